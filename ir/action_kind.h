@@ -1,0 +1,62 @@
+#ifndef PIPEWRIGHT_IR_ACTION_KIND_H_
+#define PIPEWRIGHT_IR_ACTION_KIND_H_
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+// What a rank can be told to do. The tokens are those of torch.distributed.pipelining (2.11); the
+// list itself is ir/action_kinds.def. Everything here is constant data: any thread may use it.
+
+namespace pipewright::ir {
+
+enum class ActionKind : uint8_t {
+  kIdle = 0,  // an empty slot of a compute order; has no token
+#define PW_ACTION_KIND(enumerator, token, group, microbatch, meaning) enumerator,
+#include "ir/action_kinds.def"
+#undef PW_ACTION_KIND
+};
+
+enum class ActionGroup : uint8_t {
+  kCompute,       // runs the stage's module: all that a ComputeOrder holds
+  kDataParallel,  // works on the stage's parameters over its data-parallel group
+  kSend,          // posts a tensor to the rank of a neighbouring stage
+  kReceive,       // takes one from there
+};
+
+struct ActionKindInfo {
+  ActionKind kind;
+  std::string_view token;
+  ActionGroup group;
+  bool has_microbatch;
+  std::string_view meaning;
+};
+
+// All kinds but kIdle, in the order of the table.
+std::span<const ActionKindInfo> action_kinds();
+
+// `kind` must not be kIdle.
+const ActionKindInfo& info(ActionKind kind);
+
+// The kind that is written as `token`, exactly ("F", "SEND_F"); none if there is no such kind.
+std::optional<ActionKind> kind_of_token(std::string_view token);
+
+inline bool is_compute(ActionKind kind) {
+  return kind != ActionKind::kIdle && info(kind).group == ActionGroup::kCompute;
+}
+inline bool is_send(ActionKind kind) {
+  return kind == ActionKind::kSendF || kind == ActionKind::kSendB;
+}
+inline bool is_receive(ActionKind kind) {
+  return kind == ActionKind::kRecvF || kind == ActionKind::kRecvB;
+}
+
+// B or I: what gives the gradient that the stage before waits for.
+inline bool gives_input_gradient(ActionKind kind) {
+  return kind == ActionKind::kBackward || kind == ActionKind::kBackwardInput;
+}
+
+}  // namespace pipewright::ir
+
+#endif  // PIPEWRIGHT_IR_ACTION_KIND_H_

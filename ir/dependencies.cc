@@ -1,0 +1,117 @@
+#include "ir/dependencies.h"
+
+#include "ir/check.h"
+
+namespace pipewright::ir {
+namespace {
+
+// Output of stage `from_stage` to the next one.
+Transfer forward_transfer(int from_stage, int microbatch, const Placement& placement) {
+  return {ActionPart(ActionKind::kSendF, from_stage, microbatch),
+          ActionPart(ActionKind::kRecvF, from_stage + 1, microbatch), placement.rank_of(from_stage),
+          placement.rank_of(from_stage + 1)};
+}
+
+// Input gradient of stage `from_stage` to the one before.
+Transfer backward_transfer(int from_stage, int microbatch, const Placement& placement) {
+  return {ActionPart(ActionKind::kSendB, from_stage, microbatch),
+          ActionPart(ActionKind::kRecvB, from_stage - 1, microbatch), placement.rank_of(from_stage),
+          placement.rank_of(from_stage - 1)};
+}
+
+}  // namespace
+
+Needs needs_of(ActionPart part, const Placement& placement) {
+  const int stage = part.stage();
+  const int microbatch = part.microbatch();
+  const auto need = [&](Result result, int of_stage) {
+    return Need{result, of_stage, microbatch, placement.rank_of(of_stage)};
+  };
+  Needs needs;
+  switch (part.kind()) {
+    case ActionKind::kForward:
+      if (stage > 0) needs.add(need(Result::kOutput, stage - 1));
+      break;
+    case ActionKind::kBackward:
+    case ActionKind::kBackwardInput:
+      needs.add(need(Result::kOutput, stage));
+      if (stage + 1 < placement.num_stages()) needs.add(need(Result::kInputGradient, stage + 1));
+      break;
+    case ActionKind::kBackwardWeight:
+      needs.add(need(Result::kWeightInput, stage));
+      break;
+    case ActionKind::kSendF:
+      needs.add(need(Result::kOutput, stage));
+      break;
+    case ActionKind::kSendB:
+      needs.add(need(Result::kInputGradient, stage));
+      break;
+    case ActionKind::kRecvF:
+    case ActionKind::kRecvB:
+    case ActionKind::kUnshard:
+    case ActionKind::kReshard:
+    case ActionKind::kReduceGrad:
+    case ActionKind::kIdle:
+      break;
+    case ActionKind::kOverlapFB:
+      PW_CHECK(false, "a compound needs what its parts need: ask for each");
+  }
+  return needs;
+}
+
+bool makes(ActionKind kind, Result result) {
+  switch (result) {
+    case Result::kOutput:
+      return kind == ActionKind::kForward;
+    case Result::kInputGradient:
+      return gives_input_gradient(kind);
+    case Result::kWeightInput:
+      return kind == ActionKind::kBackwardInput;
+  }
+  return false;
+}
+
+std::optional<Transfer> transfer_of(ActionPart compute, const Placement& placement) {
+  std::optional<Transfer> transfer;
+  if (compute.kind() == ActionKind::kForward && compute.stage() + 1 < placement.num_stages()) {
+    transfer = forward_transfer(compute.stage(), compute.microbatch(), placement);
+  } else if (gives_input_gradient(compute.kind()) && compute.stage() > 0) {
+    transfer = backward_transfer(compute.stage(), compute.microbatch(), placement);
+  }
+  if (transfer && transfer->from == transfer->to) return std::nullopt;
+  return transfer;
+}
+
+std::optional<Transfer> partner_of(ActionPart send_or_receive, const Placement& placement) {
+  const int stage = send_or_receive.stage();
+  const int microbatch = send_or_receive.microbatch();
+  const int last = placement.num_stages() - 1;
+  switch (send_or_receive.kind()) {
+    case ActionKind::kSendF:
+      return stage < last ? std::optional(forward_transfer(stage, microbatch, placement))
+                          : std::nullopt;
+    case ActionKind::kRecvF:
+      return stage > 0 ? std::optional(forward_transfer(stage - 1, microbatch, placement))
+                       : std::nullopt;
+    case ActionKind::kSendB:
+      return stage > 0 ? std::optional(backward_transfer(stage, microbatch, placement))
+                       : std::nullopt;
+    case ActionKind::kRecvB:
+      return stage < last ? std::optional(backward_transfer(stage + 1, microbatch, placement))
+                          : std::nullopt;
+    case ActionKind::kForward:
+    case ActionKind::kBackward:
+    case ActionKind::kBackwardInput:
+    case ActionKind::kBackwardWeight:
+    case ActionKind::kOverlapFB:
+    case ActionKind::kUnshard:
+    case ActionKind::kReshard:
+    case ActionKind::kReduceGrad:
+    case ActionKind::kIdle:
+      break;
+  }
+  PW_CHECK(false, "only a SEND or a RECV has a partner");
+  return std::nullopt;
+}
+
+}  // namespace pipewright::ir

@@ -1,0 +1,52 @@
+#include "ir/diagnostic.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "ir/printable.h"
+
+namespace pipewright::ir {
+
+std::string_view name(Severity severity) {
+  switch (severity) {
+    case Severity::kError:
+      return "error";
+    case Severity::kWarning:
+      return "warning";
+  }
+  return "";
+}
+
+Diagnostic& Diagnostics::error(Rule rule, std::string message, Place place) {
+  ++total_;
+  Diagnostic& added = kept_.size() < kMaxKept ? kept_.emplace_back() : overflow_ = {};
+  added.rule = rule;
+  added.message = std::move(message);
+  added.place = place;
+  return added;
+}
+
+void Diagnostics::sort() {
+  const auto key = [](const Diagnostic& diagnostic) {
+    const Place& place = diagnostic.place;
+    return std::tuple(place.line, place.column, place.rank.value_or(-1), place.step.value_or(-1));
+  };
+  std::ranges::stable_sort(kept_, {}, key);
+}
+
+std::string backticked(std::string_view text) {
+  constexpr size_t kLongest = 40;
+  std::string shown = "`";
+  size_t characters = 0;
+  while (!text.empty()) {
+    if (++characters > kLongest) {
+      shown += "...";
+      break;
+    }
+    shown += take_printable(&text);
+  }
+  return shown + "`";
+}
+
+}  // namespace pipewright::ir

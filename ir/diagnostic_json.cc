@@ -1,0 +1,49 @@
+#include "ir/diagnostic_json.h"
+
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "ir/printable.h"
+
+namespace pipewright::ir {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json or_null(std::optional<int> number) { return number ? Json(*number) : Json(nullptr); }
+
+void add_place(const Place& place, Json* json) {
+  (*json)["rank"] = or_null(place.rank);
+  (*json)["step"] = or_null(place.step);
+  (*json)["line"] = place.offset ? Json(place.line) : Json(nullptr);
+  (*json)["column"] = place.offset ? Json(place.column) : Json(nullptr);
+}
+
+}  // namespace
+
+std::string diagnostics_json(const Diagnostics& diagnostics, int indent) {
+  Json list = Json::array();
+  for (const Diagnostic& diagnostic : diagnostics.kept()) {
+    Json one;
+    one["code"] = code(diagnostic.rule);
+    one["severity"] = name(diagnostic.severity);
+    one["message"] = printable(diagnostic.message);
+    add_place(diagnostic.place, &one);
+    one["notes"] = Json::array();
+    for (const Note& note : diagnostic.notes) {
+      Json noted;
+      noted["message"] = printable(note.message);
+      add_place(note.place, &noted);
+      one["notes"].push_back(std::move(noted));
+    }
+    one["help"] = diagnostic.help.empty() ? Json(nullptr) : Json(printable(diagnostic.help));
+    list.push_back(std::move(one));
+  }
+  std::string text = list.dump(2);
+  for (size_t at = text.find('\n'); at != std::string::npos; at = text.find('\n', at + 1)) {
+    text.insert(at + 1, static_cast<size_t>(indent), ' ');
+  }
+  return text;
+}
+
+}  // namespace pipewright::ir

@@ -1,0 +1,94 @@
+#include "ir/lowering.h"
+
+#include <charconv>
+
+namespace pipewright::ir {
+namespace {
+
+// One text form a type of value: to_text and from_text are each other's inverse.
+std::string to_text(bool value) { return value ? "true" : "false"; }
+std::string to_text(int value) { return std::to_string(value); }
+std::string to_text(Eviction value) { return value == Eviction::kPytorch ? "pytorch" : "farthest"; }
+std::string to_text(Receives value) { return value == Receives::kPytorch ? "pytorch" : "latest"; }
+std::string to_text(ChannelModel value) { return std::string(name(value)); }
+std::string to_text(ChannelCapacity value) { return to_string_capacity(value); }
+
+void from_text(std::string_view text, std::optional<bool>* value) {
+  if (text == "true") *value = true;
+  if (text == "false") *value = false;
+}
+void from_text(std::string_view text, std::optional<int>* value) {
+  int number = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error == std::errc() && stop == text.data() + text.size() && number >= 1) *value = number;
+}
+void from_text(std::string_view text, std::optional<Eviction>* value) {
+  for (const Eviction one : {Eviction::kPytorch, Eviction::kFarthest}) {
+    if (text == to_text(one)) *value = one;
+  }
+}
+void from_text(std::string_view text, std::optional<Receives>* value) {
+  for (const Receives one : {Receives::kPytorch, Receives::kLatest}) {
+    if (text == to_text(one)) *value = one;
+  }
+}
+void from_text(std::string_view text, std::optional<ChannelModel>* value) {
+  for (const ChannelModelInfo& row : channel_models()) {
+    if (text == row.name) *value = row.model;
+  }
+}
+void from_text(std::string_view text, std::optional<ChannelCapacity>* value) {
+  *value = parse_capacity(text);
+}
+
+template <auto member>
+std::optional<std::string> get(const Lowering& lowering) {
+  const auto& value = lowering.*member;
+  return value ? std::optional(to_text(*value)) : std::nullopt;
+}
+
+template <auto member>
+bool set(Lowering& lowering, std::string_view text) {
+  std::remove_reference_t<decltype(lowering.*member)> value;
+  from_text(text, &value);
+  if (value) lowering.*member = value;
+  return value.has_value();
+}
+
+template <auto member>
+constexpr LoweringPolicy policy(std::string_view name, std::string_view values,
+                                std::string_view meaning) {
+  return {name, values, meaning, get<member>, set<member>};
+}
+
+constexpr LoweringPolicy kPolicies[] = {
+    policy<&Lowering::forward_only>("forward-only", "true|false", "leave out B, I and W"),
+    policy<&Lowering::merge_backward>("merge-backward", "true|false",
+                                      "make one B of an adjacent I and W"),
+    policy<&Lowering::split_backward>("split-backward", "true|false",
+                                      "make an I and a W of each B"),
+    policy<&Lowering::residency>("residency", "K", "stages of a rank that are unsharded at a time"),
+    policy<&Lowering::lookahead>("lookahead", "K", "stages that are unsharded ahead of their use"),
+    policy<&Lowering::evict>("evict", "pytorch|farthest", "which stage is resharded to make room"),
+    policy<&Lowering::receives>("receives", "pytorch|latest", "where a RECV is posted"),
+    policy<&Lowering::reduce_every>("reduce-every", "K",
+                                    "microbatches between two REDUCE_GRADs of a stage"),
+    policy<&Lowering::channels>("channels", "rank|peer|edge",
+                                "which SENDs and RECVs share a queue"),
+    policy<&Lowering::capacity>("capacity", "N|inf", "SENDs that may finish before their RECVs"),
+    policy<&Lowering::weight_free_w>("weight-free-w", "true|false",
+                                     "W may stand on a resharded stage"),
+};
+
+}  // namespace
+
+std::span<const LoweringPolicy> lowering_policies() { return kPolicies; }
+
+const LoweringPolicy* find_lowering_policy(std::string_view name) {
+  for (const LoweringPolicy& row : kPolicies) {
+    if (row.name == name) return &row;
+  }
+  return nullptr;
+}
+
+}  // namespace pipewright::ir

@@ -1,0 +1,46 @@
+#include "ir/rules.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include "ir/check.h"
+
+namespace pipewright::ir {
+namespace {
+
+constexpr RuleInfo kRules[] = {
+// The text's first line break only keeps the table readable.
+#define PW_RULE(number, enumerator, summary, text) \
+  {Rule::enumerator, summary, std::string_view(text).substr(1)},
+#include "ir/rules.def"
+#undef PW_RULE
+};
+
+static_assert(std::ranges::is_sorted(kRules, {}, [](const RuleInfo& row) { return row.rule; }));
+
+}  // namespace
+
+std::span<const RuleInfo> rules() { return kRules; }
+
+const RuleInfo& info(Rule rule) {
+  const auto* row = std::ranges::lower_bound(kRules, rule, {}, &RuleInfo::rule);
+  PW_CHECK(row != std::end(kRules) && row->rule == rule, "every rule has a row");
+  return *row;
+}
+
+std::string code(Rule rule) {
+  const std::string digits = std::to_string(static_cast<int>(rule));
+  return "PW" + std::string(3 - digits.size(), '0') + digits;
+}
+
+std::optional<Rule> rule_of_code(std::string_view text) {
+  std::string upper(text);
+  std::ranges::transform(upper, upper.begin(),
+                         [](unsigned char letter) { return std::toupper(letter); });
+  for (const RuleInfo& row : kRules) {
+    if (upper == code(row.rule)) return row.rule;
+  }
+  return std::nullopt;
+}
+
+}  // namespace pipewright::ir

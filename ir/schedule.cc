@@ -1,0 +1,38 @@
+#include "ir/schedule.h"
+
+#include <utility>
+
+namespace pipewright::ir {
+
+std::string_view name(Level level) {
+  switch (level) {
+    case Level::kComputeOnly:
+      return "compute_only";
+    case Level::kComputeComms:
+      return "compute_comms";
+  }
+  return "";
+}
+
+std::optional<Level> parse_level(std::string_view text) {
+  for (const Level level : {Level::kComputeOnly, Level::kComputeComms}) {
+    if (text == name(level)) return level;
+  }
+  return std::nullopt;
+}
+
+AnySchedule make_schedule(Level level, Schedule schedule) {
+  if (level == Level::kComputeOnly) return ComputeOrder{std::move(schedule)};
+  return Program{std::move(schedule)};
+}
+
+Level level_of(const AnySchedule& schedule) {
+  return std::holds_alternative<ComputeOrder>(schedule) ? Level::kComputeOnly
+                                                        : Level::kComputeComms;
+}
+
+const Schedule& schedule_of(const AnySchedule& schedule) {
+  return std::visit([](const Schedule& base) -> const Schedule& { return base; }, schedule);
+}
+
+}  // namespace pipewright::ir

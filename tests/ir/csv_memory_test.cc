@@ -1,0 +1,60 @@
+// Reading a CSV takes 16 bytes a cell beside the text. Counts every allocation of the process, so
+// it is a test alone.
+#include <gtest/gtest.h>
+#include <malloc.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "ir/csv.h"
+
+namespace {
+std::atomic<size_t> live{0}, peak{0};
+
+void count(void* block) {
+  const size_t now = live += malloc_usable_size(block);
+  size_t before = peak;
+  while (before < now && !peak.compare_exchange_weak(before, now)) {
+  }
+}
+}  // namespace
+
+void* operator new(size_t size) {
+  void* block = std::malloc(size);
+  if (block == nullptr) throw std::bad_alloc();
+  count(block);
+  return block;
+}
+void operator delete(void* block) noexcept {
+  live -= malloc_usable_size(block);
+  std::free(block);
+}
+void operator delete(void* block, size_t) noexcept { operator delete(block); }
+
+namespace pipewright::ir {
+namespace {
+
+TEST(CsvMemoryTest, SixteenBytesACell) {
+  constexpr size_t kRanks = 8,
+                   kCells = 1000003;  // just past a power of two, where a growing vector is worst
+  Source source{"big.csv", ""};
+  for (size_t rank = 0; rank < kRanks; ++rank) {
+    for (size_t cell = 0; cell < kCells / kRanks; ++cell) {
+      if (cell > 0) source.text += ',';
+      if (cell % 16 != 0) source.text += std::to_string(rank) + "F" + std::to_string(cell);
+    }
+    source.text += '\n';
+  }
+  Diagnostics diagnostics;
+  const size_t before = live;
+  peak = before;
+  const auto parsed = parse_csv(source, &diagnostics);
+  ASSERT_TRUE(parsed);
+  constexpr size_t kSlack = 64 << 10;  // rows, placement, places
+  EXPECT_LE(peak - before, 16 * (kCells / kRanks) * kRanks + kSlack);
+  EXPECT_GE(peak - before, 16 * (kCells / kRanks) * kRanks) << "the count does not see the rows";
+}
+
+}  // namespace
+}  // namespace pipewright::ir

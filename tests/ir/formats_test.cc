@@ -1,0 +1,262 @@
+// CSV, .plan and JSON: what is printed is read back, over PyTorch's own files and over random
+// schedules.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <sstream>
+
+#include "ir/csv.h"
+#include "ir/plan.h"
+#include "ir/read.h"
+#include "ir/render.h"
+#include "ir/schedule_json.h"
+
+namespace pipewright::ir {
+namespace {
+
+std::string print(const AnySchedule& schedule, Format format) {
+  std::ostringstream out;
+  info(format).print(schedule, out);
+  return out.str();
+}
+
+// The schedule in a text, which must be good.
+AnySchedule read(const std::string& text, Format format) {
+  const Source source{"file", text};
+  Diagnostics diagnostics;
+  auto parsed = info(format).parse(source, &diagnostics);
+  EXPECT_TRUE(parsed) << render(diagnostics, &source, {}) << text;
+  return parsed ? parsed->schedule : AnySchedule();
+}
+
+void expect_round_trips(const AnySchedule& schedule) {
+  for (const Format format : {Format::kPlan, Format::kJson}) {
+    const std::string text = print(schedule, format);
+    const AnySchedule again = read(text, format);
+    EXPECT_EQ(level_of(again), level_of(schedule)) << text;
+    EXPECT_EQ(schedule_of(again), schedule_of(schedule)) << text;
+    EXPECT_EQ(print(again, format), text);
+  }
+}
+
+TEST(FormatsTest, PyTorchsFilesComeBackByteForByte) {
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("tests/orders")) {
+    if (entry.path().extension() != ".csv") continue;
+    std::ifstream file(entry.path(), std::ios::binary);
+    std::stringstream text;
+    text << file.rdbuf();
+    const AnySchedule schedule = read(text.str(), Format::kCsv);
+    EXPECT_EQ(print(schedule, Format::kCsv), text.str()) << entry.path();
+    const bool lowered = entry.path().stem().string().ends_with("_comms");
+    EXPECT_EQ(level_of(schedule), lowered ? Level::kComputeComms : Level::kComputeOnly)
+        << entry.path();
+    expect_round_trips(schedule);
+    ++files;
+  }
+  EXPECT_EQ(files, 50);
+}
+
+TEST(FormatsTest, AShapeIsFoundFromTheRows) {
+  const AnySchedule any = read("0F0,0F1,,3F0\r\n,1F0,2F0\r\n", Format::kCsv);
+  const Schedule& schedule = schedule_of(any);
+  EXPECT_EQ(schedule.placement, Placement::v(2, 4));
+  EXPECT_EQ(schedule.num_microbatches, 2);
+  EXPECT_EQ(schedule.rows[0].size(), 4u);
+  EXPECT_TRUE(schedule.rows[0][2].is_idle());
+  EXPECT_EQ(schedule.rows[1].size(), 3u);
+}
+
+TEST(FormatsTest, LineEndsMarkAndBlanksDoNotMatter) {
+  const AnySchedule plain = read("0F0,0B0\n1F0,1B0\n", Format::kCsv);
+  for (const char* text : {"0F0,0B0\r\n1F0,1B0\r\n", "0F0,0B0\n1F0,1B0", "0F0,0B0\r\n1F0,1B0",
+                           "\xEF\xBB\xBF"
+                           "0F0,0B0\n1F0,1B0\n",
+                           " 0F0 ,\t0B0\n1F0,1B0 \n"}) {
+    EXPECT_EQ(schedule_of(read(text, Format::kCsv)), schedule_of(plain)) << text;
+  }
+}
+
+TEST(FormatsTest, PlanCommentsAndBlankLinesDoNotMatter) {
+  const std::string plan =
+      "pipewright plan 1\n# a remark\nlevel: compute_only\nranks: 2\n\nstages: 2\nmicrobatches: "
+      "1\nplacement: 1 0\n"
+      "rank 0:   . 1F0\t1B0  \n# another\nrank 1: 0F0 .   . 0B0\n";
+  const AnySchedule any = read(plan, Format::kPlan);
+  const Schedule& schedule = schedule_of(any);
+  EXPECT_EQ(schedule.placement, Placement::custom(2, {1, 0}));
+  std::ostringstream csv;
+  print_csv(schedule.rows, csv);
+  EXPECT_EQ(csv.str(), ",1F0,1B0\r\n0F0,,,0B0\r\n");
+  std::string windows;
+  for (const char letter : plan)
+    windows += letter == '\n' ? std::string("\r\n") : std::string(1, letter);
+  EXPECT_EQ(schedule_of(read("\xEF\xBB\xBF" + windows, Format::kPlan)), schedule);
+}
+
+TEST(FormatsTest, AllThatAPlanRecordsComesBack) {
+  Program program;
+  program.name = "A name: with \"signs\" # and \xC3\xA9";
+  program.placement = Placement::custom(2, {0, 1, 1});
+  program.num_microbatches = 3;
+  program.rows = {{Action(ActionKind::kUnshard, 0), Action(ActionKind::kForward, 0, 2)},
+                  {Action::overlap(ActionPart(ActionKind::kForward, 1, 2),
+                                   ActionPart(ActionKind::kBackwardInput, 2, 0))}};
+  program.lowering = {.forward_only = true,
+                      .merge_backward = false,
+                      .split_backward = true,
+                      .residency = 3,
+                      .lookahead = 2,
+                      .evict = Eviction::kFarthest,
+                      .receives = Receives::kLatest,
+                      .reduce_every = 4,
+                      .channels = ChannelModel::kPeer,
+                      .capacity = kUnboundedCapacity,
+                      .weight_free_w = true};
+  expect_round_trips(program);
+  program.lowering.capacity = 0;
+  expect_round_trips(program);
+  program.lowering = {};
+  program.name.clear();
+  expect_round_trips(program);
+}
+
+// A schedule of any shape whose actions keep to it.
+AnySchedule random_schedule(std::mt19937& random) {
+  const auto below = [&](int limit) {
+    return static_cast<int>(random() % static_cast<unsigned>(limit));
+  };
+  const int ranks = 1 + below(4);
+  const int stages = ranks + below(4);
+  std::vector<int> map(static_cast<size_t>(stages));
+  for (int stage = 0; stage < stages; ++stage)
+    map[static_cast<size_t>(stage)] = stage < ranks ? stage : below(ranks);
+  Schedule schedule;
+  schedule.placement = Placement::custom(ranks, map);
+  schedule.num_microbatches = 2 + below(5);
+  const Level level = below(2) == 0 ? Level::kComputeOnly : Level::kComputeComms;
+  for (int rank = 0; rank < ranks; ++rank) {
+    Row& row = schedule.rows.emplace_back();
+    const std::vector<int> own = schedule.placement.stages_of(rank);
+    const auto part = [&](ActionKind kind, int microbatch) {
+      return ActionPart(kind, own[static_cast<size_t>(below(static_cast<int>(own.size())))],
+                        info(kind).has_microbatch ? microbatch : 0);
+    };
+    for (int step = below(12); step >= 0; --step) {
+      const auto& row_of_kind =
+          action_kinds()[static_cast<size_t>(below(static_cast<int>(action_kinds().size())))];
+      const int microbatch = below(schedule.num_microbatches);
+      if (row_of_kind.kind == ActionKind::kOverlapFB) {
+        row.push_back(Action::overlap(
+            part(ActionKind::kForward, microbatch),
+            part(ActionKind::kBackward, (microbatch + 1) % schedule.num_microbatches)));
+      } else if (level == Level::kComputeComms || is_compute(row_of_kind.kind)) {
+        row.push_back(part(row_of_kind.kind, microbatch));
+      } else {
+        row.push_back(Action());
+      }
+    }
+  }
+  return make_schedule(level, std::move(schedule));
+}
+
+TEST(FormatsTest, RandomSchedulesComeBack) {
+  std::mt19937 random(20260);  // the seed makes a failure repeatable
+  for (int round = 0; round < 2000 && !HasFailure(); ++round)
+    expect_round_trips(random_schedule(random));
+}
+
+// A random edit of a good text is read, or refused with a place inside the text: never a crash,
+// never a wrong place.
+TEST(FormatsTest, BrokenTextsAreRefusedWithAPlace) {
+  std::mt19937 random(7);
+  int refused = 0;
+  for (int round = 0; round < 3000; ++round) {
+    const AnySchedule schedule = random_schedule(random);
+    for (const FormatInfo& format : formats()) {
+      std::string text = print(schedule, format.format);
+      for (int edit = 0; edit < 2; ++edit) {
+        constexpr std::string_view kLetters = "0123FBIW,;().:{}[]\" \n-x";
+        text[random() % text.size()] = kLetters[random() % kLetters.size()];
+      }
+      const Source source{"file", text};
+      Diagnostics diagnostics;
+      const auto parsed = format.parse(source, &diagnostics);
+      EXPECT_EQ(parsed.has_value(), !diagnostics.has_errors()) << text;
+      refused += !parsed;
+      for (const Diagnostic& diagnostic : diagnostics.kept()) {
+        if (!diagnostic.place.offset) continue;
+        ASSERT_LE(*diagnostic.place.offset, text.size());
+        const std::string before = text.substr(0, *diagnostic.place.offset);
+        EXPECT_EQ(diagnostic.place.line,
+                  1 + static_cast<size_t>(std::count(before.begin(), before.end(), '\n')))
+            << text;
+        EXPECT_EQ(diagnostic.place.column, before.size() - (before.rfind('\n') + 1) + 1) << text;
+      }
+    }
+  }
+  EXPECT_GT(refused, 3000);
+}
+
+TEST(FormatsTest, AllErrorsComeAtOnce) {
+  const Source source{"file.csv", "0F0,0X0,0F1x\n1F,1F0\n0BW0\n"};
+  Diagnostics diagnostics;
+  EXPECT_FALSE(read_schedule(source, {}, &diagnostics));
+  ASSERT_EQ(diagnostics.total(), 4u);
+  EXPECT_EQ(diagnostics.kept()[0].place.line, 1u);
+  EXPECT_EQ(diagnostics.kept()[3].place.line, 3u);
+}
+
+TEST(FormatsTest, TheFormatIsToldFromTheNameElseTheFirstBytes) {
+  EXPECT_EQ(detect_format({"a.csv", "{}"}), Format::kCsv);
+  EXPECT_EQ(detect_format({"a.plan", "0F0"}), Format::kPlan);
+  EXPECT_EQ(detect_format({"a.json", "0F0"}), Format::kJson);
+  EXPECT_EQ(detect_format({"<stdin>", "\n {\"version\""}), Format::kJson);
+  EXPECT_EQ(detect_format({"<stdin>", "\xEF\xBB\xBFpipewright plan 1"}), Format::kPlan);
+  EXPECT_EQ(detect_format({"<stdin>", "0F0,0B0"}), Format::kCsv);
+  EXPECT_EQ(detect_format({"<stdin>", ""}), Format::kCsv);
+}
+
+TEST(FormatsTest, TheShapeIsHeldAgainstWhatIsExpected) {
+  const Source source{"file.csv", "0F0,0F1\n1F0,1F1\n"};
+  Diagnostics good;
+  EXPECT_TRUE(read_schedule(source, {.ranks = 2, .stages = 2, .microbatches = 2}, &good));
+  Diagnostics bad;
+  EXPECT_FALSE(read_schedule(source, {.ranks = 2, .stages = 3, .microbatches = 1}, &bad));
+  EXPECT_EQ(bad.total(), 2u);
+}
+
+// A stage far out must not be an invitation to report a million missing ones.
+TEST(FormatsTest, AGapOfStagesIsOneError) {
+  const Source source{"file.csv", "0F0,1048575F0\n"};
+  Diagnostics diagnostics;
+  EXPECT_FALSE(read_schedule(source, {}, &diagnostics));
+  ASSERT_EQ(diagnostics.total(), 1u);
+  EXPECT_EQ(diagnostics.kept()[0].message,
+            "stages 1 to 1048574 have no action on any rank, but stage 1048575 has");
+}
+
+TEST(FormatsTest, JsonWithEscapesIsReadAndItsPlacesHold) {
+  const std::string head =
+      "{\"version\": 1, \"level\": \"compute_only\", \"ranks\": 1, \"stages\": 1, "
+      "\"microbatches\": 1, \"placement\": \"loop\",\n";
+  EXPECT_EQ(schedule_of(read(head + "\"rows\": [[\"\\u0030F0\"]]}", Format::kJson)).rows[0][0],
+            Action(ActionKind::kForward, 0, 0));
+  const Source source{"file.json", head + " \"rows\": [[\"\\u0030F0\", null, \"0X0\"]]}"};
+  Diagnostics diagnostics;
+  EXPECT_FALSE(parse_json(source, &diagnostics));
+  ASSERT_EQ(diagnostics.total(), 1u);
+  EXPECT_EQ(diagnostics.kept()[0].place.line, 2u);
+  EXPECT_EQ(source.text.substr(*diagnostics.kept()[0].place.offset, 1), "X");
+}
+
+TEST(FormatsTest, DeeplyNestedJsonIsNoDanger) {
+  const Source source{"file.json", std::string(1000000, '[')};
+  Diagnostics diagnostics;
+  EXPECT_FALSE(parse_json(source, &diagnostics));
+}
+
+}  // namespace
+}  // namespace pipewright::ir

@@ -1,0 +1,45 @@
+#include "ir/placement.h"
+
+#include <gtest/gtest.h>
+
+#include "ir/check.h"
+
+namespace pipewright::ir {
+namespace {
+
+std::vector<int> ranks_of(const Placement& placement) {
+  std::vector<int> ranks;
+  for (int stage = 0; stage < placement.num_stages(); ++stage)
+    ranks.push_back(placement.rank_of(stage));
+  return ranks;
+}
+
+// The cases of PyTorch's test_generate_stage_to_rank_mapping.
+TEST(PlacementTest, LoopIsPyTorchs) {
+  EXPECT_EQ(ranks_of(Placement::loop(2, 2)), (std::vector<int>{0, 1}));
+  EXPECT_EQ(ranks_of(Placement::loop(2, 4)), (std::vector<int>{0, 1, 0, 1}));
+  EXPECT_EQ(ranks_of(Placement::loop(4, 8)), (std::vector<int>{0, 1, 2, 3, 0, 1, 2, 3}));
+}
+
+TEST(PlacementTest, VIsPyTorchs) {
+  EXPECT_EQ(ranks_of(Placement::v(2, 4)), (std::vector<int>{0, 1, 1, 0}));
+  EXPECT_EQ(ranks_of(Placement::v(4, 12)), (std::vector<int>{0, 1, 2, 3, 3, 2, 1, 0, 0, 1, 2, 3}));
+  EXPECT_EQ(ranks_of(Placement::v(4, 16)),
+            (std::vector<int>{0, 1, 2, 3, 3, 2, 1, 0, 0, 1, 2, 3, 3, 2, 1, 0}));
+  EXPECT_THROW(Placement::v(4, 10), InternalError);
+}
+
+TEST(PlacementTest, StagesOfARankAscend) {
+  EXPECT_EQ(Placement::v(4, 8).stages_of(1), (std::vector<int>{1, 6}));
+  EXPECT_EQ(Placement::custom(2, {0, 0, 1, 1, 0}).stages_of(0), (std::vector<int>{0, 1, 4}));
+}
+
+TEST(PlacementTest, IsNamedByItsPattern) {
+  EXPECT_EQ(Placement::custom(2, {0, 1, 0, 1}).to_string(), "loop");
+  EXPECT_EQ(Placement::custom(2, {0, 1, 1, 0}).to_string(), "v");
+  EXPECT_EQ(Placement::custom(2, {0, 0, 1, 1, 0}).to_string(), "0 0 1 1 0");
+  EXPECT_EQ(Placement::loop(1, 2).to_string(), "loop");  // where both patterns are one
+}
+
+}  // namespace
+}  // namespace pipewright::ir

@@ -1,0 +1,111 @@
+#include "ir/render.h"
+
+#include <gtest/gtest.h>
+
+namespace pipewright::ir {
+namespace {
+
+std::string render_one(const Source& source, size_t offset, size_t length,
+                       RenderOptions options = {}) {
+  Diagnostics diagnostics;
+  PlaceCursor cursor(source);
+  diagnostics.error(Rule::kTrailingText, "message", cursor.at(offset, length));
+  return render(diagnostics, &source, options);
+}
+
+TEST(RenderTest, CaretsStandUnderThePlace) {
+  EXPECT_EQ(render_one({"a.csv", "0F0\n0F1,1F0xyz\n"}, 11, 3),
+            "a.csv:2:8: error[PW006]: message\n"
+            "0F1,1F0xyz\n"
+            "       ^^^\n");
+}
+
+TEST(RenderTest, AtTheEndOfTheFileThereIsOneCaret) {
+  EXPECT_EQ(render_one({"a.csv", "0F0"}, 3, 0),
+            "a.csv:1:4: error[PW006]: message\n"
+            "0F0\n"
+            "   ^\n");
+}
+
+TEST(RenderTest, CarriageReturnsAndAByteOrderMarkAreNotShown) {
+  EXPECT_EQ(render_one({"a.csv",
+                        "\xEF\xBB\xBF"
+                        "0F0x\r\n"},
+                       6, 1),
+            "a.csv:1:4: error[PW006]: message\n"
+            "0F0x\n"
+            "   ^\n");
+}
+
+TEST(RenderTest, ColumnsCountCharactersNotBytes) {
+  EXPECT_EQ(render_one({"a.csv", "\xC3\xA9\xC3\xA9,0F0x"}, 8, 1),
+            "a.csv:1:7: error[PW006]: message\n"
+            "\xC3\xA9\xC3\xA9,0F0x\n"
+            "      ^\n");
+}
+
+TEST(RenderTest, WhatCouldSteerATerminalIsEscaped) {
+  EXPECT_EQ(render_one({"a.csv", "\x1B[31m,\xFF,x"}, 8, 1),
+            "a.csv:1:9: error[PW006]: message\n"
+            "\\x1B[31m,\\xFF,x\n"
+            "              ^\n");
+}
+
+TEST(RenderTest, LongLinesAreCutAroundTheCarets) {
+  std::string row;
+  for (int microbatch = 0; microbatch < 100000; ++microbatch)
+    row += "0F" + std::to_string(microbatch) + ",";
+  const size_t at = row.find("0F50000");
+  std::string text = render_one({"a.csv", row}, at, 7, {false, 40});
+  text.erase(0, text.find('\n') + 1);
+  const std::string line = text.substr(0, text.find('\n'));
+  const std::string carets = text.substr(text.find('\n') + 1);
+  EXPECT_LE(line.size(), 40u);
+  EXPECT_TRUE(line.starts_with("...") && line.ends_with("...")) << line;
+  EXPECT_EQ(line.substr(carets.find('^'), 7), "0F50000");
+  EXPECT_EQ(carets, std::string(carets.find('^'), ' ') + "^^^^^^^\n");
+}
+
+TEST(RenderTest, NotesHelpAndColor) {
+  const Source source{"a.csv", "0F0\n1F0\n"};
+  Diagnostics diagnostics;
+  PlaceCursor cursor(source);
+  Diagnostic& error = diagnostics.error(Rule::kStageOnTwoRanks, "wrong", cursor.at(4, 3));
+  error.notes.push_back({"with a place", cursor.at(0, 3)});
+  error.notes.push_back({"without", {}});
+  error.help = "mend it";
+  EXPECT_EQ(render(diagnostics, &source, {}),
+            "a.csv:2:1: error[PW020]: wrong\n1F0\n^^^\n"
+            "a.csv:1:1: note: with a place\n0F0\n^^^\n"
+            "note: without\n"
+            "help: mend it\n");
+  EXPECT_NE(render(diagnostics, &source, {true, 80}).find("\x1B[1;31merror[PW020]:\x1B[0m wrong"),
+            std::string::npos);
+}
+
+TEST(RenderTest, WithoutAFileRankAndStepAreNamed) {
+  Diagnostics diagnostics;
+  Place place;
+  place.rank = 1;
+  place.step = 4;
+  diagnostics.error(Rule::kStageOnTwoRanks, "wrong", place);
+  EXPECT_EQ(render(diagnostics, nullptr, {}), "rank 1 step 4: error[PW020]: wrong\n");
+}
+
+TEST(DiagnosticsTest, AHopelessFileDoesNotFillTheMemory) {
+  Diagnostics diagnostics;
+  for (size_t count = 0; count < Diagnostics::kMaxKept + 5; ++count)
+    diagnostics.error(Rule::kNoStage, "x").help = "y";
+  EXPECT_EQ(diagnostics.kept().size(), Diagnostics::kMaxKept);
+  EXPECT_EQ(diagnostics.total(), Diagnostics::kMaxKept + 5);
+  EXPECT_TRUE(render(diagnostics, nullptr, {}).ends_with("... and 5 more errors, not shown\n"));
+}
+
+TEST(DiagnosticsTest, QuotedTextIsShortAndHarmless) {
+  EXPECT_EQ(backticked("1F0"), "`1F0`");
+  EXPECT_EQ(backticked("a\nb\x01"), "`a\\x0Ab\\x01`");
+  EXPECT_EQ(backticked(std::string(50, 'x')), "`" + std::string(40, 'x') + "...`");
+}
+
+}  // namespace
+}  // namespace pipewright::ir

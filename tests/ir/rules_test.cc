@@ -1,0 +1,29 @@
+#include "ir/rules.h"
+
+#include <gtest/gtest.h>
+
+namespace pipewright::ir {
+namespace {
+
+TEST(RulesTest, EveryRuleIsFoundByItsCodeInAnyCase) {
+  for (const RuleInfo& row : rules()) {
+    EXPECT_EQ(rule_of_code(code(row.rule)), row.rule);
+    EXPECT_EQ(&info(row.rule), &row);
+  }
+  EXPECT_EQ(rule_of_code("pw006"), Rule::kTrailingText);
+  for (const char* bad : {"", "PW", "PW6", "PW0006", "PW999", "6"})
+    EXPECT_FALSE(rule_of_code(bad)) << bad;
+}
+
+TEST(RulesTest, TextsAreSentencesThatFitATerminal) {
+  for (const RuleInfo& row : rules()) {
+    EXPECT_FALSE(row.summary.empty() || row.summary.ends_with('.')) << code(row.rule);
+    EXPECT_TRUE(row.text.ends_with('\n') && !row.text.starts_with('\n')) << code(row.rule);
+    for (std::string_view rest = row.text; !rest.empty(); rest.remove_prefix(rest.find('\n') + 1)) {
+      EXPECT_LE(rest.find('\n'), 80u) << code(row.rule);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pipewright::ir

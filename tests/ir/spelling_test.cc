@@ -1,0 +1,34 @@
+#include "ir/spelling.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace pipewright::ir {
+namespace {
+
+TEST(SpellingTest, FindsWhatWasMeant) {
+  const std::vector<std::string_view> known = {"print", "validate", "explain", "simulate"};
+  EXPECT_EQ(nearest("prnt", known), "print");
+  EXPECT_EQ(nearest("PRINT", known), "print");
+  EXPECT_EQ(nearest("pritn", known), "print");  // swapped neighbours
+  EXPECT_EQ(nearest("validat", known), "validate");
+  EXPECT_EQ(nearest("simulat", known), "simulate");
+}
+
+TEST(SpellingTest, GuessesNothingFarFetched) {
+  const std::vector<std::string_view> known = {"print", "validate"};
+  EXPECT_EQ(nearest("x", known), "");
+  EXPECT_EQ(nearest("", known), "");
+  EXPECT_EQ(nearest("pxyzt", known), "");
+  EXPECT_EQ(nearest(std::string(1000, 'p'), known), "");
+}
+
+TEST(SpellingTest, AsAQuestion) {
+  const std::vector<std::string_view> known = {"print"};
+  EXPECT_EQ(did_you_mean("prin", known), "did you mean `print`?");
+  EXPECT_EQ(did_you_mean("zebra", known), "");
+}
+
+}  // namespace
+}  // namespace pipewright::ir
