@@ -1,0 +1,73 @@
+#ifndef PIPEWRIGHT_CLI_COMMAND_TABLE_H_
+#define PIPEWRIGHT_CLI_COMMAND_TABLE_H_
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "cli/console.h"
+#include "cli/invocation.h"
+
+// The commands of `pipewright`, and the only list of them: parsing, --help, shell completion and
+// the man page all come from this table.
+
+namespace pipewright::cli {
+
+// What a value must be.
+enum class ValueKind {
+  kNone,    // a flag without a value
+  kText,    // anything
+  kFile,    // a path; shells complete it
+  kNumber,  // a whole number from 1
+  kChoice,  // one of `choices`
+};
+
+struct ValueSpec {
+  ValueKind kind = ValueKind::kNone;
+  std::string_view shown;  // in help: "FILE", "P"
+  std::vector<std::string_view> choices;
+};
+
+struct OptionSpec {
+  std::string_view name;        // "--format"
+  std::string_view short_name;  // "-o", or empty
+  ValueSpec value;
+  std::string_view help;  // one line
+};
+
+struct ArgumentSpec {
+  ValueSpec value;
+  std::string_view help;
+};
+
+struct Example {
+  std::string_view command;
+  std::string_view meaning;
+};
+
+struct CommandSpec {
+  std::string_view name;
+  std::string_view summary;             // one line
+  std::string_view description;         // paragraphs
+  std::vector<ArgumentSpec> arguments;  // all of them required, in order
+  std::vector<OptionSpec> options;
+  std::vector<Example> examples;
+  // Does the command; gives the exit code.
+  int (*run)(const Invocation&, Console&);
+};
+
+std::span<const CommandSpec> commands();
+
+// Options that every command takes, and `pipewright` itself.
+std::span<const OptionSpec> common_options();
+
+// 0: done, valid, equal. 1: an invalid schedule. 2: usage, a file that cannot be opened, a bug.
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitInvalid = 1;
+inline constexpr int kExitTrouble = 2;
+
+inline constexpr std::string_view kVersion = "0.1.0";
+
+}  // namespace pipewright::cli
+
+#endif  // PIPEWRIGHT_CLI_COMMAND_TABLE_H_

@@ -1,0 +1,19 @@
+#ifndef PIPEWRIGHT_CLI_COMMANDS_H_
+#define PIPEWRIGHT_CLI_COMMANDS_H_
+
+#include "cli/console.h"
+#include "cli/invocation.h"
+
+// What the commands do; cli/command_table.cc says how they are called. Each gives its exit code.
+
+namespace pipewright::cli {
+
+int run_list(const Invocation& invocation, Console& console);
+int run_print(const Invocation& invocation, Console& console);
+int run_validate(const Invocation& invocation, Console& console);
+int run_explain(const Invocation& invocation, Console& console);
+int run_completion(const Invocation& invocation, Console& console);
+
+}  // namespace pipewright::cli
+
+#endif  // PIPEWRIGHT_CLI_COMMANDS_H_

@@ -1,0 +1,54 @@
+#include "cli/console.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <ostream>
+#include <string_view>
+
+namespace pipewright::cli {
+namespace {
+
+// https://no-color.org: any value but an empty one.
+bool colors_are_welcome() {
+  const char* no_color = std::getenv("NO_COLOR");
+  const char* terminal = std::getenv("TERM");
+  return (no_color == nullptr || *no_color == '\0') && terminal != nullptr &&
+         std::string_view(terminal) != "dumb";
+}
+
+// Columns of the terminal behind a file descriptor; 0 if there is none.
+size_t terminal_width(int descriptor) {
+  winsize size{};
+  if (isatty(descriptor) == 0 || ioctl(descriptor, TIOCGWINSZ, &size) != 0) return 0;
+  return size.ws_col;
+}
+
+}  // namespace
+
+void configure(ColorMode mode, size_t width, Console* console) {
+  const auto colored = [&](int descriptor) {
+    switch (mode) {
+      case ColorMode::kAuto:
+        return isatty(descriptor) != 0 && colors_are_welcome();
+      case ColorMode::kAlways:
+        return true;
+      case ColorMode::kNever:
+        return false;
+    }
+    return false;
+  };
+  console->out_color = colored(STDOUT_FILENO);
+  console->err_color = colored(STDERR_FILENO);
+  console->out_width = width != 0 ? width : terminal_width(STDOUT_FILENO);
+  const size_t err_width = width != 0 ? width : terminal_width(STDERR_FILENO);
+  if (err_width != 0) console->err_width = err_width;
+}
+
+void print_trouble(std::string_view message, Console& console) {
+  console.err << "pipewright: " << (console.err_color ? "\x1B[1;31merror:\x1B[0m " : "error: ")
+              << message << '\n';
+}
+
+}  // namespace pipewright::cli

@@ -1,0 +1,181 @@
+#include "cli/files.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <istream>
+#include <ostream>
+#include <streambuf>
+#include <utility>
+
+#include "ir/printable.h"
+
+namespace pipewright::cli {
+namespace {
+
+[[noreturn]] void fail(std::string_view what, const std::string& path, int error) {
+  throw FileError(
+      fmt::format("cannot {} `{}`: {}", what, ir::printable(path), std::strerror(error)));
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int number) : number_(number) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (number_ >= 0) ::close(number_);
+  }
+  int get() const { return number_; }
+  // False if what was written could not be kept.
+  bool close() { return ::close(std::exchange(number_, -1)) == 0; }
+
+ private:
+  int number_;
+};
+
+// A stream buffer over a file descriptor that keeps the errno of a failed write.
+class DescriptorBuffer : public std::streambuf {
+ public:
+  explicit DescriptorBuffer(int descriptor) : descriptor_(descriptor) {
+    setp(buffer_.data(), buffer_.data() + buffer_.size());
+  }
+  int error() const { return error_; }
+
+ protected:
+  int_type overflow(int_type letter) override {
+    if (!flush()) return traits_type::eof();
+    if (!traits_type::eq_int_type(letter, traits_type::eof()))
+      sputc(traits_type::to_char_type(letter));
+    return traits_type::not_eof(letter);
+  }
+  int sync() override { return flush() ? 0 : -1; }
+
+ private:
+  bool flush() {
+    const char* next = pbase();
+    while (next < pptr()) {
+      const ssize_t written = ::write(descriptor_, next, static_cast<size_t>(pptr() - next));
+      if (written < 0 && errno == EINTR) continue;
+      if (written < 0) {
+        error_ = errno;
+        return false;
+      }
+      next += written;
+    }
+    setp(buffer_.data(), buffer_.data() + buffer_.size());
+    return true;
+  }
+
+  int descriptor_;
+  int error_ = 0;
+  std::array<char, 1 << 16> buffer_;
+};
+
+void write_all(int descriptor, const std::string& path,
+               const std::function<void(std::ostream&)>& write) {
+  DescriptorBuffer buffer(descriptor);
+  std::ostream stream(&buffer);
+  write(stream);
+  stream.flush();
+  if (!stream) fail("write", path, buffer.error());
+}
+
+// Removes a file unless it was renamed.
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(std::string path) : path_(std::move(path)) {}
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  ~TemporaryFile() {
+    if (!path_.empty()) ::unlink(path_.c_str());
+  }
+  const std::string& path() const { return path_; }
+  bool rename(const std::string& to) {
+    if (::rename(path_.c_str(), to.c_str()) != 0) return false;
+    path_.clear();
+    return true;
+  }
+
+ private:
+  std::string path_;
+};
+
+void replace_file(const std::string& path, const std::function<void(std::ostream&)>& write) {
+  std::error_code ignored;
+  // Through a link, the file that it leads to is replaced, and the link stays.
+  const std::filesystem::path resolved = std::filesystem::canonical(path, ignored);
+  const std::string target = resolved.empty() ? path : resolved.string();
+  struct stat old {};
+  const bool exists = ::stat(target.c_str(), &old) == 0;
+  if (exists && S_ISDIR(old.st_mode)) fail("write", path, EISDIR);
+  if (exists && !S_ISREG(old.st_mode)) {
+    Descriptor file(::open(target.c_str(), O_WRONLY | O_CLOEXEC));
+    if (file.get() < 0) fail("write", path, errno);
+    write_all(file.get(), path, write);
+    return;
+  }
+  // Replacing would need no right to the file itself.
+  if (exists && ::access(target.c_str(), W_OK) != 0) fail("write", path, errno);
+
+  std::string name = target + ".XXXXXX";
+  Descriptor file(::mkostemp(name.data(), O_CLOEXEC));
+  if (file.get() < 0) fail("write", path, errno);
+  TemporaryFile temporary(name);
+  const mode_t mask = ::umask(0);
+  ::umask(mask);
+  if (::fchmod(file.get(), exists ? old.st_mode & 07777 : 0666 & ~mask) != 0)
+    fail("write", path, errno);
+  write_all(file.get(), path, write);
+  if (!file.close() || !temporary.rename(target)) fail("write", path, errno);
+}
+
+}  // namespace
+
+ir::Source read_source(const std::string& path, Console& console) {
+  if (path == "-") {
+    ir::Source source{"<stdin>", {}};
+    std::array<char, 1 << 16> chunk;
+    while (console.in.read(chunk.data(), chunk.size()) || console.in.gcount() > 0) {
+      source.text.append(chunk.data(), static_cast<size_t>(console.in.gcount()));
+    }
+    if (console.in.bad()) throw FileError("cannot read stdin");
+    return source;
+  }
+  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) fail("open", path, errno);
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) fail("open", path, errno);
+  if (S_ISDIR(status.st_mode)) fail("open", path, EISDIR);
+  ir::Source source{path, {}};
+  // One byte more, so that the end is seen without growing.
+  size_t size = 0;
+  source.text.resize(S_ISREG(status.st_mode) ? static_cast<size_t>(status.st_size) + 1 : 1 << 16);
+  for (;;) {
+    if (size == source.text.size()) source.text.resize(2 * size);
+    const ssize_t got = ::read(file.get(), source.text.data() + size, source.text.size() - size);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail("read", path, errno);
+    if (got == 0) break;
+    size += static_cast<size_t>(got);
+  }
+  source.text.resize(size);
+  return source;
+}
+
+void write_output(const std::string& path, Console& console,
+                  const std::function<void(std::ostream&)>& write) {
+  if (path.empty() || path == "-") {
+    write(console.out);
+  } else {
+    replace_file(path, write);
+  }
+}
+
+}  // namespace pipewright::cli

@@ -1,0 +1,34 @@
+#ifndef PIPEWRIGHT_CLI_INVOCATION_H_
+#define PIPEWRIGHT_CLI_INVOCATION_H_
+
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace pipewright::cli {
+
+// What was asked of a command, checked against its row in the table.
+struct Invocation {
+  std::vector<std::string> arguments;  // one for each ArgumentSpec
+  std::map<std::string, std::string>
+      options;  // by long name; a flag without a value has an empty one
+
+  bool has(const std::string& option) const { return options.contains(option); }
+
+  std::optional<std::string> text(const std::string& option) const {
+    const auto entry = options.find(option);
+    return entry == options.end() ? std::nullopt : std::optional(entry->second);
+  }
+
+  // Of an option of kind kNumber.
+  std::optional<int> number(const std::string& option) const {
+    const auto entry = options.find(option);
+    return entry == options.end() ? std::nullopt : std::optional(std::stoi(entry->second));
+  }
+};
+
+}  // namespace pipewright::cli
+
+#endif  // PIPEWRIGHT_CLI_INVOCATION_H_

@@ -1,0 +1,219 @@
+#include "cli/parse.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <exception>
+#include <memory>
+#include <ostream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cli/command_table.h"
+#include "cli/files.h"
+#include "cli/help.h"
+#include "ir/diagnostic.h"
+#include "ir/spelling.h"
+
+namespace pipewright::cli {
+namespace {
+
+// The words on the command line are wrong; what() says how.
+class UsageError : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+std::string with_hint(std::string message, const std::string& hint) {
+  return hint.empty() ? message : message + "; " + hint;
+}
+
+void check_value(const std::string& what, const ValueSpec& spec, const std::string& value) {
+  switch (spec.kind) {
+    case ValueKind::kNone:
+    case ValueKind::kText:
+    case ValueKind::kFile:
+      return;
+    case ValueKind::kNumber: {
+      int number = 0;
+      const auto [stop, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+      if (error == std::errc() && stop == value.data() + value.size() && number >= 1) return;
+      throw UsageError(
+          fmt::format("{} wants a whole number from 1, found {}", what, ir::backticked(value)));
+    }
+    case ValueKind::kChoice:
+      if (std::ranges::find(spec.choices, value) != spec.choices.end()) return;
+      throw UsageError(with_hint(fmt::format("{} wants one of {}, found {}", what,
+                                             fmt::join(spec.choices, ", "), ir::backticked(value)),
+                                 ir::did_you_mean(value, spec.choices)));
+  }
+}
+
+// One command in CLI11's terms. It splits the words; what they may be is checked here, against the
+// table.
+struct ParsedCommand {
+  const CommandSpec* spec;
+  CLI::App* app;
+  std::vector<std::string> arguments;
+  std::vector<std::pair<const OptionSpec*, CLI::Option*>> options;
+};
+
+void add_options(CLI::App* app, std::span<const OptionSpec> specs,
+                 std::vector<std::pair<const OptionSpec*, CLI::Option*>>* options) {
+  for (const OptionSpec& spec : specs) {
+    if (spec.name == "--help") continue;  // CLI11 has its own
+    const std::string names = spec.short_name.empty()
+                                  ? std::string(spec.name)
+                                  : fmt::format("{},{}", spec.short_name, spec.name);
+    CLI::Option* option = spec.value.kind == ValueKind::kNone ? app->add_flag(names)
+                                                              : app->add_option(names)->expected(1);
+    options->emplace_back(&spec, option->take_last());
+  }
+}
+
+bool is_option(const std::string& word) { return word.size() > 1 && word[0] == '-'; }
+
+// The first word that no option or argument took, if any.
+void refuse_rest(const std::vector<std::string>& rest, const std::vector<std::string_view>& flags,
+                 const std::string& where) {
+  if (rest.empty()) return;
+  const std::string& word = rest.front();
+  if (is_option(word)) {
+    const std::string flag = word.substr(0, word.find('='));
+    throw UsageError(with_hint(fmt::format("{} has no option {}", where, ir::backticked(flag)),
+                               ir::did_you_mean(flag, flags)));
+  }
+  throw UsageError(fmt::format("{} does not take {}", where, ir::backticked(word)));
+}
+
+int run_command(ParsedCommand& parsed, Console& console) {
+  const CommandSpec& spec = *parsed.spec;
+  const std::string where = fmt::format("`pipewright {}`", spec.name);
+  std::vector<std::string_view> flags = {"--help"};
+  for (const auto& [option, unused] : parsed.options) flags.push_back(option->name);
+  // Options that the table does not have; a word behind one may be meant as its value.
+  refuse_rest(parsed.app->remaining(), flags, where);
+  std::vector<std::string>& arguments = parsed.arguments;
+  if (arguments.size() < spec.arguments.size()) {
+    throw UsageError(fmt::format("{} wants {}: {}", where,
+                                 spec.arguments[arguments.size()].value.shown,
+                                 spec.arguments[arguments.size()].help));
+  }
+  refuse_rest(
+      {arguments.begin() + static_cast<std::ptrdiff_t>(spec.arguments.size()), arguments.end()},
+      flags, where);
+
+  Invocation invocation;
+  for (size_t index = 0; index < arguments.size(); ++index) {
+    check_value(std::string(spec.arguments[index].value.shown), spec.arguments[index].value,
+                arguments[index]);
+  }
+  invocation.arguments = std::move(arguments);
+  for (const auto& [option, given] : parsed.options) {
+    if (given->count() == 0) continue;
+    const std::string value = option->value.kind == ValueKind::kNone ? "" : given->results().back();
+    check_value(std::string(option->name), option->value, value);
+    invocation.options[std::string(option->name)] = value;
+  }
+  const std::string color = invocation.text("--color").value_or("auto");
+  configure(color == "always"  ? ColorMode::kAlways
+            : color == "never" ? ColorMode::kNever
+                               : ColorMode::kAuto,
+            static_cast<size_t>(invocation.number("--width").value_or(0)), &console);
+  return spec.run(invocation, console);
+}
+
+int parse_and_run(int argc, const char* const* argv, Console& console) {
+  CLI::App app;
+  app.name("pipewright");
+  app.set_help_flag("-h,--help");
+  app.set_version_flag("--version", fmt::format("pipewright {}", kVersion));
+  app.allow_extras();
+  app.require_subcommand(0, 1);
+  std::vector<std::unique_ptr<ParsedCommand>> parsed;
+  std::vector<std::string_view> names;
+  for (const CommandSpec& spec : commands()) {
+    ParsedCommand& command = *parsed.emplace_back(std::make_unique<ParsedCommand>());
+    command.spec = &spec;
+    command.app = app.add_subcommand(std::string(spec.name));
+    command.app->set_help_flag("-h,--help");
+    command.app->allow_extras();
+    command.app->add_option("arguments", command.arguments);
+    add_options(command.app, spec.options, &command.options);
+    add_options(command.app, common_options(), &command.options);
+    names.push_back(spec.name);
+  }
+
+  // Words behind -- are arguments, whatever they look like; CLI11 would hand them to the program.
+  const char* const* end = argv + argc;
+  const char* const* dashes =
+      std::find_if(argv, end, [](const char* word) { return std::string_view(word) == "--"; });
+  const std::vector<std::string> behind(std::min(dashes + 1, end), end);
+
+  try {
+    app.parse(static_cast<int>(dashes - argv), argv);
+  } catch (const CLI::CallForHelp&) {
+    for (const auto& command : parsed) {
+      if (command->app->parsed()) {
+        console.out << command_help(*command->spec);
+        return kExitOk;
+      }
+    }
+    console.out << program_help();
+    return kExitOk;
+  } catch (const CLI::CallForVersion& version) {
+    console.out << version.what() << '\n';
+    return kExitOk;
+  } catch (const CLI::ArgumentMismatch& error) {  // "--format: 1 required ..."
+    const std::string text = error.what();
+    throw UsageError(fmt::format("{} wants a value", text.substr(0, text.find(':'))));
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(error.what());
+  }
+
+  // Words in front of the command.
+  if (const std::vector<std::string> rest = app.remaining(); !rest.empty()) {
+    if (!is_option(rest.front())) {
+      throw UsageError(
+          with_hint(fmt::format("there is no command {}", ir::backticked(rest.front())),
+                    ir::did_you_mean(rest.front(), names)));
+    }
+    refuse_rest(rest, {"--help", "--version"}, "`pipewright`");
+  }
+  for (const auto& command : parsed) {
+    if (!command->app->parsed()) continue;
+    command->arguments.insert(command->arguments.end(), behind.begin(), behind.end());
+    return run_command(*command, console);
+  }
+  console.err << program_help();
+  return kExitTrouble;
+}
+
+}  // namespace
+
+int run_program(int argc, const char* const* argv, Console& console) {
+  configure(ColorMode::kAuto, 0, &console);
+  try {
+    int code = parse_and_run(argc, argv, console);
+    console.out.flush();
+    if (!console.out) {
+      print_trouble("cannot write to stdout", console);
+      code = kExitTrouble;
+    }
+    return code;
+  } catch (const UsageError& error) {
+    print_trouble(error.what(), console);
+    console.err << "`pipewright --help` and `pipewright COMMAND --help` tell more\n";
+  } catch (const FileError& error) {
+    print_trouble(error.what(), console);
+  } catch (const std::bad_alloc&) {
+    print_trouble("out of memory", console);
+  } catch (const std::exception& error) {
+    print_trouble(fmt::format("this is a bug in pipewright: {}", error.what()), console);
+  }
+  return kExitTrouble;
+}
+
+}  // namespace pipewright::cli

@@ -1,0 +1,13 @@
+#ifndef PIPEWRIGHT_CLI_PARSE_H_
+#define PIPEWRIGHT_CLI_PARSE_H_
+
+#include "cli/console.h"
+
+namespace pipewright::cli {
+
+// Runs `pipewright` with the arguments of main() and gives its exit code. Catches everything.
+int run_program(int argc, const char* const* argv, Console& console);
+
+}  // namespace pipewright::cli
+
+#endif  // PIPEWRIGHT_CLI_PARSE_H_

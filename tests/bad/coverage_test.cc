@@ -1,0 +1,24 @@
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "ir/rules.h"
+
+namespace pipewright::ir {
+namespace {
+
+TEST(BadFilesTest, EveryRuleHasOneThatBreaksIt) {
+  for (const RuleInfo& row : rules()) {
+    const std::string path = "tests/bad/" + code(row.rule) + ".txt";
+    std::ifstream file(path);
+    ASSERT_TRUE(file) << path << " is missing";
+    std::stringstream text;
+    text << file.rdbuf();
+    EXPECT_NE(text.str().find("error[" + code(row.rule) + "]"), std::string::npos) << path;
+    EXPECT_NE(text.str().find("\n= 1\n"), std::string::npos) << path;
+  }
+}
+
+}  // namespace
+}  // namespace pipewright::ir

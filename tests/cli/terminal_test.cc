@@ -1,0 +1,78 @@
+// On a real terminal (a pty) colours are on and the width is the terminal's; NO_COLOR, TERM=dumb
+// and --color say otherwise.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/ioctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+namespace {
+
+// What `pipewright print 1f1b.csv` and further words write to a terminal of 16 columns.
+std::string print_on_terminal(const std::vector<std::string>& words,
+                              const std::vector<std::string>& environment) {
+  const int master = posix_openpt(O_RDWR | O_NOCTTY);
+  EXPECT_TRUE(master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0);
+  const int slave = open(ptsname(master), O_RDWR | O_NOCTTY);
+  EXPECT_GE(slave, 0);
+  const winsize size{24, 16, 0, 0};
+  ioctl(slave, TIOCSWINSZ, &size);
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(slave, STDOUT_FILENO);
+    std::vector<std::string> all = {"cli/pipewright", "print", "tests/cli/1f1b.csv"};
+    all.insert(all.end(), words.begin(), words.end());
+    std::vector<char*> arguments, variables;
+    for (std::string& word : all) arguments.push_back(word.data());
+    std::vector<std::string> copy = environment;
+    for (std::string& variable : copy) variables.push_back(variable.data());
+    arguments.push_back(nullptr);
+    variables.push_back(nullptr);
+    execve(arguments[0], arguments.data(), variables.data());
+    _exit(127);
+  }
+  close(slave);
+  std::string text;
+  char chunk[4096];
+  for (ssize_t got; (got = read(master, chunk, sizeof chunk)) > 0;)
+    text.append(chunk, static_cast<size_t>(got));
+  close(master);
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  return text;
+}
+
+bool has_color(const std::string& text) {
+  return text.find("\x1B[34m0F0\x1B[0m") != std::string::npos;
+}
+
+TEST(TerminalTest, ColorsAreOnByThemselves) {
+  EXPECT_TRUE(has_color(print_on_terminal({}, {"TERM=xterm"})));
+}
+
+TEST(TerminalTest, NoColorDumbTerminalsAndTheFlagTurnThemOff) {
+  EXPECT_FALSE(has_color(print_on_terminal({}, {"TERM=xterm", "NO_COLOR=1"})));
+  EXPECT_TRUE(
+      has_color(print_on_terminal({}, {"TERM=xterm", "NO_COLOR="})));  // empty counts as not set
+  EXPECT_FALSE(has_color(print_on_terminal({}, {"TERM=dumb"})));
+  EXPECT_FALSE(has_color(print_on_terminal({}, {})));
+  EXPECT_FALSE(has_color(print_on_terminal({"--color", "never"}, {"TERM=xterm"})));
+}
+
+TEST(TerminalTest, TheFlagTurnsThemOnAgainstNoColor) {
+  EXPECT_TRUE(has_color(print_on_terminal({"--color", "always"}, {"TERM=dumb", "NO_COLOR=1"})));
+}
+
+// 16 columns hold the label and one rank, so the second rank stands below.
+TEST(TerminalTest, TheTableFitsTheWidth) {
+  EXPECT_EQ(print_on_terminal({"--color", "never"}, {}).find("Rank 0 Rank 1"), std::string::npos);
+  EXPECT_NE(print_on_terminal({"--color", "never", "--width", "200"}, {}).find("Rank 0 Rank 1"),
+            std::string::npos);
+}
+
+}  // namespace
