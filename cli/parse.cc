@@ -75,17 +75,14 @@ void add_options(CLI::App* app, std::span<const OptionSpec> specs,
 
 bool is_option(const std::string& word) { return word.size() > 1 && word[0] == '-'; }
 
-// The first word that no option or argument took, if any.
-void refuse_rest(const std::vector<std::string>& rest, const std::vector<std::string_view>& flags,
-                 const std::string& where) {
-  if (rest.empty()) return;
-  const std::string& word = rest.front();
-  if (is_option(word)) {
-    const std::string flag = word.substr(0, word.find('='));
-    throw UsageError(with_hint(fmt::format("{} has no option {}", where, ir::backticked(flag)),
-                               ir::did_you_mean(flag, flags)));
-  }
-  throw UsageError(fmt::format("{} does not take {}", where, ir::backticked(word)));
+// Words that look like options and are none of `flags`, the first of them.
+void refuse_options(const std::vector<std::string>& words,
+                    const std::vector<std::string_view>& flags, const std::string& where) {
+  const auto word = std::ranges::find_if(words, is_option);
+  if (word == words.end()) return;
+  const std::string flag = word->substr(0, word->find('='));
+  throw UsageError(with_hint(fmt::format("{} has no option {}", where, ir::backticked(flag)),
+                             ir::did_you_mean(flag, flags)));
 }
 
 int run_command(ParsedCommand& parsed, Console& console) {
@@ -94,16 +91,17 @@ int run_command(ParsedCommand& parsed, Console& console) {
   std::vector<std::string_view> flags = {"--help"};
   for (const auto& [option, unused] : parsed.options) flags.push_back(option->name);
   // Options that the table does not have; a word behind one may be meant as its value.
-  refuse_rest(parsed.app->remaining(), flags, where);
+  refuse_options(parsed.app->remaining(), flags, where);
   std::vector<std::string>& arguments = parsed.arguments;
   if (arguments.size() < spec.arguments.size()) {
     throw UsageError(fmt::format("{} wants {}: {}", where,
                                  spec.arguments[arguments.size()].value.shown,
                                  spec.arguments[arguments.size()].help));
   }
-  refuse_rest(
-      {arguments.begin() + static_cast<std::ptrdiff_t>(spec.arguments.size()), arguments.end()},
-      flags, where);
+  if (arguments.size() > spec.arguments.size()) {
+    throw UsageError(fmt::format("{} does not take {}", where,
+                                 ir::backticked(arguments[spec.arguments.size()])));
+  }
 
   Invocation invocation;
   for (size_t index = 0; index < arguments.size(); ++index) {
@@ -180,7 +178,7 @@ int parse_and_run(int argc, const char* const* argv, Console& console) {
           with_hint(fmt::format("there is no command {}", ir::backticked(rest.front())),
                     ir::did_you_mean(rest.front(), names)));
     }
-    refuse_rest(rest, {"--help", "--version"}, "`pipewright`");
+    refuse_options(rest, {"--help", "--version"}, "`pipewright`");
   }
   for (const auto& command : parsed) {
     if (!command->app->parsed()) continue;
