@@ -78,6 +78,10 @@ bool report_empty_ranks(const Rows& rows, const CellIndex& cells, Diagnostics* d
 
 std::optional<FoundShape> find_shape(const Rows& rows, const CellIndex& cells,
                                      Diagnostics* diagnostics) {
+  if (rows.empty()) {
+    diagnostics->error(Rule::kEmptyFile, "there are no rows");
+    return std::nullopt;
+  }
   bool good = report_empty_ranks(rows, cells, diagnostics);
   std::vector<FirstUse> stages;
   int num_microbatches = 0;
@@ -101,7 +105,7 @@ std::optional<FoundShape> find_shape(const Rows& rows, const CellIndex& cells,
     }
   }
   good = report_missing_stages(stages, diagnostics) && good;
-  if (!good || stages.empty()) return std::nullopt;
+  if (!good) return std::nullopt;
   std::vector<int> rank_of_stage;
   rank_of_stage.reserve(stages.size());
   for (const FirstUse& first : stages) rank_of_stage.push_back(first.rank);

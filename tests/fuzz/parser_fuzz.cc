@@ -1,0 +1,47 @@
+// A parser takes any bytes: it gives a schedule that its printer writes and it reads back, or errors with places.
+// Built once a format, with PW_FUZZ_FORMAT set to it.
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+
+#include "ir/diagnostic_json.h"
+#include "ir/read.h"
+#include "ir/render.h"
+
+namespace {
+
+using namespace pipewright::ir;
+
+void require(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "broken: %s\n", what);
+  std::abort();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const FormatInfo& format = info(Format::PW_FUZZ_FORMAT);
+  const Source source{"fuzz", std::string(reinterpret_cast<const char*>(data), size)};
+  Diagnostics diagnostics;
+  const auto parsed = format.parse(source, &diagnostics);
+  require(parsed.has_value() != diagnostics.has_errors(), "a schedule or errors");
+  for (const Diagnostic& diagnostic : diagnostics.kept()) {
+    if (!diagnostic.place.offset) continue;
+    require(*diagnostic.place.offset <= size, "a place is inside the text");
+  }
+  require(render(diagnostics, &source, {}).size() >= diagnostics.kept().size(), "every error is shown");
+  require(!diagnostics_json(diagnostics, 0).empty(), "errors are JSON");
+  if (!parsed) return 0;
+
+  std::ostringstream printed;
+  format.print(parsed->schedule, printed);
+  const Source again_source{"again", printed.str()};
+  Diagnostics none;
+  const auto again = format.parse(again_source, &none);
+  require(again.has_value(), "what was printed is read");
+  require(level_of(again->schedule) == level_of(parsed->schedule), "the level comes back");
+  require(schedule_of(again->schedule) == schedule_of(parsed->schedule), "the schedule comes back");
+  return 0;
+}
