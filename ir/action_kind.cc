@@ -1,31 +1,44 @@
 #include "ir/action_kind.h"
 
-#include "ir/check.h"
+#include <array>
 
 namespace pipewright::ir {
 namespace {
 
-constexpr ActionKindInfo kActionKinds[] = {
-#define PW_ACTION_KIND(enumerator, token, group, microbatch, meaning) \
-  {ActionKind::enumerator, token, ActionGroup::group, microbatch, meaning},
-#include "ir/action_kinds.def"
-#undef PW_ACTION_KIND
-};
+// Tokens differ in this hash, which is checked below, so one look-up and one comparison find a
+// token.
+constexpr size_t kSlots = 32;
+constexpr size_t slot_of(std::string_view token) {
+  const auto letter = [](char value) {
+    return static_cast<size_t>(static_cast<unsigned char>(value));
+  };
+  return (token.size() + letter(token.front()) + letter(token.back())) % kSlots;
+}
+
+constexpr std::array<uint8_t, kSlots> make_slots() {
+  std::array<uint8_t, kSlots> slots{};  // index in the table + 1; 0 for none
+  for (size_t index = 0; index < std::size(kActionKinds); ++index) {
+    slots[slot_of(kActionKinds[index].token)] = static_cast<uint8_t>(index + 1);
+  }
+  return slots;
+}
+constexpr std::array<uint8_t, kSlots> kSlotTable = make_slots();
+
+constexpr bool every_token_has_its_slot() {
+  for (size_t index = 0; index < std::size(kActionKinds); ++index) {
+    if (kSlotTable[slot_of(kActionKinds[index].token)] != index + 1) return false;
+  }
+  return true;
+}
+static_assert(every_token_has_its_slot(), "two tokens share a slot: slot_of needs another formula");
 
 }  // namespace
 
-std::span<const ActionKindInfo> action_kinds() { return kActionKinds; }
-
-const ActionKindInfo& info(ActionKind kind) {
-  PW_CHECK(kind != ActionKind::kIdle, "an idle slot has no row in the table of action kinds");
-  return kActionKinds[static_cast<size_t>(kind) - 1];
-}
-
 std::optional<ActionKind> kind_of_token(std::string_view token) {
-  for (const ActionKindInfo& row : kActionKinds) {
-    if (row.token == token) return row.kind;
-  }
-  return std::nullopt;
+  if (token.empty()) return std::nullopt;
+  const uint8_t index = kSlotTable[slot_of(token)];
+  if (index == 0 || kActionKinds[index - 1].token != token) return std::nullopt;
+  return kActionKinds[index - 1].kind;
 }
 
 }  // namespace pipewright::ir

@@ -1,10 +1,13 @@
 #ifndef PIPEWRIGHT_IR_ACTION_KIND_H_
 #define PIPEWRIGHT_IR_ACTION_KIND_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string_view>
+
+#include "ir/check.h"
 
 // What a rank can be told to do. The tokens are those of torch.distributed.pipelining (2.11); the
 // list itself is ir/action_kinds.def. Everything here is constant data: any thread may use it.
@@ -33,11 +36,22 @@ struct ActionKindInfo {
   std::string_view meaning;
 };
 
-// All kinds but kIdle, in the order of the table.
-std::span<const ActionKindInfo> action_kinds();
+inline constexpr ActionKindInfo kActionKinds[] = {
+#define PW_ACTION_KIND(enumerator, token, group, microbatch, meaning) \
+  {ActionKind::enumerator, token, ActionGroup::group, microbatch, meaning},
+#include "ir/action_kinds.def"
+#undef PW_ACTION_KIND
+};
 
-// `kind` must not be kIdle.
-const ActionKindInfo& info(ActionKind kind);
+// All kinds but kIdle, in the order of the table.
+inline std::span<const ActionKindInfo> action_kinds() { return kActionKinds; }
+
+// `kind` must not be kIdle. Inline, as are the questions below: parsers and passes ask for every
+// action.
+inline const ActionKindInfo& info(ActionKind kind) {
+  PW_CHECK(kind != ActionKind::kIdle, "an idle slot has no row in the table of action kinds");
+  return kActionKinds[static_cast<size_t>(kind) - 1];
+}
 
 // The kind that is written as `token`, exactly ("F", "SEND_F"); none if there is no such kind.
 std::optional<ActionKind> kind_of_token(std::string_view token);

@@ -42,24 +42,28 @@ inline int take_number(std::string_view text, size_t* at, size_t end, int limit)
   return static_cast<int>(value);
 }
 
-// The common case, and nothing but it: false says that something is wrong, and explain() finds out
-// what.
-bool read_part(std::string_view text, Span span, ActionPart* part) {
-  size_t at = span.begin;
-  const int stage = take_number(text, &at, span.end, kMaxStages);
+// Reads a plain action at `at`, which it moves behind it. False says that something is wrong, and
+// explain() finds out what.
+inline bool take_part(std::string_view text, size_t* at, size_t end, ActionPart* part) {
+  const int stage = take_number(text, at, end, kMaxStages);
   if (stage < 0) return false;
-  const size_t token_begin = at;
-  while (at < span.end && is_token_letter(text[at])) ++at;
-  const std::optional<ActionKind> kind = kind_of_token(text.substr(token_begin, at - token_begin));
+  const size_t token = *at;
+  while (*at < end && is_token_letter(text[*at])) ++*at;
+  const std::optional<ActionKind> kind = kind_of_token(text.substr(token, *at - token));
   if (!kind || *kind == ActionKind::kOverlapFB) return false;
   int microbatch = 0;
   if (info(*kind).has_microbatch) {
-    microbatch = take_number(text, &at, span.end, kMaxMicrobatches);
+    microbatch = take_number(text, at, end, kMaxMicrobatches);
     if (microbatch < 0) return false;
   }
-  if (at != span.end) return false;
   *part = ActionPart(*kind, stage, microbatch);
   return true;
+}
+
+// The same, and nothing may follow.
+bool read_part(std::string_view text, Span span, ActionPart* part) {
+  size_t at = span.begin;
+  return take_part(text, &at, span.end, part) && at == span.end;
 }
 
 // ---- what is wrong with a text: speed does not matter from here on
@@ -289,6 +293,13 @@ std::optional<Rule> compound_rule(ActionPart first, ActionPart second) {
   if (!pairs) return Rule::kCompoundParts;
   if (first.microbatch() == second.microbatch()) return Rule::kCompoundSameMicrobatch;
   return std::nullopt;
+}
+
+size_t take_plain_action(std::string_view text, size_t at, Action* action) {
+  ActionPart part;
+  if (!take_part(text, &at, text.size(), &part)) return std::string_view::npos;
+  *action = part;
+  return at;
 }
 
 std::optional<ActionTextError> parse_action(std::string_view text, Action* action) {

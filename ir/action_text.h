@@ -27,6 +27,11 @@ struct ActionTextError {
 // gives what is wrong and leaves `action` as it was. Any thread.
 std::optional<ActionTextError> parse_action(std::string_view text, Action* action);
 
+// The fast half of parse_action: reads a plain action (no blanks, no compound) that starts at `at`,
+// and gives the offset behind it. npos where there is none, which says nothing yet of what
+// parse_action makes of the text.
+size_t take_plain_action(std::string_view text, size_t at, Action* action);
+
 // Appends the action's text; nothing for an idle slot. parse_action reads it back.
 void append_action(const Action& action, std::string* text);
 std::string to_string(const Action& action);

@@ -12,19 +12,26 @@
 namespace pipewright::ir {
 namespace {
 
-// Reads one row into `row`. True if it holds an action that only a lowered program has.
+// Reads one row into `row`, which has the right number of cells. True if it holds an action that
+// only a lowered program has.
 bool parse_row(std::string_view text, size_t begin, size_t end, PlaceCursor& cursor, Row* row,
                Diagnostics* diagnostics) {
   bool lowered = false;
   size_t at = begin;
+  const std::string_view until_end = text.substr(0, end);
   for (Action& action : *row) {
     const size_t cell = at;
-    while (at < end && text[at] != ',') ++at;
-    if (auto error = parse_action(text.substr(cell, at - cell), &action)) {
-      diagnostics
-          ->error(error->rule, std::move(error->message),
-                  cursor.at(cell + error->offset, error->length))
-          .help = std::move(error->help);
+    at = take_plain_action(until_end, cell, &action);
+    if (at >= end ? at != end : text[at] != ',') {
+      // Not as plain as that: the whole cell is looked at.
+      action = Action();
+      at = std::min(until_end.find(',', cell), end);
+      if (auto error = parse_action(text.substr(cell, at - cell), &action)) {
+        diagnostics
+            ->error(error->rule, std::move(error->message),
+                    cursor.at(cell + error->offset, error->length))
+            .help = std::move(error->help);
+      }
     }
     lowered |= !action.is_idle() && !is_compute(action.kind());
     ++at;

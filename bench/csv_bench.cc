@@ -1,0 +1,91 @@
+// How fast a CSV is read and written, on one thread: actions a second (items_per_second).
+//
+//   bazel run -c opt //bench:csv_bench
+#include <benchmark/benchmark.h>
+
+#include <ostream>
+#include <sstream>
+#include <streambuf>
+
+#include "ir/csv.h"
+#include "ir/diagnostic.h"
+
+namespace {
+
+using namespace pipewright::ir;
+
+// Rows as a lowered interleaved schedule of 32 ranks has them: forwards and backwards of four
+// stages, each with a SEND and a RECV, numbers of one to three digits.
+Rows lowered_rows(int actions) {
+  constexpr int kRanks = 32, kStagesARank = 4;
+  const int steps = actions / kRanks / 6;
+  Rows rows(kRanks);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    for (int step = 0; step < steps; ++step) {
+      const int stage = rank + kRanks * (step % kStagesARank),
+                microbatch = step / kStagesARank % 1000;
+      Row& row = rows[static_cast<size_t>(rank)];
+      for (const ActionKind kind :
+           {ActionKind::kRecvF, ActionKind::kForward, ActionKind::kSendF, ActionKind::kRecvB,
+            ActionKind::kBackward, ActionKind::kSendB}) {
+        row.push_back(Action(kind, stage, microbatch));
+      }
+    }
+  }
+  return rows;
+}
+
+size_t count(const Rows& rows) {
+  size_t actions = 0;
+  for (const Row& row : rows) actions += row.size();
+  return actions;
+}
+
+void read_csv(benchmark::State& state) {
+  const Rows rows = lowered_rows(static_cast<int>(state.range(0)));
+  std::ostringstream text;
+  print_csv(rows, text);
+  const Source source{"bench.csv", text.str()};
+  for (auto _ : state) {
+    Diagnostics diagnostics;
+    auto parsed = parse_csv(source, &diagnostics);
+    if (!parsed) state.SkipWithError("the text is good");
+    benchmark::DoNotOptimize(parsed);
+  }
+  state.SetItemsProcessed(state.iterations() * static_cast<int64_t>(count(rows)));
+  state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(source.text.size()));
+}
+
+// Takes what is written and drops it, so that no file or pipe is measured.
+class NullBuffer : public std::streambuf {
+ public:
+  size_t bytes = 0;
+
+ protected:
+  std::streamsize xsputn(const char*, std::streamsize size) override {
+    bytes += static_cast<size_t>(size);
+    return size;
+  }
+  int_type overflow(int_type letter) override {
+    ++bytes;
+    return traits_type::not_eof(letter);
+  }
+};
+
+void write_csv(benchmark::State& state) {
+  const Rows rows = lowered_rows(static_cast<int>(state.range(0)));
+  for (auto _ : state) {
+    NullBuffer buffer;
+    std::ostream out(&buffer);
+    print_csv(rows, out);
+    benchmark::DoNotOptimize(buffer.bytes);
+  }
+  state.SetItemsProcessed(state.iterations() * static_cast<int64_t>(count(rows)));
+}
+
+BENCHMARK(read_csv)->Arg(1'000'000)->Arg(10'000'000)->Unit(benchmark::kMillisecond);
+BENCHMARK(write_csv)->Arg(1'000'000)->Arg(10'000'000)->Unit(benchmark::kMillisecond);
+
+}  // namespace
+
+BENCHMARK_MAIN();
