@@ -1,5 +1,5 @@
-// A parser takes any bytes: it gives a schedule that its printer writes and it reads back, or errors with places.
-// Built once a format, with PW_FUZZ_FORMAT set to it.
+// A parser takes any bytes: it gives a schedule that its printer writes and it reads back, or
+// errors with places. Built once a format, with PW_FUZZ_FORMAT set to it.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -31,7 +31,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (!diagnostic.place.offset) continue;
     require(*diagnostic.place.offset <= size, "a place is inside the text");
   }
-  require(render(diagnostics, &source, {}).size() >= diagnostics.kept().size(), "every error is shown");
+  require(render(diagnostics, &source, {}).size() >= diagnostics.kept().size(),
+          "every error is shown");
   require(!diagnostics_json(diagnostics, 0).empty(), "errors are JSON");
   if (!parsed) return 0;
 

@@ -17,7 +17,8 @@ TEST(Corpus, EveryFileIsRead) {
     std::ifstream file(entry.path(), std::ios::binary);
     const std::string text((std::istreambuf_iterator<char>(file)), {});
     // Aborts where a promise is broken.
-    EXPECT_EQ(LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(text.data()), text.size()), 0);
+    EXPECT_EQ(LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(text.data()), text.size()),
+              0);
     ++files;
   }
   EXPECT_GT(files, 10) << folder;

@@ -1,0 +1,104 @@
+"""PyTorch reads what we write and we read what it writes: its own runtime, parser, lowering and table are the judge.
+
+Run by Bazel with tag `peer`: csv_peer.py PIPEWRIGHT FOLDER_OF_ORDERS
+"""
+
+import csv
+import glob
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from torch.distributed.pipelining import schedules as peer
+
+PIPEWRIGHT, ORDERS = sys.argv[1], sys.argv[2]
+
+
+def pipewright(*words, want=0):
+    done = subprocess.run([PIPEWRIGHT, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if done.returncode != want:
+        raise AssertionError(f"pipewright {words}: exit {done.returncode}, want {want}\n{done.stderr.decode()}")
+    return done.stdout.decode()
+
+
+class Stage:
+    """As much of a pipeline stage as PyTorch's runtime asks for before it runs."""
+
+    def __init__(self, index, num_stages, num_ranks):
+        self.stage_index, self.num_stages, self.group_size, self.group_rank = index, num_stages, num_ranks, 0
+        self.group, self.has_backward, self.submod = None, False, None
+        self.is_first, self.is_last = index == 0, index == num_stages - 1
+
+
+def runtime(path, level):
+    """PyTorch's runtime with a schedule file loaded by its own reader."""
+    with open(path) as file:
+        rows = [row.rstrip("\r\n").split(",") for row in file]
+    actions = [peer._Action.from_str(cell) for row in rows for cell in row if cell]
+    leaves = [leaf for action in actions for leaf in (action.sub_actions or [action])]
+    num_stages = 1 + max(leaf.stage_index for leaf in leaves)
+    microbatches = 1 + max(leaf.microbatch_index or 0 for leaf in leaves)
+    schedule = peer._PipelineScheduleRuntime([Stage(0, num_stages, len(rows))], microbatches)
+    schedule._load_csv(path, level)
+    return schedule
+
+
+class CsvPeerTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
+        self.addCleanup(self.folder.cleanup)
+        self.compute = sorted(p for p in glob.glob(ORDERS + "/*.csv") if "_comms" not in p and "zb1p" not in p)
+        self.assertEqual(len(self.compute), 24)
+
+    def path(self, name):
+        return os.path.join(self.folder.name, name)
+
+    def test_pytorch_loads_what_we_print(self):
+        for order in self.compute:
+            for path, level in ((order, "compute_only"), (order.replace(".csv", "_comms.csv"), "compute_comms")):
+                with self.subTest(path):
+                    # By way of our own formats, so that nothing is copied.
+                    plan, printed = self.path("a.plan"), self.path("a.csv")
+                    pipewright("print", path, "--format", "plan", "-o", plan)
+                    pipewright("print", plan, "--format", "csv", "-o", printed)
+                    ours, theirs = runtime(printed, level), runtime(path, level)
+                    self.assertEqual(ours.pipeline_order_with_comms, theirs.pipeline_order_with_comms)
+                    self.assertEqual(ours.stage_index_to_group_rank, theirs.stage_index_to_group_rank)
+
+    def test_we_read_what_pytorch_dumps(self):
+        for order in self.compute:
+            with self.subTest(order):
+                schedule = runtime(order, "compute_only")
+                dumped = self.path("dumped.csv")
+                schedule._dump_csv(dumped, "compute_comms")
+                with open(dumped, newline="") as file:
+                    self.assertEqual(pipewright("print", dumped, "--format", "csv"), file.read())
+                pipewright("validate", dumped)
+
+    def test_table_is_pytorchs(self):
+        for order in self.compute:
+            with self.subTest(order):
+                with open(order, newline="") as file:
+                    rows = {r: [peer._Action.from_str(c) for c in row] for r, row in enumerate(csv.reader(file))}
+                theirs = peer._format_pipeline_order(rows)
+                ours = pipewright("print", order)
+                # PyTorch gives the labels of steps a width of their own in every column, so only cells are compared.
+                self.assertEqual([line.split() for line in ours.splitlines()],
+                                 [line.split() for line in theirs.splitlines()])
+
+    def test_we_refuse_what_pytorch_takes_and_loses(self):
+        for text, back, rule in (("1F0xyz", "1F0", "PW006"), ("0BW0", "0B", "PW003"), ("0F", "0F", "PW004"),
+                                 ("1UNSHARD3", "1UNSHARD3", "PW005"), ("00F01", "0F1", "PW007"),
+                                 ("()OVERLAP_F_B", "-1OVERLAP_F_B", "PW010"), ("1F0 1F1", "1F0", "PW006")):
+            with self.subTest(text):
+                self.assertEqual(str(peer._Action.from_str(text)), back)
+                bad = self.path("bad.csv")
+                with open(bad, "w") as file:
+                    file.write(text + "\n")
+                self.assertIn(f'"code": "{rule}"', pipewright("validate", bad, "--json", want=1))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
