@@ -1,0 +1,45 @@
+// The examples in FORMAT.md are read, and the .plan and the JSON one are the same schedule.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+#include <vector>
+
+#include "ir/read.h"
+#include "ir/render.h"
+
+namespace pipewright::ir {
+namespace {
+
+// The fenced blocks of a Markdown file.
+std::vector<std::string> blocks(const std::string& path) {
+  std::ifstream file(path);
+  std::vector<std::string> found;
+  bool inside = false;
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("```")) {
+      inside = !inside;
+      if (inside) found.emplace_back();
+    } else if (inside) {
+      found.back() += line + "\n";
+    }
+  }
+  return found;
+}
+
+TEST(FormatDocTest, ExamplesAreRead) {
+  std::vector<AnySchedule> schedules;
+  for (const std::string& block : blocks("ir/FORMAT.md")) {
+    if (block.find(" = ") != std::string::npos) continue;  // a grammar
+    const Source source{"<example>", block};
+    Diagnostics diagnostics;
+    const auto parsed = read_schedule(source, {}, &diagnostics);
+    ASSERT_TRUE(parsed) << render(diagnostics, &source, {});
+    schedules.push_back(parsed->schedule);
+  }
+  ASSERT_EQ(schedules.size(), 3u);  // a CSV, a .plan, JSON
+  EXPECT_EQ(schedule_of(schedules[1]), schedule_of(schedules[2]));
+}
+
+}  // namespace
+}  // namespace pipewright::ir
