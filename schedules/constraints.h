@@ -1,0 +1,35 @@
+#ifndef PIPEWRIGHT_SCHEDULES_CONSTRAINTS_H_
+#define PIPEWRIGHT_SCHEDULES_CONSTRAINTS_H_
+
+#include <algorithm>
+
+#include "schedules/schedule_spec.h"
+
+// Constraints that several schedules share.
+
+namespace pipewright::schedules {
+
+inline constexpr Constraint kOneStageARank = {
+    "stages = ranks", "each rank holds one stage",
+    [](const Shape& shape) { return shape.stages == shape.ranks; }};
+
+inline constexpr Constraint kTwoStagesARank = {
+    "stages = 2 ranks", "each rank holds two stages, one on each arm of the V",
+    [](const Shape& shape) { return shape.stages == 2 * shape.ranks; }};
+
+inline constexpr Constraint kSameNumberOfStages = {
+    "stages are a multiple of ranks", "each rank holds the same number of stages",
+    [](const Shape& shape) { return shape.stages % shape.ranks == 0; }};
+
+// The interleaved schedules run microbatches in rounds of `microbatches_a_round`.
+inline int rounds(const Shape& shape) { return std::max(1, shape.microbatches / shape.ranks); }
+inline int microbatches_a_round(const Shape& shape) { return shape.microbatches / rounds(shape); }
+
+inline constexpr Constraint kWholeRounds = {
+    "microbatches are a multiple of max(1, microbatches div ranks)",
+    "all rounds have the same number of microbatches",
+    [](const Shape& shape) { return shape.microbatches % rounds(shape) == 0; }};
+
+}  // namespace pipewright::schedules
+
+#endif  // PIPEWRIGHT_SCHEDULES_CONSTRAINTS_H_

@@ -1,0 +1,37 @@
+#include "schedules/gpipe.h"
+
+#include "schedules/constraints.h"
+
+namespace pipewright::schedules {
+namespace {
+
+ir::Row make_row(const Shape& shape, int rank) {
+  ir::Row row;
+  row.reserve(2 * static_cast<size_t>(shape.microbatches));
+  for (const ir::ActionKind kind : {ir::ActionKind::kForward, ir::ActionKind::kBackward}) {
+    for (int microbatch = 0; microbatch < shape.microbatches; ++microbatch) {
+      row.emplace_back(kind, rank, microbatch);
+    }
+  }
+  return row;
+}
+
+constexpr Constraint kConstraints[] = {kOneStageARank};
+
+}  // namespace
+
+const ScheduleSpec kGPipe = {
+    .name = "GPipe",
+    .aliases = {},
+    .source = "arXiv 1811.06965",
+    .pattern = Pattern::kLoop,
+    .default_stages_per_rank = 1,
+    .splits_backward = false,
+    .bubble = "(P-1)(F+B)",
+    .memory = "M",
+    .constraints = kConstraints,
+    .make_row = make_row,
+    .align = nullptr,
+};
+
+}  // namespace pipewright::schedules

@@ -1,0 +1,48 @@
+#include "schedules/interleaved_1f1b.h"
+
+#include <algorithm>
+
+#include "schedules/constraints.h"
+#include "schedules/interleaved.h"
+
+namespace pipewright::schedules {
+namespace {
+
+ir::Row make_row(const Shape& shape, int rank) {
+  const InterleavedOrder order(shape, rank);
+  const int warmup = order.warmup(2);
+  ir::Row row(static_cast<size_t>(rank));
+  int forward = 0;
+  while (forward < warmup) row.emplace_back(order.forward(forward++));
+  if (warmup > 0) {
+    const int until_first_backward = shape.stages + 2 * (shape.ranks - 1 - rank);
+    row.resize(row.size() +
+               static_cast<size_t>(std::max(0, until_first_backward - (warmup + rank))));
+  }
+  for (int backward = 0; backward < order.num_operations(); ++backward) {
+    const bool cooldown = forward == order.num_operations();
+    row.emplace_back(cooldown ? ir::Action() : order.forward(forward++));
+    row.emplace_back(order.backward(backward, ir::ActionKind::kBackward));
+  }
+  return row;
+}
+
+constexpr Constraint kConstraints[] = {kSameNumberOfStages, kWholeRounds};
+
+}  // namespace
+
+const ScheduleSpec kInterleaved1F1B = {
+    .name = "Interleaved1F1B",
+    .aliases = {},
+    .source = "arXiv 2104.04473",
+    .pattern = Pattern::kLoop,
+    .default_stages_per_rank = 2,
+    .splits_backward = false,
+    .bubble = "(P-1)(F+B)",
+    .memory = "min(V M, (V-1)R + 2(P-1-r) + 1), R = M div max(1, M div P)",
+    .constraints = kConstraints,
+    .make_row = make_row,
+    .align = nullptr,
+};
+
+}  // namespace pipewright::schedules

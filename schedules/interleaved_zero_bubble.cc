@@ -1,0 +1,102 @@
+#include "schedules/interleaved_zero_bubble.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "schedules/constraints.h"
+#include "schedules/interleaved.h"
+
+namespace pipewright::schedules {
+namespace {
+
+ir::Row make_row(const Shape& shape, int rank) {
+  const InterleavedOrder order(shape, rank);
+  const int warmup = order.warmup(1);
+  ir::Row row(static_cast<size_t>(rank));
+  int forward = 0;
+  while (forward < warmup) row.emplace_back(order.forward(forward++));
+  if (warmup > 0) row.resize(row.size() + static_cast<size_t>(shape.ranks - 1 - rank));
+  int weight = 0;
+  const auto add_weight = [&] {
+    row.emplace_back(order.backward(weight++, ir::ActionKind::kBackwardWeight));
+  };
+  for (int backward = 0; backward < order.num_operations(); ++backward) {
+    if (forward < order.num_operations()) row.emplace_back(order.forward(forward++));
+    row.emplace_back(order.backward(backward, ir::ActionKind::kBackwardInput));
+    if (backward >= rank) add_weight();
+  }
+  while (weight < order.num_operations()) add_weight();
+  return row;
+}
+
+// Which forwards have run in earlier steps, by stage and microbatch.
+class ForwardsSeen {
+ public:
+  ForwardsSeen(int num_stages, int num_microbatches)
+      : num_microbatches_(static_cast<size_t>(num_microbatches)),
+        seen_(static_cast<size_t>(num_stages) * num_microbatches_) {}
+
+  bool has(int stage, int microbatch) const { return seen_[index(stage, microbatch)]; }
+  void add(int stage, int microbatch) { seen_[index(stage, microbatch)] = true; }
+
+ private:
+  size_t index(int stage, int microbatch) const {
+    return static_cast<size_t>(stage) * num_microbatches_ + static_cast<size_t>(microbatch);
+  }
+
+  size_t num_microbatches_;
+  std::vector<bool> seen_;
+};
+
+// All ranks step by step: a forward whose input was not made in an earlier step waits for one step.
+void align(ir::ComputeOrder* order) {
+  const size_t num_ranks = order->rows.size();
+  ForwardsSeen seen(order->placement.num_stages(), order->num_microbatches);
+  ir::Rows aligned(num_ranks);
+  std::vector<size_t> next(num_ranks);
+  std::vector<ir::ActionPart> this_step;
+  for (bool busy = true; busy;) {
+    busy = false;
+    this_step.clear();
+    for (size_t rank = 0; rank < num_ranks; ++rank) {
+      const ir::Row& row = order->rows[rank];
+      if (next[rank] == row.size()) continue;
+      busy = true;
+      const ir::Action action = row[next[rank]];
+      if (action.kind() == ir::ActionKind::kForward) {
+        const ir::ActionPart part = action.parts()[0];
+        if (part.stage() > 0 && !seen.has(part.stage() - 1, part.microbatch())) {
+          aligned[rank].emplace_back();
+          continue;
+        }
+        this_step.push_back(part);
+      }
+      aligned[rank].push_back(action);
+      ++next[rank];
+    }
+    for (const ir::ActionPart part : this_step) seen.add(part.stage(), part.microbatch());
+  }
+  order->rows = std::move(aligned);
+}
+
+constexpr Constraint kConstraints[] = {kSameNumberOfStages, kWholeRounds};
+constexpr std::string_view kAliases[] = {"ZB1P"};
+
+}  // namespace
+
+const ScheduleSpec kInterleavedZeroBubble = {
+    .name = "InterleavedZeroBubble",
+    .aliases = kAliases,
+    .source = "arXiv 2401.10241",
+    .pattern = Pattern::kLoop,
+    .default_stages_per_rank = 2,
+    .splits_backward = true,
+    .bubble = "(P-1)(F+I-W)",
+    .memory = "min(V M, (V-1)R + P), R = M div max(1, M div P)",
+    .constraints = kConstraints,
+    .make_row = make_row,
+    .align = align,
+};
+
+}  // namespace pipewright::schedules

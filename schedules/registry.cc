@@ -1,0 +1,150 @@
+#include "schedules/registry.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdint>
+
+#include "ir/check.h"
+#include "schedules/dualpipe_v.h"
+#include "schedules/gpipe.h"
+#include "schedules/interleaved_1f1b.h"
+#include "schedules/interleaved_zero_bubble.h"
+#include "schedules/looped_bfs.h"
+#include "schedules/one_f_one_b.h"
+#include "schedules/zbv_zero_bubble.h"
+
+namespace pipewright::schedules {
+namespace {
+
+constexpr const ScheduleSpec* kSchedules[] = {
+    &kGPipe,         &kOneFOneB,  &kLoopedBfs, &kInterleaved1F1B, &kInterleavedZeroBubble,
+    &kZbvZeroBubble, &kDualPipeV,
+};
+
+bool same_word(std::string_view left, std::string_view right) {
+  return std::ranges::equal(left, right, [](unsigned char one, unsigned char other) {
+    return std::tolower(one) == std::tolower(other);
+  });
+}
+
+bool is_legal(const ScheduleSpec& spec, const Shape& shape) {
+  return std::ranges::all_of(spec.constraints,
+                             [&](const Constraint& one) { return one.holds(shape); });
+}
+
+// The limits of an action's fields, and of a row's length.
+std::optional<std::string> size_error(const Shape& shape) {
+  if (shape.stages > ir::kMaxStages) return fmt::format("at most {} stages", ir::kMaxStages);
+  if (shape.microbatches > ir::kMaxMicrobatches)
+    return fmt::format("at most {} microbatches", ir::kMaxMicrobatches);
+  constexpr int64_t kMostForwards = int64_t{1} << 29;
+  const int64_t forwards = int64_t{std::max(1, shape.stages_per_rank())} * shape.microbatches;
+  if (forwards > kMostForwards) return fmt::format("at most {} forwards a rank", kMostForwards);
+  return std::nullopt;
+}
+
+// Legal values next to one that is not, below and above: of `number`, which is a member of `shape`.
+std::vector<int> nearest_legal(const ScheduleSpec& spec, Shape shape, int Shape::*number) {
+  const int given = shape.*number;
+  const int farthest = 4 * shape.ranks + 2 * shape.stages;
+  std::vector<int> found;
+  for (const int direction : {-1, 1}) {
+    for (int distance = 1; distance <= farthest && given + direction * distance >= 1; ++distance) {
+      shape.*number = given + direction * distance;
+      if (!is_legal(spec, shape)) continue;
+      found.push_back(shape.*number);
+      break;
+    }
+  }
+  return found;
+}
+
+std::string nearest_text(const ScheduleSpec& spec, const Shape& shape) {
+  struct Part {
+    int Shape::*number;
+    std::string_view name;
+  };
+  for (const Part& part :
+       {Part{&Shape::microbatches, "microbatches"}, Part{&Shape::stages, "stages"}}) {
+    const std::vector<int> legal = nearest_legal(spec, shape, part.number);
+    if (!legal.empty()) return fmt::format("; nearest: {} {}", fmt::join(legal, " or "), part.name);
+  }
+  // Both are wrong: the default number of stages, and microbatches for it.
+  Shape other = shape;
+  other.stages = default_stages(spec, shape.ranks);
+  const std::vector<int> legal = nearest_legal(spec, other, &Shape::microbatches);
+  if (legal.empty()) return "";
+  return fmt::format("; nearest: {} stages and {} microbatches", other.stages,
+                     fmt::join(legal, " or "));
+}
+
+void drop_trailing_idle(ir::Row* row) {
+  while (!row->empty() && row->back().is_idle()) row->pop_back();
+}
+
+}  // namespace
+
+std::span<const ScheduleSpec* const> all_schedules() { return kSchedules; }
+
+const ScheduleSpec* find_schedule(std::string_view name) {
+  for (const ScheduleSpec* spec : kSchedules) {
+    if (same_word(spec->name, name)) return spec;
+    if (std::ranges::any_of(spec->aliases,
+                            [&](std::string_view alias) { return same_word(alias, name); }))
+      return spec;
+  }
+  return nullptr;
+}
+
+std::vector<std::string_view> schedule_names() {
+  std::vector<std::string_view> names;
+  for (const ScheduleSpec* spec : kSchedules) {
+    names.push_back(spec->name);
+    names.insert(names.end(), spec->aliases.begin(), spec->aliases.end());
+  }
+  return names;
+}
+
+int default_stages(const ScheduleSpec& spec, int ranks) {
+  return spec.default_stages_per_rank * ranks;
+}
+
+std::optional<std::string> shape_error(const ScheduleSpec& spec, const Shape& shape) {
+  const std::string what = fmt::format("{} cannot be made for {} ranks, {} stages, {} microbatches",
+                                       spec.name, shape.ranks, shape.stages, shape.microbatches);
+  if (shape.ranks < 1 || shape.stages < 1 || shape.microbatches < 1)
+    return what + ": each is at least 1";
+  if (const auto error = size_error(shape)) return fmt::format("{}: {}", what, *error);
+  for (const Constraint& constraint : spec.constraints) {
+    if (constraint.holds(shape)) continue;
+    return fmt::format("{}: it wants that {}, as {}{}", what, constraint.rule, constraint.reason,
+                       nearest_text(spec, shape));
+  }
+  return std::nullopt;
+}
+
+ir::ComputeOrder make_order(const ScheduleSpec& spec, const Shape& shape) {
+  PW_CHECK(!shape_error(spec, shape), "the shape keeps to the schedule's constraints");
+  ir::ComputeOrder order;
+  order.name = spec.name;
+  order.placement = spec.pattern == Pattern::kLoop ? ir::Placement::loop(shape.ranks, shape.stages)
+                                                   : ir::Placement::v(shape.ranks, shape.stages);
+  order.num_microbatches = shape.microbatches;
+  order.rows.reserve(static_cast<size_t>(shape.ranks));
+  for (int rank = 0; rank < shape.ranks; ++rank) order.rows.push_back(spec.make_row(shape, rank));
+  if (spec.align != nullptr) spec.align(&order);
+  for (ir::Row& row : order.rows) drop_trailing_idle(&row);
+  return order;
+}
+
+ir::Row make_row(const ScheduleSpec& spec, const Shape& shape, int rank) {
+  PW_CHECK(!shape_error(spec, shape) && rank >= 0 && rank < shape.ranks,
+           "the shape is legal and has the rank");
+  ir::Row row = spec.make_row(shape, rank);
+  drop_trailing_idle(&row);
+  return row;
+}
+
+}  // namespace pipewright::schedules

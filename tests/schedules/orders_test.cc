@@ -1,0 +1,60 @@
+// Every order is PyTorch's, cell for cell, idle slots included, over the files that PyTorch wrote.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <sstream>
+
+#include "ir/action_text.h"
+#include "ir/csv.h"
+#include "schedules/registry.h"
+
+namespace pipewright::schedules {
+namespace {
+
+ir::Rows without_trailing_idle(ir::Rows rows) {
+  for (ir::Row& row : rows) {
+    while (!row.empty() && row.back().is_idle()) row.pop_back();
+  }
+  return rows;
+}
+
+std::string as_text(const ir::Rows& rows) {
+  std::ostringstream out;
+  ir::print_csv(rows, out);
+  return out.str();
+}
+
+TEST(OrdersTest, ArePyTorchsCellForCell) {
+  int files = 0;
+  const std::regex name(R"((\w+)_pp(\d+)_mb(\d+)_spr(\d+)\.csv)");
+  for (const auto& entry : std::filesystem::directory_iterator("tests/orders")) {
+    const std::string file_name = entry.path().filename().string();
+    std::smatch part;
+    if (!std::regex_match(file_name, part, name)) continue;
+    SCOPED_TRACE(file_name);
+    const ScheduleSpec* spec = find_schedule(part[1].str());
+    ASSERT_NE(spec, nullptr);
+    const int ranks = std::stoi(part[2]);
+    const Shape shape{ranks, ranks * std::stoi(part[4]), std::stoi(part[3])};
+    ASSERT_EQ(shape_error(*spec, shape), std::nullopt);
+    std::ifstream file(entry.path(), std::ios::binary);
+    std::stringstream text;
+    text << file.rdbuf();
+    const ir::Source source{file_name, text.str()};
+    ir::Diagnostics diagnostics;
+    const auto theirs = ir::parse_csv(source, &diagnostics);
+    ASSERT_TRUE(theirs);
+    const ir::Schedule& wanted = ir::schedule_of(theirs->schedule);
+    const ir::ComputeOrder ours = make_order(*spec, shape);
+    EXPECT_EQ(as_text(ours.rows), as_text(without_trailing_idle(wanted.rows)));
+    EXPECT_EQ(ours.placement, wanted.placement);
+    EXPECT_EQ(ours.num_microbatches, wanted.num_microbatches);
+    ++files;
+  }
+  EXPECT_EQ(files, 24);
+}
+
+}  // namespace
+}  // namespace pipewright::schedules

@@ -1,0 +1,145 @@
+// Over a wide box of shapes: every microbatch of every stage runs once forward and once backward,
+// on the rank of its stage, in an order that data allow, and the peak of live activations is the
+// schedule's formula, written out here.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "ir/dependencies.h"
+#include "schedules/registry.h"
+
+namespace pipewright::schedules {
+namespace {
+
+// Stages' microbatches that are alive: F starts one, B or W ends it.
+int peak_of(const ir::Row& row) {
+  int live = 0, peak = 0;
+  for (const ir::Action& action : row) {
+    for (const ir::ActionPart part : action.parts()) {
+      if (part.kind() == ir::ActionKind::kForward) peak = std::max(peak, ++live);
+      if (part.kind() == ir::ActionKind::kBackward ||
+          part.kind() == ir::ActionKind::kBackwardWeight)
+        --live;
+    }
+  }
+  EXPECT_EQ(live, 0);
+  return peak;
+}
+
+int wanted_peak(std::string_view name, const Shape& shape, int rank) {
+  const int P = shape.ranks, V = shape.stages / P, M = shape.microbatches, r = rank;
+  const int g = M / std::max(1, M / P);
+  if (name == "GPipe") return M;
+  if (name == "1F1B") return std::min(M, P - r);
+  if (name == "LoopedBFS") return V * M;
+  if (name == "Interleaved1F1B") return std::min(V * M, (V - 1) * g + 2 * (P - 1 - r) + 1);
+  if (name == "InterleavedZeroBubble") return std::min(V * M, (V - 1) * g + P);
+  if (name == "ZBVZeroBubble") return std::min({2 * P, 2 * M, M + 1 + r});
+  if (name == "DualPipeV") return 2 * P + 1;
+  ADD_FAILURE() << "no formula for " << name;
+  return -1;
+}
+
+// Runs the ranks against each other: an action runs when what it needs was made. True if all get to
+// their end.
+bool can_run(const ir::ComputeOrder& order) {
+  const auto index = [&](int stage, int microbatch) {
+    return static_cast<size_t>(stage) * static_cast<size_t>(order.num_microbatches) +
+           static_cast<size_t>(microbatch);
+  };
+  const size_t cells = index(order.placement.num_stages(), 0);
+  std::map<ir::Result, std::vector<bool>> made;
+  for (const ir::Result result :
+       {ir::Result::kOutput, ir::Result::kInputGradient, ir::Result::kWeightInput})
+    made[result].resize(cells);
+  std::vector<size_t> next(order.rows.size());
+  for (bool progress = true; progress;) {
+    progress = false;
+    for (size_t rank = 0; rank < order.rows.size(); ++rank) {
+      for (const ir::Row& row = order.rows[rank]; next[rank] < row.size(); ++next[rank]) {
+        const ir::Action action = row[next[rank]];
+        bool ready = true;
+        for (const ir::ActionPart part : action.parts()) {
+          for (const ir::Need& need : ir::needs_of(part, order.placement))
+            ready = ready && made[need.result][index(need.stage, need.microbatch)];
+        }
+        if (!ready) break;
+        for (const ir::ActionPart part : action.parts()) {
+          for (auto& [result, bits] : made) {
+            if (ir::makes(part.kind(), result)) bits[index(part.stage(), part.microbatch())] = true;
+          }
+        }
+        progress = true;
+      }
+    }
+  }
+  for (size_t rank = 0; rank < order.rows.size(); ++rank) {
+    if (next[rank] != order.rows[rank].size()) return false;
+  }
+  return true;
+}
+
+// (stage, microbatch) -> how often F, B, I and W stand in the order; adds failures for a wrong
+// rank.
+void expect_complete(const ir::ComputeOrder& order) {
+  std::map<std::pair<int, int>, std::map<ir::ActionKind, int>> count;
+  for (size_t rank = 0; rank < order.rows.size(); ++rank) {
+    for (const ir::Action& action : order.rows[rank]) {
+      for (const ir::ActionPart part : action.parts()) {
+        ASSERT_EQ(order.placement.rank_of(part.stage()), static_cast<int>(rank));
+        ++count[{part.stage(), part.microbatch()}][part.kind()];
+      }
+    }
+  }
+  ASSERT_EQ(count.size(), static_cast<size_t>(order.placement.num_stages()) *
+                              static_cast<size_t>(order.num_microbatches));
+  using K = ir::ActionKind;
+  for (const auto& [cell, kinds] : count) {
+    const bool whole = kinds == std::map<K, int>{{K::kForward, 1}, {K::kBackward, 1}};
+    const bool split =
+        kinds ==
+        std::map<K, int>{{K::kForward, 1}, {K::kBackwardInput, 1}, {K::kBackwardWeight, 1}};
+    ASSERT_TRUE(whole || split) << "stage " << cell.first << " microbatch " << cell.second;
+  }
+}
+
+TEST(PeaksTest, EveryOrderIsCompleteCanRunAndKeepsItsFormula) {
+  int orders = 0;
+  for (const ScheduleSpec* spec : all_schedules()) {
+    for (int ranks = 1; ranks <= 8; ++ranks) {
+      for (int per_rank = 1; per_rank <= 3; ++per_rank) {
+        for (const int microbatches : {1, 2, 3, 4, 5, 7, 8, 10, 12, 16, 21, 32}) {
+          const Shape shape{ranks, ranks * per_rank, microbatches};
+          if (shape_error(*spec, shape)) continue;
+          SCOPED_TRACE(testing::Message() << spec->name << " P=" << ranks << " S=" << shape.stages
+                                          << " M=" << microbatches);
+          const ir::ComputeOrder order = make_order(*spec, shape);
+          expect_complete(order);
+          EXPECT_TRUE(can_run(order));
+          for (int rank = 0; rank < ranks; ++rank) {
+            ASSERT_EQ(peak_of(order.rows[static_cast<size_t>(rank)]),
+                      wanted_peak(spec->name, shape, rank))
+                << "rank " << rank;
+          }
+          ++orders;
+        }
+      }
+    }
+  }
+  EXPECT_GT(orders, 900);
+}
+
+// Ranks alone, on a large cluster: the whole order would have 134 million actions.
+TEST(PeaksTest, OneRankOfALargeCluster) {
+  for (const char* name : {"LoopedBFS", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"}) {
+    const ScheduleSpec& spec = *find_schedule(name);
+    const Shape shape{4096, 8192, 8192};
+    for (const int rank : {0, 1, 2047, 4095})
+      EXPECT_EQ(peak_of(make_row(spec, shape, rank)), wanted_peak(name, shape, rank)) << name;
+  }
+}
+
+}  // namespace
+}  // namespace pipewright::schedules

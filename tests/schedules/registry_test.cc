@@ -1,0 +1,103 @@
+#include "schedules/registry.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace pipewright::schedules {
+namespace {
+
+const ScheduleSpec& spec(std::string_view name) {
+  const ScheduleSpec* found = find_schedule(name);
+  EXPECT_NE(found, nullptr) << name;
+  return *found;
+}
+
+std::string error(std::string_view name, const Shape& shape) {
+  return shape_error(spec(name), shape).value_or("");
+}
+
+// The names of PyTorch's get_schedule_class, in any case, as its test_get_schedule_class asks.
+TEST(RegistryTest, KnowsPyTorchsNamesInAnyCase) {
+  for (const char* name : {"1F1B", "1f1b", "Interleaved1F1B", "INTERLEAVED1F1B", "GPipe", "gpipe",
+                           "LoopedBFS", "loopedbfs", "InterleavedZeroBubble", "ZBVZeroBubble",
+                           "zbvzerobubble", "DualPipeV", "dualpipev"}) {
+    EXPECT_NE(find_schedule(name), nullptr) << name;
+  }
+  EXPECT_EQ(find_schedule("ZBV"), find_schedule("ZBVZeroBubble"));
+  EXPECT_EQ(find_schedule("ScheduleThatDoesNotExist"), nullptr);
+  EXPECT_EQ(find_schedule(""), nullptr);
+}
+
+TEST(RegistryTest, NoNameStandsTwice) {
+  std::set<std::string_view> names;
+  for (const std::string_view name : schedule_names())
+    EXPECT_TRUE(names.insert(name).second) << name;
+}
+
+TEST(RegistryTest, StagesByDefault) {
+  EXPECT_EQ(default_stages(spec("1F1B"), 4), 4);
+  EXPECT_EQ(default_stages(spec("Interleaved1F1B"), 4), 8);
+  EXPECT_EQ(default_stages(spec("ZBV"), 4), 8);
+}
+
+// PyTorch's rule: with P = 4, M = 10 is fine, 9 and 11 are not, and any M below 2P is.
+TEST(RegistryTest, InterleavedWantsWholeRounds) {
+  for (const char* name : {"Interleaved1F1B", "InterleavedZeroBubble"}) {
+    for (int microbatches = 1; microbatches < 8; ++microbatches)
+      EXPECT_EQ(error(name, {4, 8, microbatches}), "");
+    EXPECT_EQ(error(name, {4, 8, 10}), "");
+    EXPECT_NE(error(name, {4, 8, 11}), "");
+  }
+  EXPECT_EQ(error("Interleaved1F1B", {4, 8, 9}),
+            "Interleaved1F1B cannot be made for 4 ranks, 8 stages, 9 microbatches: it wants that "
+            "microbatches are a multiple "
+            "of max(1, microbatches div ranks), as all rounds have the same number of "
+            "microbatches; nearest: 8 or 10 "
+            "microbatches");
+}
+
+TEST(RegistryTest, ErrorsNameTheNearestShapes) {
+  EXPECT_EQ(error("1F1B", {4, 8, 4}),
+            "1F1B cannot be made for 4 ranks, 8 stages, 4 microbatches: it wants that stages = "
+            "ranks, as each rank holds one "
+            "stage; nearest: 4 stages");
+  EXPECT_EQ(error("LoopedBFS", {4, 6, 4}),
+            "LoopedBFS cannot be made for 4 ranks, 6 stages, 4 microbatches: it wants that stages "
+            "are a multiple of ranks, as "
+            "each rank holds the same number of stages; nearest: 4 or 8 stages");
+  EXPECT_EQ(error("DualPipeV", {4, 8, 7}),
+            "DualPipeV cannot be made for 4 ranks, 8 stages, 7 microbatches: it wants that "
+            "microbatches >= stages, as both arms "
+            "of the V must fill before they overlap; nearest: 8 microbatches");
+  EXPECT_EQ(error("DualPipeV", {4, 4, 4}),
+            "DualPipeV cannot be made for 4 ranks, 4 stages, 4 microbatches: it wants that stages "
+            "= 2 ranks, as each rank holds "
+            "two stages, one on each arm of the V; nearest: 8 stages and 8 microbatches");
+}
+
+TEST(RegistryTest, SizesStayInsideAnAction) {
+  EXPECT_NE(error("GPipe", {1 << 21, 1 << 21, 1}), "");
+  EXPECT_NE(error("GPipe", {1, 1, (1 << 28) + 1}), "");
+  EXPECT_NE(error("LoopedBFS", {1, 1 << 20, 1 << 28}), "");
+  EXPECT_NE(error("GPipe", {0, 0, 1}), "");
+  EXPECT_NE(error("GPipe", {1, 1, 0}), "");
+}
+
+TEST(RegistryTest, OneRanksRowIsTheOneInTheOrder) {
+  for (const ScheduleSpec* one : all_schedules()) {
+    const Shape shape{4, default_stages(*one, 4), 8};
+    const ir::ComputeOrder order = make_order(*one, shape);
+    for (int rank = 0; rank < 4; ++rank) {
+      ir::Row whole = order.rows[static_cast<size_t>(rank)], alone = make_row(*one, shape, rank);
+      if (one->align != nullptr) {  // idle slots come from the other ranks
+        std::erase_if(whole, [](const ir::Action& action) { return action.is_idle(); });
+        std::erase_if(alone, [](const ir::Action& action) { return action.is_idle(); });
+      }
+      EXPECT_EQ(alone, whole) << one->name << " rank " << rank;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pipewright::schedules
