@@ -1,0 +1,29 @@
+#ifndef PIPEWRIGHT_SCHEDULE_ADD_SEND_RECV_H_
+#define PIPEWRIGHT_SCHEDULE_ADD_SEND_RECV_H_
+
+#include <optional>
+
+#include "ir/diagnostic.h"
+#include "ir/schedule.h"
+
+namespace pipewright::schedule {
+
+// Adds a SEND behind each F, B or I whose result another rank needs, and the RECV there. Ranks of
+// stages 0 and 1:
+//
+//   before  0F0 0F1 0B0 0B1                      1F0 1B0 1F1 1B1
+//   after   0F0 0SEND_F0 0F1 0SEND_F1            1RECV_F0 1RECV_F1 1F0 1B0 1SEND_B0
+//           0RECV_B0 0B0 0RECV_B1 0B1            1F1 1B1 1SEND_B1
+//
+// The order is PyTorch 2.11's (_add_send_recv): the ranks take turns, one action a turn, and each
+// RECV is posted at the moment at which its SEND is. All pairs stand in one order that every rank
+// keeps to, so that no channel model can deadlock; but a RECV stands long before it is needed, and
+// what is posted behind it waits.
+//
+// None, with an error for each rank that is stuck, if the order cannot be run at all. Idle slots
+// cost a turn and are dropped. A pure function, linear in the number of actions and idle turns.
+std::optional<ir::Program> add_send_recv(ir::Program program, ir::Diagnostics* diagnostics);
+
+}  // namespace pipewright::schedule
+
+#endif  // PIPEWRIGHT_SCHEDULE_ADD_SEND_RECV_H_

@@ -1,0 +1,248 @@
+#include "schedule/add_unshard_reshard.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "ir/check.h"
+
+namespace pipewright::schedule {
+namespace {
+
+using ir::Action;
+using ir::ActionKind;
+using ir::ActionPart;
+
+constexpr uint32_t kNever = UINT32_MAX;
+
+// A use of a stage that is still to come.
+struct Use {
+  uint32_t position;  // of the action in its row
+  uint8_t part;       // of a compound: which of the two
+  int stage;
+
+  friend bool operator<(const Use& left, const Use& right) {
+    return std::pair(left.position, left.part) < std::pair(right.position, right.part);
+  }
+};
+
+// For one row: the next use of each of its stages, soonest first, as the row is walked along.
+class Upcoming {
+ public:
+  // `next_use` has room for every stage and is all kNever, and is so again after the last action.
+  Upcoming(const ir::Row& row, std::vector<uint32_t>* next_use) : next_use_(*next_use) {
+    after_.resize(2 * row.size());
+    for (size_t position = row.size(); position-- > 0;) {
+      const auto parts = row[position].parts();
+      for (size_t part = parts.size(); part-- > 0;) {
+        after_[2 * position + part] = next_use_[static_cast<size_t>(parts[part].stage())];
+      }
+      for (const ActionPart part : parts)
+        next_use_[static_cast<size_t>(part.stage())] = static_cast<uint32_t>(position);
+    }
+    for (size_t position = 0; position < row.size(); ++position) {
+      const auto parts = row[position].parts();
+      for (size_t part = 0; part < parts.size(); ++part) {
+        const int stage = parts[part].stage();
+        const bool first = next_use_[static_cast<size_t>(stage)] == position;
+        if (first && !contains(stage))
+          uses_.push_back({static_cast<uint32_t>(position), static_cast<uint8_t>(part), stage});
+      }
+    }
+  }
+
+  const std::vector<Use>& uses() const { return uses_; }
+  uint32_t next_use(int stage) const { return next_use_[static_cast<size_t>(stage)]; }
+
+  // The first `count` different stages in use, and the other stage of a compound that the last of
+  // them is a part of.
+  size_t window(int count) const {
+    size_t size = std::min(static_cast<size_t>(count), uses_.size());
+    while (size > 0 && size < uses_.size() && uses_[size].position == uses_[size - 1].position)
+      ++size;
+    return size;
+  }
+
+  // Goes behind the action at `position`, which is the first use of all.
+  void pass(const ir::Row& row, size_t position) {
+    const auto parts = row[position].parts();
+    for (size_t part = 0; part < parts.size(); ++part) {
+      const int stage = parts[part].stage();
+      const auto used = std::ranges::find(uses_, stage, &Use::stage);
+      if (used == uses_.end() || used->position != position)
+        continue;  // both parts are of one stage
+      uses_.erase(used);
+      const uint32_t next = after_[2 * position + part];
+      next_use_[static_cast<size_t>(stage)] = next;
+      if (next == kNever) continue;
+      const auto next_parts = row[next].parts();
+      const auto which = next_parts[0].stage() == stage ? 0 : 1;
+      const Use use{next, static_cast<uint8_t>(which), stage};
+      uses_.insert(std::upper_bound(uses_.begin(), uses_.end(), use), use);
+    }
+  }
+
+ private:
+  bool contains(int stage) const {
+    return std::ranges::find(uses_, stage, &Use::stage) != uses_.end();
+  }
+
+  std::vector<uint32_t>& next_use_;
+  std::vector<uint32_t> after_;  // two for each action: the next use of the part's stage after it
+  std::vector<Use> uses_;
+};
+
+// The stages of a rank that are unsharded, ascending, and the row that grows with what makes them
+// so.
+class Residency {
+ public:
+  explicit Residency(size_t num_actions) { row_.reserve(num_actions + num_actions / 4 + 8); }
+
+  const std::vector<int>& stages() const { return stages_; }
+  size_t size() const { return stages_.size(); }
+  bool has(int stage) const { return std::ranges::binary_search(stages_, stage); }
+
+  void unshard(int stage) {
+    row_.emplace_back(ActionKind::kUnshard, stage);
+    stages_.insert(std::ranges::upper_bound(stages_, stage), stage);
+  }
+  void reshard(int stage) {
+    row_.emplace_back(ActionKind::kReshard, stage);
+    stages_.erase(std::ranges::find(stages_, stage));
+  }
+  template <typename Predicate>
+  void reshard_where(Predicate unwanted) {
+    for (size_t index = 0; index < stages_.size();) {
+      if (unwanted(stages_[index])) {
+        reshard(stages_[index]);
+      } else {
+        ++index;
+      }
+    }
+  }
+  void run(const Action& action) { row_.push_back(action); }
+
+  // All are freed at the end.
+  ir::Row finish() {
+    reshard_where([](int) { return true; });
+    return std::move(row_);
+  }
+
+ private:
+  std::vector<int> stages_;
+  ir::Row row_;
+};
+
+// Whether a stage is one of the first `window` uses.
+bool is_near(const Upcoming& upcoming, size_t window, int stage) {
+  const auto& uses = upcoming.uses();
+  const auto end = uses.begin() + static_cast<std::ptrdiff_t>(window);
+  return std::find_if(uses.begin(), end, [&](const Use& use) { return use.stage == stage; }) != end;
+}
+
+ir::Row keep_the_next(const ir::Row& row, const ResidencyPolicy& policy,
+                      std::vector<uint32_t>* next_use) {
+  Upcoming upcoming(row, next_use);
+  Residency residency(row.size());
+  for (size_t position = 0; position < row.size(); ++position) {
+    const size_t kept = upcoming.window(policy.residency);
+    residency.reshard_where([&](int stage) { return !is_near(upcoming, kept, stage); });
+    const size_t ahead = upcoming.window(std::min(policy.lookahead, policy.residency));
+    for (size_t index = 0; index < ahead; ++index) {
+      const int stage = upcoming.uses()[index].stage;
+      if (!residency.has(stage)) residency.unshard(stage);
+    }
+    residency.run(row[position]);
+    upcoming.pass(row, position);
+  }
+  return residency.finish();
+}
+
+// A gather, and what is freed to make room for it.
+struct Gather {
+  size_t needed_at;
+  int stage;
+  std::optional<int> freed;
+};
+
+// The fewest gathers with which the row can run, each as late as can be.
+std::vector<Gather> fewest_gathers(const ir::Row& row, int most, std::vector<uint32_t>* next_use) {
+  Upcoming upcoming(row, next_use);
+  Residency residency(0);
+  std::vector<Gather> gathers;
+  for (size_t position = 0; position < row.size(); ++position) {
+    residency.reshard_where([&](int stage) { return upcoming.next_use(stage) == kNever; });
+    const size_t own = upcoming.window(1);
+    for (size_t index = 0; index < own; ++index) {
+      const int stage = upcoming.uses()[index].stage;
+      if (residency.has(stage)) continue;
+      Gather gather{position, stage, std::nullopt};
+      if (residency.size() >= static_cast<size_t>(most)) {
+        const int farthest = *std::ranges::max_element(
+            residency.stages(), {}, [&](int other) { return upcoming.next_use(other); });
+        // Otherwise all that is there is needed at once: a compound goes beyond the residency.
+        if (upcoming.next_use(farthest) > position) gather.freed = farthest;
+      }
+      if (gather.freed) residency.reshard(*gather.freed);
+      residency.unshard(stage);
+      gathers.push_back(gather);
+    }
+    upcoming.pass(row, position);
+  }
+  return gathers;
+}
+
+// Makes the fewest gathers, each as soon as the lookahead lets it and what it frees is not needed
+// before: that changes when a stage is gathered, and never how often.
+ir::Row keep_the_nearest(const ir::Row& row, const ResidencyPolicy& policy,
+                         std::vector<uint32_t>* next_use) {
+  const std::vector<Gather> gathers = fewest_gathers(row, policy.residency, next_use);
+  Upcoming upcoming(row, next_use);
+  Residency residency(row.size());
+  size_t next = 0;
+  for (size_t position = 0; position < row.size(); ++position) {
+    residency.reshard_where([&](int stage) { return upcoming.next_use(stage) == kNever; });
+    const size_t ahead = upcoming.window(policy.lookahead);
+    for (; next < gathers.size(); ++next) {
+      const Gather& gather = gathers[next];
+      if (gather.needed_at > position) {
+        const bool has_room = gather.freed
+                                  ? upcoming.next_use(*gather.freed) > gather.needed_at
+                                  : residency.size() < static_cast<size_t>(policy.residency);
+        if (!has_room || !is_near(upcoming, ahead, gather.stage)) break;
+      }
+      if (gather.freed) residency.reshard(*gather.freed);
+      residency.unshard(gather.stage);
+    }
+    residency.run(row[position]);
+    upcoming.pass(row, position);
+  }
+  return residency.finish();
+}
+
+}  // namespace
+
+ir::Program add_unshard_reshard(ir::ComputeOrder order, const ResidencyPolicy& policy) {
+  PW_CHECK(policy.residency >= 1 && policy.lookahead >= 1, "at least one stage is unsharded");
+  ir::Program program{std::move(order)};
+  program.lowering.residency = policy.residency;
+  program.lowering.lookahead = policy.lookahead;
+  program.lowering.evict = policy.evict;
+  std::vector<uint32_t> next_use(static_cast<size_t>(program.placement.num_stages()), kNever);
+  for (ir::Row& row : program.rows) {
+    std::erase_if(row, [](const Action& action) { return action.is_idle(); });
+    switch (policy.evict) {
+      case ir::Eviction::kPytorch:
+        row = keep_the_next(row, policy, &next_use);
+        break;
+      case ir::Eviction::kFarthest:
+        row = keep_the_nearest(row, policy, &next_use);
+        break;
+    }
+  }
+  return program;
+}
+
+}  // namespace pipewright::schedule

@@ -1,0 +1,59 @@
+#include "schedule/lower.h"
+
+#include <utility>
+
+#include "schedule/add_reduce_grad.h"
+#include "schedule/add_send_recv.h"
+#include "schedule/add_unshard_reshard.h"
+#include "schedule/backward_passes.h"
+
+namespace pipewright::schedule {
+namespace {
+
+constexpr std::string_view kForwardOnly = "forward_only", kMergeBackward = "merge_backward",
+                           kSplitBackward = "split_backward",
+                           kAddUnshardReshard = "add_unshard_reshard",
+                           kAddReduceGrad = "add_reduce_grad", kAddSendRecv = "add_send_recv";
+
+constexpr std::string_view kPassNames[] = {kForwardOnly,       kMergeBackward, kSplitBackward,
+                                           kAddUnshardReshard, kAddReduceGrad, kAddSendRecv};
+
+}  // namespace
+
+std::span<const std::string_view> pass_names() { return kPassNames; }
+
+ir::ComputeOrder transform_order(ir::ComputeOrder order, const ir::Lowering& policies,
+                                 const PassObserver& observer) {
+  const auto pass = [&](std::string_view name, bool wanted,
+                        ir::ComputeOrder (*run)(ir::ComputeOrder)) {
+    if (!wanted) return;
+    order = run(std::move(order));
+    if (observer) observer(name, order);
+  };
+  pass(kForwardOnly, policies.forward_only.value_or(false), forward_only);
+  pass(kMergeBackward, policies.merge_backward.value_or(false), merge_backward);
+  pass(kSplitBackward, policies.split_backward.value_or(false), split_backward);
+  return order;
+}
+
+std::optional<ir::Program> lower(ir::ComputeOrder order, const ir::Lowering& policies,
+                                 ir::Diagnostics* diagnostics, const PassObserver& observer) {
+  const auto observe = [&](std::string_view name, const ir::Program& program) {
+    if (observer) observer(name, program);
+  };
+  ResidencyPolicy residency;
+  residency.residency = policies.residency.value_or(residency.residency);
+  residency.lookahead = policies.lookahead.value_or(residency.lookahead);
+  residency.evict = policies.evict.value_or(residency.evict);
+
+  ir::Program program =
+      add_unshard_reshard(transform_order(std::move(order), policies, observer), residency);
+  observe(kAddUnshardReshard, program);
+  program = add_reduce_grad(std::move(program), policies.reduce_every);
+  observe(kAddReduceGrad, program);
+  std::optional<ir::Program> lowered = add_send_recv(std::move(program), diagnostics);
+  if (lowered) observe(kAddSendRecv, *lowered);
+  return lowered;
+}
+
+}  // namespace pipewright::schedule

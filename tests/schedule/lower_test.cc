@@ -1,0 +1,209 @@
+// Whole lowerings: PyTorch's token for token over the files that it wrote, and how often stages are
+// gathered.
+#include "schedule/lower.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <sstream>
+
+#include "ir/csv.h"
+#include "schedule/add_send_recv.h"
+#include "schedule/add_unshard_reshard.h"
+#include "schedule/backward_passes.h"
+#include "schedules/registry.h"
+
+namespace pipewright::schedule {
+namespace {
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+ir::ComputeOrder read_order(const std::string& path) {
+  const ir::Source source{path, read_file(path)};
+  ir::Diagnostics diagnostics;
+  auto parsed = ir::parse_csv(source, &diagnostics);
+  EXPECT_TRUE(parsed) << path;
+  return std::get<ir::ComputeOrder>(parsed->schedule);
+}
+
+std::string csv(const ir::Rows& rows) {
+  std::ostringstream out;
+  ir::print_csv(rows, out);
+  return out.str();
+}
+
+TEST(LowerTest, IsPyTorchsTokenForToken) {
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("tests/orders")) {
+    const std::string path = entry.path().string();
+    const std::string lowered_path = path.substr(0, path.size() - 4) + "_comms.csv";
+    if (path.find("zb1p") != std::string::npos || !std::filesystem::exists(lowered_path)) continue;
+    ir::Diagnostics diagnostics;
+    const auto program = lower(read_order(path), {}, &diagnostics);
+    ASSERT_TRUE(program) << path;
+    EXPECT_EQ(csv(program->rows), read_file(lowered_path)) << path;
+    ++files;
+  }
+  EXPECT_EQ(files, 24);
+}
+
+// PyTorch's test_csv: merged and with SENDs and RECVs, without UNSHARD and REDUCE_GRAD.
+TEST(LowerTest, TestCsvZb1p2Rank2Stagep) {
+  ir::Diagnostics diagnostics;
+  const auto program = add_send_recv(
+      {merge_backward(read_order("tests/orders/zb1p_2rank_2stagep_compute.csv"))}, &diagnostics);
+  ASSERT_TRUE(program);
+  EXPECT_EQ(csv(program->rows), read_file("tests/orders/zb1p_2rank_2stagep_comms.csv"));
+}
+
+TEST(LowerTest, ObserversSeeEachPassAndTheProgramRecordsItsPolicies) {
+  const schedules::ScheduleSpec& spec = *schedules::find_schedule("ZBV");
+  std::vector<std::string> seen;
+  ir::Diagnostics diagnostics;
+  ir::Lowering policies;
+  policies.merge_backward = true;
+  policies.reduce_every = 2;
+  const auto program =
+      lower(schedules::make_order(spec, {2, 4, 4}), policies, &diagnostics,
+            [&](std::string_view pass, const ir::AnySchedule&) { seen.emplace_back(pass); });
+  EXPECT_EQ(seen, (std::vector<std::string>{"merge_backward", "add_unshard_reshard",
+                                            "add_reduce_grad", "add_send_recv"}));
+  ir::Lowering recorded = policies;
+  recorded.residency = 3;
+  recorded.lookahead = 3;
+  recorded.evict = ir::Eviction::kPytorch;
+  recorded.receives = ir::Receives::kPytorch;
+  EXPECT_EQ(program->lowering, recorded);
+}
+
+int count(const ir::Row& row, ir::ActionKind kind) {
+  int found = 0;
+  for (const ir::Action& action : row) found += action.kind() == kind;
+  return found;
+}
+
+int gathers(const char* name, int rank, int residency, int lookahead, ir::Eviction evict) {
+  const ir::ComputeOrder order =
+      schedules::make_order(*schedules::find_schedule(name), {4, 16, 16});
+  return count(
+      add_unshard_reshard(order, {residency, lookahead, evict}).rows[static_cast<size_t>(rank)],
+      ir::ActionKind::kUnshard);
+}
+
+// 4 ranks, 4 stages a rank, 16 microbatches: gathers of the first and the last rank, as PyTorch's
+// code gives them.
+TEST(LowerTest, PyTorchsGathersAtEachResidency) {
+  const std::map<int, std::pair<int, int>> wanted = {
+      {1, {75, 61}}, {2, {20, 20}}, {3, {15, 13}}, {4, {4, 4}}};
+  for (const auto& [k, gather] : wanted) {
+    EXPECT_EQ(gathers("Interleaved1F1B", 0, k, k, ir::Eviction::kPytorch), gather.first) << k;
+    EXPECT_EQ(gathers("Interleaved1F1B", 3, k, k, ir::Eviction::kPytorch), gather.second) << k;
+  }
+  EXPECT_EQ(gathers("InterleavedZeroBubble", 0, 2, 2, ir::Eviction::kPytorch), 20);
+  EXPECT_EQ(gathers("InterleavedZeroBubble", 3, 2, 2, ir::Eviction::kPytorch), 74);
+}
+
+TEST(LowerTest, FarthestGathersLess) {
+  for (const int lookahead : {1, 2, 3}) {
+    EXPECT_EQ(gathers("Interleaved1F1B", 0, 3, lookahead, ir::Eviction::kFarthest), 11)
+        << lookahead;
+    EXPECT_EQ(gathers("Interleaved1F1B", 3, 3, lookahead, ir::Eviction::kFarthest), 11)
+        << lookahead;
+  }
+  EXPECT_EQ(gathers("InterleavedZeroBubble", 0, 2, 1, ir::Eviction::kFarthest), 18);
+  EXPECT_EQ(gathers("InterleavedZeroBubble", 3, 2, 1, ir::Eviction::kFarthest), 43);
+}
+
+// The fewest gathers with which a row can run, over every choice of what to free.
+int fewest_gathers(const ir::Row& row, size_t position, std::vector<int> active, size_t residency,
+                   std::map<std::pair<size_t, std::vector<int>>, int>* known) {
+  if (position == row.size()) return 0;
+  const auto key = std::pair(position, active);
+  if (const auto found = known->find(key); found != known->end()) return found->second;
+  const int stage = row[position].parts()[0].stage();
+  int best = 1 << 20;
+  if (std::ranges::find(active, stage) != active.end()) {
+    best = fewest_gathers(row, position + 1, active, residency, known);
+  } else if (active.size() < residency) {
+    std::vector<int> more = active;
+    more.push_back(stage);
+    std::ranges::sort(more);
+    best = 1 + fewest_gathers(row, position + 1, more, residency, known);
+  } else {
+    for (int& victim : active) {
+      std::vector<int> other = active;
+      other[static_cast<size_t>(&victim - active.data())] = stage;
+      std::ranges::sort(other);
+      best = std::min(best, 1 + fewest_gathers(row, position + 1, other, residency, known));
+    }
+  }
+  return (*known)[key] = best;
+}
+
+TEST(LowerTest, FarthestIsTheFewestThatThereCanBe) {
+  for (const char* name : {"Interleaved1F1B", "InterleavedZeroBubble", "LoopedBFS"}) {
+    const ir::ComputeOrder order =
+        schedules::make_order(*schedules::find_schedule(name), {2, 8, 6});
+    for (size_t rank = 0; rank < 2; ++rank) {
+      ir::Row row = order.rows[rank];
+      std::erase_if(row, [](const ir::Action& action) { return action.is_idle(); });
+      for (const int residency : {1, 2, 3}) {
+        std::map<std::pair<size_t, std::vector<int>>, int> known;
+        const int best = fewest_gathers(row, 0, {}, static_cast<size_t>(residency), &known);
+        for (const int lookahead : {1, 2, 4}) {
+          const ir::Program program =
+              add_unshard_reshard(order, {residency, lookahead, ir::Eviction::kFarthest});
+          EXPECT_EQ(count(program.rows[rank], ir::ActionKind::kUnshard), best)
+              << name << " rank " << rank << " residency " << residency << " lookahead "
+              << lookahead;
+        }
+      }
+    }
+  }
+}
+
+// Whatever the policy, a stage is unsharded where it is used, never twice at once, and freed at the
+// end; and no more stages than the residency are, or two for a compound.
+TEST(LowerTest, EveryPolicyKeepsStagesUnshardedWhereTheyAreUsed) {
+  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+    const ir::ComputeOrder order =
+        schedules::make_order(*spec, {4, schedules::default_stages(*spec, 4), 8});
+    for (const ir::Eviction evict : {ir::Eviction::kPytorch, ir::Eviction::kFarthest}) {
+      for (const int residency : {1, 2, 3, 8}) {
+        for (const int lookahead : {1, 2, 8}) {
+          const ir::Program program = add_unshard_reshard(order, {residency, lookahead, evict});
+          for (const ir::Row& row : program.rows) {
+            std::map<int, bool> active;
+            for (const ir::Action& action : row) {
+              for (const ir::ActionPart part : action.parts()) {
+                if (action.kind() == ir::ActionKind::kUnshard) {
+                  ASSERT_FALSE(std::exchange(active[part.stage()], true));
+                } else if (action.kind() == ir::ActionKind::kReshard) {
+                  ASSERT_TRUE(std::exchange(active[part.stage()], false));
+                } else {
+                  ASSERT_TRUE(active[part.stage()]) << spec->name;
+                }
+              }
+              const auto held =
+                  std::ranges::count_if(active, [](const auto& one) { return one.second; });
+              ASSERT_LE(held, std::max(residency + 1, 2)) << spec->name;
+            }
+            for (const auto& [stage, held] : active) ASSERT_FALSE(held) << stage;
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pipewright::schedule
