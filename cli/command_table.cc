@@ -1,23 +1,30 @@
 #include "cli/command_table.h"
 
 #include "cli/commands.h"
+#include "cli/input.h"
 #include "ir/read.h"
+#include "schedule/lower.h"
 
 namespace pipewright::cli {
 namespace {
 
-const ArgumentSpec kSource = {{ValueKind::kFile, "SOURCE", {}},
-                              "a schedule file (.csv, .plan, .json), or - for stdin"};
+template <typename Item>
+std::vector<Item> operator+(std::vector<Item> left, const std::vector<Item>& right) {
+  left.insert(left.end(), right.begin(), right.end());
+  return left;
+}
 
-// What the shape of a schedule should be.
-std::vector<OptionSpec> with_shape(std::vector<OptionSpec> options) {
-  const OptionSpec shape[] = {
-      {"--ranks", "", {ValueKind::kNumber, "P", {}}, "ranks that the schedule should have"},
-      {"--stages", "", {ValueKind::kNumber, "S", {}}, "stages that it should have"},
-      {"--microbatches", "", {ValueKind::kNumber, "M", {}}, "microbatches that it should have"},
-  };
-  options.insert(options.end(), std::begin(shape), std::end(shape));
-  return options;
+OptionSpec level_option(std::string_view help) {
+  return {"--level",
+          "",
+          {ValueKind::kChoice,
+           "LEVEL",
+           {ir::name(ir::Level::kComputeOnly), ir::name(ir::Level::kComputeComms)}},
+          help};
+}
+
+std::vector<std::string_view> passes() {
+  return {schedule::pass_names().begin(), schedule::pass_names().end()};
 }
 
 std::vector<std::string_view> print_formats() {
@@ -29,43 +36,66 @@ std::vector<std::string_view> print_formats() {
 const std::vector<CommandSpec>& table() {
   static const std::vector<CommandSpec> kCommands = {
       {"list",
-       "list the ready schedule files",
-       "Lists the files under schedules/ with their level, shape and placement.",
+       "list the schedules that can be made",
+       "Lists every schedule with its constraints, placement, formulas of bubble and memory, and a "
+       "ready file of it.",
        {},
        {},
        {{"pipewright list", "what there is"}},
        run_list},
       {"print",
        "print a schedule in any format",
-       "Reads a schedule and prints it as a table, with a line a step and a column a rank, or in "
-       "one of the file\n"
-       "formats. The format of the file is told from its extension, else from its first bytes. A "
-       "file that cannot be\n"
-       "read gives errors on stderr, exit code 1, and nothing else.",
-       {kSource},
-       with_shape({
-           {"--format",
-            "",
-            {ValueKind::kChoice, "FORMAT", print_formats()},
-            "table (the default), or a file format"},
-           {"--output",
-            "-o",
-            {ValueKind::kFile, "FILE", {}},
-            "write to FILE, whole or not at all; - is stdout"},
-       }),
-       {{"pipewright print schedules/1f1b.plan", "as a table"},
+       "Makes a schedule by name, or reads a file, and prints it as a table, with a line a step "
+       "and a column a rank, or in\n"
+       "one of the file formats. A name is lowered to a program, with SEND, RECV, UNSHARD, RESHARD "
+       "and REDUCE_GRAD, unless\n"
+       "--level says compute_only; a file is printed at its own level. Lowering is PyTorch's "
+       "unless an option says otherwise.\n"
+       "The format of a file is told from its extension, else from its first bytes. A file that "
+       "cannot be read gives errors\n"
+       "on stderr, exit code 1, and nothing else.",
+       {source_argument()},
+       shape_options() +
+           std::vector<OptionSpec>{
+               level_option("by default compute_comms for a name, a file's own level for a file"),
+               {"--format",
+                "",
+                {ValueKind::kChoice, "FORMAT", print_formats()},
+                "table (the default), or a file format"},
+               {"--output",
+                "-o",
+                {ValueKind::kFile, "FILE", {}},
+                "write to FILE, whole or not at all; - is stdout"},
+           } +
+           lowering_options() +
+           std::vector<OptionSpec>{
+               {"--print-after",
+                "",
+                {ValueKind::kChoice, "PASS", passes()},
+                "also print what this pass gave, to stderr"},
+           },
+       {{"pipewright print 1F1B --ranks 4 --microbatches 8 --level compute_only",
+         "an order, as a table"},
+        {"pipewright print ZBV --ranks 4 --microbatches 8 --format csv -o zbv.csv",
+         "a program that PyTorch loads"},
         {"pipewright print plan.csv --format plan -o plan.plan", "from PyTorch's CSV to a .plan"},
         {"pipewright print - --format json <plan.csv", "from stdin"}},
        run_print},
       {"validate",
        "check a schedule",
-       "Reads a schedule and reports all that is wrong with its text and its shape. What is "
-       "checked is said in the\n"
-       "result. Exit code 0: valid. 1: invalid. 2: the file cannot be opened.",
-       {kSource},
-       with_shape({
-           {"--json", "", {ValueKind::kNone, "", {}}, "the result as JSON on stdout"},
-       }),
+       "Reads a schedule, or makes it by name, and reports all that is wrong with its text and its "
+       "shape. A compute order is\n"
+       "lowered as well, which finds ranks that wait for each other for ever, unless --level says "
+       "compute_only. What was\n"
+       "checked is said in the result. Exit code 0: valid. 1: invalid. 2: the file cannot be "
+       "opened.",
+       {source_argument()},
+       shape_options() +
+           std::vector<OptionSpec>{
+               level_option("compute_only: do not lower an order"),
+               {"--json", "", {ValueKind::kNone, "", {}}, "the result as JSON on stdout"},
+           } +
+           lowering_options(),
        {{"pipewright validate plan.csv", "all errors at once, each with its place"},
         {"pipewright validate plan.csv --ranks 4 --microbatches 8", "and the shape is that"},
         {"pipewright validate plan.csv --json", "for a program"}},

@@ -18,6 +18,7 @@ enum class ValueKind {
   kNone,    // a flag without a value
   kText,    // anything
   kFile,    // a path; shells complete it
+  kSource,  // a schedule's name or a path; shells complete both
   kNumber,  // a whole number from 1
   kChoice,  // one of `choices`
 };

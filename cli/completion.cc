@@ -7,6 +7,7 @@
 
 #include "cli/command_table.h"
 #include "cli/commands.h"
+#include "schedules/registry.h"
 
 namespace pipewright::cli {
 namespace {
@@ -22,6 +23,13 @@ std::string command_names() {
   for (const CommandSpec& command : commands())
     names += (names.empty() ? "" : " ") + std::string(command.name);
   return names;
+}
+
+std::string schedule_words() {
+  std::string words;
+  for (const schedules::ScheduleSpec* spec : schedules::all_schedules())
+    words += (words.empty() ? "" : " ") + std::string(spec->name);
+  return words;
 }
 
 // Completion functions see the words before the cursor: first the value of an option, then options,
@@ -55,6 +63,7 @@ std::string bash_completion() {
           text += fmt::format("        {}) return ;;\n", pattern);
           break;
         case ValueKind::kFile:
+        case ValueKind::kSource:
           text += fmt::format("        {}) COMPREPLY=($(compgen -f -- \"$word\")); return ;;\n",
                               pattern);
           break;
@@ -71,6 +80,11 @@ std::string bash_completion() {
         "fi\n",
         flags);
     for (const ArgumentSpec& argument : command.arguments) {
+      if (argument.value.kind == ValueKind::kSource) {
+        text += fmt::format(
+            "      COMPREPLY=($(compgen -W '{}' -- \"$word\") $(compgen -f -- \"$word\"))\n",
+            schedule_words());
+      }
       if (argument.value.kind == ValueKind::kFile)
         text += "      COMPREPLY=($(compgen -f -- \"$word\"))\n";
       if (argument.value.kind == ValueKind::kChoice) {
@@ -102,6 +116,8 @@ std::string zsh_action(const ValueSpec& value) {
       return fmt::format(":{}: ", value.shown);
     case ValueKind::kFile:
       return fmt::format(":{}:_files", value.shown);
+    case ValueKind::kSource:
+      return fmt::format(":{}: _pipewright_source", value.shown);
     case ValueKind::kChoice:
       return fmt::format(":{}:({})", value.shown, fmt::join(value.choices, " "));
   }
@@ -112,6 +128,9 @@ std::string zsh_completion() {
   std::string text =
       "#compdef pipewright\n"
       "# zsh completion for pipewright: source <(pipewright completion zsh)\n"
+      "_pipewright_source() {\n  _alternative 'names:schedule:(" +
+      schedule_words() +
+      ")' 'files:file:_files'\n}\n"
       "_pipewright() {\n"
       "  local -a commands=(\n";
   for (const CommandSpec& command : commands())
@@ -175,6 +194,8 @@ std::string fish_completion() {
     }
     for (const ArgumentSpec& argument : command.arguments) {
       if (argument.value.kind == ValueKind::kFile) text += condition + " -F\n";
+      if (argument.value.kind == ValueKind::kSource)
+        text += fmt::format("{} -F -a '{}'\n", condition, schedule_words());
       if (argument.value.kind == ValueKind::kChoice)
         text += fmt::format("{} -a '{}'\n", condition, fmt::join(argument.value.choices, " "));
     }

@@ -2,24 +2,44 @@
 #define PIPEWRIGHT_CLI_INPUT_H_
 
 #include <optional>
+#include <vector>
 
+#include "cli/command_table.h"
 #include "cli/console.h"
 #include "cli/invocation.h"
-#include "ir/parsed_schedule.h"
-#include "ir/read.h"
+#include "ir/cell_index.h"
+#include "ir/diagnostic.h"
+#include "ir/schedule.h"
+#include "schedule/lower.h"
+
+// SOURCE and the options that say what to make of it, for every command that takes a schedule.
 
 namespace pipewright::cli {
 
-// The schedule that a command's SOURCE names, with its text and all that is wrong with it.
+// The schedule that a command's SOURCE names, and all that is wrong with it.
 struct Input {
-  ir::Source source;
+  std::optional<ir::Source> source;         // the file; none for a schedule that is made by name
+  std::optional<ir::AnySchedule> schedule;  // none if there are errors
+  ir::CellIndex cells;                      // of the file; points into `source`
   ir::Diagnostics diagnostics;
-  std::optional<ir::ParsedSchedule> parsed;  // none if there are errors; points into `source`
 };
 
-// Reads argument 0 and checks it against --ranks, --stages and --microbatches. `input` must stay
-// where it is.
+// SOURCE as an argument; --ranks, --stages, --microbatches; and the lowering policies.
+ArgumentSpec source_argument();
+std::vector<OptionSpec> shape_options();
+std::vector<OptionSpec> lowering_options();
+
+// Reads argument 0: a file, which must have the shape that is asked for, or a name, for which a
+// schedule of that shape is made. `input` must stay where it is.
 void read_input(const Invocation& invocation, Console& console, Input* input);
+
+// Brings the input to the level of --level, by default `level`: lowers an order as the policies
+// say. What is lowered already is not lowered again. Does nothing where there are errors.
+void lower_input(const Invocation& invocation, ir::Level level,
+                 const schedule::PassObserver& observer, Input* input);
+
+// The file's name, or the schedule's.
+std::string input_name(const Input& input);
 
 // What is wrong, for people, to stderr.
 void print_diagnostics(const Input& input, Console& console);

@@ -1,41 +1,58 @@
-#include <algorithm>
+#include <fmt/format.h>
+
 #include <ostream>
 #include <string>
-#include <vector>
+#include <string_view>
 
 #include "cli/command_table.h"
 #include "cli/commands.h"
 #include "ir/check.h"
 #include "ir/read.h"
 #include "schedules/catalogue.h"
+#include "schedules/registry.h"
 
 namespace pipewright::cli {
+namespace {
 
-int run_list(const Invocation&, Console& console) {
-  std::vector<std::vector<std::string>> lines = {
-      {"NAME", "LEVEL", "RANKS", "STAGES", "MICROBATCHES", "PLACEMENT", "FILE"}};
+// The ready file of a schedule; empty if there is none.
+std::string_view ready_file_of(const schedules::ScheduleSpec& spec) {
   for (const schedules::ReadyFile& file : schedules::ready_files()) {
     ir::Diagnostics diagnostics;
     const ir::Source source{std::string(file.path), std::string(file.text)};
     const auto parsed = ir::read_schedule(source, {}, &diagnostics);
     PW_CHECK(parsed, "a ready file is valid: " + source.name);
-    const ir::Schedule& schedule = ir::schedule_of(parsed->schedule);
-    lines.push_back({schedule.name, std::string(ir::name(ir::level_of(parsed->schedule))),
-                     std::to_string(schedule.placement.num_ranks()),
-                     std::to_string(schedule.placement.num_stages()),
-                     std::to_string(schedule.num_microbatches), schedule.placement.to_string(),
-                     source.name});
+    if (ir::schedule_of(parsed->schedule).name == spec.name) return file.path;
   }
-  std::vector<size_t> widths(lines[0].size());
-  for (const auto& line : lines) {
-    for (size_t column = 0; column < line.size(); ++column)
-      widths[column] = std::max(widths[column], line[column].size());
-  }
-  for (auto& line : lines) {
-    for (size_t column = 0; column + 1 < line.size(); ++column)
-      line[column].resize(widths[column] + 2, ' ');
-    for (const std::string& cell : line) console.out << cell;
+  return "";
+}
+
+}  // namespace
+
+int run_list(const Invocation&, Console& console) {
+  console.out << "P ranks, S stages, V stages a rank, M microbatches, r a rank. F, B, I, W: times "
+                 "of a stage's forward,\n"
+                 "backward and its two halves. Bubble: idle time of a rank in a step. Memory: peak "
+                 "of live activations on\n"
+                 "rank r, in microbatches of a stage.\n";
+  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+    console.out << '\n' << spec->name;
+    if (!spec->aliases.empty())
+      console.out << fmt::format("  (also {})", fmt::join(spec->aliases, ", "));
     console.out << '\n';
+    const auto line = [&](std::string_view what, std::string_view text) {
+      if (!text.empty()) console.out << fmt::format("  {:<11} {}\n", what, text);
+    };
+    const int per_rank = spec->default_stages_per_rank;
+    line("placement", fmt::format("{}, {} stage{} a rank by default",
+                                  spec->pattern == schedules::Pattern::kLoop ? "loop" : "v",
+                                  per_rank, per_rank == 1 ? "" : "s"));
+    line("backward", spec->splits_backward ? "split into I and W" : "whole");
+    for (const schedules::Constraint& constraint : spec->constraints)
+      line("wants", fmt::format("{}: {}", constraint.rule, constraint.reason));
+    line("bubble", spec->bubble);
+    line("memory", spec->memory);
+    line("source", spec->source);
+    line("ready file", ready_file_of(*spec));
   }
   return kExitOk;
 }

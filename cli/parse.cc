@@ -15,16 +15,12 @@
 #include "cli/command_table.h"
 #include "cli/files.h"
 #include "cli/help.h"
+#include "cli/usage_error.h"
 #include "ir/diagnostic.h"
 #include "ir/spelling.h"
 
 namespace pipewright::cli {
 namespace {
-
-// The words on the command line are wrong; what() says how.
-class UsageError : public std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
 
 std::string with_hint(std::string message, const std::string& hint) {
   return hint.empty() ? message : message + "; " + hint;
@@ -35,6 +31,7 @@ void check_value(const std::string& what, const ValueSpec& spec, const std::stri
     case ValueKind::kNone:
     case ValueKind::kText:
     case ValueKind::kFile:
+    case ValueKind::kSource:
       return;
     case ValueKind::kNumber: {
       int number = 0;

@@ -35,19 +35,25 @@ std::string describe(const ir::AnySchedule& any) {
 int run_validate(const Invocation& invocation, Console& console) {
   Input input;
   read_input(invocation, console, &input);
-  const bool valid = input.parsed.has_value();
+  // A compute order is lowered as well, unless --level says that the order alone is meant. What is
+  // described is what was given.
+  const std::string what = input.schedule && input.source ? describe(*input.schedule) : "";
+  const bool was_order = input.schedule && ir::level_of(*input.schedule) == ir::Level::kComputeOnly;
+  lower_input(invocation, ir::Level::kComputeComms, nullptr, &input);
+  const bool valid = input.schedule.has_value();
+  const bool lowered = was_order && invocation.text("--level") != "compute_only";
   if (invocation.has("--json")) {
     // `checked` grows as the verifier does: what is not in it was not looked at.
     console.out << fmt::format(
-        "{{\n  \"version\": 1,\n  \"valid\": {},\n  \"checked\": [\"text\", \"shape\"],\n  "
+        "{{\n  \"version\": 1,\n  \"valid\": {},\n  \"checked\": [\"text\", \"shape\"{}],\n  "
         "\"diagnostics\": {}\n}}\n",
-        valid, ir::diagnostics_json(input.diagnostics, 2));
+        valid, lowered ? ", \"lowering\"" : "", ir::diagnostics_json(input.diagnostics, 2));
   } else {
     print_diagnostics(input, console);
     if (valid) {
-      console.out << fmt::format("{}: text and shape are valid: {}\n",
-                                 ir::printable(input.source.name),
-                                 describe(input.parsed->schedule));
+      console.out << fmt::format("{}: text and shape are valid{}: {}\n", input_name(input),
+                                 lowered ? ", and it can be lowered" : "",
+                                 what.empty() ? describe(*input.schedule) : what);
     }
   }
   return valid ? kExitOk : kExitInvalid;

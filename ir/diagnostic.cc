@@ -27,6 +27,16 @@ Diagnostic& Diagnostics::error(Rule rule, std::string message, Place place) {
   return added;
 }
 
+void Diagnostics::find_places(const std::function<Place(int rank, int step)>& place_of) {
+  const auto find = [&](Place* place) {
+    if (place->rank && place->step && !place->offset) *place = place_of(*place->rank, *place->step);
+  };
+  for (Diagnostic& diagnostic : kept_) {
+    find(&diagnostic.place);
+    for (Note& note : diagnostic.notes) find(&note.place);
+  }
+}
+
 void Diagnostics::sort() {
   const auto key = [](const Diagnostic& diagnostic) {
     const Place& place = diagnostic.place;

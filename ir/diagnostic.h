@@ -2,6 +2,7 @@
 #define PIPEWRIGHT_IR_DIAGNOSTIC_H_
 
 #include <cstddef>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -47,6 +48,9 @@ class Diagnostics {
   std::span<const Diagnostic> kept() const { return kept_; }
   // All that were added, kept or not.
   size_t total() const { return total_; }
+
+  // Asks for the place in a file of each rank and step that has none yet, notes included.
+  void find_places(const std::function<Place(int rank, int step)>& place_of);
 
   // By place in the file, then by rank and step; what has no place stays first.
   void sort();

@@ -51,7 +51,7 @@ class SendRecvPass {
       built_[rank].reserve(2 * program_.rows[rank].size());
   }
 
-  std::optional<ir::Program> run(ir::Diagnostics* diagnostics) {
+  std::optional<ir::Program> run(std::vector<StuckRank>* stuck) {
     std::vector<size_t> busy;  // ranks with actions left, ascending
     for (size_t rank = 0; rank < next_.size(); ++rank) {
       if (!program_.rows[rank].empty()) busy.push_back(rank);
@@ -60,7 +60,10 @@ class SendRecvPass {
       bool progress = false;
       for (const size_t rank : busy) progress = take_turn(rank) || progress;
       if (!progress) {
-        for (const size_t rank : busy) report_stuck(rank, diagnostics);
+        for (const size_t rank : busy) {
+          const ir::Action action = program_.rows[rank][next_[rank]];
+          stuck->push_back({static_cast<int>(rank), action, *missing(action)});
+        }
         return std::nullopt;
       }
       std::erase_if(busy, [&](size_t rank) { return next_[rank] == program_.rows[rank].size(); });
@@ -99,32 +102,52 @@ class SendRecvPass {
     return true;
   }
 
-  void report_stuck(size_t rank, ir::Diagnostics* diagnostics) const {
-    const size_t step = next_[rank];
-    const ir::Action action = program_.rows[rank][step];
-    const ir::Need need = *missing(action);
-    const char* what = need.result == ir::Result::kOutput ? "output" : "input gradient";
-    ir::Place place;
-    place.rank = static_cast<int>(rank);
-    diagnostics->error(
-        ir::Rule::kCannotRun,
-        fmt::format("rank {} cannot go past `{}`: the {} of stage {} for microbatch {} is never "
-                    "made before it, "
-                    "on rank {}",
-                    rank, ir::to_string(action), what, need.stage, need.microbatch, need.rank),
-        place);
-  }
-
   ir::Program program_;
   Made made_;
   std::vector<size_t> next_;
   ir::Rows built_;
 };
 
+// Whether `left` and `right` are the same work, where passes may have split or merged the backward.
+bool same_work(ir::ActionPart left, ir::ActionPart right) {
+  if (left.stage() != right.stage() || left.microbatch() != right.microbatch()) return false;
+  return left.kind() == right.kind() ||
+         (ir::gives_input_gradient(left.kind()) && ir::gives_input_gradient(right.kind()));
+}
+
+// The step of `row` that an action comes from.
+std::optional<int> find_step(const ir::Row& row, const ir::Action& action) {
+  const ir::ActionPart wanted = action.parts()[0];
+  for (size_t step = 0; step < row.size(); ++step) {
+    for (const ir::ActionPart part : row[step].parts()) {
+      if (same_work(part, wanted)) return static_cast<int>(step);
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
-std::optional<ir::Program> add_send_recv(ir::Program program, ir::Diagnostics* diagnostics) {
-  return SendRecvPass(std::move(program)).run(diagnostics);
+std::optional<ir::Program> add_send_recv(ir::Program program, std::vector<StuckRank>* stuck) {
+  return SendRecvPass(std::move(program)).run(stuck);
+}
+
+void report_stuck(const std::vector<StuckRank>& stuck, const ir::ComputeOrder& order,
+                  ir::Diagnostics* diagnostics) {
+  for (const StuckRank& one : stuck) {
+    const ir::Need& need = one.waits_for;
+    const char* what = need.result == ir::Result::kOutput ? "output" : "input gradient";
+    ir::Place place;
+    place.rank = one.rank;
+    place.step = find_step(order.rows[static_cast<size_t>(one.rank)], one.action);
+    diagnostics->error(
+        ir::Rule::kCannotRun,
+        fmt::format(
+            "rank {} cannot go past `{}`: it waits for the {} of stage {} for microbatch {}, "
+            "which rank {} never gets to",
+            one.rank, ir::to_string(one.action), what, need.stage, need.microbatch, need.rank),
+        place);
+  }
 }
 
 }  // namespace pipewright::schedule

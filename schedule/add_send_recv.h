@@ -2,11 +2,20 @@
 #define PIPEWRIGHT_SCHEDULE_ADD_SEND_RECV_H_
 
 #include <optional>
+#include <vector>
 
+#include "ir/dependencies.h"
 #include "ir/diagnostic.h"
 #include "ir/schedule.h"
 
 namespace pipewright::schedule {
+
+// A rank that cannot go on.
+struct StuckRank {
+  int rank;
+  ir::Action action;  // the next one
+  ir::Need waits_for;
+};
 
 // Adds a SEND behind each F, B or I whose result another rank needs, and the RECV there. Ranks of
 // stages 0 and 1:
@@ -20,9 +29,15 @@ namespace pipewright::schedule {
 // keeps to, so that no channel model can deadlock; but a RECV stands long before it is needed, and
 // what is posted behind it waits.
 //
-// None, with an error for each rank that is stuck, if the order cannot be run at all. Idle slots
-// cost a turn and are dropped. A pure function, linear in the number of actions and idle turns.
-std::optional<ir::Program> add_send_recv(ir::Program program, ir::Diagnostics* diagnostics);
+// None if the order cannot be run to its end: then `stuck` has what each rank that is left waits
+// for. Idle slots cost a turn and are dropped. A pure function, linear in the number of actions and
+// idle turns.
+std::optional<ir::Program> add_send_recv(ir::Program program, std::vector<StuckRank>* stuck);
+
+// An error for each of them, with the place of the action in `order`, from which the program was
+// made.
+void report_stuck(const std::vector<StuckRank>& stuck, const ir::ComputeOrder& order,
+                  ir::Diagnostics* diagnostics);
 
 }  // namespace pipewright::schedule
 

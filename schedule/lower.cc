@@ -1,6 +1,7 @@
 #include "schedule/lower.h"
 
 #include <utility>
+#include <vector>
 
 #include "schedule/add_reduce_grad.h"
 #include "schedule/add_send_recv.h"
@@ -36,7 +37,7 @@ ir::ComputeOrder transform_order(ir::ComputeOrder order, const ir::Lowering& pol
   return order;
 }
 
-std::optional<ir::Program> lower(ir::ComputeOrder order, const ir::Lowering& policies,
+std::optional<ir::Program> lower(const ir::ComputeOrder& order, const ir::Lowering& policies,
                                  ir::Diagnostics* diagnostics, const PassObserver& observer) {
   const auto observe = [&](std::string_view name, const ir::Program& program) {
     if (observer) observer(name, program);
@@ -46,12 +47,13 @@ std::optional<ir::Program> lower(ir::ComputeOrder order, const ir::Lowering& pol
   residency.lookahead = policies.lookahead.value_or(residency.lookahead);
   residency.evict = policies.evict.value_or(residency.evict);
 
-  ir::Program program =
-      add_unshard_reshard(transform_order(std::move(order), policies, observer), residency);
+  ir::Program program = add_unshard_reshard(transform_order(order, policies, observer), residency);
   observe(kAddUnshardReshard, program);
   program = add_reduce_grad(std::move(program), policies.reduce_every);
   observe(kAddReduceGrad, program);
-  std::optional<ir::Program> lowered = add_send_recv(std::move(program), diagnostics);
+  std::vector<StuckRank> stuck;
+  std::optional<ir::Program> lowered = add_send_recv(std::move(program), &stuck);
+  report_stuck(stuck, order, diagnostics);
   if (lowered) observe(kAddSendRecv, *lowered);
   return lowered;
 }

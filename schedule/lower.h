@@ -28,7 +28,7 @@ ir::ComputeOrder transform_order(ir::ComputeOrder order, const ir::Lowering& pol
 
 // All passes. A policy that is not set is PyTorch's; the program records the ones that were used.
 // None, with errors, where the order cannot be run.
-std::optional<ir::Program> lower(ir::ComputeOrder order, const ir::Lowering& policies,
+std::optional<ir::Program> lower(const ir::ComputeOrder& order, const ir::Lowering& policies,
                                  ir::Diagnostics* diagnostics,
                                  const PassObserver& observer = nullptr);
 

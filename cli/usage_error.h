@@ -1,0 +1,15 @@
+#ifndef PIPEWRIGHT_CLI_USAGE_ERROR_H_
+#define PIPEWRIGHT_CLI_USAGE_ERROR_H_
+
+#include <stdexcept>
+
+namespace pipewright::cli {
+
+// The words on the command line are wrong; what() says how.
+class UsageError : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace pipewright::cli
+
+#endif  // PIPEWRIGHT_CLI_USAGE_ERROR_H_

@@ -1,0 +1,37 @@
+// schedules/*.plan: one small ready file a schedule, made again from its own shape.
+#include <gtest/gtest.h>
+
+#include <set>
+#include <sstream>
+
+#include "ir/plan.h"
+#include "schedules/catalogue.h"
+#include "schedules/registry.h"
+
+namespace pipewright::schedules {
+namespace {
+
+TEST(ReadyFilesTest, EachIsWhatItsNameAndShapeMake) {
+  std::set<std::string> names;
+  for (const ReadyFile& file : ready_files()) {
+    SCOPED_TRACE(file.path);
+    const ir::Source source{std::string(file.path), std::string(file.text)};
+    ir::Diagnostics diagnostics;
+    const auto parsed = ir::parse_plan(source, &diagnostics);
+    ASSERT_TRUE(parsed);
+    const ir::Schedule& ready = ir::schedule_of(parsed->schedule);
+    const ScheduleSpec* spec = find_schedule(ready.name);
+    ASSERT_NE(spec, nullptr);
+    const Shape shape{ready.placement.num_ranks(), ready.placement.num_stages(),
+                      ready.num_microbatches};
+    std::ostringstream text;
+    ir::print_plan(make_order(*spec, shape), text);
+    EXPECT_EQ(text.str(), file.text);
+    names.insert(ready.name);
+  }
+  for (const ScheduleSpec* spec : all_schedules())
+    EXPECT_TRUE(names.contains(std::string(spec->name))) << spec->name;
+}
+
+}  // namespace
+}  // namespace pipewright::schedules
