@@ -83,12 +83,15 @@ const std::vector<CommandSpec>& table() {
        run_print},
       {"validate",
        "check a schedule",
-       "Reads a schedule, or makes it by name, and reports all that is wrong with its text and its "
-       "shape. A compute order is\n"
-       "lowered as well, which finds ranks that wait for each other for ever, unless --level says "
-       "compute_only. What was\n"
-       "checked is said in the result. Exit code 0: valid. 1: invalid. 2: the file cannot be "
-       "opened.",
+       "Reads a schedule, or makes it by name, and reports all that is wrong with it: text, "
+       "shape,\n"
+       "completeness, order and data flow, stages that are not unsharded, gradients that are not\n"
+       "reduced, SENDs and RECVs that meet in the wrong order or wait for each other for ever. A\n"
+       "compute order is checked, lowered, and the program checked, unless --level says "
+       "compute_only.\n"
+       "--json adds a certificate: the peaks of activations, receive buffers and unsharded "
+       "stages.\n"
+       "Exit code 0: valid. 1: invalid. 2: the file cannot be opened.",
        {source_argument()},
        shape_options() +
            std::vector<OptionSpec>{

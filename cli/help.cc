@@ -22,12 +22,18 @@ constexpr ExitCode kExitCodes[] = {
 
 using Rows = std::vector<std::pair<std::string, std::string>>;
 
-// Two columns, the second aligned.
+// Two columns, the second aligned; below a left side that is too long for that.
 std::string columns(const Rows& rows) {
+  constexpr size_t kLongest = 40;
   size_t width = 0;
-  for (const auto& [left, right] : rows) width = std::max(width, left.size());
+  for (const auto& [left, right] : rows) {
+    if (left.size() <= kLongest) width = std::max(width, left.size());
+  }
   std::string text;
-  for (const auto& [left, right] : rows) text += fmt::format("  {:<{}}  {}\n", left, width, right);
+  for (const auto& [left, right] : rows) {
+    text += left.size() <= kLongest ? fmt::format("  {:<{}}  {}\n", left, width, right)
+                                    : fmt::format("  {}\n  {:<{}}  {}\n", left, "", width, right);
+  }
   return text;
 }
 

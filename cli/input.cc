@@ -4,12 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <ostream>
 #include <string>
 #include <utility>
 
 #include "cli/files.h"
 #include "cli/usage_error.h"
+#include "ir/header.h"
 #include "ir/printable.h"
 #include "ir/read.h"
 #include "ir/render.h"
@@ -19,19 +21,33 @@
 namespace pipewright::cli {
 namespace {
 
+// What a policy is for.
+enum class PolicyUse {
+  kOrder,     // maps orders to orders
+  kLowering,  // makes a program of an order
+  kChannels,  // of any program: what it is judged by
+};
+
 // A policy as an option of the command line: the flag, and the row of the table that it sets.
 struct PolicyOption {
   std::string flag;
   const ir::LoweringPolicy* policy;
+  PolicyUse use;
 };
 
-// The policies that a pass stands behind.
+// The policies that a pass or the verifier stands behind.
 const std::vector<PolicyOption>& policy_options() {
   static const std::vector<PolicyOption> kOptions = [] {
+    constexpr std::pair<std::string_view, PolicyUse> kUses[] = {
+        {"forward-only", PolicyUse::kOrder},    {"merge-backward", PolicyUse::kOrder},
+        {"split-backward", PolicyUse::kOrder},  {"residency", PolicyUse::kLowering},
+        {"lookahead", PolicyUse::kLowering},    {"evict", PolicyUse::kLowering},
+        {"reduce-every", PolicyUse::kLowering}, {"channels", PolicyUse::kChannels},
+        {"capacity", PolicyUse::kChannels},     {"weight-free-w", PolicyUse::kChannels},
+    };
     std::vector<PolicyOption> options;
-    for (const std::string_view name : {"forward-only", "merge-backward", "split-backward",
-                                        "residency", "lookahead", "evict", "reduce-every"}) {
-      options.push_back({"--" + std::string(name), ir::find_lowering_policy(name)});
+    for (const auto& [name, use] : kUses) {
+      options.push_back({"--" + std::string(name), ir::find_lowering_policy(name), use});
     }
     return options;
   }();
@@ -41,6 +57,7 @@ const std::vector<PolicyOption>& policy_options() {
 ValueSpec value_of(const ir::LoweringPolicy& policy) {
   if (policy.values == "true|false") return {};
   if (policy.values == "K") return {ValueKind::kNumber, "K", {}};
+  if (policy.values == "N|inf") return {ValueKind::kText, policy.values, {}};
   ValueSpec choice{ValueKind::kChoice, "POLICY", {}};
   for (std::string_view rest = policy.values; !rest.empty();) {
     const size_t size = std::min(rest.find('|'), rest.size());
@@ -50,24 +67,28 @@ ValueSpec value_of(const ir::LoweringPolicy& policy) {
   return choice;
 }
 
-// The policies that were asked for, and the first of their flags.
-struct Asked {
-  ir::Lowering policies;
-  std::string first_flag;         // of any; empty if there is none
-  std::string first_for_program;  // of those that only a program can have
-};
-
-Asked asked_policies(const Invocation& invocation) {
-  Asked asked;
+// Sets the policies of some uses that were asked for.
+void set_asked(const Invocation& invocation, std::initializer_list<PolicyUse> uses,
+               ir::Lowering* policies) {
   for (const PolicyOption& option : policy_options()) {
     const std::optional<std::string> value = invocation.text(option.flag);
-    if (!value) continue;
+    if (!value || std::ranges::find(uses, option.use) == uses.end()) continue;
     const bool is_flag = value_of(*option.policy).kind == ValueKind::kNone;
-    option.policy->set(asked.policies, is_flag ? "true" : *value);
-    if (asked.first_flag.empty()) asked.first_flag = option.flag;
-    if (!is_flag && asked.first_for_program.empty()) asked.first_for_program = option.flag;
+    if (!option.policy->set(*policies, is_flag ? "true" : *value)) {
+      throw UsageError(fmt::format("{} wants {}, found {}", option.flag,
+                                   ir::values_in_words(option.policy->values),
+                                   ir::backticked(*value)));
+    }
   }
-  return asked;
+}
+
+// The first flag of one of these uses that was asked for; empty if none was.
+std::string first_asked(const Invocation& invocation, std::initializer_list<PolicyUse> uses) {
+  for (const PolicyOption& option : policy_options()) {
+    if (invocation.has(option.flag) && std::ranges::find(uses, option.use) != uses.end())
+      return option.flag;
+  }
+  return "";
 }
 
 // A word is a file if it looks like a path or is there.
@@ -145,32 +166,40 @@ void lower_input(const Invocation& invocation, ir::Level level,
   if (!input->schedule) return;
   const std::optional<std::string> wanted = invocation.text("--level");
   if (wanted) level = *ir::parse_level(*wanted);
-  const Asked asked = asked_policies(invocation);
-  const auto* order = std::get_if<ir::ComputeOrder>(&*input->schedule);
-  if (order == nullptr) {
-    const std::string refused = !asked.first_flag.empty()          ? asked.first_flag
-                                : level == ir::Level::kComputeOnly ? "--level compute_only"
-                                                                   : "";
-    if (refused.empty()) return;
-    throw UsageError(fmt::format("{} is lowered already, and {} is for compute orders",
-                                 input_name(*input), refused));
-  }
-  if (level == ir::Level::kComputeOnly) {
-    if (!asked.first_for_program.empty()) {
-      throw UsageError(fmt::format("{} is for lowering, and the level is compute_only",
-                                   asked.first_for_program));
-    }
-    input->schedule = schedule::transform_order(*order, asked.policies, observer);
+  if (auto* program = std::get_if<ir::Program>(&*input->schedule)) {
+    std::string refused = first_asked(invocation, {PolicyUse::kOrder, PolicyUse::kLowering});
+    if (refused.empty() && level == ir::Level::kComputeOnly) refused = "--level compute_only";
+    if (!refused.empty())
+      throw UsageError(fmt::format("{} is lowered already, and {} is for compute orders",
+                                   input_name(*input), refused));
+    set_asked(invocation, {PolicyUse::kChannels}, &program->lowering);
     return;
   }
-  auto program = schedule::lower(*order, asked.policies, &input->diagnostics, observer);
+  const auto& order = std::get<ir::ComputeOrder>(*input->schedule);
+  ir::Lowering policies;
+  set_asked(invocation, {PolicyUse::kOrder, PolicyUse::kLowering, PolicyUse::kChannels}, &policies);
+  if (level == ir::Level::kComputeOnly) {
+    const std::string refused =
+        first_asked(invocation, {PolicyUse::kLowering, PolicyUse::kChannels});
+    if (!refused.empty())
+      throw UsageError(fmt::format("{} is for programs, and the level is compute_only", refused));
+    input->schedule = schedule::transform_order(order, policies, observer);
+    return;
+  }
+  auto program = schedule::lower(order, policies, &input->diagnostics, observer);
+  place_diagnostics(input);
+  if (!program) {
+    input->schedule.reset();
+    return;
+  }
+  set_asked(invocation, {PolicyUse::kChannels}, &program->lowering);
+  input->schedule = std::move(*program);
+}
+
+void place_diagnostics(Input* input) {
   input->diagnostics.find_places(
       [&](int rank, int step) { return input->cells.place(rank, step); });
-  if (program) {
-    input->schedule = std::move(*program);
-  } else {
-    input->schedule.reset();
-  }
+  input->diagnostics.sort();
 }
 
 std::string input_name(const Input& input) {

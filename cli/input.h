@@ -38,6 +38,9 @@ void read_input(const Invocation& invocation, Console& console, Input* input);
 void lower_input(const Invocation& invocation, ir::Level level,
                  const schedule::PassObserver& observer, Input* input);
 
+// Gives errors that name a rank and a step their place in the file, and sorts them.
+void place_diagnostics(Input* input);
+
 // The file's name, or the schedule's.
 std::string input_name(const Input& input);
 

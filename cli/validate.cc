@@ -1,12 +1,15 @@
 #include <fmt/format.h>
 
 #include <ostream>
+#include <string>
+#include <vector>
 
 #include "cli/command_table.h"
 #include "cli/commands.h"
 #include "cli/input.h"
 #include "ir/diagnostic_json.h"
-#include "ir/printable.h"
+#include "schedule/certificate.h"
+#include "schedule/verify.h"
 
 namespace pipewright::cli {
 namespace {
@@ -30,30 +33,80 @@ std::string describe(const ir::AnySchedule& any) {
                      count(actions, "action", "actions"));
 }
 
+schedule::VerifyOptions options_of(const ir::Lowering& policies) {
+  schedule::VerifyOptions options;
+  options.channels = policies.channels.value_or(options.channels);
+  options.capacity = policies.capacity.value_or(options.capacity);
+  options.weight_free_w = policies.weight_free_w.value_or(options.weight_free_w);
+  return options;
+}
+
+std::string peak_json(std::string_view name, const schedule::Peak& peak) {
+  return fmt::format("\"{}\": {{\"peak\": {}, \"step\": {}}}", name, peak.count,
+                     peak.step ? std::to_string(*peak.step) : "null");
+}
+
+std::string certificate_json(const ir::Program& program, const schedule::VerifyOptions& options) {
+  std::string ranks;
+  for (const schedule::RankCertificate& rank : schedule::certify(program)) {
+    ranks += fmt::format("{}\n      {{{}, {}, {}}}", ranks.empty() ? "" : ",",
+                         peak_json("activations", rank.activations),
+                         peak_json("receive_buffers", rank.receive_buffers),
+                         peak_json("unsharded_stages", rank.unsharded_stages));
+  }
+  const std::string capacity = ir::to_string_capacity(options.capacity);
+  return fmt::format(
+      "{{\n    \"channels\": \"{}\",\n    \"capacity\": {},\n    \"ranks\": [{}\n    ]\n  }}",
+      ir::name(options.channels), capacity == "inf" ? "\"inf\"" : capacity, ranks);
+}
+
 }  // namespace
 
 int run_validate(const Invocation& invocation, Console& console) {
   Input input;
   read_input(invocation, console, &input);
-  // A compute order is lowered as well, unless --level says that the order alone is meant. What is
-  // described is what was given.
-  const std::string what = input.schedule && input.source ? describe(*input.schedule) : "";
-  const bool was_order = input.schedule && ir::level_of(*input.schedule) == ir::Level::kComputeOnly;
+  std::string what = input.schedule ? describe(*input.schedule) : "";
+  std::vector<std::string> checked = {"text", "shape"};
+  const auto order = [&] {
+    return input.schedule ? std::get_if<ir::ComputeOrder>(&*input.schedule) : nullptr;
+  };
+  const bool was_order = order() != nullptr;
+  if (was_order) {
+    checked.insert(checked.end(), {"completeness", "order"});
+    const bool good = schedule::verify(*order(), &input.diagnostics);
+    place_diagnostics(&input);
+    if (!good) input.schedule.reset();
+  }
+  // A compute order is lowered as well, unless --level says that the order alone is meant.
   lower_input(invocation, ir::Level::kComputeComms, nullptr, &input);
-  const bool valid = input.schedule.has_value();
-  const bool lowered = was_order && invocation.text("--level") != "compute_only";
+  schedule::VerifyOptions options;
+  const auto* program = input.schedule ? std::get_if<ir::Program>(&*input.schedule) : nullptr;
+  if (program != nullptr) {
+    checked.emplace_back(was_order ? "lowering" : "completeness");
+    checked.insert(checked.end(), {"data_flow", "residency", "reduction", "channels"});
+    options = options_of(program->lowering);
+    const bool good = schedule::verify(*program, options, &input.diagnostics);
+    // Steps of a lowering are none of the file's.
+    if (!was_order) place_diagnostics(&input);
+    if (!good) program = nullptr;
+  }
+  const bool valid = !input.diagnostics.has_errors();
   if (invocation.has("--json")) {
     // `checked` grows as the verifier does: what is not in it was not looked at.
     console.out << fmt::format(
-        "{{\n  \"version\": 1,\n  \"valid\": {},\n  \"checked\": [\"text\", \"shape\"{}],\n  "
-        "\"diagnostics\": {}\n}}\n",
-        valid, lowered ? ", \"lowering\"" : "", ir::diagnostics_json(input.diagnostics, 2));
+        "{{\n  \"version\": 1,\n  \"valid\": {},\n  \"checked\": [\"{}\"],\n  \"diagnostics\": "
+        "{},\n  \"certificate\": {}\n}}\n",
+        valid, fmt::join(checked, "\", \""), ir::diagnostics_json(input.diagnostics, 2),
+        program != nullptr ? certificate_json(*program, options) : "null");
   } else {
     print_diagnostics(input, console);
     if (valid) {
-      console.out << fmt::format("{}: text and shape are valid{}: {}\n", input_name(input),
-                                 lowered ? ", and it can be lowered" : "",
-                                 what.empty() ? describe(*input.schedule) : what);
+      const std::string judged =
+          program == nullptr
+              ? ""
+              : fmt::format(" ({}channels {}, capacity {})", was_order ? "lowered, " : "",
+                            ir::name(options.channels), ir::to_string_capacity(options.capacity));
+      console.out << fmt::format("{}: valid{}: {}\n", input_name(input), judged, what);
     }
   }
   return valid ? kExitOk : kExitInvalid;

@@ -1,0 +1,79 @@
+// How fast schedules are made, lowered and verified, on one thread: actions of the lowered program
+// a second (items_per_second), and nanoseconds an action.
+//
+//   bazel run //bench:compile_bench
+#include <benchmark/benchmark.h>
+
+#include "schedule/lower.h"
+#include "schedule/verify.h"
+#include "schedules/registry.h"
+
+namespace {
+
+using namespace pipewright;
+
+size_t count(const ir::Schedule& schedule) {
+  size_t actions = 0;
+  for (const ir::Row& row : schedule.rows) actions += row.size();
+  return actions;
+}
+
+ir::Program make_and_lower(const schedules::Shape& shape) {
+  ir::Diagnostics diagnostics;
+  return *schedule::lower(
+      schedules::make_order(*schedules::find_schedule("Interleaved1F1B"), shape), {}, &diagnostics);
+}
+
+// Arguments: P, V, M. 32, 4, 512 is 393,728 actions.
+schedules::Shape shape_of(const benchmark::State& state) {
+  const auto number = [&](int index) { return static_cast<int>(state.range(index)); };
+  return {number(0), number(0) * number(1), number(2)};
+}
+
+void report(benchmark::State& state, size_t actions) {
+  state.SetItemsProcessed(state.iterations() * static_cast<int64_t>(actions));
+  state.counters["actions"] = static_cast<double>(actions);
+  state.counters["s_per_action"] = benchmark::Counter(
+      static_cast<double>(actions),
+      benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+}
+
+void make_and_lower_interleaved(benchmark::State& state) {
+  size_t actions = 0;
+  for (auto _ : state) actions = count(make_and_lower(shape_of(state)));
+  report(state, actions);
+}
+
+void verify_interleaved(benchmark::State& state) {
+  const ir::Program program = make_and_lower(shape_of(state));
+  for (auto _ : state) {
+    ir::Diagnostics diagnostics;
+    if (!schedule::verify(program, {}, &diagnostics)) state.SkipWithError("the program is good");
+  }
+  report(state, count(program));
+}
+
+// One rank of a large cluster, without the others.
+void one_rank_of_4096(benchmark::State& state) {
+  const schedules::ScheduleSpec& spec =
+      *schedules::all_schedules()[static_cast<size_t>(state.range(0))];
+  const schedules::Shape shape{4096, schedules::default_stages(spec, 4096), 8192};
+  for (auto _ : state) benchmark::DoNotOptimize(schedules::make_row(spec, shape, 2048));
+  state.SetLabel(std::string(spec.name));
+}
+
+BENCHMARK(make_and_lower_interleaved)
+    ->Args({8, 4, 512})
+    ->Args({32, 4, 512})
+    ->Args({32, 4, 8192})
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK(verify_interleaved)
+    ->Args({8, 4, 512})
+    ->Args({32, 4, 512})
+    ->Args({32, 4, 8192})
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK(one_rank_of_4096)->DenseRange(0, 6)->Unit(benchmark::kMillisecond);
+
+}  // namespace
+
+BENCHMARK_MAIN();

@@ -1,0 +1,33 @@
+#include "schedule/verify.h"
+
+#include "schedule/verify_checks.h"
+#include "schedule/work_index.h"
+
+namespace pipewright::schedule {
+
+bool verify(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics) {
+  const size_t before = diagnostics->total();
+  const std::optional<WorkIndex> index = WorkIndex::build(order, diagnostics);
+  if (!index) return false;
+  check_local_order(order, *index, diagnostics);
+  if (diagnostics->total() == before) check_can_run(order, diagnostics);
+  return diagnostics->total() == before;
+}
+
+bool verify(const ir::Program& program, const VerifyOptions& options,
+            ir::Diagnostics* diagnostics) {
+  const size_t before = diagnostics->total();
+  const std::optional<WorkIndex> index = WorkIndex::build(program, diagnostics);
+  check_residency(program, options.weight_free_w || program.lowering.weight_free_w.value_or(false),
+                  diagnostics);
+  check_reduction(program, diagnostics);
+  if (!index) return false;
+  const size_t before_flow = diagnostics->total();
+  check_local_order(program, *index, diagnostics);
+  check_transfers(program, *index, diagnostics);
+  // Channels mean something once SENDs and RECVs are one to one.
+  if (diagnostics->total() == before_flow) check_channels(program, options, diagnostics);
+  return diagnostics->total() == before;
+}
+
+}  // namespace pipewright::schedule

@@ -1,0 +1,188 @@
+#include "schedule/work_index.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "ir/action_text.h"
+#include "ir/check.h"
+
+namespace pipewright::schedule {
+namespace {
+
+using ir::ActionKind;
+using ir::ActionPart;
+
+// The slot of a kind in a cell. B and I share one: a backward has either.
+std::optional<size_t> slot_of(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::kForward:
+      return 0;
+    case ActionKind::kBackward:
+    case ActionKind::kBackwardInput:
+      return 1;
+    case ActionKind::kBackwardWeight:
+      return 2;
+    case ActionKind::kSendF:
+      return 3;
+    case ActionKind::kRecvF:
+      return 4;
+    case ActionKind::kSendB:
+      return 5;
+    case ActionKind::kRecvB:
+      return 6;
+    case ActionKind::kIdle:
+    case ActionKind::kOverlapFB:
+    case ActionKind::kUnshard:
+    case ActionKind::kReshard:
+    case ActionKind::kReduceGrad:
+      return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+ir::Place at(int rank, size_t step) {
+  ir::Place place;
+  place.rank = rank;
+  place.step = static_cast<int>(step);
+  return place;
+}
+
+// The part of this slot's kind, stage and microbatch in an action that has it.
+ActionPart part_in(const ir::Action& action, size_t slot, int stage, int microbatch) {
+  for (const ActionPart part : action.parts()) {
+    if (slot_of(part.kind()) == slot && part.stage() == stage && part.microbatch() == microbatch)
+      return part;
+  }
+  return {};
+}
+
+// "3", "3 to 5", "3, 7 to 9, ...": some of a list of ascending numbers.
+std::string ranges(const std::vector<int>& numbers) {
+  std::string text;
+  int shown = 0;
+  for (size_t begin = 0; begin < numbers.size();) {
+    size_t end = begin + 1;
+    while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
+    if (shown++ == 4) return text + ", ...";
+    if (!text.empty()) text += ", ";
+    text += end == begin + 1 ? std::to_string(numbers[begin])
+                             : fmt::format("{} to {}", numbers[begin], numbers[end - 1]);
+    begin = end;
+  }
+  return text;
+}
+
+}  // namespace
+
+std::optional<WorkIndex> WorkIndex::build(const ir::Schedule& schedule,
+                                          ir::Diagnostics* diagnostics) {
+  const size_t errors_before = diagnostics->total();
+  WorkIndex index;
+  index.schedule_ = &schedule;
+  index.num_microbatches_ = static_cast<size_t>(schedule.num_microbatches);
+  size_t num_forwards = 0;
+  for (const ir::Row& row : schedule.rows) {
+    for (const ir::Action& action : row) {
+      for (const ActionPart part : action.parts())
+        num_forwards += part.kind() == ActionKind::kForward;
+    }
+  }
+  // A few actions with a microbatch far out must not cost the memory of all that are missing.
+  const size_t num_cells =
+      static_cast<size_t>(schedule.placement.num_stages()) * index.num_microbatches_;
+  if (num_forwards < num_cells / 2) {
+    diagnostics
+        ->error(ir::Rule::kMissingWork,
+                fmt::format("{} of {} forwards are missing: {} stages with {} microbatches each",
+                            num_cells - num_forwards, num_cells, schedule.placement.num_stages(),
+                            schedule.num_microbatches))
+        .help = "a number that is too high makes all below it missing";
+    return std::nullopt;
+  }
+  Cell absent;
+  absent.fill(kAbsent);
+  index.cells_.assign(num_cells, absent);
+  for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
+    const ir::Row& row = schedule.rows[rank];
+    for (size_t step = 0; step < row.size(); ++step) {
+      for (const ActionPart part : row[step].parts()) {
+        const std::optional<size_t> slot = slot_of(part.kind());
+        if (!slot) continue;
+        if (*slot == 1 || *slot == 2) index.forward_only_ = false;
+        uint32_t& known = index.cells_[static_cast<size_t>(part.stage()) * index.num_microbatches_ +
+                                       static_cast<size_t>(part.microbatch())][*slot];
+        if (known == kAbsent) {
+          known = static_cast<uint32_t>(step);
+          continue;
+        }
+        const ActionPart first = part_in(row[known], *slot, part.stage(), part.microbatch());
+        const bool same = first.kind() == part.kind();
+        ir::Diagnostic& error = diagnostics->error(
+            same ? ir::Rule::kDuplicateAction : ir::Rule::kBackwardTwice,
+            same ? fmt::format("`{}` stands twice on rank {}", ir::to_string(part), rank)
+                 : fmt::format(
+                       "`{}` and `{}` both give the input gradient of stage {} for microbatch {}",
+                       ir::to_string(first), ir::to_string(part), part.stage(), part.microbatch()),
+            at(static_cast<int>(rank), step));
+        error.notes.push_back({fmt::format("`{}` stands here first", ir::to_string(first)),
+                               at(static_cast<int>(rank), known)});
+      }
+    }
+  }
+  index.check_complete(schedule, diagnostics);
+  if (diagnostics->total() > errors_before) return std::nullopt;
+  return index;
+}
+
+void WorkIndex::check_complete(const ir::Schedule& schedule, ir::Diagnostics* diagnostics) const {
+  for (int stage = 0; stage < schedule.placement.num_stages(); ++stage) {
+    const int rank = schedule.placement.rank_of(stage);
+    const ir::Row& row = schedule.rows[static_cast<size_t>(rank)];
+    std::vector<int> no_forward, no_backward, no_weight;
+    for (int microbatch = 0; microbatch < schedule.num_microbatches; ++microbatch) {
+      const Cell& steps = cell(stage, microbatch);
+      if (steps[0] == kAbsent) no_forward.push_back(microbatch);
+      if (forward_only_) continue;
+      if (steps[1] == kAbsent) {
+        no_backward.push_back(microbatch);
+        continue;
+      }
+      const ActionKind kind = part_in(row[steps[1]], 1, stage, microbatch).kind();
+      if (kind == ActionKind::kBackwardInput && steps[2] == kAbsent)
+        no_weight.push_back(microbatch);
+      if (kind == ActionKind::kBackward && steps[2] != kAbsent) {
+        ir::Diagnostic& error =
+            diagnostics->error(ir::Rule::kBackwardTwice,
+                               fmt::format("`{}W{}` and `{}B{}` both give the weights' gradients",
+                                           stage, microbatch, stage, microbatch),
+                               at(rank, steps[2]));
+        error.notes.push_back(
+            {fmt::format("`{}B{}` stands here", stage, microbatch), at(rank, steps[1])});
+      }
+    }
+    const auto report = [&](const std::vector<int>& microbatches, std::string_view what) {
+      if (microbatches.empty()) return;
+      ir::Place place;
+      place.rank = rank;
+      diagnostics->error(
+          ir::Rule::kMissingWork,
+          fmt::format("stage {} on rank {} has no {} of microbatch{} {}", stage, rank, what,
+                      microbatches.size() == 1 ? "" : "es", ranges(microbatches)),
+          place);
+    };
+    report(no_forward, "F");
+    report(no_backward, "B or I");
+    report(no_weight, "W");
+  }
+}
+
+std::optional<int> WorkIndex::step_of(ActionKind kind, int stage, int microbatch) const {
+  const std::optional<size_t> slot = slot_of(kind);
+  PW_CHECK(slot, "the index knows compute, SEND and RECV");
+  const uint32_t step = cell(stage, microbatch)[*slot];
+  return step == kAbsent ? std::nullopt : std::optional(static_cast<int>(step));
+}
+
+}  // namespace pipewright::schedule

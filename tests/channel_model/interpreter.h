@@ -1,0 +1,180 @@
+#ifndef PIPEWRIGHT_TESTS_CHANNEL_MODEL_INTERPRETER_H_
+#define PIPEWRIGHT_TESTS_CHANNEL_MODEL_INTERPRETER_H_
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "ir/channel.h"
+#include "ir/dependencies.h"
+#include "ir/schedule.h"
+
+// The channel model's text (ir/channel.h) as a program, for tests: every interleaving of a small
+// program is explored, with no regard to speed. A state is the set of actions that have finished.
+// The verifier must agree with it.
+
+namespace pipewright::channel_model {
+
+class Interpreter {
+ public:
+  Interpreter(const ir::Program& program, ir::ChannelModel model, ir::ChannelCapacity capacity)
+      : placement_(program.placement), model_(model), capacity_(capacity) {
+    std::map<std::pair<int, int>, int> sends, receives;
+    for (size_t rank = 0; rank < program.rows.size(); ++rank) {
+      for (const ir::Action& action : program.rows[rank]) {
+        // UNSHARD and its like wait for nothing here, and nothing waits for them.
+        const bool transfers = ir::is_send(action.kind()) || ir::is_receive(action.kind());
+        if (!ir::is_compute(action.kind()) && !transfers) continue;
+        Item item{static_cast<int>(rank), action, -1, {}, 0};
+        if (transfers) {
+          const ir::Transfer transfer = *ir::partner_of(action.parts()[0], placement_);
+          item.pair = {transfer.from, transfer.to};
+          item.peer = ir::is_send(action.kind()) ? transfer.to : transfer.from;
+          item.number = (ir::is_send(action.kind()) ? sends : receives)[item.pair]++;
+        }
+        items_.push_back(item);
+      }
+    }
+  }
+
+  // Whether some interleaving stops with an action left. Every interleaving must stop in one state.
+  bool deadlocks() {
+    std::set<uint64_t> ends, seen;
+    std::vector<uint64_t> open = {0};
+    while (!open.empty()) {
+      const uint64_t state = open.back();
+      open.pop_back();
+      if (!seen.insert(state).second) continue;
+      const std::vector<uint64_t> next = successors(state);
+      if (next.empty()) ends.insert(state);
+      open.insert(open.end(), next.begin(), next.end());
+    }
+    confluent_ = ends.size() == 1;
+    return *ends.begin() != (uint64_t{1} << items_.size()) - 1 || !confluent_;
+  }
+  bool confluent() const { return confluent_; }
+
+  // Whether a SEND meets a RECV of another name: the k-th of a pair of ranks with the k-th.
+  bool swaps() const {
+    for (const Item& send : items_) {
+      if (!ir::is_send(send.action.kind())) continue;
+      const ir::Transfer transfer = *ir::partner_of(send.action.parts()[0], placement_);
+      for (const Item& receive : items_) {
+        if (!ir::is_receive(receive.action.kind()) || receive.pair != send.pair ||
+            receive.number != send.number)
+          continue;
+        if (receive.action != ir::Action(transfer.receive)) return true;
+      }
+    }
+    return false;
+  }
+
+ private:
+  struct Item {
+    int rank;
+    ir::Action action;
+    int peer;                  // of a SEND or RECV
+    std::pair<int, int> pair;  // from, to
+    int number;                // among the SENDs, or the RECVs, of its pair
+  };
+
+  static bool has(uint64_t state, size_t item) { return (state >> item & 1) != 0; }
+
+  // Every compute action before it in its rank's list has ended.
+  bool posted(uint64_t state, size_t item) const {
+    for (size_t before = 0; before < item; ++before) {
+      if (items_[before].rank == items_[item].rank &&
+          ir::is_compute(items_[before].action.kind()) && !has(state, before))
+        return false;
+    }
+    return true;
+  }
+
+  bool same_queue(const Item& left, const Item& right) const {
+    if (left.rank != right.rank || left.peer < 0 || right.peer < 0) return false;
+    switch (model_) {
+      case ir::ChannelModel::kRank:
+        return true;
+      case ir::ChannelModel::kPeer:
+        return left.peer == right.peer;
+      case ir::ChannelModel::kEdge:
+        return left.peer == right.peer &&
+               ir::is_send(left.action.kind()) == ir::is_send(right.action.kind());
+    }
+    return false;
+  }
+
+  // Posted, and nothing posted before it in its queue is left.
+  bool at_head(uint64_t state, size_t item) const {
+    if (has(state, item) || !posted(state, item)) return false;
+    for (size_t before = 0; before < item; ++before) {
+      if (same_queue(items_[before], items_[item]) && !has(state, before)) return false;
+    }
+    return true;
+  }
+
+  // Computes run in the order of the list, and wait for their own RECVs.
+  bool can_end(uint64_t state, size_t item) const {
+    if (!posted(state, item)) return false;
+    for (const ir::ActionPart part : items_[item].action.parts()) {
+      for (const ir::Need& need : ir::needs_of(part, placement_)) {
+        if (need.rank == items_[item].rank) continue;
+        const ir::Action receive(
+            need.result == ir::Result::kOutput ? ir::ActionKind::kRecvF : ir::ActionKind::kRecvB,
+            part.stage(), part.microbatch());
+        bool received = false;
+        for (size_t other = 0; other < items_.size(); ++other)
+          received = received || (items_[other].action == receive && has(state, other));
+        if (!received) return false;
+      }
+    }
+    return true;
+  }
+
+  std::vector<uint64_t> successors(uint64_t state) const {
+    std::vector<uint64_t> next;
+    const auto bit = [](size_t item) { return uint64_t{1} << item; };
+    for (size_t item = 0; item < items_.size(); ++item) {
+      if (has(state, item)) continue;
+      const ir::ActionKind kind = items_[item].action.kind();
+      if (ir::is_compute(kind)) {
+        if (can_end(state, item)) next.push_back(state | bit(item));
+      } else if (ir::is_send(kind) && at_head(state, item)) {
+        uint32_t ahead = 0;  // SENDs of the pair that finished before their RECVs
+        for (size_t other = 0; other < items_.size(); ++other) {
+          if (items_[other].pair != items_[item].pair || items_[other].peer < 0 ||
+              !has(state, other))
+            continue;
+          ahead += ir::is_send(items_[other].action.kind()) ? 1 : -1;
+        }
+        if (ahead < capacity_) next.push_back(state | bit(item));
+        for (size_t other = 0; other < items_.size(); ++other) {
+          const bool partner = ir::is_receive(items_[other].action.kind()) &&
+                               items_[other].pair == items_[item].pair &&
+                               items_[other].number == items_[item].number;
+          if (partner && at_head(state, other)) next.push_back(state | bit(item) | bit(other));
+        }
+      } else if (ir::is_receive(kind) && at_head(state, item)) {
+        for (size_t other = 0; other < items_.size(); ++other) {
+          const bool partner = ir::is_send(items_[other].action.kind()) &&
+                               items_[other].pair == items_[item].pair &&
+                               items_[other].number == items_[item].number;
+          if (partner && has(state, other)) next.push_back(state | bit(item));
+        }
+      }
+    }
+    return next;
+  }
+
+  ir::Placement placement_;
+  ir::ChannelModel model_;
+  ir::ChannelCapacity capacity_;
+  std::vector<Item> items_;
+  bool confluent_ = true;
+};
+
+}  // namespace pipewright::channel_model
+
+#endif  // PIPEWRIGHT_TESTS_CHANNEL_MODEL_INTERPRETER_H_

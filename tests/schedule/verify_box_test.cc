@@ -1,0 +1,47 @@
+// Over the whole box of shapes, P 1..16, V 1..4, M 1..64: every order and its lowering pass the
+// verifier under all three channel models at capacity 0.
+#include <gtest/gtest.h>
+
+#include "ir/render.h"
+#include "schedule/lower.h"
+#include "schedule/verify.h"
+#include "schedules/registry.h"
+
+namespace pipewright::schedule {
+namespace {
+
+class VerifyBoxTest : public testing::TestWithParam<const schedules::ScheduleSpec*> {};
+
+TEST_P(VerifyBoxTest, EveryShape) {
+  int orders = 0;
+  for (int ranks = 1; ranks <= 16; ++ranks) {
+    for (int per_rank = 1; per_rank <= 4; ++per_rank) {
+      for (int microbatches = 1; microbatches <= 64; ++microbatches) {
+        const schedules::Shape shape{ranks, ranks * per_rank, microbatches};
+        if (schedules::shape_error(*GetParam(), shape)) continue;
+        SCOPED_TRACE(testing::Message()
+                     << "P=" << ranks << " V=" << per_rank << " M=" << microbatches);
+        const ir::ComputeOrder order = schedules::make_order(*GetParam(), shape);
+        ir::Diagnostics diagnostics;
+        ASSERT_TRUE(verify(order, &diagnostics)) << ir::render(diagnostics, nullptr, {});
+        const auto program = lower(order, {}, &diagnostics);
+        ASSERT_TRUE(program);
+        for (const ir::ChannelModelInfo& model : ir::channel_models()) {
+          ASSERT_TRUE(verify(*program, {model.model, 0, false}, &diagnostics))
+              << model.name << "\n"
+              << ir::render(diagnostics, nullptr, {});
+        }
+        ++orders;
+      }
+    }
+  }
+  EXPECT_GE(orders, 16 * 33);
+}
+
+INSTANTIATE_TEST_SUITE_P(AllSchedules, VerifyBoxTest,
+                         testing::ValuesIn(schedules::all_schedules().begin(),
+                                           schedules::all_schedules().end()),
+                         [](const auto& test) { return std::string(test.param->name); });
+
+}  // namespace
+}  // namespace pipewright::schedule

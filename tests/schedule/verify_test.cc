@@ -1,0 +1,361 @@
+// The verifier over whole schedules: what is right is accepted, what is broken is refused, and the
+// certificate is what the schedules' formulas say.
+#include "schedule/verify.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+#include <sstream>
+
+#include "ir/action_text.h"
+#include "ir/csv.h"
+#include "ir/render.h"
+#include "schedule/certificate.h"
+#include "schedule/lower.h"
+#include "schedule/verify.h"
+#include "schedules/registry.h"
+#include "tests/channel_model/interpreter.h"
+
+namespace pipewright::schedule {
+namespace {
+
+using ir::Action;
+using ir::ActionKind;
+
+ir::Program lowered(const ir::ComputeOrder& order, const ir::Lowering& policies = {}) {
+  ir::Diagnostics diagnostics;
+  auto program = lower(order, policies, &diagnostics);
+  EXPECT_TRUE(program);
+  return *program;
+}
+
+std::string why(const ir::Diagnostics& diagnostics) { return ir::render(diagnostics, nullptr, {}); }
+
+// Every shape of a box for which a schedule can be made.
+template <typename Visit>
+int for_each_order(int most_ranks, int most_per_rank, const std::vector<int>& microbatches,
+                   Visit visit) {
+  int orders = 0;
+  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+    for (int ranks = 1; ranks <= most_ranks; ++ranks) {
+      for (int per_rank = 1; per_rank <= most_per_rank; ++per_rank) {
+        for (const int count : microbatches) {
+          const schedules::Shape shape{ranks, ranks * per_rank, count};
+          if (schedules::shape_error(*spec, shape)) continue;
+          SCOPED_TRACE(testing::Message()
+                       << spec->name << " P=" << ranks << " V=" << per_rank << " M=" << count);
+          visit(schedules::make_order(*spec, shape));
+          ++orders;
+        }
+      }
+    }
+  }
+  return orders;
+}
+
+TEST(VerifyTest, AcceptsEveryOrderAndItsLoweringUnderEveryModel) {
+  const int orders =
+      for_each_order(5, 3, {1, 2, 3, 5, 8, 12, 20}, [](const ir::ComputeOrder& order) {
+        ir::Diagnostics of_order;
+        EXPECT_TRUE(verify(order, &of_order)) << why(of_order);
+        const ir::Program program = lowered(order);
+        for (const ir::ChannelModelInfo& model : ir::channel_models()) {
+          ir::Diagnostics diagnostics;
+          EXPECT_TRUE(verify(program, {model.model, 0, false}, &diagnostics)) << model.name << "\n"
+                                                                              << why(diagnostics);
+        }
+      });
+  EXPECT_GT(orders, 250);
+}
+
+TEST(VerifyTest, AcceptsEveryPolicy) {
+  for_each_order(4, 2, {4, 8}, [](const ir::ComputeOrder& order) {
+    for (const bool forward_only : {false, true}) {
+      for (const bool merge : {false, true}) {
+        ir::Lowering policies;
+        policies.forward_only = forward_only;
+        policies.merge_backward = merge;
+        policies.split_backward = !merge;
+        policies.residency = merge ? 1 : 2;
+        policies.lookahead = 1;
+        policies.evict = ir::Eviction::kFarthest;
+        policies.reduce_every = 3;
+        ir::Diagnostics diagnostics;
+        EXPECT_TRUE(verify(lowered(order, policies), {}, &diagnostics)) << why(diagnostics);
+      }
+    }
+  });
+}
+
+// Activations are the schedules' formulas (tests/schedules/peaks_test.cc); here those of small
+// known cases, by hand.
+TEST(CertificateTest, PeaksOfASmallProgram) {
+  // 2 ranks, 2 microbatches: 1F1B's rank 0 holds two activations and one gradient that it received;
+  // rank 1 receives both inputs before its first forward in PyTorch's order.
+  const ir::Program program =
+      lowered(schedules::make_order(*schedules::find_schedule("1F1B"), {2, 2, 2}));
+  // 0: 0UNSHARD 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1 ...
+  // 1: 1UNSHARD 1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 ...
+  const std::vector<RankCertificate> certificate = certify(program);
+  EXPECT_EQ(certificate[0].activations, (Peak{2, 3}));
+  EXPECT_EQ(certificate[0].receive_buffers, (Peak{1, 5}));
+  EXPECT_EQ(certificate[0].unsharded_stages, (Peak{1, 0}));
+  EXPECT_EQ(certificate[1].activations, (Peak{1, 2}));
+  EXPECT_EQ(certificate[1].receive_buffers, (Peak{1, 1}));
+}
+
+TEST(CertificateTest, ACompoundHoldsBothOfItsParts) {
+  const ir::Program program =
+      lowered(schedules::make_order(*schedules::find_schedule("DualPipeV"), {2, 4, 8}));
+  for (const RankCertificate& rank : certify(program))
+    EXPECT_EQ(rank.activations.count, 5);  // 2P + 1
+}
+
+// PyTorch's _validate_schedule accepts each of these (its holes), or cannot judge them.
+TEST(VerifyTest, RefusesWhatPyTorchsValidationLetsThrough) {
+  const std::pair<const char*, ir::Rule> kCases[] = {
+      {"0F0,0F0,0B0", ir::Rule::kDuplicateAction},  // sets hide duplicates
+      {"0F0,0B0,0I0,0W0,0F1",
+       ir::Rule::kBackwardTwice},  // mb 1 is never back-propagated, the count fits
+      {"0F0,0F1,0B0,0I0,0W0", ir::Rule::kMissingWork},
+      {"0F0,0B0\n1F0,1B0,1F1,1B1", ir::Rule::kMissingWork},  // stages with different microbatches
+      {"0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1", ir::Rule::kCannotRun},
+  };
+  for (const auto& [text, rule] : kCases) {
+    const ir::Source source{"bad.csv", text};
+    ir::Diagnostics diagnostics;
+    const auto parsed = ir::parse_csv(source, &diagnostics);
+    ASSERT_TRUE(parsed) << text;
+    EXPECT_FALSE(verify(std::get<ir::ComputeOrder>(parsed->schedule), &diagnostics)) << text;
+    const bool reported = std::ranges::any_of(
+        diagnostics.kept(), [rule = rule](const ir::Diagnostic& one) { return one.rule == rule; });
+    EXPECT_TRUE(reported) << text << "\n" << why(diagnostics);
+  }
+}
+
+// ---- mutations: valid programs, broken in one place
+
+struct Mutant {
+  ir::Program program;
+  std::string what;
+};
+
+// Drops, doubles, swaps, moves or renumbers one action.
+Mutant mutate(const ir::Program& program, std::mt19937& random) {
+  const auto below = [&](size_t limit) {
+    return static_cast<size_t>(random() % static_cast<unsigned>(limit));
+  };
+  Mutant mutant{program, ""};
+  ir::Row& row = mutant.program.rows[below(mutant.program.rows.size())];
+  const size_t at = below(row.size());
+  const Action action = row[at];
+  const auto to = row.begin() + static_cast<std::ptrdiff_t>(at);
+  switch (below(5)) {
+    case 0:
+      mutant.what = "drop";
+      row.erase(to);
+      break;
+    case 1:
+      mutant.what = "double";
+      row.insert(row.begin() + static_cast<std::ptrdiff_t>(below(row.size() + 1)), action);
+      break;
+    case 2: {
+      mutant.what = "swap";
+      std::swap(row[at], row[below(row.size())]);
+      break;
+    }
+    case 3:
+      mutant.what = "move";
+      row.erase(to);
+      row.insert(row.begin() + static_cast<std::ptrdiff_t>(below(row.size() + 1)), action);
+      break;
+    default:
+      mutant.what = "renumber";
+      if (!action.is_compound() && ir::info(action.kind()).has_microbatch) {
+        const ir::ActionPart part = action.parts()[0];
+        row[at] = Action(part.kind(), part.stage(),
+                         static_cast<int>(below(static_cast<size_t>(program.num_microbatches))));
+      }
+      break;
+  }
+  return mutant;
+}
+
+// Judged without the verifier: the multiset of actions, what stands before what, residency and
+// reduction by a walk along each row, and the interpreter for channels.
+bool is_right(const ir::Program& mutant, const ir::Program& original, ir::ChannelModel model) {
+  for (size_t rank = 0; rank < mutant.rows.size(); ++rank) {
+    ir::Row left = mutant.rows[rank], right = original.rows[rank];
+    std::ranges::sort(left);
+    std::ranges::sort(right);
+    if (left != right) {
+      // UNSHARD and its like may stand more or less often: those are judged below.
+      const auto is_free = [](const Action& action) {
+        return !action.is_idle() && ir::info(action.kind()).group == ir::ActionGroup::kDataParallel;
+      };
+      std::erase_if(left, is_free);
+      std::erase_if(right, is_free);
+      if (left != right) return false;
+    }
+    const ir::Row& row = mutant.rows[rank];
+    std::map<int, bool> unsharded, used;
+    std::map<int, int> pending;
+    std::set<Action> seen;
+    std::set<int> reduced, with_gradients;
+    for (const Action& action : row) {
+      for (const ir::ActionPart part : action.parts()) {
+        const int stage = part.stage(), microbatch = part.microbatch();
+        const auto has = [&](ActionKind kind) {
+          return seen.contains(Action(kind, stage, microbatch));
+        };
+        const bool first_stage = stage == 0,
+                   last_stage = stage + 1 == mutant.placement.num_stages();
+        const bool input_local =
+            !first_stage && mutant.placement.rank_of(stage - 1) == static_cast<int>(rank);
+        const bool gradient_local =
+            !last_stage && mutant.placement.rank_of(stage + 1) == static_cast<int>(rank);
+        const auto made_at = [&](int other, std::initializer_list<ActionKind> kinds) {
+          return std::ranges::any_of(kinds, [&](ActionKind kind) {
+            return seen.contains(Action(kind, other, microbatch));
+          });
+        };
+        switch (part.kind()) {
+          case ActionKind::kForward:
+            if (!first_stage && !(input_local ? made_at(stage - 1, {ActionKind::kForward})
+                                              : has(ActionKind::kRecvF)))
+              return false;
+            break;
+          case ActionKind::kBackward:
+          case ActionKind::kBackwardInput:
+            if (!has(ActionKind::kForward)) return false;
+            if (!last_stage && !(gradient_local ? made_at(stage + 1, {ActionKind::kBackward,
+                                                                      ActionKind::kBackwardInput})
+                                                : has(ActionKind::kRecvB)))
+              return false;
+            break;
+          case ActionKind::kBackwardWeight:
+            if (!has(ActionKind::kBackwardInput)) return false;
+            break;
+          case ActionKind::kSendF:
+            if (!has(ActionKind::kForward)) return false;
+            break;
+          case ActionKind::kSendB:
+            if (!has(ActionKind::kBackward) && !has(ActionKind::kBackwardInput)) return false;
+            break;
+          case ActionKind::kUnshard:
+            if (std::exchange(unsharded[stage], true)) return false;
+            used[stage] = false;
+            break;
+          case ActionKind::kReshard:
+            if (!std::exchange(unsharded[stage], false) || !used[stage]) return false;
+            break;
+          case ActionKind::kReduceGrad:
+            if (std::exchange(pending[stage], 0) == 0) return false;
+            break;
+          case ActionKind::kRecvF:
+          case ActionKind::kRecvB:
+          case ActionKind::kIdle:
+          case ActionKind::kOverlapFB:
+            break;
+        }
+        if (ir::is_compute(part.kind())) {
+          if (!unsharded[stage]) return false;
+          used[stage] = true;
+        }
+        if (part.kind() == ActionKind::kBackward || part.kind() == ActionKind::kBackwardWeight)
+          ++pending[stage];
+      }
+      for (const ir::ActionPart part : action.parts()) seen.insert(Action(part));
+    }
+    for (const auto& [stage, held] : unsharded) {
+      if (held) return false;
+    }
+    for (const auto& [stage, left_over] : pending) {
+      if (left_over != 0) return false;
+    }
+  }
+  channel_model::Interpreter interpreter(mutant, model, 0);
+  return !interpreter.swaps() && !interpreter.deadlocks();
+}
+
+TEST(VerifyTest, MutantsAreRefusedExactlyWhenTheyAreBroken) {
+  std::mt19937 random(2026);
+  std::map<std::string, std::pair<int, int>> verdicts;  // by mutation: accepted, refused
+  const char* names[] = {"GPipe", "1F1B", "ZBVZeroBubble", "LoopedBFS", "DualPipeV"};
+  for (int round = 0; round < 4000 && !HasFailure(); ++round) {
+    const schedules::ScheduleSpec& spec = *schedules::find_schedule(names[random() % 5]);
+    const int ranks = spec.name == std::string_view("DualPipeV") ? 1 : 2;
+    const schedules::Shape shape{ranks, schedules::default_stages(spec, ranks), 2};
+    const ir::Program original = lowered(schedules::make_order(spec, shape));
+    const Mutant mutant = mutate(original, random);
+    const ir::ChannelModel model = ir::channel_models()[random() % 3].model;
+    ir::Diagnostics diagnostics;
+    const bool accepted = verify(mutant.program, {model, 0, false}, &diagnostics);
+    std::ostringstream text;
+    ir::print_csv(mutant.program.rows, text);
+    EXPECT_EQ(accepted, is_right(mutant.program, original, model))
+        << spec.name << " " << mutant.what << " " << ir::name(model) << "\n"
+        << text.str() << why(diagnostics);
+    ++(accepted ? verdicts[mutant.what].first : verdicts[mutant.what].second);
+  }
+  for (const auto& [what, counts] : verdicts) EXPECT_GT(counts.second, 100) << what;
+  EXPECT_GT(verdicts["move"].first + verdicts["swap"].first,
+            50);  // some moves are harmless, and are let through
+}
+
+// Each kind of mistake is called by its name, not only refused.
+TEST(VerifyTest, TheRuleThatIsBrokenIsAmongThoseReported) {
+  const ir::Program program =
+      lowered(schedules::make_order(*schedules::find_schedule("1F1B"), {2, 2, 2}));
+  const auto rules_of = [&](size_t rank, std::string_view from, std::string_view to) {
+    ir::Program mutant = program;
+    Action action, other;
+    ir::parse_action(from, &action);
+    ir::parse_action(to, &other);
+    ir::Row& row = mutant.rows[rank];
+    const auto at = std::ranges::find(row, action);
+    EXPECT_NE(at, row.end()) << from;
+    if (other.is_idle()) {
+      row.erase(at);
+    } else {
+      *at = other;
+    }
+    ir::Diagnostics diagnostics;
+    verify(mutant, {}, &diagnostics);
+    std::set<ir::Rule> rules;
+    for (const ir::Diagnostic& one : diagnostics.kept()) rules.insert(one.rule);
+    return rules;
+  };
+  EXPECT_TRUE(rules_of(0, "0F1", "").contains(ir::Rule::kMissingWork));
+  EXPECT_TRUE(rules_of(0, "0F1", "0F0").contains(ir::Rule::kDuplicateAction));
+  EXPECT_TRUE(rules_of(0, "0B1", "0I0").contains(ir::Rule::kBackwardTwice));
+  EXPECT_TRUE(rules_of(0, "0SEND_F1", "").contains(ir::Rule::kNeverSent));
+  EXPECT_TRUE(rules_of(1, "1RECV_F1", "").contains(ir::Rule::kNeverReceived));
+  EXPECT_TRUE(rules_of(1, "1RECV_F1", "").contains(ir::Rule::kNeedsEarlier));
+  EXPECT_TRUE(rules_of(0, "0SEND_F1", "0SEND_B1").contains(ir::Rule::kNoPeer));
+  EXPECT_TRUE(rules_of(0, "0UNSHARD", "").contains(ir::Rule::kSharded));
+  EXPECT_TRUE(rules_of(0, "0RESHARD", "").contains(ir::Rule::kLeftUnsharded));
+  EXPECT_TRUE(rules_of(0, "0RESHARD", "0UNSHARD").contains(ir::Rule::kUnshardTwice));
+  EXPECT_TRUE(rules_of(0, "0UNSHARD", "0RESHARD").contains(ir::Rule::kReshardWithoutUnshard));
+  EXPECT_TRUE(rules_of(0, "0REDUCE_GRAD", "").contains(ir::Rule::kReduceMissing));
+}
+
+TEST(VerifyTest, WeightFreeWMayStandOnAReshardedStage) {
+  ir::Program program;
+  program.placement = ir::Placement::loop(1, 1);
+  program.num_microbatches = 1;
+  program.rows = {{Action(ActionKind::kUnshard, 0), Action(ActionKind::kForward, 0, 0),
+                   Action(ActionKind::kBackwardInput, 0, 0), Action(ActionKind::kReshard, 0),
+                   Action(ActionKind::kBackwardWeight, 0, 0)}};
+  ir::Diagnostics refused, accepted, recorded;
+  EXPECT_FALSE(verify(program, {}, &refused));
+  EXPECT_TRUE(verify(program, {.weight_free_w = true}, &accepted));
+  program.lowering.weight_free_w = true;
+  EXPECT_TRUE(verify(program, {}, &recorded));
+}
+
+}  // namespace
+}  // namespace pipewright::schedule
