@@ -4,49 +4,13 @@
 #include <map>
 
 namespace pipewright::schedule {
-namespace {
-
 using ir::ActionKind;
 using ir::ActionPart;
 
-constexpr uint32_t kNoPair = UINT32_MAX;
-
-// The stage that sends what this SEND or RECV is an end of, and whether it is an output.
-struct Edge {
-  int sender;
-  bool forward;
-};
-
-Edge edge_of(ActionPart part) {
-  switch (part.kind()) {
-    case ActionKind::kRecvF:
-      return {part.stage() - 1, true};
-    case ActionKind::kSendB:
-      return {part.stage(), false};
-    case ActionKind::kRecvB:
-      return {part.stage() + 1, false};
-    case ActionKind::kSendF:
-    case ActionKind::kIdle:
-    case ActionKind::kForward:
-    case ActionKind::kBackward:
-    case ActionKind::kBackwardInput:
-    case ActionKind::kBackwardWeight:
-    case ActionKind::kOverlapFB:
-    case ActionKind::kUnshard:
-    case ActionKind::kReshard:
-    case ActionKind::kReduceGrad:
-      break;
-  }
-  return {part.stage(), true};
-}
-
-}  // namespace
-
 ChannelRun::ChannelRun(const ir::Program& program, ir::ChannelModel model,
                        ir::ChannelCapacity capacity)
-    : program_(program), capacity_(capacity) {
-  const ir::Placement& placement = program.placement;
-  const auto num_stages = static_cast<size_t>(placement.num_stages());
+    : program_(program), capacity_(capacity), pair_ids_(program.placement) {
+  const auto num_stages = static_cast<size_t>(program.placement.num_stages());
   std::map<std::pair<int, uint32_t>, uint32_t> queue_ids;
   const auto queue_id = [&](int rank, int peer, bool send) {
     const uint32_t local = ir::queue_index(model, static_cast<uint32_t>(peer), send);
@@ -55,22 +19,9 @@ ChannelRun::ChannelRun(const ir::Program& program, ir::ChannelModel model,
     if (is_new) queues_.push_back({rank, kNone});
     return entry->second;
   };
-  std::map<std::pair<int, int>, uint32_t> pair_ids;
-  const auto pair_id = [&](int from, int to) {
-    if (from == to) return kNoPair;
-    const auto [entry, is_new] =
-        pair_ids.try_emplace({from, to}, static_cast<uint32_t>(pairs_.size()));
-    if (is_new) pairs_.push_back({queue_id(from, to, true), queue_id(to, from, false)});
-    return entry->second;
-  };
-  forward_pair_.assign(num_stages, kNoPair);
-  backward_pair_.assign(num_stages, kNoPair);
-  for (int stage = 0; stage < placement.num_stages(); ++stage) {
-    const int rank = placement.rank_of(stage);
-    if (stage + 1 < placement.num_stages())
-      forward_pair_[static_cast<size_t>(stage)] = pair_id(rank, placement.rank_of(stage + 1));
-    if (stage > 0)
-      backward_pair_[static_cast<size_t>(stage)] = pair_id(rank, placement.rank_of(stage - 1));
+  for (uint32_t id = 0; id < pair_ids_.size(); ++id) {
+    const auto [from, to] = pair_ids_.ranks(id);
+    pairs_.push_back({queue_id(from, to, true), queue_id(to, from, false)});
   }
   const size_t cells = num_stages * static_cast<size_t>(program.num_microbatches);
   received_forward_.resize(cells);
@@ -85,13 +36,8 @@ ChannelRun::ChannelRun(const ir::Program& program, ir::ChannelModel model,
   }
 }
 
-uint32_t ChannelRun::pair_of(ActionPart part) const {
-  const Edge edge = edge_of(part);
-  return (edge.forward ? forward_pair_ : backward_pair_)[static_cast<size_t>(edge.sender)];
-}
-
 uint32_t ChannelRun::queue_of(ActionPart part) const {
-  const Pair& pair = pairs_[pair_of(part)];
+  const Pair& pair = pairs_[pair_ids_.of(part)];
   return ir::is_send(part.kind()) ? pair.send_queue : pair.receive_queue;
 }
 
@@ -167,7 +113,7 @@ bool ChannelRun::can_finish(uint32_t id) const {
   if (!is_posted(queue)) return false;
   const ActionPart part =
       program_.rows[static_cast<size_t>(queue.rank)][static_cast<size_t>(queue.head)].parts()[0];
-  const uint32_t pair_id = pair_of(part);
+  const uint32_t pair_id = pair_ids_.of(part);
   const Pair& pair = pairs_[pair_id];
   const bool sends = ir::is_send(part.kind());
   if (sends && (capacity_ == ir::kUnboundedCapacity || pair.sent - pair.received < capacity_))
@@ -179,14 +125,14 @@ bool ChannelRun::can_finish(uint32_t id) const {
   if (!is_posted(other)) return false;
   const ActionPart head =
       program_.rows[static_cast<size_t>(other.rank)][static_cast<size_t>(other.head)].parts()[0];
-  return pair_of(head) == pair_id && ir::is_send(head.kind()) != sends;
+  return pair_ids_.of(head) == pair_id && ir::is_send(head.kind()) != sends;
 }
 
 void ChannelRun::finish_head(uint32_t id) {
   Queue& queue = queues_[id];
   const ActionPart part =
       program_.rows[static_cast<size_t>(queue.rank)][static_cast<size_t>(queue.head)].parts()[0];
-  Pair& pair = pairs_[pair_of(part)];
+  Pair& pair = pairs_[pair_ids_.of(part)];
   queue.head = next_[static_cast<size_t>(queue.rank)][static_cast<size_t>(queue.head)];
   work_.push_back(id);
   if (ir::is_send(part.kind())) {
@@ -208,7 +154,7 @@ void ChannelRun::try_queue(uint32_t id) {
   const Queue& queue = queues_[id];
   const ActionPart part =
       program_.rows[static_cast<size_t>(queue.rank)][static_cast<size_t>(queue.head)].parts()[0];
-  const Pair& pair = pairs_[pair_of(part)];
+  const Pair& pair = pairs_[pair_ids_.of(part)];
   const bool sends = ir::is_send(part.kind());
   const bool together = pair.sent == pair.received && (!sends || capacity_ == 0);
   const uint32_t other = sends ? pair.receive_queue : pair.send_queue;
@@ -246,7 +192,8 @@ int ChannelRun::nth_step(uint32_t pair, bool send, uint32_t index) const {
   for (size_t step = 0; step < row.size(); ++step) {
     const ActionKind kind = row[step].kind();
     if (send ? !ir::is_send(kind) : !ir::is_receive(kind)) continue;
-    if (pair_of(row[step].parts()[0]) == pair && seen++ == index) return static_cast<int>(step);
+    if (pair_ids_.of(row[step].parts()[0]) == pair && seen++ == index)
+      return static_cast<int>(step);
   }
   return kNone;
 }
@@ -278,7 +225,7 @@ std::vector<ChannelRun::Wait> ChannelRun::waits_of(const Node& node) const {
   }
   const ActionPart part = action.parts()[0];
   const bool sends = ir::is_send(part.kind());
-  const uint32_t pair = pair_of(part);
+  const uint32_t pair = pair_ids_.of(part);
   const uint32_t index = sends ? pairs_[pair].sent : pairs_[pair].received;
   // With room for n, the SEND number k waits for the RECV number k - n.
   const uint32_t other = sends ? index - std::min(index, capacity_) : index;

@@ -8,6 +8,7 @@
 #include "ir/channel.h"
 #include "ir/dependencies.h"
 #include "ir/schedule.h"
+#include "schedule/rank_pairs.h"
 
 namespace pipewright::schedule {
 
@@ -66,16 +67,15 @@ class ChannelRun {
   }
   bool has_inputs(int rank, int step) const;
   std::vector<int> receives_of(int rank, int step) const;
-  uint32_t pair_of(ir::ActionPart part) const;
   uint32_t queue_of(ir::ActionPart part) const;
   // The step of the RECV number `index` of a pair, or of its SEND.
   int nth_step(uint32_t pair, bool send, uint32_t index) const;
 
   const ir::Program& program_;
   ir::ChannelCapacity capacity_;
+  RankPairs pair_ids_;
   std::vector<Queue> queues_;
   std::vector<Pair> pairs_;
-  std::vector<uint32_t> forward_pair_, backward_pair_;  // by the stage that sends
   std::vector<std::vector<int>> next_;  // by rank and step: the next operation of the same queue
   std::vector<int> next_compute_;       // by rank: step of the first compute that has not ended
   std::vector<bool> received_forward_, received_backward_;  // by stage and microbatch of the RECV

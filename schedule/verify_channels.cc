@@ -9,6 +9,7 @@
 #include "ir/action_text.h"
 #include "ir/dependencies.h"
 #include "schedule/channel_run.h"
+#include "schedule/rank_pairs.h"
 #include "schedule/verify_checks.h"
 
 namespace pipewright::schedule {
@@ -33,29 +34,30 @@ std::string name_of(const ir::Program& program, const Node& node) {
 
 // The k-th SEND of one rank to another meets the k-th RECV there: their names must be each other's.
 void check_order(const ir::Program& program, ir::Diagnostics* diagnostics) {
-  std::map<std::pair<int, int>, std::vector<Node>> sends;
+  const RankPairs pairs(program.placement);
+  std::vector<std::vector<Node>> sends(pairs.size());
   for (size_t rank = 0; rank < program.rows.size(); ++rank) {
     for (size_t step = 0; step < program.rows[rank].size(); ++step) {
       const ir::Action& action = program.rows[rank][step];
       if (!ir::is_send(action.kind())) continue;
-      const auto transfer = ir::partner_of(action.parts()[0], program.placement);
-      sends[{transfer->from, transfer->to}].push_back(
+      sends[pairs.of(action.parts()[0])].push_back(
           {static_cast<int>(rank), static_cast<int>(step)});
     }
   }
-  std::map<std::pair<int, int>, size_t> received;
-  std::map<std::pair<int, int>, bool> reported;
+  std::vector<size_t> received(pairs.size());
+  std::vector<bool> reported(pairs.size());
   for (size_t rank = 0; rank < program.rows.size(); ++rank) {
     for (size_t step = 0; step < program.rows[rank].size(); ++step) {
       const ir::Action& action = program.rows[rank][step];
       if (!ir::is_receive(action.kind())) continue;
-      const auto transfer = ir::partner_of(action.parts()[0], program.placement);
-      const std::pair pair(transfer->from, transfer->to);
+      const uint32_t pair = pairs.of(action.parts()[0]);
       const size_t number = received[pair]++;
       const Node send = sends[pair][number];
       const ir::Action& met =
           program.rows[static_cast<size_t>(send.rank)][static_cast<size_t>(send.step)];
-      if (met == ir::Action(transfer->send) || reported[pair]) continue;
+      if (reported[pair] ||
+          met == ir::Action(ir::partner_of(action.parts()[0], program.placement)->send))
+        continue;
       reported[pair] = true;  // all behind the first one are shifted too
       const Node receive{static_cast<int>(rank), static_cast<int>(step)};
       ir::Diagnostic& error = diagnostics->error(

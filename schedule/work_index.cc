@@ -14,48 +14,11 @@ namespace {
 using ir::ActionKind;
 using ir::ActionPart;
 
-// The slot of a kind in a cell. B and I share one: a backward has either.
-std::optional<size_t> slot_of(ActionKind kind) {
-  switch (kind) {
-    case ActionKind::kForward:
-      return 0;
-    case ActionKind::kBackward:
-    case ActionKind::kBackwardInput:
-      return 1;
-    case ActionKind::kBackwardWeight:
-      return 2;
-    case ActionKind::kSendF:
-      return 3;
-    case ActionKind::kRecvF:
-      return 4;
-    case ActionKind::kSendB:
-      return 5;
-    case ActionKind::kRecvB:
-      return 6;
-    case ActionKind::kIdle:
-    case ActionKind::kOverlapFB:
-    case ActionKind::kUnshard:
-    case ActionKind::kReshard:
-    case ActionKind::kReduceGrad:
-      return std::nullopt;
-  }
-  return std::nullopt;
-}
-
 ir::Place at(int rank, size_t step) {
   ir::Place place;
   place.rank = rank;
   place.step = static_cast<int>(step);
   return place;
-}
-
-// The part of this slot's kind, stage and microbatch in an action that has it.
-ActionPart part_in(const ir::Action& action, size_t slot, int stage, int microbatch) {
-  for (const ActionPart part : action.parts()) {
-    if (slot_of(part.kind()) == slot && part.stage() == stage && part.microbatch() == microbatch)
-      return part;
-  }
-  return {};
 }
 
 // "3", "3 to 5", "3, 7 to 9, ...": some of a list of ascending numbers.
@@ -75,6 +38,15 @@ std::string ranges(const std::vector<int>& numbers) {
 }
 
 }  // namespace
+
+// The part in this slot of a stage and microbatch, in an action that has it.
+ActionPart WorkIndex::part_in(const ir::Action& action, size_t slot, int stage, int microbatch) {
+  for (const ActionPart part : action.parts()) {
+    if (slot_of(part.kind()) == slot && part.stage() == stage && part.microbatch() == microbatch)
+      return part;
+  }
+  return {};
+}
 
 std::optional<WorkIndex> WorkIndex::build(const ir::Schedule& schedule,
                                           ir::Diagnostics* diagnostics) {
@@ -108,16 +80,16 @@ std::optional<WorkIndex> WorkIndex::build(const ir::Schedule& schedule,
     const ir::Row& row = schedule.rows[rank];
     for (size_t step = 0; step < row.size(); ++step) {
       for (const ActionPart part : row[step].parts()) {
-        const std::optional<size_t> slot = slot_of(part.kind());
-        if (!slot) continue;
-        if (*slot == 1 || *slot == 2) index.forward_only_ = false;
+        const size_t slot = slot_of(part.kind());
+        if (slot == kNoSlot) continue;
+        if (slot == kBackwardSlot || slot == kWeightSlot) index.forward_only_ = false;
         uint32_t& known = index.cells_[static_cast<size_t>(part.stage()) * index.num_microbatches_ +
-                                       static_cast<size_t>(part.microbatch())][*slot];
+                                       static_cast<size_t>(part.microbatch())][slot];
         if (known == kAbsent) {
           known = static_cast<uint32_t>(step);
           continue;
         }
-        const ActionPart first = part_in(row[known], *slot, part.stage(), part.microbatch());
+        const ActionPart first = part_in(row[known], slot, part.stage(), part.microbatch());
         const bool same = first.kind() == part.kind();
         ir::Diagnostic& error = diagnostics->error(
             same ? ir::Rule::kDuplicateAction : ir::Rule::kBackwardTwice,
@@ -143,23 +115,24 @@ void WorkIndex::check_complete(const ir::Schedule& schedule, ir::Diagnostics* di
     std::vector<int> no_forward, no_backward, no_weight;
     for (int microbatch = 0; microbatch < schedule.num_microbatches; ++microbatch) {
       const Cell& steps = cell(stage, microbatch);
-      if (steps[0] == kAbsent) no_forward.push_back(microbatch);
+      if (steps[kForwardSlot] == kAbsent) no_forward.push_back(microbatch);
       if (forward_only_) continue;
-      if (steps[1] == kAbsent) {
+      if (steps[kBackwardSlot] == kAbsent) {
         no_backward.push_back(microbatch);
         continue;
       }
-      const ActionKind kind = part_in(row[steps[1]], 1, stage, microbatch).kind();
-      if (kind == ActionKind::kBackwardInput && steps[2] == kAbsent)
+      const ActionKind kind =
+          part_in(row[steps[kBackwardSlot]], kBackwardSlot, stage, microbatch).kind();
+      if (kind == ActionKind::kBackwardInput && steps[kWeightSlot] == kAbsent)
         no_weight.push_back(microbatch);
-      if (kind == ActionKind::kBackward && steps[2] != kAbsent) {
+      if (kind == ActionKind::kBackward && steps[kWeightSlot] != kAbsent) {
         ir::Diagnostic& error =
             diagnostics->error(ir::Rule::kBackwardTwice,
                                fmt::format("`{}W{}` and `{}B{}` both give the weights' gradients",
                                            stage, microbatch, stage, microbatch),
-                               at(rank, steps[2]));
-        error.notes.push_back(
-            {fmt::format("`{}B{}` stands here", stage, microbatch), at(rank, steps[1])});
+                               at(rank, steps[kWeightSlot]));
+        error.notes.push_back({fmt::format("`{}B{}` stands here", stage, microbatch),
+                               at(rank, steps[kBackwardSlot])});
       }
     }
     const auto report = [&](const std::vector<int>& microbatches, std::string_view what) {
@@ -176,13 +149,6 @@ void WorkIndex::check_complete(const ir::Schedule& schedule, ir::Diagnostics* di
     report(no_backward, "B or I");
     report(no_weight, "W");
   }
-}
-
-std::optional<int> WorkIndex::step_of(ActionKind kind, int stage, int microbatch) const {
-  const std::optional<size_t> slot = slot_of(kind);
-  PW_CHECK(slot, "the index knows compute, SEND and RECV");
-  const uint32_t step = cell(stage, microbatch)[*slot];
-  return step == kAbsent ? std::nullopt : std::optional(static_cast<int>(step));
 }
 
 }  // namespace pipewright::schedule
