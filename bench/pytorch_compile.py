@@ -1,0 +1,53 @@
+"""Making and lowering Interleaved1F1B with P=32, V=4, M=512 (393,728 actions): PyTorch's own code against ours.
+
+  bazel test --config=peer --test_output=all //bench:pytorch_compile
+
+Prints the median of the ratios of pairs run in turn. Ours is the time inside the process, as PyTorch's is. Fails only if
+the two disagree on the number of actions: speed is for people to read.
+"""
+
+import statistics
+import subprocess
+import sys
+import time
+
+from torch.distributed.pipelining import schedules as peer
+
+OURS, RANKS, PER_RANK, MICROBATCHES, PAIRS = sys.argv[1], 32, 4, 512, 3
+
+
+class Stage:
+    def __init__(self, index):
+        self.stage_index, self.num_stages, self.group_size, self.group_rank = index, RANKS * PER_RANK, RANKS, 0
+        self.group, self.has_backward, self.submod = None, False, None
+        self.is_first, self.is_last = index == 0, index == RANKS * PER_RANK - 1
+
+
+def theirs():
+    start = time.perf_counter()
+    schedule = peer.ScheduleInterleaved1F1B([Stage(s) for s in range(0, RANKS * PER_RANK, RANKS)], MICROBATCHES,
+                                            loss_fn=lambda a, b: a)
+    seconds = time.perf_counter() - start
+    return seconds, sum(len(row) for row in schedule.pipeline_order_with_comms.values())
+
+
+def ours():
+    done = subprocess.run([OURS, "--benchmark_filter=make_and_lower_interleaved/32/4/512", "--benchmark_format=csv"],
+                          capture_output=True, text=True, check=True)
+    header, row = [line.split(",") for line in done.stdout.strip().split("\n")[-2:]]
+    values = dict(zip([name.strip('"') for name in header], row))
+    assert values["time_unit"] == "ms", values
+    return float(values["real_time"]) / 1000, int(float(values["actions"]))
+
+
+def main():
+    ratios = []
+    for pair in range(PAIRS):
+        (slow, their_actions), (fast, our_actions) = theirs(), ours()
+        assert their_actions == our_actions, (their_actions, our_actions)
+        ratios.append(slow / fast)
+        print(f"pair {pair}: PyTorch {slow:.2f} s, ours {1000 * fast:.1f} ms, ratio {slow / fast:.0f}, {our_actions} actions", flush=True)
+    print(f"median ratio: {statistics.median(ratios):.0f}")
+
+
+main()
