@@ -8,44 +8,51 @@
 #include <vector>
 
 #include "ir/action_text.h"
+#include "ir/check.h"
 #include "ir/dependencies.h"
 
 namespace pipewright::schedule {
 namespace {
 
-// Which outputs and input gradients exist, by stage and microbatch.
-class Made {
- public:
-  explicit Made(const ir::Schedule& schedule)
-      : num_microbatches_(static_cast<size_t>(schedule.num_microbatches)),
-        made_(static_cast<size_t>(schedule.placement.num_stages()) * num_microbatches_) {}
+constexpr int kNone = -1;
 
-  bool has(const ir::Need& need) const {
-    return (made_[index(need.stage, need.microbatch)] & bit(need.result)) != 0;
-  }
-  void add(ir::ActionPart part) {
-    for (const ir::Result result : {ir::Result::kOutput, ir::Result::kInputGradient}) {
-      if (ir::makes(part.kind(), result))
-        made_[index(part.stage(), part.microbatch())] |= bit(result);
-    }
-  }
-
- private:
-  static uint8_t bit(ir::Result result) {
-    return static_cast<uint8_t>(1 << static_cast<int>(result));
-  }
-  size_t index(int stage, int microbatch) const {
-    return static_cast<size_t>(stage) * num_microbatches_ + static_cast<size_t>(microbatch);
-  }
-
-  size_t num_microbatches_;
-  std::vector<uint8_t> made_;
+// What the oracle says of the compute actions of one stage. It is the same for every microbatch, so
+// it is asked once a stage and not once an action.
+struct Links {
+  int output_of = kNone;    // the other stage whose output F needs
+  int gradient_of = kNone;  // the other stage whose input gradient B and I need
+  int output_to = kNone;    // the rank that F sends to
+  int gradient_to = kNone;  // the rank that B and I send to
 };
 
+std::vector<Links> links_of(const ir::Placement& placement) {
+  std::vector<Links> links(static_cast<size_t>(placement.num_stages()));
+  for (int stage = 0; stage < placement.num_stages(); ++stage) {
+    Links& link = links[static_cast<size_t>(stage)];
+    for (const ir::ActionKind kind : {ir::ActionKind::kForward, ir::ActionKind::kBackwardInput}) {
+      const ir::ActionPart part(kind, stage);
+      for (const ir::Need& need : ir::needs_of(part, placement)) {
+        // What a stage needs of itself is the order of its row.
+        if (need.stage != stage)
+          (need.result == ir::Result::kOutput ? link.output_of : link.gradient_of) = need.stage;
+      }
+      if (const auto transfer = ir::transfer_of(part, placement)) {
+        (kind == ir::ActionKind::kForward ? link.output_to : link.gradient_to) = transfer->to;
+      }
+    }
+  }
+  return links;
+}
+
+// Takes turns through the ranks, one action a turn.
 class SendRecvPass {
  public:
   explicit SendRecvPass(ir::Program program)
-      : program_(std::move(program)), made_(program_), next_(program_.rows.size()) {
+      : program_(std::move(program)),
+        links_(links_of(program_.placement)),
+        num_microbatches_(static_cast<size_t>(program_.num_microbatches)),
+        made_(links_.size() * num_microbatches_),
+        next_(program_.rows.size()) {
     built_.resize(program_.rows.size());
     for (size_t rank = 0; rank < built_.size(); ++rank)
       built_[rank].reserve(2 * program_.rows[rank].size());
@@ -58,15 +65,17 @@ class SendRecvPass {
     }
     while (!busy.empty()) {
       bool progress = false;
-      for (const size_t rank : busy) progress = take_turn(rank) || progress;
+      bool finished = false;
+      for (const size_t rank : busy) {
+        progress = take_turn(rank) || progress;
+        finished = finished || next_[rank] == program_.rows[rank].size();
+      }
       if (!progress) {
-        for (const size_t rank : busy) {
-          const ir::Action action = program_.rows[rank][next_[rank]];
-          stuck->push_back({static_cast<int>(rank), action, *missing(action)});
-        }
+        for (const size_t rank : busy) stuck->push_back(describe(rank));
         return std::nullopt;
       }
-      std::erase_if(busy, [&](size_t rank) { return next_[rank] == program_.rows[rank].size(); });
+      if (finished)
+        std::erase_if(busy, [&](size_t rank) { return next_[rank] == program_.rows[rank].size(); });
     }
     program_.rows = std::move(built_);
     program_.lowering.receives = ir::Receives::kPytorch;
@@ -74,37 +83,71 @@ class SendRecvPass {
   }
 
  private:
-  // What an action waits for from other stages; the stage's own order is the row's.
-  std::optional<ir::Need> missing(const ir::Action& action) const {
-    for (const ir::ActionPart part : action.parts()) {
-      if (!ir::is_compute(part.kind())) continue;
-      for (const ir::Need& need : ir::needs_of(part, program_.placement)) {
-        if (need.stage != part.stage() && !made_.has(need)) return need;
-      }
-    }
-    return std::nullopt;
+  static constexpr uint8_t kOutput = 1, kGradient = 2;
+
+  uint8_t& made(int stage, int microbatch) {
+    return made_[static_cast<size_t>(stage) * num_microbatches_ + static_cast<size_t>(microbatch)];
+  }
+
+  // Whether other stages have made what a part needs of them.
+  bool is_ready(ir::ActionPart part) {
+    const Links& links = links_[static_cast<size_t>(part.stage())];
+    if (part.kind() == ir::ActionKind::kForward)
+      return links.output_of == kNone || (made(links.output_of, part.microbatch()) & kOutput) != 0;
+    if (ir::gives_input_gradient(part.kind()))
+      return links.gradient_of == kNone ||
+             (made(links.gradient_of, part.microbatch()) & kGradient) != 0;
+    return true;
   }
 
   bool take_turn(size_t rank) {
     const ir::Action action = program_.rows[rank][next_[rank]];
-    if (missing(action)) return false;
+    for (const ir::ActionPart part : action.parts()) {
+      if (!is_ready(part)) return false;
+    }
     ++next_[rank];
     if (action.is_idle()) return true;
     built_[rank].push_back(action);
     for (const ir::ActionPart part : action.parts()) {
-      if (!ir::is_compute(part.kind())) continue;
-      made_.add(part);
-      if (const auto transfer = ir::transfer_of(part, program_.placement)) {
-        built_[rank].emplace_back(transfer->send);
-        built_[static_cast<size_t>(transfer->to)].emplace_back(transfer->receive);
+      const Links& links = links_[static_cast<size_t>(part.stage())];
+      if (part.kind() == ir::ActionKind::kForward) {
+        made(part.stage(), part.microbatch()) |= kOutput;
+        if (links.output_to != kNone)
+          send(part, ir::ActionKind::kSendF, ir::ActionKind::kRecvF, rank, links.output_to,
+               part.stage() + 1);
+      } else if (ir::gives_input_gradient(part.kind())) {
+        made(part.stage(), part.microbatch()) |= kGradient;
+        if (links.gradient_to != kNone)
+          send(part, ir::ActionKind::kSendB, ir::ActionKind::kRecvB, rank, links.gradient_to,
+               part.stage() - 1);
       }
     }
     return true;
   }
 
+  void send(ir::ActionPart part, ir::ActionKind send_kind, ir::ActionKind receive_kind, size_t from,
+            int to, int to_stage) {
+    built_[from].emplace_back(send_kind, part.stage(), part.microbatch());
+    built_[static_cast<size_t>(to)].emplace_back(receive_kind, to_stage, part.microbatch());
+  }
+
+  StuckRank describe(size_t rank) {
+    const ir::Action action = program_.rows[rank][next_[rank]];
+    for (const ir::ActionPart part : action.parts()) {
+      if (is_ready(part)) continue;
+      for (const ir::Need& need : ir::needs_of(part, program_.placement)) {
+        if (need.stage != part.stage()) return {static_cast<int>(rank), action, need};
+      }
+    }
+    PW_CHECK(false, "a rank that is stuck waits for another stage");
+    return {};
+  }
+
   ir::Program program_;
-  Made made_;
-  std::vector<size_t> next_;
+  std::vector<Links> links_;
+  size_t num_microbatches_;
+  std::vector<uint8_t> made_;  // by stage and microbatch
+  std::vector<size_t> next_;   // by rank: the step whose turn it is
   ir::Rows built_;
 };
 

@@ -65,23 +65,32 @@ class Upcoming {
     return size;
   }
 
-  // Goes behind the action at `position`, which is the first use of all.
-  void pass(const ir::Row& row, size_t position) {
+  // Goes behind the action at `position`, whose stages come first. Gives the number of stages that
+  // are used before the action's own stage is again; all of them where it is not, or where the
+  // action is a compound.
+  size_t pass(const ir::Row& row, size_t position) {
     const auto parts = row[position].parts();
+    size_t overtaken = 0;
     for (size_t part = 0; part < parts.size(); ++part) {
-      const int stage = parts[part].stage();
-      const auto used = std::ranges::find(uses_, stage, &Use::stage);
-      if (used == uses_.end() || used->position != position)
+      if (uses_.empty() || uses_.front().position != position)
         continue;  // both parts are of one stage
-      uses_.erase(used);
-      const uint32_t next = after_[2 * position + part];
-      next_use_[static_cast<size_t>(stage)] = next;
-      if (next == kNever) continue;
-      const auto next_parts = row[next].parts();
-      const auto which = next_parts[0].stage() == stage ? 0 : 1;
-      const Use use{next, static_cast<uint8_t>(which), stage};
-      uses_.insert(std::upper_bound(uses_.begin(), uses_.end(), use), use);
+      Use use = uses_.front();
+      const uint32_t next = after_[2 * position + use.part];
+      next_use_[static_cast<size_t>(use.stage)] = next;
+      if (next == kNever) {
+        uses_.erase(uses_.begin());
+        overtaken = uses_.size();
+        continue;
+      }
+      use.position = next;
+      use.part = row[next].parts()[0].stage() == use.stage ? 0 : 1;
+      size_t place = 0;
+      for (; place + 1 < uses_.size() && uses_[place + 1] < use; ++place)
+        uses_[place] = uses_[place + 1];
+      uses_[place] = use;
+      overtaken = place;
     }
+    return parts.size() == 1 ? overtaken : uses_.size();
   }
 
  private:
@@ -144,18 +153,28 @@ bool is_near(const Upcoming& upcoming, size_t window, int stage) {
 
 ir::Row keep_the_next(const ir::Row& row, const ResidencyPolicy& policy,
                       std::vector<uint32_t>* next_use) {
+  const int lookahead = std::min(policy.lookahead, policy.residency);
+  const bool has_compounds = std::ranges::any_of(row, &Action::is_compound);
   Upcoming upcoming(row, next_use);
   Residency residency(row.size());
+  bool unchanged = false;  // whether the next stages are those that they were at the action before
   for (size_t position = 0; position < row.size(); ++position) {
-    const size_t kept = upcoming.window(policy.residency);
-    residency.reshard_where([&](int stage) { return !is_near(upcoming, kept, stage); });
-    const size_t ahead = upcoming.window(std::min(policy.lookahead, policy.residency));
-    for (size_t index = 0; index < ahead; ++index) {
-      const int stage = upcoming.uses()[index].stage;
-      if (!residency.has(stage)) residency.unshard(stage);
+    if (!unchanged) {
+      const size_t kept = upcoming.window(policy.residency);
+      residency.reshard_where([&](int stage) { return !is_near(upcoming, kept, stage); });
+      const size_t ahead = upcoming.window(lookahead);
+      for (size_t index = 0; index < ahead; ++index) {
+        const int stage = upcoming.uses()[index].stage;
+        if (!residency.has(stage)) residency.unshard(stage);
+      }
     }
     residency.run(row[position]);
-    upcoming.pass(row, position);
+    const size_t stages_before = upcoming.uses().size();
+    const size_t overtaken = upcoming.pass(row, position);
+    // Most actions are followed by one of the same few stages, and then there is nothing to gather
+    // or free.
+    unchanged = !has_compounds && overtaken < static_cast<size_t>(lookahead) &&
+                upcoming.uses().size() == stages_before;
   }
   return residency.finish();
 }
