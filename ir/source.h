@@ -23,6 +23,14 @@ struct Place {
   friend bool operator==(const Place&, const Place&) = default;
 };
 
+// The place of an action in a schedule.
+inline Place place_at(size_t rank, size_t step) {
+  Place place;
+  place.rank = static_cast<int>(rank);
+  place.step = static_cast<int>(step);
+  return place;
+}
+
 struct Source {
   std::string name;  // as errors show it: "plan.csv", "<stdin>"
   std::string text;  // bytes as they are in the file

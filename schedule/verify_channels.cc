@@ -20,10 +20,7 @@ using Node = ChannelRun::Node;
 using Wait = ChannelRun::Wait;
 
 ir::Place place_of(const Node& node) {
-  ir::Place place;
-  place.rank = node.rank;
-  place.step = node.step;
-  return place;
+  return ir::place_at(static_cast<size_t>(node.rank), static_cast<size_t>(node.step));
 }
 
 std::string name_of(const ir::Program& program, const Node& node) {

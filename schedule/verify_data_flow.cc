@@ -13,13 +13,6 @@ namespace {
 using ir::ActionKind;
 using ir::ActionPart;
 
-ir::Place at(size_t rank, size_t step) {
-  ir::Place place;
-  place.rank = static_cast<int>(rank);
-  place.step = static_cast<int>(step);
-  return place;
-}
-
 // The kind that makes a result, for the index: I stands in for B.
 ActionKind maker_of(ir::Result result) {
   switch (result) {
@@ -49,9 +42,9 @@ void report_too_early(const ir::Schedule& schedule, size_t rank, size_t step, Ac
       diagnostics->error(ir::Rule::kNeedsEarlier,
                          fmt::format("`{}` on rank {} stands before `{}`, whose result it needs",
                                      ir::to_string(part), rank, ir::to_string(needed)),
-                         at(rank, step));
+                         ir::place_at(rank, step));
   error.notes.push_back({fmt::format("`{}` stands here", ir::to_string(needed)),
-                         at(rank, static_cast<size_t>(needed_step))});
+                         ir::place_at(rank, static_cast<size_t>(needed_step))});
 }
 
 }  // namespace
@@ -72,7 +65,7 @@ void check_local_order(const ir::Schedule& schedule, const WorkIndex& index,
             ir::Rule::kNeedsEarlier,
             fmt::format("`{}` on rank {} needs a result that nothing on the rank makes",
                         ir::to_string(part), rank),
-            at(rank, step));
+            ir::place_at(rank, step));
       }
     }
   });
@@ -95,7 +88,7 @@ void check_transfers(const ir::Program& program, const WorkIndex& index,
             ir::Rule::kNoPeer,
             fmt::format("`{}` on rank {} has no stage to meet: the pipeline ends there",
                         ir::to_string(part), rank),
-            at(rank, step));
+            ir::place_at(rank, step));
         return;
       }
       if (transfer->from == transfer->to) {
@@ -104,7 +97,7 @@ void check_transfers(const ir::Program& program, const WorkIndex& index,
                     fmt::format(
                         "`{}` is between stages of rank {}, which hands the tensor over by itself",
                         ir::to_string(part), rank),
-                    at(rank, step))
+                    ir::place_at(rank, step))
             .help = "remove it, and its other end";
         return;
       }
@@ -116,7 +109,7 @@ void check_transfers(const ir::Program& program, const WorkIndex& index,
             ->error(sends ? ir::Rule::kNeverReceived : ir::Rule::kNeverSent,
                     fmt::format("`{}` on rank {} is never {}", ir::to_string(part), rank,
                                 sends ? "received" : "sent"),
-                    at(rank, step))
+                    ir::place_at(rank, step))
             .help = fmt::format("add `{}` on rank {}", ir::to_string(other), other_rank);
       }
       if (sends) return;
@@ -127,7 +120,7 @@ void check_transfers(const ir::Program& program, const WorkIndex& index,
         diagnostics->error(ir::Rule::kUnusedReceive,
                            fmt::format("nothing on rank {} uses what `{}` receives behind it", rank,
                                        ir::to_string(part)),
-                           at(rank, step));
+                           ir::place_at(rank, step));
       }
       return;
     }
@@ -143,7 +136,7 @@ void check_transfers(const ir::Program& program, const WorkIndex& index,
             ->error(ir::Rule::kNeedsEarlier,
                     fmt::format("`{}` on rank {} needs what rank {} makes, and no `{}` gets it",
                                 ir::to_string(part), rank, need.rank, ir::to_string(receive)),
-                    at(rank, step))
+                    ir::place_at(rank, step))
             .help = fmt::format("add `{}` before it", ir::to_string(receive));
       } else if (static_cast<size_t>(*received) > step) {
         report_too_early(program, rank, step, part, *received, diagnostics);

@@ -13,13 +13,6 @@ using ir::Action;
 using ir::ActionKind;
 using ir::ActionPart;
 
-ir::Place at(size_t rank, size_t step) {
-  ir::Place place;
-  place.rank = static_cast<int>(rank);
-  place.step = static_cast<int>(step);
-  return place;
-}
-
 bool has_any(const ir::Program& program, ActionKind first, ActionKind second) {
   for (const ir::Row& row : program.rows) {
     for (const Action& action : row) {
@@ -57,7 +50,7 @@ void check_residency(const ir::Program& program, bool weight_free_w, ir::Diagnos
     const ir::Row& row = program.rows[rank];
     for (size_t step = 0; step < row.size(); ++step) {
       const auto refuse = [&](ir::Rule rule, std::string message) -> ir::Diagnostic& {
-        return diagnostics->error(rule, std::move(message), at(rank, step));
+        return diagnostics->error(rule, std::move(message), ir::place_at(rank, step));
       };
       for (const ActionPart part : row[step].parts()) {
         Parameters& stage = stages[static_cast<size_t>(part.stage())];
@@ -66,7 +59,7 @@ void check_residency(const ir::Program& program, bool weight_free_w, ir::Diagnos
             refuse(ir::Rule::kUnshardTwice,
                    fmt::format("`{}` on rank {}, but the stage is unsharded already",
                                ir::to_string(part), rank))
-                .notes.push_back({"it was unsharded here", at(rank, stage.unsharded_at)});
+                .notes.push_back({"it was unsharded here", ir::place_at(rank, stage.unsharded_at)});
           }
           stage = {true, false, step};
         } else if (part.kind() == ActionKind::kReshard) {
@@ -78,7 +71,7 @@ void check_residency(const ir::Program& program, bool weight_free_w, ir::Diagnos
             refuse(ir::Rule::kReshardBeforeUse,
                    fmt::format("`{}` on rank {} frees a stage that was not used",
                                ir::to_string(part), rank))
-                .notes.push_back({"it was unsharded here", at(rank, stage.unsharded_at)});
+                .notes.push_back({"it was unsharded here", ir::place_at(rank, stage.unsharded_at)});
           }
           stage.unsharded = false;
         } else if (ir::is_compute(part.kind())) {
@@ -99,7 +92,7 @@ void check_residency(const ir::Program& program, bool weight_free_w, ir::Diagnos
     diagnostics
         ->error(ir::Rule::kLeftUnsharded,
                 fmt::format("stage {} on rank {} is unsharded at the end", stage, rank),
-                at(rank, stages[stage].unsharded_at))
+                ir::place_at(rank, stages[stage].unsharded_at))
         .help = fmt::format("add `{}RESHARD` behind its last use", stage);
   }
 }
@@ -123,7 +116,7 @@ void check_reduction(const ir::Program& program, ir::Diagnostics* diagnostics) {
                                fmt::format("`{}` on rank {} has nothing to reduce: no B or W of "
                                            "the stage since the one before",
                                            ir::to_string(part), rank),
-                               at(rank, step));
+                               ir::place_at(rank, step));
           } else if (every && stage.since_reduce != *every &&
                      !(stage.total == program.num_microbatches && stage.since_reduce < *every)) {
             diagnostics->error(
@@ -131,7 +124,7 @@ void check_reduction(const ir::Program& program, ir::Diagnostics* diagnostics) {
                 fmt::format("`{}` on rank {} comes after {} of the stage's gradients, and "
                             "reduce-every is {}",
                             ir::to_string(part), rank, stage.since_reduce, *every),
-                at(rank, step));
+                ir::place_at(rank, step));
           }
           stage.since_reduce = 0;
           stage.reduced = true;
@@ -146,7 +139,7 @@ void check_reduction(const ir::Program& program, ir::Diagnostics* diagnostics) {
         ->error(ir::Rule::kReduceMissing,
                 fmt::format("stage {} on rank {} has no REDUCE_GRAD{}", stage, rank,
                             stages[stage].reduced ? " behind its last gradient" : " at all"),
-                at(rank, stages[stage].last_added))
+                ir::place_at(rank, stages[stage].last_added))
         .help = fmt::format("add `{}REDUCE_GRAD` behind it", stage);
   }
 }

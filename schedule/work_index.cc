@@ -14,13 +14,6 @@ namespace {
 using ir::ActionKind;
 using ir::ActionPart;
 
-ir::Place at(int rank, size_t step) {
-  ir::Place place;
-  place.rank = rank;
-  place.step = static_cast<int>(step);
-  return place;
-}
-
 // "3", "3 to 5", "3, 7 to 9, ...": some of a list of ascending numbers.
 std::string ranges(const std::vector<int>& numbers) {
   std::string text;
@@ -97,9 +90,9 @@ std::optional<WorkIndex> WorkIndex::build(const ir::Schedule& schedule,
                  : fmt::format(
                        "`{}` and `{}` both give the input gradient of stage {} for microbatch {}",
                        ir::to_string(first), ir::to_string(part), part.stage(), part.microbatch()),
-            at(static_cast<int>(rank), step));
+            ir::place_at(rank, step));
         error.notes.push_back({fmt::format("`{}` stands here first", ir::to_string(first)),
-                               at(static_cast<int>(rank), known)});
+                               ir::place_at(rank, known)});
       }
     }
   }
@@ -130,9 +123,9 @@ void WorkIndex::check_complete(const ir::Schedule& schedule, ir::Diagnostics* di
             diagnostics->error(ir::Rule::kBackwardTwice,
                                fmt::format("`{}W{}` and `{}B{}` both give the weights' gradients",
                                            stage, microbatch, stage, microbatch),
-                               at(rank, steps[kWeightSlot]));
+                               ir::place_at(static_cast<size_t>(rank), steps[kWeightSlot]));
         error.notes.push_back({fmt::format("`{}B{}` stands here", stage, microbatch),
-                               at(rank, steps[kBackwardSlot])});
+                               ir::place_at(static_cast<size_t>(rank), steps[kBackwardSlot])});
       }
     }
     const auto report = [&](const std::vector<int>& microbatches, std::string_view what) {
