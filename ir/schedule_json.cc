@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cstddef>
 #include <cstdint>
@@ -183,6 +184,8 @@ class JsonReader : public nlohmann::json_sax<Json> {
     // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while ...":
     // we have the place.
     std::string message = error.what();
+    if (message.starts_with('['))
+      message.erase(0, std::min(message.find("] "), message.size() - 2) + 2);
     const size_t place_end = message.find(": ");
     if (place_end != std::string::npos) message.erase(0, place_end + 2);
     const size_t read = token_end();

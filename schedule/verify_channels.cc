@@ -15,7 +15,6 @@
 namespace pipewright::schedule {
 namespace {
 
-using ir::ActionPart;
 using Node = ChannelRun::Node;
 using Wait = ChannelRun::Wait;
 

@@ -34,14 +34,14 @@ bool is_legal(const ScheduleSpec& spec, const Shape& shape) {
                              [&](const Constraint& one) { return one.holds(shape); });
 }
 
-// The limits of an action's fields, and of a row's length.
+// The limits of an action's fields, and of what fits a workstation.
 std::optional<std::string> size_error(const Shape& shape) {
   if (shape.stages > ir::kMaxStages) return fmt::format("at most {} stages", ir::kMaxStages);
   if (shape.microbatches > ir::kMaxMicrobatches)
     return fmt::format("at most {} microbatches", ir::kMaxMicrobatches);
-  constexpr int64_t kMostForwards = int64_t{1} << 29;
-  const int64_t forwards = int64_t{std::max(1, shape.stages_per_rank())} * shape.microbatches;
-  if (forwards > kMostForwards) return fmt::format("at most {} forwards a rank", kMostForwards);
+  constexpr int64_t kMostForwards = int64_t{1} << 28;  // 8 GiB of actions with their backwards
+  const int64_t forwards = int64_t{shape.stages} * shape.microbatches;
+  if (forwards > kMostForwards) return fmt::format("at most {} forwards", kMostForwards);
   return std::nullopt;
 }
 
@@ -108,7 +108,8 @@ std::vector<std::string_view> schedule_names() {
 }
 
 int default_stages(const ScheduleSpec& spec, int ranks) {
-  return spec.default_stages_per_rank * ranks;
+  // Beyond this there is no such schedule, which shape_error says.
+  return ranks > ir::kMaxStages ? ranks : spec.default_stages_per_rank * ranks;
 }
 
 std::optional<std::string> shape_error(const ScheduleSpec& spec, const Shape& shape) {

@@ -80,6 +80,9 @@ TEST(RegistryTest, SizesStayInsideAnAction) {
   EXPECT_NE(error("GPipe", {1 << 21, 1 << 21, 1}), "");
   EXPECT_NE(error("GPipe", {1, 1, (1 << 28) + 1}), "");
   EXPECT_NE(error("LoopedBFS", {1, 1 << 20, 1 << 28}), "");
+  // 10^12 actions are a slip of the hand, not a schedule.
+  EXPECT_NE(error("GPipe", {4096, 4096, 1 << 28}), "");
+  EXPECT_GT(default_stages(spec("ZBV"), 1 << 30), 0);
   EXPECT_NE(error("GPipe", {0, 0, 1}), "");
   EXPECT_NE(error("GPipe", {1, 1, 0}), "");
 }
