@@ -107,11 +107,23 @@ class TemporaryFile {
   std::string path_;
 };
 
+// /dev/stdout and its like lead to a file that stdout is: it must go on where it is, not be
+// replaced.
+bool is_stdout(const std::string& path) {
+  struct stat named {
+  }, standard{};
+  return ::stat(path.c_str(), &named) == 0 && ::fstat(STDOUT_FILENO, &standard) == 0 &&
+         named.st_dev == standard.st_dev && named.st_ino == standard.st_ino;
+}
+
 void replace_file(const std::string& path, const std::function<void(std::ostream&)>& write) {
-  std::error_code ignored;
-  // Through a link, the file that it leads to is replaced, and the link stays.
-  const std::filesystem::path resolved = std::filesystem::canonical(path, ignored);
-  const std::string target = resolved.empty() ? path : resolved.string();
+  // Through a link, the file that it leads to is replaced, or made, and the link stays.
+  std::filesystem::path resolved = path;
+  std::error_code error;
+  for (int links = 0; std::filesystem::is_symlink(resolved, error) && links < 40; ++links) {
+    resolved = resolved.parent_path() / std::filesystem::read_symlink(resolved, error);
+  }
+  const std::string target = resolved.string();
   struct stat old {};
   const bool exists = ::stat(target.c_str(), &old) == 0;
   if (exists && S_ISDIR(old.st_mode)) fail("write", path, EISDIR);
@@ -171,7 +183,7 @@ ir::Source read_source(const std::string& path, Console& console) {
 
 void write_output(const std::string& path, Console& console,
                   const std::function<void(std::ostream&)>& write) {
-  if (path.empty() || path == "-") {
+  if (path.empty() || path == "-" || is_stdout(path)) {
     write(console.out);
   } else {
     replace_file(path, write);

@@ -16,6 +16,7 @@
 #include "ir/read.h"
 #include "ir/render.h"
 #include "ir/spelling.h"
+#include "schedule/verify.h"
 #include "schedules/registry.h"
 
 namespace pipewright::cli {
@@ -184,6 +185,13 @@ void lower_input(const Invocation& invocation, ir::Level level,
     if (!refused.empty())
       throw UsageError(fmt::format("{} is for programs, and the level is compute_only", refused));
     input->schedule = schedule::transform_order(order, policies, observer);
+    return;
+  }
+  // As PyTorch does, and so that a few actions far out do not cost the memory of all that are
+  // missing.
+  if (!schedule::verify(order, &input->diagnostics)) {
+    place_diagnostics(input);
+    input->schedule.reset();
     return;
   }
   auto program = schedule::lower(order, policies, &input->diagnostics, observer);

@@ -108,6 +108,9 @@ int run_command(ParsedCommand& parsed, Console& console) {
   invocation.arguments = std::move(arguments);
   for (const auto& [option, given] : parsed.options) {
     if (given->count() == 0) continue;
+    if (option->value.kind == ValueKind::kNone && given->results().back() != "true") {
+      throw UsageError(fmt::format("{} takes no value", option->name));
+    }
     const std::string value = option->value.kind == ValueKind::kNone ? "" : given->results().back();
     check_value(std::string(option->name), option->value, value);
     invocation.options[std::string(option->name)] = value;

@@ -45,8 +45,8 @@ class ActionPart {
   friend constexpr auto operator<=>(const ActionPart&, const ActionPart&) = default;
 
  private:
-  uint64_t bits_ =
-      0;  // microbatch 28, stage 20, replica 4, kind 8, from the top; 4 bits above them stay 0
+  // From the top: 4 bits of 0, microbatch 28, stage 20, replica 4, kind 8.
+  uint64_t bits_ = 0;
 };
 
 class Action {

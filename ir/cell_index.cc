@@ -76,11 +76,15 @@ Cell find_cell(CellStyle style, std::string_view text, size_t at, int step) {
 Place CellIndex::place(int rank, int step) const {
   Place place;
   if (source_ != nullptr && static_cast<size_t>(rank) < rows_.size()) {
-    const RowStart& row = rows_[static_cast<size_t>(rank)];
-    const Cell cell = find_cell(style_, source_->text, row.cells, step);
-    PlaceCursor cursor(*source_);
-    cursor.start_line(row.line, row.offset);
-    place = cursor.at(cell.begin, cell.end - cell.begin);
+    if (!last_ || last_->rank != rank || last_->step > step) {
+      const RowStart& row = rows_[static_cast<size_t>(rank)];
+      last_.emplace(Last{rank, 0, row.cells, PlaceCursor(*source_)});
+      last_->cursor.start_line(row.line, row.offset);
+    }
+    const Cell cell = find_cell(style_, source_->text, last_->begin, step - last_->step);
+    last_->step = step;
+    last_->begin = cell.begin;
+    place = last_->cursor.at(cell.begin, cell.end - cell.begin);
   }
   place.rank = rank;
   place.step = step;

@@ -2,6 +2,7 @@
 #define PIPEWRIGHT_IR_CELL_INDEX_H_
 
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 #include "ir/source.h"
@@ -35,7 +36,9 @@ class CellIndex {
   // The start of the next rank's row.
   void add_row(const RowStart& start) { rows_.push_back(start); }
 
-  // The place of a cell. Linear in the length of its row.
+  // The place of a cell. Linear in the length of its row, but asked for cells in their order, all
+  // of a row's together cost no more than its length: the last one is remembered, so not for two
+  // threads at once.
   Place place(int rank, int step) const;
   // The place where a rank's row starts.
   Place row_place(int rank) const;
@@ -44,6 +47,15 @@ class CellIndex {
   const Source* source_ = nullptr;
   CellStyle style_ = CellStyle::kCommas;
   std::vector<RowStart> rows_;
+
+  // The cell that was asked for last: the next one is looked for from there.
+  struct Last {
+    int rank;
+    int step;
+    size_t begin;
+    PlaceCursor cursor;
+  };
+  mutable std::optional<Last> last_;
 };
 
 }  // namespace pipewright::ir

@@ -39,11 +39,13 @@ std::string diagnostics_json(const Diagnostics& diagnostics, int indent) {
     one["help"] = diagnostic.help.empty() ? Json(nullptr) : Json(printable(diagnostic.help));
     list.push_back(std::move(one));
   }
-  std::string text = list.dump(2);
-  for (size_t at = text.find('\n'); at != std::string::npos; at = text.find('\n', at + 1)) {
-    text.insert(at + 1, static_cast<size_t>(indent), ' ');
+  const std::string text = list.dump(2);
+  std::string indented;
+  for (const char letter : text) {
+    indented += letter;
+    if (letter == '\n') indented.append(static_cast<size_t>(indent), ' ');
   }
-  return text;
+  return indented;
 }
 
 }  // namespace pipewright::ir

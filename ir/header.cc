@@ -51,8 +51,10 @@ bool is_one_line(const std::string& text) {
 std::optional<int> parse_number(std::string_view text, int most) {
   int number = 0;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || stop != text.data() + text.size() || number < 1 || number > most)
+  if (error != std::errc() || stop != text.data() + text.size() || number < 1 || number > most ||
+      text.front() == '0') {
     return std::nullopt;
+  }
   return number;
 }
 

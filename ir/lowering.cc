@@ -20,7 +20,9 @@ void from_text(std::string_view text, std::optional<bool>* value) {
 void from_text(std::string_view text, std::optional<int>* value) {
   int number = 0;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error == std::errc() && stop == text.data() + text.size() && number >= 1) *value = number;
+  if (error == std::errc() && stop == text.data() + text.size() && number >= 1 &&
+      text.front() != '0')
+    *value = number;
 }
 void from_text(std::string_view text, std::optional<Eviction>* value) {
   for (const Eviction one : {Eviction::kPytorch, Eviction::kFarthest}) {

@@ -136,6 +136,7 @@ class JsonReader : public nlohmann::json_sax<Json> {
     key_place_ = place_of_string();
     if (in_ == In::kObject && key_ == "rows") return once(&has_rows_);
     if (in_ == In::kObject && key_ == "version") return once(&has_version_);
+    if (in_ == In::kObject && key_ == "lowering") return once(&has_lowering_);
     return true;
   }
 
@@ -152,10 +153,14 @@ class JsonReader : public nlohmann::json_sax<Json> {
     } else if (in_ == In::kRows) {
       in_ = In::kRow;
       const Place place = place_of_token(1);
-      const size_t newline = text_.substr(0, *place.offset).rfind('\n');
-      const size_t line_offset =
-          newline == std::string_view::npos ? source_.mark_size() : newline + 1;
-      parsed_.cells.add_row({place.line, line_offset, token_end()});
+      // Rows of one line share its start: looking for it again would cost the line's length each
+      // time.
+      if (place.line != row_line_) {
+        const size_t newline = text_.substr(0, *place.offset).rfind('\n');
+        row_line_offset_ = newline == std::string_view::npos ? source_.mark_size() : newline + 1;
+        row_line_ = place.line;
+      }
+      parsed_.cells.add_row({place.line, row_line_offset_, token_end()});
       rows_.emplace_back();
     } else if (in_ == In::kObject && key_ == "placement") {
       in_ = In::kPlacement;
@@ -397,7 +402,8 @@ class JsonReader : public nlohmann::json_sax<Json> {
   std::string key_;
   Place key_place_, first_place_, placement_place_;
   std::string placement_;
-  bool has_version_ = false, has_rows_ = false;
+  size_t row_line_ = 0, row_line_offset_ = 0;  // the line of the row before
+  bool has_version_ = false, has_rows_ = false, has_lowering_ = false;
   HeaderReader header_;
   Rows rows_;
   ParsedSchedule parsed_;

@@ -186,43 +186,61 @@ struct Gather {
   std::optional<int> freed;
 };
 
-// The fewest gathers with which the row can run, each as late as can be.
-std::vector<Gather> fewest_gathers(const ir::Row& row, int most, std::vector<uint32_t>* next_use) {
+// What a row does with the fewest gathers, each as late as can be.
+struct Plan {
+  std::vector<Gather> gathers;
+  // Frees that make room for nothing: behind a compound that went beyond the residency. Step and
+  // stage.
+  std::vector<std::pair<size_t, int>> frees;
+};
+
+Plan fewest_gathers(const ir::Row& row, int most, std::vector<uint32_t>* next_use) {
   Upcoming upcoming(row, next_use);
   Residency residency(0);
-  std::vector<Gather> gathers;
+  Plan plan;
   for (size_t position = 0; position < row.size(); ++position) {
     residency.reshard_where([&](int stage) { return upcoming.next_use(stage) == kNever; });
+    const auto farthest = [&] {
+      return *std::ranges::max_element(residency.stages(), {},
+                                       [&](int other) { return upcoming.next_use(other); });
+    };
+    while (residency.size() > static_cast<size_t>(most) &&
+           upcoming.next_use(farthest()) > position) {
+      plan.frees.emplace_back(position, farthest());
+      residency.reshard(plan.frees.back().second);
+    }
     const size_t own = upcoming.window(1);
     for (size_t index = 0; index < own; ++index) {
       const int stage = upcoming.uses()[index].stage;
       if (residency.has(stage)) continue;
       Gather gather{position, stage, std::nullopt};
       if (residency.size() >= static_cast<size_t>(most)) {
-        const int farthest = *std::ranges::max_element(
-            residency.stages(), {}, [&](int other) { return upcoming.next_use(other); });
         // Otherwise all that is there is needed at once: a compound goes beyond the residency.
-        if (upcoming.next_use(farthest) > position) gather.freed = farthest;
+        if (upcoming.next_use(farthest()) > position) gather.freed = farthest();
       }
       if (gather.freed) residency.reshard(*gather.freed);
       residency.unshard(stage);
-      gathers.push_back(gather);
+      plan.gathers.push_back(gather);
     }
     upcoming.pass(row, position);
   }
-  return gathers;
+  return plan;
 }
 
 // Makes the fewest gathers, each as soon as the lookahead lets it and what it frees is not needed
 // before: that changes when a stage is gathered, and never how often.
 ir::Row keep_the_nearest(const ir::Row& row, const ResidencyPolicy& policy,
                          std::vector<uint32_t>* next_use) {
-  const std::vector<Gather> gathers = fewest_gathers(row, policy.residency, next_use);
+  const auto [gathers, frees] = fewest_gathers(row, policy.residency, next_use);
   Upcoming upcoming(row, next_use);
   Residency residency(row.size());
   size_t next = 0;
+  size_t next_free = 0;
   for (size_t position = 0; position < row.size(); ++position) {
     residency.reshard_where([&](int stage) { return upcoming.next_use(stage) == kNever; });
+    for (; next_free < frees.size() && frees[next_free].first == position; ++next_free) {
+      residency.reshard(frees[next_free].second);
+    }
     const size_t ahead = upcoming.window(policy.lookahead);
     for (; next < gathers.size(); ++next) {
       const Gather& gather = gathers[next];
@@ -230,7 +248,9 @@ ir::Row keep_the_nearest(const ir::Row& row, const ResidencyPolicy& policy,
         const bool has_room = gather.freed
                                   ? upcoming.next_use(*gather.freed) > gather.needed_at
                                   : residency.size() < static_cast<size_t>(policy.residency);
-        if (!has_room || !is_near(upcoming, ahead, gather.stage)) break;
+        const bool free_first =
+            next_free < frees.size() && frees[next_free].first <= gather.needed_at;
+        if (!has_room || free_first || !is_near(upcoming, ahead, gather.stage)) break;
       }
       if (gather.freed) residency.reshard(*gather.freed);
       residency.unshard(gather.stage);

@@ -18,10 +18,12 @@ struct Peak {
 
 // What a verified program needs on one rank.
 struct RankCertificate {
-  Peak activations;  // microbatches of a stage: F starts one, B or W ends it; forward-only, its own
-                     // F
-  Peak receive_buffers;   // from a RECV to the end of what uses it
-  Peak unsharded_stages;  // from UNSHARD to RESHARD
+  // Microbatches of a stage: F starts one, B or W ends it; in a forward-only program its F does.
+  Peak activations;
+  // From a RECV to the end of what uses it.
+  Peak receive_buffers;
+  // From UNSHARD to RESHARD.
+  Peak unsharded_stages;
 };
 
 // One for each rank, of a program that verify accepts. In a compound, F counts before B. A pure

@@ -11,12 +11,11 @@
 //
 // Checks build on each other, and stop where a later one would have no meaning:
 //
-//   completeness   every (stage, microbatch) runs exactly once forward and once backward, or no
-//   backward stands at all data flow      what an action needs was made, or received, before it;
-//   SENDs and RECVs are one to one residency      stages are unsharded where they are used (a
-//   program that has UNSHARD or RESHARD) reduction      gradients are reduced after the last of
-//   them (a program that has REDUCE_GRAD) channels       under the channel model, pairs meet in
-//   order and nothing waits for ever
+//   completeness   every (stage, microbatch) runs once forward and once backward, or none backward
+//   data flow      what an action needs was made, or received, before it; SENDs and RECVs pair up
+//   residency      stages are unsharded where they are used, if there is any UNSHARD or RESHARD
+//   reduction      the last gradients are reduced, if there is any REDUCE_GRAD
+//   channels       under the channel model, pairs meet in order and nothing waits for ever
 
 namespace pipewright::schedule {
 
@@ -29,7 +28,8 @@ struct VerifyOptions {
 // An order: completeness, order inside each rank, and that the ranks together can run it.
 bool verify(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics);
 
-// A program: all of the above. Its own policies hold where `options` leave room: reduce-every.
+// A program: all of the above. Its own policies count too: reduce-every, and weight-free-w, which
+// holds where either the program or `options` says so.
 bool verify(const ir::Program& program, const VerifyOptions& options, ir::Diagnostics* diagnostics);
 
 }  // namespace pipewright::schedule

@@ -36,6 +36,7 @@ bool is_legal(const ScheduleSpec& spec, const Shape& shape) {
 
 // The limits of an action's fields, and of what fits a workstation.
 std::optional<std::string> size_error(const Shape& shape) {
+  if (shape.ranks > ir::kMaxStages) return fmt::format("at most {} ranks", ir::kMaxStages);
   if (shape.stages > ir::kMaxStages) return fmt::format("at most {} stages", ir::kMaxStages);
   if (shape.microbatches > ir::kMaxMicrobatches)
     return fmt::format("at most {} microbatches", ir::kMaxMicrobatches);
@@ -134,7 +135,10 @@ ir::ComputeOrder make_order(const ScheduleSpec& spec, const Shape& shape) {
                                                    : ir::Placement::v(shape.ranks, shape.stages);
   order.num_microbatches = shape.microbatches;
   order.rows.reserve(static_cast<size_t>(shape.ranks));
-  for (int rank = 0; rank < shape.ranks; ++rank) order.rows.push_back(spec.make_row(shape, rank));
+  for (int rank = 0; rank < shape.ranks; ++rank) {
+    order.rows.push_back(spec.make_row(shape, rank));
+    drop_trailing_idle(&order.rows.back());
+  }
   if (spec.align != nullptr) spec.align(&order);
   for (ir::Row& row : order.rows) drop_trailing_idle(&row);
   return order;

@@ -195,7 +195,10 @@ TEST(LowerTest, EveryPolicyKeepsStagesUnshardedWhereTheyAreUsed) {
               }
               const auto held =
                   std::ranges::count_if(active, [](const auto& one) { return one.second; });
-              ASSERT_LE(held, std::max(residency + 1, 2)) << spec->name;
+              // Beyond the residency only a compound goes, and PyTorch frees in front of the next
+              // action.
+              const bool beyond = action.is_compound() || !ir::is_compute(action.kind());
+              ASSERT_LE(held, beyond ? residency + 1 : residency) << spec->name;
             }
             for (const auto& [stage, held] : active) ASSERT_FALSE(held) << stage;
           }
