@@ -12,8 +12,8 @@ namespace pipewright::cli {
 // What was asked of a command, checked against its row in the table.
 struct Invocation {
   std::vector<std::string> arguments;  // one for each ArgumentSpec
-  std::map<std::string, std::string>
-      options;  // by long name; a flag without a value has an empty one
+  // By long name; a flag without a value has an empty one.
+  std::map<std::string, std::string> options;
 
   bool has(const std::string& option) const { return options.contains(option); }
 

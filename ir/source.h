@@ -14,8 +14,8 @@ namespace pipewright::ir {
 struct Place {
   std::optional<int> rank;  // from 0
   std::optional<int> step;  // index in the rank's row, idle slots included
-  std::optional<size_t>
-      offset;         // bytes from the start of the text; set together with line and column
+  // Bytes from the start of the text; set together with line and column.
+  std::optional<size_t> offset;
   size_t line = 0;    // from 1
   size_t column = 0;  // characters from the start of the line, from 1; a byte order mark is none
   size_t length = 0;  // characters

@@ -64,8 +64,8 @@ ir::Row make_row(const Shape& shape, int rank) {
     builder.forward(1);
   }
   for (int i = 0; i < shape.microbatches - 2 * shape.ranks + rank + 1; ++i) {
-    if (i == 0 &&
-        below == 0) {  // the two stages at the tip of the V are neighbours: nothing to hide yet
+    // The two stages at the tip of the V are neighbours: at first there is nothing to hide.
+    if (i == 0 && below == 0) {
       builder.forward(0);
       builder.backward(1);
     } else {
