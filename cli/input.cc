@@ -40,11 +40,12 @@ struct PolicyOption {
 const std::vector<PolicyOption>& policy_options() {
   static const std::vector<PolicyOption> kOptions = [] {
     constexpr std::pair<std::string_view, PolicyUse> kUses[] = {
-        {"forward-only", PolicyUse::kOrder},    {"merge-backward", PolicyUse::kOrder},
-        {"split-backward", PolicyUse::kOrder},  {"residency", PolicyUse::kLowering},
-        {"lookahead", PolicyUse::kLowering},    {"evict", PolicyUse::kLowering},
-        {"reduce-every", PolicyUse::kLowering}, {"channels", PolicyUse::kChannels},
-        {"capacity", PolicyUse::kChannels},     {"weight-free-w", PolicyUse::kChannels},
+        {"forward-only", PolicyUse::kOrder},     {"merge-backward", PolicyUse::kOrder},
+        {"split-backward", PolicyUse::kOrder},   {"residency", PolicyUse::kLowering},
+        {"lookahead", PolicyUse::kLowering},     {"evict", PolicyUse::kLowering},
+        {"receives", PolicyUse::kLowering},      {"reduce-every", PolicyUse::kLowering},
+        {"channels", PolicyUse::kChannels},      {"capacity", PolicyUse::kChannels},
+        {"weight-free-w", PolicyUse::kChannels},
     };
     std::vector<PolicyOption> options;
     for (const auto& [name, use] : kUses) {

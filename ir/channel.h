@@ -46,6 +46,10 @@ std::string_view name(ChannelModel model);
 using ChannelCapacity = uint32_t;
 inline constexpr ChannelCapacity kUnboundedCapacity = UINT32_MAX;
 
+// What holds where nobody says otherwise.
+inline constexpr ChannelModel kDefaultChannels = ChannelModel::kEdge;
+inline constexpr ChannelCapacity kDefaultCapacity = 0;
+
 // "0", "7", "inf".
 std::string to_string_capacity(ChannelCapacity capacity);
 // The inverse; none for anything else.

@@ -7,6 +7,7 @@
 #include "schedule/add_send_recv.h"
 #include "schedule/add_unshard_reshard.h"
 #include "schedule/backward_passes.h"
+#include "schedule/latest_receives.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -14,10 +15,12 @@ namespace {
 constexpr std::string_view kForwardOnly = "forward_only", kMergeBackward = "merge_backward",
                            kSplitBackward = "split_backward",
                            kAddUnshardReshard = "add_unshard_reshard",
-                           kAddReduceGrad = "add_reduce_grad", kAddSendRecv = "add_send_recv";
+                           kAddReduceGrad = "add_reduce_grad", kAddSendRecv = "add_send_recv",
+                           kLatestReceives = "latest_receives";
 
 constexpr std::string_view kPassNames[] = {kForwardOnly,       kMergeBackward, kSplitBackward,
-                                           kAddUnshardReshard, kAddReduceGrad, kAddSendRecv};
+                                           kAddUnshardReshard, kAddReduceGrad, kAddSendRecv,
+                                           kLatestReceives};
 
 }  // namespace
 
@@ -54,7 +57,13 @@ std::optional<ir::Program> lower(const ir::ComputeOrder& order, const ir::Loweri
   std::vector<StuckRank> stuck;
   std::optional<ir::Program> lowered = add_send_recv(std::move(program), &stuck);
   report_stuck(stuck, order, diagnostics);
-  if (lowered) observe(kAddSendRecv, *lowered);
+  if (!lowered) return std::nullopt;
+  observe(kAddSendRecv, *lowered);
+  if (policies.receives == ir::Receives::kLatest) {
+    lowered = latest_receives(std::move(*lowered), policies.channels.value_or(ir::kDefaultChannels),
+                              policies.capacity.value_or(ir::kDefaultCapacity));
+    observe(kLatestReceives, *lowered);
+  }
   return lowered;
 }
 

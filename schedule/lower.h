@@ -18,8 +18,8 @@ namespace pipewright::schedule {
 // Called with each pass's name and what it gave.
 using PassObserver = std::function<void(std::string_view pass, const ir::AnySchedule& schedule)>;
 
-// The passes' names, in the order in which they run. Those that change orders run where `policies`
-// ask for them.
+// The passes' names, in the order in which they run. Those that change orders, and latest_receives,
+// run where `policies` ask for them.
 std::span<const std::string_view> pass_names();
 
 // The passes that map orders to orders: forward_only, merge_backward, split_backward.

@@ -20,8 +20,8 @@
 namespace pipewright::schedule {
 
 struct VerifyOptions {
-  ir::ChannelModel channels = ir::ChannelModel::kEdge;
-  ir::ChannelCapacity capacity = 0;
+  ir::ChannelModel channels = ir::kDefaultChannels;
+  ir::ChannelCapacity capacity = ir::kDefaultCapacity;
   bool weight_free_w = false;  // W may stand on a resharded stage
 };
 
