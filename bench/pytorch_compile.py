@@ -13,7 +13,7 @@ import time
 
 from torch.distributed.pipelining import schedules as peer
 
-OURS, RANKS, PER_RANK, MICROBATCHES, PAIRS = sys.argv[1], 32, 4, 512, 3
+OURS, RANKS, PER_RANK, MICROBATCHES, PAIRS = sys.argv[1], 32, 4, 512, 7
 
 
 class Stage:

@@ -56,8 +56,18 @@ inline const ActionKindInfo& info(ActionKind kind) {
 // The kind that is written as `token`, exactly ("F", "SEND_F"); none if there is no such kind.
 std::optional<ActionKind> kind_of_token(std::string_view token);
 
+// The kinds of a group, a bit each.
+constexpr uint32_t kinds_of_group(ActionGroup group) {
+  uint32_t kinds = 0;
+  for (const ActionKindInfo& row : kActionKinds) {
+    if (row.group == group) kinds |= 1u << static_cast<uint32_t>(row.kind);
+  }
+  return kinds;
+}
+
 inline bool is_compute(ActionKind kind) {
-  return kind != ActionKind::kIdle && info(kind).group == ActionGroup::kCompute;
+  constexpr uint32_t kCompute = kinds_of_group(ActionGroup::kCompute);
+  return (kCompute >> static_cast<uint32_t>(kind) & 1) != 0;
 }
 inline bool is_send(ActionKind kind) {
   return kind == ActionKind::kSendF || kind == ActionKind::kSendB;

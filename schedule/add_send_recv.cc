@@ -10,72 +10,41 @@
 #include "ir/action_text.h"
 #include "ir/check.h"
 #include "ir/dependencies.h"
+#include "schedule/stage_dependencies.h"
 
 namespace pipewright::schedule {
 namespace {
-
-constexpr int kNone = -1;
-
-// What the oracle says of the compute actions of one stage. It is the same for every microbatch, so
-// it is asked once a stage and not once an action.
-struct Links {
-  int output_of = kNone;    // the other stage whose output F needs
-  int gradient_of = kNone;  // the other stage whose input gradient B and I need
-  int output_to = kNone;    // the rank that F sends to
-  int gradient_to = kNone;  // the rank that B and I send to
-};
-
-std::vector<Links> links_of(const ir::Placement& placement) {
-  std::vector<Links> links(static_cast<size_t>(placement.num_stages()));
-  for (int stage = 0; stage < placement.num_stages(); ++stage) {
-    Links& link = links[static_cast<size_t>(stage)];
-    for (const ir::ActionKind kind : {ir::ActionKind::kForward, ir::ActionKind::kBackwardInput}) {
-      const ir::ActionPart part(kind, stage);
-      for (const ir::Need& need : ir::needs_of(part, placement)) {
-        // What a stage needs of itself is the order of its row.
-        if (need.stage != stage)
-          (need.result == ir::Result::kOutput ? link.output_of : link.gradient_of) = need.stage;
-      }
-      if (const auto transfer = ir::transfer_of(part, placement)) {
-        (kind == ir::ActionKind::kForward ? link.output_to : link.gradient_to) = transfer->to;
-      }
-    }
-  }
-  return links;
-}
 
 // Takes turns through the ranks, one action a turn.
 class SendRecvPass {
  public:
   explicit SendRecvPass(ir::Program program)
       : program_(std::move(program)),
-        links_(links_of(program_.placement)),
+        dependencies_(program_.placement),
         num_microbatches_(static_cast<size_t>(program_.num_microbatches)),
-        made_(links_.size() * num_microbatches_),
-        next_(program_.rows.size()) {
-    built_.resize(program_.rows.size());
-    for (size_t rank = 0; rank < built_.size(); ++rank)
-      built_[rank].reserve(2 * program_.rows[rank].size());
+        made_(static_cast<size_t>(program_.placement.num_stages()) * num_microbatches_) {
+    reserve();
   }
 
   std::optional<ir::Program> run(std::vector<StuckRank>* stuck) {
-    std::vector<size_t> busy;  // ranks with actions left, ascending
-    for (size_t rank = 0; rank < next_.size(); ++rank) {
-      if (!program_.rows[rank].empty()) busy.push_back(rank);
+    std::vector<Turn> turns;  // of the ranks with actions left, ascending
+    for (size_t rank = 0; rank < built_.size(); ++rank) {
+      const ir::Row& row = program_.rows[rank];
+      if (!row.empty()) turns.push_back({row.data(), row.data() + row.size(), rank});
     }
-    while (!busy.empty()) {
+    while (!turns.empty()) {
       bool progress = false;
       bool finished = false;
-      for (const size_t rank : busy) {
-        progress = take_turn(rank) || progress;
-        finished = finished || next_[rank] == program_.rows[rank].size();
+      for (Turn& turn : turns) {
+        if (!take(*turn.next, turn.rank)) continue;
+        progress = true;
+        finished = ++turn.next == turn.end || finished;
       }
       if (!progress) {
-        for (const size_t rank : busy) stuck->push_back(describe(rank));
+        for (const Turn& turn : turns) stuck->push_back(describe(turn));
         return std::nullopt;
       }
-      if (finished)
-        std::erase_if(busy, [&](size_t rank) { return next_[rank] == program_.rows[rank].size(); });
+      if (finished) std::erase_if(turns, [](const Turn& turn) { return turn.next == turn.end; });
     }
     program_.rows = std::move(built_);
     program_.lowering.receives = ir::Receives::kPytorch;
@@ -83,60 +52,75 @@ class SendRecvPass {
   }
 
  private:
-  static constexpr uint8_t kOutput = 1, kGradient = 2;
+  struct Turn {
+    const ir::Action* next;
+    const ir::Action* end;
+    size_t rank;
+  };
+
+  // Room for what each row will have, so that none is copied as it grows.
+  void reserve() {
+    std::vector<size_t> sizes(program_.rows.size());
+    for (size_t rank = 0; rank < sizes.size(); ++rank) {
+      for (const ir::Action& action : program_.rows[rank]) {
+        sizes[rank] += !action.is_idle();
+        for (const ir::ActionPart part : action.parts()) {
+          const auto& transfer = dependencies_.of(part).transfer;
+          if (!transfer) continue;
+          ++sizes[rank];
+          ++sizes[static_cast<size_t>(transfer->to)];
+        }
+      }
+    }
+    built_.resize(sizes.size());
+    for (size_t rank = 0; rank < sizes.size(); ++rank) built_[rank].reserve(sizes[rank]);
+  }
 
   uint8_t& made(int stage, int microbatch) {
     return made_[static_cast<size_t>(stage) * num_microbatches_ + static_cast<size_t>(microbatch)];
   }
 
-  // Whether other stages have made what a part needs of them.
+  // Whether other stages have made what a part needs of them. What it needs of its own stage is the
+  // order of its row.
   bool is_ready(ir::ActionPart part) {
-    const Links& links = links_[static_cast<size_t>(part.stage())];
-    if (part.kind() == ir::ActionKind::kForward)
-      return links.output_of == kNone || (made(links.output_of, part.microbatch()) & kOutput) != 0;
-    if (ir::gives_input_gradient(part.kind()))
-      return links.gradient_of == kNone ||
-             (made(links.gradient_of, part.microbatch()) & kGradient) != 0;
+    for (const StageDependencies::Need& need : dependencies_.of(part)) {
+      if (need.stage != part.stage() &&
+          (made(need.stage, part.microbatch()) & bit(need.result)) == 0)
+        return false;
+    }
     return true;
   }
+  static uint8_t bit(ir::Result result) {
+    return static_cast<uint8_t>(1u << static_cast<uint32_t>(result));
+  }
 
-  bool take_turn(size_t rank) {
-    const ir::Action action = program_.rows[rank][next_[rank]];
+  bool take(const ir::Action& action, size_t rank) {
     for (const ir::ActionPart part : action.parts()) {
       if (!is_ready(part)) return false;
     }
-    ++next_[rank];
-    if (action.is_idle()) return true;
-    built_[rank].push_back(action);
+    if (!action.is_idle()) built_[rank].push_back(action);
     for (const ir::ActionPart part : action.parts()) {
-      const Links& links = links_[static_cast<size_t>(part.stage())];
       if (part.kind() == ir::ActionKind::kForward) {
-        made(part.stage(), part.microbatch()) |= kOutput;
-        if (links.output_to != kNone)
-          send(part, ir::ActionKind::kSendF, ir::ActionKind::kRecvF, rank, links.output_to,
-               part.stage() + 1);
+        made(part.stage(), part.microbatch()) |= bit(ir::Result::kOutput);
       } else if (ir::gives_input_gradient(part.kind())) {
-        made(part.stage(), part.microbatch()) |= kGradient;
-        if (links.gradient_to != kNone)
-          send(part, ir::ActionKind::kSendB, ir::ActionKind::kRecvB, rank, links.gradient_to,
-               part.stage() - 1);
+        made(part.stage(), part.microbatch()) |= bit(ir::Result::kInputGradient);
       }
+      const auto& transfer = dependencies_.of(part).transfer;
+      if (!transfer) continue;
+      const auto post = [&](size_t on, ir::ActionPart end) {
+        built_[on].emplace_back(end.kind(), end.stage(), part.microbatch());
+      };
+      post(rank, transfer->send);
+      post(static_cast<size_t>(transfer->to), transfer->receive);
     }
     return true;
   }
 
-  void send(ir::ActionPart part, ir::ActionKind send_kind, ir::ActionKind receive_kind, size_t from,
-            int to, int to_stage) {
-    built_[from].emplace_back(send_kind, part.stage(), part.microbatch());
-    built_[static_cast<size_t>(to)].emplace_back(receive_kind, to_stage, part.microbatch());
-  }
-
-  StuckRank describe(size_t rank) {
-    const ir::Action action = program_.rows[rank][next_[rank]];
-    for (const ir::ActionPart part : action.parts()) {
+  StuckRank describe(const Turn& turn) {
+    for (const ir::ActionPart part : turn.next->parts()) {
       if (is_ready(part)) continue;
       for (const ir::Need& need : ir::needs_of(part, program_.placement)) {
-        if (need.stage != part.stage()) return {static_cast<int>(rank), action, need};
+        if (need.stage != part.stage()) return {static_cast<int>(turn.rank), *turn.next, need};
       }
     }
     PW_CHECK(false, "a rank that is stuck waits for another stage");
@@ -144,10 +128,9 @@ class SendRecvPass {
   }
 
   ir::Program program_;
-  std::vector<Links> links_;
+  StageDependencies dependencies_;
   size_t num_microbatches_;
-  std::vector<uint8_t> made_;  // by stage and microbatch
-  std::vector<size_t> next_;   // by rank: the step whose turn it is
+  std::vector<uint8_t> made_;  // by stage and microbatch: a bit each Result
   ir::Rows built_;
 };
 

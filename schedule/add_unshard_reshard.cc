@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -65,13 +66,9 @@ class Upcoming {
     return size;
   }
 
-  // Goes behind the action at `position`, whose stages come first. Gives the number of stages that
-  // are used before the action's own stage is again; all of them where it is not, or where the
-  // action is a compound.
-  size_t pass(const ir::Row& row, size_t position) {
-    const auto parts = row[position].parts();
-    size_t overtaken = 0;
-    for (size_t part = 0; part < parts.size(); ++part) {
+  // Goes behind the action at `position`, whose stages come first.
+  void pass(const ir::Row& row, size_t position) {
+    for (size_t parts = row[position].parts().size(); parts > 0; --parts) {
       if (uses_.empty() || uses_.front().position != position)
         continue;  // both parts are of one stage
       Use use = uses_.front();
@@ -79,7 +76,6 @@ class Upcoming {
       next_use_[static_cast<size_t>(use.stage)] = next;
       if (next == kNever) {
         uses_.erase(uses_.begin());
-        overtaken = uses_.size();
         continue;
       }
       use.position = next;
@@ -88,9 +84,7 @@ class Upcoming {
       for (; place + 1 < uses_.size() && uses_[place + 1] < use; ++place)
         uses_[place] = uses_[place + 1];
       uses_[place] = use;
-      overtaken = place;
     }
-    return parts.size() == 1 ? overtaken : uses_.size();
   }
 
  private:
@@ -151,30 +145,55 @@ bool is_near(const Upcoming& upcoming, size_t window, int stage) {
   return std::find_if(uses.begin(), end, [&](const Use& use) { return use.stage == stage; }) != end;
 }
 
-ir::Row keep_the_next(const ir::Row& row, const ResidencyPolicy& policy,
-                      std::vector<uint32_t>* next_use) {
-  const int lookahead = std::min(policy.lookahead, policy.residency);
-  const bool has_compounds = std::ranges::any_of(row, &Action::is_compound);
-  Upcoming upcoming(row, next_use);
-  Residency residency(row.size());
-  bool unchanged = false;  // whether the next stages are those that they were at the action before
-  for (size_t position = 0; position < row.size(); ++position) {
-    if (!unchanged) {
-      const size_t kept = upcoming.window(policy.residency);
-      residency.reshard_where([&](int stage) { return !is_near(upcoming, kept, stage); });
-      const size_t ahead = upcoming.window(lookahead);
-      for (size_t index = 0; index < ahead; ++index) {
-        const int stage = upcoming.uses()[index].stage;
-        if (!residency.has(stage)) residency.unshard(stage);
+// The first `size` different stages that a row uses from some action on. As that action moves along
+// the row the stages are a window over it, and its end moves only forwards.
+class NextStages {
+ public:
+  // `uses` has room for every stage and is all 0, and is so again behind the last action.
+  NextStages(const ir::Row& row, int size, std::vector<uint32_t>* uses)
+      : row_(row), size_(static_cast<size_t>(size)), uses_(*uses) {}
+
+  // Takes in what the window lacks, and calls `gained` for each stage that is new, soonest first.
+  template <typename Gained>
+  void fill(Gained gained) {
+    // Both stages of a compound, though it be one too many.
+    for (; different_ < size_ && end_ < row_.size(); ++end_) {
+      for (const ActionPart part : row_[end_].parts()) {
+        if (uses_[static_cast<size_t>(part.stage())]++ != 0) continue;
+        ++different_;
+        gained(part.stage());
       }
     }
-    residency.run(row[position]);
-    const size_t stages_before = upcoming.uses().size();
-    const size_t overtaken = upcoming.pass(row, position);
-    // Most actions are followed by one of the same few stages, and then there is nothing to gather
-    // or free.
-    unchanged = !has_compounds && overtaken < static_cast<size_t>(lookahead) &&
-                upcoming.uses().size() == stages_before;
+  }
+  // Goes behind an action. True if a stage is not in the window any more.
+  bool pass(const Action& action) {
+    const size_t before = different_;
+    for (const ActionPart part : action.parts())
+      different_ -= --uses_[static_cast<size_t>(part.stage())] == 0;
+    return different_ != before;
+  }
+  bool has(int stage) const { return uses_[static_cast<size_t>(stage)] != 0; }
+
+ private:
+  const ir::Row& row_;
+  size_t size_;
+  std::vector<uint32_t>& uses_;  // in the window, by stage
+  size_t different_ = 0;
+  size_t end_ = 0;
+};
+
+ir::Row keep_the_next(const ir::Row& row, NextStages kept, NextStages ahead) {
+  Residency residency(row.size());
+  bool lost = false;
+  for (const Action& action : row) {
+    kept.fill([](int) {});
+    if (lost) residency.reshard_where([&](int stage) { return !kept.has(stage); });
+    ahead.fill([&](int stage) {
+      if (!residency.has(stage)) residency.unshard(stage);
+    });
+    residency.run(action);
+    lost = kept.pass(action);
+    ahead.pass(action);
   }
   return residency.finish();
 }
@@ -263,21 +282,28 @@ ir::Row keep_the_nearest(const ir::Row& row, const ResidencyPolicy& policy,
 
 }  // namespace
 
-ir::Program add_unshard_reshard(ir::ComputeOrder order, const ResidencyPolicy& policy) {
+ir::Program add_unshard_reshard(const ir::ComputeOrder& order, const ResidencyPolicy& policy) {
   PW_CHECK(policy.residency >= 1 && policy.lookahead >= 1, "at least one stage is unsharded");
-  ir::Program program{std::move(order)};
+  ir::Program program{{order.name, order.placement, order.num_microbatches, order.lowering, {}}};
   program.lowering.residency = policy.residency;
   program.lowering.lookahead = policy.lookahead;
   program.lowering.evict = policy.evict;
-  std::vector<uint32_t> next_use(static_cast<size_t>(program.placement.num_stages()), kNever);
-  for (ir::Row& row : program.rows) {
-    std::erase_if(row, [](const Action& action) { return action.is_idle(); });
+  program.rows.reserve(order.rows.size());
+  const auto num_stages = static_cast<size_t>(program.placement.num_stages());
+  std::vector<uint32_t> next_use(num_stages, kNever), uses_kept(num_stages), uses_ahead(num_stages);
+  const int lookahead = std::min(policy.lookahead, policy.residency);
+  ir::Row row;  // without the idle slots
+  for (const ir::Row& with_idle : order.rows) {
+    row.clear();
+    std::ranges::copy_if(with_idle, std::back_inserter(row),
+                         [](const Action& action) { return !action.is_idle(); });
     switch (policy.evict) {
       case ir::Eviction::kPytorch:
-        row = keep_the_next(row, policy, &next_use);
+        program.rows.push_back(keep_the_next(row, NextStages(row, policy.residency, &uses_kept),
+                                             NextStages(row, lookahead, &uses_ahead)));
         break;
       case ir::Eviction::kFarthest:
-        row = keep_the_nearest(row, policy, &next_use);
+        program.rows.push_back(keep_the_nearest(row, policy, &next_use));
         break;
     }
   }

@@ -28,7 +28,7 @@ struct ResidencyPolicy {
 // Journal 1966). Lookahead lets a gather come sooner where nothing that is needed before has to go.
 //
 // A pure function. Linear in the number of actions for a fixed number of stages a rank.
-ir::Program add_unshard_reshard(ir::ComputeOrder order, const ResidencyPolicy& policy);
+ir::Program add_unshard_reshard(const ir::ComputeOrder& order, const ResidencyPolicy& policy);
 
 }  // namespace pipewright::schedule
 

@@ -9,7 +9,10 @@ using ir::ActionPart;
 
 ChannelRun::ChannelRun(const ir::Program& program, ir::ChannelModel model,
                        ir::ChannelCapacity capacity)
-    : program_(program), capacity_(capacity), pair_ids_(program.placement) {
+    : program_(program),
+      capacity_(capacity),
+      pair_ids_(program.placement),
+      dependencies_(program.placement) {
   const auto num_stages = static_cast<size_t>(program.placement.num_stages());
   std::map<std::pair<int, uint32_t>, uint32_t> queue_ids;
   const auto queue_id = [&](int rank, int peer, bool send) {
@@ -23,11 +26,8 @@ ChannelRun::ChannelRun(const ir::Program& program, ir::ChannelModel model,
     const auto [from, to] = pair_ids_.ranks(id);
     pairs_.push_back({queue_id(from, to, true), queue_id(to, from, false)});
   }
-  const size_t cells = num_stages * static_cast<size_t>(program.num_microbatches);
-  received_forward_.resize(cells);
-  received_backward_.resize(cells);
+  received_.resize(4 * num_stages * static_cast<size_t>(program.num_microbatches));
   link_rows();
-  next_compute_.assign(program.rows.size(), kNone);
   for (size_t rank = 0; rank < program.rows.size(); ++rank) advance(static_cast<int>(rank));
   while (!work_.empty()) {
     const uint32_t queue = work_.back();
@@ -36,52 +36,65 @@ ChannelRun::ChannelRun(const ir::Program& program, ir::ChannelModel model,
   }
 }
 
-uint32_t ChannelRun::queue_of(ActionPart part) const {
-  const Pair& pair = pairs_[pair_ids_.of(part)];
-  return ir::is_send(part.kind()) ? pair.send_queue : pair.receive_queue;
+uint32_t ChannelRun::cell_of(ActionPart part) const {
+  const auto of_stage =
+      static_cast<uint32_t>(part.stage()) * static_cast<uint32_t>(program_.num_microbatches) +
+      static_cast<uint32_t>(part.microbatch());
+  const bool backward = part.kind() == ActionKind::kSendB || part.kind() == ActionKind::kRecvB;
+  return of_stage << 2 | static_cast<uint32_t>(backward) << 1 |
+         static_cast<uint32_t>(ir::is_receive(part.kind()));
 }
 
 void ChannelRun::link_rows() {
-  next_.resize(program_.rows.size());
-  for (size_t rank = 0; rank < program_.rows.size(); ++rank) {
-    const ir::Row& row = program_.rows[rank];
-    next_[rank].assign(row.size(), kNone);
-    // From the end, so that each queue's head becomes its first operation.
-    for (size_t step = row.size(); step-- > 0;) {
-      if (!ir::is_send(row[step].kind()) && !ir::is_receive(row[step].kind())) continue;
-      Queue& queue = queues_[queue_of(row[step].parts()[0])];
-      next_[rank][step] = queue.head;
-      queue.head = static_cast<int>(step);
+  const auto is_operation = [](const ir::Action& action) {
+    return ir::is_send(action.kind()) || ir::is_receive(action.kind());
+  };
+  std::ptrdiff_t size = 0;
+  for (const ir::Row& row : program_.rows) size += std::ranges::count_if(row, is_operation);
+  operations_.reserve(static_cast<size_t>(size));
+  for (const ir::Row& row : program_.rows) {
+    first_of_rank_.push_back(static_cast<uint32_t>(operations_.size()));
+    for (size_t step = 0; step < row.size(); ++step) {
+      if (!is_operation(row[step])) continue;
+      const ActionPart part = row[step].parts()[0];
+      operations_.push_back(
+          {static_cast<uint32_t>(step), pair_ids_.of(part), kNone, cell_of(part)});
     }
   }
+  first_of_rank_.push_back(static_cast<uint32_t>(operations_.size()));
+  // From the end, so that each queue's head becomes its first operation.
+  for (size_t index = operations_.size(); index-- > 0;) {
+    Queue& queue = queues_[queue_of(operations_[index])];
+    operations_[index].next = queue.head;
+    queue.head = static_cast<uint32_t>(index);
+  }
+  next_compute_.assign(program_.rows.size(), kNone);
+  next_operation_.assign(first_of_rank_.begin(), first_of_rank_.end() - 1);
 }
 
-std::vector<int> ChannelRun::receives_of(int rank, int step) const {
-  std::vector<int> steps;
+std::vector<uint32_t> ChannelRun::receives_of(int rank, uint32_t step) const {
+  std::vector<uint32_t> steps;
   const ir::Row& row = program_.rows[static_cast<size_t>(rank)];
-  for (const ActionPart part : row[static_cast<size_t>(step)].parts()) {
-    for (const ir::Need& need : ir::needs_of(part, program_.placement)) {
-      if (need.rank == rank) continue;
+  for (const ActionPart part : row[step].parts()) {
+    for (const StageDependencies::Need& need : dependencies_.of(part)) {
+      if (!need.of_other_rank) continue;
       const ActionPart receive(
           need.result == ir::Result::kOutput ? ActionKind::kRecvF : ActionKind::kRecvB,
           part.stage(), part.microbatch());
       const auto found = std::ranges::find(row, ir::Action(receive));
-      steps.push_back(static_cast<int>(found - row.begin()));
+      steps.push_back(static_cast<uint32_t>(found - row.begin()));
     }
   }
   return steps;
 }
 
-bool ChannelRun::has_inputs(int rank, int step) const {
-  for (const ActionPart part :
-       program_.rows[static_cast<size_t>(rank)][static_cast<size_t>(step)].parts()) {
-    for (const ir::Need& need : ir::needs_of(part, program_.placement)) {
-      if (need.rank == rank) continue;
-      const auto cell =
-          static_cast<size_t>(part.stage()) * static_cast<size_t>(program_.num_microbatches) +
-          static_cast<size_t>(part.microbatch());
-      if (!(need.result == ir::Result::kOutput ? received_forward_ : received_backward_)[cell])
-        return false;
+bool ChannelRun::has_inputs(int rank, uint32_t step) const {
+  for (const ActionPart part : program_.rows[static_cast<size_t>(rank)][step].parts()) {
+    for (const StageDependencies::Need& need : dependencies_.of(part)) {
+      if (!need.of_other_rank) continue;
+      const ActionKind kind =
+          need.result == ir::Result::kOutput ? ActionKind::kRecvF : ActionKind::kRecvB;
+      if (!received_[cell_of({kind, part.stage(), part.microbatch()})]) return false;
     }
   }
   return true;
@@ -90,32 +103,24 @@ bool ChannelRun::has_inputs(int rank, int step) const {
 // Ends computes as far as their inputs are there; each that ends posts what stands behind it.
 void ChannelRun::advance(int rank) {
   const ir::Row& row = program_.rows[static_cast<size_t>(rank)];
-  int& next = next_compute_[static_cast<size_t>(rank)];
-  int step = next;
-  const auto is_compute = [&](int at) {
-    return ir::is_compute(row[static_cast<size_t>(at)].kind());
-  };
-  while (step == kNone || (step < static_cast<int>(row.size()) && has_inputs(rank, step))) {
-    do {
-      ++step;
-      if (step < static_cast<int>(row.size()) && !is_compute(step)) {
-        const ir::Action& action = row[static_cast<size_t>(step)];
-        if (ir::is_send(action.kind()) || ir::is_receive(action.kind()))
-          work_.push_back(queue_of(action.parts()[0]));
-      }
-    } while (step < static_cast<int>(row.size()) && !is_compute(step));
-    next = step;
+  uint32_t& next = next_compute_[static_cast<size_t>(rank)];
+  uint32_t& posted = next_operation_[static_cast<size_t>(rank)];
+  const uint32_t end = first_of_rank_[static_cast<size_t>(rank) + 1];
+  while (next == kNone || (next < row.size() && has_inputs(rank, next))) {
+    next = next == kNone ? 0 : next + 1;
+    while (next < row.size() && !ir::is_compute(row[next].kind())) ++next;
+    for (; posted < end && operations_[posted].step < next; ++posted) {
+      const uint32_t queue = queue_of(operations_[posted]);
+      if (queues_[queue].head == posted) work_.push_back(queue);
+    }
   }
 }
 
-bool ChannelRun::can_finish(uint32_t id) const {
-  const Queue& queue = queues_[id];
+bool ChannelRun::can_finish(const Queue& queue) const {
   if (!is_posted(queue)) return false;
-  const ActionPart part =
-      program_.rows[static_cast<size_t>(queue.rank)][static_cast<size_t>(queue.head)].parts()[0];
-  const uint32_t pair_id = pair_ids_.of(part);
-  const Pair& pair = pairs_[pair_id];
-  const bool sends = ir::is_send(part.kind());
+  const Operation& operation = operations_[queue.head];
+  const Pair& pair = pairs_[operation.pair];
+  const bool sends = is_send(operation);
   if (sends && (capacity_ == ir::kUnboundedCapacity || pair.sent - pair.received < capacity_))
     return true;
   if (!sends && pair.received < pair.sent) return true;
@@ -123,43 +128,38 @@ bool ChannelRun::can_finish(uint32_t id) const {
   if (pair.sent != pair.received) return false;
   const Queue& other = queues_[sends ? pair.receive_queue : pair.send_queue];
   if (!is_posted(other)) return false;
-  const ActionPart head =
-      program_.rows[static_cast<size_t>(other.rank)][static_cast<size_t>(other.head)].parts()[0];
-  return pair_ids_.of(head) == pair_id && ir::is_send(head.kind()) != sends;
+  const Operation& head = operations_[other.head];
+  return head.pair == operation.pair && is_send(head) != sends;
 }
 
 void ChannelRun::finish_head(uint32_t id) {
   Queue& queue = queues_[id];
-  const ActionPart part =
-      program_.rows[static_cast<size_t>(queue.rank)][static_cast<size_t>(queue.head)].parts()[0];
-  Pair& pair = pairs_[pair_ids_.of(part)];
-  queue.head = next_[static_cast<size_t>(queue.rank)][static_cast<size_t>(queue.head)];
-  work_.push_back(id);
-  if (ir::is_send(part.kind())) {
+  const Operation& operation = operations_[queue.head];
+  Pair& pair = pairs_[operation.pair];
+  queue.head = operation.next;
+  if (is_posted(queue)) work_.push_back(id);
+  if (is_send(operation)) {
     ++pair.sent;
-    work_.push_back(pair.receive_queue);
     return;
   }
   ++pair.received;
-  work_.push_back(pair.send_queue);
-  const auto cell =
-      static_cast<size_t>(part.stage()) * static_cast<size_t>(program_.num_microbatches) +
-      static_cast<size_t>(part.microbatch());
-  (part.kind() == ActionKind::kRecvF ? received_forward_ : received_backward_)[cell] = true;
+  received_[operation.cell] = true;
   advance(queue.rank);
 }
 
 void ChannelRun::try_queue(uint32_t id) {
-  if (!can_finish(id)) return;
-  const Queue& queue = queues_[id];
-  const ActionPart part =
-      program_.rows[static_cast<size_t>(queue.rank)][static_cast<size_t>(queue.head)].parts()[0];
-  const Pair& pair = pairs_[pair_ids_.of(part)];
-  const bool sends = ir::is_send(part.kind());
+  if (!can_finish(queues_[id])) return;
+  const Operation& operation = operations_[queues_[id].head];
+  const Pair& pair = pairs_[operation.pair];
+  const bool sends = is_send(operation);
   const bool together = pair.sent == pair.received && (!sends || capacity_ == 0);
   const uint32_t other = sends ? pair.receive_queue : pair.send_queue;
   finish_head(id);
-  if (together) finish_head(other);
+  if (together) {
+    finish_head(other);
+  } else {
+    work_.push_back(other);  // a SEND lets its RECV finish, a RECV makes room for a SEND
+  }
 }
 
 bool ChannelRun::finished() const {
@@ -167,7 +167,7 @@ bool ChannelRun::finished() const {
     if (queue.head != kNone) return false;
   }
   for (size_t rank = 0; rank < next_compute_.size(); ++rank) {
-    if (next_compute_[rank] != static_cast<int>(program_.rows[rank].size())) return false;
+    if (next_compute_[rank] != program_.rows[rank].size()) return false;
   }
   return true;
 }
@@ -175,63 +175,64 @@ bool ChannelRun::finished() const {
 std::vector<ChannelRun::Node> ChannelRun::blocked() const {
   std::vector<Node> nodes;
   for (size_t rank = 0; rank < next_compute_.size(); ++rank) {
-    if (next_compute_[rank] != static_cast<int>(program_.rows[rank].size()))
-      nodes.push_back({static_cast<int>(rank), next_compute_[rank]});
+    if (next_compute_[rank] != program_.rows[rank].size())
+      nodes.push_back({static_cast<int>(rank), static_cast<int>(next_compute_[rank])});
   }
   for (const Queue& queue : queues_) {
-    if (is_posted(queue)) nodes.push_back({queue.rank, queue.head});
+    if (is_posted(queue))
+      nodes.push_back({queue.rank, static_cast<int>(operations_[queue.head].step)});
   }
   std::ranges::sort(nodes);
   return nodes;
 }
 
-int ChannelRun::nth_step(uint32_t pair, bool send, uint32_t index) const {
+const ChannelRun::Operation& ChannelRun::operation_at(int rank, uint32_t step) const {
+  const auto begin = operations_.begin() + first_of_rank_[static_cast<size_t>(rank)];
+  const auto end = operations_.begin() + first_of_rank_[static_cast<size_t>(rank) + 1];
+  return *std::ranges::lower_bound(begin, end, step, {}, &Operation::step);
+}
+
+const ChannelRun::Operation* ChannelRun::nth_operation(uint32_t pair, bool send,
+                                                       uint32_t index) const {
   const uint32_t queue = send ? pairs_[pair].send_queue : pairs_[pair].receive_queue;
-  const ir::Row& row = program_.rows[static_cast<size_t>(queues_[queue].rank)];
+  const auto rank = static_cast<size_t>(queues_[queue].rank);
   uint32_t seen = 0;
-  for (size_t step = 0; step < row.size(); ++step) {
-    const ActionKind kind = row[step].kind();
-    if (send ? !ir::is_send(kind) : !ir::is_receive(kind)) continue;
-    if (pair_ids_.of(row[step].parts()[0]) == pair && seen++ == index)
-      return static_cast<int>(step);
+  for (uint32_t id = first_of_rank_[rank]; id < first_of_rank_[rank + 1]; ++id) {
+    const Operation& operation = operations_[id];
+    if (operation.pair == pair && is_send(operation) == send && seen++ == index) return &operation;
   }
-  return kNone;
+  return nullptr;
 }
 
 std::vector<ChannelRun::Wait> ChannelRun::waits_of(const Node& node) const {
-  const ir::Action& action =
-      program_.rows[static_cast<size_t>(node.rank)][static_cast<size_t>(node.step)];
+  const auto step = static_cast<uint32_t>(node.step);
+  const ir::Action& action = program_.rows[static_cast<size_t>(node.rank)][step];
   std::vector<Wait> waits;
   // An operation waits for the head of its queue; for the compute before it where it is not posted
   // yet.
-  const auto wait_for = [&](int rank, int step) {
-    const Queue& queue = queues_[queue_of(
-        program_.rows[static_cast<size_t>(rank)][static_cast<size_t>(step)].parts()[0])];
-    const int next_compute = next_compute_[static_cast<size_t>(rank)];
-    const int first = step < next_compute ? queue.head : next_compute;
-    waits.push_back({{rank, step}, {rank, first}});
+  const auto wait_for = [&](int rank, const Operation& operation) {
+    const uint32_t next_compute = next_compute_[static_cast<size_t>(rank)];
+    const uint32_t first = operation.step < next_compute
+                               ? operations_[queues_[queue_of(operation)].head].step
+                               : next_compute;
+    waits.push_back({{rank, static_cast<int>(operation.step)}, {rank, static_cast<int>(first)}});
   };
   if (ir::is_compute(action.kind())) {
-    for (const int step : receives_of(node.rank, node.step)) {
-      const ActionPart receive =
-          program_.rows[static_cast<size_t>(node.rank)][static_cast<size_t>(step)].parts()[0];
-      const auto cell =
-          static_cast<size_t>(receive.stage()) * static_cast<size_t>(program_.num_microbatches) +
-          static_cast<size_t>(receive.microbatch());
-      if (!(receive.kind() == ActionKind::kRecvF ? received_forward_ : received_backward_)[cell])
-        wait_for(node.rank, step);
+    for (const uint32_t receive : receives_of(node.rank, step)) {
+      const Operation& operation = operation_at(node.rank, receive);
+      if (!received_[operation.cell]) wait_for(node.rank, operation);
     }
     return waits;
   }
-  const ActionPart part = action.parts()[0];
-  const bool sends = ir::is_send(part.kind());
-  const uint32_t pair = pair_ids_.of(part);
-  const uint32_t index = sends ? pairs_[pair].sent : pairs_[pair].received;
+  const Operation& operation = operation_at(node.rank, step);
+  const Pair& pair = pairs_[operation.pair];
+  const bool sends = is_send(operation);
+  const uint32_t index = sends ? pair.sent : pair.received;
   // With room for n, the SEND number k waits for the RECV number k - n.
-  const uint32_t other = sends ? index - std::min(index, capacity_) : index;
-  const int step = nth_step(pair, !sends, other);
-  if (step != kNone)
-    wait_for(queues_[sends ? pairs_[pair].receive_queue : pairs_[pair].send_queue].rank, step);
+  const uint32_t other_index = sends ? index - std::min(index, capacity_) : index;
+  const Operation* other = nth_operation(operation.pair, !sends, other_index);
+  if (other != nullptr)
+    wait_for(queues_[sends ? pair.receive_queue : pair.send_queue].rank, *other);
   return waits;
 }
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "ir/channel.h"
-#include "ir/dependencies.h"
 #include "ir/schedule.h"
 #include "schedule/rank_pairs.h"
+#include "schedule/stage_dependencies.h"
 
 namespace pipewright::schedule {
 
@@ -45,41 +45,60 @@ class ChannelRun {
   std::vector<Wait> waits_of(const Node& node) const;
 
  private:
-  // Operations of one queue of a rank, in the order of posting; the steps are linked through next_.
+  // A SEND or RECV.
+  struct Operation {
+    uint32_t step;
+    uint32_t pair;
+    uint32_t next;  // of the same queue; kNone behind the last
+    uint32_t cell;  // what it sends or receives: see cell_of()
+  };
+  // Operations of one queue of a rank, in the order of posting.
   struct Queue {
     int rank;
-    int head;  // step of the first unfinished operation; kNone behind the last
+    uint32_t head;  // the first unfinished operation; kNone behind the last
   };
   // The SENDs of one rank to another, which meet the RECVs there in order.
   struct Pair {
     uint32_t send_queue, receive_queue;
     uint32_t sent = 0, received = 0;
   };
-  static constexpr int kNone = -1;
+  static constexpr uint32_t kNone = UINT32_MAX;
 
   void link_rows();
   void advance(int rank);
   void try_queue(uint32_t queue);
-  bool can_finish(uint32_t queue) const;
+  bool can_finish(const Queue& queue) const;
   void finish_head(uint32_t queue);
   bool is_posted(const Queue& queue) const {
-    return queue.head != kNone && queue.head < next_compute_[static_cast<size_t>(queue.rank)];
+    return queue.head != kNone &&
+           operations_[queue.head].step < next_compute_[static_cast<size_t>(queue.rank)];
   }
-  bool has_inputs(int rank, int step) const;
-  std::vector<int> receives_of(int rank, int step) const;
-  uint32_t queue_of(ir::ActionPart part) const;
-  // The step of the RECV number `index` of a pair, or of its SEND.
-  int nth_step(uint32_t pair, bool send, uint32_t index) const;
+  bool is_send(const Operation& operation) const { return (operation.cell & 1) == 0; }
+  uint32_t queue_of(const Operation& operation) const {
+    const Pair& pair = pairs_[operation.pair];
+    return is_send(operation) ? pair.send_queue : pair.receive_queue;
+  }
+  // Numbers SENDs and RECVs by kind, stage and microbatch.
+  uint32_t cell_of(ir::ActionPart send_or_receive) const;
+  bool has_inputs(int rank, uint32_t step) const;
+  std::vector<uint32_t> receives_of(int rank, uint32_t step) const;
+  // The operation at a step of a rank.
+  const Operation& operation_at(int rank, uint32_t step) const;
+  // The RECV number `index` of a pair, or its SEND; none if there is none.
+  const Operation* nth_operation(uint32_t pair, bool send, uint32_t index) const;
 
   const ir::Program& program_;
   ir::ChannelCapacity capacity_;
   RankPairs pair_ids_;
+  StageDependencies dependencies_;
   std::vector<Queue> queues_;
   std::vector<Pair> pairs_;
-  std::vector<std::vector<int>> next_;  // by rank and step: the next operation of the same queue
-  std::vector<int> next_compute_;       // by rank: step of the first compute that has not ended
-  std::vector<bool> received_forward_, received_backward_;  // by stage and microbatch of the RECV
-  std::vector<uint32_t> work_;  // queues that may have something to finish
+  std::vector<Operation> operations_;     // along the rows
+  std::vector<uint32_t> first_of_rank_;   // in operations_, and the end
+  std::vector<uint32_t> next_compute_;    // by rank: step of the first compute that has not ended
+  std::vector<uint32_t> next_operation_;  // by rank: the first one that is not posted
+  std::vector<bool> received_;            // by cell
+  std::vector<uint32_t> work_;            // queues that may have something to finish
 };
 
 }  // namespace pipewright::schedule

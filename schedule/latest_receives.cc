@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "ir/check.h"
-#include "ir/dependencies.h"
 #include "schedule/rank_pairs.h"
+#include "schedule/stage_dependencies.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -36,13 +36,14 @@ class PerReceive {
   std::vector<Value> values_;
 };
 
-// Calls `use` with each RECV that feeds a compute of `rank`.
+// Calls `use` with each RECV that feeds a compute.
 template <typename Use>
-void for_each_receive_of(const ir::Action& compute, size_t rank, const ir::Placement& placement,
+void for_each_receive_of(const ir::Action& compute, const StageDependencies& dependencies,
                          const Use& use) {
+  if (!ir::is_compute(compute.kind())) return;
   for (const ActionPart part : compute.parts()) {
-    for (const ir::Need& need : ir::needs_of(part, placement)) {
-      if (need.rank == static_cast<int>(rank) || !ir::is_compute(compute.kind())) continue;
+    for (const StageDependencies::Need& need : dependencies.of(part)) {
+      if (!need.of_other_rank) continue;
       const bool forward = need.result == ir::Result::kOutput;
       use(ActionPart(forward ? ActionKind::kRecvF : ActionKind::kRecvB, part.stage(),
                      part.microbatch()));
@@ -58,8 +59,8 @@ void place_at_first_use(ir::Program* program, const RankPairs& pairs) {
   std::vector<ir::Row> waiting(pairs.size());  // RECVs in the order of their SENDs
   std::vector<size_t> next(pairs.size());
   PerReceive<uint8_t> is_placed(*program, false);
-  for (size_t rank = 0; rank < program->rows.size(); ++rank) {
-    ir::Row& row = program->rows[rank];
+  const StageDependencies dependencies(program->placement);
+  for (ir::Row& row : program->rows) {
     for (const ir::Action& action : row) {
       if (ir::is_receive(action.kind())) waiting[pairs.of(action.parts()[0])].push_back(action);
     }
@@ -67,7 +68,7 @@ void place_at_first_use(ir::Program* program, const RankPairs& pairs) {
     placed.reserve(row.size());
     for (const ir::Action& action : row) {
       if (ir::is_receive(action.kind())) continue;
-      for_each_receive_of(action, rank, program->placement, [&](ActionPart receive) {
+      for_each_receive_of(action, dependencies, [&](ActionPart receive) {
         const uint32_t pair = pairs.of(receive);
         while (!is_placed[receive]) {
           placed.push_back(waiting[pair][next[pair]++]);
@@ -204,13 +205,14 @@ class ReceiveMover {
       partner_[sends[pair][number]] = node;
       if (number + capacity < sends[pair].size()) frees_[node] = sends[pair][number + capacity];
     }
+    const StageDependencies dependencies(program_.placement);
     PerReceive<Node> nodes(program_, kNone);
     for (Node node = 0; node < actions_.size(); ++node) {
       if (ir::is_receive(actions_[node].kind())) nodes[actions_[node].parts()[0]] = node;
     }
     for (size_t rank = 0; rank < program_.rows.size(); ++rank) {
       for (Node node = next_[row_head(rank)]; !is_head(node); node = next_[node]) {
-        for_each_receive_of(actions_[node], rank, program_.placement,
+        for_each_receive_of(actions_[node], dependencies,
                             [&](ActionPart receive) { user_[nodes[receive]] = node; });
       }
     }

@@ -22,6 +22,11 @@ constexpr std::string_view kPassNames[] = {kForwardOnly,       kMergeBackward, k
                                            kAddUnshardReshard, kAddReduceGrad, kAddSendRecv,
                                            kLatestReceives};
 
+bool changes_order(const ir::Lowering& policies) {
+  return policies.forward_only.value_or(false) || policies.merge_backward.value_or(false) ||
+         policies.split_backward.value_or(false);
+}
+
 }  // namespace
 
 std::span<const std::string_view> pass_names() { return kPassNames; }
@@ -50,7 +55,11 @@ std::optional<ir::Program> lower(const ir::ComputeOrder& order, const ir::Loweri
   residency.lookahead = policies.lookahead.value_or(residency.lookahead);
   residency.evict = policies.evict.value_or(residency.evict);
 
-  ir::Program program = add_unshard_reshard(transform_order(order, policies, observer), residency);
+  // A copy only where a pass changes the order.
+  std::optional<ir::ComputeOrder> changed;
+  if (changes_order(policies)) changed = transform_order(order, policies, observer);
+  ir::Program program = add_unshard_reshard(changed ? *changed : order, residency);
+  changed.reset();
   observe(kAddUnshardReshard, program);
   program = add_reduce_grad(std::move(program), policies.reduce_every);
   observe(kAddReduceGrad, program);

@@ -2,8 +2,6 @@
 
 #include <map>
 
-#include "ir/check.h"
-
 namespace pipewright::schedule {
 
 RankPairs::RankPairs(const ir::Placement& placement) {
@@ -22,32 +20,6 @@ RankPairs::RankPairs(const ir::Placement& placement) {
     forward_[static_cast<size_t>(stage)] = id_of(rank, next);
     backward_[static_cast<size_t>(stage) + 1] = id_of(next, rank);
   }
-}
-
-uint32_t RankPairs::of(ir::ActionPart part) const {
-  const auto stage = static_cast<size_t>(part.stage());
-  switch (part.kind()) {
-    case ir::ActionKind::kSendF:
-      return forward_[stage];
-    case ir::ActionKind::kRecvF:
-      return forward_[stage - 1];
-    case ir::ActionKind::kSendB:
-      return backward_[stage];
-    case ir::ActionKind::kRecvB:
-      return backward_[stage + 1];
-    case ir::ActionKind::kIdle:
-    case ir::ActionKind::kForward:
-    case ir::ActionKind::kBackward:
-    case ir::ActionKind::kBackwardInput:
-    case ir::ActionKind::kBackwardWeight:
-    case ir::ActionKind::kOverlapFB:
-    case ir::ActionKind::kUnshard:
-    case ir::ActionKind::kReshard:
-    case ir::ActionKind::kReduceGrad:
-      break;
-  }
-  PW_CHECK(false, "only a SEND or a RECV is between two ranks");
-  return 0;
 }
 
 }  // namespace pipewright::schedule

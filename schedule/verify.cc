@@ -23,8 +23,7 @@ bool verify(const ir::Program& program, const VerifyOptions& options,
   check_reduction(program, diagnostics);
   if (!index) return false;
   const size_t before_flow = diagnostics->total();
-  check_local_order(program, *index, diagnostics);
-  check_transfers(program, *index, diagnostics);
+  check_data_flow(program, *index, diagnostics);
   // Channels mean something once SENDs and RECVs are one to one.
   if (diagnostics->total() == before_flow) check_channels(program, options, diagnostics);
   return diagnostics->total() == before;

@@ -7,14 +7,15 @@
 #include <vector>
 
 #include "ir/action_text.h"
-#include "ir/dependencies.h"
 #include "schedule/channel_run.h"
 #include "schedule/rank_pairs.h"
+#include "schedule/stage_dependencies.h"
 #include "schedule/verify_checks.h"
 
 namespace pipewright::schedule {
 namespace {
 
+using ir::ActionPart;
 using Node = ChannelRun::Node;
 using Wait = ChannelRun::Wait;
 
@@ -31,13 +32,12 @@ std::string name_of(const ir::Program& program, const Node& node) {
 // The k-th SEND of one rank to another meets the k-th RECV there: their names must be each other's.
 void check_order(const ir::Program& program, ir::Diagnostics* diagnostics) {
   const RankPairs pairs(program.placement);
-  std::vector<std::vector<Node>> sends(pairs.size());
-  for (size_t rank = 0; rank < program.rows.size(); ++rank) {
-    for (size_t step = 0; step < program.rows[rank].size(); ++step) {
-      const ir::Action& action = program.rows[rank][step];
-      if (!ir::is_send(action.kind())) continue;
-      sends[pairs.of(action.parts()[0])].push_back(
-          {static_cast<int>(rank), static_cast<int>(step)});
+  const StageDependencies dependencies(program.placement);
+  std::vector<std::vector<uint32_t>> sends(pairs.size());  // by pair: the steps of its SENDs
+  for (const ir::Row& row : program.rows) {
+    for (size_t step = 0; step < row.size(); ++step) {
+      if (ir::is_send(row[step].kind()))
+        sends[pairs.of(row[step].parts()[0])].push_back(static_cast<uint32_t>(step));
     }
   }
   std::vector<size_t> received(pairs.size());
@@ -46,14 +46,16 @@ void check_order(const ir::Program& program, ir::Diagnostics* diagnostics) {
     for (size_t step = 0; step < program.rows[rank].size(); ++step) {
       const ir::Action& action = program.rows[rank][step];
       if (!ir::is_receive(action.kind())) continue;
-      const uint32_t pair = pairs.of(action.parts()[0]);
+      const ActionPart receive_part = action.parts()[0];
+      const uint32_t pair = pairs.of(receive_part);
       const size_t number = received[pair]++;
-      const Node send = sends[pair][number];
-      const ir::Action& met =
-          program.rows[static_cast<size_t>(send.rank)][static_cast<size_t>(send.step)];
-      if (reported[pair] ||
-          met == ir::Action(ir::partner_of(action.parts()[0], program.placement)->send))
-        continue;
+      const Node send{pairs.ranks(pair).first, static_cast<int>(sends[pair][number])};
+      const ActionPart met =
+          program.rows[static_cast<size_t>(send.rank)][static_cast<size_t>(send.step)].parts()[0];
+      const ActionPart wanted = dependencies.of(receive_part).transfer->send;
+      const bool is_its_own = met.kind() == wanted.kind() && met.stage() == wanted.stage() &&
+                              met.microbatch() == receive_part.microbatch();
+      if (reported[pair] || is_its_own) continue;
       reported[pair] = true;  // all behind the first one are shifted too
       const Node receive{static_cast<int>(rank), static_cast<int>(step)};
       ir::Diagnostic& error = diagnostics->error(

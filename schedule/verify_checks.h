@@ -10,15 +10,16 @@
 
 namespace pipewright::schedule {
 
-// Inside each rank: what an action needs of its own rank stands before it.
-void check_local_order(const ir::Schedule& schedule, const WorkIndex& index,
+// Inside each rank of an order: what an action needs of its own rank stands before it.
+void check_local_order(const ir::ComputeOrder& order, const WorkIndex& index,
                        ir::Diagnostics* diagnostics);
 
 // Across ranks, of an order that passed check_local_order: the ranks together get to their ends.
 void check_can_run(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics);
 
-// SENDs follow what they send, RECVs come before what needs them, and they are one to one.
-void check_transfers(const ir::Program& program, const WorkIndex& index,
+// Inside each rank as above; and SENDs follow what they send, RECVs come before what needs them,
+// and they are one to one.
+void check_data_flow(const ir::Program& program, const WorkIndex& index,
                      ir::Diagnostics* diagnostics);
 
 // UNSHARD and RESHARD, where there are any.
@@ -27,7 +28,7 @@ void check_residency(const ir::Program& program, bool weight_free_w, ir::Diagnos
 // REDUCE_GRAD, where there is any.
 void check_reduction(const ir::Program& program, ir::Diagnostics* diagnostics);
 
-// Swaps and deadlocks, of a program that passed check_local_order and check_transfers.
+// Swaps and deadlocks, of a program that passed check_data_flow.
 void check_channels(const ir::Program& program, const VerifyOptions& options,
                     ir::Diagnostics* diagnostics);
 

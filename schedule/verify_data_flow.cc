@@ -1,10 +1,11 @@
 #include <fmt/format.h>
 
 #include <string>
+#include <utility>
 
 #include "ir/action_text.h"
-#include "ir/dependencies.h"
 #include "schedule/add_send_recv.h"
+#include "schedule/stage_dependencies.h"
 #include "schedule/verify_checks.h"
 
 namespace pipewright::schedule {
@@ -35,39 +36,117 @@ void for_each_part(const ir::Schedule& schedule, Visit visit) {
   }
 }
 
-void report_too_early(const ir::Schedule& schedule, size_t rank, size_t step, ActionPart part,
-                      int needed_step, ir::Diagnostics* diagnostics) {
-  const ir::Action& needed = schedule.rows[rank][static_cast<size_t>(needed_step)];
-  ir::Diagnostic& error =
-      diagnostics->error(ir::Rule::kNeedsEarlier,
-                         fmt::format("`{}` on rank {} stands before `{}`, whose result it needs",
-                                     ir::to_string(part), rank, ir::to_string(needed)),
-                         ir::place_at(rank, step));
-  error.notes.push_back({fmt::format("`{}` stands here", ir::to_string(needed)),
-                         ir::place_at(rank, static_cast<size_t>(needed_step))});
-}
+// What is asked of one part of an action.
+class DataFlow {
+ public:
+  DataFlow(const ir::Schedule& schedule, const WorkIndex& index, ir::Diagnostics* diagnostics)
+      : schedule_(schedule),
+        index_(index),
+        diagnostics_(*diagnostics),
+        dependencies_(schedule.placement) {}
+
+  // What its own rank makes stands before it; in a program, what other ranks make is received
+  // before it.
+  void check_needs(size_t rank, size_t step, ActionPart part, bool in_program) {
+    for (const StageDependencies::Need& need : dependencies_.of(part)) {
+      if (need.of_other_rank) {
+        if (in_program) check_received(rank, step, part, need);
+        continue;
+      }
+      const std::optional<int> made =
+          index_.step_of(maker_of(need.result), need.stage, part.microbatch());
+      // One action does not make what another part of it needs.
+      if (made && static_cast<size_t>(*made) >= step) report_too_early(rank, step, part, *made);
+      if (!made) {
+        report(ir::Rule::kNeedsEarlier, rank, step,
+               fmt::format("`{}` on rank {} needs a result that nothing on the rank makes",
+                           ir::to_string(part), rank));
+      }
+    }
+  }
+
+  // A SEND or RECV has its other end, and what is received is used.
+  void check_transfer(size_t rank, size_t step, ActionPart part) {
+    const std::optional<ir::Transfer>& transfer = dependencies_.of(part).transfer;
+    if (!transfer) {
+      report(ir::Rule::kNoPeer, rank, step,
+             fmt::format("`{}` on rank {} has no stage to meet: the pipeline ends there",
+                         ir::to_string(part), rank));
+      return;
+    }
+    if (transfer->from == transfer->to) {
+      report(ir::Rule::kNoPeer, rank, step,
+             fmt::format("`{}` is between stages of rank {}, which hands the tensor over by itself",
+                         ir::to_string(part), rank))
+          .help = "remove it, and its other end";
+      return;
+    }
+    const bool sends = ir::is_send(part.kind());
+    const ActionPart end = sends ? transfer->receive : transfer->send;
+    const ActionPart other(end.kind(), end.stage(), part.microbatch());
+    if (!index_.step_of(other.kind(), other.stage(), other.microbatch())) {
+      report(sends ? ir::Rule::kNeverReceived : ir::Rule::kNeverSent, rank, step,
+             fmt::format("`{}` on rank {} is never {}", ir::to_string(part), rank,
+                         sends ? "received" : "sent"))
+          .help = fmt::format("add `{}` on rank {}", ir::to_string(other),
+                              sends ? transfer->to : transfer->from);
+    }
+    if (sends) return;
+    const ActionKind consumer =
+        part.kind() == ActionKind::kRecvF ? ActionKind::kForward : ActionKind::kBackwardInput;
+    const std::optional<int> used = index_.step_of(consumer, part.stage(), part.microbatch());
+    if (!used || static_cast<size_t>(*used) < step) {
+      report(ir::Rule::kUnusedReceive, rank, step,
+             fmt::format("nothing on rank {} uses what `{}` receives behind it", rank,
+                         ir::to_string(part)));
+    }
+  }
+
+ private:
+  void check_received(size_t rank, size_t step, ActionPart compute,
+                      const StageDependencies::Need& need) {
+    const ActionPart receive(
+        need.result == ir::Result::kOutput ? ActionKind::kRecvF : ActionKind::kRecvB,
+        compute.stage(), compute.microbatch());
+    const std::optional<int> received =
+        index_.step_of(receive.kind(), compute.stage(), compute.microbatch());
+    if (!received) {
+      report(ir::Rule::kNeedsEarlier, rank, step,
+             fmt::format("`{}` on rank {} needs what rank {} makes, and no `{}` gets it",
+                         ir::to_string(compute), rank, schedule_.placement.rank_of(need.stage),
+                         ir::to_string(receive)))
+          .help = fmt::format("add `{}` before it", ir::to_string(receive));
+    } else if (static_cast<size_t>(*received) > step) {
+      report_too_early(rank, step, compute, *received);
+    }
+  }
+
+  ir::Diagnostic& report(ir::Rule rule, size_t rank, size_t step, std::string message) {
+    return diagnostics_.error(rule, std::move(message), ir::place_at(rank, step));
+  }
+
+  void report_too_early(size_t rank, size_t step, ActionPart part, int needed_step) {
+    const ir::Action& needed = schedule_.rows[rank][static_cast<size_t>(needed_step)];
+    report(ir::Rule::kNeedsEarlier, rank, step,
+           fmt::format("`{}` on rank {} stands before `{}`, whose result it needs",
+                       ir::to_string(part), rank, ir::to_string(needed)))
+        .notes.push_back({fmt::format("`{}` stands here", ir::to_string(needed)),
+                          ir::place_at(rank, static_cast<size_t>(needed_step))});
+  }
+
+  const ir::Schedule& schedule_;
+  const WorkIndex& index_;
+  ir::Diagnostics& diagnostics_;
+  StageDependencies dependencies_;
+};
 
 }  // namespace
 
-void check_local_order(const ir::Schedule& schedule, const WorkIndex& index,
+void check_local_order(const ir::ComputeOrder& order, const WorkIndex& index,
                        ir::Diagnostics* diagnostics) {
-  for_each_part(schedule, [&](size_t rank, size_t step, ActionPart part) {
-    if (!ir::is_compute(part.kind()) && !ir::is_send(part.kind())) return;
-    for (const ir::Need& need : ir::needs_of(part, schedule.placement)) {
-      if (need.rank != static_cast<int>(rank)) continue;
-      const std::optional<int> made =
-          index.step_of(maker_of(need.result), need.stage, need.microbatch);
-      // One action does not make what another part of it needs.
-      if (made && static_cast<size_t>(*made) >= step)
-        report_too_early(schedule, rank, step, part, *made, diagnostics);
-      if (!made) {
-        diagnostics->error(
-            ir::Rule::kNeedsEarlier,
-            fmt::format("`{}` on rank {} needs a result that nothing on the rank makes",
-                        ir::to_string(part), rank),
-            ir::place_at(rank, step));
-      }
-    }
+  DataFlow flow(order, index, diagnostics);
+  for_each_part(order, [&](size_t rank, size_t step, ActionPart part) {
+    flow.check_needs(rank, step, part, false);
   });
 }
 
@@ -77,71 +156,13 @@ void check_can_run(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics) 
   report_stuck(stuck, order, diagnostics);
 }
 
-void check_transfers(const ir::Program& program, const WorkIndex& index,
+void check_data_flow(const ir::Program& program, const WorkIndex& index,
                      ir::Diagnostics* diagnostics) {
+  DataFlow flow(program, index, diagnostics);
   for_each_part(program, [&](size_t rank, size_t step, ActionPart part) {
-    const int stage = part.stage(), microbatch = part.microbatch();
-    if (ir::is_send(part.kind()) || ir::is_receive(part.kind())) {
-      const auto transfer = ir::partner_of(part, program.placement);
-      if (!transfer) {
-        diagnostics->error(
-            ir::Rule::kNoPeer,
-            fmt::format("`{}` on rank {} has no stage to meet: the pipeline ends there",
-                        ir::to_string(part), rank),
-            ir::place_at(rank, step));
-        return;
-      }
-      if (transfer->from == transfer->to) {
-        diagnostics
-            ->error(ir::Rule::kNoPeer,
-                    fmt::format(
-                        "`{}` is between stages of rank {}, which hands the tensor over by itself",
-                        ir::to_string(part), rank),
-                    ir::place_at(rank, step))
-            .help = "remove it, and its other end";
-        return;
-      }
-      const bool sends = ir::is_send(part.kind());
-      const ActionPart other = sends ? transfer->receive : transfer->send;
-      const int other_rank = sends ? transfer->to : transfer->from;
-      if (!index.step_of(other.kind(), other.stage(), microbatch)) {
-        diagnostics
-            ->error(sends ? ir::Rule::kNeverReceived : ir::Rule::kNeverSent,
-                    fmt::format("`{}` on rank {} is never {}", ir::to_string(part), rank,
-                                sends ? "received" : "sent"),
-                    ir::place_at(rank, step))
-            .help = fmt::format("add `{}` on rank {}", ir::to_string(other), other_rank);
-      }
-      if (sends) return;
-      const ActionKind consumer =
-          part.kind() == ActionKind::kRecvF ? ActionKind::kForward : ActionKind::kBackwardInput;
-      const std::optional<int> used = index.step_of(consumer, stage, microbatch);
-      if (!used || static_cast<size_t>(*used) < step) {
-        diagnostics->error(ir::Rule::kUnusedReceive,
-                           fmt::format("nothing on rank {} uses what `{}` receives behind it", rank,
-                                       ir::to_string(part)),
-                           ir::place_at(rank, step));
-      }
-      return;
-    }
-    if (!ir::is_compute(part.kind())) return;
-    for (const ir::Need& need : ir::needs_of(part, program.placement)) {
-      if (need.rank == static_cast<int>(rank)) continue;
-      const ActionPart receive(
-          need.result == ir::Result::kOutput ? ActionKind::kRecvF : ActionKind::kRecvB, stage,
-          microbatch);
-      const std::optional<int> received = index.step_of(receive.kind(), stage, microbatch);
-      if (!received) {
-        diagnostics
-            ->error(ir::Rule::kNeedsEarlier,
-                    fmt::format("`{}` on rank {} needs what rank {} makes, and no `{}` gets it",
-                                ir::to_string(part), rank, need.rank, ir::to_string(receive)),
-                    ir::place_at(rank, step))
-            .help = fmt::format("add `{}` before it", ir::to_string(receive));
-      } else if (static_cast<size_t>(*received) > step) {
-        report_too_early(program, rank, step, part, *received, diagnostics);
-      }
-    }
+    flow.check_needs(rank, step, part, true);
+    if (ir::is_send(part.kind()) || ir::is_receive(part.kind()))
+      flow.check_transfer(rank, step, part);
   });
 }
 

@@ -32,15 +32,6 @@ std::string ranges(const std::vector<int>& numbers) {
 
 }  // namespace
 
-// The part in this slot of a stage and microbatch, in an action that has it.
-ActionPart WorkIndex::part_in(const ir::Action& action, size_t slot, int stage, int microbatch) {
-  for (const ActionPart part : action.parts()) {
-    if (slot_of(part.kind()) == slot && part.stage() == stage && part.microbatch() == microbatch)
-      return part;
-  }
-  return {};
-}
-
 std::optional<WorkIndex> WorkIndex::build(const ir::Schedule& schedule,
                                           ir::Diagnostics* diagnostics) {
   const size_t errors_before = diagnostics->total();
@@ -75,21 +66,25 @@ std::optional<WorkIndex> WorkIndex::build(const ir::Schedule& schedule,
       for (const ActionPart part : row[step].parts()) {
         const size_t slot = slot_of(part.kind());
         if (slot == kNoSlot) continue;
-        if (slot == kBackwardSlot || slot == kWeightSlot) index.forward_only_ = false;
-        uint32_t& known = index.cells_[static_cast<size_t>(part.stage()) * index.num_microbatches_ +
-                                       static_cast<size_t>(part.microbatch())][slot];
-        if (known == kAbsent) {
-          known = static_cast<uint32_t>(step);
-          continue;
-        }
-        const ActionPart first = part_in(row[known], slot, part.stage(), part.microbatch());
-        const bool same = first.kind() == part.kind();
+        if (slot == kBackwardSlot || slot == kInputSlot || slot == kWeightSlot)
+          index.forward_only_ = false;
+        Cell& steps = index.cells_[static_cast<size_t>(part.stage()) * index.num_microbatches_ +
+                                   static_cast<size_t>(part.microbatch())];
+        const bool is_new = steps[slot] == kAbsent;
+        if (is_new) steps[slot] = static_cast<uint32_t>(step);
+        // B and I both give the input gradient.
+        const size_t rival = slot == kBackwardSlot ? kInputSlot : kBackwardSlot;
+        const bool has_rival =
+            (slot == kBackwardSlot || slot == kInputSlot) && steps[rival] != kAbsent;
+        if (is_new && !has_rival) continue;
+        const size_t known = steps[is_new ? rival : slot];
+        const ActionPart first(kSlots[is_new ? rival : slot], part.stage(), part.microbatch());
         ir::Diagnostic& error = diagnostics->error(
-            same ? ir::Rule::kDuplicateAction : ir::Rule::kBackwardTwice,
-            same ? fmt::format("`{}` stands twice on rank {}", ir::to_string(part), rank)
-                 : fmt::format(
-                       "`{}` and `{}` both give the input gradient of stage {} for microbatch {}",
-                       ir::to_string(first), ir::to_string(part), part.stage(), part.microbatch()),
+            is_new ? ir::Rule::kBackwardTwice : ir::Rule::kDuplicateAction,
+            is_new ? fmt::format(
+                         "`{}` and `{}` both give the input gradient of stage {} for microbatch {}",
+                         ir::to_string(first), ir::to_string(part), part.stage(), part.microbatch())
+                   : fmt::format("`{}` stands twice on rank {}", ir::to_string(part), rank),
             ir::place_at(rank, step));
         error.notes.push_back({fmt::format("`{}` stands here first", ir::to_string(first)),
                                ir::place_at(rank, known)});
@@ -104,21 +99,17 @@ std::optional<WorkIndex> WorkIndex::build(const ir::Schedule& schedule,
 void WorkIndex::check_complete(const ir::Schedule& schedule, ir::Diagnostics* diagnostics) const {
   for (int stage = 0; stage < schedule.placement.num_stages(); ++stage) {
     const int rank = schedule.placement.rank_of(stage);
-    const ir::Row& row = schedule.rows[static_cast<size_t>(rank)];
     std::vector<int> no_forward, no_backward, no_weight;
     for (int microbatch = 0; microbatch < schedule.num_microbatches; ++microbatch) {
       const Cell& steps = cell(stage, microbatch);
       if (steps[kForwardSlot] == kAbsent) no_forward.push_back(microbatch);
       if (forward_only_) continue;
-      if (steps[kBackwardSlot] == kAbsent) {
+      const bool whole = steps[kBackwardSlot] != kAbsent;
+      if (!whole && steps[kInputSlot] == kAbsent) {
         no_backward.push_back(microbatch);
-        continue;
-      }
-      const ActionKind kind =
-          part_in(row[steps[kBackwardSlot]], kBackwardSlot, stage, microbatch).kind();
-      if (kind == ActionKind::kBackwardInput && steps[kWeightSlot] == kAbsent)
+      } else if (!whole && steps[kWeightSlot] == kAbsent) {
         no_weight.push_back(microbatch);
-      if (kind == ActionKind::kBackward && steps[kWeightSlot] != kAbsent) {
+      } else if (whole && steps[kWeightSlot] != kAbsent) {
         ir::Diagnostic& error =
             diagnostics->error(ir::Rule::kBackwardTwice,
                                fmt::format("`{}W{}` and `{}B{}` both give the weights' gradients",

@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_SCHEDULE_WORK_INDEX_H_
 #define PIPEWRIGHT_SCHEDULE_WORK_INDEX_H_
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -28,37 +29,39 @@ class WorkIndex {
   // The step of the F, B, I, W, SEND or RECV of this kind; none if there is none. B and I count as
   // one.
   std::optional<int> step_of(ir::ActionKind kind, int stage, int microbatch) const {
-    const uint32_t step = cell(stage, microbatch)[slot_of(kind)];
+    const Cell& steps = cell(stage, microbatch);
+    uint32_t step = steps[slot_of(kind)];
+    if (step == kAbsent && ir::gives_input_gradient(kind))
+      step = std::min(steps[kBackwardSlot], steps[kInputSlot]);
     return step == kAbsent ? std::nullopt : std::optional(static_cast<int>(step));
   }
 
  private:
   static constexpr uint32_t kAbsent = UINT32_MAX;
-  static constexpr size_t kSlots = 7;
-  static constexpr size_t kForwardSlot = 0, kBackwardSlot = 1, kWeightSlot = 2, kNoSlot = kSlots;
+  // The kinds of action that the index holds, and where in a cell.
+  static constexpr ir::ActionKind kSlots[] = {
+      ir::ActionKind::kForward,        ir::ActionKind::kBackward, ir::ActionKind::kBackwardInput,
+      ir::ActionKind::kBackwardWeight, ir::ActionKind::kSendF,    ir::ActionKind::kRecvF,
+      ir::ActionKind::kSendB,          ir::ActionKind::kRecvB};
+  static constexpr size_t kForwardSlot = 0, kBackwardSlot = 1, kInputSlot = 2, kWeightSlot = 3,
+                          kNoSlot = std::size(kSlots);
 
   // The slot of a kind in a cell; kNoSlot for those that the index does not hold.
   static constexpr size_t slot_of(ir::ActionKind kind) {
-    constexpr std::array<uint8_t, 13> kSlotOf = [] {
-      std::array<uint8_t, 13> slots{};
+    constexpr auto kSlotOf = [] {
+      std::array<uint8_t, std::size(ir::kActionKinds) + 1> slots{};
       slots.fill(kNoSlot);
-      uint8_t next = 0;
-      using K = ir::ActionKind;
-      for (const K one : {K::kForward, K::kBackward, K::kBackwardWeight, K::kSendF, K::kRecvF,
-                          K::kSendB, K::kRecvB}) {
-        slots[static_cast<size_t>(one)] = next++;
-      }
-      slots[static_cast<size_t>(K::kBackwardInput)] = kBackwardSlot;  // a backward has B or I
+      for (size_t slot = 0; slot < std::size(kSlots); ++slot)
+        slots[static_cast<size_t>(kSlots[slot])] = static_cast<uint8_t>(slot);
       return slots;
     }();
     return kSlotOf[static_cast<size_t>(kind)];
   }
-  using Cell = std::array<uint32_t, kSlots>;
+  using Cell = std::array<uint32_t, std::size(kSlots)>;
 
   const Cell& cell(int stage, int microbatch) const {
     return cells_[static_cast<size_t>(stage) * num_microbatches_ + static_cast<size_t>(microbatch)];
   }
-  static ir::ActionPart part_in(const ir::Action& action, size_t slot, int stage, int microbatch);
   void check_complete(const ir::Schedule& schedule, ir::Diagnostics* diagnostics) const;
 
   const ir::Schedule* schedule_ = nullptr;

@@ -11,14 +11,15 @@ namespace {
 ir::Row make_row(const Shape& shape, int rank) {
   const InterleavedOrder order(shape, rank);
   const int warmup = order.warmup(2);
-  ir::Row row(static_cast<size_t>(rank));
+  const int until_first_backward = shape.stages + 2 * (shape.ranks - 1 - rank);
+  const int idle = warmup > 0 ? std::max(0, until_first_backward - (warmup + rank)) : 0;
+  ir::Row row;
+  row.reserve(static_cast<size_t>(rank) + static_cast<size_t>(warmup) + static_cast<size_t>(idle) +
+              2 * static_cast<size_t>(order.num_operations()));
+  row.resize(static_cast<size_t>(rank));
   int forward = 0;
   while (forward < warmup) row.emplace_back(order.forward(forward++));
-  if (warmup > 0) {
-    const int until_first_backward = shape.stages + 2 * (shape.ranks - 1 - rank);
-    row.resize(row.size() +
-               static_cast<size_t>(std::max(0, until_first_backward - (warmup + rank))));
-  }
+  row.resize(row.size() + static_cast<size_t>(idle));
   for (int backward = 0; backward < order.num_operations(); ++backward) {
     const bool cooldown = forward == order.num_operations();
     row.emplace_back(cooldown ? ir::Action() : order.forward(forward++));
