@@ -1,5 +1,6 @@
 // Over the whole box of shapes, P 1..16, V 1..4, M 1..64: every order and its lowering pass the
-// verifier under all three channel models at capacity 0.
+// verifier under all three channel models at capacity 0, and latest receives under the one that
+// they were made for.
 #include <gtest/gtest.h>
 
 #include "ir/render.h"
@@ -29,6 +30,14 @@ TEST_P(VerifyBoxTest, EveryShape) {
         for (const ir::ChannelModelInfo& model : ir::channel_models()) {
           ASSERT_TRUE(verify(*program, {model.model, 0, false}, &diagnostics))
               << model.name << "\n"
+              << ir::render(diagnostics, nullptr, {});
+          ir::Lowering latest;
+          latest.receives = ir::Receives::kLatest;
+          latest.channels = model.model;
+          latest.capacity = microbatches % 2;
+          ASSERT_TRUE(verify(*lower(order, latest, &diagnostics),
+                             {model.model, *latest.capacity, false}, &diagnostics))
+              << "latest receives, " << model.name << ", capacity " << *latest.capacity << "\n"
               << ir::render(diagnostics, nullptr, {});
         }
         ++orders;
