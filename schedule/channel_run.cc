@@ -28,12 +28,6 @@ ChannelRun::ChannelRun(const ir::Program& program, ir::ChannelModel model,
   }
   received_.resize(4 * num_stages * static_cast<size_t>(program.num_microbatches));
   link_rows();
-  for (size_t rank = 0; rank < program.rows.size(); ++rank) advance(static_cast<int>(rank));
-  while (!work_.empty()) {
-    const uint32_t queue = work_.back();
-    work_.pop_back();
-    try_queue(queue);
-  }
 }
 
 uint32_t ChannelRun::cell_of(ActionPart part) const {
@@ -100,22 +94,6 @@ bool ChannelRun::has_inputs(int rank, uint32_t step) const {
   return true;
 }
 
-// Ends computes as far as their inputs are there; each that ends posts what stands behind it.
-void ChannelRun::advance(int rank) {
-  const ir::Row& row = program_.rows[static_cast<size_t>(rank)];
-  uint32_t& next = next_compute_[static_cast<size_t>(rank)];
-  uint32_t& posted = next_operation_[static_cast<size_t>(rank)];
-  const uint32_t end = first_of_rank_[static_cast<size_t>(rank) + 1];
-  while (next == kNone || (next < row.size() && has_inputs(rank, next))) {
-    next = next == kNone ? 0 : next + 1;
-    while (next < row.size() && !ir::is_compute(row[next].kind())) ++next;
-    for (; posted < end && operations_[posted].step < next; ++posted) {
-      const uint32_t queue = queue_of(operations_[posted]);
-      if (queues_[queue].head == posted) work_.push_back(queue);
-    }
-  }
-}
-
 bool ChannelRun::can_finish(const Queue& queue) const {
   if (!is_posted(queue)) return false;
   const Operation& operation = operations_[queue.head];
@@ -130,36 +108,6 @@ bool ChannelRun::can_finish(const Queue& queue) const {
   if (!is_posted(other)) return false;
   const Operation& head = operations_[other.head];
   return head.pair == operation.pair && is_send(head) != sends;
-}
-
-void ChannelRun::finish_head(uint32_t id) {
-  Queue& queue = queues_[id];
-  const Operation& operation = operations_[queue.head];
-  Pair& pair = pairs_[operation.pair];
-  queue.head = operation.next;
-  if (is_posted(queue)) work_.push_back(id);
-  if (is_send(operation)) {
-    ++pair.sent;
-    return;
-  }
-  ++pair.received;
-  received_[operation.cell] = true;
-  advance(queue.rank);
-}
-
-void ChannelRun::try_queue(uint32_t id) {
-  if (!can_finish(queues_[id])) return;
-  const Operation& operation = operations_[queues_[id].head];
-  const Pair& pair = pairs_[operation.pair];
-  const bool sends = is_send(operation);
-  const bool together = pair.sent == pair.received && (!sends || capacity_ == 0);
-  const uint32_t other = sends ? pair.receive_queue : pair.send_queue;
-  finish_head(id);
-  if (together) {
-    finish_head(other);
-  } else {
-    work_.push_back(other);  // a SEND lets its RECV finish, a RECV makes room for a SEND
-  }
 }
 
 bool ChannelRun::finished() const {

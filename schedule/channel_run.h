@@ -20,7 +20,20 @@ namespace pipewright::schedule {
 // it in its row.
 class ChannelRun {
  public:
+  // The program must outlive it.
   ChannelRun(const ir::Program& program, ir::ChannelModel model, ir::ChannelCapacity capacity);
+
+  // Runs it, once. Calls `ended` with the rank and step of each compute, SEND and RECV, and the
+  // number of its queue, or kNoQueue for a compute: behind all that it waited for, and of a SEND
+  // and a RECV that end as one, the SEND first.
+  static constexpr uint32_t kNoQueue = UINT32_MAX;
+  template <typename Ended>
+  void run(const Ended& ended);
+  // The queue of a SEND or RECV. Logarithmic.
+  uint32_t queue_at(int rank, uint32_t step) const { return queue_of(operation_at(rank, step)); }
+  uint32_t num_queues() const { return static_cast<uint32_t>(queues_.size()); }
+
+  // Of a run:
 
   // Whether every action of every rank finished.
   bool finished() const;
@@ -65,10 +78,13 @@ class ChannelRun {
   static constexpr uint32_t kNone = UINT32_MAX;
 
   void link_rows();
-  void advance(int rank);
-  void try_queue(uint32_t queue);
+  template <typename Ended>
+  void advance(int rank, const Ended& ended);
+  template <typename Ended>
+  void try_queue(uint32_t queue, const Ended& ended);
+  template <typename Ended>
+  void finish_head(uint32_t queue, const Ended& ended);
   bool can_finish(const Queue& queue) const;
-  void finish_head(uint32_t queue);
   bool is_posted(const Queue& queue) const {
     return queue.head != kNone &&
            operations_[queue.head].step < next_compute_[static_cast<size_t>(queue.rank)];
@@ -100,6 +116,68 @@ class ChannelRun {
   std::vector<bool> received_;            // by cell
   std::vector<uint32_t> work_;            // queues that may have something to finish
 };
+
+// Ends computes as far as their inputs are there; each that ends posts what stands behind it.
+template <typename Ended>
+void ChannelRun::advance(int rank, const Ended& ended) {
+  const ir::Row& row = program_.rows[static_cast<size_t>(rank)];
+  uint32_t& next = next_compute_[static_cast<size_t>(rank)];
+  uint32_t& posted = next_operation_[static_cast<size_t>(rank)];
+  const uint32_t end = first_of_rank_[static_cast<size_t>(rank) + 1];
+  while (next == kNone || (next < row.size() && has_inputs(rank, next))) {
+    if (next != kNone) ended(rank, next, kNoQueue);
+    next = next == kNone ? 0 : next + 1;
+    while (next < row.size() && !ir::is_compute(row[next].kind())) ++next;
+    for (; posted < end && operations_[posted].step < next; ++posted) {
+      const uint32_t queue = queue_of(operations_[posted]);
+      if (queues_[queue].head == posted) work_.push_back(queue);
+    }
+  }
+}
+
+template <typename Ended>
+void ChannelRun::finish_head(uint32_t id, const Ended& ended) {
+  Queue& queue = queues_[id];
+  const Operation& operation = operations_[queue.head];
+  Pair& pair = pairs_[operation.pair];
+  ended(queue.rank, operation.step, id);
+  queue.head = operation.next;
+  if (is_posted(queue)) work_.push_back(id);
+  if (is_send(operation)) {
+    ++pair.sent;
+    return;
+  }
+  ++pair.received;
+  received_[operation.cell] = true;
+  advance(queue.rank, ended);
+}
+
+template <typename Ended>
+void ChannelRun::try_queue(uint32_t id, const Ended& ended) {
+  if (!can_finish(queues_[id])) return;
+  const Operation& operation = operations_[queues_[id].head];
+  const Pair& pair = pairs_[operation.pair];
+  const bool sends = is_send(operation);
+  const bool together = pair.sent == pair.received && (!sends || capacity_ == 0);
+  const uint32_t other = sends ? pair.receive_queue : pair.send_queue;
+  if (together) {
+    finish_head(sends ? id : other, ended);
+    finish_head(sends ? other : id, ended);
+  } else {
+    finish_head(id, ended);
+    work_.push_back(other);  // a SEND lets its RECV finish, a RECV makes room for a SEND
+  }
+}
+
+template <typename Ended>
+void ChannelRun::run(const Ended& ended) {
+  for (size_t rank = 0; rank < program_.rows.size(); ++rank) advance(static_cast<int>(rank), ended);
+  while (!work_.empty()) {
+    const uint32_t queue = work_.back();
+    work_.pop_back();
+    try_queue(queue, ended);
+  }
+}
 
 }  // namespace pipewright::schedule
 

@@ -134,10 +134,11 @@ void report_deadlock(const ir::Program& program, const VerifyOptions& options,
     }
     error.notes.push_back({text, place_of(node)});
   }
-  if (options.channels != ir::ChannelModel::kEdge &&
-      ChannelRun(program, ir::ChannelModel::kEdge, options.capacity).finished()) {
+  if (options.channels == ir::ChannelModel::kEdge) return;
+  ChannelRun freest(program, ir::ChannelModel::kEdge, options.capacity);
+  freest.run([](int, uint32_t, uint32_t) {});
+  if (freest.finished())
     error.help = "with a queue for each directed edge (--channels edge) it runs";
-  }
 }
 
 }  // namespace
@@ -145,7 +146,8 @@ void report_deadlock(const ir::Program& program, const VerifyOptions& options,
 void check_channels(const ir::Program& program, const VerifyOptions& options,
                     ir::Diagnostics* diagnostics) {
   check_order(program, diagnostics);
-  const ChannelRun run(program, options.channels, options.capacity);
+  ChannelRun run(program, options.channels, options.capacity);
+  run.run([](int, uint32_t, uint32_t) {});
   if (!run.finished()) report_deadlock(program, options, run, diagnostics);
 }
 

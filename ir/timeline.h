@@ -1,0 +1,58 @@
+#ifndef PIPEWRIGHT_IR_TIMELINE_H_
+#define PIPEWRIGHT_IR_TIMELINE_H_
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "ir/schedule.h"
+
+namespace pipewright::ir {
+
+// From when to when an action ran. An idle slot has 0 and 0.
+struct Interval {
+  double start = 0;
+  double end = 0;
+
+  double duration() const { return end - start; }
+  friend bool operator==(const Interval&, const Interval&) = default;
+};
+
+// When each action of a schedule ran, predicted by the simulator or measured by the executor: an
+// interval for each cell of its rows, in one unit of time from one zero. A plain value.
+//
+// A SEND runs while its tensor is on the way. A RECV runs from when it takes part in that to when
+// it has the tensor.
+class Timeline {
+ public:
+  Timeline() = default;
+  explicit Timeline(const Rows& rows) {
+    first_of_rank_.push_back(0);
+    for (const Row& row : rows) first_of_rank_.push_back(first_of_rank_.back() + row.size());
+    intervals_.resize(first_of_rank_.back());
+  }
+
+  size_t num_ranks() const { return first_of_rank_.empty() ? 0 : first_of_rank_.size() - 1; }
+  const Interval& at(size_t rank, size_t step) const { return intervals_[index(rank, step)]; }
+  Interval& at(size_t rank, size_t step) { return intervals_[index(rank, step)]; }
+  std::span<const Interval> row(size_t rank) const {
+    return std::span(intervals_)
+        .subspan(first_of_rank_[rank], first_of_rank_[rank + 1] - first_of_rank_[rank]);
+  }
+
+  // Cells numbered along the rows, for what is kept beside a timeline.
+  size_t index(size_t rank, size_t step) const { return first_of_rank_[rank] + step; }
+  size_t size() const { return intervals_.size(); }
+  const Interval& operator[](size_t index) const { return intervals_[index]; }
+  Interval& operator[](size_t index) { return intervals_[index]; }
+
+  friend bool operator==(const Timeline&, const Timeline&) = default;
+
+ private:
+  std::vector<size_t> first_of_rank_;  // and the end
+  std::vector<Interval> intervals_;
+};
+
+}  // namespace pipewright::ir
+
+#endif  // PIPEWRIGHT_IR_TIMELINE_H_

@@ -1,0 +1,145 @@
+#include "schedule/simulate.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "ir/check.h"
+
+namespace pipewright::schedule {
+namespace {
+
+// Finds actions by their numbers.
+class Actions {
+ public:
+  explicit Actions(const ir::Schedule& schedule) : rows_(schedule.rows) {
+    size_t size = 0;
+    for (const ir::Row& row : rows_) {
+      first_of_rank_.push_back(size);
+      size += row.size();
+    }
+    first_of_rank_.push_back(size);
+    // Ranks of blocks of numbers: most blocks lie within one rank.
+    for (size_t rank = 0; rank < rows_.size(); ++rank) {
+      while (rank_of_block_.size() * kBlock < first_of_rank_[rank + 1])
+        rank_of_block_.push_back(rank);
+    }
+  }
+
+  size_t rank_of(uint32_t number) const {
+    size_t rank = rank_of_block_[number / kBlock];
+    while (number >= first_of_rank_[rank + 1]) ++rank;
+    return rank;
+  }
+  const ir::Action& operator[](uint32_t number) const {
+    const size_t rank = rank_of(number);
+    return rows_[rank][number - first_of_rank_[rank]];
+  }
+  int step_of(uint32_t number) const {
+    return static_cast<int>(number - first_of_rank_[rank_of(number)]);
+  }
+
+ private:
+  static constexpr size_t kBlock = 64;
+  const ir::Rows& rows_;
+  std::vector<size_t> first_of_rank_;  // and the end
+  std::vector<size_t> rank_of_block_;  // of its first number
+};
+
+double transfer_of(const Before& before, const CostTable& table) {
+  const int stage = static_cast<int>(before.stage);
+  if (before.bond == Before::kOutput) return table.output_transfer(stage);
+  if (before.bond == Before::kGradient) return table.gradient_transfer(stage);
+  return 0;
+}
+
+}  // namespace
+
+ir::Timeline simulate(const EventGraph& graph, const ir::Schedule& schedule, const Costs& costs,
+                      std::span<const double> stretch) {
+  const CostTable table(costs, schedule.placement);
+  const Actions actions(schedule);
+  ir::Timeline timeline(schedule.rows);
+  for (size_t position = 0; position < graph.order().size(); ++position) {
+    const uint32_t number = graph.order()[position];
+    double start = 0, end = 0;
+    for (const Before& before : graph.before(position)) {
+      const ir::Interval& other = timeline[before.action];
+      if (before.bond == Before::kSend) {
+        start = std::max(start, other.start);
+        end = other.end;
+      } else {
+        start = std::max(start, other.end + transfer_of(before, table));
+      }
+    }
+    double duration = table.duration(actions[number]);
+    if (!stretch.empty()) duration *= stretch[number];
+    timeline[number] = {start, std::max(end, start + duration)};
+  }
+  return timeline;
+}
+
+std::vector<double> slack_of(const EventGraph& graph, const ir::Schedule& schedule,
+                             const Costs& costs, const ir::Timeline& timeline) {
+  const CostTable table(costs, schedule.placement);
+  double makespan = 0;
+  for (size_t number = 0; number < timeline.size(); ++number)
+    makespan = std::max(makespan, timeline[number].end);
+  std::vector<double> latest(timeline.size(), makespan);  // end
+  for (size_t position = graph.order().size(); position-- > 0;) {
+    const uint32_t number = graph.order()[position];
+    const auto befores = graph.before(position);
+    const bool receives = std::ranges::any_of(
+        befores, [](const Before& before) { return before.bond == Before::kSend; });
+    // A RECV has no length of its own: it ends with its SEND, or as soon as it is posted after it.
+    const double latest_start =
+        receives ? latest[number] : latest[number] - timeline[number].duration();
+    for (const Before& before : befores) {
+      const double limit = latest_start - transfer_of(before, table);
+      latest[before.action] = std::min(latest[before.action], limit);
+    }
+  }
+  for (size_t number = 0; number < timeline.size(); ++number)
+    latest[number] -= timeline[number].end;
+  const Actions actions(schedule);
+  for (uint32_t number = 0; number < latest.size(); ++number) {
+    if (actions[number].is_idle()) latest[number] = 0;
+  }
+  return latest;
+}
+
+std::vector<CriticalStep> critical_path(const EventGraph& graph, const ir::Schedule& schedule,
+                                        const Costs& costs, const ir::Timeline& timeline) {
+  const CostTable table(costs, schedule.placement);
+  const Actions actions(schedule);
+  std::vector<CriticalStep> path;
+  // From the last end backwards along the order: what decided the start of the one at hand.
+  uint32_t wanted = 0;
+  double last_end = -1;
+  for (const uint32_t number : graph.order()) {
+    if (timeline[number].end > last_end) {
+      last_end = timeline[number].end;
+      wanted = number;
+    }
+  }
+  for (size_t position = graph.order().size(); position-- > 0;) {
+    const uint32_t number = graph.order()[position];
+    if (number != wanted) continue;
+    const Before* decided = nullptr;
+    double at = -1;
+    for (const Before& before : graph.before(position)) {
+      const double lets = timeline[before.action].end + transfer_of(before, table);
+      if (lets > at) {
+        at = lets;
+        decided = &before;
+      }
+    }
+    path.push_back({static_cast<int>(actions.rank_of(number)), actions.step_of(number),
+                    decided == nullptr ? 0 : transfer_of(*decided, table)});
+    if (decided == nullptr) break;
+    wanted = decided->action;
+  }
+  std::ranges::reverse(path);
+  return path;
+}
+
+}  // namespace pipewright::schedule
