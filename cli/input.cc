@@ -114,7 +114,9 @@ ir::ComputeOrder make_by_name(const std::string& name, const Invocation& invocat
     throw UsageError(fmt::format("to make {}, say --ranks and --microbatches", spec->name));
   const int stages =
       invocation.number("--stages").value_or(schedules::default_stages(*spec, *ranks));
-  const schedules::Shape shape{*ranks, stages, *microbatches};
+  schedules::Shape shape{*ranks, stages, *microbatches};
+  shape.group_size = invocation.number("--group-size").value_or(0);
+  shape.extra_warmup = invocation.has("--extra-warmup");
   if (const auto error = schedules::shape_error(*spec, shape)) throw UsageError(*error);
   return schedules::make_order(*spec, shape);
 }
@@ -137,6 +139,12 @@ std::vector<OptionSpec> shape_options() {
        {ValueKind::kNumber, "S", {}},
        "stages; by default P, or 2P for looped and V schedules"},
       {"--microbatches", "", {ValueKind::kNumber, "M", {}}, "microbatches, likewise"},
+      {"--group-size",
+       "",
+       {ValueKind::kNumber, "N", {}},
+       "of Interleaved1F1B, as in Megatron-LM: microbatches that run through one stage of a rank "
+       "before its next"},
+      {"--extra-warmup", "", {}, "of Interleaved1F1B: one forward more before the first backward"},
   };
 }
 
@@ -153,6 +161,11 @@ void read_input(const Invocation& invocation, Console& console, Input* input) {
   if (!is_file(word)) {
     input->schedule = make_by_name(word, invocation);
     return;
+  }
+  for (const char* option : {"--group-size", "--extra-warmup"}) {
+    if (invocation.has(option))
+      throw UsageError(fmt::format("{} says how to make a schedule, and {} is a file", option,
+                                   ir::backticked(word)));
   }
   input->source = read_source(word, console);
   const ir::ExpectedShape expected{invocation.number("--ranks"), invocation.number("--stages"),

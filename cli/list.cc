@@ -49,6 +49,8 @@ int run_list(const Invocation&, Console& console) {
     line("backward", spec->splits_backward ? "split into I and W" : "whole");
     for (const schedules::Constraint& constraint : spec->constraints)
       line("wants", fmt::format("{}: {}", constraint.rule, constraint.reason));
+    for (const schedules::ShapeOption& option : spec->options)
+      line("option", fmt::format("--{}: {}", option.name, option.meaning));
     line("bubble", spec->bubble);
     line("memory", spec->memory);
     line("source", spec->source);

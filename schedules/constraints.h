@@ -27,8 +27,17 @@ inline int microbatches_a_round(const Shape& shape) { return shape.microbatches 
 
 inline constexpr Constraint kWholeRounds = {
     "microbatches are a multiple of max(1, microbatches div ranks)",
-    "all rounds have the same number of microbatches",
-    [](const Shape& shape) { return shape.microbatches % rounds(shape) == 0; }};
+    "all rounds have the same number of microbatches", [](const Shape& shape) {
+      return shape.group_size != 0 || shape.microbatches % rounds(shape) == 0;
+    }};
+
+inline constexpr Constraint kGroups = {
+    "a group size is at least ranks, and microbatches that are left over by whole groups are too",
+    "a microbatch comes back to a rank only after all others", [](const Shape& shape) {
+      const int size = shape.group_size, count = shape.microbatches;
+      return size == 0 || (size >= shape.ranks &&
+                           (count < size || count % size == 0 || count % size >= shape.ranks));
+    }};
 
 }  // namespace pipewright::schedules
 

@@ -120,7 +120,6 @@ const ScheduleSpec kDualPipeV = {
     .memory = "2P+1",
     .constraints = kConstraints,
     .make_row = make_row,
-    .align = nullptr,
 };
 
 }  // namespace pipewright::schedules

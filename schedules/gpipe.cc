@@ -31,7 +31,6 @@ const ScheduleSpec kGPipe = {
     .memory = "M",
     .constraints = kConstraints,
     .make_row = make_row,
-    .align = nullptr,
 };
 
 }  // namespace pipewright::schedules

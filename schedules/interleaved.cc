@@ -10,7 +10,8 @@ InterleavedOrder::InterleavedOrder(const Shape& shape, int rank)
     : ranks_(shape.ranks),
       rank_(rank),
       stages_per_rank_(shape.stages_per_rank()),
-      microbatches_a_round_(microbatches_a_round(shape)),
+      microbatches_a_round_(shape.group_size > 0 ? shape.group_size : microbatches_a_round(shape)),
+      num_microbatches_(shape.microbatches),
       num_operations_(shape.stages_per_rank() * shape.microbatches) {}
 
 int InterleavedOrder::warmup(int slope) const {
@@ -19,20 +20,22 @@ int InterleavedOrder::warmup(int slope) const {
 }
 
 ir::ActionPart InterleavedOrder::forward(int operation) const {
-  return part(operation, operation / microbatches_a_round_ % stages_per_rank_,
-              ir::ActionKind::kForward);
+  const auto [local_stage, microbatch] = place(operation);
+  return {ir::ActionKind::kForward, local_stage * ranks_ + rank_, microbatch};
 }
 
 ir::ActionPart InterleavedOrder::backward(int operation, ir::ActionKind kind) const {
-  return part(operation,
-              stages_per_rank_ - 1 - operation / microbatches_a_round_ % stages_per_rank_, kind);
+  const auto [local_stage, microbatch] = place(operation);
+  return {kind, (stages_per_rank_ - 1 - local_stage) * ranks_ + rank_, microbatch};
 }
 
-ir::ActionPart InterleavedOrder::part(int operation, int local_stage, ir::ActionKind kind) const {
-  // A round is V times R operations, and takes R microbatches through each stage.
-  const int round = operation / (microbatches_a_round_ * stages_per_rank_);
-  const int microbatch = round * microbatches_a_round_ + operation % microbatches_a_round_;
-  return {kind, local_stage * ranks_ + rank_, microbatch};
+InterleavedOrder::Place InterleavedOrder::place(int operation) const {
+  // A round is V times R operations, and takes R microbatches through each stage; the last round
+  // may have fewer.
+  const int first = operation / (microbatches_a_round_ * stages_per_rank_) * microbatches_a_round_;
+  const int size = std::min(microbatches_a_round_, num_microbatches_ - first);
+  const int in_round = operation - first * stages_per_rank_;
+  return {in_round / size, first + in_round % size};
 }
 
 }  // namespace pipewright::schedules

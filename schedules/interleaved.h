@@ -26,9 +26,13 @@ class InterleavedOrder {
   ir::ActionPart backward(int operation, ir::ActionKind kind) const;
 
  private:
-  ir::ActionPart part(int operation, int local_stage, ir::ActionKind kind) const;
+  struct Place {
+    int local_stage;
+    int microbatch;
+  };
+  Place place(int operation) const;
 
-  int ranks_, rank_, stages_per_rank_, microbatches_a_round_, num_operations_;
+  int ranks_, rank_, stages_per_rank_, microbatches_a_round_, num_microbatches_, num_operations_;
 };
 
 }  // namespace pipewright::schedules

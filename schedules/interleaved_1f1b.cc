@@ -10,25 +10,31 @@ namespace {
 
 ir::Row make_row(const Shape& shape, int rank) {
   const InterleavedOrder order(shape, rank);
-  const int warmup = order.warmup(2);
+  // With options it is Megatron's, and has no idle slots.
+  const bool is_pytorchs = shape.group_size == 0 && !shape.extra_warmup;
+  const int warmup = std::min(order.warmup(2) + shape.extra_warmup, order.num_operations());
   const int until_first_backward = shape.stages + 2 * (shape.ranks - 1 - rank);
-  const int idle = warmup > 0 ? std::max(0, until_first_backward - (warmup + rank)) : 0;
+  const int idle =
+      is_pytorchs && warmup > 0 ? std::max(0, until_first_backward - (warmup + rank)) : 0;
   ir::Row row;
   row.reserve(static_cast<size_t>(rank) + static_cast<size_t>(warmup) + static_cast<size_t>(idle) +
               2 * static_cast<size_t>(order.num_operations()));
-  row.resize(static_cast<size_t>(rank));
+  if (is_pytorchs) row.resize(static_cast<size_t>(rank));
   int forward = 0;
   while (forward < warmup) row.emplace_back(order.forward(forward++));
   row.resize(row.size() + static_cast<size_t>(idle));
   for (int backward = 0; backward < order.num_operations(); ++backward) {
-    const bool cooldown = forward == order.num_operations();
-    row.emplace_back(cooldown ? ir::Action() : order.forward(forward++));
+    if (forward < order.num_operations()) {
+      row.emplace_back(order.forward(forward++));
+    } else if (is_pytorchs) {
+      row.emplace_back();
+    }
     row.emplace_back(order.backward(backward, ir::ActionKind::kBackward));
   }
   return row;
 }
 
-constexpr Constraint kConstraints[] = {kSameNumberOfStages, kWholeRounds};
+constexpr Constraint kConstraints[] = {kSameNumberOfStages, kWholeRounds, kGroups};
 
 }  // namespace
 
@@ -42,8 +48,8 @@ const ScheduleSpec kInterleaved1F1B = {
     .bubble = "(P-1)(F+B)",
     .memory = "min(V M, (V-1)R + 2(P-1-r) + 1), R = M div max(1, M div P)",
     .constraints = kConstraints,
+    .options = kShapeOptions,
     .make_row = make_row,
-    .align = nullptr,
 };
 
 }  // namespace pipewright::schedules

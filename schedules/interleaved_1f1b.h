@@ -18,6 +18,11 @@ namespace pipewright::schedules {
 //
 // Cell for cell PyTorch 2.11's ScheduleInterleaved1F1B: r idle slots first, some behind the warm-up
 // so that the ranks stand in step, and one before each backward of the cool-down.
+//
+// With a group size or an extra warm-up it is Megatron-LM's, without idle slots: R is the group
+// size (microbatch_group_size_per_vp_stage), the last round may be short, and an extra warm-up
+// keeps one activation more, so that communication of a forward can run beside a backward. Peaks:
+// min(V M, (V-1) R + 2(P-1-r) + 1), and one more inside the min.
 extern const ScheduleSpec kInterleaved1F1B;
 
 }  // namespace pipewright::schedules

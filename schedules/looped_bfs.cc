@@ -36,7 +36,6 @@ const ScheduleSpec kLoopedBfs = {
     .memory = "V M",
     .constraints = kConstraints,
     .make_row = make_row,
-    .align = nullptr,
 };
 
 }  // namespace pipewright::schedules

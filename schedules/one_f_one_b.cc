@@ -1,25 +1,13 @@
 #include "schedules/one_f_one_b.h"
 
-#include <algorithm>
-
 #include "schedules/constraints.h"
+#include "schedules/warm_up_and_steady.h"
 
 namespace pipewright::schedules {
 namespace {
 
 ir::Row make_row(const Shape& shape, int rank) {
-  const int num_microbatches = shape.microbatches;
-  ir::Row row;
-  row.reserve(2 * static_cast<size_t>(num_microbatches));
-  int forward = 0;
-  while (forward < std::min(num_microbatches, shape.ranks - 1 - rank)) {
-    row.emplace_back(ir::ActionKind::kForward, rank, forward++);
-  }
-  for (int backward = 0; backward < num_microbatches; ++backward) {
-    if (forward < num_microbatches) row.emplace_back(ir::ActionKind::kForward, rank, forward++);
-    row.emplace_back(ir::ActionKind::kBackward, rank, backward);
-  }
-  return row;
+  return warm_up_and_steady(shape, rank, shape.ranks - 1 - rank);
 }
 
 constexpr Constraint kConstraints[] = {kOneStageARank};
@@ -38,7 +26,6 @@ const ScheduleSpec kOneFOneB = {
     .memory = "min(M, P-r)",
     .constraints = kConstraints,
     .make_row = make_row,
-    .align = nullptr,
 };
 
 }  // namespace pipewright::schedules

@@ -8,19 +8,36 @@
 
 #include "ir/check.h"
 #include "schedules/dualpipe_v.h"
+#include "schedules/eager_1f1b.h"
 #include "schedules/gpipe.h"
 #include "schedules/interleaved_1f1b.h"
 #include "schedules/interleaved_zero_bubble.h"
 #include "schedules/looped_bfs.h"
 #include "schedules/one_f_one_b.h"
+#include "schedules/one_f_one_b_v.h"
+#include "schedules/v_half.h"
+#include "schedules/v_min.h"
+#include "schedules/zb_h1.h"
+#include "schedules/zb_h2.h"
 #include "schedules/zbv_zero_bubble.h"
 
 namespace pipewright::schedules {
 namespace {
 
 constexpr const ScheduleSpec* kSchedules[] = {
-    &kGPipe,         &kOneFOneB,  &kLoopedBfs, &kInterleaved1F1B, &kInterleavedZeroBubble,
-    &kZbvZeroBubble, &kDualPipeV,
+    &kGPipe,
+    &kOneFOneB,
+    &kEager1F1B,
+    &kLoopedBfs,
+    &kInterleaved1F1B,
+    &kInterleavedZeroBubble,
+    &kZbH1,
+    &kZbH2,
+    &kZbvZeroBubble,
+    &kDualPipeV,
+    &kVHalf,
+    &kVMin,
+    &kOneFOneBV,
 };
 
 bool same_word(std::string_view left, std::string_view right) {
@@ -119,6 +136,13 @@ std::optional<std::string> shape_error(const ScheduleSpec& spec, const Shape& sh
   if (shape.ranks < 1 || shape.stages < 1 || shape.microbatches < 1)
     return what + ": each is at least 1";
   if (const auto error = size_error(shape)) return fmt::format("{}: {}", what, *error);
+  if (shape.group_size < 0) return what + ": a group size is at least 1";
+  for (const ShapeOption& option : kShapeOptions) {
+    const bool takes = std::ranges::any_of(
+        spec.options, [&](const ShapeOption& own) { return own.name == option.name; });
+    if (option.is_set(shape) && !takes)
+      return fmt::format("{} takes no {}", spec.name, option.name);
+  }
   for (const Constraint& constraint : spec.constraints) {
     if (constraint.holds(shape)) continue;
     return fmt::format("{}: it wants that {}, as {}{}", what, constraint.rule, constraint.reason,
@@ -134,8 +158,9 @@ ir::ComputeOrder make_order(const ScheduleSpec& spec, const Shape& shape) {
   order.placement = spec.pattern == Pattern::kLoop ? ir::Placement::loop(shape.ranks, shape.stages)
                                                    : ir::Placement::v(shape.ranks, shape.stages);
   order.num_microbatches = shape.microbatches;
+  if (spec.make_rows != nullptr) order.rows = spec.make_rows(shape);
   order.rows.reserve(static_cast<size_t>(shape.ranks));
-  for (int rank = 0; rank < shape.ranks; ++rank) {
+  for (int rank = 0; spec.make_row != nullptr && rank < shape.ranks; ++rank) {
     order.rows.push_back(spec.make_row(shape, rank));
     drop_trailing_idle(&order.rows.back());
   }
@@ -147,6 +172,7 @@ ir::ComputeOrder make_order(const ScheduleSpec& spec, const Shape& shape) {
 ir::Row make_row(const ScheduleSpec& spec, const Shape& shape, int rank) {
   PW_CHECK(!shape_error(spec, shape) && rank >= 0 && rank < shape.ranks,
            "the shape is legal and has the rank");
+  if (spec.make_row == nullptr) return spec.make_rows(shape)[static_cast<size_t>(rank)];
   ir::Row row = spec.make_row(shape, rank);
   drop_trailing_idle(&row);
   return row;

@@ -36,7 +36,8 @@ std::optional<std::string> shape_error(const ScheduleSpec& spec, const Shape& sh
 ir::ComputeOrder make_order(const ScheduleSpec& spec, const Shape& shape);
 
 // The order of one rank, without the idle slots that come from other ranks (ScheduleSpec::align).
-// Linear in its own length, however many ranks there are.
+// Linear in its own length, however many ranks there are, except for schedules whose ranks depend
+// on each other (ScheduleSpec::make_rows).
 ir::Row make_row(const ScheduleSpec& spec, const Shape& shape, int rank);
 
 }  // namespace pipewright::schedules

@@ -9,11 +9,14 @@
 
 namespace pipewright::schedules {
 
-// How large a schedule is to be made.
+// How large a schedule is to be made, and the options of its own, for schedules that take them.
 struct Shape {
   int ranks;
   int stages;
   int microbatches;
+  int group_size = 0;  // microbatches that run through one stage of a rank before its next; 0
+                       // for the schedule's own choice
+  bool extra_warmup = false;  // one forward more before the first backward
 
   // V, where stages are a multiple of ranks.
   int stages_per_rank() const { return stages / ranks; }
@@ -30,6 +33,19 @@ struct Constraint {
   bool (*holds)(const Shape&);
 };
 
+// An option of a schedule's own, named as on the command line.
+struct ShapeOption {
+  std::string_view name;  // "group-size"
+  std::string_view meaning;
+  bool (*is_set)(const Shape&);
+};
+inline constexpr ShapeOption kShapeOptions[] = {
+    {"group-size", "microbatches that run through one stage of a rank before its next",
+     [](const Shape& shape) { return shape.group_size != 0; }},
+    {"extra-warmup", "one forward more before the first backward",
+     [](const Shape& shape) { return shape.extra_warmup; }},
+};
+
 // What the catalogue knows of one schedule. Constant data; the functions are pure, any thread.
 struct ScheduleSpec {
   std::string_view name;
@@ -41,12 +57,16 @@ struct ScheduleSpec {
   std::string_view bubble;  // idle time of a rank in a step, F, B, I, W being times of a stage
   std::string_view memory;  // peak of live activations on rank r, in microbatches of a stage
   std::span<const Constraint> constraints;
+  std::span<const ShapeOption> options = {};  // those that it takes
 
-  // The order of one rank, for a shape that keeps to the constraints. Linear in its length.
-  ir::Row (*make_row)(const Shape&, int rank);
+  // The order of one rank, for a shape that keeps to the constraints. Linear in its length. Null
+  // where ranks depend on each other.
+  ir::Row (*make_row)(const Shape&, int rank) = nullptr;
+  // The orders of all ranks, where make_row is null. Linear in their length.
+  ir::Rows (*make_rows)(const Shape&) = nullptr;
   // Puts idle slots where ranks wait for each other, for orders that PyTorch draws so; null for
   // others.
-  void (*align)(ir::ComputeOrder*);
+  void (*align)(ir::ComputeOrder*) = nullptr;
 };
 
 }  // namespace pipewright::schedules

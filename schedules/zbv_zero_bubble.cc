@@ -87,7 +87,6 @@ const ScheduleSpec kZbvZeroBubble = {
     .memory = "min(2P, 2M, M+1+r)",
     .constraints = kConstraints,
     .make_row = make_row,
-    .align = nullptr,
 };
 
 }  // namespace pipewright::schedules

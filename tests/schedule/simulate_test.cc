@@ -49,24 +49,42 @@ TEST(SimulateTest, GoldenValuesAtUnitCost) {
   }
 }
 
+TEST(SimulateTest, GoldenValuesOfInterleavedWithGroupsAndExtraWarmup) {
+  const Costs costs = costs_of(1, 1, 1, 0, 2);
+  for (const auto& [shape, wanted, first_peak, last_peak] :
+       {std::tuple(schedules::Shape{4, 8, 8, 0, true}, 28.5, 12, 6),
+        std::tuple(schedules::Shape{8, 16, 16, 0, true}, 58.5, 24, 10),
+        std::tuple(schedules::Shape{4, 8, 8, 8, false}, 28.5, 15, 9),
+        std::tuple(schedules::Shape{8, 16, 16, 16, false}, 58.5, 31, 17)}) {
+    const Report report = report_of("Interleaved1F1B", shape, costs);
+    EXPECT_EQ(report.cost, wanted);
+    EXPECT_EQ(report.ranks.front().peak_activations, first_peak);
+    EXPECT_EQ(report.ranks.back().peak_activations, last_peak);
+  }
+}
+
 // arXiv 2401.10241, Tables 9 (costs in ms) and 5 (bubble rates), to four decimals.
 TEST(SimulateTest, ZeroBubblePapersTable5) {
   struct Row {
     int ranks, microbatches, chunks;
     double forward, input, weight, comm;
-    double rate_1f1b, rate_interleaved;
+    double rate_1f1b, rate_interleaved, rate_zb_h1, rate_zb_h2;
   };
   for (const Row& row : {
-           Row{8, 24, 3, 18.522, 18.086, 9.337, 0.601, .2431, .1090},
-           Row{8, 32, 3, 18.513, 18.086, 9.331, 0.626, .1985, .0847},
-           Row{8, 64, 3, 18.546, 18.097, 9.321, 0.762, .1240, .0461},
-           Row{16, 48, 3, 11.347, 11.248, 8.132, 0.377, .2552, .1136},
-           Row{16, 64, 3, 11.307, 11.254, 8.101, 0.379, .2082, .0878},
-           Row{16, 128, 3, 11.325, 11.308, 8.109, 0.378, .1251, .0459},
+           Row{8, 24, 3, 18.522, 18.086, 9.337, 0.601, .2431, .1090, .1585, .1083},
+           Row{8, 32, 3, 18.513, 18.086, 9.331, 0.626, .1985, .0847, .1242, .0837},
+           Row{8, 64, 3, 18.546, 18.097, 9.321, 0.762, .1240, .0461, .0674, .0444},
+           Row{16, 48, 3, 11.347, 11.248, 8.132, 0.377, .2552, .1136, .1397, .0672},
+           Row{16, 64, 3, 11.307, 11.254, 8.101, 0.379, .2082, .0878, .1088, .0516},
+           Row{16, 128, 3, 11.325, 11.308, 8.109, 0.378, .1251, .0459, .0576, .0266},
        }) {
     const Costs costs = costs_of(row.forward, row.input, row.weight, row.comm);
     EXPECT_NEAR(report_of("1F1B", {row.ranks, row.ranks, row.microbatches}, costs).bubble_rate,
                 row.rate_1f1b, 5e-5);
+    EXPECT_NEAR(report_of("ZB-H1", {row.ranks, row.ranks, row.microbatches}, costs).bubble_rate,
+                row.rate_zb_h1, 5e-5);
+    EXPECT_NEAR(report_of("ZB-H2", {row.ranks, row.ranks, row.microbatches}, costs).bubble_rate,
+                row.rate_zb_h2, 5e-5);
     const Costs shared = costs_of(row.forward, row.input, row.weight, row.comm, row.chunks);
     EXPECT_NEAR(
         report_of("Interleaved1F1B", {row.ranks, row.chunks * row.ranks, row.microbatches}, shared)

@@ -1,0 +1,263 @@
+#include "schedules/building_block.h"
+
+#include <algorithm>
+#include <deque>
+#include <utility>
+
+#include "ir/check.h"
+#include "ir/dependencies.h"
+
+namespace pipewright::schedules {
+namespace {
+
+using ir::Action;
+using ir::ActionKind;
+using ir::ActionPart;
+
+constexpr int kPeriod = 6;
+constexpr int kNotDone = -1;
+
+// An action and its first slot.
+struct Placed {
+  int slot;
+  int rank;
+  ActionPart action;
+};
+
+class BlockSchedule {
+ public:
+  BlockSchedule(const Shape& shape, const std::vector<BlockSlots>& block, bool splits_backward)
+      : num_ranks_(shape.ranks),
+        num_microbatches_(shape.microbatches),
+        splits_backward_(splits_backward),
+        placement_(ir::Placement::v(shape.ranks, shape.stages)),
+        done_(3 * static_cast<size_t>(shape.stages) * static_cast<size_t>(shape.microbatches),
+              kNotDone) {
+    repeat(block);
+  }
+
+  ir::Rows run() {
+    pull();
+    return splits_backward_ ? fill() : rows();
+  }
+
+ private:
+  // What is kept of one rank, by slot.
+  struct RankSlots {
+    std::vector<bool> used;
+    std::vector<int> live;  // activations
+    int most = 0;
+  };
+
+  int length(ActionKind kind) const { return kind == ActionKind::kBackward ? 2 : 1; }
+  ActionKind backward() const {
+    return splits_backward_ ? ActionKind::kBackwardInput : ActionKind::kBackward;
+  }
+  bool ends_activation(ActionKind kind) const {
+    return kind == ActionKind::kBackward || kind == ActionKind::kBackwardWeight;
+  }
+
+  // The slot behind the end of what made a result; kNotDone as long as nothing has.
+  int& done(ir::Result result, int stage, int microbatch) {
+    return done_[(static_cast<size_t>(stage) * static_cast<size_t>(num_microbatches_) +
+                  static_cast<size_t>(microbatch)) *
+                     3 +
+                 static_cast<size_t>(result)];
+  }
+  void finish(ActionPart action, int end) {
+    for (const ir::Result result :
+         {ir::Result::kOutput, ir::Result::kInputGradient, ir::Result::kWeightInput}) {
+      if (ir::makes(action.kind(), result)) done(result, action.stage(), action.microbatch()) = end;
+    }
+  }
+  // The first slot in which everything is there that an action needs; kNotDone where something is
+  // not made yet.
+  int ready(ActionPart action) {
+    int slot = 0;
+    for (const ir::Need& need : ir::needs_of(action, placement_)) {
+      const int end = done(need.result, need.stage, need.microbatch);
+      if (end == kNotDone) return kNotDone;
+      slot = std::max(slot, end);
+    }
+    return slot;
+  }
+
+  void repeat(const std::vector<BlockSlots>& block) {
+    for (int rank = 0; rank < num_ranks_; ++rank) {
+      const BlockSlots& slots = block[static_cast<size_t>(rank)];
+      const int down = rank, up = 2 * num_ranks_ - 1 - rank;
+      std::vector<Placed> own;
+      for (int microbatch = 0; microbatch < num_microbatches_; ++microbatch) {
+        const int shift = kPeriod * microbatch;
+        const auto place = [&](int slot, ActionKind kind, int stage) {
+          own.push_back({slot + shift, rank, ActionPart(kind, stage, microbatch)});
+        };
+        place(slots.forward_down, ActionKind::kForward, down);
+        place(slots.forward_up, ActionKind::kForward, up);
+        place(slots.backward_down, backward(), up);
+        place(slots.backward_up, backward(), down);
+      }
+      std::ranges::sort(own, {}, &Placed::slot);
+      if (splits_backward_) place_weights(&own);
+      count_slots(own);
+      placed_.insert(placed_.end(), own.begin(), own.end());
+    }
+    std::ranges::sort(placed_, {}, [](const Placed& one) { return std::pair(one.slot, one.rank); });
+  }
+
+  // Each W into the first slot behind its I that nothing else has.
+  void place_weights(std::vector<Placed>* own) const {
+    std::vector<bool> used(static_cast<size_t>(own->back().slot) + 2);
+    for (const Placed& one : *own) used[static_cast<size_t>(one.slot)] = true;
+    size_t free = 0;
+    const size_t size = own->size();
+    for (size_t index = 0; index < size; ++index) {
+      const Placed one = (*own)[index];
+      if (one.action.kind() != ActionKind::kBackwardInput) continue;
+      free = std::max(free, static_cast<size_t>(one.slot) + 1);
+      while (free < used.size() && used[free]) ++free;
+      own->push_back(
+          {static_cast<int>(free++), one.rank,
+           ActionPart(ActionKind::kBackwardWeight, one.action.stage(), one.action.microbatch())});
+    }
+    std::ranges::sort(*own, {}, &Placed::slot);
+  }
+
+  void count_slots(const std::vector<Placed>& own) {
+    RankSlots slots;
+    const size_t size = static_cast<size_t>(own.back().slot) + 3;
+    slots.used.resize(size);
+    slots.live.resize(size);
+    int live = 0;
+    size_t counted = 0;  // slots whose `live` is known
+    const auto count_to = [&](size_t slot) {
+      while (counted < slot) slots.live[counted++] = live;
+    };
+    for (const Placed& one : own) {
+      const auto slot = static_cast<size_t>(one.slot);
+      const auto end = slot + static_cast<size_t>(length(one.action.kind()));
+      for (size_t at = slot; at < end; ++at) slots.used[at] = true;
+      if (one.action.kind() == ActionKind::kForward) {
+        count_to(slot);
+        slots.most = std::max(slots.most, ++live);
+      }
+      if (ends_activation(one.action.kind())) {
+        count_to(end);
+        --live;
+      }
+    }
+    count_to(size);
+    slots_.push_back(std::move(slots));
+  }
+
+  void pull() {
+    for (Placed& one : placed_) {
+      RankSlots& slots = slots_[static_cast<size_t>(one.rank)];
+      const int size = length(one.action.kind());
+      const auto set = [&](int slot, bool used) {
+        for (int at = slot; at < slot + size; ++at) slots.used[static_cast<size_t>(at)] = used;
+      };
+      const int earliest = ready(one.action);
+      PW_CHECK(earliest != kNotDone && earliest <= one.slot,
+               "a block keeps the order of what needs what");
+      set(one.slot, false);
+      int slot = one.slot;
+      if (one.action.kind() == ActionKind::kForward) {
+        // Its activation lives longer: back as far as there is room.
+        for (int at = one.slot - 1;
+             at >= earliest && slots.live[static_cast<size_t>(at)] < slots.most; --at) {
+          if (!slots.used[static_cast<size_t>(at)]) slot = at;
+        }
+        for (int at = slot; at < one.slot; ++at) ++slots.live[static_cast<size_t>(at)];
+      } else {
+        const auto is_free = [&](int first) {
+          for (int at = first; at < first + size; ++at) {
+            if (slots.used[static_cast<size_t>(at)]) return false;
+          }
+          return true;
+        };
+        slot = earliest;
+        while (slot < one.slot && !is_free(slot)) ++slot;
+        if (ends_activation(one.action.kind())) {
+          for (int at = slot + size; at < one.slot + size; ++at)
+            --slots.live[static_cast<size_t>(at)];
+        }
+      }
+      set(slot, true);
+      one.slot = slot;
+      finish(one.action, slot + size);
+    }
+    std::ranges::sort(placed_, {}, [](const Placed& one) { return std::pair(one.slot, one.rank); });
+  }
+
+  ir::Rows rows() const {
+    ir::Rows rows(static_cast<size_t>(num_ranks_));
+    for (const Placed& one : placed_) rows[static_cast<size_t>(one.rank)].push_back(one.action);
+    return rows;
+  }
+
+  // Slot by slot: the next F or I of a rank where it can run, else its oldest W.
+  ir::Rows fill() {
+    ir::Rows wanted(static_cast<size_t>(num_ranks_)), filled(wanted);
+    for (const Placed& one : placed_) {
+      if (one.action.kind() != ActionKind::kBackwardWeight)
+        wanted[static_cast<size_t>(one.rank)].push_back(one.action);
+    }
+    std::ranges::fill(done_, kNotDone);
+    struct State {
+      size_t next = 0;
+      int live = 0;
+      std::deque<ActionPart> weights;  // whose I has run
+    };
+    std::vector<State> states(static_cast<size_t>(num_ranks_));
+    size_t left = placed_.size();
+    std::vector<ActionPart> ran;
+    for (int slot = 0; left > 0; ++slot) {
+      ran.clear();
+      for (size_t rank = 0; rank < states.size(); ++rank) {
+        State& state = states[rank];
+        if (state.next < wanted[rank].size()) {
+          const ActionPart next = wanted[rank][state.next].parts()[0];
+          const int at = ready(next);
+          const bool forward = next.kind() == ActionKind::kForward;
+          if (at != kNotDone && at <= slot && (!forward || state.live < slots_[rank].most)) {
+            ++state.next;
+            state.live += forward;
+            if (!forward)
+              state.weights.emplace_back(ActionKind::kBackwardWeight, next.stage(),
+                                         next.microbatch());
+            filled[rank].emplace_back(next);
+            ran.push_back(next);
+            continue;
+          }
+        }
+        if (state.weights.empty()) continue;
+        // Its I may have run in this very slot's turn only of an earlier one: it is behind it.
+        filled[rank].emplace_back(state.weights.front());
+        state.weights.pop_front();
+        --state.live;
+        --left;
+      }
+      // What ran is there from the next slot on.
+      for (const ActionPart one : ran) finish(one, slot + 1);
+      left -= ran.size();
+    }
+    return filled;
+  }
+
+  int num_ranks_, num_microbatches_;
+  bool splits_backward_;
+  ir::Placement placement_;
+  std::vector<int> done_;       // by stage, microbatch and result
+  std::vector<Placed> placed_;  // by slot, then rank
+  std::vector<RankSlots> slots_;
+};
+
+}  // namespace
+
+ir::Rows repeat_block(const Shape& shape, const std::vector<BlockSlots>& block,
+                      bool splits_backward) {
+  return BlockSchedule(shape, block, splits_backward).run();
+}
+
+}  // namespace pipewright::schedules

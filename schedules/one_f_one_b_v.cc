@@ -1,0 +1,49 @@
+#include "schedules/one_f_one_b_v.h"
+
+#include "schedules/building_block.h"
+#include "schedules/constraints.h"
+
+namespace pipewright::schedules {
+namespace {
+
+ir::Rows make_rows(const Shape& shape) {
+  const int p = shape.ranks;
+  // A block fills all slots, so that there is little choice: backwards stand close, but for a gap
+  // of three behind every third; which of them, and whether there is one before the first, goes by
+  // P mod 3.
+  const int first_gap = p % 3 == 1 ? 0 : 3;
+  std::vector<BlockSlots> block(static_cast<size_t>(p));
+  int slot = 0;
+  for (int r = 0; r < p; ++r) block[static_cast<size_t>(r)].forward_down = slot++;
+  for (int r = p; r-- > 0;) block[static_cast<size_t>(r)].forward_up = slot++;
+  slot += first_gap;
+  for (int r = 0; r < p; ++r) {
+    block[static_cast<size_t>(r)].backward_down = slot;
+    slot += r % 3 == p % 3 ? 5 : 2;
+  }
+  for (int r = p; r-- > 0;) {
+    block[static_cast<size_t>(r)].backward_up = slot;
+    slot += (p - 1 - r) % 3 == 0 ? 5 : 2;
+  }
+  return repeat_block(shape, block, false);
+}
+
+constexpr Constraint kConstraints[] = {kTwoStagesARank};
+constexpr std::string_view kAliases[] = {"1F1BV"};
+
+}  // namespace
+
+const ScheduleSpec kOneFOneBV = {
+    .name = "1F1B-V",
+    .aliases = kAliases,
+    .source = "arXiv 2405.15362",
+    .pattern = Pattern::kV,
+    .default_stages_per_rank = 2,
+    .splits_backward = false,
+    .bubble = "",
+    .memory = "at most 2((2P+3) div 3)",
+    .constraints = kConstraints,
+    .make_rows = make_rows,
+};
+
+}  // namespace pipewright::schedules

@@ -1,0 +1,37 @@
+#include "schedules/v_half.h"
+
+#include "schedules/building_block.h"
+#include "schedules/constraints.h"
+
+namespace pipewright::schedules {
+namespace {
+
+ir::Rows make_rows(const Shape& shape) {
+  const int p = shape.ranks;
+  // Where P is even, B of the first microbatch would meet another's slot: it comes three later.
+  const int k = p % 2 == 0 ? 3 : 0;
+  std::vector<BlockSlots> block;
+  for (int r = 0; r < p; ++r)
+    block.push_back({2 * r, 3 * p - 2 - r, 3 * p + k + 2 * r - 1, 6 * p + k - 2 - r});
+  return repeat_block(shape, block, true);
+}
+
+constexpr Constraint kConstraints[] = {kTwoStagesARank};
+constexpr std::string_view kAliases[] = {"VHalf"};
+
+}  // namespace
+
+const ScheduleSpec kVHalf = {
+    .name = "V-Half",
+    .aliases = kAliases,
+    .source = "arXiv 2405.15362",
+    .pattern = Pattern::kV,
+    .default_stages_per_rank = 2,
+    .splits_backward = true,
+    .bubble = "about half of 1F1B's",
+    .memory = "at most 2((P+2) div 2)",
+    .constraints = kConstraints,
+    .make_rows = make_rows,
+};
+
+}  // namespace pipewright::schedules

@@ -1,0 +1,37 @@
+#include "schedules/v_min.h"
+
+#include "schedules/building_block.h"
+#include "schedules/constraints.h"
+
+namespace pipewright::schedules {
+namespace {
+
+ir::Rows make_rows(const Shape& shape) {
+  const int p = shape.ranks;
+  // Where P is a multiple of 3, B of the first microbatch would meet another's slot: it comes two
+  // later.
+  const int k = p % 3 == 0 ? 2 : 0;
+  std::vector<BlockSlots> block;
+  for (int r = 0; r < p; ++r) block.push_back({r, 2 * p - 1 - r, 2 * p + k + r, 4 * p + k - 1 - r});
+  return repeat_block(shape, block, true);
+}
+
+constexpr Constraint kConstraints[] = {kTwoStagesARank};
+constexpr std::string_view kAliases[] = {"VMin"};
+
+}  // namespace
+
+const ScheduleSpec kVMin = {
+    .name = "V-Min",
+    .aliases = kAliases,
+    .source = "arXiv 2405.15362",
+    .pattern = Pattern::kV,
+    .default_stages_per_rank = 2,
+    .splits_backward = true,
+    .bubble = "about two thirds of 1F1B's where F, I and W take the same time",
+    .memory = "at most 2((P+4) div 3)",
+    .constraints = kConstraints,
+    .make_rows = make_rows,
+};
+
+}  // namespace pipewright::schedules
