@@ -2,6 +2,7 @@
 
 #include "cli/commands.h"
 #include "cli/input.h"
+#include "cli/simulation.h"
 #include "ir/read.h"
 #include "schedule/lower.h"
 
@@ -28,7 +29,8 @@ std::vector<std::string_view> passes() {
 }
 
 std::vector<std::string_view> print_formats() {
-  std::vector<std::string_view> names = {"table"};
+  std::vector<std::string_view> names(picture_formats().begin(), picture_formats().end());
+  names.emplace_back("table");
   for (const ir::FormatInfo& format : ir::formats()) names.push_back(format.name);
   return names;
 }
@@ -61,13 +63,15 @@ const std::vector<CommandSpec>& table() {
                {"--format",
                 "",
                 {ValueKind::kChoice, "FORMAT", print_formats()},
-                "table (the default), or a file format"},
+                "timeline (the default on a terminal), table (elsewhere), a picture, or a file "
+                "format"},
+               {"--comms", "", {}, "with timeline: rows of SENDs, RECVs and data-parallel actions"},
                {"--output",
                 "-o",
                 {ValueKind::kFile, "FILE", {}},
                 "write to FILE, whole or not at all; - is stdout"},
            } +
-           lowering_options() +
+           cost_options() + lowering_options() +
            std::vector<OptionSpec>{
                {"--print-after",
                 "",
@@ -103,12 +107,71 @@ const std::vector<CommandSpec>& table() {
         {"pipewright validate plan.csv --ranks 4 --microbatches 8", "and the shape is that"},
         {"pipewright validate plan.csv --json", "for a program"}},
        run_validate},
+      {"simulate",
+       "say how long a schedule takes",
+       "Runs a schedule without a GPU: makespan, each rank's own span and idle time, bubble rate, "
+       "critical path,\n"
+       "lower bounds, activations. A name, or a compute order, runs with ideal transfers, unless "
+       "--level says\n"
+       "compute_comms; a program runs under its channels, which its transfers occupy. By default "
+       "F, "
+       "I and W take 1 and\n"
+       "transfers nothing. Exit code 1: the schedule is wrong, or deadlocks.",
+       {source_argument()},
+       shape_options() +
+           std::vector<OptionSpec>{
+               level_option("compute_comms: lower an order first"),
+               {"--json", "", {ValueKind::kNone, "", {}}, "the result as JSON on stdout"},
+               {"--actions", "", {}, "with --json: start, end and slack of each action"},
+               {"--jitter",
+                "",
+                {ValueKind::kText, "SIGMA", {}},
+                "also the spread of the makespan, where each action takes a factor that deviates "
+                "so"},
+               {"--runs", "", {ValueKind::kNumber, "N", {}}, "with --jitter: by default 100"},
+               {"--seed", "", {ValueKind::kNumber, "N", {}}, "with --jitter: by default 1"},
+           } +
+           cost_options() + lowering_options(),
+       {{"pipewright simulate 1F1B --ranks 4 --microbatches 8", "at unit cost"},
+        {"pipewright simulate ZB-H1 --ranks 8 --microbatches 24 --forward 18.522 --backward-input "
+         "18.086 --backward-weight 9.337 --comm 0.601",
+         "a row of the Zero Bubble paper"},
+        {"pipewright simulate plan.csv --costs costs.json --slow 2=1.5", "what if rank 2 is slow"}},
+       run_simulate},
+      {"diff",
+       "say what changed between two schedules",
+       "Compares two schedules rank by rank, and says what the change does to makespan, bubble and "
+       "memory: the numbers\n"
+       "are those of simulate on each. Orders are compared as orders; an order beside a program is "
+       "lowered first.\n"
+       "Exit code 0: equal. 1: different, or one of them is wrong.",
+       {source_argument(), source_argument()},
+       shape_options() +
+           std::vector<OptionSpec>{
+               level_option("compute_comms: lower both first"),
+               {"--json", "", {ValueKind::kNone, "", {}}, "the result as JSON on stdout"},
+           } +
+           cost_options() + lowering_options(),
+       {{"pipewright diff 1F1B ZB-H1 --ranks 4 --microbatches 8", "two schedules of one shape"},
+        {"pipewright diff old.plan new.plan --costs costs.json", "what an edit does"}},
+       run_diff},
       {"explain",
-       "explain a rule",
-       "Prints what the rule of an error's code asks for, why, and a wrong and a right example.",
-       {{{ValueKind::kText, "CODE", {}}, "the code of a rule, as in error[PW006]"}},
-       {},
-       {{"pipewright explain PW006", "what is behind error[PW006]"}},
+       "explain a rule, or what an action waits for",
+       "Prints what the rule of an error's code asks for, why, and a wrong and a right example.\n"
+       "With --at: of an action of a schedule, when it runs, what it waits for, which of that "
+       "decides, what waits for it, and\n"
+       "by how much it could end later. Steps are the cells of `print`, counted from 0.",
+       {{{ValueKind::kSource, "CODE|SOURCE", {}},
+         "the code of a rule, as in error[PW006], or with --at a schedule"}},
+       std::vector<OptionSpec>{
+           {"--at", "", {ValueKind::kText, "RANK:STEP", {}}, "the action to explain, as in 2:14"},
+       } + shape_options() +
+           std::vector<OptionSpec>{
+               level_option("by default compute_comms for a name, a file's own level for a file"),
+           } +
+           cost_options() + lowering_options(),
+       {{"pipewright explain PW006", "what is behind error[PW006]"},
+        {"pipewright explain 1F1B --ranks 4 --microbatches 8 --at 0:12", "what is behind a gap"}},
        run_explain},
       {"completion",
        "print a completion script for a shell",

@@ -11,6 +11,8 @@ namespace pipewright::cli {
 int run_list(const Invocation& invocation, Console& console);
 int run_print(const Invocation& invocation, Console& console);
 int run_validate(const Invocation& invocation, Console& console);
+int run_simulate(const Invocation& invocation, Console& console);
+int run_diff(const Invocation& invocation, Console& console);
 int run_explain(const Invocation& invocation, Console& console);
 int run_completion(const Invocation& invocation, Console& console);
 

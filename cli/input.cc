@@ -156,8 +156,8 @@ std::vector<OptionSpec> lowering_options() {
   return options;
 }
 
-void read_input(const Invocation& invocation, Console& console, Input* input) {
-  const std::string& word = invocation.arguments[0];
+void read_input(const Invocation& invocation, Console& console, Input* input, size_t argument) {
+  const std::string& word = invocation.arguments[argument];
   if (!is_file(word)) {
     input->schedule = make_by_name(word, invocation);
     return;

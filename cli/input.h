@@ -29,9 +29,9 @@ ArgumentSpec source_argument();
 std::vector<OptionSpec> shape_options();
 std::vector<OptionSpec> lowering_options();
 
-// Reads argument 0: a file, which must have the shape that is asked for, or a name, for which a
+// Reads an argument: a file, which must have the shape that is asked for, or a name, for which a
 // schedule of that shape is made. `input` must stay where it is.
-void read_input(const Invocation& invocation, Console& console, Input* input);
+void read_input(const Invocation& invocation, Console& console, Input* input, size_t argument = 0);
 
 // Brings the input to the level of --level, by default `level`: lowers an order as the policies
 // say. What is lowered already is not lowered again. Does nothing where there are errors.

@@ -1,33 +1,95 @@
 #include <fmt/format.h>
 
-#include <functional>
+#include <algorithm>
+#include <optional>
 #include <ostream>
+#include <string>
 
 #include "cli/command_table.h"
 #include "cli/commands.h"
 #include "cli/files.h"
 #include "cli/input.h"
+#include "cli/simulation.h"
 #include "ir/read.h"
+#include "schedule/dot.h"
+#include "schedule/svg.h"
 #include "schedule/table.h"
+#include "schedule/timeline_text.h"
+#include "schedule/trace.h"
 
 namespace pipewright::cli {
 namespace {
 
-void print_as(const std::string& format, const ir::AnySchedule& schedule,
+// A file format or the table: what needs no times.
+bool print_as(const std::string& format, const ir::AnySchedule& schedule,
               const schedule::TableOptions& table, std::ostream& out) {
   if (format == "table") {
     schedule::print_table(ir::schedule_of(schedule), table, out);
-    return;
+    return true;
   }
   for (const ir::FormatInfo& row : ir::formats()) {
-    if (format == row.name) row.print(schedule, out);
+    if (format != row.name) continue;
+    row.print(schedule, out);
+    return true;
   }
+  return false;
+}
+
+// "1F1B: 4 ranks, 4 stages, 8 microbatches; makespan 33, bubble 27.3%"
+std::string title_of(const Input& input, const Simulation& simulation) {
+  const ir::Schedule& schedule = ir::schedule_of(*input.schedule);
+  const std::string unit = simulation.costs.unit.empty() ? "" : " " + simulation.costs.unit;
+  return fmt::format("{}: {} ranks, {} stages, {} microbatches; makespan {}{}, bubble {}",
+                     schedule.name.empty() ? "schedule" : schedule.name,
+                     schedule.placement.num_ranks(), schedule.placement.num_stages(),
+                     schedule.num_microbatches, number_text(simulation.report.makespan), unit,
+                     percent_text(simulation.report.bubble_rate));
+}
+
+// One line below a timeline.
+void print_summary(const Simulation& simulation, std::ostream& out) {
+  const schedule::Report& report = simulation.report;
+  const auto [least, most] =
+      std::ranges::minmax(report.ranks, {}, &schedule::RankReport::peak_activations);
+  const std::string unit = simulation.costs.unit.empty() ? "" : " " + simulation.costs.unit;
+  out << fmt::format("makespan {}{}, cost {}, bubble {}, peak activations {}\n",
+                     number_text(report.makespan), unit, number_text(report.cost),
+                     percent_text(report.bubble_rate),
+                     least.peak_activations == most.peak_activations
+                         ? std::to_string(most.peak_activations)
+                         : fmt::format("{} to {}", least.peak_activations, most.peak_activations));
+}
+
+void print_picture(const std::string& format, const Input& input, const Simulation& simulation,
+                   const schedule::TimelineTextOptions& text, std::ostream& out) {
+  const ir::Schedule& schedule = ir::schedule_of(*input.schedule);
+  if (format == "timeline") {
+    schedule::print_timeline(schedule, simulation.timeline, text, out);
+    print_summary(simulation, out);
+  } else if (format == "svg") {
+    schedule::print_svg(schedule, simulation.timeline, title_of(input, simulation),
+                        simulation.costs.unit, out);
+  } else if (format == "trace") {
+    schedule::print_trace(schedule, simulation.costs, simulation.timeline, out);
+  } else if (format == "dot") {
+    schedule::print_dot(schedule, simulation.graph, out);
+  }
+}
+
+// What needs times.
+bool is_picture(std::string_view format) {
+  const auto pictures = picture_formats();
+  return std::ranges::find(pictures, format) != pictures.end();
 }
 
 }  // namespace
 
 int run_print(const Invocation& invocation, Console& console) {
-  const std::string format = invocation.text("--format").value_or("table");
+  const std::string path = invocation.text("--output").value_or("");
+  const bool to_stdout = path.empty() || path == "-";
+  const std::string format =
+      invocation.text("--format")
+          .value_or(to_stdout && console.out_width > 0 ? "timeline" : "table");
   // What a pass gave goes to stderr: stdout holds the result alone.
   const std::optional<std::string> watched = invocation.text("--print-after");
   bool seen = false;
@@ -35,7 +97,9 @@ int run_print(const Invocation& invocation, Console& console) {
     if (pass != watched) return;
     seen = true;
     console.err << fmt::format("after {}:\n", pass);
-    print_as(format, schedule, {console.err_width, console.err_color}, console.err);
+    const schedule::TableOptions table{console.err_width, console.err_color};
+    if (!print_as(format, schedule, table, console.err))
+      print_as("table", schedule, table, console.err);
   };
 
   Input input;
@@ -44,16 +108,21 @@ int run_print(const Invocation& invocation, Console& console) {
   lower_input(invocation,
               is_file_at_its_level ? ir::level_of(*input.schedule) : ir::Level::kComputeComms,
               observer, &input);
+  const schedule::TableOptions table{to_stdout ? console.out_width : 0,
+                                     to_stdout && console.out_color};
+  std::optional<Simulation> simulation;
+  if (is_picture(format) && input.schedule) {
+    simulation = simulate_input(invocation, console, &input);
+    if (!simulation) input.schedule.reset();
+  }
   print_diagnostics(input, console);
   if (!input.schedule) return kExitInvalid;
   if (watched && !seen) console.err << fmt::format("note: the pass {} did not run\n", *watched);
-
-  const std::string path = invocation.text("--output").value_or("");
-  const bool to_stdout = path.empty() || path == "-";
-  const schedule::TableOptions table{to_stdout ? console.out_width : 0,
-                                     to_stdout && console.out_color};
-  write_output(path, console,
-               [&](std::ostream& out) { print_as(format, *input.schedule, table, out); });
+  write_output(path, console, [&](std::ostream& out) {
+    if (print_as(format, *input.schedule, table, out)) return;
+    print_picture(format, input, *simulation, {table.width, table.color, invocation.has("--comms")},
+                  out);
+  });
   return kExitOk;
 }
 

@@ -33,14 +33,6 @@ std::string describe(const ir::AnySchedule& any) {
                      count(actions, "action", "actions"));
 }
 
-schedule::VerifyOptions options_of(const ir::Lowering& policies) {
-  schedule::VerifyOptions options;
-  options.channels = policies.channels.value_or(options.channels);
-  options.capacity = policies.capacity.value_or(options.capacity);
-  options.weight_free_w = policies.weight_free_w.value_or(options.weight_free_w);
-  return options;
-}
-
 std::string peak_json(std::string_view name, const schedule::Peak& peak) {
   return fmt::format("\"{}\": {{\"peak\": {}, \"step\": {}}}", name, peak.count,
                      peak.step ? std::to_string(*peak.step) : "null");
@@ -87,7 +79,7 @@ int run_validate(const Invocation& invocation, Console& console) {
   if (program != nullptr) {
     checked.emplace_back(was_order ? "lowering" : "completeness");
     checked.insert(checked.end(), {"data_flow", "residency", "reduction", "channels"});
-    options = options_of(program->lowering);
+    options = schedule::options_of(program->lowering);
     const bool good = schedule::verify(*program, options, &input.diagnostics);
     // Steps of a lowering are none of the file's.
     if (!was_order) place_diagnostics(&input);

@@ -5,6 +5,14 @@
 
 namespace pipewright::schedule {
 
+VerifyOptions options_of(const ir::Lowering& policies) {
+  VerifyOptions options;
+  options.channels = policies.channels.value_or(options.channels);
+  options.capacity = policies.capacity.value_or(options.capacity);
+  options.weight_free_w = policies.weight_free_w.value_or(options.weight_free_w);
+  return options;
+}
+
 bool verify(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics) {
   const size_t before = diagnostics->total();
   const std::optional<WorkIndex> index = WorkIndex::build(order, diagnostics);

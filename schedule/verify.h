@@ -25,6 +25,9 @@ struct VerifyOptions {
   bool weight_free_w = false;  // W may stand on a resharded stage
 };
 
+// What a program's own policies say, and the defaults where they say nothing.
+VerifyOptions options_of(const ir::Lowering& policies);
+
 // An order: completeness, order inside each rank, and that the ranks together can run it.
 bool verify(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics);
 

@@ -1,0 +1,148 @@
+#include "schedule/diff.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "cli/command_table.h"
+#include "cli/commands.h"
+#include "cli/input.h"
+#include "cli/simulation.h"
+#include "ir/action_text.h"
+#include "ir/read.h"
+
+namespace pipewright::cli {
+namespace {
+
+using schedule::Report;
+using schedule::RowChange;
+
+int peak_activations(const Report& report) {
+  int peak = 0;
+  for (const schedule::RankReport& rank : report.ranks)
+    peak = std::max(peak, rank.peak_activations);
+  return peak;
+}
+
+double peak_bytes(const Report& report) {
+  double peak = 0;
+  for (const schedule::RankReport& rank : report.ranks)
+    peak = std::max(peak, rank.peak_bytes.bytes);
+  return peak;
+}
+
+std::string tokens(const std::vector<ir::Action>& actions) {
+  constexpr size_t kShown = 8;
+  std::string text;
+  for (size_t index = 0; index < std::min(actions.size(), kShown); ++index)
+    text += (index == 0 ? "" : " ") + ir::to_string(actions[index]);
+  if (actions.size() > kShown) text += fmt::format(" and {} more", actions.size() - kShown);
+  return text;
+}
+
+std::string tokens_json(const std::vector<ir::Action>& actions) {
+  std::string text;
+  for (const ir::Action& action : actions)
+    text += fmt::format("{}\"{}\"", text.empty() ? "" : ", ", ir::to_string(action));
+  return text;
+}
+
+std::string side_json(const Report& report) {
+  return fmt::format(
+      "{{\"makespan\": {}, \"cost\": {}, \"bubble_rate\": {}, \"peak_activations\": {}}}",
+      report.makespan, report.cost, report.bubble_rate, peak_activations(report));
+}
+
+void print_changes(const std::vector<RowChange>& changes, std::ostream& out) {
+  for (size_t rank = 0; rank < changes.size(); ++rank) {
+    const auto line = [&](char sign, std::string_view what,
+                          const std::vector<ir::Action>& actions) {
+      if (!actions.empty())
+        out << fmt::format("rank {}: {} {} {}: {}\n", rank, sign, actions.size(), what,
+                           tokens(actions));
+    };
+    line('-', "removed", changes[rank].removed);
+    line('+', "added", changes[rank].added);
+    line('~', "moved", changes[rank].moved);
+  }
+}
+
+void print_effect(const Simulation& left, const Simulation& right, std::ostream& out) {
+  const std::string unit = left.costs.unit.empty() ? "" : " (" + left.costs.unit + ")";
+  out << fmt::format("\n{:<22}  {:>10}  {:>10}  {:>8}\n", "", "before", "after", "change");
+  const auto line = [&](const std::string& what, double before, double after) {
+    const std::string change = before == after ? "="
+                               : before == 0   ? "new"
+                                             : fmt::format("{:+.1f}%", 100 * (after / before - 1));
+    out << fmt::format("{:<22}  {:>10}  {:>10}  {:>8}\n", what, number_text(before),
+                       number_text(after), change);
+  };
+  const auto rounded = [](double rate) { return std::stod(fmt::format("{:.4f}", rate)); };
+  line("makespan" + unit, left.report.makespan, right.report.makespan);
+  line("cost" + unit, left.report.cost, right.report.cost);
+  line("bubble rate", rounded(left.report.bubble_rate), rounded(right.report.bubble_rate));
+  line("peak activations", peak_activations(left.report), peak_activations(right.report));
+  if (left.costs.has_sizes())
+    line("peak MiB", peak_bytes(left.report) / (1 << 20), peak_bytes(right.report) / (1 << 20));
+}
+
+}  // namespace
+
+int run_diff(const Invocation& invocation, Console& console) {
+  Input inputs[2];
+  bool any_program = false;
+  for (size_t side = 0; side < 2; ++side) {
+    read_input(invocation, console, &inputs[side], side);
+    any_program = any_program || (inputs[side].schedule &&
+                                  std::holds_alternative<ir::Program>(*inputs[side].schedule));
+  }
+  std::optional<Simulation> simulations[2];
+  for (size_t side = 0; side < 2; ++side) {
+    Input& input = inputs[side];
+    // Like with like: an order beside a program is lowered.
+    lower_input(invocation, any_program ? ir::Level::kComputeComms : ir::Level::kComputeOnly,
+                nullptr, &input);
+    simulations[side] = simulate_input(invocation, console, &input);
+    if (!simulations[side]) {
+      print_diagnostics(input, console);
+      return kExitInvalid;
+    }
+  }
+  const ir::Schedule& left = ir::schedule_of(*inputs[0].schedule);
+  const ir::Schedule& right = ir::schedule_of(*inputs[1].schedule);
+  const std::vector<RowChange> changes = schedule::changes_of(left.rows, right.rows);
+  const bool same_shape =
+      left.placement == right.placement && left.num_microbatches == right.num_microbatches;
+  const bool equal = same_shape && std::ranges::all_of(changes, &RowChange::empty);
+  if (invocation.has("--json")) {
+    std::string ranks;
+    for (const RowChange& change : changes) {
+      ranks += fmt::format("{}\n    {{\"removed\": [{}], \"added\": [{}], \"moved\": [{}]}}",
+                           ranks.empty() ? "" : ",", tokens_json(change.removed),
+                           tokens_json(change.added), tokens_json(change.moved));
+    }
+    console.out << fmt::format(
+        "{{\n  \"version\": 1,\n  \"equal\": {},\n  \"before\": {},\n  \"after\": {},\n  "
+        "\"ranks\": [{}\n  ]\n}}\n",
+        equal, side_json(simulations[0]->report), side_json(simulations[1]->report), ranks);
+    return equal ? kExitOk : kExitInvalid;
+  }
+  const auto shape = [](const ir::Schedule& schedule) {
+    return fmt::format("{} ranks, {} stages ({}), {} microbatches", schedule.placement.num_ranks(),
+                       schedule.placement.num_stages(), schedule.placement.to_string(),
+                       schedule.num_microbatches);
+  };
+  if (equal) {
+    console.out << fmt::format("equal: {}\n", shape(left));
+    return kExitOk;
+  }
+  if (!same_shape) console.out << fmt::format("- {}\n+ {}\n", shape(left), shape(right));
+  print_changes(changes, console.out);
+  print_effect(*simulations[0], *simulations[1], console.out);
+  return kExitInvalid;
+}
+
+}  // namespace pipewright::cli

@@ -1,0 +1,235 @@
+#include "schedule/simulate.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <map>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/command_table.h"
+#include "cli/commands.h"
+#include "cli/input.h"
+#include "cli/simulation.h"
+#include "cli/usage_error.h"
+#include "ir/action_text.h"
+#include "ir/diagnostic.h"
+#include "ir/read.h"
+#include "schedule/jitter.h"
+#include "schedule/verify.h"
+
+namespace pipewright::cli {
+namespace {
+
+using schedule::RankReport;
+
+std::optional<schedule::Spread> jitter_of(const Invocation& invocation,
+                                          const ir::Schedule& schedule,
+                                          const Simulation& simulation) {
+  const auto sigma_text = invocation.text("--jitter");
+  if (!sigma_text) {
+    for (const char* option : {"--runs", "--seed"}) {
+      if (invocation.has(option)) throw UsageError(fmt::format("{} goes with --jitter", option));
+    }
+    return std::nullopt;
+  }
+  double sigma = -1;
+  const auto [stop, error] =
+      std::from_chars(sigma_text->data(), sigma_text->data() + sigma_text->size(), sigma);
+  if (error != std::errc() || stop != sigma_text->data() + sigma_text->size() ||
+      !(sigma >= 0 && sigma <= 2))
+    throw UsageError(
+        fmt::format("--jitter wants a number from 0 to 2, found {}", ir::backticked(*sigma_text)));
+  return schedule::spread_of_makespan(
+      simulation.graph, schedule, simulation.costs, sigma,
+      invocation.number("--runs").value_or(100),
+      static_cast<uint64_t>(invocation.number("--seed").value_or(1)));
+}
+
+// ---- JSON
+
+std::string number_json(double number) { return fmt::format("{}", number); }
+
+std::string step_json(const std::optional<int>& step) {
+  return step ? std::to_string(*step) : "null";
+}
+
+std::string actions_json(const ir::Schedule& schedule, const ir::Timeline& timeline,
+                         const std::vector<double>& slack, size_t rank) {
+  std::string all;
+  for (size_t step = 0; step < schedule.rows[rank].size(); ++step) {
+    if (schedule.rows[rank][step].is_idle()) continue;
+    const ir::Interval& interval = timeline.at(rank, step);
+    all += fmt::format(
+        "{}\n      {{\"step\": {}, \"action\": \"{}\", \"start\": {}, \"end\": {}, \"slack\": {}}}",
+        all.empty() ? "" : ",", step, ir::to_string(schedule.rows[rank][step]),
+        number_json(interval.start), number_json(interval.end),
+        number_json(slack[timeline.index(rank, step)]));
+  }
+  return all;
+}
+
+void print_json(const Invocation& invocation, const Input& input, const Simulation& simulation,
+                const std::optional<schedule::Spread>& spread, std::ostream& out) {
+  const ir::Schedule& schedule = ir::schedule_of(*input.schedule);
+  const schedule::Report& report = simulation.report;
+  const bool sizes = simulation.costs.has_sizes();
+  const bool program = std::holds_alternative<ir::Program>(*input.schedule);
+  const schedule::VerifyOptions channels = schedule::options_of(schedule.lowering);
+  const std::string capacity = ir::to_string_capacity(channels.capacity);
+  std::string ranks;
+  const bool with_actions = invocation.has("--actions");
+  const std::vector<double> slack =
+      with_actions
+          ? schedule::slack_of(simulation.graph, schedule, simulation.costs, simulation.timeline)
+          : std::vector<double>();
+  for (size_t rank = 0; rank < report.ranks.size(); ++rank) {
+    const RankReport& one = report.ranks[rank];
+    ranks += fmt::format(
+        "{}\n    {{\"span\": {}, \"busy\": {}, \"idle\": {}, \"exposed_communication\": {}, "
+        "\"peak_activations\": {}, \"peak_activations_step\": {}, \"peak_bytes\": {}, "
+        "\"peak_bytes_step\": {}",
+        rank == 0 ? "" : ",", number_json(one.span()), number_json(one.busy),
+        number_json(one.idle()), number_json(one.exposed_communication), one.peak_activations,
+        step_json(one.peak_activations_step), sizes ? number_json(one.peak_bytes.bytes) : "null",
+        sizes ? step_json(one.peak_bytes.step) : "null");
+    if (with_actions)
+      ranks += fmt::format(", \"actions\": [{}\n    ]",
+                           actions_json(schedule, simulation.timeline, slack, rank));
+    ranks += "}";
+  }
+  std::string path;
+  for (const schedule::CriticalStep& step :
+       schedule::critical_path(simulation.graph, schedule, simulation.costs, simulation.timeline)) {
+    const auto rank = static_cast<size_t>(step.rank), at = static_cast<size_t>(step.step);
+    const ir::Interval& interval = simulation.timeline.at(rank, at);
+    path += fmt::format(
+        "{}\n    {{\"rank\": {}, \"step\": {}, \"action\": \"{}\", \"start\": {}, \"end\": {}}}",
+        path.empty() ? "" : ",", step.rank, step.step, ir::to_string(schedule.rows[rank][at]),
+        number_json(interval.start), number_json(interval.end));
+  }
+  std::string jitter = "null";
+  if (spread)
+    jitter = fmt::format(
+        "{{\"runs\": {}, \"min\": {}, \"median\": {}, \"mean\": {}, \"deviation\": {}, "
+        "\"percentile_95\": {}, \"max\": {}}}",
+        spread->runs, number_json(spread->least), number_json(spread->median),
+        number_json(spread->mean), number_json(spread->deviation),
+        number_json(spread->percentile_95), number_json(spread->most));
+  out << fmt::format(
+      "{{\n  \"version\": 1,\n  \"level\": \"{}\",\n  \"channels\": {},\n  \"capacity\": {},\n"
+      "  \"unit\": {},\n  \"makespan\": {},\n  \"cost\": {},\n  \"bubble_rate\": {},\n"
+      "  \"bounds\": {{\"busiest_rank\": {}, \"one_microbatch\": {}, \"warm_up\": {}}},\n"
+      "  \"gap\": {},\n  \"jitter\": {},\n  \"ranks\": [{}\n  ],\n  \"critical_path\": [{}\n  "
+      "]\n}}\n",
+      ir::name(ir::level_of(*input.schedule)),
+      program ? fmt::format("\"{}\"", ir::name(channels.channels)) : "null",
+      !program            ? "null"
+      : capacity == "inf" ? "\"inf\""
+                          : capacity,
+      simulation.costs.unit.empty() ? "null" : fmt::format("\"{}\"", simulation.costs.unit),
+      number_json(report.makespan), number_json(report.cost), number_json(report.bubble_rate),
+      number_json(report.bounds.busiest_rank), number_json(report.bounds.one_microbatch),
+      number_json(report.bounds.warm_up), number_json(report.gap()), jitter, ranks, path);
+}
+
+// ---- text
+
+// "F 12 + B 21 + transfers 3": where the time of the critical path goes.
+std::string path_text(const ir::Schedule& schedule, const Simulation& simulation) {
+  std::map<ir::ActionKind, double> by_kind;
+  double transfers = 0;
+  for (const schedule::CriticalStep& step :
+       schedule::critical_path(simulation.graph, schedule, simulation.costs, simulation.timeline)) {
+    const auto rank = static_cast<size_t>(step.rank), at = static_cast<size_t>(step.step);
+    const ir::ActionKind kind = schedule.rows[rank][at].kind();
+    transfers += step.transfer;
+    if (ir::is_send(kind)) {
+      transfers += simulation.timeline.at(rank, at).duration();
+    } else if (!ir::is_receive(kind)) {
+      by_kind[kind] += simulation.timeline.at(rank, at).duration();
+    }
+  }
+  std::string text;
+  const auto add = [&](std::string_view what, double time) {
+    if (time > 0)
+      text += fmt::format("{}{} {}", text.empty() ? "" : " + ", what, number_text(time));
+  };
+  for (const auto& [kind, time] : by_kind) add(ir::info(kind).token, time);
+  add("transfers", transfers);
+  return text;
+}
+
+void print_rank_table(const Simulation& simulation, std::ostream& out) {
+  const bool sizes = simulation.costs.has_sizes();
+  out << fmt::format("{:>4}  {:>10}  {:>10}  {:>10}  {:>10}  {:>11}", "rank", "span", "busy",
+                     "idle", "exposed", "activations");
+  out << (sizes ? fmt::format("  {:>12}\n", "peak MiB") : "\n");
+  for (size_t rank = 0; rank < simulation.report.ranks.size(); ++rank) {
+    const RankReport& one = simulation.report.ranks[rank];
+    out << fmt::format("{:>4}  {:>10}  {:>10}  {:>10}  {:>10}  {:>11}", rank,
+                       number_text(one.span()), number_text(one.busy), number_text(one.idle()),
+                       number_text(one.exposed_communication), one.peak_activations);
+    out << (sizes ? fmt::format("  {:>12.1f}\n", one.peak_bytes.bytes / (1 << 20)) : "\n");
+  }
+}
+
+void print_text(const Input& input, const Simulation& simulation,
+                const std::optional<schedule::Spread>& spread, std::ostream& out) {
+  const ir::Schedule& schedule = ir::schedule_of(*input.schedule);
+  const schedule::Report& report = simulation.report;
+  const std::string unit = simulation.costs.unit.empty() ? "" : " " + simulation.costs.unit;
+  const schedule::VerifyOptions channels = schedule::options_of(schedule.lowering);
+  out << fmt::format("{}: {} ranks, {} stages, {} microbatches, {}\n", input_name(input),
+                     schedule.placement.num_ranks(), schedule.placement.num_stages(),
+                     schedule.num_microbatches,
+                     std::holds_alternative<ir::Program>(*input.schedule)
+                         ? fmt::format("channels {}, capacity {}", ir::name(channels.channels),
+                                       ir::to_string_capacity(channels.capacity))
+                         : "ideal transfers");
+  out << fmt::format("makespan       {}{}\n", number_text(report.makespan), unit);
+  out << fmt::format("cost           {}{}, the longest span of a rank\n", number_text(report.cost),
+                     unit);
+  out << fmt::format("bubble rate    {:.4f}\n", report.bubble_rate);
+  out << fmt::format("critical path  {}\n", path_text(schedule, simulation));
+  out << fmt::format(
+      "lower bounds   busiest rank {}, one microbatch {}, warm-up {}: {} above the largest\n",
+      number_text(report.bounds.busiest_rank), number_text(report.bounds.one_microbatch),
+      number_text(report.bounds.warm_up), percent_text(report.gap()));
+  if (spread)
+    out << fmt::format(
+        "with jitter    {} runs: makespan {} to {}, median {}, mean {} +- {}, 95% below {}\n",
+        spread->runs, number_text(spread->least), number_text(spread->most),
+        number_text(spread->median), number_text(spread->mean), number_text(spread->deviation),
+        number_text(spread->percentile_95));
+  out << '\n';
+  print_rank_table(simulation, out);
+}
+
+}  // namespace
+
+int run_simulate(const Invocation& invocation, Console& console) {
+  Input input;
+  read_input(invocation, console, &input);
+  lower_input(
+      invocation,
+      input.source && input.schedule ? ir::level_of(*input.schedule) : ir::Level::kComputeOnly,
+      nullptr, &input);
+  const std::optional<Simulation> simulation = simulate_input(invocation, console, &input);
+  if (!simulation) {
+    print_diagnostics(input, console);
+    return kExitInvalid;
+  }
+  const auto spread = jitter_of(invocation, ir::schedule_of(*input.schedule), *simulation);
+  if (invocation.has("--json")) {
+    print_json(invocation, input, *simulation, spread, console.out);
+  } else {
+    if (invocation.has("--actions")) throw UsageError("--actions goes with --json");
+    print_text(input, *simulation, spread, console.out);
+  }
+  return kExitOk;
+}
+
+}  // namespace pipewright::cli

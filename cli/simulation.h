@@ -1,0 +1,51 @@
+#ifndef PIPEWRIGHT_CLI_SIMULATION_H_
+#define PIPEWRIGHT_CLI_SIMULATION_H_
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/command_table.h"
+#include "cli/console.h"
+#include "cli/input.h"
+#include "cli/invocation.h"
+#include "ir/timeline.h"
+#include "schedule/costs.h"
+#include "schedule/event_graph.h"
+#include "schedule/report.h"
+
+// Costs, and what comes of them, for every command that simulates.
+
+namespace pipewright::cli {
+
+// --costs, --forward, ..., --comm, --scale, --slow.
+std::vector<OptionSpec> cost_options();
+
+// A schedule that has run: its costs, what waits for what, and when.
+struct Simulation {
+  schedule::Costs costs;
+  schedule::EventGraph graph;
+  ir::Timeline timeline;
+  schedule::Report report;
+};
+
+// Simulates what lower_input left: an order with ideal transfers, a program under its channels.
+// None where the schedule is wrong: the errors are in `input` then. `--costs` is read relative to
+// where the command runs.
+std::optional<Simulation> simulate_input(const Invocation& invocation, Console& console,
+                                         Input* input);
+
+// Formats of `print` that need a simulation.
+std::span<const std::string_view> picture_formats();
+
+// "12.5", "0.3333": up to six digits, as results show times.
+std::string number_text(double number);
+
+// "25.0%"
+std::string percent_text(double fraction);
+
+}  // namespace pipewright::cli
+
+#endif  // PIPEWRIGHT_CLI_SIMULATION_H_
