@@ -1,10 +1,11 @@
-// How fast schedules are made, lowered and verified, on one thread: actions of the lowered program
-// a second (items_per_second), and nanoseconds an action.
+// How fast schedules are made, lowered, verified and simulated, on one thread: actions of the
+// lowered program a second (items_per_second), and nanoseconds an action.
 //
 //   bazel run //bench:compile_bench
 #include <benchmark/benchmark.h>
 
 #include "schedule/lower.h"
+#include "schedule/simulate.h"
 #include "schedule/verify.h"
 #include "schedules/registry.h"
 
@@ -59,6 +60,22 @@ void verify_interleaved(benchmark::State& state) {
   report(state, count(program));
 }
 
+// From the schedule to every action's start and end: an order, and a program under its channels.
+void simulate_order(benchmark::State& state) {
+  const ir::ComputeOrder order =
+      schedules::make_order(*schedules::find_schedule("Interleaved1F1B"), shape_of(state));
+  for (auto _ : state) benchmark::DoNotOptimize(schedule::simulate(order, {}));
+  report(state, 2 * static_cast<size_t>(order.placement.num_stages()) *
+                    static_cast<size_t>(order.num_microbatches));
+}
+
+void simulate_program(benchmark::State& state) {
+  const ir::Program program = make_and_lower(shape_of(state));
+  for (auto _ : state)
+    benchmark::DoNotOptimize(schedule::simulate(program, ir::ChannelModel::kEdge, 0, {}));
+  report(state, count(program));
+}
+
 // One rank of a large cluster, without the others.
 void one_rank_of_4096(benchmark::State& state) {
   const schedules::ScheduleSpec& spec =
@@ -80,7 +97,20 @@ BENCHMARK(verify_interleaved)
     ->Args({32, 4, 8192})
     ->Args({32, 4, 131072})
     ->Unit(benchmark::kMillisecond);
-BENCHMARK(one_rank_of_4096)->DenseRange(0, 6)->Unit(benchmark::kMillisecond);
+// 32, 4, 393216 is 100.7 million actions of an order.
+BENCHMARK(simulate_order)
+    ->Args({8, 4, 512})
+    ->Args({32, 4, 512})
+    ->Args({32, 4, 393216})
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK(simulate_program)
+    ->Args({8, 4, 512})
+    ->Args({32, 4, 512})
+    ->Args({32, 4, 131072})
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK(one_rank_of_4096)
+    ->DenseRange(0, static_cast<int>(schedules::all_schedules().size()) - 1)
+    ->Unit(benchmark::kMillisecond);
 
 }  // namespace
 

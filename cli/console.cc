@@ -41,6 +41,7 @@ void configure(ColorMode mode, size_t width, Console* console) {
   };
   console->out_color = colored(STDOUT_FILENO);
   console->err_color = colored(STDERR_FILENO);
+  console->out_is_terminal = isatty(STDOUT_FILENO) != 0;
   console->out_width = width != 0 ? width : terminal_width(STDOUT_FILENO);
   const size_t err_width = width != 0 ? width : terminal_width(STDERR_FILENO);
   if (err_width != 0) console->err_width = err_width;

@@ -14,6 +14,7 @@ struct Console {
   std::ostream& err;
   bool out_color = false;
   bool err_color = false;
+  bool out_is_terminal = false;
   size_t out_width = 0;   // columns; 0 for no limit, which is so where stdout is no terminal
   size_t err_width = 80;  // columns
 };

@@ -131,9 +131,7 @@ int run_diff(const Invocation& invocation, Console& console) {
     return equal ? kExitOk : kExitInvalid;
   }
   const auto shape = [](const ir::Schedule& schedule) {
-    return fmt::format("{} ranks, {} stages ({}), {} microbatches", schedule.placement.num_ranks(),
-                       schedule.placement.num_stages(), schedule.placement.to_string(),
-                       schedule.num_microbatches);
+    return fmt::format("{}, placement {}", shape_text(schedule), schedule.placement.to_string());
   };
   if (equal) {
     console.out << fmt::format("equal: {}\n", shape(left));

@@ -224,6 +224,18 @@ void place_diagnostics(Input* input) {
   input->diagnostics.sort();
 }
 
+std::string count_text(size_t number, std::string_view one, std::string_view many) {
+  return fmt::format("{} {}", number, number == 1 ? one : many);
+}
+
+std::string shape_text(const ir::Schedule& schedule) {
+  const auto size = [](int number) { return static_cast<size_t>(number); };
+  return fmt::format("{}, {}, {}",
+                     count_text(size(schedule.placement.num_ranks()), "rank", "ranks"),
+                     count_text(size(schedule.placement.num_stages()), "stage", "stages"),
+                     count_text(size(schedule.num_microbatches), "microbatch", "microbatches"));
+}
+
 std::string input_name(const Input& input) {
   if (input.source) return ir::printable(input.source->name);
   return input.schedule ? ir::schedule_of(*input.schedule).name : "the schedule";

@@ -2,6 +2,8 @@
 #define PIPEWRIGHT_CLI_INPUT_H_
 
 #include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/command_table.h"
@@ -40,6 +42,11 @@ void lower_input(const Invocation& invocation, ir::Level level,
 
 // Gives errors that name a rank and a step their place in the file, and sorts them.
 void place_diagnostics(Input* input);
+
+// "4 ranks, 8 stages, 1 microbatch".
+std::string shape_text(const ir::Schedule& schedule);
+// "1 action".
+std::string count_text(size_t number, std::string_view one, std::string_view many);
 
 // The file's name, or the schedule's.
 std::string input_name(const Input& input);

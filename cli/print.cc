@@ -39,10 +39,9 @@ bool print_as(const std::string& format, const ir::AnySchedule& schedule,
 std::string title_of(const Input& input, const Simulation& simulation) {
   const ir::Schedule& schedule = ir::schedule_of(*input.schedule);
   const std::string unit = simulation.costs.unit.empty() ? "" : " " + simulation.costs.unit;
-  return fmt::format("{}: {} ranks, {} stages, {} microbatches; makespan {}{}, bubble {}",
-                     schedule.name.empty() ? "schedule" : schedule.name,
-                     schedule.placement.num_ranks(), schedule.placement.num_stages(),
-                     schedule.num_microbatches, number_text(simulation.report.makespan), unit,
+  return fmt::format("{}: {}; makespan {}{}, bubble {}",
+                     schedule.name.empty() ? "schedule" : schedule.name, shape_text(schedule),
+                     number_text(simulation.report.makespan), unit,
                      percent_text(simulation.report.bubble_rate));
 }
 
@@ -89,7 +88,7 @@ int run_print(const Invocation& invocation, Console& console) {
   const bool to_stdout = path.empty() || path == "-";
   const std::string format =
       invocation.text("--format")
-          .value_or(to_stdout && console.out_width > 0 ? "timeline" : "table");
+          .value_or(to_stdout && console.out_is_terminal ? "timeline" : "table");
   // What a pass gave goes to stderr: stdout holds the result alone.
   const std::optional<std::string> watched = invocation.text("--print-after");
   bool seen = false;

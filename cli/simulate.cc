@@ -182,9 +182,7 @@ void print_text(const Input& input, const Simulation& simulation,
   const schedule::Report& report = simulation.report;
   const std::string unit = simulation.costs.unit.empty() ? "" : " " + simulation.costs.unit;
   const schedule::VerifyOptions channels = schedule::options_of(schedule.lowering);
-  out << fmt::format("{}: {} ranks, {} stages, {} microbatches, {}\n", input_name(input),
-                     schedule.placement.num_ranks(), schedule.placement.num_stages(),
-                     schedule.num_microbatches,
+  out << fmt::format("{}: {}, {}\n", input_name(input), shape_text(schedule),
                      std::holds_alternative<ir::Program>(*input.schedule)
                          ? fmt::format("channels {}, capacity {}", ir::name(channels.channels),
                                        ir::to_string_capacity(channels.capacity))

@@ -49,15 +49,17 @@ std::vector<std::pair<std::string, double>> factors(const std::string& option,
 schedule::Costs costs_of(const Invocation& invocation, Console& console,
                          const ir::Schedule& schedule) {
   schedule::Costs costs;
+  std::string file = "costs";
   if (const auto path = invocation.text("--costs")) {
     for (const char* option : {"--forward", "--backward-input", "--backward-weight", "--comm"}) {
       if (invocation.has(option))
         throw UsageError(fmt::format("{} and --costs both say what things cost", option));
     }
     const ir::Source source = read_source(*path, console);
+    file = ir::printable(source.name);
     auto parsed = schedule::parse_costs(source.text);
     if (const auto* error = std::get_if<std::string>(&parsed))
-      throw UsageError(fmt::format("{}: {}", ir::printable(source.name), *error));
+      throw UsageError(fmt::format("{}: {}", file, *error));
     costs = std::move(std::get<schedule::Costs>(parsed));
   }
   const auto set = [&](const std::string& option, schedule::PerStage* cost) {
@@ -69,7 +71,7 @@ schedule::Costs costs_of(const Invocation& invocation, Console& console,
   if (const auto text = invocation.text("--comm")) costs.link.latency = time_of("--comm", *text);
   if (const auto error =
           schedule::costs_error(costs, schedule.placement, schedule.num_microbatches))
-    throw UsageError(fmt::format("{}: {}", invocation.text("--costs").value_or("costs"), *error));
+    throw UsageError(fmt::format("{}: {}", file, *error));
   if (const auto text = invocation.text("--scale")) {
     for (const auto& [name, factor] : factors("--scale", *text)) {
       if (schedule::scale_cost(name, factor, &costs)) continue;

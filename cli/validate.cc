@@ -14,23 +14,14 @@
 namespace pipewright::cli {
 namespace {
 
-// "4 ranks"
-std::string count(size_t number, std::string_view one, std::string_view many) {
-  return fmt::format("{} {}", number, number == 1 ? one : many);
-}
-
 std::string describe(const ir::AnySchedule& any) {
   const ir::Schedule& schedule = ir::schedule_of(any);
   size_t actions = 0;
   for (const ir::Row& row : schedule.rows) {
     for (const ir::Action& action : row) actions += !action.is_idle();
   }
-  const auto size = [](int number) { return static_cast<size_t>(number); };
-  return fmt::format("{}, {}, {}, {}, {}", ir::name(ir::level_of(any)),
-                     count(size(schedule.placement.num_ranks()), "rank", "ranks"),
-                     count(size(schedule.placement.num_stages()), "stage", "stages"),
-                     count(size(schedule.num_microbatches), "microbatch", "microbatches"),
-                     count(actions, "action", "actions"));
+  return fmt::format("{}, {}, {}", ir::name(ir::level_of(any)), shape_text(schedule),
+                     count_text(actions, "action", "actions"));
 }
 
 std::string peak_json(std::string_view name, const schedule::Peak& peak) {

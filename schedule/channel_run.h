@@ -29,8 +29,14 @@ class ChannelRun {
   static constexpr uint32_t kNoQueue = UINT32_MAX;
   template <typename Ended>
   void run(const Ended& ended);
-  // The queue of a SEND or RECV. Logarithmic.
-  uint32_t queue_at(int rank, uint32_t step) const { return queue_of(operation_at(rank, step)); }
+  // Pairs of ranks, numbered; the queue of a pair's RECVs; and the rank and step of the operation
+  // at the head of a queue, which must have one.
+  uint32_t num_pairs() const { return pair_ids_.size(); }
+  uint32_t pair_of(ir::ActionPart send_or_receive) const { return pair_ids_.of(send_or_receive); }
+  uint32_t receive_queue_of(uint32_t pair) const { return pairs_[pair].receive_queue; }
+  std::pair<int, uint32_t> head_of(uint32_t queue) const {
+    return {queues_[queue].rank, operations_[queues_[queue].head].step};
+  }
   uint32_t num_queues() const { return static_cast<uint32_t>(queues_.size()); }
 
   // Of a run:

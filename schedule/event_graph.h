@@ -53,7 +53,7 @@ class EventGraph {
   }
 
  private:
-  friend class EventGraphBuilder;
+  friend class EventGraphSink;
   EventGraph() = default;
 
   std::vector<uint32_t> order_;

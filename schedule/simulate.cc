@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "ir/check.h"
+#include "schedule/event_walk.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -52,6 +52,32 @@ double transfer_of(const Before& before, const CostTable& table) {
   return 0;
 }
 
+// Makes times of what each action waits for.
+class Clock {
+ public:
+  Clock(const CostTable& table, ir::Timeline* timeline) : table_(table), timeline_(*timeline) {}
+
+  void wait_for(const Before& before) {
+    const ir::Interval& other = timeline_[before.action];
+    if (before.bond == Before::kSend) {
+      start_ = std::max(start_, other.start);
+      end_ = other.end;
+    } else {
+      start_ = std::max(start_, other.end + transfer_of(before, table_));
+    }
+  }
+  void add(uint32_t number, const ir::Action& action) { add(number, action, 1); }
+  void add(uint32_t number, const ir::Action& action, double stretch) {
+    timeline_[number] = {start_, std::max(end_, start_ + stretch * table_.duration(action))};
+    start_ = end_ = 0;
+  }
+
+ private:
+  const CostTable& table_;
+  ir::Timeline& timeline_;
+  double start_ = 0, end_ = 0;
+};
+
 }  // namespace
 
 ir::Timeline simulate(const EventGraph& graph, const ir::Schedule& schedule, const Costs& costs,
@@ -59,22 +85,29 @@ ir::Timeline simulate(const EventGraph& graph, const ir::Schedule& schedule, con
   const CostTable table(costs, schedule.placement);
   const Actions actions(schedule);
   ir::Timeline timeline(schedule.rows);
+  Clock clock(table, &timeline);
   for (size_t position = 0; position < graph.order().size(); ++position) {
     const uint32_t number = graph.order()[position];
-    double start = 0, end = 0;
-    for (const Before& before : graph.before(position)) {
-      const ir::Interval& other = timeline[before.action];
-      if (before.bond == Before::kSend) {
-        start = std::max(start, other.start);
-        end = other.end;
-      } else {
-        start = std::max(start, other.end + transfer_of(before, table));
-      }
-    }
-    double duration = table.duration(actions[number]);
-    if (!stretch.empty()) duration *= stretch[number];
-    timeline[number] = {start, std::max(end, start + duration)};
+    for (const Before& before : graph.before(position)) clock.wait_for(before);
+    clock.add(number, actions[number], stretch.empty() ? 1 : stretch[number]);
   }
+  return timeline;
+}
+
+std::optional<ir::Timeline> simulate(const ir::ComputeOrder& order, const Costs& costs) {
+  const CostTable table(costs, order.placement);
+  ir::Timeline timeline(order.rows);
+  Clock clock(table, &timeline);
+  if (!OrderWalk(order, &clock).run()) return std::nullopt;
+  return timeline;
+}
+
+std::optional<ir::Timeline> simulate(const ir::Program& program, ir::ChannelModel channels,
+                                     ir::ChannelCapacity capacity, const Costs& costs) {
+  const CostTable table(costs, program.placement);
+  ir::Timeline timeline(program.rows);
+  Clock clock(table, &timeline);
+  if (!ProgramWalk(program, channels, capacity, &clock).run()) return std::nullopt;
   return timeline;
 }
 

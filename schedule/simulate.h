@@ -22,6 +22,12 @@ namespace pipewright::schedule {
 ir::Timeline simulate(const EventGraph& graph, const ir::Schedule& schedule, const Costs& costs,
                       std::span<const double> stretch = {});
 
+// The same without a graph, for one run: in less than half of the time and memory. None if the
+// schedule cannot be run to its end.
+std::optional<ir::Timeline> simulate(const ir::ComputeOrder& order, const Costs& costs);
+std::optional<ir::Timeline> simulate(const ir::Program& program, ir::ChannelModel channels,
+                                     ir::ChannelCapacity capacity, const Costs& costs);
+
 // How much later each action could end without the whole becoming longer; along the rows, idle
 // slots 0. The timeline must be the graph's own.
 std::vector<double> slack_of(const EventGraph& graph, const ir::Schedule& schedule,

@@ -10,7 +10,6 @@
 namespace pipewright::schedules {
 namespace {
 
-using ir::Action;
 using ir::ActionKind;
 using ir::ActionPart;
 

@@ -9,9 +9,12 @@
 #include "ir/action_text.h"
 #include "schedule/add_send_recv.h"
 #include "schedule/channel_run.h"
+#include "schedule/event_graph.h"
+#include "schedule/simulate.h"
 #include "schedule/verify.h"
 #include "schedules/registry.h"
 #include "tests/channel_model/interpreter.h"
+#include "tests/channel_model/ticking_clock.h"
 
 namespace pipewright::channel_model {
 namespace {
@@ -190,7 +193,10 @@ TEST(ChannelModelTest, TableOfTinyPrograms) {
         EXPECT_EQ(interpreter.deadlocks(), wanted[index] == 'D');
         EXPECT_TRUE(interpreter.confluent());
         EXPECT_EQ(interpreter.swaps(), one.swaps);
-        EXPECT_EQ(!schedule::ChannelRun(program, model, kCapacities[index]).finished(),
+        schedule::ChannelRun run(program, model, kCapacities[index]);
+        run.run([](int, uint32_t, uint32_t) {});
+        EXPECT_EQ(!run.finished(), wanted[index] == 'D');
+        EXPECT_EQ(!schedule::EventGraph::of_program(program, model, kCapacities[index]),
                   wanted[index] == 'D');
       }
     }
@@ -224,7 +230,29 @@ ir::Program random_program(std::mt19937& random) {
   return program;
 }
 
-TEST(ChannelModelTest, VerifierAndInterpreterAgreeOnRandomPrograms) {
+// The simulator's times are those of a clock that ticks: whole numbers of time, and at each tick
+// what can start starts.
+void expect_same_times(const ir::Program& program, const schedule::EventGraph& graph,
+                       ir::ChannelModel model, ir::ChannelCapacity capacity, std::mt19937& random) {
+  const auto below = [&](int limit) {
+    return static_cast<int>(random() % static_cast<unsigned>(limit));
+  };
+  schedule::Costs costs;
+  costs.forward = 1 + below(3);
+  costs.backward_input = 1 + below(3);
+  costs.backward_weight = 1 + below(2);
+  costs.link.latency = below(4);
+  const ir::Timeline timeline = schedule::simulate(graph, program, costs);
+  const std::vector<std::vector<int>> ends = TickingClock(program, model, capacity, costs).run();
+  for (size_t rank = 0; rank < program.rows.size(); ++rank) {
+    for (size_t step = 0; step < program.rows[rank].size(); ++step)
+      ASSERT_EQ(timeline.at(rank, step).end, ends[rank][step])
+          << "rank " << rank << " step " << step << ", channels " << ir::name(model)
+          << ", capacity " << ir::to_string_capacity(capacity);
+  }
+}
+
+TEST(ChannelModelTest, VerifierSimulatorAndInterpreterAgreeOnRandomPrograms) {
   std::mt19937 random(42);
   int deadlocks = 0, swaps = 0, fine = 0;
   for (int round = 0; round < 1500 && !HasFailure(); ++round) {
@@ -243,6 +271,9 @@ TEST(ChannelModelTest, VerifierAndInterpreterAgreeOnRandomPrograms) {
         EXPECT_TRUE(interpreter.confluent());
         EXPECT_EQ(swap, interpreter.swaps());
         EXPECT_EQ(valid, !deadlock && !swap);
+        const auto graph = schedule::EventGraph::of_program(program, model.model, capacity);
+        EXPECT_EQ(!graph, deadlock);
+        if (graph) expect_same_times(program, *graph, model.model, capacity, random);
         deadlocks += deadlock;
         swaps += swap;
         fine += valid;

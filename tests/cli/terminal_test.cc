@@ -52,26 +52,42 @@ bool has_color(const std::string& text) {
 }
 
 TEST(TerminalTest, ColorsAreOnByThemselves) {
-  EXPECT_TRUE(has_color(print_on_terminal({}, {"TERM=xterm"})));
+  EXPECT_TRUE(has_color(print_on_terminal({"--format", "table"}, {"TERM=xterm"})));
 }
 
 TEST(TerminalTest, NoColorDumbTerminalsAndTheFlagTurnThemOff) {
-  EXPECT_FALSE(has_color(print_on_terminal({}, {"TERM=xterm", "NO_COLOR=1"})));
-  EXPECT_TRUE(
-      has_color(print_on_terminal({}, {"TERM=xterm", "NO_COLOR="})));  // empty counts as not set
-  EXPECT_FALSE(has_color(print_on_terminal({}, {"TERM=dumb"})));
-  EXPECT_FALSE(has_color(print_on_terminal({}, {})));
-  EXPECT_FALSE(has_color(print_on_terminal({"--color", "never"}, {"TERM=xterm"})));
+  EXPECT_FALSE(has_color(print_on_terminal({"--format", "table"}, {"TERM=xterm", "NO_COLOR=1"})));
+  EXPECT_TRUE(has_color(print_on_terminal(
+      {"--format", "table"}, {"TERM=xterm", "NO_COLOR="})));  // empty counts as not set
+  EXPECT_FALSE(has_color(print_on_terminal({"--format", "table"}, {"TERM=dumb"})));
+  EXPECT_FALSE(has_color(print_on_terminal({"--format", "table"}, {})));
+  EXPECT_FALSE(
+      has_color(print_on_terminal({"--format", "table", "--color", "never"}, {"TERM=xterm"})));
 }
 
 TEST(TerminalTest, TheFlagTurnsThemOnAgainstNoColor) {
-  EXPECT_TRUE(has_color(print_on_terminal({"--color", "always"}, {"TERM=dumb", "NO_COLOR=1"})));
+  EXPECT_TRUE(has_color(
+      print_on_terminal({"--format", "table", "--color", "always"}, {"TERM=dumb", "NO_COLOR=1"})));
+}
+
+// A person sees a timeline, which fits; a file or a pipe gets a table (print.txt).
+TEST(TerminalTest, ATimelineIsTheDefault) {
+  EXPECT_EQ(print_on_terminal({"--color", "never", "--width", "40"}, {}),
+            "rank 0  F0F1    B0- F2B1- F3B2-   B3-\r\n"
+            "rank 1    F0B0- F1B1- F2B2- F3B3-\r\n"
+            "makespan 15, cost 15, bubble 20.0%, peak activations 1 to 2\r\n");
+  // Numbers alone, as the colour says the kind.
+  const std::string colored = print_on_terminal({"--width", "40"}, {"TERM=xterm"});
+  EXPECT_NE(colored.find("\x1B[0;7;34m0"), std::string::npos);
+  EXPECT_EQ(colored.find("F0"), std::string::npos);
 }
 
 // 16 columns hold the label and one rank, so the second rank stands below.
 TEST(TerminalTest, TheTableFitsTheWidth) {
-  EXPECT_EQ(print_on_terminal({"--color", "never"}, {}).find("Rank 0 Rank 1"), std::string::npos);
-  EXPECT_NE(print_on_terminal({"--color", "never", "--width", "200"}, {}).find("Rank 0 Rank 1"),
+  EXPECT_EQ(print_on_terminal({"--format", "table", "--color", "never"}, {}).find("Rank 0 Rank 1"),
+            std::string::npos);
+  EXPECT_NE(print_on_terminal({"--format", "table", "--color", "never", "--width", "200"}, {})
+                .find("Rank 0 Rank 1"),
             std::string::npos);
 }
 

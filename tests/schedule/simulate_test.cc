@@ -3,10 +3,13 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <map>
+#include <algorithm>
 #include <string>
+#include <vector>
 
+#include "schedule/certificate.h"
+#include "schedule/jitter.h"
+#include "schedule/lower.h"
 #include "schedule/report.h"
 #include "schedules/registry.h"
 
@@ -91,6 +94,320 @@ TEST(SimulateTest, ZeroBubblePapersTable5) {
             .bubble_rate,
         row.rate_interleaved, 5e-5);
   }
+}
+
+// OLMo-core 3's report, Table 10: PP 4, 8 microbatches.
+TEST(SimulateTest, OlmosTable) {
+  const Report interleaved = report_of("Interleaved1F1B", {4, 8, 8}, costs_of(1, 1, 1, 0, 2));
+  EXPECT_NEAR(interleaved.bubble_rate, .158, 5e-4);
+  for (int rank = 0; rank < 4; ++rank)
+    EXPECT_EQ(interleaved.ranks[static_cast<size_t>(rank)].peak_activations, 11 - 2 * rank);
+  const Report v = report_of("1F1B-V", {4, 8, 8}, costs_of(1, 1, 1, 0, 2));
+  EXPECT_NEAR(v.bubble_rate, .238, 5e-4);
+  for (const RankReport& rank : v.ranks) EXPECT_EQ(rank.peak_activations, 6);
+}
+
+// DeepSeek's figure of DualPipe with 8 ranks and 20 microbatches, cut in half: 66 slots, of which a
+// rank works in 60.
+TEST(SimulateTest, DualPipeVsFigure) {
+  const Report report = report_of("DualPipeV", {4, 8, 10}, Costs());
+  EXPECT_EQ(report.makespan, 66);
+  EXPECT_EQ(report.cost, 66);
+  for (const RankReport& rank : report.ranks) {
+    EXPECT_EQ(report.makespan - rank.busy, 6);
+    EXPECT_EQ(rank.peak_activations, 9);
+  }
+}
+
+// A schedule with what waits for what, of either level.
+struct Simulated {
+  ir::AnySchedule any;
+  EventGraph graph;
+
+  const ir::Schedule& schedule() const { return ir::schedule_of(any); }
+};
+
+// Every schedule at a small shape, as an order and as a program under each channel model.
+std::vector<Simulated> all_simulated(int ranks, int microbatches) {
+  std::vector<Simulated> all;
+  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+    const ir::ComputeOrder order = schedules::make_order(
+        *spec, {ranks, schedules::default_stages(*spec, ranks), microbatches});
+    all.push_back({order, *EventGraph::of_order(order)});
+    ir::Diagnostics diagnostics;
+    const ir::Program program = *lower(order, {}, &diagnostics);
+    for (const ir::ChannelModelInfo& model : ir::channel_models()) {
+      for (const ir::ChannelCapacity capacity : {0u, 1u, ir::kUnboundedCapacity})
+        all.push_back({program, *EventGraph::of_program(program, model.model, capacity)});
+    }
+  }
+  return all;
+}
+
+// Costs of no simple ratio, with one slow rank and one long microbatch.
+Costs uneven_costs(const ir::Placement& placement, int num_microbatches) {
+  Costs costs = costs_of(3, 2.5, 1.75, 0.375);
+  costs.unshard = 0.5;
+  costs.reduce_grad = 0.75;
+  costs.microbatch_scale.assign(static_cast<size_t>(num_microbatches), 1);
+  costs.microbatch_scale[1] = 1.5;
+  costs.links[{0, 1}] = {1.25, 100};
+  costs.output_bytes = 25;
+  slow_rank(placement.num_ranks() - 1, 1.25, placement, &costs);
+  return costs;
+}
+
+double makespan(const ir::Timeline& timeline) {
+  double end = 0;
+  for (size_t number = 0; number < timeline.size(); ++number)
+    end = std::max(end, timeline[number].end);
+  return end;
+}
+
+// By brute force: one action at a time is made longer by its slack, and by a little more.
+TEST(SimulateTest, SlackIsHowMuchLaterAnActionCouldEnd) {
+  int critical = 0, free = 0;
+  for (const Simulated& one : all_simulated(3, 6)) {
+    const ir::Schedule& schedule = one.schedule();
+    const Costs costs = uneven_costs(schedule.placement, schedule.num_microbatches);
+    const ir::Timeline timeline = simulate(one.graph, schedule, costs);
+    const std::vector<double> slack = slack_of(one.graph, schedule, costs, timeline);
+    std::vector<double> stretch(timeline.size(), 1);
+    for (size_t number = 0; number < timeline.size(); number += 3) {
+      const double duration = timeline[number].duration();
+      if (one.graph.order().empty() || duration == 0 || slack[number] < -1e-9) {
+        ASSERT_GE(slack[number], -1e-9);
+        continue;
+      }
+      // A RECV has no length of its own to make longer.
+      bool receives = false;
+      for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
+        const size_t first = timeline.index(rank, 0);
+        if (number >= first && number < first + schedule.rows[rank].size())
+          receives = ir::is_receive(schedule.rows[rank][number - first].kind());
+      }
+      if (receives) continue;
+      stretch[number] = (duration + slack[number]) / duration;
+      EXPECT_NEAR(makespan(simulate(one.graph, schedule, costs, stretch)), makespan(timeline),
+                  1e-9);
+      stretch[number] = (duration + slack[number] + 0.5) / duration;
+      EXPECT_NEAR(makespan(simulate(one.graph, schedule, costs, stretch)), makespan(timeline) + 0.5,
+                  1e-9);
+      stretch[number] = 1;
+      ++(slack[number] < 1e-9 ? critical : free);
+    }
+  }
+  EXPECT_GT(critical, 500);
+  EXPECT_GT(free, 500);
+}
+
+TEST(SimulateTest, TheCriticalPathFillsTheMakespan) {
+  for (const Simulated& one : all_simulated(4, 8)) {
+    const ir::Schedule& schedule = one.schedule();
+    const Costs costs = uneven_costs(schedule.placement, schedule.num_microbatches);
+    const ir::Timeline timeline = simulate(one.graph, schedule, costs);
+    double at = 0;
+    for (const CriticalStep& step : critical_path(one.graph, schedule, costs, timeline)) {
+      const ir::Interval& interval =
+          timeline.at(static_cast<size_t>(step.rank), static_cast<size_t>(step.step));
+      const bool receives = ir::is_receive(
+          schedule.rows[static_cast<size_t>(step.rank)][static_cast<size_t>(step.step)].kind());
+      // A RECV ends with its SEND.
+      if (!receives) {
+        EXPECT_NEAR(interval.start, at + step.transfer, 1e-9);
+      }
+      at = interval.end;
+    }
+    EXPECT_EQ(at, makespan(timeline));
+  }
+}
+
+TEST(SimulateTest, WithoutAGraphIsTheSame) {
+  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+    const ir::ComputeOrder order =
+        schedules::make_order(*spec, {4, schedules::default_stages(*spec, 4), 8});
+    const Costs costs = uneven_costs(order.placement, order.num_microbatches);
+    EXPECT_EQ(simulate(order, costs), simulate(*EventGraph::of_order(order), order, costs));
+    ir::Diagnostics diagnostics;
+    const ir::Program program = *lower(order, {}, &diagnostics);
+    for (const ir::ChannelModelInfo& model : ir::channel_models()) {
+      for (const ir::ChannelCapacity capacity : {0u, 2u, ir::kUnboundedCapacity}) {
+        EXPECT_EQ(simulate(program, model.model, capacity, costs),
+                  simulate(*EventGraph::of_program(program, model.model, capacity), program, costs))
+            << spec->name;
+      }
+    }
+  }
+}
+
+// With transfers that take no time and any number of them on the way, a program is its order.
+TEST(SimulateTest, AProgramWithFreeTransfersRunsAsItsOrder) {
+  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+    const ir::ComputeOrder order =
+        schedules::make_order(*spec, {4, schedules::default_stages(*spec, 4), 8});
+    const Costs costs = costs_of(3, 2.5, 1.75, 0);
+    const ir::Timeline of_order = simulate(*EventGraph::of_order(order), order, costs);
+    for (const ir::Receives receives : {ir::Receives::kPytorch, ir::Receives::kLatest}) {
+      ir::Lowering policies;
+      policies.receives = receives;
+      ir::Diagnostics diagnostics;
+      const ir::Program program = *lower(order, policies, &diagnostics);
+      const auto graph =
+          EventGraph::of_program(program, ir::ChannelModel::kEdge, ir::kUnboundedCapacity);
+      const ir::Timeline of_program = simulate(*graph, program, costs);
+      for (size_t rank = 0; rank < 4; ++rank) {
+        size_t step = 0;
+        for (size_t at = 0; at < program.rows[rank].size(); ++at) {
+          if (!ir::is_compute(program.rows[rank][at].kind())) continue;
+          while (order.rows[rank][step].is_idle()) ++step;
+          EXPECT_EQ(of_program.at(rank, at), of_order.at(rank, step++)) << spec->name;
+        }
+      }
+    }
+  }
+}
+
+// By hand: 1F1B on 2 ranks, 2 microbatches, F 1, B 2, transfers 1, one queue a rank. PyTorch posts
+// 1RECV_F1 before 1B0, so that 1SEND_B0 waits behind it for nothing.
+TEST(SimulateTest, ATransferOccupiesItsQueues) {
+  ir::Diagnostics diagnostics;
+  const ir::Program program =
+      *lower(schedules::make_order(*schedules::find_schedule("1F1B"), {2, 2, 2}), {}, &diagnostics);
+  const auto graph = EventGraph::of_program(program, ir::ChannelModel::kRank, 0);
+  const ir::Timeline timeline = simulate(*graph, program, costs_of(1, 1, 1, 1));
+  const auto interval = [&](size_t rank, ir::ActionKind kind, int microbatch) {
+    const ir::Action action(kind, static_cast<int>(rank), microbatch);
+    const auto at = std::ranges::find(program.rows[rank], action) - program.rows[rank].begin();
+    return timeline.at(rank, static_cast<size_t>(at));
+  };
+  using K = ir::ActionKind;
+  using Interval = ir::Interval;
+  EXPECT_EQ(interval(0, K::kForward, 1), (Interval{1, 2}));
+  EXPECT_EQ(interval(0, K::kSendF, 0), (Interval{1, 2}));
+  EXPECT_EQ(interval(1, K::kForward, 0), (Interval{2, 3}));
+  EXPECT_EQ(interval(0, K::kSendF, 1), (Interval{3, 4}));  // 1RECV_F1 is posted behind 1F0
+  EXPECT_EQ(interval(1, K::kBackward, 0), (Interval{3, 5}));
+  EXPECT_EQ(interval(1, K::kSendB, 0), (Interval{5, 6}));
+  EXPECT_EQ(interval(1, K::kForward, 1), (Interval{5, 6}));
+  EXPECT_EQ(interval(0, K::kBackward, 0), (Interval{6, 8}));
+  EXPECT_EQ(interval(1, K::kBackward, 1), (Interval{6, 8}));
+  EXPECT_EQ(interval(0, K::kBackward, 1), (Interval{9, 11}));
+}
+
+// arXiv 2401.10241, section 2.3: in stages counted from 1, rank i of ZB-H1 holds (p-i+1) M_B +
+// (i-1) M_W at its peak, in steady state.
+TEST(ReportTest, MemoryOfZbH1) {
+  Costs costs = costs_of(1, 1, 1, 0);
+  costs.activation_bytes = 100;
+  costs.weight_input_bytes = 30;
+  const Report report = report_of("ZB-H1", {4, 4, 16}, costs);
+  for (int rank = 0; rank < 4; ++rank)
+    EXPECT_EQ(report.ranks[static_cast<size_t>(rank)].peak_bytes.bytes,
+              (4 - rank) * 100 + rank * 30);
+}
+
+TEST(ReportTest, BytesOfAProgram) {
+  // One rank of two: parameters while unsharded, gradients from B to REDUCE_GRAD, what is received
+  // until it is used.
+  ir::Diagnostics diagnostics;
+  const ir::Program program =
+      *lower(schedules::make_order(*schedules::find_schedule("1F1B"), {2, 2, 2}), {}, &diagnostics);
+  Costs costs = costs_of(1, 1, 1, 0);
+  costs.parameter_bytes = 1000;
+  costs.gradient_bytes = 500;
+  costs.activation_bytes = 100;
+  costs.output_bytes = 10;
+  costs.input_gradient_bytes = 7;
+  const auto graph = EventGraph::of_program(program, ir::ChannelModel::kEdge, 0);
+  const ir::Timeline timeline = simulate(*graph, program, costs);
+  const Report report = report_on(program, costs, timeline);
+  // Rank 0 in 0B0: both activations, the gradient received for it, parameters, gradients.
+  EXPECT_EQ(report.ranks[0].peak_bytes.bytes, 1000 + 500 + 200 + 7);
+  EXPECT_EQ(program.rows[0][static_cast<size_t>(*report.ranks[0].peak_bytes.step)],
+            ir::Action(ir::ActionKind::kBackward, 0, 0));
+  // Rank 1 in 1B0: its activation, and the input of 1F1, which PyTorch receives before it.
+  EXPECT_EQ(report.ranks[1].peak_bytes.bytes, 1000 + 500 + 100 + 10);
+  EXPECT_EQ(memory_of(program, costs, timeline, 0).back().bytes, 0);
+}
+
+TEST(ReportTest, PeaksOfActivationsAreTheCertificates) {
+  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+    ir::Diagnostics diagnostics;
+    const ir::Program program =
+        *lower(schedules::make_order(*spec, {4, schedules::default_stages(*spec, 4), 8}), {},
+               &diagnostics);
+    const auto graph = EventGraph::of_program(program, ir::ChannelModel::kEdge, 0);
+    const Report report = report_on(program, Costs(), simulate(*graph, program, Costs()));
+    const std::vector<RankCertificate> certificate = certify(program);
+    for (size_t rank = 0; rank < 4; ++rank) {
+      EXPECT_EQ(report.ranks[rank].peak_activations, certificate[rank].activations.count);
+      EXPECT_EQ(report.ranks[rank].peak_activations_step, certificate[rank].activations.step);
+    }
+  }
+}
+
+// arXiv 2401.10241, appendix B, with k forwards before the first backward of rank 0.
+TEST(ReportTest, TheWarmUpBoundIsThePapers) {
+  const double forward = 3, input = 2.5, weight = 1.75, comm = 0.375;
+  const Costs costs = costs_of(forward, input, weight, comm);
+  for (const auto& [name, held] : {std::pair("1F1B", 4), {"ZB-H1", 4}, {"ZB-H2", 7}}) {
+    const Report report = report_of(name, {4, 4, 16}, costs);
+    const double bubble = std::max(0.0, 3 * (input + 2 * comm) + (4 - held) * forward);
+    EXPECT_NEAR(report.bounds.warm_up, 16 * (forward + input + weight) + bubble, 1e-9) << name;
+  }
+}
+
+TEST(ReportTest, NoBoundIsAboveTheCost) {
+  for (const Simulated& one : all_simulated(4, 8)) {
+    const ir::Schedule& schedule = one.schedule();
+    const Costs costs = uneven_costs(schedule.placement, schedule.num_microbatches);
+    const Report report = report_on(schedule, costs, simulate(one.graph, schedule, costs));
+    EXPECT_LE(report.bounds.busiest_rank, report.cost);
+    EXPECT_LE(report.bounds.one_microbatch, report.cost) << schedule.name;
+    EXPECT_LE(report.bounds.warm_up, report.cost) << schedule.name;
+    EXPECT_GE(report.gap(), 0);
+    EXPECT_LE(report.cost, report.makespan + 1e-9);
+  }
+}
+
+// 2 ranks, one microbatch, transfers of 2: rank 0 waits for 2 + 1 + 2 + 2, of which 4 on the way.
+TEST(ReportTest, ExposedCommunication) {
+  const Report report = report_of("1F1B", {2, 2, 1}, costs_of(1, 1, 1, 2));
+  EXPECT_EQ(report.ranks[0].exposed_communication, 2);  // the way of the gradient back
+  EXPECT_EQ(report.ranks[0].idle(), 7);
+  EXPECT_EQ(report.ranks[1].exposed_communication, 0);  // its own span starts with what came
+  // Two microbatches: rank 1 has 1F1's input long before it is needed.
+  EXPECT_EQ(report_of("1F1B", {2, 2, 2}, costs_of(1, 1, 1, 2)).ranks[1].exposed_communication, 0);
+}
+
+TEST(JitterTest, SpreadsAroundTheMakespan) {
+  const ir::ComputeOrder order =
+      schedules::make_order(*schedules::find_schedule("1F1B"), {4, 4, 8});
+  const auto graph = EventGraph::of_order(order);
+  const Spread none = spread_of_makespan(*graph, order, Costs(), 0, 5, 1);
+  EXPECT_EQ(none.least, 33);
+  EXPECT_EQ(none.most, 33);
+  EXPECT_EQ(none.deviation, 0);
+  const Spread some = spread_of_makespan(*graph, order, Costs(), 0.2, 200, 7);
+  EXPECT_LT(some.least, some.median);
+  EXPECT_LT(some.median, some.percentile_95);
+  EXPECT_LE(some.percentile_95, some.most);
+  // Delays add up along the path, and what is early waits.
+  EXPECT_GT(some.mean, 33);
+  EXPECT_LT(some.mean, 33 * 1.2);
+  const Spread again = spread_of_makespan(*graph, order, Costs(), 0.2, 200, 7);
+  EXPECT_EQ(some.mean, again.mean);
+  EXPECT_NE(some.mean, spread_of_makespan(*graph, order, Costs(), 0.2, 200, 8).mean);
+}
+
+TEST(EventGraphTest, AnOrderThatCannotRunHasNone) {
+  ir::ComputeOrder order;
+  order.placement = ir::Placement::loop(2, 2);
+  order.num_microbatches = 1;
+  order.rows = {
+      {ir::Action(ir::ActionKind::kBackward, 0, 0), ir::Action(ir::ActionKind::kForward, 0, 0)},
+      {ir::Action(ir::ActionKind::kForward, 1, 0), ir::Action(ir::ActionKind::kBackward, 1, 0)}};
+  EXPECT_FALSE(EventGraph::of_order(order));
 }
 
 }  // namespace

@@ -1,0 +1,175 @@
+#ifndef PIPEWRIGHT_TESTS_CHANNEL_MODEL_TICKING_CLOCK_H_
+#define PIPEWRIGHT_TESTS_CHANNEL_MODEL_TICKING_CLOCK_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "ir/channel.h"
+#include "ir/dependencies.h"
+#include "ir/schedule.h"
+#include "schedule/costs.h"
+
+// The channel model's text (ir/channel.h) with time, for tests: a clock ticks, and at each tick all
+// that can start does, with no regard to speed. Costs are whole numbers; data-parallel actions are
+// left out. The simulator must give the same times.
+
+namespace pipewright::channel_model {
+
+class TickingClock {
+ public:
+  // The program must run to its end.
+  TickingClock(const ir::Program& program, ir::ChannelModel model, ir::ChannelCapacity capacity,
+               const schedule::Costs& costs)
+      : program_(program),
+        model_(model),
+        capacity_(capacity),
+        table_(costs, program.placement),
+        ends_(program.rows.size()) {
+    for (size_t rank = 0; rank < ends_.size(); ++rank)
+      ends_[rank].assign(program.rows[rank].size(), kOpen);
+  }
+
+  // When each action ends.
+  std::vector<std::vector<int>> run() {
+    for (now_ = 0; left() && now_ < 10000; ++now_) {
+      // What takes no time may let others start at the same tick.
+      for (bool started = true; started;) {
+        started = false;
+        for (size_t rank = 0; rank < ends_.size(); ++rank) {
+          for (size_t step = 0; step < ends_[rank].size(); ++step)
+            started = start({rank, step}) || started;
+        }
+      }
+    }
+    return ends_;
+  }
+
+ private:
+  static constexpr int kOpen = -1;
+  struct At {
+    size_t rank, step;
+  };
+
+  const ir::Action& action(At at) const { return program_.rows[at.rank][at.step]; }
+  ir::ActionKind kind(At at) const { return action(at).kind(); }
+  bool transfers(At at) const { return ir::is_send(kind(at)) || ir::is_receive(kind(at)); }
+  int duration(At at) const { return static_cast<int>(table_.duration(action(at))); }
+  int& end(At at) { return ends_[at.rank][at.step]; }
+  bool has_ended(At at) { return end(at) != kOpen && end(at) <= now_; }
+
+  bool left() const {
+    for (const auto& row : ends_) {
+      for (const int end : row) {
+        if (end == kOpen) return true;
+      }
+    }
+    return false;
+  }
+
+  // Every compute before it in its row has ended.
+  bool is_posted(At at) {
+    for (size_t step = 0; step < at.step; ++step) {
+      if (ir::is_compute(kind({at.rank, step})) && !has_ended({at.rank, step})) return false;
+    }
+    return true;
+  }
+
+  ir::Transfer transfer(At at) const {
+    return *ir::partner_of(action(at).parts()[0], program_.placement);
+  }
+  int peer(At at) const { return ir::is_send(kind(at)) ? transfer(at).to : transfer(at).from; }
+
+  bool is_at_head(At at) {
+    if (!is_posted(at)) return false;
+    for (size_t step = 0; step < at.step; ++step) {
+      const At before{at.rank, step};
+      if (!transfers(before) || has_ended(before)) continue;
+      if (model_ == ir::ChannelModel::kRank) return false;
+      if (peer(before) != peer(at)) continue;
+      if (model_ == ir::ChannelModel::kPeer || ir::is_send(kind(before)) == ir::is_send(kind(at)))
+        return false;
+    }
+    return true;
+  }
+
+  // The number of a SEND among those to its peer, of a RECV among those from it.
+  int number(At at) const {
+    int count = 0;
+    for (size_t step = 0; step < at.step; ++step) {
+      const At before{at.rank, step};
+      count += transfers(before) && ir::is_send(kind(before)) == ir::is_send(kind(at)) &&
+               peer(before) == peer(at);
+    }
+    return count;
+  }
+
+  // The SEND or RECV of this number at the other rank.
+  At other_end(At at, int wanted) const {
+    const auto rank = static_cast<size_t>(peer(at));
+    for (size_t step = 0; step < program_.rows[rank].size(); ++step) {
+      const At other{rank, step};
+      if (transfers(other) && ir::is_send(kind(other)) != ir::is_send(kind(at)) &&
+          peer(other) == static_cast<int>(at.rank) && number(other) == wanted)
+        return other;
+    }
+    return {rank, program_.rows[rank].size()};
+  }
+
+  bool has_inputs(At at) {
+    for (const ir::ActionPart part : action(at).parts()) {
+      for (const ir::Need& need : ir::needs_of(part, program_.placement)) {
+        if (need.rank == static_cast<int>(at.rank)) continue;
+        const ir::Action receive(
+            need.result == ir::Result::kOutput ? ir::ActionKind::kRecvF : ir::ActionKind::kRecvB,
+            part.stage(), part.microbatch());
+        for (size_t step = 0; step < program_.rows[at.rank].size(); ++step) {
+          if (action({at.rank, step}) == receive && !has_ended({at.rank, step})) return false;
+        }
+      }
+    }
+    return true;
+  }
+
+  // True if it started, or ended, at this tick.
+  bool start(At at) {
+    if (end(at) != kOpen) return false;
+    if (ir::is_compute(kind(at))) {
+      if (!is_posted(at) || !has_inputs(at)) return false;
+      end(at) = now_ + duration(at);
+      return true;
+    }
+    if (!transfers(at)) {
+      end(at) = now_;
+      return true;
+    }
+    if (!is_at_head(at)) return false;
+    const At partner = other_end(at, number(at));
+    if (ir::is_receive(kind(at))) {
+      // Its SEND starts the transfer of a rendezvous; else it takes what is there.
+      if (capacity_ == 0 || !has_ended(partner)) return false;
+      end(at) = now_;
+      return true;
+    }
+    if (capacity_ == 0) {
+      if (!is_at_head(partner)) return false;
+      end(at) = end(partner) = now_ + duration(at);
+      return true;
+    }
+    if (capacity_ != ir::kUnboundedCapacity && number(at) >= static_cast<int>(capacity_) &&
+        !has_ended(other_end(at, number(at) - static_cast<int>(capacity_))))
+      return false;
+    end(at) = now_ + duration(at);
+    return true;
+  }
+
+  const ir::Program& program_;
+  ir::ChannelModel model_;
+  ir::ChannelCapacity capacity_;
+  schedule::CostTable table_;
+  std::vector<std::vector<int>> ends_;
+  int now_ = 0;
+};
+
+}  // namespace pipewright::channel_model
+
+#endif  // PIPEWRIGHT_TESTS_CHANNEL_MODEL_TICKING_CLOCK_H_

@@ -1,0 +1,44 @@
+// What diff says of two schedules is what simulate says of each.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace {
+
+nlohmann::json run(const std::string& arguments) {
+  std::FILE* pipe = popen(("cli/pipewright " + arguments + " --json").c_str(), "r");
+  std::string output;
+  char chunk[4096];
+  for (size_t got; (got = std::fread(chunk, 1, sizeof chunk, pipe)) > 0;) output.append(chunk, got);
+  pclose(pipe);
+  return nlohmann::json::parse(output);
+}
+
+TEST(DiffTest, ItsNumbersAreThoseOfSimulate) {
+  const std::string shape = " --ranks 4 --microbatches 8";
+  for (const std::string more : {"", " --comm 0.25 --scale W=0.5 --slow 1=1.5",
+                                 " --level compute_comms --comm 0.25 --channels peer",
+                                 " --level compute_comms --comm 0.5 --receives latest"}) {
+    for (const auto& [before, after] : {std::pair("1F1B", "ZB-H1"),
+                                        {"ZBV", "V-Half"},
+                                        {"Interleaved1F1B", "DualPipeV"},
+                                        {"GPipe", "GPipe"}}) {
+      const auto diff = run(std::string("diff ") + before + " " + after + shape + more);
+      for (const auto& [side, name] : {std::pair("before", before), {"after", after}}) {
+        const auto alone = run(std::string("simulate ") + name + shape + more);
+        for (const char* number : {"makespan", "cost", "bubble_rate"})
+          EXPECT_EQ(diff[side][number], alone[number]) << name << more;
+        int peak = 0;
+        for (const auto& rank : alone["ranks"])
+          peak = std::max(peak, rank["peak_activations"].get<int>());
+        EXPECT_EQ(diff[side]["peak_activations"], peak);
+      }
+      EXPECT_EQ(diff["equal"], std::string(before) == after);
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,232 @@
+// Pictures: timelines as text, figures, traces whose every event is checked against the format, and
+// differences.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "ir/action_text.h"
+#include "schedule/diff.h"
+#include "schedule/dot.h"
+#include "schedule/lower.h"
+#include "schedule/simulate.h"
+#include "schedule/svg.h"
+#include "schedule/timeline_text.h"
+#include "schedule/trace.h"
+#include "schedules/registry.h"
+
+namespace pipewright::schedule {
+namespace {
+
+ir::ComputeOrder order_of(std::string_view name, int ranks, int microbatches) {
+  const schedules::ScheduleSpec& spec = *schedules::find_schedule(name);
+  return schedules::make_order(spec, {ranks, schedules::default_stages(spec, ranks), microbatches});
+}
+
+ir::Program program_of(std::string_view name, int ranks, int microbatches) {
+  ir::Diagnostics diagnostics;
+  return *lower(order_of(name, ranks, microbatches), {}, &diagnostics);
+}
+
+ir::Timeline run(const ir::ComputeOrder& order, const Costs& costs = {}) {
+  return simulate(*EventGraph::of_order(order), order, costs);
+}
+ir::Timeline run(const ir::Program& program, const Costs& costs = {}) {
+  return simulate(*EventGraph::of_program(program, ir::ChannelModel::kEdge, 0), program, costs);
+}
+
+std::string text_of(const ir::Schedule& schedule, const ir::Timeline& timeline,
+                    const TimelineTextOptions& options) {
+  std::ostringstream out;
+  print_timeline(schedule, timeline, options, out);
+  return out.str();
+}
+
+// Rank 1 runs F0 from 1 to 2 and B0 from 2 to 4; 0B0 starts at 4. A unit of time is three columns.
+TEST(TimelineTextTest, ShowsKindAndMicrobatchOverTime) {
+  const ir::ComputeOrder order = order_of("1F1B", 2, 3);
+  EXPECT_EQ(text_of(order, run(order), {}),
+            "rank 0  F0 F1       B0--- F2 B1---    B2---\n"
+            "rank 1     F0 B0--- F1 B1--- F2 B2---\n");
+}
+
+TEST(TimelineTextTest, ShowsStagesWhereARankHasSeveral) {
+  const ir::ComputeOrder order = order_of("ZBV", 1, 1);
+  EXPECT_EQ(text_of(order, run(order), {}), "rank 0  0F0 1F0 1I0 1W0 0I0 0W0\n");
+}
+
+TEST(TimelineTextTest, ShowsLessWhereThereIsLessRoom) {
+  const ir::ComputeOrder order = order_of("1F1B", 2, 3);  // 12 units of time
+  EXPECT_EQ(text_of(order, run(order), {.width = 8 + 24}),
+            "rank 0  F0F1    B0- F2B1-   B2-\n"
+            "rank 1    F0B0- F1B1- F2B2-\n");
+  EXPECT_EQ(text_of(order, run(order), {.width = 8 + 12}),
+            "rank 0  FF  B FB  B\n"
+            "rank 1   FB FB FB\n");
+}
+
+TEST(TimelineTextTest, FitsAnyWidth) {
+  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+    const ir::Program program = program_of(spec->name, 4, 16);
+    Costs costs;
+    costs.link.latency = 0.3;
+    const ir::Timeline timeline = run(program, costs);
+    for (const size_t width : {20, 40, 80, 200}) {
+      std::istringstream lines(text_of(program, timeline, {.width = width, .comms = true}));
+      for (std::string line; std::getline(lines, line);)
+        EXPECT_LE(line.size(), width) << spec->name;
+    }
+  }
+}
+
+TEST(TimelineTextTest, CommunicationHasRowsOfItsOwn) {
+  const ir::Program program = program_of("1F1B", 2, 1);
+  Costs costs;
+  costs.link.latency = 1;
+  EXPECT_EQ(text_of(program, run(program, costs), {.comms = true}),
+            "rank 0  F0                B0---\n"
+            "  send     0-\n"
+            "  recv                 0-\n"
+            "  data  U                      R\n"
+            "rank 1        F0 B0---\n"
+            "  send                 0-\n"
+            "  recv     0-\n"
+            "  data  U              R\n");
+}
+
+// ---- traces
+
+TEST(TraceTest, EveryEventKeepsToTheFormat) {
+  using nlohmann::json;
+  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+    SCOPED_TRACE(spec->name);
+    const ir::Program program = program_of(spec->name, 4, 8);
+    Costs costs;
+    costs.unit = "ms";
+    costs.link.latency = 0.25;
+    costs.activation_bytes = 10;
+    std::ostringstream out;
+    const ir::Timeline timeline = run(program, costs);
+    print_trace(program, costs, timeline, out);
+    const json trace = json::parse(out.str());
+    size_t actions = 0, sends = 0;
+    for (const ir::Row& row : program.rows) {
+      actions += row.size();
+      for (const ir::Action& action : row) sends += ir::is_send(action.kind());
+    }
+    std::map<std::string, size_t> phases;
+    std::set<std::pair<int, int>> tracks;
+    std::map<int, std::pair<double, double>> flows;
+    for (const json& event : trace["traceEvents"]) {
+      const std::string phase = event.at("ph");
+      ++phases[phase];
+      const int rank = event.at("pid");
+      EXPECT_TRUE(rank >= 0 && rank < 4);
+      EXPECT_FALSE(event.at("name").get<std::string>().empty());
+      if (phase == "M") {
+        EXPECT_FALSE(event.at("args").at("name").get<std::string>().empty());
+        if (event.at("name") == "thread_name") tracks.emplace(rank, event.at("tid"));
+        continue;
+      }
+      EXPECT_GE(event.at("ts").get<double>(), 0);
+      if (phase == "X") {
+        EXPECT_TRUE(tracks.contains({rank, event.at("tid")}));
+        const auto step = event.at("args").at("step").get<size_t>();
+        const ir::Interval& interval = timeline.at(static_cast<size_t>(rank), step);
+        EXPECT_EQ(event.at("name"), ir::to_string(program.rows[static_cast<size_t>(rank)][step]));
+        EXPECT_DOUBLE_EQ(event.at("ts").get<double>(), 1000 * interval.start);
+        EXPECT_DOUBLE_EQ(event.at("dur").get<double>(), 1000 * interval.duration());
+      } else if (phase == "s") {
+        flows[event.at("id")].first = event.at("ts");
+      } else if (phase == "f") {
+        EXPECT_EQ(event.at("bp"), "e");
+        flows[event.at("id")].second = event.at("ts");
+      } else {
+        EXPECT_EQ(phase, "C");
+        EXPECT_EQ(event.at("args").size(), 1u);
+        EXPECT_TRUE(event.at("args").front().is_number());
+      }
+    }
+    EXPECT_EQ(phases["X"], actions);
+    EXPECT_EQ(phases["s"], sends);
+    EXPECT_EQ(phases["f"], sends);
+    EXPECT_EQ(flows.size(), sends);
+    for (const auto& [id, times] : flows) EXPECT_LE(times.first, times.second);
+  }
+}
+
+// ---- figures
+
+TEST(SvgTest, HasARectangleForEachPartThatTakesTime) {
+  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+    const ir::ComputeOrder order = order_of(spec->name, 4, 8);
+    std::ostringstream out;
+    print_svg(order, run(order), "a <title> & more", "ms", out);
+    const std::string svg = out.str();
+    size_t parts = 0, legend = 0;
+    std::set<ir::ActionKind> kinds;
+    for (const ir::Row& row : order.rows) {
+      for (const ir::Action& action : row) {
+        parts += action.parts().size();
+        for (const ir::ActionPart part : action.parts()) kinds.insert(part.kind());
+      }
+    }
+    legend = kinds.size();
+    size_t found = 0;
+    for (size_t at = svg.find("<rect"); at != std::string::npos; at = svg.find("<rect", at + 1))
+      ++found;
+    EXPECT_EQ(found, parts + legend + 1) << spec->name;  // and the background
+    EXPECT_NE(svg.find("a &lt;title&gt; &amp; more"), std::string::npos);
+    EXPECT_EQ(svg.find("<script"), std::string::npos);
+    EXPECT_EQ(svg.find("nan"), std::string::npos);
+  }
+}
+
+TEST(DotTest, HasAnEdgeForEachWait) {
+  const ir::ComputeOrder order = order_of("1F1B", 2, 1);
+  std::ostringstream out;
+  print_dot(order, *EventGraph::of_order(order), out);
+  const std::string dot = out.str();
+  EXPECT_NE(dot.find("a0 [label=\"0F0\""), std::string::npos);
+  EXPECT_NE(dot.find("a0 -> a2 [style=bold"), std::string::npos);  // 0F0 to 1F0
+  EXPECT_NE(dot.find("a2 -> a3;"), std::string::npos);             // 1F0 to 1B0
+  EXPECT_NE(dot.find("a3 -> a1 [style=bold"), std::string::npos);  // 1B0 to 0B0
+}
+
+// ---- differences
+
+ir::Row row(std::initializer_list<const char*> texts) {
+  ir::Row actions;
+  for (const char* text : texts) {
+    ir::Action action;
+    EXPECT_FALSE(ir::parse_action(text, &action));
+    actions.push_back(action);
+  }
+  return actions;
+}
+
+TEST(DiffTest, RemovedAddedAndTheFewestMoved) {
+  const RowChange change = change_of(row({"0F0", "0F1", "0F2", "0F3", "0B0"}),
+                                     row({"0F1", "0F2", "0F0", "0F3", "0I0", "0W0"}));
+  EXPECT_EQ(change.removed, row({"0B0"}));
+  EXPECT_EQ(change.added, row({"0I0", "0W0"}));
+  EXPECT_EQ(change.moved, row({"0F0"}));
+}
+
+TEST(DiffTest, RepeatedActionsAreToldApart) {
+  const RowChange change = change_of(row({"0UNSHARD", "0F0", "0RESHARD", "0UNSHARD", "0F1"}),
+                                     row({"0UNSHARD", "0F0", "0F1"}));
+  EXPECT_EQ(change.removed, row({"0RESHARD", "0UNSHARD"}));
+  EXPECT_TRUE(change.added.empty() && change.moved.empty());
+}
+
+TEST(DiffTest, IdleSlotsDoNotCount) {
+  ir::Row with_idle = row({"0F0", "0B0"});
+  with_idle.insert(with_idle.begin() + 1, ir::Action());
+  EXPECT_TRUE(change_of(row({"0F0", "0B0"}), with_idle).empty());
+}
+
+}  // namespace
+}  // namespace pipewright::schedule
