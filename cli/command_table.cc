@@ -173,6 +173,25 @@ const std::vector<CommandSpec>& table() {
        {{"pipewright explain PW006", "what is behind error[PW006]"},
         {"pipewright explain 1F1B --ranks 4 --microbatches 8 --at 0:12", "what is behind a gap"}},
        run_explain},
+      {"launch",
+       "run a program as ranks on this machine",
+       "Starts N processes of a program with torchrun's environment: RANK, LOCAL_RANK, WORLD_SIZE, "
+       "LOCAL_WORLD_SIZE,\n"
+       "MASTER_ADDR, MASTER_PORT; OMP_NUM_THREADS is 1 unless it is set. Each line that they write "
+       "has its rank in front.\n"
+       "When a rank fails the others are ended, and the exit code is that of the rank, or 128 + "
+       "its "
+       "signal. Ctrl-C ends\n"
+       "all of them; what has not ended after five seconds is killed.",
+       {{{ValueKind::kFile, "PROGRAM", {}}, "the program; what follows are its own arguments"}},
+       {
+           {"--num-ranks", "-n", {ValueKind::kNumber, "N", {}}, "processes; by default 1"},
+           {"--master-port", "", {ValueKind::kNumber, "PORT", {}}, "by default one that is free"},
+       },
+       {{"pipewright launch -n 4 ./train --steps 100", "four ranks"},
+        {"pipewright launch -n 4 -- ./train --steps 100", "the same"}},
+       run_launch,
+       true},
       {"completion",
        "print a completion script for a shell",
        "Prints a script that completes commands, options and their values.",

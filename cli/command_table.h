@@ -55,6 +55,9 @@ struct CommandSpec {
   std::vector<Example> examples;
   // Does the command; gives the exit code.
   int (*run)(const Invocation&, Console&);
+  // The last argument is a program: what follows it is the program's, whatever it looks like, and
+  // comes as further arguments.
+  bool takes_program = false;
 };
 
 std::span<const CommandSpec> commands();

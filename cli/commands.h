@@ -14,6 +14,7 @@ int run_validate(const Invocation& invocation, Console& console);
 int run_simulate(const Invocation& invocation, Console& console);
 int run_diff(const Invocation& invocation, Console& console);
 int run_explain(const Invocation& invocation, Console& console);
+int run_launch(const Invocation& invocation, Console& console);
 int run_completion(const Invocation& invocation, Console& console);
 
 }  // namespace pipewright::cli

@@ -13,6 +13,7 @@
 #include "cli/simulation.h"
 #include "ir/action_text.h"
 #include "ir/read.h"
+#include "schedule/verify.h"
 
 namespace pipewright::cli {
 namespace {
@@ -50,10 +51,22 @@ std::string tokens_json(const std::vector<ir::Action>& actions) {
   return text;
 }
 
-std::string side_json(const Report& report) {
+std::string side_json(const Simulation& simulation) {
+  const Report& report = simulation.report;
   return fmt::format(
-      "{{\"makespan\": {}, \"cost\": {}, \"bubble_rate\": {}, \"peak_activations\": {}}}",
-      report.makespan, report.cost, report.bubble_rate, peak_activations(report));
+      "{{\"makespan\": {}, \"cost\": {}, \"bubble_rate\": {}, \"peak_activations\": {}, "
+      "\"peak_bytes\": {}}}",
+      report.makespan, report.cost, report.bubble_rate, peak_activations(report),
+      simulation.costs.has_sizes() ? fmt::format("{}", peak_bytes(report)) : "null");
+}
+
+// Empty for an order.
+std::string channels_text(const ir::AnySchedule& schedule) {
+  if (!std::holds_alternative<ir::Program>(schedule)) return "";
+  const schedule::VerifyOptions options = schedule::options_of(ir::schedule_of(schedule).lowering);
+  return fmt::format("channels {}, capacity {}{}", ir::name(options.channels),
+                     ir::to_string_capacity(options.capacity),
+                     options.weight_free_w ? ", weight-free W" : "");
 }
 
 void print_changes(const std::vector<RowChange>& changes, std::ostream& out) {
@@ -99,13 +112,14 @@ int run_diff(const Invocation& invocation, Console& console) {
     any_program = any_program || (inputs[side].schedule &&
                                   std::holds_alternative<ir::Program>(*inputs[side].schedule));
   }
+  const AskedCosts costs = read_costs(invocation, console);
   std::optional<Simulation> simulations[2];
   for (size_t side = 0; side < 2; ++side) {
     Input& input = inputs[side];
     // Like with like: an order beside a program is lowered.
     lower_input(invocation, any_program ? ir::Level::kComputeComms : ir::Level::kComputeOnly,
                 nullptr, &input);
-    simulations[side] = simulate_input(invocation, console, &input);
+    simulations[side] = simulate_input(invocation, costs, &input);
     if (!simulations[side]) {
       print_diagnostics(input, console);
       return kExitInvalid;
@@ -116,7 +130,11 @@ int run_diff(const Invocation& invocation, Console& console) {
   const std::vector<RowChange> changes = schedule::changes_of(left.rows, right.rows);
   const bool same_shape =
       left.placement == right.placement && left.num_microbatches == right.num_microbatches;
-  const bool equal = same_shape && std::ranges::all_of(changes, &RowChange::empty);
+  // Programs are judged, and run, under channels.
+  const std::string left_channels = channels_text(*inputs[0].schedule),
+                    right_channels = channels_text(*inputs[1].schedule);
+  const bool equal = same_shape && left_channels == right_channels &&
+                     std::ranges::all_of(changes, &RowChange::empty);
   if (invocation.has("--json")) {
     std::string ranks;
     for (const RowChange& change : changes) {
@@ -127,7 +145,7 @@ int run_diff(const Invocation& invocation, Console& console) {
     console.out << fmt::format(
         "{{\n  \"version\": 1,\n  \"equal\": {},\n  \"before\": {},\n  \"after\": {},\n  "
         "\"ranks\": [{}\n  ]\n}}\n",
-        equal, side_json(simulations[0]->report), side_json(simulations[1]->report), ranks);
+        equal, side_json(*simulations[0]), side_json(*simulations[1]), ranks);
     return equal ? kExitOk : kExitInvalid;
   }
   const auto shape = [](const ir::Schedule& schedule) {
@@ -138,6 +156,8 @@ int run_diff(const Invocation& invocation, Console& console) {
     return kExitOk;
   }
   if (!same_shape) console.out << fmt::format("- {}\n+ {}\n", shape(left), shape(right));
+  if (left_channels != right_channels)
+    console.out << fmt::format("- {}\n+ {}\n", left_channels, right_channels);
   print_changes(changes, console.out);
   print_effect(*simulations[0], *simulations[1], console.out);
   return kExitInvalid;

@@ -64,7 +64,7 @@ class CellExplanation {
     out_ << fmt::format("`{}` on rank {}, step {}: from {} to {}\n", ir::to_string(action),
                         cell.rank, cell.step, number_text(interval.start),
                         number_text(interval.end));
-    out_ << (slack < 1e-9 * simulation_.report.makespan
+    out_ << (slack <= 1e-9 * simulation_.report.makespan
                  ? std::string("slack 0: it is critical, all ends later if it does\n")
                  : fmt::format(
                        "slack {}: it could end so much later, and all would end as it does\n",
@@ -101,8 +101,9 @@ class CellExplanation {
                                           ? "the gradient of "
                                       : before.bond == schedule::Before::kSend ? "its SEND, "
                                                                                : "";
-        const bool decides = end + way >= interval.start - 1e-9 * simulation_.report.makespan &&
-                             before.bond != schedule::Before::kSend;
+        // A RECV is ruled by what lets it start, or by the end of its SEND.
+        const double limit = before.bond == schedule::Before::kSend ? interval.end : interval.start;
+        const bool decides = end + way >= limit - 1e-9 * simulation_.report.makespan;
         out_ << fmt::format("waits for {}{}: {}{}\n", what, name(before.action),
                             way > 0 ? fmt::format("there at {}", number_text(end + way))
                                     : fmt::format("ends at {}", number_text(end)),
@@ -133,7 +134,8 @@ int explain_cell(const Invocation& invocation, Console& console) {
       invocation,
       input.source && input.schedule ? ir::level_of(*input.schedule) : ir::Level::kComputeComms,
       nullptr, &input);
-  const std::optional<Simulation> simulation = simulate_input(invocation, console, &input);
+  const std::optional<Simulation> simulation =
+      simulate_input(invocation, read_costs(invocation, console), &input);
   if (!simulation) {
     print_diagnostics(input, console);
     return kExitInvalid;
@@ -149,6 +151,10 @@ int explain_cell(const Invocation& invocation, Console& console) {
 int run_explain(const Invocation& invocation, Console& console) {
   const std::string& word = invocation.arguments[0];
   if (invocation.has("--at")) return explain_cell(invocation, console);
+  for (const auto& [option, value] : invocation.options) {
+    if (option != "--color" && option != "--width")
+      throw UsageError(fmt::format("{} goes with --at", option));
+  }
   if (const std::optional<ir::Rule> rule = ir::rule_of_code(word)) {
     console.out << fmt::format("{}: {}\n\n{}", ir::code(*rule), ir::info(*rule).summary,
                                ir::info(*rule).text);

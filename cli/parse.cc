@@ -88,20 +88,20 @@ int run_command(ParsedCommand& parsed, Console& console) {
   std::vector<std::string_view> flags = {"--help"};
   for (const auto& [option, unused] : parsed.options) flags.push_back(option->name);
   // Options that the table does not have; a word behind one may be meant as its value.
-  refuse_options(parsed.app->remaining(), flags, where);
   std::vector<std::string>& arguments = parsed.arguments;
+  if (!spec.takes_program) refuse_options(parsed.app->remaining(), flags, where);
   if (arguments.size() < spec.arguments.size()) {
     throw UsageError(fmt::format("{} wants {}: {}", where,
                                  spec.arguments[arguments.size()].value.shown,
                                  spec.arguments[arguments.size()].help));
   }
-  if (arguments.size() > spec.arguments.size()) {
+  if (arguments.size() > spec.arguments.size() && !spec.takes_program) {
     throw UsageError(fmt::format("{} does not take {}", where,
                                  ir::backticked(arguments[spec.arguments.size()])));
   }
 
   Invocation invocation;
-  for (size_t index = 0; index < arguments.size(); ++index) {
+  for (size_t index = 0; index < spec.arguments.size(); ++index) {
     check_value(std::string(spec.arguments[index].value.shown), spec.arguments[index].value,
                 arguments[index]);
   }
@@ -115,6 +115,13 @@ int run_command(ParsedCommand& parsed, Console& console) {
     check_value(std::string(option->name), option->value, value);
     invocation.options[std::string(option->name)] = value;
   }
+  // stdin is read once.
+  size_t stdins = invocation.text("--costs") == "-" ? 1 : 0;
+  for (size_t index = 0; index < spec.arguments.size(); ++index) {
+    stdins += spec.arguments[index].value.kind == ValueKind::kSource &&
+              invocation.arguments[index] == "-";
+  }
+  if (stdins > 1) throw UsageError("- is stdin, and can be read for one thing only");
   const std::string color = invocation.text("--color").value_or("auto");
   configure(color == "always"  ? ColorMode::kAlways
             : color == "never" ? ColorMode::kNever
@@ -137,8 +144,12 @@ int parse_and_run(int argc, const char* const* argv, Console& console) {
     command.spec = &spec;
     command.app = app.add_subcommand(std::string(spec.name));
     command.app->set_help_flag("-h,--help");
-    command.app->allow_extras();
-    command.app->add_option("arguments", command.arguments);
+    if (spec.takes_program) {
+      command.app->prefix_command();
+    } else {
+      command.app->allow_extras();
+      command.app->add_option("arguments", command.arguments);
+    }
     add_options(command.app, spec.options, &command.options);
     add_options(command.app, common_options(), &command.options);
     names.push_back(spec.name);
@@ -182,6 +193,17 @@ int parse_and_run(int argc, const char* const* argv, Console& console) {
   }
   for (const auto& command : parsed) {
     if (!command->app->parsed()) continue;
+    if (command->spec->takes_program) {
+      command->arguments = command->app->remaining();
+      // An option that the command does not have stands before the program.
+      std::vector<std::string_view> flags = {"--help"};
+      for (const auto& [option, unused] : command->options) flags.push_back(option->name);
+      if (!command->arguments.empty())
+        refuse_options({command->arguments.front()}, flags,
+                       fmt::format("`pipewright {}`", command->spec->name));
+      // The program's own --.
+      if (!command->arguments.empty() && dashes != end) command->arguments.emplace_back("--");
+    }
     command->arguments.insert(command->arguments.end(), behind.begin(), behind.end());
     return run_command(*command, console);
   }

@@ -10,6 +10,7 @@
 #include "cli/files.h"
 #include "cli/input.h"
 #include "cli/simulation.h"
+#include "cli/usage_error.h"
 #include "ir/read.h"
 #include "schedule/dot.h"
 #include "schedule/svg.h"
@@ -89,6 +90,9 @@ int run_print(const Invocation& invocation, Console& console) {
   const std::string format =
       invocation.text("--format")
           .value_or(to_stdout && console.out_is_terminal ? "timeline" : "table");
+  if (!is_picture(format)) refuse_cost_options(invocation, "a picture");
+  if (invocation.has("--comms") && format != "timeline")
+    throw UsageError("--comms goes with --format timeline");
   // What a pass gave goes to stderr: stdout holds the result alone.
   const std::optional<std::string> watched = invocation.text("--print-after");
   bool seen = false;
@@ -111,7 +115,7 @@ int run_print(const Invocation& invocation, Console& console) {
                                      to_stdout && console.out_color};
   std::optional<Simulation> simulation;
   if (is_picture(format) && input.schedule) {
-    simulation = simulate_input(invocation, console, &input);
+    simulation = simulate_input(invocation, read_costs(invocation, console), &input);
     if (!simulation) input.schedule.reset();
   }
   print_diagnostics(input, console);

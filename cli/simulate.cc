@@ -215,7 +215,8 @@ int run_simulate(const Invocation& invocation, Console& console) {
       invocation,
       input.source && input.schedule ? ir::level_of(*input.schedule) : ir::Level::kComputeOnly,
       nullptr, &input);
-  const std::optional<Simulation> simulation = simulate_input(invocation, console, &input);
+  const std::optional<Simulation> simulation =
+      simulate_input(invocation, read_costs(invocation, console), &input);
   if (!simulation) {
     print_diagnostics(input, console);
     return kExitInvalid;

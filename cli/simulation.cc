@@ -23,10 +23,9 @@ namespace {
 double time_of(const std::string& option, std::string_view text) {
   double value = 0;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || stop != text.data() + text.size() || !std::isfinite(value) ||
-      value < 0)
-    throw UsageError(
-        fmt::format("{} wants a number from 0, found {}", option, ir::backticked(text)));
+  if (error != std::errc() || stop != text.data() + text.size() || !schedule::is_cost(value))
+    throw UsageError(fmt::format("{} wants 0, or a number from {} to {}, found {}", option,
+                                 schedule::kLeastCost, schedule::kMostCost, ir::backticked(text)));
   return value;
 }
 
@@ -34,47 +33,25 @@ double time_of(const std::string& option, std::string_view text) {
 std::vector<std::pair<std::string, double>> factors(const std::string& option,
                                                     std::string_view text) {
   std::vector<std::pair<std::string, double>> all;
-  while (!text.empty()) {
+  for (bool more = true; more;) {
     const size_t comma = std::min(text.find(','), text.size());
     const std::string_view one = text.substr(0, comma);
     const size_t equals = one.find('=');
     if (equals == std::string_view::npos)
       throw UsageError(fmt::format("{} wants NAME=FACTOR, found {}", option, ir::backticked(one)));
     all.emplace_back(one.substr(0, equals), time_of(option, one.substr(equals + 1)));
+    more = comma < text.size();
     text.remove_prefix(std::min(comma + 1, text.size()));
   }
   return all;
 }
 
-schedule::Costs costs_of(const Invocation& invocation, Console& console,
-                         const ir::Schedule& schedule) {
-  schedule::Costs costs;
-  std::string file = "costs";
-  if (const auto path = invocation.text("--costs")) {
-    for (const char* option : {"--forward", "--backward-input", "--backward-weight", "--comm"}) {
-      if (invocation.has(option))
-        throw UsageError(fmt::format("{} and --costs both say what things cost", option));
-    }
-    const ir::Source source = read_source(*path, console);
-    file = ir::printable(source.name);
-    auto parsed = schedule::parse_costs(source.text);
-    if (const auto* error = std::get_if<std::string>(&parsed))
-      throw UsageError(fmt::format("{}: {}", file, *error));
-    costs = std::move(std::get<schedule::Costs>(parsed));
-  }
-  const auto set = [&](const std::string& option, schedule::PerStage* cost) {
-    if (const auto text = invocation.text(option)) *cost = time_of(option, *text);
-  };
-  set("--forward", &costs.forward);
-  set("--backward-input", &costs.backward_input);
-  set("--backward-weight", &costs.backward_weight);
-  if (const auto text = invocation.text("--comm")) costs.link.latency = time_of("--comm", *text);
-  if (const auto error =
-          schedule::costs_error(costs, schedule.placement, schedule.num_microbatches))
-    throw UsageError(fmt::format("{}: {}", file, *error));
+// What --scale and --slow change.
+void change_costs(const Invocation& invocation, const ir::Placement& placement,
+                  schedule::Costs* costs) {
   if (const auto text = invocation.text("--scale")) {
     for (const auto& [name, factor] : factors("--scale", *text)) {
-      if (schedule::scale_cost(name, factor, &costs)) continue;
+      if (schedule::scale_cost(name, factor, costs)) continue;
       throw UsageError(fmt::format("--scale knows no {}; it knows {}", ir::backticked(name),
                                    fmt::join(schedule::scalable_costs(), ", ")));
     }
@@ -84,13 +61,12 @@ schedule::Costs costs_of(const Invocation& invocation, Console& console,
       int rank = -1;
       const auto [stop, error] = std::from_chars(name.data(), name.data() + name.size(), rank);
       if (error != std::errc() || stop != name.data() + name.size() || rank < 0 ||
-          rank >= schedule.placement.num_ranks())
+          rank >= placement.num_ranks())
         throw UsageError(fmt::format("--slow wants a rank from 0 to {}, found {}",
-                                     schedule.placement.num_ranks() - 1, ir::backticked(name)));
-      schedule::slow_rank(rank, factor, schedule.placement, &costs);
+                                     placement.num_ranks() - 1, ir::backticked(name)));
+      schedule::slow_rank(rank, factor, placement, costs);
     }
   }
-  return costs;
 }
 
 std::optional<schedule::EventGraph> graph_of(Input* input) {
@@ -128,11 +104,47 @@ std::vector<OptionSpec> cost_options() {
   };
 }
 
-std::optional<Simulation> simulate_input(const Invocation& invocation, Console& console,
+void refuse_cost_options(const Invocation& invocation, std::string_view wanted) {
+  for (const OptionSpec& option : cost_options()) {
+    if (invocation.has(std::string(option.name)))
+      throw UsageError(fmt::format("{} goes with {}", option.name, wanted));
+  }
+}
+
+AskedCosts read_costs(const Invocation& invocation, Console& console) {
+  AskedCosts asked;
+  schedule::Costs& costs = asked.costs;
+  if (const auto path = invocation.text("--costs")) {
+    for (const char* option : {"--forward", "--backward-input", "--backward-weight", "--comm"}) {
+      if (invocation.has(option))
+        throw UsageError(fmt::format("{} and --costs both say what things cost", option));
+    }
+    const ir::Source source = read_source(*path, console);
+    asked.file = ir::printable(source.name);
+    auto parsed = schedule::parse_costs(source.text);
+    if (const auto* error = std::get_if<std::string>(&parsed))
+      throw UsageError(fmt::format("{}: {}", asked.file, *error));
+    costs = std::move(std::get<schedule::Costs>(parsed));
+  }
+  const auto set = [&](const std::string& option, schedule::PerStage* cost) {
+    if (const auto text = invocation.text(option)) *cost = time_of(option, *text);
+  };
+  set("--forward", &costs.forward);
+  set("--backward-input", &costs.backward_input);
+  set("--backward-weight", &costs.backward_weight);
+  if (const auto text = invocation.text("--comm")) costs.link.latency = time_of("--comm", *text);
+  return asked;
+}
+
+std::optional<Simulation> simulate_input(const Invocation& invocation, const AskedCosts& asked,
                                          Input* input) {
   if (!input->schedule) return std::nullopt;
   const ir::Schedule& schedule = ir::schedule_of(*input->schedule);
-  schedule::Costs costs = costs_of(invocation, console, schedule);
+  if (const auto error =
+          schedule::costs_error(asked.costs, schedule.placement, schedule.num_microbatches))
+    throw UsageError(fmt::format("{}: {}", asked.file, *error));
+  schedule::Costs costs = asked.costs;
+  change_costs(invocation, schedule.placement, &costs);
   std::optional<schedule::EventGraph> graph = graph_of(input);
   if (!graph) {
     place_diagnostics(input);

@@ -31,10 +31,18 @@ struct Simulation {
   schedule::Report report;
 };
 
+// What actions cost, as --costs or the flags say, and where that stands.
+struct AskedCosts {
+  schedule::Costs costs;
+  std::string file = "costs";
+};
+AskedCosts read_costs(const Invocation& invocation, Console& console);
+// A usage error if any of cost_options() was given: "--costs goes with a picture".
+void refuse_cost_options(const Invocation& invocation, std::string_view wanted);
+
 // Simulates what lower_input left: an order with ideal transfers, a program under its channels.
-// None where the schedule is wrong: the errors are in `input` then. `--costs` is read relative to
-// where the command runs.
-std::optional<Simulation> simulate_input(const Invocation& invocation, Console& console,
+// None where the schedule is wrong: the errors are in `input` then.
+std::optional<Simulation> simulate_input(const Invocation& invocation, const AskedCosts& asked,
                                          Input* input);
 
 // Formats of `print` that need a simulation.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -22,30 +23,23 @@ class SendRecvPass {
       : program_(std::move(program)),
         dependencies_(program_.placement),
         num_microbatches_(static_cast<size_t>(program_.num_microbatches)),
-        made_(static_cast<size_t>(program_.placement.num_stages()) * num_microbatches_) {
+        made_(static_cast<size_t>(program_.placement.num_stages()) * num_microbatches_),
+        awake_((program_.rows.size() + kBits - 1) / kBits) {
     reserve();
   }
 
   std::optional<ir::Program> run(std::vector<StuckRank>* stuck) {
-    std::vector<Turn> turns;  // of the ranks with actions left, ascending
-    for (size_t rank = 0; rank < built_.size(); ++rank) {
+    for (size_t rank = 0; rank < program_.rows.size(); ++rank) {
       const ir::Row& row = program_.rows[rank];
-      if (!row.empty()) turns.push_back({row.data(), row.data() + row.size(), rank});
+      turns_.push_back({row.data(), row.data() + row.size()});
+      if (!row.empty()) wake(rank);
     }
-    while (!turns.empty()) {
-      bool progress = false;
-      bool finished = false;
-      for (Turn& turn : turns) {
-        if (!take(*turn.next, turn.rank)) continue;
-        progress = true;
-        finished = ++turn.next == turn.end || finished;
-      }
-      if (!progress) {
-        for (const Turn& turn : turns) stuck->push_back(describe(turn));
-        return std::nullopt;
-      }
-      if (finished) std::erase_if(turns, [](const Turn& turn) { return turn.next == turn.end; });
+    while (take_turns()) {
     }
+    for (size_t rank = 0; rank < turns_.size(); ++rank) {
+      if (turns_[rank].next != turns_[rank].end) stuck->push_back(describe(rank));
+    }
+    if (!stuck->empty()) return std::nullopt;
     program_.rows = std::move(built_);
     program_.lowering.receives = ir::Receives::kPytorch;
     return std::move(program_);
@@ -55,8 +49,29 @@ class SendRecvPass {
   struct Turn {
     const ir::Action* next;
     const ir::Action* end;
-    size_t rank;
   };
+  static constexpr size_t kBits = 64;
+
+  void wake(size_t rank) { awake_[rank / kBits] |= uint64_t{1} << rank % kBits; }
+
+  // One turn of each rank that is awake, ascending; a rank that cannot go on sleeps until it gets
+  // something, which may be in the same round. False if nobody could.
+  bool take_turns() {
+    bool progress = false;
+    for (size_t word = 0; word < awake_.size(); ++word) {
+      uint64_t still_to_come = ~uint64_t{0};
+      while (const uint64_t bits = awake_[word] & still_to_come) {
+        const auto bit = static_cast<size_t>(std::countr_zero(bits));
+        still_to_come = bit + 1 == kBits ? 0 : ~uint64_t{0} << (bit + 1);
+        const size_t rank = word * kBits + bit;
+        Turn& turn = turns_[rank];
+        const bool taken = take(*turn.next, rank);
+        progress = progress || taken;
+        if (!taken || ++turn.next == turn.end) awake_[word] &= ~(uint64_t{1} << bit);
+      }
+    }
+    return progress;
+  }
 
   // Room for what each row will have, so that none is copied as it grows.
   void reserve() {
@@ -110,17 +125,20 @@ class SendRecvPass {
       const auto post = [&](size_t on, ir::ActionPart end) {
         built_[on].emplace_back(end.kind(), end.stage(), part.microbatch());
       };
+      const auto to = static_cast<size_t>(transfer->to);
       post(rank, transfer->send);
-      post(static_cast<size_t>(transfer->to), transfer->receive);
+      post(to, transfer->receive);
+      if (turns_[to].next != turns_[to].end) wake(to);
     }
     return true;
   }
 
-  StuckRank describe(const Turn& turn) {
-    for (const ir::ActionPart part : turn.next->parts()) {
+  StuckRank describe(size_t rank) {
+    const ir::Action& next = *turns_[rank].next;
+    for (const ir::ActionPart part : next.parts()) {
       if (is_ready(part)) continue;
       for (const ir::Need& need : ir::needs_of(part, program_.placement)) {
-        if (need.stage != part.stage()) return {static_cast<int>(turn.rank), *turn.next, need};
+        if (need.stage != part.stage()) return {static_cast<int>(rank), next, need};
       }
     }
     PW_CHECK(false, "a rank that is stuck waits for another stage");
@@ -132,6 +150,8 @@ class SendRecvPass {
   size_t num_microbatches_;
   std::vector<uint8_t> made_;  // by stage and microbatch: a bit each Result
   ir::Rows built_;
+  std::vector<Turn> turns_;      // by rank
+  std::vector<uint64_t> awake_;  // ranks that may go on, a bit each
 };
 
 // Whether `left` and `right` are the same work, where passes may have split or merged the backward.

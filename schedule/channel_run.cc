@@ -48,11 +48,13 @@ void ChannelRun::link_rows() {
   operations_.reserve(static_cast<size_t>(size));
   for (const ir::Row& row : program_.rows) {
     first_of_rank_.push_back(static_cast<uint32_t>(operations_.size()));
+    uint32_t poster = kNoPoster;
     for (size_t step = 0; step < row.size(); ++step) {
+      if (ir::is_compute(row[step].kind())) poster = static_cast<uint32_t>(step);
       if (!is_operation(row[step])) continue;
       const ActionPart part = row[step].parts()[0];
       operations_.push_back(
-          {static_cast<uint32_t>(step), pair_ids_.of(part), kNone, cell_of(part)});
+          {static_cast<uint32_t>(step), pair_ids_.of(part), kNone, cell_of(part), poster});
     }
   }
   first_of_rank_.push_back(static_cast<uint32_t>(operations_.size()));

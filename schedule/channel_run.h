@@ -29,13 +29,19 @@ class ChannelRun {
   static constexpr uint32_t kNoQueue = UINT32_MAX;
   template <typename Ended>
   void run(const Ended& ended);
-  // Pairs of ranks, numbered; the queue of a pair's RECVs; and the rank and step of the operation
-  // at the head of a queue, which must have one.
+  // Pairs of ranks, numbered; the queue of a pair's RECVs; and the operation at the head of a
+  // queue, which must have one. While `ended` is told of an operation, that is at the head.
   uint32_t num_pairs() const { return pair_ids_.size(); }
   uint32_t pair_of(ir::ActionPart send_or_receive) const { return pair_ids_.of(send_or_receive); }
   uint32_t receive_queue_of(uint32_t pair) const { return pairs_[pair].receive_queue; }
-  std::pair<int, uint32_t> head_of(uint32_t queue) const {
-    return {queues_[queue].rank, operations_[queues_[queue].head].step};
+  struct Head {
+    int rank;
+    uint32_t
+        poster;  // step of the compute before it, which posts it; kNoPoster where there is none
+  };
+  static constexpr uint32_t kNoPoster = UINT32_MAX;
+  Head head_of(uint32_t queue) const {
+    return {queues_[queue].rank, operations_[queues_[queue].head].poster};
   }
   uint32_t num_queues() const { return static_cast<uint32_t>(queues_.size()); }
 
@@ -70,6 +76,7 @@ class ChannelRun {
     uint32_t pair;
     uint32_t next;  // of the same queue; kNone behind the last
     uint32_t cell;  // what it sends or receives: see cell_of()
+    uint32_t poster;
   };
   // Operations of one queue of a rank, in the order of posting.
   struct Queue {

@@ -45,7 +45,9 @@ void PerStage::scale(double factor) {
 }
 
 bool Costs::has_sizes() const {
-  return !activation_bytes.is_zero() || !parameter_bytes.is_zero() || !gradient_bytes.is_zero();
+  return !output_bytes.is_zero() || !input_gradient_bytes.is_zero() ||
+         !activation_bytes.is_zero() || !weight_input_bytes.is_zero() ||
+         !parameter_bytes.is_zero() || !gradient_bytes.is_zero();
 }
 
 std::span<const StageCost> stage_costs() { return kStageCosts; }

@@ -65,9 +65,16 @@ struct Costs {
   PerStage parameter_bytes = 0;       // while unsharded
   PerStage gradient_bytes = 0;        // before they are reduced
 
+  // Whether any of the sizes is known.
   bool has_sizes() const;
   friend bool operator==(const Costs&, const Costs&) = default;
 };
+
+// Costs are 0, or within these: what is made of them then neither overflows nor vanishes.
+inline constexpr double kLeastCost = 1e-12, kMostCost = 1e18;
+inline bool is_cost(double value) {
+  return value == 0 || (value >= kLeastCost && value <= kMostCost);
+}
 
 // The fields of Costs with a number a stage, by the names that files give them.
 struct StageCost {

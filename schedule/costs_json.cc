@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <vector>
@@ -30,8 +29,9 @@ std::string shown(const Json& value) {
 }
 
 double number(std::string_view key, const Json& value) {
-  if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() < 0)
-    fail(fmt::format("`{}` wants numbers from 0, found {}", key, shown(value)));
+  if (!value.is_number() || !is_cost(value.get<double>()))
+    fail(fmt::format("`{}` wants 0, or numbers from {} to {}, found {}", key, kLeastCost, kMostCost,
+                     shown(value)));
   return value.get<double>();
 }
 
@@ -131,7 +131,8 @@ std::variant<Costs, std::string> parse_costs(std::string_view text) {
   // The parser keeps the last of two equal keys, without a word.
   std::vector<std::set<std::string>> keys;
   std::string repeated;
-  const auto watch = [&](int, Json::parse_event_t event, Json& value) {
+  const auto watch = [&](int depth, Json::parse_event_t event, Json& value) {
+    if (depth > 4) fail("no value is nested so deep");
     if (event == Json::parse_event_t::object_start) keys.emplace_back();
     if (event == Json::parse_event_t::object_end) keys.pop_back();
     if (event == Json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second)
@@ -149,6 +150,8 @@ std::variant<Costs, std::string> parse_costs(std::string_view text) {
     const auto line =
         1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(offset), '\n');
     return fmt::format("line {} is not JSON", line);
+  } catch (const Json::out_of_range&) {
+    return "a number is too large";
   }
 }
 

@@ -200,12 +200,11 @@ class ProgramWalk : EventWalk<Sink> {
     uint32_t sent = 0;
   };
 
-  // The compute before a step of a row, which has ended.
-  uint32_t poster_of(size_t rank, uint32_t step) const {
-    while (step-- > 0) {
-      if (ir::is_compute(this->action_at(rank, step).kind())) return this->number_of(rank, step);
-    }
-    return kNoAction;
+  // An operation that is at the head of its queue: the compute that posted it.
+  void wait_for_poster(uint32_t queue) {
+    const ChannelRun::Head head = run_.head_of(queue);
+    if (head.poster != ChannelRun::kNoPoster)
+      this->wait_for(this->number_of(static_cast<size_t>(head.rank), head.poster));
   }
 
   // UNSHARD and its like that are posted before `step`.
@@ -242,13 +241,12 @@ class ProgramWalk : EventWalk<Sink> {
   void add_send(size_t rank, uint32_t step, uint32_t queue) {
     const uint32_t id = run_.pair_of(this->action_at(rank, step).parts()[0]);
     Pair& pair = pairs_[id];
-    this->wait_for(poster_of(rank, step));
+    wait_for_poster(queue);
     this->wait_for(last_of_queue_[queue]);
     if (capacity_ == 0) {
       // Its RECV is at the head of its queue, and ends with it.
       const uint32_t other = run_.receive_queue_of(id);
-      const auto [receiver, at] = run_.head_of(other);
-      this->wait_for(poster_of(static_cast<size_t>(receiver), at));
+      wait_for_poster(other);
       this->wait_for(last_of_queue_[other]);
     } else if (pair.sent >= capacity_) {
       this->wait_for(pair.receives.front());
@@ -262,7 +260,7 @@ class ProgramWalk : EventWalk<Sink> {
   void add_receive(size_t rank, uint32_t step, uint32_t queue) {
     const ir::ActionPart part = this->action_at(rank, step).parts()[0];
     Pair& pair = pairs_[run_.pair_of(part)];
-    this->wait_for(poster_of(rank, step));
+    wait_for_poster(queue);
     this->wait_for(last_of_queue_[queue]);
     this->wait_for(pair.sends.front(), Before::kSend);
     pair.sends.pop_front();

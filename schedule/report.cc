@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 #include <utility>
-
-#include "schedule/stage_dependencies.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -165,21 +164,42 @@ class Bounds {
     return most_ * way + transfers;
   }
 
-  double warm_up(int rank) const {
-    const std::vector<int> stages = placement_.stages_of(rank);
-    if (stages.empty()) return 0;
-    double way = 0, transfers = 0, longest = 0;
-    for (int stage = stages.front(); stage < placement_.num_stages(); ++stage) {
-      way += of(ActionKind::kForward, stage);
-      transfers += table_.output_transfer(stage);
-      if (stage <= stages.back()) continue;
-      way += of(ActionKind::kBackwardInput, stage);
-      transfers += table_.gradient_transfer(stage);
+  // Of each rank with stages.
+  std::vector<double> warm_up() const {
+    struct Stages {
+      int first = -1, last = -1;
+      double longest = 0;  // F
+    };
+    std::vector<Stages> of_rank(report_.ranks.size());
+    for (int stage = 0; stage < placement_.num_stages(); ++stage) {
+      Stages& one = of_rank[static_cast<size_t>(placement_.rank_of(stage))];
+      if (one.first < 0) one.first = stage;
+      one.last = stage;
+      one.longest = std::max(one.longest, of(ActionKind::kForward, stage));
     }
-    for (const int stage : stages) longest = std::max(longest, of(ActionKind::kForward, stage));
-    const RankReport& of_rank = report_.ranks[static_cast<size_t>(rank)];
-    const double forwards = most_ * longest * of_rank.peak_activations;
-    return of_rank.busy + std::max(0.0, least_ * way + transfers - forwards);
+    // From a stage to the end, forward, and back to behind it.
+    const auto size = static_cast<size_t>(placement_.num_stages());
+    std::vector<double> forward(size + 1), backward(size + 1), transfers_out(size + 1),
+        transfers_back(size + 1);
+    for (size_t stage = size; stage-- > 0;) {
+      const int at = static_cast<int>(stage);
+      forward[stage] = forward[stage + 1] + of(ActionKind::kForward, at);
+      backward[stage] = backward[stage + 1] + of(ActionKind::kBackwardInput, at);
+      transfers_out[stage] = transfers_out[stage + 1] + table_.output_transfer(at);
+      transfers_back[stage] = transfers_back[stage + 1] + table_.gradient_transfer(at);
+    }
+    std::vector<double> bounds;
+    for (size_t rank = 0; rank < of_rank.size(); ++rank) {
+      const Stages& one = of_rank[rank];
+      if (one.first < 0) continue;
+      const auto from = static_cast<size_t>(one.first), behind = static_cast<size_t>(one.last) + 1;
+      const double way = least_ * (forward[from] + backward[behind]) + transfers_out[from] +
+                         transfers_back[behind];
+      const RankReport& report = report_.ranks[rank];
+      bounds.push_back(report.busy +
+                       std::max(0.0, way - most_ * one.longest * report.peak_activations));
+    }
+    return bounds;
   }
 
  private:
@@ -201,6 +221,7 @@ Report report_on(const ir::Schedule& schedule, const Costs& costs, const ir::Tim
   const CostTable table(costs, schedule.placement);
   const StageDependencies dependencies(schedule.placement);
   const bool has_backward = trains(schedule);
+  const MemoryModel memory(schedule, costs);
   OnTheWay ways(schedule, table, timeline);
   double first = std::numeric_limits<double>::infinity(), last = 0;
   for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
@@ -226,7 +247,7 @@ Report report_on(const ir::Schedule& schedule, const Costs& costs, const ir::Tim
     one.peak_activations = peak.peak;
     one.peak_activations_step = peak.step;
     if (costs.has_sizes()) {
-      for (const MemorySample& sample : memory_of(schedule, costs, timeline, rank)) {
+      for (const MemorySample& sample : memory.along(timeline, rank)) {
         if (sample.bytes > one.peak_bytes.bytes) one.peak_bytes = {sample.bytes, sample.step};
       }
     }
@@ -240,27 +261,30 @@ Report report_on(const ir::Schedule& schedule, const Costs& costs, const ir::Tim
   if (has_backward) {
     const Bounds bounds(schedule, costs, report);
     report.bounds.one_microbatch = bounds.one_microbatch();
-    for (int rank = 0; rank < schedule.placement.num_ranks(); ++rank)
-      report.bounds.warm_up = std::max(report.bounds.warm_up, bounds.warm_up(rank));
+    for (const double bound : bounds.warm_up())
+      report.bounds.warm_up = std::max(report.bounds.warm_up, bound);
   }
   return report;
 }
 
-std::vector<MemorySample> memory_of(const ir::Schedule& schedule, const Costs& costs,
-                                    const ir::Timeline& timeline, size_t rank) {
-  const bool has_backward = trains(schedule);
-  const bool gathers = has_kind(schedule, ActionKind::kUnshard);
-  const bool receives =
-      has_kind(schedule, ActionKind::kRecvF) || has_kind(schedule, ActionKind::kRecvB);
-  const StageDependencies dependencies(schedule.placement);
+MemoryModel::MemoryModel(const ir::Schedule& schedule, const Costs& costs)
+    : schedule_(schedule),
+      costs_(costs),
+      dependencies_(schedule.placement),
+      has_backward_(trains(schedule)),
+      receives_(has_kind(schedule, ActionKind::kRecvF) || has_kind(schedule, ActionKind::kRecvB)),
+      held_throughout_(schedule.rows.size()) {
+  if (has_kind(schedule, ActionKind::kUnshard)) return;
+  for (int stage = 0; stage < schedule.placement.num_stages(); ++stage)
+    held_throughout_[static_cast<size_t>(schedule.placement.rank_of(stage))] +=
+        costs.parameter_bytes.at(stage);
+}
+
+std::vector<MemorySample> MemoryModel::along(const ir::Timeline& timeline, size_t rank) const {
   std::vector<MemorySample> changes;  // of what is held; sums later
-  std::vector<bool> has_gradients(static_cast<size_t>(schedule.placement.num_stages()));
-  double held = 0;
-  if (!gathers) {
-    for (const int stage : schedule.placement.stages_of(static_cast<int>(rank)))
-      held += costs.parameter_bytes.at(stage);
-  }
-  const ir::Row& row = schedule.rows[rank];
+  std::set<int> has_gradients;        // stages
+  double held = held_throughout_[rank];
+  const ir::Row& row = schedule_.rows[rank];
   for (size_t index = 0; index < row.size(); ++index) {
     if (row[index].is_idle()) continue;
     const int step = static_cast<int>(index);
@@ -268,18 +292,16 @@ std::vector<MemorySample> memory_of(const ir::Schedule& schedule, const Costs& c
     MemorySample ends{timeline.at(rank, index).end, step, 0, 0};
     for (const ActionPart part : row[index].parts()) {
       const int stage = part.stage();
-      const double activation = costs.activation_bytes.at(stage);
-      const double for_weight = costs.weight_input_bytes.at(stage);
+      const double activation = costs_.activation_bytes.at(stage);
+      const double for_weight = costs_.weight_input_bytes.at(stage);
       const auto add_gradients = [&] {
-        if (has_gradients[static_cast<size_t>(stage)]) return;
-        has_gradients[static_cast<size_t>(stage)] = true;
-        begins.bytes += costs.gradient_bytes.at(stage);
+        if (has_gradients.insert(stage).second) begins.bytes += costs_.gradient_bytes.at(stage);
       };
       switch (part.kind()) {
         case ActionKind::kForward:
           ++begins.activations;
           begins.bytes += activation;
-          if (has_backward) break;
+          if (has_backward_) break;
           --ends.activations;
           ends.bytes -= activation;
           break;
@@ -297,21 +319,19 @@ std::vector<MemorySample> memory_of(const ir::Schedule& schedule, const Costs& c
           ends.bytes -= for_weight;
           break;
         case ActionKind::kUnshard:
-          begins.bytes += costs.parameter_bytes.at(stage);
+          begins.bytes += costs_.parameter_bytes.at(stage);
           break;
         case ActionKind::kReshard:
-          ends.bytes -= costs.parameter_bytes.at(stage);
+          ends.bytes -= costs_.parameter_bytes.at(stage);
           break;
         case ActionKind::kReduceGrad:
-          if (has_gradients[static_cast<size_t>(stage)])
-            ends.bytes -= costs.gradient_bytes.at(stage);
-          has_gradients[static_cast<size_t>(stage)] = false;
+          if (has_gradients.erase(stage) > 0) ends.bytes -= costs_.gradient_bytes.at(stage);
           break;
         case ActionKind::kRecvF:
-          begins.bytes += costs.output_bytes.at(stage - 1);
+          begins.bytes += costs_.output_bytes.at(stage - 1);
           break;
         case ActionKind::kRecvB:
-          begins.bytes += costs.input_gradient_bytes.at(stage + 1);
+          begins.bytes += costs_.input_gradient_bytes.at(stage + 1);
           break;
         case ActionKind::kSendF:
         case ActionKind::kSendB:
@@ -319,13 +339,13 @@ std::vector<MemorySample> memory_of(const ir::Schedule& schedule, const Costs& c
         case ActionKind::kOverlapFB:
           break;
       }
-      if (!receives || !ir::is_compute(part.kind())) continue;
+      if (!receives_ || !ir::is_compute(part.kind())) continue;
       // What was received goes with the end of what used it.
-      for (const StageDependencies::Need& need : dependencies.of(part)) {
+      for (const StageDependencies::Need& need : dependencies_.of(part)) {
         if (!need.of_other_rank) continue;
         ends.bytes -= need.result == ir::Result::kOutput
-                          ? costs.output_bytes.at(need.stage)
-                          : costs.input_gradient_bytes.at(need.stage);
+                          ? costs_.output_bytes.at(need.stage)
+                          : costs_.input_gradient_bytes.at(need.stage);
       }
     }
     changes.push_back(begins);

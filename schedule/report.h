@@ -7,6 +7,7 @@
 #include "ir/schedule.h"
 #include "ir/timeline.h"
 #include "schedule/costs.h"
+#include "schedule/stage_dependencies.h"
 
 // What a timeline says of a schedule, whether it was predicted or measured.
 
@@ -63,9 +64,23 @@ struct Report {
 
 Report report_on(const ir::Schedule& schedule, const Costs& costs, const ir::Timeline& timeline);
 
-// Along the row of a rank. Inside a compound F counts before B.
-std::vector<MemorySample> memory_of(const ir::Schedule& schedule, const Costs& costs,
-                                    const ir::Timeline& timeline, size_t rank);
+// What ranks hold over time. Schedule and costs must outlive it.
+class MemoryModel {
+ public:
+  MemoryModel(const ir::Schedule& schedule, const Costs& costs);
+
+  // Along the row of a rank, in the order of time. Inside a compound F counts before B. O(n log n)
+  // in the rank's actions.
+  std::vector<MemorySample> along(const ir::Timeline& timeline, size_t rank) const;
+
+ private:
+  const ir::Schedule& schedule_;
+  const Costs& costs_;
+  StageDependencies dependencies_;
+  bool has_backward_;
+  bool receives_;                        // else what is received is not held
+  std::vector<double> held_throughout_;  // by rank: parameters that are never gathered
+};
 
 }  // namespace pipewright::schedule
 

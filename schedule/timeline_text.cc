@@ -107,8 +107,10 @@ class TimelineText {
     constexpr double kMostColumns = 1e6;
     if (end_ > 0) wanted = std::min(wanted, kMostColumns / end_);
     const size_t before = label_width_ + 2;
-    if (options_.width > before && end_ > 0)
-      wanted = std::min(wanted, static_cast<double>(options_.width - before) / end_);
+    if (options_.width > 0 && end_ > 0) {
+      const size_t room = options_.width > before ? options_.width - before : 1;
+      wanted = std::min(wanted, static_cast<double>(room) / end_);
+    }
     scale_ = wanted;
     if (shortest * scale_ >= 1 && std::isfinite(shortest))
       scale_ = std::floor(shortest * scale_ + 1e-9) / shortest;

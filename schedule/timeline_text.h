@@ -10,7 +10,7 @@
 namespace pipewright::schedule {
 
 struct TimelineTextOptions {
-  size_t width = 0;  // columns of a line; 0 for as many as labels want
+  size_t width = 0;  // columns of a line, at least one for time; 0 for as many as labels want
   bool color =
       false;  // ANSI colours by kind of action; letters then show the kind only where there is room
   bool comms = false;  // rows of SENDs, RECVs and data-parallel actions below each rank

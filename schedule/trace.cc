@@ -41,7 +41,8 @@ class Trace {
         costs_(costs),
         timeline_(timeline),
         out_(out),
-        unit_(microseconds_a_unit(costs.unit)) {}
+        unit_(microseconds_a_unit(costs.unit)),
+        memory_(schedule, costs) {}
 
   void print() {
     out_ << "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [";
@@ -97,7 +98,7 @@ class Trace {
     const bool sizes = costs_.has_sizes();
     int last_activations = -1;
     double last_bytes = -1;
-    for (const MemorySample& sample : memory_of(schedule_, costs_, timeline_, rank)) {
+    for (const MemorySample& sample : memory_.along(timeline_, rank)) {
       if (sample.activations != last_activations) {
         last_activations = sample.activations;
         counter(rank, "activations", sample.time, fmt::format("{}", sample.activations));
@@ -154,6 +155,7 @@ class Trace {
   const ir::Timeline& timeline_;
   std::ostream& out_;
   double unit_;
+  MemoryModel memory_;
   bool first_ = true;
 };
 

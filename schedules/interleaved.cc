@@ -1,6 +1,7 @@
 #include "schedules/interleaved.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "schedules/constraints.h"
 
@@ -10,13 +11,15 @@ InterleavedOrder::InterleavedOrder(const Shape& shape, int rank)
     : ranks_(shape.ranks),
       rank_(rank),
       stages_per_rank_(shape.stages_per_rank()),
-      microbatches_a_round_(shape.group_size > 0 ? shape.group_size : microbatches_a_round(shape)),
+      group_size_(shape.group_size > 0 ? shape.group_size : microbatches_a_round(shape)),
+      microbatches_a_round_(std::min(group_size_, shape.microbatches)),
       num_microbatches_(shape.microbatches),
       num_operations_(shape.stages_per_rank() * shape.microbatches) {}
 
 int InterleavedOrder::warmup(int slope) const {
-  return std::min((stages_per_rank_ - 1) * microbatches_a_round_ + slope * (ranks_ - 1 - rank_),
-                  num_operations_);
+  const int64_t operations =
+      int64_t{stages_per_rank_ - 1} * group_size_ + int64_t{slope} * (ranks_ - 1 - rank_);
+  return static_cast<int>(std::min<int64_t>(operations, num_operations_));
 }
 
 ir::ActionPart InterleavedOrder::forward(int operation) const {

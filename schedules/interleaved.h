@@ -32,7 +32,8 @@ class InterleavedOrder {
   };
   Place place(int operation) const;
 
-  int ranks_, rank_, stages_per_rank_, microbatches_a_round_, num_microbatches_, num_operations_;
+  int ranks_, rank_, stages_per_rank_, group_size_, microbatches_a_round_, num_microbatches_;
+  int num_operations_;
 };
 
 }  // namespace pipewright::schedules

@@ -40,7 +40,7 @@ const ScheduleSpec kOneFOneBV = {
     .pattern = Pattern::kV,
     .default_stages_per_rank = 2,
     .splits_backward = false,
-    .bubble = "",
+    .bubble = "15 F at P = 4, 33 F at P = 8, where F = I = W",
     .memory = "at most 2((2P+3) div 3)",
     .constraints = kConstraints,
     .make_rows = make_rows,

@@ -141,7 +141,7 @@ std::optional<std::string> shape_error(const ScheduleSpec& spec, const Shape& sh
     const bool takes = std::ranges::any_of(
         spec.options, [&](const ShapeOption& own) { return own.name == option.name; });
     if (option.is_set(shape) && !takes)
-      return fmt::format("{} takes no {}", spec.name, option.name);
+      return fmt::format("{} takes no --{}", spec.name, option.name);
   }
   for (const Constraint& constraint : spec.constraints) {
     if (constraint.holds(shape)) continue;

@@ -327,7 +327,7 @@ TEST(ReportTest, BytesOfAProgram) {
             ir::Action(ir::ActionKind::kBackward, 0, 0));
   // Rank 1 in 1B0: its activation, and the input of 1F1, which PyTorch receives before it.
   EXPECT_EQ(report.ranks[1].peak_bytes.bytes, 1000 + 500 + 100 + 10);
-  EXPECT_EQ(memory_of(program, costs, timeline, 0).back().bytes, 0);
+  EXPECT_EQ(MemoryModel(program, costs).along(timeline, 0).back().bytes, 0);
 }
 
 TEST(ReportTest, PeaksOfActivationsAreTheCertificates) {

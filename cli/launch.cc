@@ -1,0 +1,334 @@
+#include "cli/launch.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <ostream>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "cli/command_table.h"
+#include "cli/commands.h"
+
+namespace pipewright::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::seconds kGrace{5};
+
+[[noreturn]] void fail(const char* what) {
+  throw std::system_error(errno, std::generic_category(), what);
+}
+
+// A descriptor that closes itself.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int number) : number_(number) {}
+  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(number_, other.number_);
+    return *this;
+  }
+  ~Descriptor() { close(); }
+
+  int number() const { return number_; }
+  bool is_open() const { return number_ >= 0; }
+  void close() {
+    if (number_ >= 0) ::close(std::exchange(number_, -1));
+  }
+
+ private:
+  int number_ = -1;
+};
+
+// A port of this machine that nobody listens on now.
+int free_port() {
+  const Descriptor listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  if (!listener.is_open() ||
+      bind(listener.number(), reinterpret_cast<sockaddr*>(&address), size) != 0 ||
+      getsockname(listener.number(), reinterpret_cast<sockaddr*>(&address), &size) != 0)
+    fail("cannot find a free port");
+  return ntohs(address.sin_port);
+}
+
+// What a rank writes, cut into lines.
+struct Output {
+  Descriptor pipe;
+  std::string line;  // its end has not come yet
+  bool is_error;     // stderr
+};
+
+struct Rank {
+  pid_t process = -1;
+  bool running = false;
+  std::array<Output, 2> outputs;
+};
+
+class Launcher {
+ public:
+  Launcher(const LaunchOptions& options, Console& console)
+      : options_(options),
+        console_(console),
+        ranks_(static_cast<size_t>(options.num_ranks)),
+        label_width_(std::to_string(options.num_ranks - 1).size()) {}
+  // Whatever happens, nothing is left behind.
+  ~Launcher() {
+    signal_all(SIGKILL);
+    for (Rank& rank : ranks_) {
+      if (rank.running) waitpid(rank.process, nullptr, 0);
+    }
+    sigprocmask(SIG_SETMASK, &old_mask_, nullptr);
+  }
+  Launcher(const Launcher&) = delete;
+  Launcher& operator=(const Launcher&) = delete;
+
+  int run() {
+    // From here on these come by a descriptor.
+    sigset_t signals;
+    sigemptyset(&signals);
+    for (const int one : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, one);
+    sigprocmask(SIG_BLOCK, &signals, &old_mask_);
+    signals_ = Descriptor(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (!signals_.is_open()) fail("cannot wait for signals");
+    const int port = options_.master_port == 0 ? free_port() : options_.master_port;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) start(rank, port);
+    while (any_running()) wait();
+    // Behind the last rank only what it left in its group can write; that is ended.
+    signal_all(SIGKILL);
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      for (Output& output : ranks_[rank].outputs) {
+        read_from(rank, &output);
+        flush_line(rank, &output);
+      }
+    }
+    return exit_code_;
+  }
+
+ private:
+  void start(size_t rank, int port) {
+    std::array<std::array<int, 2>, 3> pipes{};  // stdout, stderr, and why exec failed
+    for (auto& one : pipes) {
+      if (pipe2(one.data(), O_CLOEXEC) != 0) fail("cannot make a pipe");
+    }
+    // Made before the fork: behind it a child may only call what is safe in signal handlers.
+    std::vector<std::string> variables = environment(rank, port);
+    std::vector<char*> environment_words, words;
+    for (std::string& variable : variables) environment_words.push_back(variable.data());
+    environment_words.push_back(nullptr);
+    std::vector<std::string> program = options_.program;
+    for (std::string& word : program) words.push_back(word.data());
+    words.push_back(nullptr);
+    const pid_t parent = getpid();
+    const pid_t child = fork();
+    if (child < 0) fail("cannot start a process");
+    if (child == 0) {
+      setpgid(0, 0);
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (getppid() != parent) _exit(127);
+      sigprocmask(SIG_SETMASK, &old_mask_, nullptr);
+      const int nothing = open("/dev/null", O_RDONLY);
+      dup2(nothing, STDIN_FILENO);
+      dup2(pipes[0][1], STDOUT_FILENO);
+      dup2(pipes[1][1], STDERR_FILENO);
+      execvpe(words[0], words.data(), environment_words.data());
+      const int why = errno;
+      [[maybe_unused]] const ssize_t told = write(pipes[2][1], &why, sizeof why);
+      _exit(127);
+    }
+    setpgid(child, child);
+    for (const auto& one : pipes) close(one[1]);
+    Descriptor reason(pipes[2][0]);
+    Rank& started = ranks_[rank];
+    started.process = child;
+    started.running = true;
+    for (size_t which = 0; which < 2; ++which) {
+      fcntl(pipes[which][0], F_SETFL, O_NONBLOCK);
+      started.outputs[which] = {Descriptor(pipes[which][0]), "", which == 1};
+    }
+    int why = 0;
+    if (read(reason.number(), &why, sizeof why) == sizeof why) {
+      errno = why;
+      fail(("cannot run " + options_.program[0]).c_str());
+    }
+  }
+
+  std::vector<std::string> environment(size_t rank, int port) const {
+    const std::vector<std::pair<std::string, std::string>> own = {
+        {"RANK", std::to_string(rank)},
+        {"LOCAL_RANK", std::to_string(rank)},
+        {"WORLD_SIZE", std::to_string(ranks_.size())},
+        {"LOCAL_WORLD_SIZE", std::to_string(ranks_.size())},
+        {"MASTER_ADDR", "127.0.0.1"},
+        {"MASTER_PORT", std::to_string(port)}};
+    std::vector<std::string> variables;
+    for (char** variable = environ; *variable != nullptr; ++variable) {
+      const std::string_view text = *variable;
+      bool is_own = false;
+      for (const auto& [name, value] : own) is_own = is_own || text.starts_with(name + "=");
+      if (!is_own) variables.emplace_back(text);
+    }
+    for (const auto& [name, value] : own) variables.push_back(name + "=" + value);
+    // As torchrun does: ranks share the cores.
+    if (std::getenv("OMP_NUM_THREADS") == nullptr) variables.emplace_back("OMP_NUM_THREADS=1");
+    return variables;
+  }
+
+  bool any_running() const {
+    for (const Rank& rank : ranks_) {
+      if (rank.running) return true;
+    }
+    return false;
+  }
+
+  // To the ranks and what they started.
+  void signal_all(int signal) {
+    for (const Rank& rank : ranks_) {
+      if (rank.process > 0) kill(-rank.process, signal);
+    }
+  }
+
+  // Until something is written, ends, or is asked for.
+  void wait() {
+    std::vector<pollfd> descriptors = {{signals_.number(), POLLIN, 0}};
+    std::vector<std::pair<size_t, Output*>> behind;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      for (Output& output : ranks_[rank].outputs) {
+        if (!output.pipe.is_open()) continue;
+        descriptors.push_back({output.pipe.number(), POLLIN, 0});
+        behind.emplace_back(rank, &output);
+      }
+    }
+    int timeout = -1;
+    if (kill_at_) {
+      const auto left =
+          std::chrono::duration_cast<std::chrono::milliseconds>(*kill_at_ - Clock::now()).count();
+      timeout = static_cast<int>(std::max<long>(0, left));
+    }
+    if (poll(descriptors.data(), descriptors.size(), timeout) < 0 && errno != EINTR)
+      fail("cannot wait for the ranks");
+    for (size_t index = 0; index < behind.size(); ++index) {
+      if (descriptors[index + 1].revents != 0) read_from(behind[index].first, behind[index].second);
+    }
+    console_.out.flush();
+    if (kill_at_ && Clock::now() >= *kill_at_) {
+      signal_all(SIGKILL);
+      kill_at_.reset();
+    }
+    take_signals();
+    reap();
+  }
+
+  void take_signals() {
+    signalfd_siginfo info{};
+    while (read(signals_.number(), &info, sizeof info) == sizeof info) {
+      const int signal = static_cast<int>(info.ssi_signo);
+      if (signal == SIGCHLD) continue;
+      end_all(signal);
+      if (exit_code_ == 0) exit_code_ = 128 + signal;
+    }
+  }
+
+  void reap() {
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      int status = 0;
+      if (!ranks_[rank].running || waitpid(ranks_[rank].process, &status, WNOHANG) <= 0) continue;
+      ranks_[rank].running = false;
+      for (Output& output : ranks_[rank].outputs) read_from(rank, &output);
+      const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      if (code == 0 || exit_code_ != 0) continue;
+      exit_code_ = code;
+      print_trouble(
+          WIFEXITED(status)
+              ? fmt::format("rank {} failed with exit code {}; the others are ended", rank, code)
+              : fmt::format("rank {} was ended by signal {} ({}); the others are ended", rank,
+                            WTERMSIG(status), strsignal(WTERMSIG(status))),
+          console_);
+      end_all(SIGTERM);
+    }
+  }
+
+  void end_all(int signal) {
+    signal_all(signal);
+    if (!kill_at_) kill_at_ = Clock::now() + kGrace;
+  }
+
+  void read_from(size_t rank, Output* output) {
+    char chunk[4096];
+    while (output->pipe.is_open()) {
+      const ssize_t got = read(output->pipe.number(), chunk, sizeof chunk);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0 && errno == EAGAIN) return;
+      if (got <= 0) {
+        output->pipe.close();
+        flush_line(rank, output);
+        return;
+      }
+      for (ssize_t index = 0; index < got; ++index) {
+        output->line += chunk[index];
+        if (chunk[index] == '\n') flush_line(rank, output);
+      }
+    }
+  }
+
+  void flush_line(size_t rank, Output* output) {
+    if (output->line.empty()) return;
+    if (output->line.back() != '\n') output->line += '\n';
+    std::ostream& out = output->is_error ? console_.err : console_.out;
+    const bool color = output->is_error ? console_.err_color : console_.out_color;
+    const std::string label = fmt::format("[{:>{}}]", rank, label_width_);
+    // Six colours in turn.
+    out << (color ? fmt::format("\x1B[{}m{}\x1B[0m", 31 + rank % 6, label) : label) << ' '
+        << output->line;
+    output->line.clear();
+  }
+
+  LaunchOptions options_;
+  Console& console_;
+  std::vector<Rank> ranks_;
+  size_t label_width_;
+  Descriptor signals_;
+  sigset_t old_mask_{};
+  int exit_code_ = 0;
+  std::optional<Clock::time_point> kill_at_;
+};
+
+}  // namespace
+
+int launch(const LaunchOptions& options, Console& console) {
+  return Launcher(options, console).run();
+}
+
+int run_launch(const Invocation& invocation, Console& console) {
+  const LaunchOptions options{invocation.number("--num-ranks").value_or(1),
+                              invocation.number("--master-port").value_or(0), invocation.arguments};
+  try {
+    return launch(options, console);
+  } catch (const std::system_error& error) {
+    print_trouble(error.what(), console);
+    return kExitTrouble;
+  }
+}
+
+}  // namespace pipewright::cli
