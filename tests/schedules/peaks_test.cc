@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <vector>
 
 #include "ir/dependencies.h"
@@ -117,12 +118,25 @@ void expect_complete(const ir::ComputeOrder& order) {
   }
 }
 
+// peaks_box_test is this file over the whole box of shapes.
+#ifdef PIPEWRIGHT_WHOLE_BOX
+constexpr int kMostRanks = 16, kMostStagesARank = 4;
+std::vector<int> microbatch_counts() {
+  std::vector<int> counts(64);
+  std::iota(counts.begin(), counts.end(), 1);
+  return counts;
+}
+#else
+constexpr int kMostRanks = 8, kMostStagesARank = 3;
+std::vector<int> microbatch_counts() { return {1, 2, 3, 4, 5, 7, 8, 10, 12, 16, 21, 32}; }
+#endif
+
 TEST(PeaksTest, EveryOrderIsCompleteCanRunAndKeepsItsFormula) {
   int orders = 0;
   for (const ScheduleSpec* spec : all_schedules()) {
-    for (int ranks = 1; ranks <= 8; ++ranks) {
-      for (int per_rank = 1; per_rank <= 3; ++per_rank) {
-        for (const int microbatches : {1, 2, 3, 4, 5, 7, 8, 10, 12, 16, 21, 32}) {
+    for (int ranks = 1; ranks <= kMostRanks; ++ranks) {
+      for (int per_rank = 1; per_rank <= kMostStagesARank; ++per_rank) {
+        for (const int microbatches : microbatch_counts()) {
           const Shape shape{ranks, ranks * per_rank, microbatches};
           if (shape_error(*spec, shape)) continue;
           SCOPED_TRACE(testing::Message() << spec->name << " P=" << ranks << " S=" << shape.stages
