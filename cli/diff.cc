@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -93,7 +94,7 @@ void print_effect(const Simulation& left, const Simulation& right, std::ostream&
     out << fmt::format("{:<22}  {:>10}  {:>10}  {:>8}\n", what, number_text(before),
                        number_text(after), change);
   };
-  const auto rounded = [](double rate) { return std::stod(fmt::format("{:.4f}", rate)); };
+  const auto rounded = [](double rate) { return std::round(1e4 * rate) / 1e4; };
   line("makespan" + unit, left.report.makespan, right.report.makespan);
   line("cost" + unit, left.report.cost, right.report.cost);
   line("bubble rate", rounded(left.report.bubble_rate), rounded(right.report.bubble_rate));

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <ostream>
 #include <string>
@@ -13,7 +14,6 @@
 #include "cli/usage_error.h"
 #include "ir/action_text.h"
 #include "ir/diagnostic.h"
-#include "ir/read.h"
 #include "ir/rules.h"
 #include "schedule/simulate.h"
 
@@ -49,7 +49,7 @@ Cell parse_cell(std::string_view text, const ir::Schedule& schedule) {
 class CellExplanation {
  public:
   CellExplanation(const ir::Schedule& schedule, const Simulation& simulation, std::ostream& out)
-      : schedule_(schedule), simulation_(simulation), out_(out), places_(schedule.rows) {}
+      : schedule_(schedule), simulation_(simulation), out_(out) {}
 
   void print(const Cell& cell) {
     const ir::Action& action = schedule_.rows[cell.rank][cell.step];
@@ -57,7 +57,7 @@ class CellExplanation {
       out_ << fmt::format("rank {}, step {} is an idle slot\n", cell.rank, cell.step);
       return;
     }
-    const size_t number = places_.index(cell.rank, cell.step);
+    const size_t number = simulation_.timeline.index(cell.rank, cell.step);
     const ir::Interval& interval = simulation_.timeline[number];
     const double slack = schedule::slack_of(simulation_.graph, schedule_, simulation_.costs,
                                             simulation_.timeline)[number];
@@ -75,40 +75,41 @@ class CellExplanation {
 
  private:
   std::string name(size_t number) const {
-    size_t rank = 0;
-    while (rank + 1 < schedule_.rows.size() && places_.index(rank + 1, 0) <= number) ++rank;
-    const size_t step = number - places_.index(rank, 0);
-    return fmt::format("`{}` (rank {}, step {})", ir::to_string(schedule_.rows[rank][step]), rank,
-                       step);
+    const ir::Timeline::Cell cell = simulation_.timeline.cell_of(number);
+    return fmt::format("`{}` (rank {}, step {})",
+                       ir::to_string(schedule_.rows[cell.rank][cell.step]), cell.rank, cell.step);
   }
 
-  double transfer(const schedule::Before& before) const {
-    const schedule::CostTable table(simulation_.costs, schedule_.placement);
-    const int stage = static_cast<int>(before.stage);
-    if (before.bond == schedule::Before::kOutput) return table.output_transfer(stage);
-    if (before.bond == schedule::Before::kGradient) return table.gradient_transfer(stage);
-    return 0;
+  static std::string_view name_of(schedule::Before::Bond bond) {
+    switch (bond) {
+      case schedule::Before::kEnd:
+        return "";
+      case schedule::Before::kOutput:
+        return "the output of ";
+      case schedule::Before::kGradient:
+        return "the gradient of ";
+      case schedule::Before::kSend:
+        return "its SEND, ";
+    }
+    return "";
   }
 
   void print_before(size_t number, const ir::Interval& interval) {
-    for (size_t position = 0; position < simulation_.graph.order().size(); ++position) {
-      if (simulation_.graph.order()[position] != number) continue;
-      if (simulation_.graph.before(position).empty()) out_ << "waits for nothing\n";
-      for (const schedule::Before& before : simulation_.graph.before(position)) {
-        const double end = simulation_.timeline[before.action].end, way = transfer(before);
-        const std::string_view what = before.bond == schedule::Before::kOutput ? "the output of "
-                                      : before.bond == schedule::Before::kGradient
-                                          ? "the gradient of "
-                                      : before.bond == schedule::Before::kSend ? "its SEND, "
-                                                                               : "";
-        // A RECV is ruled by what lets it start, or by the end of its SEND.
-        const double limit = before.bond == schedule::Before::kSend ? interval.end : interval.start;
-        const bool decides = end + way >= limit - 1e-9 * simulation_.report.makespan;
-        out_ << fmt::format("waits for {}{}: {}{}\n", what, name(before.action),
-                            way > 0 ? fmt::format("there at {}", number_text(end + way))
-                                    : fmt::format("ends at {}", number_text(end)),
-                            decides ? ", which decides" : "");
-      }
+    const schedule::CostTable table(simulation_.costs, schedule_.placement);
+    const auto order = simulation_.graph.order();
+    const auto position = static_cast<size_t>(std::ranges::find(order, number) - order.begin());
+    const auto befores = simulation_.graph.before(position);
+    if (befores.empty()) out_ << "waits for nothing\n";
+    for (const schedule::Before& before : befores) {
+      const double end = simulation_.timeline[before.action].end;
+      const double way = schedule::transfer_of(before, table);
+      // A RECV is ruled by what lets it start, or by the end of its SEND.
+      const double limit = before.bond == schedule::Before::kSend ? interval.end : interval.start;
+      const bool decides = end + way >= limit - 1e-9 * simulation_.report.makespan;
+      out_ << fmt::format("waits for {}{}: {}{}\n", name_of(before.bond), name(before.action),
+                          way > 0 ? fmt::format("there at {}", number_text(end + way))
+                                  : fmt::format("ends at {}", number_text(end)),
+                          decides ? ", which decides" : "");
     }
   }
 
@@ -124,22 +125,13 @@ class CellExplanation {
   const ir::Schedule& schedule_;
   const Simulation& simulation_;
   std::ostream& out_;
-  ir::Timeline places_;
 };
 
 int explain_cell(const Invocation& invocation, Console& console) {
   Input input;
-  read_input(invocation, console, &input);
-  lower_input(
-      invocation,
-      input.source && input.schedule ? ir::level_of(*input.schedule) : ir::Level::kComputeComms,
-      nullptr, &input);
   const std::optional<Simulation> simulation =
-      simulate_input(invocation, read_costs(invocation, console), &input);
-  if (!simulation) {
-    print_diagnostics(input, console);
-    return kExitInvalid;
-  }
+      simulate_source(invocation, console, ir::Level::kComputeComms, &input);
+  if (!simulation) return kExitInvalid;
   const ir::Schedule& schedule = ir::schedule_of(*input.schedule);
   CellExplanation(schedule, *simulation, console.out)
       .print(parse_cell(*invocation.text("--at"), schedule));

@@ -162,9 +162,10 @@ void read_input(const Invocation& invocation, Console& console, Input* input, si
     input->schedule = make_by_name(word, invocation);
     return;
   }
-  for (const char* option : {"--group-size", "--extra-warmup"}) {
-    if (invocation.has(option))
-      throw UsageError(fmt::format("{} says how to make a schedule, and {} is a file", option,
+  for (const schedules::ShapeOption& option : schedules::kShapeOptions) {
+    const std::string flag = fmt::format("--{}", option.name);
+    if (invocation.has(flag))
+      throw UsageError(fmt::format("{} says how to make a schedule, and {} is a file", flag,
                                    ir::backticked(word)));
   }
   input->source = read_source(word, console);
@@ -174,6 +175,10 @@ void read_input(const Invocation& invocation, Console& console, Input* input, si
   if (!parsed) return;
   input->schedule = std::move(parsed->schedule);
   input->cells = std::move(parsed->cells);
+}
+
+ir::Level own_level(const Input& input, ir::Level of_name) {
+  return input.source && input.schedule ? ir::level_of(*input.schedule) : of_name;
 }
 
 void lower_input(const Invocation& invocation, ir::Level level,

@@ -35,6 +35,9 @@ std::vector<OptionSpec> lowering_options();
 // schedule of that shape is made. `input` must stay where it is.
 void read_input(const Invocation& invocation, Console& console, Input* input, size_t argument = 0);
 
+// The level of a file that was read; `of_name` where a schedule was made by name.
+ir::Level own_level(const Input& input, ir::Level of_name);
+
 // Brings the input to the level of --level, by default `level`: lowers an order as the policies
 // say. What is lowered already is not lowered again. Does nothing where there are errors.
 void lower_input(const Invocation& invocation, ir::Level level,

@@ -89,7 +89,10 @@ int run_command(ParsedCommand& parsed, Console& console) {
   for (const auto& [option, unused] : parsed.options) flags.push_back(option->name);
   // Options that the table does not have; a word behind one may be meant as its value.
   std::vector<std::string>& arguments = parsed.arguments;
-  if (!spec.takes_program) refuse_options(parsed.app->remaining(), flags, where);
+  // What follows a program is the program's own.
+  std::vector<std::string> unknown = parsed.app->remaining();
+  if (spec.takes_program && unknown.size() > 1) unknown.resize(1);
+  refuse_options(unknown, flags, where);
   if (arguments.size() < spec.arguments.size()) {
     throw UsageError(fmt::format("{} wants {}: {}", where,
                                  spec.arguments[arguments.size()].value.shown,
@@ -195,12 +198,6 @@ int parse_and_run(int argc, const char* const* argv, Console& console) {
     if (!command->app->parsed()) continue;
     if (command->spec->takes_program) {
       command->arguments = command->app->remaining();
-      // An option that the command does not have stands before the program.
-      std::vector<std::string_view> flags = {"--help"};
-      for (const auto& [option, unused] : command->options) flags.push_back(option->name);
-      if (!command->arguments.empty())
-        refuse_options({command->arguments.front()}, flags,
-                       fmt::format("`pipewright {}`", command->spec->name));
       // The program's own --.
       if (!command->arguments.empty() && dashes != end) command->arguments.emplace_back("--");
     }

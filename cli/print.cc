@@ -107,10 +107,7 @@ int run_print(const Invocation& invocation, Console& console) {
 
   Input input;
   read_input(invocation, console, &input);
-  const bool is_file_at_its_level = input.source && input.schedule;
-  lower_input(invocation,
-              is_file_at_its_level ? ir::level_of(*input.schedule) : ir::Level::kComputeComms,
-              observer, &input);
+  lower_input(invocation, own_level(input, ir::Level::kComputeComms), observer, &input);
   const schedule::TableOptions table{to_stdout ? console.out_width : 0,
                                      to_stdout && console.out_color};
   std::optional<Simulation> simulation;

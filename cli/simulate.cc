@@ -210,17 +210,9 @@ void print_text(const Input& input, const Simulation& simulation,
 
 int run_simulate(const Invocation& invocation, Console& console) {
   Input input;
-  read_input(invocation, console, &input);
-  lower_input(
-      invocation,
-      input.source && input.schedule ? ir::level_of(*input.schedule) : ir::Level::kComputeOnly,
-      nullptr, &input);
   const std::optional<Simulation> simulation =
-      simulate_input(invocation, read_costs(invocation, console), &input);
-  if (!simulation) {
-    print_diagnostics(input, console);
-    return kExitInvalid;
-  }
+      simulate_source(invocation, console, ir::Level::kComputeOnly, &input);
+  if (!simulation) return kExitInvalid;
   const auto spread = jitter_of(invocation, ir::schedule_of(*input.schedule), *simulation);
   if (invocation.has("--json")) {
     print_json(invocation, input, *simulation, spread, console.out);

@@ -155,6 +155,16 @@ std::optional<Simulation> simulate_input(const Invocation& invocation, const Ask
   return Simulation{std::move(costs), std::move(*graph), std::move(timeline), std::move(report)};
 }
 
+std::optional<Simulation> simulate_source(const Invocation& invocation, Console& console,
+                                          ir::Level level_of_name, Input* input) {
+  read_input(invocation, console, input);
+  lower_input(invocation, own_level(*input, level_of_name), nullptr, input);
+  std::optional<Simulation> simulation =
+      simulate_input(invocation, read_costs(invocation, console), input);
+  if (!simulation) print_diagnostics(*input, console);
+  return simulation;
+}
+
 std::span<const std::string_view> picture_formats() {
   static constexpr std::string_view kFormats[] = {"timeline", "svg", "trace", "dot"};
   return kFormats;

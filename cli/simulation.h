@@ -11,6 +11,7 @@
 #include "cli/console.h"
 #include "cli/input.h"
 #include "cli/invocation.h"
+#include "ir/schedule.h"
 #include "ir/timeline.h"
 #include "schedule/costs.h"
 #include "schedule/event_graph.h"
@@ -44,6 +45,11 @@ void refuse_cost_options(const Invocation& invocation, std::string_view wanted);
 // None where the schedule is wrong: the errors are in `input` then.
 std::optional<Simulation> simulate_input(const Invocation& invocation, const AskedCosts& asked,
                                          Input* input);
+
+// Reads, lowers and simulates SOURCE: a file at its own level, a name at `level_of_name`, unless
+// --level says otherwise. None where it is wrong, and that is printed.
+std::optional<Simulation> simulate_source(const Invocation& invocation, Console& console,
+                                          ir::Level level_of_name, Input* input);
 
 // Formats of `print` that need a simulation.
 std::span<const std::string_view> picture_formats();

@@ -75,6 +75,7 @@ inline bool is_send(ActionKind kind) {
 inline bool is_receive(ActionKind kind) {
   return kind == ActionKind::kRecvF || kind == ActionKind::kRecvB;
 }
+inline bool is_transfer(ActionKind kind) { return is_send(kind) || is_receive(kind); }
 
 // B or I: what gives the gradient that the stage before waits for.
 inline bool gives_input_gradient(ActionKind kind) {

@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_IR_TIMELINE_H_
 #define PIPEWRIGHT_IR_TIMELINE_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <vector>
@@ -43,6 +44,14 @@ class Timeline {
   // Cells numbered along the rows, for what is kept beside a timeline.
   size_t index(size_t rank, size_t step) const { return first_of_rank_[rank] + step; }
   size_t size() const { return intervals_.size(); }
+  struct Cell {
+    size_t rank, step;
+  };
+  // The inverse of index(). Logarithmic in the number of ranks.
+  Cell cell_of(size_t index) const {
+    const auto next = std::ranges::upper_bound(first_of_rank_, index);
+    return {static_cast<size_t>(next - first_of_rank_.begin()) - 1, index - *(next - 1)};
+  }
   const Interval& operator[](size_t index) const { return intervals_[index]; }
   Interval& operator[](size_t index) { return intervals_[index]; }
 

@@ -40,9 +40,7 @@ uint32_t ChannelRun::cell_of(ActionPart part) const {
 }
 
 void ChannelRun::link_rows() {
-  const auto is_operation = [](const ir::Action& action) {
-    return ir::is_send(action.kind()) || ir::is_receive(action.kind());
-  };
+  const auto is_operation = [](const ir::Action& action) { return ir::is_transfer(action.kind()); };
   std::ptrdiff_t size = 0;
   for (const ir::Row& row : program_.rows) size += std::ranges::count_if(row, is_operation);
   operations_.reserve(static_cast<size_t>(size));
@@ -74,10 +72,7 @@ std::vector<uint32_t> ChannelRun::receives_of(int rank, uint32_t step) const {
   for (const ActionPart part : row[step].parts()) {
     for (const StageDependencies::Need& need : dependencies_.of(part)) {
       if (!need.of_other_rank) continue;
-      const ActionPart receive(
-          need.result == ir::Result::kOutput ? ActionKind::kRecvF : ActionKind::kRecvB,
-          part.stage(), part.microbatch());
-      const auto found = std::ranges::find(row, ir::Action(receive));
+      const auto found = std::ranges::find(row, ir::Action(need.receive_for(part)));
       steps.push_back(static_cast<uint32_t>(found - row.begin()));
     }
   }
@@ -88,9 +83,7 @@ bool ChannelRun::has_inputs(int rank, uint32_t step) const {
   for (const ActionPart part : program_.rows[static_cast<size_t>(rank)][step].parts()) {
     for (const StageDependencies::Need& need : dependencies_.of(part)) {
       if (!need.of_other_rank) continue;
-      const ActionKind kind =
-          need.result == ir::Result::kOutput ? ActionKind::kRecvF : ActionKind::kRecvB;
-      if (!received_[cell_of({kind, part.stage(), part.microbatch()})]) return false;
+      if (!received_[cell_of(need.receive_for(part))]) return false;
     }
   }
   return true;

@@ -211,8 +211,7 @@ class ProgramWalk : EventWalk<Sink> {
   void add_data_parallel(size_t rank, uint32_t step) {
     for (; next_[rank] < step; ++next_[rank]) {
       const ir::Action& action = this->action_at(rank, next_[rank]);
-      if (action.is_idle() || ir::is_compute(action.kind()) || ir::is_send(action.kind()) ||
-          ir::is_receive(action.kind()))
+      if (action.is_idle() || ir::is_compute(action.kind()) || ir::is_transfer(action.kind()))
         continue;
       this->wait_for(last_compute_[rank]);
       this->wait_for(last_data_parallel_[rank]);

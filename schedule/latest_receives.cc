@@ -43,10 +43,7 @@ void for_each_receive_of(const ir::Action& compute, const StageDependencies& dep
   if (!ir::is_compute(compute.kind())) return;
   for (const ActionPart part : compute.parts()) {
     for (const StageDependencies::Need& need : dependencies.of(part)) {
-      if (!need.of_other_rank) continue;
-      const bool forward = need.result == ir::Result::kOutput;
-      use(ActionPart(forward ? ActionKind::kRecvF : ActionKind::kRecvB, part.stage(),
-                     part.microbatch()));
+      if (need.of_other_rank) use(need.receive_for(part));
     }
   }
 }

@@ -1,5 +1,6 @@
 #include "schedule/lower.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -22,9 +23,20 @@ constexpr std::string_view kPassNames[] = {kForwardOnly,       kMergeBackward, k
                                            kAddUnshardReshard, kAddReduceGrad, kAddSendRecv,
                                            kLatestReceives};
 
-bool changes_order(const ir::Lowering& policies) {
-  return policies.forward_only.value_or(false) || policies.merge_backward.value_or(false) ||
-         policies.split_backward.value_or(false);
+// Those that map orders to orders, where they are asked for.
+struct OrderPass {
+  std::string_view name;
+  std::optional<bool> ir::Lowering::*asked;
+  ir::ComputeOrder (*run)(ir::ComputeOrder);
+};
+constexpr OrderPass kOrderPasses[] = {
+    {kForwardOnly, &ir::Lowering::forward_only, forward_only},
+    {kMergeBackward, &ir::Lowering::merge_backward, merge_backward},
+    {kSplitBackward, &ir::Lowering::split_backward, split_backward},
+};
+
+bool is_asked(const OrderPass& pass, const ir::Lowering& policies) {
+  return (policies.*pass.asked).value_or(false);
 }
 
 }  // namespace
@@ -33,15 +45,11 @@ std::span<const std::string_view> pass_names() { return kPassNames; }
 
 ir::ComputeOrder transform_order(ir::ComputeOrder order, const ir::Lowering& policies,
                                  const PassObserver& observer) {
-  const auto pass = [&](std::string_view name, bool wanted,
-                        ir::ComputeOrder (*run)(ir::ComputeOrder)) {
-    if (!wanted) return;
-    order = run(std::move(order));
-    if (observer) observer(name, order);
-  };
-  pass(kForwardOnly, policies.forward_only.value_or(false), forward_only);
-  pass(kMergeBackward, policies.merge_backward.value_or(false), merge_backward);
-  pass(kSplitBackward, policies.split_backward.value_or(false), split_backward);
+  for (const OrderPass& pass : kOrderPasses) {
+    if (!is_asked(pass, policies)) continue;
+    order = pass.run(std::move(order));
+    if (observer) observer(pass.name, order);
+  }
   return order;
 }
 
@@ -57,7 +65,9 @@ std::optional<ir::Program> lower(const ir::ComputeOrder& order, const ir::Loweri
 
   // A copy only where a pass changes the order.
   std::optional<ir::ComputeOrder> changed;
-  if (changes_order(policies)) changed = transform_order(order, policies, observer);
+  if (std::ranges::any_of(kOrderPasses,
+                          [&](const OrderPass& pass) { return is_asked(pass, policies); }))
+    changed = transform_order(order, policies, observer);
   ir::Program program = add_unshard_reshard(changed ? *changed : order, residency);
   changed.reset();
   observe(kAddUnshardReshard, program);

@@ -13,10 +13,6 @@ using ir::ActionKind;
 using ir::ActionPart;
 using ir::Interval;
 
-bool is_transfer(const Action& action) {
-  return ir::is_send(action.kind()) || ir::is_receive(action.kind());
-}
-
 // Of a stage and microbatch: when its output or input gradient begins and ends to be on the way,
 // or, of a program, its RECVs.
 class OnTheWay {
@@ -233,7 +229,7 @@ Report report_on(const ir::Schedule& schedule, const Costs& costs, const ir::Tim
       const Interval& interval = timeline.at(rank, step);
       first = std::min(first, interval.start);
       last = std::max(last, interval.end);
-      if (is_transfer(row[step])) continue;
+      if (ir::is_transfer(row[step].kind())) continue;
       // One that takes no time keeps no rank.
       if (interval.duration() > 0 || ir::is_compute(row[step].kind())) {
         one.start = std::min(one.start, interval.start);

@@ -8,50 +8,6 @@
 namespace pipewright::schedule {
 namespace {
 
-// Finds actions by their numbers.
-class Actions {
- public:
-  explicit Actions(const ir::Schedule& schedule) : rows_(schedule.rows) {
-    size_t size = 0;
-    for (const ir::Row& row : rows_) {
-      first_of_rank_.push_back(size);
-      size += row.size();
-    }
-    first_of_rank_.push_back(size);
-    // Ranks of blocks of numbers: most blocks lie within one rank.
-    for (size_t rank = 0; rank < rows_.size(); ++rank) {
-      while (rank_of_block_.size() * kBlock < first_of_rank_[rank + 1])
-        rank_of_block_.push_back(rank);
-    }
-  }
-
-  size_t rank_of(uint32_t number) const {
-    size_t rank = rank_of_block_[number / kBlock];
-    while (number >= first_of_rank_[rank + 1]) ++rank;
-    return rank;
-  }
-  const ir::Action& operator[](uint32_t number) const {
-    const size_t rank = rank_of(number);
-    return rows_[rank][number - first_of_rank_[rank]];
-  }
-  int step_of(uint32_t number) const {
-    return static_cast<int>(number - first_of_rank_[rank_of(number)]);
-  }
-
- private:
-  static constexpr size_t kBlock = 64;
-  const ir::Rows& rows_;
-  std::vector<size_t> first_of_rank_;  // and the end
-  std::vector<size_t> rank_of_block_;  // of its first number
-};
-
-double transfer_of(const Before& before, const CostTable& table) {
-  const int stage = static_cast<int>(before.stage);
-  if (before.bond == Before::kOutput) return table.output_transfer(stage);
-  if (before.bond == Before::kGradient) return table.gradient_transfer(stage);
-  return 0;
-}
-
 // Makes times of what each action waits for.
 class Clock {
  public:
@@ -80,16 +36,23 @@ class Clock {
 
 }  // namespace
 
+double transfer_of(const Before& before, const CostTable& table) {
+  const int stage = static_cast<int>(before.stage);
+  if (before.bond == Before::kOutput) return table.output_transfer(stage);
+  if (before.bond == Before::kGradient) return table.gradient_transfer(stage);
+  return 0;
+}
+
 ir::Timeline simulate(const EventGraph& graph, const ir::Schedule& schedule, const Costs& costs,
                       std::span<const double> stretch) {
   const CostTable table(costs, schedule.placement);
-  const Actions actions(schedule);
   ir::Timeline timeline(schedule.rows);
   Clock clock(table, &timeline);
   for (size_t position = 0; position < graph.order().size(); ++position) {
     const uint32_t number = graph.order()[position];
     for (const Before& before : graph.before(position)) clock.wait_for(before);
-    clock.add(number, actions[number], stretch.empty() ? 1 : stretch[number]);
+    const ir::Timeline::Cell cell = timeline.cell_of(number);
+    clock.add(number, schedule.rows[cell.rank][cell.step], stretch.empty() ? 1 : stretch[number]);
   }
   return timeline;
 }
@@ -131,11 +94,11 @@ std::vector<double> slack_of(const EventGraph& graph, const ir::Schedule& schedu
       latest[before.action] = std::min(latest[before.action], limit);
     }
   }
-  for (size_t number = 0; number < timeline.size(); ++number)
-    latest[number] -= timeline[number].end;
-  const Actions actions(schedule);
-  for (uint32_t number = 0; number < latest.size(); ++number) {
-    if (actions[number].is_idle()) latest[number] = 0;
+  for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
+    for (size_t step = 0; step < schedule.rows[rank].size(); ++step) {
+      double& slack = latest[timeline.index(rank, step)];
+      slack = schedule.rows[rank][step].is_idle() ? 0 : slack - timeline.at(rank, step).end;
+    }
   }
   return latest;
 }
@@ -143,7 +106,6 @@ std::vector<double> slack_of(const EventGraph& graph, const ir::Schedule& schedu
 std::vector<CriticalStep> critical_path(const EventGraph& graph, const ir::Schedule& schedule,
                                         const Costs& costs, const ir::Timeline& timeline) {
   const CostTable table(costs, schedule.placement);
-  const Actions actions(schedule);
   std::vector<CriticalStep> path;
   // From the last end backwards along the order: what decided the start of the one at hand.
   uint32_t wanted = 0;
@@ -166,7 +128,8 @@ std::vector<CriticalStep> critical_path(const EventGraph& graph, const ir::Sched
         decided = &before;
       }
     }
-    path.push_back({static_cast<int>(actions.rank_of(number)), actions.step_of(number),
+    const ir::Timeline::Cell cell = timeline.cell_of(number);
+    path.push_back({static_cast<int>(cell.rank), static_cast<int>(cell.step),
                     decided == nullptr ? 0 : transfer_of(*decided, table)});
     if (decided == nullptr) break;
     wanted = decided->action;

@@ -17,6 +17,10 @@
 
 namespace pipewright::schedule {
 
+// How long what an action waits for is on the way to it: of an order, whose transfers are no
+// actions.
+double transfer_of(const Before& before, const CostTable& table);
+
 // When each action runs. `stretch` makes single actions longer: a factor for each, along the rows;
 // empty for none.
 ir::Timeline simulate(const EventGraph& graph, const ir::Schedule& schedule, const Costs& costs,

@@ -14,9 +14,8 @@ StageDependencies::StageDependencies(const ir::Placement& placement)
         answer.needs[answer.num_needs++] = {need.result, need.rank != placement.rank_of(stage),
                                             need.stage};
       }
-      answer.transfer = ir::is_send(row.kind) || ir::is_receive(row.kind)
-                            ? ir::partner_of(part, placement)
-                            : ir::transfer_of(part, placement);
+      answer.transfer = ir::is_transfer(row.kind) ? ir::partner_of(part, placement)
+                                                  : ir::transfer_of(part, placement);
     }
   }
 }

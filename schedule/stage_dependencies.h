@@ -20,6 +20,13 @@ class StageDependencies {
     ir::Result result;
     bool of_other_rank;
     int stage;
+
+    // The RECV by which a compute gets it, where it is of another rank.
+    ir::ActionPart receive_for(ir::ActionPart compute) const {
+      const bool forward = result == ir::Result::kOutput;
+      return {forward ? ir::ActionKind::kRecvF : ir::ActionKind::kRecvB, compute.stage(),
+              compute.microbatch()};
+    }
   };
   struct Answer {
     Need needs[2];

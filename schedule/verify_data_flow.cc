@@ -105,9 +105,7 @@ class DataFlow {
  private:
   void check_received(size_t rank, size_t step, ActionPart compute,
                       const StageDependencies::Need& need) {
-    const ActionPart receive(
-        need.result == ir::Result::kOutput ? ActionKind::kRecvF : ActionKind::kRecvB,
-        compute.stage(), compute.microbatch());
+    const ActionPart receive = need.receive_for(compute);
     const std::optional<int> received =
         index_.step_of(receive.kind(), compute.stage(), compute.microbatch());
     if (!received) {
@@ -161,8 +159,7 @@ void check_data_flow(const ir::Program& program, const WorkIndex& index,
   DataFlow flow(program, index, diagnostics);
   for_each_part(program, [&](size_t rank, size_t step, ActionPart part) {
     flow.check_needs(rank, step, part, true);
-    if (ir::is_send(part.kind()) || ir::is_receive(part.kind()))
-      flow.check_transfer(rank, step, part);
+    if (ir::is_transfer(part.kind())) flow.check_transfer(rank, step, part);
   });
 }
 

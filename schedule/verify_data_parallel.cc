@@ -22,11 +22,6 @@ bool has_any(const ir::Program& program, ActionKind first, ActionKind second) {
   return false;
 }
 
-// Most actions of a program; they have to do with neither.
-bool is_transfer(const Action& action) {
-  return ir::is_send(action.kind()) || ir::is_receive(action.kind());
-}
-
 bool adds_gradient(ActionKind kind) {
   return kind == ActionKind::kBackward || kind == ActionKind::kBackwardWeight;
 }
@@ -54,7 +49,7 @@ void check_residency(const ir::Program& program, bool weight_free_w, ir::Diagnos
   for (size_t rank = 0; rank < program.rows.size(); ++rank) {
     const ir::Row& row = program.rows[rank];
     for (size_t step = 0; step < row.size(); ++step) {
-      if (is_transfer(row[step])) continue;
+      if (ir::is_transfer(row[step].kind())) continue;  // most; they have to do with neither
       const auto refuse = [&](ir::Rule rule, std::string message) -> ir::Diagnostic& {
         return diagnostics->error(rule, std::move(message), ir::place_at(rank, step));
       };
@@ -110,7 +105,7 @@ void check_reduction(const ir::Program& program, ir::Diagnostics* diagnostics) {
   for (size_t rank = 0; rank < program.rows.size(); ++rank) {
     const ir::Row& row = program.rows[rank];
     for (size_t step = 0; step < row.size(); ++step) {
-      if (is_transfer(row[step])) continue;
+      if (ir::is_transfer(row[step].kind())) continue;  // most; they have to do with neither
       for (const ActionPart part : row[step].parts()) {
         Gradients& stage = stages[static_cast<size_t>(part.stage())];
         if (adds_gradient(part.kind())) {

@@ -231,7 +231,6 @@ class BlockSchedule {
           }
         }
         if (state.weights.empty()) continue;
-        // Its I may have run in this very slot's turn only of an earlier one: it is behind it.
         filled[rank].emplace_back(state.weights.front());
         state.weights.pop_front();
         --state.live;
