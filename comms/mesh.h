@@ -1,0 +1,37 @@
+#ifndef PIPEWRIGHT_COMMS_MESH_H_
+#define PIPEWRIGHT_COMMS_MESH_H_
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "comms/mesh_layout.h"
+#include "comms/world.h"
+
+namespace pipewright::comms {
+
+// The ranks of a world over named dimensions, with the groups along them. One thread at a time.
+class Mesh {
+ public:
+  // Throws std::invalid_argument where the dimensions do not multiply to the world's size. `world`
+  // must outlive it.
+  Mesh(World& world, std::vector<MeshDim> dims);
+
+  const MeshLayout& layout() const { return layout_; }
+  int size(std::string_view dim) const { return layout_.size(dim); }
+  int coordinate(std::string_view dim) const { return layout_.coordinate(world_.rank(), dim); }
+  // Along some dimensions, this rank among them, ascending.
+  std::vector<int> ranks(const std::vector<std::string>& dims) const;
+  // The group of these ranks: several dimensions make one group, as replicate x shard. Made the
+  // first time, which is collective over its members; all ranks ask in the same order.
+  BackendPtr group(const std::vector<std::string>& dims);
+
+ private:
+  World& world_;
+  const MeshLayout layout_;
+  std::map<std::vector<std::string>, BackendPtr> groups_;
+};
+
+}  // namespace pipewright::comms
+
+#endif  // PIPEWRIGHT_COMMS_MESH_H_

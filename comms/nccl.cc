@@ -1,0 +1,30 @@
+// The one file of comms that sees CUDA's headers.
+#define USE_C10D_NCCL 1
+#include "comms/nccl.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+namespace pipewright::comms {
+
+World nccl_world(const Environment& environment, std::chrono::milliseconds timeout) {
+  const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(environment.local_rank));
+  TORCH_CHECK(
+      at::globalContext().hasCUDA() && environment.local_rank < at::globalContext().getNumGPUs(),
+      "NCCL: local rank ", environment.local_rank, " wants GPU ", environment.local_rank,
+      ", and this machine has ",
+      at::globalContext().hasCUDA() ? at::globalContext().getNumGPUs() : 0);
+  const StorePtr store = connect_store(environment, timeout);
+  const MakeBackend make = [=](const std::string& name, int rank, int size) -> BackendPtr {
+    auto options = c10d::ProcessGroupNCCL::Options::create();
+    options->timeout = timeout;
+    auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
+        c10::make_intrusive<c10d::PrefixStore>(name, store), rank, size, options);
+    backend->setBoundDeviceId(device);
+    backend->eagerConnectSingleDevice(device);
+    return backend;
+  };
+  return World(environment.rank, environment.world_size, store, make, timeout);
+}
+
+}  // namespace pipewright::comms

@@ -1,0 +1,61 @@
+#include "comms/world.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+namespace pipewright::comms {
+
+World::World(int rank, int size, StorePtr store, MakeBackend make_backend,
+             std::chrono::milliseconds timeout)
+    : rank_(rank),
+      size_(size),
+      store_(std::move(store)),
+      make_backend_(std::move(make_backend)),
+      timeout_(timeout) {}
+
+BackendPtr World::make_group(const std::string& name, std::span<const int> ranks) {
+  std::string members;
+  for (const int rank : ranks) {
+    members += (members.empty() ? "" : ",") + std::to_string(rank);
+    if (rank < 0 || rank >= size_ || std::ranges::count(ranks, rank) != 1) {
+      throw std::invalid_argument("group `" + name + "`: rank " + std::to_string(rank) +
+                                  " stands twice, or is not one of " + std::to_string(size_));
+    }
+  }
+  const auto self = std::ranges::find(ranks, rank_);
+  if (self == ranks.end()) {
+    throw std::invalid_argument("group `" + name + "` of ranks " + members + ": rank " +
+                                std::to_string(rank_) + " makes it and is not in it");
+  }
+  return make_backend_(unique_name(name + "[" + members + "]"),
+                       static_cast<int>(self - ranks.begin()), static_cast<int>(ranks.size()));
+}
+
+World World::wrapped(std::function<BackendPtr(BackendPtr)> wrap) const {
+  const MakeBackend make = [inner = make_backend_, wrap = std::move(wrap)](const std::string& name,
+                                                                           int rank, int size) {
+    return wrap(inner(name, rank, size));
+  };
+  return World(rank_, size_, store_, make, timeout_);
+}
+
+std::string World::unique_name(const std::string& name) {
+  return name + "#" + std::to_string(times_used_[name]++);
+}
+
+StorePtr connect_store(const Environment& environment, std::chrono::milliseconds timeout) {
+  if (environment.world_size == 1) return c10::make_intrusive<c10d::HashStore>();
+  c10d::TCPStoreOptions options;
+  options.port = environment.master_port;
+  options.isServer = environment.rank == 0 && !environment.agent_has_store;
+  // Rank 0 need not wait: whoever comes later finds the server.
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  StorePtr store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
+  return c10::make_intrusive<c10d::PrefixStore>("pipewright", store);
+}
+
+}  // namespace pipewright::comms
