@@ -1,0 +1,68 @@
+#ifndef PIPEWRIGHT_EXECUTOR_CHECKPOINT_H_
+#define PIPEWRIGHT_EXECUTOR_CHECKPOINT_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "executor/split_backward.h"
+
+// Activation checkpointing: keeps the inputs of a part of a model, and runs its forward again in
+// backward (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016). LibTorch has none.
+//
+//   x = checkpoint([&](const Tensors& in) { return Tensors{block->forward(in[0])}; }, {x})[0];
+//   x = checkpoint(block, x);
+//
+// The state of the default generators, of the CPU and of the inputs' devices, is put back for the
+// second run, and restored after it: dropout draws the same. Generators are one for the process, so
+// with ranks as threads layers that draw must not run at the same time.
+//
+// Under a split backward the second run happens once, in I, and the part's weights get their
+// gradients in W. In a full backward they get them on the spot, so that one part's activations
+// live at a time; a weight that is used inside and outside then has its hooks called for each.
+
+namespace pipewright::executor {
+
+using Forward = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
+
+// The outputs of `forward`; gradients flow to `inputs` and to whatever weights it uses. `forward`
+// must do the same both times; it is kept until backward. With grad mode off it is just called.
+std::vector<at::Tensor> checkpoint(Forward forward, const std::vector<at::Tensor>& inputs);
+
+// Over a module, or a holder of one, whose forward takes tensors and returns one.
+template <typename Module, typename... Inputs>
+  requires requires(const Module& module) { module.operator->(); }
+at::Tensor checkpoint(const Module& module, const at::Tensor& first, const Inputs&... others) {
+  return checkpoint(
+      [module](const std::vector<at::Tensor>& inputs) {
+        return [&]<size_t... I>(std::index_sequence<I...>) {
+          return std::vector<at::Tensor>{module->forward(inputs[I]...)};
+        }(std::make_index_sequence<1 + sizeof...(Inputs)>());
+      },
+      {first, others...})[0];
+}
+
+// What the backward of one microbatch shares with the checkpointed parts in its graph. A stage opens
+// a scope around forward; parts that are made in it keep the context.
+struct BackwardContext {
+  // Where parts leave their weights' work; null in a full backward.
+  WeightWork* weight_work = nullptr;
+};
+
+class BackwardScope {
+ public:
+  explicit BackwardScope(std::shared_ptr<BackwardContext> context);
+  ~BackwardScope();
+  BackwardScope(const BackwardScope&) = delete;
+  BackwardScope& operator=(const BackwardScope&) = delete;
+
+ private:
+  std::shared_ptr<BackwardContext> outer_;
+};
+
+}  // namespace pipewright::executor
+
+#endif  // PIPEWRIGHT_EXECUTOR_CHECKPOINT_H_

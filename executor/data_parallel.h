@@ -1,0 +1,46 @@
+#ifndef PIPEWRIGHT_EXECUTOR_DATA_PARALLEL_H_
+#define PIPEWRIGHT_EXECUTOR_DATA_PARALLEL_H_
+
+// What the executor asks of whoever keeps a stage's parameters on several ranks: fsdp, ddp, or a
+// trainer's own. An interface alone, one object a stage.
+//
+// Each call begins something and returns; the two wait_ calls order the current stream behind it,
+// or block where there are no streams. All are made on the thread that runs the step, in the order
+// of the rank's list. The gradient's scale is not settled here: what enters backward on the last
+// stage is scaled already.
+
+namespace pipewright::executor {
+
+class DataParallel {
+ public:
+  virtual ~DataParallel() = default;
+
+  // UNSHARD: gathers the stage's parameters.
+  virtual void unshard() = 0;
+  // Before the first compute of the stage behind an UNSHARD.
+  virtual void wait_unshard() = 0;
+  // RESHARD: frees the gathered parameters. Never between an unshard and its wait.
+  virtual void reshard() = 0;
+  // Before each B, I and W of the stage. `last`: no later B or W of the stage stands before its
+  // next REDUCE_GRAD, so that gradients may be reduced as they become ready.
+  virtual void before_backward(int microbatch, bool last) = 0;
+  // REDUCE_GRAD: reduces the gradients that have been gathered since the last one.
+  virtual void reduce_grad() = 0;
+  // At the end of a step, for stages that reduced.
+  virtual void wait_reduce() = 0;
+};
+
+// One rank has all of the stage.
+class NoDataParallel final : public DataParallel {
+ public:
+  void unshard() override {}
+  void wait_unshard() override {}
+  void reshard() override {}
+  void before_backward(int /*microbatch*/, bool /*last*/) override {}
+  void reduce_grad() override {}
+  void wait_reduce() override {}
+};
+
+}  // namespace pipewright::executor
+
+#endif  // PIPEWRIGHT_EXECUTOR_DATA_PARALLEL_H_

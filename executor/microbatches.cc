@@ -1,0 +1,70 @@
+#include "executor/microbatches.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/tensor_split.h>
+
+#include <stdexcept>
+
+namespace pipewright::executor {
+namespace {
+
+std::optional<int> dim_of(const SplitDims& dims, size_t tensor) {
+  return tensor < dims.size() ? dims[tensor] : 0;
+}
+
+std::string place(const std::string& what, size_t tensor) {
+  return what + " " + std::to_string(tensor);
+}
+
+}  // namespace
+
+std::vector<Tensors> split_batch(const Tensors& batch, int num_microbatches, const SplitDims& dims,
+                                 const std::string& what) {
+  std::vector<Tensors> microbatches(static_cast<size_t>(num_microbatches));
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const std::optional<int> dim = dim_of(dims, i);
+    if (!dim) {
+      for (Tensors& microbatch : microbatches) microbatch.push_back(batch[i]);
+      continue;
+    }
+    if (*dim < -batch[i].dim() || *dim >= batch[i].dim()) {
+      throw std::invalid_argument(place(what, i) + " has " + std::to_string(batch[i].dim()) +
+                                  " dimensions, and is to be split along dimension " +
+                                  std::to_string(*dim));
+    }
+    if (batch[i].size(*dim) < num_microbatches) {
+      throw std::invalid_argument(place(what, i) + " has " + std::to_string(batch[i].size(*dim)) +
+                                  " elements along dimension " + std::to_string(*dim) + ": wanted " +
+                                  std::to_string(num_microbatches) +
+                                  " at least, one a microbatch");
+    }
+    const Tensors parts = at::tensor_split(batch[i], num_microbatches, *dim);
+    for (size_t m = 0; m < parts.size(); ++m) microbatches[m].push_back(parts[m]);
+  }
+  return microbatches;
+}
+
+Tensors merge_batch(const std::vector<Tensors>& microbatches, const SplitDims& dims,
+                    const std::string& what) {
+  Tensors merged;
+  for (size_t i = 0; i < microbatches.front().size(); ++i) {
+    Tensors parts;
+    for (const Tensors& microbatch : microbatches) parts.push_back(microbatch.at(i));
+    const std::optional<int> dim = dim_of(dims, i);
+    if (dim && parts[0].dim() == 0) {
+      throw std::invalid_argument(place(what, i) +
+                                  " is a number, and is to be put together along dimension " +
+                                  std::to_string(*dim));
+    }
+    if (dim) {
+      merged.push_back(at::cat(parts, *dim));
+      continue;
+    }
+    at::Tensor sum = parts[0].clone();
+    for (size_t m = 1; m < parts.size(); ++m) sum.add_(parts[m]);
+    merged.push_back(sum.div_(static_cast<int64_t>(parts.size())));
+  }
+  return merged;
+}
+
+}  // namespace pipewright::executor

@@ -1,0 +1,80 @@
+#include "executor/module_stage.h"
+
+#include <c10/core/GradMode.h>
+
+namespace pipewright::executor {
+
+// What a microbatch leaves between its actions.
+struct ModuleStage::Kept {
+  Tensors inputs;
+  torch::autograd::edge_list roots;  // where the outputs' gradients enter; the outputs may go
+  std::shared_ptr<BackwardContext> context = std::make_shared<BackwardContext>();
+  std::shared_ptr<WeightWork> weight_work;   // from I to W
+  std::function<void()> users_weight_work;   // from I to W
+};
+
+ModuleStage::ModuleStage(Forward forward) : forward_(std::move(forward)) {}
+ModuleStage::~ModuleStage() = default;
+
+void ModuleStage::set_weight_work(std::function<std::function<void()>()> make_weight_work) {
+  make_weight_work_ = std::move(make_weight_work);
+}
+
+Tensors ModuleStage::forward(int microbatch, const Tensors& inputs) {
+  if (!c10::GradMode::is_enabled()) return forward_(inputs);
+  auto kept = std::make_unique<Kept>();
+  const BackwardScope scope(kept->context);
+  Tensors outputs = forward_(inputs);
+  for (const at::Tensor& output : outputs) kept->roots.push_back(root_of(output));
+  kept->inputs = inputs;
+  kept_[microbatch] = std::move(kept);
+  return outputs;
+}
+
+Tensors ModuleStage::backward(int microbatch, Tensors output_grads) {
+  Kept& work = kept(microbatch, "backward");
+  full_backward(work.roots, output_grads);
+  output_grads.clear();
+  Tensors grads = take_grads(work.inputs);
+  if (make_weight_work_) make_weight_work_()();
+  kept_.erase(microbatch);
+  return grads;
+}
+
+Tensors ModuleStage::backward_input(int microbatch, Tensors output_grads) {
+  Kept& work = kept(microbatch, "backward_input");
+  Tensors grads;
+  if (make_weight_work_) {
+    full_backward(work.roots, output_grads);
+    grads = take_grads(work.inputs);
+    work.users_weight_work = make_weight_work_();
+  } else {
+    work.weight_work = std::make_shared<WeightWork>();
+    work.context->weight_work = work.weight_work.get();
+    grads = executor::backward_input(work.roots, output_grads, work.inputs, *work.weight_work);
+    work.context->weight_work = nullptr;
+  }
+  work.inputs.clear();
+  work.roots.clear();
+  return grads;
+}
+
+void ModuleStage::backward_weight(int microbatch) {
+  Kept& work = kept(microbatch, "backward_weight");
+  if (work.users_weight_work) work.users_weight_work();
+  if (work.weight_work) work.weight_work->run();
+  kept_.erase(microbatch);
+}
+
+void ModuleStage::clear() { kept_.clear(); }
+
+ModuleStage::Kept& ModuleStage::kept(int microbatch, const char* what) {
+  const auto found = kept_.find(microbatch);
+  if (found == kept_.end()) {
+    throw std::logic_error(std::string(what) + " of microbatch " + std::to_string(microbatch) +
+                           ", of which no forward is kept");
+  }
+  return *found->second;
+}
+
+}  // namespace pipewright::executor
