@@ -27,7 +27,6 @@ class GeneratorStates {
     }
   }
 
-
   // Puts them back, and returns what was there.
   GeneratorStates exchange() const {
     GeneratorStates before;
@@ -130,8 +129,7 @@ class CheckpointNode final : public HidesWeights {
 
 std::vector<at::Tensor> checkpoint(Forward forward, const std::vector<at::Tensor>& inputs) {
   if (!c10::GradMode::is_enabled()) return forward(inputs);
-  const auto node =
-      std::make_shared<CheckpointNode>(forward, inputs, GeneratorStates(inputs));
+  const auto node = std::make_shared<CheckpointNode>(forward, inputs, GeneratorStates(inputs));
   variable_list outputs;
   {
     const c10::AutoGradMode disabled(false);

@@ -34,19 +34,20 @@ std::vector<at::Tensor> checkpoint(Forward forward, const std::vector<at::Tensor
 
 // Over a module, or a holder of one, whose forward takes tensors and returns one.
 template <typename Module, typename... Inputs>
-  requires requires(const Module& module) { module.operator->(); }
+requires requires(const Module& module) { module.operator->(); }
 at::Tensor checkpoint(const Module& module, const at::Tensor& first, const Inputs&... others) {
   return checkpoint(
       [module](const std::vector<at::Tensor>& inputs) {
         return [&]<size_t... I>(std::index_sequence<I...>) {
           return std::vector<at::Tensor>{module->forward(inputs[I]...)};
-        }(std::make_index_sequence<1 + sizeof...(Inputs)>());
+        }
+        (std::make_index_sequence<1 + sizeof...(Inputs)>());
       },
       {first, others...})[0];
 }
 
-// What the backward of one microbatch shares with the checkpointed parts in its graph. A stage opens
-// a scope around forward; parts that are made in it keep the context.
+// What the backward of one microbatch shares with the checkpointed parts in its graph. A stage
+// opens a scope around forward; parts that are made in it keep the context.
 struct BackwardContext {
   // Where parts leave their weights' work; null in a full backward.
   WeightWork* weight_work = nullptr;

@@ -34,8 +34,8 @@ std::vector<Tensors> split_batch(const Tensors& batch, int num_microbatches, con
     }
     if (batch[i].size(*dim) < num_microbatches) {
       throw std::invalid_argument(place(what, i) + " has " + std::to_string(batch[i].size(*dim)) +
-                                  " elements along dimension " + std::to_string(*dim) + ": wanted " +
-                                  std::to_string(num_microbatches) +
+                                  " elements along dimension " + std::to_string(*dim) +
+                                  ": wanted " + std::to_string(num_microbatches) +
                                   " at least, one a microbatch");
     }
     const Tensors parts = at::tensor_split(batch[i], num_microbatches, *dim);

@@ -9,8 +9,8 @@ struct ModuleStage::Kept {
   Tensors inputs;
   torch::autograd::edge_list roots;  // where the outputs' gradients enter; the outputs may go
   std::shared_ptr<BackwardContext> context = std::make_shared<BackwardContext>();
-  std::shared_ptr<WeightWork> weight_work;   // from I to W
-  std::function<void()> users_weight_work;   // from I to W
+  std::shared_ptr<WeightWork> weight_work;  // from I to W
+  std::function<void()> users_weight_work;  // from I to W
 };
 
 ModuleStage::ModuleStage(Forward forward) : forward_(std::move(forward)) {}

@@ -95,7 +95,8 @@ std::shared_ptr<ModuleStage> make_stage(Module module) {
       }
       return [&]<size_t... I>(std::index_sequence<I...>) {
         return internal::to_tensors(module->forward(inputs[I]...));
-      }(std::make_index_sequence<kArity>());
+      }
+      (std::make_index_sequence<kArity>());
     }
   });
 }

@@ -45,11 +45,12 @@ at::Tensor block(at::Tensor x, const variable_list& w) {
 
 struct Weights {
   const bool seeded = (at::manual_seed(0), true);  // before the others are drawn
-  const variable_list p = {leaf({32, 32}), leaf({32}), leaf({32, 32}),
+  const variable_list p = {leaf({32, 32}), leaf({32}),     leaf({32, 32}),
                            leaf({32}),     leaf({32, 32}), leaf({32})};
-  const variable_list q = {leaf({64}),     leaf({64}), leaf({192, 64}), leaf({192}), leaf({64, 64}),
-                           leaf({64}),     leaf({64}), leaf({64}),      leaf({256, 64}),
-                           leaf({256}),    leaf({64, 256}), leaf({64}), leaf({50, 64})};
+  const variable_list q = {leaf({64}),      leaf({64}),  leaf({192, 64}), leaf({192}),
+                           leaf({64, 64}),  leaf({64}),  leaf({64}),      leaf({64}),
+                           leaf({256, 64}), leaf({256}), leaf({64, 256}), leaf({64}),
+                           leaf({50, 64})};
   const variable_list lstm = {leaf({128, 32}), leaf({128, 32}), leaf({128}), leaf({128})};
   const at::Tensor x = leaf({8, 32}), kernel = leaf({4, 3, 3, 3});
 };
@@ -71,20 +72,33 @@ std::vector<Case> cases() {
   const auto x = [](W w) -> Out { return {w.x}; };
   std::vector<Case> cases = {
       {"MlpOfLinearAndRelu", p, x, [](W w, In in) -> Out { return {mlp(in[0], w.p)}; }},
-      {"TransformerBlock", q, [](W) -> Out { return {leaf({2, 16, 64})}; },
+      {"TransformerBlock", q,
+       [](W) -> Out {
+         return {leaf({2, 16, 64})};
+       },
        [](W w, In in) -> Out { return {block(in[0], w.q)}; }},
-      {"Conv2dMaxPoolLinear", [](W w) -> Out { return {w.kernel, w.p[0]}; },
-       [](W) -> Out { return {leaf({2, 3, 8, 8})}; },
+      {"Conv2dMaxPoolLinear",
+       [](W w) -> Out {
+         return {w.kernel, w.p[0]};
+       },
+       [](W) -> Out {
+         return {leaf({2, 3, 8, 8})};
+       },
        [](W w, In in) -> Out {
          const at::Tensor h = at::max_pool2d(at::conv2d(in[0], w.kernel).relu(), 2);
          return {at::linear(h.flatten(1).slice(1, 0, 32), w.p[0])};
        }},
-      {"EmbeddingTiedToTheOutputLayer", q, [](W) -> Out { return {at::randint(50, {2, 16})}; },
+      {"EmbeddingTiedToTheOutputLayer", q,
+       [](W) -> Out {
+         return {at::randint(50, {2, 16})};
+       },
        [](W w, In in) -> Out {
          return {at::linear(block(at::embedding(w.q[12], in[0].to(at::kLong)), w.q), w.q[12])};
        }},
       {"OneWeightInTwoLayers", p, x,
-       [](W w, In in) -> Out { return {mlp(in[0], {w.p[0], w.p[1], w.p[0], w.p[1]})}; }},
+       [](W w, In in) -> Out {
+         return {mlp(in[0], {w.p[0], w.p[1], w.p[0], w.p[1]})};
+       }},
       {"ProductOfAWeightWithItself", p, x,
        [](W w, In in) -> Out { return {in[0].mm(w.p[0].mm(w.p[0]))}; }},
       {"OneWeightTwiceOnAPathAndAside", p, x,
@@ -101,7 +115,9 @@ std::vector<Case> cases() {
          return {mlp(in[0], {w.p[0].detach(), w.p[1], w.p[2], w.p[1].detach()})};
        }},
       {"LstmOneNodeWithThreeOutputs", [](W w) { return w.lstm; },
-       [](W) -> Out { return {leaf({5, 3, 32}), leaf({1, 3, 32})}; },
+       [](W) -> Out {
+         return {leaf({5, 3, 32}), leaf({1, 3, 32})};
+       },
        [](W w, In in) -> Out {
          const auto [y, h, c] =
              at::lstm(in[0], {in[1], in[1]}, w.lstm, true, 1, 0.0, true, false, false);
@@ -115,7 +131,10 @@ std::vector<Case> cases() {
          h.register_hook([](const at::TensorBase& grad) { return at::Tensor(grad) * 2; });
          return {h.mm(w.p[2])};
        }},
-      {"Checkpointed", q, [](W) -> Out { return {leaf({2, 16, 64})}; },
+      {"Checkpointed", q,
+       [](W) -> Out {
+         return {leaf({2, 16, 64})};
+       },
        [](W w, In in) -> Out {
          const auto part = [&](In h) -> Out { return {block(h[0], w.q)}; };
          return {at::linear(checkpoint(part, checkpoint(part, {in[0] * 2}))[0], w.q[12])};
@@ -206,8 +225,7 @@ TEST(SplitBackwardOf, FourMicrobatchesInAnyOrder) {
   const Tensors want = take_grads(w), want_inputs = take_grads(inputs);
   for (int m = 0; m < 4; ++m) stage.forward(m, {inputs[static_cast<size_t>(m)]});
   for (size_t m = 0; m < 4; ++m) {
-    EXPECT_TRUE(
-        same_bits(stage.backward_input(static_cast<int>(m), {grads[m]}), {want_inputs[m]}));
+    EXPECT_TRUE(same_bits(stage.backward_input(static_cast<int>(m), {grads[m]}), {want_inputs[m]}));
   }
   for (const size_t m : order) stage.backward_weight(static_cast<int>(m));
   EXPECT_TRUE(same_bits(take_grads(w), want));
@@ -230,7 +248,8 @@ TEST(SplitBackwardOf, HooksOfWeightsRunOnceInW) {
   const Weights all;
   const at::Tensor w = all.p[0];
   int calls = 0;
-  const auto accumulator = torch::autograd::impl::grad_accumulator(w);  // the weight does not hold it
+  const auto accumulator =
+      torch::autograd::impl::grad_accumulator(w);  // the weight does not hold it
   accumulator->add_post_hook(std::make_unique<CountCalls>(&calls));
   ModuleStage stage([&](const Tensors& in) {
     const auto part = [&](const Tensors& h) { return Tensors{at::linear(h[0], w)}; };
@@ -246,7 +265,8 @@ TEST(SplitBackwardOf, HooksOfWeightsRunOnceInW) {
 TEST(SplitBackwardOf, AStagesOwnWeightWork) {
   const Weights all;
   int made = 0, done = 0;
-  ModuleStage stage([&](const Tensors& in) { return Tensors{at::linear(in[0], all.p[0].detach())}; });
+  ModuleStage stage(
+      [&](const Tensors& in) { return Tensors{at::linear(in[0], all.p[0].detach())}; });
   stage.set_weight_work([&] {
     ++made;
     return [&] { ++done; };
@@ -326,8 +346,8 @@ TEST(Checkpoint, KeepsOnlyItsInputs) {
 
 TEST(Checkpoint, WithoutGradModeItIsACall) {
   const c10::AutoGradMode disabled(false);
-  const at::Tensor y = checkpoint([](const Tensors& in) { return Tensors{in[0] * 2}; },
-                                  {leaf({3})})[0];
+  const at::Tensor y =
+      checkpoint([](const Tensors& in) { return Tensors{in[0] * 2}; }, {leaf({3})})[0];
   EXPECT_FALSE(y.requires_grad());
 }
 

@@ -1,0 +1,71 @@
+#include "executor/row_plan.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "ir/action_kind.h"
+#include "ir/dependencies.h"
+
+namespace pipewright::executor {
+
+using ir::ActionKind;
+
+namespace {
+
+bool is_backward(ActionKind kind) {
+  return kind == ActionKind::kBackward || kind == ActionKind::kBackwardInput ||
+         kind == ActionKind::kBackwardWeight;
+}
+
+}  // namespace
+
+RowPlan plan_row(const ir::Row& row) {
+  RowPlan plan;
+  for (size_t step = 0; step < row.size(); ++step) {
+    if (row[step].is_idle()) continue;
+    plan.actions.push_back({row[step], static_cast<int>(step), false});
+    for (const ir::ActionPart part : row[step].parts()) {
+      plan.has_backward = plan.has_backward || is_backward(part.kind());
+      plan.has_residency = plan.has_residency || part.kind() == ActionKind::kUnshard ||
+                           part.kind() == ActionKind::kReshard;
+    }
+  }
+  std::set<int> open;  // stages whose next REDUCE_GRAD has had no B or W before it so far
+  for (auto planned = plan.actions.rbegin(); planned != plan.actions.rend(); ++planned) {
+    for (const ir::ActionPart part : planned->action.parts()) {
+      if (part.kind() == ActionKind::kReduceGrad) open.insert(part.stage());
+      if (part.kind() == ActionKind::kBackward || part.kind() == ActionKind::kBackwardWeight)
+        planned->last_backward = open.erase(part.stage()) > 0;
+    }
+  }
+  return plan;
+}
+
+std::vector<std::pair<int, int>> edges_of(const ir::Program& program) {
+  std::set<std::pair<int, int>> edges;
+  for (const ir::Row& row : program.rows) {
+    for (const ir::Action& action : row) {
+      if (!ir::is_transfer(action.kind())) continue;
+      if (const auto transfer = ir::partner_of(action.parts()[0], program.placement))
+        edges.insert({transfer->from, transfer->to});
+    }
+  }
+  return {edges.begin(), edges.end()};
+}
+
+bool has_backward(const ir::Program& program) {
+  return std::ranges::any_of(program.rows,
+                             [](const ir::Row& row) { return plan_row(row).has_backward; });
+}
+
+ir::ComputeOrder compute_order(const ir::Program& program) {
+  ir::ComputeOrder order;
+  static_cast<ir::Schedule&>(order) = program;
+  order.lowering = {};
+  for (ir::Row& row : order.rows)
+    std::erase_if(row, [](const ir::Action& action) { return !ir::is_compute(action.kind()); });
+  return order;
+}
+
+}  // namespace pipewright::executor

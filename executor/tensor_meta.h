@@ -1,0 +1,41 @@
+#ifndef PIPEWRIGHT_EXECUTOR_TENSOR_META_H_
+#define PIPEWRIGHT_EXECUTOR_TENSOR_META_H_
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "executor/stage.h"
+
+namespace pipewright::executor {
+
+// What a receiver must know of a tensor before it comes.
+struct TensorMeta {
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> sizes;
+  // Whether a gradient will flow back. Of a gradient: whether there is one; if not, nothing is
+  // sent.
+  bool requires_grad = false;
+
+  friend bool operator==(const TensorMeta&, const TensorMeta&) = default;
+};
+
+using TensorMetas = std::vector<TensorMeta>;
+
+// Of an undefined tensor: no sizes, no gradient.
+TensorMeta meta_of(const at::Tensor& tensor);
+TensorMetas metas_of(const Tensors& tensors);
+
+// "Float [2, 3]", "Float [2, 3] with gradient".
+std::string to_string(const TensorMeta& meta);
+
+// As bytes, for a store; decode throws std::runtime_error for anything that encode did not write.
+std::vector<uint8_t> encode(const TensorMetas& metas);
+TensorMetas decode(std::span<const uint8_t> bytes);
+
+}  // namespace pipewright::executor
+
+#endif  // PIPEWRIGHT_EXECUTOR_TENSOR_META_H_

@@ -1,0 +1,265 @@
+#include "tests/executor/models.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+
+#include "schedule/lower.h"
+#include "schedules/registry.h"
+#include "tests/ranks/ranks.h"
+
+namespace pipewright::executor {
+namespace {
+
+constexpr int64_t kWidth = 8, kHeads = 2, kTokens = 6, kVocabulary = 11;
+
+class Drawn {
+ public:
+  explicit Drawn(uint64_t seed) : generator_(at::detail::createCPUGenerator(seed)) {}
+  at::Tensor weight(at::IntArrayRef sizes) {
+    return at::randn(sizes, generator_, at::TensorOptions(at::kDouble)).mul_(0.3).requires_grad_();
+  }
+  at::Tensor data(at::IntArrayRef sizes) {
+    return at::randn(sizes, generator_, at::TensorOptions(at::kDouble));
+  }
+  at::Tensor tokens(at::IntArrayRef sizes) {
+    return at::randint(kVocabulary, sizes, generator_, at::TensorOptions(at::kLong));
+  }
+
+ private:
+  at::Generator generator_;
+};
+
+at::Tensor block(const at::Tensor& x, const Tensors& w) {
+  const auto qkv = at::linear(at::layer_norm(x, {kWidth}, w[0], w[1]), w[2])
+                       .unflatten(-1, {3, kHeads, kWidth / kHeads})
+                       .transpose(1, 3)
+                       .unbind(2);
+  const at::Tensor mixed = at::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], {}, 0.0, true);
+  const at::Tensor h = x + at::linear(mixed.transpose(1, 2).reshape(x.sizes()), w[3]);
+  return h + at::linear(at::gelu(at::linear(h, w[4])), w[5]);
+}
+
+Model make_mlp(int num_stages, int64_t batch, Drawn drawn) {
+  Model model;
+  for (int stage = 0; stage < num_stages; ++stage) {
+    const Tensors weights = {drawn.weight({kWidth, kWidth}), drawn.weight({kWidth})};
+    model.weights.push_back(weights);
+    model.stages.push_back([weights](const Tensors& in) -> Tensors {
+      return {at::tanh(at::linear(in[0], weights[0], weights[1]))};
+    });
+  }
+  model.loss = [](const Tensors& outputs, const Tensors& targets) {
+    return at::mse_loss(outputs[0], targets[0]);
+  };
+  model.inputs = {drawn.data({batch, kWidth})};
+  model.targets = {drawn.data({batch, kWidth})};
+  return model;
+}
+
+// The first stage embeds tokens and hands on, beside its output, a gate that the last one uses and
+// the tokens as they are: two tensors with gradients, and one that can have none.
+Model make_transformer(int num_stages, int64_t batch, Drawn drawn) {
+  Model model;
+  for (int stage = 0; stage < num_stages; ++stage) {
+    Tensors weights = {drawn.weight({kWidth}),
+                       drawn.weight({kWidth}),
+                       drawn.weight({3 * kWidth, kWidth}),
+                       drawn.weight({kWidth, kWidth}),
+                       drawn.weight({2 * kWidth, kWidth}),
+                       drawn.weight({kWidth, 2 * kWidth})};
+    const bool first = stage == 0, last = stage == num_stages - 1;
+    if (first) weights.push_back(drawn.weight({kVocabulary, kWidth}));
+    if (last) weights.push_back(drawn.weight({kVocabulary, kWidth}));
+    model.weights.push_back(weights);
+    model.stages.push_back([=](const Tensors& in) -> Tensors {
+      const at::Tensor tokens = first ? in[0] : in[2];
+      const at::Tensor x = first ? at::embedding(weights[6], tokens) : in[0];
+      const at::Tensor gate = first ? weights[0] * x.mean(1, /*keepdim=*/true) : in[1];
+      const at::Tensor y = block(x, weights);
+      if (!last) return {y, gate, tokens};
+      return {at::linear(y * gate, weights.back())};
+    });
+  }
+  model.loss = [](const Tensors& outputs, const Tensors& targets) {
+    return at::cross_entropy_loss(outputs[0].flatten(0, 1), targets[0].flatten());
+  };
+  model.inputs = {drawn.tokens({batch, kTokens})};
+  model.targets = {drawn.tokens({batch, kTokens})};
+  return model;
+}
+
+torch::optim::AdamW optimizer_of(const Tensors& weights) {
+  return torch::optim::AdamW(weights, torch::optim::AdamWOptions(1e-2).weight_decay(0.1));
+}
+
+Tensors grads_of(const Tensors& weights) {
+  Tensors grads;
+  for (const at::Tensor& weight : weights)
+    grads.push_back(weight.grad().defined() ? weight.grad().clone() : at::Tensor());
+  return grads;
+}
+
+bool ascending(const ir::Program& program, int stage) {
+  int last = -1;
+  for (const ir::Action& action :
+       program.rows[static_cast<size_t>(program.placement.rank_of(stage))]) {
+    for (const ir::ActionPart part : action.parts()) {
+      const bool accumulates = part.kind() == ir::ActionKind::kBackward ||
+                               part.kind() == ir::ActionKind::kBackwardWeight;
+      if (!accumulates || part.stage() != stage) continue;
+      if (part.microbatch() < last) return false;
+      last = part.microbatch();
+    }
+  }
+  return true;
+}
+
+std::string difference(const at::Tensor& want, const at::Tensor& got, bool bits) {
+  if (!want.defined() || !got.defined())
+    return want.defined() == got.defined() ? "" : "one is not defined";
+  if (want.sizes() != got.sizes()) return "sizes differ";
+  if (bits) return at::equal(want, got) ? "" : "not the same bits";
+  const double error = (want - got).abs().max().item<double>();
+  const double largest = want.abs().max().item<double>();
+  return error <= 1e-12 * largest ? "" : "they differ by " + std::to_string(error / largest);
+}
+
+}  // namespace
+
+Model make_model(ModelKind kind, int num_stages, int64_t batch, uint64_t seed) {
+  return kind == ModelKind::kMlp ? make_mlp(num_stages, batch, Drawn(seed))
+                                 : make_transformer(num_stages, batch, Drawn(seed));
+}
+
+Trained train_reference(Model model, int num_microbatches) {
+  Trained trained;
+  Tensors all;
+  for (const Tensors& weights : model.weights)
+    all.insert(all.end(), weights.begin(), weights.end());
+  torch::optim::AdamW optimizer = optimizer_of(all);
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    const auto inputs = at::tensor_split(model.inputs[0], num_microbatches);
+    const auto targets = at::tensor_split(model.targets[0], num_microbatches);
+    std::vector<at::Tensor>& losses = trained.losses.emplace_back();
+    Tensors outputs;
+    for (size_t m = 0; m < inputs.size(); ++m) {
+      Tensors h = {inputs[m]};
+      for (const Forward& stage : model.stages) h = stage(h);
+      const at::Tensor loss = model.loss(h, {targets[m]});
+      (loss / num_microbatches).backward();
+      losses.push_back(loss.detach());
+      outputs.push_back(h[0].detach());
+    }
+    trained.outputs.push_back({at::cat(outputs)});
+    trained.grads.clear();
+    for (const Tensors& weights : model.weights) trained.grads.push_back(grads_of(weights));
+    optimizer.step();
+  }
+  for (const Tensors& weights : model.weights) {
+    Tensors& copies = trained.weights.emplace_back();
+    for (const at::Tensor& weight : weights) copies.push_back(weight.detach().clone());
+  }
+  return trained;
+}
+
+void train_rank(const ir::Program& program, Model model, comms::World& world,
+                ExecutorOptions options, Trained* trained) {
+  const std::vector<int> stages = program.placement.stages_of(world.rank());
+  std::map<int, LocalStage> local;
+  Tensors all;
+  for (const int stage : stages) {
+    const auto index = static_cast<size_t>(stage);
+    local[stage] = {std::make_shared<ModuleStage>(model.stages[index]), nullptr};
+    all.insert(all.end(), model.weights[index].begin(), model.weights[index].end());
+  }
+  options.loss = model.loss;
+  Executor executor(program, local, world, options);
+  torch::optim::AdamW optimizer = optimizer_of(all);
+  const bool has_last = local.contains(program.placement.num_stages() - 1);
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    const StepResult result = executor.step({model.inputs, {}, model.targets}, true);
+    if (has_last) {
+      trained->losses.push_back(result.losses);
+      trained->outputs.push_back(result.outputs);
+    }
+    for (const int stage : stages)
+      trained->grads[static_cast<size_t>(stage)] =
+          grads_of(model.weights[static_cast<size_t>(stage)]);
+    optimizer.step();
+  }
+  for (const int stage : stages) {
+    for (const at::Tensor& weight : model.weights[static_cast<size_t>(stage)])
+      trained->weights[static_cast<size_t>(stage)].push_back(weight.detach().clone());
+  }
+}
+
+std::string train_threads(const ir::Program& program, ModelKind kind, int64_t batch,
+                          std::vector<comms::World>& worlds, Trained* trained) {
+  // Ranks that are threads would each start a pool of their own.
+  at::set_num_threads(1);
+  const int num_stages = program.placement.num_stages();
+  trained->grads.resize(static_cast<size_t>(num_stages));
+  trained->weights.resize(static_cast<size_t>(num_stages));
+  return tests::run_ranks(program.placement.num_ranks(), [&](int rank) {
+    train_rank(program, make_model(kind, num_stages, batch), worlds[static_cast<size_t>(rank)], {},
+               trained);
+  });
+}
+
+std::string compare(const Trained& reference, const Trained& trained, const ir::Program& program,
+                    const std::vector<int>& stages) {
+  // After the first step all weights carry what the order did, so losses are held to the bits only
+  // if every stage is.
+  bool all_ascending = true;
+  for (const int stage : all_stages(program))
+    all_ascending = all_ascending && ascending(program, stage);
+  std::string text;
+  const auto add = [&](const std::string& what, const at::Tensor& want, const at::Tensor& got,
+                       bool bits) {
+    const std::string found = difference(want, got, bits);
+    if (!found.empty()) text += what + ": " + found + "\n";
+  };
+  for (const int stage : stages) {
+    const auto s = static_cast<size_t>(stage);
+    if (trained.grads[s].size() != reference.grads[s].size()) return "gradients are missing\n";
+    for (size_t i = 0; i < reference.weights[s].size(); ++i) {
+      const std::string what = "stage " + std::to_string(stage) + ", weight " + std::to_string(i);
+      add("gradient of " + what, reference.grads[s][i], trained.grads[s][i], all_ascending);
+      add(what, reference.weights[s][i], trained.weights[s][i], all_ascending);
+    }
+    if (stage != program.placement.num_stages() - 1) continue;
+    if (trained.losses.size() != kSteps || trained.outputs.size() != kSteps)
+      return "losses are missing\n";
+    for (size_t step = 0; step < kSteps; ++step) {
+      const bool bits = all_ascending || step == 0;
+      const std::string what = " of step " + std::to_string(step);
+      for (size_t m = 0; m < reference.losses[step].size(); ++m)
+        add("loss " + std::to_string(m) + what, reference.losses[step][m],
+            trained.losses[step].at(m), bits);
+      add("output" + what, reference.outputs[step][0], trained.outputs[step].at(0), bits);
+    }
+  }
+  return text;
+}
+
+std::vector<int> all_stages(const ir::Program& program) {
+  std::vector<int> stages;
+  for (int stage = 0; stage < program.placement.num_stages(); ++stage) stages.push_back(stage);
+  return stages;
+}
+
+ir::Program make_program(const schedules::ScheduleSpec& spec, const schedules::Shape& shape,
+                         const ir::Lowering& policies) {
+  ir::Diagnostics diagnostics;
+  std::optional<ir::Program> program =
+      schedule::lower(schedules::make_order(spec, shape), policies, &diagnostics);
+  EXPECT_TRUE(program.has_value()) << spec.name;
+  return program.value_or(ir::Program());
+}
+
+}  // namespace pipewright::executor
