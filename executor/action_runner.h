@@ -20,7 +20,7 @@ using LossFunction = std::function<at::Tensor(const Tensors& outputs, const Tens
 // A stage that a rank holds.
 struct LocalStage {
   std::shared_ptr<Stage> stage;
-  std::shared_ptr<DataParallel> data_parallel;  // null: one rank has all of it
+  std::shared_ptr<DataParallel> data_parallel = nullptr;  // null: one rank has all of it
 };
 
 class ActionRunner;
@@ -51,9 +51,9 @@ using ActionFunction = std::function<void(const ActionContext&)>;
 
 // The microbatches of one step, by index; what a rank does not need may be empty.
 struct Microbatches {
-  std::vector<Tensors> inputs;   // of the first stage
-  std::vector<Tensors> extra;    // this rank's own, given to each of its stages behind the rest
-  std::vector<Tensors> targets;  // of the loss
+  std::vector<Tensors> inputs = {};  // of the first stage
+  std::vector<Tensors> extra = {};   // this rank's own, given to each of its stages behind the rest
+  std::vector<Tensors> targets = {};  // of the loss
 };
 
 // The actions of one rank on real tensors: which tensor goes where, in what state everything must
@@ -62,7 +62,7 @@ struct Microbatches {
 class ActionRunner {
  public:
   struct Options {
-    LossFunction loss;
+    LossFunction loss = {};
     bool scale_grads = true;
     bool weight_free_w = false;
   };

@@ -244,10 +244,10 @@ StepResult Executor::run(const RowPlan& row, bool with_backward, bool return_out
 
 // Tells the other ranks, ends what they wait for from here, and throws the first failure of all.
 void Executor::fail(const std::string& message) {
-  failure_ = message;
   ir::Diagnostics diagnostics;
+  std::string explained = message;
   if (options_.allow_unverified && !check(program_, false, &diagnostics))
-    failure_ += "\nthe program was not verified, and is not valid:\n" + text_of(diagnostics);
+    explained += "\nthe program was not verified, and is not valid:\n" + text_of(diagnostics);
   std::string first;
   const auto end_communication = [this] {
     if (transfers_) transfers_->clear();
@@ -255,7 +255,7 @@ void Executor::fail(const std::string& message) {
   };
   try {
     const comms::StorePtr& store = world_.store();
-    first = store->compareSet(key_ + "/failure", "", failure_);
+    first = store->compareSet(key_ + "/failure", "", explained);
     end_communication();
     // Who serves the store stays until the others have read it, if they are still there.
     store->add(key_ + "/failed", 1);
@@ -268,7 +268,8 @@ void Executor::fail(const std::string& message) {
     end_communication();
   }
   runner_->clear();
-  if (!first.empty() && first != failure_) failure_ = first + "\n  and then " + failure_;
+  const bool elsewhere = !first.empty() && first != explained;
+  failure_ = elsewhere ? first + "\n  and then " + message : explained;
   throw StepError(failure_);
 }
 

@@ -45,33 +45,33 @@ class StepError : public std::runtime_error {
 
 struct ExecutorOptions {
   // Of the last stage; a program with a backward needs one.
-  LossFunction loss;
+  LossFunction loss = {};
   // Scales the gradient that enters backward on the last stage by 1/M, M being the number of
   // microbatches: right for losses that are means. What was accumulated before stays as it is.
   bool scale_grads = true;
   // Runs a program that the verifier refuses: then only the checks of each action protect it.
   bool allow_unverified = false;
   // Of each wait for another rank. The world's, if it is not set.
-  std::optional<std::chrono::milliseconds> timeout;
+  std::optional<std::chrono::milliseconds> timeout = {};
   // Where the stages' tensors are.
   at::Device device = at::kCPU;
   // How batches are split into microbatches, and outputs put together.
-  SplitDims input_dims;
-  SplitDims extra_dims;
-  SplitDims target_dims;
-  SplitDims output_dims;
+  SplitDims input_dims = {};
+  SplitDims extra_dims = {};
+  SplitDims target_dims = {};
+  SplitDims output_dims = {};
   // The outputs of each stage, if they are to be checked from the first step on; otherwise they are
   // learned in it, and checked from then on.
-  std::function<TensorMetas(int stage, int microbatch)> output_metas;
+  std::function<TensorMetas(int stage, int microbatch)> output_metas = {};
   // The world's rank of each rank of the program; if it is empty, they are the same.
-  std::vector<int> ranks;
+  std::vector<int> ranks = {};
 };
 
 // What one rank gives to a step; what it does not need may be empty.
 struct Batch {
-  Tensors inputs;   // of the first stage
-  Tensors extra;    // for each stage of this rank, behind what the stage before gives
-  Tensors targets;  // of the loss, on the rank of the last stage
+  Tensors inputs = {};   // of the first stage
+  Tensors extra = {};    // for each stage of this rank, behind what the stage before gives
+  Tensors targets = {};  // of the loss, on the rank of the last stage
 };
 
 struct StepResult {

@@ -33,9 +33,9 @@ class Transfers {
     std::chrono::milliseconds timeout{};
     at::Device device = at::kCPU;
     // The outputs of a stage, where they are given.
-    std::function<TensorMetas(int stage, int microbatch)> output_metas;
+    std::function<TensorMetas(int stage, int microbatch)> output_metas = {};
     // Throws if another rank of the pipeline has failed; asked while waiting without a message.
-    std::function<void()> check_peers;
+    std::function<void()> check_peers = {};
   };
 
   // `placement` and `channels` must outlive it. `key` is its own part of the store.

@@ -4,9 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <random>
-#include <sstream>
 
-#include "ir/action_text.h"
 #include "schedule/add_send_recv.h"
 #include "schedule/channel_run.h"
 #include "schedule/event_graph.h"
@@ -14,168 +12,13 @@
 #include "schedule/verify.h"
 #include "schedules/registry.h"
 #include "tests/channel_model/interpreter.h"
+#include "tests/channel_model/programs.h"
 #include "tests/channel_model/ticking_clock.h"
 
 namespace pipewright::channel_model {
 namespace {
 
 constexpr ir::ChannelCapacity kCapacities[] = {0, 1, ir::kUnboundedCapacity};
-
-ir::Program program_of(const ir::Placement& placement, int microbatches,
-                       const std::vector<std::string>& rows) {
-  ir::Program program;
-  program.placement = placement;
-  program.num_microbatches = microbatches;
-  for (const std::string& text : rows) {
-    ir::Row& row = program.rows.emplace_back();
-    std::stringstream stream(text);
-    for (std::string word; stream >> word;) {
-      ir::Action action;
-      EXPECT_FALSE(ir::parse_action(word, &action)) << word;
-      row.push_back(action);
-    }
-  }
-  return program;
-}
-
-struct Case {
-  const char* name;
-  ir::Placement placement;
-  std::vector<std::string> rows;
-  // Verdicts at capacity 0, 1, unbounded: "." runs, "D" deadlocks.
-  const char *rank, *peer, *edge;
-  bool swaps;
-};
-
-// Stages 0 and 1 on ranks 0 and 1 unless said otherwise. The argument stands above each.
-const std::vector<Case>& cases() {
-  static const std::vector<Case> kCases = {
-      // 0SEND_F1 is posted after 2F0, which waits for 1SEND_F0, which is posted after 1F1, which
-      // waits for 0SEND_F1: no
-      // queue is in it, so no model and no capacity helps.
-      {"the example of the design",
-       ir::Placement::custom(2, {0, 1, 0}),
-       {"0F0 0SEND_F0 0F1 2RECV_F0 2F0 0SEND_F1 2RECV_F1 2F1",
-        "1RECV_F0 1F0 1RECV_F1 1F1 1SEND_F0 1SEND_F1"},
-       "DDD",
-       "DDD",
-       "DDD",
-       false},
-      // The same with the second SEND before 2F0: both ends post two SENDs' worth one way, then the
-      // other way.
-      {"the example, mended",
-       ir::Placement::custom(2, {0, 1, 0}),
-       {"0F0 0SEND_F0 0F1 0SEND_F1 2RECV_F0 2F0 2RECV_F1 2F1",
-        "1RECV_F0 1F0 1RECV_F1 1F1 1SEND_F0 1SEND_F1"},
-       "...",
-       "...",
-       "...",
-       false},
-      // Mended on one side alone: 1SEND_F0 is ahead of 1RECV_F1, and 0SEND_F1 ahead of 2RECV_F0, in
-      // the one queue between the
-      // ranks. A SEND that may finish by itself, or a queue for each direction, lets both through.
-      {"the example, half mended",
-       ir::Placement::custom(2, {0, 1, 0}),
-       {"0F0 0SEND_F0 0F1 0SEND_F1 2RECV_F0 2F0 2RECV_F1 2F1",
-        "1RECV_F0 1F0 1SEND_F0 1RECV_F1 1F1 1SEND_F1"},
-       "D..",
-       "D..",
-       "...",
-       false},
-      // Each SEND is ahead of the RECV that the other needs in the one queue between the two ranks;
-      // with a queue for each
-      // direction, or room for one SEND, nothing is in the way.
-      {"SENDs head to head",
-       ir::Placement::loop(2, 2),
-       {"0F1 0SEND_F1 0RECV_B0", "1B0 1SEND_B0 1RECV_F1"},
-       "D..",
-       "D..",
-       "...",
-       false},
-      // There and back again, one after the other.
-      {"there and back",
-       ir::Placement::loop(2, 2),
-       {"0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0"},
-       "...",
-       "...",
-       "...",
-       false},
-      // Each RECV is ahead of the SEND that the other needs. A SEND that is not at the head
-      // finishes at no capacity.
-      {"RECVs head to head",
-       ir::Placement::loop(2, 2),
-       {"0RECV_B0 0SEND_F0", "1RECV_F0 1SEND_B0"},
-       "DDD",
-       "DDD",
-       "...",
-       false},
-      // With room for one, the first SENDs finish and the second ones are in the way; with room for
-      // both, none is.
-      {"two SENDs head to head",
-       ir::Placement::loop(2, 2),
-       {"0SEND_F0 0SEND_F1 0RECV_B0 0RECV_B1", "1SEND_B0 1SEND_B1 1RECV_F0 1RECV_F1"},
-       "DD.",
-       "DD.",
-       "...",
-       false},
-      // 1RECV_B1 waits for rank 2, which waits for 1SEND_F0: behind it in the rank's queue and in
-      // the queue of peer 2, in
-      // another queue with directed edges. Capacity lets no RECV through.
-      {"an early RECV",
-       ir::Placement::loop(3, 3),
-       {"0F0 0SEND_F0", "1RECV_B1 1RECV_F0 1F0 1SEND_F0", "2RECV_F0 2F0 2B1 2SEND_B1"},
-       "DDD",
-       "DDD",
-       "...",
-       false},
-      // A ring of three: each rank sends to one neighbour first and receives from the other one
-      // behind it. With one queue a
-      // rank all three wait; the two peers of a rank are in no queue together otherwise.
-      {"a ring of ranks",
-       ir::Placement::loop(3, 6),
-       {"0SEND_F0 3RECV_F1", "1SEND_F2 1RECV_F0", "2SEND_F1 2RECV_F2"},
-       "D..",
-       "...",
-       "...",
-       false},
-      // The first SEND meets the first RECV, whatever their names: nothing waits, and tensors are
-      // swapped.
-      {"a swap",
-       ir::Placement::loop(2, 2),
-       {"0SEND_F0 0SEND_F1", "1RECV_F1 1RECV_F0"},
-       "...",
-       "...",
-       "...",
-       true},
-      // Two ranks with two stages each: outputs and gradients go along the same edge, and meet in
-      // the wrong order.
-      {"a swap of an output and a gradient",
-       ir::Placement::loop(2, 4),
-       {"0SEND_F0 2SEND_B0", "1RECV_B0 1RECV_F0"},
-       "...",
-       "...",
-       "...",
-       true},
-      // 0SEND_F1 is posted after 0B0, which needs 1SEND_B0, which is posted after 1F1, which needs
-      // 0SEND_F1.
-      {"a SEND posted too late",
-       ir::Placement::loop(2, 2),
-       {"0RECV_B0 0B0 0SEND_F1", "1RECV_F1 1F1 1B0 1SEND_B0"},
-       "DDD",
-       "DDD",
-       "DDD",
-       false},
-      // The same with 1SEND_B0 first.
-      {"a SEND posted in time",
-       ir::Placement::loop(2, 2),
-       {"0RECV_B0 0B0 0SEND_F1", "1B0 1SEND_B0 1RECV_F1 1F1"},
-       "...",
-       "...",
-       "...",
-       false},
-  };
-  return kCases;
-}
 
 TEST(ChannelModelTest, TableOfTinyPrograms) {
   for (const Case& one : cases()) {
@@ -201,33 +44,6 @@ TEST(ChannelModelTest, TableOfTinyPrograms) {
       }
     }
   }
-}
-
-// SENDs and RECVs of a random small order, moved about at random as far as data flow allows.
-ir::Program random_program(std::mt19937& random) {
-  const auto below = [&](int limit) {
-    return static_cast<int>(random() % static_cast<unsigned>(limit));
-  };
-  const char* names[] = {"GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "ZBVZeroBubble"};
-  const schedules::ScheduleSpec& spec = *schedules::find_schedule(names[below(5)]);
-  const int ranks = 2 + below(2);
-  const schedules::Shape shape{ranks, schedules::default_stages(spec, ranks),
-                               1 + below(ranks == 2 ? 2 : 1)};
-  std::vector<schedule::StuckRank> stuck;
-  ir::Program program = *schedule::add_send_recv({schedules::make_order(spec, shape)}, &stuck);
-  for (int move = below(40); move > 0; --move) {
-    ir::Row& row = program.rows[static_cast<size_t>(below(ranks))];
-    const auto at = static_cast<size_t>(below(static_cast<int>(row.size()) - 1));
-    std::swap(row[at], row[at + 1]);
-    ir::Diagnostics diagnostics;
-    schedule::verify(program, {}, &diagnostics);
-    for (const ir::Diagnostic& diagnostic : diagnostics.kept()) {
-      if (diagnostic.rule == ir::Rule::kSwap || diagnostic.rule == ir::Rule::kDeadlock) continue;
-      std::swap(row[at], row[at + 1]);
-      break;
-    }
-  }
-  return program;
 }
 
 // The simulator's times are those of a clock that ticks: whole numbers of time, and at each tick

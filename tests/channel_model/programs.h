@@ -1,0 +1,35 @@
+#ifndef PIPEWRIGHT_TESTS_CHANNEL_MODEL_PROGRAMS_H_
+#define PIPEWRIGHT_TESTS_CHANNEL_MODEL_PROGRAMS_H_
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "ir/schedule.h"
+
+// Small programs that run or deadlock, for whoever must agree on which do.
+
+namespace pipewright::channel_model {
+
+// A program written by hand: a row a rank, actions between blanks.
+ir::Program program_of(const ir::Placement& placement, int microbatches,
+                       const std::vector<std::string>& rows);
+
+struct Case {
+  const char* name;
+  ir::Placement placement;
+  std::vector<std::string> rows;
+  // Verdicts at capacity 0, 1, unbounded: "." runs, "D" deadlocks.
+  const char *rank, *peer, *edge;
+  bool swaps;
+};
+
+// Programs with verdicts that are argued by hand.
+const std::vector<Case>& cases();
+
+// SENDs and RECVs of a random small order, moved about at random as far as data flow allows.
+ir::Program random_program(std::mt19937& random);
+
+}  // namespace pipewright::channel_model
+
+#endif  // PIPEWRIGHT_TESTS_CHANNEL_MODEL_PROGRAMS_H_

@@ -1,0 +1,126 @@
+// The channel model holds for the executor: a program that the verifier passes runs to its end, and
+// one that it calls a deadlock hangs where SENDs are a rendezvous, or as many as it says are
+// buffered; the timeout then ends it with an error that names the cycle.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include "comms/thread_backend.h"
+#include "executor/executor.h"
+#include "executor/module_stage.h"
+#include "schedule/verify.h"
+#include "tests/channel_model/programs.h"
+#include "tests/ranks/ranks.h"
+
+namespace pipewright::executor {
+namespace {
+
+using std::chrono::milliseconds;
+
+// What each rank ends with in a step, or in two: the first learns the shapes.
+std::vector<std::string> run(ir::Program program, ir::ChannelModel model,
+                             ir::ChannelCapacity capacity, milliseconds timeout, int steps) {
+  program.lowering.channels = model;
+  program.lowering.capacity = capacity;
+  const int num_ranks = program.placement.num_ranks();
+  std::vector<comms::World> worlds = comms::thread_worlds(num_ranks, {capacity, timeout});
+  return tests::errors_of_ranks(num_ranks, [&](int rank) {
+    std::map<int, LocalStage> stages;
+    for (const int stage : program.placement.stages_of(rank)) {
+      const at::Tensor weight = at::full({1}, 2.0).set_requires_grad(true);
+      stages[stage].stage = std::make_shared<ModuleStage>(
+          [weight](const Tensors& in) { return Tensors{in[0] * weight}; });
+    }
+    Executor executor(program, stages, worlds[static_cast<size_t>(rank)],
+                      {.loss = [](const Tensors& out, const Tensors&) { return out[0].sum(); },
+                       .allow_unverified = true});
+    for (int step = 0; step < steps; ++step)
+      executor.step({.inputs = {at::ones({program.num_microbatches})}});
+  });
+}
+
+struct Verdict {
+  bool deadlock = false;
+  bool swap = false;
+  bool incomplete = false;  // what the channels are not asked about
+};
+
+Verdict verdict_of(const ir::Program& program, ir::ChannelModel model,
+                   ir::ChannelCapacity capacity) {
+  ir::Diagnostics diagnostics;
+  schedule::verify(program, {model, capacity, false}, &diagnostics);
+  Verdict verdict;
+  for (const ir::Diagnostic& diagnostic : diagnostics.kept()) {
+    verdict.deadlock = verdict.deadlock || diagnostic.rule == ir::Rule::kDeadlock;
+    verdict.swap = verdict.swap || diagnostic.rule == ir::Rule::kSwap;
+    verdict.incomplete = verdict.incomplete || (diagnostic.rule != ir::Rule::kDeadlock &&
+                                                diagnostic.rule != ir::Rule::kSwap);
+  }
+  return verdict;
+}
+
+struct Counts {
+  int fine = 0, deadlocks = 0, swaps = 0, incomplete = 0;
+};
+
+void expect_verdict(const ir::Program& program, ir::ChannelModel model,
+                    ir::ChannelCapacity capacity, Counts* counts) {
+  const Verdict verdict = verdict_of(program, model, capacity);
+  SCOPED_TRACE(std::string(ir::name(model)) + " " + ir::to_string_capacity(capacity));
+  if (verdict.incomplete) {
+    ++counts->incomplete;
+    return;
+  }
+  if (!verdict.deadlock && !verdict.swap) {
+    ++counts->fine;
+    EXPECT_EQ(run(program, model, capacity, std::chrono::seconds(30), 2),
+              std::vector<std::string>(program.rows.size()));
+    return;
+  }
+  if (verdict.deadlock && counts->deadlocks >= 40) return;  // each takes its timeout
+  ++(verdict.deadlock ? counts->deadlocks : counts->swaps);
+  for (const std::string& error :
+       run(program, model, capacity, verdict.swap ? milliseconds(5000) : milliseconds(150), 1)) {
+    EXPECT_NE(error, "");
+    if (verdict.deadlock) {
+      EXPECT_NE(error.find("error[PW042]"), std::string::npos) << error;
+      EXPECT_NE(error.find(" waits for `"), std::string::npos) << error;
+    }
+  }
+}
+
+TEST(ExecutorChannelModel, TableOfTinyPrograms) {
+  at::set_num_threads(1);
+  Counts counts;
+  for (const channel_model::Case& test : channel_model::cases()) {
+    SCOPED_TRACE(test.name);
+    const ir::Program program = channel_model::program_of(test.placement, 2, test.rows);
+    for (const ir::ChannelModelInfo& model : ir::channel_models()) {
+      for (const ir::ChannelCapacity capacity : {0u, 1u, ir::kUnboundedCapacity})
+        expect_verdict(program, model.model, capacity, &counts);
+    }
+  }
+  EXPECT_GT(counts.fine, 5);
+  EXPECT_GT(counts.deadlocks, 5);
+}
+
+TEST(ExecutorChannelModel, RandomPrograms) {
+  at::set_num_threads(1);
+  std::mt19937 random(7);
+  Counts counts;
+  for (int round = 0; round < 60; ++round) {
+    const ir::Program program = channel_model::random_program(random);
+    for (const ir::ChannelModelInfo& model : ir::channel_models()) {
+      for (const ir::ChannelCapacity capacity : {0u, 1u})
+        expect_verdict(program, model.model, capacity, &counts);
+    }
+    if (HasFailure()) break;
+  }
+  EXPECT_GT(counts.fine, 50);
+  EXPECT_GT(counts.deadlocks, 20);
+  EXPECT_GT(counts.swaps, 10);
+  EXPECT_EQ(counts.incomplete, 0);
+}
+
+}  // namespace
+}  // namespace pipewright::executor

@@ -1,0 +1,657 @@
+// What the executor promises beside parity: evaluation, accumulation, scale, shapes, hand-over,
+// data parallelism, functions of the user's, counts, and errors that end every rank.
+#include "executor/executor.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <mutex>
+#include <thread>
+
+#include "comms/recording_backend.h"
+#include "comms/thread_backend.h"
+#include "executor/module_stage.h"
+#include "schedules/registry.h"
+#include "tests/channel_model/programs.h"
+#include "tests/executor/models.h"
+#include "tests/ranks/ranks.h"
+
+namespace pipewright::executor {
+namespace {
+
+using channel_model::program_of;
+using std::chrono::milliseconds;
+
+ir::Program named(const char* name, int ranks, int microbatches,
+                  const ir::Lowering& policies = {}) {
+  const schedules::ScheduleSpec& spec = *schedules::find_schedule(name);
+  return make_program(spec, {ranks, schedules::default_stages(spec, ranks), microbatches},
+                      policies);
+}
+
+at::Tensor sum_of(const Tensors& outputs, const Tensors&) { return outputs[0].sum(); }
+
+std::shared_ptr<Stage> stage_of(Forward forward) {
+  return std::make_shared<ModuleStage>(std::move(forward));
+}
+
+// All stages of a rank from one function of stage and inputs.
+using StageFunction = std::function<Tensors(int stage, const Tensors& inputs)>;
+std::map<int, LocalStage> stages_of(const ir::Program& program, int rank,
+                                    const StageFunction& function) {
+  std::map<int, LocalStage> stages;
+  for (const int stage : program.placement.stages_of(rank)) {
+    stages[stage].stage =
+        stage_of([function, stage](const Tensors& inputs) { return function(stage, inputs); });
+  }
+  return stages;
+}
+
+using Body = std::function<void(int rank, comms::World& world)>;
+std::vector<std::string> errors_of(int ranks, const Body& body,
+                                   milliseconds timeout = std::chrono::seconds(30)) {
+  at::set_num_threads(1);
+  std::vector<comms::World> worlds = comms::thread_worlds(ranks, {.timeout = timeout});
+  return tests::errors_of_ranks(ranks,
+                                [&](int rank) { body(rank, worlds[static_cast<size_t>(rank)]); });
+}
+
+void expect_no_errors(int ranks, const Body& body) {
+  EXPECT_EQ(errors_of(ranks, body), std::vector<std::string>(static_cast<size_t>(ranks)));
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// ---------------------------------------------------------------------------------- what it gives
+
+class EverySchedulesEval : public testing::TestWithParam<const schedules::ScheduleSpec*> {};
+
+TEST_P(EverySchedulesEval, GivesOutputsAndLossesAndTouchesNoGradient) {
+  const schedules::ScheduleSpec& spec = *GetParam();
+  const schedules::Shape shape{2, schedules::default_stages(spec, 2), 4};
+  const ir::Program program = make_program(spec, shape);
+  const int last = shape.stages - 1;
+  for (const bool step_first : {false, true}) {
+    expect_no_errors(2, [&](int rank, comms::World& world) {
+      Model model = make_model(ModelKind::kTransformer, shape.stages, 8);
+      std::map<int, LocalStage> stages;
+      for (const int stage : program.placement.stages_of(rank))
+        stages[stage].stage = stage_of(model.stages[static_cast<size_t>(stage)]);
+      Executor executor(program, stages, world, {.loss = model.loss});
+      if (step_first) executor.step({model.inputs, {}, model.targets});
+      std::vector<at::Tensor> before;
+      for (const Tensors& weights : model.weights)
+        for (const at::Tensor& weight : weights)
+          before.push_back(weight.grad().defined() ? weight.grad().clone() : at::Tensor());
+      const StepResult result = executor.eval({model.inputs, {}, model.targets});
+      const StepResult without_targets = executor.eval({model.inputs, {}, {}});
+      size_t next = 0;
+      for (const Tensors& weights : model.weights) {
+        for (const at::Tensor& weight : weights) {
+          const at::Tensor& grad = before[next++];
+          EXPECT_EQ(weight.grad().defined(), grad.defined());
+          EXPECT_TRUE(!grad.defined() || at::equal(weight.grad(), grad));
+        }
+      }
+      if (!stages.contains(last)) {
+        EXPECT_TRUE(result.losses.empty() && result.outputs.empty());
+        return;
+      }
+      Tensors h = model.inputs;
+      for (const Forward& stage : model.stages) h = stage(h);
+      EXPECT_TRUE(at::allclose(result.outputs[0], h[0], 1e-12, 1e-12));
+      EXPECT_FALSE(result.outputs[0].requires_grad());
+      EXPECT_TRUE(at::equal(without_targets.outputs[0], result.outputs[0]));
+      EXPECT_FALSE(without_targets.losses[0].defined());
+      at::Tensor mean = at::zeros({}, at::kDouble);
+      for (const at::Tensor& loss : result.losses) mean += loss / 4;
+      EXPECT_TRUE(at::allclose(mean, model.loss(h, model.targets).detach(), 1e-12, 1e-12));
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Schedules, EverySchedulesEval,
+                         testing::ValuesIn(schedules::all_schedules().begin(),
+                                           schedules::all_schedules().end()),
+                         [](const auto& of) {
+                           std::string name(of.param->name);
+                           std::erase(name, '-');
+                           return name;
+                         });
+
+TEST(Executor, ForwardOnlyProgramsRunByStep) {
+  ir::Lowering policies;
+  policies.forward_only = true;
+  const ir::Program program = named("ZBVZeroBubble", 2, 3, policies);
+  expect_no_errors(2, [&](int rank, comms::World& world) {
+    Executor executor(program,
+                      stages_of(program, rank,
+                                [](int stage, const Tensors& in) {
+                                  EXPECT_FALSE(c10::GradMode::is_enabled());
+                                  return Tensors{in[0] + stage};
+                                }),
+                      world, {});
+    const StepResult result = executor.step({.inputs = {at::zeros({6})}}, true);
+    if (rank != 0) return;
+    EXPECT_TRUE(at::equal(result.outputs[0], at::full({6}, 0.0 + 1 + 2 + 3)));
+  });
+}
+
+// Two steps without zeroing are twice the gradient, also around an evaluation, which PyTorch's
+// scale_grads would scale again.
+TEST(Executor, GradientsAccumulateOverSteps) {
+  for (const char* name : {"GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"}) {
+    const ir::Program program = named(name, 2, 4);
+    expect_no_errors(2, [&](int rank, comms::World& world) {
+      Model model = make_model(ModelKind::kMlp, program.placement.num_stages(), 8);
+      std::map<int, LocalStage> stages;
+      for (const int stage : program.placement.stages_of(rank))
+        stages[stage].stage = stage_of(model.stages[static_cast<size_t>(stage)]);
+      Executor executor(program, stages, world, {.loss = model.loss});
+      executor.step({model.inputs, {}, model.targets});
+      const at::Tensor& weight = model.weights[static_cast<size_t>(stages.begin()->first)][0];
+      const at::Tensor once = weight.grad().clone();
+      executor.eval({model.inputs, {}, model.targets});
+      executor.step({model.inputs, {}, model.targets});
+      EXPECT_TRUE(at::allclose(weight.grad(), 2 * once, 1e-12, 0)) << name;
+    });
+  }
+}
+
+TEST(Executor, ScaleGradsIsTheOneFactor) {
+  const ir::Program program = named("1F1B", 2, 4);
+  for (const bool scale : {true, false}) {
+    expect_no_errors(2, [&](int rank, comms::World& world) {
+      const at::Tensor weight = at::full({1}, 3.0).set_requires_grad(true);
+      Executor executor(
+          program,
+          stages_of(program, rank, [&](int, const Tensors& in) { return Tensors{in[0] * weight}; }),
+          world, {.loss = sum_of, .scale_grads = scale});
+      executor.step({.inputs = {at::ones({8})}});
+      // The sum over 8 elements of x * 3 by either weight is 3 each.
+      EXPECT_EQ(weight.grad().item<float>(), scale ? 24.f / 4 : 24.f);
+    });
+  }
+}
+
+// The last stage runs microbatch 1 first: losses and outputs go by index all the same.
+TEST(Executor, AnyOrderOfForwards) {
+  ir::Program program = program_of(ir::Placement::loop(2, 2), 2,
+                                   {"0F1 0SEND_F1 0F0 0SEND_F0 0RECV_B1 0B1 0RECV_B0 0B0",
+                                    "1RECV_F1 1F1 1RECV_F0 1F0 1B1 1SEND_B1 1B0 1SEND_B0"});
+  expect_no_errors(2, [&](int rank, comms::World& world) {
+    const at::Tensor weight = at::ones({1}).set_requires_grad(true);
+    Executor executor(
+        program,
+        stages_of(program, rank, [&](int, const Tensors& in) { return Tensors{in[0] * weight}; }),
+        world, {.loss = sum_of});
+    const StepResult result = executor.step({.inputs = {at::arange(4.0)}}, true);
+    if (rank == 0) return;
+    EXPECT_EQ(result.losses[0].item<double>(), 0 + 1);
+    EXPECT_EQ(result.losses[1].item<double>(), 2 + 3);
+    EXPECT_TRUE(at::equal(result.outputs[0], at::arange(4.0)));
+  });
+}
+
+TEST(Executor, ExtraInputsSplitDimensionsAndUnevenSizes) {
+  const ir::Program program = named("Interleaved1F1B", 2, 3);
+  expect_no_errors(2, [&](int rank, comms::World& world) {
+    // Seven columns in three microbatches; a mask a rank, and a number that all get whole.
+    const at::Tensor x = at::arange(14.0).view({2, 7});
+    const at::Tensor mask = at::arange(7.0) + rank;
+    Executor executor(program,
+                      stages_of(program, rank,
+                                [](int, const Tensors& in) {
+                                  EXPECT_EQ(in.size(), 3u);
+                                  EXPECT_EQ(in[2].dim(), 0);
+                                  return Tensors{in[0] + in[1] * in[2]};
+                                }),
+                      world,
+                      {.loss =
+                           [](const Tensors& out, const Tensors& targets) {
+                             EXPECT_EQ(out[0].size(1), targets[0].size(0));
+                             return (out[0] * targets[0]).sum();
+                           },
+                       .input_dims = {1},
+                       .extra_dims = {0, std::nullopt},
+                       .output_dims = {-1}});
+    const StepResult result =
+        executor.step({{x}, {mask, at::full({}, 2.0)}, {at::ones({7})}}, true);
+    if (rank == 0) return;
+    const at::Tensor both = 2 * at::arange(7.0) + 2 * (at::arange(7.0) + 1);
+    EXPECT_TRUE(at::equal(result.outputs[0], x + 2 * both));
+    EXPECT_EQ(result.losses[0].item<double>(),
+              result.outputs[0].slice(1, 0, 3).sum().item<double>());
+  });
+}
+
+TEST(Executor, MicrobatchesThatAreSplitAlready) {
+  const ir::Program program = named("1F1B", 2, 2);
+  expect_no_errors(2, [&](int rank, comms::World& world) {
+    Executor executor(
+        program,
+        stages_of(program, rank, [](int, const Tensors& in) { return Tensors{in[0] * 2}; }), world,
+        {.loss = sum_of});
+    const Microbatches microbatches = {{{at::ones({3})}, {at::ones({5})}}, {}, {}};
+    const StepResult result = executor.step(microbatches, true);
+    if (rank == 0) return;
+    EXPECT_TRUE(at::equal(result.outputs[0], at::full({8}, 4.0)));
+  });
+}
+
+TEST(Executor, NeighboursOnARankHandOverWithoutACopy) {
+  const ir::Program program = named("ZBVZeroBubble", 1, 2);
+  expect_no_errors(1, [&](int rank, comms::World& world) {
+    const void* given = nullptr;
+    Executor executor(program,
+                      stages_of(program, rank,
+                                [&](int stage, const Tensors& in) {
+                                  if (stage == 1) {
+                                    EXPECT_EQ(in[0].data_ptr(), given);
+                                    EXPECT_TRUE(in[0].is_leaf());
+                                    return Tensors{in[0] * 2};
+                                  }
+                                  const at::Tensor out =
+                                      in[0] * at::ones({1}).set_requires_grad(true);
+                                  given = out.data_ptr();
+                                  return Tensors{out};
+                                }),
+                      world, {.loss = sum_of});
+    executor.step({.inputs = {at::ones({4})}});
+  });
+}
+
+// A weight whose output nobody uses has no gradient, as without a pipeline: an optimizer that
+// decays weights would tell it from a gradient of zeros.
+TEST(Executor, NoGradientStaysNoGradient) {
+  for (const char* name : {"1F1B", "ZB-H1"}) {
+    const ir::Program program = named(name, 2, 2);
+    expect_no_errors(2, [&](int rank, comms::World& world) {
+      const at::Tensor used = at::ones({1}).set_requires_grad(true);
+      const at::Tensor unused = at::ones({1}).set_requires_grad(true);
+      Executor executor(program,
+                        stages_of(program, rank,
+                                  [&](int stage, const Tensors& in) {
+                                    if (stage == 1) return Tensors{in[0] * used};
+                                    return Tensors{in[0] * used, in[0] * unused};
+                                  }),
+                        world, {.loss = sum_of});
+      for (int step = 0; step < 2; ++step) executor.step({.inputs = {at::ones({4})}});
+      EXPECT_TRUE(used.grad().defined());
+      EXPECT_FALSE(unused.grad().defined());
+    });
+  }
+}
+
+// --------------------------------------------------------------------------------- what it sends
+
+TEST(Executor, SendsReceivesAndBytesAreTheProgramsOwn) {
+  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+    const ir::Program program = make_program(*spec, {2, schedules::default_stages(*spec, 2), 4});
+    int sends = 0;
+    for (const ir::Row& row : program.rows)
+      for (const ir::Action& action : row) sends += ir::is_send(action.kind());
+    const auto log = std::make_shared<comms::CallLog>();
+    std::barrier made(2);
+    expect_no_errors(2, [&](int rank, comms::World& plain) {
+      comms::World world = plain.wrapped(
+          [&](const comms::BackendPtr& backend) { return comms::record(backend, log); });
+      Executor executor(program,
+                        stages_of(program, rank,
+                                  [w = at::ones({1}).set_requires_grad(true)](
+                                      int, const Tensors& in) { return Tensors{in[0] * w}; }),
+                        world, {.loss = sum_of});
+      made.arrive_and_wait();
+      if (rank == 0) log->clear();  // of what connected the channels
+      made.arrive_and_wait();
+      executor.step({.inputs = {at::ones({8, 5})}});
+    });
+    EXPECT_EQ(log->count("send"), sends) << spec->name;
+    EXPECT_EQ(log->count("recv"), sends) << spec->name;
+    EXPECT_EQ(log->bytes("send"), sends * 2 * 5 * 4) << spec->name;
+    EXPECT_EQ(log->calls().size(), static_cast<size_t>(2 * sends)) << spec->name;
+  }
+}
+
+// ---------------------------------------------------------------------------------- data parallel
+
+class WritesDown final : public DataParallel {
+ public:
+  explicit WritesDown(std::string* text) : text_(text) {}
+  void unshard() override { *text_ += "unshard "; }
+  void wait_unshard() override { *text_ += "wait_unshard "; }
+  void reshard() override { *text_ += "reshard "; }
+  void before_backward(int microbatch, bool last) override {
+    *text_ += "backward" + std::to_string(microbatch) + (last ? "!" : "") + " ";
+  }
+  void reduce_grad() override { *text_ += "reduce_grad "; }
+  void wait_reduce() override { *text_ += "wait_reduce "; }
+
+ private:
+  std::string* text_;
+};
+
+std::string calls_of_stage0(const ir::Program& program) {
+  std::string calls;
+  expect_no_errors(program.placement.num_ranks(), [&](int rank, comms::World& world) {
+    auto stages = stages_of(program, rank, [](int, const Tensors& in) {
+      return Tensors{in[0] * at::ones({1}).set_requires_grad(true)};
+    });
+    if (rank == 0) stages[0].data_parallel = std::make_shared<WritesDown>(&calls);
+    Executor executor(program, stages, world, {.loss = sum_of});
+    executor.step({.inputs = {at::ones({8})}});
+  });
+  return calls;
+}
+
+TEST(Executor, CallsDataParallelByTheList) {
+  EXPECT_EQ(calls_of_stage0(named("1F1B", 2, 2)),
+            "unshard wait_unshard backward0 backward1! reduce_grad reshard wait_reduce ");
+  ir::Lowering policies;
+  policies.reduce_every = 2;
+  EXPECT_EQ(calls_of_stage0(named("1F1B", 2, 4, policies)),
+            "unshard wait_unshard backward0 backward1! reduce_grad backward2 backward3! "
+            "reduce_grad reshard wait_reduce ");
+  policies = {};
+  policies.split_backward = true;
+  // I and W of each: only a W can be the last.
+  EXPECT_EQ(calls_of_stage0(named("1F1B", 2, 2, policies)),
+            "unshard wait_unshard backward0 backward0 backward1 backward1! reduce_grad reshard "
+            "wait_reduce ");
+}
+
+// Reduces on a thread of its own, late.
+class DelayedReduction final : public DataParallel {
+ public:
+  explicit DelayedReduction(at::Tensor weight) : weight_(std::move(weight)) {}
+  ~DelayedReduction() override {
+    if (thread_.joinable()) thread_.join();
+  }
+  void unshard() override {}
+  void wait_unshard() override {}
+  void reshard() override {}
+  void before_backward(int, bool) override {}
+  void reduce_grad() override {
+    thread_ = std::thread([this] {
+      std::this_thread::sleep_for(milliseconds(30));
+      weight_.mutable_grad().mul_(10);
+    });
+  }
+  void wait_reduce() override { thread_.join(); }
+
+ private:
+  at::Tensor weight_;
+  std::thread thread_;
+};
+
+TEST(Executor, StepReturnsBehindEveryReduction) {
+  const ir::Program program = named("1F1B", 2, 2);
+  expect_no_errors(2, [&](int rank, comms::World& world) {
+    const at::Tensor weight = at::ones({1}).set_requires_grad(true);
+    auto stages =
+        stages_of(program, rank, [&](int, const Tensors& in) { return Tensors{in[0] * weight}; });
+    stages.begin()->second.data_parallel = std::make_shared<DelayedReduction>(weight);
+    Executor executor(program, stages, world, {.loss = sum_of});
+    executor.step({.inputs = {at::ones({4})}});
+    EXPECT_EQ(weight.grad().item<float>(), 10 * 4.f / 2);
+  });
+}
+
+// ------------------------------------------------------------------------------- users' functions
+
+TEST(Executor, FunctionsTakeThePlaceOfActions) {
+  const ir::Program program = named("DualPipeV", 2, 8);
+  expect_no_errors(2, [&](int rank, comms::World& world) {
+    const at::Tensor weight = at::ones({1}).set_requires_grad(true);
+    Executor executor(
+        program,
+        stages_of(program, rank, [&](int, const Tensors& in) { return Tensors{in[0] * weight}; }),
+        world, {.loss = sum_of});
+    int forwards = 0, compounds = 0, backwards_in_compounds = 0;
+    bool in_compound = false;
+    executor.set_function(ir::ActionKind::kForward, [&](const ActionContext& context) {
+      ++forwards;
+      context.run_default();
+    });
+    executor.set_function(ir::ActionKind::kBackward, [&](const ActionContext& context) {
+      backwards_in_compounds += in_compound;
+      context.run_default();
+    });
+    executor.set_function(ir::ActionKind::kBackwardInput, [&](const ActionContext& context) {
+      backwards_in_compounds += in_compound;
+      context.run_default();
+    });
+    executor.set_function(ir::ActionKind::kOverlapFB, [&](const ActionContext& context) {
+      ++compounds;
+      in_compound = true;
+      const auto parts = context.action().parts();
+      context.run(parts[1]);  // the backward first
+      context.run(parts[0]);
+      in_compound = false;
+    });
+    int wanted = 0;
+    for (const ir::Action& action : program.rows[static_cast<size_t>(rank)])
+      wanted += action.is_compound();
+    ASSERT_GT(wanted, 0);
+    executor.step({.inputs = {at::ones({8})}});
+    EXPECT_EQ(forwards, 2 * 8);
+    EXPECT_EQ(compounds, wanted);
+    EXPECT_EQ(backwards_in_compounds, wanted);
+    EXPECT_EQ(weight.grad().item<float>(), 2.f);
+  });
+}
+
+// ----------------------------------------------------------------------------------------- errors
+
+TEST(ExecutorErrors, AFailingActionEndsTheStepOnEveryRank) {
+  const ir::Program program = named("1F1B", 4, 4);
+  const std::vector<std::string> errors = errors_of(4, [&](int rank, comms::World& world) {
+    int step = 0;
+    Executor executor(program,
+                      stages_of(program, rank,
+                                [&, seen = 0](int stage, const Tensors& in) mutable {
+                                  if (stage == 2 && step == 1 && ++seen == 3)
+                                    throw std::runtime_error("out of luck");
+                                  return Tensors{in[0] * at::ones({1}).set_requires_grad(true)};
+                                }),
+                      world, {.loss = sum_of});
+    executor.step({.inputs = {at::ones({4})}});
+    step = 1;
+    try {
+      executor.step({.inputs = {at::ones({4})}});
+    } catch (const StepError& error) {
+      const std::string first = error.what();
+      try {
+        executor.step({.inputs = {at::ones({4})}});
+        ADD_FAILURE();
+      } catch (const StepError& again) {
+        EXPECT_EQ(again.what(), "no step can run after a failure: " + first);
+      }
+      throw;
+    }
+  });
+  int rank = 0;
+  for (const std::string& error : errors) {
+    EXPECT_EQ(error.find("rank 2, step 1, action "), 0u) << rank << ": " << error;
+    EXPECT_TRUE(contains(error, "`2F2`: out of luck")) << rank << ": " << error;
+    ++rank;
+  }
+  EXPECT_TRUE(contains(errors[1], "\n  and then rank 1, step 1, ")) << errors[1];
+}
+
+TEST(ExecutorErrors, ALostPeerEndsByTheTimeout) {
+  const ir::Program program = named("1F1B", 2, 2);
+  const std::vector<std::string> errors = errors_of(
+      2,
+      [&](int rank, comms::World& world) {
+        Executor executor(
+            program,
+            stages_of(program, rank, [](int, const Tensors& in) { return Tensors{in[0] * 2}; }),
+            world, {.loss = sum_of});
+        executor.step({.inputs = {at::ones({4})}});
+        if (rank == 0) executor.step({.inputs = {at::ones({4})}});
+      },
+      milliseconds(200));
+  EXPECT_TRUE(contains(errors[0], "rank 0, step 1, action ")) << errors[0];
+  EXPECT_TRUE(contains(errors[0], "`0RECV_B0` waits for `1SEND_B0` of rank 1") ||
+              contains(errors[0], "timed out after 200 ms"))
+      << errors[0];
+}
+
+TEST(ExecutorErrors, RanksThatDoNotAgree) {
+  const auto errors_with =
+      [](const std::function<void(int, ir::Program&, ExecutorOptions&)>& change) {
+        return errors_of(2, [&](int rank, comms::World& world) {
+          ir::Program program = named("Interleaved1F1B", 2, 4);
+          ExecutorOptions options{.loss = sum_of};
+          change(rank, program, options);
+          const auto stages =
+              stages_of(program, rank, [](int, const Tensors& in) { return Tensors{in[0] * 2}; });
+          Executor executor(program, stages, world, options);
+        });
+      };
+  for (const std::string& error : errors_with([](int rank, ir::Program&program, ExecutorOptions&) {
+         if (rank == 1) program = named("LoopedBFS", 2, 4);
+       })) {
+    EXPECT_EQ(error.find("the ranks do not agree: program is "), 0u) << error;
+    EXPECT_TRUE(contains(error, " on rank 0 and ") && contains(error, " on rank 1")) << error;
+  }
+  for (const std::string& error : errors_with([](int rank, ir::Program&, ExecutorOptions&options) {
+         options.scale_grads = rank == 0;
+       })) {
+    EXPECT_EQ(error, "the ranks do not agree: scale_grads is true on rank 0 and false on rank 1");
+  }
+  for (const std::string& error : errors_with([](int rank, ir::Program&program, ExecutorOptions&) {
+         if (rank == 1) program.lowering.channels = ir::ChannelModel::kPeer;
+       })) {
+    EXPECT_EQ(error, "the ranks do not agree: channels is edge 0 on rank 0 and peer 0 on rank 1");
+  }
+}
+
+TEST(ExecutorErrors, ShapesThatChange) {
+  const ir::Program program = named("1F1B", 2, 2);
+  const auto stages = [&](int rank) {
+    return stages_of(program, rank, [](int, const Tensors& in) { return Tensors{in[0] * 2}; });
+  };
+  for (const std::string& error : errors_of(2, [&](int rank, comms::World&world) {
+         Executor executor(program, stages(rank), world, {.loss = sum_of});
+         executor.step({.inputs = {at::ones({4})}});
+         executor.eval({.inputs = {at::ones({4})}});
+         executor.forget_shapes();
+         executor.step({.inputs = {at::ones({6})}});
+         executor.step({.inputs = {at::ones({8})}});
+       })) {
+    EXPECT_EQ(error.find("rank 0, step 3, action 2 `0SEND_F0`: `0SEND_F0`: output 0 is Float [4], "
+                         "wanted Float [3], as in the first step"),
+              0u)
+        << error;
+  }
+  for (const std::string& error : errors_of(2, [&](int rank, comms::World&world) {
+         Executor executor(program, stages(rank), world,
+                           {.loss = sum_of, .output_metas = [](int, int) {
+                              return TensorMetas{{at::kFloat, {3}, false}};
+                            }});
+         executor.step({.inputs = {at::ones({4})}});
+       })) {
+    EXPECT_EQ(error.find("rank 0, step 0, action 2 `0SEND_F0`: `0SEND_F0`: output 0 is Float [2], "
+                         "wanted Float [3], as given"),
+              0u)
+        << error;
+  }
+}
+
+std::string error_alone(const std::function<void(comms::World&)>& body) {
+  return errors_of(1, [&](int, comms::World& world) { body(world); })[0];
+}
+
+TEST(ExecutorErrors, WhatIsGivenWrongly) {
+  const ir::Program program = named("ZBVZeroBubble", 1, 2);
+  const auto stages =
+      stages_of(program, 0, [](int, const Tensors& in) { return Tensors{in[0] * 2}; });
+  EXPECT_EQ(
+      error_alone([&](comms::World& world) { Executor(program, {}, world, {.loss = sum_of}); }),
+      "rank 0 holds stage 0, which is not given");
+  EXPECT_EQ(error_alone([&](comms::World& world) { Executor(program, stages, world, {}); }),
+            "stage 1 begins backward, and there is no loss function");
+  EXPECT_EQ(error_alone([&](comms::World& world) {
+              auto more = stages;
+              more[2] = more[1];
+              Executor(program, more, world, {.loss = sum_of});
+            }),
+            "stage 2 is given to rank 0, which does not hold it");
+  EXPECT_EQ(error_alone([&](comms::World& world) {
+              Executor(named("1F1B", 2, 2), stages, world, {.loss = sum_of});
+            }),
+            "the program has 2 ranks, given are 2 of a world of 1");
+  EXPECT_EQ(error_alone([&](comms::World& world) {
+              Executor executor(program, stages, world, {.loss = sum_of});
+              executor.step({.inputs = {at::ones({1})}});
+            }),
+            "input 0 has 1 elements along dimension 0: wanted 2 at least, one a microbatch");
+  EXPECT_EQ(error_alone([&](comms::World& world) {
+              Executor executor(program, stages, world, {.loss = sum_of});
+              executor.step(Batch{});
+            }),
+            "rank 0 holds the first stage, and is given no inputs");
+  EXPECT_EQ(error_alone([&](comms::World& world) {
+              Executor executor(program, stages, world, {.loss = sum_of});
+              executor.step(Microbatches{{{at::ones({1})}}, {}, {}});
+            }),
+            "inputs of 1 microbatches are given: wanted 2");
+  EXPECT_TRUE(contains(error_alone([&](comms::World& world) {
+                         Executor executor(
+                             program, stages, world,
+                             {.loss = [](const Tensors& out, const Tensors&) { return out[0]; }});
+                         executor.step({.inputs = {at::ones({4})}});
+                       }),
+                       "`1F0`: the loss is Float [2]: wanted one number"));
+}
+
+TEST(ExecutorErrors, AProgramThatIsNotValidIsRefused) {
+  const ir::Program program = program_of(ir::Placement::loop(1, 1), 2, {"0F0 0B0 0F1"});
+  const std::string error = error_alone([&](comms::World& world) {
+    Executor(program, stages_of(program, 0, [](int, const Tensors& in) { return in; }), world,
+             {.loss = sum_of});
+  });
+  EXPECT_EQ(error.find("the program is not valid:\n"), 0u) << error;
+  EXPECT_TRUE(contains(error, "error[PW030]: stage 0 on rank 0 has no B or I of microbatch 1"))
+      << error;
+}
+
+// Fragments that nobody verified: the state of each action is checked.
+TEST(ExecutorErrors, FragmentsAreCheckedActionByAction) {
+  const auto error_of = [](const std::string& row) {
+    const ir::Program program = program_of(ir::Placement::loop(1, 2), 1, {row});
+    return error_alone([&](comms::World& world) {
+      const at::Tensor weight = at::ones({1}).set_requires_grad(true);
+      Executor executor(
+          program,
+          stages_of(program, 0, [=](int, const Tensors& in) { return Tensors{in[0] * weight}; }),
+          world, {.loss = sum_of, .allow_unverified = true});
+      executor.step({.inputs = {at::ones({1})}});
+    });
+  };
+  const auto starts = [&](const std::string& row, const std::string& start) {
+    const std::string error = error_of(row);
+    EXPECT_EQ(error.find("rank 0, step 0, action " + start), 0u) << error;
+    EXPECT_TRUE(contains(error, "\nthe program was not verified, and is not valid:\n")) << error;
+  };
+  EXPECT_EQ(error_of("0F0 1F0 1B0"), "");  // a fragment that can be run
+  starts("1F0", "0 `1F0`: `0F0`, whose output it needs, has not run");
+  starts("0F0 0F0", "1 `0F0`: `0F0` ran already in this step");
+  starts("0F0 0B0", "1 `0B0`: `1B0`, whose gradient it needs, has not run");
+  starts("0F0 1B0", "1 `1B0`: `1F0` has not run");
+  starts("0F0 1F0 1B0 1B0", "3 `1B0`: the backward of this microbatch ran already");
+  starts("0F0 1F0 1W0", "2 `1W0`: `1I0` has not run");
+  starts("0F0 1F0 1B0 1W0", "3 `1W0`: the backward of this microbatch is done already");
+  starts("0UNSHARD 0F0 1F0", "2 `1F0`: stage 1 is not unsharded");
+  starts("0UNSHARD 0UNSHARD 0F0", "1 `0UNSHARD`: the stage is unsharded already");
+  starts("0UNSHARD 0RESHARD 0RESHARD 0F0", "2 `0RESHARD`: the stage is not unsharded");
+}
+
+}  // namespace
+}  // namespace pipewright::executor

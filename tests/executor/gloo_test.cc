@@ -1,0 +1,66 @@
+// The executor on ranks that are processes, over Gloo, started by `pipewright launch`.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <string>
+
+namespace {
+
+struct Output {
+  std::string text;
+  int status;
+};
+
+Output launch(int ranks, const std::string& mode) {
+  const std::string command = "cli/pipewright launch -n " + std::to_string(ranks) +
+                              " -- tests/executor/gloo_worker " + mode + " 2>&1";
+  FILE* pipe = popen(command.c_str(), "r");
+  Output output;
+  std::array<char, 4096> buffer;
+  while (size_t read = fread(buffer.data(), 1, buffer.size(), pipe))
+    output.text.append(buffer.data(), read);
+  output.status = WEXITSTATUS(pclose(pipe));
+  return output;
+}
+
+int count(const std::string& text, const std::string& part) {
+  int found = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
+class Gloo : public testing::TestWithParam<int> {};
+
+TEST_P(Gloo, EveryScheduleEqualsTheModelWithoutAPipeline) {
+  const Output output = launch(GetParam(), "parity");
+  EXPECT_EQ(output.status, 0) << output.text;
+  // 13 schedules, two models, each rank.
+  EXPECT_EQ(count(output.text, " mlp equal\n"), 13 * GetParam()) << output.text;
+  EXPECT_EQ(count(output.text, " transformer equal\n"), 13 * GetParam()) << output.text;
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Gloo, testing::Values(2, 4));
+
+TEST(GlooErrors, AFailingActionEndsTheStepOnEveryRank) {
+  const Output output = launch(3, "throw");
+  EXPECT_NE(output.status, 0);
+  for (const char* rank : {"0", "1", "2"}) {
+    EXPECT_EQ(count(output.text,
+                    "[" + std::string(rank) + "] rank 2, step 1, action 2 `2F0`: out of luck\n"),
+              1)
+        << output.text;
+  }
+}
+
+TEST(GlooErrors, ALostPeerEndsTheStepOnEveryOther) {
+  const Output output = launch(3, "die");
+  EXPECT_NE(output.status, 0);
+  // Who noticed first names what it waited for; the other has the same first cause.
+  EXPECT_GE(count(output.text, "[0] rank "), 1) << output.text;
+  EXPECT_GE(count(output.text, "[1] rank "), 1) << output.text;
+  EXPECT_GE(count(output.text, "` of rank 2: "), 1) << output.text;
+}
+
+}  // namespace

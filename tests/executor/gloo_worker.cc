@@ -1,0 +1,87 @@
+// One rank of the tests over Gloo, started as several processes by gloo_test: gloo_worker MODE
+//
+//   parity   trains every schedule that there is for so many ranks, and compares
+//   throw    the last rank's stage throws in its second step
+//   die      the last rank kills itself in its second step
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+
+#include "comms/gloo.h"
+#include "schedules/registry.h"
+#include "tests/executor/models.h"
+
+namespace pipewright::executor {
+namespace {
+
+int parity(comms::World& world) {
+  constexpr int kMicrobatches = 8;
+  int failures = 0;
+  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+    const schedules::Shape shape{world.size(), schedules::default_stages(*spec, world.size()),
+                                 kMicrobatches};
+    for (const ModelKind kind : {ModelKind::kMlp, ModelKind::kTransformer}) {
+      const ir::Program program = make_program(*spec, shape);
+      const int64_t batch = 2 * kMicrobatches + 3;
+      Trained trained;
+      trained.grads.resize(static_cast<size_t>(shape.stages));
+      trained.weights.resize(static_cast<size_t>(shape.stages));
+      train_rank(program, make_model(kind, shape.stages, batch), world, {}, &trained);
+      const std::string difference =
+          compare(train_reference(make_model(kind, shape.stages, batch), kMicrobatches), trained,
+                  program, program.placement.stages_of(world.rank()));
+      std::printf("%s %s %s\n", std::string(spec->name).c_str(),
+                  kind == ModelKind::kMlp ? "mlp" : "transformer",
+                  difference.empty() ? "equal" : difference.c_str());
+      failures += !difference.empty();
+    }
+  }
+  return failures == 0 ? 0 : 1;
+}
+
+int trouble(comms::World& world, bool dies) {
+  // Who starts the ranks ends those that are left.
+  std::signal(SIGTERM, SIG_IGN);
+  const int ranks = world.size();
+  const ir::Program program =
+      make_program(*schedules::find_schedule("1F1B"), {ranks, ranks, 2 * ranks});
+  int step = 0;
+  std::map<int, LocalStage> stages;
+  stages[world.rank()].stage = std::make_shared<ModuleStage>([&](const Tensors& in) {
+    if (step == 1 && world.rank() == ranks - 1) {
+      if (dies) std::raise(SIGKILL);
+      throw std::runtime_error("out of luck");
+    }
+    return Tensors{in[0] * at::ones({1}).set_requires_grad(true)};
+  });
+  Executor executor(program, stages, world,
+                    {.loss = [](const Tensors& out, const Tensors&) { return out[0].sum(); }});
+  try {
+    for (; step < 2; ++step) executor.step({.inputs = {at::ones({4 * ranks})}});
+  } catch (const StepError& error) {
+    std::printf("%s\n", error.what());
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace pipewright::executor
+
+int main(int argc, char** argv) {
+  using namespace pipewright;
+  at::set_num_threads(1);
+  if (argc != 2) return 2;
+  try {
+    comms::World world =
+        comms::gloo_world(comms::read_environment(), std::chrono::milliseconds(60000));
+    if (std::strcmp(argv[1], "parity") == 0) return executor::parity(world);
+    return executor::trouble(world, std::strcmp(argv[1], "die") == 0);
+  } catch (const std::exception& error) {
+    std::printf("%s\n", error.what());
+    return 1;
+  }
+}
