@@ -1,0 +1,115 @@
+#include "examples/gpt.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/nn/functional/activation.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+
+namespace pipewright::examples {
+namespace {
+
+namespace nn = torch::nn;
+
+// Draws the weights of one layer; every layer has a generator of its own.
+void draw_weights(nn::Module& layer, uint64_t seed, int64_t index, double deviation) {
+  at::Generator generator =
+      at::detail::createCPUGenerator(seed * 1000003 + static_cast<uint64_t>(index));
+  const torch::NoGradGuard no_grad;
+  for (auto& named : layer.named_parameters()) {
+    at::Tensor& weight = named.value();
+    if (weight.dim() >= 2)
+      weight.normal_(0, deviation, generator);
+    else if (named.key().ends_with("bias"))
+      weight.zero_();
+    else
+      weight.fill_(1);
+  }
+}
+
+struct Block : nn::Module {
+  explicit Block(int64_t dim)
+      : heads(dim / kHeadDim),
+        attention_norm(register_module("attention_norm", norm(dim))),
+        qkv(register_module("qkv", nn::Linear(dim, 3 * dim))),
+        mix(register_module("mix", nn::Linear(dim, dim))),
+        mlp_norm(register_module("mlp_norm", norm(dim))),
+        up(register_module("up", nn::Linear(dim, 4 * dim))),
+        down(register_module("down", nn::Linear(4 * dim, dim))) {}
+
+  static nn::LayerNorm norm(int64_t dim) { return nn::LayerNorm(nn::LayerNormOptions({dim})); }
+
+  at::Tensor forward(const at::Tensor& x) {
+    // [batch, tokens, 3, heads, head dim] to three of [batch, heads, tokens, head dim].
+    const auto parts = qkv(attention_norm(x))
+                           .unflatten(-1, {3, heads, kHeadDim})
+                           .permute({2, 0, 3, 1, 4})
+                           .unbind(0);
+    const at::Tensor mixed = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0,
+                                                              /*is_causal=*/true);
+    const at::Tensor h = x + mix(mixed.transpose(1, 2).flatten(2));
+    return h + down(at::gelu(up(mlp_norm(h))));
+  }
+
+  int64_t heads;
+  nn::LayerNorm attention_norm;
+  nn::Linear qkv, mix;
+  nn::LayerNorm mlp_norm;
+  nn::Linear up, down;
+};
+
+class CutGpt final : public GptStage {
+ public:
+  CutGpt(const GptConfig& config, int stage, int num_stages) {
+    // Embeddings are layer 0, blocks 1 to L, the output layer L + 1.
+    const double deviation = 1 / std::sqrt(static_cast<double>(config.dim));
+    if (stage == 0) {
+      tokens_ = register_module("tokens", nn::Embedding(kVocabulary, config.dim));
+      positions_ = register_module("positions", nn::Embedding(config.context, config.dim));
+      draw_weights(*tokens_, config.seed, 0, deviation);
+      draw_weights(*positions_, config.seed, config.layers + 2, deviation);
+    }
+    const int64_t begin = config.layers * stage / num_stages;
+    const int64_t end = config.layers * (stage + 1) / num_stages;
+    for (int64_t layer = begin; layer < end; ++layer) {
+      blocks_.push_back(
+          register_module("block" + std::to_string(layer), std::make_shared<Block>(config.dim)));
+      draw_weights(*blocks_.back(), config.seed, 1 + layer, deviation / std::sqrt(2.0));
+    }
+    if (stage == num_stages - 1) {
+      norm_ = register_module("norm", Block::norm(config.dim));
+      output_ = register_module("output", nn::Linear(config.dim, kVocabulary));
+      draw_weights(*output_, config.seed, config.layers + 1, deviation);
+    }
+  }
+
+  at::Tensor forward(at::Tensor input) override {
+    at::Tensor x = std::move(input);
+    if (tokens_) {
+      const at::Tensor places = at::arange(x.size(1), x.options());
+      x = tokens_(x) + positions_(places);
+    }
+    for (const auto& block : blocks_) x = block->forward(x);
+    return output_ ? output_(norm_(x)) : x;
+  }
+
+ private:
+  nn::Embedding tokens_{nullptr}, positions_{nullptr};
+  std::vector<std::shared_ptr<Block>> blocks_;
+  nn::LayerNorm norm_{nullptr};
+  nn::Linear output_{nullptr};
+};
+
+}  // namespace
+
+std::shared_ptr<GptStage> make_gpt_stage(const GptConfig& config, int stage, int num_stages) {
+  return std::make_shared<CutGpt>(config, stage, num_stages);
+}
+
+at::Tensor gpt_loss(const at::Tensor& logits, const at::Tensor& targets) {
+  return at::cross_entropy_loss(logits.flatten(0, 1), targets.flatten());
+}
+
+}  // namespace pipewright::examples

@@ -1,0 +1,204 @@
+// Trains a small GPT on the bytes of a text, cut into pipeline stages: train_gpt --help.
+//
+// Ranks are threads of this process; under `pipewright launch` or torchrun they are its processes,
+// and talk over Gloo. The same seed gives the same weights and batches either way.
+#include <ATen/Parallel.h>
+#include <torch/optim/adamw.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <thread>
+
+#include "comms/gloo.h"
+#include "comms/thread_backend.h"
+#include "examples/gpt.h"
+#include "examples/progress.h"
+#include "examples/text.h"
+#include "executor/executor.h"
+#include "executor/module_stage.h"
+#include "schedule/lower.h"
+#include "schedules/registry.h"
+
+namespace pipewright::examples {
+namespace {
+
+struct Options {
+  std::string data = "/usr/share/common-licenses/GPL-3";
+  std::string schedule = "1F1B";
+  int pp = 2;
+  int stages_per_rank = 0;  // 0: the schedule's own
+  int microbatches = 4;
+  int64_t steps = 200;
+  int64_t batch = 16;
+  double learning_rate = 3e-3;
+  bool json = false;
+  GptConfig model;
+};
+
+// What was asked for and cannot be.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+ir::Program make_program(const Options& options) {
+  const schedules::ScheduleSpec* spec = schedules::find_schedule(options.schedule);
+  if (!spec) {
+    std::string names;
+    for (const schedules::ScheduleSpec* known : schedules::all_schedules())
+      names += (names.empty() ? "" : ", ") + std::string(known->name);
+    throw UsageError("--schedule: there is no `" + options.schedule + "`; there are " + names);
+  }
+  const int stages = options.stages_per_rank > 0 ? options.pp * options.stages_per_rank
+                                                 : schedules::default_stages(*spec, options.pp);
+  const schedules::Shape shape{options.pp, stages, options.microbatches};
+  if (const auto error = schedules::shape_error(*spec, shape)) throw UsageError(*error);
+  ir::Diagnostics diagnostics;
+  return schedule::lower(schedules::make_order(*spec, shape), {}, &diagnostics).value();
+}
+
+void check(const Options& options) {
+  if (options.batch % options.microbatches != 0) {
+    throw UsageError("--batch " + std::to_string(options.batch) +
+                     " is not a multiple of --microbatches " +
+                     std::to_string(options.microbatches));
+  }
+  if (options.model.dim % kHeadDim != 0) {
+    throw UsageError("--dim " + std::to_string(options.model.dim) + " is not a multiple of " +
+                     std::to_string(kHeadDim) + ", the size of a head");
+  }
+}
+
+// The whole batch: inputs and targets, [batch, context].
+executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts) {
+  std::vector<at::Tensor> inputs, targets;
+  for (const int64_t start : starts) {
+    const auto [input, target] = text.window(start);
+    inputs.push_back(torch::tensor(input));
+    targets.push_back(torch::tensor(target));
+  }
+  return {{at::stack(inputs)}, {}, {at::stack(targets)}};
+}
+
+double mean(const std::vector<at::Tensor>& losses) {
+  double sum = 0;
+  for (const at::Tensor& loss : losses) sum += loss.item<double>();
+  return sum / static_cast<double>(losses.size());
+}
+
+void train(const Options& options, const ir::Program& program, const Text& text,
+           comms::World& world) {
+  const int num_stages = program.placement.num_stages();
+  std::map<int, executor::LocalStage> stages;
+  std::vector<at::Tensor> weights;
+  for (const int index : program.placement.stages_of(world.rank())) {
+    const auto stage = make_gpt_stage(options.model, index, num_stages);
+    stages[index].stage = executor::make_stage(stage);
+    for (const at::Tensor& weight : stage->parameters()) weights.push_back(weight);
+  }
+  const bool reports = stages.contains(num_stages - 1);
+  executor::Executor executor(
+      program, std::move(stages), world,
+      {.loss = [](const executor::Tensors& outputs, const executor::Tensors& targets) {
+        return gpt_loss(outputs[0], targets[0]);
+      }});
+  torch::optim::AdamW optimizer(weights, torch::optim::AdamWOptions(options.learning_rate));
+  const Progress::Style style = options.json                 ? Progress::Style::kJson
+                                : isatty(STDOUT_FILENO) != 0 ? Progress::Style::kBar
+                                                             : Progress::Style::kLines;
+  Progress progress(style, options.steps, options.batch * options.model.context);
+  for (int64_t step = 0; step < options.steps; ++step) {
+    optimizer.zero_grad();
+    const executor::StepResult result =
+        executor.step(batch_of(text, text.batch(options.model.seed, step, options.batch)));
+    if (!weights.empty()) optimizer.step();
+    if (reports) progress.step(mean(result.losses));
+  }
+  constexpr int64_t kParts = 4;
+  double held_back = 0;
+  for (int64_t part = 0; part < kParts; ++part) {
+    const executor::StepResult result =
+        executor.eval(batch_of(text, text.held_back(options.batch, part, kParts)));
+    if (reports) held_back += mean(result.losses) / kParts;
+  }
+  if (reports) progress.finish(held_back, text.bigram_loss());
+}
+
+// Each rank on a thread. Throws what the first rank threw that failed.
+void train_threads(const Options& options, const ir::Program& program, const Text& text) {
+  std::vector<comms::World> worlds = comms::thread_worlds(options.pp);
+  std::vector<std::exception_ptr> errors(worlds.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < worlds.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        train(options, program, text, worlds[rank]);
+      } catch (...) {
+        errors[rank] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+void run(const Options& options) {
+  check(options);
+  const ir::Program program = make_program(options);
+  const Text text(options.data, options.model.context);
+  const comms::Environment environment = comms::read_environment();
+  // A pool of threads for each rank would leave none for the others.
+  if (options.pp > 1) at::set_num_threads(1);
+  if (environment.world_size == 1) return train_threads(options, program, text);
+  if (environment.world_size != options.pp) {
+    throw UsageError("--pp " + std::to_string(options.pp) +
+                     " wants as many processes, and there are " +
+                     std::to_string(environment.world_size));
+  }
+  comms::World world = comms::gloo_world(environment);
+  train(options, program, text, world);
+}
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app("Trains a small GPT on the bytes of a text, cut into pipeline stages.", "train_gpt");
+  app.option_defaults()->always_capture_default();
+  app.add_option("--data", options.data, "a file; its last tenth is held back");
+  app.add_option("--schedule", options.schedule, "as `pipewright list` names them");
+  app.add_option("--pp", options.pp, "ranks of the pipeline")->check(CLI::Range(1, 1024));
+  app.add_option("--stages-per-rank", options.stages_per_rank, "0: the schedule's own")
+      ->check(CLI::Range(0, 1024));
+  app.add_option("--microbatches", options.microbatches)->check(CLI::Range(1, 1 << 20));
+  app.add_option("--steps", options.steps)->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  app.add_option("--seed", options.model.seed, "of weights and batches");
+  app.add_option("--layers", options.model.layers)->check(CLI::Range(1, 1 << 16));
+  app.add_option("--dim", options.model.dim)->check(CLI::Range(1, 1 << 16));
+  app.add_option("--context", options.model.context, "bytes")->check(CLI::Range(1, 1 << 20));
+  app.add_option("--batch", options.batch, "windows a step, over all microbatches")
+      ->check(CLI::Range(1, 1 << 24));
+  app.add_option("--lr", options.learning_rate, "of AdamW")->check(CLI::PositiveNumber);
+  app.add_flag("--json", options.json, "one object a step: step, loss, tokens_per_s");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  try {
+    run(options);
+  } catch (const UsageError& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return 2;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace pipewright::examples
+
+int main(int argc, char** argv) { return pipewright::examples::main(argc, argv); }
