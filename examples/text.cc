@@ -1,6 +1,7 @@
 #include "examples/text.h"
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <random>
@@ -9,6 +10,8 @@
 namespace pipewright::examples {
 
 Text::Text(const std::string& path, int64_t context) : context_(context) {
+  if (std::filesystem::is_directory(path))
+    throw std::runtime_error("`" + path + "` is a directory");
   std::ifstream file(path, std::ios::binary);
   if (!file) throw std::runtime_error("cannot open `" + path + "`");
   bytes_.assign(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());

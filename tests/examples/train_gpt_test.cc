@@ -1,0 +1,142 @@
+// train_gpt as its users run it: the same losses whatever the mesh, as threads and as processes;
+// it learns; what it prints; errors.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "schedules/registry.h"
+
+namespace pipewright::examples {
+namespace {
+
+struct Output {
+  std::string text;  // stdout
+  int status;
+};
+
+Output run(const std::string& command) {
+  FILE* pipe = popen(command.c_str(), "r");
+  Output output;
+  std::array<char, 4096> buffer;
+  while (size_t read = fread(buffer.data(), 1, buffer.size(), pipe))
+    output.text.append(buffer.data(), read);
+  output.status = WEXITSTATUS(pclose(pipe));
+  return output;
+}
+
+// The repository's own text, so that the test needs no other file.
+const std::string kTrain = "examples/train_gpt --data README.md --layers 3 --dim 32 --context 32 ";
+
+struct Trained {
+  std::vector<double> losses;
+  double held_back = 0, bigram = 0;
+};
+
+Trained train(const std::string& command) {
+  const Output output = run(command + " --json");
+  EXPECT_EQ(output.status, 0) << output.text;
+  Trained result;
+  std::istringstream lines(output.text);
+  for (std::string line; std::getline(lines, line);) {
+    const auto object = nlohmann::json::parse(line.substr(line.find('{')));
+    if (object.contains("step")) {
+      EXPECT_EQ(object["step"], result.losses.size());
+      EXPECT_GT(object["tokens_per_s"], 0);
+      result.losses.push_back(object["loss"]);
+    } else {
+      result.held_back = object["held_back_loss"];
+      result.bigram = object["bigram_loss"];
+    }
+  }
+  return result;
+}
+
+void expect_close(const Trained& left, const Trained& right, const std::string& what) {
+  ASSERT_EQ(left.losses.size(), right.losses.size()) << what;
+  for (size_t step = 0; step < left.losses.size(); ++step)
+    EXPECT_NEAR(left.losses[step], right.losses[step], 1e-5) << what << ", step " << step;
+  EXPECT_NEAR(left.held_back, right.held_back, 1e-5) << what;
+  EXPECT_NEAR(left.bigram, right.bigram, 1e-9) << what;
+}
+
+TEST(TrainGpt, EveryScheduleHasTheLossesOfOneProcess) {
+  const std::string args = "--steps 20 --batch 16 --microbatches 8 ";
+  const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
+  EXPECT_EQ(alone.losses.size(), 20u);
+  EXPECT_LT(alone.losses.back(), alone.losses.front());
+  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+    const std::string schedule = " --schedule " + std::string(spec->name);
+    expect_close(train(kTrain + args + "--pp 2" + schedule), alone, schedule);
+  }
+  // Without microbatches the mean is taken in another order, and is the same.
+  expect_close(train(kTrain + "--steps 20 --batch 16 --microbatches 1 --pp 1 --schedule GPipe"),
+               alone, "one microbatch");
+}
+
+TEST(TrainGpt, ProcessesHaveTheLossesOfThreads) {
+  const std::string args = "--steps 5 --pp 4 --schedule ZBV --microbatches 8";
+  expect_close(train("cli/pipewright launch -n 4 -- " + kTrain + args), train(kTrain + args),
+               "launch");
+}
+
+TEST(TrainGpt, SeedsDiffer) {
+  const Trained one = train(kTrain + "--steps 2 --seed 1"),
+                two = train(kTrain + "--steps 2 --seed 2");
+  EXPECT_NE(one.losses[0], two.losses[0]);
+  EXPECT_EQ(one.losses, train(kTrain + "--steps 2 --seed 1").losses);
+}
+
+// On text that it has not seen, better than a table of pairs of bytes.
+TEST(TrainGpt, Learns) {
+  const Trained learned = train("examples/train_gpt --data README.md --steps 150");
+  EXPECT_LT(learned.held_back, learned.bigram);
+}
+
+TEST(TrainGpt, PlainLinesWhereThereIsNoTerminal) {
+  const Output output = run(kTrain + "--steps 3");
+  EXPECT_EQ(output.status, 0);
+  EXPECT_EQ(output.text.find("step 1 of 3  loss 5."), 0u) << output.text;
+  EXPECT_NE(output.text.find("\nstep 3 of 3  loss "), std::string::npos) << output.text;
+  EXPECT_NE(output.text.find("\nheld-back text: loss "), std::string::npos) << output.text;
+  EXPECT_EQ(output.text.find('\r'), std::string::npos);
+}
+
+TEST(TrainGpt, ABarOnATerminal) {
+  const Output output = run("script -qec '" + kTrain + "--steps 3' /dev/null");
+  EXPECT_NE(output.text.find("\r[##########....................] 1/3  loss 5."), std::string::npos)
+      << output.text;
+  EXPECT_NE(output.text.find("[##############################] 3/3"), std::string::npos);
+}
+
+TEST(TrainGpt, Errors) {
+  const auto expect_error = [](const std::string& command, int status, const std::string& text) {
+    const Output output = run(command + " 2>&1");
+    EXPECT_EQ(output.status, status) << command;
+    EXPECT_EQ(output.text.find(text), 0u) << output.text;
+  };
+  expect_error("examples/train_gpt --schedule 1F1C", 2,
+               "error: --schedule: there is no `1F1C`; there are GPipe, 1F1B,");
+  expect_error("examples/train_gpt --batch 15", 2,
+               "error: --batch 15 is not a multiple of --microbatches 4\n");
+  expect_error("examples/train_gpt --dim 40", 2, "error: --dim 40 is not a multiple of 16,");
+  expect_error("examples/train_gpt --data /nowhere", 1, "error: cannot open `/nowhere`\n");
+  expect_error("examples/train_gpt --pp none", 2, "--pp: ");
+  expect_error("examples/train_gpt --schedule ZBV --stages-per-rank 3", 2, "error: ");
+  expect_error(
+      "WORLD_SIZE=3 RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 examples/train_gpt "
+      "--data README.md",
+      2, "error: --pp 2 wants as many processes, and there are 3\n");
+  expect_error(
+      "WORLD_SIZE=2 RANK=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 examples/train_gpt "
+      "--data README.md",
+      1, "error: environment variable RANK is `2`: wanted this rank, 0 to 1\n");
+}
+
+}  // namespace
+}  // namespace pipewright::examples
