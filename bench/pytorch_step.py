@@ -1,0 +1,79 @@
+"""A training step of a pipeline, PyTorch's runtime against ours, over Gloo with two processes.
+
+  bazel test --config=peer --nocache_test_results --test_output=all //bench:pytorch_step
+
+Interleaved1F1B, 2 ranks with 2 stages each, 8 microbatches; one intra-op thread a rank on both sides. Prints the ratio of
+pairs run in turn, each the median time of its steps. Fails only where one of the two does: speed is for people to read.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+
+PIPEWRIGHT, OURS = sys.argv[1:3] if len(sys.argv) > 2 else (None, None)
+RANKS, STAGES, MICROBATCHES, PAIRS = 2, 4, 8, 3
+# (what, width, rows a microbatch, layers a stage, steps)
+CASES = [("all overhead: Linear(16, 16) and ReLU a stage, batch 4", 16, 4, 1, 60),
+         ("4 layers of 512 in 4 stages, batch 64", 512, 64, 1, 30),
+         ("4 layers of 512 a stage, batch 64", 512, 64, 4, 12)]
+
+
+def run_rank(rank, folder, width, rows, layers, steps, result):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    stages = []
+    for index in range(rank, STAGES, RANKS):
+        module = torch.nn.Sequential(*[layer for _ in range(layers) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU())])
+        stages.append(PipelineStage(module, index, STAGES, torch.device("cpu")))
+    schedule = ScheduleInterleaved1F1B(stages, MICROBATCHES, loss_fn=torch.nn.functional.mse_loss)
+    inputs, targets = torch.randn(MICROBATCHES * rows, width), torch.randn(MICROBATCHES * rows, width)
+    times = []
+    for step in range(2 * steps):
+        for stage in stages:
+            stage.submod.zero_grad()
+        start = time.perf_counter()
+        if rank == 0:
+            schedule.step(inputs, return_outputs=False)
+        else:
+            schedule.step(target=targets, losses=[], return_outputs=False)
+        if step >= steps:
+            times.append(time.perf_counter() - start)
+    dist.barrier()
+    dist.destroy_process_group()
+    if rank == 1:
+        result.put(1e6 * statistics.median(times))
+
+
+def theirs(*case):
+    with tempfile.TemporaryDirectory() as folder:
+        result = mp.get_context("spawn").SimpleQueue()
+        mp.spawn(run_rank, args=(folder, *case, result), nprocs=RANKS)
+        return result.get()
+
+
+def ours(*case):
+    done = subprocess.run([PIPEWRIGHT, "launch", "-n", str(RANKS), "--", OURS, *[str(number) for number in case]],
+                          capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return float(done.stdout.split("median_us")[1])
+
+
+def main():
+    for what, *case in CASES:
+        ratios = []
+        for pair in range(PAIRS):
+            slow, fast = theirs(*case), ours(*case)
+            ratios.append(slow / fast)
+            print(f"pair {pair}: PyTorch {slow:.0f} us, ours {fast:.0f} us, ratio {slow / fast:.2f}", flush=True)
+        print(f"{what}: median ratio {statistics.median(ratios):.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

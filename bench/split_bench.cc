@@ -1,0 +1,104 @@
+// What it costs to split a backward: I and W together against B, of 4 layers of Linear and ReLU,
+// one intra-op thread, in pairs. And what a microbatch holds: after F, between I and W.
+//
+//   bazel run //bench:split_bench
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <c10/core/Allocator.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+
+#include "executor/module_stage.h"
+
+namespace pipewright::executor {
+namespace {
+
+// Bytes that are allocated, of this thread.
+class Meter final : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
+    now += bytes;
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t now = 0;
+};
+
+struct Mlp {
+  explicit Mlp(int64_t width) {
+    for (int layer = 0; layer < 4; ++layer) {
+      weights.push_back((at::randn({width, width}) / width).set_requires_grad(true));
+      weights.push_back(at::zeros({width}).set_requires_grad(true));
+    }
+  }
+  Tensors forward(const Tensors& inputs) const {
+    at::Tensor x = inputs[0];
+    for (size_t i = 0; i < weights.size(); i += 2)
+      x = at::relu(at::linear(x, weights[i], weights[i + 1]));
+    return {x};
+  }
+  Tensors weights;
+};
+
+double microseconds(const auto& body) {
+  const auto start = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
+      .count();
+}
+
+double quantile(std::vector<double> values, double at) {
+  std::ranges::sort(values);
+  return values[static_cast<size_t>(at * static_cast<double>(values.size() - 1))];
+}
+
+void time_split(int64_t width, int64_t batch) {
+  const Mlp mlp(width);
+  ModuleStage stage([&](const Tensors& inputs) { return mlp.forward(inputs); });
+  const at::Tensor x = at::randn({batch, width}).set_requires_grad(true);
+  const at::Tensor grad = at::randn({batch, width});
+  std::vector<double> whole, split, ratios;
+  for (int pair = 0; pair < 600; ++pair) {
+    stage.forward(0, {x});
+    whole.push_back(microseconds([&] { stage.backward(0, {grad}); }));
+    stage.forward(0, {x});
+    split.push_back(microseconds([&] {
+      stage.backward_input(0, {grad});
+      stage.backward_weight(0);
+    }));
+    ratios.push_back(split.back() / whole.back());
+  }
+  std::printf(
+      "width %4lld, batch %lld: B %.0f us, I + W %.0f us (lower quartiles: %+.1f %%; median "
+      "of pairs: %+.1f %%)\n",
+      static_cast<long long>(width), static_cast<long long>(batch), quantile(whole, 0.25),
+      quantile(split, 0.25), 100 * (quantile(split, 0.25) / quantile(whole, 0.25) - 1),
+      100 * (quantile(ratios, 0.5) - 1));
+}
+
+void measure_memory(int64_t width, int64_t batch) {
+  const Mlp mlp(width);
+  ModuleStage stage([&](const Tensors& inputs) { return mlp.forward(inputs); });
+  const at::Tensor x = at::randn({batch, width}).set_requires_grad(true);
+  const at::Tensor grad = at::randn({batch, width});
+  const auto meter = std::make_shared<Meter>();
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+  const double activation = static_cast<double>(batch * width * 4);
+  stage.forward(0, {x});
+  const double after_forward = static_cast<double>(meter->now) / activation;
+  stage.backward_input(0, {grad});
+  const double after_input = static_cast<double>(meter->now) / activation;
+  std::printf("width %4lld: held after F %.2f activations [batch, width], between I and W %.2f\n",
+              static_cast<long long>(width), after_forward, after_input);
+  stage.clear();
+}
+
+}  // namespace
+}  // namespace pipewright::executor
+
+int main() {
+  at::set_num_threads(1);
+  for (const int64_t width : {64, 128, 256, 512, 1024}) pipewright::executor::time_split(width, 64);
+  pipewright::executor::measure_memory(512, 64);
+}
