@@ -127,7 +127,8 @@ class CheckpointNode final : public HidesWeights {
 
 }  // namespace
 
-std::vector<at::Tensor> checkpoint(Forward forward, const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> checkpoint_function(Forward forward,
+                                            const std::vector<at::Tensor>& inputs) {
   if (!c10::GradMode::is_enabled()) return forward(inputs);
   const auto node = std::make_shared<CheckpointNode>(forward, inputs, GeneratorStates(inputs));
   variable_list outputs;

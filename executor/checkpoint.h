@@ -30,20 +30,30 @@ using Forward = std::function<std::vector<at::Tensor>(const std::vector<at::Tens
 
 // The outputs of `forward`; gradients flow to `inputs` and to whatever weights it uses. `forward`
 // must do the same both times; it is kept until backward. With grad mode off it is just called.
-std::vector<at::Tensor> checkpoint(Forward forward, const std::vector<at::Tensor>& inputs);
+std::vector<at::Tensor> checkpoint_function(Forward forward, const std::vector<at::Tensor>& inputs);
 
-// Over a module, or a holder of one, whose forward takes tensors and returns one.
-template <typename Module, typename... Inputs>
-requires requires(const Module& module) { module.operator->(); }
-at::Tensor checkpoint(const Module& module, const at::Tensor& first, const Inputs&... others) {
-  return checkpoint(
-      [module](const std::vector<at::Tensor>& inputs) {
-        return [&]<size_t... I>(std::index_sequence<I...>) {
-          return std::vector<at::Tensor>{module->forward(inputs[I]...)};
-        }
-        (std::make_index_sequence<1 + sizeof...(Inputs)>());
-      },
-      {first, others...})[0];
+// A shared_ptr or a ModuleHolder.
+template <typename T>
+concept PointsToModule = requires(T& pointer) {
+  pointer.operator->();
+};
+
+template <typename Function>
+requires(!PointsToModule<Function>) std::vector<at::Tensor> checkpoint(
+    Function forward, const std::vector<at::Tensor>& inputs) {
+  return checkpoint_function(Forward(std::move(forward)), inputs);
+}
+
+// Over a module whose forward takes tensors and returns one.
+template <PointsToModule Module, typename... Inputs>
+at::Tensor checkpoint(Module module, const at::Tensor& first, const Inputs&... others) {
+  const auto forward = [module](const std::vector<at::Tensor>& inputs) mutable {
+    return [&]<size_t... I>(std::index_sequence<I...>) {
+      return std::vector<at::Tensor>{module->forward(inputs[I]...)};
+    }
+    (std::make_index_sequence<1 + sizeof...(Inputs)>());
+  };
+  return checkpoint_function(forward, {first, others...})[0];
 }
 
 // What the backward of one microbatch shares with the checkpointed parts in its graph. A stage

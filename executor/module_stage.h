@@ -84,7 +84,7 @@ template <typename Module>
 std::shared_ptr<ModuleStage> make_stage(Module module) {
   namespace internal = module_stage_internal;
   using Plain = std::decay_t<decltype(*module)>;
-  return std::make_shared<ModuleStage>([module](const Tensors& inputs) -> Tensors {
+  return std::make_shared<ModuleStage>([module](const Tensors& inputs) mutable -> Tensors {
     constexpr size_t kArity = internal::arity_of_forward<Plain>();
     if constexpr (kArity == 0) {
       return internal::to_tensors(module->forward(inputs));
