@@ -34,9 +34,12 @@ class Channels {
  public:
   // Collective over the pipeline's ranks, which all give the same. `ranks` holds the world's rank
   // of each rank of the program; `edges` all that it sends along. Each is used once, to connect it:
-  // the first message of a communicator can be slow, and its trouble is better known now.
+  // the first message of a communicator can be slow.
   Channels(World& world, const std::string& name, std::span<const int> ranks,
            ir::ChannelModel model, std::vector<Edge> edges, at::Device device);
+
+  Channels(const Channels&) = delete;
+  Channels& operator=(const Channels&) = delete;
 
   // Posts, and does not wait. One contiguous tensor; `tag` is for backends that have tags.
   c10::intrusive_ptr<c10d::Work> send(const at::Tensor& tensor, int to, int tag);

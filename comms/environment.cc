@@ -72,6 +72,10 @@ Environment read_torchrun(const Variables& variables) {
     read_master(variables, &environment);
   }
   environment.agent_has_store = variables("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  if (variables("TORCHELASTIC_RESTART_COUNT")) {
+    environment.restarts = static_cast<int>(
+        number(variables, "TORCHELASTIC_RESTART_COUNT", 0, INT32_MAX, "how often it restarted"));
+  }
   return environment;
 }
 

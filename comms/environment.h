@@ -28,6 +28,8 @@ struct Environment {
   uint16_t master_port = 0;  // 0: any, for one process
   // torchrun's agent serves the store, so rank 0 must not.
   bool agent_has_store = false;
+  // How often torchrun has started the ranks again, on the same store.
+  int restarts = 0;
 };
 
 // The value of a variable; none where it is not set.

@@ -2,6 +2,8 @@
 #define USE_C10D_NCCL 1
 #include "comms/nccl.h"
 
+#include <ATen/Context.h>
+
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
@@ -9,11 +11,10 @@ namespace pipewright::comms {
 
 World nccl_world(const Environment& environment, std::chrono::milliseconds timeout) {
   const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(environment.local_rank));
-  TORCH_CHECK(
-      at::globalContext().hasCUDA() && environment.local_rank < at::globalContext().getNumGPUs(),
-      "NCCL: local rank ", environment.local_rank, " wants GPU ", environment.local_rank,
-      ", and this machine has ",
-      at::globalContext().hasCUDA() ? at::globalContext().getNumGPUs() : 0);
+  const size_t gpus = at::getNumGPUs();
+  TORCH_CHECK(static_cast<size_t>(environment.local_rank) < gpus, "NCCL: local rank ",
+              environment.local_rank, " wants GPU ", environment.local_rank,
+              ", and this machine has ", gpus);
   const StorePtr store = connect_store(environment, timeout);
   const MakeBackend make = [=](const std::string& name, int rank, int size) -> BackendPtr {
     auto options = c10d::ProcessGroupNCCL::Options::create();

@@ -83,10 +83,10 @@ class RecordingBackend final : public c10d::Backend {
 
   // The operations: name, parameters, arguments, then what the record says of them. A call is
   // passed on with copies of its arguments, as it may be held back.
-#define PIPEWRIGHT_RECORD(op, parameters, arguments, ...)                             \
-  WorkPtr op parameters override {                                                    \
-    return pass({rank_, #op, __VA_ARGS__},                                            \
-                [=, inner = inner_.get()]() mutable { return inner->op arguments; }); \
+#define PIPEWRIGHT_RECORD(op, parameters, arguments, ...)                       \
+  WorkPtr op parameters override {                                              \
+    return pass({rank_, #op, __VA_ARGS__},                                      \
+                [=, inner = inner_]() mutable { return inner->op arguments; }); \
   }
   PIPEWRIGHT_RECORD(broadcast, (Tensors & a, const c10d::BroadcastOptions& o), (a, o), bytes_of(a))
   PIPEWRIGHT_RECORD(allreduce, (Tensors & a, const c10d::AllreduceOptions& o), (a, o), bytes_of(a))

@@ -48,8 +48,8 @@ class CallLog {
 struct Fault {
   std::chrono::microseconds delay{0};       // before it is passed on
   std::chrono::microseconds work_delay{0};  // from the call until its Work may end
-  bool hold = false;       // passed on behind the next call of its backend, or by its wait()
-  bool refuse = false;     // throws, and is not passed on
+  bool hold = false;    // passed on behind the next call of its backend, or when its Work is asked
+  bool refuse = false;  // throws, and is not passed on
   bool fail_work = false;  // passed on, and its Work fails
 };
 // Asked on the thread of the rank.

@@ -294,7 +294,9 @@ ThreadBackend::WorkPtr ThreadBackend::allreduce_coalesced(
 
 ThreadBackend::WorkPtr ThreadBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                 const c10d::AllgatherOptions& options) {
-  TORCH_CHECK(outputs.size() == 1 && inputs.size() == 1, "allgather: one tensor a rank");
+  TORCH_CHECK(
+      outputs.size() == 1 && inputs.size() == 1 && outputs[0].size() == static_cast<size_t>(size_),
+      "allgather: one tensor in, and one out for each of ", size_, " ranks");
   const at::Tensor flat = at::empty({inputs[0].numel() * size_}, inputs[0].options());
   // The list's tensors have no one storage: they are filled when the caller waits.
   return post(
@@ -347,7 +349,8 @@ ThreadBackend::WorkPtr ThreadBackend::post(Call call, std::function<void()> when
   operation->tag = call.tag;
   operation->reduce = call.reduce;
   for (const Tensors* tensors : {&operation->inputs, &operation->outputs}) {
-    TORCH_CHECK(!is_transfer(call.op) || tensors->size() <= 1, "one tensor a message");
+    TORCH_CHECK(!is_transfer(call.op) || operation->inputs.size() + operation->outputs.size() == 1,
+                "one tensor a message");
     for (const at::Tensor& tensor : *tensors)
       TORCH_CHECK(tensor.is_contiguous(), operation->describe(), " wants contiguous tensors");
   }

@@ -14,7 +14,8 @@ World::World(int rank, int size, StorePtr store, MakeBackend make_backend,
       size_(size),
       store_(std::move(store)),
       make_backend_(std::move(make_backend)),
-      timeout_(timeout) {}
+      timeout_(timeout),
+      times_used_(std::make_shared<std::map<std::string, int>>()) {}
 
 BackendPtr World::make_group(const std::string& name, std::span<const int> ranks) {
   std::string members;
@@ -39,11 +40,13 @@ World World::wrapped(std::function<BackendPtr(BackendPtr)> wrap) const {
                                                                            int rank, int size) {
     return wrap(inner(name, rank, size));
   };
-  return World(rank_, size_, store_, make, timeout_);
+  World world(rank_, size_, store_, make, timeout_);
+  world.times_used_ = times_used_;
+  return world;
 }
 
 std::string World::unique_name(const std::string& name) {
-  return name + "#" + std::to_string(times_used_[name]++);
+  return name + "#" + std::to_string((*times_used_)[name]++);
 }
 
 StorePtr connect_store(const Environment& environment, std::chrono::milliseconds timeout) {
@@ -55,7 +58,8 @@ StorePtr connect_store(const Environment& environment, std::chrono::milliseconds
   options.waitWorkers = false;
   options.timeout = timeout;
   StorePtr store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
-  return c10::make_intrusive<c10d::PrefixStore>("pipewright", store);
+  return c10::make_intrusive<c10d::PrefixStore>(
+      "pipewright/attempt" + std::to_string(environment.restarts), store);
 }
 
 }  // namespace pipewright::comms

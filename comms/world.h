@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -43,7 +44,7 @@ class World {
   BackendPtr make_group(const std::string& name, std::span<const int> ranks);
 
   // The same world, each of its backends passed through `wrap`: to record or delay what they do
-  // (recording_backend.h). Groups of the two must not be mixed.
+  // (recording_backend.h). The members of a group all make it on the one or all on the other.
   World wrapped(std::function<BackendPtr(BackendPtr)> wrap) const;
 
   // A name that no other call of this rank gets, the same on all ranks that ask in the same order:
@@ -56,7 +57,7 @@ class World {
   const StorePtr store_;
   const MakeBackend make_backend_;
   const std::chrono::milliseconds timeout_;
-  std::map<std::string, int> times_used_;  // by name
+  std::shared_ptr<std::map<std::string, int>> times_used_;  // by name; shared with wrapped()
 };
 
 // Rank 0 serves, the others connect; under torchrun's agent all connect. Throws after `timeout`.

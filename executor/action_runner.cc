@@ -2,6 +2,7 @@
 
 #include <ATen/ops/full_like.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -62,7 +63,8 @@ ActionRunner::ActionRunner(const ir::Placement& placement, int num_microbatches,
 }
 
 void ActionRunner::set_function(ActionKind kind, ActionFunction function) {
-  functions_[kind] = std::move(function);
+  functions_.erase(kind);
+  if (function) functions_[kind] = std::move(function);
 }
 
 void ActionRunner::begin(const RowPlan& row, bool with_backward, bool keep_outputs,
@@ -96,6 +98,11 @@ ActionRunner::Results ActionRunner::finish() {
   if (transfers_) transfers_->finish();
   for (auto& [index, stage] : stages_) {
     if (stage.reduces) stage.with.data_parallel->wait_reduce();
+    // A fragment may leave forwards without a backward.
+    const bool unfinished = std::ranges::any_of(stage.slots, [](const Slot& slot) {
+      return slot.phase == Phase::kForward || slot.phase == Phase::kInput;
+    });
+    if (unfinished) stage.with.stage->clear();
     stage.slots.clear();
   }
   microbatches_ = {};
@@ -104,8 +111,9 @@ ActionRunner::Results ActionRunner::finish() {
 
 void ActionRunner::clear() {
   for (auto& [index, stage] : stages_) {
-    stage.with.stage->clear();
     stage.slots.clear();
+    stage.with.data_parallel->abort();
+    stage.with.stage->clear();
   }
   microbatches_ = {};
   results_ = {};
@@ -249,6 +257,10 @@ void ActionRunner::compute_loss(ir::ActionPart part, Slot& slot, const Tensors& 
   }
   results_.losses[static_cast<size_t>(part.microbatch())] = loss.detach();
   if (!with_backward_) return;
+  const auto needs_grad = [](const at::Tensor& leaf) { return leaf.requires_grad(); };
+  if (!loss.requires_grad() && std::ranges::any_of(leaves, needs_grad))
+    throw std::invalid_argument(
+        "the loss does not depend on the outputs, or was detached from them");
   slot.loss = loss;
   slot.loss_inputs = std::move(leaves);
 }

@@ -85,6 +85,8 @@ class CheckpointNode final : public HidesWeights {
   std::vector<size_t> differentiable;
 
   variable_list apply(variable_list&& grads) override {
+    // On the boundary of a split backward it runs in I and in W, on the same gradients.
+    if (left_for_w_) return *std::exchange(left_for_w_, std::nullopt);
     TORCH_CHECK(forward_, "backward through a checkpointed part a second time");
     variable_list inputs;
     for (const torch::autograd::SavedVariable& saved : inputs_) {
@@ -101,20 +103,18 @@ class CheckpointNode final : public HidesWeights {
       const variable_list outputs = forward_(inputs);
       for (const size_t output : differentiable) roots.push_back(root_of(outputs.at(output)));
     }
-    if (!context->weight_work && !weights_left_to_w_) {
+    if (!context->weight_work) {
       full_backward(roots, grads);
       return take_grads(inputs);
     }
-    // On the boundary it runs in I and in W; its weights belong to the first.
-    const auto unused = std::make_shared<WeightWork>();
-    WeightWork& work = weights_left_to_w_ ? *unused : *context->weight_work;
-    weights_left_to_w_ = true;
-    return backward_input(roots, grads, inputs, work);
+    left_for_w_ = backward_input(roots, grads, inputs, *context->weight_work);
+    return *left_for_w_;
   }
 
   void release_variables() override {
     inputs_.clear();
     forward_ = nullptr;
+    left_for_w_.reset();
   }
 
  private:
@@ -122,7 +122,7 @@ class CheckpointNode final : public HidesWeights {
   std::vector<torch::autograd::SavedVariable> inputs_;
   const GeneratorStates generators_;
   const std::shared_ptr<BackwardContext> context_;
-  bool weights_left_to_w_ = false;
+  std::optional<variable_list> left_for_w_;  // what I computed of the inputs
 };
 
 }  // namespace

@@ -20,9 +20,10 @@
 // second run, and restored after it: dropout draws the same. Generators are one for the process, so
 // with ranks as threads layers that draw must not run at the same time.
 //
-// Under a split backward the second run happens once, in I, and the part's weights get their
-// gradients in W. In a full backward they get them on the spot, so that one part's activations
-// live at a time; a weight that is used inside and outside then has its hooks called for each.
+// Under a split backward the second run happens once, in I (of what no input leads to, in W), and
+// the part's weights get their gradients in W. In a full backward they get them on the spot, so
+// that one part's activations live at a time; a weight that is used inside and outside then has its
+// hooks called for each.
 
 namespace pipewright::executor {
 

@@ -28,6 +28,8 @@ class DataParallel {
   virtual void reduce_grad() = 0;
   // At the end of a step, for stages that reduced.
   virtual void wait_reduce() = 0;
+  // The step has failed, here or elsewhere: ends what is on its way, so that nobody waits for it.
+  virtual void abort() {}
 };
 
 // One rank has all of the stage.

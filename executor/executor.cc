@@ -15,6 +15,10 @@
 namespace pipewright::executor {
 namespace {
 
+constexpr std::chrono::milliseconds kLinger{3000};
+// In place of a digest.
+const std::string kError = "error:";
+
 std::vector<int> ranks_of(const ir::Program& program, const comms::World& world,
                           const ExecutorOptions& options) {
   std::vector<int> ranks = options.ranks;
@@ -70,12 +74,17 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
       ranks_(ranks_of(program_, world, options_)),
       rank_(rank_in(ranks_, world)),
       key_(key_of(ranks_, world)),
-      timeout_(options_.timeout.value_or(world.timeout())),
-      row_(plan_row(program_.rows.at(static_cast<size_t>(rank_)))),
-      has_backward_(executor::has_backward(program_)) {
-  verify(program_);
-  check_stages(stages);
-  compare_digests();
+      timeout_(options_.timeout.value_or(world.timeout())) {
+  std::string error;
+  try {
+    verify();
+    has_backward_ = executor::has_backward(program_);
+    row_ = plan_row(program_.rows[static_cast<size_t>(rank_)]);
+    check_stages(stages);
+  } catch (const std::invalid_argument& caught) {
+    error = caught.what();
+  }
+  compare_digests(error);
   const std::vector<comms::Edge> edges = edges_of(program_);
   const ir::ChannelModel model = schedule::options_of(program_.lowering).channels;
   if (!edges.empty()) {
@@ -96,9 +105,9 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
 
 Executor::~Executor() = default;
 
-void Executor::verify(const ir::Program& program) const {
+void Executor::verify() const {
   ir::Diagnostics diagnostics;
-  if (check(program, options_.allow_unverified, &diagnostics)) return;
+  if (check(program_, options_.allow_unverified, &diagnostics)) return;
   throw std::invalid_argument("the program is not valid:\n" + text_of(diagnostics));
 }
 
@@ -124,41 +133,79 @@ void Executor::check_stages(const std::map<int, LocalStage>& stages) const {
   }
 }
 
-void Executor::compare_digests() const {
+void Executor::compare_digests(const std::string& error) const {
   const auto key = [&](size_t rank) { return key_ + "/digest/" + std::to_string(rank); };
-  const auto digest =
-      digest_of(program_, {{"scale_grads", options_.scale_grads ? "true" : "false"},
-                           {"output_metas", options_.output_metas ? "given" : "learned"}});
+  std::string mine = kError + error;
+  if (error.empty()) {
+    std::vector<DigestPart> options;
+    const auto flag = [&](const char* name, bool value) {
+      options.push_back({name, value ? "true" : "false"});
+    };
+    const auto dims = [&](const char* name, const SplitDims& value) {
+      options.push_back({name, to_string(value)});
+    };
+    flag("scale_grads", options_.scale_grads);
+    flag("allow_unverified", options_.allow_unverified);
+    flag("weight_free_w", program_.lowering.weight_free_w.value_or(false));
+    flag("output_metas given", options_.output_metas != nullptr);
+    dims("input_dims", options_.input_dims);
+    dims("extra_dims", options_.extra_dims);
+    dims("target_dims", options_.target_dims);
+    dims("output_dims", options_.output_dims);
+    mine = to_string(digest_of(program_, std::move(options)));
+  }
   const comms::StorePtr& store = world_.store();
-  store->set(key(static_cast<size_t>(rank_)), to_string(digest));
-  std::vector<std::vector<DigestPart>> digests;
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+  store->set(key(static_cast<size_t>(rank_)), mine);
+  std::vector<DigestPart> first;
+  std::string trouble = error;
+  for (size_t rank = 0; rank < ranks_.size() && trouble.empty(); ++rank) {
+    const std::string who = "rank " + std::to_string(rank) + " of the program";
     try {
       store->wait({key(rank)}, timeout_);
-    } catch (const std::exception& error) {
-      throw std::runtime_error("rank " + std::to_string(rank) +
-                               " of the program did not make its executor within " +
-                               std::to_string(timeout_.count()) + " ms: " + error.what());
+    } catch (const std::exception& caught) {
+      throw std::runtime_error(who + " did not make its executor within " +
+                               std::to_string(timeout_.count()) + " ms: " + caught.what());
     }
-    digests.push_back(parse_digest(store->get_to_str(key(rank))));
+    const std::string theirs = store->get_to_str(key(rank));
+    if (theirs.starts_with(kError)) {
+      trouble = who + ": " + theirs.substr(kError.size());
+      continue;
+    }
+    const std::vector<DigestPart> digest = parse_digest(theirs);
+    if (rank == 0) first = digest;
     // Compared with rank 0's everywhere, so that all ranks give the same error.
-    const std::string found = difference(digests[0], 0, digests[rank], static_cast<int>(rank));
-    if (!found.empty()) throw std::invalid_argument("the ranks do not agree: " + found);
+    const std::string found = difference(first, 0, digest, static_cast<int>(rank));
+    if (!found.empty()) trouble = "the ranks do not agree: " + found;
   }
+  if (trouble.empty()) return;
+  linger("/digest/read");
+  throw std::invalid_argument(trouble);
+}
+
+// Who serves the store stays until the others have read why, if they still come.
+void Executor::linger(const std::string& counter) const {
+  const comms::StorePtr& store = world_.store();
+  store->add(key_ + counter, 1);
+  const auto deadline = std::chrono::steady_clock::now() + std::min(timeout_, kLinger);
+  while (world_.rank() == 0 && std::chrono::steady_clock::now() < deadline &&
+         store->add(key_ + counter, 0) < static_cast<int64_t>(ranks_.size()))
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
 }
 
 StepResult Executor::step(const Batch& batch, bool return_outputs) {
-  return step(split(batch), return_outputs);
+  return run(false, return_outputs, [&] { return split(batch); });
 }
 
 StepResult Executor::step(Microbatches microbatches, bool return_outputs) {
-  return run(row_, has_backward_, return_outputs, std::move(microbatches));
+  return run(false, return_outputs, [&] { return std::move(microbatches); });
 }
 
-StepResult Executor::eval(const Batch& batch) { return eval(split(batch)); }
+StepResult Executor::eval(const Batch& batch, bool return_outputs) {
+  return run(true, return_outputs, [&] { return split(batch); });
+}
 
-StepResult Executor::eval(Microbatches microbatches) {
-  return run(eval_row(), false, true, std::move(microbatches));
+StepResult Executor::eval(Microbatches microbatches, bool return_outputs) {
+  return run(true, return_outputs, [&] { return std::move(microbatches); });
 }
 
 void Executor::set_function(ir::ActionKind kind, ActionFunction function) {
@@ -207,69 +254,76 @@ const RowPlan& Executor::eval_row() {
     throw std::invalid_argument("the program's forwards alone are not valid:\n" +
                                 text_of(diagnostics));
   }
-  return eval_row_.emplace(plan_row(program->rows.at(static_cast<size_t>(rank_))));
+  ir::Row row = program->rows[static_cast<size_t>(rank_)];
+  // Lowering adds them, and a program without them has its stages unsharded all the time.
+  if (!row_.has_residency) {
+    std::erase_if(row, [](const ir::Action& action) {
+      return action.kind() == ir::ActionKind::kUnshard || action.kind() == ir::ActionKind::kReshard;
+    });
+  }
+  return eval_row_.emplace(plan_row(row));
 }
 
-StepResult Executor::run(const RowPlan& row, bool with_backward, bool return_outputs,
-                         Microbatches microbatches) {
+StepResult Executor::run(bool evaluates, bool return_outputs,
+                         const std::function<Microbatches()>& prepare) {
   if (!failure_.empty()) throw StepError("no step can run after a failure: " + failure_);
-  check_counts(microbatches);
+  const bool with_backward = has_backward_ && !evaluates;
   const c10::AutoGradMode grad_mode(with_backward);
-  StepResult result;
+  ActionRunner::Results results;
   const PlannedAction* current = nullptr;
+  const auto place = [&] {
+    const std::string step = "rank " + std::to_string(rank_) + ", step " + std::to_string(step_);
+    if (!current) return step + ": ";
+    return step + ", action " + std::to_string(current->step) + " `" +
+           ir::to_string(current->action) + "`: ";
+  };
   try {
+    const RowPlan& row = evaluates ? eval_row() : row_;
+    Microbatches microbatches = prepare();
+    check_counts(microbatches);
     runner_->begin(row, with_backward, return_outputs, std::move(microbatches));
     for (const PlannedAction& planned : row.actions) {
       current = &planned;
       runner_->run(planned);
     }
     current = nullptr;
-    ActionRunner::Results results = runner_->finish();
-    result.losses = std::move(results.losses);
-    if (!results.outputs.empty())
-      result.outputs = merge_batch(results.outputs, options_.output_dims, "output");
+    results = runner_->finish();
   } catch (const std::exception& error) {
-    std::string place = "rank " + std::to_string(rank_) + ", step " + std::to_string(step_);
-    if (current) {
-      place +=
-          ", action " + std::to_string(current->step) + " `" + ir::to_string(current->action) + "`";
-    } else {
-      place += ", at its end";
-    }
-    fail(place + ": " + error.what());
+    fail(place() + error.what());
+  } catch (...) {
+    fail(place() + "something was thrown that is no std::exception");
   }
   ++step_;
+  StepResult result{std::move(results.losses), {}};
+  // All ranks have done their part: what cannot be put together is this caller's own affair.
+  if (!results.outputs.empty())
+    result.outputs = merge_batch(results.outputs, options_.output_dims, "output");
   return result;
 }
 
 // Tells the other ranks, ends what they wait for from here, and throws the first failure of all.
 void Executor::fail(const std::string& message) {
-  ir::Diagnostics diagnostics;
+  failure_ = message;
   std::string explained = message;
+  ir::Diagnostics diagnostics;
   if (options_.allow_unverified && !check(program_, false, &diagnostics))
     explained += "\nthe program was not verified, and is not valid:\n" + text_of(diagnostics);
   std::string first;
-  const auto end_communication = [this] {
-    if (transfers_) transfers_->clear();
-    if (channels_) channels_->abort();
-  };
   try {
-    const comms::StorePtr& store = world_.store();
-    first = store->compareSet(key_ + "/failure", "", explained);
-    end_communication();
-    // Who serves the store stays until the others have read it, if they are still there.
-    store->add(key_ + "/failed", 1);
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
-    while (world_.rank() == 0 && std::chrono::steady_clock::now() < deadline &&
-           store->add(key_ + "/failed", 0) < static_cast<int64_t>(ranks_.size()))
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    first = world_.store()->compareSet(key_ + "/failure", "", explained);
   } catch (const std::exception&) {
     // The store's host is gone: what happened here is all that is known.
-    end_communication();
   }
-  runner_->clear();
   const bool elsewhere = !first.empty() && first != explained;
   failure_ = elsewhere ? first + "\n  and then " + message : explained;
+  if (transfers_) transfers_->clear();
+  if (channels_) channels_->abort();
+  try {
+    runner_->clear();
+    linger("/failed");
+  } catch (const std::exception&) {
+    // What is told is what went wrong first.
+  }
   throw StepError(failure_);
 }
 

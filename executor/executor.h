@@ -32,8 +32,8 @@
 // is behind every reduction. Communication is posted at its place in the list and waited for where
 // it is needed (ir/channel.h).
 //
-// A failure ends the step on every rank with a StepError; the executor then refuses further steps.
-// Gradients may hold a part of the failed step.
+// A failure, a wrong batch on one rank among them, ends the step on every rank with a StepError;
+// the executor then refuses further steps. Gradients may hold a part of the failed step.
 
 namespace pipewright::executor {
 
@@ -83,12 +83,14 @@ struct StepResult {
 class Executor {
  public:
   // Collective over the ranks of the program. `world` must outlive it. Throws
-  // std::invalid_argument, naming what is wrong, for a program that is not verified, for stages
-  // that are not this rank's or are missing, and where another rank has a different program,
-  // placement, channel model or options.
+  // std::invalid_argument, naming what is wrong, on every rank: for a program that is not verified,
+  // for stages that are not the rank's or are missing, and where another rank has a different
+  // program, placement, channel model or options.
   Executor(ir::Program program, std::map<int, LocalStage> stages, comms::World& world,
            ExecutorOptions options);
   ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
 
   // All actions of the program, on a batch that is split here, or on microbatches.
   StepResult step(const Batch& batch, bool return_outputs = false);
@@ -96,8 +98,8 @@ class Executor {
 
   // The forward alone, without gradients, of any schedule: the program's compute order is lowered
   // again without its backwards. Losses need targets.
-  StepResult eval(const Batch& batch);
-  StepResult eval(Microbatches microbatches);
+  StepResult eval(const Batch& batch, bool return_outputs = true);
+  StepResult eval(Microbatches microbatches, bool return_outputs = true);
 
   // Calls `function` for actions of this kind instead; kOverlapFB for compounds, whose parts have
   // functions of their own.
@@ -110,14 +112,16 @@ class Executor {
   int rank() const { return rank_; }
 
  private:
+  void verify() const;
   void check_stages(const std::map<int, LocalStage>& stages) const;
-  void verify(const ir::Program& program) const;
-  void compare_digests() const;
+  // `error`: why this rank cannot be one of them, or empty.
+  void compare_digests(const std::string& error) const;
   Microbatches split(const Batch& batch) const;
   void check_counts(const Microbatches& microbatches) const;
   const RowPlan& eval_row();
-  StepResult run(const RowPlan& row, bool with_backward, bool return_outputs,
-                 Microbatches microbatches);
+  // `prepare` gives the microbatches.
+  StepResult run(bool evaluates, bool return_outputs, const std::function<Microbatches()>& prepare);
+  void linger(const std::string& counter) const;
   [[noreturn]] void fail(const std::string& message);
 
   const ir::Program program_;
@@ -127,8 +131,8 @@ class Executor {
   const int rank_;         // of the program
   const std::string key_;  // of this executor, in the store
   const std::chrono::milliseconds timeout_;
-  const RowPlan row_;
-  const bool has_backward_;
+  RowPlan row_;
+  bool has_backward_ = false;
 
   std::optional<comms::Channels> channels_;
   std::optional<Transfers> transfers_;

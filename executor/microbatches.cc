@@ -18,6 +18,13 @@ std::string place(const std::string& what, size_t tensor) {
 
 }  // namespace
 
+std::string to_string(const SplitDims& dims) {
+  std::string text;
+  for (const std::optional<int>& dim : dims)
+    text += (text.empty() ? "" : " ") + (dim ? std::to_string(*dim) : "none");
+  return text;
+}
+
 std::vector<Tensors> split_batch(const Tensors& batch, int num_microbatches, const SplitDims& dims,
                                  const std::string& what) {
   std::vector<Tensors> microbatches(static_cast<size_t>(num_microbatches));
@@ -60,6 +67,8 @@ Tensors merge_batch(const std::vector<Tensors>& microbatches, const SplitDims& d
       merged.push_back(at::cat(parts, *dim));
       continue;
     }
+    if (!parts[0].is_floating_point() && !parts[0].is_complex())
+      throw std::invalid_argument(place(what, i) + " is of integers, and has no mean");
     at::Tensor sum = parts[0].clone();
     for (size_t m = 1; m < parts.size(); ++m) sum.add_(parts[m]);
     merged.push_back(sum.div_(static_cast<int64_t>(parts.size())));

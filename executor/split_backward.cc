@@ -210,8 +210,10 @@ variable_list take_grads(const variable_list& leaves) {
   variable_list grads;
   grads.reserve(leaves.size());
   for (const at::Tensor& leaf : leaves) {
-    grads.push_back(leaf.requires_grad() ? std::exchange(leaf.mutable_grad(), at::Tensor())
-                                         : at::Tensor());
+    at::Tensor& grad = grads.emplace_back();
+    if (leaf.requires_grad()) grad = std::exchange(leaf.mutable_grad(), at::Tensor());
+    // Two leaves may have got views of one tensor, and a weight adds to its own in place.
+    if (grad.defined() && grad.has_storage() && grad.storage().use_count() > 1) grad = grad.clone();
   }
   return grads;
 }

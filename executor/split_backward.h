@@ -31,8 +31,8 @@
 namespace pipewright::executor {
 
 // A node whose apply() also adds to gradients of weights that no edge of it shows, as activation
-// checkpointing does. In I it must leave those to the WeightWork that stands in its context; if it
-// is run again, in W, it must not count them twice.
+// checkpointing does. In I it must leave those to the WeightWork that stands in its context. On the
+// boundary it is run again, in W, on the same gradients, and must then give its edges alone theirs.
 class HidesWeights : public torch::autograd::Node {};
 
 // The W half of one microbatch: a node of ours at whose edges W begins.

@@ -58,8 +58,7 @@ Tensors Transfers::wait_receive(ir::ActionPart receive) {
   Tensors tensors = std::move(posted->second.tensors);
   receives_.erase(posted);
   if (receive.kind() == ir::ActionKind::kRecvB) {
-    const auto sent =
-        std::ranges::find(sends_, answer_to(receive), &decltype(sends_)::value_type::first);
+    const auto sent = sends_.find(answer_to(receive));
     if (sent != sends_.end()) {
       wait(sent->second, sent->first);
       sends_.erase(sent);
@@ -84,6 +83,7 @@ void Transfers::finish() {
   for (auto& [action, posted] : sends_) wait(posted, action);
   receives_.clear();
   sends_.clear();
+  sends_to_.clear();
 }
 
 void Transfers::clear() {
@@ -91,6 +91,7 @@ void Transfers::clear() {
   num_pending_ = 0;
   receives_.clear();
   sends_.clear();
+  sends_to_.clear();
 }
 
 ir::Transfer Transfers::transfer_of(ir::ActionPart action) const {
@@ -148,14 +149,22 @@ bool Transfers::post(Pending& pending) {
 }
 
 void Transfers::post(ir::ActionPart send, Tensors tensors) {
-  // Those that have gone need not be kept.
-  while (!sends_.empty() && std::ranges::all_of(sends_.front().second.works, [](const auto& work) {
-    return work->isCompleted();
-  })) {
-    sends_.pop_front();
-  }
   const ir::Transfer transfer = transfer_of(send);
-  Posted& posted = sends_.emplace_back(send, Posted{std::move(tensors), {}}).second;
+  // Those that have gone need not be kept.
+  std::deque<ir::ActionPart>& order = sends_to_[transfer.to];
+  for (; !order.empty(); order.pop_front()) {
+    const auto sent = sends_.find(order.front());
+    if (sent == sends_.end()) continue;
+    const auto has_ended = [](const auto& work) { return work->isCompleted(); };
+    if (!std::ranges::all_of(sent->second.works, has_ended)) break;
+    wait(sent->second, sent->first);  // it may have ended with an error
+    sends_.erase(sent);
+  }
+  order.push_back(send);
+  const auto [place, is_new] = sends_.try_emplace(send);
+  if (!is_new) throw std::logic_error(quoted(send) + " is posted a second time");
+  Posted& posted = place->second;
+  posted.tensors = std::move(tensors);
   for (size_t i = 0; i < posted.tensors.size(); ++i) {
     at::Tensor& tensor = posted.tensors[i];
     if (!tensor.defined() || tensor.numel() == 0) continue;
@@ -212,6 +221,9 @@ void Transfers::conform(ir::ActionPart send, Tensors& tensors) {
         tensors[i] =
             at::zeros(wanted[i].sizes, at::TensorOptions(wanted[i].dtype).device(options_.device));
       }
+    } else if (!forward && !wanted[i].requires_grad) {
+      throw std::runtime_error(what + " " + std::to_string(i) +
+                               " is there, and was not in the first step");
     } else if (found[i] != wanted[i]) {
       throw std::runtime_error(what + " " + std::to_string(i) + " is " + to_string(found[i]) +
                                ", wanted " + to_string(wanted[i]) +
@@ -225,7 +237,9 @@ void Transfers::wait(Posted& posted, ir::ActionPart action) const {
   const bool is_send = ir::is_send(action.kind());
   for (const auto& work : posted.works) {
     try {
-      work->wait(options_.timeout);
+      // On a device this orders the current stream behind it; with a time NCCL would block the
+      // host.
+      options_.device.is_cpu() ? work->wait(options_.timeout) : work->wait();
     } catch (const std::exception& error) {
       throw std::runtime_error(quoted(action) + " waits for " +
                                quoted(is_send ? transfer.receive : transfer.send) + " of rank " +

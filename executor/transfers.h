@@ -39,6 +39,8 @@ class Transfers {
   };
 
   // `placement` and `channels` must outlive it. `key` is its own part of the store.
+  Transfers(const Transfers&) = delete;
+  Transfers& operator=(const Transfers&) = delete;
   Transfers(const ir::Placement& placement, comms::Channels& channels, comms::StorePtr store,
             std::string key, Options options);
 
@@ -47,8 +49,10 @@ class Transfers {
   // Forgets what was learned: the next step learns anew. On all ranks between the same steps.
   void forget_shapes();
 
-  // SEND: one tensor a place. Of gradients some may be undefined: always the same, or zeros go.
-  // They are kept until they have gone.
+  // SEND: one tensor a place. Of gradients some may be undefined, always the same ones: where there
+  // was one the first time zeros go, and where there was none a gradient is an error. They are kept
+  // until they are known to have gone; a backend that says so only when it is waited for, as Gloo,
+  // says it of an output when its gradient comes, and of all at the end of the step.
   void post_send(ir::ActionPart send, Tensors tensors);
   // RECV.
   void post_receive(ir::ActionPart receive);
@@ -96,8 +100,9 @@ class Transfers {
   std::map<ir::ActionPart, TensorMetas> learned_[2];  // by with_backward_, then by the RECV
   std::map<uint32_t, std::deque<Pending>> queues_;    // not posted yet, by queue_index
   size_t num_pending_ = 0;
-  std::map<ir::ActionPart, Posted> receives_;            // posted, not waited for
-  std::deque<std::pair<ir::ActionPart, Posted>> sends_;  // posted, not known to have gone
+  std::map<ir::ActionPart, Posted> receives_;           // posted, not waited for
+  std::map<ir::ActionPart, Posted> sends_;              // posted, not known to have gone
+  std::map<int, std::deque<ir::ActionPart>> sends_to_;  // by peer, in the order of posting
 };
 
 }  // namespace pipewright::executor

@@ -591,17 +591,18 @@ TEST(ExecutorErrors, WhatIsGivenWrongly) {
               Executor executor(program, stages, world, {.loss = sum_of});
               executor.step({.inputs = {at::ones({1})}});
             }),
-            "input 0 has 1 elements along dimension 0: wanted 2 at least, one a microbatch");
+            "rank 0, step 0: input 0 has 1 elements along dimension 0: wanted 2 at least, one a "
+            "microbatch");
   EXPECT_EQ(error_alone([&](comms::World& world) {
               Executor executor(program, stages, world, {.loss = sum_of});
               executor.step(Batch{});
             }),
-            "rank 0 holds the first stage, and is given no inputs");
+            "rank 0, step 0: rank 0 holds the first stage, and is given no inputs");
   EXPECT_EQ(error_alone([&](comms::World& world) {
               Executor executor(program, stages, world, {.loss = sum_of});
               executor.step(Microbatches{{{at::ones({1})}}, {}, {}});
             }),
-            "inputs of 1 microbatches are given: wanted 2");
+            "rank 0, step 0: inputs of 1 microbatches are given: wanted 2");
   EXPECT_TRUE(contains(error_alone([&](comms::World& world) {
                          Executor executor(
                              program, stages, world,
@@ -609,6 +610,83 @@ TEST(ExecutorErrors, WhatIsGivenWrongly) {
                          executor.step({.inputs = {at::ones({4})}});
                        }),
                        "`1F0`: the loss is Float [2]: wanted one number"));
+}
+
+// The others hear of what one rank alone can know.
+TEST(ExecutorErrors, AWrongBatchOrStageOnOneRankIsToldToAll) {
+  const ir::Program program = named("1F1B", 2, 4);
+  const auto stages = [&](int rank) {
+    return stages_of(program, rank, [](int, const Tensors& in) { return Tensors{in[0] * 2}; });
+  };
+  for (const std::string& error : errors_of(2, [&](int rank, comms::World&world) {
+         Executor executor(program, stages(rank), world, {.loss = sum_of});
+         executor.step({.inputs = {at::ones({rank == 0 ? 3 : 4})}});
+       })) {
+    EXPECT_EQ(error.find("rank 0, step 0: input 0 has 3 elements along dimension 0: wanted 4"), 0u)
+        << error;
+  }
+  const std::vector<std::string> errors = errors_of(2, [&](int rank, comms::World& world) {
+    auto given = stages(rank);
+    if (rank == 1) given.clear();
+    Executor executor(program, given, world, {.loss = sum_of});
+  });
+  EXPECT_EQ(errors[0], "rank 1 of the program: rank 1 holds stage 1, which is not given");
+  EXPECT_EQ(errors[1], "rank 1 holds stage 1, which is not given");
+}
+
+TEST(ExecutorErrors, ALossThatWasDetached) {
+  const ir::Program program = named("1F1B", 1, 1);
+  const std::string error = error_alone([&](comms::World& world) {
+    Executor executor(
+        program,
+        stages_of(program, 0,
+                  [](int, const Tensors& in) {
+                    return Tensors{in[0] * at::ones({1}).set_requires_grad(true)};
+                  }),
+        world, {.loss = [](const Tensors& out, const Tensors&) { return out[0].sum().detach(); }});
+    executor.step({.inputs = {at::ones({1})}});
+  });
+  EXPECT_TRUE(contains(error, "`0F0`: the loss does not depend on the outputs, or was detached"))
+      << error;
+}
+
+TEST(ExecutorErrors, ASendThatFailsIsNotForgotten) {
+  const ir::Program program = named("1F1B", 2, 8);
+  const std::vector<std::string> errors = errors_of(2, [&](int rank, comms::World& plain) {
+    comms::World world = plain.wrapped([](const comms::BackendPtr& backend) {
+      return comms::record(backend, std::make_shared<comms::CallLog>(),
+                           [](const comms::CallRecord& call) {
+                             comms::Fault fault;
+                             // The first connects the channel.
+                             fault.fail_work = call.op == "send" && call.number == 3;
+                             return fault;
+                           });
+    });
+    Executor executor(
+        program,
+        stages_of(program, rank, [](int, const Tensors& in) { return Tensors{in[0] * 2}; }), world,
+        {.loss = sum_of});
+    executor.step({.inputs = {at::ones({8})}});
+  });
+  for (const std::string& error : errors)
+    EXPECT_TRUE(contains(error, "injected failure of rank 0, send 3")) << error;
+}
+
+// A program without UNSHARD has its parameters whole all the time: evaluation changes nothing
+// there.
+TEST(Executor, EvaluationLeavesResidencyToTheProgram) {
+  const ir::Program program = program_of(ir::Placement::loop(1, 1), 1, {"0F0 0B0"});
+  std::string calls;
+  expect_no_errors(1, [&](int rank, comms::World& world) {
+    auto stages = stages_of(program, rank, [](int, const Tensors& in) {
+      return Tensors{in[0] * at::ones({1}).set_requires_grad(true)};
+    });
+    stages[0].data_parallel = std::make_shared<WritesDown>(&calls);
+    Executor executor(program, stages, world, {.loss = sum_of});
+    executor.eval({.inputs = {at::ones({1})}});
+    executor.step({.inputs = {at::ones({1})}});
+  });
+  EXPECT_EQ(calls, "backward0 ");
 }
 
 TEST(ExecutorErrors, AProgramThatIsNotValidIsRefused) {

@@ -66,7 +66,7 @@ struct Policy {
 };
 
 std::vector<Policy> policies() {
-  std::vector<Policy> list(10);
+  std::vector<Policy> list(11);
   auto with = [&, i = size_t{0}](const char* name) mutable -> ir::Lowering& {
     list[i].name = name;
     return list[i++].lowering;
@@ -77,6 +77,7 @@ std::vector<Policy> policies() {
   ir::Lowering& farthest = with("EvictFarthest");
   farthest.evict = ir::Eviction::kFarthest;
   farthest.residency = 2;
+  with("LookaheadOne").lookahead = 1;
   with("ReduceEveryTwo").reduce_every = 2;
   with("ReceivesLatest").receives = ir::Receives::kLatest;
   ir::Lowering& peer = with("ReceivesLatestPeer");

@@ -144,6 +144,26 @@ std::vector<Case> cases() {
          const auto part = [&](In h) -> Out { return {at::linear(h[0], w.p[0]) * h[1]}; };
          return {checkpoint(part, {in[0], w.p[2].sum() * w.p[1]})[0].mm(w.p[4])};
        }},
+      {"EmbeddingBeforeCheckpointsInCheckpoints", q,
+       [](W) -> Out {
+         return {at::randint(50, {2, 16})};
+       },
+       [](W w, In in) -> Out {
+         const auto inner = [&](In h) -> Out { return {block(h[0], w.q)}; };
+         const auto outer = [&, inner](In h) -> Out {
+           return {at::linear(checkpoint(inner, {h[0] * 2})[0], w.q[4])};
+         };
+         const at::Tensor tokens = at::embedding(w.q[12], in[0].to(at::kLong));
+         return {at::linear(checkpoint(outer, {tokens})[0], w.q[12])};
+       }},
+      {"CheckpointWithinACheckpointOfWeights", p, x,
+       [](W w, In in) -> Out {
+         const auto inner = [&](In h) -> Out { return {at::linear(h[0], w.p[2], w.p[3]).relu()}; };
+         const auto outer = [&, inner](In h) -> Out {
+           return {at::linear(checkpoint(inner, {h[0] * h[1]})[0], w.p[4], w.p[5])};
+         };
+         return checkpoint(outer, {in[0], w.p[1] * 2});
+       }},
       {"CheckpointWithinACheckpoint", p, x,
        [](W w, In in) -> Out {
          const auto inner = [&](In h) -> Out { return {at::linear(h[0], w.p[2], w.p[3]).relu()}; };
@@ -326,6 +346,25 @@ TEST(Checkpoint, RunsForwardTwiceAndDrawsTheSame) {
     EXPECT_TRUE(same_bits({dx[0], take_grads({w})[0]}, want)) << split;
     EXPECT_TRUE(at::equal(at::rand({4}), at::rand({4}, state)));
   }
+  EXPECT_EQ(runs, 4);
+}
+
+// Behind an embedding, whose gradient is W's, a part is on the boundary.
+TEST(Checkpoint, RunsForwardTwiceInAFirstStage) {
+  int runs = 0;
+  const at::Tensor table = leaf({10, 32}), w = leaf({32, 32});
+  const auto part = [&](const Tensors& in) -> Tensors {
+    ++runs;
+    return {in[0].mm(w).relu()};
+  };
+  ModuleStage stage([&](const Tensors& in) {
+    return checkpoint(part, checkpoint(part, {at::embedding(table, in[0])}));
+  });
+  stage.forward(0, {at::arange(8)});
+  stage.backward_input(0, {at::ones({8, 32})});
+  EXPECT_FALSE(table.grad().defined() || w.grad().defined());
+  stage.backward_weight(0);
+  EXPECT_TRUE(table.grad().defined() && w.grad().defined());
   EXPECT_EQ(runs, 4);
 }
 
