@@ -1,0 +1,18 @@
+#ifndef PIPEWRIGHT_DDP_AGREEMENT_H_
+#define PIPEWRIGHT_DDP_AGREEMENT_H_
+
+#include <string>
+#include <vector>
+
+#include "comms/world.h"
+
+namespace pipewright::ddp {
+
+// Compares lines of text over a group, for instance "weight: Float [3, 4]". Collective. Throws
+// std::invalid_argument on every rank where one differs from rank 0's: it names the first such line
+// of the first such rank.
+void compare_lines(const std::vector<std::string>& lines, c10d::Backend& group, at::Device device);
+
+}  // namespace pipewright::ddp
+
+#endif  // PIPEWRIGHT_DDP_AGREEMENT_H_

@@ -1,0 +1,102 @@
+#ifndef PIPEWRIGHT_DDP_REPLICATE_H_
+#define PIPEWRIGHT_DDP_REPLICATE_H_
+
+#include <torch/nn/module.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comms/world.h"
+#include "executor/data_parallel.h"
+
+// A module whose parameters are the same on every rank of a group: LibTorch has no
+// DistributedDataParallel. Gradients are averaged over the group while backward still runs.
+//
+//   auto replicated = ddp::replicate(*model, group);
+//   torch::optim::AdamW optimizer(model->parameters());
+//   loss.backward();        // gradients are averaged when it returns
+//   optimizer.step();
+//
+// The module stays as it is: the same parameters under the same names, so its state dict and its
+// optimizer know nothing of this. Gradients become views of buckets, each of which is reduced by
+// one call as soon as its last gradient is ready, in the same order on all ranks. Whoever runs
+// backward, a pipeline with split backward too, makes gradients ready: nothing depends on how the
+// graph was entered.
+
+namespace pipewright::ddp {
+
+// How a bucket is averaged, in place of an all-reduce. Starts a reduction of `bucket`, a flat
+// tensor, and returns what waits for it; when that returns, `bucket` holds the average over the
+// group on the current stream.
+using CommHook = std::function<std::function<void()>(at::Tensor bucket, comms::BackendPtr group)>;
+// Reduces in half the bytes, and in the precision, of float16 and bfloat16.
+CommHook fp16_compress_hook();
+CommHook bf16_compress_hook();
+
+struct Options {
+  double bucket_cap_mb = 25;       // MiB
+  double first_bucket_cap_mb = 1;  // of the bucket that is ready first: the sooner it starts
+  // A parameter may have no gradient in a backward, on some ranks or on all: then those that are
+  // left are reduced at its end, and one that no rank used keeps what it had. Otherwise it is an
+  // error that names it.
+  bool find_unused_parameters = false;
+  // forward_begins() gives all ranks rank 0's buffers.
+  bool broadcast_buffers = true;
+  CommHook comm_hook = nullptr;
+};
+
+// One call's parameters. Made by replicate(); lives as long as the module is trained. For one
+// thread at a time.
+class Replicated {
+ public:
+  virtual ~Replicated() = default;
+
+  // Whether the backwards to come average gradients, or only add them up here; of nested calls too,
+  // unless `recurse` is false.
+  virtual void set_requires_gradient_sync(bool sync, bool recurse = true) = 0;
+  virtual bool requires_gradient_sync() const = 0;
+  // Accepted for what is written for fully_shard: a backward that averages is done when it returns.
+  void set_is_last_backward(bool /*last*/) {}
+
+  // To be called before a forward of a module with buffers, as its forward cannot be hooked.
+  virtual void forward_begins() = 0;
+
+  // For the executor: before_backward says which backward averages, reduce_grad starts what is
+  // left, wait_reduce waits. Nested calls are part of it.
+  virtual std::shared_ptr<executor::DataParallel> data_parallel() = 0;
+
+  // Bytes of the buckets, those of nested calls left out.
+  virtual size_t bucket_bytes() const = 0;
+  // The names of the parameters of each bucket, in the order in which they are reduced.
+  virtual std::vector<std::vector<std::string>> buckets() const = 0;
+};
+
+// Replicates the parameters and buffers of `module` that no earlier call has taken: bottom-up, a
+// call for a layer gives it buckets of its own, which are reduced together with those of the call
+// for the whole. Collective over the group: shapes are compared, and rank 0's values are given to
+// all. Throws std::invalid_argument that names the parameter, on every rank, where ranks differ, or
+// where nothing is left to replicate but nested calls of another group.
+std::shared_ptr<Replicated> replicate(torch::nn::Module& module, comms::BackendPtr group,
+                                      Options options = {});
+
+// While it lives, backwards only add up.
+class NoSync {
+ public:
+  explicit NoSync(Replicated& replicated)
+      : replicated_(replicated), before_(replicated.requires_gradient_sync()) {
+    replicated_.set_requires_gradient_sync(false);
+  }
+  ~NoSync() { replicated_.set_requires_gradient_sync(before_); }
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  Replicated& replicated_;
+  const bool before_;
+};
+
+}  // namespace pipewright::ddp
+
+#endif  // PIPEWRIGHT_DDP_REPLICATE_H_

@@ -1,0 +1,482 @@
+// replicate as PyTorch's tests demand it (test_replicate_training.py), by their names, on ranks as
+// threads. Every comparison steps first, and compares gradients and parameters with a plain copy
+// whose gradients are averaged by hand.
+#include "ddp/replicate.h"
+
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/optim/adam.h>
+
+#include <random>
+
+#include "comms/recording_backend.h"
+#include "comms/thread_backend.h"
+#include "tests/ddp/modules.h"
+#include "tests/ranks/ranks.h"
+
+namespace pipewright::ddp {
+namespace {
+
+using comms::BackendPtr;
+using tests::average_grads;
+using tests::difference;
+using tests::ModulePtr;
+using tests::random_input;
+using tests::random_tokens;
+
+std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size; ++rank) ranks.push_back(rank);
+  return ranks;
+}
+
+// What each rank has: a group for replicate, whose calls are written down, and one for the
+// reference.
+struct Rank {
+  int rank;
+  BackendPtr group;
+  BackendPtr by_hand;
+  std::shared_ptr<comms::CallLog> log;  // of this rank alone
+};
+
+std::vector<std::string> errors_of(int size, const std::function<void(Rank&)>& body,
+                                   comms::Injector injector = nullptr,
+                                   std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
+  at::set_num_threads(1);
+  std::vector<comms::World> worlds = comms::thread_worlds(size, {.timeout = timeout});
+  return tests::errors_of_ranks(size, [&](int rank) {
+    comms::World& world = worlds[static_cast<size_t>(rank)];
+    const auto log = std::make_shared<comms::CallLog>();
+    Rank self{rank, comms::record(world.make_group("dp", all_ranks(size)), log, injector),
+              world.make_group("hand", all_ranks(size)), log};
+    body(self);
+  });
+}
+
+void run(int size, const std::function<void(Rank&)>& body, comms::Injector injector = nullptr) {
+  EXPECT_EQ(errors_of(size, body, std::move(injector)),
+            std::vector<std::string>(static_cast<size_t>(size)));
+}
+
+// Each of its parts, then the whole.
+std::vector<std::shared_ptr<Replicated>> wrap(tests::TestModule& module, const BackendPtr& group,
+                                              const Options& options = {}) {
+  std::vector<std::shared_ptr<Replicated>> units;
+  for (const auto& part : module.parts()) units.push_back(replicate(*part, group, options));
+  units.push_back(replicate(module, group, options));
+  return units;
+}
+
+torch::optim::Adam adam(torch::nn::Module& module) {
+  return torch::optim::Adam(module.parameters(), torch::optim::AdamOptions(1e-2));
+}
+
+using Loss = std::function<at::Tensor(tests::TestModule&, int iteration, int rank)>;
+
+// Ten iterations beside a plain copy.
+void expect_parity(Rank& self, const ModulePtr& plain, const ModulePtr& module, const Loss& loss,
+                   const Options& options = {}) {
+  const auto units = wrap(*module, self.group, options);
+  auto plain_optimizer = adam(*plain), optimizer = adam(*module);
+  for (int iteration = 0; iteration < 10; ++iteration) {
+    const bool to_none = iteration % 2 == 0;
+    plain_optimizer.zero_grad(to_none);
+    optimizer.zero_grad(to_none);
+    const at::Tensor want = loss(*plain, iteration, self.rank);
+    const at::Tensor got = loss(*module, iteration, self.rank);
+    EXPECT_TRUE(at::allclose(want, got, 1.3e-6, 1e-5)) << iteration;
+    want.backward();
+    got.backward();
+    average_grads(*plain, *self.by_hand);
+    EXPECT_EQ(difference(*plain, *module), "") << "after backward " << iteration;
+    plain_optimizer.step();
+    optimizer.step();
+    EXPECT_EQ(difference(*plain, *module), "") << "after step " << iteration;
+  }
+}
+
+uint64_t data_seed(int iteration, int rank) {
+  return 1000 * static_cast<uint64_t>(iteration) + 42 + static_cast<uint64_t>(rank);
+}
+
+TEST(ReplicateTraining, test_train_parity_single_group) {
+  using Shapes = std::vector<std::pair<int64_t, int64_t>>;
+  for (const Shapes& shapes :
+       {Shapes{{16, 15}, {15, 8}}, Shapes{{7, 15}, {15, 3}}, Shapes{{16, 17}, {17, 8}}}) {
+    for (const int ranks : {2, 4}) {
+      run(ranks, [&](Rank& self) {
+        expect_parity(self, tests::make_two_linears(shapes, 42),
+                      // Other weights on other ranks: rank 0's are given to all.
+                      tests::make_two_linears(shapes, 42 + static_cast<uint64_t>(self.rank)),
+                      [&](tests::TestModule& module, int iteration, int rank) {
+                        return module
+                            .forward(random_input({4, shapes[0].first}, data_seed(iteration, rank)))
+                            .sum();
+                      });
+      });
+    }
+  }
+}
+
+at::Tensor transformer_loss(tests::TestModule& module, int iteration, int rank) {
+  return module.forward(random_tokens({3, 16}, 64, data_seed(iteration, rank))).sum();
+}
+
+class MultiGroup : public testing::TestWithParam<bool> {};
+
+// With delays before and behind every call, by chance.
+TEST_P(MultiGroup, test_train_parity_multi_group) {
+  const bool delayed = GetParam();
+  const auto injector = [delayed](const comms::CallRecord& call) {
+    thread_local std::mt19937 random(7);
+    comms::Fault fault;
+    if (delayed && call.op == "allreduce") {
+      fault.delay = std::chrono::microseconds(random() % 3000);
+      fault.work_delay = std::chrono::microseconds(random() % 3000);
+    }
+    return fault;
+  };
+  run(
+      4,
+      [](Rank& self) {
+        const tests::TransformerArgs args{.layers = 3, .tied = false};
+        expect_parity(self, tests::make_transformer(args, 42), tests::make_transformer(args, 42),
+                      transformer_loss);
+      },
+      injector);
+}
+
+INSTANTIATE_TEST_SUITE_P(Delays, MultiGroup, testing::Bool());
+
+TEST(ReplicateTraining, test_train_parity_with_shared_params) {
+  for (const bool checkpointed : {false, true}) {
+    run(4, [&](Rank& self) {
+      const tests::TransformerArgs args{.layers = 3, .tied = true, .checkpointed = checkpointed};
+      expect_parity(self, tests::make_transformer(args, 42), tests::make_transformer(args, 42),
+                    transformer_loss);
+    });
+  }
+}
+
+TEST(ReplicateTraining, test_train_parity_with_activation_checkpointing) {
+  run(2, [&](Rank& self) {
+    const tests::TransformerArgs plain{.layers = 3, .tied = false};
+    tests::TransformerArgs checkpointed = plain;
+    checkpointed.checkpointed = true;
+    expect_parity(self, tests::make_transformer(plain, 42),
+                  tests::make_transformer(checkpointed, 42), transformer_loss);
+  });
+}
+
+TEST(ReplicateTraining, test_multi_forward_module) {
+  run(2, [](Rank& self) {
+    expect_parity(self, tests::make_repeated(42), tests::make_repeated(42),
+                  [](tests::TestModule& module, int iteration, int rank) {
+                    return module.forward(random_input({32, 4}, data_seed(iteration, rank))).sum();
+                  });
+  });
+}
+
+TEST(ReplicateTraining, test_non_root_forward_backward) {
+  run(2, [](Rank& self) {
+    const ModulePtr plain = tests::make_mlps(32, 3, 42), module = tests::make_mlps(32, 3, 42);
+    const auto units = wrap(*module, self.group);
+    auto plain_optimizer = adam(*plain), optimizer = adam(*module);
+    const auto part = [](const ModulePtr& of) {
+      return std::dynamic_pointer_cast<tests::TestModule>(of->parts()[0]);
+    };
+    for (int iteration = 0; iteration < 3; ++iteration) {
+      const at::Tensor input = random_input({4, 32}, data_seed(iteration, self.rank));
+      for (const bool whole : {true, false}) {
+        plain_optimizer.zero_grad();
+        optimizer.zero_grad();
+        const at::Tensor want = (whole ? plain : part(plain))->forward(input).sum();
+        const at::Tensor got = (whole ? module : part(module))->forward(input).sum();
+        EXPECT_TRUE(at::allclose(want, got, 1.3e-6, 1e-5));
+        want.backward();
+        got.backward();
+        average_grads(*plain, *self.by_hand);
+        EXPECT_EQ(difference(*plain, *module), "");
+        plain_optimizer.step();
+        optimizer.step();
+        EXPECT_EQ(difference(*plain, *module), "");
+      }
+    }
+  });
+}
+
+// A module is called by any function, not its forward alone.
+TEST(ReplicateTraining, test_register_fsdp_forward_method) {
+  run(2, [](Rank& self) {
+    expect_parity(self, tests::make_mlp(8, 4, 42), tests::make_mlp(8, 4, 42),
+                  [](tests::TestModule& module, int iteration, int rank) {
+                    const auto weights = module.parameters();
+                    const at::Tensor x = random_input({4, 8}, data_seed(iteration, rank));
+                    const at::Tensor h = at::linear(x, weights[0], weights[1]);
+                    return at::linear(at::tanh(h), weights[2], weights[3]).sum();
+                  });
+  });
+}
+
+enum class Mode { kAll, kSomeMlps, kRootOnly };
+
+// The counts of PyTorch's table: one all-reduce a call of replicate.
+TEST(ReplicateTraining, test_gradient_accumulation) {
+  constexpr int kMlps = 3, kMicrobatches = 3;
+  for (const auto& [mode, count] :
+       {std::pair{Mode::kAll, 4}, std::pair{Mode::kSomeMlps, 8}, std::pair{Mode::kRootOnly, 10}}) {
+    run(2, [&, mode = mode, count = count](Rank& self) {
+      const ModulePtr plain = tests::make_mlps(32, kMlps, 42);
+      const ModulePtr module = tests::make_mlps(32, kMlps, 42);
+      const auto units = wrap(*module, self.group);
+      Replicated& root = *units.back();
+      auto plain_optimizer = adam(*plain), optimizer = adam(*module);
+      for (int iteration = 0; iteration < 5; ++iteration) {
+        plain_optimizer.zero_grad(iteration % 2 == 0);
+        optimizer.zero_grad(iteration % 2 == 0);
+        self.log->clear();
+        for (int microbatch = 0; microbatch < kMicrobatches; ++microbatch) {
+          const bool last = microbatch == kMicrobatches - 1;
+          root.set_is_last_backward(last);
+          if (mode == Mode::kAll) root.set_requires_gradient_sync(last);
+          if (mode == Mode::kRootOnly) root.set_requires_gradient_sync(last, /*recurse=*/false);
+          if (mode == Mode::kSomeMlps) {
+            units[0]->set_requires_gradient_sync(last);
+            units[1]->set_requires_gradient_sync(last);
+          }
+          const at::Tensor input =
+              random_input({2, 32}, data_seed(10 * iteration + microbatch, self.rank));
+          const at::Tensor want = plain->forward(input).sum(), got = module->forward(input).sum();
+          EXPECT_TRUE(at::allclose(want, got, 1.3e-6, 1e-5));
+          want.backward();
+          got.backward();
+        }
+        average_grads(*plain, *self.by_hand);
+        EXPECT_EQ(difference(*plain, *module), "");
+        // The first iteration gives rank 0's order of buckets to all.
+        EXPECT_EQ(self.log->count("allreduce"), count);
+        EXPECT_EQ(self.log->count("_allgather_base"), 0);
+        EXPECT_EQ(self.log->count("_reduce_scatter_base"), 0);
+        EXPECT_EQ(self.log->calls().size(),
+                  static_cast<size_t>(count + (iteration == 0 ? kMlps + 1 : 0)));
+        plain_optimizer.step();
+        optimizer.step();
+        EXPECT_EQ(difference(*plain, *module), "");
+      }
+    });
+  }
+}
+
+TEST(ReplicateTraining, test_1f1b_microbatching) {
+  run(4, [](Rank& self) {
+    const tests::TransformerArgs args{.layers = 2};
+    const ModulePtr plain = tests::make_transformer(args, 42);
+    const ModulePtr module = tests::make_transformer(args, 42);
+    const auto units = wrap(*module, self.group);
+    auto plain_optimizer = adam(*plain), optimizer = adam(*module);
+    for (int microbatch = 0; microbatch < 3; ++microbatch) {
+      const bool last = microbatch == 2;
+      units.back()->set_requires_gradient_sync(last);
+      units.back()->set_is_last_backward(last);
+      const at::Tensor want = transformer_loss(*plain, microbatch, self.rank);
+      const at::Tensor got = transformer_loss(*module, microbatch, self.rank);
+      EXPECT_TRUE(at::allclose(want, got, 1.3e-6, 1e-5));
+      want.backward();
+      got.backward();
+    }
+    average_grads(*plain, *self.by_hand);
+    EXPECT_EQ(difference(*plain, *module), "");
+    plain_optimizer.step();
+    optimizer.step();
+    EXPECT_EQ(difference(*plain, *module), "");
+  });
+}
+
+TEST(ReplicateTraining, test_train_parity_single_worldsize1) {
+  run(1, [](Rank& self) {
+    expect_parity(self, tests::make_two_linears({{16, 15}, {15, 8}}, 42),
+                  tests::make_two_linears({{16, 15}, {15, 8}}, 42),
+                  [](tests::TestModule& module, int iteration, int rank) {
+                    return module.forward(random_input({4, 16}, data_seed(iteration, rank))).sum();
+                  });
+    EXPECT_TRUE(self.log->calls().empty());
+  });
+}
+
+TEST(Replicate, BucketsFillInTheOrderOfReadiness) {
+  run(2, [](Rank& self) {
+    const ModulePtr module = tests::make_two_linears({{256, 256}, {256, 256}, {256, 256}}, 42);
+    const auto unit =
+        replicate(*module, self.group, {.bucket_cap_mb = 0.5, .first_bucket_cap_mb = 0.2});
+    const std::vector<std::vector<std::string>> reversed = {
+        {"layer2.bias", "layer2.weight"},
+        {"layer1.bias", "layer1.weight", "layer0.bias", "layer0.weight"}};
+    EXPECT_EQ(unit->buckets(), reversed);
+    self.log->clear();
+    module->forward(random_input({2, 256}, 1)).sum().backward();
+    EXPECT_EQ(self.log->count("allreduce"), 2);
+    EXPECT_EQ(unit->buckets().size(), 2u);
+    // Gradients are views of the buckets: one copy of them.
+    size_t bytes = 0;
+    for (const at::Tensor& weight : module->parameters()) bytes += weight.nbytes();
+    EXPECT_EQ(unit->bucket_bytes(), bytes);
+    EXPECT_EQ(module->parameters()[0].grad().storage().data_ptr().get(),
+              module->parameters()[1].grad().storage().data_ptr().get());
+  });
+}
+
+TEST(Replicate, NoSyncAddsUp) {
+  run(2, [](Rank& self) {
+    const ModulePtr module = tests::make_mlp(4, 2, 42);
+    const auto unit = replicate(*module, self.group);
+    self.log->clear();
+    {
+      const NoSync no_sync(*unit);
+      module->forward(random_input({2, 4}, data_seed(0, self.rank))).sum().backward();
+      EXPECT_EQ(self.log->count("allreduce"), 0);
+    }
+    module->forward(random_input({2, 4}, data_seed(1, self.rank))).sum().backward();
+    EXPECT_EQ(self.log->count("allreduce"), 1);
+    EXPECT_TRUE(unit->requires_gradient_sync());
+  });
+}
+
+struct Branches : tests::TestModule {
+  Branches() {
+    for (const char* name : {"a", "b", "c"})
+      weights.push_back(register_parameter(name, at::ones({2})));
+  }
+  at::Tensor forward(const at::Tensor& input) override { return input * weights[0]; }
+  std::vector<at::Tensor> weights;
+};
+
+// Rank 0 uses a, the others b, nobody c.
+TEST(Replicate, UnusedParameters) {
+  run(2, [](Rank& self) {
+    Branches module;
+    const auto unit = replicate(module, self.group, {.find_unused_parameters = true});
+    for (int iteration = 0; iteration < 2; ++iteration) {
+      for (at::Tensor& weight : module.parameters()) weight.mutable_grad().reset();
+      (module.weights[static_cast<size_t>(self.rank)] * 4).sum().backward();
+      EXPECT_TRUE(at::equal(module.weights[0].grad(), at::full({2}, 2.0)));
+      EXPECT_TRUE(at::equal(module.weights[1].grad(), at::full({2}, 2.0)));
+      EXPECT_FALSE(module.weights[2].grad().defined());
+    }
+  });
+  const std::vector<std::string> errors = errors_of(2, [](Rank& self) {
+    Branches module;
+    const auto unit = replicate(module, self.group);
+    (module.weights[0] * 4).sum().backward();
+  });
+  for (const std::string& error : errors) {
+    EXPECT_NE(error.find("replicate: no gradient in this backward for `b`, `c`: use all parameters "
+                         "in every forward, or set find_unused_parameters"),
+              std::string::npos)
+        << error;
+  }
+}
+
+// The others hear of a rank that skips a parameter.
+TEST(Replicate, ARankThatSkipsAParameter) {
+  const std::vector<std::string> errors = errors_of(2, [](Rank& self) {
+    Branches module;
+    const auto unit = replicate(module, self.group, {.bucket_cap_mb = 0, .first_bucket_cap_mb = 0});
+    at::Tensor sum = module.weights[0].sum() + module.weights[1].sum();
+    if (self.rank == 0) sum = sum + module.weights[2].sum();
+    sum.backward();
+  });
+  EXPECT_NE(errors[1].find("no gradient in this backward for `c`"), std::string::npos) << errors[1];
+  EXPECT_NE(errors[0].find("rank 1 ended its communication"), std::string::npos) << errors[0];
+}
+
+TEST(Replicate, ARankThatRunsOneStepMore) {
+  const std::vector<std::string> errors = errors_of(
+      2,
+      [](Rank& self) {
+        const ModulePtr module = tests::make_mlp(4, 2, 42);
+        const auto unit = replicate(*module, self.group);
+        for (int step = 0; step < (self.rank == 0 ? 2 : 1); ++step)
+          module->forward(random_input({2, 4}, 1)).sum().backward();
+      },
+      nullptr, std::chrono::milliseconds(200));
+  EXPECT_NE(errors[0].find("ALLREDUCE"), std::string::npos) << errors[0];
+  EXPECT_NE(errors[0].find("timed out after 200 ms"), std::string::npos) << errors[0];
+  EXPECT_EQ(errors[1], "");
+}
+
+TEST(Replicate, RanksThatDifferAreNamedOnEveryRank) {
+  const std::vector<std::string> errors = errors_of(3, [](Rank& self) {
+    const ModulePtr module = tests::make_two_linears({{4, self.rank == 2 ? 6 : 5}}, 42);
+    replicate(*module, self.group);
+  });
+  for (const std::string& error : errors) {
+    EXPECT_EQ(error,
+              "the ranks do not have the same parameters: rank 0 has `layer0.weight`, Float [5, 4] "
+              "where rank 2 has `layer0.weight`, Float [6, 4]");
+  }
+}
+
+TEST(Replicate, BuffersAreRankZeros) {
+  run(2, [](Rank& self) {
+    torch::nn::BatchNorm1d norm(3);
+    norm->running_mean.fill_(self.rank);
+    const auto unit = replicate(*norm, self.group);
+    EXPECT_TRUE(at::equal(norm->running_mean, at::zeros({3})));
+    norm->forward(random_input({4, 3}, data_seed(0, self.rank))).sum().backward();
+    unit->forward_begins();
+    at::Tensor mine = norm->running_mean.clone(), all = at::empty({6});
+    self.by_hand->_allgather_base(all, mine)->wait();
+    EXPECT_TRUE(at::equal(all.slice(0, 0, 3), all.slice(0, 3, 6)));
+    EXPECT_FALSE(at::equal(norm->running_mean, at::zeros({3})));
+  });
+}
+
+TEST(Replicate, CommHooks) {
+  for (const auto& [hook, tolerance] :
+       {std::pair{fp16_compress_hook(), 2e-3}, std::pair{bf16_compress_hook(), 2e-2}}) {
+    run(2, [&, hook = hook, tolerance = tolerance](Rank& self) {
+      const ModulePtr plain = tests::make_mlp(8, 4, 42), module = tests::make_mlp(8, 4, 42);
+      const auto unit = replicate(*module, self.group, {.comm_hook = hook});
+      self.log->clear();
+      for (const ModulePtr& each : {plain, module})
+        each->forward(random_input({4, 8}, data_seed(0, self.rank))).sum().backward();
+      average_grads(*plain, *self.by_hand);
+      size_t bytes = 0;
+      for (size_t i = 0; i < plain->parameters().size(); ++i) {
+        const at::Tensor want = plain->parameters()[i].grad(), got = module->parameters()[i].grad();
+        EXPECT_LE((want - got).abs().max().item<double>(),
+                  tolerance * (1 + want.abs().max().item<double>()));
+        bytes += want.nbytes();
+      }
+      EXPECT_EQ(self.log->bytes("allreduce"), static_cast<int64_t>(bytes / 2));
+    });
+  }
+  // A user's own.
+  run(2, [](Rank& self) {
+    const ModulePtr module = tests::make_mlp(4, 2, 42);
+    const auto unit = replicate(
+        *module, self.group,
+        {.comm_hook = [](const at::Tensor& bucket, const BackendPtr&) -> std::function<void()> {
+          return [bucket] { bucket.fill_(7); };
+        }});
+    module->forward(random_input({2, 4}, 1)).sum().backward();
+    for (const at::Tensor& weight : module->parameters())
+      EXPECT_TRUE(at::equal(weight.grad(), at::full_like(weight, 7)));
+  });
+}
+
+TEST(Replicate, FrozenParametersHaveNoPart) {
+  run(2, [](Rank& self) {
+    const ModulePtr module = tests::make_mlp(4, 2, 42 + static_cast<uint64_t>(self.rank));
+    module->parameters()[0].set_requires_grad(false);
+    const auto unit = replicate(*module, self.group);
+    EXPECT_TRUE(at::equal(module->parameters()[0], tests::make_mlp(4, 2, 42)->parameters()[0]));
+    module->forward(random_input({2, 4}, 1)).sum().backward();
+    EXPECT_FALSE(module->parameters()[0].grad().defined());
+    EXPECT_EQ(unit->buckets()[0].size(), 3u);
+  });
+}
+
+}  // namespace
+}  // namespace pipewright::ddp
