@@ -182,6 +182,9 @@ class Unit final : public Replicated, public std::enable_shared_from_this<Unit> 
   // Driven by the executor.
   void before_backward(bool last) {
     driven_ = true;
+    // What an earlier REDUCE_GRAD of the step still reduces must not be added to.
+    if (std::ranges::any_of(buckets_, [](const Bucket& bucket) { return bool(bucket.wait); }))
+      finish();
     reduces_now_ = last;
     for (const std::shared_ptr<Unit>& unit : nested_) unit->before_backward(last);
   }

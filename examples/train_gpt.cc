@@ -11,7 +11,9 @@
 #include <thread>
 
 #include "comms/gloo.h"
+#include "comms/mesh.h"
 #include "comms/thread_backend.h"
+#include "ddp/replicate.h"
 #include "examples/gpt.h"
 #include "examples/progress.h"
 #include "examples/text.h"
@@ -27,6 +29,7 @@ struct Options {
   std::string data = "/usr/share/common-licenses/GPL-3";
   std::string schedule = "1F1B";
   int pp = 2;
+  int dp_replicate = 1;
   int stages_per_rank = 0;  // 0: the schedule's own
   int microbatches = 4;
   int64_t steps = 200;
@@ -59,10 +62,11 @@ ir::Program make_program(const Options& options) {
 }
 
 void check(const Options& options) {
-  if (options.batch % options.microbatches != 0) {
+  if (options.batch % (options.microbatches * options.dp_replicate) != 0) {
     throw UsageError("--batch " + std::to_string(options.batch) +
                      " is not a multiple of --microbatches " +
-                     std::to_string(options.microbatches));
+                     std::to_string(options.microbatches) + " times --dp-replicate " +
+                     std::to_string(options.dp_replicate));
   }
   if (options.model.dim % kHeadDim != 0) {
     throw UsageError("--dim " + std::to_string(options.model.dim) + " is not a multiple of " +
@@ -70,39 +74,48 @@ void check(const Options& options) {
   }
 }
 
-// The whole batch: inputs and targets, [batch, context].
-executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts) {
+// One of `parts` of a batch: inputs and targets, [windows, context].
+executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts, int part,
+                         int parts) {
   std::vector<at::Tensor> inputs, targets;
-  for (const int64_t start : starts) {
-    const auto [input, target] = text.window(start);
+  const size_t size = starts.size() / static_cast<size_t>(parts);
+  for (size_t i = 0; i < size; ++i) {
+    const auto [input, target] = text.window(starts[size * static_cast<size_t>(part) + i]);
     inputs.push_back(torch::tensor(input));
     targets.push_back(torch::tensor(target));
   }
   return {{at::stack(inputs)}, {}, {at::stack(targets)}};
 }
 
-double mean(const std::vector<at::Tensor>& losses) {
-  double sum = 0;
-  for (const at::Tensor& loss : losses) sum += loss.item<double>();
-  return sum / static_cast<double>(losses.size());
+// Over the microbatches, and over the ranks of a group.
+double mean(const std::vector<at::Tensor>& losses, c10d::Backend* group) {
+  std::vector<at::Tensor> sum = {at::zeros({}, at::kDouble)};
+  for (const at::Tensor& loss : losses) sum[0] += loss;
+  if (group->getSize() > 1) group->allreduce(sum)->wait();
+  return sum[0].item<double>() / static_cast<double>(losses.size()) / group->getSize();
 }
 
 void train(const Options& options, const ir::Program& program, const Text& text,
            comms::World& world) {
+  comms::Mesh mesh(world, {{"pp", options.pp}, {"dp_replicate", options.dp_replicate}});
+  const comms::BackendPtr replicas = mesh.group({"dp_replicate"});
+  const int replica = mesh.coordinate("dp_replicate");
   const int num_stages = program.placement.num_stages();
   std::map<int, executor::LocalStage> stages;
   std::vector<at::Tensor> weights;
-  for (const int index : program.placement.stages_of(world.rank())) {
+  for (const int index : program.placement.stages_of(mesh.coordinate("pp"))) {
     const auto stage = make_gpt_stage(options.model, index, num_stages);
     stages[index].stage = executor::make_stage(stage);
+    stages[index].data_parallel = ddp::replicate(*stage, replicas)->data_parallel();
     for (const at::Tensor& weight : stage->parameters()) weights.push_back(weight);
   }
-  const bool reports = stages.contains(num_stages - 1);
+  const bool has_loss = stages.contains(num_stages - 1);
+  const bool reports = has_loss && replica == 0;
   executor::Executor executor(
       program, std::move(stages), world,
-      {.loss = [](const executor::Tensors& outputs, const executor::Tensors& targets) {
-        return gpt_loss(outputs[0], targets[0]);
-      }});
+      {.loss = [](const executor::Tensors& outputs,
+                  const executor::Tensors& targets) { return gpt_loss(outputs[0], targets[0]); },
+       .ranks = mesh.ranks({"pp"})});
   torch::optim::AdamW optimizer(weights, torch::optim::AdamWOptions(options.learning_rate));
   const Progress::Style style = options.json                 ? Progress::Style::kJson
                                 : isatty(STDOUT_FILENO) != 0 ? Progress::Style::kBar
@@ -110,24 +123,25 @@ void train(const Options& options, const ir::Program& program, const Text& text,
   Progress progress(style, options.steps, options.batch * options.model.context);
   for (int64_t step = 0; step < options.steps; ++step) {
     optimizer.zero_grad();
-    const executor::StepResult result =
-        executor.step(batch_of(text, text.batch(options.model.seed, step, options.batch)));
+    const executor::StepResult result = executor.step(batch_of(
+        text, text.batch(options.model.seed, step, options.batch), replica, options.dp_replicate));
     if (!weights.empty()) optimizer.step();
-    if (reports) progress.step(mean(result.losses));
+    const double loss = has_loss ? mean(result.losses, replicas.get()) : 0;
+    if (reports) progress.step(loss);
   }
   constexpr int64_t kParts = 4;
   double held_back = 0;
   for (int64_t part = 0; part < kParts; ++part) {
-    const executor::StepResult result =
-        executor.eval(batch_of(text, text.held_back(options.batch, part, kParts)));
-    if (reports) held_back += mean(result.losses) / kParts;
+    const executor::StepResult result = executor.eval(
+        batch_of(text, text.held_back(options.batch, part, kParts), replica, options.dp_replicate));
+    if (has_loss) held_back += mean(result.losses, replicas.get()) / kParts;
   }
   if (reports) progress.finish(held_back, text.bigram_loss());
 }
 
 // Each rank on a thread. Throws what the first rank threw that failed.
 void train_threads(const Options& options, const ir::Program& program, const Text& text) {
-  std::vector<comms::World> worlds = comms::thread_worlds(options.pp);
+  std::vector<comms::World> worlds = comms::thread_worlds(options.pp * options.dp_replicate);
   std::vector<std::exception_ptr> errors(worlds.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < worlds.size(); ++rank) {
@@ -151,11 +165,13 @@ void run(const Options& options) {
   const Text text(options.data, options.model.context);
   const comms::Environment environment = comms::read_environment();
   // A pool of threads for each rank would leave none for the others.
-  if (options.pp > 1) at::set_num_threads(1);
+  const int ranks = options.pp * options.dp_replicate;
+  if (ranks > 1) at::set_num_threads(1);
   if (environment.world_size == 1) return train_threads(options, program, text);
-  if (environment.world_size != options.pp) {
-    throw UsageError("--pp " + std::to_string(options.pp) +
-                     " wants as many processes, and there are " +
+  if (environment.world_size != ranks) {
+    throw UsageError("--pp " + std::to_string(options.pp) + " times --dp-replicate " +
+                     std::to_string(options.dp_replicate) +
+                     " want as many processes, and there are " +
                      std::to_string(environment.world_size));
   }
   comms::World world = comms::gloo_world(environment);
@@ -169,6 +185,8 @@ int main(int argc, char** argv) {
   app.add_option("--data", options.data, "a file; its last tenth is held back");
   app.add_option("--schedule", options.schedule, "as `pipewright list` names them");
   app.add_option("--pp", options.pp, "ranks of the pipeline")->check(CLI::Range(1, 1024));
+  app.add_option("--dp-replicate", options.dp_replicate, "copies of the pipeline")
+      ->check(CLI::Range(1, 1024));
   app.add_option("--stages-per-rank", options.stages_per_rank, "0: the schedule's own")
       ->check(CLI::Range(0, 1024));
   app.add_option("--microbatches", options.microbatches)->check(CLI::Range(1, 1 << 20));

@@ -22,6 +22,7 @@ ModulePtr drawn(ModulePtr module, uint64_t seed) {
     else
       weight.uniform_(0.5, 1, generator);
   }
+  module->to(at::kDouble);
   return module;
 }
 
@@ -134,7 +135,7 @@ struct Transformer : TestModule {
 };
 
 bool close(const at::Tensor& want, const at::Tensor& got) {
-  return want.sizes() == got.sizes() && at::allclose(got, want, 1.3e-6, 1e-5);
+  return want.sizes() == got.sizes() && at::allclose(got, want, 1e-9, 1e-11);
 }
 
 }  // namespace
@@ -154,7 +155,7 @@ ModulePtr make_transformer(const TransformerArgs& args, uint64_t seed) {
 }
 
 at::Tensor random_input(at::IntArrayRef sizes, uint64_t seed) {
-  return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions());
+  return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kDouble));
 }
 at::Tensor random_tokens(at::IntArrayRef sizes, int64_t vocabulary, uint64_t seed) {
   return at::randint(vocabulary, sizes, at::detail::createCPUGenerator(seed),

@@ -10,7 +10,8 @@
 #include "comms/world.h"
 
 // The modules of PyTorch's tests of FSDP2 and replicate, and training of a plain copy whose
-// gradients are averaged by hand, for comparison.
+// gradients are averaged by hand, for comparison. All in fp64: sums in another order must not hide
+// what is wrong.
 
 namespace pipewright::tests {
 
@@ -45,8 +46,8 @@ at::Tensor random_tokens(at::IntArrayRef sizes, int64_t vocabulary, uint64_t see
 // Averages the gradients of a plain module by hand.
 void average_grads(torch::nn::Module& module, c10d::Backend& group);
 
-// The first difference of two modules' parameters and gradients; empty if there is none. As
-// torch's assert_close for fp32.
+// The first difference of two modules' parameters and gradients beyond 1e-9; empty if there is
+// none.
 std::string difference(const torch::nn::Module& want, const torch::nn::Module& got);
 
 }  // namespace pipewright::tests

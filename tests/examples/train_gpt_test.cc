@@ -79,6 +79,18 @@ TEST(TrainGpt, EveryScheduleHasTheLossesOfOneProcess) {
                alone, "one microbatch");
 }
 
+// Two copies of a pipeline of two ranks, each with half of every batch.
+TEST(TrainGpt, ReplicasHaveTheLossesOfOneProcess) {
+  const std::string args = "--steps 50 --batch 16 --microbatches 4 ";
+  const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
+  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+    const std::string schedule = "--pp 2 --dp-replicate 2 --schedule " + std::string(spec->name);
+    expect_close(train(kTrain + args + schedule), alone, schedule);
+  }
+  const std::string schedule = "--pp 2 --dp-replicate 2 --schedule ZBV";
+  expect_close(train("cli/pipewright launch -n 4 -- " + kTrain + args + schedule), alone, "launch");
+}
+
 TEST(TrainGpt, ProcessesHaveTheLossesOfThreads) {
   const std::string args = "--steps 5 --pp 4 --schedule ZBV --microbatches 8";
   expect_close(train("cli/pipewright launch -n 4 -- " + kTrain + args), train(kTrain + args),
@@ -123,7 +135,7 @@ TEST(TrainGpt, Errors) {
   expect_error("examples/train_gpt --schedule 1F1C", 2,
                "error: --schedule: there is no `1F1C`; there are GPipe, 1F1B,");
   expect_error("examples/train_gpt --batch 15", 2,
-               "error: --batch 15 is not a multiple of --microbatches 4\n");
+               "error: --batch 15 is not a multiple of --microbatches 4 times --dp-replicate 1\n");
   expect_error("examples/train_gpt --dim 40", 2, "error: --dim 40 is not a multiple of 16,");
   expect_error("examples/train_gpt --data /nowhere", 1, "error: cannot open `/nowhere`\n");
   expect_error("examples/train_gpt --pp none", 2, "--pp: ");
@@ -131,7 +143,7 @@ TEST(TrainGpt, Errors) {
   expect_error(
       "WORLD_SIZE=3 RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 examples/train_gpt "
       "--data README.md",
-      2, "error: --pp 2 wants as many processes, and there are 3\n");
+      2, "error: --pp 2 times --dp-replicate 1 want as many processes, and there are 3\n");
   expect_error(
       "WORLD_SIZE=2 RANK=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 examples/train_gpt "
       "--data README.md",

@@ -1,0 +1,39 @@
+// Tests of replicate_test on ranks that are processes, over Gloo.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <string>
+
+namespace {
+
+int count(const std::string& text, const std::string& part) {
+  int found = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
+// Runs the tests of a filter on so many processes; `runs` is how often each rank trains in them.
+void run(int ranks, const std::string& filter, int runs) {
+  const std::string command = "cli/pipewright launch -n " + std::to_string(ranks) +
+                              " -- tests/ddp/replicate_test --gtest_filter='" + filter + "' 2>&1";
+  FILE* pipe = popen(command.c_str(), "r");
+  std::string output;
+  std::array<char, 4096> buffer;
+  while (size_t read = fread(buffer.data(), 1, buffer.size(), pipe))
+    output.append(buffer.data(), read);
+  EXPECT_EQ(WEXITSTATUS(pclose(pipe)), 0) << output;
+  EXPECT_EQ(count(output, "over Gloo: "), ranks * runs) << output;
+}
+
+// Three shapes.
+TEST(ReplicateOverGloo, SingleGroup) { run(2, "*test_train_parity_single_group", 3); }
+TEST(ReplicateOverGloo, MultiGroup) { run(4, "*test_train_parity_multi_group*", 2); }
+// Three tables.
+TEST(ReplicateOverGloo, GradientAccumulation) { run(2, "*test_gradient_accumulation", 3); }
+TEST(ReplicateOverGloo, OneForwardOneBackward) { run(4, "*test_1f1b_microbatching", 1); }
+// With and without checkpointing.
+TEST(ReplicateOverGloo, SharedParameters) { run(4, "*with_shared_params", 2); }
+
+}  // namespace
