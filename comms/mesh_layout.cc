@@ -44,7 +44,7 @@ std::vector<int> MeshLayout::peers(int rank, std::span<const std::string> dims) 
     ranks = std::move(wider);
   }
   std::ranges::sort(ranks);
-  ranks.erase(std::ranges::unique(ranks).begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   return ranks;
 }
 
