@@ -432,9 +432,10 @@ TEST(Replicate, RanksThatDifferAreNamedOnEveryRank) {
     replicate(*module, self.group);
   });
   for (const std::string& error : errors) {
-    EXPECT_EQ(error,
-              "the ranks do not have the same parameters: rank 0 has `layer0.weight`, Double [5, 4] "
-              "where rank 2 has `layer0.weight`, Double [6, 4]");
+    EXPECT_EQ(
+        error,
+        "the ranks do not have the same parameters: rank 0 has `layer0.weight`, Double [5, 4] "
+        "where rank 2 has `layer0.weight`, Double [6, 4]");
   }
 }
 

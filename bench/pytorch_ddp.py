@@ -1,0 +1,94 @@
+"""A data-parallel training step, PyTorch's DistributedDataParallel against ddp::replicate, over Gloo with 2 and 4 processes.
+
+  bazel test --config=peer --nocache_test_results --test_output=all //bench:pytorch_ddp
+
+A GPT of 12 layers, dimension 256, on both sides: forward, backward, AdamW; one intra-op thread a rank. Prints the ratio of
+pairs run in turn, each the median time of its steps. Fails only where one of the two does: speed is for people to read.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import nn
+
+PIPEWRIGHT, OURS = sys.argv[1:3] if len(sys.argv) > 2 else (None, None)
+LAYERS, DIM, CONTEXT, HEAD, VOCABULARY, BATCH, STEPS, PAIRS = 12, 256, 64, 16, 256, 4, 8, 3
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
+        self.qkv, self.mix = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
+        self.up, self.down = nn.Linear(DIM, 4 * DIM), nn.Linear(4 * DIM, DIM)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, DIM // HEAD, HEAD)).permute(2, 0, 3, 1, 4).unbind(0)
+        x = x + self.mix(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.mlp_norm(x))))
+
+
+class Gpt(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(VOCABULARY, DIM), nn.Embedding(CONTEXT, DIM)
+        self.blocks = nn.Sequential(*[Block() for _ in range(LAYERS)])
+        self.norm, self.output = nn.LayerNorm(DIM), nn.Linear(DIM, VOCABULARY)
+
+    def forward(self, tokens):
+        return self.output(self.norm(self.blocks(self.tokens(tokens) + self.positions(torch.arange(CONTEXT)))))
+
+
+def run_rank(rank, ranks, folder, result):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    model = nn.parallel.DistributedDataParallel(Gpt(), gradient_as_bucket_view=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    inputs, targets = torch.randint(VOCABULARY, (2, BATCH, CONTEXT))
+    times = []
+    for step in range(STEPS + STEPS // 2):
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).backward()
+        optimizer.step()
+        if step >= STEPS // 2:
+            times.append(time.perf_counter() - start)
+    dist.barrier()
+    dist.destroy_process_group()
+    if rank == 0:
+        result.put(1e6 * statistics.median(times))
+
+
+def theirs(ranks):
+    with tempfile.TemporaryDirectory() as folder:
+        result = mp.get_context("spawn").SimpleQueue()
+        mp.spawn(run_rank, args=(ranks, folder, result), nprocs=ranks)
+        return result.get()
+
+
+def ours(ranks):
+    done = subprocess.run([PIPEWRIGHT, "launch", "-n", str(ranks), "--", OURS, str(BATCH), str(STEPS)],
+                          capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return float(done.stdout.split("median_us")[1])
+
+
+def main():
+    for ranks in (2, 4):
+        ratios = []
+        for pair in range(PAIRS):
+            slow, fast = theirs(ranks), ours(ranks)
+            ratios.append(slow / fast)
+            print(f"pair {pair}: PyTorch {slow / 1000:.1f} ms, ours {fast / 1000:.1f} ms, ratio {slow / fast:.2f}", flush=True)
+        print(f"{ranks} ranks: median ratio {statistics.median(ratios):.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
