@@ -344,7 +344,14 @@ class Unit final : public Replicated, public std::enable_shared_from_this<Unit> 
     bool reduced = false;
     for (Bucket& bucket : buckets_) {
       if (!bucket.wait) continue;
-      std::exchange(bucket.wait, nullptr)();
+      try {
+        std::exchange(bucket.wait, nullptr)();
+      } catch (const std::exception& error) {
+        const Parameter& first = parameters_[bucket.parameters[0]];
+        fail(c10::str("the reduction of `", first.name, "` and ", bucket.parameters.size() - 1,
+                      " more over ", group_->getSize(), " ranks failed on rank ", group_->getRank(),
+                      ": ", error.what()));
+      }
       reduced = true;
     }
     const std::vector<size_t> order = ready_order_;

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "comms/mesh.h"
 #include "comms/world.h"
 #include "executor/data_parallel.h"
 
@@ -20,10 +21,10 @@
 //   optimizer.step();
 //
 // The module stays as it is: the same parameters under the same names, so its state dict and its
-// optimizer know nothing of this. Gradients become views of buckets, each of which is reduced by
-// one call as soon as its last gradient is ready, in the same order on all ranks. Whoever runs
-// backward, a pipeline with split backward too, makes gradients ready: nothing depends on how the
-// graph was entered.
+// optimizer know nothing of this, and memory holds one copy of them and one of their gradients.
+// Gradients become views of buckets, each of which is reduced by one call as soon as its last
+// gradient is ready, in the same order on all ranks. Whoever runs backward, a pipeline with split
+// backward too, makes gradients ready: nothing depends on how the graph was entered.
 
 namespace pipewright::ddp {
 
@@ -59,6 +60,9 @@ class Replicated {
   virtual bool requires_gradient_sync() const = 0;
   // Accepted for what is written for fully_shard: a backward that averages is done when it returns.
   void set_is_last_backward(bool /*last*/) {}
+  // Likewise: parameters are always whole, there is nothing to prefetch.
+  void set_modules_to_forward_prefetch(const std::vector<Replicated*>& /*modules*/) {}
+  void set_modules_to_backward_prefetch(const std::vector<Replicated*>& /*modules*/) {}
 
   // To be called before a forward of a module with buffers, as its forward cannot be hooked.
   virtual void forward_begins() = 0;
@@ -80,6 +84,13 @@ class Replicated {
 // where nothing is left to replicate but nested calls of another group.
 std::shared_ptr<Replicated> replicate(torch::nn::Module& module, comms::BackendPtr group,
                                       Options options = {});
+
+// Over all ranks of a mesh, or of some of its dimensions: fully_shard takes the same.
+inline std::shared_ptr<Replicated> replicate(torch::nn::Module& module, comms::Mesh& mesh,
+                                             const std::vector<std::string>& dims,
+                                             Options options = {}) {
+  return replicate(module, mesh.group(dims), std::move(options));
+}
 
 // While it lives, backwards only add up.
 class NoSync {

@@ -14,17 +14,28 @@ int count(const std::string& text, const std::string& part) {
   return found;
 }
 
-// Runs the tests of a filter on so many processes; `runs` is how often each rank trains in them.
-void run(int ranks, const std::string& filter, int runs) {
+struct Output {
+  std::string text;
+  int status;
+};
+
+Output launch(int ranks, const std::string& filter) {
   const std::string command = "cli/pipewright launch -n " + std::to_string(ranks) +
                               " -- tests/ddp/replicate_test --gtest_filter='" + filter + "' 2>&1";
   FILE* pipe = popen(command.c_str(), "r");
-  std::string output;
+  Output output;
   std::array<char, 4096> buffer;
   while (size_t read = fread(buffer.data(), 1, buffer.size(), pipe))
-    output.append(buffer.data(), read);
-  EXPECT_EQ(WEXITSTATUS(pclose(pipe)), 0) << output;
-  EXPECT_EQ(count(output, "over Gloo: "), ranks * runs) << output;
+    output.text.append(buffer.data(), read);
+  output.status = WEXITSTATUS(pclose(pipe));
+  return output;
+}
+
+// Runs the tests of a filter on so many processes; `runs` is how often each rank trains in them.
+void run(int ranks, const std::string& filter, int runs) {
+  const Output output = launch(ranks, filter);
+  EXPECT_EQ(output.status, 0) << output.text;
+  EXPECT_EQ(count(output.text, "over Gloo: "), ranks * runs) << output.text;
 }
 
 // Three shapes.
@@ -35,5 +46,12 @@ TEST(ReplicateOverGloo, GradientAccumulation) { run(2, "*test_gradient_accumulat
 TEST(ReplicateOverGloo, OneForwardOneBackward) { run(4, "*test_1f1b_microbatching", 1); }
 // With and without checkpointing.
 TEST(ReplicateOverGloo, SharedParameters) { run(4, "*with_shared_params", 2); }
+
+TEST(ReplicateOverGloo, ARankThatDies) {
+  const Output output = launch(2, "*ARankThatDies");
+  EXPECT_NE(output.status, 0);
+  EXPECT_EQ(count(output.text, "[0] replicate: the reduction of `"), 1) << output.text;
+  EXPECT_EQ(count(output.text, "over Gloo: ARankThatDies"), 1) << output.text;
+}
 
 }  // namespace

@@ -135,6 +135,75 @@ TEST_P(PpDdp, test_pp_ddp) {
   }
 }
 
+// One pipeline on both copies' data, and the same without copies: equal losses and gradients over
+// five steps (test_replicate_pp and test_replicate_pp_grads of test_pp_composability.py).
+TEST_P(PpDdp, test_replicate_pp) {
+  at::set_num_threads(1);
+  const schedules::ScheduleSpec& spec = *GetParam();
+  const schedules::Shape shape{2, schedules::default_stages(spec, 2), kMicrobatches};
+  ir::Diagnostics diagnostics;
+  const ir::Program program =
+      schedule::lower(schedules::make_order(spec, shape), {}, &diagnostics).value();
+  struct Seen {
+    std::vector<at::Tensor> losses;
+    std::map<std::string, at::Tensor> grads;
+  };
+  const auto train = [&](int copies) {
+    std::vector<Seen> seen(static_cast<size_t>(2 * copies));  // by rank
+    std::vector<comms::World> worlds = comms::thread_worlds(2 * copies);
+    EXPECT_EQ(
+        tests::run_ranks(
+            2 * copies,
+            [&](int rank) {
+              comms::Mesh mesh(worlds[static_cast<size_t>(rank)], {{"dp", copies}, {"pp", 2}});
+              std::map<int, executor::LocalStage> stages;
+              std::vector<std::shared_ptr<Layers>> modules;
+              std::vector<at::Tensor> weights;
+              for (const int stage : program.placement.stages_of(mesh.coordinate("pp"))) {
+                const int each = kLayers / shape.stages;
+                modules.push_back(std::make_shared<Layers>(stage * each, (stage + 1) * each));
+                stages[stage].stage = executor::make_stage(modules.back());
+                if (copies > 1)
+                  stages[stage].data_parallel =
+                      replicate(*modules.back(), mesh, {"dp"})->data_parallel();
+                for (const at::Tensor& weight : modules.back()->parameters())
+                  weights.push_back(weight);
+              }
+              executor::Executor executor(
+                  program, std::move(stages), worlds[static_cast<size_t>(rank)],
+                  {.loss =
+                       [](const executor::Tensors& outputs, const executor::Tensors& targets) {
+                         return loss_of(outputs[0], targets[0]);
+                       },
+                   .ranks = mesh.ranks({"pp"})});
+              torch::optim::AdamW optimizer(weights, torch::optim::AdamWOptions(1e-2));
+              Seen& mine = seen[static_cast<size_t>(rank)];
+              for (int step = 0; step < 5; ++step) {
+                optimizer.zero_grad();
+                const auto result = executor.step({{input_of(step, 0)}, {}, {target_of(step, 0)}});
+                mine.losses.insert(mine.losses.end(), result.losses.begin(), result.losses.end());
+                for (const auto& module : modules) {
+                  for (const auto& named : module->named_parameters())
+                    mine.grads[named.key()] = named.value().grad().clone();
+                }
+                optimizer.step();
+              }
+            }),
+        "");
+    return seen;
+  };
+  const std::vector<Seen> alone = train(1), copied = train(2);
+  for (size_t rank = 0; rank < copied.size(); ++rank) {
+    const Seen &want = alone[rank % 2], &got = copied[rank];
+    ASSERT_EQ(want.losses.size(), got.losses.size());
+    for (size_t i = 0; i < want.losses.size(); ++i)
+      EXPECT_TRUE(at::allclose(want.losses[i], got.losses[i], 1e-12, 1e-14));
+    ASSERT_EQ(want.grads.size(), got.grads.size());
+    for (const auto& [name, grad] : want.grads)
+      EXPECT_TRUE(at::allclose(grad, got.grads.at(name), 1e-10, 1e-12)) << name;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Schedules, PpDdp,
                          testing::ValuesIn(schedules::all_schedules().begin(),
                                            schedules::all_schedules().end()),

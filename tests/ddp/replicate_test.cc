@@ -4,10 +4,12 @@
 #include "ddp/replicate.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/Allocator.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/optim/adam.h>
 
+#include <csignal>
 #include <cstdio>
 #include <random>
 
@@ -97,8 +99,9 @@ using Loss = std::function<at::Tensor(tests::TestModule&, int iteration, int ran
 
 // Ten iterations beside a plain copy.
 void expect_parity(Rank& self, const ModulePtr& plain, const ModulePtr& module, const Loss& loss,
-                   const Options& options = {}) {
-  const auto units = wrap(*module, self.group, options);
+                   bool in_parts = true) {
+  const auto units =
+      in_parts ? wrap(*module, self.group) : std::vector{replicate(*module, self.group)};
   auto plain_optimizer = adam(*plain), optimizer = adam(*module);
   for (int iteration = 0; iteration < 10; ++iteration) {
     const bool to_none = iteration % 2 == 0;
@@ -181,12 +184,134 @@ TEST(ReplicateTraining, test_train_parity_with_shared_params) {
 }
 
 TEST(ReplicateTraining, test_train_parity_with_activation_checkpointing) {
-  run(2, [&](Rank& self) {
-    const tests::TransformerArgs plain{.layers = 3, .tied = false};
-    tests::TransformerArgs checkpointed = plain;
-    checkpointed.checkpointed = true;
-    expect_parity(self, tests::make_transformer(plain, 42),
-                  tests::make_transformer(checkpointed, 42), transformer_loss);
+  for (const bool tied : {false, true}) {
+    for (const bool in_parts : {false, true}) {
+      run(2, [&](Rank& self) {
+        const tests::TransformerArgs plain{.layers = 3, .tied = tied};
+        tests::TransformerArgs checkpointed = plain;
+        checkpointed.checkpointed = true;
+        expect_parity(self, tests::make_transformer(plain, 42),
+                      tests::make_transformer(checkpointed, 42), transformer_loss, in_parts);
+      });
+    }
+  }
+}
+
+TEST(ReplicateTraining, test_explicit_prefetching) {
+  run(2, [](Rank& self) {
+    const tests::TransformerArgs args{.layers = 8, .tied = false};
+    const ModulePtr plain = tests::make_transformer(args, 42);
+    const ModulePtr module = tests::make_transformer(args, 42);
+    const auto units = wrap(*module, self.group);
+    for (size_t i = 0; i + 2 < units.size(); ++i)
+      units[i]->set_modules_to_forward_prefetch({units[i + 1].get(), units[i + 2].get()});
+    for (size_t i = 2; i < units.size(); ++i)
+      units[i]->set_modules_to_backward_prefetch({units[i - 1].get(), units[i - 2].get()});
+    auto plain_optimizer = adam(*plain), optimizer = adam(*module);
+    for (int iteration = 0; iteration < 3; ++iteration) {
+      plain_optimizer.zero_grad();
+      optimizer.zero_grad();
+      transformer_loss(*plain, iteration, self.rank).backward();
+      transformer_loss(*module, iteration, self.rank).backward();
+      average_grads(*plain, *self.by_hand);
+      EXPECT_EQ(difference(*plain, *module), "");
+      plain_optimizer.step();
+      optimizer.step();
+      EXPECT_EQ(difference(*plain, *module), "");
+    }
+  });
+}
+
+// Outside forward and backward, and inside: always the same plain tensors under the same names.
+class Registration : public testing::TestWithParam<bool> {};
+
+TEST_P(Registration, test_param_registration) {
+  const bool with_backward = GetParam();
+  run(4, [&](Rank& self) {
+    const ModulePtr module = tests::make_mlps(8, 2, 42);
+    std::vector<std::string> names;
+    std::vector<at::Tensor> before, values;
+    for (const auto& named : module->named_parameters()) {
+      names.push_back(named.key());
+      before.push_back(named.value());
+      values.push_back(named.value().detach().clone());
+    }
+    const auto units = wrap(*module, self.group);
+    const at::Tensor output = module->forward(random_input({2, 8}, data_seed(0, self.rank)));
+    if (with_backward) output.sum().backward();
+    const auto after = module->named_parameters();
+    ASSERT_EQ(after.size(), names.size());
+    for (size_t i = 0; i < names.size(); ++i) {
+      EXPECT_EQ(after[i].key(), names[i]);
+      EXPECT_TRUE(after[i].value().is_same(before[i]));
+      EXPECT_TRUE(at::equal(after[i].value(), values[i]));
+      EXPECT_EQ(after[i].value().grad().defined(), with_backward);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(AfterForwardAndAfterBackward, Registration, testing::Bool());
+
+struct NoInputs : torch::nn::Module {
+  at::Tensor weight = register_parameter("weight", at::ones({4, 4}, at::kDouble));
+};
+
+TEST(ReplicateTraining, test_root_no_forward_inputs) {
+  run(2, [](Rank& self) {
+    NoInputs module;
+    const auto unit = replicate(module, self.group);
+    (module.weight * (self.rank + 1)).sum().backward();
+    EXPECT_TRUE(at::equal(module.weight.grad(), at::full({4, 4}, 1.5, at::kDouble)));
+    torch::nn::Module nothing;
+    const auto empty = replicate(nothing, self.group);
+    EXPECT_TRUE(empty->buckets().empty());
+  });
+}
+
+// Bytes that this thread allocates.
+class Meter final : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
+    now += bytes;
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t now = 0;
+};
+
+TEST(Replicate, MemoryHoldsOneCopyOfParametersAndGradients) {
+  run(2, [](Rank& self) {
+    const ModulePtr module = tests::make_mlps(32, 3, 42);
+    int64_t bytes = 0;
+    for (const at::Tensor& weight : module->parameters())
+      bytes += static_cast<int64_t>(weight.nbytes());
+    const auto meter = std::make_shared<Meter>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+    const auto units = wrap(*module, self.group);
+    EXPECT_EQ(meter->now, 0);  // the parameters stay where they are
+    for (int iteration = 0; iteration < 3; ++iteration) {
+      module->zero_grad(iteration % 2 == 0);
+      module->forward(random_input({2, 32}, data_seed(iteration, self.rank))).sum().backward();
+      EXPECT_EQ(meter->now, bytes) << iteration;
+    }
+  });
+}
+
+// Reductions start while backward still runs, in the order of the buckets.
+TEST(Replicate, ReductionOverlapsBackward) {
+  run(2, [](Rank& self) {
+    const ModulePtr module = tests::make_mlps(16, 3, 42);
+    const auto units = wrap(*module, self.group);
+    size_t calls_when_first_layer_is_ready = 0;
+    self.log->clear();
+    const at::Tensor x = random_input({2, 16}, 1);
+    const at::Tensor input = x.clone().requires_grad_();
+    input.register_hook([&](const at::TensorBase&) {
+      calls_when_first_layer_is_ready = static_cast<size_t>(self.log->count("allreduce"));
+    });
+    module->forward(input).sum().backward();
+    // All MLPs are on their way before the first layer's input gradient is known.
+    EXPECT_GE(calls_when_first_layer_is_ready, 3u);
+    EXPECT_EQ(self.log->count("allreduce"), 4);
   });
 }
 
@@ -424,6 +549,31 @@ TEST(Replicate, ARankThatRunsOneStepMore) {
   EXPECT_NE(errors[0].find("ALLREDUCE"), std::string::npos) << errors[0];
   EXPECT_NE(errors[0].find("timed out after 200 ms"), std::string::npos) << errors[0];
   EXPECT_EQ(errors[1], "");
+}
+
+// As processes one is killed, as threads one leaves.
+TEST(Replicate, ARankThatDies) {
+  std::signal(SIGTERM, SIG_IGN);  // whoever starts processes ends the rest
+  const std::vector<std::string> errors = errors_of(
+      2,
+      [](Rank& self) {
+        const ModulePtr module = tests::make_mlp(4, 2, 42);
+        const auto unit = replicate(*module, self.group);
+        module->forward(random_input({2, 4}, 1)).sum().backward();
+        if (self.rank == 1 && world_of_processes()) std::raise(SIGKILL);
+        if (self.rank == 1) return;
+        std::string ended;
+        try {
+          module->forward(random_input({2, 4}, 1)).sum().backward();
+        } catch (const std::exception& error) {
+          ended = error.what();
+        }
+        std::printf("%s\n", ended.c_str());
+        EXPECT_EQ(ended.find("replicate: the reduction of `"), 0u) << ended;
+        EXPECT_NE(ended.find(" over 2 ranks failed on rank 0: "), std::string::npos) << ended;
+      },
+      nullptr, std::chrono::milliseconds(200));
+  EXPECT_EQ(errors, std::vector<std::string>(2));
 }
 
 TEST(Replicate, RanksThatDifferAreNamedOnEveryRank) {
