@@ -76,6 +76,8 @@ class Unit final : public Replicated, public std::enable_shared_from_this<Unit> 
  public:
   Unit(torch::nn::Module& module, comms::BackendPtr group, Options options)
       : group_(std::move(group)), options_(std::move(options)) {
+    const std::vector<at::Tensor> all = module.parameters();
+    if (!all.empty()) device_ = all[0].device();
     std::set<at::TensorImpl*> seen;  // a tied weight counts once
     for (const auto& named : module.named_parameters()) {
       if (!seen.insert(named.value().unsafeGetTensorImpl()).second) continue;
@@ -94,18 +96,26 @@ class Unit final : public Replicated, public std::enable_shared_from_this<Unit> 
       if (named.value().defined() && std::ranges::none_of(nested_, taken))
         buffers_.emplace_back(named.key(), named.value());
     }
+    if (options_.find_unused_parameters && !nested_.empty()) {
+      throw std::invalid_argument(
+          "replicate: find_unused_parameters wants one call for the whole module, and parts of it "
+          "were replicated before");
+    }
   }
 
   // Collective.
   void begin() {
     std::vector<std::string> lines;
+    lines.push_back(c10::str("options: bucket_cap_mb ", options_.bucket_cap_mb,
+                             ", first_bucket_cap_mb ", options_.first_bucket_cap_mb,
+                             ", find_unused_parameters ", options_.find_unused_parameters,
+                             ", broadcast_buffers ", options_.broadcast_buffers, ", comm_hook ",
+                             options_.comm_hook != nullptr));
     for (const Parameter& parameter : parameters_)
       lines.push_back(describe("`" + parameter.name + "`", parameter.tensor));
     for (const auto& [name, buffer] : buffers_)
       lines.push_back(describe("buffer `" + name + "`", buffer));
-    const at::Device device =
-        parameters_.empty() ? at::Device(at::kCPU) : parameters_[0].tensor.device();
-    compare_lines(lines, *group_, device);
+    compare_lines(lines, *group_, device_);
     std::vector<at::Tensor> values;
     for (const Parameter& parameter : parameters_) values.push_back(parameter.tensor);
     for (const auto& [name, buffer] : buffers_) values.push_back(buffer);
@@ -128,11 +138,15 @@ class Unit final : public Replicated, public std::enable_shared_from_this<Unit> 
     if (!recurse) return;
     for (const std::shared_ptr<Unit>& unit : nested_) unit->set_requires_gradient_sync(sync, true);
   }
-  bool requires_gradient_sync() const override { return sync_; }
+  bool requires_gradient_sync() const override { return sync_ && held_ == 0; }
+  void hold_sync(int change) override {
+    held_ += change;
+    for (const std::shared_ptr<Unit>& unit : nested_) unit->hold_sync(change);
+  }
 
   void forward_begins() override {
     for (const std::shared_ptr<Unit>& unit : nested_) unit->forward_begins();
-    if (!options_.broadcast_buffers || !sync_) return;
+    if (!options_.broadcast_buffers || !requires_gradient_sync()) return;
     std::vector<at::Tensor> values;
     for (const auto& [name, buffer] : buffers_) values.push_back(buffer);
     broadcast(values);
@@ -160,12 +174,8 @@ class Unit final : public Replicated, public std::enable_shared_from_this<Unit> 
     if (group_->getSize() == 1) return;
     Parameter& parameter = parameters_[index];
     move_into_bucket(parameter);
-    if (!(driven_ ? reduces_now_ : sync_)) return;
-    if (!driven_ && !callback_queued_) {
-      callback_queued_ = true;
-      torch::autograd::Engine::get_default_engine().queue_callback(
-          [self = shared_from_this()] { self->backward_ends(); });
-    }
+    if (!(driven_ ? reduces_now_ : requires_gradient_sync())) return;
+    if (!driven_) see_to_the_end();
     Bucket& bucket = buckets_[parameter.bucket];
     if (parameter.ready) {
       if (!bucket.wait) return;
@@ -195,11 +205,14 @@ class Unit final : public Replicated, public std::enable_shared_from_this<Unit> 
   void wait_reduce() {
     for (const std::shared_ptr<Unit>& unit : nested_) unit->wait_reduce();
     finish();
+    driven_ = false;
   }
   void abort() {
     for (const std::shared_ptr<Unit>& unit : nested_) unit->abort();
     group_->abort();
     for (Bucket& bucket : buckets_) bucket.wait = nullptr;
+    begin_backward();
+    driven_ = reduces_now_ = false;
   }
 
  private:
@@ -214,7 +227,8 @@ class Unit final : public Replicated, public std::enable_shared_from_this<Unit> 
   }
 
   static std::string describe(const std::string& name, const at::Tensor& tensor) {
-    return c10::str(name, ", ", tensor.scalar_type(), " ", tensor.sizes());
+    return c10::str(name, ", ", tensor.scalar_type(), " ", tensor.sizes(),
+                    tensor.requires_grad() ? "" : ", frozen");
   }
 
   void broadcast(const std::vector<at::Tensor>& values) {
@@ -279,12 +293,32 @@ class Unit final : public Replicated, public std::enable_shared_from_this<Unit> 
     for (Bucket& bucket : buckets_) bucket.missing = bucket.parameters.size();
     next_bucket_ = 0;
     ready_order_.clear();
-    callback_queued_ = false;
+    end_.reset();
+    deferred_ = false;
+  }
+
+  // Has the engine call back at the end of this backward. An engine that stops on an error forgets
+  // its callbacks: then what they held is gone.
+  void see_to_the_end() {
+    if (!end_.expired()) return;
+    if (!ready_order_.empty() && !deferred_) {
+      if (std::ranges::any_of(buckets_, [](const Bucket& bucket) { return bool(bucket.wait); })) {
+        fail(
+            "an earlier backward stopped on an error after its reductions had begun: ranks may "
+            "not agree on them any more");
+      }
+      begin_backward();
+    }
+    const auto end = std::make_shared<int>();
+    end_ = end;
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [self = shared_from_this(), end] { self->backward_ends(); });
   }
 
   void launch(Bucket& bucket) {
     bucket.wait = options_.comm_hook ? options_.comm_hook(bucket.flat, group_)
                                      : all_reduce(bucket.flat, group_);
+    if (!bucket.wait) fail("the comm hook returned nothing that waits for its reduction");
   }
 
   // In the order of the buckets, which is the same on all ranks.
@@ -303,6 +337,14 @@ class Unit final : public Replicated, public std::enable_shared_from_this<Unit> 
 
   // At the end of a backward that nobody drives.
   void backward_ends() {
+    // This may be the end of a backward within a node of another, as checkpointing runs it: the
+    // other goes on, unless nothing is left for it to do.
+    const bool complete = next_bucket_ == buckets_.size();
+    if (torch::autograd::get_current_node() && !complete) {
+      end_.reset();
+      deferred_ = true;
+      return;
+    }
     std::string missing;
     std::vector<size_t> unused;
     for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -314,14 +356,17 @@ class Unit final : public Replicated, public std::enable_shared_from_this<Unit> 
       fail("no gradient in this backward for " + missing +
            ": use all parameters in every forward, or set find_unused_parameters");
     }
+    deferred_ = false;
     at::Tensor used;
     std::vector<at::Tensor> before;
     if (options_.find_unused_parameters) {
       used = at::ones({static_cast<int64_t>(parameters_.size())},
                       at::TensorOptions(at::kFloat).device(parameters_[0].tensor.device()));
       for (const size_t index : unused) {
-        used[static_cast<int64_t>(index)] = 0;
-        before.push_back(parameters_[index].tensor.grad());
+        // What was added without a reduction counts too.
+        const at::Tensor& grad = parameters_[index].tensor.grad();
+        used[static_cast<int64_t>(index)] = grad.defined() ? 1 : 0;
+        before.push_back(grad);
       }
     }
     launch_rest();
@@ -374,8 +419,14 @@ class Unit final : public Replicated, public std::enable_shared_from_this<Unit> 
     shared = shared.cpu();
     for (size_t i = 0; i < order.size(); ++i)
       order[i] = static_cast<size_t>(shared[static_cast<int64_t>(i)].item<int64_t>());
-    const std::vector<Bucket> before = std::move(buckets_);
+    const std::vector<std::vector<std::string>> assignment = buckets();
+    const std::vector<Bucket> before = buckets_;
     make_buckets(order);
+    if (buckets() == assignment) {
+      buckets_ = before;
+      begin_backward();
+      return;
+    }
     // Gradients move to their new places.
     for (Bucket& bucket : buckets_) allocate(bucket);
     for (Parameter& parameter : parameters_) {
@@ -401,10 +452,13 @@ class Unit final : public Replicated, public std::enable_shared_from_this<Unit> 
   std::vector<std::pair<std::string, at::Tensor>> buffers_;
   std::vector<Bucket> buckets_;
 
+  at::Device device_ = at::kCPU;
   bool sync_ = true;
+  int held_ = 0;              // by NoSyncs
   bool driven_ = false;       // by the executor, which says when to reduce
   bool reduces_now_ = false;  // driven: the last backward before REDUCE_GRAD runs
-  bool callback_queued_ = false;
+  std::weak_ptr<int> end_;    // of the backward that runs: gone if it stopped on an error
+  bool deferred_ = false;     // a backward within it has ended
   bool rebuilt_ = false;
   size_t next_bucket_ = 0;
   std::vector<size_t> ready_order_;

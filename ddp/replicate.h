@@ -23,8 +23,9 @@
 // The module stays as it is: the same parameters under the same names, so its state dict and its
 // optimizer know nothing of this, and memory holds one copy of them and one of their gradients.
 // Gradients become views of buckets, each of which is reduced by one call as soon as its last
-// gradient is ready, in the same order on all ranks. Whoever runs backward, a pipeline with split
-// backward too, makes gradients ready: nothing depends on how the graph was entered.
+// gradient is ready; all ranks must run the same backwards, so that buckets come in the same order.
+// What adds to .grad makes a gradient ready, a split backward too; torch::autograd::grad, which
+// adds to none, does not. A module must not be cast or moved afterwards.
 
 namespace pipewright::ddp {
 
@@ -39,9 +40,10 @@ CommHook bf16_compress_hook();
 struct Options {
   double bucket_cap_mb = 25;       // MiB
   double first_bucket_cap_mb = 1;  // of the bucket that is ready first: the sooner it starts
-  // A parameter may have no gradient in a backward, on some ranks or on all: then those that are
-  // left are reduced at its end, and one that no rank used keeps what it had. Otherwise it is an
-  // error that names it.
+  // A parameter may have no gradient in a backward, on some ranks or on all, but not all of them on
+  // one: then those that are left are reduced at its end, and one that no rank used keeps what it
+  // had. Otherwise it is an error that names it. For one call for the whole module: ranks could not
+  // agree on the order of several. With an executor zeros go instead, and nothing is an error.
   bool find_unused_parameters = false;
   // forward_begins() gives all ranks rank 0's buffers.
   bool broadcast_buffers = true;
@@ -54,7 +56,8 @@ class Replicated {
  public:
   virtual ~Replicated() = default;
 
-  // Whether the backwards to come average gradients, or only add them up here; of nested calls too,
+  // Whether the backwards to come average gradients, or only add them up here (an executor decides
+  // that by itself); of nested calls too,
   // unless `recurse` is false.
   virtual void set_requires_gradient_sync(bool sync, bool recurse = true) = 0;
   virtual bool requires_gradient_sync() const = 0;
@@ -75,15 +78,20 @@ class Replicated {
   virtual size_t bucket_bytes() const = 0;
   // The names of the parameters of each bucket, in the order in which they are reduced.
   virtual std::vector<std::vector<std::string>> buckets() const = 0;
+
+ protected:
+  friend class NoSync;
+  // How many NoSyncs hold this call and nested ones.
+  virtual void hold_sync(int change) = 0;
 };
 
 // Replicates the parameters and buffers of `module` that no earlier call has taken: bottom-up, a
 // call for a layer gives it buckets of its own, which are reduced together with those of the call
 // for the whole. Collective over the group: shapes are compared, and rank 0's values are given to
-// all. Throws std::invalid_argument that names the parameter, on every rank, where ranks differ, or
-// where nothing is left to replicate but nested calls of another group.
-std::shared_ptr<Replicated> replicate(torch::nn::Module& module, comms::BackendPtr group,
-                                      Options options = {});
+// all. Throws std::invalid_argument that names the parameter or option, on every rank, where ranks
+// differ. Gradients are averaged as long as what it returns, or the data_parallel() of that, lives.
+[[nodiscard]] std::shared_ptr<Replicated> replicate(torch::nn::Module& module,
+                                                    comms::BackendPtr group, Options options = {});
 
 // Over all ranks of a mesh, or of some of its dimensions: fully_shard takes the same.
 inline std::shared_ptr<Replicated> replicate(torch::nn::Module& module, comms::Mesh& mesh,
@@ -92,20 +100,16 @@ inline std::shared_ptr<Replicated> replicate(torch::nn::Module& module, comms::M
   return replicate(module, mesh.group(dims), std::move(options));
 }
 
-// While it lives, backwards only add up.
+// While it lives, backwards only add up, those of nested calls too.
 class NoSync {
  public:
-  explicit NoSync(Replicated& replicated)
-      : replicated_(replicated), before_(replicated.requires_gradient_sync()) {
-    replicated_.set_requires_gradient_sync(false);
-  }
-  ~NoSync() { replicated_.set_requires_gradient_sync(before_); }
+  explicit NoSync(Replicated& replicated) : replicated_(replicated) { replicated_.hold_sync(1); }
+  ~NoSync() { replicated_.hold_sync(-1); }
   NoSync(const NoSync&) = delete;
   NoSync& operator=(const NoSync&) = delete;
 
  private:
   Replicated& replicated_;
-  const bool before_;
 };
 
 }  // namespace pipewright::ddp

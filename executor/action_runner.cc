@@ -274,9 +274,10 @@ void ActionRunner::backward(ir::ActionPart part, bool last_backward) {
                                : "the backward of this microbatch ran already");
   }
   need_unsharded(stage, part);
-  Tensors output_grads = output_grads_of(part, slot);
   const bool whole = part.kind() == ActionKind::kBackward;
+  // A loss may add to gradients of the stage's weights too.
   stage.with.data_parallel->before_backward(part.microbatch(), whole && last_backward);
+  Tensors output_grads = output_grads_of(part, slot);
   Stage& compute = *stage.with.stage;
   Tensors grads = whole ? compute.backward(part.microbatch(), std::move(output_grads))
                         : compute.backward_input(part.microbatch(), std::move(output_grads));

@@ -16,6 +16,7 @@
 #include "comms/gloo.h"
 #include "comms/recording_backend.h"
 #include "comms/thread_backend.h"
+#include "executor/checkpoint.h"
 #include "tests/ddp/modules.h"
 #include "tests/ranks/ranks.h"
 
@@ -472,10 +473,104 @@ TEST(Replicate, BucketsFillInTheOrderOfReadiness) {
   });
 }
 
+struct Product : tests::TestModule {
+  Product() {
+    for (const char* name : {"a", "b", "c"})
+      weights.push_back(register_parameter(name, at::full({2}, 2.0, at::kDouble)));
+  }
+  // The gradient of a is ready first.
+  at::Tensor forward(const at::Tensor& input) override {
+    return input * weights[2] * weights[1] * weights[0];
+  }
+  std::vector<at::Tensor> weights;
+};
+
+TEST(Replicate, BucketsAreMadeAnewInTheOrderOfReadiness) {
+  run(2, [](Rank& self) {
+    using Names = std::vector<std::vector<std::string>>;
+    Product module;
+    const auto unit = replicate(module, self.group, {.bucket_cap_mb = 0, .first_bucket_cap_mb = 0});
+    EXPECT_EQ(unit->buckets(), (Names{{"c"}, {"b"}, {"a"}}));
+    for (int iteration = 0; iteration < 2; ++iteration) {
+      module.zero_grad();
+      module.forward(at::full({2}, self.rank + 1.0, at::kDouble)).sum().backward();
+      EXPECT_EQ(unit->buckets(), (Names{{"a"}, {"b"}, {"c"}}));
+      // The mean of 1 and 2, times the other two weights.
+      for (const at::Tensor& weight : module.weights)
+        EXPECT_TRUE(at::equal(weight.grad(), at::full({2}, 6.0, at::kDouble)));
+    }
+  });
+}
+
+// All that has weights is checkpointed: the last backward that runs is one within another.
+TEST(Replicate, ACheckpointedTail) {
+  run(2, [](Rank& self) {
+    const ModulePtr plain = tests::make_mlps(8, 3, 42), module = tests::make_mlps(8, 3, 42);
+    const auto unit = replicate(*module, self.group);
+    for (int iteration = 0; iteration < 3; ++iteration) {
+      plain->zero_grad();
+      module->zero_grad();
+      const at::Tensor input = random_input({2, 8}, data_seed(iteration, self.rank));
+      plain->forward(input).sum().backward();
+      const auto part = [&](const std::vector<at::Tensor>& in) {
+        return std::vector{module->forward(in[0])};
+      };
+      executor::checkpoint(part, {input * 1})[0].sum().backward();
+      average_grads(*plain, *self.by_hand);
+      EXPECT_EQ(difference(*plain, *module), "") << iteration;
+    }
+  });
+  // Several parts, each with a backward of its own.
+  run(2, [](Rank& self) {
+    const ModulePtr plain = tests::make_mlps(8, 3, 42), module = tests::make_mlps(8, 3, 42);
+    const auto unit = replicate(*module, self.group);
+    const auto weights = module->parameters();
+    const at::Tensor input = random_input({2, 8}, data_seed(0, self.rank));
+    plain->forward(input).sum().backward();
+    at::Tensor x = input * 1;
+    const auto first = [&](const std::vector<at::Tensor>& in) {
+      return std::vector{at::linear(in[0], weights[0], weights[1])};
+    };
+    x = executor::checkpoint(first, {x})[0];
+    for (const auto& mlp : module->parts())
+      x = executor::checkpoint(std::dynamic_pointer_cast<tests::TestModule>(mlp), x);
+    x.sum().backward();
+    average_grads(*plain, *self.by_hand);
+    EXPECT_EQ(difference(*plain, *module), "");
+  });
+}
+
+// A backward that stops on an error leaves nothing behind, as long as nothing was reduced.
+TEST(Replicate, ABackwardThatStopsOnAnError) {
+  run(2, [](Rank& self) {
+    const ModulePtr plain = tests::make_mlp(4, 2, 42), module = tests::make_mlp(4, 2, 42);
+    const auto unit = replicate(*module, self.group);
+    const at::Tensor input = random_input({2, 4}, data_seed(0, self.rank));
+    const at::Tensor x = (input * 1).requires_grad_();
+    x.register_hook(
+        [](const at::TensorBase&) { throw std::runtime_error("a hook of the user's"); });
+    const auto weights = module->parameters();
+    // The last layer's gradients are ready before the hook runs.
+    EXPECT_THROW(
+        at::linear(at::linear(x, weights[0]).detach().requires_grad_() * 1 + x.sum(), weights[2])
+            .sum()
+            .backward(),
+        std::runtime_error);
+    module->zero_grad();
+    plain->forward(input).sum().backward();
+    module->forward(input).sum().backward();
+    average_grads(*plain, *self.by_hand);
+    EXPECT_EQ(difference(*plain, *module), "");
+  });
+}
+
 TEST(Replicate, NoSyncAddsUp) {
   run(2, [](Rank& self) {
-    const ModulePtr module = tests::make_mlp(4, 2, 42);
+    const ModulePtr plain = tests::make_mlp(4, 2, 42), module = tests::make_mlp(4, 2, 42);
     const auto unit = replicate(*module, self.group);
+    for (const int microbatch : {0, 1})
+      plain->forward(random_input({2, 4}, data_seed(microbatch, self.rank))).sum().backward();
+    average_grads(*plain, *self.by_hand);
     self.log->clear();
     {
       const NoSync no_sync(*unit);
@@ -485,6 +580,7 @@ TEST(Replicate, NoSyncAddsUp) {
     module->forward(random_input({2, 4}, data_seed(1, self.rank))).sum().backward();
     EXPECT_EQ(self.log->count("allreduce"), 1);
     EXPECT_TRUE(unit->requires_gradient_sync());
+    EXPECT_EQ(difference(*plain, *module), "");
   });
 }
 
@@ -579,13 +675,31 @@ TEST(Replicate, ARankThatDies) {
 TEST(Replicate, RanksThatDifferAreNamedOnEveryRank) {
   const std::vector<std::string> errors = errors_of(3, [](Rank& self) {
     const ModulePtr module = tests::make_two_linears({{4, self.rank == 2 ? 6 : 5}}, 42);
-    replicate(*module, self.group);
+    (void)replicate(*module, self.group);
   });
   for (const std::string& error : errors) {
     EXPECT_EQ(
         error,
         "the ranks do not have the same parameters: rank 0 has `layer0.weight`, Double [5, 4] "
         "where rank 2 has `layer0.weight`, Double [6, 4]");
+  }
+}
+
+TEST(Replicate, OptionsAndFrozenParametersMustAgree) {
+  for (const std::string& error : errors_of(2, [](Rank& self) {
+         const ModulePtr module = tests::make_mlp(4, 2, 42);
+         if (self.rank == 1) module->parameters()[0].set_requires_grad(false);
+         (void)replicate(*module, self.group);
+       })) {
+    EXPECT_EQ(error,
+              "the ranks do not have the same parameters: rank 0 has `in_proj.weight`, Double [8, "
+              "4] where rank 1 has `in_proj.weight`, Double [8, 4], frozen");
+  }
+  for (const std::string& error : errors_of(2, [](Rank& self) {
+         const ModulePtr module = tests::make_mlp(4, 2, 42);
+         (void)replicate(*module, self.group, {.bucket_cap_mb = 1.0 + self.rank});
+       })) {
+    EXPECT_NE(error.find("rank 0 has options: bucket_cap_mb 1,"), std::string::npos) << error;
   }
 }
 
