@@ -68,10 +68,10 @@ class ActionRunner {
   };
 
   // `placement` must outlive it; `transfers` may be null where nothing is sent.
-  ActionRunner(const ActionRunner&) = delete;
-  ActionRunner& operator=(const ActionRunner&) = delete;
   ActionRunner(const ir::Placement& placement, int num_microbatches,
                std::map<int, LocalStage> stages, Transfers* transfers, Options options);
+  ActionRunner(const ActionRunner&) = delete;
+  ActionRunner& operator=(const ActionRunner&) = delete;
 
   // An empty function restores what there was.
   void set_function(ir::ActionKind kind, ActionFunction function);

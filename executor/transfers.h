@@ -39,10 +39,10 @@ class Transfers {
   };
 
   // `placement` and `channels` must outlive it. `key` is its own part of the store.
-  Transfers(const Transfers&) = delete;
-  Transfers& operator=(const Transfers&) = delete;
   Transfers(const ir::Placement& placement, comms::Channels& channels, comms::StorePtr store,
             std::string key, Options options);
+  Transfers(const Transfers&) = delete;
+  Transfers& operator=(const Transfers&) = delete;
 
   // A step begins. Forward alone sends nothing that requires a gradient, so it learns apart.
   void begin_step(bool with_backward);

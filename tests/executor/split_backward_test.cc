@@ -3,6 +3,7 @@
 #include "executor/split_backward.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/Allocator.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/variable.h>
@@ -249,6 +250,42 @@ TEST(SplitBackwardOf, FourMicrobatchesInAnyOrder) {
   }
   for (const size_t m : order) stage.backward_weight(static_cast<int>(m));
   EXPECT_TRUE(same_bits(take_grads(w), want));
+}
+
+// Bytes that this thread allocates.
+class Meter final : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
+    now += bytes;
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t now = 0;
+};
+
+// Linear, gelu, Linear. After F: gelu's input, its output, which the second Linear saved, and the
+// stage's output, until the caller drops it. After I gelu's input is gone, and the gradient at the
+// first Linear has come. After W the weights' gradients alone are left.
+TEST(SplitBackwardOf, HoldsTheLeastPossible) {
+  at::manual_seed(0);
+  const Tensors w = {leaf({512, 512}), leaf({512}), leaf({512, 512}), leaf({512})};
+  const at::Tensor big = leaf({64, 512}), grad = at::randn({64, 512});
+  for (const at::Tensor& input : {big, big.detach()}) {
+    ModuleStage stage([&](const Tensors& in) {
+      return Tensors{at::linear(at::gelu(at::linear(in[0], w[0], w[1])), w[2], w[3])};
+    });
+    const auto meter = std::make_shared<Meter>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+    const int64_t activation = 64 * 512 * 4, weights = 2 * (512 * 512 + 512) * 4;
+    Tensors output = stage.forward(0, {input});
+    EXPECT_EQ(meter->now, 3 * activation);
+    output.clear();
+    EXPECT_EQ(meter->now, 2 * activation);
+    stage.backward_input(0, {grad});
+    EXPECT_EQ(meter->now, 2 * activation);
+    stage.backward_weight(0);
+    EXPECT_EQ(meter->now, weights);
+    take_grads(w);
+  }
 }
 
 // As c10d::Reducer and FSDP hook them: behind AccumulateGrad, and behind the accumulation.
