@@ -2,19 +2,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
+
+#include "tests/shell/shell.h"
 
 namespace {
 
 nlohmann::json run(const std::string& arguments) {
-  std::FILE* pipe = popen(("cli/pipewright " + arguments + " --json").c_str(), "r");
-  std::string output;
-  char chunk[4096];
-  for (size_t got; (got = std::fread(chunk, 1, sizeof chunk, pipe)) > 0;) output.append(chunk, got);
-  pclose(pipe);
-  return nlohmann::json::parse(output);
+  return nlohmann::json::parse(
+      pipewright::tests::run_shell("cli/pipewright " + arguments + " --json").text);
 }
 
 TEST(DiffTest, ItsNumbersAreThoseOfSimulate) {

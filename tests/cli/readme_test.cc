@@ -4,12 +4,13 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
 #include <vector>
+
+#include "tests/shell/shell.h"
 
 namespace {
 
@@ -54,12 +55,7 @@ std::vector<std::string> pictures_of(const std::string& readme) {
 }
 
 std::string run(const std::string& command) {
-  std::FILE* pipe = popen(("{ " + command + "\n} 2>&1").c_str(), "r");
-  std::string output;
-  char chunk[4096];
-  for (size_t got; (got = std::fread(chunk, 1, sizeof chunk, pipe)) > 0;) output.append(chunk, got);
-  pclose(pipe);
-  return output;
+  return pipewright::tests::run_shell("{ " + command + "\n} 2>&1").text;
 }
 
 TEST(ReadmeTest, ExamplesDoWhatTheyShow) {
