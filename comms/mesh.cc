@@ -1,5 +1,7 @@
 #include "comms/mesh.h"
 
+#include <algorithm>
+#include <span>
 #include <stdexcept>
 
 namespace pipewright::comms {
@@ -18,11 +20,24 @@ std::vector<int> Mesh::ranks(const std::vector<std::string>& dims) const {
 }
 
 BackendPtr Mesh::group(const std::vector<std::string>& dims) {
-  BackendPtr& group = groups_[dims];
+  return neighbours(dims, static_cast<int>(ranks(dims).size()));
+}
+
+BackendPtr Mesh::neighbours(const std::vector<std::string>& dims, int count) {
+  const std::vector<int> all = ranks(dims);
+  const auto size = static_cast<int>(all.size());
+  if (count < 1 || size % count != 0) {
+    throw std::invalid_argument("groups of " + std::to_string(count) + " of " +
+                                std::to_string(size) + " ranks: wanted a divisor");
+  }
+  BackendPtr& group = groups_[{dims, count}];
   if (!group) {
     std::string name = "mesh";
     for (const std::string& dim : dims) name += "." + dim;
-    group = world_.make_group(name, ranks(dims));
+    if (count != size) name += "/" + std::to_string(count);
+    const auto place = static_cast<int>(std::ranges::find(all, world_.rank()) - all.begin());
+    const auto begin = static_cast<size_t>(place / count * count);
+    group = world_.make_group(name, std::span(all).subspan(begin, static_cast<size_t>(count)));
   }
   return group;
 }

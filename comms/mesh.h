@@ -25,11 +25,14 @@ class Mesh {
   // The group of these ranks: several dimensions make one group, as replicate x shard. Made the
   // first time, which is collective over its members; all ranks ask in the same order.
   BackendPtr group(const std::vector<std::string>& dims);
+  // Of these ranks, `count` neighbours, this rank among them; the groups so made are all as large.
+  // Throws std::invalid_argument where `count` does not divide them.
+  BackendPtr neighbours(const std::vector<std::string>& dims, int count);
 
  private:
   World& world_;
   const MeshLayout layout_;
-  std::map<std::vector<std::string>, BackendPtr> groups_;
+  std::map<std::pair<std::vector<std::string>, int>, BackendPtr> groups_;  // by number of ranks too
 };
 
 }  // namespace pipewright::comms

@@ -1,0 +1,65 @@
+#include "comms/agreement.h"
+
+#include <ATen/ATen.h>
+
+#include <cstring>
+#include <sstream>
+#include <stdexcept>
+
+namespace pipewright::comms {
+namespace {
+
+// One flat tensor a rank, all of the same size, one behind the other.
+at::Tensor all_gather(const at::Tensor& mine, c10d::Backend& group) {
+  at::Tensor input = mine;
+  at::Tensor all = at::empty({mine.numel() * group.getSize()}, mine.options());
+  group._allgather_base(all, input)->wait();
+  return all.cpu();
+}
+
+std::vector<std::string> split_lines(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+}  // namespace
+
+void compare_lines(const std::vector<std::string>& lines, c10d::Backend& group, at::Device device) {
+  if (group.getSize() == 1) return;
+  std::string text;
+  for (const std::string& line : lines) text += line + '\n';
+  const at::Tensor sizes =
+      all_gather(at::full({1}, static_cast<int64_t>(text.size()), at::kLong).to(device), group);
+  const int64_t longest = sizes.max().item<int64_t>();
+  at::Tensor bytes = at::zeros({longest}, at::kByte);
+  std::memcpy(bytes.data_ptr(), text.data(), text.size());
+  const at::Tensor all = all_gather(bytes.to(device), group);
+  const auto text_of = [&](int rank) {
+    const char* begin = static_cast<const char*>(all.data_ptr()) + rank * longest;
+    return split_lines({begin, static_cast<size_t>(sizes[rank].item<int64_t>())});
+  };
+  const std::vector<std::string> first = text_of(0);
+  for (int rank = 1; rank < group.getSize(); ++rank) {
+    const std::vector<std::string> theirs = text_of(rank);
+    for (size_t i = 0; i < std::max(first.size(), theirs.size()); ++i) {
+      const std::string one = i < first.size() ? first[i] : "nothing";
+      const std::string other = i < theirs.size() ? theirs[i] : "nothing";
+      if (one == other) continue;
+      throw std::invalid_argument("the ranks do not have the same parameters: rank 0 has " + one +
+                                  " where rank " + std::to_string(rank) + " has " + other);
+    }
+  }
+}
+
+void broadcast_values(const std::vector<at::Tensor>& tensors, c10d::Backend& group) {
+  if (group.getSize() == 1) return;
+  for (const at::Tensor& tensor : tensors) {
+    std::vector<at::Tensor> sent = {tensor.detach().contiguous()};
+    group.broadcast(sent)->wait();
+    if (sent[0].data_ptr() != tensor.data_ptr()) tensor.detach().copy_(sent[0]);
+  }
+}
+
+}  // namespace pipewright::comms
