@@ -3,13 +3,14 @@
 
 #include <torch/nn/module.h>
 
-#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "comms/mesh.h"
 #include "comms/world.h"
+#include "ddp/comm_hooks.h"
 #include "executor/data_parallel.h"
 
 // A module whose parameters are the same on every rank of a group: LibTorch has no
@@ -25,29 +26,25 @@
 // Gradients become views of buckets, each of which is reduced by one call as soon as its last
 // gradient is ready; all ranks must run the same backwards, so that buckets come in the same order.
 // What adds to .grad makes a gradient ready, a split backward too; torch::autograd::grad, which
-// adds to none, does not. A module must not be cast or moved afterwards.
+// adds to none, does not. A module is cast or moved before it is replicated, gradients are dense.
 
 namespace pipewright::ddp {
-
-// How a bucket is averaged, in place of an all-reduce. Starts a reduction of `bucket`, a flat
-// tensor, and returns what waits for it; when that returns, `bucket` holds the average over the
-// group on the current stream.
-using CommHook = std::function<std::function<void()>(at::Tensor bucket, comms::BackendPtr group)>;
-// Reduces in half the bytes, and in the precision, of float16 and bfloat16.
-CommHook fp16_compress_hook();
-CommHook bf16_compress_hook();
 
 struct Options {
   double bucket_cap_mb = 25;       // MiB
   double first_bucket_cap_mb = 1;  // of the bucket that is ready first: the sooner it starts
-  // A parameter may have no gradient in a backward, on some ranks or on all, but not all of them on
-  // one: then those that are left are reduced at its end, and one that no rank used keeps what it
-  // had. Otherwise it is an error that names it. For one call for the whole module: ranks could not
-  // agree on the order of several. With an executor zeros go instead, and nothing is an error.
+  // A parameter may have no gradient in a backward (with an executor: before a REDUCE_GRAD), on
+  // some ranks or on all, but not all of them on one: then those that are left are reduced at its
+  // end, and one that no rank used keeps what it had. Otherwise it is an error that names it. The
+  // same in all calls for parts of a module; they are then reduced in one order, the last first.
+  // Without it all ranks must use the same calls: one that skips a whole part is only known to the
+  // others because they wait for it.
   bool find_unused_parameters = false;
-  // forward_begins() gives all ranks rank 0's buffers.
+  // forward_begins(), or a step of the executor, gives all ranks rank 0's buffers.
   bool broadcast_buffers = true;
-  CommHook comm_hook = nullptr;
+  CommHook comm_hook = nullptr;  // null: an all-reduce
+  // Where forward_begins() puts inputs; null: where the parameters are.
+  std::optional<at::Device> device = std::nullopt;
 };
 
 // One call's parameters. Made by replicate(); lives as long as the module is trained. For one
@@ -68,10 +65,12 @@ class Replicated {
   void set_modules_to_backward_prefetch(const std::vector<Replicated*>& /*modules*/) {}
 
   // To be called before a forward of a module with buffers, as its forward cannot be hooked.
-  virtual void forward_begins() = 0;
+  // Returns the inputs on the module's device. Throws std::logic_error if the module was cast.
+  virtual std::vector<at::Tensor> forward_begins(std::vector<at::Tensor> inputs = {}) = 0;
 
   // For the executor: before_backward says which backward averages, reduce_grad starts what is
-  // left, wait_reduce waits. Nested calls are part of it.
+  // left, wait_reduce waits. Nested calls are part of it. While it lives, backwards that the
+  // executor does not run only add up. With ranks as threads of one GPU: one REDUCE_GRAD a step.
   virtual std::shared_ptr<executor::DataParallel> data_parallel() = 0;
 
   // Bytes of the buckets, those of nested calls left out.
@@ -85,13 +84,19 @@ class Replicated {
   virtual void hold_sync(int change) = 0;
 };
 
-// Replicates the parameters and buffers of `module` that no earlier call has taken: bottom-up, a
+// Replicates the parameters and buffers of `modules` that no earlier call has taken: bottom-up, a
 // call for a layer gives it buckets of its own, which are reduced together with those of the call
 // for the whole. Collective over the group: shapes are compared, and rank 0's values are given to
 // all. Throws std::invalid_argument that names the parameter or option, on every rank, where ranks
 // differ. Gradients are averaged as long as what it returns, or the data_parallel() of that, lives.
-[[nodiscard]] std::shared_ptr<Replicated> replicate(torch::nn::Module& module,
+[[nodiscard]] std::shared_ptr<Replicated> replicate(const std::vector<torch::nn::Module*>& modules,
                                                     comms::BackendPtr group, Options options = {});
+
+[[nodiscard]] inline std::shared_ptr<Replicated> replicate(torch::nn::Module& module,
+                                                           comms::BackendPtr group,
+                                                           Options options = {}) {
+  return replicate(std::vector{&module}, std::move(group), std::move(options));
+}
 
 // Over all ranks of a mesh, or of some of its dimensions: fully_shard takes the same.
 inline std::shared_ptr<Replicated> replicate(torch::nn::Module& module, comms::Mesh& mesh,

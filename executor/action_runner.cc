@@ -74,11 +74,17 @@ void ActionRunner::begin(const RowPlan& row, bool with_backward, bool keep_outpu
   microbatches_ = std::move(microbatches);
   results_ = {};
   for (auto& [index, stage] : stages_) {
-    stage.residency = row.has_residency ? Residency::kSharded : Residency::kUnsharded;
+    stage.residency = Residency::kSharded;
     stage.reduces = false;
     stage.slots.clear();
     stage.slots.resize(static_cast<size_t>(num_microbatches_));
+    if (with_backward) stage.with.data_parallel->step_begins();
+    // A row that does not say when has its stages whole all the time.
+    if (row.has_residency) continue;
+    stage.with.data_parallel->unshard();
+    stage.residency = Residency::kUnsharding;
   }
+  has_residency_ = row.has_residency;
   if (is_local(placement_.num_stages() - 1)) {
     results_.losses.resize(static_cast<size_t>(num_microbatches_));
     if (keep_outputs) results_.outputs.resize(static_cast<size_t>(num_microbatches_));
@@ -98,6 +104,10 @@ ActionRunner::Results ActionRunner::finish() {
   if (transfers_) transfers_->finish();
   for (auto& [index, stage] : stages_) {
     if (stage.reduces) stage.with.data_parallel->wait_reduce();
+    if (!has_residency_) {
+      if (stage.residency == Residency::kUnsharding) stage.with.data_parallel->wait_unshard();
+      stage.with.data_parallel->reshard();
+    }
     // A fragment may leave forwards without a backward.
     const bool unfinished = std::ranges::any_of(stage.slots, [](const Slot& slot) {
       return slot.phase == Phase::kForward || slot.phase == Phase::kInput;
@@ -112,7 +122,10 @@ ActionRunner::Results ActionRunner::finish() {
 void ActionRunner::clear() {
   for (auto& [index, stage] : stages_) {
     stage.slots.clear();
-    stage.with.data_parallel->abort();
+    try {
+      stage.with.data_parallel->abort();
+    } catch (const std::exception&) {  // the other stages' peers wait too; the step has its cause
+    }
     stage.with.stage->clear();
   }
   microbatches_ = {};
@@ -124,6 +137,10 @@ ActionRunner::Local& ActionRunner::local(int stage) {
   if (found == stages_.end())
     throw std::logic_error("stage " + std::to_string(stage) + " is not on this rank");
   return found->second;
+}
+
+ActionRunner::Slot& ActionRunner::slot_of(ir::ActionPart part) {
+  return local(part.stage()).slots[static_cast<size_t>(part.microbatch())];
 }
 
 void ActionRunner::run_default(const PlannedAction& planned) {
@@ -175,13 +192,13 @@ void ActionRunner::run_part(ir::ActionPart part, bool last_backward) {
       return;
     }
     case ActionKind::kSendF: {
-      Slot& slot = local(part.stage()).slots[static_cast<size_t>(part.microbatch())];
+      Slot& slot = slot_of(part);
       if (!slot.outputs)
         throw std::logic_error("there is no output of " + text_of(ActionKind::kForward, part));
       return transfers(part).post_send(part, take(slot.outputs));
     }
     case ActionKind::kSendB: {
-      Slot& slot = local(part.stage()).slots[static_cast<size_t>(part.microbatch())];
+      Slot& slot = slot_of(part);
       if (!slot.input_grads)
         throw std::logic_error("there is no gradient of " + text_of(ActionKind::kBackward, part));
       return transfers(part).post_send(part, take(slot.input_grads));
@@ -195,7 +212,7 @@ void ActionRunner::run_part(ir::ActionPart part, bool last_backward) {
 
 void ActionRunner::forward(ir::ActionPart part) {
   Local& stage = local(part.stage());
-  Slot& slot = stage.slots[static_cast<size_t>(part.microbatch())];
+  Slot& slot = slot_of(part);
   if (slot.phase != Phase::kNothing)
     throw std::logic_error(text_of(ActionKind::kForward, part) + " ran already in this step");
   need_unsharded(stage, part);
@@ -267,7 +284,7 @@ void ActionRunner::compute_loss(ir::ActionPart part, Slot& slot, const Tensors& 
 
 void ActionRunner::backward(ir::ActionPart part, bool last_backward) {
   Local& stage = local(part.stage());
-  Slot& slot = stage.slots[static_cast<size_t>(part.microbatch())];
+  Slot& slot = slot_of(part);
   if (slot.phase != Phase::kForward) {
     throw std::logic_error(slot.phase == Phase::kNothing
                                ? text_of(ActionKind::kForward, part) + " has not run"
@@ -275,9 +292,12 @@ void ActionRunner::backward(ir::ActionPart part, bool last_backward) {
   }
   need_unsharded(stage, part);
   const bool whole = part.kind() == ActionKind::kBackward;
-  // A loss may add to gradients of the stage's weights too.
-  stage.with.data_parallel->before_backward(part.microbatch(), whole && last_backward);
+  const bool reduces = whole && last_backward;
+  // A loss may add to gradients of the stage's weights too, which are not the last ones.
+  const bool has_loss = is_last(part.stage());
+  stage.with.data_parallel->before_backward(part.microbatch(), reduces && !has_loss);
   Tensors output_grads = output_grads_of(part, slot);
+  if (reduces && has_loss) stage.with.data_parallel->before_backward(part.microbatch(), true);
   Stage& compute = *stage.with.stage;
   Tensors grads = whole ? compute.backward(part.microbatch(), std::move(output_grads))
                         : compute.backward_input(part.microbatch(), std::move(output_grads));
@@ -314,7 +334,7 @@ Tensors ActionRunner::output_grads_of(ir::ActionPart part, Slot& slot) {
 
 void ActionRunner::backward_weight(ir::ActionPart part, bool last_backward) {
   Local& stage = local(part.stage());
-  Slot& slot = stage.slots[static_cast<size_t>(part.microbatch())];
+  Slot& slot = slot_of(part);
   if (slot.phase != Phase::kInput) {
     throw std::logic_error(slot.phase == Phase::kDone
                                ? "the backward of this microbatch is done already"
@@ -322,6 +342,12 @@ void ActionRunner::backward_weight(ir::ActionPart part, bool last_backward) {
   }
   if (!options_.weight_free_w || stage.residency == Residency::kUnsharding)
     need_unsharded(stage, part);
+  if (stage.residency == Residency::kSharded && stage.with.data_parallel->frees_parameters()) {
+    // Its I is a whole chain of weights, the embedding's too.
+    if (is_first(part.stage()))
+      throw std::logic_error("a W of stage 0 needs the stage unsharded, and it is resharded");
+    stage.with.stage->check_weight_free(part.microbatch());
+  }
   stage.with.data_parallel->before_backward(part.microbatch(), last_backward);
   stage.with.stage->backward_weight(part.microbatch());
   slot.phase = Phase::kDone;

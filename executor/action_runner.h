@@ -115,6 +115,7 @@ class ActionRunner {
   };
 
   Local& local(int stage);
+  Slot& slot_of(ir::ActionPart part);
   bool is_local(int stage) const { return stages_.contains(stage); }
   bool is_first(int stage) const { return stage == 0; }
   bool is_last(int stage) const { return stage == placement_.num_stages() - 1; }
@@ -141,6 +142,7 @@ class ActionRunner {
   std::map<ir::ActionKind, ActionFunction> functions_;
 
   bool with_backward_ = false;
+  bool has_residency_ = false;  // of the row that runs
   bool keep_outputs_ = false;
   Microbatches microbatches_;
   Results results_;

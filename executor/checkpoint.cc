@@ -125,12 +125,21 @@ class CheckpointNode final : public HidesWeights {
   std::optional<variable_list> left_for_w_;  // what I computed of the inputs
 };
 
+// The engine calls the post hooks of a node only if it had one before it ran. With this one, who
+// learns in a part's own backward that it is inside another can add one to go on behind it.
+struct NoHook final : torch::autograd::FunctionPostHook {
+  variable_list operator()(const variable_list& outputs, const variable_list&) override {
+    return outputs;
+  }
+};
+
 }  // namespace
 
 std::vector<at::Tensor> checkpoint_function(Forward forward,
                                             const std::vector<at::Tensor>& inputs) {
   if (!c10::GradMode::is_enabled()) return forward(inputs);
   const auto node = std::make_shared<CheckpointNode>(forward, inputs, GeneratorStates(inputs));
+  node->add_post_hook(std::make_unique<NoHook>());
   variable_list outputs;
   {
     const c10::AutoGradMode disabled(false);

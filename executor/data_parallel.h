@@ -15,14 +15,20 @@ class DataParallel {
  public:
   virtual ~DataParallel() = default;
 
+  // Before the first action of a step that trains, on all ranks that have the stage.
+  virtual void step_begins() {}
   // UNSHARD: gathers the stage's parameters.
   virtual void unshard() = 0;
   // Before the first compute of the stage behind an UNSHARD.
   virtual void wait_unshard() = 0;
+  // Whether a resharded stage has no whole parameters, so that a W that stands on one (weight-free
+  // W) must not read them.
+  virtual bool frees_parameters() const { return false; }
   // RESHARD: frees the gathered parameters. Never between an unshard and its wait.
   virtual void reshard() = 0;
-  // Before each B, I and W of the stage. `last`: no later B or W of the stage stands before its
-  // next REDUCE_GRAD, so that gradients may be reduced as they become ready.
+  // Before each B, I and W of the stage; in a B of the last stage once more behind the loss's.
+  // `last`: no later B or W of the stage stands before its next REDUCE_GRAD, so that gradients may
+  // be reduced as they become ready.
   virtual void before_backward(int microbatch, bool last) = 0;
   // REDUCE_GRAD: reduces the gradients that have been gathered since the last one.
   virtual void reduce_grad() = 0;

@@ -2,7 +2,15 @@
 
 #include <c10/core/GradMode.h>
 
+#include "executor/weight_free.h"
+
 namespace pipewright::executor {
+
+void Stage::check_weight_free(int /*microbatch*/) {
+  throw std::logic_error(
+      "the stage may read its weights in W, and is resharded: only a split of autograd's graph is "
+      "known not to");
+}
 
 // What a microbatch leaves between its actions.
 struct ModuleStage::Kept {
@@ -64,6 +72,14 @@ void ModuleStage::backward_weight(int microbatch) {
   if (work.users_weight_work) work.users_weight_work();
   if (work.weight_work) work.weight_work->run();
   kept_.erase(microbatch);
+}
+
+void ModuleStage::check_weight_free(int microbatch) {
+  const Kept& work = kept(microbatch, "backward_weight");
+  if (!work.weight_work) return Stage::check_weight_free(microbatch);
+  const std::string reads = reads_weights(*work.weight_work);
+  if (!reads.empty())
+    throw std::logic_error("`" + reads + "` may read a weight in W, and the stage is resharded");
 }
 
 void ModuleStage::clear() { kept_.clear(); }

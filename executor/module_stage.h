@@ -34,6 +34,7 @@ class ModuleStage final : public Stage {
   Tensors backward(int microbatch, Tensors output_grads) override;
   Tensors backward_input(int microbatch, Tensors output_grads) override;
   void backward_weight(int microbatch) override;
+  void check_weight_free(int microbatch) override;
   void clear() override;
 
  private:

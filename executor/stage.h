@@ -31,6 +31,10 @@ class Stage {
   // W: what I left. The stage forgets the microbatch.
   virtual void backward_weight(int microbatch) = 0;
 
+  // Before a W whose stage has its weights resharded: throws std::logic_error, with the reason, if
+  // W would read them. Unless a stage knows that it does not, it does.
+  virtual void check_weight_free(int microbatch);
+
   // Forgets all microbatches: the step has failed.
   virtual void clear() = 0;
 };

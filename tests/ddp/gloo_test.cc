@@ -1,34 +1,17 @@
 // Tests of replicate_test on ranks that are processes, over Gloo.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <array>
-#include <cstdio>
 #include <string>
 
+#include "tests/shell/shell.h"
+
+namespace pipewright::tests {
 namespace {
-
-int count(const std::string& text, const std::string& part) {
-  int found = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
-  return found;
-}
-
-struct Output {
-  std::string text;
-  int status;
-};
 
 Output launch(int ranks, const std::string& filter) {
   const std::string command = "cli/pipewright launch -n " + std::to_string(ranks) +
                               " -- tests/ddp/replicate_test --gtest_filter='" + filter + "' 2>&1";
-  FILE* pipe = popen(command.c_str(), "r");
-  Output output;
-  std::array<char, 4096> buffer;
-  while (size_t read = fread(buffer.data(), 1, buffer.size(), pipe))
-    output.text.append(buffer.data(), read);
-  output.status = WEXITSTATUS(pclose(pipe));
-  return output;
+  return run_shell(command);
 }
 
 // Runs the tests of a filter on so many processes; `runs` is how often each rank trains in them.
@@ -55,3 +38,4 @@ TEST(ReplicateOverGloo, ARankThatDies) {
 }
 
 }  // namespace
+}  // namespace pipewright::tests

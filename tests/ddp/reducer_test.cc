@@ -13,8 +13,8 @@
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include "ddp/replicate.h"
-#include "tests/ddp/modules.h"
 #include "tests/ranks/ranks.h"
+#include "tests/training/modules.h"
 
 namespace pipewright::ddp {
 namespace {

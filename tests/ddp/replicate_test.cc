@@ -3,85 +3,35 @@
 // gradients and parameters with a plain copy whose gradients are averaged by hand.
 #include "ddp/replicate.h"
 
-#include <ATen/Parallel.h>
-#include <c10/core/Allocator.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
-#include <torch/optim/adam.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
 
 #include <csignal>
 #include <cstdio>
-#include <random>
+#include <optional>
 
-#include "comms/gloo.h"
 #include "comms/recording_backend.h"
-#include "comms/thread_backend.h"
 #include "executor/checkpoint.h"
-#include "tests/ddp/modules.h"
-#include "tests/ranks/ranks.h"
+#include "tests/meter/meter.h"
+#include "tests/training/modules.h"
+#include "tests/training/on_ranks.h"
 
 namespace pipewright::ddp {
 namespace {
 
 using comms::BackendPtr;
+using tests::adam;
 using tests::average_grads;
+using tests::data_seed;
 using tests::difference;
+using tests::errors_on_ranks;
 using tests::ModulePtr;
+using tests::on_ranks;
 using tests::random_input;
 using tests::random_tokens;
-
-std::vector<int> all_ranks(int size) {
-  std::vector<int> ranks;
-  for (int rank = 0; rank < size; ++rank) ranks.push_back(rank);
-  return ranks;
-}
-
-// What each rank has: a group for replicate, whose calls are written down, and one for the
-// reference.
-struct Rank {
-  int rank;
-  BackendPtr group;
-  BackendPtr by_hand;
-  std::shared_ptr<comms::CallLog> log;  // of this rank alone
-};
-
-// Where gloo_test started this process as one of several ranks.
-comms::World* world_of_processes() {
-  static std::unique_ptr<comms::World> world = [] {
-    const comms::Environment environment = comms::read_environment();
-    return environment.world_size == 1
-               ? nullptr
-               : std::make_unique<comms::World>(comms::gloo_world(environment));
-  }();
-  return world.get();
-}
-
-std::vector<std::string> errors_of(int size, const std::function<void(Rank&)>& body,
-                                   comms::Injector injector = nullptr,
-                                   std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
-  at::set_num_threads(1);
-  const auto run_rank = [&](comms::World& world) {
-    const auto log = std::make_shared<comms::CallLog>();
-    Rank self{world.rank(), comms::record(world.make_group("dp", all_ranks(size)), log, injector),
-              world.make_group("hand", all_ranks(size)), log};
-    body(self);
-  };
-  if (comms::World* world = world_of_processes()) {
-    // This process is one rank; what wants another number of them is for another run.
-    if (world->size() != size) return std::vector<std::string>(static_cast<size_t>(size));
-    run_rank(*world);
-    std::printf("over Gloo: %s\n", testing::UnitTest::GetInstance()->current_test_info()->name());
-    return std::vector<std::string>(static_cast<size_t>(size));
-  }
-  std::vector<comms::World> worlds = comms::thread_worlds(size, {.timeout = timeout});
-  return tests::errors_of_ranks(size,
-                                [&](int rank) { run_rank(worlds[static_cast<size_t>(rank)]); });
-}
-
-void run(int size, const std::function<void(Rank&)>& body, comms::Injector injector = nullptr) {
-  EXPECT_EQ(errors_of(size, body, std::move(injector)),
-            std::vector<std::string>(static_cast<size_t>(size)));
-}
+using tests::Rank;
 
 // Each of its parts, then the whole.
 std::vector<std::shared_ptr<Replicated>> wrap(tests::TestModule& module, const BackendPtr& group,
@@ -92,17 +42,38 @@ std::vector<std::shared_ptr<Replicated>> wrap(tests::TestModule& module, const B
   return units;
 }
 
-torch::optim::Adam adam(torch::nn::Module& module) {
-  return torch::optim::Adam(module.parameters(), torch::optim::AdamOptions(1e-2));
+// The plain copy's gradients are averaged by hand; then both step. Equal before and after.
+void expect_equal_step(Rank& self, torch::nn::Module& plain, torch::optim::Adam& plain_optimizer,
+                       torch::nn::Module& module, torch::optim::Adam& optimizer) {
+  average_grads(plain, *self.by_hand);
+  EXPECT_EQ(difference(plain, module), "") << "after backward";
+  plain_optimizer.step();
+  optimizer.step();
+  EXPECT_EQ(difference(plain, module), "") << "after step";
+}
+
+using Groups = std::vector<std::vector<std::string>>;
+
+std::vector<torch::nn::Module*> children(torch::nn::Module& module,
+                                         const std::vector<std::string>& names) {
+  std::vector<torch::nn::Module*> found;
+  for (const std::string& name : names) found.push_back(module.named_children()[name].get());
+  return found;
 }
 
 using Loss = std::function<at::Tensor(tests::TestModule&, int iteration, int rank)>;
 
-// Ten iterations beside a plain copy.
+// Ten iterations beside a plain copy; `calls` are for groups of the module's children, by name.
 void expect_parity(Rank& self, const ModulePtr& plain, const ModulePtr& module, const Loss& loss,
-                   bool in_parts = true) {
-  const auto units =
-      in_parts ? wrap(*module, self.group) : std::vector{replicate(*module, self.group)};
+                   const std::optional<Groups>& calls = std::nullopt) {
+  std::vector<std::shared_ptr<Replicated>> units;
+  if (calls) {
+    for (const std::vector<std::string>& names : *calls)
+      units.push_back(replicate(children(*module, names), self.group));
+    units.push_back(replicate(*module, self.group));
+  } else {
+    units = wrap(*module, self.group);
+  }
   auto plain_optimizer = adam(*plain), optimizer = adam(*module);
   for (int iteration = 0; iteration < 10; ++iteration) {
     const bool to_none = iteration % 2 == 0;
@@ -113,16 +84,8 @@ void expect_parity(Rank& self, const ModulePtr& plain, const ModulePtr& module, 
     EXPECT_TRUE(at::allclose(want, got, 1e-9, 1e-11)) << iteration;
     want.backward();
     got.backward();
-    average_grads(*plain, *self.by_hand);
-    EXPECT_EQ(difference(*plain, *module), "") << "after backward " << iteration;
-    plain_optimizer.step();
-    optimizer.step();
-    EXPECT_EQ(difference(*plain, *module), "") << "after step " << iteration;
+    expect_equal_step(self, *plain, plain_optimizer, *module, optimizer);
   }
-}
-
-uint64_t data_seed(int iteration, int rank) {
-  return 1000 * static_cast<uint64_t>(iteration) + 42 + static_cast<uint64_t>(rank);
 }
 
 TEST(ReplicateTraining, test_train_parity_single_group) {
@@ -130,7 +93,7 @@ TEST(ReplicateTraining, test_train_parity_single_group) {
   for (const Shapes& shapes :
        {Shapes{{16, 15}, {15, 8}}, Shapes{{7, 15}, {15, 3}}, Shapes{{16, 17}, {17, 8}}}) {
     for (const int ranks : {2, 4}) {
-      run(ranks, [&](Rank& self) {
+      on_ranks(ranks, [&](Rank& self) {
         expect_parity(self, tests::make_two_linears(shapes, 42),
                       // Other weights on other ranks: rank 0's are given to all.
                       tests::make_two_linears(shapes, 42 + static_cast<uint64_t>(self.rank)),
@@ -152,31 +115,21 @@ class MultiGroup : public testing::TestWithParam<bool> {};
 
 // With delays before and behind every call, by chance.
 TEST_P(MultiGroup, test_train_parity_multi_group) {
-  const bool delayed = GetParam();
-  const auto injector = [delayed](const comms::CallRecord& call) {
-    thread_local std::mt19937 random(7);
-    comms::Fault fault;
-    if (delayed && call.op == "allreduce") {
-      fault.delay = std::chrono::microseconds(random() % 3000);
-      fault.work_delay = std::chrono::microseconds(random() % 3000);
-    }
-    return fault;
-  };
-  run(
+  on_ranks(
       4,
       [](Rank& self) {
         const tests::TransformerArgs args{.layers = 3, .tied = false};
         expect_parity(self, tests::make_transformer(args, 42), tests::make_transformer(args, 42),
                       transformer_loss);
       },
-      injector);
+      GetParam() ? tests::random_delays("allreduce") : nullptr);
 }
 
 INSTANTIATE_TEST_SUITE_P(Delays, MultiGroup, testing::Bool());
 
 TEST(ReplicateTraining, test_train_parity_with_shared_params) {
   for (const bool checkpointed : {false, true}) {
-    run(4, [&](Rank& self) {
+    on_ranks(4, [&](Rank& self) {
       const tests::TransformerArgs args{.layers = 3, .tied = true, .checkpointed = checkpointed};
       expect_parity(self, tests::make_transformer(args, 42), tests::make_transformer(args, 42),
                     transformer_loss);
@@ -185,21 +138,26 @@ TEST(ReplicateTraining, test_train_parity_with_shared_params) {
 }
 
 TEST(ReplicateTraining, test_train_parity_with_activation_checkpointing) {
-  for (const bool tied : {false, true}) {
-    for (const bool in_parts : {false, true}) {
-      run(2, [&](Rank& self) {
-        const tests::TransformerArgs plain{.layers = 3, .tied = tied};
-        tests::TransformerArgs checkpointed = plain;
-        checkpointed.checkpointed = true;
-        expect_parity(self, tests::make_transformer(plain, 42),
-                      tests::make_transformer(checkpointed, 42), transformer_loss, in_parts);
-      });
-    }
+  const Groups by_block = {{"block0"}, {"block1"}, {"block2"}};
+  const Groups mem_eff = {
+      {"block0"}, {"block1", "block2"}, {"tokens", "positions"}, {"norm", "output"}};
+  const Groups mem_eff_weight_tied = {{"tokens", "output"}, {"block0"}, {"block1"}, {"block2"}};
+  for (const auto& [groups, tied] :
+       {std::pair{Groups{}, false}, std::pair{Groups{}, true}, std::pair{by_block, false},
+        std::pair{by_block, true}, std::pair{mem_eff, false},
+        std::pair{mem_eff_weight_tied, true}}) {
+    on_ranks(2, [&, groups = groups, tied = tied](Rank& self) {
+      const tests::TransformerArgs plain{.layers = 3, .tied = tied};
+      tests::TransformerArgs checkpointed = plain;
+      checkpointed.checkpointed = true;
+      expect_parity(self, tests::make_transformer(plain, 42),
+                    tests::make_transformer(checkpointed, 42), transformer_loss, groups);
+    });
   }
 }
 
 TEST(ReplicateTraining, test_explicit_prefetching) {
-  run(2, [](Rank& self) {
+  on_ranks(2, [](Rank& self) {
     const tests::TransformerArgs args{.layers = 8, .tied = false};
     const ModulePtr plain = tests::make_transformer(args, 42);
     const ModulePtr module = tests::make_transformer(args, 42);
@@ -209,16 +167,12 @@ TEST(ReplicateTraining, test_explicit_prefetching) {
     for (size_t i = 2; i < units.size(); ++i)
       units[i]->set_modules_to_backward_prefetch({units[i - 1].get(), units[i - 2].get()});
     auto plain_optimizer = adam(*plain), optimizer = adam(*module);
-    for (int iteration = 0; iteration < 3; ++iteration) {
+    for (int iteration = 0; iteration < 10; ++iteration) {
       plain_optimizer.zero_grad();
       optimizer.zero_grad();
       transformer_loss(*plain, iteration, self.rank).backward();
       transformer_loss(*module, iteration, self.rank).backward();
-      average_grads(*plain, *self.by_hand);
-      EXPECT_EQ(difference(*plain, *module), "");
-      plain_optimizer.step();
-      optimizer.step();
-      EXPECT_EQ(difference(*plain, *module), "");
+      expect_equal_step(self, *plain, plain_optimizer, *module, optimizer);
     }
   });
 }
@@ -228,7 +182,7 @@ class Registration : public testing::TestWithParam<bool> {};
 
 TEST_P(Registration, test_param_registration) {
   const bool with_backward = GetParam();
-  run(4, [&](Rank& self) {
+  on_ranks(4, [&](Rank& self) {
     const ModulePtr module = tests::make_mlps(8, 2, 42);
     std::vector<std::string> names;
     std::vector<at::Tensor> before, values;
@@ -258,7 +212,7 @@ struct NoInputs : torch::nn::Module {
 };
 
 TEST(ReplicateTraining, test_root_no_forward_inputs) {
-  run(2, [](Rank& self) {
+  on_ranks(2, [](Rank& self) {
     NoInputs module;
     const auto unit = replicate(module, self.group);
     (module.weight * (self.rank + 1)).sum().backward();
@@ -269,37 +223,80 @@ TEST(ReplicateTraining, test_root_no_forward_inputs) {
   });
 }
 
-// Bytes that this thread allocates.
-class Meter final : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
-    now += bytes;
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-  int64_t now = 0;
-};
+TEST(ReplicateTraining, test_root_move_forward_input_to_device) {
+  on_ranks(2, [](Rank& self) {
+    torch::nn::Module without_parameters;
+    const auto unit = replicate(without_parameters, self.group, {.device = at::kMeta});
+    const at::Tensor x = at::ones({2}), y0 = at::ones({3}), y1;
+    const std::vector<at::Tensor> moved = unit->forward_begins({x, y0, y1});
+    EXPECT_TRUE(moved[0].is_meta() && moved[1].is_meta());
+    EXPECT_EQ(moved[1].sizes(), at::IntArrayRef({3}));
+    EXPECT_FALSE(moved[2].defined());
+    const ModulePtr mlp = tests::make_mlp(2, 2, 42);
+    EXPECT_TRUE(replicate(*mlp, self.group)->forward_begins({x})[0].is_same(x));
+  });
+}
 
+// Of both ranks together, as one thread may free what the other has allocated.
 TEST(Replicate, MemoryHoldsOneCopyOfParametersAndGradients) {
-  run(2, [](Rank& self) {
+  const tests::Meter meter;
+  on_ranks(2, [&](Rank& self) {
+    const tests::Meter counts_here = tests::Meter::together_with(meter);
     const ModulePtr module = tests::make_mlps(32, 3, 42);
-    int64_t bytes = 0;
+    int64_t bytes = 0;  // of both ranks' parameters
     for (const at::Tensor& weight : module->parameters())
-      bytes += static_cast<int64_t>(weight.nbytes());
-    const auto meter = std::make_shared<Meter>();
-    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+      bytes += 2 * static_cast<int64_t>(weight.nbytes());
+    tests::on_first_rank_alone(self, [&] { EXPECT_EQ(meter.bytes(), bytes); });
     const auto units = wrap(*module, self.group);
-    EXPECT_EQ(meter->now, 0);  // the parameters stay where they are
+    // The parameters stay where they are.
+    tests::on_first_rank_alone(self, [&] { EXPECT_EQ(meter.bytes(), bytes); });
     for (int iteration = 0; iteration < 3; ++iteration) {
       module->zero_grad(iteration % 2 == 0);
       module->forward(random_input({2, 32}, data_seed(iteration, self.rank))).sum().backward();
-      EXPECT_EQ(meter->now, bytes) << iteration;
+      tests::on_first_rank_alone(self,
+                                 [&] { EXPECT_EQ(meter.bytes(), 2 * bytes) << iteration; });
     }
+  });
+}
+
+// Buckets that are made anew do not hold a second copy: the old ones go as gradients move.
+TEST(Replicate, PeakMemoryIsOneCopyAndABucket) {
+  constexpr int64_t kSize = 1024, kCount = 16, kRanks = 2;
+  constexpr int64_t kBytes = kSize * 8;
+  tests::Meter meter;
+  on_ranks(kRanks, [&](Rank& self) {
+    torch::nn::Module module;
+    std::vector<at::Tensor> weights;
+    for (int i = 0; i < kCount; ++i) {
+      weights.push_back(
+          module.register_parameter("w" + std::to_string(i), at::ones({kSize}, at::kDouble)));
+    }
+    const double two = 2.0 * kBytes / (1 << 20);  // two gradients a bucket
+    const auto unit =
+        replicate(module, self.group, {.bucket_cap_mb = two, .first_bucket_cap_mb = two});
+    const auto names = unit->buckets();
+    const tests::Meter counts_here = tests::Meter::together_with(meter);
+    for (int iteration = 0; iteration < 3; ++iteration) {
+      tests::on_first_rank_alone(self, [&] { meter.restart_peak(); });
+      module.zero_grad();
+      // Pairs in another order than the last first: w1 w0, w3 w2...
+      at::Tensor sum = at::zeros({}, at::kDouble);
+      for (int i = kCount - 1; i >= 0; --i)
+        sum = sum + at::dot(weights[static_cast<size_t>(i)], weights[static_cast<size_t>(i)]);
+      sum.backward();
+      tests::on_first_rank_alone(self, [&] {
+        EXPECT_LE(meter.bytes(), kRanks * (kCount + 1) * kBytes);
+        // The gradient that autograd has just made, before it is in its bucket, and one bucket.
+        EXPECT_LE(meter.peak(), kRanks * (kCount + 6) * kBytes);
+      });
+    }
+    EXPECT_NE(unit->buckets(), names);
   });
 }
 
 // Reductions start while backward still runs, in the order of the buckets.
 TEST(Replicate, ReductionOverlapsBackward) {
-  run(2, [](Rank& self) {
+  on_ranks(2, [](Rank& self) {
     const ModulePtr module = tests::make_mlps(16, 3, 42);
     const auto units = wrap(*module, self.group);
     size_t calls_when_first_layer_is_ready = 0;
@@ -317,7 +314,7 @@ TEST(Replicate, ReductionOverlapsBackward) {
 }
 
 TEST(ReplicateTraining, test_multi_forward_module) {
-  run(2, [](Rank& self) {
+  on_ranks(2, [](Rank& self) {
     expect_parity(self, tests::make_repeated(42), tests::make_repeated(42),
                   [](tests::TestModule& module, int iteration, int rank) {
                     return module.forward(random_input({32, 4}, data_seed(iteration, rank))).sum();
@@ -326,14 +323,14 @@ TEST(ReplicateTraining, test_multi_forward_module) {
 }
 
 TEST(ReplicateTraining, test_non_root_forward_backward) {
-  run(2, [](Rank& self) {
+  on_ranks(2, [](Rank& self) {
     const ModulePtr plain = tests::make_mlps(32, 3, 42), module = tests::make_mlps(32, 3, 42);
     const auto units = wrap(*module, self.group);
     auto plain_optimizer = adam(*plain), optimizer = adam(*module);
     const auto part = [](const ModulePtr& of) {
       return std::dynamic_pointer_cast<tests::TestModule>(of->parts()[0]);
     };
-    for (int iteration = 0; iteration < 3; ++iteration) {
+    for (int iteration = 0; iteration < 10; ++iteration) {
       const at::Tensor input = random_input({4, 32}, data_seed(iteration, self.rank));
       for (const bool whole : {true, false}) {
         plain_optimizer.zero_grad();
@@ -343,11 +340,7 @@ TEST(ReplicateTraining, test_non_root_forward_backward) {
         EXPECT_TRUE(at::allclose(want, got, 1e-9, 1e-11));
         want.backward();
         got.backward();
-        average_grads(*plain, *self.by_hand);
-        EXPECT_EQ(difference(*plain, *module), "");
-        plain_optimizer.step();
-        optimizer.step();
-        EXPECT_EQ(difference(*plain, *module), "");
+        expect_equal_step(self, *plain, plain_optimizer, *module, optimizer);
       }
     }
   });
@@ -355,7 +348,7 @@ TEST(ReplicateTraining, test_non_root_forward_backward) {
 
 // A module is called by any function, not its forward alone.
 TEST(ReplicateTraining, test_register_fsdp_forward_method) {
-  run(2, [](Rank& self) {
+  on_ranks(2, [](Rank& self) {
     expect_parity(self, tests::make_mlp(8, 4, 42), tests::make_mlp(8, 4, 42),
                   [](tests::TestModule& module, int iteration, int rank) {
                     const auto weights = module.parameters();
@@ -373,7 +366,7 @@ TEST(ReplicateTraining, test_gradient_accumulation) {
   constexpr int kMlps = 3, kMicrobatches = 3;
   for (const auto& [mode, count] :
        {std::pair{Mode::kAll, 4}, std::pair{Mode::kSomeMlps, 8}, std::pair{Mode::kRootOnly, 10}}) {
-    run(2, [&, mode = mode, count = count](Rank& self) {
+    on_ranks(2, [&, mode = mode, count = count](Rank& self) {
       const ModulePtr plain = tests::make_mlps(32, kMlps, 42);
       const ModulePtr module = tests::make_mlps(32, kMlps, 42);
       const auto units = wrap(*module, self.group);
@@ -399,24 +392,20 @@ TEST(ReplicateTraining, test_gradient_accumulation) {
           want.backward();
           got.backward();
         }
-        average_grads(*plain, *self.by_hand);
-        EXPECT_EQ(difference(*plain, *module), "");
+        expect_equal_step(self, *plain, plain_optimizer, *module, optimizer);
         // The first iteration gives rank 0's order of buckets to all.
         EXPECT_EQ(self.log->count("allreduce"), count);
         EXPECT_EQ(self.log->count("_allgather_base"), 0);
         EXPECT_EQ(self.log->count("_reduce_scatter_base"), 0);
         EXPECT_EQ(self.log->calls().size(),
                   static_cast<size_t>(count + (iteration == 0 ? kMlps + 1 : 0)));
-        plain_optimizer.step();
-        optimizer.step();
-        EXPECT_EQ(difference(*plain, *module), "");
       }
     });
   }
 }
 
 TEST(ReplicateTraining, test_1f1b_microbatching) {
-  run(4, [](Rank& self) {
+  on_ranks(4, [](Rank& self) {
     const tests::TransformerArgs args{.layers = 2};
     const ModulePtr plain = tests::make_transformer(args, 42);
     const ModulePtr module = tests::make_transformer(args, 42);
@@ -432,27 +421,106 @@ TEST(ReplicateTraining, test_1f1b_microbatching) {
       want.backward();
       got.backward();
     }
-    average_grads(*plain, *self.by_hand);
-    EXPECT_EQ(difference(*plain, *module), "");
-    plain_optimizer.step();
-    optimizer.step();
-    EXPECT_EQ(difference(*plain, *module), "");
+    expect_equal_step(self, *plain, plain_optimizer, *module, optimizer);
   });
 }
 
 TEST(ReplicateTraining, test_train_parity_single_worldsize1) {
-  run(1, [](Rank& self) {
+  on_ranks(1, [](Rank& self) {
     expect_parity(self, tests::make_two_linears({{16, 15}, {15, 8}}, 42),
                   tests::make_two_linears({{16, 15}, {15, 8}}, 42),
                   [](tests::TestModule& module, int iteration, int rank) {
                     return module.forward(random_input({4, 16}, data_seed(iteration, rank))).sum();
                   });
     EXPECT_TRUE(self.log->calls().empty());
+    const ModulePtr module = tests::make_mlps(4, 2, 42);
+    const auto units = wrap(*module, self.group, {.find_unused_parameters = true});
+    const auto stage = units.back()->data_parallel();
+    stage->before_backward(0, /*last=*/true);
+    module->forward(random_input({2, 4}, 1)).sum().backward();
+    stage->reduce_grad();
+    stage->wait_reduce();
+    EXPECT_TRUE(self.log->calls().empty());
+    EXPECT_EQ(units.back()->bucket_bytes(), 0u);  // gradients lie where autograd puts them
+  });
+}
+
+// Parts may have groups of their own, as experts do: the root alone on its rank, a part on two.
+TEST(Replicate, NestedCallsOverOtherGroups) {
+  on_ranks(2, [](Rank& self) {
+    const std::vector<int> alone = {self.rank}, both = {0, 1};
+    for (const bool root_alone : {true, false}) {
+      for (const bool driven : {false, true}) {
+        for (const bool find : {false, true}) {
+          const auto lone = self.world->make_group("alone" + std::to_string(self.rank), alone);
+          const ModulePtr plain = tests::make_mlps(4, 2, 42), module = tests::make_mlps(4, 2, 42);
+          const Options options{.find_unused_parameters = find};
+          std::vector<std::shared_ptr<Replicated>> units;
+          for (const auto& part : module->parts())
+            units.push_back(replicate(*part, root_alone ? self.group : lone, options));
+          units.push_back(replicate(*module, root_alone ? lone : self.group, options));
+          const auto stage = driven ? units.back()->data_parallel() : nullptr;
+          const at::Tensor input = random_input({2, 4}, data_seed(0, self.rank));
+          plain->forward(input).sum().backward();
+          if (stage) stage->before_backward(0, /*last=*/true);
+          module->forward(input).sum().backward();
+          if (stage) stage->reduce_grad();
+          if (stage) stage->wait_reduce();
+          for (const auto& named : plain->named_parameters()) {
+            const bool in_part = named.key().starts_with("mlp");
+            if (in_part != root_alone) continue;
+            std::vector<at::Tensor> grads = {named.value().grad()};
+            self.by_hand->allreduce(grads)->wait();
+            grads[0].div_(2);
+          }
+          EXPECT_EQ(difference(*plain, *module), "") << root_alone << driven << find;
+        }
+      }
+    }
+  });
+}
+
+// The outermost call has nothing of its own, or nothing that is trained.
+TEST(Replicate, ARootWithoutParameters) {
+  on_ranks(2, [](Rank& self) {
+    for (const bool find : {false, true}) {
+      const ModulePtr plain = tests::make_mlp(4, 2, 42), module = tests::make_mlp(4, 2, 42);
+      const Options options{.find_unused_parameters = find};
+      const auto inner = replicate(*module, self.group, options);
+      const auto outer = replicate(*module, self.group, options);
+      for (const bool driven : {false, true}) {
+        plain->zero_grad();
+        module->zero_grad();
+        const auto stage = driven ? outer->data_parallel() : nullptr;
+        const at::Tensor input = random_input({2, 4}, data_seed(driven, self.rank));
+        plain->forward(input).sum().backward();
+        if (stage) stage->before_backward(0, /*last=*/true);
+        module->forward(input).sum().backward();
+        if (stage) stage->reduce_grad();
+        if (stage) stage->wait_reduce();
+        average_grads(*plain, *self.by_hand);
+        EXPECT_EQ(difference(*plain, *module), "") << find << driven;
+      }
+    }
+    torch::nn::Linear frozen(2, 2);
+    for (at::Tensor& weight : frozen->parameters()) weight.set_requires_grad(false);
+    const auto unit = replicate(*frozen, self.group);
+    const auto stage = unit->data_parallel();
+    stage->before_backward(0, /*last=*/true);
+    stage->reduce_grad();
+    stage->wait_reduce();
+    frozen->weight.set_requires_grad(true);
+    try {
+      unit->forward_begins();
+      ADD_FAILURE();
+    } catch (const std::logic_error& error) {
+      EXPECT_NE(std::string(error.what()).find("`weight` was frozen"), std::string::npos);
+    }
   });
 }
 
 TEST(Replicate, BucketsFillInTheOrderOfReadiness) {
-  run(2, [](Rank& self) {
+  on_ranks(2, [](Rank& self) {
     const ModulePtr module = tests::make_two_linears({{256, 256}, {256, 256}, {256, 256}}, 42);
     const auto unit =
         replicate(*module, self.group, {.bucket_cap_mb = 1, .first_bucket_cap_mb = 0.2});
@@ -486,7 +554,7 @@ struct Product : tests::TestModule {
 };
 
 TEST(Replicate, BucketsAreMadeAnewInTheOrderOfReadiness) {
-  run(2, [](Rank& self) {
+  on_ranks(2, [](Rank& self) {
     using Names = std::vector<std::vector<std::string>>;
     Product module;
     const auto unit = replicate(module, self.group, {.bucket_cap_mb = 0, .first_bucket_cap_mb = 0});
@@ -504,7 +572,7 @@ TEST(Replicate, BucketsAreMadeAnewInTheOrderOfReadiness) {
 
 // All that has weights is checkpointed: the last backward that runs is one within another.
 TEST(Replicate, ACheckpointedTail) {
-  run(2, [](Rank& self) {
+  on_ranks(2, [](Rank& self) {
     const ModulePtr plain = tests::make_mlps(8, 3, 42), module = tests::make_mlps(8, 3, 42);
     const auto unit = replicate(*module, self.group);
     for (int iteration = 0; iteration < 3; ++iteration) {
@@ -521,7 +589,7 @@ TEST(Replicate, ACheckpointedTail) {
     }
   });
   // Several parts, each with a backward of its own.
-  run(2, [](Rank& self) {
+  on_ranks(2, [](Rank& self) {
     const ModulePtr plain = tests::make_mlps(8, 3, 42), module = tests::make_mlps(8, 3, 42);
     const auto unit = replicate(*module, self.group);
     const auto weights = module->parameters();
@@ -542,20 +610,16 @@ TEST(Replicate, ACheckpointedTail) {
 
 // A backward that stops on an error leaves nothing behind, as long as nothing was reduced.
 TEST(Replicate, ABackwardThatStopsOnAnError) {
-  run(2, [](Rank& self) {
+  on_ranks(2, [](Rank& self) {
     const ModulePtr plain = tests::make_mlp(4, 2, 42), module = tests::make_mlp(4, 2, 42);
     const auto unit = replicate(*module, self.group);
     const at::Tensor input = random_input({2, 4}, data_seed(0, self.rank));
     const at::Tensor x = (input * 1).requires_grad_();
     x.register_hook(
         [](const at::TensorBase&) { throw std::runtime_error("a hook of the user's"); });
-    const auto weights = module->parameters();
-    // The last layer's gradients are ready before the hook runs.
-    EXPECT_THROW(
-        at::linear(at::linear(x, weights[0]).detach().requires_grad_() * 1 + x.sum(), weights[2])
-            .sum()
-            .backward(),
-        std::runtime_error);
+    // The first layer's gradients, which come last otherwise, are ready before the hook runs.
+    EXPECT_THROW((at::linear(input, module->parameters()[0]).sum() + x.sum()).backward(),
+                 std::runtime_error);
     module->zero_grad();
     plain->forward(input).sum().backward();
     module->forward(input).sum().backward();
@@ -564,8 +628,32 @@ TEST(Replicate, ABackwardThatStopsOnAnError) {
   });
 }
 
+// What was reduced before the error cannot be taken back: ranks may have stopped at other places.
+TEST(Replicate, ABackwardThatStopsAfterItsReductionsBegan) {
+  for (const std::string& error : errors_on_ranks(2, [](Rank& self) {
+         Product module;
+         const auto unit =
+             replicate(module, self.group, {.bucket_cap_mb = 0, .first_bucket_cap_mb = 0});
+         // Ready in the order c, b, a, as the buckets stand.
+         const auto backward = [&](bool stops) {
+           const at::Tensor x = at::ones({2}, at::kDouble).requires_grad_();
+           if (stops) {
+             x.register_hook(
+                 [](const at::TensorBase&) { throw std::runtime_error("a hook of the user's"); });
+           }
+           (x * module.weights[0] * module.weights[1] * module.weights[2]).sum().backward();
+         };
+         EXPECT_THROW(backward(true), std::runtime_error);
+         backward(false);
+       })) {
+    EXPECT_NE(error.find("an earlier backward stopped on an error after its reductions had begun"),
+              std::string::npos)
+        << error;
+  }
+}
+
 TEST(Replicate, NoSyncAddsUp) {
-  run(2, [](Rank& self) {
+  on_ranks(2, [](Rank& self) {
     const ModulePtr plain = tests::make_mlp(4, 2, 42), module = tests::make_mlp(4, 2, 42);
     const auto unit = replicate(*module, self.group);
     for (const int microbatch : {0, 1})
@@ -595,7 +683,7 @@ struct Branches : tests::TestModule {
 
 // Rank 0 uses a, the others b, nobody c.
 TEST(Replicate, UnusedParameters) {
-  run(2, [](Rank& self) {
+  on_ranks(2, [](Rank& self) {
     Branches module;
     const auto unit = replicate(module, self.group, {.find_unused_parameters = true});
     for (int iteration = 0; iteration < 2; ++iteration) {
@@ -606,7 +694,7 @@ TEST(Replicate, UnusedParameters) {
       EXPECT_FALSE(module.weights[2].grad().defined());
     }
   });
-  const std::vector<std::string> errors = errors_of(2, [](Rank& self) {
+  const std::vector<std::string> errors = errors_on_ranks(2, [](Rank& self) {
     Branches module;
     const auto unit = replicate(module, self.group);
     (module.weights[0] * 4).sum().backward();
@@ -619,9 +707,114 @@ TEST(Replicate, UnusedParameters) {
   }
 }
 
+// By hand, where ranks use different parts; a parameter that none used has no gradient.
+void average_grads_of_used(torch::nn::Module& module, c10d::Backend& group) {
+  for (at::Tensor& weight : module.parameters()) {
+    at::Tensor& grad = weight.mutable_grad();
+    std::vector<at::Tensor> used = {at::full({1}, grad.defined() ? 1.0 : 0.0)};
+    group.allreduce(used)->wait();
+    if (!grad.defined()) grad = at::zeros_like(weight);
+    std::vector<at::Tensor> grads = {grad};
+    group.allreduce(grads)->wait();
+    grad.div_(group.getSize());
+    if (used[0].item<double>() == 0) grad.reset();
+  }
+}
+
+// Each rank goes another way through the parts, each of which is a call of its own: buckets are
+// ready in another order on each rank, and whole calls unused.
+TEST(Replicate, UnusedParametersOfNestedCalls) {
+  for (const double cap : {0.0, 25.0}) {
+    on_ranks(
+        3,
+        [cap](Rank& self) {
+          const ModulePtr plain = tests::make_mlps(8, 4, 42), module = tests::make_mlps(8, 4, 42);
+          const auto units = wrap(
+              *module, self.group,
+              {.bucket_cap_mb = cap, .first_bucket_cap_mb = cap, .find_unused_parameters = true});
+          auto plain_optimizer = adam(*plain), optimizer = adam(*module);
+          for (int iteration = 0; iteration < 6; ++iteration) {
+            plain_optimizer.zero_grad();
+            optimizer.zero_grad();
+            for (const ModulePtr& each : {plain, module}) {
+              at::Tensor x = random_input({2, 8}, data_seed(iteration, self.rank));
+              for (const int part : {iteration % 4, (iteration + self.rank) % 4, self.rank})
+                x = std::dynamic_pointer_cast<tests::TestModule>(
+                        each->parts()[static_cast<size_t>(part)])
+                        ->forward(x);
+              x.sum().backward();
+            }
+            average_grads_of_used(*plain, *self.by_hand);
+            EXPECT_EQ(difference(*plain, *module), "") << iteration;
+            plain_optimizer.step();
+            optimizer.step();
+            EXPECT_EQ(difference(*plain, *module), "") << iteration;
+          }
+        },
+        tests::random_delays("allreduce"));
+  }
+}
+
+TEST(Replicate, NestedCallsAgreeOnUnusedParameters) {
+  for (const std::string& error : errors_on_ranks(2, [](Rank& self) {
+         const ModulePtr module = tests::make_mlps(4, 1, 42);
+         const auto part = replicate(*module->parts()[0], self.group);
+         (void)replicate(*module, self.group, {.find_unused_parameters = true});
+       })) {
+    EXPECT_NE(error.find("replicate: find_unused_parameters must be the same"), std::string::npos)
+        << error;
+  }
+}
+
+// The backward that ends last is that of a checkpointed part, and parameters are left over.
+TEST(Replicate, UnusedParametersAndACheckpointedTail) {
+  on_ranks(2, [](Rank& self) {
+    Branches module;
+    const auto unit = replicate(module, self.group, {.find_unused_parameters = true});
+    for (int iteration = 0; iteration < 2; ++iteration) {
+      module.zero_grad();
+      const auto part = [&](const std::vector<at::Tensor>& in) {
+        return std::vector{in[0] * module.weights[static_cast<size_t>(self.rank)]};
+      };
+      const at::Tensor x = at::full({2}, 4.0).requires_grad_();
+      executor::checkpoint(part, {x})[0].sum().backward();
+      for (const int used : {0, 1}) {
+        EXPECT_TRUE(at::equal(module.weights[static_cast<size_t>(used)].grad(), at::full({2}, 2.0)))
+            << iteration;
+      }
+      EXPECT_FALSE(module.weights[2].grad().defined());
+    }
+  });
+}
+
+TEST(Replicate, WhatItCannotReduceIsNamed) {
+  const auto expect = [](const std::string& what, const std::function<void(Rank&)>& body) {
+    for (const std::string& error : errors_on_ranks(2, body))
+      EXPECT_NE(error.find(what), std::string::npos) << error;
+  };
+  expect("parameter `weight` has a gradient that is Sparse: only dense ones", [](Rank& self) {
+    torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(4, 2).sparse(true));
+    const auto unit = replicate(*embedding, self.group);
+    embedding->forward(at::arange(3)).sum().backward();
+  });
+  expect("parameter `in_proj.weight` became Float on cpu: replicate a module after it is cast",
+         [](Rank& self) {
+           const ModulePtr module = tests::make_mlp(4, 2, 42);
+           const auto unit = replicate(*module, self.group);
+           module->to(at::kFloat);
+           unit->forward_begins();
+         });
+  expect("`b` is on meta, the first parameter on cpu: wanted one device", [](Rank& self) {
+    torch::nn::Module module;
+    module.register_parameter("a", at::ones({2}));
+    module.register_parameter("b", at::ones({2}, at::kMeta));
+    (void)replicate(module, self.group);
+  });
+}
+
 // The others hear of a rank that skips a parameter.
 TEST(Replicate, ARankThatSkipsAParameter) {
-  const std::vector<std::string> errors = errors_of(2, [](Rank& self) {
+  const std::vector<std::string> errors = errors_on_ranks(2, [](Rank& self) {
     Branches module;
     const auto unit = replicate(module, self.group, {.bucket_cap_mb = 0, .first_bucket_cap_mb = 0});
     at::Tensor sum = module.weights[0].sum() + module.weights[1].sum();
@@ -633,7 +826,7 @@ TEST(Replicate, ARankThatSkipsAParameter) {
 }
 
 TEST(Replicate, ARankThatRunsOneStepMore) {
-  const std::vector<std::string> errors = errors_of(
+  const std::vector<std::string> errors = errors_on_ranks(
       2,
       [](Rank& self) {
         const ModulePtr module = tests::make_mlp(4, 2, 42);
@@ -650,13 +843,13 @@ TEST(Replicate, ARankThatRunsOneStepMore) {
 // As processes one is killed, as threads one leaves.
 TEST(Replicate, ARankThatDies) {
   std::signal(SIGTERM, SIG_IGN);  // whoever starts processes ends the rest
-  const std::vector<std::string> errors = errors_of(
+  const std::vector<std::string> errors = errors_on_ranks(
       2,
       [](Rank& self) {
         const ModulePtr module = tests::make_mlp(4, 2, 42);
         const auto unit = replicate(*module, self.group);
         module->forward(random_input({2, 4}, 1)).sum().backward();
-        if (self.rank == 1 && world_of_processes()) std::raise(SIGKILL);
+        if (self.rank == 1 && tests::ranks_are_processes()) std::raise(SIGKILL);
         if (self.rank == 1) return;
         std::string ended;
         try {
@@ -673,7 +866,7 @@ TEST(Replicate, ARankThatDies) {
 }
 
 TEST(Replicate, RanksThatDifferAreNamedOnEveryRank) {
-  const std::vector<std::string> errors = errors_of(3, [](Rank& self) {
+  const std::vector<std::string> errors = errors_on_ranks(3, [](Rank& self) {
     const ModulePtr module = tests::make_two_linears({{4, self.rank == 2 ? 6 : 5}}, 42);
     (void)replicate(*module, self.group);
   });
@@ -686,7 +879,7 @@ TEST(Replicate, RanksThatDifferAreNamedOnEveryRank) {
 }
 
 TEST(Replicate, OptionsAndFrozenParametersMustAgree) {
-  for (const std::string& error : errors_of(2, [](Rank& self) {
+  for (const std::string& error : errors_on_ranks(2, [](Rank& self) {
          const ModulePtr module = tests::make_mlp(4, 2, 42);
          if (self.rank == 1) module->parameters()[0].set_requires_grad(false);
          (void)replicate(*module, self.group);
@@ -695,7 +888,7 @@ TEST(Replicate, OptionsAndFrozenParametersMustAgree) {
               "the ranks do not have the same parameters: rank 0 has `in_proj.weight`, Double [8, "
               "4] where rank 1 has `in_proj.weight`, Double [8, 4], frozen");
   }
-  for (const std::string& error : errors_of(2, [](Rank& self) {
+  for (const std::string& error : errors_on_ranks(2, [](Rank& self) {
          const ModulePtr module = tests::make_mlp(4, 2, 42);
          (void)replicate(*module, self.group, {.bucket_cap_mb = 1.0 + self.rank});
        })) {
@@ -704,7 +897,7 @@ TEST(Replicate, OptionsAndFrozenParametersMustAgree) {
 }
 
 TEST(Replicate, BuffersAreRankZeros) {
-  run(2, [](Rank& self) {
+  on_ranks(2, [](Rank& self) {
     torch::nn::BatchNorm1d norm(3);
     norm->running_mean.fill_(self.rank);
     const auto unit = replicate(*norm, self.group);
@@ -715,13 +908,58 @@ TEST(Replicate, BuffersAreRankZeros) {
     self.by_hand->_allgather_base(all, mine)->wait();
     EXPECT_TRUE(at::equal(all.slice(0, 0, 3), all.slice(0, 3, 6)));
     EXPECT_FALSE(at::equal(norm->running_mean, at::zeros({3})));
+    // A step of an executor begins with it.
+    norm->running_mean.fill_(self.rank + 7);
+    unit->data_parallel()->step_begins();
+    EXPECT_TRUE(at::equal(norm->running_mean, at::full({3}, 7.0)));
   });
+}
+
+// With an executor, between two REDUCE_GRADs.
+TEST(Replicate, AnExecutorsUnusedParameters) {
+  for (const bool find : {false, true}) {
+    const auto errors = errors_on_ranks(2, [&](Rank& self) {
+      Branches module;
+      const auto stage =
+          replicate(module, self.group, {.find_unused_parameters = find})->data_parallel();
+      // Rank 0 uses a, then b; the others b twice.
+      for (const int microbatch : {0, 1}) {
+        stage->before_backward(microbatch, /*last=*/microbatch == 1);
+        (module.weights[self.rank == 0 ? static_cast<size_t>(microbatch) : 1] * 4).sum().backward();
+      }
+      stage->reduce_grad();
+      stage->wait_reduce();
+      EXPECT_TRUE(at::equal(module.weights[0].grad(), at::full({2}, 2.0)));
+      EXPECT_TRUE(at::equal(module.weights[1].grad(), at::full({2}, 6.0)));
+      EXPECT_FALSE(module.weights[2].grad().defined());
+      // Two reductions in a step: c is used between them, on one rank, after none used it before.
+      module.zero_grad();
+      for (const int microbatch : {0, 1}) {
+        stage->before_backward(microbatch, /*last=*/true);
+        at::Tensor sum = module.weights[0].sum();
+        if (microbatch == 1 && self.rank == 0) sum = sum + module.weights[2].sum() * 4;
+        sum.backward();
+        stage->reduce_grad();
+      }
+      stage->wait_reduce();
+      EXPECT_TRUE(at::equal(module.weights[0].grad(), at::full({2}, 2.0)));
+      EXPECT_FALSE(module.weights[1].grad().defined());
+      ASSERT_TRUE(module.weights[2].grad().defined());
+      EXPECT_TRUE(at::equal(module.weights[2].grad(), at::full({2}, 2.0)));
+    });
+    if (find) {
+      EXPECT_EQ(errors, std::vector<std::string>(2));
+    } else {
+      EXPECT_NE(errors[0].find("no gradient in this backward for `c`: use"), std::string::npos);
+      EXPECT_NE(errors[1].find("no gradient in this backward for `a`, `c`"), std::string::npos);
+    }
+  }
 }
 
 TEST(Replicate, CommHooks) {
   for (const auto& [hook, tolerance] :
        {std::pair{fp16_compress_hook(), 2e-3}, std::pair{bf16_compress_hook(), 2e-2}}) {
-    run(2, [&, hook = hook, tolerance = tolerance](Rank& self) {
+    on_ranks(2, [&, hook = hook, tolerance = tolerance](Rank& self) {
       const ModulePtr plain = tests::make_mlp(8, 4, 42), module = tests::make_mlp(8, 4, 42);
       const auto unit = replicate(*module, self.group, {.comm_hook = hook});
       self.log->clear();
@@ -739,7 +977,7 @@ TEST(Replicate, CommHooks) {
     });
   }
   // A user's own.
-  run(2, [](Rank& self) {
+  on_ranks(2, [](Rank& self) {
     const ModulePtr module = tests::make_mlp(4, 2, 42);
     const auto unit = replicate(
         *module, self.group,
@@ -753,7 +991,7 @@ TEST(Replicate, CommHooks) {
 }
 
 TEST(Replicate, FrozenParametersHaveNoPart) {
-  run(2, [](Rank& self) {
+  on_ranks(2, [](Rank& self) {
     const ModulePtr module = tests::make_mlp(4, 2, 42 + static_cast<uint64_t>(self.rank));
     module->parameters()[0].set_requires_grad(false);
     const auto unit = replicate(*module, self.group);

@@ -1,34 +1,17 @@
 // The executor on ranks that are processes, over Gloo, started by `pipewright launch`.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <array>
-#include <cstdio>
 #include <string>
 
-namespace {
+#include "tests/shell/shell.h"
 
-struct Output {
-  std::string text;
-  int status;
-};
+namespace pipewright::tests {
+namespace {
 
 Output launch(int ranks, const std::string& mode) {
   const std::string command = "cli/pipewright launch -n " + std::to_string(ranks) +
                               " -- tests/executor/gloo_worker " + mode + " 2>&1";
-  FILE* pipe = popen(command.c_str(), "r");
-  Output output;
-  std::array<char, 4096> buffer;
-  while (size_t read = fread(buffer.data(), 1, buffer.size(), pipe))
-    output.text.append(buffer.data(), read);
-  output.status = WEXITSTATUS(pclose(pipe));
-  return output;
-}
-
-int count(const std::string& text, const std::string& part) {
-  int found = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
-  return found;
+  return run_shell(command);
 }
 
 class Gloo : public testing::TestWithParam<int> {};
@@ -64,3 +47,4 @@ TEST(GlooErrors, ALostPeerEndsTheStepOnEveryOther) {
 }
 
 }  // namespace
+}  // namespace pipewright::tests

@@ -3,7 +3,6 @@
 #include "executor/split_backward.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/Allocator.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/variable.h>
@@ -12,6 +11,7 @@
 
 #include "executor/checkpoint.h"
 #include "executor/module_stage.h"
+#include "tests/meter/meter.h"
 
 namespace pipewright::executor {
 namespace {
@@ -252,16 +252,6 @@ TEST(SplitBackwardOf, FourMicrobatchesInAnyOrder) {
   EXPECT_TRUE(same_bits(take_grads(w), want));
 }
 
-// Bytes that this thread allocates.
-class Meter final : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
-    now += bytes;
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-  int64_t now = 0;
-};
-
 // Linear, gelu, Linear. After F: gelu's input, its output, which the second Linear saved, and the
 // stage's output, until the caller drops it. After I gelu's input is gone, and the gradient at the
 // first Linear has come. After W the weights' gradients alone are left.
@@ -273,17 +263,16 @@ TEST(SplitBackwardOf, HoldsTheLeastPossible) {
     ModuleStage stage([&](const Tensors& in) {
       return Tensors{at::linear(at::gelu(at::linear(in[0], w[0], w[1])), w[2], w[3])};
     });
-    const auto meter = std::make_shared<Meter>();
-    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+    const tests::Meter meter;
     const int64_t activation = 64 * 512 * 4, weights = 2 * (512 * 512 + 512) * 4;
     Tensors output = stage.forward(0, {input});
-    EXPECT_EQ(meter->now, 3 * activation);
+    EXPECT_EQ(meter.bytes(), 3 * activation);
     output.clear();
-    EXPECT_EQ(meter->now, 2 * activation);
+    EXPECT_EQ(meter.bytes(), 2 * activation);
     stage.backward_input(0, {grad});
-    EXPECT_EQ(meter->now, 2 * activation);
+    EXPECT_EQ(meter.bytes(), 2 * activation);
     stage.backward_weight(0);
-    EXPECT_EQ(meter->now, weights);
+    EXPECT_EQ(meter.bytes(), weights);
     take_grads(w);
   }
 }

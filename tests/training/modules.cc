@@ -1,4 +1,4 @@
-#include "tests/ddp/modules.h"
+#include "tests/training/modules.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/nn/functional/activation.h>
@@ -7,6 +7,7 @@
 #include <torch/nn/modules/normalization.h>
 
 #include "executor/checkpoint.h"
+#include "fsdp/fully_shard.h"
 
 namespace pipewright::tests {
 namespace {
@@ -46,7 +47,8 @@ struct Mlp : TestModule {
       : in_proj(register_module("in_proj", nn::Linear(dim, multiplier * dim))),
         out_proj(register_module("out_proj", nn::Linear(multiplier * dim, dim))) {}
   at::Tensor forward(const at::Tensor& input) override {
-    return at::relu(out_proj(at::relu(in_proj(input))));
+    const at::Tensor hidden = at::relu(fsdp::forward(in_proj, input));
+    return at::relu(fsdp::forward(out_proj, hidden));
   }
   nn::Linear in_proj, out_proj;
 };
@@ -58,7 +60,7 @@ struct Mlps : TestModule {
   }
   at::Tensor forward(const at::Tensor& input) override {
     at::Tensor x = first(input);
-    for (const auto& mlp : mlps) x = mlp->forward(x);
+    for (const auto& mlp : mlps) x = fsdp::forward(mlp, x);
     return x;
   }
   std::vector<std::shared_ptr<nn::Module>> parts() override { return {mlps.begin(), mlps.end()}; }
@@ -71,7 +73,8 @@ struct Repeated : TestModule {
       : inner(register_module("inner", nn::Linear(4, 4))),
         outer(register_module("outer", nn::Linear(4, 5))) {}
   at::Tensor forward(const at::Tensor& input) override {
-    return outer(at::relu(inner(at::relu(inner(input)))));
+    const at::Tensor once = at::relu(fsdp::forward(inner, input));
+    return outer(at::relu(fsdp::forward(inner, once)));
   }
   std::vector<std::shared_ptr<nn::Module>> parts() override { return {inner.ptr()}; }
   nn::Linear inner, outer;
@@ -104,25 +107,44 @@ struct Block : nn::Module {
   nn::Linear up, down;
 };
 
+struct Output : nn::Module {
+  explicit Output(at::Tensor its_weight)
+      : weight(register_parameter("weight", std::move(its_weight))) {}
+  at::Tensor forward(const at::Tensor& x) { return at::linear(x, weight); }
+  at::Tensor weight;
+};
+
 struct Transformer : TestModule {
   explicit Transformer(const TransformerArgs& its_args)
       : args(its_args),
         tokens(register_module("tokens", nn::Embedding(args.vocabulary, args.dim))),
         positions(register_module("positions", nn::Embedding(args.tokens, args.dim))),
         norm(register_module("norm", nn::LayerNorm(nn::LayerNormOptions({args.dim})))) {
-    // Tied, it is one tensor under two names.
-    output = args.tied ? register_parameter("output", tokens->weight)
-                       : register_parameter("output", at::empty({args.vocabulary, args.dim}));
+    // Tied, its weight is one tensor under two names.
+    output = register_module(
+        "output", std::make_shared<Output>(args.tied ? tokens->weight
+                                                     : at::empty({args.vocabulary, args.dim})));
     for (int layer = 0; layer < args.layers; ++layer) {
       blocks.push_back(register_module("block" + std::to_string(layer),
                                        std::make_shared<Block>(args.dim, args.heads)));
     }
   }
   at::Tensor forward(const at::Tensor& input) override {
-    at::Tensor x = tokens(input) + positions(at::arange(input.size(1), input.options()));
-    for (const auto& block : blocks)
-      x = args.checkpointed ? executor::checkpoint(block, x) : block->forward(x);
-    return at::linear(norm(x), output);
+    const at::Tensor places = at::arange(input.size(1), input.options());
+    at::Tensor x = fsdp::forward(tokens, input) + fsdp::forward(positions, places);
+    for (const auto& block : blocks) {
+      const auto run = [block](const std::vector<at::Tensor>& in) {
+        return std::vector{fsdp::forward(block, in[0])};
+      };
+      const auto run_inside = [block](const std::vector<at::Tensor>& in) {
+        return std::vector{executor::checkpoint(block, in[0])};
+      };
+      if (args.checkpointed_inside)
+        x = fsdp::call(*block, run_inside, {x})[0];
+      else
+        x = args.checkpointed ? executor::checkpoint(run, {x})[0] : run({x})[0];
+    }
+    return fsdp::forward(output, fsdp::forward(norm, x));
   }
   std::vector<std::shared_ptr<nn::Module>> parts() override {
     return {blocks.begin(), blocks.end()};
@@ -130,7 +152,7 @@ struct Transformer : TestModule {
   const TransformerArgs args;
   nn::Embedding tokens, positions;
   nn::LayerNorm norm;
-  at::Tensor output;
+  std::shared_ptr<Output> output;
   std::vector<std::shared_ptr<Block>> blocks;
 };
 

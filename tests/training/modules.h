@@ -1,5 +1,5 @@
-#ifndef PIPEWRIGHT_TESTS_DDP_MODULES_H_
-#define PIPEWRIGHT_TESTS_DDP_MODULES_H_
+#ifndef PIPEWRIGHT_TESTS_TRAINING_MODULES_H_
+#define PIPEWRIGHT_TESTS_TRAINING_MODULES_H_
 
 #include <torch/nn/module.h>
 
@@ -11,7 +11,7 @@
 
 // The modules of PyTorch's tests of FSDP2 and replicate, and training of a plain copy whose
 // gradients are averaged by hand, for comparison. All in fp64: sums in another order must not hide
-// what is wrong.
+// what is wrong. Their parts are called through fsdp::forward, as fully_shard wants it.
 
 namespace pipewright::tests {
 
@@ -37,6 +37,7 @@ struct TransformerArgs {
   int layers = 2;
   int64_t vocabulary = 64, tokens = 16, dim = 16, heads = 4;
   bool tied = true, checkpointed = false;
+  bool checkpointed_inside = false;  // of the call that fully_shard sees
 };
 ModulePtr make_transformer(const TransformerArgs& args, uint64_t seed);
 
@@ -52,4 +53,4 @@ std::string difference(const torch::nn::Module& want, const torch::nn::Module& g
 
 }  // namespace pipewright::tests
 
-#endif  // PIPEWRIGHT_TESTS_DDP_MODULES_H_
+#endif  // PIPEWRIGHT_TESTS_TRAINING_MODULES_H_

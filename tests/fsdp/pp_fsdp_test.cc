@@ -1,0 +1,201 @@
+// Pipelines of sharded stages: test_pp_fsdp and test_pp_fsdp_unshard_reshard_runtime of PyTorch's
+// test_composability.py, for every schedule of the catalogue, split backwards included.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "comms/mesh.h"
+#include "comms/thread_backend.h"
+#include "executor/executor.h"
+#include "executor/module_stage.h"
+#include "fsdp/fully_shard.h"
+#include "tests/channel_model/programs.h"
+#include "tests/ranks/ranks.h"
+#include "tests/training/modules.h"
+#include "tests/training/pipeline.h"
+
+namespace pipewright::fsdp {
+namespace {
+
+using tests::Layer;
+using tests::Layers;
+using tests::PipelineCase;
+using tests::Trained;
+
+constexpr const char* kGather = "allgather_into_tensor_coalesced";
+constexpr const char* kReduce = "reduce_scatter_tensor_coalesced";
+
+at::Tensor call_layer(const std::shared_ptr<Layer>& layer, const at::Tensor& x) {
+  return forward(layer, x);
+}
+
+// A group for each layer, and one for the stage, which has parameters of its own only if there is
+// one that nobody uses.
+tests::Wrap wrap(ReshardAfterForward reshard_after_forward) {
+  return [reshard_after_forward](const std::shared_ptr<Layers>& stage,
+                                 const comms::BackendPtr& group) {
+    const Options options = {.reshard_after_forward = reshard_after_forward};
+    std::vector<std::shared_ptr<Sharded>> units;
+    for (const auto& layer : stage->layers()) units.push_back(fully_shard(*layer, group, options));
+    return fully_shard(*stage, group, options)->data_parallel();
+  };
+}
+
+at::Tensor part_of(const at::Tensor& whole, int copy, int copies) {
+  const auto chunks = whole.chunk(copies, 0);
+  return copy < static_cast<int>(chunks.size()) ? chunks[static_cast<size_t>(copy)]
+                                                : whole.narrow(0, 0, 0);
+}
+
+class PpFsdpSchedules : public testing::TestWithParam<const schedules::ScheduleSpec*> {};
+
+// Three copies: the shards are uneven. In fp32 as PyTorch's, with its tolerance and one step, and
+// in fp64, where sums in another order hide nothing.
+TEST_P(PpFsdpSchedules, test_pp_fsdp) {
+  struct Case {
+    ReshardAfterForward reshard_after_forward;
+    int copies, reduce_every;
+    bool delays, checkpointed, unused;
+    at::ScalarType dtype = at::kDouble;
+  };
+  for (const Case& the :
+       {Case{false, 2, 8, false, false, false, at::kFloat}, Case{false, 2, 8, false, false, false},
+        Case{true, 2, 8, true, false, true}, Case{{}, 3, 2, false, false, false},
+        Case{true, 2, 2, true, true, true}}) {
+    const bool is_float = the.dtype == at::kFloat;
+    const PipelineCase pipeline{.schedule = GetParam(),
+                                .reduce_every = the.reduce_every,
+                                .copies = the.copies,
+                                .steps = is_float ? 1 : 3,
+                                .delays = the.delays,
+                                .layers = {.dtype = the.dtype,
+                                           .checkpointed = the.checkpointed,
+                                           .unused = the.unused,
+                                           .call = call_layer}};
+    const auto trained = train_pipeline(pipeline, wrap(the.reshard_after_forward));
+    const tests::Tolerance tolerance = is_float ? tests::Tolerance{2e-2, 5e-5} : tests::Tolerance{};
+    expect_trained(
+        train_reference(pipeline), trained,
+        [&](const at::Tensor& whole, int copy) { return part_of(whole, copy, the.copies); },
+        tolerance);
+    // A gather for each UNSHARD and group, a reduction for each REDUCE_GRAD and group, whatever
+    // reshard_after_forward says, and nothing else.
+    const ir::Program program = tests::program_of(pipeline);
+    for (size_t rank = 0; rank < trained.size(); ++rank) {
+      const auto count = [&](ir::ActionKind kind) {
+        int64_t groups = 0;
+        for (const ir::Action& action : program.rows[rank % 2]) {
+          if (action.is_compound() || action.kind() != kind) continue;
+          groups += tests::kPipelineLayers / program.placement.num_stages() + (the.unused ? 1 : 0);
+        }
+        return groups;
+      };
+      const auto called = [&](const char* op) {
+        return std::ranges::count(trained[rank].calls, op, &comms::CallRecord::op);
+      };
+      EXPECT_EQ(called(kGather), count(ir::ActionKind::kUnshard));
+      EXPECT_EQ(called(kReduce), count(ir::ActionKind::kReduceGrad));
+      EXPECT_EQ(trained[rank].calls.size(), static_cast<size_t>(called(kGather) + called(kReduce)));
+    }
+  }
+}
+
+// Four layers in one stage over two ranks: what the registered parameters are behind a program.
+TEST(PpFsdp, test_pp_fsdp_unshard_reshard_runtime) {
+  const auto run = [](const std::string& row, bool whole_afterwards) {
+    std::vector<comms::World> worlds = comms::thread_worlds(2);
+    EXPECT_EQ(
+        tests::run_ranks(
+            2,
+            [&](int rank) {
+              comms::World& world = worlds[static_cast<size_t>(rank)];
+              comms::Mesh mesh(world, {{"dp", 2}, {"pp", 1}});
+              const tests::LayersArgs args{.call = call_layer};
+              const Layers plain(0, 4, args);
+              const auto module = std::make_shared<Layers>(0, 4, args);
+              const auto stage = wrap(false)(module, mesh.group({"dp"}));
+              const auto expect = [&](bool whole) {
+                const auto want = plain.parameters(), got = module->parameters();
+                ASSERT_EQ(got.size(), 16u);
+                for (size_t i = 0; i < got.size(); ++i) {
+                  EXPECT_TRUE(at::equal(got[i], whole ? want[i] : part_of(want[i], rank, 2)));
+                }
+              };
+              expect(false);
+              const ir::Program program =
+                  channel_model::program_of(ir::Placement::loop(1, 1), 1, {row});
+              executor::Executor executor(
+                  program, {{0, {executor::make_stage(module), stage}}}, world,
+                  {.scale_grads = false, .allow_unverified = true, .ranks = mesh.ranks({"pp"})});
+              executor.step({{at::ones({1, 10}, at::kDouble)}, {}, {}});
+              expect(whole_afterwards);
+              stage->reshard();
+              expect(false);
+            }),
+        "");
+  };
+  run("0UNSHARD 0F0 0RESHARD", false);
+  run("0UNSHARD 0F0", true);
+  run("0F0", false);  // it says nothing: whole for the step
+}
+
+// The W of stage 1 stands on a resharded stage; `norm` puts a LayerNorm there.
+std::string train_weight_free(bool norm, const std::string& row0, const std::string& row1) {
+  ir::Program program = channel_model::program_of(ir::Placement::loop(2, 2), 1, {row0, row1});
+  program.lowering.weight_free_w = true;
+  std::vector<comms::World> worlds = comms::thread_worlds(4);
+  return tests::run_ranks(4, [&](int rank) {
+    comms::World& world = worlds[static_cast<size_t>(rank)];
+    comms::Mesh mesh(world, {{"dp", 2}, {"pp", 2}});
+    const int stage = mesh.coordinate("pp"), copy = mesh.coordinate("dp");
+    const auto call = [norm](const std::shared_ptr<Layer>& layer, const at::Tensor& x) {
+      const at::Tensor y = forward(layer, x);
+      if (!norm) return y;
+      const auto scaled = [&](const std::vector<at::Tensor>& in) {
+        return std::vector{at::layer_norm(in[0], {10}, layer->parameters()[1])};
+      };
+      return fsdp::call(*layer, scaled, {y})[0];
+    };
+    const auto module =
+        std::make_shared<Layers>(4 * stage, 4 * stage + 4, tests::LayersArgs{.call = call});
+    const auto sharded = wrap(true)(module, mesh.group({"dp"}));
+    executor::Executor executor(program, {{stage, {executor::make_stage(module), sharded}}}, world,
+                                {.loss = [](const executor::Tensors& out,
+                                            const executor::Tensors&) { return out[0].sum(); },
+                                 .ranks = mesh.ranks({"pp"})});
+    const auto input = [](int of) {
+      return tests::random_input({2, 10}, static_cast<uint64_t>(of));
+    };
+    executor.step({{input(copy)}, {}, {}});
+    Layers plain(0, 8, {});
+    for (const int each : {0, 1}) (plain.forward(input(each)).sum() / 2).backward();
+    for (const auto& [name, weight] : module->named_parameters().pairs()) {
+      EXPECT_TRUE(at::allclose(
+          weight.grad(), part_of(plain.named_parameters()[name].grad(), copy, 2), 1e-10, 1e-12))
+          << name;
+    }
+  });
+}
+
+TEST(PpFsdp, WeightFreeW) {
+  const std::string row0 = "0UNSHARD 0F0 0SEND_F0 0RECV_B0 0I0 0W0 0REDUCE_GRAD 0RESHARD";
+  const std::string row1 = "1UNSHARD 1RECV_F0 1F0 1I0 1SEND_B0 1RESHARD 1W0 1REDUCE_GRAD";
+  EXPECT_EQ(train_weight_free(false, row0, row1), "");
+  const auto expect = [](const std::string& errors, const std::string& what) {
+    EXPECT_NE(errors.find(what), std::string::npos) << errors;
+  };
+  expect(train_weight_free(true, row0, row1),
+         "`1W0`: `NativeLayerNormBackward0` may read a weight in W, and the stage is resharded");
+  expect(train_weight_free(false, "0UNSHARD 0F0 0SEND_F0 0RECV_B0 0I0 0RESHARD 0W0 0REDUCE_GRAD",
+                           row1),
+         "`0W0`: a W of stage 0 needs the stage unsharded");
+}
+
+INSTANTIATE_TEST_SUITE_P(Schedules, PpFsdpSchedules,
+                         testing::ValuesIn(schedules::all_schedules().begin(),
+                                           schedules::all_schedules().end()),
+                         [](const auto& of) { return tests::name_of_schedule(*of.param); });
+
+}  // namespace
+}  // namespace pipewright::fsdp
