@@ -8,6 +8,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
+#include "fsdp/fully_shard.h"
+
 namespace pipewright::examples {
 namespace {
 
@@ -91,8 +93,11 @@ class CutGpt final : public GptStage {
       const at::Tensor places = at::arange(x.size(1), x.options());
       x = tokens_(x) + positions_(places);
     }
-    for (const auto& block : blocks_) x = block->forward(x);
+    for (const auto& block : blocks_) x = fsdp::forward(block, x);
     return output_ ? output_(norm_(x)) : x;
+  }
+  std::vector<std::shared_ptr<nn::Module>> blocks() const override {
+    return {blocks_.begin(), blocks_.end()};
   }
 
  private:

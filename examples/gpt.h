@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 // A small GPT over bytes, cut into stages.
 
@@ -27,6 +28,8 @@ inline constexpr int64_t kHeadDim = 16;
 class GptStage : public torch::nn::Module {
  public:
   virtual at::Tensor forward(at::Tensor input) = 0;
+  // To be sharded apart, before the stage; forward calls them so that they can be.
+  virtual std::vector<std::shared_ptr<torch::nn::Module>> blocks() const = 0;
 };
 std::shared_ptr<GptStage> make_gpt_stage(const GptConfig& config, int stage, int num_stages);
 

@@ -19,6 +19,7 @@
 #include "examples/text.h"
 #include "executor/executor.h"
 #include "executor/module_stage.h"
+#include "fsdp/fully_shard.h"
 #include "schedule/lower.h"
 #include "schedules/registry.h"
 
@@ -30,6 +31,7 @@ struct Options {
   std::string schedule = "1F1B";
   int pp = 2;
   int dp_replicate = 1;
+  int dp_shard = 1;
   int stages_per_rank = 0;  // 0: the schedule's own
   int microbatches = 4;
   int64_t steps = 200;
@@ -37,6 +39,9 @@ struct Options {
   double learning_rate = 3e-3;
   bool json = false;
   GptConfig model;
+
+  // Ranks that train the same stages on other data.
+  int copies() const { return dp_replicate * dp_shard; }
 };
 
 // What was asked for and cannot be.
@@ -61,12 +66,20 @@ ir::Program make_program(const Options& options) {
   return schedule::lower(schedules::make_order(*spec, shape), {}, &diagnostics).value();
 }
 
+std::string name_of_copies(const Options& options) {
+  return options.dp_shard > 1 ? "--dp-shard" : "--dp-replicate";
+}
+
 void check(const Options& options) {
-  if (options.batch % (options.microbatches * options.dp_replicate) != 0) {
+  if (options.dp_replicate > 1 && options.dp_shard > 1) {
+    throw UsageError("--dp-replicate " + std::to_string(options.dp_replicate) + " and --dp-shard " +
+                     std::to_string(options.dp_shard) + ": wanted 1 for one of them");
+  }
+  if (options.batch % (options.microbatches * options.copies()) != 0) {
     throw UsageError("--batch " + std::to_string(options.batch) +
                      " is not a multiple of --microbatches " +
-                     std::to_string(options.microbatches) + " times --dp-replicate " +
-                     std::to_string(options.dp_replicate));
+                     std::to_string(options.microbatches) + " times " + name_of_copies(options) +
+                     " " + std::to_string(options.copies()));
   }
   if (options.model.dim % kHeadDim != 0) {
     throw UsageError("--dim " + std::to_string(options.model.dim) + " is not a multiple of " +
@@ -87,6 +100,13 @@ executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts, i
   return {{at::stack(inputs)}, {}, {at::stack(targets)}};
 }
 
+// A group for each block, and one for what else the stage has.
+std::shared_ptr<executor::DataParallel> shard(GptStage& stage, const comms::BackendPtr& group) {
+  std::vector<std::shared_ptr<fsdp::Sharded>> units;
+  for (const auto& block : stage.blocks()) units.push_back(fsdp::fully_shard(*block, group));
+  return fsdp::fully_shard(stage, group)->data_parallel();
+}
+
 // Over the microbatches, and over the ranks of a group.
 double mean(const std::vector<at::Tensor>& losses, c10d::Backend* group) {
   std::vector<at::Tensor> sum = {at::zeros({}, at::kDouble)};
@@ -97,20 +117,22 @@ double mean(const std::vector<at::Tensor>& losses, c10d::Backend* group) {
 
 void train(const Options& options, const ir::Program& program, const Text& text,
            comms::World& world) {
-  comms::Mesh mesh(world, {{"pp", options.pp}, {"dp_replicate", options.dp_replicate}});
-  const comms::BackendPtr replicas = mesh.group({"dp_replicate"});
-  const int replica = mesh.coordinate("dp_replicate");
+  comms::Mesh mesh(world, {{"pp", options.pp}, {"dp", options.copies()}});
+  const comms::BackendPtr copies = mesh.group({"dp"});
+  const int copy = mesh.coordinate("dp");
   const int num_stages = program.placement.num_stages();
   std::map<int, executor::LocalStage> stages;
   std::vector<at::Tensor> weights;
   for (const int index : program.placement.stages_of(mesh.coordinate("pp"))) {
     const auto stage = make_gpt_stage(options.model, index, num_stages);
     stages[index].stage = executor::make_stage(stage);
-    stages[index].data_parallel = ddp::replicate(*stage, replicas)->data_parallel();
+    stages[index].data_parallel = options.dp_shard > 1
+                                      ? shard(*stage, copies)
+                                      : ddp::replicate(*stage, copies)->data_parallel();
     for (const at::Tensor& weight : stage->parameters()) weights.push_back(weight);
   }
   const bool has_loss = stages.contains(num_stages - 1);
-  const bool reports = has_loss && replica == 0;
+  const bool reports = has_loss && copy == 0;
   executor::Executor executor(
       program, std::move(stages), world,
       {.loss = [](const executor::Tensors& outputs,
@@ -124,24 +146,24 @@ void train(const Options& options, const ir::Program& program, const Text& text,
   for (int64_t step = 0; step < options.steps; ++step) {
     optimizer.zero_grad();
     const executor::StepResult result = executor.step(batch_of(
-        text, text.batch(options.model.seed, step, options.batch), replica, options.dp_replicate));
+        text, text.batch(options.model.seed, step, options.batch), copy, options.copies()));
     if (!weights.empty()) optimizer.step();
-    const double loss = has_loss ? mean(result.losses, replicas.get()) : 0;
+    const double loss = has_loss ? mean(result.losses, copies.get()) : 0;
     if (reports) progress.step(loss);
   }
   constexpr int64_t kParts = 4;
   double held_back = 0;
   for (int64_t part = 0; part < kParts; ++part) {
     const executor::StepResult result = executor.eval(
-        batch_of(text, text.held_back(options.batch, part, kParts), replica, options.dp_replicate));
-    if (has_loss) held_back += mean(result.losses, replicas.get()) / kParts;
+        batch_of(text, text.held_back(options.batch, part, kParts), copy, options.copies()));
+    if (has_loss) held_back += mean(result.losses, copies.get()) / kParts;
   }
   if (reports) progress.finish(held_back, text.bigram_loss());
 }
 
 // Each rank on a thread. Throws what the first rank threw that failed.
 void train_threads(const Options& options, const ir::Program& program, const Text& text) {
-  std::vector<comms::World> worlds = comms::thread_worlds(options.pp * options.dp_replicate);
+  std::vector<comms::World> worlds = comms::thread_worlds(options.pp * options.copies());
   std::vector<std::exception_ptr> errors(worlds.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < worlds.size(); ++rank) {
@@ -165,12 +187,12 @@ void run(const Options& options) {
   const Text text(options.data, options.model.context);
   const comms::Environment environment = comms::read_environment();
   // A pool of threads for each rank would leave none for the others.
-  const int ranks = options.pp * options.dp_replicate;
+  const int ranks = options.pp * options.copies();
   if (ranks > 1) at::set_num_threads(1);
   if (environment.world_size == 1) return train_threads(options, program, text);
   if (environment.world_size != ranks) {
-    throw UsageError("--pp " + std::to_string(options.pp) + " times --dp-replicate " +
-                     std::to_string(options.dp_replicate) +
+    throw UsageError("--pp " + std::to_string(options.pp) + " times " + name_of_copies(options) +
+                     " " + std::to_string(options.copies()) +
                      " want as many processes, and there are " +
                      std::to_string(environment.world_size));
   }
@@ -186,6 +208,8 @@ int main(int argc, char** argv) {
   app.add_option("--schedule", options.schedule, "as `pipewright list` names them");
   app.add_option("--pp", options.pp, "ranks of the pipeline")->check(CLI::Range(1, 1024));
   app.add_option("--dp-replicate", options.dp_replicate, "copies of the pipeline")
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--dp-shard", options.dp_shard, "ranks over which each stage is sharded")
       ->check(CLI::Range(1, 1024));
   app.add_option("--stages-per-rank", options.stages_per_rank, "0: the schedule's own")
       ->check(CLI::Range(0, 1024));

@@ -1,34 +1,20 @@
 // train_gpt as its users run it: the same losses whatever the mesh, as threads and as processes;
 // it learns; what it prints; errors.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <array>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "schedules/registry.h"
+#include "tests/shell/shell.h"
 
 namespace pipewright::examples {
 namespace {
 
-struct Output {
-  std::string text;  // stdout
-  int status;
-};
-
-Output run(const std::string& command) {
-  FILE* pipe = popen(command.c_str(), "r");
-  Output output;
-  std::array<char, 4096> buffer;
-  while (size_t read = fread(buffer.data(), 1, buffer.size(), pipe))
-    output.text.append(buffer.data(), read);
-  output.status = WEXITSTATUS(pclose(pipe));
-  return output;
-}
+using tests::Output;
+using tests::run_shell;
 
 // The repository's own text, so that the test needs no other file.
 const std::string kTrain = "examples/train_gpt --data README.md --layers 3 --dim 32 --context 32 ";
@@ -39,7 +25,7 @@ struct Trained {
 };
 
 Trained train(const std::string& command) {
-  const Output output = run(command + " --json");
+  const Output output = run_shell(command + " --json");
   EXPECT_EQ(output.status, 0) << output.text;
   Trained result;
   std::istringstream lines(output.text);
@@ -79,17 +65,22 @@ TEST(TrainGpt, EveryScheduleHasTheLossesOfOneProcess) {
                alone, "one microbatch");
 }
 
-// Two copies of a pipeline of two ranks, each with half of every batch.
-TEST(TrainGpt, ReplicasHaveTheLossesOfOneProcess) {
+// Two copies of a pipeline of two ranks, whole or sharded, each with half of every batch.
+class DataParallel : public testing::TestWithParam<std::string> {};
+
+TEST_P(DataParallel, HasTheLossesOfOneProcess) {
   const std::string args = "--steps 50 --batch 16 --microbatches 4 ";
   const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
-    const std::string schedule = "--pp 2 --dp-replicate 2 --schedule " + std::string(spec->name);
+    const std::string schedule =
+        "--pp 2 --dp-" + GetParam() + " 2 --schedule " + std::string(spec->name);
     expect_close(train(kTrain + args + schedule), alone, schedule);
   }
-  const std::string schedule = "--pp 2 --dp-replicate 2 --schedule ZBV";
+  const std::string schedule = "--pp 2 --dp-" + GetParam() + " 2 --schedule ZBV";
   expect_close(train("cli/pipewright launch -n 4 -- " + kTrain + args + schedule), alone, "launch");
 }
+
+INSTANTIATE_TEST_SUITE_P(TrainGpt, DataParallel, testing::Values("replicate", "shard"));
 
 TEST(TrainGpt, ProcessesHaveTheLossesOfThreads) {
   const std::string args = "--steps 5 --pp 4 --schedule ZBV --microbatches 8";
@@ -111,7 +102,7 @@ TEST(TrainGpt, Learns) {
 }
 
 TEST(TrainGpt, PlainLinesWhereThereIsNoTerminal) {
-  const Output output = run(kTrain + "--steps 3");
+  const Output output = run_shell(kTrain + "--steps 3");
   EXPECT_EQ(output.status, 0);
   EXPECT_EQ(output.text.find("step 1 of 3  loss "), 0u) << output.text;
   EXPECT_NE(output.text.find("\nstep 3 of 3  loss "), std::string::npos) << output.text;
@@ -120,7 +111,7 @@ TEST(TrainGpt, PlainLinesWhereThereIsNoTerminal) {
 }
 
 TEST(TrainGpt, ABarOnATerminal) {
-  const Output output = run("script -qec '" + kTrain + "--steps 3' /dev/null");
+  const Output output = run_shell("script -qec '" + kTrain + "--steps 3' /dev/null");
   EXPECT_NE(output.text.find("\r[##########....................] 1/3  loss "), std::string::npos)
       << output.text;
   EXPECT_NE(output.text.find("[##############################] 3/3"), std::string::npos);
@@ -128,7 +119,7 @@ TEST(TrainGpt, ABarOnATerminal) {
 
 TEST(TrainGpt, Errors) {
   const auto expect_error = [](const std::string& command, int status, const std::string& text) {
-    const Output output = run(command + " 2>&1");
+    const Output output = run_shell(command + " 2>&1");
     EXPECT_EQ(output.status, status) << command;
     EXPECT_EQ(output.text.find(text), 0u) << output.text;
   };
@@ -144,6 +135,8 @@ TEST(TrainGpt, Errors) {
       "WORLD_SIZE=3 RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 examples/train_gpt "
       "--data README.md",
       2, "error: --pp 2 times --dp-replicate 1 want as many processes, and there are 3\n");
+  expect_error(kTrain + "--dp-replicate 2 --dp-shard 2", 2,
+               "error: --dp-replicate 2 and --dp-shard 2: wanted 1 for one of them\n");
   expect_error(
       "WORLD_SIZE=2 RANK=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 examples/train_gpt "
       "--data README.md",
