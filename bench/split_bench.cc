@@ -4,26 +4,16 @@
 //   bazel run //bench:split_bench
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <c10/core/Allocator.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 
 #include "executor/module_stage.h"
+#include "tests/meter/meter.h"
 
 namespace pipewright::executor {
 namespace {
-
-// Bytes that are allocated, of this thread.
-class Meter final : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
-    now += bytes;
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-  int64_t now = 0;
-};
 
 struct Mlp {
   explicit Mlp(int64_t width) {
@@ -82,13 +72,12 @@ void measure_memory(int64_t width, int64_t batch) {
   ModuleStage stage([&](const Tensors& inputs) { return mlp.forward(inputs); });
   const at::Tensor x = at::randn({batch, width}).set_requires_grad(true);
   const at::Tensor grad = at::randn({batch, width});
-  const auto meter = std::make_shared<Meter>();
-  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+  const tests::Meter meter;
   const double activation = static_cast<double>(batch * width * 4);
   stage.forward(0, {x});
-  const double after_forward = static_cast<double>(meter->now) / activation;
+  const double after_forward = static_cast<double>(meter.bytes()) / activation;
   stage.backward_input(0, {grad});
-  const double after_input = static_cast<double>(meter->now) / activation;
+  const double after_input = static_cast<double>(meter.bytes()) / activation;
   std::printf("width %4lld: held after F %.2f activations [batch, width], between I and W %.2f\n",
               static_cast<long long>(width), after_forward, after_input);
   stage.clear();
