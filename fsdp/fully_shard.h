@@ -125,6 +125,10 @@ class Sharded {
   // nothing, and a split backward is as good as a whole one. As long as it lives.
   virtual std::shared_ptr<executor::DataParallel> data_parallel() = 0;
 
+  // Of its parameters, in the order of its buffers, within the module that it was made for; of
+  // several modules, with the place in the list in front.
+  virtual std::vector<std::string> parameter_names() const = 0;
+
   // Of parameters and gradients within this rank, since it was made.
   virtual int64_t bytes_copied() const = 0;
 };

@@ -112,6 +112,12 @@ void Unit::add_prefix(const std::string& prefix) {
   for (const std::shared_ptr<Unit>& unit : nested_) unit->add_prefix(prefix);
 }
 
+std::vector<std::string> Unit::parameter_names() const {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < group_.size(); ++i) names.push_back(group_.name(i));
+  return names;
+}
+
 void Unit::note(Event event, const std::string& unit) {
   if (options_.trace) options_.trace->push_back({event, unit});
 }

@@ -59,6 +59,7 @@ class Unit final : public Sharded, public autograd::GradListener, public autogra
   void set_gradient_divide_factor(double factor) override;
   void set_force_sum_reduction_for_comms(bool force) override;
   std::shared_ptr<executor::DataParallel> data_parallel() override;
+  std::vector<std::string> parameter_names() const override;
   int64_t bytes_copied() const override { return group_.bytes_copied(); }
 
   // For the executor; of this unit and those within it.

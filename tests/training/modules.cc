@@ -2,9 +2,13 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/nn/functional/activation.h>
+#include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
+
+#include <algorithm>
+#include <utility>
 
 #include "executor/checkpoint.h"
 #include "fsdp/fully_shard.h"
@@ -80,9 +84,35 @@ struct Repeated : TestModule {
   nn::Linear inner, outer;
 };
 
+struct Vit : nn::Module {
+  Vit()
+      : patches(register_module("patches", nn::Conv2d(nn::Conv2dOptions(3, 1024, 14).stride(14)))) {
+  }
+  at::Tensor forward_features(const at::Tensor& images) {
+    return patches->forward(images).flatten(2).transpose(1, 2);
+  }
+  nn::Conv2d patches;
+};
+
+struct VitWithHead : TestModule {
+  VitWithHead()
+      : vit(register_module("vit", std::make_shared<Vit>())),
+        head(register_module("head", nn::Linear(1024, 5))) {}
+  at::Tensor forward(const at::Tensor& images) override {
+    const auto features = [this](const std::vector<at::Tensor>& in) {
+      return std::vector{vit->forward_features(in[0])};
+    };
+    return head(fsdp::call(*vit, features, {images})[0]);
+  }
+  std::vector<std::shared_ptr<nn::Module>> parts() override { return {vit}; }
+  std::shared_ptr<Vit> vit;
+  nn::Linear head;
+};
+
 struct Block : nn::Module {
-  Block(int64_t dim, int64_t its_heads)
+  Block(int64_t dim, int64_t its_heads, double its_dropout)
       : heads(its_heads),
+        dropout(its_dropout),
         attention_norm(
             register_module("attention_norm", nn::LayerNorm(nn::LayerNormOptions({dim})))),
         qkv(register_module("qkv", nn::Linear(nn::LinearOptions(dim, 3 * dim).bias(false)))),
@@ -91,20 +121,29 @@ struct Block : nn::Module {
         up(register_module("up", nn::Linear(dim, 4 * dim))),
         down(register_module("down", nn::Linear(4 * dim, dim))) {}
   at::Tensor forward(const at::Tensor& x) {
+    const auto drop = [this](const at::Tensor& of) { return at::dropout(of, dropout, true); };
     const auto parts = qkv(attention_norm(x))
                            .unflatten(-1, {3, heads, x.size(-1) / heads})
                            .permute({2, 0, 3, 1, 4})
                            .unbind(0);
     const at::Tensor mixed =
         at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, true);
-    const at::Tensor h = x + mix(mixed.transpose(1, 2).flatten(2));
-    return h + down(at::gelu(up(ffn_norm(h))));
+    const at::Tensor h = x + drop(mix(mixed.transpose(1, 2).flatten(2)));
+    return h + drop(down(at::gelu(up(ffn_norm(h)))));
   }
   int64_t heads;
+  double dropout;
   nn::LayerNorm attention_norm;
   nn::Linear qkv, mix;
   nn::LayerNorm ffn_norm;
   nn::Linear up, down;
+};
+
+struct CheckpointedBlock : nn::Module {
+  explicit CheckpointedBlock(std::shared_ptr<Block> its_block)
+      : block(register_module(kCheckpointed, std::move(its_block))) {}
+  at::Tensor forward(const at::Tensor& x) { return executor::checkpoint(block, x); }
+  std::shared_ptr<Block> block;
 };
 
 struct Output : nn::Module {
@@ -125,40 +164,45 @@ struct Transformer : TestModule {
         "output", std::make_shared<Output>(args.tied ? tokens->weight
                                                      : at::empty({args.vocabulary, args.dim})));
     for (int layer = 0; layer < args.layers; ++layer) {
-      blocks.push_back(register_module("block" + std::to_string(layer),
-                                       std::make_shared<Block>(args.dim, args.heads)));
+      const auto block = std::make_shared<Block>(args.dim, args.heads, args.dropout);
+      const std::string name = "block" + std::to_string(layer);
+      if (args.checkpointed == Checkpointed::kWrapper)
+        wrapped.push_back(register_module(name, std::make_shared<CheckpointedBlock>(block)));
+      else
+        blocks.push_back(register_module(name, block));
     }
   }
   at::Tensor forward(const at::Tensor& input) override {
     const at::Tensor places = at::arange(input.size(1), input.options());
     at::Tensor x = fsdp::forward(tokens, input) + fsdp::forward(positions, places);
+    for (const auto& block : wrapped) x = fsdp::forward(block, x);
     for (const auto& block : blocks) {
-      const auto run = [block](const std::vector<at::Tensor>& in) {
+      const auto around = [block](const std::vector<at::Tensor>& in) {
         return std::vector{fsdp::forward(block, in[0])};
       };
-      const auto run_inside = [block](const std::vector<at::Tensor>& in) {
+      const auto inside = [block](const std::vector<at::Tensor>& in) {
         return std::vector{executor::checkpoint(block, in[0])};
       };
-      if (args.checkpointed_inside)
-        x = fsdp::call(*block, run_inside, {x})[0];
+      if (args.checkpointed == Checkpointed::kInside)
+        x = fsdp::call(*block, inside, {x})[0];
+      else if (args.checkpointed == Checkpointed::kAround)
+        x = executor::checkpoint(around, {x})[0];
       else
-        x = args.checkpointed ? executor::checkpoint(run, {x})[0] : run({x})[0];
+        x = fsdp::forward(block, x);
     }
     return fsdp::forward(output, fsdp::forward(norm, x));
   }
   std::vector<std::shared_ptr<nn::Module>> parts() override {
+    if (!wrapped.empty()) return {wrapped.begin(), wrapped.end()};
     return {blocks.begin(), blocks.end()};
   }
   const TransformerArgs args;
   nn::Embedding tokens, positions;
   nn::LayerNorm norm;
   std::shared_ptr<Output> output;
-  std::vector<std::shared_ptr<Block>> blocks;
+  std::vector<std::shared_ptr<Block>> blocks;               // or
+  std::vector<std::shared_ptr<CheckpointedBlock>> wrapped;  // these
 };
-
-bool close(const at::Tensor& want, const at::Tensor& got) {
-  return want.sizes() == got.sizes() && at::allclose(got, want, 1e-9, 1e-11);
-}
 
 }  // namespace
 
@@ -171,6 +215,7 @@ ModulePtr make_mlp(int64_t dim, int64_t multiplier, uint64_t seed) {
 ModulePtr make_mlps(int64_t dim, int mlps, uint64_t seed) {
   return drawn(std::make_shared<Mlps>(dim, mlps), seed);
 }
+ModulePtr make_vit(uint64_t seed) { return drawn(std::make_shared<VitWithHead>(), seed); }
 ModulePtr make_repeated(uint64_t seed) { return drawn(std::make_shared<Repeated>(), seed); }
 ModulePtr make_transformer(const TransformerArgs& args, uint64_t seed) {
   return drawn(std::make_shared<Transformer>(args), seed);
@@ -184,27 +229,11 @@ at::Tensor random_tokens(at::IntArrayRef sizes, int64_t vocabulary, uint64_t see
                      at::TensorOptions(at::kLong));
 }
 
-void average_grads(torch::nn::Module& module, c10d::Backend& group) {
-  for (const at::Tensor& weight : module.parameters()) {
-    if (!weight.grad().defined()) continue;
-    std::vector<at::Tensor> grads = {weight.grad()};
-    group.allreduce(grads)->wait();
-    grads[0].div_(group.getSize());
-  }
-}
-
-std::string difference(const torch::nn::Module& want, const torch::nn::Module& got) {
-  const auto left = want.named_parameters(), right = got.named_parameters();
-  if (left.size() != right.size()) return "different numbers of parameters";
-  for (size_t i = 0; i < left.size(); ++i) {
-    const std::string& name = left[i].key();
-    if (name != right[i].key()) return name + " is " + right[i].key();
-    if (!close(left[i].value(), right[i].value())) return name + " differs";
-    const at::Tensor &one = left[i].value().grad(), &other = right[i].value().grad();
-    if (one.defined() != other.defined()) return "one gradient of " + name + " is not defined";
-    if (one.defined() && !close(one, other)) return "the gradient of " + name + " differs";
-  }
-  return "";
+std::vector<nn::Module*> modules_at(nn::Module& module, const std::vector<std::string>& paths) {
+  const auto all = module.named_modules("", /*include_self=*/false);
+  std::vector<nn::Module*> found;
+  for (const std::string& path : paths) found.push_back(all[path].get());
+  return found;
 }
 
 }  // namespace pipewright::tests

@@ -3,15 +3,12 @@
 
 #include <torch/nn/module.h>
 
-#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
-#include "comms/world.h"
-
-// The modules of PyTorch's tests of FSDP2 and replicate, and training of a plain copy whose
-// gradients are averaged by hand, for comparison. All in fp64: sums in another order must not hide
-// what is wrong. Their parts are called through fsdp::forward, as fully_shard wants it.
+// The modules of PyTorch's tests of FSDP2 and replicate. All in fp64: sums in another order must
+// not hide what is wrong. Their parts are called through fsdp::forward, as fully_shard wants it.
 
 namespace pipewright::tests {
 
@@ -31,25 +28,35 @@ ModulePtr make_mlp(int64_t dim, int64_t multiplier, uint64_t seed);
 ModulePtr make_mlps(int64_t dim, int mlps, uint64_t seed);
 // Linear(4, 4), called twice, and Linear(4, 5); the inner one is its part.
 ModulePtr make_repeated(uint64_t seed);
+// A Conv2d of patches, whose features come from a method of its own, and a Linear; the former is
+// its part, "vit". Input [batch, 3, 224, 224].
+ModulePtr make_vit(uint64_t seed);
 // Token and position embeddings, blocks of attention and FFN, an output layer that may share the
-// embedding's weight; the blocks are its parts, and may be checkpointed. Input [batch, tokens].
+// embedding's weight; the blocks are its parts. Input [batch, tokens]. PyTorch's ModelArgs, but for
+// its dropout of 0.1.
+enum class Checkpointed {
+  kNot,
+  kAround,   // a part of the model that calls the block
+  kInside,   // what runs in the block's call, as fully_shard sees it
+  kWrapper,  // in a module of its own around the block, which then is the part
+};
+inline constexpr const char* kCheckpointed = "checkpointed";  // the block in such a module
 struct TransformerArgs {
   int layers = 2;
-  int64_t vocabulary = 64, tokens = 16, dim = 16, heads = 4;
-  bool tied = true, checkpointed = false;
-  bool checkpointed_inside = false;  // of the call that fully_shard sees
+  int64_t vocabulary = 8, tokens = 16, dim = 16, heads = 4;
+  bool tied = true;
+  Checkpointed checkpointed = Checkpointed::kNot;
+  // Draws from the process' generator: for ranks that are processes.
+  double dropout = 0;
 };
 ModulePtr make_transformer(const TransformerArgs& args, uint64_t seed);
 
 at::Tensor random_input(at::IntArrayRef sizes, uint64_t seed);
 at::Tensor random_tokens(at::IntArrayRef sizes, int64_t vocabulary, uint64_t seed);
 
-// Averages the gradients of a plain module by hand.
-void average_grads(torch::nn::Module& module, c10d::Backend& group);
-
-// The first difference of two modules' parameters and gradients beyond 1e-9; empty if there is
-// none.
-std::string difference(const torch::nn::Module& want, const torch::nn::Module& got);
+// What stands at paths like "block0.up".
+std::vector<torch::nn::Module*> modules_at(torch::nn::Module& module,
+                                           const std::vector<std::string>& paths);
 
 }  // namespace pipewright::tests
 

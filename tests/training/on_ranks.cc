@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include "comms/gloo.h"
 #include "comms/thread_backend.h"
@@ -25,7 +26,37 @@ comms::World* world_of_processes() {
   return world.get();
 }
 
+bool is_late(Late late, Late where) { return late == where || late == Late::kEverywhere; }
+
+// A thread is one rank's, and each is late at other times.
+std::chrono::microseconds some_time(int rank) {
+  thread_local std::mt19937 random(static_cast<unsigned>(7 + rank));
+  return std::chrono::microseconds(random() % 3000);
+}
+
 }  // namespace
+
+const char* to_string(Late late) {
+  switch (late) {
+    case Late::kNowhere:
+      return "nowhere";
+    case Late::kAfterForward:
+      return "after_forward";
+    case Late::kBeforeGather:
+      return "before_gather";
+    case Late::kBeforeReduction:
+      return "before_reduction";
+    case Late::kBeforeStep:
+      return "before_step";
+    case Late::kEverywhere:
+      return "everywhere";
+  }
+  return "";
+}
+
+void Rank::be_late(Late where) const {
+  if (is_late(late, where)) std::this_thread::sleep_for(some_time(rank));
+}
 
 std::vector<std::string> errors_on_ranks(int size, const std::function<void(Rank&)>& body,
                                          const comms::Injector& injector,
@@ -35,8 +66,12 @@ std::vector<std::string> errors_on_ranks(int size, const std::function<void(Rank
   std::iota(ranks.begin(), ranks.end(), 0);
   const auto run_rank = [&](comms::World& world) {
     const auto log = std::make_shared<comms::CallLog>();
-    Rank self{world.rank(), comms::record(world.make_group("dp", ranks), log, injector),
-              world.make_group("hand", ranks), log, &world};
+    Rank self{world.rank(),
+              comms::record(world.make_group("dp", ranks), log, injector),
+              world.make_group("hand", ranks),
+              log,
+              &world,
+              injector};
     body(self);
   };
   if (comms::World* world = world_of_processes()) {
@@ -50,8 +85,27 @@ std::vector<std::string> errors_on_ranks(int size, const std::function<void(Rank
   return errors_of_ranks(size, [&](int rank) { run_rank(worlds[static_cast<size_t>(rank)]); });
 }
 
-void on_ranks(int size, const std::function<void(Rank&)>& body, const comms::Injector& injector) {
-  EXPECT_EQ(errors_on_ranks(size, body, injector),
+void on_ranks(int size, const std::function<void(Rank&)>& body) {
+  EXPECT_EQ(errors_on_ranks(size, body), std::vector<std::string>(static_cast<size_t>(size)));
+}
+
+void on_late_ranks(int size, Late late, const std::function<void(Rank&)>& body) {
+  const auto delay = [late](const comms::CallRecord& call) {
+    comms::Fault fault;
+    const Late where = call.op.starts_with("allgather") ? Late::kBeforeGather
+                       : call.op.starts_with("reduce_scatter") || call.op == "allreduce"
+                           ? Late::kBeforeReduction
+                           : Late::kNowhere;
+    if (where == Late::kNowhere || !is_late(late, where)) return fault;
+    fault.delay = some_time(call.rank);
+    fault.work_delay = some_time(call.rank);
+    return fault;
+  };
+  const auto late_body = [&](Rank& self) {
+    self.late = late;
+    body(self);
+  };
+  EXPECT_EQ(errors_on_ranks(size, late_body, delay),
             std::vector<std::string>(static_cast<size_t>(size)));
 }
 
@@ -61,23 +115,6 @@ void on_first_rank_alone(Rank& self, const std::function<void()>& body) {
   self.by_hand->barrier()->wait();
   if (self.rank == 0) body();
   self.by_hand->barrier()->wait();
-}
-
-comms::Injector random_delays(const std::string& op) {
-  return [op](const comms::CallRecord& call) {
-    // A thread is one rank's, and each is late at other calls.
-    thread_local std::mt19937 random(static_cast<unsigned>(7 + call.rank));
-    comms::Fault fault;
-    if (call.op == op) {
-      fault.delay = std::chrono::microseconds(random() % 3000);
-      fault.work_delay = std::chrono::microseconds(random() % 3000);
-    }
-    return fault;
-  };
-}
-
-torch::optim::Adam adam(torch::nn::Module& module) {
-  return torch::optim::Adam(module.parameters(), torch::optim::AdamOptions(1e-2));
 }
 
 uint64_t data_seed(int iteration, int rank) {

@@ -1,9 +1,6 @@
 #ifndef PIPEWRIGHT_TESTS_TRAINING_ON_RANKS_H_
 #define PIPEWRIGHT_TESTS_TRAINING_ON_RANKS_H_
 
-#include <torch/nn/module.h>
-#include <torch/optim/adam.h>
-
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -18,6 +15,18 @@
 
 namespace pipewright::tests {
 
+// The places of PyTorch's tests in which a rank is late, by chance: where kernels or collectives
+// that are not waited for would show. kNowhere is in none of them, kEverywhere in all.
+enum class Late {
+  kNowhere,
+  kAfterForward,
+  kBeforeGather,
+  kBeforeReduction,
+  kBeforeStep,
+  kEverywhere
+};
+const char* to_string(Late late);
+
 // What each rank has: a group for what is tested, whose calls are written down, and one for the
 // reference.
 struct Rank {
@@ -26,6 +35,11 @@ struct Rank {
   comms::BackendPtr by_hand;
   std::shared_ptr<comms::CallLog> log;  // of this rank alone
   comms::World* world;
+  comms::Injector injector;  // of the calls that are written down
+  Late late = Late::kNowhere;
+
+  // Sleeps if it is late there.
+  void be_late(Late where) const;
 };
 
 // What each rank threw. As one of several processes: nothing, and what is thrown passes.
@@ -34,18 +48,15 @@ std::vector<std::string> errors_on_ranks(
     std::chrono::milliseconds timeout = std::chrono::seconds(30));
 
 // Expects that nobody throws.
-void on_ranks(int size, const std::function<void(Rank&)>& body,
-              const comms::Injector& injector = nullptr);
+void on_ranks(int size, const std::function<void(Rank&)>& body);
 
 bool ranks_are_processes();
 
 // All ranks meet, and all but the first wait while it does this: what it sees of all does not move.
 void on_first_rank_alone(Rank& self, const std::function<void()>& body);
 
-// Delays before and behind every call of an op, by chance.
-comms::Injector random_delays(const std::string& op);
-
-torch::optim::Adam adam(torch::nn::Module& module);
+// As on_ranks, with delays before and behind the gathers and reductions of the group.
+void on_late_ranks(int size, Late late, const std::function<void(Rank&)>& body);
 
 // Other data for each iteration and rank.
 uint64_t data_seed(int iteration, int rank);

@@ -140,6 +140,10 @@ std::vector<Trained> train_pipeline(const PipelineCase& pipeline, const Wrap& wr
       const auto result = executor.step(
           {{input_of(pipeline, step, mine.copy)}, {}, {target_of(pipeline, step, mine.copy)}});
       mine.losses.insert(mine.losses.end(), result.losses.begin(), result.losses.end());
+      // As PyTorch's: a reduction that still runs would write over one of the two.
+      for (const at::Tensor& weight : weights) {
+        if (weight.grad().defined()) weight.grad().div_(2).mul_(2);
+      }
       optimizer.step();
     }
     mine.calls = log->calls();

@@ -1,7 +1,5 @@
-#ifndef PIPEWRIGHT_TESTS_FSDP_PARITY_H_
-#define PIPEWRIGHT_TESTS_FSDP_PARITY_H_
-
-#include <torch/optim/adam.h>
+#ifndef PIPEWRIGHT_TESTS_FSDP_SHARDING_H_
+#define PIPEWRIGHT_TESTS_FSDP_SHARDING_H_
 
 #include <functional>
 #include <memory>
@@ -9,12 +7,11 @@
 #include <vector>
 
 #include "comms/mesh.h"
-#include "comms/recording_backend.h"
 #include "fsdp/fully_shard.h"
-#include "tests/training/modules.h"
 #include "tests/training/on_ranks.h"
+#include "tests/training/parity.h"
 
-// A sharded module beside a plain copy.
+// Modules wrapped by fully_shard, and what each rank holds of them then.
 
 namespace pipewright::tests {
 
@@ -36,9 +33,6 @@ class Sharding {
   std::vector<std::shared_ptr<fsdp::Sharded>> units;
   fsdp::Sharded& root() { return *units.back(); }
 
-  // What happens to the calls of this thread's rank.
-  static thread_local comms::Injector injector;
-
  private:
   comms::World world_;
   comms::Mesh mesh_;
@@ -47,17 +41,14 @@ class Sharding {
 // A rank's part of a whole tensor, by torch.chunk.
 at::Tensor part_of(const at::Tensor& whole, int rank, int ranks, int64_t dim = 0);
 
-using Placement = std::function<int64_t(const at::Tensor&)>;
+// Those of this rank; `placement` is the dimension to shard along, 0 by default.
+Part shards_of(const Rank& self,
+               const std::function<int64_t(const at::Tensor&)>& placement = nullptr);
 
-// PyTorch's check_sharded_parity: the first difference beyond 1e-9; empty if there is none.
-std::string shard_difference(const torch::nn::Module& plain, const torch::nn::Module& sharded,
-                             const Rank& self, const Placement& placement = nullptr);
-
-// The plain copy's gradients are averaged by hand; then both step. Equal before and after.
-void expect_equal_step(Rank& self, torch::nn::Module& plain, torch::optim::Adam& plain_optimizer,
-                       torch::nn::Module& module, torch::optim::Adam& optimizer,
-                       const Placement& placement = nullptr);
+// The units of some events of a trace, in their order: "block0" or, behind its backward, "post
+// block0".
+std::vector<std::string> events(const fsdp::Trace& trace, const std::vector<fsdp::Event>& of);
 
 }  // namespace pipewright::tests
 
-#endif  // PIPEWRIGHT_TESTS_FSDP_PARITY_H_
+#endif  // PIPEWRIGHT_TESTS_FSDP_SHARDING_H_

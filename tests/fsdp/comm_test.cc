@@ -1,0 +1,280 @@
+// When units gather and free: counts and order, as PyTorch's test_fully_shard_comm.py and
+// test_fsdp_backward_prefetch.py have them.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/transformer.h>
+#include <torch/nn/modules/transformercoder.h>
+#include <torch/nn/modules/transformerlayer.h>
+#include <torch/optim/sgd.h>
+
+#include <algorithm>
+
+#include "fsdp/fully_shard.h"
+#include "tests/fsdp/sharding.h"
+#include "tests/training/modules.h"
+#include "tests/training/on_ranks.h"
+#include "tests/training/parity.h"
+
+namespace pipewright::fsdp {
+namespace {
+
+using tests::blocks;
+using tests::Checkpointed;
+using tests::events;
+using tests::kGather;
+using tests::kReduce;
+using tests::mlps;
+using tests::ModulePtr;
+using tests::on_ranks;
+using tests::random_input;
+using tests::random_tokens;
+using tests::Rank;
+using tests::Sharding;
+
+using Names = std::vector<std::string>;
+
+constexpr Checkpointed kCheckpointings[] = {Checkpointed::kNot, Checkpointed::kAround,
+                                            Checkpointed::kInside, Checkpointed::kWrapper};
+
+// Of a forward and a backward, with L layers and the root.
+TEST(FullyShardComm, test_counts) {
+  constexpr int kLayers = 4;
+  struct Case {
+    ReshardAfterForward reshard_after_forward;
+    int backward_gathers;
+  };
+  for (const Case& the :
+       {Case{{}, kLayers}, Case{true, kLayers + 1}, Case{2, kLayers + 1}, Case{false, 0}}) {
+    on_ranks(4, [&](Rank& self) {
+      const ModulePtr module = tests::make_mlps(8, kLayers, 42);
+      Sharding sharding(self, *module, mlps(kLayers),
+                        {.reshard_after_forward = the.reshard_after_forward});
+      for (int iteration = 0; iteration < 2; ++iteration) {
+        self.log->clear();
+        const at::Tensor loss = forward(module, random_input({2, 8}, 1)).sum();
+        EXPECT_EQ(self.log->count(kGather), kLayers + 1);
+        self.log->clear();
+        loss.backward();
+        EXPECT_EQ(self.log->count(kGather), the.backward_gathers);
+        EXPECT_EQ(self.log->count(kReduce), kLayers + 1);
+        EXPECT_EQ(self.log->calls().size(),
+                  static_cast<size_t>(the.backward_gathers + kLayers + 1));
+      }
+    });
+  }
+}
+
+TEST(FullyShardComm, test_manual_reshard_and_set_reshard_after_forward) {
+  constexpr int kLayers = 3;
+  const auto backward_gathers = [](Rank& self, const Options& options,
+                                   const std::function<void(Sharding&)>& before,
+                                   const std::function<void(Sharding&)>& between) {
+    const ModulePtr module = tests::make_mlps(8, kLayers, 42);
+    Sharding sharding(self, *module, mlps(kLayers), options);
+    if (before) before(sharding);
+    const at::Tensor loss = forward(module, random_input({2, 8}, 1)).sum();
+    if (between) between(sharding);
+    self.log->clear();
+    loss.backward();
+    return self.log->count(kGather);
+  };
+  on_ranks(2, [&](Rank& self) {
+    EXPECT_EQ(backward_gathers(self, {.reshard_after_forward = false}, nullptr,
+                               [](Sharding& sharding) {
+                                 for (const auto& unit : sharding.units) unit->reshard();
+                               }),
+              kLayers + 1);
+    const auto set = [](bool reshard, bool recurse) {
+      return
+          [=](Sharding& sharding) { sharding.root().set_reshard_after_forward(reshard, recurse); };
+    };
+    EXPECT_EQ(backward_gathers(self, {.reshard_after_forward = false}, set(true, true), nullptr),
+              kLayers + 1);
+    EXPECT_EQ(backward_gathers(self, {.reshard_after_forward = false}, set(true, false), nullptr),
+              1);
+    EXPECT_EQ(backward_gathers(self, {.reshard_after_forward = true}, set(false, true), nullptr),
+              0);
+    EXPECT_EQ(backward_gathers(self, {.reshard_after_forward = true}, set(false, false), nullptr),
+              kLayers);
+  });
+}
+
+TEST(FullyShardComm, test_set_unshard_in_backward) {
+  on_ranks(2, [](Rank& self) {
+    for (const bool unshard : {true, false}) {
+      const ModulePtr module = tests::make_transformer({.layers = 2, .tied = false}, 42);
+      Sharding sharding(self, *module, {{"tokens"}, {"block0"}, {"block1"}},
+                        {.reshard_after_forward = true});
+      sharding.units[0]->set_unshard_in_backward(unshard);
+      const at::Tensor loss = forward(module, random_tokens({2, 8}, 8, 1)).sum();
+      self.log->clear();
+      loss.backward();
+      EXPECT_EQ(self.log->count(kGather), unshard ? 4 : 3);
+      EXPECT_EQ(self.log->count(kReduce), 4);
+    }
+  });
+}
+
+// With three blocks: what is gathered when. Checkpointing changes nothing.
+TEST(FullyShardComm, test_backward_prefetch_order) {
+  for (const Checkpointed checkpointed : kCheckpointings) {
+    on_ranks(2, [&](Rank& self) {
+      const tests::TransformerArgs args{.layers = 3, .checkpointed = checkpointed};
+      const ModulePtr module = tests::make_transformer(args, 42);
+      const auto trace = std::make_shared<Trace>();
+      Sharding sharding(self, *module, blocks(3), {.reshard_after_forward = true, .trace = trace});
+      for (int iteration = 0; iteration < 2; ++iteration) {
+        trace->clear();
+        const at::Tensor loss = forward(module, random_tokens({2, 8}, 8, 1)).sum();
+        EXPECT_EQ(events(*trace, {Event::kUnshard}),
+                  (Names{"the root", "block0", "block1", "block2"}));
+        trace->clear();
+        loss.backward();
+        EXPECT_EQ(events(*trace, {Event::kUnshard, Event::kPostBackward}),
+                  (Names{"the root", "block2", "block1", "post block2", "block0", "post block1",
+                         "post block0", "post the root"}));
+        // The gather of a block is on its way while the one behind it computes.
+        const auto at = [&](Event event, const std::string& unit) {
+          const auto found = std::ranges::find(*trace, TraceEntry{event, unit});
+          EXPECT_NE(found, trace->end());
+          return found - trace->begin();
+        };
+        EXPECT_LT(at(Event::kUnshard, "`block1`"), at(Event::kPostBackward, "`block2`"));
+        EXPECT_LT(at(Event::kPostBackward, "`block2`"), at(Event::kWaitUnshard, "`block1`"));
+        // So is its reduction while the next one computes.
+        EXPECT_LT(at(Event::kReduce, "`block2`"), at(Event::kPreBackward, "`block1`"));
+        EXPECT_LT(at(Event::kPreBackward, "`block1`"), at(Event::kWaitReduce, "`block2`"));
+      }
+    });
+  }
+}
+
+// Forward prefetch gathers ahead, and not again in backward.
+TEST(FullyShard, ExplicitPrefetchGathersAhead) {
+  for (const Checkpointed checkpointed : kCheckpointings) {
+    on_ranks(2, [&](Rank& self) {
+      const tests::TransformerArgs args{.layers = 4, .checkpointed = checkpointed};
+      const ModulePtr module = tests::make_transformer(args, 42);
+      const auto trace = std::make_shared<Trace>();
+      Sharding sharding(self, *module, blocks(4), {.reshard_after_forward = true, .trace = trace});
+      auto& units = sharding.units;
+      units[0]->set_modules_to_forward_prefetch({units[1].get(), units[2].get()});
+      units[3]->set_modules_to_backward_prefetch({units[2].get(), units[1].get()});
+      const at::Tensor loss = forward(module, random_tokens({2, 8}, 8, 1)).sum();
+      EXPECT_EQ(events(*trace, {Event::kUnshard, Event::kReshard}),
+                (Names{"the root", "block0", "block1", "block2", "block0", "block1", "block2",
+                       "block3", "block3", "the root"}));
+      trace->clear();
+      loss.backward();
+      EXPECT_EQ(events(*trace, {Event::kUnshard, Event::kPostBackward}),
+                (Names{"the root", "block3", "block2", "block1", "post block3", "post block2",
+                       "block0", "post block1", "post block0", "post the root"}));
+    });
+  }
+}
+
+// nn.Transformer, each of whose layers is called as a unit.
+class Seq2Seq : public torch::nn::TransformerImpl {
+ public:
+  Seq2Seq() : TransformerImpl(torch::nn::TransformerOptions(1024, 8)) {}
+
+  at::Tensor forward(const at::Tensor& source, const at::Tensor& target) {
+    auto its_encoder = encoder.get<torch::nn::TransformerEncoder>();
+    auto its_decoder = decoder.get<torch::nn::TransformerDecoder>();
+    at::Tensor memory = source, x = target;
+    for (const auto& layer : *its_encoder->layers) {
+      const auto run = [&](const std::vector<at::Tensor>& in) {
+        return std::vector{layer->as<torch::nn::TransformerEncoderLayer>()->forward(in[0])};
+      };
+      memory = call(*layer, run, {memory})[0];
+    }
+    memory = its_encoder->norm.forward(memory);
+    for (const auto& layer : *its_decoder->layers) {
+      const auto run = [&](const std::vector<at::Tensor>& in) {
+        return std::vector{layer->as<torch::nn::TransformerDecoderLayer>()->forward(in[0], in[1])};
+      };
+      x = call(*layer, run, {x, memory})[0];
+    }
+    return its_decoder->norm.forward(x);
+  }
+};
+
+// PyTorch's names, in its order.
+const Names kEncoderLayer = {
+    "self_attn.in_proj_weight",
+    "self_attn.in_proj_bias",
+    "self_attn.out_proj.weight",
+    "self_attn.out_proj.bias",
+    "linear1.weight",
+    "linear1.bias",
+    "linear2.weight",
+    "linear2.bias",
+    "norm1.weight",
+    "norm1.bias",
+    "norm2.weight",
+    "norm2.bias",
+};
+const Names kDecoderLayer = {
+    "self_attn.in_proj_weight",
+    "self_attn.in_proj_bias",
+    "self_attn.out_proj.weight",
+    "self_attn.out_proj.bias",
+    "multihead_attn.in_proj_weight",
+    "multihead_attn.in_proj_bias",
+    "multihead_attn.out_proj.weight",
+    "multihead_attn.out_proj.bias",
+    "linear1.weight",
+    "linear1.bias",
+    "linear2.weight",
+    "linear2.bias",
+    "norm1.weight",
+    "norm1.bias",
+    "norm2.weight",
+    "norm2.bias",
+    "norm3.weight",
+    "norm3.bias",
+};
+
+// Which unit each decision of a backward is for, by the name that it gives: with nn.Transformer's
+// 12 layers and the root.
+TEST(FsdpBackwardPrefetch, test_backward_prefetch) {
+  Names layers;  // the last one first
+  for (const char* part : {"decoder", "encoder"}) {
+    for (int i = 5; i >= 0; --i) layers.push_back(part + (".layers." + std::to_string(i)));
+  }
+  Names pre = layers;
+  pre.emplace_back("");
+  Names post(layers.begin() + 1, layers.end());
+  post.insert(post.end(), {"", ""});
+  for (const auto& [mode, want] :
+       {std::pair{BackwardPrefetch::kNone, Names{}}, std::pair{BackwardPrefetch::kPre, pre},
+        std::pair{BackwardPrefetch::kPost, post}}) {
+    on_ranks(2, [&, mode = mode, want = want](Rank& self) {
+      const auto module = std::make_shared<Seq2Seq>();
+      const auto trace = std::make_shared<Trace>();
+      const tests::Groups groups = [&] {
+        tests::Groups each;
+        for (const std::string& layer : layers) each.push_back({layer});
+        return each;
+      }();
+      Sharding sharding(self, *module, groups, {.backward_prefetch = mode, .trace = trace});
+      for (size_t i = 0; i < layers.size(); ++i) {
+        EXPECT_EQ(sharding.units[i]->parameter_names(),
+                  layers[i].starts_with("encoder") ? kEncoderLayer : kDecoderLayer);
+      }
+      torch::optim::SGD optimizer(module->parameters(), 1e-2);
+      for (int iteration = 0; iteration < 2; ++iteration) {
+        optimizer.zero_grad();
+        const at::Tensor loss =
+            forward(module, at::randn({10, 1, 1024}), at::randn({20, 1, 1024})).sum();
+        trace->clear();
+        loss.backward();
+        EXPECT_EQ(events(*trace, {Event::kPrefetch}), want);
+        optimizer.step();
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace pipewright::fsdp

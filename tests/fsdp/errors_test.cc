@@ -1,0 +1,195 @@
+// Misuse and failures: errors that name the module, the parameter and its state.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "comms/recording_backend.h"
+#include "fsdp/fully_shard.h"
+#include "tests/fsdp/sharding.h"
+#include "tests/training/modules.h"
+#include "tests/training/on_ranks.h"
+#include "tests/training/parity.h"
+
+namespace pipewright::fsdp {
+namespace {
+
+using tests::errors_on_ranks;
+using tests::kReduce;
+using tests::mlps;
+using tests::ModulePtr;
+using tests::random_input;
+using tests::Rank;
+using tests::Sharding;
+
+void expect_errors(int ranks, const std::string& what, const std::function<void(Rank&)>& body) {
+  for (const std::string& error : errors_on_ranks(ranks, body))
+    EXPECT_NE(error.find(what), std::string::npos) << error << "\nwanted: " << what;
+}
+
+TEST(FullyShardErrors, Misuse) {
+  expect_errors(2, "fully_shard: a second call for", [](Rank& self) {
+    const ModulePtr module = tests::make_mlp(4, 2, 42);
+    const auto unit = fully_shard(*module, self.group);
+    (void)fully_shard(*module, self.group);
+  });
+  expect_errors(2, "parameter `scale`, Float [] on cpu, is a scalar", [](Rank& self) {
+    torch::nn::Module module;
+    module.register_parameter("scale", at::ones({}));
+    (void)fully_shard(module, self.group);
+  });
+  expect_errors(2, "parameter `w`, Float [4] on meta: give it memory first", [](Rank& self) {
+    torch::nn::Module module;
+    module.register_parameter("w", at::ones({4}, at::kMeta));
+    (void)fully_shard(module, self.group);
+  });
+  expect_errors(2, "parameter `b`, Double [4] on cpu, is not as `a`: wanted one dtype",
+                [](Rank& self) {
+                  torch::nn::Module module;
+                  module.register_parameter("a", at::ones({4}));
+                  module.register_parameter("b", at::ones({4}, at::kDouble));
+                  (void)fully_shard(module, self.group);
+                });
+  expect_errors(3, "dimension 1 does not divide evenly by 3 ranks", [](Rank& self) {
+    torch::nn::Module module;
+    module.register_parameter("w", at::ones({4, 4}));
+    (void)fully_shard(module, self.group,
+                      {.shard_placement_fn = [](const at::Tensor&) { return int64_t{1}; }});
+  });
+  expect_errors(4, "reshard_after_forward 3: wanted a divisor of 4 ranks", [](Rank& self) {
+    const ModulePtr module = tests::make_mlp(4, 2, 42);
+    (void)fully_shard(*module, self.group, {.reshard_after_forward = 3});
+  });
+  expect_errors(4, "wanted a mesh", [](Rank& self) {
+    const ModulePtr module = tests::make_mlp(4, 2, 42);
+    (void)fully_shard(*module, self.group, {.reshard_after_forward = 2});
+  });
+  // Tied over two groups: both names.
+  expect_errors(2, "parameter `output.weight` is also `tokens.weight` of another group",
+                [](Rank& self) {
+                  const tests::TransformerArgs args{.layers = 1, .tied = true};
+                  const ModulePtr module = tests::make_transformer(args, 42);
+                  const auto tokens = fully_shard(*module->named_children()["tokens"], self.group);
+                  (void)fully_shard(*module, self.group);
+                });
+  expect_errors(
+      3,
+      "the ranks do not have the same parameters: rank 0 has `layer0.weight`, Double [5, "
+      "4], along 0 where rank 2 has `layer0.weight`, Double [6, 4], along 0",
+      [](Rank& self) {
+        const ModulePtr module = tests::make_two_linears({{4, self.rank == 2 ? 6 : 5}}, 42);
+        (void)fully_shard(*module, self.group);
+      });
+}
+
+TEST(FullyShardErrors, BackwardsThatItCannotDo) {
+  expect_errors(2, "fully_shard: a backward with create_graph through the root", [](Rank& self) {
+    const ModulePtr module = tests::make_mlp(4, 2, 42);
+    const auto unit = fully_shard(*module, self.group);
+    const at::Tensor x = random_input({2, 4}, 1).requires_grad_();
+    (void)torch::autograd::grad({forward(module, x).sum()}, {x}, {}, true, /*create_graph=*/true);
+  });
+  expect_errors(2, "fully_shard: backward through a module whose unit is gone", [](Rank& self) {
+    const ModulePtr module = tests::make_mlp(4, 2, 42);
+    at::Tensor loss;
+    {
+      const auto unit = fully_shard(*module, self.group);
+      loss = forward(module, random_input({2, 4}, 1)).sum();
+    }
+    loss.backward();
+  });
+  expect_errors(
+      2, "an earlier backward stopped on an error after its reductions had begun", [](Rank& self) {
+        const ModulePtr module = tests::make_mlps(4, 2, 42);
+        Sharding sharding(self, *module, mlps(2), {});
+        const auto step = [&](bool stops) {
+          const at::Tensor x = random_input({2, 4}, 1).requires_grad_();
+          if (stops) {
+            x.register_hook(
+                [](const at::TensorBase&) { throw std::runtime_error("a hook of the user's"); });
+          }
+          forward(module, x * 1).sum().backward();
+        };
+        EXPECT_THROW(step(true), std::runtime_error);
+        step(false);
+      });
+  expect_errors(2, "data_parallel of `mlp0`, which is part of another unit", [](Rank& self) {
+    const ModulePtr module = tests::make_mlps(4, 1, 42);
+    Sharding sharding(self, *module, mlps(1), {});
+    (void)sharding.units[0]->data_parallel();
+  });
+  expect_errors(2, "fully_shard: 4 parameters of the root require a gradient, and 3 did",
+                [](Rank& self) {
+                  const ModulePtr module = tests::make_mlp(4, 2, 42);
+                  module->parameters()[0].set_requires_grad(false);
+                  const auto unit = fully_shard(*module, self.group);
+                  module->parameters()[0].set_requires_grad(true);
+                  forward(module, random_input({2, 4}, 1));
+                });
+  expect_errors(2, "is sharded already", [](Rank& self) {
+    const ModulePtr module = tests::make_mlps(4, 1, 42);
+    for (at::Tensor& weight : module->parameters()) weight.set_requires_grad(false);
+    const auto whole = fully_shard(*module, self.group);
+    (void)fully_shard(*module->parts()[0], self.group);
+  });
+}
+
+TEST(FullyShardErrors, AChangedParameter) {
+  expect_errors(2,
+                "parameter `in_proj.weight` of the root, which is sharded, was replaced: found "
+                "Float [4, 4] on cpu, wanted the Double [4, 4] on cpu",
+                [](Rank& self) {
+                  const ModulePtr module = tests::make_mlp(4, 2, 42);
+                  const auto unit = fully_shard(*module, self.group);
+                  module->to(at::kFloat);
+                  forward(module, random_input({2, 4}, 1));
+                });
+  // Some of a group's parameters whole, some not.
+  expect_errors(2,
+                "parameter `in_proj.weight` of `mlp0`, which is sharded, was replaced: found "
+                "Double [16, 4] on cpu, wanted the Double [8, 4]",
+                [](Rank& self) {
+                  const ModulePtr module = tests::make_mlps(4, 1, 42);
+                  Sharding sharding(self, *module, mlps(1), {});
+                  sharding.units[0]->unshard();
+                  const at::Tensor whole = module->parameters()[2].detach();
+                  sharding.units[0]->reshard();
+                  module->parameters()[2].set_data(whole);
+                  forward(module, random_input({2, 4}, 1));
+                });
+}
+
+TEST(FullyShardErrors, ForwardThatTheExecutorsProgramDoesNotAllow) {
+  expect_errors(2, "fully_shard: forward of `mlp0`, whose `in_proj.weight` is sharded: the",
+                [](Rank& self) {
+                  const ModulePtr module = tests::make_mlps(4, 1, 42);
+                  Sharding sharding(self, *module, mlps(1), {});
+                  const auto stage = sharding.root().data_parallel();
+                  stage->unshard();
+                  stage->wait_unshard();
+                  module->forward(random_input({2, 4}, 1));
+                  stage->reshard();
+                  module->forward(random_input({2, 4}, 1));
+                });
+}
+
+// The others hear of a rank that fails.
+TEST(FullyShardErrors, ARankThatFails) {
+  const auto errors = errors_on_ranks(
+      2,
+      [](Rank& self) {
+        const ModulePtr module = tests::make_mlps(4, 2, 42);
+        Sharding sharding(self, *module, mlps(2), {});
+        forward(module, random_input({2, 4}, 1)).sum().backward();
+      },
+      [](const comms::CallRecord& call) {
+        comms::Fault fault;
+        fault.refuse = call.rank == 1 && call.op == kReduce;
+        return fault;
+      },
+      std::chrono::milliseconds(300));
+  EXPECT_NE(errors[0].find("fully_shard: the "), std::string::npos) << errors[0];
+  EXPECT_NE(errors[1].find("injected"), std::string::npos) << errors[1];
+}
+
+}  // namespace
+}  // namespace pipewright::fsdp

@@ -1,0 +1,134 @@
+// What a rank holds and copies, as PyTorch's test_fully_shard_memory.py has it.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+
+#include "fsdp/fully_shard.h"
+#include "tests/fsdp/sharding.h"
+#include "tests/meter/meter.h"
+#include "tests/training/modules.h"
+#include "tests/training/on_ranks.h"
+#include "tests/training/parity.h"
+
+namespace pipewright::fsdp {
+namespace {
+
+using tests::mlps;
+using tests::ModulePtr;
+using tests::on_first_rank_alone;
+using tests::on_ranks;
+using tests::random_input;
+using tests::Rank;
+using tests::Sharding;
+
+// In units of the bytes of: all shards, a layer, and what is in no layer. Of both ranks together,
+// as one thread may free what the other has allocated.
+TEST(FullyShardMemory, test_fully_shard_training_memory) {
+  constexpr int kLayers = 6, kRanks = 2;
+  for (const bool reshard : {true, false}) {
+    tests::Meter meter;
+    on_ranks(kRanks, [&](Rank& self) {
+      const tests::Meter counts_here = tests::Meter::together_with(meter);
+      const auto measure = [&](const std::function<void()>& check) {
+        on_first_rank_alone(self, check);
+      };
+      const ModulePtr module = tests::make_mlps(64, kLayers, 42);
+      int64_t all = 0, rest = 0, largest = 0;
+      for (const auto& [name, weight] : module->named_parameters().pairs()) {
+        const auto bytes = kRanks * static_cast<int64_t>(weight.nbytes());
+        all += bytes;
+        largest = std::max(largest, bytes);
+        if (name.starts_with("first")) rest += bytes;
+      }
+      const int64_t layer = (all - rest) / kLayers, shards = all / kRanks;
+      // Activations, alignment, and what ranks as threads put together for one parameter.
+      const int64_t slack = kRanks * (16 << 10) + largest;
+      Sharding sharding(self, *module, mlps(kLayers), {.reshard_after_forward = reshard});
+      measure([&] { EXPECT_LE(meter.bytes(), shards + slack); });
+      torch::optim::Adam optimizer = tests::adam(*module);
+      for (int iteration = 0; iteration < 3; ++iteration) {
+        int64_t before = 0;
+        measure([&] {
+          before = meter.bytes();
+          meter.restart_peak();
+        });
+        at::Tensor loss = forward(module, random_input({1, 64}, 1)).sum();
+        measure([&] {
+          // One copy of what is whole; a layer gathered beside the root's.
+          EXPECT_LE(meter.peak() - before, (reshard ? layer + rest : all) + slack);
+          meter.restart_peak();
+        });
+        loss.backward();
+        loss.reset();
+        measure([&] {
+          // One more layer ahead, the gradients of one layer on their way and of one being made,
+          // the first of them once more; and the shards' gradients.
+          EXPECT_LE(meter.peak() - before,
+                    (reshard ? 2 * layer + rest : all) + 3 * layer + rest + shards + slack);
+          EXPECT_LE(meter.bytes() - before, shards + slack);
+        });
+        optimizer.step();
+        measure([&] { EXPECT_LE(meter.bytes(), 4 * shards + slack); });
+        optimizer.zero_grad();
+        measure([&] { EXPECT_LE(meter.bytes(), 3 * shards + slack); });
+      }
+    });
+  }
+}
+
+// Along dimension 0 the gather writes where the parameters are used. Along others it is copied from
+// there and freed before unshard() returns.
+TEST(FullyShardMemory, UnshardHoldsOneCopy) {
+  constexpr int64_t kRanks = 2, kCount = 4, kBytes = 64 * 64 * 8;
+  for (const int64_t dim : {0, 1}) {
+    tests::Meter meter;
+    on_ranks(kRanks, [&](Rank& self) {
+      const tests::Meter counts_here = tests::Meter::together_with(meter);
+      torch::nn::Module module;
+      for (int i = 0; i < kCount; ++i)
+        module.register_parameter("w" + std::to_string(i), random_input({64, 64}, 1));
+      const auto unit = fully_shard(
+          module, self.group, {.shard_placement_fn = [dim](const at::Tensor&) { return dim; }});
+      int64_t sharded = 0;
+      for (int round = 0; round < 2; ++round) {
+        on_first_rank_alone(self, [&] {
+          sharded = meter.bytes();
+          EXPECT_EQ(sharded, kCount * kBytes);  // both ranks' halves
+          meter.restart_peak();
+        });
+        unit->unshard();
+        on_first_rank_alone(self, [&] {
+          const int64_t whole = kRanks * kCount * kBytes;
+          EXPECT_EQ(meter.bytes() - sharded, whole);
+          // And what ranks as threads put together for one parameter.
+          const int64_t slack = kRanks * kBytes;
+          EXPECT_LE(meter.peak() - sharded, (dim == 0 ? 1 : 2) * whole + slack);
+          EXPECT_GE(meter.peak() - sharded, (dim == 0 ? 1 : 2) * whole - slack);
+        });
+        unit->reshard();
+      }
+    });
+  }
+}
+
+// Each gradient is copied once; parameters never, unless they are not sharded along dim 0.
+TEST(FullyShardMemory, BytesCopied) {
+  on_ranks(2, [](Rank& self) {
+    for (const int64_t dim : {0, 1}) {
+      const auto linear =
+          std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(8, 16).bias(false));
+      const auto bytes = static_cast<int64_t>(linear->weight.nbytes());
+      const auto unit = fully_shard(
+          *linear, self.group, {.shard_placement_fn = [dim](const at::Tensor&) { return dim; }});
+      const at::Tensor output = forward(linear, at::ones({2, 8}));
+      EXPECT_EQ(unit->bytes_copied(), dim == 0 ? 0 : bytes);
+      output.sum().backward();
+      EXPECT_EQ(unit->bytes_copied(), dim == 0 ? bytes : 3 * bytes);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace pipewright::fsdp
