@@ -33,21 +33,14 @@ void BackwardWatch::watch() {
       [self = shared_from_this(), end] { self->ended(); });
 }
 
-void BackwardWatch::stop_watching() {
-  end_.reset();
-  inner_ended_ = false;
-}
-
 void BackwardWatch::ended() {
-  if (end_.expired()) return;  // stopped meanwhile
+  end_.reset();
   const auto node = torch::autograd::get_current_node();
   if (node && !is_complete()) {
-    end_.reset();
     inner_ended_ = true;
     node->add_post_hook(std::make_unique<InnerEnded>(weak_from_this()));
     return;
   }
-  end_.reset();
   backward_ends();
 }
 

@@ -15,8 +15,6 @@ class BackwardWatch : public std::enable_shared_from_this<BackwardWatch> {
  protected:
   // To be called by hooks, as often as they like.
   void watch();
-  // Forgets a backward that failed outside of the engine.
-  void stop_watching();
 
   // At the first watch() of a backward. The one before has either come to backward_ends(), or
   // stopped on an error: then what it left is still there.

@@ -104,7 +104,7 @@ class ParamGroup {
   };
   struct Reducing {
     at::Tensor input, output;
-    std::vector<at::Tensor> pieces;  // of parameters that are not sharded along dim 0
+    std::vector<at::Tensor> pieces;  // inputs that do not lie in it
     std::vector<bool> used;          // by parameter
     double post;                     // to divide by
     c10::intrusive_ptr<c10d::Work> work;

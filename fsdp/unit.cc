@@ -565,24 +565,24 @@ void Unit::reshard_all() {
 }
 
 void Unit::before_backward(bool last) {
-  for_each([](Unit& unit) { unit.expect_trainable_if_sharded(); });
+  for_each([last](Unit& unit) {
+    unit.expect_trainable_if_sharded();
+    unit.reduces_now_ = last;
+  });
   if (last) open_order();
-  for_each([last](Unit& unit) { unit.reduces_now_ = last; });
 }
 
 // From the last backward until REDUCE_GRAD.
 void Unit::open_order() {
-  if (!std::exchange(order_is_open_, true)) {
-    reduce_order_.clear();
-    next_reduce_ = 0;
-    for_each([this](Unit& unit) { reduce_order_.push_back(&unit); });
-  }
-  for_each([](Unit& unit) { unit.reduces_now_ = true; });
+  if (std::exchange(order_is_open_, true)) return;
+  reduce_order_.clear();
+  next_reduce_ = 0;
+  for_each([this](Unit& unit) { reduce_order_.push_back(&unit); });
 }
 
 // A W on a resharded stage: what a gradient is made of might be a frozen parameter.
 void Unit::expect_trainable_if_sharded() const {
-  if (is_unsharded() || trainable_ == group_.size()) return;
+  if (is_unsharded()) return;
   for (size_t i = 0; i < group_.size(); ++i) {
     if (group_.parameter(i).requires_grad()) continue;
     throw std::logic_error("fully_shard: a W on the resharded " + display_name() + ", whose `" +
@@ -592,7 +592,7 @@ void Unit::expect_trainable_if_sharded() const {
 
 void Unit::reduce_grad() {
   open_order();
-  for_each([](Unit& unit) { unit.done_ = true; });
+  for_each([](Unit& unit) { unit.done_ = unit.reduces_now_ = true; });
   reduce_in_order();
   // What came behind a unit's reduction, from a part that was checkpointed apart.
   for (Unit* unit : reduce_order_) {

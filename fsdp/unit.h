@@ -149,7 +149,6 @@ class Unit final : public Sharded, public autograd::GradListener, public autogra
   std::vector<size_t> places_;  // of its forwards in the root's order
 
   // The backward that runs.
-
   bool in_backward_ = false;
   bool done_ = false;
   std::set<size_t> ready_;  // driven: parameters
