@@ -1,6 +1,9 @@
 #define USE_C10D_GLOO 1
 #include "comms/gloo.h"
 
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
 #include <csignal>
 #include <cstdlib>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -24,6 +27,75 @@ void ignore_sigpipe() {
   if (current.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
 }
 
+// The sum over the ranks of tensors one behind the other, of which this rank is to get its parts.
+class ReduceScatterWork final : public c10d::Work {
+ public:
+  ReduceScatterWork(c10::intrusive_ptr<c10d::Work> sums, at::Tensor sum,
+                    std::vector<at::Tensor> outputs, int rank, int size, bool average)
+      : Work(rank, c10d::OpType::REDUCE_SCATTER),
+        sums_(std::move(sums)),
+        sum_(std::move(sum)),
+        outputs_(std::move(outputs)),
+        part_(rank),
+        parts_(size),
+        average_(average) {}
+
+  bool isCompleted() override { return sums_->isCompleted(); }
+  bool isSuccess() const override { return sums_->isSuccess(); }
+  std::exception_ptr exception() const override { return sums_->exception(); }
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    const bool done = sums_->wait(timeout);
+    const c10::NoGradGuard no_grad;
+    int64_t offset = 0;
+    for (at::Tensor& output : std::exchange(outputs_, {})) {
+      const int64_t numel = output.numel();
+      output.copy_(sum_.narrow(0, offset + part_ * numel, numel).view_as(output));
+      if (average_) output.div_(parts_);
+      offset += numel * parts_;
+    }
+    sum_.reset();
+    return done;
+  }
+
+ private:
+  const c10::intrusive_ptr<c10d::Work> sums_;
+  at::Tensor sum_;
+  std::vector<at::Tensor> outputs_;  // until they are written
+  const int part_, parts_;
+  const bool average_;
+};
+
+// Torch's makes an all-reduce of its own for each of several tensors. One for all of them copies as
+// much and waits once.
+class Gloo final : public c10d::ProcessGroupGloo {
+ public:
+  using ProcessGroupGloo::ProcessGroupGloo;
+
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
+      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::ReduceScatterOptions& options) override {
+    const bool average = options.reduceOp == c10d::ReduceOp::AVG;
+    bool can_be_one = inputs.size() > 1 && inputs.size() == outputs.size() &&
+                      (average || options.reduceOp == c10d::ReduceOp::SUM);
+    for (size_t i = 0; can_be_one && i < inputs.size(); ++i) {
+      can_be_one = inputs[i].numel() == outputs[i].numel() * getSize() &&
+                   inputs[i].scalar_type() == inputs[0].scalar_type() && inputs[i].is_cpu() &&
+                   outputs[i].is_cpu();
+    }
+    if (!can_be_one)
+      return ProcessGroupGloo::reduce_scatter_tensor_coalesced(outputs, inputs, options);
+    const c10::NoGradGuard no_grad;
+    std::vector<at::Tensor> flat;
+    for (const at::Tensor& input : inputs) flat.push_back(input.reshape(-1));
+    std::vector<at::Tensor> sum = {at::cat(flat)};
+    c10d::AllreduceOptions sums;
+    sums.timeout = options.timeout;
+    return c10::make_intrusive<ReduceScatterWork>(allreduce(sum, sums), sum[0], outputs, getRank(),
+                                                  getSize(), average);
+  }
+};
+
 }  // namespace
 
 World gloo_world(const Environment& environment, std::chrono::milliseconds timeout) {
@@ -37,8 +109,8 @@ World gloo_world(const Environment& environment, std::chrono::milliseconds timeo
   const MakeBackend make = [=](const std::string& name, int rank, int size) -> BackendPtr {
     auto options = c10d::ProcessGroupGloo::Options::create(timeout);
     options->devices.push_back(device);
-    return c10::make_intrusive<c10d::ProcessGroupGloo>(
-        c10::make_intrusive<c10d::PrefixStore>(name, store), rank, size, options);
+    return c10::make_intrusive<Gloo>(c10::make_intrusive<c10d::PrefixStore>(name, store), rank,
+                                     size, options);
   };
   return World(environment.rank, environment.world_size, store, make, timeout);
 }
