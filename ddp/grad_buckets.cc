@@ -1,0 +1,279 @@
+#include "ddp/grad_buckets.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <stdexcept>
+#include <utility>
+
+#include "comms/agreement.h"
+#include "ddp/buckets.h"
+
+namespace pipewright::ddp {
+
+GradBuckets::GradBuckets(std::vector<NamedTensor> parameters, comms::BackendPtr group,
+                         Options options, std::function<void()> forget_all)
+    : group_(std::move(group)),
+      options_(std::move(options)),
+      reduce_(options_.comm_hook ? options_.comm_hook : all_reduce_hook()),
+      forget_all_(std::move(forget_all)) {
+  for (NamedTensor& parameter : parameters)
+    parameters_.push_back({std::move(parameter.name), std::move(parameter.tensor)});
+  // Backward makes the last parameters' gradients ready first.
+  std::vector<size_t> order(parameters_.size());
+  std::iota(order.rbegin(), order.rend(), size_t{0});
+  make_buckets(assignment(order));
+}
+
+size_t GradBuckets::bytes() const {
+  size_t bytes = 0;
+  for (const Bucket& bucket : buckets_) bytes += bucket.flat.defined() ? bucket.flat.nbytes() : 0;
+  return bytes;
+}
+
+std::vector<std::vector<std::string>> GradBuckets::names_by_bucket() const {
+  std::vector<std::vector<std::string>> names;
+  for (const Bucket& bucket : buckets_) {
+    names.emplace_back();
+    for (const size_t index : bucket.parameters) names.back().push_back(parameters_[index].name);
+  }
+  return names;
+}
+
+// The parameters of each bucket, if they become ready in this order.
+std::vector<std::vector<size_t>> GradBuckets::assignment(const std::vector<size_t>& order) const {
+  std::map<std::pair<at::ScalarType, int>, int> kinds;
+  std::vector<Piece> pieces;
+  for (const Parameter& parameter : parameters_) {
+    const std::pair<at::ScalarType, int> kind = {parameter.tensor.scalar_type(),
+                                                 parameter.tensor.get_device()};
+    pieces.push_back({parameter.tensor.nbytes(),
+                      kinds.try_emplace(kind, static_cast<int>(kinds.size())).first->second});
+  }
+  constexpr double kMiB = 1 << 20;
+  return assign_buckets(pieces, order, static_cast<size_t>(options_.first_bucket_cap_mb * kMiB),
+                        static_cast<size_t>(options_.bucket_cap_mb * kMiB));
+}
+
+void GradBuckets::make_buckets(std::vector<std::vector<size_t>> assigned) {
+  buckets_.clear();
+  for (std::vector<size_t>& members : assigned) {
+    for (const size_t index : members) parameters_[index].bucket = buckets_.size();
+    buckets_.push_back({{}, std::move(members), 0, nullptr});
+  }
+  restart();
+}
+
+void GradBuckets::allocate(Bucket& bucket) {
+  int64_t size = 0;
+  for (const size_t index : bucket.parameters) size += parameters_[index].tensor.numel();
+  bucket.flat = at::zeros({size}, parameters_[bucket.parameters[0]].tensor.options());
+  int64_t offset = 0;
+  for (const size_t index : bucket.parameters) {
+    Parameter& parameter = parameters_[index];
+    // Shares the memory, and is no view to autograd: an optimizer may call detach_() on it.
+    parameter.view = at::empty({0}, bucket.flat.options());
+    parameter.view.set_(bucket.flat.storage(), bucket.flat.storage_offset() + offset,
+                        parameter.tensor.sizes());
+    offset += parameter.tensor.numel();
+  }
+}
+
+void GradBuckets::move_into_bucket(Parameter& parameter) {
+  Bucket& bucket = buckets_[parameter.bucket];
+  if (!bucket.flat.defined()) allocate(bucket);
+  at::Tensor& grad = parameter.tensor.mutable_grad();
+  if (grad.defined() && grad.layout() != at::kStrided) {
+    fail(c10::str("parameter `", parameter.name, "` has a gradient that is ", grad.layout(),
+                  ": only dense ones are reduced"));
+  }
+  if (grad.defined() && grad.data_ptr() == parameter.view.data_ptr()) return;
+  if (grad.defined())
+    parameter.view.copy_(grad);
+  else
+    parameter.view.zero_();
+  grad = parameter.view;
+}
+
+void GradBuckets::grad_comes(size_t i) {
+  // What an earlier REDUCE_GRAD of the step still reduces must not change.
+  wait_for(buckets_[parameters_[i].bucket]);
+}
+
+void GradBuckets::grad_added(size_t i) {
+  move_into_bucket(parameters_[i]);
+  parameters_[i].used = true;
+}
+
+void GradBuckets::grad_ready(size_t i) {
+  Parameter& parameter = parameters_[i];
+  if (parameter.ready) {
+    if (parameter.bucket >= next_bucket_) return;
+    fail("parameter `" + parameter.name +
+         "` got a gradient again after its bucket was reduced: part of the model that uses it is "
+         "checkpointed and part is not, or it was used in two backwards at once");
+  }
+  parameter.ready = true;
+  ready_order_.push_back(i);
+  --buckets_[parameter.bucket].missing;
+}
+
+void GradBuckets::check_all_ready() { check(&Parameter::ready); }
+void GradBuckets::check_all_used() { check(&Parameter::used); }
+
+void GradBuckets::check(bool Parameter::*had) {
+  if (options_.find_unused_parameters || group_->getSize() == 1) return;
+  std::string missing;
+  for (const Parameter& parameter : parameters_) {
+    if (!(parameter.*had)) missing += (missing.empty() ? "`" : ", `") + parameter.name + "`";
+  }
+  if (missing.empty()) return;
+  fail("no gradient in this backward for " + missing +
+       ": use all parameters in every forward, or set find_unused_parameters");
+}
+
+void GradBuckets::restart() {
+  for (Parameter& parameter : parameters_) parameter.ready = false;
+  for (Bucket& bucket : buckets_) bucket.missing = bucket.parameters.size();
+  next_bucket_ = 0;
+  ready_order_.clear();
+}
+
+void GradBuckets::begin_backward() {
+  if (next_bucket_ > 0) {
+    fail(
+        "an earlier backward stopped on an error after its reductions had begun: ranks may not "
+        "agree on them any more");
+  }
+  restart();
+}
+
+void GradBuckets::forget() {
+  for (Bucket& bucket : buckets_) bucket.wait = nullptr;
+  for (Parameter& parameter : parameters_) parameter.used = false;
+  unused_.reset();
+  restart();
+}
+
+void GradBuckets::fail(const std::string& message) {
+  forget_all_();
+  group_->abort();
+  throw std::runtime_error("replicate: " + message);
+}
+
+void GradBuckets::launch(Bucket& bucket) {
+  wait_for(bucket);
+  try {
+    bucket.wait = reduce_(bucket.flat, group_);
+  } catch (const std::exception& error) {
+    fail_reduction(bucket, error);
+  }
+  if (!bucket.wait) fail("the comm hook returned nothing that waits for its reduction");
+}
+
+void GradBuckets::wait_for(Bucket& bucket) {
+  if (!bucket.wait) return;
+  try {
+    std::exchange(bucket.wait, nullptr)();
+  } catch (const std::exception& error) {
+    fail_reduction(bucket, error);
+  }
+}
+
+void GradBuckets::fail_reduction(const Bucket& bucket, const std::exception& error) {
+  const Parameter& first = parameters_[bucket.parameters[0]];
+  fail(c10::str("the reduction of `", first.name, "` and ", bucket.parameters.size() - 1,
+                " more over ", group_->getSize(), " ranks failed on rank ", group_->getRank(), ": ",
+                error.what()));
+}
+
+bool GradBuckets::launch_ready() {
+  for (; next_bucket_ < buckets_.size() && buckets_[next_bucket_].missing == 0; ++next_bucket_)
+    launch(buckets_[next_bucket_]);
+  return is_launched();
+}
+
+void GradBuckets::launch_rest() {
+  if (group_->getSize() == 1 || parameters_.empty()) return;
+  if (options_.find_unused_parameters) {
+    tell_unused();
+    Unused unused;
+    at::Tensor used = at::ones({static_cast<int64_t>(parameters_.size())}, at::kFloat);
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      if (parameters_[i].ready) continue;
+      unused.parameters.push_back(i);
+      // What was added without a reduction counts too.
+      unused.had_grad.push_back(parameters_[i].tensor.grad().defined());
+      used[static_cast<int64_t>(i)] = unused.had_grad.back() ? 1 : 0;
+    }
+    unused.counts = {used.to(parameters_[0].tensor.device())};
+    unused_ = std::move(unused);
+  }
+  for (Parameter& parameter : parameters_) {
+    if (!parameter.ready) move_into_bucket(parameter);
+    parameter.used = false;
+  }
+  for (; next_bucket_ < buckets_.size(); ++next_bucket_) launch(buckets_[next_bucket_]);
+  if (!reduced_) first_order_ = ready_order_;
+  reduced_ = true;
+  restart();
+}
+
+void GradBuckets::launch_counts() {
+  if (unused_) unused_->work = group_->allreduce(unused_->counts);
+}
+
+// What no rank used keeps what it had: nothing, where there was nothing.
+void GradBuckets::tell_unused() {
+  if (!unused_) return;
+  const Unused unused = std::exchange(unused_, std::nullopt).value();
+  unused.work->wait();
+  const at::Tensor counts = unused.counts[0].cpu();
+  for (size_t i = 0; i < unused.parameters.size(); ++i) {
+    Parameter& parameter = parameters_[unused.parameters[i]];
+    if (counts[static_cast<int64_t>(unused.parameters[i])].item<float>() == 0 &&
+        !unused.had_grad[i] && !parameter.used)
+      parameter.tensor.mutable_grad().reset();
+  }
+}
+
+void GradBuckets::finish() {
+  for (Bucket& bucket : buckets_) wait_for(bucket);
+  tell_unused();
+  if (reduced_ && !made_anew_) make_anew(std::exchange(first_order_, {}));
+}
+
+void GradBuckets::make_anew(const std::vector<size_t>& ready) {
+  made_anew_ = true;
+  std::vector<size_t> order = ready;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (std::ranges::find(ready, i) == ready.end()) order.push_back(i);
+  }
+  at::Tensor shared = at::empty({static_cast<int64_t>(order.size())}, at::kLong);
+  for (size_t i = 0; i < order.size(); ++i)
+    shared[static_cast<int64_t>(i)] = static_cast<int64_t>(order[i]);
+  shared = shared.to(parameters_[0].tensor.device());
+  comms::broadcast_values({shared}, *group_);
+  shared = shared.cpu();
+  for (size_t i = 0; i < order.size(); ++i)
+    order[i] = static_cast<size_t>(shared[static_cast<int64_t>(i)].item<int64_t>());
+  std::vector<std::vector<size_t>> anew = assignment(order);
+  if (std::ranges::equal(anew, buckets_, {}, {}, &Bucket::parameters)) return;
+  // Gradients move to their new places. From here on only they hold the old ones, each of which
+  // is freed with the last gradient in it.
+  for (Parameter& parameter : parameters_) parameter.view.reset();
+  make_buckets(std::move(anew));
+  for (Bucket& bucket : buckets_) {
+    allocate(bucket);
+    for (const size_t index : bucket.parameters) {
+      at::Tensor& grad = parameters_[index].tensor.mutable_grad();
+      if (!grad.defined()) continue;
+      parameters_[index].view.copy_(grad);
+      grad = parameters_[index].view;
+    }
+  }
+}
+
+}  // namespace pipewright::ddp
