@@ -57,7 +57,7 @@ class Unit::InputGrads final : public torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
     call_->ended = true;
     const auto unit = unit_.lock();
-    if (unit && unit->in_backward_) unit->end_if_done();
+    if (unit && unit->in_backward_) unit->call_ended(call_->forward);
     return std::move(grads);
   }
 
@@ -280,7 +280,9 @@ Unit::Tensors Unit::run(const torch::nn::Module* module, const Function& functio
     outermost->drop_lost_forwards();
     if (with_grad) outermost->open_forwards_.push_back(call);
     outermost->for_each([](Unit& unit) { unit.left_to_run_.clear(); });
+    ++outermost->forwards_begun_;
   }
+  call->forward = outermost->forwards_begun_;
   if (outermost->trains_ && !recomputes) {
     outermost->begin_order_.push_back(this);
     ++forwards_;
@@ -370,8 +372,9 @@ void Unit::prefetch_backward() {
   Unit* target = nullptr;
   if (place_ && *place_ > 0 && *place_ <= outermost->forward_order_.size())
     target = outermost->forward_order_[*place_ - 1];
-  if (target && (target->in_backward_ || target->done_ || !target->unshard_in_backward_ ||
-                 target->is_unsharded() || target->group_.is_gathering()))
+  if (target && (target->in_backward_ || !target->unshard_in_backward_ || target->is_unsharded() ||
+                 target->group_.is_gathering() ||
+                 std::ranges::find(target->places_, *place_ - 1) == target->places_.end()))
     target = nullptr;
   outermost->note(Event::kPrefetch, target ? target->display_name() : "");
   if (target) target->unshard_async();
@@ -392,12 +395,16 @@ void Unit::grad_ready(size_t parameter) {
 
 // A call whose inputs get no gradient has no end that all ranks see at the same place: the last
 // gradient of a parameter is none, as ranks may use different ones.
-void Unit::end_if_done() {
-  const bool open = std::ranges::any_of(calls_, [](const auto& known) {
+void Unit::call_ended(int64_t forward) {
+  bool open = false, open_in_forward = false;
+  for (const std::weak_ptr<Call>& known : calls_) {
     const auto call = known.lock();
-    return call && !call->ended;
-  });
-  if (!open) post_backward();
+    if (!call || call->ended) continue;
+    open = true;
+    open_in_forward = open_in_forward || call->forward == forward;
+  }
+  if (!open) return post_backward();
+  if (!open_in_forward) leave_backward();
 }
 
 bool Unit::ends_with_backward() const {
@@ -407,16 +414,20 @@ bool Unit::ends_with_backward() const {
   });
 }
 
-void Unit::post_backward() {
+// Another one of its calls may come back to it.
+void Unit::leave_backward() {
   in_backward_ = false;
-  done_ = true;
-  ready_.clear();
-  const std::shared_ptr<Unit> outermost = root();
   note(Event::kPostBackward);
   if (reshard_after_backward_) reshard();
-  if (!backward_prefetch_ && outermost->options_.backward_prefetch == BackwardPrefetch::kPost)
+  if (!backward_prefetch_ && root()->options_.backward_prefetch == BackwardPrefetch::kPost)
     prefetch_backward();
-  outermost->reduce_in_order();
+}
+
+void Unit::post_backward() {
+  if (in_backward_) leave_backward();
+  done_ = true;
+  ready_.clear();
+  root()->reduce_in_order();
 }
 
 void Unit::reduce() {

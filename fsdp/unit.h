@@ -22,8 +22,9 @@ namespace pipewright::fsdp {
 //
 // A unit's backward begins with the first gradient of an output (a hook on it). It has ended when
 // the gradient of its inputs has been computed in all its calls, and with the whole backward where
-// there is a call whose inputs have none. Reductions are posted in the reverse of the order in
-// which forwards began, those that end with the backward last.
+// there is a call whose inputs have none. Between the backwards of its calls in two forwards, which
+// may be far apart, its parameters are not kept. Reductions are posted in the reverse of the order
+// in which forwards began, those that end with the backward last.
 class Unit final : public Sharded, public autograd::GradListener, public autograd::BackwardWatch {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -79,6 +80,7 @@ class Unit final : public Sharded, public autograd::GradListener, public autogra
  private:
   // One forward, until its backward has passed it, or its graph is gone.
   struct Call {
+    int64_t forward = 0;           // the outermost one that it is part of
     bool has_input_grads = false;  // there is a gradient of its inputs to come
     bool begun = false;            // its backward
     bool ended = false;
@@ -101,7 +103,8 @@ class Unit final : public Sharded, public autograd::GradListener, public autogra
 
   void pre_backward();
   void drop_lost_forwards();
-  void end_if_done();
+  void call_ended(int64_t forward);
+  void leave_backward();
   bool ends_with_backward() const;
   void open_order();
   void expect_trainable_if_sharded() const;
@@ -162,6 +165,7 @@ class Unit final : public Sharded, public autograd::GradListener, public autogra
   bool backward_runs_ = false;
   bool order_is_open_ = false;                      // driven: until REDUCE_GRAD
   std::vector<std::weak_ptr<Call>> open_forwards_;  // the outermost ones
+  int64_t forwards_begun_ = 0;                      // outermost ones
   int depth_ = 0;                                   // of forwards within one another
   bool trains_ = false;  // the outermost one that runs has a backward to come
 

@@ -149,6 +149,43 @@ TEST(FullyShardComm, test_backward_prefetch_order) {
   }
 }
 
+// Of the option, and of two forwards before one backward, which comes back to each block.
+TEST(FullyShardComm, test_backward_order) {
+  const Names posts = {"post block2", "post block1", "post block0", "post the root"};
+  const Names blocks_resharded = {"block2",      "block1",      "post block2",  "block0",
+                                  "post block1", "post block0", "post the root"};
+  Names twice = {"the root"};
+  for (int forward = 0; forward < 2; ++forward)
+    twice.insert(twice.end(), blocks_resharded.begin(), blocks_resharded.end() - 1);
+  twice.emplace_back("post the root");
+  struct Case {
+    ReshardAfterForward reshard_after_forward;
+    int forwards;
+    Names want;
+  };
+  for (const Checkpointed checkpointed : kCheckpointings) {
+    for (const Case& the :
+         {Case{{}, 1, blocks_resharded}, Case{false, 1, posts}, Case{true, 2, twice}}) {
+      on_ranks(2, [&](Rank& self) {
+        const ModulePtr module =
+            tests::make_transformer({.layers = 3, .checkpointed = checkpointed}, 42);
+        const auto trace = std::make_shared<Trace>();
+        Sharding sharding(self, *module, blocks(3),
+                          {.reshard_after_forward = the.reshard_after_forward, .trace = trace});
+        for (int iteration = 0; iteration < 2; ++iteration) {
+          at::Tensor loss = at::zeros({}, at::kDouble);
+          for (int i = 0; i < the.forwards; ++i)
+            loss = loss + forward(module, random_tokens({2, 8}, 8, 1)).sum();
+          trace->clear();
+          loss.backward();
+          EXPECT_EQ(events(*trace, {Event::kUnshard, Event::kPostBackward}), the.want)
+              << static_cast<int>(checkpointed);
+        }
+      });
+    }
+  }
+}
+
 // Forward prefetch gathers ahead, and not again in backward.
 TEST(FullyShard, ExplicitPrefetchGathersAhead) {
   for (const Checkpointed checkpointed : kCheckpointings) {

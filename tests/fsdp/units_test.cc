@@ -272,6 +272,11 @@ TEST(FullyShard, TwoForwardsThenTwoBackwards) {
         for (const at::Tensor& loss : losses) {
           trace->clear();
           loss.backward();
+          if (each == plain) continue;
+          // The last MLP's output is the root's: its backward begins first.
+          EXPECT_EQ(events(*trace, {Event::kUnshard, Event::kPostBackward}),
+                    (std::vector<std::string>{"mlp2", "mlp1", "the root", "post mlp2", "mlp0",
+                                              "post mlp1", "post mlp0", "post the root"}));
         }
       }
       tests::average_grads(*plain, *self.by_hand);
