@@ -149,7 +149,7 @@ TEST(ReplicateTraining, test_explicit_prefetching) {
   on_ranks(4, [](Rank& self) {
     const TransformerArgs args{.layers = 8};
     const ModulePtr module = tests::make_transformer(args, 42);
-    Parity parity(self, tests::make_transformer(args, 42), module);
+    Parity parity(self, tests::make_transformer(args, 42), module, nullptr, tests::adam_w);
     const auto units = wrap(*module, self.group);
     for (size_t i = 0; i + 2 < units.size(); ++i)
       units[i]->set_modules_to_forward_prefetch({units[i + 1].get(), units[i + 2].get()});
@@ -245,7 +245,7 @@ TEST(ReplicateTraining, test_gradient_accumulation) {
 TEST(ReplicateTraining, test_1f1b_microbatching) {
   on_ranks(4, [](Rank& self) {
     const ModulePtr module = tests::make_transformer({}, 42);
-    Parity parity(self, tests::make_transformer({}, 42), module);
+    Parity parity(self, tests::make_transformer({}, 42), module, nullptr, tests::adam_w);
     const auto units = wrap(*module, self.group);
     for (int microbatch = 0; microbatch < 3; ++microbatch) {
       const bool last = microbatch == 2;

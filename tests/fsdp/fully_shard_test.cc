@@ -39,8 +39,9 @@ using tests::TransformerArgs;
 // Ten iterations beside a plain copy; `each` is before each of them.
 void expect_parity(Rank& self, const ModulePtr& plain, const ModulePtr& module, const Loss& loss,
                    const Groups& groups, const Options& options = {},
-                   const std::function<void(Sharding&, int iteration)>& each = nullptr) {
-  Parity parity(self, plain, module, shards_of(self, options.shard_placement_fn));
+                   const std::function<void(Sharding&, int iteration)>& each = nullptr,
+                   tests::OptimizerPtr (*make_optimizer)(torch::nn::Module&) = tests::adam) {
+  Parity parity(self, plain, module, shards_of(self, options.shard_placement_fn), make_optimizer);
   Sharding wrapped(self, *module, groups, options);
   EXPECT_EQ(parity.difference(), "") << "at first";
   parity.train(loss, [&](int iteration) {
@@ -50,11 +51,12 @@ void expect_parity(Rank& self, const ModulePtr& plain, const ModulePtr& module, 
 
 void expect_parity(Rank& self, const TransformerArgs& args, const Loss& loss, const Groups& groups,
                    const Options& options = {},
-                   const std::function<void(Sharding&, int iteration)>& each = nullptr) {
+                   const std::function<void(Sharding&, int iteration)>& each = nullptr,
+                   tests::OptimizerPtr (*make_optimizer)(torch::nn::Module&) = tests::adam) {
   TransformerArgs plain = args;
   plain.checkpointed = Checkpointed::kNot;
   expect_parity(self, tests::make_transformer(plain, 42), tests::make_transformer(args, 42), loss,
-                groups, options, each);
+                groups, options, each, make_optimizer);
 }
 
 int64_t largest_dim(const at::Tensor& parameter) {
@@ -245,20 +247,21 @@ TEST(FullyShardTraining, test_multi_forward_module) {
 
 TEST(FullyShardTraining, test_explicit_prefetching) {
   on_ranks(4, [](Rank& self) {
-    expect_parity(self, {.layers = 8}, sum_of_tokens({2, 8}, 8), blocks(8), {},
-                  [&](Sharding& wrapped, int iteration) {
-                    if (iteration > 0) return;
-                    std::vector<std::shared_ptr<Sharded>>& units = wrapped.units;
-                    for (size_t i = 0; i < 8; ++i) {
-                      std::vector<Sharded*> next, previous;
-                      for (size_t j = i + 1; j < std::min<size_t>(i + 3, 8); ++j)
-                        next.push_back(units[j].get());
-                      for (size_t j = i; j-- > (i < 2 ? 0 : i - 2);)
-                        previous.push_back(units[j].get());
-                      units[i]->set_modules_to_forward_prefetch(next);
-                      units[i]->set_modules_to_backward_prefetch(previous);
-                    }
-                  });
+    expect_parity(
+        self, {.layers = 8}, sum_of_tokens({2, 8}, 8), blocks(8), {},
+        [&](Sharding& wrapped, int iteration) {
+          if (iteration > 0) return;
+          std::vector<std::shared_ptr<Sharded>>& units = wrapped.units;
+          for (size_t i = 0; i < 8; ++i) {
+            std::vector<Sharded*> next, previous;
+            for (size_t j = i + 1; j < std::min<size_t>(i + 3, 8); ++j)
+              next.push_back(units[j].get());
+            for (size_t j = i; j-- > (i < 2 ? 0 : i - 2);) previous.push_back(units[j].get());
+            units[i]->set_modules_to_forward_prefetch(next);
+            units[i]->set_modules_to_backward_prefetch(previous);
+          }
+        },
+        tests::adam_w);
   });
 }
 
@@ -302,7 +305,7 @@ TEST(FullyShardTraining, test_train_parity_shard_placement_fn_shard_largest_dim)
   for (const int ranks : {2, 4, 8}) {
     on_ranks(ranks, [](Rank& self) {
       expect_parity(self, {.layers = 3}, sum_of_tokens({2, 16}, 8), blocks(3),
-                    {.shard_placement_fn = largest_dim});
+                    {.shard_placement_fn = largest_dim}, nullptr, tests::adam_w);
     });
   }
 }
@@ -411,7 +414,8 @@ TEST(FullyShardTraining, test_1f1b_microbatching) {
     for (const bool reshards_last : {false, true}) {
       on_ranks(4, [&](Rank& self) {
         const ModulePtr module = tests::make_transformer({}, 42);
-        Parity parity(self, tests::make_transformer({}, 42), module, shards_of(self));
+        Parity parity(self, tests::make_transformer({}, 42), module, shards_of(self),
+                      tests::adam_w);
         Sharding wrapped(self, *module, blocks(2), {.reshard_after_forward = false});
         if (unshards_first) {
           for (const auto& unit : wrapped.units) unit->unshard_async();

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
 
 #include <utility>
 
@@ -23,8 +25,13 @@ std::string plain_name(std::string name) {
 
 }  // namespace
 
-torch::optim::Adam adam(torch::nn::Module& module) {
-  return torch::optim::Adam(module.parameters(), torch::optim::AdamOptions(1e-2));
+OptimizerPtr adam(torch::nn::Module& module) {
+  return std::make_unique<torch::optim::Adam>(module.parameters(), torch::optim::AdamOptions(1e-2));
+}
+
+OptimizerPtr adam_w(torch::nn::Module& module) {
+  return std::make_unique<torch::optim::AdamW>(module.parameters(),
+                                               torch::optim::AdamWOptions(1e-2));
 }
 
 void average_grads(torch::nn::Module& module, c10d::Backend& group) {
@@ -77,20 +84,21 @@ Loss sum_of_tokens(std::vector<int64_t> sizes, int64_t vocabulary) {
   };
 }
 
-Parity::Parity(Rank& self, ModulePtr plain, ModulePtr module, Part part)
+Parity::Parity(Rank& self, ModulePtr plain, ModulePtr module, Part part,
+               OptimizerPtr (*make_optimizer)(torch::nn::Module&))
     : self_(self),
       plain_(std::move(plain)),
       module_(std::move(module)),
       part_(std::move(part)),
-      plain_optimizer_(adam(*plain_)),
-      optimizer_(adam(*module_)) {}
+      plain_optimizer_(make_optimizer(*plain_)),
+      optimizer_(make_optimizer(*module_)) {}
 
 std::string Parity::difference() const { return tests::difference(*plain_, *module_, part_); }
 
 void Parity::zero_grad(int iteration) {
   const bool to_none = iteration % 2 == 0;
-  plain_optimizer_.zero_grad(to_none);
-  optimizer_.zero_grad(to_none);
+  plain_optimizer_->zero_grad(to_none);
+  optimizer_->zero_grad(to_none);
 }
 
 void Parity::backward(const Loss& loss, int iteration) {
@@ -106,8 +114,8 @@ void Parity::step() {
   average_grads(*plain_, *self_.by_hand);
   self_.be_late(Late::kBeforeStep);
   EXPECT_EQ(difference(), "") << "after backward";
-  plain_optimizer_.step();
-  optimizer_.step();
+  plain_optimizer_->step();
+  optimizer_->step();
   EXPECT_EQ(difference(), "") << "after step";
 }
 

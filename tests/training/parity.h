@@ -1,9 +1,10 @@
 #ifndef PIPEWRIGHT_TESTS_TRAINING_PARITY_H_
 #define PIPEWRIGHT_TESTS_TRAINING_PARITY_H_
 
-#include <torch/optim/adam.h>
+#include <torch/optim/optimizer.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,9 @@
 
 namespace pipewright::tests {
 
-torch::optim::Adam adam(torch::nn::Module& module);
+using OptimizerPtr = std::unique_ptr<torch::optim::Optimizer>;
+OptimizerPtr adam(torch::nn::Module& module);
+OptimizerPtr adam_w(torch::nn::Module& module);
 
 // Averages the gradients of a plain module over the ranks: one that some ranks lack is zero there,
 // one that all lack stays undefined.
@@ -37,7 +40,8 @@ Loss sum_of_tokens(std::vector<int64_t> sizes, int64_t vocabulary);
 class Parity {
  public:
   // Makes the optimizers: before the module is wrapped, which must not matter.
-  Parity(Rank& self, ModulePtr plain, ModulePtr module, Part part = nullptr);
+  Parity(Rank& self, ModulePtr plain, ModulePtr module, Part part = nullptr,
+         OptimizerPtr (*make_optimizer)(torch::nn::Module&) = adam);
 
   std::string difference() const;
   // To nothing or to zeros, by turns.
@@ -54,7 +58,7 @@ class Parity {
   Rank& self_;
   const ModulePtr plain_, module_;
   const Part part_;
-  torch::optim::Adam plain_optimizer_, optimizer_;
+  const OptimizerPtr plain_optimizer_, optimizer_;
 };
 
 // Steps of make_mlps(32) by turns with steps of its first part alone, which then is the outermost
