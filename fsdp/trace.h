@@ -11,7 +11,7 @@ enum class Event {
   kWaitUnshard,   // and waited for
   kReshard,       // gathered parameters are freed
   kPreBackward,   // the first gradient of an output
-  kPostBackward,  // the unit's gradients are there
+  kPostBackward,  // the unit's backward has ended, that of one forward where there are several
   kPrefetch,      // a decision of backward prefetch: `unit` is the one to gather, empty for none
   kReduce,        // a reduction is posted
   kWaitReduce,    // and waited for

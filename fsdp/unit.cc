@@ -353,6 +353,7 @@ void Unit::pre_backward() {
   outermost->watch();
   if (in_backward_) return;
   in_backward_ = true;
+  comes_again_ = comes_again_ || done_;
   note(Event::kPreBackward);
   if (!places_.empty()) {
     place_ = places_.back();
@@ -396,15 +397,17 @@ void Unit::grad_ready(size_t parameter) {
 // A call whose inputs get no gradient has no end that all ranks see at the same place: the last
 // gradient of a parameter is none, as ranks may use different ones.
 void Unit::call_ended(int64_t forward) {
-  bool open = false, open_in_forward = false;
+  bool open = false, needed = false;
   for (const std::weak_ptr<Call>& known : calls_) {
     const auto call = known.lock();
     if (!call || call->ended) continue;
     open = true;
-    open_in_forward = open_in_forward || call->forward == forward;
+    // One that has begun is half done: a checkpointed part of it runs again, or a device's thread
+    // is ahead.
+    needed = needed || call->begun || call->forward == forward;
   }
   if (!open) return post_backward();
-  if (!open_in_forward) leave_backward();
+  if (!needed) leave_backward();
 }
 
 bool Unit::ends_with_backward() const {
@@ -472,7 +475,7 @@ void Unit::finish_reductions(size_t but) {
 // All that a step has left on its way.
 void Unit::forget() {
   group_.abandon();
-  in_backward_ = done_ = backward_runs_ = false;
+  in_backward_ = done_ = comes_again_ = backward_runs_ = false;
   ready_.clear();
   place_.reset();
   places_.clear();
@@ -501,7 +504,7 @@ void Unit::backward_begins() {
     backward_runs_ = true;
   }
   for_each([](Unit& unit) {
-    unit.in_backward_ = unit.done_ = false;
+    unit.in_backward_ = unit.done_ = unit.comes_again_ = false;
     unit.ready_.clear();
     unit.place_.reset();
   });
@@ -532,13 +535,14 @@ void Unit::backward_ends() {
     if (!reduce_order_[i]->done_) reduce_order_[i]->post_backward();
   }
   reduce_in_order();
-  // What came behind a unit's reduction, from a part that was checkpointed apart.
+  // What came behind a unit's reduction, from a part that was checkpointed apart; on all ranks,
+  // though one of them may not have used it there.
   for (Unit* unit : reduce_order_) {
-    if (unit->group_.has_grads()) unit->reduce();
+    if (unit->comes_again_ || unit->group_.has_grads()) unit->reduce();
   }
   for_each([](Unit& unit) {
     if (unit.reshard_after_backward_) unit.reshard();  // gathered ahead, and not needed
-    unit.in_backward_ = unit.done_ = false;
+    unit.in_backward_ = unit.done_ = unit.comes_again_ = false;
     unit.ready_.clear();
     unit.forwards_ = std::max(0, unit.forwards_ - 1);
   });

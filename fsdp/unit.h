@@ -154,7 +154,8 @@ class Unit final : public Sharded, public autograd::GradListener, public autogra
   // The backward that runs.
   bool in_backward_ = false;
   bool done_ = false;
-  std::set<size_t> ready_;  // driven: parameters
+  bool comes_again_ = false;  // after it was done
+  std::set<size_t> ready_;    // driven: parameters
   std::optional<size_t> place_;
 
   // Of the root.

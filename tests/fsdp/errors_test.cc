@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/linear.h>
 
 #include "comms/recording_backend.h"
 #include "fsdp/fully_shard.h"
@@ -133,6 +134,16 @@ TEST(FullyShardErrors, BackwardsThatItCannotDo) {
   });
 }
 
+// Without call() or forward() it computes with shards, which fit here.
+TEST(FullyShardErrors, ACallThatItDoesNotSee) {
+  expect_errors(2, "returned an invalid gradient at index", [](Rank& self) {
+    const auto linear =
+        std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(4, 4).bias(false));
+    const auto unit = fully_shard(*linear, self.group);
+    linear->forward(at::ones({2, 4})).sum().backward();
+  });
+}
+
 TEST(FullyShardErrors, AChangedParameter) {
   expect_errors(2,
                 "parameter `in_proj.weight` of the root, which is sharded, was replaced: found "
@@ -186,7 +197,7 @@ TEST(FullyShardErrors, ARankThatFails) {
         fault.refuse = call.rank == 1 && call.op == kReduce;
         return fault;
       },
-      std::chrono::milliseconds(300));
+      std::chrono::seconds(3));
   EXPECT_NE(errors[0].find("fully_shard: the "), std::string::npos) << errors[0];
   EXPECT_NE(errors[1].find("injected"), std::string::npos) << errors[1];
 }

@@ -255,6 +255,105 @@ TEST(FullyShard, ALayerInTwoCheckpointedParts) {
   }
 }
 
+// A module that calls a part of its own unit, checkpointed, between its layers: the part's backward
+// ends within that of the module. Two forwards, then one backward, with an evaluation in between.
+TEST(FullyShard, APartOfTheSameUnitInACheckpoint) {
+  struct Outer : tests::TestModule {
+    Outer()
+        : before(register_module("before", tests::make_mlp(4, 2, 1))),
+          inner(register_module("inner", tests::make_mlp(4, 2, 2))),
+          after(register_module("after", tests::make_mlp(4, 2, 3))) {}
+    at::Tensor forward(const at::Tensor& x) override {
+      const auto part = [this](const std::vector<at::Tensor>& in) {
+        return std::vector{fsdp::forward(inner, in[0])};
+      };
+      return after->forward(executor::checkpoint(part, {before->forward(x)})[0]);
+    }
+    ModulePtr before, inner, after;
+  };
+  struct Model : tests::TestModule {
+    Model()
+        : first(register_module("first", tests::make_mlp(4, 2, 4))),
+          outer(register_module("outer", std::make_shared<Outer>())) {}
+    at::Tensor forward(const at::Tensor& x) override {
+      return fsdp::forward(outer, first->forward(x));
+    }
+    ModulePtr first;
+    std::shared_ptr<Outer> outer;
+  };
+  for (const BackwardPrefetch prefetch : {BackwardPrefetch::kPre, BackwardPrefetch::kPost}) {
+    for (const bool reshard_after_backward : {true, false}) {
+      on_ranks(2, [&](Rank& self) {
+        const auto plain = std::make_shared<Model>(), module = std::make_shared<Model>();
+        Parity parity(self, plain, module, shards_of(self));
+        Sharding sharding(self, *module, {{"outer", "outer.inner"}},
+                          {.reshard_after_forward = true, .backward_prefetch = prefetch});
+        sharding.root().set_reshard_after_backward(reshard_after_backward);
+        const Loss twice = [](const ModulePtr& each, int iteration, int rank) {
+          const auto loss = [&](int seed) {
+            return forward(each, random_input({2, 4}, data_seed(seed, rank)).requires_grad_())
+                .square()
+                .sum();
+          };
+          const at::Tensor sum = loss(iteration) + loss(iteration + 1);
+          const c10::NoGradGuard no_grad;
+          forward(each, random_input({2, 4}, 1));
+          return sum;
+        };
+        for (int iteration = 0; iteration < 3; ++iteration) {
+          parity.zero_grad(iteration);
+          parity.backward(twice, iteration);
+          sharding.root().reshard();
+          sharding.units[0]->reshard();
+          parity.step();
+        }
+      });
+    }
+  }
+}
+
+// Checkpointed in two forwards before one backward, of which a rank uses the parameters in one: all
+// ranks reduce as often.
+TEST(FullyShard, UsedInOneOfTwoCheckpointedForwards) {
+  struct Model : tests::TestModule {
+    Model() : branch(register_module("branch", std::make_shared<Branch>(7))) {}
+    at::Tensor forward(const at::Tensor& input) override {
+      const auto use = [this](const std::vector<at::Tensor>& in) {
+        const bool is_used = in[0][0][0].item<double>() > 0;
+        return std::vector{is_used ? branch->forward(in[0]) : in[0] * 2};
+      };
+      const auto part = [this, use](const std::vector<at::Tensor>& in) {
+        return call(*branch, use, in);
+      };
+      return executor::checkpoint(part, {input})[0];
+    }
+    std::shared_ptr<Branch> branch;
+  };
+  for (const double first : {-1, 1}) {
+    on_ranks(2, [first](Rank& self) {
+      const auto plain = std::make_shared<Model>(), module = std::make_shared<Model>();
+      Parity parity(self, plain, module, shards_of(self));
+      Sharding sharding(self, *module, {{"branch"}}, {.reshard_after_forward = true});
+      const Loss twice = [first](const ModulePtr& each, int iteration, int rank) {
+        at::Tensor sum = at::zeros({}, at::kDouble);
+        for (const double sign : {first, -first}) {
+          const at::Tensor x = random_input({2, 3}, data_seed(iteration, rank));
+          x[0][0] = rank == 0 ? 1 : sign;
+          sum = sum + forward(each, x.requires_grad_()).sum();
+        }
+        return sum;
+      };
+      for (int iteration = 0; iteration < 2; ++iteration) {
+        self.log->clear();
+        parity.zero_grad(0);
+        parity.backward(twice, iteration);
+        EXPECT_EQ(self.log->count(kReduce), 2);
+        parity.step();
+      }
+    });
+  }
+}
+
 // Two forwards, then a backward for each.
 TEST(FullyShard, TwoForwardsThenTwoBackwards) {
   on_ranks(2, [](Rank& self) {
