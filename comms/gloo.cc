@@ -6,6 +6,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <mutex>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
@@ -40,28 +41,41 @@ class ReduceScatterWork final : public c10d::Work {
         parts_(size),
         average_(average) {}
 
-  bool isCompleted() override { return sums_->isCompleted(); }
-  bool isSuccess() const override { return sums_->isSuccess(); }
+  // Of this Work itself: not before wait(), as Gloo's own.
+  bool isCompleted() override { return is_written(); }
+  bool isSuccess() const override { return is_written(); }
   std::exception_ptr exception() const override { return sums_->exception(); }
+  void synchronize() override { wait(kNoTimeout); }
 
   bool wait(std::chrono::milliseconds timeout) override {
     const bool done = sums_->wait(timeout);
+    const std::lock_guard lock(written_mutex_);
+    if (written_) return done;
     const c10::NoGradGuard no_grad;
     int64_t offset = 0;
-    for (at::Tensor& output : std::exchange(outputs_, {})) {
+    for (at::Tensor& output : outputs_) {
       const int64_t numel = output.numel();
       output.copy_(sum_.narrow(0, offset + part_ * numel, numel).view_as(output));
       if (average_) output.div_(parts_);
       offset += numel * parts_;
     }
+    written_ = true;
+    outputs_.clear();
     sum_.reset();
     return done;
   }
 
  private:
+  bool is_written() const {
+    const std::lock_guard lock(written_mutex_);
+    return written_;
+  }
+
   const c10::intrusive_ptr<c10d::Work> sums_;
+  mutable std::mutex written_mutex_;
+  bool written_ = false;
   at::Tensor sum_;
-  std::vector<at::Tensor> outputs_;  // until they are written
+  std::vector<at::Tensor> outputs_;
   const int part_, parts_;
   const bool average_;
 };
@@ -76,11 +90,13 @@ class Gloo final : public c10d::ProcessGroupGloo {
       std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
       const c10d::ReduceScatterOptions& options) override {
     const bool average = options.reduceOp == c10d::ReduceOp::AVG;
-    bool can_be_one = inputs.size() > 1 && inputs.size() == outputs.size() &&
-                      (average || options.reduceOp == c10d::ReduceOp::SUM);
+    bool can_be_one =
+        inputs.size() > 1 && inputs.size() == outputs.size() &&
+        (average ? inputs[0].is_floating_point() : options.reduceOp == c10d::ReduceOp::SUM);
     for (size_t i = 0; can_be_one && i < inputs.size(); ++i) {
       can_be_one = inputs[i].numel() == outputs[i].numel() * getSize() &&
-                   inputs[i].scalar_type() == inputs[0].scalar_type() && inputs[i].is_cpu() &&
+                   inputs[i].scalar_type() == inputs[0].scalar_type() &&
+                   outputs[i].scalar_type() == inputs[0].scalar_type() && inputs[i].is_cpu() &&
                    outputs[i].is_cpu();
     }
     if (!can_be_one)
