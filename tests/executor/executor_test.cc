@@ -495,10 +495,10 @@ TEST(ExecutorErrors, ALostPeerEndsByTheTimeout) {
         executor.step({.inputs = {at::ones({4})}});
         if (rank == 0) executor.step({.inputs = {at::ones({4})}});
       },
-      milliseconds(200));
+      milliseconds(2000));
   EXPECT_TRUE(contains(errors[0], "rank 0, step 1, action ")) << errors[0];
   EXPECT_TRUE(contains(errors[0], "`0RECV_B0` waits for `1SEND_B0` of rank 1") ||
-              contains(errors[0], "timed out after 200 ms"))
+              contains(errors[0], "timed out after 2000 ms"))
       << errors[0];
 }
 
