@@ -1,4 +1,4 @@
-#include "autograd/backward_watch.h"
+#include "pipewright/autograd/backward_watch.h"
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>

@@ -1,4 +1,4 @@
-#include "autograd/grad_hooks.h"
+#include "pipewright/autograd/grad_hooks.h"
 
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>

@@ -4,10 +4,10 @@
 //   bazel run //bench:compile_bench
 #include <benchmark/benchmark.h>
 
-#include "schedule/lower.h"
-#include "schedule/simulate.h"
-#include "schedule/verify.h"
-#include "schedules/registry.h"
+#include "pipewright/schedule/lowering/lower.h"
+#include "pipewright/schedule/simulate/simulate.h"
+#include "pipewright/schedule/verify/verify.h"
+#include "pipewright/schedules/registry.h"
 
 namespace {
 

@@ -7,8 +7,8 @@
 #include <sstream>
 #include <streambuf>
 
-#include "ir/csv.h"
-#include "ir/diagnostic.h"
+#include "pipewright/ir/diagnostic.h"
+#include "pipewright/ir/text/csv.h"
 
 namespace {
 

@@ -18,10 +18,10 @@
 #include <numeric>
 #include <string>
 
-#include "comms/gloo.h"
-#include "ddp/replicate.h"
 #include "examples/gpt.h"
-#include "fsdp/fully_shard.h"
+#include "pipewright/comms/gloo.h"
+#include "pipewright/ddp/replicate.h"
+#include "pipewright/fsdp/fully_shard.h"
 
 namespace pipewright::bench {
 namespace {

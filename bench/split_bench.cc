@@ -9,8 +9,8 @@
 #include <chrono>
 #include <cstdio>
 
-#include "executor/module_stage.h"
-#include "tests/meter/meter.h"
+#include "pipewright/executor/module_stage.h"
+#include "tests/support/meter/meter.h"
 
 namespace pipewright::executor {
 namespace {

@@ -14,11 +14,11 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "comms/gloo.h"
-#include "executor/executor.h"
-#include "executor/module_stage.h"
-#include "schedule/lower.h"
-#include "schedules/registry.h"
+#include "pipewright/comms/gloo.h"
+#include "pipewright/executor/executor.h"
+#include "pipewright/executor/module_stage.h"
+#include "pipewright/schedule/lowering/lower.h"
+#include "pipewright/schedules/registry.h"
 
 namespace pipewright::executor {
 namespace {

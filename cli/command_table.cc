@@ -1,10 +1,10 @@
-#include "cli/command_table.h"
+#include "pipewright/cli/command_table.h"
 
-#include "cli/commands.h"
-#include "cli/input.h"
-#include "cli/simulation.h"
-#include "ir/read.h"
-#include "schedule/lower.h"
+#include "pipewright/cli/commands.h"
+#include "pipewright/cli/input.h"
+#include "pipewright/cli/simulation.h"
+#include "pipewright/ir/text/read.h"
+#include "pipewright/schedule/lowering/lower.h"
 
 namespace pipewright::cli {
 namespace {

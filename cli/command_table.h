@@ -5,8 +5,8 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/console.h"
-#include "cli/invocation.h"
+#include "pipewright/cli/console.h"
+#include "pipewright/cli/invocation.h"
 
 // The commands of `pipewright`, and the only list of them: parsing, --help, shell completion and
 // the man page all come from this table.

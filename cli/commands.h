@@ -1,8 +1,8 @@
 #ifndef PIPEWRIGHT_CLI_COMMANDS_H_
 #define PIPEWRIGHT_CLI_COMMANDS_H_
 
-#include "cli/console.h"
-#include "cli/invocation.h"
+#include "pipewright/cli/console.h"
+#include "pipewright/cli/invocation.h"
 
 // What the commands do; cli/command_table.cc says how they are called. Each gives its exit code.
 

@@ -5,9 +5,9 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/command_table.h"
-#include "cli/commands.h"
-#include "schedules/registry.h"
+#include "pipewright/cli/command_table.h"
+#include "pipewright/cli/commands.h"
+#include "pipewright/schedules/registry.h"
 
 namespace pipewright::cli {
 namespace {

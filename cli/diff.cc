@@ -1,4 +1,4 @@
-#include "schedule/diff.h"
+#include "pipewright/schedule/views/diff.h"
 
 #include <fmt/format.h>
 
@@ -8,13 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "cli/command_table.h"
-#include "cli/commands.h"
-#include "cli/input.h"
-#include "cli/simulation.h"
-#include "ir/action_text.h"
-#include "ir/read.h"
-#include "schedule/verify.h"
+#include "pipewright/cli/command_table.h"
+#include "pipewright/cli/commands.h"
+#include "pipewright/cli/input.h"
+#include "pipewright/cli/simulation.h"
+#include "pipewright/ir/text/action_text.h"
+#include "pipewright/ir/text/read.h"
+#include "pipewright/schedule/verify/verify.h"
 
 namespace pipewright::cli {
 namespace {

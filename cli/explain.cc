@@ -7,15 +7,15 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/command_table.h"
-#include "cli/commands.h"
-#include "cli/input.h"
-#include "cli/simulation.h"
-#include "cli/usage_error.h"
-#include "ir/action_text.h"
-#include "ir/diagnostic.h"
-#include "ir/rules.h"
-#include "schedule/simulate.h"
+#include "pipewright/cli/command_table.h"
+#include "pipewright/cli/commands.h"
+#include "pipewright/cli/input.h"
+#include "pipewright/cli/simulation.h"
+#include "pipewright/cli/usage_error.h"
+#include "pipewright/ir/diagnostic.h"
+#include "pipewright/ir/rules.h"
+#include "pipewright/ir/text/action_text.h"
+#include "pipewright/schedule/simulate/simulate.h"
 
 namespace pipewright::cli {
 namespace {

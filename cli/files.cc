@@ -1,4 +1,4 @@
-#include "cli/files.h"
+#include "pipewright/cli/files.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -14,7 +14,7 @@
 #include <streambuf>
 #include <utility>
 
-#include "ir/printable.h"
+#include "pipewright/ir/printable.h"
 
 namespace pipewright::cli {
 namespace {

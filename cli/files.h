@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "cli/console.h"
-#include "ir/source.h"
+#include "pipewright/cli/console.h"
+#include "pipewright/ir/source.h"
 
 // Reading and writing of files, in the ways that the commands need.
 

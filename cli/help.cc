@@ -1,4 +1,4 @@
-#include "cli/help.h"
+#include "pipewright/cli/help.h"
 
 #include <fmt/format.h>
 

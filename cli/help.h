@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "cli/command_table.h"
+#include "pipewright/cli/command_table.h"
 
 // --help and the man page, from the command table.
 

@@ -1,4 +1,4 @@
-#include "cli/input.h"
+#include "pipewright/cli/input.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -9,15 +9,15 @@
 #include <string>
 #include <utility>
 
-#include "cli/files.h"
-#include "cli/usage_error.h"
-#include "ir/header.h"
-#include "ir/printable.h"
-#include "ir/read.h"
-#include "ir/render.h"
-#include "ir/spelling.h"
-#include "schedule/verify.h"
-#include "schedules/registry.h"
+#include "pipewright/cli/files.h"
+#include "pipewright/cli/usage_error.h"
+#include "pipewright/ir/printable.h"
+#include "pipewright/ir/text/header.h"
+#include "pipewright/ir/text/read.h"
+#include "pipewright/ir/text/render.h"
+#include "pipewright/ir/text/spelling.h"
+#include "pipewright/schedule/verify/verify.h"
+#include "pipewright/schedules/registry.h"
 
 namespace pipewright::cli {
 namespace {

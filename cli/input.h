@@ -6,13 +6,13 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/command_table.h"
-#include "cli/console.h"
-#include "cli/invocation.h"
-#include "ir/cell_index.h"
-#include "ir/diagnostic.h"
-#include "ir/schedule.h"
-#include "schedule/lower.h"
+#include "pipewright/cli/command_table.h"
+#include "pipewright/cli/console.h"
+#include "pipewright/cli/invocation.h"
+#include "pipewright/ir/diagnostic.h"
+#include "pipewright/ir/schedule.h"
+#include "pipewright/ir/text/cell_index.h"
+#include "pipewright/schedule/lowering/lower.h"
 
 // SOURCE and the options that say what to make of it, for every command that takes a schedule.
 

@@ -1,4 +1,4 @@
-#include "cli/launch.h"
+#include "pipewright/cli/launch.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -24,8 +24,8 @@
 #include <system_error>
 #include <utility>
 
-#include "cli/command_table.h"
-#include "cli/commands.h"
+#include "pipewright/cli/command_table.h"
+#include "pipewright/cli/commands.h"
 
 namespace pipewright::cli {
 namespace {

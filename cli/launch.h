@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/console.h"
+#include "pipewright/cli/console.h"
 
 namespace pipewright::cli {
 

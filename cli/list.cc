@@ -4,12 +4,12 @@
 #include <string>
 #include <string_view>
 
-#include "cli/command_table.h"
-#include "cli/commands.h"
-#include "ir/check.h"
-#include "ir/read.h"
-#include "schedules/catalogue.h"
-#include "schedules/registry.h"
+#include "pipewright/cli/command_table.h"
+#include "pipewright/cli/commands.h"
+#include "pipewright/ir/check.h"
+#include "pipewright/ir/text/read.h"
+#include "pipewright/schedules/catalogue.h"
+#include "pipewright/schedules/registry.h"
 
 namespace pipewright::cli {
 namespace {

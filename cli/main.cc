@@ -1,6 +1,6 @@
 #include <iostream>
 
-#include "cli/parse.h"
+#include "pipewright/cli/parse.h"
 
 int main(int argc, char** argv) {
   std::ios::sync_with_stdio(false);

@@ -1,6 +1,6 @@
 #include <iostream>
 
-#include "cli/help.h"
+#include "pipewright/cli/help.h"
 
 // Writes pipewright(1) to stdout, for the build.
 int main() { std::cout << pipewright::cli::man_page(); }

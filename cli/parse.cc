@@ -1,4 +1,4 @@
-#include "cli/parse.h"
+#include "pipewright/cli/parse.h"
 
 #include <fmt/format.h>
 
@@ -12,12 +12,12 @@
 #include <string>
 #include <vector>
 
-#include "cli/command_table.h"
-#include "cli/files.h"
-#include "cli/help.h"
-#include "cli/usage_error.h"
-#include "ir/diagnostic.h"
-#include "ir/spelling.h"
+#include "pipewright/cli/command_table.h"
+#include "pipewright/cli/files.h"
+#include "pipewright/cli/help.h"
+#include "pipewright/cli/usage_error.h"
+#include "pipewright/ir/diagnostic.h"
+#include "pipewright/ir/text/spelling.h"
 
 namespace pipewright::cli {
 namespace {

@@ -1,7 +1,7 @@
 #ifndef PIPEWRIGHT_CLI_PARSE_H_
 #define PIPEWRIGHT_CLI_PARSE_H_
 
-#include "cli/console.h"
+#include "pipewright/cli/console.h"
 
 namespace pipewright::cli {
 

@@ -5,18 +5,18 @@
 #include <ostream>
 #include <string>
 
-#include "cli/command_table.h"
-#include "cli/commands.h"
-#include "cli/files.h"
-#include "cli/input.h"
-#include "cli/simulation.h"
-#include "cli/usage_error.h"
-#include "ir/read.h"
-#include "schedule/dot.h"
-#include "schedule/svg.h"
-#include "schedule/table.h"
-#include "schedule/timeline_text.h"
-#include "schedule/trace.h"
+#include "pipewright/cli/command_table.h"
+#include "pipewright/cli/commands.h"
+#include "pipewright/cli/files.h"
+#include "pipewright/cli/input.h"
+#include "pipewright/cli/simulation.h"
+#include "pipewright/cli/usage_error.h"
+#include "pipewright/ir/text/read.h"
+#include "pipewright/schedule/views/dot.h"
+#include "pipewright/schedule/views/svg.h"
+#include "pipewright/schedule/views/table.h"
+#include "pipewright/schedule/views/timeline_text.h"
+#include "pipewright/schedule/views/trace.h"
 
 namespace pipewright::cli {
 namespace {

@@ -1,4 +1,4 @@
-#include "schedule/simulate.h"
+#include "pipewright/schedule/simulate/simulate.h"
 
 #include <fmt/format.h>
 
@@ -9,16 +9,16 @@
 #include <utility>
 #include <vector>
 
-#include "cli/command_table.h"
-#include "cli/commands.h"
-#include "cli/input.h"
-#include "cli/simulation.h"
-#include "cli/usage_error.h"
-#include "ir/action_text.h"
-#include "ir/diagnostic.h"
-#include "ir/read.h"
-#include "schedule/jitter.h"
-#include "schedule/verify.h"
+#include "pipewright/cli/command_table.h"
+#include "pipewright/cli/commands.h"
+#include "pipewright/cli/input.h"
+#include "pipewright/cli/simulation.h"
+#include "pipewright/cli/usage_error.h"
+#include "pipewright/ir/diagnostic.h"
+#include "pipewright/ir/text/action_text.h"
+#include "pipewright/ir/text/read.h"
+#include "pipewright/schedule/simulate/jitter.h"
+#include "pipewright/schedule/verify/verify.h"
 
 namespace pipewright::cli {
 namespace {

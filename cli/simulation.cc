@@ -1,4 +1,4 @@
-#include "cli/simulation.h"
+#include "pipewright/cli/simulation.h"
 
 #include <fmt/format.h>
 
@@ -8,14 +8,14 @@
 #include <utility>
 #include <variant>
 
-#include "cli/files.h"
-#include "cli/usage_error.h"
-#include "ir/diagnostic.h"
-#include "ir/printable.h"
-#include "ir/spelling.h"
-#include "schedule/costs_json.h"
-#include "schedule/simulate.h"
-#include "schedule/verify.h"
+#include "pipewright/cli/files.h"
+#include "pipewright/cli/usage_error.h"
+#include "pipewright/ir/diagnostic.h"
+#include "pipewright/ir/printable.h"
+#include "pipewright/ir/text/spelling.h"
+#include "pipewright/schedule/simulate/costs_json.h"
+#include "pipewright/schedule/simulate/simulate.h"
+#include "pipewright/schedule/verify/verify.h"
 
 namespace pipewright::cli {
 namespace {

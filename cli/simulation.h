@@ -7,15 +7,15 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/command_table.h"
-#include "cli/console.h"
-#include "cli/input.h"
-#include "cli/invocation.h"
-#include "ir/schedule.h"
-#include "ir/timeline.h"
-#include "schedule/costs.h"
-#include "schedule/event_graph.h"
-#include "schedule/report.h"
+#include "pipewright/cli/command_table.h"
+#include "pipewright/cli/console.h"
+#include "pipewright/cli/input.h"
+#include "pipewright/cli/invocation.h"
+#include "pipewright/ir/schedule.h"
+#include "pipewright/ir/timeline.h"
+#include "pipewright/schedule/simulate/costs.h"
+#include "pipewright/schedule/simulate/event_graph.h"
+#include "pipewright/schedule/simulate/report.h"
 
 // Costs, and what comes of them, for every command that simulates.
 

@@ -4,12 +4,12 @@
 #include <string>
 #include <vector>
 
-#include "cli/command_table.h"
-#include "cli/commands.h"
-#include "cli/input.h"
-#include "ir/diagnostic_json.h"
-#include "schedule/certificate.h"
-#include "schedule/verify.h"
+#include "pipewright/cli/command_table.h"
+#include "pipewright/cli/commands.h"
+#include "pipewright/cli/input.h"
+#include "pipewright/ir/text/diagnostic_json.h"
+#include "pipewright/schedule/verify/certificate.h"
+#include "pipewright/schedule/verify/verify.h"
 
 namespace pipewright::cli {
 namespace {

@@ -1,4 +1,4 @@
-#include "comms/agreement.h"
+#include "pipewright/comms/agreement.h"
 
 #include <ATen/ATen.h>
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "comms/world.h"
+#include "pipewright/comms/world.h"
 
 namespace pipewright::comms {
 

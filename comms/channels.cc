@@ -1,4 +1,4 @@
-#include "comms/channels.h"
+#include "pipewright/comms/channels.h"
 
 #include <ATen/ops/zeros.h>
 

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "comms/world.h"
-#include "ir/channel.h"
+#include "pipewright/comms/world.h"
+#include "pipewright/ir/channel.h"
 
 // The communicators that SENDs and RECVs of a pipeline go through, as its channel model says:
 //

@@ -1,5 +1,5 @@
 #define USE_C10D_GLOO 1
-#include "comms/gloo.h"
+#include "pipewright/comms/gloo.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>

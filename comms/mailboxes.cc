@@ -1,4 +1,4 @@
-#include "comms/mailboxes.h"
+#include "pipewright/comms/mailboxes.h"
 
 #include <algorithm>
 #include <array>

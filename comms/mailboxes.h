@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "ir/channel.h"
+#include "pipewright/ir/channel.h"
 
 // How ranks that are threads of one process meet: who waits for whom, without a word about what is
 // moved. No LibTorch, so that it can be tested under tsan.

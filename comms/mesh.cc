@@ -1,4 +1,4 @@
-#include "comms/mesh.h"
+#include "pipewright/comms/mesh.h"
 
 #include <algorithm>
 #include <span>

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "comms/mesh_layout.h"
-#include "comms/world.h"
+#include "pipewright/comms/mesh_layout.h"
+#include "pipewright/comms/world.h"
 
 namespace pipewright::comms {
 

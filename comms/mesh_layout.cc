@@ -1,4 +1,4 @@
-#include "comms/mesh_layout.h"
+#include "pipewright/comms/mesh_layout.h"
 
 #include <algorithm>
 #include <stdexcept>

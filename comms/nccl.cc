@@ -1,6 +1,6 @@
 // The one file of comms that sees CUDA's headers.
 #define USE_C10D_NCCL 1
-#include "comms/nccl.h"
+#include "pipewright/comms/nccl.h"
 
 #include <ATen/Context.h>
 

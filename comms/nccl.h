@@ -1,7 +1,7 @@
 #ifndef PIPEWRIGHT_COMMS_NCCL_H_
 #define PIPEWRIGHT_COMMS_NCCL_H_
 
-#include "comms/world.h"
+#include "pipewright/comms/world.h"
 
 namespace pipewright::comms {
 

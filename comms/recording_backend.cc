@@ -1,4 +1,4 @@
-#include "comms/recording_backend.h"
+#include "pipewright/comms/recording_backend.h"
 
 #include <ATen/ATen.h>
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "comms/world.h"
+#include "pipewright/comms/world.h"
 
 // Any backend, with every call written down, and some delayed, put behind the next one, or failed:
 // to count what a program sends, and to show that results do not depend on luck.

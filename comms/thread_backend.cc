@@ -1,4 +1,4 @@
-#include "comms/thread_backend.h"
+#include "pipewright/comms/thread_backend.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>

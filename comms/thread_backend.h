@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "comms/mailboxes.h"
-#include "comms/world.h"
+#include "pipewright/comms/mailboxes.h"
+#include "pipewright/comms/world.h"
 
 // Ranks as threads of one process: tests need no sockets, and one GPU can hold a whole pipeline.
 // Host tensors and those of any device with streams; mailboxes.h says who meets whom.

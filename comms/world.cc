@@ -1,4 +1,4 @@
-#include "comms/world.h"
+#include "pipewright/comms/world.h"
 
 #include <algorithm>
 #include <stdexcept>

@@ -10,7 +10,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "comms/environment.h"
+#include "pipewright/comms/environment.h"
 
 // All ranks of a job, and how groups of them are made. gloo.h, nccl.h and thread_backend.h give
 // one; a cluster with a backend of its own brings its MakeBackend.

@@ -1,4 +1,4 @@
-#include "ddp/buckets.h"
+#include "pipewright/ddp/buckets.h"
 
 #include <map>
 #include <utility>

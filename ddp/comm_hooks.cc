@@ -1,4 +1,4 @@
-#include "ddp/comm_hooks.h"
+#include "pipewright/ddp/comm_hooks.h"
 
 #include <ATen/ATen.h>
 

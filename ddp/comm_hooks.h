@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "comms/world.h"
+#include "pipewright/comms/world.h"
 
 namespace pipewright::ddp {
 

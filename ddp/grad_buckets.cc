@@ -1,4 +1,4 @@
-#include "ddp/grad_buckets.h"
+#include "pipewright/ddp/grad_buckets.h"
 
 #include <ATen/ATen.h>
 
@@ -8,8 +8,8 @@
 #include <stdexcept>
 #include <utility>
 
-#include "comms/agreement.h"
-#include "ddp/buckets.h"
+#include "pipewright/comms/agreement.h"
+#include "pipewright/ddp/buckets.h"
 
 namespace pipewright::ddp {
 

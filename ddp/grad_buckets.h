@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "ddp/replicate.h"
+#include "pipewright/ddp/replicate.h"
 
 // Where the gradients of one call's parameters lie, and what is sent of them. When that happens is
 // for the call to say.

@@ -1,4 +1,4 @@
-#include "ddp/replicate.h"
+#include "pipewright/ddp/replicate.h"
 
 #include <torch/csrc/autograd/variable.h>
 
@@ -8,10 +8,10 @@
 #include <stdexcept>
 #include <utility>
 
-#include "autograd/backward_watch.h"
-#include "autograd/grad_hooks.h"
-#include "comms/agreement.h"
-#include "ddp/grad_buckets.h"
+#include "pipewright/autograd/backward_watch.h"
+#include "pipewright/autograd/grad_hooks.h"
+#include "pipewright/comms/agreement.h"
+#include "pipewright/ddp/grad_buckets.h"
 
 namespace pipewright::ddp {
 namespace {
@@ -137,7 +137,7 @@ class Unit final : public Replicated,
     comms::broadcast_values(values, *group_);
   }
 
-  std::shared_ptr<executor::DataParallel> data_parallel() override;
+  std::shared_ptr<modules::DataParallel> data_parallel() override;
   size_t bucket_bytes() const override { return grads_->bytes(); }
   std::vector<std::vector<std::string>> buckets() const override {
     return grads_->names_by_bucket();
@@ -287,7 +287,7 @@ class Unit final : public Replicated,
   bool reduces_now_ = false;  // driven: the last backward before REDUCE_GRAD runs
 };
 
-class ReplicatedStage final : public executor::DataParallel {
+class ReplicatedStage final : public modules::DataParallel {
  public:
   explicit ReplicatedStage(std::shared_ptr<Unit> unit) : unit_(std::move(unit)) {
     unit_->set_driven(true);
@@ -309,7 +309,7 @@ class ReplicatedStage final : public executor::DataParallel {
   const std::shared_ptr<Unit> unit_;
 };
 
-std::shared_ptr<executor::DataParallel> Unit::data_parallel() {
+std::shared_ptr<modules::DataParallel> Unit::data_parallel() {
   return std::make_shared<ReplicatedStage>(weak_unit().lock());
 }
 

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "comms/mesh.h"
-#include "comms/world.h"
-#include "ddp/comm_hooks.h"
-#include "executor/data_parallel.h"
+#include "pipewright/comms/mesh.h"
+#include "pipewright/comms/world.h"
+#include "pipewright/ddp/comm_hooks.h"
+#include "pipewright/modules/data_parallel.h"
 
 // A module whose parameters are the same on every rank of a group: LibTorch has no
 // DistributedDataParallel. Gradients are averaged over the group while backward still runs.
@@ -71,7 +71,7 @@ class Replicated {
   // For the executor: before_backward says which backward averages, reduce_grad starts what is
   // left, wait_reduce waits. Nested calls are part of it. While it lives, backwards that the
   // executor does not run only add up. With ranks as threads of one GPU: one REDUCE_GRAD a step.
-  virtual std::shared_ptr<executor::DataParallel> data_parallel() = 0;
+  virtual std::shared_ptr<modules::DataParallel> data_parallel() = 0;
 
   // Bytes of the buckets, those of nested calls left out.
   virtual size_t bucket_bytes() const = 0;

@@ -8,7 +8,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
-#include "fsdp/fully_shard.h"
+#include "pipewright/fsdp/fully_shard.h"
 
 namespace pipewright::examples {
 namespace {

@@ -10,18 +10,18 @@
 #include <cstdio>
 #include <thread>
 
-#include "comms/gloo.h"
-#include "comms/mesh.h"
-#include "comms/thread_backend.h"
-#include "ddp/replicate.h"
 #include "examples/gpt.h"
 #include "examples/progress.h"
 #include "examples/text.h"
-#include "executor/executor.h"
-#include "executor/module_stage.h"
-#include "fsdp/fully_shard.h"
-#include "schedule/lower.h"
-#include "schedules/registry.h"
+#include "pipewright/comms/gloo.h"
+#include "pipewright/comms/mesh.h"
+#include "pipewright/comms/thread_backend.h"
+#include "pipewright/ddp/replicate.h"
+#include "pipewright/executor/executor.h"
+#include "pipewright/executor/module_stage.h"
+#include "pipewright/fsdp/fully_shard.h"
+#include "pipewright/schedule/lowering/lower.h"
+#include "pipewright/schedules/registry.h"
 
 namespace pipewright::examples {
 namespace {
@@ -101,7 +101,7 @@ executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts, i
 }
 
 // A group for each block, and one for what else the stage has.
-std::shared_ptr<executor::DataParallel> shard(GptStage& stage, const comms::BackendPtr& group) {
+std::shared_ptr<modules::DataParallel> shard(GptStage& stage, const comms::BackendPtr& group) {
   std::vector<std::shared_ptr<fsdp::Sharded>> units;
   for (const auto& block : stage.blocks()) units.push_back(fsdp::fully_shard(*block, group));
   return fsdp::fully_shard(stage, group)->data_parallel();

@@ -1,4 +1,4 @@
-#include "executor/action_runner.h"
+#include "pipewright/executor/action_runner.h"
 
 #include <ATen/ops/full_like.h>
 
@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "executor/split_backward.h"
-#include "ir/action_text.h"
+#include "pipewright/autograd/split_backward.h"
+#include "pipewright/ir/text/action_text.h"
 
 namespace pipewright::executor {
 
@@ -57,7 +57,7 @@ ActionRunner::ActionRunner(const ir::Placement& placement, int num_microbatches,
       transfers_(transfers),
       options_(std::move(options)) {
   for (auto& [index, stage] : stages) {
-    if (!stage.data_parallel) stage.data_parallel = std::make_shared<NoDataParallel>();
+    if (!stage.data_parallel) stage.data_parallel = std::make_shared<modules::NoDataParallel>();
     stages_[index].with = std::move(stage);
   }
 }
@@ -316,9 +316,9 @@ Tensors ActionRunner::output_grads_of(ir::ActionPart part, Slot& slot) {
     if (!slot.loss.defined()) throw std::logic_error("there is no loss function");
     // The one place where gradients are scaled.
     const double scale = options_.scale_grads ? 1.0 / num_microbatches_ : 1.0;
-    full_backward({root_of(slot.loss)}, {at::full_like(slot.loss, scale)});
+    autograd::full_backward({autograd::root_of(slot.loss)}, {at::full_like(slot.loss, scale)});
     slot.loss.reset();
-    return take_grads(std::exchange(slot.loss_inputs, {}));
+    return autograd::take_grads(std::exchange(slot.loss_inputs, {}));
   }
   if (is_local(part.stage() + 1)) {
     if (!slot.output_grads) {

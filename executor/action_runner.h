@@ -7,10 +7,10 @@
 #include <optional>
 #include <vector>
 
-#include "executor/data_parallel.h"
-#include "executor/row_plan.h"
-#include "executor/stage.h"
-#include "executor/transfers.h"
+#include "pipewright/executor/row_plan.h"
+#include "pipewright/executor/stage.h"
+#include "pipewright/executor/transfers.h"
+#include "pipewright/modules/data_parallel.h"
 
 namespace pipewright::executor {
 
@@ -20,7 +20,7 @@ using LossFunction = std::function<at::Tensor(const Tensors& outputs, const Tens
 // A stage that a rank holds.
 struct LocalStage {
   std::shared_ptr<Stage> stage;
-  std::shared_ptr<DataParallel> data_parallel = nullptr;  // null: one rank has all of it
+  std::shared_ptr<modules::DataParallel> data_parallel = nullptr;  // null: one rank has all of it
 };
 
 class ActionRunner;

@@ -1,10 +1,10 @@
-#include "executor/digest.h"
+#include "pipewright/executor/digest.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <sstream>
 
-#include "schedule/verify.h"
+#include "pipewright/schedule/verify/verify.h"
 
 namespace pipewright::executor {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "ir/schedule.h"
+#include "pipewright/ir/schedule.h"
 
 // What all ranks of a pipeline must have alike, in a few bytes, to be compared before the first
 // step: two ranks with different programs would wait for each other for ever. No LibTorch.

@@ -1,16 +1,16 @@
-#include "executor/executor.h"
+#include "pipewright/executor/executor.h"
 
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <thread>
 
-#include "executor/digest.h"
-#include "ir/action_text.h"
-#include "ir/render.h"
-#include "ir/shape.h"
-#include "schedule/lower.h"
-#include "schedule/verify.h"
+#include "pipewright/executor/digest.h"
+#include "pipewright/ir/text/action_text.h"
+#include "pipewright/ir/text/render.h"
+#include "pipewright/ir/text/shape.h"
+#include "pipewright/schedule/lowering/lower.h"
+#include "pipewright/schedule/verify/verify.h"
 
 namespace pipewright::executor {
 namespace {

@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "comms/channels.h"
-#include "comms/world.h"
-#include "executor/action_runner.h"
-#include "executor/microbatches.h"
-#include "ir/schedule.h"
+#include "pipewright/comms/channels.h"
+#include "pipewright/comms/world.h"
+#include "pipewright/executor/action_runner.h"
+#include "pipewright/executor/microbatches.h"
+#include "pipewright/ir/schedule.h"
 
 // Runs a program on real tensors: each rank makes an Executor of the same program with the stages
 // that it holds, and calls step() for each batch.

@@ -1,4 +1,4 @@
-#include "executor/microbatches.h"
+#include "pipewright/executor/microbatches.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/tensor_split.h>

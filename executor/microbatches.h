@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "executor/stage.h"
+#include "pipewright/executor/stage.h"
 
 namespace pipewright::executor {
 

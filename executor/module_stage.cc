@@ -1,8 +1,8 @@
-#include "executor/module_stage.h"
+#include "pipewright/executor/module_stage.h"
 
 #include <c10/core/GradMode.h>
 
-#include "executor/weight_free.h"
+#include "pipewright/autograd/weight_free.h"
 
 namespace pipewright::executor {
 
@@ -16,12 +16,13 @@ void Stage::check_weight_free(int /*microbatch*/) {
 struct ModuleStage::Kept {
   Tensors inputs;
   torch::autograd::edge_list roots;  // where the outputs' gradients enter; the outputs may go
-  std::shared_ptr<BackwardContext> context = std::make_shared<BackwardContext>();
-  std::shared_ptr<WeightWork> weight_work;  // from I to W
-  std::function<void()> users_weight_work;  // from I to W
+  std::shared_ptr<autograd::BackwardContext> context =
+      std::make_shared<autograd::BackwardContext>();
+  std::shared_ptr<autograd::WeightWork> weight_work;  // from I to W
+  std::function<void()> users_weight_work;            // from I to W
 };
 
-ModuleStage::ModuleStage(Forward forward) : forward_(std::move(forward)) {}
+ModuleStage::ModuleStage(autograd::Forward forward) : forward_(std::move(forward)) {}
 ModuleStage::~ModuleStage() = default;
 
 void ModuleStage::set_weight_work(std::function<std::function<void()>()> make_weight_work) {
@@ -31,9 +32,9 @@ void ModuleStage::set_weight_work(std::function<std::function<void()>()> make_we
 Tensors ModuleStage::forward(int microbatch, const Tensors& inputs) {
   if (!c10::GradMode::is_enabled()) return forward_(inputs);
   auto kept = std::make_unique<Kept>();
-  const BackwardScope scope(kept->context);
+  const autograd::BackwardScope scope(kept->context);
   Tensors outputs = forward_(inputs);
-  for (const at::Tensor& output : outputs) kept->roots.push_back(root_of(output));
+  for (const at::Tensor& output : outputs) kept->roots.push_back(autograd::root_of(output));
   kept->inputs = inputs;
   kept_[microbatch] = std::move(kept);
   return outputs;
@@ -41,9 +42,9 @@ Tensors ModuleStage::forward(int microbatch, const Tensors& inputs) {
 
 Tensors ModuleStage::backward(int microbatch, Tensors output_grads) {
   Kept& work = kept(microbatch, "backward");
-  full_backward(work.roots, output_grads);
+  autograd::full_backward(work.roots, output_grads);
   output_grads.clear();
-  Tensors grads = take_grads(work.inputs);
+  Tensors grads = autograd::take_grads(work.inputs);
   if (make_weight_work_) make_weight_work_()();
   kept_.erase(microbatch);
   return grads;
@@ -53,13 +54,13 @@ Tensors ModuleStage::backward_input(int microbatch, Tensors output_grads) {
   Kept& work = kept(microbatch, "backward_input");
   Tensors grads;
   if (make_weight_work_) {
-    full_backward(work.roots, output_grads);
-    grads = take_grads(work.inputs);
+    autograd::full_backward(work.roots, output_grads);
+    grads = autograd::take_grads(work.inputs);
     work.users_weight_work = make_weight_work_();
   } else {
-    work.weight_work = std::make_shared<WeightWork>();
+    work.weight_work = std::make_shared<autograd::WeightWork>();
     work.context->weight_work = work.weight_work.get();
-    grads = executor::backward_input(work.roots, output_grads, work.inputs, *work.weight_work);
+    grads = autograd::backward_input(work.roots, output_grads, work.inputs, *work.weight_work);
     work.context->weight_work = nullptr;
   }
   work.inputs.clear();
@@ -77,7 +78,7 @@ void ModuleStage::backward_weight(int microbatch) {
 void ModuleStage::check_weight_free(int microbatch) {
   const Kept& work = kept(microbatch, "backward_weight");
   if (!work.weight_work) return Stage::check_weight_free(microbatch);
-  const std::string reads = reads_weights(*work.weight_work);
+  const std::string reads = autograd::reads_weights(*work.weight_work);
   if (!reads.empty())
     throw std::logic_error("`" + reads + "` may read a weight in W, and the stage is resharded");
 }

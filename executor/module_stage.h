@@ -10,9 +10,9 @@
 #include <unordered_map>
 #include <utility>
 
-#include "executor/checkpoint.h"
-#include "executor/split_backward.h"
-#include "executor/stage.h"
+#include "pipewright/autograd/checkpoint.h"
+#include "pipewright/autograd/split_backward.h"
+#include "pipewright/executor/stage.h"
 
 namespace pipewright::executor {
 
@@ -22,7 +22,7 @@ namespace pipewright::executor {
 class ModuleStage final : public Stage {
  public:
   // Called in forward; gradients reach whatever weights it uses.
-  explicit ModuleStage(Forward forward);
+  explicit ModuleStage(autograd::Forward forward);
   ~ModuleStage() override;
 
   // For modules whose weights' gradients are not autograd's, such as a fused layer that splits its
@@ -41,7 +41,7 @@ class ModuleStage final : public Stage {
   struct Kept;
   Kept& kept(int microbatch, const char* what);
 
-  const Forward forward_;
+  const autograd::Forward forward_;
   std::function<std::function<void()>()> make_weight_work_;
   std::unordered_map<int, std::unique_ptr<Kept>> kept_;  // by microbatch
 };

@@ -1,11 +1,11 @@
-#include "executor/row_plan.h"
+#include "pipewright/executor/row_plan.h"
 
 #include <algorithm>
 #include <set>
 #include <utility>
 
-#include "ir/action_kind.h"
-#include "ir/dependencies.h"
+#include "pipewright/ir/action_kind.h"
+#include "pipewright/ir/dependencies.h"
 
 namespace pipewright::executor {
 

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "ir/schedule.h"
+#include "pipewright/ir/schedule.h"
 
 // What the executor works out of one rank's list before it runs it. No LibTorch.
 

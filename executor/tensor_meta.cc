@@ -1,4 +1,4 @@
-#include "executor/tensor_meta.h"
+#include "pipewright/executor/tensor_meta.h"
 
 #include <cstring>
 #include <stdexcept>

@@ -1,4 +1,4 @@
-#include "executor/transfers.h"
+#include "pipewright/executor/transfers.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "ir/action_text.h"
+#include "pipewright/ir/text/action_text.h"
 
 namespace pipewright::executor {
 namespace {

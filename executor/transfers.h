@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "comms/channels.h"
-#include "executor/tensor_meta.h"
-#include "ir/dependencies.h"
+#include "pipewright/comms/channels.h"
+#include "pipewright/executor/tensor_meta.h"
+#include "pipewright/ir/dependencies.h"
 
 namespace pipewright::executor {
 

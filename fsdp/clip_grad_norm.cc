@@ -1,4 +1,4 @@
-#include "fsdp/clip_grad_norm.h"
+#include "pipewright/fsdp/clip_grad_norm.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "comms/world.h"
+#include "pipewright/comms/world.h"
 
 namespace pipewright::fsdp {
 

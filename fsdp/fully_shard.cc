@@ -1,4 +1,4 @@
-#include "fsdp/fully_shard.h"
+#include "pipewright/fsdp/fully_shard.h"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/variable.h>
@@ -10,9 +10,9 @@
 #include <stdexcept>
 #include <utility>
 
-#include "autograd/grad_hooks.h"
-#include "comms/agreement.h"
-#include "fsdp/unit.h"
+#include "pipewright/autograd/grad_hooks.h"
+#include "pipewright/comms/agreement.h"
+#include "pipewright/fsdp/unit.h"
 
 namespace pipewright::fsdp {
 namespace {

@@ -11,10 +11,10 @@
 #include <type_traits>
 #include <vector>
 
-#include "comms/mesh.h"
-#include "comms/world.h"
-#include "executor/data_parallel.h"
-#include "fsdp/trace.h"
+#include "pipewright/comms/mesh.h"
+#include "pipewright/comms/world.h"
+#include "pipewright/fsdp/trace.h"
+#include "pipewright/modules/data_parallel.h"
 
 // Parameters sharded over a data-parallel group (ZeRO-3; Zhao et al., "PyTorch FSDP", 2023, and
 // PyTorch's fully_shard, whose names and semantics these are): each rank keeps its part of every
@@ -123,7 +123,7 @@ class Sharded {
   // For the executor, which says when this unit and those within it are gathered and reduced:
   // UNSHARD and RESHARD of the program take the place of reshard_after_forward, backward gathers
   // nothing, and a split backward is as good as a whole one. As long as it lives.
-  virtual std::shared_ptr<executor::DataParallel> data_parallel() = 0;
+  virtual std::shared_ptr<modules::DataParallel> data_parallel() = 0;
 
   // Of its parameters, in the order of its buffers, within the module that it was made for; of
   // several modules, with the place in the list in front.

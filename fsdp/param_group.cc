@@ -1,4 +1,4 @@
-#include "fsdp/param_group.h"
+#include "pipewright/fsdp/param_group.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "fsdp/shard_layout.h"
+#include "pipewright/fsdp/shard_layout.h"
 
 namespace pipewright::fsdp {
 namespace {

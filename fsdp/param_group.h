@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "comms/world.h"
-#include "fsdp/reduction.h"
+#include "pipewright/comms/world.h"
+#include "pipewright/fsdp/reduction.h"
 
 // The parameters that are gathered and reduced together. What autograd, optimizers and state dicts
 // know is the registered tensor: it holds this rank's shard, and the whole parameter while the

@@ -1,4 +1,4 @@
-#include "fsdp/reduction.h"
+#include "pipewright/fsdp/reduction.h"
 
 #include <cmath>
 

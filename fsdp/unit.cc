@@ -1,4 +1,4 @@
-#include "fsdp/unit.h"
+#include "pipewright/fsdp/unit.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -632,7 +632,7 @@ void Unit::abort() {
 
 namespace {
 
-class ShardedStage final : public executor::DataParallel {
+class ShardedStage final : public modules::DataParallel {
  public:
   explicit ShardedStage(std::shared_ptr<Unit> unit) : unit_(std::move(unit)) {
     unit_->set_driven(true);
@@ -656,7 +656,7 @@ class ShardedStage final : public executor::DataParallel {
 
 }  // namespace
 
-std::shared_ptr<executor::DataParallel> Unit::data_parallel() {
+std::shared_ptr<modules::DataParallel> Unit::data_parallel() {
   if (!outer_.expired()) {
     throw std::logic_error("fully_shard: data_parallel of " + display_name() +
                            ", which is part of another unit: wanted the outermost one");

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "autograd/backward_watch.h"
-#include "autograd/grad_hooks.h"
-#include "fsdp/fully_shard.h"
-#include "fsdp/param_group.h"
+#include "pipewright/autograd/backward_watch.h"
+#include "pipewright/autograd/grad_hooks.h"
+#include "pipewright/fsdp/fully_shard.h"
+#include "pipewright/fsdp/param_group.h"
 
 namespace pipewright::fsdp {
 
@@ -59,7 +59,7 @@ class Unit final : public Sharded, public autograd::GradListener, public autogra
   void set_modules_to_backward_prefetch(const std::vector<Sharded*>& units) override;
   void set_gradient_divide_factor(double factor) override;
   void set_force_sum_reduction_for_comms(bool force) override;
-  std::shared_ptr<executor::DataParallel> data_parallel() override;
+  std::shared_ptr<modules::DataParallel> data_parallel() override;
   std::vector<std::string> parameter_names() const override;
   int64_t bytes_copied() const override { return group_.bytes_copied(); }
 

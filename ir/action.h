@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "ir/action_kind.h"
+#include "pipewright/ir/action_kind.h"
 
 // One step of one rank, as a 16-byte value: 10^8 of them fit a workstation.
 //

@@ -1,4 +1,4 @@
-#include "ir/action_kind.h"
+#include "pipewright/ir/action_kind.h"
 
 #include <array>
 

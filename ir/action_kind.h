@@ -7,7 +7,7 @@
 #include <span>
 #include <string_view>
 
-#include "ir/check.h"
+#include "pipewright/ir/check.h"
 
 // What a rank can be told to do. The tokens are those of torch.distributed.pipelining (2.11); the
 // list itself is ir/action_kinds.def. Everything here is constant data: any thread may use it.
@@ -17,7 +17,7 @@ namespace pipewright::ir {
 enum class ActionKind : uint8_t {
   kIdle = 0,  // an empty slot of a compute order; has no token
 #define PW_ACTION_KIND(enumerator, token, group, microbatch, meaning) enumerator,
-#include "ir/action_kinds.def"
+#include "pipewright/ir/action_kinds.def"
 #undef PW_ACTION_KIND
 };
 
@@ -39,7 +39,7 @@ struct ActionKindInfo {
 inline constexpr ActionKindInfo kActionKinds[] = {
 #define PW_ACTION_KIND(enumerator, token, group, microbatch, meaning) \
   {ActionKind::enumerator, token, ActionGroup::group, microbatch, meaning},
-#include "ir/action_kinds.def"
+#include "pipewright/ir/action_kinds.def"
 #undef PW_ACTION_KIND
 };
 

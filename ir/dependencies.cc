@@ -1,6 +1,6 @@
-#include "ir/dependencies.h"
+#include "pipewright/ir/dependencies.h"
 
-#include "ir/check.h"
+#include "pipewright/ir/check.h"
 
 namespace pipewright::ir {
 namespace {

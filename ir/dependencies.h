@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "ir/action.h"
-#include "ir/placement.h"
+#include "pipewright/ir/action.h"
+#include "pipewright/ir/placement.h"
 
 // The oracle: what must have happened before an action, and on which rank. Whoever needs to know
 // asks here: generators that schedule greedily, verifier, simulator, insertion of SEND and RECV,

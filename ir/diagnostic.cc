@@ -1,10 +1,10 @@
-#include "ir/diagnostic.h"
+#include "pipewright/ir/diagnostic.h"
 
 #include <algorithm>
 #include <tuple>
 #include <utility>
 
-#include "ir/printable.h"
+#include "pipewright/ir/printable.h"
 
 namespace pipewright::ir {
 

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "ir/rules.h"
-#include "ir/source.h"
+#include "pipewright/ir/rules.h"
+#include "pipewright/ir/source.h"
 
 // What parsers and the verifier have to say about a schedule: values, collected and never printed
 // by them. ir/render.h prints them for people, ir/diagnostic_json.h for programs.

@@ -1,4 +1,4 @@
-#include "ir/lowering.h"
+#include "pipewright/ir/lowering.h"
 
 #include <charconv>
 

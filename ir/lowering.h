@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "ir/channel.h"
+#include "pipewright/ir/channel.h"
 
 // The policies that a schedule was lowered with, as a .plan or JSON file records them. What is not
 // set is not known: a CSV, for one, records nothing. The list of policies is the table in

@@ -1,9 +1,9 @@
-#include "ir/placement.h"
+#include "pipewright/ir/placement.h"
 
 #include <utility>
 
-#include "ir/action.h"
-#include "ir/check.h"
+#include "pipewright/ir/action.h"
+#include "pipewright/ir/check.h"
 
 namespace pipewright::ir {
 

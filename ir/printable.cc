@@ -1,4 +1,4 @@
-#include "ir/printable.h"
+#include "pipewright/ir/printable.h"
 
 #include <cstdint>
 

@@ -1,9 +1,9 @@
-#include "ir/rules.h"
+#include "pipewright/ir/rules.h"
 
 #include <algorithm>
 #include <cctype>
 
-#include "ir/check.h"
+#include "pipewright/ir/check.h"
 
 namespace pipewright::ir {
 namespace {
@@ -12,7 +12,7 @@ constexpr RuleInfo kRules[] = {
 // The text's first line break only keeps the table readable.
 #define PW_RULE(number, enumerator, summary, text) \
   {Rule::enumerator, summary, std::string_view(text).substr(1)},
-#include "ir/rules.def"
+#include "pipewright/ir/rules.def"
 #undef PW_RULE
 };
 

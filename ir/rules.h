@@ -14,7 +14,7 @@ namespace pipewright::ir {
 
 enum class Rule : uint8_t {
 #define PW_RULE(number, enumerator, summary, text) enumerator = number,
-#include "ir/rules.def"
+#include "pipewright/ir/rules.def"
 #undef PW_RULE
 };
 

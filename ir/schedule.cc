@@ -1,4 +1,4 @@
-#include "ir/schedule.h"
+#include "pipewright/ir/schedule.h"
 
 #include <utility>
 

@@ -7,9 +7,9 @@
 #include <variant>
 #include <vector>
 
-#include "ir/action.h"
-#include "ir/lowering.h"
-#include "ir/placement.h"
+#include "pipewright/ir/action.h"
+#include "pipewright/ir/lowering.h"
+#include "pipewright/ir/placement.h"
 
 // What each rank does, at two levels over the same rows:
 //

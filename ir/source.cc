@@ -1,4 +1,4 @@
-#include "ir/source.h"
+#include "pipewright/ir/source.h"
 
 #include <algorithm>
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "ir/schedule.h"
+#include "pipewright/ir/schedule.h"
 
 namespace pipewright::ir {
 

@@ -1,4 +1,4 @@
-#include "schedule/channel_run.h"
+#include "pipewright/schedule/channel_run.h"
 
 #include <algorithm>
 #include <map>
@@ -70,7 +70,7 @@ std::vector<uint32_t> ChannelRun::receives_of(int rank, uint32_t step) const {
   std::vector<uint32_t> steps;
   const ir::Row& row = program_.rows[static_cast<size_t>(rank)];
   for (const ActionPart part : row[step].parts()) {
-    for (const StageDependencies::Need& need : dependencies_.of(part)) {
+    for (const ir::StageDependencies::Need& need : dependencies_.of(part)) {
       if (!need.of_other_rank) continue;
       const auto found = std::ranges::find(row, ir::Action(need.receive_for(part)));
       steps.push_back(static_cast<uint32_t>(found - row.begin()));
@@ -81,7 +81,7 @@ std::vector<uint32_t> ChannelRun::receives_of(int rank, uint32_t step) const {
 
 bool ChannelRun::has_inputs(int rank, uint32_t step) const {
   for (const ActionPart part : program_.rows[static_cast<size_t>(rank)][step].parts()) {
-    for (const StageDependencies::Need& need : dependencies_.of(part)) {
+    for (const ir::StageDependencies::Need& need : dependencies_.of(part)) {
       if (!need.of_other_rank) continue;
       if (!received_[cell_of(need.receive_for(part))]) return false;
     }

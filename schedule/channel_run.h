@@ -5,10 +5,10 @@
 #include <optional>
 #include <vector>
 
-#include "ir/channel.h"
-#include "ir/schedule.h"
-#include "schedule/rank_pairs.h"
-#include "schedule/stage_dependencies.h"
+#include "pipewright/ir/channel.h"
+#include "pipewright/ir/rank_pairs.h"
+#include "pipewright/ir/schedule.h"
+#include "pipewright/ir/stage_dependencies.h"
 
 namespace pipewright::schedule {
 
@@ -118,8 +118,8 @@ class ChannelRun {
 
   const ir::Program& program_;
   ir::ChannelCapacity capacity_;
-  RankPairs pair_ids_;
-  StageDependencies dependencies_;
+  ir::RankPairs pair_ids_;
+  ir::StageDependencies dependencies_;
   std::vector<Queue> queues_;
   std::vector<Pair> pairs_;
   std::vector<Operation> operations_;     // along the rows

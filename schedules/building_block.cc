@@ -1,11 +1,11 @@
-#include "schedules/building_block.h"
+#include "pipewright/schedules/building_block.h"
 
 #include <algorithm>
 #include <deque>
 #include <utility>
 
-#include "ir/check.h"
-#include "ir/dependencies.h"
+#include "pipewright/ir/check.h"
+#include "pipewright/ir/dependencies.h"
 
 namespace pipewright::schedules {
 namespace {

@@ -4,7 +4,7 @@
 #include <array>
 #include <vector>
 
-#include "schedules/schedule_spec.h"
+#include "pipewright/schedules/schedule_spec.h"
 
 // V schedules from a building block (Qi et al., Pipeline Parallelism with Controllable Memory,
 // arXiv 2405.15362): one microbatch is laid out over the ranks in slots of one chunk's forward, and

@@ -1,4 +1,4 @@
-#include "schedules/catalogue.h"
+#include "pipewright/schedules/catalogue.h"
 
 namespace pipewright::schedules {
 namespace {

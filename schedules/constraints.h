@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "schedules/schedule_spec.h"
+#include "pipewright/schedules/schedule_spec.h"
 
 // Constraints that several schedules share.
 

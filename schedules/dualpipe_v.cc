@@ -1,8 +1,8 @@
-#include "schedules/dualpipe_v.h"
+#include "pipewright/schedules/dualpipe_v.h"
 
 #include <deque>
 
-#include "schedules/constraints.h"
+#include "pipewright/schedules/constraints.h"
 
 namespace pipewright::schedules {
 namespace {

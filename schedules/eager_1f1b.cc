@@ -1,7 +1,7 @@
-#include "schedules/eager_1f1b.h"
+#include "pipewright/schedules/eager_1f1b.h"
 
-#include "schedules/constraints.h"
-#include "schedules/warm_up_and_steady.h"
+#include "pipewright/schedules/constraints.h"
+#include "pipewright/schedules/warm_up_and_steady.h"
 
 namespace pipewright::schedules {
 namespace {

@@ -1,6 +1,6 @@
-#include "schedules/gpipe.h"
+#include "pipewright/schedules/gpipe.h"
 
-#include "schedules/constraints.h"
+#include "pipewright/schedules/constraints.h"
 
 namespace pipewright::schedules {
 namespace {

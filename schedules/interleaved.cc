@@ -1,9 +1,9 @@
-#include "schedules/interleaved.h"
+#include "pipewright/schedules/interleaved.h"
 
 #include <algorithm>
 #include <cstdint>
 
-#include "schedules/constraints.h"
+#include "pipewright/schedules/constraints.h"
 
 namespace pipewright::schedules {
 

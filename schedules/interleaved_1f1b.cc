@@ -1,9 +1,9 @@
-#include "schedules/interleaved_1f1b.h"
+#include "pipewright/schedules/interleaved_1f1b.h"
 
 #include <algorithm>
 
-#include "schedules/constraints.h"
-#include "schedules/interleaved.h"
+#include "pipewright/schedules/constraints.h"
+#include "pipewright/schedules/interleaved.h"
 
 namespace pipewright::schedules {
 namespace {

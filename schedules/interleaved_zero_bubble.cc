@@ -1,11 +1,11 @@
-#include "schedules/interleaved_zero_bubble.h"
+#include "pipewright/schedules/interleaved_zero_bubble.h"
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
-#include "schedules/constraints.h"
-#include "schedules/interleaved.h"
+#include "pipewright/schedules/constraints.h"
+#include "pipewright/schedules/interleaved.h"
 
 namespace pipewright::schedules {
 namespace {

@@ -1,7 +1,7 @@
 #ifndef PIPEWRIGHT_SCHEDULES_INTERLEAVED_ZERO_BUBBLE_H_
 #define PIPEWRIGHT_SCHEDULES_INTERLEAVED_ZERO_BUBBLE_H_
 
-#include "schedules/schedule_spec.h"
+#include "pipewright/schedules/schedule_spec.h"
 
 namespace pipewright::schedules {
 

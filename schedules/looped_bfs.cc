@@ -1,6 +1,6 @@
-#include "schedules/looped_bfs.h"
+#include "pipewright/schedules/looped_bfs.h"
 
-#include "schedules/constraints.h"
+#include "pipewright/schedules/constraints.h"
 
 namespace pipewright::schedules {
 namespace {

@@ -1,7 +1,7 @@
-#include "schedules/one_f_one_b_v.h"
+#include "pipewright/schedules/one_f_one_b_v.h"
 
-#include "schedules/building_block.h"
-#include "schedules/constraints.h"
+#include "pipewright/schedules/building_block.h"
+#include "pipewright/schedules/constraints.h"
 
 namespace pipewright::schedules {
 namespace {

@@ -1,4 +1,4 @@
-#include "schedules/registry.h"
+#include "pipewright/schedules/registry.h"
 
 #include <fmt/format.h>
 
@@ -6,20 +6,20 @@
 #include <cctype>
 #include <cstdint>
 
-#include "ir/check.h"
-#include "schedules/dualpipe_v.h"
-#include "schedules/eager_1f1b.h"
-#include "schedules/gpipe.h"
-#include "schedules/interleaved_1f1b.h"
-#include "schedules/interleaved_zero_bubble.h"
-#include "schedules/looped_bfs.h"
-#include "schedules/one_f_one_b.h"
-#include "schedules/one_f_one_b_v.h"
-#include "schedules/v_half.h"
-#include "schedules/v_min.h"
-#include "schedules/zb_h1.h"
-#include "schedules/zb_h2.h"
-#include "schedules/zbv_zero_bubble.h"
+#include "pipewright/ir/check.h"
+#include "pipewright/schedules/dualpipe_v.h"
+#include "pipewright/schedules/eager_1f1b.h"
+#include "pipewright/schedules/gpipe.h"
+#include "pipewright/schedules/interleaved_1f1b.h"
+#include "pipewright/schedules/interleaved_zero_bubble.h"
+#include "pipewright/schedules/looped_bfs.h"
+#include "pipewright/schedules/one_f_one_b.h"
+#include "pipewright/schedules/one_f_one_b_v.h"
+#include "pipewright/schedules/v_half.h"
+#include "pipewright/schedules/v_min.h"
+#include "pipewright/schedules/zb_h1.h"
+#include "pipewright/schedules/zb_h2.h"
+#include "pipewright/schedules/zbv_zero_bubble.h"
 
 namespace pipewright::schedules {
 namespace {

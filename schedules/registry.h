@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "ir/schedule.h"
-#include "schedules/schedule_spec.h"
+#include "pipewright/ir/schedule.h"
+#include "pipewright/schedules/schedule_spec.h"
 
 // The catalogue: every schedule that can be made, by name. Constant data and pure functions; any
 // thread.

@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-#include "ir/schedule.h"
+#include "pipewright/ir/schedule.h"
 
 namespace pipewright::schedules {
 

@@ -1,7 +1,7 @@
-#include "schedules/v_half.h"
+#include "pipewright/schedules/v_half.h"
 
-#include "schedules/building_block.h"
-#include "schedules/constraints.h"
+#include "pipewright/schedules/building_block.h"
+#include "pipewright/schedules/constraints.h"
 
 namespace pipewright::schedules {
 namespace {

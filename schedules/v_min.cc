@@ -1,7 +1,7 @@
-#include "schedules/v_min.h"
+#include "pipewright/schedules/v_min.h"
 
-#include "schedules/building_block.h"
-#include "schedules/constraints.h"
+#include "pipewright/schedules/building_block.h"
+#include "pipewright/schedules/constraints.h"
 
 namespace pipewright::schedules {
 namespace {

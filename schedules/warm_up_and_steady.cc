@@ -1,4 +1,4 @@
-#include "schedules/warm_up_and_steady.h"
+#include "pipewright/schedules/warm_up_and_steady.h"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 #ifndef PIPEWRIGHT_SCHEDULES_WARM_UP_AND_STEADY_H_
 #define PIPEWRIGHT_SCHEDULES_WARM_UP_AND_STEADY_H_
 
-#include "schedules/schedule_spec.h"
+#include "pipewright/schedules/schedule_spec.h"
 
 // What the schedules with one stage a rank share: some forwards, then a forward and a backward in
 // turn, then the backwards that are left.

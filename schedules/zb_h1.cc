@@ -1,7 +1,7 @@
-#include "schedules/zb_h1.h"
+#include "pipewright/schedules/zb_h1.h"
 
-#include "schedules/constraints.h"
-#include "schedules/warm_up_and_steady.h"
+#include "pipewright/schedules/constraints.h"
+#include "pipewright/schedules/warm_up_and_steady.h"
 
 namespace pipewright::schedules {
 namespace {

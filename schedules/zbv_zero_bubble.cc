@@ -1,8 +1,8 @@
-#include "schedules/zbv_zero_bubble.h"
+#include "pipewright/schedules/zbv_zero_bubble.h"
 
 #include <algorithm>
 
-#include "schedules/constraints.h"
+#include "pipewright/schedules/constraints.h"
 
 namespace pipewright::schedules {
 namespace {

@@ -3,7 +3,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "ir/rules.h"
+#include "pipewright/ir/rules.h"
 
 namespace pipewright::ir {
 namespace {

@@ -5,12 +5,12 @@
 
 #include <random>
 
-#include "schedule/add_send_recv.h"
-#include "schedule/channel_run.h"
-#include "schedule/event_graph.h"
-#include "schedule/simulate.h"
-#include "schedule/verify.h"
-#include "schedules/registry.h"
+#include "pipewright/schedule/channel_run.h"
+#include "pipewright/schedule/lowering/add_send_recv.h"
+#include "pipewright/schedule/simulate/event_graph.h"
+#include "pipewright/schedule/simulate/simulate.h"
+#include "pipewright/schedule/verify/verify.h"
+#include "pipewright/schedules/registry.h"
 #include "tests/channel_model/interpreter.h"
 #include "tests/channel_model/programs.h"
 #include "tests/channel_model/ticking_clock.h"

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "ir/channel.h"
-#include "ir/dependencies.h"
-#include "ir/schedule.h"
+#include "pipewright/ir/channel.h"
+#include "pipewright/ir/dependencies.h"
+#include "pipewright/ir/schedule.h"
 
 // The channel model's text (ir/channel.h) as a program, for tests: every interleaving of a small
 // program is explored, with no regard to speed. A state is the set of actions that have finished.

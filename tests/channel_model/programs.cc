@@ -4,10 +4,10 @@
 
 #include <sstream>
 
-#include "ir/action_text.h"
-#include "schedule/add_send_recv.h"
-#include "schedule/verify.h"
-#include "schedules/registry.h"
+#include "pipewright/ir/text/action_text.h"
+#include "pipewright/schedule/lowering/add_send_recv.h"
+#include "pipewright/schedule/verify/verify.h"
+#include "pipewright/schedules/registry.h"
 
 namespace pipewright::channel_model {
 

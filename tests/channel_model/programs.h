@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "ir/schedule.h"
+#include "pipewright/ir/schedule.h"
 
 // Small programs that run or deadlock, for whoever must agree on which do.
 

@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "ir/channel.h"
-#include "ir/dependencies.h"
-#include "ir/schedule.h"
-#include "schedule/costs.h"
+#include "pipewright/ir/channel.h"
+#include "pipewright/ir/dependencies.h"
+#include "pipewright/ir/schedule.h"
+#include "pipewright/schedule/simulate/costs.h"
 
 // The channel model's text (ir/channel.h) with time, for tests: a clock ticks, and at each tick all
 // that can start does, with no regard to speed. Costs are whole numbers; data-parallel actions are

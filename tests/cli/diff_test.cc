@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "tests/shell/shell.h"
+#include "tests/support/shell/shell.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "cli/command_table.h"
+#include "pipewright/cli/command_table.h"
 
 namespace pipewright::cli {
 namespace {

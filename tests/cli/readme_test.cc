@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/shell/shell.h"
+#include "tests/support/shell/shell.h"
 
 namespace {
 
@@ -45,11 +45,11 @@ std::string read_file(const std::filesystem::path& path) {
   return text.str();
 }
 
-// "pictures/x.svg" of each image.
+// "docs/pictures/x.svg" of each image.
 std::vector<std::string> pictures_of(const std::string& readme) {
   std::vector<std::string> pictures;
-  for (size_t at = readme.find("](pictures/"); at != std::string::npos;
-       at = readme.find("](pictures/", at + 1))
+  for (size_t at = readme.find("](docs/pictures/"); at != std::string::npos;
+       at = readme.find("](docs/pictures/", at + 1))
     pictures.push_back(readme.substr(at + 2, readme.find(')', at) - at - 2));
   return pictures;
 }

@@ -2,7 +2,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "tests/training/on_ranks.h"
+#include "tests/support/training/on_ranks.h"
 
 namespace pipewright::comms {
 namespace {

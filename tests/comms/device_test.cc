@@ -7,9 +7,9 @@
 
 #include <numeric>
 
-#include "comms/thread_backend.h"
+#include "pipewright/comms/thread_backend.h"
 #include "tests/comms/late_device.h"
-#include "tests/ranks/ranks.h"
+#include "tests/support/ranks/ranks.h"
 
 namespace pipewright::comms {
 namespace {

@@ -1,4 +1,4 @@
-#include "comms/environment.h"
+#include "pipewright/comms/environment.h"
 
 #include <gtest/gtest.h>
 

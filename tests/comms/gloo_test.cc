@@ -1,5 +1,5 @@
 // Tests of collectives_test on ranks that are processes, over Gloo.
-#include "tests/training/over_gloo.h"
+#include "tests/support/training/over_gloo.h"
 
 namespace pipewright::tests {
 namespace {

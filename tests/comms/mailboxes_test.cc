@@ -1,6 +1,6 @@
 // How threads meet: order, capacity, failure, and under tsan the absence of races. Messages are
 // ints.
-#include "comms/mailboxes.h"
+#include "pipewright/comms/mailboxes.h"
 
 #include <gtest/gtest.h>
 

@@ -1,16 +1,16 @@
 // The executor's communication over NCCL, as far as one rank and one GPU go; and ranks as threads
 // that share a GPU.
-#include "comms/nccl.h"
+#include "pipewright/comms/nccl.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "comms/thread_backend.h"
-#include "executor/executor.h"
-#include "executor/module_stage.h"
-#include "schedule/lower.h"
-#include "schedules/registry.h"
-#include "tests/ranks/ranks.h"
+#include "pipewright/comms/thread_backend.h"
+#include "pipewright/executor/executor.h"
+#include "pipewright/executor/module_stage.h"
+#include "pipewright/schedule/lowering/lower.h"
+#include "pipewright/schedules/registry.h"
+#include "tests/support/ranks/ranks.h"
 
 namespace pipewright {
 namespace {

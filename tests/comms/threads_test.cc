@@ -6,11 +6,11 @@
 #include <barrier>
 #include <stdexcept>
 
-#include "comms/channels.h"
-#include "comms/mesh.h"
-#include "comms/recording_backend.h"
-#include "comms/thread_backend.h"
-#include "tests/ranks/ranks.h"
+#include "pipewright/comms/channels.h"
+#include "pipewright/comms/mesh.h"
+#include "pipewright/comms/recording_backend.h"
+#include "pipewright/comms/thread_backend.h"
+#include "tests/support/ranks/ranks.h"
 
 namespace pipewright::comms {
 namespace {

@@ -1,5 +1,5 @@
 // Buckets are those of c10d.
-#include "ddp/buckets.h"
+#include "pipewright/ddp/buckets.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

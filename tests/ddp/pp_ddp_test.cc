@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
-#include "ddp/replicate.h"
-#include "tests/training/pipeline.h"
+#include "pipewright/ddp/replicate.h"
+#include "tests/support/training/pipeline.h"
 
 namespace pipewright::ddp {
 namespace {
@@ -23,8 +23,8 @@ int64_t count(const Trained& trained, const std::string& op) {
   return std::ranges::count(trained.calls, op, &comms::CallRecord::op);
 }
 
-std::shared_ptr<executor::DataParallel> replicate_whole(const std::shared_ptr<tests::Layers>& stage,
-                                                        const comms::BackendPtr& group) {
+std::shared_ptr<modules::DataParallel> replicate_whole(const std::shared_ptr<tests::Layers>& stage,
+                                                       const comms::BackendPtr& group) {
   return replicate(*stage, group)->data_parallel();
 }
 

@@ -12,10 +12,10 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
-#include "ddp/replicate.h"
-#include "tests/ranks/ranks.h"
-#include "tests/training/modules.h"
-#include "tests/training/parity.h"
+#include "pipewright/ddp/replicate.h"
+#include "tests/support/ranks/ranks.h"
+#include "tests/support/training/modules.h"
+#include "tests/support/training/parity.h"
 
 namespace pipewright::ddp {
 namespace {

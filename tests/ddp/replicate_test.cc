@@ -1,6 +1,6 @@
 // What replicate does beyond PyTorch's tests (replicate_training_test): memory, buckets, unused
 // parameters, errors.
-#include "ddp/replicate.h"
+#include "pipewright/ddp/replicate.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -11,13 +11,13 @@
 #include <cstdio>
 #include <optional>
 
-#include "comms/recording_backend.h"
-#include "executor/checkpoint.h"
+#include "pipewright/autograd/checkpoint.h"
+#include "pipewright/comms/recording_backend.h"
 #include "tests/ddp/wrap.h"
-#include "tests/meter/meter.h"
-#include "tests/training/modules.h"
-#include "tests/training/on_ranks.h"
-#include "tests/training/parity.h"
+#include "tests/support/meter/meter.h"
+#include "tests/support/training/modules.h"
+#include "tests/support/training/on_ranks.h"
+#include "tests/support/training/parity.h"
 
 namespace pipewright::ddp {
 namespace {
@@ -248,7 +248,7 @@ TEST(Replicate, ACheckpointedTail) {
       const auto part = [&](const std::vector<at::Tensor>& in) {
         return std::vector{module->forward(in[0])};
       };
-      executor::checkpoint(part, {input * 1})[0].sum().backward();
+      autograd::checkpoint(part, {input * 1})[0].sum().backward();
       average_grads(*plain, *self.by_hand);
       EXPECT_EQ(difference(*plain, *module), "") << iteration;
     }
@@ -264,9 +264,9 @@ TEST(Replicate, ACheckpointedTail) {
     const auto first = [&](const std::vector<at::Tensor>& in) {
       return std::vector{at::linear(in[0], weights[0], weights[1])};
     };
-    x = executor::checkpoint(first, {x})[0];
+    x = autograd::checkpoint(first, {x})[0];
     for (const auto& mlp : module->parts())
-      x = executor::checkpoint(std::dynamic_pointer_cast<tests::TestModule>(mlp), x);
+      x = autograd::checkpoint(std::dynamic_pointer_cast<tests::TestModule>(mlp), x);
     x.sum().backward();
     average_grads(*plain, *self.by_hand);
     EXPECT_EQ(difference(*plain, *module), "");
@@ -420,7 +420,7 @@ TEST(Replicate, UnusedParametersAndACheckpointedTail) {
         return std::vector{in[0] * module.weights[static_cast<size_t>(self.rank)]};
       };
       const at::Tensor x = at::full({2}, 4.0).requires_grad_();
-      executor::checkpoint(part, {x})[0].sum().backward();
+      autograd::checkpoint(part, {x})[0].sum().backward();
       for (const int used : {0, 1}) {
         EXPECT_TRUE(at::equal(module.weights[static_cast<size_t>(used)].grad(), at::full({2}, 2.0)))
             << iteration;

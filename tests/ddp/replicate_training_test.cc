@@ -4,11 +4,11 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "ddp/replicate.h"
+#include "pipewright/ddp/replicate.h"
 #include "tests/ddp/wrap.h"
-#include "tests/training/modules.h"
-#include "tests/training/on_ranks.h"
-#include "tests/training/parity.h"
+#include "tests/support/training/modules.h"
+#include "tests/support/training/on_ranks.h"
+#include "tests/support/training/parity.h"
 
 namespace pipewright::ddp {
 namespace {

@@ -4,8 +4,8 @@
 #include <memory>
 #include <vector>
 
-#include "ddp/replicate.h"
-#include "tests/training/modules.h"
+#include "pipewright/ddp/replicate.h"
+#include "tests/support/training/modules.h"
 
 namespace pipewright::tests {
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "schedules/registry.h"
-#include "tests/shell/shell.h"
+#include "pipewright/schedules/registry.h"
+#include "tests/support/shell/shell.h"
 
 namespace pipewright::examples {
 namespace {

@@ -5,12 +5,12 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
-#include "comms/thread_backend.h"
-#include "executor/executor.h"
-#include "executor/module_stage.h"
-#include "schedule/verify.h"
+#include "pipewright/comms/thread_backend.h"
+#include "pipewright/executor/executor.h"
+#include "pipewright/executor/module_stage.h"
+#include "pipewright/schedule/verify/verify.h"
 #include "tests/channel_model/programs.h"
-#include "tests/ranks/ranks.h"
+#include "tests/support/ranks/ranks.h"
 
 namespace pipewright::executor {
 namespace {

@@ -1,6 +1,6 @@
 // What the executor promises beside parity: evaluation, accumulation, scale, shapes, hand-over,
 // data parallelism, functions of the user's, counts, and errors that end every rank.
-#include "executor/executor.h"
+#include "pipewright/executor/executor.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -10,13 +10,13 @@
 #include <mutex>
 #include <thread>
 
-#include "comms/recording_backend.h"
-#include "comms/thread_backend.h"
-#include "executor/module_stage.h"
-#include "schedules/registry.h"
+#include "pipewright/comms/recording_backend.h"
+#include "pipewright/comms/thread_backend.h"
+#include "pipewright/executor/module_stage.h"
+#include "pipewright/schedules/registry.h"
 #include "tests/channel_model/programs.h"
 #include "tests/executor/models.h"
-#include "tests/ranks/ranks.h"
+#include "tests/support/ranks/ranks.h"
 
 namespace pipewright::executor {
 namespace {
@@ -33,7 +33,7 @@ ir::Program named(const char* name, int ranks, int microbatches,
 
 at::Tensor sum_of(const Tensors& outputs, const Tensors&) { return outputs[0].sum(); }
 
-std::shared_ptr<Stage> stage_of(Forward forward) {
+std::shared_ptr<Stage> stage_of(autograd::Forward forward) {
   return std::make_shared<ModuleStage>(std::move(forward));
 }
 
@@ -102,7 +102,7 @@ TEST_P(EverySchedulesEval, GivesOutputsAndLossesAndTouchesNoGradient) {
         return;
       }
       Tensors h = model.inputs;
-      for (const Forward& stage : model.stages) h = stage(h);
+      for (const autograd::Forward& stage : model.stages) h = stage(h);
       EXPECT_TRUE(at::allclose(result.outputs[0], h[0], 1e-12, 1e-12));
       EXPECT_FALSE(result.outputs[0].requires_grad());
       EXPECT_TRUE(at::equal(without_targets.outputs[0], result.outputs[0]));
@@ -319,7 +319,7 @@ TEST(Executor, SendsReceivesAndBytesAreTheProgramsOwn) {
 
 // ---------------------------------------------------------------------------------- data parallel
 
-class WritesDown final : public DataParallel {
+class WritesDown final : public modules::DataParallel {
  public:
   explicit WritesDown(std::string* text) : text_(text) {}
   void unshard() override { *text_ += "unshard "; }
@@ -365,7 +365,7 @@ TEST(Executor, CallsDataParallelByTheList) {
 }
 
 // Reduces on a thread of its own, late.
-class DelayedReduction final : public DataParallel {
+class DelayedReduction final : public modules::DataParallel {
  public:
   explicit DelayedReduction(at::Tensor weight) : weight_(std::move(weight)) {}
   ~DelayedReduction() override {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "tests/shell/shell.h"
+#include "tests/support/shell/shell.h"
 
 namespace pipewright::tests {
 namespace {

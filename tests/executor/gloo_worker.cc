@@ -10,8 +10,8 @@
 #include <cstdio>
 #include <cstring>
 
-#include "comms/gloo.h"
-#include "schedules/registry.h"
+#include "pipewright/comms/gloo.h"
+#include "pipewright/schedules/registry.h"
 #include "tests/executor/models.h"
 
 namespace pipewright::executor {

@@ -6,9 +6,9 @@
 #include <gtest/gtest.h>
 #include <torch/optim/adamw.h>
 
-#include "schedule/lower.h"
-#include "schedules/registry.h"
-#include "tests/ranks/ranks.h"
+#include "pipewright/schedule/lowering/lower.h"
+#include "pipewright/schedules/registry.h"
+#include "tests/support/ranks/ranks.h"
 
 namespace pipewright::executor {
 namespace {
@@ -148,7 +148,7 @@ Trained train_reference(Model model, int num_microbatches) {
     Tensors outputs;
     for (size_t m = 0; m < inputs.size(); ++m) {
       Tensors h = {inputs[m]};
-      for (const Forward& stage : model.stages) h = stage(h);
+      for (const autograd::Forward& stage : model.stages) h = stage(h);
       const at::Tensor loss = model.loss(h, {targets[m]});
       (loss / num_microbatches).backward();
       losses.push_back(loss.detach());

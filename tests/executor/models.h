@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "comms/world.h"
-#include "executor/executor.h"
-#include "executor/module_stage.h"
-#include "ir/schedule.h"
-#include "schedules/schedule_spec.h"
+#include "pipewright/comms/world.h"
+#include "pipewright/executor/executor.h"
+#include "pipewright/executor/module_stage.h"
+#include "pipewright/ir/schedule.h"
+#include "pipewright/schedules/schedule_spec.h"
 
 // Models in fp64 that a test cuts into stages, the same model without a pipeline, and training of
 // both, to be compared.
@@ -17,7 +17,7 @@
 namespace pipewright::executor {
 
 struct Model {
-  std::vector<Forward> stages;
+  std::vector<autograd::Forward> stages;
   std::vector<Tensors> weights;  // by stage
   LossFunction loss;
   Tensors inputs;  // of a step: a batch of `batch` rows

@@ -1,14 +1,14 @@
 // Stages over modules of torch::nn, and the first lines of the README.
-#include "executor/module_stage.h"
+#include "pipewright/executor/module_stage.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
-#include "comms/thread_backend.h"
-#include "executor/executor.h"
-#include "schedule/lower.h"
-#include "schedules/registry.h"
+#include "pipewright/comms/thread_backend.h"
+#include "pipewright/executor/executor.h"
+#include "pipewright/schedule/lowering/lower.h"
+#include "pipewright/schedules/registry.h"
 
 namespace pipewright::executor {
 namespace {
@@ -52,7 +52,7 @@ TEST(MakeStage, AWrongNumberOfTensors) {
 TEST(MakeStage, CheckpointsAModule) {
   torch::nn::Linear linear(3, 3);
   const at::Tensor x = at::ones({2, 3});
-  checkpoint(linear, x).sum().backward();
+  autograd::checkpoint(linear, x).sum().backward();
   const at::Tensor grad = linear->weight.grad().clone();
   linear->zero_grad();
   linear->forward(x).sum().backward();

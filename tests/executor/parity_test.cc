@@ -4,9 +4,9 @@
 
 #include <random>
 
-#include "comms/recording_backend.h"
-#include "comms/thread_backend.h"
-#include "schedules/registry.h"
+#include "pipewright/comms/recording_backend.h"
+#include "pipewright/comms/thread_backend.h"
+#include "pipewright/schedules/registry.h"
 #include "tests/executor/models.h"
 
 namespace pipewright::executor {

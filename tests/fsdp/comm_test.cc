@@ -9,11 +9,11 @@
 
 #include <algorithm>
 
-#include "fsdp/fully_shard.h"
+#include "pipewright/fsdp/fully_shard.h"
 #include "tests/fsdp/sharding.h"
-#include "tests/training/modules.h"
-#include "tests/training/on_ranks.h"
-#include "tests/training/parity.h"
+#include "tests/support/training/modules.h"
+#include "tests/support/training/on_ranks.h"
+#include "tests/support/training/parity.h"
 
 namespace pipewright::fsdp {
 namespace {

@@ -4,12 +4,12 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/linear.h>
 
-#include "comms/recording_backend.h"
-#include "fsdp/fully_shard.h"
+#include "pipewright/comms/recording_backend.h"
+#include "pipewright/fsdp/fully_shard.h"
 #include "tests/fsdp/sharding.h"
-#include "tests/training/modules.h"
-#include "tests/training/on_ranks.h"
-#include "tests/training/parity.h"
+#include "tests/support/training/modules.h"
+#include "tests/support/training/on_ranks.h"
+#include "tests/support/training/parity.h"
 
 namespace pipewright::fsdp {
 namespace {

@@ -1,7 +1,7 @@
 // fully_shard as PyTorch's tests demand it (test_fully_shard_training.py), by their names, on ranks
 // as threads, and some of them over Gloo (gloo_test). Every comparison steps first, and compares
 // gradients and parameters with those of a plain copy whose gradients are averaged by hand.
-#include "fsdp/fully_shard.h"
+#include "pipewright/fsdp/fully_shard.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -9,9 +9,9 @@
 #include <algorithm>
 
 #include "tests/fsdp/sharding.h"
-#include "tests/training/modules.h"
-#include "tests/training/on_ranks.h"
-#include "tests/training/parity.h"
+#include "tests/support/training/modules.h"
+#include "tests/support/training/on_ranks.h"
+#include "tests/support/training/parity.h"
 
 namespace pipewright::fsdp {
 namespace {

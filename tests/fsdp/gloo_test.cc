@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "tests/training/over_gloo.h"
+#include "tests/support/training/over_gloo.h"
 
 namespace pipewright::tests {
 namespace {

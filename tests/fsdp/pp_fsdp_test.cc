@@ -5,15 +5,15 @@
 
 #include <algorithm>
 
-#include "comms/mesh.h"
-#include "comms/thread_backend.h"
-#include "executor/executor.h"
-#include "executor/module_stage.h"
-#include "fsdp/fully_shard.h"
+#include "pipewright/comms/mesh.h"
+#include "pipewright/comms/thread_backend.h"
+#include "pipewright/executor/executor.h"
+#include "pipewright/executor/module_stage.h"
+#include "pipewright/fsdp/fully_shard.h"
 #include "tests/channel_model/programs.h"
-#include "tests/ranks/ranks.h"
-#include "tests/training/modules.h"
-#include "tests/training/pipeline.h"
+#include "tests/support/ranks/ranks.h"
+#include "tests/support/training/modules.h"
+#include "tests/support/training/pipeline.h"
 
 namespace pipewright::fsdp {
 namespace {

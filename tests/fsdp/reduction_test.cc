@@ -1,5 +1,5 @@
 // What is divided by what, and what norms are of.
-#include "fsdp/reduction.h"
+#include "pipewright/fsdp/reduction.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -9,13 +9,13 @@
 #include <limits>
 #include <tuple>
 
-#include "fsdp/clip_grad_norm.h"
-#include "fsdp/fully_shard.h"
-#include "fsdp/shard_layout.h"
+#include "pipewright/fsdp/clip_grad_norm.h"
+#include "pipewright/fsdp/fully_shard.h"
+#include "pipewright/fsdp/shard_layout.h"
 #include "tests/fsdp/sharding.h"
-#include "tests/training/modules.h"
-#include "tests/training/on_ranks.h"
-#include "tests/training/parity.h"
+#include "tests/support/training/modules.h"
+#include "tests/support/training/on_ranks.h"
+#include "tests/support/training/parity.h"
 
 namespace pipewright::fsdp {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "tests/training/modules.h"
+#include "tests/support/training/modules.h"
 
 namespace pipewright::tests {
 namespace {

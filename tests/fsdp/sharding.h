@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "comms/mesh.h"
-#include "fsdp/fully_shard.h"
-#include "tests/training/on_ranks.h"
-#include "tests/training/parity.h"
+#include "pipewright/comms/mesh.h"
+#include "pipewright/fsdp/fully_shard.h"
+#include "tests/support/training/on_ranks.h"
+#include "tests/support/training/parity.h"
 
 // Modules wrapped by fully_shard, and what each rank holds of them then.
 

@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <tuple>
 
-#include "executor/checkpoint.h"
-#include "fsdp/fully_shard.h"
+#include "pipewright/autograd/checkpoint.h"
+#include "pipewright/fsdp/fully_shard.h"
 #include "tests/fsdp/sharding.h"
-#include "tests/training/modules.h"
-#include "tests/training/on_ranks.h"
-#include "tests/training/parity.h"
+#include "tests/support/training/modules.h"
+#include "tests/support/training/on_ranks.h"
+#include "tests/support/training/parity.h"
 
 namespace pipewright::fsdp {
 namespace {
@@ -228,7 +228,7 @@ TEST(FullyShard, ALayerInTwoCheckpointedParts) {
           return std::vector{forward(layer, in[0])};
         };
         const auto whole = [&](const std::vector<at::Tensor>& in) {
-          return executor::checkpoint(part, executor::checkpoint(part, in));
+          return autograd::checkpoint(part, autograd::checkpoint(part, in));
         };
         return call(*of, whole, {input})[0].sum();
       };
@@ -267,7 +267,7 @@ TEST(FullyShard, APartOfTheSameUnitInACheckpoint) {
       const auto part = [this](const std::vector<at::Tensor>& in) {
         return std::vector{fsdp::forward(inner, in[0])};
       };
-      return after->forward(executor::checkpoint(part, {before->forward(x)})[0]);
+      return after->forward(autograd::checkpoint(part, {before->forward(x)})[0]);
     }
     ModulePtr before, inner, after;
   };
@@ -325,7 +325,7 @@ TEST(FullyShard, UsedInOneOfTwoCheckpointedForwards) {
       const auto part = [this, use](const std::vector<at::Tensor>& in) {
         return call(*branch, use, in);
       };
-      return executor::checkpoint(part, {input})[0];
+      return autograd::checkpoint(part, {input})[0];
     }
     std::shared_ptr<Branch> branch;
   };

@@ -5,9 +5,9 @@
 #include <cstdlib>
 #include <sstream>
 
-#include "ir/diagnostic_json.h"
-#include "ir/read.h"
-#include "ir/render.h"
+#include "pipewright/ir/text/diagnostic_json.h"
+#include "pipewright/ir/text/read.h"
+#include "pipewright/ir/text/render.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "ir/action.h"
+#include "pipewright/ir/action.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "ir/action_text.h"
+#include "pipewright/ir/text/action_text.h"
 
 #include <gtest/gtest.h>
 

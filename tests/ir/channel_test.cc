@@ -1,4 +1,4 @@
-#include "ir/channel.h"
+#include "pipewright/ir/channel.h"
 
 #include <gtest/gtest.h>
 

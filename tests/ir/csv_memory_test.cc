@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "ir/csv.h"
+#include "pipewright/ir/text/csv.h"
 
 namespace {
 std::atomic<size_t> live{0}, peak{0};

@@ -1,10 +1,10 @@
-#include "ir/dependencies.h"
+#include "pipewright/ir/dependencies.h"
 
 #include <gtest/gtest.h>
 
 #include <vector>
 
-#include "ir/check.h"
+#include "pipewright/ir/check.h"
 
 namespace pipewright::ir {
 namespace {

@@ -5,8 +5,8 @@
 #include <sstream>
 #include <vector>
 
-#include "ir/read.h"
-#include "ir/render.h"
+#include "pipewright/ir/text/read.h"
+#include "pipewright/ir/text/render.h"
 
 namespace pipewright::ir {
 namespace {
@@ -29,7 +29,7 @@ std::vector<std::string> blocks(const std::string& path) {
 
 TEST(FormatDocTest, ExamplesAreRead) {
   std::vector<AnySchedule> schedules;
-  for (const std::string& block : blocks("ir/FORMAT.md")) {
+  for (const std::string& block : blocks("ir/text/FORMAT.md")) {
     if (block.find(" = ") != std::string::npos) continue;  // a grammar
     const Source source{"<example>", block};
     Diagnostics diagnostics;

@@ -7,11 +7,11 @@
 #include <random>
 #include <sstream>
 
-#include "ir/csv.h"
-#include "ir/plan.h"
-#include "ir/read.h"
-#include "ir/render.h"
-#include "ir/schedule_json.h"
+#include "pipewright/ir/text/csv.h"
+#include "pipewright/ir/text/plan.h"
+#include "pipewright/ir/text/read.h"
+#include "pipewright/ir/text/render.h"
+#include "pipewright/ir/text/schedule_json.h"
 
 namespace pipewright::ir {
 namespace {

@@ -1,8 +1,8 @@
-#include "ir/placement.h"
+#include "pipewright/ir/placement.h"
 
 #include <gtest/gtest.h>
 
-#include "ir/check.h"
+#include "pipewright/ir/check.h"
 
 namespace pipewright::ir {
 namespace {

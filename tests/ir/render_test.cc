@@ -1,4 +1,4 @@
-#include "ir/render.h"
+#include "pipewright/ir/text/render.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "ir/rules.h"
+#include "pipewright/ir/rules.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "ir/spelling.h"
+#include "pipewright/ir/text/spelling.h"
 
 #include <gtest/gtest.h>
 

@@ -11,12 +11,12 @@
 #include <cstdlib>
 #include <fstream>
 
-#include "comms/thread_backend.h"
-#include "executor/executor.h"
-#include "executor/module_stage.h"
-#include "schedule/lower.h"
-#include "schedules/registry.h"
-#include "tests/ranks/ranks.h"
+#include "pipewright/comms/thread_backend.h"
+#include "pipewright/executor/executor.h"
+#include "pipewright/executor/module_stage.h"
+#include "pipewright/schedule/lowering/lower.h"
+#include "pipewright/schedules/registry.h"
+#include "tests/support/ranks/ranks.h"
 
 namespace pipewright::executor {
 namespace {

@@ -1,5 +1,5 @@
 // Costs files: what is read, and one clear error for each thing that is wrong.
-#include "schedule/costs.h"
+#include "pipewright/schedule/simulate/costs.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <regex>
 #include <sstream>
 
-#include "schedule/costs_json.h"
+#include "pipewright/schedule/simulate/costs_json.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -147,7 +147,7 @@ TEST(CostsTest, DurationsByStageRankMicrobatchAndLink) {
 
 // The example of COSTS.md is one, and its table has each key that the parser knows.
 TEST(CostsTest, TheDescriptionIsTrue) {
-  std::ifstream file("schedule/COSTS.md");
+  std::ifstream file("schedule/simulate/COSTS.md");
   std::stringstream buffer;
   buffer << file.rdbuf();
   const std::string text = buffer.str();

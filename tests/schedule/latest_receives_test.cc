@@ -1,15 +1,15 @@
 // RECVs that are as late as they can be: what is made is proved, and not one of them can go later.
-#include "schedule/latest_receives.h"
+#include "pipewright/schedule/lowering/latest_receives.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "ir/action_text.h"
-#include "ir/render.h"
-#include "schedule/lower.h"
-#include "schedule/verify.h"
-#include "schedules/registry.h"
+#include "pipewright/ir/text/action_text.h"
+#include "pipewright/ir/text/render.h"
+#include "pipewright/schedule/lowering/lower.h"
+#include "pipewright/schedule/verify/verify.h"
+#include "pipewright/schedules/registry.h"
 
 namespace pipewright::schedule {
 namespace {

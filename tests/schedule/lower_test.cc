@@ -1,6 +1,6 @@
 // Whole lowerings: PyTorch's token for token over the files that it wrote, and how often stages are
 // gathered.
-#include "schedule/lower.h"
+#include "pipewright/schedule/lowering/lower.h"
 
 #include <gtest/gtest.h>
 
@@ -11,11 +11,11 @@
 #include <map>
 #include <sstream>
 
-#include "ir/csv.h"
-#include "schedule/add_send_recv.h"
-#include "schedule/add_unshard_reshard.h"
-#include "schedule/backward_passes.h"
-#include "schedules/registry.h"
+#include "pipewright/ir/text/csv.h"
+#include "pipewright/schedule/lowering/add_send_recv.h"
+#include "pipewright/schedule/lowering/add_unshard_reshard.h"
+#include "pipewright/schedule/lowering/backward_passes.h"
+#include "pipewright/schedules/registry.h"
 
 namespace pipewright::schedule {
 namespace {

@@ -4,12 +4,12 @@
 
 #include <sstream>
 
-#include "ir/action_text.h"
-#include "ir/csv.h"
-#include "schedule/add_reduce_grad.h"
-#include "schedule/add_send_recv.h"
-#include "schedule/add_unshard_reshard.h"
-#include "schedule/backward_passes.h"
+#include "pipewright/ir/text/action_text.h"
+#include "pipewright/ir/text/csv.h"
+#include "pipewright/schedule/lowering/add_reduce_grad.h"
+#include "pipewright/schedule/lowering/add_send_recv.h"
+#include "pipewright/schedule/lowering/add_unshard_reshard.h"
+#include "pipewright/schedule/lowering/backward_passes.h"
 
 namespace pipewright::schedule {
 namespace {

@@ -1,5 +1,5 @@
 // The simulator against numbers that others published: papers' tables and closed forms.
-#include "schedule/simulate.h"
+#include "pipewright/schedule/simulate/simulate.h"
 
 #include <gtest/gtest.h>
 
@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "schedule/certificate.h"
-#include "schedule/jitter.h"
-#include "schedule/lower.h"
-#include "schedule/report.h"
-#include "schedules/registry.h"
+#include "pipewright/schedule/lowering/lower.h"
+#include "pipewright/schedule/simulate/jitter.h"
+#include "pipewright/schedule/simulate/report.h"
+#include "pipewright/schedule/verify/certificate.h"
+#include "pipewright/schedules/registry.h"
 
 namespace pipewright::schedule {
 namespace {

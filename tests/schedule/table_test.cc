@@ -1,4 +1,4 @@
-#include "schedule/table.h"
+#include "pipewright/schedule/views/table.h"
 
 #include <gtest/gtest.h>
 

@@ -3,10 +3,10 @@
 // they were made for.
 #include <gtest/gtest.h>
 
-#include "ir/render.h"
-#include "schedule/lower.h"
-#include "schedule/verify.h"
-#include "schedules/registry.h"
+#include "pipewright/ir/text/render.h"
+#include "pipewright/schedule/lowering/lower.h"
+#include "pipewright/schedule/verify/verify.h"
+#include "pipewright/schedules/registry.h"
 
 namespace pipewright::schedule {
 namespace {

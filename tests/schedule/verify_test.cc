@@ -1,6 +1,6 @@
 // The verifier over whole schedules: what is right is accepted, what is broken is refused, and the
 // certificate is what the schedules' formulas say.
-#include "schedule/verify.h"
+#include "pipewright/schedule/verify/verify.h"
 
 #include <gtest/gtest.h>
 
@@ -10,13 +10,13 @@
 #include <set>
 #include <sstream>
 
-#include "ir/action_text.h"
-#include "ir/csv.h"
-#include "ir/render.h"
-#include "schedule/certificate.h"
-#include "schedule/lower.h"
-#include "schedule/verify.h"
-#include "schedules/registry.h"
+#include "pipewright/ir/text/action_text.h"
+#include "pipewright/ir/text/csv.h"
+#include "pipewright/ir/text/render.h"
+#include "pipewright/schedule/lowering/lower.h"
+#include "pipewright/schedule/verify/certificate.h"
+#include "pipewright/schedule/verify/verify.h"
+#include "pipewright/schedules/registry.h"
 #include "tests/channel_model/interpreter.h"
 
 namespace pipewright::schedule {

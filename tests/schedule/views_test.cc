@@ -7,15 +7,15 @@
 #include <set>
 #include <sstream>
 
-#include "ir/action_text.h"
-#include "schedule/diff.h"
-#include "schedule/dot.h"
-#include "schedule/lower.h"
-#include "schedule/simulate.h"
-#include "schedule/svg.h"
-#include "schedule/timeline_text.h"
-#include "schedule/trace.h"
-#include "schedules/registry.h"
+#include "pipewright/ir/text/action_text.h"
+#include "pipewright/schedule/lowering/lower.h"
+#include "pipewright/schedule/simulate/simulate.h"
+#include "pipewright/schedule/views/diff.h"
+#include "pipewright/schedule/views/dot.h"
+#include "pipewright/schedule/views/svg.h"
+#include "pipewright/schedule/views/timeline_text.h"
+#include "pipewright/schedule/views/trace.h"
+#include "pipewright/schedules/registry.h"
 
 namespace pipewright::schedule {
 namespace {

@@ -6,9 +6,9 @@
 #include <regex>
 #include <sstream>
 
-#include "ir/action_text.h"
-#include "ir/csv.h"
-#include "schedules/registry.h"
+#include "pipewright/ir/text/action_text.h"
+#include "pipewright/ir/text/csv.h"
+#include "pipewright/schedules/registry.h"
 
 namespace pipewright::schedules {
 namespace {

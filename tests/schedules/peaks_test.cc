@@ -8,8 +8,8 @@
 #include <numeric>
 #include <vector>
 
-#include "ir/dependencies.h"
-#include "schedules/registry.h"
+#include "pipewright/ir/dependencies.h"
+#include "pipewright/schedules/registry.h"
 
 namespace pipewright::schedules {
 namespace {

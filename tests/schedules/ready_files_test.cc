@@ -4,9 +4,9 @@
 #include <set>
 #include <sstream>
 
-#include "ir/plan.h"
-#include "schedules/catalogue.h"
-#include "schedules/registry.h"
+#include "pipewright/ir/text/plan.h"
+#include "pipewright/schedules/catalogue.h"
+#include "pipewright/schedules/registry.h"
 
 namespace pipewright::schedules {
 namespace {

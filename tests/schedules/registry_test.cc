@@ -1,4 +1,4 @@
-#include "schedules/registry.h"
+#include "pipewright/schedules/registry.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,165 @@
+#include "pipewright/autograd/checkpoint.h"
+
+#include <ATen/Context.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <mutex>
+#include <optional>
+
+namespace pipewright::autograd {
+namespace {
+
+using torch::autograd::variable_list;
+
+thread_local std::shared_ptr<BackwardContext> current_context;
+
+// The generators that a part may draw from, as they were.
+class GeneratorStates {
+ public:
+  explicit GeneratorStates(const variable_list& inputs) {
+    save(at::Device(at::kCPU));
+    for (const at::Tensor& input : inputs) {
+      if (input.defined() && !input.is_cpu()) save(input.device());
+    }
+  }
+
+  // Puts them back, and returns what was there.
+  GeneratorStates exchange() const {
+    GeneratorStates before;
+    for (const auto& [device, state] : states_) {
+      before.save(device);
+      at::Generator generator = generator_of(device);
+      const std::lock_guard lock(generator.mutex());
+      generator.set_state(state);
+    }
+    return before;
+  }
+
+ private:
+  GeneratorStates() = default;
+
+  static at::Generator generator_of(at::Device device) {
+    return at::globalContext().defaultGenerator(device);
+  }
+
+  void save(at::Device device) {
+    for (const auto& [known, state] : states_) {
+      if (known == device) return;
+    }
+    at::Generator generator = generator_of(device);
+    const std::lock_guard lock(generator.mutex());
+    states_.emplace_back(device, generator.get_state());
+  }
+
+  std::vector<std::pair<at::Device, at::Tensor>> states_;
+};
+
+// Restores the generators on every way out.
+class ReplayedGenerators {
+ public:
+  explicit ReplayedGenerators(const GeneratorStates& states) : before_(states.exchange()) {}
+  ~ReplayedGenerators() { before_.exchange(); }
+  ReplayedGenerators(const ReplayedGenerators&) = delete;
+  ReplayedGenerators& operator=(const ReplayedGenerators&) = delete;
+
+ private:
+  const GeneratorStates before_;
+};
+
+class CheckpointNode final : public HidesWeights {
+ public:
+  CheckpointNode(Forward forward, const variable_list& inputs, GeneratorStates generators)
+      : forward_(std::move(forward)),
+        generators_(std::move(generators)),
+        context_(current_context ? current_context : std::make_shared<BackwardContext>()) {
+    for (const at::Tensor& input : inputs) inputs_.emplace_back(input, /*is_output=*/false);
+  }
+
+  std::string name() const override { return "Checkpoint"; }
+
+  // The outputs that are differentiable, by their place among all.
+  std::vector<size_t> differentiable;
+
+  variable_list apply(variable_list&& grads) override {
+    // On the boundary of a split backward it runs in I and in W, on the same gradients.
+    if (left_for_w_) return *std::exchange(left_for_w_, std::nullopt);
+    TORCH_CHECK(forward_, "backward through a checkpointed part a second time");
+    variable_list inputs;
+    for (const torch::autograd::SavedVariable& saved : inputs_) {
+      const at::Tensor input = saved.unpack();
+      inputs.push_back(input.defined() ? input.detach().set_requires_grad(input.requires_grad())
+                                       : input);
+    }
+    const std::shared_ptr<BackwardContext> context = context_;
+    torch::autograd::edge_list roots;
+    {
+      const c10::AutoGradMode enabled(true);
+      const ReplayedGenerators replayed(generators_);
+      const BackwardScope scope(context);  // for parts within this part
+      const variable_list outputs = forward_(inputs);
+      for (const size_t output : differentiable) roots.push_back(root_of(outputs.at(output)));
+    }
+    if (!context->weight_work) {
+      full_backward(roots, grads);
+      return take_grads(inputs);
+    }
+    left_for_w_ = backward_input(roots, grads, inputs, *context->weight_work);
+    return *left_for_w_;
+  }
+
+  void release_variables() override {
+    inputs_.clear();
+    forward_ = nullptr;
+    left_for_w_.reset();
+  }
+
+ private:
+  Forward forward_;
+  std::vector<torch::autograd::SavedVariable> inputs_;
+  const GeneratorStates generators_;
+  const std::shared_ptr<BackwardContext> context_;
+  std::optional<variable_list> left_for_w_;  // what I computed of the inputs
+};
+
+// The engine calls the post hooks of a node only if it had one before it ran. With this one, who
+// learns in a part's own backward that it is inside another can add one to go on behind it.
+struct NoHook final : torch::autograd::FunctionPostHook {
+  variable_list operator()(const variable_list& outputs, const variable_list&) override {
+    return outputs;
+  }
+};
+
+}  // namespace
+
+std::vector<at::Tensor> checkpoint_function(Forward forward,
+                                            const std::vector<at::Tensor>& inputs) {
+  if (!c10::GradMode::is_enabled()) return forward(inputs);
+  const auto node = std::make_shared<CheckpointNode>(forward, inputs, GeneratorStates(inputs));
+  node->add_post_hook(std::make_unique<NoHook>());
+  variable_list outputs;
+  {
+    const c10::AutoGradMode disabled(false);
+    outputs = forward(inputs);
+  }
+  node->set_next_edges(torch::autograd::collect_next_edges(inputs));
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].defined() || !(outputs[i].is_floating_point() || outputs[i].is_complex()))
+      continue;
+    // An output may be an input, or a weight, as it is.
+    outputs[i] = outputs[i].detach();
+    torch::autograd::create_gradient_edge(outputs[i], node);
+    node->differentiable.push_back(i);
+  }
+  return outputs;
+}
+
+BackwardScope::BackwardScope(std::shared_ptr<BackwardContext> context)
+    : outer_(std::exchange(current_context, std::move(context))) {}
+
+BackwardScope::~BackwardScope() { current_context = std::move(outer_); }
+
+}  // namespace pipewright::autograd

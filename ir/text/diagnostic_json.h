@@ -1,0 +1,22 @@
+#ifndef PIPEWRIGHT_IR_TEXT_DIAGNOSTIC_JSON_H_
+#define PIPEWRIGHT_IR_TEXT_DIAGNOSTIC_JSON_H_
+
+#include <string>
+
+#include "pipewright/ir/diagnostic.h"
+
+namespace pipewright::ir {
+
+// The kept diagnostics as a JSON array, for other programs. A field that does not apply is null;
+// the format only grows:
+//
+//   [{"code": "PW020", "severity": "error", "message": "...",
+//     "rank": 1, "step": 4, "line": 2, "column": 45,
+//     "notes": [{"message": "...", "rank": 0, "step": 3, "line": 1, "column": 9}], "help": null}]
+//
+// Each line after the first starts with `indent` blanks.
+std::string diagnostics_json(const Diagnostics& diagnostics, int indent);
+
+}  // namespace pipewright::ir
+
+#endif  // PIPEWRIGHT_IR_TEXT_DIAGNOSTIC_JSON_H_

@@ -1,0 +1,40 @@
+#ifndef PIPEWRIGHT_IR_TEXT_PLAN_H_
+#define PIPEWRIGHT_IR_TEXT_PLAN_H_
+
+#include <iosfwd>
+#include <optional>
+#include <string_view>
+
+#include "pipewright/ir/diagnostic.h"
+#include "pipewright/ir/schedule.h"
+#include "pipewright/ir/text/parsed_schedule.h"
+
+// The .plan, our own text format: what a CSV holds, and what it leaves out.
+//
+//   pipewright plan 1
+//   name: GPipe
+//   level: compute_only
+//   ranks: 2
+//   stages: 2
+//   microbatches: 2
+//   placement: loop
+//
+//   rank 0: 0F0 0F1 . . 0B0 0B1
+//   rank 1: . 1F0 1F1 1B0 1B1
+//
+// The grammar is in FORMAT.md.
+
+namespace pipewright::ir {
+
+// Reads all of it, or gives none and adds every error that there is.
+std::optional<ParsedSchedule> parse_plan(const Source& source, Diagnostics* diagnostics);
+
+// parse_plan reads back the same schedule.
+void print_plan(const AnySchedule& schedule, std::ostream& out);
+
+// Whether a text starts as a .plan does.
+bool looks_like_plan(std::string_view text);
+
+}  // namespace pipewright::ir
+
+#endif  // PIPEWRIGHT_IR_TEXT_PLAN_H_

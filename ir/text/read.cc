@@ -1,0 +1,71 @@
+#include "pipewright/ir/text/read.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "pipewright/ir/text/csv.h"
+#include "pipewright/ir/text/plan.h"
+#include "pipewright/ir/text/schedule_json.h"
+
+namespace pipewright::ir {
+namespace {
+
+void print_rows(const AnySchedule& schedule, std::ostream& out) {
+  print_csv(schedule_of(schedule).rows, out);
+}
+
+constexpr FormatInfo kFormats[] = {
+    {Format::kCsv, "csv", ".csv", "PyTorch's CSV: a row a rank, no header", parse_csv, print_rows},
+    {Format::kPlan, "plan", ".plan", "our text format: a header, then a row a rank", parse_plan,
+     print_plan},
+    {Format::kJson, "json", ".json", "versioned JSON", parse_json, print_json},
+};
+
+// What no format holds. False if reading has no sense.
+bool check_text(const Source& source, Diagnostics* diagnostics) {
+  const std::string& text = source.text;
+  if (const size_t nul = text.find('\0'); nul != std::string::npos) {
+    const bool utf16 = text.starts_with("\xFF\xFE") || text.starts_with("\xFE\xFF");
+    PlaceCursor cursor(source);
+    diagnostics
+        ->error(Rule::kNotText, utf16 ? "the file is in UTF-16" : "the file holds a NUL byte",
+                cursor.at(nul, 1))
+        .help = utf16 ? "save it in UTF-8" : "a schedule is a text file";
+    return false;
+  }
+  if (text.find_first_not_of(" \t\r\n", source.mark_size()) == std::string::npos) {
+    diagnostics->error(Rule::kEmptyFile, "the file holds no schedule");
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::span<const FormatInfo> formats() { return kFormats; }
+
+const FormatInfo& info(Format format) { return kFormats[static_cast<size_t>(format)]; }
+
+Format detect_format(const Source& source) {
+  for (const FormatInfo& row : kFormats) {
+    if (source.name.ends_with(row.extension)) return row.format;
+  }
+  std::string_view text = source.text;
+  text.remove_prefix(source.mark_size());
+  text.remove_prefix(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
+  if (text.starts_with('{')) return Format::kJson;
+  return looks_like_plan(text) ? Format::kPlan : Format::kCsv;
+}
+
+std::optional<ParsedSchedule> read_schedule(const Source& source, const ExpectedShape& expected,
+                                            Diagnostics* diagnostics) {
+  if (!check_text(source, diagnostics)) return std::nullopt;
+  std::optional<ParsedSchedule> parsed = info(detect_format(source)).parse(source, diagnostics);
+  if (parsed && !check_expected_shape(schedule_of(parsed->schedule), expected, diagnostics))
+    parsed.reset();
+  diagnostics->sort();
+  return parsed;
+}
+
+}  // namespace pipewright::ir

@@ -1,0 +1,156 @@
+#include "pipewright/ir/text/render.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "pipewright/ir/printable.h"
+
+namespace pipewright::ir {
+namespace {
+
+constexpr std::string_view kBold = "1", kRed = "1;31", kMagenta = "1;35", kCyan = "1;36",
+                           kGreen = "1;32";
+
+class Renderer {
+ public:
+  Renderer(const Source* source, const RenderOptions& options)
+      : source_(source), options_(options) {}
+
+  void add(const Diagnostic& diagnostic) {
+    head(diagnostic.place, name(diagnostic.severity),
+         diagnostic.severity == Severity::kError ? kRed : kMagenta, code(diagnostic.rule),
+         diagnostic.message);
+    excerpt(diagnostic.place);
+    for (const Note& note : diagnostic.notes) {
+      head(note.place, "note", kCyan, "", note.message);
+      excerpt(note.place);
+    }
+    if (!diagnostic.help.empty()) head({}, "help", kCyan, "", diagnostic.help);
+  }
+
+  void count_dropped(size_t dropped) {
+    if (dropped > 0) text_ += fmt::format("... and {} more errors, not shown\n", dropped);
+  }
+
+  std::string take() { return std::move(text_); }
+
+ private:
+  std::string paint(std::string_view color, std::string_view text) const {
+    return options_.color ? fmt::format("\x1B[{}m{}\x1B[0m", color, text) : std::string(text);
+  }
+
+  void head(const Place& place, std::string_view kind, std::string_view color,
+            std::string_view code, std::string_view message) {
+    const bool placed = kind != "note" && kind != "help";
+    if (placed || place.offset || place.rank) {
+      const std::string where = render_place(place, source_);
+      if (!where.empty()) text_ += paint(kBold, where + ":") + " ";
+    }
+    text_ +=
+        paint(color, code.empty() ? fmt::format("{}:", kind) : fmt::format("{}[{}]:", kind, code));
+    text_ += fmt::format(" {}\n", message);
+  }
+
+  // The line of the file and carets under the place.
+  void excerpt(const Place& place) {
+    if (!place.offset || source_ == nullptr) return;
+    const std::string_view text = source_->text;
+    const size_t offset = std::min(*place.offset, text.size());
+    const size_t before = offset == 0 ? std::string_view::npos : text.rfind('\n', offset - 1);
+    const size_t begin =
+        std::max(before == std::string_view::npos ? 0 : before + 1, source_->mark_size());
+    size_t end = std::min(text.find('\n', offset), text.size());
+    if (end > begin && text[end - 1] == '\r') --end;
+
+    // Only what can be on the screen is looked at: a row may be megabytes long.
+    const size_t width = std::max<size_t>(options_.width, 20);
+    std::vector<std::string> left, right;  // what each character shows as
+    size_t columns = 0;
+    std::string_view ahead = text.substr(std::min(offset, end), end - std::min(offset, end));
+    while (!ahead.empty() && columns <= width)
+      columns += right.emplace_back(take_shown(&ahead)).size();
+    const size_t near = offset - std::min(offset - begin, 4 * width);
+    std::string_view behind = text.substr(near, std::min(offset, end) - near);
+    while (!behind.empty()) left.emplace_back(take_shown(&behind));
+    const bool left_is_whole = near == begin;
+
+    draw(left, left_is_whole, right, ahead.empty(), std::max<size_t>(place.length, 1), width);
+  }
+
+  // A tab would move the carets: it shows as a blank.
+  static std::string take_shown(std::string_view* text) {
+    if (text->front() == '\t') {
+      text->remove_prefix(1);
+      return " ";
+    }
+    return take_printable(text);
+  }
+
+  static size_t columns_of(const std::string& shown) {
+    return static_cast<size_t>(
+        std::ranges::count_if(shown, [](char byte) { return (byte & 0xC0) != 0x80; }));
+  }
+
+  void draw(const std::vector<std::string>& left, bool left_is_whole,
+            const std::vector<std::string>& right, bool right_is_whole, size_t length,
+            size_t width) {
+    constexpr std::string_view kCut = "...";
+    // The carets stay in the right two thirds at most, with what is before them to its left.
+    size_t left_columns = 0;
+    for (const std::string& shown : left) left_columns += columns_of(shown);
+    size_t first = 0;
+    size_t total = left_columns;
+    for (const std::string& shown : right) total += columns_of(shown);
+    if (!left_is_whole || total > width) {
+      const size_t room = std::max(width / 2, width - std::min(width, total - left_columns));
+      while (first < left.size() && left_columns + kCut.size() > room)
+        left_columns -= columns_of(left[first++]);
+    }
+    std::string line;
+    if (first > 0 || !left_is_whole) {
+      line += kCut;
+      left_columns += kCut.size();
+    }
+    for (size_t index = first; index < left.size(); ++index) line += left[index];
+    size_t used = left_columns, carets = 0, shown = 0;
+    for (; shown < right.size(); ++shown) {
+      const size_t columns = columns_of(right[shown]);
+      const bool last = shown + 1 == right.size() && right_is_whole;
+      if (used + columns + (last ? 0 : kCut.size()) > width) break;
+      used += columns;
+      line += right[shown];
+      if (shown < length) carets += columns;
+    }
+    if (shown < right.size() || !right_is_whole) line += kCut;
+    text_ += line + "\n" + std::string(left_columns, ' ');
+    text_ += paint(kGreen, std::string(std::max<size_t>(carets, 1), '^')) + "\n";
+  }
+
+  const Source* source_;
+  RenderOptions options_;
+  std::string text_;
+};
+
+}  // namespace
+
+std::string render_place(const Place& place, const Source* source) {
+  if (source != nullptr) {
+    const std::string file = printable(source->name);
+    return place.offset ? fmt::format("{}:{}:{}", file, place.line, place.column) : file;
+  }
+  if (!place.rank) return "";
+  return place.step ? fmt::format("rank {} step {}", *place.rank, *place.step)
+                    : fmt::format("rank {}", *place.rank);
+}
+
+std::string render(const Diagnostics& diagnostics, const Source* source,
+                   const RenderOptions& options) {
+  Renderer renderer(source, options);
+  for (const Diagnostic& diagnostic : diagnostics.kept()) renderer.add(diagnostic);
+  renderer.count_dropped(diagnostics.total() - diagnostics.kept().size());
+  return renderer.take();
+}
+
+}  // namespace pipewright::ir

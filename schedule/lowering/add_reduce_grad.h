@@ -1,0 +1,21 @@
+#ifndef PIPEWRIGHT_SCHEDULE_LOWERING_ADD_REDUCE_GRAD_H_
+#define PIPEWRIGHT_SCHEDULE_LOWERING_ADD_REDUCE_GRAD_H_
+
+#include <optional>
+
+#include "pipewright/ir/schedule.h"
+
+namespace pipewright::schedule {
+
+// Reduces the gradients of a stage over its data-parallel group behind the last B or W that adds to
+// them, as PyTorch does; with `every`, also behind each `every`-th one (from 1). Two microbatches:
+//
+//   before  0F0 0F1 0B0 0B1
+//   after   0F0 0F1 0B0 0B1 0REDUCE_GRAD
+//
+// A pure function, linear in the number of actions.
+ir::Program add_reduce_grad(ir::Program program, std::optional<int> every);
+
+}  // namespace pipewright::schedule
+
+#endif  // PIPEWRIGHT_SCHEDULE_LOWERING_ADD_REDUCE_GRAD_H_

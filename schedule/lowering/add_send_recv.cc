@@ -1,0 +1,199 @@
+#include "pipewright/schedule/lowering/add_send_recv.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "pipewright/ir/check.h"
+#include "pipewright/ir/dependencies.h"
+#include "pipewright/ir/stage_dependencies.h"
+#include "pipewright/ir/text/action_text.h"
+
+namespace pipewright::schedule {
+namespace {
+
+// Takes turns through the ranks, one action a turn.
+class SendRecvPass {
+ public:
+  explicit SendRecvPass(ir::Program program)
+      : program_(std::move(program)),
+        dependencies_(program_.placement),
+        num_microbatches_(static_cast<size_t>(program_.num_microbatches)),
+        made_(static_cast<size_t>(program_.placement.num_stages()) * num_microbatches_),
+        awake_((program_.rows.size() + kBits - 1) / kBits) {
+    reserve();
+  }
+
+  std::optional<ir::Program> run(std::vector<StuckRank>* stuck) {
+    for (size_t rank = 0; rank < program_.rows.size(); ++rank) {
+      const ir::Row& row = program_.rows[rank];
+      turns_.push_back({row.data(), row.data() + row.size()});
+      if (!row.empty()) wake(rank);
+    }
+    while (take_turns()) {
+    }
+    for (size_t rank = 0; rank < turns_.size(); ++rank) {
+      if (turns_[rank].next != turns_[rank].end) stuck->push_back(describe(rank));
+    }
+    if (!stuck->empty()) return std::nullopt;
+    program_.rows = std::move(built_);
+    program_.lowering.receives = ir::Receives::kPytorch;
+    return std::move(program_);
+  }
+
+ private:
+  struct Turn {
+    const ir::Action* next;
+    const ir::Action* end;
+  };
+  static constexpr size_t kBits = 64;
+
+  void wake(size_t rank) { awake_[rank / kBits] |= uint64_t{1} << rank % kBits; }
+
+  // One turn of each rank that is awake, ascending; a rank that cannot go on sleeps until it gets
+  // something, which may be in the same round. False if nobody could.
+  bool take_turns() {
+    bool progress = false;
+    for (size_t word = 0; word < awake_.size(); ++word) {
+      uint64_t still_to_come = ~uint64_t{0};
+      while (const uint64_t bits = awake_[word] & still_to_come) {
+        const auto bit = static_cast<size_t>(std::countr_zero(bits));
+        still_to_come = bit + 1 == kBits ? 0 : ~uint64_t{0} << (bit + 1);
+        const size_t rank = word * kBits + bit;
+        Turn& turn = turns_[rank];
+        const bool taken = take(*turn.next, rank);
+        progress = progress || taken;
+        if (!taken || ++turn.next == turn.end) awake_[word] &= ~(uint64_t{1} << bit);
+      }
+    }
+    return progress;
+  }
+
+  // Room for what each row will have, so that none is copied as it grows.
+  void reserve() {
+    std::vector<size_t> sizes(program_.rows.size());
+    for (size_t rank = 0; rank < sizes.size(); ++rank) {
+      for (const ir::Action& action : program_.rows[rank]) {
+        sizes[rank] += !action.is_idle();
+        for (const ir::ActionPart part : action.parts()) {
+          const auto& transfer = dependencies_.of(part).transfer;
+          if (!transfer) continue;
+          ++sizes[rank];
+          ++sizes[static_cast<size_t>(transfer->to)];
+        }
+      }
+    }
+    built_.resize(sizes.size());
+    for (size_t rank = 0; rank < sizes.size(); ++rank) built_[rank].reserve(sizes[rank]);
+  }
+
+  uint8_t& made(int stage, int microbatch) {
+    return made_[static_cast<size_t>(stage) * num_microbatches_ + static_cast<size_t>(microbatch)];
+  }
+
+  // Whether other stages have made what a part needs of them. What it needs of its own stage is the
+  // order of its row.
+  bool is_ready(ir::ActionPart part) {
+    for (const ir::StageDependencies::Need& need : dependencies_.of(part)) {
+      if (need.stage != part.stage() &&
+          (made(need.stage, part.microbatch()) & bit(need.result)) == 0)
+        return false;
+    }
+    return true;
+  }
+  static uint8_t bit(ir::Result result) {
+    return static_cast<uint8_t>(1u << static_cast<uint32_t>(result));
+  }
+
+  bool take(const ir::Action& action, size_t rank) {
+    for (const ir::ActionPart part : action.parts()) {
+      if (!is_ready(part)) return false;
+    }
+    if (!action.is_idle()) built_[rank].push_back(action);
+    for (const ir::ActionPart part : action.parts()) {
+      if (part.kind() == ir::ActionKind::kForward) {
+        made(part.stage(), part.microbatch()) |= bit(ir::Result::kOutput);
+      } else if (ir::gives_input_gradient(part.kind())) {
+        made(part.stage(), part.microbatch()) |= bit(ir::Result::kInputGradient);
+      }
+      const auto& transfer = dependencies_.of(part).transfer;
+      if (!transfer) continue;
+      const auto post = [&](size_t on, ir::ActionPart end) {
+        built_[on].emplace_back(end.kind(), end.stage(), part.microbatch());
+      };
+      const auto to = static_cast<size_t>(transfer->to);
+      post(rank, transfer->send);
+      post(to, transfer->receive);
+      if (turns_[to].next != turns_[to].end) wake(to);
+    }
+    return true;
+  }
+
+  StuckRank describe(size_t rank) {
+    const ir::Action& next = *turns_[rank].next;
+    for (const ir::ActionPart part : next.parts()) {
+      if (is_ready(part)) continue;
+      for (const ir::Need& need : ir::needs_of(part, program_.placement)) {
+        if (need.stage != part.stage()) return {static_cast<int>(rank), next, need};
+      }
+    }
+    PW_CHECK(false, "a rank that is stuck waits for another stage");
+    return {};
+  }
+
+  ir::Program program_;
+  ir::StageDependencies dependencies_;
+  size_t num_microbatches_;
+  std::vector<uint8_t> made_;  // by stage and microbatch: a bit each Result
+  ir::Rows built_;
+  std::vector<Turn> turns_;      // by rank
+  std::vector<uint64_t> awake_;  // ranks that may go on, a bit each
+};
+
+// Whether `left` and `right` are the same work, where passes may have split or merged the backward.
+bool same_work(ir::ActionPart left, ir::ActionPart right) {
+  if (left.stage() != right.stage() || left.microbatch() != right.microbatch()) return false;
+  return left.kind() == right.kind() ||
+         (ir::gives_input_gradient(left.kind()) && ir::gives_input_gradient(right.kind()));
+}
+
+// The step of `row` that an action comes from.
+std::optional<int> find_step(const ir::Row& row, const ir::Action& action) {
+  const ir::ActionPart wanted = action.parts()[0];
+  for (size_t step = 0; step < row.size(); ++step) {
+    for (const ir::ActionPart part : row[step].parts()) {
+      if (same_work(part, wanted)) return static_cast<int>(step);
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<ir::Program> add_send_recv(ir::Program program, std::vector<StuckRank>* stuck) {
+  return SendRecvPass(std::move(program)).run(stuck);
+}
+
+void report_stuck(const std::vector<StuckRank>& stuck, const ir::ComputeOrder& order,
+                  ir::Diagnostics* diagnostics) {
+  for (const StuckRank& one : stuck) {
+    const ir::Need& need = one.waits_for;
+    const char* what = need.result == ir::Result::kOutput ? "output" : "input gradient";
+    ir::Place place;
+    place.rank = one.rank;
+    place.step = find_step(order.rows[static_cast<size_t>(one.rank)], one.action);
+    diagnostics->error(
+        ir::Rule::kCannotRun,
+        fmt::format(
+            "rank {} cannot go past `{}`: it waits for the {} of stage {} for microbatch {}, "
+            "which rank {} never gets to",
+            one.rank, ir::to_string(one.action), what, need.stage, need.microbatch, need.rank),
+        place);
+  }
+}
+
+}  // namespace pipewright::schedule

@@ -1,0 +1,313 @@
+#include "pipewright/schedule/lowering/add_unshard_reshard.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "pipewright/ir/check.h"
+
+namespace pipewright::schedule {
+namespace {
+
+using ir::Action;
+using ir::ActionKind;
+using ir::ActionPart;
+
+constexpr uint32_t kNever = UINT32_MAX;
+
+// A use of a stage that is still to come.
+struct Use {
+  uint32_t position;  // of the action in its row
+  uint8_t part;       // of a compound: which of the two
+  int stage;
+
+  friend bool operator<(const Use& left, const Use& right) {
+    return std::pair(left.position, left.part) < std::pair(right.position, right.part);
+  }
+};
+
+// For one row: the next use of each of its stages, soonest first, as the row is walked along.
+class Upcoming {
+ public:
+  // `next_use` has room for every stage and is all kNever, and is so again after the last action.
+  Upcoming(const ir::Row& row, std::vector<uint32_t>* next_use) : next_use_(*next_use) {
+    after_.resize(2 * row.size());
+    for (size_t position = row.size(); position-- > 0;) {
+      const auto parts = row[position].parts();
+      for (size_t part = parts.size(); part-- > 0;) {
+        after_[2 * position + part] = next_use_[static_cast<size_t>(parts[part].stage())];
+      }
+      for (const ActionPart part : parts)
+        next_use_[static_cast<size_t>(part.stage())] = static_cast<uint32_t>(position);
+    }
+    for (size_t position = 0; position < row.size(); ++position) {
+      const auto parts = row[position].parts();
+      for (size_t part = 0; part < parts.size(); ++part) {
+        const int stage = parts[part].stage();
+        const bool first = next_use_[static_cast<size_t>(stage)] == position;
+        if (first && !contains(stage))
+          uses_.push_back({static_cast<uint32_t>(position), static_cast<uint8_t>(part), stage});
+      }
+    }
+  }
+
+  const std::vector<Use>& uses() const { return uses_; }
+  uint32_t next_use(int stage) const { return next_use_[static_cast<size_t>(stage)]; }
+
+  // The first `count` different stages in use, and the other stage of a compound that the last of
+  // them is a part of.
+  size_t window(int count) const {
+    size_t size = std::min(static_cast<size_t>(count), uses_.size());
+    while (size > 0 && size < uses_.size() && uses_[size].position == uses_[size - 1].position)
+      ++size;
+    return size;
+  }
+
+  // Goes behind the action at `position`, whose stages come first.
+  void pass(const ir::Row& row, size_t position) {
+    for (size_t parts = row[position].parts().size(); parts > 0; --parts) {
+      if (uses_.empty() || uses_.front().position != position)
+        continue;  // both parts are of one stage
+      Use use = uses_.front();
+      const uint32_t next = after_[2 * position + use.part];
+      next_use_[static_cast<size_t>(use.stage)] = next;
+      if (next == kNever) {
+        uses_.erase(uses_.begin());
+        continue;
+      }
+      use.position = next;
+      use.part = row[next].parts()[0].stage() == use.stage ? 0 : 1;
+      size_t place = 0;
+      for (; place + 1 < uses_.size() && uses_[place + 1] < use; ++place)
+        uses_[place] = uses_[place + 1];
+      uses_[place] = use;
+    }
+  }
+
+ private:
+  bool contains(int stage) const {
+    return std::ranges::find(uses_, stage, &Use::stage) != uses_.end();
+  }
+
+  std::vector<uint32_t>& next_use_;
+  std::vector<uint32_t> after_;  // two for each action: the next use of the part's stage after it
+  std::vector<Use> uses_;
+};
+
+// The stages of a rank that are unsharded, ascending, and the row that grows with what makes them
+// so.
+class Residency {
+ public:
+  explicit Residency(size_t num_actions) { row_.reserve(num_actions + num_actions / 4 + 8); }
+
+  const std::vector<int>& stages() const { return stages_; }
+  size_t size() const { return stages_.size(); }
+  bool has(int stage) const { return std::ranges::binary_search(stages_, stage); }
+
+  void unshard(int stage) {
+    row_.emplace_back(ActionKind::kUnshard, stage);
+    stages_.insert(std::ranges::upper_bound(stages_, stage), stage);
+  }
+  void reshard(int stage) {
+    row_.emplace_back(ActionKind::kReshard, stage);
+    stages_.erase(std::ranges::find(stages_, stage));
+  }
+  template <typename Predicate>
+  void reshard_where(Predicate unwanted) {
+    for (size_t index = 0; index < stages_.size();) {
+      if (unwanted(stages_[index])) {
+        reshard(stages_[index]);
+      } else {
+        ++index;
+      }
+    }
+  }
+  void run(const Action& action) { row_.push_back(action); }
+
+  // All are freed at the end.
+  ir::Row finish() {
+    reshard_where([](int) { return true; });
+    return std::move(row_);
+  }
+
+ private:
+  std::vector<int> stages_;
+  ir::Row row_;
+};
+
+// Whether a stage is one of the first `window` uses.
+bool is_near(const Upcoming& upcoming, size_t window, int stage) {
+  const auto& uses = upcoming.uses();
+  const auto end = uses.begin() + static_cast<std::ptrdiff_t>(window);
+  return std::find_if(uses.begin(), end, [&](const Use& use) { return use.stage == stage; }) != end;
+}
+
+// The first `size` different stages that a row uses from some action on. As that action moves along
+// the row the stages are a window over it, and its end moves only forwards.
+class NextStages {
+ public:
+  // `uses` has room for every stage and is all 0, and is so again behind the last action.
+  NextStages(const ir::Row& row, int size, std::vector<uint32_t>* uses)
+      : row_(row), size_(static_cast<size_t>(size)), uses_(*uses) {}
+
+  // Takes in what the window lacks, and calls `gained` for each stage that is new, soonest first.
+  template <typename Gained>
+  void fill(Gained gained) {
+    // Both stages of a compound, though it be one too many.
+    for (; different_ < size_ && end_ < row_.size(); ++end_) {
+      for (const ActionPart part : row_[end_].parts()) {
+        if (uses_[static_cast<size_t>(part.stage())]++ != 0) continue;
+        ++different_;
+        gained(part.stage());
+      }
+    }
+  }
+  // Goes behind an action. True if a stage is not in the window any more.
+  bool pass(const Action& action) {
+    const size_t before = different_;
+    for (const ActionPart part : action.parts())
+      different_ -= --uses_[static_cast<size_t>(part.stage())] == 0;
+    return different_ != before;
+  }
+  bool has(int stage) const { return uses_[static_cast<size_t>(stage)] != 0; }
+
+ private:
+  const ir::Row& row_;
+  size_t size_;
+  std::vector<uint32_t>& uses_;  // in the window, by stage
+  size_t different_ = 0;
+  size_t end_ = 0;
+};
+
+ir::Row keep_the_next(const ir::Row& row, NextStages kept, NextStages ahead) {
+  Residency residency(row.size());
+  bool lost = false;
+  for (const Action& action : row) {
+    kept.fill([](int) {});
+    if (lost) residency.reshard_where([&](int stage) { return !kept.has(stage); });
+    ahead.fill([&](int stage) {
+      if (!residency.has(stage)) residency.unshard(stage);
+    });
+    residency.run(action);
+    lost = kept.pass(action);
+    ahead.pass(action);
+  }
+  return residency.finish();
+}
+
+// A gather, and what is freed to make room for it.
+struct Gather {
+  size_t needed_at;
+  int stage;
+  std::optional<int> freed;
+};
+
+// What a row does with the fewest gathers, each as late as can be.
+struct Plan {
+  std::vector<Gather> gathers;
+  // Frees that make room for nothing: behind a compound that went beyond the residency. Step and
+  // stage.
+  std::vector<std::pair<size_t, int>> frees;
+};
+
+Plan fewest_gathers(const ir::Row& row, int most, std::vector<uint32_t>* next_use) {
+  Upcoming upcoming(row, next_use);
+  Residency residency(0);
+  Plan plan;
+  for (size_t position = 0; position < row.size(); ++position) {
+    residency.reshard_where([&](int stage) { return upcoming.next_use(stage) == kNever; });
+    const auto farthest = [&] {
+      return *std::ranges::max_element(residency.stages(), {},
+                                       [&](int other) { return upcoming.next_use(other); });
+    };
+    while (residency.size() > static_cast<size_t>(most) &&
+           upcoming.next_use(farthest()) > position) {
+      plan.frees.emplace_back(position, farthest());
+      residency.reshard(plan.frees.back().second);
+    }
+    const size_t own = upcoming.window(1);
+    for (size_t index = 0; index < own; ++index) {
+      const int stage = upcoming.uses()[index].stage;
+      if (residency.has(stage)) continue;
+      Gather gather{position, stage, std::nullopt};
+      if (residency.size() >= static_cast<size_t>(most)) {
+        // Otherwise all that is there is needed at once: a compound goes beyond the residency.
+        if (upcoming.next_use(farthest()) > position) gather.freed = farthest();
+      }
+      if (gather.freed) residency.reshard(*gather.freed);
+      residency.unshard(stage);
+      plan.gathers.push_back(gather);
+    }
+    upcoming.pass(row, position);
+  }
+  return plan;
+}
+
+// Makes the fewest gathers, each as soon as the lookahead lets it and what it frees is not needed
+// before: that changes when a stage is gathered, and never how often.
+ir::Row keep_the_nearest(const ir::Row& row, const ResidencyPolicy& policy,
+                         std::vector<uint32_t>* next_use) {
+  const auto [gathers, frees] = fewest_gathers(row, policy.residency, next_use);
+  Upcoming upcoming(row, next_use);
+  Residency residency(row.size());
+  size_t next = 0;
+  size_t next_free = 0;
+  for (size_t position = 0; position < row.size(); ++position) {
+    residency.reshard_where([&](int stage) { return upcoming.next_use(stage) == kNever; });
+    for (; next_free < frees.size() && frees[next_free].first == position; ++next_free) {
+      residency.reshard(frees[next_free].second);
+    }
+    const size_t ahead = upcoming.window(policy.lookahead);
+    for (; next < gathers.size(); ++next) {
+      const Gather& gather = gathers[next];
+      if (gather.needed_at > position) {
+        const bool has_room = gather.freed
+                                  ? upcoming.next_use(*gather.freed) > gather.needed_at
+                                  : residency.size() < static_cast<size_t>(policy.residency);
+        const bool free_first =
+            next_free < frees.size() && frees[next_free].first <= gather.needed_at;
+        if (!has_room || free_first || !is_near(upcoming, ahead, gather.stage)) break;
+      }
+      if (gather.freed) residency.reshard(*gather.freed);
+      residency.unshard(gather.stage);
+    }
+    residency.run(row[position]);
+    upcoming.pass(row, position);
+  }
+  return residency.finish();
+}
+
+}  // namespace
+
+ir::Program add_unshard_reshard(const ir::ComputeOrder& order, const ResidencyPolicy& policy) {
+  PW_CHECK(policy.residency >= 1 && policy.lookahead >= 1, "at least one stage is unsharded");
+  ir::Program program{{order.name, order.placement, order.num_microbatches, order.lowering, {}}};
+  program.lowering.residency = policy.residency;
+  program.lowering.lookahead = policy.lookahead;
+  program.lowering.evict = policy.evict;
+  program.rows.reserve(order.rows.size());
+  const auto num_stages = static_cast<size_t>(program.placement.num_stages());
+  std::vector<uint32_t> next_use(num_stages, kNever), uses_kept(num_stages), uses_ahead(num_stages);
+  const int lookahead = std::min(policy.lookahead, policy.residency);
+  ir::Row row;  // without the idle slots
+  for (const ir::Row& with_idle : order.rows) {
+    row.clear();
+    std::ranges::copy_if(with_idle, std::back_inserter(row),
+                         [](const Action& action) { return !action.is_idle(); });
+    switch (policy.evict) {
+      case ir::Eviction::kPytorch:
+        program.rows.push_back(keep_the_next(row, NextStages(row, policy.residency, &uses_kept),
+                                             NextStages(row, lookahead, &uses_ahead)));
+        break;
+      case ir::Eviction::kFarthest:
+        program.rows.push_back(keep_the_nearest(row, policy, &next_use));
+        break;
+    }
+  }
+  return program;
+}
+
+}  // namespace pipewright::schedule

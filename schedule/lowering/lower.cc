@@ -1,0 +1,89 @@
+#include "pipewright/schedule/lowering/lower.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "pipewright/schedule/lowering/add_reduce_grad.h"
+#include "pipewright/schedule/lowering/add_send_recv.h"
+#include "pipewright/schedule/lowering/add_unshard_reshard.h"
+#include "pipewright/schedule/lowering/backward_passes.h"
+#include "pipewright/schedule/lowering/latest_receives.h"
+
+namespace pipewright::schedule {
+namespace {
+
+constexpr std::string_view kForwardOnly = "forward_only", kMergeBackward = "merge_backward",
+                           kSplitBackward = "split_backward",
+                           kAddUnshardReshard = "add_unshard_reshard",
+                           kAddReduceGrad = "add_reduce_grad", kAddSendRecv = "add_send_recv",
+                           kLatestReceives = "latest_receives";
+
+constexpr std::string_view kPassNames[] = {kForwardOnly,       kMergeBackward, kSplitBackward,
+                                           kAddUnshardReshard, kAddReduceGrad, kAddSendRecv,
+                                           kLatestReceives};
+
+// Those that map orders to orders, where they are asked for.
+struct OrderPass {
+  std::string_view name;
+  std::optional<bool> ir::Lowering::*asked;
+  ir::ComputeOrder (*run)(ir::ComputeOrder);
+};
+constexpr OrderPass kOrderPasses[] = {
+    {kForwardOnly, &ir::Lowering::forward_only, forward_only},
+    {kMergeBackward, &ir::Lowering::merge_backward, merge_backward},
+    {kSplitBackward, &ir::Lowering::split_backward, split_backward},
+};
+
+bool is_asked(const OrderPass& pass, const ir::Lowering& policies) {
+  return (policies.*pass.asked).value_or(false);
+}
+
+}  // namespace
+
+std::span<const std::string_view> pass_names() { return kPassNames; }
+
+ir::ComputeOrder transform_order(ir::ComputeOrder order, const ir::Lowering& policies,
+                                 const PassObserver& observer) {
+  for (const OrderPass& pass : kOrderPasses) {
+    if (!is_asked(pass, policies)) continue;
+    order = pass.run(std::move(order));
+    if (observer) observer(pass.name, order);
+  }
+  return order;
+}
+
+std::optional<ir::Program> lower(const ir::ComputeOrder& order, const ir::Lowering& policies,
+                                 ir::Diagnostics* diagnostics, const PassObserver& observer) {
+  const auto observe = [&](std::string_view name, const ir::Program& program) {
+    if (observer) observer(name, program);
+  };
+  ResidencyPolicy residency;
+  residency.residency = policies.residency.value_or(residency.residency);
+  residency.lookahead = policies.lookahead.value_or(residency.lookahead);
+  residency.evict = policies.evict.value_or(residency.evict);
+
+  // A copy only where a pass changes the order.
+  std::optional<ir::ComputeOrder> changed;
+  if (std::ranges::any_of(kOrderPasses,
+                          [&](const OrderPass& pass) { return is_asked(pass, policies); }))
+    changed = transform_order(order, policies, observer);
+  ir::Program program = add_unshard_reshard(changed ? *changed : order, residency);
+  changed.reset();
+  observe(kAddUnshardReshard, program);
+  program = add_reduce_grad(std::move(program), policies.reduce_every);
+  observe(kAddReduceGrad, program);
+  std::vector<StuckRank> stuck;
+  std::optional<ir::Program> lowered = add_send_recv(std::move(program), &stuck);
+  report_stuck(stuck, order, diagnostics);
+  if (!lowered) return std::nullopt;
+  observe(kAddSendRecv, *lowered);
+  if (policies.receives == ir::Receives::kLatest) {
+    lowered = latest_receives(std::move(*lowered), policies.channels.value_or(ir::kDefaultChannels),
+                              policies.capacity.value_or(ir::kDefaultCapacity));
+    observe(kLatestReceives, *lowered);
+  }
+  return lowered;
+}
+
+}  // namespace pipewright::schedule

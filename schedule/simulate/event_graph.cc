@@ -1,0 +1,52 @@
+#include "pipewright/schedule/simulate/event_graph.h"
+
+#include "pipewright/schedule/simulate/event_walk.h"
+
+namespace pipewright::schedule {
+
+class EventGraphSink {
+ public:
+  explicit EventGraphSink(const ir::Schedule& schedule) {
+    size_t actions = 0, befores = 0;
+    for (const ir::Row& row : schedule.rows) {
+      for (const ir::Action& action : row) {
+        actions += !action.is_idle();
+        // At most: a SEND waits for four, a RECV for three, a part of a compute for two beside the
+        // compute before.
+        befores += ir::is_send(action.kind())      ? 4
+                   : ir::is_receive(action.kind()) ? 3
+                                                   : 1 + 2 * action.parts().size();
+      }
+    }
+    graph_.order_.reserve(actions);
+    graph_.first_before_.reserve(actions + 1);
+    graph_.before_.reserve(befores);
+    graph_.first_before_.push_back(0);
+  }
+
+  void wait_for(const Before& before) { graph_.before_.push_back(before); }
+  void add(uint32_t number, const ir::Action&) {
+    graph_.order_.push_back(number);
+    graph_.first_before_.push_back(graph_.before_.size());
+  }
+  EventGraph take() { return std::move(graph_); }
+
+ private:
+  EventGraph graph_;
+};
+
+std::optional<EventGraph> EventGraph::of_order(const ir::ComputeOrder& order) {
+  EventGraphSink sink(order);
+  if (!OrderWalk(order, &sink).run()) return std::nullopt;
+  return sink.take();
+}
+
+std::optional<EventGraph> EventGraph::of_program(const ir::Program& program,
+                                                 ir::ChannelModel channels,
+                                                 ir::ChannelCapacity capacity) {
+  EventGraphSink sink(program);
+  if (!ProgramWalk(program, channels, capacity, &sink).run()) return std::nullopt;
+  return sink.take();
+}
+
+}  // namespace pipewright::schedule

@@ -1,0 +1,149 @@
+#include <fmt/format.h>
+
+#include <string>
+#include <vector>
+
+#include "pipewright/ir/text/action_text.h"
+#include "pipewright/schedule/verify/verify_checks.h"
+
+namespace pipewright::schedule {
+namespace {
+
+using ir::Action;
+using ir::ActionKind;
+using ir::ActionPart;
+
+bool has_any(const ir::Program& program, ActionKind first, ActionKind second) {
+  for (const ir::Row& row : program.rows) {
+    for (const Action& action : row) {
+      if (action.kind() == first || action.kind() == second) return true;
+    }
+  }
+  return false;
+}
+
+bool adds_gradient(ActionKind kind) {
+  return kind == ActionKind::kBackward || kind == ActionKind::kBackwardWeight;
+}
+
+// A stage's parameters while a row is walked along.
+struct Parameters {
+  bool unsharded = false;
+  bool used = false;  // since the last UNSHARD
+  size_t unsharded_at = 0;
+};
+
+// A stage's gradients while a row is walked along.
+struct Gradients {
+  int total = 0;  // B and W so far
+  int since_reduce = 0;
+  size_t last_added = 0;
+  bool reduced = false;
+};
+
+}  // namespace
+
+void check_residency(const ir::Program& program, bool weight_free_w, ir::Diagnostics* diagnostics) {
+  if (!has_any(program, ActionKind::kUnshard, ActionKind::kReshard)) return;
+  std::vector<Parameters> stages(static_cast<size_t>(program.placement.num_stages()));
+  for (size_t rank = 0; rank < program.rows.size(); ++rank) {
+    const ir::Row& row = program.rows[rank];
+    for (size_t step = 0; step < row.size(); ++step) {
+      if (ir::is_transfer(row[step].kind())) continue;  // most; they have to do with neither
+      const auto refuse = [&](ir::Rule rule, std::string message) -> ir::Diagnostic& {
+        return diagnostics->error(rule, std::move(message), ir::place_at(rank, step));
+      };
+      for (const ActionPart part : row[step].parts()) {
+        Parameters& stage = stages[static_cast<size_t>(part.stage())];
+        if (part.kind() == ActionKind::kUnshard) {
+          if (stage.unsharded) {
+            refuse(ir::Rule::kUnshardTwice,
+                   fmt::format("`{}` on rank {}, but the stage is unsharded already",
+                               ir::to_string(part), rank))
+                .notes.push_back({"it was unsharded here", ir::place_at(rank, stage.unsharded_at)});
+          }
+          stage = {true, false, step};
+        } else if (part.kind() == ActionKind::kReshard) {
+          if (!stage.unsharded) {
+            refuse(ir::Rule::kReshardWithoutUnshard,
+                   fmt::format("`{}` on rank {}, but the stage is not unsharded",
+                               ir::to_string(part), rank));
+          } else if (!stage.used) {
+            refuse(ir::Rule::kReshardBeforeUse,
+                   fmt::format("`{}` on rank {} frees a stage that was not used",
+                               ir::to_string(part), rank))
+                .notes.push_back({"it was unsharded here", ir::place_at(rank, stage.unsharded_at)});
+          }
+          stage.unsharded = false;
+        } else if (ir::is_compute(part.kind())) {
+          if (!stage.unsharded && !(weight_free_w && part.kind() == ActionKind::kBackwardWeight)) {
+            refuse(ir::Rule::kSharded,
+                   fmt::format("`{}` on rank {} runs on a stage that is sharded",
+                               ir::to_string(part), rank))
+                .help = fmt::format("add `{}UNSHARD` before it", part.stage());
+          }
+          stage.used = true;
+        }
+      }
+    }
+  }
+  for (size_t stage = 0; stage < stages.size(); ++stage) {
+    if (!stages[stage].unsharded) continue;
+    const auto rank = static_cast<size_t>(program.placement.rank_of(static_cast<int>(stage)));
+    diagnostics
+        ->error(ir::Rule::kLeftUnsharded,
+                fmt::format("stage {} on rank {} is unsharded at the end", stage, rank),
+                ir::place_at(rank, stages[stage].unsharded_at))
+        .help = fmt::format("add `{}RESHARD` behind its last use", stage);
+  }
+}
+
+void check_reduction(const ir::Program& program, ir::Diagnostics* diagnostics) {
+  if (!has_any(program, ActionKind::kReduceGrad, ActionKind::kReduceGrad)) return;
+  const std::optional<int> every = program.lowering.reduce_every;
+  std::vector<Gradients> stages(static_cast<size_t>(program.placement.num_stages()));
+  for (size_t rank = 0; rank < program.rows.size(); ++rank) {
+    const ir::Row& row = program.rows[rank];
+    for (size_t step = 0; step < row.size(); ++step) {
+      if (ir::is_transfer(row[step].kind())) continue;  // most; they have to do with neither
+      for (const ActionPart part : row[step].parts()) {
+        Gradients& stage = stages[static_cast<size_t>(part.stage())];
+        if (adds_gradient(part.kind())) {
+          ++stage.total;
+          ++stage.since_reduce;
+          stage.last_added = step;
+        } else if (part.kind() == ActionKind::kReduceGrad) {
+          if (stage.since_reduce == 0) {
+            diagnostics->error(ir::Rule::kReduceTwice,
+                               fmt::format("`{}` on rank {} has nothing to reduce: no B or W of "
+                                           "the stage since the one before",
+                                           ir::to_string(part), rank),
+                               ir::place_at(rank, step));
+          } else if (every && stage.since_reduce != *every &&
+                     !(stage.total == program.num_microbatches && stage.since_reduce < *every)) {
+            diagnostics->error(
+                ir::Rule::kReduceCount,
+                fmt::format("`{}` on rank {} comes after {} of the stage's gradients, and "
+                            "reduce-every is {}",
+                            ir::to_string(part), rank, stage.since_reduce, *every),
+                ir::place_at(rank, step));
+          }
+          stage.since_reduce = 0;
+          stage.reduced = true;
+        }
+      }
+    }
+  }
+  for (size_t stage = 0; stage < stages.size(); ++stage) {
+    if (stages[stage].since_reduce == 0) continue;
+    const auto rank = static_cast<size_t>(program.placement.rank_of(static_cast<int>(stage)));
+    diagnostics
+        ->error(ir::Rule::kReduceMissing,
+                fmt::format("stage {} on rank {} has no REDUCE_GRAD{}", stage, rank,
+                            stages[stage].reduced ? " behind its last gradient" : " at all"),
+                ir::place_at(rank, stages[stage].last_added))
+        .help = fmt::format("add `{}REDUCE_GRAD` behind it", stage);
+  }
+}
+
+}  // namespace pipewright::schedule

@@ -1,0 +1,75 @@
+#ifndef PIPEWRIGHT_SCHEDULE_VERIFY_WORK_INDEX_H_
+#define PIPEWRIGHT_SCHEDULE_VERIFY_WORK_INDEX_H_
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "pipewright/ir/diagnostic.h"
+#include "pipewright/ir/schedule.h"
+
+namespace pipewright::schedule {
+
+// Where each action of a stage and microbatch stands: its step in the row of the stage's rank.
+// Built once, with the errors of completeness on the way; the checks that follow ask it instead of
+// searching. Not changed afterwards.
+class WorkIndex {
+ public:
+  // Goes through a schedule whose actions are on the ranks of their stages and inside its shape.
+  // Adds an error for each action that stands twice, for each (stage, microbatch) that is not run
+  // exactly once forward and, unless no backward stands anywhere, exactly once backward, as B or as
+  // I and W.
+  static std::optional<WorkIndex> build(const ir::Schedule& schedule, ir::Diagnostics* diagnostics);
+
+  // A schedule without any B, I or W.
+  bool forward_only() const { return forward_only_; }
+
+  // The step of the F, B, I, W, SEND or RECV of this kind; none if there is none. B and I count as
+  // one.
+  std::optional<int> step_of(ir::ActionKind kind, int stage, int microbatch) const {
+    const Cell& steps = cell(stage, microbatch);
+    uint32_t step = steps[slot_of(kind)];
+    if (step == kAbsent && ir::gives_input_gradient(kind))
+      step = std::min(steps[kBackwardSlot], steps[kInputSlot]);
+    return step == kAbsent ? std::nullopt : std::optional(static_cast<int>(step));
+  }
+
+ private:
+  static constexpr uint32_t kAbsent = UINT32_MAX;
+  // The kinds of action that the index holds, and where in a cell.
+  static constexpr ir::ActionKind kSlots[] = {
+      ir::ActionKind::kForward,        ir::ActionKind::kBackward, ir::ActionKind::kBackwardInput,
+      ir::ActionKind::kBackwardWeight, ir::ActionKind::kSendF,    ir::ActionKind::kRecvF,
+      ir::ActionKind::kSendB,          ir::ActionKind::kRecvB};
+  static constexpr size_t kForwardSlot = 0, kBackwardSlot = 1, kInputSlot = 2, kWeightSlot = 3,
+                          kNoSlot = std::size(kSlots);
+
+  // The slot of a kind in a cell; kNoSlot for those that the index does not hold.
+  static constexpr size_t slot_of(ir::ActionKind kind) {
+    constexpr auto kSlotOf = [] {
+      std::array<uint8_t, std::size(ir::kActionKinds) + 1> slots{};
+      slots.fill(kNoSlot);
+      for (size_t slot = 0; slot < std::size(kSlots); ++slot)
+        slots[static_cast<size_t>(kSlots[slot])] = static_cast<uint8_t>(slot);
+      return slots;
+    }();
+    return kSlotOf[static_cast<size_t>(kind)];
+  }
+  using Cell = std::array<uint32_t, std::size(kSlots)>;
+
+  const Cell& cell(int stage, int microbatch) const {
+    return cells_[static_cast<size_t>(stage) * num_microbatches_ + static_cast<size_t>(microbatch)];
+  }
+  void check_complete(const ir::Schedule& schedule, ir::Diagnostics* diagnostics) const;
+
+  const ir::Schedule* schedule_ = nullptr;
+  size_t num_microbatches_ = 0;
+  bool forward_only_ = true;
+  std::vector<Cell> cells_;
+};
+
+}  // namespace pipewright::schedule
+
+#endif  // PIPEWRIGHT_SCHEDULE_VERIFY_WORK_INDEX_H_

@@ -1,0 +1,218 @@
+#include "pipewright/schedule/views/svg.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <ostream>
+#include <set>
+#include <string_view>
+#include <vector>
+
+#include "pipewright/ir/text/action_text.h"
+
+namespace pipewright::schedule {
+namespace {
+
+using ir::Action;
+using ir::ActionKind;
+using ir::ActionPart;
+
+// Sizes in pixels.
+constexpr double kLeft = 62, kTop = 34, kRow = 26, kComms = 8, kGap = 6, kAxis = 34, kLegend = 26,
+                 kRight = 16;
+constexpr double kLetter = 6.2;  // width of a digit at the size of labels
+
+// Fills by kind, light enough for black text: three shades for the stages of a rank in turn.
+struct Fill {
+  ActionKind kind;
+  std::string_view meaning;
+  std::array<std::string_view, 3> shades;
+};
+constexpr Fill kFills[] = {
+    {ActionKind::kForward, "F forward", {"#8fb8e8", "#bcd7f5", "#6d9ed6"}},
+    {ActionKind::kBackward, "B backward", {"#94cf94", "#c3e6c1", "#6fb56f"}},
+    {ActionKind::kBackwardInput, "I backward, input", {"#7fd0c8", "#b5e6e0", "#57b3aa"}},
+    {ActionKind::kBackwardWeight, "W backward, weight", {"#f2d479", "#f9e8b4", "#dcb84f"}},
+    {ActionKind::kSendF, "SEND", {"#9a9a9a", "#9a9a9a", "#9a9a9a"}},
+    {ActionKind::kRecvF, "RECV", {"#c46a6a", "#c46a6a", "#c46a6a"}},
+    {ActionKind::kUnshard, "UNSHARD, RESHARD, REDUCE_GRAD", {"#b79ad6", "#b79ad6", "#b79ad6"}},
+};
+
+const Fill& fill_of(ActionKind kind) {
+  if (kind == ActionKind::kSendB) kind = ActionKind::kSendF;
+  if (kind == ActionKind::kRecvB) kind = ActionKind::kRecvF;
+  for (const Fill& fill : kFills) {
+    if (fill.kind == kind) return fill;
+  }
+  return kFills[std::size(kFills) - 1];
+}
+
+std::string escaped(std::string_view text) {
+  std::string safe;
+  for (const char c : text) {
+    if (c == '<') {
+      safe += "&lt;";
+    } else if (c == '>') {
+      safe += "&gt;";
+    } else if (c == '&') {
+      safe += "&amp;";
+    } else {
+      safe += c;
+    }
+  }
+  return safe;
+}
+
+// "12.5", "12": pixels to a tenth.
+std::string px(double value) {
+  std::string text = fmt::format("{:.1f}", value);
+  if (text.ends_with(".0")) text.resize(text.size() - 2);
+  return text;
+}
+
+class Svg {
+ public:
+  Svg(const ir::Schedule& schedule, const ir::Timeline& timeline, const std::string& unit,
+      std::ostream& out)
+      : schedule_(schedule), timeline_(timeline), unit_(unit), out_(out) {
+    double shortest = std::numeric_limits<double>::infinity();
+    for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
+      for (size_t step = 0; step < schedule.rows[rank].size(); ++step) {
+        const Action& action = schedule.rows[rank][step];
+        if (action.is_idle()) continue;
+        const ir::Interval& interval = timeline.at(rank, step);
+        end_ = std::max(end_, interval.end);
+        if (interval.duration() <= 0) continue;
+        if (ir::is_compute(action.kind())) {
+          shortest = std::min(shortest, interval.duration());
+        } else {
+          has_comms_ = true;
+        }
+        for (const ActionPart part : action.parts()) shown_.insert(fill_of(part.kind()).kind);
+      }
+    }
+    const double wanted = end_ > 0 && std::isfinite(shortest) ? 20 * end_ / shortest : 0;
+    plot_ = std::clamp(wanted, 640.0, 6000.0);
+    scale_ = end_ > 0 ? plot_ / end_ : 1;
+    pitch_ = kRow + (has_comms_ ? kComms : 0) + kGap;
+  }
+
+  void print(const std::string& title) {
+    const auto ranks = static_cast<double>(schedule_.rows.size());
+    const double width = kLeft + plot_ + kRight;
+    const double bottom = kTop + ranks * pitch_;
+    const double height = bottom + kAxis + kLegend;
+    out_ << fmt::format(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} "
+        "{1}\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"11\">\n",
+        px(width), px(height));
+    out_ << fmt::format("<title>{}</title>\n", escaped(title));
+    out_ << fmt::format("<rect width=\"{}\" height=\"{}\" fill=\"white\"/>\n", px(width),
+                        px(height));
+    out_ << fmt::format("<text x=\"{}\" y=\"20\" font-size=\"13\">{}</text>\n", px(kLeft),
+                        escaped(title));
+    print_axis(bottom);
+    for (size_t rank = 0; rank < schedule_.rows.size(); ++rank) print_rank(rank);
+    print_legend(bottom + kAxis);
+    out_ << "</svg>\n";
+  }
+
+ private:
+  double x(double time) const { return kLeft + time * scale_; }
+
+  void print_axis(double bottom) {
+    // Ticks at 1, 2 or 5 times a power of ten, some 80 pixels apart.
+    const double rough = end_ > 0 ? 80 / scale_ : 1;
+    const double power = std::pow(10, std::floor(std::log10(rough)));
+    double tick = 10 * power;
+    for (const double times : {1.0, 2.0, 5.0}) {
+      if (times * power >= rough) {
+        tick = times * power;
+        break;
+      }
+    }
+    for (int count = 0; count * tick <= end_ * (1 + 1e-9); ++count) {
+      const double at = count * tick;
+      out_ << fmt::format(
+          "<line x1=\"{0}\" y1=\"{1}\" x2=\"{0}\" y2=\"{2}\" stroke=\"#e3e3e3\"/>\n", px(x(at)),
+          px(kTop - 4), px(bottom));
+      out_ << fmt::format(
+          "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\" fill=\"#555\">{:.6g}{}</text>\n",
+          px(x(at)), px(bottom + 13), at, count > 0 && !unit_.empty() ? " " + escaped(unit_) : "");
+    }
+  }
+
+  void print_rank(size_t rank) {
+    const double top = kTop + static_cast<double>(rank) * pitch_;
+    out_ << fmt::format(
+        "<text x=\"{}\" y=\"{}\" text-anchor=\"end\" fill=\"#333\">rank {}</text>\n", px(kLeft - 8),
+        px(top + kRow / 2 + 4), rank);
+    const std::vector<int> stages = schedule_.placement.stages_of(static_cast<int>(rank));
+    for (size_t step = 0; step < schedule_.rows[rank].size(); ++step) {
+      const Action& action = schedule_.rows[rank][step];
+      const ir::Interval& interval = timeline_.at(rank, step);
+      if (action.is_idle() || interval.duration() <= 0) continue;
+      const bool compute = ir::is_compute(action.kind());
+      const auto parts = action.parts();
+      out_ << fmt::format("<g><title>{}, rank {}, {:.6g} to {:.6g}</title>", ir::to_string(action),
+                          rank, interval.start, interval.end);
+      const double height = compute ? kRow / static_cast<double>(parts.size()) : kComms / 2 - 1;
+      double y = compute ? top : top + kRow + 1 + (ir::is_receive(action.kind()) ? kComms / 2 : 0);
+      for (const ActionPart part : parts) {
+        print_part(part, interval, y, height, compute, stages);
+        y += height;
+      }
+      out_ << "</g>\n";
+    }
+  }
+
+  void print_part(ActionPart part, const ir::Interval& interval, double y, double height,
+                  bool compute, const std::vector<int>& stages) {
+    const auto nth = std::ranges::find(stages, part.stage()) - stages.begin();
+    const double width = std::max(0.5, interval.duration() * scale_);
+    out_ << fmt::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"{}\"{}/>",
+                        px(x(interval.start)), px(y), px(width), px(height),
+                        fill_of(part.kind()).shades[static_cast<size_t>(nth % 3)],
+                        compute ? " stroke=\"white\" stroke-width=\"0.8\"" : "");
+    const std::string number = std::to_string(part.microbatch());
+    if (!compute || static_cast<double>(number.size()) * kLetter > width - 2) return;
+    out_ << fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"middle\"{}>{}</text>",
+                        px(x(interval.start) + width / 2), px(y + height / 2 + 4),
+                        height < 16 ? " font-size=\"9.5\"" : "", number);
+  }
+
+  void print_legend(double y) {
+    double at = kLeft;
+    for (const Fill& fill : kFills) {
+      if (!shown_.contains(fill.kind)) continue;
+      out_ << fmt::format("<rect x=\"{}\" y=\"{}\" width=\"12\" height=\"12\" fill=\"{}\"/>",
+                          px(at), px(y), fill.shades[0]);
+      out_ << fmt::format("<text x=\"{}\" y=\"{}\">{}</text>\n", px(at + 17), px(y + 10),
+                          fill.meaning);
+      at += 17 + static_cast<double>(fill.meaning.size()) * kLetter + 20;
+    }
+    if (schedule_.placement.num_stages() > schedule_.placement.num_ranks())
+      out_ << fmt::format("<text x=\"{}\" y=\"{}\" fill=\"#555\">shades: stages of a rank</text>\n",
+                          px(at), px(y + 10));
+  }
+
+  const ir::Schedule& schedule_;
+  const ir::Timeline& timeline_;
+  std::string unit_;
+  std::ostream& out_;
+  std::set<ActionKind> shown_;
+  bool has_comms_ = false;
+  double end_ = 0, plot_ = 0, scale_ = 1, pitch_ = 0;
+};
+
+}  // namespace
+
+void print_svg(const ir::Schedule& schedule, const ir::Timeline& timeline, const std::string& title,
+               const std::string& unit, std::ostream& out) {
+  Svg(schedule, timeline, unit, out).print(title);
+}
+
+}  // namespace pipewright::schedule

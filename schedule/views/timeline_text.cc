@@ -1,0 +1,207 @@
+#include "pipewright/schedule/views/timeline_text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "pipewright/schedule/views/action_color.h"
+
+namespace pipewright::schedule {
+namespace {
+
+using ir::Action;
+using ir::ActionKind;
+using ir::ActionPart;
+
+// One line: characters and the kind of action that each belongs to.
+struct Line {
+  std::string text;
+  std::vector<ActionKind> kinds;
+
+  explicit Line(size_t columns) : text(columns, ' '), kinds(columns, ActionKind::kIdle) {}
+};
+
+// What a cell says, from much to little.
+enum class Form { kStage, kKind, kMicrobatch, kLetter };  // "2F10", "F10", "10", "F"
+
+std::string label_of(const Action& action, Form form) {
+  if (form == Form::kLetter)
+    return std::string(1, action.is_compound() ? '&' : ir::info(action.kind()).token[0]);
+  std::string text;
+  for (const ActionPart part : action.parts()) {
+    if (!text.empty()) text += '&';
+    if (form == Form::kStage) text += std::to_string(part.stage());
+    if (form != Form::kMicrobatch) text += ir::info(part.kind()).token;
+    if (ir::info(part.kind()).has_microbatch) text += std::to_string(part.microbatch());
+  }
+  return text;
+}
+
+class TimelineText {
+ public:
+  TimelineText(const ir::Schedule& schedule, const ir::Timeline& timeline,
+               const TimelineTextOptions& options)
+      : schedule_(schedule), timeline_(timeline), options_(options) {
+    label_width_ =
+        fmt::format("rank {}", schedule.rows.empty() ? 0 : schedule.rows.size() - 1).size();
+    for (const ir::Row& row : schedule.rows) {
+      std::vector<int> stages;
+      for (const Action& action : row) {
+        for (const ActionPart part : action.parts()) stages.push_back(part.stage());
+      }
+      std::ranges::sort(stages);
+      with_stage_ = with_stage_ || (!stages.empty() && stages.front() != stages.back());
+    }
+    choose_scale();
+    choose_form();
+  }
+
+  void print(std::ostream& out) const {
+    for (size_t rank = 0; rank < schedule_.rows.size(); ++rank) {
+      print_row(fmt::format("rank {}", rank), rank, out,
+                [](const Action& action) { return ir::is_compute(action.kind()); });
+      if (!options_.comms) continue;
+      const auto in_group = [](ir::ActionGroup group) {
+        return [group](const Action& action) {
+          return !action.is_compound() && ir::info(action.kind()).group == group;
+        };
+      };
+      print_row("  send", rank, out, in_group(ir::ActionGroup::kSend));
+      print_row("  recv", rank, out, in_group(ir::ActionGroup::kReceive));
+      print_row("  data", rank, out, in_group(ir::ActionGroup::kDataParallel));
+    }
+  }
+
+ private:
+  template <typename Visit>
+  void for_each_compute(Visit visit) const {
+    for (size_t rank = 0; rank < schedule_.rows.size(); ++rank) {
+      for (size_t step = 0; step < schedule_.rows[rank].size(); ++step) {
+        const Action& action = schedule_.rows[rank][step];
+        if (!ir::is_compute(action.kind())) continue;
+        const ir::Interval& interval = timeline_.at(rank, step);
+        if (interval.duration() > 0) visit(action, interval);
+      }
+    }
+  }
+
+  // As many columns a unit of time as every compute wants for its label, or as there are; whole
+  // ones for the shortest compute, so that equal times look equal.
+  void choose_scale() {
+    for (size_t number = 0; number < timeline_.size(); ++number)
+      end_ = std::max(end_, timeline_[number].end);
+    const Form full = with_stage_ ? Form::kStage : Form::kKind;
+    double wanted = 0, shortest = std::numeric_limits<double>::infinity();
+    for_each_compute([&](const Action& action, const ir::Interval& interval) {
+      const auto columns = static_cast<double>(label_of(action, full).size() + 1);
+      wanted = std::max(wanted, columns / interval.duration());
+      shortest = std::min(shortest, interval.duration());
+    });
+    if (wanted == 0) wanted = 1;
+    // One very short action must not make a line of a mile.
+    constexpr double kMostColumns = 1e6;
+    if (end_ > 0) wanted = std::min(wanted, kMostColumns / end_);
+    const size_t before = label_width_ + 2;
+    if (options_.width > 0 && end_ > 0) {
+      const size_t room = options_.width > before ? options_.width - before : 1;
+      wanted = std::min(wanted, static_cast<double>(room) / end_);
+    }
+    scale_ = wanted;
+    if (shortest * scale_ >= 1 && std::isfinite(shortest))
+      scale_ = std::floor(shortest * scale_ + 1e-9) / shortest;
+    columns_ = static_cast<size_t>(std::ceil(end_ * scale_ - 1e-9));
+  }
+
+  // The one form for which there is room in every compute.
+  void choose_form() {
+    const Form most = with_stage_ ? Form::kStage : Form::kKind;
+    for (const Form form : {Form::kStage, Form::kKind, Form::kMicrobatch}) {
+      // Numbers alone need colours to say what they are of.
+      if (form < most || (form == Form::kMicrobatch && !options_.color)) continue;
+      bool fits = true;
+      for_each_compute([&](const Action& action, const ir::Interval& interval) {
+        // What starts with a letter needs no blank before it.
+        const size_t blank = form == Form::kKind && !options_.color ? 0 : 1;
+        fits = fits && label_of(action, form).size() + blank <=
+                           column_of(interval.end) - column_of(interval.start);
+      });
+      form_ = form;
+      if (fits) return;
+    }
+    form_ = Form::kLetter;
+  }
+
+  size_t column_of(double time) const {
+    return std::min(columns_, static_cast<size_t>(std::llround(time * scale_)));
+  }
+
+  template <typename Shown>
+  void print_row(std::string_view label, size_t rank, std::ostream& out, Shown shown) const {
+    Line line(columns_);
+    bool any = false;
+    for (size_t step = 0; step < schedule_.rows[rank].size(); ++step) {
+      const Action& action = schedule_.rows[rank][step];
+      if (action.is_idle() || !shown(action)) continue;
+      any = true;
+      draw(action, timeline_.at(rank, step), &line);
+    }
+    if (!any && label[0] == ' ') return;
+    std::string text = fmt::format("{:<{}}  ", label, label_width_);
+    const size_t end = line.text.find_last_not_of(' ') + 1;
+    ActionKind current = ActionKind::kIdle;
+    for (size_t column = 0; column < end; ++column) {
+      if (options_.color && line.kinds[column] != current) {
+        current = line.kinds[column];
+        const std::string_view color = action_color(current);
+        text += color.empty() ? "\x1B[0m" : fmt::format("\x1B[0;7;{}m", color);
+      }
+      text += line.text[column];
+    }
+    if (options_.color && current != ActionKind::kIdle) text += "\x1B[0m";
+    while (!text.empty() && text.back() == ' ') text.pop_back();
+    out << text << '\n';
+  }
+
+  void draw(const Action& action, const ir::Interval& interval, Line* line) const {
+    const size_t first = std::min(column_of(interval.start), columns_ == 0 ? 0 : columns_ - 1);
+    const size_t last = std::max(first + 1, column_of(interval.end));
+    const size_t room = last - first;
+    std::string text = label_of(action, form_);
+    if (!ir::is_compute(action.kind())) {
+      // The row says the kind.
+      text = ir::info(action.kind()).has_microbatch ? label_of(action, Form::kMicrobatch)
+                                                    : label_of(action, Form::kLetter);
+      if (text.size() > room) text = label_of(action, Form::kLetter);
+    }
+    for (size_t column = first; column < last && column < columns_; ++column) {
+      const size_t at = column - first;
+      // A gap between neighbours.
+      const bool is_gap = column + 1 == last && room > text.size() && room > 1;
+      line->kinds[column] = is_gap ? ActionKind::kIdle : action.kind();
+      line->text[column] = at < text.size() ? text[at] : is_gap || options_.color ? ' ' : '-';
+    }
+  }
+
+  const ir::Schedule& schedule_;
+  const ir::Timeline& timeline_;
+  TimelineTextOptions options_;
+  size_t label_width_ = 0;
+  bool with_stage_ = false;  // a rank has several
+  double end_ = 0, scale_ = 1;
+  Form form_ = Form::kLetter;
+  size_t columns_ = 0;
+};
+
+}  // namespace
+
+void print_timeline(const ir::Schedule& schedule, const ir::Timeline& timeline,
+                    const TimelineTextOptions& options, std::ostream& out) {
+  TimelineText(schedule, timeline, options).print(out);
+}
+
+}  // namespace pipewright::schedule

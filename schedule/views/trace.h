@@ -1,0 +1,22 @@
+#ifndef PIPEWRIGHT_SCHEDULE_VIEWS_TRACE_H_
+#define PIPEWRIGHT_SCHEDULE_VIEWS_TRACE_H_
+
+#include <iosfwd>
+
+#include "pipewright/ir/schedule.h"
+#include "pipewright/ir/timeline.h"
+#include "pipewright/schedule/simulate/costs.h"
+
+namespace pipewright::schedule {
+
+// A timeline as Chrome's trace events, a JSON object that ui.perfetto.dev and chrome://tracing
+// open: a process a rank with tracks for compute, send, receive and data-parallel actions, an arrow
+// from each SEND to its RECV, and counters of live activations and, where costs give sizes, of
+// bytes. Times are in microseconds there: a unit of "s", "ms", "us" or "ns" is converted, any other
+// counts as a millisecond. Linear in the number of actions.
+void print_trace(const ir::Schedule& schedule, const Costs& costs, const ir::Timeline& timeline,
+                 std::ostream& out);
+
+}  // namespace pipewright::schedule
+
+#endif  // PIPEWRIGHT_SCHEDULE_VIEWS_TRACE_H_

@@ -1,0 +1,55 @@
+#ifndef PIPEWRIGHT_TESTS_SUPPORT_METER_METER_H_
+#define PIPEWRIGHT_TESTS_SUPPORT_METER_METER_H_
+
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+namespace pipewright::tests {
+
+// The bytes of tensors that this thread has allocated and not freed, since it was made.
+class Meter {
+ public:
+  Meter() : Meter(std::make_shared<Count>()) {}
+  // Counts this thread's into the same number: where a thread may free what another has allocated.
+  static Meter together_with(const Meter& other) { return Meter(other.count_); }
+
+  int64_t bytes() const {
+    const std::lock_guard lock(count_->mutex);
+    return count_->now;
+  }
+  // The most at a time, since it was made or told to begin anew.
+  int64_t peak() const {
+    const std::lock_guard lock(count_->mutex);
+    return count_->peak;
+  }
+  void restart_peak() {
+    const std::lock_guard lock(count_->mutex);
+    count_->peak = count_->now;
+  }
+
+ private:
+  struct Count final : c10::MemoryReportingInfoBase {
+    void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
+      const std::lock_guard lock(mutex);
+      now += bytes;
+      peak = std::max(peak, now);
+    }
+    bool memoryProfilingEnabled() const override { return true; }
+    std::mutex mutex;
+    int64_t now = 0, peak = 0;
+  };
+
+  explicit Meter(std::shared_ptr<Count> count) : count_(std::move(count)) {}
+
+  const std::shared_ptr<Count> count_;
+  const c10::DebugInfoGuard guard_{c10::DebugInfoKind::PROFILER_STATE, count_};
+};
+
+}  // namespace pipewright::tests
+
+#endif  // PIPEWRIGHT_TESTS_SUPPORT_METER_METER_H_

@@ -1,0 +1,206 @@
+#include "tests/support/training/pipeline.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+
+#include <random>
+
+#include "pipewright/autograd/checkpoint.h"
+#include "pipewright/comms/mesh.h"
+#include "pipewright/comms/thread_backend.h"
+#include "pipewright/executor/executor.h"
+#include "pipewright/executor/module_stage.h"
+#include "pipewright/schedule/lowering/lower.h"
+#include "tests/support/ranks/ranks.h"
+#include "tests/support/training/modules.h"
+
+namespace pipewright::tests {
+namespace {
+
+constexpr int kDim = 10;
+
+at::Tensor input_of(const PipelineCase& pipeline, int step, int copy) {
+  const int data = pipeline.same_data ? 0 : copy;
+  return random_input({kPipelineMicrobatches, kDim}, static_cast<uint64_t>(100 + 10 * step + data))
+      .to(pipeline.layers.dtype);
+}
+
+at::Tensor target_of(const PipelineCase& pipeline, int step, int copy) {
+  return input_of(pipeline, step + 50, copy);
+}
+
+at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) {
+  return at::mse_loss(output, target);
+}
+
+void keep(Trained& trained, const torch::nn::Module& module) {
+  for (const auto& named : module.named_parameters()) {
+    trained.parameters.insert(named.key(), named.value().detach().clone());
+    const at::Tensor& grad = named.value().grad();
+    trained.grads.insert(named.key(), grad.defined() ? grad.clone() : grad);
+  }
+}
+
+}  // namespace
+
+Layer::Layer(int number, at::ScalarType dtype) {
+  const auto add = [&](const std::string& name, int offset, at::IntArrayRef sizes) {
+    const at::Tensor values = random_input(sizes, static_cast<uint64_t>(10 * number + offset)) / 3;
+    weights_.push_back(register_parameter(name, values.to(dtype)));
+  };
+  add("weight1", 0, {kDim, kDim});
+  add("bias1", 1, {kDim});
+  add("weight2", 2, {kDim, kDim});
+  add("bias2", 3, {kDim});
+}
+
+at::Tensor Layer::forward(const at::Tensor& x) {
+  const at::Tensor hidden = at::relu(at::linear(x, weights_[0], weights_[1]));
+  return x + at::linear(hidden, weights_[2], weights_[3]);
+}
+
+Layers::Layers(int begin, int end, LayersArgs args) : args_(std::move(args)) {
+  for (int layer = begin; layer < end; ++layer) {
+    layers_.push_back(register_module("layer" + std::to_string(layer),
+                                      std::make_shared<Layer>(layer, args_.dtype)));
+  }
+  if (args_.unused) {
+    register_parameter("unused" + std::to_string(begin),
+                       at::ones({3}, at::TensorOptions(args_.dtype)));
+  }
+}
+
+at::Tensor Layers::forward(const at::Tensor& input) {
+  at::Tensor x = input;
+  for (const auto& layer : layers_) {
+    const auto call = [this, layer](const at::Tensor& in) {
+      return args_.call ? args_.call(layer, in) : layer->forward(in);
+    };
+    const auto part = [call](const std::vector<at::Tensor>& in) {
+      return std::vector{call(in[0])};
+    };
+    x = args_.checkpointed ? autograd::checkpoint(part, {x})[0] : call(x);
+  }
+  return x;
+}
+
+ir::Program program_of(const PipelineCase& pipeline) {
+  const schedules::Shape shape{2, schedules::default_stages(*pipeline.schedule, 2),
+                               kPipelineMicrobatches};
+  ir::Lowering policies;
+  policies.reduce_every = pipeline.reduce_every;
+  ir::Diagnostics diagnostics;
+  return schedule::lower(schedules::make_order(*pipeline.schedule, shape), policies, &diagnostics)
+      .value();
+}
+
+std::vector<Trained> train_pipeline(const PipelineCase& pipeline, const Wrap& wrap) {
+  at::set_num_threads(1);
+  const ir::Program program = program_of(pipeline);
+  std::vector<Trained> trained(static_cast<size_t>(2 * pipeline.copies));
+  std::vector<comms::World> worlds = comms::thread_worlds(2 * pipeline.copies);
+  const auto run_rank = [&](int rank) {
+    comms::World& world = worlds[static_cast<size_t>(rank)];
+    comms::Mesh mesh(world, {{"dp", pipeline.copies}, {"pp", 2}});
+    const auto log = std::make_shared<comms::CallLog>();
+    const auto injector = [&](const comms::CallRecord& call) {
+      thread_local std::mt19937 random(static_cast<unsigned>(rank));
+      comms::Fault fault;
+      if (pipeline.delays && call.op != "broadcast") {
+        fault.delay = std::chrono::microseconds(random() % 500);
+        fault.work_delay = std::chrono::microseconds(random() % 2000);
+      }
+      return fault;
+    };
+    const comms::BackendPtr group = comms::record(mesh.group({"dp"}), log, injector);
+    std::map<int, executor::LocalStage> stages;
+    std::vector<std::shared_ptr<Layers>> modules;
+    std::vector<at::Tensor> weights;
+    for (const int stage : program.placement.stages_of(mesh.coordinate("pp"))) {
+      const int each = kPipelineLayers / program.placement.num_stages();
+      const auto module =
+          std::make_shared<Layers>(stage * each, (stage + 1) * each, pipeline.layers);
+      stages[stage] = {executor::make_stage(module), wrap ? wrap(module, group) : nullptr};
+      modules.push_back(module);
+      for (const at::Tensor& weight : module->parameters()) weights.push_back(weight);
+    }
+    executor::Executor executor(
+        program, std::move(stages), world,
+        {.loss = [](const executor::Tensors& outputs,
+                    const executor::Tensors& targets) { return loss_of(outputs[0], targets[0]); },
+         .ranks = mesh.ranks({"pp"})});
+    torch::optim::AdamW optimizer(weights, torch::optim::AdamWOptions(1e-2));
+    Trained& mine = trained[static_cast<size_t>(rank)];
+    mine.copy = mesh.coordinate("dp");
+    for (int step = 0; step < pipeline.steps; ++step) {
+      optimizer.zero_grad(step % 2 == 0);
+      log->clear();
+      const auto result = executor.step(
+          {{input_of(pipeline, step, mine.copy)}, {}, {target_of(pipeline, step, mine.copy)}});
+      mine.losses.insert(mine.losses.end(), result.losses.begin(), result.losses.end());
+      // As PyTorch's: a reduction that still runs would write over one of the two.
+      for (const at::Tensor& weight : weights) {
+        if (weight.grad().defined()) weight.grad().div_(2).mul_(2);
+      }
+      optimizer.step();
+    }
+    mine.calls = log->calls();
+    for (const auto& module : modules) keep(mine, *module);
+  };
+  EXPECT_EQ(run_ranks(2 * pipeline.copies, run_rank), "");
+  return trained;
+}
+
+Trained train_reference(const PipelineCase& pipeline) {
+  LayersArgs plain = pipeline.layers;
+  plain.checkpointed = false;
+  plain.call = nullptr;
+  plain.unused = false;
+  Layers model(0, kPipelineLayers, plain);
+  torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(1e-2));
+  for (int step = 0; step < pipeline.steps; ++step) {
+    optimizer.zero_grad();
+    for (int copy = 0; copy < pipeline.copies; ++copy) {
+      const at::Tensor output = model.forward(input_of(pipeline, step, copy));
+      (loss_of(output, target_of(pipeline, step, copy)) / pipeline.copies).backward();
+    }
+    optimizer.step();
+  }
+  Trained trained;
+  keep(trained, model);
+  return trained;
+}
+
+void expect_trained(const Trained& want, const std::vector<Trained>& got,
+                    const std::function<at::Tensor(const at::Tensor&, int)>& part,
+                    Tolerance tolerance) {
+  for (const Trained& rank : got) {
+    EXPECT_FALSE(rank.parameters.is_empty());
+    const auto expect_close = [&](const at::Tensor& mine, const at::Tensor& whole,
+                                  const std::string& what) {
+      EXPECT_TRUE(
+          at::allclose(mine, part(whole, rank.copy), tolerance.relative, tolerance.absolute))
+          << what;
+    };
+    for (const auto& [name, value] : rank.parameters.pairs()) {
+      const at::Tensor grad = rank.grads[name];
+      if (!want.parameters.contains(name)) {  // the one that nobody uses
+        EXPECT_FALSE(grad.defined()) << name;
+        continue;
+      }
+      expect_close(value, want.parameters[name], name);
+      ASSERT_TRUE(grad.defined()) << name;
+      expect_close(grad, want.grads[name], "gradient of " + name);
+    }
+  }
+}
+
+std::string name_of_schedule(const schedules::ScheduleSpec& spec) {
+  std::string name(spec.name);
+  std::erase(name, '-');
+  return name;
+}
+
+}  // namespace pipewright::tests
