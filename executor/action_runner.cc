@@ -3,10 +3,10 @@
 #include <ATen/ops/full_like.h>
 
 #include <algorithm>
-#include <stdexcept>
 #include <string>
 
 #include "pipewright/autograd/split_backward.h"
+#include "pipewright/ir/errors.h"
 #include "pipewright/ir/text/action_text.h"
 
 namespace pipewright::executor {
@@ -135,7 +135,7 @@ void ActionRunner::clear() {
 ActionRunner::Local& ActionRunner::local(int stage) {
   const auto found = stages_.find(stage);
   if (found == stages_.end())
-    throw std::logic_error("stage " + std::to_string(stage) + " is not on this rank");
+    throw ContractError("stage " + std::to_string(stage) + " is not on this rank");
   return found->second;
 }
 
@@ -171,15 +171,14 @@ void ActionRunner::run_part(ir::ActionPart part, bool last_backward) {
     case ActionKind::kUnshard: {
       Local& stage = local(part.stage());
       if (stage.residency != Residency::kSharded)
-        throw std::logic_error("the stage is unsharded already");
+        throw ContractError("the stage is unsharded already");
       stage.with.data_parallel->unshard();
       stage.residency = Residency::kUnsharding;
       return;
     }
     case ActionKind::kReshard: {
       Local& stage = local(part.stage());
-      if (stage.residency == Residency::kSharded)
-        throw std::logic_error("the stage is not unsharded");
+      if (stage.residency == Residency::kSharded) throw ContractError("the stage is not unsharded");
       need_unsharded(stage, part);
       stage.with.data_parallel->reshard();
       stage.residency = Residency::kSharded;
@@ -194,13 +193,13 @@ void ActionRunner::run_part(ir::ActionPart part, bool last_backward) {
     case ActionKind::kSendF: {
       Slot& slot = slot_of(part);
       if (!slot.outputs)
-        throw std::logic_error("there is no output of " + text_of(ActionKind::kForward, part));
+        throw ContractError("there is no output of " + text_of(ActionKind::kForward, part));
       return transfers(part).post_send(part, take(slot.outputs));
     }
     case ActionKind::kSendB: {
       Slot& slot = slot_of(part);
       if (!slot.input_grads)
-        throw std::logic_error("there is no gradient of " + text_of(ActionKind::kBackward, part));
+        throw ContractError("there is no gradient of " + text_of(ActionKind::kBackward, part));
       return transfers(part).post_send(part, take(slot.input_grads));
     }
     case ActionKind::kRecvF:
@@ -214,7 +213,7 @@ void ActionRunner::forward(ir::ActionPart part) {
   Local& stage = local(part.stage());
   Slot& slot = slot_of(part);
   if (slot.phase != Phase::kNothing)
-    throw std::logic_error(text_of(ActionKind::kForward, part) + " ran already in this step");
+    throw ContractError(text_of(ActionKind::kForward, part) + " ran already in this step");
   need_unsharded(stage, part);
   Tensors inputs = inputs_of(part, slot);
   slot.num_inputs = inputs.size();
@@ -234,7 +233,7 @@ Tensors ActionRunner::inputs_of(ir::ActionPart part, Slot& slot) {
   }
   if (is_local(part.stage() - 1)) {
     if (!slot.inputs) {
-      throw std::logic_error(
+      throw ContractError(
           "`" +
           ir::to_string(ir::Action(ActionKind::kForward, part.stage() - 1, part.microbatch())) +
           "`, whose output it needs, has not run");
@@ -286,9 +285,9 @@ void ActionRunner::backward(ir::ActionPart part, bool last_backward) {
   Local& stage = local(part.stage());
   Slot& slot = slot_of(part);
   if (slot.phase != Phase::kForward) {
-    throw std::logic_error(slot.phase == Phase::kNothing
-                               ? text_of(ActionKind::kForward, part) + " has not run"
-                               : "the backward of this microbatch ran already");
+    throw ContractError(slot.phase == Phase::kNothing
+                            ? text_of(ActionKind::kForward, part) + " has not run"
+                            : "the backward of this microbatch ran already");
   }
   need_unsharded(stage, part);
   const bool whole = part.kind() == ActionKind::kBackward;
@@ -313,7 +312,7 @@ void ActionRunner::backward(ir::ActionPart part, bool last_backward) {
 
 Tensors ActionRunner::output_grads_of(ir::ActionPart part, Slot& slot) {
   if (is_last(part.stage())) {
-    if (!slot.loss.defined()) throw std::logic_error("there is no loss function");
+    if (!slot.loss.defined()) throw ContractError("there is no loss function");
     // The one place where gradients are scaled.
     const double scale = options_.scale_grads ? 1.0 / num_microbatches_ : 1.0;
     autograd::full_backward({autograd::root_of(slot.loss)}, {at::full_like(slot.loss, scale)});
@@ -322,7 +321,7 @@ Tensors ActionRunner::output_grads_of(ir::ActionPart part, Slot& slot) {
   }
   if (is_local(part.stage() + 1)) {
     if (!slot.output_grads) {
-      throw std::logic_error(
+      throw ContractError(
           "`" +
           ir::to_string(ir::Action(ActionKind::kBackward, part.stage() + 1, part.microbatch())) +
           "`, whose gradient it needs, has not run");
@@ -336,16 +335,16 @@ void ActionRunner::backward_weight(ir::ActionPart part, bool last_backward) {
   Local& stage = local(part.stage());
   Slot& slot = slot_of(part);
   if (slot.phase != Phase::kInput) {
-    throw std::logic_error(slot.phase == Phase::kDone
-                               ? "the backward of this microbatch is done already"
-                               : text_of(ActionKind::kBackwardInput, part) + " has not run");
+    throw ContractError(slot.phase == Phase::kDone
+                            ? "the backward of this microbatch is done already"
+                            : text_of(ActionKind::kBackwardInput, part) + " has not run");
   }
   if (!options_.weight_free_w || stage.residency == Residency::kUnsharding)
     need_unsharded(stage, part);
   if (stage.residency == Residency::kSharded && stage.with.data_parallel->frees_parameters()) {
     // Its I is a whole chain of weights, the embedding's too.
     if (is_first(part.stage()))
-      throw std::logic_error("a W of stage 0 needs the stage unsharded, and it is resharded");
+      throw ContractError("a W of stage 0 needs the stage unsharded, and it is resharded");
     stage.with.stage->check_weight_free(part.microbatch());
   }
   stage.with.data_parallel->before_backward(part.microbatch(), last_backward);
@@ -355,15 +354,15 @@ void ActionRunner::backward_weight(ir::ActionPart part, bool last_backward) {
 
 void ActionRunner::need_unsharded(Local& stage, ir::ActionPart part) {
   if (stage.residency == Residency::kSharded)
-    throw std::logic_error("stage " + std::to_string(part.stage()) + " is not unsharded");
+    throw ContractError("stage " + std::to_string(part.stage()) + " is not unsharded");
   if (stage.residency == Residency::kUnsharding) stage.with.data_parallel->wait_unshard();
   stage.residency = Residency::kUnsharded;
 }
 
 Transfers& ActionRunner::transfers(ir::ActionPart part) {
   if (!transfers_)
-    throw std::logic_error("stage " + std::to_string(part.stage()) +
-                           " has a neighbour on no rank of this program");
+    throw ContractError("stage " + std::to_string(part.stage()) +
+                        " has a neighbour on no rank of this program");
   return *transfers_;
 }
 

@@ -3,11 +3,12 @@
 #include <c10/core/GradMode.h>
 
 #include "pipewright/autograd/weight_free.h"
+#include "pipewright/ir/errors.h"
 
 namespace pipewright::executor {
 
 void Stage::check_weight_free(int /*microbatch*/) {
-  throw std::logic_error(
+  throw ContractError(
       "the stage may read its weights in W, and is resharded: only a split of autograd's graph is "
       "known not to");
 }
@@ -80,7 +81,7 @@ void ModuleStage::check_weight_free(int microbatch) {
   if (!work.weight_work) return Stage::check_weight_free(microbatch);
   const std::string reads = autograd::reads_weights(*work.weight_work);
   if (!reads.empty())
-    throw std::logic_error("`" + reads + "` may read a weight in W, and the stage is resharded");
+    throw ContractError("`" + reads + "` may read a weight in W, and the stage is resharded");
 }
 
 void ModuleStage::clear() { kept_.clear(); }
@@ -88,8 +89,8 @@ void ModuleStage::clear() { kept_.clear(); }
 ModuleStage::Kept& ModuleStage::kept(int microbatch, const char* what) {
   const auto found = kept_.find(microbatch);
   if (found == kept_.end()) {
-    throw std::logic_error(std::string(what) + " of microbatch " + std::to_string(microbatch) +
-                           ", of which no forward is kept");
+    throw ContractError(std::string(what) + " of microbatch " + std::to_string(microbatch) +
+                        ", of which no forward is kept");
   }
   return *found->second;
 }

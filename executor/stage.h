@@ -31,7 +31,7 @@ class Stage {
   // W: what I left. The stage forgets the microbatch.
   virtual void backward_weight(int microbatch) = 0;
 
-  // Before a W whose stage has its weights resharded: throws std::logic_error, with the reason, if
+  // Before a W whose stage has its weights resharded: throws ContractError, with the reason, if
   // W would read them. Unless a stage knows that it does not, it does.
   virtual void check_weight_free(int microbatch);
 

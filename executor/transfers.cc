@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "pipewright/ir/errors.h"
 #include "pipewright/ir/text/action_text.h"
 
 namespace pipewright::executor {
@@ -48,8 +49,8 @@ Tensors Transfers::wait_receive(ir::ActionPart receive) {
   auto posted = receives_.find(receive);
   while (posted == receives_.end()) {
     if (num_pending_ == 0)
-      throw std::logic_error("its input was not received: there is no " + quoted(receive) +
-                             " before it");
+      throw ContractError("its input was not received: there is no " + quoted(receive) +
+                          " before it");
     flush_all();
     posted = receives_.find(receive);
     if (posted == receives_.end()) pause(deadline, receive);
@@ -96,7 +97,7 @@ void Transfers::clear() {
 
 ir::Transfer Transfers::transfer_of(ir::ActionPart action) const {
   const std::optional<ir::Transfer> transfer = ir::partner_of(action, placement_);
-  if (!transfer) throw std::logic_error(quoted(action) + " meets no stage");
+  if (!transfer) throw ContractError(quoted(action) + " meets no stage");
   return *transfer;
 }
 
@@ -133,7 +134,7 @@ bool Transfers::post(Pending& pending) {
   const TensorMetas* expected = metas(pending.action);
   if (!expected) return false;
   const auto [place, is_new] = receives_.try_emplace(pending.action);
-  if (!is_new) throw std::logic_error(quoted(pending.action) + " is posted a second time");
+  if (!is_new) throw ContractError(quoted(pending.action) + " is posted a second time");
   Posted& posted = place->second;
   const bool forward = pending.action.kind() == ir::ActionKind::kRecvF;
   for (size_t i = 0; i < expected->size(); ++i) {
@@ -162,7 +163,7 @@ void Transfers::post(ir::ActionPart send, Tensors tensors) {
   }
   order.push_back(send);
   const auto [place, is_new] = sends_.try_emplace(send);
-  if (!is_new) throw std::logic_error(quoted(send) + " is posted a second time");
+  if (!is_new) throw ContractError(quoted(send) + " is posted a second time");
   Posted& posted = place->second;
   posted.tensors = std::move(tensors);
   for (size_t i = 0; i < posted.tensors.size(); ++i) {

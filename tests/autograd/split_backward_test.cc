@@ -11,6 +11,7 @@
 
 #include "pipewright/autograd/checkpoint.h"
 #include "pipewright/executor/module_stage.h"
+#include "pipewright/ir/errors.h"
 #include "tests/support/meter/meter.h"
 
 namespace pipewright::autograd {
@@ -338,7 +339,7 @@ TEST(SplitBackwardOf, ErrorsNameTheMicrobatch) {
   try {
     stage.backward(3, {at::ones({1})});
     FAIL();
-  } catch (const std::logic_error& error) {
+  } catch (const ContractError& error) {
     EXPECT_STREQ(error.what(), "backward of microbatch 3, of which no forward is kept");
   }
 }
