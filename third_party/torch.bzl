@@ -2,6 +2,9 @@
 
 LIBTORCH_SITE, where set, names a site-packages folder with torch 2.11.0 in it, and nothing is downloaded. For
 --config=cuda and for the tests tagged `peer` it must hold torch's own dependencies too.
+
+`@libtorch` has headers and libraries for CPUs. `@libtorch_cuda` adds those of CUDA and NCCL to it: the objects are the
+same, so a build for CUDA compiles only the files that include CUDA's own headers.
 """
 
 # What libtorch_cpu.so of the CUDA build needs beside it, and no more.
@@ -77,21 +80,28 @@ def _libtorch_impl(ctx):
     libraries = ["-ltorch_cpu", "-lc10", "-l:libcudart.so.13", "-l:libcupti.so.13"]
     if ctx.attr.cuda:
         # Nothing calls into these by name: they register themselves when they are loaded.
-        libraries = ["-Wl,--no-as-needed", "-ltorch_cuda", "-lc10_cuda", "-Wl,--as-needed"] + libraries + ["-l:libnccl.so.2"]
+        # By depending on @libtorch this comes before it at link, so that the folders of @torch_site, which has all of
+        # CUDA's libraries, are searched first.
+        libraries = ["-Wl,--no-as-needed", "-ltorch_cuda", "-lc10_cuda", "-Wl,--as-needed", "-l:libnccl.so.2"]
+        ctx.file("BUILD", """
+cc_library(
+    name = "cuda",
+    hdrs = glob(["nvidia/cu13/include/**", "nvidia/nccl/include/**"], allow_empty = True),
+    includes = ["nvidia/cu13/include", "nvidia/nccl/include"],
+    linkopts = %s,
+    visibility = ["@//third_party:__pkg__"],
+    deps = ["@libtorch//:libtorch"],
+)
+""" % repr(search + libraries))
+        return
     ctx.file("BUILD", """
-package(default_visibility = ["@//third_party:__pkg__"])
+package(default_visibility = ["@//third_party:__pkg__", "@libtorch_cuda//:__pkg__"])
 
 cc_library(
     name = "libtorch",
     hdrs = glob(["include/**/*.h", "include/**/*.hpp", "include/**/*.cuh"]),
     includes = ["include", "include/torch/csrc/api/include"],
     linkopts = %s,
-)
-
-cc_library(
-    name = "cuda_headers",
-    hdrs = glob(["nvidia/cu13/include/**", "nvidia/nccl/include/**"], allow_empty = True),
-    includes = ["nvidia/cu13/include", "nvidia/nccl/include"],
 )
 """ % repr(search + libraries))
 
