@@ -57,6 +57,9 @@ filegroup(name = "path", srcs = ["site_path"], visibility = ["//visibility:publi
 # `@torch_site//:path`: a file that names a folder with torch and all that it requires, for the local python3.
 torch_site = repository_rule(implementation = _torch_site_impl, environ = ["LIBTORCH_SITE"])
 
+# //third_party of this repository, which is not always the main one.
+_THIRD_PARTY = "@%s//third_party:__pkg__" % Label("//third_party:torch.lock").workspace_name
+
 def _libtorch_impl(ctx):
     if ctx.attr.cuda:
         site = ctx.read(ctx.path(Label("@torch_site//:site_path")))
@@ -89,13 +92,13 @@ cc_library(
     hdrs = glob(["nvidia/cu13/include/**", "nvidia/nccl/include/**"], allow_empty = True),
     includes = ["nvidia/cu13/include", "nvidia/nccl/include"],
     linkopts = %s,
-    visibility = ["@//third_party:__pkg__"],
+    visibility = ["%s"],
     deps = ["@libtorch//:libtorch"],
 )
-""" % repr(search + libraries))
+""" % (repr(search + libraries), _THIRD_PARTY))
         return
     ctx.file("BUILD", """
-package(default_visibility = ["@//third_party:__pkg__", "@libtorch_cuda//:__pkg__"])
+package(default_visibility = ["%s", "@libtorch_cuda//:__pkg__"])
 
 cc_library(
     name = "libtorch",
@@ -103,7 +106,7 @@ cc_library(
     includes = ["include", "include/torch/csrc/api/include"],
     linkopts = %s,
 )
-""" % repr(search + libraries))
+""" % (_THIRD_PARTY, repr(search + libraries)))
 
 libtorch = repository_rule(
     implementation = _libtorch_impl,
