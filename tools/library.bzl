@@ -1,7 +1,37 @@
-"""`pipewright_library`: a cc_library whose headers are included as `pipewright/<folder>/<header>`.
+"""cc_library, cc_binary and cc_test as this tree uses them, and `pipewright_library` for its public headers.
 
-The same path works in this tree, from another Bazel workspace and after an installation.
+What names //third_party:libtorch in its deps is compiled with LibTorch's precompiled header: see
+third_party/precompiled_header.bzl.
 """
 
-def pipewright_library(**kwargs):
-    native.cc_library(include_prefix = "pipewright", strip_include_prefix = "/", **kwargs)
+_PRECOMPILED_TORCH = [
+    "-Winvalid-pch",
+    "-include",
+    "torch_precompiled.h",
+    "-include",
+    "torch_precompiled_id.h",
+]
+
+def _with_precompiled_header(arguments):
+    if "//third_party:libtorch" not in arguments.get("deps", []):
+        return arguments
+    return dict(arguments, copts = arguments.get("copts", []) + select({
+        "//third_party:precompiled_headers": _PRECOMPILED_TORCH,
+        "//conditions:default": [],
+    }))
+
+def cc_library(**arguments):
+    native.cc_library(**_with_precompiled_header(arguments))
+
+def cc_binary(**arguments):
+    native.cc_binary(**_with_precompiled_header(arguments))
+
+def cc_test(**arguments):
+    native.cc_test(**_with_precompiled_header(arguments))
+
+def pipewright_library(**arguments):
+    """A cc_library whose headers are included as `pipewright/<folder>/<header>`.
+
+    The same path works in this tree, from another Bazel workspace and after an installation.
+    """
+    cc_library(include_prefix = "pipewright", strip_include_prefix = "/", **arguments)
