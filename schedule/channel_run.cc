@@ -12,8 +12,9 @@ ChannelRun::ChannelRun(const ir::Program& program, ir::ChannelModel model,
     : program_(program),
       capacity_(capacity),
       pair_ids_(program.placement),
-      dependencies_(program.placement) {
-  const auto num_stages = static_cast<size_t>(program.placement.num_stages());
+      dependencies_(program.placement),
+      received_(program.placement, program.num_microbatches) {
+  PW_CHECK(received_.size() <= kMaxCells, "cells are numbered in 30 bits");
   std::map<std::pair<int, uint32_t>, uint32_t> queue_ids;
   const auto queue_id = [&](int rank, int peer, bool send) {
     const uint32_t local = ir::queue_index(model, static_cast<uint32_t>(peer), send);
@@ -26,17 +27,7 @@ ChannelRun::ChannelRun(const ir::Program& program, ir::ChannelModel model,
     const auto [from, to] = pair_ids_.ranks(id);
     pairs_.push_back({queue_id(from, to, true), queue_id(to, from, false)});
   }
-  received_.resize(4 * num_stages * static_cast<size_t>(program.num_microbatches));
   link_rows();
-}
-
-uint32_t ChannelRun::cell_of(ActionPart part) const {
-  const auto of_stage =
-      static_cast<uint32_t>(part.stage()) * static_cast<uint32_t>(program_.num_microbatches) +
-      static_cast<uint32_t>(part.microbatch());
-  const bool backward = part.kind() == ActionKind::kSendB || part.kind() == ActionKind::kRecvB;
-  return of_stage << 2 | static_cast<uint32_t>(backward) << 1 |
-         static_cast<uint32_t>(ir::is_receive(part.kind()));
 }
 
 void ChannelRun::link_rows() {
@@ -51,8 +42,17 @@ void ChannelRun::link_rows() {
       if (ir::is_compute(row[step].kind())) poster = static_cast<uint32_t>(step);
       if (!is_operation(row[step])) continue;
       const ActionPart part = row[step].parts()[0];
-      operations_.push_back(
-          {static_cast<uint32_t>(step), pair_ids_.of(part), kNone, cell_of(part), poster});
+      Operation operation;
+      operation.step = static_cast<uint32_t>(step);
+      operation.pair = pair_ids_.of(part);
+      operation.next = kNone;
+      operation.cell =
+          static_cast<uint32_t>(received_.index(part.stage(), part.microbatch())) & kMaxCells;
+      operation.is_gradient =
+          part.kind() == ActionKind::kSendB || part.kind() == ActionKind::kRecvB;
+      operation.is_send = ir::is_send(part.kind());
+      operation.poster = poster;
+      operations_.push_back(operation);
     }
   }
   first_of_rank_.push_back(static_cast<uint32_t>(operations_.size()));
@@ -83,7 +83,8 @@ bool ChannelRun::has_inputs(int rank, uint32_t step) const {
   for (const ActionPart part : program_.rows[static_cast<size_t>(rank)][step].parts()) {
     for (const ir::StageDependencies::Need& need : dependencies_.of(part)) {
       if (!need.of_other_rank) continue;
-      if (!received_[cell_of(need.receive_for(part))]) return false;
+      if (!received_.at(part.stage(), part.microbatch())[need.result != ir::Result::kOutput])
+        return false;
     }
   }
   return true;
@@ -93,7 +94,7 @@ bool ChannelRun::can_finish(const Queue& queue) const {
   if (!is_posted(queue)) return false;
   const Operation& operation = operations_[queue.head];
   const Pair& pair = pairs_[operation.pair];
-  const bool sends = is_send(operation);
+  const bool sends = operation.is_send;
   if (sends && (capacity_ == ir::kUnboundedCapacity || pair.sent - pair.received < capacity_))
     return true;
   if (!sends && pair.received < pair.sent) return true;
@@ -102,7 +103,7 @@ bool ChannelRun::can_finish(const Queue& queue) const {
   const Queue& other = queues_[sends ? pair.receive_queue : pair.send_queue];
   if (!is_posted(other)) return false;
   const Operation& head = operations_[other.head];
-  return head.pair == operation.pair && is_send(head) != sends;
+  return head.pair == operation.pair && head.is_send != sends;
 }
 
 bool ChannelRun::finished() const {
@@ -142,7 +143,7 @@ const ChannelRun::Operation* ChannelRun::nth_operation(uint32_t pair, bool send,
   uint32_t seen = 0;
   for (uint32_t id = first_of_rank_[rank]; id < first_of_rank_[rank + 1]; ++id) {
     const Operation& operation = operations_[id];
-    if (operation.pair == pair && is_send(operation) == send && seen++ == index) return &operation;
+    if (operation.pair == pair && operation.is_send == send && seen++ == index) return &operation;
   }
   return nullptr;
 }
@@ -163,13 +164,13 @@ std::vector<ChannelRun::Wait> ChannelRun::waits_of(const Node& node) const {
   if (ir::is_compute(action.kind())) {
     for (const uint32_t receive : receives_of(node.rank, step)) {
       const Operation& operation = operation_at(node.rank, receive);
-      if (!received_[operation.cell]) wait_for(node.rank, operation);
+      if (!received(operation)) wait_for(node.rank, operation);
     }
     return waits;
   }
   const Operation& operation = operation_at(node.rank, step);
   const Pair& pair = pairs_[operation.pair];
-  const bool sends = is_send(operation);
+  const bool sends = operation.is_send;
   const uint32_t index = sends ? pair.sent : pair.received;
   // With room for n, the SEND number k waits for the RECV number k - n.
   const uint32_t other_index = sends ? index - std::min(index, capacity_) : index;

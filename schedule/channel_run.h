@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_SCHEDULE_CHANNEL_RUN_H_
 #define PIPEWRIGHT_SCHEDULE_CHANNEL_RUN_H_
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "pipewright/ir/rank_pairs.h"
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/stage_dependencies.h"
+#include "pipewright/ir/stage_microbatch_table.h"
 
 namespace pipewright::schedule {
 
@@ -74,8 +76,11 @@ class ChannelRun {
   struct Operation {
     uint32_t step;
     uint32_t pair;
-    uint32_t next;  // of the same queue; kNone behind the last
-    uint32_t cell;  // what it sends or receives: see cell_of()
+    uint32_t next;  // of the same queue; kNone after the last
+    // What it sends or receives: a cell of received_, and which of the two results.
+    uint32_t cell : 30;
+    bool is_gradient : 1;
+    bool is_send : 1;
     uint32_t poster;
   };
   // Operations of one queue of a rank, in the order of posting.
@@ -89,6 +94,7 @@ class ChannelRun {
     uint32_t sent = 0, received = 0;
   };
   static constexpr uint32_t kNone = UINT32_MAX;
+  static constexpr uint32_t kMaxCells = (1u << 30) - 1;
 
   void link_rows();
   template <typename Ended>
@@ -102,13 +108,13 @@ class ChannelRun {
     return queue.head != kNone &&
            operations_[queue.head].step < next_compute_[static_cast<size_t>(queue.rank)];
   }
-  bool is_send(const Operation& operation) const { return (operation.cell & 1) == 0; }
   uint32_t queue_of(const Operation& operation) const {
     const Pair& pair = pairs_[operation.pair];
-    return is_send(operation) ? pair.send_queue : pair.receive_queue;
+    return operation.is_send ? pair.send_queue : pair.receive_queue;
   }
-  // Numbers SENDs and RECVs by kind, stage and microbatch.
-  uint32_t cell_of(ir::ActionPart send_or_receive) const;
+  bool received(const Operation& receive) const {
+    return received_[receive.cell][receive.is_gradient];
+  }
   bool has_inputs(int rank, uint32_t step) const;
   std::vector<uint32_t> receives_of(int rank, uint32_t step) const;
   // The operation at a step of a rank.
@@ -126,8 +132,9 @@ class ChannelRun {
   std::vector<uint32_t> first_of_rank_;   // in operations_, and the end
   std::vector<uint32_t> next_compute_;    // by rank: step of the first compute that has not ended
   std::vector<uint32_t> next_operation_;  // by rank: the first one that is not posted
-  std::vector<bool> received_;            // by cell
   std::vector<uint32_t> work_;            // queues that may have something to finish
+  // Whether a stage's RECV_F and RECV_B of a microbatch have finished.
+  ir::StageMicrobatchTable<std::array<bool, 2>> received_;
 };
 
 // Ends computes as far as their inputs are there; each that ends posts what stands behind it.
@@ -156,12 +163,12 @@ void ChannelRun::finish_head(uint32_t id, const Ended& ended) {
   ended(queue.rank, operation.step, id);
   queue.head = operation.next;
   if (is_posted(queue)) work_.push_back(id);
-  if (is_send(operation)) {
+  if (operation.is_send) {
     ++pair.sent;
     return;
   }
   ++pair.received;
-  received_[operation.cell] = true;
+  received_[operation.cell][operation.is_gradient] = true;
   advance(queue.rank, ended);
 }
 
@@ -170,7 +177,7 @@ void ChannelRun::try_queue(uint32_t id, const Ended& ended) {
   if (!can_finish(queues_[id])) return;
   const Operation& operation = operations_[queues_[id].head];
   const Pair& pair = pairs_[operation.pair];
-  const bool sends = is_send(operation);
+  const bool sends = operation.is_send;
   const bool together = pair.sent == pair.received && (!sends || capacity_ == 0);
   const uint32_t other = sends ? pair.receive_queue : pair.send_queue;
   if (together) {

@@ -1,11 +1,13 @@
 #include "pipewright/schedules/building_block.h"
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <utility>
 
 #include "pipewright/ir/check.h"
 #include "pipewright/ir/dependencies.h"
+#include "pipewright/ir/stage_microbatch_table.h"
 
 namespace pipewright::schedules {
 namespace {
@@ -15,6 +17,7 @@ using ir::ActionPart;
 
 constexpr int kPeriod = 6;
 constexpr int kNotDone = -1;
+constexpr std::array kNothingDone = {kNotDone, kNotDone, kNotDone};
 
 // An action and its first slot.
 struct Placed {
@@ -30,8 +33,7 @@ class BlockSchedule {
         num_microbatches_(shape.microbatches),
         splits_backward_(splits_backward),
         placement_(ir::Placement::v(shape.ranks, shape.stages)),
-        done_(3 * static_cast<size_t>(shape.stages) * static_cast<size_t>(shape.microbatches),
-              kNotDone) {
+        done_(placement_, shape.microbatches, kNothingDone) {
     repeat(block);
   }
 
@@ -58,10 +60,7 @@ class BlockSchedule {
 
   // The slot behind the end of what made a result; kNotDone as long as nothing has.
   int& done(ir::Result result, int stage, int microbatch) {
-    return done_[(static_cast<size_t>(stage) * static_cast<size_t>(num_microbatches_) +
-                  static_cast<size_t>(microbatch)) *
-                     3 +
-                 static_cast<size_t>(result)];
+    return done_.at(stage, microbatch)[static_cast<size_t>(result)];
   }
   void finish(ActionPart action, int end) {
     for (const ir::Result result :
@@ -202,7 +201,7 @@ class BlockSchedule {
       if (one.action.kind() != ActionKind::kBackwardWeight)
         wanted[static_cast<size_t>(one.rank)].push_back(one.action);
     }
-    std::ranges::fill(done_, kNotDone);
+    done_ = {placement_, num_microbatches_, kNothingDone};
     struct State {
       size_t next = 0;
       int live = 0;
@@ -246,8 +245,8 @@ class BlockSchedule {
   int num_ranks_, num_microbatches_;
   bool splits_backward_;
   ir::Placement placement_;
-  std::vector<int> done_;       // by stage, microbatch and result
-  std::vector<Placed> placed_;  // by slot, then rank
+  ir::StageMicrobatchTable<std::array<int, 3>> done_;  // by ir::Result
+  std::vector<Placed> placed_;                         // by slot, then rank
   std::vector<RankSlots> slots_;
 };
 

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "pipewright/ir/stage_microbatch_table.h"
 #include "pipewright/schedules/constraints.h"
 #include "pipewright/schedules/interleaved.h"
 
@@ -30,29 +31,11 @@ ir::Row make_row(const Shape& shape, int rank) {
   return row;
 }
 
-// Which forwards have run in earlier steps, by stage and microbatch.
-class ForwardsSeen {
- public:
-  ForwardsSeen(int num_stages, int num_microbatches)
-      : num_microbatches_(static_cast<size_t>(num_microbatches)),
-        seen_(static_cast<size_t>(num_stages) * num_microbatches_) {}
-
-  bool has(int stage, int microbatch) const { return seen_[index(stage, microbatch)]; }
-  void add(int stage, int microbatch) { seen_[index(stage, microbatch)] = true; }
-
- private:
-  size_t index(int stage, int microbatch) const {
-    return static_cast<size_t>(stage) * num_microbatches_ + static_cast<size_t>(microbatch);
-  }
-
-  size_t num_microbatches_;
-  std::vector<bool> seen_;
-};
-
 // All ranks step by step: a forward whose input was not made in an earlier step waits for one step.
 void align(ir::ComputeOrder* order) {
   const size_t num_ranks = order->rows.size();
-  ForwardsSeen seen(order->placement.num_stages(), order->num_microbatches);
+  // Which forwards have run in earlier steps.
+  ir::StageMicrobatchTable<bool> seen(order->placement, order->num_microbatches);
   ir::Rows aligned(num_ranks);
   std::vector<size_t> next(num_ranks);
   std::vector<ir::ActionPart> this_step;
@@ -66,7 +49,7 @@ void align(ir::ComputeOrder* order) {
       const ir::Action action = row[next[rank]];
       if (action.kind() == ir::ActionKind::kForward) {
         const ir::ActionPart part = action.parts()[0];
-        if (part.stage() > 0 && !seen.has(part.stage() - 1, part.microbatch())) {
+        if (part.stage() > 0 && !seen.at(part.stage() - 1, part.microbatch())) {
           aligned[rank].emplace_back();
           continue;
         }
@@ -75,7 +58,7 @@ void align(ir::ComputeOrder* order) {
       aligned[rank].push_back(action);
       ++next[rank];
     }
-    for (const ir::ActionPart part : this_step) seen.add(part.stage(), part.microbatch());
+    for (const ir::ActionPart part : this_step) seen.at(part.stage(), part.microbatch()) = true;
   }
   order->rows = std::move(aligned);
 }

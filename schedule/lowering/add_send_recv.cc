@@ -11,6 +11,7 @@
 #include "pipewright/ir/check.h"
 #include "pipewright/ir/dependencies.h"
 #include "pipewright/ir/stage_dependencies.h"
+#include "pipewright/ir/stage_microbatch_table.h"
 #include "pipewright/ir/text/action_text.h"
 
 namespace pipewright::schedule {
@@ -22,8 +23,7 @@ class SendRecvPass {
   explicit SendRecvPass(ir::Program program)
       : program_(std::move(program)),
         dependencies_(program_.placement),
-        num_microbatches_(static_cast<size_t>(program_.num_microbatches)),
-        made_(static_cast<size_t>(program_.placement.num_stages()) * num_microbatches_),
+        made_(program_.placement, program_.num_microbatches),
         awake_((program_.rows.size() + kBits - 1) / kBits) {
     reserve();
   }
@@ -91,16 +91,12 @@ class SendRecvPass {
     for (size_t rank = 0; rank < sizes.size(); ++rank) built_[rank].reserve(sizes[rank]);
   }
 
-  uint8_t& made(int stage, int microbatch) {
-    return made_[static_cast<size_t>(stage) * num_microbatches_ + static_cast<size_t>(microbatch)];
-  }
-
   // Whether other stages have made what a part needs of them. What it needs of its own stage is the
   // order of its row.
   bool is_ready(ir::ActionPart part) {
     for (const ir::StageDependencies::Need& need : dependencies_.of(part)) {
       if (need.stage != part.stage() &&
-          (made(need.stage, part.microbatch()) & bit(need.result)) == 0)
+          (made_.at(need.stage, part.microbatch()) & bit(need.result)) == 0)
         return false;
     }
     return true;
@@ -116,9 +112,9 @@ class SendRecvPass {
     if (!action.is_idle()) built_[rank].push_back(action);
     for (const ir::ActionPart part : action.parts()) {
       if (part.kind() == ir::ActionKind::kForward) {
-        made(part.stage(), part.microbatch()) |= bit(ir::Result::kOutput);
+        made_.at(part.stage(), part.microbatch()) |= bit(ir::Result::kOutput);
       } else if (ir::gives_input_gradient(part.kind())) {
-        made(part.stage(), part.microbatch()) |= bit(ir::Result::kInputGradient);
+        made_.at(part.stage(), part.microbatch()) |= bit(ir::Result::kInputGradient);
       }
       const auto& transfer = dependencies_.of(part).transfer;
       if (!transfer) continue;
@@ -147,8 +143,7 @@ class SendRecvPass {
 
   ir::Program program_;
   ir::StageDependencies dependencies_;
-  size_t num_microbatches_;
-  std::vector<uint8_t> made_;  // by stage and microbatch: a bit each Result
+  ir::StageMicrobatchTable<uint8_t> made_;  // one bit per Result
   ir::Rows built_;
   std::vector<Turn> turns_;      // by rank
   std::vector<uint64_t> awake_;  // ranks that may go on, a bit each

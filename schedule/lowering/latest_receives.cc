@@ -1,6 +1,7 @@
 #include "pipewright/schedule/lowering/latest_receives.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <map>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "pipewright/ir/check.h"
 #include "pipewright/ir/rank_pairs.h"
 #include "pipewright/ir/stage_dependencies.h"
+#include "pipewright/ir/stage_microbatch_table.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -16,24 +18,19 @@ namespace {
 using ir::ActionKind;
 using ir::ActionPart;
 
-// Something about each RECV that a program may have.
+// One value per RECV that a program may have.
 template <typename Value>
 class PerReceive {
  public:
   PerReceive(const ir::Program& program, Value value)
-      : num_microbatches_(static_cast<size_t>(program.num_microbatches)),
-        values_(2 * static_cast<size_t>(program.placement.num_stages()) * num_microbatches_,
-                value) {}
+      : values_(program.placement, program.num_microbatches, {value, value}) {}
 
   Value& operator[](ActionPart receive) {
-    return values_[2 * (static_cast<size_t>(receive.stage()) * num_microbatches_ +
-                        static_cast<size_t>(receive.microbatch())) +
-                   (receive.kind() == ActionKind::kRecvB)];
+    return values_.at(receive.stage(), receive.microbatch())[receive.kind() == ActionKind::kRecvB];
   }
 
  private:
-  size_t num_microbatches_;
-  std::vector<Value> values_;
+  ir::StageMicrobatchTable<std::array<Value, 2>> values_;  // RECV_F, RECV_B
 };
 
 // Calls `use` with each RECV that feeds a compute.

@@ -9,6 +9,7 @@
 #include "pipewright/ir/check.h"
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/stage_dependencies.h"
+#include "pipewright/ir/stage_microbatch_table.h"
 #include "pipewright/schedule/channel_run.h"
 #include "pipewright/schedule/simulate/event_graph.h"
 
@@ -21,24 +22,6 @@
 namespace pipewright::schedule {
 
 inline constexpr uint32_t kNoAction = UINT32_MAX;
-
-// An action for each (stage, microbatch).
-class ActionPerCell {
- public:
-  explicit ActionPerCell(const ir::Schedule& schedule)
-      : num_microbatches_(static_cast<size_t>(schedule.num_microbatches)),
-        values_(static_cast<size_t>(schedule.placement.num_stages()) * num_microbatches_,
-                kNoAction) {}
-
-  uint32_t& at(int stage, int microbatch) {
-    return values_[static_cast<size_t>(stage) * num_microbatches_ +
-                   static_cast<size_t>(microbatch)];
-  }
-
- private:
-  size_t num_microbatches_;
-  std::vector<uint32_t> values_;
-};
 
 // What both kinds of walk have in common.
 template <typename Sink>
@@ -85,8 +68,8 @@ class OrderWalk : EventWalk<Sink> {
  public:
   OrderWalk(const ir::ComputeOrder& order, Sink* sink)
       : EventWalk<Sink>(order, sink),
-        outputs_(order),
-        gradients_(order),
+        outputs_(order.placement, order.num_microbatches, kNoAction),
+        gradients_(order.placement, order.num_microbatches, kNoAction),
         next_(order.rows.size()),
         last_(order.rows.size(), kNoAction),
         is_blocked_(order.rows.size()) {}
@@ -151,9 +134,9 @@ class OrderWalk : EventWalk<Sink> {
     }
   }
 
-  ActionPerCell outputs_, gradients_;
-  std::vector<uint32_t> next_;  // by rank
-  std::vector<uint32_t> last_;  // by rank: the compute before
+  ir::StageMicrobatchTable<uint32_t> outputs_, gradients_;  // what made each
+  std::vector<uint32_t> next_;                              // by rank
+  std::vector<uint32_t> last_;                              // by rank: the compute before
   std::vector<bool> is_blocked_;
   std::vector<size_t> runnable_;
 };
@@ -166,8 +149,8 @@ class ProgramWalk : EventWalk<Sink> {
       : EventWalk<Sink>(program, sink),
         capacity_(capacity),
         run_(program, channels, capacity),
-        outputs_(program),
-        gradients_(program),
+        outputs_(program.placement, program.num_microbatches, kNoAction),
+        gradients_(program.placement, program.num_microbatches, kNoAction),
         next_(program.rows.size()),
         last_compute_(program.rows.size(), kNoAction),
         last_data_parallel_(program.rows.size(), kNoAction),
@@ -271,8 +254,8 @@ class ProgramWalk : EventWalk<Sink> {
 
   ir::ChannelCapacity capacity_;
   ChannelRun run_;
-  ActionPerCell outputs_,
-      gradients_;               // the RECVs of a stage's inputs, and of its output's gradients
+  // The RECVs of a stage's inputs, and of its output's gradients.
+  ir::StageMicrobatchTable<uint32_t> outputs_, gradients_;
   std::vector<uint32_t> next_;  // by rank: first step whose data-parallel actions are not added
   std::vector<uint32_t> last_compute_, last_data_parallel_;  // by rank
   std::vector<uint32_t> unsharded_by_;  // by stage: an UNSHARD that no compute waited for yet

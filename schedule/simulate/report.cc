@@ -1,9 +1,12 @@
 #include "pipewright/schedule/simulate/report.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <set>
 #include <utility>
+
+#include "pipewright/ir/stage_microbatch_table.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -18,8 +21,7 @@ using ir::Interval;
 class OnTheWay {
  public:
   OnTheWay(const ir::Schedule& schedule, const CostTable& table, const ir::Timeline& timeline)
-      : num_microbatches_(static_cast<size_t>(schedule.num_microbatches)),
-        intervals_(2 * static_cast<size_t>(schedule.placement.num_stages()) * num_microbatches_) {
+      : intervals_(schedule.placement, schedule.num_microbatches) {
     // Of an order, what is made is on the way from its end on.
     const ir::StageDependencies dependencies(schedule.placement);
     for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
@@ -44,14 +46,11 @@ class OnTheWay {
 
   // Into a stage.
   Interval& at(bool forward, int stage, int microbatch) {
-    return intervals_[2 * (static_cast<size_t>(stage) * num_microbatches_ +
-                           static_cast<size_t>(microbatch)) +
-                      static_cast<size_t>(forward)];
+    return intervals_.at(stage, microbatch)[static_cast<size_t>(forward)];
   }
 
  private:
-  size_t num_microbatches_;
-  std::vector<Interval> intervals_;
+  ir::StageMicrobatchTable<std::array<Interval, 2>> intervals_;  // of gradients, of outputs
 };
 
 // How much of `gap` two intervals cover.

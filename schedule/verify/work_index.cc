@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "pipewright/ir/check.h"
 #include "pipewright/ir/text/action_text.h"
@@ -36,8 +37,6 @@ std::optional<WorkIndex> WorkIndex::build(const ir::Schedule& schedule,
                                           ir::Diagnostics* diagnostics) {
   const size_t errors_before = diagnostics->total();
   WorkIndex index;
-  index.schedule_ = &schedule;
-  index.num_microbatches_ = static_cast<size_t>(schedule.num_microbatches);
   size_t num_forwards = 0;
   for (const ir::Row& row : schedule.rows) {
     for (const ir::Action& action : row) {
@@ -46,8 +45,8 @@ std::optional<WorkIndex> WorkIndex::build(const ir::Schedule& schedule,
     }
   }
   // A few actions with a microbatch far out must not cost the memory of all that are missing.
-  const size_t num_cells =
-      static_cast<size_t>(schedule.placement.num_stages()) * index.num_microbatches_;
+  const size_t num_cells = static_cast<size_t>(schedule.placement.num_stages()) *
+                           static_cast<size_t>(schedule.num_microbatches);
   if (num_forwards < num_cells / 2) {
     diagnostics
         ->error(ir::Rule::kMissingWork,
@@ -59,7 +58,7 @@ std::optional<WorkIndex> WorkIndex::build(const ir::Schedule& schedule,
   }
   Cell absent;
   absent.fill(kAbsent);
-  index.cells_.assign(num_cells, absent);
+  index.cells_ = {schedule.placement, schedule.num_microbatches, absent};
   for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
     const ir::Row& row = schedule.rows[rank];
     for (size_t step = 0; step < row.size(); ++step) {
@@ -68,8 +67,7 @@ std::optional<WorkIndex> WorkIndex::build(const ir::Schedule& schedule,
         if (slot == kNoSlot) continue;
         if (slot == kBackwardSlot || slot == kInputSlot || slot == kWeightSlot)
           index.forward_only_ = false;
-        Cell& steps = index.cells_[static_cast<size_t>(part.stage()) * index.num_microbatches_ +
-                                   static_cast<size_t>(part.microbatch())];
+        Cell& steps = index.cells_.at(part.stage(), part.microbatch());
         const bool is_new = steps[slot] == kAbsent;
         if (is_new) steps[slot] = static_cast<uint32_t>(step);
         // B and I both give the input gradient.
@@ -101,7 +99,7 @@ void WorkIndex::check_complete(const ir::Schedule& schedule, ir::Diagnostics* di
     const int rank = schedule.placement.rank_of(stage);
     std::vector<int> no_forward, no_backward, no_weight;
     for (int microbatch = 0; microbatch < schedule.num_microbatches; ++microbatch) {
-      const Cell& steps = cell(stage, microbatch);
+      const Cell& steps = cells_.at(stage, microbatch);
       if (steps[kForwardSlot] == kAbsent) no_forward.push_back(microbatch);
       if (forward_only_) continue;
       const bool whole = steps[kBackwardSlot] != kAbsent;

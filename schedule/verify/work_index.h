@@ -5,10 +5,10 @@
 #include <array>
 #include <cstdint>
 #include <optional>
-#include <vector>
 
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/schedule.h"
+#include "pipewright/ir/stage_microbatch_table.h"
 
 namespace pipewright::schedule {
 
@@ -29,7 +29,7 @@ class WorkIndex {
   // The step of the F, B, I, W, SEND or RECV of this kind; none if there is none. B and I count as
   // one.
   std::optional<int> step_of(ir::ActionKind kind, int stage, int microbatch) const {
-    const Cell& steps = cell(stage, microbatch);
+    const Cell& steps = cells_.at(stage, microbatch);
     uint32_t step = steps[slot_of(kind)];
     if (step == kAbsent && ir::gives_input_gradient(kind))
       step = std::min(steps[kBackwardSlot], steps[kInputSlot]);
@@ -59,15 +59,10 @@ class WorkIndex {
   }
   using Cell = std::array<uint32_t, std::size(kSlots)>;
 
-  const Cell& cell(int stage, int microbatch) const {
-    return cells_[static_cast<size_t>(stage) * num_microbatches_ + static_cast<size_t>(microbatch)];
-  }
   void check_complete(const ir::Schedule& schedule, ir::Diagnostics* diagnostics) const;
 
-  const ir::Schedule* schedule_ = nullptr;
-  size_t num_microbatches_ = 0;
   bool forward_only_ = true;
-  std::vector<Cell> cells_;
+  ir::StageMicrobatchTable<Cell> cells_;
 };
 
 }  // namespace pipewright::schedule
