@@ -78,7 +78,7 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
   std::string error;
   try {
     verify();
-    has_backward_ = executor::has_backward(program_);
+    has_backward_ = ir::has_backward(program_);
     row_ = plan_row(program_.rows[static_cast<size_t>(rank_)]);
     check_stages(stages);
   } catch (const std::invalid_argument& caught) {

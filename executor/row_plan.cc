@@ -1,6 +1,5 @@
 #include "pipewright/executor/row_plan.h"
 
-#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -11,22 +10,13 @@ namespace pipewright::executor {
 
 using ir::ActionKind;
 
-namespace {
-
-bool is_backward(ActionKind kind) {
-  return kind == ActionKind::kBackward || kind == ActionKind::kBackwardInput ||
-         kind == ActionKind::kBackwardWeight;
-}
-
-}  // namespace
-
 RowPlan plan_row(const ir::Row& row) {
   RowPlan plan;
+  plan.has_backward = ir::has_backward(row);
   for (size_t step = 0; step < row.size(); ++step) {
     if (row[step].is_idle()) continue;
     plan.actions.push_back({row[step], static_cast<int>(step), false});
     for (const ir::ActionPart part : row[step].parts()) {
-      plan.has_backward = plan.has_backward || is_backward(part.kind());
       plan.has_residency = plan.has_residency || part.kind() == ActionKind::kUnshard ||
                            part.kind() == ActionKind::kReshard;
     }
@@ -35,7 +25,7 @@ RowPlan plan_row(const ir::Row& row) {
   for (auto planned = plan.actions.rbegin(); planned != plan.actions.rend(); ++planned) {
     for (const ir::ActionPart part : planned->action.parts()) {
       if (part.kind() == ActionKind::kReduceGrad) open.insert(part.stage());
-      if (part.kind() == ActionKind::kBackward || part.kind() == ActionKind::kBackwardWeight)
+      if (ir::completes_backward(part.kind()))
         planned->last_backward = open.erase(part.stage()) > 0;
     }
   }
@@ -52,11 +42,6 @@ std::vector<std::pair<int, int>> edges_of(const ir::Program& program) {
     }
   }
   return {edges.begin(), edges.end()};
-}
-
-bool has_backward(const ir::Program& program) {
-  return std::ranges::any_of(program.rows,
-                             [](const ir::Row& row) { return plan_row(row).has_backward; });
 }
 
 ir::ComputeOrder compute_order(const ir::Program& program) {

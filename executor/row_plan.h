@@ -28,9 +28,6 @@ RowPlan plan_row(const ir::Row& row);
 // The ordered pairs of ranks along which a program sends or receives, each once, ascending.
 std::vector<std::pair<int, int>> edges_of(const ir::Program& program);
 
-// Whether any rank of it runs a backward.
-bool has_backward(const ir::Program& program);
-
 // The compute actions of a program, in their order.
 ir::ComputeOrder compute_order(const ir::Program& program);
 

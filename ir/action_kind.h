@@ -77,6 +77,17 @@ inline bool is_receive(ActionKind kind) {
 }
 inline bool is_transfer(ActionKind kind) { return is_send(kind) || is_receive(kind); }
 
+inline bool is_backward(ActionKind kind) {
+  return kind == ActionKind::kBackward || kind == ActionKind::kBackwardInput ||
+         kind == ActionKind::kBackwardWeight;
+}
+
+// B or W: the last part of the backward of a stage and microbatch. It adds to the gradients of the
+// weights, and the microbatch's activation can be freed after it.
+inline bool completes_backward(ActionKind kind) {
+  return kind == ActionKind::kBackward || kind == ActionKind::kBackwardWeight;
+}
+
 // B or I: what gives the gradient that the stage before waits for.
 inline bool gives_input_gradient(ActionKind kind) {
   return kind == ActionKind::kBackward || kind == ActionKind::kBackwardInput;

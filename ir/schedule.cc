@@ -1,5 +1,6 @@
 #include "pipewright/ir/schedule.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace pipewright::ir {
@@ -19,6 +20,17 @@ std::optional<Level> parse_level(std::string_view text) {
     if (text == name(level)) return level;
   }
   return std::nullopt;
+}
+
+bool has_backward(const Row& row) {
+  return std::ranges::any_of(row, [](const Action& action) {
+    return std::ranges::any_of(action.parts(),
+                               [](ActionPart part) { return is_backward(part.kind()); });
+  });
+}
+
+bool has_backward(const Schedule& schedule) {
+  return std::ranges::any_of(schedule.rows, [](const Row& row) { return has_backward(row); });
 }
 
 AnySchedule make_schedule(Level level, Schedule schedule) {

@@ -41,6 +41,11 @@ struct Schedule {
 struct ComputeOrder : Schedule {};
 struct Program : Schedule {};
 
+// Whether there is any B, I or W, in compounds too. A schedule without one is forward-only: it
+// evaluates and keeps no activations. Linear in the actions before the first backward.
+bool has_backward(const Row& row);
+bool has_backward(const Schedule& schedule);
+
 enum class Level { kComputeOnly, kComputeComms };
 
 // "compute_only", "compute_comms".

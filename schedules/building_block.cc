@@ -54,9 +54,6 @@ class BlockSchedule {
   ActionKind backward() const {
     return splits_backward_ ? ActionKind::kBackwardInput : ActionKind::kBackward;
   }
-  bool ends_activation(ActionKind kind) const {
-    return kind == ActionKind::kBackward || kind == ActionKind::kBackwardWeight;
-  }
 
   // The slot behind the end of what made a result; kNotDone as long as nothing has.
   int& done(ir::Result result, int stage, int microbatch) {
@@ -139,7 +136,7 @@ class BlockSchedule {
         count_to(slot);
         slots.most = std::max(slots.most, ++live);
       }
-      if (ends_activation(one.action.kind())) {
+      if (ir::completes_backward(one.action.kind())) {
         count_to(end);
         --live;
       }
@@ -176,7 +173,7 @@ class BlockSchedule {
         };
         slot = earliest;
         while (slot < one.slot && !is_free(slot)) ++slot;
-        if (ends_activation(one.action.kind())) {
+        if (ir::completes_backward(one.action.kind())) {
           for (int at = slot + size; at < one.slot + size; ++at)
             --slots.live[static_cast<size_t>(at)];
         }

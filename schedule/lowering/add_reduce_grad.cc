@@ -21,9 +21,7 @@ ir::Program add_reduce_grad(ir::Program program, std::optional<int> every) {
     reductions.clear();
     for (size_t step = 0; step < row.size(); ++step) {
       for (const ir::ActionPart part : row[step].parts()) {
-        if (part.kind() != ir::ActionKind::kBackward &&
-            part.kind() != ir::ActionKind::kBackwardWeight)
-          continue;
+        if (!ir::completes_backward(part.kind())) continue;
         const int count = ++gradients[static_cast<size_t>(part.stage())];
         if (count == program.num_microbatches || (every && count % *every == 0))
           reductions.push_back({step, part.stage()});

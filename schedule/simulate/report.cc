@@ -108,23 +108,12 @@ ActivationPeak activation_peak(const ir::Row& row, bool trains) {
     for (const ActionPart part : row[step].parts()) {
       if (part.kind() == ActionKind::kForward && ++live > most.peak)
         most = {live, static_cast<int>(step)};
-      ended += part.kind() == ActionKind::kBackward || part.kind() == ActionKind::kBackwardWeight ||
-               (!trains && part.kind() == ActionKind::kForward);
+      ended +=
+          ir::completes_backward(part.kind()) || (!trains && part.kind() == ActionKind::kForward);
     }
     live -= ended;
   }
   return most;
-}
-
-bool trains(const ir::Schedule& schedule) {
-  for (const ir::Row& row : schedule.rows) {
-    for (const Action& action : row) {
-      for (const ActionPart part : action.parts()) {
-        if (ir::gives_input_gradient(part.kind())) return true;
-      }
-    }
-  }
-  return false;
 }
 
 class Bounds {
@@ -215,7 +204,7 @@ Report report_on(const ir::Schedule& schedule, const Costs& costs, const ir::Tim
   Report report;
   const CostTable table(costs, schedule.placement);
   const ir::StageDependencies dependencies(schedule.placement);
-  const bool has_backward = trains(schedule);
+  const bool has_backward = ir::has_backward(schedule);
   const MemoryModel memory(schedule, costs);
   OnTheWay ways(schedule, table, timeline);
   double first = std::numeric_limits<double>::infinity(), last = 0;
@@ -266,7 +255,7 @@ MemoryModel::MemoryModel(const ir::Schedule& schedule, const Costs& costs)
     : schedule_(schedule),
       costs_(costs),
       dependencies_(schedule.placement),
-      has_backward_(trains(schedule)),
+      has_backward_(ir::has_backward(schedule)),
       receives_(has_kind(schedule, ActionKind::kRecvF) || has_kind(schedule, ActionKind::kRecvB)),
       held_throughout_(schedule.rows.size()) {
   if (has_kind(schedule, ActionKind::kUnshard)) return;

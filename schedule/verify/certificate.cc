@@ -24,16 +24,6 @@ class Counter {
   Peak peak_;
 };
 
-bool has_backward(const ir::Program& program) {
-  return std::ranges::any_of(program.rows, [](const ir::Row& row) {
-    return std::ranges::any_of(row, [](const ir::Action& action) {
-      return std::ranges::any_of(action.parts(), [](ActionPart part) {
-        return part.kind() != ActionKind::kForward && ir::is_compute(part.kind());
-      });
-    });
-  });
-}
-
 // How many of a compute's inputs come from another rank.
 int inputs_received(ActionPart part, int rank, const ir::Placement& placement) {
   const ir::Needs needs = ir::needs_of(part, placement);
@@ -44,7 +34,7 @@ int inputs_received(ActionPart part, int rank, const ir::Placement& placement) {
 }  // namespace
 
 std::vector<RankCertificate> certify(const ir::Program& program) {
-  const bool trains = has_backward(program);
+  const bool trains = ir::has_backward(program);
   std::vector<RankCertificate> certificates;
   for (size_t rank = 0; rank < program.rows.size(); ++rank) {
     Counter activations, buffers, stages;
@@ -54,9 +44,8 @@ std::vector<RankCertificate> certify(const ir::Program& program) {
       int used_buffers = 0;
       const auto count = [&](ActionPart part) {
         if (part.kind() == ActionKind::kForward) activations.add(step);
-        const bool ends =
-            part.kind() == ActionKind::kBackward || part.kind() == ActionKind::kBackwardWeight;
-        if (ends || (!trains && part.kind() == ActionKind::kForward)) activations.remove();
+        if (ir::completes_backward(part.kind()) || (!trains && part.kind() == ActionKind::kForward))
+          activations.remove();
         if (ir::is_receive(part.kind())) buffers.add(step);
         if (ir::is_compute(part.kind()))
           used_buffers += inputs_received(part, static_cast<int>(rank), program.placement);

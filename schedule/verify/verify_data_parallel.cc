@@ -22,10 +22,6 @@ bool has_any(const ir::Program& program, ActionKind first, ActionKind second) {
   return false;
 }
 
-bool adds_gradient(ActionKind kind) {
-  return kind == ActionKind::kBackward || kind == ActionKind::kBackwardWeight;
-}
-
 // A stage's parameters while a row is walked along.
 struct Parameters {
   bool unsharded = false;
@@ -108,7 +104,7 @@ void check_reduction(const ir::Program& program, ir::Diagnostics* diagnostics) {
       if (ir::is_transfer(row[step].kind())) continue;  // most; they have to do with neither
       for (const ActionPart part : row[step].parts()) {
         Gradients& stage = stages[static_cast<size_t>(part.stage())];
-        if (adds_gradient(part.kind())) {
+        if (ir::completes_backward(part.kind())) {
           ++stage.total;
           ++stage.since_reduce;
           stage.last_added = step;

@@ -37,6 +37,7 @@ std::optional<WorkIndex> WorkIndex::build(const ir::Schedule& schedule,
                                           ir::Diagnostics* diagnostics) {
   const size_t errors_before = diagnostics->total();
   WorkIndex index;
+  index.has_backward_ = ir::has_backward(schedule);
   size_t num_forwards = 0;
   for (const ir::Row& row : schedule.rows) {
     for (const ir::Action& action : row) {
@@ -65,8 +66,6 @@ std::optional<WorkIndex> WorkIndex::build(const ir::Schedule& schedule,
       for (const ActionPart part : row[step].parts()) {
         const size_t slot = slot_of(part.kind());
         if (slot == kNoSlot) continue;
-        if (slot == kBackwardSlot || slot == kInputSlot || slot == kWeightSlot)
-          index.forward_only_ = false;
         Cell& steps = index.cells_.at(part.stage(), part.microbatch());
         const bool is_new = steps[slot] == kAbsent;
         if (is_new) steps[slot] = static_cast<uint32_t>(step);
@@ -101,7 +100,7 @@ void WorkIndex::check_complete(const ir::Schedule& schedule, ir::Diagnostics* di
     for (int microbatch = 0; microbatch < schedule.num_microbatches; ++microbatch) {
       const Cell& steps = cells_.at(stage, microbatch);
       if (steps[kForwardSlot] == kAbsent) no_forward.push_back(microbatch);
-      if (forward_only_) continue;
+      if (!has_backward_) continue;
       const bool whole = steps[kBackwardSlot] != kAbsent;
       if (!whole && steps[kInputSlot] == kAbsent) {
         no_backward.push_back(microbatch);

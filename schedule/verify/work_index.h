@@ -23,9 +23,6 @@ class WorkIndex {
   // I and W.
   static std::optional<WorkIndex> build(const ir::Schedule& schedule, ir::Diagnostics* diagnostics);
 
-  // A schedule without any B, I or W.
-  bool forward_only() const { return forward_only_; }
-
   // The step of the F, B, I, W, SEND or RECV of this kind; none if there is none. B and I count as
   // one.
   std::optional<int> step_of(ir::ActionKind kind, int stage, int microbatch) const {
@@ -61,7 +58,7 @@ class WorkIndex {
 
   void check_complete(const ir::Schedule& schedule, ir::Diagnostics* diagnostics) const;
 
-  bool forward_only_ = true;
+  bool has_backward_ = false;
   ir::StageMicrobatchTable<Cell> cells_;
 };
 

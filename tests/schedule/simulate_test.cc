@@ -11,6 +11,7 @@
 #include "pipewright/schedule/simulate/jitter.h"
 #include "pipewright/schedule/simulate/report.h"
 #include "pipewright/schedule/verify/certificate.h"
+#include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedules/registry.h"
 
 namespace pipewright::schedule {
@@ -379,6 +380,32 @@ TEST(ReportTest, PeaksOfActivationsAreTheCertificates) {
       EXPECT_EQ(report.ranks[rank].peak_activations_step, certificate[rank].activations.step);
     }
   }
+}
+
+// W alone counts as a backward, for all who ask.
+TEST(ReportTest, AWeightBackwardAloneKeepsActivations) {
+  using K = ir::ActionKind;
+  ir::Program program;
+  program.placement = ir::Placement::loop(1, 1);
+  program.num_microbatches = 2;
+  program.rows = {{ir::Action(K::kForward, 0, 0), ir::Action(K::kForward, 0, 1),
+                   ir::Action(K::kBackwardWeight, 0, 0), ir::Action(K::kBackwardWeight, 0, 1)}};
+  const auto graph = EventGraph::of_program(program, ir::ChannelModel::kEdge, 0);
+  Costs costs;
+  costs.activation_bytes = 100;
+  const ir::Timeline timeline = simulate(*graph, program, costs);
+  EXPECT_EQ(report_on(program, costs, timeline).ranks[0].peak_activations, 2);
+  EXPECT_EQ(certify(program)[0].activations.count, 2);
+  int most = 0;
+  for (const MemorySample& sample : MemoryModel(program, costs).along(timeline, 0)) {
+    EXPECT_GE(sample.activations, 0);
+    most = std::max(most, sample.activations);
+  }
+  EXPECT_EQ(most, 2);
+  ir::Diagnostics diagnostics;
+  EXPECT_FALSE(verify(program, {}, &diagnostics));
+  ASSERT_EQ(diagnostics.total(), 1U);
+  EXPECT_EQ(diagnostics.kept()[0].rule, ir::Rule::kMissingWork);
 }
 
 // arXiv 2401.10241, appendix B, with k forwards before the first backward of rank 0.
