@@ -12,8 +12,6 @@ std::string_view name(Severity severity) {
   switch (severity) {
     case Severity::kError:
       return "error";
-    case Severity::kWarning:
-      return "warning";
   }
   return "";
 }

@@ -16,7 +16,7 @@
 
 namespace pipewright::ir {
 
-enum class Severity { kError, kWarning };
+enum class Severity { kError };
 
 std::string_view name(Severity severity);
 

@@ -10,8 +10,7 @@
 namespace pipewright::ir {
 namespace {
 
-constexpr std::string_view kBold = "1", kRed = "1;31", kMagenta = "1;35", kCyan = "1;36",
-                           kGreen = "1;32";
+constexpr std::string_view kBold = "1", kRed = "1;31", kCyan = "1;36", kGreen = "1;32";
 
 class Renderer {
  public:
@@ -19,8 +18,7 @@ class Renderer {
       : source_(source), options_(options) {}
 
   void add(const Diagnostic& diagnostic) {
-    head(diagnostic.place, name(diagnostic.severity),
-         diagnostic.severity == Severity::kError ? kRed : kMagenta, code(diagnostic.rule),
+    head(diagnostic.place, name(diagnostic.severity), kRed, code(diagnostic.rule),
          diagnostic.message);
     excerpt(diagnostic.place);
     for (const Note& note : diagnostic.notes) {
