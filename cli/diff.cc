@@ -65,9 +65,8 @@ std::string side_json(const Simulation& simulation) {
 std::string channels_text(const ir::AnySchedule& schedule) {
   if (!std::holds_alternative<ir::Program>(schedule)) return "";
   const schedule::VerifyOptions options = schedule::options_of(ir::schedule_of(schedule).lowering);
-  return fmt::format("channels {}, capacity {}{}", ir::name(options.channels),
-                     ir::to_string_capacity(options.capacity),
-                     options.weight_free_w ? ", weight-free W" : "");
+  return ir::describe_channels(options.channels, options.capacity) +
+         (options.weight_free_w ? ", weight-free W" : "");
 }
 
 void print_changes(const std::vector<RowChange>& changes, std::ostream& out) {

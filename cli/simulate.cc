@@ -184,8 +184,7 @@ void print_text(const Input& input, const Simulation& simulation,
   const schedule::VerifyOptions channels = schedule::options_of(schedule.lowering);
   out << fmt::format("{}: {}, {}\n", input_name(input), shape_text(schedule),
                      std::holds_alternative<ir::Program>(*input.schedule)
-                         ? fmt::format("channels {}, capacity {}", ir::name(channels.channels),
-                                       ir::to_string_capacity(channels.capacity))
+                         ? ir::describe_channels(channels.channels, channels.capacity)
                          : "ideal transfers");
   out << fmt::format("makespan       {}{}\n", number_text(report.makespan), unit);
   out << fmt::format("cost           {}{}, the longest span of a rank\n", number_text(report.cost),

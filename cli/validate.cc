@@ -90,8 +90,8 @@ int run_validate(const Invocation& invocation, Console& console) {
       const std::string judged =
           program == nullptr
               ? ""
-              : fmt::format(" ({}channels {}, capacity {})", was_order ? "lowered, " : "",
-                            ir::name(options.channels), ir::to_string_capacity(options.capacity));
+              : fmt::format(" ({}{})", was_order ? "lowered, " : "",
+                            ir::describe_channels(options.channels, options.capacity));
       console.out << fmt::format("{}: valid{}: {}\n", input_name(input), judged, what);
     }
   }

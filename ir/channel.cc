@@ -32,6 +32,10 @@ std::optional<ChannelCapacity> parse_capacity(std::string_view text) {
   return capacity;
 }
 
+std::string describe_channels(ChannelModel model, ChannelCapacity capacity) {
+  return "channels " + std::string(name(model)) + ", capacity " + to_string_capacity(capacity);
+}
+
 uint32_t queue_index(ChannelModel model, uint32_t peer, bool is_send) {
   switch (model) {
     case ChannelModel::kRank:

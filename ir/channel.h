@@ -54,6 +54,8 @@ inline constexpr ChannelCapacity kDefaultCapacity = 0;
 std::string to_string_capacity(ChannelCapacity capacity);
 // The inverse; none for anything else.
 std::optional<ChannelCapacity> parse_capacity(std::string_view text);
+// "channels edge, capacity 0": how messages name the model that a result holds for.
+std::string describe_channels(ChannelModel model, ChannelCapacity capacity);
 
 // Which of its rank's queues a SEND to `peer` or a RECV from it goes to. Two operations of one rank
 // share a queue if and only if the indices are equal. Below queues_per_rank().

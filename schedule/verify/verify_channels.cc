@@ -114,8 +114,7 @@ std::vector<std::pair<Node, Wait>> shortest_cycle(const ChannelRun& run) {
 void report_deadlock(const ir::Program& program, const VerifyOptions& options,
                      const ChannelRun& run, ir::Diagnostics* diagnostics) {
   const std::vector<std::pair<Node, Wait>> cycle = shortest_cycle(run);
-  const std::string model = fmt::format("channels {}, capacity {}", ir::name(options.channels),
-                                        ir::to_string_capacity(options.capacity));
+  const std::string model = ir::describe_channels(options.channels, options.capacity);
   ir::Diagnostic& error = diagnostics->error(
       ir::Rule::kDeadlock,
       fmt::format("{} actions wait for each other for ever ({})", cycle.size(), model),

@@ -30,8 +30,7 @@ TEST(ChannelModelTest, TableOfTinyPrograms) {
     for (const auto& [model, wanted] : verdicts) {
       for (size_t index = 0; index < std::size(kCapacities); ++index) {
         SCOPED_TRACE(testing::Message()
-                     << one.name << ", channels " << ir::name(model) << ", capacity "
-                     << ir::to_string_capacity(kCapacities[index]));
+                     << one.name << ", " << ir::describe_channels(model, kCapacities[index]));
         Interpreter interpreter(program, model, kCapacities[index]);
         EXPECT_EQ(interpreter.deadlocks(), wanted[index] == 'D');
         EXPECT_TRUE(interpreter.confluent());
@@ -63,8 +62,7 @@ void expect_same_times(const ir::Program& program, const schedule::EventGraph& g
   for (size_t rank = 0; rank < program.rows.size(); ++rank) {
     for (size_t step = 0; step < program.rows[rank].size(); ++step)
       ASSERT_EQ(timeline.at(rank, step).end, ends[rank][step])
-          << "rank " << rank << " step " << step << ", channels " << ir::name(model)
-          << ", capacity " << ir::to_string_capacity(capacity);
+          << "rank " << rank << " step " << step << ", " << ir::describe_channels(model, capacity);
   }
 }
 

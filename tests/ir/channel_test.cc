@@ -34,6 +34,7 @@ TEST(ChannelTest, CapacityAsText) {
     EXPECT_FALSE(parse_capacity(bad)) << bad;
   EXPECT_EQ(to_string_capacity(kUnboundedCapacity), "inf");
   EXPECT_EQ(to_string_capacity(3), "3");
+  EXPECT_EQ(describe_channels(ChannelModel::kPeer, 3), "channels peer, capacity 3");
 }
 
 }  // namespace

@@ -78,9 +78,9 @@ TEST_P(LatestReceivesTest, AreProvedAndNoneCanGoLater) {
       ir::Diagnostics diagnostics;
       const auto pytorchs = lower(order, {}, &diagnostics);
       for (const Channels& channels : all_channels()) {
-        SCOPED_TRACE(testing::Message() << "P=" << ranks << " M=" << microbatches << " channels "
-                                        << ir::name(channels.model) << " capacity "
-                                        << ir::to_string_capacity(channels.capacity));
+        SCOPED_TRACE(testing::Message()
+                     << "P=" << ranks << " M=" << microbatches << " "
+                     << ir::describe_channels(channels.model, channels.capacity));
         const ir::Program program = lower_latest(order, channels);
         ASSERT_TRUE(verify(program, {channels.model, channels.capacity, false}, &diagnostics))
             << ir::render(diagnostics, nullptr, {});
