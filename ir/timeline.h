@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -61,6 +62,22 @@ class Timeline {
   std::vector<size_t> first_of_rank_;  // and the end
   std::vector<Interval> intervals_;
 };
+
+// From the first start to the last end of the actions of a schedule: its duration is the makespan.
+// Idle slots do not count. 0 to 0 if there are no actions.
+inline Interval span_of(const Rows& rows, const Timeline& timeline) {
+  std::optional<Interval> span;
+  for (size_t rank = 0; rank < rows.size(); ++rank) {
+    for (size_t step = 0; step < rows[rank].size(); ++step) {
+      if (rows[rank][step].is_idle()) continue;
+      const Interval& one = timeline.at(rank, step);
+      if (!span) span = one;
+      span->start = std::min(span->start, one.start);
+      span->end = std::max(span->end, one.end);
+    }
+  }
+  return span.value_or(Interval());
+}
 
 }  // namespace pipewright::ir
 

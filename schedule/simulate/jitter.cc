@@ -40,10 +40,7 @@ Spread spread_of_makespan(const EventGraph& graph, const ir::Schedule& schedule,
   for (int run = 0; run < runs; ++run) {
     for (double& factor : stretch) factor = std::exp(sigma * normal.next() - sigma * sigma / 2);
     const ir::Timeline timeline = simulate(graph, schedule, costs, stretch);
-    double end = 0;
-    for (size_t number = 0; number < timeline.size(); ++number)
-      end = std::max(end, timeline[number].end);
-    makespans.push_back(end);
+    makespans.push_back(ir::span_of(schedule.rows, timeline).duration());
   }
   std::ranges::sort(makespans);
   const auto at = [&](double part) {

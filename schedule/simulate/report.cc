@@ -207,7 +207,6 @@ Report report_on(const ir::Schedule& schedule, const Costs& costs, const ir::Tim
   const bool has_backward = ir::has_backward(schedule);
   const MemoryModel memory(schedule, costs);
   OnTheWay ways(schedule, table, timeline);
-  double first = std::numeric_limits<double>::infinity(), last = 0;
   for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
     const ir::Row& row = schedule.rows[rank];
     RankReport one;
@@ -215,8 +214,6 @@ Report report_on(const ir::Schedule& schedule, const Costs& costs, const ir::Tim
     for (size_t step = 0; step < row.size(); ++step) {
       if (row[step].is_idle()) continue;
       const Interval& interval = timeline.at(rank, step);
-      first = std::min(first, interval.start);
-      last = std::max(last, interval.end);
       if (ir::is_transfer(row[step].kind())) continue;
       // One that takes no time keeps no rank.
       if (interval.duration() > 0 || ir::is_compute(row[step].kind())) {
@@ -239,7 +236,7 @@ Report report_on(const ir::Schedule& schedule, const Costs& costs, const ir::Tim
     report.bounds.busiest_rank = std::max(report.bounds.busiest_rank, one.busy);
     report.ranks.push_back(one);
   }
-  report.makespan = last > first ? last - first : 0;
+  report.makespan = ir::span_of(schedule.rows, timeline).duration();
   if (report.cost > 0)
     report.bubble_rate = (report.cost - report.bounds.busiest_rank) / report.cost;
   if (has_backward) {

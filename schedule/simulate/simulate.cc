@@ -77,10 +77,8 @@ std::optional<ir::Timeline> simulate(const ir::Program& program, ir::ChannelMode
 std::vector<double> slack_of(const EventGraph& graph, const ir::Schedule& schedule,
                              const Costs& costs, const ir::Timeline& timeline) {
   const CostTable table(costs, schedule.placement);
-  double makespan = 0;
-  for (size_t number = 0; number < timeline.size(); ++number)
-    makespan = std::max(makespan, timeline[number].end);
-  std::vector<double> latest(timeline.size(), makespan);  // end
+  // Of each action: its latest end.
+  std::vector<double> latest(timeline.size(), ir::span_of(schedule.rows, timeline).end);
   for (size_t position = graph.order().size(); position-- > 0;) {
     const uint32_t number = graph.order()[position];
     const auto befores = graph.before(position);

@@ -78,13 +78,13 @@ class Svg {
   Svg(const ir::Schedule& schedule, const ir::Timeline& timeline, const std::string& unit,
       std::ostream& out)
       : schedule_(schedule), timeline_(timeline), unit_(unit), out_(out) {
+    end_ = ir::span_of(schedule.rows, timeline).end;
     double shortest = std::numeric_limits<double>::infinity();
     for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
       for (size_t step = 0; step < schedule.rows[rank].size(); ++step) {
         const Action& action = schedule.rows[rank][step];
         if (action.is_idle()) continue;
         const ir::Interval& interval = timeline.at(rank, step);
-        end_ = std::max(end_, interval.end);
         if (interval.duration() <= 0) continue;
         if (ir::is_compute(action.kind())) {
           shortest = std::min(shortest, interval.duration());

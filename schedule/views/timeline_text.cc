@@ -93,8 +93,7 @@ class TimelineText {
   // As many columns a unit of time as every compute wants for its label, or as there are; whole
   // ones for the shortest compute, so that equal times look equal.
   void choose_scale() {
-    for (size_t number = 0; number < timeline_.size(); ++number)
-      end_ = std::max(end_, timeline_[number].end);
+    end_ = ir::span_of(schedule_.rows, timeline_).end;
     const Form full = with_stage_ ? Form::kStage : Form::kKind;
     double wanted = 0, shortest = std::numeric_limits<double>::infinity();
     for_each_compute([&](const Action& action, const ir::Interval& interval) {
