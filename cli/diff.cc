@@ -25,14 +25,14 @@ using schedule::RowChange;
 int peak_activations(const Report& report) {
   int peak = 0;
   for (const schedule::RankReport& rank : report.ranks)
-    peak = std::max(peak, rank.peak_activations);
+    peak = std::max(peak, rank.peak_activations.amount);
   return peak;
 }
 
 double peak_bytes(const Report& report) {
   double peak = 0;
   for (const schedule::RankReport& rank : report.ranks)
-    peak = std::max(peak, rank.peak_bytes.bytes);
+    peak = std::max(peak, rank.peak_bytes.amount);
   return peak;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <ostream>
+#include <ranges>
 #include <string>
 
 #include "pipewright/cli/command_table.h"
@@ -49,15 +50,13 @@ std::string title_of(const Input& input, const Simulation& simulation) {
 // One line below a timeline.
 void print_summary(const Simulation& simulation, std::ostream& out) {
   const schedule::Report& report = simulation.report;
-  const auto [least, most] =
-      std::ranges::minmax(report.ranks, {}, &schedule::RankReport::peak_activations);
+  const auto [least, most] = std::ranges::minmax(std::views::transform(
+      report.ranks, [](const schedule::RankReport& rank) { return rank.peak_activations.amount; }));
   const std::string unit = simulation.costs.unit.empty() ? "" : " " + simulation.costs.unit;
   out << fmt::format("makespan {}{}, cost {}, bubble {}, peak activations {}\n",
                      number_text(report.makespan), unit, number_text(report.cost),
                      percent_text(report.bubble_rate),
-                     least.peak_activations == most.peak_activations
-                         ? std::to_string(most.peak_activations)
-                         : fmt::format("{} to {}", least.peak_activations, most.peak_activations));
+                     least == most ? std::to_string(most) : fmt::format("{} to {}", least, most));
 }
 
 void print_picture(const std::string& format, const Input& input, const Simulation& simulation,

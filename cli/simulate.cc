@@ -92,8 +92,9 @@ void print_json(const Invocation& invocation, const Input& input, const Simulati
         "\"peak_activations\": {}, \"peak_activations_step\": {}, \"peak_bytes\": {}, "
         "\"peak_bytes_step\": {}",
         rank == 0 ? "" : ",", number_json(one.span()), number_json(one.busy),
-        number_json(one.idle()), number_json(one.exposed_communication), one.peak_activations,
-        step_json(one.peak_activations_step), sizes ? number_json(one.peak_bytes.bytes) : "null",
+        number_json(one.idle()), number_json(one.exposed_communication),
+        one.peak_activations.amount, step_json(one.peak_activations.step),
+        sizes ? number_json(one.peak_bytes.amount) : "null",
         sizes ? step_json(one.peak_bytes.step) : "null");
     if (with_actions)
       ranks += fmt::format(", \"actions\": [{}\n    ]",
@@ -171,8 +172,8 @@ void print_rank_table(const Simulation& simulation, std::ostream& out) {
     const RankReport& one = simulation.report.ranks[rank];
     out << fmt::format("{:>4}  {:>10}  {:>10}  {:>10}  {:>10}  {:>11}", rank,
                        number_text(one.span()), number_text(one.busy), number_text(one.idle()),
-                       number_text(one.exposed_communication), one.peak_activations);
-    out << (sizes ? fmt::format("  {:>12.1f}\n", one.peak_bytes.bytes / (1 << 20)) : "\n");
+                       number_text(one.exposed_communication), one.peak_activations.amount);
+    out << (sizes ? fmt::format("  {:>12.1f}\n", one.peak_bytes.amount / (1 << 20)) : "\n");
   }
 }
 

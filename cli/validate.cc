@@ -24,8 +24,8 @@ std::string describe(const ir::AnySchedule& any) {
                      count_text(actions, "action", "actions"));
 }
 
-std::string peak_json(std::string_view name, const schedule::Peak& peak) {
-  return fmt::format("\"{}\": {{\"peak\": {}, \"step\": {}}}", name, peak.count,
+std::string peak_json(std::string_view name, const schedule::Peak<int>& peak) {
+  return fmt::format("\"{}\": {{\"peak\": {}, \"step\": {}}}", name, peak.amount,
                      peak.step ? std::to_string(*peak.step) : "null");
 }
 

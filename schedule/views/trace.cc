@@ -9,7 +9,7 @@
 
 #include "pipewright/ir/rank_pairs.h"
 #include "pipewright/ir/text/action_text.h"
-#include "pipewright/schedule/simulate/report.h"
+#include "pipewright/schedule/simulate/memory_model.h"
 
 namespace pipewright::schedule {
 namespace {

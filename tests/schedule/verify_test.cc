@@ -100,18 +100,18 @@ TEST(CertificateTest, PeaksOfASmallProgram) {
   // 0: 0UNSHARD 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1 ...
   // 1: 1UNSHARD 1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 ...
   const std::vector<RankCertificate> certificate = certify(program);
-  EXPECT_EQ(certificate[0].activations, (Peak{2, 3}));
-  EXPECT_EQ(certificate[0].receive_buffers, (Peak{1, 5}));
-  EXPECT_EQ(certificate[0].unsharded_stages, (Peak{1, 0}));
-  EXPECT_EQ(certificate[1].activations, (Peak{1, 2}));
-  EXPECT_EQ(certificate[1].receive_buffers, (Peak{1, 1}));
+  EXPECT_EQ(certificate[0].activations, (Peak<int>{2, 3}));
+  EXPECT_EQ(certificate[0].receive_buffers, (Peak<int>{1, 5}));
+  EXPECT_EQ(certificate[0].unsharded_stages, (Peak<int>{1, 0}));
+  EXPECT_EQ(certificate[1].activations, (Peak<int>{1, 2}));
+  EXPECT_EQ(certificate[1].receive_buffers, (Peak<int>{1, 1}));
 }
 
 TEST(CertificateTest, ACompoundHoldsBothOfItsParts) {
   const ir::Program program =
       lowered(schedules::make_order(*schedules::find_schedule("DualPipeV"), {2, 4, 8}));
   for (const RankCertificate& rank : certify(program))
-    EXPECT_EQ(rank.activations.count, 5);  // 2P + 1
+    EXPECT_EQ(rank.activations.amount, 5);  // 2P + 1
 }
 
 // PyTorch's _validate_schedule accepts each of these (its holes), or cannot judge them.

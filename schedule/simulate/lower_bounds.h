@@ -1,0 +1,36 @@
+#ifndef PIPEWRIGHT_SCHEDULE_SIMULATE_LOWER_BOUNDS_H_
+#define PIPEWRIGHT_SCHEDULE_SIMULATE_LOWER_BOUNDS_H_
+
+#include <span>
+
+#include "pipewright/ir/schedule.h"
+#include "pipewright/schedule/simulate/costs.h"
+
+namespace pipewright::schedule {
+
+// Lower bounds on the cost of a schedule, the longest span of a rank: no other order of the same
+// work can cost less than any of them. In the unit of the costs.
+struct LowerBounds {
+  double busiest_rank = 0;    // compute time of the rank with the most work
+  double one_microbatch = 0;  // one microbatch forward through all stages and back, with transfers
+  // Before its first microbatch comes back, a rank can only run forwards, and no more of them than
+  // the activations at its peak (arXiv 2401.10241, appendix B).
+  double warm_up = 0;
+
+  double largest() const;
+};
+
+// What the bounds need to know about each rank of the schedule.
+struct RankWork {
+  double busy;  // sum of its computes
+  int peak_activations;
+};
+
+// `ranks` is by rank. For a schedule without a backward only busiest_rank is known. Linear in the
+// number of actions.
+LowerBounds lower_bounds_of(const ir::Schedule& schedule, const Costs& costs,
+                            std::span<const RankWork> ranks);
+
+}  // namespace pipewright::schedule
+
+#endif  // PIPEWRIGHT_SCHEDULE_SIMULATE_LOWER_BOUNDS_H_

@@ -1,0 +1,50 @@
+#ifndef PIPEWRIGHT_SCHEDULE_SIMULATE_MEMORY_MODEL_H_
+#define PIPEWRIGHT_SCHEDULE_SIMULATE_MEMORY_MODEL_H_
+
+#include <cstddef>
+#include <vector>
+
+#include "pipewright/ir/schedule.h"
+#include "pipewright/ir/stage_dependencies.h"
+#include "pipewright/ir/timeline.h"
+#include "pipewright/schedule/simulate/costs.h"
+
+namespace pipewright::schedule {
+
+// What a rank holds just after an action has started or ended.
+struct MemorySample {
+  double time;
+  int step;         // of that action
+  int activations;  // live activations, each of one microbatch of one stage
+  double bytes;  // activations, receive buffers, unsharded parameters, gradients; 0 without sizes
+};
+
+// The memory of each rank over time, from the sizes in the costs:
+//
+//   activation    from F to the end of B; after I, weight_input_bytes of it to the end of W
+//   parameters    from UNSHARD to RESHARD; throughout if the program has no UNSHARD
+//   gradients     from a stage's first B or W to its REDUCE_GRAD
+//   receive       from RECV to the end of the compute that uses it
+//
+// Not changed once built: any number of threads may use it. The schedule and the costs must outlive
+// it.
+class MemoryModel {
+ public:
+  MemoryModel(const ir::Schedule& schedule, const Costs& costs);
+
+  // Samples of one rank by time: one at the start and one at the end of each action. Inside a
+  // compound, F counts before B. O(n log n) in the rank's actions.
+  std::vector<MemorySample> along(const ir::Timeline& timeline, size_t rank) const;
+
+ private:
+  const ir::Schedule& schedule_;
+  const Costs& costs_;
+  ir::StageDependencies dependencies_;
+  bool has_backward_;
+  bool has_receives_;                    // an order has none: receive buffers are not counted
+  std::vector<double> held_throughout_;  // by rank: parameters that are never unsharded
+};
+
+}  // namespace pipewright::schedule
+
+#endif  // PIPEWRIGHT_SCHEDULE_SIMULATE_MEMORY_MODEL_H_
