@@ -17,7 +17,8 @@ using tests::Output;
 using tests::run_shell;
 
 // The repository's own text, so that the test needs no other file.
-const std::string kTrain = "examples/train_gpt --data README.md --layers 3 --dim 32 --context 32 ";
+const std::string kTrain =
+    "examples/train_gpt --data docs/command_line.md --layers 3 --dim 32 --context 32 ";
 
 struct Trained {
   std::vector<double> losses;
@@ -97,7 +98,7 @@ TEST(TrainGpt, SeedsDiffer) {
 
 // On text that it has not seen, better than a table of pairs of bytes.
 TEST(TrainGpt, Learns) {
-  const Trained learned = train("examples/train_gpt --data README.md --steps 150");
+  const Trained learned = train("examples/train_gpt --data docs/command_line.md --steps 150");
   EXPECT_LT(learned.held_back, learned.bigram);
 }
 
@@ -133,13 +134,13 @@ TEST(TrainGpt, Errors) {
   expect_error("examples/train_gpt --schedule ZBV --stages-per-rank 3", 2, "error: ");
   expect_error(
       "WORLD_SIZE=3 RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 examples/train_gpt "
-      "--data README.md",
+      "--data docs/command_line.md",
       2, "error: --pp 2 times --dp-replicate 1 want as many processes, and there are 3\n");
   expect_error(kTrain + "--dp-replicate 2 --dp-shard 2", 2,
                "error: --dp-replicate 2 and --dp-shard 2: wanted 1 for one of them\n");
   expect_error(
       "WORLD_SIZE=2 RANK=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 examples/train_gpt "
-      "--data README.md",
+      "--data docs/command_line.md",
       1, "error: environment variable RANK is `2`: wanted this rank, 0 to 1\n");
 }
 

@@ -1,0 +1,39 @@
+#ifndef PIPEWRIGHT_TESTS_DOCS_NAMES_H_
+#define PIPEWRIGHT_TESTS_DOCS_NAMES_H_
+
+// Names that snippets of the documents use without declaring them. Nothing defines them: these
+// snippets are compiled and never called.
+#ifdef PIPEWRIGHT_DOCS_EVERYTHING
+
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "pipewright/autograd/checkpoint.h"
+#include "pipewright/comms/mesh.h"
+#include "pipewright/ddp/replicate.h"
+#include "pipewright/executor/executor.h"
+#include "pipewright/executor/module_stage.h"
+#include "pipewright/fsdp/fully_shard.h"
+
+namespace snippets {
+
+extern pipewright::ir::Program program;
+extern torch::nn::Linear module;
+extern torch::optim::AdamW optimizer;
+extern at::Tensor inputs, targets;
+extern std::vector<int> ranks;
+extern pipewright::comms::World world;
+extern pipewright::comms::BackendPtr group;
+extern pipewright::executor::Executor executor;
+at::Tensor loss(const pipewright::executor::Tensors& outputs,
+                const pipewright::executor::Tensors& targets);
+
+}  // namespace snippets
+
+#endif  // PIPEWRIGHT_DOCS_EVERYTHING
+
+#endif  // PIPEWRIGHT_TESTS_DOCS_NAMES_H_
