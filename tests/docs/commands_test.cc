@@ -164,7 +164,10 @@ class CommandsTest : public testing::Test {
       const std::string expected = lines_between(document, shown.begin, shown.end);
       const std::string got = Documents::run(shown.command);
       if (trains(shown.command) && same_training(expected, got)) continue;
-      EXPECT_EQ(got, expected) << path_.string() << ":" << shown.begin << ": " << shown.command;
+      EXPECT_EQ(got, expected) << path_.string() << ":" << shown.begin << ": " << shown.command
+                               << "\nif this is intended: bazel run //tests/docs:"
+                               << (trains(shown.command) ? "training_commands" : "commands")
+                               << "_test -- --update_goldens";
     }
     // A picture of the documents that a command has drawn is the one in docs/pictures.
     for (const auto& entry : fs::directory_iterator(documents_.built() / "docs/pictures")) {
