@@ -1,12 +1,13 @@
-// Runs the commands of README.md and docs/*.md: after each line `$ COMMAND` of a console fence
-// stands what the command prints to stdout and stderr. Commands of one document run in order in one
-// empty folder. train_gpt's run where it is among the test's data, all others where it is not.
+// Runs the commands of README.md and docs/*.md. In a console fence, each line `$ COMMAND` is
+// followed by what the command prints to stdout and stderr. The commands of a document run in
+// order, in one folder that is empty at first. commands_test runs those that need no LibTorch;
+// training_commands_test, which has train_gpt among its data, those that name train_gpt.
 //
 //   bazel run //tests/docs:commands_test -- --update_goldens
 //   bazel run //tests/docs:training_commands_test -- --update_goldens
 //
-// write the documents again, with what the commands print, and the pictures that they draw. Read
-// the diff.
+// rewrite the documents with what the commands print, and the pictures that they draw. Read the
+// diff.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,7 +31,7 @@ namespace fs = std::filesystem;
 
 constexpr char kPrompt[] = "$ ";
 
-// A command and what stands after it, as lines of the document counted from 0.
+// A command and the lines of its output, [begin, end) of the document, counted from 0.
 struct Shown {
   std::string command;
   size_t begin, end;
@@ -88,8 +89,8 @@ Numbered numbers_of(const std::string& text) {
   return found;
 }
 
-// What a training prints is the same on two machines but for rounding and speed: numbers may differ
-// by 5%, and before `tokens/s` by anything.
+// Two machines print the same training but for rounding and speed: numbers may differ by 5%, those
+// before `tokens/s` by any amount.
 bool same_training(const std::string& left, const std::string& right) {
   const Numbered a = numbers_of(left), b = numbers_of(right);
   if (a.texts != b.texts) return false;
@@ -107,7 +108,7 @@ std::string read_file(const fs::path& path) {
   return text.str();
 }
 
-// The documents' own folders and programs, whether under `bazel test` or `bazel run`.
+// The documents and the programs that their commands call, under `bazel test` and `bazel run`.
 class Documents {
  public:
   Documents() : built_(fs::current_path()), has_training_(fs::exists("examples/train_gpt")) {

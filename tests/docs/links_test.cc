@@ -1,5 +1,5 @@
-// Documents lead somewhere: every relative link names a file or folder of the tree, and a heading
-// where it has an anchor. The README is short, and every fence says what its commands are.
+// Every relative link of a document names a file or folder of the tree, and its anchor a heading.
+// The README has at most 150 lines, and all commands with a prompt are in console fences.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ std::vector<std::string> documents() {
   return paths;
 }
 
-TEST(LinksTest, LeadSomewhere) {
+TEST(LinksTest, TargetsExist) {
   for (const std::string& path : documents()) {
     for (const std::string& link : links_of(read_document(path))) {
       if (link.starts_with("http://") || link.starts_with("https://")) continue;
