@@ -9,13 +9,13 @@ namespace pipewright::autograd {
 
 using torch::autograd::variable_list;
 
-// Behind a node in which a backward of its own has ended: where the other one goes on.
+// Runs after the node in which an inner backward has ended, where the outer backward continues.
 class BackwardWatch::InnerEnded final : public torch::autograd::FunctionPostHook {
  public:
   explicit InnerEnded(std::weak_ptr<BackwardWatch> watch) : watch_(std::move(watch)) {}
   variable_list operator()(const variable_list& outputs, const variable_list&) override {
     const std::shared_ptr<BackwardWatch> watch = watch_.lock();
-    if (watch && watch->inner_ended_) watch->watch();
+    if (watch && watch->inner_ended_) watch->watch(watch);
     return outputs;
   }
 
@@ -23,22 +23,21 @@ class BackwardWatch::InnerEnded final : public torch::autograd::FunctionPostHook
   const std::weak_ptr<BackwardWatch> watch_;
 };
 
-void BackwardWatch::watch() {
+void BackwardWatch::watch(const std::shared_ptr<BackwardWatch>& self) {
   if (!end_.expired()) return;
   if (!std::exchange(inner_ended_, false)) backward_begins();
-  // An engine that stops on an error forgets its callbacks: then what they held is gone.
+  // An engine that stops on an error drops its callbacks, and what they hold is destroyed.
   const auto end = std::make_shared<int>();
   end_ = end;
-  torch::autograd::Engine::get_default_engine().queue_callback(
-      [self = shared_from_this(), end] { self->ended(); });
+  torch::autograd::Engine::get_default_engine().queue_callback([self, end] { self->ended(self); });
 }
 
-void BackwardWatch::ended() {
+void BackwardWatch::ended(const std::shared_ptr<BackwardWatch>& self) {
   end_.reset();
   const auto node = torch::autograd::get_current_node();
   if (node && !is_complete()) {
     inner_ended_ = true;
-    node->add_post_hook(std::make_unique<InnerEnded>(weak_from_this()));
+    node->add_post_hook(std::make_unique<InnerEnded>(self));
     return;
   }
   backward_ends();

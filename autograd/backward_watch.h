@@ -3,34 +3,36 @@
 
 #include <memory>
 
-// Who wants to know where a backward begins and ends, of which hooks see only the middle.
-
 namespace pipewright::autograd {
 
-// What it calls runs in a thread of the backward; what is thrown ends the backward.
-class BackwardWatch : public std::enable_shared_from_this<BackwardWatch> {
+// Notifies a subclass when a backward starts and ends. Autograd's hooks only see what happens in
+// between: the subclass calls watch() from such hooks, and the watch finds the two ends. The
+// virtual methods run on a thread of that backward; what they throw ends the backward.
+class BackwardWatch {
  public:
   virtual ~BackwardWatch() = default;
 
  protected:
-  // To be called by hooks, as often as they like.
-  void watch();
+  // To be called by hooks, any number of times per backward. `self` points to this watch, and keeps
+  // it and whatever backward_ends() uses alive until the backward has ended.
+  void watch(const std::shared_ptr<BackwardWatch>& self);
 
-  // At the first watch() of a backward. The one before has either come to backward_ends(), or
-  // stopped on an error: then what it left is still there.
+  // At the first watch() of a backward. The previous backward has either come to backward_ends(),
+  // or stopped on an error: then what it left is still there.
   virtual void backward_begins() = 0;
   // Whether nothing that the rest of the backward does can matter.
   virtual bool is_complete() = 0;
-  // At the end of the outermost backward. A backward within a node of another, as checkpointing
-  // runs it, is no end, unless is_complete(): the watch goes on behind that node if it had a post
-  // hook before it ran (the engine only calls them then), or else with the next watch().
+  // At the end of the outermost backward. Checkpointing runs a backward inside a node of another
+  // one; the end of such an inner backward does not count unless is_complete(). The watch then
+  // continues after that node if the node had a post hook before it ran (the engine calls post
+  // hooks only then), otherwise with the next watch().
   virtual void backward_ends() = 0;
 
  private:
   class InnerEnded;
-  void ended();
+  void ended(const std::shared_ptr<BackwardWatch>& self);
 
-  std::weak_ptr<int> end_;  // of the backward that runs: gone if it stopped on an error
+  std::weak_ptr<int> end_;  // of the current backward: expired if it stopped on an error
   bool inner_ended_ = false;
 };
 

@@ -13,7 +13,7 @@ class Before final : public torch::autograd::FunctionPreHook {
   Before(std::weak_ptr<GradListener> listener, size_t leaf)
       : listener_(std::move(listener)), leaf_(leaf) {}
   variable_list operator()(const variable_list& grads) override {
-    if (const auto listener = listener_.lock()) listener->grad_comes(leaf_);
+    if (const auto listener = listener_.lock()) listener->before_accumulate(leaf_);
     return grads;
   }
 
@@ -22,13 +22,13 @@ class Before final : public torch::autograd::FunctionPreHook {
   const size_t leaf_;
 };
 
-// It also marks a leaf as taken, and by whom.
-class Behind final : public torch::autograd::FunctionPostHook {
+// Also tells whose leaf it is (listener_of).
+class After final : public torch::autograd::FunctionPostHook {
  public:
-  Behind(std::weak_ptr<GradListener> listener, size_t leaf)
+  After(std::weak_ptr<GradListener> listener, size_t leaf)
       : listener_(std::move(listener)), leaf_(leaf) {}
   variable_list operator()(const variable_list& outputs, const variable_list&) override {
-    if (const auto listener = listener_.lock()) listener->grad_ready(leaf_);
+    if (const auto listener = listener_.lock()) listener->after_accumulate(leaf_);
     return outputs;
   }
   std::shared_ptr<GradListener> listener() const { return listener_.lock(); }
@@ -44,7 +44,7 @@ std::shared_ptr<torch::autograd::Node> listen(const at::Tensor& leaf,
                                               std::weak_ptr<GradListener> listener, size_t number) {
   auto accumulator = torch::autograd::impl::grad_accumulator(leaf);
   accumulator->add_pre_hook(std::make_unique<Before>(listener, number));
-  accumulator->add_post_hook(std::make_unique<Behind>(std::move(listener), number));
+  accumulator->add_post_hook(std::make_unique<After>(std::move(listener), number));
   return accumulator;
 }
 
@@ -52,8 +52,8 @@ std::shared_ptr<GradListener> listener_of(const at::Tensor& leaf) {
   const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(leaf);
   if (!accumulator) return nullptr;
   for (const auto& hook : accumulator->post_hooks()) {
-    if (const auto* behind = dynamic_cast<const Behind*>(hook.get())) {
-      if (auto listener = behind->listener()) return listener;
+    if (const auto* after = dynamic_cast<const After*>(hook.get())) {
+      if (auto listener = after->listener()) return listener;
     }
   }
   return nullptr;

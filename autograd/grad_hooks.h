@@ -7,30 +7,31 @@
 #include <cstddef>
 #include <memory>
 
-// Hooks around the accumulation into a leaf's .grad: of a whole backward and of the W half of a
-// split one, but not of torch::autograd::grad, which adds to none.
+// Hooks around the accumulation into the .grad of a leaf (torch::autograd's AccumulateGrad node).
+// They run in a full backward and in the W half of a split one, but not in torch::autograd::grad,
+// which accumulates nowhere.
 
 namespace pipewright::autograd {
 
-// Called in the thread that runs the backward; what it throws ends that backward.
+// Called on the thread that runs the backward; what it throws ends that backward.
 class GradListener {
  public:
   virtual ~GradListener() = default;
-  // The gradient of the leaf is about to be added to.
-  virtual void grad_comes(size_t leaf) = 0;
-  // It has been. Once in a backward for each leaf, however often it is used; a backward within it,
-  // as checkpointing runs it, counts as one more.
-  virtual void grad_ready(size_t leaf) = 0;
+  // The backward is about to accumulate into the leaf's .grad.
+  virtual void before_accumulate(size_t leaf) = 0;
+  // It has done so. Once per leaf and backward, however often the leaf is used; a backward inside
+  // another one, as checkpointing runs it, counts separately.
+  virtual void after_accumulate(size_t leaf) = 0;
 };
 
-// The hooks live as long as what is returned: a leaf does not hold the node that adds to it.
-// `number` is what the listener knows the leaf by. The node remembers the sizes that `leaf` has
-// now.
+// Hooks `leaf`, which the listener knows by `number`. The hooks exist as long as the returned node:
+// keep it, because a leaf does not own the node that accumulates into it. The node remembers the
+// sizes that `leaf` has when the node is created.
 [[nodiscard]] std::shared_ptr<torch::autograd::Node> listen(const at::Tensor& leaf,
                                                             std::weak_ptr<GradListener> listener,
                                                             size_t number);
 
-// The listener of a leaf that is still there; null if there is none.
+// The listener of `leaf` that still exists; null if there is none.
 std::shared_ptr<GradListener> listener_of(const at::Tensor& leaf);
 
 }  // namespace pipewright::autograd

@@ -12,6 +12,10 @@
 #include "pipewright/autograd/grad_hooks.h"
 #include "pipewright/comms/agreement.h"
 #include "pipewright/ddp/grad_buckets.h"
+#include "pipewright/modules/driven_stage.h"
+#include "pipewright/modules/gradient_sync.h"
+#include "pipewright/modules/names.h"
+#include "pipewright/modules/unit_tree.h"
 
 namespace pipewright::ddp {
 namespace {
@@ -23,36 +27,38 @@ std::string describe(const std::string& name, const at::Tensor& tensor) {
 
 // One call: when its gradients are reduced. Calls stand in a tree, as their modules do; what
 // concerns a whole backward is kept by the outermost one, the root.
-class Unit final : public Replicated,
-                   public autograd::GradListener,
-                   public autograd::BackwardWatch {
+class ReplicatedUnit final : public Replicated,
+                             public autograd::GradListener,
+                             public autograd::BackwardWatch,
+                             public modules::UnitTree<ReplicatedUnit> {
  public:
-  Unit(const std::vector<torch::nn::Module*>& modules, comms::BackendPtr group, Options options)
+  ReplicatedUnit(const std::vector<torch::nn::Module*>& modules, comms::BackendPtr group,
+                 Options options)
       : group_(std::move(group)), options_(std::move(options)) {
     std::set<at::TensorImpl*> seen;  // a tied weight counts once
     for (size_t i = 0; i < modules.size(); ++i) {
-      const std::string prefix = modules.size() == 1 ? "" : std::to_string(i) + ".";
+      const std::string path = modules::path_in_list(i, modules.size());
       for (const auto& named : modules[i]->named_parameters()) {
         if (!seen.insert(named.value().unsafeGetTensorImpl()).second) continue;
         if (!device_) device_ = named.value().device();
-        const std::string name = prefix + named.key();
+        const std::string name = modules::join_path(path, named.key());
         if (named.value().device() != *device_) {
           refusal_ = c10::str("replicate: `", name, "` is on ", named.value().device(),
                               ", the first parameter on ", *device_, ": wanted one device");
         }
-        if (const std::shared_ptr<Unit> owner = owner_of(name, named.value()))
+        if (const std::shared_ptr<ReplicatedUnit> owner = owner_of(name, named.value()))
           nest(owner->root());
         else
           parameters_.push_back({name, named.value()});
       }
       for (const auto& named : modules[i]->named_buffers()) {
-        if (named.value().defined() && std::ranges::none_of(nested_, [&](const auto& unit) {
+        if (named.value().defined() && std::ranges::none_of(nested(), [&](const auto& unit) {
               return unit->has(named.value());
             }))
-          buffers_.push_back({prefix + named.key(), named.value()});
+          buffers_.push_back({modules::join_path(path, named.key()), named.value()});
       }
     }
-    for (const std::shared_ptr<Unit>& unit : nested_) {
+    for (const std::shared_ptr<ReplicatedUnit>& unit : nested()) {
       if (unit->options_.find_unused_parameters == options_.find_unused_parameters) continue;
       refusal_ =
           "replicate: find_unused_parameters must be the same as in the calls for parts of the "
@@ -88,23 +94,21 @@ class Unit final : public Replicated,
         frozen_.push_back(std::move(parameter));
         continue;
       }
-      accumulators_.push_back(autograd::listen(parameter.tensor, weak_unit(), trained.size()));
+      accumulators_.push_back(autograd::listen(parameter.tensor, weak_from_this(), trained.size()));
       trained.push_back(std::move(parameter));
     }
-    grads_.emplace(std::move(trained), group_, options_,
-                   [this] { root()->for_each([](Unit& unit) { unit.grads_->forget(); }); });
-    for (const std::shared_ptr<Unit>& unit : nested_) unit->outer_ = weak_unit();
+    grads_.emplace(std::move(trained), group_, options_, [this] {
+      root()->for_each([](ReplicatedUnit& unit) { unit.grads_->forget(); });
+    });
+    adopt();
   }
 
   void set_requires_gradient_sync(bool sync, bool recurse) override {
-    sync_ = sync;
-    if (!recurse) return;
-    for (const std::shared_ptr<Unit>& unit : nested_) unit->set_requires_gradient_sync(sync, true);
+    for_each_if(recurse, [sync](ReplicatedUnit& unit) { unit.sync_.set_required(sync); });
   }
-  bool requires_gradient_sync() const override { return sync_ && held_ == 0; }
+  bool requires_gradient_sync() const override { return sync_.is_required(); }
   void hold_sync(int change) override {
-    held_ += change;
-    for (const std::shared_ptr<Unit>& unit : nested_) unit->hold_sync(change);
+    for_each([change](ReplicatedUnit& unit) { unit.sync_.hold(change); });
   }
 
   std::vector<at::Tensor> forward_begins(std::vector<at::Tensor> inputs) override {
@@ -117,7 +121,7 @@ class Unit final : public Replicated,
   }
 
   void prepare_forward() {
-    for (const std::shared_ptr<Unit>& unit : nested_) unit->prepare_forward();
+    for (const std::shared_ptr<ReplicatedUnit>& unit : nested()) unit->prepare_forward();
     for (size_t i = 0; i < grads_->size(); ++i) {
       const at::Tensor& tensor = grads_->tensor(i);
       // A cast or a move gives it a new one, without our hooks.
@@ -144,55 +148,49 @@ class Unit final : public Replicated,
   }
 
   // In the thread of backward.
-  void grad_comes(size_t parameter) override { grads_->grad_comes(parameter); }
-  void grad_ready(size_t parameter) override {
+  void before_accumulate(size_t parameter) override { grads_->grad_comes(parameter); }
+  void after_accumulate(size_t parameter) override {
     if (is_alone()) return;
     grads_->grad_added(parameter);
-    if (!reduces()) return;
-    const std::shared_ptr<Unit> outermost = root();
-    if (!driven_) outermost->watch();
+    if (!sync_.reduces()) return;
+    const std::shared_ptr<ReplicatedUnit> outermost = root();
+    if (!sync_.is_driven()) outermost->watch(outermost);
     grads_->grad_ready(parameter);
     // Ranks that use different parameters, in a microbatch or at all, only agree on an order that
     // is fixed over all calls.
-    if (options_.find_unused_parameters || driven_)
+    if (options_.find_unused_parameters || sync_.is_driven())
       outermost->launch_in_order();
     else
       grads_->launch_ready();
   }
 
   // Driven by the executor.
-  void set_driven(bool driven) {
-    for_each([driven](Unit& unit) {
-      unit.driven_ = driven;
-      unit.reduces_now_ = false;
-    });
-  }
-  void before_backward(bool last) {
-    for_each([last](Unit& unit) { unit.reduces_now_ = last; });
-  }
+  void set_driven(bool driven) { sync_.set_driven(driven); }
+  modules::GradientSync& gradient_sync() { return sync_; }
   void reduce_grad() {
-    for_each([](Unit& unit) { unit.grads_->check_all_used(); });
-    for_each([](Unit& unit) { unit.grads_->launch_rest(); });
-    for_each([](Unit& unit) { unit.grads_->launch_counts(); });
+    for_each([](ReplicatedUnit& unit) { unit.grads_->check_all_used(); });
+    for_each([](ReplicatedUnit& unit) { unit.grads_->launch_rest(); });
+    for_each([](ReplicatedUnit& unit) { unit.grads_->launch_counts(); });
   }
   void wait_reduce() {
-    for_each([](Unit& unit) {
+    for_each([](ReplicatedUnit& unit) {
       unit.grads_->finish();
-      unit.reduces_now_ = false;
+      unit.sync_.set_last_backward(false);
     });
   }
   void abort() {
-    for_each([](Unit& unit) {
+    for_each([](ReplicatedUnit& unit) {
       unit.group_->abort();
       unit.grads_->forget();
-      unit.reduces_now_ = false;
+      unit.sync_.set_last_backward(false);
     });
   }
 
  private:
-  static std::shared_ptr<Unit> owner_of(const std::string& name, const at::Tensor& parameter) {
+  static std::shared_ptr<ReplicatedUnit> owner_of(const std::string& name,
+                                                  const at::Tensor& parameter) {
     const auto listener = autograd::listener_of(parameter);
-    auto unit = std::dynamic_pointer_cast<Unit>(listener);
+    auto unit = std::dynamic_pointer_cast<ReplicatedUnit>(listener);
     if (listener && !unit) {
       throw std::invalid_argument("replicate: `" + name +
                                   "` is kept by another wrapper, such as fully_shard");
@@ -200,42 +198,21 @@ class Unit final : public Replicated,
     return unit;
   }
 
-  std::weak_ptr<Unit> weak_unit() { return std::static_pointer_cast<Unit>(shared_from_this()); }
-
-  std::shared_ptr<Unit> root() {
-    const std::shared_ptr<Unit> outer = outer_.lock();
-    return outer ? outer->root() : weak_unit().lock();
-  }
-
   // Whether a buffer is kept by it or by a nested call.
   bool has(const at::Tensor& buffer) const {
     return std::ranges::any_of(buffers_,
                                [&](const auto& known) { return known.tensor.is_same(buffer); }) ||
-           std::ranges::any_of(nested_, [&](const auto& unit) { return unit->has(buffer); });
-  }
-
-  void nest(const std::shared_ptr<Unit>& unit) {
-    if (std::ranges::find(nested_, unit) == nested_.end()) nested_.push_back(unit);
-  }
-
-  // Nested calls first, the last one first, as backward comes to them if they follow one another.
-  template <typename Function>
-  void for_each(const Function& function) {
-    for (auto unit = nested_.rbegin(); unit != nested_.rend(); ++unit) (*unit)->for_each(function);
-    function(*this);
+           std::ranges::any_of(nested(), [&](const auto& unit) { return unit->has(buffer); });
   }
 
   bool is_alone() const { return group_->getSize() == 1; }
 
-  // Whether the backward that runs is to reduce.
-  bool reduces() const { return driven_ ? reduces_now_ : requires_gradient_sync(); }
-
   // As far as gradients are ready in the order of for_each. Whether all are.
   bool launch_in_order() {
-    for (auto unit = nested_.rbegin(); unit != nested_.rend(); ++unit) {
+    for (auto unit = nested().rbegin(); unit != nested().rend(); ++unit) {
       if (!(*unit)->launch_in_order()) return false;
     }
-    return is_alone() || !reduces() || grads_->launch_ready();
+    return is_alone() || !sync_.reduces() || grads_->launch_ready();
   }
 
   // Whether the backward that has run without an executor, here or in a call around it, was one
@@ -247,20 +224,20 @@ class Unit final : public Replicated,
 
   // Of the root, where nobody drives it.
   void backward_begins() override {
-    for_each([](Unit& unit) {
-      if (!unit.driven_) unit.grads_->begin_backward();
+    for_each([](ReplicatedUnit& unit) {
+      if (!unit.sync_.is_driven()) unit.grads_->begin_backward();
     });
   }
   bool is_complete() override {
     bool complete = true;
-    for_each([&](Unit& unit) {
+    for_each([&](ReplicatedUnit& unit) {
       complete = complete && (!unit.takes_part() || unit.grads_->is_launched());
     });
     return complete;
   }
   void backward_ends() override {
     std::vector<GradBuckets*> all;
-    for_each([&](Unit& unit) {
+    for_each([&](ReplicatedUnit& unit) {
       if (unit.takes_part()) all.push_back(&*unit.grads_);
     });
     for (GradBuckets* grads : all) grads->check_all_ready();
@@ -271,8 +248,6 @@ class Unit final : public Replicated,
 
   const comms::BackendPtr group_;
   const Options options_;
-  std::weak_ptr<Unit> outer_;
-  std::vector<std::shared_ptr<Unit>> nested_;
   std::string refusal_;                  // why the modules cannot be replicated
   std::vector<NamedTensor> parameters_;  // until it begins
   std::vector<NamedTensor> frozen_, buffers_;
@@ -281,43 +256,32 @@ class Unit final : public Replicated,
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
 
   std::optional<at::Device> device_;  // of all parameters
-  bool sync_ = true;
-  int held_ = 0;              // by NoSyncs
-  bool driven_ = false;       // by the executor, which says when to reduce
-  bool reduces_now_ = false;  // driven: the last backward before REDUCE_GRAD runs
+  modules::GradientSync sync_;
 };
 
-class ReplicatedStage final : public modules::DataParallel {
+// Parameters are always full: there is nothing to gather or free.
+class ReplicatedStage final : public modules::DrivenStage<ReplicatedUnit> {
  public:
-  explicit ReplicatedStage(std::shared_ptr<Unit> unit) : unit_(std::move(unit)) {
-    unit_->set_driven(true);
-  }
-  ~ReplicatedStage() override { unit_->set_driven(false); }
-  ReplicatedStage(const ReplicatedStage&) = delete;
-  ReplicatedStage& operator=(const ReplicatedStage&) = delete;
-  void step_begins() override { unit_->prepare_forward(); }
-  // Parameters are always whole.
+  using DrivenStage::DrivenStage;
+
+  void step_begins() override { root().prepare_forward(); }
   void unshard() override {}
   void wait_unshard() override {}
   void reshard() override {}
-  void before_backward(int /*microbatch*/, bool last) override { unit_->before_backward(last); }
-  void reduce_grad() override { unit_->reduce_grad(); }
-  void wait_reduce() override { unit_->wait_reduce(); }
-  void abort() override { unit_->abort(); }
-
- private:
-  const std::shared_ptr<Unit> unit_;
+  void reduce_grad() override { root().reduce_grad(); }
+  void wait_reduce() override { root().wait_reduce(); }
+  void abort() override { root().abort(); }
 };
 
-std::shared_ptr<modules::DataParallel> Unit::data_parallel() {
-  return std::make_shared<ReplicatedStage>(weak_unit().lock());
+std::shared_ptr<modules::DataParallel> ReplicatedUnit::data_parallel() {
+  return std::make_shared<ReplicatedStage>(shared_from_this());
 }
 
 }  // namespace
 
 std::shared_ptr<Replicated> replicate(const std::vector<torch::nn::Module*>& modules,
                                       comms::BackendPtr group, Options options) {
-  const auto unit = std::make_shared<Unit>(modules, std::move(group), std::move(options));
+  const auto unit = std::make_shared<ReplicatedUnit>(modules, std::move(group), std::move(options));
   unit->begin();
   return unit;
 }

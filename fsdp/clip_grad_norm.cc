@@ -12,13 +12,17 @@ namespace pipewright::fsdp {
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, c10d::Backend& group,
                            double max_norm, double norm_type) {
   if (!(max_norm >= 0) || !(norm_type > 0)) {
-    throw std::invalid_argument(c10::str("clip_grad_norm_: max_norm ", max_norm, ", norm_type ",
-                                         norm_type, ": wanted numbers of at least 0 and above 0"));
+    throw std::invalid_argument(
+        c10::str("clip_grad_norm_: expected max_norm >= 0 and norm_type > 0, got max_norm ",
+                 max_norm, " and norm_type ", norm_type));
   }
-  if (parameters.empty()) throw std::invalid_argument("clip_grad_norm_: no parameters");
+  if (parameters.empty()) {
+    throw std::invalid_argument("clip_grad_norm_: expected at least one parameter, got none");
+  }
   const c10::NoGradGuard no_grad;
   const bool is_max = std::isinf(norm_type);
-  // Squares of halves overflow. The same on all ranks, whichever shards are empty.
+  // Squares of fp16 values overflow, so norms are computed in fp32 or fp64: the same on all ranks,
+  // whichever shards are empty.
   const bool is_double = std::ranges::any_of(parameters, [](const at::Tensor& parameter) {
     return parameter.scalar_type() == at::kDouble;
   });
@@ -37,7 +41,7 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, c10d::Back
     group.allreduce(sums, options)->wait();
   }
   const at::Tensor norm = is_max ? sum : sum.pow(1 / norm_type);
-  // Without a look at the number: a device need not be waited for. As PyTorch's.
+  // As PyTorch does: without reading the number, which would wait for the device.
   const at::Tensor factor = at::clamp_max(max_norm / (norm + 1e-6), 1);
   for (const at::Tensor& parameter : parameters) {
     if (parameter.grad().defined()) parameter.grad().mul_(factor);

@@ -3,236 +3,209 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <map>
-#include <mutex>
-#include <numeric>
-#include <set>
 #include <stdexcept>
 #include <utility>
 
 #include "pipewright/autograd/grad_hooks.h"
 #include "pipewright/comms/agreement.h"
-#include "pipewright/fsdp/unit.h"
+#include "pipewright/fsdp/sharded_unit.h"
+#include "pipewright/modules/names.h"
 
 namespace pipewright::fsdp {
 namespace {
-
-// Which unit a module belongs to. PyTorch keeps the same at the module; LibTorch's has no place for
-// it. Any thread.
-class UnitsOfModules {
- public:
-  void set(const torch::nn::Module* module, const std::shared_ptr<Unit>& unit) {
-    const std::lock_guard lock(mutex_);
-    units_[module] = {unit, module->weak_from_this(), !module->weak_from_this().expired()};
-  }
-  void forget(const torch::nn::Module* module) {
-    const std::lock_guard lock(mutex_);
-    // Another module may have come to the same address, with a unit that lives.
-    const auto found = units_.find(module);
-    if (found != units_.end() && found->second.unit.expired()) units_.erase(found);
-  }
-  std::shared_ptr<Unit> find(const torch::nn::Module* module) {
-    const std::lock_guard lock(mutex_);
-    const auto found = units_.find(module);
-    if (found == units_.end()) return nullptr;
-    const Entry& entry = found->second;
-    // Another module at the same address is not the one that was sharded.
-    return entry.is_owned && entry.module.expired() ? nullptr : entry.unit.lock();
-  }
-  // Whether a living unit has the tensor in its group.
-  bool holds(const at::Tensor& tensor) {
-    std::vector<std::shared_ptr<Unit>> units;  // outlives the lock: it may be the last owner
-    const std::lock_guard lock(mutex_);
-    for (const auto& [module, entry] : units_) {
-      if (auto unit = entry.unit.lock()) units.push_back(std::move(unit));
-    }
-    for (const std::shared_ptr<Unit>& unit : units) {
-      for (size_t i = 0; i < unit->group().size(); ++i) {
-        if (unit->group().parameter(i).is_same(tensor)) return true;
-      }
-    }
-    return false;
-  }
-
- private:
-  struct Entry {
-    std::weak_ptr<Unit> unit;
-    std::weak_ptr<const torch::nn::Module> module;
-    bool is_owned;  // by a shared_ptr
-  };
-  std::mutex mutex_;
-  std::map<const torch::nn::Module*, Entry> units_;
-};
-
-UnitsOfModules& units_of_modules() {
-  // Never destroyed: a unit in a global may end later.
-  static UnitsOfModules* units = new UnitsOfModules;
-  return *units;
-}
 
 [[noreturn]] void refuse(const std::string& what) {
   throw std::invalid_argument("fully_shard: " + what);
 }
 
-std::string joined(const std::string& prefix, const std::string& name) {
-  return prefix.empty() ? name : prefix + "." + name;
-}
-
-// What a call takes of the modules that it is given.
-struct Taken {
-  std::vector<ParamSpec> specs;
-  std::vector<std::pair<std::string, std::shared_ptr<Unit>>> nested;  // by path
+// What a call finds in its modules.
+struct Found {
+  std::vector<ParamSpec> specs;                                              // to shard
+  std::vector<std::pair<std::string, std::shared_ptr<ShardedUnit>>> nested;  // with their paths
   std::vector<std::pair<std::string, at::Tensor>> buffers;
-  std::map<at::TensorImpl*, std::string> names;  // of all parameters, those of nested units too
+  std::map<at::TensorImpl*, std::string> names;  // of all parameters, also those of nested units
+
+  bool shards(const at::Tensor& tensor) const {
+    return std::ranges::any_of(
+        specs, [&](const ParamSpec& spec) { return spec.parameter.is_same(tensor); });
+  }
 };
 
-void take(const torch::nn::Module& module, const std::string& path, const Options& options,
-          Taken& taken) {
+[[noreturn]] void refuse_tied(const std::string& name, const std::string& other) {
+  refuse("parameter `" + name + "` is also `" + other +
+         "` of another group: shard both modules in one call");
+}
+
+// Collects what no nested unit owns.
+void collect(const torch::nn::Module& module, const std::string& path, const Options& options,
+             Found& found) {
   for (const auto& named : module.named_parameters(/*recurse=*/false)) {
     const at::Tensor& tensor = named.value();
-    const std::string name = joined(path, named.key());
+    const std::string name = modules::join_path(path, named.key());
     if (!tensor.defined()) continue;
     if (std::ranges::any_of(options.ignored_params,
                             [&](const at::Tensor& ignored) { return ignored.is_same(tensor); }))
       continue;
-    const auto [known, is_new] = taken.names.try_emplace(tensor.unsafeGetTensorImpl(), name);
-    if (!is_new) {
-      // Twice in this group is well.
-      if (std::ranges::any_of(
-              taken.specs, [&](const ParamSpec& spec) { return spec.parameter.is_same(tensor); }))
-        continue;
-      refuse("parameter `" + name + "` is also `" + known->second +
-             "` of another group: shard both in one call");
-    }
-    taken.specs.push_back({name, tensor, 0});
+    const auto [known, is_new] = found.names.try_emplace(tensor.unsafeGetTensorImpl(), name);
+    if (is_new)
+      found.specs.push_back({name, tensor, 0});
+    else if (!found.shards(tensor))  // tied within this group is fine
+      refuse_tied(name, known->second);
   }
   for (const auto& named : module.named_buffers(/*recurse=*/false)) {
     if (named.value().defined())
-      taken.buffers.emplace_back(joined(path, named.key()), named.value());
+      found.buffers.emplace_back(modules::join_path(path, named.key()), named.value());
   }
   for (const auto& child : module.named_children()) {
-    const std::string child_path = joined(path, child.key());
-    if (auto unit = units_of_modules().find(child.value().get())) {
-      // Its tensors are looked at too: one may be tied to a parameter here.
-      for (const auto& named : child.value()->named_parameters()) {
-        const auto [known, is_new] = taken.names.try_emplace(named.value().unsafeGetTensorImpl(),
-                                                             joined(child_path, named.key()));
-        if (!is_new && std::ranges::any_of(taken.specs, [&](const ParamSpec& spec) {
-              return spec.parameter.is_same(named.value());
-            }))
-          refuse("parameter `" + known->second + "` is also `" + joined(child_path, named.key()) +
-                 "` of another group: shard both in one call");
-      }
-      if (std::ranges::find(taken.nested, unit, &decltype(taken.nested)::value_type::second) ==
-          taken.nested.end())
-        taken.nested.emplace_back(child_path, std::move(unit));
-    } else {
-      take(*child.value(), child_path, options, taken);
+    const std::string child_path = modules::join_path(path, child.key());
+    auto unit = sharded_modules().find(child.value().get());
+    if (!unit) {
+      collect(*child.value(), child_path, options, found);
+      continue;
+    }
+    // One of its parameters may be tied to one of this group.
+    for (const auto& named : child.value()->named_parameters()) {
+      const std::string name = modules::join_path(child_path, named.key());
+      const auto [known, is_new] =
+          found.names.try_emplace(named.value().unsafeGetTensorImpl(), name);
+      if (!is_new && found.shards(named.value())) refuse_tied(known->second, name);
+    }
+    if (std::ranges::find(found.nested, unit, &decltype(found.nested)::value_type::second) ==
+        found.nested.end())
+      found.nested.emplace_back(child_path, std::move(unit));
+  }
+}
+
+bool is_sharded(const at::Tensor& tensor) {
+  return std::ranges::any_of(
+      sharded_modules().units(), [&](const std::shared_ptr<ShardedUnit>& unit) {
+        return std::ranges::any_of(unit->params().params(), [&](const ShardedParam& param) {
+          return param.registered.is_same(tensor);
+        });
+      });
+}
+
+// Throws if a parameter cannot be sharded; sets the dimension to shard it along.
+void check(std::vector<ParamSpec>& specs, const Options& options, int ranks) {
+  for (ParamSpec& spec : specs) {
+    const at::Tensor& tensor = spec.parameter;
+    const auto refuse_this = [&](const std::string& what) {
+      refuse(c10::str("parameter `", spec.name, "`, ", tensor.scalar_type(), " ", tensor.sizes(),
+                      " on ", tensor.device(), what));
+    };
+    if (tensor.is_meta()) refuse_this(": expected a tensor with memory; call to_empty() first");
+    if (tensor.dim() == 0) refuse_this(", is a scalar: expected at least one dimension");
+    if (tensor.layout() != at::kStrided || !tensor.is_contiguous())
+      refuse_this(": expected a contiguous tensor");
+    if (!tensor.is_leaf()) refuse_this(": expected a leaf, got the result of an operation");
+    if (tensor.scalar_type() != specs[0].parameter.scalar_type() ||
+        tensor.device() != specs[0].parameter.device()) {
+      refuse_this(": expected the dtype and device of `" + specs[0].name +
+                  "`, because one group has one dtype and device; shard the others separately");
+    }
+    if (is_sharded(tensor)) refuse_this(", is already sharded");
+    if (autograd::listener_of(tensor))
+      refuse_this(", is already managed by another data-parallel wrapper, such as replicate");
+    if (options.shard_placement_fn) spec.dim = options.shard_placement_fn(tensor);
+    const int64_t dim = spec.dim < 0 ? spec.dim + tensor.dim() : spec.dim;
+    if (dim < 0 || dim >= tensor.dim())
+      refuse_this(c10::str(": shard_placement_fn: expected one of its ", tensor.dim(),
+                           " dimensions, got ", spec.dim));
+    spec.dim = dim;
+    if (dim > 0 && tensor.size(dim) % ranks != 0) {
+      refuse_this(c10::str(": dimension ", dim, " does not divide evenly by ", ranks,
+                           " ranks; only dimension 0 may be uneven"));
     }
   }
 }
 
-void check(std::vector<ParamSpec>& specs, const Options& options, int ranks) {
-  for (ParamSpec& spec : specs) {
-    const at::Tensor& tensor = spec.parameter;
-    const auto about = [&] {
-      return c10::str("parameter `", spec.name, "`, ", tensor.scalar_type(), " ", tensor.sizes(),
-                      " on ", tensor.device());
-    };
-    if (tensor.is_meta()) refuse(about() + ": give it memory first");
-    if (tensor.dim() == 0) refuse(about() + ", is a scalar: give it one dimension of size 1");
-    if (tensor.layout() != at::kStrided || !tensor.is_contiguous())
-      refuse(about() + ", is not contiguous");
-    if (!tensor.is_leaf()) refuse(about() + ", is no leaf: it was computed from something");
-    if (tensor.scalar_type() != specs[0].parameter.scalar_type() ||
-        tensor.device() != specs[0].parameter.device()) {
-      refuse(about() + ", is not as `" + specs[0].name +
-             "`: wanted one dtype and device in a group; shard the others apart");
-    }
-    if (units_of_modules().holds(tensor)) refuse(about() + ", is sharded already");
-    if (autograd::listener_of(tensor))
-      refuse(about() + ", is kept by another wrapper, such as replicate");
-    if (options.shard_placement_fn) spec.dim = options.shard_placement_fn(tensor);
-    const int64_t dim = spec.dim < 0 ? spec.dim + tensor.dim() : spec.dim;
-    if (dim < 0 || dim >= tensor.dim())
-      refuse(c10::str(about(), ": it has no dimension ", spec.dim, " to shard along"));
-    spec.dim = dim;
-    if (dim > 0 && tensor.size(dim) % ranks != 0) {
-      refuse(c10::str(about(), ": dimension ", dim, " does not divide evenly by ", ranks,
-                      " ranks: only dimension 0 need not"));
-    }
+// What it has found stays in `found` if it throws.
+void find_parameters(const std::vector<torch::nn::Module*>& modules, const Options& options,
+                     int ranks, bool has_mesh, Found& found) {
+  for (size_t i = 0; i < modules.size(); ++i) {
+    if (sharded_modules().find(modules[i]))
+      refuse("a second call for " + modules[i]->name() + ", which is already sharded");
+    if (std::ranges::count(modules, modules[i]) > 1)
+      refuse(modules[i]->name() + " appears twice in the list of modules");
+    collect(*modules[i], modules::path_in_list(i, modules.size()), options, found);
   }
+  check(found.specs, options, ranks);
+  const int reshard = options.reshard_after_forward.ranks(/*is_root=*/true, ranks);
+  if (reshard < 1 || ranks % reshard != 0) {
+    refuse(
+        c10::str("reshard_after_forward: expected a divisor of ", ranks, " ranks, got ", reshard));
+  }
+  if (reshard > 1 && reshard < ranks && !has_mesh) {
+    refuse(c10::str("reshard_after_forward ", reshard,
+                    " needs groups of that many ranks: expected a mesh, got a process group"));
+  }
+}
+
+// What must be equal on all ranks, as text.
+std::vector<std::string> describe(const Found& found, const Options& options, int ranks) {
+  std::vector<std::string> lines = {"parameters"};
+  for (const ParamSpec& spec : found.specs) {
+    lines.push_back(c10::str("`", spec.name, "`, ", spec.parameter.scalar_type(), " ",
+                             spec.parameter.sizes(), ", along ", spec.dim,
+                             spec.parameter.requires_grad() ? "" : ", frozen"));
+  }
+  for (const auto& [name, buffer] : found.buffers)
+    lines.push_back(c10::str("buffer `", name, "`, ", buffer.scalar_type(), " ", buffer.sizes()));
+  lines.push_back(c10::str("options: sync_module_states ", options.sync_module_states,
+                           ", reshard_after_forward ",
+                           options.reshard_after_forward.ranks(true, ranks), "|",
+                           options.reshard_after_forward.ranks(false, ranks),
+                           ", backward_prefetch ", static_cast<int>(options.backward_prefetch)));
+  return lines;
+}
+
+at::Device device_of(const Found& found, const c10d::Backend& group) {
+  if (found.specs.empty() || found.specs[0].parameter.is_meta())
+    return group.getBoundDeviceId().value_or(at::kCPU);
+  return found.specs[0].parameter.device();
 }
 
 std::shared_ptr<Sharded> shard(const std::vector<torch::nn::Module*>& modules,
                                comms::BackendPtr group, comms::BackendPtr post_forward,
                                Options options) {
-  if (modules.empty()) refuse("no modules");
+  if (modules.empty()) refuse("expected at least one module, got none");
+  Found found;
   std::string refusal;
-  Taken taken;
   try {
-    for (size_t i = 0; i < modules.size(); ++i) {
-      if (units_of_modules().find(modules[i]))
-        refuse("a second call for " + modules[i]->name() + ", which is sharded already");
-      if (std::ranges::count(modules, modules[i]) > 1)
-        refuse(modules[i]->name() + " is given twice");
-      take(*modules[i], modules.size() == 1 ? "" : std::to_string(i), options, taken);
-    }
-    check(taken.specs, options, group->getSize());
-    const int ranks = options.reshard_after_forward.ranks(true, group->getSize());
-    if (ranks < 1 || group->getSize() % ranks != 0) {
-      refuse(c10::str("reshard_after_forward ", ranks, ": wanted a divisor of ", group->getSize(),
-                      " ranks"));
-    }
-    if (ranks > 1 && ranks < group->getSize() && !post_forward)
-      refuse(c10::str("reshard_after_forward ", ranks, " makes groups of ranks: wanted a mesh"));
-  } catch (const std::exception& error) {  // the placement function's own too
+    find_parameters(modules, options, group->getSize(), post_forward != nullptr, found);
+  } catch (const std::exception& error) {  // also of the placement function
     refusal = error.what();
   }
-  std::vector<std::string> lines = {refusal.empty() ? "parameters" : refusal};
-  for (const ParamSpec& spec : taken.specs) {
-    lines.push_back(c10::str("`", spec.name, "`, ", spec.parameter.scalar_type(), " ",
-                             spec.parameter.sizes(), ", along ", spec.dim,
-                             spec.parameter.requires_grad() ? "" : ", frozen"));
-  }
-  for (const auto& [name, buffer] : taken.buffers) {
-    lines.push_back(c10::str("buffer `", name, "`, ", buffer.scalar_type(), " ", buffer.sizes()));
-  }
-  lines.push_back(c10::str("options: sync_module_states ", options.sync_module_states,
-                           ", reshard_after_forward ",
-                           options.reshard_after_forward.ranks(true, group->getSize()), "|",
-                           options.reshard_after_forward.ranks(false, group->getSize()),
-                           ", backward_prefetch ", static_cast<int>(options.backward_prefetch)));
-  // Where ranks differ, all throw; a refusal is the same on all, or one of those differences.
-  comms::compare_lines(lines, *group,
-                       taken.specs.empty() || taken.specs[0].parameter.is_meta()
-                           ? group->getBoundDeviceId().value_or(at::kCPU)
-                           : taken.specs[0].parameter.device());
+  // A rank that refuses must not leave the others waiting: it takes part in the comparison, where
+  // all ranks then throw, unless all refuse for the same reason.
+  comms::compare_lines(
+      refusal.empty() ? describe(found, options, group->getSize()) : std::vector{refusal}, *group,
+      device_of(found, *group));
   if (!refusal.empty()) throw std::invalid_argument(refusal);
   if (options.sync_module_states) {
     std::vector<at::Tensor> values;
-    for (const ParamSpec& spec : taken.specs) values.push_back(spec.parameter);
-    for (const auto& [name, buffer] : taken.buffers) values.push_back(buffer);
+    for (const ParamSpec& spec : found.specs) values.push_back(spec.parameter);
+    for (const auto& [name, buffer] : found.buffers) values.push_back(buffer);
     comms::broadcast_values(values, *group);
   }
-  // Autograd's nodes remember the sizes that a parameter has when they are made: the whole ones.
+  // A node that accumulates gradients remembers the sizes that its parameter has when the node is
+  // created: they must be those of the full parameter, so create the nodes before sharding.
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
-  for (const ParamSpec& spec : taken.specs) {
+  for (const ParamSpec& spec : found.specs) {
     if (spec.parameter.requires_grad())
       accumulators.push_back(torch::autograd::impl::grad_accumulator(spec.parameter));
   }
-  const int ranks = group->getSize();
-  ParamGroup params(std::move(taken.specs), std::move(group), std::move(post_forward),
-                    modules[0]->name());
-  std::vector<std::shared_ptr<Unit>> nested;
-  for (const auto& [path, unit] : taken.nested) nested.push_back(unit);
-  const auto unit = std::make_shared<Unit>(
-      std::vector<const torch::nn::Module*>(modules.begin(), modules.end()), std::move(params),
-      ranks, std::move(options), std::move(nested),
-      [](const torch::nn::Module* module) { units_of_modules().forget(module); });
-  unit->begin();
-  for (const auto& [path, inner] : taken.nested) inner->add_prefix(path);
-  for (const torch::nn::Module* module : modules) units_of_modules().set(module, unit);
+  const auto unit = std::make_shared<ShardedUnit>(
+      std::vector<const torch::nn::Module*>(modules.begin(), modules.end()),
+      ParamGroup(std::move(found.specs), std::move(group), std::move(post_forward)),
+      std::move(options));
+  std::vector<std::shared_ptr<ShardedUnit>> nested;
+  for (const auto& [path, inner] : found.nested) nested.push_back(inner);
+  unit->begin(nested);
+  for (const auto& [path, inner] : found.nested) inner->add_prefix(path);
+  for (const torch::nn::Module* module : modules) sharded_modules().set(module, unit);
   return unit;
 }
 
@@ -263,11 +236,10 @@ std::shared_ptr<Sharded> fully_shard(torch::nn::Module& module, comms::Mesh& mes
   return fully_shard(std::vector{&module}, mesh, dims, std::move(options));
 }
 
-std::vector<at::Tensor> call(
-    const torch::nn::Module& module,
-    const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& function,
-    const std::vector<at::Tensor>& inputs) {
-  const std::shared_ptr<Unit> unit = units_of_modules().find(&module);
+modules::Tensors call(const torch::nn::Module& module,
+                      const std::function<modules::Tensors(const modules::Tensors&)>& function,
+                      const modules::Tensors& inputs) {
+  const std::shared_ptr<ShardedUnit> unit = sharded_modules().find(&module);
   return unit ? unit->run(&module, function, inputs) : function(inputs);
 }
 

@@ -7,54 +7,67 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <vector>
 
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/world.h"
-#include "pipewright/fsdp/trace.h"
+#include "pipewright/fsdp/event_log.h"
 #include "pipewright/modules/data_parallel.h"
+#include "pipewright/modules/tensors.h"
 
-// Parameters sharded over a data-parallel group (ZeRO-3; Zhao et al., "PyTorch FSDP", 2023, and
-// PyTorch's fully_shard, whose names and semantics these are): each rank keeps its part of every
-// parameter, of its gradient and of the optimizer's state, and a layer's whole parameters exist
-// only while it computes.
+// Fully sharded data parallelism (ZeRO-3) for LibTorch, with the names and semantics of PyTorch's
+// fully_shard (FSDP2; Zhao et al., "PyTorch FSDP", 2023). Each rank stores a shard of every
+// parameter, of its gradient and of the optimizer's state. The full parameters of a layer exist
+// only while it computes: they are all-gathered before its forward and its backward, and its
+// gradients are reduce-scattered after its backward.
 //
+//   std::vector<std::shared_ptr<fsdp::Sharded>> units;
 //   for (const auto& block : model->blocks) units.push_back(fsdp::fully_shard(*block, group));
-//   units.push_back(fsdp::fully_shard(*model, group));
-//   torch::optim::AdamW optimizer(model->parameters());     // before or after: it steps shards
-//   fsdp::forward(model, x).sum().backward();                // gradients are averaged and sharded
+//   units.push_back(fsdp::fully_shard(*model, group));     // what is left, as the root unit
+//   torch::optim::AdamW optimizer(model->parameters());    // before or after: it steps the shards
+//   fsdp::forward(model, x).sum().backward();              // .grad: averaged, and sharded
 //   optimizer.step();
 //
-// LibTorch's modules have no hooks: what is sharded apart must be called through forward() or
-// call() below, also inside the model's own forward. They are plain calls for modules that are not
-// sharded. Called otherwise, a sharded module computes with shards: backward refuses that, and
-// without a backward only shapes can. A module is cast, moved and loaded before it is sharded.
+// What differs from PyTorch:
+// - LibTorch's modules have no hooks. Call sharded modules through forward() or call() below, also
+//   inside the model's own forward: `x = fsdp::forward(block, x)`. For modules that are not sharded
+//   these are plain calls. If a sharded module is called directly it computes with its shards: most
+//   forwards then fail on the shapes, and backward always fails.
+// - The registered parameter is the shard, a plain tensor, not a DTensor. Inside forward and
+//   backward the same tensor holds the full parameter.
+// - Keep what fully_shard returns: the module is sharded as long as it exists.
+// - Cast, move and load a module, and freeze parameters, before it is sharded.
 //
-// All ranks must call the same units in the same order, and reach the same ones in backward: each
-// gather and reduction is of all of them. Which parameters of a unit they use is their own affair.
+// All ranks must call the same units in the same order, and backward must reach the same units on
+// all ranks, because each all-gather and reduce-scatter is a collective. Which parameters of a unit
+// a rank uses may differ between ranks.
+//
+// Errors: std::invalid_argument for an invalid argument, ContractError (ir/errors.h) if a module or
+// parameter is used in a way that this page rules out, std::runtime_error for a failed collective.
+// They name the unit, by its path in the model, and the parameter.
 
 namespace pipewright::fsdp {
 
-// What happens to a unit's whole parameters between its forward and its backward.
+// What happens to a unit's full parameters between its forward and its backward.
 class ReshardAfterForward {
  public:
-  // They are freed, but for the outermost unit, which backward needs first.
+  // Default: true, but false for the root unit, whose parameters backward needs first.
   constexpr ReshardAfterForward() = default;
-  // Freed, or kept.
+  // true: freed, and all-gathered again for backward. false: kept until backward.
   // NOLINTNEXTLINE(google-explicit-constructor)
   constexpr ReshardAfterForward(bool reshard) : ranks_(reshard ? kAll : 1) {}
-  // Sharded over so many neighbouring ranks, which must divide the group: gathered again faster.
+  // Resharded over this many adjacent ranks, which must divide the size of the group: uses more
+  // memory than true, but the all-gather for backward stays within those ranks. Needs a mesh.
   template <typename Int>
   requires(std::is_integral_v<Int> && !std::is_same_v<Int, bool>)
       // NOLINTNEXTLINE(google-explicit-constructor)
       constexpr ReshardAfterForward(Int ranks)
       : ranks_(static_cast<int>(ranks)) {}
 
-  // Over how many ranks, of `size`; 1 keeps them.
-  int ranks(bool is_outermost, int size) const {
-    if (ranks_ == kDefault) return is_outermost ? 1 : size;
+  // Over how many of `size` ranks; 1 keeps the parameters.
+  int ranks(bool is_root, int size) const {
+    if (ranks_ == kDefault) return is_root ? 1 : size;
     return ranks_ == kAll ? size : ranks_;
   }
 
@@ -63,87 +76,101 @@ class ReshardAfterForward {
   int ranks_ = kDefault;
 };
 
-// Which unit backward gathers ahead: the one that ran before the current one in forward, when the
-// current one's backward begins (PyTorch's BACKWARD_PRE), or when it has ended (BACKWARD_POST, less
-// memory), or none.
+// When backward gathers the next unit ahead, which is the unit whose forward ended before the
+// current one's: when the current unit's backward begins (kPre, PyTorch's BACKWARD_PRE), when it
+// has ended (kPost, BACKWARD_POST; less memory, less overlap), or never.
 enum class BackwardPrefetch { kNone, kPre, kPost };
 
 struct Options {
   ReshardAfterForward reshard_after_forward = {};
-  BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;  // of the outermost unit, for all
-  // The dimension to shard a parameter along; null: 0 for all. Others than 0 must divide evenly.
+  // That of the root unit applies to all units.
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
+  // The dimension to shard a parameter along; null shards all along dimension 0. Other dimensions
+  // must be divisible by the number of ranks, and cost one more copy per gather and reduction.
   std::function<int64_t(const at::Tensor& parameter)> shard_placement_fn = nullptr;
-  // Stay as they are: neither sharded nor reduced.
+  // Parameters that are neither sharded nor reduced.
   std::vector<at::Tensor> ignored_params = {};
-  // Rank 0's parameters and buffers are given to all. Without it all must have the same.
+  // Broadcast parameters and buffers from rank 0. If false, all ranks must have equal values.
   bool sync_module_states = true;
-  // Where forward puts its inputs; null: where the parameters are.
+  // Where forward moves its inputs; null: to the device of the parameters.
   std::optional<at::Device> device = std::nullopt;
-  // What the units do is written there; of the outermost unit, for all.
-  std::shared_ptr<Trace> trace = nullptr;
+  // Receives what the units do, for tests. That of the root unit applies to all units.
+  std::shared_ptr<EventLog> event_log = nullptr;
 };
 
-// One call's parameters. Made by fully_shard(); the module is sharded as long as it lives, and what
-// it holds must be called no other way afterwards. For one thread at a time, and those of its
+// The unit that one call of fully_shard returns: a group of parameters that are gathered by one
+// all-gather and reduced by one reduce-scatter. The module stays sharded as long as it exists, and
+// must be called only through forward() or call(). For one thread at a time, and the threads of its
 // backward.
 class Sharded {
  public:
   virtual ~Sharded() = default;
 
-  // Gathers the parameters of this unit, not of those within it; a no-op if they are there.
+  // All-gathers the parameters of this unit, but not of units nested in it. A no-op if they are
+  // gathered.
   void unshard() {
     unshard_async();
     wait_unshard();
   }
-  // Only posts it: the next forward of the unit waits, or wait_unshard().
+  // Posts the all-gather and returns. The unit's next forward waits for it, or wait_unshard().
   virtual void unshard_async() = 0;
   virtual void wait_unshard() = 0;
-  // Frees them. What was computed with them may still be used. To be called between a forward that
-  // has no backward and an optimizer's step; a forward with grad mode off does it by itself.
+  // Frees the full parameters; backward through what was computed with them still works. Needed
+  // before optimizer.step() only if a forward kept the parameters and no backward follows. A
+  // forward with grad mode off reshards by itself.
   virtual void reshard() = 0;
   virtual bool is_unsharded() const = 0;
 
-  // Of this unit and, unless `recurse` is false, those within it.
+  // The next three apply to this unit and, unless `recurse` is false, to all units nested in it.
+  // Replaces Options::reshard_after_forward.
   virtual void set_reshard_after_forward(bool reshard, bool recurse = true) = 0;
+  // Whether backward frees the parameters; true by default.
   virtual void set_reshard_after_backward(bool reshard, bool recurse = true) = 0;
-  // Whether the backwards to come reduce gradients, or only add them up here, whole.
+  // Whether the following backwards reduce gradients; true by default. If false they accumulate
+  // full gradients on this rank (gradient accumulation without communication).
   virtual void set_requires_gradient_sync(bool sync, bool recurse = true) = 0;
-  // Of the outermost unit. If false, the backward returns while reductions are on their way.
+  // Of the root unit; true by default. If false, backward returns while reductions are pending, and
+  // .grad is not complete until a later backward with true has run.
   virtual void set_is_last_backward(bool last) = 0;
-  // False for parameters that backward does not need, such as those of embeddings.
+  // False for parameters that backward does not read, such as those of embeddings.
   virtual void set_unshard_in_backward(bool unshard) = 0;
-  // Units to gather behind this one's own gather. Backward's list replaces the automatic one.
+  // Units to gather ahead when this unit's forward or backward begins, after its own gather. The
+  // backward list replaces Options::backward_prefetch for this unit.
   virtual void set_modules_to_forward_prefetch(const std::vector<Sharded*>& units) = 0;
   virtual void set_modules_to_backward_prefetch(const std::vector<Sharded*>& units) = 0;
-  // What a sum of gradients is divided by instead of the number of ranks; of this unit alone.
+  // Divides the sum of gradients by `factor` instead of the number of ranks. Of this unit only.
+  // Throws std::invalid_argument if it is not positive.
   virtual void set_gradient_divide_factor(double factor) = 0;
-  // Sums, and divides by itself, for backends whose averages are not to be used.
+  // Reduces with SUM and divides afterwards, for backends without a usable AVG. Of this unit only.
   virtual void set_force_sum_reduction_for_comms(bool force) = 0;
 
-  // For the executor, which says when this unit and those within it are gathered and reduced:
-  // UNSHARD and RESHARD of the program take the place of reshard_after_forward, backward gathers
-  // nothing, and a split backward is as good as a whole one. As long as it lives.
+  // This unit and those nested in it as a pipeline stage for executor::Executor. While the returned
+  // object exists, the executor's program decides: UNSHARD and RESHARD replace
+  // reshard_after_forward, backward gathers nothing, REDUCE_GRAD reduces, and split backwards (I
+  // and W) are supported. Throws ContractError if this is not the root unit.
   virtual std::shared_ptr<modules::DataParallel> data_parallel() = 0;
 
-  // Of its parameters, in the order of its buffers, within the module that it was made for; of
-  // several modules, with the place in the list in front.
+  // The names of the unit's parameters in the wrapped module, in the order of its buffers. With
+  // several modules, names begin with the index of the module: "1.weight".
   virtual std::vector<std::string> parameter_names() const = 0;
 
-  // Of parameters and gradients within this rank, since it was made.
+  // Bytes of parameters and gradients that this rank has copied so far, except in backends.
   virtual int64_t bytes_copied() const = 0;
 };
 
-// Shards the parameters of `modules` that no earlier call has taken, as one group which is gathered
-// and reduced by one call each: bottom-up, the layers first and the whole last. Collective over the
-// group. Throws std::invalid_argument that names the parameter for a second call for a module, a
-// scalar, meta tensors, several dtypes or devices, a tensor that is also part of another group, and
-// on every rank where ranks do not have the same shapes.
+// Shards the parameters of `modules` that no earlier call has sharded, as one unit. Call it
+// bottom-up: layers first, the whole model last; the units of the layers are then nested in that of
+// the model, the root. Collective over `group`: all ranks compare shapes and options.
+//
+// Throws std::invalid_argument, naming the parameter, for a module that is sharded already, a
+// scalar, a meta tensor, parameters of different dtypes or devices, a tensor that also belongs to
+// another unit or wrapper, and, on every rank, if ranks differ.
 [[nodiscard]] std::shared_ptr<Sharded> fully_shard(const std::vector<torch::nn::Module*>& modules,
                                                    comms::BackendPtr group, Options options = {});
 [[nodiscard]] std::shared_ptr<Sharded> fully_shard(torch::nn::Module& module,
                                                    comms::BackendPtr group, Options options = {});
-// Over all ranks of some dimensions of a mesh. Only so can it be sharded behind forward over a
-// number of ranks, for which groups are made.
+// Shards over all ranks of dimensions `dims` of a mesh. Required if reshard_after_forward is a
+// number of ranks: the mesh makes the smaller groups.
 [[nodiscard]] std::shared_ptr<Sharded> fully_shard(const std::vector<torch::nn::Module*>& modules,
                                                    comms::Mesh& mesh,
                                                    const std::vector<std::string>& dims,
@@ -152,52 +179,27 @@ class Sharded {
                                                    const std::vector<std::string>& dims,
                                                    Options options = {});
 
-// Calls `function`, which uses `module`'s parameters, with `inputs` as the forward of that module:
-// its parameters are gathered before, on the inputs' way back they are freed. Also for methods that
-// are not called forward. Undefined tensors are left alone; inputs that require a gradient are not
-// to be written to in place.
-std::vector<at::Tensor> call(
-    const torch::nn::Module& module,
-    const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& function,
-    const std::vector<at::Tensor>& inputs);
+// Calls `function(inputs)` as the forward of `module`, for methods that are not called forward: the
+// module's parameters are full inside `function`. A plain call if the module is not sharded.
+// Undefined inputs are passed on. `function` must not write in place to inputs that require grad.
+modules::Tensors call(const torch::nn::Module& module,
+                      const std::function<modules::Tensors(const modules::Tensors&)>& function,
+                      const modules::Tensors& inputs);
 
-namespace internal {
-
-inline std::vector<at::Tensor> pack(at::Tensor output) { return {std::move(output)}; }
-inline std::vector<at::Tensor> pack(std::vector<at::Tensor> outputs) { return outputs; }
-template <typename... T>
-std::vector<at::Tensor> pack(std::tuple<T...> outputs) {
-  return std::apply([](auto&&... each) { return std::vector<at::Tensor>{std::move(each)...}; },
-                    std::move(outputs));
-}
-
-template <typename Result>
-Result unpack(std::vector<at::Tensor> outputs) {
-  if constexpr (std::is_same_v<Result, at::Tensor>) {
-    return std::move(outputs[0]);
-  } else if constexpr (std::is_same_v<Result, std::vector<at::Tensor>>) {
-    return outputs;
-  } else {
-    return [&]<size_t... I>(std::index_sequence<I...>) { return Result{std::move(outputs[I])...}; }
-    (std::make_index_sequence<std::tuple_size_v<Result>>());
-  }
-}
-
-}  // namespace internal
-
-// module->forward(inputs...) as part of its unit, if it is sharded; `module` is a pointer or a
-// ModuleHolder, the inputs tensors, the result a tensor, a tuple or a vector of them.
+// Calls module->forward(inputs...) through the module's unit; a plain call if it is not sharded.
+// `module` is a shared_ptr or a ModuleHolder, the inputs are tensors, and the result is a tensor, a
+// tuple or a vector of tensors.
 template <typename Module, typename... Inputs>
 auto forward(const Module& module, const Inputs&... inputs) {
-  auto callee = module;  // ModuleHolder's arrow is const, but what it points to is not
+  auto callee = module;  // a ModuleHolder's operator-> is const, the module it returns is not
   using Result = std::decay_t<decltype(callee->forward(inputs...))>;
-  const auto function = [&callee](const std::vector<at::Tensor>& moved) {
+  const auto function = [&callee](const modules::Tensors& moved) {
     return [&]<size_t... I>(std::index_sequence<I...>) {
-      return internal::pack(callee->forward(moved[I]...));
+      return modules::to_tensors(callee->forward(moved[I]...));
     }
     (std::make_index_sequence<sizeof...(Inputs)>());
   };
-  return internal::unpack<Result>(call(*callee, function, std::vector<at::Tensor>{inputs...}));
+  return modules::from_tensors<Result>(call(*callee, function, modules::Tensors{inputs...}));
 }
 
 }  // namespace pipewright::fsdp

@@ -1,47 +1,40 @@
+// Gathers without copies. Full parameters lie one after another in one flat buffer, each padded to
+// a multiple of the number of ranks along dimension 0. The shard of rank r is then the r-th piece
+// of the parameter's place, so an all-gather writes each parameter where it is used: a gathered
+// group takes its size once, not twice. A parameter that is sharded along another dimension is
+// gathered into a temporary buffer and copied from there.
+//
+// Invariant: each registered tensor holds the memory that belongs to the group's state: the shard,
+// the post-forward shard or the full parameter. It is checked before each change of state, because
+// Module::to() and load() replace what a parameter holds. The buffer's storage object is never
+// replaced, only its memory is freed and allocated again, because autograd saves views of it.
+//
+// Each change of state takes time linear in the number of parameters, plus the all-gather.
 #include "pipewright/fsdp/param_group.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <functional>
-#include <numeric>
-#include <stdexcept>
 #include <utility>
 
+#include "pipewright/fsdp/flat_buffer.h"
 #include "pipewright/fsdp/shard_layout.h"
+#include "pipewright/ir/errors.h"
 
 namespace pipewright::fsdp {
 namespace {
 
-// Where parameters begin in a buffer: at multiples of so many bytes, which backends and kernels
-// like.
-constexpr int64_t kAlignment = 64;
-
-c10::StorageImpl* storage_of(const at::Tensor& tensor) {
-  return tensor.storage().unsafeGetStorageImpl();
-}
-
-void free_storage(const at::Tensor& tensor) {
-  c10::StorageImpl* storage = storage_of(tensor);
-  storage->set_data_ptr_noswap(at::DataPtr(nullptr, tensor.device()));
-  storage->set_nbytes(0);
-}
-
-void fill_storage(const at::Tensor& tensor, int64_t bytes) {
-  const c10::OptionalDeviceGuard guard(tensor.device());  // where allocators allocate
-  c10::StorageImpl* storage = storage_of(tensor);
-  storage->set_data_ptr_noswap(storage->allocator()->allocate(static_cast<size_t>(bytes)));
-  storage->set_nbytes(static_cast<size_t>(bytes));
-}
-
-int64_t numel_of(at::IntArrayRef sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
-}
-
 std::string describe(const at::Tensor& tensor) {
   return c10::str(tensor.scalar_type(), " ", tensor.sizes(), " on ", tensor.device());
+}
+
+// Whether `found` is the same memory as `held`, with the same shape and dtype.
+bool holds(const at::Tensor& found, const at::Tensor& held) {
+  return found.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() ==
+             held.storage().unsafeGetStorageImpl() &&
+         found.storage_offset() == held.storage_offset() && found.sizes() == held.sizes() &&
+         found.scalar_type() == held.scalar_type();
 }
 
 }  // namespace
@@ -51,7 +44,7 @@ const char* to_string(ShardState state) {
     case ShardState::kSharded:
       return "sharded";
     case ShardState::kShardedPostForward:
-      return "sharded behind forward";
+      return "sharded over fewer ranks after forward";
     case ShardState::kUnsharded:
       return "unsharded";
   }
@@ -59,140 +52,129 @@ const char* to_string(ShardState state) {
 }
 
 ParamGroup::ParamGroup(std::vector<ParamSpec> specs, comms::BackendPtr group,
-                       comms::BackendPtr post_forward, std::string unit_name)
-    : group_(std::move(group)),
-      post_forward_(std::move(post_forward)),
-      unit_(std::move(unit_name)) {
+                       comms::BackendPtr post_forward)
+    : group_(std::move(group)), post_forward_(std::move(post_forward)) {
   if (specs.empty()) return;
   const c10::NoGradGuard no_grad;
-  options_ = specs[0].parameter.options().requires_grad(false);
-  const int64_t aligned = kAlignment / static_cast<int64_t>(specs[0].parameter.element_size());
   for (ParamSpec& spec : specs) {
-    Parameter parameter;
-    parameter.name = std::move(spec.name);
-    parameter.registered = spec.parameter;
-    parameter.trainable = spec.parameter.requires_grad();
-    parameter.dim = spec.dim;
-    parameter.sizes = spec.parameter.sizes().vec();
-    const int64_t length = parameter.sizes[static_cast<size_t>(parameter.dim)];
-    const int64_t numel = numel_of(parameter.sizes);
-    parameter.chunk_numel = length == 0 ? 0 : numel / length * chunk_length(length, ranks());
-    parameter.offset = whole_numel_;
-    parameter.chunk_offset = chunk_numel_;
-    const auto next = [&](int64_t size) { return (size + aligned - 1) / aligned * aligned; };
-    whole_numel_ += next(parameter.chunk_numel * ranks());
-    chunk_numel_ += next(parameter.chunk_numel);
-    if (parameter.trainable) {
-      parameter.grad_offset = grad_numel_;
-      parameter.grad_chunk_offset = grad_chunk_numel_;
-      grad_numel_ += next(parameter.chunk_numel * ranks());
-      grad_chunk_numel_ += next(parameter.chunk_numel);
-    }
-    parameters_.push_back(std::move(parameter));
+    ShardedParam param;
+    param.name = std::move(spec.name);
+    param.registered = spec.parameter;
+    param.trainable = spec.parameter.requires_grad();
+    param.dim = spec.dim;
+    param.sizes = spec.parameter.sizes().vec();
+    const int64_t length = param.sizes[static_cast<size_t>(param.dim)];
+    param.chunk_numel =
+        length == 0 ? 0 : numel_of(param.sizes) / length * chunk_length(length, ranks());
+    param.shard_sizes = param.sizes;
+    param.shard_sizes[static_cast<size_t>(param.dim)] =
+        chunk_of(length, ranks(), group_->getRank()).length;
+    params_.push_back(std::move(param));
   }
-  if (ranks() == 1) return;  // the registered tensors are shard and whole in one
-  const at::Tensor shards = at::zeros({chunk_numel_}, options_);
-  wholes_ = at::empty({whole_numel_}, options_);
-  for (Parameter& parameter : parameters_) {
-    std::vector<int64_t> sizes = parameter.sizes;
-    int64_t& length = sizes[static_cast<size_t>(parameter.dim)];
-    const Chunk chunk = chunk_of(length, ranks(), group_->getRank());
-    length = chunk.length;
-    parameter.padded_shard = alias(shards, parameter.chunk_offset, {parameter.chunk_numel});
-    parameter.shard = alias(shards, parameter.chunk_offset, sizes);
-    parameter.shard.copy_(
-        parameter.registered.detach().narrow(parameter.dim, chunk.begin, chunk.length));
-    if (parameter.dim == 0)
-      parameter.gathered = alias(wholes_, parameter.offset, {parameter.chunk_numel * ranks()});
-    parameter.whole = alias(wholes_, parameter.offset, parameter.sizes);
-    parameter.registered.set_data(parameter.shard);
+  memory_.resize(params_.size());
+  if (ranks() == 1) return;  // the registered tensors are shards and full parameters in one
+  const at::TensorOptions options = params_[0].registered.options().requires_grad(false);
+  const auto element_size = static_cast<int64_t>(options.dtype().itemsize());
+  int64_t full_numel = 0, chunk_numel = 0;
+  for (const ShardedParam& param : params_) {
+    full_numel += aligned_numel(param.chunk_numel * ranks(), element_size);
+    chunk_numel += aligned_numel(param.chunk_numel, element_size);
   }
-  free_storage(wholes_);
+  const at::Tensor shards = at::zeros({chunk_numel}, options);
+  full_ = at::empty({full_numel}, options);
+  full_bytes_ = full_numel * element_size;
+  int64_t offset = 0, chunk_offset = 0;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    ShardedParam& param = params_[i];
+    Memory& memory = memory_[i];
+    const Chunk chunk =
+        chunk_of(param.sizes[static_cast<size_t>(param.dim)], ranks(), group_->getRank());
+    memory.padded_shard = alias_of(shards, chunk_offset, {param.chunk_numel});
+    memory.shard = alias_of(shards, chunk_offset, param.shard_sizes);
+    memory.shard.copy_(param.registered.detach().narrow(param.dim, chunk.begin, chunk.length));
+    if (param.dim == 0) memory.gathered = alias_of(full_, offset, {param.chunk_numel * ranks()});
+    memory.full = alias_of(full_, offset, param.sizes);
+    param.registered.set_data(memory.shard);
+    offset += aligned_numel(param.chunk_numel * ranks(), element_size);
+    chunk_offset += aligned_numel(param.chunk_numel, element_size);
+  }
+  free_memory(full_);
 }
 
-// Shares memory, and is no view to autograd: what is done to it in place is its own affair.
-at::Tensor ParamGroup::alias(const at::Tensor& flat, int64_t offset, at::IntArrayRef sizes) const {
-  at::Tensor tensor = at::empty({0}, options_);
-  tensor.set_(flat.storage(), flat.storage_offset() + offset, sizes);
-  return tensor;
-}
-
-// Throws if a parameter does not hold what was put there.
-void ParamGroup::expect(const Parameter& parameter, const at::Tensor& held) const {
-  const at::Tensor& found = parameter.registered;
-  if (found.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == storage_of(held) &&
-      found.storage_offset() == held.storage_offset() && found.sizes() == held.sizes() &&
-      found.scalar_type() == held.scalar_type())
-    return;
-  throw std::logic_error(c10::str(
-      "fully_shard: parameter `", parameter.name, "` of ", unit_, ", which is ", to_string(state_),
-      ", was replaced: found ", describe(found), ", wanted the ", describe(held),
-      " that was put there; cast, move and load before fully_shard, and "
-      "write to parameters in place"));
+void ParamGroup::expect(size_t i, const at::Tensor& held) const {
+  const at::Tensor& found = params_[i].registered;
+  if (holds(found, held)) return;
+  throw ContractError(c10::str(
+      "fully_shard: parameter `", params_[i].name, "` of ", unit_, ", which is ", to_string(state_),
+      ", was replaced: expected the ", describe(held), " that fully_shard put there, got ",
+      describe(found),
+      "; cast, move and load a module before fully_shard, and write to its parameters in place"));
 }
 
 bool ParamGroup::begin_unshard() {
-  if (state_ == ShardState::kUnsharded || is_gathering() || parameters_.empty()) return false;
+  if (is_unsharded() || is_gathering() || params_.empty()) return false;
   const c10::NoGradGuard no_grad;
   if (ranks() == 1) {
     state_ = ShardState::kUnsharded;
     return false;
   }
   const bool smaller = state_ == ShardState::kShardedPostForward;
-  for (const Parameter& parameter : parameters_)
-    expect(parameter, smaller ? parameter.post_forward_shard : parameter.shard);
+  for (size_t i = 0; i < params_.size(); ++i)
+    expect(i, smaller ? memory_[i].post_forward_shard : memory_[i].shard);
   if (abandoned_gather_) {
-    // It may still write there.
     try {
       std::exchange(abandoned_gather_, nullptr)->wait();
-    } catch (const std::exception&) {  // the step that it belonged to has failed for it
+    } catch (const std::exception&) {  // that step has failed with it, and has reported it
     }
   }
-  fill_storage(wholes_, whole_numel_ * static_cast<int64_t>(options_.dtype().itemsize()));
+  allocate_memory(full_, full_bytes_);
   std::vector<at::Tensor> inputs, outputs;
-  for (Parameter& parameter : parameters_) {
-    if (parameter.chunk_numel == 0) continue;
-    if (parameter.dim != 0)
-      parameter.gathered = at::empty({parameter.chunk_numel * ranks()}, options_);
-    inputs.push_back(smaller ? parameter.post_forward_flat : parameter.padded_shard);
-    outputs.push_back(parameter.gathered);
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (params_[i].chunk_numel == 0) continue;
+    Memory& memory = memory_[i];
+    if (params_[i].dim != 0)
+      memory.gathered = at::empty({params_[i].chunk_numel * ranks()}, full_.options());
+    inputs.push_back(smaller ? memory.post_forward_flat : memory.padded_shard);
+    outputs.push_back(memory.gathered);
   }
   try {
     if (!inputs.empty()) {
-      gather_work_ =
+      gather_ =
           (smaller ? post_forward_ : group_)->allgather_into_tensor_coalesced(outputs, inputs);
     }
   } catch (...) {
-    free_storage(wholes_);
+    free_memory(full_);
     throw;
   }
-  gather_begun_ = true;
+  gather_posted_ = true;
   return true;
 }
 
 bool ParamGroup::wait_unshard() {
-  if (!gather_begun_) return false;
+  if (!gather_posted_) return false;
   const c10::NoGradGuard no_grad;
-  gather_begun_ = false;
-  if (gather_work_) std::exchange(gather_work_, nullptr)->wait();
+  gather_posted_ = false;
+  if (gather_) std::exchange(gather_, nullptr)->wait();
   const bool smaller = state_ == ShardState::kShardedPostForward;
-  for (Parameter& parameter : parameters_) {
-    expect(parameter, smaller ? parameter.post_forward_shard : parameter.shard);
-    if (parameter.dim != 0 && parameter.chunk_numel > 0) {
-      // One piece for each rank, side by side along the dimension.
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const ShardedParam& param = params_[i];
+    Memory& memory = memory_[i];
+    expect(i, smaller ? memory.post_forward_shard : memory.shard);
+    if (param.dim != 0 && param.chunk_numel > 0) {
+      // One piece per rank, side by side along the dimension.
       const int64_t pieces = smaller ? post_forward_->getSize() : ranks();
-      std::vector<int64_t> sizes = parameter.sizes;
-      sizes[static_cast<size_t>(parameter.dim)] /= pieces;
+      std::vector<int64_t> sizes = param.sizes;
+      sizes[static_cast<size_t>(param.dim)] /= pieces;
       sizes.insert(sizes.begin(), pieces);
-      at::cat_out(parameter.whole, parameter.gathered.view(sizes).unbind(0), parameter.dim);
-      bytes_copied_ += static_cast<int64_t>(parameter.whole.nbytes());
-      parameter.gathered.reset();
+      at::cat_out(memory.full, memory.gathered.view(sizes).unbind(0), param.dim);
+      bytes_copied_ += static_cast<int64_t>(memory.full.nbytes());
+      memory.gathered.reset();
     }
   }
-  for (Parameter& parameter : parameters_) {
-    parameter.registered.set_data(parameter.whole);
-    parameter.post_forward_flat.reset();
-    parameter.post_forward_shard.reset();
+  for (size_t i = 0; i < params_.size(); ++i) {
+    params_[i].registered.set_data(memory_[i].full);
+    memory_[i].post_forward_flat.reset();
+    memory_[i].post_forward_shard.reset();
   }
   state_ = ShardState::kUnsharded;
   return true;
@@ -200,24 +182,24 @@ bool ParamGroup::wait_unshard() {
 
 void ParamGroup::make_post_forward_shards() {
   const int64_t pieces = post_forward_->getSize(), piece = post_forward_->getRank();
-  for (Parameter& parameter : parameters_) {
-    if (parameter.dim == 0) {
-      const int64_t numel = parameter.gathered.numel() / pieces;
-      parameter.post_forward_flat = parameter.gathered.narrow(0, piece * numel, numel).clone();
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const ShardedParam& param = params_[i];
+    Memory& memory = memory_[i];
+    const auto dim = static_cast<size_t>(param.dim);
+    if (param.dim == 0) {
+      const int64_t numel = memory.gathered.numel() / pieces;
+      memory.post_forward_flat = memory.gathered.narrow(0, piece * numel, numel).clone();
     } else {
-      const int64_t length = parameter.sizes[static_cast<size_t>(parameter.dim)] / pieces;
-      parameter.post_forward_flat = parameter.whole.narrow(parameter.dim, piece * length, length)
-                                        .contiguous()
-                                        .clone()
-                                        .view(-1);
+      const int64_t length = param.sizes[dim] / pieces;
+      memory.post_forward_flat =
+          memory.full.narrow(param.dim, piece * length, length).contiguous().clone().view(-1);
     }
-    bytes_copied_ += static_cast<int64_t>(parameter.post_forward_flat.nbytes());
+    bytes_copied_ += static_cast<int64_t>(memory.post_forward_flat.nbytes());
     // Without the padding, which is at the end.
-    std::vector<int64_t> sizes = parameter.sizes;
-    int64_t& length = sizes[static_cast<size_t>(parameter.dim)];
-    const int64_t each = chunk_length(length, ranks()) * ranks() / pieces;
-    length = std::clamp<int64_t>(length - piece * each, 0, each);
-    parameter.post_forward_shard = alias(parameter.post_forward_flat, 0, sizes);
+    std::vector<int64_t> sizes = param.sizes;
+    const int64_t each = chunk_length(sizes[dim], ranks()) * ranks() / pieces;
+    sizes[dim] = std::clamp<int64_t>(sizes[dim] - piece * each, 0, each);
+    memory.post_forward_shard = alias_of(memory.post_forward_flat, 0, sizes);
   }
 }
 
@@ -230,167 +212,27 @@ void ParamGroup::reshard(bool post_forward) {
     state_ = ShardState::kSharded;
     return;
   }
-  for (const Parameter& parameter : parameters_) {
-    expect(parameter,
-           state_ == ShardState::kUnsharded ? parameter.whole : parameter.post_forward_shard);
-  }
+  for (size_t i = 0; i < params_.size(); ++i)
+    expect(i, is_unsharded() ? memory_[i].full : memory_[i].post_forward_shard);
   if (post_forward) make_post_forward_shards();
-  for (Parameter& parameter : parameters_)
-    parameter.registered.set_data(post_forward ? parameter.post_forward_shard : parameter.shard);
-  if (state_ == ShardState::kUnsharded) free_storage(wholes_);
+  for (size_t i = 0; i < params_.size(); ++i) {
+    params_[i].registered.set_data(post_forward ? memory_[i].post_forward_shard : memory_[i].shard);
+  }
+  if (is_unsharded()) free_memory(full_);
   if (!post_forward) {
-    for (Parameter& parameter : parameters_) {
-      parameter.post_forward_flat.reset();
-      parameter.post_forward_shard.reset();
+    for (Memory& memory : memory_) {
+      memory.post_forward_flat.reset();
+      memory.post_forward_shard.reset();
     }
   }
   state_ = post_forward ? ShardState::kShardedPostForward : ShardState::kSharded;
 }
 
-at::Tensor ParamGroup::grad_place(const Parameter& parameter) const {
-  return alias(grads_, parameter.grad_offset, parameter.sizes);
-}
-
-void ParamGroup::allocate_grads() {
-  if (!grads_.defined()) grads_ = at::empty({grad_numel_}, options_);
-}
-
-void ParamGroup::grad_comes(size_t i) {
-  if (is_direct()) return;
-  Parameter& parameter = parameters_[i];
-  at::Tensor& grad = parameter.registered.mutable_grad();
-  if (!parameter.adding) parameter.shard_grad = grad;
-  parameter.adding = true;
-  if (!parameter.grad.defined() && state_ != ShardState::kUnsharded) {
-    // A W on a resharded stage: autograd would make a gradient like the shard.
-    allocate_grads();
-    parameter.grad = grad_place(parameter).zero_();
-  }
-  grad = parameter.grad;
-}
-
-void ParamGroup::grad_ready(size_t i) {
-  if (is_direct()) return;
-  Parameter& parameter = parameters_[i];
-  at::Tensor& grad = parameter.registered.mutable_grad();
-  at::Tensor added = std::exchange(grad, std::exchange(parameter.shard_grad, {}));
-  parameter.adding = false;
-  if (!added.defined()) return;
-  if (added.layout() != at::kStrided) {
-    throw std::runtime_error(c10::str("fully_shard: parameter `", parameter.name, "` of ", unit_,
-                                      " has a gradient that is ", added.layout(),
-                                      ": only dense ones are reduced"));
-  }
-  if (parameter.grad.defined() && added.is_same(parameter.grad)) return;
-  const c10::NoGradGuard no_grad;
-  allocate_grads();
-  if (!parameter.grad.defined()) parameter.grad = grad_place(parameter);
-  parameter.grad.copy_(added);
-  bytes_copied_ += static_cast<int64_t>(added.nbytes());
-}
-
-void ParamGroup::forget_backward() {
-  for (Parameter& parameter : parameters_) {
-    if (!std::exchange(parameter.adding, false)) continue;
-    parameter.registered.mutable_grad() = std::exchange(parameter.shard_grad, {});
-  }
-}
-
-bool ParamGroup::has_grads() const { return grads_.defined(); }
-
-void ParamGroup::begin_reduce() {
-  if (is_direct()) return;
-  if (std::ranges::none_of(parameters_, &Parameter::trainable)) return;
-  const c10::NoGradGuard no_grad;
-  allocate_grads();
-  Reducing reducing;
-  reducing.post = reduction_.post;
-  std::vector<at::Tensor> inputs, outputs;
-  // Behind the gradients: for each parameter, whether it was used. Each rank gets a copy.
-  const auto count = static_cast<int64_t>(parameters_.size());
-  at::Tensor flags = at::zeros({count}, at::TensorOptions(at::kFloat));
-  reducing.output = ranks() == 1 ? grads_ : at::empty({grad_chunk_numel_ + count}, options_);
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    Parameter& parameter = parameters_[i];
-    reducing.used.push_back(parameter.grad.defined());
-    flags[static_cast<int64_t>(i)] = parameter.grad.defined() ? 1 : 0;
-    if (!parameter.trainable || parameter.chunk_numel == 0) continue;
-    const at::Tensor padded =
-        grads_.narrow(0, parameter.grad_offset, parameter.chunk_numel * ranks());
-    const int64_t numel = numel_of(parameter.sizes);
-    padded.narrow(0, numel, padded.numel() - numel).zero_();
-    if (!parameter.grad.defined()) padded.zero_();
-    if (ranks() == 1) continue;
-    at::Tensor input = padded;
-    if (parameter.dim != 0) {
-      input = at::stack(grad_place(parameter).chunk(ranks(), parameter.dim)).view(-1);
-      bytes_copied_ += static_cast<int64_t>(input.nbytes());
-      reducing.pieces.push_back(input);
-    }
-    if (reduction_.pre != 1) input.div_(reduction_.pre);
-    inputs.push_back(input);
-    outputs.push_back(
-        reducing.output.narrow(0, parameter.grad_chunk_offset, parameter.chunk_numel));
-  }
-  if (ranks() > 1) {
-    inputs.push_back(flags.to(options_).repeat({ranks()}));
-    outputs.push_back(reducing.output.narrow(0, grad_chunk_numel_, count));
-    c10d::ReduceScatterOptions options;
-    options.reduceOp =
-        reduction_.op == ReduceOp::kAverage ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
-    reducing.pieces.push_back(inputs.back());
-    reducing.work = group_->reduce_scatter_tensor_coalesced(outputs, inputs, options);
-  }
-  reducing.input = std::exchange(grads_, {});
-  for (Parameter& parameter : parameters_) parameter.grad.reset();
-  reducing_.push_back(std::move(reducing));
-}
-
-void ParamGroup::wait_reduce() {
-  if (reducing_.empty()) return;
-  const c10::NoGradGuard no_grad;
-  const Reducing reducing = std::move(reducing_.front());
-  reducing_.pop_front();
-  if (reducing.work) reducing.work->wait();
-  if (reducing.post != 1) {
-    reducing.output.narrow(0, 0, grad_chunk_numel_).div_(reducing.post);
-  }
-  at::Tensor flags;  // read only if this rank does not know it by itself
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const Parameter& parameter = parameters_[i];
-    if (!parameter.trainable) continue;
-    if (!reducing.used[i]) {
-      if (ranks() == 1) continue;
-      if (!flags.defined()) {
-        flags =
-            reducing.output.narrow(0, grad_chunk_numel_, static_cast<int64_t>(parameters_.size()))
-                .to(at::TensorOptions(at::kDouble).device(at::kCPU));
-      }
-      if (flags[static_cast<int64_t>(i)].item<double>() == 0) continue;
-    }
-    const at::Tensor shard_grad =
-        alias(reducing.output, parameter.grad_chunk_offset,
-              ranks() == 1 ? at::IntArrayRef(parameter.sizes) : parameter.shard.sizes());
-    at::Tensor& grad = parameter.registered.mutable_grad();
-    if (grad.defined())
-      grad.add_(shard_grad);
-    else
-      grad = shard_grad;
-  }
-}
-
 void ParamGroup::abort() {
-  if (parameters_.empty()) return;
+  if (params_.empty()) return;
   group_->abort();
-  if (std::exchange(gather_begun_, false)) abandoned_gather_ = std::exchange(gather_work_, nullptr);
+  if (std::exchange(gather_posted_, false)) abandoned_gather_ = std::exchange(gather_, nullptr);
   reshard();
-}
-
-void ParamGroup::abandon() {
-  forget_backward();
-  reducing_.clear();
-  grads_.reset();
-  for (Parameter& parameter : parameters_) parameter.grad.reset();
 }
 
 }  // namespace pipewright::fsdp

@@ -3,137 +3,101 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <deque>
-#include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "pipewright/comms/world.h"
-#include "pipewright/fsdp/reduction.h"
-
-// The parameters that are gathered and reduced together. What autograd, optimizers and state dicts
-// know is the registered tensor: it holds this rank's shard, and the whole parameter while the
-// group is unsharded (set_data). Its .grad is always that of the shard, but for the moment in which
-// autograd adds to it.
-//
-// The gathered parameters lie one behind the other in one storage, each padded to a multiple of the
-// number of ranks along its first dimension: a gather writes them where they are used, without a
-// copy. The storage is the same object all the time, as autograd may have saved views of it; only
-// its memory comes and goes. Gradients lie in a buffer of the same layout, which is what is
-// reduced. A parameter that is sharded along another dimension takes one more copy each way.
 
 namespace pipewright::fsdp {
 
-// kShardedPostForward: over fewer ranks than kSharded.
+// kShardedPostForward: over fewer ranks than kSharded, between forward and backward.
 enum class ShardState { kSharded, kShardedPostForward, kUnsharded };
 const char* to_string(ShardState state);
 
+// One parameter to shard along `dim`. A dimension other than 0 must divide evenly.
 struct ParamSpec {
   std::string name;
   at::Tensor parameter;
-  int64_t dim = 0;  // to shard along; others than 0 must divide evenly
+  int64_t dim = 0;
 };
 
-// For one thread at a time.
+// How one parameter is sharded; does not change.
+struct ShardedParam {
+  std::string name;
+  at::Tensor registered;  // what the module, the optimizer and autograd know
+  int64_t dim = 0;
+  std::vector<int64_t> sizes;        // of the full parameter
+  std::vector<int64_t> shard_sizes;  // of this rank's shard, without padding
+  int64_t chunk_numel = 0;           // elements of a shard with its padding, the same on all ranks
+  bool trainable = false;
+};
+
+// Parameters that are gathered and freed together: one all-gather per group.
+//
+// The registered tensors never change identity. Each holds (set_data) this rank's shard, and the
+// full parameter while the group is unsharded. So optimizers and state dicts see shards, forward
+// and backward see full parameters, and .grad belongs to the shard except while autograd
+// accumulates (grad_reducer.h).
+//
+// With one rank, the shard is the full parameter, and nothing is copied or communicated. For one
+// thread at a time.
 class ParamGroup {
  public:
-  // Shards what the parameters hold; one device, one dtype. `post_forward` is the smaller group to
-  // shard over behind forward, null for none: equal numbers of neighbours in `group`.
-  ParamGroup(std::vector<ParamSpec> specs, comms::BackendPtr group, comms::BackendPtr post_forward,
-             std::string unit_name);
+  // Shards the values of the parameters, all of one device and one dtype. `post_forward` is the
+  // smaller group to shard over after forward, null if there is none: adjacent ranks of `group`.
+  ParamGroup(std::vector<ParamSpec> specs, comms::BackendPtr group, comms::BackendPtr post_forward);
 
+  // For error messages.
   void set_unit_name(std::string name) { unit_ = std::move(name); }
+  const std::string& unit_name() const { return unit_; }
+
   ShardState state() const { return state_; }
-  bool is_gathering() const { return gather_work_ || gather_begun_; }
-  size_t size() const { return parameters_.size(); }
-  const at::Tensor& parameter(size_t i) const { return parameters_[i].registered; }
-  const std::string& name(size_t i) const { return parameters_[i].name; }
+  bool is_unsharded() const { return state_ == ShardState::kUnsharded; }
+  bool is_gathering() const { return gather_posted_; }
+  const comms::BackendPtr& group() const { return group_; }
+  int ranks() const { return group_->getSize(); }
+  const std::vector<ShardedParam>& params() const { return params_; }
 
-  // Posts the gather, if it is not there or on its way. Whether it was posted.
+  // Posts the all-gather unless the parameters are unsharded or a gather is pending. Returns
+  // whether it was posted. Throws ContractError, naming the parameter, if something else than this
+  // group changed what a parameter holds.
   bool begin_unshard();
-  // Whether there was one to wait for.
+  // Waits for the all-gather and returns whether one was pending. Throws as begin_unshard() does,
+  // and what the backend throws.
   bool wait_unshard();
-  // Frees the whole parameters. `post_forward`: keeps a slice for the smaller group.
+  // Frees the full parameters; waits for a pending gather first. `post_forward`: keeps this rank's
+  // slice for the smaller group. Throws as begin_unshard() does.
   void reshard(bool post_forward = false);
-
-  // Around the accumulation into one parameter's .grad, in backward.
-  void grad_comes(size_t i);
-  void grad_ready(size_t i);
-  // A backward stopped between the two.
-  void forget_backward();
-  // Whether gradients have been added that are not reduced.
-  bool has_grads() const;
-
-  // Of the reductions to come. Not between a backward that only adds up and the one that reduces.
-  void set_reduction(const Reduction& reduction) { reduction_ = reduction; }
-  // Posts the reduction of what has been added, a fixed size however many parameters were used. The
-  // next backward adds to another buffer.
-  void begin_reduce();
-  // Waits for the first one posted, and adds it to the shards' gradients. A parameter that no rank
-  // used keeps what it had.
-  void wait_reduce();
-  size_t reductions_on_their_way() const { return reducing_.size(); }
-  // Forgets all reductions and what has been added for them.
-  void abandon();
-  // Ends what is on its way, so that nobody waits for it, where the backend can.
+  // Aborts the group's communication, where the backend can, so that no rank waits for it.
   void abort();
 
-  // Of parameters and gradients, by this rank since it was made, but for what backends do.
+  // Bytes of parameters that this rank has copied, except in backends.
   int64_t bytes_copied() const { return bytes_copied_; }
 
  private:
-  struct Parameter {
-    std::string name;
-    at::Tensor registered;
-    int64_t dim = 0;
-    std::vector<int64_t> sizes;                        // of the whole
-    int64_t offset = 0;                                // in a buffer of whole parameters
-    int64_t chunk_offset = 0;                          // in a buffer of shards
-    int64_t grad_offset = 0, grad_chunk_offset = 0;    // as these, of gradients
-    int64_t chunk_numel = 0;                           // of a shard with its padding
+  // The memory of one parameter. Flat tensors include padding.
+  struct Memory {
     at::Tensor padded_shard;                           // flat
-    at::Tensor shard;                                  // the part of it that is not padding
-    at::Tensor post_forward_flat, post_forward_shard;  // while kShardedPostForward
-    at::Tensor gathered;  // flat, with padding, for dim 0 in the storage of `whole`
-    at::Tensor whole;
-    at::Tensor grad;        // of the whole, in `grads_`; undefined if there is none
-    at::Tensor shard_grad;  // put aside while autograd adds
-    bool adding = false;
-    bool trainable = false;
-  };
-  struct Reducing {
-    at::Tensor input, output;
-    std::vector<at::Tensor> pieces;  // inputs that do not lie in it
-    std::vector<bool> used;          // by parameter
-    double post;                     // to divide by
-    c10::intrusive_ptr<c10d::Work> work;
+    at::Tensor shard;                                  // its part without padding
+    at::Tensor post_forward_flat, post_forward_shard;  // only while kShardedPostForward
+    at::Tensor gathered;                               // flat; for dim 0 in the memory of `full`
+    at::Tensor full;
   };
 
-  int64_t ranks() const { return group_->getSize(); }
-  // One rank, and gradients that nobody divides: they stay where autograd puts them.
-  bool is_direct() const { return ranks() == 1 && reduction_.divisor(1) == 1; }
-  void expect(const Parameter& parameter, const at::Tensor& held) const;
-  at::Tensor alias(const at::Tensor& flat, int64_t offset, at::IntArrayRef sizes) const;
-  void allocate_grads();
-  at::Tensor grad_place(const Parameter& parameter) const;
+  void expect(size_t i, const at::Tensor& held) const;
   void make_post_forward_shards();
 
   const comms::BackendPtr group_;
   const comms::BackendPtr post_forward_;
   std::string unit_;
-  std::vector<Parameter> parameters_;
-  at::TensorOptions options_;
-  Reduction reduction_;
-  int64_t whole_numel_ = 0, chunk_numel_ = 0;
-  int64_t grad_numel_ = 0, grad_chunk_numel_ = 0;  // frozen parameters have none
+  std::vector<ShardedParam> params_;
+  std::vector<Memory> memory_;  // by parameter
+  at::Tensor full_;             // flat: all full parameters
+  int64_t full_bytes_ = 0;
   ShardState state_ = ShardState::kSharded;
-
-  at::Tensor wholes_;  // its storage is freed and filled again
-  bool gather_begun_ = false;
-  c10::intrusive_ptr<c10d::Work> gather_work_, abandoned_gather_;
-  at::Tensor grads_;  // undefined while nothing has been added
-  std::deque<Reducing> reducing_;
+  bool gather_posted_ = false;
+  c10::intrusive_ptr<c10d::Work> gather_;            // null if there was nothing to send
+  c10::intrusive_ptr<c10d::Work> abandoned_gather_;  // of a failed step: may still write to full_
   int64_t bytes_copied_ = 0;
 };
 

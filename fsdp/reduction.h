@@ -9,20 +9,21 @@ namespace pipewright::fsdp {
 
 enum class ReduceOp { kSum, kAverage };
 
-// How gradients become their mean: divided by `pre`, reduced, divided by `post`. With kAverage the
+// How gradients are averaged: divided by `pre`, reduced, divided by `post`. With kAverage the
 // backend divides by the number of ranks.
 struct Reduction {
   double pre = 1;
   ReduceOp op = ReduceOp::kSum;
   double post = 1;
 
-  // What a sum over `ranks` ranks is divided by in all.
+  // The total divisor of a sum over `ranks` ranks.
   double divisor(int ranks) const { return pre * post * (op == ReduceOp::kAverage ? ranks : 1); }
 };
 
-// The one place that decides. `factor`: what to divide by instead of the number of ranks.
-// `force_sum`: for backends whose averages are not to be used. In fp16 one half of the division
-// comes before the sum and one behind it, so that neither overflows nor underflows.
+// The only place that decides how gradients are averaged. `factor` replaces the number of ranks as
+// the divisor. `force_sum` is for backends without a usable average. In fp16 about the square root
+// of the divisor is applied before the sum and the rest after it, so that the sum neither overflows
+// nor underflows (as PyTorch does).
 Reduction reduction_of(at::ScalarType dtype, int ranks, std::optional<double> factor,
                        bool force_sum);
 

@@ -4,15 +4,16 @@
 #include <algorithm>
 #include <cstdint>
 
-// How a length is cut into chunks, one for each rank: as torch.chunk does it. No LibTorch.
+// How a dimension is cut into one chunk per rank, as torch.chunk does it. Without LibTorch.
 
 namespace pipewright::fsdp {
 
-// All chunks but the last ones have this length; behind the end they are shorter, or empty.
+// The length of the first chunks; chunks at the end may be shorter or empty.
 constexpr int64_t chunk_length(int64_t length, int64_t ranks) {
   return (length + ranks - 1) / ranks;
 }
 
+// Elements [begin, begin + length) of the dimension.
 struct Chunk {
   int64_t begin;
   int64_t length;

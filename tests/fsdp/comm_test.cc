@@ -1,5 +1,5 @@
-// When units gather and free: counts and order, as PyTorch's test_fully_shard_comm.py and
-// test_fsdp_backward_prefetch.py have them.
+// When units all-gather and free: the counts and the order of PyTorch's test_fully_shard_comm.py
+// and test_fsdp_backward_prefetch.py.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/transformer.h>
@@ -36,7 +36,7 @@ using Names = std::vector<std::string>;
 constexpr Checkpointed kCheckpointings[] = {Checkpointed::kNot, Checkpointed::kAround,
                                             Checkpointed::kInside, Checkpointed::kWrapper};
 
-// Of a forward and a backward, with L layers and the root.
+// Of one forward and one backward, with kLayers layers and the root.
 TEST(FullyShardComm, test_counts) {
   constexpr int kLayers = 4;
   struct Case {
@@ -115,33 +115,34 @@ TEST(FullyShardComm, test_set_unshard_in_backward) {
   });
 }
 
-// With three blocks: what is gathered when. Checkpointing changes nothing.
+// When each of three blocks is gathered. Checkpointing must not change it.
 TEST(FullyShardComm, test_backward_prefetch_order) {
   for (const Checkpointed checkpointed : kCheckpointings) {
     on_ranks(2, [&](Rank& self) {
       const tests::TransformerArgs args{.layers = 3, .checkpointed = checkpointed};
       const ModulePtr module = tests::make_transformer(args, 42);
-      const auto trace = std::make_shared<Trace>();
-      Sharding sharding(self, *module, blocks(3), {.reshard_after_forward = true, .trace = trace});
+      const auto log = std::make_shared<EventLog>();
+      Sharding sharding(self, *module, blocks(3),
+                        {.reshard_after_forward = true, .event_log = log});
       for (int iteration = 0; iteration < 2; ++iteration) {
-        trace->clear();
+        log->clear();
         const at::Tensor loss = forward(module, random_tokens({2, 8}, 8, 1)).sum();
-        EXPECT_EQ(events(*trace, {Event::kUnshard}),
+        EXPECT_EQ(events(*log, {Event::kUnshard}),
                   (Names{"the root", "block0", "block1", "block2"}));
-        trace->clear();
+        log->clear();
         loss.backward();
-        EXPECT_EQ(events(*trace, {Event::kUnshard, Event::kPostBackward}),
+        EXPECT_EQ(events(*log, {Event::kUnshard, Event::kPostBackward}),
                   (Names{"the root", "block2", "block1", "post block2", "block0", "post block1",
                          "post block0", "post the root"}));
-        // The gather of a block is on its way while the one behind it computes.
+        // The all-gather of a block is pending while the next block computes its backward.
         const auto at = [&](Event event, const std::string& unit) {
-          const auto found = std::ranges::find(*trace, TraceEntry{event, unit});
-          EXPECT_NE(found, trace->end());
-          return found - trace->begin();
+          const auto found = std::ranges::find(*log, EventRecord{event, unit});
+          EXPECT_NE(found, log->end());
+          return found - log->begin();
         };
         EXPECT_LT(at(Event::kUnshard, "`block1`"), at(Event::kPostBackward, "`block2`"));
         EXPECT_LT(at(Event::kPostBackward, "`block2`"), at(Event::kWaitUnshard, "`block1`"));
-        // So is its reduction while the next one computes.
+        // So is its reduction.
         EXPECT_LT(at(Event::kReduce, "`block2`"), at(Event::kPreBackward, "`block1`"));
         EXPECT_LT(at(Event::kPreBackward, "`block1`"), at(Event::kWaitReduce, "`block2`"));
       }
@@ -149,7 +150,8 @@ TEST(FullyShardComm, test_backward_prefetch_order) {
   }
 }
 
-// Of the option, and of two forwards before one backward, which comes back to each block.
+// The order for each option, and for two forwards before one backward, which visits each block
+// twice.
 TEST(FullyShardComm, test_backward_order) {
   const Names posts = {"post block2", "post block1", "post block0", "post the root"};
   const Names blocks_resharded = {"block2",      "block1",      "post block2",  "block0",
@@ -169,16 +171,16 @@ TEST(FullyShardComm, test_backward_order) {
       on_ranks(2, [&](Rank& self) {
         const ModulePtr module =
             tests::make_transformer({.layers = 3, .checkpointed = checkpointed}, 42);
-        const auto trace = std::make_shared<Trace>();
+        const auto log = std::make_shared<EventLog>();
         Sharding sharding(self, *module, blocks(3),
-                          {.reshard_after_forward = the.reshard_after_forward, .trace = trace});
+                          {.reshard_after_forward = the.reshard_after_forward, .event_log = log});
         for (int iteration = 0; iteration < 2; ++iteration) {
           at::Tensor loss = at::zeros({}, at::kDouble);
           for (int i = 0; i < the.forwards; ++i)
             loss = loss + forward(module, random_tokens({2, 8}, 8, 1)).sum();
-          trace->clear();
+          log->clear();
           loss.backward();
-          EXPECT_EQ(events(*trace, {Event::kUnshard, Event::kPostBackward}), the.want)
+          EXPECT_EQ(events(*log, {Event::kUnshard, Event::kPostBackward}), the.want)
               << static_cast<int>(checkpointed);
         }
       });
@@ -186,31 +188,32 @@ TEST(FullyShardComm, test_backward_order) {
   }
 }
 
-// Forward prefetch gathers ahead, and not again in backward.
+// Forward prefetch gathers ahead in forward, and not again in a checkpoint's second forward.
 TEST(FullyShard, ExplicitPrefetchGathersAhead) {
   for (const Checkpointed checkpointed : kCheckpointings) {
     on_ranks(2, [&](Rank& self) {
       const tests::TransformerArgs args{.layers = 4, .checkpointed = checkpointed};
       const ModulePtr module = tests::make_transformer(args, 42);
-      const auto trace = std::make_shared<Trace>();
-      Sharding sharding(self, *module, blocks(4), {.reshard_after_forward = true, .trace = trace});
+      const auto log = std::make_shared<EventLog>();
+      Sharding sharding(self, *module, blocks(4),
+                        {.reshard_after_forward = true, .event_log = log});
       auto& units = sharding.units;
       units[0]->set_modules_to_forward_prefetch({units[1].get(), units[2].get()});
       units[3]->set_modules_to_backward_prefetch({units[2].get(), units[1].get()});
       const at::Tensor loss = forward(module, random_tokens({2, 8}, 8, 1)).sum();
-      EXPECT_EQ(events(*trace, {Event::kUnshard, Event::kReshard}),
+      EXPECT_EQ(events(*log, {Event::kUnshard, Event::kReshard}),
                 (Names{"the root", "block0", "block1", "block2", "block0", "block1", "block2",
                        "block3", "block3", "the root"}));
-      trace->clear();
+      log->clear();
       loss.backward();
-      EXPECT_EQ(events(*trace, {Event::kUnshard, Event::kPostBackward}),
+      EXPECT_EQ(events(*log, {Event::kUnshard, Event::kPostBackward}),
                 (Names{"the root", "block3", "block2", "block1", "post block3", "post block2",
                        "block0", "post block1", "post block0", "post the root"}));
     });
   }
 }
 
-// nn.Transformer, each of whose layers is called as a unit.
+// nn.Transformer, each layer of which is called as a unit.
 class Seq2Seq : public torch::nn::TransformerImpl {
  public:
   Seq2Seq() : TransformerImpl(torch::nn::TransformerOptions(1024, 8)) {}
@@ -236,7 +239,7 @@ class Seq2Seq : public torch::nn::TransformerImpl {
   }
 };
 
-// PyTorch's names, in its order.
+// PyTorch's names, in PyTorch's order.
 const Names kEncoderLayer = {
     "self_attn.in_proj_weight",
     "self_attn.in_proj_bias",
@@ -272,8 +275,8 @@ const Names kDecoderLayer = {
     "norm3.bias",
 };
 
-// Which unit each decision of a backward is for, by the name that it gives: with nn.Transformer's
-// 12 layers and the root.
+// The unit that each prefetch decision of a backward chooses, for the 12 layers of nn.Transformer
+// and the root.
 TEST(FsdpBackwardPrefetch, test_backward_prefetch) {
   Names layers;  // the last one first
   for (const char* part : {"decoder", "encoder"}) {
@@ -288,13 +291,13 @@ TEST(FsdpBackwardPrefetch, test_backward_prefetch) {
         std::pair{BackwardPrefetch::kPost, post}}) {
     on_ranks(2, [&, mode = mode, want = want](Rank& self) {
       const auto module = std::make_shared<Seq2Seq>();
-      const auto trace = std::make_shared<Trace>();
+      const auto log = std::make_shared<EventLog>();
       const tests::Groups groups = [&] {
         tests::Groups each;
         for (const std::string& layer : layers) each.push_back({layer});
         return each;
       }();
-      Sharding sharding(self, *module, groups, {.backward_prefetch = mode, .trace = trace});
+      Sharding sharding(self, *module, groups, {.backward_prefetch = mode, .event_log = log});
       for (size_t i = 0; i < layers.size(); ++i) {
         EXPECT_EQ(sharding.units[i]->parameter_names(),
                   layers[i].starts_with("encoder") ? kEncoderLayer : kDecoderLayer);
@@ -304,9 +307,9 @@ TEST(FsdpBackwardPrefetch, test_backward_prefetch) {
         optimizer.zero_grad();
         const at::Tensor loss =
             forward(module, at::randn({10, 1, 1024}), at::randn({20, 1, 1024})).sum();
-        trace->clear();
+        log->clear();
         loss.backward();
-        EXPECT_EQ(events(*trace, {Event::kPrefetch}), want);
+        EXPECT_EQ(events(*log, {Event::kPrefetch}), want);
         optimizer.step();
       }
     });

@@ -1,4 +1,4 @@
-// Misuse and failures: errors that name the module, the parameter and its state.
+// Misuse and failures: errors name the module, the parameter and its state.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -24,7 +24,7 @@ using tests::Sharding;
 
 void expect_errors(int ranks, const std::string& what, const std::function<void(Rank&)>& body) {
   for (const std::string& error : errors_on_ranks(ranks, body))
-    EXPECT_NE(error.find(what), std::string::npos) << error << "\nwanted: " << what;
+    EXPECT_NE(error.find(what), std::string::npos) << error << "\nexpected: " << what;
 }
 
 TEST(FullyShardErrors, Misuse) {
@@ -38,12 +38,13 @@ TEST(FullyShardErrors, Misuse) {
     module.register_parameter("scale", at::ones({}));
     (void)fully_shard(module, self.group);
   });
-  expect_errors(2, "parameter `w`, Float [4] on meta: give it memory first", [](Rank& self) {
-    torch::nn::Module module;
-    module.register_parameter("w", at::ones({4}, at::kMeta));
-    (void)fully_shard(module, self.group);
-  });
-  expect_errors(2, "parameter `b`, Double [4] on cpu, is not as `a`: wanted one dtype",
+  expect_errors(2, "parameter `w`, Float [4] on meta: expected a tensor with memory",
+                [](Rank& self) {
+                  torch::nn::Module module;
+                  module.register_parameter("w", at::ones({4}, at::kMeta));
+                  (void)fully_shard(module, self.group);
+                });
+  expect_errors(2, "parameter `b`, Double [4] on cpu: expected the dtype and device of `a`",
                 [](Rank& self) {
                   torch::nn::Module module;
                   module.register_parameter("a", at::ones({4}));
@@ -56,15 +57,15 @@ TEST(FullyShardErrors, Misuse) {
     (void)fully_shard(module, self.group,
                       {.shard_placement_fn = [](const at::Tensor&) { return int64_t{1}; }});
   });
-  expect_errors(4, "reshard_after_forward 3: wanted a divisor of 4 ranks", [](Rank& self) {
+  expect_errors(4, "reshard_after_forward: expected a divisor of 4 ranks, got 3", [](Rank& self) {
     const ModulePtr module = tests::make_mlp(4, 2, 42);
     (void)fully_shard(*module, self.group, {.reshard_after_forward = 3});
   });
-  expect_errors(4, "wanted a mesh", [](Rank& self) {
+  expect_errors(4, "expected a mesh, got a process group", [](Rank& self) {
     const ModulePtr module = tests::make_mlp(4, 2, 42);
     (void)fully_shard(*module, self.group, {.reshard_after_forward = 2});
   });
-  // Tied over two groups: both names.
+  // Tied across two groups: the error names both.
   expect_errors(2, "parameter `output.weight` is also `tokens.weight` of another group",
                 [](Rank& self) {
                   const tests::TransformerArgs args{.layers = 1, .tied = true};
@@ -82,51 +83,55 @@ TEST(FullyShardErrors, Misuse) {
       });
 }
 
-TEST(FullyShardErrors, BackwardsThatItCannotDo) {
+TEST(FullyShardErrors, UnsupportedBackwards) {
   expect_errors(2, "fully_shard: a backward with create_graph through the root", [](Rank& self) {
     const ModulePtr module = tests::make_mlp(4, 2, 42);
     const auto unit = fully_shard(*module, self.group);
     const at::Tensor x = random_input({2, 4}, 1).requires_grad_();
     (void)torch::autograd::grad({forward(module, x).sum()}, {x}, {}, true, /*create_graph=*/true);
   });
-  expect_errors(2, "fully_shard: backward through a module whose unit is gone", [](Rank& self) {
-    const ModulePtr module = tests::make_mlp(4, 2, 42);
-    at::Tensor loss;
-    {
-      const auto unit = fully_shard(*module, self.group);
-      loss = forward(module, random_input({2, 4}, 1)).sum();
-    }
-    loss.backward();
-  });
-  expect_errors(
-      2, "an earlier backward stopped on an error after its reductions had begun", [](Rank& self) {
-        const ModulePtr module = tests::make_mlps(4, 2, 42);
-        Sharding sharding(self, *module, mlps(2), {});
-        const auto step = [&](bool stops) {
-          const at::Tensor x = random_input({2, 4}, 1).requires_grad_();
-          if (stops) {
-            x.register_hook(
-                [](const at::TensorBase&) { throw std::runtime_error("a hook of the user's"); });
-          }
-          forward(module, x * 1).sum().backward();
-        };
-        EXPECT_THROW(step(true), std::runtime_error);
-        step(false);
-      });
-  expect_errors(2, "data_parallel of `mlp0`, which is part of another unit", [](Rank& self) {
+  expect_errors(2, "fully_shard: backward through a module whose unit no longer exists",
+                [](Rank& self) {
+                  const ModulePtr module = tests::make_mlp(4, 2, 42);
+                  at::Tensor loss;
+                  {
+                    const auto unit = fully_shard(*module, self.group);
+                    loss = forward(module, random_input({2, 4}, 1)).sum();
+                  }
+                  loss.backward();
+                });
+  expect_errors(2, "an earlier backward stopped on an error after its reductions had begun",
+                [](Rank& self) {
+                  const ModulePtr module = tests::make_mlps(4, 2, 42);
+                  Sharding sharding(self, *module, mlps(2), {});
+                  const auto step = [&](bool stops) {
+                    const at::Tensor x = random_input({2, 4}, 1).requires_grad_();
+                    if (stops) {
+                      x.register_hook(
+                          [](const at::TensorBase&) { throw std::runtime_error("a user's hook"); });
+                    }
+                    forward(module, x * 1).sum().backward();
+                  };
+                  EXPECT_THROW(step(true), std::runtime_error);
+                  step(false);
+                });
+  expect_errors(2, "data_parallel() of `mlp0`, which is nested in another unit", [](Rank& self) {
     const ModulePtr module = tests::make_mlps(4, 1, 42);
     Sharding sharding(self, *module, mlps(1), {});
     (void)sharding.units[0]->data_parallel();
   });
-  expect_errors(2, "fully_shard: 4 parameters of the root require a gradient, and 3 did",
-                [](Rank& self) {
-                  const ModulePtr module = tests::make_mlp(4, 2, 42);
-                  module->parameters()[0].set_requires_grad(false);
-                  const auto unit = fully_shard(*module, self.group);
-                  module->parameters()[0].set_requires_grad(true);
-                  forward(module, random_input({2, 4}, 1));
-                });
-  expect_errors(2, "is sharded already", [](Rank& self) {
+  expect_errors(
+      2,
+      "fully_shard: parameters of the root that require a gradient: expected 3 as when it was "
+      "sharded, got 4",
+      [](Rank& self) {
+        const ModulePtr module = tests::make_mlp(4, 2, 42);
+        module->parameters()[0].set_requires_grad(false);
+        const auto unit = fully_shard(*module, self.group);
+        module->parameters()[0].set_requires_grad(true);
+        forward(module, random_input({2, 4}, 1));
+      });
+  expect_errors(2, "is already sharded", [](Rank& self) {
     const ModulePtr module = tests::make_mlps(4, 1, 42);
     for (at::Tensor& weight : module->parameters()) weight.set_requires_grad(false);
     const auto whole = fully_shard(*module, self.group);
@@ -134,8 +139,9 @@ TEST(FullyShardErrors, BackwardsThatItCannotDo) {
   });
 }
 
-// Without call() or forward() it computes with shards, which fit here.
-TEST(FullyShardErrors, ACallThatItDoesNotSee) {
+// Called directly, not through call() or forward(), a module computes with its shards. Here the
+// shapes fit, so backward must fail.
+TEST(FullyShardErrors, ADirectCallOfAShardedModule) {
   expect_errors(2, "returned an invalid gradient at index", [](Rank& self) {
     const auto linear =
         std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(4, 4).bias(false));
@@ -145,45 +151,50 @@ TEST(FullyShardErrors, ACallThatItDoesNotSee) {
 }
 
 TEST(FullyShardErrors, AChangedParameter) {
-  expect_errors(2,
-                "parameter `in_proj.weight` of the root, which is sharded, was replaced: found "
-                "Float [4, 4] on cpu, wanted the Double [4, 4] on cpu",
-                [](Rank& self) {
-                  const ModulePtr module = tests::make_mlp(4, 2, 42);
-                  const auto unit = fully_shard(*module, self.group);
-                  module->to(at::kFloat);
-                  forward(module, random_input({2, 4}, 1));
-                });
-  // Some of a group's parameters whole, some not.
-  expect_errors(2,
-                "parameter `in_proj.weight` of `mlp0`, which is sharded, was replaced: found "
-                "Double [16, 4] on cpu, wanted the Double [8, 4]",
-                [](Rank& self) {
-                  const ModulePtr module = tests::make_mlps(4, 1, 42);
-                  Sharding sharding(self, *module, mlps(1), {});
-                  sharding.units[0]->unshard();
-                  const at::Tensor whole = module->parameters()[2].detach();
-                  sharding.units[0]->reshard();
-                  module->parameters()[2].set_data(whole);
-                  forward(module, random_input({2, 4}, 1));
-                });
+  expect_errors(
+      2,
+      "parameter `in_proj.weight` of the root, which is sharded, was replaced: expected the "
+      "Double [4, 4] on cpu that fully_shard put there, got Float [4, 4] on cpu",
+      [](Rank& self) {
+        const ModulePtr module = tests::make_mlp(4, 2, 42);
+        const auto unit = fully_shard(*module, self.group);
+        module->to(at::kFloat);
+        forward(module, random_input({2, 4}, 1));
+      });
+  // Some parameters of a group are full, some are shards.
+  expect_errors(
+      2,
+      "parameter `in_proj.weight` of `mlp0`, which is sharded, was replaced: expected the "
+      "Double [8, 4] on cpu that fully_shard put there, got Double [16, 4]",
+      [](Rank& self) {
+        const ModulePtr module = tests::make_mlps(4, 1, 42);
+        Sharding sharding(self, *module, mlps(1), {});
+        sharding.units[0]->unshard();
+        const at::Tensor whole = module->parameters()[2].detach();
+        sharding.units[0]->reshard();
+        module->parameters()[2].set_data(whole);
+        forward(module, random_input({2, 4}, 1));
+      });
 }
 
 TEST(FullyShardErrors, ForwardThatTheExecutorsProgramDoesNotAllow) {
-  expect_errors(2, "fully_shard: forward of `mlp0`, whose `in_proj.weight` is sharded: the",
-                [](Rank& self) {
-                  const ModulePtr module = tests::make_mlps(4, 1, 42);
-                  Sharding sharding(self, *module, mlps(1), {});
-                  const auto stage = sharding.root().data_parallel();
-                  stage->unshard();
-                  stage->wait_unshard();
-                  module->forward(random_input({2, 4}, 1));
-                  stage->reshard();
-                  module->forward(random_input({2, 4}, 1));
-                });
+  expect_errors(
+      2,
+      "fully_shard: forward of `mlp0`: expected the executor's program to have it unsharded, got "
+      "`in_proj.weight` sharded",
+      [](Rank& self) {
+        const ModulePtr module = tests::make_mlps(4, 1, 42);
+        Sharding sharding(self, *module, mlps(1), {});
+        const auto stage = sharding.root().data_parallel();
+        stage->unshard();
+        stage->wait_unshard();
+        module->forward(random_input({2, 4}, 1));
+        stage->reshard();
+        module->forward(random_input({2, 4}, 1));
+      });
 }
 
-// The others hear of a rank that fails.
+// The other ranks get an error too if one fails.
 TEST(FullyShardErrors, ARankThatFails) {
   const auto errors = errors_on_ranks(
       2,

@@ -1,5 +1,5 @@
-// fully_shard as PyTorch's tests demand it (test_fully_shard_training.py), by their names, on ranks
-// as threads, and some of them over Gloo (gloo_test). Every comparison steps first, and compares
+// PyTorch's test_fully_shard_training.py, under its names, with ranks as threads; gloo_test runs
+// some of it with ranks as processes. Every comparison steps the optimizer first, and compares
 // gradients and parameters with those of a plain copy whose gradients are averaged by hand.
 #include "pipewright/fsdp/fully_shard.h"
 
@@ -36,7 +36,7 @@ using tests::sum_of;
 using tests::sum_of_tokens;
 using tests::TransformerArgs;
 
-// Ten iterations beside a plain copy; `each` is before each of them.
+// Ten iterations beside a plain copy; `each` runs before each of them.
 void expect_parity(Rank& self, const ModulePtr& plain, const ModulePtr& module, const Loss& loss,
                    const Groups& groups, const Options& options = {},
                    const std::function<void(Sharding&, int iteration)>& each = nullptr,
@@ -97,8 +97,8 @@ TEST(FullyShardTraining, test_root_no_forward_inputs) {
   });
 }
 
-// What the registered parameters are at each time; together they are always the plain copy's.
-
+// Each registered parameter must be this rank's part of the plain copy's, over ranks_of(name)
+// ranks.
 void expect_sharded(Rank& self, const torch::nn::Module& plain, const torch::nn::Module& module,
                     const std::function<int(const std::string& name)>& ranks_of) {
   const auto want = plain.named_parameters(), got = module.named_parameters();
@@ -123,7 +123,7 @@ TEST(FullyShardTraining, test_param_registration_after_forward) {
         Sharding wrapped(self, *module, {}, {.reshard_after_forward = option});
         expect_sharded(self, *plain, *module, [](auto&) { return 4; });
         forward(module, input);
-        // The root alone: by default it is kept.
+        // The root unit: its parameters are kept by default.
         expect_sharded(self, *plain, *module, [&](auto&) { return ranks < 0 ? 1 : ranks; });
         wrapped.root().reshard();
         expect_sharded(self, *plain, *module, [](auto&) { return 4; });
@@ -161,7 +161,7 @@ TEST(FullyShardTraining, test_train_parity_single_group_shard_dim0) {
     for (const int ranks : {2, 4, 8}) {
       on_ranks(ranks, [&](Rank& self) {
         expect_parity(self, tests::make_two_linears(shapes, 42),
-                      // Other weights on other ranks: rank 0's are given to all.
+                      // Each rank has its own weights: rank 0's are broadcast.
                       tests::make_two_linears(shapes, 42 + static_cast<uint64_t>(self.rank)),
                       sum_of({4, shapes[0].first}), {});
       });
@@ -190,7 +190,7 @@ struct MultiGroupCase {
 
 class MultiGroup : public testing::TestWithParam<std::tuple<MultiGroupCase, Late>> {};
 
-// In which a rank computes with what is still on its way, if anything lets it.
+// Delays: a rank that does not wait for a collective computes with incomplete data.
 TEST_P(MultiGroup, test_train_parity_multi_group) {
   const auto& [the, late] = GetParam();
   tests::on_late_ranks(4, late, [option = the.reshard_after_forward](Rank& self) {
@@ -265,7 +265,8 @@ TEST(FullyShardTraining, test_explicit_prefetching) {
   });
 }
 
-// The same data in all iterations. Processes have generators of their own, so they drop out too.
+// The same data in all iterations. Dropout only with ranks as processes, which have their own
+// random generators.
 TEST(FullyShardTraining, test_train_parity_with_activation_checkpointing) {
   const Groups mem_eff = {
       {"block0"}, {"block1", "block2"}, {"tokens", "positions"}, {"norm", "output"}};
@@ -291,7 +292,7 @@ TEST(FullyShardTraining, test_train_parity_with_activation_checkpointing) {
           expect_parity(self, args, loss, the.groups,
                         {.reshard_after_forward = reshard_after_forward},
                         [&](Sharding& sharding, int) {
-                          // Backward of embeddings does not need their weights.
+                          // The backward of embeddings does not read their weights.
                           if (the.groups == mem_eff)
                             sharding.units[2]->set_unshard_in_backward(false);
                         });
@@ -434,7 +435,7 @@ TEST(FullyShardTraining, test_1f1b_microbatching) {
   }
 }
 
-// A method that is not called forward.
+// A method that is not called forward, through call().
 TEST(FullyShardTraining, test_register_fsdp_forward_method) {
   on_ranks(2, [](Rank& self) {
     expect_parity(self, tests::make_vit(42), tests::make_vit(42), sum_of({4, 3, 224, 224}),

@@ -1,4 +1,4 @@
-// Tests of fully_shard on ranks that are processes, over Gloo.
+// Tests of fully_shard with ranks as processes, over Gloo.
 #include <gtest/gtest.h>
 
 #include <string>

@@ -1,4 +1,4 @@
-// What a rank holds and copies, as PyTorch's test_fully_shard_memory.py has it.
+// Memory and copies per rank, after PyTorch's test_fully_shard_memory.py.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
@@ -23,8 +23,8 @@ using tests::random_input;
 using tests::Rank;
 using tests::Sharding;
 
-// In units of the bytes of: all shards, a layer, and what is in no layer. Of both ranks together,
-// as one thread may free what the other has allocated.
+// Limits in terms of the bytes of all shards, of one layer, and of the parameters outside layers.
+// Measured over both ranks together, because one thread may free what the other has allocated.
 TEST(FullyShardMemory, test_fully_shard_training_memory) {
   constexpr int kLayers = 6, kRanks = 2;
   for (const bool reshard : {true, false}) {
@@ -43,7 +43,7 @@ TEST(FullyShardMemory, test_fully_shard_training_memory) {
         if (name.starts_with("first")) rest += bytes;
       }
       const int64_t layer = (all - rest) / kLayers, shards = all / kRanks;
-      // Activations, alignment, and what ranks as threads put together for one parameter.
+      // Activations, alignment, and the thread backend's buffer for one parameter.
       const int64_t slack = kRanks * (16 << 10) + largest;
       Sharding sharding(self, *module, mlps(kLayers), {.reshard_after_forward = reshard});
       measure([&] { EXPECT_LE(meter.bytes(), shards + slack); });
@@ -56,15 +56,15 @@ TEST(FullyShardMemory, test_fully_shard_training_memory) {
         });
         at::Tensor loss = forward(module, random_input({1, 64}, 1)).sum();
         measure([&] {
-          // One copy of what is whole; a layer gathered beside the root's.
+          // One copy of the full parameters: of one layer beside the root's if layers are freed.
           EXPECT_LE(meter.peak() - before, (reshard ? layer + rest : all) + slack);
           meter.restart_peak();
         });
         loss.backward();
         loss.reset();
         measure([&] {
-          // One more layer ahead, the gradients of one layer on their way and of one being made,
-          // the first of them once more; and the shards' gradients.
+          // One more layer gathered ahead; the gradients of one layer being reduced, of one being
+          // computed, and a second copy of the first of these; and the gradients of the shards.
           EXPECT_LE(meter.peak() - before,
                     (reshard ? 2 * layer + rest : all) + 3 * layer + rest + shards + slack);
           EXPECT_LE(meter.bytes() - before, shards + slack);
@@ -78,8 +78,8 @@ TEST(FullyShardMemory, test_fully_shard_training_memory) {
   }
 }
 
-// Along dimension 0 the gather writes where the parameters are used. Along others it is copied from
-// there and freed before unshard() returns.
+// Along dimension 0 the all-gather writes where the parameters are used. Along other dimensions it
+// writes to a buffer, which is copied and freed before unshard() returns.
 TEST(FullyShardMemory, UnshardHoldsOneCopy) {
   constexpr int64_t kRanks = 2, kCount = 4, kBytes = 64 * 64 * 8;
   for (const int64_t dim : {0, 1}) {
@@ -95,14 +95,14 @@ TEST(FullyShardMemory, UnshardHoldsOneCopy) {
       for (int round = 0; round < 2; ++round) {
         on_first_rank_alone(self, [&] {
           sharded = meter.bytes();
-          EXPECT_EQ(sharded, kCount * kBytes);  // both ranks' halves
+          EXPECT_EQ(sharded, kCount * kBytes);  // the halves of both ranks
           meter.restart_peak();
         });
         unit->unshard();
         on_first_rank_alone(self, [&] {
           const int64_t whole = kRanks * kCount * kBytes;
           EXPECT_EQ(meter.bytes() - sharded, whole);
-          // And what ranks as threads put together for one parameter.
+          // The thread backend's buffer for one parameter.
           const int64_t slack = kRanks * kBytes;
           EXPECT_LE(meter.peak() - sharded, (dim == 0 ? 1 : 2) * whole + slack);
           EXPECT_GE(meter.peak() - sharded, (dim == 0 ? 1 : 2) * whole - slack);
@@ -113,7 +113,7 @@ TEST(FullyShardMemory, UnshardHoldsOneCopy) {
   }
 }
 
-// Each gradient is copied once; parameters never, unless they are not sharded along dim 0.
+// Each gradient is copied once. Parameters are copied only if they are not sharded along dim 0.
 TEST(FullyShardMemory, BytesCopied) {
   on_ranks(2, [](Rank& self) {
     for (const int64_t dim : {0, 1}) {

@@ -1,5 +1,5 @@
 // Pipelines of sharded stages: test_pp_fsdp and test_pp_fsdp_unshard_reshard_runtime of PyTorch's
-// test_composability.py, for every schedule of the catalogue, split backwards included.
+// test_composability.py, for every schedule of the catalogue, including those with split backwards.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -30,8 +30,8 @@ at::Tensor call_layer(const std::shared_ptr<Layer>& layer, const at::Tensor& x) 
   return forward(layer, x);
 }
 
-// A group for each layer, and one for the stage, which has parameters of its own only if there is
-// one that nobody uses.
+// One unit per layer, and one for the stage. The latter has parameters only if the stage has an
+// unused one.
 tests::Wrap wrap(ReshardAfterForward reshard_after_forward) {
   return [reshard_after_forward](const std::shared_ptr<Layers>& stage,
                                  const comms::BackendPtr& group) {
@@ -50,8 +50,8 @@ at::Tensor part_of(const at::Tensor& whole, int copy, int copies) {
 
 class PpFsdpSchedules : public testing::TestWithParam<const schedules::ScheduleSpec*> {};
 
-// Three copies: the shards are uneven. In fp32 as PyTorch's, with its tolerance and one step, and
-// in fp64, where sums in another order hide nothing.
+// Three copies have uneven shards. In fp32 with PyTorch's tolerance and one step, and in fp64,
+// where the order of sums hides no error.
 TEST_P(PpFsdpSchedules, test_pp_fsdp) {
   struct Case {
     ReshardAfterForward reshard_after_forward;
@@ -79,8 +79,8 @@ TEST_P(PpFsdpSchedules, test_pp_fsdp) {
         train_reference(pipeline), trained,
         [&](const at::Tensor& whole, int copy) { return part_of(whole, copy, the.copies); },
         tolerance);
-    // A gather for each UNSHARD and group, a reduction for each REDUCE_GRAD and group, whatever
-    // reshard_after_forward says, and nothing else.
+    // One all-gather per UNSHARD and unit, one reduction per REDUCE_GRAD and unit, and no other
+    // collective, whatever reshard_after_forward is.
     const ir::Program program = tests::program_of(pipeline);
     for (size_t rank = 0; rank < trained.size(); ++rank) {
       const auto count = [&](ir::ActionKind kind) {
@@ -101,7 +101,7 @@ TEST_P(PpFsdpSchedules, test_pp_fsdp) {
   }
 }
 
-// Four layers in one stage over two ranks: what the registered parameters are behind a program.
+// Four layers in one stage over two ranks: the registered parameters after a program.
 TEST(PpFsdp, test_pp_fsdp_unshard_reshard_runtime) {
   const auto run = [](const std::string& row, bool whole_afterwards) {
     std::vector<comms::World> worlds = comms::thread_worlds(2);
@@ -137,10 +137,10 @@ TEST(PpFsdp, test_pp_fsdp_unshard_reshard_runtime) {
   };
   run("0UNSHARD 0F0 0RESHARD", false);
   run("0UNSHARD 0F0", true);
-  run("0F0", false);  // it says nothing: whole for the step
+  run("0F0", false);  // no UNSHARD or RESHARD: unsharded for the step
 }
 
-// The W of stage 1 stands on a resharded stage; `norm` puts a LayerNorm there.
+// Runs a W of stage 1 while the stage is resharded; `norm` adds a LayerNorm to the layers.
 std::string train_weight_free(bool norm, const std::string& row0, const std::string& row1) {
   ir::Program program = channel_model::program_of(ir::Placement::loop(2, 2), 1, {row0, row1});
   program.lowering.weight_free_w = true;

@@ -1,4 +1,4 @@
-// What is divided by what, and what norms are of.
+// How gradients are averaged, and gradient clipping.
 #include "pipewright/fsdp/reduction.h"
 
 #include <ATen/ATen.h>
@@ -47,7 +47,7 @@ TEST(ShardLayout, IsTorchChunk) {
   }
 }
 
-// In every case a sum is divided by the factor, once.
+// In every case the sum is divided by the factor exactly once.
 TEST(Reduction, DividesByTheFactorOnce) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
     for (const int ranks : {1, 2, 3, 4, 6, 8, 16, 64}) {
@@ -97,7 +97,7 @@ TEST(FullyShardComm, test_divide_factor) {
   }
 }
 
-// fp16 divides in two halves around the sum.
+// fp16 divides partly before and partly after the sum.
 TEST(FullyShard, HalfPrecision) {
   on_ranks(4, [](Rank& self) {
     const auto linear =

@@ -45,9 +45,9 @@ Part shards_of(const Rank& self, const std::function<int64_t(const at::Tensor&)>
   };
 }
 
-std::vector<std::string> events(const fsdp::Trace& trace, const std::vector<fsdp::Event>& of) {
+std::vector<std::string> events(const fsdp::EventLog& log, const std::vector<fsdp::Event>& of) {
   std::vector<std::string> found;
-  for (const fsdp::TraceEntry& entry : trace) {
+  for (const fsdp::EventRecord& entry : log) {
     if (std::ranges::find(of, entry.event) == of.end()) continue;
     std::string unit = entry.unit;
     std::erase(unit, '`');

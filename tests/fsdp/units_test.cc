@@ -1,4 +1,4 @@
-// Models and steps that are out of the ordinary, beside plain copies.
+// Unusual models and training steps, compared with plain copies.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -34,8 +34,7 @@ using tests::shards_of;
 using tests::sum_of;
 using tests::sum_of_tokens;
 
-// Frozen weights before and behind trained ones: they are still needed once all gradients are
-// there.
+// Frozen weights before and after trained ones: they are still needed when all gradients are ready.
 TEST(FullyShard, FrozenParameters) {
   for (const Checkpointed checkpointed : {Checkpointed::kNot, Checkpointed::kAround}) {
     on_ranks(2, [&](Rank& self) {
@@ -58,7 +57,7 @@ TEST(FullyShard, FrozenParameters) {
         parity.step();
         EXPECT_FALSE(module->named_parameters()["tokens.weight"].grad().defined());
       }
-      // Shards' gradients share one buffer, in which frozen parameters have no place.
+      // The gradients of shards share one buffer, in which frozen parameters take no space.
       int64_t trained = 0;
       for (const auto& weight : module->parts()[0]->parameters())
         trained += weight.requires_grad() ? weight.numel() : 0;
@@ -68,7 +67,8 @@ TEST(FullyShard, FrozenParameters) {
   }
 }
 
-// Ranks that use different parameters still post the same; what no rank used keeps no gradient.
+// Ranks that use different parameters post the same collectives; a parameter that no rank used gets
+// no gradient.
 struct Branch : torch::nn::Module {
   explicit Branch(uint64_t seed) {
     for (const char* name : {"a", "b", "c"}) {
@@ -124,7 +124,7 @@ TEST(FullyShard, UnusedParameters) {
   });
 }
 
-// Two losses over one trunk, the second through a graph that was kept.
+// Two losses on one trunk; the second backward runs through a retained graph.
 TEST(FullyShard, TwoBackwardsThroughOneGraph) {
   on_ranks(2, [](Rank& self) {
     const tests::TransformerArgs args{.layers = 2};
@@ -145,7 +145,7 @@ TEST(FullyShard, TwoBackwardsThroughOneGraph) {
   });
 }
 
-// Several outputs, one of which is an input passed on, and one that is used in several places.
+// Several outputs: one is an input passed through, one is used in several places.
 TEST(FullyShard, SeveralOutputs) {
   struct Pair : torch::nn::Module {
     explicit Pair(uint64_t seed) : mlp(register_module("mlp", tests::make_mlp(4, 2, seed))) {}
@@ -183,7 +183,7 @@ TEST(FullyShard, SeveralOutputs) {
   });
 }
 
-// Three stems that all see data: which of their parameters a rank uses does not change the order.
+// Three stems that all take data: which of their parameters a rank uses does not change the order.
 TEST(FullyShard, StemsThatSeeData) {
   struct Stems : torch::nn::Module {
     Stems() {
@@ -203,7 +203,7 @@ TEST(FullyShard, StemsThatSeeData) {
   };
   on_ranks(2, [](Rank& self) {
     const auto plain = std::make_shared<Stems>(), module = std::make_shared<Stems>();
-    // A unit of which one rank uses one parameter, the other two.
+    // A unit of which rank 0 uses two parameters and rank 1 uses one.
     for (const auto& each : {plain, module}) each->stems[2]->both = self.rank == 0;
     Sharding sharding(self, *module, {{"stem0"}, {"stem1"}, {"stem2"}, {"mlp"}},
                       {.reshard_after_forward = true});
@@ -215,7 +215,7 @@ TEST(FullyShard, StemsThatSeeData) {
   });
 }
 
-// A layer that is called twice in parts that are checkpointed apart has its gradients in two goes.
+// A layer that is called in two separately checkpointed parts gets its gradients in two portions.
 TEST(FullyShard, ALayerInTwoCheckpointedParts) {
   for (const bool driven : {false, true}) {
     on_ranks(2, [&](Rank& self) {
@@ -255,8 +255,8 @@ TEST(FullyShard, ALayerInTwoCheckpointedParts) {
   }
 }
 
-// A module that calls a part of its own unit, checkpointed, between its layers: the part's backward
-// ends within that of the module. Two forwards, then one backward, with an evaluation in between.
+// A module that calls a checkpointed part of its own unit between its layers: the part's backward
+// ends inside that of the module. Two forwards, an evaluation, then one backward.
 TEST(FullyShard, APartOfTheSameUnitInACheckpoint) {
   struct Outer : tests::TestModule {
     Outer()
@@ -312,8 +312,8 @@ TEST(FullyShard, APartOfTheSameUnitInACheckpoint) {
   }
 }
 
-// Checkpointed in two forwards before one backward, of which a rank uses the parameters in one: all
-// ranks reduce as often.
+// Checkpointed in two forwards before one backward; one rank uses the parameters in only one of
+// them: all ranks post the same number of reductions.
 TEST(FullyShard, UsedInOneOfTwoCheckpointedForwards) {
   struct Model : tests::TestModule {
     Model() : branch(register_module("branch", std::make_shared<Branch>(7))) {}
@@ -354,12 +354,12 @@ TEST(FullyShard, UsedInOneOfTwoCheckpointedForwards) {
   }
 }
 
-// Two forwards, then a backward for each.
+// Two forwards, then one backward per forward.
 TEST(FullyShard, TwoForwardsThenTwoBackwards) {
   on_ranks(2, [](Rank& self) {
     const ModulePtr plain = tests::make_mlps(4, 3, 42), module = tests::make_mlps(4, 3, 42);
-    const auto trace = std::make_shared<Trace>();
-    Sharding sharding(self, *module, mlps(3), {.reshard_after_forward = true, .trace = trace});
+    const auto log = std::make_shared<EventLog>();
+    Sharding sharding(self, *module, mlps(3), {.reshard_after_forward = true, .event_log = log});
     for (int iteration = 0; iteration < 2; ++iteration) {
       for (const ModulePtr& each : {plain, module}) {
         each->zero_grad();
@@ -369,11 +369,11 @@ TEST(FullyShard, TwoForwardsThenTwoBackwards) {
               forward(each, random_input({2, 4}, data_seed(which, self.rank))).square().sum());
         }
         for (const at::Tensor& loss : losses) {
-          trace->clear();
+          log->clear();
           loss.backward();
           if (each == plain) continue;
           // The last MLP's output is the root's: its backward begins first.
-          EXPECT_EQ(events(*trace, {Event::kUnshard, Event::kPostBackward}),
+          EXPECT_EQ(events(*log, {Event::kUnshard, Event::kPostBackward}),
                     (std::vector<std::string>{"mlp2", "mlp1", "the root", "post mlp2", "mlp0",
                                               "post mlp1", "post mlp0", "post the root"}));
         }
@@ -381,21 +381,20 @@ TEST(FullyShard, TwoForwardsThenTwoBackwards) {
       tests::average_grads(*plain, *self.by_hand);
       EXPECT_EQ(difference(*plain, *module, shards_of(self)), "") << iteration;
       // In the second backward too a layer is reduced before the next one computes.
-      const auto reduced = std::ranges::find(*trace, TraceEntry{Event::kReduce, "`mlp2`"});
-      const auto next = std::ranges::find(*trace, TraceEntry{Event::kPostBackward, "`mlp0`"});
-      EXPECT_LT(reduced - trace->begin(), next - trace->begin());
+      const auto reduced = std::ranges::find(*log, EventRecord{Event::kReduce, "`mlp2`"});
+      const auto next = std::ranges::find(*log, EventRecord{Event::kPostBackward, "`mlp0`"});
+      EXPECT_LT(reduced - log->begin(), next - log->begin());
     }
   });
 }
 
-// A step that failed leaves nothing that hurts the next one.
+// A failed step leaves nothing behind that affects the next one.
 TEST(FullyShard, ABackwardThatStopsOnAnError) {
   on_ranks(2, [](Rank& self) {
     const ModulePtr plain = tests::make_mlps(4, 2, 42), module = tests::make_mlps(4, 2, 42);
     Sharding sharding(self, *module, mlps(2), {});
     const at::Tensor output = forward(module, random_input({2, 4}, 7));
-    output.register_hook(
-        [](const at::TensorBase&) { throw std::runtime_error("a hook of the user's"); });
+    output.register_hook([](const at::TensorBase&) { throw std::runtime_error("a user's hook"); });
     EXPECT_THROW((output * 1).sum().backward(), std::runtime_error);
     const at::Tensor input = random_input({2, 4}, data_seed(0, self.rank));
     plain->forward(input).sum().backward();
@@ -405,12 +404,12 @@ TEST(FullyShard, ABackwardThatStopsOnAnError) {
   });
 }
 
-// Evaluation leaves nothing behind for a backward to come.
+// Evaluation leaves nothing behind that affects a later backward.
 TEST(FullyShard, EvaluationBetweenSteps) {
   on_ranks(2, [](Rank& self) {
     const ModulePtr plain = tests::make_mlps(4, 2, 42), module = tests::make_mlps(4, 2, 42);
-    const auto trace = std::make_shared<Trace>();
-    Sharding sharding(self, *module, mlps(2), {.trace = trace});
+    const auto log = std::make_shared<EventLog>();
+    Sharding sharding(self, *module, mlps(2), {.event_log = log});
     for (int iteration = 0; iteration < 3; ++iteration) {
       {
         const c10::NoGradGuard no_grad;
@@ -421,20 +420,20 @@ TEST(FullyShard, EvaluationBetweenSteps) {
       const at::Tensor input = random_input({2, 4}, data_seed(iteration, self.rank));
       plain->zero_grad();
       const at::Tensor output = forward(module, input);
-      // Between forward and backward it is the shards' gradients that are cleared.
+      // Between forward and backward, zero_grad clears the gradients of the shards.
       module->zero_grad();
       plain->forward(input).sum().backward();
-      trace->clear();
+      log->clear();
       output.sum().backward();
       // The last MLP's output is the root's: its backward begins first.
-      EXPECT_EQ(events(*trace, {Event::kPrefetch}), (std::vector<std::string>{"mlp0", "", ""}));
+      EXPECT_EQ(events(*log, {Event::kPrefetch}), (std::vector<std::string>{"mlp0", "", ""}));
       tests::average_grads(*plain, *self.by_hand);
       EXPECT_EQ(difference(*plain, *module, shards_of(self)), "");
     }
   });
 }
 
-// Two forwards, then one backward through both, as DPO has it.
+// Two forwards, then one backward through both, as in DPO.
 TEST(FullyShard, TwoForwardsBeforeOneBackward) {
   for (const Checkpointed checkpointed : {Checkpointed::kNot, Checkpointed::kAround}) {
     on_ranks(2, [&](Rank& self) {

@@ -1,0 +1,123 @@
+// The order of reductions. Each is a collective, so all ranks must post the same ones in the same
+// order, although their backwards may reach units at different times and use different parameters.
+//
+// The order is fixed when backward begins, from what all ranks share: the forwards. Units are
+// reduced in the reverse of the order in which their forwards began. So a unit inside another is
+// reduced before it, and a unit that runs at both ends of the model late. Units with a call that
+// has no end before the whole backward's (call_tracker.cc) come last. A unit that is done early
+// waits for its turn: invariant: order_[0, next_) are reduced, and order_[next_] is not done.
+//
+// Units that were used without a forward of theirs, such as a weight that another module reads, are
+// found at the end of backward; they come after all others, in the order of the tree.
+//
+// An executor has no forward order that holds over its microbatches, so it takes the order of the
+// tree. Work is linear in the number of units per backward, except the search for duplicates in
+// backward_begins() and backward_ends(), which is quadratic in it.
+#include "pipewright/fsdp/backward_order.h"
+
+#include <algorithm>
+#include <exception>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "pipewright/fsdp/sharded_unit.h"
+
+namespace pipewright::fsdp {
+
+void BackwardOrder::watch() {
+  // Shares ownership of the root: it must outlive the backward.
+  BackwardWatch::watch(std::shared_ptr<BackwardWatch>(root_.shared_from_this(), this));
+}
+
+void BackwardOrder::reduce_ready() {
+  for (; next_ < order_.size() && order_[next_]->is_done(); ++next_) order_[next_]->reduce();
+}
+
+void BackwardOrder::finish(size_t left) {
+  while (pending_.size() > left) {
+    ShardedUnit& unit = *pending_.front();
+    pending_.pop_front();
+    try {
+      unit.wait_reduce();
+    } catch (const std::exception& error) {
+      const std::string name = unit.display_name();
+      root_.for_each([](ShardedUnit& each) { each.forget(); });
+      throw std::runtime_error("fully_shard: the reduce-scatter of " + name +
+                               " failed: " + error.what());
+    }
+  }
+}
+
+void BackwardOrder::open_for_all() {
+  if (std::exchange(open_for_all_, true)) return;
+  order_.clear();
+  next_ = 0;
+  root_.for_each([this](ShardedUnit& unit) { order_.push_back(&unit); });
+}
+
+void BackwardOrder::close() { open_for_all_ = false; }
+
+void BackwardOrder::reduce_rest() {
+  for (ShardedUnit* unit : order_) {
+    if (unit->comes_again() || unit->has_grads()) unit->reduce();
+  }
+}
+
+void BackwardOrder::clear() {
+  running_ = open_for_all_ = false;
+  order_.clear();
+  next_ = 0;
+  pending_.clear();
+}
+
+void BackwardOrder::backward_begins() {
+  if (std::exchange(running_, true)) {
+    // The previous backward stopped on an error. What it accumulated is lost with it; but ranks may
+    // have stopped at different places.
+    const bool reduced = next_ > 0;
+    root_.for_each([](ShardedUnit& unit) { unit.forget(); });
+    if (reduced) {
+      throw std::runtime_error(
+          "fully_shard: an earlier backward stopped on an error after its reductions had begun: "
+          "ranks may have posted different reductions; restart all ranks from a checkpoint");
+    }
+    running_ = true;
+  }
+  root_.for_each([](ShardedUnit& unit) { unit.begin_backward(); });
+  order_.clear();
+  next_ = 0;
+  for (ShardedUnit* unit : root_.forwards().begun()) {
+    if (unit->has_backward_to_come() && std::ranges::find(order_, unit) == order_.end())
+      order_.push_back(unit);
+  }
+  std::ranges::reverse(order_);
+  std::ranges::stable_partition(
+      order_, [](const ShardedUnit* unit) { return !unit->ends_with_backward(); });
+}
+
+bool BackwardOrder::is_complete() {
+  return std::ranges::all_of(order_, [](const ShardedUnit* unit) { return unit->is_done(); });
+}
+
+void BackwardOrder::backward_ends() {
+  root_.for_each([this](ShardedUnit& unit) {
+    if (unit.was_reached() && std::ranges::find(order_, &unit) == order_.end())
+      order_.push_back(&unit);
+  });
+  for (ShardedUnit* unit : order_) {
+    if (!unit->is_done()) unit->post_backward();
+  }
+  reduce_ready();
+  reduce_rest();
+  root_.for_each([](ShardedUnit& unit) { unit.end_backward(); });
+  running_ = false;
+  order_.clear();
+  next_ = 0;
+  if (!root_.is_last_backward()) return;
+  finish(0);
+  root_.drop_lost_forwards();  // but another forward may wait for its own backward
+}
+
+}  // namespace pipewright::fsdp

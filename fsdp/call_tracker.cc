@@ -1,0 +1,123 @@
+// Where a call's backward begins and ends. LibTorch's modules have no hooks, so they hang on the
+// graph: a tensor hook on each output fires when the output's gradient arrives, and a node of our
+// own in front of the inputs runs when the gradients of all inputs have been computed, which is
+// after everything in the call that leads to an input.
+//
+// A call whose inputs need no gradient has no such node. Nothing marks its end at the same place on
+// all ranks: the last gradient of a parameter does not, because ranks may use different parameters.
+// Such a call ends with the whole backward.
+#include "pipewright/fsdp/call_tracker.h"
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "pipewright/ir/errors.h"
+
+namespace pipewright::fsdp {
+namespace {
+
+// The node on a call's inputs; runs when the call's backward is done.
+class InputGrads final : public torch::autograd::Node {
+ public:
+  InputGrads(std::weak_ptr<CallListener> listener, std::shared_ptr<Call> call)
+      : listener_(std::move(listener)), call_(std::move(call)) {}
+  std::string name() const override { return "FullyShardInputs"; }
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
+    call_->ended = true;
+    if (const auto listener = listener_.lock()) listener->backward_leaves(*call_);
+    return std::move(grads);
+  }
+
+ private:
+  const std::weak_ptr<CallListener> listener_;
+  const std::shared_ptr<Call> call_;
+};
+
+}  // namespace
+
+Tensors hook_inputs(const Tensors& inputs, const std::shared_ptr<Call>& call,
+                    const std::weak_ptr<CallListener>& listener) {
+  Tensors differentiable;
+  for (const at::Tensor& input : inputs) {
+    if (input.defined() && input.requires_grad()) differentiable.push_back(input);
+  }
+  if (differentiable.empty()) return inputs;
+  call->has_input_grads = true;
+  const auto node = std::make_shared<InputGrads>(listener, call);
+  node->set_next_edges(torch::autograd::collect_next_edges(differentiable));
+  Tensors hooked = inputs;
+  for (at::Tensor& input : hooked) {
+    if (!input.defined() || !input.requires_grad()) continue;
+    input = input.detach();
+    torch::autograd::create_gradient_edge(input, node);
+  }
+  return hooked;
+}
+
+void hook_outputs(const Tensors& outputs, const std::shared_ptr<Call>& call,
+                  const std::weak_ptr<CallListener>& listener) {
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad() || output.is_leaf()) continue;
+    output.register_hook([listener, call](const at::TensorBase&) {
+      const auto alive = listener.lock();
+      if (!alive) {
+        throw ContractError(
+            "fully_shard: backward through a module whose unit no longer exists; keep what "
+            "fully_shard returned until backward has run");
+      }
+      alive->backward_enters(call);
+    });
+  }
+}
+
+CallTracker::Running::Running(CallTracker& calls, const torch::nn::Module* module)
+    : calls_(calls), before_(std::exchange(calls.running_, module)) {}
+
+bool CallTracker::has_run(const torch::nn::Module* module) {
+  if (left_to_run_.empty()) left_to_run_.insert(modules_.begin(), modules_.end());
+  left_to_run_.erase(module);
+  return left_to_run_.empty();
+}
+
+void CallTracker::add(const std::shared_ptr<Call>& call) {
+  std::erase_if(calls_, [](const std::weak_ptr<Call>& known) {
+    const auto alive = known.lock();
+    return !alive || alive->ended;
+  });
+  calls_.push_back(call);
+}
+
+void CallTracker::enter(const std::shared_ptr<Call>& call) {
+  call->begun = true;
+  if (!std::exchange(call->ended, false)) return;
+  std::erase_if(calls_, [&](const std::weak_ptr<Call>& known) { return known.lock() == call; });
+  calls_.push_back(call);
+}
+
+CallTracker::Left CallTracker::left_after(int64_t forward) const {
+  Left left = Left::kNothing;
+  for (const std::weak_ptr<Call>& known : calls_) {
+    const auto call = known.lock();
+    if (!call || call->ended) continue;
+    // A call that has begun is half done: a checkpointed part of it runs again, or the thread of
+    // another device is ahead.
+    if (call->begun || call->forward == forward) return Left::kThisForward;
+    left = Left::kOtherForward;
+  }
+  return left;
+}
+
+bool CallTracker::has_call_without_end() const {
+  return std::ranges::any_of(calls_, [](const std::weak_ptr<Call>& known) {
+    const auto call = known.lock();
+    return call && !call->has_input_grads;
+  });
+}
+
+}  // namespace pipewright::fsdp

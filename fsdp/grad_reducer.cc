@@ -1,0 +1,177 @@
+// Accumulates in the buffer that is reduced. Full gradients lie in one flat buffer with the layout
+// of the gathered parameters (param_group.cc), which is the input of the reduce-scatter: the first
+// gradient of a parameter is copied into it, later ones are added there by autograd in place. The
+// output holds one piece per parameter, of which the .grad of each shard becomes a view, or to
+// which it is added.
+//
+// .grad of a registered tensor belongs to its shard, but autograd would add a full gradient to it.
+// So around each accumulation the shard's .grad is put aside and the full gradient is put in its
+// place. Invariant: outside before_accumulate() .. after_accumulate(), .grad is the shard's.
+//
+// Ranks may use different parameters, and must post the same collectives: each reduction sends the
+// full buffer, and one flag per parameter that tells whether any rank used it.
+//
+// Time is linear in the elements of the group. Memory is one full buffer per pending reduction, and
+// one for the backward that accumulates.
+#include "pipewright/fsdp/grad_reducer.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "pipewright/fsdp/flat_buffer.h"
+
+namespace pipewright::fsdp {
+
+GradReducer::GradReducer(const ParamGroup& params)
+    : params_(params), slots_(params.params().size()) {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const ShardedParam& param = params.params()[i];
+    if (!param.trainable) continue;
+    const auto element_size = static_cast<int64_t>(param.registered.element_size());
+    slots_[i].offset = numel_;
+    slots_[i].chunk_offset = chunk_numel_;
+    numel_ += aligned_numel(param.chunk_numel * params.ranks(), element_size);
+    chunk_numel_ += aligned_numel(param.chunk_numel, element_size);
+  }
+}
+
+at::TensorOptions GradReducer::options() const {
+  return params_.params()[0].registered.options().requires_grad(false);
+}
+
+at::Tensor GradReducer::place_of(size_t i) const {
+  return alias_of(grads_, slots_[i].offset, params_.params()[i].sizes);
+}
+
+void GradReducer::allocate() {
+  if (!grads_.defined()) grads_ = at::empty({numel_}, options());
+}
+
+void GradReducer::before_accumulate(size_t i) {
+  if (is_direct()) return;
+  Slot& slot = slots_[i];
+  at::Tensor& grad = params_.params()[i].registered.mutable_grad();
+  if (!slot.accumulating) slot.shard_grad = grad;
+  slot.accumulating = true;
+  if (!slot.grad.defined() && !params_.is_unsharded()) {
+    // A W on a resharded stage: autograd would shape the gradient like the shard.
+    allocate();
+    slot.grad = place_of(i).zero_();
+  }
+  grad = slot.grad;
+}
+
+void GradReducer::after_accumulate(size_t i) {
+  if (is_direct()) return;
+  Slot& slot = slots_[i];
+  const ShardedParam& param = params_.params()[i];
+  at::Tensor& grad = param.registered.mutable_grad();
+  const at::Tensor added = std::exchange(grad, std::exchange(slot.shard_grad, {}));
+  slot.accumulating = false;
+  if (!added.defined()) return;
+  if (added.layout() != at::kStrided) {
+    throw std::runtime_error(c10::str("fully_shard: gradient of parameter `", param.name, "` of ",
+                                      params_.unit_name(), ": expected a dense tensor, got ",
+                                      added.layout()));
+  }
+  if (slot.grad.defined() && added.is_same(slot.grad)) return;
+  const c10::NoGradGuard no_grad;
+  allocate();
+  if (!slot.grad.defined()) slot.grad = place_of(i);
+  slot.grad.copy_(added);
+  bytes_copied_ += static_cast<int64_t>(added.nbytes());
+}
+
+void GradReducer::begin_reduce() {
+  if (is_direct()) return;
+  if (std::ranges::none_of(params_.params(), &ShardedParam::trainable)) return;
+  const c10::NoGradGuard no_grad;
+  allocate();
+  const int ranks = params_.ranks();
+  Pending pending;
+  pending.divisor = reduction_.post;
+  std::vector<at::Tensor> inputs, outputs;
+  // After the gradients: for each parameter, whether it was used. Each rank gets a copy.
+  const auto count = static_cast<int64_t>(slots_.size());
+  at::Tensor flags = at::zeros({count}, at::TensorOptions(at::kFloat));
+  pending.output = ranks == 1 ? grads_ : at::empty({chunk_numel_ + count}, options());
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& slot = slots_[i];
+    const ShardedParam& param = params_.params()[i];
+    pending.used.push_back(slot.grad.defined());
+    flags[static_cast<int64_t>(i)] = slot.grad.defined() ? 1 : 0;
+    if (!param.trainable || param.chunk_numel == 0) continue;
+    const at::Tensor padded = grads_.narrow(0, slot.offset, param.chunk_numel * ranks);
+    const int64_t numel = numel_of(param.sizes);
+    padded.narrow(0, numel, padded.numel() - numel).zero_();
+    if (!slot.grad.defined()) padded.zero_();
+    if (ranks == 1) continue;
+    at::Tensor input = padded;
+    if (param.dim != 0) {
+      input = at::stack(place_of(i).chunk(ranks, param.dim)).view(-1);
+      bytes_copied_ += static_cast<int64_t>(input.nbytes());
+      pending.pieces.push_back(input);
+    }
+    if (reduction_.pre != 1) input.div_(reduction_.pre);
+    inputs.push_back(input);
+    outputs.push_back(pending.output.narrow(0, slot.chunk_offset, param.chunk_numel));
+  }
+  if (ranks > 1) {
+    inputs.push_back(flags.to(options()).repeat({ranks}));
+    outputs.push_back(pending.output.narrow(0, chunk_numel_, count));
+    c10d::ReduceScatterOptions scatter;
+    scatter.reduceOp =
+        reduction_.op == ReduceOp::kAverage ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
+    pending.pieces.push_back(inputs.back());
+    pending.work = params_.group()->reduce_scatter_tensor_coalesced(outputs, inputs, scatter);
+  }
+  pending.input = std::exchange(grads_, {});
+  for (Slot& slot : slots_) slot.grad.reset();
+  pending_.push_back(std::move(pending));
+}
+
+void GradReducer::wait_reduce() {
+  if (pending_.empty()) return;
+  const c10::NoGradGuard no_grad;
+  const Pending pending = std::move(pending_.front());
+  pending_.pop_front();
+  if (pending.work) pending.work->wait();
+  if (pending.divisor != 1) pending.output.narrow(0, 0, chunk_numel_).div_(pending.divisor);
+  at::Tensor flags;  // read only for parameters that this rank did not use: reading synchronizes
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const ShardedParam& param = params_.params()[i];
+    if (!param.trainable) continue;
+    if (!pending.used[i]) {
+      if (params_.ranks() == 1) continue;
+      if (!flags.defined()) {
+        flags = pending.output.narrow(0, chunk_numel_, static_cast<int64_t>(slots_.size()))
+                    .to(at::TensorOptions(at::kDouble).device(at::kCPU));
+      }
+      if (flags[static_cast<int64_t>(i)].item<double>() == 0) continue;
+    }
+    const at::Tensor shard_grad =
+        alias_of(pending.output, slots_[i].chunk_offset, param.shard_sizes);
+    at::Tensor& grad = param.registered.mutable_grad();
+    if (grad.defined())
+      grad.add_(shard_grad);
+    else
+      grad = shard_grad;
+  }
+}
+
+void GradReducer::abandon() {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    slots_[i].grad.reset();
+    if (!std::exchange(slots_[i].accumulating, false)) continue;
+    // A backward stopped between before_accumulate() and after_accumulate().
+    params_.params()[i].registered.mutable_grad() = std::exchange(slots_[i].shard_grad, {});
+  }
+  pending_.clear();
+  grads_.reset();
+}
+
+}  // namespace pipewright::fsdp

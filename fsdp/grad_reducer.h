@@ -1,0 +1,81 @@
+#ifndef PIPEWRIGHT_FSDP_GRAD_REDUCER_H_
+#define PIPEWRIGHT_FSDP_GRAD_REDUCER_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <deque>
+#include <vector>
+
+#include "pipewright/fsdp/param_group.h"
+#include "pipewright/fsdp/reduction.h"
+
+namespace pipewright::fsdp {
+
+// The gradients of one ParamGroup: accumulates full gradients over backwards, and reduces them into
+// the .grad of the shards, one reduce-scatter per group.
+//
+// With one rank and no division, gradients stay where autograd puts them. For one thread at a time.
+class GradReducer {
+ public:
+  // `params` must outlive the reducer.
+  explicit GradReducer(const ParamGroup& params);
+
+  // Applies to later reductions. Must not change between a backward that only accumulates and the
+  // one that reduces.
+  void set_reduction(const Reduction& reduction) { reduction_ = reduction; }
+
+  // Before and after autograd accumulates into the .grad of parameter `i`. Throws
+  // std::runtime_error for a gradient that is not dense.
+  void before_accumulate(size_t i);
+  void after_accumulate(size_t i);
+  // Whether gradients have been accumulated since the last reduction.
+  bool has_grads() const { return grads_.defined(); }
+
+  // Posts the reduction of what has been accumulated. Its size is fixed: parameters without a
+  // gradient contribute zeros, so all ranks post the same. The next backward accumulates into
+  // another buffer.
+  void begin_reduce();
+  // Waits for the oldest posted reduction and adds it to the .grad of the shards. A parameter that
+  // no rank used keeps the .grad it had. A no-op if none is pending.
+  void wait_reduce();
+  bool is_reducing() const { return !pending_.empty(); }
+
+  // Drops pending reductions and what has been accumulated: the step has failed.
+  void abandon();
+
+  // Bytes of gradients that this rank has copied, except in backends.
+  int64_t bytes_copied() const { return bytes_copied_; }
+
+ private:
+  struct Slot {
+    int64_t offset = 0, chunk_offset = 0;  // in a buffer of full gradients, and of shards
+    at::Tensor grad;                       // full, in `grads_`; undefined if there is none
+    at::Tensor shard_grad;                 // .grad of the shard, while autograd accumulates
+    bool accumulating = false;
+  };
+  struct Pending {
+    at::Tensor input, output;
+    std::vector<at::Tensor> pieces;  // inputs outside `input`
+    std::vector<bool> used;          // by parameter: on this rank
+    double divisor;                  // of the output
+    c10::intrusive_ptr<c10d::Work> work;
+  };
+
+  // Whether gradients stay where autograd puts them.
+  bool is_direct() const { return params_.ranks() == 1 && reduction_.divisor(1) == 1; }
+  at::TensorOptions options() const;
+  void allocate();
+  at::Tensor place_of(size_t i) const;
+
+  const ParamGroup& params_;
+  Reduction reduction_;
+  std::vector<Slot> slots_;              // by parameter
+  int64_t numel_ = 0, chunk_numel_ = 0;  // of all slots; frozen parameters take no space
+  at::Tensor grads_;                     // flat; undefined while nothing has been accumulated
+  std::deque<Pending> pending_;          // oldest first
+  int64_t bytes_copied_ = 0;
+};
+
+}  // namespace pipewright::fsdp
+
+#endif  // PIPEWRIGHT_FSDP_GRAD_REDUCER_H_

@@ -1,0 +1,162 @@
+#include "pipewright/fsdp/sharded_unit.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <stdexcept>
+#include <utility>
+
+#include "pipewright/fsdp/sharded_stage.h"
+#include "pipewright/ir/errors.h"
+#include "pipewright/modules/names.h"
+
+namespace pipewright::fsdp {
+
+modules::ModuleRegistry<torch::nn::Module, ShardedUnit>& sharded_modules() {
+  // Never destroyed: a unit in a global variable may be destroyed later.
+  static auto* registry = new modules::ModuleRegistry<torch::nn::Module, ShardedUnit>;
+  return *registry;
+}
+
+ShardedUnit::ShardedUnit(std::vector<const torch::nn::Module*> modules, ParamGroup params,
+                         Options options)
+    : calls_(std::move(modules)),
+      params_(std::move(params)),
+      grads_(params_),
+      options_(std::move(options)),
+      backward_(*this) {}
+
+ShardedUnit::~ShardedUnit() {
+  for (const torch::nn::Module* module : calls_.modules()) sharded_modules().forget(module);
+}
+
+void ShardedUnit::begin(const std::vector<std::shared_ptr<ShardedUnit>>& nested) {
+  for (const std::shared_ptr<ShardedUnit>& unit : nested) nest(unit);
+  adopt();
+  for (size_t i = 0; i < params_.params().size(); ++i) {
+    const at::Tensor& parameter = params_.params()[i].registered;
+    if (parameter.requires_grad())
+      accumulators_.push_back(autograd::listen(parameter, weak_from_this(), i));
+  }
+  params_.set_unit_name(display_name());
+  update_reduction();
+}
+
+std::string ShardedUnit::display_name() const {
+  if (!name_.empty()) return "`" + name_ + "`";
+  return is_root() ? "the root" : calls_.modules()[0]->name();
+}
+
+void ShardedUnit::add_prefix(const std::string& prefix) {
+  for_each([&prefix](ShardedUnit& unit) {
+    unit.name_ = modules::join_path(prefix, unit.name_);
+    unit.params_.set_unit_name(unit.display_name());
+  });
+}
+
+std::vector<std::string> ShardedUnit::parameter_names() const {
+  std::vector<std::string> names;
+  for (const ShardedParam& param : params_.params()) names.push_back(param.name);
+  return names;
+}
+
+int64_t ShardedUnit::bytes_copied() const { return params_.bytes_copied() + grads_.bytes_copied(); }
+
+void ShardedUnit::note(Event event) {
+  const std::shared_ptr<ShardedUnit> outermost = root();
+  if (const auto& log = outermost->options_.event_log) log->push_back({event, display_name()});
+}
+
+void ShardedUnit::update_reduction() {
+  if (params_.params().empty()) return;
+  grads_.set_reduction(reduction_of(params_.params()[0].registered.scalar_type(), params_.ranks(),
+                                    settings_.divide_factor, settings_.force_sum));
+}
+
+// Setters.
+
+void ShardedUnit::set_reshard_after_forward(bool reshard, bool recurse) {
+  for_each_if(recurse,
+              [reshard](ShardedUnit& unit) { unit.settings_.reshard_after_forward = reshard; });
+}
+
+void ShardedUnit::set_reshard_after_backward(bool reshard, bool recurse) {
+  for_each_if(recurse,
+              [reshard](ShardedUnit& unit) { unit.settings_.reshard_after_backward = reshard; });
+}
+
+void ShardedUnit::set_requires_gradient_sync(bool sync, bool recurse) {
+  for_each_if(recurse, [sync](ShardedUnit& unit) { unit.sync_.set_required(sync); });
+}
+
+void ShardedUnit::set_modules_to_forward_prefetch(const std::vector<Sharded*>& units) {
+  settings_.forward_prefetch.clear();
+  for (Sharded* unit : units) settings_.forward_prefetch.push_back(static_cast<ShardedUnit*>(unit));
+}
+
+void ShardedUnit::set_modules_to_backward_prefetch(const std::vector<Sharded*>& units) {
+  settings_.backward_prefetch.emplace();
+  for (Sharded* unit : units)
+    settings_.backward_prefetch->push_back(static_cast<ShardedUnit*>(unit));
+}
+
+void ShardedUnit::set_gradient_divide_factor(double factor) {
+  if (!(factor > 0)) {
+    throw std::invalid_argument(c10::str("fully_shard: gradient divide factor of ", display_name(),
+                                         ": expected a positive number, got ", factor));
+  }
+  settings_.divide_factor = factor;
+  update_reduction();
+}
+
+void ShardedUnit::set_force_sum_reduction_for_comms(bool force) {
+  settings_.force_sum = force;
+  update_reduction();
+}
+
+// Gathering.
+
+void ShardedUnit::unshard_async() {
+  if (params_.begin_unshard()) note(Event::kUnshard);
+}
+
+void ShardedUnit::wait_unshard() {
+  try {
+    if (params_.wait_unshard()) note(Event::kWaitUnshard);
+  } catch (const ContractError&) {
+    throw;  // it names the parameter
+  } catch (const std::exception& error) {
+    throw std::runtime_error(c10::str(
+        "fully_shard: the all-gather of ", display_name(), " (`", params_.params()[0].name,
+        "` and ", params_.params().size() - 1, " more parameters) failed: ", error.what()));
+  }
+}
+
+void ShardedUnit::reshard(bool post_forward) {
+  if (params_.is_gathering()) wait_unshard();
+  const ShardState before = params_.state();
+  params_.reshard(post_forward);
+  if (params_.state() != before) note(Event::kReshard);
+}
+
+// Driven by an executor.
+
+void ShardedUnit::set_driven(bool driven) {
+  sync_.set_driven(driven);
+  forget();
+}
+
+void ShardedUnit::abort() {
+  forget();
+  params_.abort();
+}
+
+std::shared_ptr<modules::DataParallel> ShardedUnit::data_parallel() {
+  if (!is_root()) {
+    throw ContractError("fully_shard: data_parallel() of " + display_name() +
+                        ", which is nested in another unit: expected the outermost unit");
+  }
+  return std::make_shared<ShardedStage>(shared_from_this());
+}
+
+}  // namespace pipewright::fsdp

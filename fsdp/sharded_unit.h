@@ -1,0 +1,170 @@
+#ifndef PIPEWRIGHT_FSDP_SHARDED_UNIT_H_
+#define PIPEWRIGHT_FSDP_SHARDED_UNIT_H_
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "pipewright/autograd/grad_hooks.h"
+#include "pipewright/fsdp/backward_order.h"
+#include "pipewright/fsdp/call_tracker.h"
+#include "pipewright/fsdp/forward_history.h"
+#include "pipewright/fsdp/fully_shard.h"
+#include "pipewright/fsdp/grad_reducer.h"
+#include "pipewright/fsdp/param_group.h"
+#include "pipewright/modules/gradient_sync.h"
+#include "pipewright/modules/registry.h"
+#include "pipewright/modules/unit_tree.h"
+
+namespace pipewright::fsdp {
+
+// The unit of one call of fully_shard: decides when its parameters are gathered and freed, and when
+// its gradients are reduced. What it decides on is kept in parts:
+//
+//   ParamGroup      gathers and frees the parameters
+//   GradReducer     accumulates and reduces their gradients
+//   CallTracker     the calls of its modules that backward has yet to pass
+//   ForwardHistory  of the root unit: the order of the forwards of all units
+//   BackwardOrder   of the root unit: the order of the reductions of one backward
+//
+// ShardedStage (sharded_stage.h) takes the decisions instead while an executor drives the unit.
+//
+// A unit's backward begins with the first gradient of an output. It ends when backward has left all
+// its calls, or with the whole backward if it never leaves one (call_tracker.h). Between the
+// backwards of its calls in two forwards, which may be far apart, its parameters are freed.
+class ShardedUnit final : public Sharded,
+                          public autograd::GradListener,
+                          public CallListener,
+                          public modules::UnitTree<ShardedUnit> {
+ public:
+  using Function = std::function<Tensors(const Tensors&)>;
+
+  ShardedUnit(std::vector<const torch::nn::Module*> modules, ParamGroup params, Options options);
+  ~ShardedUnit() override;
+  // To be called once, after construction: hooks the parameters, and becomes the unit around
+  // `nested`.
+  void begin(const std::vector<std::shared_ptr<ShardedUnit>>& nested);
+  // The unit's modules are at `prefix` in those of the unit around it.
+  void add_prefix(const std::string& prefix);
+
+  // Quoted, for messages.
+  std::string display_name() const;
+  const ParamGroup& params() const { return params_; }
+
+  // Calls `function` as the forward of `module`.
+  Tensors run(const torch::nn::Module* module, const Function& function, Tensors inputs);
+
+  // Sharded:
+  void unshard_async() override;
+  void wait_unshard() override;
+  void reshard() override { reshard(/*post_forward=*/false); }
+  bool is_unsharded() const override { return params_.is_unsharded(); }
+  void set_reshard_after_forward(bool reshard, bool recurse) override;
+  void set_reshard_after_backward(bool reshard, bool recurse) override;
+  void set_requires_gradient_sync(bool sync, bool recurse) override;
+  void set_is_last_backward(bool last) override { settings_.is_last_backward = last; }
+  void set_unshard_in_backward(bool unshard) override { settings_.unshard_in_backward = unshard; }
+  void set_modules_to_forward_prefetch(const std::vector<Sharded*>& units) override;
+  void set_modules_to_backward_prefetch(const std::vector<Sharded*>& units) override;
+  void set_gradient_divide_factor(double factor) override;
+  void set_force_sum_reduction_for_comms(bool force) override;
+  std::shared_ptr<modules::DataParallel> data_parallel() override;
+  std::vector<std::string> parameter_names() const override;
+  int64_t bytes_copied() const override;
+
+  // GradListener:
+  void before_accumulate(size_t parameter) override { grads_.before_accumulate(parameter); }
+  void after_accumulate(size_t parameter) override;
+  // CallListener:
+  void backward_enters(const std::shared_ptr<Call>& call) override;
+  void backward_leaves(const Call& call) override;
+
+  // For BackwardOrder: this unit in the backward that runs.
+  void begin_backward() { progress_ = {}; }
+  bool has_backward_to_come() const { return pending_.forwards > 0; }
+  bool ends_with_backward() const { return calls_.has_call_without_end(); }
+  bool was_reached() const { return progress_.running || progress_.done || grads_.has_grads(); }
+  bool comes_again() const { return progress_.comes_again; }
+  bool is_done() const { return progress_.done; }
+  bool has_grads() const { return grads_.has_grads(); }
+  void post_backward();
+  void reduce();
+  void wait_reduce();
+  void end_backward();
+  // The step has failed: drops all that it left in this unit.
+  void forget();
+
+  // Of the root.
+  const ForwardHistory& forwards() const { return forwards_; }
+  BackwardOrder& backward() { return backward_; }
+  bool is_last_backward() const { return settings_.is_last_backward; }
+  // Forgets the order of forwards if none of them has a backward to come.
+  void drop_lost_forwards();
+
+  // For ShardedStage.
+  void set_driven(bool driven);
+  modules::GradientSync& gradient_sync() { return sync_; }
+  void set_done() { progress_.done = true; }
+  void abort();
+
+ private:
+  // What the setters of Sharded have set.
+  struct Settings {
+    std::optional<bool> reshard_after_forward;  // replaces the option
+    bool reshard_after_backward = true;
+    bool is_last_backward = true;
+    bool unshard_in_backward = true;
+    std::vector<ShardedUnit*> forward_prefetch;
+    std::optional<std::vector<ShardedUnit*>> backward_prefetch;  // replaces the option
+    std::optional<double> divide_factor;
+    bool force_sum = false;
+  };
+  // Forwards of this unit that have a backward to come.
+  struct PendingForwards {
+    int forwards = 0;
+    std::vector<size_t> places;  // in the root's history
+  };
+  struct Progress {
+    bool running = false;         // backward is between entering and leaving this unit
+    bool done = false;            // all gradients are there: may be reduced
+    bool comes_again = false;     // was entered again after it was done
+    std::set<size_t> ready;       // driven: parameters whose last gradient is there
+    std::optional<size_t> place;  // in the root's history: of the forward that backward is in
+  };
+
+  void note(Event event);
+  void update_reduction();
+  void reshard(bool post_forward);
+  void check_trainable() const;
+  void check_driven_forward() const;
+  void begin_outermost_forward(const std::shared_ptr<Call>& call, bool trains);
+  void end_forward();
+  void pre_backward();
+  void prefetch_backward();
+  void leave_backward();
+
+  CallTracker calls_;
+  ParamGroup params_;
+  GradReducer grads_;
+  const Options options_;
+  std::string name_;  // path in the outermost module
+  // Of the trainable parameters: own the hooks on them.
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
+  Settings settings_;
+  modules::GradientSync sync_;
+  PendingForwards pending_;
+  Progress progress_;
+  // Used while this unit is the root.
+  ForwardHistory forwards_;
+  BackwardOrder backward_;
+};
+
+// The unit of each module that is sharded now. Thread-safe.
+modules::ModuleRegistry<torch::nn::Module, ShardedUnit>& sharded_modules();
+
+}  // namespace pipewright::fsdp
+
+#endif  // PIPEWRIGHT_FSDP_SHARDED_UNIT_H_
