@@ -1,3 +1,14 @@
+// A checkpointed part is one node of the outer graph. Its forward runs without grad mode, so it
+// stores nothing but its inputs. When backward reaches the node, apply() detaches the inputs, runs
+// the forward again with grad mode on, and runs an inner backward through the new graph:
+// a full one, or the I half of a split one, whose W half goes to the WeightWork in the context.
+//
+// Invariant: apply() runs the second forward once. On the boundary of a split backward the engine
+// runs the node in I and again in W, on the same gradients, for different edges; the second time it
+// returns the gradients that I has computed. Parts nest: the second forward of an outer part
+// creates the nodes of the inner ones, which run theirs inside the outer part's backward.
+//
+// A checkpointed part costs one more forward; nested to depth d, the innermost costs d more.
 #include "pipewright/autograd/checkpoint.h"
 
 #include <ATen/Context.h>
@@ -17,7 +28,7 @@ using torch::autograd::variable_list;
 
 thread_local std::shared_ptr<BackwardContext> current_context;
 
-// The generators that a part may draw from, as they were.
+// A snapshot of the random generators that a part may draw from.
 class GeneratorStates {
  public:
   explicit GeneratorStates(const variable_list& inputs) {
@@ -27,7 +38,7 @@ class GeneratorStates {
     }
   }
 
-  // Puts them back, and returns what was there.
+  // Sets the generators to this snapshot, and returns one of what they were.
   GeneratorStates exchange() const {
     GeneratorStates before;
     for (const auto& [device, state] : states_) {
@@ -58,7 +69,7 @@ class GeneratorStates {
   std::vector<std::pair<at::Device, at::Tensor>> states_;
 };
 
-// Restores the generators on every way out.
+// Sets the generators to a snapshot, and restores them when it goes out of scope.
 class ReplayedGenerators {
  public:
   explicit ReplayedGenerators(const GeneratorStates& states) : before_(states.exchange()) {}
@@ -81,13 +92,13 @@ class CheckpointNode final : public HidesWeights {
 
   std::string name() const override { return "Checkpoint"; }
 
-  // The outputs that are differentiable, by their place among all.
+  // Indices of the differentiable outputs.
   std::vector<size_t> differentiable;
 
   variable_list apply(variable_list&& grads) override {
-    // On the boundary of a split backward it runs in I and in W, on the same gradients.
+    // On the boundary of a split backward: I has run before, this is W.
     if (left_for_w_) return *std::exchange(left_for_w_, std::nullopt);
-    TORCH_CHECK(forward_, "backward through a checkpointed part a second time");
+    TORCH_CHECK(forward_, "checkpoint: backward through a part a second time");
     variable_list inputs;
     for (const torch::autograd::SavedVariable& saved : inputs_) {
       const at::Tensor input = saved.unpack();
@@ -99,7 +110,7 @@ class CheckpointNode final : public HidesWeights {
     {
       const c10::AutoGradMode enabled(true);
       const ReplayedGenerators replayed(generators_);
-      const BackwardScope scope(context);  // for parts within this part
+      const BackwardScope scope(context);  // for parts nested in this one
       const variable_list outputs = forward_(inputs);
       for (const size_t output : differentiable) roots.push_back(root_of(outputs.at(output)));
     }
@@ -122,11 +133,11 @@ class CheckpointNode final : public HidesWeights {
   std::vector<torch::autograd::SavedVariable> inputs_;
   const GeneratorStates generators_;
   const std::shared_ptr<BackwardContext> context_;
-  std::optional<variable_list> left_for_w_;  // what I computed of the inputs
+  std::optional<variable_list> left_for_w_;  // gradients of the inputs, computed in I
 };
 
-// The engine calls the post hooks of a node only if it had one before it ran. With this one, who
-// learns in a part's own backward that it is inside another can add one to go on behind it.
+// The engine calls the post hooks of a node only if the node had one before it ran. Because of this
+// one, BackwardWatch can add a hook to the node while the part's own backward runs inside it.
 struct NoHook final : torch::autograd::FunctionPostHook {
   variable_list operator()(const variable_list& outputs, const variable_list&) override {
     return outputs;
@@ -149,7 +160,7 @@ std::vector<at::Tensor> checkpoint_function(Forward forward,
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].defined() || !(outputs[i].is_floating_point() || outputs[i].is_complex()))
       continue;
-    // An output may be an input, or a weight, as it is.
+    // An output may be the same tensor as an input or a weight.
     outputs[i] = outputs[i].detach();
     torch::autograd::create_gradient_edge(outputs[i], node);
     node->differentiable.push_back(i);

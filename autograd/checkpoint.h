@@ -10,30 +10,33 @@
 
 #include "pipewright/autograd/split_backward.h"
 
-// Activation checkpointing: keeps the inputs of a part of a model, and runs its forward again in
-// backward (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016). LibTorch has none.
+// Activation checkpointing: stores only the inputs of a part of a model, and recomputes its forward
+// in backward (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016). LibTorch has
+// none.
 //
 //   x = checkpoint([&](const Tensors& in) { return Tensors{block->forward(in[0])}; }, {x})[0];
 //   x = checkpoint(block, x);
 //
-// The state of the default generators, of the CPU and of the inputs' devices, is put back for the
-// second run, and restored after it: dropout draws the same. Generators are one for the process, so
-// with ranks as threads layers that draw must not run at the same time.
+// The second forward starts with the same random state as the first one, so dropout draws the same
+// numbers: the default generators of the CPU and of the inputs' devices are set back for it and
+// restored afterwards. Generators belong to the process, so with ranks as threads, layers that draw
+// random numbers must not run at the same time.
 //
-// Under a split backward the second run happens once, in I (of what no input leads to, in W), and
-// the part's weights get their gradients in W. In a full backward they get them on the spot, so
-// that one part's activations live at a time; a weight that is used inside and outside then has its
-// hooks called for each.
+// Under a split backward the second forward runs once, in I (in W if the part is not on the path to
+// an input), and the part's weights get their gradients in W. In a full backward they get them
+// immediately, so that the activations of only one part exist at a time; the hooks of a weight that
+// is used inside and outside the part are then called once for each.
 
 namespace pipewright::autograd {
 
 using Forward = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
 
-// The outputs of `forward`; gradients flow to `inputs` and to whatever weights it uses. `forward`
-// must do the same both times; it is kept until backward. With grad mode off it is just called.
+// Returns forward(inputs). Gradients flow to `inputs` and to all weights that `forward` uses.
+// `forward` is kept until backward and must compute the same both times. With grad mode off this is
+// a plain call. A second backward throws c10::Error, unless the first one kept the graph.
 std::vector<at::Tensor> checkpoint_function(Forward forward, const std::vector<at::Tensor>& inputs);
 
-// A shared_ptr or a ModuleHolder.
+// A shared_ptr to a module or a ModuleHolder.
 template <typename T>
 concept PointsToModule = requires(T& pointer) {
   pointer.operator->();
@@ -45,7 +48,7 @@ requires(!PointsToModule<Function>) std::vector<at::Tensor> checkpoint(
   return checkpoint_function(Forward(std::move(forward)), inputs);
 }
 
-// Over a module whose forward takes tensors and returns one.
+// For a module whose forward takes tensors and returns a tensor.
 template <PointsToModule Module, typename... Inputs>
 at::Tensor checkpoint(Module module, const at::Tensor& first, const Inputs&... others) {
   const auto forward = [module](const std::vector<at::Tensor>& inputs) mutable {
@@ -57,13 +60,13 @@ at::Tensor checkpoint(Module module, const at::Tensor& first, const Inputs&... o
   return checkpoint_function(forward, {first, others...})[0];
 }
 
-// What the backward of one microbatch shares with the checkpointed parts in its graph. A stage
-// opens a scope around forward; parts that are made in it keep the context.
+// What the backward of one microbatch shares with the checkpointed parts in its graph.
 struct BackwardContext {
-  // Where parts leave their weights' work; null in a full backward.
+  // Receives the W half of the parts; null in a full backward.
   WeightWork* weight_work = nullptr;
 };
 
+// A scope around a forward, on one thread: checkpointed parts created in it share `context`.
 class BackwardScope {
  public:
   explicit BackwardScope(std::shared_ptr<BackwardContext> context);

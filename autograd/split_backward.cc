@@ -1,3 +1,17 @@
+// The idea: a node is on path if the gradient of an input flows through it. Whatever leads to a
+// node on path is on path too, so each edge of the graph belongs to one half: I evaluates the edges
+// that lead to nodes on path, W all others. The boundary is the nodes on path that own an edge of
+// the W half. W starts there: boundary nodes run in both halves, on the same complete gradient,
+// each time for the edges of that half only.
+//
+// Invariant: every edge is evaluated once, with the complete gradient, in the order of a full
+// backward. So results are bitwise equal, also for a weight that is used twice.
+//
+// If no input requires a gradient (the first stage), a node counts as on path if it leads to at
+// least two weights. I then walks the chain of activations, and W is as cheap as on other stages.
+//
+// The graph is walked once per microbatch: O(n log n) time and O(n) memory for n nodes and edges,
+// because nodes are sorted topologically.
 #include "pipewright/autograd/split_backward.h"
 
 #include <ATen/ops/empty.h>
@@ -19,7 +33,7 @@ using torch::autograd::variable_list;
 
 namespace {
 
-// Keeps the gradients that enter a node.
+// Stores the gradients that enter a node.
 class CaptureGrads final : public torch::autograd::FunctionPreHook {
  public:
   explicit CaptureGrads(std::shared_ptr<variable_list> to) : to_(std::move(to)) {}
@@ -32,8 +46,8 @@ class CaptureGrads final : public torch::autograd::FunctionPreHook {
   std::shared_ptr<variable_list> to_;
 };
 
-// Frees what a node saved as soon as it has run. Cutting edges would not: a saved input holds its
-// own node, and that what it saved.
+// Frees what a node saved as soon as it has run. Cutting edges does not free it: a saved input
+// holds its own node, which holds what that node saved.
 class ReleaseSaved final : public torch::autograd::FunctionPostHook {
  public:
   explicit ReleaseSaved(Node* node) : node_(node) {}
@@ -46,7 +60,7 @@ class ReleaseSaved final : public torch::autograd::FunctionPostHook {
   Node* node_;
 };
 
-// The graph below some roots, with its nodes told apart.
+// The I half of the graph below some roots.
 class InputBackward {
  public:
   InputBackward(const edge_list& roots, const variable_list& inputs) {
@@ -73,7 +87,7 @@ class InputBackward {
       else
         work.add(roots[i], grads[i]);
     }
-    // With accumulate_grad the ends themselves run, so inputs' gradients land in their .grad.
+    // With accumulate_grad the end nodes run too, and accumulate into the .grad of the inputs.
     if (any) {
       Engine::get_default_engine().execute(roots, grads, /*keep_graph=*/true,
                                            /*create_graph=*/false, /*accumulate_grad=*/true, ends_);
@@ -81,7 +95,7 @@ class InputBackward {
     cut();
     for (Boundary& boundary : boundary_) {
       Node& node = *boundary.node;
-      // They ran in I.
+      // These hooks ran in I.
       node.pre_hooks().clear();
       node.tensor_pre_hooks().clear();
       node.retains_grad_hooks().clear();
@@ -98,7 +112,8 @@ class InputBackward {
     std::shared_ptr<variable_list> grads;  // that entered it
   };
 
-  // What a node leads to: its address means that it is on path. Otherwise the only weight, or null.
+  // Values of leads_to_: &kOnPath for a node on path, otherwise the only weight that the node leads
+  // to, or null if it leads to none.
   static constexpr char kOnPath = 0;
 
   bool on_path(const Edge& edge) const {
@@ -122,7 +137,7 @@ class InputBackward {
       mine = mine == nullptr ? its : &kOnPath;
     }
     if (first_stage_ && leaf) mine = node;
-    // Its weights are no leaves of this graph: it runs in I, and leaves them to W by itself.
+    // Its weights are not leaves of this graph: it runs in I and adds them to W by itself.
     if (first_stage_ && dynamic_cast<HidesWeights*>(node)) mine = &kOnPath;
     if (mine != &kOnPath) return;
     if (!in_input_half) ends_.emplace_back(node->getptr(), 0);  // here the chain ends
@@ -134,9 +149,9 @@ class InputBackward {
     }
   }
 
-  // Removes the edges of the I half: that frees what I alone needed, and keeps W, which is a plain
-  // backward, from walking on to other nodes of the boundary. Children first: whatever a removed
-  // edge frees was visited before.
+  // Removes the edges of the I half. This frees what only I needed, and keeps W, a plain backward,
+  // from continuing to other boundary nodes. Children first: what a removed edge frees has been
+  // visited before.
   void cut() {
     for (Node* node : nodes_) {
       for (Edge& edge : node->next_edges()) {
@@ -152,8 +167,8 @@ class InputBackward {
   bool first_stage_ = false;
 };
 
-// Those that can be evaluated.
-std::pair<edge_list, variable_list> given(const edge_list& roots, const variable_list& grads) {
+// The valid roots that have a gradient, with these.
+std::pair<edge_list, variable_list> with_grads(const edge_list& roots, const variable_list& grads) {
   std::pair<edge_list, variable_list> result;
   for (size_t i = 0; i < roots.size(); ++i) {
     if (!roots[i].is_valid() || !grads[i].defined()) continue;
@@ -172,10 +187,10 @@ void WeightWork::add(const Edge& edge, at::Tensor grad) {
 
 void WeightWork::run() {
   if (grads_.empty()) return;
-  // The input tells the engine the device and stream to start on.
+  // The engine starts on the device and stream of the node's input.
   const at::Tensor start = at::empty({0}, grads_[0].options());
   add_input_metadata(start);
-  // Without `outputs`, as .backward() does it, so that AccumulateGrad and its hooks run.
+  // Without `outputs`, as in .backward(), so that AccumulateGrad and its hooks run.
   Engine::get_default_engine().execute({Edge(getptr(), 0)}, {start}, /*keep_graph=*/false,
                                        /*create_graph=*/false, /*accumulate_grad=*/true);
 }
@@ -189,7 +204,7 @@ size_t WeightWork::bytes() const {
 variable_list WeightWork::apply(variable_list&&) { return std::exchange(grads_, {}); }
 
 void full_backward(const edge_list& roots, const variable_list& grads) {
-  const auto [edges, values] = given(roots, grads);
+  const auto [edges, values] = with_grads(roots, grads);
   if (edges.empty()) return;
   Engine::get_default_engine().execute(edges, values, /*keep_graph=*/false, /*create_graph=*/false,
                                        /*accumulate_grad=*/true);
@@ -197,7 +212,7 @@ void full_backward(const edge_list& roots, const variable_list& grads) {
 
 variable_list backward_input(const edge_list& roots, const variable_list& grads,
                              const variable_list& inputs, WeightWork& work) {
-  const auto [edges, values] = given(roots, grads);
+  const auto [edges, values] = with_grads(roots, grads);
   InputBackward(edges, inputs).run(edges, values, work);
   return take_grads(inputs);
 }
@@ -212,7 +227,7 @@ variable_list take_grads(const variable_list& leaves) {
   for (const at::Tensor& leaf : leaves) {
     at::Tensor& grad = grads.emplace_back();
     if (leaf.requires_grad()) grad = std::exchange(leaf.mutable_grad(), at::Tensor());
-    // Two leaves may have got views of one tensor, and a weight adds to its own in place.
+    // Two leaves may have received views of one tensor, and a weight accumulates in place.
     if (grad.defined() && grad.has_storage() && grad.storage().use_count() > 1) grad = grad.clone();
   }
   return grads;

@@ -8,41 +8,32 @@
 #include <vector>
 
 // A backward in two halves on the autograd graph, for zero-bubble schedules (Qi et al., "Zero
-// Bubble Pipeline Parallelism", 2023): I gives the gradients of the inputs now, W adds those of the
-// weights at any later time.
+// Bubble Pipeline Parallelism", 2023): I computes the gradients of the inputs, W accumulates those
+// of the weights at any later time. The results are the same bits as those of a full backward.
 //
-// A node is on path if the gradient of an input flows through it. What leads to a node on path is
-// on path too, so each edge of the graph belongs to one half: I evaluates those that lead to nodes
-// on path, W all others. W starts at the nodes on path that own such an edge, the boundary; they
-// run in both halves, on the same whole gradient, each time for their own edges alone. So every
-// edge is evaluated once, with the complete gradient, in the order of a full backward: the results
-// are the same bits, also for a weight that is used twice.
+// Between the halves a microbatch keeps what W needs: the tensors that boundary nodes saved
+// (split_backward.cc), and the gradients that reach these nodes. This can be more than forward
+// kept.
 //
-// If no input requires a gradient (the first stage), a node counts as on path if it leads to two
-// weights or more: I then walks the chain of activations, and W is as cheap as elsewhere.
-//
-// Between the halves a microbatch holds what W needs: saved inputs of the boundary, and the
-// gradients that reach it. That can be more than forward kept.
-//
-// Hooks of weights run once, in W. Hooks of other tensors run in I; a post hook on a node of the
-// boundary runs in both. One thread at a time for one graph. The process's autograd engine serves
-// both halves as it is.
+// Hooks of weights run once, in W. Hooks of other tensors run in I; a post hook on a boundary node
+// runs in both. One thread at a time per graph. Both halves use the process's autograd engine.
 
 namespace pipewright::autograd {
 
-// A node whose apply() also adds to gradients of weights that no edge of it shows, as activation
-// checkpointing does. In I it must leave those to the WeightWork that stands in its context. On the
-// boundary it is run again, in W, on the same gradients, and must then give its edges alone theirs.
+// A node whose apply() also accumulates gradients of weights that none of its edges lead to, as
+// activation checkpointing does. In I it must add these to the WeightWork in its BackwardContext.
+// On the boundary it runs again in W, on the same gradients, and must then only return the
+// gradients of its edges.
 class HidesWeights : public torch::autograd::Node {};
 
-// The W half of one microbatch: a node of ours at whose edges W begins.
+// The W half of one microbatch: a node whose edges are where W starts.
 class WeightWork final : public torch::autograd::Node {
  public:
-  // Nothing on `edge` was evaluated in I; `grad` is what flows along it.
+  // Adds an edge that I has not evaluated, and the gradient that flows along it.
   void add(const torch::autograd::Edge& edge, at::Tensor grad);
-  // Adds to the gradients of the weights. Once; gradients are freed as they are used.
+  // Accumulates the gradients of the weights. To be called once; frees gradients as it uses them.
   void run();
-  // What is kept for it alone: the gradients at the boundary.
+  // Bytes of the gradients that are kept for W.
   size_t bytes() const;
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& unused) override;
@@ -51,24 +42,24 @@ class WeightWork final : public torch::autograd::Node {
   torch::autograd::variable_list grads_;
 };
 
-// The whole backward from `roots`, with a gradient for each; roots that are not valid, and
-// gradients that are not defined, are skipped. Adds to the .grad of all leaves.
+// Runs the full backward from `roots`, with one gradient per root, and accumulates into the .grad
+// of all leaves. Skips invalid roots and undefined gradients.
 void full_backward(const torch::autograd::edge_list& roots,
                    const torch::autograd::variable_list& grads);
 
-// I. `inputs` that require a gradient must be leaves without one; its result goes by them, and is
-// undefined where nothing arrives. Adds the rest to `work`. Spends the graph: a full backward
-// through the same outputs would be wrong afterwards, without an error, so drop them. If it throws,
-// the graph is lost.
+// Runs I and adds W to `work`. Returns one gradient per input, undefined if none arrives. Inputs
+// that require a gradient must be leaves whose .grad is undefined. Consumes the graph: drop the
+// outputs, because a full backward through them would silently be wrong. If it throws, the graph
+// is unusable.
 torch::autograd::variable_list backward_input(const torch::autograd::edge_list& roots,
                                               const torch::autograd::variable_list& grads,
                                               const torch::autograd::variable_list& inputs,
                                               WeightWork& work);
 
-// Where a tensor's gradient enters the graph; not valid if it requires none.
+// The edge at which the gradient of `output` enters the graph; invalid if it requires none.
 torch::autograd::Edge root_of(const at::Tensor& output);
 
-// The gradients of leaves, taken away from them.
+// Moves the .grad of each leaf out of it.
 torch::autograd::variable_list take_grads(const torch::autograd::variable_list& leaves);
 
 }  // namespace pipewright::autograd

@@ -12,9 +12,8 @@ namespace {
 using torch::autograd::Edge;
 using torch::autograd::Node;
 
-// Products: the gradient of each factor is made of the others. Convolutions are none: their kernels
-// look at the weight's sizes. `factors` are places among the
-// node's edges.
+// Products: the gradient of one factor is computed from the other one. Convolutions are not listed:
+// their kernels read the sizes of the weight. `factors` are indices of the node's edges.
 struct Product {
   std::string_view name;
   std::array<size_t, 2> factors;
@@ -26,7 +25,7 @@ constexpr Product kProducts[] = {
     {"MulBackward0", {0, 1}},
 };
 
-// Nodes whose gradients are made of gradients, shapes and indices alone.
+// Nodes that compute gradients from gradients, shapes and indices only.
 constexpr std::string_view kLinear[] = {
     "AddBackward0",
     "CloneBackward0",

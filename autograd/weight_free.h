@@ -7,11 +7,13 @@
 
 namespace pipewright::autograd {
 
-// Whether the W half of a microbatch can run while the weights are resharded. Most gradients of
-// weights are products of what came in and the gradient of what went out, and never look at the
-// weight; but LayerNorm's kernel wants it all the same, and an operation that is not linear in its
-// weight reads freed memory. So only operations that are known not to are taken, each with one
-// factor that gets its gradient in W. Returns what would read a weight, empty if nothing would.
+// Returns the name of an autograd node that may read a weight when the W half of a microbatch runs,
+// or an empty string if W can run while the weights are resharded.
+//
+// Most gradients of weights are products of an input and the gradient of an output, and never read
+// the weight. But the kernel of LayerNorm requires it, and an operation that is not linear in its
+// weight would read freed memory. So only nodes on an allow-list pass, and products only if W
+// computes the gradient of one factor. Linear in the size of the W graph.
 std::string reads_weights(const WeightWork& work);
 
 }  // namespace pipewright::autograd

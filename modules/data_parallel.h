@@ -1,44 +1,45 @@
 #ifndef PIPEWRIGHT_MODULES_DATA_PARALLEL_H_
 #define PIPEWRIGHT_MODULES_DATA_PARALLEL_H_
 
-// What the executor asks of whoever keeps a stage's parameters on several ranks: fsdp, ddp, or a
-// trainer's own. An interface alone, one object a stage.
-//
-// Each call begins something and returns; the two wait_ calls order the current stream behind it,
-// or block where there are no streams. All are made on the thread that runs the step, in the order
-// of the rank's list. The gradient's scale is not settled here: what enters backward on the last
-// stage is scaled already.
-
 namespace pipewright::modules {
 
+// The parameters of one pipeline stage, spread over a data-parallel group, as the executor sees
+// them. fsdp and ddp implement it; a trainer may supply another implementation. One object per
+// stage.
+//
+// Each method starts something and returns. The two wait_ methods make the current stream wait for
+// it, or block on devices without streams. All are called on the thread that runs the step, in the
+// order of the rank's program. Gradients need no scaling here beyond the average over the group:
+// the loss gradient of the last stage is scaled already.
 class DataParallel {
  public:
   virtual ~DataParallel() = default;
 
-  // Before the first action of a step that trains, on all ranks that have the stage.
+  // Before the first action of a training step, on all ranks that have the stage.
   virtual void step_begins() {}
   // UNSHARD: gathers the stage's parameters.
   virtual void unshard() = 0;
-  // Before the first compute of the stage behind an UNSHARD.
+  // Before the first compute of the stage after an UNSHARD.
   virtual void wait_unshard() = 0;
-  // Whether a resharded stage has no whole parameters, so that a W that stands on one (weight-free
-  // W) must not read them.
+  // Whether a resharded stage has no full parameters. A W that the program puts on a resharded
+  // stage (weight-free W) must then not read them.
   virtual bool frees_parameters() const { return false; }
-  // RESHARD: frees the gathered parameters. Never between an unshard and its wait.
+  // RESHARD: frees the gathered parameters. Never called between unshard and wait_unshard.
   virtual void reshard() = 0;
-  // Before each B, I and W of the stage; in a B of the last stage once more behind the loss's.
-  // `last`: no later B or W of the stage stands before its next REDUCE_GRAD, so that gradients may
-  // be reduced as they become ready.
+  // Before each B, I and W of the stage; in a B of the last stage again after the loss's backward.
+  // `last`: the stage has no later B or W before its next REDUCE_GRAD, so gradients may be reduced
+  // as they become ready.
   virtual void before_backward(int microbatch, bool last) = 0;
-  // REDUCE_GRAD: reduces the gradients that have been gathered since the last one.
+  // REDUCE_GRAD: reduces the gradients accumulated since the previous one.
   virtual void reduce_grad() = 0;
   // At the end of a step, for stages that reduced.
   virtual void wait_reduce() = 0;
-  // The step has failed, here or elsewhere: ends what is on its way, so that nobody waits for it.
+  // The step has failed, here or on another rank: ends pending communication, so that no rank
+  // waits for it.
   virtual void abort() {}
 };
 
-// One rank has all of the stage.
+// A stage that exists on one rank only: there is nothing to gather or reduce.
 class NoDataParallel final : public DataParallel {
  public:
   void unshard() override {}

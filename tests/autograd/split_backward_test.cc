@@ -1,5 +1,5 @@
-// I and then W give what a full backward gives, bit for bit, where PyTorch's split is wrong or
-// raises too. Each case runs with inputs that need a gradient, and as a first stage.
+// I followed by W computes the same bits as a full backward, also in cases in which PyTorch's split
+// is wrong or raises. Each case runs with inputs that require a gradient, and as a first stage.
 #include "pipewright/autograd/split_backward.h"
 
 #include <ATen/ATen.h>
@@ -205,7 +205,7 @@ TEST_P(SplitBackward, EqualsAFullBackwardBitForBit) {
     inputs.push_back(first_stage ? input.detach() : input);
   const auto forward = [&](const Tensors& in) { return test.net(all, in); };
 
-  // What autograd itself makes of it: the reference. Hooked tensors make new hooks each time.
+  // The reference: a full backward by autograd. Each forward adds its hooks again.
   variable_list grads;
   at::Tensor loss = at::zeros({});
   for (const at::Tensor& output : forward(inputs)) {
@@ -255,10 +255,10 @@ TEST(SplitBackwardOf, FourMicrobatchesInAnyOrder) {
   EXPECT_TRUE(same_bits(take_grads(w), want));
 }
 
-// Linear, gelu, Linear. After F: gelu's input, its output, which the second Linear saved, and the
-// stage's output, until the caller drops it. After I gelu's input is gone, and the gradient at the
-// first Linear has come. After W the weights' gradients alone are left.
-TEST(SplitBackwardOf, HoldsTheLeastPossible) {
+// Linear, gelu, Linear. After F the stage keeps gelu's input, gelu's output, which the second
+// Linear saved, and the stage's output until the caller drops it. After I gelu's input is freed,
+// and the gradient at the first Linear is kept. After W only the gradients of the weights are left.
+TEST(SplitBackwardOf, KeepsTheLeastPossible) {
   at::manual_seed(0);
   const Tensors w = {leaf({512, 512}), leaf({512}), leaf({512, 512}), leaf({512})};
   const at::Tensor big = leaf({64, 512}), grad = at::randn({64, 512});
@@ -280,7 +280,7 @@ TEST(SplitBackwardOf, HoldsTheLeastPossible) {
   }
 }
 
-// As c10d::Reducer and FSDP hook them: behind AccumulateGrad, and behind the accumulation.
+// A post hook on AccumulateGrad, as c10d::Reducer and FSDP use them.
 class CountCalls final : public torch::autograd::FunctionPostHook {
  public:
   explicit CountCalls(int* calls) : calls_(calls) {}
@@ -362,7 +362,7 @@ TEST(Checkpoint, RunsForwardTwiceAndDrawsTheSame) {
     ModuleStage stage([&](const Tensors& in) { return checkpoint(part, in); });
     const Tensors output = stage.forward(0, {x});
     const at::Tensor grad = at::ones_like(output[0]);
-    // What others draw in between stays theirs.
+    // What is drawn between forward and backward is not affected.
     EXPECT_TRUE(at::equal(at::rand({1}), next));
     const at::Generator state = at::detail::getDefaultCPUGenerator().clone();
     Tensors dx;
@@ -378,7 +378,7 @@ TEST(Checkpoint, RunsForwardTwiceAndDrawsTheSame) {
   EXPECT_EQ(runs, 4);
 }
 
-// Behind an embedding, whose gradient is W's, a part is on the boundary.
+// After an embedding, whose gradient belongs to W, a part is on the boundary.
 TEST(Checkpoint, RunsForwardTwiceInAFirstStage) {
   int runs = 0;
   const at::Tensor table = leaf({10, 32}), w = leaf({32, 32});
