@@ -2,19 +2,15 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cctype>
 #include <cstddef>
-#include <cstdint>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <string>
 #include <utility>
 
-#include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/ir/text/header.h"
+#include "pipewright/ir/text/json_cursor.h"
 #include "pipewright/ir/text/shape.h"
 
 namespace pipewright::ir {
@@ -57,30 +53,6 @@ std::string_view values_of(std::string_view key) {
   return policy == nullptr ? "" : policy->values;
 }
 
-// Feeds the parser byte by byte and says how far it has come, which its events do not.
-class CountingIterator {
- public:
-  using iterator_category = std::input_iterator_tag;
-  using value_type = char;
-  using difference_type = std::ptrdiff_t;
-  using pointer = const char*;
-  using reference = const char&;
-
-  CountingIterator(const char* at, const char** position) : at_(at), position_(position) {}
-  reference operator*() const { return *at_; }
-  CountingIterator& operator++() {
-    *position_ = ++at_;
-    return *this;
-  }
-  friend bool operator==(const CountingIterator& left, const CountingIterator& right) {
-    return left.at_ == right.at_;
-  }
-
- private:
-  const char* at_;
-  const char** position_;
-};
-
 // Reads the events of the JSON parser, so that no tree of values is ever built.
 class JsonReader : public nlohmann::json_sax<Json> {
  public:
@@ -90,11 +62,7 @@ class JsonReader : public nlohmann::json_sax<Json> {
   std::optional<ParsedSchedule> parse() {
     const size_t errors_before = diagnostics_->total();
     parsed_.cells = CellIndex(source_, CellStyle::kStrings);
-    position_ = text_.data() + source_.mark_size();
-    const char* end = text_.data() + text_.size();
-    if (!Json::sax_parse(CountingIterator(position_, &position_), CountingIterator(end, &position_),
-                         this))
-      return std::nullopt;
+    if (!cursor_.parse(this)) return std::nullopt;
     if (!has_version_) missing("version", "\"version\": 1");
     if (!has_rows_) missing("rows", "\"rows\": [[\"0F0\"]]");
     std::optional<HeaderReader::Result> header = header_.finish(first_place_, diagnostics_);
@@ -119,7 +87,7 @@ class JsonReader : public nlohmann::json_sax<Json> {
   bool start_object(std::size_t) override {
     if (skipped_ > 0) return skip_deeper();
     if (in_ == In::kFile) {
-      first_place_ = place_of_token(1);
+      first_place_ = cursor_.token(1);
       in_ = In::kObject;
     } else if (in_ == In::kObject && key_ == "lowering") {
       in_ = In::kLowering;
@@ -133,7 +101,7 @@ class JsonReader : public nlohmann::json_sax<Json> {
   bool key(string_t& value) override {
     if (skipped_ > 0) return true;
     key_ = value;
-    key_place_ = place_of_string();
+    key_place_ = cursor_.string();
     if (in_ == In::kObject && key_ == "rows") return once(&has_rows_);
     if (in_ == In::kObject && key_ == "version") return once(&has_version_);
     if (in_ == In::kObject && key_ == "lowering") return once(&has_lowering_);
@@ -152,7 +120,7 @@ class JsonReader : public nlohmann::json_sax<Json> {
       in_ = In::kRows;
     } else if (in_ == In::kRows) {
       in_ = In::kRow;
-      const Place place = place_of_token(1);
+      const Place place = cursor_.token(1);
       // Rows of one line share its start: looking for it again would cost the line's length each
       // time.
       if (place.line != row_line_) {
@@ -160,12 +128,12 @@ class JsonReader : public nlohmann::json_sax<Json> {
         row_line_offset_ = newline == std::string_view::npos ? source_.mark_size() : newline + 1;
         row_line_ = place.line;
       }
-      parsed_.cells.add_row({place.line, row_line_offset_, token_end()});
+      parsed_.cells.add_row({place.line, row_line_offset_, cursor_.token_end()});
       rows_.emplace_back();
     } else if (in_ == In::kObject && key_ == "placement") {
       in_ = In::kPlacement;
       placement_.clear();
-      placement_place_ = place_of_token(1);
+      placement_place_ = cursor_.token(1);
     } else {
       wrong_type(Kind::kArray, 1);
       return skip_deeper();
@@ -186,17 +154,7 @@ class JsonReader : public nlohmann::json_sax<Json> {
   }
 
   bool parse_error(std::size_t, const std::string&, const Json::exception& error) override {
-    // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while ...":
-    // we have the place.
-    std::string message = error.what();
-    if (message.starts_with('['))
-      message.erase(0, std::min(message.find("] "), message.size() - 2) + 2);
-    const size_t place_end = message.find(": ");
-    if (place_end != std::string::npos) message.erase(0, place_end + 2);
-    const size_t read = token_end();
-    const size_t at = read > source_.mark_size() && read < text_.size() ? read - 1 : read;
-    diagnostics_->error(Rule::kJsonSyntax, printable(message),
-                        cursor_.at(at, at < text_.size() ? 1 : 0));
+    cursor_.report(error, diagnostics_);
     return false;
   }
 
@@ -207,31 +165,9 @@ class JsonReader : public nlohmann::json_sax<Json> {
   bool skip_deeper() { return ++skipped_ > 0; }
   bool skip_back() { return --skipped_ >= 0; }
 
-  size_t token_end() const { return static_cast<size_t>(position_ - text_.data()); }
-  Place place_of_token(size_t size) { return cursor_.at(token_end() - size, size); }
-
-  // The string that was just read, quotes included.
-  Place place_of_string() {
-    const size_t end = token_end();
-    size_t begin = end - 1;
-    while (begin > 0 && (text_[begin - 1] != '"' || (begin > 1 && text_[begin - 2] == '\\')))
-      --begin;
-    if (begin > 0) --begin;
-    return cursor_.at(begin, end - begin);
-  }
-
-  // To know where a number ends, one byte behind it is read as well.
+  // The place of a scalar.
   Place place_of_scalar(Kind kind) {
-    if (kind == Kind::kString) return place_of_string();
-    const auto is_part = [](char letter) {
-      return std::isalnum(static_cast<unsigned char>(letter)) ||
-             std::string_view("+-.").find(letter) != std::string_view::npos;
-    };
-    size_t end = token_end();
-    if (end > 0 && !is_part(text_[end - 1])) --end;
-    size_t begin = end;
-    while (begin > 0 && is_part(text_[begin - 1])) --begin;
-    return cursor_.at(begin, end - begin);
+    return kind == Kind::kString ? cursor_.string() : cursor_.word();
   }
 
   bool once(bool* seen) {
@@ -270,7 +206,7 @@ class JsonReader : public nlohmann::json_sax<Json> {
   }
 
   // An object or array of a key that does not exist is an unknown key, not a wrong type.
-  void wrong_type(Kind found, size_t size) { wrong_type_at(found, place_of_token(size)); }
+  void wrong_type(Kind found, size_t size) { wrong_type_at(found, cursor_.token(size)); }
 
   void wrong_type_at(Kind found, const Place& place) {
     const bool has_key = in_ == In::kObject || in_ == In::kLowering;
@@ -371,7 +307,7 @@ class JsonReader : public nlohmann::json_sax<Json> {
     if (kind != Kind::kString || text.find_first_not_of(" \t") == std::string::npos) {
       wrong_type_at(kind, place_of_scalar(kind));
     } else if (auto error = parse_action(text, &action)) {
-      const Place string = place_of_string();
+      const Place string = cursor_.string();
       const bool plain =
           string.length == text.size() + 2;  // no escapes, so offsets are those of the file
       const Place place =
@@ -393,8 +329,7 @@ class JsonReader : public nlohmann::json_sax<Json> {
 
   const Source& source_;
   std::string_view text_;
-  const char* position_ = nullptr;
-  PlaceCursor cursor_;
+  JsonCursor cursor_;
   Diagnostics* diagnostics_;
 
   In in_ = In::kFile;
