@@ -105,34 +105,29 @@ void print_effect(const Simulation& left, const Simulation& right, std::ostream&
 }  // namespace
 
 int run_diff(const Invocation& invocation, Console& console) {
-  Input inputs[2];
-  bool any_program = false;
-  for (size_t side = 0; side < 2; ++side) {
-    read_input(invocation, console, &inputs[side], side);
-    any_program = any_program || (inputs[side].schedule &&
-                                  std::holds_alternative<ir::Program>(*inputs[side].schedule));
+  Input inputs[2] = {read_input(invocation, console, 0), read_input(invocation, console, 1)};
+  // Like with like: an order beside a program is lowered.
+  ir::Level level = ir::Level::kComputeOnly;
+  for (Input& input : inputs) {
+    parse_input(invocation, &input);
+    require_ok(input, console);
+    if (input.compiled.source_level == ir::Level::kComputeComms) level = ir::Level::kComputeComms;
   }
   const AskedCosts costs = read_costs(invocation, console);
   std::optional<Simulation> simulations[2];
   for (size_t side = 0; side < 2; ++side) {
-    Input& input = inputs[side];
-    // Like with like: an order beside a program is lowered.
-    lower_input(invocation, any_program ? ir::Level::kComputeComms : ir::Level::kComputeOnly,
-                nullptr, &input);
-    simulations[side] = simulate_input(invocation, costs, &input);
-    if (!simulations[side]) {
-      print_diagnostics(input, console);
-      return kExitInvalid;
-    }
+    compile_input(invocation, {level, level}, schedule::Depth::kVerify, &inputs[side]);
+    require_ok(inputs[side], console);
+    simulations[side] = simulate_input(inputs[side], costs, console);
   }
-  const ir::Schedule& left = ir::schedule_of(*inputs[0].schedule);
-  const ir::Schedule& right = ir::schedule_of(*inputs[1].schedule);
+  const ir::Schedule& left = inputs[0].schedule();
+  const ir::Schedule& right = inputs[1].schedule();
   const std::vector<RowChange> changes = schedule::changes_of(left.rows, right.rows);
   const bool same_shape =
       left.placement == right.placement && left.num_microbatches == right.num_microbatches;
   // Programs are judged, and run, under channels.
-  const std::string left_channels = channels_text(*inputs[0].schedule),
-                    right_channels = channels_text(*inputs[1].schedule);
+  const std::string left_channels = channels_text(inputs[0].any()),
+                    right_channels = channels_text(inputs[1].any());
   const bool equal = same_shape && left_channels == right_channels &&
                      std::ranges::all_of(changes, &RowChange::empty);
   if (invocation.has("--json")) {

@@ -129,11 +129,10 @@ class CellExplanation {
 
 int explain_cell(const Invocation& invocation, Console& console) {
   Input input;
-  const std::optional<Simulation> simulation =
+  const Simulation simulation =
       simulate_source(invocation, console, ir::Level::kComputeComms, &input);
-  if (!simulation) return kExitInvalid;
-  const ir::Schedule& schedule = ir::schedule_of(*input.schedule);
-  CellExplanation(schedule, *simulation, console.out)
+  const ir::Schedule& schedule = input.schedule();
+  CellExplanation(schedule, simulation, console.out)
       .print(parse_cell(*invocation.text("--at"), schedule));
   return kExitOk;
 }

@@ -4,53 +4,31 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <initializer_list>
 #include <ostream>
 #include <string>
 #include <utility>
 
 #include "pipewright/cli/files.h"
 #include "pipewright/cli/usage_error.h"
+#include "pipewright/ir/lowering.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/header.h"
-#include "pipewright/ir/text/read.h"
 #include "pipewright/ir/text/render.h"
-#include "pipewright/ir/text/spelling.h"
-#include "pipewright/schedule/verify/verify.h"
-#include "pipewright/schedules/registry.h"
 
 namespace pipewright::cli {
 namespace {
 
-// What a policy is for.
-enum class PolicyUse {
-  kOrder,     // maps orders to orders
-  kLowering,  // makes a program of an order
-  kChannels,  // of any program: what it is judged by
-};
-
-// A policy as an option of the command line: the flag, and the row of the table that it sets.
+// The lowering policies as options.
 struct PolicyOption {
   std::string flag;
   const ir::LoweringPolicy* policy;
-  PolicyUse use;
 };
 
-// The policies that a pass or the verifier stands behind.
 const std::vector<PolicyOption>& policy_options() {
   static const std::vector<PolicyOption> kOptions = [] {
-    constexpr std::pair<std::string_view, PolicyUse> kUses[] = {
-        {"forward-only", PolicyUse::kOrder},     {"merge-backward", PolicyUse::kOrder},
-        {"split-backward", PolicyUse::kOrder},   {"residency", PolicyUse::kLowering},
-        {"lookahead", PolicyUse::kLowering},     {"evict", PolicyUse::kLowering},
-        {"receives", PolicyUse::kLowering},      {"reduce-every", PolicyUse::kLowering},
-        {"channels", PolicyUse::kChannels},      {"capacity", PolicyUse::kChannels},
-        {"weight-free-w", PolicyUse::kChannels},
-    };
     std::vector<PolicyOption> options;
-    for (const auto& [name, use] : kUses) {
-      options.push_back({"--" + std::string(name), ir::find_lowering_policy(name), use});
-    }
+    for (const ir::LoweringPolicy& policy : ir::lowering_policies())
+      options.push_back({"--" + std::string(policy.name), &policy});
     return options;
   }();
   return kOptions;
@@ -69,56 +47,50 @@ ValueSpec value_of(const ir::LoweringPolicy& policy) {
   return choice;
 }
 
-// Sets the policies of some uses that were asked for.
-void set_asked(const Invocation& invocation, std::initializer_list<PolicyUse> uses,
-               ir::Lowering* policies) {
+ir::Lowering policies_of(const Invocation& invocation) {
+  ir::Lowering policies;
   for (const PolicyOption& option : policy_options()) {
     const std::optional<std::string> value = invocation.text(option.flag);
-    if (!value || std::ranges::find(uses, option.use) == uses.end()) continue;
+    if (!value) continue;
     const bool is_flag = value_of(*option.policy).kind == ValueKind::kNone;
-    if (!option.policy->set(*policies, is_flag ? "true" : *value)) {
-      throw UsageError(fmt::format("{} wants {}, found {}", option.flag,
+    if (!option.policy->set(policies, is_flag ? "true" : *value)) {
+      throw UsageError(fmt::format("{}: expected {}, got {}", option.flag,
                                    ir::values_in_words(option.policy->values),
                                    ir::backticked(*value)));
     }
   }
+  return policies;
 }
 
-// The first flag of one of these uses that was asked for; empty if none was.
-std::string first_asked(const Invocation& invocation, std::initializer_list<PolicyUse> uses) {
-  for (const PolicyOption& option : policy_options()) {
-    if (invocation.has(option.flag) && std::ranges::find(uses, option.use) != uses.end())
-      return option.flag;
+schedules::Shape shape_of(const Invocation& invocation) {
+  return {.ranks = invocation.number("--ranks").value_or(0),
+          .stages = invocation.number("--stages").value_or(0),
+          .microbatches = invocation.number("--microbatches").value_or(0),
+          .group_size = invocation.number("--group-size").value_or(0),
+          .extra_warmup = invocation.has("--extra-warmup")};
+}
+
+schedule::CompileRequest request_of(const Invocation& invocation, const Input& input) {
+  schedule::CompileRequest request;
+  if (input.file) {
+    request.source = &*input.file;
+  } else {
+    request.source = input.name;
   }
-  return "";
+  request.shape = shape_of(invocation);
+  return request;
 }
 
-// A word is a file if it looks like a path or is there.
+void compile(schedule::CompileRequest request, Input* input) {
+  input->compiled = {};  // what was compiled before need not stay while this is
+  input->compiled = schedule::compile(std::move(request));
+  if (!input->file && input->compiled.ok()) input->name = input->schedule().name;
+}
+
+// A word is a file if it looks like a path, or a file of that name exists.
 bool is_file(const std::string& word) {
   return word == "-" || word.find_first_of("/.") != std::string::npos ||
          ::access(word.c_str(), F_OK) == 0;
-}
-
-ir::ComputeOrder make_by_name(const std::string& name, const Invocation& invocation) {
-  const schedules::ScheduleSpec* spec = schedules::find_schedule(name);
-  if (spec == nullptr) {
-    const std::vector<std::string_view> names = schedules::schedule_names();
-    const std::string hint = ir::did_you_mean(name, names);
-    throw UsageError(
-        fmt::format("there is no schedule and no file {}; {}", ir::backticked(name),
-                    hint.empty() ? fmt::format("schedules are {}", fmt::join(names, ", ")) : hint));
-  }
-  const std::optional<int> ranks = invocation.number("--ranks");
-  const std::optional<int> microbatches = invocation.number("--microbatches");
-  if (!ranks || !microbatches)
-    throw UsageError(fmt::format("to make {}, say --ranks and --microbatches", spec->name));
-  const int stages =
-      invocation.number("--stages").value_or(schedules::default_stages(*spec, *ranks));
-  schedules::Shape shape{*ranks, stages, *microbatches};
-  shape.group_size = invocation.number("--group-size").value_or(0);
-  shape.extra_warmup = invocation.has("--extra-warmup");
-  if (const auto error = schedules::shape_error(*spec, shape)) throw UsageError(*error);
-  return schedules::make_order(*spec, shape);
 }
 
 }  // namespace
@@ -133,18 +105,21 @@ std::vector<OptionSpec> shape_options() {
       {"--ranks",
        "",
        {ValueKind::kNumber, "P", {}},
-       "ranks, of a name to make, or that the file should have"},
+       "number of ranks: to generate a named schedule, or expected of a file"},
       {"--stages",
        "",
        {ValueKind::kNumber, "S", {}},
-       "stages; by default P, or 2P for looped and V schedules"},
-      {"--microbatches", "", {ValueKind::kNumber, "M", {}}, "microbatches, likewise"},
+       "number of stages; default: P, or 2P for looped and V schedules"},
+      {"--microbatches", "", {ValueKind::kNumber, "M", {}}, "number of microbatches"},
       {"--group-size",
        "",
        {ValueKind::kNumber, "N", {}},
-       "of Interleaved1F1B, as in Megatron-LM: microbatches that run through one stage of a rank "
-       "before its next"},
-      {"--extra-warmup", "", {}, "of Interleaved1F1B: one forward more before the first backward"},
+       "Interleaved1F1B only: microbatches per stage before a rank turns to its next stage, as in "
+       "Megatron-LM"},
+      {"--extra-warmup",
+       "",
+       {},
+       "Interleaved1F1B only: one more forward before the first backward"},
   };
 }
 
@@ -156,77 +131,62 @@ std::vector<OptionSpec> lowering_options() {
   return options;
 }
 
-void read_input(const Invocation& invocation, Console& console, Input* input, size_t argument) {
+Input read_input(const Invocation& invocation, Console& console, size_t argument) {
   const std::string& word = invocation.arguments[argument];
-  if (!is_file(word)) {
-    input->schedule = make_by_name(word, invocation);
-    return;
-  }
-  for (const schedules::ShapeOption& option : schedules::kShapeOptions) {
-    const std::string flag = fmt::format("--{}", option.name);
-    if (invocation.has(flag))
-      throw UsageError(fmt::format("{} says how to make a schedule, and {} is a file", flag,
-                                   ir::backticked(word)));
-  }
-  input->source = read_source(word, console);
-  const ir::ExpectedShape expected{invocation.number("--ranks"), invocation.number("--stages"),
-                                   invocation.number("--microbatches")};
-  auto parsed = ir::read_schedule(*input->source, expected, &input->diagnostics);
-  if (!parsed) return;
-  input->schedule = std::move(parsed->schedule);
-  input->cells = std::move(parsed->cells);
+  if (!is_file(word)) return {std::nullopt, word};
+  Input input{read_source(word, console), ""};
+  input.name = ir::printable(input.file->name);
+  return input;
 }
 
-ir::Level own_level(const Input& input, ir::Level of_name) {
-  return input.source && input.schedule ? ir::level_of(*input.schedule) : of_name;
+void compile_input(const Invocation& invocation, const DefaultLevels& levels, schedule::Depth depth,
+                   Input* input, const schedule::PassObserver& observer) {
+  schedule::CompileRequest request = request_of(invocation, *input);
+  request.policies = policies_of(invocation);
+  request.level = input->file ? levels.of_file : levels.of_name;
+  if (const auto level = invocation.text("--level")) request.level = ir::parse_level(*level);
+  request.depth = depth;
+  request.observer = observer;
+  compile(std::move(request), input);
 }
 
-void lower_input(const Invocation& invocation, ir::Level level,
-                 const schedule::PassObserver& observer, Input* input) {
-  if (!input->schedule) return;
-  const std::optional<std::string> wanted = invocation.text("--level");
-  if (wanted) level = *ir::parse_level(*wanted);
-  if (auto* program = std::get_if<ir::Program>(&*input->schedule)) {
-    std::string refused = first_asked(invocation, {PolicyUse::kOrder, PolicyUse::kLowering});
-    if (refused.empty() && level == ir::Level::kComputeOnly) refused = "--level compute_only";
-    if (!refused.empty())
-      throw UsageError(fmt::format("{} is lowered already, and {} is for compute orders",
-                                   input_name(*input), refused));
-    set_asked(invocation, {PolicyUse::kChannels}, &program->lowering);
-    return;
-  }
-  const auto& order = std::get<ir::ComputeOrder>(*input->schedule);
-  ir::Lowering policies;
-  set_asked(invocation, {PolicyUse::kOrder, PolicyUse::kLowering, PolicyUse::kChannels}, &policies);
-  if (level == ir::Level::kComputeOnly) {
-    const std::string refused =
-        first_asked(invocation, {PolicyUse::kLowering, PolicyUse::kChannels});
-    if (!refused.empty())
-      throw UsageError(fmt::format("{} is for programs, and the level is compute_only", refused));
-    input->schedule = schedule::transform_order(order, policies, observer);
-    return;
-  }
-  // As PyTorch does, and so that a few actions far out do not cost the memory of all that are
-  // missing.
-  if (!schedule::verify(order, &input->diagnostics)) {
-    place_diagnostics(input);
-    input->schedule.reset();
-    return;
-  }
-  auto program = schedule::lower(order, policies, &input->diagnostics, observer);
-  place_diagnostics(input);
-  if (!program) {
-    input->schedule.reset();
-    return;
-  }
-  set_asked(invocation, {PolicyUse::kChannels}, &program->lowering);
-  input->schedule = std::move(*program);
+void parse_input(const Invocation& invocation, Input* input) {
+  schedule::CompileRequest request = request_of(invocation, *input);
+  request.level = std::nullopt;
+  request.depth = schedule::Depth::kLower;
+  compile(std::move(request), input);
 }
 
-void place_diagnostics(Input* input) {
-  input->diagnostics.find_places(
-      [&](int rank, int step) { return input->cells.place(rank, step); });
-  input->diagnostics.sort();
+void require_ok(const Input& input, Console& console) {
+  if (input.compiled.ok()) return;
+  print_diagnostics(input, console);
+  throw Failed{exit_code_of(input.compiled.diagnostics)};
+}
+
+void print_diagnostics(const ir::Diagnostics& diagnostics, const ir::Source* file,
+                       const std::string& name, Console& console) {
+  console.err << ir::render(diagnostics, file, {console.err_color, console.err_width});
+  const size_t total = diagnostics.total();
+  if (total == 0) return;
+  const ir::Rule first = diagnostics.kept().front().rule;
+  if (first == ir::Rule::kUnknownSchedule)
+    console.err << fmt::format("note: there is no file `{}` either\n", ir::printable(name));
+  console.err << fmt::format("{} in {}; `pipewright explain {}` tells more\n",
+                             count_text(total, "error", "errors"), name, ir::code(first));
+}
+
+void print_diagnostics(const Input& input, Console& console) {
+  print_diagnostics(input.compiled.diagnostics, input.file ? &*input.file : nullptr, input.name,
+                    console);
+}
+
+int exit_code_of(const ir::Diagnostics& diagnostics) {
+  constexpr ir::Rule kRequests[] = {ir::Rule::kUnknownSchedule, ir::Rule::kUnsupportedShape,
+                                    ir::Rule::kNotApplicable};
+  const bool is_request = std::ranges::any_of(diagnostics.kept(), [&](const ir::Diagnostic& one) {
+    return std::ranges::find(kRequests, one.rule) != std::end(kRequests);
+  });
+  return is_request ? kExitTrouble : kExitInvalid;
 }
 
 std::string count_text(size_t number, std::string_view one, std::string_view many) {
@@ -239,21 +199,6 @@ std::string shape_text(const ir::Schedule& schedule) {
                      count_text(size(schedule.placement.num_ranks()), "rank", "ranks"),
                      count_text(size(schedule.placement.num_stages()), "stage", "stages"),
                      count_text(size(schedule.num_microbatches), "microbatch", "microbatches"));
-}
-
-std::string input_name(const Input& input) {
-  if (input.source) return ir::printable(input.source->name);
-  return input.schedule ? ir::schedule_of(*input.schedule).name : "the schedule";
-}
-
-void print_diagnostics(const Input& input, Console& console) {
-  console.err << ir::render(input.diagnostics, input.source ? &*input.source : nullptr,
-                            {console.err_color, console.err_width});
-  const size_t total = input.diagnostics.total();
-  if (total == 0) return;
-  const ir::Rule first = input.diagnostics.kept().front().rule;
-  console.err << fmt::format("{} error{} in {}; `pipewright explain {}` tells more\n", total,
-                             total == 1 ? "" : "s", input_name(input), ir::code(first));
 }
 
 }  // namespace pipewright::cli

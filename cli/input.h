@@ -11,51 +11,59 @@
 #include "pipewright/cli/invocation.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/schedule.h"
-#include "pipewright/ir/text/cell_index.h"
-#include "pipewright/schedule/lowering/lower.h"
+#include "pipewright/schedule/compile.h"
 
-// SOURCE and the options that say what to make of it, for every command that takes a schedule.
+// SOURCE and its options, for every command that takes a schedule: from the words of the command
+// line to schedule::compile, and its diagnostics to stderr.
 
 namespace pipewright::cli {
 
-// The schedule that a command's SOURCE names, and all that is wrong with it.
-struct Input {
-  std::optional<ir::Source> source;         // the file; none for a schedule that is made by name
-  std::optional<ir::AnySchedule> schedule;  // none if there are errors
-  ir::CellIndex cells;                      // of the file; points into `source`
-  ir::Diagnostics diagnostics;
-};
-
-// SOURCE as an argument; --ranks, --stages, --microbatches; and the lowering policies.
+// SOURCE as an argument; --ranks, --stages, --microbatches and the like; the lowering policies.
 ArgumentSpec source_argument();
 std::vector<OptionSpec> shape_options();
 std::vector<OptionSpec> lowering_options();
 
-// Reads an argument: a file, which must have the shape that is asked for, or a name, for which a
-// schedule of that shape is made. `input` must stay where it is.
-void read_input(const Invocation& invocation, Console& console, Input* input, size_t argument = 0);
+// A schedule that is named, or a file; and what became of it.
+struct Input {
+  std::optional<ir::Source> file;  // none for a schedule that is named
+  std::string name;                // the file's, or the schedule's
+  schedule::CompileResult compiled = {};
 
-// The level of a file that was read; `of_name` where a schedule was made by name.
-ir::Level own_level(const Input& input, ir::Level of_name);
+  // Only where compiled.ok().
+  const ir::AnySchedule& any() const { return *compiled.schedule; }
+  const ir::Schedule& schedule() const { return ir::schedule_of(any()); }
+};
 
-// Brings the input to the level of --level, by default `level`: lowers an order as the policies
-// say. What is lowered already is not lowered again. Does nothing where there are errors.
-void lower_input(const Invocation& invocation, ir::Level level,
-                 const schedule::PassObserver& observer, Input* input);
+// Takes the name, or reads the file, that an argument is; nothing is compiled yet.
+Input read_input(const Invocation& invocation, Console& console, size_t argument = 0);
 
-// Gives errors that name a rank and a step their place in the file, and sorts them.
-void place_diagnostics(Input* input);
+// The level to compile to where --level does not say it.
+struct DefaultLevels {
+  std::optional<ir::Level> of_name = ir::Level::kComputeComms;
+  std::optional<ir::Level> of_file = {};  // none for the source's own level
+};
+
+// Compiles an input as the options say. What is wrong is in the result, and not printed.
+void compile_input(const Invocation& invocation, const DefaultLevels& levels, schedule::Depth depth,
+                   Input* input, const schedule::PassObserver& observer = nullptr);
+// The same without policies and --level: reads or generates the schedule at its own level.
+void parse_input(const Invocation& invocation, Input* input);
+
+// Ends the command if the input is not ok: prints its diagnostics and throws Failed.
+void require_ok(const Input& input, Console& console);
+
+// What is wrong, for people, to stderr. `file` is where the places are, or null.
+void print_diagnostics(const ir::Diagnostics& diagnostics, const ir::Source* file,
+                       const std::string& name, Console& console);
+void print_diagnostics(const Input& input, Console& console);
+
+// kExitInvalid, or kExitTrouble where the request is wrong and not the schedule.
+int exit_code_of(const ir::Diagnostics& diagnostics);
 
 // "4 ranks, 8 stages, 1 microbatch".
 std::string shape_text(const ir::Schedule& schedule);
 // "1 action".
 std::string count_text(size_t number, std::string_view one, std::string_view many);
-
-// The file's name, or the schedule's.
-std::string input_name(const Input& input);
-
-// What is wrong, for people, to stderr.
-void print_diagnostics(const Input& input, Console& console);
 
 }  // namespace pipewright::cli
 

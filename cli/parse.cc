@@ -220,6 +220,8 @@ int run_program(int argc, const char* const* argv, Console& console) {
       code = kExitTrouble;
     }
     return code;
+  } catch (const Failed& failed) {
+    return failed.exit_code;
   } catch (const UsageError& error) {
     print_trouble(error.what(), console);
     console.err << "`pipewright --help` and `pipewright COMMAND --help` tell more\n";

@@ -39,7 +39,7 @@ bool print_as(const std::string& format, const ir::AnySchedule& schedule,
 
 // "1F1B: 4 ranks, 4 stages, 8 microbatches; makespan 33, bubble 27.3%"
 std::string title_of(const Input& input, const Simulation& simulation) {
-  const ir::Schedule& schedule = ir::schedule_of(*input.schedule);
+  const ir::Schedule& schedule = input.schedule();
   const std::string unit = simulation.costs.unit.empty() ? "" : " " + simulation.costs.unit;
   return fmt::format("{}: {}; makespan {}{}, bubble {}",
                      schedule.name.empty() ? "schedule" : schedule.name, shape_text(schedule),
@@ -61,7 +61,7 @@ void print_summary(const Simulation& simulation, std::ostream& out) {
 
 void print_picture(const std::string& format, const Input& input, const Simulation& simulation,
                    const schedule::TimelineTextOptions& text, std::ostream& out) {
-  const ir::Schedule& schedule = ir::schedule_of(*input.schedule);
+  const ir::Schedule& schedule = input.schedule();
   if (format == "timeline") {
     schedule::print_timeline(schedule, simulation.timeline, text, out);
     print_summary(simulation, out);
@@ -89,9 +89,9 @@ int run_print(const Invocation& invocation, Console& console) {
   const std::string format =
       invocation.text("--format")
           .value_or(to_stdout && console.out_is_terminal ? "timeline" : "table");
-  if (!is_picture(format)) refuse_cost_options(invocation, "a picture");
+  if (!is_picture(format)) refuse_cost_options(invocation, "--format timeline, svg, trace or dot");
   if (invocation.has("--comms") && format != "timeline")
-    throw UsageError("--comms goes with --format timeline");
+    throw UsageError("--comms requires --format timeline");
   // What a pass gave goes to stderr: stdout holds the result alone.
   const std::optional<std::string> watched = invocation.text("--print-after");
   bool seen = false;
@@ -104,21 +104,20 @@ int run_print(const Invocation& invocation, Console& console) {
       print_as("table", schedule, table, console.err);
   };
 
-  Input input;
-  read_input(invocation, console, &input);
-  lower_input(invocation, own_level(input, ir::Level::kComputeComms), observer, &input);
+  // What needs no times is printed as it is, right or wrong.
+  Input input = read_input(invocation, console);
+  compile_input(invocation, {},
+                is_picture(format) ? schedule::Depth::kVerify : schedule::Depth::kLower, &input,
+                observer);
+  require_ok(input, console);
   const schedule::TableOptions table{to_stdout ? console.out_width : 0,
                                      to_stdout && console.out_color};
   std::optional<Simulation> simulation;
-  if (is_picture(format) && input.schedule) {
-    simulation = simulate_input(invocation, read_costs(invocation, console), &input);
-    if (!simulation) input.schedule.reset();
-  }
-  print_diagnostics(input, console);
-  if (!input.schedule) return kExitInvalid;
+  if (is_picture(format))
+    simulation = simulate_input(input, read_costs(invocation, console), console);
   if (watched && !seen) console.err << fmt::format("note: the pass {} did not run\n", *watched);
   write_output(path, console, [&](std::ostream& out) {
-    if (print_as(format, *input.schedule, table, out)) return;
+    if (print_as(format, input.any(), table, out)) return;
     print_picture(format, input, *simulation, {table.width, table.color, invocation.has("--comms")},
                   out);
   });

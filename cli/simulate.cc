@@ -31,7 +31,7 @@ std::optional<schedule::Spread> jitter_of(const Invocation& invocation,
   const auto sigma_text = invocation.text("--jitter");
   if (!sigma_text) {
     for (const char* option : {"--runs", "--seed"}) {
-      if (invocation.has(option)) throw UsageError(fmt::format("{} goes with --jitter", option));
+      if (invocation.has(option)) throw UsageError(fmt::format("{} requires --jitter", option));
     }
     return std::nullopt;
   }
@@ -40,8 +40,8 @@ std::optional<schedule::Spread> jitter_of(const Invocation& invocation,
       std::from_chars(sigma_text->data(), sigma_text->data() + sigma_text->size(), sigma);
   if (error != std::errc() || stop != sigma_text->data() + sigma_text->size() ||
       !(sigma >= 0 && sigma <= 2))
-    throw UsageError(
-        fmt::format("--jitter wants a number from 0 to 2, found {}", ir::backticked(*sigma_text)));
+    throw UsageError(fmt::format("--jitter: expected a number from 0 to 2, got {}",
+                                 ir::backticked(*sigma_text)));
   return schedule::spread_of_makespan(
       simulation.graph, schedule, simulation.costs, sigma,
       invocation.number("--runs").value_or(100),
@@ -73,10 +73,10 @@ std::string actions_json(const ir::Schedule& schedule, const ir::Timeline& timel
 
 void print_json(const Invocation& invocation, const Input& input, const Simulation& simulation,
                 const std::optional<schedule::Spread>& spread, std::ostream& out) {
-  const ir::Schedule& schedule = ir::schedule_of(*input.schedule);
+  const ir::Schedule& schedule = input.schedule();
   const schedule::Report& report = simulation.report;
   const bool sizes = simulation.costs.has_sizes();
-  const bool program = std::holds_alternative<ir::Program>(*input.schedule);
+  const bool program = std::holds_alternative<ir::Program>(input.any());
   const schedule::VerifyOptions channels = schedule::options_of(schedule.lowering);
   const std::string capacity = ir::to_string_capacity(channels.capacity);
   std::string ranks;
@@ -125,7 +125,7 @@ void print_json(const Invocation& invocation, const Input& input, const Simulati
       "  \"bounds\": {{\"busiest_rank\": {}, \"one_microbatch\": {}, \"warm_up\": {}}},\n"
       "  \"gap\": {},\n  \"jitter\": {},\n  \"ranks\": [{}\n  ],\n  \"critical_path\": [{}\n  "
       "]\n}}\n",
-      ir::name(ir::level_of(*input.schedule)),
+      ir::name(ir::level_of(input.any())),
       program ? fmt::format("\"{}\"", ir::name(channels.channels)) : "null",
       !program            ? "null"
       : capacity == "inf" ? "\"inf\""
@@ -179,12 +179,12 @@ void print_rank_table(const Simulation& simulation, std::ostream& out) {
 
 void print_text(const Input& input, const Simulation& simulation,
                 const std::optional<schedule::Spread>& spread, std::ostream& out) {
-  const ir::Schedule& schedule = ir::schedule_of(*input.schedule);
+  const ir::Schedule& schedule = input.schedule();
   const schedule::Report& report = simulation.report;
   const std::string unit = simulation.costs.unit.empty() ? "" : " " + simulation.costs.unit;
   const schedule::VerifyOptions channels = schedule::options_of(schedule.lowering);
-  out << fmt::format("{}: {}, {}\n", input_name(input), shape_text(schedule),
-                     std::holds_alternative<ir::Program>(*input.schedule)
+  out << fmt::format("{}: {}, {}\n", input.name, shape_text(schedule),
+                     std::holds_alternative<ir::Program>(input.any())
                          ? ir::describe_channels(channels.channels, channels.capacity)
                          : "ideal transfers");
   out << fmt::format("makespan       {}{}\n", number_text(report.makespan), unit);
@@ -210,15 +210,13 @@ void print_text(const Input& input, const Simulation& simulation,
 
 int run_simulate(const Invocation& invocation, Console& console) {
   Input input;
-  const std::optional<Simulation> simulation =
-      simulate_source(invocation, console, ir::Level::kComputeOnly, &input);
-  if (!simulation) return kExitInvalid;
-  const auto spread = jitter_of(invocation, ir::schedule_of(*input.schedule), *simulation);
+  const Simulation simulation = simulate_source(invocation, console, std::nullopt, &input);
+  const auto spread = jitter_of(invocation, input.schedule(), simulation);
   if (invocation.has("--json")) {
-    print_json(invocation, input, *simulation, spread, console.out);
+    print_json(invocation, input, simulation, spread, console.out);
   } else {
-    if (invocation.has("--actions")) throw UsageError("--actions goes with --json");
-    print_text(input, *simulation, spread, console.out);
+    if (invocation.has("--actions")) throw UsageError("--actions requires --json");
+    print_text(input, simulation, spread, console.out);
   }
   return kExitOk;
 }

@@ -12,44 +12,37 @@
 #include "pipewright/cli/input.h"
 #include "pipewright/cli/invocation.h"
 #include "pipewright/ir/schedule.h"
-#include "pipewright/ir/timeline.h"
-#include "pipewright/schedule/simulate/costs.h"
-#include "pipewright/schedule/simulate/event_graph.h"
-#include "pipewright/schedule/simulate/report.h"
+#include "pipewright/ir/source.h"
+#include "pipewright/schedule/compile.h"
 
-// Costs, and what comes of them, for every command that simulates.
+// The options that say what actions cost, for every command that simulates: from the command line
+// to schedule::simulate.
 
 namespace pipewright::cli {
+
+using schedule::Simulation;
 
 // --costs, --forward, ..., --comm, --scale, --slow.
 std::vector<OptionSpec> cost_options();
 
-// A schedule that has run: its costs, what waits for what, and when.
-struct Simulation {
-  schedule::Costs costs;
-  schedule::EventGraph graph;
-  ir::Timeline timeline;
-  schedule::Report report;
-};
-
-// What actions cost, as --costs or the flags say, and where that stands.
+// What actions cost, as --costs or the flags say.
 struct AskedCosts {
-  schedule::Costs costs;
-  std::string file = "costs";
+  std::optional<ir::Source> file;  // of --costs
+  schedule::SimulateRequest request;
 };
+// Throws UsageError, or Failed with the file's errors printed.
 AskedCosts read_costs(const Invocation& invocation, Console& console);
-// A usage error if any of cost_options() was given: "--costs goes with a picture".
-void refuse_cost_options(const Invocation& invocation, std::string_view wanted);
+// Throws UsageError if any of cost_options() was given: "--costs requires X".
+void refuse_cost_options(const Invocation& invocation, std::string_view required);
 
-// Simulates what lower_input left: an order with ideal transfers, a program under its channels.
-// None where the schedule is wrong: the errors are in `input` then.
-std::optional<Simulation> simulate_input(const Invocation& invocation, const AskedCosts& asked,
-                                         Input* input);
+// Simulates an input that is ok and verified: an order with ideal transfers, a program under its
+// channels. Throws Failed, with what is wrong printed, where the costs do not fit.
+Simulation simulate_input(const Input& input, const AskedCosts& asked, Console& console);
 
-// Reads, lowers and simulates SOURCE: a file at its own level, a name at `level_of_name`, unless
-// --level says otherwise. None where it is wrong, and that is printed.
-std::optional<Simulation> simulate_source(const Invocation& invocation, Console& console,
-                                          ir::Level level_of_name, Input* input);
+// Compiles and simulates SOURCE: a file at its own level, a name at `level_of_name`, unless --level
+// says otherwise. Throws as the parts do.
+Simulation simulate_source(const Invocation& invocation, Console& console,
+                           std::optional<ir::Level> level_of_name, Input* input);
 
 // Formats of `print` that need a simulation.
 std::span<const std::string_view> picture_formats();

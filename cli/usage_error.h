@@ -10,6 +10,11 @@ class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Ends a command whose errors have been printed.
+struct Failed {
+  int exit_code;
+};
+
 }  // namespace pipewright::cli
 
 #endif  // PIPEWRIGHT_CLI_USAGE_ERROR_H_

@@ -21,17 +21,17 @@ enum class Eviction : uint8_t { kPytorch, kFarthest };
 enum class Receives : uint8_t { kPytorch, kLatest };
 
 struct Lowering {
-  std::optional<bool> forward_only;    // B, I and W left out
-  std::optional<bool> merge_backward;  // adjacent I and W made one B
-  std::optional<bool> split_backward;  // each B made an I and a W
-  std::optional<int> residency;        // stages unsharded at a time, from 1
-  std::optional<int> lookahead;        // stages unsharded ahead of their use, from 1
-  std::optional<Eviction> evict;
-  std::optional<Receives> receives;
-  std::optional<int> reduce_every;  // microbatches between two REDUCE_GRADs of a stage, from 1
-  std::optional<ChannelModel> channels;
-  std::optional<ChannelCapacity> capacity;
-  std::optional<bool> weight_free_w;  // W may stand on a resharded stage
+  std::optional<bool> forward_only = {};    // B, I and W left out
+  std::optional<bool> merge_backward = {};  // adjacent I and W made one B
+  std::optional<bool> split_backward = {};  // each B made an I and a W
+  std::optional<int> residency = {};        // stages unsharded at a time, from 1
+  std::optional<int> lookahead = {};        // stages unsharded ahead of their use, from 1
+  std::optional<Eviction> evict = {};
+  std::optional<Receives> receives = {};
+  std::optional<int> reduce_every = {};  // microbatches between two REDUCE_GRADs of a stage, from 1
+  std::optional<ChannelModel> channels = {};
+  std::optional<ChannelCapacity> capacity = {};
+  std::optional<bool> weight_free_w = {};  // W may stand on a resharded stage
 
   friend bool operator==(const Lowering&, const Lowering&) = default;
 };

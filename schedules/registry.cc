@@ -87,14 +87,14 @@ std::string nearest_text(const ScheduleSpec& spec, const Shape& shape) {
   for (const Part& part :
        {Part{&Shape::microbatches, "microbatches"}, Part{&Shape::stages, "stages"}}) {
     const std::vector<int> legal = nearest_legal(spec, shape, part.number);
-    if (!legal.empty()) return fmt::format("; nearest: {} {}", fmt::join(legal, " or "), part.name);
+    if (!legal.empty()) return fmt::format("nearest: {} {}", fmt::join(legal, " or "), part.name);
   }
   // Both are wrong: the default number of stages, and microbatches for it.
   Shape other = shape;
   other.stages = default_stages(spec, shape.ranks);
   const std::vector<int> legal = nearest_legal(spec, other, &Shape::microbatches);
   if (legal.empty()) return "";
-  return fmt::format("; nearest: {} stages and {} microbatches", other.stages,
+  return fmt::format("nearest: {} stages and {} microbatches", other.stages,
                      fmt::join(legal, " or "));
 }
 
@@ -126,27 +126,39 @@ std::vector<std::string_view> schedule_names() {
 }
 
 int default_stages(const ScheduleSpec& spec, int ranks) {
-  // Beyond this there is no such schedule, which shape_error says.
+  // A larger shape is refused by shape_error.
   return ranks > ir::kMaxStages ? ranks : spec.default_stages_per_rank * ranks;
 }
 
-std::optional<std::string> shape_error(const ScheduleSpec& spec, const Shape& shape) {
-  const std::string what = fmt::format("{} cannot be made for {} ranks, {} stages, {} microbatches",
-                                       spec.name, shape.ranks, shape.stages, shape.microbatches);
+std::optional<ir::Diagnostic> shape_error(const ScheduleSpec& spec, const Shape& shape) {
+  const auto error = [&](std::string_view expected) {
+    ir::Diagnostic diagnostic;
+    diagnostic.rule = ir::Rule::kUnsupportedShape;
+    diagnostic.message = fmt::format(
+        "{} does not exist for this shape: expected {}, got {} ranks, {} stages, {} "
+        "microbatches",
+        spec.name, expected, shape.ranks, shape.stages, shape.microbatches);
+    return diagnostic;
+  };
   if (shape.ranks < 1 || shape.stages < 1 || shape.microbatches < 1)
-    return what + ": each is at least 1";
-  if (const auto error = size_error(shape)) return fmt::format("{}: {}", what, *error);
-  if (shape.group_size < 0) return what + ": a group size is at least 1";
+    return error("at least 1 of each");
+  if (const auto limit = size_error(shape)) return error(*limit);
+  if (shape.group_size < 0) return error("a group size of at least 1");
   for (const ShapeOption& option : kShapeOptions) {
     const bool takes = std::ranges::any_of(
         spec.options, [&](const ShapeOption& own) { return own.name == option.name; });
-    if (option.is_set(shape) && !takes)
-      return fmt::format("{} takes no --{}", spec.name, option.name);
+    if (!option.is_set(shape) || takes) continue;
+    ir::Diagnostic diagnostic;
+    diagnostic.rule = ir::Rule::kNotApplicable;
+    diagnostic.message = fmt::format("{} does not take `{}`", spec.name, option.name);
+    return diagnostic;
   }
   for (const Constraint& constraint : spec.constraints) {
     if (constraint.holds(shape)) continue;
-    return fmt::format("{}: it wants that {}, as {}{}", what, constraint.rule, constraint.reason,
-                       nearest_text(spec, shape));
+    ir::Diagnostic diagnostic = error(fmt::format("that {}", constraint.rule));
+    diagnostic.notes.push_back({std::string(constraint.reason), {}});
+    diagnostic.help = nearest_text(spec, shape);
+    return diagnostic;
   }
   return std::nullopt;
 }

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/schedule.h"
 #include "pipewright/schedules/schedule_spec.h"
 
@@ -27,9 +28,9 @@ std::vector<std::string_view> schedule_names();
 // The number of stages that a schedule has where none is asked for: P, or V P.
 int default_stages(const ScheduleSpec& spec, int ranks);
 
-// Why the schedule cannot be made for a shape, with the nearest shapes for which it can; none if it
-// can.
-std::optional<std::string> shape_error(const ScheduleSpec& spec, const Shape& shape);
+// Why the schedule does not exist for a shape, with the nearest legal shapes as its help; none if
+// it does.
+std::optional<ir::Diagnostic> shape_error(const ScheduleSpec& spec, const Shape& shape);
 
 // The whole order. The shape must be one for which shape_error has nothing to say. Linear in the
 // number of cells.

@@ -9,11 +9,11 @@
 
 namespace pipewright::schedules {
 
-// How large a schedule is to be made, and the options of its own, for schedules that take them.
+// The size of a schedule, and options that only some schedules take. 0: not given.
 struct Shape {
-  int ranks;
-  int stages;
-  int microbatches;
+  int ranks = 0;
+  int stages = 0;
+  int microbatches = 0;
   int group_size = 0;  // microbatches that run through one stage of a rank before its next; 0
                        // for the schedule's own choice
   bool extra_warmup = false;  // one forward more before the first backward

@@ -50,6 +50,10 @@ bool Costs::has_sizes() const {
          !parameter_bytes.is_zero() || !gradient_bytes.is_zero();
 }
 
+std::string cost_in_words() {
+  return fmt::format("0 or a number from {} to {}", kLeastCost, kMostCost);
+}
+
 std::span<const StageCost> stage_costs() { return kStageCosts; }
 
 std::span<const std::string_view> scalable_costs() { return kScalable; }
@@ -107,33 +111,70 @@ CostTable::CostTable(const Costs& costs, const ir::Placement& placement)
   }
 }
 
-std::optional<std::string> costs_error(const Costs& costs, const ir::Placement& placement,
-                                       int num_microbatches) {
-  const auto wrong_size = [](std::string_view name, size_t found, int wanted,
-                             std::string_view each) {
-    return fmt::format(
-        "`{}` has {} numbers, and the schedule has {} {}: give one for each, or one "
-        "for all",
-        name, found, wanted, each);
+bool check_costs(const Costs& costs, const CostPlaces& places, const ir::Placement& placement,
+                 int num_microbatches, ir::Diagnostics* diagnostics) {
+  const size_t before = diagnostics->total();
+  const auto place_of = [&](std::string_view key) {
+    const auto entry = places.values.find(key);
+    return entry == places.values.end() ? ir::Place() : entry->second;
   };
-  for (const auto& [name, values] : kStageCosts) {
-    const size_t size = (costs.*values).size();
-    if (size != 1 && size != static_cast<size_t>(placement.num_stages()))
-      return wrong_size(name, size, placement.num_stages(), "stages");
+  const auto check_number = [&](std::string_view key, double number, const ir::Place& place) {
+    if (is_cost(number)) return;
+    diagnostics->error(ir::Rule::kBadValue,
+                       fmt::format("`{}`: expected {}, got {}", key, cost_in_words(), number),
+                       place);
+  };
+  const auto check_size = [&](std::string_view key, size_t size, int expected,
+                              std::string_view each, std::string_view help) {
+    if (size == static_cast<size_t>(expected)) return;
+    diagnostics
+        ->error(
+            ir::Rule::kCostsMismatch,
+            fmt::format("`{}`: expected {} numbers, one per {}, got {}", key, expected, each, size),
+            place_of(key))
+        .help = help;
+  };
+  for (const auto& [name, member] : kStageCosts) {
+    const PerStage& values = costs.*member;
+    if (values.size() != 1)
+      check_size(name, values.size(), placement.num_stages(), "stage",
+                 "one number instead of the list holds for all stages");
+    for (size_t stage = 0; stage < values.size(); ++stage)
+      check_number(name, values.at(static_cast<int>(stage)), place_of(name));
   }
-  if (!costs.rank_scale.empty() &&
-      costs.rank_scale.size() != static_cast<size_t>(placement.num_ranks()))
-    return wrong_size("rank_scale", costs.rank_scale.size(), placement.num_ranks(), "ranks");
-  if (!costs.microbatch_scale.empty() &&
-      costs.microbatch_scale.size() != static_cast<size_t>(num_microbatches))
-    return wrong_size("microbatch_scale", costs.microbatch_scale.size(), num_microbatches,
-                      "microbatches");
+  const auto check_scale = [&](std::string_view key, const std::vector<double>& scale, int expected,
+                               std::string_view each) {
+    if (!scale.empty()) check_size(key, scale.size(), expected, each, "");
+    for (const double factor : scale) check_number(key, factor, place_of(key));
+  };
+  check_scale("rank_scale", costs.rank_scale, placement.num_ranks(), "rank");
+  check_scale("microbatch_scale", costs.microbatch_scale, num_microbatches, "microbatch");
+  const auto check_link = [&](const Link& link, const ir::Place& latency,
+                              const ir::Place& bandwidth) {
+    check_number("latency", link.latency, latency);
+    // Without limit is the default.
+    if (!(link.bandwidth > 0))
+      diagnostics->error(
+          ir::Rule::kBadValue,
+          fmt::format("`bandwidth`: expected bytes per unit of time, above 0, got {}",
+                      link.bandwidth),
+          bandwidth);
+  };
+  check_link(costs.link, place_of("latency"), place_of("bandwidth"));
   for (const auto& [ranks, link] : costs.links) {
-    if (ranks.first >= placement.num_ranks() || ranks.second >= placement.num_ranks())
-      return fmt::format("`links` has one from rank {} to rank {}, and the schedule has {} ranks",
-                         ranks.first, ranks.second, placement.num_ranks());
+    const auto entry = places.links.find(ranks);
+    const ir::Place place = entry == places.links.end() ? ir::Place() : entry->second;
+    check_link(link, place, place);
+    for (const int rank : {ranks.first, ranks.second}) {
+      if (rank >= 0 && rank < placement.num_ranks()) continue;
+      diagnostics->error(ir::Rule::kCostsMismatch,
+                         fmt::format("a link from rank {} to rank {}: expected ranks 0 to {}, got "
+                                     "rank {}",
+                                     ranks.first, ranks.second, placement.num_ranks() - 1, rank),
+                         place);
+    }
   }
-  return std::nullopt;
+  return diagnostics->total() == before;
 }
 
 }  // namespace pipewright::schedule

@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_SCHEDULE_SIMULATE_COSTS_H_
 #define PIPEWRIGHT_SCHEDULE_SIMULATE_COSTS_H_
 
+#include <functional>
 #include <limits>
 #include <map>
 #include <optional>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "pipewright/ir/action.h"
+#include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/placement.h"
 
 namespace pipewright::schedule {
@@ -47,15 +49,16 @@ struct Link {
 // bytes. B costs I + W, a compound the sum of its parts. COSTS.md describes the file. A plain
 // value.
 struct Costs {
-  std::string unit;  // of time, for people: "ms"; empty where unknown
+  std::string unit = {};  // of time, for people: "ms"; empty where unknown
 
   PerStage forward = 1, backward_input = 1, backward_weight = 1;
   PerStage unshard = 0, reshard = 0, reduce_grad = 0;
-  std::vector<double> rank_scale;        // times the actions of a rank; empty for 1
-  std::vector<double> microbatch_scale;  // times the compute actions of a microbatch; empty for 1
+  std::vector<double> rank_scale = {};  // times the actions of a rank; empty for 1
+  std::vector<double> microbatch_scale =
+      {};  // times the compute actions of a microbatch; empty for 1
 
-  Link link;                                  // between ranks
-  std::map<std::pair<int, int>, Link> links;  // from one rank to another, where it differs
+  Link link = {};                                  // between ranks
+  std::map<std::pair<int, int>, Link> links = {};  // from one rank to another, where it differs
 
   // Sizes of a microbatch, or of a stage. 0 where unknown.
   PerStage output_bytes = 0;          // what F sends on
@@ -75,6 +78,8 @@ inline constexpr double kLeastCost = 1e-12, kMostCost = 1e18;
 inline bool is_cost(double value) {
   return value == 0 || (value >= kLeastCost && value <= kMostCost);
 }
+// "0 or a number from 1e-12 to 1e+18"
+std::string cost_in_words();
 
 // The fields of Costs with a number a stage, by the names that files give them.
 struct StageCost {
@@ -94,7 +99,7 @@ void slow_rank(int rank, double factor, const ir::Placement& placement, Costs* c
 // Costs for one placement and number of microbatches, made ready to be asked for every action.
 class CostTable {
  public:
-  // The costs must fit: see costs_error.
+  // The costs must fit the placement (check_costs).
   CostTable(const Costs& costs, const ir::Placement& placement);
 
   // A SEND takes what its transfer does, a RECV none of its own, a compound the sum of its parts.
@@ -125,10 +130,16 @@ class CostTable {
   std::vector<double> microbatch_scale_;
 };
 
-// What does not fit a schedule: a list whose length is not its number of stages, ranks or
-// microbatches, a link of a rank that it does not have. One line, or none.
-std::optional<std::string> costs_error(const Costs& costs, const ir::Placement& placement,
-                                       int num_microbatches);
+// Where costs are in their file, for diagnostics: the values of its keys, and its links.
+struct CostPlaces {
+  std::map<std::string, ir::Place, std::less<>> values;
+  std::map<std::pair<int, int>, ir::Place> links;
+};
+
+// Whether costs fit a schedule: each number is a cost, a list has one number per stage, rank or
+// microbatch, and links are between ranks of the schedule. Adds an error for each that does not.
+bool check_costs(const Costs& costs, const CostPlaces& places, const ir::Placement& placement,
+                 int num_microbatches, ir::Diagnostics* diagnostics);
 
 }  // namespace pipewright::schedule
 

@@ -4,155 +4,304 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 #include <vector>
 
-#include "pipewright/ir/diagnostic.h"
+#include "pipewright/ir/text/json_cursor.h"
 #include "pipewright/ir/text/spelling.h"
+
+// First the text becomes a tree of values, each with its place; then the tree is read key by key.
+// Both go on after an error, so that all errors are reported.
 
 namespace pipewright::schedule {
 namespace {
 
 using Json = nlohmann::json;
 
-struct CostsError {
-  std::string message;
+enum class Kind { kNull, kBoolean, kNumber, kString, kArray, kObject };
+
+struct Member;
+
+struct Value {
+  Kind kind = Kind::kNull;
+  double number = 0;            // kNumber
+  std::string text;             // kString: what it says
+  std::vector<Value> items;     // kArray
+  std::vector<Member> members;  // kObject
+  ir::Place place;
 };
 
-[[noreturn]] void fail(std::string message) { throw CostsError{std::move(message)}; }
+struct Member {
+  std::string key;
+  ir::Place key_place;
+  Value value;
+};
 
-std::string shown(const Json& value) {
-  std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
-  if (text.size() > 40) text = text.substr(0, 37) + "...";
-  return text;
-}
+// Builds the tree from the parser's events.
+class TreeBuilder : public nlohmann::json_sax<Json> {
+ public:
+  TreeBuilder(const ir::Source& source, ir::Diagnostics* diagnostics)
+      : text_(source.text), cursor_(source), diagnostics_(*diagnostics) {}
 
-double number(std::string_view key, const Json& value) {
-  if (!value.is_number() || !is_cost(value.get<double>()))
-    fail(fmt::format("`{}` wants 0, or numbers from {} to {}, found {}", key, kLeastCost, kMostCost,
-                     shown(value)));
-  return value.get<double>();
-}
+  // None if it is not JSON, or nested deeper than costs are.
+  std::optional<Value> build() {
+    if (!cursor_.parse(this)) return std::nullopt;
+    return std::move(root_);
+  }
 
-std::vector<double> numbers(std::string_view key, const Json& value) {
-  if (!value.is_array() || value.empty())
-    fail(fmt::format("`{}` wants a list of numbers, found {}", key, shown(value)));
-  std::vector<double> all;
-  for (const Json& one : value) all.push_back(number(key, one));
-  return all;
-}
+  bool null() override { return word(Kind::kNull, 0); }
+  bool boolean(bool) override { return word(Kind::kBoolean, 0); }
+  bool number_integer(number_integer_t number) override {
+    return word(Kind::kNumber, static_cast<double>(number));
+  }
+  bool number_unsigned(number_unsigned_t number) override {
+    return word(Kind::kNumber, static_cast<double>(number));
+  }
+  bool number_float(number_float_t number, const string_t&) override {
+    return word(Kind::kNumber, number);
+  }
+  bool string(string_t& text) override {
+    Value& value = add(Kind::kString);
+    value.place = cursor_.string();
+    value.text = text;
+    return true;
+  }
+  bool binary(binary_t&) override { return false; }  // JSON text has none
+  bool start_object(std::size_t) override { return open(Kind::kObject); }
+  bool start_array(std::size_t) override { return open(Kind::kArray); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+  bool key(string_t& key) override {
+    open_.back()->members.push_back({key, cursor_.string(), {}});
+    return true;
+  }
+  bool parse_error(std::size_t, const std::string&, const Json::exception& error) override {
+    cursor_.report(error, &diagnostics_);
+    return false;
+  }
 
-double bandwidth(const Json& value) {
-  const double bytes = number("bandwidth", value);
-  if (bytes == 0) fail("`bandwidth` wants bytes a unit of time, more than 0, found 0");
-  return bytes;
-}
+ private:
+  static constexpr size_t kDeepest = 4;
 
-void refuse_unknown(std::string_view key, std::span<const std::string_view> known,
-                    std::string_view where) {
-  const std::string hint = ir::did_you_mean(key, known);
-  fail(fmt::format("there is no key {}{}; {}", ir::backticked(key), where,
-                   hint.empty() ? fmt::format("keys are {}", fmt::join(known, ", ")) : hint));
-}
+  // The value that an event starts: the whole, an item, or that of the last key.
+  Value& add(Kind kind) {
+    Value& value = open_.empty()                        ? root_
+                   : open_.back()->kind == Kind::kArray ? open_.back()->items.emplace_back()
+                                                        : open_.back()->members.back().value;
+    value.kind = kind;
+    return value;
+  }
 
-int rank(std::string_view key, const Json& value) {
-  if (!value.is_number_unsigned() || value.get<uint64_t>() >= ir::kMaxStages)
-    fail(fmt::format("`{}` of a link wants a rank, found {}", key, shown(value)));
-  return value.get<int>();
-}
+  bool word(Kind kind, double number) {
+    Value& value = add(kind);
+    value.place = cursor_.word();
+    value.number = number;
+    return true;
+  }
 
-void read_link(const Json& value, Costs* costs) {
-  constexpr std::string_view kKeys[] = {"from", "to", "latency", "bandwidth"};
-  if (!value.is_object() || !value.contains("from") || !value.contains("to"))
-    fail(fmt::format("`links` wants objects with `from` and `to`, found {}", shown(value)));
-  Link link = costs->link;
-  for (const auto& [key, item] : value.items()) {
-    if (key == "latency") {
-      link.latency = number(key, item);
-    } else if (key == "bandwidth") {
-      link.bandwidth = bandwidth(item);
-    } else if (key != "from" && key != "to") {
-      refuse_unknown(key, kKeys, " in a link");
+  bool open(Kind kind) {
+    Value& value = add(kind);
+    value.place = cursor_.token(1);
+    open_.push_back(&value);
+    if (open_.size() <= kDeepest) return true;
+    diagnostics_.error(ir::Rule::kJsonType,
+                       fmt::format("expected values nested at most {} deep, got more", kDeepest),
+                       value.place);
+    return false;
+  }
+
+  // The place of a list or an object is all of it, if that is on one line.
+  bool close() {
+    ir::Place& place = open_.back()->place;
+    const size_t length = cursor_.token_end() - *place.offset;
+    if (text_.substr(*place.offset, length).find('\n') == std::string_view::npos)
+      place.length = length;
+    open_.pop_back();
+    return true;
+  }
+
+  std::string_view text_;
+  ir::JsonCursor cursor_;
+  ir::Diagnostics& diagnostics_;
+  Value root_;
+  std::vector<Value*> open_;  // from the root on; none of these vectors grows while it is open
+};
+
+// Reads the tree. A reader returns a default where it has reported an error.
+class CostsReader {
+ public:
+  CostsReader(const ir::Source& source, ir::Diagnostics* diagnostics)
+      : text_(source.text), diagnostics_(*diagnostics) {}
+
+  ParsedCosts read(const Value& root) {
+    if (root.kind != Kind::kObject) {
+      wrong(ir::Rule::kJsonType, "a costs file", "an object", root);
+      return {};
+    }
+    std::vector<std::string_view> known = {"version", "unit",      "rank_scale", "microbatch_scale",
+                                           "latency", "bandwidth", "links"};
+    for (const StageCost& field : stage_costs()) known.push_back(field.name);
+    check_keys(root, known, "");
+    if (const Value* version = find(root, "version")) {
+      if (version->kind != Kind::kNumber || version->number != 1)
+        wrong(ir::Rule::kVersion, "`version`", "1", *version);
+    } else {
+      ir::Place place = root.place;
+      place.length = 1;
+      diagnostics_.error(ir::Rule::kMissingKey, "a costs file has a `version`, got none", place)
+          .help = "write it as `\"version\": 1`";
+    }
+    for (const StageCost& field : stage_costs()) {
+      if (const Value* value = take(root, field.name))
+        parsed_.costs.*(field.values) = value->kind == Kind::kArray
+                                            ? PerStage(numbers(field.name, *value))
+                                            : PerStage(number(field.name, *value));
+    }
+    if (const Value* value = take(root, "unit")) read_unit(*value);
+    if (const Value* value = take(root, "rank_scale"))
+      parsed_.costs.rank_scale = numbers("rank_scale", *value);
+    if (const Value* value = take(root, "microbatch_scale"))
+      parsed_.costs.microbatch_scale = numbers("microbatch_scale", *value);
+    if (const Value* value = take(root, "latency"))
+      parsed_.costs.link.latency = number("latency", *value);
+    if (const Value* value = take(root, "bandwidth"))
+      parsed_.costs.link.bandwidth = bandwidth(*value);
+    // Last: what a link leaves out is as everywhere.
+    if (const Value* value = take(root, "links")) read_links(*value);
+    return std::move(parsed_);
+  }
+
+ private:
+  void wrong(ir::Rule rule, std::string_view what, std::string_view expected, const Value& got) {
+    const std::string_view text =
+        std::string_view(text_).substr(*got.place.offset, got.place.length);
+    diagnostics_.error(rule,
+                       fmt::format("{}: expected {}, got {}", what, expected, ir::backticked(text)),
+                       got.place);
+  }
+
+  static const Value* find(const Value& object, std::string_view key) {
+    const auto member = std::ranges::find(object.members, key, &Member::key);
+    return member == object.members.end() ? nullptr : &member->value;
+  }
+
+  // The value of a key of the file, whose place is kept.
+  const Value* take(const Value& root, std::string_view key) {
+    const Value* value = find(root, key);
+    if (value != nullptr) parsed_.places.values.emplace(key, value->place);
+    return value;
+  }
+
+  // Keys that are unknown, and keys that appear twice.
+  void check_keys(const Value& object, std::span<const std::string_view> known,
+                  std::string_view where) {
+    std::set<std::string_view> seen;
+    for (const Member& member : object.members) {
+      if (std::ranges::find(known, member.key) == known.end()) {
+        const std::string hint = ir::did_you_mean(member.key, known);
+        diagnostics_
+            .error(ir::Rule::kUnknownKey,
+                   fmt::format("there is no key {}{}", ir::backticked(member.key), where),
+                   member.key_place)
+            .help = hint.empty() ? fmt::format("keys are {}", fmt::join(known, ", ")) : hint;
+      } else if (!seen.insert(member.key).second) {
+        diagnostics_.error(
+            ir::Rule::kDuplicateKey,
+            fmt::format("the key {} appears twice{}", ir::backticked(member.key), where),
+            member.key_place);
+      }
     }
   }
-  const std::pair ranks(rank("from", value["from"]), rank("to", value["to"]));
-  if (!costs->links.emplace(ranks, link).second)
-    fail(fmt::format("`links` has two from rank {} to rank {}", ranks.first, ranks.second));
-}
 
-Costs read(const Json& json) {
-  if (!json.is_object()) fail(fmt::format("costs are an object, found {}", shown(json)));
-  if (!json.contains("version") || json["version"] != 1)
-    fail(json.contains("version")
-             ? fmt::format("`version` wants 1, found {}", shown(json["version"]))
-             : std::string("`version` is missing; this is version 1"));
-  std::vector<std::string_view> known = {"version", "unit",      "rank_scale", "microbatch_scale",
-                                         "latency", "bandwidth", "links"};
-  for (const StageCost& field : stage_costs()) known.push_back(field.name);
+  double number(std::string_view key, const Value& value) {
+    if (value.kind == Kind::kNumber && is_cost(value.number)) return value.number;
+    wrong(value.kind == Kind::kNumber ? ir::Rule::kBadValue : ir::Rule::kJsonType,
+          fmt::format("`{}`", key), cost_in_words(), value);
+    return 0;
+  }
 
-  Costs costs;
-  for (const auto& [key, value] : json.items()) {
-    const auto field = std::ranges::find(stage_costs(), key, &StageCost::name);
-    if (field != stage_costs().end()) {
-      costs.*(field->values) =
-          value.is_array() ? PerStage(numbers(key, value)) : PerStage(number(key, value));
-    } else if (key == "unit") {
-      const auto is_letter = [](unsigned char c) { return std::isalpha(c) != 0; };
-      if (!value.is_string() || value.get<std::string>().empty() ||
-          value.get<std::string>().size() > 16 ||
-          !std::ranges::all_of(value.get<std::string>(), is_letter))
-        fail(fmt::format("`unit` wants a word of up to 16 letters, found {}", shown(value)));
-      costs.unit = value.get<std::string>();
-    } else if (key == "rank_scale") {
-      costs.rank_scale = numbers(key, value);
-    } else if (key == "microbatch_scale") {
-      costs.microbatch_scale = numbers(key, value);
-    } else if (key == "latency") {
-      costs.link.latency = number(key, value);
-    } else if (key == "bandwidth") {
-      costs.link.bandwidth = bandwidth(value);
-    } else if (key == "links") {
-      if (!value.is_array()) fail(fmt::format("`links` wants a list, found {}", shown(value)));
-    } else if (key != "version") {
-      refuse_unknown(key, known, "");
+  std::vector<double> numbers(std::string_view key, const Value& value) {
+    std::vector<double> all;
+    if (value.kind != Kind::kArray || value.items.empty()) {
+      wrong(ir::Rule::kJsonType, fmt::format("`{}`", key), "a list of numbers", value);
+      all.push_back(0);
+    }
+    for (const Value& item : value.items) all.push_back(number(key, item));
+    return all;
+  }
+
+  double bandwidth(const Value& value) {
+    if (value.kind == Kind::kNumber && value.number == 0)
+      wrong(ir::Rule::kBadValue, "`bandwidth`", "bytes per unit of time, above 0", value);
+    return number("bandwidth", value);
+  }
+
+  void read_unit(const Value& value) {
+    constexpr size_t kLongest = 16;
+    const auto is_letter = [](unsigned char letter) { return std::isalpha(letter) != 0; };
+    if (value.kind != Kind::kString || value.text.empty() || value.text.size() > kLongest ||
+        !std::ranges::all_of(value.text, is_letter)) {
+      wrong(value.kind == Kind::kString ? ir::Rule::kBadValue : ir::Rule::kJsonType, "`unit`",
+            fmt::format("a word of up to {} letters", kLongest), value);
+    } else {
+      parsed_.costs.unit = value.text;
     }
   }
-  // Last: what a link does not say is as everywhere.
-  if (json.contains("links")) {
-    for (const Json& link : json["links"]) read_link(link, &costs);
+
+  // None where it is not a rank of any schedule.
+  std::optional<int> rank(const Value& link, std::string_view key) {
+    const Value* value = find(link, key);
+    if (value->kind == Kind::kNumber && value->number >= 0 && value->number < ir::kMaxStages &&
+        value->number == std::floor(value->number))
+      return static_cast<int>(value->number);
+    wrong(ir::Rule::kBadValue, fmt::format("`{}` of a link", key), "a rank", *value);
+    return std::nullopt;
   }
-  return costs;
-}
+
+  void read_links(const Value& value) {
+    if (value.kind != Kind::kArray) return wrong(ir::Rule::kJsonType, "`links`", "a list", value);
+    for (const Value& link : value.items) read_link(link);
+  }
+
+  void read_link(const Value& value) {
+    if (value.kind != Kind::kObject || !find(value, "from") || !find(value, "to"))
+      return wrong(ir::Rule::kJsonType, "`links`", "objects with `from` and `to`", value);
+    constexpr std::string_view kKeys[] = {"from", "to", "latency", "bandwidth"};
+    check_keys(value, kKeys, " in a link");
+    Link link = parsed_.costs.link;
+    if (const Value* latency = find(value, "latency")) link.latency = number("latency", *latency);
+    if (const Value* bytes = find(value, "bandwidth")) link.bandwidth = bandwidth(*bytes);
+    const std::optional<int> from = rank(value, "from"), to = rank(value, "to");
+    if (!from || !to) return;
+    if (parsed_.costs.links.try_emplace({*from, *to}, link).second) {
+      parsed_.places.links.emplace(std::pair(*from, *to), value.place);
+    } else {
+      diagnostics_.error(ir::Rule::kDuplicateKey,
+                         fmt::format("`links` has two from rank {} to rank {}", *from, *to),
+                         value.place);
+    }
+  }
+
+  const std::string& text_;
+  ir::Diagnostics& diagnostics_;
+  ParsedCosts parsed_;
+};
 
 }  // namespace
 
-std::variant<Costs, std::string> parse_costs(std::string_view text) {
-  // The parser keeps the last of two equal keys, without a word.
-  std::vector<std::set<std::string>> keys;
-  std::string repeated;
-  const auto watch = [&](int depth, Json::parse_event_t event, Json& value) {
-    if (depth > 4) fail("no value is nested so deep");
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second)
-      repeated = value.get<std::string>();
-    return true;
-  };
-  try {
-    const Json json = Json::parse(text, watch);
-    if (!repeated.empty()) return fmt::format("the key {} stands twice", ir::backticked(repeated));
-    return read(json);
-  } catch (const CostsError& error) {
-    return error.message;
-  } catch (const Json::parse_error& error) {
-    const auto offset = std::min(error.byte, text.size());
-    const auto line =
-        1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(offset), '\n');
-    return fmt::format("line {} is not JSON", line);
-  } catch (const Json::out_of_range&) {
-    return "a number is too large";
+std::optional<ParsedCosts> parse_costs(const ir::Source& source, ir::Diagnostics* diagnostics) {
+  const size_t before = diagnostics->total();
+  const std::optional<Value> root = TreeBuilder(source, diagnostics).build();
+  if (!root) return std::nullopt;
+  ParsedCosts parsed = CostsReader(source, diagnostics).read(*root);
+  if (diagnostics->total() > before) {
+    diagnostics->sort();
+    return std::nullopt;
   }
+  return parsed;
 }
 
 }  // namespace pipewright::schedule

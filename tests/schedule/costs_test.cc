@@ -12,19 +12,38 @@
 namespace pipewright::schedule {
 namespace {
 
-Costs read(const std::string& text) {
-  auto parsed = parse_costs(text);
-  if (const auto* error = std::get_if<std::string>(&parsed)) {
-    ADD_FAILURE() << *error;
-    return {};
+// What is wrong, one line for each error: "1:16: PW082: there is no key `foward`".
+std::string text_of(const ir::Diagnostics& diagnostics) {
+  std::string text;
+  for (const ir::Diagnostic& one : diagnostics.kept()) {
+    text += text.empty() ? "" : "\n";
+    if (one.place.offset)
+      text += std::to_string(one.place.line) + ":" + std::to_string(one.place.column) + ": ";
+    text += ir::code(one.rule) + ": " + one.message;
+    if (!one.help.empty()) text += "; " + one.help;
   }
-  return std::get<Costs>(parsed);
+  return text;
+}
+
+Costs read(const std::string& text) {
+  ir::Diagnostics diagnostics;
+  const auto parsed = parse_costs({"costs.json", text}, &diagnostics);
+  EXPECT_TRUE(parsed) << text_of(diagnostics);
+  return parsed ? parsed->costs : Costs();
 }
 
 std::string error_of(const std::string& text) {
-  auto parsed = parse_costs(text);
-  const auto* error = std::get_if<std::string>(&parsed);
-  return error == nullptr ? "" : *error;
+  ir::Diagnostics diagnostics;
+  const bool parsed = parse_costs({"costs.json", text}, &diagnostics).has_value();
+  EXPECT_EQ(parsed, !diagnostics.has_errors());
+  return text_of(diagnostics);
+}
+
+std::string misfit_of(const Costs& costs, const CostPlaces& places = {}) {
+  ir::Diagnostics diagnostics;
+  const bool fits = check_costs(costs, places, ir::Placement::loop(2, 4), 3, &diagnostics);
+  EXPECT_EQ(fits, !diagnostics.has_errors());
+  return text_of(diagnostics);
 }
 
 TEST(CostsTest, ReadsEveryKey) {
@@ -57,65 +76,99 @@ TEST(CostsTest, ReadsEveryKey) {
   EXPECT_EQ(read(R"({"version": 1})"), Costs());
 }
 
-TEST(CostsTest, EachMistakeIsNamed) {
+TEST(CostsTest, EachMistakeIsNamedAtItsPlace) {
   const std::pair<const char*, const char*> kCases[] = {
-      {"[]", "costs are an object, found []"},
-      {"{\n\"version\": 1,\n}", "line 3 is not JSON"},
-      {"", "line 1 is not JSON"},
-      {"{}", "`version` is missing; this is version 1"},
-      {R"({"version": 2})", "`version` wants 1, found 2"},
-      {R"({"version": 1, "foward": 1})", "there is no key `foward`; did you mean `forward`?"},
+      {"[]", "1:1: PW091: a costs file: expected an object, got `[]`"},
+      {"{\n\"version\": 1,\n}",
+       "3:2: PW090: syntax error while parsing object key - unexpected '}'; expected string "
+       "literal"},
+      {"",
+       "1:1: PW090: syntax error while parsing value - unexpected end of input; expected '[', "
+       "'{', or a literal"},
+      {"{}", "1:1: PW084: a costs file has a `version`, got none; write it as `\"version\": 1`"},
+      {R"({"version": 2})", "1:13: PW081: `version`: expected 1, got `2`"},
+      {R"({"version": 1, "foward": 1})",
+       "1:16: PW082: there is no key `foward`; did you mean `forward`?"},
       {R"({"version": 1, "forward": "1"})",
-       "`forward` wants 0, or numbers from 1e-12 to 1e+18, found \"1\""},
+       "1:27: PW091: `forward`: expected 0 or a number from 1e-12 to 1e+18, got `\"1\"`"},
       {R"({"version": 1, "forward": -1})",
-       "`forward` wants 0, or numbers from 1e-12 to 1e+18, found -1"},
+       "1:27: PW085: `forward`: expected 0 or a number from 1e-12 to 1e+18, got `-1`"},
       {R"({"version": 1, "forward": [1, null]})",
-       "`forward` wants 0, or numbers from 1e-12 to 1e+18, found null"},
+       "1:31: PW091: `forward`: expected 0 or a number from 1e-12 to 1e+18, got `null`"},
       {R"({"version": 1, "forward": 1e-13})",
-       "`forward` wants 0, or numbers from 1e-12 to 1e+18, found 1e-13"},
-      {R"({"version": 1, "forward": 1e400})", "a number is too large"},
-      {R"({"version": 1, "unit": [[[[[[]]]]]]})", "no value is nested so deep"},
-      {R"({"version": 1, "forward": []})", "`forward` wants a list of numbers, found []"},
-      {R"({"version": 1, "rank_scale": 2})", "`rank_scale` wants a list of numbers, found 2"},
+       "1:27: PW085: `forward`: expected 0 or a number from 1e-12 to 1e+18, got `1e-13`"},
+      {R"({"version": 1, "forward": 1e400})", "1:33: PW090: number overflow parsing '1e400'"},
+      {R"({"version": 1, "unit": [[[[[[]]]]]]})",
+       "1:27: PW091: expected values nested at most 4 deep, got more"},
+      {R"({"version": 1, "forward": []})",
+       "1:27: PW091: `forward`: expected a list of numbers, got `[]`"},
+      {R"({"version": 1, "rank_scale": 2})",
+       "1:30: PW091: `rank_scale`: expected a list of numbers, got `2`"},
       {R"({"version": 1, "bandwidth": 0})",
-       "`bandwidth` wants bytes a unit of time, more than 0, found 0"},
+       "1:29: PW085: `bandwidth`: expected bytes per unit of time, above 0, got `0`"},
       {R"({"version": 1, "unit": "a b"})",
-       "`unit` wants a word of up to 16 letters, found \"a b\""},
-      {R"({"version": 1, "links": {}})", "`links` wants a list, found {}"},
+       "1:24: PW085: `unit`: expected a word of up to 16 letters, got `\"a b\"`"},
+      {R"({"version": 1, "links": {}})", "1:25: PW091: `links`: expected a list, got `{}`"},
       {R"({"version": 1, "links": [{"from": 0}]})",
-       "`links` wants objects with `from` and `to`, found {\"from\":0}"},
+       "1:26: PW091: `links`: expected objects with `from` and `to`, got `{\"from\": 0}`"},
       {R"({"version": 1, "links": [{"from": 0, "to": -1}]})",
-       "`to` of a link wants a rank, found -1"},
+       "1:44: PW085: `to` of a link: expected a rank, got `-1`"},
       {R"({"version": 1, "links": [{"from": 0, "to": 1}, {"from": 0, "to": 1}]})",
-       "`links` has two from rank 0 to rank 1"},
+       "1:48: PW083: `links` has two from rank 0 to rank 1"},
       {R"({"version": 1, "links": [{"from": 0, "to": 1, "latncy": 1}]})",
-       "there is no key `latncy` in a link; did you mean `latency`?"},
-      {R"({"version": 1, "forward": 1, "forward": 2})", "the key `forward` stands twice"},
+       "1:47: PW082: there is no key `latncy` in a link; did you mean `latency`?"},
+      {R"({"version": 1, "forward": 1, "forward": 2})",
+       "1:30: PW083: the key `forward` appears twice"},
+      // All of them, not the first.
+      {"{\"version\": 3,\n \"forward\": -1, \"unshrd\": 0,\n \"links\": [{\"from\": 0.5, \"to\": "
+       "1}]}",
+       "1:13: PW081: `version`: expected 1, got `3`\n"
+       "2:13: PW085: `forward`: expected 0 or a number from 1e-12 to 1e+18, got `-1`\n"
+       "2:17: PW082: there is no key `unshrd`; did you mean `unshard`?\n"
+       "3:21: PW085: `from` of a link: expected a rank, got `0.5`"},
   };
   for (const auto& [text, wanted] : kCases) EXPECT_EQ(error_of(text), wanted) << text;
 }
 
 TEST(CostsTest, ListsMustFitTheSchedule) {
-  const ir::Placement placement = ir::Placement::loop(2, 4);
   Costs costs;
-  EXPECT_FALSE(costs_error(costs, placement, 3));
+  EXPECT_EQ(misfit_of(costs), "");
   costs.backward_weight = PerStage({1, 2, 3});
-  EXPECT_EQ(costs_error(costs, placement, 3),
-            "`backward_weight` has 3 numbers, and the schedule has 4 stages: give one for each, or "
-            "one for all");
+  EXPECT_EQ(misfit_of(costs),
+            "PW073: `backward_weight`: expected 4 numbers, one per stage, got 3; one number "
+            "instead of the list holds for all stages");
   costs = {};
   costs.rank_scale = {1};
-  EXPECT_EQ(
-      costs_error(costs, placement, 3),
-      "`rank_scale` has 1 numbers, and the schedule has 2 ranks: give one for each, or one for "
-      "all");
+  EXPECT_EQ(misfit_of(costs), "PW073: `rank_scale`: expected 2 numbers, one per rank, got 1");
   costs = {};
   costs.microbatch_scale = {1, 1};
-  EXPECT_TRUE(costs_error(costs, placement, 3));
+  EXPECT_EQ(misfit_of(costs),
+            "PW073: `microbatch_scale`: expected 3 numbers, one per microbatch, got 2");
   costs = {};
   costs.links[{0, 2}] = {};
-  EXPECT_EQ(costs_error(costs, placement, 3),
-            "`links` has one from rank 0 to rank 2, and the schedule has 2 ranks");
+  EXPECT_EQ(misfit_of(costs),
+            "PW073: a link from rank 0 to rank 2: expected ranks 0 to 1, got rank 2");
+  // Numbers that no file can have, set in memory.
+  costs = {};
+  costs.forward = -1;
+  costs.link.bandwidth = 0;
+  EXPECT_EQ(misfit_of(costs),
+            "PW085: `forward`: expected 0 or a number from 1e-12 to 1e+18, got -1\n"
+            "PW085: `bandwidth`: expected bytes per unit of time, above 0, got 0");
+}
+
+TEST(CostsTest, WhatDoesNotFitHasItsPlaceInTheFile) {
+  ir::Diagnostics diagnostics;
+  const auto parsed = parse_costs({"costs.json",
+                                   "{\"version\": 1,\n \"forward\": [1, 2],\n"
+                                   " \"links\": [{\"from\": 5, \"to\": 0}]}"},
+                                  &diagnostics);
+  ASSERT_TRUE(parsed);
+  EXPECT_EQ(misfit_of(parsed->costs, parsed->places),
+            "2:13: PW073: `forward`: expected 4 numbers, one per stage, got 2; one number instead "
+            "of the list holds for all stages\n"
+            "3:12: PW073: a link from rank 5 to rank 0: expected ranks 0 to 1, got rank 5");
+  EXPECT_EQ(parsed->places.values.at("forward").length, 6u);
 }
 
 TEST(CostsTest, DurationsByStageRankMicrobatchAndLink) {

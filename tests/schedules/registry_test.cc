@@ -14,7 +14,11 @@ const ScheduleSpec& spec(std::string_view name) {
 }
 
 std::string error(std::string_view name, const Shape& shape) {
-  return shape_error(spec(name), shape).value_or("");
+  const auto error = shape_error(spec(name), shape);
+  if (!error) return "";
+  std::string text = ir::code(error->rule) + ": " + error->message;
+  for (const ir::Note& note : error->notes) text += "; " + note.message;
+  return error->help.empty() ? text : text + "; " + error->help;
 }
 
 // The names of PyTorch's get_schedule_class, in any case, as its test_get_schedule_class asks.
@@ -50,30 +54,27 @@ TEST(RegistryTest, InterleavedWantsWholeRounds) {
     EXPECT_NE(error(name, {4, 8, 11}), "");
   }
   EXPECT_EQ(error("Interleaved1F1B", {4, 8, 9}),
-            "Interleaved1F1B cannot be made for 4 ranks, 8 stages, 9 microbatches: it wants that "
-            "microbatches are a multiple "
-            "of max(1, microbatches div ranks), as all rounds have the same number of "
-            "microbatches; nearest: 8 or 10 "
-            "microbatches");
+            "PW071: Interleaved1F1B does not exist for this shape: expected that microbatches are "
+            "a multiple of max(1, microbatches div ranks), got 4 ranks, 8 stages, 9 microbatches; "
+            "all rounds have the same number of microbatches; nearest: 8 or 10 microbatches");
 }
 
 TEST(RegistryTest, ErrorsNameTheNearestShapes) {
   EXPECT_EQ(error("1F1B", {4, 8, 4}),
-            "1F1B cannot be made for 4 ranks, 8 stages, 4 microbatches: it wants that stages = "
-            "ranks, as each rank holds one "
-            "stage; nearest: 4 stages");
+            "PW071: 1F1B does not exist for this shape: expected that stages = ranks, got 4 ranks, "
+            "8 stages, 4 microbatches; each rank holds one stage; nearest: 4 stages");
   EXPECT_EQ(error("LoopedBFS", {4, 6, 4}),
-            "LoopedBFS cannot be made for 4 ranks, 6 stages, 4 microbatches: it wants that stages "
-            "are a multiple of ranks, as "
-            "each rank holds the same number of stages; nearest: 4 or 8 stages");
+            "PW071: LoopedBFS does not exist for this shape: expected that stages are a multiple "
+            "of ranks, got 4 ranks, 6 stages, 4 microbatches; each rank holds the same number of "
+            "stages; nearest: 4 or 8 stages");
   EXPECT_EQ(error("DualPipeV", {4, 8, 7}),
-            "DualPipeV cannot be made for 4 ranks, 8 stages, 7 microbatches: it wants that "
-            "microbatches >= stages, as both arms "
-            "of the V must fill before they overlap; nearest: 8 microbatches");
+            "PW071: DualPipeV does not exist for this shape: expected that microbatches >= stages, "
+            "got 4 ranks, 8 stages, 7 microbatches; both arms of the V must fill before they "
+            "overlap; nearest: 8 microbatches");
   EXPECT_EQ(error("DualPipeV", {4, 4, 4}),
-            "DualPipeV cannot be made for 4 ranks, 4 stages, 4 microbatches: it wants that stages "
-            "= 2 ranks, as each rank holds "
-            "two stages, one on each arm of the V; nearest: 8 stages and 8 microbatches");
+            "PW071: DualPipeV does not exist for this shape: expected that stages = 2 ranks, got 4 "
+            "ranks, 4 stages, 4 microbatches; each rank holds two stages, one on each arm of the "
+            "V; nearest: 8 stages and 8 microbatches");
 }
 
 TEST(RegistryTest, SizesStayInsideAnAction) {

@@ -1,0 +1,222 @@
+// The front door: sources, levels, policies, depths, and that whatever is wrong is a diagnostic.
+#include "pipewright/schedule/compile.h"
+
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "pipewright/ir/text/read.h"
+#include "pipewright/ir/text/render.h"
+#include "pipewright/schedules/registry.h"
+
+namespace pipewright::schedule {
+namespace {
+
+std::string text_of(const ir::Diagnostics& diagnostics, const ir::Source* source = nullptr) {
+  return ir::render(diagnostics, source, {});
+}
+
+std::string errors_of(CompileRequest request) {
+  const auto* file = std::get_if<const ir::Source*>(&request.source);
+  const ir::Source* source = file == nullptr ? nullptr : *file;
+  const CompileResult result = compile(std::move(request));
+  EXPECT_EQ(result.ok(), !result.diagnostics.has_errors());
+  return text_of(result.diagnostics, source);
+}
+
+std::string as_text(const ir::AnySchedule& schedule, ir::Format format) {
+  std::ostringstream out;
+  ir::info(format).print(schedule, out);
+  return out.str();
+}
+
+TEST(CompileTest, ANameBecomesAVerifiedProgram) {
+  const CompileResult result = compile({.source = "zbv", .shape = {.ranks = 4, .microbatches = 8}});
+  ASSERT_TRUE(result.ok()) << text_of(result.diagnostics);
+  EXPECT_EQ(result.program().name, "ZBVZeroBubble");
+  EXPECT_EQ(result.program().placement, ir::Placement::v(4, 8));
+  EXPECT_EQ(result.source_level, ir::Level::kComputeOnly);
+  EXPECT_EQ(result.source_actions, 3u * 8 * 8);
+  EXPECT_TRUE(result.is_verified);
+  ASSERT_EQ(result.certificate.size(), 4u);
+  EXPECT_EQ(result.certificate[0].activations.amount, 8);
+  EXPECT_EQ(result.checked,
+            (std::vector<std::string_view>{"text", "shape", "completeness", "order", "lowering",
+                                           "data_flow", "residency", "reduction", "channels"}));
+}
+
+TEST(CompileTest, TheThreeSourcesMeanTheSame) {
+  const schedules::Shape shape{.ranks = 2, .stages = 6, .microbatches = 8};
+  const ir::ComputeOrder order =
+      schedules::make_order(*schedules::find_schedule("Interleaved1F1B"), shape);
+  const ir::Source file{"order.plan", as_text(order, ir::Format::kPlan)};
+  const CompileResult by_name = compile({.source = "Interleaved1F1B", .shape = shape}),
+                      by_file = compile({.source = &file}), in_memory = compile({.source = order});
+  ASSERT_TRUE(by_name.ok() && by_file.ok() && in_memory.ok());
+  EXPECT_EQ(by_name.program(), by_file.program());
+  EXPECT_EQ(by_name.program(), in_memory.program());
+
+  // A program stays what it is.
+  const ir::Source lowered{"program.plan", as_text(*by_name.schedule, ir::Format::kPlan)};
+  const CompileResult again = compile({.source = &lowered, .shape = shape});
+  ASSERT_TRUE(again.ok()) << text_of(again.diagnostics, &lowered);
+  EXPECT_EQ(again.source_level, ir::Level::kComputeComms);
+  EXPECT_EQ(again.program(), by_name.program());
+  EXPECT_EQ(compile({.source = by_name.program()}).program(), by_name.program());
+}
+
+TEST(CompileTest, LevelsAndDepths) {
+  const schedules::Shape shape{.ranks = 2, .microbatches = 2};
+  // A name's own level is the order.
+  const CompileResult order = compile({.source = "1F1B", .shape = shape, .level = {}});
+  ASSERT_TRUE(order.ok());
+  EXPECT_EQ(ir::level_of(*order.schedule), ir::Level::kComputeOnly);
+  EXPECT_TRUE(order.is_verified);
+  EXPECT_TRUE(order.certificate.empty());
+
+  const CompileResult program =
+      compile({.source = "1F1B", .shape = shape, .depth = Depth::kVerify});
+  EXPECT_TRUE(program.is_verified);
+  EXPECT_TRUE(program.certificate.empty());
+
+  // What is only read may be wrong.
+  const ir::Source wrong{"wrong.csv", "0F0\n1RECV_F0,1F0\n"};
+  const CompileResult lowered = compile({.source = &wrong, .depth = Depth::kLower});
+  EXPECT_TRUE(lowered.ok());
+  EXPECT_FALSE(lowered.is_verified);
+  EXPECT_FALSE(compile({.source = &wrong}).ok());
+}
+
+TEST(CompileTest, PoliciesReachThePassesAndTheVerifier) {
+  const CompileResult result = compile({
+      .source = "1F1B",
+      .shape = {.ranks = 2, .microbatches = 4},
+      .policies = {.split_backward = true, .reduce_every = 2, .channels = ir::ChannelModel::kPeer},
+  });
+  ASSERT_TRUE(result.ok()) << text_of(result.diagnostics);
+  EXPECT_EQ(result.program().lowering.split_backward, true);
+  EXPECT_EQ(result.program().lowering.reduce_every, 2);
+  EXPECT_EQ(result.program().lowering.channels, ir::ChannelModel::kPeer);
+  // With one queue per rank, SEND_F1 and SEND_B0 wait for each other.
+  const ir::Source program{"program.csv",
+                           "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
+                           "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n"};
+  EXPECT_EQ(errors_of({.source = &program}), "");
+  const std::string errors = errors_of({
+      .source = &program,
+      .policies = {.channels = ir::ChannelModel::kRank},
+  });
+  EXPECT_TRUE(errors.starts_with("program.csv:1:18: error[PW042]")) << errors;
+}
+
+TEST(CompileTest, TheObserverSeesEachPass) {
+  std::vector<std::string> passes;
+  compile({.source = "GPipe",
+           .shape = {.ranks = 2, .microbatches = 2},
+           .policies = {.forward_only = true},
+           .observer = [&](std::string_view pass, const ir::AnySchedule&) {
+             passes.emplace_back(pass);
+           }});
+  EXPECT_EQ(passes, (std::vector<std::string>{"forward_only", "add_unshard_reshard",
+                                              "add_reduce_grad", "add_send_recv"}));
+}
+
+TEST(CompileTest, WhatIsAskedForWronglyIsADiagnostic) {
+  EXPECT_EQ(errors_of({.source = "1F1C", .shape = {.ranks = 2, .microbatches = 2}}),
+            "error[PW070]: there is no schedule `1F1C`\nhelp: did you mean `1F1B`?\n");
+  EXPECT_EQ(errors_of({.source = "1F1B", .shape = {.ranks = 2}}),
+            "error[PW071]: the shape of 1F1B is incomplete: expected `ranks` and `microbatches`, "
+            "got only `ranks`\n");
+  EXPECT_EQ(errors_of({.source = "DualPipeV", .shape = {.ranks = 4, .microbatches = 4}}),
+            "error[PW071]: DualPipeV does not exist for this shape: expected that microbatches >= "
+            "stages, got 4 ranks, 8 stages, 4 microbatches\n"
+            "note: both arms of the V must fill before they overlap\n"
+            "help: nearest: 8 microbatches\n");
+  EXPECT_EQ(errors_of({.source = "1F1B", .shape = {.ranks = -1, .microbatches = 4}}),
+            "error[PW071]: 1F1B does not exist for this shape: expected at least 1 of each, got -1 "
+            "ranks, -1 stages, 4 microbatches\n");
+  EXPECT_EQ(errors_of({.source = "1F1B",
+                       .shape = {.ranks = 2, .microbatches = 2},
+                       .policies = {.residency = 2, .capacity = 1},
+                       .level = ir::Level::kComputeOnly}),
+            "error[PW072]: `residency` applies only to programs; the level is compute_only\n"
+            "error[PW072]: `capacity` applies only to programs; the level is compute_only\n");
+  EXPECT_EQ(errors_of({.source = "1F1B",
+                       .shape = {.ranks = 2, .microbatches = 2},
+                       .policies = {.lookahead = 0}}),
+            "error[PW085]: `lookahead`: expected a number from 1, got `0`\n");
+  const ir::Source program{"lowered.csv", "0F0,0SEND_F0\n1RECV_F0,1F0\n"};
+  EXPECT_EQ(errors_of({.source = &program,
+                       .policies = {.forward_only = true},
+                       .level = ir::Level::kComputeOnly}),
+            "lowered.csv: error[PW072]: `level compute_only` applies only to compute orders; "
+            "lowered.csv is already lowered\n"
+            "lowered.csv: error[PW072]: `forward-only` applies only to compute orders; "
+            "lowered.csv is already lowered\n");
+  EXPECT_EQ(errors_of({.source = &program, .shape = {.group_size = 2}}),
+            "lowered.csv: error[PW072]: `group-size` applies only to schedules generated by name; "
+            "lowered.csv is a file\n");
+}
+
+TEST(CompileTest, ErrorsHaveTheirPlaceInTheFile) {
+  const ir::Source order{"order.csv", "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n"};
+  const CompileResult result = compile({.source = &order});
+  EXPECT_FALSE(result.ok());
+  ASSERT_EQ(result.diagnostics.total(), 2u);
+  EXPECT_EQ(result.diagnostics.kept()[0].place.line, 1u);
+  EXPECT_EQ(result.diagnostics.kept()[0].place.column, 5u);
+  EXPECT_EQ(result.checked.back(), "order");
+}
+
+TEST(CompileTest, ASchedulesInMemoryIsCheckedToo) {
+  EXPECT_NE(errors_of({.source = ir::ComputeOrder()}).find("the schedule is empty"),
+            std::string::npos);
+  ir::ComputeOrder order = schedules::make_order(*schedules::find_schedule("1F1B"),
+                                                 {.ranks = 2, .stages = 2, .microbatches = 2});
+  EXPECT_NE(errors_of({.source = order, .shape = {.microbatches = 3}}).find("error[PW023]"),
+            std::string::npos);
+  std::swap(order.rows[0], order.rows[1]);
+  EXPECT_NE(errors_of({.source = order}).find("error[PW026]"), std::string::npos);
+  order.rows.pop_back();
+  EXPECT_NE(errors_of({.source = order}).find("error[PW027]"), std::string::npos);
+}
+
+TEST(CompileTest, CostsGiveATimeline) {
+  const CompileResult order =
+      compile({.source = "1F1B", .shape = {.ranks = 4, .microbatches = 8}, .level = std::nullopt});
+  const SimulateResult result = simulate(order, {});
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result.simulation->report.makespan, 33);
+  // Twice the forward, rank 1 at half the speed; the costs say so.
+  const SimulateResult changed = simulate(order, {.scale = {{"F", 2}}, .slow = {{1, 2}}});
+  ASSERT_TRUE(changed.ok());
+  EXPECT_EQ(changed.simulation->costs.forward, PerStage(2));
+  EXPECT_EQ(changed.simulation->costs.rank_scale, (std::vector<double>{1, 2, 1, 1}));
+  EXPECT_GT(changed.simulation->report.makespan, 33);
+  // A program runs under its channels.
+  const SimulateResult program =
+      simulate(compile({.source = "1F1B", .shape = {.ranks = 4, .microbatches = 8}}),
+               {.costs = {.link = {.latency = 1}}});
+  ASSERT_TRUE(program.ok());
+  EXPECT_GT(program.simulation->report.makespan, 33);
+}
+
+TEST(CompileTest, WrongCostsAreDiagnostics) {
+  const CompileResult order =
+      compile({.source = "1F1B", .shape = {.ranks = 2, .microbatches = 2}, .level = std::nullopt});
+  EXPECT_EQ(text_of(simulate(order, {.scale = {{"X", 2}}, .slow = {{2, 2}, {0, -1}}}).diagnostics),
+            "error[PW082]: there is no cost `X` to scale\n"
+            "help: costs to scale are F, B, I, W, UNSHARD, RESHARD, REDUCE_GRAD, COMM\n"
+            "error[PW073]: there is no rank 2 to slow down: expected 0 to 1, got 2\n"
+            "error[PW085]: a factor for rank 0: expected 0 or a number from 1e-12 to 1e+18, got "
+            "-1\n");
+  EXPECT_EQ(text_of(simulate(order, {.costs = {.forward = PerStage({1, 2, 3})}}).diagnostics),
+            "error[PW073]: `forward`: expected 2 numbers, one per stage, got 3\n"
+            "help: one number instead of the list holds for all stages\n");
+  // What could not be compiled says so once more.
+  const CompileResult none = compile({.source = "nothing"});
+  EXPECT_EQ(text_of(simulate(none, {}).diagnostics), text_of(none.diagnostics));
+}
+
+}  // namespace
+}  // namespace pipewright::schedule
