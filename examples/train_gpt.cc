@@ -20,8 +20,7 @@
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/fsdp/fully_shard.h"
-#include "pipewright/schedule/lowering/lower.h"
-#include "pipewright/schedules/registry.h"
+#include "pipewright/schedule/compile.h"
 
 namespace pipewright::examples {
 namespace {
@@ -51,19 +50,17 @@ class UsageError : public std::runtime_error {
 };
 
 ir::Program make_program(const Options& options) {
-  const schedules::ScheduleSpec* spec = schedules::find_schedule(options.schedule);
-  if (!spec) {
-    std::string names;
-    for (const schedules::ScheduleSpec* known : schedules::all_schedules())
-      names += (names.empty() ? "" : ", ") + std::string(known->name);
-    throw UsageError("--schedule: there is no `" + options.schedule + "`; there are " + names);
+  schedule::CompileResult result =
+      schedule::compile({.source = options.schedule,
+                         .shape = {.ranks = options.pp,
+                                   .stages = options.pp * options.stages_per_rank,
+                                   .microbatches = options.microbatches}});
+  if (!result.ok()) {
+    const ir::Diagnostic& error = result.diagnostics.kept().front();
+    throw UsageError("--schedule: " + error.message +
+                     (error.help.empty() ? "" : "; " + error.help));
   }
-  const int stages = options.stages_per_rank > 0 ? options.pp * options.stages_per_rank
-                                                 : schedules::default_stages(*spec, options.pp);
-  const schedules::Shape shape{options.pp, stages, options.microbatches};
-  if (const auto error = schedules::shape_error(*spec, shape)) throw UsageError(*error);
-  ir::Diagnostics diagnostics;
-  return schedule::lower(schedules::make_order(*spec, shape), {}, &diagnostics).value();
+  return std::get<ir::Program>(std::move(*result.schedule));
 }
 
 std::string name_of_copies(const Options& options) {

@@ -125,7 +125,7 @@ TEST(TrainGpt, Errors) {
     EXPECT_EQ(output.text.find(text), 0u) << output.text;
   };
   expect_error("examples/train_gpt --schedule 1F1C", 2,
-               "error: --schedule: there is no `1F1C`; there are GPipe, 1F1B,");
+               "error: --schedule: there is no schedule `1F1C`; did you mean `1F1B`?\n");
   expect_error("examples/train_gpt --batch 15", 2,
                "error: --batch 15 is not a multiple of --microbatches 4 times --dp-replicate 1\n");
   expect_error("examples/train_gpt --dim 40", 2, "error: --dim 40 is not a multiple of 16,");
