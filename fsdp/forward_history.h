@@ -12,9 +12,9 @@ namespace pipewright::fsdp {
 
 class ShardedUnit;
 
-// The forwards of a model since the last time none of them had a backward to come, and the order in
-// which units began and ended in them. Backward reduces in the reverse of the first order, and
-// gathers ahead in the reverse of the second. State of the root unit; for one thread at a time.
+// The forwards of a model whose backward is yet to come, and the order in which units began and
+// ended in them. Backward reduces in the reverse of the first order, and gathers ahead in the
+// reverse of the second. State of the root unit; for one thread at a time.
 class ForwardHistory {
  public:
   // A forward of a unit, inside the forward of the unit around it. The outermost one is the forward
