@@ -113,6 +113,9 @@ TEST(ReplicateTraining, test_train_parity_single_group) {
 // The transformer of PyTorch's larger rows, and its data.
 const TransformerArgs kThreeLayers{.layers = 3, .vocabulary = 1024, .tokens = 64};
 const Loss kThreeSequences = sum_of_tokens({3, 64}, 1024);
+// The same, smaller: for tests that train many models.
+const TransformerArgs kThreeSmallLayers{.layers = 3, .vocabulary = 32, .tokens = 16};
+const Loss kThreeShortSequences = sum_of_tokens({3, 16}, 32);
 
 class MultiGroup : public testing::TestWithParam<Late> {};
 
@@ -168,7 +171,7 @@ TEST(ReplicateTraining, test_train_parity_with_activation_checkpointing) {
   const Groups mem_eff_weight_tied = {{"tokens", "output"}, {"block0"}, {"block1"}, {"block2"}};
   const Loss loss = [](const ModulePtr& module, int iteration, int rank) {
     at::manual_seed(static_cast<uint64_t>(iteration));
-    return kThreeSequences(module, 0, rank);
+    return kThreeShortSequences(module, 0, rank);
   };
   for (const auto& [groups, tied] :
        {std::pair{Groups{}, false}, std::pair{Groups{}, true}, std::pair{by_block, false},
@@ -177,7 +180,7 @@ TEST(ReplicateTraining, test_train_parity_with_activation_checkpointing) {
     for (const Checkpointed where :
          {Checkpointed::kAround, Checkpointed::kInside, Checkpointed::kWrapper}) {
       on_ranks(2, [&, groups = groups, tied = tied](Rank& self) {
-        TransformerArgs plain = kThreeLayers;
+        TransformerArgs plain = kThreeSmallLayers;
         plain.tied = tied;
         plain.dropout = tests::ranks_are_processes() ? 0.1 : 0;
         TransformerArgs args = plain;

@@ -216,7 +216,7 @@ TEST(FullyShard, ExplicitPrefetchGathersAhead) {
 // nn.Transformer, each layer of which is called as a unit.
 class Seq2Seq : public torch::nn::TransformerImpl {
  public:
-  Seq2Seq() : TransformerImpl(torch::nn::TransformerOptions(1024, 8)) {}
+  Seq2Seq() : TransformerImpl(torch::nn::TransformerOptions(64, 8).dim_feedforward(64)) {}
 
   at::Tensor forward(const at::Tensor& source, const at::Tensor& target) {
     auto its_encoder = encoder.get<torch::nn::TransformerEncoder>();
@@ -306,7 +306,7 @@ TEST(FsdpBackwardPrefetch, test_backward_prefetch) {
       for (int iteration = 0; iteration < 2; ++iteration) {
         optimizer.zero_grad();
         const at::Tensor loss =
-            forward(module, at::randn({10, 1, 1024}), at::randn({20, 1, 1024})).sum();
+            forward(module, at::randn({10, 1, 64}), at::randn({20, 1, 64})).sum();
         log->clear();
         loss.backward();
         EXPECT_EQ(events(*log, {Event::kPrefetch}), want);

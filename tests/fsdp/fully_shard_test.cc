@@ -182,6 +182,9 @@ TEST(FullyShardTraining, test_train_parity_single_group_shard_largest_dim) {
 // The transformer of PyTorch's larger rows, and its data.
 const TransformerArgs kThreeLayers{.layers = 3, .vocabulary = 1024, .tokens = 64};
 const Loss kThreeSequences = sum_of_tokens({3, 64}, 1024);
+// The same, smaller: for tests that train many models.
+const TransformerArgs kThreeSmallLayers{.layers = 3, .vocabulary = 32, .tokens = 16};
+const Loss kThreeShortSequences = sum_of_tokens({3, 16}, 32);
 
 struct MultiGroupCase {
   const char* name;
@@ -277,7 +280,7 @@ TEST(FullyShardTraining, test_train_parity_with_activation_checkpointing) {
   };
   const Loss loss = [](const ModulePtr& module, int iteration, int rank) {
     at::manual_seed(static_cast<uint64_t>(iteration));
-    return kThreeSequences(module, 0, rank);
+    return kThreeShortSequences(module, 0, rank);
   };
   for (const Case& the : {Case{blocks(3), false}, Case{blocks(3), true}, Case{mem_eff, false},
                           Case{mem_eff_weight_tied, true}}) {
@@ -285,7 +288,7 @@ TEST(FullyShardTraining, test_train_parity_with_activation_checkpointing) {
       for (const Checkpointed where :
            {Checkpointed::kAround, Checkpointed::kInside, Checkpointed::kWrapper}) {
         on_ranks(2, [&](Rank& self) {
-          TransformerArgs args = kThreeLayers;
+          TransformerArgs args = kThreeSmallLayers;
           args.tied = the.tied;
           args.checkpointed = where;
           args.dropout = tests::ranks_are_processes() ? 0.1 : 0;
