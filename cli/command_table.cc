@@ -38,168 +38,176 @@ std::vector<std::string_view> print_formats() {
 const std::vector<CommandSpec>& table() {
   static const std::vector<CommandSpec> kCommands = {
       {"list",
-       "list the schedules that can be made",
-       "Lists every schedule with its constraints, placement, formulas of bubble and memory, and a "
-       "ready file of it.",
+       "List the schedules of the catalogue",
+       "Lists every schedule with its placement, its constraints on ranks, stages and "
+       "microbatches, "
+       "formulas for its bubble and memory, its source, and the ready-made file of it.",
        {},
        {},
-       {{"pipewright list", "what there is"}},
+       {{"pipewright list", "all schedules"}},
        run_list},
       {"print",
-       "print a schedule in any format",
-       "Makes a schedule by name, or reads a file, and prints it as a table, with a line a step "
-       "and a column a rank, or in\n"
-       "one of the file formats. A name is lowered to a program, with SEND, RECV, UNSHARD, RESHARD "
-       "and REDUCE_GRAD, unless\n"
-       "--level says compute_only; a file is printed at its own level. Lowering is PyTorch's "
-       "unless an option says otherwise.\n"
-       "The format of a file is told from its extension, else from its first bytes. A file that "
-       "cannot be read gives errors\n"
-       "on stderr, exit code 1, and nothing else.",
+       "Print a schedule in any format",
+       "Generates a schedule by name, or reads a file, and prints it as a timeline, as a table "
+       "with "
+       "one line per step and one column per rank, as a picture, or in a file format.\n"
+       "A named schedule is lowered to a program, with SEND, RECV, UNSHARD, RESHARD and "
+       "REDUCE_GRAD, "
+       "unless --level is compute_only; a file is printed at its own level. Lowering follows "
+       "PyTorch "
+       "unless an option says otherwise. The format of a file is that of its extension, or else of "
+       "its first bytes.\n"
+       "Errors in the schedule go to stderr, with exit code 1 and nothing on stdout.",
        {source_argument()},
        shape_options() +
            std::vector<OptionSpec>{
-               level_option("by default compute_comms for a name, a file's own level for a file"),
+               level_option("level to print; default: a file's own, compute_comms for a name"),
                {"--format",
                 "",
                 {ValueKind::kChoice, "FORMAT", print_formats()},
-                "timeline (the default on a terminal), table (elsewhere), a picture, or a file "
-                "format"},
-               {"--comms", "", {}, "with timeline: rows of SENDs, RECVs and data-parallel actions"},
+                "output format; default: timeline on a terminal, table elsewhere"},
+               {"--comms",
+                "",
+                {},
+                "show rows of SENDs, RECVs and data-parallel actions (timeline only)"},
                {"--output",
                 "-o",
                 {ValueKind::kFile, "FILE", {}},
-                "write to FILE, whole or not at all; - is stdout"},
+                "write to FILE, completely or not at all; - is stdout"},
            } +
            cost_options() + lowering_options() +
            std::vector<OptionSpec>{
                {"--print-after",
                 "",
                 {ValueKind::kChoice, "PASS", passes()},
-                "also print what this pass gave, to stderr"},
+                "also print the schedule after this lowering pass, to stderr"},
            },
        {{"pipewright print 1F1B --ranks 4 --microbatches 8 --level compute_only",
-         "an order, as a table"},
+         "a compute order, as a table"},
         {"pipewright print ZBV --ranks 4 --microbatches 8 --format csv -o zbv.csv",
-         "a program that PyTorch loads"},
-        {"pipewright print plan.csv --format plan -o plan.plan", "from PyTorch's CSV to a .plan"},
-        {"pipewright print - --format json <plan.csv", "from stdin"}},
+         "a program that PyTorch can load"},
+        {"pipewright print plan.csv --format plan -o plan.plan",
+         "convert PyTorch's CSV to a .plan"},
+        {"pipewright print - --format json <plan.csv", "read stdin"}},
        run_print},
       {"validate",
-       "check a schedule",
-       "Reads a schedule, or makes it by name, and reports all that is wrong with it: text, "
-       "shape,\n"
-       "completeness, order and data flow, stages that are not unsharded, gradients that are not\n"
-       "reduced, SENDs and RECVs that meet in the wrong order or wait for each other for ever. A\n"
-       "compute order is checked, lowered, and the program checked, unless --level says "
-       "compute_only.\n"
-       "--json adds a certificate: the peaks of activations, receive buffers and unsharded "
-       "stages.\n"
-       "Exit code 0: valid. 1: invalid. 2: the file cannot be opened.",
+       "Check a schedule for errors",
+       "Reads a schedule, or generates it by name, and reports everything that is wrong with it: "
+       "syntax, shape, completeness, order and data flow, stages that are used while they are not "
+       "unsharded, gradients that are not reduced, SENDs and RECVs that meet in the wrong order, "
+       "and "
+       "deadlocks.\n"
+       "A compute order is checked, lowered, and the program checked, unless --level is "
+       "compute_only. With --json, a valid program comes with a certificate: its peaks of "
+       "activations, receive buffers and unsharded stages.\n"
+       "Exit code: 0 if it is valid, 1 if it is not, 2 if the file cannot be read.",
        {source_argument()},
        shape_options() +
            std::vector<OptionSpec>{
-               level_option("compute_only: do not lower an order"),
-               {"--json", "", {ValueKind::kNone, "", {}}, "the result as JSON on stdout"},
+               level_option("compute_only: check a compute order without lowering it"),
+               {"--json", "", {ValueKind::kNone, "", {}}, "print the result as JSON"},
            } +
            lowering_options(),
        {{"pipewright validate plan.csv", "all errors at once, each with its place"},
-        {"pipewright validate plan.csv --ranks 4 --microbatches 8", "and the shape is that"},
-        {"pipewright validate plan.csv --json", "for a program"}},
+        {"pipewright validate plan.csv --ranks 4 --microbatches 8", "check the shape as well"},
+        {"pipewright validate plan.csv --json", "output for a program"}},
        run_validate},
       {"simulate",
-       "say how long a schedule takes",
-       "Runs a schedule without a GPU: makespan, each rank's own span and idle time, bubble rate, "
-       "critical path,\n"
-       "lower bounds, activations. A name, or a compute order, runs with ideal transfers, unless "
-       "--level says\n"
-       "compute_comms; a program runs under its channels, which its transfers occupy. By default "
-       "F, "
-       "I and W take 1 and\n"
-       "transfers nothing. Exit code 1: the schedule is wrong, or deadlocks.",
+       "Predict how long a schedule takes",
+       "Runs a schedule without a GPU and reports its makespan, bubble rate, critical path and "
+       "lower "
+       "bounds, and each rank's span, busy and idle time and peak of activations.\n"
+       "A named schedule or a compute order runs with ideal transfers, unless --level is "
+       "compute_comms; a program runs under its channel model, whose queues its transfers occupy. "
+       "By "
+       "default F, I and W take 1 each, B takes 2 and transfers take no time.\n"
+       "Exit code: 1 if the schedule is invalid or deadlocks.",
        {source_argument()},
        shape_options() +
            std::vector<OptionSpec>{
-               level_option("compute_comms: lower an order first"),
-               {"--json", "", {ValueKind::kNone, "", {}}, "the result as JSON on stdout"},
-               {"--actions", "", {}, "with --json: start, end and slack of each action"},
+               level_option("compute_comms: lower a compute order first"),
+               {"--json", "", {ValueKind::kNone, "", {}}, "print the result as JSON"},
+               {"--actions", "", {}, "add start, end and slack of each action (--json only)"},
                {"--jitter",
                 "",
                 {ValueKind::kText, "SIGMA", {}},
-                "also the spread of the makespan, where each action takes a factor that deviates "
-                "so"},
-               {"--runs", "", {ValueKind::kNumber, "N", {}}, "with --jitter: by default 100"},
-               {"--seed", "", {ValueKind::kNumber, "N", {}}, "with --jitter: by default 1"},
+                "also report the spread of the makespan when action times are scaled by log-normal "
+                "noise with standard deviation SIGMA"},
+               {"--runs", "", {ValueKind::kNumber, "N", {}}, "runs of --jitter; default: 100"},
+               {"--seed", "", {ValueKind::kNumber, "N", {}}, "seed of --jitter; default: 1"},
            } +
            cost_options() + lowering_options(),
-       {{"pipewright simulate 1F1B --ranks 4 --microbatches 8", "at unit cost"},
+       {{"pipewright simulate 1F1B --ranks 4 --microbatches 8", "unit costs"},
         {"pipewright simulate ZB-H1 --ranks 8 --microbatches 24 --forward 18.522 --backward-input "
          "18.086 --backward-weight 9.337 --comm 0.601",
          "a row of the Zero Bubble paper"},
-        {"pipewright simulate plan.csv --costs costs.json --slow 2=1.5", "what if rank 2 is slow"}},
+        {"pipewright simulate plan.csv --costs costs.json --slow 2=1.5",
+         "what if rank 2 is slow?"}},
        run_simulate},
       {"diff",
-       "say what changed between two schedules",
-       "Compares two schedules rank by rank, and says what the change does to makespan, bubble and "
-       "memory: the numbers\n"
-       "are those of simulate on each. Orders are compared as orders; an order beside a program is "
-       "lowered first.\n"
-       "Exit code 0: equal. 1: different, or one of them is wrong.",
+       "Compare two schedules",
+       "Compares two schedules rank by rank, and reports the effect of the change on makespan, "
+       "bubble and memory, as simulate computes them. Compute orders are compared as such; an "
+       "order "
+       "is lowered first if the other schedule is a program.\n"
+       "Exit code: 0 if they are equal, 1 if they differ or one of them is invalid.",
        {source_argument(), source_argument()},
        shape_options() +
            std::vector<OptionSpec>{
                level_option("compute_comms: lower both first"),
-               {"--json", "", {ValueKind::kNone, "", {}}, "the result as JSON on stdout"},
+               {"--json", "", {ValueKind::kNone, "", {}}, "print the result as JSON"},
            } +
            cost_options() + lowering_options(),
        {{"pipewright diff 1F1B ZB-H1 --ranks 4 --microbatches 8", "two schedules of one shape"},
-        {"pipewright diff old.plan new.plan --costs costs.json", "what an edit does"}},
+        {"pipewright diff old.plan new.plan --costs costs.json", "the effect of an edit"}},
        run_diff},
       {"explain",
-       "explain a rule, or what an action waits for",
-       "Prints what the rule of an error's code asks for, why, and a wrong and a right example.\n"
-       "With --at: of an action of a schedule, when it runs, what it waits for, which of that "
-       "decides, what waits for it, and\n"
-       "by how much it could end later. Steps are the cells of `print`, counted from 0.",
+       "Explain an error code, or what an action waits for",
+       "Given the code of an error, prints the rule that was broken, why it matters, and a wrong "
+       "and "
+       "a right example.\n"
+       "With --at, explains an action of a schedule: when it runs, what it waits for and which of "
+       "that decides, what waits for it, and its slack. Ranks and steps are those of `print`, "
+       "counted from 0.",
        {{{ValueKind::kSource, "CODE|SOURCE", {}},
-         "the code of a rule, as in error[PW006], or with --at a schedule"}},
+         "an error code, as in error[PW006], or with --at a schedule"}},
        std::vector<OptionSpec>{
            {"--at", "", {ValueKind::kText, "RANK:STEP", {}}, "the action to explain, as in 2:14"},
        } + shape_options() +
            std::vector<OptionSpec>{
-               level_option("by default compute_comms for a name, a file's own level for a file"),
+               level_option("level to explain; default: a file's own, compute_comms for a name"),
            } +
            cost_options() + lowering_options(),
-       {{"pipewright explain PW006", "what is behind error[PW006]"},
-        {"pipewright explain 1F1B --ranks 4 --microbatches 8 --at 0:12", "what is behind a gap"}},
+       {{"pipewright explain PW006", "the rule behind error[PW006]"},
+        {"pipewright explain 1F1B --ranks 4 --microbatches 8 --at 0:12",
+         "why there is a gap before an action"}},
        run_explain},
       {"launch",
-       "run a program as ranks on this machine",
+       "Run a program as ranks on this machine",
        "Starts N processes of a program with torchrun's environment: RANK, LOCAL_RANK, WORLD_SIZE, "
-       "LOCAL_WORLD_SIZE,\n"
-       "MASTER_ADDR, MASTER_PORT; OMP_NUM_THREADS is 1 unless it is set. Each line that they write "
-       "has its rank in front.\n"
-       "When a rank fails the others are ended, and the exit code is that of the rank, or 128 + "
-       "its "
-       "signal. Ctrl-C ends\n"
-       "all of them; what has not ended after five seconds is killed.",
-       {{{ValueKind::kFile, "PROGRAM", {}}, "the program; what follows are its own arguments"}},
+       "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; OMP_NUM_THREADS is 1 unless it is set. Each "
+       "line of output is prefixed with its rank.\n"
+       "When a rank fails, the others are terminated, and the exit code is that of the failed "
+       "rank, "
+       "or 128 + the signal that ended it. Ctrl-C terminates all ranks; those still running after "
+       "five seconds are killed.",
+       {{{ValueKind::kFile, "PROGRAM", {}}, "program to run; the arguments after it are its own"}},
        {
-           {"--num-ranks", "-n", {ValueKind::kNumber, "N", {}}, "processes; by default 1"},
-           {"--master-port", "", {ValueKind::kNumber, "PORT", {}}, "by default one that is free"},
+           {"--num-ranks", "-n", {ValueKind::kNumber, "N", {}}, "number of processes; default: 1"},
+           {"--master-port", "", {ValueKind::kNumber, "PORT", {}}, "default: a free port"},
        },
        {{"pipewright launch -n 4 ./train --steps 100", "four ranks"},
         {"pipewright launch -n 4 -- ./train --steps 100", "the same"}},
        run_launch,
        true},
       {"completion",
-       "print a completion script for a shell",
+       "Print a completion script for a shell",
        "Prints a script that completes commands, options and their values.",
        {{{ValueKind::kChoice, "SHELL", {"bash", "zsh", "fish"}}, "bash, zsh or fish"}},
        {},
-       {{"source <(pipewright completion bash)", "for this bash"},
-        {"source <(pipewright completion zsh)", "for this zsh"},
-        {"pipewright completion fish | source", "for this fish"}},
+       {{"source <(pipewright completion bash)", "for this bash session"},
+        {"source <(pipewright completion zsh)", "for this zsh session"},
+        {"pipewright completion fish | source", "for this fish session"}},
        run_completion},
   };
   return kCommands;
@@ -214,11 +222,8 @@ std::span<const OptionSpec> common_options() {
       {"--color",
        "",
        {ValueKind::kChoice, "WHEN", {"auto", "always", "never"}},
-       "colours; auto heeds NO_COLOR and the terminal"},
-      {"--width",
-       "",
-       {ValueKind::kNumber, "N", {}},
-       "columns to use; by default those of the terminal"},
+       "use colours; auto follows NO_COLOR and the terminal"},
+      {"--width", "", {ValueKind::kNumber, "N", {}}, "columns of output; default: the terminal's"},
       {"--help", "-h", {}, "show this help"},
   };
   return kCommon;

@@ -9,11 +9,11 @@
 #include "pipewright/cli/invocation.h"
 
 // The commands of `pipewright`, and the only list of them: parsing, --help, shell completion and
-// the man page all come from this table.
+// the man page all read this table.
 
 namespace pipewright::cli {
 
-// What a value must be.
+// What the value of an option or an argument may be.
 enum class ValueKind {
   kNone,    // a flag without a value
   kText,    // anything
@@ -48,24 +48,25 @@ struct Example {
 
 struct CommandSpec {
   std::string_view name;
-  std::string_view summary;             // one line
-  std::string_view description;         // paragraphs
+  std::string_view summary;             // one line, a capital letter first
+  std::string_view description;         // paragraphs, each a line: help wraps them
   std::vector<ArgumentSpec> arguments;  // all of them required, in order
   std::vector<OptionSpec> options;
   std::vector<Example> examples;
-  // Does the command; gives the exit code.
+  // Runs the command and returns its exit code.
   int (*run)(const Invocation&, Console&);
-  // The last argument is a program: what follows it is the program's, whatever it looks like, and
-  // comes as further arguments.
+  // The last argument is a program: all words after it are the program's own, and come as further
+  // arguments.
   bool takes_program = false;
 };
 
 std::span<const CommandSpec> commands();
 
-// Options that every command takes, and `pipewright` itself.
+// Options that every command takes.
 std::span<const OptionSpec> common_options();
 
-// 0: done, valid, equal. 1: an invalid schedule. 2: usage, a file that cannot be opened, a bug.
+// 0: done, valid, equal. 1: an invalid schedule, or different ones. 2: usage, a file that cannot be
+// read or written, a bug.
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitInvalid = 1;
 inline constexpr int kExitTrouble = 2;

@@ -4,7 +4,8 @@
 #include "pipewright/cli/console.h"
 #include "pipewright/cli/invocation.h"
 
-// What the commands do; cli/command_table.cc says how they are called. Each gives its exit code.
+// The commands; cli/command_table.cc describes how they are called. Each returns its exit code and
+// throws UsageError, FileError or Failed, which run_program catches.
 
 namespace pipewright::cli {
 

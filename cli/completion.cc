@@ -32,8 +32,8 @@ std::string schedule_words() {
   return words;
 }
 
-// Completion functions see the words before the cursor: first the value of an option, then options,
-// then arguments.
+// Completes the word at the cursor: the value of an option if the word before is one, else options
+// after a dash, else arguments.
 std::string bash_completion() {
   std::string text =
       "# bash completion for pipewright: source <(pipewright completion bash)\n"

@@ -7,7 +7,8 @@
 
 namespace pipewright::cli {
 
-// Where a command reads and writes, and how. stdout holds the result alone, stderr everything else.
+// The streams of a command, and what their terminals can show. stdout gets the result alone, stderr
+// everything else.
 struct Console {
   std::istream& in;
   std::ostream& out;
@@ -15,14 +16,14 @@ struct Console {
   bool out_color = false;
   bool err_color = false;
   bool out_is_terminal = false;
-  size_t out_width = 0;   // columns; 0 for no limit, which is so where stdout is no terminal
+  size_t out_width = 0;   // columns; 0: no limit, as when stdout is not a terminal
   size_t err_width = 80;  // columns
 };
 
 enum class ColorMode { kAuto, kAlways, kNever };
 
-// Fills in colour and width: from the terminals, NO_COLOR and TERM for kAuto, and from `width`
-// unless it is 0.
+// Sets colour and width: colour by `mode`, where kAuto follows the terminals, NO_COLOR and TERM;
+// width from `width`, or the terminals if it is 0.
 void configure(ColorMode mode, size_t width, Console* console);
 
 // "pipewright: error: MESSAGE" to stderr.

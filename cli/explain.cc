@@ -36,13 +36,13 @@ Cell parse_cell(std::string_view text, const ir::Schedule& schedule) {
   if (colon == std::string_view::npos || !number(text.substr(0, colon), &cell.rank) ||
       !number(text.substr(colon + 1), &cell.step))
     throw UsageError(
-        fmt::format("--at wants RANK:STEP, as in 2:14, found {}", ir::backticked(text)));
+        fmt::format("--at: expected RANK:STEP, as in 2:14, got {}", ir::backticked(text)));
   if (cell.rank >= schedule.rows.size())
-    throw UsageError(fmt::format("--at names rank {}, and there are ranks 0 to {}", cell.rank,
-                                 schedule.rows.size() - 1));
+    throw UsageError(fmt::format("--at: expected a rank from 0 to {}, got {}",
+                                 schedule.rows.size() - 1, cell.rank));
   if (cell.step >= schedule.rows[cell.rank].size())
-    throw UsageError(fmt::format("--at names step {} of rank {}, which has steps 0 to {}",
-                                 cell.step, cell.rank, schedule.rows[cell.rank].size() - 1));
+    throw UsageError(fmt::format("--at: expected a step of rank {} from 0 to {}, got {}", cell.rank,
+                                 schedule.rows[cell.rank].size() - 1, cell.step));
   return cell;
 }
 
@@ -65,12 +65,11 @@ class CellExplanation {
                         cell.rank, cell.step, number_text(interval.start),
                         number_text(interval.end));
     out_ << (slack <= 1e-9 * simulation_.report.makespan
-                 ? std::string("slack 0: it is critical, all ends later if it does\n")
-                 : fmt::format(
-                       "slack {}: it could end so much later, and all would end as it does\n",
-                       number_text(slack)));
+                 ? std::string("slack 0: critical, the makespan grows if it ends later\n")
+                 : fmt::format("slack {}: it could end that much later without a longer makespan\n",
+                               number_text(slack)));
     print_before(number, interval);
-    print_behind(number);
+    print_after(number);
   }
 
  private:
@@ -103,17 +102,17 @@ class CellExplanation {
     for (const schedule::Before& before : befores) {
       const double end = simulation_.timeline[before.action].end;
       const double way = schedule::transfer_of(before, table);
-      // A RECV is ruled by what lets it start, or by the end of its SEND.
+      // A RECV ends with its SEND; everything else decides when it starts.
       const double limit = before.bond == schedule::Before::kSend ? interval.end : interval.start;
       const bool decides = end + way >= limit - 1e-9 * simulation_.report.makespan;
       out_ << fmt::format("waits for {}{}: {}{}\n", name_of(before.bond), name(before.action),
-                          way > 0 ? fmt::format("there at {}", number_text(end + way))
+                          way > 0 ? fmt::format("arrives at {}", number_text(end + way))
                                   : fmt::format("ends at {}", number_text(end)),
                           decides ? ", which decides" : "");
     }
   }
 
-  void print_behind(size_t number) {
+  void print_after(size_t number) {
     for (size_t position = 0; position < simulation_.graph.order().size(); ++position) {
       for (const schedule::Before& before : simulation_.graph.before(position)) {
         if (before.action == number)
@@ -144,7 +143,7 @@ int run_explain(const Invocation& invocation, Console& console) {
   if (invocation.has("--at")) return explain_cell(invocation, console);
   for (const auto& [option, value] : invocation.options) {
     if (option != "--color" && option != "--width")
-      throw UsageError(fmt::format("{} goes with --at", option));
+      throw UsageError(fmt::format("{} requires --at", option));
   }
   if (const std::optional<ir::Rule> rule = ir::rule_of_code(word)) {
     console.out << fmt::format("{}: {}\n\n{}", ir::code(*rule), ir::info(*rule).summary,
@@ -153,10 +152,11 @@ int run_explain(const Invocation& invocation, Console& console) {
   }
   std::vector<std::string> codes;
   for (const ir::RuleInfo& row : ir::rules()) codes.push_back(ir::code(row.rule));
-  print_trouble(fmt::format("there is no rule {}; rules are {}; a schedule is explained with --at "
-                            "RANK:STEP",
-                            ir::backticked(word), fmt::join(codes, ", ")),
-                console);
+  print_trouble(
+      fmt::format("there is no rule {}; rules are {}; to explain an action of a schedule, add --at "
+                  "RANK:STEP",
+                  ir::backticked(word), fmt::join(codes, ", ")),
+      console);
   return kExitTrouble;
 }
 

@@ -4,72 +4,119 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 namespace pipewright::cli {
 namespace {
 
-constexpr std::string_view kTagline = "compile, check and show pipeline-parallel schedules";
+constexpr std::string_view kTagline =
+    "Compile, verify, simulate and print pipeline-parallel schedules";
 
 struct ExitCode {
   int code;
   std::string_view meaning;
 };
 constexpr ExitCode kExitCodes[] = {
-    {kExitOk, "done, valid"},
-    {kExitInvalid, "invalid schedule, malformed text included"},
-    {kExitTrouble, "trouble: usage, a file that cannot be opened, a bug"},
+    {kExitOk, "success: done, valid, equal"},
+    {kExitInvalid, "the schedule is invalid or deadlocks, or the schedules differ"},
+    {kExitTrouble, "usage error, a file that cannot be read or written, or a bug"},
 };
 
 using Rows = std::vector<std::pair<std::string, std::string>>;
 
-// Two columns, the second aligned; below a left side that is too long for that.
+constexpr size_t kWidth = 80;
+
+// Fills lines of up to kWidth columns, each indented; the first starts in column `indent` already.
+std::string wrapped(std::string_view text, size_t indent) {
+  std::string out;
+  size_t column = indent;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find_first_of(" \n"), text.size());
+    const std::string_view word = text.substr(0, end);
+    const bool paragraph = end < text.size() && text[end] == '\n';
+    if (column > indent && column + 1 + word.size() > kWidth) {
+      out += '\n' + std::string(indent, ' ');
+      column = indent;
+    }
+    if (column > indent) {
+      out += ' ';
+      ++column;
+    }
+    out += word;
+    column += word.size();
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (paragraph) {
+      out += '\n' + std::string(indent, ' ');
+      column = indent;
+    }
+  }
+  return out + '\n';
+}
+
+// With a blank line between paragraphs.
+std::string paragraphs(std::string_view lines) {
+  std::string text;
+  for (const char letter : lines)
+    text += letter == '\n' ? std::string(2, letter) : std::string(1, letter);
+  return text;
+}
+
+// Two columns, the second aligned and wrapped; on the next line after a long left side.
 std::string columns(const Rows& rows) {
-  constexpr size_t kLongest = 40;
+  constexpr size_t kLongest = 24;
   size_t width = 0;
   for (const auto& [left, right] : rows) {
     if (left.size() <= kLongest) width = std::max(width, left.size());
   }
+  const size_t indent = 2 + width + 2;
   std::string text;
   for (const auto& [left, right] : rows) {
-    text += left.size() <= kLongest ? fmt::format("  {:<{}}  {}\n", left, width, right)
-                                    : fmt::format("  {}\n  {:<{}}  {}\n", left, "", width, right);
+    text += "  " + left;
+    text += left.size() <= width ? std::string(indent - 2 - left.size(), ' ')
+                                 : '\n' + std::string(indent, ' ');
+    text += wrapped(right, indent);
   }
   return text;
 }
 
+// "  -o, --output FILE", the long names aligned.
 std::string option_synopsis(const OptionSpec& option) {
   std::string text = option.short_name.empty() ? "" : std::string(option.short_name) + ", ";
   text += option.name;
-  if (option.value.kind == ValueKind::kChoice)
-    return text + " " + fmt::format("{}", fmt::join(option.value.choices, "|"));
   if (option.value.kind != ValueKind::kNone) text += fmt::format(" {}", option.value.shown);
   return text;
 }
 
+std::string option_help(const OptionSpec& option) {
+  if (option.value.kind != ValueKind::kChoice) return std::string(option.help);
+  return fmt::format("{} [{}]", option.help, fmt::join(option.value.choices, ", "));
+}
+
 std::string usage(const CommandSpec& command) {
   std::string text = fmt::format("pipewright {}", command.name);
-  for (const ArgumentSpec& argument : command.arguments) {
-    if (argument.value.kind == ValueKind::kChoice) {
-      text += fmt::format(" {}", fmt::join(argument.value.choices, "|"));
-    } else {
-      text += fmt::format(" {}", argument.value.shown);
-    }
-  }
   if (!command.options.empty()) text += " [OPTIONS]";
+  for (const ArgumentSpec& argument : command.arguments)
+    text += fmt::format(" {}", argument.value.shown);
+  if (command.takes_program) text += " [ARGS]...";
   return text;
 }
 
-Rows option_rows(std::span<const OptionSpec> options) {
+std::string option_rows(std::span<const OptionSpec> options) {
+  bool any_short = false;
+  for (const OptionSpec& option : options) any_short = any_short || !option.short_name.empty();
   Rows rows;
-  for (const OptionSpec& option : options) rows.emplace_back(option_synopsis(option), option.help);
-  return rows;
+  for (const OptionSpec& option : options) {
+    const bool align = any_short && option.short_name.empty();
+    rows.emplace_back((align ? "    " : "") + option_synopsis(option), option_help(option));
+  }
+  return columns(rows);
 }
 
-Rows example_rows(const CommandSpec& command) {
-  Rows rows;
-  for (const Example& example : command.examples)
-    rows.emplace_back(example.command, example.meaning);
-  return rows;
+// Paragraphs, for man(7).
+std::string man_paragraphs(std::string text) {
+  for (size_t at = text.find('\n'); at != std::string::npos; at = text.find('\n', at + 5))
+    text.replace(at, 1, "\n.PP\n");
+  return text;
 }
 
 // A text for man(7): backslashes and leading dots are its own.
@@ -88,7 +135,8 @@ std::string roff(std::string_view text) {
 std::string man_options(std::span<const OptionSpec> options) {
   std::string text;
   for (const OptionSpec& option : options)
-    text += fmt::format(".TP\n.B {}\n{}\n", roff(option_synopsis(option)), roff(option.help));
+    text +=
+        fmt::format(".TP\n.B {}\n{}\n", roff(option_synopsis(option)), roff(option_help(option)));
   return text;
 }
 
@@ -97,30 +145,29 @@ std::string man_options(std::span<const OptionSpec> options) {
 std::string program_help() {
   Rows rows;
   for (const CommandSpec& command : commands()) rows.emplace_back(command.name, command.summary);
-  std::string text =
-      fmt::format("pipewright {}: {}\n\nusage: pipewright COMMAND [ARGUMENTS]\n\ncommands\n{}",
-                  kVersion, kTagline, columns(rows));
-  text += "\nexamples\n";
-  text += columns({{"pipewright print schedules/1f1b.plan", "a ready schedule as a table"},
-                   {"pipewright validate plan.csv", "all that is wrong with it, with places"},
-                   {"pipewright explain PW006", "more about an error"}});
-  text +=
-      "\n`pipewright COMMAND --help` tells more about a command, `pipewright --version` the "
-      "version.\n";
-  return text;
+  return fmt::format("{}\n\nUsage: pipewright COMMAND [OPTIONS] [ARGS]...\n\nCommands:\n{}",
+                     kTagline, columns(rows)) +
+         "\nOptions:\n  -h, --help     show this help\n      --version  show the version\n"
+         "\nExamples:\n"
+         "  pipewright print 1F1B --ranks 4 --microbatches 8\n"
+         "  pipewright validate plan.csv\n"
+         "  pipewright explain PW006\n"
+         "\nFor more about a command, run `pipewright COMMAND --help`.\n";
 }
 
 std::string command_help(const CommandSpec& command) {
-  std::string text =
-      fmt::format("{}: {}\n\nusage: {}\n\nexamples\n{}\n{}\n", command.name, command.summary,
-                  usage(command), columns(example_rows(command)), command.description);
+  std::string text = fmt::format("{}\n\nUsage: {}\n\n{}", command.summary, usage(command),
+                                 wrapped(paragraphs(command.description), 0));
   Rows arguments;
   for (const ArgumentSpec& argument : command.arguments)
     arguments.emplace_back(argument.value.shown, argument.help);
-  if (!arguments.empty()) text += "\narguments\n" + columns(arguments);
-  Rows options = option_rows(command.options);
-  for (const auto& row : option_rows(common_options())) options.push_back(row);
-  return text + "\noptions\n" + columns(options);
+  if (!arguments.empty()) text += "\nArguments:\n" + columns(arguments);
+  std::vector<OptionSpec> options = command.options;
+  options.insert(options.end(), common_options().begin(), common_options().end());
+  text += "\nOptions:\n" + option_rows(options) + "\nExamples:\n";
+  for (const Example& example : command.examples)
+    text += fmt::format("  # {}\n  {}\n", example.meaning, example.command);
+  return text;
 }
 
 std::string man_page() {
@@ -131,20 +178,21 @@ std::string man_page() {
       "COMMANDS\n",
       roff(kTagline));
   for (const CommandSpec& command : commands()) {
-    text += fmt::format(".SS {}\n{}\n.PP\n{}\n", roff(usage(command)), roff(command.summary) + ".",
-                        roff(command.description));
+    text += fmt::format(".SS {}\n{}.\n.PP\n{}\n", roff(usage(command)), roff(command.summary),
+                        man_paragraphs(roff(command.description)));
     for (const ArgumentSpec& argument : command.arguments) {
       text += fmt::format(".TP\n.I {}\n{}\n", roff(argument.value.shown), roff(argument.help));
     }
     text += man_options(command.options);
   }
   text += ".SH OPTIONS\nEvery command takes these:\n" + man_options(common_options());
-  text += ".TP\n.B \\-\\-version\nshow the version; for pipewright itself\n.SH EXIT STATUS\n";
+  text +=
+      ".TP\n.B \\-\\-version\nshow the version; an option of pipewright itself\n.SH EXIT STATUS\n";
   for (const ExitCode& row : kExitCodes)
     text += fmt::format(".TP\n.B {}\n{}\n", row.code, roff(row.meaning));
   text +=
-      ".SH ENVIRONMENT\n.TP\n.B NO_COLOR\nwhere set and not empty, no colours unless \\-\\-color "
-      "always\n.SH EXAMPLES\n";
+      ".SH ENVIRONMENT\n.TP\n.B NO_COLOR\nif set and not empty, turns colours off unless "
+      "\\-\\-color always is given\n.SH EXAMPLES\n";
   for (const CommandSpec& command : commands()) {
     for (const Example& example : command.examples) {
       text += fmt::format(".TP\n.B {}\n{}\n", roff(example.command), roff(example.meaning));

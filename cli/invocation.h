@@ -9,10 +9,10 @@
 
 namespace pipewright::cli {
 
-// What was asked of a command, checked against its row in the table.
+// The arguments and options given to a command, checked against its row in the command table.
 struct Invocation {
-  std::vector<std::string> arguments;  // one for each ArgumentSpec
-  // By long name; a flag without a value has an empty one.
+  std::vector<std::string> arguments;  // one per ArgumentSpec
+  // By long name; flags have an empty value.
   std::map<std::string, std::string> options;
 
   bool has(const std::string& option) const { return options.contains(option); }
@@ -22,7 +22,7 @@ struct Invocation {
     return entry == options.end() ? std::nullopt : std::optional(entry->second);
   }
 
-  // Of an option of kind kNumber.
+  // The value of an option of kind kNumber.
   std::optional<int> number(const std::string& option) const {
     const auto entry = options.find(option);
     return entry == options.end() ? std::nullopt : std::optional(std::stoi(entry->second));

@@ -261,8 +261,8 @@ class Launcher {
       exit_code_ = code;
       print_trouble(
           WIFEXITED(status)
-              ? fmt::format("rank {} failed with exit code {}; the others are ended", rank, code)
-              : fmt::format("rank {} was ended by signal {} ({}); the others are ended", rank,
+              ? fmt::format("rank {} failed with exit code {}; terminating the others", rank, code)
+              : fmt::format("rank {} was ended by signal {} ({}); terminating the others", rank,
                             WTERMSIG(status), strsignal(WTERMSIG(status))),
           console_);
       end_all(SIGTERM);

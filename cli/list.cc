@@ -14,7 +14,7 @@
 namespace pipewright::cli {
 namespace {
 
-// The ready file of a schedule; empty if there is none.
+// The ready-made file of a schedule; empty if it has none.
 std::string_view ready_file_of(const schedules::ScheduleSpec& spec) {
   for (const schedules::ReadyFile& file : schedules::ready_files()) {
     ir::Diagnostics diagnostics;
@@ -29,11 +29,12 @@ std::string_view ready_file_of(const schedules::ScheduleSpec& spec) {
 }  // namespace
 
 int run_list(const Invocation&, Console& console) {
-  console.out << "P ranks, S stages, V stages a rank, M microbatches, r a rank. F, B, I, W: times "
-                 "of a stage's forward,\n"
-                 "backward and its two halves. Bubble: idle time of a rank in a step. Memory: peak "
-                 "of live activations on\n"
-                 "rank r, in microbatches of a stage.\n";
+  console.out
+      << "P ranks, S stages, V stages per rank, M microbatches, r a rank. F, B, I, W: times "
+         "of one stage's forward,\n"
+         "backward and its two halves. Bubble: idle time per rank and step. Memory: peak of "
+         "live activations on\n"
+         "rank r, in microbatches of one stage.\n";
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
     console.out << '\n' << spec->name;
     if (!spec->aliases.empty())
@@ -43,12 +44,12 @@ int run_list(const Invocation&, Console& console) {
       if (!text.empty()) console.out << fmt::format("  {:<11} {}\n", what, text);
     };
     const int per_rank = spec->default_stages_per_rank;
-    line("placement", fmt::format("{}, {} stage{} a rank by default",
+    line("placement", fmt::format("{}, {} stage{} per rank by default",
                                   spec->pattern == schedules::Pattern::kLoop ? "loop" : "v",
                                   per_rank, per_rank == 1 ? "" : "s"));
     line("backward", spec->splits_backward ? "split into I and W" : "whole");
     for (const schedules::Constraint& constraint : spec->constraints)
-      line("wants", fmt::format("{}: {}", constraint.rule, constraint.reason));
+      line("requires", fmt::format("{}: {}", constraint.rule, constraint.reason));
     for (const schedules::ShapeOption& option : spec->options)
       line("option", fmt::format("--{}: {}", option.name, option.meaning));
     line("bubble", spec->bubble);

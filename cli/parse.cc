@@ -2,14 +2,15 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <exception>
-#include <memory>
+#include <new>
+#include <optional>
 #include <ostream>
-#include <stdexcept>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "pipewright/cli/command_table.h"
@@ -19,14 +20,19 @@
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/spelling.h"
 
+// Words become an Invocation in two steps, both by the command table: split() tells options, their
+// values and arguments apart, as getopt_long does; check() says whether the command may have them.
+
 namespace pipewright::cli {
 namespace {
+
+using Words = std::span<const char* const>;
 
 std::string with_hint(std::string message, const std::string& hint) {
   return hint.empty() ? message : message + "; " + hint;
 }
 
-void check_value(const std::string& what, const ValueSpec& spec, const std::string& value) {
+void check_value(std::string_view what, const ValueSpec& spec, const std::string& value) {
   switch (spec.kind) {
     case ValueKind::kNone:
     case ValueKind::kText:
@@ -38,182 +44,170 @@ void check_value(const std::string& what, const ValueSpec& spec, const std::stri
       const auto [stop, error] = std::from_chars(value.data(), value.data() + value.size(), number);
       if (error == std::errc() && stop == value.data() + value.size() && number >= 1) return;
       throw UsageError(
-          fmt::format("{} wants a whole number from 1, found {}", what, ir::backticked(value)));
+          fmt::format("{}: expected a whole number from 1, got {}", what, ir::backticked(value)));
     }
     case ValueKind::kChoice:
       if (std::ranges::find(spec.choices, value) != spec.choices.end()) return;
-      throw UsageError(with_hint(fmt::format("{} wants one of {}, found {}", what,
+      throw UsageError(with_hint(fmt::format("{}: expected one of {}, got {}", what,
                                              fmt::join(spec.choices, ", "), ir::backticked(value)),
                                  ir::did_you_mean(value, spec.choices)));
   }
 }
 
-// One command in CLI11's terms. It splits the words; what they may be is checked here, against the
-// table.
-struct ParsedCommand {
-  const CommandSpec* spec;
-  CLI::App* app;
-  std::vector<std::string> arguments;
-  std::vector<std::pair<const OptionSpec*, CLI::Option*>> options;
+bool is_option(std::string_view word) { return word.size() > 1 && word[0] == '-'; }
+
+UsageError unknown_option(const std::string& where, std::string_view option,
+                          std::span<const std::string_view> known) {
+  return UsageError(with_hint(fmt::format("`{}` has no option {}", where, ir::backticked(option)),
+                              ir::did_you_mean(option, known)));
+}
+
+// What the words of one command say, not checked yet.
+struct SplitWords {
+  Invocation invocation;
+  bool help = false;
+  std::optional<std::string> unknown_option;  // the first
 };
 
-void add_options(CLI::App* app, std::span<const OptionSpec> specs,
-                 std::vector<std::pair<const OptionSpec*, CLI::Option*>>* options) {
-  for (const OptionSpec& spec : specs) {
-    if (spec.name == "--help") continue;  // CLI11 has its own
-    const std::string names = spec.short_name.empty()
-                                  ? std::string(spec.name)
-                                  : fmt::format("{},{}", spec.short_name, spec.name);
-    CLI::Option* option = spec.value.kind == ValueKind::kNone ? app->add_flag(names)
-                                                              : app->add_option(names)->expected(1);
-    options->emplace_back(&spec, option->take_last());
-  }
-}
-
-bool is_option(const std::string& word) { return word.size() > 1 && word[0] == '-'; }
-
-// Words that look like options and are none of `flags`, the first of them.
-void refuse_options(const std::vector<std::string>& words,
-                    const std::vector<std::string_view>& flags, const std::string& where) {
-  const auto word = std::ranges::find_if(words, is_option);
-  if (word == words.end()) return;
-  const std::string flag = word->substr(0, word->find('='));
-  throw UsageError(with_hint(fmt::format("{} has no option {}", where, ir::backticked(flag)),
-                             ir::did_you_mean(flag, flags)));
-}
-
-int run_command(ParsedCommand& parsed, Console& console) {
-  const CommandSpec& spec = *parsed.spec;
-  const std::string where = fmt::format("`pipewright {}`", spec.name);
-  std::vector<std::string_view> flags = {"--help"};
-  for (const auto& [option, unused] : parsed.options) flags.push_back(option->name);
-  // Options that the table does not have; a word behind one may be meant as its value.
-  std::vector<std::string>& arguments = parsed.arguments;
-  // What follows a program is the program's own.
-  std::vector<std::string> unknown = parsed.app->remaining();
-  if (spec.takes_program && unknown.size() > 1) unknown.resize(1);
-  refuse_options(unknown, flags, where);
-  if (arguments.size() < spec.arguments.size()) {
-    throw UsageError(fmt::format("{} wants {}: {}", where,
-                                 spec.arguments[arguments.size()].value.shown,
-                                 spec.arguments[arguments.size()].help));
-  }
-  if (arguments.size() > spec.arguments.size() && !spec.takes_program) {
-    throw UsageError(fmt::format("{} does not take {}", where,
-                                 ir::backticked(arguments[spec.arguments.size()])));
-  }
-
-  Invocation invocation;
-  for (size_t index = 0; index < spec.arguments.size(); ++index) {
-    check_value(std::string(spec.arguments[index].value.shown), spec.arguments[index].value,
-                arguments[index]);
-  }
-  invocation.arguments = std::move(arguments);
-  for (const auto& [option, given] : parsed.options) {
-    if (given->count() == 0) continue;
-    if (option->value.kind == ValueKind::kNone && given->results().back() != "true") {
-      throw UsageError(fmt::format("{} takes no value", option->name));
+// The option that `word` names, long or short.
+const OptionSpec* find_option(const CommandSpec& command, std::string_view word) {
+  for (const std::span<const OptionSpec> options :
+       {std::span<const OptionSpec>(command.options), common_options()}) {
+    for (const OptionSpec& option : options) {
+      if (word == option.name || (!option.short_name.empty() && word == option.short_name))
+        return &option;
     }
-    const std::string value = option->value.kind == ValueKind::kNone ? "" : given->results().back();
-    check_value(std::string(option->name), option->value, value);
-    invocation.options[std::string(option->name)] = value;
+  }
+  return nullptr;
+}
+
+// Options may come after arguments. A value is the next word, whatever it looks like, or the rest
+// of this one: --name=value, -nvalue. The last of equal options counts. After -- all words are
+// arguments; so are all words after the name of a program.
+SplitWords split(const CommandSpec& command, Words words) {
+  SplitWords split;
+  bool only_arguments = false;
+  for (size_t index = 0; index < words.size(); ++index) {
+    const std::string_view word = words[index];
+    if (only_arguments || !is_option(word)) {
+      split.invocation.arguments.emplace_back(word);
+      if (command.takes_program) {
+        for (const char* rest : words.subspan(index + 1))
+          split.invocation.arguments.emplace_back(rest);
+        break;
+      }
+      continue;
+    }
+    if (word == "--") {
+      only_arguments = true;
+      continue;
+    }
+    const bool is_long = word.starts_with("--");
+    const size_t name_size = is_long ? std::min(word.find('='), word.size()) : 2;
+    const OptionSpec* option = find_option(command, word.substr(0, name_size));
+    std::optional<std::string> value;
+    if (name_size < word.size()) value = word.substr(name_size + (is_long ? 1 : 0));
+    if (option == nullptr) {
+      if (!split.unknown_option)
+        split.unknown_option = word.substr(0, std::min(word.find('='), word.size()));
+      continue;
+    }
+    if (option->value.kind == ValueKind::kNone) {
+      if (value) throw UsageError(fmt::format("{} takes no value", option->name));
+      value = "";
+    } else if (!value) {
+      if (++index == words.size())
+        throw UsageError(fmt::format("{}: expected a value, got none", option->name));
+      value = words[index];
+    }
+    if (option->name == "--help") split.help = true;
+    split.invocation.options[std::string(option->name)] = std::move(*value);
+  }
+  return split;
+}
+
+void check(const CommandSpec& command, const std::string& where, const SplitWords& split) {
+  if (split.unknown_option) {
+    std::vector<std::string_view> known;
+    for (const OptionSpec& option : command.options) known.push_back(option.name);
+    for (const OptionSpec& option : common_options()) known.push_back(option.name);
+    throw unknown_option(where, *split.unknown_option, known);
+  }
+  const Invocation& invocation = split.invocation;
+  const size_t expected = command.arguments.size();
+  if (invocation.arguments.size() < expected) {
+    const ArgumentSpec& missing = command.arguments[invocation.arguments.size()];
+    throw UsageError(fmt::format("missing {}: {}", missing.value.shown, missing.help));
+  }
+  if (invocation.arguments.size() > expected && !command.takes_program) {
+    throw UsageError(
+        fmt::format("unexpected argument {}", ir::backticked(invocation.arguments[expected])));
   }
   // stdin is read once.
   size_t stdins = invocation.text("--costs") == "-" ? 1 : 0;
-  for (size_t index = 0; index < spec.arguments.size(); ++index) {
-    stdins += spec.arguments[index].value.kind == ValueKind::kSource &&
-              invocation.arguments[index] == "-";
+  for (size_t index = 0; index < expected; ++index) {
+    const ValueSpec& value = command.arguments[index].value;
+    check_value(value.shown, value, invocation.arguments[index]);
+    stdins += value.kind == ValueKind::kSource && invocation.arguments[index] == "-";
   }
-  if (stdins > 1) throw UsageError("- is stdin, and can be read for one thing only");
-  const std::string color = invocation.text("--color").value_or("auto");
-  configure(color == "always"  ? ColorMode::kAlways
-            : color == "never" ? ColorMode::kNever
-                               : ColorMode::kAuto,
-            static_cast<size_t>(invocation.number("--width").value_or(0)), &console);
-  return spec.run(invocation, console);
+  for (const auto& [name, value] : invocation.options)
+    check_value(name, find_option(command, name)->value, value);
+  if (stdins > 1) throw UsageError("`-` is stdin, and can be used only once");
 }
 
-int parse_and_run(int argc, const char* const* argv, Console& console) {
-  CLI::App app;
-  app.name("pipewright");
-  app.set_help_flag("-h,--help");
-  app.set_version_flag("--version", fmt::format("pipewright {}", kVersion));
-  app.allow_extras();
-  app.require_subcommand(0, 1);
-  std::vector<std::unique_ptr<ParsedCommand>> parsed;
-  std::vector<std::string_view> names;
-  for (const CommandSpec& spec : commands()) {
-    ParsedCommand& command = *parsed.emplace_back(std::make_unique<ParsedCommand>());
-    command.spec = &spec;
-    command.app = app.add_subcommand(std::string(spec.name));
-    command.app->set_help_flag("-h,--help");
-    if (spec.takes_program) {
-      command.app->prefix_command();
-    } else {
-      command.app->allow_extras();
-      command.app->add_option("arguments", command.arguments);
-    }
-    add_options(command.app, spec.options, &command.options);
-    add_options(command.app, common_options(), &command.options);
-    names.push_back(spec.name);
+ColorMode color_mode(const Invocation& invocation) {
+  const std::string color = invocation.text("--color").value_or("auto");
+  return color == "always"  ? ColorMode::kAlways
+         : color == "never" ? ColorMode::kNever
+                            : ColorMode::kAuto;
+}
+
+// `where` becomes the command that an error is about.
+int parse_and_run(Words words, Console& console, std::string* where) {
+  if (words.empty()) {
+    console.err << program_help();
+    return kExitTrouble;
   }
-
-  // Words behind -- are arguments, whatever they look like; CLI11 would hand them to the program.
-  const char* const* end = argv + argc;
-  const char* const* dashes =
-      std::find_if(argv, end, [](const char* word) { return std::string_view(word) == "--"; });
-  const std::vector<std::string> behind(std::min(dashes + 1, end), end);
-
-  try {
-    app.parse(static_cast<int>(dashes - argv), argv);
-  } catch (const CLI::CallForHelp&) {
-    for (const auto& command : parsed) {
-      if (command->app->parsed()) {
-        console.out << command_help(*command->spec);
-        return kExitOk;
-      }
-    }
+  const std::string_view word = words.front();
+  if (word == "--help" || word == "-h") {
     console.out << program_help();
     return kExitOk;
-  } catch (const CLI::CallForVersion& version) {
-    console.out << version.what() << '\n';
+  }
+  if (word == "--version") {
+    console.out << "pipewright " << kVersion << '\n';
     return kExitOk;
-  } catch (const CLI::ArgumentMismatch& error) {  // "--format: 1 required ..."
-    const std::string text = error.what();
-    throw UsageError(fmt::format("{} wants a value", text.substr(0, text.find(':'))));
-  } catch (const CLI::ParseError& error) {
-    throw UsageError(error.what());
   }
-
-  // Words in front of the command.
-  if (const std::vector<std::string> rest = app.remaining(); !rest.empty()) {
-    if (!is_option(rest.front())) {
-      throw UsageError(
-          with_hint(fmt::format("there is no command {}", ir::backticked(rest.front())),
-                    ir::did_you_mean(rest.front(), names)));
+  if (is_option(word)) {
+    constexpr std::string_view kKnown[] = {"--help", "--version"};
+    throw unknown_option(*where, word.substr(0, word.find('=')), kKnown);
+  }
+  std::vector<std::string_view> names;
+  for (const CommandSpec& command : commands()) {
+    names.push_back(command.name);
+    if (command.name != word) continue;
+    *where += fmt::format(" {}", command.name);
+    const SplitWords split = cli::split(command, words.subspan(1));
+    if (split.help) {
+      console.out << command_help(command);
+      return kExitOk;
     }
-    refuse_options(rest, {"--help", "--version"}, "`pipewright`");
+    check(command, *where, split);
+    configure(color_mode(split.invocation),
+              static_cast<size_t>(split.invocation.number("--width").value_or(0)), &console);
+    return command.run(split.invocation, console);
   }
-  for (const auto& command : parsed) {
-    if (!command->app->parsed()) continue;
-    if (command->spec->takes_program) {
-      command->arguments = command->app->remaining();
-      // The program's own --.
-      if (!command->arguments.empty() && dashes != end) command->arguments.emplace_back("--");
-    }
-    command->arguments.insert(command->arguments.end(), behind.begin(), behind.end());
-    return run_command(*command, console);
-  }
-  console.err << program_help();
-  return kExitTrouble;
+  throw UsageError(with_hint(fmt::format("there is no command {}", ir::backticked(word)),
+                             ir::did_you_mean(word, names)));
 }
 
 }  // namespace
 
 int run_program(int argc, const char* const* argv, Console& console) {
   configure(ColorMode::kAuto, 0, &console);
+  std::string where = "pipewright";
   try {
-    int code = parse_and_run(argc, argv, console);
+    const Words words(argv, static_cast<size_t>(argc));
+    int code = parse_and_run(words.subspan(std::min<size_t>(1, words.size())), console, &where);
     console.out.flush();
     if (!console.out) {
       print_trouble("cannot write to stdout", console);
@@ -224,7 +218,7 @@ int run_program(int argc, const char* const* argv, Console& console) {
     return failed.exit_code;
   } catch (const UsageError& error) {
     print_trouble(error.what(), console);
-    console.err << "`pipewright --help` and `pipewright COMMAND --help` tell more\n";
+    console.err << fmt::format("`{} --help` tells more\n", where);
   } catch (const FileError& error) {
     print_trouble(error.what(), console);
   } catch (const std::bad_alloc&) {

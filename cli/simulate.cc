@@ -188,8 +188,8 @@ void print_text(const Input& input, const Simulation& simulation,
                          ? ir::describe_channels(channels.channels, channels.capacity)
                          : "ideal transfers");
   out << fmt::format("makespan       {}{}\n", number_text(report.makespan), unit);
-  out << fmt::format("cost           {}{}, the longest span of a rank\n", number_text(report.cost),
-                     unit);
+  out << fmt::format("cost           {}{}, the longest span of any rank\n",
+                     number_text(report.cost), unit);
   out << fmt::format("bubble rate    {:.4f}\n", report.bubble_rate);
   out << fmt::format("critical path  {}\n", path_text(schedule, simulation));
   out << fmt::format(

@@ -61,17 +61,20 @@ std::vector<OptionSpec> cost_options() {
       {"--costs",
        "",
        {ValueKind::kFile, "FILE", {}},
-       "what actions cost, as JSON: schedule/COSTS.md"},
-      time("--forward", "time of a stage's F; by default 1"),
-      time("--backward-input", "time of I; by default 1. B takes I + W"),
-      time("--backward-weight", "time of W; by default 1"),
-      time("--comm", "time of a transfer between ranks; by default 0"),
+       "costs of actions, as JSON (schedule/simulate/COSTS.md)"},
+      time("--forward", "time of F; default: 1"),
+      time("--backward-input", "time of I; default: 1. B takes I + W"),
+      time("--backward-weight", "time of W; default: 1"),
+      time("--comm", "time of a transfer between two ranks; default: 0"),
       {"--scale",
        "",
        {ValueKind::kText, "KIND=X", {}},
-       "what if: a cost times X; F, B, I, W, UNSHARD, RESHARD, REDUCE_GRAD, COMM; several with "
-       "commas"},
-      {"--slow", "", {ValueKind::kText, "RANK=X", {}}, "what if: a rank takes X times as long"},
+       "what if: multiply a cost by X; KIND is F, B, I, W, UNSHARD, RESHARD, REDUCE_GRAD or COMM; "
+       "separate several by commas"},
+      {"--slow",
+       "",
+       {ValueKind::kText, "RANK=X", {}},
+       "what if: a rank takes X times as long; separate several by commas"},
   };
 }
 
