@@ -7,56 +7,59 @@
 
 #include "pipewright/ir/action_kind.h"
 
-// One step of one rank, as a 16-byte value: 10^8 of them fit a workstation.
+// One step of one rank's schedule, as a 16-byte value, so that 10^8 actions fit in the memory of a
+// workstation.
 //
-//   0F3                     forward of stage 0 on microbatch 3
+//   0F3                     forward pass of stage 0 on microbatch 3
 //   1UNSHARD                all-gather of stage 1's parameters
-//   2SEND_F5                send stage 2's output of microbatch 5 to stage 3
-//   (0F3;3B1)OVERLAP_F_B    a compound: two parts that run side by side
+//   2SEND_F5                send stage 2's output for microbatch 5 to stage 3
+//   (0F3;3B1)OVERLAP_F_B    a compound: a forward and a backward that run concurrently
 //
-// The stage of a SEND or a RECV is the local one, as in PyTorch.
-// Values: copy them freely, any thread.
+// As in PyTorch, the stage of a SEND or RECV is the local one: 2SEND_F5 runs on the rank of stage 2
+// and 3RECV_F5 on the rank of stage 3. Actions are plain values; no thread rules apply.
 
 namespace pipewright::ir {
 
-inline constexpr int kMaxStages = 1 << 20;        // stage indices are below this
-inline constexpr int kMaxMicrobatches = 1 << 28;  // microbatch indices are below this
-inline constexpr int kMaxReplicas = 1 << 4;       // replica indices are below this
+inline constexpr int kMaxStages = 1 << 20;        // stage < kMaxStages
+inline constexpr int kMaxMicrobatches = 1 << 28;  // microbatch < kMaxMicrobatches
+inline constexpr int kMaxReplicas = 1 << 4;       // replica < kMaxReplicas
 
-// An action that is not a compound. Eight bytes.
+// An action that is not a compound, or one of the two parts of a compound. Eight bytes.
 class ActionPart {
  public:
   constexpr ActionPart() = default;  // kIdle
 
-  // Each index must be in its range; a kind without a microbatch takes 0. Not for kOverlapFB.
+  // Indices must be in range, which is not checked. `microbatch` must be 0 for kinds that have no
+  // microbatch; `kind` must not be kOverlapFB.
   constexpr ActionPart(ActionKind kind, int stage, int microbatch = 0, int replica = 0)
       : bits_(static_cast<uint64_t>(kind) | static_cast<uint64_t>(replica) << 8 |
               static_cast<uint64_t>(stage) << 12 | static_cast<uint64_t>(microbatch) << 32) {}
 
   constexpr ActionKind kind() const { return static_cast<ActionKind>(bits_ & 0xff); }
   constexpr int stage() const { return static_cast<int>(bits_ >> 12 & (kMaxStages - 1)); }
-  // 0 for a kind that has none.
+  // 0 for kinds that have no microbatch.
   constexpr int microbatch() const { return static_cast<int>(bits_ >> 32); }
-  // Which copy of the stage, for placements that hold several. Text does not show it, as PyTorch
-  // has no such thing.
+  // Which replica of the stage, for placements with several replicas (DualPipe). Not part of the
+  // text form, since PyTorch has no notation for it.
   constexpr int replica() const { return static_cast<int>(bits_ >> 8 & (kMaxReplicas - 1)); }
 
   // Orders by microbatch, stage, replica, kind.
   friend constexpr auto operator<=>(const ActionPart&, const ActionPart&) = default;
 
  private:
-  // From the top: 4 bits of 0, microbatch 28, stage 20, replica 4, kind 8.
+  // From the most significant bit: 4 zero bits, microbatch 28, stage 20, replica 4, kind 8.
   uint64_t bits_ = 0;
 };
 
+// An action: idle, a single part, or a compound of exactly two parts.
 class Action {
  public:
   constexpr Action() = default;                            // an idle slot
-  constexpr Action(ActionPart part) : parts_{part, {}} {}  // NOLINT: a part alone is an action
+  constexpr Action(ActionPart part) : parts_{part, {}} {}  // NOLINT: implicit on purpose
   constexpr Action(ActionKind kind, int stage, int microbatch = 0, int replica = 0)
       : parts_{ActionPart(kind, stage, microbatch, replica), {}} {}
 
-  // `(first;second)OVERLAP_F_B`. Neither part may be idle.
+  // Returns `(first;second)OVERLAP_F_B`. Neither part may be idle.
   static constexpr Action overlap(ActionPart first, ActionPart second) {
     Action action;
     action.parts_[0] = first;
@@ -66,13 +69,13 @@ class Action {
 
   constexpr bool is_idle() const { return parts_[0].kind() == ActionKind::kIdle; }
   constexpr bool is_compound() const { return parts_[1].kind() != ActionKind::kIdle; }
-  // kOverlapFB for a compound, else the kind of its one part.
+  // kOverlapFB for a compound, otherwise the kind of the single part.
   constexpr ActionKind kind() const {
     return is_compound() ? ActionKind::kOverlapFB : parts_[0].kind();
   }
 
-  // None for an idle slot, two for a compound, else one. Of a temporary only inside the full
-  // expression.
+  // The parts: empty for an idle slot, two for a compound, otherwise one. The span points into this
+  // Action, so do not keep it beyond a temporary's full expression.
   constexpr std::span<const ActionPart> parts() const {
     return {parts_, is_idle() ? 0u : is_compound() ? 2u : 1u};
   }

@@ -5,8 +5,8 @@
 namespace pipewright::ir {
 namespace {
 
-// Tokens differ in this hash, which is checked below, so one look-up and one comparison find a
-// token.
+// A perfect hash of the tokens: finding a kind takes one table lookup and one string comparison.
+// That no two tokens collide is checked at compile time below.
 constexpr size_t kSlots = 32;
 constexpr size_t slot_of(std::string_view token) {
   const auto letter = [](char value) {
@@ -16,7 +16,7 @@ constexpr size_t slot_of(std::string_view token) {
 }
 
 constexpr std::array<uint8_t, kSlots> make_slots() {
-  std::array<uint8_t, kSlots> slots{};  // index in the table + 1; 0 for none
+  std::array<uint8_t, kSlots> slots{};  // index in kActionKinds + 1; 0: empty
   for (size_t index = 0; index < std::size(kActionKinds); ++index) {
     slots[slot_of(kActionKinds[index].token)] = static_cast<uint8_t>(index + 1);
   }
@@ -30,7 +30,7 @@ constexpr bool every_token_has_its_slot() {
   }
   return true;
 }
-static_assert(every_token_has_its_slot(), "two tokens share a slot: slot_of needs another formula");
+static_assert(every_token_has_its_slot(), "two tokens collide: slot_of needs another formula");
 
 }  // namespace
 

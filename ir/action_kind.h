@@ -9,31 +9,35 @@
 
 #include "pipewright/ir/check.h"
 
-// What a rank can be told to do. The tokens are those of torch.distributed.pipelining (2.11); the
-// list itself is ir/action_kinds.def. Everything here is constant data: any thread may use it.
+// The kinds of action that a rank can execute: F, B, I, W, SEND_F, UNSHARD, ...
+//
+// The list is ir/action_kinds.def; its tokens are those of torch.distributed.pipelining 2.11
+// (_ComputationType in torch/distributed/pipelining/schedules.py). Constant data and pure
+// functions: safe to use from any thread.
 
 namespace pipewright::ir {
 
 enum class ActionKind : uint8_t {
-  kIdle = 0,  // an empty slot of a compute order; has no token
+  kIdle = 0,  // an empty slot of a compute order; not an action, so it has no token
 #define PW_ACTION_KIND(enumerator, token, group, microbatch, meaning) enumerator,
 #include "pipewright/ir/action_kinds.def"
 #undef PW_ACTION_KIND
 };
 
 enum class ActionGroup : uint8_t {
-  kCompute,       // runs the stage's module: all that a ComputeOrder holds
-  kDataParallel,  // works on the stage's parameters over its data-parallel group
-  kSend,          // posts a tensor to the rank of a neighbouring stage
-  kReceive,       // takes one from there
+  kCompute,       // runs the stage's module; the only actions in a ComputeOrder
+  kDataParallel,  // a collective or release of the stage's parameters or gradients
+  kSend,          // sends a tensor to the rank of a neighbouring stage
+  kReceive,       // receives a tensor from the rank of a neighbouring stage
 };
 
+// One row of ir/action_kinds.def.
 struct ActionKindInfo {
   ActionKind kind;
-  std::string_view token;
+  std::string_view token;  // as in text: "SEND_F"
   ActionGroup group;
-  bool has_microbatch;
-  std::string_view meaning;
+  bool has_microbatch;       // whether the text of an action ends in a microbatch
+  std::string_view meaning;  // one line, for help and documents
 };
 
 inline constexpr ActionKindInfo kActionKinds[] = {
@@ -43,20 +47,20 @@ inline constexpr ActionKindInfo kActionKinds[] = {
 #undef PW_ACTION_KIND
 };
 
-// All kinds but kIdle, in the order of the table.
+// All kinds except kIdle, in the order of the table.
 inline std::span<const ActionKindInfo> action_kinds() { return kActionKinds; }
 
-// `kind` must not be kIdle. Inline, as are the questions below: parsers and passes ask for every
-// action.
+// The table row of a kind. Throws InternalError for kIdle, which has no row. This function and the
+// predicates below are inline because parsers and passes call them for every action.
 inline const ActionKindInfo& info(ActionKind kind) {
   PW_CHECK(kind != ActionKind::kIdle, "an idle slot has no row in the table of action kinds");
   return kActionKinds[static_cast<size_t>(kind) - 1];
 }
 
-// The kind that is written as `token`, exactly ("F", "SEND_F"); none if there is no such kind.
+// The kind whose token is exactly `token` ("F", "SEND_F"), or nullopt.
 std::optional<ActionKind> kind_of_token(std::string_view token);
 
-// The kinds of a group, a bit each.
+// A bit mask of the kinds in a group: bit k is set for kind k.
 constexpr uint32_t kinds_of_group(ActionGroup group) {
   uint32_t kinds = 0;
   for (const ActionKindInfo& row : kActionKinds) {
@@ -88,7 +92,7 @@ inline bool completes_backward(ActionKind kind) {
   return kind == ActionKind::kBackward || kind == ActionKind::kBackwardWeight;
 }
 
-// B or I: what gives the gradient that the stage before waits for.
+// Whether an action of this kind (B or I) computes the gradient that the previous stage waits for.
 inline bool gives_input_gradient(ActionKind kind) {
   return kind == ActionKind::kBackward || kind == ActionKind::kBackwardInput;
 }

@@ -6,9 +6,9 @@ namespace pipewright::ir {
 namespace {
 
 constexpr ChannelModelInfo kChannelModels[] = {
-    {ChannelModel::kRank, "rank", "one queue a rank: all peers, both directions"},
-    {ChannelModel::kPeer, "peer", "at each rank one queue a peer, both directions"},
-    {ChannelModel::kEdge, "edge", "at each rank one queue a peer and direction"},
+    {ChannelModel::kRank, "rank", "one queue per rank: all peers, both directions"},
+    {ChannelModel::kPeer, "peer", "one queue per peer at each rank: both directions"},
+    {ChannelModel::kEdge, "edge", "one queue per peer and direction at each rank"},
 };
 
 }  // namespace

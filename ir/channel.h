@@ -7,25 +7,36 @@
 #include <string>
 #include <string_view>
 
-// The channel model: what a SEND and a RECV may wait for. Verifier, simulator and communicators
-// mean the same by it.
+// The channel model: when a SEND or RECV can complete. The verifier, the simulator and the
+// executor's communicators all implement these rules. Whether a program deadlocks depends on the
+// model: the same program can run with one communicator per direction and hang with one per rank.
 //
-//  * An action is posted when every compute action before it in its rank's list has ended, so
-//    that a proof holds for hosts that run compute themselves. Posting holds nothing; a compute
-//    waits for its own RECVs only.
-//  * A queue serves its operations in the order of posting. A transfer needs its SEND and its
-//    RECV at the head of their queues (capacity 0: rendezvous). With capacity n, per ordered pair
-//    of ranks, up to n SENDs may finish before their RECVs. Every SEND and RECV must finish.
-//  * There are no tags (NCCL has none): the k-th SEND of an ordered pair of ranks meets its k-th
-//    RECV, whatever their names. A pair with different names is a swap, an error of its own.
+//  * Posting. An action is posted when every compute action before it in its rank's list has ended.
+//    (Hosts may run compute synchronously; a proof then holds for them as well.) Posting takes no
+//    time and never blocks. A compute action waits for its own RECVs only.
+//  * Queues. A queue serves its operations in posting order. With capacity 0 (rendezvous) a
+//    transfer takes place when its SEND and its RECV are both at the head of their queues. With
+//    capacity n, up to n SENDs per ordered pair of ranks may complete before their RECVs. Every
+//    SEND and RECV must complete eventually.
+//  * Pairing. There are no tags (NCCL has none): for each ordered pair of ranks, the k-th SEND
+//    meets the k-th RECV, whatever their names. A pair whose names differ is a separate error (a
+//    swap, PW041).
 //
-// Which operations share a queue is the model, from the strictest to the freest:
+// The models differ in which operations share a queue. From strictest to most permissive:
 //
-//   rank   one queue a rank: all peers, both directions
-//   peer   at each rank one queue a peer, both directions
-//   edge   at each rank one queue a peer and direction
+//   rank   one queue per rank: all peers, both directions
+//   peer   one queue per peer at each rank: both directions
+//   edge   one queue per peer and direction at each rank
 //
-// In V shapes, and in looped ones on 2 ranks, an edge carries F and B mixed.
+// Example, capacity 0. Rank 0 lists 0SEND_F1 before 0RECV_B0; rank 1 lists 1SEND_B0 before
+// 1RECV_F1:
+//
+//   peer   deadlock: each rank's queue for the other has a SEND at its head, and neither RECV can
+//          reach the head of its queue
+//   edge   runs: the two directions have separate queues
+//
+// `edge` is what PyTorch's directed pairwise process groups provide (pytorch#196666). Note that in
+// V placements, and in looped ones on 2 ranks, one edge carries both activations and gradients.
 
 namespace pipewright::ir {
 
@@ -33,32 +44,32 @@ enum class ChannelModel : uint8_t { kRank, kPeer, kEdge };
 
 struct ChannelModelInfo {
   ChannelModel model;
-  std::string_view name;
-  std::string_view meaning;
+  std::string_view name;     // "edge"
+  std::string_view meaning;  // one line, for help
 };
 
-// All models, strictest first.
+// All models, strictest first. Constant data; any thread.
 std::span<const ChannelModelInfo> channel_models();
 std::string_view name(ChannelModel model);
 
-// How many SENDs of an ordered pair of ranks may finish before their RECVs: a count from 0, or
+// How many SENDs per ordered pair of ranks may complete before their RECVs: 0 or more, or
 // kUnboundedCapacity.
 using ChannelCapacity = uint32_t;
 inline constexpr ChannelCapacity kUnboundedCapacity = UINT32_MAX;
 
-// What holds where nobody says otherwise.
+// The defaults of the library and of the command line.
 inline constexpr ChannelModel kDefaultChannels = ChannelModel::kEdge;
 inline constexpr ChannelCapacity kDefaultCapacity = 0;
 
 // "0", "7", "inf".
 std::string to_string_capacity(ChannelCapacity capacity);
-// The inverse; none for anything else.
+// The inverse of to_string_capacity, or nullopt.
 std::optional<ChannelCapacity> parse_capacity(std::string_view text);
 // "channels edge, capacity 0": how messages name the model that a result holds for.
 std::string describe_channels(ChannelModel model, ChannelCapacity capacity);
 
-// Which of its rank's queues a SEND to `peer` or a RECV from it goes to. Two operations of one rank
-// share a queue if and only if the indices are equal. Below queues_per_rank().
+// The queue of a SEND to `peer` or a RECV from `peer`, as an index in [0, queues_per_rank()). Two
+// operations of one rank share a queue if and only if their indices are equal.
 uint32_t queue_index(ChannelModel model, uint32_t peer, bool is_send);
 uint32_t queues_per_rank(ChannelModel model, uint32_t num_ranks);
 

@@ -4,13 +4,13 @@
 #include <stdexcept>
 #include <string>
 
-// PW_CHECK(condition, message) is for bugs: a broken promise between two pieces of our own code, or
-// a caller that breaks a documented precondition. What a user can get wrong is a Diagnostic
-// instead.
+// PW_CHECK(condition, message) throws InternalError if the condition is false. It is for bugs:
+// a violated invariant, or a caller that breaks a documented precondition. Errors in a user's input
+// are Diagnostics instead.
 
 namespace pipewright::ir {
 
-// Thrown by PW_CHECK; its text names the file, the line and the condition.
+// Thrown by PW_CHECK. what() contains the source file, line, condition and message.
 class InternalError : public std::logic_error {
   using std::logic_error::logic_error;
 };

@@ -5,14 +5,14 @@
 namespace pipewright::ir {
 namespace {
 
-// Output of stage `from_stage` to the next one.
+// Sends the output of `from_stage` to the next stage.
 Transfer forward_transfer(int from_stage, int microbatch, const Placement& placement) {
   return {ActionPart(ActionKind::kSendF, from_stage, microbatch),
           ActionPart(ActionKind::kRecvF, from_stage + 1, microbatch), placement.rank_of(from_stage),
           placement.rank_of(from_stage + 1)};
 }
 
-// Input gradient of stage `from_stage` to the one before.
+// Sends the input gradient of `from_stage` to the previous stage.
 Transfer backward_transfer(int from_stage, int microbatch, const Placement& placement) {
   return {ActionPart(ActionKind::kSendB, from_stage, microbatch),
           ActionPart(ActionKind::kRecvB, from_stage - 1, microbatch), placement.rank_of(from_stage),
@@ -54,7 +54,7 @@ Needs needs_of(ActionPart part, const Placement& placement) {
     case ActionKind::kIdle:
       break;
     case ActionKind::kOverlapFB:
-      PW_CHECK(false, "a compound needs what its parts need: ask for each");
+      PW_CHECK(false, "needs_of takes one part, not a compound");
   }
   return needs;
 }
@@ -110,7 +110,7 @@ std::optional<Transfer> partner_of(ActionPart send_or_receive, const Placement& 
     case ActionKind::kIdle:
       break;
   }
-  PW_CHECK(false, "only a SEND or a RECV has a partner");
+  PW_CHECK(false, "expected a SEND or RECV");
   return std::nullopt;
 }
 

@@ -11,8 +11,16 @@
 #include "pipewright/ir/rules.h"
 #include "pipewright/ir/source.h"
 
-// What parsers and the verifier have to say about a schedule: values, collected and never printed
-// by them. ir/render.h prints them for people, ir/diagnostic_json.h for programs.
+// Diagnostics: errors found in a user's input, as values. Parsers and the verifier collect all of
+// them and print nothing; pipewright/ir/text/render.h formats them for people and
+// pipewright/ir/text/diagnostic_json.h for programs.
+//
+//   Diagnostic& error = diagnostics->error(Rule::kRowCount, "expected 2 rows, got 1", place);
+//   error.notes.push_back({"declared here", header_place});
+//   error.help = "add a row for rank 1";
+//
+// A message stands alone, in lower case and without a full stop, with actions and names in
+// backticks; it says what is wrong, then "expected X, got Y" where that applies.
 
 namespace pipewright::ir {
 
@@ -20,7 +28,7 @@ enum class Severity { kError };
 
 std::string_view name(Severity severity);
 
-// Something else that helps to understand a diagnostic.
+// Additional information about a diagnostic, usually another place.
 struct Note {
   std::string message;
   Place place;
@@ -29,30 +37,31 @@ struct Note {
 struct Diagnostic {
   Rule rule;
   Severity severity = Severity::kError;
-  std::string message;  // stands alone; lower case, no full stop, actions in backticks
+  std::string message;
   Place place;
   std::vector<Note> notes;
-  std::string help;  // how to mend it; may be empty
+  std::string help;  // how to fix it; may be empty
 };
 
-// A list that stops growing at kMaxKept, so that a hopeless file cannot fill the memory, but counts
-// on. Not for two threads at once.
+// The diagnostics of one run. Stores the first kMaxKept and counts the rest, so that a file with
+// millions of errors does not exhaust memory. Not thread-safe.
 class Diagnostics {
  public:
   static constexpr size_t kMaxKept = 10000;
 
-  // Adds an error. The reference, for notes and help, is good until the next call.
+  // Adds an error. The reference, for adding notes and help, is valid until the next call.
   Diagnostic& error(Rule rule, std::string message, Place place = {});
 
   bool has_errors() const { return total_ > 0; }
   std::span<const Diagnostic> kept() const { return kept_; }
-  // All that were added, kept or not.
+  // The number of errors added, kept or not.
   size_t total() const { return total_; }
 
-  // Asks for the place in a file of each rank and step that has none yet, notes included.
+  // Calls `place_of` for each place, notes included, that has a rank and a step but no offset, and
+  // replaces it by the result.
   void find_places(const std::function<Place(int rank, int step)>& place_of);
 
-  // By place in the file, then by rank and step; what has no place stays first.
+  // Sorts by line and column, then by rank and step. Diagnostics without a place come first.
   void sort();
 
  private:
@@ -61,8 +70,8 @@ class Diagnostics {
   size_t total_ = 0;
 };
 
-// `text` in backticks, for messages: shortened to some 40 characters, with control characters and
-// bytes that are not UTF-8 shown as \x1B.
+// `text` in backticks, for messages: cut after 40 characters, with control characters and invalid
+// UTF-8 escaped (pipewright/ir/printable.h).
 std::string backticked(std::string_view text);
 
 }  // namespace pipewright::ir

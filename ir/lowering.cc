@@ -1,11 +1,13 @@
 #include "pipewright/ir/lowering.h"
 
-#include <charconv>
+#include <limits>
+
+#include "pipewright/ir/parse_number.h"
 
 namespace pipewright::ir {
 namespace {
 
-// One text form a type of value: to_text and from_text are each other's inverse.
+// The text form of each type of value; from_text is the inverse of to_text.
 std::string to_text(bool value) { return value ? "true" : "false"; }
 std::string to_text(int value) { return std::to_string(value); }
 std::string to_text(Eviction value) { return value == Eviction::kPytorch ? "pytorch" : "farthest"; }
@@ -18,11 +20,7 @@ void from_text(std::string_view text, std::optional<bool>* value) {
   if (text == "false") *value = false;
 }
 void from_text(std::string_view text, std::optional<int>* value) {
-  int number = 0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error == std::errc() && stop == text.data() + text.size() && number >= 1 &&
-      text.front() != '0')
-    *value = number;
+  *value = parse_positive(text, std::numeric_limits<int>::max());
 }
 void from_text(std::string_view text, std::optional<Eviction>* value) {
   for (const Eviction one : {Eviction::kPytorch, Eviction::kFarthest}) {
@@ -66,20 +64,20 @@ constexpr LoweringPolicy policy(std::string_view name, std::string_view values,
 constexpr LoweringPolicy kPolicies[] = {
     policy<&Lowering::forward_only>("forward-only", "true|false", "leave out B, I and W"),
     policy<&Lowering::merge_backward>("merge-backward", "true|false",
-                                      "make one B of an adjacent I and W"),
+                                      "merge each adjacent I and W into a B"),
     policy<&Lowering::split_backward>("split-backward", "true|false",
-                                      "make an I and a W of each B"),
-    policy<&Lowering::residency>("residency", "K", "stages of a rank that are unsharded at a time"),
-    policy<&Lowering::lookahead>("lookahead", "K", "stages that are unsharded ahead of their use"),
-    policy<&Lowering::evict>("evict", "pytorch|farthest", "which stage is resharded to make room"),
-    policy<&Lowering::receives>("receives", "pytorch|latest", "where a RECV is posted"),
-    policy<&Lowering::reduce_every>("reduce-every", "K",
-                                    "microbatches between two REDUCE_GRADs of a stage"),
+                                      "split each B into an I and a W"),
+    policy<&Lowering::residency>("residency", "K",
+                                 "most stages of a rank that are unsharded at a time"),
+    policy<&Lowering::lookahead>("lookahead", "K", "stages to unshard ahead of their use"),
+    policy<&Lowering::evict>("evict", "pytorch|farthest", "which stage to reshard to make room"),
+    policy<&Lowering::receives>("receives", "pytorch|latest", "where to post each RECV"),
+    policy<&Lowering::reduce_every>("reduce-every", "K", "microbatches per REDUCE_GRAD of a stage"),
     policy<&Lowering::channels>("channels", "rank|peer|edge",
                                 "which SENDs and RECVs share a queue"),
-    policy<&Lowering::capacity>("capacity", "N|inf", "SENDs that may finish before their RECVs"),
+    policy<&Lowering::capacity>("capacity", "N|inf", "SENDs that may complete before their RECVs"),
     policy<&Lowering::weight_free_w>("weight-free-w", "true|false",
-                                     "W may stand on a resharded stage"),
+                                     "allow W while its stage is resharded"),
 };
 
 }  // namespace

@@ -9,46 +9,49 @@
 
 #include "pipewright/ir/channel.h"
 
-// The policies that a schedule was lowered with, as a .plan or JSON file records them. What is not
-// set is not known: a CSV, for one, records nothing. The list of policies is the table in
-// lowering.cc; names are those of the flags.
+// The lowering policies of a schedule, as recorded in a .plan or JSON file: for example `residency:
+// 2` or `channels: edge`. An unset field is unknown; a CSV file records none of them. The list of
+// policies is the table in lowering.cc; each has the name of its command-line flag. What each
+// policy does is documented in pipewright/schedule/lowering.
 
 namespace pipewright::ir {
 
-// Which stage's parameters go when another stage's are needed.
+// Which stage to reshard when the residency limit is reached and another stage is needed: PyTorch's
+// rule, or the stage whose next use is farthest away (Belady).
 enum class Eviction : uint8_t { kPytorch, kFarthest };
-// Where a RECV is posted.
+// Where to post each RECV: as early as PyTorch does, or as late as is still free of deadlocks.
 enum class Receives : uint8_t { kPytorch, kLatest };
 
 struct Lowering {
-  std::optional<bool> forward_only = {};    // B, I and W left out
-  std::optional<bool> merge_backward = {};  // adjacent I and W made one B
-  std::optional<bool> split_backward = {};  // each B made an I and a W
-  std::optional<int> residency = {};        // stages unsharded at a time, from 1
-  std::optional<int> lookahead = {};        // stages unsharded ahead of their use, from 1
+  std::optional<bool> forward_only = {};    // B, I and W are left out
+  std::optional<bool> merge_backward = {};  // adjacent I and W are merged into B
+  std::optional<bool> split_backward = {};  // each B is split into I and W
+  std::optional<int> residency = {};        // >= 1: most stages of a rank unsharded at a time
+  std::optional<int> lookahead = {};        // >= 1: stages unsharded ahead of their use
   std::optional<Eviction> evict = {};
   std::optional<Receives> receives = {};
-  std::optional<int> reduce_every = {};  // microbatches between two REDUCE_GRADs of a stage, from 1
+  std::optional<int> reduce_every = {};  // >= 1: microbatches per REDUCE_GRAD of a stage
   std::optional<ChannelModel> channels = {};
   std::optional<ChannelCapacity> capacity = {};
-  std::optional<bool> weight_free_w = {};  // W may stand on a resharded stage
+  std::optional<bool> weight_free_w = {};  // W may run while its stage is resharded
 
   friend bool operator==(const Lowering&, const Lowering&) = default;
 };
 
+// The text form of one field of Lowering, for files, flags and help.
 struct LoweringPolicy {
   std::string_view name;     // "reduce-every"
   std::string_view values;   // "K", "pytorch|farthest", "true|false"
-  std::string_view meaning;  // one line for people
-  // The value as text; none where it is not set.
+  std::string_view meaning;  // one line, for help
+  // Returns the value as text, or nullopt if it is unset.
   std::optional<std::string> (*get)(const Lowering&);
-  // Sets the value from text. False, with nothing set, for text that is not one of `values`.
+  // Sets the value from text. Returns false and sets nothing if the text is not one of `values`.
   bool (*set)(Lowering&, std::string_view);
 };
 
-// All policies, in the order in which files list them.
+// All policies, in the order in which files list them. Constant data; any thread.
 std::span<const LoweringPolicy> lowering_policies();
-// None if there is no policy of that name.
+// The policy of that name, or null.
 const LoweringPolicy* find_lowering_policy(std::string_view name);
 
 }  // namespace pipewright::ir

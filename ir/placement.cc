@@ -12,7 +12,7 @@ Placement::Placement(int num_ranks, std::vector<int> rank_of_stage)
 
 Placement Placement::loop(int num_ranks, int num_stages) {
   PW_CHECK(num_ranks >= 1 && num_stages >= 1 && num_stages <= kMaxStages,
-           "a placement has ranks and stages");
+           "a placement needs at least one rank and one stage");
   std::vector<int> ranks(static_cast<size_t>(num_stages));
   for (int stage = 0; stage < num_stages; ++stage)
     ranks[static_cast<size_t>(stage)] = stage % num_ranks;
@@ -21,8 +21,8 @@ Placement Placement::loop(int num_ranks, int num_stages) {
 
 Placement Placement::v(int num_ranks, int num_stages) {
   PW_CHECK(num_ranks >= 1 && num_stages >= 1 && num_stages <= kMaxStages,
-           "a placement has ranks and stages");
-  PW_CHECK(num_stages % num_ranks == 0, "a v placement has the same number of stages on each rank");
+           "a placement needs at least one rank and one stage");
+  PW_CHECK(num_stages % num_ranks == 0, "a v placement needs a multiple of num_ranks stages");
   std::vector<int> ranks(static_cast<size_t>(num_stages));
   for (int stage = 0; stage < num_stages; ++stage) {
     const int step = stage % num_ranks;
@@ -34,9 +34,9 @@ Placement Placement::v(int num_ranks, int num_stages) {
 
 Placement Placement::custom(int num_ranks, std::vector<int> rank_of_stage) {
   PW_CHECK(num_ranks >= 1 && !rank_of_stage.empty() && rank_of_stage.size() <= kMaxStages,
-           "a placement has ranks and stages");
+           "a placement needs at least one rank and one stage");
   for (const int rank : rank_of_stage)
-    PW_CHECK(rank >= 0 && rank < num_ranks, "a stage lies on one of the ranks");
+    PW_CHECK(rank >= 0 && rank < num_ranks, "a stage is placed on a rank that does not exist");
   return {num_ranks, std::move(rank_of_stage)};
 }
 

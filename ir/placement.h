@@ -5,15 +5,17 @@
 #include <string_view>
 #include <vector>
 
-// Which rank holds which stage.
+// A placement maps each pipeline stage to the rank that holds it.
 //
-//   loop, 2 ranks, 4 stages:  0 1 0 1      rank(s) = s mod P
-//   v,    2 ranks, 4 stages:  0 1 1 0      forth and back: the last stage lies beside the first
-//   any other map:            0 1 0 0 1
+//                             ranks of stages 0, 1, 2, ...
+//   loop, 2 ranks, 4 stages   0 1 0 1         rank(s) = s mod P
+//   v,    2 ranks, 4 stages   0 1 1 0         back and forth, so rank 0 holds the first and the
+//                                             last stage
+//   custom                    0 1 0 0 1       any map
 //
-// Both patterns are those of torch.distributed.pipelining's generate_stage_to_rank_mapping. A
-// value: copy it freely, any thread. Replicas (two copies of a stage on two ranks, as DualPipe has
-// them) will each add a map; there is one.
+// loop and v are the patterns of torch.distributed.pipelining's generate_stage_to_rank_mapping. A
+// plain value. It describes one replica of the model; schedules that place two replicas of each
+// stage (DualPipe) would add a map per replica.
 
 namespace pipewright::ir {
 
@@ -21,23 +23,26 @@ class Placement {
  public:
   Placement() = default;  // no ranks, no stages
 
-  // `num_stages` need not be a multiple of `num_ranks`; both at least 1.
+  // The factories throw InternalError unless num_ranks >= 1, 1 <= num_stages <= kMaxStages, and the
+  // condition on each holds.
+
+  // `num_stages` need not be a multiple of `num_ranks`.
   static Placement loop(int num_ranks, int num_stages);
   // `num_stages` must be a multiple of `num_ranks`.
   static Placement v(int num_ranks, int num_stages);
-  // `rank_of_stage[s]` is the rank of stage s, below `num_ranks`.
+  // `rank_of_stage[s]` is the rank of stage s, in [0, num_ranks).
   static Placement custom(int num_ranks, std::vector<int> rank_of_stage);
 
   int num_ranks() const { return num_ranks_; }
   int num_stages() const { return static_cast<int>(rank_of_stage_.size()); }
 
-  // The rank that holds `stage`, which must be in range.
+  // The rank that holds `stage`, which must be in [0, num_stages()).
   int rank_of(int stage) const { return rank_of_stage_[static_cast<size_t>(stage)]; }
-  // The stages of `rank`, ascending. Linear in the number of stages.
+  // The stages on `rank`, in ascending order. Linear in the number of stages.
   std::vector<int> stages_of(int rank) const;
 
-  // "loop", "v", or the ranks of the stages in order: "0 1 1 0 0 1". A map that is a loop is called
-  // so, then a v.
+  // "loop", "v", or the ranks of stages 0, 1, 2, ...: "0 1 1 0 0 1". A custom map that equals a
+  // pattern prints as the pattern; "loop" wins where both are the same map.
   std::string to_string() const;
 
   friend bool operator==(const Placement&, const Placement&) = default;

@@ -5,7 +5,7 @@
 namespace pipewright::ir {
 namespace {
 
-// Bytes of the well-formed UTF-8 character (RFC 3629) at the start of `text`; 0 if there is none.
+// Size in bytes of the well-formed UTF-8 character (RFC 3629) at the start of `text`, or 0.
 size_t character_size(std::string_view text) {
   const auto byte = [&](size_t index) { return static_cast<uint8_t>(text[index]); };
   const uint8_t first = byte(0);
@@ -18,7 +18,7 @@ size_t character_size(std::string_view text) {
   for (size_t index = 1; index < size; ++index) {
     if ((byte(index) & 0xC0) != 0x80) return 0;
   }
-  // Overlong forms, surrogates, and what lies past U+10FFFF.
+  // Overlong encodings, surrogates, and code points above U+10FFFF.
   if (first == 0xE0 && byte(1) < 0xA0) return 0;
   if (first == 0xED && byte(1) >= 0xA0) return 0;
   if (first == 0xF0 && byte(1) < 0x90) return 0;

@@ -4,16 +4,17 @@
 #include <string>
 #include <string_view>
 
-// Text from a user's file on its way to a terminal.
+// Makes text from a user's file safe to print on a terminal and to put into JSON.
 
 namespace pipewright::ir {
 
-// Takes one character off the front of `text`, which is not empty, and gives what to show for it:
-// itself, or \x1B for a control character or a byte that is not UTF-8, so that a file can neither
-// steer a terminal nor break JSON.
+// Removes the first character of `text`, which must not be empty, and returns its printable form:
+// the character itself, or an escape such as \x1B for a control character or a byte that is not
+// valid UTF-8. Input files can therefore neither send escape sequences to a terminal nor produce
+// invalid JSON.
 std::string take_printable(std::string_view* text);
 
-// All of it.
+// The printable form of the whole text.
 std::string printable(std::string_view text);
 
 }  // namespace pipewright::ir

@@ -11,16 +11,18 @@
 
 namespace pipewright::ir {
 
-// The ordered pairs of ranks between which neighbouring stages send, numbered from 0, so that what
-// is kept for a pair is found by an index and not by a search. Not changed once built.
+// Numbers the ordered pairs of ranks that exchange tensors, so that data about a pair can be kept
+// in a vector instead of a map. With stages 0 1 2 3 on ranks 0 1 1 0 there are two pairs: (0, 1) is
+// 0 and (1, 0) is 1. Immutable after construction; safe to use from any thread.
 class RankPairs {
  public:
   explicit RankPairs(const Placement& placement);
 
   uint32_t size() const { return static_cast<uint32_t>(pairs_.size()); }
-  // The ranks of pair `id`: who sends, who receives.
+  // The sending and the receiving rank of pair `id`.
   std::pair<int, int> ranks(uint32_t id) const { return pairs_[id]; }
-  // The pair of a SEND or RECV between stages of two ranks.
+  // The pair that a SEND or RECV belongs to; its two stages must be on different ranks. Throws
+  // InternalError for other kinds.
   uint32_t of(ActionPart send_or_receive) const {
     const auto stage = static_cast<size_t>(send_or_receive.stage());
     switch (send_or_receive.kind()) {
@@ -43,13 +45,13 @@ class RankPairs {
       case ActionKind::kReduceGrad:
         break;
     }
-    PW_CHECK(false, "only a SEND or a RECV is between two ranks");
+    PW_CHECK(false, "expected a SEND or RECV");
     return 0;
   }
 
  private:
   std::vector<std::pair<int, int>> pairs_;
-  std::vector<uint32_t> forward_, backward_;  // by the stage that sends
+  std::vector<uint32_t> forward_, backward_;  // by sending stage
 };
 
 }  // namespace pipewright::ir

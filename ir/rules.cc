@@ -9,7 +9,7 @@ namespace pipewright::ir {
 namespace {
 
 constexpr RuleInfo kRules[] = {
-// The text's first line break only keeps the table readable.
+// Each text starts with a line break, which keeps the table readable and is dropped here.
 #define PW_RULE(number, enumerator, summary, text) \
   {Rule::enumerator, summary, std::string_view(text).substr(1)},
 #include "pipewright/ir/rules.def"
@@ -24,7 +24,7 @@ std::span<const RuleInfo> rules() { return kRules; }
 
 const RuleInfo& info(Rule rule) {
   const auto* row = std::ranges::lower_bound(kRules, rule, {}, &RuleInfo::rule);
-  PW_CHECK(row != std::end(kRules) && row->rule == rule, "every rule has a row");
+  PW_CHECK(row != std::end(kRules) && row->rule == rule, "rule without a row in ir/rules.def");
   return *row;
 }
 

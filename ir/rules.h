@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
-// The rules that a schedule, or the file that holds it, can break. The list is ir/rules.def.
-// Constant data; any thread.
+// The rules that a schedule or its file can violate, each with a code such as PW006. The list is
+// ir/rules.def. Constant data; safe to use from any thread.
 
 namespace pipewright::ir {
 
@@ -20,17 +20,18 @@ enum class Rule : uint8_t {
 
 struct RuleInfo {
   Rule rule;
-  std::string_view summary;  // one line, what holds where the rule is kept
-  std::string_view text;     // paragraphs with a bad and a mended example
+  std::string_view summary;  // one line: what holds if the rule is kept
+  std::string_view text;     // paragraphs, with a wrong and a fixed example
 };
 
 // All rules by number.
 std::span<const RuleInfo> rules();
+// The table row of a rule.
 const RuleInfo& info(Rule rule);
 
 // "PW006".
 std::string code(Rule rule);
-// The rule of a code, in any case; none if there is none.
+// The rule with that code (upper or lower case), or nullopt.
 std::optional<Rule> rule_of_code(std::string_view code);
 
 }  // namespace pipewright::ir

@@ -11,29 +11,31 @@
 #include "pipewright/ir/lowering.h"
 #include "pipewright/ir/placement.h"
 
-// What each rank does, at two levels over the same rows:
+// A schedule: one list of actions per rank, at one of two levels.
 //
-//   ComputeOrder   compute actions and idle slots: which stage runs which microbatch when
-//   Program        any list of actions, with SEND, RECV, UNSHARD, ...; no idle slots
+//   ComputeOrder   compute actions and idle slots: which stage runs which microbatch in which step
+//   Program        compute and communication (SEND, RECV, UNSHARD, ...); no idle slots
 //
-// PyTorch calls them compute_only and compute_comms, and so do files and the command line.
+// Files and the command line use PyTorch's names for the levels: compute_only and compute_comms.
+// Lowering (pipewright/schedule/lowering) turns a ComputeOrder into a Program.
 //
-// The first lowering pass makes a Program of a ComputeOrder. These are plain values that promise no
-// more than their fields say: the verifier tells whether a schedule is complete and safe.
+// Schedules are plain values without invariants beyond the comments on their fields. Whether a
+// schedule is complete and free of deadlocks is for the verifier to decide
+// (pipewright/schedule/verify).
 
 namespace pipewright::ir {
 
-// The actions of one rank, in their order. A step is an index into it, idle slots included.
+// The actions of one rank in execution order. A step is an index into the row; idle slots count.
 using Row = std::vector<Action>;
-// One row a rank. Rows may differ in length.
+// One row per rank. Rows may differ in length.
 using Rows = std::vector<Row>;
 
 struct Schedule {
-  std::string name;          // "Interleaved1F1B"; empty where unknown
-  Placement placement;       // says how many ranks and stages there are
-  int num_microbatches = 0;  // indices are below this
-  Lowering lowering;         // how it was made, where known
-  Rows rows;                 // placement.num_ranks() of them
+  std::string name;          // "Interleaved1F1B"; empty if unknown
+  Placement placement;       // also the number of ranks and stages
+  int num_microbatches = 0;  // microbatches are 0 to num_microbatches - 1
+  Lowering lowering;         // the policies it was lowered with, as far as known
+  Rows rows;                 // placement.num_ranks() rows
 
   friend bool operator==(const Schedule&, const Schedule&) = default;
 };
@@ -48,10 +50,12 @@ bool has_backward(const Schedule& schedule);
 
 enum class Level { kComputeOnly, kComputeComms };
 
-// "compute_only", "compute_comms".
+// "compute_only" or "compute_comms".
 std::string_view name(Level level);
+// The inverse of name(), or nullopt.
 std::optional<Level> parse_level(std::string_view text);
 
+// A schedule whose level is known only at run time, such as one read from a file.
 using AnySchedule = std::variant<ComputeOrder, Program>;
 
 AnySchedule make_schedule(Level level, Schedule schedule);

@@ -5,7 +5,7 @@
 namespace pipewright::ir {
 namespace {
 
-// UTF-8 writes one character as a first byte and up to three like 10xxxxxx.
+// In UTF-8, a character is a leading byte and up to three continuation bytes 10xxxxxx.
 bool starts_character(char byte) { return (static_cast<unsigned char>(byte) & 0xC0) != 0x80; }
 
 }  // namespace

@@ -6,19 +6,19 @@
 #include <string>
 #include <string_view>
 
-// The text of a file, and places in it.
+// The text of an input file, and places (line and column) in it, for diagnostics.
 
 namespace pipewright::ir {
 
-// Where something is: in a file, in a schedule, or both. What does not apply is not set.
+// Where something is: in a file, in a schedule, or both. Fields that do not apply are unset.
 struct Place {
   std::optional<int> rank;  // from 0
-  std::optional<int> step;  // index in the rank's row, idle slots included
-  // Bytes from the start of the text; set together with line and column.
+  std::optional<int> step;  // index in the rank's row; idle slots count
+  // Byte offset in the text. Set if and only if line and column are.
   std::optional<size_t> offset;
   size_t line = 0;    // from 1
-  size_t column = 0;  // characters from the start of the line, from 1; a byte order mark is none
-  size_t length = 0;  // characters
+  size_t column = 0;  // in characters, from 1; a byte order mark does not count
+  size_t length = 0;  // in characters
 
   friend bool operator==(const Place&, const Place&) = default;
 };
@@ -32,23 +32,25 @@ inline Place place_at(size_t rank, size_t step) {
 }
 
 struct Source {
-  std::string name;  // as errors show it: "plan.csv", "<stdin>"
-  std::string text;  // bytes as they are in the file
+  std::string name;  // as shown in errors: "plan.csv", "<stdin>"
+  std::string text;  // the bytes of the file, unchanged
 
-  // Bytes of the UTF-8 byte order mark at the start: 3 or 0.
+  // Size in bytes of the UTF-8 byte order mark at the start: 3 or 0.
   size_t mark_size() const { return text.starts_with("\xEF\xBB\xBF") ? 3 : 0; }
 };
 
-// Turns offsets into lines and columns. Going forward through a text costs its length in all; going
-// back starts over from the last `start_line`. Not for two threads at once.
+// Converts byte offsets to lines and columns. Queries with ascending offsets cost the length of the
+// text in total; a query before the previous one rescans from the last start_line(). Not
+// thread-safe.
 class PlaceCursor {
  public:
   explicit PlaceCursor(const Source& source);
 
-  // From here on, `offset` is the first byte of line number `line`.
+  // Declares that `offset` is the first byte of line number `line`, so that scanning restarts
+  // there.
   void start_line(size_t line, size_t offset);
 
-  // The place of `length` bytes at `offset`, which is not before the last start_line.
+  // The place of `length` bytes at `offset`, which must not be before the last start_line().
   Place at(size_t offset, size_t length);
 
  private:

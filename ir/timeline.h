@@ -11,7 +11,7 @@
 
 namespace pipewright::ir {
 
-// From when to when an action ran. An idle slot has 0 and 0.
+// The time during which one action ran. An idle slot has start = end = 0.
 struct Interval {
   double start = 0;
   double end = 0;
@@ -20,14 +20,16 @@ struct Interval {
   friend bool operator==(const Interval&, const Interval&) = default;
 };
 
-// When each action of a schedule ran, predicted by the simulator or measured by the executor: an
-// interval for each cell of its rows, in one unit of time from one zero. A plain value.
+// When each action of a schedule ran, either predicted by the simulator or measured by the
+// executor: one interval per cell of the schedule's rows. All times have one unit and one origin. A
+// plain value.
 //
-// A SEND runs while its tensor is on the way. A RECV runs from when it takes part in that to when
-// it has the tensor.
+// A SEND lasts while its tensor is in transit. A RECV lasts from the moment that it takes part in
+// the transfer until the tensor has arrived.
 class Timeline {
  public:
   Timeline() = default;
+  // A timeline with the shape of `rows`, all intervals zero.
   explicit Timeline(const Rows& rows) {
     first_of_rank_.push_back(0);
     for (const Row& row : rows) first_of_rank_.push_back(first_of_rank_.back() + row.size());
@@ -42,7 +44,7 @@ class Timeline {
         .subspan(first_of_rank_[rank], first_of_rank_[rank + 1] - first_of_rank_[rank]);
   }
 
-  // Cells numbered along the rows, for what is kept beside a timeline.
+  // Cells are numbered row by row, so that other per-cell data can be kept in a vector of size().
   size_t index(size_t rank, size_t step) const { return first_of_rank_[rank] + step; }
   size_t size() const { return intervals_.size(); }
   struct Cell {
@@ -59,7 +61,7 @@ class Timeline {
   friend bool operator==(const Timeline&, const Timeline&) = default;
 
  private:
-  std::vector<size_t> first_of_rank_;  // and the end
+  std::vector<size_t> first_of_rank_;  // index of each rank's first cell, then size()
   std::vector<Interval> intervals_;
 };
 

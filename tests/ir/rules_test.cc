@@ -15,7 +15,7 @@ TEST(RulesTest, EveryRuleIsFoundByItsCodeInAnyCase) {
     EXPECT_FALSE(rule_of_code(bad)) << bad;
 }
 
-TEST(RulesTest, TextsAreSentencesThatFitATerminal) {
+TEST(RulesTest, TextsFitATerminal) {
   for (const RuleInfo& row : rules()) {
     EXPECT_FALSE(row.summary.empty() || row.summary.ends_with('.')) << code(row.rule);
     EXPECT_TRUE(row.text.ends_with('\n') && !row.text.starts_with('\n')) << code(row.rule);
