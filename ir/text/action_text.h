@@ -7,36 +7,41 @@
 #include <string_view>
 
 #include "pipewright/ir/action.h"
+#include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/rules.h"
 
-// One action as text, as PyTorch writes it: "2F0", "1UNSHARD", "(0F3;3B1)OVERLAP_F_B". The grammar
-// is in FORMAT.md.
+// The text form of an action, which is PyTorch's: "2F0", "1UNSHARD", "(0F3;3B1)OVERLAP_F_B". The
+// grammar is in FORMAT.md. Stricter than PyTorch's _Action.from_str, which accepts texts such as
+// "1F0xyz" and drops a part of them. All functions are pure; any thread.
 
 namespace pipewright::ir {
 
-// Why a text is no action.
+// Why a text is not an action.
 struct ActionTextError {
   Rule rule;
-  size_t offset;  // of the part of the text that is wrong
+  size_t offset;  // of the wrong bytes, in the text
   size_t length;
   std::string message;
   std::string help;
 };
 
-// Reads the whole of `text`, blanks around it aside; blanks alone are an idle slot. On an error
-// gives what is wrong and leaves `action` as it was. Any thread.
+// Parses the whole of `text`; blanks around the action are ignored, and blanks alone are an idle
+// slot. On an error returns what is wrong and leaves `action` unchanged.
 std::optional<ActionTextError> parse_action(std::string_view text, Action* action);
 
-// The fast half of parse_action: reads a plain action (no blanks, no compound) that starts at `at`,
-// and gives the offset behind it. npos where there is none, which says nothing yet of what
-// parse_action makes of the text.
+// Adds an error of parse_action to `diagnostics`. `place` is the place of its wrong bytes.
+void report(ActionTextError error, const Place& place, Diagnostics* diagnostics);
+
+// The fast path of parse_action: parses a plain action (not a compound, no blanks) that starts at
+// offset `at` and returns the offset after it. Returns npos if there is none; parse_action may
+// still accept the text.
 size_t take_plain_action(std::string_view text, size_t at, Action* action);
 
-// Appends the action's text; nothing for an idle slot. parse_action reads it back.
+// Appends the text of an action, which parse_action reads back. Appends nothing for an idle slot.
 void append_action(const Action& action, std::string* text);
 std::string to_string(const Action& action);
 
-// The rule that a compound of these two parts breaks, if any.
+// The rule that a compound of these two parts violates, or nullopt.
 std::optional<Rule> compound_rule(ActionPart first, ActionPart second);
 
 }  // namespace pipewright::ir

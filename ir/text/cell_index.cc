@@ -12,7 +12,7 @@ struct Cell {
 
 bool is_blank(char letter) { return letter == ' ' || letter == '\t' || letter == '\r'; }
 
-// The text between two commas, blanks around it aside.
+// The text between two commas, without the blanks around it.
 Cell find_csv_cell(std::string_view text, size_t at, int step) {
   for (; step > 0 && at < text.size() && text[at] != '\n'; ++at) {
     if (text[at] == ',') --step;
@@ -24,7 +24,7 @@ Cell find_csv_cell(std::string_view text, size_t at, int step) {
   return cell;
 }
 
-// The word between two runs of blanks.
+// A word between two runs of blanks.
 Cell find_plan_cell(std::string_view text, size_t at, int step) {
   Cell cell{at, at};
   for (; step >= 0; --step) {
@@ -37,7 +37,7 @@ Cell find_plan_cell(std::string_view text, size_t at, int step) {
   return cell;
 }
 
-// A string or a literal of an array, which `at` is inside of.
+// A string or literal of the array that contains `at`.
 Cell find_json_cell(std::string_view text, size_t at, int step) {
   Cell cell{at, at};
   for (; step >= 0; --step) {

@@ -7,17 +7,17 @@
 
 #include "pipewright/ir/source.h"
 
-// Where the cells of a schedule stand in the file that it was read from. Actions have no room for
-// places, so only the start of each row is kept, and a cell is found by walking along its row when
-// an error has to name it.
+// Finds the place in a file of the cell at a given rank and step, for diagnostics. An Action has no
+// room for its place, so only the start of each row is stored; a cell is found by scanning its row
+// when an error needs it.
 
 namespace pipewright::ir {
 
-// What divides the cells of a row.
+// What separates the cells of a row.
 enum class CellStyle {
   kCommas,   // CSV
   kBlanks,   // .plan
-  kStrings,  // JSON: "0F0", null
+  kStrings,  // JSON: strings and null
 };
 
 struct RowStart {
@@ -28,19 +28,18 @@ struct RowStart {
 
 class CellIndex {
  public:
-  // Of a schedule that comes from no file: places name rank and step alone.
+  // For a schedule that was not read from a file: places have a rank and step only.
   CellIndex() = default;
   // `source` must outlive the index.
   CellIndex(const Source& source, CellStyle style) : source_(&source), style_(style) {}
 
-  // The start of the next rank's row.
+  // Adds the row of the next rank.
   void add_row(const RowStart& start) { rows_.push_back(start); }
 
-  // The place of a cell. Linear in the length of its row, but asked for cells in their order, all
-  // of a row's together cost no more than its length: the last one is remembered, so not for two
-  // threads at once.
+  // The place of a cell. Linear in the length of its row; queries in ascending order cost the
+  // length of the row in total, because the last cell is cached. Therefore not thread-safe.
   Place place(int rank, int step) const;
-  // The place where a rank's row starts.
+  // The start of a rank's row.
   Place row_place(int rank) const;
 
  private:
@@ -48,7 +47,7 @@ class CellIndex {
   CellStyle style_ = CellStyle::kCommas;
   std::vector<RowStart> rows_;
 
-  // The cell that was asked for last: the next one is looked for from there.
+  // The last cell that was found; the next scan starts there.
   struct Last {
     int rank;
     int step;

@@ -1,3 +1,7 @@
+// Reads a CSV in one pass. Almost every cell is a plain action (`take_plain_action`); only the
+// others take the slow path through parse_action, which knows blanks, compounds, idle cells and
+// errors. Rows are allocated once, at their final size. Linear in the size of the text.
+
 #include "pipewright/ir/text/csv.h"
 
 #include <algorithm>
@@ -12,8 +16,8 @@
 namespace pipewright::ir {
 namespace {
 
-// Reads one row into `row`, which has the right number of cells. True if it holds an action that
-// only a lowered program has.
+// Parses one row into `row`, which has the right number of cells. Returns whether the row contains
+// an action that only a lowered program can have.
 bool parse_row(std::string_view text, size_t begin, size_t end, PlaceCursor& cursor, Row* row,
                Diagnostics* diagnostics) {
   bool lowered = false;
@@ -23,14 +27,11 @@ bool parse_row(std::string_view text, size_t begin, size_t end, PlaceCursor& cur
     const size_t cell = at;
     at = take_plain_action(until_end, cell, &action);
     if (at >= end ? at != end : text[at] != ',') {
-      // Not as plain as that: the whole cell is looked at.
+      // Not a plain action: parse the whole cell.
       action = Action();
       at = std::min(until_end.find(',', cell), end);
       if (auto error = parse_action(text.substr(cell, at - cell), &action)) {
-        diagnostics
-            ->error(error->rule, std::move(error->message),
-                    cursor.at(cell + error->offset, error->length))
-            .help = std::move(error->help);
+        report(std::move(*error), cursor.at(cell + error->offset, error->length), diagnostics);
       }
     }
     lowered |= !action.is_idle() && !is_compute(action.kind());
@@ -58,8 +59,7 @@ std::optional<ParsedSchedule> parse_csv(const Source& source, Diagnostics* diagn
     parsed.cells.add_row({line, begin, begin});
     Row& row = rows.emplace_back();
     if (end > begin) {
-      // The number of cells is known before they are read, so that a row takes no more room than it
-      // needs.
+      // Counting the cells first keeps the row's vector at its exact size.
       row.resize(static_cast<size_t>(std::ranges::count(text.substr(begin, end - begin), ',')) + 1);
       lowered |= parse_row(text, begin, end, cursor, &row, diagnostics);
     }

@@ -7,20 +7,22 @@
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/parsed_schedule.h"
 
-// PyTorch's CSV, as _PipelineScheduleRuntime._load_csv reads it and _dump_csv writes it:
+// PyTorch's CSV format for schedules, as read by _PipelineScheduleRuntime._load_csv and written by
+// _dump_csv:
 //
-//   0F0,0F1,,0B0,,0B1          one row a rank, one cell a step, an empty cell for an idle slot
+//   0F0,0F1,,0B0,,0B1          one row per rank, one cell per step; an empty cell is an idle slot
 //   ,1F0,1B0,1F1,1B1
 //
-// It has no header: its level and shape are found from its rows. The grammar is in FORMAT.md.
+// It has no header: level and shape are inferred from the rows. The grammar is in FORMAT.md.
 
 namespace pipewright::ir {
 
-// Reads all of it, or gives none and adds every error that there is. Takes 16 bytes a cell beside
-// the text.
+// Parses the whole text. Returns nullopt and adds all errors if it is not valid. Allocates 16 bytes
+// per cell in addition to the text.
 std::optional<ParsedSchedule> parse_csv(const Source& source, Diagnostics* diagnostics);
 
-// Writes the rows, with CRLF as Python's csv module has it. parse_csv reads back the same rows.
+// Writes the rows, with CRLF line ends like Python's csv module. parse_csv reads back the same
+// rows.
 void print_csv(const Rows& rows, std::ostream& out);
 
 }  // namespace pipewright::ir

@@ -7,14 +7,14 @@
 
 namespace pipewright::ir {
 
-// The kept diagnostics as a JSON array, for other programs. A field that does not apply is null;
-// the format only grows:
+// The kept diagnostics as a JSON array, for other programs (`validate --json`). A field that does
+// not apply is null. The format only grows:
 //
 //   [{"code": "PW020", "severity": "error", "message": "...",
 //     "rank": 1, "step": 4, "line": 2, "column": 45,
 //     "notes": [{"message": "...", "rank": 0, "step": 3, "line": 1, "column": 9}], "help": null}]
 //
-// Each line after the first starts with `indent` blanks.
+// Each line after the first is indented by `indent` spaces. A pure function; any thread.
 std::string diagnostics_json(const Diagnostics& diagnostics, int indent);
 
 }  // namespace pipewright::ir

@@ -1,5 +1,7 @@
 #include "pipewright/ir/text/json_cursor.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
 #include <iterator>
@@ -12,7 +14,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Hands the text to the parser byte by byte and keeps count of how far it has come.
+// An input iterator that records how far the parser has come.
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -36,6 +38,26 @@ class CountingIterator {
   const char** position_;
 };
 
+// nlohmann's message without its place, in our words:
+//
+//   [json.exception.parse_error.101] parse error at line 1, column 2: syntax error while parsing
+//   value - unexpected ']'; expected '[', '{', or a literal
+//   -> expected `[`, `{`, or a literal, got `]`
+std::string syntax_message(std::string_view what) {
+  constexpr std::string_view kUnexpected = "unexpected ", kExpected = "; expected ";
+  const size_t detail_at = what.find(" - ");
+  if (detail_at == std::string_view::npos) return fmt::format("syntax error: {}", what);
+  const std::string_view detail = what.substr(detail_at + 3);
+  const size_t expected_at = detail.rfind(kExpected);
+  if (!detail.starts_with(kUnexpected) || expected_at == std::string_view::npos)
+    return fmt::format("syntax error: {}", detail);
+  std::string message =
+      fmt::format("expected {}, got {}", detail.substr(expected_at + kExpected.size()),
+                  detail.substr(kUnexpected.size(), expected_at - kUnexpected.size()));
+  std::ranges::replace(message, '\'', '`');
+  return message;
+}
+
 }  // namespace
 
 JsonCursor::JsonCursor(const Source& source)
@@ -51,6 +73,7 @@ bool JsonCursor::parse(nlohmann::json_sax<Json>* events) {
 }
 
 Place JsonCursor::string() {
+  // Back to the opening quote: the nearest one that no backslash escapes.
   const size_t end = token_end();
   size_t begin = end - 1;
   while (begin > 0 && (text_[begin - 1] != '"' || (begin > 1 && text_[begin - 2] == '\\'))) --begin;
@@ -63,7 +86,7 @@ Place JsonCursor::word() {
     return std::isalnum(static_cast<unsigned char>(letter)) ||
            std::string_view("+-.").find(letter) != std::string_view::npos;
   };
-  // To know where a number ends, the parser has read one byte more.
+  // The parser reads one byte past a number to see that it has ended.
   size_t end = token_end();
   if (end > 0 && !is_part(text_[end - 1])) --end;
   size_t begin = end;
@@ -72,16 +95,10 @@ Place JsonCursor::word() {
 }
 
 void JsonCursor::report(const Json::exception& error, Diagnostics* diagnostics) {
-  // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while ...": the
-  // place is ours to say.
-  std::string message = error.what();
-  if (message.starts_with('['))
-    message.erase(0, std::min(message.find("] "), message.size() - 2) + 2);
-  const size_t place_end = message.find(": ");
-  if (place_end != std::string::npos) message.erase(0, place_end + 2);
+  // The parser has consumed the first wrong byte, unless that is the end of the text.
   const size_t read = token_end();
   const size_t at = read > source_.mark_size() && read < text_.size() ? read - 1 : read;
-  diagnostics->error(Rule::kJsonSyntax, printable(message),
+  diagnostics->error(Rule::kJsonSyntax, printable(syntax_message(error.what())),
                      places_.at(at, at < text_.size() ? 1 : 0));
 }
 

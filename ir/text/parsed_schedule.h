@@ -6,8 +6,8 @@
 
 namespace pipewright::ir {
 
-// What every parser gives: a schedule, and where its cells stand in the Source, which must outlive
-// this.
+// The result of every parser: a schedule, and the places of its cells in the Source, which must
+// outlive this.
 struct ParsedSchedule {
   AnySchedule schedule;
   CellIndex cells;

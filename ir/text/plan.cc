@@ -1,3 +1,7 @@
+// Reads a .plan line by line: the first line, header lines into a HeaderReader, row labels in
+// ascending order, cells separated by blanks. Every line is parsed even after an error, so that all
+// errors are reported. Linear in the size of the text.
+
 #include "pipewright/ir/text/plan.h"
 
 #include <fmt/format.h>
@@ -9,7 +13,7 @@
 
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/ir/text/header.h"
-#include "pipewright/ir/text/shape.h"
+#include "pipewright/ir/text/header_reader.h"
 
 namespace pipewright::ir {
 namespace {
@@ -29,26 +33,28 @@ std::string_view trim(std::string_view text) {
 class PlanParser {
  public:
   PlanParser(const Source& source, Diagnostics* diagnostics)
-      : source_(source), text_(source.text), cursor_(source), diagnostics_(diagnostics) {}
+      : source_(source),
+        text_(source.text),
+        cursor_(source),
+        diagnostics_(diagnostics),
+        cells_(source, CellStyle::kBlanks) {}
 
   std::optional<ParsedSchedule> parse() {
     const size_t errors_before = diagnostics_->total();
-    parsed_.cells = CellIndex(source_, CellStyle::kBlanks);
     size_t begin = source_.mark_size();
     for (size_t line = 1; begin < text_.size(); ++line) {
       const size_t end = std::min(text_.find('\n', begin), text_.size());
       cursor_.start_line(line, begin);
       const std::string_view content = trim(text_.substr(begin, end - begin));
       if (line == 1) {
-        if (!parse_magic(content)) return std::nullopt;
+        if (!parse_first_line(content)) return std::nullopt;
       } else {
         parse_line(content, line, begin);
       }
       begin = end + 1;
     }
-    std::optional<HeaderReader::Result> header = header_.finish(magic_place_, diagnostics_);
-    if (!header || diagnostics_->total() > errors_before) return std::nullopt;
-    return finish(std::move(*header));
+    return header_.finish(first_line_, errors_before, std::move(rows_), std::move(cells_),
+                          diagnostics_);
   }
 
  private:
@@ -57,13 +63,13 @@ class PlanParser {
   }
   Place place_of(std::string_view piece) { return cursor_.at(offset_of(piece), piece.size()); }
 
-  bool parse_magic(std::string_view line) {
-    magic_place_ = place_of(line);
+  bool parse_first_line(std::string_view line) {
+    first_line_ = place_of(line);
     if (!line.starts_with(kMagic)) {
       diagnostics_
           ->error(Rule::kNotAPlan,
-                  fmt::format("want `{}{}`, found {}", kMagic, kVersion, backticked(line)),
-                  magic_place_)
+                  fmt::format("expected `{}{}`, got {}", kMagic, kVersion, backticked(line)),
+                  first_line_)
           .help = "the first line names the format and its version";
       return false;
     }
@@ -71,7 +77,7 @@ class PlanParser {
     if (version != kVersion) {
       diagnostics_->error(
           Rule::kVersion,
-          fmt::format("version {} is not known, want {}", backticked(version), kVersion),
+          fmt::format("unsupported version: expected {}, got {}", kVersion, backticked(version)),
           place_of(version));
       return false;
     }
@@ -86,15 +92,15 @@ class PlanParser {
     if (colon == std::string_view::npos) {
       diagnostics_->error(
           Rule::kPlanLine,
-          fmt::format("want `key: value` or `rank N: actions`, found {}", backticked(line)),
+          fmt::format("expected `key: value` or `rank N: actions`, got {}", backticked(line)),
           place_of(line));
     } else if (is_row) {
       parse_row(key, line.substr(colon + 1), number, line_offset);
     } else if (!rows_.empty()) {
       diagnostics_
-          ->error(Rule::kPlanLine,
-                  fmt::format("the key {} stands behind the rows", backticked(key)), place_of(key))
-          .help = "move it above the first row";
+          ->error(Rule::kPlanLine, fmt::format("key {} is after the rows", backticked(key)),
+                  place_of(key))
+          .help = "move it before the first row";
     } else {
       const std::string_view value = trim(line.substr(colon + 1));
       const Place key_place = place_of(key);
@@ -104,14 +110,15 @@ class PlanParser {
 
   void parse_row(std::string_view label, std::string_view cells, size_t number,
                  size_t line_offset) {
-    const std::string want = fmt::format("rank {}", rows_.size());
-    if (label != want) {
+    const std::string expected = fmt::format("rank {}", rows_.size());
+    if (label != expected) {
       diagnostics_
-          ->error(Rule::kRowLabel, fmt::format("want `{}:`, found {}", want, backticked(label)),
+          ->error(Rule::kRowLabel,
+                  fmt::format("expected `{}:`, got {}", expected, backticked(label)),
                   place_of(label))
-          .help = "rows stand in the order of their ranks, each once";
+          .help = "list each rank once, in ascending order from 0";
     }
-    parsed_.cells.add_row({number, line_offset, offset_of(cells)});
+    cells_.add_row({number, line_offset, offset_of(cells)});
     Row& row = rows_.emplace_back();
     row.reserve(count_words(cells));
     for (std::string_view rest = trim(cells); !rest.empty(); rest = trim(rest)) {
@@ -122,8 +129,7 @@ class PlanParser {
       if (cell != kIdle) {
         if (auto error = parse_action(cell, &action)) {
           const Place place = cursor_.at(offset_of(cell) + error->offset, error->length);
-          diagnostics_->error(error->rule, std::move(error->message), place).help =
-              std::move(error->help);
+          report(std::move(*error), place, diagnostics_);
         }
       }
       rest.remove_prefix(size);
@@ -141,23 +147,14 @@ class PlanParser {
     return words;
   }
 
-  std::optional<ParsedSchedule> finish(HeaderReader::Result header) {
-    Schedule& schedule = header.schedule;
-    schedule.rows = std::move(rows_);
-    if (!check_declared_shape(schedule, header.level, parsed_.cells, magic_place_, diagnostics_))
-      return std::nullopt;
-    parsed_.schedule = make_schedule(header.level, std::move(schedule));
-    return std::move(parsed_);
-  }
-
   const Source& source_;
   std::string_view text_;
   PlaceCursor cursor_;
   Diagnostics* diagnostics_;
-  Place magic_place_;
+  Place first_line_;
   HeaderReader header_;
   Rows rows_;
-  ParsedSchedule parsed_;
+  CellIndex cells_;
 };
 
 }  // namespace

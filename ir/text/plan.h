@@ -9,7 +9,8 @@
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/text/parsed_schedule.h"
 
-// The .plan, our own text format: what a CSV holds, and what it leaves out.
+// The .plan, pipewright's own text format: the rows of a CSV, with a header that states the shape,
+// name, placement and lowering of the schedule.
 //
 //   pipewright plan 1
 //   name: GPipe
@@ -26,13 +27,13 @@
 
 namespace pipewright::ir {
 
-// Reads all of it, or gives none and adds every error that there is.
+// Parses the whole text. Returns nullopt and adds all errors if it is not valid.
 std::optional<ParsedSchedule> parse_plan(const Source& source, Diagnostics* diagnostics);
 
-// parse_plan reads back the same schedule.
+// Writes a .plan. parse_plan reads back the same schedule.
 void print_plan(const AnySchedule& schedule, std::ostream& out);
 
-// Whether a text starts as a .plan does.
+// Whether a text starts like a .plan.
 bool looks_like_plan(std::string_view text);
 
 }  // namespace pipewright::ir

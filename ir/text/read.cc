@@ -16,26 +16,28 @@ void print_rows(const AnySchedule& schedule, std::ostream& out) {
 }
 
 constexpr FormatInfo kFormats[] = {
-    {Format::kCsv, "csv", ".csv", "PyTorch's CSV: a row a rank, no header", parse_csv, print_rows},
-    {Format::kPlan, "plan", ".plan", "our text format: a header, then a row a rank", parse_plan,
-     print_plan},
+    {Format::kCsv, "csv", ".csv", "PyTorch's CSV: one row per rank, no header", parse_csv,
+     print_rows},
+    {Format::kPlan, "plan", ".plan", "pipewright's text format: a header, then one row per rank",
+     parse_plan, print_plan},
     {Format::kJson, "json", ".json", "versioned JSON", parse_json, print_json},
 };
 
-// What no format holds. False if reading has no sense.
+// Reports text that no format allows. Returns whether the text is worth parsing.
 bool check_text(const Source& source, Diagnostics* diagnostics) {
   const std::string& text = source.text;
   if (const size_t nul = text.find('\0'); nul != std::string::npos) {
     const bool utf16 = text.starts_with("\xFF\xFE") || text.starts_with("\xFE\xFF");
     PlaceCursor cursor(source);
     diagnostics
-        ->error(Rule::kNotText, utf16 ? "the file is in UTF-16" : "the file holds a NUL byte",
+        ->error(Rule::kNotText,
+                utf16 ? "the file is encoded in UTF-16" : "the file contains a NUL byte",
                 cursor.at(nul, 1))
-        .help = utf16 ? "save it in UTF-8" : "a schedule is a text file";
+        .help = utf16 ? "save it as UTF-8" : "a schedule is a text file";
     return false;
   }
   if (text.find_first_not_of(" \t\r\n", source.mark_size()) == std::string::npos) {
-    diagnostics->error(Rule::kEmptyFile, "the file holds no schedule");
+    diagnostics->error(Rule::kEmptyFile, "the file contains no schedule");
     return false;
   }
   return true;

@@ -10,7 +10,14 @@
 #include "pipewright/ir/text/parsed_schedule.h"
 #include "pipewright/ir/text/shape.h"
 
-// A schedule from a text of any format, and back.
+// Reads and writes schedules in any of the text formats: CSV, .plan, JSON.
+//
+//   const Source source{"1f1b.csv", text};
+//   Diagnostics diagnostics;
+//   const auto parsed = read_schedule(source, {.ranks = 4}, &diagnostics);
+//   if (!parsed) std::cerr << render(diagnostics, &source, {});
+//
+// Pure functions; any thread.
 
 namespace pipewright::ir {
 
@@ -20,10 +27,11 @@ struct FormatInfo {
   Format format;
   std::string_view name;       // "csv"
   std::string_view extension;  // ".csv"
-  std::string_view meaning;
-  // Reads all of the text, or gives none and adds every error that there is.
+  std::string_view meaning;    // one line, for help
+  // Parses the whole text. Returns nullopt and adds all errors if it is not valid.
   std::optional<ParsedSchedule> (*parse)(const Source&, Diagnostics*);
-  // Writes what parse reads back as the same schedule.
+  // Writes a text that parse reads back as the same schedule; a CSV loses the name and the
+  // lowering.
   void (*print)(const AnySchedule&, std::ostream&);
 };
 
@@ -31,11 +39,12 @@ struct FormatInfo {
 std::span<const FormatInfo> formats();
 const FormatInfo& info(Format format);
 
-// The format that a file's extension names, else the one that its first bytes show.
+// The format given by the extension of the file's name, or else by its first bytes.
 Format detect_format(const Source& source);
 
-// Reads a schedule in the format of its file and checks it against `expected`. None if there is any
-// error.
+// Parses a file in its detected format and checks its shape against `expected`. Returns nullopt and
+// adds errors, sorted by place, if there are any. The result refers to `source`, which must outlive
+// it.
 std::optional<ParsedSchedule> read_schedule(const Source& source, const ExpectedShape& expected,
                                             Diagnostics* diagnostics);
 

@@ -51,7 +51,7 @@ class Renderer {
     text_ += fmt::format(" {}\n", message);
   }
 
-  // The line of the file and carets under the place.
+  // Appends the line of the file, with carets under the place.
   void excerpt(const Place& place) {
     if (!place.offset || source_ == nullptr) return;
     const std::string_view text = source_->text;
@@ -62,9 +62,9 @@ class Renderer {
     size_t end = std::min(text.find('\n', offset), text.size());
     if (end > begin && text[end - 1] == '\r') --end;
 
-    // Only what can be on the screen is looked at: a row may be megabytes long.
+    // A row may be megabytes long: look only at what can be on the screen.
     const size_t width = std::max<size_t>(options_.width, 20);
-    std::vector<std::string> left, right;  // what each character shows as
+    std::vector<std::string> left, right;  // the printable form of each character
     size_t columns = 0;
     std::string_view ahead = text.substr(std::min(offset, end), end - std::min(offset, end));
     while (!ahead.empty() && columns <= width)
@@ -77,7 +77,7 @@ class Renderer {
     draw(left, left_is_whole, right, ahead.empty(), std::max<size_t>(place.length, 1), width);
   }
 
-  // A tab would move the carets: it shows as a blank.
+  // A tab would misalign the carets, so it is shown as a blank.
   static std::string take_shown(std::string_view* text) {
     if (text->front() == '\t') {
       text->remove_prefix(1);
@@ -95,7 +95,8 @@ class Renderer {
             const std::vector<std::string>& right, bool right_is_whole, size_t length,
             size_t width) {
     constexpr std::string_view kCut = "...";
-    // The carets stay in the right two thirds at most, with what is before them to its left.
+    // Cut on the left until the carets are in the first half of the line, or further right if the
+    // text after them is short.
     size_t left_columns = 0;
     for (const std::string& shown : left) left_columns += columns_of(shown);
     size_t first = 0;

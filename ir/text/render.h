@@ -6,26 +6,26 @@
 
 #include "pipewright/ir/diagnostic.h"
 
-// Diagnostics as people read them:
+// Renders diagnostics for people:
 //
-//   plan.csv:2:13: error[PW006]: nothing may follow `1F0` in its cell, found `xyz`
+//   plan.csv:2:13: error[PW006]: expected the end of the cell after `1F0`, got `xyz`
 //   1UNSHARD,1F0xyz,1B0
 //               ^^^
 //   note: ...
 //   help: ...
 //
-// The line is cut around the carets where it is longer than the width. This is the only code that
-// draws carets.
+// A line that is wider than the terminal is cut around the carets. This is the only code that draws
+// carets. Pure functions; any thread.
 
 namespace pipewright::ir {
 
 struct RenderOptions {
   bool color = false;  // ANSI colours
-  size_t width = 80;   // columns for the line of the file
+  size_t width = 80;   // in columns, for the excerpt of the file
 };
 
-// One text for all kept diagnostics, in their order, with a line that counts those that were not
-// kept. `source` is the file that their places speak of, or null where there is none.
+// The text of all kept diagnostics in order, and a final line with the number of those that were
+// dropped. `source` is the file that their places refer to, or null if there is none.
 std::string render(const Diagnostics& diagnostics, const Source* source,
                    const RenderOptions& options);
 

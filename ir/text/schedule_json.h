@@ -14,16 +14,16 @@
 //    "ranks": 2, "stages": 2, "microbatches": 1, "placement": "loop",
 //    "rows": [["0F0", null, "0B0"], [null, "1F0", "1B0"]]}
 //
-// A placement that is no pattern is an array of the stages' ranks; "lowering" holds the policies
-// that are known. The format only grows; FORMAT.md has all of it.
+// A placement that is not a pattern is an array of the stages' ranks; "lowering" holds the known
+// policies. The format only grows. FORMAT.md specifies all of it.
 
 namespace pipewright::ir {
 
-// Reads all of it, or gives none and adds the errors: all that there are, or up to the first that
-// breaks the syntax.
+// Parses the whole text. Returns nullopt and adds errors if it is not valid: all errors, or those
+// up to the first syntax error or unknown version.
 std::optional<ParsedSchedule> parse_json(const Source& source, Diagnostics* diagnostics);
 
-// One line a row. parse_json reads back the same schedule.
+// Writes one line per row. parse_json reads back the same schedule.
 void print_json(const AnySchedule& schedule, std::ostream& out);
 
 }  // namespace pipewright::ir

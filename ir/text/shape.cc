@@ -11,20 +11,20 @@
 namespace pipewright::ir {
 namespace {
 
-constexpr int kNowhere = -1;
+constexpr int kNoRank = -1;
 
 std::string quoted_action(const Action& action) { return backticked(to_string(action)); }
 
-// Where a stage was first seen, for find_shape's notes.
+// The first use of a stage, for the notes of find_shape.
 struct FirstUse {
-  int rank = kNowhere;
+  int rank = kNoRank;
   int step = 0;
-  int last_reported_rank = kNowhere;
+  int last_reported_rank = kNoRank;
 };
 
 void report_two_ranks(const Action& action, int stage, FirstUse& first, const Rows& rows, int rank,
                       int step, const CellIndex& cells, Diagnostics* diagnostics) {
-  if (first.last_reported_rank == rank) return;  // once a rank is enough
+  if (first.last_reported_rank == rank) return;  // one error per stage and rank
   first.last_reported_rank = rank;
   Diagnostic& error =
       diagnostics->error(Rule::kStageOnTwoRanks,
@@ -32,25 +32,25 @@ void report_two_ranks(const Action& action, int stage, FirstUse& first, const Ro
                                      quoted_action(action), rank, stage, first.rank),
                          cells.place(rank, step));
   const Action& before = rows[static_cast<size_t>(first.rank)][static_cast<size_t>(first.step)];
-  error.notes.push_back(
-      {fmt::format("{} on rank {} uses stage {} first", quoted_action(before), first.rank, stage),
-       cells.place(first.rank, first.step)});
+  error.notes.push_back({fmt::format("stage {} is first used by {} on rank {}", stage,
+                                     quoted_action(before), first.rank),
+                         cells.place(first.rank, first.step)});
 }
 
-// Stages without a rank, a diagnostic for each gap.
+// Reports stages without a rank, one diagnostic per gap. Returns whether there are none.
 bool report_missing_stages(const std::vector<FirstUse>& stages, Diagnostics* diagnostics) {
   bool complete = true;
   for (size_t stage = 0; stage < stages.size(); ++stage) {
-    if (stages[stage].rank != kNowhere) continue;
+    if (stages[stage].rank != kNoRank) continue;
     size_t end = stage;
-    while (stages[end].rank == kNowhere) ++end;  // the last stage is in use
+    while (stages[end].rank == kNoRank) ++end;  // ends: the last stage is in use
     const std::string which = end == stage + 1
                                   ? fmt::format("stage {} has", stage)
                                   : fmt::format("stages {} to {} have", stage, end - 1);
     diagnostics
         ->error(Rule::kStageMissing,
-                fmt::format("{} no action on any rank, but stage {} has", which, end))
-        .help = "stages count from 0 without a gap";
+                fmt::format("{} no action on any rank, but stage {} does", which, end))
+        .help = "number the stages from 0 without gaps";
     complete = false;
     stage = end;
   }
@@ -68,7 +68,7 @@ bool report_empty_ranks(const Rows& rows, const CellIndex& cells, Diagnostics* d
     diagnostics
         ->error(Rule::kRankWithoutActions, fmt::format("rank {} has no actions", rank),
                 cells.row_place(static_cast<int>(rank)))
-        .help = "remove the row, or give the rank a stage";
+        .help = "remove the row, or place a stage on the rank";
     complete = false;
   }
   return complete;
@@ -79,7 +79,7 @@ bool report_empty_ranks(const Rows& rows, const CellIndex& cells, Diagnostics* d
 std::optional<FoundShape> find_shape(const Rows& rows, const CellIndex& cells,
                                      Diagnostics* diagnostics) {
   if (rows.empty()) {
-    diagnostics->error(Rule::kEmptyFile, "there are no rows");
+    diagnostics->error(Rule::kEmptyFile, "the file has no rows");
     return std::nullopt;
   }
   bool good = report_empty_ranks(rows, cells, diagnostics);
@@ -93,7 +93,7 @@ std::optional<FoundShape> find_shape(const Rows& rows, const CellIndex& cells,
         const auto stage = static_cast<size_t>(part.stage());
         if (stage >= stages.size()) stages.resize(stage + 1);
         FirstUse& first = stages[stage];
-        if (first.rank == kNowhere) {
+        if (first.rank == kNoRank) {
           first.rank = static_cast<int>(rank);
           first.step = static_cast<int>(step);
         } else if (first.rank != static_cast<int>(rank)) {
@@ -119,8 +119,8 @@ bool check_declared_shape(const Schedule& schedule, Level level, const CellIndex
   const size_t before = diagnostics->total();
   if (schedule.rows.size() != static_cast<size_t>(placement.num_ranks())) {
     diagnostics->error(Rule::kRowCount,
-                       fmt::format("rows: found {}, want {}, one a rank", schedule.rows.size(),
-                                   placement.num_ranks()),
+                       fmt::format("expected {} rows (one per rank), got {}", placement.num_ranks(),
+                                   schedule.rows.size()),
                        header);
   }
   for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
@@ -136,19 +136,19 @@ bool check_declared_shape(const Schedule& schedule, Level level, const CellIndex
                     fmt::format("{} is not a compute action, but the level is compute_only",
                                 quoted_action(action)),
                     place())
-            .help = "say compute_comms where the schedule is lowered";
+            .help = "a lowered schedule has level compute_comms";
       }
       for (const ActionPart part : action.parts()) {
         if (part.stage() >= placement.num_stages()) {
           diagnostics->error(
               Rule::kStageOutOfRange,
-              fmt::format("{} is of stage {}, but there are {} stages", quoted_action(action),
-                          part.stage(), placement.num_stages()),
+              fmt::format("stage out of range in {}: expected 0 to {}, got {}",
+                          quoted_action(action), placement.num_stages() - 1, part.stage()),
               place());
         } else if (placement.rank_of(part.stage()) != static_cast<int>(rank)) {
           diagnostics->error(
               Rule::kWrongRank,
-              fmt::format("{} is on rank {}, but the placement has stage {} on rank {}",
+              fmt::format("{} is on rank {}, but the placement puts stage {} on rank {}",
                           quoted_action(action), rank, part.stage(),
                           placement.rank_of(part.stage())),
               place());
@@ -156,8 +156,8 @@ bool check_declared_shape(const Schedule& schedule, Level level, const CellIndex
         if (part.microbatch() >= schedule.num_microbatches) {
           diagnostics->error(
               Rule::kMicrobatchOutOfRange,
-              fmt::format("{} is of microbatch {}, but there are {} microbatches",
-                          quoted_action(action), part.microbatch(), schedule.num_microbatches),
+              fmt::format("microbatch out of range in {}: expected 0 to {}, got {}",
+                          quoted_action(action), schedule.num_microbatches - 1, part.microbatch()),
               place());
         }
       }
@@ -170,10 +170,10 @@ bool check_declared_shape(const Schedule& schedule, Level level, const CellIndex
 bool check_expected_shape(const Schedule& schedule, const ExpectedShape& expected,
                           Diagnostics* diagnostics) {
   bool good = true;
-  const auto check = [&](std::string_view what, std::optional<int> want, int found) {
-    if (!want || *want == found) return;
+  const auto check = [&](std::string_view what, std::optional<int> expected_number, int number) {
+    if (!expected_number || *expected_number == number) return;
     diagnostics->error(Rule::kShapeDiffers,
-                       fmt::format("{}: found {}, want {}", what, found, *want));
+                       fmt::format("expected {} {}, got {}", *expected_number, what, number));
     good = false;
   };
   check("ranks", expected.ranks, schedule.placement.num_ranks());
@@ -189,7 +189,7 @@ bool check_no_idle(const Rows& rows, const CellIndex& cells, Diagnostics* diagno
       if (!rows[rank][step].is_idle()) continue;
       diagnostics
           ->error(Rule::kIdleInProgram,
-                  fmt::format("cell {} of rank {} is empty in a lowered program", step, rank),
+                  fmt::format("empty cell at step {} of rank {} in a lowered program", step, rank),
                   cells.place(static_cast<int>(rank), static_cast<int>(step)))
           .help = "remove the cell; only a compute order has idle slots";
     }

@@ -7,13 +7,14 @@
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/text/cell_index.h"
 
-// The shape of a schedule: ranks, stages, microbatches, and which rank holds which stage. A CSV's
-// shape is found from its rows; a .plan and a JSON file declare theirs. Every pass is linear in the
-// number of actions.
+// The shape of a schedule read from a file: its number of ranks, stages and microbatches, and its
+// placement. For a CSV the shape is inferred from the rows (find_shape); a .plan or JSON file
+// declares it, and the rows are checked against it (check_declared_shape). All functions are linear
+// in the number of actions.
 
 namespace pipewright::ir {
 
-// What a schedule should be, as far as it is said.
+// The shape that the caller expects; unset fields are not checked.
 struct ExpectedShape {
   std::optional<int> ranks;
   std::optional<int> stages;
@@ -25,23 +26,25 @@ struct FoundShape {
   int num_microbatches = 0;
 };
 
-// The shape that the rows have: a stage lies on the rank that has its actions, and the numbers of
-// stages and microbatches are one more than the highest in use. None, with errors, where a stage is
-// on two ranks or on none, or a rank has no actions.
+// Infers the shape from the rows: a stage is on the rank that has its actions, and the numbers of
+// stages and microbatches are one more than the highest in use. Returns nullopt and adds errors if
+// a stage is on two ranks or on none, or if a rank has no actions.
 std::optional<FoundShape> find_shape(const Rows& rows, const CellIndex& cells,
                                      Diagnostics* diagnostics);
 
-// Whether the rows keep to what the schedule declares: its level, ranks, stages, microbatches and
-// placement. Adds an error for each action that does not; `header` is the place for a wrong number
-// of rows.
+// Checks the rows against the level, ranks, stages, microbatches and placement that the schedule
+// declares. Adds an error for each action that violates them, and for a wrong number of rows at the
+// place `header`. Returns whether there was no error.
 bool check_declared_shape(const Schedule& schedule, Level level, const CellIndex& cells,
                           const Place& header, Diagnostics* diagnostics);
 
-// Whether a schedule has the shape that was asked for; adds an error for each number that differs.
+// Checks the shape of a schedule against the expected one. Adds an error for each number that
+// differs. Returns whether there was no error.
 bool check_expected_shape(const Schedule& schedule, const ExpectedShape& expected,
                           Diagnostics* diagnostics);
 
-// A lowered program has no idle slots: adds an error for each.
+// Checks that a lowered program has no idle slots. Adds an error for each. Returns whether there
+// was no error.
 bool check_no_idle(const Rows& rows, const CellIndex& cells, Diagnostics* diagnostics);
 
 }  // namespace pipewright::ir

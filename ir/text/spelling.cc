@@ -12,7 +12,8 @@ bool same_letter(char left, char right) {
          std::tolower(static_cast<unsigned char>(right));
 }
 
-// Levenshtein's distance with swapped neighbours as one change (optimal string alignment).
+// Levenshtein distance in which swapping two neighbours counts as one change (optimal string
+// alignment).
 size_t distance(std::string_view from, std::string_view to) {
   std::vector<std::vector<size_t>> cost(from.size() + 1, std::vector<size_t>(to.size() + 1));
   for (size_t row = 0; row <= from.size(); ++row) cost[row][0] = row;
@@ -36,7 +37,7 @@ size_t distance(std::string_view from, std::string_view to) {
 std::string_view nearest(std::string_view word, std::span<const std::string_view> known) {
   std::string_view best;
   size_t best_distance = 0;
-  if (word.size() > 64) return best;  // no name is that long, and the table is quadratic
+  if (word.size() > 64) return best;  // the table is quadratic, and no name is that long
   for (const std::string_view candidate : known) {
     const size_t changes = distance(word, candidate);
     if (changes * 3 > std::max(word.size(), candidate.size())) continue;

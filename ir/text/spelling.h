@@ -5,13 +5,16 @@
 #include <string>
 #include <string_view>
 
-// "did you mean": for keys, commands, flags and schedule names alike.
+// Suggestions for misspelled words ("did you mean"): keys, commands, flags, schedule names. Pure
+// functions; any thread.
 
 namespace pipewright::ir {
 
-// The one of `known` that is nearest to `word`, in any case, if it is near enough to be what was
-// meant: at most a third of its letters changed, left out or added; swapped neighbours count once
-// (Damerau-Levenshtein). Empty if none is. The first of equals wins.
+// The known word nearest to `word`, ignoring case, if at most a third of its letters (of the longer
+// word) are changed, missing or added. Two swapped neighbours count as one change
+// (Damerau-Levenshtein distance, optimal string alignment). Empty if no word is near enough; the
+// first wins among equals. Quadratic in the length of the words, so words over 64 letters match
+// nothing.
 std::string_view nearest(std::string_view word, std::span<const std::string_view> known);
 
 // "did you mean `microbatches`?", or empty.

@@ -1,5 +1,6 @@
-// A parser takes any bytes: it gives a schedule that its printer writes and it reads back, or
-// errors with places. Built once a format, with PW_FUZZ_FORMAT set to it.
+// Fuzz target for one parser: on any bytes it either returns a schedule that round-trips through
+// the printer, or reports errors with valid places. Built once per format, which PW_FUZZ_FORMAT
+// names.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -15,7 +16,7 @@ using namespace pipewright::ir;
 
 void require(bool condition, const char* what) {
   if (condition) return;
-  std::fprintf(stderr, "broken: %s\n", what);
+  std::fprintf(stderr, "violated: %s\n", what);
   std::abort();
 }
 
@@ -26,7 +27,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const Source source{"fuzz", std::string(reinterpret_cast<const char*>(data), size)};
   Diagnostics diagnostics;
   const auto parsed = format.parse(source, &diagnostics);
-  require(parsed.has_value() != diagnostics.has_errors(), "a schedule or errors");
+  require(parsed.has_value() != diagnostics.has_errors(), "either a schedule or errors");
   for (const Diagnostic& diagnostic : diagnostics.kept()) {
     if (!diagnostic.place.offset) continue;
     require(*diagnostic.place.offset <= size, "a place is inside the text");
@@ -41,8 +42,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const Source again_source{"again", printed.str()};
   Diagnostics none;
   const auto again = format.parse(again_source, &none);
-  require(again.has_value(), "what was printed is read");
-  require(level_of(again->schedule) == level_of(parsed->schedule), "the level comes back");
-  require(schedule_of(again->schedule) == schedule_of(parsed->schedule), "the schedule comes back");
+  require(again.has_value(), "the printed schedule is valid");
+  require(level_of(again->schedule) == level_of(parsed->schedule), "the level round-trips");
+  require(schedule_of(again->schedule) == schedule_of(parsed->schedule),
+          "the schedule round-trips");
   return 0;
 }

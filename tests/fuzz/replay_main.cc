@@ -1,4 +1,4 @@
-// Runs a fuzz target over the files of a folder, without libFuzzer: its corpus as a test.
+// Runs a fuzz target over the files of its corpus, as a test without libFuzzer.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -10,13 +10,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 static const char* folder = nullptr;
 
-TEST(Corpus, EveryFileIsRead) {
+TEST(Corpus, EveryFileRuns) {
   int files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     SCOPED_TRACE(entry.path());
     std::ifstream file(entry.path(), std::ios::binary);
     const std::string text((std::istreambuf_iterator<char>(file)), {});
-    // Aborts where a promise is broken.
+    // Aborts if a property is violated.
     EXPECT_EQ(LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(text.data()), text.size()),
               0);
     ++files;

@@ -8,7 +8,7 @@
 namespace pipewright::ir {
 namespace {
 
-TEST(ActionTest, KeepsTheHighestIndices) {
+TEST(ActionTest, StoresTheLargestIndices) {
   const ActionPart part(ActionKind::kRecvB, kMaxStages - 1, kMaxMicrobatches - 1, kMaxReplicas - 1);
   EXPECT_EQ(part.kind(), ActionKind::kRecvB);
   EXPECT_EQ(part.stage(), kMaxStages - 1);
@@ -16,7 +16,7 @@ TEST(ActionTest, KeepsTheHighestIndices) {
   EXPECT_EQ(part.replica(), kMaxReplicas - 1);
 }
 
-TEST(ActionTest, FieldsDoNotTouchEachOther) {
+TEST(ActionTest, FieldsDoNotOverlap) {
   const ActionPart stage(ActionKind::kForward, kMaxStages - 1, 0);
   EXPECT_EQ(stage.microbatch(), 0);
   EXPECT_EQ(stage.replica(), 0);
@@ -37,7 +37,7 @@ TEST(ActionTest, NumberOfParts) {
   EXPECT_TRUE(compound.is_compound());
 }
 
-TEST(ActionKindTest, TokensAreUniqueAndFindTheirKind) {
+TEST(ActionKindTest, TokensAreUniqueAndMapToTheirKind) {
   std::set<std::string_view> tokens;
   for (const ActionKindInfo& row : action_kinds()) {
     EXPECT_TRUE(tokens.insert(row.token).second) << row.token;
@@ -51,7 +51,7 @@ TEST(ActionKindTest, TokensAreUniqueAndFindTheirKind) {
 }
 
 // torch.distributed.pipelining's is_compute_op: F, B, I, W and OVERLAP_F_B.
-TEST(ActionKindTest, ComputeKindsArePyTorchs) {
+TEST(ActionKindTest, ComputeKindsMatchPyTorch) {
   std::set<std::string_view> compute;
   for (const ActionKindInfo& row : action_kinds()) {
     if (is_compute(row.kind)) compute.insert(row.token);

@@ -12,7 +12,7 @@ Action parse(std::string_view text) {
   return action;
 }
 
-// PyTorch's test_action_parse round-trips these, and one of each other kind.
+// The actions of PyTorch's test_action_parse, and one of every other kind.
 TEST(ActionTextTest, RoundTripsEveryKind) {
   for (const char* text : {"1F0", "2I1", "0W3", "0B3", "1UNSHARD", "3RESHARD", "0REDUCE_GRAD",
                            "2SEND_B2", "1RECV_F1", "5SEND_F7", "4RECV_B0", "(0F3;7B1)OVERLAP_F_B",
@@ -36,7 +36,7 @@ TEST(ActionTextTest, ReadsTheParts) {
   EXPECT_EQ(compound.parts()[1], ActionPart(ActionKind::kBackward, 7, 1));
 }
 
-TEST(ActionTextTest, BlanksAroundAreIgnoredAndAloneAreIdle) {
+TEST(ActionTextTest, IgnoresBlanksAroundAnActionAndReadsBlanksAsIdle) {
   EXPECT_TRUE(parse("").is_idle());
   EXPECT_TRUE(parse("  \t").is_idle());
   EXPECT_EQ(to_string(parse(" 1F0\t")), "1F0");
@@ -44,13 +44,13 @@ TEST(ActionTextTest, BlanksAroundAreIgnoredAndAloneAreIdle) {
   EXPECT_EQ(to_string(Action()), "");
 }
 
-TEST(ActionTextTest, RefusesWithTheRuleAndThePartThatIsWrong) {
+TEST(ActionTextTest, ErrorsNameTheRuleAndTheWrongBytes) {
   struct Case {
     const char* text;
     Rule rule;
-    const char* part;  // of the text
+    const char* part;  // the wrong bytes of the text
   };
-  // The first ten are what PyTorch's parser takes in silence, or refuses without a place.
+  // PyTorch's parser accepts the first ten silently or rejects them without a place.
   const Case cases[] = {
       {"1F0xyz", Rule::kTrailingText, "xyz"},
       {"0BW0", Rule::kLegacyToken, "BW"},

@@ -5,8 +5,8 @@
 namespace pipewright::ir {
 namespace {
 
-// Two operations of a rank share a queue just as the models' definitions say.
-TEST(ChannelTest, QueuesAreSharedAsTheModelSays) {
+// Two operations of a rank share a queue if and only if the definition of the model says so.
+TEST(ChannelTest, QueuesAreSharedAsTheModelDefines) {
   constexpr uint32_t kRanks = 5;
   for (const ChannelModelInfo& row : channel_models()) {
     for (uint32_t peer = 0; peer < kRanks; ++peer) {
@@ -26,7 +26,7 @@ TEST(ChannelTest, QueuesAreSharedAsTheModelSays) {
   }
 }
 
-TEST(ChannelTest, CapacityAsText) {
+TEST(ChannelTest, CapacityRoundTripsThroughText) {
   EXPECT_EQ(parse_capacity("0"), 0u);
   EXPECT_EQ(parse_capacity("17"), 17u);
   EXPECT_EQ(parse_capacity("inf"), kUnboundedCapacity);

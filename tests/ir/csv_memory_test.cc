@@ -1,5 +1,5 @@
-// Reading a CSV takes 16 bytes a cell beside the text. Counts every allocation of the process, so
-// it is a test alone.
+// Reading a CSV allocates 16 bytes per cell in addition to the text. Counts every allocation of the
+// process, so this test has a program to itself.
 #include <gtest/gtest.h>
 #include <malloc.h>
 
@@ -35,9 +35,10 @@ void operator delete(void* block, size_t) noexcept { operator delete(block); }
 namespace pipewright::ir {
 namespace {
 
-TEST(CsvMemoryTest, SixteenBytesACell) {
+TEST(CsvMemoryTest, SixteenBytesPerCell) {
   constexpr size_t kRanks = 8,
-                   kCells = 1000003;  // just past a power of two, where a growing vector is worst
+                   kCells =
+                       1000003;  // just above a power of two: the worst case for a growing vector
   Source source{"big.csv", ""};
   for (size_t rank = 0; rank < kRanks; ++rank) {
     for (size_t cell = 0; cell < kCells / kRanks; ++cell) {
@@ -51,9 +52,10 @@ TEST(CsvMemoryTest, SixteenBytesACell) {
   peak = before;
   const auto parsed = parse_csv(source, &diagnostics);
   ASSERT_TRUE(parsed);
-  constexpr size_t kSlack = 64 << 10;  // rows, placement, places
+  constexpr size_t kSlack = 64 << 10;  // for rows, placement and places
   EXPECT_LE(peak - before, 16 * (kCells / kRanks) * kRanks + kSlack);
-  EXPECT_GE(peak - before, 16 * (kCells / kRanks) * kRanks) << "the count does not see the rows";
+  EXPECT_GE(peak - before, 16 * (kCells / kRanks) * kRanks)
+      << "the allocations of the rows are not counted";
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ std::vector<Need> needs(ActionKind kind, int stage, int microbatch = 5) {
   return {found.begin(), found.end()};
 }
 
-TEST(DependenciesTest, ForwardNeedsTheStageBefore) {
+TEST(DependenciesTest, ForwardNeedsThePreviousStage) {
   EXPECT_EQ(needs(ActionKind::kForward, 0), (std::vector<Need>{}));
   EXPECT_EQ(needs(ActionKind::kForward, 1), (std::vector<Need>{{Result::kOutput, 0, 5, 0}}));
   EXPECT_EQ(needs(ActionKind::kForward, 3), (std::vector<Need>{{Result::kOutput, 2, 5, 1}}));
@@ -41,8 +41,8 @@ TEST(DependenciesTest, SendsNeedWhatTheySend) {
   EXPECT_EQ(needs(ActionKind::kSendB, 3), (std::vector<Need>{{Result::kInputGradient, 3, 5, 0}}));
 }
 
-// Every need is made by exactly the kinds that the table of the header names.
-TEST(DependenciesTest, WhatEachKindMakes) {
+// Each result is produced by exactly the kinds that the table in dependencies.h names.
+TEST(DependenciesTest, ResultsOfEachKind) {
   struct Case {
     ActionKind kind;
     bool output, input_gradient, weight_input;
@@ -59,8 +59,8 @@ TEST(DependenciesTest, WhatEachKindMakes) {
   }
 }
 
-// torch.distributed.pipelining's has_comms: F and B or I whose neighbour is on another rank; W
-// never.
+// As in torch.distributed.pipelining's has_comms: F, and B or I, if the neighbouring stage is on
+// another rank; never W.
 TEST(DependenciesTest, TransfersCrossRanksOnly) {
   using K = ActionKind;
   EXPECT_EQ(transfer_of(ActionPart(K::kForward, 0, 7), kV),
@@ -74,7 +74,8 @@ TEST(DependenciesTest, TransfersCrossRanksOnly) {
   EXPECT_FALSE(transfer_of(ActionPart(K::kBackwardWeight, 1, 7), kV));
 }
 
-// `2SEND_F5` runs on the rank of stage 2 and meets `3RECV_F5`; `2RECV_B5` comes from stage 3.
+// `2SEND_F5` runs on the rank of stage 2 and is paired with `3RECV_F5`; `2RECV_B5` receives from
+// stage 3.
 TEST(DependenciesTest, BothEndsFindTheSameTransfer) {
   using K = ActionKind;
   const Transfer forward{ActionPart(K::kSendF, 2, 5), ActionPart(K::kRecvF, 3, 5), 1, 0};
@@ -85,7 +86,7 @@ TEST(DependenciesTest, BothEndsFindTheSameTransfer) {
   EXPECT_EQ(partner_of(ActionPart(K::kRecvB, 2, 5), kV), backward);
 }
 
-TEST(DependenciesTest, ThePipelinesEndsHaveNobodyToMeet) {
+TEST(DependenciesTest, NoPartnerBeyondTheEndsOfThePipeline) {
   using K = ActionKind;
   EXPECT_FALSE(partner_of(ActionPart(K::kSendF, 3, 0), kV));
   EXPECT_FALSE(partner_of(ActionPart(K::kRecvB, 3, 0), kV));

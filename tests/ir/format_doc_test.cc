@@ -1,4 +1,4 @@
-// The examples in FORMAT.md are read, and the .plan and the JSON one are the same schedule.
+// The examples in FORMAT.md are valid, and its .plan and JSON examples are the same schedule.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -27,7 +27,7 @@ std::vector<std::string> blocks(const std::string& path) {
   return found;
 }
 
-TEST(FormatDocTest, ExamplesAreRead) {
+TEST(FormatDocTest, ExamplesAreValid) {
   std::vector<AnySchedule> schedules;
   for (const std::string& block : blocks("ir/text/FORMAT.md")) {
     if (block.find(" = ") != std::string::npos) continue;  // a grammar

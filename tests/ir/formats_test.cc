@@ -1,5 +1,4 @@
-// CSV, .plan and JSON: what is printed is read back, over PyTorch's own files and over random
-// schedules.
+// CSV, .plan and JSON round-trip, for PyTorch's own files and for random schedules.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -22,7 +21,7 @@ std::string print(const AnySchedule& schedule, Format format) {
   return out.str();
 }
 
-// The schedule in a text, which must be good.
+// The schedule in a text, which must be valid.
 AnySchedule read(const std::string& text, Format format) {
   const Source source{"file", text};
   Diagnostics diagnostics;
@@ -41,7 +40,7 @@ void expect_round_trips(const AnySchedule& schedule) {
   }
 }
 
-TEST(FormatsTest, PyTorchsFilesComeBackByteForByte) {
+TEST(FormatsTest, PyTorchsFilesRoundTripByteForByte) {
   int files = 0;
   for (const auto& entry : std::filesystem::directory_iterator("tests/orders")) {
     if (entry.path().extension() != ".csv") continue;
@@ -96,7 +95,7 @@ TEST(FormatsTest, PlanCommentsAndBlankLinesDoNotMatter) {
   EXPECT_EQ(schedule_of(read("\xEF\xBB\xBF" + windows, Format::kPlan)), schedule);
 }
 
-TEST(FormatsTest, AllThatAPlanRecordsComesBack) {
+TEST(FormatsTest, EveryFieldRoundTrips) {
   Program program;
   program.name = "A name: with \"signs\" # and \xC3\xA9";
   program.placement = Placement::custom(2, {0, 1, 1});
@@ -123,7 +122,7 @@ TEST(FormatsTest, AllThatAPlanRecordsComesBack) {
   expect_round_trips(program);
 }
 
-// A schedule of any shape whose actions keep to it.
+// A random shape, and random actions within it.
 AnySchedule random_schedule(std::mt19937& random) {
   const auto below = [&](int limit) {
     return static_cast<int>(random() % static_cast<unsigned>(limit));
@@ -162,15 +161,14 @@ AnySchedule random_schedule(std::mt19937& random) {
   return make_schedule(level, std::move(schedule));
 }
 
-TEST(FormatsTest, RandomSchedulesComeBack) {
-  std::mt19937 random(20260);  // the seed makes a failure repeatable
+TEST(FormatsTest, RandomSchedulesRoundTrip) {
+  std::mt19937 random(20260);  // fixed seed, so that failures are reproducible
   for (int round = 0; round < 2000 && !HasFailure(); ++round)
     expect_round_trips(random_schedule(random));
 }
 
-// A random edit of a good text is read, or refused with a place inside the text: never a crash,
-// never a wrong place.
-TEST(FormatsTest, BrokenTextsAreRefusedWithAPlace) {
+// A randomly edited valid text is either parsed, or rejected with correct places inside the text.
+TEST(FormatsTest, BrokenTextsAreRejectedWithAPlace) {
   std::mt19937 random(7);
   int refused = 0;
   for (int round = 0; round < 3000; ++round) {
@@ -200,7 +198,7 @@ TEST(FormatsTest, BrokenTextsAreRefusedWithAPlace) {
   EXPECT_GT(refused, 3000);
 }
 
-TEST(FormatsTest, AllErrorsComeAtOnce) {
+TEST(FormatsTest, AllErrorsAreReportedAtOnce) {
   const Source source{"file.csv", "0F0,0X0,0F1x\n1F,1F0\n0BW0\n"};
   Diagnostics diagnostics;
   EXPECT_FALSE(read_schedule(source, {}, &diagnostics));
@@ -209,7 +207,7 @@ TEST(FormatsTest, AllErrorsComeAtOnce) {
   EXPECT_EQ(diagnostics.kept()[3].place.line, 3u);
 }
 
-TEST(FormatsTest, TheFormatIsToldFromTheNameElseTheFirstBytes) {
+TEST(FormatsTest, TheFormatFollowsFromTheNameOrTheFirstBytes) {
   EXPECT_EQ(detect_format({"a.csv", "{}"}), Format::kCsv);
   EXPECT_EQ(detect_format({"a.plan", "0F0"}), Format::kPlan);
   EXPECT_EQ(detect_format({"a.json", "0F0"}), Format::kJson);
@@ -219,7 +217,7 @@ TEST(FormatsTest, TheFormatIsToldFromTheNameElseTheFirstBytes) {
   EXPECT_EQ(detect_format({"<stdin>", ""}), Format::kCsv);
 }
 
-TEST(FormatsTest, TheShapeIsHeldAgainstWhatIsExpected) {
+TEST(FormatsTest, TheShapeIsComparedWithTheExpectedOne) {
   const Source source{"file.csv", "0F0,0F1\n1F0,1F1\n"};
   Diagnostics good;
   EXPECT_TRUE(read_schedule(source, {.ranks = 2, .stages = 2, .microbatches = 2}, &good));
@@ -228,17 +226,17 @@ TEST(FormatsTest, TheShapeIsHeldAgainstWhatIsExpected) {
   EXPECT_EQ(bad.total(), 2u);
 }
 
-// A stage far out must not be an invitation to report a million missing ones.
-TEST(FormatsTest, AGapOfStagesIsOneError) {
+// One very large stage number must not cause a million errors about missing stages.
+TEST(FormatsTest, AGapInTheStagesIsOneError) {
   const Source source{"file.csv", "0F0,1048575F0\n"};
   Diagnostics diagnostics;
   EXPECT_FALSE(read_schedule(source, {}, &diagnostics));
   ASSERT_EQ(diagnostics.total(), 1u);
   EXPECT_EQ(diagnostics.kept()[0].message,
-            "stages 1 to 1048574 have no action on any rank, but stage 1048575 has");
+            "stages 1 to 1048574 have no action on any rank, but stage 1048575 does");
 }
 
-TEST(FormatsTest, JsonWithEscapesIsReadAndItsPlacesHold) {
+TEST(FormatsTest, JsonEscapesAreReadAndPlacesStayCorrect) {
   const std::string head =
       "{\"version\": 1, \"level\": \"compute_only\", \"ranks\": 1, \"stages\": 1, "
       "\"microbatches\": 1, \"placement\": \"loop\",\n";
@@ -252,7 +250,7 @@ TEST(FormatsTest, JsonWithEscapesIsReadAndItsPlacesHold) {
   EXPECT_EQ(source.text.substr(*diagnostics.kept()[0].place.offset, 1), "X");
 }
 
-TEST(FormatsTest, DeeplyNestedJsonIsNoDanger) {
+TEST(FormatsTest, DeeplyNestedJsonDoesNotOverflowTheStack) {
   const Source source{"file.json", std::string(1000000, '[')};
   Diagnostics diagnostics;
   EXPECT_FALSE(parse_json(source, &diagnostics));

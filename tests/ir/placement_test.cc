@@ -15,13 +15,13 @@ std::vector<int> ranks_of(const Placement& placement) {
 }
 
 // The cases of PyTorch's test_generate_stage_to_rank_mapping.
-TEST(PlacementTest, LoopIsPyTorchs) {
+TEST(PlacementTest, LoopMatchesPyTorch) {
   EXPECT_EQ(ranks_of(Placement::loop(2, 2)), (std::vector<int>{0, 1}));
   EXPECT_EQ(ranks_of(Placement::loop(2, 4)), (std::vector<int>{0, 1, 0, 1}));
   EXPECT_EQ(ranks_of(Placement::loop(4, 8)), (std::vector<int>{0, 1, 2, 3, 0, 1, 2, 3}));
 }
 
-TEST(PlacementTest, VIsPyTorchs) {
+TEST(PlacementTest, VMatchesPyTorch) {
   EXPECT_EQ(ranks_of(Placement::v(2, 4)), (std::vector<int>{0, 1, 1, 0}));
   EXPECT_EQ(ranks_of(Placement::v(4, 12)), (std::vector<int>{0, 1, 2, 3, 3, 2, 1, 0, 0, 1, 2, 3}));
   EXPECT_EQ(ranks_of(Placement::v(4, 16)),
@@ -34,11 +34,11 @@ TEST(PlacementTest, StagesOfARankAscend) {
   EXPECT_EQ(Placement::custom(2, {0, 0, 1, 1, 0}).stages_of(0), (std::vector<int>{0, 1, 4}));
 }
 
-TEST(PlacementTest, IsNamedByItsPattern) {
+TEST(PlacementTest, PrintsAsItsPattern) {
   EXPECT_EQ(Placement::custom(2, {0, 1, 0, 1}).to_string(), "loop");
   EXPECT_EQ(Placement::custom(2, {0, 1, 1, 0}).to_string(), "v");
   EXPECT_EQ(Placement::custom(2, {0, 0, 1, 1, 0}).to_string(), "0 0 1 1 0");
-  EXPECT_EQ(Placement::loop(1, 2).to_string(), "loop");  // where both patterns are one
+  EXPECT_EQ(Placement::loop(1, 2).to_string(), "loop");  // both patterns are the same map
 }
 
 }  // namespace

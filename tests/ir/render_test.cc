@@ -13,21 +13,21 @@ std::string render_one(const Source& source, size_t offset, size_t length,
   return render(diagnostics, &source, options);
 }
 
-TEST(RenderTest, CaretsStandUnderThePlace) {
+TEST(RenderTest, CaretsAreUnderThePlace) {
   EXPECT_EQ(render_one({"a.csv", "0F0\n0F1,1F0xyz\n"}, 11, 3),
             "a.csv:2:8: error[PW006]: message\n"
             "0F1,1F0xyz\n"
             "       ^^^\n");
 }
 
-TEST(RenderTest, AtTheEndOfTheFileThereIsOneCaret) {
+TEST(RenderTest, OneCaretAtTheEndOfTheFile) {
   EXPECT_EQ(render_one({"a.csv", "0F0"}, 3, 0),
             "a.csv:1:4: error[PW006]: message\n"
             "0F0\n"
             "   ^\n");
 }
 
-TEST(RenderTest, CarriageReturnsAndAByteOrderMarkAreNotShown) {
+TEST(RenderTest, CarriageReturnsAndByteOrderMarksAreNotShown) {
   EXPECT_EQ(render_one({"a.csv",
                         "\xEF\xBB\xBF"
                         "0F0x\r\n"},
@@ -44,7 +44,7 @@ TEST(RenderTest, ColumnsCountCharactersNotBytes) {
             "      ^\n");
 }
 
-TEST(RenderTest, WhatCouldSteerATerminalIsEscaped) {
+TEST(RenderTest, TerminalControlSequencesAreEscaped) {
   EXPECT_EQ(render_one({"a.csv", "\x1B[31m,\xFF,x"}, 8, 1),
             "a.csv:1:9: error[PW006]: message\n"
             "\\x1B[31m,\\xFF,x\n"
@@ -73,17 +73,17 @@ TEST(RenderTest, NotesHelpAndColor) {
   Diagnostic& error = diagnostics.error(Rule::kStageOnTwoRanks, "wrong", cursor.at(4, 3));
   error.notes.push_back({"with a place", cursor.at(0, 3)});
   error.notes.push_back({"without", {}});
-  error.help = "mend it";
+  error.help = "fix it";
   EXPECT_EQ(render(diagnostics, &source, {}),
             "a.csv:2:1: error[PW020]: wrong\n1F0\n^^^\n"
             "a.csv:1:1: note: with a place\n0F0\n^^^\n"
             "note: without\n"
-            "help: mend it\n");
+            "help: fix it\n");
   EXPECT_NE(render(diagnostics, &source, {true, 80}).find("\x1B[1;31merror[PW020]:\x1B[0m wrong"),
             std::string::npos);
 }
 
-TEST(RenderTest, WithoutAFileRankAndStepAreNamed) {
+TEST(RenderTest, WithoutAFileRankAndStepAreShown) {
   Diagnostics diagnostics;
   Place place;
   place.rank = 1;
@@ -92,7 +92,7 @@ TEST(RenderTest, WithoutAFileRankAndStepAreNamed) {
   EXPECT_EQ(render(diagnostics, nullptr, {}), "rank 1 step 4: error[PW020]: wrong\n");
 }
 
-TEST(DiagnosticsTest, AHopelessFileDoesNotFillTheMemory) {
+TEST(DiagnosticsTest, TheNumberOfKeptErrorsIsLimited) {
   Diagnostics diagnostics;
   for (size_t count = 0; count < Diagnostics::kMaxKept + 5; ++count)
     diagnostics.error(Rule::kNoStage, "x").help = "y";
@@ -101,7 +101,7 @@ TEST(DiagnosticsTest, AHopelessFileDoesNotFillTheMemory) {
   EXPECT_TRUE(render(diagnostics, nullptr, {}).ends_with("... and 5 more errors, not shown\n"));
 }
 
-TEST(DiagnosticsTest, QuotedTextIsShortAndHarmless) {
+TEST(DiagnosticsTest, BacktickedTextIsShortAndPrintable) {
   EXPECT_EQ(backticked("1F0"), "`1F0`");
   EXPECT_EQ(backticked("a\nb\x01"), "`a\\x0Ab\\x01`");
   EXPECT_EQ(backticked(std::string(50, 'x')), "`" + std::string(40, 'x') + "...`");

@@ -7,7 +7,7 @@
 namespace pipewright::ir {
 namespace {
 
-TEST(SpellingTest, FindsWhatWasMeant) {
+TEST(SpellingTest, FindsTheNearestWord) {
   const std::vector<std::string_view> known = {"print", "validate", "explain", "simulate"};
   EXPECT_EQ(nearest("prnt", known), "print");
   EXPECT_EQ(nearest("PRINT", known), "print");
@@ -16,7 +16,7 @@ TEST(SpellingTest, FindsWhatWasMeant) {
   EXPECT_EQ(nearest("simulat", known), "simulate");
 }
 
-TEST(SpellingTest, GuessesNothingFarFetched) {
+TEST(SpellingTest, FindsNothingTooFarAway) {
   const std::vector<std::string_view> known = {"print", "validate"};
   EXPECT_EQ(nearest("x", known), "");
   EXPECT_EQ(nearest("", known), "");
