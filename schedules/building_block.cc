@@ -1,3 +1,21 @@
+// From one building block to a schedule, in three passes over time slots:
+//
+//   repeat   Copy the block for each microbatch m, shifted by 6 m slots. With split backwards,
+//            put each W into the first free slot after its I. This is periodic and correct, but
+//            slow at the start and the end, where most slots are free. Count the live activations
+//            per rank and slot; their peak is the memory limit of the rank from here on.
+//   pull     Go through the actions in the order of time and move each one to the earliest free
+//            slot at which its needs are met. An F makes its activation live longer, so it moves
+//            back only over slots whose count is below the limit.
+//   fill     With split backwards: keep each rank's order of F and I from `pull`, run it slot by
+//            slot, and run the oldest pending W when the next F or I is not ready or the limit
+//            leaves no room for the next F.
+//
+// Invariants: after every pass each action comes after its needs, and no rank exceeds the peak of
+// `repeat`. Time is linear in the number of actions: `repeat` and `fill` visit each slot once, and
+// in `pull` only actions near the start and the end move, because the steady state has no free
+// slots (six slots of work in a period of six).
+
 #include "pipewright/schedules/building_block.h"
 
 #include <algorithm>
@@ -19,7 +37,7 @@ constexpr int kPeriod = 6;
 constexpr int kNotDone = -1;
 constexpr std::array kNothingDone = {kNotDone, kNotDone, kNotDone};
 
-// An action and its first slot.
+// An action with its first time slot.
 struct Placed {
   int slot;
   int rank;
@@ -43,11 +61,11 @@ class BlockSchedule {
   }
 
  private:
-  // What is kept of one rank, by slot.
+  // The time slots of one rank.
   struct RankSlots {
-    std::vector<bool> used;
-    std::vector<int> live;  // activations
-    int most = 0;
+    std::vector<bool> used;  // by slot
+    std::vector<int> live;   // live activations, by slot
+    int most = 0;            // the peak of `live` after repeat(): the limit for pull() and fill()
   };
 
   int length(ActionKind kind) const { return kind == ActionKind::kBackward ? 2 : 1; }
@@ -55,7 +73,7 @@ class BlockSchedule {
     return splits_backward_ ? ActionKind::kBackwardInput : ActionKind::kBackward;
   }
 
-  // The slot behind the end of what made a result; kNotDone as long as nothing has.
+  // The first slot after the action that produces a result; kNotDone until that action is placed.
   int& done(ir::Result result, int stage, int microbatch) {
     return done_.at(stage, microbatch)[static_cast<size_t>(result)];
   }
@@ -65,8 +83,8 @@ class BlockSchedule {
       if (ir::makes(action.kind(), result)) done(result, action.stage(), action.microbatch()) = end;
     }
   }
-  // The first slot in which everything is there that an action needs; kNotDone where something is
-  // not made yet.
+  // The first slot at which all needs of an action are met; kNotDone if a producer is not placed
+  // yet.
   int ready(ActionPart action) {
     int slot = 0;
     for (const ir::Need& need : ir::needs_of(action, placement_)) {
@@ -100,7 +118,7 @@ class BlockSchedule {
     std::ranges::sort(placed_, {}, [](const Placed& one) { return std::pair(one.slot, one.rank); });
   }
 
-  // Each W into the first slot behind its I that nothing else has.
+  // Puts each W into the first free slot after its I.
   void place_weights(std::vector<Placed>* own) const {
     std::vector<bool> used(static_cast<size_t>(own->back().slot) + 2);
     for (const Placed& one : *own) used[static_cast<size_t>(one.slot)] = true;
@@ -124,7 +142,7 @@ class BlockSchedule {
     slots.used.resize(size);
     slots.live.resize(size);
     int live = 0;
-    size_t counted = 0;  // slots whose `live` is known
+    size_t counted = 0;  // slots whose `live` is set
     const auto count_to = [&](size_t slot) {
       while (counted < slot) slots.live[counted++] = live;
     };
@@ -154,11 +172,11 @@ class BlockSchedule {
       };
       const int earliest = ready(one.action);
       PW_CHECK(earliest != kNotDone && earliest <= one.slot,
-               "a block keeps the order of what needs what");
+               "a building block violates a data dependency");
       set(one.slot, false);
       int slot = one.slot;
       if (one.action.kind() == ActionKind::kForward) {
-        // Its activation lives longer: back as far as there is room.
+        // Its activation lives longer: move back only while that stays below the limit.
         for (int at = one.slot - 1;
              at >= earliest && slots.live[static_cast<size_t>(at)] < slots.most; --at) {
           if (!slots.used[static_cast<size_t>(at)]) slot = at;
@@ -191,18 +209,18 @@ class BlockSchedule {
     return rows;
   }
 
-  // Slot by slot: the next F or I of a rank where it can run, else its oldest W.
+  // Slot by slot, runs the next F or I of each rank if it is ready, otherwise the rank's oldest W.
   ir::Rows fill() {
-    ir::Rows wanted(static_cast<size_t>(num_ranks_)), filled(wanted);
+    ir::Rows order(static_cast<size_t>(num_ranks_)), filled(order);
     for (const Placed& one : placed_) {
       if (one.action.kind() != ActionKind::kBackwardWeight)
-        wanted[static_cast<size_t>(one.rank)].push_back(one.action);
+        order[static_cast<size_t>(one.rank)].push_back(one.action);
     }
     done_ = {placement_, num_microbatches_, kNothingDone};
     struct State {
       size_t next = 0;
       int live = 0;
-      std::deque<ActionPart> weights;  // whose I has run
+      std::deque<ActionPart> weights;  // pending Ws, oldest first
     };
     std::vector<State> states(static_cast<size_t>(num_ranks_));
     size_t left = placed_.size();
@@ -211,8 +229,8 @@ class BlockSchedule {
       ran.clear();
       for (size_t rank = 0; rank < states.size(); ++rank) {
         State& state = states[rank];
-        if (state.next < wanted[rank].size()) {
-          const ActionPart next = wanted[rank][state.next].parts()[0];
+        if (state.next < order[rank].size()) {
+          const ActionPart next = order[rank][state.next].parts()[0];
           const int at = ready(next);
           const bool forward = next.kind() == ActionKind::kForward;
           if (at != kNotDone && at <= slot && (!forward || state.live < slots_[rank].most)) {
@@ -232,7 +250,7 @@ class BlockSchedule {
         --state.live;
         --left;
       }
-      // What ran is there from the next slot on.
+      // Results are available from the next slot on.
       for (const ActionPart one : ran) finish(one, slot + 1);
       left -= ran.size();
     }

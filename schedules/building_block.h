@@ -6,32 +6,31 @@
 
 #include "pipewright/schedules/schedule_spec.h"
 
-// V schedules from a building block (Qi et al., Pipeline Parallelism with Controllable Memory,
-// arXiv 2405.15362): one microbatch is laid out over the ranks in slots of one chunk's forward, and
-// repeated every 6 slots, which is the work of a microbatch on a rank. How long its activations
-// live in the block decides how many of them live at a time. P ranks hold 2P stages, stage r and
-// stage 2P-1-r on rank r.
+// Generates V schedules from a building block (Qi et al., Pipeline Parallelism with Controllable
+// Memory, arXiv 2405.15362; the authors' zbv_greedy.py and v1f1b.py).
+//
+// P ranks hold 2P stages, stages r and 2P-1-r on rank r. A building block places the actions of one
+// microbatch on all ranks in time slots, where a slot is the forward of one stage. Repeating the
+// block every 6 slots, the work of one microbatch on one rank (F, I and W of two stages), gives the
+// whole schedule. The longer an activation lives in the block, the more activations are live at a
+// time: a lifetime of L slots costs ceil(L / 6). V-Min, V-Half and 1F1B-V are blocks with different
+// lifetimes.
 
 namespace pipewright::schedules {
 
-// The first slots of one microbatch's actions on one rank. Modulo 6 no two share a slot.
+// The first slots of one microbatch's actions on rank r. No two actions may share a slot modulo 6.
+// Forwards go down the V from rank 0 to P-1 and back up; backwards do the same.
 struct BlockSlots {
   int forward_down;   // F of stage r
   int forward_up;     // F of stage 2P-1-r
-  int backward_down;  // its B, in the order of the ranks
-  int backward_up;    // B of stage r
+  int backward_down;  // B or I of stage 2P-1-r
+  int backward_up;    // B or I of stage r
 };
 
-// The rows that come of it, without idle slots. In three steps:
-//
-//   repeat   microbatch m stands 6 m slots behind the block
-//   pull     in the order of time, each action moves to the first free slot behind what it needs
-//   that
-//            does not raise the peak of its rank: the warm-up, where nothing is in its way
-//   fill     with split backwards, which take one slot each, the order of F and I stays; a W goes
-//            wherever a rank would wait, or where its activations leave no room for the next F
-//
-// A whole backward takes two slots. `block` has one entry a rank. Linear in the number of actions.
+// The rows of the schedule that repeats `block` (one entry per rank), without idle slots. With
+// split backwards, I and W take one slot each; a whole backward takes two. The result does not
+// exceed the peak of live activations that the plain repetition has. Linear in the number of
+// actions. A pure function; any thread. The algorithm is described in building_block.cc.
 ir::Rows repeat_block(const Shape& shape, const std::vector<BlockSlots>& block,
                       bool splits_backward);
 

@@ -4,17 +4,17 @@
 #include <span>
 #include <string_view>
 
-// The ready .plan files of this folder, as they were when the library was built. Constant data; any
-// thread.
+// The ready-made .plan files of this folder, one per schedule, embedded in the library at build
+// time. Constant data; any thread.
 
 namespace pipewright::schedules {
 
 struct ReadyFile {
-  std::string_view path;  // "schedules/gpipe.plan", from the top of the project
+  std::string_view path;  // from the root of the repository: "schedules/gpipe.plan"
   std::string_view text;
 };
 
-// By path.
+// All files, sorted by path.
 std::span<const ReadyFile> ready_files();
 
 }  // namespace pipewright::schedules

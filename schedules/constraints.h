@@ -5,7 +5,7 @@
 
 #include "pipewright/schedules/schedule_spec.h"
 
-// Constraints that several schedules share.
+// Constraints on shapes that several schedules share. P = ranks, S = stages, M = microbatches.
 
 namespace pipewright::schedules {
 
@@ -21,9 +21,10 @@ inline constexpr Constraint kSameNumberOfStages = {
     "stages are a multiple of ranks", "each rank holds the same number of stages",
     [](const Shape& shape) { return shape.stages % shape.ranks == 0; }};
 
-// The interleaved schedules run microbatches in rounds of `microbatches_a_round`.
+// The interleaved schedules run the microbatches in equal rounds (interleaved.h): max(1, M div P)
+// rounds. This is PyTorch's rule (ScheduleInterleaved1F1B's number_of_rounds).
 inline int rounds(const Shape& shape) { return std::max(1, shape.microbatches / shape.ranks); }
-inline int microbatches_a_round(const Shape& shape) { return shape.microbatches / rounds(shape); }
+inline int microbatches_per_round(const Shape& shape) { return shape.microbatches / rounds(shape); }
 
 inline constexpr Constraint kWholeRounds = {
     "microbatches are a multiple of max(1, microbatches div ranks)",
@@ -32,8 +33,9 @@ inline constexpr Constraint kWholeRounds = {
     }};
 
 inline constexpr Constraint kGroups = {
-    "a group size is at least ranks, and microbatches that are left over by whole groups are too",
-    "a microbatch comes back to a rank only after all others", [](const Shape& shape) {
+    "the group size is at least ranks, and so is a partial group after full ones",
+    "a microbatch returns to a rank only after it has passed all other ranks",
+    [](const Shape& shape) {
       const int size = shape.group_size, count = shape.microbatches;
       return size == 0 || (size >= shape.ranks &&
                            (count < size || count % size == 0 || count % size >= shape.ranks));

@@ -7,8 +7,8 @@
 namespace pipewright::schedules {
 namespace {
 
-// The row of a rank while it grows. Arm 0 leads down the V, arm 1 up; each takes its microbatches
-// in order.
+// Builds the row of one rank. Arm 0 is the rank's stage on the way down the V, arm 1 the one on the
+// way up. On each arm, forwards and backwards take the microbatches in ascending order.
 class Builder {
  public:
   Builder(const Shape& shape, int rank, ir::Row* row)
@@ -20,17 +20,17 @@ class Builder {
     const ir::ActionPart forward = next_forward(forward_arm);
     row_->push_back(ir::Action::overlap(forward, next_backward(backward_arm)));
   }
-  // I, whose W waits.
+  // An I, whose W becomes pending.
   void input(int arm) {
     const int microbatch = backwards_[arm]++;
     row_->emplace_back(ir::ActionKind::kBackwardInput, stages_[arm], microbatch);
-    waiting_.emplace_back(ir::ActionKind::kBackwardWeight, stages_[arm], microbatch);
+    pending_.emplace_back(ir::ActionKind::kBackwardWeight, stages_[arm], microbatch);
   }
-  // The oldest W that waits, if any.
+  // The oldest pending W, if any.
   void weight() {
-    if (waiting_.empty()) return;
-    row_->emplace_back(waiting_.front());
-    waiting_.pop_front();
+    if (pending_.empty()) return;
+    row_->emplace_back(pending_.front());
+    pending_.pop_front();
   }
 
  private:
@@ -44,27 +44,34 @@ class Builder {
   int stages_[2];
   int forwards_[2] = {0, 0};
   int backwards_[2] = {0, 0};
-  std::deque<ir::ActionPart> waiting_;
+  std::deque<ir::ActionPart> pending_;  // Ws whose I has run, oldest first
   ir::Row* row_;
 };
 
+// The eight phases of DualPipe, as in deepseek-ai/DualPipe's dualpipev.py. F0 is a forward on arm
+// 0, I1 an I on arm 1, F1&B0 a compound; W is the oldest pending weight half.
 ir::Row make_row(const Shape& shape, int rank) {
   const int below = shape.ranks - 1 - rank;  // ranks further down the V
   ir::Row row;
   Builder builder(shape, rank, &row);
 
+  // 1: F0
   for (int i = 0; i < 2 * below; ++i) builder.forward(0);
+  // 2: F0 F1
   for (int i = 0; i < rank + 1; ++i) {
     builder.forward(0);
     builder.forward(1);
   }
+  // 3: I1 W F1
   for (int i = 0; i < below; ++i) {
     builder.input(1);
     builder.weight();
     builder.forward(1);
   }
+  // 4, the steady state: F0&B1 F1&B0
   for (int i = 0; i < shape.microbatches - 2 * shape.ranks + rank + 1; ++i) {
-    // The two stages at the tip of the V are neighbours: at first there is nothing to hide.
+    // Both stages at the tip of the V are on the last rank: its first F0 and B1 have no
+    // communication to hide.
     if (i == 0 && below == 0) {
       builder.forward(0);
       builder.backward(1);
@@ -73,11 +80,12 @@ ir::Row make_row(const Shape& shape, int rank) {
     }
     builder.overlap(1, 0);
   }
+  // 5: B1 F1&B0
   for (int i = 0; i < below; ++i) {
     builder.backward(1);
     builder.overlap(1, 0);
   }
-  // From the middle on backward is split, so that Ws are left for the end.
+  // 6: B1 B0. From the middle of this phase on, backwards are split to leave Ws for the end.
   bool split = false;
   const auto backward = [&](int arm) {
     if (split) {
@@ -93,10 +101,12 @@ ir::Row make_row(const Shape& shape, int rank) {
     split = split || (middle && rank % 2 == 0);
     backward(0);
   }
+  // 7: W I0
   for (int i = 0; i < below; ++i) {
     builder.weight();
     backward(0);
   }
+  // 8: W
   for (int i = 0; i < rank + 1; ++i) builder.weight();
   return row;
 }

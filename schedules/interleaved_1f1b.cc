@@ -10,7 +10,7 @@ namespace {
 
 ir::Row make_row(const Shape& shape, int rank) {
   const InterleavedOrder order(shape, rank);
-  // With options it is Megatron's, and has no idle slots.
+  // With options it is Megatron-LM's schedule, which has no idle slots.
   const bool is_pytorchs = shape.group_size == 0 && !shape.extra_warmup;
   const int warmup = std::min(order.warmup(2) + shape.extra_warmup, order.num_operations());
   const int until_first_backward = shape.stages + 2 * (shape.ranks - 1 - rank);

@@ -31,10 +31,11 @@ ir::Row make_row(const Shape& shape, int rank) {
   return row;
 }
 
-// All ranks step by step: a forward whose input was not made in an earlier step waits for one step.
+// Steps all ranks in lockstep. A forward whose input was not computed in an earlier step is
+// preceded by one idle slot and tried again in the next step.
 void align(ir::ComputeOrder* order) {
   const size_t num_ranks = order->rows.size();
-  // Which forwards have run in earlier steps.
+  // Whether a forward has run in an earlier step.
   ir::StageMicrobatchTable<bool> seen(order->placement, order->num_microbatches);
   ir::Rows aligned(num_ranks);
   std::vector<size_t> next(num_ranks);

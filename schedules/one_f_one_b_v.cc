@@ -8,9 +8,9 @@ namespace {
 
 ir::Rows make_rows(const Shape& shape) {
   const int p = shape.ranks;
-  // A block fills all slots, so that there is little choice: backwards stand close, but for a gap
-  // of three behind every third; which of them, and whether there is one before the first, goes by
-  // P mod 3.
+  // The authors' v1f1b.py. The block must occupy all 6 slots modulo 6, which leaves little choice:
+  // backwards follow each other directly, with a gap of three slots after every third one. P mod 3
+  // decides which ones have the gap, and whether there is one before the first backward.
   const int first_gap = p % 3 == 1 ? 0 : 3;
   std::vector<BlockSlots> block(static_cast<size_t>(p));
   int slot = 0;

@@ -8,11 +8,12 @@ namespace {
 
 ir::Rows make_rows(const Shape& shape) {
   const int p = shape.ranks;
-  // Where P is even, B of the first microbatch would meet another's slot: it comes three later.
-  const int k = p % 2 == 0 ? 3 : 0;
+  // The paper's table 9. If P is even, the backward would share a slot modulo 6 with another
+  // action, so it starts three slots later.
+  const int delay = p % 2 == 0 ? 3 : 0;
   std::vector<BlockSlots> block;
   for (int r = 0; r < p; ++r)
-    block.push_back({2 * r, 3 * p - 2 - r, 3 * p + k + 2 * r - 1, 6 * p + k - 2 - r});
+    block.push_back({2 * r, 3 * p - 2 - r, 3 * p + delay + 2 * r - 1, 6 * p + delay - 2 - r});
   return repeat_block(shape, block, true);
 }
 

@@ -8,11 +8,12 @@ namespace {
 
 ir::Rows make_rows(const Shape& shape) {
   const int p = shape.ranks;
-  // Where P is a multiple of 3, B of the first microbatch would meet another's slot: it comes two
-  // later.
-  const int k = p % 3 == 0 ? 2 : 0;
+  // The paper's table 8. If P is a multiple of 3, the backward would share a slot modulo 6 with
+  // another action, so it starts two slots later.
+  const int delay = p % 3 == 0 ? 2 : 0;
   std::vector<BlockSlots> block;
-  for (int r = 0; r < p; ++r) block.push_back({r, 2 * p - 1 - r, 2 * p + k + r, 4 * p + k - 1 - r});
+  for (int r = 0; r < p; ++r)
+    block.push_back({r, 2 * p - 1 - r, 2 * p + delay + r, 4 * p + delay - 1 - r});
   return repeat_block(shape, block, true);
 }
 

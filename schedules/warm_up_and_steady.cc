@@ -7,7 +7,7 @@ namespace {
 
 using ir::ActionKind;
 
-// `add_backward(b)` puts the backward number b at the end of the row.
+// Appends the forwards; calls `add_backward(b)` where the backward of microbatch b belongs.
 template <typename AddBackward>
 void add_all(const Shape& shape, int rank, int warm_up, ir::Row* row, AddBackward add_backward) {
   int forward = 0;

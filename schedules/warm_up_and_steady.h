@@ -3,16 +3,22 @@
 
 #include "pipewright/schedules/schedule_spec.h"
 
-// What the schedules with one stage a rank share: some forwards, then a forward and a backward in
-// turn, then the backwards that are left.
+// The common form of the schedules with one stage per rank (1F1B, Eager1F1B, ZB-H1, ZB-H2):
+//
+//   warm-up    some forwards
+//   steady     one forward and one backward in turn
+//   cool-down  the remaining backwards
+//
+// The schedules differ in the number of warm-up forwards and in when they run W. Linear in the
+// length of the row. Pure functions; any thread.
 
 namespace pipewright::schedules {
 
-// `warm_up` forwards first, or all that there are.
+// The row of `rank` with whole backwards. The warm-up has min(warm_up, M) forwards.
 ir::Row warm_up_and_steady(const Shape& shape, int rank, int warm_up);
 
-// The same with split backwards: the I number b is followed by the oldest W from b = `first_weight`
-// on, and the W that are left come last.
+// The same with split backwards: from microbatch `first_weight` on, each I is followed by the
+// oldest pending W; the remaining Ws come last.
 ir::Row warm_up_and_steady_split(const Shape& shape, int rank, int warm_up, int first_weight);
 
 }  // namespace pipewright::schedules

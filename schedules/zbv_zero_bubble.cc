@@ -7,7 +7,8 @@
 namespace pipewright::schedules {
 namespace {
 
-// One of the two stages of a rank, which takes its microbatches in order.
+// One of the two stages of a rank. Each kind of action takes the microbatches in ascending order;
+// an action of a microbatch that does not exist is appended as an idle slot.
 class Arm {
  public:
   Arm(int stage, int num_microbatches, ir::Row* row)
@@ -32,12 +33,12 @@ class Arm {
 
 ir::Row make_row(const Shape& shape, int rank) {
   const int ranks = shape.ranks;
-  const int made = std::max(2 * ranks - 1, shape.microbatches);
+  const int generated = std::max(2 * ranks - 1, shape.microbatches);  // microbatches
   ir::Row row(static_cast<size_t>(rank));
   Arm down(rank, shape.microbatches, &row);
   Arm up(shape.stages - 1 - rank, shape.microbatches, &row);
 
-  // Warm-up: until both arms of the V are full.
+  // Warm-up: fill both arms of the V.
   for (int i = 0; i < 2 * (ranks - rank) - 1; ++i) down.forward();
   for (int i = 0; i < rank; ++i) {
     up.forward();
@@ -49,15 +50,15 @@ ir::Row make_row(const Shape& shape, int rank) {
     up.weight();
   }
   // Steady state.
-  while (up.forwards() < down.forwards() || down.forwards() < made) {
-    if (down.forwards() < made) down.forward();
+  while (up.forwards() < down.forwards() || down.forwards() < generated) {
+    if (down.forwards() < generated) down.forward();
     down.input();
     down.weight();
     up.forward();
     up.input();
     up.weight();
   }
-  // Cool-down: Ws are kept back where an I is waited for.
+  // Cool-down: Is first, because other ranks wait for them; Ws fill the rest.
   for (int i = 0; i < rank; ++i) {
     down.input();
     up.input();
@@ -66,8 +67,8 @@ ir::Row make_row(const Shape& shape, int rank) {
     down.input();
     down.weight();
   }
-  while (up.weights() < made) up.weight();
-  while (down.weights() < made) down.weight();
+  while (up.weights() < generated) up.weight();
+  while (down.weights() < generated) down.weight();
   return row;
 }
 
