@@ -8,7 +8,7 @@
 namespace pipewright::ir {
 namespace {
 
-TEST(BadFilesTest, EveryRuleHasOneThatBreaksIt) {
+TEST(BadFilesTest, EveryRuleHasAFileThatViolatesIt) {
   for (const RuleInfo& row : rules()) {
     const std::string path = "tests/bad/" + code(row.rule) + ".txt";
     std::ifstream file(path);

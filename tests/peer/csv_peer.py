@@ -1,4 +1,4 @@
-"""PyTorch reads what we write and we read what it writes: its own runtime, parser, lowering and table are the judge.
+"""CSV files round-trip between pipewright and PyTorch, whose own runtime, parser, lowering and table are the reference.
 
 Run by Bazel with tag `peer`: csv_peer.py PIPEWRIGHT FOLDER_OF_ORDERS
 """
@@ -13,27 +13,21 @@ import unittest
 
 from torch.distributed.pipelining import schedules as peer
 
+from stage_stub import Stage
+
 PIPEWRIGHT, ORDERS = sys.argv[1], sys.argv[2]
 
 
-def pipewright(*words, want=0):
+def pipewright(*words, expected=0):
     done = subprocess.run([PIPEWRIGHT, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    if done.returncode != want:
-        raise AssertionError(f"pipewright {words}: exit {done.returncode}, want {want}\n{done.stderr.decode()}")
+    if done.returncode != expected:
+        raise AssertionError(
+            f"pipewright {words}: expected exit {expected}, got {done.returncode}\n{done.stderr.decode()}")
     return done.stdout.decode()
 
 
-class Stage:
-    """As much of a pipeline stage as PyTorch's runtime asks for before it runs."""
-
-    def __init__(self, index, num_stages, num_ranks):
-        self.stage_index, self.num_stages, self.group_size, self.group_rank = index, num_stages, num_ranks, 0
-        self.group, self.has_backward, self.submod = None, False, None
-        self.is_first, self.is_last = index == 0, index == num_stages - 1
-
-
 def runtime(path, level):
-    """PyTorch's runtime with a schedule file loaded by its own reader."""
+    """PyTorch's runtime, with a schedule file loaded by its own reader."""
     with open(path) as file:
         rows = [row.rstrip("\r\n").split(",") for row in file]
     actions = [peer._Action.from_str(cell) for row in rows for cell in row if cell]
@@ -59,7 +53,7 @@ class CsvPeerTest(unittest.TestCase):
         for order in self.compute:
             for path, level in ((order, "compute_only"), (order.replace(".csv", "_comms.csv"), "compute_comms")):
                 with self.subTest(path):
-                    # By way of our own formats, so that nothing is copied.
+                    # Via a .plan, so that the text of the file is not just copied.
                     plan, printed = self.path("a.plan"), self.path("a.csv")
                     pipewright("print", path, "--format", "plan", "-o", plan)
                     pipewright("print", plan, "--format", "csv", "-o", printed)
@@ -77,18 +71,18 @@ class CsvPeerTest(unittest.TestCase):
                     self.assertEqual(pipewright("print", dumped, "--format", "csv"), file.read())
                 pipewright("validate", dumped)
 
-    def test_table_is_pytorchs(self):
+    def test_table_matches_pytorch(self):
         for order in self.compute:
             with self.subTest(order):
                 with open(order, newline="") as file:
                     rows = {r: [peer._Action.from_str(c) for c in row] for r, row in enumerate(csv.reader(file))}
                 theirs = peer._format_pipeline_order(rows)
                 ours = pipewright("print", order)
-                # PyTorch gives the labels of steps a width of their own in every column, so only cells are compared.
+                # PyTorch pads the step labels differently, so compare only the cells.
                 self.assertEqual([line.split() for line in ours.splitlines()],
                                  [line.split() for line in theirs.splitlines()])
 
-    def test_we_refuse_what_pytorch_takes_and_loses(self):
+    def test_we_reject_what_pytorch_silently_changes(self):
         for text, back, rule in (("1F0xyz", "1F0", "PW006"), ("0BW0", "0B", "PW003"), ("0F", "0F", "PW004"),
                                  ("1UNSHARD3", "1UNSHARD3", "PW005"), ("00F01", "0F1", "PW007"),
                                  ("()OVERLAP_F_B", "-1OVERLAP_F_B", "PW010"), ("1F0 1F1", "1F0", "PW006")):
@@ -97,7 +91,7 @@ class CsvPeerTest(unittest.TestCase):
                 bad = self.path("bad.csv")
                 with open(bad, "w") as file:
                     file.write(text + "\n")
-                self.assertIn(f'"code": "{rule}"', pipewright("validate", bad, "--json", want=1))
+                self.assertIn(f'"code": "{rule}"', pipewright("validate", bad, "--json", expected=1))
 
 
 if __name__ == "__main__":

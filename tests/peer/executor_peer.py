@@ -1,6 +1,7 @@
-"""The executor against PyTorch: the same weights and data, exchanged by file, give the same losses and gradients.
+"""Compares the executor with PyTorch: equal weights and data, exchanged in files, give equal losses and gradients.
 
-executor_peer.py PIPEWRIGHT WORKER. PyTorch runs the whole model microbatch by microbatch.
+Run by Bazel with tag `peer`: executor_peer.py PIPEWRIGHT WORKER. PyTorch runs the whole model, one microbatch after
+another.
 """
 
 import array
@@ -47,18 +48,18 @@ class ExecutorPeerTest(unittest.TestCase):
             values.tofile(file)
         subprocess.run([WORKER, name, str(RANKS), str(MICROBATCHES), str(ROWS), str(WIDTH), source, result], check=True)
 
-        wanted = []
+        expected = []
         for x, y in zip(inputs.tensor_split(MICROBATCHES), targets.tensor_split(MICROBATCHES)):
             loss = torch.nn.functional.mse_loss(forward(stages, x), y)
             (loss / MICROBATCHES).backward()
-            wanted.append(loss.detach().flatten())
-        wanted += [weight.grad.flatten() for stage in stages for weight in stage]
-        wanted = torch.cat(wanted)
+            expected.append(loss.detach().flatten())
+        expected += [weight.grad.flatten() for stage in stages for weight in stage]
+        expected = torch.cat(expected)
         found = array.array("d")
         with open(result, "rb") as file:
-            found.fromfile(file, len(wanted))
+            found.fromfile(file, len(expected))
             self.assertEqual(file.read(), b"")
-        torch.testing.assert_close(torch.tensor(found.tolist(), dtype=torch.double), wanted, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(torch.tensor(found.tolist(), dtype=torch.double), expected, rtol=1e-12, atol=1e-13)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-// Trains one step of a pipeline on ranks as threads, from weights and data in a file, and writes
-// the losses and gradients: executor_worker SCHEDULE RANKS MICROBATCHES ROWS WIDTH IN OUT
+// Runs one training step of a pipeline, with threads as ranks, and writes the losses and gradients:
 //
-// IN holds doubles: for each stage two matrices [WIDTH, WIDTH] and two vectors [WIDTH], then inputs
-// and targets [ROWS, WIDTH]. OUT: a loss a microbatch, then the gradients as the weights.
-// executor_peer.py is the other side.
+//   executor_worker SCHEDULE RANKS MICROBATCHES ROWS WIDTH IN OUT
+//
+// IN is a file of doubles: for each stage two matrices [WIDTH, WIDTH], each followed by a vector
+// [WIDTH], then inputs and targets [ROWS, WIDTH]. OUT has one loss per microbatch, then the
+// gradients in the order of the weights. executor_peer.py is the other side.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 

@@ -1,6 +1,7 @@
-"""Orders and lowerings over a wide box of shapes, against the schedule classes of PyTorch itself.
+"""Compares compute orders and lowerings with PyTorch's schedule classes over a wide range of shapes.
 
-schedules_peer.py PIPEWRIGHT. GPipe and 1F1B are left out: PyTorch does not run the orders that it exports for them.
+Run by Bazel with tag `peer`: schedules_peer.py PIPEWRIGHT. GPipe and 1F1B are excluded, because PyTorch does not
+execute the orders that it exports for them.
 """
 
 import subprocess
@@ -9,26 +10,19 @@ import unittest
 
 from torch.distributed.pipelining import schedules as peer
 
+from stage_stub import Stage
+
 PIPEWRIGHT = sys.argv[1]
 
-# (stages a rank, microbatches, ranks): PyTorch's own test_pipeline_order list, and shapes between its cases.
+# (stages per rank, microbatches, ranks): the list in PyTorch's test_pipeline_order, and shapes between its cases.
 SHAPES = [(2, 2, 2), (2, 4, 4), (2, 8, 2), (2, 8, 4), (2, 8, 8), (4, 4, 4), (4, 8, 4), (4, 8, 8), (4, 16, 4), (4, 32, 4),
           (4, 64, 4), (4, 16, 16), (4, 32, 32), (4, 128, 64), (3, 2, 2), (3, 8, 2), (3, 12, 4), (4, 6, 3), (4, 10, 5),
           (2, 3, 4), (2, 4, 4), (2, 10, 4), (2, 15, 4),
           (1, 1, 1), (1, 5, 3), (2, 1, 1), (2, 1, 5), (2, 7, 3), (2, 9, 5), (2, 11, 3), (2, 13, 6), (3, 7, 5), (2, 24, 6), (5, 9, 4)]
 
 
-class Stage:
-    """As much of a pipeline stage as PyTorch's schedules ask for before they run."""
-
-    def __init__(self, index, num_stages, num_ranks):
-        self.stage_index, self.num_stages, self.group_size, self.group_rank = index, num_stages, num_ranks, 0
-        self.group, self.has_backward, self.submod = None, False, None
-        self.is_first, self.is_last = index == 0, index == num_stages - 1
-
-
 def theirs(name, per_rank, microbatches, ranks):
-    """PyTorch's schedule, or None where it refuses the shape."""
+    """PyTorch's schedule, or None if it rejects the shape."""
     stages = per_rank * ranks
     cls = peer.get_schedule_class(name)
     local = [0, stages - 1] if name in ("ZBVZeroBubble", "DualPipeV") and per_rank == 2 else range(0, stages, ranks)
@@ -39,7 +33,7 @@ def theirs(name, per_rank, microbatches, ranks):
 
 
 def rows(order):
-    """Actions as text, trailing idle slots aside."""
+    """Actions as text, without trailing idle slots."""
     found = []
     for rank in sorted(order):
         cells = ["" if action is None else str(action) for action in order[rank]]
@@ -51,7 +45,7 @@ def rows(order):
 
 class SchedulesPeerTest(unittest.TestCase):
     def test_orders_and_lowerings(self):
-        made = refused = 0
+        generated = rejected = 0
         for name in ("LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"):
             for per_rank, microbatches, ranks in SHAPES:
                 with self.subTest(name=name, V=per_rank, M=microbatches, P=ranks):
@@ -61,15 +55,15 @@ class SchedulesPeerTest(unittest.TestCase):
                     order = subprocess.run(words + ["--level", "compute_only"], capture_output=True, text=True)
                     if schedule is None:
                         self.assertEqual(order.returncode, 2, order.stderr)
-                        refused += 1
+                        rejected += 1
                         continue
                     self.assertEqual(order.returncode, 0, order.stderr)
                     self.assertEqual(order.stdout.split("\n")[:-1], rows(schedule.pipeline_order))
                     lowered = subprocess.run(words, capture_output=True, text=True)
                     self.assertEqual(lowered.stdout.split("\n")[:-1], rows(schedule.pipeline_order_with_comms))
-                    made += 1
-        self.assertGreater(made, 100)
-        self.assertGreater(refused, 20)
+                    generated += 1
+        self.assertGreater(generated, 100)
+        self.assertGreater(rejected, 20)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-// Every order is PyTorch's, cell for cell, idle slots included, over the files that PyTorch wrote.
+// Every generated order equals PyTorch's cell for cell, idle slots included: compared with the
+// files in tests/orders, which PyTorch wrote.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -26,7 +27,7 @@ std::string as_text(const ir::Rows& rows) {
   return out.str();
 }
 
-TEST(OrdersTest, ArePyTorchsCellForCell) {
+TEST(OrdersTest, EqualPyTorchsCellForCell) {
   int files = 0;
   const std::regex name(R"((\w+)_pp(\d+)_mb(\d+)_spr(\d+)\.csv)");
   for (const auto& entry : std::filesystem::directory_iterator("tests/orders")) {
@@ -46,11 +47,11 @@ TEST(OrdersTest, ArePyTorchsCellForCell) {
     ir::Diagnostics diagnostics;
     const auto theirs = ir::parse_csv(source, &diagnostics);
     ASSERT_TRUE(theirs);
-    const ir::Schedule& wanted = ir::schedule_of(theirs->schedule);
+    const ir::Schedule& expected = ir::schedule_of(theirs->schedule);
     const ir::ComputeOrder ours = make_order(*spec, shape);
-    EXPECT_EQ(as_text(ours.rows), as_text(without_trailing_idle(wanted.rows)));
-    EXPECT_EQ(ours.placement, wanted.placement);
-    EXPECT_EQ(ours.num_microbatches, wanted.num_microbatches);
+    EXPECT_EQ(as_text(ours.rows), as_text(without_trailing_idle(expected.rows)));
+    EXPECT_EQ(ours.placement, expected.placement);
+    EXPECT_EQ(ours.num_microbatches, expected.num_microbatches);
     ++files;
   }
   EXPECT_EQ(files, 24);

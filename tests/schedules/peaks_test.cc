@@ -1,6 +1,6 @@
-// Over a wide box of shapes: every microbatch of every stage runs once forward and once backward,
-// on the rank of its stage, in an order that data allow, and the peak of live activations is the
-// schedule's formula, written out here.
+// For a wide range of shapes: every stage runs every microbatch once forward and once backward, on
+// the rank of the stage and in an order that respects data dependencies, and the peak of live
+// activations is that of the schedule's formula, written out here.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace pipewright::schedules {
 namespace {
 
-// Stages' microbatches that are alive: F starts one, B or W ends it.
+// The peak number of live activations: F creates one, B or W frees it.
 int peak_of(const ir::Row& row) {
   int live = 0, peak = 0;
   for (const ir::Action& action : row) {
@@ -29,7 +29,7 @@ int peak_of(const ir::Row& row) {
   return peak;
 }
 
-int wanted_peak(std::string_view name, const Shape& shape, int rank) {
+int expected_peak(std::string_view name, const Shape& shape, int rank) {
   const int P = shape.ranks, V = shape.stages / P, M = shape.microbatches, r = rank;
   const int g = M / std::max(1, M / P);
   if (name == "GPipe") return M;
@@ -46,8 +46,8 @@ int wanted_peak(std::string_view name, const Shape& shape, int rank) {
   return -1;
 }
 
-// Of schedules whose paper gives no more than a bound.
-int most_wanted(std::string_view name, const Shape& shape) {
+// The bound on the peak, for schedules whose paper states only a bound; otherwise 0.
+int peak_bound(std::string_view name, const Shape& shape) {
   const int P = shape.ranks;
   if (name == "V-Half") return 2 * ((P + 2) / 2);
   if (name == "V-Min") return 2 * ((P + 4) / 3);
@@ -55,8 +55,8 @@ int most_wanted(std::string_view name, const Shape& shape) {
   return 0;
 }
 
-// Runs the ranks against each other: an action runs when what it needs was made. True if all get to
-// their end.
+// Executes all ranks: an action runs once everything that it needs has been produced. Returns
+// whether every rank reaches its end.
 bool can_run(const ir::ComputeOrder& order) {
   const auto index = [&](int stage, int microbatch) {
     return static_cast<size_t>(stage) * static_cast<size_t>(order.num_microbatches) +
@@ -94,8 +94,8 @@ bool can_run(const ir::ComputeOrder& order) {
   return true;
 }
 
-// (stage, microbatch) -> how often F, B, I and W stand in the order; adds failures for a wrong
-// rank.
+// Expects that each stage and microbatch has one F, and one B or one I and one W, on the rank of
+// the stage.
 void expect_complete(const ir::ComputeOrder& order) {
   std::map<std::pair<int, int>, std::map<ir::ActionKind, int>> count;
   for (size_t rank = 0; rank < order.rows.size(); ++rank) {
@@ -118,7 +118,7 @@ void expect_complete(const ir::ComputeOrder& order) {
   }
 }
 
-// peaks_box_test is this file over the whole box of shapes.
+// peaks_box_test is this file with the full range of shapes.
 #ifdef PIPEWRIGHT_WHOLE_BOX
 constexpr int kMostRanks = 16, kMostStagesARank = 4;
 std::vector<int> microbatch_counts() {
@@ -131,7 +131,7 @@ constexpr int kMostRanks = 8, kMostStagesARank = 3;
 std::vector<int> microbatch_counts() { return {1, 2, 3, 4, 5, 7, 8, 10, 12, 16, 21, 32}; }
 #endif
 
-TEST(PeaksTest, EveryOrderIsCompleteCanRunAndKeepsItsFormula) {
+TEST(PeaksTest, EveryOrderIsCompleteAndRunsWithItsPeak) {
   int orders = 0;
   for (const ScheduleSpec* spec : all_schedules()) {
     for (int ranks = 1; ranks <= kMostRanks; ++ranks) {
@@ -145,12 +145,12 @@ TEST(PeaksTest, EveryOrderIsCompleteCanRunAndKeepsItsFormula) {
           expect_complete(order);
           EXPECT_TRUE(can_run(order));
           for (int rank = 0; rank < ranks; ++rank) {
-            if (const int most = most_wanted(spec->name, shape); most > 0) {
+            if (const int most = peak_bound(spec->name, shape); most > 0) {
               ASSERT_LE(peak_of(order.rows[static_cast<size_t>(rank)]), most) << "rank " << rank;
               continue;
             }
             ASSERT_EQ(peak_of(order.rows[static_cast<size_t>(rank)]),
-                      wanted_peak(spec->name, shape, rank))
+                      expected_peak(spec->name, shape, rank))
                 << "rank " << rank;
           }
           ++orders;
@@ -161,7 +161,7 @@ TEST(PeaksTest, EveryOrderIsCompleteCanRunAndKeepsItsFormula) {
   EXPECT_GT(orders, 900);
 }
 
-// The values of the reference implementation at P=4, M=8 and P=8, M=16.
+// The reference implementation's values for P=4, M=8 and P=8, M=16.
 TEST(PeaksTest, OneFOneBV) {
   for (const Shape& shape : {Shape{4, 8, 8}, Shape{8, 16, 16}}) {
     for (const ir::Row& row : make_order(*find_schedule("1F1B-V"), shape).rows)
@@ -169,7 +169,8 @@ TEST(PeaksTest, OneFOneBV) {
   }
 }
 
-// Megatron-LM's options: any group size from P on, whole groups or not, and one forward more.
+// Megatron-LM's options: any group size of at least P, whole groups or not, and an extra warm-up
+// forward.
 TEST(PeaksTest, InterleavedWithGroupsAndExtraWarmup) {
   int orders = 0;
   const ScheduleSpec& spec = *find_schedule("Interleaved1F1B");
@@ -199,13 +200,13 @@ TEST(PeaksTest, InterleavedWithGroupsAndExtraWarmup) {
   EXPECT_GT(orders, 500);
 }
 
-// Ranks alone, on a large cluster: the whole order would have 134 million actions.
+// Single rows for a large cluster: the whole order would have 134 million actions.
 TEST(PeaksTest, OneRankOfALargeCluster) {
   for (const char* name : {"LoopedBFS", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"}) {
     const ScheduleSpec& spec = *find_schedule(name);
     const Shape shape{4096, 8192, 8192};
     for (const int rank : {0, 1, 2047, 4095})
-      EXPECT_EQ(peak_of(make_row(spec, shape, rank)), wanted_peak(name, shape, rank)) << name;
+      EXPECT_EQ(peak_of(make_row(spec, shape, rank)), expected_peak(name, shape, rank)) << name;
   }
 }
 

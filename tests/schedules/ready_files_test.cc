@@ -1,4 +1,5 @@
-// schedules/*.plan: one small ready file a schedule, made again from its own shape.
+// schedules/*.plan: one small ready-made file per schedule, equal to what the generator makes for
+// its shape.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -11,7 +12,7 @@
 namespace pipewright::schedules {
 namespace {
 
-TEST(ReadyFilesTest, EachIsWhatItsNameAndShapeMake) {
+TEST(ReadyFilesTest, EachEqualsTheGeneratedSchedule) {
   std::set<std::string> names;
   for (const ReadyFile& file : ready_files()) {
     SCOPED_TRACE(file.path);
