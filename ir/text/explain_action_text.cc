@@ -202,8 +202,8 @@ ActionTextError explain_compound(std::string_view text, TextSpan span) {
                  std::string(kSeparately));
   }
   return wrong(Rule::kCompoundSameMicrobatch, span,
-               fmt::format("the parts of {} have the same microbatch, so its backward needs the "
-                           "result of its forward",
+               fmt::format("the parts of {} have the same microbatch, so the backward depends on "
+                           "the forward",
                            backticked(whole)),
                std::string(kSeparately));
 }
