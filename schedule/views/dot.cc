@@ -3,42 +3,12 @@
 #include <fmt/format.h>
 
 #include <ostream>
-#include <string_view>
 
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/ir/timeline.h"
+#include "pipewright/schedule/views/palette.h"
 
 namespace pipewright::schedule {
-namespace {
-
-std::string_view fill_of(ir::ActionKind kind) {
-  switch (kind) {
-    case ir::ActionKind::kForward:
-      return "#8fb8e8";
-    case ir::ActionKind::kBackward:
-      return "#94cf94";
-    case ir::ActionKind::kBackwardInput:
-      return "#7fd0c8";
-    case ir::ActionKind::kBackwardWeight:
-      return "#f2d479";
-    case ir::ActionKind::kOverlapFB:
-      return "#d6a8d6";
-    case ir::ActionKind::kSendF:
-    case ir::ActionKind::kSendB:
-    case ir::ActionKind::kRecvF:
-    case ir::ActionKind::kRecvB:
-      return "#dddddd";
-    case ir::ActionKind::kUnshard:
-    case ir::ActionKind::kReshard:
-    case ir::ActionKind::kReduceGrad:
-    case ir::ActionKind::kIdle:
-      return "#ffffff";
-  }
-  return "#ffffff";
-}
-
-}  // namespace
-
 void print_dot(const ir::Schedule& schedule, const EventGraph& graph, std::ostream& out) {
   out << "digraph schedule {\n  rankdir=LR;\n  newrank=true;\n  labeljust=l;\n"
          "  node [shape=box, style=filled, fontname=\"Helvetica\", fontsize=11, "
@@ -53,7 +23,7 @@ void print_dot(const ir::Schedule& schedule, const EventGraph& graph, std::ostre
       const ir::Action& action = schedule.rows[rank][step];
       if (action.is_idle()) continue;
       out << fmt::format("    a{} [label=\"{}\", fillcolor=\"{}\"];\n", numbers.index(rank, step),
-                         ir::to_string(action), fill_of(action.kind()));
+                         ir::to_string(action), paint_of(action.kind()).shades[0]);
     }
     out << "  }\n";
   }

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <ostream>
@@ -12,43 +11,18 @@
 #include <vector>
 
 #include "pipewright/ir/text/action_text.h"
+#include "pipewright/schedule/views/palette.h"
 
 namespace pipewright::schedule {
 namespace {
 
 using ir::Action;
-using ir::ActionKind;
 using ir::ActionPart;
 
 // Sizes in pixels.
 constexpr double kLeft = 62, kTop = 34, kRow = 26, kComms = 8, kGap = 6, kAxis = 34, kLegend = 26,
                  kRight = 16;
 constexpr double kLetter = 6.2;  // width of a digit at the size of labels
-
-// Fills by kind, light enough for black text: three shades for the stages of a rank in turn.
-struct Fill {
-  ActionKind kind;
-  std::string_view meaning;
-  std::array<std::string_view, 3> shades;
-};
-constexpr Fill kFills[] = {
-    {ActionKind::kForward, "F forward", {"#8fb8e8", "#bcd7f5", "#6d9ed6"}},
-    {ActionKind::kBackward, "B backward", {"#94cf94", "#c3e6c1", "#6fb56f"}},
-    {ActionKind::kBackwardInput, "I backward, input", {"#7fd0c8", "#b5e6e0", "#57b3aa"}},
-    {ActionKind::kBackwardWeight, "W backward, weight", {"#f2d479", "#f9e8b4", "#dcb84f"}},
-    {ActionKind::kSendF, "SEND", {"#9a9a9a", "#9a9a9a", "#9a9a9a"}},
-    {ActionKind::kRecvF, "RECV", {"#c46a6a", "#c46a6a", "#c46a6a"}},
-    {ActionKind::kUnshard, "UNSHARD, RESHARD, REDUCE_GRAD", {"#b79ad6", "#b79ad6", "#b79ad6"}},
-};
-
-const Fill& fill_of(ActionKind kind) {
-  if (kind == ActionKind::kSendB) kind = ActionKind::kSendF;
-  if (kind == ActionKind::kRecvB) kind = ActionKind::kRecvF;
-  for (const Fill& fill : kFills) {
-    if (fill.kind == kind) return fill;
-  }
-  return kFills[std::size(kFills) - 1];
-}
 
 std::string escaped(std::string_view text) {
   std::string safe;
@@ -91,7 +65,7 @@ class Svg {
         } else {
           has_comms_ = true;
         }
-        for (const ActionPart part : action.parts()) shown_.insert(fill_of(part.kind()).kind);
+        for (const ActionPart part : action.parts()) shown_.insert(&paint_of(part.kind()));
       }
     }
     const double wanted = end_ > 0 && std::isfinite(shortest) ? 20 * end_ / shortest : 0;
@@ -175,7 +149,7 @@ class Svg {
     const double width = std::max(0.5, interval.duration() * scale_);
     out_ << fmt::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"{}\"{}/>",
                         px(x(interval.start)), px(y), px(width), px(height),
-                        fill_of(part.kind()).shades[static_cast<size_t>(nth % 3)],
+                        paint_of(part.kind()).shades[static_cast<size_t>(nth % 3)],
                         compute ? " stroke=\"white\" stroke-width=\"0.8\"" : "");
     const std::string number = std::to_string(part.microbatch());
     if (!compute || static_cast<double>(number.size()) * kLetter > width - 2) return;
@@ -186,13 +160,13 @@ class Svg {
 
   void print_legend(double y) {
     double at = kLeft;
-    for (const Fill& fill : kFills) {
-      if (!shown_.contains(fill.kind)) continue;
+    for (const Paint& paint : palette()) {
+      if (!shown_.contains(&paint)) continue;
       out_ << fmt::format("<rect x=\"{}\" y=\"{}\" width=\"12\" height=\"12\" fill=\"{}\"/>",
-                          px(at), px(y), fill.shades[0]);
+                          px(at), px(y), paint.shades[0]);
       out_ << fmt::format("<text x=\"{}\" y=\"{}\">{}</text>\n", px(at + 17), px(y + 10),
-                          fill.meaning);
-      at += 17 + static_cast<double>(fill.meaning.size()) * kLetter + 20;
+                          paint.legend);
+      at += 17 + static_cast<double>(paint.legend.size()) * kLetter + 20;
     }
     if (schedule_.placement.num_stages() > schedule_.placement.num_ranks())
       out_ << fmt::format("<text x=\"{}\" y=\"{}\" fill=\"#555\">shades: stages of a rank</text>\n",
@@ -203,7 +177,7 @@ class Svg {
   const ir::Timeline& timeline_;
   std::string unit_;
   std::ostream& out_;
-  std::set<ActionKind> shown_;
+  std::set<const Paint*> shown_;  // what the legend explains
   bool has_comms_ = false;
   double end_ = 0, plot_ = 0, scale_ = 1, pitch_ = 0;
 };

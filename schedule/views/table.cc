@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "pipewright/ir/text/action_text.h"
-#include "pipewright/schedule/views/action_color.h"
+#include "pipewright/schedule/views/palette.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -67,7 +67,7 @@ void print_block(const ir::Rows& rows, const std::vector<size_t>& widths, size_t
       text.clear();
       ir::append_action(action, &text);
       ++blanks;
-      add(text, options.color ? action_color(action.kind()) : "", widths[rank]);
+      add(text, options.color ? paint_of(action.kind()).ansi : "", widths[rank]);
     }
     end_line();
   }

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/schedule/views/action_color.h"
+#include "pipewright/schedule/views/palette.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -156,7 +156,7 @@ class TimelineText {
     for (size_t column = 0; column < end; ++column) {
       if (options_.color && line.kinds[column] != current) {
         current = line.kinds[column];
-        const std::string_view color = action_color(current);
+        const std::string_view color = paint_of(current).ansi;
         text += color.empty() ? "\x1B[0m" : fmt::format("\x1B[0;7;{}m", color);
       }
       text += line.text[column];

@@ -12,6 +12,7 @@
 #include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedule/views/diff.h"
 #include "pipewright/schedule/views/dot.h"
+#include "pipewright/schedule/views/palette.h"
 #include "pipewright/schedule/views/svg.h"
 #include "pipewright/schedule/views/timeline_text.h"
 #include "pipewright/schedule/views/trace.h"
@@ -193,6 +194,16 @@ TEST(DotTest, HasAnEdgeForEachWait) {
   EXPECT_NE(dot.find("a0 -> a2 [style=bold"), std::string::npos);  // 0F0 to 1F0
   EXPECT_NE(dot.find("a2 -> a3;"), std::string::npos);             // 1F0 to 1B0
   EXPECT_NE(dot.find("a3 -> a1 [style=bold"), std::string::npos);  // 1B0 to 0B0
+}
+
+TEST(PaletteTest, EveryKindHasARowThatTheLegendLists) {
+  std::set<const Paint*> listed;
+  for (const Paint& paint : palette()) listed.insert(&paint);
+  EXPECT_EQ(listed.size(), 9U);
+  for (const ir::ActionKindInfo& row : ir::action_kinds()) {
+    EXPECT_TRUE(listed.contains(&paint_of(row.kind))) << row.token;
+    EXPECT_NE(&paint_of(row.kind), &paint_of(ir::ActionKind::kIdle)) << row.token;
+  }
 }
 
 // ---- differences
