@@ -79,15 +79,15 @@ class CellExplanation {
                        ir::to_string(schedule_.rows[cell.rank][cell.step]), cell.rank, cell.step);
   }
 
-  static std::string_view name_of(schedule::Before::Bond bond) {
-    switch (bond) {
-      case schedule::Before::kEnd:
+  static std::string_view name_of(schedule::Dependency::Kind kind) {
+    switch (kind) {
+      case schedule::Dependency::kEnd:
         return "";
-      case schedule::Before::kOutput:
+      case schedule::Dependency::kOutput:
         return "the output of ";
-      case schedule::Before::kGradient:
+      case schedule::Dependency::kGradient:
         return "the gradient of ";
-      case schedule::Before::kSend:
+      case schedule::Dependency::kSend:
         return "its SEND, ";
     }
     return "";
@@ -97,15 +97,16 @@ class CellExplanation {
     const schedule::CostTable table(simulation_.costs, schedule_.placement);
     const auto order = simulation_.graph.order();
     const auto position = static_cast<size_t>(std::ranges::find(order, number) - order.begin());
-    const auto befores = simulation_.graph.before(position);
+    const auto befores = simulation_.graph.dependencies(position);
     if (befores.empty()) out_ << "waits for nothing\n";
-    for (const schedule::Before& before : befores) {
+    for (const schedule::Dependency& before : befores) {
       const double end = simulation_.timeline[before.action].end;
       const double way = schedule::transfer_of(before, table);
       // A RECV ends with its SEND; everything else decides when it starts.
-      const double limit = before.bond == schedule::Before::kSend ? interval.end : interval.start;
+      const double limit =
+          before.kind == schedule::Dependency::kSend ? interval.end : interval.start;
       const bool decides = end + way >= limit - 1e-9 * simulation_.report.makespan;
-      out_ << fmt::format("waits for {}{}: {}{}\n", name_of(before.bond), name(before.action),
+      out_ << fmt::format("waits for {}{}: {}{}\n", name_of(before.kind), name(before.action),
                           way > 0 ? fmt::format("arrives at {}", number_text(end + way))
                                   : fmt::format("ends at {}", number_text(end)),
                           decides ? ", which decides" : "");
@@ -114,7 +115,7 @@ class CellExplanation {
 
   void print_after(size_t number) {
     for (size_t position = 0; position < simulation_.graph.order().size(); ++position) {
-      for (const schedule::Before& before : simulation_.graph.before(position)) {
+      for (const schedule::Dependency& before : simulation_.graph.dependencies(position)) {
         if (before.action == number)
           out_ << fmt::format("{} waits for it\n", name(simulation_.graph.order()[position]));
       }

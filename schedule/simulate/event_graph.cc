@@ -4,30 +4,31 @@
 
 namespace pipewright::schedule {
 
+// Stores what a walk (event_walk.h) tells it as a graph.
 class EventGraphSink {
  public:
   explicit EventGraphSink(const ir::Schedule& schedule) {
-    size_t actions = 0, befores = 0;
+    size_t actions = 0, dependencies = 0;
     for (const ir::Row& row : schedule.rows) {
       for (const ir::Action& action : row) {
         actions += !action.is_idle();
-        // At most: a SEND waits for four, a RECV for three, a part of a compute for two beside the
-        // compute before.
-        befores += ir::is_send(action.kind())      ? 4
-                   : ir::is_receive(action.kind()) ? 3
-                                                   : 1 + 2 * action.parts().size();
+        // Upper bounds: a SEND has four dependencies, a RECV three, a compute two per part and the
+        // previous compute.
+        dependencies += ir::is_send(action.kind())      ? 4
+                        : ir::is_receive(action.kind()) ? 3
+                                                        : 1 + 2 * action.parts().size();
       }
     }
     graph_.order_.reserve(actions);
-    graph_.first_before_.reserve(actions + 1);
-    graph_.before_.reserve(befores);
-    graph_.first_before_.push_back(0);
+    graph_.first_.reserve(actions + 1);
+    graph_.dependencies_.reserve(dependencies);
+    graph_.first_.push_back(0);
   }
 
-  void wait_for(const Before& before) { graph_.before_.push_back(before); }
+  void wait_for(const Dependency& dependency) { graph_.dependencies_.push_back(dependency); }
   void add(uint32_t number, const ir::Action&) {
     graph_.order_.push_back(number);
-    graph_.first_before_.push_back(graph_.before_.size());
+    graph_.first_.push_back(graph_.dependencies_.size());
   }
   EventGraph take() { return std::move(graph_); }
 

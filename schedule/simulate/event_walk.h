@@ -13,17 +13,26 @@
 #include "pipewright/schedule/channel_run.h"
 #include "pipewright/schedule/simulate/event_graph.h"
 
-// Goes through a schedule in an order in which it can run, and tells a sink what each action waits
-// for: EventGraph keeps it, a simulation without a graph makes times of it at once. A sink has
+// A walk visits the actions of a schedule in an order in which they can run, and tells a sink the
+// dependencies of each: EventGraph stores them, a simulation without a graph turns them into times
+// at once. A sink has
 //
-//   void wait_for(const Before&)                      of the action that is added next
-//   void add(uint32_t number, const ir::Action&)
+//   void wait_for(const Dependency&)                a dependency of the action that is added next
+//   void add(uint32_t number, const ir::Action&)    the action, after its dependencies
+//
+// OrderWalk runs each rank until it needs a result that does not exist yet; the rank continues when
+// another rank has computed something for it. ProgramWalk follows one run of the channel model
+// (channel_run.h), which reports operations in an order in which they can end; data-parallel
+// actions are added when the compute after them is.
+//
+// The invariant of both: an action is added after all of its dependencies. Linear in the number of
+// actions; memory is one number per (stage, microbatch) and result, besides the sink's.
 
 namespace pipewright::schedule {
 
 inline constexpr uint32_t kNoAction = UINT32_MAX;
 
-// What both kinds of walk have in common.
+// The part that both walks share: numbering, and the connection to the sink.
 template <typename Sink>
 class EventWalk {
  protected:
@@ -43,8 +52,8 @@ class EventWalk {
   }
   uint32_t number_of(size_t rank, uint32_t step) const { return first_of_rank_[rank] + step; }
 
-  void wait_for(uint32_t action, Before::Bond bond = Before::kEnd, int stage = 0) {
-    if (action != kNoAction) sink_.wait_for({action, bond, static_cast<uint32_t>(stage)});
+  void wait_for(uint32_t action, Dependency::Kind kind = Dependency::kEnd, int stage = 0) {
+    if (action != kNoAction) sink_.wait_for({action, kind, static_cast<uint32_t>(stage)});
   }
   uint32_t add(size_t rank, uint32_t step) {
     const uint32_t number = number_of(rank, step);
@@ -74,7 +83,7 @@ class OrderWalk : EventWalk<Sink> {
         last_(order.rows.size(), kNoAction),
         is_blocked_(order.rows.size()) {}
 
-  // False if actions are left that cannot run.
+  // False if the order cannot run to its end.
   bool run() {
     for (size_t rank = next_.size(); rank-- > 0;) runnable_.push_back(rank);
     while (!runnable_.empty()) {
@@ -86,7 +95,7 @@ class OrderWalk : EventWalk<Sink> {
   }
 
  private:
-  // The action that made what a part needs; kNoAction as long as there is none.
+  // The action that computed a result that a part needs; kNoAction if it has not run yet.
   uint32_t maker_of(const ir::StageDependencies::Need& need, ir::ActionPart part) {
     return (need.result == ir::Result::kOutput ? outputs_ : gradients_)
         .at(need.stage, part.microbatch());
@@ -101,7 +110,7 @@ class OrderWalk : EventWalk<Sink> {
     return true;
   }
 
-  // As far as it gets.
+  // Runs a rank until it is blocked or done.
   void run(size_t rank) {
     const ir::Row& row = this->schedule_.rows[rank];
     for (uint32_t& step = next_[rank]; step < row.size(); ++step) {
@@ -115,9 +124,10 @@ class OrderWalk : EventWalk<Sink> {
       for (const ir::ActionPart part : action.parts()) {
         for (const ir::StageDependencies::Need& need : this->dependencies_.of(part)) {
           if (!need.of_other_rank) continue;
-          this->wait_for(maker_of(need, part),
-                         need.result == ir::Result::kOutput ? Before::kOutput : Before::kGradient,
-                         need.stage);
+          this->wait_for(
+              maker_of(need, part),
+              need.result == ir::Result::kOutput ? Dependency::kOutput : Dependency::kGradient,
+              need.stage);
         }
       }
       const uint32_t number = last_[rank] = this->add(rank, step);
@@ -134,7 +144,7 @@ class OrderWalk : EventWalk<Sink> {
     }
   }
 
-  ir::StageMicrobatchTable<uint32_t> outputs_, gradients_;  // what made each
+  ir::StageMicrobatchTable<uint32_t> outputs_, gradients_;  // the action that computed each
   std::vector<uint32_t> next_;                              // by rank
   std::vector<uint32_t> last_;                              // by rank: the compute before
   std::vector<bool> is_blocked_;
@@ -158,7 +168,7 @@ class ProgramWalk : EventWalk<Sink> {
         last_of_queue_(run_.num_queues(), kNoAction),
         pairs_(run_.num_pairs()) {}
 
-  // False if it deadlocks.
+  // False if the program deadlocks.
   bool run() {
     run_.run([&](int of_rank, uint32_t step, uint32_t queue) {
       const auto rank = static_cast<size_t>(of_rank);
@@ -177,20 +187,21 @@ class ProgramWalk : EventWalk<Sink> {
   }
 
  private:
-  // SENDs without their RECVs yet, and RECVs that may yet make room for a SEND.
-  struct Pair {
-    std::deque<uint32_t> sends, receives;
+  // The transfers of an ordered pair of ranks.
+  struct InFlight {
+    std::deque<uint32_t> sends;     // whose RECVs have not ended
+    std::deque<uint32_t> receives;  // that have not made room for a SEND yet
     uint32_t sent = 0;
   };
 
-  // An operation that is at the head of its queue: the compute that posted it.
+  // A dependency on the compute that posted the operation at the head of a queue.
   void wait_for_poster(uint32_t queue) {
     const ChannelRun::Head head = run_.head_of(queue);
     if (head.poster != ChannelRun::kNoPoster)
       this->wait_for(this->number_of(static_cast<size_t>(head.rank), head.poster));
   }
 
-  // UNSHARD and its like that are posted before `step`.
+  // Adds the data-parallel actions of a rank that are posted before `step`.
   void add_data_parallel(size_t rank, uint32_t step) {
     for (; next_[rank] < step; ++next_[rank]) {
       const ir::Action& action = this->action_at(rank, next_[rank]);
@@ -214,7 +225,7 @@ class ProgramWalk : EventWalk<Sink> {
           this->wait_for((need.result == ir::Result::kOutput ? outputs_ : gradients_)
                              .at(part.stage(), part.microbatch()));
       }
-      // Later computes of the stage follow this one.
+      // Later computes of the stage depend on it through this one.
       this->wait_for(std::exchange(unsharded_by_[static_cast<size_t>(part.stage())], kNoAction));
     }
     last_compute_[rank] = this->add(rank, step);
@@ -222,11 +233,11 @@ class ProgramWalk : EventWalk<Sink> {
 
   void add_send(size_t rank, uint32_t step, uint32_t queue) {
     const uint32_t id = run_.pair_of(this->action_at(rank, step).parts()[0]);
-    Pair& pair = pairs_[id];
+    InFlight& pair = pairs_[id];
     wait_for_poster(queue);
     this->wait_for(last_of_queue_[queue]);
     if (capacity_ == 0) {
-      // Its RECV is at the head of its queue, and ends with it.
+      // The RECV ends with the SEND, so it is at the head of its queue and has dependencies too.
       const uint32_t other = run_.receive_queue_of(id);
       wait_for_poster(other);
       this->wait_for(last_of_queue_[other]);
@@ -241,10 +252,10 @@ class ProgramWalk : EventWalk<Sink> {
 
   void add_receive(size_t rank, uint32_t step, uint32_t queue) {
     const ir::ActionPart part = this->action_at(rank, step).parts()[0];
-    Pair& pair = pairs_[run_.pair_of(part)];
+    InFlight& pair = pairs_[run_.pair_of(part)];
     wait_for_poster(queue);
     this->wait_for(last_of_queue_[queue]);
-    this->wait_for(pair.sends.front(), Before::kSend);
+    this->wait_for(pair.sends.front(), Dependency::kSend);
     pair.sends.pop_front();
     const uint32_t number = last_of_queue_[queue] = this->add(rank, step);
     if (capacity_ != 0 && capacity_ != ir::kUnboundedCapacity) pair.receives.push_back(number);
@@ -258,9 +269,9 @@ class ProgramWalk : EventWalk<Sink> {
   ir::StageMicrobatchTable<uint32_t> outputs_, gradients_;
   std::vector<uint32_t> next_;  // by rank: first step whose data-parallel actions are not added
   std::vector<uint32_t> last_compute_, last_data_parallel_;  // by rank
-  std::vector<uint32_t> unsharded_by_;  // by stage: an UNSHARD that no compute waited for yet
+  std::vector<uint32_t> unsharded_by_;  // by stage: an UNSHARD that no compute depends on yet
   std::vector<uint32_t> last_of_queue_;
-  std::vector<Pair> pairs_;
+  std::vector<InFlight> pairs_;
 };
 
 }  // namespace pipewright::schedule

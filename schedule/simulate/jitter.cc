@@ -12,8 +12,8 @@
 namespace pipewright::schedule {
 namespace {
 
-// Standard normal numbers by Box and Muller: those of the standard library differ from one to
-// another.
+// Standard normal numbers, by the Box-Muller transform: std::normal_distribution differs between
+// standard libraries.
 class Normal {
  public:
   explicit Normal(uint64_t seed) : random_(seed) {}

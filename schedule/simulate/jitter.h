@@ -9,15 +9,15 @@
 
 namespace pipewright::schedule {
 
-// How the makespan spreads when no action takes quite what it should.
+// The distribution of the makespan when the durations of actions vary at random.
 struct Spread {
   int runs = 0;
   double least = 0, median = 0, mean = 0, deviation = 0, percentile_95 = 0, most = 0;
 };
 
-// Simulates `runs` times, from 1 on, with each action's time multiplied by a factor of its own:
-// log-normal with mean 1, whose logarithm deviates by `sigma`. The same seed gives the same
-// factors. Linear in runs times actions.
+// Simulates the schedule `runs` times (at least 1), with the duration of each action multiplied by
+// its own log-normal factor: mean 1, standard deviation of the logarithm `sigma`. The same seed
+// yields the same factors on every platform. Linear in runs times actions.
 Spread spread_of_makespan(const EventGraph& graph, const ir::Schedule& schedule, const Costs& costs,
                           double sigma, int runs, uint64_t seed);
 

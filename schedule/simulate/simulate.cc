@@ -8,18 +8,18 @@
 namespace pipewright::schedule {
 namespace {
 
-// Makes times of what each action waits for.
+// A sink of a walk that computes the times of each action from those of its dependencies.
 class Clock {
  public:
   Clock(const CostTable& table, ir::Timeline* timeline) : table_(table), timeline_(*timeline) {}
 
-  void wait_for(const Before& before) {
-    const ir::Interval& other = timeline_[before.action];
-    if (before.bond == Before::kSend) {
+  void wait_for(const Dependency& dependency) {
+    const ir::Interval& other = timeline_[dependency.action];
+    if (dependency.kind == Dependency::kSend) {
       start_ = std::max(start_, other.start);
       end_ = other.end;
     } else {
-      start_ = std::max(start_, other.end + transfer_of(before, table_));
+      start_ = std::max(start_, other.end + transfer_of(dependency, table_));
     }
   }
   void add(uint32_t number, const ir::Action& action) { add(number, action, 1); }
@@ -36,10 +36,10 @@ class Clock {
 
 }  // namespace
 
-double transfer_of(const Before& before, const CostTable& table) {
-  const int stage = static_cast<int>(before.stage);
-  if (before.bond == Before::kOutput) return table.output_transfer(stage);
-  if (before.bond == Before::kGradient) return table.gradient_transfer(stage);
+double transfer_of(const Dependency& dependency, const CostTable& table) {
+  const int stage = static_cast<int>(dependency.stage);
+  if (dependency.kind == Dependency::kOutput) return table.output_transfer(stage);
+  if (dependency.kind == Dependency::kGradient) return table.gradient_transfer(stage);
   return 0;
 }
 
@@ -50,7 +50,7 @@ ir::Timeline simulate(const EventGraph& graph, const ir::Schedule& schedule, con
   Clock clock(table, &timeline);
   for (size_t position = 0; position < graph.order().size(); ++position) {
     const uint32_t number = graph.order()[position];
-    for (const Before& before : graph.before(position)) clock.wait_for(before);
+    for (const Dependency& dependency : graph.dependencies(position)) clock.wait_for(dependency);
     const ir::Timeline::Cell cell = timeline.cell_of(number);
     clock.add(number, schedule.rows[cell.rank][cell.step], stretch.empty() ? 1 : stretch[number]);
   }
@@ -81,15 +81,15 @@ std::vector<double> slack_of(const EventGraph& graph, const ir::Schedule& schedu
   std::vector<double> latest(timeline.size(), ir::span_of(schedule.rows, timeline).end);
   for (size_t position = graph.order().size(); position-- > 0;) {
     const uint32_t number = graph.order()[position];
-    const auto befores = graph.before(position);
+    const auto dependencies = graph.dependencies(position);
     const bool receives = std::ranges::any_of(
-        befores, [](const Before& before) { return before.bond == Before::kSend; });
-    // A RECV has no length of its own: it ends with its SEND, or as soon as it is posted after it.
+        dependencies, [](const Dependency& one) { return one.kind == Dependency::kSend; });
+    // A RECV has no duration of its own: it ends with its SEND, or when it is posted after that.
     const double latest_start =
         receives ? latest[number] : latest[number] - timeline[number].duration();
-    for (const Before& before : befores) {
-      const double limit = latest_start - transfer_of(before, table);
-      latest[before.action] = std::min(latest[before.action], limit);
+    for (const Dependency& dependency : dependencies) {
+      const double limit = latest_start - transfer_of(dependency, table);
+      latest[dependency.action] = std::min(latest[dependency.action], limit);
     }
   }
   for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
@@ -105,32 +105,33 @@ std::vector<CriticalStep> critical_path(const EventGraph& graph, const ir::Sched
                                         const Costs& costs, const ir::Timeline& timeline) {
   const CostTable table(costs, schedule.placement);
   std::vector<CriticalStep> path;
-  // From the last end backwards along the order: what decided the start of the one at hand.
-  uint32_t wanted = 0;
+  // From the action that ends last, backward along the order: `next` is the action whose start or
+  // end decided that of the one found before.
+  uint32_t next = 0;
   double last_end = -1;
   for (const uint32_t number : graph.order()) {
     if (timeline[number].end > last_end) {
       last_end = timeline[number].end;
-      wanted = number;
+      next = number;
     }
   }
   for (size_t position = graph.order().size(); position-- > 0;) {
     const uint32_t number = graph.order()[position];
-    if (number != wanted) continue;
-    const Before* decided = nullptr;
-    double at = -1;
-    for (const Before& before : graph.before(position)) {
-      const double lets = timeline[before.action].end + transfer_of(before, table);
-      if (lets > at) {
-        at = lets;
-        decided = &before;
+    if (number != next) continue;
+    const Dependency* decided = nullptr;
+    double latest = -1;
+    for (const Dependency& dependency : graph.dependencies(position)) {
+      const double ready = timeline[dependency.action].end + transfer_of(dependency, table);
+      if (ready > latest) {
+        latest = ready;
+        decided = &dependency;
       }
     }
     const ir::Timeline::Cell cell = timeline.cell_of(number);
     path.push_back({static_cast<int>(cell.rank), static_cast<int>(cell.step),
                     decided == nullptr ? 0 : transfer_of(*decided, table)});
     if (decided == nullptr) break;
-    wanted = decided->action;
+    next = decided->action;
   }
   std::ranges::reverse(path);
   return path;

@@ -14,7 +14,7 @@ void print_dot(const ir::Schedule& schedule, const EventGraph& graph, std::ostre
          "  node [shape=box, style=filled, fontname=\"Helvetica\", fontsize=11, "
          "margin=\"0.06,0.03\", "
          "height=0.25];\n";
-  // Nodes carry the numbers of the graph.
+  // Nodes have the numbers of the graph.
   const ir::Timeline numbers(schedule.rows);
   for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
     out << fmt::format(
@@ -28,9 +28,9 @@ void print_dot(const ir::Schedule& schedule, const EventGraph& graph, std::ostre
     out << "  }\n";
   }
   for (size_t position = 0; position < graph.order().size(); ++position) {
-    for (const Before& before : graph.before(position)) {
-      const bool transfer = before.bond != Before::kEnd;
-      out << fmt::format("  a{} -> a{}{};\n", before.action, graph.order()[position],
+    for (const Dependency& dependency : graph.dependencies(position)) {
+      const bool transfer = dependency.kind != Dependency::kEnd;
+      out << fmt::format("  a{} -> a{}{};\n", dependency.action, graph.order()[position],
                          transfer ? " [style=bold, color=\"#b03030\"]" : "");
     }
   }
