@@ -1,3 +1,13 @@
+// A worklist algorithm. Each queue knows its first unfinished operation (head), each rank its first
+// compute that has not ended; an operation is posted if it comes before that compute in its row.
+// `work_` has the queues whose head may have become able to finish: because it was posted, because
+// it became the head, or because its other end sent, received or arrived at its own head.
+//
+// The invariant: every head that can finish is in a queue of `work_`, or is the other end of one.
+// Each event (an end of a compute or an operation) adds at most a constant number of queues per
+// operation that it posts or uncovers, so that a run is linear in the number of actions.
+//
+// blocked() and waits_of() explain a deadlock; they may search rows, as they run only once.
 #include "pipewright/schedule/channel_run.h"
 
 #include <algorithm>
@@ -98,7 +108,7 @@ bool ChannelRun::can_finish(const Queue& queue) const {
   if (sends && (capacity_ == ir::kUnboundedCapacity || pair.sent - pair.received < capacity_))
     return true;
   if (!sends && pair.received < pair.sent) return true;
-  // Both at the heads of their queues: the SEND that is next with the RECV that is next.
+  // As one: the next SEND and the next RECV of the pair are both at the heads of their queues.
   if (pair.sent != pair.received) return false;
   const Queue& other = queues_[sends ? pair.receive_queue : pair.send_queue];
   if (!is_posted(other)) return false;
@@ -152,8 +162,8 @@ std::vector<ChannelRun::Wait> ChannelRun::waits_of(const Node& node) const {
   const auto step = static_cast<uint32_t>(node.step);
   const ir::Action& action = program_.rows[static_cast<size_t>(node.rank)][step];
   std::vector<Wait> waits;
-  // An operation waits for the head of its queue; for the compute before it where it is not posted
-  // yet.
+  // The operation that `node` waits for is blocked by the head of its queue, or, before it is
+  // posted, by the next compute of its rank.
   const auto wait_for = [&](int rank, const Operation& operation) {
     const uint32_t next_compute = next_compute_[static_cast<size_t>(rank)];
     const uint32_t first = operation.step < next_compute
@@ -172,7 +182,7 @@ std::vector<ChannelRun::Wait> ChannelRun::waits_of(const Node& node) const {
   const Pair& pair = pairs_[operation.pair];
   const bool sends = operation.is_send;
   const uint32_t index = sends ? pair.sent : pair.received;
-  // With room for n, the SEND number k waits for the RECV number k - n.
+  // With capacity n, SEND number k waits for RECV number k - n.
   const uint32_t other_index = sends ? index - std::min(index, capacity_) : index;
   const Operation* other = nth_operation(operation.pair, !sends, other_index);
   if (other != nullptr)

@@ -14,32 +14,34 @@
 
 namespace pipewright::schedule {
 
-// Runs a program by the channel model of ir/channel.h, without time, as far as it gets. What can
-// finish stays so until it does, so that every order of events ends in the same state: one run
-// tells whether there is a deadlock. Linear in the number of actions.
+// Runs a program by the channel model of ir/channel.h, without time, until it ends or deadlocks.
 //
-// The program must be such that SENDs and RECVs are one to one, and a compute's RECVs stand before
-// it in its row.
+// An operation that can finish stays enabled until it does, whatever else happens. So every order
+// of events ends in the same state, and one run decides whether the program deadlocks. Linear in
+// the number of actions.
+//
+// SENDs and RECVs must be one to one, and the RECVs of a compute must come before it in its row;
+// check_data_flow() ensures both. Not for several threads at once.
 class ChannelRun {
  public:
   // The program must outlive it.
   ChannelRun(const ir::Program& program, ir::ChannelModel model, ir::ChannelCapacity capacity);
 
-  // Runs it, once. Calls `ended` with the rank and step of each compute, SEND and RECV, and the
-  // number of its queue, or kNoQueue for a compute: behind all that it waited for, and of a SEND
-  // and a RECV that end as one, the SEND first.
+  // Runs the program; call it once. Calls `ended(rank, step, queue)` for each compute, SEND and
+  // RECV in an order in which they can end: after everything that the action waited for, and the
+  // SEND first if a SEND and a RECV end as one. `queue` is kNoQueue for a compute.
   static constexpr uint32_t kNoQueue = UINT32_MAX;
   template <typename Ended>
   void run(const Ended& ended);
-  // Pairs of ranks, numbered; the queue of a pair's RECVs; and the operation at the head of a
-  // queue, which must have one. While `ended` is told of an operation, that is at the head.
+  // Ordered pairs of ranks are numbered.
   uint32_t num_pairs() const { return pair_ids_.size(); }
   uint32_t pair_of(ir::ActionPart send_or_receive) const { return pair_ids_.of(send_or_receive); }
   uint32_t receive_queue_of(uint32_t pair) const { return pairs_[pair].receive_queue; }
+  // The operation at the head of a queue, which must not be empty. During a call of `ended` the
+  // operation that ends is still at the head.
   struct Head {
     int rank;
-    uint32_t
-        poster;  // step of the compute before it, which posts it; kNoPoster where there is none
+    uint32_t poster;  // step of the compute whose end posts it; kNoPoster if there is none
   };
   static constexpr uint32_t kNoPoster = UINT32_MAX;
   Head head_of(uint32_t queue) const {
@@ -47,27 +49,26 @@ class ChannelRun {
   }
   uint32_t num_queues() const { return static_cast<uint32_t>(queues_.size()); }
 
-  // Of a run:
+  // ---- after run()
 
-  // Whether every action of every rank finished.
+  // Whether every compute, SEND and RECV finished.
   bool finished() const;
 
-  // A SEND or RECV, or a compute, that is left.
+  // A compute, SEND or RECV that did not finish.
   struct Node {
     int rank;
     int step;
     friend auto operator<=>(const Node&, const Node&) = default;
   };
-  // Computes that are next on their ranks and cannot start, and operations at the heads of their
-  // queues.
+  // Computes that are next on their ranks, and posted operations at the heads of their queues.
   std::vector<Node> blocked() const;
 
-  // What a blocked node waits for: the blocked nodes that must go first, each with the action by
-  // way of which. For a compute, its RECV, and what is ahead of that in its queue; for an
-  // operation, its other end, and what is ahead of that or keeps it from being posted.
+  // Wait-for edges, each with the intermediate operation. A compute waits for its RECV, an
+  // operation for its other end; that operation is blocked by the head of its queue, or by the
+  // compute that has yet to post it.
   struct Wait {
-    Node by_way_of;  // the RECV, or the other end
-    Node blocked_by;
+    Node waits_for;   // the RECV, or the other end
+    Node blocked_by;  // one of blocked(); equal to waits_for if that is at the head of its queue
   };
   std::vector<Wait> waits_of(const Node& node) const;
 
@@ -83,12 +84,12 @@ class ChannelRun {
     bool is_send : 1;
     uint32_t poster;
   };
-  // Operations of one queue of a rank, in the order of posting.
+  // The operations of one queue of a rank, in posting order.
   struct Queue {
     int rank;
-    uint32_t head;  // the first unfinished operation; kNone behind the last
+    uint32_t head;  // the first unfinished operation; kNone after the last
   };
-  // The SENDs of one rank to another, which meet the RECVs there in order.
+  // An ordered pair of ranks: its k-th SEND meets its k-th RECV.
   struct Pair {
     uint32_t send_queue, receive_queue;
     uint32_t sent = 0, received = 0;
@@ -119,7 +120,7 @@ class ChannelRun {
   std::vector<uint32_t> receives_of(int rank, uint32_t step) const;
   // The operation at a step of a rank.
   const Operation& operation_at(int rank, uint32_t step) const;
-  // The RECV number `index` of a pair, or its SEND; none if there is none.
+  // The SEND, or the RECV, number `index` of a pair; nullptr if there is no such operation.
   const Operation* nth_operation(uint32_t pair, bool send, uint32_t index) const;
 
   const ir::Program& program_;
@@ -131,13 +132,13 @@ class ChannelRun {
   std::vector<Operation> operations_;     // along the rows
   std::vector<uint32_t> first_of_rank_;   // in operations_, and the end
   std::vector<uint32_t> next_compute_;    // by rank: step of the first compute that has not ended
-  std::vector<uint32_t> next_operation_;  // by rank: the first one that is not posted
+  std::vector<uint32_t> next_operation_;  // by rank: the first that is not posted
   std::vector<uint32_t> work_;            // queues that may have something to finish
   // Whether a stage's RECV_F and RECV_B of a microbatch have finished.
   ir::StageMicrobatchTable<std::array<bool, 2>> received_;
 };
 
-// Ends computes as far as their inputs are there; each that ends posts what stands behind it.
+// Ends computes while their inputs are there. The end of each posts the operations after it.
 template <typename Ended>
 void ChannelRun::advance(int rank, const Ended& ended) {
   const ir::Row& row = program_.rows[static_cast<size_t>(rank)];

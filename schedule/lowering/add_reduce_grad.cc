@@ -8,10 +8,10 @@
 namespace pipewright::schedule {
 
 ir::Program add_reduce_grad(ir::Program program, std::optional<int> every) {
-  PW_CHECK(!every || *every >= 1, "a reduction comes after one microbatch at least");
+  PW_CHECK(!every || *every >= 1, "a REDUCE_GRAD comes after at least one microbatch");
   program.lowering.reduce_every = every;
   std::vector<int> gradients(static_cast<size_t>(program.placement.num_stages()));  // B or W so far
-  // An insertion: behind the action at this step.
+  // A REDUCE_GRAD to insert after the action at this step.
   struct Reduction {
     size_t step;
     int stage;
@@ -27,8 +27,7 @@ ir::Program add_reduce_grad(ir::Program program, std::optional<int> every) {
           reductions.push_back({step, part.stage()});
       }
     }
-    // From the end, so that each action moves once and the row is not built anew for a few
-    // insertions.
+    // From the end, so that each action moves once and the row is not rebuilt for a few insertions.
     size_t from = row.size();
     row.resize(row.size() + reductions.size());
     size_t to = row.size();

@@ -1,3 +1,12 @@
+// The ranks take turns of one action each, in rounds, ascending by rank: this gives the transfers
+// their global order. A rank whose next action lacks a result of another stage goes to sleep, and
+// is woken by the transfer that brings it something, which may be later in the same round. `awake_`
+// has one bit per rank, so that a round costs only the ranks that can run, and finding the next
+// one is one instruction per 64 ranks.
+//
+// The invariant: a rank that is asleep cannot run its next action. The pass ends when no rank runs
+// in a round; ranks with actions left are stuck. Linear in the number of actions and idle slots;
+// each round also scans one word per 64 ranks.
 #include "pipewright/schedule/lowering/add_send_recv.h"
 
 #include <fmt/format.h>
@@ -17,7 +26,6 @@
 namespace pipewright::schedule {
 namespace {
 
-// Takes turns through the ranks, one action a turn.
 class SendRecvPass {
  public:
   explicit SendRecvPass(ir::Program program)
@@ -54,8 +62,7 @@ class SendRecvPass {
 
   void wake(size_t rank) { awake_[rank / kBits] |= uint64_t{1} << rank % kBits; }
 
-  // One turn of each rank that is awake, ascending; a rank that cannot go on sleeps until it gets
-  // something, which may be in the same round. False if nobody could.
+  // One round. False if no rank could run anything.
   bool take_turns() {
     bool progress = false;
     for (size_t word = 0; word < awake_.size(); ++word) {
@@ -73,7 +80,7 @@ class SendRecvPass {
     return progress;
   }
 
-  // Room for what each row will have, so that none is copied as it grows.
+  // Reserves the final size of each row, so that none is copied as it grows.
   void reserve() {
     std::vector<size_t> sizes(program_.rows.size());
     for (size_t rank = 0; rank < sizes.size(); ++rank) {
@@ -91,8 +98,8 @@ class SendRecvPass {
     for (size_t rank = 0; rank < sizes.size(); ++rank) built_[rank].reserve(sizes[rank]);
   }
 
-  // Whether other stages have made what a part needs of them. What it needs of its own stage is the
-  // order of its row.
+  // Whether the results that a part needs from other stages exist. Those of its own stage follow
+  // from the order of its row.
   bool is_ready(ir::ActionPart part) {
     for (const ir::StageDependencies::Need& need : dependencies_.of(part)) {
       if (need.stage != part.stage() &&
@@ -137,7 +144,7 @@ class SendRecvPass {
         if (need.stage != part.stage()) return {static_cast<int>(rank), next, need};
       }
     }
-    PW_CHECK(false, "a rank that is stuck waits for another stage");
+    PW_CHECK(false, "a stuck rank waits for another stage");
     return {};
   }
 
@@ -146,22 +153,22 @@ class SendRecvPass {
   ir::StageMicrobatchTable<uint8_t> made_;  // one bit per Result
   ir::Rows built_;
   std::vector<Turn> turns_;      // by rank
-  std::vector<uint64_t> awake_;  // ranks that may go on, a bit each
+  std::vector<uint64_t> awake_;  // one bit per rank
 };
 
-// Whether `left` and `right` are the same work, where passes may have split or merged the backward.
+// Whether `left` and `right` are the same work. Passes may have split or merged its backward.
 bool same_work(ir::ActionPart left, ir::ActionPart right) {
   if (left.stage() != right.stage() || left.microbatch() != right.microbatch()) return false;
   return left.kind() == right.kind() ||
          (ir::gives_input_gradient(left.kind()) && ir::gives_input_gradient(right.kind()));
 }
 
-// The step of `row` that an action comes from.
+// The step of `row` that an action of the program comes from.
 std::optional<int> find_step(const ir::Row& row, const ir::Action& action) {
-  const ir::ActionPart wanted = action.parts()[0];
+  const ir::ActionPart work = action.parts()[0];
   for (size_t step = 0; step < row.size(); ++step) {
     for (const ir::ActionPart part : row[step].parts()) {
-      if (same_work(part, wanted)) return static_cast<int>(step);
+      if (same_work(part, work)) return static_cast<int>(step);
     }
   }
   return std::nullopt;
@@ -184,8 +191,8 @@ void report_stuck(const std::vector<StuckRank>& stuck, const ir::ComputeOrder& o
     diagnostics->error(
         ir::Rule::kCannotRun,
         fmt::format(
-            "rank {} cannot go past `{}`: it waits for the {} of stage {} for microbatch {}, "
-            "which rank {} never gets to",
+            "rank {} cannot continue at `{}`: it waits for the {} of stage {} for microbatch {}, "
+            "which rank {} never computes",
             one.rank, ir::to_string(one.action), what, need.stage, need.microbatch, need.rank),
         place);
   }

@@ -1,3 +1,15 @@
+// Both policies walk along a row and keep the set of stages that are unsharded (Residency).
+//
+// kPytorch: two windows slide over the row, each with the next k different stages in use. Stages
+// that leave the window of `residency` are resharded, stages that enter the window of `lookahead`
+// are unsharded. Uses are counted per stage as they enter and leave (NextStages), so that the ends
+// of a window only move forward: linear.
+//
+// kFarthest: a first walk decides what to gather and what to free for it by Belady's rule, each
+// gather as late as possible (fewest_gathers). A second walk emits the same gathers and frees in
+// the same order, each gather as soon as the lookahead and the stage that it replaces allow: this
+// changes when a stage is gathered, never how often. Upcoming keeps the stages of the row sorted by
+// next use. Linear in the actions, times the stages of the rank.
 #include "pipewright/schedule/lowering/add_unshard_reshard.h"
 
 #include <algorithm>
@@ -29,10 +41,10 @@ struct Use {
   }
 };
 
-// For one row: the next use of each of its stages, soonest first, as the row is walked along.
+// The next use of each stage of a row, soonest first, while the row is walked along.
 class Upcoming {
  public:
-  // `next_use` has room for every stage and is all kNever, and is so again after the last action.
+  // `next_use` has an entry per stage, all kNever; they are kNever again after the last action.
   Upcoming(const ir::Row& row, std::vector<uint32_t>* next_use) : next_use_(*next_use) {
     after_.resize(2 * row.size());
     for (size_t position = row.size(); position-- > 0;) {
@@ -57,8 +69,8 @@ class Upcoming {
   const std::vector<Use>& uses() const { return uses_; }
   uint32_t next_use(int stage) const { return next_use_[static_cast<size_t>(stage)]; }
 
-  // The first `count` different stages in use, and the other stage of a compound that the last of
-  // them is a part of.
+  // How many of uses() are the first `count` different stages, plus the other stage of a compound
+  // that the last of them belongs to.
   size_t window(int count) const {
     size_t size = std::min(static_cast<size_t>(count), uses_.size());
     while (size > 0 && size < uses_.size() && uses_[size].position == uses_[size - 1].position)
@@ -66,7 +78,7 @@ class Upcoming {
     return size;
   }
 
-  // Goes behind the action at `position`, whose stages come first.
+  // Moves past the action at `position`, whose stages come first in uses().
   void pass(const ir::Row& row, size_t position) {
     for (size_t parts = row[position].parts().size(); parts > 0; --parts) {
       if (uses_.empty() || uses_.front().position != position)
@@ -97,8 +109,8 @@ class Upcoming {
   std::vector<Use> uses_;
 };
 
-// The stages of a rank that are unsharded, ascending, and the row that grows with what makes them
-// so.
+// The unsharded stages of a rank, ascending, and the row that is built: actions, UNSHARDs and
+// RESHARDs.
 class Residency {
  public:
   explicit Residency(size_t num_actions) { row_.reserve(num_actions + num_actions / 4 + 8); }
@@ -127,7 +139,7 @@ class Residency {
   }
   void run(const Action& action) { row_.push_back(action); }
 
-  // All are freed at the end.
+  // Reshards what is left and returns the row.
   ir::Row finish() {
     reshard_where([](int) { return true; });
     return std::move(row_);
@@ -145,18 +157,18 @@ bool is_near(const Upcoming& upcoming, size_t window, int stage) {
   return std::find_if(uses.begin(), end, [&](const Use& use) { return use.stage == stage; }) != end;
 }
 
-// The first `size` different stages that a row uses from some action on. As that action moves along
-// the row the stages are a window over it, and its end moves only forwards.
+// The first `size` different stages that a row uses from some action on: a window whose two ends
+// only move forward.
 class NextStages {
  public:
-  // `uses` has room for every stage and is all 0, and is so again behind the last action.
+  // `uses` has an entry per stage, all 0; they are 0 again after the last action.
   NextStages(const ir::Row& row, int size, std::vector<uint32_t>* uses)
       : row_(row), size_(static_cast<size_t>(size)), uses_(*uses) {}
 
-  // Takes in what the window lacks, and calls `gained` for each stage that is new, soonest first.
+  // Extends the window to its size. Calls `gained` for each new stage, soonest first.
   template <typename Gained>
   void fill(Gained gained) {
-    // Both stages of a compound, though it be one too many.
+    // A compound adds both of its stages, even if that is one more than the size.
     for (; different_ < size_ && end_ < row_.size(); ++end_) {
       for (const ActionPart part : row_[end_].parts()) {
         if (uses_[static_cast<size_t>(part.stage())]++ != 0) continue;
@@ -165,7 +177,7 @@ class NextStages {
       }
     }
   }
-  // Goes behind an action. True if a stage is not in the window any more.
+  // Moves past an action. True if a stage left the window.
   bool pass(const Action& action) {
     const size_t before = different_;
     for (const ActionPart part : action.parts())
@@ -198,17 +210,17 @@ ir::Row keep_the_next(const ir::Row& row, NextStages kept, NextStages ahead) {
   return residency.finish();
 }
 
-// A gather, and what is freed to make room for it.
+// An UNSHARD, and the stage that is resharded to make room for it.
 struct Gather {
   size_t needed_at;
   int stage;
   std::optional<int> freed;
 };
 
-// What a row does with the fewest gathers, each as late as can be.
+// The UNSHARDs and RESHARDs of a row with the fewest gathers, each as late as possible.
 struct Plan {
   std::vector<Gather> gathers;
-  // Frees that make room for nothing: behind a compound that went beyond the residency. Step and
+  // RESHARDs that make room for no gather, after a compound that exceeded the residency: step and
   // stage.
   std::vector<std::pair<size_t, int>> frees;
 };
@@ -234,7 +246,7 @@ Plan fewest_gathers(const ir::Row& row, int most, std::vector<uint32_t>* next_us
       if (residency.has(stage)) continue;
       Gather gather{position, stage, std::nullopt};
       if (residency.size() >= static_cast<size_t>(most)) {
-        // Otherwise all that is there is needed at once: a compound goes beyond the residency.
+        // Otherwise all unsharded stages are needed now: a compound exceeds the residency.
         if (upcoming.next_use(farthest()) > position) gather.freed = farthest();
       }
       if (gather.freed) residency.reshard(*gather.freed);
@@ -246,8 +258,8 @@ Plan fewest_gathers(const ir::Row& row, int most, std::vector<uint32_t>* next_us
   return plan;
 }
 
-// Makes the fewest gathers, each as soon as the lookahead lets it and what it frees is not needed
-// before: that changes when a stage is gathered, and never how often.
+// The second walk: the planned gathers, each as soon as the lookahead allows and the stage that it
+// replaces is not needed before.
 ir::Row keep_the_nearest(const ir::Row& row, const ResidencyPolicy& policy,
                          std::vector<uint32_t>* next_use) {
   const auto [gathers, frees] = fewest_gathers(row, policy.residency, next_use);
@@ -283,7 +295,8 @@ ir::Row keep_the_nearest(const ir::Row& row, const ResidencyPolicy& policy,
 }  // namespace
 
 ir::Program add_unshard_reshard(const ir::ComputeOrder& order, const ResidencyPolicy& policy) {
-  PW_CHECK(policy.residency >= 1 && policy.lookahead >= 1, "at least one stage is unsharded");
+  PW_CHECK(policy.residency >= 1 && policy.lookahead >= 1,
+           "residency and lookahead are at least 1");
   ir::Program program{{order.name, order.placement, order.num_microbatches, order.lowering, {}}};
   program.lowering.residency = policy.residency;
   program.lowering.lookahead = policy.lookahead;

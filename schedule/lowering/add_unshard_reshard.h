@@ -7,27 +7,29 @@
 namespace pipewright::schedule {
 
 struct ResidencyPolicy {
-  // Stages of a rank that are unsharded at a time, from 1. A compound of two stages may need 2.
+  // How many stages of a rank may be unsharded at a time, at least 1. A compound of two stages may
+  // need 2.
   int residency = 3;
-  // Stages that are unsharded ahead: so many different ones from the next action on, from 1.
+  // How many different stages, counted from the next action on, may be unsharded ahead of their
+  // use, at least 1.
   int lookahead = 3;
   ir::Eviction evict = ir::Eviction::kPytorch;
 };
 
-// Gathers the parameters of each stage before they are used and frees them after. Idle slots are
-// dropped. Residency and lookahead 2:
+// Adds an UNSHARD before the uses of each stage and a RESHARD after them. Idle slots are dropped.
+// Residency and lookahead 2:
 //
 //   before  0F0 0F1 1F0 1F1 2F0
 //   after   0UNSHARD 1UNSHARD 0F0 0F1 0RESHARD 2UNSHARD 1F0 1F1 1RESHARD 2F0 2RESHARD
 //
-// kPytorch frees a stage as soon as it is not among the next `residency` different stages in use
-// (PyTorch 2.11's _add_unshard_reshard, whose residency and lookahead are both 3), ascending where
-// several go.
-// kFarthest frees a stage when it is not needed any more, or to make room: then the one whose next
-// use is farthest away, which gives the fewest gathers that there can be (Belady, IBM Systems
-// Journal 1966). Lookahead lets a gather come sooner where nothing that is needed before has to go.
+// kPytorch reshards a stage as soon as it is not among the next `residency` different stages in
+// use, in ascending order if there are several (PyTorch 2.11's _add_unshard_reshard, where
+// residency and lookahead are both 3).
+// kFarthest reshards a stage when it is not needed again, or to make room: then the one whose next
+// use is farthest away, which needs the fewest UNSHARDs possible (Belady, IBM Systems Journal
+// 1966). Lookahead moves an UNSHARD earlier if no stage that is needed before has to make room.
 //
-// A pure function. Linear in the number of actions for a fixed number of stages a rank.
+// A pure function. Linear in the number of actions for a fixed number of stages per rank.
 ir::Program add_unshard_reshard(const ir::ComputeOrder& order, const ResidencyPolicy& policy);
 
 }  // namespace pipewright::schedule

@@ -9,8 +9,7 @@ using ir::Action;
 using ir::ActionKind;
 using ir::ActionPart;
 
-// Builds every row anew: `add` puts what becomes of one action that is not idle at the end of the
-// new row.
+// Rebuilds every row: `add(action, row)` appends what one action becomes. Idle slots are dropped.
 template <typename Add>
 ir::ComputeOrder rebuild(ir::ComputeOrder order, Add add) {
   for (ir::Row& row : order.rows) {

@@ -3,25 +3,26 @@
 
 #include "pipewright/ir/schedule.h"
 
-// Passes from orders to orders that change what a backward is made of. Pure functions, linear in
-// the number of actions; idle slots are dropped, as what stood in step before does not any more.
+// Passes from compute orders to compute orders that change what a backward consists of. Pure
+// functions, linear in the number of actions. Idle slots are dropped: the actions around them no
+// longer run in step.
 
 namespace pipewright::schedule {
 
-// Makes one B of an I and a W of the same stage and microbatch that stand next to each other
-// (PyTorch's _merge_bw):
+// Merges an I and the W directly after it, of the same stage and microbatch, into one B (PyTorch's
+// _merge_bw):
 //
 //   before  0F0 0I0 0W0 0I1 0F1 0W1
 //   after   0F0 0B0 0I1 0F1 0W1
 ir::ComputeOrder merge_backward(ir::ComputeOrder order);
 
-// Makes an I and a W of every B, in compounds too, where the W follows the compound:
+// Splits every B into an I and a W. The W of a B in a compound follows the compound:
 //
 //   before  0B0 (0F2;1B1)OVERLAP_F_B
 //   after   0I0 0W0 (0F2;1I1)OVERLAP_F_B 1W1
 ir::ComputeOrder split_backward(ir::ComputeOrder order);
 
-// Leaves the forwards alone, for evaluation:
+// Keeps only the forwards, for evaluation:
 //
 //   before  0F0 0F1 0B0 (0F2;1B1)OVERLAP_F_B
 //   after   0F0 0F1 0F2

@@ -23,7 +23,7 @@ constexpr std::string_view kPassNames[] = {kForwardOnly,       kMergeBackward, k
                                            kAddUnshardReshard, kAddReduceGrad, kAddSendRecv,
                                            kLatestReceives};
 
-// Those that map orders to orders, where they are asked for.
+// A pass from orders to orders, and the policy that asks for it.
 struct OrderPass {
   std::string_view name;
   std::optional<bool> ir::Lowering::*asked;
@@ -63,7 +63,7 @@ std::optional<ir::Program> lower(const ir::ComputeOrder& order, const ir::Loweri
   residency.lookahead = policies.lookahead.value_or(residency.lookahead);
   residency.evict = policies.evict.value_or(residency.evict);
 
-  // A copy only where a pass changes the order.
+  // The order is copied only if a pass changes it.
   std::optional<ir::ComputeOrder> changed;
   if (std::ranges::any_of(kOrderPasses,
                           [&](const OrderPass& pass) { return is_asked(pass, policies); }))

@@ -9,7 +9,7 @@
 // its first F until its first backward can start, a microbatch goes forward from `first` to the end
 // of the pipeline and back to `last`. Meanwhile the rank can only run forwards, at most as many as
 // it holds activations at its peak. What is left of that time is idle, and is added to its work.
-// Sums over the stages behind each stage make it linear.
+// The sums over all later stages are computed once, so that it is linear.
 #include "pipewright/schedule/simulate/lower_bounds.h"
 
 #include <algorithm>

@@ -1,3 +1,11 @@
+// Swaps are found by counting: the SENDs of each ordered pair of ranks are listed in their order,
+// and each RECV must name the SEND with its number. Linear.
+//
+// Deadlock is decided by one run of the channel model (channel_run.h). If it stops early, what is
+// blocked forms a wait-for graph: nodes are the next computes of the ranks and the heads of the
+// queues, at most one per rank and per queue. Every blocked node waits for another one, so there is
+// a cycle. A breadth-first search from each node finds the shortest one, which becomes the notes of
+// the error: quadratic in the number of ranks and queues, however long the program is.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,7 +37,7 @@ std::string name_of(const ir::Program& program, const Node& node) {
       ir::to_string(program.rows[static_cast<size_t>(node.rank)][static_cast<size_t>(node.step)]));
 }
 
-// The k-th SEND of one rank to another meets the k-th RECV there: their names must be each other's.
+// The k-th SEND from one rank to another meets the k-th RECV there: they must be partners.
 void check_order(const ir::Program& program, ir::Diagnostics* diagnostics) {
   const ir::RankPairs pairs(program.placement);
   const ir::StageDependencies dependencies(program.placement);
@@ -52,27 +60,27 @@ void check_order(const ir::Program& program, ir::Diagnostics* diagnostics) {
       const Node send{pairs.ranks(pair).first, static_cast<int>(sends[pair][number])};
       const ActionPart met =
           program.rows[static_cast<size_t>(send.rank)][static_cast<size_t>(send.step)].parts()[0];
-      const ActionPart wanted = dependencies.of(receive_part).transfer->send;
-      const bool is_its_own = met.kind() == wanted.kind() && met.stage() == wanted.stage() &&
+      const ActionPart expected = dependencies.of(receive_part).transfer->send;
+      const bool is_partner = met.kind() == expected.kind() && met.stage() == expected.stage() &&
                               met.microbatch() == receive_part.microbatch();
-      if (reported[pair] || is_its_own) continue;
-      reported[pair] = true;  // all behind the first one are shifted too
+      if (reported[pair] || is_partner) continue;
+      reported[pair] = true;  // those after the first one are shifted too
       const Node receive{static_cast<int>(rank), static_cast<int>(step)};
       ir::Diagnostic& error = diagnostics->error(
           ir::Rule::kSwap,
-          fmt::format("{} on rank {} meets {} of rank {}: both are number {} between these ranks",
-                      name_of(program, receive), rank, name_of(program, send), send.rank, number),
+          fmt::format(
+              "{} on rank {} meets {} on rank {}: both are number {} from rank {} to rank {}",
+              name_of(program, receive), rank, name_of(program, send), send.rank, number, send.rank,
+              rank),
           place_of(receive));
-      error.notes.push_back(
-          {fmt::format("{} stands here", name_of(program, send)), place_of(send)});
+      error.notes.push_back({fmt::format("{} is here", name_of(program, send)), place_of(send)});
       error.help = fmt::format("post the RECVs of rank {} in the order of the SENDs of rank {}",
                                rank, send.rank);
     }
   }
 }
 
-// The shortest cycle of nodes that wait for each other, as the steps from each to the next. Every
-// blocked node waits for another one, so that there is a cycle.
+// The shortest cycle of the wait-for graph: nodes, each with its edge to the next.
 std::vector<std::pair<Node, Wait>> shortest_cycle(const ChannelRun& run) {
   const std::vector<Node> nodes = run.blocked();
   std::map<Node, std::vector<Wait>> waits;
@@ -106,7 +114,7 @@ std::vector<std::pair<Node, Wait>> shortest_cycle(const ChannelRun& run) {
     } while (!(node == start));
     std::ranges::reverse(cycle);
     if (best.empty() || cycle.size() < best.size()) best = std::move(cycle);
-    if (best.size() <= 2) break;  // there is none of one
+    if (best.size() <= 2) break;  // no node waits for itself
   }
   return best;
 }
@@ -116,19 +124,18 @@ void report_deadlock(const ir::Program& program, const VerifyOptions& options,
   const std::vector<std::pair<Node, Wait>> cycle = shortest_cycle(run);
   const std::string model = ir::describe_channels(options.channels, options.capacity);
   ir::Diagnostic& error = diagnostics->error(
-      ir::Rule::kDeadlock,
-      fmt::format("{} actions wait for each other for ever ({})", cycle.size(), model),
+      ir::Rule::kDeadlock, fmt::format("deadlock: cycle of {} actions ({})", cycle.size(), model),
       cycle.empty() ? ir::Place() : place_of(cycle[0].first));
   for (const auto& [node, wait] : cycle) {
     std::string text =
         fmt::format("{} on rank {} waits for {} on rank {}", name_of(program, node), node.rank,
-                    name_of(program, wait.by_way_of), wait.by_way_of.rank);
-    if (!(wait.by_way_of == wait.blocked_by)) {
+                    name_of(program, wait.waits_for), wait.waits_for.rank);
+    if (!(wait.waits_for == wait.blocked_by)) {
       const bool compute = ir::is_compute(program
                                               .rows[static_cast<size_t>(wait.blocked_by.rank)]
                                                    [static_cast<size_t>(wait.blocked_by.step)]
                                               .kind());
-      text += fmt::format(", which {} {}", compute ? "is posted after" : "is queued behind",
+      text += fmt::format(", which {} {}", compute ? "is posted after" : "is queued after",
                           name_of(program, wait.blocked_by));
     }
     error.notes.push_back({text, place_of(node)});
@@ -136,8 +143,7 @@ void report_deadlock(const ir::Program& program, const VerifyOptions& options,
   if (options.channels == ir::ChannelModel::kEdge) return;
   ChannelRun freest(program, ir::ChannelModel::kEdge, options.capacity);
   freest.run([](int, uint32_t, uint32_t) {});
-  if (freest.finished())
-    error.help = "with a queue for each directed edge (--channels edge) it runs";
+  if (freest.finished()) error.help = "it runs with one queue per directed edge (--channels edge)";
 }
 
 }  // namespace

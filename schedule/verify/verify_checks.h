@@ -6,29 +6,30 @@
 #include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedule/verify/work_index.h"
 
-// The checks of the verifier, one file each. verify.cc says in which order they run.
+// The checks of the verifier, one file each; verify.cc runs them in order. Each adds errors to
+// `diagnostics`.
 
 namespace pipewright::schedule {
 
-// Inside each rank of an order: what an action needs of its own rank stands before it.
+// Inside each rank of an order: what an action needs from its own rank is computed before it.
 void check_local_order(const ir::ComputeOrder& order, const WorkIndex& index,
                        ir::Diagnostics* diagnostics);
 
-// Across ranks, of an order that passed check_local_order: the ranks together get to their ends.
+// Across ranks, for an order that passed check_local_order: the ranks together run to their ends.
 void check_can_run(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics);
 
-// Inside each rank as above; and SENDs follow what they send, RECVs come before what needs them,
-// and they are one to one.
+// Inside each rank of a program, as above; SENDs follow what they send, RECVs come before what uses
+// them, and SENDs and RECVs are one to one.
 void check_data_flow(const ir::Program& program, const WorkIndex& index,
                      ir::Diagnostics* diagnostics);
 
-// UNSHARD and RESHARD, where there are any.
+// Residency: UNSHARD and RESHARD, if the program has any.
 void check_residency(const ir::Program& program, bool weight_free_w, ir::Diagnostics* diagnostics);
 
-// REDUCE_GRAD, where there is any.
+// Reduction: REDUCE_GRAD, if the program has any.
 void check_reduction(const ir::Program& program, ir::Diagnostics* diagnostics);
 
-// Swaps and deadlocks, of a program that passed check_data_flow.
+// Swaps and deadlocks, for a program that passed check_data_flow.
 void check_channels(const ir::Program& program, const VerifyOptions& options,
                     ir::Diagnostics* diagnostics);
 

@@ -14,7 +14,7 @@ namespace {
 using ir::ActionKind;
 using ir::ActionPart;
 
-// The kind that makes a result, for the index: I stands in for B.
+// The kind that computes a result, as the index knows it: I also means B.
 ActionKind maker_of(ir::Result result) {
   switch (result) {
     case ir::Result::kOutput:
@@ -36,7 +36,7 @@ void for_each_part(const ir::Schedule& schedule, Visit visit) {
   }
 }
 
-// What is asked of one part of an action.
+// The checks of one part of an action.
 class DataFlow {
  public:
   DataFlow(const ir::Schedule& schedule, const WorkIndex& index, ir::Diagnostics* diagnostics)
@@ -45,8 +45,8 @@ class DataFlow {
         diagnostics_(*diagnostics),
         dependencies_(schedule.placement) {}
 
-  // What its own rank makes stands before it; in a program, what other ranks make is received
-  // before it.
+  // Results of the part's own rank must be computed before it; in a program, results of other ranks
+  // must be received before it.
   void check_needs(size_t rank, size_t step, ActionPart part, bool in_program) {
     for (const ir::StageDependencies::Need& need : dependencies_.of(part)) {
       if (need.of_other_rank) {
@@ -55,30 +55,31 @@ class DataFlow {
       }
       const std::optional<int> made =
           index_.step_of(maker_of(need.result), need.stage, part.microbatch());
-      // One action does not make what another part of it needs.
+      // A part of a compound cannot use a result of the other part.
       if (made && static_cast<size_t>(*made) >= step) report_too_early(rank, step, part, *made);
       if (!made) {
         report(ir::Rule::kNeedsEarlier, rank, step,
-               fmt::format("`{}` on rank {} needs a result that nothing on the rank makes",
+               fmt::format("`{}` on rank {} needs a result that no action of the rank computes",
                            ir::to_string(part), rank));
       }
     }
   }
 
-  // A SEND or RECV has its other end, and what is received is used.
+  // A SEND or RECV must have its other end, and a received tensor must be used.
   void check_transfer(size_t rank, size_t step, ActionPart part) {
     const std::optional<ir::Transfer>& transfer = dependencies_.of(part).transfer;
     if (!transfer) {
       report(ir::Rule::kNoPeer, rank, step,
-             fmt::format("`{}` on rank {} has no stage to meet: the pipeline ends there",
+             fmt::format("`{}` on rank {} has no peer stage: the pipeline ends there",
                          ir::to_string(part), rank));
       return;
     }
     if (transfer->from == transfer->to) {
-      report(ir::Rule::kNoPeer, rank, step,
-             fmt::format("`{}` is between stages of rank {}, which hands the tensor over by itself",
-                         ir::to_string(part), rank))
-          .help = "remove it, and its other end";
+      report(
+          ir::Rule::kNoPeer, rank, step,
+          fmt::format("`{}` is between two stages of rank {}, which passes the tensor on locally",
+                      ir::to_string(part), rank))
+          .help = "remove it and its other end";
       return;
     }
     const bool sends = ir::is_send(part.kind());
@@ -97,8 +98,8 @@ class DataFlow {
     const std::optional<int> used = index_.step_of(consumer, part.stage(), part.microbatch());
     if (!used || static_cast<size_t>(*used) < step) {
       report(ir::Rule::kUnusedReceive, rank, step,
-             fmt::format("nothing on rank {} uses what `{}` receives behind it", rank,
-                         ir::to_string(part)));
+             fmt::format("`{}` on rank {} receives a tensor that no later action uses",
+                         ir::to_string(part), rank));
     }
   }
 
@@ -110,7 +111,7 @@ class DataFlow {
         index_.step_of(receive.kind(), compute.stage(), compute.microbatch());
     if (!received) {
       report(ir::Rule::kNeedsEarlier, rank, step,
-             fmt::format("`{}` on rank {} needs what rank {} makes, and no `{}` gets it",
+             fmt::format("`{}` on rank {} needs a result of rank {}, but no `{}` receives it",
                          ir::to_string(compute), rank, schedule_.placement.rank_of(need.stage),
                          ir::to_string(receive)))
           .help = fmt::format("add `{}` before it", ir::to_string(receive));
@@ -126,9 +127,9 @@ class DataFlow {
   void report_too_early(size_t rank, size_t step, ActionPart part, int needed_step) {
     const ir::Action& needed = schedule_.rows[rank][static_cast<size_t>(needed_step)];
     report(ir::Rule::kNeedsEarlier, rank, step,
-           fmt::format("`{}` on rank {} stands before `{}`, whose result it needs",
+           fmt::format("`{}` on rank {} comes before `{}`, whose result it needs",
                        ir::to_string(part), rank, ir::to_string(needed)))
-        .notes.push_back({fmt::format("`{}` stands here", ir::to_string(needed)),
+        .notes.push_back({fmt::format("`{}` is here", ir::to_string(needed)),
                           ir::place_at(rank, static_cast<size_t>(needed_step))});
   }
 

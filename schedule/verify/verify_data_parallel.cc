@@ -22,14 +22,14 @@ bool has_any(const ir::Program& program, ActionKind first, ActionKind second) {
   return false;
 }
 
-// A stage's parameters while a row is walked along.
+// The state of a stage's parameters during the walk along a row.
 struct Parameters {
   bool unsharded = false;
   bool used = false;  // since the last UNSHARD
   size_t unsharded_at = 0;
 };
 
-// A stage's gradients while a row is walked along.
+// The state of a stage's gradients during the walk along a row.
 struct Gradients {
   int total = 0;  // B and W so far
   int since_reduce = 0;
@@ -45,7 +45,7 @@ void check_residency(const ir::Program& program, bool weight_free_w, ir::Diagnos
   for (size_t rank = 0; rank < program.rows.size(); ++rank) {
     const ir::Row& row = program.rows[rank];
     for (size_t step = 0; step < row.size(); ++step) {
-      if (ir::is_transfer(row[step].kind())) continue;  // most; they have to do with neither
+      if (ir::is_transfer(row[step].kind())) continue;  // the most frequent, and irrelevant here
       const auto refuse = [&](ir::Rule rule, std::string message) -> ir::Diagnostic& {
         return diagnostics->error(rule, std::move(message), ir::place_at(rank, step));
       };
@@ -54,7 +54,7 @@ void check_residency(const ir::Program& program, bool weight_free_w, ir::Diagnos
         if (part.kind() == ActionKind::kUnshard) {
           if (stage.unsharded) {
             refuse(ir::Rule::kUnshardTwice,
-                   fmt::format("`{}` on rank {}, but the stage is unsharded already",
+                   fmt::format("`{}` on rank {}, but the stage is already unsharded",
                                ir::to_string(part), rank))
                 .notes.push_back({"it was unsharded here", ir::place_at(rank, stage.unsharded_at)});
           }
@@ -66,16 +66,15 @@ void check_residency(const ir::Program& program, bool weight_free_w, ir::Diagnos
                                ir::to_string(part), rank));
           } else if (!stage.used) {
             refuse(ir::Rule::kReshardBeforeUse,
-                   fmt::format("`{}` on rank {} frees a stage that was not used",
+                   fmt::format("`{}` on rank {} frees a stage that was not used since its UNSHARD",
                                ir::to_string(part), rank))
                 .notes.push_back({"it was unsharded here", ir::place_at(rank, stage.unsharded_at)});
           }
           stage.unsharded = false;
         } else if (ir::is_compute(part.kind())) {
           if (!stage.unsharded && !(weight_free_w && part.kind() == ActionKind::kBackwardWeight)) {
-            refuse(ir::Rule::kSharded,
-                   fmt::format("`{}` on rank {} runs on a stage that is sharded",
-                               ir::to_string(part), rank))
+            refuse(ir::Rule::kSharded, fmt::format("`{}` on rank {} runs on a sharded stage",
+                                                   ir::to_string(part), rank))
                 .help = fmt::format("add `{}UNSHARD` before it", part.stage());
           }
           stage.used = true;
@@ -90,7 +89,7 @@ void check_residency(const ir::Program& program, bool weight_free_w, ir::Diagnos
         ->error(ir::Rule::kLeftUnsharded,
                 fmt::format("stage {} on rank {} is unsharded at the end", stage, rank),
                 ir::place_at(rank, stages[stage].unsharded_at))
-        .help = fmt::format("add `{}RESHARD` behind its last use", stage);
+        .help = fmt::format("add `{}RESHARD` after its last use", stage);
   }
 }
 
@@ -101,7 +100,7 @@ void check_reduction(const ir::Program& program, ir::Diagnostics* diagnostics) {
   for (size_t rank = 0; rank < program.rows.size(); ++rank) {
     const ir::Row& row = program.rows[rank];
     for (size_t step = 0; step < row.size(); ++step) {
-      if (ir::is_transfer(row[step].kind())) continue;  // most; they have to do with neither
+      if (ir::is_transfer(row[step].kind())) continue;  // the most frequent, and irrelevant here
       for (const ActionPart part : row[step].parts()) {
         Gradients& stage = stages[static_cast<size_t>(part.stage())];
         if (ir::completes_backward(part.kind())) {
@@ -112,16 +111,16 @@ void check_reduction(const ir::Program& program, ir::Diagnostics* diagnostics) {
           if (stage.since_reduce == 0) {
             diagnostics->error(ir::Rule::kReduceTwice,
                                fmt::format("`{}` on rank {} has nothing to reduce: no B or W of "
-                                           "the stage since the one before",
+                                           "the stage since the previous one",
                                            ir::to_string(part), rank),
                                ir::place_at(rank, step));
           } else if (every && stage.since_reduce != *every &&
                      !(stage.total == program.num_microbatches && stage.since_reduce < *every)) {
             diagnostics->error(
                 ir::Rule::kReduceCount,
-                fmt::format("`{}` on rank {} comes after {} of the stage's gradients, and "
-                            "reduce-every is {}",
-                            ir::to_string(part), rank, stage.since_reduce, *every),
+                fmt::format("`{}` on rank {} reduces a wrong number of microbatches: expected {} "
+                            "(reduce-every), got {}",
+                            ir::to_string(part), rank, *every, stage.since_reduce),
                 ir::place_at(rank, step));
           }
           stage.since_reduce = 0;
@@ -136,9 +135,9 @@ void check_reduction(const ir::Program& program, ir::Diagnostics* diagnostics) {
     diagnostics
         ->error(ir::Rule::kReduceMissing,
                 fmt::format("stage {} on rank {} has no REDUCE_GRAD{}", stage, rank,
-                            stages[stage].reduced ? " behind its last gradient" : " at all"),
+                            stages[stage].reduced ? " after its last gradient" : " at all"),
                 ir::place_at(rank, stages[stage].last_added))
-        .help = fmt::format("add `{}REDUCE_GRAD` behind it", stage);
+        .help = fmt::format("add `{}REDUCE_GRAD` after it", stage);
   }
 }
 

@@ -15,7 +15,7 @@ namespace {
 using ir::ActionKind;
 using ir::ActionPart;
 
-// "3", "3 to 5", "3, 7 to 9, ...": some of a list of ascending numbers.
+// Ascending numbers as text, with at most four ranges: "3", "3 to 5", "3, 7 to 9, ...".
 std::string ranges(const std::vector<int>& numbers) {
   std::string text;
   int shown = 0;
@@ -45,7 +45,7 @@ std::optional<WorkIndex> WorkIndex::build(const ir::Schedule& schedule,
         num_forwards += part.kind() == ActionKind::kForward;
     }
   }
-  // A few actions with a microbatch far out must not cost the memory of all that are missing.
+  // One action with a huge microbatch index must not cost the memory of all the missing ones.
   const size_t num_cells = static_cast<size_t>(schedule.placement.num_stages()) *
                            static_cast<size_t>(schedule.num_microbatches);
   if (num_forwards < num_cells / 2) {
@@ -54,7 +54,7 @@ std::optional<WorkIndex> WorkIndex::build(const ir::Schedule& schedule,
                 fmt::format("{} of {} forwards are missing: {} stages with {} microbatches each",
                             num_cells - num_forwards, num_cells, schedule.placement.num_stages(),
                             schedule.num_microbatches))
-        .help = "a number that is too high makes all below it missing";
+        .help = "a microbatch index that is too high makes all below it missing";
     return std::nullopt;
   }
   Cell absent;
@@ -69,7 +69,7 @@ std::optional<WorkIndex> WorkIndex::build(const ir::Schedule& schedule,
         Cell& steps = index.cells_.at(part.stage(), part.microbatch());
         const bool is_new = steps[slot] == kAbsent;
         if (is_new) steps[slot] = static_cast<uint32_t>(step);
-        // B and I both give the input gradient.
+        // B and I both compute the input gradient.
         const size_t rival = slot == kBackwardSlot ? kInputSlot : kBackwardSlot;
         const bool has_rival =
             (slot == kBackwardSlot || slot == kInputSlot) && steps[rival] != kAbsent;
@@ -78,13 +78,14 @@ std::optional<WorkIndex> WorkIndex::build(const ir::Schedule& schedule,
         const ActionPart first(kSlots[is_new ? rival : slot], part.stage(), part.microbatch());
         ir::Diagnostic& error = diagnostics->error(
             is_new ? ir::Rule::kBackwardTwice : ir::Rule::kDuplicateAction,
-            is_new ? fmt::format(
-                         "`{}` and `{}` both give the input gradient of stage {} for microbatch {}",
-                         ir::to_string(first), ir::to_string(part), part.stage(), part.microbatch())
-                   : fmt::format("`{}` stands twice on rank {}", ir::to_string(part), rank),
+            is_new
+                ? fmt::format(
+                      "`{}` and `{}` both compute the input gradient of stage {} for microbatch {}",
+                      ir::to_string(first), ir::to_string(part), part.stage(), part.microbatch())
+                : fmt::format("`{}` appears twice on rank {}", ir::to_string(part), rank),
             ir::place_at(rank, step));
-        error.notes.push_back({fmt::format("`{}` stands here first", ir::to_string(first)),
-                               ir::place_at(rank, known)});
+        error.notes.push_back(
+            {fmt::format("`{}` is here first", ir::to_string(first)), ir::place_at(rank, known)});
       }
     }
   }
@@ -107,12 +108,12 @@ void WorkIndex::check_complete(const ir::Schedule& schedule, ir::Diagnostics* di
       } else if (!whole && steps[kWeightSlot] == kAbsent) {
         no_weight.push_back(microbatch);
       } else if (whole && steps[kWeightSlot] != kAbsent) {
-        ir::Diagnostic& error =
-            diagnostics->error(ir::Rule::kBackwardTwice,
-                               fmt::format("`{}W{}` and `{}B{}` both give the weights' gradients",
-                                           stage, microbatch, stage, microbatch),
-                               ir::place_at(static_cast<size_t>(rank), steps[kWeightSlot]));
-        error.notes.push_back({fmt::format("`{}B{}` stands here", stage, microbatch),
+        ir::Diagnostic& error = diagnostics->error(
+            ir::Rule::kBackwardTwice,
+            fmt::format("`{}W{}` and `{}B{}` both compute the gradients of the weights", stage,
+                        microbatch, stage, microbatch),
+            ir::place_at(static_cast<size_t>(rank), steps[kWeightSlot]));
+        error.notes.push_back({fmt::format("`{}B{}` is here", stage, microbatch),
                                ir::place_at(static_cast<size_t>(rank), steps[kBackwardSlot])});
       }
     }

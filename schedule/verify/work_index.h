@@ -12,19 +12,19 @@
 
 namespace pipewright::schedule {
 
-// Where each action of a stage and microbatch stands: its step in the row of the stage's rank.
-// Built once, with the errors of completeness on the way; the checks that follow ask it instead of
-// searching. Not changed afterwards.
+// The step of each action by kind, stage and microbatch: an index into the row of the stage's rank.
+// Built once, together with the check of completeness; later checks look actions up instead of
+// searching. Not changed once built.
 class WorkIndex {
  public:
-  // Goes through a schedule whose actions are on the ranks of their stages and inside its shape.
-  // Adds an error for each action that stands twice, for each (stage, microbatch) that is not run
-  // exactly once forward and, unless no backward stands anywhere, exactly once backward, as B or as
-  // I and W.
+  // Indexes a schedule whose actions are on the ranks of their stages and inside its shape. Adds an
+  // error for each action that appears twice, and for each (stage, microbatch) that does not run
+  // exactly once forward and, if the schedule has a backward, exactly once backward: as B, or as I
+  // and W. Returns nothing if there are errors.
   static std::optional<WorkIndex> build(const ir::Schedule& schedule, ir::Diagnostics* diagnostics);
 
-  // The step of the F, B, I, W, SEND or RECV of this kind; none if there is none. B and I count as
-  // one.
+  // The step of an F, B, I, W, SEND or RECV; nothing if the schedule lacks it. B is found as I, and
+  // I as B.
   std::optional<int> step_of(ir::ActionKind kind, int stage, int microbatch) const {
     const Cell& steps = cells_.at(stage, microbatch);
     uint32_t step = steps[slot_of(kind)];
@@ -35,7 +35,7 @@ class WorkIndex {
 
  private:
   static constexpr uint32_t kAbsent = UINT32_MAX;
-  // The kinds of action that the index holds, and where in a cell.
+  // The indexed kinds, in the order of a cell.
   static constexpr ir::ActionKind kSlots[] = {
       ir::ActionKind::kForward,        ir::ActionKind::kBackward, ir::ActionKind::kBackwardInput,
       ir::ActionKind::kBackwardWeight, ir::ActionKind::kSendF,    ir::ActionKind::kRecvF,
@@ -43,7 +43,7 @@ class WorkIndex {
   static constexpr size_t kForwardSlot = 0, kBackwardSlot = 1, kInputSlot = 2, kWeightSlot = 3,
                           kNoSlot = std::size(kSlots);
 
-  // The slot of a kind in a cell; kNoSlot for those that the index does not hold.
+  // The slot of a kind in a cell; kNoSlot for kinds that are not indexed.
   static constexpr size_t slot_of(ir::ActionKind kind) {
     constexpr auto kSlotOf = [] {
       std::array<uint8_t, std::size(ir::kActionKinds) + 1> slots{};

@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kNone = SIZE_MAX;
 
-// The index of each occurrence of each action in a row without idle slots.
+// The index of each occurrence of each action in a row, idle slots left out.
 std::map<std::pair<ir::Action, int>, size_t> positions_of(const ir::Row& row) {
   std::map<ir::Action, int> seen;
   std::map<std::pair<ir::Action, int>, size_t> positions;
@@ -19,7 +19,7 @@ std::map<std::pair<ir::Action, int>, size_t> positions_of(const ir::Row& row) {
   return positions;
 }
 
-// Which of some different numbers are in a longest ascending run of them, by patience sorting.
+// Marks a longest ascending subsequence of distinct numbers, by patience sorting: O(n log n).
 std::vector<bool> longest_ascending(const std::vector<size_t>& numbers) {
   std::vector<size_t> tops;  // index of the number on top of each pile
   std::vector<size_t> before(numbers.size(), kNone);

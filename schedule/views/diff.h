@@ -7,18 +7,19 @@
 
 namespace pipewright::schedule {
 
-// What makes one row of another. An action that stands several times is told apart by its number.
+// The difference between two rows. An action that appears several times is matched by occurrence:
+// the k-th with the k-th.
 struct RowChange {
   std::vector<ir::Action> removed, added;  // in the order of their row
-  std::vector<ir::Action> moved;  // in both, the fewest without which the rest keeps its order
+  std::vector<ir::Action> moved;  // in both: the fewest whose removal leaves the rest in order
 
   bool empty() const { return removed.empty() && added.empty() && moved.empty(); }
 };
 
-// Idle slots do not count: they change nothing of what runs.
+// Compares two rows. Idle slots are ignored: they do not change what runs. O(n log n).
 RowChange change_of(const ir::Row& before, const ir::Row& after);
 
-// By rank; where one schedule has fewer, its rows are empty. O(n log n).
+// Compares rows by rank. The missing rows of the schedule with fewer ranks count as empty.
 std::vector<RowChange> changes_of(const ir::Rows& before, const ir::Rows& after);
 
 }  // namespace pipewright::schedule

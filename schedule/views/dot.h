@@ -8,8 +8,8 @@
 
 namespace pipewright::schedule {
 
-// What waits for what, for Graphviz: a cluster a rank with its actions in their order, bold lines
-// for results that come from other ranks. `dot -Tsvg` draws it.
+// Prints the event graph of a schedule for Graphviz (`dot -Tsvg`): one cluster per rank with its
+// actions in order, one edge per dependency, bold where a result comes from another rank.
 void print_dot(const ir::Schedule& schedule, const EventGraph& graph, std::ostream& out);
 
 }  // namespace pipewright::schedule

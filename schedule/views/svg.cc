@@ -22,7 +22,7 @@ using ir::ActionPart;
 // Sizes in pixels.
 constexpr double kLeft = 62, kTop = 34, kRow = 26, kComms = 8, kGap = 6, kAxis = 34, kLegend = 26,
                  kRight = 16;
-constexpr double kLetter = 6.2;  // width of a digit at the size of labels
+constexpr double kLetter = 6.2;  // width of a digit in a label
 
 std::string escaped(std::string_view text) {
   std::string safe;
@@ -40,17 +40,17 @@ std::string escaped(std::string_view text) {
   return safe;
 }
 
-// "12.5", "12": pixels to a tenth.
+// Pixels to one decimal: "12.5", "12".
 std::string px(double value) {
   std::string text = fmt::format("{:.1f}", value);
   if (text.ends_with(".0")) text.resize(text.size() - 2);
   return text;
 }
 
-class Svg {
+class SvgWriter {
  public:
-  Svg(const ir::Schedule& schedule, const ir::Timeline& timeline, const std::string& unit,
-      std::ostream& out)
+  SvgWriter(const ir::Schedule& schedule, const ir::Timeline& timeline, const std::string& unit,
+            std::ostream& out)
       : schedule_(schedule), timeline_(timeline), unit_(unit), out_(out) {
     end_ = ir::span_of(schedule.rows, timeline).end;
     double shortest = std::numeric_limits<double>::infinity();
@@ -68,8 +68,8 @@ class Svg {
         for (const ActionPart part : action.parts()) shown_.insert(&paint_of(part.kind()));
       }
     }
-    const double wanted = end_ > 0 && std::isfinite(shortest) ? 20 * end_ / shortest : 0;
-    plot_ = std::clamp(wanted, 640.0, 6000.0);
+    const double wide_enough = end_ > 0 && std::isfinite(shortest) ? 20 * end_ / shortest : 0;
+    plot_ = std::clamp(wide_enough, 640.0, 6000.0);
     scale_ = end_ > 0 ? plot_ / end_ : 1;
     pitch_ = kRow + (has_comms_ ? kComms : 0) + kGap;
   }
@@ -98,7 +98,7 @@ class Svg {
   double x(double time) const { return kLeft + time * scale_; }
 
   void print_axis(double bottom) {
-    // Ticks at 1, 2 or 5 times a power of ten, some 80 pixels apart.
+    // Ticks at 1, 2 or 5 times a power of ten, at least 80 pixels apart.
     const double rough = end_ > 0 ? 80 / scale_ : 1;
     const double power = std::pow(10, std::floor(std::log10(rough)));
     double tick = 10 * power;
@@ -186,7 +186,7 @@ class Svg {
 
 void print_svg(const ir::Schedule& schedule, const ir::Timeline& timeline, const std::string& title,
                const std::string& unit, std::ostream& out) {
-  Svg(schedule, timeline, unit, out).print(title);
+  SvgWriter(schedule, timeline, unit, out).print(title);
 }
 
 }  // namespace pipewright::schedule

@@ -9,10 +9,10 @@
 
 namespace pipewright::schedule {
 
-// A timeline as a figure: a row a rank, an axis of time, a legend, and a tooltip an action; SVG 1.1
-// without scripts or outside fonts. Stages of one rank differ in shade; a compound is an F above a
-// B. SENDs and RECVs that take time are lines below their rank's row. Linear in the number of
-// actions.
+// Prints a timeline as an SVG 1.1 figure without scripts or external fonts: one row per rank, a
+// time axis in `unit`, a legend, and a tooltip per action. The stages of a rank differ in shade; a
+// compound is drawn as its first part above its second. SENDs, RECVs and data-parallel actions that
+// take time are thin bars below the row of their rank. Linear in the number of actions.
 void print_svg(const ir::Schedule& schedule, const ir::Timeline& timeline, const std::string& title,
                const std::string& unit, std::ostream& out);
 

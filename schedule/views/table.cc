@@ -28,13 +28,13 @@ std::vector<size_t> column_widths(const ir::Rows& rows) {
   return widths;
 }
 
-// Lines of the ranks [first, last).
+// Prints one table, of the ranks [first, last).
 void print_block(const ir::Rows& rows, const std::vector<size_t>& widths, size_t first, size_t last,
                  size_t num_steps, const TableOptions& options, std::ostream& out) {
   const size_t digits = std::to_string(num_steps == 0 ? 0 : num_steps - 1).size();
   std::string line;
   std::string text;
-  size_t blanks = 0;  // owed before the next text, so that no line ends in blanks
+  size_t blanks = 0;  // due before the next text, so that no line ends in blanks
   const auto add = [&](const std::string& shown, std::string_view color, size_t width) {
     if (!shown.empty()) {
       line.append(blanks, ' ');

@@ -18,7 +18,7 @@ using ir::Action;
 using ir::ActionKind;
 using ir::ActionPart;
 
-// One line: characters and the kind of action that each belongs to.
+// One line: its characters, and for each the kind of action that it belongs to.
 struct Line {
   std::string text;
   std::vector<ActionKind> kinds;
@@ -26,8 +26,8 @@ struct Line {
   explicit Line(size_t columns) : text(columns, ' '), kinds(columns, ActionKind::kIdle) {}
 };
 
-// What a cell says, from much to little.
-enum class Form { kStage, kKind, kMicrobatch, kLetter };  // "2F10", "F10", "10", "F"
+// What a cell shows, from the longest to the shortest: "2F10", "F10", "10", "F".
+enum class Form { kStage, kKind, kMicrobatch, kLetter };
 
 std::string label_of(const Action& action, Form form) {
   if (form == Form::kLetter)
@@ -90,41 +90,41 @@ class TimelineText {
     }
   }
 
-  // As many columns a unit of time as every compute wants for its label, or as there are; whole
-  // ones for the shortest compute, so that equal times look equal.
+  // Columns per unit of time: as many as every compute needs for its label, or as fit. The shortest
+  // compute gets a whole number of columns, so that equal times look equal.
   void choose_scale() {
     end_ = ir::span_of(schedule_.rows, timeline_).end;
     const Form full = with_stage_ ? Form::kStage : Form::kKind;
-    double wanted = 0, shortest = std::numeric_limits<double>::infinity();
+    double columns_per_unit = 0, shortest = std::numeric_limits<double>::infinity();
     for_each_compute([&](const Action& action, const ir::Interval& interval) {
       const auto columns = static_cast<double>(label_of(action, full).size() + 1);
-      wanted = std::max(wanted, columns / interval.duration());
+      columns_per_unit = std::max(columns_per_unit, columns / interval.duration());
       shortest = std::min(shortest, interval.duration());
     });
-    if (wanted == 0) wanted = 1;
-    // One very short action must not make a line of a mile.
+    if (columns_per_unit == 0) columns_per_unit = 1;
+    // One very short action must not make the line excessively long.
     constexpr double kMostColumns = 1e6;
-    if (end_ > 0) wanted = std::min(wanted, kMostColumns / end_);
+    if (end_ > 0) columns_per_unit = std::min(columns_per_unit, kMostColumns / end_);
     const size_t before = label_width_ + 2;
     if (options_.width > 0 && end_ > 0) {
       const size_t room = options_.width > before ? options_.width - before : 1;
-      wanted = std::min(wanted, static_cast<double>(room) / end_);
+      columns_per_unit = std::min(columns_per_unit, static_cast<double>(room) / end_);
     }
-    scale_ = wanted;
+    scale_ = columns_per_unit;
     if (shortest * scale_ >= 1 && std::isfinite(shortest))
       scale_ = std::floor(shortest * scale_ + 1e-9) / shortest;
     columns_ = static_cast<size_t>(std::ceil(end_ * scale_ - 1e-9));
   }
 
-  // The one form for which there is room in every compute.
+  // The longest form that fits into every compute.
   void choose_form() {
     const Form most = with_stage_ ? Form::kStage : Form::kKind;
     for (const Form form : {Form::kStage, Form::kKind, Form::kMicrobatch}) {
-      // Numbers alone need colours to say what they are of.
+      // Bare numbers need colours to show their kind.
       if (form < most || (form == Form::kMicrobatch && !options_.color)) continue;
       bool fits = true;
       for_each_compute([&](const Action& action, const ir::Interval& interval) {
-        // What starts with a letter needs no blank before it.
+        // A label that starts with a letter needs no blank before it.
         const size_t blank = form == Form::kKind && !options_.color ? 0 : 1;
         fits = fits && label_of(action, form).size() + blank <=
                            column_of(interval.end) - column_of(interval.start);
@@ -172,14 +172,14 @@ class TimelineText {
     const size_t room = last - first;
     std::string text = label_of(action, form_);
     if (!ir::is_compute(action.kind())) {
-      // The row says the kind.
+      // The name of the row shows the kind.
       text = ir::info(action.kind()).has_microbatch ? label_of(action, Form::kMicrobatch)
                                                     : label_of(action, Form::kLetter);
       if (text.size() > room) text = label_of(action, Form::kLetter);
     }
     for (size_t column = first; column < last && column < columns_; ++column) {
       const size_t at = column - first;
-      // A gap between neighbours.
+      // Leaves a gap between neighbours.
       const bool is_gap = column + 1 == last && room > text.size() && room > 1;
       line->kinds[column] = is_gap ? ActionKind::kIdle : action.kind();
       line->text[column] = at < text.size() ? text[at] : is_gap || options_.color ? ' ' : '-';
@@ -190,7 +190,7 @@ class TimelineText {
   const ir::Timeline& timeline_;
   TimelineTextOptions options_;
   size_t label_width_ = 0;
-  bool with_stage_ = false;  // a rank has several
+  bool with_stage_ = false;  // labels have stages: a rank has several
   double end_ = 0, scale_ = 1;
   Form form_ = Form::kLetter;
   size_t columns_ = 0;

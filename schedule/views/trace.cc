@@ -16,7 +16,7 @@ namespace {
 
 using ir::Action;
 
-// Track numbers and names of a rank.
+// The tracks of a rank: their numbers and names.
 enum Track { kCompute, kSend, kReceive, kDataParallel };
 constexpr std::string_view kTracks[] = {"compute", "send", "receive", "data-parallel"};
 
@@ -26,22 +26,22 @@ Track track_of(const Action& action) {
   return ir::is_compute(action.kind()) ? kCompute : kDataParallel;
 }
 
-double microseconds_a_unit(std::string_view unit) {
+double microseconds_per_unit(std::string_view unit) {
   if (unit == "s") return 1e6;
   if (unit == "us") return 1;
   if (unit == "ns") return 1e-3;
   return 1e3;
 }
 
-class Trace {
+class TraceWriter {
  public:
-  Trace(const ir::Schedule& schedule, const Costs& costs, const ir::Timeline& timeline,
-        std::ostream& out)
+  TraceWriter(const ir::Schedule& schedule, const Costs& costs, const ir::Timeline& timeline,
+              std::ostream& out)
       : schedule_(schedule),
         costs_(costs),
         timeline_(timeline),
         out_(out),
-        unit_(microseconds_a_unit(costs.unit)),
+        unit_(microseconds_per_unit(costs.unit)),
         memory_(schedule, costs) {}
 
   void print() {
@@ -116,7 +116,7 @@ class Trace {
                     name, rank, time(at), value));
   }
 
-  // The k-th SEND of a pair of ranks to its k-th RECV.
+  // Arrows from the k-th SEND of each ordered pair of ranks to its k-th RECV.
   void print_flows() {
     const ir::RankPairs pairs(schedule_.placement);
     std::vector<std::vector<double>> sent(pairs.size());
@@ -163,7 +163,7 @@ class Trace {
 
 void print_trace(const ir::Schedule& schedule, const Costs& costs, const ir::Timeline& timeline,
                  std::ostream& out) {
-  Trace(schedule, costs, timeline, out).print();
+  TraceWriter(schedule, costs, timeline, out).print();
 }
 
 }  // namespace pipewright::schedule

@@ -1,6 +1,6 @@
-// The channel model as an executable specification: a table of tiny programs with verdicts argued
-// by hand, and thousands of random ones, on which the interpreter of the model's text and the
-// verifier's fast run agree.
+// The channel model as an executable specification: on a table of tiny programs with verdicts
+// derived by hand, and on thousands of random ones, the plain interpreter, the verifier's fast run
+// and the simulator agree.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -27,26 +27,25 @@ TEST(ChannelModelTest, TableOfTinyPrograms) {
         {ir::ChannelModel::kRank, one.rank},
         {ir::ChannelModel::kPeer, one.peer},
         {ir::ChannelModel::kEdge, one.edge}};
-    for (const auto& [model, wanted] : verdicts) {
+    for (const auto& [model, expected] : verdicts) {
       for (size_t index = 0; index < std::size(kCapacities); ++index) {
         SCOPED_TRACE(testing::Message()
                      << one.name << ", " << ir::describe_channels(model, kCapacities[index]));
         Interpreter interpreter(program, model, kCapacities[index]);
-        EXPECT_EQ(interpreter.deadlocks(), wanted[index] == 'D');
+        EXPECT_EQ(interpreter.deadlocks(), expected[index] == 'D');
         EXPECT_TRUE(interpreter.confluent());
         EXPECT_EQ(interpreter.swaps(), one.swaps);
         schedule::ChannelRun run(program, model, kCapacities[index]);
         run.run([](int, uint32_t, uint32_t) {});
-        EXPECT_EQ(!run.finished(), wanted[index] == 'D');
+        EXPECT_EQ(!run.finished(), expected[index] == 'D');
         EXPECT_EQ(!schedule::EventGraph::of_program(program, model, kCapacities[index]),
-                  wanted[index] == 'D');
+                  expected[index] == 'D');
       }
     }
   }
 }
 
-// The simulator's times are those of a clock that ticks: whole numbers of time, and at each tick
-// what can start starts.
+// The simulator's times are those of the ticking clock.
 void expect_same_times(const ir::Program& program, const schedule::EventGraph& graph,
                        ir::ChannelModel model, ir::ChannelCapacity capacity, std::mt19937& random) {
   const auto below = [&](int limit) {

@@ -11,9 +11,9 @@
 #include "pipewright/ir/dependencies.h"
 #include "pipewright/ir/schedule.h"
 
-// The channel model's text (ir/channel.h) as a program, for tests: every interleaving of a small
-// program is explored, with no regard to speed. A state is the set of actions that have finished.
-// The verifier must agree with it.
+// The channel model of ir/channel.h, written as plainly as possible, for tests: it explores every
+// interleaving of a small program (at most 63 actions) and disregards speed. A state is the set of
+// actions that have finished. The verifier must agree with it.
 
 namespace pipewright::channel_model {
 
@@ -24,7 +24,7 @@ class Interpreter {
     std::map<std::pair<int, int>, int> sends, receives;
     for (size_t rank = 0; rank < program.rows.size(); ++rank) {
       for (const ir::Action& action : program.rows[rank]) {
-        // UNSHARD and its like wait for nothing here, and nothing waits for them.
+        // Data-parallel actions wait for nothing here, and nothing waits for them.
         const bool transfers = ir::is_send(action.kind()) || ir::is_receive(action.kind());
         if (!ir::is_compute(action.kind()) && !transfers) continue;
         Item item{static_cast<int>(rank), action, -1, {}, 0};
@@ -39,7 +39,8 @@ class Interpreter {
     }
   }
 
-  // Whether some interleaving stops with an action left. Every interleaving must stop in one state.
+  // Whether an interleaving stops with an action left. Every interleaving must stop in the same
+  // state: see confluent().
   bool deadlocks() {
     std::set<uint64_t> ends, seen;
     std::vector<uint64_t> open = {0};
@@ -56,7 +57,7 @@ class Interpreter {
   }
   bool confluent() const { return confluent_; }
 
-  // Whether a SEND meets a RECV of another name: the k-th of a pair of ranks with the k-th.
+  // Whether the k-th SEND of an ordered pair of ranks meets a k-th RECV that is not its partner.
   bool swaps() const {
     for (const Item& send : items_) {
       if (!ir::is_send(send.action.kind())) continue;
@@ -82,7 +83,7 @@ class Interpreter {
 
   static bool has(uint64_t state, size_t item) { return (state >> item & 1) != 0; }
 
-  // Every compute action before it in its rank's list has ended.
+  // Every compute before it in its rank's row has ended.
   bool posted(uint64_t state, size_t item) const {
     for (size_t before = 0; before < item; ++before) {
       if (items_[before].rank == items_[item].rank &&
@@ -106,7 +107,7 @@ class Interpreter {
     return false;
   }
 
-  // Posted, and nothing posted before it in its queue is left.
+  // Posted, and everything before it in its queue has finished.
   bool at_head(uint64_t state, size_t item) const {
     if (has(state, item) || !posted(state, item)) return false;
     for (size_t before = 0; before < item; ++before) {
@@ -115,7 +116,7 @@ class Interpreter {
     return true;
   }
 
-  // Computes run in the order of the list, and wait for their own RECVs.
+  // A compute can end when those before it have ended and its own RECVs have finished.
   bool can_end(uint64_t state, size_t item) const {
     if (!posted(state, item)) return false;
     for (const ir::ActionPart part : items_[item].action.parts()) {

@@ -28,12 +28,12 @@ ir::Program program_of(const ir::Placement& placement, int microbatches,
   return program;
 }
 
-// Stages 0 and 1 on ranks 0 and 1 unless said otherwise. The argument stands above each.
+// Stages 0 and 1 are on ranks 0 and 1 unless stated otherwise. The comment above each case is the
+// argument for its verdicts.
 const std::vector<Case>& cases() {
   static const std::vector<Case> kCases = {
       // 0SEND_F1 is posted after 2F0, which waits for 1SEND_F0, which is posted after 1F1, which
-      // waits for 0SEND_F1: no
-      // queue is in it, so no model and no capacity helps.
+      // waits for 0SEND_F1. The cycle involves no queue, so no model and no capacity helps.
       {"the example of the design",
        ir::Placement::custom(2, {0, 1, 0}),
        {"0F0 0SEND_F0 0F1 2RECV_F0 2F0 0SEND_F1 2RECV_F1 2F1",
@@ -42,9 +42,10 @@ const std::vector<Case>& cases() {
        "DDD",
        "DDD",
        false},
-      // The same with the second SEND before 2F0: both ends post two SENDs' worth one way, then the
+      // The same with the second SEND before 2F0: both ends post two transfers one way, then two
+      // the
       // other way.
-      {"the example, mended",
+      {"the example, fixed",
        ir::Placement::custom(2, {0, 1, 0}),
        {"0F0 0SEND_F0 0F1 0SEND_F1 2RECV_F0 2F0 2RECV_F1 2F1",
         "1RECV_F0 1F0 1RECV_F1 1F1 1SEND_F0 1SEND_F1"},
@@ -52,10 +53,11 @@ const std::vector<Case>& cases() {
        "...",
        "...",
        false},
-      // Mended on one side alone: 1SEND_F0 is ahead of 1RECV_F1, and 0SEND_F1 ahead of 2RECV_F0, in
-      // the one queue between the
-      // ranks. A SEND that may finish by itself, or a queue for each direction, lets both through.
-      {"the example, half mended",
+      // Fixed on one side only: 1SEND_F0 is ahead of 1RECV_F1, and 0SEND_F1 ahead of 2RECV_F0, in
+      // the
+      // one queue between the ranks. Both pass if a SEND may finish before its RECV, or with one
+      // queue per direction.
+      {"the example, half fixed",
        ir::Placement::custom(2, {0, 1, 0}),
        {"0F0 0SEND_F0 0F1 0SEND_F1 2RECV_F0 2F0 2RECV_F1 2F1",
         "1RECV_F0 1F0 1SEND_F0 1RECV_F1 1F1 1SEND_F1"},
@@ -63,9 +65,8 @@ const std::vector<Case>& cases() {
        "D..",
        "...",
        false},
-      // Each SEND is ahead of the RECV that the other needs in the one queue between the two ranks;
-      // with a queue for each
-      // direction, or room for one SEND, nothing is in the way.
+      // Each SEND is ahead of the RECV that the other needs in the one queue between the two ranks.
+      // With one queue per direction, or capacity 1, nothing blocks.
       {"SENDs head to head",
        ir::Placement::loop(2, 2),
        {"0F1 0SEND_F1 0RECV_B0", "1B0 1SEND_B0 1RECV_F1"},
@@ -73,7 +74,7 @@ const std::vector<Case>& cases() {
        "D..",
        "...",
        false},
-      // There and back again, one after the other.
+      // There and back, one after the other.
       {"there and back",
        ir::Placement::loop(2, 2),
        {"0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0"},
@@ -81,8 +82,9 @@ const std::vector<Case>& cases() {
        "...",
        "...",
        false},
-      // Each RECV is ahead of the SEND that the other needs. A SEND that is not at the head
-      // finishes at no capacity.
+      // Each RECV is ahead of the SEND that the other needs. A SEND that is not at the head does
+      // not
+      // finish at any capacity.
       {"RECVs head to head",
        ir::Placement::loop(2, 2),
        {"0RECV_B0 0SEND_F0", "1RECV_F0 1SEND_B0"},
@@ -90,8 +92,8 @@ const std::vector<Case>& cases() {
        "DDD",
        "...",
        false},
-      // With room for one, the first SENDs finish and the second ones are in the way; with room for
-      // both, none is.
+      // With capacity 1 the first SENDs finish and the second ones block; with room for both, none
+      // blocks.
       {"two SENDs head to head",
        ir::Placement::loop(2, 2),
        {"0SEND_F0 0SEND_F1 0RECV_B0 0RECV_B1", "1SEND_B0 1SEND_B1 1RECV_F0 1RECV_F1"},
@@ -99,9 +101,9 @@ const std::vector<Case>& cases() {
        "DD.",
        "...",
        false},
-      // 1RECV_B1 waits for rank 2, which waits for 1SEND_F0: behind it in the rank's queue and in
-      // the queue of peer 2, in
-      // another queue with directed edges. Capacity lets no RECV through.
+      // 1RECV_B1 waits for rank 2, which waits for 1SEND_F0. That is queued after 1RECV_B1 in the
+      // rank's queue and in the queue of peer 2, but in another queue with directed edges. Capacity
+      // lets no RECV pass.
       {"an early RECV",
        ir::Placement::loop(3, 3),
        {"0F0 0SEND_F0", "1RECV_B1 1RECV_F0 1F0 1SEND_F0", "2RECV_F0 2F0 2B1 2SEND_B1"},
@@ -109,9 +111,8 @@ const std::vector<Case>& cases() {
        "DDD",
        "...",
        false},
-      // A ring of three: each rank sends to one neighbour first and receives from the other one
-      // behind it. With one queue a
-      // rank all three wait; the two peers of a rank are in no queue together otherwise.
+      // A ring of three: each rank first sends to one neighbour, then receives from the other. With
+      // one queue per rank all three wait; otherwise the two peers of a rank share no queue.
       {"a ring of ranks",
        ir::Placement::loop(3, 6),
        {"0SEND_F0 3RECV_F1", "1SEND_F2 1RECV_F0", "2SEND_F1 2RECV_F2"},
@@ -119,8 +120,8 @@ const std::vector<Case>& cases() {
        "...",
        "...",
        false},
-      // The first SEND meets the first RECV, whatever their names: nothing waits, and tensors are
-      // swapped.
+      // The first SEND meets the first RECV, whatever their names: nothing blocks, and the tensors
+      // are swapped.
       {"a swap",
        ir::Placement::loop(2, 2),
        {"0SEND_F0 0SEND_F1", "1RECV_F1 1RECV_F0"},
@@ -128,8 +129,8 @@ const std::vector<Case>& cases() {
        "...",
        "...",
        true},
-      // Two ranks with two stages each: outputs and gradients go along the same edge, and meet in
-      // the wrong order.
+      // Two ranks with two stages each: outputs and gradients share an edge, and meet in the wrong
+      // order.
       {"a swap of an output and a gradient",
        ir::Placement::loop(2, 4),
        {"0SEND_F0 2SEND_B0", "1RECV_B0 1RECV_F0"},

@@ -7,11 +7,11 @@
 
 #include "pipewright/ir/schedule.h"
 
-// Small programs that run or deadlock, for whoever must agree on which do.
+// Small programs that run or deadlock, for all tests that must agree on which do.
 
 namespace pipewright::channel_model {
 
-// A program written by hand: a row a rank, actions between blanks.
+// A program from text: one string per rank, actions separated by blanks.
 ir::Program program_of(const ir::Placement& placement, int microbatches,
                        const std::vector<std::string>& rows);
 
@@ -24,10 +24,10 @@ struct Case {
   bool swaps;
 };
 
-// Programs with verdicts that are argued by hand.
+// Programs with verdicts that were derived by hand.
 const std::vector<Case>& cases();
 
-// SENDs and RECVs of a random small order, moved about at random as far as data flow allows.
+// A lowered small order whose actions were swapped at random as far as data flow allows.
 ir::Program random_program(std::mt19937& random);
 
 }  // namespace pipewright::channel_model

@@ -9,9 +9,9 @@
 #include "pipewright/ir/schedule.h"
 #include "pipewright/schedule/simulate/costs.h"
 
-// The channel model's text (ir/channel.h) with time, for tests: a clock ticks, and at each tick all
-// that can start does, with no regard to speed. Costs are whole numbers; data-parallel actions are
-// left out. The simulator must give the same times.
+// The channel model of ir/channel.h with time, written as plainly as possible, for tests: a clock
+// ticks, and at each tick everything that can start does. Disregards speed. Costs are whole
+// numbers; data-parallel actions are left out. The simulator must compute the same times.
 
 namespace pipewright::channel_model {
 
@@ -32,7 +32,7 @@ class TickingClock {
   // When each action ends.
   std::vector<std::vector<int>> run() {
     for (now_ = 0; left() && now_ < 10000; ++now_) {
-      // What takes no time may let others start at the same tick.
+      // An action that takes no time may let others start at the same tick.
       for (bool started = true; started;) {
         started = false;
         for (size_t rank = 0; rank < ends_.size(); ++rank) {
@@ -104,12 +104,12 @@ class TickingClock {
   }
 
   // The SEND or RECV of this number at the other rank.
-  At other_end(At at, int wanted) const {
+  At other_end(At at, int number_there) const {
     const auto rank = static_cast<size_t>(peer(at));
     for (size_t step = 0; step < program_.rows[rank].size(); ++step) {
       const At other{rank, step};
       if (transfers(other) && ir::is_send(kind(other)) != ir::is_send(kind(at)) &&
-          peer(other) == static_cast<int>(at.rank) && number(other) == wanted)
+          peer(other) == static_cast<int>(at.rank) && number(other) == number_there)
         return other;
     }
     return {rank, program_.rows[rank].size()};
@@ -145,7 +145,7 @@ class TickingClock {
     if (!is_at_head(at)) return false;
     const At partner = other_end(at, number(at));
     if (ir::is_receive(kind(at))) {
-      // Its SEND starts the transfer of a rendezvous; else it takes what is there.
+      // In a rendezvous its SEND starts the transfer; else it receives what has been sent.
       if (capacity_ == 0 || !has_ended(partner)) return false;
       end(at) = now_;
       return true;

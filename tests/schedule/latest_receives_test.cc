@@ -1,4 +1,4 @@
-// RECVs that are as late as they can be: what is made is proved, and not one of them can go later.
+// RECVs as late as possible: the result is verified, and no RECV can move later.
 #include "pipewright/schedule/lowering/latest_receives.h"
 
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ ir::Program lower_latest(const ir::ComputeOrder& order, const Channels& channels
 
 bool is_receive(const ir::Action& action) { return ir::is_receive(action.kind()); }
 
-// A place later: behind the RECVs that stand with it, and one action more.
+// The program with one RECV a position later: past the RECVs adjacent to it and one more action.
 ir::Program with_one_later(ir::Program program, size_t rank, size_t step) {
   ir::Row& row = program.rows[rank];
   const auto begin = row.begin() + static_cast<std::ptrdiff_t>(step);
@@ -51,7 +51,7 @@ ir::Program with_one_later(ir::Program program, size_t rank, size_t step) {
   return program;
 }
 
-// How many RECVs of a good program could be posted later.
+// How many RECVs of a valid program could be posted later.
 int count_early(const ir::Program& program, const Channels& channels) {
   const VerifyOptions options{channels.model, channels.capacity, false};
   int early = 0;
@@ -67,7 +67,7 @@ int count_early(const ir::Program& program, const Channels& channels) {
 
 class LatestReceivesTest : public testing::TestWithParam<const schedules::ScheduleSpec*> {};
 
-TEST_P(LatestReceivesTest, AreProvedAndNoneCanGoLater) {
+TEST_P(LatestReceivesTest, AreVerifiedAndNoneCanMoveLater) {
   int programs = 0, early_in_pytorchs = 0;
   for (const int ranks : {2, 3, 4}) {
     for (const int microbatches : {4, 6, 8}) {
@@ -91,12 +91,12 @@ TEST_P(LatestReceivesTest, AreProvedAndNoneCanGoLater) {
     }
   }
   EXPECT_GE(programs, 12);
-  // PyTorch's are early, except in GPipe, where each rank uses at once what it gets.
+  // PyTorch's are early, except in GPipe, where each rank uses at once what it receives.
   EXPECT_EQ(early_in_pytorchs > 0, GetParam()->name != "GPipe");
 }
 
-// Nothing but RECVs moves.
-TEST_P(LatestReceivesTest, LeaveTheRestInItsOrder) {
+// Only RECVs move.
+TEST_P(LatestReceivesTest, LeaveOtherActionsInOrder) {
   const schedules::Shape shape{4, schedules::default_stages(*GetParam(), 4), 8};
   const ir::ComputeOrder order = schedules::make_order(*GetParam(), shape);
   ir::Diagnostics diagnostics;
@@ -140,9 +140,8 @@ ir::Row last_rank(const char* name, const schedules::Shape& shape, const Channel
   return program.rows.back();
 }
 
-// By hand. With a queue for each direction a RECV stands before its use. Where both directions
-// share one, rank 0 cannot send F1 before it has B0: `1SEND_B0` must come after `1RECV_F1`, as rank
-// 0 sends F1 first.
+// By hand. With one queue per direction each RECV is just before its use. Where both directions
+// share a queue, `1SEND_B0` must come after `1RECV_F1`, as rank 0 posts 0SEND_F1 before 0RECV_B0.
 TEST(LatestReceivesTest, TheLastRankOf1F1B) {
   EXPECT_EQ(text(last_rank("1F1B", {2, 2, 3}, {ir::ChannelModel::kEdge, 0})),
             "1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1 1RECV_F2 1F2 1B2 1SEND_B2");
@@ -150,14 +149,14 @@ TEST(LatestReceivesTest, TheLastRankOf1F1B) {
       "1RECV_F0 1F0 1B0 1RECV_F1 1SEND_B0 1F1 1B1 1RECV_F2 1SEND_B1 1F2 1B2 1SEND_B2";
   EXPECT_EQ(text(last_rank("1F1B", {2, 2, 3}, {ir::ChannelModel::kPeer, 0})), shared);
   EXPECT_EQ(text(last_rank("1F1B", {2, 2, 3}, {ir::ChannelModel::kRank, 0})), shared);
-  // With room for one, rank 0's SEND ends without its RECV, and comes to its own RECV.
+  // With capacity 1, rank 0's SEND ends before its RECV, and rank 0 reaches its own RECV.
   EXPECT_EQ(text(last_rank("1F1B", {2, 2, 3}, {ir::ChannelModel::kPeer, 1})),
             "1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1 1RECV_F2 1F2 1B2 1SEND_B2");
 }
 
-// Of a V on two ranks, the edges carry F and B mixed: a RECV that stood before its use would meet
-// another's SEND.
-TEST(LatestReceivesTest, BeforeTheirUseIsASwapInAV) {
+// In a V on two ranks an edge carries both outputs and gradients: RECVs just before their uses
+// would meet the wrong SENDs.
+TEST(LatestReceivesTest, JustBeforeTheirUseIsASwapInAV) {
   const Channels channels{ir::ChannelModel::kEdge, 0};
   const ir::Program program =
       lower_latest(schedules::make_order(*schedules::find_schedule("ZBV"), {2, 4, 8}), channels);
@@ -186,7 +185,7 @@ TEST(LatestReceivesTest, BeforeTheirUseIsASwapInAV) {
   EXPECT_TRUE(verify(program, {channels.model, channels.capacity, false}, &diagnostics));
 }
 
-TEST(LatestReceivesTest, RecordWhatTheyWereMadeFor) {
+TEST(LatestReceivesTest, RecordTheChannelModel) {
   const ir::Program program =
       lower_latest(schedules::make_order(*schedules::find_schedule("1F1B"), {2, 2, 2}),
                    {ir::ChannelModel::kPeer, 3});

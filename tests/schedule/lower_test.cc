@@ -1,4 +1,4 @@
-// Whole lowerings: PyTorch's token for token over the files that it wrote, and how often stages are
+// Whole lowerings: PyTorch's, token for token, over files that it wrote; and how often stages are
 // gathered.
 #include "pipewright/schedule/lowering/lower.h"
 
@@ -65,7 +65,7 @@ TEST(LowerTest, TestCsvZb1p2Rank2Stagep) {
   EXPECT_EQ(csv(program->rows), read_file("tests/orders/zb1p_2rank_2stagep_comms.csv"));
 }
 
-TEST(LowerTest, ObserversSeeEachPassAndTheProgramRecordsItsPolicies) {
+TEST(LowerTest, ObserversSeeEachPassAndTheProgramRecordsPolicies) {
   const schedules::ScheduleSpec& spec = *schedules::find_schedule("ZBV");
   std::vector<std::string> seen;
   ir::Diagnostics diagnostics;
@@ -99,12 +99,12 @@ int gathers(const char* name, int rank, int residency, int lookahead, ir::Evicti
       ir::ActionKind::kUnshard);
 }
 
-// 4 ranks, 4 stages a rank, 16 microbatches: gathers of the first and the last rank, as PyTorch's
-// code gives them.
+// 4 ranks, 4 stages per rank, 16 microbatches: gathers of the first and the last rank, as counted
+// in the output of PyTorch's code.
 TEST(LowerTest, PyTorchsGathersAtEachResidency) {
-  const std::map<int, std::pair<int, int>> wanted = {
+  const std::map<int, std::pair<int, int>> expected = {
       {1, {75, 61}}, {2, {20, 20}}, {3, {15, 13}}, {4, {4, 4}}};
-  for (const auto& [k, gather] : wanted) {
+  for (const auto& [k, gather] : expected) {
     EXPECT_EQ(gathers("Interleaved1F1B", 0, k, k, ir::Eviction::kPytorch), gather.first) << k;
     EXPECT_EQ(gathers("Interleaved1F1B", 3, k, k, ir::Eviction::kPytorch), gather.second) << k;
   }
@@ -112,7 +112,7 @@ TEST(LowerTest, PyTorchsGathersAtEachResidency) {
   EXPECT_EQ(gathers("InterleavedZeroBubble", 3, 2, 2, ir::Eviction::kPytorch), 74);
 }
 
-TEST(LowerTest, FarthestGathersLess) {
+TEST(LowerTest, FarthestGathersLessOften) {
   for (const int lookahead : {1, 2, 3}) {
     EXPECT_EQ(gathers("Interleaved1F1B", 0, 3, lookahead, ir::Eviction::kFarthest), 11)
         << lookahead;
@@ -123,7 +123,7 @@ TEST(LowerTest, FarthestGathersLess) {
   EXPECT_EQ(gathers("InterleavedZeroBubble", 3, 2, 1, ir::Eviction::kFarthest), 43);
 }
 
-// The fewest gathers with which a row can run, over every choice of what to free.
+// The fewest gathers with which a row can run, over every choice of the stage to free.
 int fewest_gathers(const ir::Row& row, size_t position, std::vector<int> active, size_t residency,
                    std::map<std::pair<size_t, std::vector<int>>, int>* known) {
   if (position == row.size()) return 0;
@@ -149,7 +149,7 @@ int fewest_gathers(const ir::Row& row, size_t position, std::vector<int> active,
   return (*known)[key] = best;
 }
 
-TEST(LowerTest, FarthestIsTheFewestThatThereCanBe) {
+TEST(LowerTest, FarthestNeedsTheFewestGathersPossible) {
   for (const char* name : {"Interleaved1F1B", "InterleavedZeroBubble", "LoopedBFS"}) {
     const ir::ComputeOrder order =
         schedules::make_order(*schedules::find_schedule(name), {2, 8, 6});
@@ -171,8 +171,8 @@ TEST(LowerTest, FarthestIsTheFewestThatThereCanBe) {
   }
 }
 
-// Whatever the policy, a stage is unsharded where it is used, never twice at once, and freed at the
-// end; and no more stages than the residency are, or two for a compound.
+// Under every policy a stage is unsharded where it is used, never twice at once, and resharded at
+// the end; and at most `residency` stages are unsharded, or one more for a compound.
 TEST(LowerTest, EveryPolicyKeepsStagesUnshardedWhereTheyAreUsed) {
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
     const ir::ComputeOrder order =
@@ -195,8 +195,7 @@ TEST(LowerTest, EveryPolicyKeepsStagesUnshardedWhereTheyAreUsed) {
               }
               const auto held =
                   std::ranges::count_if(active, [](const auto& one) { return one.second; });
-              // Beyond the residency only a compound goes, and PyTorch frees in front of the next
-              // action.
+              // Only a compound exceeds the residency, and PyTorch reshards before the next action.
               const bool beyond = action.is_compound() || !ir::is_compute(action.kind());
               ASSERT_LE(held, beyond ? residency + 1 : residency) << spec->name;
             }

@@ -1,5 +1,4 @@
-// The passes on small examples: PyTorch's own tests of them, by their names, and the cases that it
-// leaves out.
+// The passes on small examples: PyTorch's own tests, by name, and cases that they do not cover.
 #include <gtest/gtest.h>
 
 #include <sstream>
@@ -49,7 +48,7 @@ ir::ComputeOrder order(int stages, int microbatches, const std::string& cells) {
   return {schedule(ir::Placement::loop(1, stages), microbatches, {cells})};
 }
 
-// ---- PyTorch's tests, by name: before and after are theirs
+// ---- PyTorch's tests, by name, with their inputs and outputs
 
 TEST(PassesTest, TestUnshardReshard) {
   const auto pass = [](int stages, const std::string& before) {
@@ -104,13 +103,13 @@ TEST(PassesTest, TestSendRecvV2Rank4Stage) {
                                       "1B1,1SEND_B1,2W0,2W1,1W0,1W1"}));
 }
 
-// ---- what PyTorch has no test for
+// ---- cases without a test in PyTorch
 
-TEST(PassesTest, MergeLeavesWhatIsNotAdjacentOrNotOfOnePair) {
+TEST(PassesTest, MergeLeavesPartsThatAreNotAdjacentOrDoNotMatch) {
   EXPECT_EQ(text(merge_backward(order(2, 2, "0I0,1W0,0I1,0W0,(0F1;1I0)OVERLAP_F_B,1W0")).rows[0]),
             "0I0,1W0,0I1,0W0,(0F1;1I0)OVERLAP_F_B,1W0");
   EXPECT_EQ(text(merge_backward(order(1, 2, "0I0,,0W0")).rows[0]),
-            "0B0");  // idle slots do not divide
+            "0B0");  // idle slots do not separate them
 }
 
 TEST(PassesTest, SplitIsUndoneByMerge) {
@@ -139,7 +138,7 @@ TEST(PassesTest, ReduceEveryFewMicrobatches) {
   EXPECT_EQ(pass(7), "0B0,0B1,0B2,0B3,0B4,0REDUCE_GRAD");
 }
 
-TEST(PassesTest, ResidencyAndLookaheadAreApart) {
+TEST(PassesTest, ResidencyAndLookaheadAreIndependent) {
   const std::string before = "0F0,1F0,2F0,0F1";
   const auto pass = [&](const ResidencyPolicy& policy) {
     return text(add_unshard_reshard(order(3, 2, before), policy).rows[0]);
@@ -151,8 +150,8 @@ TEST(PassesTest, ResidencyAndLookaheadAreApart) {
       "0UNSHARD,0F0,0RESHARD,1UNSHARD,1F0,1RESHARD,2UNSHARD,2F0,2RESHARD,0UNSHARD,0F1,0RESHARD");
 }
 
-TEST(PassesTest, FarthestKeepsWhatIsNeededSoonest) {
-  // With room for two, the stage that goes for 2 is 1, as 0 is needed sooner.
+TEST(PassesTest, FarthestKeepsTheStageNeededSoonest) {
+  // Room for two: stage 1 makes room for stage 2, as stage 0 is needed sooner.
   EXPECT_EQ(
       text(add_unshard_reshard(order(3, 3, "0F0,1F0,2F0,0F1,1F1"),
                                {.residency = 2, .lookahead = 1, .evict = ir::Eviction::kFarthest})
@@ -171,10 +170,10 @@ TEST(PassesTest, AnOrderThatCannotRunNamesEveryStuckRank) {
   const ir::Diagnostic& first = diagnostics.kept()[0];
   EXPECT_EQ(first.rule, ir::Rule::kCannotRun);
   EXPECT_EQ(first.message,
-            "rank 0 cannot go past `0I0`: it waits for the input gradient of stage 1 for "
-            "microbatch 0, which rank 1 never gets to");
+            "rank 0 cannot continue at `0I0`: it waits for the input gradient of stage 1 for "
+            "microbatch 0, which rank 1 never computes");
   EXPECT_EQ(first.place.rank, 0);
-  EXPECT_EQ(first.place.step, 1);  // of the order as it was written
+  EXPECT_EQ(first.place.step, 1);  // in the order as it was given
   EXPECT_EQ(diagnostics.kept()[1].place.rank, 1);
 }
 

@@ -1,4 +1,4 @@
-// The simulator against numbers that others published: papers' tables and closed forms.
+// The simulator against published numbers: tables and closed forms of papers.
 #include "pipewright/schedule/simulate/simulate.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ Report report_of(std::string_view name, const schedules::Shape& shape, const Cos
   return report_on(order, costs, simulate(*graph, order, costs));
 }
 
-// A stage's time shared by the stages of a rank.
+// Costs per rank, divided evenly among its stages.
 Costs costs_of(double forward, double input, double weight, double comm, int per_rank = 1) {
   Costs costs;
   costs.forward = forward / per_rank;
@@ -54,8 +54,8 @@ TEST(SimulateTest, GoldenValuesAtUnitCost) {
   }
 }
 
-// "Zero bubble" is of a rank's own span: the whole takes longer, as ranks start one after the
-// other.
+// "Zero bubble" is about the span of each rank: the makespan is longer, as ranks start one after
+// the other.
 TEST(SimulateTest, GoldenMakespans) {
   EXPECT_EQ(report_of("ZB-H2", {4, 4, 8}, Costs()).makespan, 27);
   EXPECT_EQ(report_of("ZB-H2", {8, 8, 16}, Costs()).makespan, 55);
@@ -63,8 +63,8 @@ TEST(SimulateTest, GoldenMakespans) {
   EXPECT_EQ(report_of("ZBVZeroBubble", {8, 16, 16}, costs_of(1, 1, 1, 0, 2)).makespan, 51.5);
 }
 
-// The same schedules on costs of no simple ratio: F 10, I 11, W 7 a rank's share of the model,
-// transfers 1, 4 ranks, 8 microbatches.
+// The same schedules with costs in no simple ratio: F 10, I 11, W 7 per rank, transfers 1, 4 ranks,
+// 8 microbatches.
 TEST(SimulateTest, GoldenValuesAtUnevenCost) {
   struct Golden {
     const char* name;
@@ -83,21 +83,21 @@ TEST(SimulateTest, GoldenValuesAtUnevenCost) {
                                {"1F1B-V", 2, 332},
                                {"DualPipeV", 2, 278.5}})
     EXPECT_EQ(cost(golden.name, golden.per_rank), golden.longest) << golden.name;
-  // The reference's orders of these two, for the same block, cost and memory at unit cost, are
-  // longer here: it pulls V-Min's actions not at all, and places a W of V-Half elsewhere.
+  // The reference's orders of these two have the same block, cost and memory at unit cost, but are
+  // longer here: it does not move V-Min's actions earlier, and places one W of V-Half elsewhere.
   EXPECT_LE(cost("V-Half", 2), 280.5);
   EXPECT_LE(cost("V-Min", 2), 358.5);
 }
 
 TEST(SimulateTest, GoldenValuesOfInterleavedWithGroupsAndExtraWarmup) {
   const Costs costs = costs_of(1, 1, 1, 0, 2);
-  for (const auto& [shape, wanted, first_peak, last_peak] :
+  for (const auto& [shape, expected, first_peak, last_peak] :
        {std::tuple(schedules::Shape{4, 8, 8, 0, true}, 28.5, 12, 6),
         std::tuple(schedules::Shape{8, 16, 16, 0, true}, 58.5, 24, 10),
         std::tuple(schedules::Shape{4, 8, 8, 8, false}, 28.5, 15, 9),
         std::tuple(schedules::Shape{8, 16, 16, 16, false}, 58.5, 31, 17)}) {
     const Report report = report_of("Interleaved1F1B", shape, costs);
-    EXPECT_EQ(report.cost, wanted);
+    EXPECT_EQ(report.cost, expected);
     EXPECT_EQ(report.ranks.front().peak_activations.amount, first_peak);
     EXPECT_EQ(report.ranks.back().peak_activations.amount, last_peak);
   }
@@ -134,7 +134,7 @@ TEST(SimulateTest, ZeroBubblePapersTable5) {
 }
 
 // OLMo-core 3's report, Table 10: PP 4, 8 microbatches.
-TEST(SimulateTest, OlmosTable) {
+TEST(SimulateTest, OlmoTable) {
   const Report interleaved = report_of("Interleaved1F1B", {4, 8, 8}, costs_of(1, 1, 1, 0, 2));
   EXPECT_NEAR(interleaved.bubble_rate, .158, 5e-4);
   for (int rank = 0; rank < 4; ++rank)
@@ -144,9 +144,9 @@ TEST(SimulateTest, OlmosTable) {
   for (const RankReport& rank : v.ranks) EXPECT_EQ(rank.peak_activations.amount, 6);
 }
 
-// DeepSeek's figure of DualPipe with 8 ranks and 20 microbatches, cut in half: 66 slots, of which a
-// rank works in 60.
-TEST(SimulateTest, DualPipeVsFigure) {
+// DeepSeek's figure of DualPipe with 8 ranks and 20 microbatches, cut in half: 66 slots, of which
+// each rank works in 60.
+TEST(SimulateTest, DualPipeVFigure) {
   const Report report = report_of("DualPipeV", {4, 8, 10}, Costs());
   EXPECT_EQ(report.makespan, 66);
   EXPECT_EQ(report.cost, 66);
@@ -156,7 +156,7 @@ TEST(SimulateTest, DualPipeVsFigure) {
   }
 }
 
-// A schedule with what waits for what, of either level.
+// A schedule of either level with its event graph.
 struct Simulated {
   ir::AnySchedule any;
   EventGraph graph;
@@ -181,7 +181,7 @@ std::vector<Simulated> all_simulated(int ranks, int microbatches) {
   return all;
 }
 
-// Costs of no simple ratio, with one slow rank and one long microbatch.
+// Costs in no simple ratio, with one slow rank and one long microbatch.
 Costs uneven_costs(const ir::Placement& placement, int num_microbatches) {
   Costs costs = costs_of(3, 2.5, 1.75, 0.375);
   costs.unshard = 0.5;
@@ -198,8 +198,8 @@ double makespan(const ir::Schedule& schedule, const ir::Timeline& timeline) {
   return ir::span_of(schedule.rows, timeline).duration();
 }
 
-// By brute force: one action at a time is made longer by its slack, and by a little more.
-TEST(SimulateTest, SlackIsHowMuchLaterAnActionCouldEnd) {
+// By brute force: one action at a time is stretched by its slack, and by a little more.
+TEST(SimulateTest, SlackIsHowMuchLaterAnActionCanEnd) {
   int critical = 0, free = 0;
   for (const Simulated& one : all_simulated(3, 6)) {
     const ir::Schedule& schedule = one.schedule();
@@ -213,7 +213,7 @@ TEST(SimulateTest, SlackIsHowMuchLaterAnActionCouldEnd) {
         ASSERT_GE(slack[number], -1e-9);
         continue;
       }
-      // A RECV has no length of its own to make longer.
+      // A RECV has no duration of its own to stretch.
       bool receives = false;
       for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
         const size_t first = timeline.index(rank, 0);
@@ -285,7 +285,7 @@ TEST(SimulateTest, WithoutAGraphIsTheSame) {
   }
 }
 
-// With transfers that take no time and any number of them on the way, a program is its order.
+// With free transfers and unbounded capacity a program runs as its order does.
 TEST(SimulateTest, AProgramWithFreeTransfersRunsAsItsOrder) {
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
     const ir::ComputeOrder order =
@@ -312,8 +312,8 @@ TEST(SimulateTest, AProgramWithFreeTransfersRunsAsItsOrder) {
   }
 }
 
-// By hand: 1F1B on 2 ranks, 2 microbatches, F 1, B 2, transfers 1, one queue a rank. PyTorch posts
-// 1RECV_F1 before 1B0, so that 1SEND_B0 waits behind it for nothing.
+// By hand: 1F1B on 2 ranks, 2 microbatches, F 1, B 2, transfers 1, one queue per rank. PyTorch
+// posts 1RECV_F1 before 1B0, so that it is ahead of 1SEND_B0 in the queue.
 TEST(SimulateTest, ATransferOccupiesItsQueues) {
   ir::Diagnostics diagnostics;
   const ir::Program program =
@@ -330,7 +330,7 @@ TEST(SimulateTest, ATransferOccupiesItsQueues) {
   EXPECT_EQ(interval(0, K::kForward, 1), (Interval{1, 2}));
   EXPECT_EQ(interval(0, K::kSendF, 0), (Interval{1, 2}));
   EXPECT_EQ(interval(1, K::kForward, 0), (Interval{2, 3}));
-  EXPECT_EQ(interval(0, K::kSendF, 1), (Interval{3, 4}));  // 1RECV_F1 is posted behind 1F0
+  EXPECT_EQ(interval(0, K::kSendF, 1), (Interval{3, 4}));  // 1RECV_F1 is posted after 1F0
   EXPECT_EQ(interval(1, K::kBackward, 0), (Interval{3, 5}));
   EXPECT_EQ(interval(1, K::kSendB, 0), (Interval{5, 6}));
   EXPECT_EQ(interval(1, K::kForward, 1), (Interval{5, 6}));
@@ -352,8 +352,7 @@ TEST(ReportTest, MemoryOfZbH1) {
 }
 
 TEST(ReportTest, BytesOfAProgram) {
-  // One rank of two: parameters while unsharded, gradients from B to REDUCE_GRAD, what is received
-  // until it is used.
+  // Parameters while unsharded, gradients from B to REDUCE_GRAD, receive buffers until their use.
   ir::Diagnostics diagnostics;
   const ir::Program program =
       *lower(schedules::make_order(*schedules::find_schedule("1F1B"), {2, 2, 2}), {}, &diagnostics);
@@ -390,7 +389,7 @@ TEST(ReportTest, PeaksOfActivationsAreTheCertificates) {
   }
 }
 
-// W alone counts as a backward, for all who ask.
+// W alone counts as a backward, for report, certificate and verifier.
 TEST(ReportTest, AWeightBackwardAloneKeepsActivations) {
   using K = ir::ActionKind;
   ir::Program program;
@@ -440,13 +439,14 @@ TEST(ReportTest, NoBoundIsAboveTheCost) {
   }
 }
 
-// 2 ranks, one microbatch, transfers of 2: rank 0 waits for 2 + 1 + 2 + 2, of which 4 on the way.
+// 2 ranks, one microbatch, transfers 2: rank 0 is idle for transfer, F, B and transfer, 2 + 1 + 2
+// + 2.
 TEST(ReportTest, ExposedCommunication) {
   const Report report = report_of("1F1B", {2, 2, 1}, costs_of(1, 1, 1, 2));
-  EXPECT_EQ(report.ranks[0].exposed_communication, 2);  // the way of the gradient back
+  EXPECT_EQ(report.ranks[0].exposed_communication, 2);  // the transfer of the gradient
   EXPECT_EQ(report.ranks[0].idle(), 7);
-  EXPECT_EQ(report.ranks[1].exposed_communication, 0);  // its own span starts with what came
-  // Two microbatches: rank 1 has 1F1's input long before it is needed.
+  EXPECT_EQ(report.ranks[1].exposed_communication, 0);  // its span starts after the transfer
+  // Two microbatches: rank 1 receives the input of 1F1 long before it is needed.
   EXPECT_EQ(report_of("1F1B", {2, 2, 2}, costs_of(1, 1, 1, 2)).ranks[1].exposed_communication, 0);
 }
 
@@ -462,7 +462,7 @@ TEST(JitterTest, SpreadsAroundTheMakespan) {
   EXPECT_LT(some.least, some.median);
   EXPECT_LT(some.median, some.percentile_95);
   EXPECT_LE(some.percentile_95, some.most);
-  // Delays add up along the path, and what is early waits.
+  // Delays add up along the critical path, and early actions wait.
   EXPECT_GT(some.mean, 33);
   EXPECT_LT(some.mean, 33 * 1.2);
   const Spread again = spread_of_makespan(*graph, order, Costs(), 0.2, 200, 7);

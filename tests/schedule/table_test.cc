@@ -22,7 +22,7 @@ const ir::Rows kRows = {
     {Action(ActionKind::kForward, 0, 0), Action(ActionKind::kForward, 0, 1), Action()},
     {Action(), Action(ActionKind::kForward, 1, 0), Action(ActionKind::kBackward, 1, 0)}};
 
-TEST(TableTest, ALineAStepAndAColumnARank) {
+TEST(TableTest, OneLinePerStepAndOneColumnPerRank) {
   EXPECT_EQ(table(kRows),
             "        Rank 0 Rank 1\n"
             "Step 0: 0F0\n"
@@ -30,7 +30,7 @@ TEST(TableTest, ALineAStepAndAColumnARank) {
             "Step 2:        1B0\n");
 }
 
-TEST(TableTest, StepsHaveOneWidthAndRaggedRowsEndEarly) {
+TEST(TableTest, StepNumbersHaveOneWidthAndShortRowsEndEarly) {
   ir::Rows rows = kRows;
   rows[0].resize(11);
   rows[1].pop_back();
@@ -39,12 +39,12 @@ TEST(TableTest, StepsHaveOneWidthAndRaggedRowsEndEarly) {
   EXPECT_TRUE(text.ends_with("\nStep 10:\n")) << text;
 }
 
-TEST(TableTest, RanksThatDoNotFitStandBelow) {
+TEST(TableTest, RanksThatDoNotFitContinueBelow) {
   EXPECT_EQ(table(kRows, {20, false}),
             "        Rank 0\nStep 0: 0F0\nStep 1: 0F1\nStep 2:\n\n"
             "        Rank 1\nStep 0:\nStep 1: 1F0\nStep 2: 1B0\n");
   EXPECT_EQ(table(kRows, {21, false}), table(kRows));
-  EXPECT_EQ(table(kRows, {1, false}), table(kRows, {20, false}));  // one rank a table at least
+  EXPECT_EQ(table(kRows, {1, false}), table(kRows, {20, false}));  // at least one rank per table
 }
 
 TEST(TableTest, ColorsDoNotMoveColumns) {
@@ -55,7 +55,7 @@ TEST(TableTest, ColorsDoNotMoveColumns) {
             "Step 2:        \x1B[32m1B0\x1B[0m\n");
 }
 
-TEST(TableTest, NoRanksNoTable) { EXPECT_EQ(table({}), ""); }
+TEST(TableTest, NoRanksPrintNothing) { EXPECT_EQ(table({}), ""); }
 
 }  // namespace
 }  // namespace pipewright::schedule

@@ -1,5 +1,5 @@
-// The verifier over whole schedules: what is right is accepted, what is broken is refused, and the
-// certificate is what the schedules' formulas say.
+// The verifier over whole schedules: it accepts valid ones and refuses broken ones, and the
+// certificate matches the schedules' formulas.
 #include "pipewright/schedule/verify/verify.h"
 
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ ir::Program lowered(const ir::ComputeOrder& order, const ir::Lowering& policies 
 
 std::string why(const ir::Diagnostics& diagnostics) { return ir::render(diagnostics, nullptr, {}); }
 
-// Every shape of a box for which a schedule can be made.
+// Visits the orders of all schedules over a box of shapes. Returns their number.
 template <typename Visit>
 int for_each_order(int most_ranks, int most_per_rank, const std::vector<int>& microbatches,
                    Visit visit) {
@@ -90,11 +90,10 @@ TEST(VerifyTest, AcceptsEveryPolicy) {
   });
 }
 
-// Activations are the schedules' formulas (tests/schedules/peaks_test.cc); here those of small
-// known cases, by hand.
+// tests/schedules/peaks_test.cc checks activations against the schedules' formulas; here are small
+// cases by hand.
 TEST(CertificateTest, PeaksOfASmallProgram) {
-  // 2 ranks, 2 microbatches: 1F1B's rank 0 holds two activations and one gradient that it received;
-  // rank 1 receives both inputs before its first forward in PyTorch's order.
+  // 2 ranks, 2 microbatches: rank 0 of 1F1B holds two activations and one received gradient.
   const ir::Program program =
       lowered(schedules::make_order(*schedules::find_schedule("1F1B"), {2, 2, 2}));
   // 0: 0UNSHARD 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1 ...
@@ -114,8 +113,8 @@ TEST(CertificateTest, ACompoundHoldsBothOfItsParts) {
     EXPECT_EQ(rank.activations.amount, 5);  // 2P + 1
 }
 
-// PyTorch's _validate_schedule accepts each of these (its holes), or cannot judge them.
-TEST(VerifyTest, RefusesWhatPyTorchsValidationLetsThrough) {
+// PyTorch's _validate_schedule accepts each of these, or cannot judge them.
+TEST(VerifyTest, RefusesSchedulesThatPyTorchsValidationAccepts) {
   const std::pair<const char*, ir::Rule> kCases[] = {
       {"0F0,0F0,0B0", ir::Rule::kDuplicateAction},  // sets hide duplicates
       {"0F0,0B0,0I0,0W0,0F1",
@@ -184,15 +183,15 @@ Mutant mutate(const ir::Program& program, std::mt19937& random) {
   return mutant;
 }
 
-// Judged without the verifier: the multiset of actions, what stands before what, residency and
-// reduction by a walk along each row, and the interpreter for channels.
-bool is_right(const ir::Program& mutant, const ir::Program& original, ir::ChannelModel model) {
+// An independent verdict: the multiset of actions, their order, residency and reduction by a walk
+// along each row, and the interpreter for channels.
+bool is_valid(const ir::Program& mutant, const ir::Program& original, ir::ChannelModel model) {
   for (size_t rank = 0; rank < mutant.rows.size(); ++rank) {
     ir::Row left = mutant.rows[rank], right = original.rows[rank];
     std::ranges::sort(left);
     std::ranges::sort(right);
     if (left != right) {
-      // UNSHARD and its like may stand more or less often: those are judged below.
+      // Data-parallel actions may appear more or less often: they are judged below.
       const auto is_free = [](const Action& action) {
         return !action.is_idle() && ir::info(action.kind()).group == ir::ActionGroup::kDataParallel;
       };
@@ -281,7 +280,7 @@ bool is_right(const ir::Program& mutant, const ir::Program& original, ir::Channe
   return !interpreter.swaps() && !interpreter.deadlocks();
 }
 
-TEST(VerifyTest, MutantsAreRefusedExactlyWhenTheyAreBroken) {
+TEST(VerifyTest, MutantsAreRefusedExactlyIfTheyAreBroken) {
   std::mt19937 random(2026);
   std::map<std::string, std::pair<int, int>> verdicts;  // by mutation: accepted, refused
   const char* names[] = {"GPipe", "1F1B", "ZBVZeroBubble", "LoopedBFS", "DualPipeV"};
@@ -296,21 +295,21 @@ TEST(VerifyTest, MutantsAreRefusedExactlyWhenTheyAreBroken) {
     const bool accepted = verify(mutant.program, {model, 0, false}, &diagnostics);
     std::ostringstream text;
     ir::print_csv(mutant.program.rows, text);
-    EXPECT_EQ(accepted, is_right(mutant.program, original, model))
+    EXPECT_EQ(accepted, is_valid(mutant.program, original, model))
         << spec.name << " " << mutant.what << " " << ir::name(model) << "\n"
         << text.str() << why(diagnostics);
     ++(accepted ? verdicts[mutant.what].first : verdicts[mutant.what].second);
   }
   for (const auto& [what, counts] : verdicts) EXPECT_GT(counts.second, 100) << what;
   EXPECT_GT(verdicts["move"].first + verdicts["swap"].first,
-            50);  // some moves are harmless, and are let through
+            50);  // some moves are harmless, and accepted
 }
 
-// ---- each kind of mistake is called by its name, not only refused
+// ---- each mistake is reported under its own rule
 
 using Step = std::ptrdiff_t;
 
-// The first or the last action of a row of one of these kinds; -1 for none.
+// The first or the last action of these kinds in a row; -1 if there is none.
 Step first_of(const ir::Row& row, std::set<ActionKind> kinds) {
   const auto at =
       std::ranges::find_if(row, [&](const Action& one) { return kinds.contains(one.kind()); });
@@ -330,13 +329,13 @@ void move(ir::Row* row, Step from, Step to) {
   row->insert(row->begin() + to, action);
 }
 
-// A way to break one rule, at some rank. False where that rank has nothing to break.
+// A way to break one rule on one rank. False if the rank has nothing to break.
 struct Mutation {
   ir::Rule rule;
   bool (*apply)(ir::Program* program, size_t rank);
 };
 
-// What to do with the first or last action of some kinds.
+// Applies a change to the first or last action of some kinds.
 template <auto find, auto change, ActionKind... kinds>
 bool at_one(ir::Program* program, size_t rank) {
   ir::Row& row = program->rows[rank];
@@ -363,10 +362,10 @@ constexpr Mutation kMutations[] = {
                   Action(ActionKind::kBackwardInput, whole.stage(), whole.microbatch()));
        return true;
      }},
-    {ir::Rule::kNeedsEarlier,  // in front of its F
+    {ir::Rule::kNeedsEarlier,  // before its F
      at_one<first_of, [](ir::Row* row, Step at) { move(row, at, 0); }, ActionKind::kBackward,
             ActionKind::kBackwardInput>},
-    {ir::Rule::kNeedsEarlier,  // in front of its I
+    {ir::Rule::kNeedsEarlier,  // before its I
      at_one<last_of, [](ir::Row* row, Step at) { move(row, at, 0); }, ActionKind::kBackwardWeight>},
     {ir::Rule::kNeverSent, at_one<last_of, drop, ActionKind::kSendF, ActionKind::kSendB>},
     {ir::Rule::kNeverReceived, at_one<first_of, drop, ActionKind::kRecvF, ActionKind::kRecvB>},
@@ -395,14 +394,14 @@ constexpr Mutation kMutations[] = {
        }
        return false;
      }},
-    {ir::Rule::kDeadlock,  // a SEND that waits, at the end, for what its result leads to
+    {ir::Rule::kDeadlock,  // a SEND after the actions that depend on its result
      [](ir::Program* program, size_t rank) {
        ir::Row& row = program->rows[rank];
        const Step at = first_of(row, {ActionKind::kSendF});
        if (at < 0 || first_of(row, {ActionKind::kBackward, ActionKind::kBackwardInput,
                                     ActionKind::kOverlapFB}) < 0)
          return false;
-       // Behind all others of its kind would be a swap too: so all of them go there, in order.
+       // Moving one SEND past the others would be a swap too: so all of them move, in order.
        ir::Row sends, rest;
        for (const Action& one : row)
          (one.kind() == ActionKind::kSendF ? sends : rest).push_back(one);
@@ -430,7 +429,7 @@ constexpr Mutation kMutations[] = {
      }},
 };
 
-TEST(VerifyTest, TheRuleThatIsBrokenIsAmongThoseReported) {
+TEST(VerifyTest, TheBrokenRuleIsReported) {
   std::map<ir::Rule, int> applied;
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
     for (const int ranks : {2, 3}) {
@@ -452,8 +451,8 @@ TEST(VerifyTest, TheRuleThatIsBrokenIsAmongThoseReported) {
       }
     }
   }
-  // Every rule of completeness, data flow, channels, residency and reduction; kCannotRun is of
-  // orders.
+  // Every rule of completeness, data flow, channels, residency and reduction, except kCannotRun,
+  // which is about orders.
   for (const ir::RuleInfo& row : ir::rules()) {
     const int number = static_cast<int>(row.rule);
     if (number >= 30 && number < 70 && row.rule != ir::Rule::kCannotRun) {
@@ -462,7 +461,7 @@ TEST(VerifyTest, TheRuleThatIsBrokenIsAmongThoseReported) {
   }
 }
 
-TEST(VerifyTest, WeightFreeWMayStandOnAReshardedStage) {
+TEST(VerifyTest, WeightFreeWMayRunOnAReshardedStage) {
   ir::Program program;
   program.placement = ir::Placement::loop(1, 1);
   program.num_microbatches = 1;

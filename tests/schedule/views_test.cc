@@ -1,4 +1,4 @@
-// Pictures: timelines as text, figures, traces whose every event is checked against the format, and
+// Views: timelines as text, figures, traces with every event checked against the format, and
 // differences.
 #include <gtest/gtest.h>
 
@@ -53,12 +53,12 @@ TEST(TimelineTextTest, ShowsKindAndMicrobatchOverTime) {
             "rank 1     F0 B0--- F1 B1--- F2 B2---\n");
 }
 
-TEST(TimelineTextTest, ShowsStagesWhereARankHasSeveral) {
+TEST(TimelineTextTest, ShowsStagesIfARankHasSeveral) {
   const ir::ComputeOrder order = order_of("ZBV", 1, 1);
   EXPECT_EQ(text_of(order, run(order), {}), "rank 0  0F0 1F0 1I0 1W0 0I0 0W0\n");
 }
 
-TEST(TimelineTextTest, ShowsLessWhereThereIsLessRoom) {
+TEST(TimelineTextTest, ShowsLessIfThereIsLessRoom) {
   const ir::ComputeOrder order = order_of("1F1B", 2, 3);  // 12 units of time
   EXPECT_EQ(text_of(order, run(order), {.width = 8 + 24}),
             "rank 0  F0F1    B0- F2B1-   B2-\n"
@@ -82,7 +82,7 @@ TEST(TimelineTextTest, FitsAnyWidth) {
   }
 }
 
-TEST(TimelineTextTest, CommunicationHasRowsOfItsOwn) {
+TEST(TimelineTextTest, CommunicationHasSeparateRows) {
   const ir::Program program = program_of("1F1B", 2, 1);
   Costs costs;
   costs.link.latency = 1;
@@ -99,7 +99,7 @@ TEST(TimelineTextTest, CommunicationHasRowsOfItsOwn) {
 
 // ---- traces
 
-TEST(TraceTest, EveryEventKeepsToTheFormat) {
+TEST(TraceTest, EveryEventFollowsTheFormat) {
   using nlohmann::json;
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
     SCOPED_TRACE(spec->name);
@@ -160,7 +160,7 @@ TEST(TraceTest, EveryEventKeepsToTheFormat) {
 
 // ---- figures
 
-TEST(SvgTest, HasARectangleForEachPartThatTakesTime) {
+TEST(SvgTest, HasOneRectanglePerPartThatTakesTime) {
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
     const ir::ComputeOrder order = order_of(spec->name, 4, 8);
     std::ostringstream out;
@@ -185,7 +185,7 @@ TEST(SvgTest, HasARectangleForEachPartThatTakesTime) {
   }
 }
 
-TEST(DotTest, HasAnEdgeForEachWait) {
+TEST(DotTest, HasOneEdgePerDependency) {
   const ir::ComputeOrder order = order_of("1F1B", 2, 1);
   std::ostringstream out;
   print_dot(order, *EventGraph::of_order(order), out);
@@ -226,14 +226,14 @@ TEST(DiffTest, RemovedAddedAndTheFewestMoved) {
   EXPECT_EQ(change.moved, row({"0F0"}));
 }
 
-TEST(DiffTest, RepeatedActionsAreToldApart) {
+TEST(DiffTest, RepeatedActionsAreMatchedByOccurrence) {
   const RowChange change = change_of(row({"0UNSHARD", "0F0", "0RESHARD", "0UNSHARD", "0F1"}),
                                      row({"0UNSHARD", "0F0", "0F1"}));
   EXPECT_EQ(change.removed, row({"0RESHARD", "0UNSHARD"}));
   EXPECT_TRUE(change.added.empty() && change.moved.empty());
 }
 
-TEST(DiffTest, IdleSlotsDoNotCount) {
+TEST(DiffTest, IdleSlotsAreIgnored) {
   ir::Row with_idle = row({"0F0", "0B0"});
   with_idle.insert(with_idle.begin() + 1, ir::Action());
   EXPECT_TRUE(change_of(row({"0F0", "0B0"}), with_idle).empty());
