@@ -1,3 +1,8 @@
+// Agreement between ranks. A c10d backend carries only tensors, so text is sent as bytes.
+//
+// Idea: two all-gathers, first of the sizes and then of the texts padded to the longest, give every
+// rank the lines of all ranks. All ranks then run the same comparison in the same order and so
+// throw the same error, or none does. Complexity: O(ranks * longest text) bytes on every rank.
 #include "pipewright/comms/agreement.h"
 
 #include <ATen/ATen.h>
@@ -9,7 +14,7 @@
 namespace pipewright::comms {
 namespace {
 
-// One flat tensor a rank, all of the same size, one behind the other.
+// The concatenation, in the order of ranks, of one flat tensor per rank. All have the same size.
 at::Tensor all_gather(const at::Tensor& mine, c10d::Backend& group) {
   at::Tensor input = mine;
   at::Tensor all = at::empty({mine.numel() * group.getSize()}, mine.options());
@@ -47,8 +52,8 @@ void compare_lines(const std::vector<std::string>& lines, c10d::Backend& group, 
       const std::string one = i < first.size() ? first[i] : "nothing";
       const std::string other = i < theirs.size() ? theirs[i] : "nothing";
       if (one == other) continue;
-      throw std::invalid_argument("the ranks do not have the same parameters: rank 0 has " + one +
-                                  " where rank " + std::to_string(rank) + " has " + other);
+      throw std::invalid_argument("ranks disagree: expected " + one + " as on rank 0, got " +
+                                  other + " on rank " + std::to_string(rank));
     }
   }
 }

@@ -8,12 +8,14 @@
 
 namespace pipewright::comms {
 
-// Compares lines of text over a group, for instance "weight: Float [3, 4]". Collective. Throws
-// std::invalid_argument on every rank where one differs from rank 0's: it names the first such line
-// of the first such rank.
+// Checks that every rank of `group` passes the same lines, such as "`weight`, Float [3, 4]". If
+// not, throws the same std::invalid_argument on every rank: it shows the first line that differs
+// from rank 0's, on the first such rank. Collective and blocking; communicates through `device`,
+// which the group's backend must support.
 void compare_lines(const std::vector<std::string>& lines, c10d::Backend& group, at::Device device);
 
-// Gives all ranks of a group rank 0's values of tensors that have the same shapes. Collective.
+// Copies rank 0's values of `tensors` to all ranks of `group`. Shapes and dtypes must be the same
+// on every rank. Collective and blocking.
 void broadcast_values(const std::vector<at::Tensor>& tensors, c10d::Backend& group);
 
 }  // namespace pipewright::comms

@@ -10,54 +10,58 @@
 #include "pipewright/comms/world.h"
 #include "pipewright/ir/channel.h"
 
-// The communicators that SENDs and RECVs of a pipeline go through, as its channel model says:
+// The communicators that carry the SENDs and RECVs of a pipeline. The channel model (ir/channel.h)
+// says how many there are:
 //
-//   rank   one of all ranks of the pipeline
-//   peer   one for each two ranks that talk
-//   edge   one for each ordered pair of ranks
+//   rank   one for all ranks of the pipeline
+//   peer   one per pair of ranks that communicate
+//   edge   one per ordered pair of ranks, as PyTorch's directed pairwise groups (pytorch#196666)
 //
-// A communicator serves the operations of a rank in the order of posting, as NCCL's stream does, so
-// what shares a queue in the model shares it here. Ranks are those of the program.
+// A communicator serves each rank's operations in posting order, as NCCL's stream does, so the
+// operations that share a queue in the model share one here. Ranks are those of the program.
 
 namespace pipewright::comms {
 
 using Edge = std::pair<int, int>;  // from, to
 
-// The order in which the edges' communicators are made: rounds in which no rank stands twice, one
-// after another. Every rank walks it and makes those that it is an end of; the first that is not
-// made has both ends at it, so that nothing waits for ever, and those of a round are made at once.
-// Pure; tested alone.
+// The order in which ranks create the communicators of `edges`. It consists of rounds in which no
+// rank appears twice. If every rank creates its own edges in this order, creation cannot deadlock,
+// and the edges of a round are created concurrently. A pure function; duplicates are dropped.
 std::vector<Edge> creation_order(std::vector<Edge> edges);
 
-// Of one rank, one thread at a time.
+// The channels of one rank. For one thread at a time.
 class Channels {
  public:
-  // Collective over the pipeline's ranks, which all give the same. `ranks` holds the world's rank
-  // of each rank of the program; `edges` all that it sends along. Each is used once, to connect it:
-  // the first message of a communicator can be slow.
+  // `ranks` maps each rank of the program to its rank in the world; `edges` lists all pairs of
+  // program ranks between which the program sends. Collective over the pipeline's ranks, which must
+  // all pass the same arguments, and blocking: sends one message along each edge to connect it,
+  // because the first message of a communicator can be slow. Throws std::invalid_argument if this
+  // world's rank is not in `ranks`.
   Channels(World& world, const std::string& name, std::span<const int> ranks,
            ir::ChannelModel model, std::vector<Edge> edges, at::Device device);
 
   Channels(const Channels&) = delete;
   Channels& operator=(const Channels&) = delete;
 
-  // Posts, and does not wait. One contiguous tensor; `tag` is for backends that have tags.
+  // Post a transfer of one contiguous tensor and return without waiting. `tag` matters only to
+  // backends that have tags. Throw ContractError if the edge is not among those of the constructor,
+  // or after abort().
   c10::intrusive_ptr<c10d::Work> send(const at::Tensor& tensor, int to, int tag);
   c10::intrusive_ptr<c10d::Work> receive(const at::Tensor& tensor, int from, int tag);
 
-  // Ends what is pending, here and, where the backend has a connection, at the peers. Nothing can
-  // be sent any more.
+  // Ends pending operations, here and, if the backend keeps a connection, on the peers. Nothing can
+  // be sent afterwards.
   void abort();
 
  private:
   struct Channel {
     BackendPtr backend;
-    int peer;  // its index in the backend
+    int peer;  // its rank in the backend
   };
   const Channel& channel(const Edge& edge) const;
 
   const int rank_;                    // of the program
-  std::map<Edge, Channel> channels_;  // those of this rank, in both directions
+  std::map<Edge, Channel> channels_;  // the edges of this rank, both directions
 };
 
 }  // namespace pipewright::comms

@@ -6,38 +6,39 @@
 #include <optional>
 #include <string>
 
-// Which process this is, as whoever started it says in the environment. No LibTorch.
+// The rank, world size and rendezvous address of this process, read from the environment variables
+// of its launcher. No LibTorch.
 //
 //   torchrun, `pipewright launch`   RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT
-//   Slurm's srun                    SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, and the first host
-//   of
-//                                   SLURM_STEP_NODELIST or SLURM_JOB_NODELIST; the port is made
-//                                   from SLURM_JOB_ID and SLURM_STEP_ID
-//   neither                         one process
+//   Slurm's srun                    SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID; the master address
+//                                   is the first host of SLURM_STEP_NODELIST, or else of
+//                                   SLURM_JOB_NODELIST; the port is derived from SLURM_JOB_ID and
+//                                   SLURM_STEP_ID
+//   neither                         a world of one process
 //
-// RANK or WORLD_SIZE decides for torchrun's variables, though Slurm's stand beside them.
-// MASTER_ADDR and MASTER_PORT, where they are set, hold under Slurm too.
+// torchrun's variables are used if RANK or WORLD_SIZE is set, even if Slurm's are set too. Under
+// Slurm, MASTER_ADDR and MASTER_PORT override the derived address and port.
 
 namespace pipewright::comms {
 
 struct Environment {
   int rank = 0;
   int world_size = 1;
-  int local_rank = 0;  // on its machine: which GPU to take
+  int local_rank = 0;  // among the ranks of its machine; the index of its GPU
   std::string master_addr = "127.0.0.1";
-  uint16_t master_port = 0;  // 0: any, for one process
-  // torchrun's agent serves the store, so rank 0 must not.
+  uint16_t master_port = 0;  // 0 for one process: any port
+  // torchrun's agent hosts the store, so rank 0 must not.
   bool agent_has_store = false;
-  // How often torchrun has started the ranks again, on the same store.
+  // How often torchrun has restarted the ranks on the same store.
   int restarts = 0;
 };
 
-// The value of a variable; none where it is not set.
+// Looks up a variable; nullopt if it is not set.
 using Variables = std::function<std::optional<std::string>(const std::string& name)>;
 
-// Throws std::invalid_argument that names the variable, what it holds and what was wanted.
+// Throws std::invalid_argument naming the variable, its value and the expected one.
 Environment read_environment(const Variables& variables);
-// Of this process.
+// Reads the environment of this process. Any thread, as long as none calls setenv.
 Environment read_environment();
 
 }  // namespace pipewright::comms

@@ -28,7 +28,8 @@ void ignore_sigpipe() {
   if (current.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
 }
 
-// The sum over the ranks of tensors one behind the other, of which this rank is to get its parts.
+// A reduce-scatter of several tensors as one all-reduce of their concatenation. wait() copies this
+// rank's part of each sum to its output.
 class ReduceScatterWork final : public c10d::Work {
  public:
   ReduceScatterWork(c10::intrusive_ptr<c10d::Work> sums, at::Tensor sum,
@@ -41,7 +42,7 @@ class ReduceScatterWork final : public c10d::Work {
         parts_(size),
         average_(average) {}
 
-  // Of this Work itself: not before wait(), as Gloo's own.
+  // True only after wait(), as for Gloo's own Work: the outputs are written there.
   bool isCompleted() override { return is_written(); }
   bool isSuccess() const override { return is_written(); }
   std::exception_ptr exception() const override { return sums_->exception(); }
@@ -80,8 +81,8 @@ class ReduceScatterWork final : public c10d::Work {
   const bool average_;
 };
 
-// Torch's makes an all-reduce of its own for each of several tensors. One for all of them copies as
-// much and waits once.
+// torch's Gloo with a faster coalesced reduce-scatter. torch runs one all-reduce per tensor; one
+// for all of them copies as much and waits once.
 class Gloo final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
@@ -90,16 +91,16 @@ class Gloo final : public c10d::ProcessGroupGloo {
       std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
       const c10d::ReduceScatterOptions& options) override {
     const bool average = options.reduceOp == c10d::ReduceOp::AVG;
-    bool can_be_one =
+    bool can_coalesce =
         inputs.size() > 1 && inputs.size() == outputs.size() &&
         (average ? inputs[0].is_floating_point() : options.reduceOp == c10d::ReduceOp::SUM);
-    for (size_t i = 0; can_be_one && i < inputs.size(); ++i) {
-      can_be_one = inputs[i].numel() == outputs[i].numel() * getSize() &&
-                   inputs[i].scalar_type() == inputs[0].scalar_type() &&
-                   outputs[i].scalar_type() == inputs[0].scalar_type() && inputs[i].is_cpu() &&
-                   outputs[i].is_cpu();
+    for (size_t i = 0; can_coalesce && i < inputs.size(); ++i) {
+      can_coalesce = inputs[i].numel() == outputs[i].numel() * getSize() &&
+                     inputs[i].scalar_type() == inputs[0].scalar_type() &&
+                     outputs[i].scalar_type() == inputs[0].scalar_type() && inputs[i].is_cpu() &&
+                     outputs[i].is_cpu();
     }
-    if (!can_be_one)
+    if (!can_coalesce)
       return ProcessGroupGloo::reduce_scatter_tensor_coalesced(outputs, inputs, options);
     const c10::NoGradGuard no_grad;
     std::vector<at::Tensor> flat;
@@ -116,11 +117,11 @@ class Gloo final : public c10d::ProcessGroupGloo {
 
 World gloo_world(const Environment& environment, std::chrono::milliseconds timeout) {
   ignore_sigpipe();
-  // The flight recorder is one for the process, and changes a map without a lock when several
-  // groups work at once.
+  // torch's flight recorder is shared by the whole process and modifies a map without a lock when
+  // several groups are active at once.
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
   const StorePtr store = connect_store(environment, timeout);
-  // One for all groups: each device has a thread of its own.
+  // One device for all groups: each device runs its own thread.
   const auto device = make_device(environment);
   const MakeBackend make = [=](const std::string& name, int rank, int size) -> BackendPtr {
     auto options = c10d::ProcessGroupGloo::Options::create(timeout);

@@ -5,13 +5,17 @@
 
 namespace pipewright::comms {
 
-// Ranks as processes, tensors on the CPU, over TCP: torch's Gloo, as torch.distributed has it. The
-// network interface is GLOO_SOCKET_IFNAME's where it is set, loopback where the master is
-// 127.0.0.1 or localhost, else that of the host's name.
+// Creates the world of ranks that are processes and communicate CPU tensors over TCP, with the Gloo
+// backend of torch.distributed. The network interface is that of GLOO_SOCKET_IFNAME if set,
+// loopback if the master address is 127.0.0.1 or localhost, and otherwise that of the host name.
 //
-// What Gloo does, and callers must know: tags match in any order; an expired wait closes the
-// connection for good; isCompleted() stays false until wait(). Writing to a rank that is gone
-// raises SIGPIPE, which this ignores for the process unless it is handled already.
+//   World world = gloo_world(read_environment());
+//
+// Properties of Gloo that callers must know: messages match by tag, in any order; a wait() that
+// times out closes the connection for good; isCompleted() stays false until wait(). Writing to a
+// rank that has exited raises SIGPIPE, which this call ignores process-wide unless a handler is
+// already installed. Blocks until the store is reachable and throws after `timeout`, which is also
+// the timeout of operations.
 World gloo_world(const Environment& environment,
                  std::chrono::milliseconds timeout = kDefaultTimeout);
 

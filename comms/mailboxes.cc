@@ -1,3 +1,19 @@
+// The matching of one communicator.
+//
+// Idea: only the head of a rank's queue may complete. A post can complete the head of the poster's
+// queue, and each completion can unblock the head of one other rank's queue: the peer whose next
+// operation has come to the front, or the sender whose buffer has room again. advance() follows
+// these with a worklist until no head can complete.
+//
+// Invariant, whenever the lock is free: no head can complete, that is, no RECV at a head has a
+// buffered SEND, no SEND at a head finds room in its buffer, and no two heads match. A SEND is
+// delivered directly only while its pair's buffer is empty, so the k-th SEND of an ordered pair of
+// ranks always meets its k-th RECV. An operation that can complete stays so until it does, so the
+// result does not depend on the order in which heads are visited.
+//
+// Complexity: every operation is queued, moved and completed once, in constant time besides the
+// data; a collective of n ranks takes O(n) per part. Memory is O(n * n) for the buffers, plus what
+// is pending.
 #include "pipewright/comms/mailboxes.h"
 
 #include <algorithm>
@@ -41,21 +57,21 @@ Mailboxes::Mailboxes(std::string name, int num_ranks, ir::ChannelCapacity capaci
 
 void Mailboxes::post_send(std::shared_ptr<Operation> send, int from, int to) {
   const std::lock_guard lock(mutex_);
-  refuse_if_failed(*send);
+  throw_if_failed(*send);
   queues_[static_cast<size_t>(from)].push_back({std::move(send), true, to});
   advance(from);
 }
 
 void Mailboxes::post_receive(std::shared_ptr<Operation> receive, int from, int to) {
   const std::lock_guard lock(mutex_);
-  refuse_if_failed(*receive);
+  throw_if_failed(*receive);
   queues_[static_cast<size_t>(to)].push_back({std::move(receive), false, from});
   advance(to);
 }
 
 void Mailboxes::post_collective(std::shared_ptr<Operation> part, int rank) {
   const std::lock_guard lock(mutex_);
-  refuse_if_failed(*part);
+  throw_if_failed(*part);
   const uint64_t number = collectives_of_rank_[static_cast<size_t>(rank)]++;
   std::vector<std::shared_ptr<Operation>>& parts = collectives_[number];
   parts.resize(queues_.size());
@@ -75,25 +91,26 @@ Mailboxes::Buffered& Mailboxes::buffered(int from, int to) {
   return buffered_[static_cast<size_t>(from) * queues_.size() + static_cast<size_t>(to)];
 }
 
-void Mailboxes::refuse_if_failed(const Operation& operation) const {
+void Mailboxes::throw_if_failed(const Operation& operation) const {
   if (cause_.empty()) return;
   throw std::runtime_error(name_ + ", " + operation.describe() +
-                           ": refused, the group has failed: " + cause_);
+                           ": the group has already failed: " + cause_);
 }
 
-// What moved at one rank may free the head of another's queue.
+// Completes what can complete after the head of `rank`'s queue may have changed.
 void Mailboxes::advance(int rank) {
-  std::vector<int> awake = {rank};
-  while (!awake.empty()) {
-    const int next = awake.back();
-    awake.pop_back();
-    while (advance_head(next, &awake)) {
+  std::vector<int> unblocked = {rank};
+  while (!unblocked.empty()) {
+    const int next = unblocked.back();
+    unblocked.pop_back();
+    while (advance_head(next, &unblocked)) {
     }
   }
 }
 
-// Whether the head of the rank's queue finished.
-bool Mailboxes::advance_head(int rank, std::vector<int>* awake) {
+// Completes the head of `rank`'s queue if it can. Returns whether it did, and adds the rank whose
+// head this may have unblocked.
+bool Mailboxes::advance_head(int rank, std::vector<int>* unblocked) {
   std::deque<Queued>& queue = queues_[static_cast<size_t>(rank)];
   if (queue.empty()) return false;
   const Queued head = queue.front();
@@ -104,7 +121,7 @@ bool Mailboxes::advance_head(int rank, std::vector<int>* awake) {
     const std::shared_ptr<Operation> send = early.front();
     early.pop_front();
     queue.pop_front();
-    awake->push_back(from);
+    unblocked->push_back(from);
     return carry(std::array{head.operation}, [&] { carrier_->deliver(*send, *head.operation); });
   }
   std::deque<Queued>& others = queues_[static_cast<size_t>(head.peer)];
@@ -114,7 +131,7 @@ bool Mailboxes::advance_head(int rank, std::vector<int>* awake) {
     const std::shared_ptr<Operation> other = others.front().operation;
     queue.pop_front();
     others.pop_front();
-    awake->push_back(head.peer);
+    unblocked->push_back(head.peer);
     return carry(std::array{head.operation, other}, [&] {
       carrier_->deliver(head.is_send ? *head.operation : *other,
                         head.is_send ? *other : *head.operation);
@@ -122,14 +139,14 @@ bool Mailboxes::advance_head(int rank, std::vector<int>* awake) {
   }
   if (!head.is_send || early.size() >= capacity_) return false;
   queue.pop_front();
-  awake->push_back(to);
+  unblocked->push_back(to);
   return carry(std::array{head.operation}, [&] {
     carrier_->buffer(*head.operation);
     early.push_back(head.operation);
   });
 }
 
-// False if it failed, and with it the group.
+// Runs `move` and completes `operations`. Returns false if it threw, which fails the group.
 bool Mailboxes::carry(std::span<const std::shared_ptr<Operation>> operations, auto&& move) {
   std::exception_ptr error;
   std::string cause;
@@ -156,11 +173,12 @@ void Mailboxes::fail_locked(const std::string& cause) {
   for (auto& [number, parts] : std::exchange(collectives_, {})) {
     std::string missing;
     for (size_t rank = 0; rank < parts.size(); ++rank) {
-      if (!parts[rank]) missing += " " + std::to_string(rank);
+      if (!parts[rank]) missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
     }
+    const std::string ranks = missing.find(',') == std::string::npos ? "rank " : "ranks ";
     for (std::shared_ptr<Operation>& part : parts) {
       if (!part) continue;
-      std::string text = part->describe() + ", not called by rank" + missing;
+      std::string text = part->describe() + ", not posted by " + ranks + missing;
       pending.emplace_back(std::move(part), std::move(text));
     }
   }

@@ -16,30 +16,32 @@
 
 #include "pipewright/ir/channel.h"
 
-// How ranks that are threads of one process meet: who waits for whom, without a word about what is
-// moved. No LibTorch, so that it can be tested under tsan.
+// One communicator whose ranks are threads of one process: it decides which operations are matched
+// and when each completes. A Carrier moves the data, so that this part needs no LibTorch and runs
+// under tsan.
 //
-// One Mailboxes is one communicator, ordered as NCCL's are: each rank has one queue for all its
-// SENDs and RECVs, served in the order of posting. A transfer needs both ends at the head of their
-// queues; with capacity n, up to n SENDs of an ordered pair of ranks finish before their RECVs.
-// Which operations share a queue, that is the channel model, is thus a matter of which ranks share
-// a communicator (ir/channel.h). Collectives are numbered a rank, and equal numbers meet.
+// Operations are ordered as on an NCCL communicator. Each rank has one queue for all its SENDs and
+// RECVs, served in posting order. A transfer needs its SEND and its RECV at the head of their
+// queues; with capacity n, up to n SENDs of an ordered pair of ranks complete before their RECVs.
+// The channel model (ir/channel.h) therefore follows from which ranks share a communicator.
+// Collectives have no queue: the k-th collective of a rank is matched with the k-th of every other.
 //
-// Nothing runs in the background: whoever posts the last missing part moves the data for all.
+// There is no background thread: the rank that posts the last missing part moves the data for all.
 
 namespace pipewright::comms {
 
-// One rank's part in a transfer or collective.
+// One rank's part of a transfer or a collective.
 class Operation {
  public:
   virtual ~Operation() = default;
-  virtual std::string describe() const = 0;  // "rank 1: send of 4 x Float to rank 0"
+  virtual std::string describe() const = 0;  // "rank 1: SEND to rank 0, tag 0, 4 x Float"
 
   bool done() const { return done_.load(std::memory_order_acquire); }
-  // False at the deadline. It polls for `spin`, giving way to other threads, before it sleeps:
-  // waking a thread costs more than most messages.
+  // Blocks until the operation completes; returns false if `deadline` passes first. Polls for
+  // `spin`, yielding to other threads, before it sleeps: waking a thread costs more than most
+  // messages. Any thread.
   bool wait_until(std::chrono::steady_clock::time_point deadline, std::chrono::microseconds spin);
-  // What it ended with; null for success. Only once it is done.
+  // The error that it completed with; null on success. Valid only once done().
   std::exception_ptr error() const { return error_; }
 
  private:
@@ -52,34 +54,35 @@ class Operation {
   std::condition_variable finished_;
 };
 
-// Moves what the operations stand for. Called under the lock of the mailboxes, on the thread that
-// posts; what it throws fails the group.
+// Moves the data of matched operations. Called with the mailboxes locked, on the thread that posts;
+// an exception fails the whole group.
 class Carrier {
  public:
   virtual ~Carrier() = default;
-  // Takes what `send` sends, so that it is finished before it is received.
+  // Copies the data of `send`, which completes before its RECV.
   virtual void buffer(Operation& send) = 0;
   virtual void deliver(Operation& send, Operation& receive) = 0;
-  // All parts of a collective, by rank. Throws if they do not agree.
+  // `parts` holds the part of each rank. Throws if they do not match.
   virtual void collect(std::span<const std::shared_ptr<Operation>> parts) = 0;
 };
 
-// Any thread. After the first failure all pending operations end with an error that names it and
-// them, and posting throws: there is no way back.
+// Thread-safe; posting does not block. A failure is final: every pending operation completes with
+// an error that names the cause and all pending operations, and posting throws from then on.
 class Mailboxes {
  public:
-  // `name` stands in errors. A rank cannot send to itself.
+  // `name` appears in errors.
   Mailboxes(std::string name, int num_ranks, ir::ChannelCapacity capacity,
             std::unique_ptr<Carrier> carrier);
 
   int num_ranks() const { return static_cast<int>(queues_.size()); }
 
-  // Ranks in range. Throws std::runtime_error once the group has failed.
+  // Ranks must be in range, and `from` must not be `to`. Throws std::runtime_error if the group has
+  // failed.
   void post_send(std::shared_ptr<Operation> send, int from, int to);
   void post_receive(std::shared_ptr<Operation> receive, int from, int to);
   void post_collective(std::shared_ptr<Operation> part, int rank);
 
-  // Only the first call counts.
+  // Fails the group. Only the first call has an effect.
   void fail(const std::string& cause);
 
  private:
@@ -91,9 +94,9 @@ class Mailboxes {
   using Buffered = std::deque<std::shared_ptr<Operation>>;
 
   Buffered& buffered(int from, int to);
-  void refuse_if_failed(const Operation& operation) const;
+  void throw_if_failed(const Operation& operation) const;
   void advance(int rank);
-  bool advance_head(int rank, std::vector<int>* awake);
+  bool advance_head(int rank, std::vector<int>* unblocked);
   bool carry(std::span<const std::shared_ptr<Operation>> operations, auto&& move);
   void fail_locked(const std::string& cause);
 
@@ -102,10 +105,10 @@ class Mailboxes {
   const std::unique_ptr<Carrier> carrier_;
 
   std::mutex mutex_;
-  std::string cause_;                          // of the failure; empty while there is none
+  std::string cause_;                          // of the failure; empty before one
   std::vector<std::deque<Queued>> queues_;     // by rank
-  std::vector<Buffered> buffered_;             // by from * ranks + to: SENDs done, not received
-  std::vector<uint64_t> collectives_of_rank_;  // how many it has posted
+  std::vector<Buffered> buffered_;             // [from * ranks + to]: SENDs completed, not received
+  std::vector<uint64_t> collectives_of_rank_;  // number posted by each rank
   std::map<uint64_t, std::vector<std::shared_ptr<Operation>>> collectives_;  // by number: by rank
 };
 

@@ -11,8 +11,9 @@ Mesh::Mesh(World& world, std::vector<MeshDim> dims) : world_(world), layout_(std
   std::string product;
   for (const MeshDim& dim : layout_.dims())
     product += (product.empty() ? "" : " x ") + dim.name + " " + std::to_string(dim.size);
-  throw std::invalid_argument("a mesh of " + product + " has " + std::to_string(layout_.size()) +
-                              " ranks, and there are " + std::to_string(world.size()));
+  throw std::invalid_argument("mesh " + product + " does not fit the world: expected " +
+                              std::to_string(world.size()) + " ranks, got " +
+                              std::to_string(layout_.size()));
 }
 
 std::vector<int> Mesh::ranks(const std::vector<std::string>& dims) const {
@@ -27,8 +28,9 @@ BackendPtr Mesh::neighbours(const std::vector<std::string>& dims, int count) {
   const std::vector<int> all = ranks(dims);
   const auto size = static_cast<int>(all.size());
   if (count < 1 || size % count != 0) {
-    throw std::invalid_argument("groups of " + std::to_string(count) + " of " +
-                                std::to_string(size) + " ranks: wanted a divisor");
+    throw std::invalid_argument(
+        "group size does not divide the mesh dimensions: expected a divisor of " +
+        std::to_string(size) + ", got " + std::to_string(count));
   }
   BackendPtr& group = groups_[{dims, count}];
   if (!group) {

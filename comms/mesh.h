@@ -10,29 +10,34 @@
 
 namespace pipewright::comms {
 
-// The ranks of a world over named dimensions, with the groups along them. One thread at a time.
+// A device mesh: the ranks of a world laid out over named dimensions, and the process groups along
+// them. The counterpart of PyTorch's DeviceMesh. For one thread at a time.
+//
+//   Mesh mesh(world, {{"pp", 2}, {"dp", 4}});
+//   BackendPtr dp = mesh.group({"dp"});  // of the 4 ranks that share this rank's pp coordinate
 class Mesh {
  public:
-  // Throws std::invalid_argument where the dimensions do not multiply to the world's size. `world`
-  // must outlive it.
+  // `world` must outlive the mesh. Throws std::invalid_argument if the product of the sizes is not
+  // the size of the world.
   Mesh(World& world, std::vector<MeshDim> dims);
 
   const MeshLayout& layout() const { return layout_; }
   int size(std::string_view dim) const { return layout_.size(dim); }
   int coordinate(std::string_view dim) const { return layout_.coordinate(world_.rank(), dim); }
-  // Along some dimensions, this rank among them, ascending.
+  // This rank and those that differ from it only along `dims`, ascending.
   std::vector<int> ranks(const std::vector<std::string>& dims) const;
-  // The group of these ranks: several dimensions make one group, as replicate x shard. Made the
-  // first time, which is collective over its members; all ranks ask in the same order.
+  // The process group of ranks(dims). Several dimensions form one flattened group, for example
+  // replicate x shard. The first call creates it, which blocks and is collective over its members:
+  // all ranks must ask for their groups in the same order. Later calls return the same group.
   BackendPtr group(const std::vector<std::string>& dims);
-  // Of these ranks, `count` neighbours, this rank among them; the groups so made are all as large.
-  // Throws std::invalid_argument where `count` does not divide them.
+  // ranks(dims) split into groups of `count` consecutive ranks: the one that contains this rank.
+  // Created like group(). Throws std::invalid_argument if `count` does not divide their number.
   BackendPtr neighbours(const std::vector<std::string>& dims, int count);
 
  private:
   World& world_;
   const MeshLayout layout_;
-  std::map<std::pair<std::vector<std::string>, int>, BackendPtr> groups_;  // by number of ranks too
+  std::map<std::pair<std::vector<std::string>, int>, BackendPtr> groups_;  // by dims and size
 };
 
 }  // namespace pipewright::comms

@@ -8,12 +8,13 @@ namespace pipewright::comms {
 MeshLayout::MeshLayout(std::vector<MeshDim> dims) : dims_(std::move(dims)) {
   for (size_t i = 0; i < dims_.size(); ++i) {
     if (dims_[i].size < 1) {
-      throw std::invalid_argument("mesh dimension `" + dims_[i].name + "` has size " +
-                                  std::to_string(dims_[i].size) + ": wanted at least 1");
+      throw std::invalid_argument("mesh dimension `" + dims_[i].name +
+                                  "`: expected a size of at least 1, got " +
+                                  std::to_string(dims_[i].size));
     }
     for (size_t j = 0; j < i; ++j) {
       if (dims_[j].name == dims_[i].name) {
-        throw std::invalid_argument("mesh dimension `" + dims_[i].name + "` stands twice");
+        throw std::invalid_argument("mesh dimension `" + dims_[i].name + "` appears twice");
       }
     }
   }
@@ -54,7 +55,8 @@ size_t MeshLayout::index_of(std::string_view dim) const {
     if (dims_[i].name == dim) return i;
     names += (i ? ", `" : "`") + dims_[i].name + "`";
   }
-  throw std::invalid_argument("no mesh dimension `" + std::string(dim) + "`: there are " + names);
+  throw std::invalid_argument("unknown mesh dimension: expected one of " + names + ", got `" +
+                              std::string(dim) + "`");
 }
 
 int MeshLayout::stride(size_t index) const {

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
-// The arithmetic of a device mesh: ranks 0 to N-1 laid out row-major over named dimensions, as in
-// PyTorch's init_device_mesh. No LibTorch. A value; any thread.
+// The layout of a device mesh: ranks 0 to N-1 in row-major order over named dimensions, as in
+// PyTorch's init_device_mesh. An immutable value without communication or LibTorch; any thread.
 //
 //   {{"pp", 2}, {"dp", 3}}     pp 0: ranks 0 1 2     pp 1: ranks 3 4 5
 
@@ -20,23 +20,24 @@ struct MeshDim {
 
 class MeshLayout {
  public:
-  // Throws std::invalid_argument for a name twice, or a size below 1.
+  // Throws std::invalid_argument if a name appears twice or a size is below 1.
   explicit MeshLayout(std::vector<MeshDim> dims);
 
   std::span<const MeshDim> dims() const { return dims_; }
-  int size() const;  // ranks
-  // Along one dimension. Throws std::invalid_argument, naming those there are.
+  int size() const;  // number of ranks
+  // The size of one dimension. This and the following throw std::invalid_argument, listing the
+  // dimensions, if there is no such dimension.
   int size(std::string_view dim) const;
 
-  // Where `rank` stands along `dim`.
+  // The coordinate of `rank` along `dim`.
   int coordinate(int rank, std::string_view dim) const;
-  // The ranks that differ from `rank` along `dims` alone, ascending: replicate and shard together
-  // are {"dp_replicate", "dp_shard"}.
+  // `rank` and the ranks that differ from it only along `dims`, ascending. All data-parallel copies
+  // are the peers along {"dp_replicate", "dp_shard"}.
   std::vector<int> peers(int rank, std::span<const std::string> dims) const;
 
  private:
   size_t index_of(std::string_view dim) const;
-  int stride(size_t index) const;  // between neighbours along a dimension
+  int stride(size_t index) const;  // distance between adjacent ranks along a dimension
 
   std::vector<MeshDim> dims_;
 };

@@ -1,9 +1,11 @@
-// The one file of comms that sees CUDA's headers.
+// The only file of comms that includes CUDA headers.
 #define USE_C10D_NCCL 1
 #include "pipewright/comms/nccl.h"
 
 #include <ATen/Context.h>
+#include <c10/util/StringUtil.h>
 
+#include <stdexcept>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
@@ -12,9 +14,11 @@ namespace pipewright::comms {
 World nccl_world(const Environment& environment, std::chrono::milliseconds timeout) {
   const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(environment.local_rank));
   const size_t gpus = at::getNumGPUs();
-  TORCH_CHECK(static_cast<size_t>(environment.local_rank) < gpus, "NCCL: local rank ",
-              environment.local_rank, " wants GPU ", environment.local_rank,
-              ", and this machine has ", gpus);
+  if (static_cast<size_t>(environment.local_rank) >= gpus) {
+    throw std::invalid_argument(c10::str("NCCL: expected a local rank below ", gpus,
+                                         ", the number of GPUs of this machine, got ",
+                                         environment.local_rank));
+  }
   const StorePtr store = connect_store(environment, timeout);
   const MakeBackend make = [=](const std::string& name, int rank, int size) -> BackendPtr {
     auto options = c10d::ProcessGroupNCCL::Options::create();

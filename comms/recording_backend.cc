@@ -1,3 +1,12 @@
+// A c10d backend that forwards every call to another one.
+//
+// Idea: one macro defines each method that returns a Work. It packs the forwarded call, with copies
+// of its arguments, into a closure; pass() records the call, asks the injector, and runs the
+// closure now or later. A held call is forwarded right after the next call of the same backend, or
+// as soon as its Work is used, whichever is first, so at most one call is held and none is lost.
+//
+// Invariant: every call that is not refused is forwarded exactly once. Complexity: constant per
+// call, and one record of memory.
 #include "pipewright/comms/recording_backend.h"
 
 #include <ATen/ATen.h>
@@ -24,25 +33,25 @@ int64_t bytes_of(const List& list) {
   return sum;
 }
 
-// A Work that is passed on late, ends late, or fails.
+// The Work of a call that is forwarded late, completes late, or fails.
 class FaultyWork final : public c10d::Work {
  public:
-  FaultyWork(std::function<WorkPtr()> pass_on, Clock::time_point earliest, std::exception_ptr error)
-      : pass_on_(std::move(pass_on)), earliest_(earliest), error_(std::move(error)) {}
+  FaultyWork(std::function<WorkPtr()> forward, Clock::time_point earliest, std::exception_ptr error)
+      : forward_(std::move(forward)), earliest_(earliest), error_(std::move(error)) {}
 
-  void pass_on() {
-    if (!inner_) inner_ = pass_on_();
+  void forward() {
+    if (!inner_) inner_ = forward_();
   }
 
   bool wait(std::chrono::milliseconds timeout) override {
-    pass_on();
+    forward();
     const bool done = inner_->wait(timeout);
     std::this_thread::sleep_until(earliest_);
     if (error_) std::rethrow_exception(error_);
     return done;
   }
   bool isCompleted() override {
-    pass_on();
+    forward();
     return inner_->isCompleted() && Clock::now() >= earliest_;
   }
   bool isSuccess() const override { return !error_ && inner_ && inner_->isSuccess(); }
@@ -50,20 +59,20 @@ class FaultyWork final : public c10d::Work {
     return error_ || !inner_ ? error_ : inner_->exception();
   }
   std::vector<at::Tensor> result() override {
-    pass_on();
+    forward();
     return inner_->result();
   }
   void synchronize() override {
-    pass_on();
+    forward();
     inner_->synchronize();
   }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    pass_on();
+    forward();
     return inner_->getFuture();
   }
 
  private:
-  const std::function<WorkPtr()> pass_on_;
+  const std::function<WorkPtr()> forward_;
   const Clock::time_point earliest_;
   const std::exception_ptr error_;
   WorkPtr inner_;
@@ -81,8 +90,8 @@ class RecordingBackend final : public c10d::Backend {
     bound_device_id_ = inner_->getBoundDeviceId();
   }
 
-  // The operations: name, parameters, arguments, then what the record says of them. A call is
-  // passed on with copies of its arguments, as it may be held back.
+  // The operations: method, parameters, arguments, then the remaining fields of the record. A call
+  // is forwarded with copies of its arguments because it may be held.
 #define PIPEWRIGHT_RECORD(op, parameters, arguments, ...)                       \
   WorkPtr op parameters override {                                              \
     return pass({rank_, #op, __VA_ARGS__},                                      \
@@ -128,7 +137,7 @@ class RecordingBackend final : public c10d::Backend {
   PIPEWRIGHT_RECORD(endCoalescing, (), (), 0)
 #undef PIPEWRIGHT_RECORD
 
-  // The rest is passed on unrecorded. A backend made from this one records into the same log.
+  // The rest is forwarded without a record. A backend created from this one uses the same log.
   void startCoalescing() override { inner_->startCoalescing(); }
   BackendPtr split(const StorePtr& store, const std::vector<int>& ranks,
                    const OptionsPtr& options) override {
@@ -182,7 +191,7 @@ class RecordingBackend final : public c10d::Backend {
     return made ? record(made, log_, injector_) : nullptr;
   }
 
-  WorkPtr pass(CallRecord call, std::function<WorkPtr()> pass_on) {
+  WorkPtr pass(CallRecord call, std::function<WorkPtr()> forward) {
     const Clock::time_point start = Clock::now();
     call = log_->add(std::move(call));
     const Fault fault = injector_ ? injector_(call) : Fault{};
@@ -193,12 +202,12 @@ class RecordingBackend final : public c10d::Backend {
     c10::intrusive_ptr<FaultyWork> faulty;
     if (fault.hold || fault.fail_work || fault.work_delay.count() > 0) {
       faulty = c10::make_intrusive<FaultyWork>(
-          std::move(pass_on), start + fault.work_delay,
+          std::move(forward), start + fault.work_delay,
           fault.fail_work ? std::make_exception_ptr(error) : nullptr);
-      if (!fault.hold) faulty->pass_on();
+      if (!fault.hold) faulty->forward();
     }
-    const WorkPtr work = faulty ? WorkPtr(faulty) : pass_on();
-    if (held_) std::exchange(held_, nullptr)->pass_on();
+    const WorkPtr work = faulty ? WorkPtr(faulty) : forward();
+    if (held_) std::exchange(held_, nullptr)->forward();
     if (fault.hold) held_ = faulty;
     return work;
   }
@@ -206,7 +215,7 @@ class RecordingBackend final : public c10d::Backend {
   const BackendPtr inner_;
   const std::shared_ptr<CallLog> log_;
   const Injector injector_;
-  c10::intrusive_ptr<FaultyWork> held_;  // waits for the next call
+  c10::intrusive_ptr<FaultyWork> held_;  // forwarded after the next call
 };
 
 }  // namespace

@@ -12,28 +12,35 @@
 
 #include "pipewright/comms/world.h"
 
-// Any backend, with every call written down, and some delayed, put behind the next one, or failed:
-// to count what a program sends, and to show that results do not depend on luck.
+// A decorator for any c10d backend that records every call, and delays, reorders or fails some. For
+// tests only (the target is testonly): they count what a program communicates, and show that
+// results do not depend on timing.
+//
+//   const auto log = std::make_shared<CallLog>();
+//   World recorded = world.wrapped([&](const BackendPtr& backend) { return record(backend, log);
+//   });
+//   ...
+//   EXPECT_EQ(log->count("allreduce"), 2);
 
 namespace pipewright::comms {
 
 struct CallRecord {
-  int rank;            // in its group
-  std::string op;      // the name of c10d::Backend's method
-  int64_t bytes = 0;   // of its first argument
+  int rank;            // the caller's rank in the group
+  std::string op;      // the name of the c10d::Backend method
+  int64_t bytes = 0;   // size of its first argument
   int peer = -1;       // of send and recv
   int tag = 0;         // of send and recv
-  int64_t number = 0;  // of this op on this rank, from 1
+  int64_t number = 0;  // counts the calls of this op on this rank, from 1
 };
 
-// Any thread. Ranks may share one.
+// Thread-safe. Ranks may share one log.
 class CallLog {
  public:
-  // Numbers the call, and keeps it.
+  // Numbers the call, stores it and returns it.
   CallRecord add(CallRecord call);
-  // In the order in which they were made.
+  // All calls, in the order in which they were made.
   std::vector<CallRecord> calls() const;
-  // How many of an op, and the bytes of their first arguments, on all ranks.
+  // The number of calls of `op` on all ranks, and the bytes of their first arguments.
   int64_t count(const std::string& op) const;
   int64_t bytes(const std::string& op) const;
   void clear();
@@ -44,19 +51,20 @@ class CallLog {
   std::map<std::pair<int, std::string>, int64_t> numbers_;
 };
 
-// What happens to a call.
+// What to inject into a call.
 struct Fault {
-  std::chrono::microseconds delay{0};       // before it is passed on
-  std::chrono::microseconds work_delay{0};  // from the call until its Work may end
-  bool hold = false;    // passed on behind the next call of its backend, or when its Work is asked
-  bool refuse = false;  // throws, and is not passed on
-  bool fail_work = false;  // passed on, and its Work fails
+  std::chrono::microseconds delay{0};       // before the call is forwarded
+  std::chrono::microseconds work_delay{0};  // from the call until its Work may complete
+  bool hold = false;       // forward after the next call of the backend, or when its Work is used
+  bool refuse = false;     // throw std::runtime_error instead of forwarding the call
+  bool fail_work = false;  // forward the call; its Work fails with std::runtime_error
 };
-// Asked on the thread of the rank.
+// Called for every recorded call, on the thread that makes it.
 using Injector = std::function<Fault(const CallRecord&)>;
 
-// Wraps a backend; a call that returns no Work is passed on unrecorded. Group description and
-// bound device are taken over when it is made. An injector may be null.
+// Wraps `backend`. Calls that return no Work are forwarded without a record. The group's
+// description and bound device are copied when it is wrapped. `injector` may be null. The backend
+// is for one thread at a time, like the one it wraps.
 BackendPtr record(const BackendPtr& backend, std::shared_ptr<CallLog> log,
                   Injector injector = nullptr);
 

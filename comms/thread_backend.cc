@@ -1,29 +1,26 @@
 #include "pipewright/comms/thread_backend.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/function.h>
 
-#include <algorithm>
-#include <mutex>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <unordered_map>
+#include <stdexcept>
+#include <utility>
+
+#include "pipewright/comms/tensor_operation.h"
 
 namespace pipewright::comms {
 
-using c10::impl::VirtualGuardImpl;
 using c10d::OpType;
 using c10d::ReduceOp;
 using Tensors = ThreadBackend::Tensors;
 
-// What one rank asks for.
+// The arguments of one operation.
 struct ThreadBackend::Call {
   OpType op;
   Tensors inputs;
   Tensors outputs;
-  int peer = -1;  // the other end, or the root of a broadcast
+  int peer = -1;  // the other end of a transfer, or the root of a broadcast
   int tag = 0;
   std::chrono::milliseconds timeout = c10d::kUnsetTimeout;
   ReduceOp::RedOpType reduce = ReduceOp::UNUSED;
@@ -31,180 +28,7 @@ struct ThreadBackend::Call {
 
 namespace {
 
-// A point in the current streams of the thread that makes it. Made of device-generic parts, so one
-// code path serves every device; host tensors need no mark.
-class StreamMark {
- public:
-  // Tells the device's allocator too that its stream uses their memory.
-  void add(const Tensors& tensors) {
-    for (const at::Tensor& tensor : tensors) {
-      if (!tensor.defined() || tensor.is_cpu()) continue;
-      const VirtualGuardImpl device(tensor.device().type());
-      const c10::Stream stream = device.getStream(tensor.device());
-      device.recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
-      events_.try_emplace(tensor.device(), tensor.device().type()).first->second.record(stream);
-    }
-  }
-
-  // Makes the calling thread's current streams wait until the marked ones have come this far.
-  void block() const {
-    for (const auto& [device, event] : events_)
-      event.block(VirtualGuardImpl(device.type()).getStream(device));
-  }
-
-  bool empty() const { return events_.empty(); }
-
- private:
-  std::unordered_map<c10::Device, c10::Event> events_;
-};
-
-bool is_transfer(OpType op) { return op == OpType::SEND || op == OpType::RECV; }
-
-}  // namespace
-
-// Its tensors and streams, which the mailboxes know nothing of.
-struct TensorOperation final : Operation {
-  TensorOperation(int its_rank, OpType its_op, Tensors its_inputs, Tensors its_outputs)
-      : rank(its_rank), op(its_op), inputs(std::move(its_inputs)), outputs(std::move(its_outputs)) {
-    ready.add(inputs);
-    ready.add(outputs);
-  }
-
-  const int rank;
-  const OpType op;
-  const Tensors inputs;
-  const Tensors outputs;
-  int peer = -1;
-  int tag = 0;
-  ReduceOp::RedOpType reduce = ReduceOp::UNUSED;
-  StreamMark ready;    // what the caller's streams held when it was posted
-  StreamMark done_at;  // behind the move
-  at::Tensor payload;  // of a send: what it delivers, a copy once it is buffered
-
-  std::string describe() const override {
-    std::string text = c10::str("rank ", rank, ": ", c10d::opTypeToString(op));
-    if (peer >= 0) text += c10::str(op == OpType::RECV ? " from" : " to", " rank ", peer);
-    if (is_transfer(op)) text += c10::str(", tag ", tag);
-    for (const at::Tensor& tensor : outputs.empty() ? inputs : outputs)
-      text += c10::str(", ", tensor.numel(), " x ", tensor.scalar_type());
-    return text;
-  }
-};
-
-namespace {
-
-class TensorCarrier final : public Carrier {
- public:
-  void buffer(Operation& operation) override {
-    auto& send = static_cast<TensorOperation&>(operation);
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    send.ready.block();
-    send.payload = send.payload.clone();
-    send.done_at.add({send.payload, send.inputs[0]});
-  }
-
-  void deliver(Operation& from, Operation& to) override {
-    auto& send = static_cast<TensorOperation&>(from);
-    auto& receive = static_cast<TensorOperation&>(to);
-    const at::Tensor& source = send.payload;
-    const at::Tensor& target = receive.outputs[0];
-    TORCH_CHECK(send.tag == receive.tag && source.numel() == target.numel() &&
-                    source.scalar_type() == target.scalar_type(),
-                receive.describe(), " meets ", send.describe());
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    (send.done() ? send.done_at : send.ready).block();
-    receive.ready.block();
-    target.view(-1).copy_(source.view(-1), /*non_blocking=*/true);
-    receive.done_at.add({target, source});
-    if (!send.done()) send.done_at.add({source});
-  }
-
-  void collect(std::span<const std::shared_ptr<Operation>> operations) override {
-    std::vector<TensorOperation*> parts;
-    for (const auto& operation : operations)
-      parts.push_back(static_cast<TensorOperation*>(operation.get()));
-    for (const TensorOperation* part : parts) {
-      TORCH_CHECK(agree(*parts[0], *part), parts[0]->describe(), " meets ", part->describe());
-      part->ready.block();
-    }
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    for (size_t i = 0; i < parts[0]->outputs.size(); ++i) collect(parts, i);
-    for (TensorOperation* part : parts) {
-      for (const TensorOperation* used : parts) {
-        part->done_at.add(used->inputs);
-        part->done_at.add(used->outputs);
-      }
-    }
-  }
-
- private:
-  static bool agree(const TensorOperation& a, const TensorOperation& b) {
-    const auto equal = [](const Tensors& left, const Tensors& right) {
-      return std::ranges::equal(left, right, [](const at::Tensor& l, const at::Tensor& r) {
-        return l.numel() == r.numel() && l.scalar_type() == r.scalar_type();
-      });
-    };
-    return a.op == b.op && a.peer == b.peer && a.reduce == b.reduce && equal(a.inputs, b.inputs) &&
-           equal(a.outputs, b.outputs);
-  }
-
-  static void add(at::Tensor& sum, const at::Tensor& next, ReduceOp::RedOpType op) {
-    switch (op) {
-      case ReduceOp::SUM:
-      case ReduceOp::AVG:
-        sum.add_(next);
-        return;
-      case ReduceOp::PRODUCT:
-        sum.mul_(next);
-        return;
-      case ReduceOp::MIN:
-        at::minimum_out(sum, sum, next);
-        return;
-      case ReduceOp::MAX:
-        at::maximum_out(sum, sum, next);
-        return;
-      case ReduceOp::BAND:
-      case ReduceOp::BOR:
-      case ReduceOp::BXOR:
-      case ReduceOp::PREMUL_SUM:
-      case ReduceOp::UNUSED:
-        break;
-    }
-    TORCH_CHECK(false, "reduction ", static_cast<int>(op), " is not one of ranks as threads");
-  }
-
-  // The i-th tensor of a collective.
-  static void collect(const std::vector<TensorOperation*>& parts, size_t i) {
-    const OpType op = parts[0]->op;
-    const auto num_ranks = static_cast<int64_t>(parts.size());
-    const bool scatters = op == OpType::_REDUCE_SCATTER_BASE;
-    const at::Device device = parts[0]->inputs[i].device();
-    at::Tensor result;
-    if (op == OpType::_ALLGATHER_BASE) {
-      Tensors inputs;
-      for (const TensorOperation* part : parts)
-        inputs.push_back(part->inputs[i].view(-1).to(device, /*non_blocking=*/true));
-      result = at::cat(inputs);
-    } else if (op == OpType::BROADCAST) {
-      result = parts[static_cast<size_t>(parts[0]->peer)]->inputs[i].view(-1);
-    } else {
-      result = parts[0]->inputs[i].view(-1).clone();
-      for (size_t rank = 1; rank < parts.size(); ++rank)
-        add(result, parts[rank]->inputs[i].view(-1).to(device, true), parts[0]->reduce);
-      if (parts[0]->reduce == ReduceOp::AVG) result.div_(num_ranks);
-    }
-    for (const TensorOperation* part : parts) {
-      const at::Tensor output = part->outputs[i].view(-1);
-      const int64_t size = output.numel();
-      TORCH_CHECK(result.numel() == (scatters ? size * num_ranks : size), part->describe(),
-                  ": the output does not fit ", result.numel(), " elements");
-      const at::Tensor piece = scatters ? result.narrow(0, part->rank * size, size) : result;
-      if (output.data_ptr() != piece.data_ptr()) output.copy_(piece, /*non_blocking=*/true);
-    }
-  }
-};
-
-// Stands for an operation, as c10d knows it.
+// The c10d handle of an operation.
 class ThreadWork final : public c10d::Work {
  public:
   ThreadWork(std::shared_ptr<TensorOperation> operation, std::shared_ptr<Mailboxes> mailboxes,
@@ -240,13 +64,13 @@ class ThreadWork final : public c10d::Work {
     if (!operation_->ready.empty() && torch::autograd::get_current_node()) {
       const std::string cause =
           operation_->describe() +
-          ": waited for inside a backward, on the one thread that runs the backward of all ranks";
+          ": wait() inside a backward would block the autograd thread that all ranks share";
       mailboxes_->fail(cause);
     }
     if (!operation_->wait_until(std::chrono::steady_clock::now() + timeout, spin_)) {
       mailboxes_->fail(
           c10::str(operation_->describe(), " timed out after ", timeout.count(), " ms"));
-      // Failed by now, or done at the last moment.
+      // It has failed by now, or completed at the last moment.
       operation_->wait_until(std::chrono::steady_clock::time_point::max(), spin_);
     }
   }
@@ -294,11 +118,14 @@ ThreadBackend::WorkPtr ThreadBackend::allreduce_coalesced(
 
 ThreadBackend::WorkPtr ThreadBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                 const c10d::AllgatherOptions& options) {
-  TORCH_CHECK(
-      outputs.size() == 1 && inputs.size() == 1 && outputs[0].size() == static_cast<size_t>(size_),
-      "allgather: one tensor in, and one out for each of ", size_, " ranks");
+  const size_t num_outputs = outputs.size() == 1 ? outputs[0].size() : 0;
+  if (inputs.size() != 1 || num_outputs != static_cast<size_t>(size_)) {
+    throw std::invalid_argument(c10::str("allgather: expected one input and a list of ", size_,
+                                         " outputs, got ", inputs.size(), " inputs and ",
+                                         num_outputs, " outputs"));
+  }
   const at::Tensor flat = at::empty({inputs[0].numel() * size_}, inputs[0].options());
-  // The list's tensors have no one storage: they are filled when the caller waits.
+  // The outputs do not share one storage, so they are filled when the caller waits.
   return post(
       {OpType::_ALLGATHER_BASE, inputs, {flat}, -1, 0, options.timeout}, [list = outputs[0], flat] {
         const int64_t size = flat.numel() / static_cast<int64_t>(list.size());
@@ -338,8 +165,20 @@ ThreadBackend::WorkPtr ThreadBackend::barrier(const c10d::BarrierOptions& option
   return post({OpType::BARRIER, {}, {}, -1, 0, options.timeout});
 }
 
-void ThreadBackend::abort() {
-  mailboxes_->fail(c10::str("rank ", rank_, " ended its communication"));
+void ThreadBackend::abort() { mailboxes_->fail(c10::str("rank ", rank_, " aborted the group")); }
+
+void ThreadBackend::check(const TensorOperation& operation) const {
+  const auto expect = [&](bool holds, const auto&... what) {
+    if (!holds) throw std::invalid_argument(c10::str(operation.describe(), ": expected ", what...));
+  };
+  const size_t num_tensors = operation.inputs.size() + operation.outputs.size();
+  expect(!operation.is_transfer() || num_tensors == 1, "one tensor per message, got ", num_tensors);
+  for (const Tensors* tensors : {&operation.inputs, &operation.outputs}) {
+    for (const at::Tensor& tensor : *tensors)
+      expect(tensor.is_contiguous(), "contiguous tensors, got strides ", tensor.strides());
+  }
+  expect(operation.peer < size_ && (operation.peer >= 0 || !operation.is_transfer()),
+         "a peer from 0 to ", size_ - 1, ", got ", operation.peer);
 }
 
 ThreadBackend::WorkPtr ThreadBackend::post(Call call, std::function<void()> when_done) {
@@ -348,14 +187,7 @@ ThreadBackend::WorkPtr ThreadBackend::post(Call call, std::function<void()> when
   operation->peer = call.peer;
   operation->tag = call.tag;
   operation->reduce = call.reduce;
-  for (const Tensors* tensors : {&operation->inputs, &operation->outputs}) {
-    TORCH_CHECK(!is_transfer(call.op) || operation->inputs.size() + operation->outputs.size() == 1,
-                "one tensor a message");
-    for (const at::Tensor& tensor : *tensors)
-      TORCH_CHECK(tensor.is_contiguous(), operation->describe(), " wants contiguous tensors");
-  }
-  TORCH_CHECK(call.peer < size_ && (call.peer >= 0 || !is_transfer(call.op)), operation->describe(),
-              ": there are ", size_, " ranks");
+  check(*operation);
   if (call.op == OpType::SEND) {
     operation->payload = operation->inputs[0];
     mailboxes_->post_send(operation, rank_, call.peer);
@@ -364,51 +196,10 @@ ThreadBackend::WorkPtr ThreadBackend::post(Call call, std::function<void()> when
   } else {
     mailboxes_->post_collective(operation, rank_);
   }
-  const bool own_timeout = call.timeout > kNoTimeout;
+  const bool has_own_timeout = call.timeout > kNoTimeout;
   return c10::make_intrusive<ThreadWork>(std::move(operation), mailboxes_,
-                                         own_timeout ? call.timeout : options_.timeout,
+                                         has_own_timeout ? call.timeout : options_.timeout,
                                          options_.spin, std::move(when_done));
-}
-
-std::shared_ptr<Mailboxes> make_mailboxes(const std::string& name, int num_ranks,
-                                          const ThreadOptions& options) {
-  return std::make_shared<Mailboxes>(name, num_ranks, options.capacity,
-                                     std::make_unique<TensorCarrier>());
-}
-
-namespace {
-
-// Where the members of a group find each other: the first to come makes its mailboxes, the last
-// takes them out.
-class Meeting {
- public:
-  std::shared_ptr<Mailboxes> join(const std::string& name, int size, const ThreadOptions& options) {
-    const std::lock_guard lock(mutex_);
-    auto& [mailboxes, joined] = groups_[name];
-    if (!mailboxes) mailboxes = make_mailboxes(name, size, options);
-    const std::shared_ptr<Mailboxes> found = mailboxes;
-    if (++joined == size) groups_.erase(name);
-    return found;
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::string, std::pair<std::shared_ptr<Mailboxes>, int>> groups_;
-};
-
-}  // namespace
-
-std::vector<World> thread_worlds(int size, const ThreadOptions& options) {
-  const StorePtr store = c10::make_intrusive<c10d::HashStore>();
-  const auto meeting = std::make_shared<Meeting>();
-  const MakeBackend make = [=](const std::string& name, int rank, int group_size) -> BackendPtr {
-    return c10::make_intrusive<ThreadBackend>(meeting->join(name, group_size, options), rank,
-                                              options);
-  };
-  std::vector<World> worlds;
-  for (int rank = 0; rank < size; ++rank)
-    worlds.emplace_back(rank, size, store, make, options.timeout);
-  return worlds;
 }
 
 }  // namespace pipewright::comms

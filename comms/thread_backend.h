@@ -1,36 +1,23 @@
 #ifndef PIPEWRIGHT_COMMS_THREAD_BACKEND_H_
 #define PIPEWRIGHT_COMMS_THREAD_BACKEND_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "pipewright/comms/mailboxes.h"
+#include "pipewright/comms/threads.h"
 #include "pipewright/comms/world.h"
-
-// Ranks as threads of one process: tests need no sockets, and one GPU can hold a whole pipeline.
-// Host tensors and those of any device with streams; mailboxes.h says who meets whom.
-//
-// As with NCCL, order alone pairs a SEND with its RECV; other than NCCL, unequal tags or sizes are
-// an error. Sums run in the order of the ranks: the same bits every time.
-//
-// On a device nothing blocks the host in posting: data moves on the current stream of the thread
-// that posts last, behind both ends' streams. wait() blocks the host until the peer has posted,
-// and makes the current stream wait for the rest. Inside a backward on a device it would block the
-// one autograd thread that serves all ranks, so there it is an error.
 
 namespace pipewright::comms {
 
-struct ThreadOptions {
-  ir::ChannelCapacity capacity = ir::kDefaultCapacity;  // 0: rendezvous
-  std::chrono::milliseconds timeout{std::chrono::seconds(60)};
-  std::chrono::microseconds spin{50};  // how long a wait polls before it sleeps
-};
+struct TensorOperation;
 
-// One rank of a group, for one thread at a time. send, recv, broadcast, allreduce, allgather,
-// _allgather_base, _reduce_scatter_base, their coalesced forms and barrier; SUM, AVG, PRODUCT, MIN,
-// MAX. All tensors contiguous. Every failure is a std::runtime_error that names the rank, what it
-// did, its peer, and all else that was pending.
+// The c10d backend of one rank that is a thread; threads.h describes its semantics. For one thread
+// at a time. Implements send, recv, broadcast, allreduce, allgather, _allgather_base,
+// _reduce_scatter_base, their coalesced forms and barrier, with the reductions SUM, AVG, PRODUCT,
+// MIN and MAX. Posting does not wait; Work::wait() does.
 class ThreadBackend final : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -61,23 +48,19 @@ class ThreadBackend final : public c10d::Backend {
                                           const c10d::ReduceScatterOptions& options) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
-  // Ends every pending operation of every rank of the group.
+  // Ends every pending operation of every rank of the group with an error.
   void abort() override;
 
  private:
   struct Call;
+  // Throws std::invalid_argument if the operation cannot be posted.
+  void check(const TensorOperation& operation) const;
   // `when_done` runs once, in the first wait() that succeeds.
   WorkPtr post(Call call, std::function<void()> when_done = nullptr);
 
   const std::shared_ptr<Mailboxes> mailboxes_;
   ThreadOptions options_;
 };
-
-std::shared_ptr<Mailboxes> make_mailboxes(const std::string& name, int num_ranks,
-                                          const ThreadOptions& options = {});
-
-// The worlds of `size` ranks, one for each thread.
-std::vector<World> thread_worlds(int size, const ThreadOptions& options = {});
 
 }  // namespace pipewright::comms
 

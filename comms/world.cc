@@ -21,15 +21,20 @@ BackendPtr World::make_group(const std::string& name, std::span<const int> ranks
   std::string members;
   for (const int rank : ranks) {
     members += (members.empty() ? "" : ",") + std::to_string(rank);
-    if (rank < 0 || rank >= size_ || std::ranges::count(ranks, rank) != 1) {
+    if (rank < 0 || rank >= size_) {
+      throw std::invalid_argument("group `" + name + "`: expected ranks from 0 to " +
+                                  std::to_string(size_ - 1) + ", got " + std::to_string(rank));
+    }
+    if (std::ranges::count(ranks, rank) != 1) {
       throw std::invalid_argument("group `" + name + "`: rank " + std::to_string(rank) +
-                                  " stands twice, or is not one of " + std::to_string(size_));
+                                  " appears twice");
     }
   }
   const auto self = std::ranges::find(ranks, rank_);
   if (self == ranks.end()) {
-    throw std::invalid_argument("group `" + name + "` of ranks " + members + ": rank " +
-                                std::to_string(rank_) + " makes it and is not in it");
+    throw std::invalid_argument("group `" + name + "`: expected this rank, " +
+                                std::to_string(rank_) + ", among its members, got ranks " +
+                                members);
   }
   return make_backend_(unique_name(name + "[" + members + "]"),
                        static_cast<int>(self - ranks.begin()), static_cast<int>(ranks.size()));
@@ -54,7 +59,7 @@ StorePtr connect_store(const Environment& environment, std::chrono::milliseconds
   c10d::TCPStoreOptions options;
   options.port = environment.master_port;
   options.isServer = environment.rank == 0 && !environment.agent_has_store;
-  // Rank 0 need not wait: whoever comes later finds the server.
+  // Rank 0 need not wait: ranks that start later find the server.
   options.waitWorkers = false;
   options.timeout = timeout;
   StorePtr store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);

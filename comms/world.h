@@ -12,8 +12,11 @@
 
 #include "pipewright/comms/environment.h"
 
-// All ranks of a job, and how groups of them are made. gloo.h, nccl.h and thread_backend.h give
-// one; a cluster with a backend of its own brings its MakeBackend.
+// All ranks of a job and a factory for process groups of some of them. gloo.h, nccl.h and threads.h
+// create one; a cluster with its own c10d backend passes its own MakeBackend.
+//
+//   World world = gloo_world(read_environment());
+//   BackendPtr group = world.make_group("dp", std::vector{0, 1});  // on ranks 0 and 1
 
 namespace pipewright::comms {
 
@@ -22,11 +25,11 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 inline constexpr std::chrono::milliseconds kDefaultTimeout{std::chrono::minutes(10)};
 
-// Makes the backend of one group: called by each member, with the same unique name and its own
-// index among the members. It may wait for the other members.
+// Creates the backend of one group. Each member calls it with the same unique name and its own rank
+// within the group. It may block until the other members do.
 using MakeBackend = std::function<BackendPtr(const std::string& name, int rank, int size)>;
 
-// Of one rank; its methods are for one thread at a time.
+// One rank's view of the job. For one thread at a time.
 class World {
  public:
   World(int rank, int size, StorePtr store, MakeBackend make_backend,
@@ -35,20 +38,21 @@ class World {
   int rank() const { return rank_; }
   int size() const { return size_; }
   const StorePtr& store() const { return store_; }
-  // Of an operation that brings none of its own.
+  // The timeout of operations that do not set their own.
   std::chrono::milliseconds timeout() const { return timeout_; }
 
-  // A group of some ranks, in the order of `ranks`, this one among them. Collective over them: all
-  // must make groups in an order that cannot deadlock, for example the same. Throws
-  // std::invalid_argument for ranks that are not there, twice, or without this one.
+  // Creates a group of `ranks`, which must contain this rank; a member's rank within the group is
+  // its position in `ranks`. May block, and is collective over the members: they must create their
+  // groups in an order that cannot deadlock, for example the same order. Throws
+  // std::invalid_argument if a rank is out of range or appears twice, or this rank is missing.
   BackendPtr make_group(const std::string& name, std::span<const int> ranks);
 
-  // The same world, each of its backends passed through `wrap`: to record or delay what they do
-  // (recording_backend.h). The members of a group all make it on the one or all on the other.
+  // The same world with every backend passed through `wrap`, for example to record or delay its
+  // calls. The members of a group must all create it from a wrapped world, or none of them.
   World wrapped(std::function<BackendPtr(BackendPtr)> wrap) const;
 
-  // A name that no other call of this rank gets, the same on all ranks that ask in the same order:
-  // for keys in the store.
+  // Returns a name that no other call on this rank returns, for keys in the store. Ranks that call
+  // this in the same order get the same names.
   std::string unique_name(const std::string& name);
 
  private:
@@ -60,7 +64,8 @@ class World {
   std::shared_ptr<std::map<std::string, int>> times_used_;  // by name; shared with wrapped()
 };
 
-// Rank 0 serves, the others connect; under torchrun's agent all connect. Throws after `timeout`.
+// Connects to the job's TCPStore, which rank 0 hosts, or torchrun's agent if it has one. Blocks;
+// throws if it cannot connect within `timeout`. A world of one process gets a store in memory.
 StorePtr connect_store(const Environment& environment,
                        std::chrono::milliseconds timeout = kDefaultTimeout);
 

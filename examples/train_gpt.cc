@@ -15,7 +15,7 @@
 #include "examples/text.h"
 #include "pipewright/comms/gloo.h"
 #include "pipewright/comms/mesh.h"
-#include "pipewright/comms/thread_backend.h"
+#include "pipewright/comms/threads.h"
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"

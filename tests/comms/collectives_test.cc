@@ -1,4 +1,4 @@
-// Collectives that this project does otherwise than torch: on ranks as threads, and over Gloo.
+// Collectives that pipewright implements itself: for ranks as threads, and over Gloo.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -10,8 +10,8 @@ namespace {
 using tests::on_ranks;
 using tests::Rank;
 
-// Several tensors, of several shapes, one of them empty; sums and averages.
-TEST(Collectives, ReduceScatterOfSeveral) {
+// Several shapes, one of them empty; sums and averages.
+TEST(Collectives, CoalescedReduceScatter) {
   on_ranks(3, [](Rank& self) {
     for (const bool average : {false, true}) {
       std::vector<at::Tensor> inputs, outputs;
@@ -35,12 +35,12 @@ TEST(Collectives, ReduceScatterOfSeveral) {
       options.reduceOp = average ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
       const auto work = self.group->reduce_scatter_tensor_coalesced(outputs, inputs, options);
       work->wait();
-      work->wait();  // once more changes nothing
+      work->wait();  // a second wait() changes nothing
       begin = 0;
       for (size_t i = 0; i < shapes.size(); ++i) {
         const int64_t numel = outputs[i].numel();
         const int64_t mine = begin + self.rank * numel;
-        // Ranks give 1, 2 and 3 times the same.
+        // The inputs of the ranks are 1, 2 and 3 times the same values.
         const at::Tensor want = at::arange(mine, mine + numel, at::kDouble) * (average ? 2 : 6);
         EXPECT_TRUE(at::equal(outputs[i], want.view(shapes[i]))) << i << average;
         EXPECT_TRUE(at::equal(inputs[i], before[i]));
@@ -50,7 +50,7 @@ TEST(Collectives, ReduceScatterOfSeveral) {
   });
 }
 
-TEST(Collectives, ReduceScatterThatDoesNotFit) {
+TEST(Collectives, ReduceScatterOfWrongSize) {
   on_ranks(2, [](Rank& self) {
     std::vector<at::Tensor> inputs = {at::ones({4}), at::ones({5})};
     std::vector<at::Tensor> outputs = {at::ones({2}), at::ones({2})};

@@ -1,13 +1,13 @@
-// Ranks as threads on a device with streams: every operation is ordered behind what both ends'
-// streams held, and the caller's stream behind the move. On a device whose kernels run as late as
-// events allow.
+// Ranks as threads on a device with streams: data moves after the work that the streams of both
+// ends held when they posted, and the stream that waits continues after the data has moved. Runs on
+// a device whose kernels run as late as events allow.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <numeric>
 
-#include "pipewright/comms/thread_backend.h"
+#include "pipewright/comms/threads.h"
 #include "tests/comms/late_device.h"
 #include "tests/support/ranks/ranks.h"
 
@@ -23,9 +23,9 @@ at::Tensor filled(double value, int64_t size) {
   return tensor;
 }
 
-// Each rank fills tensors by kernels of a stream of its own, communicates, reads the results by
-// kernels of that stream, and only then synchronizes, with that stream alone. How many results were
-// not there; or what a rank threw.
+// Each rank fills tensors with kernels on its own stream, communicates, reads the results with
+// kernels on that stream, and synchronizes only at the end and only with that stream. Returns the
+// number of wrong results, or the error of a rank.
 std::string wrong_results(ir::ChannelCapacity capacity) {
   std::vector<World> worlds = thread_worlds(kRanks, {.capacity = capacity});
   std::vector<int> ranks(kRanks);
@@ -34,7 +34,8 @@ std::string wrong_results(ir::ChannelCapacity capacity) {
   const std::string errors = tests::run_ranks(kRanks, [&](int rank) {
     tests::use_new_stream();
     const BackendPtr group = worlds[static_cast<size_t>(rank)].make_group("all", ranks);
-    std::vector<std::pair<at::Tensor, at::Tensor>> read;  // what a kernel read, and should have
+    std::vector<std::pair<at::Tensor, at::Tensor>>
+        read;  // what a kernel read, and the expected value
     const auto expect = [&](const at::Tensor& tensor, const at::Tensor& value) {
       const at::Tensor seen = at::empty(tensor.sizes());
       tests::launch([seen, host = tests::on_host(tensor)]() mutable { seen.copy_(host); });
@@ -42,7 +43,7 @@ std::string wrong_results(ir::ChannelCapacity capacity) {
     };
     const int next = (rank + 1) % kRanks, before = (rank + kRanks - 1) % kRanks;
     Tensors out = {filled(rank + 1, 8)}, in = {filled(-1, 8)};
-    // One queue a rank: a ring must not begin with a RECV, or a SEND, everywhere.
+    // One queue per rank: in a ring, not all ranks may start with a RECV, or with a SEND.
     const auto send = [&] { return group->send(out, next, 3); };
     const auto receive = [&] { return group->recv(in, before, 3); };
     const bool first = rank % 2 == 0;
@@ -81,11 +82,11 @@ TEST(ThreadsOnADevice, EventsOrderEverything) {
   for (const ir::ChannelCapacity capacity : {0u, 2u}) {
     for (int round = 0; round < 10; ++round) EXPECT_EQ(wrong_results(capacity), "0");
   }
-  EXPECT_GT(tests::told_of_use(), 0);
+  EXPECT_GT(tests::num_uses_recorded(), 0);
 }
 
-// The test can fail: without events nothing is there in time.
-TEST(ThreadsOnADevice, WithoutEventsItGoesWrong) {
+// Proves that the test above can fail: without events the results are not there in time.
+TEST(ThreadsOnADevice, WithoutEventsResultsAreWrong) {
   tests::ignore_events(true);
   EXPECT_NE(wrong_results(0), "0");
   tests::ignore_events(false);
@@ -108,7 +109,7 @@ TEST(ThreadsOnADevice, PostingNeverBlocksTheHost) {
             "");
 }
 
-// What waits for a peer inside a backward.
+// A function whose backward waits for a peer.
 struct Waits : torch::autograd::Function<Waits> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             int64_t group) {
@@ -124,7 +125,7 @@ struct Waits : torch::autograd::Function<Waits> {
   }
 };
 
-TEST(ThreadsOnADevice, AWaitInsideABackwardIsAnError) {
+TEST(ThreadsOnADevice, WaitInsideABackwardIsAnError) {
   std::vector<World> worlds = thread_worlds(2);
   const std::vector<std::string> errors = tests::errors_of_ranks(2, [&](int rank) {
     const BackendPtr group = worlds[static_cast<size_t>(rank)].make_group("all", std::vector{0, 1});
@@ -132,9 +133,10 @@ TEST(ThreadsOnADevice, AWaitInsideABackwardIsAnError) {
     const at::Tensor x = at::ones({2}).set_requires_grad(true);
     Waits::apply(x, reinterpret_cast<int64_t>(group.get())).sum().backward();
   });
-  EXPECT_NE(errors[0].find("waited for inside a backward, on the one thread that runs the backward "
-                           "of all ranks"),
-            std::string::npos)
+  EXPECT_NE(
+      errors[0].find("wait() inside a backward would block the autograd thread that all ranks "
+                     "share"),
+      std::string::npos)
       << errors[0];
 }
 

@@ -24,7 +24,7 @@ std::string error_of(const std::map<std::string, std::string>& set) {
   return "no error";
 }
 
-TEST(Environment, OneProcessWhereNothingIsSet) {
+TEST(Environment, OneProcessIfNothingIsSet) {
   const Environment alone = read({});
   EXPECT_EQ(alone.rank, 0);
   EXPECT_EQ(alone.world_size, 1);
@@ -46,7 +46,7 @@ TEST(Environment, Torchrun) {
   EXPECT_TRUE(rank.agent_has_store);
 }
 
-TEST(Environment, TorchrunsVariablesWinOverSlurms) {
+TEST(Environment, TorchrunOverridesSlurm) {
   const Environment rank =
       read({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "4"}});
   EXPECT_EQ(rank.rank, 0);
@@ -65,7 +65,7 @@ TEST(Environment, Slurm) {
   EXPECT_EQ(rank.local_rank, 2);
   EXPECT_EQ(rank.master_addr, "gpu03");
   EXPECT_EQ(rank.master_port, 23456);
-  // The same on all ranks, another for another step.
+  // The port is the same on all ranks and differs between steps of a job.
   set["SLURM_PROCID"] = "0";
   EXPECT_EQ(read(set).master_port, 23456);
   set["SLURM_STEP_ID"] = "1";
@@ -74,7 +74,7 @@ TEST(Environment, Slurm) {
   EXPECT_EQ(read(set).master_port, 4000);
 }
 
-TEST(Environment, FirstHostOfSlurmsLists) {
+TEST(Environment, FirstHostOfSlurmNodeList) {
   const auto host = [](const std::string& list) {
     return read({{"SLURM_PROCID", "0"},
                  {"SLURM_NTASKS", "2"},
@@ -91,24 +91,25 @@ TEST(Environment, FirstHostOfSlurmsLists) {
 }
 
 TEST(Environment, ErrorsNameTheVariable) {
-  EXPECT_EQ(error_of({{"RANK", "1"}}),
-            "environment variable WORLD_SIZE is not set: wanted the number of ranks, 1 to 1048576");
+  EXPECT_EQ(
+      error_of({{"RANK", "1"}}),
+      "environment variable WORLD_SIZE is not set: expected a number of ranks from 1 to 1048576");
   EXPECT_EQ(error_of({{"RANK", "4"}, {"WORLD_SIZE", "4"}}),
-            "environment variable RANK is `4`: wanted this rank, 0 to 3");
+            "environment variable RANK is invalid: expected a rank from 0 to 3, got `4`");
   EXPECT_EQ(error_of({{"RANK", "x"}, {"WORLD_SIZE", "4"}}),
-            "environment variable RANK is `x`: wanted this rank, 0 to 3");
+            "environment variable RANK is invalid: expected a rank from 0 to 3, got `x`");
   EXPECT_EQ(error_of({{"RANK", "1"}, {"WORLD_SIZE", "4"}}),
-            "environment variable MASTER_ADDR is not set: wanted the host of rank 0");
+            "environment variable MASTER_ADDR is not set: expected the host of rank 0");
   EXPECT_EQ(
       error_of({{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", ""}}),
-      "environment variable MASTER_PORT is ``: wanted the store's port, 1 to 65535");
+      "environment variable MASTER_PORT is invalid: expected a port from 1 to 65535, got ``");
   EXPECT_EQ(error_of({{"SLURM_PROCID", "0"},
                       {"SLURM_NTASKS", "2"},
                       {"SLURM_LOCALID", "0"},
                       {"SLURM_JOB_ID", "1"},
                       {"SLURM_JOB_NODELIST", "n[1"}}),
-            "environment variable SLURM_JOB_NODELIST is `n[1`: wanted a list of hosts, as "
-            "node[1-4]");
+            "environment variable SLURM_JOB_NODELIST is invalid: expected a list of hosts such as "
+            "node[1-4], got `n[1`");
 }
 
 }  // namespace

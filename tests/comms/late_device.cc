@@ -33,14 +33,14 @@ struct LateEvent {
 std::recursive_mutex mutex;
 std::map<uint64_t, LateStream> streams;  // by Stream::hash()
 std::atomic<bool> events_are_ignored = false;
-std::atomic<int> uses_told = 0;
+std::atomic<int> uses_recorded = 0;
 std::atomic<int64_t> next_stream = 1;
 thread_local int64_t current_stream = 0;
 
 void run_until(uint64_t stream, size_t position) {
   LateStream& late = streams[stream];
   while (late.done < std::min(position, late.kernels.size())) {
-    // It may make other streams run.
+    // The kernel may run other streams.
     const std::function<void()> kernel = std::move(late.kernels[late.done++]);
     kernel();
   }
@@ -84,7 +84,7 @@ struct LateGuard final : c10::impl::DeviceGuardImplInterface {
     const std::lock_guard lock(mutex);
     run_until(stream.hash(), streams[stream.hash()].kernels.size());
   }
-  void recordDataPtrOnStream(const c10::DataPtr&, const Stream&) const override { ++uses_told; }
+  void recordDataPtrOnStream(const c10::DataPtr&, const Stream&) const override { ++uses_recorded; }
 };
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, LateGuard)
@@ -168,6 +168,6 @@ at::Tensor on_host(const at::Tensor& tensor) {
 }
 
 void ignore_events(bool ignore) { events_are_ignored = ignore; }
-int told_of_use() { return uses_told; }
+int num_uses_recorded() { return uses_recorded; }
 
 }  // namespace pipewright::tests

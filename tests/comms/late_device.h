@@ -6,29 +6,29 @@
 
 #include <functional>
 
-// A device that no machine has, to test what is said to streams and events: c10's PrivateUse1, with
-// memory of the host, whose work is put off as long as the rules allow. A kernel runs only when
-// somebody synchronizes with its stream, or when a stream that must wait for an event comes that
-// far. Where an event is missing, data is not there yet, every time.
+// A simulated device for testing the use of streams and events on any machine. It is c10's
+// PrivateUse1 backend with host memory, and runs its work as late as the rules allow: a kernel runs
+// only when its stream is synchronized, or when another stream reaches a wait for an event recorded
+// after it. A missing event therefore produces a wrong result every time.
 
 namespace pipewright::tests {
 
 inline const c10::Device kLateDevice(c10::DeviceType::PrivateUse1, 0);
 
-// Makes a new stream the current one of this thread.
+// Creates a stream and makes it this thread's current one.
 void use_new_stream();
-// A kernel on the current stream of this thread.
+// Enqueues a kernel on this thread's current stream.
 void launch(std::function<void()> kernel);
-// Runs all of the current stream, and whatever it must wait for.
+// Runs everything on the current stream, and what that waits for.
 void synchronize();
 
-// The memory of a tensor on the device, as one of the host.
+// A host tensor that shares the memory of a tensor on the device.
 at::Tensor on_host(const at::Tensor& tensor);
 
-// While it is set, no stream waits for an event: what is tested must go wrong.
+// While set, streams ignore events, so that tests can show that they would notice.
 void ignore_events(bool ignore);
-// How often an allocator was told that a stream uses its memory.
-int told_of_use();
+// How often the allocator was told that a stream uses its memory (recordDataPtrOnStream).
+int num_uses_recorded();
 
 }  // namespace pipewright::tests
 

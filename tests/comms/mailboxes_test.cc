@@ -1,5 +1,5 @@
-// How threads meet: order, capacity, failure, and under tsan the absence of races. Messages are
-// ints.
+// The matching of operations between threads: order, capacity, failure, and under tsan the absence
+// of data races. Messages are ints.
 #include "pipewright/comms/mailboxes.h"
 
 #include <gtest/gtest.h>
@@ -84,35 +84,35 @@ TEST(Mailboxes, RendezvousWaitsForBothEnds) {
   EXPECT_EQ(receive->value, 7);
 }
 
-TEST(Mailboxes, UpToCapacitySendsFinishFirst) {
+TEST(Mailboxes, UpToCapacitySendsCompleteBeforeTheirReceives) {
   Group group(2, 2);
   const auto first = group.send(0, 1, 1), second = group.send(0, 1, 2), third = group.send(0, 1, 3);
   EXPECT_TRUE(first->done());
   EXPECT_TRUE(second->done());
   EXPECT_FALSE(third->done());
-  first->value = 99;  // what is buffered is a copy
+  first->value = 99;  // the buffer holds a copy
   EXPECT_EQ(group.receive(0, 1)->value, 1);
   EXPECT_TRUE(third->done());
   EXPECT_EQ(group.receive(0, 1)->value, 2);
   EXPECT_EQ(group.receive(0, 1)->value, 3);
 }
 
-// One queue a rank: the SEND of rank 0 stands behind its RECV, and so does that of rank 1.
-TEST(Mailboxes, TheHeadOfAQueueHoldsUpTheRest) {
+// One queue per rank: on both ranks the SEND is queued after the RECV.
+TEST(Mailboxes, HeadOfQueueBlocksTheRest) {
   Group group(2, 0);
   const auto receive0 = group.receive(1, 0), send0 = group.send(0, 1, 1);
   const auto receive1 = group.receive(0, 1), send1 = group.send(1, 0, 2);
   EXPECT_FALSE(receive0->done() || send0->done() || receive1->done() || send1->done());
-  Group roomy(2, 1);  // a SEND behind a RECV may not finish early either
+  Group roomy(2, 1);  // a buffered SEND must not overtake a RECV either
   const auto early0 = roomy.receive(1, 0), early1 = roomy.receive(0, 1);
   roomy.send(0, 1, 1);
   roomy.send(1, 0, 2);
   EXPECT_FALSE(early0->done() || early1->done());
 }
 
-TEST(Mailboxes, WhatMovesFreesOtherQueues) {
+TEST(Mailboxes, CompletionUnblocksOtherQueues) {
   Group group(3, 0);
-  // Rank 1 can serve rank 2 only after rank 0, and rank 2 has a message for rank 0 behind that.
+  // Rank 1 can send to rank 2 only after it has received from rank 0; rank 2 then sends to rank 0.
   const auto late = group.receive(1, 2);
   const auto last = group.send(2, 0, 5);
   group.receive(0, 1);
@@ -124,7 +124,7 @@ TEST(Mailboxes, WhatMovesFreesOtherQueues) {
   EXPECT_EQ(end->value, 5);
 }
 
-TEST(Mailboxes, CollectivesMeetByNumber) {
+TEST(Mailboxes, CollectivesMatchByNumber) {
   Group group(3, 0);
   const auto a0 = group.sum(0, 1), b0 = group.sum(0, 10);
   const auto a1 = group.sum(1, 2), b1 = group.sum(1, 20);
@@ -137,7 +137,7 @@ TEST(Mailboxes, CollectivesMeetByNumber) {
   EXPECT_EQ(b0->value, 60);
 }
 
-TEST(Mailboxes, AFailureEndsAllThatIsPendingAndNamesIt) {
+TEST(Mailboxes, FailureCompletesAndNamesAllPendingOperations) {
   Group group(3, 0);
   const auto receive = group.receive(0, 1);
   const auto part = group.sum(0, 8);
@@ -147,12 +147,12 @@ TEST(Mailboxes, AFailureEndsAllThatIsPendingAndNamesIt) {
   EXPECT_EQ(error_of(*receive),
             "group, message -100: rank 2 left\n"
             "  pending: message -100\n"
-            "  pending: message 8, not called by rank 1 2");
-  EXPECT_EQ(error_of(*part).find("group, message 8, not called by rank 1 2: rank 2 left"), 0u);
+            "  pending: message 8, not posted by ranks 1, 2");
+  EXPECT_EQ(error_of(*part).find("group, message 8, not posted by ranks 1, 2: rank 2 left"), 0u);
   EXPECT_THROW(group.send(0, 1, 1), std::runtime_error);
 }
 
-TEST(Mailboxes, WhatTheCarrierThrowsFailsTheGroup) {
+TEST(Mailboxes, ExceptionOfTheCarrierFailsTheGroup) {
   Group group(3, 0);
   const auto other = group.receive(2, 1);
   const auto bad = group.send(0, 2, -1);
@@ -162,8 +162,8 @@ TEST(Mailboxes, WhatTheCarrierThrowsFailsTheGroup) {
   EXPECT_THROW(group.send(0, 1, 1), std::runtime_error);
 }
 
-// Every message of every pair arrives, in order, from threads that post as they like.
-TEST(Mailboxes, ThreadsMeet) {
+// Every message of every pair arrives in order, however the threads interleave.
+TEST(Mailboxes, ConcurrentPosting) {
   constexpr int kRanks = 4, kMessages = 500;
   for (const ir::ChannelCapacity capacity : {0u, 3u, ir::kUnboundedCapacity}) {
     Group group(kRanks, capacity);
@@ -173,7 +173,7 @@ TEST(Mailboxes, ThreadsMeet) {
       threads.emplace_back([&, rank] {
         const int next = (rank + 1) % kRanks, before = (rank + kRanks - 1) % kRanks;
         for (int i = 0; i < kMessages; ++i) {
-          // Even ranks send first, so that a rendezvous can be had.
+          // Even ranks send first, so that a rendezvous is possible.
           std::shared_ptr<Message> sent, received;
           if (rank % 2 == 0) sent = group.send(rank, next, rank * kMessages + i);
           received = group.receive(before, rank);
@@ -190,7 +190,7 @@ TEST(Mailboxes, ThreadsMeet) {
   }
 }
 
-TEST(Mailboxes, AFailureWakesThreadsThatSleep) {
+TEST(Mailboxes, FailureWakesSleepingThreads) {
   Group group(2, 0);
   const auto receive = group.receive(0, 1);
   std::thread sleeper([&] { EXPECT_TRUE(wait(*receive)); });

@@ -11,7 +11,7 @@ std::vector<int> peers(const MeshLayout& mesh, int rank, std::vector<std::string
   return mesh.peers(rank, dims);
 }
 
-// As numpy.arange(12).reshape(2, 3, 2), which init_device_mesh lays out.
+// The layout of numpy.arange(12).reshape(2, 3, 2), as in init_device_mesh.
 TEST(MeshLayout, RowMajor) {
   const MeshLayout mesh({{"pp", 2}, {"dp", 3}, {"tp", 2}});
   EXPECT_EQ(mesh.size(), 12);
@@ -24,7 +24,7 @@ TEST(MeshLayout, RowMajor) {
   EXPECT_EQ(peers(mesh, 9, {"tp"}), (std::vector{8, 9}));
 }
 
-TEST(MeshLayout, SeveralDimensionsAreOneGroup) {
+TEST(MeshLayout, PeersAlongSeveralDimensions) {
   const MeshLayout mesh({{"pp", 2}, {"dp_replicate", 2}, {"dp_shard", 3}});
   EXPECT_EQ(peers(mesh, 8, {"dp_replicate", "dp_shard"}), (std::vector{6, 7, 8, 9, 10, 11}));
   EXPECT_EQ(peers(mesh, 8, {"pp", "dp_replicate"}), (std::vector{2, 5, 8, 11}));
@@ -38,7 +38,7 @@ TEST(MeshLayout, Errors) {
     MeshLayout({{"pp", 2}, {"dp", 2}}).size("tp");
     FAIL();
   } catch (const std::invalid_argument& error) {
-    EXPECT_STREQ(error.what(), "no mesh dimension `tp`: there are `pp`, `dp`");
+    EXPECT_STREQ(error.what(), "unknown mesh dimension: expected one of `pp`, `dp`, got `tp`");
   }
 }
 

@@ -1,11 +1,11 @@
-// The executor's communication over NCCL, as far as one rank and one GPU go; and ranks as threads
-// that share a GPU.
+// The executor's communication over NCCL, as far as one rank on one GPU can test it, and ranks as
+// threads that share a GPU.
 #include "pipewright/comms/nccl.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "pipewright/comms/thread_backend.h"
+#include "pipewright/comms/threads.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/schedule/lowering/lower.h"
@@ -15,7 +15,7 @@
 namespace pipewright {
 namespace {
 
-TEST(Nccl, AWorldOfOneRank) {
+TEST(Nccl, WorldOfOneRank) {
   comms::World world = comms::nccl_world({});
   const comms::BackendPtr group = world.make_group("all", std::vector{0});
   std::vector<at::Tensor> tensors = {at::ones({4}, at::device(at::kCUDA))};
@@ -23,7 +23,7 @@ TEST(Nccl, AWorldOfOneRank) {
   EXPECT_EQ(tensors[0].sum().item<float>(), 4);
 }
 
-// Losses and gradients of a pipeline of threads on one GPU are those of the CPU.
+// A pipeline of threads on one GPU has the same gradients as on the CPU.
 TEST(Cuda, ThreadsShareAGpu) {
   for (const char* name : {"1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"}) {
     const schedules::ScheduleSpec& spec = *schedules::find_schedule(name);

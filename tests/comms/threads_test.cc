@@ -1,5 +1,7 @@
-// Ranks as threads move tensors as they should; meshes and channels over them; what a recorded
-// backend writes down, delays, holds back and fails.
+// Ranks as threads: collectives, transfers and errors; meshes and channels over them; the calls
+// that a recording backend records, delays, holds and fails.
+#include "pipewright/comms/threads.h"
+
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +11,7 @@
 #include "pipewright/comms/channels.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/recording_backend.h"
-#include "pipewright/comms/thread_backend.h"
+#include "pipewright/ir/errors.h"
 #include "tests/support/ranks/ranks.h"
 
 namespace pipewright::comms {
@@ -25,7 +27,7 @@ std::vector<int> all_ranks(int size) {
   return ranks;
 }
 
-// Runs `body` on each rank with the backend of all.
+// Runs `body` on each rank with a group of all ranks.
 std::string with_group(int size, const std::function<void(c10d::Backend&, int)>& body,
                        const ThreadOptions& options = {}) {
   std::vector<World> worlds = thread_worlds(size, options);
@@ -85,7 +87,7 @@ TEST(Threads, Collectives) {
       "");
 }
 
-TEST(Threads, TransfersOfARowOfCapacities) {
+TEST(Threads, TransfersOfSeveralCapacities) {
   for (const ir::ChannelCapacity capacity : {0u, 1u, ir::kUnboundedCapacity}) {
     EXPECT_EQ(with_group(2,
                          [](c10d::Backend& group, int rank) {
@@ -114,14 +116,14 @@ std::string error_of_rank0(const std::function<void(c10d::Backend&, int)>& body,
   })[0];
 }
 
-TEST(Threads, ErrorsSayWhoAndWhat) {
+TEST(Threads, ErrorsNameRankAndOperation) {
   const std::string size = error_of_rank0([](c10d::Backend& group, int rank) {
     Tensors tensors = {at::zeros({rank == 0 ? 3 : 4})};
     (rank == 0 ? group.send(tensors, 1, 5) : group.recv(tensors, 0, 5))->wait();
   });
   EXPECT_NE(
-      size.find("rank 1: RECV from rank 0, tag 5, 4 x Float meets rank 0: SEND to rank 1, tag "
-                "5, 3 x Float"),
+      size.find("rank 1: RECV from rank 0, tag 5, 4 x Float does not match rank 0: SEND to rank 1, "
+                "tag 5, 3 x Float"),
       std::string::npos)
       << size;
   const std::string tag = error_of_rank0([](c10d::Backend& group, int rank) {
@@ -143,15 +145,30 @@ TEST(Threads, ErrorsSayWhoAndWhat) {
     if (rank == 0) group.recv(tensors, 1, 5)->wait();
     group.abort();
   });
-  EXPECT_NE(gone.find("rank 1 ended its communication"), std::string::npos) << gone;
+  EXPECT_NE(gone.find("rank 1 aborted the group"), std::string::npos) << gone;
   const std::string other = error_of_rank0([](c10d::Backend& group, int rank) {
     Tensors tensors = {at::zeros({3})};
     (rank == 0 ? group.allreduce(tensors) : group.broadcast(tensors))->wait();
   });
-  EXPECT_NE(other.find("ALLREDUCE, 3 x Float meets rank 1: BROADCAST"), std::string::npos) << other;
+  EXPECT_NE(other.find("ALLREDUCE, 3 x Float does not match rank 1: BROADCAST"), std::string::npos)
+      << other;
 }
 
-TEST(World, GroupsOfTheSameNameAreApart) {
+TEST(Threads, InvalidArguments) {
+  const std::string errors = with_group(2, [](c10d::Backend& group, int) {
+    Tensors two = {at::zeros({2}), at::zeros({2})}, strided = {at::zeros({2, 3}).t()};
+    Tensors one = {at::zeros({2})};
+    std::vector<Tensors> too_few = {{at::zeros({2})}};
+    EXPECT_THROW(group.send(two, 1, 0), std::invalid_argument);
+    EXPECT_THROW(group.send(one, 2, 0), std::invalid_argument);
+    EXPECT_THROW(group.recv(one, -1, 0), std::invalid_argument);
+    EXPECT_THROW(group.allreduce(strided), std::invalid_argument);
+    EXPECT_THROW(group.allgather(too_few, one), std::invalid_argument);
+  });
+  EXPECT_EQ(errors, "");
+}
+
+TEST(World, GroupsOfTheSameNameAreDistinct) {
   std::vector<World> worlds = thread_worlds(3);
   EXPECT_EQ(run_ranks(3,
                       [&](int rank) {
@@ -172,7 +189,7 @@ TEST(World, GroupsOfTheSameNameAreApart) {
   EXPECT_THROW(worlds[0].make_group("x", std::vector{0, 3}), std::invalid_argument);
 }
 
-TEST(Mesh, GroupsAlongItsDimensions) {
+TEST(Mesh, GroupsAlongDimensions) {
   std::vector<World> worlds = thread_worlds(6);
   EXPECT_EQ(run_ranks(6,
                       [&](int rank) {
@@ -191,8 +208,8 @@ TEST(Mesh, GroupsAlongItsDimensions) {
   EXPECT_THROW(Mesh(worlds[0], {{"pp", 4}}), std::invalid_argument);
 }
 
-TEST(Channels, RoundsInWhichNoRankStandsTwice) {
-  // PyTorch's example of 4 ranks that form a ring.
+TEST(Channels, NoRankAppearsTwiceInARound) {
+  // PyTorch's example: a ring of 4 ranks.
   const std::vector<Edge> order =
       creation_order({{0, 1}, {1, 2}, {2, 3}, {3, 0}, {1, 0}, {2, 1}, {3, 2}, {0, 3}, {0, 1}});
   EXPECT_EQ(order.size(), 8u);
@@ -202,10 +219,10 @@ TEST(Channels, RoundsInWhichNoRankStandsTwice) {
 
 class ChannelsOf : public testing::TestWithParam<ir::ChannelModel> {};
 
-// A ring and a pair that talks both ways, made and used in an order that a rendezvous allows.
+// A ring and a pair with both directions, created and used in an order that rendezvous allows.
 TEST_P(ChannelsOf, CarryMessages) {
   const std::vector<Edge> edges = {{0, 1}, {1, 2}, {2, 3}, {3, 0}, {1, 0}};
-  const std::vector<int> ranks = {3, 1, 0, 2};  // the world's, by rank of the program
+  const std::vector<int> ranks = {3, 1, 0, 2};  // world rank of each program rank
   std::barrier all_done(4);
   std::vector<World> worlds = thread_worlds(4);
   EXPECT_EQ(run_ranks(4,
@@ -227,7 +244,7 @@ TEST_P(ChannelsOf, CarryMessages) {
                         all_done.arrive_and_wait();
                         channels.abort();
                         EXPECT_THROW(channels.send(at::zeros({1}), (rank + 1) % 4, 0),
-                                     std::logic_error);
+                                     ContractError);
                       }),
             "");
 }
@@ -237,7 +254,7 @@ INSTANTIATE_TEST_SUITE_P(Models, ChannelsOf,
                                          ir::ChannelModel::kEdge),
                          [](const auto& of) { return std::string(ir::name(of.param)); });
 
-TEST(Recording, CountsAndNames) {
+TEST(Recording, CountsCalls) {
   const auto log = std::make_shared<CallLog>();
   EXPECT_EQ(
       with_group(2,
@@ -261,7 +278,7 @@ TEST(Recording, CountsAndNames) {
   }
 }
 
-TEST(Recording, DelaysHoldsBackAndFails) {
+TEST(Recording, DelaysHoldsAndFailsCalls) {
   std::vector<World> worlds = thread_worlds(2);
   const auto log = std::make_shared<CallLog>();
   const std::vector<std::string> errors = errors_of_ranks(2, [&](int rank) {
@@ -276,7 +293,7 @@ TEST(Recording, DelaysHoldsBackAndFails) {
       });
     });
     const BackendPtr group = world.make_group("all", all_ranks(2));
-    // The first call goes behind the second, on both ranks: the results are changed over.
+    // The first call is forwarded after the second one on both ranks, so their order is swapped.
     Tensors first = {at::full({1}, 1)}, second = {at::full({2}, 10)}, third = {at::full({1}, 5)};
     const auto held = group->allreduce(first);
     group->allreduce(second)->wait();

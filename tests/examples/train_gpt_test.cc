@@ -144,7 +144,7 @@ TEST(TrainGpt, Errors) {
   expect_error(
       "WORLD_SIZE=2 RANK=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 examples/train_gpt "
       "--data docs/command_line.md",
-      1, "error: environment variable RANK is `2`: wanted this rank, 0 to 1\n");
+      1, "error: environment variable RANK is invalid: expected a rank from 0 to 1, got `2`\n");
 }
 
 }  // namespace

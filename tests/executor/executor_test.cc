@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "pipewright/comms/recording_backend.h"
-#include "pipewright/comms/thread_backend.h"
+#include "pipewright/comms/threads.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/channel_model/programs.h"

@@ -5,7 +5,7 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
-#include "pipewright/comms/thread_backend.h"
+#include "pipewright/comms/threads.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedules/registry.h"

@@ -5,7 +5,7 @@
 #include <random>
 
 #include "pipewright/comms/recording_backend.h"
-#include "pipewright/comms/thread_backend.h"
+#include "pipewright/comms/threads.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/executor/models.h"
 

@@ -75,8 +75,8 @@ TEST(FullyShardErrors, Misuse) {
                 });
   expect_errors(
       3,
-      "the ranks do not have the same parameters: rank 0 has `layer0.weight`, Double [5, "
-      "4], along 0 where rank 2 has `layer0.weight`, Double [6, 4], along 0",
+      "ranks disagree: expected `layer0.weight`, Double [5, 4], along 0 as on rank 0, got "
+      "`layer0.weight`, Double [6, 4], along 0 on rank 2",
       [](Rank& self) {
         const ModulePtr module = tests::make_two_linears({{4, self.rank == 2 ? 6 : 5}}, 42);
         (void)fully_shard(*module, self.group);

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "pipewright/comms/gloo.h"
-#include "pipewright/comms/thread_backend.h"
+#include "pipewright/comms/threads.h"
 #include "tests/support/ranks/ranks.h"
 
 namespace pipewright::tests {

@@ -9,7 +9,7 @@
 
 #include "pipewright/autograd/checkpoint.h"
 #include "pipewright/comms/mesh.h"
-#include "pipewright/comms/thread_backend.h"
+#include "pipewright/comms/threads.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/schedule/lowering/lower.h"
