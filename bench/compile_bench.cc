@@ -1,7 +1,13 @@
-// How fast schedules are made, lowered, verified and simulated, on one thread: actions of the
-// lowered program a second (items_per_second), and nanoseconds an action.
+// Measures the compiler on one thread: generating, lowering, verifying and simulating
+// Interleaved1F1B, and generating the compute order of one rank of 4096 for every schedule.
 //
 //   bazel run //bench:compile_bench
+//   bazel run //bench:compile_bench -- --benchmark_filter=verify
+//
+// items_per_second is actions per second and s_per_action its inverse, counting the actions of the
+// lowered program (simulate_order: of the compute order). Both stay about constant as M grows,
+// because every part is linear. bench/pytorch_compile.py compares generating and lowering with
+// PyTorch.
 #include <benchmark/benchmark.h>
 
 #include "pipewright/schedule/lowering/lower.h"
@@ -43,7 +49,7 @@ void make_and_lower_interleaved(benchmark::State& state) {
   size_t actions = 0;
   for (auto _ : state) {
     ir::Program program = make_and_lower(shape_of(state));
-    state.PauseTiming();  // what it costs to make one, as it is measured of PyTorch
+    state.PauseTiming();  // freeing the program is not measured, nor is it for PyTorch
     actions = count(program);
     program = {};
     state.ResumeTiming();
@@ -55,12 +61,14 @@ void verify_interleaved(benchmark::State& state) {
   const ir::Program program = make_and_lower(shape_of(state));
   for (auto _ : state) {
     ir::Diagnostics diagnostics;
-    if (!schedule::verify(program, {}, &diagnostics)) state.SkipWithError("the program is good");
+    if (!schedule::verify(program, {}, &diagnostics))
+      state.SkipWithError("a valid program was rejected");
   }
   report(state, count(program));
 }
 
-// From the schedule to every action's start and end: an order, and a program under its channels.
+// Simulation computes the start and end of every action: here of a compute order, below of a
+// program under its channel model.
 void simulate_order(benchmark::State& state) {
   const ir::ComputeOrder order =
       schedules::make_order(*schedules::find_schedule("Interleaved1F1B"), shape_of(state));
@@ -81,7 +89,7 @@ void one_rank_of_4096(benchmark::State& state) {
   const schedules::ScheduleSpec& spec =
       *schedules::all_schedules()[static_cast<size_t>(state.range(0))];
   if (spec.make_row == nullptr) {
-    state.SkipWithError("its ranks depend on each other");
+    state.SkipWithError("its rows cannot be generated one by one");
     return;
   }
   const schedules::Shape shape{4096, schedules::default_stages(spec, 4096), 8192};
@@ -101,7 +109,7 @@ BENCHMARK(verify_interleaved)
     ->Args({32, 4, 8192})
     ->Args({32, 4, 131072})
     ->Unit(benchmark::kMillisecond);
-// 32, 4, 393216 is 100.7 million actions of an order.
+// 32, 4, 393216 is a compute order of 100.7 million actions.
 BENCHMARK(simulate_order)
     ->Args({8, 4, 512})
     ->Args({32, 4, 512})

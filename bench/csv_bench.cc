@@ -1,6 +1,9 @@
-// How fast a CSV is read and written, on one thread: actions a second (items_per_second).
+// Measures reading and writing PyTorch's CSV, of 1 and 10 million actions, on one thread.
 //
-//   bazel run -c opt //bench:csv_bench
+//   bazel run //bench:csv_bench
+//
+// items_per_second is actions per second; bytes_per_second, of reading, is text parsed per second.
+// Both are from memory to memory: no file or pipe is involved.
 #include <benchmark/benchmark.h>
 
 #include <ostream>
@@ -14,16 +17,16 @@ namespace {
 
 using namespace pipewright::ir;
 
-// Rows as a lowered interleaved schedule of 32 ranks has them: forwards and backwards of four
-// stages, each with a SEND and a RECV, numbers of one to three digits.
+// Rows like those of a lowered interleaved schedule of 32 ranks: F and B of four stages per rank,
+// each with a SEND and a RECV, and numbers of one to three digits.
 Rows lowered_rows(int actions) {
-  constexpr int kRanks = 32, kStagesARank = 4;
+  constexpr int kRanks = 32, kStagesPerRank = 4;
   const int steps = actions / kRanks / 6;
   Rows rows(kRanks);
   for (int rank = 0; rank < kRanks; ++rank) {
     for (int step = 0; step < steps; ++step) {
-      const int stage = rank + kRanks * (step % kStagesARank),
-                microbatch = step / kStagesARank % 1000;
+      const int stage = rank + kRanks * (step % kStagesPerRank),
+                microbatch = step / kStagesPerRank % 1000;
       Row& row = rows[static_cast<size_t>(rank)];
       for (const ActionKind kind :
            {ActionKind::kRecvF, ActionKind::kForward, ActionKind::kSendF, ActionKind::kRecvB,
@@ -49,14 +52,14 @@ void read_csv(benchmark::State& state) {
   for (auto _ : state) {
     Diagnostics diagnostics;
     auto parsed = parse_csv(source, &diagnostics);
-    if (!parsed) state.SkipWithError("the text is good");
+    if (!parsed) state.SkipWithError("a valid CSV was rejected");
     benchmark::DoNotOptimize(parsed);
   }
   state.SetItemsProcessed(state.iterations() * static_cast<int64_t>(count(rows)));
   state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(source.text.size()));
 }
 
-// Takes what is written and drops it, so that no file or pipe is measured.
+// Discards what is written and counts its bytes, so that no file or pipe is measured.
 class NullBuffer : public std::streambuf {
  public:
   size_t bytes = 0;

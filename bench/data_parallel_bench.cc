@@ -1,12 +1,14 @@
-// The time of a data-parallel training step: a GPT of 12 layers, dimension 256, replicated or
-// sharded over Gloo ranks, a layer at a time; forward, backward with the reduction of gradients,
-// AdamW.
+// Measures one data-parallel training step: forward, backward with the reduction of gradients, and
+// AdamW, of a GPT with 12 layers of dimension 256 over Gloo, either replicated or fully sharded
+// layer by layer.
 //
-//   pipewright launch -n N -- data_parallel_bench replicate|shard BATCH STEPS
+//   bazel build //cli:pipewright //bench:data_parallel_bench
+//   bazel-bin/cli/pipewright launch -n N -- bazel-bin/bench/data_parallel_bench HOW BATCH STEPS
 //
-// BATCH is a rank's, of 64 bytes each. Rank 0 prints the median of STEPS steps, after half as many
-// that are not counted, in microseconds, and the bytes of parameters and gradients that a sharded
-// step copies within the rank. bench/pytorch_data_parallel.py compares them with PyTorch's.
+// HOW is replicate or shard, and BATCH the number of sequences per rank, of 64 tokens (bytes) each.
+// Rank 0 prints the median time of STEPS steps in microseconds, after half as many steps of
+// warm-up, and the bytes of parameters and gradients that a sharded step copies within the rank.
+// bench/pytorch_data_parallel.py compares both with PyTorch.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/optim/adamw.h>

@@ -1,11 +1,12 @@
-"""A data-parallel training step of PyTorch against ours, over Gloo with 2 and 4 processes.
+"""Compares one data-parallel training step with PyTorch's, over Gloo with 2 and 4 processes.
 
   bazel test --config=peer --nocache_test_results --test_output=all //bench:pytorch_ddp    # DistributedDataParallel, ddp::replicate
   bazel test --config=peer --nocache_test_results --test_output=all //bench:pytorch_fsdp   # both sides' fully_shard
 
-A GPT of 12 layers, dimension 256, on both sides: forward, backward, AdamW; one intra-op thread a rank. Prints the ratio of
-pairs run in turn, each the median time of its steps, and for fully_shard the bytes of parameters and gradients that a step
-copies within a rank. Fails only where one of the two does: speed is for people to read.
+Both sides train a GPT with 12 layers of dimension 256 (forward, backward, AdamW) with one intra-op thread per rank.
+Prints, for pairs run in turn, the median step time of each side and their ratio (PyTorch / pipewright; above 1, pipewright
+is faster), then the median ratio, and for fully_shard the bytes of parameters and gradients that one step copies within
+one rank. Fails only if one side fails; no speed is required.
 """
 
 import os
@@ -52,7 +53,7 @@ class Gpt(nn.Module):
 
 
 class Copies(TorchDispatchMode):
-    """Counts what fully_shard's own operations copy: into gathers, out of them, and into reductions."""
+    """Counts the bytes that fully_shard's own operations copy: into all-gathers, out of them, and into reductions."""
 
     bytes = 0
 
@@ -92,7 +93,7 @@ def run_rank(rank, ranks, folder, result, how):
         train()
         if step >= STEPS // 2:
             times.append(time.perf_counter() - start)
-    with Copies() as copies:  # slow, so not in the time
+    with Copies() as copies:  # slow, so it is not timed
         train()
     dist.barrier()
     dist.destroy_process_group()
@@ -123,7 +124,7 @@ def main():
             print(f"pair {pair}: PyTorch {slow / 1000:.1f} ms, ours {fast / 1000:.1f} ms, ratio {slow / fast:.2f}", flush=True)
         print(f"{ranks} ranks: median ratio {statistics.median(ratios):.2f}", flush=True)
         if HOW == "shard":
-            print(f"copied a step and rank: PyTorch {their_bytes / 1e6:.1f} MB, ours {our_bytes / 1e6:.1f} MB", flush=True)
+            print(f"copied per step and rank: PyTorch {their_bytes / 1e6:.1f} MB, ours {our_bytes / 1e6:.1f} MB", flush=True)
 
 
 if __name__ == "__main__":

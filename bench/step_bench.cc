@@ -1,11 +1,12 @@
-// The time of a training step: Interleaved1F1B on 2 ranks with 2 stages each, 8 microbatches, over
-// Gloo; a stage is layers of Linear and ReLU.
+// Measures one training step of a pipeline: Interleaved1F1B on 2 ranks with 2 stages each and 8
+// microbatches, over Gloo; each stage is a stack of Linear and ReLU layers.
 //
-//   pipewright launch -n 2 -- step_bench WIDTH ROWS LAYERS STEPS
+//   bazel build //cli:pipewright //bench:step_bench
+//   bazel-bin/cli/pipewright launch -n 2 -- bazel-bin/bench/step_bench WIDTH ROWS LAYERS STEPS
 //
-// ROWS are those of a microbatch, LAYERS those of a stage. The rank of the last stage prints the
-// median of STEPS steps, after as many that are not counted, in microseconds. bench/pytorch_step.py
-// compares it with PyTorch's.
+// WIDTH is the size of a layer, ROWS the rows per microbatch, LAYERS the layers per stage. The rank
+// of the last stage prints the median time of STEPS steps in microseconds, after as many steps of
+// warm-up. bench/pytorch_step.py compares it with PyTorch's runtime.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
