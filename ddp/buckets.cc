@@ -1,3 +1,9 @@
+// Greedy assignment: one open bucket per kind, filled in the given order and closed at its limit.
+//
+// Invariant: within a bucket and within a kind, gradients keep the given order, so the buckets of
+// one kind become ready in the order in which they are returned. The limit is reached by the
+// gradient that closes a bucket, so a gradient is never split and may exceed the limit alone.
+// Complexity: O(n log k) for n gradients of k kinds.
 #include "pipewright/ddp/buckets.h"
 
 #include <map>
@@ -5,7 +11,7 @@
 
 namespace pipewright::ddp {
 
-std::vector<std::vector<size_t>> assign_buckets(std::span<const Piece> pieces,
+std::vector<std::vector<size_t>> assign_buckets(std::span<const GradSize> grads,
                                                 std::span<const size_t> order, size_t first_bytes,
                                                 size_t bytes) {
   struct Open {
@@ -16,9 +22,9 @@ std::vector<std::vector<size_t>> assign_buckets(std::span<const Piece> pieces,
   std::vector<std::vector<size_t>> closed;
   std::map<int, Open> open;  // by kind
   for (const size_t index : order) {
-    Open& bucket = open[pieces[index].kind];
+    Open& bucket = open[grads[index].kind];
     bucket.members.push_back(index);
-    bucket.size += pieces[index].bytes;
+    bucket.size += grads[index].bytes;
     if (bucket.size < (bucket.first ? first_bytes : bytes)) continue;
     closed.push_back(std::exchange(bucket.members, {}));
     bucket.size = 0;

@@ -5,20 +5,26 @@
 #include <span>
 #include <vector>
 
-// Which gradients are reduced together. No LibTorch.
+// The assignment of gradients to buckets. A bucket is a group of gradients that one all-reduce
+// averages: few large reductions are faster than many small ones, and several buckets let reduction
+// overlap with backward. No LibTorch.
 
 namespace pipewright::ddp {
 
-// One gradient: how large it is, and what it can be put together with.
-struct Piece {
+// One gradient.
+struct GradSize {
   size_t bytes;
-  int kind;  // only pieces of a kind, that is of a dtype and device, share a bucket
+  int kind;  // stands for dtype and device; only gradients of one kind share a bucket
 };
 
-// Indices of the pieces of each bucket. Pieces come in the order of `order`, and a bucket is closed
-// once it holds `first_bytes` (the first) or `bytes` (the others); buckets stand in the order in
-// which they are closed, those that stay open last. As c10d's compute_bucket_assignment_by_size.
-std::vector<std::vector<size_t>> assign_buckets(std::span<const Piece> pieces,
+// Returns the indices of the gradients in each bucket. `order` lists the indices of `grads` in the
+// order in which they are expected to become ready. A bucket is closed once it has at least
+// `first_bytes` (the first of its kind) or `bytes` (the others). Closed buckets come first, in the
+// order of closing, then the buckets that are still open. The rule is that of c10d's
+// compute_bucket_assignment_by_size. A pure function; any thread.
+//
+//   assign_buckets({{4, 0}, {4, 0}, {4, 0}}, {2, 1, 0}, 4, 8)  // {{2}, {1, 0}}
+std::vector<std::vector<size_t>> assign_buckets(std::span<const GradSize> grads,
                                                 std::span<const size_t> order, size_t first_bytes,
                                                 size_t bytes);
 

@@ -7,13 +7,16 @@
 
 namespace pipewright::ddp {
 
-// How a bucket is averaged. Starts a reduction of `bucket`, a flat tensor, and returns what waits
-// for it; when that returns, `bucket` holds the average over the group on the current stream.
+// A communication hook: the function that averages one bucket, as in PyTorch's
+// DistributedDataParallel.register_comm_hook. It starts a reduction of `bucket`, a flat tensor, and
+// returns a function that waits for it; once that has returned, `bucket` holds the average over the
+// group on the current stream. Called on the thread of backward; it should not block.
 using CommHook = std::function<std::function<void()>(at::Tensor bucket, comms::BackendPtr group)>;
 
-// What holds where nobody says otherwise.
+// The default: an all-reduce with AVG.
 CommHook all_reduce_hook();
-// Reduces in half the bytes, and in the precision, of float16 and bfloat16.
+// Communicate float16 or bfloat16, which is half the bytes of float32 but also has the precision of
+// that type. As PyTorch's hooks of the same names.
 CommHook fp16_compress_hook();
 CommHook bf16_compress_hook();
 

@@ -1,3 +1,22 @@
+// Bucketed reduction of gradients, after c10d's Reducer.
+//
+// Idea: every gradient is a view of the flat tensor of its bucket, so a bucket is averaged by one
+// call without copies, and starts as soon as its last gradient is ready, while backward still runs.
+// Bucket i starts only after buckets 0 to i-1. A cycle is: restart(); grad_ready() for gradients
+// and launch_ready() for buckets as they complete; launch_rest() for what is left; finish().
+//
+// Invariants: the reductions that a rank starts, their order and their sizes follow from the
+// parameters and the assignment alone, never from which gradients exist or when they are ready; so
+// all ranks start the same ones. Buckets below next_bucket_ have been started in this cycle, and
+// each only once. Bucket::missing is the number of its parameters that are not ready. A gradient
+// that backward has added to lies in its bucket.
+//
+// Unused parameters contribute zeros. A second all-reduce counts the ranks that used each of them;
+// a parameter that no rank used gets back the .grad that it had: none, if there was none.
+//
+// Complexity: constant time per gradient, plus one copy for a gradient that autograd has allocated
+// outside of its bucket. Memory is one copy of the gradients. When buckets are rebuilt, an old one
+// is freed with the last gradient in it, so that the peak is one bucket more.
 #include "pipewright/ddp/grad_buckets.h"
 
 #include <ATen/ATen.h>
@@ -10,8 +29,16 @@
 
 #include "pipewright/comms/agreement.h"
 #include "pipewright/ddp/buckets.h"
+#include "pipewright/ir/errors.h"
 
 namespace pipewright::ddp {
+
+template <typename Error>
+void GradBuckets::fail(const std::string& message) {
+  forget_all_();
+  group_->abort();
+  throw Error("replicate: " + message);
+}
 
 GradBuckets::GradBuckets(std::vector<NamedTensor> parameters, comms::BackendPtr group,
                          Options options, std::function<void()> forget_all)
@@ -21,7 +48,7 @@ GradBuckets::GradBuckets(std::vector<NamedTensor> parameters, comms::BackendPtr 
       forget_all_(std::move(forget_all)) {
   for (NamedTensor& parameter : parameters)
     parameters_.push_back({std::move(parameter.name), std::move(parameter.tensor)});
-  // Backward makes the last parameters' gradients ready first.
+  // Assume that backward reaches the parameters in the reverse of their order.
   std::vector<size_t> order(parameters_.size());
   std::iota(order.rbegin(), order.rend(), size_t{0});
   make_buckets(assignment(order));
@@ -42,18 +69,18 @@ std::vector<std::vector<std::string>> GradBuckets::names_by_bucket() const {
   return names;
 }
 
-// The parameters of each bucket, if they become ready in this order.
+// The parameters of each bucket if they become ready in `order`.
 std::vector<std::vector<size_t>> GradBuckets::assignment(const std::vector<size_t>& order) const {
   std::map<std::pair<at::ScalarType, int>, int> kinds;
-  std::vector<Piece> pieces;
+  std::vector<GradSize> grads;
   for (const Parameter& parameter : parameters_) {
     const std::pair<at::ScalarType, int> kind = {parameter.tensor.scalar_type(),
                                                  parameter.tensor.get_device()};
-    pieces.push_back({parameter.tensor.nbytes(),
-                      kinds.try_emplace(kind, static_cast<int>(kinds.size())).first->second});
+    grads.push_back({parameter.tensor.nbytes(),
+                     kinds.try_emplace(kind, static_cast<int>(kinds.size())).first->second});
   }
   constexpr double kMiB = 1 << 20;
-  return assign_buckets(pieces, order, static_cast<size_t>(options_.first_bucket_cap_mb * kMiB),
+  return assign_buckets(grads, order, static_cast<size_t>(options_.first_bucket_cap_mb * kMiB),
                         static_cast<size_t>(options_.bucket_cap_mb * kMiB));
 }
 
@@ -73,7 +100,7 @@ void GradBuckets::allocate(Bucket& bucket) {
   int64_t offset = 0;
   for (const size_t index : bucket.parameters) {
     Parameter& parameter = parameters_[index];
-    // Shares the memory, and is no view to autograd: an optimizer may call detach_() on it.
+    // Shares the bucket's memory but is not a view for autograd: an optimizer may detach_() it.
     parameter.view = at::empty({0}, bucket.flat.options());
     parameter.view.set_(bucket.flat.storage(), bucket.flat.storage_offset() + offset,
                         parameter.tensor.sizes());
@@ -86,8 +113,8 @@ void GradBuckets::move_into_bucket(Parameter& parameter) {
   if (!bucket.flat.defined()) allocate(bucket);
   at::Tensor& grad = parameter.tensor.mutable_grad();
   if (grad.defined() && grad.layout() != at::kStrided) {
-    fail(c10::str("parameter `", parameter.name, "` has a gradient that is ", grad.layout(),
-                  ": only dense ones are reduced"));
+    fail<ContractError>(c10::str("parameter `", parameter.name,
+                                 "`: expected a dense gradient, got ", grad.layout()));
   }
   if (grad.defined() && grad.data_ptr() == parameter.view.data_ptr()) return;
   if (grad.defined())
@@ -97,12 +124,12 @@ void GradBuckets::move_into_bucket(Parameter& parameter) {
   grad = parameter.view;
 }
 
-void GradBuckets::grad_comes(size_t i) {
-  // What an earlier REDUCE_GRAD of the step still reduces must not change.
+void GradBuckets::before_accumulate(size_t i) {
+  // A reduction of this bucket, started by an earlier REDUCE_GRAD of the step, may be in flight.
   wait_for(buckets_[parameters_[i].bucket]);
 }
 
-void GradBuckets::grad_added(size_t i) {
+void GradBuckets::after_accumulate(size_t i) {
   move_into_bucket(parameters_[i]);
   parameters_[i].used = true;
 }
@@ -111,9 +138,10 @@ void GradBuckets::grad_ready(size_t i) {
   Parameter& parameter = parameters_[i];
   if (parameter.ready) {
     if (parameter.bucket >= next_bucket_) return;
-    fail("parameter `" + parameter.name +
-         "` got a gradient again after its bucket was reduced: part of the model that uses it is "
-         "checkpointed and part is not, or it was used in two backwards at once");
+    fail<ContractError>("parameter `" + parameter.name +
+                        "` received a gradient after its bucket was reduced: only part of the "
+                        "model that uses it is "
+                        "checkpointed, or it was used in two backwards at once");
   }
   parameter.ready = true;
   ready_order_.push_back(i);
@@ -130,8 +158,8 @@ void GradBuckets::check(bool Parameter::*had) {
     if (!(parameter.*had)) missing += (missing.empty() ? "`" : ", `") + parameter.name + "`";
   }
   if (missing.empty()) return;
-  fail("no gradient in this backward for " + missing +
-       ": use all parameters in every forward, or set find_unused_parameters");
+  fail<ContractError>("no gradient in this backward for " + missing +
+                      ": use all parameters in every forward, or set find_unused_parameters");
 }
 
 void GradBuckets::restart() {
@@ -143,9 +171,9 @@ void GradBuckets::restart() {
 
 void GradBuckets::begin_backward() {
   if (next_bucket_ > 0) {
-    fail(
-        "an earlier backward stopped on an error after its reductions had begun: ranks may not "
-        "agree on them any more");
+    fail<std::runtime_error>(
+        "an earlier backward stopped on an error after its reductions had started: ranks may "
+        "disagree about them");
   }
   restart();
 }
@@ -157,12 +185,6 @@ void GradBuckets::forget() {
   restart();
 }
 
-void GradBuckets::fail(const std::string& message) {
-  forget_all_();
-  group_->abort();
-  throw std::runtime_error("replicate: " + message);
-}
-
 void GradBuckets::launch(Bucket& bucket) {
   wait_for(bucket);
   try {
@@ -170,7 +192,10 @@ void GradBuckets::launch(Bucket& bucket) {
   } catch (const std::exception& error) {
     fail_reduction(bucket, error);
   }
-  if (!bucket.wait) fail("the comm hook returned nothing that waits for its reduction");
+  if (!bucket.wait) {
+    fail<ContractError>(
+        "the comm hook returned null: expected a function that waits for its reduction");
+  }
 }
 
 void GradBuckets::wait_for(Bucket& bucket) {
@@ -184,9 +209,9 @@ void GradBuckets::wait_for(Bucket& bucket) {
 
 void GradBuckets::fail_reduction(const Bucket& bucket, const std::exception& error) {
   const Parameter& first = parameters_[bucket.parameters[0]];
-  fail(c10::str("the reduction of `", first.name, "` and ", bucket.parameters.size() - 1,
-                " more over ", group_->getSize(), " ranks failed on rank ", group_->getRank(), ": ",
-                error.what()));
+  fail<std::runtime_error>(c10::str(
+      "the reduction of `", first.name, "` and ", bucket.parameters.size() - 1, " more over ",
+      group_->getSize(), " ranks failed on rank ", group_->getRank(), ": ", error.what()));
 }
 
 bool GradBuckets::launch_ready() {
@@ -198,13 +223,13 @@ bool GradBuckets::launch_ready() {
 void GradBuckets::launch_rest() {
   if (group_->getSize() == 1 || parameters_.empty()) return;
   if (options_.find_unused_parameters) {
-    tell_unused();
+    reset_unused();
     Unused unused;
     at::Tensor used = at::ones({static_cast<int64_t>(parameters_.size())}, at::kFloat);
     for (size_t i = 0; i < parameters_.size(); ++i) {
       if (parameters_[i].ready) continue;
       unused.parameters.push_back(i);
-      // What was added without a reduction counts too.
+      // Gradients that were only accumulated, without a reduction, count as well.
       unused.had_grad.push_back(parameters_[i].tensor.grad().defined());
       used[static_cast<int64_t>(i)] = unused.had_grad.back() ? 1 : 0;
     }
@@ -225,8 +250,8 @@ void GradBuckets::launch_counts() {
   if (unused_) unused_->work = group_->allreduce(unused_->counts);
 }
 
-// What no rank used keeps what it had: nothing, where there was nothing.
-void GradBuckets::tell_unused() {
+// Undoes the zeros: a parameter that no rank used and that had no .grad has none again.
+void GradBuckets::reset_unused() {
   if (!unused_) return;
   const Unused unused = std::exchange(unused_, std::nullopt).value();
   unused.work->wait();
@@ -241,15 +266,18 @@ void GradBuckets::tell_unused() {
 
 void GradBuckets::finish() {
   for (Bucket& bucket : buckets_) wait_for(bucket);
-  tell_unused();
-  if (reduced_ && !made_anew_) make_anew(std::exchange(first_order_, {}));
+  reset_unused();
+  if (reduced_ && !rebuilt_) rebuild(std::exchange(first_order_, {}));
 }
 
-void GradBuckets::make_anew(const std::vector<size_t>& ready) {
-  made_anew_ = true;
+// Assigns buckets again, in the order in which gradients became `ready` on rank 0. Collective.
+void GradBuckets::rebuild(const std::vector<size_t>& ready) {
+  rebuilt_ = true;
   std::vector<size_t> order = ready;
+  std::vector<bool> listed(parameters_.size());
+  for (const size_t i : ready) listed[i] = true;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (std::ranges::find(ready, i) == ready.end()) order.push_back(i);
+    if (!listed[i]) order.push_back(i);
   }
   at::Tensor shared = at::empty({static_cast<int64_t>(order.size())}, at::kLong);
   for (size_t i = 0; i < order.size(); ++i)
@@ -259,12 +287,12 @@ void GradBuckets::make_anew(const std::vector<size_t>& ready) {
   shared = shared.cpu();
   for (size_t i = 0; i < order.size(); ++i)
     order[i] = static_cast<size_t>(shared[static_cast<int64_t>(i)].item<int64_t>());
-  std::vector<std::vector<size_t>> anew = assignment(order);
-  if (std::ranges::equal(anew, buckets_, {}, {}, &Bucket::parameters)) return;
-  // Gradients move to their new places. From here on only they hold the old ones, each of which
-  // is freed with the last gradient in it.
+  std::vector<std::vector<size_t>> assigned = assignment(order);
+  if (std::ranges::equal(assigned, buckets_, {}, {}, &Bucket::parameters)) return;
+  // Gradients move to their new buckets. From here on only gradients hold the old buckets, each of
+  // which is freed with the last gradient in it.
   for (Parameter& parameter : parameters_) parameter.view.reset();
-  make_buckets(std::move(anew));
+  make_buckets(std::move(assigned));
   for (Bucket& bucket : buckets_) {
     allocate(bucket);
     for (const size_t index : bucket.parameters) {

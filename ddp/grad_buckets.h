@@ -10,12 +10,19 @@
 
 #include "pipewright/ddp/replicate.h"
 
-// Where the gradients of one call's parameters lie, and what is sent of them. When that happens is
-// for the call to say.
+// The gradients of the parameters of one replicate() call: their memory and their reductions. When
+// to reduce is decided by the caller (replicate.cc).
 //
-// Gradients are views of buckets, of which each is reduced by one call. Which parameters share a
-// bucket is first guessed from their order; once gradients have been seen to become ready, buckets
-// are made anew in the order in which they did so on rank 0. As c10d's Reducer does it.
+// Gradients are views of flat buckets, and one communication hook call averages each bucket. The
+// first assignment of parameters to buckets assumes that gradients become ready in the reverse of
+// their registration order. After the first reduction, buckets are rebuilt in the order that rank 0
+// observed. Both are what c10d's Reducer does.
+//
+//   grads.begin_backward();
+//   grads.before_accumulate(i), then autograd adds to .grad, then grads.after_accumulate(i),
+//   grads.grad_ready(i) grads.launch_ready();  // after each gradient: starts the buckets that are
+//   complete grads.launch_rest();   // at the end of backward grads.finish();        // .grad is
+//   averaged
 
 namespace pipewright::ddp {
 
@@ -24,11 +31,13 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
-// For one thread at a time. An error ends the group's communication, as the others would wait.
+// For one thread at a time. Before any method throws, it aborts the group's communication, because
+// the other ranks would wait forever. Throws ContractError if gradients are missing, sparse, or
+// received after their reduction; std::runtime_error if a reduction fails.
 class GradBuckets {
  public:
-  // `parameters` are trained, of one device. `forget_all` is called where an error is about to be
-  // thrown: forget() of all that is reduced together with this.
+  // `parameters` require grad and are on one device. `forget_all` is called before an error is
+  // thrown; it must forget() all GradBuckets that are reduced together with this one.
   GradBuckets(std::vector<NamedTensor> parameters, comms::BackendPtr group, Options options,
               std::function<void()> forget_all);
 
@@ -36,57 +45,60 @@ class GradBuckets {
   const std::string& name(size_t i) const { return parameters_[i].name; }
   const at::Tensor& tensor(size_t i) const { return parameters_[i].tensor; }
   std::vector<std::vector<std::string>> names_by_bucket() const;
-  size_t bytes() const;
+  size_t bytes() const;  // of the buckets allocated so far
 
-  // Around the accumulation into a parameter's .grad, which then lies in its bucket.
-  void grad_comes(size_t i);
-  void grad_added(size_t i);
+  // Before and after autograd accumulates into a parameter's .grad, which is in its bucket
+  // afterwards. The first waits for a reduction of that bucket that is still in flight.
+  void before_accumulate(size_t i);
+  void after_accumulate(size_t i);
 
-  // It is all that the backward that runs gives. An error if its bucket is reduced already.
+  // The parameter's gradient of the current backward is final. Fails if its bucket is already being
+  // reduced.
   void grad_ready(size_t i);
   bool is_any_ready() const { return !ready_order_.empty(); }
-  // Throws if parameters had no gradient that have to have one: in the backward that runs, or since
-  // the last reduction.
+  // Fail unless every parameter received a gradient: in the current backward, or since the last
+  // reduction. Do nothing with find_unused_parameters, or if the group has only one rank.
   void check_all_ready();
   void check_all_used();
 
-  // Starts the reductions of the buckets that are full, in their order, which is the same on all
-  // ranks. Whether all have been started.
+  // Starts the reductions of complete buckets in bucket order, which is the same on all ranks, up
+  // to the first bucket that is not complete. Returns whether all have been started. Does not wait.
   bool launch_ready();
   bool is_launched() const { return next_bucket_ == buckets_.size(); }
-  // Of all that are left. Where a parameter has no gradient on this rank, zeros go: every reduction
-  // has its fixed size.
+  // Starts all remaining reductions. A parameter without a gradient on this rank contributes zeros,
+  // so that every reduction has a fixed size.
   void launch_rest();
-  // With find_unused_parameters, behind launch_rest() of all that is reduced together with this.
+  // With find_unused_parameters: starts counting how many ranks used each parameter. To be called
+  // after launch_rest() of all GradBuckets that are reduced together with this one.
   void launch_counts();
   // Waits for all reductions.
   void finish();
 
-  // A backward begins. An error if the one before has stopped after reductions had begun.
+  // Starts a backward. Fails if the one before stopped on an error after reductions had started.
   void begin_backward();
+  // Drops all state of the current backward, including reductions in flight.
   void forget();
-  [[noreturn]] void fail(const std::string& message);
 
  private:
   struct Parameter {
     std::string name;
     at::Tensor tensor;
     size_t bucket = 0;
-    at::Tensor view = {};  // of its bucket: where its gradient lies
-    bool ready = false;    // has had its gradient in the backward that runs
-    bool used = false;     // has had one since the last reduction
+    at::Tensor view = {};  // its gradient's memory in the bucket
+    bool ready = false;    // has its gradient of the current backward
+    bool used = false;     // received a gradient since the last reduction
   };
   struct Bucket {
     at::Tensor flat;
     std::vector<size_t> parameters;
-    size_t missing = 0;          // parameters that are not ready
-    std::function<void()> wait;  // for a reduction that runs
+    size_t missing = 0;          // number of parameters that are not ready
+    std::function<void()> wait;  // for the reduction in flight; null if there is none
   };
-  // The parameters that this rank did not use, on their way to be known to all.
+  // The parameters that this rank did not use, while the counts of all ranks are being reduced.
   struct Unused {
     std::vector<size_t> parameters;
-    std::vector<bool> had_grad;      // by their place in `parameters`
-    std::vector<at::Tensor> counts;  // one tensor: how many ranks used each parameter
+    std::vector<bool> had_grad;      // parallel to `parameters`: .grad was defined
+    std::vector<at::Tensor> counts;  // one tensor: the number of ranks that used each parameter
     c10::intrusive_ptr<c10d::Work> work;
   };
 
@@ -99,8 +111,10 @@ class GradBuckets {
   void launch(Bucket& bucket);
   void wait_for(Bucket& bucket);
   [[noreturn]] void fail_reduction(const Bucket& bucket, const std::exception& error);
-  void tell_unused();
-  void make_anew(const std::vector<size_t>& ready);
+  void reset_unused();
+  void rebuild(const std::vector<size_t>& ready);
+  template <typename Error>
+  [[noreturn]] void fail(const std::string& message);
 
   const comms::BackendPtr group_;
   const Options options_;
@@ -112,8 +126,8 @@ class GradBuckets {
   std::vector<size_t> ready_order_;
   std::optional<Unused> unused_;
   bool reduced_ = false;  // at least once
-  bool made_anew_ = false;
-  std::vector<size_t> first_order_;  // of readiness, in the first backward that reduced
+  bool rebuilt_ = false;
+  std::vector<size_t> first_order_;  // of readiness in the first backward that reduced
 };
 
 }  // namespace pipewright::ddp

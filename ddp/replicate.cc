@@ -1,3 +1,19 @@
+// When gradients are reduced. GradBuckets owns the gradients of one replicate() call and the
+// reductions of its buckets; a ReplicatedUnit, one per call, tells it when to start them.
+//
+// Idea: hooks report each gradient as autograd accumulates it. Without an executor the root, the
+// outermost call, watches for the end of backward: buckets that are complete start at once, and at
+// the end the root checks, starts what is left and waits. With an executor, its DataParallel calls
+// say which backward reduces, when to start what is left (REDUCE_GRAD) and when to wait.
+//
+// Invariant: all ranks start the same reductions in the same order. By default each call starts its
+// buckets as they complete, and all ranks run the same backwards. With unused parameters, or with
+// an executor, ranks may reach the calls in different orders; then buckets start in one order over
+// all calls, that of for_each. replicate() compares its arguments across ranks before it throws, so
+// that no rank waits for one that has thrown.
+//
+// Complexity: constant time per gradient in one call; launch_in_order() visits the calls of the
+// tree for each gradient, up to the first that is not complete.
 #include "pipewright/ddp/replicate.h"
 
 #include <torch/csrc/autograd/variable.h>
@@ -12,6 +28,7 @@
 #include "pipewright/autograd/grad_hooks.h"
 #include "pipewright/comms/agreement.h"
 #include "pipewright/ddp/grad_buckets.h"
+#include "pipewright/ir/errors.h"
 #include "pipewright/modules/driven_stage.h"
 #include "pipewright/modules/gradient_sync.h"
 #include "pipewright/modules/names.h"
@@ -25,8 +42,8 @@ std::string describe(const std::string& name, const at::Tensor& tensor) {
                   tensor.requires_grad() ? "" : ", frozen");
 }
 
-// One call: when its gradients are reduced. Calls stand in a tree, as their modules do; what
-// concerns a whole backward is kept by the outermost one, the root.
+// The unit of one replicate() call. Units form a tree, as their modules do; the root keeps the
+// state of a whole backward.
 class ReplicatedUnit final : public Replicated,
                              public autograd::GradListener,
                              public autograd::BackwardWatch,
@@ -43,8 +60,8 @@ class ReplicatedUnit final : public Replicated,
         if (!device_) device_ = named.value().device();
         const std::string name = modules::join_path(path, named.key());
         if (named.value().device() != *device_) {
-          refusal_ = c10::str("replicate: `", name, "` is on ", named.value().device(),
-                              ", the first parameter on ", *device_, ": wanted one device");
+          refusal_ = c10::str("replicate: expected all parameters on one device, ", *device_,
+                              ", got `", name, "` on ", named.value().device());
         }
         if (const std::shared_ptr<ReplicatedUnit> owner = owner_of(name, named.value()))
           nest(owner->root());
@@ -60,13 +77,13 @@ class ReplicatedUnit final : public Replicated,
     }
     for (const std::shared_ptr<ReplicatedUnit>& unit : nested()) {
       if (unit->options_.find_unused_parameters == options_.find_unused_parameters) continue;
-      refusal_ =
-          "replicate: find_unused_parameters must be the same as in the calls for parts of the "
-          "module";
+      refusal_ = c10::str("replicate: find_unused_parameters differs from that of a nested call: ",
+                          "expected ", options_.find_unused_parameters ? "false" : "true", ", got ",
+                          options_.find_unused_parameters ? "true" : "false");
     }
   }
 
-  // Behind the constructor, where it can be pointed to. Collective.
+  // Completes the construction, once shared_from_this() works. Collective.
   void begin() {
     std::vector<std::string> lines;
     lines.push_back(c10::str("options: bucket_cap_mb ", options_.bucket_cap_mb,
@@ -85,7 +102,7 @@ class ReplicatedUnit final : public Replicated,
     }
     comms::compare_lines(lines, *group_,
                          device_ ? *device_ : group_->getBoundDeviceId().value_or(at::kCPU));
-    // Only now, so that no rank waits for one that was refused.
+    // Thrown only now, so that no rank waits in compare_lines() for one that has thrown.
     if (!refusal_.empty()) throw std::invalid_argument(refusal_);
     comms::broadcast_values(values, *group_);
     std::vector<NamedTensor> trained;
@@ -124,16 +141,17 @@ class ReplicatedUnit final : public Replicated,
     for (const std::shared_ptr<ReplicatedUnit>& unit : nested()) unit->prepare_forward();
     for (size_t i = 0; i < grads_->size(); ++i) {
       const at::Tensor& tensor = grads_->tensor(i);
-      // A cast or a move gives it a new one, without our hooks.
+      // A cast or a move replaces the accumulator, and our hooks with it.
       if (torch::autograd::impl::try_get_grad_accumulator(tensor) == accumulators_[i]) continue;
-      throw std::logic_error(c10::str("replicate: parameter `", grads_->name(i), "` became ",
-                                      tensor.scalar_type(), " on ", tensor.device(),
-                                      ": replicate a module after it is cast or moved"));
+      throw ContractError(c10::str("replicate: parameter `", grads_->name(i), "` became ",
+                                   tensor.scalar_type(), " on ", tensor.device(),
+                                   ": cast or move a module before replicate()"));
     }
     for (const auto& [name, tensor] : frozen_) {
       if (!tensor.requires_grad()) continue;
-      throw std::logic_error("replicate: parameter `" + name +
-                             "` was frozen: replicate a module after its parameters are chosen");
+      throw ContractError(
+          "replicate: parameter `" + name +
+          "` was frozen and requires grad now: set requires_grad before replicate()");
     }
     if (!options_.broadcast_buffers || !requires_gradient_sync()) return;
     std::vector<at::Tensor> values;
@@ -147,24 +165,24 @@ class ReplicatedUnit final : public Replicated,
     return grads_->names_by_bucket();
   }
 
-  // In the thread of backward.
-  void before_accumulate(size_t parameter) override { grads_->grad_comes(parameter); }
+  // Hooks, called on the thread of backward.
+  void before_accumulate(size_t parameter) override { grads_->before_accumulate(parameter); }
   void after_accumulate(size_t parameter) override {
     if (is_alone()) return;
-    grads_->grad_added(parameter);
+    grads_->after_accumulate(parameter);
     if (!sync_.reduces()) return;
     const std::shared_ptr<ReplicatedUnit> outermost = root();
     if (!sync_.is_driven()) outermost->watch(outermost);
     grads_->grad_ready(parameter);
-    // Ranks that use different parameters, in a microbatch or at all, only agree on an order that
-    // is fixed over all calls.
+    // Ranks that use different parameters, in this microbatch or at all, can only agree on an order
+    // that is fixed over all calls.
     if (options_.find_unused_parameters || sync_.is_driven())
       outermost->launch_in_order();
     else
       grads_->launch_ready();
   }
 
-  // Driven by the executor.
+  // Called by the executor's adapter.
   void set_driven(bool driven) { sync_.set_driven(driven); }
   modules::GradientSync& gradient_sync() { return sync_; }
   void reduce_grad() {
@@ -193,12 +211,13 @@ class ReplicatedUnit final : public Replicated,
     auto unit = std::dynamic_pointer_cast<ReplicatedUnit>(listener);
     if (listener && !unit) {
       throw std::invalid_argument("replicate: `" + name +
-                                  "` is kept by another wrapper, such as fully_shard");
+                                  "` is already managed by another data-parallel wrapper, such as "
+                                  "fully_shard");
     }
     return unit;
   }
 
-  // Whether a buffer is kept by it or by a nested call.
+  // Whether this unit or a nested one owns `buffer`.
   bool has(const at::Tensor& buffer) const {
     return std::ranges::any_of(buffers_,
                                [&](const auto& known) { return known.tensor.is_same(buffer); }) ||
@@ -207,7 +226,8 @@ class ReplicatedUnit final : public Replicated,
 
   bool is_alone() const { return group_->getSize() == 1; }
 
-  // As far as gradients are ready in the order of for_each. Whether all are.
+  // Starts complete buckets in the order of for_each, up to the first that is not complete. Returns
+  // whether all have been started.
   bool launch_in_order() {
     for (auto unit = nested().rbegin(); unit != nested().rend(); ++unit) {
       if (!(*unit)->launch_in_order()) return false;
@@ -215,14 +235,14 @@ class ReplicatedUnit final : public Replicated,
     return is_alone() || !sync_.reduces() || grads_->launch_ready();
   }
 
-  // Whether the backward that has run without an executor, here or in a call around it, was one
-  // of its parameters.
+  // Whether this unit reduces at the end of the current backward, which runs without an executor:
+  // it averages gradients and some of its parameters are, or may be, used.
   bool takes_part() const {
     return !is_alone() && requires_gradient_sync() &&
            (options_.find_unused_parameters || grads_->is_any_ready());
   }
 
-  // Of the root, where nobody drives it.
+  // Called on the root if no executor drives it.
   void backward_begins() override {
     for_each([](ReplicatedUnit& unit) {
       if (!unit.sync_.is_driven()) unit.grads_->begin_backward();
@@ -248,11 +268,12 @@ class ReplicatedUnit final : public Replicated,
 
   const comms::BackendPtr group_;
   const Options options_;
-  std::string refusal_;                  // why the modules cannot be replicated
-  std::vector<NamedTensor> parameters_;  // until it begins
+  std::string refusal_;                  // why the modules cannot be replicated; empty if they can
+  std::vector<NamedTensor> parameters_;  // until begin()
   std::vector<NamedTensor> frozen_, buffers_;
-  std::optional<GradBuckets> grads_;  // of the others
-  // Of their parameters: held, as a tensor does not hold its own, and the hooks live on them.
+  std::optional<GradBuckets> grads_;  // of the parameters that require grad
+  // The gradient accumulators of these parameters. A parameter does not own its accumulator, and
+  // the hooks live as long as it does.
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
 
   std::optional<at::Device> device_;  // of all parameters

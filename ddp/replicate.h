@@ -13,82 +13,96 @@
 #include "pipewright/ddp/comm_hooks.h"
 #include "pipewright/modules/data_parallel.h"
 
-// A module whose parameters are the same on every rank of a group: LibTorch has no
-// DistributedDataParallel. Gradients are averaged over the group while backward still runs.
+// Data parallelism with a full copy of the parameters on every rank of a group. Gradients are
+// averaged over the group while backward still runs. The counterpart of PyTorch's `replicate` and
+// DistributedDataParallel, which LibTorch does not have.
 //
 //   auto replicated = ddp::replicate(*model, group);
 //   torch::optim::AdamW optimizer(model->parameters());
 //   loss.backward();        // gradients are averaged when it returns
 //   optimizer.step();
 //
-// The module stays as it is: the same parameters under the same names, so its state dict and its
-// optimizer know nothing of this, and memory holds one copy of them and one of their gradients.
-// Gradients become views of buckets, each of which is reduced by one call as soon as its last
-// gradient is ready; all ranks must run the same backwards, so that buckets come in the same order.
-// What adds to .grad makes a gradient ready, a split backward too; torch::autograd::grad, which
-// adds to none, does not. A module is cast or moved before it is replicated, gradients are dense.
+// The module itself does not change: it keeps the same parameters under the same names, so state
+// dicts and optimizers work as before, and memory holds one copy of the parameters and one of their
+// gradients. Gradients become views of buckets. A bucket is reduced by one call as soon as its last
+// gradient is ready, and all ranks must run the same backwards so that buckets are reduced in the
+// same order. Every accumulation into .grad counts, including that of a split backward;
+// torch::autograd::grad does not accumulate and so does not count. Cast or move a module before it
+// is replicated. Gradients must be dense.
+//
+// Errors: an invalid argument of replicate() is a std::invalid_argument. A broken rule of this
+// header is a ContractError, thrown by the call or by backward; a reduction that fails is a
+// std::runtime_error. Both abort the group if they are thrown by backward, as other ranks would
+// wait forever.
 
 namespace pipewright::ddp {
 
 struct Options {
-  double bucket_cap_mb = 25;       // MiB
-  double first_bucket_cap_mb = 1;  // of the bucket that is ready first: the sooner it starts
-  // A parameter may have no gradient in a backward (with an executor: before a REDUCE_GRAD), on
-  // some ranks or on all, but not all of them on one: then those that are left are reduced at its
-  // end, and one that no rank used keeps what it had. Otherwise it is an error that names it. The
-  // same in all calls for parts of a module; they are then reduced in one order, the last first.
-  // Without it all ranks must use the same calls: one that skips a whole part is only known to the
-  // others because they wait for it.
+  double bucket_cap_mb = 25;       // size limit of a bucket, in MiB
+  double first_bucket_cap_mb = 1;  // of the first bucket: a small one starts sooner
+  // Allows parameters without a gradient in a backward (with an executor: before a REDUCE_GRAD), on
+  // some ranks or on all. Each rank must use at least one parameter. Remaining buckets are reduced
+  // at the end of the backward; a parameter that no rank used keeps the .grad that it had. If
+  // false, a missing gradient is an error that names the parameter. Must be the same in all calls
+  // for parts of one module, whose buckets are then reduced in one fixed order, the last part
+  // first. If false, all ranks must use the same parts: if one skips a whole part, the others
+  // notice only because their reductions time out.
   bool find_unused_parameters = false;
-  // forward_begins(), or a step of the executor, gives all ranks rank 0's buffers.
+  // forward_begins(), or a step of the executor, broadcasts rank 0's buffers to all ranks.
   bool broadcast_buffers = true;
-  CommHook comm_hook = nullptr;  // null: an all-reduce
-  // Where forward_begins() puts inputs; null: where the parameters are.
+  CommHook comm_hook = nullptr;  // null: all_reduce_hook()
+  // The device to which forward_begins() moves inputs; nullopt: that of the parameters.
   std::optional<at::Device> device = std::nullopt;
 };
 
-// One call's parameters. Made by replicate(); lives as long as the module is trained. For one
+// The parameters of one replicate() call. Must live as long as the module is trained. For one
 // thread at a time.
 class Replicated {
  public:
   virtual ~Replicated() = default;
 
-  // Whether the backwards to come average gradients, or only add them up here (an executor decides
-  // that by itself); of nested calls too,
-  // unless `recurse` is false.
+  // Sets whether later backwards average gradients or only accumulate them on this rank; of nested
+  // calls too, unless `recurse` is false. Ignored while an executor runs the module: it decides.
   virtual void set_requires_gradient_sync(bool sync, bool recurse = true) = 0;
   virtual bool requires_gradient_sync() const = 0;
-  // Accepted for what is written for fully_shard: a backward that averages is done when it returns.
+  // No effect; exists for code written for fully_shard. A backward that averages gradients is
+  // complete when it returns.
   void set_is_last_backward(bool /*last*/) {}
-  // Likewise: parameters are always whole, there is nothing to prefetch.
+  // No effect either: parameters are never sharded, so there is nothing to prefetch.
   void set_modules_to_forward_prefetch(const std::vector<Replicated*>& /*modules*/) {}
   void set_modules_to_backward_prefetch(const std::vector<Replicated*>& /*modules*/) {}
 
-  // To be called before a forward of a module with buffers, as its forward cannot be hooked.
-  // Returns the inputs on the module's device. Throws std::logic_error if the module was cast.
+  // Call this before each forward of a module with buffers; LibTorch has no forward hooks.
+  // Broadcasts the buffers and returns the inputs moved to the module's device. Collective if there
+  // are buffers. Throws ContractError if the module was cast or moved, or frozen parameters require
+  // grad now.
   virtual std::vector<at::Tensor> forward_begins(std::vector<at::Tensor> inputs = {}) = 0;
 
-  // For the executor: before_backward says which backward averages, reduce_grad starts what is
-  // left, wait_reduce waits. Nested calls are part of it. While it lives, backwards that the
-  // executor does not run only add up. With ranks as threads of one GPU: one REDUCE_GRAD a step.
+  // The interface for the executor: before_backward() says which backward averages gradients,
+  // reduce_grad() starts the remaining reductions, wait_reduce() waits. It includes nested calls.
+  // While it lives, backwards that the executor does not run only accumulate. With ranks that are
+  // threads sharing a GPU, use one REDUCE_GRAD per step.
   virtual std::shared_ptr<modules::DataParallel> data_parallel() = 0;
 
-  // Bytes of the buckets, those of nested calls left out.
+  // The size of the buckets in bytes, without those of nested calls.
   virtual size_t bucket_bytes() const = 0;
-  // The names of the parameters of each bucket, in the order in which they are reduced.
+  // The parameter names of each bucket, in the order of reduction.
   virtual std::vector<std::vector<std::string>> buckets() const = 0;
 
  protected:
   friend class NoSync;
-  // How many NoSyncs hold this call and nested ones.
+  // Adds `change` to the number of NoSync objects that hold this call and nested ones.
   virtual void hold_sync(int change) = 0;
 };
 
-// Replicates the parameters and buffers of `modules` that no earlier call has taken: bottom-up, a
-// call for a layer gives it buckets of its own, which are reduced together with those of the call
-// for the whole. Collective over the group: shapes are compared, and rank 0's values are given to
-// all. Throws std::invalid_argument that names the parameter or option, on every rank, where ranks
-// differ. Gradients are averaged as long as what it returns, or the data_parallel() of that, lives.
+// Replicates the parameters and buffers of `modules` that no earlier call has replicated. Calls go
+// bottom-up: a call for a layer gives it separate buckets, which are reduced together with those of
+// the call for the whole module. Gradients are averaged as long as the returned object, or its
+// data_parallel(), lives.
+//
+// Collective over the group and blocking: compares options, shapes and dtypes, and broadcasts rank
+// 0's values. If ranks differ, throws std::invalid_argument on every rank, naming the parameter or
+// option. Also throws it if parameters are on several devices or managed by another wrapper.
 [[nodiscard]] std::shared_ptr<Replicated> replicate(const std::vector<torch::nn::Module*>& modules,
                                                     comms::BackendPtr group, Options options = {});
 
@@ -98,14 +112,21 @@ class Replicated {
   return replicate(std::vector{&module}, std::move(group), std::move(options));
 }
 
-// Over all ranks of a mesh, or of some of its dimensions: fully_shard takes the same.
+// Over the group along some dimensions of a mesh; fully_shard takes the same arguments.
 inline std::shared_ptr<Replicated> replicate(torch::nn::Module& module, comms::Mesh& mesh,
                                              const std::vector<std::string>& dims,
                                              Options options = {}) {
   return replicate(module, mesh.group(dims), std::move(options));
 }
 
-// While it lives, backwards only add up, those of nested calls too.
+// While it lives, backwards only accumulate gradients, those of nested calls too, as in PyTorch's
+// no_sync().
+//
+//   {
+//     const ddp::NoSync no_sync(*replicated);
+//     loss_of_first_microbatch.backward();
+//   }
+//   loss_of_last_microbatch.backward();  // averages the sum of both
 class NoSync {
  public:
   explicit NoSync(Replicated& replicated) : replicated_(replicated) { replicated_.hold_sync(1); }

@@ -1,4 +1,4 @@
-// Tests of replicate on ranks that are processes, over Gloo.
+// Runs tests of replicate on ranks that are processes, over Gloo.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -23,11 +23,11 @@ TEST(ReplicateOverGloo, SharedParameters) { run(4, "*with_shared_params", 2); }
 // Six groupings, checkpointed in three ways, with dropout.
 TEST(ReplicateOverGloo, Checkpointing) { run(2, "*with_activation_checkpointing", 18); }
 
-TEST(ReplicateOverGloo, ARankThatDies) {
-  const Output output = launch_tests(2, "tests/ddp/replicate_test", "*ARankThatDies");
+TEST(ReplicateOverGloo, RankThatDies) {
+  const Output output = launch_tests(2, "tests/ddp/replicate_test", "*RankThatDies");
   EXPECT_NE(output.status, 0);
   EXPECT_EQ(count(output.text, "[0] replicate: the reduction of `"), 1) << output.text;
-  EXPECT_EQ(count(output.text, "over Gloo: ARankThatDies"), 1) << output.text;
+  EXPECT_EQ(count(output.text, "over Gloo: RankThatDies"), 1) << output.text;
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Pipelines of replicated stages: test_pp_ddp of PyTorch's test_composability.py and
-// test_replicate_pp of its test_pp_composability.py, for every schedule of the catalogue, split
-// backwards included.
+// Pipelines of replicated stages: test_pp_ddp from PyTorch's test_composability.py and
+// test_replicate_pp from its test_pp_composability.py, for every schedule of the catalogue,
+// including those with split backwards.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ TEST_P(PpDdp, test_pp_ddp) {
     expect_trained(train_reference(pipeline), trained, whole);
     const auto program = tests::program_of(pipeline);
     for (size_t rank = 0; rank < trained.size(); ++rank) {
-      // One bucket a stage and REDUCE_GRAD, and no other collective.
+      // One bucket per stage and REDUCE_GRAD, and no other collective.
       const size_t stages = program.placement.stages_of(static_cast<int>(rank % 2)).size();
       EXPECT_EQ(count(trained[rank], "allreduce"),
                 static_cast<int64_t>(stages) * tests::kPipelineMicrobatches / reduce_every);
@@ -44,11 +44,11 @@ TEST_P(PpDdp, test_pp_ddp) {
   }
 }
 
-// A call for each layer, buckets of a gradient each, checkpointed layers, a parameter that nobody
-// uses, several reductions a step.
+// One call per layer, one gradient per bucket, checkpointed layers, a parameter that no rank uses,
+// and several reductions per step.
 TEST_P(PpDdp, NestedCallsAndUnusedParameters) {
   for (const bool checkpointed : {false, true}) {
-    // Without it the outermost call has no parameters of its own.
+    // Without an unused parameter the outermost call has no parameters of its own.
     const bool unused = !checkpointed;
     const PipelineCase pipeline{.schedule = GetParam(),
                                 .reduce_every = 2,
@@ -66,8 +66,8 @@ TEST_P(PpDdp, NestedCallsAndUnusedParameters) {
   }
 }
 
-// One pipeline on both copies' data, and the same without copies: equal losses, gradients and
-// parameters over five steps.
+// A replicated pipeline whose copies train on the same data equals the pipeline without copies:
+// losses, gradients and parameters over five steps.
 TEST_P(PpDdp, test_replicate_pp) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat, at::kDouble}) {
     PipelineCase pipeline{

@@ -1,5 +1,5 @@
-// c10d::Reducer, which PyTorch's DistributedDataParallel is made of, as the judge: the same
-// gradients, over Gloo.
+// replicate computes the same gradients as c10d::Reducer, the core of PyTorch's
+// DistributedDataParallel, over Gloo.
 #define USE_C10D_GLOO 1
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
@@ -29,8 +29,8 @@ comms::BackendPtr gloo_group(const comms::StorePtr& store, const std::string& na
       c10::make_intrusive<c10d::PrefixStore>(name, store), rank, kRanks, options);
 }
 
-TEST(Reducer, GivesTheSameGradients) {
-  setenv("TORCH_FR_BUFFER_SIZE", "0", 1);  // its flight recorder is not for several groups at once
+TEST(Reducer, ComputesTheSameGradients) {
+  setenv("TORCH_FR_BUFFER_SIZE", "0", 1);  // the flight recorder fails with several groups at once
   at::set_num_threads(1);
   const comms::StorePtr store = c10::make_intrusive<c10d::HashStore>();
   EXPECT_EQ(
@@ -46,7 +46,7 @@ TEST(Reducer, GivesTheSameGradients) {
             process_group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO,
                                       gloo_group(store, "theirs", rank));
             process_group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
-            // A tied weight is in the list once.
+            // A tied weight appears in the list once.
             std::vector<at::Tensor> weights;
             for (const at::Tensor& weight : theirs->parameters()) {
               if (std::ranges::none_of(

@@ -1,4 +1,4 @@
-// What replicate does beyond PyTorch's tests (replicate_training_test): memory, buckets, unused
+// Tests of replicate beyond those of PyTorch (replicate_training_test): memory, buckets, unused
 // parameters, errors.
 #include "pipewright/ddp/replicate.h"
 
@@ -13,6 +13,7 @@
 
 #include "pipewright/autograd/checkpoint.h"
 #include "pipewright/comms/recording_backend.h"
+#include "pipewright/ir/errors.h"
 #include "tests/ddp/wrap.h"
 #include "tests/support/meter/meter.h"
 #include "tests/support/training/modules.h"
@@ -35,13 +36,13 @@ using tests::random_input;
 using tests::Rank;
 using tests::wrap;
 
-// Of both ranks together, as one thread may free what the other has allocated.
+// Counts both ranks together, because one thread may free what the other has allocated.
 TEST(Replicate, MemoryHoldsOneCopyOfParametersAndGradients) {
   const tests::Meter meter;
   on_ranks(2, [&](Rank& self) {
     const tests::Meter counts_here = tests::Meter::together_with(meter);
     const ModulePtr module = tests::make_mlps(32, 3, 42);
-    int64_t bytes = 0;  // of both ranks' parameters
+    int64_t bytes = 0;  // the parameters of both ranks
     for (const at::Tensor& weight : module->parameters())
       bytes += 2 * static_cast<int64_t>(weight.nbytes());
     tests::on_first_rank_alone(self, [&] { EXPECT_EQ(meter.bytes(), bytes); });
@@ -56,8 +57,8 @@ TEST(Replicate, MemoryHoldsOneCopyOfParametersAndGradients) {
   });
 }
 
-// Buckets that are made anew do not hold a second copy: the old ones go as gradients move.
-TEST(Replicate, PeakMemoryIsOneCopyAndABucket) {
+// Rebuilding buckets does not need a second copy: old buckets are freed as gradients move.
+TEST(Replicate, PeakMemoryIsOneCopyPlusOneBucket) {
   constexpr int64_t kSize = 1024, kCount = 16, kRanks = 2;
   constexpr int64_t kBytes = kSize * 8;
   tests::Meter meter;
@@ -68,7 +69,7 @@ TEST(Replicate, PeakMemoryIsOneCopyAndABucket) {
       weights.push_back(
           module.register_parameter("w" + std::to_string(i), at::ones({kSize}, at::kDouble)));
     }
-    const double two = 2.0 * kBytes / (1 << 20);  // two gradients a bucket
+    const double two = 2.0 * kBytes / (1 << 20);  // two gradients per bucket
     const auto unit =
         replicate(module, self.group, {.bucket_cap_mb = two, .first_bucket_cap_mb = two});
     const auto names = unit->buckets();
@@ -76,14 +77,14 @@ TEST(Replicate, PeakMemoryIsOneCopyAndABucket) {
     for (int iteration = 0; iteration < 3; ++iteration) {
       tests::on_first_rank_alone(self, [&] { meter.restart_peak(); });
       module.zero_grad();
-      // Pairs in another order than the last first: w1 w0, w3 w2...
+      // Readiness in another order than the initial buckets assume: w1 w0, w3 w2...
       at::Tensor sum = at::zeros({}, at::kDouble);
       for (int i = kCount - 1; i >= 0; --i)
         sum = sum + at::dot(weights[static_cast<size_t>(i)], weights[static_cast<size_t>(i)]);
       sum.backward();
       tests::on_first_rank_alone(self, [&] {
         EXPECT_LE(meter.bytes(), kRanks * (kCount + 1) * kBytes);
-        // The gradient that autograd has just made, before it is in its bucket, and one bucket.
+        // Plus one bucket, and the gradient that autograd has just allocated outside of its bucket.
         EXPECT_LE(meter.peak(), kRanks * (kCount + 6) * kBytes);
       });
     }
@@ -104,13 +105,14 @@ TEST(Replicate, ReductionOverlapsBackward) {
       calls_when_first_layer_is_ready = static_cast<size_t>(self.log->count("allreduce"));
     });
     module->forward(input).sum().backward();
-    // All MLPs are on their way before the first layer's input gradient is known.
+    // The reductions of all MLPs start before the first layer's input gradient is known.
     EXPECT_GE(calls_when_first_layer_is_ready, 3u);
     EXPECT_EQ(self.log->count("allreduce"), 4);
   });
 }
 
-// Parts may have groups of their own, as experts do: the root alone on its rank, a part on two.
+// Parts may use other groups, as experts do: the root in a group of one rank and parts in one of
+// two, or the other way round.
 TEST(Replicate, NestedCallsOverOtherGroups) {
   on_ranks(2, [](Rank& self) {
     const std::vector<int> alone = {self.rank}, both = {0, 1};
@@ -145,8 +147,8 @@ TEST(Replicate, NestedCallsOverOtherGroups) {
   });
 }
 
-// The outermost call has nothing of its own, or nothing that is trained.
-TEST(Replicate, ARootWithoutParameters) {
+// The outermost call has no parameters, or none that require grad.
+TEST(Replicate, RootWithoutParameters) {
   on_ranks(2, [](Rank& self) {
     for (const bool find : {false, true}) {
       const ModulePtr plain = tests::make_mlp(4, 2, 42), module = tests::make_mlp(4, 2, 42);
@@ -178,8 +180,9 @@ TEST(Replicate, ARootWithoutParameters) {
     try {
       unit->forward_begins();
       ADD_FAILURE();
-    } catch (const std::logic_error& error) {
-      EXPECT_NE(std::string(error.what()).find("`weight` was frozen"), std::string::npos);
+    } catch (const ContractError& error) {
+      EXPECT_NE(std::string(error.what()).find("`weight` was frozen and requires grad now"),
+                std::string::npos);
     }
   });
 }
@@ -197,7 +200,7 @@ TEST(Replicate, BucketsFillInTheOrderOfReadiness) {
     module->forward(random_input({2, 256}, 1)).sum().backward();
     EXPECT_EQ(self.log->count("allreduce"), 2);
     EXPECT_EQ(unit->buckets().size(), 2u);
-    // Gradients are views of the buckets: one copy of them.
+    // Gradients are views of the buckets, so there is one copy of them.
     size_t bytes = 0;
     for (const at::Tensor& weight : module->parameters()) bytes += weight.nbytes();
     EXPECT_EQ(unit->bucket_bytes(), bytes);
@@ -211,14 +214,14 @@ struct Product : tests::TestModule {
     for (const char* name : {"a", "b", "c"})
       weights.push_back(register_parameter(name, at::full({2}, 2.0, at::kDouble)));
   }
-  // The gradient of a is ready first.
+  // The gradient of `a` is ready first.
   at::Tensor forward(const at::Tensor& input) override {
     return input * weights[2] * weights[1] * weights[0];
   }
   std::vector<at::Tensor> weights;
 };
 
-TEST(Replicate, BucketsAreMadeAnewInTheOrderOfReadiness) {
+TEST(Replicate, BucketsAreRebuiltInTheOrderOfReadiness) {
   on_ranks(2, [](Rank& self) {
     using Names = std::vector<std::vector<std::string>>;
     Product module;
@@ -235,8 +238,8 @@ TEST(Replicate, BucketsAreMadeAnewInTheOrderOfReadiness) {
   });
 }
 
-// All that has weights is checkpointed: the last backward that runs is one within another.
-TEST(Replicate, ACheckpointedTail) {
+// Everything with weights is checkpointed, so the last backward to run is a nested one.
+TEST(Replicate, CheckpointedTail) {
   on_ranks(2, [](Rank& self) {
     const ModulePtr plain = tests::make_mlps(8, 3, 42), module = tests::make_mlps(8, 3, 42);
     const auto unit = replicate(*module, self.group);
@@ -253,7 +256,7 @@ TEST(Replicate, ACheckpointedTail) {
       EXPECT_EQ(difference(*plain, *module), "") << iteration;
     }
   });
-  // Several parts, each with a backward of its own.
+  // Several checkpointed parts, each with its own nested backward.
   on_ranks(2, [](Rank& self) {
     const ModulePtr plain = tests::make_mlps(8, 3, 42), module = tests::make_mlps(8, 3, 42);
     const auto unit = replicate(*module, self.group);
@@ -273,16 +276,15 @@ TEST(Replicate, ACheckpointedTail) {
   });
 }
 
-// A backward that stops on an error leaves nothing behind, as long as nothing was reduced.
-TEST(Replicate, ABackwardThatStopsOnAnError) {
+// A backward that stops on an error leaves no trace as long as no reduction has started.
+TEST(Replicate, BackwardThatStopsOnAnError) {
   on_ranks(2, [](Rank& self) {
     const ModulePtr plain = tests::make_mlp(4, 2, 42), module = tests::make_mlp(4, 2, 42);
     const auto unit = replicate(*module, self.group);
     const at::Tensor input = random_input({2, 4}, data_seed(0, self.rank));
     const at::Tensor x = (input * 1).requires_grad_();
-    x.register_hook(
-        [](const at::TensorBase&) { throw std::runtime_error("a hook of the user's"); });
-    // The first layer's gradients, which come last otherwise, are ready before the hook runs.
+    x.register_hook([](const at::TensorBase&) { throw std::runtime_error("user hook failed"); });
+    // The first layer's gradients, otherwise the last, are ready before the hook runs.
     EXPECT_THROW((at::linear(input, module->parameters()[0]).sum() + x.sum()).backward(),
                  std::runtime_error);
     module->zero_grad();
@@ -293,31 +295,32 @@ TEST(Replicate, ABackwardThatStopsOnAnError) {
   });
 }
 
-// What was reduced before the error cannot be taken back: ranks may have stopped at other places.
-TEST(Replicate, ABackwardThatStopsAfterItsReductionsBegan) {
+// Reductions cannot be undone: ranks may have stopped at different places.
+TEST(Replicate, BackwardThatStopsAfterItsReductionsStarted) {
   for (const std::string& error : errors_on_ranks(2, [](Rank& self) {
          Product module;
          const auto unit =
              replicate(module, self.group, {.bucket_cap_mb = 0, .first_bucket_cap_mb = 0});
-         // Ready in the order c, b, a, as the buckets stand.
+         // Gradients are ready in the order of the buckets: c, b, a.
          const auto backward = [&](bool stops) {
            const at::Tensor x = at::ones({2}, at::kDouble).requires_grad_();
            if (stops) {
              x.register_hook(
-                 [](const at::TensorBase&) { throw std::runtime_error("a hook of the user's"); });
+                 [](const at::TensorBase&) { throw std::runtime_error("user hook failed"); });
            }
            (x * module.weights[0] * module.weights[1] * module.weights[2]).sum().backward();
          };
          EXPECT_THROW(backward(true), std::runtime_error);
          backward(false);
        })) {
-    EXPECT_NE(error.find("an earlier backward stopped on an error after its reductions had begun"),
-              std::string::npos)
+    EXPECT_NE(
+        error.find("an earlier backward stopped on an error after its reductions had started"),
+        std::string::npos)
         << error;
   }
 }
 
-TEST(Replicate, NoSyncAddsUp) {
+TEST(Replicate, NoSyncAccumulates) {
   on_ranks(2, [](Rank& self) {
     const ModulePtr plain = tests::make_mlp(4, 2, 42), module = tests::make_mlp(4, 2, 42);
     const auto unit = replicate(*module, self.group);
@@ -346,7 +349,7 @@ struct Branches : tests::TestModule {
   std::vector<at::Tensor> weights;
 };
 
-// Rank 0 uses a, the others b, nobody c.
+// Rank 0 uses `a`, the other rank `b`, no rank `c`.
 TEST(Replicate, UnusedParameters) {
   on_ranks(2, [](Rank& self) {
     Branches module;
@@ -362,7 +365,13 @@ TEST(Replicate, UnusedParameters) {
   const std::vector<std::string> errors = errors_on_ranks(2, [](Rank& self) {
     Branches module;
     const auto unit = replicate(module, self.group);
-    (module.weights[0] * 4).sum().backward();
+    try {
+      (module.weights[0] * 4).sum().backward();
+    } catch (const ContractError&) {
+      throw;
+    } catch (const std::exception&) {
+      throw std::runtime_error("not a ContractError");
+    }
   });
   for (const std::string& error : errors) {
     EXPECT_NE(error.find("replicate: no gradient in this backward for `b`, `c`: use all parameters "
@@ -372,8 +381,8 @@ TEST(Replicate, UnusedParameters) {
   }
 }
 
-// Each rank goes another way through the parts, each of which is a call of its own: buckets are
-// ready in another order on each rank, and whole calls unused.
+// Each rank takes a different path through the parts, and each part is a call of its own: buckets
+// become ready in a different order on each rank, and whole calls are unused.
 TEST(Replicate, UnusedParametersOfNestedCalls) {
   for (const double cap : {0.0, 25.0}) {
     tests::on_late_ranks(3, tests::Late::kBeforeReduction, [cap](Rank& self) {
@@ -398,19 +407,22 @@ TEST(Replicate, UnusedParametersOfNestedCalls) {
   }
 }
 
-TEST(Replicate, NestedCallsAgreeOnUnusedParameters) {
+TEST(Replicate, NestedCallsMustAgreeOnUnusedParameters) {
   for (const std::string& error : errors_on_ranks(2, [](Rank& self) {
          const ModulePtr module = tests::make_mlps(4, 1, 42);
          const auto part = replicate(*module->parts()[0], self.group);
          (void)replicate(*module, self.group, {.find_unused_parameters = true});
        })) {
-    EXPECT_NE(error.find("replicate: find_unused_parameters must be the same"), std::string::npos)
+    EXPECT_NE(
+        error.find("replicate: find_unused_parameters differs from that of a nested call: expected "
+                   "false, got true"),
+        std::string::npos)
         << error;
   }
 }
 
-// The backward that ends last is that of a checkpointed part, and parameters are left over.
-TEST(Replicate, UnusedParametersAndACheckpointedTail) {
+// The backward of a checkpointed part ends last, and some parameters are unused.
+TEST(Replicate, UnusedParametersAndCheckpointedTail) {
   on_ranks(2, [](Rank& self) {
     Branches module;
     const auto unit = replicate(module, self.group, {.find_unused_parameters = true});
@@ -430,24 +442,24 @@ TEST(Replicate, UnusedParametersAndACheckpointedTail) {
   });
 }
 
-TEST(Replicate, WhatItCannotReduceIsNamed) {
+TEST(Replicate, ErrorsNameTheParameter) {
   const auto expect = [](const std::string& what, const std::function<void(Rank&)>& body) {
     for (const std::string& error : errors_on_ranks(2, body))
       EXPECT_NE(error.find(what), std::string::npos) << error;
   };
-  expect("parameter `weight` has a gradient that is Sparse: only dense ones", [](Rank& self) {
+  expect("parameter `weight`: expected a dense gradient, got Sparse", [](Rank& self) {
     torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(4, 2).sparse(true));
     const auto unit = replicate(*embedding, self.group);
     embedding->forward(at::arange(3)).sum().backward();
   });
-  expect("parameter `in_proj.weight` became Float on cpu: replicate a module after it is cast",
+  expect("parameter `in_proj.weight` became Float on cpu: cast or move a module before",
          [](Rank& self) {
            const ModulePtr module = tests::make_mlp(4, 2, 42);
            const auto unit = replicate(*module, self.group);
            module->to(at::kFloat);
            unit->forward_begins();
          });
-  expect("`b` is on meta, the first parameter on cpu: wanted one device", [](Rank& self) {
+  expect("expected all parameters on one device, cpu, got `b` on meta", [](Rank& self) {
     torch::nn::Module module;
     module.register_parameter("a", at::ones({2}));
     module.register_parameter("b", at::ones({2}, at::kMeta));
@@ -455,8 +467,8 @@ TEST(Replicate, WhatItCannotReduceIsNamed) {
   });
 }
 
-// The others hear of a rank that skips a parameter.
-TEST(Replicate, ARankThatSkipsAParameter) {
+// If a rank skips a parameter, the others get an error too.
+TEST(Replicate, RankThatSkipsAParameter) {
   const std::vector<std::string> errors = errors_on_ranks(2, [](Rank& self) {
     Branches module;
     const auto unit = replicate(module, self.group, {.bucket_cap_mb = 0, .first_bucket_cap_mb = 0});
@@ -468,7 +480,7 @@ TEST(Replicate, ARankThatSkipsAParameter) {
   EXPECT_NE(errors[0].find("rank 1 aborted the group"), std::string::npos) << errors[0];
 }
 
-TEST(Replicate, ARankThatRunsOneStepMore) {
+TEST(Replicate, RankThatRunsOneStepMore) {
   const std::vector<std::string> errors = errors_on_ranks(
       2,
       [](Rank& self) {
@@ -483,9 +495,9 @@ TEST(Replicate, ARankThatRunsOneStepMore) {
   EXPECT_EQ(errors[1], "");
 }
 
-// As processes one is killed, as threads one leaves.
-TEST(Replicate, ARankThatDies) {
-  std::signal(SIGTERM, SIG_IGN);  // whoever starts processes ends the rest
+// A process is killed; a thread returns early.
+TEST(Replicate, RankThatDies) {
+  std::signal(SIGTERM, SIG_IGN);  // the launcher terminates the remaining processes
   const std::vector<std::string> errors = errors_on_ranks(
       2,
       [](Rank& self) {
@@ -508,7 +520,7 @@ TEST(Replicate, ARankThatDies) {
   EXPECT_EQ(errors, std::vector<std::string>(2));
 }
 
-TEST(Replicate, RanksThatDifferAreNamedOnEveryRank) {
+TEST(Replicate, DifferentParametersAreAnErrorOnEveryRank) {
   const std::vector<std::string> errors = errors_on_ranks(3, [](Rank& self) {
     const ModulePtr module = tests::make_two_linears({{4, self.rank == 2 ? 6 : 5}}, 42);
     (void)replicate(*module, self.group);
@@ -538,7 +550,7 @@ TEST(Replicate, OptionsAndFrozenParametersMustAgree) {
   }
 }
 
-TEST(Replicate, BuffersAreRankZeros) {
+TEST(Replicate, BuffersAreBroadcastFromRankZero) {
   on_ranks(2, [](Rank& self) {
     torch::nn::BatchNorm1d norm(3);
     norm->running_mean.fill_(self.rank);
@@ -550,21 +562,21 @@ TEST(Replicate, BuffersAreRankZeros) {
     self.by_hand->_allgather_base(all, mine)->wait();
     EXPECT_TRUE(at::equal(all.slice(0, 0, 3), all.slice(0, 3, 6)));
     EXPECT_FALSE(at::equal(norm->running_mean, at::zeros({3})));
-    // A step of an executor begins with it.
+    // A step of the executor starts with the same broadcast.
     norm->running_mean.fill_(self.rank + 7);
     unit->data_parallel()->step_begins();
     EXPECT_TRUE(at::equal(norm->running_mean, at::full({3}, 7.0)));
   });
 }
 
-// With an executor, between two REDUCE_GRADs.
-TEST(Replicate, AnExecutorsUnusedParameters) {
+// Driven by the executor: unused between two REDUCE_GRADs.
+TEST(Replicate, UnusedParametersWithAnExecutor) {
   for (const bool find : {false, true}) {
     const auto errors = errors_on_ranks(2, [&](Rank& self) {
       Branches module;
       const auto stage =
           replicate(module, self.group, {.find_unused_parameters = find})->data_parallel();
-      // Rank 0 uses a, then b; the others b twice.
+      // Rank 0 uses `a`, then `b`; the other rank uses `b` twice.
       for (const int microbatch : {0, 1}) {
         stage->before_backward(microbatch, /*last=*/microbatch == 1);
         (module.weights[self.rank == 0 ? static_cast<size_t>(microbatch) : 1] * 4).sum().backward();
@@ -574,7 +586,8 @@ TEST(Replicate, AnExecutorsUnusedParameters) {
       EXPECT_TRUE(at::equal(module.weights[0].grad(), at::full({2}, 2.0)));
       EXPECT_TRUE(at::equal(module.weights[1].grad(), at::full({2}, 6.0)));
       EXPECT_FALSE(module.weights[2].grad().defined());
-      // Two reductions in a step: c is used between them, on one rank, after none used it before.
+      // Two reductions in one step: `c` is used between them by one rank, and by none before the
+      // first.
       module.zero_grad();
       for (const int microbatch : {0, 1}) {
         stage->before_backward(microbatch, /*last=*/true);
@@ -618,7 +631,7 @@ TEST(Replicate, CommHooks) {
       EXPECT_EQ(self.log->bytes("allreduce"), static_cast<int64_t>(bytes / 4));
     });
   }
-  // A user's own.
+  // A hook of the user.
   on_ranks(2, [](Rank& self) {
     const ModulePtr module = tests::make_mlp(4, 2, 42);
     const auto unit = replicate(
@@ -632,7 +645,7 @@ TEST(Replicate, CommHooks) {
   });
 }
 
-TEST(Replicate, FrozenParametersHaveNoPart) {
+TEST(Replicate, FrozenParametersAreNotReduced) {
   on_ranks(2, [](Rank& self) {
     const ModulePtr module = tests::make_mlp(4, 2, 42 + static_cast<uint64_t>(self.rank));
     module->parameters()[0].set_requires_grad(false);

@@ -1,6 +1,6 @@
-// replicate as PyTorch's tests demand it (test_replicate_training.py), by their names, on ranks as
-// threads, and some of them over Gloo (gloo_test). Every comparison steps first, and compares
-// gradients and parameters with a plain copy whose gradients are averaged by hand.
+// The cases of PyTorch's test_replicate_training.py, under their names, on ranks as threads; some
+// also run over Gloo (gloo_test). Every comparison takes an optimizer step first, then compares
+// gradients and parameters with those of a plain copy whose gradients are averaged by hand.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ using tests::sum_of_tokens;
 using tests::TransformerArgs;
 using tests::wrap;
 
-// Ten iterations beside a plain copy.
+// Trains for ten iterations and compares with a plain copy.
 void expect_parity(Rank& self, const ModulePtr& plain, const ModulePtr& module, const Loss& loss) {
   Parity parity(self, plain, module);
   const auto units = wrap(*module, self.group);
@@ -67,7 +67,8 @@ TEST(ReplicateTraining, test_root_move_forward_input_to_device) {
   });
 }
 
-// Outside forward and backward, and inside: always the same plain tensors under the same names.
+// After forward, and after backward, the parameters are still the same tensors under the same
+// names.
 class Registration : public testing::TestWithParam<bool> {};
 
 TEST_P(Registration, test_param_registration) {
@@ -102,7 +103,7 @@ TEST(ReplicateTraining, test_train_parity_single_group) {
     for (const int ranks : {2, 4, 8}) {
       on_ranks(ranks, [&](Rank& self) {
         expect_parity(self, tests::make_two_linears(shapes, 42),
-                      // Other weights on other ranks: rank 0's are given to all.
+                      // Weights differ between ranks: all receive rank 0's.
                       tests::make_two_linears(shapes, 42 + static_cast<uint64_t>(self.rank)),
                       sum_of({4, shapes[0].first}));
       });
@@ -119,7 +120,7 @@ const Loss kThreeShortSequences = sum_of_tokens({3, 16}, 32);
 
 class MultiGroup : public testing::TestWithParam<Late> {};
 
-// In which a rank computes with what is still on its way, if anything lets it.
+// Late ranks: a rank would compute with data that has not arrived yet, if anything allowed that.
 TEST_P(MultiGroup, test_train_parity_multi_group) {
   tests::on_late_ranks(4, GetParam(), [](Rank& self) {
     expect_parity(self, tests::make_transformer(kThreeLayers, 42),
@@ -162,7 +163,8 @@ TEST(ReplicateTraining, test_explicit_prefetching) {
   });
 }
 
-// The same data in all iterations. Processes have generators of their own, so they drop out too.
+// The same data in all iterations. Processes have separate random generators, so there dropout is
+// on.
 TEST(ReplicateTraining, test_train_parity_with_activation_checkpointing) {
   using Groups = std::vector<std::vector<std::string>>;
   const Groups by_block = {{"block0"}, {"block1"}, {"block2"}};
@@ -209,7 +211,7 @@ TEST(ReplicateTraining, test_train_parity_with_shared_params) {
 
 enum class Mode { kAll, kSomeMlps, kRootOnly };
 
-// The counts of PyTorch's table: one all-reduce a call of replicate.
+// The counts of PyTorch's table: one all-reduce per replicate() call.
 TEST(ReplicateTraining, test_gradient_accumulation) {
   constexpr int kMlps = 3, kMicrobatches = 3;
   for (const auto& [mode, count] :
@@ -234,7 +236,7 @@ TEST(ReplicateTraining, test_gradient_accumulation) {
           parity.backward(sum_of({2, 32}), 10 * iteration + microbatch);
         }
         parity.step();
-        // The first iteration gives rank 0's order of buckets to all.
+        // In the first iteration, rank 0 broadcasts its bucket order.
         EXPECT_EQ(self.log->count("allreduce"), count);
         EXPECT_EQ(self.log->count("_allgather_base"), 0);
         EXPECT_EQ(self.log->count("_reduce_scatter_base"), 0);
@@ -260,7 +262,7 @@ TEST(ReplicateTraining, test_1f1b_microbatching) {
   });
 }
 
-// A module is called by any function, not its forward alone: no hooks to miss.
+// Any function may call a module, not only its forward: replicate has no forward hooks to miss.
 TEST(ReplicateTraining, test_register_fsdp_forward_method) {
   on_ranks(2, [](Rank& self) {
     expect_parity(self, tests::make_vit(42), tests::make_vit(42), sum_of({4, 3, 224, 224}));
@@ -284,7 +286,7 @@ TEST(ReplicateTraining, test_train_parity_single_worldsize1) {
     stage->reduce_grad();
     stage->wait_reduce();
     EXPECT_TRUE(self.log->calls().empty());
-    EXPECT_EQ(units.back()->bucket_bytes(), 0u);  // gradients lie where autograd puts them
+    EXPECT_EQ(units.back()->bucket_bytes(), 0u);  // gradients stay where autograd puts them
   });
 }
 

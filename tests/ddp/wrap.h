@@ -9,7 +9,7 @@
 
 namespace pipewright::tests {
 
-// replicate for each of its parts, then for the whole, which comes last.
+// Calls replicate() for each part of `module`, then for the whole, whose result comes last.
 inline std::vector<std::shared_ptr<ddp::Replicated>> wrap(TestModule& module,
                                                           const comms::BackendPtr& group,
                                                           const ddp::Options& options = {}) {
