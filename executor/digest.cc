@@ -9,7 +9,7 @@
 namespace pipewright::executor {
 namespace {
 
-// FNV-1a of 64 bits: against mistakes, not against attackers.
+// 64-bit FNV-1a: protects against mistakes, not against attackers.
 class Hash {
  public:
   void add(uint64_t word) {

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <functional>
 #include <map>
-#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -13,126 +12,136 @@
 #include "pipewright/comms/channels.h"
 #include "pipewright/comms/world.h"
 #include "pipewright/executor/action_runner.h"
+#include "pipewright/executor/coordinator.h"
 #include "pipewright/executor/microbatches.h"
 #include "pipewright/ir/schedule.h"
 
-// Runs a program on real tensors: each rank makes an Executor of the same program with the stages
-// that it holds, and calls step() for each batch.
+// Runs a program on real tensors. Each rank creates an Executor of the same program, with its own
+// stages, and calls step() once per batch:
 //
-//   Executor executor(program, {{0, {make_stage(first)}}, {2, {make_stage(third)}}}, world,
-//                     {.loss = cross_entropy});
-//   for (...) {
-//     const StepResult result = executor.step({.inputs = {tokens}, .targets = {next}});
-//     optimizer.step();
+//   // Rank r of a pipeline with one stage per rank; `module` is stage r of the model.
+//   Executor executor(program, {{world.rank(), {make_stage(module)}}}, world,
+//                     {.loss = [](const Tensors& outputs, const Tensors& targets) {
+//                       return at::mse_loss(outputs[0], targets[0]);
+//                     }});
+//   torch::optim::AdamW optimizer(module->parameters());
+//   for (const auto& [inputs, targets] : batches) {
 //     optimizer.zero_grad();
+//     const StepResult result = executor.step({.inputs = {inputs}, .targets = {targets}});
+//     optimizer.step();
 //   }
+//   const StepResult result = executor.eval({.inputs = {inputs}});  // result.outputs
 //
-// Gradients, losses and outputs are those of the model run microbatch by microbatch without a
-// pipeline; gradients accumulate over steps until they are zeroed. After step() the current stream
-// is behind every reduction. Communication is posted at its place in the list and waited for where
-// it is needed (ir/channel.h).
+// Results. Gradients, losses and outputs are those of the model run microbatch by microbatch
+// without a pipeline. Gradients accumulate over steps until they are zeroed. When step() returns,
+// the current stream is ordered after every reduction of gradients.
 //
-// A failure, a wrong batch on one rank among them, ends the step on every rank with a StepError;
-// the executor then refuses further steps. Gradients may hold a part of the failed step.
+// Communication is posted at its place in the program, and waited for where its tensors are needed
+// (ir/channel.h). A LocalStage with a DataParallel (fsdp, ddp) gathers, frees and reduces its
+// parameters where the program says UNSHARD, RESHARD and REDUCE_GRAD.
+//
+// Failures. Any exception in a step, including a wrong batch on one rank, ends the step with a
+// StepError on every rank. The executor then refuses further steps. Gradients may hold part of the
+// failed step.
 
 namespace pipewright::executor {
 
-// What went wrong, and where. Other ranks throw one with the same first cause.
+// A step failed, on this rank or on another one. The message starts with the first cause, which is
+// the same on all ranks: "rank 2, step 1, action 5 `2F2`: ...".
 class StepError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
 struct ExecutorOptions {
-  // Of the last stage; a program with a backward needs one.
+  // Called on the rank of the last stage; required there if the program has a backward.
   LossFunction loss = {};
-  // Scales the gradient that enters backward on the last stage by 1/M, M being the number of
-  // microbatches: right for losses that are means. What was accumulated before stays as it is.
+  // Scales the gradient that enters the backward of the last stage by 1 / number of microbatches,
+  // which is right for losses that are means. Gradients accumulated before are not scaled.
   bool scale_grads = true;
-  // Runs a program that the verifier refuses: then only the checks of each action protect it.
+  // Runs a program that the verifier rejects. Only the checks of each action protect it then.
   bool allow_unverified = false;
-  // Of each wait for another rank. The world's, if it is not set.
+  // Of each wait for another rank; the world's timeout by default.
   std::optional<std::chrono::milliseconds> timeout = {};
-  // Where the stages' tensors are.
+  // The device of the stages' tensors.
   at::Device device = at::kCPU;
-  // How batches are split into microbatches, and outputs put together.
+  // How batches are split into microbatches, and outputs concatenated.
   SplitDims input_dims = {};
   SplitDims extra_dims = {};
   SplitDims target_dims = {};
   SplitDims output_dims = {};
-  // The outputs of each stage, if they are to be checked from the first step on; otherwise they are
-  // learned in it, and checked from then on.
+  // The outputs of each stage, to check them from the first step on. By default they are learned in
+  // the first step, and checked in later ones.
   std::function<TensorMetas(int stage, int microbatch)> output_metas = {};
-  // The world's rank of each rank of the program; if it is empty, they are the same.
+  // The world rank of each program rank; by default they are equal.
   std::vector<int> ranks = {};
 };
 
-// What one rank gives to a step; what it does not need may be empty.
+// One rank's tensors for a step. A list that this rank does not need may be empty.
 struct Batch {
   Tensors inputs = {};   // of the first stage
-  Tensors extra = {};    // for each stage of this rank, behind what the stage before gives
+  Tensors extra = {};    // for each stage of this rank, after the outputs of the previous stage
   Tensors targets = {};  // of the loss, on the rank of the last stage
 };
 
+// What a step returns: empty except on the rank of the last stage.
 struct StepResult {
-  std::vector<at::Tensor> losses;  // one a microbatch, on the rank of the last stage; unscaled
-  Tensors outputs;                 // of the whole batch, there, if they were asked for
+  std::vector<at::Tensor> losses;  // one per microbatch, unscaled
+  Tensors outputs;                 // of the whole batch, if they were asked for
 };
 
-// Of one rank, for one thread at a time.
+// One rank of a pipeline. For one thread at a time.
 class Executor {
  public:
-  // Collective over the ranks of the program. `world` must outlive it. Throws
-  // std::invalid_argument, naming what is wrong, on every rank: for a program that is not verified,
-  // for stages that are not the rank's or are missing, and where another rank has a different
-  // program, placement, channel model or options.
+  // Collective over the ranks of the program. `world` must outlive the executor.
+  // Throws std::invalid_argument on every rank if the program does not pass the verifier, if
+  // `stages` are not exactly this rank's stages, if a loss is missing, or if another rank has a
+  // different program, placement, channel model or options. Throws std::runtime_error if another
+  // rank does not create its executor before the timeout.
   Executor(ir::Program program, std::map<int, LocalStage> stages, comms::World& world,
            ExecutorOptions options);
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // All actions of the program, on a batch that is split here, or on microbatches.
+  // Collective. Runs all actions of the program, on a batch that is split here or on microbatches.
+  // Throws StepError; and std::invalid_argument, on this rank alone and after a complete step, if
+  // the outputs cannot be concatenated.
   StepResult step(const Batch& batch, bool return_outputs = false);
   StepResult step(Microbatches microbatches, bool return_outputs = false);
 
-  // The forward alone, without gradients, of any schedule: the program's compute order is lowered
-  // again without its backwards. Losses need targets.
+  // Collective. Runs only the forward, without gradients, for any schedule: the program's compute
+  // order is lowered again without its backwards. Without targets there are no losses. Throws like
+  // step().
   StepResult eval(const Batch& batch, bool return_outputs = true);
   StepResult eval(Microbatches microbatches, bool return_outputs = true);
 
-  // Calls `function` for actions of this kind instead; kOverlapFB for compounds, whose parts have
-  // functions of their own.
+  // Calls `function` instead of each action of this kind (action_function.h). kOverlapFB stands for
+  // compounds; the parts of a compound run through the functions of their own kinds. An empty
+  // function restores the default.
   void set_function(ir::ActionKind kind, ActionFunction function);
 
-  // The next step and the next eval learn shapes anew. On all ranks between the same steps.
+  // The next step and the next eval learn shapes again. Call it on all ranks between the same
+  // steps.
   void forget_shapes();
 
   const ir::Program& program() const { return program_; }
   int rank() const { return rank_; }
 
  private:
-  void verify() const;
-  void check_stages(const std::map<int, LocalStage>& stages) const;
-  // `error`: why this rank cannot be one of them, or empty.
-  void compare_digests(const std::string& error) const;
-  Microbatches split(const Batch& batch) const;
-  void check_counts(const Microbatches& microbatches) const;
   const RowPlan& eval_row();
-  // `prepare` gives the microbatches.
+  // `prepare` returns the microbatches; what it throws ends the step too.
   StepResult run(bool evaluates, bool return_outputs, const std::function<Microbatches()>& prepare);
-  void linger(const std::string& counter) const;
   [[noreturn]] void fail(const std::string& message);
 
   const ir::Program program_;
   const ExecutorOptions options_;
-  comms::World& world_;
-  const std::vector<int> ranks_;
-  const int rank_;         // of the program
-  const std::string key_;  // of this executor, in the store
+  const std::vector<int> ranks_;  // world rank of each program rank
+  const int rank_;                // of the program
   const std::chrono::milliseconds timeout_;
+  const Coordinator coordinator_;
   RowPlan row_;
-  bool has_backward_ = false;
+  bool has_backward_ = false;  // on any rank
 
   std::optional<comms::Channels> channels_;
   std::optional<Transfers> transfers_;

@@ -35,15 +35,15 @@ std::vector<Tensors> split_batch(const Tensors& batch, int num_microbatches, con
       continue;
     }
     if (*dim < -batch[i].dim() || *dim >= batch[i].dim()) {
-      throw std::invalid_argument(place(what, i) + " has " + std::to_string(batch[i].dim()) +
-                                  " dimensions, and is to be split along dimension " +
+      throw std::invalid_argument(place(what, i) + " with " + std::to_string(batch[i].dim()) +
+                                  " dimensions cannot be split along dimension " +
                                   std::to_string(*dim));
     }
     if (batch[i].size(*dim) < num_microbatches) {
-      throw std::invalid_argument(place(what, i) + " has " + std::to_string(batch[i].size(*dim)) +
-                                  " elements along dimension " + std::to_string(*dim) +
-                                  ": wanted " + std::to_string(num_microbatches) +
-                                  " at least, one a microbatch");
+      throw std::invalid_argument(place(what, i) + ": expected size at least " +
+                                  std::to_string(num_microbatches) + " along dimension " +
+                                  std::to_string(*dim) + ", one per microbatch, got " +
+                                  std::to_string(batch[i].size(*dim)));
     }
     const Tensors parts = at::tensor_split(batch[i], num_microbatches, *dim);
     for (size_t m = 0; m < parts.size(); ++m) microbatches[m].push_back(parts[m]);
@@ -60,15 +60,19 @@ Tensors merge_batch(const std::vector<Tensors>& microbatches, const SplitDims& d
     const std::optional<int> dim = dim_of(dims, i);
     if (dim && parts[0].dim() == 0) {
       throw std::invalid_argument(place(what, i) +
-                                  " is a number, and is to be put together along dimension " +
+                                  " is a scalar and cannot be concatenated along dimension " +
                                   std::to_string(*dim));
     }
     if (dim) {
       merged.push_back(at::cat(parts, *dim));
       continue;
     }
-    if (!parts[0].is_floating_point() && !parts[0].is_complex())
-      throw std::invalid_argument(place(what, i) + " is of integers, and has no mean");
+    if (!parts[0].is_floating_point() && !parts[0].is_complex()) {
+      throw std::invalid_argument(place(what, i) +
+                                  ": expected a floating-point or complex dtype for a mean over "
+                                  "microbatches, got " +
+                                  c10::toString(parts[0].scalar_type()));
+    }
     at::Tensor sum = parts[0].clone();
     for (size_t m = 1; m < parts.size(); ++m) sum.add_(parts[m]);
     merged.push_back(sum.div_(static_cast<int64_t>(parts.size())));

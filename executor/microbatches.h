@@ -9,21 +9,30 @@
 
 namespace pipewright::executor {
 
-// Along which dimension each tensor of a batch is split; none for one that every microbatch gets
-// whole. Tensors beyond the list are split along dimension 0.
+// The microbatches of one step, by index. A list that this rank does not need may be empty.
+struct Microbatches {
+  std::vector<Tensors> inputs = {};  // of the first stage
+  std::vector<Tensors> extra = {};   // of this rank: passed to each of its stages, after its inputs
+  std::vector<Tensors> targets = {};  // of the loss
+};
+
+// The dimension along which each tensor of a batch is split; none for a tensor that each microbatch
+// receives whole. Tensors beyond the end of the list are split along dimension 0.
 using SplitDims = std::vector<std::optional<int>>;
 
 // "0 1 none", for messages.
 std::string to_string(const SplitDims& dims);
 
-// One list of tensors a microbatch, views of the batch's. Sizes differ by at most one, the larger
-// ones first, as torch.tensor_split has it. Throws std::invalid_argument that names `what` and the
-// tensor, for a dimension that is not there or has fewer elements than there are microbatches.
+// One list of tensors per microbatch, all of them views of the batch. Sizes differ by at most one,
+// the larger ones first, like torch.tensor_split. Throws std::invalid_argument, naming `what` and
+// the tensor, for a dimension that does not exist or that is smaller than the number of
+// microbatches.
 std::vector<Tensors> split_batch(const Tensors& batch, int num_microbatches, const SplitDims& dims,
                                  const std::string& what);
 
-// The inverse: each tensor put together along its dimension; one that is not split becomes the mean
-// over the microbatches. Throws std::invalid_argument where that cannot be.
+// The inverse: concatenates each tensor along its dimension, and takes the mean over microbatches
+// of a tensor that is not split. Throws std::invalid_argument for a scalar with a dimension, and
+// for the mean of a dtype that is neither floating-point nor complex.
 Tensors merge_batch(const std::vector<Tensors>& microbatches, const SplitDims& dims,
                     const std::string& what);
 

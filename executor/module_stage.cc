@@ -1,3 +1,12 @@
+// Idea: what backward needs is the autograd graph alone, so a microbatch keeps the leaves that
+// enter the graph (inputs) and the edges where gradients enter it (roots), not the outputs. B runs
+// the whole graph; I runs the part that leads to the inputs and leaves the rest as a WeightWork,
+// which W runs.
+//
+// Invariant: kept_ has exactly the microbatches between their F and their B or W. Inputs and roots
+// are freed after I, so between I and W a microbatch holds only its weight work.
+//
+// Complexity: one hash lookup per action beside autograd's own work.
 #include "pipewright/executor/module_stage.h"
 
 #include <c10/core/GradMode.h>
@@ -9,18 +18,18 @@ namespace pipewright::executor {
 
 void Stage::check_weight_free(int /*microbatch*/) {
   throw ContractError(
-      "the stage may read its weights in W, and is resharded: only a split of autograd's graph is "
-      "known not to");
+      "W may read the stage's weights, which are resharded: only a W that is split from the "
+      "autograd graph is known not to");
 }
 
-// What a microbatch leaves between its actions.
+// What is kept of a microbatch between its actions.
 struct ModuleStage::Kept {
   Tensors inputs;
-  torch::autograd::edge_list roots;  // where the outputs' gradients enter; the outputs may go
+  torch::autograd::edge_list roots;  // where the outputs' gradients enter; outputs are not kept
   std::shared_ptr<autograd::BackwardContext> context =
       std::make_shared<autograd::BackwardContext>();
   std::shared_ptr<autograd::WeightWork> weight_work;  // from I to W
-  std::function<void()> users_weight_work;            // from I to W
+  std::function<void()> custom_weight_work;           // from I to W, see set_weight_work
 };
 
 ModuleStage::ModuleStage(autograd::Forward forward) : forward_(std::move(forward)) {}
@@ -57,7 +66,7 @@ Tensors ModuleStage::backward_input(int microbatch, Tensors output_grads) {
   if (make_weight_work_) {
     autograd::full_backward(work.roots, output_grads);
     grads = autograd::take_grads(work.inputs);
-    work.users_weight_work = make_weight_work_();
+    work.custom_weight_work = make_weight_work_();
   } else {
     work.weight_work = std::make_shared<autograd::WeightWork>();
     work.context->weight_work = work.weight_work.get();
@@ -71,7 +80,7 @@ Tensors ModuleStage::backward_input(int microbatch, Tensors output_grads) {
 
 void ModuleStage::backward_weight(int microbatch) {
   Kept& work = kept(microbatch, "backward_weight");
-  if (work.users_weight_work) work.users_weight_work();
+  if (work.custom_weight_work) work.custom_weight_work();
   if (work.weight_work) work.weight_work->run();
   kept_.erase(microbatch);
 }
@@ -81,7 +90,7 @@ void ModuleStage::check_weight_free(int microbatch) {
   if (!work.weight_work) return Stage::check_weight_free(microbatch);
   const std::string reads = autograd::reads_weights(*work.weight_work);
   if (!reads.empty())
-    throw ContractError("`" + reads + "` may read a weight in W, and the stage is resharded");
+    throw ContractError("W may read a weight in `" + reads + "`, but the stage is resharded");
 }
 
 void ModuleStage::clear() { kept_.clear(); }
@@ -90,7 +99,7 @@ ModuleStage::Kept& ModuleStage::kept(int microbatch, const char* what) {
   const auto found = kept_.find(microbatch);
   if (found == kept_.end()) {
     throw ContractError(std::string(what) + " of microbatch " + std::to_string(microbatch) +
-                        ", of which no forward is kept");
+                        ": expected its forward before, got none");
   }
   return *found->second;
 }

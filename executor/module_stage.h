@@ -16,18 +16,26 @@
 
 namespace pipewright::executor {
 
-// A stage over any differentiable function, such as the forward of a torch::nn::Module: backward
-// runs on the autograd graph, split_backward.h says how it is split. Weights get their gradients in
-// .grad, as with .backward(). For one thread at a time.
+// A stage over any differentiable function, such as the forward of a torch::nn::Module. Its
+// backward runs on the autograd graph, whole or split into I and W (autograd/split_backward.h).
+// Gradients of the weights accumulate in their .grad, as with .backward():
+//
+//   auto stage = make_stage(module);                                  // a torch::nn::Module
+//   ModuleStage stage([&](const Tensors& inputs) -> Tensors {         // any function
+//     return {at::linear(inputs[0], weight)};
+//   });
+//
+// Throws ContractError for a backward of a microbatch without a forward. For one thread at a time.
 class ModuleStage final : public Stage {
  public:
-  // Called in forward; gradients reach whatever weights it uses.
+  // `forward` is called for each F. Gradients reach all weights that it uses.
   explicit ModuleStage(autograd::Forward forward);
   ~ModuleStage() override;
 
-  // For modules whose weights' gradients are not autograd's, such as a fused layer that splits its
-  // own backward (PyTorch's dw_builder): called after the backward of a microbatch, it gives what
-  // W is to do. B does it at once. Nothing is split on the graph then.
+  // For modules that compute the gradients of their weights themselves, such as a fused layer that
+  // splits its own backward (PyTorch's dw_builder). `make_weight_work` is called after the backward
+  // of a microbatch, and returns the work of its W; B runs this work at once. The autograd graph is
+  // not split then.
   void set_weight_work(std::function<std::function<void()>()> make_weight_work);
 
   Tensors forward(int microbatch, const Tensors& inputs) override;
@@ -39,6 +47,7 @@ class ModuleStage final : public Stage {
 
  private:
   struct Kept;
+  // Throws ContractError, naming the method `what`, for a microbatch without a forward.
   Kept& kept(int microbatch, const char* what);
 
   const autograd::Forward forward_;
@@ -56,7 +65,7 @@ Tensors to_tensors(std::tuple<T...> outputs) {
                     std::move(outputs));
 }
 
-// How many tensors a forward takes; 0 for one that takes a list of them.
+// How many tensors a forward takes; 0 if it takes a vector of them.
 template <typename Result, typename Module, typename... Inputs>
 constexpr size_t arity(Result (Module::*)(Inputs...)) {
   if constexpr (sizeof...(Inputs) == 1)
@@ -78,9 +87,9 @@ constexpr size_t arity_of_forward() {
 
 }  // namespace module_stage_internal
 
-// Over a module: a shared_ptr or a ModuleHolder of one, whose forward takes tensors, or a vector of
-// them, and returns a tensor, a tuple or a vector. Throws std::invalid_argument in forward if it is
-// given another number of tensors.
+// A stage over a module: a shared_ptr or a ModuleHolder. The module's forward takes tensors or a
+// vector of them, and returns a tensor, a tuple or a vector. The stage's forward throws
+// std::invalid_argument for a different number of tensors.
 template <typename Module>
 std::shared_ptr<ModuleStage> make_stage(Module module) {
   namespace internal = module_stage_internal;
@@ -91,8 +100,8 @@ std::shared_ptr<ModuleStage> make_stage(Module module) {
       return internal::to_tensors(module->forward(inputs));
     } else {
       if (inputs.size() != kArity) {
-        throw std::invalid_argument("the module's forward takes " + std::to_string(kArity) +
-                                    " tensors, and is given " + std::to_string(inputs.size()));
+        throw std::invalid_argument("forward of the module: expected " + std::to_string(kArity) +
+                                    " tensors, got " + std::to_string(inputs.size()));
       }
       return [&]<size_t... I>(std::index_sequence<I...>) {
         return internal::to_tensors(module->forward(inputs[I]...));

@@ -21,7 +21,7 @@ RowPlan plan_row(const ir::Row& row) {
                            part.kind() == ActionKind::kReshard;
     }
   }
-  std::set<int> open;  // stages whose next REDUCE_GRAD has had no B or W before it so far
+  std::set<int> open;  // stages with a later REDUCE_GRAD and no B or W before it yet
   for (auto planned = plan.actions.rbegin(); planned != plan.actions.rend(); ++planned) {
     for (const ir::ActionPart part : planned->action.parts()) {
       if (part.kind() == ActionKind::kReduceGrad) open.insert(part.stage());

@@ -6,29 +6,31 @@
 
 #include "pipewright/ir/schedule.h"
 
-// What the executor works out of one rank's list before it runs it. No LibTorch.
+// What the executor derives from a program before it runs it: pure functions, linear in the number
+// of actions. Torch-free.
 
 namespace pipewright::executor {
 
 struct PlannedAction {
   ir::Action action;
   int step = 0;  // its index in the row
-  // The action's B or W is the last of its stage before the stage's next REDUCE_GRAD.
+  // The action's B or W is the last one of its stage before the stage's next REDUCE_GRAD.
   bool last_backward = false;
 };
 
+// One rank's row of a program.
 struct RowPlan {
-  std::vector<PlannedAction> actions;  // idle slots left out
+  std::vector<PlannedAction> actions;  // without idle slots
   bool has_backward = false;
-  bool has_residency = false;  // there is an UNSHARD or RESHARD
+  bool has_residency = false;  // contains UNSHARD or RESHARD
 };
 
 RowPlan plan_row(const ir::Row& row);
 
-// The ordered pairs of ranks along which a program sends or receives, each once, ascending.
+// The ordered pairs of ranks along which a program sends, each once, in ascending order.
 std::vector<std::pair<int, int>> edges_of(const ir::Program& program);
 
-// The compute actions of a program, in their order.
+// The program's compute actions, in order.
 ir::ComputeOrder compute_order(const ir::Program& program);
 
 }  // namespace pipewright::executor

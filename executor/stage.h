@@ -9,33 +9,68 @@ namespace pipewright::executor {
 
 using Tensors = std::vector<at::Tensor>;
 
-// One stage of a model, as the executor runs it. module_stage.h has it over a torch::nn::Module; a
-// user may bring his own, with or without autograd. Called on the thread that runs the step, for
-// each microbatch: forward, then backward, or backward_input and later backward_weight. Several
-// microbatches are in flight at a time. What a method throws ends the step.
+// One stage of a model, as the executor runs it.
+//
+// Most trainers use make_stage() (module_stage.h), which implements this interface over a
+// torch::nn::Module. Implement it for a stage that brings its own backward:
+//
+//   // Multiplies its input by a scalar weight, without autograd.
+//   class Scale final : public Stage {
+//    public:
+//     Tensors forward(int microbatch, const Tensors& inputs) override {
+//       inputs_[microbatch] = inputs[0];
+//       // Only outputs that require a gradient get one.
+//       return {(weight * inputs[0]).detach().requires_grad_(at::GradMode::is_enabled())};
+//     }
+//     Tensors backward_input(int microbatch, Tensors output_grads) override {
+//       output_grads_[microbatch] = output_grads[0];
+//       return {weight * output_grads[0]};
+//     }
+//     void backward_weight(int microbatch) override {
+//       weight_grad += (inputs_[microbatch] * output_grads_[microbatch]).sum();
+//       inputs_.erase(microbatch);
+//       output_grads_.erase(microbatch);
+//     }
+//     Tensors backward(int microbatch, Tensors output_grads) override {
+//       Tensors input_grads = backward_input(microbatch, std::move(output_grads));
+//       backward_weight(microbatch);
+//       return input_grads;
+//     }
+//     void clear() override { inputs_ = output_grads_ = {}; }
+//
+//     at::Tensor weight = at::ones({}), weight_grad = at::zeros({});
+//
+//    private:
+//     std::map<int, at::Tensor> inputs_, output_grads_;  // by microbatch
+//   };
+//
+// The executor calls all methods on the thread that runs the step: for each microbatch forward,
+// then either backward, or backward_input and later backward_weight. Several microbatches are in
+// flight at a time. An exception from any method ends the step on every rank.
 class Stage {
  public:
   virtual ~Stage() = default;
 
-  // F. `inputs` are the tensors of the stage before, or the microbatch's own on the first stage,
-  // and behind them the extra inputs of this rank. They are leaves; those that want a gradient
-  // require one. If grad mode is on, keeps what backward needs.
+  // F. `inputs` are the outputs of the previous stage, or on the first stage the microbatch's own
+  // inputs, followed by this rank's extra inputs. They are leaves; those that need a gradient
+  // require one. Saves what backward needs if grad mode is enabled; evaluation disables it.
   virtual Tensors forward(int microbatch, const Tensors& inputs) = 0;
 
-  // B. Takes a gradient for each output, undefined for those that have none, adds to the gradients
-  // of the weights, and returns one for each input, undefined where there is none. The stage
-  // forgets the microbatch.
+  // B. Takes one gradient per output, undefined for outputs without one. Accumulates the gradients
+  // of the weights and returns one gradient per input, undefined for inputs without one. Frees
+  // what is saved for the microbatch.
   virtual Tensors backward(int microbatch, Tensors output_grads) = 0;
-  // I: as B, and leaves the weights alone.
+  // I: like backward, but leaves the gradients of the weights to backward_weight.
   virtual Tensors backward_input(int microbatch, Tensors output_grads) = 0;
-  // W: what I left. The stage forgets the microbatch.
+  // W: the rest of the backward after I. Frees what is saved for the microbatch.
   virtual void backward_weight(int microbatch) = 0;
 
-  // Before a W whose stage has its weights resharded: throws ContractError, with the reason, if
-  // W would read them. Unless a stage knows that it does not, it does.
+  // Called before a W that runs while the stage's parameters are resharded (weight-free W). Throws
+  // ContractError with the reason if that W would read the weights. The default always throws:
+  // a stage that never reads its weights in W overrides it.
   virtual void check_weight_free(int microbatch);
 
-  // Forgets all microbatches: the step has failed.
+  // Frees what is saved for all microbatches, after a failed step or an incomplete program.
   virtual void clear() = 0;
 };
 

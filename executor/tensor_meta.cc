@@ -24,7 +24,8 @@ std::string to_string(const TensorMeta& meta) {
   return text + (meta.requires_grad ? "] with gradient" : "]");
 }
 
-// A list of int64: the number of tensors, then for each dtype, gradient, dimensions and sizes.
+// A list of int64: the number of tensors, then for each one dtype, requires_grad, number of
+// dimensions and sizes.
 std::vector<uint8_t> encode(const TensorMetas& metas) {
   std::vector<int64_t> words = {static_cast<int64_t>(metas.size())};
   for (const TensorMeta& meta : metas) {
@@ -43,7 +44,7 @@ TensorMetas decode(std::span<const uint8_t> bytes) {
   const auto next = [&] {
     int64_t word = 0;
     if (bytes.size() - at < sizeof(word))
-      throw std::runtime_error("shapes of a peer are cut short");
+      throw std::runtime_error("truncated tensor shapes from a peer");
     std::memcpy(&word, bytes.data() + at, sizeof(word));
     at += sizeof(word);
     return word;

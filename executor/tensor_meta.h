@@ -12,12 +12,12 @@
 
 namespace pipewright::executor {
 
-// What a receiver must know of a tensor before it comes.
+// What a receiver must know about a tensor before it arrives.
 struct TensorMeta {
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> sizes;
-  // Whether a gradient will flow back. Of a gradient: whether there is one; if not, nothing is
-  // sent.
+  // Of an output: whether its gradient flows back. Of a gradient: whether it exists; if it does
+  // not, nothing is sent.
   bool requires_grad = false;
 
   friend bool operator==(const TensorMeta&, const TensorMeta&) = default;
@@ -25,14 +25,15 @@ struct TensorMeta {
 
 using TensorMetas = std::vector<TensorMeta>;
 
-// Of an undefined tensor: no sizes, no gradient.
+// An undefined tensor has no sizes and no gradient.
 TensorMeta meta_of(const at::Tensor& tensor);
 TensorMetas metas_of(const Tensors& tensors);
 
 // "Float [2, 3]", "Float [2, 3] with gradient".
 std::string to_string(const TensorMeta& meta);
 
-// As bytes, for a store; decode throws std::runtime_error for anything that encode did not write.
+// To and from bytes, for a store. decode() throws std::runtime_error for bytes that encode() did
+// not write.
 std::vector<uint8_t> encode(const TensorMetas& metas);
 TensorMetas decode(std::span<const uint8_t> bytes);
 

@@ -1,11 +1,22 @@
+// Idea: each SEND and RECV enters the queue that the channel model gives it (ir::queue_index), and
+// the queues are flushed: while the operation at the head of a queue can be posted, it is posted to
+// its channel. A SEND can always be posted, a RECV once its shapes are known. Queues are flushed
+// when an operation enters one, and while a wait polls. Posting never blocks the host.
+//
+// Invariant: the operations of a queue reach the backend in program order. There are no tags, so
+// this order alone makes the k-th SEND of an ordered pair of ranks meet its k-th RECV. Once all
+// shapes are known, after the first step, every queue is empty again after each post.
+//
+// Complexity: O(log n) per operation with n in flight. While shapes are missing, each poll walks
+// the queues and asks the store once per RECV at the head of a queue, every 200 microseconds.
 #include "pipewright/executor/transfers.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 
 #include "pipewright/ir/errors.h"
 #include "pipewright/ir/text/action_text.h"
@@ -15,8 +26,8 @@ namespace {
 
 std::string quoted(ir::ActionPart action) { return "`" + ir::to_string(ir::Action(action)) + "`"; }
 
-// The result that comes back for what a SEND_F sent: once it is here, that has gone.
-ir::ActionPart answer_to(ir::ActionPart receive_b) {
+// The SEND_F whose result `receive_b` returns the gradient of: if that is here, the SEND is done.
+ir::ActionPart answered_by(ir::ActionPart receive_b) {
   return {ir::ActionKind::kSendF, receive_b.stage(), receive_b.microbatch()};
 }
 
@@ -26,19 +37,11 @@ Transfers::Transfers(const ir::Placement& placement, comms::Channels& channels,
                      comms::StorePtr store, std::string key, Options options)
     : placement_(placement),
       channels_(channels),
-      store_(std::move(store)),
-      key_(std::move(key)),
-      options_(std::move(options)) {}
-
-void Transfers::begin_step(bool with_backward) { with_backward_ = with_backward; }
-
-void Transfers::forget_shapes() {
-  ++generation_;
-  for (auto& learned : learned_) learned.clear();
-}
+      options_(std::move(options)),
+      shapes_(std::move(store), std::move(key), options_.device, options_.output_metas) {}
 
 void Transfers::post_send(ir::ActionPart send, Tensors tensors) {
-  conform(send, tensors);
+  shapes_.conform(send, transfer_of(send).receive, tensors);
   enqueue(send, std::move(tensors));
 }
 
@@ -49,8 +52,7 @@ Tensors Transfers::wait_receive(ir::ActionPart receive) {
   auto posted = receives_.find(receive);
   while (posted == receives_.end()) {
     if (num_pending_ == 0)
-      throw ContractError("its input was not received: there is no " + quoted(receive) +
-                          " before it");
+      throw ContractError("its input was not received, expected " + quoted(receive) + " before it");
     flush_all();
     posted = receives_.find(receive);
     if (posted == receives_.end()) pause(deadline, receive);
@@ -59,7 +61,7 @@ Tensors Transfers::wait_receive(ir::ActionPart receive) {
   Tensors tensors = std::move(posted->second.tensors);
   receives_.erase(posted);
   if (receive.kind() == ir::ActionKind::kRecvB) {
-    const auto sent = sends_.find(answer_to(receive));
+    const auto sent = sends_.find(answered_by(receive));
     if (sent != sends_.end()) {
       wait(sent->second, sent->first);
       sends_.erase(sent);
@@ -97,7 +99,7 @@ void Transfers::clear() {
 
 ir::Transfer Transfers::transfer_of(ir::ActionPart action) const {
   const std::optional<ir::Transfer> transfer = ir::partner_of(action, placement_);
-  if (!transfer) throw ContractError(quoted(action) + " meets no stage");
+  if (!transfer) throw ContractError(quoted(action) + " has no partner on another rank");
   return *transfer;
 }
 
@@ -124,17 +126,17 @@ void Transfers::flush(std::deque<Pending>& queue) {
   }
 }
 
-// False for a RECV whose shapes are not known yet.
+// Returns false for a RECV whose shapes are not known yet.
 bool Transfers::post(Pending& pending) {
   if (ir::is_send(pending.action.kind())) {
-    post(pending.action, std::move(pending.tensors));
+    post_now(pending.action, std::move(pending.tensors));
     return true;
   }
   const ir::Transfer transfer = transfer_of(pending.action);
-  const TensorMetas* expected = metas(pending.action);
+  const TensorMetas* expected = shapes_.find(pending.action);
   if (!expected) return false;
   const auto [place, is_new] = receives_.try_emplace(pending.action);
-  if (!is_new) throw ContractError(quoted(pending.action) + " is posted a second time");
+  if (!is_new) throw ContractError(quoted(pending.action) + " is already posted in this step");
   Posted& posted = place->second;
   const bool forward = pending.action.kind() == ir::ActionKind::kRecvF;
   for (size_t i = 0; i < expected->size(); ++i) {
@@ -149,21 +151,12 @@ bool Transfers::post(Pending& pending) {
   return true;
 }
 
-void Transfers::post(ir::ActionPart send, Tensors tensors) {
+void Transfers::post_now(ir::ActionPart send, Tensors tensors) {
   const ir::Transfer transfer = transfer_of(send);
-  // Those that have gone need not be kept.
-  std::deque<ir::ActionPart>& order = sends_to_[transfer.to];
-  for (; !order.empty(); order.pop_front()) {
-    const auto sent = sends_.find(order.front());
-    if (sent == sends_.end()) continue;
-    const auto has_ended = [](const auto& work) { return work->isCompleted(); };
-    if (!std::ranges::all_of(sent->second.works, has_ended)) break;
-    wait(sent->second, sent->first);  // it may have ended with an error
-    sends_.erase(sent);
-  }
-  order.push_back(send);
+  release_sent(transfer.to);
+  sends_to_[transfer.to].push_back(send);
   const auto [place, is_new] = sends_.try_emplace(send);
-  if (!is_new) throw ContractError(quoted(send) + " is posted a second time");
+  if (!is_new) throw ContractError(quoted(send) + " is already posted in this step");
   Posted& posted = place->second;
   posted.tensors = std::move(tensors);
   for (size_t i = 0; i < posted.tensors.size(); ++i) {
@@ -174,62 +167,16 @@ void Transfers::post(ir::ActionPart send, Tensors tensors) {
   }
 }
 
-const TensorMetas* Transfers::metas(ir::ActionPart receive) {
-  auto& learned = learned_[with_backward_];
-  const auto known = learned.find(receive);
-  if (known != learned.end()) return &known->second;
-  if (options_.output_metas) {
-    // What comes is the output of the stage before, or the gradient of this stage's own.
-    const bool forward = receive.kind() == ir::ActionKind::kRecvF;
-    const int stage = forward ? receive.stage() - 1 : receive.stage();
-    TensorMetas metas = options_.output_metas(stage, receive.microbatch());
-    for (TensorMeta& meta : metas) meta.requires_grad = meta.requires_grad && with_backward_;
-    return &(learned[receive] = std::move(metas));
-  }
-  const std::string key = shape_key(receive);
-  if (!store_->check({key})) return nullptr;
-  return &(learned[receive] = decode(store_->get(key)));
-}
-
-std::string Transfers::shape_key(ir::ActionPart receive) const {
-  return key_ + "/shapes/" + std::to_string(generation_) + (with_backward_ ? "/" : "/forward/") +
-         ir::to_string(ir::Action(receive));
-}
-
-// Sees that they are what the receiver expects; the first time, it is told.
-void Transfers::conform(ir::ActionPart send, Tensors& tensors) {
-  const ir::ActionPart receive = transfer_of(send).receive;
-  const bool forward = send.kind() == ir::ActionKind::kSendF;
-  TensorMetas found = metas_of(tensors);
-  if (!forward) {
-    for (size_t i = 0; i < found.size(); ++i) found[i].requires_grad = tensors[i].defined();
-  }
-  auto& learned = learned_[with_backward_];
-  if (!learned.contains(receive) && !options_.output_metas) {
-    store_->set(shape_key(receive), encode(found));
-    learned.emplace(receive, std::move(found));
-    return;
-  }
-  const TensorMetas& wanted = *metas(receive);
-  const std::string what = quoted(send) + (forward ? ": output" : ": gradient");
-  if (found.size() != wanted.size()) {
-    throw std::runtime_error(what + "s are " + std::to_string(found.size()) + ", wanted " +
-                             std::to_string(wanted.size()));
-  }
-  for (size_t i = 0; i < found.size(); ++i) {
-    if (!forward && !tensors[i].defined()) {
-      if (wanted[i].requires_grad) {
-        tensors[i] =
-            at::zeros(wanted[i].sizes, at::TensorOptions(wanted[i].dtype).device(options_.device));
-      }
-    } else if (!forward && !wanted[i].requires_grad) {
-      throw std::runtime_error(what + " " + std::to_string(i) +
-                               " is there, and was not in the first step");
-    } else if (found[i] != wanted[i]) {
-      throw std::runtime_error(what + " " + std::to_string(i) + " is " + to_string(found[i]) +
-                               ", wanted " + to_string(wanted[i]) +
-                               (options_.output_metas ? ", as given" : ", as in the first step"));
-    }
+// Releases the tensors of SENDs to this peer that are done, oldest first.
+void Transfers::release_sent(int peer) {
+  std::deque<ir::ActionPart>& order = sends_to_[peer];
+  for (; !order.empty(); order.pop_front()) {
+    const auto sent = sends_.find(order.front());
+    if (sent == sends_.end()) continue;
+    const auto is_done = [](const auto& work) { return work->isCompleted(); };
+    if (!std::ranges::all_of(sent->second.works, is_done)) break;
+    wait(sent->second, sent->first);  // throws if it ended with an error
+    sends_.erase(sent);
   }
 }
 
@@ -238,8 +185,7 @@ void Transfers::wait(Posted& posted, ir::ActionPart action) const {
   const bool is_send = ir::is_send(action.kind());
   for (const auto& work : posted.works) {
     try {
-      // On a device this orders the current stream behind it; with a time NCCL would block the
-      // host.
+      // On a device this makes the current stream wait; given a timeout, NCCL would block the host.
       options_.device.is_cpu() ? work->wait(options_.timeout) : work->wait();
     } catch (const std::exception& error) {
       throw std::runtime_error(quoted(action) + " waits for " +
@@ -261,7 +207,7 @@ void Transfers::pause(Clock::time_point deadline, ir::ActionPart action) const {
   std::this_thread::sleep_for(std::chrono::microseconds(200));
 }
 
-// Unique as far as an int reaches; equal tags would still meet in order.
+// Unique as far as an int reaches; operations with equal tags still meet in posting order.
 int Transfers::tag(ir::ActionPart receive, size_t tensor) const {
   const auto stages = static_cast<uint64_t>(placement_.num_stages());
   uint64_t tag = static_cast<uint64_t>(receive.microbatch());

@@ -340,7 +340,7 @@ TEST(SplitBackwardOf, ErrorsNameTheMicrobatch) {
     stage.backward(3, {at::ones({1})});
     FAIL();
   } catch (const ContractError& error) {
-    EXPECT_STREQ(error.what(), "backward of microbatch 3, of which no forward is kept");
+    EXPECT_STREQ(error.what(), "backward of microbatch 3: expected its forward before, got none");
   }
 }
 

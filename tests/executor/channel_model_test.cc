@@ -1,6 +1,6 @@
-// The channel model holds for the executor: a program that the verifier passes runs to its end, and
-// one that it calls a deadlock hangs where SENDs are a rendezvous, or as many as it says are
-// buffered; the timeout then ends it with an error that names the cycle.
+// The executor behaves as the channel model says. A program that passes the verifier runs to its
+// end. A program that the verifier reports as a deadlock hangs over channels of that capacity, and
+// the timeout ends it with an error that names the cycle.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// What each rank ends with in a step, or in two: the first learns the shapes.
+// The error of each rank after one step, or two: the first one learns the shapes.
 std::vector<std::string> run(ir::Program program, ir::ChannelModel model,
                              ir::ChannelCapacity capacity, milliseconds timeout, int steps) {
   program.lowering.channels = model;
@@ -42,7 +42,7 @@ std::vector<std::string> run(ir::Program program, ir::ChannelModel model,
 struct Verdict {
   bool deadlock = false;
   bool swap = false;
-  bool incomplete = false;  // what the channels are not asked about
+  bool incomplete = false;  // errors that are not about channels
 };
 
 Verdict verdict_of(const ir::Program& program, ir::ChannelModel model,
@@ -60,7 +60,7 @@ Verdict verdict_of(const ir::Program& program, ir::ChannelModel model,
 }
 
 struct Counts {
-  int fine = 0, deadlocks = 0, swaps = 0, incomplete = 0;
+  int valid = 0, deadlocks = 0, swaps = 0, incomplete = 0;
 };
 
 void expect_verdict(const ir::Program& program, ir::ChannelModel model,
@@ -72,12 +72,12 @@ void expect_verdict(const ir::Program& program, ir::ChannelModel model,
     return;
   }
   if (!verdict.deadlock && !verdict.swap) {
-    ++counts->fine;
+    ++counts->valid;
     EXPECT_EQ(run(program, model, capacity, std::chrono::seconds(30), 2),
               std::vector<std::string>(program.rows.size()));
     return;
   }
-  if (verdict.deadlock && counts->deadlocks >= 40) return;  // each takes its timeout
+  if (verdict.deadlock && counts->deadlocks >= 40) return;  // each runs into its timeout
   ++(verdict.deadlock ? counts->deadlocks : counts->swaps);
   const milliseconds timeout(verdict.deadlock && !verdict.swap ? 150 : 5000);
   const auto start = std::chrono::steady_clock::now();
@@ -109,7 +109,7 @@ TEST(ExecutorChannelModel, TableOfTinyPrograms) {
         expect_verdict(program, model.model, capacity, &counts);
     }
   }
-  EXPECT_GT(counts.fine, 5);
+  EXPECT_GT(counts.valid, 5);
   EXPECT_GT(counts.deadlocks, 5);
 }
 
@@ -125,7 +125,7 @@ TEST(ExecutorChannelModel, RandomPrograms) {
     }
     if (HasFailure()) break;
   }
-  EXPECT_GT(counts.fine, 50);
+  EXPECT_GT(counts.valid, 50);
   EXPECT_GT(counts.deadlocks, 20);
   EXPECT_GT(counts.swaps, 10);
   EXPECT_EQ(counts.incomplete, 0);

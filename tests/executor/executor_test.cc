@@ -1,5 +1,6 @@
-// What the executor promises beside parity: evaluation, accumulation, scale, shapes, hand-over,
-// data parallelism, functions of the user's, counts, and errors that end every rank.
+// The executor's contract beside parity: evaluation, accumulation, scaling, shapes, hand-over
+// between stages, data parallelism, user functions, message counts, and errors that end the step on
+// every rank.
 #include "pipewright/executor/executor.h"
 
 #include <ATen/ATen.h>
@@ -37,7 +38,7 @@ std::shared_ptr<Stage> stage_of(autograd::Forward forward) {
   return std::make_shared<ModuleStage>(std::move(forward));
 }
 
-// All stages of a rank from one function of stage and inputs.
+// The stages of a rank, all from one function of stage and inputs.
 using StageFunction = std::function<Tensors(int stage, const Tensors& inputs)>;
 std::map<int, LocalStage> stages_of(const ir::Program& program, int rank,
                                     const StageFunction& function) {
@@ -66,11 +67,11 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// ---------------------------------------------------------------------------------- what it gives
+// ---------------------------------------------------------------------------------------- results
 
-class EverySchedulesEval : public testing::TestWithParam<const schedules::ScheduleSpec*> {};
+class EvalOfEverySchedule : public testing::TestWithParam<const schedules::ScheduleSpec*> {};
 
-TEST_P(EverySchedulesEval, GivesOutputsAndLossesAndTouchesNoGradient) {
+TEST_P(EvalOfEverySchedule, ReturnsOutputsAndLossesAndLeavesGradientsAlone) {
   const schedules::ScheduleSpec& spec = *GetParam();
   const schedules::Shape shape{2, schedules::default_stages(spec, 2), 4};
   const ir::Program program = make_program(spec, shape);
@@ -114,7 +115,7 @@ TEST_P(EverySchedulesEval, GivesOutputsAndLossesAndTouchesNoGradient) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Schedules, EverySchedulesEval,
+INSTANTIATE_TEST_SUITE_P(Schedules, EvalOfEverySchedule,
                          testing::ValuesIn(schedules::all_schedules().begin(),
                                            schedules::all_schedules().end()),
                          [](const auto& of) {
@@ -123,7 +124,7 @@ INSTANTIATE_TEST_SUITE_P(Schedules, EverySchedulesEval,
                            return name;
                          });
 
-TEST(Executor, ForwardOnlyProgramsRunByStep) {
+TEST(Executor, StepRunsForwardOnlyPrograms) {
   ir::Lowering policies;
   policies.forward_only = true;
   const ir::Program program = named("ZBVZeroBubble", 2, 3, policies);
@@ -141,8 +142,8 @@ TEST(Executor, ForwardOnlyProgramsRunByStep) {
   });
 }
 
-// Two steps without zeroing are twice the gradient, also around an evaluation, which PyTorch's
-// scale_grads would scale again.
+// Two steps without zeroing give twice the gradient, also with an evaluation in between, for which
+// PyTorch's scale_grads would scale the first gradient again.
 TEST(Executor, GradientsAccumulateOverSteps) {
   for (const char* name : {"GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"}) {
     const ir::Program program = named(name, 2, 4);
@@ -162,7 +163,7 @@ TEST(Executor, GradientsAccumulateOverSteps) {
   }
 }
 
-TEST(Executor, ScaleGradsIsTheOneFactor) {
+TEST(Executor, ScaleGradsIsTheOnlyFactor) {
   const ir::Program program = named("1F1B", 2, 4);
   for (const bool scale : {true, false}) {
     expect_no_errors(2, [&](int rank, comms::World& world) {
@@ -172,14 +173,14 @@ TEST(Executor, ScaleGradsIsTheOneFactor) {
           stages_of(program, rank, [&](int, const Tensors& in) { return Tensors{in[0] * weight}; }),
           world, {.loss = sum_of, .scale_grads = scale});
       executor.step({.inputs = {at::ones({8})}});
-      // The sum over 8 elements of x * 3 by either weight is 3 each.
+      // Each of 8 elements of x contributes 3 to the gradient of either weight.
       EXPECT_EQ(weight.grad().item<float>(), scale ? 24.f / 4 : 24.f);
     });
   }
 }
 
-// The last stage runs microbatch 1 first: losses and outputs go by index all the same.
-TEST(Executor, AnyOrderOfForwards) {
+// The last stage runs microbatch 1 first; losses and outputs are still ordered by index.
+TEST(Executor, ForwardsInAnyOrder) {
   ir::Program program = program_of(ir::Placement::loop(2, 2), 2,
                                    {"0F1 0SEND_F1 0F0 0SEND_F0 0RECV_B1 0B1 0RECV_B0 0B0",
                                     "1RECV_F1 1F1 1RECV_F0 1F0 1B1 1SEND_B1 1B0 1SEND_B0"});
@@ -200,7 +201,7 @@ TEST(Executor, AnyOrderOfForwards) {
 TEST(Executor, ExtraInputsSplitDimensionsAndUnevenSizes) {
   const ir::Program program = named("Interleaved1F1B", 2, 3);
   expect_no_errors(2, [&](int rank, comms::World& world) {
-    // Seven columns in three microbatches; a mask a rank, and a number that all get whole.
+    // Seven columns in three microbatches, one mask per rank, and a scalar that is not split.
     const at::Tensor x = at::arange(14.0).view({2, 7});
     const at::Tensor mask = at::arange(7.0) + rank;
     Executor executor(program,
@@ -229,7 +230,7 @@ TEST(Executor, ExtraInputsSplitDimensionsAndUnevenSizes) {
   });
 }
 
-TEST(Executor, MicrobatchesThatAreSplitAlready) {
+TEST(Executor, TakesMicrobatches) {
   const ir::Program program = named("1F1B", 2, 2);
   expect_no_errors(2, [&](int rank, comms::World& world) {
     Executor executor(
@@ -243,21 +244,21 @@ TEST(Executor, MicrobatchesThatAreSplitAlready) {
   });
 }
 
-TEST(Executor, NeighboursOnARankHandOverWithoutACopy) {
+TEST(Executor, StagesOfOneRankHandOverWithoutACopy) {
   const ir::Program program = named("ZBVZeroBubble", 1, 2);
   expect_no_errors(1, [&](int rank, comms::World& world) {
-    const void* given = nullptr;
+    const void* handed_over = nullptr;
     Executor executor(program,
                       stages_of(program, rank,
                                 [&](int stage, const Tensors& in) {
                                   if (stage == 1) {
-                                    EXPECT_EQ(in[0].data_ptr(), given);
+                                    EXPECT_EQ(in[0].data_ptr(), handed_over);
                                     EXPECT_TRUE(in[0].is_leaf());
                                     return Tensors{in[0] * 2};
                                   }
                                   const at::Tensor out =
                                       in[0] * at::ones({1}).set_requires_grad(true);
-                                  given = out.data_ptr();
+                                  handed_over = out.data_ptr();
                                   return Tensors{out};
                                 }),
                       world, {.loss = sum_of});
@@ -265,8 +266,8 @@ TEST(Executor, NeighboursOnARankHandOverWithoutACopy) {
   });
 }
 
-// A weight whose output nobody uses has no gradient, as without a pipeline: an optimizer that
-// decays weights would tell it from a gradient of zeros.
+// A weight whose output is unused has no gradient, as without a pipeline. A gradient of zeros would
+// make a difference to an optimizer with weight decay.
 TEST(Executor, NoGradientStaysNoGradient) {
   for (const char* name : {"1F1B", "ZB-H1"}) {
     const ir::Program program = named(name, 2, 2);
@@ -287,9 +288,9 @@ TEST(Executor, NoGradientStaysNoGradient) {
   }
 }
 
-// --------------------------------------------------------------------------------- what it sends
+// --------------------------------------------------------------------------------------- messages
 
-TEST(Executor, SendsReceivesAndBytesAreTheProgramsOwn) {
+TEST(Executor, SendsExactlyWhatTheProgramSays) {
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
     const ir::Program program = make_program(*spec, {2, schedules::default_stages(*spec, 2), 4});
     int sends = 0;
@@ -306,7 +307,7 @@ TEST(Executor, SendsReceivesAndBytesAreTheProgramsOwn) {
                                       int, const Tensors& in) { return Tensors{in[0] * w}; }),
                         world, {.loss = sum_of});
       made.arrive_and_wait();
-      if (rank == 0) log->clear();  // of what connected the channels
+      if (rank == 0) log->clear();  // drops the messages that connected the channels
       made.arrive_and_wait();
       executor.step({.inputs = {at::ones({8, 5})}});
     });
@@ -319,9 +320,9 @@ TEST(Executor, SendsReceivesAndBytesAreTheProgramsOwn) {
 
 // ---------------------------------------------------------------------------------- data parallel
 
-class WritesDown final : public modules::DataParallel {
+class RecordsCalls final : public modules::DataParallel {
  public:
-  explicit WritesDown(std::string* text) : text_(text) {}
+  explicit RecordsCalls(std::string* text) : text_(text) {}
   void unshard() override { *text_ += "unshard "; }
   void wait_unshard() override { *text_ += "wait_unshard "; }
   void reshard() override { *text_ += "reshard "; }
@@ -341,14 +342,14 @@ std::string calls_of_stage0(const ir::Program& program) {
     auto stages = stages_of(program, rank, [](int, const Tensors& in) {
       return Tensors{in[0] * at::ones({1}).set_requires_grad(true)};
     });
-    if (rank == 0) stages[0].data_parallel = std::make_shared<WritesDown>(&calls);
+    if (rank == 0) stages[0].data_parallel = std::make_shared<RecordsCalls>(&calls);
     Executor executor(program, stages, world, {.loss = sum_of});
     executor.step({.inputs = {at::ones({8})}});
   });
   return calls;
 }
 
-TEST(Executor, CallsDataParallelByTheList) {
+TEST(Executor, CallsDataParallelInProgramOrder) {
   EXPECT_EQ(calls_of_stage0(named("1F1B", 2, 2)),
             "unshard wait_unshard backward0 backward1! reduce_grad reshard wait_reduce ");
   ir::Lowering policies;
@@ -358,13 +359,13 @@ TEST(Executor, CallsDataParallelByTheList) {
             "reduce_grad reshard wait_reduce ");
   policies = {};
   policies.split_backward = true;
-  // I and W of each: only a W can be the last.
+  // Each B is an I and a W, and only a W can be the last.
   EXPECT_EQ(calls_of_stage0(named("1F1B", 2, 2, policies)),
             "unshard wait_unshard backward0 backward0 backward1 backward1! reduce_grad reshard "
             "wait_reduce ");
 }
 
-// Reduces on a thread of its own, late.
+// Reduces on a separate thread, late.
 class DelayedReduction final : public modules::DataParallel {
  public:
   explicit DelayedReduction(at::Tensor weight) : weight_(std::move(weight)) {}
@@ -388,7 +389,7 @@ class DelayedReduction final : public modules::DataParallel {
   std::thread thread_;
 };
 
-TEST(Executor, StepReturnsBehindEveryReduction) {
+TEST(Executor, StepReturnsAfterEveryReduction) {
   const ir::Program program = named("1F1B", 2, 2);
   expect_no_errors(2, [&](int rank, comms::World& world) {
     const at::Tensor weight = at::ones({1}).set_requires_grad(true);
@@ -401,9 +402,9 @@ TEST(Executor, StepReturnsBehindEveryReduction) {
   });
 }
 
-// ------------------------------------------------------------------------------- users' functions
+// --------------------------------------------------------------------------------- user functions
 
-TEST(Executor, FunctionsTakeThePlaceOfActions) {
+TEST(Executor, FunctionsReplaceActions) {
   const ir::Program program = named("DualPipeV", 2, 8);
   expect_no_errors(2, [&](int rank, comms::World& world) {
     const at::Tensor weight = at::ones({1}).set_requires_grad(true);
@@ -433,14 +434,14 @@ TEST(Executor, FunctionsTakeThePlaceOfActions) {
       context.run(parts[0]);
       in_compound = false;
     });
-    int wanted = 0;
+    int expected = 0;
     for (const ir::Action& action : program.rows[static_cast<size_t>(rank)])
-      wanted += action.is_compound();
-    ASSERT_GT(wanted, 0);
+      expected += action.is_compound();
+    ASSERT_GT(expected, 0);
     executor.step({.inputs = {at::ones({8})}});
     EXPECT_EQ(forwards, 2 * 8);
-    EXPECT_EQ(compounds, wanted);
-    EXPECT_EQ(backwards_in_compounds, wanted);
+    EXPECT_EQ(compounds, expected);
+    EXPECT_EQ(backwards_in_compounds, expected);
     EXPECT_EQ(weight.grad().item<float>(), 2.f);
   });
 }
@@ -483,7 +484,7 @@ TEST(ExecutorErrors, AFailingActionEndsTheStepOnEveryRank) {
   EXPECT_TRUE(contains(errors[1], "\n  and then rank 1, step 1, ")) << errors[1];
 }
 
-TEST(ExecutorErrors, ALostPeerEndsByTheTimeout) {
+TEST(ExecutorErrors, ALostPeerEndsTheStepAfterTheTimeout) {
   const ir::Program program = named("1F1B", 2, 2);
   const std::vector<std::string> errors = errors_of(
       2,
@@ -502,7 +503,7 @@ TEST(ExecutorErrors, ALostPeerEndsByTheTimeout) {
       << errors[0];
 }
 
-TEST(ExecutorErrors, RanksThatDoNotAgree) {
+TEST(ExecutorErrors, RanksDisagree) {
   const auto errors_with =
       [](const std::function<void(int, ir::Program&, ExecutorOptions&)>& change) {
         return errors_of(2, [&](int rank, comms::World& world) {
@@ -532,7 +533,7 @@ TEST(ExecutorErrors, RanksThatDoNotAgree) {
   }
 }
 
-TEST(ExecutorErrors, ShapesThatChange) {
+TEST(ExecutorErrors, ShapesChange) {
   const ir::Program program = named("1F1B", 2, 2);
   const auto stages = [&](int rank) {
     return stages_of(program, rank, [](int, const Tensors& in) { return Tensors{in[0] * 2}; });
@@ -545,8 +546,8 @@ TEST(ExecutorErrors, ShapesThatChange) {
          executor.step({.inputs = {at::ones({6})}});
          executor.step({.inputs = {at::ones({8})}});
        })) {
-    EXPECT_EQ(error.find("rank 0, step 3, action 2 `0SEND_F0`: `0SEND_F0`: output 0 is Float [4], "
-                         "wanted Float [3], as in the first step"),
+    EXPECT_EQ(error.find("rank 0, step 3, action 2 `0SEND_F0`: `0SEND_F0`: expected output 0 to be "
+                         "Float [3] as in the first step, got Float [4]"),
               0u)
         << error;
   }
@@ -557,8 +558,8 @@ TEST(ExecutorErrors, ShapesThatChange) {
                             }});
          executor.step({.inputs = {at::ones({4})}});
        })) {
-    EXPECT_EQ(error.find("rank 0, step 0, action 2 `0SEND_F0`: `0SEND_F0`: output 0 is Float [2], "
-                         "wanted Float [3], as given"),
+    EXPECT_EQ(error.find("rank 0, step 0, action 2 `0SEND_F0`: `0SEND_F0`: expected output 0 to be "
+                         "Float [3] as in output_metas, got Float [2]"),
               0u)
         << error;
   }
@@ -568,52 +569,53 @@ std::string error_alone(const std::function<void(comms::World&)>& body) {
   return errors_of(1, [&](int, comms::World& world) { body(world); })[0];
 }
 
-TEST(ExecutorErrors, WhatIsGivenWrongly) {
+TEST(ExecutorErrors, InvalidArguments) {
   const ir::Program program = named("ZBVZeroBubble", 1, 2);
   const auto stages =
       stages_of(program, 0, [](int, const Tensors& in) { return Tensors{in[0] * 2}; });
   EXPECT_EQ(
       error_alone([&](comms::World& world) { Executor(program, {}, world, {.loss = sum_of}); }),
-      "rank 0 holds stage 0, which is not given");
+      "stage 0 is missing, expected stages [0, 1] on rank 0");
   EXPECT_EQ(error_alone([&](comms::World& world) { Executor(program, stages, world, {}); }),
-            "stage 1 begins backward, and there is no loss function");
+            "loss: expected a function on the rank of the last stage, got none");
   EXPECT_EQ(error_alone([&](comms::World& world) {
               auto more = stages;
               more[2] = more[1];
               Executor(program, more, world, {.loss = sum_of});
             }),
-            "stage 2 is given to rank 0, which does not hold it");
+            "stage 2 does not belong to this rank, expected stages [0, 1] on rank 0");
   EXPECT_EQ(error_alone([&](comms::World& world) {
               Executor(named("1F1B", 2, 2), stages, world, {.loss = sum_of});
             }),
-            "the program has 2 ranks, given are 2 of a world of 1");
+            "ranks of the program: expected 2 ranks of a world of 1, got [0, 1]");
   EXPECT_EQ(error_alone([&](comms::World& world) {
               Executor executor(program, stages, world, {.loss = sum_of});
               executor.step({.inputs = {at::ones({1})}});
             }),
-            "rank 0, step 0: input 0 has 1 elements along dimension 0: wanted 2 at least, one a "
-            "microbatch");
-  EXPECT_EQ(error_alone([&](comms::World& world) {
-              Executor executor(program, stages, world, {.loss = sum_of});
-              executor.step(Batch{});
-            }),
-            "rank 0, step 0: rank 0 holds the first stage, and is given no inputs");
+            "rank 0, step 0: input 0: expected size at least 2 along dimension 0, one per "
+            "microbatch, got 1");
+  EXPECT_EQ(
+      error_alone([&](comms::World& world) {
+        Executor executor(program, stages, world, {.loss = sum_of});
+        executor.step(Batch{});
+      }),
+      "rank 0, step 0: inputs: expected microbatches on the rank of the first stage, got none");
   EXPECT_EQ(error_alone([&](comms::World& world) {
               Executor executor(program, stages, world, {.loss = sum_of});
               executor.step(Microbatches{{{at::ones({1})}}, {}, {}});
             }),
-            "rank 0, step 0: inputs of 1 microbatches are given: wanted 2");
+            "rank 0, step 0: inputs: expected 2 microbatches, got 1");
   EXPECT_TRUE(contains(error_alone([&](comms::World& world) {
                          Executor executor(
                              program, stages, world,
                              {.loss = [](const Tensors& out, const Tensors&) { return out[0]; }});
                          executor.step({.inputs = {at::ones({4})}});
                        }),
-                       "`1F0`: the loss is Float [2]: wanted one number"));
+                       "`1F0`: expected a loss with one element, got Float [2]"));
 }
 
-// The others hear of what one rank alone can know.
-TEST(ExecutorErrors, AWrongBatchOrStageOnOneRankIsToldToAll) {
+// An error that only one rank can detect is reported on all.
+TEST(ExecutorErrors, AWrongBatchOrStageOnOneRankIsReportedOnAll) {
   const ir::Program program = named("1F1B", 2, 4);
   const auto stages = [&](int rank) {
     return stages_of(program, rank, [](int, const Tensors& in) { return Tensors{in[0] * 2}; });
@@ -622,7 +624,9 @@ TEST(ExecutorErrors, AWrongBatchOrStageOnOneRankIsToldToAll) {
          Executor executor(program, stages(rank), world, {.loss = sum_of});
          executor.step({.inputs = {at::ones({rank == 0 ? 3 : 4})}});
        })) {
-    EXPECT_EQ(error.find("rank 0, step 0: input 0 has 3 elements along dimension 0: wanted 4"), 0u)
+    EXPECT_EQ(error.find("rank 0, step 0: input 0: expected size at least 4 along dimension 0, one "
+                         "per microbatch, got 3"),
+              0u)
         << error;
   }
   const std::vector<std::string> errors = errors_of(2, [&](int rank, comms::World& world) {
@@ -630,11 +634,11 @@ TEST(ExecutorErrors, AWrongBatchOrStageOnOneRankIsToldToAll) {
     if (rank == 1) given.clear();
     Executor executor(program, given, world, {.loss = sum_of});
   });
-  EXPECT_EQ(errors[0], "rank 1 of the program: rank 1 holds stage 1, which is not given");
-  EXPECT_EQ(errors[1], "rank 1 holds stage 1, which is not given");
+  EXPECT_EQ(errors[0], "program rank 1: stage 1 is missing, expected stages [1] on rank 1");
+  EXPECT_EQ(errors[1], "stage 1 is missing, expected stages [1] on rank 1");
 }
 
-TEST(ExecutorErrors, ALossThatWasDetached) {
+TEST(ExecutorErrors, DetachedLoss) {
   const ir::Program program = named("1F1B", 1, 1);
   const std::string error = error_alone([&](comms::World& world) {
     Executor executor(
@@ -650,14 +654,14 @@ TEST(ExecutorErrors, ALossThatWasDetached) {
       << error;
 }
 
-TEST(ExecutorErrors, ASendThatFailsIsNotForgotten) {
+TEST(ExecutorErrors, AFailedSendIsReported) {
   const ir::Program program = named("1F1B", 2, 8);
   const std::vector<std::string> errors = errors_of(2, [&](int rank, comms::World& plain) {
     comms::World world = plain.wrapped([](const comms::BackendPtr& backend) {
       return comms::record(backend, std::make_shared<comms::CallLog>(),
                            [](const comms::CallRecord& call) {
                              comms::Fault fault;
-                             // The first connects the channel.
+                             // The first message connects the channel.
                              fault.fail_work = call.op == "send" && call.number == 3;
                              return fault;
                            });
@@ -672,15 +676,15 @@ TEST(ExecutorErrors, ASendThatFailsIsNotForgotten) {
     EXPECT_TRUE(contains(error, "injected failure of rank 0, send 3")) << error;
 }
 
-// A program without UNSHARD has its parameters whole all the time, evaluation too.
-TEST(Executor, EvaluationLeavesResidencyToTheProgram) {
+// A program without UNSHARD keeps its parameters unsharded throughout, in evaluation too.
+TEST(Executor, EvaluationFollowsTheProgramsResidency) {
   const ir::Program program = program_of(ir::Placement::loop(1, 1), 1, {"0F0 0B0"});
   std::string calls;
   expect_no_errors(1, [&](int rank, comms::World& world) {
     auto stages = stages_of(program, rank, [](int, const Tensors& in) {
       return Tensors{in[0] * at::ones({1}).set_requires_grad(true)};
     });
-    stages[0].data_parallel = std::make_shared<WritesDown>(&calls);
+    stages[0].data_parallel = std::make_shared<RecordsCalls>(&calls);
     Executor executor(program, stages, world, {.loss = sum_of});
     executor.eval({.inputs = {at::ones({1})}});
     executor.step({.inputs = {at::ones({1})}});
@@ -688,7 +692,7 @@ TEST(Executor, EvaluationLeavesResidencyToTheProgram) {
   EXPECT_EQ(calls, "unshard wait_unshard reshard unshard wait_unshard backward0 reshard ");
 }
 
-TEST(ExecutorErrors, AProgramThatIsNotValidIsRefused) {
+TEST(ExecutorErrors, AnInvalidProgramIsRejected) {
   const ir::Program program = program_of(ir::Placement::loop(1, 1), 2, {"0F0 0B0 0F1"});
   const std::string error = error_alone([&](comms::World& world) {
     Executor(program, stages_of(program, 0, [](int, const Tensors& in) { return in; }), world,
@@ -699,7 +703,7 @@ TEST(ExecutorErrors, AProgramThatIsNotValidIsRefused) {
       << error;
 }
 
-// Fragments that nobody verified: the state of each action is checked.
+// Fragments that were not verified: the state of each action is checked.
 TEST(ExecutorErrors, FragmentsAreCheckedActionByAction) {
   const auto error_of = [](const std::string& row) {
     const ir::Program program = program_of(ir::Placement::loop(1, 2), 1, {row});
@@ -717,17 +721,17 @@ TEST(ExecutorErrors, FragmentsAreCheckedActionByAction) {
     EXPECT_EQ(error.find("rank 0, step 0, action " + start), 0u) << error;
     EXPECT_TRUE(contains(error, "\nthe program was not verified, and is not valid:\n")) << error;
   };
-  EXPECT_EQ(error_of("0F0 1F0 1B0"), "");  // a fragment that can be run
-  starts("1F0", "0 `1F0`: `0F0`, whose output it needs, has not run");
-  starts("0F0 0F0", "1 `0F0`: `0F0` ran already in this step");
-  starts("0F0 0B0", "1 `0B0`: `1B0`, whose gradient it needs, has not run");
+  EXPECT_EQ(error_of("0F0 1F0 1B0"), "");  // a valid fragment
+  starts("1F0", "0 `1F0`: needs the output of `0F0`, which has not run");
+  starts("0F0 0F0", "1 `0F0`: `0F0` has already run in this step");
+  starts("0F0 0B0", "1 `0B0`: needs the gradient of `1B0`, which has not run");
   starts("0F0 1B0", "1 `1B0`: `1F0` has not run");
-  starts("0F0 1F0 1B0 1B0", "3 `1B0`: the backward of this microbatch ran already");
+  starts("0F0 1F0 1B0 1B0", "3 `1B0`: the backward of this microbatch has already run");
   starts("0F0 1F0 1W0", "2 `1W0`: `1I0` has not run");
-  starts("0F0 1F0 1B0 1W0", "3 `1W0`: the backward of this microbatch is done already");
+  starts("0F0 1F0 1B0 1W0", "3 `1W0`: the backward of this microbatch is already complete");
   starts("0UNSHARD 0F0 1F0", "2 `1F0`: stage 1 is not unsharded");
-  starts("0UNSHARD 0UNSHARD 0F0", "1 `0UNSHARD`: the stage is unsharded already");
-  starts("0UNSHARD 0RESHARD 0RESHARD 0F0", "2 `0RESHARD`: the stage is not unsharded");
+  starts("0UNSHARD 0UNSHARD 0F0", "1 `0UNSHARD`: stage 0 is already unsharded");
+  starts("0UNSHARD 0RESHARD 0RESHARD 0F0", "2 `0RESHARD`: stage 0 is not unsharded");
 }
 
 }  // namespace

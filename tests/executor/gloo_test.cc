@@ -1,4 +1,4 @@
-// The executor on ranks that are processes, over Gloo, started by `pipewright launch`.
+// The executor over Gloo, with ranks as processes started by `pipewright launch`.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -40,7 +40,7 @@ TEST(GlooErrors, AFailingActionEndsTheStepOnEveryRank) {
 TEST(GlooErrors, ALostPeerEndsTheStepOnEveryOther) {
   const Output output = launch(3, "die");
   EXPECT_NE(output.status, 0);
-  // Who noticed first names what it waited for; the other has the same first cause.
+  // The first rank to notice names what it waited for; the other reports the same first cause.
   EXPECT_GE(count(output.text, "[0] rank "), 1) << output.text;
   EXPECT_GE(count(output.text, "[1] rank "), 1) << output.text;
   EXPECT_GE(count(output.text, "` of rank 2: "), 1) << output.text;

@@ -1,7 +1,7 @@
-// One rank of the tests over Gloo, started as several processes by gloo_test: gloo_worker MODE
+// One rank of the Gloo tests; gloo_test starts several of them as processes: gloo_worker MODE
 //
-//   parity   trains every schedule that there is for so many ranks, and compares
-//   throw    the last rank's stage throws in its second step
+//   parity   trains every schedule on this number of ranks, and compares with the reference
+//   throw    the stage of the last rank throws in its second step
 //   die      the last rank kills itself in its second step
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -42,8 +42,8 @@ int parity(comms::World& world) {
   return failures == 0 ? 0 : 1;
 }
 
-int trouble(comms::World& world, bool dies) {
-  // Who starts the ranks ends those that are left.
+int failure(comms::World& world, bool dies) {
+  // The launcher ends the remaining ranks; this one must report its own error first.
   std::signal(SIGTERM, SIG_IGN);
   const int ranks = world.size();
   const ir::Program program =
@@ -79,7 +79,7 @@ int main(int argc, char** argv) {
     comms::World world =
         comms::gloo_world(comms::read_environment(), std::chrono::milliseconds(60000));
     if (std::strcmp(argv[1], "parity") == 0) return executor::parity(world);
-    return executor::trouble(world, std::strcmp(argv[1], "die") == 0);
+    return executor::failure(world, std::strcmp(argv[1], "die") == 0);
   } catch (const std::exception& error) {
     std::printf("%s\n", error.what());
     return 1;

@@ -15,9 +15,9 @@ namespace {
 
 constexpr int64_t kWidth = 8, kHeads = 2, kTokens = 6, kVocabulary = 11;
 
-class Drawn {
+class Random {
  public:
-  explicit Drawn(uint64_t seed) : generator_(at::detail::createCPUGenerator(seed)) {}
+  explicit Random(uint64_t seed) : generator_(at::detail::createCPUGenerator(seed)) {}
   at::Tensor weight(at::IntArrayRef sizes) {
     return at::randn(sizes, generator_, at::TensorOptions(at::kDouble)).mul_(0.3).requires_grad_();
   }
@@ -42,10 +42,10 @@ at::Tensor block(const at::Tensor& x, const Tensors& w) {
   return h + at::linear(at::gelu(at::linear(h, w[4])), w[5]);
 }
 
-Model make_mlp(int num_stages, int64_t batch, Drawn drawn) {
+Model make_mlp(int num_stages, int64_t batch, Random random) {
   Model model;
   for (int stage = 0; stage < num_stages; ++stage) {
-    const Tensors weights = {drawn.weight({kWidth, kWidth}), drawn.weight({kWidth})};
+    const Tensors weights = {random.weight({kWidth, kWidth}), random.weight({kWidth})};
     model.weights.push_back(weights);
     model.stages.push_back([weights](const Tensors& in) -> Tensors {
       return {at::tanh(at::linear(in[0], weights[0], weights[1]))};
@@ -54,25 +54,25 @@ Model make_mlp(int num_stages, int64_t batch, Drawn drawn) {
   model.loss = [](const Tensors& outputs, const Tensors& targets) {
     return at::mse_loss(outputs[0], targets[0]);
   };
-  model.inputs = {drawn.data({batch, kWidth})};
-  model.targets = {drawn.data({batch, kWidth})};
+  model.inputs = {random.data({batch, kWidth})};
+  model.targets = {random.data({batch, kWidth})};
   return model;
 }
 
-// The first stage embeds tokens and hands on, beside its output, a gate that the last one uses and
-// the tokens as they are: two tensors with gradients, and one that can have none.
-Model make_transformer(int num_stages, int64_t batch, Drawn drawn) {
+// The first stage embeds tokens. Beside its output it passes on a gate, which the last stage uses,
+// and the tokens: two tensors with gradients, and one that cannot have a gradient.
+Model make_transformer(int num_stages, int64_t batch, Random random) {
   Model model;
   for (int stage = 0; stage < num_stages; ++stage) {
-    Tensors weights = {drawn.weight({kWidth}),
-                       drawn.weight({kWidth}),
-                       drawn.weight({3 * kWidth, kWidth}),
-                       drawn.weight({kWidth, kWidth}),
-                       drawn.weight({2 * kWidth, kWidth}),
-                       drawn.weight({kWidth, 2 * kWidth})};
+    Tensors weights = {random.weight({kWidth}),
+                       random.weight({kWidth}),
+                       random.weight({3 * kWidth, kWidth}),
+                       random.weight({kWidth, kWidth}),
+                       random.weight({2 * kWidth, kWidth}),
+                       random.weight({kWidth, 2 * kWidth})};
     const bool first = stage == 0, last = stage == num_stages - 1;
-    if (first) weights.push_back(drawn.weight({kVocabulary, kWidth}));
-    if (last) weights.push_back(drawn.weight({kVocabulary, kWidth}));
+    if (first) weights.push_back(random.weight({kVocabulary, kWidth}));
+    if (last) weights.push_back(random.weight({kVocabulary, kWidth}));
     model.weights.push_back(weights);
     model.stages.push_back([=](const Tensors& in) -> Tensors {
       const at::Tensor tokens = first ? in[0] : in[2];
@@ -86,8 +86,8 @@ Model make_transformer(int num_stages, int64_t batch, Drawn drawn) {
   model.loss = [](const Tensors& outputs, const Tensors& targets) {
     return at::cross_entropy_loss(outputs[0].flatten(0, 1), targets[0].flatten());
   };
-  model.inputs = {drawn.tokens({batch, kTokens})};
-  model.targets = {drawn.tokens({batch, kTokens})};
+  model.inputs = {random.tokens({batch, kTokens})};
+  model.targets = {random.tokens({batch, kTokens})};
   return model;
 }
 
@@ -117,21 +117,21 @@ bool ascending(const ir::Program& program, int stage) {
   return true;
 }
 
-std::string difference(const at::Tensor& want, const at::Tensor& got, bool bits) {
-  if (!want.defined() || !got.defined())
-    return want.defined() == got.defined() ? "" : "one is not defined";
-  if (want.sizes() != got.sizes()) return "sizes differ";
-  if (bits) return at::equal(want, got) ? "" : "not the same bits";
-  const double error = (want - got).abs().max().item<double>();
-  const double largest = want.abs().max().item<double>();
+std::string difference(const at::Tensor& expected, const at::Tensor& got, bool bits) {
+  if (!expected.defined() || !got.defined())
+    return expected.defined() == got.defined() ? "" : "one is undefined";
+  if (expected.sizes() != got.sizes()) return "sizes differ";
+  if (bits) return at::equal(expected, got) ? "" : "not the same bits";
+  const double error = (expected - got).abs().max().item<double>();
+  const double largest = expected.abs().max().item<double>();
   return error <= 1e-12 * largest ? "" : "they differ by " + std::to_string(error / largest);
 }
 
 }  // namespace
 
 Model make_model(ModelKind kind, int num_stages, int64_t batch, uint64_t seed) {
-  return kind == ModelKind::kMlp ? make_mlp(num_stages, batch, Drawn(seed))
-                                 : make_transformer(num_stages, batch, Drawn(seed));
+  return kind == ModelKind::kMlp ? make_mlp(num_stages, batch, Random(seed))
+                                 : make_transformer(num_stages, batch, Random(seed));
 }
 
 Trained train_reference(Model model, int num_microbatches) {
@@ -200,7 +200,7 @@ void train_rank(const ir::Program& program, Model model, comms::World& world,
 
 std::string train_threads(const ir::Program& program, ModelKind kind, int64_t batch,
                           std::vector<comms::World>& worlds, Trained* trained) {
-  // Ranks that are threads would each start a pool of their own.
+  // Otherwise each rank would start its own pool of threads.
   at::set_num_threads(1);
   const int num_stages = program.placement.num_stages();
   trained->grads.resize(static_cast<size_t>(num_stages));
@@ -213,8 +213,8 @@ std::string train_threads(const ir::Program& program, ModelKind kind, int64_t ba
 
 std::string compare(const Trained& reference, const Trained& trained, const ir::Program& program,
                     const std::vector<int>& stages) {
-  // After the first step all weights carry what the order did, so losses are held to the bits only
-  // if every stage is.
+  // After the first step all weights depend on the order of accumulation, so losses are compared
+  // bit for bit only if every stage accumulates in microbatch order.
   bool all_ascending = true;
   for (const int stage : all_stages(program))
     all_ascending = all_ascending && ascending(program, stage);

@@ -11,8 +11,8 @@
 #include "pipewright/ir/schedule.h"
 #include "pipewright/schedules/schedule_spec.h"
 
-// Models in fp64 that a test cuts into stages, the same model without a pipeline, and training of
-// both, to be compared.
+// Models in fp64 that a test cuts into stages, training of them with and without a pipeline, and
+// the comparison of both.
 
 namespace pipewright::executor {
 
@@ -20,16 +20,16 @@ struct Model {
   std::vector<autograd::Forward> stages;
   std::vector<Tensors> weights;  // by stage
   LossFunction loss;
-  Tensors inputs;  // of a step: a batch of `batch` rows
+  Tensors inputs;  // of one step: a batch of `batch` rows
   Tensors targets;
 };
 
 enum class ModelKind { kMlp, kTransformer };
 
-// The same weights and data for the same numbers, wherever it is made.
+// Equal arguments give equal weights and data, in every thread and process.
 Model make_model(ModelKind kind, int num_stages, int64_t batch, uint64_t seed = 0);
 
-// What training leaves.
+// The results of training.
 struct Trained {
   std::vector<std::vector<at::Tensor>> losses;  // by step and microbatch
   std::vector<Tensors> outputs;                 // by step
@@ -39,24 +39,24 @@ struct Trained {
 
 inline constexpr int kSteps = 3;
 
-// Microbatch by microbatch, the loss of each divided by their number, with AdamW.
+// Without a pipeline: microbatch by microbatch, each loss divided by their number, with AdamW.
 Trained train_reference(Model model, int num_microbatches);
 
-// One rank of a program; fills in what that rank has.
+// Trains one rank of a program, and writes this rank's part of `trained`.
 void train_rank(const ir::Program& program, Model model, comms::World& world,
                 ExecutorOptions options, Trained* trained);
 
-// All ranks as threads; errors of ranks, empty if there are none.
+// Trains all ranks as threads. Returns the errors of the ranks, empty if there are none.
 std::string train_threads(const ir::Program& program, ModelKind kind, int64_t batch,
                           std::vector<comms::World>& worlds, Trained* trained);
 
-// Why the two differ; empty if they do not. Stages whose weights get their gradients in the order
-// of the microbatches must be equal bit for bit, others within 1e-12 of the largest element.
+// The differences; empty if there are none. If every stage accumulates its gradients in microbatch
+// order, results must be equal bit for bit, otherwise within 1e-12 of the largest element.
 std::string compare(const Trained& reference, const Trained& trained, const ir::Program& program,
                     const std::vector<int>& stages);
 std::vector<int> all_stages(const ir::Program& program);
 
-// Makes, lowers and checks that it worked.
+// Generates and lowers a schedule, and expects both to succeed.
 ir::Program make_program(const schedules::ScheduleSpec& spec, const schedules::Shape& shape,
                          const ir::Lowering& policies = {});
 

@@ -1,14 +1,20 @@
-// Stages over modules of torch::nn, and the first lines of the README.
+// Stages over modules of torch::nn, and the examples in the headers.
 #include "pipewright/executor/module_stage.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
+
+#include <map>
+#include <utility>
+#include <vector>
 
 #include "pipewright/comms/threads.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedules/registry.h"
+#include "tests/support/ranks/ranks.h"
 
 namespace pipewright::executor {
 namespace {
@@ -27,7 +33,7 @@ struct Const : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) const { return x * 3; }
 };
 
-TEST(MakeStage, TakesModulesOfEveryForm) {
+TEST(MakeStage, TakesEveryKindOfModule) {
   const at::Tensor x = at::ones({2, 3}), y = at::full({2, 3}, 5.0);
   const Tensors pair = make_stage(std::make_shared<Pair>())->forward(0, {x, y});
   EXPECT_TRUE(at::equal(pair.at(0), x + y));
@@ -40,12 +46,12 @@ TEST(MakeStage, TakesModulesOfEveryForm) {
   EXPECT_TRUE(at::equal(make_stage(sequential)->forward(0, {x}).at(0), sequential->forward(x)));
 }
 
-TEST(MakeStage, AWrongNumberOfTensors) {
+TEST(MakeStage, WrongNumberOfTensors) {
   try {
     make_stage(std::make_shared<Pair>())->forward(0, {at::ones({1})});
     FAIL();
   } catch (const std::invalid_argument& error) {
-    EXPECT_STREQ(error.what(), "the module's forward takes 2 tensors, and is given 1");
+    EXPECT_STREQ(error.what(), "forward of the module: expected 2 tensors, got 1");
   }
 }
 
@@ -57,6 +63,41 @@ TEST(MakeStage, CheckpointsAModule) {
   linear->zero_grad();
   linear->forward(x).sum().backward();
   EXPECT_TRUE(at::equal(grad, linear->weight.grad()));
+}
+
+ir::Program lower(const char* name, const schedules::Shape& shape) {
+  const schedules::ScheduleSpec& spec = *schedules::find_schedule(name);
+  ir::Diagnostics diagnostics;
+  return schedule::lower(schedules::make_order(spec, shape), {}, &diagnostics).value();
+}
+
+// The example of executor.h.
+TEST(HeaderExamples, Executor) {
+  const ir::Program program = lower("1F1B", {1, 1, 2});
+  comms::World world = std::move(comms::thread_worlds(1)[0]);
+  torch::nn::Linear module(3, 3);
+  const at::Tensor x = at::ones({4, 3}), y = at::zeros({4, 3});
+  const std::vector<std::pair<at::Tensor, at::Tensor>> batches = {{x, y}, {x + 1, y}};
+  const double loss_before = at::mse_loss(module->forward(x), y).item<double>();
+
+  Executor executor(program, {{world.rank(), {make_stage(module)}}}, world,
+                    {.loss = [](const Tensors& outputs, const Tensors& targets) {
+                      return at::mse_loss(outputs[0], targets[0]);
+                    }});
+  torch::optim::AdamW optimizer(module->parameters());
+  for (const auto& [inputs, targets] : batches) {
+    optimizer.zero_grad();
+    const StepResult result = executor.step({.inputs = {inputs}, .targets = {targets}});
+    EXPECT_EQ(result.losses.size(), 2u);
+    const at::Tensor grad = module->weight.grad().clone();
+    optimizer.zero_grad();
+    at::mse_loss(module->forward(inputs), targets).backward();
+    EXPECT_TRUE(at::allclose(grad, module->weight.grad()));
+    optimizer.step();
+  }
+  const StepResult result = executor.eval({.inputs = {x}});
+  EXPECT_TRUE(at::allclose(result.outputs.at(0), module->forward(x)));
+  EXPECT_LT(at::mse_loss(result.outputs[0], y).item<double>(), loss_before);
 }
 
 TEST(Readme, ItsLines) {
@@ -80,6 +121,58 @@ TEST(Readme, ItsLines) {
   module->zero_grad();
   at::mse_loss(module->forward(inputs), targets).backward();
   EXPECT_TRUE(at::allclose(grad, module->weight.grad()));
+}
+
+// The example of stage.h.
+class Scale final : public Stage {
+ public:
+  Tensors forward(int microbatch, const Tensors& inputs) override {
+    inputs_[microbatch] = inputs[0];
+    // Only outputs that require a gradient get one.
+    return {(weight * inputs[0]).detach().requires_grad_(at::GradMode::is_enabled())};
+  }
+  Tensors backward_input(int microbatch, Tensors output_grads) override {
+    output_grads_[microbatch] = output_grads[0];
+    return {weight * output_grads[0]};
+  }
+  void backward_weight(int microbatch) override {
+    weight_grad += (inputs_[microbatch] * output_grads_[microbatch]).sum();
+    inputs_.erase(microbatch);
+    output_grads_.erase(microbatch);
+  }
+  Tensors backward(int microbatch, Tensors output_grads) override {
+    Tensors input_grads = backward_input(microbatch, std::move(output_grads));
+    backward_weight(microbatch);
+    return input_grads;
+  }
+  void clear() override { inputs_ = output_grads_ = {}; }
+
+  at::Tensor weight = at::ones({}), weight_grad = at::zeros({});
+
+ private:
+  std::map<int, at::Tensor> inputs_, output_grads_;  // by microbatch
+};
+
+TEST(HeaderExamples, StageWithItsOwnBackward) {
+  for (const char* name : {"1F1B", "ZB-H1"}) {  // B; I and W
+    const ir::Program program = lower(name, {2, 2, 4});
+    std::vector<comms::World> worlds = comms::thread_worlds(2);
+    const auto run_rank = [&](int rank) {
+      const auto scale = std::make_shared<Scale>();
+      scale->weight.fill_(rank + 2);
+      Executor executor(
+          program, {{rank, {scale}}}, worlds[static_cast<size_t>(rank)],
+          {.loss = [](const Tensors& outputs, const Tensors&) { return outputs[0].sum(); },
+           .scale_grads = false});
+      executor.eval({.inputs = {at::ones({8})}});
+      const StepResult result = executor.step({.inputs = {at::arange(8.0)}}, true);
+      EXPECT_EQ(scale->weight_grad.item<double>(), 28 * (rank == 0 ? 3 : 2)) << name;
+      if (rank == 1) {
+        EXPECT_TRUE(at::equal(result.outputs.at(0), 6 * at::arange(8.0)));
+      }
+    };
+    EXPECT_EQ(tests::run_ranks(2, run_rank), "");
+  }
 }
 
 }  // namespace

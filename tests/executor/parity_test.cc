@@ -1,4 +1,4 @@
-// Every schedule of the catalogue trains as the model does without a pipeline: losses, outputs,
+// Every schedule of the catalogue trains like the model without a pipeline: equal losses, outputs,
 // gradients, and weights after three steps of AdamW.
 #include <gtest/gtest.h>
 
@@ -119,7 +119,7 @@ INSTANTIATE_TEST_SUITE_P(Schedules, Policies,
 
 class Delays : public testing::TestWithParam<const ScheduleSpec*> {};
 
-// Each call, and each completion, is late by chance.
+// Each call and each completion is delayed at random.
 TEST_P(Delays, ChangeNothing) {
   const ScheduleSpec& spec = *GetParam();
   const Shape shape{4, schedules::default_stages(spec, 4), 8};

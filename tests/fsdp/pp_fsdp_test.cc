@@ -186,10 +186,10 @@ TEST(PpFsdp, WeightFreeW) {
     EXPECT_NE(errors.find(what), std::string::npos) << errors;
   };
   expect(train_weight_free(true, row0, row1),
-         "`1W0`: `NativeLayerNormBackward0` may read a weight in W, and the stage is resharded");
+         "`1W0`: W may read a weight in `NativeLayerNormBackward0`, but the stage is resharded");
   expect(train_weight_free(false, "0UNSHARD 0F0 0SEND_F0 0RECV_B0 0I0 0RESHARD 0W0 0REDUCE_GRAD",
                            row1),
-         "`0W0`: a W of stage 0 needs the stage unsharded");
+         "`0W0`: W of stage 0 may read its weights, which are resharded");
 }
 
 INSTANTIATE_TEST_SUITE_P(Schedules, PpFsdpSchedules,

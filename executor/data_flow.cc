@@ -1,0 +1,212 @@
+#include "pipewright/executor/data_flow.h"
+
+#include <ATen/ops/full_like.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "pipewright/autograd/split_backward.h"
+#include "pipewright/ir/errors.h"
+#include "pipewright/ir/text/action_text.h"
+
+namespace pipewright::executor {
+
+using ir::ActionKind;
+
+namespace {
+
+std::string quoted(ActionKind kind, int stage, int microbatch) {
+  return "`" + ir::to_string(ir::Action(kind, stage, microbatch)) + "`";
+}
+
+// Leaves that share the memory, for the graph of another stage.
+Tensors hand_over(const Tensors& tensors) {
+  Tensors leaves;
+  leaves.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors)
+    leaves.push_back(tensor.detach().set_requires_grad(tensor.requires_grad()));
+  return leaves;
+}
+
+const Tensors& microbatch_of(const std::vector<Tensors>& microbatches, int microbatch) {
+  static const Tensors kNone;
+  return microbatches.empty() ? kNone : microbatches[static_cast<size_t>(microbatch)];
+}
+
+Tensors take(std::optional<Tensors>& from) {
+  Tensors tensors = std::move(*from);
+  from.reset();
+  return tensors;
+}
+
+}  // namespace
+
+DataFlow::DataFlow(const ir::Placement& placement, int num_microbatches,
+                   const std::vector<int>& stages, Transfers* transfers, Options options)
+    : placement_(placement),
+      num_microbatches_(num_microbatches),
+      transfers_(transfers),
+      options_(std::move(options)) {
+  for (const int stage : stages) slots_[stage] = {};
+}
+
+void DataFlow::begin(bool with_backward, bool keep_outputs, Microbatches microbatches) {
+  with_backward_ = with_backward;
+  keep_outputs_ = keep_outputs;
+  microbatches_ = std::move(microbatches);
+  results_ = {};
+  const auto count = static_cast<size_t>(num_microbatches_);
+  for (auto& [stage, slots] : slots_) {
+    slots.clear();
+    slots.resize(count);
+  }
+  if (is_local(placement_.num_stages() - 1)) {
+    results_.losses.resize(count);
+    if (keep_outputs) results_.outputs.resize(count);
+  }
+  if (transfers_) transfers_->begin_step(with_backward);
+}
+
+StepOutputs DataFlow::finish() {
+  if (transfers_) transfers_->finish();
+  for (auto& [stage, slots] : slots_) slots.clear();
+  microbatches_ = {};
+  return std::move(results_);
+}
+
+void DataFlow::clear() {
+  for (auto& [stage, slots] : slots_) slots.clear();
+  microbatches_ = {};
+  results_ = {};
+}
+
+DataFlow::Slot& DataFlow::slot(int stage, int microbatch) {
+  const auto found = slots_.find(stage);
+  if (found == slots_.end())
+    throw ContractError("stage " + std::to_string(stage) + " is not on this rank");
+  return found->second[static_cast<size_t>(microbatch)];
+}
+
+Tensors DataFlow::inputs(ir::ActionPart part) {
+  Tensors inputs = stage_inputs(part);
+  slot(part).num_inputs = inputs.size();
+  for (const at::Tensor& extra : microbatch_of(microbatches_.extra, part.microbatch()))
+    inputs.push_back(extra.detach());
+  return inputs;
+}
+
+Tensors DataFlow::stage_inputs(ir::ActionPart part) {
+  const int stage = part.stage(), microbatch = part.microbatch();
+  if (is_first(stage)) {
+    Tensors inputs;
+    for (const at::Tensor& input : microbatch_of(microbatches_.inputs, microbatch))
+      inputs.push_back(input.detach());
+    return inputs;
+  }
+  if (is_local(stage - 1)) {
+    std::optional<Tensors>& inputs = slot(part).inputs;
+    if (!inputs) {
+      throw ContractError("needs the output of " +
+                          quoted(ActionKind::kForward, stage - 1, microbatch) +
+                          ", which has not run");
+    }
+    return take(inputs);
+  }
+  return transfers(part).wait_receive({ActionKind::kRecvF, stage, microbatch});
+}
+
+void DataFlow::put_outputs(ir::ActionPart part, const Tensors& outputs) {
+  const int stage = part.stage(), microbatch = part.microbatch();
+  if (!is_last(stage)) {
+    std::optional<Tensors>& to =
+        is_local(stage + 1) ? slot(stage + 1, microbatch).inputs : slot(part).outputs;
+    to = hand_over(outputs);
+    return;
+  }
+  compute_loss(part, outputs);
+  if (!keep_outputs_) return;
+  Tensors& kept = results_.outputs[static_cast<size_t>(microbatch)];
+  for (const at::Tensor& output : outputs) kept.push_back(output.detach());
+}
+
+void DataFlow::compute_loss(ir::ActionPart part, const Tensors& outputs) {
+  // Without targets an evaluation has no loss.
+  if (!options_.loss || (!with_backward_ && microbatches_.targets.empty())) return;
+  Tensors leaves = hand_over(outputs);
+  const at::Tensor loss =
+      options_.loss(leaves, microbatch_of(microbatches_.targets, part.microbatch()));
+  if (!loss.defined() || loss.numel() != 1) {
+    throw std::invalid_argument(
+        "expected a loss with one element, got " +
+        (loss.defined() ? to_string(meta_of(loss)) : std::string("an undefined tensor")));
+  }
+  results_.losses[static_cast<size_t>(part.microbatch())] = loss.detach();
+  if (!with_backward_) return;
+  const auto needs_grad = [](const at::Tensor& leaf) { return leaf.requires_grad(); };
+  if (!loss.requires_grad() && std::ranges::any_of(leaves, needs_grad))
+    throw std::invalid_argument(
+        "the loss does not depend on the outputs, or was detached from them");
+  slot(part).loss = loss;
+  slot(part).loss_inputs = std::move(leaves);
+}
+
+Tensors DataFlow::output_grads(ir::ActionPart part) {
+  const int stage = part.stage(), microbatch = part.microbatch();
+  if (is_last(stage)) return loss_grads(slot(part));
+  if (is_local(stage + 1)) {
+    std::optional<Tensors>& grads = slot(part).output_grads;
+    if (!grads) {
+      throw ContractError("needs the gradient of " +
+                          quoted(ActionKind::kBackward, stage + 1, microbatch) +
+                          ", which has not run");
+    }
+    return take(grads);
+  }
+  return transfers(part).wait_receive({ActionKind::kRecvB, stage, microbatch});
+}
+
+Tensors DataFlow::loss_grads(Slot& slot) const {
+  if (!slot.loss.defined()) throw ContractError("a backward needs a loss function, got none");
+  // Gradients are scaled here and nowhere else.
+  const double scale = options_.scale_grads ? 1.0 / num_microbatches_ : 1.0;
+  autograd::full_backward({autograd::root_of(slot.loss)}, {at::full_like(slot.loss, scale)});
+  slot.loss.reset();
+  return autograd::take_grads(std::exchange(slot.loss_inputs, {}));
+}
+
+void DataFlow::put_input_grads(ir::ActionPart part, Tensors grads) {
+  const int stage = part.stage(), microbatch = part.microbatch();
+  if (is_first(stage)) return;
+  grads.resize(slot(part).num_inputs);
+  std::optional<Tensors>& to =
+      is_local(stage - 1) ? slot(stage - 1, microbatch).output_grads : slot(part).input_grads;
+  to = std::move(grads);
+}
+
+void DataFlow::send(ir::ActionPart part) {
+  const bool forward = part.kind() == ActionKind::kSendF;
+  std::optional<Tensors>& tensors = forward ? slot(part).outputs : slot(part).input_grads;
+  if (!tensors) {
+    const ActionKind source = forward ? ActionKind::kForward : ActionKind::kBackward;
+    throw ContractError(std::string(forward ? "no output" : "no gradient") + " of " +
+                        quoted(source, part.stage(), part.microbatch()) + " to send");
+  }
+  transfers(part).post_send(part, take(tensors));
+}
+
+void DataFlow::receive(ir::ActionPart part) {
+  slot(part);  // throws if the stage is not on this rank
+  transfers(part).post_receive(part);
+}
+
+Transfers& DataFlow::transfers(ir::ActionPart part) const {
+  if (!transfers_) {
+    throw ContractError("stage " + std::to_string(part.stage()) +
+                        " has no neighbor on another rank of this program");
+  }
+  return *transfers_;
+}
+
+}  // namespace pipewright::executor

@@ -1,0 +1,99 @@
+#ifndef PIPEWRIGHT_EXECUTOR_DATA_FLOW_H_
+#define PIPEWRIGHT_EXECUTOR_DATA_FLOW_H_
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "pipewright/executor/microbatches.h"
+#include "pipewright/executor/transfers.h"
+#include "pipewright/ir/placement.h"
+
+namespace pipewright::executor {
+
+// The loss of one microbatch, a tensor with one element, from the outputs of the last stage and the
+// targets.
+using LossFunction = std::function<at::Tensor(const Tensors& outputs, const Tensors& targets)>;
+
+// What a step returns to one rank.
+struct StepOutputs {
+  std::vector<at::Tensor> losses;  // per microbatch; on the rank of the last stage
+  std::vector<Tensors> outputs;    // per microbatch, of the last stage, if they were asked for
+};
+
+// The tensors between the stages of one rank during a step: where the inputs and output gradients
+// of a stage come from (the batch, a stage of this rank, a RECV, the loss), and where its outputs
+// and input gradients go.
+//
+// Between two stages of one rank tensors are handed over without a copy. Throws ContractError if
+// what an action needs was not produced before it. For one thread at a time.
+class DataFlow {
+ public:
+  struct Options {
+    LossFunction loss = {};
+    bool scale_grads = true;  // scale the gradient of each loss by 1 / number of microbatches
+  };
+
+  // `stages` are those of this rank. `placement` must outlive this object; `transfers` may be null
+  // if nothing is sent.
+  DataFlow(const ir::Placement& placement, int num_microbatches, const std::vector<int>& stages,
+           Transfers* transfers, Options options);
+
+  // Starts a step. Each list of `microbatches` is empty or has num_microbatches elements.
+  void begin(bool with_backward, bool keep_outputs, Microbatches microbatches);
+  // Waits for all transfers of the step.
+  StepOutputs finish();
+  // After a failure: frees all tensors.
+  void clear();
+
+  // F: all inputs of the stage, the rank's extra inputs last.
+  Tensors inputs(ir::ActionPart part);
+  // Hands the outputs to the next stage, or computes the loss. The graph stays with the stage.
+  void put_outputs(ir::ActionPart part, const Tensors& outputs);
+  // B and I: one gradient per output. On the last stage this runs the backward of the loss.
+  Tensors output_grads(ir::ActionPart part);
+  // Hands the gradients of the inputs to the previous stage.
+  void put_input_grads(ir::ActionPart part, Tensors grads);
+  // SEND_F and SEND_B: of the outputs or the input gradients of the stage.
+  void send(ir::ActionPart part);
+  // RECV_F and RECV_B.
+  void receive(ir::ActionPart part);
+
+ private:
+  // Of one stage and microbatch.
+  struct Slot {
+    std::optional<Tensors> inputs;        // from the previous stage, on this rank
+    std::optional<Tensors> outputs;       // until they are sent
+    std::optional<Tensors> output_grads;  // from the next stage, on this rank
+    std::optional<Tensors> input_grads;   // until they are sent
+    size_t num_inputs = 0;                // without the extra inputs
+    at::Tensor loss;
+    Tensors loss_inputs;  // leaves of the loss's graph
+  };
+
+  bool is_local(int stage) const { return slots_.contains(stage); }
+  bool is_first(int stage) const { return stage == 0; }
+  bool is_last(int stage) const { return stage == placement_.num_stages() - 1; }
+  Slot& slot(int stage, int microbatch);
+  Slot& slot(ir::ActionPart part) { return slot(part.stage(), part.microbatch()); }
+  Tensors stage_inputs(ir::ActionPart part);  // without the extra inputs
+  void compute_loss(ir::ActionPart part, const Tensors& outputs);
+  Tensors loss_grads(Slot& slot) const;
+  Transfers& transfers(ir::ActionPart part) const;
+
+  const ir::Placement& placement_;
+  const int num_microbatches_;
+  Transfers* const transfers_;
+  const Options options_;
+
+  std::map<int, std::vector<Slot>> slots_;  // by stage and microbatch
+  bool with_backward_ = false;
+  bool keep_outputs_ = false;
+  Microbatches microbatches_;
+  StepOutputs results_;
+};
+
+}  // namespace pipewright::executor
+
+#endif  // PIPEWRIGHT_EXECUTOR_DATA_FLOW_H_

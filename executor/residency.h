@@ -1,0 +1,58 @@
+#ifndef PIPEWRIGHT_EXECUTOR_RESIDENCY_H_
+#define PIPEWRIGHT_EXECUTOR_RESIDENCY_H_
+
+#include <memory>
+
+#include "pipewright/modules/data_parallel.h"
+
+namespace pipewright::executor {
+
+// Where the parameters of one stage are during a step, and the only caller of the stage's
+// DataParallel:
+//
+//   resharded --unshard()--> gathering --need_unsharded()--> unsharded --reshard()--> resharded
+//
+// Throws ContractError for a call that the state does not allow. For one thread at a time.
+class Residency {
+ public:
+  // Null: no other rank has the parameters.
+  Residency(int stage, std::shared_ptr<modules::DataParallel> data_parallel);
+
+  // Starts a step. `whole_step`: the rank's program has no UNSHARD and RESHARD, so the stage is
+  // unsharded from here to finish().
+  void begin(bool with_backward, bool whole_step);
+  // Waits for the reductions of the step, and reshards what begin() has unsharded.
+  void finish();
+  // After a failure: ends what is in flight, so that no peer waits for it. Does not throw.
+  void abort();
+
+  // UNSHARD: starts to gather the parameters.
+  void unshard();
+  // RESHARD: frees the gathered parameters.
+  void reshard();
+  // REDUCE_GRAD: starts to reduce the gradients accumulated since the last one.
+  void reduce_grad();
+
+  // Before an action that reads the parameters: waits for a gather in flight.
+  void need_unsharded();
+  // Before a W: like need_unsharded(), but leaves a resharded stage as it is if `weight_free`.
+  // Returns whether the parameters are freed, so that W must not read them.
+  bool prepare_backward_weight(bool weight_free);
+  // Before each B, I and W: see DataParallel.
+  void before_backward(int microbatch, bool last) {
+    data_parallel_->before_backward(microbatch, last);
+  }
+
+ private:
+  enum class State { kResharded, kGathering, kUnsharded };
+
+  const int stage_;
+  const std::shared_ptr<modules::DataParallel> data_parallel_;
+  State state_ = State::kUnsharded;
+  bool whole_step_ = false;
+  bool reduces_ = false;  // a REDUCE_GRAD has run in this step
+};
+
+}  // namespace pipewright::executor
+
+#endif  // PIPEWRIGHT_EXECUTOR_RESIDENCY_H_
