@@ -15,8 +15,8 @@ namespace {
 
 namespace nn = torch::nn;
 
-// Draws the weights of one layer; every layer has a generator of its own.
-void draw_weights(nn::Module& layer, uint64_t seed, int64_t index, double deviation) {
+// Initializes the weights of one layer. Each layer has its own generator.
+void init_weights(nn::Module& layer, uint64_t seed, int64_t index, double deviation) {
   at::Generator generator =
       at::detail::createCPUGenerator(seed * 1000003 + static_cast<uint64_t>(index));
   const torch::NoGradGuard no_grad;
@@ -44,7 +44,7 @@ struct Block : nn::Module {
   static nn::LayerNorm norm(int64_t dim) { return nn::LayerNorm(nn::LayerNormOptions({dim})); }
 
   at::Tensor forward(const at::Tensor& x) {
-    // [batch, tokens, 3, heads, head dim] to three of [batch, heads, tokens, head dim].
+    // From [batch, context, 3, heads, head_dim] to three tensors [batch, heads, context, head_dim].
     const auto parts = qkv(attention_norm(x))
                            .unflatten(-1, {3, heads, kHeadDim})
                            .permute({2, 0, 3, 1, 4})
@@ -62,28 +62,29 @@ struct Block : nn::Module {
   nn::Linear up, down;
 };
 
-class CutGpt final : public GptStage {
+class Gpt final : public GptStage {
  public:
-  CutGpt(const GptConfig& config, int stage, int num_stages) {
-    // Embeddings are layer 0, blocks 1 to L, the output layer L + 1.
+  Gpt(const GptConfig& config, int stage, int num_stages) {
+    // Layer indices: token embedding 0, blocks 1 to L, output layer L + 1, position embedding L
+    // + 2.
     const double deviation = 1 / std::sqrt(static_cast<double>(config.dim));
     if (stage == 0) {
       tokens_ = register_module("tokens", nn::Embedding(kVocabulary, config.dim));
       positions_ = register_module("positions", nn::Embedding(config.context, config.dim));
-      draw_weights(*tokens_, config.seed, 0, deviation);
-      draw_weights(*positions_, config.seed, config.layers + 2, deviation);
+      init_weights(*tokens_, config.seed, 0, deviation);
+      init_weights(*positions_, config.seed, config.layers + 2, deviation);
     }
     const int64_t begin = config.layers * stage / num_stages;
     const int64_t end = config.layers * (stage + 1) / num_stages;
     for (int64_t layer = begin; layer < end; ++layer) {
       blocks_.push_back(
           register_module("block" + std::to_string(layer), std::make_shared<Block>(config.dim)));
-      draw_weights(*blocks_.back(), config.seed, 1 + layer, deviation / std::sqrt(2.0));
+      init_weights(*blocks_.back(), config.seed, 1 + layer, deviation / std::sqrt(2.0));
     }
     if (stage == num_stages - 1) {
       norm_ = register_module("norm", Block::norm(config.dim));
       output_ = register_module("output", nn::Linear(config.dim, kVocabulary));
-      draw_weights(*output_, config.seed, config.layers + 1, deviation);
+      init_weights(*output_, config.seed, config.layers + 1, deviation);
     }
   }
 
@@ -110,7 +111,7 @@ class CutGpt final : public GptStage {
 }  // namespace
 
 std::shared_ptr<GptStage> make_gpt_stage(const GptConfig& config, int stage, int num_stages) {
-  return std::make_shared<CutGpt>(config, stage, num_stages);
+  return std::make_shared<Gpt>(config, stage, num_stages);
 }
 
 at::Tensor gpt_loss(const at::Tensor& logits, const at::Tensor& targets) {

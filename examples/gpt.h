@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-// A small GPT over bytes, cut into stages.
+// A small GPT over bytes, as pipeline stages.
 
 namespace pipewright::examples {
 
@@ -16,24 +16,26 @@ inline constexpr int64_t kVocabulary = 256;
 struct GptConfig {
   int64_t layers = 4;
   int64_t dim = 64;      // a multiple of kHeadDim
-  int64_t context = 64;  // bytes
+  int64_t context = 64;  // in bytes
   uint64_t seed = 0;
 };
 inline constexpr int64_t kHeadDim = 16;
 
-// One stage: the first has the embeddings, the last the output layer, and the blocks are spread
-// evenly. Tokens [batch, context] go in at the first; [batch, context, dim] between stages; logits
-// [batch, context, kVocabulary] come out of the last. The weights of a layer depend on the seed and
-// the layer alone, however the model is cut.
+// One stage of the model. The first has the embeddings, the last the output layer, and blocks are
+// distributed evenly. The first stage takes tokens [batch, context], the last returns logits
+// [batch, context, kVocabulary], and [batch, context, dim] is passed between stages. The weights of
+// a layer depend only on the seed and the layer's index, not on the number of stages.
 class GptStage : public torch::nn::Module {
  public:
   virtual at::Tensor forward(at::Tensor input) = 0;
-  // To be sharded apart, before the stage; forward calls them so that they can be.
+  // The transformer blocks, for fully_shard() one by one before the stage; forward() calls them in
+  // the way that fully_shard requires.
   virtual std::vector<std::shared_ptr<torch::nn::Module>> blocks() const = 0;
 };
+// `dim` must be a multiple of kHeadDim.
 std::shared_ptr<GptStage> make_gpt_stage(const GptConfig& config, int stage, int num_stages);
 
-// Mean cross entropy, in nats a byte.
+// Mean cross entropy in nats per byte.
 at::Tensor gpt_loss(const at::Tensor& logits, const at::Tensor& targets);
 
 }  // namespace pipewright::examples

@@ -6,17 +6,17 @@
 
 namespace pipewright::examples {
 
-// What a run shows of itself: on a terminal a bar that is drawn over, elsewhere a line now and
-// then, or one JSON object a step.
+// The display of a training run: a progress bar on a terminal, otherwise a line every two seconds,
+// or one JSON object per step.
 class Progress {
  public:
   enum class Style { kBar, kLines, kJson };
 
   Progress(Style style, int64_t steps, int64_t tokens_per_step);
 
-  // A step has ended. Speed is over the time since the step before.
+  // Call it after each step. Speed is measured over the time since the previous call.
   void step(double loss);
-  // The end: losses on the text that is held back.
+  // The end of the run: losses on the held-back text, in nats per byte.
   void finish(double held_back_loss, double bigram_loss);
 
  private:
@@ -28,7 +28,7 @@ class Progress {
   int64_t done_ = 0;
   Clock::time_point last_step_ = Clock::now();
   Clock::time_point last_shown_{};
-  double tokens_per_second_ = 0;  // smoothed, for people
+  double tokens_per_second_ = 0;  // smoothed, for the bar and lines
 };
 
 }  // namespace pipewright::examples

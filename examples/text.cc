@@ -19,10 +19,10 @@ Text::Text(const std::string& path, int64_t context) : context_(context) {
   const auto size = static_cast<int64_t>(bytes_.size());
   training_ = size - size / 10;
   if (size - training_ < context + 1) {
-    throw std::runtime_error("`" + path + "` has " + std::to_string(size) +
-                             " bytes: wanted at least " + std::to_string(10 * (context + 1)) +
-                             ", so that the tenth that is held back has a window of " +
-                             std::to_string(context) + " and one byte more");
+    throw std::runtime_error("`" + path + "`: expected at least " +
+                             std::to_string(10 * (context + 1)) + " bytes, got " +
+                             std::to_string(size) + ": its last tenth must hold a window of " +
+                             std::to_string(context) + " bytes and its target");
   }
 }
 

@@ -6,28 +6,30 @@
 #include <utility>
 #include <vector>
 
-// A text of bytes to train on, without LibTorch: what is held back from training, which windows a
-// batch has, and how well a table of pairs of bytes does on it.
+// The bytes of a file as training data: which part is held back, which windows are in a batch, and
+// the loss of a bigram model as a baseline. Torch-free.
 
 namespace pipewright::examples {
 
 class Text {
  public:
-  // The last tenth of the file is held back. Throws std::runtime_error that names the path, if it
-  // cannot be read or has no room for two windows of `context` bytes and one more.
+  // Holds back the last tenth of the file. Throws std::runtime_error, naming the path, if the file
+  // cannot be read, or if the held-back part is shorter than one window of `context` bytes and its
+  // target.
   Text(const std::string& path, int64_t context);
 
-  // The starts of the windows of one step's batch, in the training text: the same for the same
-  // numbers, whoever asks.
+  // The starts of the windows in the batch of one step, within the training part. Equal arguments
+  // give equal batches on all ranks.
   std::vector<int64_t> batch(uint64_t seed, int64_t step, int64_t size) const;
-  // As many starts, evenly over the text that is held back; `part` of `parts` of them.
+  // The starts of batch `part` of `parts`, each of `size` windows, which together are spread evenly
+  // over the held-back part.
   std::vector<int64_t> held_back(int64_t size, int64_t part, int64_t parts) const;
 
-  // Bytes `start` to `start` + context, and those one further: input and target.
+  // The input, bytes [start, start + context), and its target, the same window one byte later.
   std::pair<std::vector<int64_t>, std::vector<int64_t>> window(int64_t start) const;
 
-  // Mean negative log likelihood of the text that is held back, in nats a byte, under a table of
-  // pairs of bytes counted in the training text; a tenth is added to each count.
+  // The mean cross entropy of the held-back part, in nats per byte, under a bigram model counted on
+  // the training part, with 0.1 added to each count.
   double bigram_loss() const;
 
  private:

@@ -1,7 +1,9 @@
-// Trains a small GPT on the bytes of a text, cut into pipeline stages: train_gpt --help.
+// Trains a small GPT on the bytes of a file, with pipeline and data parallelism: train_gpt --help.
 //
-// Ranks are threads of this process; under `pipewright launch` or torchrun they are its processes,
-// and talk over Gloo. The same seed gives the same weights and batches either way.
+// This is the library's example of a trainer: train() has all that one needs, and the rest is the
+// command line, the data and the display. Ranks are threads of this process; under `pipewright
+// launch`, torchrun or srun, each process is one rank, and ranks communicate over Gloo. Equal seeds
+// give equal weights and batches either way.
 #include <ATen/Parallel.h>
 #include <torch/optim/adamw.h>
 #include <unistd.h>
@@ -31,7 +33,7 @@ struct Options {
   int pp = 2;
   int dp_replicate = 1;
   int dp_shard = 1;
-  int stages_per_rank = 0;  // 0: the schedule's own
+  int stages_per_rank = 0;  // 0: the schedule's default
   int microbatches = 4;
   int64_t steps = 200;
   int64_t batch = 16;
@@ -39,11 +41,11 @@ struct Options {
   bool json = false;
   GptConfig model;
 
-  // Ranks that train the same stages on other data.
+  // Ranks of the data-parallel dimension: they train the same stages on different data.
   int copies() const { return dp_replicate * dp_shard; }
 };
 
-// What was asked for and cannot be.
+// The command line is invalid: exit code 2.
 class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -63,102 +65,117 @@ ir::Program make_program(const Options& options) {
   return std::get<ir::Program>(std::move(*result.schedule));
 }
 
-std::string name_of_copies(const Options& options) {
-  return options.dp_shard > 1 ? "--dp-shard" : "--dp-replicate";
+// "--pp 2 times --dp-shard 4".
+std::string times_copies(const std::string& flag, int value, const Options& options) {
+  return flag + " " + std::to_string(value) + " times " +
+         (options.dp_shard > 1 ? "--dp-shard " : "--dp-replicate ") +
+         std::to_string(options.copies());
 }
 
 void check(const Options& options) {
   if (options.dp_replicate > 1 && options.dp_shard > 1) {
-    throw UsageError("--dp-replicate " + std::to_string(options.dp_replicate) + " and --dp-shard " +
-                     std::to_string(options.dp_shard) + ": wanted 1 for one of them");
+    throw UsageError("--dp-replicate and --dp-shard: expected 1 for one of them, got " +
+                     std::to_string(options.dp_replicate) + " and " +
+                     std::to_string(options.dp_shard));
   }
   if (options.batch % (options.microbatches * options.copies()) != 0) {
-    throw UsageError("--batch " + std::to_string(options.batch) +
-                     " is not a multiple of --microbatches " +
-                     std::to_string(options.microbatches) + " times " + name_of_copies(options) +
-                     " " + std::to_string(options.copies()));
+    throw UsageError("--batch: expected a multiple of " +
+                     times_copies("--microbatches", options.microbatches, options) + ", got " +
+                     std::to_string(options.batch));
   }
   if (options.model.dim % kHeadDim != 0) {
-    throw UsageError("--dim " + std::to_string(options.model.dim) + " is not a multiple of " +
-                     std::to_string(kHeadDim) + ", the size of a head");
+    throw UsageError("--dim: expected a multiple of the head dimension " +
+                     std::to_string(kHeadDim) + ", got " + std::to_string(options.model.dim));
   }
 }
 
-// One of `parts` of a batch: inputs and targets, [windows, context].
-executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts, int part,
-                         int parts) {
+// This rank's part of a batch that starts at `starts`: inputs and targets, each [windows, context].
+executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts,
+                         const comms::Mesh& mesh) {
+  const auto copy = static_cast<size_t>(mesh.coordinate("dp"));
+  const size_t size = starts.size() / static_cast<size_t>(mesh.size("dp"));
   std::vector<at::Tensor> inputs, targets;
-  const size_t size = starts.size() / static_cast<size_t>(parts);
   for (size_t i = 0; i < size; ++i) {
-    const auto [input, target] = text.window(starts[size * static_cast<size_t>(part) + i]);
+    const auto [input, target] = text.window(starts[size * copy + i]);
     inputs.push_back(torch::tensor(input));
     targets.push_back(torch::tensor(target));
   }
-  return {{at::stack(inputs)}, {}, {at::stack(targets)}};
+  return {.inputs = {at::stack(inputs)}, .targets = {at::stack(targets)}};
 }
 
-// A group for each block, and one for what else the stage has.
+// Shards the parameters bottom-up: each block as one group, then the rest of the stage.
 std::shared_ptr<modules::DataParallel> shard(GptStage& stage, const comms::BackendPtr& group) {
   std::vector<std::shared_ptr<fsdp::Sharded>> units;
   for (const auto& block : stage.blocks()) units.push_back(fsdp::fully_shard(*block, group));
   return fsdp::fully_shard(stage, group)->data_parallel();
 }
 
-// Over the microbatches, and over the ranks of a group.
-double mean(const std::vector<at::Tensor>& losses, c10d::Backend* group) {
+// The mean over the microbatches of this rank and over the ranks of `group`.
+double mean(const std::vector<at::Tensor>& losses, c10d::Backend& group) {
   std::vector<at::Tensor> sum = {at::zeros({}, at::kDouble)};
   for (const at::Tensor& loss : losses) sum[0] += loss;
-  if (group->getSize() > 1) group->allreduce(sum)->wait();
-  return sum[0].item<double>() / static_cast<double>(losses.size()) / group->getSize();
+  if (group.getSize() > 1) group.allreduce(sum)->wait();
+  return sum[0].item<double>() / static_cast<double>(losses.size()) / group.getSize();
 }
 
+Progress::Style style_of(const Options& options) {
+  if (options.json) return Progress::Style::kJson;
+  return isatty(STDOUT_FILENO) != 0 ? Progress::Style::kBar : Progress::Style::kLines;
+}
+
+// One rank.
 void train(const Options& options, const ir::Program& program, const Text& text,
            comms::World& world) {
+  // The ranks: pipelines along "pp", data parallelism along "dp".
   comms::Mesh mesh(world, {{"pp", options.pp}, {"dp", options.copies()}});
   const comms::BackendPtr copies = mesh.group({"dp"});
-  const int copy = mesh.coordinate("dp");
+
+  // The model: this rank's stages, replicated or sharded over the ranks of "dp".
   const int num_stages = program.placement.num_stages();
   std::map<int, executor::LocalStage> stages;
-  std::vector<at::Tensor> weights;
+  std::vector<at::Tensor> parameters;
   for (const int index : program.placement.stages_of(mesh.coordinate("pp"))) {
     const auto stage = make_gpt_stage(options.model, index, num_stages);
     stages[index].stage = executor::make_stage(stage);
     stages[index].data_parallel = options.dp_shard > 1
                                       ? shard(*stage, copies)
                                       : ddp::replicate(*stage, copies)->data_parallel();
-    for (const at::Tensor& weight : stage->parameters()) weights.push_back(weight);
+    for (const at::Tensor& parameter : stage->parameters()) parameters.push_back(parameter);
   }
   const bool has_loss = stages.contains(num_stages - 1);
-  const bool reports = has_loss && copy == 0;
+
+  // The executor: runs this rank's row of the program on these stages.
   executor::Executor executor(
       program, std::move(stages), world,
       {.loss = [](const executor::Tensors& outputs,
                   const executor::Tensors& targets) { return gpt_loss(outputs[0], targets[0]); },
        .ranks = mesh.ranks({"pp"})});
-  torch::optim::AdamW optimizer(weights, torch::optim::AdamWOptions(options.learning_rate));
-  const Progress::Style style = options.json                 ? Progress::Style::kJson
-                                : isatty(STDOUT_FILENO) != 0 ? Progress::Style::kBar
-                                                             : Progress::Style::kLines;
-  Progress progress(style, options.steps, options.batch * options.model.context);
+
+  // Training: the usual loop.
+  torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(options.learning_rate));
+  const bool reports = has_loss && mesh.coordinate("dp") == 0;
+  Progress progress(style_of(options), options.steps, options.batch * options.model.context);
   for (int64_t step = 0; step < options.steps; ++step) {
     optimizer.zero_grad();
-    const executor::StepResult result = executor.step(batch_of(
-        text, text.batch(options.model.seed, step, options.batch), copy, options.copies()));
-    if (!weights.empty()) optimizer.step();
-    const double loss = has_loss ? mean(result.losses, copies.get()) : 0;
+    const std::vector<int64_t> starts = text.batch(options.model.seed, step, options.batch);
+    const executor::StepResult result = executor.step(batch_of(text, starts, mesh));
+    if (!parameters.empty()) optimizer.step();
+    const double loss = has_loss ? mean(result.losses, *copies) : 0;
     if (reports) progress.step(loss);
   }
-  constexpr int64_t kParts = 4;
+
+  // The loss on the held-back text.
+  constexpr int64_t kBatches = 4;
   double held_back = 0;
-  for (int64_t part = 0; part < kParts; ++part) {
-    const executor::StepResult result = executor.eval(
-        batch_of(text, text.held_back(options.batch, part, kParts), copy, options.copies()));
-    if (has_loss) held_back += mean(result.losses, copies.get()) / kParts;
+  for (int64_t batch = 0; batch < kBatches; ++batch) {
+    const std::vector<int64_t> starts = text.held_back(options.batch, batch, kBatches);
+    const executor::StepResult result = executor.eval(batch_of(text, starts, mesh));
+    if (has_loss) held_back += mean(result.losses, *copies) / kBatches;
   }
   if (reports) progress.finish(held_back, text.bigram_loss());
 }
 
-// Each rank on a thread. Throws what the first rank threw that failed.
+// Runs all ranks as threads. Rethrows the error of the lowest rank that failed.
 void train_threads(const Options& options, const ir::Program& program, const Text& text) {
   std::vector<comms::World> worlds = comms::thread_worlds(options.pp * options.copies());
   std::vector<std::exception_ptr> errors(worlds.size());
@@ -183,14 +200,13 @@ void run(const Options& options) {
   const ir::Program program = make_program(options);
   const Text text(options.data, options.model.context);
   const comms::Environment environment = comms::read_environment();
-  // A pool of threads for each rank would leave none for the others.
+  // Otherwise each rank would start its own pool of threads, as many as there are cores.
   const int ranks = options.pp * options.copies();
   if (ranks > 1) at::set_num_threads(1);
   if (environment.world_size == 1) return train_threads(options, program, text);
   if (environment.world_size != ranks) {
-    throw UsageError("--pp " + std::to_string(options.pp) + " times " + name_of_copies(options) +
-                     " " + std::to_string(options.copies()) +
-                     " want as many processes, and there are " +
+    throw UsageError(times_copies("--pp", options.pp, options) + ": expected " +
+                     std::to_string(ranks) + " processes, got " +
                      std::to_string(environment.world_size));
   }
   comms::World world = comms::gloo_world(environment);
@@ -199,27 +215,43 @@ void run(const Options& options) {
 
 int main(int argc, char** argv) {
   Options options;
-  CLI::App app("Trains a small GPT on the bytes of a text, cut into pipeline stages.", "train_gpt");
+  CLI::App app("Trains a small GPT on the bytes of a file, with pipeline and data parallelism.",
+               "train_gpt");
+  app.footer(
+      "Ranks are threads of this process. To run each rank as a process, over Gloo:\n"
+      "  pipewright launch -n 4 -- train_gpt --pp 2 --dp-shard 2\n"
+      "Exit codes: 0 success, 1 failure, 2 invalid command line.");
   app.option_defaults()->always_capture_default();
-  app.add_option("--data", options.data, "a file; its last tenth is held back");
-  app.add_option("--schedule", options.schedule, "as `pipewright list` names them");
-  app.add_option("--pp", options.pp, "ranks of the pipeline")->check(CLI::Range(1, 1024));
-  app.add_option("--dp-replicate", options.dp_replicate, "copies of the pipeline")
+  app.add_option("--data", options.data, "File to train on; its last tenth is held back");
+  app.add_option("--schedule", options.schedule, "Name of a schedule from `pipewright list`");
+  app.add_option("--pp", options.pp, "Ranks per pipeline")->check(CLI::Range(1, 1024));
+  app.add_option("--dp-replicate", options.dp_replicate,
+                 "Replicas of the pipeline; gradients are averaged over them")
       ->check(CLI::Range(1, 1024));
-  app.add_option("--dp-shard", options.dp_shard, "ranks over which each stage is sharded")
+  app.add_option("--dp-shard", options.dp_shard,
+                 "Ranks over which the parameters of each stage are sharded")
       ->check(CLI::Range(1, 1024));
-  app.add_option("--stages-per-rank", options.stages_per_rank, "0: the schedule's own")
+  app.add_option("--stages-per-rank", options.stages_per_rank,
+                 "Stages per rank; 0 for the schedule's default")
       ->check(CLI::Range(0, 1024));
-  app.add_option("--microbatches", options.microbatches)->check(CLI::Range(1, 1 << 20));
-  app.add_option("--steps", options.steps)->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
-  app.add_option("--seed", options.model.seed, "of weights and batches");
-  app.add_option("--layers", options.model.layers)->check(CLI::Range(1, 1 << 16));
-  app.add_option("--dim", options.model.dim)->check(CLI::Range(1, 1 << 16));
-  app.add_option("--context", options.model.context, "bytes")->check(CLI::Range(1, 1 << 20));
-  app.add_option("--batch", options.batch, "windows a step, over all microbatches")
+  app.add_option("--microbatches", options.microbatches, "Microbatches per step and replica")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--steps", options.steps, "Training steps")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  app.add_option("--seed", options.model.seed, "Seed of the weights and batches");
+  app.add_option("--layers", options.model.layers, "Transformer blocks of the model")
+      ->check(CLI::Range(1, 1 << 16));
+  app.add_option("--dim", options.model.dim, "Width of the model; a multiple of 16")
+      ->check(CLI::Range(1, 1 << 16));
+  app.add_option("--context", options.model.context, "Context length in bytes")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--batch", options.batch, "Windows per step, over all microbatches and replicas")
       ->check(CLI::Range(1, 1 << 24));
-  app.add_option("--lr", options.learning_rate, "of AdamW")->check(CLI::PositiveNumber);
-  app.add_flag("--json", options.json, "one object a step: step, loss, tokens_per_s");
+  app.add_option("--lr", options.learning_rate, "Learning rate of AdamW")
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--json", options.json,
+               "Print JSON: per step `step`, `loss`, `tokens_per_s`; at the end `held_back_loss`, "
+               "`bigram_loss`");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

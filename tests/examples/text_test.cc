@@ -37,13 +37,14 @@ TEST(Text, WindowsAndTheirTargets) {
   EXPECT_EQ(text.held_back(3, 1, 2), (std::vector<int64_t>{93, 94, 95}));
 }
 
-// "ab" over and over, and at the end a pair that was never seen.
+// "ab" repeated, and pairs at the end that the training part does not have.
 TEST(Text, BigramLossByHand) {
   std::string bytes;
   for (int i = 0; i < 45; ++i) bytes += "ab";
   bytes += "ababababzz";
   const Text text(file_with(bytes), 4);
-  // In training 45 times ab, 44 times ba; held back 4 ab, 3 ba, then bz and zz.
+  // The training part has ab 45 times and ba 44 times; the held-back part has ab 4 times, ba 3
+  // times, then bz and zz.
   const double seen_a = std::log((45 + 0.1) / (45 + 25.6));
   const double seen_b = std::log((44 + 0.1) / (44 + 25.6));
   const double b_to_z = std::log(0.1 / (44 + 25.6)), z_to_z = std::log(0.1 / 25.6);
@@ -57,8 +58,9 @@ TEST(Text, Errors) {
     Text(file_with(std::string(49, 'x')), 4);
     FAIL();
   } catch (const std::runtime_error& error) {
-    EXPECT_NE(std::string(error.what()).find("` has 49 bytes: wanted at least 50, so that"),
-              std::string::npos)
+    EXPECT_NE(
+        std::string(error.what()).find("`: expected at least 50 bytes, got 49: its last tenth"),
+        std::string::npos)
         << error.what();
   }
 }

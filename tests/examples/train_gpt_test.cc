@@ -1,5 +1,5 @@
-// train_gpt as its users run it: the same losses whatever the mesh, as threads and as processes;
-// it learns; what it prints; errors.
+// train_gpt from the command line: equal losses for every mesh, as threads and as processes; it
+// learns; output; errors.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -16,7 +16,7 @@ namespace {
 using tests::Output;
 using tests::run_shell;
 
-// The repository's own text, so that the test needs no other file.
+// A document of the repository is the training data, so that the test needs no other file.
 const std::string kTrain =
     "examples/train_gpt --data docs/command_line.md --layers 3 --dim 32 --context 32 ";
 
@@ -52,7 +52,7 @@ void expect_close(const Trained& left, const Trained& right, const std::string& 
   EXPECT_NEAR(left.bigram, right.bigram, 1e-9) << what;
 }
 
-TEST(TrainGpt, EveryScheduleHasTheLossesOfOneProcess) {
+TEST(TrainGpt, EveryScheduleMatchesASingleRank) {
   const std::string args = "--steps 20 --batch 16 --microbatches 8 ";
   const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
   EXPECT_EQ(alone.losses.size(), 20u);
@@ -61,15 +61,15 @@ TEST(TrainGpt, EveryScheduleHasTheLossesOfOneProcess) {
     const std::string schedule = " --schedule " + std::string(spec->name);
     expect_close(train(kTrain + args + "--pp 2" + schedule), alone, schedule);
   }
-  // Without microbatches the mean is taken in another order, and is the same.
+  // A single microbatch changes only the order in which the mean is taken.
   expect_close(train(kTrain + "--steps 20 --batch 16 --microbatches 1 --pp 1 --schedule GPipe"),
                alone, "one microbatch");
 }
 
-// Two copies of a pipeline of two ranks, whole or sharded, each with half of every batch.
+// Two replicas of a pipeline of two ranks, each with half of every batch, or the same sharded.
 class DataParallel : public testing::TestWithParam<std::string> {};
 
-TEST_P(DataParallel, HasTheLossesOfOneProcess) {
+TEST_P(DataParallel, MatchesASingleRank) {
   const std::string args = "--steps 10 --batch 16 --microbatches 4 ";
   const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
@@ -86,26 +86,26 @@ TEST_P(DataParallel, HasTheLossesOfOneProcess) {
 
 INSTANTIATE_TEST_SUITE_P(TrainGpt, DataParallel, testing::Values("replicate", "shard"));
 
-TEST(TrainGpt, ProcessesHaveTheLossesOfThreads) {
+TEST(TrainGpt, ProcessesMatchThreads) {
   const std::string args = "--steps 5 --pp 4 --schedule ZBV --microbatches 8";
   expect_close(train("cli/pipewright launch -n 4 -- " + kTrain + args), train(kTrain + args),
                "launch");
 }
 
-TEST(TrainGpt, SeedsDiffer) {
+TEST(TrainGpt, SeedsMatter) {
   const Trained one = train(kTrain + "--steps 2 --seed 1"),
                 two = train(kTrain + "--steps 2 --seed 2");
   EXPECT_NE(one.losses[0], two.losses[0]);
   EXPECT_EQ(one.losses, train(kTrain + "--steps 2 --seed 1").losses);
 }
 
-// On text that it has not seen, better than a table of pairs of bytes.
+// Beats a bigram model on held-back text.
 TEST(TrainGpt, Learns) {
   const Trained learned = train("examples/train_gpt --data docs/command_line.md --steps 150");
   EXPECT_LT(learned.held_back, learned.bigram);
 }
 
-TEST(TrainGpt, PlainLinesWhereThereIsNoTerminal) {
+TEST(TrainGpt, PlainLinesWithoutATerminal) {
   const Output output = run_shell(kTrain + "--steps 3");
   EXPECT_EQ(output.status, 0);
   EXPECT_EQ(output.text.find("step 1 of 3  loss "), 0u) << output.text;
@@ -129,18 +129,20 @@ TEST(TrainGpt, Errors) {
   };
   expect_error("examples/train_gpt --schedule 1F1C", 2,
                "error: --schedule: there is no schedule `1F1C`; did you mean `1F1B`?\n");
-  expect_error("examples/train_gpt --batch 15", 2,
-               "error: --batch 15 is not a multiple of --microbatches 4 times --dp-replicate 1\n");
-  expect_error("examples/train_gpt --dim 40", 2, "error: --dim 40 is not a multiple of 16,");
+  expect_error(
+      "examples/train_gpt --batch 15", 2,
+      "error: --batch: expected a multiple of --microbatches 4 times --dp-replicate 1, got 15\n");
+  expect_error("examples/train_gpt --dim 40", 2,
+               "error: --dim: expected a multiple of the head dimension 16, got 40\n");
   expect_error("examples/train_gpt --data /nowhere", 1, "error: cannot open `/nowhere`\n");
   expect_error("examples/train_gpt --pp none", 2, "--pp: ");
   expect_error("examples/train_gpt --schedule ZBV --stages-per-rank 3", 2, "error: ");
   expect_error(
       "WORLD_SIZE=3 RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 examples/train_gpt "
       "--data docs/command_line.md",
-      2, "error: --pp 2 times --dp-replicate 1 want as many processes, and there are 3\n");
+      2, "error: --pp 2 times --dp-replicate 1: expected 2 processes, got 3\n");
   expect_error(kTrain + "--dp-replicate 2 --dp-shard 2", 2,
-               "error: --dp-replicate 2 and --dp-shard 2: wanted 1 for one of them\n");
+               "error: --dp-replicate and --dp-shard: expected 1 for one of them, got 2 and 2\n");
   expect_error(
       "WORLD_SIZE=2 RANK=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 examples/train_gpt "
       "--data docs/command_line.md",
