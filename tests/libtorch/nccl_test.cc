@@ -1,5 +1,5 @@
-// One rank over NCCL, from C++ alone. Include ProcessGroupNCCL.hpp in as few files as can be: it
-// brings CUDA's headers.
+// One rank over NCCL, from C++ alone. Include ProcessGroupNCCL.hpp in as few files as possible: it
+// includes CUDA's headers.
 #define USE_C10D_NCCL 1
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

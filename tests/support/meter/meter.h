@@ -11,18 +11,20 @@
 
 namespace pipewright::tests {
 
-// The bytes of tensors that this thread has allocated and not freed, since it was made.
+// Measures tensor memory: the bytes that this thread has allocated and not freed since the meter
+// was created.
 class Meter {
  public:
   Meter() : Meter(std::make_shared<Count>()) {}
-  // Counts this thread's into the same number: where a thread may free what another has allocated.
+  // Adds this thread to the count of another meter, for tensors that one thread allocates and
+  // another frees.
   static Meter together_with(const Meter& other) { return Meter(other.count_); }
 
   int64_t bytes() const {
     const std::lock_guard lock(count_->mutex);
     return count_->now;
   }
-  // The most at a time, since it was made or told to begin anew.
+  // The highest value of bytes() since the meter was created or restart_peak() was called.
   int64_t peak() const {
     const std::lock_guard lock(count_->mutex);
     return count_->peak;

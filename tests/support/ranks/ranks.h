@@ -9,7 +9,8 @@
 
 namespace pipewright::tests {
 
-// Runs `body` for each rank on a thread of its own. What each threw; empty for those that did not.
+// Runs `body` for each rank on a separate thread. Returns the error of each rank, empty for ranks
+// that did not throw.
 inline std::vector<std::string> errors_of_ranks(int size, const std::function<void(int)>& body) {
   std::vector<std::string> errors(static_cast<size_t>(size));
   std::vector<std::thread> threads;
@@ -26,7 +27,7 @@ inline std::vector<std::string> errors_of_ranks(int size, const std::function<vo
   return errors;
 }
 
-// All of them in one text, for EXPECT_EQ(run_ranks(...), "").
+// The same, with all errors in one text: EXPECT_EQ(run_ranks(...), "").
 inline std::string run_ranks(int size, const std::function<void(int)>& body) {
   std::string text;
   const std::vector<std::string> errors = errors_of_ranks(size, body);

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-// Commands as a person would type them, for tests of whole programs.
+// Runs shell commands, for tests of whole programs.
 
 namespace pipewright::tests {
 
@@ -17,6 +17,7 @@ struct Output {
   int status;        // exit status
 };
 
+// Throws std::runtime_error if the shell cannot be started.
 inline Output run_shell(const std::string& command) {
   FILE* pipe = popen(command.c_str(), "r");
   if (!pipe) throw std::runtime_error("cannot run " + command);
@@ -28,7 +29,7 @@ inline Output run_shell(const std::string& command) {
   return output;
 }
 
-// How often `part` stands in `text`.
+// How often `part` occurs in `text`.
 inline int count(const std::string& text, const std::string& part) {
   int found = 0;
   for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;

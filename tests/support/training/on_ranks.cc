@@ -15,7 +15,7 @@
 namespace pipewright::tests {
 namespace {
 
-// Null for a process alone.
+// Null if this process is not one of several ranks.
 comms::World* world_of_processes() {
   static const std::unique_ptr<comms::World> world = [] {
     const comms::Environment environment = comms::read_environment();
@@ -28,7 +28,7 @@ comms::World* world_of_processes() {
 
 bool is_late(Late late, Late where) { return late == where || late == Late::kEverywhere; }
 
-// A thread is one rank's, and each is late at other times.
+// Each thread is one rank, with its own random sequence.
 std::chrono::microseconds some_time(int rank) {
   thread_local std::mt19937 random(static_cast<unsigned>(7 + rank));
   return std::chrono::microseconds(random() % 3000);
@@ -75,7 +75,7 @@ std::vector<std::string> errors_on_ranks(int size, const std::function<void(Rank
     body(self);
   };
   if (comms::World* world = world_of_processes()) {
-    // This process is one rank; what wants another number of them is for another run.
+    // This process is one rank. Tests for a different number of ranks are skipped in this run.
     if (world->size() != size) return std::vector<std::string>(static_cast<size_t>(size));
     run_rank(*world);
     std::printf("over Gloo: %s\n", testing::UnitTest::GetInstance()->current_test_info()->name());

@@ -10,13 +10,13 @@
 #include "pipewright/comms/recording_backend.h"
 #include "pipewright/comms/world.h"
 
-// One test body on several data-parallel ranks: threads of this process, or, where `pipewright
-// launch` started it as one of several, processes over Gloo.
+// Runs a test body on several data-parallel ranks: threads of this process, or processes over Gloo
+// if `pipewright launch` started this process as one of several.
 
 namespace pipewright::tests {
 
-// The places of PyTorch's tests in which a rank is late, by chance: where kernels or collectives
-// that are not waited for would show. kNowhere is in none of them, kEverywhere in all.
+// Where a rank is delayed at random, as in PyTorch's tests: a missing wait for a kernel or a
+// collective would show as a wrong result.
 enum class Late {
   kNowhere,
   kAfterForward,
@@ -27,38 +27,39 @@ enum class Late {
 };
 const char* to_string(Late late);
 
-// What each rank has: a group for what is tested, whose calls are written down, and one for the
-// reference.
+// What a test body gets on each rank.
 struct Rank {
   int rank;
-  comms::BackendPtr group;
-  comms::BackendPtr by_hand;
-  std::shared_ptr<comms::CallLog> log;  // of this rank alone
+  comms::BackendPtr group;              // for the code under test; its calls are recorded
+  comms::BackendPtr by_hand;            // for the reference
+  std::shared_ptr<comms::CallLog> log;  // the calls of `group` on this rank
   comms::World* world;
-  comms::Injector injector;  // of the calls that are written down
+  comms::Injector injector;  // delays and failures of `group`
   Late late = Late::kNowhere;
 
-  // Sleeps if it is late there.
+  // Sleeps if this rank is delayed there.
   void be_late(Late where) const;
 };
 
-// What each rank threw. As one of several processes: nothing, and what is thrown passes.
+// Runs `body` on all ranks and returns their errors, empty for ranks that did not throw. If ranks
+// are processes, an exception passes through instead.
 std::vector<std::string> errors_on_ranks(
     int size, const std::function<void(Rank&)>& body, const comms::Injector& injector = nullptr,
     std::chrono::milliseconds timeout = std::chrono::seconds(30));
 
-// Expects that nobody throws.
+// The same, and expects no errors.
 void on_ranks(int size, const std::function<void(Rank&)>& body);
 
+// Whether `pipewright launch` started this process as one of several ranks.
 bool ranks_are_processes();
 
-// All ranks meet, and all but the first wait while it does this: what it sees of all does not move.
+// Runs `body` on rank 0 between two barriers, so that it sees shared state that does not change.
 void on_first_rank_alone(Rank& self, const std::function<void()>& body);
 
-// As on_ranks, with delays before and behind the gathers and reductions of the group.
+// Like on_ranks, with delays before and after the gathers and reductions of `group`.
 void on_late_ranks(int size, Late late, const std::function<void(Rank&)>& body);
 
-// Other data for each iteration and rank.
+// A seed for the data of an iteration, different on each rank.
 uint64_t data_seed(int iteration, int rank);
 
 }  // namespace pipewright::tests

@@ -7,7 +7,7 @@
 
 #include "tests/support/shell/shell.h"
 
-// Tests that use on_ranks once more, on ranks that are processes, over Gloo.
+// Runs tests that use on_ranks again, over Gloo with ranks as processes.
 
 namespace pipewright::tests {
 
@@ -16,7 +16,7 @@ inline Output launch_tests(int ranks, const std::string& binary, const std::stri
                    " --gtest_filter='" + filter + "' 2>&1");
 }
 
-// `runs` is how often each rank must have been one of on_ranks.
+// Expects success, and that each rank took part in `runs` calls of on_ranks.
 inline void expect_over_gloo(int ranks, const std::string& binary, const std::string& filter,
                              int runs) {
   const Output output = launch_tests(ranks, binary, filter);

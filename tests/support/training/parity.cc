@@ -12,11 +12,11 @@
 namespace pipewright::tests {
 namespace {
 
-bool close(const at::Tensor& want, const at::Tensor& got) {
-  return want.sizes() == got.sizes() && at::allclose(got, want, 1e-9, 1e-11);
+bool close(const at::Tensor& expected, const at::Tensor& got) {
+  return expected.sizes() == got.sizes() && at::allclose(got, expected, 1e-9, 1e-11);
 }
 
-// Without the module that checkpoints another, as PyTorch's takes its wrapper's prefix away.
+// Without the prefix of a checkpointing wrapper, as PyTorch's test does.
 std::string plain_name(std::string name) {
   const std::string wrapper = std::string(kCheckpointed) + ".";
   const size_t at = name.find(wrapper);
@@ -55,17 +55,17 @@ void average_grads(torch::nn::Module& module, c10d::Backend& group) {
   }
 }
 
-std::string difference(const torch::nn::Module& want, const torch::nn::Module& got,
+std::string difference(const torch::nn::Module& expected, const torch::nn::Module& got,
                        const Part& part) {
   const auto part_of = [&](const at::Tensor& whole) { return part ? part(whole) : whole; };
-  const auto left = want.named_parameters(), right = got.named_parameters();
+  const auto left = expected.named_parameters(), right = got.named_parameters();
   if (left.size() != right.size()) return "different numbers of parameters";
   for (size_t i = 0; i < left.size(); ++i) {
     const std::string& name = left[i].key();
     if (name != plain_name(right[i].key())) return name + " is " + right[i].key();
     if (!close(part_of(left[i].value()), right[i].value())) return name + " differs";
     const at::Tensor &one = left[i].value().grad(), &other = right[i].value().grad();
-    if (one.defined() != other.defined()) return "one gradient of " + name + " is not defined";
+    if (one.defined() != other.defined()) return "one gradient of " + name + " is undefined";
     if (one.defined() && !close(part_of(one), other)) return "the gradient of " + name + " differs";
   }
   return "";
@@ -102,11 +102,11 @@ void Parity::zero_grad(int iteration) {
 }
 
 void Parity::backward(const Loss& loss, int iteration) {
-  const at::Tensor want = loss(plain_, iteration, self_.rank);
+  const at::Tensor expected = loss(plain_, iteration, self_.rank);
   const at::Tensor got = loss(module_, iteration, self_.rank);
   self_.be_late(Late::kAfterForward);
-  EXPECT_TRUE(at::allclose(want, got, 1e-9, 1e-11)) << iteration;
-  want.backward();
+  EXPECT_TRUE(at::allclose(expected, got, 1e-9, 1e-11)) << iteration;
+  expected.backward();
   got.backward();
 }
 

@@ -11,7 +11,8 @@
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 
-// The module that is tested beside a plain copy, whose gradients are averaged by hand.
+// Trains a wrapped module next to a plain copy, whose gradients are averaged by hand, and compares
+// them.
 
 namespace pipewright::tests {
 
@@ -19,39 +20,40 @@ using OptimizerPtr = std::unique_ptr<torch::optim::Optimizer>;
 OptimizerPtr adam(torch::nn::Module& module);
 OptimizerPtr adam_w(torch::nn::Module& module);
 
-// Averages the gradients of a plain module over the ranks: one that some ranks lack is zero there,
-// one that all lack stays undefined.
+// Averages the gradients of a plain module over the ranks. A gradient that is missing on some ranks
+// counts as zero there; one that is missing on all stays undefined.
 void average_grads(torch::nn::Module& module, c10d::Backend& group);
 
-// What a rank holds of a whole parameter, or of its gradient.
+// This rank's part of a whole parameter or gradient.
 using Part = std::function<at::Tensor(const at::Tensor& whole)>;
 
-// PyTorch's check_sharded_parity: the first difference between `got` and the parts of `want`, in
-// names, parameters and gradients beyond 1e-9; empty if there is none.
-std::string difference(const torch::nn::Module& want, const torch::nn::Module& got,
+// The first difference between `got` and the parts of `expected`, in names, or in parameters and
+// gradients beyond 1e-9; empty if there is none. PyTorch's check_sharded_parity.
+std::string difference(const torch::nn::Module& expected, const torch::nn::Module& got,
                        const Part& part = nullptr);
 
-// What is done with either of them, for an iteration's data.
+// The loss of either module on the data of an iteration.
 using Loss = std::function<at::Tensor(const ModulePtr&, int iteration, int rank)>;
-// Of the sum of the output, called as fsdp::forward does, which a plain module does not notice.
+// The sum of the output. The module is called through fsdp::forward, which is a plain call for a
+// plain module.
 Loss sum_of(std::vector<int64_t> sizes);
 Loss sum_of_tokens(std::vector<int64_t> sizes, int64_t vocabulary);
 
 class Parity {
  public:
-  // Makes the optimizers: before the module is wrapped, which must not matter.
+  // Creates the optimizers, possibly before the module is wrapped: the order must not matter.
   Parity(Rank& self, ModulePtr plain, ModulePtr module, Part part = nullptr,
          OptimizerPtr (*make_optimizer)(torch::nn::Module&) = adam);
 
   std::string difference() const;
-  // To nothing or to zeros, by turns.
+  // Sets gradients to undefined in even iterations, to zeros in odd ones.
   void zero_grad(int iteration);
-  // Expects equal losses; one microbatch.
+  // One microbatch: expects equal losses, and runs both backwards.
   void backward(const Loss& loss, int iteration);
-  // Expects equal parameters and gradients before and after both step.
+  // Expects equal parameters and gradients before and after the optimizer steps.
   void step();
 
-  // Ten times all of these; `each` is for the wrapped module, before its forward.
+  // Ten iterations of all of these. `each` is called before each forward.
   void train(const Loss& loss, const std::function<void(int iteration)>& each = nullptr);
 
  private:
@@ -61,8 +63,8 @@ class Parity {
   const OptimizerPtr plain_optimizer_, optimizer_;
 };
 
-// Steps of make_mlps(32) by turns with steps of its first part alone, which then is the outermost
-// one that runs.
+// Alternates steps of make_mlps(32) and steps of its first part alone, which is then the outermost
+// module that runs.
 void train_whole_and_part(Parity& parity);
 
 }  // namespace pipewright::tests

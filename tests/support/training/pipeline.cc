@@ -140,7 +140,7 @@ std::vector<Trained> train_pipeline(const PipelineCase& pipeline, const Wrap& wr
       const auto result = executor.step(
           {{input_of(pipeline, step, mine.copy)}, {}, {target_of(pipeline, step, mine.copy)}});
       mine.losses.insert(mine.losses.end(), result.losses.begin(), result.losses.end());
-      // As PyTorch's: a reduction that still runs would write over one of the two.
+      // As in PyTorch's test: a reduction that is still running would overwrite one of the two.
       for (const at::Tensor& weight : weights) {
         if (weight.grad().defined()) weight.grad().div_(2).mul_(2);
       }
@@ -173,7 +173,7 @@ Trained train_reference(const PipelineCase& pipeline) {
   return trained;
 }
 
-void expect_trained(const Trained& want, const std::vector<Trained>& got,
+void expect_trained(const Trained& expected, const std::vector<Trained>& got,
                     const std::function<at::Tensor(const at::Tensor&, int)>& part,
                     Tolerance tolerance) {
   for (const Trained& rank : got) {
@@ -186,13 +186,13 @@ void expect_trained(const Trained& want, const std::vector<Trained>& got,
     };
     for (const auto& [name, value] : rank.parameters.pairs()) {
       const at::Tensor grad = rank.grads[name];
-      if (!want.parameters.contains(name)) {  // the one that nobody uses
+      if (!expected.parameters.contains(name)) {  // the unused one
         EXPECT_FALSE(grad.defined()) << name;
         continue;
       }
-      expect_close(value, want.parameters[name], name);
+      expect_close(value, expected.parameters[name], name);
       ASSERT_TRUE(grad.defined()) << name;
-      expect_close(grad, want.grads[name], "gradient of " + name);
+      expect_close(grad, expected.grads[name], "gradient of " + name);
     }
   }
 }

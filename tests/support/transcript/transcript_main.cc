@@ -1,14 +1,14 @@
-// Runs transcripts: text files that show what a person types and sees, compared whole.
+// Replays transcripts, text files with commands and their output, and compares all of it:
 //
-//   $ pipewright validate PW006.csv     a line for the shell, in the folder of the transcript
-//   ...                                 what it writes to stdout
-//   ! PW006.csv:1:4: error[PW006]: ...  what it writes to stderr
+//   $ pipewright validate PW006.csv     a shell command, run in the folder of the transcript
+//   ...                                 its stdout
+//   ! PW006.csv:1:4: error[PW006]: ...  its stderr
 //   = 1                                 its exit code
 //
 //   transcript_main FOLDER [--update_goldens]
 //
-// With --update_goldens (under `bazel run`) the files are written anew from what happens; read the
-// diff.
+// With --update_goldens (under `bazel run`) the files are rewritten from the actual output; read
+// the diff.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -41,7 +41,7 @@ std::vector<std::string> lines_of(const std::string& text) {
 
 std::string shell_quoted(const fs::path& path) { return "'" + path.string() + "'"; }
 
-// What one command prints, as a transcript shows it.
+// Runs one command and returns its part of a transcript.
 std::string run(const std::string& command, const fs::path& folder, const fs::path& program) {
   const fs::path scratch =
       fs::path(std::getenv("TEST_TMPDIR") ? std::getenv("TEST_TMPDIR") : "/tmp") /
@@ -67,7 +67,7 @@ std::string replay(const fs::path& transcript, const fs::path& program) {
   bool at_top = true;
   for (const std::string& line : lines_of(read_file(transcript))) {
     at_top = at_top && line.starts_with("# ");
-    if (at_top) shown += line + "\n";  // a remark; further down it is what a command printed
+    if (at_top) shown += line + "\n";  // a comment; further down it is output
     if (line.starts_with("$ ")) shown += run(line.substr(2), transcript.parent_path(), program);
   }
   return shown;
@@ -95,7 +95,7 @@ int main(int argc, char** argv) {
   const bool update = argc > 2 && std::string(argv[2]) == "--update_goldens";
   const char* workspace = std::getenv("BUILD_WORKSPACE_DIRECTORY");
   if (update && workspace == nullptr) {
-    std::fprintf(stderr, "--update_goldens works under `bazel run`\n");
+    std::fprintf(stderr, "--update_goldens: expected to run under `bazel run`\n");
     return 2;
   }
   std::set<fs::path> transcripts;
