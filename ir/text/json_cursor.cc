@@ -43,10 +43,16 @@ class CountingIterator {
 //   [json.exception.parse_error.101] parse error at line 1, column 2: syntax error while parsing
 //   value - unexpected ']'; expected '[', '{', or a literal
 //   -> expected `[`, `{`, or a literal, got `]`
+//
+//   [json.exception.out_of_range.406] number overflow parsing '1e400'
+//   -> number overflow parsing '1e400'
 std::string syntax_message(std::string_view what) {
-  constexpr std::string_view kUnexpected = "unexpected ", kExpected = "; expected ";
+  constexpr std::string_view kUnexpected = "unexpected ", kExpected = "; expected ", kId = "] ";
+  if (const size_t id_end = what.find(kId);
+      what.starts_with('[') && id_end != std::string_view::npos)
+    what.remove_prefix(id_end + kId.size());
   const size_t detail_at = what.find(" - ");
-  if (detail_at == std::string_view::npos) return fmt::format("syntax error: {}", what);
+  if (detail_at == std::string_view::npos) return std::string(what);
   const std::string_view detail = what.substr(detail_at + 3);
   const size_t expected_at = detail.rfind(kExpected);
   if (!detail.starts_with(kUnexpected) || expected_at == std::string_view::npos)

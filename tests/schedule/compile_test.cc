@@ -144,7 +144,7 @@ TEST(CompileTest, WhatIsAskedForWronglyIsADiagnostic) {
   EXPECT_EQ(errors_of({.source = "1F1B",
                        .shape = {.ranks = 2, .microbatches = 2},
                        .policies = {.lookahead = 0}}),
-            "error[PW085]: `lookahead`: expected a number from 1, got `0`\n");
+            "error[PW085]: `lookahead`: expected a positive integer, got `0`\n");
   const ir::Source program{"lowered.csv", "0F0,0SEND_F0\n1RECV_F0,1F0\n"};
   EXPECT_EQ(errors_of({.source = &program,
                        .policies = {.forward_only = true},

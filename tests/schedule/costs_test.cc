@@ -79,12 +79,8 @@ TEST(CostsTest, ReadsEveryKey) {
 TEST(CostsTest, EachMistakeIsNamedAtItsPlace) {
   const std::pair<const char*, const char*> kCases[] = {
       {"[]", "1:1: PW091: a costs file: expected an object, got `[]`"},
-      {"{\n\"version\": 1,\n}",
-       "3:2: PW090: syntax error while parsing object key - unexpected '}'; expected string "
-       "literal"},
-      {"",
-       "1:1: PW090: syntax error while parsing value - unexpected end of input; expected '[', "
-       "'{', or a literal"},
+      {"{\n\"version\": 1,\n}", "3:2: PW090: expected string literal, got `}`"},
+      {"", "1:1: PW090: expected `[`, `{`, or a literal, got end of input"},
       {"{}", "1:1: PW084: a costs file has a `version`, got none; write it as `\"version\": 1`"},
       {R"({"version": 2})", "1:13: PW081: `version`: expected 1, got `2`"},
       {R"({"version": 1, "foward": 1})",
