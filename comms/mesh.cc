@@ -38,8 +38,9 @@ BackendPtr Mesh::neighbours(const std::vector<std::string>& dims, int count) {
     for (const std::string& dim : dims) name += "." + dim;
     if (count != size) name += "/" + std::to_string(count);
     const auto place = static_cast<int>(std::ranges::find(all, world_.rank()) - all.begin());
-    const auto begin = static_cast<size_t>(place / count * count);
-    group = world_.make_group(name, std::span(all).subspan(begin, static_cast<size_t>(count)));
+    const int begin = place / count * count;
+    group = world_.make_group(
+        name, std::span(all).subspan(static_cast<size_t>(begin), static_cast<size_t>(count)));
   }
   return group;
 }

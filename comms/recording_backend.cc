@@ -200,13 +200,16 @@ class RecordingBackend final : public c10d::Backend {
     std::this_thread::sleep_for(fault.delay);
     if (fault.refuse) throw error;
     c10::intrusive_ptr<FaultyWork> faulty;
+    WorkPtr work;
     if (fault.hold || fault.fail_work || fault.work_delay.count() > 0) {
       faulty = c10::make_intrusive<FaultyWork>(
           std::move(forward), start + fault.work_delay,
           fault.fail_work ? std::make_exception_ptr(error) : nullptr);
       if (!fault.hold) faulty->forward();
+      work = faulty;
+    } else {
+      work = forward();
     }
-    const WorkPtr work = faulty ? WorkPtr(faulty) : forward();
     if (held_) std::exchange(held_, nullptr)->forward();
     if (fault.hold) held_ = faulty;
     return work;

@@ -5,7 +5,6 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "pipewright/autograd/checkpoint.h"
 #include "pipewright/autograd/split_backward.h"
 #include "pipewright/executor/stage.h"
+#include "pipewright/modules/tensors.h"
 
 namespace pipewright::executor {
 
@@ -57,14 +57,6 @@ class ModuleStage final : public Stage {
 
 namespace module_stage_internal {
 
-inline Tensors to_tensors(at::Tensor output) { return {std::move(output)}; }
-inline Tensors to_tensors(Tensors outputs) { return outputs; }
-template <typename... T>
-Tensors to_tensors(std::tuple<T...> outputs) {
-  return std::apply([](auto&&... output) { return Tensors{std::move(output)...}; },
-                    std::move(outputs));
-}
-
 // How many tensors a forward takes; 0 if it takes a vector of them.
 template <typename Result, typename Module, typename... Inputs>
 constexpr size_t arity(Result (Module::*)(Inputs...)) {
@@ -97,14 +89,14 @@ std::shared_ptr<ModuleStage> make_stage(Module module) {
   return std::make_shared<ModuleStage>([module](const Tensors& inputs) mutable -> Tensors {
     constexpr size_t kArity = internal::arity_of_forward<Plain>();
     if constexpr (kArity == 0) {
-      return internal::to_tensors(module->forward(inputs));
+      return modules::to_tensors(module->forward(inputs));
     } else {
       if (inputs.size() != kArity) {
         throw std::invalid_argument("forward of the module: expected " + std::to_string(kArity) +
                                     " tensors, got " + std::to_string(inputs.size()));
       }
       return [&]<size_t... I>(std::index_sequence<I...>) {
-        return internal::to_tensors(module->forward(inputs[I]...));
+        return modules::to_tensors(module->forward(inputs[I]...));
       }
       (std::make_index_sequence<kArity>());
     }

@@ -93,8 +93,8 @@ void BackwardOrder::backward_begins() {
       order_.push_back(unit);
   }
   std::ranges::reverse(order_);
-  std::ranges::stable_partition(
-      order_, [](const ShardedUnit* unit) { return !unit->ends_with_backward(); });
+  std::stable_partition(order_.begin(), order_.end(),
+                        [](const ShardedUnit* unit) { return !unit->ends_with_backward(); });
 }
 
 bool BackwardOrder::is_complete() {

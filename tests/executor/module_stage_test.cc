@@ -100,7 +100,7 @@ TEST(HeaderExamples, Executor) {
   EXPECT_LT(at::mse_loss(result.outputs[0], y).item<double>(), loss_before);
 }
 
-TEST(Readme, ItsLines) {
+TEST(ModuleStageTest, AStepHasTheGradientsOfThePlainModule) {
   comms::World world = std::move(comms::thread_worlds(1)[0]);
   const schedules::ScheduleSpec& spec = *schedules::find_schedule("1F1B");
   const schedules::Shape shape{1, 1, 2};
