@@ -11,34 +11,40 @@
 #include "pipewright/ir/schedule.h"
 #include "pipewright/schedules/schedule_spec.h"
 
-// The catalogue: every schedule that can be made, by name. Constant data and pure functions; any
-// thread.
+// The catalogue: every schedule that can be generated, by name.
+//
+//   const ScheduleSpec& spec = *find_schedule("ZBV");
+//   const Shape shape{.ranks = 4, .stages = default_stages(spec, 4), .microbatches = 8};
+//   if (!shape_error(spec, shape)) order = make_order(spec, shape);
+//
+// schedule/compile.h does this, and lowers and verifies the result. Constant data and pure
+// functions, callable from any thread.
 
 namespace pipewright::schedules {
 
-// All of them; the only list.
+// All schedules, in the order in which they are listed to users.
 std::span<const ScheduleSpec* const> all_schedules();
 
-// The schedule of that name or alias, in any case; null if there is none.
+// Finds a schedule by name or alias, ignoring case. Returns null if there is none.
 const ScheduleSpec* find_schedule(std::string_view name);
 
-// Names and aliases, for `did you mean`.
+// All names and aliases, for `did you mean` hints.
 std::vector<std::string_view> schedule_names();
 
-// The number of stages that a schedule has where none is asked for: P, or V P.
+// The number of stages if the user gives none: ranks times ScheduleSpec::default_stages_per_rank.
 int default_stages(const ScheduleSpec& spec, int ranks);
 
-// Why the schedule does not exist for a shape, with the nearest legal shapes as its help; none if
-// it does.
+// Checks a shape against the constraints of a schedule. Returns the error (PW071), with the nearest
+// valid shapes as its help, or nothing if the shape is valid.
 std::optional<ir::Diagnostic> shape_error(const ScheduleSpec& spec, const Shape& shape);
 
-// The whole order. The shape must be one for which shape_error has nothing to say. Linear in the
-// number of cells.
+// Generates the compute order of all ranks. The shape must be valid (shape_error). Linear in the
+// number of cells, idle slots included.
 ir::ComputeOrder make_order(const ScheduleSpec& spec, const Shape& shape);
 
-// The order of one rank, without the idle slots that come from other ranks (ScheduleSpec::align).
-// Linear in its own length, however many ranks there are, except for schedules whose ranks depend
-// on each other (ScheduleSpec::make_rows).
+// Generates the order of one rank, without the idle slots that ScheduleSpec::align adds. Linear in
+// its own length, independent of the number of ranks, except for schedules that generate all ranks
+// together (ScheduleSpec::make_rows).
 ir::Row make_row(const ScheduleSpec& spec, const Shape& shape, int rank);
 
 }  // namespace pipewright::schedules

@@ -9,31 +9,32 @@
 
 namespace pipewright::schedules {
 
-// The size of a schedule, and options that only some schedules take. 0: not given.
+// The size of a schedule, and options that only some schedules take. 0 means not given.
 struct Shape {
   int ranks = 0;
   int stages = 0;
   int microbatches = 0;
-  int group_size = 0;  // microbatches that run through one stage of a rank before its next; 0
-                       // for the schedule's own choice
-  bool extra_warmup = false;  // one forward more before the first backward
+  int group_size = 0;  // consecutive microbatches per stage before a rank switches to its next
+                       // stage; 0 for the schedule's default
+  bool extra_warmup = false;  // one more forward before the first backward
 
-  // V, where stages are a multiple of ranks.
+  // Stages must be a multiple of ranks.
   int stages_per_rank() const { return stages / ranks; }
 
   friend bool operator==(const Shape&, const Shape&) = default;
 };
 
+// How stages are placed on ranks: round robin, or up and down again (ir/placement.h).
 enum class Pattern { kLoop, kV };
 
-// Something that a shape must keep to.
+// A condition on the shape of a schedule.
 struct Constraint {
   std::string_view rule;    // "stages = ranks"
   std::string_view reason;  // "each rank holds one stage"
   bool (*holds)(const Shape&);
 };
 
-// An option of a schedule's own, named as on the command line.
+// An option that only some schedules take, named as on the command line.
 struct ShapeOption {
   std::string_view name;  // "group-size"
   std::string_view meaning;
@@ -46,26 +47,27 @@ inline constexpr ShapeOption kShapeOptions[] = {
      [](const Shape& shape) { return shape.extra_warmup; }},
 };
 
-// What the catalogue knows of one schedule. Constant data; the functions are pure, any thread.
+// One schedule of the catalogue: its description, constraints and generator. Constant data; the
+// functions are pure and callable from any thread. CONTRIBUTING.md says how to add one.
 struct ScheduleSpec {
   std::string_view name;
   std::span<const std::string_view> aliases;
   std::string_view source;  // paper or code
   Pattern pattern;
   int default_stages_per_rank;
-  bool splits_backward;     // has I and W beside B
-  std::string_view bubble;  // idle time of a rank in a step, F, B, I, W being times of a stage
-  std::string_view memory;  // peak of live activations on rank r, in microbatches of a stage
+  bool splits_backward;     // uses I and W, not only B
+  std::string_view bubble;  // idle time per rank and step, in the times F, B, I, W of one stage
+  std::string_view memory;  // peak of live activations on rank r, in microbatches of one stage
   std::span<const Constraint> constraints;
-  std::span<const ShapeOption> options = {};  // those that it takes
+  std::span<const ShapeOption> options = {};  // the options that it takes
 
-  // The order of one rank, for a shape that keeps to the constraints. Linear in its length. Null
-  // where ranks depend on each other.
+  // Generates the order of one rank for a valid shape, in time linear in its length. Null if the
+  // ranks can only be generated together.
   ir::Row (*make_row)(const Shape&, int rank) = nullptr;
-  // The orders of all ranks, where make_row is null. Linear in their length.
+  // Generates the orders of all ranks, in linear time. Set if and only if make_row is null.
   ir::Rows (*make_rows)(const Shape&) = nullptr;
-  // Puts idle slots where ranks wait for each other, for orders that PyTorch draws so; null for
-  // others.
+  // Inserts idle slots where ranks wait for each other, as PyTorch does for some schedules; null
+  // for the others.
   void (*align)(ir::ComputeOrder*) = nullptr;
 };
 

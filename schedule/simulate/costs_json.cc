@@ -204,14 +204,13 @@ class CostsReader {
         const std::string hint = ir::did_you_mean(member.key, known);
         diagnostics_
             .error(ir::Rule::kUnknownKey,
-                   fmt::format("there is no key {}{}", ir::backticked(member.key), where),
+                   fmt::format("unknown key {}{}", ir::backticked(member.key), where),
                    member.key_place)
             .help = hint.empty() ? fmt::format("keys are {}", fmt::join(known, ", ")) : hint;
       } else if (!seen.insert(member.key).second) {
-        diagnostics_.error(
-            ir::Rule::kDuplicateKey,
-            fmt::format("the key {} appears twice{}", ir::backticked(member.key), where),
-            member.key_place);
+        diagnostics_.error(ir::Rule::kDuplicateKey,
+                           fmt::format("duplicate key {}{}", ir::backticked(member.key), where),
+                           member.key_place);
       }
     }
   }

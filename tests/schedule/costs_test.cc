@@ -12,7 +12,7 @@
 namespace pipewright::schedule {
 namespace {
 
-// What is wrong, one line for each error: "1:16: PW082: there is no key `foward`".
+// What is wrong, one line for each error: "1:16: PW082: unknown key `foward`".
 std::string text_of(const ir::Diagnostics& diagnostics) {
   std::string text;
   for (const ir::Diagnostic& one : diagnostics.kept()) {
@@ -84,7 +84,7 @@ TEST(CostsTest, EachMistakeIsNamedAtItsPlace) {
       {"{}", "1:1: PW084: a costs file has a `version`, got none; write it as `\"version\": 1`"},
       {R"({"version": 2})", "1:13: PW081: `version`: expected 1, got `2`"},
       {R"({"version": 1, "foward": 1})",
-       "1:16: PW082: there is no key `foward`; did you mean `forward`?"},
+       "1:16: PW082: unknown key `foward`; did you mean `forward`?"},
       {R"({"version": 1, "forward": "1"})",
        "1:27: PW091: `forward`: expected 0 or a number from 1e-12 to 1e+18, got `\"1\"`"},
       {R"({"version": 1, "forward": -1})",
@@ -112,15 +112,14 @@ TEST(CostsTest, EachMistakeIsNamedAtItsPlace) {
       {R"({"version": 1, "links": [{"from": 0, "to": 1}, {"from": 0, "to": 1}]})",
        "1:48: PW083: `links` has two from rank 0 to rank 1"},
       {R"({"version": 1, "links": [{"from": 0, "to": 1, "latncy": 1}]})",
-       "1:47: PW082: there is no key `latncy` in a link; did you mean `latency`?"},
-      {R"({"version": 1, "forward": 1, "forward": 2})",
-       "1:30: PW083: the key `forward` appears twice"},
+       "1:47: PW082: unknown key `latncy` in a link; did you mean `latency`?"},
+      {R"({"version": 1, "forward": 1, "forward": 2})", "1:30: PW083: duplicate key `forward`"},
       // All of them, not the first.
       {"{\"version\": 3,\n \"forward\": -1, \"unshrd\": 0,\n \"links\": [{\"from\": 0.5, \"to\": "
        "1}]}",
        "1:13: PW081: `version`: expected 1, got `3`\n"
        "2:13: PW085: `forward`: expected 0 or a number from 1e-12 to 1e+18, got `-1`\n"
-       "2:17: PW082: there is no key `unshrd`; did you mean `unshard`?\n"
+       "2:17: PW082: unknown key `unshrd`; did you mean `unshard`?\n"
        "3:21: PW085: `from` of a link: expected a rank, got `0.5`"},
   };
   for (const auto& [text, wanted] : kCases) EXPECT_EQ(error_of(text), wanted) << text;
