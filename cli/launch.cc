@@ -115,7 +115,8 @@ class Launcher {
     const int port = options_.master_port == 0 ? free_port() : options_.master_port;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) start(rank, port);
     while (any_running()) wait();
-    // Behind the last rank only what it left in its group can write; that is ended.
+    // After the last rank has ended, only processes that ranks left behind can still write: end
+    // them.
     signal_all(SIGKILL);
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       for (Output& output : ranks_[rank].outputs) {

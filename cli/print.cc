@@ -81,18 +81,29 @@ bool is_picture(std::string_view format) {
   return std::ranges::find(pictures, format) != pictures.end();
 }
 
+// The format that the extension of the output file names ("out.svg"); otherwise a timeline on a
+// terminal, and a table elsewhere.
+std::string default_format(const std::string& path, bool to_stdout, const Console& console) {
+  if (to_stdout) return console.out_is_terminal ? "timeline" : "table";
+  const size_t dot = path.rfind('.');
+  if (dot == std::string::npos) return "table";
+  const std::string extension = path.substr(dot + 1);
+  const bool is_file_format = std::ranges::find(ir::formats(), std::string_view(extension),
+                                                &ir::FormatInfo::name) != ir::formats().end();
+  return is_file_format || is_picture(extension) ? extension : "table";
+}
+
 }  // namespace
 
 int run_print(const Invocation& invocation, Console& console) {
   const std::string path = invocation.text("--output").value_or("");
   const bool to_stdout = path.empty() || path == "-";
   const std::string format =
-      invocation.text("--format")
-          .value_or(to_stdout && console.out_is_terminal ? "timeline" : "table");
+      invocation.text("--format").value_or(default_format(path, to_stdout, console));
   if (!is_picture(format)) refuse_cost_options(invocation, "--format timeline, svg, trace or dot");
   if (invocation.has("--comms") && format != "timeline")
     throw UsageError("--comms requires --format timeline");
-  // What a pass gave goes to stderr: stdout holds the result alone.
+  // The result of a pass goes to stderr: stdout holds the result alone.
   const std::optional<std::string> watched = invocation.text("--print-after");
   bool seen = false;
   const auto observer = [&](std::string_view pass, const ir::AnySchedule& schedule) {

@@ -41,7 +41,7 @@ def _given_site(ctx):
     if not version.exists:
         fail("LIBTORCH_SITE=%s holds no torch: %s is missing" % (site, version))
     if "__version__ = '2.11.0" not in ctx.read(version):
-        fail("LIBTORCH_SITE=%s: want torch 2.11.0, %s says otherwise" % (site, version))
+        fail("LIBTORCH_SITE=%s: expected torch 2.11.0, got another version in %s" % (site, version))
     return site
 
 def _torch_site_impl(ctx):
