@@ -16,7 +16,7 @@ TEST(BadFilesTest, EveryRuleHasAFileThatViolatesIt) {
     std::stringstream text;
     text << file.rdbuf();
     EXPECT_NE(text.str().find("error[" + code(row.rule) + "]"), std::string::npos) << path;
-    // What is wrong with a request, and not with a schedule, is usage.
+    // Errors in a request, not in a schedule, are usage errors.
     const bool is_request = code(row.rule).starts_with("PW07");
     EXPECT_NE(text.str().find(is_request ? "\n= 2\n" : "\n= 1\n"), std::string::npos) << path;
   }

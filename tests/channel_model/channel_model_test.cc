@@ -1,6 +1,6 @@
 // The channel model as an executable specification: on a table of tiny programs with verdicts
-// derived by hand, and on thousands of random ones, the plain interpreter, the verifier's fast run
-// and the simulator agree.
+// derived by hand, and on thousands of random ones, the plain interpreter, the verifier and the
+// simulator agree.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -45,7 +45,7 @@ TEST(ChannelModelTest, TableOfTinyPrograms) {
   }
 }
 
-// The simulator's times are those of the ticking clock.
+// The simulator computes the same times as the ticking clock.
 void expect_same_times(const ir::Program& program, const schedule::EventGraph& graph,
                        ir::ChannelModel model, ir::ChannelCapacity capacity, std::mt19937& random) {
   const auto below = [&](int limit) {

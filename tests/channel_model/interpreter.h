@@ -12,8 +12,8 @@
 #include "pipewright/ir/schedule.h"
 
 // The channel model of ir/channel.h, written as plainly as possible, for tests: it explores every
-// interleaving of a small program (at most 63 actions) and disregards speed. A state is the set of
-// actions that have finished. The verifier must agree with it.
+// interleaving of a small program (at most 63 actions), without regard for speed. A state is the
+// set of actions that have finished. The verifier must agree with it.
 
 namespace pipewright::channel_model {
 
@@ -39,8 +39,8 @@ class Interpreter {
     }
   }
 
-  // Whether an interleaving stops with an action left. Every interleaving must stop in the same
-  // state: see confluent().
+  // Whether execution stops before all actions have finished. Every interleaving must stop in the
+  // same state: see confluent().
   bool deadlocks() {
     std::set<uint64_t> ends, seen;
     std::vector<uint64_t> open = {0};

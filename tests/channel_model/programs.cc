@@ -43,8 +43,7 @@ const std::vector<Case>& cases() {
        "DDD",
        false},
       // The same with the second SEND before 2F0: both ends post two transfers one way, then two
-      // the
-      // other way.
+      // the other way.
       {"the example, fixed",
        ir::Placement::custom(2, {0, 1, 0}),
        {"0F0 0SEND_F0 0F1 0SEND_F1 2RECV_F0 2F0 2RECV_F1 2F1",
@@ -54,9 +53,8 @@ const std::vector<Case>& cases() {
        "...",
        false},
       // Fixed on one side only: 1SEND_F0 is ahead of 1RECV_F1, and 0SEND_F1 ahead of 2RECV_F0, in
-      // the
-      // one queue between the ranks. Both pass if a SEND may finish before its RECV, or with one
-      // queue per direction.
+      // the one queue between the ranks. Both pass if a SEND may finish before its RECV, or
+      // with one queue per direction.
       {"the example, half fixed",
        ir::Placement::custom(2, {0, 1, 0}),
        {"0F0 0SEND_F0 0F1 0SEND_F1 2RECV_F0 2F0 2RECV_F1 2F1",
@@ -83,8 +81,7 @@ const std::vector<Case>& cases() {
        "...",
        false},
       // Each RECV is ahead of the SEND that the other needs. A SEND that is not at the head does
-      // not
-      // finish at any capacity.
+      // not finish at any capacity.
       {"RECVs head to head",
        ir::Placement::loop(2, 2),
        {"0RECV_B0 0SEND_F0", "1RECV_F0 1SEND_B0"},

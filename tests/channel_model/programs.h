@@ -7,7 +7,7 @@
 
 #include "pipewright/ir/schedule.h"
 
-// Small programs that run or deadlock, for all tests that must agree on which do.
+// Small programs, some of which deadlock, shared by all tests that check deadlock.
 
 namespace pipewright::channel_model {
 
@@ -27,7 +27,7 @@ struct Case {
 // Programs with verdicts that were derived by hand.
 const std::vector<Case>& cases();
 
-// A lowered small order whose actions were swapped at random as far as data flow allows.
+// A small lowered order whose actions were swapped at random without violating data flow.
 ir::Program random_program(std::mt19937& random);
 
 }  // namespace pipewright::channel_model

@@ -10,8 +10,8 @@
 #include "pipewright/schedule/simulate/costs.h"
 
 // The channel model of ir/channel.h with time, written as plainly as possible, for tests: a clock
-// ticks, and at each tick everything that can start does. Disregards speed. Costs are whole
-// numbers; data-parallel actions are left out. The simulator must compute the same times.
+// ticks, and at each tick everything that can start does, without regard for speed. Costs are
+// integers; data-parallel actions are left out. The simulator must compute the same times.
 
 namespace pipewright::channel_model {
 
@@ -92,7 +92,7 @@ class TickingClock {
     return true;
   }
 
-  // The number of a SEND among those to its peer, of a RECV among those from it.
+  // The index of a SEND among the SENDs to its peer, or of a RECV among the RECVs from its peer.
   int number(At at) const {
     int count = 0;
     for (size_t step = 0; step < at.step; ++step) {
@@ -103,7 +103,7 @@ class TickingClock {
     return count;
   }
 
-  // The SEND or RECV of this number at the other rank.
+  // The RECV or SEND with the same index on the other rank.
   At other_end(At at, int number_there) const {
     const auto rank = static_cast<size_t>(peer(at));
     for (size_t step = 0; step < program_.rows[rank].size(); ++step) {
@@ -130,7 +130,7 @@ class TickingClock {
     return true;
   }
 
-  // True if it started, or ended, at this tick.
+  // Returns whether the action started or ended at this tick.
   bool start(At at) {
     if (end(at) != kOpen) return false;
     if (ir::is_compute(kind(at))) {
@@ -145,7 +145,8 @@ class TickingClock {
     if (!is_at_head(at)) return false;
     const At partner = other_end(at, number(at));
     if (ir::is_receive(kind(at))) {
-      // In a rendezvous its SEND starts the transfer; else it receives what has been sent.
+      // In a rendezvous its SEND starts the transfer; otherwise it takes a tensor that has been
+      // sent.
       if (capacity_ == 0 || !has_ended(partner)) return false;
       end(at) = now_;
       return true;

@@ -1,4 +1,4 @@
-// What diff says of two schedules is what simulate says of each.
+// The figures that diff prints for two schedules equal those of simulate for each one.
 #include <gtest/gtest.h>
 
 #include <algorithm>

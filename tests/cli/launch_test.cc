@@ -1,4 +1,4 @@
-// pipewright launch leaves no process behind: real processes, real signals.
+// Tests with real processes and signals that pipewright launch leaves no process running.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -17,7 +17,7 @@ namespace {
 using namespace std::chrono_literals;
 namespace fs = std::filesystem;
 
-// pipewright launch -n 2 sh -c SCRIPT, in a process group of its own as a shell would start it.
+// pipewright launch -n 2 sh -c SCRIPT, in a separate process group, as a shell starts it.
 pid_t start(const std::string& script) {
   const pid_t child = fork();
   if (child == 0) {
@@ -35,7 +35,7 @@ int exit_code(pid_t process) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-// The numbers that the script wrote into files of `folder`, once there are so many.
+// The process ids that the script wrote to files in `folder`; waits until there are `wanted`.
 std::vector<pid_t> processes_in(const fs::path& folder, size_t wanted) {
   std::vector<pid_t> found;
   for (int tries = 0; tries < 1000 && found.size() < wanted; ++tries) {
@@ -50,7 +50,7 @@ std::vector<pid_t> processes_in(const fs::path& folder, size_t wanted) {
   return found;
 }
 
-// Ended, though perhaps a zombie that its new parent has not seen yet.
+// Whether the process ends within five seconds. A zombie that was not reaped yet counts as ended.
 bool is_gone(pid_t process) {
   for (int tries = 0; tries < 500; ++tries) {
     std::ifstream stat("/proc/" + std::to_string(process) + "/stat");
@@ -68,7 +68,7 @@ fs::path new_folder(const std::string& name) {
   return folder;
 }
 
-// Each rank starts a process of its own; both write their numbers.
+// Each rank starts a child process; both write their process ids.
 std::string script_for(const fs::path& folder, const std::string& first) {
   return first + "; sleep 300 & echo $! >" + folder.string() + "/child$RANK; echo $$ >" +
          folder.string() + "/rank$RANK; wait";

@@ -8,7 +8,7 @@
 namespace pipewright::cli {
 namespace {
 
-// In roff a hyphen that is typed is written \-.
+// In roff, a literal hyphen is written \-.
 std::string roff(std::string_view text) {
   std::string escaped;
   for (const char letter : text)

@@ -1,4 +1,5 @@
-// 10^8 actions are read and printed inside 4 GiB of address space, and come back byte for byte.
+// 10^8 actions are read and printed within 4 GiB of address space, and the output equals the input
+// byte for byte.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -11,7 +12,7 @@
 
 namespace {
 
-// A lowered program of 100 ranks: 100 actions a microbatch and rank, 10,000 microbatches.
+// A lowered program of 100 ranks: 100 actions per microbatch and rank, 10,000 microbatches.
 void write_program(const std::string& path) {
   std::ofstream out(path, std::ios::binary);
   for (int rank = 0; rank < 100; ++rank) {

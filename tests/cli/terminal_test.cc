@@ -1,5 +1,6 @@
-// On a real terminal (a pty) colours are on and the width is the terminal's; NO_COLOR, TERM=dumb
-// and --color say otherwise.
+// On a terminal (a pty) the output is coloured and has the terminal's width; NO_COLOR, TERM=dumb
+// and
+// --color override the colours.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/ioctl.h>
@@ -12,7 +13,7 @@
 
 namespace {
 
-// What `pipewright print 1f1b.csv` and further words write to a terminal of 16 columns.
+// The output of `pipewright print 1f1b.csv` with further words on a terminal of 16 columns.
 std::string print_on_terminal(const std::vector<std::string>& words,
                               const std::vector<std::string>& environment) {
   const int master = posix_openpt(O_RDWR | O_NOCTTY);
@@ -70,19 +71,20 @@ TEST(TerminalTest, TheFlagTurnsThemOnAgainstNoColor) {
       print_on_terminal({"--format", "table", "--color", "always"}, {"TERM=dumb", "NO_COLOR=1"})));
 }
 
-// A person sees a timeline, which fits; a file or a pipe gets a table (print.txt).
+// On a terminal the default is a timeline that fits the width; in a file or a pipe it is a table
+// (print.txt).
 TEST(TerminalTest, ATimelineIsTheDefault) {
   EXPECT_EQ(print_on_terminal({"--color", "never", "--width", "40"}, {}),
             "rank 0  F0F1    B0- F2B1- F3B2-   B3-\r\n"
             "rank 1    F0B0- F1B1- F2B2- F3B3-\r\n"
             "makespan 15, cost 15, bubble 20.0%, peak activations 1 to 2\r\n");
-  // Numbers alone, as the colour says the kind.
+  // Only numbers: the colour shows the kind.
   const std::string colored = print_on_terminal({"--width", "40"}, {"TERM=xterm"});
   EXPECT_NE(colored.find("\x1B[0;7;34m0"), std::string::npos);
   EXPECT_EQ(colored.find("F0"), std::string::npos);
 }
 
-// 16 columns hold the label and one rank, so the second rank stands below.
+// 16 columns hold the label and one rank, so the second rank is in a second table below.
 TEST(TerminalTest, TheTableFitsTheWidth) {
   EXPECT_EQ(print_on_terminal({"--format", "table", "--color", "never"}, {}).find("Rank 0 Rank 1"),
             std::string::npos);

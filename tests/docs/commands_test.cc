@@ -1,7 +1,8 @@
 // Runs the commands of README.md and docs/*.md. In a console fence, each line `$ COMMAND` is
 // followed by what the command prints to stdout and stderr. The commands of a document run in
-// order, in one folder that is empty at first. commands_test runs those that need no LibTorch;
-// training_commands_test, which has train_gpt among its data, those that name train_gpt.
+// order, in one folder that is empty at first. commands_test runs the commands that need no
+// LibTorch; training_commands_test, which has train_gpt as data, runs the commands that call
+// train_gpt.
 //
 //   bazel run //tests/docs:commands_test -- --update_goldens
 //   bazel run //tests/docs:training_commands_test -- --update_goldens
@@ -89,8 +90,8 @@ Numbered numbers_of(const std::string& text) {
   return found;
 }
 
-// Two machines print the same training but for rounding and speed: numbers may differ by 5%, those
-// before `tokens/s` by any amount.
+// The output of training differs between machines by rounding and speed: numbers may differ by 5%,
+// and numbers before `tokens/s` by any amount.
 bool same_training(const std::string& left, const std::string& right) {
   const Numbered a = numbers_of(left), b = numbers_of(right);
   if (a.texts != b.texts) return false;

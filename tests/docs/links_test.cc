@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The tree itself, which the sandbox lets a test read: links lead to files of all folders.
+// The source tree, which the sandbox lets a test read, because links point to files in all folders.
 fs::path root() { return fs::canonical("README.md").parent_path(); }
 
 std::vector<std::string> documents() {

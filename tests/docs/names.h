@@ -1,8 +1,8 @@
 #ifndef PIPEWRIGHT_TESTS_DOCS_NAMES_H_
 #define PIPEWRIGHT_TESTS_DOCS_NAMES_H_
 
-// Names that snippets of the documents use without declaring them. Nothing defines them: these
-// snippets are compiled and never called.
+// Declares names that snippets of the documents use without declaring them. They have no
+// definition, because these snippets are compiled but never called.
 #ifdef PIPEWRIGHT_DOCS_EVERYTHING
 
 #include <torch/nn/modules/linear.h>

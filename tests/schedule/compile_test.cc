@@ -1,4 +1,4 @@
-// The front door: sources, levels, policies, depths, and that whatever is wrong is a diagnostic.
+// The front door: sources, levels, policies and depths, and that every error is a diagnostic.
 #include "pipewright/schedule/compile.h"
 
 #include <gtest/gtest.h>
@@ -56,7 +56,7 @@ TEST(CompileTest, TheThreeSourcesMeanTheSame) {
   EXPECT_EQ(by_name.program(), by_file.program());
   EXPECT_EQ(by_name.program(), in_memory.program());
 
-  // A program stays what it is.
+  // A program does not change.
   const ir::Source lowered{"program.plan", as_text(*by_name.schedule, ir::Format::kPlan)};
   const CompileResult again = compile({.source = &lowered, .shape = shape});
   ASSERT_TRUE(again.ok()) << text_of(again.diagnostics, &lowered);
@@ -67,7 +67,7 @@ TEST(CompileTest, TheThreeSourcesMeanTheSame) {
 
 TEST(CompileTest, LevelsAndDepths) {
   const schedules::Shape shape{.ranks = 2, .microbatches = 2};
-  // A name's own level is the order.
+  // The own level of a name is compute_only.
   const CompileResult order = compile({.source = "1F1B", .shape = shape, .level = {}});
   ASSERT_TRUE(order.ok());
   EXPECT_EQ(ir::level_of(*order.schedule), ir::Level::kComputeOnly);
@@ -79,7 +79,7 @@ TEST(CompileTest, LevelsAndDepths) {
   EXPECT_TRUE(program.is_verified);
   EXPECT_TRUE(program.certificate.empty());
 
-  // What is only read may be wrong.
+  // With Depth::kLower, a schedule that is not lowered may be invalid.
   const ir::Source wrong{"wrong.csv", "0F0\n1RECV_F0,1F0\n"};
   const CompileResult lowered = compile({.source = &wrong, .depth = Depth::kLower});
   EXPECT_TRUE(lowered.ok());
@@ -187,13 +187,13 @@ TEST(CompileTest, CostsGiveATimeline) {
   const SimulateResult result = simulate(order, {});
   ASSERT_TRUE(result.ok());
   EXPECT_EQ(result.simulation->report.makespan, 33);
-  // Twice the forward, rank 1 at half the speed; the costs say so.
+  // F takes twice as long and rank 1 has half the speed; `costs` contains both changes.
   const SimulateResult changed = simulate(order, {.scale = {{"F", 2}}, .slow = {{1, 2}}});
   ASSERT_TRUE(changed.ok());
   EXPECT_EQ(changed.simulation->costs.forward, PerStage(2));
   EXPECT_EQ(changed.simulation->costs.rank_scale, (std::vector<double>{1, 2, 1, 1}));
   EXPECT_GT(changed.simulation->report.makespan, 33);
-  // A program runs under its channels.
+  // A program runs under its own channel model.
   const SimulateResult program =
       simulate(compile({.source = "1F1B", .shape = {.ranks = 4, .microbatches = 8}}),
                {.costs = {.link = {.latency = 1}}});
@@ -213,7 +213,7 @@ TEST(CompileTest, WrongCostsAreDiagnostics) {
   EXPECT_EQ(text_of(simulate(order, {.costs = {.forward = PerStage({1, 2, 3})}}).diagnostics),
             "error[PW073]: `forward`: expected 2 numbers, one per stage, got 3\n"
             "help: one number instead of the list holds for all stages\n");
-  // What could not be compiled says so once more.
+  // If compilation failed, simulate() returns its diagnostics.
   const CompileResult none = compile({.source = "nothing"});
   EXPECT_EQ(text_of(simulate(none, {}).diagnostics), text_of(none.diagnostics));
 }

@@ -1,4 +1,4 @@
-// Costs files: what is read, and one clear error for each thing that is wrong.
+// Reading costs files, and the error for each possible mistake.
 #include "pipewright/schedule/simulate/costs.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace pipewright::schedule {
 namespace {
 
-// What is wrong, one line for each error: "1:16: PW082: unknown key `foward`".
+// The errors, one per line: "1:16: PW082: unknown key `foward`".
 std::string text_of(const ir::Diagnostics& diagnostics) {
   std::string text;
   for (const ir::Diagnostic& one : diagnostics.kept()) {
@@ -114,7 +114,7 @@ TEST(CostsTest, EachMistakeIsNamedAtItsPlace) {
       {R"({"version": 1, "links": [{"from": 0, "to": 1, "latncy": 1}]})",
        "1:47: PW082: unknown key `latncy` in a link; did you mean `latency`?"},
       {R"({"version": 1, "forward": 1, "forward": 2})", "1:30: PW083: duplicate key `forward`"},
-      // All of them, not the first.
+      // All errors are reported, not only the first.
       {"{\"version\": 3,\n \"forward\": -1, \"unshrd\": 0,\n \"links\": [{\"from\": 0.5, \"to\": "
        "1}]}",
        "1:13: PW081: `version`: expected 1, got `3`\n"
@@ -143,7 +143,7 @@ TEST(CostsTest, ListsMustFitTheSchedule) {
   costs.links[{0, 2}] = {};
   EXPECT_EQ(misfit_of(costs),
             "PW073: a link from rank 0 to rank 2: expected ranks 0 to 1, got rank 2");
-  // Numbers that no file can have, set in memory.
+  // Numbers that cannot occur in a file, set in memory.
   costs = {};
   costs.forward = -1;
   costs.link.bandwidth = 0;
@@ -193,7 +193,7 @@ TEST(CostsTest, DurationsByStageRankMicrobatchAndLink) {
   EXPECT_FALSE(scale_cost("X", 2, &costs));
 }
 
-// The example of COSTS.md is one, and its table has each key that the parser knows.
+// The example in COSTS.md is valid, and the table there has every key that the parser accepts.
 TEST(CostsTest, TheDescriptionIsTrue) {
   std::ifstream file("schedule/simulate/COSTS.md");
   std::stringstream buffer;

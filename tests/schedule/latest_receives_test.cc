@@ -1,4 +1,4 @@
-// RECVs as late as possible: the result is verified, and no RECV can move later.
+// RECVs as late as possible: the verifier accepts the result, and no RECV can move later.
 #include "pipewright/schedule/lowering/latest_receives.h"
 
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ ir::Program lower_latest(const ir::ComputeOrder& order, const Channels& channels
 
 bool is_receive(const ir::Action& action) { return ir::is_receive(action.kind()); }
 
-// The program with one RECV a position later: past the RECVs adjacent to it and one more action.
+// The program with one RECV moved one position later: past the adjacent RECVs and one more action.
 ir::Program with_one_later(ir::Program program, size_t rank, size_t step) {
   ir::Row& row = program.rows[rank];
   const auto begin = row.begin() + static_cast<std::ptrdiff_t>(step);
@@ -91,7 +91,7 @@ TEST_P(LatestReceivesTest, AreVerifiedAndNoneCanMoveLater) {
     }
   }
   EXPECT_GE(programs, 12);
-  // PyTorch's are early, except in GPipe, where each rank uses at once what it receives.
+  // PyTorch's RECVs are early, except in GPipe, where each rank uses a received tensor at once.
   EXPECT_EQ(early_in_pytorchs > 0, GetParam()->name != "GPipe");
 }
 

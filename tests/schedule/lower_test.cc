@@ -1,5 +1,5 @@
-// Whole lowerings: PyTorch's, token for token, over files that it wrote; and how often stages are
-// gathered.
+// Complete lowerings: they equal PyTorch's token for token, for files that PyTorch wrote; and the
+// number of UNSHARDs.
 #include "pipewright/schedule/lowering/lower.h"
 
 #include <gtest/gtest.h>
@@ -99,8 +99,8 @@ int gathers(const char* name, int rank, int residency, int lookahead, ir::Evicti
       ir::ActionKind::kUnshard);
 }
 
-// 4 ranks, 4 stages per rank, 16 microbatches: gathers of the first and the last rank, as counted
-// in the output of PyTorch's code.
+// 4 ranks, 4 stages per rank, 16 microbatches: the UNSHARDs of the first and the last rank, as
+// counted in the output of PyTorch's code.
 TEST(LowerTest, PyTorchsGathersAtEachResidency) {
   const std::map<int, std::pair<int, int>> expected = {
       {1, {75, 61}}, {2, {20, 20}}, {3, {15, 13}}, {4, {4, 4}}};
@@ -123,7 +123,7 @@ TEST(LowerTest, FarthestGathersLessOften) {
   EXPECT_EQ(gathers("InterleavedZeroBubble", 3, 2, 1, ir::Eviction::kFarthest), 43);
 }
 
-// The fewest gathers with which a row can run, over every choice of the stage to free.
+// The fewest UNSHARDs with which a row can run, by trying every choice of the stage to reshard.
 int fewest_gathers(const ir::Row& row, size_t position, std::vector<int> active, size_t residency,
                    std::map<std::pair<size_t, std::vector<int>>, int>* known) {
   if (position == row.size()) return 0;

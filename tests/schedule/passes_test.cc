@@ -151,7 +151,7 @@ TEST(PassesTest, ResidencyAndLookaheadAreIndependent) {
 }
 
 TEST(PassesTest, FarthestKeepsTheStageNeededSoonest) {
-  // Room for two: stage 1 makes room for stage 2, as stage 0 is needed sooner.
+  // Residency 2: stage 1 is resharded to make room for stage 2, because stage 0 is needed sooner.
   EXPECT_EQ(
       text(add_unshard_reshard(order(3, 3, "0F0,1F0,2F0,0F1,1F1"),
                                {.residency = 2, .lookahead = 1, .evict = ir::Eviction::kFarthest})
@@ -173,7 +173,7 @@ TEST(PassesTest, AnOrderThatCannotRunNamesEveryStuckRank) {
             "rank 0 cannot continue at `0I0`: it waits for the input gradient of stage 1 for "
             "microbatch 0, which rank 1 never computes");
   EXPECT_EQ(first.place.rank, 0);
-  EXPECT_EQ(first.place.step, 1);  // in the order as it was given
+  EXPECT_EQ(first.place.step, 1);  // the step in the original order
   EXPECT_EQ(diagnostics.kept()[1].place.rank, 1);
 }
 

@@ -1,4 +1,4 @@
-// The simulator against published numbers: tables and closed forms of papers.
+// Compares the simulator with published numbers: tables and closed forms from papers.
 #include "pipewright/schedule/simulate/simulate.h"
 
 #include <gtest/gtest.h>
@@ -54,8 +54,8 @@ TEST(SimulateTest, GoldenValuesAtUnitCost) {
   }
 }
 
-// "Zero bubble" is about the span of each rank: the makespan is longer, as ranks start one after
-// the other.
+// "Zero bubble" refers to the span of each rank. The makespan is longer, because the ranks start
+// one after the other.
 TEST(SimulateTest, GoldenMakespans) {
   EXPECT_EQ(report_of("ZB-H2", {4, 4, 8}, Costs()).makespan, 27);
   EXPECT_EQ(report_of("ZB-H2", {8, 8, 16}, Costs()).makespan, 55);
@@ -63,8 +63,8 @@ TEST(SimulateTest, GoldenMakespans) {
   EXPECT_EQ(report_of("ZBVZeroBubble", {8, 16, 16}, costs_of(1, 1, 1, 0, 2)).makespan, 51.5);
 }
 
-// The same schedules with costs in no simple ratio: F 10, I 11, W 7 per rank, transfers 1, 4 ranks,
-// 8 microbatches.
+// The same schedules with costs that are not multiples of each other: F 10, I 11, W 7 per rank,
+// transfers 1, 4 ranks, 8 microbatches.
 TEST(SimulateTest, GoldenValuesAtUnevenCost) {
   struct Golden {
     const char* name;
@@ -181,7 +181,7 @@ std::vector<Simulated> all_simulated(int ranks, int microbatches) {
   return all;
 }
 
-// Costs in no simple ratio, with one slow rank and one long microbatch.
+// Costs that are not multiples of each other, with one slow rank and one long microbatch.
 Costs uneven_costs(const ir::Placement& placement, int num_microbatches) {
   Costs costs = costs_of(3, 2.5, 1.75, 0.375);
   costs.unshard = 0.5;
@@ -213,7 +213,7 @@ TEST(SimulateTest, SlackIsHowMuchLaterAnActionCanEnd) {
         ASSERT_GE(slack[number], -1e-9);
         continue;
       }
-      // A RECV has no duration of its own to stretch.
+      // The cost of a RECV is 0, so it cannot be stretched.
       bool receives = false;
       for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
         const size_t first = timeline.index(rank, 0);
@@ -285,7 +285,7 @@ TEST(SimulateTest, WithoutAGraphIsTheSame) {
   }
 }
 
-// With free transfers and unbounded capacity a program runs as its order does.
+// With transfers that take no time and unbounded capacity, a program has the times of its order.
 TEST(SimulateTest, AProgramWithFreeTransfersRunsAsItsOrder) {
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
     const ir::ComputeOrder order =
@@ -365,11 +365,11 @@ TEST(ReportTest, BytesOfAProgram) {
   const auto graph = EventGraph::of_program(program, ir::ChannelModel::kEdge, 0);
   const ir::Timeline timeline = simulate(*graph, program, costs);
   const Report report = report_on(program, costs, timeline);
-  // Rank 0 in 0B0: both activations, the gradient received for it, parameters, gradients.
+  // Rank 0 during 0B0: both activations, the received gradient, parameters, gradients.
   EXPECT_EQ(report.ranks[0].peak_bytes.amount, 1000 + 500 + 200 + 7);
   EXPECT_EQ(program.rows[0][static_cast<size_t>(*report.ranks[0].peak_bytes.step)],
             ir::Action(ir::ActionKind::kBackward, 0, 0));
-  // Rank 1 in 1B0: its activation, and the input of 1F1, which PyTorch receives before it.
+  // Rank 1 during 1B0: its activation, and the input of 1F1, which PyTorch receives before it.
   EXPECT_EQ(report.ranks[1].peak_bytes.amount, 1000 + 500 + 100 + 10);
   EXPECT_EQ(MemoryModel(program, costs).along(timeline, 0).back().bytes, 0);
 }

@@ -1,4 +1,4 @@
-// Over the whole box of shapes, P 1..16, V 1..4, M 1..64: every order passes the verifier, its
+// Over the full range of shapes, P 1..16, V 1..4, M 1..64: every order passes the verifier, its
 // lowering passes under all three channel models at capacity 0, and with latest receives under the
 // model that it was lowered for.
 #include <gtest/gtest.h>

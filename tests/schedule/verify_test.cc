@@ -34,7 +34,7 @@ ir::Program lowered(const ir::ComputeOrder& order, const ir::Lowering& policies 
 
 std::string why(const ir::Diagnostics& diagnostics) { return ir::render(diagnostics, nullptr, {}); }
 
-// Visits the orders of all schedules over a box of shapes. Returns their number.
+// Visits the orders of all schedules over a range of shapes. Returns their number.
 template <typename Visit>
 int for_each_order(int most_ranks, int most_per_rank, const std::vector<int>& microbatches,
                    Visit visit) {
@@ -90,8 +90,8 @@ TEST(VerifyTest, AcceptsEveryPolicy) {
   });
 }
 
-// tests/schedules/peaks_test.cc checks activations against the schedules' formulas; here are small
-// cases by hand.
+// Small cases computed by hand. tests/schedules/peaks_test.cc checks activations against the
+// schedules' formulas.
 TEST(CertificateTest, PeaksOfASmallProgram) {
   // 2 ranks, 2 microbatches: rank 0 of 1F1B holds two activations and one received gradient.
   const ir::Program program =
@@ -183,15 +183,15 @@ Mutant mutate(const ir::Program& program, std::mt19937& random) {
   return mutant;
 }
 
-// An independent verdict: the multiset of actions, their order, residency and reduction by a walk
-// along each row, and the interpreter for channels.
+// An independent verdict: compares the multiset of actions, checks order, residency and reduction
+// by a walk along each row, and runs the interpreter for channels.
 bool is_valid(const ir::Program& mutant, const ir::Program& original, ir::ChannelModel model) {
   for (size_t rank = 0; rank < mutant.rows.size(); ++rank) {
     ir::Row left = mutant.rows[rank], right = original.rows[rank];
     std::ranges::sort(left);
     std::ranges::sort(right);
     if (left != right) {
-      // Data-parallel actions may appear more or less often: they are judged below.
+      // Data-parallel actions may appear more or less often; they are checked below.
       const auto is_free = [](const Action& action) {
         return !action.is_idle() && ir::info(action.kind()).group == ir::ActionGroup::kDataParallel;
       };
@@ -401,7 +401,7 @@ constexpr Mutation kMutations[] = {
        if (at < 0 || first_of(row, {ActionKind::kBackward, ActionKind::kBackwardInput,
                                     ActionKind::kOverlapFB}) < 0)
          return false;
-       // Moving one SEND past the others would be a swap too: so all of them move, in order.
+       // Moving one SEND past the others would also be a swap, so all of them move, in order.
        ir::Row sends, rest;
        for (const Action& one : row)
          (one.kind() == ActionKind::kSendF ? sends : rest).push_back(one);

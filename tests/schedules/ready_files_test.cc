@@ -1,5 +1,5 @@
-// schedules/*.plan: one small ready-made file per schedule, equal to what the generator makes for
-// its shape.
+// schedules/*.plan: one small ready-made file per schedule, equal to the output of the generator
+// for its shape.
 #include <gtest/gtest.h>
 
 #include <set>

@@ -21,7 +21,8 @@ std::string error(std::string_view name, const Shape& shape) {
   return error->help.empty() ? text : text + "; " + error->help;
 }
 
-// The names of PyTorch's get_schedule_class, in any case, as its test_get_schedule_class asks.
+// Finds the names of PyTorch's get_schedule_class, ignoring case, as in its
+// test_get_schedule_class.
 TEST(RegistryTest, KnowsPyTorchsNamesInAnyCase) {
   for (const char* name : {"1F1B", "1f1b", "Interleaved1F1B", "INTERLEAVED1F1B", "GPipe", "gpipe",
                            "LoopedBFS", "loopedbfs", "InterleavedZeroBubble", "ZBVZeroBubble",
@@ -45,7 +46,7 @@ TEST(RegistryTest, StagesByDefault) {
   EXPECT_EQ(default_stages(spec("ZBV"), 4), 8);
 }
 
-// PyTorch's rule: with P = 4, M = 10 is fine, 9 and 11 are not, and any M below 2P is.
+// PyTorch's rule: with P = 4, M = 10 is valid, 9 and 11 are not, and any M below 2P is.
 TEST(RegistryTest, InterleavedWantsWholeRounds) {
   for (const char* name : {"Interleaved1F1B", "InterleavedZeroBubble"}) {
     for (int microbatches = 1; microbatches < 8; ++microbatches)
@@ -81,7 +82,7 @@ TEST(RegistryTest, SizesStayInsideAnAction) {
   EXPECT_NE(error("GPipe", {1 << 21, 1 << 21, 1}), "");
   EXPECT_NE(error("GPipe", {1, 1, (1 << 28) + 1}), "");
   EXPECT_NE(error("LoopedBFS", {1, 1 << 20, 1 << 28}), "");
-  // 10^12 actions are a slip of the hand, not a schedule.
+  // 10^12 actions must be a typing error.
   EXPECT_NE(error("GPipe", {4096, 4096, 1 << 28}), "");
   EXPECT_GT(default_stages(spec("ZBV"), 1 << 30), 0);
   EXPECT_NE(error("GPipe", {0, 0, 1}), "");
@@ -94,7 +95,7 @@ TEST(RegistryTest, OneRanksRowIsTheOneInTheOrder) {
     const ir::ComputeOrder order = make_order(*one, shape);
     for (int rank = 0; rank < 4; ++rank) {
       ir::Row whole = order.rows[static_cast<size_t>(rank)], alone = make_row(*one, shape, rank);
-      if (one->align != nullptr) {  // idle slots come from the other ranks
+      if (one->align != nullptr) {  // its idle slots depend on the other ranks
         std::erase_if(whole, [](const ir::Action& action) { return action.is_idle(); });
         std::erase_if(alone, [](const ir::Action& action) { return action.is_idle(); });
       }
