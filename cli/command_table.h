@@ -13,13 +13,13 @@
 
 namespace pipewright::cli {
 
-// What the value of an option or an argument may be.
+// The type of the value of an option or an argument.
 enum class ValueKind {
   kNone,    // a flag without a value
   kText,    // anything
   kFile,    // a path; shells complete it
   kSource,  // a schedule's name or a path; shells complete both
-  kNumber,  // a whole number from 1
+  kNumber,  // an integer, at least 1
   kChoice,  // one of `choices`
 };
 
@@ -48,15 +48,15 @@ struct Example {
 
 struct CommandSpec {
   std::string_view name;
-  std::string_view summary;             // one line, a capital letter first
-  std::string_view description;         // paragraphs, each a line: help wraps them
+  std::string_view summary;             // one line that starts with a capital letter
+  std::string_view description;         // one line per paragraph; help wraps them
   std::vector<ArgumentSpec> arguments;  // all of them required, in order
   std::vector<OptionSpec> options;
   std::vector<Example> examples;
   // Runs the command and returns its exit code.
   int (*run)(const Invocation&, Console&);
-  // The last argument is a program: all words after it are the program's own, and come as further
-  // arguments.
+  // Whether the last argument is a program to run. All words after it belong to the program and are
+  // appended to the invocation's arguments.
   bool takes_program = false;
 };
 
@@ -65,8 +65,8 @@ std::span<const CommandSpec> commands();
 // Options that every command takes.
 std::span<const OptionSpec> common_options();
 
-// 0: done, valid, equal. 1: an invalid schedule, or different ones. 2: usage, a file that cannot be
-// read or written, a bug.
+// 0: done, valid, equal. 1: the schedule is invalid or deadlocks, or the schedules differ. 2: a
+// usage error, a file that cannot be read or written, or a bug.
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitInvalid = 1;
 inline constexpr int kExitTrouble = 2;

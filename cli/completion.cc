@@ -32,8 +32,8 @@ std::string schedule_words() {
   return words;
 }
 
-// Completes the word at the cursor: the value of an option if the word before is one, else options
-// after a dash, else arguments.
+// Completes the word at the cursor: as an option's value if the previous word is that option, as an
+// option if it starts with a dash, otherwise as an argument.
 std::string bash_completion() {
   std::string text =
       "# bash completion for pipewright: source <(pipewright completion bash)\n"
@@ -97,7 +97,7 @@ std::string bash_completion() {
   return text + "  esac\n}\ncomplete -o filenames -F _pipewright pipewright\n";
 }
 
-// A text inside single quotes and brackets of zsh's _arguments.
+// Escapes text for the single quotes and brackets of zsh's _arguments.
 std::string zsh_text(std::string_view text) {
   std::string escaped;
   for (const char letter : text) {

@@ -10,7 +10,7 @@
 namespace pipewright::cli {
 namespace {
 
-// https://no-color.org: any value but an empty one.
+// Whether NO_COLOR (https://no-color.org: set and not empty) and TERM allow colours.
 bool colors_are_welcome() {
   const char* no_color = std::getenv("NO_COLOR");
   const char* terminal = std::getenv("TERM");
@@ -18,7 +18,7 @@ bool colors_are_welcome() {
          std::string_view(terminal) != "dumb";
 }
 
-// Columns of the terminal behind a file descriptor; 0 if there is none.
+// The width in columns of a descriptor's terminal; 0 if it is not a terminal.
 size_t terminal_width(int descriptor) {
   winsize size{};
   if (isatty(descriptor) == 0 || ioctl(descriptor, TIOCGWINSZ, &size) != 0) return 0;

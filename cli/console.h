@@ -7,8 +7,8 @@
 
 namespace pipewright::cli {
 
-// The streams of a command, and what their terminals can show. stdout gets the result alone, stderr
-// everything else.
+// The streams of a command, and the colour support and width of their terminals. Only the result is
+// written to stdout; everything else goes to stderr.
 struct Console {
   std::istream& in;
   std::ostream& out;
@@ -22,8 +22,8 @@ struct Console {
 
 enum class ColorMode { kAuto, kAlways, kNever };
 
-// Sets colour and width: colour by `mode`, where kAuto follows the terminals, NO_COLOR and TERM;
-// width from `width`, or the terminals if it is 0.
+// Sets colour and width. kAuto enables colour per stream if it is a terminal, NO_COLOR is unset or
+// empty, and TERM is neither unset nor "dumb". A `width` of 0 means the width of the terminals.
 void configure(ColorMode mode, size_t width, Console* console);
 
 // "pipewright: error: MESSAGE" to stderr.

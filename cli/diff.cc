@@ -61,7 +61,7 @@ std::string side_json(const Simulation& simulation) {
       simulation.costs.has_sizes() ? fmt::format("{}", peak_bytes(report)) : "null");
 }
 
-// Empty for an order.
+// The channel model of a program, as text; empty for an order.
 std::string channels_text(const ir::AnySchedule& schedule) {
   if (!std::holds_alternative<ir::Program>(schedule)) return "";
   const schedule::VerifyOptions options = schedule::options_of(ir::schedule_of(schedule).lowering);
@@ -106,7 +106,7 @@ void print_effect(const Simulation& left, const Simulation& right, std::ostream&
 
 int run_diff(const Invocation& invocation, Console& console) {
   Input inputs[2] = {read_input(invocation, console, 0), read_input(invocation, console, 1)};
-  // Like with like: an order beside a program is lowered.
+  // Compare at one level: if either schedule is a program, the other one is lowered.
   ir::Level level = ir::Level::kComputeOnly;
   for (Input& input : inputs) {
     parse_input(invocation, &input);
@@ -125,7 +125,8 @@ int run_diff(const Invocation& invocation, Console& console) {
   const std::vector<RowChange> changes = schedule::changes_of(left.rows, right.rows);
   const bool same_shape =
       left.placement == right.placement && left.num_microbatches == right.num_microbatches;
-  // Programs are judged, and run, under channels.
+  // Programs are verified and simulated under a channel model, so a different model is a
+  // difference.
   const std::string left_channels = channels_text(inputs[0].any()),
                     right_channels = channels_text(inputs[1].any());
   const bool equal = same_shape && left_channels == right_channels &&

@@ -102,7 +102,7 @@ class CellExplanation {
     for (const schedule::Dependency& before : befores) {
       const double end = simulation_.timeline[before.action].end;
       const double way = schedule::transfer_of(before, table);
-      // A RECV ends with its SEND; everything else decides when it starts.
+      // A SEND limits the end of its RECV; any other dependency limits the start of the action.
       const double limit =
           before.kind == schedule::Dependency::kSend ? interval.end : interval.start;
       const bool decides = end + way >= limit - 1e-9 * simulation_.report.makespan;

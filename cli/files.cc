@@ -33,7 +33,7 @@ class Descriptor {
     if (number_ >= 0) ::close(number_);
   }
   int get() const { return number_; }
-  // False if what was written could not be kept.
+  // Returns false if written data could not be stored.
   bool close() { return ::close(std::exchange(number_, -1)) == 0; }
 
  private:
@@ -107,8 +107,8 @@ class TemporaryFile {
   std::string path_;
 };
 
-// /dev/stdout and its like lead to a file that stdout is: it must go on where it is, not be
-// replaced.
+// Whether the path, such as /dev/stdout, refers to the file that stdout is redirected to. That file
+// must be written through stdout, at its current offset, and not be replaced.
 bool is_stdout(const std::string& path) {
   struct stat named {
   }, standard{};
@@ -117,7 +117,7 @@ bool is_stdout(const std::string& path) {
 }
 
 void replace_file(const std::string& path, const std::function<void(std::ostream&)>& write) {
-  // Through a link, the file that it leads to is replaced, or made, and the link stays.
+  // If `path` is a symbolic link, its target is replaced or created, and the link stays.
   std::filesystem::path resolved = path;
   std::error_code error;
   for (int links = 0; std::filesystem::is_symlink(resolved, error) && links < 40; ++links) {
@@ -133,7 +133,7 @@ void replace_file(const std::string& path, const std::function<void(std::ostream
     write_all(file.get(), path, write);
     return;
   }
-  // Replacing would need no right to the file itself.
+  // Renaming needs no write permission on the old file, so check it here.
   if (exists && ::access(target.c_str(), W_OK) != 0) fail("write", path, errno);
 
   std::string name = target + ".XXXXXX";
@@ -166,7 +166,7 @@ ir::Source read_source(const std::string& path, Console& console) {
   if (::fstat(file.get(), &status) != 0) fail("open", path, errno);
   if (S_ISDIR(status.st_mode)) fail("open", path, EISDIR);
   ir::Source source{path, {}};
-  // One byte more, so that the end is seen without growing.
+  // One extra byte, so that the read that finds the end of the file needs no larger buffer.
   size_t size = 0;
   source.text.resize(S_ISREG(status.st_mode) ? static_cast<size_t>(status.st_size) + 1 : 1 << 16);
   for (;;) {

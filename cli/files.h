@@ -13,18 +13,18 @@
 
 namespace pipewright::cli {
 
-// A file cannot be opened, read or written; what() names it and the reason.
+// Thrown if a file cannot be opened, read or written; what() contains its name and the reason.
 class FileError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Reads all of a file, or of stdin for "-". Takes no more memory than the file's size. Throws
+// Reads a whole file, or stdin for "-". A regular file takes no more memory than its size. Throws
 // FileError.
 ir::Source read_source(const std::string& path, Console& console);
 
-// Calls `write` with a stream to the file at `path`, or to stdout for "-" and for "". The file
-// appears when all is written, with the permissions of the one that it replaces; after a failure
-// nothing of it is left. A pipe or a device is written to directly. Throws FileError.
+// Calls `write` with a stream to the file at `path`, or to stdout for "-" and "". The file is
+// replaced atomically once everything is written, and keeps the permissions of the old file; after
+// a failure the old file is unchanged. A pipe or a device is written to directly. Throws FileError.
 void write_output(const std::string& path, Console& console,
                   const std::function<void(std::ostream&)>& write);
 

@@ -26,7 +26,8 @@ using Rows = std::vector<std::pair<std::string, std::string>>;
 
 constexpr size_t kWidth = 80;
 
-// Fills lines of up to kWidth columns, each indented; the first starts in column `indent` already.
+// Wraps text into lines of up to kWidth columns and indents all but the first, which is already at
+// column `indent`.
 std::string wrapped(std::string_view text, size_t indent) {
   std::string out;
   size_t column = indent;
@@ -53,7 +54,7 @@ std::string wrapped(std::string_view text, size_t indent) {
   return out + '\n';
 }
 
-// With a blank line between paragraphs.
+// Puts a blank line between paragraphs.
 std::string paragraphs(std::string_view lines) {
   std::string text;
   for (const char letter : lines)
@@ -61,7 +62,8 @@ std::string paragraphs(std::string_view lines) {
   return text;
 }
 
-// Two columns, the second aligned and wrapped; on the next line after a long left side.
+// Formats two columns. The right one is aligned and wrapped, and starts on the next line if the
+// left one is long.
 std::string columns(const Rows& rows) {
   constexpr size_t kLongest = 24;
   size_t width = 0;
@@ -79,7 +81,7 @@ std::string columns(const Rows& rows) {
   return text;
 }
 
-// "  -o, --output FILE", the long names aligned.
+// "-o, --output FILE", or "--output FILE" without a short name.
 std::string option_synopsis(const OptionSpec& option) {
   std::string text = option.short_name.empty() ? "" : std::string(option.short_name) + ", ";
   text += option.name;
@@ -112,14 +114,14 @@ std::string option_rows(std::span<const OptionSpec> options) {
   return columns(rows);
 }
 
-// Paragraphs, for man(7).
+// Separates paragraphs by man(7)'s .PP.
 std::string man_paragraphs(std::string text) {
   for (size_t at = text.find('\n'); at != std::string::npos; at = text.find('\n', at + 5))
     text.replace(at, 1, "\n.PP\n");
   return text;
 }
 
-// A text for man(7): backslashes and leading dots are its own.
+// Escapes text for man(7): hyphens, backslashes, and dots and quotes at the start of a line.
 std::string roff(std::string_view text) {
   std::string escaped;
   bool line_start = true;

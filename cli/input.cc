@@ -82,12 +82,12 @@ schedule::CompileRequest request_of(const Invocation& invocation, const Input& i
 }
 
 void compile(schedule::CompileRequest request, Input* input) {
-  input->compiled = {};  // what was compiled before need not stay while this is
+  input->compiled = {};  // free the previous result before compiling again
   input->compiled = schedule::compile(std::move(request));
   if (!input->file && input->compiled.ok()) input->name = input->schedule().name;
 }
 
-// A word is a file if it looks like a path, or a file of that name exists.
+// A word is a file if it is `-`, contains a slash or a dot, or a file of that name exists.
 bool is_file(const std::string& word) {
   return word == "-" || word.find_first_of("/.") != std::string::npos ||
          ::access(word.c_str(), F_OK) == 0;

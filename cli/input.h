@@ -13,51 +13,54 @@
 #include "pipewright/ir/schedule.h"
 #include "pipewright/schedule/compile.h"
 
-// SOURCE and its options, for every command that takes a schedule: from the words of the command
-// line to schedule::compile, and its diagnostics to stderr.
+// SOURCE and its options, for all commands that take a schedule: turns command-line words into a
+// call of schedule::compile and prints its diagnostics to stderr.
 
 namespace pipewright::cli {
 
-// SOURCE as an argument; --ranks, --stages, --microbatches and the like; the lowering policies.
+// The SOURCE argument; --ranks, --stages, --microbatches and the options of single schedules; one
+// option per lowering policy.
 ArgumentSpec source_argument();
 std::vector<OptionSpec> shape_options();
 std::vector<OptionSpec> lowering_options();
 
-// A schedule that is named, or a file; and what became of it.
+// A SOURCE, which is a schedule's name or a file, and the result of compiling it.
 struct Input {
-  std::optional<ir::Source> file;  // none for a schedule that is named
-  std::string name;                // the file's, or the schedule's
+  std::optional<ir::Source> file;  // nullopt if SOURCE is a schedule's name
+  std::string name;                // the name of the file or of the schedule
   schedule::CompileResult compiled = {};
 
-  // Only where compiled.ok().
+  // Both require compiled.ok().
   const ir::AnySchedule& any() const { return *compiled.schedule; }
   const ir::Schedule& schedule() const { return ir::schedule_of(any()); }
 };
 
-// Takes the name, or reads the file, that an argument is; nothing is compiled yet.
+// Reads the file that an argument refers to, or stores the schedule's name. Compiles nothing.
 Input read_input(const Invocation& invocation, Console& console, size_t argument = 0);
 
-// The level to compile to where --level does not say it.
+// The level to compile to without --level.
 struct DefaultLevels {
   std::optional<ir::Level> of_name = ir::Level::kComputeComms;
-  std::optional<ir::Level> of_file = {};  // none for the source's own level
+  std::optional<ir::Level> of_file = {};  // nullopt: the level of the source
 };
 
-// Compiles an input as the options say. What is wrong is in the result, and not printed.
+// Compiles an input with the given options. Errors are stored in input->compiled, not printed.
 void compile_input(const Invocation& invocation, const DefaultLevels& levels, schedule::Depth depth,
                    Input* input, const schedule::PassObserver& observer = nullptr);
-// The same without policies and --level: reads or generates the schedule at its own level.
+// The same without policies and --level: reads or generates the schedule at the level of the
+// source.
 void parse_input(const Invocation& invocation, Input* input);
 
 // Ends the command if the input is not ok: prints its diagnostics and throws Failed.
 void require_ok(const Input& input, Console& console);
 
-// What is wrong, for people, to stderr. `file` is where the places are, or null.
+// Prints diagnostics to stderr as text. `file` is the file that their places refer to, or null.
 void print_diagnostics(const ir::Diagnostics& diagnostics, const ir::Source* file,
                        const std::string& name, Console& console);
 void print_diagnostics(const Input& input, Console& console);
 
-// kExitInvalid, or kExitTrouble where the request is wrong and not the schedule.
+// kExitInvalid for errors in a schedule; kExitTrouble if the request is wrong (an unknown name, an
+// unsupported shape, an option that does not apply).
 int exit_code_of(const ir::Diagnostics& diagnostics);
 
 // "4 ranks, 8 stages, 1 microbatch".

@@ -11,7 +11,7 @@ namespace pipewright::cli {
 
 // The arguments and options given to a command, checked against its row in the command table.
 struct Invocation {
-  std::vector<std::string> arguments;  // one per ArgumentSpec
+  std::vector<std::string> arguments;  // one per ArgumentSpec, then the arguments of a program
   // By long name; flags have an empty value.
   std::map<std::string, std::string> options;
 

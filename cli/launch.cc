@@ -37,7 +37,7 @@ constexpr std::chrono::seconds kGrace{5};
   throw std::system_error(errno, std::generic_category(), what);
 }
 
-// A descriptor that closes itself.
+// A file descriptor that is closed on destruction.
 class Descriptor {
  public:
   Descriptor() = default;
@@ -59,7 +59,7 @@ class Descriptor {
   int number_ = -1;
 };
 
-// A port of this machine that nobody listens on now.
+// A TCP port of this machine that is free at the moment.
 int free_port() {
   const Descriptor listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
@@ -73,11 +73,11 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
-// What a rank writes, cut into lines.
+// One output stream of a rank, forwarded line by line.
 struct Output {
   Descriptor pipe;
-  std::string line;  // its end has not come yet
-  bool is_error;     // stderr
+  std::string line;  // the current line, still incomplete
+  bool is_error;     // stderr, not stdout
 };
 
 struct Rank {
@@ -93,7 +93,7 @@ class Launcher {
         console_(console),
         ranks_(static_cast<size_t>(options.num_ranks)),
         label_width_(std::to_string(options.num_ranks - 1).size()) {}
-  // Whatever happens, nothing is left behind.
+  // Kills and reaps all ranks that still run, on exceptions too.
   ~Launcher() {
     signal_all(SIGKILL);
     for (Rank& rank : ranks_) {
@@ -105,7 +105,7 @@ class Launcher {
   Launcher& operator=(const Launcher&) = delete;
 
   int run() {
-    // From here on these come by a descriptor.
+    // From here on these signals are read from a descriptor.
     sigset_t signals;
     sigemptyset(&signals);
     for (const int one : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, one);
@@ -115,8 +115,8 @@ class Launcher {
     const int port = options_.master_port == 0 ? free_port() : options_.master_port;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) start(rank, port);
     while (any_running()) wait();
-    // After the last rank has ended, only processes that ranks left behind can still write: end
-    // them.
+    // All ranks have exited; kill the processes that they left in their groups, as they could still
+    // write to the pipes.
     signal_all(SIGKILL);
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       for (Output& output : ranks_[rank].outputs) {
@@ -129,11 +129,11 @@ class Launcher {
 
  private:
   void start(size_t rank, int port) {
-    std::array<std::array<int, 2>, 3> pipes{};  // stdout, stderr, and why exec failed
+    std::array<std::array<int, 2>, 3> pipes{};  // stdout, stderr, errno of a failed exec
     for (auto& one : pipes) {
       if (pipe2(one.data(), O_CLOEXEC) != 0) fail("cannot make a pipe");
     }
-    // Made before the fork: behind it a child may only call what is safe in signal handlers.
+    // Built before the fork: after it, the child may only call async-signal-safe functions.
     std::vector<std::string> variables = environment(rank, port);
     std::vector<char*> environment_words, words;
     for (std::string& variable : variables) environment_words.push_back(variable.data());
@@ -203,14 +203,14 @@ class Launcher {
     return false;
   }
 
-  // To the ranks and what they started.
+  // Sends a signal to the ranks and to the processes in their groups.
   void signal_all(int signal) {
     for (const Rank& rank : ranks_) {
       if (rank.process > 0) kill(-rank.process, signal);
     }
   }
 
-  // Until something is written, ends, or is asked for.
+  // Waits for output, the exit of a rank, a signal or the deadline, and handles it.
   void wait() {
     std::vector<pollfd> descriptors = {{signals_.number(), POLLIN, 0}};
     std::vector<std::pair<size_t, Output*>> behind;

@@ -14,7 +14,7 @@
 namespace pipewright::cli {
 namespace {
 
-// The ready-made file of a schedule; empty if it has none.
+// The path of a schedule's ready-made .plan file; empty if it has none.
 std::string_view ready_file_of(const schedules::ScheduleSpec& spec) {
   for (const schedules::ReadyFile& file : schedules::ready_files()) {
     ir::Diagnostics diagnostics;

@@ -20,8 +20,8 @@
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/spelling.h"
 
-// Words become an Invocation in two steps, both by the command table: split() tells options, their
-// values and arguments apart, as getopt_long does; check() says whether the command may have them.
+// Parses the command line in two steps, both driven by the command table: split() separates
+// options, their values and arguments, as getopt_long does; check() validates them for the command.
 
 namespace pipewright::cli {
 namespace {
@@ -62,11 +62,11 @@ UsageError unknown_option(const std::string& where, std::string_view option,
                               ir::did_you_mean(option, known)));
 }
 
-// What the words of one command say, not checked yet.
+// The words of one command, split but not checked.
 struct SplitWords {
   Invocation invocation;
   bool help = false;
-  std::optional<std::string> unknown_option;  // the first
+  std::optional<std::string> unknown_option;  // the first one, if any
 };
 
 // The option that `word` names, long or short.
@@ -81,9 +81,9 @@ const OptionSpec* find_option(const CommandSpec& command, std::string_view word)
   return nullptr;
 }
 
-// Options may come after arguments. A value is the next word, whatever it looks like, or the rest
-// of this one: --name=value, -nvalue. The last of equal options counts. After -- all words are
-// arguments; so are all words after the name of a program.
+// Options may come after arguments. The value of an option is the next word, even if it starts with
+// a dash, or the rest of the same word: --name=value, -nvalue. If an option is repeated, the last
+// one counts. All words after -- are arguments; so are all words after the name of a program.
 SplitWords split(const CommandSpec& command, Words words) {
   SplitWords split;
   bool only_arguments = false;
@@ -143,7 +143,7 @@ void check(const CommandSpec& command, const std::string& where, const SplitWord
     throw UsageError(
         fmt::format("unexpected argument {}", ir::backticked(invocation.arguments[expected])));
   }
-  // stdin is read once.
+  // stdin can be read only once.
   size_t stdins = invocation.text("--costs") == "-" ? 1 : 0;
   for (size_t index = 0; index < expected; ++index) {
     const ValueSpec& value = command.arguments[index].value;
@@ -162,7 +162,7 @@ ColorMode color_mode(const Invocation& invocation) {
                             : ColorMode::kAuto;
 }
 
-// `where` becomes the command that an error is about.
+// Appends the name of the command to `where`, for errors.
 int parse_and_run(Words words, Console& console, std::string* where) {
   if (words.empty()) {
     console.err << program_help();

@@ -5,8 +5,8 @@
 
 namespace pipewright::cli {
 
-// Runs `pipewright` with the arguments of main() and returns its exit code. Prints what goes wrong
-// to stderr and throws nothing.
+// Runs `pipewright` with the arguments of main() and returns its exit code. Prints errors to stderr
+// and throws nothing.
 int run_program(int argc, const char* const* argv, Console& console);
 
 }  // namespace pipewright::cli

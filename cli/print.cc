@@ -22,7 +22,8 @@
 namespace pipewright::cli {
 namespace {
 
-// A file format or the table: what needs no times.
+// Prints a schedule in a format that needs no times: a file format or the table. Returns false for
+// other formats.
 bool print_as(const std::string& format, const ir::AnySchedule& schedule,
               const schedule::TableOptions& table, std::ostream& out) {
   if (format == "table") {
@@ -75,7 +76,7 @@ void print_picture(const std::string& format, const Input& input, const Simulati
   }
 }
 
-// What needs times.
+// Whether a format needs times.
 bool is_picture(std::string_view format) {
   const auto pictures = picture_formats();
   return std::ranges::find(pictures, format) != pictures.end();
@@ -103,7 +104,7 @@ int run_print(const Invocation& invocation, Console& console) {
   if (!is_picture(format)) refuse_cost_options(invocation, "--format timeline, svg, trace or dot");
   if (invocation.has("--comms") && format != "timeline")
     throw UsageError("--comms requires --format timeline");
-  // The result of a pass goes to stderr: stdout holds the result alone.
+  // The schedule after the watched pass goes to stderr, so that stdout has the result only.
   const std::optional<std::string> watched = invocation.text("--print-after");
   bool seen = false;
   const auto observer = [&](std::string_view pass, const ir::AnySchedule& schedule) {
@@ -115,7 +116,7 @@ int run_print(const Invocation& invocation, Console& console) {
       print_as("table", schedule, table, console.err);
   };
 
-  // What needs no times is printed as it is, right or wrong.
+  // Formats without times print a schedule as it is, even if it is invalid.
   Input input = read_input(invocation, console);
   compile_input(invocation, {},
                 is_picture(format) ? schedule::Depth::kVerify : schedule::Depth::kLower, &input,

@@ -15,8 +15,8 @@
 #include "pipewright/ir/source.h"
 #include "pipewright/schedule/compile.h"
 
-// The options that say what actions cost, for every command that simulates: from the command line
-// to schedule::simulate.
+// The cost options of all commands that simulate: turns command-line words into a call of
+// schedule::simulate.
 
 namespace pipewright::cli {
 
@@ -25,29 +25,29 @@ using schedule::Simulation;
 // --costs, --forward, ..., --comm, --scale, --slow.
 std::vector<OptionSpec> cost_options();
 
-// What actions cost, as --costs or the flags say.
+// The costs given by --costs or by the other cost options.
 struct AskedCosts {
-  std::optional<ir::Source> file;  // of --costs
+  std::optional<ir::Source> file;  // the file of --costs
   schedule::SimulateRequest request;
 };
-// Throws UsageError, or Failed with the file's errors printed.
+// Throws UsageError, or Failed after printing the errors in the file.
 AskedCosts read_costs(const Invocation& invocation, Console& console);
 // Throws UsageError if any of cost_options() was given: "--costs requires X".
 void refuse_cost_options(const Invocation& invocation, std::string_view required);
 
 // Simulates an input that is ok and verified: an order with ideal transfers, a program under its
-// channels. Throws Failed, with what is wrong printed, where the costs do not fit.
+// channel model. Throws Failed after printing the errors if the costs do not fit the schedule.
 Simulation simulate_input(const Input& input, const AskedCosts& asked, Console& console);
 
-// Compiles and simulates SOURCE: a file at its own level, a name at `level_of_name`, unless --level
-// says otherwise. Throws as the parts do.
+// Compiles and simulates SOURCE at the level of --level, or else a file at its own level and a name
+// at `level_of_name`. Throws FileError, UsageError or Failed.
 Simulation simulate_source(const Invocation& invocation, Console& console,
                            std::optional<ir::Level> level_of_name, Input* input);
 
 // Formats of `print` that need a simulation.
 std::span<const std::string_view> picture_formats();
 
-// "12.5", "0.3333": up to six digits, as results show times.
+// "12.5", "0.3333": a time with up to six significant digits.
 std::string number_text(double number);
 
 // "25.0%"

@@ -5,12 +5,12 @@
 
 namespace pipewright::cli {
 
-// The words on the command line are wrong; what() says how.
+// Thrown for an invalid command line; what() is the error message.
 class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Ends a command whose errors have been printed.
+// Thrown to end a command after its errors have been printed.
 struct Failed {
   int exit_code;
 };

@@ -13,7 +13,7 @@
 namespace pipewright::cli {
 namespace {
 
-// "compute_only, 4 ranks, 8 stages, 8 microbatches, 125 actions": the source, not what it became.
+// "compute_only, 4 ranks, 8 stages, 8 microbatches, 125 actions": the source, before lowering.
 std::string describe(const Input& input) {
   return fmt::format("{}, {}, {}", ir::name(*input.compiled.source_level),
                      shape_text(input.schedule()),
@@ -41,7 +41,7 @@ std::string certificate_json(const ir::Program& program,
       ir::name(options.channels), capacity == "inf" ? "\"inf\"" : capacity, ranks);
 }
 
-// " (lowered, channels edge, capacity 0)": what a program was verified under.
+// " (lowered, channels edge, capacity 0)": the channel model that a program was verified under.
 std::string judged_text(const Input& input, const ir::Program& program) {
   const schedule::VerifyOptions options = schedule::options_of(program.lowering);
   const bool lowered = input.compiled.source_level == ir::Level::kComputeOnly;
@@ -53,7 +53,7 @@ std::string judged_text(const Input& input, const ir::Program& program) {
 
 int run_validate(const Invocation& invocation, Console& console) {
   const bool json = invocation.has("--json");
-  // A compute order is lowered as well, unless --level says that the order alone is meant.
+  // A compute order is also lowered, and the program verified, unless --level is compute_only.
   Input input = read_input(invocation, console);
   compile_input(invocation, {.of_file = ir::Level::kComputeComms},
                 json ? schedule::Depth::kCertify : schedule::Depth::kVerify, &input);
@@ -62,7 +62,7 @@ int run_validate(const Invocation& invocation, Console& console) {
   if (code == kExitTrouble) require_ok(input, console);
   const auto* program = compiled.ok() ? std::get_if<ir::Program>(&input.any()) : nullptr;
   if (json) {
-    // `checked` grows as the verifier does: what is not in it was not looked at.
+    // A check that is not in `checked` did not run. Later versions may add checks.
     console.out << fmt::format(
         "{{\n  \"version\": 1,\n  \"valid\": {},\n  \"checked\": [\"{}\"],\n  \"diagnostics\": "
         "{},\n  \"certificate\": {}\n}}\n",

@@ -21,7 +21,8 @@
 //   B         output of s (its own F, whose saved tensors      input gradient of s
 //             it uses); input gradient of s+1, unless s = S-1
 //   I         as B                                             input gradient and weight input of s
-//   W         weight input of s                                (weight gradients; nobody waits)
+//   W         weight input of s                                (weight gradients; no action
+//                                                              needs them)
 //   SEND_F    output of s                                      -
 //   SEND_B    input gradient of s                              -
 //
@@ -77,7 +78,7 @@ Needs needs_of(ActionPart part, const Placement& placement);
 // Whether an action of this kind produces this result for its stage and microbatch.
 bool makes(ActionKind kind, Result result);
 
-// A result on its way from one rank to another, as a pair of actions.
+// The transfer of a result from one rank to another: a SEND and its RECV.
 struct Transfer {
   ActionPart send;     // runs on rank `from`
   ActionPart receive;  // runs on rank `to`

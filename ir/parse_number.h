@@ -8,7 +8,7 @@
 namespace pipewright::ir {
 
 // The integer in [1, most] whose decimal digits are exactly `text`, without leading zeros or a
-// sign; nullopt if there is none. A pure function; any thread.
+// sign; nullopt for any other text. A pure function; any thread.
 inline std::optional<int> parse_positive(std::string_view text, int most) {
   int number = 0;
   const char* end = text.data() + text.size();

@@ -20,7 +20,7 @@ enum class Rule : uint8_t {
 
 struct RuleInfo {
   Rule rule;
-  std::string_view summary;  // one line: what holds if the rule is kept
+  std::string_view summary;  // one line: the rule itself, which every valid schedule obeys
   std::string_view text;     // paragraphs, with a wrong and a fixed example
 };
 

@@ -34,7 +34,7 @@ struct Schedule {
   std::string name;          // "Interleaved1F1B"; empty if unknown
   Placement placement;       // also the number of ranks and stages
   int num_microbatches = 0;  // microbatches are 0 to num_microbatches - 1
-  Lowering lowering;         // the policies it was lowered with, as far as known
+  Lowering lowering;         // the known policies that it was lowered with
   Rows rows;                 // placement.num_ranks() rows
 
   friend bool operator==(const Schedule&, const Schedule&) = default;

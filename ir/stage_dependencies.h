@@ -9,10 +9,10 @@
 
 namespace pipewright::ir {
 
-// A table of the answers of pipewright/ir/dependencies.h, one per stage and kind of action. The
-// dependencies of an action are the same for every microbatch, so passes over large programs look
-// them up here instead of computing them per action. Immutable after construction; safe to use from
-// any thread. Size: linear in the number of stages.
+// The functions of pipewright/ir/dependencies.h as a table, one row per stage and kind of action.
+// The dependencies of an action are the same for every microbatch, so passes over large programs
+// look them up here instead of computing them per action. Immutable after construction; safe to use
+// from any thread. Size: linear in the number of stages.
 class StageDependencies {
  public:
   explicit StageDependencies(const Placement& placement);

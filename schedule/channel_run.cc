@@ -1,13 +1,14 @@
 // A worklist algorithm. Each queue knows its first unfinished operation (head), each rank its first
 // compute that has not ended; an operation is posted if it comes before that compute in its row.
 // `work_` has the queues whose head may have become able to finish: because it was posted, because
-// it became the head, or because its other end sent, received or arrived at its own head.
+// it became the head, or because its partner finished or reached the head of its own queue.
 //
-// The invariant: every head that can finish is in a queue of `work_`, or is the other end of one.
+// The invariant: for every head that can finish, its queue or that of its partner is in `work_`.
 // Each event (an end of a compute or an operation) adds at most a constant number of queues per
 // operation that it posts or uncovers, so that a run is linear in the number of actions.
 //
-// blocked() and waits_of() explain a deadlock; they may search rows, as they run only once.
+// blocked() and waits_of() explain a deadlock; they may search rows, because they are
+// needed only once.
 #include "pipewright/schedule/channel_run.h"
 
 #include <algorithm>
@@ -108,7 +109,8 @@ bool ChannelRun::can_finish(const Queue& queue) const {
   if (sends && (capacity_ == ir::kUnboundedCapacity || pair.sent - pair.received < capacity_))
     return true;
   if (!sends && pair.received < pair.sent) return true;
-  // As one: the next SEND and the next RECV of the pair are both at the heads of their queues.
+  // They finish together: the next SEND and RECV of the pair must both be at the heads of their
+  // queues.
   if (pair.sent != pair.received) return false;
   const Queue& other = queues_[sends ? pair.receive_queue : pair.send_queue];
   if (!is_posted(other)) return false;

@@ -14,34 +14,34 @@
 
 namespace pipewright::schedule {
 
-// Runs a program by the channel model of ir/channel.h, without time, until it ends or deadlocks.
+// Runs a program under the channel model of ir/channel.h, without time, until it ends or deadlocks.
 //
-// An operation that can finish stays enabled until it does, whatever else happens. So every order
-// of events ends in the same state, and one run decides whether the program deadlocks. Linear in
-// the number of actions.
+// An operation that can finish stays enabled until it does, whatever else happens. Therefore every
+// order of events leads to the same final state, and one run decides whether the program deadlocks.
+// Linear in the number of actions.
 //
-// SENDs and RECVs must be one to one, and the RECVs of a compute must come before it in its row;
-// check_data_flow() ensures both. Not for several threads at once.
+// SENDs and RECVs must match one to one, and the RECVs of a compute must come before it in its row;
+// check_data_flow() ensures both. Not thread-safe.
 class ChannelRun {
  public:
   // The program must outlive it.
   ChannelRun(const ir::Program& program, ir::ChannelModel model, ir::ChannelCapacity capacity);
 
   // Runs the program; call it once. Calls `ended(rank, step, queue)` for each compute, SEND and
-  // RECV in an order in which they can end: after everything that the action waited for, and the
-  // SEND first if a SEND and a RECV end as one. `queue` is kNoQueue for a compute.
+  // RECV in an order in which they can end: each one after everything that it waits for. If a SEND
+  // and its RECV end together, the SEND comes first. `queue` is kNoQueue for a compute.
   static constexpr uint32_t kNoQueue = UINT32_MAX;
   template <typename Ended>
   void run(const Ended& ended);
-  // Ordered pairs of ranks are numbered.
+  // Ordered pairs of ranks are numbered as in ir::RankPairs.
   uint32_t num_pairs() const { return pair_ids_.size(); }
   uint32_t pair_of(ir::ActionPart send_or_receive) const { return pair_ids_.of(send_or_receive); }
   uint32_t receive_queue_of(uint32_t pair) const { return pairs_[pair].receive_queue; }
-  // The operation at the head of a queue, which must not be empty. During a call of `ended` the
-  // operation that ends is still at the head.
+  // The operation at the head of a queue, which must not be empty. While `ended` is called for an
+  // operation, it is still at the head.
   struct Head {
     int rank;
-    uint32_t poster;  // step of the compute whose end posts it; kNoPoster if there is none
+    uint32_t poster;  // step of the compute whose end posts it; kNoPoster if posted at the start
   };
   static constexpr uint32_t kNoPoster = UINT32_MAX;
   Head head_of(uint32_t queue) const {
@@ -60,14 +60,15 @@ class ChannelRun {
     int step;
     friend auto operator<=>(const Node&, const Node&) = default;
   };
-  // Computes that are next on their ranks, and posted operations at the heads of their queues.
+  // The unfinished computes that are next on their ranks, and the posted operations at the heads of
+  // their queues.
   std::vector<Node> blocked() const;
 
-  // Wait-for edges, each with the intermediate operation. A compute waits for its RECV, an
-  // operation for its other end; that operation is blocked by the head of its queue, or by the
-  // compute that has yet to post it.
+  // Wait-for edges, each with the intermediate operation. A compute waits for its RECVs, a SEND or
+  // RECV for its partner on the other rank; that operation is blocked by the head of its queue, or
+  // by the compute that has yet to post it.
   struct Wait {
-    Node waits_for;   // the RECV, or the other end
+    Node waits_for;   // the RECV, or the partner
     Node blocked_by;  // one of blocked(); equal to waits_for if that is at the head of its queue
   };
   std::vector<Wait> waits_of(const Node& node) const;
@@ -78,7 +79,8 @@ class ChannelRun {
     uint32_t step;
     uint32_t pair;
     uint32_t next;  // of the same queue; kNone after the last
-    // What it sends or receives: a cell of received_, and which of the two results.
+    // The result that it sends or receives: the index of a cell in received_, and whether it is the
+    // gradient or the output.
     uint32_t cell : 30;
     bool is_gradient : 1;
     bool is_send : 1;
@@ -129,16 +131,17 @@ class ChannelRun {
   ir::StageDependencies dependencies_;
   std::vector<Queue> queues_;
   std::vector<Pair> pairs_;
-  std::vector<Operation> operations_;     // along the rows
-  std::vector<uint32_t> first_of_rank_;   // in operations_, and the end
+  std::vector<Operation> operations_;     // row by row
+  std::vector<uint32_t> first_of_rank_;   // index in operations_ by rank, then their number
   std::vector<uint32_t> next_compute_;    // by rank: step of the first compute that has not ended
-  std::vector<uint32_t> next_operation_;  // by rank: the first that is not posted
-  std::vector<uint32_t> work_;            // queues that may have something to finish
+  std::vector<uint32_t> next_operation_;  // by rank: the first operation that is not posted
+  std::vector<uint32_t> work_;            // queues whose head may be able to finish
   // Whether a stage's RECV_F and RECV_B of a microbatch have finished.
   ir::StageMicrobatchTable<std::array<bool, 2>> received_;
 };
 
-// Ends computes while their inputs are there. The end of each posts the operations after it.
+// Ends the next computes of a rank as long as their inputs have arrived. The end of each one posts
+// the operations between it and the next compute.
 template <typename Ended>
 void ChannelRun::advance(int rank, const Ended& ended) {
   const ir::Row& row = program_.rows[static_cast<size_t>(rank)];

@@ -69,7 +69,7 @@ std::optional<ir::ParsedSchedule> generate(const std::string& name, schedules::S
   return ir::ParsedSchedule{schedules::make_order(*spec, shape), {}};
 }
 
-// A schedule in memory is checked as a file that declares its shape is.
+// Checks a schedule in memory like a file that declares its shape.
 std::optional<ir::ParsedSchedule> take(ir::AnySchedule any, const schedules::Shape& shape,
                                        ir::Diagnostics* diagnostics) {
   const ir::Schedule& schedule = ir::schedule_of(any);
@@ -106,7 +106,7 @@ std::optional<ir::ParsedSchedule> read(CompileRequest* request, ir::Diagnostics*
 
 // ---- policies
 
-// What a policy belongs to.
+// The step that a policy affects: passes on compute orders, other passes, or verification.
 enum class PolicyUse { kTransform, kLower, kChannels };
 
 PolicyUse use_of(std::string_view policy) {
@@ -142,7 +142,8 @@ bool check_policies(const CompileRequest& request, ir::Level from, ir::Level to,
     const PolicyUse use = use_of(policy.name);
     const std::optional<std::string> value = policy.get(request.policies);
     if (!value) continue;
-    // Set in memory, it may be one that no text gives.
+    // A value that was set in memory may be out of range: it must survive a round trip through
+    // text.
     if (ir::Lowering scratch; !policy.set(scratch, *value)) {
       diagnostics->error(ir::Rule::kBadValue,
                          fmt::format("`{}`: expected {}, got `{}`", policy.name,
@@ -174,7 +175,7 @@ class Compilation {
   Compilation(const CompileRequest& request, const ir::CellIndex& cells, CompileResult* result)
       : request_(request), cells_(cells), result_(*result) {}
 
-  // False, with errors, where the schedule is wrong.
+  // Returns false and adds errors if the schedule is invalid.
   bool run(ir::Level to) {
     if (auto* program = std::get_if<ir::Program>(&*result_.schedule)) {
       set_channels(request_.policies, &program->lowering);
@@ -195,8 +196,8 @@ class Compilation {
 
   bool lower() {
     const auto& order = std::get<ir::ComputeOrder>(*result_.schedule);
-    // As PyTorch does, and so that a few actions with large indices do not cost the memory of all
-    // that are missing.
+    // PyTorch validates too. Also, an incomplete order with a few huge indices would otherwise make
+    // lowering allocate memory for all the missing actions.
     if (!verify_order(order)) return placed();
     std::optional<ir::Program> program =
         schedule::lower(order, request_.policies, &result_.diagnostics, request_.observer);
@@ -230,7 +231,8 @@ class Compilation {
     }
   }
 
-  // Of errors in the schedule as it was read: their steps are cells of the file.
+  // Adds the places in the file to errors whose rank and step are those of the source. Returns
+  // false.
   bool placed() {
     result_.diagnostics.find_places([&](int rank, int step) { return cells_.place(rank, step); });
     return false;

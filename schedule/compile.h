@@ -32,34 +32,37 @@
 //   const SimulateResult slow = simulate(zbv, {.costs = costs, .slow = {{2, 1.5}}});
 //   if (slow.ok()) std::cout << slow.simulation->report.makespan;
 //
-// Whatever a user can get wrong is a Diagnostic: names, shapes, policies, files and costs. These
-// functions print nothing, do no I/O and throw only std::bad_alloc, and ir::InternalError for bugs.
-// Pure functions of their arguments, from any thread; linear in the number of actions, and one
-// program in memory, plus the order while it is lowered.
+// Every error in a user's input is a Diagnostic: wrong names, shapes, policies, files and costs.
+// These functions print nothing, do no I/O, and throw only std::bad_alloc, or ir::InternalError for
+// a bug. Pure functions, safe to call from any thread. Time is linear in the number of actions;
+// memory is that of one program, plus the compute order while it is lowered.
 
 namespace pipewright::schedule {
 
 // How far compile() goes.
 enum class Depth {
-  kLower,    // to the schedule at its level: read or generated, transformed, lowered
-  kVerify,   // and verified
-  kCertify,  // and, for a program, certified
+  kLower,    // reads or generates the schedule, transforms and lowers it; an order that is lowered
+             // is verified first at any depth
+  kVerify,   // and verifies the result
+  kCertify,  // and, for a program, computes its certificate
 };
 
 struct CompileRequest {
-  // A schedule's name or alias in any case ("ZBV"), the text of a .csv, .plan or .json file, which
-  // must outlive the call, or a schedule in memory.
+  // One of: a schedule's name or alias, ignoring case ("ZBV"); a .csv, .plan or .json file, whose
+  // Source must outlive the call; a schedule in memory.
   std::variant<std::string, const ir::Source*, ir::AnySchedule> source = {};
 
-  // For a name, the shape to generate: ranks and microbatches are needed, stages default to the
-  // schedule's own. For a file or a schedule in memory, what its shape must be where not 0.
+  // For a name, the shape to generate: ranks and microbatches are required, stages default to the
+  // schedule's own number. For a file or a schedule in memory, the expected shape; numbers that are
+  // 0 are not checked.
   schedules::Shape shape = {};
 
-  // Policies of the passes, and the channel model and capacity that the program is verified under.
-  // What is not set is PyTorch's, or, for the channels of a program that is given, its own.
+  // The policies of the passes, and the channel model and capacity that the program is verified
+  // under. An unset policy of a pass is PyTorch's. Unset channels are those that a given program
+  // records, or else the defaults of ir/channel.h.
   ir::Lowering policies = {};
 
-  // The level of the result; none for the source's own, which for a name is kComputeOnly.
+  // The level of the result; nullopt for the level of the source, which is kComputeOnly for a name.
   std::optional<ir::Level> level = ir::Level::kComputeComms;
 
   Depth depth = Depth::kCertify;
@@ -69,33 +72,36 @@ struct CompileRequest {
 };
 
 struct CompileResult {
-  // None if there are errors.
+  // nullopt if there are errors.
   std::optional<ir::AnySchedule> schedule;
-  // Errors have their place in the file, unless they concern the program that was made from it.
+  // An error in a file has its place there. An error that first appears in a transformed or lowered
+  // schedule has the rank and step in that schedule.
   ir::Diagnostics diagnostics;
   // Per rank; empty unless `schedule` is a verified program and the depth is kCertify.
   std::vector<RankCertificate> certificate;
 
-  // The source as it was read or generated: its level, none if it could not be, and how many
-  // actions it has.
+  // The level of the source, and its number of actions; nullopt and 0 if it could not be read or
+  // generated.
   std::optional<ir::Level> source_level;
   size_t source_actions = 0;
 
-  // What was checked, errors or not: "text", "shape", "completeness", "order", "lowering",
-  // "data_flow", "residency", "reduction", "channels".
+  // The checks that were requested and reached, whether they found errors or not: "text", "shape",
+  // "completeness", "order", "lowering", "data_flow", "residency", "reduction", "channels". A check
+  // of the verifier is listed even if verify() skipped it because an earlier one failed.
   std::vector<std::string_view> checked;
   bool is_verified = false;
 
   bool ok() const { return schedule.has_value(); }
-  // The result as a program. Must be ok, at level kComputeComms.
+  // The result as a program. Requires ok() and level kComputeComms.
   const ir::Program& program() const;
 };
 
 CompileResult compile(CompileRequest request);
 
-// A schedule that was run on costs: when each action runs, and why then.
+// The result of a simulation: when each action runs (timeline), and which dependencies determine
+// that (graph).
 struct Simulation {
-  Costs costs;  // with all changes
+  Costs costs;  // after the what-if changes
   EventGraph graph;
   ir::Timeline timeline;
   Report report;
@@ -103,23 +109,25 @@ struct Simulation {
 
 struct SimulateRequest {
   Costs costs = {};
-  // Where the costs are in their file (ParsedCosts), for diagnostics; empty if they are from none.
+  // Where the costs are in their file (ParsedCosts), for diagnostics; empty if they are not from a
+  // file.
   CostPlaces places = {};
-  // What-if changes, in this order: costs by name ({"COMM", 2}: see scalable_costs), and all that a
-  // rank does ({2, 1.5}: 50% slower).
+  // What-if changes, applied in this order: `scale` multiplies costs by name ({"COMM", 2}; see
+  // scalable_costs), `slow` multiplies the durations of one rank's compute and data-parallel
+  // actions ({2, 1.5}: rank 2 takes 50% longer).
   std::vector<std::pair<std::string, double>> scale = {};
   std::vector<std::pair<int, double>> slow = {};
 };
 
 struct SimulateResult {
-  std::optional<Simulation> simulation;  // none if there are errors
+  std::optional<Simulation> simulation;  // nullopt if there are errors
   ir::Diagnostics diagnostics;           // about the costs, with places in their file
 
   bool ok() const { return simulation.has_value(); }
 };
 
-// Runs a compute order with ideal transfers, or a program under its own channels, as event_graph.h
-// says. `compiled` must be verified; if it is not ok its diagnostics are passed on.
+// Simulates a compute order with ideal transfers, or a program under its channel model and capacity
+// (event_graph.h). `compiled` must be verified; if it is not ok, its diagnostics are returned.
 SimulateResult simulate(const CompileResult& compiled, const SimulateRequest& request);
 
 }  // namespace pipewright::schedule

@@ -35,7 +35,7 @@ ir::Row make_row(const Shape& shape, int rank) {
 // preceded by one idle slot and tried again in the next step.
 void align(ir::ComputeOrder* order) {
   const size_t num_ranks = order->rows.size();
-  // Whether a forward has run in an earlier step.
+  // Whether each forward has run in an earlier step.
   ir::StageMicrobatchTable<bool> seen(order->placement, order->num_microbatches);
   ir::Rows aligned(num_ranks);
   std::vector<size_t> next(num_ranks);

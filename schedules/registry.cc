@@ -51,7 +51,8 @@ bool is_legal(const ScheduleSpec& spec, const Shape& shape) {
                              [&](const Constraint& one) { return one.holds(shape); });
 }
 
-// The limits of an action's fields, and of what fits a workstation.
+// Checks the limits of an action's fields, and that the schedule fits the memory of a workstation.
+// Returns the violated limit, or nullopt.
 std::optional<std::string> size_error(const Shape& shape) {
   if (shape.ranks > ir::kMaxStages) return fmt::format("at most {} ranks", ir::kMaxStages);
   if (shape.stages > ir::kMaxStages) return fmt::format("at most {} stages", ir::kMaxStages);
@@ -63,7 +64,7 @@ std::optional<std::string> size_error(const Shape& shape) {
   return std::nullopt;
 }
 
-// Legal values next to one that is not, below and above: of `number`, which is a member of `shape`.
+// The nearest legal values of one member of an illegal shape: at most one below and one above.
 std::vector<int> nearest_legal(const ScheduleSpec& spec, Shape shape, int Shape::*number) {
   const int given = shape.*number;
   const int farthest = 4 * shape.ranks + 2 * shape.stages;
@@ -89,7 +90,7 @@ std::string nearest_text(const ScheduleSpec& spec, const Shape& shape) {
     const std::vector<int> legal = nearest_legal(spec, shape, part.number);
     if (!legal.empty()) return fmt::format("nearest: {} {}", fmt::join(legal, " or "), part.name);
   }
-  // Both are wrong: the default number of stages, and microbatches for it.
+  // Both numbers are wrong: suggest the default number of stages, and microbatches for it.
   Shape other = shape;
   other.stages = default_stages(spec, shape.ranks);
   const std::vector<int> legal = nearest_legal(spec, other, &Shape::microbatches);
@@ -126,7 +127,7 @@ std::vector<std::string_view> schedule_names() {
 }
 
 int default_stages(const ScheduleSpec& spec, int ranks) {
-  // A larger shape is refused by shape_error.
+  // Larger shapes are rejected by shape_error.
   return ranks > ir::kMaxStages ? ranks : spec.default_stages_per_rank * ranks;
 }
 

@@ -1,5 +1,5 @@
 // Reads a CSV in one pass. Almost every cell is a plain action (`take_plain_action`); only the
-// others take the slow path through parse_action, which knows blanks, compounds, idle cells and
+// others take the slow path through parse_action, which handles blanks, compounds, idle cells and
 // errors. Rows are allocated once, at their final size. Linear in the size of the text.
 
 #include "pipewright/ir/text/csv.h"
@@ -59,7 +59,7 @@ std::optional<ParsedSchedule> parse_csv(const Source& source, Diagnostics* diagn
     parsed.cells.add_row({line, begin, begin});
     Row& row = rows.emplace_back();
     if (end > begin) {
-      // Counting the cells first keeps the row's vector at its exact size.
+      // Counting the cells first lets the row be allocated at its exact size.
       row.resize(static_cast<size_t>(std::ranges::count(text.substr(begin, end - begin), ',')) + 1);
       lowered |= parse_row(text, begin, end, cursor, &row, diagnostics);
     }

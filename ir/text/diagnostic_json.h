@@ -8,7 +8,7 @@
 namespace pipewright::ir {
 
 // The kept diagnostics as a JSON array, for other programs (`validate --json`). A field that does
-// not apply is null. The format only grows:
+// not apply is null. Later versions only add keys:
 //
 //   [{"code": "PW020", "severity": "error", "message": "...",
 //     "rank": 1, "step": 4, "line": 2, "column": 45,

@@ -7,9 +7,9 @@
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/json_cursor.h"
 
-// Reads JSON as a short list of events, for readers that need no tree of values. Values that a
-// reader does not want are skipped, whatever their depth. JsonCursor has the place of each event.
-// Include it in .cc files only.
+// Reads JSON as a stream of events, for readers that need no tree of values. A reader can skip an
+// array or object of any depth. During an event, JsonCursor has its place. Include it in .cc files
+// only.
 
 namespace pipewright::ir {
 

@@ -30,7 +30,7 @@ struct FormatInfo {
   std::string_view meaning;    // one line, for help
   // Parses the whole text. Returns nullopt and adds all errors if it is not valid.
   std::optional<ParsedSchedule> (*parse)(const Source&, Diagnostics*);
-  // Writes a text that parse reads back as the same schedule; a CSV loses the name and the
+  // Writes a text that parse reads back as the same schedule. A CSV does not store the name and the
   // lowering.
   void (*print)(const AnySchedule&, std::ostream&);
 };
@@ -39,7 +39,7 @@ struct FormatInfo {
 std::span<const FormatInfo> formats();
 const FormatInfo& info(Format format);
 
-// The format given by the extension of the file's name, or else by its first bytes.
+// Determines the format from the extension of the file's name, or else from its first bytes.
 Format detect_format(const Source& source);
 
 // Parses a file in its detected format and checks its shape against `expected`. Returns nullopt and

@@ -24,8 +24,8 @@ struct RenderOptions {
   size_t width = 80;   // in columns, for the excerpt of the file
 };
 
-// The text of all kept diagnostics in order, and a final line with the number of those that were
-// dropped. `source` is the file that their places refer to, or null if there is none.
+// The text of all kept diagnostics in order, and a final line with the number of dropped ones.
+// `source` is the file that their places refer to, or null if there is none.
 std::string render(const Diagnostics& diagnostics, const Source* source,
                    const RenderOptions& options);
 

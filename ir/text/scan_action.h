@@ -8,8 +8,8 @@
 
 #include "pipewright/ir/action.h"
 
-// The scanner under parse_action: reads a plain action such as "2SEND_F5" quickly and says only
-// whether that worked. explain_action_text.h finds out what is wrong with a text that it rejects.
+// The scanner used by parse_action: reads a plain action such as "2SEND_F5" quickly and returns
+// only whether it succeeded. explain_action_text.h finds out what is wrong with a rejected text.
 // Inline because reading a CSV spends most of its time here. Pure functions; any thread.
 
 namespace pipewright::ir {

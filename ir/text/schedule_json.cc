@@ -1,6 +1,7 @@
-// The JSON form of a schedule. The reader is a state machine over the events of scan_json: where it
-// is in the document (`in_`) and the key read last decide what an event means. Cells go straight
-// into rows, and no tree of values is built. The writer prints rows by hand for the same reason.
+// The JSON form of a schedule. The reader is a state machine over the events of scan_json: the
+// position in the document (`in_`) and the last key determine the meaning of an event. Cells are
+// appended to rows directly, without a tree of values, to save memory. The writer prints rows
+// without a tree for the same reason.
 
 #include "pipewright/ir/text/schedule_json.h"
 

@@ -14,8 +14,8 @@
 //    "ranks": 2, "stages": 2, "microbatches": 1, "placement": "loop",
 //    "rows": [["0F0", null, "0B0"], [null, "1F0", "1B0"]]}
 //
-// A placement that is not a pattern is an array of the stages' ranks; "lowering" holds the known
-// policies. The format only grows. FORMAT.md specifies all of it.
+// A placement other than "loop" or "v" is an array with the rank of each stage. "lowering" is an
+// object with the known policies. Later versions only add keys. FORMAT.md is the specification.
 
 namespace pipewright::ir {
 

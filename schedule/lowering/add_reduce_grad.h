@@ -8,8 +8,8 @@
 namespace pipewright::schedule {
 
 // Adds a REDUCE_GRAD, which reduces the gradients of a stage over its data-parallel group, after
-// the last B or W that adds to them, as PyTorch does; with `every` (at least 1), also after each
-// `every`-th one. Two microbatches:
+// the last B or W that adds to them, as PyTorch does. With `every` (at least 1), also after every
+// `every`-th B or W. Two microbatches:
 //
 //   before  0F0 0F1 0B0 0B1
 //   after   0F0 0F1 0B0 0B1 0REDUCE_GRAD

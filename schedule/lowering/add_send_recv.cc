@@ -1,6 +1,6 @@
-// The ranks take turns of one action each, in rounds, ascending by rank: this gives the transfers
-// their global order. A rank whose next action lacks a result of another stage goes to sleep, and
-// is woken by the transfer that brings it something, which may be later in the same round. `awake_`
+// The ranks take turns of one action each, in rounds, ascending by rank; this determines the
+// global order of the transfers. A rank whose next action lacks a result of another stage goes to
+// sleep, and any transfer to it wakes it, possibly later in the same round. `awake_`
 // has one bit per rank, so that a round costs only the ranks that can run, and finding the next
 // one is one instruction per 64 ranks.
 //
@@ -98,7 +98,7 @@ class SendRecvPass {
     for (size_t rank = 0; rank < sizes.size(); ++rank) built_[rank].reserve(sizes[rank]);
   }
 
-  // Whether the results that a part needs from other stages exist. Those of its own stage follow
+  // Whether the results that a part needs from other stages exist. Results of its own stage follow
   // from the order of its row.
   bool is_ready(ir::ActionPart part) {
     for (const ir::StageDependencies::Need& need : dependencies_.of(part)) {

@@ -13,7 +13,7 @@ namespace pipewright::schedule {
 // A rank that cannot continue.
 struct StuckRank {
   int rank;
-  ir::Action action;  // the next one
+  ir::Action action;  // its next action
   ir::Need waits_for;
 };
 
@@ -24,14 +24,15 @@ struct StuckRank {
 //   after   0F0 0SEND_F0 0F1 0SEND_F1            1RECV_F0 1RECV_F1 1F0 1B0 1SEND_B0
 //           0RECV_B0 0B0 0RECV_B1 0B1            1F1 1B1 1SEND_B1
 //
-// The order is that of PyTorch 2.11 (_add_send_recv): the ranks take turns of one action each, and
-// a RECV is posted when its SEND is. All transfers thus have one global order that every rank
-// follows, so that no channel model can deadlock; the price is that a RECV is posted long before it
-// is needed, and what is queued after it waits.
+// SENDs and RECVs are placed as by PyTorch 2.11 (_add_send_recv): the ranks take turns of one
+// action each, and each RECV is appended to its rank's row together with its SEND. All ranks thus
+// follow one global order of transfers, so the program cannot deadlock under any channel model. The
+// drawback: a RECV may be posted long before it is needed, and blocks the operations queued after
+// it.
 //
-// Returns nothing if the order cannot run to its end; `stuck` then lists the ranks that are left
-// and what each waits for. Idle slots take a turn and are dropped. A pure function, linear in the
-// number of actions and idle turns.
+// Returns nullopt if the order cannot run to its end; `stuck` then lists the ranks with actions
+// left and what each waits for. An idle slot takes a turn and is dropped. A pure function, linear
+// in the number of actions and idle slots.
 std::optional<ir::Program> add_send_recv(ir::Program program, std::vector<StuckRank>* stuck);
 
 // Adds an error for each stuck rank, at the place of its action in `order`, from which the program

@@ -5,11 +5,11 @@
 // are unsharded. Uses are counted per stage as they enter and leave (NextStages), so that the ends
 // of a window only move forward: linear.
 //
-// kFarthest: a first walk decides what to gather and what to free for it by Belady's rule, each
-// gather as late as possible (fewest_gathers). A second walk emits the same gathers and frees in
-// the same order, each gather as soon as the lookahead and the stage that it replaces allow: this
-// changes when a stage is gathered, never how often. Upcoming keeps the stages of the row sorted by
-// next use. Linear in the actions, times the stages of the rank.
+// kFarthest: a first walk decides by Belady's rule which stages to unshard and which to reshard to
+// make room, each UNSHARD as late as possible (fewest_gathers). A second walk emits the same
+// UNSHARDs and RESHARDs in the same order, but each UNSHARD as soon as the lookahead and the stage
+// that it replaces allow: this changes when a stage is unsharded, never how often. Upcoming keeps
+// the stages of the row sorted by next use. Time: actions times stages of the rank.
 #include "pipewright/schedule/lowering/add_unshard_reshard.h"
 
 #include <algorithm>
@@ -33,7 +33,7 @@ constexpr uint32_t kNever = UINT32_MAX;
 // A use of a stage that is still to come.
 struct Use {
   uint32_t position;  // of the action in its row
-  uint8_t part;       // of a compound: which of the two
+  uint8_t part;       // which part of a compound: 0 or 1
   int stage;
 
   friend bool operator<(const Use& left, const Use& right) {
@@ -41,7 +41,7 @@ struct Use {
   }
 };
 
-// The next use of each stage of a row, soonest first, while the row is walked along.
+// The next use of each stage of a row, soonest first, during a walk along the row.
 class Upcoming {
  public:
   // `next_use` has an entry per stage, all kNever; they are kNever again after the last action.
@@ -109,7 +109,7 @@ class Upcoming {
   std::vector<Use> uses_;
 };
 
-// The unsharded stages of a rank, ascending, and the row that is built: actions, UNSHARDs and
+// The unsharded stages of a rank, ascending, and the output row with actions, UNSHARDs and
 // RESHARDs.
 class Residency {
  public:
@@ -139,7 +139,7 @@ class Residency {
   }
   void run(const Action& action) { row_.push_back(action); }
 
-  // Reshards what is left and returns the row.
+  // Reshards the stages that are still unsharded and returns the row.
   ir::Row finish() {
     reshard_where([](int) { return true; });
     return std::move(row_);
@@ -189,7 +189,7 @@ class NextStages {
  private:
   const ir::Row& row_;
   size_t size_;
-  std::vector<uint32_t>& uses_;  // in the window, by stage
+  std::vector<uint32_t>& uses_;  // by stage: number of uses in the window
   size_t different_ = 0;
   size_t end_ = 0;
 };
@@ -220,8 +220,8 @@ struct Gather {
 // The UNSHARDs and RESHARDs of a row with the fewest gathers, each as late as possible.
 struct Plan {
   std::vector<Gather> gathers;
-  // RESHARDs that make room for no gather, after a compound that exceeded the residency: step and
-  // stage.
+  // RESHARDs after a compound that exceeded the residency, as (step, stage); no UNSHARD replaces
+  // these stages.
   std::vector<std::pair<size_t, int>> frees;
 };
 

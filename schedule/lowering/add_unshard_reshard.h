@@ -10,14 +10,14 @@ struct ResidencyPolicy {
   // How many stages of a rank may be unsharded at a time, at least 1. A compound of two stages may
   // need 2.
   int residency = 3;
-  // How many different stages, counted from the next action on, may be unsharded ahead of their
-  // use, at least 1.
+  // How far ahead stages are unsharded: the next `lookahead` different stages in use, counted from
+  // the next action on. At least 1.
   int lookahead = 3;
   ir::Eviction evict = ir::Eviction::kPytorch;
 };
 
-// Adds an UNSHARD before the uses of each stage and a RESHARD after them. Idle slots are dropped.
-// Residency and lookahead 2:
+// Adds UNSHARDs and RESHARDs so that each stage is unsharded whenever it is used. Idle slots are
+// dropped. Residency and lookahead 2:
 //
 //   before  0F0 0F1 1F0 1F1 2F0
 //   after   0UNSHARD 1UNSHARD 0F0 0F1 0RESHARD 2UNSHARD 1F0 1F1 1RESHARD 2F0 2RESHARD
@@ -25,9 +25,11 @@ struct ResidencyPolicy {
 // kPytorch reshards a stage as soon as it is not among the next `residency` different stages in
 // use, in ascending order if there are several (PyTorch 2.11's _add_unshard_reshard, where
 // residency and lookahead are both 3).
-// kFarthest reshards a stage when it is not needed again, or to make room: then the one whose next
-// use is farthest away, which needs the fewest UNSHARDs possible (Belady, IBM Systems Journal
-// 1966). Lookahead moves an UNSHARD earlier if no stage that is needed before has to make room.
+//
+// kFarthest reshards a stage when it is not needed again. If another stage needs room, it reshards
+// the one whose next use is farthest away, which results in the fewest UNSHARDs possible (Belady,
+// IBM Systems Journal 1966). The lookahead moves an UNSHARD earlier, but never so early that it
+// replaces a stage that is needed first.
 //
 // A pure function. Linear in the number of actions for a fixed number of stages per rank.
 ir::Program add_unshard_reshard(const ir::ComputeOrder& order, const ResidencyPolicy& policy);

@@ -3,7 +3,7 @@
 
 #include "pipewright/ir/schedule.h"
 
-// Passes from compute orders to compute orders that change what a backward consists of. Pure
+// Passes that merge, split or remove the backwards of a compute order. Pure
 // functions, linear in the number of actions. Idle slots are dropped: the actions around them no
 // longer run in step.
 

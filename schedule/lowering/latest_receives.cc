@@ -1,11 +1,11 @@
 // Under `edge` a RECV shares its queue only with other RECVs from the same rank. It must be posted
-// before its own user, and before the RECVs that follow it in that queue: so the latest position of
-// each RECV is the first user among its own and theirs. One pass along each row finds it: at each
-// compute, the RECVs of its queue up to the one that it needs are placed, unless they already are.
-// Linear. Nothing else can block, as a RECV whose SEND is still to come holds up only RECVs whose
-// SENDs come later still.
+// before the compute that uses it, and before the RECVs that follow it in that queue. So its latest
+// position is just before the first compute that uses it or any of those RECVs. One pass along each
+// row finds it: before each compute, the pass places the RECVs of the queue up to the one that the
+// compute needs. Linear. This cannot deadlock: a RECV that waits for its SEND blocks only RECVs
+// whose SENDs are later still.
 //
-// Under `peer` and `rank` a RECV also holds up SENDs, and the positions depend on each other: see
+// Under `peer` and `rank` a RECV also blocks SENDs, and the positions depend on each other: see
 // receive_mover.cc.
 #include "pipewright/schedule/lowering/latest_receives.h"
 

@@ -23,7 +23,7 @@ constexpr std::string_view kPassNames[] = {kForwardOnly,       kMergeBackward, k
                                            kAddUnshardReshard, kAddReduceGrad, kAddSendRecv,
                                            kLatestReceives};
 
-// A pass from orders to orders, and the policy that asks for it.
+// A pass that transforms a compute order, and the policy that enables it.
 struct OrderPass {
   std::string_view name;
   std::optional<bool> ir::Lowering::*asked;

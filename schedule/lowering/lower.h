@@ -10,25 +10,25 @@
 #include "pipewright/ir/lowering.h"
 #include "pipewright/ir/schedule.h"
 
-// Lowering: from a compute order to a program, as a list of passes. Each pass is a plain function
-// in a header of its own.
+// Lowering: a list of passes from a compute order to a program. Each pass is a plain function; its
+// header describes it.
 
 namespace pipewright::schedule {
 
 // Called after each pass with its name and its result.
 using PassObserver = std::function<void(std::string_view pass, const ir::AnySchedule& schedule)>;
 
-// The names of all passes, in the order in which they run. The passes from orders to orders and
-// latest_receives run only if the policies ask for them.
+// The names of all passes, in the order in which they run. forward_only, merge_backward,
+// split_backward and latest_receives run only if a policy enables them.
 std::span<const std::string_view> pass_names();
 
-// Runs the passes from orders to orders that the policies ask for: forward_only, merge_backward,
-// split_backward.
+// Runs the passes that transform a compute order, if the policies enable them: forward_only,
+// merge_backward, split_backward.
 ir::ComputeOrder transform_order(ir::ComputeOrder order, const ir::Lowering& policies,
                                  const PassObserver& observer = nullptr);
 
-// Runs all passes. A policy that is not set is PyTorch's; the program records the policies used.
-// Returns nothing, and adds errors, if the order cannot run to its end.
+// Runs all passes. An unset policy means PyTorch's behaviour; the program records the policies
+// used. Returns nullopt and adds errors if the order cannot run to its end.
 std::optional<ir::Program> lower(const ir::ComputeOrder& order, const ir::Lowering& policies,
                                  ir::Diagnostics* diagnostics,
                                  const PassObserver& observer = nullptr);

@@ -1,24 +1,24 @@
-// Moving RECVs later without creating a deadlock.
+// Moves RECVs later without creating a deadlock.
 //
-// The program is a graph of what must finish before what; it runs to its end if and only if the
-// graph has no cycle:
+// The program is seen as a graph whose edges lead from an action to one that cannot finish before
+// it. The program runs to its end if and only if the graph has no cycle:
 //
 //   compute -> the next compute of its rank; each SEND and RECV posted between the two
 //   SEND, RECV -> the next operation of its queue
 //   RECV -> the compute that uses it
-//   SEND number k -> RECV number k; with capacity n > 0, RECV number k -> SEND number k + n
+//   k-th SEND -> k-th RECV; with capacity n > 0, k-th RECV -> (k+n)-th SEND
 //
-// With capacity 0 a SEND and its RECV finish as one: the pair is one node, the SEND's.
+// With capacity 0 a SEND and its RECV finish together: the pair is one node, that of the SEND.
 //
 // Moving a RECV past an action reverses the order of the two in row and queue. That closes a cycle
 // if and only if the action can be reached from the RECV by other edges, and then the RECV cannot
-// pass what comes after that action either. So a RECV is taken out of its row and queue, one search
-// marks what it reaches, and it is put back just before the first marked action.
+// pass any later action either. So a RECV is taken out of its row and queue, one search marks the
+// actions that it reaches, and it is put back just before the first marked one.
 //
 // The invariant between two moves: row links, queue links and topological order describe one
 // program that runs to its end. RECVs are moved from the last to the first, in rounds, until a
 // round moves none. A move costs a search through the part of the topological order that the RECV
-// passes, roughly what runs between its SEND and its use; two rounds are usual.
+// passes, roughly the actions between its SEND and its use. Usually there are two rounds.
 #include "pipewright/schedule/lowering/receive_mover.h"
 
 #include <algorithm>
@@ -95,8 +95,8 @@ class ProgramGraph {
   // The action after this one in its row; the row's head after the last.
   Node next(Node action) const { return in_row_[action].next; }
 
-  // Whether a RECV can never be moved past an action of its row: its user, or the next RECV of its
-  // pair of ranks.
+  // Whether a RECV can never be moved past an action of its row: the compute that uses it, or the
+  // next RECV of its pair of ranks.
   bool stops(Node receive, Node action) const {
     return action == user_[receive] ||
            (is_receive(action) &&
@@ -107,7 +107,7 @@ class ProgramGraph {
     return is_compute(action) || queue_[action] == queue_[receive];
   }
 
-  // Where a RECV was.
+  // The place of a RECV before it was taken out.
   struct Place {
     Node previous;  // in the row
     Node previous_in_queue, next_in_queue;
@@ -151,13 +151,13 @@ class ProgramGraph {
     Node next = kNone, previous = kNone;
   };
 
-  // Rows are rings through a head each, which is numbered after the actions.
+  // Each row is a ring with a head node; the heads are numbered after the actions.
   Node head(size_t rank) const { return static_cast<Node>(actions_.size() + rank); }
   bool is_head(Node action) const { return action >= actions_.size(); }
   bool is_compute(Node action) const { return ir::is_compute(actions_[action].kind()); }
   bool is_transfer(Node action) const { return queue_[action] != kNoQueue; }
 
-  // Either may be kNone, for an end.
+  // Either may be kNone at an end of the list.
   static void link(Node left, Node right, std::vector<Links>* links) {
     if (left != kNone) (*links)[left].next = right;
     if (right != kNone) (*links)[right].previous = left;
@@ -204,7 +204,7 @@ class ProgramGraph {
     }
   }
 
-  // SEND number k with RECV number k, and RECV number k with SEND number k + capacity.
+  // Links the k-th SEND with the k-th RECV, and the k-th RECV with the (k + capacity)-th SEND.
   void link_pairs(ir::ChannelCapacity capacity) {
     partner_.assign(actions_.size(), kNone);
     frees_.assign(actions_.size(), kNone);

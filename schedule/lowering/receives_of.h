@@ -9,7 +9,7 @@
 
 namespace pipewright::schedule {
 
-// Calls `use` with each RECV whose tensor a compute needs; with none for other actions.
+// Calls `use` with each RECV that brings an input of a compute. Does nothing for other actions.
 template <typename Use>
 void for_each_receive_of(const ir::Action& action, const ir::StageDependencies& dependencies,
                          const Use& use) {
@@ -21,7 +21,7 @@ void for_each_receive_of(const ir::Action& action, const ir::StageDependencies& 
   }
 }
 
-// A table with one value per RECV that a program may have.
+// A table with one value per possible RECV of a program.
 template <typename Value>
 class PerReceive {
  public:

@@ -15,9 +15,9 @@ namespace pipewright::schedule {
 //
 // The invariant: every edge goes from a lower to a higher position. A Graph has
 //
-//   size_t num_nodes() const                     nodes are numbered below this
-//   bool is_node(uint32_t) const                 whether a number is in use
-//   void for_each_next(uint32_t, visit) const    calls visit(node) for the end of each edge
+//   size_t num_nodes() const                     all node numbers are below this
+//   bool is_node(uint32_t) const                 whether a number is a node
+//   void for_each_next(uint32_t, visit) const    calls visit(next) for each edge from a node
 template <typename Graph>
 class TopologicalOrder {
  public:
@@ -47,8 +47,8 @@ class TopologicalOrder {
 
   uint32_t position(Node node) const { return position_[node]; }
 
-  // Finds what can be reached from `start` without going beyond position `last`. Linear in the
-  // edges of what is found.
+  // Finds the nodes that can be reached from `start` without going beyond position `last`. Linear
+  // in the edges of the nodes found.
   void search(Node start, uint32_t last) {
     ++search_;
     reached_in_[start] = search_;
@@ -63,11 +63,11 @@ class TopologicalOrder {
       });
     }
   }
-  // Of the last search.
+  // Whether the last search reached the node.
   bool is_reached(Node node) const { return reached_in_[node] == search_; }
 
-  // Repairs the order after `node` got an edge from the node at position `last`, which must not
-  // close a cycle: `node`, and all that must follow it, move after that position.
+  // Repairs the order after an edge was added from the node at position `last` to `node`. The edge
+  // must not close a cycle. Moves `node`, and the nodes that must follow it, after that position.
   void move_after(Node node, uint32_t last) {
     const uint32_t first = position_[node];
     if (last <= first) return;
@@ -95,7 +95,7 @@ class TopologicalOrder {
   std::vector<uint32_t> position_;    // by node: its index in order_
   std::vector<uint32_t> reached_in_;  // by node: the last search that reached it
   uint32_t search_ = 0;               // the number of the last search
-  std::vector<Node> stack_, moved_;   // kept for their memory
+  std::vector<Node> stack_, moved_;   // members only to reuse their memory
 };
 
 }  // namespace pipewright::schedule

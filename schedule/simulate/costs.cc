@@ -99,7 +99,7 @@ CostTable::CostTable(const Costs& costs, const ir::Placement& placement)
     set(ActionKind::kUnshard, scale * costs.unshard.at(stage));
     set(ActionKind::kReshard, scale * costs.reshard.at(stage));
     set(ActionKind::kReduceGrad, scale * costs.reduce_grad.at(stage));
-    // A slow rank's links are as fast as any.
+    // rank_scale does not apply to transfers.
     if (stage + 1 < placement.num_stages()) {
       set(ActionKind::kSendF,
           transfer(costs, rank, placement.rank_of(stage + 1), costs.output_bytes.at(stage)));
@@ -152,7 +152,7 @@ bool check_costs(const Costs& costs, const CostPlaces& places, const ir::Placeme
   const auto check_link = [&](const Link& link, const ir::Place& latency,
                               const ir::Place& bandwidth) {
     check_number("latency", link.latency, latency);
-    // Without limit is the default.
+    // The default, infinity, is no valid cost, so check_number does not apply.
     if (!(link.bandwidth > 0))
       diagnostics->error(
           ir::Rule::kBadValue,

@@ -17,16 +17,16 @@
 
 namespace pipewright::schedule {
 
-// A number for each stage, or one for all of them.
+// One number per stage, or a single number for all stages.
 class PerStage {
  public:
-  PerStage(double all = 0) : values_{all} {}  // NOLINT: a number stands for all stages
+  PerStage(double all = 0) : values_{all} {}  // NOLINT: implicit, one number for all stages
   explicit PerStage(std::vector<double> values) : values_(std::move(values)) {}
 
   double at(int stage) const {
     return values_.size() == 1 ? values_[0] : values_[static_cast<size_t>(stage)];
   }
-  // 1 for all stages, else their number.
+  // 1 if one number holds for all stages, otherwise the number of stages.
   size_t size() const { return values_.size(); }
   bool is_zero() const;
   void scale(double factor);
@@ -37,43 +37,45 @@ class PerStage {
   std::vector<double> values_;  // never empty
 };
 
-// What a transfer takes: latency + bytes / bandwidth.
+// A connection between two ranks. A transfer takes latency + bytes / bandwidth.
 struct Link {
   double latency = 0;
-  double bandwidth = std::numeric_limits<double>::infinity();  // bytes a unit of time
+  double bandwidth = std::numeric_limits<double>::infinity();  // bytes per unit of time
 
   friend bool operator==(const Link&, const Link&) = default;
 };
 
-// What the actions of a schedule cost: durations of one microbatch in any unit of time, sizes in
-// bytes. B costs I + W, a compound the sum of its parts. COSTS.md describes the file. A plain
+// The costs of a schedule's actions: durations per microbatch in any unit of time, sizes in bytes.
+// B takes I + W, a compound the sum of its parts. COSTS.md describes the file format. A plain
 // value.
 struct Costs {
-  std::string unit = {};  // of time, for people: "ms"; empty where unknown
+  std::string unit = {};  // of time, for output: "ms"; empty if unknown
 
   PerStage forward = 1, backward_input = 1, backward_weight = 1;
   PerStage unshard = 0, reshard = 0, reduce_grad = 0;
-  std::vector<double> rank_scale = {};  // times the actions of a rank; empty for 1
-  std::vector<double> microbatch_scale =
-      {};  // times the compute actions of a microbatch; empty for 1
+  // Factors on the durations of a rank's compute and data-parallel actions, by rank; empty for 1.
+  std::vector<double> rank_scale = {};
+  // Factors on the durations of a microbatch's compute actions, by microbatch; empty for 1.
+  std::vector<double> microbatch_scale = {};
 
-  Link link = {};                                  // between ranks
-  std::map<std::pair<int, int>, Link> links = {};  // from one rank to another, where it differs
+  Link link = {};                                  // between any two ranks
+  std::map<std::pair<int, int>, Link> links = {};  // by (from, to): links that differ from `link`
 
-  // Sizes of a microbatch, or of a stage. 0 where unknown.
-  PerStage output_bytes = 0;          // what F sends on
-  PerStage input_gradient_bytes = 0;  // what B or I sends back
-  PerStage activation_bytes = 0;      // what F keeps for the backward
-  PerStage weight_input_bytes = 0;    // the share of it, and of gradients, that I keeps for W
-  PerStage parameter_bytes = 0;       // while unsharded
-  PerStage gradient_bytes = 0;        // before they are reduced
+  // Sizes per microbatch, and of parameters and gradients per stage. 0 if unknown.
+  PerStage output_bytes = 0;          // F's output, sent to the next stage
+  PerStage input_gradient_bytes = 0;  // the gradient that B or I sends to the previous stage
+  PerStage activation_bytes = 0;      // what F saves for the backward
+  PerStage weight_input_bytes = 0;    // activations and gradients that are saved from I until W
+  PerStage parameter_bytes = 0;       // unsharded parameters
+  PerStage gradient_bytes = 0;        // gradients before they are reduced
 
   // Whether any of the sizes is known.
   bool has_sizes() const;
   friend bool operator==(const Costs&, const Costs&) = default;
 };
 
-// Costs are 0, or within these: what is made of them then neither overflows nor vanishes.
+// A cost is 0 or within these limits, so that sums and products of costs neither overflow nor
+// underflow.
 inline constexpr double kLeastCost = 1e-12, kMostCost = 1e18;
 inline bool is_cost(double value) {
   return value == 0 || (value >= kLeastCost && value <= kMostCost);
@@ -81,28 +83,31 @@ inline bool is_cost(double value) {
 // "0 or a number from 1e-12 to 1e+18"
 std::string cost_in_words();
 
-// The fields of Costs with a number a stage, by the names that files give them.
+// A PerStage field of Costs, with its name in costs files.
 struct StageCost {
   std::string_view name;
   PerStage Costs::*values;
 };
 std::span<const StageCost> stage_costs();
 
-// What can be scaled by name: F, I, W, B (I and W), UNSHARD, RESHARD, REDUCE_GRAD, COMM (latency
-// and time a byte).
+// The names that scale_cost() accepts: F, I, W, B (I and W), UNSHARD, RESHARD, REDUCE_GRAD, COMM
+// (the latency and the time per byte of all links).
 std::span<const std::string_view> scalable_costs();
-// False for an unknown name.
+// Multiplies a cost by `factor`. Returns false for an unknown name.
 bool scale_cost(std::string_view name, double factor, Costs* costs);
-// Makes one rank's actions `factor` times as long.
+// Multiplies the durations of one rank's compute and data-parallel actions by `factor`. Transfers
+// do not change.
 void slow_rank(int rank, double factor, const ir::Placement& placement, Costs* costs);
 
-// Costs for one placement and number of microbatches, made ready to be asked for every action.
+// Durations for one placement, computed once per stage and kind, so that the duration of an action
+// is a table lookup. Immutable; safe to use from any thread.
 class CostTable {
  public:
   // The costs must fit the placement (check_costs).
   CostTable(const Costs& costs, const ir::Placement& placement);
 
-  // A SEND takes what its transfer does, a RECV none of its own, a compound the sum of its parts.
+  // The duration of a SEND is that of its transfer, of a RECV 0, of a compound the sum of its
+  // parts.
   double duration(const ir::Action& action) const {
     double sum = 0;
     for (const ir::ActionPart part : action.parts()) sum += duration(part);
@@ -114,11 +119,11 @@ class CostTable {
                ? base
                : base * microbatch_scale_[static_cast<size_t>(part.microbatch())];
   }
-  // How long the output of a stage, or its input gradient, takes to the next stage's rank. 0 where
-  // that is its own.
+  // How long the transfer of a stage's output takes to the rank of the next stage, and of its input
+  // gradient to the rank of the previous stage. 0 if both stages are on one rank.
   double output_transfer(int stage) const { return of_kind(ir::ActionKind::kSendF, stage); }
   double gradient_transfer(int stage) const { return of_kind(ir::ActionKind::kSendB, stage); }
-  // Of a microbatch whose scale is 1.
+  // The duration of an action of this kind for a microbatch whose scale is 1.
   double of_kind(ir::ActionKind kind, int stage) const {
     return durations_[static_cast<size_t>(stage) * kKinds + static_cast<size_t>(kind)];
   }
@@ -130,14 +135,15 @@ class CostTable {
   std::vector<double> microbatch_scale_;
 };
 
-// Where costs are in their file, for diagnostics: the values of its keys, and its links.
+// The places of costs in their file, for diagnostics: the values by key, and the links by ranks.
 struct CostPlaces {
   std::map<std::string, ir::Place, std::less<>> values;
   std::map<std::pair<int, int>, ir::Place> links;
 };
 
-// Whether costs fit a schedule: each number is a cost, a list has one number per stage, rank or
-// microbatch, and links are between ranks of the schedule. Adds an error for each that does not.
+// Checks that costs fit a schedule: each number is a valid cost, each list has one number per
+// stage, rank or microbatch, and links are between ranks of the schedule. Adds an error for each
+// violation. Returns whether there was none.
 bool check_costs(const Costs& costs, const CostPlaces& places, const ir::Placement& placement,
                  int num_microbatches, ir::Diagnostics* diagnostics);
 

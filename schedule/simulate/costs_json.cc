@@ -13,8 +13,9 @@
 #include "pipewright/ir/text/json_cursor.h"
 #include "pipewright/ir/text/spelling.h"
 
-// First the text becomes a tree of values, each with its place; then the tree is read key by key.
-// Both go on after an error, so that all errors are reported.
+// TreeBuilder parses the text into a tree of values, each with its place; CostsReader then reads
+// the tree key by key. The reader continues after an error, so that all errors are reported; a
+// syntax error or too deep nesting ends the parse.
 
 namespace pipewright::schedule {
 namespace {
@@ -28,7 +29,7 @@ struct Member;
 struct Value {
   Kind kind = Kind::kNull;
   double number = 0;            // kNumber
-  std::string text;             // kString: what it says
+  std::string text;             // kString
   std::vector<Value> items;     // kArray
   std::vector<Member> members;  // kObject
   ir::Place place;
@@ -46,7 +47,7 @@ class TreeBuilder : public nlohmann::json_sax<Json> {
   TreeBuilder(const ir::Source& source, ir::Diagnostics* diagnostics)
       : text_(source.text), cursor_(source), diagnostics_(*diagnostics) {}
 
-  // None if it is not JSON, or nested deeper than costs are.
+  // Returns nullopt if the text is not JSON, or nested deeper than kDeepest.
   std::optional<Value> build() {
     if (!cursor_.parse(this)) return std::nullopt;
     return std::move(root_);
@@ -86,7 +87,8 @@ class TreeBuilder : public nlohmann::json_sax<Json> {
  private:
   static constexpr size_t kDeepest = 4;
 
-  // The value that an event starts: the whole, an item, or that of the last key.
+  // Adds the value that an event starts: the root, an item of an array, or the value of the last
+  // key.
   Value& add(Kind kind) {
     Value& value = open_.empty()                        ? root_
                    : open_.back()->kind == Kind::kArray ? open_.back()->items.emplace_back()
@@ -113,7 +115,7 @@ class TreeBuilder : public nlohmann::json_sax<Json> {
     return false;
   }
 
-  // The place of a list or an object is all of it, if that is on one line.
+  // The place of an array or object spans all of it if it is on one line, else its first character.
   bool close() {
     ir::Place& place = open_.back()->place;
     const size_t length = cursor_.token_end() - *place.offset;
@@ -127,10 +129,11 @@ class TreeBuilder : public nlohmann::json_sax<Json> {
   ir::JsonCursor cursor_;
   ir::Diagnostics& diagnostics_;
   Value root_;
-  std::vector<Value*> open_;  // from the root on; none of these vectors grows while it is open
+  std::vector<Value*> open_;  // the open arrays and objects, outermost first. The pointers stay
+                              // valid: the array or object that contains one of them does not grow
 };
 
-// Reads the tree. A reader returns a default where it has reported an error.
+// Reads the tree. Its functions return a default value after reporting an error.
 class CostsReader {
  public:
   CostsReader(const ir::Source& source, ir::Diagnostics* diagnostics)
@@ -169,7 +172,7 @@ class CostsReader {
       parsed_.costs.link.latency = number("latency", *value);
     if (const Value* value = take(root, "bandwidth"))
       parsed_.costs.link.bandwidth = bandwidth(*value);
-    // Last: what a link leaves out is as everywhere.
+    // Last, because a link without a latency or bandwidth takes the general one.
     if (const Value* value = take(root, "links")) read_links(*value);
     return std::move(parsed_);
   }
@@ -188,14 +191,14 @@ class CostsReader {
     return member == object.members.end() ? nullptr : &member->value;
   }
 
-  // The value of a key of the file, whose place is kept.
+  // Finds the value of a top-level key and stores its place.
   const Value* take(const Value& root, std::string_view key) {
     const Value* value = find(root, key);
     if (value != nullptr) parsed_.places.values.emplace(key, value->place);
     return value;
   }
 
-  // Keys that are unknown, and keys that appear twice.
+  // Reports unknown and duplicate keys.
   void check_keys(const Value& object, std::span<const std::string_view> known,
                   std::string_view where) {
     std::set<std::string_view> seen;
@@ -250,7 +253,7 @@ class CostsReader {
     }
   }
 
-  // None where it is not a rank of any schedule.
+  // Returns nullopt and adds an error if the value cannot be a rank.
   std::optional<int> rank(const Value& link, std::string_view key) {
     const Value* value = find(link, key);
     if (value->kind == Kind::kNumber && value->number >= 0 && value->number < ir::kMaxStages &&

@@ -9,14 +9,14 @@
 
 namespace pipewright::schedule {
 
-// Costs, and where they are in the file that they were read from.
+// Costs, with their places in the file that they were read from.
 struct ParsedCosts {
   Costs costs;
   CostPlaces places;
 };
 
-// Reads a costs file, as COSTS.md describes it. A key that is left out keeps its value in Costs.
-// None, with every error that there is, if anything is wrong.
+// Reads a costs file (COSTS.md). A missing key has the default of its field in Costs. Returns
+// nullopt and adds all errors if the file is not valid.
 std::optional<ParsedCosts> parse_costs(const ir::Source& source, ir::Diagnostics* diagnostics);
 
 }  // namespace pipewright::schedule

@@ -4,7 +4,7 @@
 
 namespace pipewright::schedule {
 
-// Stores what a walk (event_walk.h) tells it as a graph.
+// The sink of a walk (event_walk.h) that stores the actions and dependencies as a graph.
 class EventGraphSink {
  public:
   explicit EventGraphSink(const ir::Schedule& schedule) {

@@ -18,7 +18,7 @@ struct Dependency {
     kEnd,       // starts after its end
     kOutput,    // starts after its output has arrived from another rank
     kGradient,  // starts after its input gradient has arrived from another rank
-    kSend,      // a RECV and its SEND: starts and ends no sooner than it
+    kSend,      // a RECV depends on its SEND: it starts and ends no sooner than the SEND
   };
 
   uint32_t action;
@@ -28,7 +28,7 @@ struct Dependency {
 static_assert(sizeof(Dependency) == 8);
 
 // A schedule as a graph of actions and their dependencies, with one order in which they can run.
-// Costs are not part of it: one graph serves any number of simulations.
+// It does not contain costs, so one graph serves any number of simulations.
 //
 // For a compute order, transfers are ideal: a compute waits for the previous compute of its rank,
 // and for results of other ranks to arrive; transfers occupy nothing.
@@ -36,15 +36,15 @@ static_assert(sizeof(Dependency) == 8);
 // For a program, the channel model of ir/channel.h holds. A SEND or RECV waits for the compute
 // before it in its row and for its predecessor in its queue; a transfer occupies its queues while
 // it lasts. UNSHARD, RESHARD and REDUCE_GRAD wait for the compute before them, and for their
-// predecessor in one more queue per rank, which they share. A compute waits for its RECVs and for
-// the UNSHARD of its stage.
+// predecessor in a separate queue that they share, one per rank. A compute waits for its RECVs and
+// for the UNSHARD of its stage.
 //
-// The schedule must be one that verify() accepts, except that it may deadlock. Not changed once
-// built: any number of threads may read it. Linear in the number of actions, which must be below
+// The schedule must be one that verify() accepts, except that it may deadlock. Immutable after
+// construction; safe to use from any thread. Linear in the number of actions, which must be below
 // 2^32.
 class EventGraph {
  public:
-  // Returns nothing if the schedule cannot run to its end.
+  // Return nullopt if the schedule cannot run to its end.
   static std::optional<EventGraph> of_order(const ir::ComputeOrder& order);
   static std::optional<EventGraph> of_program(const ir::Program& program, ir::ChannelModel channels,
                                               ir::ChannelCapacity capacity);

@@ -13,9 +13,9 @@
 #include "pipewright/schedule/channel_run.h"
 #include "pipewright/schedule/simulate/event_graph.h"
 
-// A walk visits the actions of a schedule in an order in which they can run, and tells a sink the
-// dependencies of each: EventGraph stores them, a simulation without a graph turns them into times
-// at once. A sink has
+// A walk visits the actions of a schedule in an order in which they can run, and passes each with
+// its dependencies to a sink. EventGraph stores them; a simulation without a graph computes times
+// from them directly. A sink has
 //
 //   void wait_for(const Dependency&)                a dependency of the action that is added next
 //   void add(uint32_t number, const ir::Action&)    the action, after its dependencies
@@ -23,10 +23,11 @@
 // OrderWalk runs each rank until it needs a result that does not exist yet; the rank continues when
 // another rank has computed something for it. ProgramWalk follows one run of the channel model
 // (channel_run.h), which reports operations in an order in which they can end; data-parallel
-// actions are added when the compute after them is.
+// actions are added just before the compute that follows them.
 //
 // The invariant of both: an action is added after all of its dependencies. Linear in the number of
-// actions; memory is one number per (stage, microbatch) and result, besides the sink's.
+// actions. Besides the memory of the sink, a walk needs one number per (stage, microbatch) and
+// result.
 
 namespace pipewright::schedule {
 
@@ -189,8 +190,8 @@ class ProgramWalk : EventWalk<Sink> {
  private:
   // The transfers of an ordered pair of ranks.
   struct InFlight {
-    std::deque<uint32_t> sends;     // whose RECVs have not ended
-    std::deque<uint32_t> receives;  // that have not made room for a SEND yet
+    std::deque<uint32_t> sends;     // SENDs whose RECVs have not ended
+    std::deque<uint32_t> receives;  // ended RECVs whose buffer slot no SEND has taken yet
     uint32_t sent = 0;
   };
 

@@ -12,8 +12,8 @@
 namespace pipewright::schedule {
 namespace {
 
-// Standard normal numbers, by the Box-Muller transform: std::normal_distribution differs between
-// standard libraries.
+// Standard normal random numbers by the Box-Muller transform, because the results of
+// std::normal_distribution differ between standard libraries.
 class Normal {
  public:
   explicit Normal(uint64_t seed) : random_(seed) {}
@@ -24,7 +24,7 @@ class Normal {
   }
 
  private:
-  // Above 0, up to 1.
+  // Uniform in (0, 1].
   double uniform() { return static_cast<double>((random_() >> 11) + 1) * 0x1p-53; }
 
   std::mt19937_64 random_;

@@ -1,4 +1,4 @@
-// Each bound is an argument about one rank's span that holds for every order of the work.
+// Each bound holds for the span of one rank under every order of the work. The arguments:
 //
 // busiest_rank: a rank runs one compute at a time.
 //
@@ -8,8 +8,9 @@
 // warm_up: let `first` and `last` be the lowest and the highest stage of a rank. From the start of
 // its first F until its first backward can start, a microbatch goes forward from `first` to the end
 // of the pipeline and back to `last`. Meanwhile the rank can only run forwards, at most as many as
-// it holds activations at its peak. What is left of that time is idle, and is added to its work.
-// The sums over all later stages are computed once, so that it is linear.
+// its peak number of live activations. The rest of that time is idle; the bound is this idle time
+// plus the rank's work. The sums over all later stages are computed once, so the bound takes linear
+// time.
 #include "pipewright/schedule/simulate/lower_bounds.h"
 
 #include <algorithm>
@@ -67,7 +68,7 @@ double warm_up_bound(const ir::Placement& placement, const CostTable& table, dou
     one.last = stage;
     one.longest_forward = std::max(one.longest_forward, table.of_kind(ActionKind::kForward, stage));
   }
-  // Sums over all stages from one on.
+  // Suffix sums: entry s is the sum over all stages from s on.
   struct Sums {
     double forward = 0, backward = 0, outputs = 0, gradients = 0;
   };

@@ -8,8 +8,8 @@
 
 namespace pipewright::schedule {
 
-// Lower bounds on the cost of a schedule, the longest span of a rank: no other order of the same
-// work can cost less than any of them. In the unit of the costs.
+// Lower bounds on the cost of a schedule (the longest span of any rank): no other order of the same
+// work costs less than any of them. In the unit of the costs.
 struct LowerBounds {
   double busiest_rank = 0;    // compute time of the rank with the most work
   double one_microbatch = 0;  // one microbatch forward through all stages and back, with transfers
@@ -20,13 +20,13 @@ struct LowerBounds {
   double largest() const;
 };
 
-// What the bounds need to know about each rank of the schedule.
+// The work of one rank, from which the bounds follow.
 struct RankWork {
-  double busy;  // sum of its computes
+  double busy;  // total duration of its compute actions
   int peak_activations;
 };
 
-// `ranks` is by rank. For a schedule without a backward only busiest_rank is known. Linear in the
+// `ranks` has one entry per rank. Without a backward, only busiest_rank is computed. Linear in the
 // number of actions.
 LowerBounds lower_bounds_of(const ir::Schedule& schedule, const Costs& costs,
                             std::span<const RankWork> ranks);

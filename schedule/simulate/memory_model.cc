@@ -33,7 +33,7 @@ MemoryModel::MemoryModel(const ir::Schedule& schedule, const Costs& costs)
 }
 
 std::vector<MemorySample> MemoryModel::along(const ir::Timeline& timeline, size_t rank) const {
-  // Changes first, summed up to what is held at the end.
+  // First collects changes, then replaces them by their running sums.
   std::vector<MemorySample> changes;
   std::set<int> has_gradients;  // stages
   double held = held_throughout_[rank];
@@ -104,7 +104,7 @@ std::vector<MemorySample> MemoryModel::along(const ir::Timeline& timeline, size_
     changes.push_back(begins);
     changes.push_back(ends);
   }
-  // At equal times the order of the row holds: an action ends before the next one starts.
+  // The sort is stable, so at equal times an action ends before the next one in the row starts.
   std::ranges::stable_sort(changes, {}, &MemorySample::time);
   int activations = 0;
   for (MemorySample& sample : changes) {

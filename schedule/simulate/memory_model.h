@@ -11,23 +11,24 @@
 
 namespace pipewright::schedule {
 
-// What a rank holds just after an action has started or ended.
+// The memory in use on a rank just after an action has started or ended.
 struct MemorySample {
   double time;
-  int step;         // of that action
+  int step;         // of the action
   int activations;  // live activations, each of one microbatch of one stage
   double bytes;  // activations, receive buffers, unsharded parameters, gradients; 0 without sizes
 };
 
 // The memory of each rank over time, from the sizes in the costs:
 //
-//   activation    from F to the end of B; after I, weight_input_bytes of it to the end of W
+//   activation    from F to the end of B; if split, activation_bytes from F to the end of I, then
+//                 weight_input_bytes to the end of W
 //   parameters    from UNSHARD to RESHARD; throughout if the program has no UNSHARD
 //   gradients     from a stage's first B or W to its REDUCE_GRAD
 //   receive       from RECV to the end of the compute that uses it
 //
-// Not changed once built: any number of threads may use it. The schedule and the costs must outlive
-// it.
+// Immutable after construction; safe to use from any thread. The schedule and the costs must
+// outlive it.
 class MemoryModel {
  public:
   MemoryModel(const ir::Schedule& schedule, const Costs& costs);
@@ -41,7 +42,7 @@ class MemoryModel {
   const Costs& costs_;
   ir::StageDependencies dependencies_;
   bool has_backward_;
-  bool has_receives_;                    // an order has none: receive buffers are not counted
+  bool has_receives_;                    // false for an order, which has no receive buffers
   std::vector<double> held_throughout_;  // by rank: parameters that are never unsharded
 };
 

@@ -1,7 +1,7 @@
-// The report's figures in one pass over each row. The one that needs more is exposed communication:
-// the part of the gap before a compute during which one of its inputs from another rank was being
-// transferred. TransferTimes says when that was; a gap is covered by at most two transfers, whose
-// union is clipped to it.
+// Most figures of the report come from one pass over each row. Exposed communication also needs
+// TransferTimes: it is the part of the gap before a compute during which one of its inputs was
+// being transferred from another rank. A compute has at most two such inputs; the union of the two
+// transfers is clipped to the gap.
 #include "pipewright/schedule/simulate/report.h"
 
 #include <algorithm>
@@ -48,7 +48,7 @@ class TransferTimes {
     }
   }
 
-  // Of the output, or else the gradient, that a stage receives.
+  // The transfer of the output, or of the gradient, that a stage receives.
   Interval& at(bool forward, int stage, int microbatch) {
     return intervals_.at(stage, microbatch)[static_cast<size_t>(forward)];
   }

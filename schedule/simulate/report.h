@@ -13,8 +13,9 @@ namespace pipewright::schedule {
 
 // One rank's share of a report. Times are in the unit of the costs.
 struct RankReport {
-  double start = 0, end = 0;         // of its compute and data-parallel actions
-  double busy = 0;                   // sum of its computes
+  double start = 0, end = 0;         // first start and last end of its compute actions and of the
+                                     // data-parallel actions that take time
+  double busy = 0;                   // total duration of its compute actions
   double exposed_communication = 0;  // compute stalled on transfers
   Peak<int> peak_activations;        // live activations, see peak_activations()
   Peak<double> peak_bytes;           // see MemoryModel; 0 if the costs have no sizes
@@ -24,10 +25,10 @@ struct RankReport {
   double idle() const { return span() - busy; }
 };
 
-// The figures of a schedule that ran as a timeline says.
+// The figures of a schedule and its timeline.
 struct Report {
   double makespan = 0;     // from the first start to the last end
-  double cost = 0;         // the longest span of a rank
+  double cost = 0;         // the longest span of any rank
   double bubble_rate = 0;  // (cost - compute time of the busiest rank) / cost
   std::vector<RankReport> ranks;
   LowerBounds bounds;  // of cost
@@ -37,7 +38,7 @@ struct Report {
 };
 
 // The timeline may be predicted or measured; the costs must fit the schedule (see costs.h). A pure
-// function. O(n log n) in the actions of a rank with sizes, else linear.
+// function. Linear in the number of actions; with sizes, O(n log n) in the actions per rank.
 Report report_on(const ir::Schedule& schedule, const Costs& costs, const ir::Timeline& timeline);
 
 }  // namespace pipewright::schedule

@@ -77,14 +77,14 @@ std::optional<ir::Timeline> simulate(const ir::Program& program, ir::ChannelMode
 std::vector<double> slack_of(const EventGraph& graph, const ir::Schedule& schedule,
                              const Costs& costs, const ir::Timeline& timeline) {
   const CostTable table(costs, schedule.placement);
-  // Of each action: its latest end.
+  // By action: the latest end that does not delay the end of the schedule.
   std::vector<double> latest(timeline.size(), ir::span_of(schedule.rows, timeline).end);
   for (size_t position = graph.order().size(); position-- > 0;) {
     const uint32_t number = graph.order()[position];
     const auto dependencies = graph.dependencies(position);
     const bool receives = std::ranges::any_of(
         dependencies, [](const Dependency& one) { return one.kind == Dependency::kSend; });
-    // A RECV has no duration of its own: it ends with its SEND, or when it is posted after that.
+    // A RECV takes no time by itself: it ends with its SEND, or when it is posted if that is later.
     const double latest_start =
         receives ? latest[number] : latest[number] - timeline[number].duration();
     for (const Dependency& dependency : dependencies) {
@@ -105,8 +105,8 @@ std::vector<CriticalStep> critical_path(const EventGraph& graph, const ir::Sched
                                         const Costs& costs, const ir::Timeline& timeline) {
   const CostTable table(costs, schedule.placement);
   std::vector<CriticalStep> path;
-  // From the action that ends last, backward along the order: `next` is the action whose start or
-  // end decided that of the one found before.
+  // Starts at the action that ends last and goes backward along the order. `next` is the next
+  // action of the path: the dependency that determined when the previously found action could run.
   uint32_t next = 0;
   double last_end = -1;
   for (const uint32_t number : graph.order()) {

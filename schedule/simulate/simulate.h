@@ -12,8 +12,8 @@
 #include "pipewright/schedule/simulate/event_graph.h"
 
 // The simulator computes when each action runs, without a GPU. Every action runs as soon as it can,
-// so that the times follow from the event graph and the costs alone. Pure functions; linear in the
-// number of actions. The costs must fit the schedule: see costs_error().
+// so the times follow from the event graph and the costs alone. Pure functions; linear in the
+// number of actions. The costs must fit the schedule (check_costs).
 
 namespace pipewright::schedule {
 
@@ -26,14 +26,15 @@ double transfer_of(const Dependency& dependency, const CostTable& table);
 ir::Timeline simulate(const EventGraph& graph, const ir::Schedule& schedule, const Costs& costs,
                       std::span<const double> stretch = {});
 
-// The same for a single run, without a graph: in less than half of the time and memory. Returns
-// nothing if the schedule cannot run to its end.
+// The same for a single simulation, without an event graph, in less than half of the time and
+// memory. Returns nullopt if the schedule cannot run to its end.
 std::optional<ir::Timeline> simulate(const ir::ComputeOrder& order, const Costs& costs);
 std::optional<ir::Timeline> simulate(const ir::Program& program, ir::ChannelModel channels,
                                      ir::ChannelCapacity capacity, const Costs& costs);
 
-// How much later each action could end without delaying the end of the schedule; along the rows, 0
-// for idle slots. The timeline must be one that the graph was simulated to.
+// The slack of each action: how much later it could end without delaying the end of the schedule.
+// One value per cell, along the rows; 0 for idle slots. `timeline` must be the result of
+// simulate() for this graph.
 std::vector<double> slack_of(const EventGraph& graph, const ir::Schedule& schedule,
                              const Costs& costs, const ir::Timeline& timeline);
 

@@ -10,7 +10,7 @@ namespace {
 using ir::ActionKind;
 using ir::ActionPart;
 
-// How many of a compute's inputs come from another rank.
+// The number of a compute's inputs that come from another rank.
 int inputs_received(ActionPart compute, int rank, const ir::Placement& placement) {
   const ir::Needs needs = ir::needs_of(compute, placement);
   return static_cast<int>(std::count_if(needs.begin(), needs.end(),

@@ -32,7 +32,7 @@ bool verify(const ir::Program& program, const VerifyOptions& options,
   if (!index) return false;
   const size_t before_flow = diagnostics->total();
   check_data_flow(program, *index, diagnostics);
-  // Channels mean something once SENDs and RECVs are one to one.
+  // The channel model is defined only if SENDs and RECVs match one to one.
   if (diagnostics->total() == before_flow) check_channels(program, options, diagnostics);
   return diagnostics->total() == before;
 }

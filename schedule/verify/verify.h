@@ -5,18 +5,19 @@
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/schedule.h"
 
-// The verifier decides whether a schedule is complete and runs to its end. It reports everything
-// that it finds as diagnostics, each with a rule, a place and notes, and prints nothing. The
-// schedule must have passed the checks of ir/text/shape.h. Pure functions; linear in the number
-// of actions.
+// The verifier decides whether a schedule is complete and runs to its end. It reports all errors as
+// diagnostics, each with a rule, a place and notes, and prints nothing. The schedule must have
+// passed the checks of ir/text/shape.h. Pure functions; linear in the number of actions.
 //
 // The checks build on each other; a check whose preconditions failed is skipped:
 //
-//   completeness   every (stage, microbatch) runs once forward and once backward, or none backward
-//   data flow      what an action needs is computed, or received, before it; SENDs and RECVs pair
-//   up residency      stages are unsharded where they are used, if there is any UNSHARD or RESHARD
+//   completeness   each (stage, microbatch) has one forward, and one backward unless the schedule
+//                  is forward-only
+//   data flow      the inputs of an action are computed or received before it; SENDs and RECVs
+//                  match one to one
+//   residency      stages are unsharded where they are used, if there is any UNSHARD or RESHARD
 //   reduction      the last gradients are reduced, if there is any REDUCE_GRAD
-//   channels       under the channel model, pairs meet in order and nothing deadlocks
+//   channels       under the channel model, SENDs meet their own RECVs and nothing deadlocks
 
 namespace pipewright::schedule {
 
@@ -26,11 +27,11 @@ struct VerifyOptions {
   bool weight_free_w = false;  // W may run on a resharded stage
 };
 
-// The options that a program's own policies ask for; defaults for those that are not set.
+// The options recorded in a program's lowering policies; unset ones have their defaults.
 VerifyOptions options_of(const ir::Lowering& policies);
 
-// Verifies a compute order: completeness, data flow inside each rank, and that the ranks together
-// can run it to its end. Returns true if it adds no error.
+// Verifies a compute order: completeness, data flow inside each rank, and that all ranks together
+// reach the end. Returns true if it adds no error.
 bool verify(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics);
 
 // Verifies a program: all of the above. Two policies of the program apply too: reduce-every, and

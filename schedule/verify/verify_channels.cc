@@ -1,11 +1,12 @@
-// Swaps are found by counting: the SENDs of each ordered pair of ranks are listed in their order,
-// and each RECV must name the SEND with its number. Linear.
+// Swaps are found by counting: for each ordered pair of ranks, the k-th RECV must be the partner of
+// the k-th SEND. Linear.
 //
-// Deadlock is decided by one run of the channel model (channel_run.h). If it stops early, what is
-// blocked forms a wait-for graph: nodes are the next computes of the ranks and the heads of the
-// queues, at most one per rank and per queue. Every blocked node waits for another one, so there is
-// a cycle. A breadth-first search from each node finds the shortest one, which becomes the notes of
-// the error: quadratic in the number of ranks and queues, however long the program is.
+// Deadlock is decided by one run of the channel model (channel_run.h). If it stops early, the
+// blocked actions form a wait-for graph: nodes are the next computes of the ranks and the heads of
+// the queues, at most one per rank and per queue. Every blocked node waits for another one, so
+// there is a cycle. A breadth-first search from each node finds the shortest one, which becomes the
+// notes of the error. The search is quadratic in the number of ranks and queues, independent of the
+// length of the program.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -11,15 +11,16 @@
 
 namespace pipewright::schedule {
 
-// Inside each rank of an order: what an action needs from its own rank is computed before it.
+// Inside each rank of an order: the inputs of an action that its own rank computes are computed
+// before it.
 void check_local_order(const ir::ComputeOrder& order, const WorkIndex& index,
                        ir::Diagnostics* diagnostics);
 
-// Across ranks, for an order that passed check_local_order: the ranks together run to their ends.
+// Across ranks, for an order that passed check_local_order: all ranks together reach the end.
 void check_can_run(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics);
 
-// Inside each rank of a program, as above; SENDs follow what they send, RECVs come before what uses
-// them, and SENDs and RECVs are one to one.
+// Inside each rank of a program: as above; also, each SEND follows the compute whose result it
+// sends, each RECV precedes the compute that uses it, and SENDs and RECVs match one to one.
 void check_data_flow(const ir::Program& program, const WorkIndex& index,
                      ir::Diagnostics* diagnostics);
 

@@ -65,7 +65,7 @@ class DataFlow {
     }
   }
 
-  // A SEND or RECV must have its other end, and a received tensor must be used.
+  // A SEND or RECV must have its partner, and a received tensor must be used.
   void check_transfer(size_t rank, size_t step, ActionPart part) {
     const std::optional<ir::Transfer>& transfer = dependencies_.of(part).transfer;
     if (!transfer) {

@@ -14,17 +14,17 @@ namespace pipewright::schedule {
 
 // The step of each action by kind, stage and microbatch: an index into the row of the stage's rank.
 // Built once, together with the check of completeness; later checks look actions up instead of
-// searching. Not changed once built.
+// searching. Immutable after construction.
 class WorkIndex {
  public:
   // Indexes a schedule whose actions are on the ranks of their stages and inside its shape. Adds an
   // error for each action that appears twice, and for each (stage, microbatch) that does not run
   // exactly once forward and, if the schedule has a backward, exactly once backward: as B, or as I
-  // and W. Returns nothing if there are errors.
+  // and W. Returns nullopt if there are errors.
   static std::optional<WorkIndex> build(const ir::Schedule& schedule, ir::Diagnostics* diagnostics);
 
-  // The step of an F, B, I, W, SEND or RECV; nothing if the schedule lacks it. B is found as I, and
-  // I as B.
+  // The step of an F, B, I, W, SEND or RECV; nullopt if the schedule lacks it. A query for B finds
+  // an I if there is no B, and vice versa.
   std::optional<int> step_of(ir::ActionKind kind, int stage, int microbatch) const {
     const Cell& steps = cells_.at(stage, microbatch);
     uint32_t step = steps[slot_of(kind)];

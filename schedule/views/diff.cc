@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kNone = SIZE_MAX;
 
-// The index of each occurrence of each action in a row, idle slots left out.
+// The index of each occurrence of each action in a row, without idle slots.
 std::map<std::pair<ir::Action, int>, size_t> positions_of(const ir::Row& row) {
   std::map<ir::Action, int> seen;
   std::map<std::pair<ir::Action, int>, size_t> positions;

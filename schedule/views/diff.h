@@ -11,7 +11,8 @@ namespace pipewright::schedule {
 // the k-th with the k-th.
 struct RowChange {
   std::vector<ir::Action> removed, added;  // in the order of their row
-  std::vector<ir::Action> moved;  // in both: the fewest whose removal leaves the rest in order
+  // In both rows, but in another order: a smallest set whose removal leaves equal rows.
+  std::vector<ir::Action> moved;
 
   bool empty() const { return removed.empty() && added.empty() && moved.empty(); }
 };

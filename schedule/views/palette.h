@@ -9,19 +9,19 @@
 
 namespace pipewright::schedule {
 
-// How views show one kind of action, or several that look the same.
+// The legend and colours of one kind of action, or of several kinds that look the same.
 struct Paint {
   std::string_view legend;  // "F forward"
   std::string_view ansi;  // parameters of an ANSI colour sequence; "" for the terminal's own colour
-  // Fills of figures and graphs, light enough for black text: three shades for the stages of a rank
-  // in turn. Where stages are not told apart, the first.
+  // Fill colours of figures and graphs, light enough for black text. The stages of a rank take the
+  // three shades in turn; views that do not distinguish stages use the first.
   std::array<std::string_view, 3> shades;
 };
 
 // All rows of the palette, in the order of a legend.
 std::span<const Paint> palette();
 
-// The row of a kind. An idle slot has a row too, which colours nothing.
+// The row of a kind. kIdle has a row without colours.
 const Paint& paint_of(ir::ActionKind kind);
 
 }  // namespace pipewright::schedule

@@ -177,7 +177,7 @@ class SvgWriter {
   const ir::Timeline& timeline_;
   std::string unit_;
   std::ostream& out_;
-  std::set<const Paint*> shown_;  // what the legend explains
+  std::set<const Paint*> shown_;  // the colours used, for the legend
   bool has_comms_ = false;
   double end_ = 0, plot_ = 0, scale_ = 1, pitch_ = 0;
 };

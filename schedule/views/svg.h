@@ -11,8 +11,8 @@ namespace pipewright::schedule {
 
 // Prints a timeline as an SVG 1.1 figure without scripts or external fonts: one row per rank, a
 // time axis in `unit`, a legend, and a tooltip per action. The stages of a rank differ in shade; a
-// compound is drawn as its first part above its second. SENDs, RECVs and data-parallel actions that
-// take time are thin bars below the row of their rank. Linear in the number of actions.
+// compound is drawn as its first part above its second. SENDs, RECVs and data-parallel actions with
+// a nonzero duration are thin bars below the row of their rank. Linear in the number of actions.
 void print_svg(const ir::Schedule& schedule, const ir::Timeline& timeline, const std::string& title,
                const std::string& unit, std::ostream& out);
 

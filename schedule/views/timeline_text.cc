@@ -90,8 +90,8 @@ class TimelineText {
     }
   }
 
-  // Columns per unit of time: as many as every compute needs for its label, or as fit. The shortest
-  // compute gets a whole number of columns, so that equal times look equal.
+  // Columns per unit of time: enough for the label of every compute, or fewer to fit the width. The
+  // shortest compute gets a whole number of columns, so that equal times look equal.
   void choose_scale() {
     end_ = ir::span_of(schedule_.rows, timeline_).end;
     const Form full = with_stage_ ? Form::kStage : Form::kKind;

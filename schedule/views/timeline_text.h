@@ -11,8 +11,8 @@ namespace pipewright::schedule {
 
 struct TimelineTextOptions {
   size_t width = 0;  // characters per line; 0 for as many as the labels need
-  bool color =
-      false;  // ANSI colours by kind of action; labels then show the kind only where there is room
+  // ANSI colours by kind of action. Labels then omit the kind if the width does not suffice.
+  bool color = false;
   bool comms = false;  // rows of SENDs, RECVs and data-parallel actions below each rank
 };
 
@@ -21,9 +21,10 @@ struct TimelineTextOptions {
 //   rank 0  F0 F1 F2          B0--  F3 B1--
 //   rank 1     F0 F1       B0--  F2 B1--
 //
-// A cell shows kind and microbatch, after the stage if a rank has several stages; less if there is
-// no room. The text fits the width (with at least one column for time): actions may shrink to one
-// letter, and several may share a column. Linear in the number of actions and columns.
+// A cell shows kind and microbatch, preceded by the stage if a rank has several stages; less if the
+// width does not suffice. To fit the width (with at least one column for time), an action may
+// shrink to one letter, and several may share a column. Linear in the number of actions and
+// columns.
 void print_timeline(const ir::Schedule& schedule, const ir::Timeline& timeline,
                     const TimelineTextOptions& options, std::ostream& out);
 

@@ -12,8 +12,8 @@ namespace pipewright::schedule {
 // Prints a timeline as Chrome trace events, a JSON object that ui.perfetto.dev and chrome://tracing
 // open: one process per rank with tracks for compute, send, receive and data-parallel actions, an
 // arrow from each SEND to its RECV, and counters of live activations and, if the costs have sizes,
-// of bytes. Times are in microseconds: the units "s", "ms", "us" and "ns" are converted, one of any
-// other unit counts as one millisecond. Linear in the number of actions.
+// of bytes. Times are in microseconds: the units "s", "ms", "us" and "ns" are converted, and any
+// other unit counts as a millisecond. Linear in the number of actions.
 void print_trace(const ir::Schedule& schedule, const Costs& costs, const ir::Timeline& timeline,
                  std::ostream& out);
 
