@@ -26,7 +26,7 @@ class BackwardWatch::InnerEnded final : public torch::autograd::FunctionPostHook
 void BackwardWatch::watch(const std::shared_ptr<BackwardWatch>& self) {
   if (!end_.expired()) return;
   if (!std::exchange(inner_ended_, false)) backward_begins();
-  // An engine that stops on an error drops its callbacks, and what they hold is destroyed.
+  // When the engine stops on an error it destroys its callbacks, and `end` with them.
   const auto end = std::make_shared<int>();
   end_ = end;
   torch::autograd::Engine::get_default_engine().queue_callback([self, end] { self->ended(self); });

@@ -5,10 +5,11 @@
 //
 // Invariant: apply() runs the second forward once. On the boundary of a split backward the engine
 // runs the node in I and again in W, on the same gradients, for different edges; the second time it
-// returns the gradients that I has computed. Parts nest: the second forward of an outer part
-// creates the nodes of the inner ones, which run theirs inside the outer part's backward.
+// returns the gradients computed in I. Parts nest: the second forward of an outer part creates the
+// nodes of the inner ones, which run theirs inside the outer part's backward.
 //
-// A checkpointed part costs one more forward; nested to depth d, the innermost costs d more.
+// A checkpointed part costs one additional forward; with parts nested to depth d, the innermost
+// costs d.
 #include "pipewright/autograd/checkpoint.h"
 
 #include <ATen/Context.h>

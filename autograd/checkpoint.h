@@ -11,14 +11,14 @@
 #include "pipewright/autograd/split_backward.h"
 
 // Activation checkpointing: stores only the inputs of a part of a model, and recomputes its forward
-// in backward (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016). LibTorch has
-// none.
+// in backward (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016). LibTorch has no
+// counterpart of torch.utils.checkpoint.
 //
 //   x = checkpoint([&](const Tensors& in) { return Tensors{block->forward(in[0])}; }, {x})[0];
 //   x = checkpoint(block, x);
 //
 // The second forward starts with the same random state as the first one, so dropout draws the same
-// numbers: the default generators of the CPU and of the inputs' devices are set back for it and
+// numbers: the default generators of the CPU and of the inputs' devices are rewound for it and
 // restored afterwards. Generators belong to the process, so with ranks as threads, layers that draw
 // random numbers must not run at the same time.
 //
@@ -32,8 +32,8 @@ namespace pipewright::autograd {
 using Forward = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
 
 // Returns forward(inputs). Gradients flow to `inputs` and to all weights that `forward` uses.
-// `forward` is kept until backward and must compute the same both times. With grad mode off this is
-// a plain call. A second backward throws c10::Error, unless the first one kept the graph.
+// `forward` is stored until backward, and must compute the same both times. With grad mode off this
+// is a plain call. A second backward throws c10::Error, unless the first one kept the graph.
 std::vector<at::Tensor> checkpoint_function(Forward forward, const std::vector<at::Tensor>& inputs);
 
 // A shared_ptr to a module or a ModuleHolder.
@@ -60,9 +60,9 @@ at::Tensor checkpoint(Module module, const at::Tensor& first, const Inputs&... o
   return checkpoint_function(forward, {first, others...})[0];
 }
 
-// What the backward of one microbatch shares with the checkpointed parts in its graph.
+// State that the backward of one microbatch shares with the checkpointed parts in its graph.
 struct BackwardContext {
-  // Receives the W half of the parts; null in a full backward.
+  // Receives the W half of the parts' backward; null in a full backward.
   WeightWork* weight_work = nullptr;
 };
 

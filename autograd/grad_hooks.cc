@@ -22,7 +22,7 @@ class Before final : public torch::autograd::FunctionPreHook {
   const size_t leaf_;
 };
 
-// Also tells whose leaf it is (listener_of).
+// listener_of() also finds the leaf's listener through it.
 class After final : public torch::autograd::FunctionPostHook {
  public:
   After(std::weak_ptr<GradListener> listener, size_t leaf)

@@ -46,8 +46,8 @@ class CaptureGrads final : public torch::autograd::FunctionPreHook {
   std::shared_ptr<variable_list> to_;
 };
 
-// Frees what a node saved as soon as it has run. Cutting edges does not free it: a saved input
-// holds its own node, which holds what that node saved.
+// Frees what a node saved as soon as it has run. Cutting edges does not free it: a saved input owns
+// the node that computed it, which owns what that node saved.
 class ReleaseSaved final : public torch::autograd::FunctionPostHook {
  public:
   explicit ReleaseSaved(Node* node) : node_(node) {}
@@ -60,7 +60,7 @@ class ReleaseSaved final : public torch::autograd::FunctionPostHook {
   Node* node_;
 };
 
-// The I half of the graph below some roots.
+// The I half of the backward from some roots.
 class InputBackward {
  public:
   InputBackward(const edge_list& roots, const variable_list& inputs) {
@@ -137,7 +137,7 @@ class InputBackward {
       mine = mine == nullptr ? its : &kOnPath;
     }
     if (first_stage_ && leaf) mine = node;
-    // Its weights are not leaves of this graph: it runs in I and adds them to W by itself.
+    // Its weights are not leaves of this graph: the node runs in I and adds their work to W itself.
     if (first_stage_ && dynamic_cast<HidesWeights*>(node)) mine = &kOnPath;
     if (mine != &kOnPath) return;
     if (!in_input_half) ends_.emplace_back(node->getptr(), 0);  // here the chain ends
@@ -167,7 +167,7 @@ class InputBackward {
   bool first_stage_ = false;
 };
 
-// The valid roots that have a gradient, with these.
+// Returns the valid roots that have a gradient, and these gradients.
 std::pair<edge_list, variable_list> with_grads(const edge_list& roots, const variable_list& grads) {
   std::pair<edge_list, variable_list> result;
   for (size_t i = 0; i < roots.size(); ++i) {

@@ -9,11 +9,11 @@
 
 // A backward in two halves on the autograd graph, for zero-bubble schedules (Qi et al., "Zero
 // Bubble Pipeline Parallelism", 2023): I computes the gradients of the inputs, W accumulates those
-// of the weights at any later time. The results are the same bits as those of a full backward.
+// of the weights at any later time. Results are bitwise equal to those of a full backward.
 //
-// Between the halves a microbatch keeps what W needs: the tensors that boundary nodes saved
-// (split_backward.cc), and the gradients that reach these nodes. This can be more than forward
-// kept.
+// Between the halves a microbatch stores what W needs: the tensors that boundary nodes saved
+// (split_backward.cc), and the gradients that reach these nodes. This can be more memory than
+// forward saved.
 //
 // Hooks of weights run once, in W. Hooks of other tensors run in I; a post hook on a boundary node
 // runs in both. One thread at a time per graph. Both halves use the process's autograd engine.
@@ -33,7 +33,7 @@ class WeightWork final : public torch::autograd::Node {
   void add(const torch::autograd::Edge& edge, at::Tensor grad);
   // Accumulates the gradients of the weights. To be called once; frees gradients as it uses them.
   void run();
-  // Bytes of the gradients that are kept for W.
+  // Bytes of the gradients that are stored for W.
   size_t bytes() const;
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& unused) override;
@@ -56,10 +56,12 @@ torch::autograd::variable_list backward_input(const torch::autograd::edge_list& 
                                               const torch::autograd::variable_list& inputs,
                                               WeightWork& work);
 
-// The edge at which the gradient of `output` enters the graph; invalid if it requires none.
+// The edge at which the gradient of `output` enters the graph; invalid if it does not require a
+// gradient.
 torch::autograd::Edge root_of(const at::Tensor& output);
 
-// Moves the .grad of each leaf out of it.
+// Returns the .grad of each leaf and makes it undefined; undefined for leaves that do not require a
+// gradient. Copies a gradient that shares its storage, so that it can be added to in place.
 torch::autograd::variable_list take_grads(const torch::autograd::variable_list& leaves);
 
 }  // namespace pipewright::autograd

@@ -11,8 +11,8 @@ namespace pipewright::autograd {
 // or an empty string if W can run while the weights are resharded.
 //
 // Most gradients of weights are products of an input and the gradient of an output, and never read
-// the weight. But the kernel of LayerNorm requires it, and an operation that is not linear in its
-// weight would read freed memory. So only nodes on an allow-list pass, and products only if W
+// the weight. But the backward kernel of LayerNorm reads it, and an operation that is not linear in
+// its weight would read freed memory. So only nodes on an allow-list pass, and products only if W
 // computes the gradient of one factor. Linear in the size of the W graph.
 std::string reads_weights(const WeightWork& work);
 

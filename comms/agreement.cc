@@ -1,8 +1,8 @@
 // Agreement between ranks. A c10d backend carries only tensors, so text is sent as bytes.
 //
 // Idea: two all-gathers, first of the sizes and then of the texts padded to the longest, give every
-// rank the lines of all ranks. All ranks then run the same comparison in the same order and so
-// throw the same error, or none does. Complexity: O(ranks * longest text) bytes on every rank.
+// rank the lines of all ranks. All ranks then make the same comparison, so either all throw the
+// same error or none throws. Complexity: O(ranks * longest text) bytes on every rank.
 #include "pipewright/comms/agreement.h"
 
 #include <ATen/ATen.h>

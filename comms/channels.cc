@@ -2,13 +2,15 @@
 //
 // Idea: a group is created by all of its members together, so ranks that create their groups in
 // unrelated orders deadlock. All ranks therefore walk one order of edges, and each creates the
-// edges of which it is an end. To create many at once, the order consists of rounds: each takes, in
-// ascending order, every remaining edge with no end in common with an edge that it already took.
+// edges that it is an end of. To create many at once, the order consists of rounds: each round
+// takes, in ascending order, every remaining edge that shares no rank with an edge already in the
+// round.
 //
 // Invariant: both ends of the first edge that is not yet created have created all of their earlier
-// edges, so both are at it and it makes progress. Edges of one round do not wait for each other.
+// edges, so both are now creating this edge, and it makes progress. Edges of one round do not wait
+// for each other.
 //
-// Complexity: an edge can be put off only by edges that share an end with it, so at most 2D - 1
+// Complexity: an edge can be deferred only by edges that share an end with it, so at most 2D - 1
 // rounds for D edges per rank, each linear in what remains: O(D E log P) for E edges and P ranks.
 #include "pipewright/comms/channels.h"
 

@@ -15,7 +15,7 @@
 //
 //   rank   one for all ranks of the pipeline
 //   peer   one per pair of ranks that communicate
-//   edge   one per ordered pair of ranks, as PyTorch's directed pairwise groups (pytorch#196666)
+//   edge   one per ordered pair of ranks, like PyTorch's directed pairwise groups (pytorch#196666)
 //
 // A communicator serves each rank's operations in posting order, as NCCL's stream does, so the
 // operations that share a queue in the model share one here. Ranks are those of the program.
@@ -43,14 +43,14 @@ class Channels {
   Channels(const Channels&) = delete;
   Channels& operator=(const Channels&) = delete;
 
-  // Post a transfer of one contiguous tensor and return without waiting. `tag` matters only to
-  // backends that have tags. Throw ContractError if the edge is not among those of the constructor,
-  // or after abort().
+  // Post a transfer of one contiguous tensor and return without waiting. `tag` is ignored by
+  // backends without tags (NCCL). Throw ContractError if the edge is not among those of the
+  // constructor, or after abort().
   c10::intrusive_ptr<c10d::Work> send(const at::Tensor& tensor, int to, int tag);
   c10::intrusive_ptr<c10d::Work> receive(const at::Tensor& tensor, int from, int tag);
 
-  // Ends pending operations, here and, if the backend keeps a connection, on the peers. Nothing can
-  // be sent afterwards.
+  // Aborts pending operations on this rank and, if the backend keeps a connection, on its peers.
+  // Nothing can be sent afterwards.
   void abort();
 
  private:

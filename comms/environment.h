@@ -24,12 +24,12 @@ namespace pipewright::comms {
 struct Environment {
   int rank = 0;
   int world_size = 1;
-  int local_rank = 0;  // among the ranks of its machine; the index of its GPU
+  int local_rank = 0;  // among the ranks of this machine; also the index of the GPU
   std::string master_addr = "127.0.0.1";
-  uint16_t master_port = 0;  // 0 for one process: any port
-  // torchrun's agent hosts the store, so rank 0 must not.
+  uint16_t master_port = 0;  // 0 in a world of one process, which needs no port
+  // Whether torchrun's agent hosts the store, so that rank 0 must not.
   bool agent_has_store = false;
-  // How often torchrun has restarted the ranks on the same store.
+  // How often torchrun has restarted the ranks with the same store.
   int restarts = 0;
 };
 

@@ -1,4 +1,4 @@
-// The matching of one communicator.
+// Matches the operations of one communicator.
 //
 // Idea: only the head of a rank's queue may complete. A post can complete the head of the poster's
 // queue, and each completion can unblock the head of one other rank's queue: the peer whose next
@@ -8,7 +8,7 @@
 // Invariant, whenever the lock is free: no head can complete, that is, no RECV at a head has a
 // buffered SEND, no SEND at a head finds room in its buffer, and no two heads match. A SEND is
 // delivered directly only while its pair's buffer is empty, so the k-th SEND of an ordered pair of
-// ranks always meets its k-th RECV. An operation that can complete stays so until it does, so the
+// ranks always meets its k-th RECV. Enabled operations stay enabled until they complete, so the
 // result does not depend on the order in which heads are visited.
 //
 // Complexity: every operation is queued, moved and completed once, in constant time besides the

@@ -62,7 +62,7 @@ class Carrier {
   // Copies the data of `send`, which completes before its RECV.
   virtual void buffer(Operation& send) = 0;
   virtual void deliver(Operation& send, Operation& receive) = 0;
-  // `parts` holds the part of each rank. Throws if they do not match.
+  // `parts` contains the part of each rank, in the order of ranks. Throws if they do not match.
   virtual void collect(std::span<const std::shared_ptr<Operation>> parts) = 0;
 };
 

@@ -17,21 +17,22 @@ namespace pipewright::comms {
 //   BackendPtr dp = mesh.group({"dp"});  // of the 4 ranks that share this rank's pp coordinate
 class Mesh {
  public:
-  // `world` must outlive the mesh. Throws std::invalid_argument if the product of the sizes is not
-  // the size of the world.
+  // `world` must outlive the mesh. Throws std::invalid_argument if a name appears twice, a size is
+  // below 1, or the product of the sizes is not the size of the world.
   Mesh(World& world, std::vector<MeshDim> dims);
 
   const MeshLayout& layout() const { return layout_; }
   int size(std::string_view dim) const { return layout_.size(dim); }
   int coordinate(std::string_view dim) const { return layout_.coordinate(world_.rank(), dim); }
-  // This rank and those that differ from it only along `dims`, ascending.
+  // This rank and all ranks that differ from it only along `dims`, ascending.
   std::vector<int> ranks(const std::vector<std::string>& dims) const;
   // The process group of ranks(dims). Several dimensions form one flattened group, for example
   // replicate x shard. The first call creates it, which blocks and is collective over its members:
-  // all ranks must ask for their groups in the same order. Later calls return the same group.
+  // all ranks must request their groups in the same order. Later calls return the same group.
   BackendPtr group(const std::vector<std::string>& dims);
-  // ranks(dims) split into groups of `count` consecutive ranks: the one that contains this rank.
-  // Created like group(). Throws std::invalid_argument if `count` does not divide their number.
+  // Splits ranks(dims) into groups of `count` consecutive ranks and returns the group that contains
+  // this rank. Blocks and is collective like group(). Throws std::invalid_argument if `count` does
+  // not divide their number.
   BackendPtr neighbours(const std::vector<std::string>& dims, int count);
 
  private:

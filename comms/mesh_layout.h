@@ -7,7 +7,8 @@
 #include <vector>
 
 // The layout of a device mesh: ranks 0 to N-1 in row-major order over named dimensions, as in
-// PyTorch's init_device_mesh. An immutable value without communication or LibTorch; any thread.
+// PyTorch's init_device_mesh. An immutable value without communication or LibTorch, safe to use
+// from any thread.
 //
 //   {{"pp", 2}, {"dp", 3}}     pp 0: ranks 0 1 2     pp 1: ranks 3 4 5
 
@@ -31,8 +32,8 @@ class MeshLayout {
 
   // The coordinate of `rank` along `dim`.
   int coordinate(int rank, std::string_view dim) const;
-  // `rank` and the ranks that differ from it only along `dims`, ascending. All data-parallel copies
-  // are the peers along {"dp_replicate", "dp_shard"}.
+  // `rank` and the ranks that differ from it only along `dims`, ascending. For example, the
+  // data-parallel copies of a rank are its peers along {"dp_replicate", "dp_shard"}.
   std::vector<int> peers(int rank, std::span<const std::string> dims) const;
 
  private:

@@ -90,8 +90,9 @@ class RecordingBackend final : public c10d::Backend {
     bound_device_id_ = inner_->getBoundDeviceId();
   }
 
-  // The operations: method, parameters, arguments, then the remaining fields of the record. A call
-  // is forwarded with copies of its arguments because it may be held.
+  // The operations. The arguments of the macro are the method, its parameters, its arguments, and
+  // the remaining fields of the record. A call is forwarded with copies of its arguments because it
+  // may be held.
 #define PIPEWRIGHT_RECORD(op, parameters, arguments, ...)                       \
   WorkPtr op parameters override {                                              \
     return pass({rank_, #op, __VA_ARGS__},                                      \

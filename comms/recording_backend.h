@@ -13,12 +13,12 @@
 #include "pipewright/comms/world.h"
 
 // A decorator for any c10d backend that records every call, and delays, reorders or fails some. For
-// tests only (the target is testonly): they count what a program communicates, and show that
+// tests only (the target is testonly): tests count what a program communicates, and show that
 // results do not depend on timing.
 //
 //   const auto log = std::make_shared<CallLog>();
-//   World recorded = world.wrapped([&](const BackendPtr& backend) { return record(backend, log);
-//   });
+//   World recorded =
+//       world.wrapped([&](const BackendPtr& backend) { return record(backend, log); });
 //   ...
 //   EXPECT_EQ(log->count("allreduce"), 2);
 
@@ -30,7 +30,7 @@ struct CallRecord {
   int64_t bytes = 0;   // size of its first argument
   int peer = -1;       // of send and recv
   int tag = 0;         // of send and recv
-  int64_t number = 0;  // counts the calls of this op on this rank, from 1
+  int64_t number = 0;  // of the call among those of this op on this rank, from 1
 };
 
 // Thread-safe. Ranks may share one log.

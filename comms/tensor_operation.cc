@@ -1,9 +1,9 @@
 // Data movement of ThreadBackend.
 //
-// Idea: whichever thread posts the last part moves the data of all parts on its own current
-// streams, between two marks per part: before, these streams wait for `ready`, the point in the
-// owner's streams at which it posted; after, `done_at` records them, and the owner's wait() makes
-// its current stream wait for that. Hosts never wait for a device here.
+// Idea: the thread that posts the last part moves the data of all parts on its own current streams,
+// between two marks per part. Before the move, these streams wait for `ready`, the point in the
+// owner's streams at which it posted. After it, `done_at` records these streams, and the owner's
+// wait() makes its current stream wait for that point. The host never waits for a device here.
 //
 // Invariant: a tensor is touched only after all streams of `ready` that use it, and the owner's
 // stream uses it again only after `done_at`. A buffered SEND is copied before it completes, and its

@@ -18,7 +18,7 @@ namespace pipewright::comms {
 
 // One rank's part of a transfer or a collective of ThreadBackend.
 struct TensorOperation final : Operation {
-  // Marks the caller's streams: nothing is read or written before they come this far.
+  // Marks the caller's streams: no tensor is read or written before they reach this point.
   TensorOperation(int own_rank, c10d::OpType its_op, std::vector<at::Tensor> its_inputs,
                   std::vector<at::Tensor> its_outputs);
 

@@ -21,9 +21,9 @@
 // makes the current stream wait for the rest. Inside a backward on a device that would block the
 // one autograd thread that serves all ranks, so there wait() is an error.
 //
-// Posting throws std::invalid_argument for tensors or peers that do not fit. Every other failure is
-// a std::runtime_error that names the rank, its operation, its peer and every other pending
-// operation. It fails the whole group.
+// Posting throws std::invalid_argument for invalid tensors or peers. Every other failure fails the
+// whole group, with a std::runtime_error that names the rank, its operation, its peer and all other
+// pending operations.
 
 namespace pipewright::comms {
 

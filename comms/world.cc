@@ -59,7 +59,7 @@ StorePtr connect_store(const Environment& environment, std::chrono::milliseconds
   c10d::TCPStoreOptions options;
   options.port = environment.master_port;
   options.isServer = environment.rank == 0 && !environment.agent_has_store;
-  // Rank 0 need not wait: ranks that start later find the server.
+  // Rank 0 need not wait for the others: ranks that start later connect to the running server.
   options.waitWorkers = false;
   options.timeout = timeout;
   StorePtr store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);

@@ -12,8 +12,9 @@
 
 #include "pipewright/comms/environment.h"
 
-// All ranks of a job and a factory for process groups of some of them. gloo.h, nccl.h and threads.h
-// create one; a cluster with its own c10d backend passes its own MakeBackend.
+// One rank's view of a job: all of its ranks, and a factory for process groups over some of them.
+// gloo.h, nccl.h and threads.h create one; a cluster with its own c10d backend passes its own
+// MakeBackend.
 //
 //   World world = gloo_world(read_environment());
 //   BackendPtr group = world.make_group("dp", std::vector{0, 1});  // on ranks 0 and 1
@@ -64,8 +65,10 @@ class World {
   std::shared_ptr<std::map<std::string, int>> times_used_;  // by name; shared with wrapped()
 };
 
-// Connects to the job's TCPStore, which rank 0 hosts, or torchrun's agent if it has one. Blocks;
-// throws if it cannot connect within `timeout`. A world of one process gets a store in memory.
+// Connects to the job's TCPStore, which is hosted by rank 0, or by torchrun's agent if it has a
+// store. Keys are prefixed by the number of restarts, so that a restarted job does not read old
+// ones. Blocks; throws if it cannot connect within `timeout`. In a world of one process, returns a
+// store in memory.
 StorePtr connect_store(const Environment& environment,
                        std::chrono::milliseconds timeout = kDefaultTimeout);
 

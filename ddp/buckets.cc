@@ -1,9 +1,9 @@
 // Greedy assignment: one open bucket per kind, filled in the given order and closed at its limit.
 //
 // Invariant: within a bucket and within a kind, gradients keep the given order, so the buckets of
-// one kind become ready in the order in which they are returned. The limit is reached by the
-// gradient that closes a bucket, so a gradient is never split and may exceed the limit alone.
-// Complexity: O(n log k) for n gradients of k kinds.
+// one kind become ready in the order in which they are returned. A gradient is never split: the
+// gradient that closes a bucket may exceed its limit, even alone. Complexity: O(n log k) for n
+// gradients of k kinds.
 #include "pipewright/ddp/buckets.h"
 
 #include <map>

@@ -14,7 +14,7 @@ namespace pipewright::ddp {
 // One gradient.
 struct GradSize {
   size_t bytes;
-  int kind;  // stands for dtype and device; only gradients of one kind share a bucket
+  int kind;  // a number per dtype and device; a bucket contains gradients of one kind
 };
 
 // Returns the indices of the gradients in each bucket. `order` lists the indices of `grads` in the

@@ -15,8 +15,8 @@ using CommHook = std::function<std::function<void()>(at::Tensor bucket, comms::B
 
 // The default: an all-reduce with AVG.
 CommHook all_reduce_hook();
-// Communicate float16 or bfloat16, which is half the bytes of float32 but also has the precision of
-// that type. As PyTorch's hooks of the same names.
+// Communicate in float16 or bfloat16: half the bytes of float32, at the lower precision of that
+// type. Like PyTorch's hooks of the same names.
 CommHook fp16_compress_hook();
 CommHook bf16_compress_hook();
 

@@ -7,16 +7,16 @@
 //
 // Invariants: the reductions that a rank starts, their order and their sizes follow from the
 // parameters and the assignment alone, never from which gradients exist or when they are ready; so
-// all ranks start the same ones. Buckets below next_bucket_ have been started in this cycle, and
-// each only once. Bucket::missing is the number of its parameters that are not ready. A gradient
-// that backward has added to lies in its bucket.
+// all ranks start the same ones. Buckets below next_bucket_ have been started exactly once in this
+// cycle. Bucket::missing is the number of its parameters that are not ready. A gradient to which
+// backward has added is in its bucket.
 //
 // Unused parameters contribute zeros. A second all-reduce counts the ranks that used each of them;
-// a parameter that no rank used gets back the .grad that it had: none, if there was none.
+// a parameter that no rank used and that had no .grad has none again.
 //
 // Complexity: constant time per gradient, plus one copy for a gradient that autograd has allocated
-// outside of its bucket. Memory is one copy of the gradients. When buckets are rebuilt, an old one
-// is freed with the last gradient in it, so that the peak is one bucket more.
+// outside of its bucket. Memory is one copy of the gradients. When buckets are rebuilt, an old
+// bucket is freed together with the last gradient in it, so peak memory is one bucket more.
 #include "pipewright/ddp/grad_buckets.h"
 
 #include <ATen/ATen.h>
@@ -289,8 +289,8 @@ void GradBuckets::rebuild(const std::vector<size_t>& ready) {
     order[i] = static_cast<size_t>(shared[static_cast<int64_t>(i)].item<int64_t>());
   std::vector<std::vector<size_t>> assigned = assignment(order);
   if (std::ranges::equal(assigned, buckets_, {}, {}, &Bucket::parameters)) return;
-  // Gradients move to their new buckets. From here on only gradients hold the old buckets, each of
-  // which is freed with the last gradient in it.
+  // Gradients move to their new buckets. From here on only gradients refer to the old buckets, each
+  // of which is freed with the last gradient in it.
   for (Parameter& parameter : parameters_) parameter.view.reset();
   make_buckets(std::move(assigned));
   for (Bucket& bucket : buckets_) {

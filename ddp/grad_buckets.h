@@ -10,8 +10,8 @@
 
 #include "pipewright/ddp/replicate.h"
 
-// The gradients of the parameters of one replicate() call: their memory and their reductions. When
-// to reduce is decided by the caller (replicate.cc).
+// The gradients of the parameters of one replicate() call: their memory and their reductions. The
+// caller (replicate.cc) decides when to reduce.
 //
 // Gradients are views of flat buckets, and one communication hook call averages each bucket. The
 // first assignment of parameters to buckets assumes that gradients become ready in the reverse of
@@ -19,10 +19,14 @@
 // observed. Both are what c10d's Reducer does.
 //
 //   grads.begin_backward();
-//   grads.before_accumulate(i), then autograd adds to .grad, then grads.after_accumulate(i),
-//   grads.grad_ready(i) grads.launch_ready();  // after each gradient: starts the buckets that are
-//   complete grads.launch_rest();   // at the end of backward grads.finish();        // .grad is
-//   averaged
+//   // For each gradient:
+//   grads.before_accumulate(i);  // then autograd adds to .grad
+//   grads.after_accumulate(i);
+//   grads.grad_ready(i);
+//   grads.launch_ready();  // starts the reductions of complete buckets
+//   // At the end of backward:
+//   grads.launch_rest();
+//   grads.finish();  // .grad is averaged
 
 namespace pipewright::ddp {
 
@@ -47,8 +51,9 @@ class GradBuckets {
   std::vector<std::vector<std::string>> names_by_bucket() const;
   size_t bytes() const;  // of the buckets allocated so far
 
-  // Before and after autograd accumulates into a parameter's .grad, which is in its bucket
-  // afterwards. The first waits for a reduction of that bucket that is still in flight.
+  // To be called before and after autograd accumulates into a parameter's .grad.
+  // before_accumulate() waits if the bucket is still being reduced; after_accumulate() moves .grad
+  // into the bucket.
   void before_accumulate(size_t i);
   void after_accumulate(size_t i);
 
@@ -56,8 +61,9 @@ class GradBuckets {
   // reduced.
   void grad_ready(size_t i);
   bool is_any_ready() const { return !ready_order_.empty(); }
-  // Fail unless every parameter received a gradient: in the current backward, or since the last
-  // reduction. Do nothing with find_unused_parameters, or if the group has only one rank.
+  // Fail unless every parameter received a gradient: in the current backward (check_all_ready), or
+  // since the last reduction (check_all_used). Do nothing with find_unused_parameters, or if the
+  // group has only one rank.
   void check_all_ready();
   void check_all_used();
 
@@ -71,10 +77,11 @@ class GradBuckets {
   // With find_unused_parameters: starts counting how many ranks used each parameter. To be called
   // after launch_rest() of all GradBuckets that are reduced together with this one.
   void launch_counts();
-  // Waits for all reductions.
+  // Waits for all reductions. After the first one, rebuilds the buckets, which is collective.
   void finish();
 
-  // Starts a backward. Fails if the one before stopped on an error after reductions had started.
+  // Starts a backward. Fails if the previous backward stopped on an error after reductions had
+  // started.
   void begin_backward();
   // Drops all state of the current backward, including reductions in flight.
   void forget();
@@ -85,7 +92,7 @@ class GradBuckets {
     at::Tensor tensor;
     size_t bucket = 0;
     at::Tensor view = {};  // its gradient's memory in the bucket
-    bool ready = false;    // has its gradient of the current backward
+    bool ready = false;    // its gradient of the current backward is final
     bool used = false;     // received a gradient since the last reduction
   };
   struct Bucket {

@@ -1,10 +1,11 @@
-// When gradients are reduced. GradBuckets owns the gradients of one replicate() call and the
-// reductions of its buckets; a ReplicatedUnit, one per call, tells it when to start them.
+// Decides when gradients are reduced. GradBuckets owns the gradients of one replicate() call and
+// the reductions of its buckets; a ReplicatedUnit, one per call, tells it when to start them.
 //
 // Idea: hooks report each gradient as autograd accumulates it. Without an executor the root, the
 // outermost call, watches for the end of backward: buckets that are complete start at once, and at
-// the end the root checks, starts what is left and waits. With an executor, its DataParallel calls
-// say which backward reduces, when to start what is left (REDUCE_GRAD) and when to wait.
+// the end the root checks that no gradient is missing, starts the remaining buckets and waits. With
+// an executor, its calls of DataParallel decide which backward reduces, when to start the remaining
+// buckets (REDUCE_GRAD) and when to wait.
 //
 // Invariant: all ranks start the same reductions in the same order. By default each call starts its
 // buckets as they complete, and all ranks run the same backwards. With unused parameters, or with
@@ -42,7 +43,7 @@ std::string describe(const std::string& name, const at::Tensor& tensor) {
                   tensor.requires_grad() ? "" : ", frozen");
 }
 
-// The unit of one replicate() call. Units form a tree, as their modules do; the root keeps the
+// The unit of one replicate() call. Units form a tree, as their modules do; the root stores the
 // state of a whole backward.
 class ReplicatedUnit final : public Replicated,
                              public autograd::GradListener,

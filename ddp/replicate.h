@@ -30,25 +30,25 @@
 // torch::autograd::grad does not accumulate and so does not count. Cast or move a module before it
 // is replicated. Gradients must be dense.
 //
-// Errors: an invalid argument of replicate() is a std::invalid_argument. A broken rule of this
-// header is a ContractError, thrown by the call or by backward; a reduction that fails is a
-// std::runtime_error. Both abort the group if they are thrown by backward, as other ranks would
-// wait forever.
+// Errors: replicate() throws std::invalid_argument for an invalid argument. Use that this header
+// forbids throws ContractError, from the call or from backward; a reduction that fails throws
+// std::runtime_error. Before backward throws either of these, it aborts the group, because the
+// other ranks would wait forever.
 
 namespace pipewright::ddp {
 
 struct Options {
   double bucket_cap_mb = 25;       // size limit of a bucket, in MiB
-  double first_bucket_cap_mb = 1;  // of the first bucket: a small one starts sooner
+  double first_bucket_cap_mb = 1;  // of the first bucket: a small bucket starts sooner
   // Allows parameters without a gradient in a backward (with an executor: before a REDUCE_GRAD), on
   // some ranks or on all. Each rank must use at least one parameter. Remaining buckets are reduced
-  // at the end of the backward; a parameter that no rank used keeps the .grad that it had. If
-  // false, a missing gradient is an error that names the parameter. Must be the same in all calls
-  // for parts of one module, whose buckets are then reduced in one fixed order, the last part
-  // first. If false, all ranks must use the same parts: if one skips a whole part, the others
-  // notice only because their reductions time out.
+  // at the end of the backward; a parameter that no rank used keeps the .grad that it had. The
+  // buckets of all parts of one module are reduced in one fixed order, the last part first. If
+  // false, a missing gradient is an error that names the parameter, and all ranks must use the same
+  // parts: if one rank skips a whole part, the others notice only because their reductions time
+  // out. Must be the same in all calls for parts of one module.
   bool find_unused_parameters = false;
-  // forward_begins(), or a step of the executor, broadcasts rank 0's buffers to all ranks.
+  // forward_begins(), or a training step of the executor, broadcasts rank 0's buffers to all ranks.
   bool broadcast_buffers = true;
   CommHook comm_hook = nullptr;  // null: all_reduce_hook()
   // The device to which forward_begins() moves inputs; nullopt: that of the parameters.
@@ -61,8 +61,9 @@ class Replicated {
  public:
   virtual ~Replicated() = default;
 
-  // Sets whether later backwards average gradients or only accumulate them on this rank; of nested
-  // calls too, unless `recurse` is false. Ignored while an executor runs the module: it decides.
+  // Sets whether later backwards average gradients or only accumulate them on this rank. Applies to
+  // nested calls too, unless `recurse` is false. Ignored while an executor runs the module, because
+  // its program decides.
   virtual void set_requires_gradient_sync(bool sync, bool recurse = true) = 0;
   virtual bool requires_gradient_sync() const = 0;
   // No effect; exists for code written for fully_shard. A backward that averages gradients is
@@ -79,9 +80,9 @@ class Replicated {
   virtual std::vector<at::Tensor> forward_begins(std::vector<at::Tensor> inputs = {}) = 0;
 
   // The interface for the executor: before_backward() says which backward averages gradients,
-  // reduce_grad() starts the remaining reductions, wait_reduce() waits. It includes nested calls.
-  // While it lives, backwards that the executor does not run only accumulate. With ranks that are
-  // threads sharing a GPU, use one REDUCE_GRAD per step.
+  // reduce_grad() starts the remaining reductions, wait_reduce() waits. Includes nested calls.
+  // While the returned object exists, backwards that the executor does not run only accumulate.
+  // With ranks that are threads sharing a GPU, use one REDUCE_GRAD per step.
   virtual std::shared_ptr<modules::DataParallel> data_parallel() = 0;
 
   // The size of the buckets in bytes, without those of nested calls.
@@ -91,18 +92,19 @@ class Replicated {
 
  protected:
   friend class NoSync;
-  // Adds `change` to the number of NoSync objects that hold this call and nested ones.
+  // Adds `change` to the number of NoSync objects that apply to this call and to nested ones.
   virtual void hold_sync(int change) = 0;
 };
 
 // Replicates the parameters and buffers of `modules` that no earlier call has replicated. Calls go
-// bottom-up: a call for a layer gives it separate buckets, which are reduced together with those of
-// the call for the whole module. Gradients are averaged as long as the returned object, or its
-// data_parallel(), lives.
+// bottom-up: a call for a layer creates separate buckets for it, which are reduced together with
+// those of the call for the whole module. Gradients are averaged as long as the returned object or
+// its data_parallel() exists.
 //
 // Collective over the group and blocking: compares options, shapes and dtypes, and broadcasts rank
 // 0's values. If ranks differ, throws std::invalid_argument on every rank, naming the parameter or
-// option. Also throws it if parameters are on several devices or managed by another wrapper.
+// option. Also throws std::invalid_argument if parameters are on several devices or managed by
+// another wrapper.
 [[nodiscard]] std::shared_ptr<Replicated> replicate(const std::vector<torch::nn::Module*>& modules,
                                                     comms::BackendPtr group, Options options = {});
 
@@ -119,7 +121,7 @@ inline std::shared_ptr<Replicated> replicate(torch::nn::Module& module, comms::M
   return replicate(module, mesh.group(dims), std::move(options));
 }
 
-// While it lives, backwards only accumulate gradients, those of nested calls too, as in PyTorch's
+// A scope in which backwards only accumulate gradients, also those of nested calls, like PyTorch's
 // no_sync().
 //
 //   {

@@ -14,7 +14,7 @@ class Progress {
 
   Progress(Style style, int64_t steps, int64_t tokens_per_step);
 
-  // Call it after each step. Speed is measured over the time since the previous call.
+  // To be called after each step. Speed is measured over the time since the previous call.
   void step(double loss);
   // The end of the run: losses on the held-back text, in nats per byte.
   void finish(double held_back_loss, double bigram_loss);

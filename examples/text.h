@@ -18,11 +18,11 @@ class Text {
   // target.
   Text(const std::string& path, int64_t context);
 
-  // The starts of the windows in the batch of one step, within the training part. Equal arguments
-  // give equal batches on all ranks.
+  // The starts of the windows in the batch of one step, within the training part. Returns the same
+  // batch for equal arguments on every rank.
   std::vector<int64_t> batch(uint64_t seed, int64_t step, int64_t size) const;
-  // The starts of batch `part` of `parts`, each of `size` windows, which together are spread evenly
-  // over the held-back part.
+  // The starts of the windows in batch `part` of `parts`, each of `size` windows. All parts
+  // together are spread evenly over the held-back part.
   std::vector<int64_t> held_back(int64_t size, int64_t part, int64_t parts) const;
 
   // The input, bytes [start, start + context), and its target, the same window one byte later.

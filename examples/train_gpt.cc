@@ -1,9 +1,9 @@
 // Trains a small GPT on the bytes of a file, with pipeline and data parallelism: train_gpt --help.
 //
-// This is the library's example of a trainer: train() has all that one needs, and the rest is the
-// command line, the data and the display. Ranks are threads of this process; under `pipewright
+// This is the library's example of a trainer: train() is the complete training loop; the rest is
+// the command line, the data and the display. Ranks are threads of this process; under `pipewright
 // launch`, torchrun or srun, each process is one rank, and ranks communicate over Gloo. Equal seeds
-// give equal weights and batches either way.
+// produce equal weights and batches either way.
 #include <ATen/Parallel.h>
 #include <torch/optim/adamw.h>
 #include <unistd.h>

@@ -27,8 +27,9 @@ class ActionContext {
   const ir::Action& action() const { return planned_.action; }
   // A stage of this rank. Throws ContractError for any other stage.
   Stage& stage(int index) const;
-  // Runs the action as if no function were registered for it. The parts of a compound run in their
-  // order, each through the function that is registered for its kind.
+  // Runs the action as if no function were registered for it. The parts of a compound run one after
+  // the other, in the order in which it lists them, each through the function that is registered
+  // for its kind.
   void run_default() const;
   // Runs one part of a compound, through the function that is registered for the part's kind. For
   // any other action, `part` is the action itself and runs without its function.

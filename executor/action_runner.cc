@@ -1,17 +1,17 @@
-// Idea: an action is a small transition of two state machines, checked before it and taken after
-// it. Each stage has a Residency (where its parameters are), and each microbatch of a stage has a
-// Phase:
+// Idea: each action is a transition of two state machines, which is checked before the action runs
+// and made after it. Each stage has a Residency (where its parameters are), and each microbatch of
+// a stage has a Phase:
 //
 //   kNotRun --F--> kForwardDone --B--> kDone
 //                  kForwardDone --I--> kInputGradDone --W--> kDone
 //
-// The tensors that actions pass to each other are DataFlow's.
+// DataFlow stores the tensors that actions pass to each other.
 //
-// Invariant: a verified program never fails these checks. One that was not verified ends in a
-// ContractError that names the missing action, never in a wrong gradient.
+// Invariant: a verified program never fails these checks. An invalid program that was not verified
+// fails with a ContractError that names the missing action, and never computes a wrong gradient.
 //
-// Complexity: O(log stages) per action beside the compute itself. Tensors live from the action that
-// produces them to the action that consumes them.
+// Complexity: O(log stages) per action besides the compute itself. Tensors live from the action
+// that produces them to the action that consumes them.
 #include "pipewright/executor/action_runner.h"
 
 #include <algorithm>
@@ -88,7 +88,7 @@ StepOutputs ActionRunner::finish() {
   StepOutputs results = flow_.finish();
   for (auto& [index, stage] : stages_) {
     stage.residency.finish();
-    // A program fragment may leave forwards without a backward.
+    // An unverified program may have forwards without a backward.
     const bool incomplete = std::ranges::any_of(stage.phases, [](Phase phase) {
       return phase == Phase::kForwardDone || phase == Phase::kInputGradDone;
     });
@@ -179,8 +179,8 @@ void ActionRunner::backward(ir::ActionPart part, bool last_backward) {
   stage.residency.need_unsharded();
   const bool whole = part.kind() == ActionKind::kBackward;
   const bool reduces = whole && last_backward;
-  // A loss may contribute to the gradients of the stage's weights too, before the stage's own
-  // backward: those are not the last contributions.
+  // The backward of the loss runs before the stage's own and may also contribute to the gradients
+  // of the stage's weights: these are not their last contributions.
   const bool has_loss = part.stage() == last_stage_;
   stage.residency.before_backward(part.microbatch(), reduces && !has_loss);
   Tensors output_grads = flow_.output_grads(part);
@@ -202,7 +202,7 @@ void ActionRunner::backward_weight(ir::ActionPart part, bool last_backward) {
   }
   if (stage.residency.prepare_backward_weight(weight_free_w_)) {
     // No input of stage 0 requires a gradient, so its I follows a chain through all its weights,
-    // the embedding's included (split_backward.h): its W is not known to be free of them.
+    // the embedding's included (split_backward.cc): W may read any of them.
     if (part.stage() == 0)
       throw ContractError("W of stage 0 may read its weights, which are resharded");
     stage.stage->check_weight_free(part.microbatch());

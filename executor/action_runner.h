@@ -12,8 +12,9 @@
 
 namespace pipewright::executor {
 
-// Runs the actions of one rank on real tensors, one call per action. Checks the state that each
-// action needs, so that an unverified program ends in an error as well. For one thread at a time.
+// Runs the actions of one rank on real tensors, one call per action. Checks before each action that
+// its inputs exist and that the stage is in the right state, so that an invalid program fails with
+// an error even if it was not verified. For one thread at a time.
 class ActionRunner {
  public:
   struct Options {
@@ -22,7 +23,8 @@ class ActionRunner {
     bool weight_free_w = false;  // W may run while the stage is resharded
   };
 
-  // `placement` must outlive this object; `transfers` may be null if nothing is sent.
+  // `placement` must outlive this object; `transfers` may be null if this rank sends and receives
+  // nothing.
   ActionRunner(const ir::Placement& placement, int num_microbatches,
                std::map<int, LocalStage> stages, Transfers* transfers, Options options);
   ActionRunner(const ActionRunner&) = delete;
@@ -34,18 +36,18 @@ class ActionRunner {
   // Starts a step over `row`. Each list of `microbatches` is empty or has num_microbatches
   // elements.
   void begin(const RowPlan& row, bool with_backward, bool keep_outputs, Microbatches microbatches);
-  // Runs the next action. Throws ContractError if its inputs or its state are not there, and passes
-  // on what stages, loss and user functions throw.
+  // Runs the next action. Throws ContractError if its inputs are missing or the state of its stage
+  // does not allow it. Propagates exceptions of stages, of the loss and of user functions.
   void run(const PlannedAction& planned);
-  // Waits for the transfers and reductions of the step.
+  // Ends the step: waits for its transfers and reductions, and returns its results.
   StepOutputs finish();
-  // After a failure: frees everything of the step.
+  // After a failure: frees all state of the step.
   void clear();
 
  private:
   friend class ActionContext;
 
-  // How far one microbatch of a stage is.
+  // The progress of one microbatch through a stage.
   enum class Phase { kNotRun, kForwardDone, kInputGradDone, kDone };
 
   struct Local {

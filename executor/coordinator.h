@@ -10,9 +10,9 @@
 
 namespace pipewright::executor {
 
-// What the ranks of one pipeline tell each other through the store: before the first step that they
-// agree, and during a step that it has failed. Ranks are those of the program. For one thread at a
-// time.
+// Coordinates the ranks of one pipeline through the store. Before the first step they check that
+// all run the same program with the same options; during a step, a rank that fails tells the
+// others. Ranks are program ranks. For one thread at a time.
 class Coordinator {
  public:
   // `ranks`: the world rank of each program rank. `world` must outlive this object.
@@ -22,17 +22,18 @@ class Coordinator {
   // A prefix in the store that only this pipeline uses.
   const std::string& key() const { return key_; }
 
-  // Collective. Throws std::invalid_argument on every rank if one has an `error` (not empty), or a
-  // digest that differs from rank 0's; std::runtime_error if a rank does not call it in time.
+  // Collective. Throws std::invalid_argument on every rank if any rank passes a non-empty `error`
+  // or a digest that differs from rank 0's. Throws std::runtime_error if a rank does not call it
+  // before the timeout.
   void agree(const std::string& error, const std::vector<DigestPart>& digest) const;
 
   // Throws std::runtime_error if another rank has reported a failure.
   void check_peers() const;
-  // Reports that the step failed here. Returns the first report of all ranks, which may be
-  // `message` itself. `message` is returned too if the store is gone: then nothing else is known.
+  // Reports that the step failed on this rank. Returns the failure that was reported first, which
+  // may be `message` itself. Also returns `message` if the store can no longer be reached.
   std::string report_failure(const std::string& message) const;
-  // Waits on world rank 0, which serves the store, until all ranks have come here, but not for
-  // long.
+  // Blocks world rank 0, which hosts the store, until all ranks have called this, so that they can
+  // read the first failure: for 3 seconds, or the timeout if that is shorter.
   void linger_after_failure() const { linger("/failed"); }
 
  private:

@@ -21,7 +21,7 @@ std::string quoted(ActionKind kind, int stage, int microbatch) {
   return "`" + ir::to_string(ir::Action(kind, stage, microbatch)) + "`";
 }
 
-// Leaves that share the memory, for the graph of another stage.
+// Returns leaves that share the memory of `tensors`, for the graph of another stage.
 Tensors hand_over(const Tensors& tensors) {
   Tensors leaves;
   leaves.reserve(tensors.size());

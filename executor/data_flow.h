@@ -18,16 +18,16 @@ using LossFunction = std::function<at::Tensor(const Tensors& outputs, const Tens
 
 // What a step returns to one rank.
 struct StepOutputs {
-  std::vector<at::Tensor> losses;  // per microbatch; on the rank of the last stage
-  std::vector<Tensors> outputs;    // per microbatch, of the last stage, if they were asked for
+  std::vector<at::Tensor> losses;  // per microbatch; only on the rank of the last stage
+  std::vector<Tensors> outputs;    // per microbatch, of the last stage, if requested
 };
 
 // The tensors between the stages of one rank during a step: where the inputs and output gradients
 // of a stage come from (the batch, a stage of this rank, a RECV, the loss), and where its outputs
 // and input gradients go.
 //
-// Between two stages of one rank tensors are handed over without a copy. Throws ContractError if
-// what an action needs was not produced before it. For one thread at a time.
+// Between two stages of one rank, tensors are passed without a copy. Throws ContractError if an
+// input of an action has not been produced. For one thread at a time.
 class DataFlow {
  public:
   struct Options {
@@ -35,8 +35,8 @@ class DataFlow {
     bool scale_grads = true;  // scale the gradient of each loss by 1 / number of microbatches
   };
 
-  // `stages` are those of this rank. `placement` must outlive this object; `transfers` may be null
-  // if nothing is sent.
+  // `stages` lists this rank's stages. `placement` must outlive this object; `transfers` may be
+  // null if this rank sends and receives nothing.
   DataFlow(const ir::Placement& placement, int num_microbatches, const std::vector<int>& stages,
            Transfers* transfers, Options options);
 
@@ -49,19 +49,20 @@ class DataFlow {
 
   // F: all inputs of the stage, the rank's extra inputs last.
   Tensors inputs(ir::ActionPart part);
-  // Hands the outputs to the next stage, or computes the loss. The graph stays with the stage.
+  // Passes the outputs, detached from the stage's graph, to the next stage or its SEND; on the last
+  // stage, computes the loss.
   void put_outputs(ir::ActionPart part, const Tensors& outputs);
   // B and I: one gradient per output. On the last stage this runs the backward of the loss.
   Tensors output_grads(ir::ActionPart part);
-  // Hands the gradients of the inputs to the previous stage.
+  // Passes the gradients of the inputs to the previous stage or its SEND.
   void put_input_grads(ir::ActionPart part, Tensors grads);
-  // SEND_F and SEND_B: of the outputs or the input gradients of the stage.
+  // SEND_F sends the outputs of the stage, SEND_B its input gradients.
   void send(ir::ActionPart part);
   // RECV_F and RECV_B.
   void receive(ir::ActionPart part);
 
  private:
-  // Of one stage and microbatch.
+  // The tensors of one stage and microbatch.
   struct Slot {
     std::optional<Tensors> inputs;        // from the previous stage, on this rank
     std::optional<Tensors> outputs;       // until they are sent

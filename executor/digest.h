@@ -6,8 +6,9 @@
 
 #include "pipewright/ir/schedule.h"
 
-// A short digest of everything that must be equal on all ranks of a pipeline. Ranks compare it
-// before the first step, because ranks with different programs would deadlock. Torch-free.
+// A short digest of the program and options that must be equal on all ranks of a pipeline. Ranks
+// compare it before the first step, because ranks with different programs would deadlock.
+// Torch-free.
 
 namespace pipewright::executor {
 

@@ -3,7 +3,7 @@
 // batch, runs each action of this rank's row in order (action_runner.h), and waits for what is in
 // flight. Every exception on the way ends in fail(), which
 //
-//   1. reports it through the store, and so learns the first failure of all ranks,
+//   1. reports it through the store, and so learns which failure of all ranks was first,
 //   2. aborts this rank's channels, so that peers that wait for it fail as well,
 //   3. throws a StepError that starts with the first failure.
 //

@@ -36,9 +36,9 @@
 // without a pipeline. Gradients accumulate over steps until they are zeroed. When step() returns,
 // the current stream is ordered after every reduction of gradients.
 //
-// Communication is posted at its place in the program, and waited for where its tensors are needed
-// (ir/channel.h). A LocalStage with a DataParallel (fsdp, ddp) gathers, frees and reduces its
-// parameters where the program says UNSHARD, RESHARD and REDUCE_GRAD.
+// Each SEND and RECV is posted at its place in the program. A compute waits only for its own RECVs
+// (ir/channel.h). A LocalStage with a DataParallel (fsdp, ddp) gathers its parameters at UNSHARD,
+// frees them at RESHARD and reduces their gradients at REDUCE_GRAD.
 //
 // Failures. Any exception in a step, including a wrong batch on one rank, ends the step with a
 // StepError on every rank. The executor then refuses further steps. Gradients may hold part of the
@@ -59,9 +59,10 @@ struct ExecutorOptions {
   // Scales the gradient that enters the backward of the last stage by 1 / number of microbatches,
   // which is right for losses that are means. Gradients accumulated before are not scaled.
   bool scale_grads = true;
-  // Runs a program that the verifier rejects. Only the checks of each action protect it then.
+  // Runs the program even if the verifier rejects it. Its errors are then found only by the checks
+  // of each action and by timeouts.
   bool allow_unverified = false;
-  // Of each wait for another rank; the world's timeout by default.
+  // The timeout of each wait for another rank; by default that of the world.
   std::optional<std::chrono::milliseconds> timeout = {};
   // The device of the stages' tensors.
   at::Device device = at::kCPU;
@@ -70,10 +71,10 @@ struct ExecutorOptions {
   SplitDims extra_dims = {};
   SplitDims target_dims = {};
   SplitDims output_dims = {};
-  // The outputs of each stage, to check them from the first step on. By default they are learned in
-  // the first step, and checked in later ones.
+  // Returns the shapes and dtypes of a stage's outputs, which are then checked from the first step
+  // on. By default they are learned in the first step and checked in later ones.
   std::function<TensorMetas(int stage, int microbatch)> output_metas = {};
-  // The world rank of each program rank; by default they are equal.
+  // The world rank of each program rank; by default both are equal.
   std::vector<int> ranks = {};
 };
 
@@ -86,32 +87,34 @@ struct Batch {
 
 // What a step returns: empty except on the rank of the last stage.
 struct StepResult {
-  std::vector<at::Tensor> losses;  // one per microbatch, unscaled
-  Tensors outputs;                 // of the whole batch, if they were asked for
+  // One per microbatch, unscaled. In eval() without targets, undefined tensors.
+  std::vector<at::Tensor> losses;
+  Tensors outputs;  // of the whole batch, if requested
 };
 
 // One rank of a pipeline. For one thread at a time.
 class Executor {
  public:
-  // Collective over the ranks of the program. `world` must outlive the executor.
-  // Throws std::invalid_argument on every rank if the program does not pass the verifier, if
-  // `stages` are not exactly this rank's stages, if a loss is missing, or if another rank has a
-  // different program, placement, channel model or options. Throws std::runtime_error if another
-  // rank does not create its executor before the timeout.
+  // Collective over the ranks of the program. `world` must outlive the executor. Throws
+  // std::invalid_argument on every rank if the program does not pass the verifier, if `stages` are
+  // not exactly this rank's stages, if a loss is missing, or if another rank has a different
+  // program, placement, channel model or options. Throws std::invalid_argument on this rank alone
+  // if options.ranks does not name one world rank per program rank or lacks this rank. Throws
+  // std::runtime_error if another rank does not create its executor before the timeout.
   Executor(ir::Program program, std::map<int, LocalStage> stages, comms::World& world,
            ExecutorOptions options);
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // Collective. Runs all actions of the program, on a batch that is split here or on microbatches.
-  // Throws StepError; and std::invalid_argument, on this rank alone and after a complete step, if
-  // the outputs cannot be concatenated.
+  // Collective. Runs all actions of the program, on a batch, which is split into microbatches, or
+  // on microbatches. Throws StepError if the step fails on any rank. If the outputs of a complete
+  // step cannot be concatenated, throws std::invalid_argument on this rank alone.
   StepResult step(const Batch& batch, bool return_outputs = false);
   StepResult step(Microbatches microbatches, bool return_outputs = false);
 
   // Collective. Runs only the forward, without gradients, for any schedule: the program's compute
-  // order is lowered again without its backwards. Without targets there are no losses. Throws like
+  // order is lowered again without its backwards. Without targets, no loss is computed. Throws like
   // step().
   StepResult eval(const Batch& batch, bool return_outputs = true);
   StepResult eval(Microbatches microbatches, bool return_outputs = true);
@@ -121,8 +124,8 @@ class Executor {
   // function restores the default.
   void set_function(ir::ActionKind kind, ActionFunction function);
 
-  // The next step and the next eval learn shapes again. Call it on all ranks between the same
-  // steps.
+  // Makes the next step and the next eval learn shapes again. All ranks must call it between the
+  // same two steps.
   void forget_shapes();
 
   const ir::Program& program() const { return program_; }
@@ -147,7 +150,7 @@ class Executor {
   std::optional<Transfers> transfers_;
   std::optional<ActionRunner> runner_;
   std::optional<RowPlan> eval_row_;
-  int64_t step_ = 0;     // that runs, or runs next
+  int64_t step_ = 0;     // the running step, or the next one
   std::string failure_;  // why no further step can run; empty if it can
 };
 

@@ -23,9 +23,9 @@ using SplitDims = std::vector<std::optional<int>>;
 // "0 1 none", for messages.
 std::string to_string(const SplitDims& dims);
 
-// One list of tensors per microbatch, all of them views of the batch. Sizes differ by at most one,
-// the larger ones first, like torch.tensor_split. Throws std::invalid_argument, naming `what` and
-// the tensor, for a dimension that does not exist or that is smaller than the number of
+// Returns one list of tensors per microbatch, all of them views of the batch. Sizes differ by at
+// most one, the larger ones first, like torch.tensor_split. Throws std::invalid_argument, naming
+// `what` and the tensor, for a dimension that does not exist or that is smaller than the number of
 // microbatches.
 std::vector<Tensors> split_batch(const Tensors& batch, int num_microbatches, const SplitDims& dims,
                                  const std::string& what);

@@ -1,12 +1,12 @@
-// Idea: what backward needs is the autograd graph alone, so a microbatch keeps the leaves that
-// enter the graph (inputs) and the edges where gradients enter it (roots), not the outputs. B runs
-// the whole graph; I runs the part that leads to the inputs and leaves the rest as a WeightWork,
-// which W runs.
+// Idea: backward needs only the autograd graph. A microbatch therefore stores the leaves of the
+// graph (inputs) and the edges where gradients enter it (roots), not the outputs. B runs the whole
+// graph; I runs the part that leads to the inputs and stores the rest as a WeightWork, which W
+// runs.
 //
 // Invariant: kept_ has exactly the microbatches between their F and their B or W. Inputs and roots
-// are freed after I, so between I and W a microbatch holds only its weight work.
+// are freed after I, so between I and W a microbatch stores only its weight work.
 //
-// Complexity: one hash lookup per action beside autograd's own work.
+// Complexity: one hash lookup per action besides autograd's own work.
 #include "pipewright/executor/module_stage.h"
 
 #include <c10/core/GradMode.h>
@@ -22,7 +22,7 @@ void Stage::check_weight_free(int /*microbatch*/) {
       "autograd graph is known not to");
 }
 
-// What is kept of a microbatch between its actions.
+// The state of a microbatch between its actions.
 struct ModuleStage::Kept {
   Tensors inputs;
   torch::autograd::edge_list roots;  // where the outputs' gradients enter; outputs are not kept

@@ -34,8 +34,8 @@ class ModuleStage final : public Stage {
 
   // For modules that compute the gradients of their weights themselves, such as a fused layer that
   // splits its own backward (PyTorch's dw_builder). `make_weight_work` is called after the backward
-  // of a microbatch, and returns the work of its W; B runs this work at once. The autograd graph is
-  // not split then.
+  // of a microbatch, and returns a function that does the work of its W; B calls it immediately.
+  // The autograd graph is not split then.
   void set_weight_work(std::function<std::function<void()>()> make_weight_work);
 
   Tensors forward(int microbatch, const Tensors& inputs) override;
@@ -57,7 +57,7 @@ class ModuleStage final : public Stage {
 
 namespace module_stage_internal {
 
-// How many tensors a forward takes; 0 if it takes a vector of them.
+// The number of tensors that a forward takes; 0 if it takes a vector of them.
 template <typename Result, typename Module, typename... Inputs>
 constexpr size_t arity(Result (Module::*)(Inputs...)) {
   if constexpr (sizeof...(Inputs) == 1)

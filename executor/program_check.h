@@ -5,20 +5,22 @@
 
 #include "pipewright/ir/schedule.h"
 
-// What the executor asks the compiler. Torch-free.
+// The executor's calls into the compiler: the verification of a program, and the lowering of its
+// forwards alone. Torch-free.
 
 namespace pipewright::executor {
 
 enum class Check {
   kShape,   // actions are inside the program's placement and microbatches
-  kVerify,  // and the program passes the verifier, under its own channel model and policies
+  kVerify,  // the program also passes the verifier, under its own channel model and policies
 };
 
 // The rendered diagnostics of a program that fails the check; empty if it passes.
 std::string problems_of(const ir::Program& program, Check check);
 
-// The forwards of a program alone, lowered again with the program's policies and verified: what
-// evaluation runs. Throws std::invalid_argument with the diagnostics if they cannot be.
+// Returns the program that evaluation runs: the forwards of `program`, lowered again with its
+// policies and verified. Throws std::invalid_argument with the diagnostics if lowering or
+// verification fails.
 ir::Program forward_only(const ir::Program& program);
 
 }  // namespace pipewright::executor

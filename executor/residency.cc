@@ -32,7 +32,7 @@ void Residency::abort() {
   try {
     data_parallel_->abort();
   } catch (const std::exception&) {
-    // The step has its first cause already, and peers of the other stages wait to be released too.
+    // The step has already failed for another reason, and the other stages must be aborted too.
   }
 }
 

@@ -7,23 +7,23 @@
 
 namespace pipewright::executor {
 
-// Where the parameters of one stage are during a step, and the only caller of the stage's
-// DataParallel:
+// Tracks whether the parameters of one stage are resharded, gathering or unsharded during a step.
+// The only caller of the stage's DataParallel:
 //
 //   resharded --unshard()--> gathering --need_unsharded()--> unsharded --reshard()--> resharded
 //
 // Throws ContractError for a call that the state does not allow. For one thread at a time.
 class Residency {
  public:
-  // Null: no other rank has the parameters.
+  // `data_parallel` is null if no other rank has the stage's parameters.
   Residency(int stage, std::shared_ptr<modules::DataParallel> data_parallel);
 
-  // Starts a step. `whole_step`: the rank's program has no UNSHARD and RESHARD, so the stage is
-  // unsharded from here to finish().
+  // Starts a step. `whole_step`: the rank's program has no UNSHARD and no RESHARD, so the stage is
+  // unsharded from begin() to finish().
   void begin(bool with_backward, bool whole_step);
   // Waits for the reductions of the step, and reshards what begin() has unsharded.
   void finish();
-  // After a failure: ends what is in flight, so that no peer waits for it. Does not throw.
+  // After a failure: aborts pending communication, so that no peer waits for it. Does not throw.
   void abort();
 
   // UNSHARD: starts to gather the parameters.
@@ -38,7 +38,7 @@ class Residency {
   // Before a W: like need_unsharded(), but leaves a resharded stage as it is if `weight_free`.
   // Returns whether the parameters are freed, so that W must not read them.
   bool prepare_backward_weight(bool weight_free);
-  // Before each B, I and W: see DataParallel.
+  // Before each B, I and W: see DataParallel::before_backward().
   void before_backward(int microbatch, bool last) {
     data_parallel_->before_backward(microbatch, last);
   }

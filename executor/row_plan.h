@@ -6,8 +6,8 @@
 
 #include "pipewright/ir/schedule.h"
 
-// What the executor derives from a program before it runs it: pure functions, linear in the number
-// of actions. Torch-free.
+// Data that the executor derives from a program before running it, by pure functions, linear in the
+// number of actions. Torch-free.
 
 namespace pipewright::executor {
 

@@ -12,14 +12,14 @@ using Tensors = std::vector<at::Tensor>;
 // One stage of a model, as the executor runs it.
 //
 // Most trainers use make_stage() (module_stage.h), which implements this interface over a
-// torch::nn::Module. Implement it for a stage that brings its own backward:
+// torch::nn::Module. Implement it for a stage that implements its own backward:
 //
 //   // Multiplies its input by a scalar weight, without autograd.
 //   class Scale final : public Stage {
 //    public:
 //     Tensors forward(int microbatch, const Tensors& inputs) override {
 //       inputs_[microbatch] = inputs[0];
-//       // Only outputs that require a gradient get one.
+//       // Only outputs that require a gradient receive one.
 //       return {(weight * inputs[0]).detach().requires_grad_(at::GradMode::is_enabled())};
 //     }
 //     Tensors backward_input(int microbatch, Tensors output_grads) override {
@@ -52,8 +52,9 @@ class Stage {
   virtual ~Stage() = default;
 
   // F. `inputs` are the outputs of the previous stage, or on the first stage the microbatch's own
-  // inputs, followed by this rank's extra inputs. They are leaves; those that need a gradient
-  // require one. Saves what backward needs if grad mode is enabled; evaluation disables it.
+  // inputs, followed by this rank's extra inputs. All inputs are leaves; an input requires a
+  // gradient if its gradient flows back to the previous stage. Saves what backward needs if grad
+  // mode is enabled; evaluation disables it.
   virtual Tensors forward(int microbatch, const Tensors& inputs) = 0;
 
   // B. Takes one gradient per output, undefined for outputs without one. Accumulates the gradients

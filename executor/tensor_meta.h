@@ -12,11 +12,11 @@
 
 namespace pipewright::executor {
 
-// What a receiver must know about a tensor before it arrives.
+// The metadata that a receiver must know about a tensor before it arrives.
 struct TensorMeta {
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> sizes;
-  // Of an output: whether its gradient flows back. Of a gradient: whether it exists; if it does
+  // For an output: whether its gradient flows back. For a gradient: whether it exists; if it does
   // not, nothing is sent.
   bool requires_grad = false;
 

@@ -11,13 +11,13 @@
 
 namespace pipewright::executor {
 
-// The shapes, dtypes and gradients of all tensors that a rank sends and receives: a receiver must
-// know them before it can post a RECV.
+// The metadata (shape, dtype, requires_grad) of all tensors that a rank sends and receives: a
+// receiver must know them before it can post a RECV.
 //
-// They are given (`output_metas`) or learned: the first time that a result is sent, its sender also
-// writes its shapes into the store, where the receiver finds them. Later steps must send the same
-// shapes. Training and evaluation learn apart, because evaluation sends nothing that requires a
-// gradient. For one thread at a time.
+// It comes from `output_metas` or is learned: the first time that a result is sent, its sender also
+// writes its metadata to the store, where the receiver reads it. Later steps must send the same
+// shapes and dtypes. Training and evaluation learn separately, because evaluation sends nothing
+// that requires a gradient. For one thread at a time.
 class TransferShapes {
  public:
   // The outputs of a stage for a microbatch.
@@ -28,16 +28,17 @@ class TransferShapes {
                  OutputMetas output_metas);
 
   void begin_step(bool with_backward) { with_backward_ = with_backward; }
-  // Forgets what was learned. Call it on all ranks between the same steps.
+  // Forgets what was learned. All ranks must call it between the same two steps.
   void forget();
 
-  // What `receive` receives; null while its sender has not written it. Asks the store at most.
+  // Returns the metadata of the tensors of `receive`; null until its sender has written it. Queries
+  // the store at most once, and does not wait.
   const TensorMetas* find(ir::ActionPart receive);
 
   // Checks the tensors of `send` against what its `receive` expects; writes their shapes to the
-  // store the first time. Replaces a missing gradient by zeros where the first step had one. Throws
-  // std::runtime_error if number, shape or dtype differ, or if there is a gradient where the first
-  // step had none.
+  // store the first time. Replaces a missing gradient by zeros where one is expected. Throws
+  // std::runtime_error if number, shape or dtype differ, or if there is a gradient where none is
+  // expected.
   void conform(ir::ActionPart send, ir::ActionPart receive, Tensors& tensors);
 
  private:
@@ -49,7 +50,7 @@ class TransferShapes {
   const OutputMetas output_metas_;
 
   bool with_backward_ = true;
-  int generation_ = 0;                                // how often forget() was called
+  int generation_ = 0;                                // number of calls of forget()
   std::map<ir::ActionPart, TensorMetas> learned_[2];  // by with_backward_, then by the RECV
 };
 

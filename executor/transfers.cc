@@ -1,14 +1,14 @@
-// Idea: each SEND and RECV enters the queue that the channel model gives it (ir::queue_index), and
-// the queues are flushed: while the operation at the head of a queue can be posted, it is posted to
-// its channel. A SEND can always be posted, a RECV once its shapes are known. Queues are flushed
-// when an operation enters one, and while a wait polls. Posting never blocks the host.
+// Idea: each SEND and RECV enters its queue of the channel model (ir::queue_index). Flushing a
+// queue posts the operation at its head to its channel, as long as that operation can be posted. A
+// SEND can always be posted, a RECV once its shapes are known. Queues are flushed when an operation
+// enters one, and while a wait polls. Posting never blocks the host.
 //
-// Invariant: the operations of a queue reach the backend in program order. There are no tags, so
-// this order alone makes the k-th SEND of an ordered pair of ranks meet its k-th RECV. Once all
-// shapes are known, after the first step, every queue is empty again after each post.
+// Invariant: the operations of a queue reach the backend in program order. NCCL has no tags, so
+// only this order ensures that the k-th SEND of an ordered pair of ranks meets its k-th RECV. Once
+// all shapes are known, after the first step, every queue is empty again after each post.
 //
-// Complexity: O(log n) per operation with n in flight. While shapes are missing, each poll walks
-// the queues and asks the store once per RECV at the head of a queue, every 200 microseconds.
+// Complexity: O(log n) per operation with n in flight. While shapes are missing, each poll visits
+// all queues and queries the store once per RECV at the head of a queue, every 200 microseconds.
 #include "pipewright/executor/transfers.h"
 
 #include <ATen/ops/empty.h>
@@ -26,7 +26,8 @@ namespace {
 
 std::string quoted(ir::ActionPart action) { return "`" + ir::to_string(ir::Action(action)) + "`"; }
 
-// The SEND_F whose result `receive_b` returns the gradient of: if that is here, the SEND is done.
+// Returns the SEND_F of the output whose gradient `receive_b` receives. Once the gradient has
+// arrived, that SEND is done.
 ir::ActionPart answered_by(ir::ActionPart receive_b) {
   return {ir::ActionKind::kSendF, receive_b.stage(), receive_b.microbatch()};
 }
@@ -207,7 +208,8 @@ void Transfers::pause(Clock::time_point deadline, ir::ActionPart action) const {
   std::this_thread::sleep_for(std::chrono::microseconds(200));
 }
 
-// Unique as far as an int reaches; operations with equal tags still meet in posting order.
+// Unique unless it exceeds the range of int; operations with equal tags still meet in posting
+// order.
 int Transfers::tag(ir::ActionPart receive, size_t tensor) const {
   const auto stages = static_cast<uint64_t>(placement_.num_stages());
   uint64_t tag = static_cast<uint64_t>(receive.microbatch());

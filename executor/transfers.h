@@ -15,7 +15,7 @@
 namespace pipewright::executor {
 
 // The SENDs and RECVs of one rank. Posting and waiting are separate: a SEND or RECV is posted at
-// its place in the program, and waited for where its tensors are needed or at the end of the step.
+// its place in the program, and waited for where its tensors are needed, or at the end of the step.
 //
 // A RECV whose shapes are not known yet (transfer_shapes.h) delays the operations after it in its
 // queue of the channel model, so that each queue is served in program order. A transfer cannot
@@ -29,7 +29,7 @@ class Transfers {
     ir::ChannelModel channels = ir::kDefaultChannels;
     std::chrono::milliseconds timeout{};  // of each wait for a peer
     at::Device device = at::kCPU;
-    // The outputs of each stage, if they are known beforehand.
+    // The metadata of each stage's outputs, if it is known in advance.
     TransferShapes::OutputMetas output_metas = {};
     // Throws if another rank of the pipeline has failed. Called while waiting for shapes.
     std::function<void()> check_peers = {};
@@ -43,13 +43,14 @@ class Transfers {
   Transfers& operator=(const Transfers&) = delete;
 
   void begin_step(bool with_backward) { shapes_.begin_step(with_backward); }
-  // The next step learns shapes again. Call it on all ranks between the same steps.
+  // Makes the next step learn shapes again. All ranks must call it between the same two steps.
   void forget_shapes() { shapes_.forget(); }
 
-  // SEND: one tensor per output or input of the stage. Gradients may be undefined, but always the
-  // same ones: TransferShapes::conform says what happens otherwise. Tensors are kept until they are
-  // known to be sent. Some backends (Gloo) report this only to a wait: then an output is released
-  // when its gradient arrives, and everything else at the end of the step.
+  // SEND: one tensor per output (SEND_F) or input (SEND_B) of the stage. Gradients may be
+  // undefined, but the same ones in every step; see TransferShapes::conform() for the exceptions.
+  // Tensors are stored until the backend reports that they are sent. Gloo reports this only in
+  // wait(): there an output is released when its gradient arrives, and everything else at the end
+  // of the step.
   void post_send(ir::ActionPart send, Tensors tensors);
   // RECV.
   void post_receive(ir::ActionPart receive);
@@ -93,8 +94,8 @@ class Transfers {
 
   std::map<uint32_t, std::deque<Pending>> queues_;  // not posted yet, by queue_index
   size_t num_pending_ = 0;
-  std::map<ir::ActionPart, Posted> receives_;           // posted, not waited for
-  std::map<ir::ActionPart, Posted> sends_;              // posted, not known to be sent
+  std::map<ir::ActionPart, Posted> receives_;           // posted, not yet waited for
+  std::map<ir::ActionPart, Posted> sends_;              // posted, not yet known to be sent
   std::map<int, std::deque<ir::ActionPart>> sends_to_;  // by peer, in posting order
 };
 

@@ -2,16 +2,18 @@
 // order, although their backwards may reach units at different times and use different parameters.
 //
 // The order is fixed when backward begins, from what all ranks share: the forwards. Units are
-// reduced in the reverse of the order in which their forwards began. So a unit inside another is
-// reduced before it, and a unit that runs at both ends of the model late. Units with a call that
-// has no end before the whole backward's (call_tracker.cc) come last. A unit that is done early
-// waits for its turn: invariant: order_[0, next_) are reduced, and order_[next_] is not done.
+// reduced in the reverse of the order in which their forwards began. So a nested unit is reduced
+// before the unit around it, and a unit that runs at both ends of the model is reduced late. Units
+// with a call that ends only with the whole backward (call_tracker.cc) come last. A unit that is
+// done early waits for its turn. Invariant after reduce_ready(): the units in order_[0, next_) have
+// been reduced, and order_[next_] is not done.
 //
-// Units that were used without a forward of theirs, such as a weight that another module reads, are
-// found at the end of backward; they come after all others, in the order of the tree.
+// Units that were used without a call of their forward, for example because another module reads
+// one of their weights, are found at the end of backward; they come after all others, in the order
+// of the tree.
 //
-// An executor has no forward order that holds over its microbatches, so it takes the order of the
-// tree. Work is linear in the number of units per backward, except the search for duplicates in
+// With an executor, no single forward order applies to all microbatches, so the order of the tree
+// is used. Work is linear in the number of units per backward, except the search for duplicates in
 // backward_begins() and backward_ends(), which is quadratic in it.
 #include "pipewright/fsdp/backward_order.h"
 
@@ -74,8 +76,8 @@ void BackwardOrder::clear() {
 
 void BackwardOrder::backward_begins() {
   if (std::exchange(running_, true)) {
-    // The previous backward stopped on an error. What it accumulated is lost with it; but ranks may
-    // have stopped at different places.
+    // The previous backward stopped on an error. What it accumulated is dropped. If it had posted
+    // reductions, ranks may have stopped at different places.
     const bool reduced = next_ > 0;
     root_.for_each([](ShardedUnit& unit) { unit.forget(); });
     if (reduced) {
@@ -117,7 +119,7 @@ void BackwardOrder::backward_ends() {
   next_ = 0;
   if (!root_.is_last_backward()) return;
   finish(0);
-  root_.drop_lost_forwards();  // but another forward may wait for its own backward
+  root_.drop_lost_forwards();  // a no-op if another forward still waits for its backward
 }
 
 }  // namespace pipewright::fsdp

@@ -11,34 +11,35 @@ namespace pipewright::fsdp {
 
 class ShardedUnit;
 
-// One backward of a model: begins and ends it, and posts the reductions of its units in an order
-// that is the same on all ranks (backward_order.cc). State of the root unit; for one thread at a
-// time.
+// Handles one backward of a model: what happens at its start and end, and the order in which its
+// units post their reductions, which is the same on all ranks (backward_order.cc). State of the
+// root unit; for one thread at a time.
 class BackwardOrder final : public autograd::BackwardWatch {
  public:
-  // `root` must outlive it.
+  // `root` must outlive this object.
   explicit BackwardOrder(ShardedUnit& root) : root_(root) {}
 
-  // To be called by hooks of the units, so that the order knows of the backward that runs. Throws
-  // std::runtime_error if the previous backward stopped on an error after it had posted
-  // reductions.
+  // To be called by the units' hooks; notices the start of a backward. Throws std::runtime_error if
+  // the previous backward stopped on an error after it had posted reductions.
   void watch();
   bool is_running() const { return running_; }
 
-  // Posts the reductions of units that are done, as far as the order allows.
+  // Posts the reductions of units that are done, up to the first unit in the order that is not.
   void reduce_ready();
-  // Waits until at most `left` posted reductions are pending. Throws std::runtime_error, naming the
-  // unit, if one failed; the step is then forgotten.
+  // Waits until at most `left` posted reductions are pending. If one failed, drops all state of the
+  // step and throws std::runtime_error, naming the unit.
   void finish(size_t left);
   // `unit` has posted a reduction.
   void posted(ShardedUnit& unit) { pending_.push_back(&unit); }
 
-  // For an executor, which has no single backward per reduction: the order covers all units from
-  // the last backward before REDUCE_GRAD on (no-op if it already does), until REDUCE_GRAD.
+  // For an executor, where several backwards may precede one reduction. From open_for_all(), which
+  // is called at the last backward before a REDUCE_GRAD, until close(), which ends the REDUCE_GRAD,
+  // the order contains all units. open_for_all() is a no-op if the order is already open.
   void open_for_all();
   void close();
-  // Reduces units again that backward came back to after they were reduced, as it does for a module
-  // that is called in two checkpointed parts; on all ranks, although some may have nothing to add.
+  // Reduces units again that backward entered again after they had been reduced, such as a module
+  // that is called in two checkpointed parts. All ranks post these reductions, although some may
+  // have nothing to add.
   void reduce_rest();
 
   // The step has failed.
@@ -50,10 +51,10 @@ class BackwardOrder final : public autograd::BackwardWatch {
   void backward_ends() override;
 
   ShardedUnit& root_;
-  bool running_ = false;             // a backward that autograd runs
-  bool open_for_all_ = false;        // an executor's
-  std::vector<ShardedUnit*> order_;  // in which units are reduced
-  size_t next_ = 0;                  // to be reduced
+  bool running_ = false;             // autograd runs a backward
+  bool open_for_all_ = false;        // an executor has called open_for_all()
+  std::vector<ShardedUnit*> order_;  // in which the units are reduced
+  size_t next_ = 0;                  // index in order_ of the next unit to reduce
   std::deque<ShardedUnit*> pending_;
 };
 

@@ -1,11 +1,11 @@
-// Where a call's backward begins and ends. LibTorch's modules have no hooks, so they hang on the
-// graph: a tensor hook on each output fires when the output's gradient arrives, and a node of our
-// own in front of the inputs runs when the gradients of all inputs have been computed, which is
-// after everything in the call that leads to an input.
+// Detects where a call's backward begins and ends. LibTorch's modules have no hooks, so hooks are
+// installed on the graph: a tensor hook on each output runs when the output's gradient arrives, and
+// an extra node between the inputs and the call runs when the gradients of all inputs have been
+// computed, which is after everything in the call that leads to an input.
 //
-// A call whose inputs need no gradient has no such node. Nothing marks its end at the same place on
-// all ranks: the last gradient of a parameter does not, because ranks may use different parameters.
-// Such a call ends with the whole backward.
+// A call whose inputs require no gradient has no such node, and no event marks its end identically
+// on all ranks: the last gradient of a parameter does not, because ranks may use different
+// parameters. Such a call ends with the whole backward.
 #include "pipewright/fsdp/call_tracker.h"
 
 #include <torch/csrc/autograd/function.h>
@@ -105,8 +105,8 @@ CallTracker::Left CallTracker::left_after(int64_t forward) const {
   for (const std::weak_ptr<Call>& known : calls_) {
     const auto call = known.lock();
     if (!call || call->ended) continue;
-    // A call that has begun is half done: a checkpointed part of it runs again, or the thread of
-    // another device is ahead.
+    // Backward has entered this call and not left it: a checkpointed part of it runs again, or the
+    // thread of another device is ahead.
     if (call->begun || call->forward == forward) return Left::kThisForward;
     left = Left::kOtherForward;
   }

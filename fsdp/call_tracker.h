@@ -21,8 +21,8 @@ using modules::Tensors;
 struct Call {
   int64_t forward = 0;           // number of the outermost forward that it is part of
   bool has_input_grads = false;  // backward computes gradients of its inputs
-  bool begun = false;            // its backward
-  bool ended = false;
+  bool begun = false;            // its backward has
+  bool ended = false;            // its backward has
 };
 
 // Notified where backward enters and leaves calls. Runs on a thread of the backward; what it throws
@@ -43,16 +43,16 @@ Tensors hook_inputs(const Tensors& inputs, const std::shared_ptr<Call>& call,
 void hook_outputs(const Tensors& outputs, const std::shared_ptr<Call>& call,
                   const std::weak_ptr<CallListener>& listener);
 
-// The calls of one unit: which of its modules runs, and which calls are yet to be passed by
-// backward. For one thread at a time.
+// Tracks the calls of one unit: which of its modules is running, and which calls backward has not
+// left yet. For one thread at a time.
 class CallTracker {
  public:
   explicit CallTracker(std::vector<const torch::nn::Module*> modules)
       : modules_(std::move(modules)) {}
   const std::vector<const torch::nn::Module*>& modules() const { return modules_; }
 
-  // Whether `module` is in its own forward: then a call through fully_shard's forward() is part of
-  // the call that runs.
+  // Whether `module` is in its own forward. A nested call through fully_shard's forward() is then
+  // part of the running call.
   bool is_running(const torch::nn::Module* module) const { return running_ == module; }
   // Marks `module` as running during its lifetime.
   class Running {
@@ -67,18 +67,18 @@ class CallTracker {
     const torch::nn::Module* const before_;
   };
 
-  // An outermost forward begins: all modules of the unit are to run again.
+  // An outermost forward begins: no module of the unit has run in it yet.
   void begin_forward() { left_to_run_.clear(); }
-  // Returns whether all modules of the unit have now run.
+  // Notes that `module` has run. Returns whether all modules of the unit now have.
   bool has_run(const torch::nn::Module* module);
 
   void add(const std::shared_ptr<Call>& call);
   // Backward enters `call`, possibly again: through a graph that was kept.
   void enter(const std::shared_ptr<Call>& call);
 
-  // What is left for backward after it has left a call of outermost forward `forward`.
+  // The calls that remain for backward after it has left a call of outermost forward `forward`.
   enum class Left {
-    kNothing,       // no call is open
+    kNothing,       // backward has left all calls
     kOtherForward,  // only calls of other forwards, none of which backward has entered
     kThisForward,
   };

@@ -41,7 +41,8 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, c10d::Back
     group.allreduce(sums, options)->wait();
   }
   const at::Tensor norm = is_max ? sum : sum.pow(1 / norm_type);
-  // As PyTorch does: without reading the number, which would wait for the device.
+  // Like PyTorch, this does not read the value of the norm, which would make the host wait for the
+  // device.
   const at::Tensor factor = at::clamp_max(max_norm / (norm + 1e-6), 1);
   for (const at::Tensor& parameter : parameters) {
     if (parameter.grad().defined()) parameter.grad().mul_(factor);

@@ -8,13 +8,13 @@ namespace pipewright::fsdp {
 
 enum class Event {
   kUnshard,       // an all-gather is posted
-  kWaitUnshard,   // and waited for
+  kWaitUnshard,   // an all-gather is waited for
   kReshard,       // gathered parameters are freed
   kPreBackward,   // the first gradient of an output arrives
-  kPostBackward,  // the backward of the unit has ended; of one forward if there are several
-  kPrefetch,      // a decision of backward prefetch: `unit` is gathered, empty if none is
+  kPostBackward,  // the unit's backward has ended, or that of one of its forwards
+  kPrefetch,      // a decision of backward prefetch; `unit`: the unit to gather, or empty
   kReduce,        // a reduce-scatter is posted
-  kWaitReduce,    // and waited for
+  kWaitReduce,    // a reduce-scatter is waited for
 };
 
 struct EventRecord {
@@ -23,7 +23,7 @@ struct EventRecord {
   bool operator==(const EventRecord&) const = default;
 };
 
-// What the units of one model do, in order, on the threads of one rank.
+// The events of all units of one model on one rank, in order.
 using EventLog = std::vector<EventRecord>;
 
 }  // namespace pipewright::fsdp

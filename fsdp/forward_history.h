@@ -12,9 +12,10 @@ namespace pipewright::fsdp {
 
 class ShardedUnit;
 
-// The forwards of a model whose backward is yet to come, and the order in which units began and
-// ended in them. Backward reduces in the reverse of the first order, and gathers ahead in the
-// reverse of the second. State of the root unit; for one thread at a time.
+// The forwards of a model whose backward has not run yet: the order in which the forwards of its
+// units began, and the order in which they ended. Backward reduces in the reverse of the first
+// order, and prefetches in the reverse of the second. State of the root unit; for one thread at a
+// time.
 class ForwardHistory {
  public:
   // A forward of a unit, inside the forward of the unit around it. The outermost one is the forward
@@ -32,22 +33,22 @@ class ForwardHistory {
   };
   bool is_inside_forward() const { return depth_ > 0; }
 
-  // The outermost forward begins with `call`. `trains`: it has a backward to come.
+  // The outermost forward begins with `call`. `trains`: grad mode is on, so a backward may follow.
   void begin(const std::shared_ptr<Call>& call, bool trains);
-  // Of the current outermost forward.
+  // `trains` and the number, counted from 1, of the current outermost forward.
   bool trains() const { return trains_; }
   int64_t number() const { return number_; }
 
-  // Within a forward that trains. unit_ended returns the place of this forward of the unit among
-  // all that have ended.
+  // To be called within a forward that trains. unit_ended() returns the index of this forward of
+  // the unit among all that have ended.
   void unit_began(ShardedUnit& unit) { begun_.push_back(&unit); }
   size_t unit_ended(ShardedUnit& unit);
   const std::vector<ShardedUnit*>& begun() const { return begun_; }
   // The unit whose forward ended just before the one at `place`; null for the first one.
   ShardedUnit* ended_before(size_t place) const;
 
-  // Whether a forward may still have a backward: its outputs are alive, and none has begun.
-  // Forgets forwards for which this is false.
+  // Whether any forward may still have a backward: its outputs exist, and no backward of it has
+  // begun. Forgets all other forwards.
   bool has_open_forwards();
   void clear_order();
   void clear();

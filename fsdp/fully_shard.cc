@@ -20,7 +20,7 @@ namespace {
   throw std::invalid_argument("fully_shard: " + what);
 }
 
-// What a call finds in its modules.
+// The parameters, buffers and nested units that a call of fully_shard finds in its modules.
 struct Found {
   std::vector<ParamSpec> specs;                                              // to shard
   std::vector<std::pair<std::string, std::shared_ptr<ShardedUnit>>> nested;  // with their paths
@@ -38,7 +38,7 @@ struct Found {
          "` of another group: shard both modules in one call");
 }
 
-// Collects what no nested unit owns.
+// Collects the parameters and buffers that no nested unit owns, and the nested units.
 void collect(const torch::nn::Module& module, const std::string& path, const Options& options,
              Found& found) {
   for (const auto& named : module.named_parameters(/*recurse=*/false)) {
@@ -121,7 +121,7 @@ void check(std::vector<ParamSpec>& specs, const Options& options, int ranks) {
   }
 }
 
-// What it has found stays in `found` if it throws.
+// If it throws, `found` contains what it has found so far.
 void find_parameters(const std::vector<torch::nn::Module*>& modules, const Options& options,
                      int ranks, bool has_mesh, Found& found) {
   for (size_t i = 0; i < modules.size(); ++i) {
@@ -143,7 +143,7 @@ void find_parameters(const std::vector<torch::nn::Module*>& modules, const Optio
   }
 }
 
-// What must be equal on all ranks, as text.
+// Describes what must be equal on all ranks, as text.
 std::vector<std::string> describe(const Found& found, const Options& options, int ranks) {
   std::vector<std::string> lines = {"parameters"};
   for (const ParamSpec& spec : found.specs) {
@@ -178,8 +178,8 @@ std::shared_ptr<Sharded> shard(const std::vector<torch::nn::Module*>& modules,
   } catch (const std::exception& error) {  // also of the placement function
     refusal = error.what();
   }
-  // A rank that refuses must not leave the others waiting: it takes part in the comparison, where
-  // all ranks then throw, unless all refuse for the same reason.
+  // A rank with an error must not leave the others waiting: it takes part in the comparison, in
+  // which all ranks then throw, unless all ranks have the same error.
   comms::compare_lines(
       refusal.empty() ? describe(found, options, group->getSize()) : std::vector{refusal}, *group,
       device_of(found, *group));

@@ -40,12 +40,12 @@
 // - Cast, move and load a module, and freeze parameters, before it is sharded.
 //
 // All ranks must call the same units in the same order, and backward must reach the same units on
-// all ranks, because each all-gather and reduce-scatter is a collective. Which parameters of a unit
-// a rank uses may differ between ranks.
+// all ranks, because each all-gather and reduce-scatter is a collective. Ranks may use different
+// parameters of a unit.
 //
 // Errors: std::invalid_argument for an invalid argument, ContractError (ir/errors.h) if a module or
-// parameter is used in a way that this page rules out, std::runtime_error for a failed collective.
-// They name the unit, by its path in the model, and the parameter.
+// parameter is used in a way that this header forbids, std::runtime_error for a failed collective.
+// Messages name the unit, by its path in the model, and the parameter.
 
 namespace pipewright::fsdp {
 
@@ -76,14 +76,14 @@ class ReshardAfterForward {
   int ranks_ = kDefault;
 };
 
-// When backward gathers the next unit ahead, which is the unit whose forward ended before the
-// current one's: when the current unit's backward begins (kPre, PyTorch's BACKWARD_PRE), when it
-// has ended (kPost, BACKWARD_POST; less memory, less overlap), or never.
+// When backward prefetches the next unit, that is, the unit whose forward ended just before the
+// current unit's. kPre (PyTorch's BACKWARD_PRE): when the current unit's backward begins. kPost
+// (BACKWARD_POST): when it has ended, with less memory and less overlap. kNone: never.
 enum class BackwardPrefetch { kNone, kPre, kPost };
 
 struct Options {
   ReshardAfterForward reshard_after_forward = {};
-  // That of the root unit applies to all units.
+  // The root unit's value applies to all units.
   BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
   // The dimension to shard a parameter along; null shards all along dimension 0. Other dimensions
   // must be divisible by the number of ranks, and cost one more copy per gather and reduction.
@@ -92,16 +92,16 @@ struct Options {
   std::vector<at::Tensor> ignored_params = {};
   // Broadcast parameters and buffers from rank 0. If false, all ranks must have equal values.
   bool sync_module_states = true;
-  // Where forward moves its inputs; null: to the device of the parameters.
+  // The device to which forward moves its inputs; nullopt: that of the parameters.
   std::optional<at::Device> device = std::nullopt;
-  // Receives what the units do, for tests. That of the root unit applies to all units.
+  // Records the events of the units, for tests. The root unit's value applies to all units.
   std::shared_ptr<EventLog> event_log = nullptr;
 };
 
 // The unit that one call of fully_shard returns: a group of parameters that are gathered by one
-// all-gather and reduced by one reduce-scatter. The module stays sharded as long as it exists, and
-// must be called only through forward() or call(). For one thread at a time, and the threads of its
-// backward.
+// all-gather and reduced by one reduce-scatter. The module stays sharded as long as this object
+// exists, and must be called only through forward() or call(). For one thread at a time, besides
+// autograd's threads during backward.
 class Sharded {
  public:
   virtual ~Sharded() = default;
@@ -112,10 +112,10 @@ class Sharded {
     unshard_async();
     wait_unshard();
   }
-  // Posts the all-gather and returns. The unit's next forward waits for it, or wait_unshard().
+  // Posts the all-gather and returns. The unit's next forward or wait_unshard() waits for it.
   virtual void unshard_async() = 0;
   virtual void wait_unshard() = 0;
-  // Frees the full parameters; backward through what was computed with them still works. Needed
+  // Frees the full parameters. A backward through results computed with them still works. Needed
   // before optimizer.step() only if a forward kept the parameters and no backward follows. A
   // forward with grad mode off reshards by itself.
   virtual void reshard() = 0;
@@ -124,15 +124,16 @@ class Sharded {
   // The next three apply to this unit and, unless `recurse` is false, to all units nested in it.
   // Replaces Options::reshard_after_forward.
   virtual void set_reshard_after_forward(bool reshard, bool recurse = true) = 0;
-  // Whether backward frees the parameters; true by default.
+  // Whether backward frees the full parameters; true by default.
   virtual void set_reshard_after_backward(bool reshard, bool recurse = true) = 0;
   // Whether the following backwards reduce gradients; true by default. If false they accumulate
   // full gradients on this rank (gradient accumulation without communication).
   virtual void set_requires_gradient_sync(bool sync, bool recurse = true) = 0;
-  // Of the root unit; true by default. If false, backward returns while reductions are pending, and
-  // .grad is not complete until a later backward with true has run.
+  // Affects the root unit only; true by default. If false, backward returns while reductions are
+  // pending, and .grad is not complete until a later backward with true has run.
   virtual void set_is_last_backward(bool last) = 0;
-  // False for parameters that backward does not read, such as those of embeddings.
+  // Whether backward gathers this unit; true by default. Set it to false for parameters that
+  // backward does not read, such as those of embeddings.
   virtual void set_unshard_in_backward(bool unshard) = 0;
   // Units to gather ahead when this unit's forward or backward begins, after its own gather. The
   // backward list replaces Options::backward_prefetch for this unit.
@@ -154,7 +155,8 @@ class Sharded {
   // several modules, names begin with the index of the module: "1.weight".
   virtual std::vector<std::string> parameter_names() const = 0;
 
-  // Bytes of parameters and gradients that this rank has copied so far, except in backends.
+  // Bytes of parameters and gradients that this rank has copied so far, without copies inside
+  // backends.
   virtual int64_t bytes_copied() const = 0;
 };
 
@@ -170,7 +172,7 @@ class Sharded {
 [[nodiscard]] std::shared_ptr<Sharded> fully_shard(torch::nn::Module& module,
                                                    comms::BackendPtr group, Options options = {});
 // Shards over all ranks of dimensions `dims` of a mesh. Required if reshard_after_forward is a
-// number of ranks: the mesh makes the smaller groups.
+// number of ranks: the mesh creates the smaller groups.
 [[nodiscard]] std::shared_ptr<Sharded> fully_shard(const std::vector<torch::nn::Module*>& modules,
                                                    comms::Mesh& mesh,
                                                    const std::vector<std::string>& dims,
@@ -179,9 +181,10 @@ class Sharded {
                                                    const std::vector<std::string>& dims,
                                                    Options options = {});
 
-// Calls `function(inputs)` as the forward of `module`, for methods that are not called forward: the
-// module's parameters are full inside `function`. A plain call if the module is not sharded.
-// Undefined inputs are passed on. `function` must not write in place to inputs that require grad.
+// Calls `function(inputs)` as the forward of `module`, for methods with a name other than forward:
+// inside `function`, the module's parameters are unsharded. A plain call if the module is not
+// sharded. Undefined inputs are passed on. `function` must not write in place to inputs that
+// require grad.
 modules::Tensors call(const torch::nn::Module& module,
                       const std::function<modules::Tensors(const modules::Tensors&)>& function,
                       const modules::Tensors& inputs);

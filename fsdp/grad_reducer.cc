@@ -1,12 +1,12 @@
-// Accumulates in the buffer that is reduced. Full gradients lie in one flat buffer with the layout
-// of the gathered parameters (param_group.cc), which is the input of the reduce-scatter: the first
-// gradient of a parameter is copied into it, later ones are added there by autograd in place. The
-// output holds one piece per parameter, of which the .grad of each shard becomes a view, or to
-// which it is added.
+// Gradients are accumulated in the buffer that is reduced. Full gradients are stored in one flat
+// buffer with the layout of the gathered parameters (param_group.cc), which is the input of the
+// reduce-scatter: the first gradient of a parameter is copied into it, later ones are added there
+// by autograd in place. The output holds one piece per parameter, which becomes the .grad of its
+// shard, or is added to the .grad that exists.
 //
 // .grad of a registered tensor belongs to its shard, but autograd would add a full gradient to it.
-// So around each accumulation the shard's .grad is put aside and the full gradient is put in its
-// place. Invariant: outside before_accumulate() .. after_accumulate(), .grad is the shard's.
+// So before each accumulation, the full gradient temporarily replaces the shard's .grad. Invariant:
+// outside before_accumulate() .. after_accumulate(), .grad is the shard's.
 //
 // Ranks may use different parameters, and must post the same collectives: each reduction sends the
 // full buffer, and one flag per parameter that tells whether any rank used it.
@@ -58,7 +58,7 @@ void GradReducer::before_accumulate(size_t i) {
   if (!slot.accumulating) slot.shard_grad = grad;
   slot.accumulating = true;
   if (!slot.grad.defined() && !params_.is_unsharded()) {
-    // A W on a resharded stage: autograd would shape the gradient like the shard.
+    // A W on a resharded stage: autograd would create a gradient of the shard's shape.
     allocate();
     slot.grad = place_of(i).zero_();
   }

@@ -31,7 +31,7 @@ class GradReducer {
   // Whether gradients have been accumulated since the last reduction.
   bool has_grads() const { return grads_.defined(); }
 
-  // Posts the reduction of what has been accumulated. Its size is fixed: parameters without a
+  // Posts the reduction of the accumulated gradients. Its size is fixed: parameters without a
   // gradient contribute zeros, so all ranks post the same. The next backward accumulates into
   // another buffer.
   void begin_reduce();
@@ -40,10 +40,10 @@ class GradReducer {
   void wait_reduce();
   bool is_reducing() const { return !pending_.empty(); }
 
-  // Drops pending reductions and what has been accumulated: the step has failed.
+  // After a failed step: drops pending reductions and accumulated gradients.
   void abandon();
 
-  // Bytes of gradients that this rank has copied, except in backends.
+  // Bytes of gradients that this rank has copied, without copies inside backends.
   int64_t bytes_copied() const { return bytes_copied_; }
 
  private:

@@ -1,13 +1,13 @@
-// Gathers without copies. Full parameters lie one after another in one flat buffer, each padded to
-// a multiple of the number of ranks along dimension 0. The shard of rank r is then the r-th piece
-// of the parameter's place, so an all-gather writes each parameter where it is used: a gathered
-// group takes its size once, not twice. A parameter that is sharded along another dimension is
-// gathered into a temporary buffer and copied from there.
+// Parameters are gathered without copies. Full parameters are stored one after another in one flat
+// buffer, each padded to a multiple of the number of ranks along dimension 0. The shard of rank r
+// is then the r-th piece of the parameter's place, so the all-gather writes each parameter to its
+// final place: a gathered group needs memory for one copy, not two. A parameter that is sharded
+// along another dimension is gathered into a temporary buffer and copied from there.
 //
-// Invariant: each registered tensor holds the memory that belongs to the group's state: the shard,
-// the post-forward shard or the full parameter. It is checked before each change of state, because
-// Module::to() and load() replace what a parameter holds. The buffer's storage object is never
-// replaced, only its memory is freed and allocated again, because autograd saves views of it.
+// Invariant: each registered tensor uses the memory that corresponds to the group's state: the
+// shard, the post-forward shard or the full parameter. It is checked before each change of state,
+// because Module::to() and load() replace the memory of a parameter. The buffer's storage object is
+// never replaced, only its memory is freed and allocated again, because autograd saves views of it.
 //
 // Each change of state takes time linear in the number of parameters, plus the all-gather.
 #include "pipewright/fsdp/param_group.h"
@@ -72,7 +72,7 @@ ParamGroup::ParamGroup(std::vector<ParamSpec> specs, comms::BackendPtr group,
     params_.push_back(std::move(param));
   }
   memory_.resize(params_.size());
-  if (ranks() == 1) return;  // the registered tensors are shards and full parameters in one
+  if (ranks() == 1) return;  // the shard of each parameter is the full parameter
   const at::TensorOptions options = params_[0].registered.options().requires_grad(false);
   const auto element_size = static_cast<int64_t>(options.dtype().itemsize());
   int64_t full_numel = 0, chunk_numel = 0;
@@ -124,7 +124,7 @@ bool ParamGroup::begin_unshard() {
   if (abandoned_gather_) {
     try {
       std::exchange(abandoned_gather_, nullptr)->wait();
-    } catch (const std::exception&) {  // that step has failed with it, and has reported it
+    } catch (const std::exception&) {  // the failed step has reported it already
     }
   }
   allocate_memory(full_, full_bytes_);

@@ -21,10 +21,10 @@ struct ParamSpec {
   int64_t dim = 0;
 };
 
-// How one parameter is sharded; does not change.
+// How one parameter is sharded; constant.
 struct ShardedParam {
   std::string name;
-  at::Tensor registered;  // what the module, the optimizer and autograd know
+  at::Tensor registered;  // the tensor that the module and the optimizer refer to
   int64_t dim = 0;
   std::vector<int64_t> sizes;        // of the full parameter
   std::vector<int64_t> shard_sizes;  // of this rank's shard, without padding
@@ -59,8 +59,8 @@ class ParamGroup {
   const std::vector<ShardedParam>& params() const { return params_; }
 
   // Posts the all-gather unless the parameters are unsharded or a gather is pending. Returns
-  // whether it was posted. Throws ContractError, naming the parameter, if something else than this
-  // group changed what a parameter holds.
+  // whether it was posted. Throws ContractError, naming the parameter, if anything but this group
+  // has replaced the memory of a parameter.
   bool begin_unshard();
   // Waits for the all-gather and returns whether one was pending. Throws as begin_unshard() does,
   // and what the backend throws.
@@ -68,10 +68,10 @@ class ParamGroup {
   // Frees the full parameters; waits for a pending gather first. `post_forward`: keeps this rank's
   // slice for the smaller group. Throws as begin_unshard() does.
   void reshard(bool post_forward = false);
-  // Aborts the group's communication, where the backend can, so that no rank waits for it.
+  // Aborts the group's communication, if the backend supports it, so that no rank waits for it.
   void abort();
 
-  // Bytes of parameters that this rank has copied, except in backends.
+  // Bytes of parameters that this rank has copied, without copies inside backends.
   int64_t bytes_copied() const { return bytes_copied_; }
 
  private:

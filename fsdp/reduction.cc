@@ -1,6 +1,7 @@
-// Divides once. PyTorch 2.11 divides twice for one rank with an explicit factor, because two places
-// decide. Invariant, tested over all dtypes, sizes and factors: divisor(ranks) is the factor, or
-// the number of ranks without one. Constant time, except log2(divisor) for fp16.
+// Divides exactly once. PyTorch 2.11 divides twice for one rank with an explicit factor, because
+// two places decide on the division. Invariant, tested over all dtypes, sizes and factors:
+// divisor(ranks) is the factor, or the number of ranks without one. Constant time, except
+// log2(divisor) for fp16.
 #include "pipewright/fsdp/reduction.h"
 
 #include <cmath>

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-// How a dimension is cut into one chunk per rank, as torch.chunk does it. Without LibTorch.
+// How a dimension is split into one chunk per rank, like torch.chunk. Without LibTorch.
 
 namespace pipewright::fsdp {
 

@@ -20,7 +20,7 @@ void expect_trainable_if_sharded(const ShardedUnit& unit) {
 }  // namespace
 
 void ShardedStage::unshard() {
-  // What runs first is gathered first.
+  // Gathers units in the order in which forward enters them.
   root().for_each_outer_first([](ShardedUnit& unit) { unit.unshard_async(); });
 }
 

@@ -6,10 +6,11 @@
 
 namespace pipewright::fsdp {
 
-// A tree of sharded units as a pipeline stage. While it lives, the units gather and free nothing by
-// themselves: the executor's program says when. Forwards set no hooks, so I, W and B count alike;
-// gradients are reduced as they become ready in the last backward before a REDUCE_GRAD, and the
-// rest there.
+// A tree of sharded units as a pipeline stage. While it exists, the executor's program decides when
+// the units gather and free their parameters. Forwards install no hooks on inputs and outputs: a
+// unit is ready to be reduced when all its parameters have accumulated their gradients, in a B or a
+// W. In the last backward before a REDUCE_GRAD units are reduced as they become ready, and the
+// remaining ones at the REDUCE_GRAD.
 class ShardedStage final : public modules::DrivenStage<ShardedUnit> {
  public:
   using DrivenStage::DrivenStage;

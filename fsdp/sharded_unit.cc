@@ -13,7 +13,8 @@
 namespace pipewright::fsdp {
 
 modules::ModuleRegistry<torch::nn::Module, ShardedUnit>& sharded_modules() {
-  // Never destroyed: a unit in a global variable may be destroyed later.
+  // Never destroyed, because a unit in a global variable may be destroyed later than a static
+  // registry.
   static auto* registry = new modules::ModuleRegistry<torch::nn::Module, ShardedUnit>;
   return *registry;
 }
@@ -124,7 +125,7 @@ void ShardedUnit::wait_unshard() {
   try {
     if (params_.wait_unshard()) note(Event::kWaitUnshard);
   } catch (const ContractError&) {
-    throw;  // it names the parameter
+    throw;  // its message names the parameter
   } catch (const std::exception& error) {
     throw std::runtime_error(c10::str(
         "fully_shard: the all-gather of ", display_name(), " (`", params_.params()[0].name,

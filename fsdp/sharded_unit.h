@@ -22,15 +22,15 @@
 namespace pipewright::fsdp {
 
 // The unit of one call of fully_shard: decides when its parameters are gathered and freed, and when
-// its gradients are reduced. What it decides on is kept in parts:
+// its gradients are reduced. Its state is divided into parts:
 //
 //   ParamGroup      gathers and frees the parameters
 //   GradReducer     accumulates and reduces their gradients
-//   CallTracker     the calls of its modules that backward has yet to pass
+//   CallTracker     the calls of its modules that backward has not left yet
 //   ForwardHistory  of the root unit: the order of the forwards of all units
 //   BackwardOrder   of the root unit: the order of the reductions of one backward
 //
-// ShardedStage (sharded_stage.h) takes the decisions instead while an executor drives the unit.
+// While an executor drives the unit, ShardedStage (sharded_stage.h) makes these decisions.
 //
 // A unit's backward begins with the first gradient of an output. It ends when backward has left all
 // its calls, or with the whole backward if it never leaves one (call_tracker.h). Between the
@@ -47,7 +47,8 @@ class ShardedUnit final : public Sharded,
   // To be called once, after construction: hooks the parameters, and becomes the unit around
   // `nested`.
   void begin(const std::vector<std::shared_ptr<ShardedUnit>>& nested);
-  // The unit's modules are at `prefix` in those of the unit around it.
+  // Prepends `prefix`, the path of this unit's modules in the enclosing unit's, to the names of
+  // this unit and of its nested units.
   void add_prefix(const std::string& prefix);
 
   // Quoted, for messages.
@@ -94,7 +95,7 @@ class ShardedUnit final : public Sharded,
   void reduce();
   void wait_reduce();
   void end_backward();
-  // The step has failed: drops all that it left in this unit.
+  // After a failed step: drops its state in this unit.
   void forget();
 
   // Of the root.
@@ -111,7 +112,7 @@ class ShardedUnit final : public Sharded,
   void abort();
 
  private:
-  // What the setters of Sharded have set.
+  // The values set by the setters of Sharded.
   struct Settings {
     std::optional<bool> reshard_after_forward;  // replaces the option
     bool reshard_after_backward = true;
@@ -122,17 +123,17 @@ class ShardedUnit final : public Sharded,
     std::optional<double> divide_factor;
     bool force_sum = false;
   };
-  // Forwards of this unit that have a backward to come.
+  // Forwards of this unit whose backward has not run yet.
   struct PendingForwards {
     int forwards = 0;
     std::vector<size_t> places;  // in the root's history
   };
   struct Progress {
     bool running = false;         // backward is between entering and leaving this unit
-    bool done = false;            // all gradients are there: may be reduced
+    bool done = false;            // all gradients have arrived: the unit may be reduced
     bool comes_again = false;     // was entered again after it was done
-    std::set<size_t> ready;       // driven: parameters whose last gradient is there
-    std::optional<size_t> place;  // in the root's history: of the forward that backward is in
+    std::set<size_t> ready;       // driven: parameters whose last gradient has arrived
+    std::optional<size_t> place;  // in the root's history, of the forward whose backward runs
   };
 
   void note(Event event);
@@ -151,7 +152,7 @@ class ShardedUnit final : public Sharded,
   GradReducer grads_;
   const Options options_;
   std::string name_;  // path in the outermost module
-  // Of the trainable parameters: own the hooks on them.
+  // The accumulators of the trainable parameters; they own the hooks.
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
   Settings settings_;
   modules::GradientSync sync_;

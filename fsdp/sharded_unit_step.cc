@@ -1,18 +1,18 @@
 // The life of a unit in one training step, if no executor drives it:
 //
 //   run             all-gather, forward, free (or keep, see ReshardAfterForward)
-//   pre_backward    the first gradient of an output has arrived: all-gather again, and gather the
-//                   unit that comes next in backward ahead
+//   pre_backward    the first gradient of an output has arrived: all-gather again, and prefetch
+//                   the unit that comes next in backward
 //   leave_backward  backward has left its calls of one forward: free
 //   post_backward   backward has left all its calls: post the reduction when it is its turn
-//   end_backward    the whole backward has ended: free whatever was gathered ahead in vain
+//   end_backward    the whole backward has ended: free units that were prefetched but not used
 //
-// A call inside a backward is checkpointing's second forward. It gathers as any forward does, but
-// is not part of the history, because the first forward is.
+// A call inside a backward is checkpointing's second forward. It gathers like any forward, but is
+// not recorded in the history, because the first forward is.
 //
 // Invariant: what a unit posts depends only on the calls of forward() and backward() that all ranks
 // share, never on which parameters a rank used or on the timing of threads. All work is linear in
-// the number of parameters of the unit and, in the outermost forward, of units.
+// the number of parameters of the unit, and in the outermost forward also in the number of units.
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
@@ -85,8 +85,8 @@ Tensors ShardedUnit::run(const torch::nn::Module* module, const Function& functi
   ForwardHistory& history = outermost->forwards_;
   const bool with_grad = c10::GradMode::is_enabled();
   const ForwardHistory::Scope scope(history);
-  // Grad mode decides in the outermost forward: within one that trains, a checkpointed part runs
-  // without it, and has a backward to come.
+  // Grad mode decides in the outermost forward: within a forward that trains, a checkpointed part
+  // runs with grad mode off although its backward will follow.
   if (scope.is_outermost() && !recomputes) outermost->begin_outermost_forward(call, with_grad);
   call->forward = history.number();
   if (history.trains() && !recomputes) {
@@ -101,7 +101,7 @@ Tensors ShardedUnit::run(const torch::nn::Module* module, const Function& functi
   if (with_grad) hook_outputs(outputs, call, weak_from_this());
   if (recomputes) return outputs;
   if (calls_.has_run(module)) end_forward();
-  // No backward will free what is kept, and an optimizer must find shards.
+  // No backward will free the full parameters, and an optimizer must see shards.
   if (scope.is_outermost() && !history.trains())
     outermost->for_each([](ShardedUnit& unit) { unit.reshard(); });
   return outputs;
@@ -159,8 +159,8 @@ void ShardedUnit::pre_backward() {
   }
 }
 
-// Gathers the unit whose forward ended before this one's, unless it has its parameters already, or
-// does not need them for this forward's backward any more.
+// Prefetches the unit whose forward ended just before this unit's, unless it is already gathered or
+// no longer needs its parameters for the backward of this forward.
 void ShardedUnit::prefetch_backward() {
   const std::shared_ptr<ShardedUnit> outermost = root();
   ShardedUnit* target =

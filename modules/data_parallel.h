@@ -7,22 +7,22 @@ namespace pipewright::modules {
 // them. fsdp and ddp implement it; a trainer may supply another implementation. One object per
 // stage.
 //
-// Each method starts something and returns. The two wait_ methods make the current stream wait for
-// it, or block on devices without streams. All are called on the thread that runs the step, in the
-// order of the rank's program. Gradients need no scaling here beyond the average over the group:
-// the loss gradient of the last stage is scaled already.
+// unshard() and reduce_grad() start communication and return. wait_unshard() and wait_reduce() make
+// the current stream wait for it, or block on devices without streams. All methods are called on
+// the thread that runs the step, in the order of the rank's program. Gradients need no scaling here
+// beyond the average over the group: the loss gradient of the last stage is scaled already.
 class DataParallel {
  public:
   virtual ~DataParallel() = default;
 
   // Before the first action of a training step, on all ranks that have the stage.
   virtual void step_begins() {}
-  // UNSHARD: gathers the stage's parameters.
+  // UNSHARD: starts to gather the stage's parameters.
   virtual void unshard() = 0;
-  // Before the first compute of the stage after an UNSHARD.
+  // Before the first compute of the stage after an UNSHARD, or before its RESHARD if there is none.
   virtual void wait_unshard() = 0;
-  // Whether a resharded stage has no full parameters. A W that the program puts on a resharded
-  // stage (weight-free W) must then not read them.
+  // Whether RESHARD frees the full parameters. A W that the program puts on a resharded stage
+  // (weight-free W) must then not read them.
   virtual bool frees_parameters() const { return false; }
   // RESHARD: frees the gathered parameters. Never called between unshard and wait_unshard.
   virtual void reshard() = 0;
@@ -30,16 +30,17 @@ class DataParallel {
   // `last`: the stage has no later B or W before its next REDUCE_GRAD, so gradients may be reduced
   // as they become ready.
   virtual void before_backward(int microbatch, bool last) = 0;
-  // REDUCE_GRAD: reduces the gradients accumulated since the previous one.
+  // REDUCE_GRAD: starts to reduce the gradients accumulated since the previous one, except those
+  // whose reduction has already started.
   virtual void reduce_grad() = 0;
-  // At the end of a step, for stages that reduced.
+  // At the end of a step, if the stage had a REDUCE_GRAD in it.
   virtual void wait_reduce() = 0;
-  // The step has failed, here or on another rank: ends pending communication, so that no rank
-  // waits for it.
+  // The step has failed, on this rank or on another one: aborts pending communication, so that no
+  // rank waits for it.
   virtual void abort() {}
 };
 
-// A stage that exists on one rank only: there is nothing to gather or reduce.
+// For a stage that exists on one rank only: there is nothing to gather or reduce.
 class NoDataParallel final : public DataParallel {
  public:
   void unshard() override {}

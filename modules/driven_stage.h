@@ -8,9 +8,9 @@
 
 namespace pipewright::modules {
 
-// What the DataParallel adapters of the wrappers share. A stage is a tree of units; while the
-// adapter lives, the executor drives all of them: it decides when they reduce. `Unit` is a
-// UnitTree<Unit> with set_driven(bool) and gradient_sync().
+// Base class of the wrappers' DataParallel adapters. A stage is a tree of units; while the adapter
+// exists, the executor drives all of them, that is, its program decides when they reduce. `Unit` is
+// a UnitTree<Unit> with set_driven(bool) and gradient_sync().
 template <typename Unit>
 class DrivenStage : public DataParallel {
  public:

@@ -3,9 +3,9 @@
 
 namespace pipewright::modules {
 
-// Decides whether the backward that runs reduces the gradients of a unit, or only accumulates them.
-// A trainer decides with set_requires_gradient_sync and no_sync scopes; while an executor drives
-// the unit, the program decides, and what the trainer set is ignored.
+// Tells whether the current backward reduces the gradients of a unit or only accumulates them. A
+// trainer decides with set_requires_gradient_sync and no_sync scopes; while an executor drives the
+// unit, the program decides, and the trainer's settings are ignored.
 class GradientSync {
  public:
   // By the trainer.

@@ -14,8 +14,8 @@ inline std::string join_path(const std::string& outer, const std::string& inner)
   return outer + "." + inner;
 }
 
-// The path of a module in the list that is wrapped by one call: its index, or nothing if it is
-// alone.
+// The path of a module in the list that is wrapped by one call: its index, or the empty string if
+// it is the only one.
 inline std::string path_in_list(size_t index, size_t count) {
   return count == 1 ? "" : std::to_string(index);
 }

@@ -9,9 +9,9 @@
 
 namespace pipewright::modules {
 
-// Finds the unit of a wrapped module. PyTorch stores it in the module; a torch::nn::Module of
-// LibTorch has no place for it. `Module` derives from std::enable_shared_from_this. Owns neither
-// modules nor units. Thread-safe.
+// Finds the unit of a wrapped module. PyTorch stores it in the module; LibTorch's torch::nn::Module
+// has no field for it. `Module` derives from std::enable_shared_from_this. Owns neither modules nor
+// units. Thread-safe.
 template <typename Module, typename Unit>
 class ModuleRegistry {
  public:
@@ -34,11 +34,11 @@ class ModuleRegistry {
     const auto found = entries_.find(module);
     if (found == entries_.end()) return nullptr;
     const Entry& entry = found->second;
-    // Another module at the same address is not the one that was wrapped.
+    // The wrapped module may have been destroyed, and another one allocated at its address.
     return entry.is_owned && entry.module.expired() ? nullptr : entry.unit.lock();
   }
 
-  // All units that are alive; one of several modules appears once per module.
+  // All units that are alive. A unit of several modules appears once per module.
   std::vector<std::shared_ptr<Unit>> units() {
     std::vector<std::shared_ptr<Unit>> units;
     const std::lock_guard lock(mutex_);

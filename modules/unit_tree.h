@@ -9,13 +9,13 @@
 // A unit is what one call of fully_shard() or replicate() returns: it owns the parameters of the
 // wrapped modules that no earlier call owns. Modules are wrapped bottom-up, layers before the
 // model, so units form a tree, as their modules do. The unit around all others is the root; it
-// keeps the state of a whole forward or backward.
+// stores the state of a whole forward or backward.
 
 namespace pipewright::modules {
 
 // The place of a `Unit` in its tree; `Unit` derives from UnitTree<Unit>. A unit owns the units
-// nested in it and only points to the unit around it: if that one is destroyed, the nested units
-// are roots again. For one thread at a time.
+// nested in it, and has a weak pointer to the unit around it: when the latter is destroyed, the
+// nested units are roots again. For one thread at a time.
 template <typename Unit>
 class UnitTree : public std::enable_shared_from_this<Unit> {
  public:
@@ -28,8 +28,9 @@ class UnitTree : public std::enable_shared_from_this<Unit> {
   // The units directly in this one, in the order of their modules.
   const std::vector<std::shared_ptr<Unit>>& nested() const { return nested_; }
 
-  // Visits this unit and all units in it, inner units first, the last one first. Backward finishes
-  // with them in this order if forward ran them in the order of their modules.
+  // Visits this unit and all units in it: nested units before the unit around them, and the last
+  // nested unit first. Backward finishes units in this order if forward ran them in the order of
+  // their modules.
   template <typename Visit>
   void for_each(const Visit& visit) {
     for (auto unit = nested_.rbegin(); unit != nested_.rend(); ++unit) (*unit)->for_each(visit);
@@ -54,12 +55,12 @@ class UnitTree : public std::enable_shared_from_this<Unit> {
   }
 
  protected:
-  // Adds a nested unit, once. That unit does not know of it until adopt().
+  // Adds a nested unit; a no-op if it has been added. Only adopt() sets the unit around it.
   void nest(std::shared_ptr<Unit> unit) {
     if (std::ranges::find(nested_, unit) == nested_.end()) nested_.push_back(std::move(unit));
   }
-  // Makes this unit the one around its nested units. A call that is refused never gets here, and
-  // leaves them as they were.
+  // Makes this unit the unit around its nested units. To be called last, when wrapping can no
+  // longer fail, so that a failed call leaves them unchanged.
   void adopt() {
     for (const std::shared_ptr<Unit>& unit : nested_) unit->outer_ = this->weak_from_this();
   }
