@@ -4,7 +4,7 @@
   bazel test --config=peer --nocache_test_results --test_output=all //bench:pytorch_fsdp   # both sides' fully_shard
 
 Both sides train a GPT with 12 layers of dimension 256 (forward, backward, AdamW) with one intra-op thread per rank.
-Prints, for pairs run in turn, the median step time of each side and their ratio (PyTorch / pipewright; above 1, pipewright
+Prints, for alternating pairs, the median step time of each side and their ratio (PyTorch / pipewright; above 1, pipewright
 is faster), then the median ratio, and for fully_shard the bytes of parameters and gradients that one step copies within
 one rank. Fails only if one side fails; no speed is required.
 """

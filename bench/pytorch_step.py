@@ -3,7 +3,7 @@
   bazel test --config=peer --nocache_test_results --test_output=all //bench:pytorch_step
 
 Interleaved1F1B on 2 ranks with 2 stages each and 8 microbatches, with one intra-op thread per rank on both sides. For
-three sizes of stage, from all overhead to mostly compute, prints for pairs run in turn the median step time of each side
+three sizes of stage, from all overhead to mostly compute, prints for alternating pairs the median step time of each side
 and their ratio (PyTorch / pipewright; above 1, pipewright is faster), then the median ratio. Fails only if one side fails;
 no speed is required.
 """

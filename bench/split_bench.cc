@@ -3,9 +3,9 @@
 //
 //   bazel run //bench:split_bench
 //
-// Prints the lower quartiles of B and of I + W in microseconds, over 600 pairs run in turn, then by
-// how many percent I + W is slower: the ratio of the quartiles and the median ratio of the pairs.
-// Then the memory that one microbatch holds after F and between I and W, in units of one
+// Prints the lower quartiles of B and of I + W in microseconds, over 600 pairs run alternately,
+// then by how many percent I + W is slower: the ratio of the quartiles and the median ratio of the
+// pairs. Then the memory that one microbatch uses after F and between I and W, in units of one
 // activation, [batch, width] floats.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

@@ -1,10 +1,10 @@
-"""What Debian's Bazel 4.2.3 looks for and cannot download. A newer Bazel brings its own."""
+"""Repositories that Debian's Bazel 4.2.3 requires and cannot download. A newer Bazel has its own."""
 
 def _folder_impl(ctx):
     for entry in ctx.path(ctx.attr.build).dirname.readdir():
         ctx.symlink(entry, entry.basename)
 
-# A repository that is a folder of this one, wherever this one is: a local_repository's path is taken from the main
+# A repository that is a folder of this repository. Not a local_repository, whose path is relative to the main
 # workspace.
 _folder = repository_rule(
     implementation = _folder_impl,

@@ -1,6 +1,6 @@
 """cc_library, cc_binary and cc_test as this tree uses them, and `pipewright_library` for its public headers.
 
-What names //third_party:libtorch in its deps is compiled with LibTorch's precompiled header: see
+Targets with //third_party:libtorch in their deps are compiled with LibTorch's precompiled header: see
 third_party/precompiled_header.bzl.
 """
 

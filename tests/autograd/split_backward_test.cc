@@ -1,5 +1,5 @@
-// I followed by W computes the same bits as a full backward, also in cases in which PyTorch's split
-// is wrong or raises. Each case runs with inputs that require a gradient, and as a first stage.
+// I followed by W is bitwise equal to a full backward, also in cases in which PyTorch's split is
+// wrong or raises. Each case runs with inputs that require a gradient, and as a first stage.
 #include "pipewright/autograd/split_backward.h"
 
 #include <ATen/ATen.h>
@@ -255,9 +255,10 @@ TEST(SplitBackwardOf, FourMicrobatchesInAnyOrder) {
   EXPECT_TRUE(same_bits(take_grads(w), want));
 }
 
-// Linear, gelu, Linear. After F the stage keeps gelu's input, gelu's output, which the second
+// Linear, gelu, Linear. After F the stage stores gelu's input, gelu's output, which the second
 // Linear saved, and the stage's output until the caller drops it. After I gelu's input is freed,
-// and the gradient at the first Linear is kept. After W only the gradients of the weights are left.
+// and the gradient at the first Linear is stored. After W only the gradients of the weights are
+// left.
 TEST(SplitBackwardOf, KeepsTheLeastPossible) {
   at::manual_seed(0);
   const Tensors w = {leaf({512, 512}), leaf({512}), leaf({512, 512}), leaf({512})};
@@ -298,7 +299,7 @@ TEST(SplitBackwardOf, HooksOfWeightsRunOnceInW) {
   const at::Tensor w = all.p[0];
   int calls = 0;
   const auto accumulator =
-      torch::autograd::impl::grad_accumulator(w);  // the weight does not hold it
+      torch::autograd::impl::grad_accumulator(w);  // the weight does not own it
   accumulator->add_post_hook(std::make_unique<CountCalls>(&calls));
   ModuleStage stage([&](const Tensors& in) {
     const auto part = [&](const Tensors& h) { return Tensors{at::linear(h[0], w)}; };

@@ -1,6 +1,6 @@
-// Ranks as threads on a device with streams: data moves after the work that the streams of both
-// ends held when they posted, and the stream that waits continues after the data has moved. Runs on
-// a device whose kernels run as late as events allow.
+// Ranks as threads on a device with streams: data moves after the work that was queued on the
+// streams of both ends when they posted, and the stream of the waiting rank continues after the
+// data has moved. Runs on a test device that delays kernels as long as events allow.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -85,7 +85,7 @@ TEST(ThreadsOnADevice, EventsOrderEverything) {
   EXPECT_GT(tests::num_uses_recorded(), 0);
 }
 
-// Proves that the test above can fail: without events the results are not there in time.
+// Proves that the test above can fail: without events, results are read before they are computed.
 TEST(ThreadsOnADevice, WithoutEventsResultsAreWrong) {
   tests::ignore_events(true);
   EXPECT_NE(wrong_results(0), "0");

@@ -1,5 +1,5 @@
-// The executor's communication over NCCL, as far as one rank on one GPU can test it, and ranks as
-// threads that share a GPU.
+// The part of the communication over NCCL that one rank on one GPU can test, and ranks as threads
+// that share a GPU.
 #include "pipewright/comms/nccl.h"
 
 #include <ATen/ATen.h>
@@ -23,7 +23,7 @@ TEST(Nccl, WorldOfOneRank) {
   EXPECT_EQ(tensors[0].sum().item<float>(), 4);
 }
 
-// A pipeline of threads on one GPU has the same gradients as on the CPU.
+// A pipeline of threads on one GPU computes the same gradients as on the CPU.
 TEST(Cuda, ThreadsShareAGpu) {
   for (const char* name : {"1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"}) {
     const schedules::ScheduleSpec& spec = *schedules::find_schedule(name);

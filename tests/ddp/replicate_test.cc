@@ -111,8 +111,8 @@ TEST(Replicate, ReductionOverlapsBackward) {
   });
 }
 
-// Parts may use other groups, as experts do: the root in a group of one rank and parts in one of
-// two, or the other way round.
+// Parts may use a different group than the root, as experts do: the root a group of one rank and
+// the parts a group of two, or vice versa.
 TEST(Replicate, NestedCallsOverOtherGroups) {
   on_ranks(2, [](Rank& self) {
     const std::vector<int> alone = {self.rank}, both = {0, 1};
@@ -276,7 +276,8 @@ TEST(Replicate, CheckpointedTail) {
   });
 }
 
-// A backward that stops on an error leaves no trace as long as no reduction has started.
+// A backward that stops on an error has no effect on the next one, as long as no reduction has
+// started.
 TEST(Replicate, BackwardThatStopsOnAnError) {
   on_ranks(2, [](Rank& self) {
     const ModulePtr plain = tests::make_mlp(4, 2, 42), module = tests::make_mlp(4, 2, 42);
@@ -381,8 +382,8 @@ TEST(Replicate, UnusedParameters) {
   }
 }
 
-// Each rank takes a different path through the parts, and each part is a call of its own: buckets
-// become ready in a different order on each rank, and whole calls are unused.
+// Each rank takes a different path through the parts, and each part has a separate replicate()
+// call: buckets become ready in a different order on each rank, and whole calls are unused.
 TEST(Replicate, UnusedParametersOfNestedCalls) {
   for (const double cap : {0.0, 25.0}) {
     tests::on_late_ranks(3, tests::Late::kBeforeReduction, [cap](Rank& self) {
@@ -569,7 +570,7 @@ TEST(Replicate, BuffersAreBroadcastFromRankZero) {
   });
 }
 
-// Driven by the executor: unused between two REDUCE_GRADs.
+// With an executor, a parameter is unused if it has no gradient between two REDUCE_GRADs.
 TEST(Replicate, UnusedParametersWithAnExecutor) {
   for (const bool find : {false, true}) {
     const auto errors = errors_on_ranks(2, [&](Rank& self) {

@@ -120,7 +120,7 @@ const Loss kThreeShortSequences = sum_of_tokens({3, 16}, 32);
 
 class MultiGroup : public testing::TestWithParam<Late> {};
 
-// Late ranks: a rank would compute with data that has not arrived yet, if anything allowed that.
+// Ranks are delayed: a missing wait would let a rank compute with data that has not arrived yet.
 TEST_P(MultiGroup, test_train_parity_multi_group) {
   tests::on_late_ranks(4, GetParam(), [](Rank& self) {
     expect_parity(self, tests::make_transformer(kThreeLayers, 42),

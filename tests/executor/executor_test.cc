@@ -1,4 +1,4 @@
-// The executor's contract beside parity: evaluation, accumulation, scaling, shapes, hand-over
+// The executor's contract besides parity: evaluation, accumulation, scaling, shapes, hand-over
 // between stages, data parallelism, user functions, message counts, and errors that end the step on
 // every rank.
 #include "pipewright/executor/executor.h"
@@ -142,7 +142,7 @@ TEST(Executor, StepRunsForwardOnlyPrograms) {
   });
 }
 
-// Two steps without zeroing give twice the gradient, also with an evaluation in between, for which
+// Two steps without zeroing accumulate twice the gradient, also with an evaluation in between.
 // PyTorch's scale_grads would scale the first gradient again.
 TEST(Executor, GradientsAccumulateOverSteps) {
   for (const char* name : {"GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"}) {

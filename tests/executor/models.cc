@@ -59,8 +59,8 @@ Model make_mlp(int num_stages, int64_t batch, Random random) {
   return model;
 }
 
-// The first stage embeds tokens. Beside its output it passes on a gate, which the last stage uses,
-// and the tokens: two tensors with gradients, and one that cannot have a gradient.
+// The first stage embeds tokens. In addition to its output it passes on a gate, which the last
+// stage uses, and the tokens: two tensors with gradients, and one that cannot have one.
 Model make_transformer(int num_stages, int64_t batch, Random random) {
   Model model;
   for (int stage = 0; stage < num_stages; ++stage) {

@@ -128,7 +128,7 @@ class Scale final : public Stage {
  public:
   Tensors forward(int microbatch, const Tensors& inputs) override {
     inputs_[microbatch] = inputs[0];
-    // Only outputs that require a gradient get one.
+    // Only outputs that require a gradient receive one.
     return {(weight * inputs[0]).detach().requires_grad_(at::GradMode::is_enabled())};
   }
   Tensors backward_input(int microbatch, Tensors output_grads) override {

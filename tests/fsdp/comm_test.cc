@@ -36,7 +36,7 @@ using Names = std::vector<std::string>;
 constexpr Checkpointed kCheckpointings[] = {Checkpointed::kNot, Checkpointed::kAround,
                                             Checkpointed::kInside, Checkpointed::kWrapper};
 
-// Of one forward and one backward, with kLayers layers and the root.
+// The counts of one forward and one backward, with kLayers layers and the root.
 TEST(FullyShardComm, test_counts) {
   constexpr int kLayers = 4;
   struct Case {

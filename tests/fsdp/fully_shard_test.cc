@@ -36,7 +36,7 @@ using tests::sum_of;
 using tests::sum_of_tokens;
 using tests::TransformerArgs;
 
-// Ten iterations beside a plain copy; `each` runs before each of them.
+// Trains ten iterations next to a plain copy; `each` runs before each iteration.
 void expect_parity(Rank& self, const ModulePtr& plain, const ModulePtr& module, const Loss& loss,
                    const Groups& groups, const Options& options = {},
                    const std::function<void(Sharding&, int iteration)>& each = nullptr,
@@ -193,7 +193,7 @@ struct MultiGroupCase {
 
 class MultiGroup : public testing::TestWithParam<std::tuple<MultiGroupCase, Late>> {};
 
-// Delays: a rank that does not wait for a collective computes with incomplete data.
+// With delays, a rank that does not wait for a collective computes with incomplete data.
 TEST_P(MultiGroup, test_train_parity_multi_group) {
   const auto& [the, late] = GetParam();
   tests::on_late_ranks(4, late, [option = the.reshard_after_forward](Rank& self) {

@@ -56,7 +56,8 @@ TEST(FullyShardMemory, test_fully_shard_training_memory) {
         });
         at::Tensor loss = forward(module, random_input({1, 64}, 1)).sum();
         measure([&] {
-          // One copy of the full parameters: of one layer beside the root's if layers are freed.
+          // The full parameters: all of them, or those of one layer and the root if layers are
+          // freed.
           EXPECT_LE(meter.peak() - before, (reshard ? layer + rest : all) + slack);
           meter.restart_peak();
         });

@@ -141,7 +141,7 @@ TEST(FullyShard, test_clip_grad_norm) {
   });
 }
 
-// The norm of halves is taken in fp32: their squares are nothing, or too much.
+// The norm of fp16 gradients is computed in fp32, because their squares underflow or overflow.
 TEST(FullyShard, ClipGradNormOfHalves) {
   on_ranks(2, [](Rank& self) {
     for (const double size : {1e-5, 1e3}) {

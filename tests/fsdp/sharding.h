@@ -11,7 +11,7 @@
 #include "tests/support/training/on_ranks.h"
 #include "tests/support/training/parity.h"
 
-// Modules wrapped by fully_shard, and what each rank stores of them.
+// Modules wrapped by fully_shard, and the shards that each rank stores.
 
 namespace pipewright::tests {
 

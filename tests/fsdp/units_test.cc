@@ -67,7 +67,7 @@ TEST(FullyShard, FrozenParameters) {
   }
 }
 
-// Ranks that use different parameters post the same collectives; a parameter that no rank used gets
+// Ranks that use different parameters post the same collectives; a parameter that no rank used has
 // no gradient.
 struct Branch : torch::nn::Module {
   explicit Branch(uint64_t seed) {
@@ -215,7 +215,8 @@ TEST(FullyShard, StemsThatSeeData) {
   });
 }
 
-// A layer that is called in two separately checkpointed parts gets its gradients in two portions.
+// A layer that is called in two separately checkpointed parts receives its gradients in two
+// portions.
 TEST(FullyShard, ALayerInTwoCheckpointedParts) {
   for (const bool driven : {false, true}) {
     on_ranks(2, [&](Rank& self) {
@@ -388,7 +389,7 @@ TEST(FullyShard, TwoForwardsThenTwoBackwards) {
   });
 }
 
-// A failed step leaves nothing behind that affects the next one.
+// A failed step does not affect the next one.
 TEST(FullyShard, ABackwardThatStopsOnAnError) {
   on_ranks(2, [](Rank& self) {
     const ModulePtr plain = tests::make_mlps(4, 2, 42), module = tests::make_mlps(4, 2, 42);
@@ -404,7 +405,7 @@ TEST(FullyShard, ABackwardThatStopsOnAnError) {
   });
 }
 
-// Evaluation leaves nothing behind that affects a later backward.
+// Evaluation does not affect a later backward.
 TEST(FullyShard, EvaluationBetweenSteps) {
   on_ranks(2, [](Rank& self) {
     const ModulePtr plain = tests::make_mlps(4, 2, 42), module = tests::make_mlps(4, 2, 42);

@@ -29,7 +29,7 @@ inline Output run_shell(const std::string& command) {
   return output;
 }
 
-// How often `part` occurs in `text`.
+// Returns how often `part` occurs in `text`.
 inline int count(const std::string& text, const std::string& part) {
   int found = 0;
   for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-// The modules of PyTorch's tests of FSDP2 and replicate. All are in fp64, so that errors are not
-// hidden by rounding in sums of another order. They call their submodules through fsdp::forward, as
-// fully_shard requires.
+// The modules of PyTorch's tests of FSDP2 and replicate. All are in fp64, so that rounding errors
+// of sums in a different order do not hide real errors. They call their submodules through
+// fsdp::forward, as fully_shard requires.
 
 namespace pipewright::tests {
 
@@ -21,7 +21,7 @@ class TestModule : public torch::nn::Module {
 };
 using ModulePtr = std::shared_ptr<TestModule>;
 
-// Equal seeds give equal modules, on every thread.
+// Equal seeds produce equal modules, on every thread.
 ModulePtr make_two_linears(std::vector<std::pair<int64_t, int64_t>> shapes, uint64_t seed);
 // in_proj, relu, out_proj, relu.
 ModulePtr make_mlp(int64_t dim, int64_t multiplier, uint64_t seed);

@@ -27,11 +27,11 @@ enum class Late {
 };
 const char* to_string(Late late);
 
-// What a test body gets on each rank.
+// The argument of a test body on each rank.
 struct Rank {
   int rank;
   comms::BackendPtr group;              // for the code under test; its calls are recorded
-  comms::BackendPtr by_hand;            // for the reference
+  comms::BackendPtr by_hand;            // for averaging the reference's gradients by hand
   std::shared_ptr<comms::CallLog> log;  // the calls of `group` on this rank
   comms::World* world;
   comms::Injector injector;  // delays and failures of `group`

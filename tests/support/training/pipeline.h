@@ -25,7 +25,7 @@ inline constexpr int kPipelineLayers = 8, kPipelineMicrobatches = 8;
 // x + Linear, relu, Linear.
 class Layer : public torch::nn::Module {
  public:
-  // Equal numbers give equal weights.
+  // Equal numbers produce equal weights.
   Layer(int number, at::ScalarType dtype);
   at::Tensor forward(const at::Tensor& x);
 
