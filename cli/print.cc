@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <optional>
 #include <ostream>
-#include <ranges>
 #include <string>
 
 #include "pipewright/cli/command_table.h"
@@ -51,8 +50,9 @@ std::string title_of(const Input& input, const Simulation& simulation) {
 // One line below a timeline.
 void print_summary(const Simulation& simulation, std::ostream& out) {
   const schedule::Report& report = simulation.report;
-  const auto [least, most] = std::ranges::minmax(std::views::transform(
-      report.ranks, [](const schedule::RankReport& rank) { return rank.peak_activations.amount; }));
+  const auto peak = [](const schedule::RankReport& rank) { return rank.peak_activations.amount; };
+  const auto [least_rank, most_rank] = std::ranges::minmax_element(report.ranks, {}, peak);
+  const auto least = peak(*least_rank), most = peak(*most_rank);
   const std::string unit = simulation.costs.unit.empty() ? "" : " " + simulation.costs.unit;
   out << fmt::format("makespan {}{}, cost {}, bubble {}, peak activations {}\n",
                      number_text(report.makespan), unit, number_text(report.cost),
