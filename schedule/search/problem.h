@@ -1,0 +1,86 @@
+#ifndef PIPEWRIGHT_SCHEDULE_SEARCH_PROBLEM_H_
+#define PIPEWRIGHT_SCHEDULE_SEARCH_PROBLEM_H_
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "pipewright/ir/placement.h"
+
+// The problem that `pipewright search` solves, as a value: stages on ranks, a number of
+// microbatches, what each action costs, and how much memory each rank has.
+//
+//   2 ranks with one stage each, 4 microbatches, F 185, I 181, W 93, transfers of 6, memory for 2
+//   activations of which I frees one half and W the other:
+//
+//   const StageWork work = {.forward = 185, .backward_input = 181, .backward_weight = 93,
+//                           .output_transfer = 6, .gradient_transfer = 6,
+//                           .activation = 2, .weight_input = 1};
+//   const Problem problem = {.placement = ir::Placement::loop(2, 2), .num_microbatches = 4,
+//                            .stages = {work, work}, .memory_limits = {4, 4}};
+//
+// The model is that of the zero-bubble papers (arXiv 2401.10241). Every stage runs F, I and W of
+// every microbatch: F after F of the previous stage, I after I of the next stage (on the last stage
+// after its own F), W after its own I. A rank runs one action at a time; a transfer between two
+// ranks delays its receiver and occupies nobody. The cost of a schedule is the longest span of any
+// rank: the end of its last action minus the start of its first.
+//
+// Times and memory are integers, so that sums are exact and a cost that equals a lower bound is
+// equal to the bit. make_problem (make_problem.h) converts from costs in any unit. Plain values; no
+// thread rules apply.
+
+namespace pipewright::schedule::search {
+
+using Ticks = int64_t;   // time; Problem::tick says how long one is
+using Memory = int64_t;  // memory; Problem::memory_unit says how much 1 is
+
+inline constexpr Memory kNoLimit = std::numeric_limits<Memory>::max();
+
+// What one stage costs per microbatch.
+struct StageWork {
+  Ticks forward = 0, backward_input = 0, backward_weight = 0;
+  // From the end of F on this stage to the earliest start of F on the next stage, and from the end
+  // of I on this stage to the earliest start of I on the previous stage. 0 on the same rank.
+  Ticks output_transfer = 0, gradient_transfer = 0;
+  // Memory in use from the start of F to the end of I, and from the end of I to the end of W.
+  Memory activation = 0, weight_input = 0;
+
+  friend bool operator==(const StageWork&, const StageWork&) = default;
+};
+
+struct Problem {
+  ir::Placement placement;
+  int num_microbatches = 0;
+  std::vector<StageWork> stages;      // one entry per stage
+  std::vector<Memory> memory_limits;  // one entry per rank; kNoLimit for no limit
+  // Factors on the times of F, I and W of a microbatch, by microbatch; empty for 1.
+  std::vector<double> microbatch_scale = {};
+  // false: the backward is not split. I stands for B: its time is that of the whole backward, W
+  // does not exist, and backward_weight and weight_input are 0.
+  bool splits_backward = true;
+
+  double tick = 1;         // units of time per tick
+  double memory_unit = 1;  // bytes, or activations, per unit of memory
+
+  int num_ranks() const { return placement.num_ranks(); }
+  int num_stages() const { return placement.num_stages(); }
+  const StageWork& work(int stage) const { return stages[static_cast<size_t>(stage)]; }
+  Memory memory_limit(int rank) const { return memory_limits[static_cast<size_t>(rank)]; }
+
+  // The time of an action of one microbatch: `base` is a time of StageWork. Monotone in `base` and
+  // in the microbatch's scale.
+  Ticks scaled(Ticks base, int microbatch) const {
+    return microbatch_scale.empty()
+               ? base
+               : std::llround(static_cast<double>(base) *
+                              microbatch_scale[static_cast<size_t>(microbatch)]);
+  }
+
+  friend bool operator==(const Problem&, const Problem&) = default;
+};
+
+}  // namespace pipewright::schedule::search
+
+#endif  // PIPEWRIGHT_SCHEDULE_SEARCH_PROBLEM_H_
