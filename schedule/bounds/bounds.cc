@@ -1,0 +1,326 @@
+// What the bounds of one rank have in common is computed once per rank (RankTerms); each bound is
+// then a sum of these terms, and the terms are what it reports.
+//
+// The nested bounds maximise over pairs of ranks (r, x) with r0 < x0. head and tail are differences
+// of values at r0 and x0, so a pass over the stages in pipeline order, which keeps the best r so
+// far, takes linear time. Area computations use 128 bits: microbatches * time * memory.
+#include "pipewright/schedule/bounds/bounds.h"
+
+#include <algorithm>
+#include <functional>
+#include <string_view>
+#include <utility>
+
+#include "pipewright/schedule/bounds/chain.h"
+#include "pipewright/schedule/bounds/knapsack.h"
+
+namespace pipewright::schedule {
+namespace {
+
+using search::Memory;
+using search::Problem;
+using search::StageWork;
+using search::Ticks;
+
+__extension__ using Area = __int128;
+
+// The chains of the fastest and the slowest microbatch, and the stages of each rank.
+struct Instance {
+  explicit Instance(const Problem& of)
+      : problem(of),
+        fast(of, extreme(of, std::less())),
+        slow(of, extreme(of, std::greater())),
+        stages_of(static_cast<size_t>(of.num_ranks())) {
+    for (int stage = 0; stage < of.num_stages(); ++stage)
+      stages_of[static_cast<size_t>(of.placement.rank_of(stage))].push_back(stage);
+  }
+
+  template <typename Before>
+  static int extreme(const Problem& of, Before before) {
+    const std::vector<double>& scale = of.microbatch_scale;
+    if (scale.empty()) return 0;
+    return static_cast<int>(std::ranges::min_element(scale, before) - scale.begin());
+  }
+
+  const Problem& problem;
+  Chain fast, slow;
+  std::vector<std::vector<int>> stages_of;  // by rank, ascending
+};
+
+Ticks work_of(const Problem& problem, const std::vector<int>& stages) {
+  const auto all = [&](Ticks base) {
+    if (problem.microbatch_scale.empty()) return base * problem.num_microbatches;
+    Ticks sum = 0;
+    for (int microbatch = 0; microbatch < problem.num_microbatches; ++microbatch)
+      sum += problem.scaled(base, microbatch);
+    return sum;
+  };
+  Ticks work = 0;
+  for (const int stage : stages) {
+    const StageWork& one = problem.work(stage);
+    work += all(one.forward) + all(one.backward_input) + all(one.backward_weight);
+  }
+  return work;
+}
+
+// The terms of the statements in bounds.h for one rank.
+struct RankTerms {
+  Memory limit = 0;      // L, at most what all microbatches take
+  bool all_fit = false;  // all Fs of the rank fit in memory at once
+  Ticks work = 0, warm_up = 0, chain = 0, pending = 0, deferred = 0;
+};
+
+RankTerms terms_of(const Instance& instance, const std::vector<int>& stages) {
+  const Problem& problem = instance.problem;
+  const Chain &fast = instance.fast, &slow = instance.slow;
+  const int64_t count = problem.num_microbatches;
+  const int first = stages.front(), last = stages.back();
+  // A microbatch goes up through the stages of the rank and comes back down. Its Fs on the rank are
+  // those of the stages up to one, and so are its Is that are left. Hence items that are sums.
+  Memory whole = 0, most = 0;
+  Ticks forwards = 0, backwards = 0;
+  std::vector<MemoryItem> single_forwards, started, unfinished, held;
+  for (const int stage : stages) {
+    const StageWork& one = problem.work(stage);
+    whole += one.activation;
+    most += std::max(one.activation, one.weight_input);
+    forwards += slow.forward(stage);
+    backwards += slow.backward_input(stage) + slow.backward_weight(stage);
+    single_forwards.push_back({one.activation, slow.forward(stage), count});
+    started.push_back({whole, forwards, count - 1});
+    unfinished.push_back({whole, backwards, count - 1});
+    held.push_back({one.weight_input, slow.backward_weight(stage), count});
+  }
+  const Memory given = problem.memory_limit(problem.placement.rank_of(first));
+  RankTerms terms;
+  terms.limit = given / count >= most ? most * count : given;
+  terms.all_fit = given / count >= whole;
+  terms.work = work_of(problem, stages);
+  const Memory rest = terms.limit - whole;  // beside one whole microbatch
+  const Ticks fill = terms.all_fit ? forwards * count
+                                   : std::min(most_work(single_forwards, terms.limit),
+                                              forwards + most_work(started, rest));
+  terms.warm_up = std::max<Ticks>(0, fast.path(first, last) - fill);
+  terms.chain = fast.path(last, first) - fast.forward(last) + fast.backward_input(first);
+  terms.deferred = most_work(held, terms.limit);
+  for (MemoryItem& item : held) --item.count;  // without the whole microbatch
+  unfinished.insert(unfinished.end(), held.begin(), held.end());
+  terms.pending = backwards + most_work(unfinished, rest);
+  return terms;
+}
+
+Bound with_sum(Bound bound) {
+  for (const BoundTerm& term : bound.terms) bound.value += term.value;
+  return bound;
+}
+
+void keep_larger(Bound bound, Bound* best) {
+  if (bound.value > best->value) *best = std::move(bound);
+}
+
+// The largest bound that `terms(rank, stages)` returns for any rank; no terms for no bound.
+template <typename Terms>
+Bound of_one_rank(const Instance& instance, std::string_view name, Terms terms) {
+  Bound best{.name = name};
+  for (size_t rank = 0; rank < instance.stages_of.size(); ++rank) {
+    const std::vector<int>& stages = instance.stages_of[rank];
+    if (stages.empty()) continue;
+    keep_larger(with_sum({.name = name, .rank = static_cast<int>(rank), .terms = terms(stages)}),
+                &best);
+  }
+  return best;
+}
+
+// The largest sum of head, the terms of the window of x that `window(stages)` returns, and tail,
+// over all pairs of ranks; no terms for no bound.
+template <typename Window>
+Bound nested(const Instance& instance, std::string_view name, Window window) {
+  const Chain& fast = instance.fast;
+  const ir::Placement& placement = instance.problem.placement;
+  Bound best{.name = name};
+  int outer = -1;  // the first stage of the rank with the largest head + tail
+  for (int stage = 0; stage < placement.num_stages(); ++stage) {
+    const int rank = placement.rank_of(stage);
+    const std::vector<int>& stages = instance.stages_of[static_cast<size_t>(rank)];
+    if (stages.front() != stage) continue;
+    Ticks head = 0, tail = 0;
+    if (outer >= 0) {
+      head = fast.head(outer, stage);
+      tail = fast.tail(outer, stage) + fast.backward_weight(outer);
+      if (std::vector<BoundTerm> terms = window(stages); !terms.empty()) {
+        terms.insert(terms.begin(), {"head", head});
+        terms.push_back({"tail", tail});
+        keep_larger(with_sum({.name = name,
+                              .rank = placement.rank_of(outer),
+                              .other = rank,
+                              .terms = std::move(terms)}),
+                    &best);
+      }
+    }
+    if (outer < 0 || head + tail < fast.backward_weight(stage)) outer = stage;
+  }
+  return best;
+}
+
+// Some kind of action: how long it takes, and what it adds to the memory in use.
+struct Ramp {
+  Memory size;
+  Ticks time;
+};
+
+// The area below `limit` that is unused while such actions fill an empty memory one by one: see
+// memory_area_bound().
+Area ramp_area(const std::vector<Ramp>& actions, Memory limit) {
+  Ramp fastest{0, 0};
+  Memory largest = 0;
+  for (const Ramp& one : actions) {
+    if (one.size <= 0) continue;
+    largest = std::max(largest, one.size);
+    if (fastest.size == 0 || Area{one.time} * fastest.size < Area{fastest.time} * one.size)
+      fastest = one;
+  }
+  if (fastest.size == 0 || limit <= largest) return 0;
+  return Area{limit} * (limit - largest) * fastest.time / (2 * Area{fastest.size});
+}
+
+// What the activations of a rank occupy over time, without ramps.
+Area lifetimes_area(const Instance& instance, const std::vector<int>& stages) {
+  const Chain& fast = instance.fast;
+  Area area = 0;
+  for (const int stage : stages) {
+    const StageWork& one = instance.problem.work(stage);
+    area += Area{fast.path(stage, stage) + fast.backward_input(stage)} * one.activation +
+            Area{fast.backward_weight(stage)} * one.weight_input;
+  }
+  return area * instance.problem.num_microbatches;
+}
+
+Area ramp_of_forwards(const Instance& instance, const std::vector<int>& stages, Memory limit) {
+  std::vector<Ramp> forwards;
+  for (const int stage : stages)
+    forwards.push_back({instance.problem.work(stage).activation, instance.fast.forward(stage)});
+  return ramp_area(forwards, limit);
+}
+
+// Seen backwards in time, I adds what it frees, and so does W.
+Area ramp_of_backwards(const Instance& instance, const std::vector<int>& stages, Memory limit) {
+  std::vector<Ramp> backwards;
+  for (const int stage : stages) {
+    const StageWork& one = instance.problem.work(stage);
+    backwards.push_back({one.activation - one.weight_input, instance.fast.backward_input(stage)});
+    backwards.push_back({one.weight_input, instance.fast.backward_weight(stage)});
+  }
+  return ramp_area(backwards, limit);
+}
+
+Ticks divided(Area area, Memory limit) {
+  return static_cast<Ticks>((area + limit - 1) / limit);  // rounded up; the area is not negative
+}
+
+Bound work(const Instance& instance) {
+  return of_one_rank(instance, "work", [&](const std::vector<int>& stages) {
+    return std::vector<BoundTerm>{{"work", work_of(instance.problem, stages)}};
+  });
+}
+
+Bound one_microbatch(const Instance& instance) {
+  const Chain& slow = instance.slow;
+  return of_one_rank(instance, "one_microbatch", [&](const std::vector<int>& stages) {
+    const int first = stages.front();
+    return std::vector<BoundTerm>{{"path", slow.path(first, first) + slow.backward_input(first)},
+                                  {"backward_weight", slow.backward_weight(first)}};
+  });
+}
+
+Bound warm_up_and_cool_down(const Instance& instance) {
+  return of_one_rank(instance, "warm_up_and_cool_down", [&](const std::vector<int>& stages) {
+    const RankTerms terms = terms_of(instance, stages);
+    const Ticks cool_down = std::max<Ticks>(
+        0, terms.chain + instance.fast.backward_weight(stages.front()) - terms.pending);
+    const bool both = !terms.all_fit;
+    return std::vector<BoundTerm>{
+        {"work", terms.work},
+        {"warm_up", both || terms.warm_up >= cool_down ? terms.warm_up : 0},
+        {"cool_down", both || terms.warm_up < cool_down ? cool_down : 0}};
+  });
+}
+
+Bound nested_window(const Instance& instance) {
+  return nested(instance, "nested_window", [&](const std::vector<int>& stages) {
+    const RankTerms terms = terms_of(instance, stages);
+    const Ticks cool_down =
+        terms.all_fit ? -terms.deferred : std::max(-terms.deferred, terms.chain - terms.pending);
+    return std::vector<BoundTerm>{
+        {"work", terms.work}, {"warm_up", terms.warm_up}, {"cool_down", cool_down}};
+  });
+}
+
+Bound memory_area(const Instance& instance) {
+  return of_one_rank(instance, "memory_area",
+                     [&](const std::vector<int>& stages) -> std::vector<BoundTerm> {
+                       const Memory limit = terms_of(instance, stages).limit;
+                       if (limit <= 0) return {};
+                       const Area area = lifetimes_area(instance, stages) +
+                                         ramp_of_forwards(instance, stages, limit) +
+                                         ramp_of_backwards(instance, stages, limit);
+                       return {{"memory_area", divided(area, limit)}};
+                     });
+}
+
+Bound nested_memory_area(const Instance& instance) {
+  return nested(instance, "nested_memory_area",
+                [&](const std::vector<int>& stages) -> std::vector<BoundTerm> {
+                  const Memory limit = terms_of(instance, stages).limit;
+                  if (limit <= 0) return {};
+                  const Area area =
+                      lifetimes_area(instance, stages) + ramp_of_forwards(instance, stages, limit);
+                  Ticks left = 0;
+                  for (const int stage : stages)
+                    left = std::max(left, instance.fast.backward_weight(stage));
+                  return {{"memory_area", divided(area, limit)}, {"weights_left", -left}};
+                });
+}
+
+Bound lifetimes(const Instance& instance) {
+  const Chain& fast = instance.fast;
+  return of_one_rank(
+      instance, "lifetimes", [&](const std::vector<int>& stages) -> std::vector<BoundTerm> {
+        const int first = stages.front();
+        const Memory size = instance.problem.work(first).activation;
+        const int64_t count = instance.problem.num_microbatches;
+        const int64_t colours =
+            size == 0 ? count
+                      : std::clamp<int64_t>(terms_of(instance, stages).limit / size, 1, count);
+        return {{"lifetimes", (count + colours - 1) / colours *
+                                  (fast.path(first, first) + fast.backward_input(first))},
+                {"backward_weight", fast.backward_weight(first)}};
+      });
+}
+
+}  // namespace
+
+Bound work_bound(const Problem& problem) { return work(Instance(problem)); }
+Bound one_microbatch_bound(const Problem& problem) { return one_microbatch(Instance(problem)); }
+Bound warm_up_and_cool_down_bound(const Problem& problem) {
+  return warm_up_and_cool_down(Instance(problem));
+}
+Bound nested_window_bound(const Problem& problem) { return nested_window(Instance(problem)); }
+Bound memory_area_bound(const Problem& problem) { return memory_area(Instance(problem)); }
+Bound nested_memory_area_bound(const Problem& problem) {
+  return nested_memory_area(Instance(problem));
+}
+Bound lifetimes_bound(const Problem& problem) { return lifetimes(Instance(problem)); }
+
+std::vector<Bound> lower_bounds(const Problem& problem) {
+  const Instance instance(problem);
+  return {work(instance),          one_microbatch(instance), warm_up_and_cool_down(instance),
+          nested_window(instance), memory_area(instance),    nested_memory_area(instance),
+          lifetimes(instance)};
+}
+
+Bound lower_bound(const Problem& problem) {
+  const std::vector<Bound> all = lower_bounds(problem);
+  return *std::ranges::max_element(all, {}, &Bound::value);
+}
+
+}  // namespace pipewright::schedule

@@ -1,0 +1,126 @@
+#ifndef PIPEWRIGHT_SCHEDULE_BOUNDS_BOUNDS_H_
+#define PIPEWRIGHT_SCHEDULE_BOUNDS_BOUNDS_H_
+
+#include <string_view>
+#include <vector>
+
+#include "pipewright/schedule/search/problem.h"
+
+// Lower bounds on the cost of every schedule of a problem: no order of the actions that respects
+// the memory limits costs less, whoever finds it. A schedule whose cost equals a bound is optimal.
+//
+//   const Bound bound = lower_bound(problem);
+//   bound.value  2133          bound.name  "warm_up_and_cool_down"
+//   bound.rank   0             bound.terms {{"work", 1836}, {"warm_up", 187}, {"cool_down", 110}}
+//
+// Notation of the statements and proofs. x is a rank; its stages in pipeline order are x0 < ... <
+// xl. F_s, I_s, W_s are the times of stage s, a_s the memory from the start of its F to the end of
+// its I, h_s the memory from then to the end of its W, L the memory limit of the rank, m the number
+// of microbatches.
+//
+//   path(s, t)  the least time from the start of F_s to the start of I_t of one microbatch: all
+//               forwards from s to the last stage, all Is from there down to t + 1, and the
+//               transfers between them
+//   work(x)     m * sum of F_s + I_s + W_s over the stages of x
+//   knap(C)     the most work that fits in memory C (knapsack.h)
+//
+// Nothing is assumed about the order of microbatches. Where their costs differ, paths are those of
+// the fastest microbatch and knapsacks those of the slowest. Each function returns its largest
+// bound over all ranks, with value 0 if it says nothing. All take time linear in the number of
+// stages, apart from the knapsacks. Pure functions; any thread. docs/search.md has the proof of the
+// nested window at length.
+
+namespace pipewright::schedule {
+
+struct BoundTerm {
+  std::string_view name;
+  search::Ticks value;
+
+  friend bool operator==(const BoundTerm&, const BoundTerm&) = default;
+};
+
+struct Bound {
+  search::Ticks value = 0;
+  std::string_view name = "work";
+  int rank = -1;   // whose span is bounded; -1 if the bound says nothing
+  int other = -1;  // the rank whose window is inside that span (nested bounds); -1 for none
+  std::vector<BoundTerm> terms = {};  // their sum is the value
+
+  friend bool operator==(const Bound&, const Bound&) = default;
+};
+
+// Work: T >= work(x). A rank runs one action at a time.
+Bound work_bound(const search::Problem& problem);
+
+// One microbatch: T >= path(x0, x0) + I_x0 + W_x0, of the slowest microbatch. F_x0, I_x0 and W_x0
+// are all on x.
+Bound one_microbatch_bound(const search::Problem& problem);
+
+// Warm-up and cool-down of one rank: T >= work(x) + warm + cool, where
+//
+//   warm = max(0, path(x0, xl) - Fill)      Fill: the most F work in memory L that includes all Fs
+//                                           of one microbatch
+//   cool = max(0, chain + W_x0 - Pending)   chain: from the end of F_xl to the end of I_x0
+//                                           Pending: the I and W work of one whole microbatch, and
+//                                           the most I and W work in memory L - sum of a_s
+//
+// If the memory holds all Fs of x at once, T >= work(x) + max(warm, cool).
+//
+// Proof. The first I on x is an I_xl. Its microbatch started F_x0 on x at least path(x0, xl)
+// earlier. Before it, no I and hence no W ran on x, so nothing was freed and the Fs that had
+// started fit in L, among them all Fs of this microbatch: at least warm is idle. The last F on x is
+// the F_xl of some microbatch, which has run no I on x. After it, chain + W_x0 pass at least. All
+// Fs are over, so the work that is left is that of what is in memory, at most Pending: at least
+// cool is idle. If not all Fs fit, some F comes after the first I, so both idle times are disjoint.
+Bound warm_up_and_cool_down_bound(const search::Problem& problem);
+
+// Nested window: for ranks r and x with r0 < x0,
+//
+//   T >= head + work(x) + warm + max(-Deferred, chain - Pending) + tail
+//
+//   head      from the start of F_r0 to the start of F_x0: forwards and transfers between
+//   tail      from the end of I_x0 to the end of I_r0, and W_r0
+//   Deferred  the most W work in memory L
+//
+// If the memory holds all Fs of x at once, max(...) is -Deferred.
+//
+// Proof. The window of x lasts from the start of its first F to the end of its last I. Every
+// microbatch's first action on x is F_x0, and it comes at least head after F_r0 of that microbatch;
+// the last I on x is an I_x0, and at least tail passes until W_r0 of its microbatch has ended. So
+// the span of r has at least head before and tail after the window. Let q be the W work of x that
+// is left at the end of the window; it is in memory, so q <= Deferred. In the window, work(x) - q
+// is done; warm is idle before the first I as above; after the last F at least chain passes, in
+// which at most Pending - q is done. So the window lasts at least work(x) - q + warm + max(0, chain
+// - Pending + q), which is at least the value for q = Deferred.
+Bound nested_window_bound(const search::Problem& problem);
+
+// Memory over time: T * L >= sum over the stages of x of m (life_s a_s + W_s h_s) + ramps, where
+// life_s = path(s, s) + I_s. Each activation is in memory for so long, and the rank has L.
+//
+// Ramps: memory cannot be full at the start and at the end. While the first Fs run, the memory in
+// use is that of the Fs started so far. If g is the least F_s / a_s, and a the largest a_s, the
+// area below L that stays unused while they run is at least g L (L - a) / 2; equal stages with L a
+// multiple of a meet this. The same holds for the last Is and Ws, seen backwards in time.
+Bound memory_area_bound(const search::Problem& problem);
+
+// Memory over time inside a nested window: for r0 < x0, T >= head + E + tail, where
+//
+//   E * L >= sum of m (life_s a_s + W_s h_s) + ramp at the start - L * max W_s
+//
+// Proof. The window of x has all F-to-I lifetimes. The Ws that are left at its end are in memory,
+// so the sum of their h_s is at most L, and what they take away from the area is at most L max W_s.
+Bound nested_memory_area_bound(const search::Problem& problem);
+
+// Lifetimes in turn: at most k = L div a_x0 microbatches are between F_x0 and the end of I_x0 at
+// any time, so they can be coloured with k colours such that those of one colour follow each
+// other: T >= ceil(m / k) (path(x0, x0) + I_x0) + W_x0.
+Bound lifetimes_bound(const search::Problem& problem);
+
+// All of the above, in this order.
+std::vector<Bound> lower_bounds(const search::Problem& problem);
+// The largest of them; the first of equals.
+Bound lower_bound(const search::Problem& problem);
+
+}  // namespace pipewright::schedule
+
+#endif  // PIPEWRIGHT_SCHEDULE_BOUNDS_BOUNDS_H_

@@ -1,0 +1,48 @@
+#ifndef PIPEWRIGHT_SCHEDULE_BOUNDS_CHAIN_H_
+#define PIPEWRIGHT_SCHEDULE_BOUNDS_CHAIN_H_
+
+#include <cstddef>
+#include <vector>
+
+#include "pipewright/schedule/search/problem.h"
+
+namespace pipewright::schedule {
+
+// The actions of one microbatch without any waiting: F on all stages, then I back to the first. All
+// times between two of them are differences of sums that are computed once. Immutable.
+class Chain {
+ public:
+  Chain(const search::Problem& problem, int microbatch);
+
+  // The times of the microbatch's actions.
+  search::Ticks forward(int stage) const { return at(forward_, stage); }
+  search::Ticks backward_input(int stage) const { return at(backward_input_, stage); }
+  search::Ticks backward_weight(int stage) const { return at(backward_weight_, stage); }
+
+  // From the start of F on `from` to the start of I on `to`.
+  search::Ticks path(int from, int to) const {
+    return turn_ - at(forward_start_, from) + at(backward_end_, to) - backward_input(to);
+  }
+  // From the start of F on `outer` to the start of F on `inner`; outer <= inner.
+  search::Ticks head(int outer, int inner) const {
+    return at(forward_start_, inner) - at(forward_start_, outer);
+  }
+  // From the end of I on `inner` to the end of I on `outer`; outer <= inner.
+  search::Ticks tail(int outer, int inner) const {
+    return at(backward_end_, outer) - at(backward_end_, inner);
+  }
+
+ private:
+  static search::Ticks at(const std::vector<search::Ticks>& values, int stage) {
+    return values[static_cast<size_t>(stage)];
+  }
+
+  std::vector<search::Ticks> forward_, backward_input_, backward_weight_;  // by stage
+  std::vector<search::Ticks> forward_start_;  // by stage, from the start of F on stage 0
+  search::Ticks turn_ = 0;                    // the end of F on the last stage, from there too
+  std::vector<search::Ticks> backward_end_;   // by stage, from the end of F on the last stage
+};
+
+}  // namespace pipewright::schedule
+
+#endif  // PIPEWRIGHT_SCHEDULE_BOUNDS_CHAIN_H_

@@ -1,0 +1,74 @@
+#include "pipewright/schedule/bounds/knapsack.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+namespace pipewright::schedule {
+namespace {
+
+using search::Memory;
+using search::Ticks;
+
+constexpr Memory kLargestTable = 4096;
+
+// best[c] is the most work within c units; an item that can fill the table is added by one
+// ascending pass, another one by a descending pass for 1, 2, 4, ... copies of it.
+Ticks exact(std::span<const MemoryItem> items, Memory capacity, Memory unit) {
+  std::vector<Ticks> best(static_cast<size_t>(capacity / unit) + 1);
+  for (const MemoryItem& item : items) {
+    const auto size = static_cast<size_t>(item.size / unit);
+    const auto fit = static_cast<int64_t>((best.size() - 1) / size);
+    if (item.count >= fit) {
+      for (size_t used = size; used < best.size(); ++used)
+        best[used] = std::max(best[used], best[used - size] + item.work);
+      continue;
+    }
+    for (int64_t left = item.count, copies = 1; left > 0; left -= copies, copies *= 2) {
+      copies = std::min(copies, left);
+      const size_t step = size * static_cast<size_t>(copies);
+      for (size_t used = best.size(); used-- > step;)
+        best[used] = std::max(best[used], best[used - step] + copies * item.work);
+    }
+  }
+  return best.back();
+}
+
+// Takes the items with the most work per size first, and a fraction of the first that does not fit.
+Ticks with_fractions(std::vector<MemoryItem> items, Memory capacity) {
+  const auto density = [](const MemoryItem& item) {
+    return static_cast<double>(item.work) / static_cast<double>(item.size);
+  };
+  std::ranges::sort(items, std::greater(), density);
+  Ticks work = 0;
+  for (const MemoryItem& item : items) {
+    const int64_t whole = std::min(item.count, capacity / item.size);
+    work += whole * item.work;
+    capacity -= whole * item.size;
+    if (whole < item.count)
+      return work + static_cast<Ticks>(std::ceil(density(item) * static_cast<double>(capacity)));
+  }
+  return work;
+}
+
+}  // namespace
+
+Ticks most_work(std::span<const MemoryItem> items, Memory capacity) {
+  Ticks free = 0;  // work that occupies no memory
+  Memory unit = 0;
+  std::vector<MemoryItem> sized;
+  for (const MemoryItem& item : items) {
+    if (item.size == 0) {
+      free += item.count * item.work;
+    } else if (item.count > 0 && item.size <= capacity) {
+      sized.push_back(item);
+      unit = std::gcd(unit, item.size);
+    }
+  }
+  if (sized.empty()) return free;
+  return free + (capacity / unit <= kLargestTable ? exact(sized, capacity, unit)
+                                                  : with_fractions(std::move(sized), capacity));
+}
+
+}  // namespace pipewright::schedule
