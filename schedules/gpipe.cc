@@ -6,11 +6,11 @@ namespace pipewright::schedules {
 namespace {
 
 ir::Row make_row(const Shape& shape, int rank) {
-  ir::Row row;
-  row.reserve(2 * static_cast<size_t>(shape.microbatches));
+  ir::Row row(2 * static_cast<size_t>(shape.microbatches));
+  ir::Action* next = row.data();
   for (const ir::ActionKind kind : {ir::ActionKind::kForward, ir::ActionKind::kBackward}) {
     for (int microbatch = 0; microbatch < shape.microbatches; ++microbatch) {
-      row.emplace_back(kind, rank, microbatch);
+      *next++ = {kind, rank, microbatch};
     }
   }
   return row;
