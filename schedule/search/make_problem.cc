@@ -1,0 +1,151 @@
+#include "pipewright/schedule/search/make_problem.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+namespace pipewright::schedule::search {
+namespace {
+
+using ir::ActionKind;
+
+constexpr double kMostTicks = 1e13;  // in all stages and microbatches together
+
+// A power of ten that turns numbers into integers.
+class DecimalScale {
+ public:
+  // The smallest power, at least 1 / (the largest number), that makes all numbers integers; or, if
+  // none below kMostTicks / total does, the largest below.
+  DecimalScale(const std::vector<double>& numbers, double total) {
+    double largest = 0;
+    for (const double number : numbers) largest = std::max(largest, number);
+    if (largest == 0) return;
+    while (apply(largest) < 1) ++exponent_;
+    while (apply(largest) >= 10) --exponent_;
+    while (!fits(numbers) && apply(total) * 10 <= kMostTicks) ++exponent_;
+  }
+
+  // 10^exponent is exact up to 22, and a division by it is rounded once.
+  double apply(double number) const {
+    return exponent_ >= 0 ? number * power(exponent_) : number / power(-exponent_);
+  }
+  // How much 1 is.
+  double unit() const { return exponent_ >= 0 ? 1 / power(exponent_) : power(-exponent_); }
+
+ private:
+  static double power(int exponent) {
+    double result = 1;
+    for (; exponent > 0; --exponent) result *= 10;
+    return result;
+  }
+  bool fits(const std::vector<double>& numbers) const {
+    return std::ranges::all_of(numbers, [&](double number) {
+      const double scaled = apply(number);
+      return std::abs(scaled - std::round(scaled)) <= 1e-13 * scaled;
+    });
+  }
+
+  int exponent_ = 0;
+};
+
+void set_times(const CostTable& table, Problem* problem) {
+  const int stages = problem->num_stages();
+  std::vector<double> times;
+  double total = 0;
+  for (int stage = 0; stage < stages; ++stage) {
+    for (const ActionKind kind :
+         {ActionKind::kForward, ActionKind::kBackwardInput, ActionKind::kBackwardWeight})
+      times.push_back(table.of_kind(kind, stage));
+    times.push_back(table.output_transfer(stage));
+    times.push_back(table.gradient_transfer(stage));
+  }
+  for (const double time : times) total += time;
+  double scale = 1;
+  for (const double factor : problem->microbatch_scale) scale = std::max(scale, factor);
+  const DecimalScale ticks(times, total * scale * problem->num_microbatches);
+  const auto rounded = [&](double time) { return std::llround(ticks.apply(time)); };
+  for (int stage = 0; stage < stages; ++stage) {
+    StageWork& work = problem->stages[static_cast<size_t>(stage)];
+    work.forward = rounded(table.of_kind(ActionKind::kForward, stage));
+    work.backward_input = rounded(table.of_kind(ActionKind::kBackwardInput, stage));
+    work.backward_weight = rounded(table.of_kind(ActionKind::kBackwardWeight, stage));
+    work.output_transfer = rounded(table.output_transfer(stage));
+    work.gradient_transfer = rounded(table.gradient_transfer(stage));
+    if (!problem->splits_backward) {
+      work.backward_input += work.backward_weight;
+      work.backward_weight = 0;
+    }
+  }
+  problem->tick = ticks.unit();
+}
+
+void set_activations(double activations, Problem* problem) {
+  std::vector<int> stages_on(problem->memory_limits.size());
+  for (int stage = 0; stage < problem->num_stages(); ++stage) {
+    problem->stages[static_cast<size_t>(stage)].activation = 1;
+    problem->stages[static_cast<size_t>(stage)].weight_input = problem->splits_backward ? 1 : 0;
+    ++stages_on[static_cast<size_t>(problem->placement.rank_of(stage))];
+  }
+  for (size_t rank = 0; rank < stages_on.size(); ++rank) {
+    // 2.4999999999999996 means 2.5.
+    const double limit = activations * stages_on[rank] * (1 + 1e-12);
+    problem->memory_limits[rank] = limit < 1e15 ? static_cast<Memory>(limit) : kNoLimit;
+  }
+}
+
+void set_bytes(double bytes, const Costs& costs, Problem* problem) {
+  const int stages = problem->num_stages();
+  const ir::Placement& placement = problem->placement;
+  std::vector<double> sizes;
+  for (int stage = 0; stage < stages; ++stage) {
+    sizes.push_back(costs.activation_bytes.at(stage));
+    sizes.push_back(costs.weight_input_bytes.at(stage));
+  }
+  double total = 0;
+  for (const double size : sizes) total += size;
+  const DecimalScale scale(sizes, total * problem->num_microbatches);
+  std::vector<double> left(problem->memory_limits.size(), bytes);
+  for (int stage = 0; stage < stages; ++stage) {
+    const int rank = placement.rank_of(stage);
+    StageWork& work = problem->stages[static_cast<size_t>(stage)];
+    const auto rounded_up = [&](double size) {
+      return static_cast<Memory>(std::ceil(scale.apply(size) * (1 - 1e-12)));
+    };
+    work.activation = rounded_up(costs.activation_bytes.at(stage));
+    work.weight_input =
+        problem->splits_backward ? rounded_up(costs.weight_input_bytes.at(stage)) : 0;
+    double& room = left[static_cast<size_t>(rank)];
+    room -= costs.parameter_bytes.at(stage) + costs.gradient_bytes.at(stage);
+    if (stage > 0 && placement.rank_of(stage - 1) != rank) room -= costs.output_bytes.at(stage - 1);
+    if (stage + 1 < stages && placement.rank_of(stage + 1) != rank)
+      room -= costs.input_gradient_bytes.at(stage + 1);
+  }
+  for (size_t rank = 0; rank < left.size(); ++rank) {
+    const double limit = scale.apply(left[rank]) * (1 + 1e-12);
+    problem->memory_limits[rank] = limit < 1e15 ? static_cast<Memory>(std::floor(limit)) : kNoLimit;
+  }
+  problem->memory_unit = scale.unit();
+}
+
+}  // namespace
+
+Problem make_problem(const ir::Placement& placement, int num_microbatches, const Costs& costs,
+                     const MemoryBudget& memory, bool splits_backward) {
+  Problem problem;
+  problem.placement = placement;
+  problem.num_microbatches = num_microbatches;
+  problem.stages.resize(static_cast<size_t>(placement.num_stages()));
+  problem.memory_limits.assign(static_cast<size_t>(placement.num_ranks()), kNoLimit);
+  problem.microbatch_scale = costs.microbatch_scale;
+  problem.splits_backward = splits_backward;
+  set_times(CostTable(costs, placement), &problem);
+  if (memory.bytes) {
+    set_bytes(*memory.bytes, costs, &problem);
+  } else {
+    set_activations(memory.activations.value_or(1e18), &problem);
+  }
+  return problem;
+}
+
+}  // namespace pipewright::schedule::search

@@ -1,0 +1,32 @@
+#ifndef PIPEWRIGHT_SCHEDULE_SEARCH_MAKE_PROBLEM_H_
+#define PIPEWRIGHT_SCHEDULE_SEARCH_MAKE_PROBLEM_H_
+
+#include <optional>
+
+#include "pipewright/ir/placement.h"
+#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/simulate/costs.h"
+
+namespace pipewright::schedule::search {
+
+// How much memory each rank has for activations. At most one of the two is set.
+struct MemoryBudget {
+  // Live activations, as `simulate` counts them: from F to the end of B or W. 1 is what one
+  // microbatch leaves on all stages of a rank, so the number means the same for every placement; a
+  // stage of a rank with two counts one half.
+  std::optional<double> activations = {};
+  // Bytes, in the sizes of the costs: activation_bytes from F to the end of I, weight_input_bytes
+  // from there to the end of W. The rank's parameters and gradients, and one receive buffer per
+  // input of its stages that comes from another rank, are subtracted.
+  std::optional<double> bytes = {};
+};
+
+// The problem with these costs, which must fit the placement (check_costs). Every rank must have a
+// stage. Times and sizes become integers by a power of ten: exactly where their decimals allow it,
+// otherwise to about 12 digits, sizes rounded up and limits down. Linear in the stages.
+Problem make_problem(const ir::Placement& placement, int num_microbatches, const Costs& costs,
+                     const MemoryBudget& memory, bool splits_backward = true);
+
+}  // namespace pipewright::schedule::search
+
+#endif  // PIPEWRIGHT_SCHEDULE_SEARCH_MAKE_PROBLEM_H_

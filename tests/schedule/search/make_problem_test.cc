@@ -1,0 +1,90 @@
+// Costs as integers.
+#include "pipewright/schedule/search/make_problem.h"
+
+#include <gtest/gtest.h>
+
+namespace pipewright::schedule::search {
+namespace {
+
+TEST(MakeProblem, UsesTheDecimalsOfTheCosts) {
+  const Problem problem = make_problem(ir::Placement::loop(8, 8), 24,
+                                       {.forward = 18.522,
+                                        .backward_input = 18.086,
+                                        .backward_weight = 9.337,
+                                        .link = {.latency = 0.601}},
+                                       {.activations = 8});
+  EXPECT_EQ(problem.tick, 0.001);
+  EXPECT_EQ(problem.work(0), (StageWork{18522, 18086, 9337, 601, 0, 1, 1}));
+  EXPECT_EQ(problem.work(3), (StageWork{18522, 18086, 9337, 601, 601, 1, 1}));
+  EXPECT_EQ(problem.work(7), (StageWork{18522, 18086, 9337, 0, 601, 1, 1}));
+  EXPECT_EQ(problem.memory_limits, std::vector<Memory>(8, 8));
+}
+
+TEST(MakeProblem, KeepsTwelveDigitsOfOtherCosts) {
+  for (const double scale : {1e-12, 1e-3, 1.0, 1e9, 1e17}) {
+    const double forward = scale / 3, weight = scale / 7;
+    const Problem problem =
+        make_problem(ir::Placement::loop(2, 2), 4,
+                     {.forward = forward, .backward_input = scale, .backward_weight = weight}, {});
+    EXPECT_NEAR(static_cast<double>(problem.work(0).forward) * problem.tick, forward,
+                1e-11 * scale);
+    EXPECT_NEAR(static_cast<double>(problem.work(0).backward_weight) * problem.tick, weight,
+                1e-11 * scale);
+    EXPECT_LT(problem.work(0).backward_input, Ticks{10'000'000'000'000});
+  }
+}
+
+TEST(MakeProblem, TakesScalesAndLinks) {
+  Costs costs = {.forward = 2,
+                 .rank_scale = {1, 3},
+                 .microbatch_scale = {1, 0.5, 2, 1},
+                 .link = {.latency = 1, .bandwidth = 10},
+                 .output_bytes = 20,
+                 .input_gradient_bytes = 5};
+  costs.links[{1, 0}] = {.latency = 7, .bandwidth = 5};
+  const Problem problem = make_problem(ir::Placement::v(2, 4), 4, costs, {});
+  EXPECT_EQ(problem.tick, 0.1);
+  EXPECT_EQ(problem.work(0).forward, 20);
+  EXPECT_EQ(problem.work(1).forward, 60);
+  EXPECT_EQ(problem.scaled(problem.work(1).forward, 1), 30);
+  EXPECT_EQ(problem.work(0).output_transfer, 30);    // 1 + 20 / 10
+  EXPECT_EQ(problem.work(1).output_transfer, 0);     // on one rank
+  EXPECT_EQ(problem.work(2).output_transfer, 110);   // 7 + 20 / 5
+  EXPECT_EQ(problem.work(1).gradient_transfer, 80);  // 7 + 5 / 5
+  EXPECT_EQ(problem.work(3).gradient_transfer, 15);  // 1 + 5 / 10
+}
+
+TEST(MakeProblem, JoinsTheBackward) {
+  const Problem problem =
+      make_problem(ir::Placement::loop(2, 2), 4, {.backward_input = 2, .backward_weight = 3},
+                   {.activations = 1}, /*splits_backward=*/false);
+  EXPECT_EQ(problem.work(0), (StageWork{1, 5, 0, 0, 0, 1, 0}));
+}
+
+TEST(MakeProblem, CountsActivationsPerRank) {
+  const auto limits = [](ir::Placement placement, double activations) {
+    return make_problem(placement, 4, {}, {.activations = activations}).memory_limits;
+  };
+  EXPECT_EQ(limits(ir::Placement::v(2, 4), 2.5), (std::vector<Memory>{5, 5}));
+  EXPECT_EQ(limits(ir::Placement::v(2, 4), 2.49), (std::vector<Memory>{4, 4}));
+  EXPECT_EQ(limits(ir::Placement::loop(2, 3), 2), (std::vector<Memory>{4, 2}));
+  EXPECT_EQ(make_problem(ir::Placement::loop(1, 1), 4, {}, {}).memory_limits[0], kNoLimit);
+}
+
+TEST(MakeProblem, SubtractsWhatIsNotActivations) {
+  Costs costs = {.output_bytes = 10,
+                 .input_gradient_bytes = 20,
+                 .activation_bytes = 100.5,
+                 .weight_input_bytes = 40,
+                 .parameter_bytes = 1000,
+                 .gradient_bytes = 500};
+  const Problem problem = make_problem(ir::Placement::v(2, 4), 4, costs, {.bytes = 5000});
+  EXPECT_EQ(problem.memory_unit, 0.1);
+  EXPECT_EQ(problem.work(0).activation, 1005);
+  EXPECT_EQ(problem.work(0).weight_input, 400);
+  // Rank 0 receives a gradient for stage 0 and an output for stage 3; rank 1 the other way round.
+  EXPECT_EQ(problem.memory_limits, std::vector<Memory>(2, 10 * (5000 - 2 * 1500 - 30)));
+}
+
+}  // namespace
+}  // namespace pipewright::schedule::search
