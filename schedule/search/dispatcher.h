@@ -1,0 +1,114 @@
+#ifndef PIPEWRIGHT_SCHEDULE_SEARCH_DISPATCHER_H_
+#define PIPEWRIGHT_SCHEDULE_SEARCH_DISPATCHER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/search/wake_queue.h"
+#include "pipewright/schedule/search/words.h"
+
+namespace pipewright::schedule::search {
+
+// Numbers that steer the dispatcher, independent of the size and the scale of the problem. They say
+// when each action should run: one microbatch passes through the pipeline with a delay after every
+// stage, and the next microbatch follows one period later.
+//
+// All numbers are integers in units of 1/kOne, so that the same template makes the same schedule on
+// every machine. A pass is one walk over the ranks: with v stages per rank there are v forward and
+// v backward passes. The time unit is a third of the mean work of a stage.
+struct Template {
+  static constexpr int kOne = 4096;
+  static constexpr int kNever = 1 << 30;
+
+  std::vector<int> pass_delay;  // per pass: delay after each of its stages, in time units
+  std::vector<int> turn_delay;  // between passes: delay in place of pass_delay, in time units
+  int period = kOne;            // in multiples of the longest rank's work per microbatch
+  int weight_lag = kNever;      // target of W after the end of I, in ranks x periods; kNever: W
+                                // only fills gaps
+  int patience = 0;         // how long to wait for an action with an earlier target, relative to
+                            // the action that is ready
+  int overrun = 0;          // how much a W may run into the start of the next action, relative
+                            // to W
+  bool reserves = false;    // whether F keeps memory free for earlier targets on its rank
+  int reserve_base = kOne;  // microbatches of each later stage on the rank that F keeps memory
+  int reserve_slope = 0;    // for: base + slope * rank, at least 1
+  int cap_slope = kNever;   // microbatches in flight at a stage: at most slope * (stages left) /
+  int cap_offset = 0;       // (stages per rank) + offset; kNever: no cap
+  bool backward_first = false;  // I before F, later stages first, whatever the targets
+
+  friend bool operator==(const Template&, const Template&) = default;
+};
+
+// The most stages on any rank, which decides the number of a template's delays.
+int stages_per_rank(const Problem& problem);
+
+// Makes schedules: simulates all ranks in time order, and whenever a rank is free, starts the ready
+// action with the earliest target of a template, as far as memory allows. Keeps its buffers between
+// calls. Not thread-safe. The problem must outlive it. Linear in the number of actions, at 30 to 60
+// ns each.
+class Dispatcher {
+ public:
+  explicit Dispatcher(const Problem& problem);
+
+  // The cost of the schedule that the template makes, or nullopt if it does not finish or costs
+  // more than `most`. The schedule fits the memory limits. words() has it until the next call.
+  std::optional<Ticks> run(const Template& numbers, Ticks most);
+  const Words& words() const { return words_; }
+  // The number of actions that run() started.
+  size_t actions() const { return actions_; }
+
+ private:
+  // The progress of one stage.
+  struct StageState {
+    int stage = 0;
+    int forwards = 0, inputs = 0, weights = 0;  // how many have started
+    int forwards_ready = 0, inputs_ready = 0;   // how many inputs have been sent
+    int cap = 0;                                // most microbatches between F and I
+    int reserve = 0;                            // microbatches that other stages keep memory for
+    Ticks forward_target = 0, input_target = 0, weight_target = 0;  // of the next one
+    Ticks next_forward = 0, next_input = 0;  // arrival of the next input; kAsleep if not sent
+    Memory memory = 0;                       // of an activation
+  };
+  struct RankState {
+    size_t first = 0, last = 0;  // its stages in states_
+    Memory used = 0, limit = 0;
+    Ticks left = 0;    // work that has not started
+    Ticks start = -1;  // of the first action
+    Ticks end = 0;     // of the last action
+  };
+  struct Choice {
+    StageState* state = nullptr;
+    Pass pass = Pass::kForward;
+  };
+
+  void prepare(const Template& numbers);
+  Memory reserved(const RankState& rank, const StageState& state) const;
+  // What `rank` starts at `now`, if anything; otherwise sets *wake to the time of its next input.
+  Choice choose(const RankState& rank, Ticks now, Ticks* wake);
+  void start(int rank, Choice choice, Ticks now);
+  Ticks time_of(Letter letter, int microbatch) const;
+
+  const Problem& problem_;
+  std::vector<LetterInfo> letters_;
+  size_t microbatches_;
+  std::vector<StageState> states_;  // by rank, stages ascending
+  std::vector<size_t> state_of_;    // by stage
+  std::vector<RankState> ranks_;
+  std::vector<Ticks> arrivals_[2];  // of the inputs of F and I, by stage and microbatch
+  std::vector<Ticks> work_;         // by rank, in total
+  WakeQueue queue_;
+  Words words_;
+  size_t actions_ = 0;
+
+  // Of the template of this run, in ticks.
+  Ticks period_ = 0, weight_lag_ = 0;
+  int patience_ = 0, overrun_ = 0;
+  bool reserves_ = false, backward_first_ = false;
+};
+
+}  // namespace pipewright::schedule::search
+
+#endif  // PIPEWRIGHT_SCHEDULE_SEARCH_DISPATCHER_H_

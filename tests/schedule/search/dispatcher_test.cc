@@ -1,0 +1,100 @@
+// The dispatcher on random problems with random templates.
+#include "pipewright/schedule/search/dispatcher.h"
+
+#include <gtest/gtest.h>
+
+#include "pipewright/schedule/search/replay.h"
+#include "pipewright/schedule/search/templates.h"
+#include "tests/schedule/search/random_problem.h"
+
+namespace pipewright::schedule::search {
+namespace {
+
+// Whatever the template: every letter once per microbatch, memory within the limits, and a replay
+// that ends no later than the dispatcher says.
+TEST(Dispatcher, MakesCompleteSchedulesThatFit) {
+  std::mt19937 problems(2);
+  Random random(3);
+  int finished = 0;
+  for (int run = 0; run < 400; ++run) {
+    const Problem problem = tests::random_problem(&problems);
+    Dispatcher dispatcher(problem);
+    Replay replay(problem);
+    Template numbers = random_template(problem, &random);
+    for (int k = 0; k < 10; ++k, numbers = mutated(problem, numbers, &random)) {
+      const auto cost = dispatcher.run(numbers, WakeQueue::kAsleep);
+      if (!cost) continue;  // it may run into a dead end where memory is tight
+      ++finished;
+      const Words& words = dispatcher.words();
+      std::vector<int> count(3 * static_cast<size_t>(problem.num_stages()));
+      for (const Word& word : words) {
+        for (const Letter one : word) ++count[one];
+      }
+      for (size_t one = 0; one < count.size(); ++one) {
+        const bool is_used =
+            problem.splits_backward || pass_of(static_cast<Letter>(one)) != Pass::kWeight;
+        ASSERT_EQ(count[one], is_used ? problem.num_microbatches : 0);
+      }
+      ASSERT_TRUE(fits_memory(problem, words));
+      ASSERT_TRUE(replay.run(words));
+      ASSERT_LE(replay.cost(), *cost);
+      // A limit on the cost changes nothing but whether there is a result.
+      const Words copy = words;
+      ASSERT_EQ(dispatcher.run(numbers, *cost), cost);
+      ASSERT_EQ(dispatcher.words(), copy);
+      ASSERT_EQ(dispatcher.run(numbers, *cost - 1), std::nullopt);
+    }
+  }
+  EXPECT_GT(finished, 3000);
+}
+
+// ZB-H1's rule, F while fewer than P - r microbatches are in flight: (P - 1)(F + I - W) of idle
+// time at any costs with F >= W, and P live activations (arXiv 2401.10241).
+TEST(Dispatcher, MakesZbH1) {
+  for (const int ranks : {2, 4, 8}) {
+    Problem problem;
+    problem.placement = ir::Placement::loop(ranks, ranks);
+    problem.num_microbatches = 3 * ranks;
+    problem.stages.assign(static_cast<size_t>(ranks), {.forward = 10,
+                                                       .backward_input = 11,
+                                                       .backward_weight = 7,
+                                                       .activation = 1,
+                                                       .weight_input = 1});
+    problem.memory_limits.assign(static_cast<size_t>(ranks), ranks);
+    Dispatcher dispatcher(problem);
+    const Template numbers = {.pass_delay = {0, 0},
+                              .turn_delay = {0},
+                              .cap_slope = Template::kOne,
+                              .backward_first = true};
+    EXPECT_EQ(dispatcher.run(numbers, WakeQueue::kAsleep),
+              problem.num_microbatches * 28 + (ranks - 1) * (10 + 11 - 7));
+  }
+}
+
+TEST(WakeQueue, ReturnsTheEarliestRank) {
+  std::mt19937 random(4);
+  for (const int ranks : {1, 2, 3, 8, 100}) {
+    WakeQueue queue(ranks);
+    std::vector<Ticks> times(static_cast<size_t>(ranks), WakeQueue::kAsleep);
+    EXPECT_TRUE(queue.empty());
+    for (int step = 0; step < 1000; ++step) {
+      const auto rank = random() % static_cast<unsigned>(ranks);
+      const Ticks time = random() % 5 == 0 ? WakeQueue::kAsleep : random() % 50;
+      if (random() % 2 == 0 && time != WakeQueue::kAsleep) {
+        queue.wake_by(static_cast<int>(rank), time);
+        times[rank] = std::min(times[rank], time);
+      } else {
+        queue.set(static_cast<int>(rank), time);
+        times[rank] = time;
+      }
+      const auto least = std::ranges::min_element(times);
+      ASSERT_EQ(queue.empty(), *least == WakeQueue::kAsleep);
+      if (queue.empty()) continue;
+      ASSERT_EQ(queue.time(), *least);
+      ASSERT_EQ(queue.rank(), least - times.begin());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pipewright::schedule::search
