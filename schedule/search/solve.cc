@@ -1,0 +1,287 @@
+// The search goes in rounds. In a round, each of a fixed number of lanes works on its own with its
+// own seed, from what the round began with: it tries templates, or anneals words. After the round
+// their finds are merged in the order of the lanes. Threads only decide which lane runs when, so
+// the result does not depend on them. When a lane reaches the bound, lanes after it no longer
+// matter and are skipped or ignored; that keeps even this independent of threads.
+#include "pipewright/schedule/search/solve.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "pipewright/ir/check.h"
+#include "pipewright/schedule/search/dispatcher.h"
+#include "pipewright/schedule/search/local_search.h"
+#include "pipewright/schedule/search/random.h"
+#include "pipewright/schedule/search/replay.h"
+#include "pipewright/schedule/search/templates.h"
+
+namespace pipewright::schedule::search {
+namespace {
+
+constexpr int kLanes = 8;
+constexpr size_t kTemplatesKept = 8, kWordsKept = 6;
+constexpr int kRounds = 10;
+// Larger problems are left to the dispatcher: a local search would not get far.
+constexpr size_t kMostActionsForLocalSearch = 60'000;
+
+struct ScoredTemplate {
+  Ticks cost;
+  Template numbers;
+};
+struct ScoredWords {
+  Ticks cost;
+  Words words;
+  std::string candidate = {};
+};
+
+// Keeps the `most` cheapest entries, cheapest first, and only the first of several with one cost.
+template <typename Entry>
+void keep_best(Entry entry, size_t most, std::vector<Entry>* kept) {
+  const auto place = std::ranges::lower_bound(*kept, entry.cost, {}, &Entry::cost);
+  if (place != kept->end() && place->cost == entry.cost) return;
+  kept->insert(place, std::move(entry));
+  if (kept->size() > most) kept->pop_back();
+}
+
+struct Pool {
+  std::vector<ScoredTemplate> templates;
+  std::vector<ScoredWords> words;
+
+  Ticks best() const { return words.front().cost; }
+  // Templates that cost more are of no use.
+  Ticks worst_template() const {
+    return templates.size() < kTemplatesKept ? WakeQueue::kAsleep : templates.back().cost;
+  }
+};
+
+// What one lane has found in a round.
+struct Finds {
+  std::vector<ScoredTemplate> templates;
+  std::vector<ScoredWords> words;
+  int64_t evaluations = 0;
+  bool reached_bound = false;
+};
+
+class Lane {
+ public:
+  Lane(const Problem& problem, const SolveOptions& options)
+      : problem_(problem), options_(options), dispatcher_(problem), replay_(problem) {}
+
+  // Tries given templates.
+  Finds try_templates(const std::vector<Template>& templates, int64_t budget, const Pool& pool) {
+    begin(pool);
+    for (const Template& numbers : templates) {
+      if (is_over(budget)) break;
+      try_template(numbers);
+    }
+    return std::move(finds_);
+  }
+
+  // Tries random templates, and variations of the best ones.
+  Finds explore(uint64_t seed, int64_t budget, const Pool& pool) {
+    begin(pool);
+    Random random(seed);
+    while (!is_over(budget)) {
+      const std::vector<ScoredTemplate>& best = pool_.templates;
+      try_template(best.size() < kTemplatesKept || random.one_in(3)
+                       ? random_template(problem_, &random)
+                       : mutated(problem_, best[random.index(best.size())].numbers, &random));
+    }
+    return std::move(finds_);
+  }
+
+  // Anneals one of the best words.
+  Finds refine(uint64_t seed, int64_t budget, const Words& words, int64_t temperature,
+               int cost_weight, const Pool& pool) {
+    begin(pool);
+    LocalSearch search(problem_, seed);
+    search.start(words);
+    search.anneal({.evaluations = budget,
+                   .temperature = temperature,
+                   .cost_weight = cost_weight,
+                   .bound = options_.bound,
+                   .cancel = options_.cancel});
+    finds_.evaluations = search.evaluations();
+    found(search.best_cost(), search.best());
+    return std::move(finds_);
+  }
+
+ private:
+  void begin(const Pool& pool) {
+    pool_.templates = pool.templates;
+    worst_words_ = pool.words.size() < kWordsKept ? WakeQueue::kAsleep : pool.words.back().cost;
+    finds_ = {};
+  }
+
+  bool is_over(int64_t budget) const {
+    return finds_.evaluations >= budget || finds_.reached_bound ||
+           (options_.cancel != nullptr && options_.cancel->load(std::memory_order_relaxed));
+  }
+
+  void try_template(const Template& numbers) {
+    const std::optional<Ticks> cost = dispatcher_.run(numbers, pool_.worst_template());
+    finds_.evaluations += static_cast<int64_t>(dispatcher_.actions()) + 1;
+    if (!cost) return;
+    keep_best(ScoredTemplate{*cost, numbers}, kTemplatesKept, &pool_.templates);
+    finds_.templates = pool_.templates;
+    // A replay may start actions for which the dispatcher waited.
+    if (*cost >= worst_words_ && *cost > options_.bound) return;
+    PW_CHECK(replay_.run(dispatcher_.words()), "the dispatcher's words run to their end");
+    finds_.evaluations += static_cast<int64_t>(dispatcher_.actions());
+    found(replay_.cost(), dispatcher_.words());
+  }
+
+  void found(Ticks cost, const Words& words) {
+    keep_best(ScoredWords{cost, words}, kWordsKept, &finds_.words);
+    if (finds_.words.size() == kWordsKept)
+      worst_words_ = std::min(worst_words_, finds_.words.back().cost);
+    finds_.reached_bound = finds_.words.front().cost <= options_.bound;
+  }
+
+  const Problem& problem_;
+  const SolveOptions& options_;
+  Dispatcher dispatcher_;
+  Replay replay_;
+  Pool pool_;
+  Ticks worst_words_ = 0;
+  Finds finds_;
+};
+
+class Solver {
+ public:
+  Solver(const Problem& problem, const SolveOptions& options)
+      : problem_(problem), options_(options), lanes_(kLanes) {
+    for (const StageWork& work : problem.stages)
+      has_free_pass_ = has_free_pass_ || work.forward == 0 || work.backward_input == 0;
+  }
+
+  Solution run();
+
+ private:
+  void add_candidates();
+  bool is_over() const {
+    return pool_.best() <= options_.bound || evaluations_ >= options_.evaluations || is_cancelled();
+  }
+  bool is_cancelled() const {
+    return options_.cancel != nullptr && options_.cancel->load(std::memory_order_relaxed);
+  }
+  // Runs work(lane, index) for all lanes and merges what they find.
+  template <typename Work>
+  void round(const Work& work);
+  void explore(int64_t budget);
+  void refine(int64_t budget);
+
+  const Problem& problem_;
+  const SolveOptions& options_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  Pool pool_;
+  int64_t evaluations_ = 0;
+  uint64_t rounds_ = 0;
+  bool has_free_pass_ = false;  // some F or I takes no time
+};
+
+void Solver::add_candidates() {
+  Replay replay(problem_);
+  const auto add = [&](const Words& words, const std::string& name) {
+    if (!fits_memory(problem_, words) || !replay.run(words)) return;
+    keep_best(ScoredWords{replay.cost(), words, name}, kWordsKept, &pool_.words);
+  };
+  for (const Candidate& candidate : options_.candidates) add(candidate.words, candidate.name);
+  add(one_at_a_time(problem_), "one microbatch at a time");
+  PW_CHECK(!pool_.words.empty(), "the memory limits are at least least_memory()");
+}
+
+template <typename Work>
+void Solver::round(const Work& work) {
+  std::vector<Finds> finds(kLanes);
+  std::atomic<int> next = 0, first_done = kLanes;
+  const auto run_lanes = [&] {
+    for (int index = next++; index < kLanes; index = next++) {
+      if (index > first_done) continue;
+      std::unique_ptr<Lane>& lane = lanes_[static_cast<size_t>(index)];
+      if (lane == nullptr) lane = std::make_unique<Lane>(problem_, options_);
+      Finds& result = finds[static_cast<size_t>(index)];
+      result = work(*lane, index);
+      if (!result.reached_bound) continue;
+      for (int done = first_done; index < done && !first_done.compare_exchange_weak(done, index);) {
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int thread = 1; thread < std::min(options_.threads, kLanes); ++thread)
+    threads.emplace_back(run_lanes);
+  run_lanes();
+  for (std::thread& thread : threads) thread.join();
+
+  for (int index = 0; index <= std::min<int>(first_done, kLanes - 1); ++index) {
+    Finds& result = finds[static_cast<size_t>(index)];
+    evaluations_ += result.evaluations;
+    for (ScoredTemplate& one : result.templates)
+      keep_best(std::move(one), kTemplatesKept, &pool_.templates);
+    for (ScoredWords& one : result.words) keep_best(std::move(one), kWordsKept, &pool_.words);
+  }
+  ++rounds_;
+  if (options_.on_progress) options_.on_progress({pool_.best(), evaluations_});
+}
+
+void Solver::explore(int64_t budget) {
+  round([&](Lane& lane, int index) {
+    const uint64_t seed =
+        Random(options_.seed + 1000 * rounds_ + static_cast<uint64_t>(index)).next();
+    return lane.explore(seed, budget / kLanes, pool_);
+  });
+}
+
+void Solver::refine(int64_t budget) {
+  const Ticks step =
+      problem_.num_microbatches == 0 ? 0 : options_.bound / problem_.num_microbatches;
+  round([&](Lane& lane, int index) {
+    const uint64_t seed =
+        Random(options_.seed + 1000 * rounds_ + static_cast<uint64_t>(index)).next();
+    // Most lanes start at the best words, the others at the next best.
+    const size_t start = index < 4 ? 0 : static_cast<size_t>(index) - 3;
+    struct Mode {
+      int cooling;  // the temperature is the time per microbatch divided by this
+      int cost_weight;
+    };
+    constexpr Mode kModes[kLanes] = {{200, 5}, {200, 1}, {50, 1}, {500, 5},
+                                     {100, 5}, {20, 1},  {10, 1}, {5, 1}};
+    return lane.refine(seed, budget / kLanes,
+                       pool_.words[std::min(start, pool_.words.size() - 1)].words,
+                       step / kModes[index].cooling, kModes[index].cost_weight, pool_);
+  });
+}
+
+Solution Solver::run() {
+  add_candidates();
+  size_t actions = 0;
+  for (const Word& word : pool_.words.front().words) actions += word.size();
+  const bool refines = actions <= kMostActionsForLocalSearch && !has_free_pass_;
+  if (!is_over()) {
+    const std::vector<Template> known = known_templates(problem_);
+    round([&](Lane& lane, int index) {
+      std::vector<Template> own;
+      for (size_t k = static_cast<size_t>(index); k < known.size(); k += kLanes)
+        own.push_back(known[k]);
+      return lane.try_templates(own, options_.evaluations / (2 * kLanes), pool_);
+    });
+  }
+  for (int k = 0; k < kRounds && !is_over(); ++k) {
+    const int64_t left = (options_.evaluations - evaluations_) / (kRounds - k);
+    explore(refines ? left / 2 : left);
+    if (refines && !is_over()) refine(left / 2);
+  }
+  const ScoredWords& best = pool_.words.front();
+  return {best.words, best.cost, best.candidate, evaluations_, is_cancelled()};
+}
+
+}  // namespace
+
+Solution solve(const Problem& problem, const SolveOptions& options) {
+  return Solver(problem, options).run();
+}
+
+}  // namespace pipewright::schedule::search

@@ -1,0 +1,63 @@
+#ifndef PIPEWRIGHT_SCHEDULE_SEARCH_SOLVE_H_
+#define PIPEWRIGHT_SCHEDULE_SEARCH_SOLVE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/search/words.h"
+
+// The search for one problem: dispatcher with many templates, then local search, until the cost
+// equals the lower bound or the budget is spent.
+//
+//   SolveOptions options = {.bound = lower_bound(problem).value, .evaluations = 100'000'000};
+//   const Solution best = solve(problem, options);
+//   std::cout << best.cost << (best.cost == options.bound ? ", optimal" : "");
+//
+// The result depends only on the problem, the candidates, the bound, the budget and the seed: not
+// on the number of threads, and not on the machine. Only a cancelled search depends on time.
+
+namespace pipewright::schedule::search {
+
+// A schedule that is known before the search starts.
+struct Candidate {
+  std::string name;
+  Words words;
+};
+
+struct Progress {
+  Ticks cost;
+  int64_t evaluations;
+};
+
+struct SolveOptions {
+  Ticks bound = 0;                    // stop at this cost; a lower bound
+  int64_t evaluations = 100'000'000;  // budget, in evaluated actions: about 30 ns each
+  int threads = 1;
+  uint64_t seed = 1;
+  std::vector<Candidate> candidates = {};  // those that deadlock or do not fit are ignored
+  // Called from the calling thread whenever a round has ended; may be empty.
+  std::function<void(const Progress&)> on_progress = {};
+  // Set by another thread or a signal handler to stop early; may be null.
+  const std::atomic<bool>* cancel = nullptr;
+};
+
+struct Solution {
+  Words words;
+  Ticks cost = 0;
+  // Where the words come from: the name of a candidate, or "" if the search found them.
+  std::string candidate;
+  int64_t evaluations = 0;
+  bool is_cancelled = false;
+};
+
+// The best schedule found, which is never worse than any candidate. Every rank's memory limit must
+// be at least its least_memory(). Throws whatever on_progress throws.
+Solution solve(const Problem& problem, const SolveOptions& options);
+
+}  // namespace pipewright::schedule::search
+
+#endif  // PIPEWRIGHT_SCHEDULE_SEARCH_SOLVE_H_
