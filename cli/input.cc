@@ -9,11 +9,13 @@
 #include <utility>
 
 #include "pipewright/cli/files.h"
+#include "pipewright/cli/simulation.h"
 #include "pipewright/cli/usage_error.h"
 #include "pipewright/ir/lowering.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/header.h"
 #include "pipewright/ir/text/render.h"
+#include "pipewright/schedules/registry.h"
 
 namespace pipewright::cli {
 namespace {
@@ -78,6 +80,7 @@ schedule::CompileRequest request_of(const Invocation& invocation, const Input& i
     request.source = input.name;
   }
   request.shape = shape_of(invocation);
+  request.costs = input.costs;
   return request;
 }
 
@@ -94,6 +97,12 @@ bool is_file(const std::string& word) {
 }
 
 }  // namespace
+
+bool plans_with_costs(const Input& input) {
+  if (input.file) return false;
+  const schedules::ScheduleSpec* spec = schedules::find_schedule(input.name);
+  return spec != nullptr && spec->plan_rows != nullptr;
+}
 
 ArgumentSpec source_argument() {
   return {{ValueKind::kSource, "SOURCE", {}},
@@ -133,7 +142,11 @@ std::vector<OptionSpec> lowering_options() {
 
 Input read_input(const Invocation& invocation, Console& console, size_t argument) {
   const std::string& word = invocation.arguments[argument];
-  if (!is_file(word)) return {std::nullopt, word};
+  if (!is_file(word)) {
+    Input input{std::nullopt, word};
+    if (plans_with_costs(input)) input.costs = read_costs(invocation, console).request.costs;
+    return input;
+  }
   Input input{read_source(word, console), ""};
   input.name = ir::printable(input.file->name);
   return input;

@@ -101,7 +101,6 @@ int run_print(const Invocation& invocation, Console& console) {
   const bool to_stdout = path.empty() || path == "-";
   const std::string format =
       invocation.text("--format").value_or(default_format(path, to_stdout, console));
-  if (!is_picture(format)) refuse_cost_options(invocation, "--format timeline, svg, trace or dot");
   if (invocation.has("--comms") && format != "timeline")
     throw UsageError("--comms requires --format timeline");
   // The schedule after the watched pass goes to stderr, so that stdout has the result only.
@@ -118,6 +117,8 @@ int run_print(const Invocation& invocation, Console& console) {
 
   // Formats without times print a schedule as it is, even if it is invalid.
   Input input = read_input(invocation, console);
+  if (!is_picture(format) && !plans_with_costs(input))
+    refuse_cost_options(invocation, "--format timeline, svg, trace or dot");
   compile_input(invocation, {},
                 is_picture(format) ? schedule::Depth::kVerify : schedule::Depth::kLower, &input,
                 observer);

@@ -9,6 +9,7 @@
 #include "pipewright/ir/text/header.h"
 #include "pipewright/ir/text/read.h"
 #include "pipewright/ir/text/spelling.h"
+#include "pipewright/schedule/search/make_problem.h"
 #include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedules/registry.h"
@@ -37,8 +38,17 @@ ir::ExpectedShape expected_of(const schedules::Shape& shape) {
   return {given(shape.ranks), given(shape.stages), given(shape.microbatches)};
 }
 
+// The times that a schedule is planned for.
+std::vector<schedules::StageTimes> times_of(const search::Problem& problem) {
+  std::vector<schedules::StageTimes> times;
+  for (const search::StageWork& work : problem.stages)
+    times.push_back({work.forward, work.backward_input, work.backward_weight, work.output_transfer,
+                     work.gradient_transfer});
+  return times;
+}
+
 std::optional<ir::ParsedSchedule> generate(const std::string& name, schedules::Shape shape,
-                                           ir::Diagnostics* diagnostics) {
+                                           const Costs& costs, ir::Diagnostics* diagnostics) {
   const schedules::ScheduleSpec* spec = schedules::find_schedule(name);
   if (spec == nullptr) {
     const std::vector<std::string_view> names = schedules::schedule_names();
@@ -66,7 +76,13 @@ std::optional<ir::ParsedSchedule> generate(const std::string& name, schedules::S
     added.help = std::move(error->help);
     return std::nullopt;
   }
-  return ir::ParsedSchedule{schedules::make_order(*spec, shape), {}};
+  if (spec->plan_rows == nullptr)
+    return ir::ParsedSchedule{schedules::make_order(*spec, shape), {}};
+  const ir::Placement placement = schedules::placement_of(*spec, shape);
+  if (!check_costs(costs, {}, placement, shape.microbatches, diagnostics)) return std::nullopt;
+  const std::vector<schedules::StageTimes> times =
+      times_of(search::make_problem(placement, shape.microbatches, costs, {}));
+  return ir::ParsedSchedule{schedules::make_order(*spec, shape, times), {}};
 }
 
 // Checks a schedule in memory like a file that declares its shape.
@@ -91,7 +107,7 @@ std::optional<ir::ParsedSchedule> take(ir::AnySchedule any, const schedules::Sha
 
 std::optional<ir::ParsedSchedule> read(CompileRequest* request, ir::Diagnostics* diagnostics) {
   if (const auto* name = std::get_if<std::string>(&request->source))
-    return generate(*name, request->shape, diagnostics);
+    return generate(*name, request->shape, request->costs, diagnostics);
   if (const auto* file = std::get_if<const ir::Source*>(&request->source)) {
     const ir::Source& source = **file;
     if (!check_no_shape_options(request->shape, ir::printable(source.name) + " is a file",

@@ -57,6 +57,10 @@ struct CompileRequest {
   // 0 are not checked.
   schedules::Shape shape = {};
 
+  // The costs that a schedule is planned for if its name is that of one that plans with costs
+  // (ZB-1p, ZB-2p). Others ignore them.
+  Costs costs = {};
+
   // The policies of the passes, and the channel model and capacity that the program is verified
   // under. An unset policy of a pass is PyTorch's. Unset channels are those that a given program
   // records, or else the defaults of ir/channel.h.

@@ -17,6 +17,7 @@
 #include "pipewright/schedules/one_f_one_b_v.h"
 #include "pipewright/schedules/v_half.h"
 #include "pipewright/schedules/v_min.h"
+#include "pipewright/schedules/zb_auto.h"
 #include "pipewright/schedules/zb_h1.h"
 #include "pipewright/schedules/zb_h2.h"
 #include "pipewright/schedules/zbv_zero_bubble.h"
@@ -25,19 +26,9 @@ namespace pipewright::schedules {
 namespace {
 
 constexpr const ScheduleSpec* kSchedules[] = {
-    &kGPipe,
-    &kOneFOneB,
-    &kEager1F1B,
-    &kLoopedBfs,
-    &kInterleaved1F1B,
-    &kInterleavedZeroBubble,
-    &kZbH1,
-    &kZbH2,
-    &kZbvZeroBubble,
-    &kDualPipeV,
-    &kVHalf,
-    &kVMin,
-    &kOneFOneBV,
+    &kGPipe, &kOneFOneB, &kEager1F1B, &kLoopedBfs, &kInterleaved1F1B, &kInterleavedZeroBubble,
+    &kZbH1,  &kZbH2,     &kZb1p,      &kZb2p,      &kZbvZeroBubble,   &kDualPipeV,
+    &kVHalf, &kVMin,     &kOneFOneBV,
 };
 
 bool same_word(std::string_view left, std::string_view right) {
@@ -103,6 +94,13 @@ void drop_trailing_idle(ir::Row* row) {
   while (!row->empty() && row->back().is_idle()) row->pop_back();
 }
 
+// The rows of a schedule that generates all ranks together.
+ir::Rows all_rows(const ScheduleSpec& spec, const Shape& shape, std::span<const StageTimes> times) {
+  if (spec.plan_rows == nullptr) return spec.make_rows(shape);
+  if (!times.empty()) return spec.plan_rows(shape, times);
+  return spec.plan_rows(shape, std::vector<StageTimes>(static_cast<size_t>(shape.stages)));
+}
+
 }  // namespace
 
 std::span<const ScheduleSpec* const> all_schedules() { return kSchedules; }
@@ -164,14 +162,24 @@ std::optional<ir::Diagnostic> shape_error(const ScheduleSpec& spec, const Shape&
   return std::nullopt;
 }
 
-ir::ComputeOrder make_order(const ScheduleSpec& spec, const Shape& shape) {
+ir::Placement placement_of(const ScheduleSpec& spec, const Shape& shape) {
+  switch (spec.pattern) {
+    case Pattern::kLoop:
+      return ir::Placement::loop(shape.ranks, shape.stages);
+    case Pattern::kV:
+      return ir::Placement::v(shape.ranks, shape.stages);
+  }
+  PW_CHECK(false, "every pattern has a placement");
+}
+
+ir::ComputeOrder make_order(const ScheduleSpec& spec, const Shape& shape,
+                            std::span<const StageTimes> times) {
   PW_CHECK(!shape_error(spec, shape), "the shape keeps to the schedule's constraints");
   ir::ComputeOrder order;
   order.name = spec.name;
-  order.placement = spec.pattern == Pattern::kLoop ? ir::Placement::loop(shape.ranks, shape.stages)
-                                                   : ir::Placement::v(shape.ranks, shape.stages);
+  order.placement = placement_of(spec, shape);
   order.num_microbatches = shape.microbatches;
-  if (spec.make_rows != nullptr) order.rows = spec.make_rows(shape);
+  if (spec.make_row == nullptr) order.rows = all_rows(spec, shape, times);
   order.rows.reserve(static_cast<size_t>(shape.ranks));
   for (int rank = 0; spec.make_row != nullptr && rank < shape.ranks; ++rank) {
     order.rows.push_back(spec.make_row(shape, rank));
@@ -185,7 +193,7 @@ ir::ComputeOrder make_order(const ScheduleSpec& spec, const Shape& shape) {
 ir::Row make_row(const ScheduleSpec& spec, const Shape& shape, int rank) {
   PW_CHECK(!shape_error(spec, shape) && rank >= 0 && rank < shape.ranks,
            "the shape is legal and has the rank");
-  if (spec.make_row == nullptr) return spec.make_rows(shape)[static_cast<size_t>(rank)];
+  if (spec.make_row == nullptr) return all_rows(spec, shape, {})[static_cast<size_t>(rank)];
   ir::Row row = spec.make_row(shape, rank);
   drop_trailing_idle(&row);
   return row;

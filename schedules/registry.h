@@ -38,13 +38,18 @@ int default_stages(const ScheduleSpec& spec, int ranks);
 // valid shapes as its help, or nothing if the shape is valid.
 std::optional<ir::Diagnostic> shape_error(const ScheduleSpec& spec, const Shape& shape);
 
-// Generates the compute order of all ranks. The shape must be valid (shape_error). Linear in the
-// number of cells, idle slots included.
-ir::ComputeOrder make_order(const ScheduleSpec& spec, const Shape& shape);
+// The placement of a schedule. The shape must be valid (shape_error).
+ir::Placement placement_of(const ScheduleSpec& spec, const Shape& shape);
 
-// Generates the order of one rank, without the idle slots that ScheduleSpec::align adds. Linear in
-// its own length, independent of the number of ranks, except for schedules that generate all ranks
-// together (ScheduleSpec::make_rows).
+// Generates the compute order of all ranks. The shape must be valid (shape_error). `times`, one
+// entry per stage, matters only to schedules that plan with costs (ScheduleSpec::plan_rows); empty
+// for unit times. Linear in the number of cells, idle slots included.
+ir::ComputeOrder make_order(const ScheduleSpec& spec, const Shape& shape,
+                            std::span<const StageTimes> times = {});
+
+// Generates the order of one rank, for unit times and without the idle slots that
+// ScheduleSpec::align adds. Linear in its own length, independent of the number of ranks, except
+// for schedules that generate all ranks together (ScheduleSpec::make_rows and plan_rows).
 ir::Row make_row(const ScheduleSpec& spec, const Shape& shape, int rank);
 
 }  // namespace pipewright::schedules

@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_SCHEDULES_SCHEDULE_SPEC_H_
 #define PIPEWRIGHT_SCHEDULES_SCHEDULE_SPEC_H_
 
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -22,6 +23,13 @@ struct Shape {
   int stages_per_rank() const { return stages / ranks; }
 
   friend bool operator==(const Shape&, const Shape&) = default;
+};
+
+// How long the actions of one stage take, as integers in any unit, for schedules that plan with
+// costs. A transfer is that of the stage's output or input gradient to the neighbouring stage.
+struct StageTimes {
+  int64_t forward = 1, backward_input = 1, backward_weight = 1;
+  int64_t output_transfer = 0, gradient_transfer = 0;
 };
 
 // How stages are placed on ranks: round robin, or up and down again (ir/placement.h).
@@ -64,8 +72,10 @@ struct ScheduleSpec {
   // Generates the order of one rank for a valid shape, in time linear in its length. Null if the
   // ranks can only be generated together.
   ir::Row (*make_row)(const Shape&, int rank) = nullptr;
-  // Generates the orders of all ranks, in linear time. Set if and only if make_row is null.
+  // Generates the orders of all ranks, in linear time.
   ir::Rows (*make_rows)(const Shape&) = nullptr;
+  // The same for these times, one entry per stage. Exactly one of the three generators is set.
+  ir::Rows (*plan_rows)(const Shape&, std::span<const StageTimes>) = nullptr;
   // Inserts idle slots where ranks wait for each other, as PyTorch does for some schedules; null
   // for the others.
   void (*align)(ir::ComputeOrder*) = nullptr;

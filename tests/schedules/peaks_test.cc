@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <random>
+#include <utility>
 #include <vector>
 
 #include "pipewright/ir/dependencies.h"
@@ -52,6 +54,9 @@ int peak_bound(std::string_view name, const Shape& shape) {
   if (name == "V-Half") return 2 * ((P + 2) / 2);
   if (name == "V-Min") return 2 * ((P + 4) / 3);
   if (name == "1F1B-V") return 2 * ((2 * P + 3) / 3);
+  // Half activations, all of which may be from I to W.
+  if (name == "ZB-1p") return 2 * P;
+  if (name == "ZB-2p") return 4 * P;
   return 0;
 }
 
@@ -198,6 +203,42 @@ TEST(PeaksTest, InterleavedWithGroupsAndExtraWarmup) {
     }
   }
   EXPECT_GT(orders, 500);
+}
+
+// The peak in half activations: F takes two, I and W free one each.
+int peak_in_halves(const ir::Row& row) {
+  int halves = 0, peak = 0;
+  for (const ir::Action& action : row) {
+    halves += action.kind() == ir::ActionKind::kForward ? 2 : -1;
+    peak = std::max(peak, halves);
+  }
+  EXPECT_EQ(halves, 0);
+  return peak;
+}
+
+// Whatever the times, the plans are complete, run to their end and keep to their limit.
+TEST(PeaksTest, ZbAutoKeepsItsMemoryLimitAtAnyTimes) {
+  std::mt19937 random(1);
+  const auto draw = [&](unsigned most) { return static_cast<int64_t>(random() % (most + 1)); };
+  int at_limit = 0;
+  for (int instance = 0; instance < 300; ++instance) {
+    const int ranks = 1 + static_cast<int>(draw(7)), microbatches = 1 + static_cast<int>(draw(30));
+    const Shape shape{ranks, ranks, microbatches};
+    std::vector<StageTimes> times;
+    for (int rank = 0; rank < ranks; ++rank)
+      times.push_back({draw(20), draw(20), draw(20), draw(9), draw(9)});
+    for (const auto& [name, limit] : {std::pair("ZB-1p", 2 * ranks), {"ZB-2p", 4 * ranks}}) {
+      SCOPED_TRACE(testing::Message() << name << " instance " << instance);
+      const ir::ComputeOrder order = make_order(*find_schedule(name), shape, times);
+      expect_complete(order);
+      EXPECT_TRUE(can_run(order));
+      for (const ir::Row& row : order.rows) {
+        EXPECT_LE(peak_in_halves(row), limit);
+        at_limit += peak_in_halves(row) == limit;
+      }
+    }
+  }
+  EXPECT_GT(at_limit, 300);
 }
 
 // Single rows for a large cluster: the whole order would have 134 million actions.
