@@ -116,7 +116,7 @@ const std::vector<CommandSpec>& table() {
        "Predict how long a schedule takes",
        "Runs a schedule without a GPU and reports its makespan, bubble rate, critical path and "
        "lower "
-       "bounds, and each rank's span, busy and idle time and peak of activations.\n"
+       "bound, and each rank's span, busy and idle time and peak of activations.\n"
        "A named schedule or a compute order runs with ideal transfers, unless --level is "
        "compute_comms; a program runs under its channel model, whose queues its transfers occupy. "
        "By "

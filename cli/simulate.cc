@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <map>
 #include <ostream>
@@ -54,6 +55,17 @@ std::string number_json(double number) { return fmt::format("{}", number); }
 
 std::string step_json(const std::optional<int>& step) {
   return step ? std::to_string(*step) : "null";
+}
+
+std::string rank_json(int rank) { return rank < 0 ? "null" : std::to_string(rank); }
+
+std::string bound_json(const schedule::ScheduleBound& bound) {
+  std::string terms;
+  for (const auto& [name, value] : bound.terms)
+    terms += fmt::format("{}\"{}\": {}", terms.empty() ? "" : ", ", name, number_json(value));
+  return fmt::format(
+      "{{\"value\": {}, \"name\": \"{}\", \"rank\": {}, \"other\": {}, \"terms\": {{{}}}}}",
+      number_json(bound.value), bound.name, rank_json(bound.rank), rank_json(bound.other), terms);
 }
 
 std::string actions_json(const ir::Schedule& schedule, const ir::Timeline& timeline,
@@ -123,7 +135,8 @@ void print_json(const Invocation& invocation, const Input& input, const Simulati
       "{{\n  \"version\": 1,\n  \"level\": \"{}\",\n  \"channels\": {},\n  \"capacity\": {},\n"
       "  \"unit\": {},\n  \"makespan\": {},\n  \"cost\": {},\n  \"bubble_rate\": {},\n"
       "  \"bounds\": {{\"busiest_rank\": {}, \"one_microbatch\": {}, \"warm_up\": {}}},\n"
-      "  \"gap\": {},\n  \"jitter\": {},\n  \"ranks\": [{}\n  ],\n  \"critical_path\": [{}\n  "
+      "  \"bound\": {},\n  \"gap\": {},\n  \"jitter\": {},\n  \"ranks\": [{}\n  ],\n  "
+      "\"critical_path\": [{}\n  "
       "]\n}}\n",
       ir::name(ir::level_of(input.any())),
       program ? fmt::format("\"{}\"", ir::name(channels.channels)) : "null",
@@ -133,7 +146,8 @@ void print_json(const Invocation& invocation, const Input& input, const Simulati
       simulation.costs.unit.empty() ? "null" : fmt::format("\"{}\"", simulation.costs.unit),
       number_json(report.makespan), number_json(report.cost), number_json(report.bubble_rate),
       number_json(report.bounds.busiest_rank), number_json(report.bounds.one_microbatch),
-      number_json(report.bounds.warm_up), number_json(report.gap()), jitter, ranks, path);
+      number_json(report.bounds.warm_up), bound_json(simulation.bound),
+      number_json(simulation.bound.gap(report.cost)), jitter, ranks, path);
 }
 
 // ---- text
@@ -161,6 +175,15 @@ std::string path_text(const ir::Schedule& schedule, const Simulation& simulation
   for (const auto& [kind, time] : by_kind) add(ir::info(kind).token, time);
   add("transfers", transfers);
   return text;
+}
+
+// "nested window of ranks 0 and 3"
+std::string bound_text(const schedule::ScheduleBound& bound) {
+  std::string text(bound.name);
+  std::ranges::replace(text, '_', ' ');
+  if (bound.rank < 0) return text;
+  return bound.other < 0 ? fmt::format("{} of rank {}", text, bound.rank)
+                         : fmt::format("{} of ranks {} and {}", text, bound.rank, bound.other);
 }
 
 void print_rank_table(const Simulation& simulation, std::ostream& out) {
@@ -192,10 +215,11 @@ void print_text(const Input& input, const Simulation& simulation,
                      number_text(report.cost), unit);
   out << fmt::format("bubble rate    {:.4f}\n", report.bubble_rate);
   out << fmt::format("critical path  {}\n", path_text(schedule, simulation));
-  out << fmt::format(
-      "lower bounds   busiest rank {}, one microbatch {}, warm-up {}: {} above the largest\n",
-      number_text(report.bounds.busiest_rank), number_text(report.bounds.one_microbatch),
-      number_text(report.bounds.warm_up), percent_text(report.gap()));
+  const double gap = simulation.bound.gap(report.cost);
+  out << fmt::format("lower bound    {}{}, {}: {}\n", number_text(simulation.bound.value), unit,
+                     bound_text(simulation.bound),
+                     gap == 0 ? "this cost is optimal for its work and memory"
+                              : fmt::format("the cost is {} above it", percent_text(gap)));
   if (spread)
     out << fmt::format(
         "with jitter    {} runs: makespan {} to {}, median {}, mean {} +- {}, 95% below {}\n",

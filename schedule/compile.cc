@@ -353,8 +353,9 @@ SimulateResult simulate(const CompileResult& compiled, const SimulateRequest& re
   EventGraph graph = graph_of(*compiled.schedule);
   ir::Timeline timeline = simulate(graph, schedule, costs);
   Report report = report_on(schedule, costs, timeline);
-  result.simulation =
-      Simulation{std::move(costs), std::move(graph), std::move(timeline), std::move(report)};
+  ScheduleBound bound = bound_of(schedule, costs, report);
+  result.simulation = Simulation{std::move(costs), std::move(graph), std::move(timeline),
+                                 std::move(report), std::move(bound)};
   return result;
 }
 

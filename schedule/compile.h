@@ -14,6 +14,7 @@
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/source.h"
 #include "pipewright/ir/timeline.h"
+#include "pipewright/schedule/bounds/schedule_bound.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/simulate/costs.h"
 #include "pipewright/schedule/simulate/event_graph.h"
@@ -109,6 +110,7 @@ struct Simulation {
   EventGraph graph;
   ir::Timeline timeline;
   Report report;
+  ScheduleBound bound;  // of the cost of any order of the same work in the same memory
 };
 
 struct SimulateRequest {

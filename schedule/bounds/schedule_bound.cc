@@ -1,0 +1,62 @@
+#include "pipewright/schedule/bounds/schedule_bound.h"
+
+#include <cmath>
+
+#include "pipewright/schedule/bounds/bounds.h"
+#include "pipewright/schedule/search/make_problem.h"
+
+namespace pipewright::schedule {
+namespace {
+
+// By stage: whether any of its backwards is split into I and W.
+std::vector<bool> split_stages(const ir::Schedule& schedule) {
+  std::vector<bool> is_split(static_cast<size_t>(schedule.placement.num_stages()));
+  for (const ir::Row& row : schedule.rows) {
+    for (const ir::Action& action : row) {
+      for (const ir::ActionPart part : action.parts()) {
+        if (part.kind() == ir::ActionKind::kBackwardInput)
+          is_split[static_cast<size_t>(part.stage())] = true;
+      }
+    }
+  }
+  return is_split;
+}
+
+}  // namespace
+
+search::Problem problem_of(const ir::Schedule& schedule, const Costs& costs, const Report& report) {
+  search::Problem problem =
+      search::make_problem(schedule.placement, schedule.num_microbatches, costs, {});
+  const bool has_backward = ir::has_backward(schedule);
+  const std::vector<bool> is_split = split_stages(schedule);
+  for (size_t stage = 0; stage < problem.stages.size(); ++stage) {
+    if (is_split[stage]) continue;
+    search::StageWork& work = problem.stages[stage];
+    work.backward_input = has_backward ? work.backward_input + work.backward_weight : 0;
+    work.backward_weight = work.weight_input = 0;
+  }
+  for (size_t rank = 0; rank < report.ranks.size(); ++rank)
+    problem.memory_limits[rank] = report.ranks[rank].peak_activations.amount;
+  return problem;
+}
+
+ScheduleBound bound_of(const ir::Schedule& schedule, const Costs& costs, const Report& report) {
+  const search::Problem problem = problem_of(schedule, costs, report);
+  const Bound bound = ir::has_backward(schedule) ? lower_bound(problem) : work_bound(problem);
+  // A tick is a power of ten. A division by 1000 is exact where a product with 0.001 is not.
+  const auto in_unit = [&](search::Ticks ticks) {
+    return problem.tick < 1 ? static_cast<double>(ticks) / std::round(1 / problem.tick)
+                            : static_cast<double>(ticks) * problem.tick;
+  };
+  ScheduleBound result{.value = in_unit(bound.value),
+                       .name = bound.name,
+                       .rank = bound.rank,
+                       .other = bound.other,
+                       .terms = {}};
+  for (const BoundTerm& term : bound.terms)
+    result.terms.emplace_back(term.name, in_unit(term.value));
+  if (std::abs(result.value - report.cost) <= 1e-9 * report.cost) result.value = report.cost;
+  return result;
+}
+
+}  // namespace pipewright::schedule
