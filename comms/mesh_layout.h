@@ -17,6 +17,8 @@ namespace pipewright::comms {
 struct MeshDim {
   std::string name;
   int size;
+
+  friend bool operator==(const MeshDim&, const MeshDim&) = default;
 };
 
 class MeshLayout {
@@ -35,6 +37,8 @@ class MeshLayout {
   // `rank` and the ranks that differ from it only along `dims`, ascending. For example, the
   // data-parallel copies of a rank are its peers along {"dp_replicate", "dp_shard"}.
   std::vector<int> peers(int rank, std::span<const std::string> dims) const;
+
+  friend bool operator==(const MeshLayout&, const MeshLayout&) = default;
 
  private:
   size_t index_of(std::string_view dim) const;

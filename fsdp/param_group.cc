@@ -18,12 +18,16 @@
 #include <algorithm>
 #include <utility>
 
+#include "pipewright/comms/chunk.h"
 #include "pipewright/fsdp/flat_buffer.h"
-#include "pipewright/fsdp/shard_layout.h"
 #include "pipewright/ir/errors.h"
 
 namespace pipewright::fsdp {
 namespace {
+
+using comms::Chunk;
+using comms::chunk_length;
+using comms::chunk_of;
 
 std::string describe(const at::Tensor& tensor) {
   return c10::str(tensor.scalar_type(), " ", tensor.sizes(), " on ", tensor.device());

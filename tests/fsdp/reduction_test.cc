@@ -9,9 +9,9 @@
 #include <limits>
 #include <tuple>
 
+#include "pipewright/comms/chunk.h"
 #include "pipewright/fsdp/clip_grad_norm.h"
 #include "pipewright/fsdp/fully_shard.h"
-#include "pipewright/fsdp/shard_layout.h"
 #include "tests/fsdp/sharding.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
@@ -31,12 +31,12 @@ using tests::Rank;
 using tests::Sharding;
 using tests::shards_of;
 
-TEST(ShardLayout, IsTorchChunk) {
+TEST(Chunk, IsTorchChunk) {
   for (int64_t length = 0; length <= 20; ++length) {
     for (int64_t ranks = 1; ranks <= 9; ++ranks) {
       const auto chunks = at::arange(length).chunk(ranks);
       for (int64_t rank = 0; rank < ranks; ++rank) {
-        const Chunk got = chunk_of(length, ranks, rank);
+        const comms::Chunk got = comms::chunk_of(length, ranks, rank);
         const bool there = rank < static_cast<int64_t>(chunks.size()) && length > 0;
         ASSERT_EQ(got.length, there ? chunks[static_cast<size_t>(rank)].numel() : 0);
         if (got.length > 0) {
