@@ -1,0 +1,276 @@
+// One pass along the rows links each action to earlier actions of its row, for which it keeps the
+// last compute of the rank, the last operation of each queue and the RECV of each tensor.
+//
+// Partners are on different ranks, so that all operations of one end of a pair of ranks are seen
+// before the first one of the other end. Until then, the operations of the first end form a list:
+// each one's `first` is the next one. The k-th operation of the other end takes the k-th from that
+// list. This needs no memory besides the links.
+#include "pipewright/schedule/channel_graph.h"
+
+#include <array>
+#include <map>
+#include <utility>
+
+#include "pipewright/ir/check.h"
+#include "pipewright/ir/rank_pairs.h"
+#include "pipewright/ir/stage_dependencies.h"
+#include "pipewright/ir/stage_microbatch_table.h"
+
+namespace pipewright::schedule {
+using ir::ActionKind;
+using ir::ActionPart;
+
+class ChannelGraphBuilder {
+ public:
+  explicit ChannelGraphBuilder(const ir::Schedule& schedule) : schedule_(schedule) {
+    size_t size = 0;
+    for (const ir::Row& row : schedule.rows) {
+      graph_.first_of_rank_.push_back(static_cast<uint32_t>(size));
+      size += row.size();
+    }
+    PW_CHECK(size < kNone, "actions are numbered in 32 bits");
+    graph_.first_of_rank_.push_back(static_cast<uint32_t>(size));
+    graph_.nodes_.reserve(size);
+    graph_.links_.reserve(size);
+  }
+
+  ChannelGraph build_order() {
+    graph_.is_order_ = true;
+    find_makers();
+    graph_.second_.reserve(graph_.links_.capacity());
+    for (const ir::Row& row : schedule_.rows) {
+      uint32_t before = kNone;
+      for (const ir::Action& action : row) {
+        const uint32_t number = next_number();
+        if (action.is_idle()) {
+          add(ChannelGraph::Node::kIdle, {kNone, kNone, kNone});
+          graph_.second_.push_back(kNone);
+          continue;
+        }
+        std::array<uint32_t, 2> inputs = {kNone, kNone};
+        for (const ActionPart part : action.parts()) find_inputs(part, number, &inputs);
+        add(ChannelGraph::Node::kCompute, {before, kNone, inputs[0]});
+        graph_.second_.push_back(inputs[1]);
+        before = number;
+      }
+    }
+    return std::move(graph_);
+  }
+
+  ChannelGraph build_program(ir::ChannelModel channels, ir::ChannelCapacity capacity) {
+    graph_.is_rendezvous_ = capacity == 0;
+    number_queues(channels);
+    inputs_ = {schedule_.placement, schedule_.num_microbatches, {kNone, kNone}};
+    std::vector<uint32_t> unsharded_by(num_stages(), kNone);  // UNSHARDs that no compute follows
+    for (const ir::Row& row : schedule_.rows) {
+      uint32_t before = kNone, data_parallel = kNone;
+      for (const ir::Action& action : row) {
+        const uint32_t number = next_number();
+        const ActionPart part = action.parts().empty() ? ActionPart() : action.parts()[0];
+        const auto stage = static_cast<size_t>(part.stage());
+        if (ir::is_transfer(part.kind())) {
+          add_transfer(part, before);
+        } else if (ir::is_compute(part.kind())) {
+          uint32_t unshard = std::exchange(unsharded_by[stage], kNone);
+          uint32_t input = input_of(part);
+          if (action.is_compound()) {
+            // Their UNSHARDs share a queue, so the second is enough.
+            const ActionPart other = action.parts()[1];
+            const uint32_t late =
+                std::exchange(unsharded_by[static_cast<size_t>(other.stage())], kNone);
+            if (unshard == kNone || (late != kNone && late > unshard)) unshard = late;
+            if (input == kNone) {
+              input = input_of(other);
+            } else {
+              set_second(number, input_of(other));
+            }
+          }
+          add(ChannelGraph::Node::kCompute, {before, unshard, input});
+          before = number;
+        } else if (part.kind() == ActionKind::kIdle) {
+          add(ChannelGraph::Node::kIdle, {kNone, kNone, kNone});
+        } else {
+          add(ChannelGraph::Node::kDataParallel, {before, data_parallel, kNone});
+          data_parallel = number;
+          if (part.kind() == ActionKind::kUnshard) unsharded_by[stage] = number;
+        }
+      }
+    }
+    if (capacity != 0 && capacity != ir::kUnboundedCapacity) make_room(capacity);
+    return std::move(graph_);
+  }
+
+ private:
+  static constexpr uint32_t kNone = ChannelGraph::kNone;
+  using Inputs = ir::StageMicrobatchTable<std::array<uint32_t, 2>>;
+
+  // The queue of a kind of SEND or RECV at a stage, and its ordered pair of ranks.
+  struct End {
+    uint32_t pair = kNone, queue = kNone;
+  };
+  // The operations of one end of a pair that have not met their partners.
+  struct Unmatched {
+    uint32_t head = kNone, tail = kNone;
+    bool are_sends = false;
+  };
+
+  size_t num_stages() const { return static_cast<size_t>(schedule_.placement.num_stages()); }
+  uint32_t next_number() const { return static_cast<uint32_t>(graph_.links_.size()); }
+  void add(ChannelGraph::Node node, const ChannelGraph::Links& links) {
+    graph_.nodes_.push_back(node);
+    graph_.links_.push_back(links);
+  }
+  void set_second(uint32_t number, uint32_t other) {
+    if (graph_.second_.empty()) graph_.second_.assign(graph_.links_.capacity(), kNone);
+    graph_.second_[number] = other;
+  }
+
+  // ---- compute orders
+
+  void find_makers() {
+    inputs_ = {schedule_.placement, schedule_.num_microbatches, {kNone, kNone}};
+    uint32_t number = 0;
+    for (const ir::Row& row : schedule_.rows) {
+      for (const ir::Action& action : row) {
+        for (const ActionPart part : action.parts()) {
+          if (part.kind() == ActionKind::kForward)
+            inputs_.at(part.stage(), part.microbatch())[0] = number;
+          if (ir::gives_input_gradient(part.kind()))
+            inputs_.at(part.stage(), part.microbatch())[1] = number;
+        }
+        ++number;
+      }
+    }
+  }
+
+  // The computes of other stages whose results `part` uses: an output and a gradient.
+  void find_inputs(ActionPart part, uint32_t number, std::array<uint32_t, 2>* inputs) const {
+    for (const ir::StageDependencies::Need& need : dependencies_.of(part)) {
+      if (need.stage == part.stage()) continue;
+      const size_t slot = need.result == ir::Result::kOutput ? 0 : 1;
+      const uint32_t maker = inputs_.at(need.stage, part.microbatch())[slot];
+      if (maker == kNone) {
+        (*inputs)[slot] = number;
+      } else if (need.of_other_rank || maker > number) {
+        (*inputs)[slot] = maker;
+      }
+    }
+  }
+
+  // ---- programs
+
+  void number_queues(ir::ChannelModel channels) {
+    const ir::RankPairs pairs(schedule_.placement);
+    std::map<std::pair<int, uint32_t>, uint32_t> ids;
+    ends_.resize(num_stages() * kKinds);
+    for (int stage = 0; stage < schedule_.placement.num_stages(); ++stage) {
+      for (const ActionKind kind :
+           {ActionKind::kSendF, ActionKind::kRecvF, ActionKind::kSendB, ActionKind::kRecvB}) {
+        const ActionPart part(kind, stage);
+        const auto& transfer = dependencies_.of(part).transfer;
+        if (!transfer || transfer->from == transfer->to) continue;
+        const bool sends = ir::is_send(kind);
+        const int rank = sends ? transfer->from : transfer->to;
+        const int peer = sends ? transfer->to : transfer->from;
+        const std::pair key(rank, ir::queue_index(channels, static_cast<uint32_t>(peer), sends));
+        const auto id = ids.try_emplace(key, static_cast<uint32_t>(ids.size())).first->second;
+        ends_[end_index(part)] = {pairs.of(part), id};
+      }
+    }
+    last_of_queue_.assign(ids.size(), kNone);
+    unmatched_.resize(pairs.size());
+  }
+  static size_t end_index(ActionPart part) {
+    return static_cast<size_t>(part.stage()) * kKinds + static_cast<size_t>(part.kind());
+  }
+
+  void add_transfer(ActionPart part, uint32_t poster) {
+    const uint32_t number = next_number();
+    const bool sends = ir::is_send(part.kind());
+    const End& end = ends_[end_index(part)];
+    Unmatched& unmatched = unmatched_[end.pair];
+    uint32_t partner = kNone;
+    if (unmatched.head != kNone && unmatched.are_sends != sends) {
+      partner = std::exchange(unmatched.head, graph_.links_[unmatched.head].first);
+      graph_.links_[partner].first = number;
+    } else {
+      (unmatched.head == kNone ? unmatched.head : graph_.links_[unmatched.tail].first) = number;
+      unmatched.tail = number;
+      unmatched.are_sends = sends;
+    }
+    add(sends ? ChannelGraph::Node::kSend : ChannelGraph::Node::kReceive,
+        {poster, std::exchange(last_of_queue_[end.queue], number), partner});
+    if (part.kind() == ActionKind::kRecvF) inputs_.at(part.stage(), part.microbatch())[0] = number;
+    if (part.kind() == ActionKind::kRecvB) inputs_.at(part.stage(), part.microbatch())[1] = number;
+  }
+
+  // The RECV of the result of another rank that a compute uses.
+  uint32_t input_of(ActionPart part) const {
+    for (const ir::StageDependencies::Need& need : dependencies_.of(part)) {
+      if (need.of_other_rank)
+        return inputs_.at(part.stage(), part.microbatch())[need.result != ir::Result::kOutput];
+    }
+    return kNone;
+  }
+
+  // The k-th SEND of a pair waits for RECV k - capacity.
+  void make_room(ir::ChannelCapacity capacity) {
+    std::vector<std::vector<uint32_t>> sends(unmatched_.size());
+    uint32_t number = 0;
+    for (const ir::Row& row : schedule_.rows) {
+      for (const ir::Action& action : row) {
+        if (ir::is_send(action.kind())) {
+          std::vector<uint32_t>& of_pair = sends[ends_[end_index(action.parts()[0])].pair];
+          if (of_pair.size() >= capacity)
+            set_second(number, graph_.partner_of(of_pair[of_pair.size() - capacity]));
+          of_pair.push_back(number);
+        }
+        ++number;
+      }
+    }
+  }
+
+  static constexpr size_t kKinds = std::size(ir::kActionKinds) + 1;
+
+  const ir::Schedule& schedule_;
+  ir::StageDependencies dependencies_{schedule_.placement};
+  ChannelGraph graph_;
+  // By (stage, microbatch), of its output and its input gradient: in orders the compute that makes
+  // it; in programs of a stage's input and its output's gradient: the RECV.
+  Inputs inputs_;
+  std::vector<End> ends_;  // by stage and kind
+  std::vector<uint32_t> last_of_queue_;
+  std::vector<Unmatched> unmatched_;  // by pair
+};
+
+ChannelGraph ChannelGraph::of_order(const ir::ComputeOrder& order) {
+  return ChannelGraphBuilder(order).build_order();
+}
+
+ChannelGraph ChannelGraph::of_program(const ir::Program& program, ir::ChannelModel channels,
+                                      ir::ChannelCapacity capacity) {
+  return ChannelGraphBuilder(program).build_program(channels, capacity);
+}
+
+ChannelGraph::Cell ChannelGraph::cell_of(uint32_t action) const {
+  const auto next = std::ranges::upper_bound(first_of_rank_, action);
+  return {static_cast<size_t>(next - first_of_rank_.begin()) - 1, action - *(next - 1)};
+}
+
+std::vector<Dependency> ChannelGraph::dependencies_of(uint32_t action) const {
+  std::vector<Dependency> all;
+  any_dependency(action, [&](const Dependency& dependency) {
+    all.push_back(dependency);
+    return false;
+  });
+  return all;
+}
+
+std::vector<uint32_t> ChannelGraph::order() const {
+  std::vector<uint32_t> order;
+  order.reserve(size());
+  run([&](uint32_t action) { order.push_back(action); });
+  return order;
+}
+
+}  // namespace pipewright::schedule

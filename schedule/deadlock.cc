@@ -1,0 +1,219 @@
+// A blocked action is a node of the wait-for graph if its own rank and queue let it run: it is the
+// first blocked compute of its rank, or it is posted and at the head of its queue. It waits for an
+// action of another rank, which in turn is blocked by such a node, or is one.
+//
+// Almost every node has one edge. A walk along single edges finds each cycle of such nodes once, in
+// linear time for all of them. Only a compute that misses two inputs has two edges; the shortest
+// cycle through it is found by a breadth-first search, which stops at the length of the best cycle
+// so far.
+#include "pipewright/schedule/deadlock.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "pipewright/ir/text/action_text.h"
+
+namespace pipewright::schedule {
+namespace {
+
+constexpr uint32_t kNone = ChannelGraph::kNone;
+using Node = ChannelGraph::Node;
+
+const ir::Action& action_at(uint32_t action, const ChannelGraph& graph,
+                            const ir::Schedule& schedule) {
+  const ChannelGraph::Cell cell = graph.cell_of(action);
+  return schedule.rows[cell.rank][cell.step];
+}
+
+ir::Place place_of(uint32_t action, const ChannelGraph& graph) {
+  const ChannelGraph::Cell cell = graph.cell_of(action);
+  return ir::place_at(cell.rank, cell.step);
+}
+
+// The wait-for edges as a graph of nodes numbered from 0.
+class WaitGraph {
+ public:
+  explicit WaitGraph(std::span<const Wait> waits) : waits_(waits) {
+    for (size_t edge = 0; edge < waits.size(); ++edge) {
+      if (edge == 0 || waits[edge].action != waits[edge - 1].action) {
+        actions_.push_back(waits[edge].action);
+        first_.push_back(edge);
+      }
+    }
+    first_.push_back(waits.size());
+  }
+
+  std::vector<Wait> shortest_cycle() {
+    follow_single_edges();
+    for (size_t node = 0; node < size(); ++node) {
+      if (num_edges(node) > 1) search_from(node);
+    }
+    if (!best_.empty())
+      std::ranges::rotate(best_, std::ranges::min_element(best_, {}, &Wait::action));
+    return std::move(best_);
+  }
+
+ private:
+  static constexpr size_t kNew = SIZE_MAX;
+
+  size_t size() const { return actions_.size(); }
+  size_t num_edges(size_t node) const { return first_[node + 1] - first_[node]; }
+  size_t target(size_t edge) const {
+    return static_cast<size_t>(std::ranges::lower_bound(actions_, waits_[edge].blocked_by) -
+                               actions_.begin());
+  }
+
+  void take(std::vector<Wait> cycle) {
+    if (best_.empty() || cycle.size() < best_.size()) best_ = std::move(cycle);
+  }
+
+  void follow_single_edges() {
+    std::vector<size_t> walk_of(size(), kNew);  // the start of the walk that came by first
+    for (size_t start = 0; start < size(); ++start) {
+      size_t node = start;
+      while (walk_of[node] == kNew && num_edges(node) == 1) {
+        walk_of[node] = start;
+        node = target(first_[node]);
+      }
+      if (walk_of[node] != start) continue;
+      std::vector<Wait> cycle;
+      const size_t end = node;
+      do {
+        cycle.push_back(waits_[first_[node]]);
+        node = target(first_[node]);
+      } while (node != end);
+      take(std::move(cycle));
+    }
+  }
+
+  // Breadth first from a node back to itself.
+  void search_from(size_t start) {
+    came_by_.resize(size(), kNew);
+    came_from_.resize(size());
+    std::vector<size_t> reached = {start};  // breadth first; `start` again once the cycle is closed
+    size_t end_of_depth = 1;
+    size_t depth = 1;
+    const auto is_closed = [&] { return came_by_[start] != kNew; };
+    for (size_t at = 0; at < reached.size() && !is_closed(); ++at) {
+      if (at == end_of_depth) {
+        ++depth;
+        end_of_depth = reached.size();
+      }
+      if (!best_.empty() && depth >= best_.size()) break;
+      const size_t node = reached[at];
+      for (size_t edge = first_[node]; edge < first_[node + 1]; ++edge) {
+        const size_t next = target(edge);
+        if (came_by_[next] != kNew) continue;
+        came_by_[next] = edge;
+        came_from_[next] = node;
+        reached.push_back(next);
+      }
+    }
+    if (is_closed()) {
+      std::vector<Wait> cycle;
+      size_t node = start;
+      do {
+        cycle.push_back(waits_[came_by_[node]]);
+        node = came_from_[node];
+      } while (node != start);
+      std::ranges::reverse(cycle);
+      take(std::move(cycle));
+    }
+    for (const size_t node : reached) came_by_[node] = kNew;
+  }
+
+  std::span<const Wait> waits_;
+  std::vector<uint32_t> actions_;  // by node
+  std::vector<size_t> first_;      // by node: its first edge in waits_; then their number
+  std::vector<Wait> best_;
+  // Of the search: by node, the edge that reached it and where that edge starts.
+  std::vector<size_t> came_by_, came_from_;
+};
+
+}  // namespace
+
+std::vector<Wait> waits_of(const ChannelGraph& graph, std::span<const uint32_t> blocked) {
+  std::vector<bool> is_blocked(graph.size());
+  for (const uint32_t action : blocked) is_blocked[action] = true;
+  const auto blocks = [&](uint32_t action) { return action != kNone && is_blocked[action]; };
+
+  // Ascending, so that the head of a queue is known before the operations behind it.
+  std::vector<uint32_t> head_of_queue(graph.size(), kNone);
+  std::vector<uint32_t> first_compute(graph.num_ranks(), kNone);
+  for (const uint32_t action : blocked) {
+    uint32_t& first = first_compute[graph.cell_of(action).rank];
+    if (graph.node(action) == Node::kCompute && first == kNone) first = action;
+    const uint32_t before = graph.before_in_queue(action);
+    head_of_queue[action] = blocks(before) ? head_of_queue[before] : action;
+  }
+
+  std::vector<Wait> waits;
+  for (const uint32_t action : blocked) {
+    if (blocks(graph.compute_before(action)) || blocks(graph.before_in_queue(action))) continue;
+    const auto wait_for = [&](uint32_t other) {
+      if (!blocks(other)) return;
+      const uint32_t by = blocks(graph.compute_before(other))
+                              ? first_compute[graph.cell_of(other).rank]
+                              : head_of_queue[other];
+      waits.push_back({action, other, by});
+    };
+    if (graph.node(action) == Node::kReceive ||
+        (graph.node(action) == Node::kSend && graph.is_rendezvous())) {
+      wait_for(graph.partner_of(action));
+    } else {
+      graph.for_each_awaited(action, wait_for);
+    }
+  }
+  return waits;
+}
+
+std::vector<Wait> shortest_cycle(std::span<const Wait> waits) {
+  return WaitGraph(waits).shortest_cycle();
+}
+
+std::string describe(const Wait& wait, const ChannelGraph& graph, const ir::Schedule& schedule) {
+  const auto name = [&](uint32_t action) {
+    return fmt::format("`{}`", ir::to_string(action_at(action, graph, schedule)));
+  };
+  const auto placed = [&](uint32_t action) {
+    return fmt::format("{} on rank {}", name(action), graph.cell_of(action).rank);
+  };
+  if (wait.waits_for == wait.action)
+    return placed(wait.action) + " waits for a result that no action computes";
+  std::string text = fmt::format("{} waits for {}", placed(wait.action), placed(wait.waits_for));
+  if (wait.waits_for != wait.blocked_by) {
+    const bool is_operation = graph.node(wait.waits_for) != Node::kCompute;
+    const bool by_compute = graph.node(wait.blocked_by) == Node::kCompute;
+    text += fmt::format(", which {} {}",
+                        !is_operation ? "comes after"
+                        : by_compute  ? "is posted after"
+                                      : "is queued after",
+                        name(wait.blocked_by));
+  }
+  return text;
+}
+
+ir::Diagnostic& report_cycle(ir::Rule rule, std::string_view what, std::string_view suffix,
+                             const ChannelGraph& graph, std::span<const uint32_t> blocked,
+                             const ir::Schedule& schedule, ir::Diagnostics* diagnostics) {
+  const std::vector<Wait> cycle = shortest_cycle(waits_of(graph, blocked));
+  ir::Diagnostic& error =
+      diagnostics->error(rule,
+                         fmt::format("{}: cycle of {} action{}{}", what, cycle.size(),
+                                     cycle.size() == 1 ? "" : "s", suffix),
+                         cycle.empty() ? ir::Place() : place_of(cycle[0].action, graph));
+  for (const Wait& wait : cycle)
+    error.notes.push_back({describe(wait, graph, schedule), place_of(wait.action, graph)});
+  return error;
+}
+
+void check_can_run(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics) {
+  const ChannelGraph graph = ChannelGraph::of_order(order);
+  const std::vector<uint32_t> blocked = graph.blocked();
+  if (blocked.empty()) return;
+  report_cycle(ir::Rule::kCannotRun, "the order cannot run", "", graph, blocked, order,
+               diagnostics);
+}
+
+}  // namespace pipewright::schedule

@@ -1,0 +1,55 @@
+#ifndef PIPEWRIGHT_SCHEDULE_DEADLOCK_H_
+#define PIPEWRIGHT_SCHEDULE_DEADLOCK_H_
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "pipewright/ir/diagnostic.h"
+#include "pipewright/ir/schedule.h"
+#include "pipewright/schedule/channel_graph.h"
+
+// Explains why a schedule cannot run to its end, from what the topological pass of its channel
+// graph leaves. Pure functions, linear in the size of the graph unless stated otherwise.
+
+namespace pipewright::schedule {
+
+// A wait-for edge: an action, what it waits for on another rank, and the action there that must
+// happen first.
+//
+//   2RECV_F0 waits for 1SEND_F0, which is posted after 1F1
+struct Wait {
+  uint32_t action;
+  uint32_t waits_for;
+  uint32_t blocked_by;  // equal to waits_for if nothing before it on its rank or in its queue
+                        // blocks it
+
+  friend bool operator==(const Wait&, const Wait&) = default;
+};
+
+// The wait-for edges between the first blocked computes of the ranks and the blocked heads of the
+// queues, in ascending order of `action`. An action has two edges only if two inputs are missing.
+// `blocked` is the result of graph.run().
+std::vector<Wait> waits_of(const ChannelGraph& graph, std::span<const uint32_t> blocked);
+
+// The shortest cycle of wait-for edges: each one's blocked_by is the next one's action, and the
+// first one has the lowest action. Empty if there are no edges. Linear, plus one breadth-first
+// search per action with two edges.
+std::vector<Wait> shortest_cycle(std::span<const Wait> waits);
+
+// "`2RECV_F0` on rank 0 waits for `1SEND_F0` on rank 1, which is posted after `1F1`"
+std::string describe(const Wait& wait, const ChannelGraph& graph, const ir::Schedule& schedule);
+
+// Adds the error of a schedule that cannot run: the rule, "<what>: cycle of 4 actions<suffix>", and
+// a note for each edge of the shortest cycle.
+ir::Diagnostic& report_cycle(ir::Rule rule, std::string_view what, std::string_view suffix,
+                             const ChannelGraph& graph, std::span<const uint32_t> blocked,
+                             const ir::Schedule& schedule, ir::Diagnostics* diagnostics);
+
+// Checks that the ranks of a compute order together reach its end; adds an error (PW040) if not.
+void check_can_run(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics);
+
+}  // namespace pipewright::schedule
+
+#endif  // PIPEWRIGHT_SCHEDULE_DEADLOCK_H_
