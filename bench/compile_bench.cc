@@ -10,6 +10,7 @@
 // PyTorch.
 #include <benchmark/benchmark.h>
 
+#include "pipewright/schedule/channel_graph.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedule/verify/verify.h"
@@ -72,7 +73,9 @@ void verify_interleaved(benchmark::State& state) {
 void simulate_order(benchmark::State& state) {
   const ir::ComputeOrder order =
       schedules::make_order(*schedules::find_schedule("Interleaved1F1B"), shape_of(state));
-  for (auto _ : state) benchmark::DoNotOptimize(schedule::simulate(order, {}));
+  for (auto _ : state)
+    benchmark::DoNotOptimize(
+        schedule::simulate(schedule::ChannelGraph::of_order(order), order, {}));
   report(state, 2 * static_cast<size_t>(order.placement.num_stages()) *
                     static_cast<size_t>(order.num_microbatches));
 }
@@ -80,7 +83,8 @@ void simulate_order(benchmark::State& state) {
 void simulate_program(benchmark::State& state) {
   const ir::Program program = make_and_lower(shape_of(state));
   for (auto _ : state)
-    benchmark::DoNotOptimize(schedule::simulate(program, ir::ChannelModel::kEdge, 0, {}));
+    benchmark::DoNotOptimize(schedule::simulate(
+        schedule::ChannelGraph::of_program(program, ir::ChannelModel::kEdge, 0), program, {}));
   report(state, count(program));
 }
 

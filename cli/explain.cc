@@ -57,14 +57,14 @@ class CellExplanation {
       out_ << fmt::format("rank {}, step {} is an idle slot\n", cell.rank, cell.step);
       return;
     }
-    const size_t number = simulation_.timeline.index(cell.rank, cell.step);
+    const uint32_t number = simulation_.graph.number_of(cell.rank, cell.step);
     const ir::Interval& interval = simulation_.timeline[number];
     const double slack = schedule::slack_of(simulation_.graph, schedule_, simulation_.costs,
                                             simulation_.timeline)[number];
     out_ << fmt::format("`{}` on rank {}, step {}: from {} to {}\n", ir::to_string(action),
                         cell.rank, cell.step, number_text(interval.start),
                         number_text(interval.end));
-    out_ << (slack <= 1e-9 * simulation_.report.makespan
+    out_ << (slack == 0
                  ? std::string("slack 0: critical, the makespan grows if it ends later\n")
                  : fmt::format("slack {}: it could end that much later without a longer makespan\n",
                                number_text(slack)));
@@ -93,19 +93,19 @@ class CellExplanation {
     return "";
   }
 
-  void print_before(size_t number, const ir::Interval& interval) {
+  void print_before(uint32_t number, const ir::Interval& interval) {
     const schedule::CostTable table(simulation_.costs, schedule_.placement);
-    const auto order = simulation_.graph.order();
-    const auto position = static_cast<size_t>(std::ranges::find(order, number) - order.begin());
-    const auto befores = simulation_.graph.dependencies(position);
+    const ir::Timeline::Cell cell = simulation_.timeline.cell_of(number);
+    const ir::Action& action = schedule_.rows[cell.rank][cell.step];
+    const auto befores = simulation_.graph.dependencies_of(number);
     if (befores.empty()) out_ << "waits for nothing\n";
     for (const schedule::Dependency& before : befores) {
       const double end = simulation_.timeline[before.action].end;
-      const double way = schedule::transfer_of(before, table);
+      const double way = schedule::transfer_of(before, action, table);
       // A SEND limits the end of its RECV; any other dependency limits the start of the action.
       const double limit =
           before.kind == schedule::Dependency::kSend ? interval.end : interval.start;
-      const bool decides = end + way >= limit - 1e-9 * simulation_.report.makespan;
+      const bool decides = end + way >= limit - ir::kTimeTolerance * simulation_.report.makespan;
       out_ << fmt::format("waits for {}{}: {}{}\n", name_of(before.kind), name(before.action),
                           way > 0 ? fmt::format("arrives at {}", number_text(end + way))
                                   : fmt::format("ends at {}", number_text(end)),
@@ -113,11 +113,10 @@ class CellExplanation {
     }
   }
 
-  void print_after(size_t number) {
-    for (size_t position = 0; position < simulation_.graph.order().size(); ++position) {
-      for (const schedule::Dependency& before : simulation_.graph.dependencies(position)) {
-        if (before.action == number)
-          out_ << fmt::format("{} waits for it\n", name(simulation_.graph.order()[position]));
+  void print_after(uint32_t number) {
+    for (uint32_t action = 0; action < simulation_.graph.size(); ++action) {
+      for (const schedule::Dependency& before : simulation_.graph.dependencies_of(action)) {
+        if (before.action == number) out_ << fmt::format("{} waits for it\n", name(action));
       }
     }
   }

@@ -2,6 +2,7 @@
 #define PIPEWRIGHT_IR_TIMELINE_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <optional>
 #include <span>
@@ -79,6 +80,15 @@ inline Interval span_of(const Rows& rows, const Timeline& timeline) {
     }
   }
   return span.value_or(Interval());
+}
+
+// Times are sums of durations in floating point, so two that are equal may differ by rounding. A
+// difference of at most this fraction of the makespan, or of the times themselves, counts as none.
+inline constexpr double kTimeTolerance = 1e-9;
+
+// A difference between two times, or 0 if it is within kTimeTolerance of `scale`.
+inline double without_rounding(double difference, double scale) {
+  return std::abs(difference) <= kTimeTolerance * scale ? 0 : difference;
 }
 
 }  // namespace pipewright::ir

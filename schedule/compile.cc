@@ -298,17 +298,12 @@ bool change_costs(const SimulateRequest& request, const ir::Placement& placement
   return diagnostics->total() == before;
 }
 
-EventGraph graph_of(const ir::AnySchedule& schedule) {
-  std::optional<EventGraph> graph;
-  if (const auto* order = std::get_if<ir::ComputeOrder>(&schedule)) {
-    graph = EventGraph::of_order(*order);
-  } else {
-    const auto& program = std::get<ir::Program>(schedule);
-    const VerifyOptions options = options_of(program.lowering);
-    graph = EventGraph::of_program(program, options.channels, options.capacity);
-  }
-  PW_CHECK(graph, "a verified schedule runs to its end");
-  return std::move(*graph);
+ChannelGraph graph_of(const ir::AnySchedule& schedule) {
+  if (const auto* order = std::get_if<ir::ComputeOrder>(&schedule))
+    return ChannelGraph::of_order(*order);
+  const auto& program = std::get<ir::Program>(schedule);
+  const VerifyOptions options = options_of(program.lowering);
+  return ChannelGraph::of_program(program, options.channels, options.capacity);
 }
 
 }  // namespace
@@ -350,7 +345,7 @@ SimulateResult simulate(const CompileResult& compiled, const SimulateRequest& re
                    &result.diagnostics) ||
       !change_costs(request, placement, &costs, &result.diagnostics))
     return result;
-  EventGraph graph = graph_of(*compiled.schedule);
+  ChannelGraph graph = graph_of(*compiled.schedule);
   ir::Timeline timeline = simulate(graph, schedule, costs);
   Report report = report_on(schedule, costs, timeline);
   ScheduleBound bound = bound_of(schedule, costs, report);

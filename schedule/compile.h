@@ -15,9 +15,9 @@
 #include "pipewright/ir/source.h"
 #include "pipewright/ir/timeline.h"
 #include "pipewright/schedule/bounds/schedule_bound.h"
+#include "pipewright/schedule/channel_graph.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/simulate/costs.h"
-#include "pipewright/schedule/simulate/event_graph.h"
 #include "pipewright/schedule/simulate/report.h"
 #include "pipewright/schedule/verify/certificate.h"
 #include "pipewright/schedules/schedule_spec.h"
@@ -107,7 +107,7 @@ CompileResult compile(CompileRequest request);
 // that (graph).
 struct Simulation {
   Costs costs;  // after the what-if changes
-  EventGraph graph;
+  ChannelGraph graph;
   ir::Timeline timeline;
   Report report;
   ScheduleBound bound;  // of the cost of any order of the same work in the same memory
@@ -133,7 +133,7 @@ struct SimulateResult {
 };
 
 // Simulates a compute order with ideal transfers, or a program under its channel model and capacity
-// (event_graph.h). `compiled` must be verified; if it is not ok, its diagnostics are returned.
+// (channel_graph.h). `compiled` must be verified; if it is not ok, its diagnostics are returned.
 SimulateResult simulate(const CompileResult& compiled, const SimulateRequest& request);
 
 }  // namespace pipewright::schedule

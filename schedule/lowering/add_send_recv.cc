@@ -5,23 +5,18 @@
 // one is one instruction per 64 ranks.
 //
 // The invariant: a rank that is asleep cannot run its next action. The pass ends when no rank runs
-// in a round; ranks with actions left are stuck. Linear in the number of actions and idle slots;
+// in a round; ranks with actions left cannot run. Linear in the number of actions and idle slots;
 // each round also scans one word per 64 ranks.
 #include "pipewright/schedule/lowering/add_send_recv.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
-#include "pipewright/ir/check.h"
 #include "pipewright/ir/dependencies.h"
 #include "pipewright/ir/stage_dependencies.h"
 #include "pipewright/ir/stage_microbatch_table.h"
-#include "pipewright/ir/text/action_text.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -36,7 +31,7 @@ class SendRecvPass {
     reserve();
   }
 
-  std::optional<ir::Program> run(std::vector<StuckRank>* stuck) {
+  std::optional<ir::Program> run() {
     for (size_t rank = 0; rank < program_.rows.size(); ++rank) {
       const ir::Row& row = program_.rows[rank];
       turns_.push_back({row.data(), row.data() + row.size()});
@@ -44,10 +39,9 @@ class SendRecvPass {
     }
     while (take_turns()) {
     }
-    for (size_t rank = 0; rank < turns_.size(); ++rank) {
-      if (turns_[rank].next != turns_[rank].end) stuck->push_back(describe(rank));
+    for (const Turn& turn : turns_) {
+      if (turn.next != turn.end) return std::nullopt;
     }
-    if (!stuck->empty()) return std::nullopt;
     program_.rows = std::move(built_);
     program_.lowering.receives = ir::Receives::kPytorch;
     return std::move(program_);
@@ -136,18 +130,6 @@ class SendRecvPass {
     return true;
   }
 
-  StuckRank describe(size_t rank) {
-    const ir::Action& next = *turns_[rank].next;
-    for (const ir::ActionPart part : next.parts()) {
-      if (is_ready(part)) continue;
-      for (const ir::Need& need : ir::needs_of(part, program_.placement)) {
-        if (need.stage != part.stage()) return {static_cast<int>(rank), next, need};
-      }
-    }
-    PW_CHECK(false, "a stuck rank waits for another stage");
-    return {};
-  }
-
   ir::Program program_;
   ir::StageDependencies dependencies_;
   ir::StageMicrobatchTable<uint8_t> made_;  // one bit per Result
@@ -156,46 +138,10 @@ class SendRecvPass {
   std::vector<uint64_t> awake_;  // one bit per rank
 };
 
-// Whether `left` and `right` are the same work. Passes may have split or merged its backward.
-bool same_work(ir::ActionPart left, ir::ActionPart right) {
-  if (left.stage() != right.stage() || left.microbatch() != right.microbatch()) return false;
-  return left.kind() == right.kind() ||
-         (ir::gives_input_gradient(left.kind()) && ir::gives_input_gradient(right.kind()));
-}
-
-// The step of `row` that an action of the program comes from.
-std::optional<int> find_step(const ir::Row& row, const ir::Action& action) {
-  const ir::ActionPart work = action.parts()[0];
-  for (size_t step = 0; step < row.size(); ++step) {
-    for (const ir::ActionPart part : row[step].parts()) {
-      if (same_work(part, work)) return static_cast<int>(step);
-    }
-  }
-  return std::nullopt;
-}
-
 }  // namespace
 
-std::optional<ir::Program> add_send_recv(ir::Program program, std::vector<StuckRank>* stuck) {
-  return SendRecvPass(std::move(program)).run(stuck);
-}
-
-void report_stuck(const std::vector<StuckRank>& stuck, const ir::ComputeOrder& order,
-                  ir::Diagnostics* diagnostics) {
-  for (const StuckRank& one : stuck) {
-    const ir::Need& need = one.waits_for;
-    const char* what = need.result == ir::Result::kOutput ? "output" : "input gradient";
-    ir::Place place;
-    place.rank = one.rank;
-    place.step = find_step(order.rows[static_cast<size_t>(one.rank)], one.action);
-    diagnostics->error(
-        ir::Rule::kCannotRun,
-        fmt::format(
-            "rank {} cannot continue at `{}`: it waits for the {} of stage {} for microbatch {}, "
-            "which rank {} never computes",
-            one.rank, ir::to_string(one.action), what, need.stage, need.microbatch, need.rank),
-        place);
-  }
+std::optional<ir::Program> add_send_recv(ir::Program program) {
+  return SendRecvPass(std::move(program)).run();
 }
 
 }  // namespace pipewright::schedule

@@ -2,20 +2,10 @@
 #define PIPEWRIGHT_SCHEDULE_LOWERING_ADD_SEND_RECV_H_
 
 #include <optional>
-#include <vector>
 
-#include "pipewright/ir/dependencies.h"
-#include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/schedule.h"
 
 namespace pipewright::schedule {
-
-// A rank that cannot continue.
-struct StuckRank {
-  int rank;
-  ir::Action action;  // its next action
-  ir::Need waits_for;
-};
 
 // Adds a SEND after each F, B or I whose result another rank needs, and the matching RECV on that
 // rank. Ranks of stages 0 and 1:
@@ -30,15 +20,9 @@ struct StuckRank {
 // drawback: a RECV may be posted long before it is needed, and blocks the operations queued after
 // it.
 //
-// Returns nullopt if the order cannot run to its end; `stuck` then lists the ranks with actions
-// left and what each waits for. An idle slot takes a turn and is dropped. A pure function, linear
-// in the number of actions and idle slots.
-std::optional<ir::Program> add_send_recv(ir::Program program, std::vector<StuckRank>* stuck);
-
-// Adds an error for each stuck rank, at the place of its action in `order`, from which the program
-// was lowered.
-void report_stuck(const std::vector<StuckRank>& stuck, const ir::ComputeOrder& order,
-                  ir::Diagnostics* diagnostics);
+// Returns nullopt if the order cannot run to its end (check_can_run() says why). An idle slot takes
+// a turn and is dropped. A pure function, linear in the number of actions and idle slots.
+std::optional<ir::Program> add_send_recv(ir::Program program);
 
 }  // namespace pipewright::schedule
 

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "pipewright/schedule/deadlock.h"
 #include "pipewright/schedule/lowering/add_reduce_grad.h"
 #include "pipewright/schedule/lowering/add_send_recv.h"
 #include "pipewright/schedule/lowering/add_unshard_reshard.h"
@@ -73,10 +74,11 @@ std::optional<ir::Program> lower(const ir::ComputeOrder& order, const ir::Loweri
   observe(kAddUnshardReshard, program);
   program = add_reduce_grad(std::move(program), policies.reduce_every);
   observe(kAddReduceGrad, program);
-  std::vector<StuckRank> stuck;
-  std::optional<ir::Program> lowered = add_send_recv(std::move(program), &stuck);
-  report_stuck(stuck, order, diagnostics);
-  if (!lowered) return std::nullopt;
+  std::optional<ir::Program> lowered = add_send_recv(std::move(program));
+  if (!lowered) {
+    check_can_run(transform_order(order, policies), diagnostics);
+    return std::nullopt;
+  }
   observe(kAddSendRecv, *lowered);
   if (policies.receives == ir::Receives::kLatest) {
     lowered = latest_receives(std::move(*lowered), policies.channels.value_or(ir::kDefaultChannels),

@@ -32,8 +32,8 @@ class Normal {
 
 }  // namespace
 
-Spread spread_of_makespan(const EventGraph& graph, const ir::Schedule& schedule, const Costs& costs,
-                          double sigma, int runs, uint64_t seed) {
+Spread spread_of_makespan(const ChannelGraph& graph, const ir::Schedule& schedule,
+                          const Costs& costs, double sigma, int runs, uint64_t seed) {
   Normal normal(seed);
   std::vector<double> makespans;
   std::vector<double> stretch(ir::Timeline(schedule.rows).size(), 1);

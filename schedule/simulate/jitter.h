@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "pipewright/ir/schedule.h"
+#include "pipewright/schedule/channel_graph.h"
 #include "pipewright/schedule/simulate/costs.h"
-#include "pipewright/schedule/simulate/event_graph.h"
 
 namespace pipewright::schedule {
 
@@ -18,8 +18,8 @@ struct Spread {
 // Simulates the schedule `runs` times (at least 1), with the duration of each action multiplied by
 // its own log-normal factor: mean 1, standard deviation of the logarithm `sigma`. The same seed
 // yields the same factors on every platform. Linear in runs times actions.
-Spread spread_of_makespan(const EventGraph& graph, const ir::Schedule& schedule, const Costs& costs,
-                          double sigma, int runs, uint64_t seed);
+Spread spread_of_makespan(const ChannelGraph& graph, const ir::Schedule& schedule,
+                          const Costs& costs, double sigma, int runs, uint64_t seed);
 
 }  // namespace pipewright::schedule
 

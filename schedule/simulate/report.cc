@@ -76,7 +76,7 @@ double exposed_of(const ir::Schedule& schedule, const ir::Timeline& timeline, si
     if (!ir::is_compute(action.kind())) continue;
     const Interval gap{last_end, timeline.at(rank, step).start};
     last_end = timeline.at(rank, step).end;
-    if (gap.end <= gap.start) continue;
+    if (ir::without_rounding(gap.end - gap.start, gap.end) <= 0) continue;
     Interval inputs[2];
     size_t size = 0;
     for (const ActionPart part : action.parts()) {
@@ -130,7 +130,8 @@ Report report_on(const ir::Schedule& schedule, const Costs& costs, const ir::Tim
   report.makespan = ir::span_of(schedule.rows, timeline).duration();
   report.bounds = lower_bounds_of(schedule, costs, work);
   if (report.cost > 0)
-    report.bubble_rate = (report.cost - report.bounds.busiest_rank) / report.cost;
+    report.bubble_rate =
+        ir::without_rounding(report.cost - report.bounds.busiest_rank, report.cost) / report.cost;
   return report;
 }
 

@@ -22,7 +22,7 @@ struct RankReport {
 
   // The zero-bubble papers' cost of a rank.
   double span() const { return end - start; }
-  double idle() const { return span() - busy; }
+  double idle() const { return ir::without_rounding(span() - busy, span()); }
 };
 
 // The figures of a schedule and its timeline.
@@ -34,7 +34,9 @@ struct Report {
   LowerBounds bounds;  // of cost
 
   // How far the cost is above the largest bound: 0.1 for 10%.
-  double gap() const { return bounds.largest() > 0 ? cost / bounds.largest() - 1 : 0; }
+  double gap() const {
+    return bounds.largest() > 0 ? ir::without_rounding(cost / bounds.largest() - 1, 1) : 0;
+  }
 };
 
 // The timeline may be predicted or measured; the costs must fit the schedule (see costs.h). A pure

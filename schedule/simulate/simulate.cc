@@ -1,137 +1,134 @@
+// The timeline first holds each action's duration as its end. One topological pass of the graph
+// then turns durations into times.
 #include "pipewright/schedule/simulate/simulate.h"
 
 #include <algorithm>
-#include <limits>
-
-#include "pipewright/schedule/simulate/event_walk.h"
 
 namespace pipewright::schedule {
 namespace {
 
-// A sink of a walk that computes the times of each action from those of its dependencies.
-class Clock {
- public:
-  Clock(const CostTable& table, ir::Timeline* timeline) : table_(table), timeline_(*timeline) {}
+const ir::Action& action_at(uint32_t number, const ChannelGraph& graph,
+                            const ir::Schedule& schedule) {
+  const ChannelGraph::Cell cell = graph.cell_of(number);
+  return schedule.rows[cell.rank][cell.step];
+}
 
-  void wait_for(const Dependency& dependency) {
-    const ir::Interval& other = timeline_[dependency.action];
-    if (dependency.kind == Dependency::kSend) {
-      start_ = std::max(start_, other.start);
-      end_ = other.end;
-    } else {
-      start_ = std::max(start_, other.end + transfer_of(dependency, table_));
-    }
-  }
-  void add(uint32_t number, const ir::Action& action) { add(number, action, 1); }
-  void add(uint32_t number, const ir::Action& action, double stretch) {
-    timeline_[number] = {start_, std::max(end_, start_ + stretch * table_.duration(action))};
-    start_ = end_ = 0;
+// The transfer delay on an edge of a graph.
+class Delays {
+ public:
+  Delays(const ChannelGraph& graph, const ir::Schedule& schedule, const CostTable& table)
+      : graph_(graph), schedule_(schedule), table_(table) {}
+
+  double of(uint32_t number, const Dependency& dependency) const {
+    if (dependency.kind == Dependency::kEnd || dependency.kind == Dependency::kSend) return 0;
+    return transfer_of(dependency, action_at(number, graph_, schedule_), table_);
   }
 
  private:
+  const ChannelGraph& graph_;
+  const ir::Schedule& schedule_;
   const CostTable& table_;
-  ir::Timeline& timeline_;
-  double start_ = 0, end_ = 0;
 };
 
 }  // namespace
 
-double transfer_of(const Dependency& dependency, const CostTable& table) {
-  const int stage = static_cast<int>(dependency.stage);
-  if (dependency.kind == Dependency::kOutput) return table.output_transfer(stage);
-  if (dependency.kind == Dependency::kGradient) return table.gradient_transfer(stage);
+double transfer_of(const Dependency& dependency, const ir::Action& action, const CostTable& table) {
+  for (const ir::ActionPart part : action.parts()) {
+    if (dependency.kind == Dependency::kOutput && part.kind() == ir::ActionKind::kForward)
+      return table.output_transfer(part.stage() - 1);
+    if (dependency.kind == Dependency::kGradient && ir::gives_input_gradient(part.kind()))
+      return table.gradient_transfer(part.stage() + 1);
+  }
   return 0;
 }
 
-ir::Timeline simulate(const EventGraph& graph, const ir::Schedule& schedule, const Costs& costs,
+ir::Timeline simulate(const ChannelGraph& graph, const ir::Schedule& schedule, const Costs& costs,
                       std::span<const double> stretch) {
   const CostTable table(costs, schedule.placement);
+  const Delays delays(graph, schedule, table);
   ir::Timeline timeline(schedule.rows);
-  Clock clock(table, &timeline);
-  for (size_t position = 0; position < graph.order().size(); ++position) {
-    const uint32_t number = graph.order()[position];
-    for (const Dependency& dependency : graph.dependencies(position)) clock.wait_for(dependency);
-    const ir::Timeline::Cell cell = timeline.cell_of(number);
-    clock.add(number, schedule.rows[cell.rank][cell.step], stretch.empty() ? 1 : stretch[number]);
+  size_t cell = 0;
+  for (const ir::Row& row : schedule.rows) {
+    for (const ir::Action& action : row) {
+      timeline[cell].end = table.duration(action) * (stretch.empty() ? 1 : stretch[cell]);
+      ++cell;
+    }
   }
+  const std::vector<uint32_t> blocked = graph.run([&](uint32_t number) {
+    double start = 0, end = 0;
+    graph.any_dependency(number, [&](const Dependency& dependency) {
+      const ir::Interval& other = timeline[dependency.action];
+      if (dependency.kind == Dependency::kSend) {
+        start = std::max(start, other.start);
+        end = other.end;
+      } else {
+        start = std::max(start, other.end + delays.of(number, dependency));
+      }
+      return false;
+    });
+    ir::Interval& own = timeline[number];
+    own = {start, std::max(end, start + own.end)};
+  });
+  for (const uint32_t number : blocked) timeline[number] = {};
   return timeline;
 }
 
-std::optional<ir::Timeline> simulate(const ir::ComputeOrder& order, const Costs& costs) {
-  const CostTable table(costs, order.placement);
-  ir::Timeline timeline(order.rows);
-  Clock clock(table, &timeline);
-  if (!OrderWalk(order, &clock).run()) return std::nullopt;
-  return timeline;
-}
-
-std::optional<ir::Timeline> simulate(const ir::Program& program, ir::ChannelModel channels,
-                                     ir::ChannelCapacity capacity, const Costs& costs) {
-  const CostTable table(costs, program.placement);
-  ir::Timeline timeline(program.rows);
-  Clock clock(table, &timeline);
-  if (!ProgramWalk(program, channels, capacity, &clock).run()) return std::nullopt;
-  return timeline;
-}
-
-std::vector<double> slack_of(const EventGraph& graph, const ir::Schedule& schedule,
+std::vector<double> slack_of(const ChannelGraph& graph, const ir::Schedule& schedule,
                              const Costs& costs, const ir::Timeline& timeline) {
   const CostTable table(costs, schedule.placement);
+  const Delays delays(graph, schedule, table);
+  const ir::Interval span = ir::span_of(schedule.rows, timeline);
   // By action: the latest end that does not delay the end of the schedule.
-  std::vector<double> latest(timeline.size(), ir::span_of(schedule.rows, timeline).end);
-  for (size_t position = graph.order().size(); position-- > 0;) {
-    const uint32_t number = graph.order()[position];
-    const auto dependencies = graph.dependencies(position);
-    const bool receives = std::ranges::any_of(
-        dependencies, [](const Dependency& one) { return one.kind == Dependency::kSend; });
+  std::vector<double> latest(timeline.size(), span.end);
+  const std::vector<uint32_t> order = graph.order();
+  for (size_t position = order.size(); position-- > 0;) {
+    const uint32_t number = order[position];
     // A RECV takes no time by itself: it ends with its SEND, or when it is posted if that is later.
-    const double latest_start =
-        receives ? latest[number] : latest[number] - timeline[number].duration();
-    for (const Dependency& dependency : dependencies) {
-      const double limit = latest_start - transfer_of(dependency, table);
+    const double latest_start = graph.node(number) == ChannelGraph::Node::kReceive
+                                    ? latest[number]
+                                    : latest[number] - timeline[number].duration();
+    graph.any_dependency(number, [&](const Dependency& dependency) {
+      const double limit = latest_start - delays.of(number, dependency);
       latest[dependency.action] = std::min(latest[dependency.action], limit);
-    }
+      return false;
+    });
   }
-  for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
-    for (size_t step = 0; step < schedule.rows[rank].size(); ++step) {
-      double& slack = latest[timeline.index(rank, step)];
-      slack = schedule.rows[rank][step].is_idle() ? 0 : slack - timeline.at(rank, step).end;
-    }
+  for (uint32_t number = 0; number < graph.size(); ++number) {
+    latest[number] = graph.node(number) == ChannelGraph::Node::kIdle
+                         ? 0
+                         : ir::without_rounding(latest[number] - timeline[number].end, span.end);
   }
   return latest;
 }
 
-std::vector<CriticalStep> critical_path(const EventGraph& graph, const ir::Schedule& schedule,
+std::vector<CriticalStep> critical_path(const ChannelGraph& graph, const ir::Schedule& schedule,
                                         const Costs& costs, const ir::Timeline& timeline) {
   const CostTable table(costs, schedule.placement);
-  std::vector<CriticalStep> path;
-  // Starts at the action that ends last and goes backward along the order. `next` is the next
-  // action of the path: the dependency that determined when the previously found action could run.
-  uint32_t next = 0;
-  double last_end = -1;
-  for (const uint32_t number : graph.order()) {
-    if (timeline[number].end > last_end) {
-      last_end = timeline[number].end;
-      next = number;
-    }
+  const Delays delays(graph, schedule, table);
+  // Starts at the action that ends last, and goes from each action to the dependency that
+  // determined when it could run.
+  uint32_t number = ChannelGraph::kNone;
+  for (uint32_t one = 0; one < graph.size(); ++one) {
+    if (graph.node(one) == ChannelGraph::Node::kIdle) continue;
+    if (number == ChannelGraph::kNone || timeline[one].end > timeline[number].end) number = one;
   }
-  for (size_t position = graph.order().size(); position-- > 0;) {
-    const uint32_t number = graph.order()[position];
-    if (number != next) continue;
-    const Dependency* decided = nullptr;
-    double latest = -1;
-    for (const Dependency& dependency : graph.dependencies(position)) {
-      const double ready = timeline[dependency.action].end + transfer_of(dependency, table);
+  std::vector<CriticalStep> path;
+  while (number != ChannelGraph::kNone) {
+    uint32_t decided = ChannelGraph::kNone;
+    double latest = -1, transfer = 0;
+    graph.any_dependency(number, [&](const Dependency& dependency) {
+      const double delay = delays.of(number, dependency);
+      const double ready = timeline[dependency.action].end + delay;
       if (ready > latest) {
         latest = ready;
-        decided = &dependency;
+        transfer = delay;
+        decided = dependency.action;
       }
-    }
-    const ir::Timeline::Cell cell = timeline.cell_of(number);
-    path.push_back({static_cast<int>(cell.rank), static_cast<int>(cell.step),
-                    decided == nullptr ? 0 : transfer_of(*decided, table)});
-    if (decided == nullptr) break;
-    next = decided->action;
+      return false;
+    });
+    const ChannelGraph::Cell cell = graph.cell_of(number);
+    path.push_back({static_cast<int>(cell.rank), static_cast<int>(cell.step), transfer});
+    number = decided;
   }
   std::ranges::reverse(path);
   return path;

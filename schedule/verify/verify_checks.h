@@ -16,9 +16,6 @@ namespace pipewright::schedule {
 void check_local_order(const ir::ComputeOrder& order, const WorkIndex& index,
                        ir::Diagnostics* diagnostics);
 
-// Across ranks, for an order that passed check_local_order: all ranks together reach the end.
-void check_can_run(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics);
-
 // Inside each rank of a program: as above; also, each SEND follows the compute whose result it
 // sends, each RECV precedes the compute that uses it, and SENDs and RECVs match one to one.
 void check_data_flow(const ir::Program& program, const WorkIndex& index,

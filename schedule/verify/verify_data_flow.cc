@@ -5,7 +5,6 @@
 
 #include "pipewright/ir/stage_dependencies.h"
 #include "pipewright/ir/text/action_text.h"
-#include "pipewright/schedule/lowering/add_send_recv.h"
 #include "pipewright/schedule/verify/verify_checks.h"
 
 namespace pipewright::schedule {
@@ -147,12 +146,6 @@ void check_local_order(const ir::ComputeOrder& order, const WorkIndex& index,
   for_each_part(order, [&](size_t rank, size_t step, ActionPart part) {
     flow.check_needs(rank, step, part, false);
   });
-}
-
-void check_can_run(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics) {
-  std::vector<StuckRank> stuck;
-  add_send_recv({order}, &stuck);
-  report_stuck(stuck, order, diagnostics);
 }
 
 void check_data_flow(const ir::Program& program, const WorkIndex& index,

@@ -9,7 +9,7 @@
 #include "pipewright/schedule/views/palette.h"
 
 namespace pipewright::schedule {
-void print_dot(const ir::Schedule& schedule, const EventGraph& graph, std::ostream& out) {
+void print_dot(const ir::Schedule& schedule, const ChannelGraph& graph, std::ostream& out) {
   out << "digraph schedule {\n  rankdir=LR;\n  newrank=true;\n  labeljust=l;\n"
          "  node [shape=box, style=filled, fontname=\"Helvetica\", fontsize=11, "
          "margin=\"0.06,0.03\", "
@@ -27,10 +27,10 @@ void print_dot(const ir::Schedule& schedule, const EventGraph& graph, std::ostre
     }
     out << "  }\n";
   }
-  for (size_t position = 0; position < graph.order().size(); ++position) {
-    for (const Dependency& dependency : graph.dependencies(position)) {
+  for (uint32_t action = 0; action < graph.size(); ++action) {
+    for (const Dependency& dependency : graph.dependencies_of(action)) {
       const bool transfer = dependency.kind != Dependency::kEnd;
-      out << fmt::format("  a{} -> a{}{};\n", dependency.action, graph.order()[position],
+      out << fmt::format("  a{} -> a{}{};\n", dependency.action, action,
                          transfer ? " [style=bold, color=\"#b03030\"]" : "");
     }
   }

@@ -165,8 +165,7 @@ ir::Program random_program(std::mt19937& random) {
   const int ranks = 2 + below(2);
   const schedules::Shape shape{ranks, schedules::default_stages(spec, ranks),
                                1 + below(ranks == 2 ? 2 : 1)};
-  std::vector<schedule::StuckRank> stuck;
-  ir::Program program = *schedule::add_send_recv({schedules::make_order(spec, shape)}, &stuck);
+  ir::Program program = *schedule::add_send_recv({schedules::make_order(spec, shape)});
   for (int move = below(40); move > 0; --move) {
     ir::Row& row = program.rows[static_cast<size_t>(below(ranks))];
     const auto at = static_cast<size_t>(below(static_cast<int>(row.size()) - 1));

@@ -162,9 +162,13 @@ TEST(CompileTest, ErrorsHaveTheirPlaceInTheFile) {
   const ir::Source order{"order.csv", "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n"};
   const CompileResult result = compile({.source = &order});
   EXPECT_FALSE(result.ok());
-  ASSERT_EQ(result.diagnostics.total(), 2u);
-  EXPECT_EQ(result.diagnostics.kept()[0].place.line, 1u);
-  EXPECT_EQ(result.diagnostics.kept()[0].place.column, 5u);
+  ASSERT_EQ(result.diagnostics.total(), 1u);
+  const ir::Diagnostic& error = result.diagnostics.kept()[0];
+  EXPECT_EQ(error.place.line, 1u);
+  EXPECT_EQ(error.place.column, 5u);
+  ASSERT_EQ(error.notes.size(), 2u);
+  EXPECT_EQ(error.notes[1].place.line, 2u);
+  EXPECT_EQ(error.notes[1].place.column, 5u);
   EXPECT_EQ(result.checked.back(), "order");
 }
 

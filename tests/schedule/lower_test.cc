@@ -58,9 +58,8 @@ TEST(LowerTest, IsPyTorchsTokenForToken) {
 
 // PyTorch's test_csv: merged and with SENDs and RECVs, without UNSHARD and REDUCE_GRAD.
 TEST(LowerTest, TestCsvZb1p2Rank2Stagep) {
-  std::vector<StuckRank> stuck;
-  const auto program = add_send_recv(
-      {merge_backward(read_order("tests/orders/zb1p_2rank_2stagep_compute.csv"))}, &stuck);
+  const auto program =
+      add_send_recv({merge_backward(read_order("tests/orders/zb1p_2rank_2stagep_compute.csv"))});
   ASSERT_TRUE(program);
   EXPECT_EQ(csv(program->rows), read_file("tests/orders/zb1p_2rank_2stagep_comms.csv"));
 }

@@ -32,10 +32,10 @@ ir::Program program_of(std::string_view name, int ranks, int microbatches) {
 }
 
 ir::Timeline run(const ir::ComputeOrder& order, const Costs& costs = {}) {
-  return simulate(*EventGraph::of_order(order), order, costs);
+  return simulate(ChannelGraph::of_order(order), order, costs);
 }
 ir::Timeline run(const ir::Program& program, const Costs& costs = {}) {
-  return simulate(*EventGraph::of_program(program, ir::ChannelModel::kEdge, 0), program, costs);
+  return simulate(ChannelGraph::of_program(program, ir::ChannelModel::kEdge, 0), program, costs);
 }
 
 std::string text_of(const ir::Schedule& schedule, const ir::Timeline& timeline,
@@ -188,7 +188,7 @@ TEST(SvgTest, HasOneRectanglePerPartThatTakesTime) {
 TEST(DotTest, HasOneEdgePerDependency) {
   const ir::ComputeOrder order = order_of("1F1B", 2, 1);
   std::ostringstream out;
-  print_dot(order, *EventGraph::of_order(order), out);
+  print_dot(order, ChannelGraph::of_order(order), out);
   const std::string dot = out.str();
   EXPECT_NE(dot.find("a0 [label=\"0F0\""), std::string::npos);
   EXPECT_NE(dot.find("a0 -> a2 [style=bold"), std::string::npos);  // 0F0 to 1F0
