@@ -133,6 +133,12 @@ const std::vector<CommandSpec>& table() {
                 {ValueKind::kText, "SIGMA", {}},
                 "also report the spread of the makespan when action times are scaled by log-normal "
                 "noise with standard deviation SIGMA"},
+               {"--memory",
+                "",
+                {ValueKind::kText, "K", {}},
+                "memory of the lower bound: K activations per rank, each of one microbatch on all "
+                "stages of the rank, from F to the end of B or W; an error if the schedule needs "
+                "more; default: each rank's own peak"},
                {"--runs", "", {ValueKind::kNumber, "N", {}}, "runs of --jitter; default: 100"},
                {"--seed", "", {ValueKind::kNumber, "N", {}}, "seed of --jitter; default: 1"},
            } +

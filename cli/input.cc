@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "pipewright/cli/files.h"
-#include "pipewright/cli/simulation.h"
 #include "pipewright/cli/usage_error.h"
 #include "pipewright/ir/lowering.h"
 #include "pipewright/ir/printable.h"
@@ -142,11 +141,7 @@ std::vector<OptionSpec> lowering_options() {
 
 Input read_input(const Invocation& invocation, Console& console, size_t argument) {
   const std::string& word = invocation.arguments[argument];
-  if (!is_file(word)) {
-    Input input{std::nullopt, word};
-    if (plans_with_costs(input)) input.costs = read_costs(invocation, console).request.costs;
-    return input;
-  }
+  if (!is_file(word)) return {std::nullopt, word};
   Input input{read_source(word, console), ""};
   input.name = ir::printable(input.file->name);
   return input;

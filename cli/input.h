@@ -28,7 +28,7 @@ std::vector<OptionSpec> lowering_options();
 struct Input {
   std::optional<ir::Source> file;  // nullopt if SOURCE is a schedule's name
   std::string name;                // the name of the file or of the schedule
-  schedule::Costs costs = {};      // that a schedule which plans with costs is generated at
+  schedule::Costs costs = {};      // for a schedule that plans with costs; set before compiling
   schedule::CompileResult compiled = {};
 
   // Both require compiled.ok().
@@ -36,8 +36,7 @@ struct Input {
   const ir::Schedule& schedule() const { return ir::schedule_of(any()); }
 };
 
-// Reads the file that an argument refers to, or stores the schedule's name, and the costs if it
-// plans with them. Compiles nothing.
+// Reads the file that an argument refers to, or stores the schedule's name. Compiles nothing.
 Input read_input(const Invocation& invocation, Console& console, size_t argument = 0);
 
 // Whether the input is the name of a schedule that plans with costs, so that every command that

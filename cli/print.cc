@@ -119,6 +119,8 @@ int run_print(const Invocation& invocation, Console& console) {
   Input input = read_input(invocation, console);
   if (!is_picture(format) && !plans_with_costs(input))
     refuse_cost_options(invocation, "--format timeline, svg, trace or dot");
+  const AskedCosts asked = read_costs(invocation, console);
+  input.costs = asked.request.costs;
   compile_input(invocation, {},
                 is_picture(format) ? schedule::Depth::kVerify : schedule::Depth::kLower, &input,
                 observer);
@@ -126,8 +128,7 @@ int run_print(const Invocation& invocation, Console& console) {
   const schedule::TableOptions table{to_stdout ? console.out_width : 0,
                                      to_stdout && console.out_color};
   std::optional<Simulation> simulation;
-  if (is_picture(format))
-    simulation = simulate_input(input, read_costs(invocation, console), console);
+  if (is_picture(format)) simulation = simulate_input(input, asked, console);
   if (watched && !seen) console.err << fmt::format("note: the pass {} did not run\n", *watched);
   write_output(path, console, [&](std::ostream& out) {
     if (print_as(format, input.any(), table, out)) return;

@@ -135,7 +135,8 @@ void print_json(const Invocation& invocation, const Input& input, const Simulati
       "{{\n  \"version\": 1,\n  \"level\": \"{}\",\n  \"channels\": {},\n  \"capacity\": {},\n"
       "  \"unit\": {},\n  \"makespan\": {},\n  \"cost\": {},\n  \"bubble_rate\": {},\n"
       "  \"bounds\": {{\"busiest_rank\": {}, \"one_microbatch\": {}, \"warm_up\": {}}},\n"
-      "  \"bound\": {},\n  \"gap\": {},\n  \"jitter\": {},\n  \"ranks\": [{}\n  ],\n  "
+      "  \"memory_limits\": [{}],\n  \"bound\": {},\n  \"gap\": {},\n  \"jitter\": {},\n  "
+      "\"ranks\": [{}\n  ],\n  "
       "\"critical_path\": [{}\n  "
       "]\n}}\n",
       ir::name(ir::level_of(input.any())),
@@ -146,8 +147,9 @@ void print_json(const Invocation& invocation, const Input& input, const Simulati
       simulation.costs.unit.empty() ? "null" : fmt::format("\"{}\"", simulation.costs.unit),
       number_json(report.makespan), number_json(report.cost), number_json(report.bubble_rate),
       number_json(report.bounds.busiest_rank), number_json(report.bounds.one_microbatch),
-      number_json(report.bounds.warm_up), bound_json(simulation.bound),
-      number_json(simulation.bound.gap(report.cost)), jitter, ranks, path);
+      number_json(report.bounds.warm_up), fmt::join(simulation.bound.memory_limits, ", "),
+      bound_json(simulation.bound), number_json(simulation.bound.gap(report.cost)), jitter, ranks,
+      path);
 }
 
 // ---- text

@@ -115,15 +115,21 @@ AskedCosts read_costs(const Invocation& invocation, Console& console) {
     for (const auto& [rank, factor] : factors("--slow", *text))
       asked.request.slow.emplace_back(rank_of("--slow", rank), factor);
   }
+  if (const auto text = invocation.text("--memory"))
+    asked.request.memory = time_of("--memory", *text);
   return asked;
 }
 
 Simulation simulate_input(const Input& input, const AskedCosts& asked, Console& console) {
   schedule::SimulateResult result = schedule::simulate(input.compiled, asked.request);
   if (!result.ok()) {
+    const bool is_memory = result.diagnostics.kept().front().rule == ir::Rule::kMemoryExceeded;
     print_diagnostics(result.diagnostics, asked.file ? &*asked.file : nullptr,
-                      asked.file ? ir::printable(asked.file->name) : "the costs", console);
-    throw Failed{kExitTrouble};
+                      is_memory    ? input.name
+                      : asked.file ? ir::printable(asked.file->name)
+                                   : "the costs",
+                      console);
+    throw Failed{is_memory ? kExitInvalid : kExitTrouble};
   }
   return std::move(*result.simulation);
 }
@@ -131,9 +137,11 @@ Simulation simulate_input(const Input& input, const AskedCosts& asked, Console& 
 Simulation simulate_source(const Invocation& invocation, Console& console,
                            std::optional<ir::Level> level_of_name, Input* input) {
   *input = read_input(invocation, console);
+  const AskedCosts asked = read_costs(invocation, console);
+  input->costs = asked.request.costs;
   compile_input(invocation, {.of_name = level_of_name}, schedule::Depth::kVerify, input);
   require_ok(*input, console);
-  return simulate_input(*input, read_costs(invocation, console), console);
+  return simulate_input(*input, asked, console);
 }
 
 std::span<const std::string_view> picture_formats() {

@@ -298,6 +298,19 @@ bool change_costs(const SimulateRequest& request, const ir::Placement& placement
   return diagnostics->total() == before;
 }
 
+bool check_memory(const Report& report, const ScheduleBound& bound, ir::Diagnostics* diagnostics) {
+  const size_t before = diagnostics->total();
+  for (size_t rank = 0; rank < report.ranks.size(); ++rank) {
+    const Peak<int>& peak = report.ranks[rank].peak_activations;
+    if (peak.amount <= bound.memory_limits[rank]) continue;
+    diagnostics->error(
+        ir::Rule::kMemoryExceeded,
+        fmt::format("rank {}, step {}: expected at most {} live activations, got {}", rank,
+                    peak.step.value_or(0), bound.memory_limits[rank], peak.amount));
+  }
+  return diagnostics->total() == before;
+}
+
 ChannelGraph graph_of(const ir::AnySchedule& schedule) {
   if (const auto* order = std::get_if<ir::ComputeOrder>(&schedule))
     return ChannelGraph::of_order(*order);
@@ -348,7 +361,8 @@ SimulateResult simulate(const CompileResult& compiled, const SimulateRequest& re
   ChannelGraph graph = graph_of(*compiled.schedule);
   ir::Timeline timeline = simulate(graph, schedule, costs);
   Report report = report_on(schedule, costs, timeline);
-  ScheduleBound bound = bound_of(schedule, costs, report);
+  ScheduleBound bound = bound_of(schedule, costs, report, request.memory);
+  if (!check_memory(report, bound, &result.diagnostics)) return result;
   result.simulation = Simulation{std::move(costs), std::move(graph), std::move(timeline),
                                  std::move(report), std::move(bound)};
   return result;

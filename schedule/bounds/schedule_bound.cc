@@ -24,9 +24,10 @@ std::vector<bool> split_stages(const ir::Schedule& schedule) {
 
 }  // namespace
 
-search::Problem problem_of(const ir::Schedule& schedule, const Costs& costs, const Report& report) {
-  search::Problem problem =
-      search::make_problem(schedule.placement, schedule.num_microbatches, costs, {});
+search::Problem problem_of(const ir::Schedule& schedule, const Costs& costs, const Report& report,
+                           std::optional<double> memory) {
+  search::Problem problem = search::make_problem(schedule.placement, schedule.num_microbatches,
+                                                 costs, {.activations = memory});
   const bool has_backward = ir::has_backward(schedule);
   const std::vector<bool> is_split = split_stages(schedule);
   for (size_t stage = 0; stage < problem.stages.size(); ++stage) {
@@ -35,13 +36,14 @@ search::Problem problem_of(const ir::Schedule& schedule, const Costs& costs, con
     work.backward_input = has_backward ? work.backward_input + work.backward_weight : 0;
     work.backward_weight = work.weight_input = 0;
   }
-  for (size_t rank = 0; rank < report.ranks.size(); ++rank)
+  for (size_t rank = 0; !memory && rank < report.ranks.size(); ++rank)
     problem.memory_limits[rank] = report.ranks[rank].peak_activations.amount;
   return problem;
 }
 
-ScheduleBound bound_of(const ir::Schedule& schedule, const Costs& costs, const Report& report) {
-  const search::Problem problem = problem_of(schedule, costs, report);
+ScheduleBound bound_of(const ir::Schedule& schedule, const Costs& costs, const Report& report,
+                       std::optional<double> memory) {
+  const search::Problem problem = problem_of(schedule, costs, report, memory);
   const Bound bound = ir::has_backward(schedule) ? lower_bound(problem) : work_bound(problem);
   // A tick is a power of ten. A division by 1000 is exact where a product with 0.001 is not.
   const auto in_unit = [&](search::Ticks ticks) {
@@ -52,7 +54,8 @@ ScheduleBound bound_of(const ir::Schedule& schedule, const Costs& costs, const R
                        .name = bound.name,
                        .rank = bound.rank,
                        .other = bound.other,
-                       .terms = {}};
+                       .terms = {},
+                       .memory_limits = problem.memory_limits};
   for (const BoundTerm& term : bound.terms)
     result.terms.emplace_back(term.name, in_unit(term.value));
   if (std::abs(result.value - report.cost) <= 1e-9 * report.cost) result.value = report.cost;

@@ -1,6 +1,8 @@
 #ifndef PIPEWRIGHT_SCHEDULE_BOUNDS_SCHEDULE_BOUND_H_
 #define PIPEWRIGHT_SCHEDULE_BOUNDS_SCHEDULE_BOUND_H_
 
+#include <cstdint>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -13,10 +15,11 @@
 namespace pipewright::schedule {
 
 // The problem that a schedule solves: its stages, microbatches and costs, and on each rank memory
-// for as many live activations as the schedule has at its peak, each from its F to the end of its B
-// or W. A stage whose backwards are all whole has no W. The costs must fit the schedule
-// (check_costs); `report` must be its report.
-search::Problem problem_of(const ir::Schedule& schedule, const Costs& costs, const Report& report);
+// for `memory` activations (search::MemoryBudget), or else for as many as the schedule has at its
+// peak, each from its F to the end of its B or W. A stage whose backwards are all whole has no W.
+// The costs must fit the schedule (check_costs); `report` must be its report.
+search::Problem problem_of(const ir::Schedule& schedule, const Costs& costs, const Report& report,
+                           std::optional<double> memory);
 
 // The best lower bound on the cost of any order of a schedule's work in the same memory, in the
 // unit of the costs (see bounds.h). Zero gap proves the schedule optimal.
@@ -26,6 +29,7 @@ struct ScheduleBound {
   int rank = -1;          // see Bound
   int other = -1;
   std::vector<std::pair<std::string_view, double>> terms;  // their sum is the value
+  std::vector<int64_t> memory_limits;  // by rank: the live activations for which the bound holds
 
   // How far a cost is above the bound: 0.1 for 10%.
   double gap(double cost) const { return value > 0 ? cost / value - 1 : 0; }
@@ -34,7 +38,8 @@ struct ScheduleBound {
 // Of problem_of(). Times are rounded there, so a value that differs from the schedule's cost by
 // less than a billionth of it is taken for the cost. Of a schedule without backwards, only the work
 // is bounded. Linear in the number of actions, and the time of lower_bound().
-ScheduleBound bound_of(const ir::Schedule& schedule, const Costs& costs, const Report& report);
+ScheduleBound bound_of(const ir::Schedule& schedule, const Costs& costs, const Report& report,
+                       std::optional<double> memory);
 
 }  // namespace pipewright::schedule
 

@@ -1,0 +1,200 @@
+"""Checks the result of `pipewright simulate PLAN --costs COSTS --json` without pipewright: check.py PLAN COSTS RESULT.
+
+Reads a compute order of F, B, I and W, runs it with ideal transfers, counts live activations, and computes the lower bound that
+the result names from the costs alone (docs/bounds.md). All arithmetic is exact. Exits with 1 if anything differs.
+"""
+import json
+import re
+import sys
+from fractions import Fraction
+from math import gcd, lcm
+
+
+def read_plan(path):
+    """The placement and the rows: per rank, (kind, stage, microbatch)."""
+    head, rows = {}, []
+    for line in open(path):
+        key, _, value = line.strip().partition(": ")
+        if key.startswith("rank "):
+            actions = [re.fullmatch(r"(\d+)([FBIW])(\d+)", cell).groups() for cell in value.split() if cell != "."]
+            rows.append([(kind, int(stage), int(microbatch)) for stage, kind, microbatch in actions])
+        else:
+            head[key] = value
+    assert head["level"] == "compute_only"
+    ranks, stages = int(head["ranks"]), int(head["stages"])
+    if head["placement"] == "loop":
+        placement = [s % ranks for s in range(stages)]
+    elif head["placement"] == "v":
+        placement = [s % ranks if s // ranks % 2 == 0 else ranks - 1 - s % ranks for s in range(stages)]
+    else:
+        placement = [int(rank) for rank in head["placement"].split()]
+    return placement, int(head["microbatches"]), rows
+
+
+class Costs:
+    def __init__(self, path, placement):
+        self.file = json.load(open(path), parse_float=Fraction, parse_int=Fraction)
+        self.placement = placement
+        stages = range(len(placement))
+        rank_scale = self.file.get("rank_scale")
+        scale = [rank_scale[r] if rank_scale else 1 for r in placement]
+        self.F = [self.at("forward", s, 1) * scale[s] for s in stages]
+        self.I = [self.at("backward_input", s, 1) * scale[s] for s in stages]
+        self.W = [self.at("backward_weight", s, 1) * scale[s] for s in stages]
+        self.output = [self.transfer(s, s + 1, self.at("output_bytes", s, 0)) for s in stages]
+        self.gradient = [self.transfer(s, s - 1, self.at("input_gradient_bytes", s, 0)) for s in stages]
+        self.microbatch = self.file.get("microbatch_scale")
+
+    def at(self, key, stage, default):
+        value = self.file.get(key, Fraction(default))
+        return value[stage] if isinstance(value, list) else value
+
+    def transfer(self, stage, other, size):
+        if not 0 <= other < len(self.placement) or self.placement[stage] == self.placement[other]:
+            return Fraction(0)
+        link = {k: self.file[k] for k in ("latency", "bandwidth") if k in self.file}
+        for one in self.file.get("links", []):
+            if (one["from"], one["to"]) == (self.placement[stage], self.placement[other]):
+                link = {**link, **one}
+        return link.get("latency", Fraction(0)) + (size / link["bandwidth"] if "bandwidth" in link else 0)
+
+    def scale(self, microbatch):
+        return self.microbatch[microbatch] if self.microbatch else 1
+
+
+def replay(placement, rows, costs):
+    """The cost: every action starts when its rank is free and its input has arrived."""
+    last = len(placement) - 1
+    ends, time, start, step = {}, [Fraction(0)] * len(rows), [None] * len(rows), [0] * len(rows)
+    progress = True
+    while progress:
+        progress = False
+        for rank, row in enumerate(rows):
+            while step[rank] < len(row):
+                kind, s, m = row[step[rank]]
+                if kind == "F":
+                    need, delay = ("F", s - 1, m) if s > 0 else None, costs.output[s - 1] if s > 0 else 0
+                elif kind == "W":
+                    need, delay = ("I", s, m), 0
+                else:
+                    need, delay = (("I", s + 1, m), costs.gradient[s + 1]) if s < last else (("F", s, m), 0)
+                if need and need not in ends:
+                    break
+                begin = max(time[rank], ends[need] + delay) if need else time[rank]
+                duration = {"F": costs.F, "I": costs.I, "W": costs.W}.get(kind, [])
+                duration = costs.I[s] + costs.W[s] if kind == "B" else duration[s]
+                start[rank] = begin if start[rank] is None else start[rank]
+                time[rank] = begin + duration * costs.scale(m)
+                ends["I" if kind == "B" else kind, s, m] = time[rank]
+                step[rank] += 1
+                progress = True
+    assert all(step[r] == len(row) for r, row in enumerate(rows)), "deadlock"
+    return max(end - begin for end, begin in zip(time, start))
+
+
+def peak(row):
+    live, most = 0, 0
+    for kind, _, _ in row:
+        live += {"F": 1, "B": -1, "W": -1}.get(kind, 0)
+        most = max(most, live)
+    return most
+
+
+def knapsack(items, capacity):
+    """The most value of items (size, value, count) within an integer capacity."""
+    best = [Fraction(0)] * (max(capacity, 0) + 1)
+    free = sum(value * count for size, value, count in items if size == 0)
+    for size, value, count in items:
+        for _ in range(min(count, len(best) // size) if size else 0):
+            for used in range(len(best) - 1, size - 1, -1):
+                best[used] = max(best[used], best[used - size] + value)
+    return free + best[-1]
+
+
+class Bounds:
+    """The bounds of docs/bounds.md, with a = 1, and h = 1 on stages that split their backward."""
+
+    def __init__(self, placement, microbatches, costs, split, limits):
+        stages = len(placement)
+        scales = [costs.scale(m) for m in range(microbatches)]
+        self.m, self.limits, self.total = microbatches, limits, sum(scales)
+        self.on = {r: [s for s in range(stages) if placement[s] == r] for r in placement}
+        self.h = [1 if split[s] else 0 for s in range(stages)]
+        I = [costs.I[s] + (0 if split[s] else costs.W[s]) for s in range(stages)]
+        W = [costs.W[s] if split[s] else Fraction(0) for s in range(stages)]
+        self.base = (costs.F, I, W)
+        self.fast, self.slow = ([[t * k for t in times] for times in self.base] for k in (min(scales), max(scales)))
+        self.out, self.back, self.stages = costs.output, costs.gradient, stages
+
+    def path(self, s, t, times=None):
+        F, I, _ = times or self.fast
+        return (sum(F[s:]) + sum(self.out[s:-1]) + sum(I[t + 1:]) + sum(self.back[t + 1:]))
+
+    def terms(self, x):
+        (F, I, W), (slow_F, slow_I, slow_W) = self.fast, self.slow
+        on, m = self.on[x], self.m
+        limit, whole = min(self.limits[x], m * len(on)), len(on)
+        work = self.total * sum(sum(times[s] for s in on) for times in self.base)
+        fits = limit >= m * whole
+        prefix = lambda times: [(n + 1, sum(times[s] for s in on[:n + 1]), m - 1) for n in range(whole)]
+        both = [i + w for i, w in zip(slow_I, slow_W)]
+        held = lambda count: [(self.h[s], slow_W[s], count) for s in on]
+        fill = min(knapsack([(1, slow_F[s], m) for s in on], limit),
+                   sum(slow_F[s] for s in on) + knapsack(prefix(slow_F), limit - whole))
+        fill = m * sum(slow_F[s] for s in on) if fits else fill
+        warm = max(Fraction(0), self.path(on[0], on[-1]) - fill)
+        chain = self.path(on[-1], on[0]) - F[on[-1]] + I[on[0]]
+        pending = sum(both[s] for s in on) + knapsack(prefix(both) + held(m - 1), limit - whole)
+        return on, limit, fits, work, warm, chain, pending, knapsack(held(m), limit)
+
+    def value(self, name, rank, other):
+        F, I, W = self.fast
+        on, limit, fits, work, warm, chain, pending, deferred = self.terms(rank if other is None else other)
+        first, r0 = on[0], self.on[rank][0]
+        area = self.m * sum(self.path(s, s) + I[s] + W[s] * self.h[s] for s in on)
+        ramp = min(F[s] for s in on) * limit * (limit - 1) / 2
+        head = sum(F[r0:first]) + sum(self.out[r0:first])
+        tail = sum(I[r0:first]) + sum(self.back[r0 + 1:first + 1]) + W[r0]
+        if name == "work":
+            return work
+        if name == "one_microbatch":
+            return self.path(first, first, self.slow) + self.slow[1][first] + self.slow[2][first]
+        if name == "warm_up_and_cool_down":
+            cool = max(Fraction(0), chain + W[first] - pending)
+            return work + (max(warm, cool) if fits else warm + cool)
+        if name == "nested_window":
+            assert r0 < first
+            return head + work + warm + (-deferred if fits else max(-deferred, chain - pending)) + tail
+        if name == "memory_area":
+            down = min([W[s] for s in on if self.h[s]] + [I[s] for s in on if not self.h[s]])
+            return (area + ramp + down * limit * (limit - 1) / 2) / limit
+        if name == "nested_memory_area":
+            return head + (area + ramp) / limit - max(W[s] for s in on) + tail
+        assert name == "lifetimes", name
+        return -(-self.m // min(limit, self.m)) * (self.path(first, first) + I[first]) + W[first]
+
+
+def main(plan, costs_file, result_file):
+    placement, microbatches, rows = read_plan(plan)
+    costs, result = Costs(costs_file, placement), json.load(open(result_file))
+    same = lambda exact, printed: abs(float(exact) - printed) <= 1e-9 * max(1, abs(float(exact)))
+    cost, limits = replay(placement, rows, costs), result["memory_limits"]
+    assert same(cost, result["cost"]), f"cost: {float(cost)}, not {result['cost']}"
+    for rank, row in enumerate(rows):
+        assert peak(row) == result["ranks"][rank]["peak_activations"] <= limits[rank], f"peak of rank {rank}"
+    split = [any(kind == "I" and stage == s for row in rows for kind, stage, _ in row) for s in range(len(placement))]
+    claim = result["bound"]
+    bound = Bounds(placement, microbatches, costs, split, limits).value(claim["name"], claim["rank"], claim["other"])
+    # Every cost is a multiple of what all times are multiples of, so a bound may be rounded up to one.
+    times = [t for t in costs.F + costs.I + costs.W + costs.output + costs.gradient if t]
+    unit = lcm(*(t.denominator for t in times))
+    grain = Fraction(gcd(*(int(t * unit) for t in times)), unit)
+    assert float(bound) * (1 - 1e-9) <= claim["value"] <= float(-(-bound // grain) * grain) * (1 + 1e-9), \
+        f"bound {claim['name']}: {float(bound)}, not {claim['value']}"
+    assert bound <= cost and same(sum(claim["terms"].values()), claim["value"])
+    assert abs(result["cost"] / claim["value"] - 1 - result["gap"]) <= 1e-8, "gap"
+    print(f"{plan}: cost {float(cost)}, bound {float(bound)} ({claim['name']}), as claimed")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

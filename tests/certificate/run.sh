@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Prints plans, simulates them, and has check.py check the results: run.sh PIPEWRIGHT CHECK.
+set -euo pipefail
+pipewright=$1 check=$2
+cd "${TEST_TMPDIR:?}"
+pipewright=$OLDPWD/$pipewright check=$OLDPWD/$check
+
+cat >uniform.json <<'JSON'
+{"version": 1, "forward": 18.522, "backward_input": 18.086, "backward_weight": 9.337, "latency": 0.601}
+JSON
+# Ranks of different speed, links with a bandwidth, a slow microbatch.
+cat >uneven.json <<'JSON'
+{"version": 1, "forward": 3.7, "backward_input": 4.1, "backward_weight": 1.9, "latency": 0.25, "bandwidth": 1e6,
+ "output_bytes": 2e5, "input_gradient_bytes": 3e5, "rank_scale": [1, 1.25, 0.75, 1],
+ "microbatch_scale": [1, 1, 2, 1, 1, 0.8, 1, 1], "links": [{"from": 1, "to": 2, "latency": 2.5}]}
+JSON
+unit='{"version": 1}'
+echo "$unit" >unit.json
+
+checked=0
+run() {  # NAME COSTS RANKS MICROBATCHES [OPTION...]
+  local name=$1 costs=$2 ranks=$3 microbatches=$4
+  shift 4
+  "$pipewright" print "$name" --ranks "$ranks" --microbatches "$microbatches" --level compute_only --format plan \
+    >schedule.plan
+  "$pipewright" simulate schedule.plan --costs "$costs" --json "$@" >result.json
+  python3 "$check" schedule.plan "$costs" result.json
+  checked=$((checked + 1))
+}
+
+for name in GPipe 1F1B Eager1F1B LoopedBFS Interleaved1F1B InterleavedZeroBubble ZB-H1 ZB-H2 ZB-1p ZB-2p ZBV V-Half V-Min \
+  1F1B-V; do
+  run $name unit.json 4 8
+  run $name uniform.json 4 8
+  run $name uneven.json 4 8
+done
+run ZB-H1 uniform.json 8 24
+run V-Half uniform.json 8 24 --memory 6
+run V-Min uniform.json 8 24 --memory 4.5
+run V-Min uniform.json 8 40
+run GPipe unit.json 3 1
+run ZB-H1 uniform.json 8 2 --memory 100
+
+# A wrong claim is found.
+sed 's/"cost": \([0-9.]*\)/"cost": \11/' result.json >wrong.json
+if python3 "$check" schedule.plan uniform.json wrong.json 2>/dev/null; then exit 1; fi
+sed 's/"value": \([0-9.]*\)/"value": \11/' result.json >wrong.json
+if python3 "$check" schedule.plan uniform.json wrong.json 2>/dev/null; then exit 1; fi
+echo "$checked results are as claimed"
