@@ -80,52 +80,52 @@ void set_times(const CostTable& table, Problem* problem) {
   problem->tick = ticks.unit();
 }
 
-void set_activations(double activations, Problem* problem) {
-  std::vector<int> stages_on(problem->memory_limits.size());
-  for (int stage = 0; stage < problem->num_stages(); ++stage) {
-    problem->stages[static_cast<size_t>(stage)].activation = 1;
-    problem->stages[static_cast<size_t>(stage)].weight_input = problem->splits_backward ? 1 : 0;
-    ++stages_on[static_cast<size_t>(problem->placement.rank_of(stage))];
-  }
-  for (size_t rank = 0; rank < stages_on.size(); ++rank) {
-    // 2.4999999999999996 means 2.5.
-    const double limit = activations * stages_on[rank] * (1 + 1e-12);
-    problem->memory_limits[rank] = limit < 1e15 ? static_cast<Memory>(limit) : kNoLimit;
-  }
-}
-
-void set_bytes(double bytes, const Costs& costs, Problem* problem) {
+// Sizes as integers, and limits so that each rank has room for `bytes`, less what is not
+// activations; or for `activations` of one microbatch on all its stages.
+void set_memory(const MemoryBudget& memory, const Costs& costs, Problem* problem) {
   const int stages = problem->num_stages();
   const ir::Placement& placement = problem->placement;
+  const bool has_limit = memory.activations || memory.bytes;
+  const bool has_sizes = has_limit && !costs.activation_bytes.is_zero();
+  const auto activation = [&](int stage) {
+    return has_sizes ? costs.activation_bytes.at(stage) : 1.0;
+  };
+  const auto weight_input = [&](int stage) {
+    if (!problem->splits_backward) return 0.0;
+    return has_sizes ? costs.weight_input_bytes.at(stage) : has_limit ? 0.5 : 1.0;
+  };
   std::vector<double> sizes;
-  for (int stage = 0; stage < stages; ++stage) {
-    sizes.push_back(costs.activation_bytes.at(stage));
-    sizes.push_back(costs.weight_input_bytes.at(stage));
-  }
   double total = 0;
-  for (const double size : sizes) total += size;
+  for (int stage = 0; stage < stages; ++stage) {
+    sizes.push_back(activation(stage));
+    sizes.push_back(weight_input(stage));
+    total += activation(stage) + weight_input(stage);
+  }
   const DecimalScale scale(sizes, total * problem->num_microbatches);
-  std::vector<double> left(problem->memory_limits.size(), bytes);
+  problem->memory_unit = scale.unit();
+  const auto rounded_up = [&](double size) {
+    return static_cast<Memory>(std::ceil(scale.apply(size) * (1 - 1e-12)));
+  };
+  std::vector<double> room(problem->memory_limits.size(), memory.bytes.value_or(0));
   for (int stage = 0; stage < stages; ++stage) {
     const int rank = placement.rank_of(stage);
     StageWork& work = problem->stages[static_cast<size_t>(stage)];
-    const auto rounded_up = [&](double size) {
-      return static_cast<Memory>(std::ceil(scale.apply(size) * (1 - 1e-12)));
-    };
-    work.activation = rounded_up(costs.activation_bytes.at(stage));
-    work.weight_input =
-        problem->splits_backward ? rounded_up(costs.weight_input_bytes.at(stage)) : 0;
-    double& room = left[static_cast<size_t>(rank)];
-    room -= costs.parameter_bytes.at(stage) + costs.gradient_bytes.at(stage);
-    if (stage > 0 && placement.rank_of(stage - 1) != rank) room -= costs.output_bytes.at(stage - 1);
+    work.activation = rounded_up(activation(stage));
+    work.weight_input = rounded_up(weight_input(stage));
+    double& own = room[static_cast<size_t>(rank)];
+    if (memory.activations) own += *memory.activations * activation(stage);
+    if (!memory.bytes) continue;
+    own -= costs.parameter_bytes.at(stage) + costs.gradient_bytes.at(stage);
+    if (stage > 0 && placement.rank_of(stage - 1) != rank) own -= costs.output_bytes.at(stage - 1);
     if (stage + 1 < stages && placement.rank_of(stage + 1) != rank)
-      room -= costs.input_gradient_bytes.at(stage + 1);
+      own -= costs.input_gradient_bytes.at(stage + 1);
   }
-  for (size_t rank = 0; rank < left.size(); ++rank) {
-    const double limit = scale.apply(left[rank]) * (1 + 1e-12);
+  if (!has_limit) return;
+  for (size_t rank = 0; rank < room.size(); ++rank) {
+    // 2.4999999999999996 means 2.5.
+    const double limit = scale.apply(room[rank]) * (1 + 1e-12);
     problem->memory_limits[rank] = limit < 1e15 ? static_cast<Memory>(std::floor(limit)) : kNoLimit;
   }
-  problem->memory_unit = scale.unit();
 }
 
 }  // namespace
@@ -140,11 +140,7 @@ Problem make_problem(const ir::Placement& placement, int num_microbatches, const
   problem.microbatch_scale = costs.microbatch_scale;
   problem.splits_backward = splits_backward;
   set_times(CostTable(costs, placement), &problem);
-  if (memory.bytes) {
-    set_bytes(*memory.bytes, costs, &problem);
-  } else {
-    set_activations(memory.activations.value_or(1e18), &problem);
-  }
+  set_memory(memory, costs, &problem);
   return problem;
 }
 

@@ -9,11 +9,12 @@
 
 namespace pipewright::schedule::search {
 
-// How much memory each rank has for activations. At most one of the two is set.
+// How much memory each rank has for activations. At most one of the two is set; without either
+// there is no limit, and the unit of memory is a live activation, from F to the end of B or W.
 struct MemoryBudget {
-  // Live activations, as `simulate` counts them: from F to the end of B or W. 1 is what one
-  // microbatch leaves on all stages of a rank, so the number means the same for every placement; a
-  // stage of a rank with two counts one half.
+  // Activations: 1 is what one microbatch leaves on all stages of a rank, so the number means the
+  // same for every placement. I frees one half of a stage's activation and W the other, as the
+  // zero-bubble papers count; with sizes in the costs, I frees down to weight_input_bytes.
   std::optional<double> activations = {};
   // Bytes, in the sizes of the costs: activation_bytes from F to the end of I, weight_input_bytes
   // from there to the end of W. The rank's parameters and gradients, and one receive buffer per

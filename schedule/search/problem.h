@@ -62,7 +62,7 @@ struct Problem {
   bool splits_backward = true;
 
   double tick = 1;         // units of time per tick
-  double memory_unit = 1;  // bytes, or activations, per unit of memory
+  double memory_unit = 1;  // bytes, or activations of one stage, per unit of memory
 
   int num_ranks() const { return placement.num_ranks(); }
   int num_stages() const { return placement.num_stages(); }
@@ -76,6 +76,13 @@ struct Problem {
                ? base
                : std::llround(static_cast<double>(base) *
                               microbatch_scale[static_cast<size_t>(microbatch)]);
+  }
+
+  // Times in the unit of the costs. A tick of 1/1000 divides, which is exact where a product with
+  // 0.001 is not.
+  double time(Ticks ticks) const {
+    const auto number = static_cast<double>(ticks);
+    return tick < 1 ? number / std::round(1 / tick) : number * tick;
   }
 
   friend bool operator==(const Problem&, const Problem&) = default;

@@ -14,10 +14,10 @@ TEST(MakeProblem, UsesTheDecimalsOfTheCosts) {
                                         .link = {.latency = 0.601}},
                                        {.activations = 8});
   EXPECT_EQ(problem.tick, 0.001);
-  EXPECT_EQ(problem.work(0), (StageWork{18522, 18086, 9337, 601, 0, 1, 1}));
-  EXPECT_EQ(problem.work(3), (StageWork{18522, 18086, 9337, 601, 601, 1, 1}));
-  EXPECT_EQ(problem.work(7), (StageWork{18522, 18086, 9337, 0, 601, 1, 1}));
-  EXPECT_EQ(problem.memory_limits, std::vector<Memory>(8, 8));
+  EXPECT_EQ(problem.work(0), (StageWork{18522, 18086, 9337, 601, 0, 10, 5}));
+  EXPECT_EQ(problem.work(3), (StageWork{18522, 18086, 9337, 601, 601, 10, 5}));
+  EXPECT_EQ(problem.work(7), (StageWork{18522, 18086, 9337, 0, 601, 10, 5}));
+  EXPECT_EQ(problem.memory_limits, std::vector<Memory>(8, 80));
 }
 
 TEST(MakeProblem, KeepsTwelveDigitsOfOtherCosts) {
@@ -65,10 +65,23 @@ TEST(MakeProblem, CountsActivationsPerRank) {
   const auto limits = [](ir::Placement placement, double activations) {
     return make_problem(placement, 4, {}, {.activations = activations}).memory_limits;
   };
-  EXPECT_EQ(limits(ir::Placement::v(2, 4), 2.5), (std::vector<Memory>{5, 5}));
-  EXPECT_EQ(limits(ir::Placement::v(2, 4), 2.49), (std::vector<Memory>{4, 4}));
-  EXPECT_EQ(limits(ir::Placement::loop(2, 3), 2), (std::vector<Memory>{4, 2}));
+  // A stage's activation is 10 units, of which I frees 5.
+  EXPECT_EQ(limits(ir::Placement::v(2, 4), 2.5), (std::vector<Memory>{50, 50}));
+  EXPECT_EQ(limits(ir::Placement::v(2, 4), 2.49), (std::vector<Memory>{49, 49}));
+  EXPECT_EQ(limits(ir::Placement::loop(2, 3), 2), (std::vector<Memory>{40, 20}));
+  // With sizes, those of the rank's own stages.
+  const Costs costs = {.activation_bytes = PerStage({3, 4, 5, 6}), .weight_input_bytes = 2};
+  const Problem problem = make_problem(ir::Placement::v(2, 4), 4, costs, {.activations = 2});
+  EXPECT_EQ(problem.memory_limits, (std::vector<Memory>{18, 18}));
+  EXPECT_EQ(problem.work(3).activation, 6);
+  EXPECT_EQ(problem.work(3).weight_input, 2);
   EXPECT_EQ(make_problem(ir::Placement::loop(1, 1), 4, {}, {}).memory_limits[0], kNoLimit);
+}
+
+TEST(MakeProblem, CountsLiveActivationsWithoutALimit) {
+  const Problem problem = make_problem(ir::Placement::loop(2, 2), 4, {.activation_bytes = 7}, {});
+  EXPECT_EQ(problem.work(0).activation, 1);
+  EXPECT_EQ(problem.work(0).weight_input, 1);
 }
 
 TEST(MakeProblem, SubtractsWhatIsNotActivations) {

@@ -20,10 +20,15 @@ TEST(Words, Of1F1B) {
       schedules::make_order(*schedules::find_schedule("1F1B"),
                             {.ranks = ranks, .stages = ranks, .microbatches = microbatches});
   const Problem problem = make_problem(order.placement, microbatches,
-                                       {.forward = 3, .backward_input = 2, .backward_weight = 2},
+                                       {.forward = 3,
+                                        .backward_input = 2,
+                                        .backward_weight = 2,
+                                        .activation_bytes = 1,
+                                        .weight_input_bytes = 1},
                                        {.activations = 4}, /*splits_backward=*/false);
   const Words words = words_of(problem, order);
   EXPECT_EQ(peak_memory(problem, words), (std::vector<Memory>{4, 3, 2, 1}));
+  EXPECT_EQ(problem.memory_limits, std::vector<Memory>(4, 4));
   EXPECT_TRUE(fits_memory(problem, words));
   Replay replay(problem);
   ASSERT_TRUE(replay.run(words));
