@@ -344,6 +344,15 @@ CompileResult compile(CompileRequest request) {
   return result;
 }
 
+std::optional<Costs> changed_costs(const SimulateRequest& request, const ir::Placement& placement,
+                                   int num_microbatches, ir::Diagnostics* diagnostics) {
+  Costs costs = request.costs;
+  if (!check_costs(costs, request.places, placement, num_microbatches, diagnostics) ||
+      !change_costs(request, placement, &costs, diagnostics))
+    return std::nullopt;
+  return costs;
+}
+
 SimulateResult simulate(const CompileResult& compiled, const SimulateRequest& request) {
   SimulateResult result;
   if (!compiled.ok()) {
@@ -353,17 +362,15 @@ SimulateResult simulate(const CompileResult& compiled, const SimulateRequest& re
   PW_CHECK(compiled.is_verified, "what is simulated is verified: Depth::kVerify or more");
   const ir::Schedule& schedule = ir::schedule_of(*compiled.schedule);
   const ir::Placement& placement = schedule.placement;
-  Costs costs = request.costs;
-  if (!check_costs(costs, request.places, placement, schedule.num_microbatches,
-                   &result.diagnostics) ||
-      !change_costs(request, placement, &costs, &result.diagnostics))
-    return result;
+  std::optional<Costs> costs =
+      changed_costs(request, placement, schedule.num_microbatches, &result.diagnostics);
+  if (!costs) return result;
   ChannelGraph graph = graph_of(*compiled.schedule);
-  ir::Timeline timeline = simulate(graph, schedule, costs);
-  Report report = report_on(schedule, costs, timeline);
-  ScheduleBound bound = bound_of(schedule, costs, report, request.memory);
+  ir::Timeline timeline = simulate(graph, schedule, *costs);
+  Report report = report_on(schedule, *costs, timeline);
+  ScheduleBound bound = bound_of(schedule, *costs, report, request.memory);
   if (!check_memory(report, bound, &result.diagnostics)) return result;
-  result.simulation = Simulation{std::move(costs), std::move(graph), std::move(timeline),
+  result.simulation = Simulation{std::move(*costs), std::move(graph), std::move(timeline),
                                  std::move(report), std::move(bound)};
   return result;
 }

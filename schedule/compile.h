@@ -135,6 +135,11 @@ struct SimulateResult {
   bool ok() const { return simulation.has_value(); }
 };
 
+// The costs after the what-if changes, if they fit a schedule with this placement; otherwise
+// nullopt, and errors are added.
+std::optional<Costs> changed_costs(const SimulateRequest& request, const ir::Placement& placement,
+                                   int num_microbatches, ir::Diagnostics* diagnostics);
+
 // Simulates a compute order with ideal transfers, or a program under its channel model and capacity
 // (channel_graph.h). `compiled` must be verified; if it is not ok, its diagnostics are returned.
 SimulateResult simulate(const CompileResult& compiled, const SimulateRequest& request);

@@ -275,7 +275,9 @@ Solution Solver::run() {
     if (refines && !is_over()) refine(left / 2);
   }
   const ScoredWords& best = pool_.words.front();
-  return {best.words, best.cost, best.candidate, evaluations_, is_cancelled()};
+  Solution solution = {best.words, best.cost, best.candidate, evaluations_, is_cancelled()};
+  for (const ScoredWords& one : pool_.words) solution.alternatives.push_back({one.cost, one.words});
+  return solution;
 }
 
 }  // namespace

@@ -45,6 +45,12 @@ struct SolveOptions {
   const std::atomic<bool>* cancel = nullptr;
 };
 
+// A schedule that the search came across.
+struct Found {
+  Ticks cost = 0;
+  Words words;
+};
+
 struct Solution {
   Words words;
   Ticks cost = 0;
@@ -52,6 +58,8 @@ struct Solution {
   std::string candidate;
   int64_t evaluations = 0;
   bool is_cancelled = false;
+  // Good schedules of different costs, cheapest first, beginning with this one.
+  std::vector<Found> alternatives = {};
 };
 
 // The best schedule found, which is never worse than any candidate. Every rank's memory limit must

@@ -28,7 +28,7 @@ using Letter = uint16_t;  // 3 * stage + pass
 using Word = std::vector<Letter>;
 using Words = std::vector<Word>;  // one per rank
 
-inline constexpr int kMaxSearchStages = 20'000;  // 3 * stage + 2 fits a Letter
+inline constexpr int kMaxSearchStages = 16'384;  // 3 * stage + 2 fits a Letter
 
 constexpr Letter letter(int stage, Pass pass) {
   return static_cast<Letter>(3 * stage + static_cast<int>(pass));

@@ -1,0 +1,46 @@
+#include "pipewright/schedule/search/catalogue.h"
+
+#include <string>
+
+#include "pipewright/schedule/search/words.h"
+#include "pipewright/schedules/registry.h"
+
+namespace pipewright::schedule::search {
+namespace {
+
+std::vector<schedules::StageTimes> times_of(const Problem& problem) {
+  std::vector<schedules::StageTimes> times;
+  for (const StageWork& work : problem.stages)
+    times.push_back({work.forward, work.backward_input, work.backward_weight, work.output_transfer,
+                     work.gradient_transfer});
+  return times;
+}
+
+}  // namespace
+
+std::vector<Candidate> catalogue(const Problem& problem) {
+  const schedules::Shape plain = {.ranks = problem.num_ranks(),
+                                  .stages = problem.num_stages(),
+                                  .microbatches = problem.num_microbatches};
+  std::vector<schedules::Shape> shapes = {plain};
+  for (const int rounds : {1, 2}) {
+    schedules::Shape grouped = plain;
+    grouped.group_size = rounds * plain.ranks;
+    shapes.push_back(grouped);
+    grouped.extra_warmup = true;
+    shapes.push_back(grouped);
+  }
+  const std::vector<schedules::StageTimes> times = times_of(problem);
+  std::vector<Candidate> candidates;
+  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+    for (const schedules::Shape& shape : shapes) {
+      if (schedules::shape_error(*spec, shape)) continue;
+      const ir::ComputeOrder order = schedules::make_order(*spec, shape, times);
+      if (order.placement != problem.placement) continue;
+      candidates.push_back({order.name, words_of(problem, order)});
+    }
+  }
+  return candidates;
+}
+
+}  // namespace pipewright::schedule::search

@@ -1,0 +1,18 @@
+#ifndef PIPEWRIGHT_SCHEDULE_SEARCH_CATALOGUE_H_
+#define PIPEWRIGHT_SCHEDULE_SEARCH_CATALOGUE_H_
+
+#include <vector>
+
+#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/search/solve.h"
+
+namespace pipewright::schedule::search {
+
+// Every named schedule that exists for the problem's placement and number of microbatches, as
+// candidates for solve(), whether its memory fits or not. Interleaved1F1B comes with its usual
+// group sizes.
+std::vector<Candidate> catalogue(const Problem& problem);
+
+}  // namespace pipewright::schedule::search
+
+#endif  // PIPEWRIGHT_SCHEDULE_SEARCH_CATALOGUE_H_

@@ -1,0 +1,90 @@
+#include "pipewright/schedule/search/front.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+namespace pipewright::schedule::search {
+namespace {
+
+constexpr int kLevels = 8, kLeastLevel = 2;
+
+double amount(const MemoryBudget& memory) {
+  return memory.bytes ? *memory.bytes : memory.activations.value_or(0);
+}
+
+MemoryBudget part_of(const MemoryBudget& memory, int level) {
+  const double part = static_cast<double>(level) / kLevels;
+  if (memory.bytes) return {.bytes = *memory.bytes * part};
+  if (memory.activations) return {.activations = *memory.activations * part};
+  return {};
+}
+
+}  // namespace
+
+Costs cut_stages(const Costs& costs, int stages, int parts) {
+  Costs cut = costs;
+  for (const StageCost& one : stage_costs()) {
+    const bool passes =
+        one.values == &Costs::output_bytes || one.values == &Costs::input_gradient_bytes;
+    PerStage& values = cut.*one.values;
+    if (values.size() > 1) {
+      std::vector<double> list;
+      for (int stage = 0; stage < stages * parts; ++stage)
+        list.push_back((costs.*one.values).at(stage / parts));
+      values = PerStage(std::move(list));
+    }
+    if (!passes) values.scale(1.0 / parts);
+  }
+  return cut;
+}
+
+std::vector<PlacementOption> placement_options(int ranks, int stages) {
+  std::vector<PlacementOption> options;
+  const auto add = [&](const char* name, int per_rank, auto make) {
+    const int total = per_rank * ranks;
+    if (total >= stages && total % stages == 0)
+      options.push_back({name, make(ranks, total), total / stages});
+  };
+  add("loop", 1, ir::Placement::loop);
+  if (ranks == 1) return options;
+  add("loop", 2, ir::Placement::loop);
+  add("v", 2, ir::Placement::v);
+  add("wave", 4, ir::Placement::v);
+  return options;
+}
+
+std::vector<FrontPoint> search_front(const SearchRequest& request, int stages,
+                                     const std::vector<PlacementOption>& options) {
+  const bool has_limit = request.memory.bytes || request.memory.activations;
+  std::vector<std::pair<FrontPoint, SearchRequest>> searches;
+  for (int level = kLevels; level >= (has_limit ? kLeastLevel : kLevels); --level) {
+    for (const PlacementOption& option : options) {
+      SearchRequest one = request;
+      one.placement = option.placement;
+      one.costs = cut_stages(request.costs, stages, option.parts);
+      one.memory = part_of(request.memory, level);
+      if (shortage_of(problem_of(one))) continue;
+      searches.push_back({{option, one.memory, {}}, one});
+    }
+  }
+  std::vector<FrontPoint> points;
+  for (auto& [point, one] : searches) {
+    one.evaluations =
+        std::max<int64_t>(1, request.evaluations / static_cast<int64_t>(searches.size()));
+    point.result = search_schedule(one);
+    points.push_back(std::move(point));
+    if (points.back().result.is_cancelled) break;
+  }
+  for (FrontPoint& point : points) {
+    point.is_best = std::ranges::none_of(points, [&](const FrontPoint& other) {
+      const double memory = amount(point.memory), other_memory = amount(other.memory);
+      const double cost = point.result.cost, other_cost = other.result.cost;
+      return other_memory <= memory && other_cost <= cost &&
+             (other_memory < memory || other_cost < cost);
+    });
+  }
+  return points;
+}
+
+}  // namespace pipewright::schedule::search

@@ -1,0 +1,48 @@
+#ifndef PIPEWRIGHT_SCHEDULE_SEARCH_FRONT_H_
+#define PIPEWRIGHT_SCHEDULE_SEARCH_FRONT_H_
+
+#include <string>
+#include <vector>
+
+#include "pipewright/ir/placement.h"
+#include "pipewright/schedule/search/search.h"
+#include "pipewright/schedule/simulate/costs.h"
+
+// What each placement makes of each amount of memory: the search over several placements.
+
+namespace pipewright::schedule::search {
+
+// The costs of a model whose stages are each cut into `parts` equal stages, for `stages` stages
+// before. Activations, parameters and times of a stage are divided; what passes between stages is
+// not.
+Costs cut_stages(const Costs& costs, int stages, int parts);
+
+// A placement to try, for a model of S stages that may be cut further.
+struct PlacementOption {
+  std::string name;         // "loop", "v", "wave"
+  ir::Placement placement;  // of parts * S stages
+  int parts = 1;            // how many stages each given stage is cut into
+};
+
+// loop and v with up to two stages per rank, and wave (a v that goes back and forth twice), as far
+// as they are multiples of `stages` and of `ranks`.
+std::vector<PlacementOption> placement_options(int ranks, int stages);
+
+// One search: a placement with a part of the memory.
+struct FrontPoint {
+  PlacementOption option;
+  MemoryBudget memory;
+  SearchResult result;
+  bool is_best = false;  // no other point needs no more memory and costs less
+};
+
+// Searches every option with 8/8, 7/8, ..., 2/8 of the memory of `request`, whose placement is
+// ignored and whose budget is shared among all; the costs are those of `stages` stages. Options and
+// amounts that no schedule fits are left out. By memory, largest first, then in the order of the
+// options. Stops early, with the points so far, once the request is cancelled.
+std::vector<FrontPoint> search_front(const SearchRequest& request, int stages,
+                                     const std::vector<PlacementOption>& options);
+
+}  // namespace pipewright::schedule::search
+
+#endif  // PIPEWRIGHT_SCHEDULE_SEARCH_FRONT_H_

@@ -1,0 +1,129 @@
+#include "pipewright/schedule/search/search.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "pipewright/ir/check.h"
+#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/search/catalogue.h"
+#include "pipewright/schedule/search/replay.h"
+#include "pipewright/schedule/search/solve.h"
+#include "pipewright/schedule/search/words.h"
+#include "pipewright/schedule/simulate/jitter.h"
+
+namespace pipewright::schedule::search {
+namespace {
+
+constexpr int kNoisyRuns = 100;
+constexpr double kSlowRank = 1.05, kSlowLinks = 2;
+
+double makespan_with(const CompileResult& compiled, SimulateRequest request) {
+  return simulate(compiled, request).simulation->report.makespan;
+}
+
+Robustness robustness_of(const ir::ComputeOrder& order, const Costs& costs, double noise) {
+  const CompileResult compiled = compile({.source = ir::AnySchedule(order),
+                                          .level = ir::Level::kComputeOnly,
+                                          .depth = Depth::kVerify});
+  PW_CHECK(compiled.ok(), "what the search finds is valid");
+  const SimulateResult plain = simulate(compiled, {.costs = costs});
+  const double makespan = std::max(plain.simulation->report.makespan, kLeastCost);
+  const Spread spread =
+      spread_of_makespan(plain.simulation->graph, order, costs, noise, kNoisyRuns, /*seed=*/1);
+  Robustness result = {.mean = spread.mean / makespan - 1,
+                       .percentile_95 = spread.percentile_95 / makespan - 1};
+  for (int rank = 0; rank < order.placement.num_ranks(); ++rank) {
+    const double slow = makespan_with(compiled, {.costs = costs, .slow = {{rank, kSlowRank}}});
+    result.slow_rank = std::max(result.slow_rank, slow / makespan - 1);
+  }
+  result.slow_links =
+      makespan_with(compiled, {.costs = costs, .scale = {{"COMM", kSlowLinks}}}) / makespan - 1;
+  return result;
+}
+
+Ticks busiest_work(const Problem& problem) {
+  std::vector<Ticks> work(static_cast<size_t>(problem.num_ranks()));
+  for (int stage = 0; stage < problem.num_stages(); ++stage) {
+    const StageWork& one = problem.work(stage);
+    for (int microbatch = 0; microbatch < problem.num_microbatches; ++microbatch) {
+      for (const Ticks time : {one.forward, one.backward_input, one.backward_weight})
+        work[static_cast<size_t>(problem.placement.rank_of(stage))] +=
+            problem.scaled(time, microbatch);
+    }
+  }
+  return *std::ranges::max_element(work);
+}
+
+}  // namespace
+
+Problem problem_of(const SearchRequest& request) {
+  return make_problem(request.placement, request.num_microbatches, request.costs, request.memory,
+                      request.splits_backward);
+}
+
+std::optional<Shortage> shortage_of(const Problem& problem) {
+  const std::vector<Memory> least = least_memory(problem);
+  for (int rank = 0; rank < problem.num_ranks(); ++rank) {
+    const Memory needed = least[static_cast<size_t>(rank)];
+    if (needed > problem.memory_limit(rank))
+      return Shortage{rank, problem.memory_limit(rank), needed};
+  }
+  return std::nullopt;
+}
+
+SearchResult search_schedule(const SearchRequest& request) {
+  const Problem problem = problem_of(request);
+  PW_CHECK(!shortage_of(problem), "every rank has the memory that a schedule needs");
+  SearchResult result;
+  result.bound = lower_bound(problem);
+  SolveOptions options = {.bound = result.bound.value,
+                          .evaluations = request.evaluations,
+                          .threads = request.threads,
+                          .seed = request.seed,
+                          .candidates = catalogue(problem),
+                          .cancel = request.cancel};
+  if (request.on_progress) {
+    options.on_progress = [&](const Progress& progress) {
+      request.on_progress(
+          {problem.time(progress.cost), problem.time(result.bound.value), progress.evaluations});
+    };
+  }
+  Solution solution = solve(problem, options);
+  Found best = {solution.cost, std::move(solution.words)};
+  result.order = order_of(problem, best.words, "search");
+  result.found_by = solution.candidate.empty() ? "search" : solution.candidate;
+  if (request.noise > 0) {
+    result.robustness = robustness_of(result.order, request.costs, request.noise);
+    // Compared by their mean makespan, in time rather than relative to their own makespans.
+    double least = 0;
+    Replay replay(problem);
+    for (size_t k = 0; k < solution.alternatives.size(); ++k) {
+      Found& other = solution.alternatives[k];
+      const ir::ComputeOrder order = order_of(problem, other.words, "search");
+      const Robustness robustness = robustness_of(order, request.costs, request.noise);
+      PW_CHECK(replay.run(other.words), "what the search finds runs");
+      const double mean = (1 + robustness.mean) * static_cast<double>(replay.makespan());
+      if (k > 0 && mean >= least) continue;
+      least = mean;
+      if (k > 0) result.found_by = "search";
+      best = std::move(other);
+      result.order = order;
+      result.robustness = robustness;
+    }
+  }
+  Replay replay(problem);
+  PW_CHECK(replay.run(best.words), "what the search finds runs");
+  result.cost_in_ticks = replay.cost();
+  result.cost = problem.time(replay.cost());
+  result.makespan = problem.time(replay.makespan());
+  result.bubble_rate = replay.cost() == 0
+                           ? 0
+                           : static_cast<double>(replay.cost() - busiest_work(problem)) /
+                                 static_cast<double>(replay.cost());
+  result.peak_memory = peak_memory(problem, best.words);
+  result.evaluations = solution.evaluations;
+  result.is_cancelled = solution.is_cancelled;
+  return result;
+}
+
+}  // namespace pipewright::schedule::search

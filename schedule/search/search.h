@@ -1,0 +1,101 @@
+#ifndef PIPEWRIGHT_SCHEDULE_SEARCH_SEARCH_H_
+#define PIPEWRIGHT_SCHEDULE_SEARCH_SEARCH_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "pipewright/ir/schedule.h"
+#include "pipewright/schedule/bounds/bounds.h"
+#include "pipewright/schedule/search/make_problem.h"
+#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/simulate/costs.h"
+
+// The search's front door: from costs, a placement and a memory limit to a compute order, its cost,
+// and a lower bound on the cost of every other one.
+//
+//   SearchRequest request = {.placement = ir::Placement::v(8, 16), .num_microbatches = 24,
+//                            .costs = costs, .memory = {.activations = 5}};
+//   if (!shortage_of(problem_of(request))) {
+//     const SearchResult found = search_schedule(request);
+//     std::cout << found.cost << ", at most " << 100 * found.gap() << "% above the optimum";
+//   }
+//
+// The catalogue's schedules are tried first, so the result is never worse than one of them that
+// fits. The costs must fit the placement and the microbatches (check_costs). Prints nothing, does
+// no I/O; safe to call from any thread. The result depends on the request alone, not on the number
+// of threads or the machine, unless it is cancelled.
+
+namespace pipewright::schedule::search {
+
+struct SearchProgress {
+  double cost;   // of the best schedule so far
+  double bound;  // no schedule costs less
+  int64_t evaluations;
+};
+
+struct SearchRequest {
+  ir::Placement placement;
+  int num_microbatches = 0;
+  Costs costs = {};
+  MemoryBudget memory = {};
+  bool splits_backward = true;  // false: every backward is a whole B
+
+  int64_t evaluations = 100'000'000;  // budget; see SolveOptions
+  int threads = 1;
+  uint64_t seed = 1;
+  // Above 0: of the good schedules found, take the one with the least mean makespan when the time
+  // of each action varies by log-normal noise of this standard deviation.
+  double noise = 0;
+
+  std::function<void(const SearchProgress&)> on_progress = {};  // may be empty
+  const std::atomic<bool>* cancel = nullptr;                    // see SolveOptions
+};
+
+// How a schedule's makespan changes when times are not as planned, relative to its makespan: 0.02
+// for 2% more.
+struct Robustness {
+  double mean = 0, percentile_95 = 0;  // under noise
+  double slow_rank = 0;                // the worst rank takes 5% longer
+  double slow_links = 0;               // transfers take twice as long
+};
+
+struct SearchResult {
+  ir::ComputeOrder order;
+  std::string found_by;  // name of the catalogue's schedule that it is, or "search"
+  double cost = 0;       // the longest span of any rank
+  double makespan = 0;
+  double bubble_rate = 0;  // (cost - work of the busiest rank) / cost
+  Ticks cost_in_ticks = 0;
+  Bound bound;                      // in ticks
+  std::vector<Memory> peak_memory;  // per rank, in the problem's unit
+  int64_t evaluations = 0;
+  bool is_cancelled = false;
+  std::optional<Robustness> robustness;  // if noise was given
+
+  // How far the cost is above the bound: 0.1 for 10%.
+  double gap() const {
+    return bound.value > 0
+               ? static_cast<double>(cost_in_ticks) / static_cast<double>(bound.value) - 1
+               : 0;
+  }
+};
+
+Problem problem_of(const SearchRequest& request);
+
+// A rank whose limit no schedule meets.
+struct Shortage {
+  int rank;
+  Memory limit, least;
+};
+std::optional<Shortage> shortage_of(const Problem& problem);
+
+// Requires that no rank is short of memory.
+SearchResult search_schedule(const SearchRequest& request);
+
+}  // namespace pipewright::schedule::search
+
+#endif  // PIPEWRIGHT_SCHEDULE_SEARCH_SEARCH_H_

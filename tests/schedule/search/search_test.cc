@@ -1,0 +1,156 @@
+// The front door: never worse than the catalogue, valid plans, memory, robustness, several
+// placements.
+#include "pipewright/schedule/search/search.h"
+
+#include <gtest/gtest.h>
+
+#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/search/catalogue.h"
+#include "pipewright/schedule/search/front.h"
+#include "pipewright/schedule/search/replay.h"
+#include "pipewright/schedule/search/words.h"
+
+namespace pipewright::schedule::search {
+namespace {
+
+// With almost no budget, and with some.
+TEST(Search, IsNeverWorseThanTheCatalogue) {
+  const Costs all_costs[] = {
+      {},
+      {.forward = 18.522,
+       .backward_input = 18.086,
+       .backward_weight = 9.337,
+       .link = {.latency = 0.601}},
+      {.forward = 10,
+       .backward_input = 11,
+       .backward_weight = 7,
+       .rank_scale = {1, 1.2, 0.9, 1},
+       .link = {.latency = 3}},
+      {.forward = 4,
+       .backward_input = 9,
+       .backward_weight = 1,
+       .microbatch_scale = {1, 2, 1, 0.5, 1, 3, 1, 1}},
+  };
+  int compared = 0;
+  for (const Costs& costs : all_costs) {
+    for (const ir::Placement& placement :
+         {ir::Placement::loop(4, 4), ir::Placement::loop(4, 8), ir::Placement::v(4, 8)}) {
+      for (const double activations : {1.0, 2.0, 3.0, 4.0, 5.5, 8.0, 50.0}) {
+        for (const bool splits : {true, false}) {
+          SearchRequest request = {.placement = placement,
+                                   .num_microbatches = 8,
+                                   .costs = costs,
+                                   .memory = {.activations = activations},
+                                   .splits_backward = splits};
+          request.evaluations = compared % 2 == 0 ? 1 : 20'000;
+          const Problem problem = problem_of(request);
+          const SearchResult result = search_schedule(request);
+          EXPECT_GE(result.cost_in_ticks, result.bound.value);
+          Replay replay(problem);
+          for (const Candidate& named : catalogue(problem)) {
+            if (!fits_memory(problem, named.words)) continue;
+            ASSERT_TRUE(replay.run(named.words)) << named.name;
+            EXPECT_LE(result.cost_in_ticks, replay.cost()) << named.name;
+            ++compared;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(compared, 300);
+}
+
+// The order is valid, and the simulator computes the same figures from it.
+TEST(Search, FindsValidOrdersWithTheCostItSays) {
+  const Costs costs = {.forward = 11.347,
+                       .backward_input = 11.248,
+                       .backward_weight = 8.132,
+                       .link = {.latency = 0.377}};
+  for (const bool splits : {true, false}) {
+    for (const ir::Placement& placement : {ir::Placement::loop(4, 4), ir::Placement::loop(3, 7),
+                                           ir::Placement::v(4, 8), ir::Placement::v(2, 8)}) {
+      const SearchResult result = search_schedule({.placement = placement,
+                                                   .num_microbatches = 7,
+                                                   .costs = costs,
+                                                   .memory = {.activations = 2.5},
+                                                   .splits_backward = splits,
+                                                   .evaluations = 200'000});
+      const CompileResult compiled = compile({.source = ir::AnySchedule(result.order)});
+      ASSERT_TRUE(compiled.ok());
+      const CompileResult order =
+          compile({.source = ir::AnySchedule(result.order), .level = ir::Level::kComputeOnly});
+      const SimulateResult simulated = simulate(order, {.costs = costs});
+      ASSERT_TRUE(simulated.ok());
+      const Report& report = simulated.simulation->report;
+      EXPECT_NEAR(report.cost, result.cost, 1e-9 * result.cost);
+      EXPECT_NEAR(report.makespan, result.makespan, 1e-9 * result.makespan);
+      EXPECT_NEAR(report.bubble_rate, result.bubble_rate, 1e-9);
+    }
+  }
+}
+
+TEST(Search, NamesTheRankThatIsShortOfMemory) {
+  const Costs costs = {.activation_bytes = 100, .weight_input_bytes = 50, .parameter_bytes = 1000};
+  SearchRequest request = {.placement = ir::Placement::v(2, 4),
+                           .num_microbatches = 4,
+                           .costs = costs,
+                           .memory = {.bytes = 2199}};
+  const auto shortage = shortage_of(problem_of(request));
+  ASSERT_TRUE(shortage);
+  EXPECT_EQ(shortage->rank, 0);
+  request.memory.bytes = 2200;
+  EXPECT_FALSE(shortage_of(problem_of(request)));
+}
+
+// Under noise, a schedule with slack keeps its lead; the figures are relative and sensible.
+TEST(Search, ReportsRobustness) {
+  SearchRequest request = {.placement = ir::Placement::v(2, 4),
+                           .num_microbatches = 6,
+                           .costs = {.link = {.latency = 0.5}},
+                           .evaluations = 100'000};
+  EXPECT_FALSE(search_schedule(request).robustness);
+  request.noise = 0.1;
+  const SearchResult result = search_schedule(request);
+  ASSERT_TRUE(result.robustness);
+  EXPECT_GT(result.robustness->percentile_95, result.robustness->mean);
+  EXPECT_GT(result.robustness->slow_rank, 0.01);
+  EXPECT_LE(result.robustness->slow_rank, 0.05 + 1e-9);
+  EXPECT_GE(result.robustness->slow_links, 0);
+}
+
+TEST(Front, CutsStages) {
+  Costs costs = {.forward = PerStage({2, 4}),
+                 .backward_input = 6,
+                 .output_bytes = 10,
+                 .activation_bytes = PerStage({8, 16}),
+                 .parameter_bytes = 100};
+  const Costs cut = cut_stages(costs, 2, 2);
+  EXPECT_EQ(cut.forward, PerStage({1, 1, 2, 2}));
+  EXPECT_EQ(cut.backward_input, PerStage(3));
+  EXPECT_EQ(cut.output_bytes, PerStage(10));
+  EXPECT_EQ(cut.activation_bytes, PerStage({4, 4, 8, 8}));
+  EXPECT_EQ(cut.parameter_bytes, PerStage(50));
+}
+
+TEST(Front, SearchesEveryPlacementAndAmount) {
+  const SearchRequest request = {
+      .placement = {}, .num_microbatches = 6, .memory = {.activations = 4}, .evaluations = 500'000};
+  const auto options = placement_options(2, 2);
+  ASSERT_EQ(options.size(), 4u);
+  const std::vector<FrontPoint> points = search_front(request, 2, options);
+  EXPECT_EQ(points.size(), 4u * 7u);
+  for (const FrontPoint& point : points) {
+    // Work is the same for every placement.
+    EXPECT_GE(point.result.cost, 6 * 3);
+    bool is_beaten = false;
+    for (const FrontPoint& other : points)
+      is_beaten = is_beaten || (*other.memory.activations <= *point.memory.activations &&
+                                other.result.cost < point.result.cost);
+    if (is_beaten) {
+      EXPECT_FALSE(point.is_best);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace pipewright::schedule::search
