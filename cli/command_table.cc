@@ -150,6 +150,27 @@ const std::vector<CommandSpec>& table() {
         {"pipewright simulate plan.csv --costs costs.json --slow 2=1.5",
          "what if rank 2 is slow?"}},
        run_simulate},
+      {"search",
+       "Find a schedule for given costs and memory",
+       "Searches for a compute order of low cost (the longest span of any rank) within a memory "
+       "limit, and reports a lower bound on the cost of every other order, which tells how far "
+       "from "
+       "the optimum the found one can be. It is never worse than a schedule of the catalogue that "
+       "fits. Costs are those of simulate, per stage.\n"
+       "The budget counts evaluated actions, so the result is the same on every machine and with "
+       "any number of threads. The search stops at the bound. Ctrl-C stops it and prints and "
+       "writes "
+       "the best schedule so far.\n"
+       "With --placement free, the costs are those of --stages stages; placements with more stages "
+       "cut each of them evenly. Every placement is searched with 2/8 to 8/8 of the memory.",
+       {},
+       search_options() + cost_options(),
+       {{"pipewright search --ranks 8 --microbatches 24 --memory 8 --forward 18.522 "
+         "--backward-input 18.086 --backward-weight 9.337 --comm 0.601 -o found.plan",
+         "one stage per rank with the memory of 1F1B"},
+        {"pipewright search --ranks 4 --microbatches 8 --placement free --memory 4 --budget small",
+         "what each placement makes of each amount of memory"}},
+       run_search},
       {"diff",
        "Compare two schedules",
        "Compares two schedules rank by rank, and reports the effect of the change on makespan, "

@@ -13,6 +13,7 @@ int run_list(const Invocation& invocation, Console& console);
 int run_print(const Invocation& invocation, Console& console);
 int run_validate(const Invocation& invocation, Console& console);
 int run_simulate(const Invocation& invocation, Console& console);
+int run_search(const Invocation& invocation, Console& console);
 int run_diff(const Invocation& invocation, Console& console);
 int run_explain(const Invocation& invocation, Console& console);
 int run_launch(const Invocation& invocation, Console& console);

@@ -25,6 +25,9 @@ using schedule::Simulation;
 // --costs, --forward, ..., --comm, --scale, --slow.
 std::vector<OptionSpec> cost_options();
 
+// The options of `search`.
+std::vector<OptionSpec> search_options();
+
 // The costs given by --costs or by the other cost options.
 struct AskedCosts {
   std::optional<ir::Source> file;  // the file of --costs
