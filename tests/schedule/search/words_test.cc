@@ -3,15 +3,21 @@
 
 #include <gtest/gtest.h>
 
+#include "pipewright/schedule/compile.h"
 #include "pipewright/schedule/search/make_problem.h"
 #include "pipewright/schedule/search/replay.h"
-#include "pipewright/schedule/simulate/report.h"
-#include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/schedule/search/random_problem.h"
 
 namespace pipewright::schedule::search {
 namespace {
+
+Report simulated(const ir::ComputeOrder& order, const Costs& costs) {
+  const CompileResult compiled = compile({.source = ir::AnySchedule(order),
+                                          .level = ir::Level::kComputeOnly,
+                                          .depth = Depth::kVerify});
+  return simulate(compiled, {.costs = costs}).simulation.value().report;
+}
 
 // 1F1B has 1 activation on the last rank, P on the first, and (M + P - 1)(F + B) of cost.
 TEST(Words, Of1F1B) {
@@ -52,16 +58,12 @@ TEST(Words, ReplayAgreesWithTheSimulator) {
       const Words words = words_of(problem, order);
       Replay replay(problem);
       ASSERT_TRUE(replay.run(words));
-      const auto timeline = simulate(order, costs);
-      ASSERT_TRUE(timeline);
-      const Report expected = report_on(order, costs, *timeline);
+      const Report expected = simulated(order, costs);
       EXPECT_LE(static_cast<double>(replay.cost()) * problem.tick, expected.cost + 1e-9);
 
       // As a compute order of F, I and W again, simulated: the same to the unit.
       const ir::ComputeOrder split = order_of(problem, words, "");
-      const auto split_timeline = simulate(split, costs);
-      ASSERT_TRUE(split_timeline);
-      const Report report = report_on(split, costs, *split_timeline);
+      const Report report = simulated(split, costs);
       EXPECT_NEAR(static_cast<double>(replay.cost()) * problem.tick, report.cost, 1e-9);
       EXPECT_NEAR(static_cast<double>(replay.makespan()) * problem.tick, report.makespan, 1e-9);
       for (size_t rank = 0; rank < report.ranks.size(); ++rank)
