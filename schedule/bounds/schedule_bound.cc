@@ -27,7 +27,7 @@ std::vector<bool> split_stages(const ir::Schedule& schedule) {
 search::Problem problem_of(const ir::Schedule& schedule, const Costs& costs, const Report& report,
                            std::optional<double> memory) {
   search::Problem problem = search::make_problem(schedule.placement, schedule.num_microbatches,
-                                                 costs, {.activations = memory});
+                                                 costs, {.live_activations = memory});
   const bool has_backward = ir::has_backward(schedule);
   const std::vector<bool> is_split = split_stages(schedule);
   for (size_t stage = 0; stage < problem.stages.size(); ++stage) {

@@ -85,14 +85,16 @@ void set_times(const CostTable& table, Problem* problem) {
 void set_memory(const MemoryBudget& memory, const Costs& costs, Problem* problem) {
   const int stages = problem->num_stages();
   const ir::Placement& placement = problem->placement;
-  const bool has_limit = memory.activations || memory.bytes;
-  const bool has_sizes = has_limit && !costs.activation_bytes.is_zero();
+  const std::optional<double> activations =
+      memory.activations ? memory.activations : memory.live_activations;
+  const bool counts_live = !memory.activations && !memory.bytes;
+  const bool has_sizes = !counts_live && !costs.activation_bytes.is_zero();
   const auto activation = [&](int stage) {
     return has_sizes ? costs.activation_bytes.at(stage) : 1.0;
   };
   const auto weight_input = [&](int stage) {
     if (!problem->splits_backward) return 0.0;
-    return has_sizes ? costs.weight_input_bytes.at(stage) : has_limit ? 0.5 : 1.0;
+    return has_sizes ? costs.weight_input_bytes.at(stage) : counts_live ? 1.0 : 0.5;
   };
   std::vector<double> sizes;
   double total = 0;
@@ -113,14 +115,14 @@ void set_memory(const MemoryBudget& memory, const Costs& costs, Problem* problem
     work.activation = rounded_up(activation(stage));
     work.weight_input = rounded_up(weight_input(stage));
     double& own = room[static_cast<size_t>(rank)];
-    if (memory.activations) own += *memory.activations * activation(stage);
+    if (activations) own += *activations * activation(stage);
     if (!memory.bytes) continue;
     own -= costs.parameter_bytes.at(stage) + costs.gradient_bytes.at(stage);
     if (stage > 0 && placement.rank_of(stage - 1) != rank) own -= costs.output_bytes.at(stage - 1);
     if (stage + 1 < stages && placement.rank_of(stage + 1) != rank)
       own -= costs.input_gradient_bytes.at(stage + 1);
   }
-  if (!has_limit) return;
+  if (!activations && !memory.bytes) return;
   for (size_t rank = 0; rank < room.size(); ++rank) {
     // 2.4999999999999996 means 2.5.
     const double limit = scale.apply(room[rank]) * (1 + 1e-12);
