@@ -1,0 +1,15 @@
+#include "tests/support/ranks/ground.h"
+
+namespace pipewright::tests {
+
+[[gnu::weak]] at::Device here() { return at::kCPU; }
+
+at::TensorOptions here(at::ScalarType dtype) { return at::TensorOptions(here()).dtype(dtype); }
+
+[[gnu::weak]] std::vector<comms::World> make_worlds(int size, const comms::ThreadOptions& options) {
+  return comms::thread_worlds(size, options);
+}
+
+[[gnu::weak]] bool is_on_test_device() { return false; }
+
+}  // namespace pipewright::tests

@@ -1,0 +1,32 @@
+#ifndef PIPEWRIGHT_TESTS_SUPPORT_RANKS_GROUND_H_
+#define PIPEWRIGHT_TESTS_SUPPORT_RANKS_GROUND_H_
+
+#include <c10/core/Device.h>
+#include <c10/core/TensorOptions.h>
+
+#include <vector>
+
+#include "pipewright/comms/threads.h"
+
+// What test bodies run on. By default that is the CPU, with ranks as threads (comms/threads.h). A
+// binary that also links //tests/device:ground runs the same bodies on the test device, one device
+// per rank, over a backend with NCCL's rules: both functions are weak symbols, which it replaces.
+//
+//   std::vector<comms::World> worlds = tests::make_worlds(2);
+//   run_ranks(2, [&](int rank) { at::Tensor x = at::ones({4}, tests::here()); ... });
+
+namespace pipewright::tests {
+
+// The device of the calling thread's rank; the CPU in a thread that is not a rank.
+at::Device here();
+at::TensorOptions here(at::ScalarType dtype);
+
+// The worlds of `size` ranks. The options' capacity and spin apply only to the CPU.
+std::vector<comms::World> make_worlds(int size, const comms::ThreadOptions& options = {});
+
+// Whether the binary links the test device.
+bool is_on_test_device();
+
+}  // namespace pipewright::tests
+
+#endif  // PIPEWRIGHT_TESTS_SUPPORT_RANKS_GROUND_H_
