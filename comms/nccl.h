@@ -5,18 +5,37 @@
 
 namespace pipewright::comms {
 
-// Creates the world of ranks that are processes and communicate over NCCL, each with the GPU of its
-// local rank. Built only under --config=cuda.
+// NCCL's settings of a group.
+struct NcclGroupOptions {
+  bool high_priority_stream = false;
+  // Thread blocks that NCCL may use: fewer leave more of the GPU to computation.
+  int min_ctas = 0, max_ctas = 0;  // 0: NCCL's default
+  // NCCL's calls return before they are done, for example before the group is connected.
+  bool nonblocking = false;
+};
+
+struct NcclOptions {
+  std::chrono::milliseconds timeout = kDefaultTimeout;
+  // The settings of a group by its name, for example of "dp[0,4]#0"; null for the defaults.
+  std::function<NcclGroupOptions(const std::string& name)> group = nullptr;
+};
+
+// The GPU of this process: that of its local rank, or the only one that it sees. Throws
+// std::invalid_argument if there is none.
+at::Device nccl_device(const Environment& environment);
+
+// Creates the world of ranks that are processes and communicate over NCCL, each with one GPU. Built
+// only under --config=cuda.
 //
 //   const Environment environment = read_environment();
 //   World world = nccl_world(environment);
-//   c10::DeviceGuard guard(at::Device(at::kCUDA, environment.local_rank));  // before make_group()
+//   c10::DeviceGuard guard(nccl_device(environment));  // before make_group()
 //
 // The caller must make its device current before it creates groups: a communicator is connected
-// when it is created, not at its first operation. Blocks until the store is reachable. Throws
-// std::invalid_argument if the machine has no GPU of that index.
-World nccl_world(const Environment& environment,
-                 std::chrono::milliseconds timeout = kDefaultTimeout);
+// when it is created, not at its first operation. PyTorch's flight recorder and watchdog report a
+// group by its name and the world ranks of its members. Blocks until the store is reachable. Throws
+// like nccl_device().
+World nccl_world(const Environment& environment, const NcclOptions& options = {});
 
 }  // namespace pipewright::comms
 

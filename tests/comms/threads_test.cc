@@ -7,8 +7,10 @@
 
 #include <barrier>
 #include <stdexcept>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "pipewright/comms/channels.h"
+#include "pipewright/comms/group_name.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/recording_backend.h"
 #include "pipewright/ir/errors.h"
@@ -305,6 +307,21 @@ TEST(Recording, DelaysHoldsAndFailsCalls) {
   });
   EXPECT_EQ(errors[0], "injected failure of rank 0, barrier 1");
   EXPECT_EQ(errors[1], "injected failure of rank 1, allreduce 3");
+}
+
+// Backends learn the world ranks of a group's members from its name.
+TEST(World, NamesGroupsByTheirMembers) {
+  std::vector<std::string> names;
+  World world(4, 6, c10::make_intrusive<c10d::HashStore>(),
+              [&names](const std::string& name, int, int) {
+                names.push_back(name);
+                return BackendPtr();
+              });
+  world.make_group("mesh.dp", std::vector{0, 4, 2});
+  world.make_group("odd]name[7", std::vector{4});
+  EXPECT_EQ(names[0], "mesh.dp[0,4,2]#0");
+  EXPECT_EQ(members_of(names[0]), (std::vector{0, 4, 2}));
+  EXPECT_EQ(members_of(names[1]), std::vector{4});
 }
 
 }  // namespace
