@@ -1,0 +1,289 @@
+// Idea: an operation can run if it is at the head of its stream and nothing holds it up: a wait if
+// its event has been reached, a meeting if all of its parties are at it. To reach a point of a
+// stream, the scheduler follows what the head is held up by (demand()), which finds all operations
+// that can run and are needed.
+//
+// Invariants: while a rank issues, only streams of its own device run, and only operations in which
+// no other device takes part; all else runs while all ranks are blocked. An operation runs once,
+// with the mutex held.
+//
+// Complexity: demand() visits each stream at most once.
+#include "tests/device/scheduler.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <chrono>
+#include <set>
+#include <stdexcept>
+
+#include "tests/device/races.h"
+
+namespace pipewright::testdevice {
+namespace {
+
+using std::chrono::milliseconds;
+
+// How long a blocked rank waits for ranks that are blocked outside of the device, for example in a
+// store, and how long it waits before it calls that a deadlock.
+constexpr milliseconds kPatience{50};
+constexpr milliseconds kDeadlock{5000};
+
+bool at_meeting(const Meeting& meeting) {
+  return meeting.parties.size() == meeting.expected &&
+         std::ranges::all_of(meeting.parties, [](const Meeting::Party& party) {
+           return !party.aborted && party.stream->done + 1 == party.position;
+         });
+}
+
+Meeting::Party& part_of(Meeting& meeting, const Stream& stream) {
+  return *std::ranges::find_if(meeting.parties, [&](const Meeting::Party& party) {
+    return party.stream == &stream && party.position == stream.done + 1;
+  });
+}
+
+bool can_run(const Stream& stream) {
+  if (stream.queue.empty()) return false;
+  const Operation& head = stream.queue.front();
+  if (head.awaited) return head.awaited->stream->done >= head.awaited->position;
+  return head.meetings.empty() || std::ranges::any_of(head.meetings, [&](const auto& meeting) {
+           return at_meeting(*meeting) || part_of(*meeting, stream).aborted;
+         });
+}
+
+// A kernel runs on whichever thread waits for it, so it must not see that thread's modes.
+void run_kernel(const std::string& name, const std::function<void()>& kernel) {
+  const c10::impl::ExcludeDispatchKeyGuard plain(
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+  try {
+    if (kernel) kernel();
+  } catch (const std::exception& error) {
+    const std::string what =
+        "in kernel `" + name + "`: " + std::string(error.what()).substr(0, 300);
+    machine().errors.push_back(what);
+    if (machine().sticky_error.empty()) machine().sticky_error = what;
+  }
+}
+
+void finish_head(Stream& stream) {
+  stream.queue.pop_front();
+  ++stream.done;
+}
+
+void leave_meeting(Stream& stream, const std::shared_ptr<Meeting>& meeting) {
+  std::vector<std::shared_ptr<Meeting>>& open = stream.queue.front().meetings;
+  std::erase(open, meeting);
+  if (open.empty()) finish_head(stream);
+}
+
+// The streams of all parties are ordered after those of all others.
+void hold(const std::shared_ptr<Meeting>& meeting) {
+  Clock all;
+  for (const Meeting::Party& party : meeting->parties) {
+    advance_clock(*party.stream);
+    merge(all, party.stream->clock);
+  }
+  for (const Meeting::Party& party : meeting->parties)
+    for (const Use& use : party.uses) check_use(*party.stream, use, meeting->name);
+  for (const Meeting::Party& party : meeting->parties) merge(party.stream->clock, all);
+  run_kernel(meeting->name, meeting->body);
+  meeting->body = nullptr;
+  for (const Meeting::Party& party : meeting->parties) leave_meeting(*party.stream, meeting);
+}
+
+// Runs the head of a stream, or one of its meetings. Expects can_run().
+void step(Stream& stream) {
+  Operation& head = stream.queue.front();
+  if (!head.meetings.empty()) {
+    const auto next = std::ranges::find_if(head.meetings, [&](const auto& meeting) {
+      return at_meeting(*meeting) || part_of(*meeting, stream).aborted;
+    });
+    const std::shared_ptr<Meeting> meeting = *next;
+    if (part_of(*meeting, stream).aborted) {
+      advance_clock(stream);
+      run_kernel(meeting->name, part_of(*meeting, stream).on_abort);
+      leave_meeting(stream, meeting);
+    } else {
+      hold(meeting);
+    }
+  } else {
+    advance_clock(stream);
+    for (const Use& use : head.uses) check_use(stream, use, head.name);
+    const std::function<void()> kernel = std::move(head.kernel);
+    run_kernel(head.name, kernel);
+    finish_head(stream);
+  }
+  ++machine().changes;
+  machine().changed.notify_all();
+}
+
+// Whether no other device takes part in the head of the stream.
+bool is_local(const Stream& stream) {
+  const Operation& head = stream.queue.front();
+  return head.meetings.empty() && (!head.awaited || head.awaited->stream->device == stream.device);
+}
+
+double chance(int device) { return std::uniform_real_distribution<>()(machine().random[device]); }
+
+// Collects the streams that can run now, of those that must run for `stream` to reach `until`.
+void demand(Stream& stream, size_t until, std::set<Stream*>& seen, std::vector<Stream*>& able) {
+  if (stream.done >= until || stream.queue.empty() || !seen.insert(&stream).second) return;
+  const Operation& head = stream.queue.front();
+  if (can_run(stream)) {
+    able.push_back(&stream);
+  } else if (head.awaited) {
+    demand(*head.awaited->stream, head.awaited->position, seen, able);
+  } else {
+    for (const auto& meeting : head.meetings) {
+      for (const Meeting::Party& party : meeting->parties)
+        demand(*party.stream, party.position - 1, seen, able);
+    }
+  }
+}
+
+std::string describe_heads(const std::set<Stream*>& streams) {
+  std::map<std::pair<int, int64_t>, std::string> sorted;
+  for (const Stream* stream : streams) {
+    if (stream->queue.empty()) continue;
+    const Operation& head = stream->queue.front();
+    std::string what = head.name;
+    if (head.awaited) what = "wait for stream " + std::to_string(head.awaited->stream->id);
+    for (const auto& meeting : head.meetings) {
+      what = "`" + meeting->name + "`, to which " + std::to_string(meeting->parties.size()) +
+             " of " + std::to_string(meeting->expected) + " ranks came";
+    }
+    sorted[{stream->device, stream->id}] = what;
+  }
+  std::string text;
+  for (const auto& [place, what] : sorted) {
+    text += "\n  device " + std::to_string(place.first) + ", stream " +
+            std::to_string(place.second) + ": " + what;
+  }
+  return text;
+}
+
+}  // namespace
+
+size_t issue(Stream& stream, Operation operation) {
+  operation.host = machine().host[stream.device];
+  stream.queue.push_back(std::move(operation));
+  ++machine().changes;
+  machine().changed.notify_all();
+  return ++stream.issued;
+}
+
+Event record_event(Stream& stream) {
+  auto clock = std::make_shared<Clock>();
+  const size_t position =
+      issue(stream, {"record an event", [clock, &stream] { *clock = stream.clock; }});
+  return {&stream, position, std::move(clock)};
+}
+
+void wait_event(Stream& stream, const Event& event) {
+  if (!machine().ignore_event_waits) issue(stream, {.name = "wait for an event", .awaited = event});
+}
+
+double draw_eagerness(int device) {
+  constexpr double kChoices[] = {0, 0, 0.2, 1};
+  return machine().seed == 0 ? 0 : kChoices[machine().random[device]() % 4];
+}
+
+void drift(int device) {
+  if (machine().seed == 0) return;
+  for (auto& [place, stream] : machine().streams) {
+    if (place.first != device) continue;
+    if (chance(device) < 0.01) stream->eagerness = draw_eagerness(device);
+    while (stream->eagerness > 0 && can_run(*stream) && is_local(*stream) &&
+           chance(device) < stream->eagerness)
+      step(*stream);
+  }
+}
+
+void run_until(Lock& lock, Stream& stream, size_t until) {
+  Machine& m = machine();
+  if (stream.done >= until) return;
+  Target mine{&stream, until};
+  m.targets.push_back(&mine);
+  const auto leave = [&m](Target* target) { std::erase(m.targets, target); };
+  const std::unique_ptr<Target, decltype(leave)> leaves(&mine, leave);
+  bool patient = true;
+  while (stream.done < until) {
+    std::vector<Target*> waiting;
+    for (Target* target : m.targets)
+      if (target->stream->done < target->until) waiting.push_back(target);
+    const bool all_wait = m.num_ranks <= 1 || static_cast<int>(waiting.size()) >= m.num_ranks;
+    if (!all_wait && patient) {
+      const uint64_t before = m.changes;
+      m.changed.wait_for(lock, kPatience);
+      patient = m.changes != before;
+      continue;
+    }
+    std::ranges::sort(waiting, {}, [](const Target* target) {
+      return std::pair(target->stream->device, target->stream->id);
+    });
+    if (m.seed != 0) std::ranges::shuffle(waiting, m.choices);
+    std::vector<Stream*> able;
+    std::set<Stream*> seen;
+    for (const Target* target : waiting) {
+      demand(*target->stream, target->until, seen, able);
+      if (!able.empty()) break;
+    }
+    if (m.seed != 0 && m.choices() % 4 == 0) {  // work that nobody waits for
+      for (auto& [place, other] : m.streams)
+        if (can_run(*other)) able.push_back(other.get());
+    }
+    if (!able.empty()) {
+      std::ranges::sort(able, {}, [](const Stream* s) { return std::pair(s->device, s->id); });
+      step(*able[m.seed == 0 ? 0 : m.choices() % able.size()]);
+      patient = true;
+    } else if (all_wait || m.changed.wait_for(lock, kDeadlock) == std::cv_status::timeout) {
+      throw std::runtime_error("test device: deadlock, the host waits for streams that are at" +
+                               describe_heads(seen));
+    }
+  }
+}
+
+bool has_reached(Stream& stream, size_t until) {
+  std::set<Stream*> seen;
+  std::vector<Stream*> able;
+  demand(stream, until, seen, able);
+  if (!able.empty() && chance(stream.device) < 0.5)
+    step(*able[machine().random[stream.device]() % able.size()]);
+  if (stream.done < until) return false;
+  merge(machine().host[stream.device], stream.clock);
+  return true;
+}
+
+bool try_to_reach(Stream& stream, size_t until) {
+  while (stream.done < until) {
+    std::set<Stream*> seen;
+    std::vector<Stream*> able;
+    demand(stream, until, seen, able);
+    if (able.empty()) return false;
+    step(*able[0]);
+  }
+  return true;
+}
+
+void count_host_sync(const std::string& caller) {
+  ++machine().host_syncs[caller];
+  if (machine().forbid_host_syncs) {
+    throw std::runtime_error("test device: host synchronisation by `" + caller +
+                             "` while they are forbidden");
+  }
+}
+
+void synchronize_host(Lock& lock, const std::string& caller, const Event& event) {
+  count_host_sync(caller);
+  run_until(lock, *event.stream, event.position);
+  merge(machine().host[event.stream->device], event);
+  throw_sticky_error();
+}
+
+void throw_sticky_error() {
+  if (!machine().sticky_error.empty())
+    throw std::runtime_error("test device: error " + machine().sticky_error);
+}
+
+}  // namespace pipewright::testdevice
