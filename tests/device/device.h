@@ -1,0 +1,83 @@
+#ifndef PIPEWRIGHT_TESTS_DEVICE_DEVICE_H_
+#define PIPEWRIGHT_TESTS_DEVICE_DEVICE_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/device/machine.h"
+
+// A device that exists on every machine: c10's PrivateUse1 on host memory, with CUDA's rules for
+// streams, events, memory and host synchronisation. Programs written for a GPU run on it unchanged
+// and compute the host's bits, but kernels are queued and run late, in an order that a seed
+// chooses. So a missing wait, a tensor that is freed too early and a hidden host synchronisation
+// are found without a GPU:
+//
+//   testdevice::seed(7);
+//   at::Tensor x = at::ones({4}, testdevice::device(0));  // queued
+//   ...
+//   testdevice::drain();                                  // runs all that is left
+//   EXPECT_EQ(testdevice::races(), std::vector<std::string>());
+//
+// machine.h has the state; scheduler.h runs operations, races.h detects races, memory.h allocates,
+// fallback.h turns operators into kernels, communicator.h and backend.h communicate like NCCL.
+//
+// It differs from a GPU in this: kernels take no time, memory never runs out, and convolutions are
+// the host's. It cannot be linked together with CUDA, because a process has one accelerator.
+
+namespace pipewright::testdevice {
+
+inline c10::Device device(int index) { return {kDeviceType, static_cast<c10::DeviceIndex>(index)}; }
+
+// Starts a run: drains the devices, sets the seed (scheduler.h) and the generators of all devices,
+// and forgets races, errors and counts. No rank may be running.
+void seed(uint64_t seed);
+
+c10::Stream new_stream(int device);
+
+// For the time that a thread is a rank. All ranks create theirs before the first one starts;
+// scheduler.h says what for.
+class RankScope {
+ public:
+  RankScope();
+  ~RankScope();
+  RankScope(const RankScope&) = delete;
+  RankScope& operator=(const RankScope&) = delete;
+};
+
+// Host synchronisations of this run, by the name of what caused them.
+std::map<std::string, int64_t> host_syncs();
+// While forbidden, each one throws std::runtime_error.
+void forbid_host_syncs(bool forbid);
+// Waits for all streams of a device. Counts as a host synchronisation.
+void synchronize(int device);
+// Runs everything on all devices, for the end of a test; does not count. Throws std::runtime_error
+// on a deadlock.
+void drain();
+
+// The races of this run: pairs of accesses that nothing orders, whether or not they went wrong.
+std::vector<std::string> races();
+// What kernels threw in this run. The next host synchronisation throws the first of them.
+std::vector<std::string> errors();
+// The number of kernels issued in this run, by name.
+std::map<std::string, int64_t> kernels();
+
+// Faults to inject until the next seed(): events order nothing; recordStream does nothing.
+void ignore_event_waits(bool ignore);
+void ignore_record_stream(bool ignore);
+
+// Queues a kernel on the current stream of the current device. `reads` and `writes` are what it
+// accesses, through on_host().
+void launch(const std::string& name, const std::vector<at::Tensor>& reads,
+            const std::vector<at::Tensor>& writes, std::function<void()> kernel);
+// A host tensor on the memory of a device tensor, which it does not own.
+at::Tensor on_host(const at::Tensor& tensor);
+
+}  // namespace pipewright::testdevice
+
+#endif  // PIPEWRIGHT_TESTS_DEVICE_DEVICE_H_
