@@ -1,0 +1,84 @@
+#include <condition_variable>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "pipewright/comms/group_name.h"
+#include "tests/device/backend.h"
+
+namespace pipewright::testdevice {
+namespace {
+
+constexpr std::chrono::milliseconds kWatchdogPeriod{20};
+
+// A thread that checks the progress of all members. What the worlds of one call share.
+class Watchdog {
+ public:
+  Watchdog() : thread_([this] { run(); }) {}
+  ~Watchdog() {
+    {
+      const std::lock_guard lock(mutex_);
+      ends_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+  // Finds or creates the communicator of a group; the last member to come removes the entry.
+  std::shared_ptr<Communicator> join(const std::string& name, const std::vector<int>& devices) {
+    const std::lock_guard lock(mutex_);
+    auto& [communicator, joined] = groups_[name];
+    if (!communicator) communicator = std::make_shared<Communicator>(name, devices);
+    const std::shared_ptr<Communicator> found = communicator;
+    if (++joined == devices.size()) groups_.erase(name);
+    return found;
+  }
+  void watch(const std::shared_ptr<Member>& member) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(members_, [](const auto& known) { return known.expired(); });
+    members_.push_back(member);
+  }
+
+ private:
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_for(lock, kWatchdogPeriod, [this] { return ends_; })) {
+      const std::vector<std::weak_ptr<Member>> members = members_;
+      lock.unlock();
+      for (const std::weak_ptr<Member>& weak : members)
+        if (const auto member = weak.lock())
+          member->check_progress(std::chrono::steady_clock::now());
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool ends_ = false;
+  std::map<std::string, std::pair<std::shared_ptr<Communicator>, size_t>> groups_;
+  std::vector<std::weak_ptr<Member>> members_;
+  std::thread thread_;
+};
+
+}  // namespace
+
+std::vector<comms::World> device_worlds(int size, const BackendOptions& options) {
+  const auto shared = std::make_shared<Watchdog>();
+  const comms::MakeBackend make = [=](const std::string& name, int rank,
+                                      int group_size) -> comms::BackendPtr {
+    const auto member = std::make_shared<Member>(shared->join(name, comms::members_of(name)), rank,
+                                                 options.timeout);
+    shared->watch(member);
+    return c10::make_intrusive<DeviceBackend>(member, rank, group_size, options);
+  };
+  const comms::StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<comms::World> worlds;
+  for (int rank = 0; rank < size; ++rank)
+    worlds.emplace_back(rank, size, store, make, options.timeout);
+  return worlds;
+}
+
+}  // namespace pipewright::testdevice

@@ -1,0 +1,61 @@
+// Replaces the weak symbols of tests/support/ranks, so that test bodies run on the test device.
+#include "tests/support/ranks/ground.h"
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+
+#include <memory>
+
+#include "tests/device/backend.h"
+#include "tests/device/current.h"
+#include "tests/device/device.h"
+#include "tests/support/ranks/ranks.h"
+
+namespace pipewright::tests {
+namespace {
+
+thread_local bool is_rank = false;
+
+void order(const c10::Stream& first, const c10::Stream& second) {
+  c10::Event event(testdevice::kDeviceType);
+  event.record(first);
+  event.block(second);
+}
+
+}  // namespace
+
+at::Device here() {
+  return is_rank ? testdevice::device(testdevice::current_device()) : at::Device(at::kCPU);
+}
+
+std::vector<comms::World> make_worlds(int size, const comms::ThreadOptions& options) {
+  return testdevice::device_worlds(size,
+                                   {.timeout = options.timeout, .shut_down_when_destroyed = true});
+}
+
+bool is_on_test_device() { return true; }
+
+// A rank uses its own device, and a stream that is not the default one, on which autograd's threads
+// start.
+RankBody prepare_ranks(int size, const RankBody& body) {
+  const auto scopes = std::make_shared<std::vector<std::unique_ptr<testdevice::RankScope>>>();
+  for (int rank = 0; rank < size; ++rank)
+    scopes->push_back(std::make_unique<testdevice::RankScope>());
+  return [=](int rank) {
+    const std::unique_ptr<testdevice::RankScope> scope =
+        std::move(scopes->at(static_cast<size_t>(rank)));
+    const c10::DeviceGuard device(testdevice::device(rank));
+    const c10::Stream outer = testdevice::current_stream(rank),
+                      stream = testdevice::new_stream(rank);
+    order(outer, stream);
+    is_rank = true;
+    {
+      const c10::StreamGuard guard(stream);
+      body(rank);
+    }
+    order(stream, outer);
+  };
+}
+
+}  // namespace pipewright::tests
