@@ -1,14 +1,16 @@
-// Ranks as threads on a device with streams: data moves after the work that was queued on the
-// streams of both ends when they posted, and the stream of the waiting rank continues after the
-// data has moved. Runs on a test device that delays kernels as long as events allow.
+// Ranks as threads that share a device with streams: data moves after the work that was queued on
+// the streams of both ends when they posted, and the stream of the waiting rank continues after the
+// data has moved. Runs on the test device (tests/device).
+#include "tests/device/device.h"
+
 #include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <numeric>
 
 #include "pipewright/comms/threads.h"
-#include "tests/comms/late_device.h"
 #include "tests/support/ranks/ranks.h"
 
 namespace pipewright::comms {
@@ -16,30 +18,25 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 constexpr int kRanks = 4;
+constexpr uint64_t kSeeds = 10;
+const at::Device kDevice = testdevice::device(0);
 
-at::Tensor filled(double value, int64_t size) {
-  const at::Tensor tensor = at::empty({size}, at::TensorOptions().device(tests::kLateDevice));
-  tests::launch([host = tests::on_host(tensor), value]() mutable { host.fill_(value); });
-  return tensor;
-}
+at::Tensor filled(double value, int64_t size) { return at::full({size}, value, kDevice); }
 
-// Each rank fills tensors with kernels on its own stream, communicates, reads the results with
-// kernels on that stream, and synchronizes only at the end and only with that stream. Returns the
-// number of wrong results, or the error of a rank.
+// Each rank fills tensors on its own stream, communicates, reads the results on that stream, and
+// synchronizes only at the end and only with that stream. Returns the number of wrong results, or
+// the error of a rank.
 std::string wrong_results(ir::ChannelCapacity capacity) {
   std::vector<World> worlds = thread_worlds(kRanks, {.capacity = capacity});
   std::vector<int> ranks(kRanks);
   std::iota(ranks.begin(), ranks.end(), 0);
   std::atomic<int> wrong = 0;
   const std::string errors = tests::run_ranks(kRanks, [&](int rank) {
-    tests::use_new_stream();
+    const c10::StreamGuard guard(testdevice::new_stream(0));
     const BackendPtr group = worlds[static_cast<size_t>(rank)].make_group("all", ranks);
-    std::vector<std::pair<at::Tensor, at::Tensor>>
-        read;  // what a kernel read, and the expected value
+    std::vector<std::pair<at::Tensor, at::Tensor>> read;  // a result, and the expected value
     const auto expect = [&](const at::Tensor& tensor, const at::Tensor& value) {
-      const at::Tensor seen = at::empty(tensor.sizes());
-      tests::launch([seen, host = tests::on_host(tensor)]() mutable { seen.copy_(host); });
-      read.emplace_back(seen, value);
+      read.emplace_back(tensor * 1, value);
     };
     const int next = (rank + 1) % kRanks, before = (rank + kRanks - 1) % kRanks;
     Tensors out = {filled(rank + 1, 8)}, in = {filled(-1, 8)};
@@ -50,7 +47,7 @@ std::string wrong_results(ir::ChannelCapacity capacity) {
     const auto one = first ? send() : receive(), other = first ? receive() : send();
     one->wait();
     other->wait();
-    tests::launch([host = tests::on_host(out[0])]() mutable { host.fill_(-7); });
+    out[0].fill_(-7);
     expect(in[0], at::full({8}, before + 1.0));
 
     Tensors sum = {filled(rank + 1, 5)};
@@ -72,31 +69,69 @@ std::string wrong_results(ir::ChannelCapacity capacity) {
     group->broadcast(copy, from_two)->wait();
     expect(copy[0], at::full({3}, 2.0));
 
-    tests::synchronize();
-    for (const auto& [seen, value] : read) wrong += at::equal(seen, value) ? 0 : 1;
+    for (const auto& [seen, value] : read) wrong += at::equal(seen.cpu(), value) ? 0 : 1;
   });
+  testdevice::drain();
   return errors.empty() ? std::to_string(wrong) : errors;
 }
 
 TEST(ThreadsOnADevice, EventsOrderEverything) {
   for (const ir::ChannelCapacity capacity : {0u, 2u}) {
-    for (int round = 0; round < 10; ++round) EXPECT_EQ(wrong_results(capacity), "0");
+    for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+      testdevice::seed(seed);
+      EXPECT_EQ(wrong_results(capacity), "0");
+      EXPECT_EQ(testdevice::races(), std::vector<std::string>());
+    }
   }
-  EXPECT_GT(tests::num_uses_recorded(), 0);
 }
 
-// Proves that the test above can fail: without events, results are read before they are computed.
-TEST(ThreadsOnADevice, WithoutEventsResultsAreWrong) {
-  tests::ignore_events(true);
-  EXPECT_NE(wrong_results(0), "0");
-  tests::ignore_events(false);
+// Proves that the test above can fail.
+TEST(ThreadsOnADevice, WithoutEventsOrRecordedStreamsThereAreRaces) {
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    testdevice::seed(seed);
+    testdevice::ignore_event_waits(true);
+    wrong_results(0);
+    EXPECT_FALSE(testdevice::races().empty());
+  }
+  testdevice::seed(0);
+  EXPECT_NE((testdevice::ignore_event_waits(true), wrong_results(0)), "0");
+  testdevice::seed(0);
+}
+
+// A sender may drop its Work and its tensor as soon as it has posted: only recordStream keeps the
+// memory until the data has moved on the receiver's stream.
+TEST(ThreadsOnADevice, ASenderMayFreeItsTensor) {
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    testdevice::seed(seed);
+    std::vector<World> worlds = thread_worlds(2);
+    EXPECT_EQ(tests::run_ranks(2,
+                               [&](int rank) {
+                                 const c10::StreamGuard guard(testdevice::new_stream(0));
+                                 const BackendPtr group =
+                                     worlds[static_cast<size_t>(rank)].make_group(
+                                         "all", std::vector{0, 1});
+                                 for (int i = 0; i < 10; ++i) {
+                                   Tensors tensors = {filled(rank == 0 ? i : -1, 8)};
+                                   if (rank == 0) {
+                                     group->send(tensors, 1, 0);
+                                     continue;
+                                   }
+                                   group->recv(tensors, 0, 0)->wait();
+                                   EXPECT_EQ(tensors[0][7].item<float>(), i);
+                                 }
+                               }),
+              "");
+    testdevice::drain();
+    EXPECT_EQ(testdevice::races(), std::vector<std::string>());
+  }
 }
 
 TEST(ThreadsOnADevice, PostingNeverBlocksTheHost) {
+  testdevice::seed(0);
   std::vector<World> worlds = thread_worlds(2);
   EXPECT_EQ(tests::run_ranks(2,
                              [&](int rank) {
-                               tests::use_new_stream();
+                               const c10::StreamGuard guard(testdevice::new_stream(0));
                                const BackendPtr group =
                                    worlds[static_cast<size_t>(rank)].make_group("all",
                                                                                 std::vector{0, 1});
@@ -107,6 +142,7 @@ TEST(ThreadsOnADevice, PostingNeverBlocksTheHost) {
                                group->abort();
                              }),
             "");
+  EXPECT_TRUE(testdevice::host_syncs().empty());
 }
 
 // A function whose backward waits for a peer.
