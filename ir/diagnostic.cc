@@ -26,13 +26,19 @@ Diagnostic& Diagnostics::error(Rule rule, std::string message, Place place) {
 }
 
 void Diagnostics::find_places(const std::function<Place(int rank, int step)>& place_of) {
-  const auto find = [&](Place* place) {
-    if (place->rank && place->step && !place->offset) *place = place_of(*place->rank, *place->step);
+  std::vector<Place*> open;
+  const auto add = [&](Place* place) {
+    if (place->rank && place->step && !place->offset) open.push_back(place);
   };
   for (Diagnostic& diagnostic : kept_) {
-    find(&diagnostic.place);
-    for (Note& note : diagnostic.notes) find(&note.place);
+    add(&diagnostic.place);
+    for (Note& note : diagnostic.notes) add(&note.place);
   }
+  // A CellIndex scans each row once if it is asked in ascending order.
+  std::ranges::sort(open, {}, [](const Place* place) {
+    return std::pair(place->rank.value_or(0), place->step.value_or(0));
+  });
+  for (Place* place : open) *place = place_of(place->rank.value_or(0), place->step.value_or(0));
 }
 
 void Diagnostics::sort() {

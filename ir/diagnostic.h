@@ -58,7 +58,7 @@ class Diagnostics {
   size_t total() const { return total_; }
 
   // Calls `place_of` for each place, notes included, that has a rank and a step but no offset, and
-  // replaces it by the result.
+  // replaces it by the result. Ascending by rank and step.
   void find_places(const std::function<Place(int rank, int step)>& place_of);
 
   // Sorts by line and column, then by rank and step. Diagnostics without a place come first.

@@ -37,7 +37,8 @@ class CellIndex {
   void add_row(const RowStart& start) { rows_.push_back(start); }
 
   // The place of a cell. Linear in the length of its row; queries in ascending order cost the
-  // length of the row in total, because the last cell is cached. Therefore not thread-safe.
+  // length of the row in total, because the last cell is cached. Therefore not thread-safe. Errors
+  // with notes elsewhere use Diagnostics::find_places, which asks in ascending order.
   Place place(int rank, int step) const;
   // The start of a rank's row.
   Place row_place(int rank) const;

@@ -56,23 +56,30 @@ class Renderer {
     if (!place.offset || source_ == nullptr) return;
     const std::string_view text = source_->text;
     const size_t offset = std::min(*place.offset, text.size());
-    const size_t before = offset == 0 ? std::string_view::npos : text.rfind('\n', offset - 1);
-    const size_t begin =
-        std::max(before == std::string_view::npos ? 0 : before + 1, source_->mark_size());
-    size_t end = std::min(text.find('\n', offset), text.size());
-    if (end > begin && text[end - 1] == '\r') --end;
 
-    // A row may be megabytes long: look only at what can be on the screen.
+    // A row may be megabytes long, and there may be an error in each cell: look only at what can be
+    // on the screen. A character has at most four bytes.
     const size_t width = std::max<size_t>(options_.width, 20);
+    const size_t first = source_->mark_size();
+    const size_t near = std::max(offset - std::min(offset, 4 * width), std::min(first, offset));
+    const size_t newline = text.substr(near, offset - near).rfind('\n');
+    const size_t begin = newline == std::string_view::npos ? near : near + newline + 1;
+    const bool left_is_whole =
+        newline != std::string_view::npos || near <= first || text[near - 1] == '\n';
+    std::string_view after = text.substr(offset, 4 * (width + 2));
+    const size_t line_end = after.find('\n');
+    after = after.substr(0, line_end);
+    const bool ends_here =
+        line_end != std::string_view::npos || offset + after.size() == text.size();
+    if (ends_here && after.ends_with('\r')) after.remove_suffix(1);
     std::vector<std::string> left, right;  // the printable form of each character
     size_t columns = 0;
-    std::string_view ahead = text.substr(std::min(offset, end), end - std::min(offset, end));
+    std::string_view ahead = after;
     while (!ahead.empty() && columns <= width)
       columns += right.emplace_back(take_shown(&ahead)).size();
-    const size_t near = offset - std::min(offset - begin, 4 * width);
-    std::string_view behind = text.substr(near, std::min(offset, end) - near);
+    std::string_view behind = text.substr(begin, offset - begin);
+    if (after.empty() && behind.ends_with('\r')) behind.remove_suffix(1);
     while (!behind.empty()) left.emplace_back(take_shown(&behind));
-    const bool left_is_whole = near == begin;
 
     draw(left, left_is_whole, right, ahead.empty(), std::max<size_t>(place.length, 1), width);
   }

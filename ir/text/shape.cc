@@ -23,18 +23,19 @@ struct FirstUse {
 };
 
 void report_two_ranks(const Action& action, int stage, FirstUse& first, const Rows& rows, int rank,
-                      int step, const CellIndex& cells, Diagnostics* diagnostics) {
+                      int step, Diagnostics* diagnostics) {
   if (first.last_reported_rank == rank) return;  // one error per stage and rank
   first.last_reported_rank = rank;
   Diagnostic& error =
       diagnostics->error(Rule::kStageOnTwoRanks,
                          fmt::format("{} is on rank {}, but stage {} is on rank {}",
                                      quoted_action(action), rank, stage, first.rank),
-                         cells.place(rank, step));
+                         place_at(static_cast<size_t>(rank), static_cast<size_t>(step)));
   const Action& before = rows[static_cast<size_t>(first.rank)][static_cast<size_t>(first.step)];
-  error.notes.push_back({fmt::format("stage {} is first used by {} on rank {}", stage,
-                                     quoted_action(before), first.rank),
-                         cells.place(first.rank, first.step)});
+  error.notes.push_back(
+      {fmt::format("stage {} is first used by {} on rank {}", stage, quoted_action(before),
+                   first.rank),
+       place_at(static_cast<size_t>(first.rank), static_cast<size_t>(first.step))});
 }
 
 // Reports stages without a rank, one diagnostic per gap. Returns whether there are none.
@@ -98,12 +99,13 @@ std::optional<FoundShape> find_shape(const Rows& rows, const CellIndex& cells,
           first.step = static_cast<int>(step);
         } else if (first.rank != static_cast<int>(rank)) {
           report_two_ranks(row[step], part.stage(), first, rows, static_cast<int>(rank),
-                           static_cast<int>(step), cells, diagnostics);
+                           static_cast<int>(step), diagnostics);
           good = false;
         }
       }
     }
   }
+  diagnostics->find_places([&](int rank, int step) { return cells.place(rank, step); });
   good = report_missing_stages(stages, diagnostics) && good;
   if (!good) return std::nullopt;
   std::vector<int> rank_of_stage;

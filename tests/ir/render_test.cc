@@ -66,6 +66,22 @@ TEST(RenderTest, LongLinesAreCutAroundTheCarets) {
   EXPECT_EQ(carets, std::string(carets.find('^'), ' ') + "^^^^^^^\n");
 }
 
+// Only the text around the place is looked at; where it ends is shown as for a short line.
+TEST(RenderTest, TheEndsOfLongLinesAreFound) {
+  const std::string row(10000, 'x');
+  const Source source{"a.csv", row + "\r\n" + row + "\n"};
+  const auto shown = [&](size_t offset) {
+    const std::string text = render_one(source, offset, 1, {false, 20});
+    const size_t begin = text.find('\n') + 1;
+    return text.substr(begin, text.find('\n', begin) - begin);
+  };
+  EXPECT_EQ(shown(0), std::string(17, 'x') + "...");
+  EXPECT_EQ(shown(9999), "..." + std::string(17, 'x'));
+  EXPECT_EQ(shown(10002), std::string(17, 'x') + "...");
+  EXPECT_EQ(shown(10003), std::string(17, 'x') + "...");
+  EXPECT_EQ(shown(20001), "..." + std::string(17, 'x'));
+}
+
 TEST(RenderTest, NotesHelpAndColor) {
   const Source source{"a.csv", "0F0\n1F0\n"};
   Diagnostics diagnostics;
@@ -99,6 +115,28 @@ TEST(DiagnosticsTest, TheNumberOfKeptErrorsIsLimited) {
   EXPECT_EQ(diagnostics.kept().size(), Diagnostics::kMaxKept);
   EXPECT_EQ(diagnostics.total(), Diagnostics::kMaxKept + 5);
   EXPECT_TRUE(render(diagnostics, nullptr, {}).ends_with("... and 5 more errors, not shown\n"));
+}
+
+// Places are looked up in ascending order, so that a row with an error in each cell is scanned
+// once, wherever the notes are.
+TEST(DiagnosticsTest, PlacesAreFoundInAscendingOrder) {
+  Diagnostics diagnostics;
+  for (size_t step = 0; step < 20; ++step) {
+    Diagnostic& error = diagnostics.error(Rule::kDuplicateAction, "x", place_at(step % 2, step));
+    error.notes.push_back({"y", place_at(1 - step % 2, 40 - step)});
+  }
+  std::pair<int, int> last(0, -1);
+  diagnostics.find_places([&](int rank, int step) {
+    EXPECT_LE(last, std::pair(rank, step));
+    last = {rank, step};
+    Place place = place_at(static_cast<size_t>(rank), static_cast<size_t>(step));
+    place.offset = 7;
+    return place;
+  });
+  for (const Diagnostic& one : diagnostics.kept()) {
+    EXPECT_EQ(one.place.offset, 7u);
+    EXPECT_EQ(one.notes[0].place.offset, 7u);
+  }
 }
 
 TEST(DiagnosticsTest, BacktickedTextIsShortAndPrintable) {
