@@ -1,5 +1,6 @@
 #include "pipewright/ir/lowering.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "pipewright/ir/parse_number.h"
@@ -10,6 +11,20 @@ namespace {
 // The text form of each type of value; from_text is the inverse of to_text.
 std::string to_text(bool value) { return value ? "true" : "false"; }
 std::string to_text(int value) { return std::to_string(value); }
+std::string to_text(const Lookahead& value) {
+  switch (value.kind) {
+    case Lookahead::Kind::kFull:
+      return "full";
+    case Lookahead::Kind::kAuto:
+      return "auto";
+    case Lookahead::Kind::kDistances:
+      break;
+  }
+  std::string text;
+  for (const int distance : value.distances)
+    text += (text.empty() ? "" : ",") + std::to_string(distance);
+  return text;
+}
 std::string to_text(Eviction value) { return value == Eviction::kPytorch ? "pytorch" : "farthest"; }
 std::string to_text(Receives value) { return value == Receives::kPytorch ? "pytorch" : "latest"; }
 std::string to_text(ChannelModel value) { return std::string(name(value)); }
@@ -21,6 +36,23 @@ void from_text(std::string_view text, std::optional<bool>* value) {
 }
 void from_text(std::string_view text, std::optional<int>* value) {
   *value = parse_positive(text, std::numeric_limits<int>::max());
+}
+void from_text(std::string_view text, std::optional<Lookahead>* value) {
+  if (text == "full" || text == "auto") {
+    *value = Lookahead(text == "full" ? Lookahead::Kind::kFull : Lookahead::Kind::kAuto);
+    return;
+  }
+  std::vector<int> distances;
+  for (bool more = true; more;) {
+    const size_t comma = std::min(text.find(','), text.size());
+    std::optional<int> distance;
+    from_text(text.substr(0, comma), &distance);
+    if (!distance) return;
+    distances.push_back(*distance);
+    more = comma < text.size();
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  *value = Lookahead(std::move(distances));
 }
 void from_text(std::string_view text, std::optional<Eviction>* value) {
   for (const Eviction one : {Eviction::kPytorch, Eviction::kFarthest}) {
@@ -69,7 +101,8 @@ constexpr LoweringPolicy kPolicies[] = {
                                       "split each B into an I and a W"),
     policy<&Lowering::residency>("residency", "K",
                                  "most stages of a rank that are unsharded at a time"),
-    policy<&Lowering::lookahead>("lookahead", "K", "stages to unshard ahead of their use"),
+    policy<&Lowering::lookahead>("lookahead", "K|full|auto|one integer per rank",
+                                 "stages to unshard ahead of their use"),
     policy<&Lowering::evict>("evict", "pytorch|farthest", "which stage to reshard to make room"),
     policy<&Lowering::receives>("receives", "pytorch|latest", "where to post each RECV"),
     policy<&Lowering::reduce_every>("reduce-every", "K", "microbatches per REDUCE_GRAD of a stage"),
@@ -81,6 +114,26 @@ constexpr LoweringPolicy kPolicies[] = {
 };
 
 }  // namespace
+
+int Lookahead::of_rank(size_t rank, int residency) const {
+  switch (kind) {
+    case Kind::kFull:
+      return residency;
+    case Kind::kAuto:
+      return static_cast<int>(std::min(rank + 2, static_cast<size_t>(residency)));
+    case Kind::kDistances:
+      break;
+  }
+  return distances.size() == 1 ? distances[0] : distances[rank];
+}
+
+Lowering overlay(Lowering first, const Lowering& second) {
+  for (const LoweringPolicy& policy : lowering_policies()) {
+    if (policy.get(first)) continue;
+    if (const auto value = policy.get(second)) policy.set(first, *value);
+  }
+  return first;
+}
 
 std::span<const LoweringPolicy> lowering_policies() { return kPolicies; }
 

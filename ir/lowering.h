@@ -1,18 +1,23 @@
 #ifndef PIPEWRIGHT_IR_LOWERING_H_
 #define PIPEWRIGHT_IR_LOWERING_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "pipewright/ir/channel.h"
 
 // The lowering policies of a schedule, as recorded in a .plan or JSON file: for example `residency:
-// 2` or `channels: edge`. An unset field is unknown; a CSV file records none of them. The list of
-// policies is the table in lowering.cc; each has the name of its command-line flag. What each
-// policy does is documented in pipewright/schedule/lowering.
+// 2` or `channels: edge`. In a program they say how it was lowered; in a compute order, how to
+// lower it, except that forward-only, merge-backward and split-backward describe the rows of both.
+// An unset field is unknown; a CSV file records none of them. The list of policies is the table in
+// lowering.cc; each has the name of its command-line flag. What each policy does is documented in
+// pipewright/schedule/lowering.
 
 namespace pipewright::ir {
 
@@ -22,12 +27,36 @@ enum class Eviction : uint8_t { kPytorch, kFarthest };
 // Where to post each RECV: as early as PyTorch does, or as late as is still free of deadlocks.
 enum class Receives : uint8_t { kPytorch, kLatest };
 
+// How far ahead of their use a rank unshards its stages, in different stages in use, counted from
+// the next action: PyTorch's `unshard_lookahead` (pytorch#196706). In text: `3`, `2,3,4,4`, `full`,
+// `auto`.
+struct Lookahead {
+  enum class Kind : uint8_t {
+    kDistances,  // one distance for all ranks, or one per rank
+    kFull,       // the residency
+    kAuto,       // min(rank + 2, residency): what fits into the rank's start-up bubble
+  };
+
+  // The same distance on all ranks; implicit, so that a number is a lookahead.
+  Lookahead(int distance) : distances{distance} {}  // NOLINT(google-explicit-constructor)
+  explicit Lookahead(std::vector<int> per_rank) : distances(std::move(per_rank)) {}
+  explicit Lookahead(Kind of_kind) : kind(of_kind) {}
+
+  // The distance of a rank. A list of distances must be of length 1 or have an entry for the rank.
+  int of_rank(size_t rank, int residency) const;
+
+  Kind kind = Kind::kDistances;
+  std::vector<int> distances;  // each >= 1; empty for kFull and kAuto
+
+  friend bool operator==(const Lookahead&, const Lookahead&) = default;
+};
+
 struct Lowering {
   std::optional<bool> forward_only = {};    // B, I and W are left out
   std::optional<bool> merge_backward = {};  // adjacent I and W are merged into B
   std::optional<bool> split_backward = {};  // each B is split into I and W
   std::optional<int> residency = {};        // >= 1: most stages of a rank unsharded at a time
-  std::optional<int> lookahead = {};        // >= 1: stages unsharded ahead of their use
+  std::optional<Lookahead> lookahead = {};  // stages unsharded ahead of their use
   std::optional<Eviction> evict = {};
   std::optional<Receives> receives = {};
   std::optional<int> reduce_every = {};  // >= 1: microbatches per REDUCE_GRAD of a stage
@@ -48,6 +77,9 @@ struct LoweringPolicy {
   // Sets the value from text. Returns false and sets nothing if the text is not one of `values`.
   bool (*set)(Lowering&, std::string_view);
 };
+
+// The policies of `first`, completed by those of `second` that `first` leaves unset.
+Lowering overlay(Lowering first, const Lowering& second);
 
 // All policies, in the order in which files list them. Constant data; any thread.
 std::span<const LoweringPolicy> lowering_policies();

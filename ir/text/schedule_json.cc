@@ -24,11 +24,12 @@ using Json = nlohmann::json;
 
 constexpr std::string_view kVersion = "1";
 
-// Whether a key whose `values` column (HeaderKey, LoweringPolicy) reads "K", "N|inf", "true|false"
-// or words can have a JSON value of this kind.
+// Whether a key whose `values` column (HeaderKey, LoweringPolicy) reads "K", "K|...", "N|inf",
+// "true|false" or words can have a JSON value of this kind.
 bool is_kind(std::string_view values, JsonKind kind) {
   if (values.size() == 1) return kind == JsonKind::kNumber;
-  if (values == "N|inf") return kind == JsonKind::kNumber || kind == JsonKind::kString;
+  if (values == "N|inf" || values.starts_with("K|"))
+    return kind == JsonKind::kNumber || kind == JsonKind::kString;
   if (values == "true|false") return kind == JsonKind::kBoolean;
   return kind == JsonKind::kString;
 }

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "pipewright/ir/check.h"
+#include "pipewright/schedule/lowering/next_stages.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -117,11 +118,13 @@ class Residency {
 
   const std::vector<int>& stages() const { return stages_; }
   size_t size() const { return stages_.size(); }
+  size_t most() const { return most_; }  // so far
   bool has(int stage) const { return std::ranges::binary_search(stages_, stage); }
 
   void unshard(int stage) {
     row_.emplace_back(ActionKind::kUnshard, stage);
     stages_.insert(std::ranges::upper_bound(stages_, stage), stage);
+    most_ = std::max(most_, stages_.size());
   }
   void reshard(int stage) {
     row_.emplace_back(ActionKind::kReshard, stage);
@@ -147,6 +150,7 @@ class Residency {
 
  private:
   std::vector<int> stages_;
+  size_t most_ = 0;
   ir::Row row_;
 };
 
@@ -157,44 +161,13 @@ bool is_near(const Upcoming& upcoming, size_t window, int stage) {
   return std::find_if(uses.begin(), end, [&](const Use& use) { return use.stage == stage; }) != end;
 }
 
-// The first `size` different stages that a row uses from some action on: a window whose two ends
-// only move forward.
-class NextStages {
- public:
-  // `uses` has an entry per stage, all 0; they are 0 again after the last action.
-  NextStages(const ir::Row& row, int size, std::vector<uint32_t>* uses)
-      : row_(row), size_(static_cast<size_t>(size)), uses_(*uses) {}
-
-  // Extends the window to its size. Calls `gained` for each new stage, soonest first.
-  template <typename Gained>
-  void fill(Gained gained) {
-    // A compound adds both of its stages, even if that is one more than the size.
-    for (; different_ < size_ && end_ < row_.size(); ++end_) {
-      for (const ActionPart part : row_[end_].parts()) {
-        if (uses_[static_cast<size_t>(part.stage())]++ != 0) continue;
-        ++different_;
-        gained(part.stage());
-      }
-    }
-  }
-  // Moves past an action. True if a stage left the window.
-  bool pass(const Action& action) {
-    const size_t before = different_;
-    for (const ActionPart part : action.parts())
-      different_ -= --uses_[static_cast<size_t>(part.stage())] == 0;
-    return different_ != before;
-  }
-  bool has(int stage) const { return uses_[static_cast<size_t>(stage)] != 0; }
-
- private:
-  const ir::Row& row_;
-  size_t size_;
-  std::vector<uint32_t>& uses_;  // by stage: number of uses in the window
-  size_t different_ = 0;
-  size_t end_ = 0;
+// A row with UNSHARDs and RESHARDs, and the most stages that it has unsharded at a time.
+struct Sharded {
+  ir::Row row;
+  size_t most;
 };
 
-ir::Row keep_the_next(const ir::Row& row, NextStages kept, NextStages ahead) {
+Sharded keep_the_next(const ir::Row& row, NextStages kept, NextStages ahead) {
   Residency residency(row.size());
   bool lost = false;
   for (const Action& action : row) {
@@ -207,7 +180,7 @@ ir::Row keep_the_next(const ir::Row& row, NextStages kept, NextStages ahead) {
     lost = kept.pass(action);
     ahead.pass(action);
   }
-  return residency.finish();
+  return {residency.finish(), residency.most()};
 }
 
 // An UNSHARD, and the stage that is resharded to make room for it.
@@ -260,9 +233,9 @@ Plan fewest_gathers(const ir::Row& row, int most, std::vector<uint32_t>* next_us
 
 // The second walk: the planned gathers, each as soon as the lookahead allows and the stage that it
 // replaces is not needed before.
-ir::Row keep_the_nearest(const ir::Row& row, const ResidencyPolicy& policy,
+Sharded keep_the_nearest(const ir::Row& row, int most, int lookahead,
                          std::vector<uint32_t>* next_use) {
-  const auto [gathers, frees] = fewest_gathers(row, policy.residency, next_use);
+  const auto [gathers, frees] = fewest_gathers(row, most, next_use);
   Upcoming upcoming(row, next_use);
   Residency residency(row.size());
   size_t next = 0;
@@ -272,13 +245,12 @@ ir::Row keep_the_nearest(const ir::Row& row, const ResidencyPolicy& policy,
     for (; next_free < frees.size() && frees[next_free].first == position; ++next_free) {
       residency.reshard(frees[next_free].second);
     }
-    const size_t ahead = upcoming.window(policy.lookahead);
+    const size_t ahead = upcoming.window(lookahead);
     for (; next < gathers.size(); ++next) {
       const Gather& gather = gathers[next];
       if (gather.needed_at > position) {
-        const bool has_room = gather.freed
-                                  ? upcoming.next_use(*gather.freed) > gather.needed_at
-                                  : residency.size() < static_cast<size_t>(policy.residency);
+        const bool has_room = gather.freed ? upcoming.next_use(*gather.freed) > gather.needed_at
+                                           : residency.size() < static_cast<size_t>(most);
         const bool free_first =
             next_free < frees.size() && frees[next_free].first <= gather.needed_at;
         if (!has_room || free_first || !is_near(upcoming, ahead, gather.stage)) break;
@@ -289,38 +261,58 @@ ir::Row keep_the_nearest(const ir::Row& row, const ResidencyPolicy& policy,
     residency.run(row[position]);
     upcoming.pass(row, position);
   }
-  return residency.finish();
+  return {residency.finish(), residency.most()};
 }
 
 }  // namespace
 
 ir::Program add_unshard_reshard(const ir::ComputeOrder& order, const ResidencyPolicy& policy) {
-  PW_CHECK(policy.residency >= 1 && policy.lookahead >= 1,
-           "residency and lookahead are at least 1");
+  PW_CHECK(policy.residency >= 1, "residency is at least 1");
   ir::Program program{{order.name, order.placement, order.num_microbatches, order.lowering, {}}};
-  program.lowering.residency = policy.residency;
   program.lowering.lookahead = policy.lookahead;
   program.lowering.evict = policy.evict;
   program.rows.reserve(order.rows.size());
   const auto num_stages = static_cast<size_t>(program.placement.num_stages());
   std::vector<uint32_t> next_use(num_stages, kNever), uses_kept(num_stages), uses_ahead(num_stages);
-  const int lookahead = std::min(policy.lookahead, policy.residency);
+  size_t most = 0;
   ir::Row row;  // without the idle slots
-  for (const ir::Row& with_idle : order.rows) {
+  for (size_t rank = 0; rank < order.rows.size(); ++rank) {
     row.clear();
-    std::ranges::copy_if(with_idle, std::back_inserter(row),
+    std::ranges::copy_if(order.rows[rank], std::back_inserter(row),
                          [](const Action& action) { return !action.is_idle(); });
+    const int lookahead = policy.lookahead.of_rank(rank, policy.residency);
+    PW_CHECK(lookahead >= 1, "lookahead is at least 1");
+    Sharded sharded;
     switch (policy.evict) {
       case ir::Eviction::kPytorch:
-        program.rows.push_back(keep_the_next(row, NextStages(row, policy.residency, &uses_kept),
-                                             NextStages(row, lookahead, &uses_ahead)));
+        sharded =
+            keep_the_next(row, NextStages(row, policy.residency, &uses_kept),
+                          NextStages(row, std::min(lookahead, policy.residency), &uses_ahead));
         break;
       case ir::Eviction::kFarthest:
-        program.rows.push_back(keep_the_nearest(row, policy, &next_use));
+        sharded = keep_the_nearest(row, policy.residency, lookahead, &next_use);
         break;
     }
+    program.rows.push_back(std::move(sharded.row));
+    most = std::max(most, sharded.most);
   }
+  const bool holds = most <= static_cast<size_t>(policy.residency);
+  program.lowering.residency = holds ? std::optional(policy.residency) : std::nullopt;
   return program;
+}
+
+int least_residency(const ir::ComputeOrder& order, ResidencyPolicy policy) {
+  while (!add_unshard_reshard(order, policy).lowering.residency) ++policy.residency;
+  return policy.residency;
+}
+
+std::vector<size_t> fewest_unshards(const ir::ComputeOrder& order, int residency) {
+  std::vector<uint32_t> next_use(static_cast<size_t>(order.placement.num_stages()), kNever);
+  std::vector<size_t> fewest;
+  fewest.reserve(order.rows.size());
+  for (const ir::Row& row : order.rows)
+    fewest.push_back(fewest_gathers(row, residency, &next_use).gathers.size());
+  return fewest;
 }
 
 }  // namespace pipewright::schedule

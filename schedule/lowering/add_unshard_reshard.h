@@ -1,6 +1,9 @@
 #ifndef PIPEWRIGHT_SCHEDULE_LOWERING_ADD_UNSHARD_RESHARD_H_
 #define PIPEWRIGHT_SCHEDULE_LOWERING_ADD_UNSHARD_RESHARD_H_
 
+#include <cstddef>
+#include <vector>
+
 #include "pipewright/ir/lowering.h"
 #include "pipewright/ir/schedule.h"
 
@@ -11,8 +14,8 @@ struct ResidencyPolicy {
   // need 2.
   int residency = 3;
   // How far ahead stages are unsharded: the next `lookahead` different stages in use, counted from
-  // the next action on. At least 1.
-  int lookahead = 3;
+  // the next action on. At least 1; a list has one distance per rank.
+  ir::Lookahead lookahead = 3;
   ir::Eviction evict = ir::Eviction::kPytorch;
 };
 
@@ -31,8 +34,22 @@ struct ResidencyPolicy {
 // IBM Systems Journal 1966). The lookahead moves an UNSHARD earlier, but never so early that it
 // replaces a stage that is needed first.
 //
+// The lookahead moves UNSHARDs only: it changes neither their number nor any RESHARD
+// (pytorch#196706).
+//
+// A compound is never divided, so it may exceed the residency by one stage. The program then
+// records no residency, because the limit does not hold.
+//
 // A pure function. Linear in the number of actions for a fixed number of stages per rank.
 ir::Program add_unshard_reshard(const ir::ComputeOrder& order, const ResidencyPolicy& policy);
+
+// The least residency from `policy.residency` on that holds for this order: see above. Each
+// residency tried costs one add_unshard_reshard().
+int least_residency(const ir::ComputeOrder& order, ResidencyPolicy policy);
+
+// By rank: the fewest UNSHARDs with which it can run its row with at most `residency` stages
+// unsharded at a time, or one more for a compound. The order has no idle slots. Time as above.
+std::vector<size_t> fewest_unshards(const ir::ComputeOrder& order, int residency);
 
 }  // namespace pipewright::schedule
 

@@ -116,6 +116,11 @@ TEST(FormatsTest, EveryFieldRoundTrips) {
                       .weight_free_w = true};
   expect_round_trips(program);
   program.lowering.capacity = 0;
+  program.lowering.lookahead = Lookahead(std::vector{1, 3});
+  expect_round_trips(program);
+  program.lowering.lookahead = Lookahead(Lookahead::Kind::kFull);
+  expect_round_trips(program);
+  program.lowering.lookahead = Lookahead(Lookahead::Kind::kAuto);
   expect_round_trips(program);
   program.lowering = {};
   program.name.clear();

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <set>
 #include <sstream>
 
 #include "pipewright/ir/text/csv.h"
@@ -165,6 +166,74 @@ TEST(LowerTest, FarthestNeedsTheFewestGathersPossible) {
               << name << " rank " << rank << " residency " << residency << " lookahead "
               << lookahead;
         }
+      }
+    }
+  }
+}
+
+// PyTorch's algorithm as its documentation states it: before each action, reshard the stages that
+// are not among the next `residency` ones, then unshard the missing ones of the next `ahead`.
+ir::Row by_the_book(const ir::Row& row, int residency, int ahead) {
+  const auto next = [&](size_t from, int count) {
+    std::vector<int> stages;
+    for (; from < row.size() && stages.size() < static_cast<size_t>(count); ++from) {
+      for (const ir::ActionPart part : row[from].parts()) {
+        if (std::ranges::find(stages, part.stage()) == stages.end()) stages.push_back(part.stage());
+      }
+    }
+    return stages;
+  };
+  ir::Row out;
+  std::set<int> active;
+  for (size_t at = 0; at < row.size(); ++at) {
+    const std::vector<int> kept = next(at, residency);
+    for (const int stage : std::set<int>(active)) {
+      if (std::ranges::find(kept, stage) != kept.end()) continue;
+      out.emplace_back(ir::ActionKind::kReshard, stage);
+      active.erase(stage);
+    }
+    for (const int stage : next(at, ahead)) {
+      if (active.insert(stage).second) out.emplace_back(ir::ActionKind::kUnshard, stage);
+    }
+    out.push_back(row[at]);
+  }
+  for (const int stage : active) out.emplace_back(ir::ActionKind::kReshard, stage);
+  return out;
+}
+
+// pytorch#196706: `full` is the residency, `auto` is min(rank + 2, residency), a list has one
+// distance per rank; only UNSHARDs move.
+TEST(LowerTest, LookaheadOfEachRank) {
+  using Kind = ir::Lookahead::Kind;
+  for (const char* name : {"Interleaved1F1B", "InterleavedZeroBubble", "LoopedBFS"}) {
+    ir::ComputeOrder order = schedules::make_order(*schedules::find_schedule(name), {4, 16, 8});
+    for (ir::Row& row : order.rows)
+      std::erase_if(row, [](const ir::Action& action) { return action.is_idle(); });
+    for (const int residency : {1, 2, 3, 4}) {
+      const int last = residency;  // of a list
+      const auto of = [&](ir::Lookahead lookahead) {
+        return add_unshard_reshard(order, {residency, std::move(lookahead)}).rows;
+      };
+      const ir::Rows full = of(ir::Lookahead(Kind::kFull)),
+                     automatic = of(ir::Lookahead(Kind::kAuto)),
+                     listed = of(ir::Lookahead(std::vector{1, 1, last, 1}));
+      for (int rank = 0; rank < 4; ++rank) {
+        const auto at = static_cast<size_t>(rank);
+        const ir::Row& row = order.rows[at];
+        EXPECT_EQ(full[at], by_the_book(row, residency, residency)) << name;
+        EXPECT_EQ(automatic[at], by_the_book(row, residency, std::min(rank + 2, residency)))
+            << name << " rank " << rank;
+        EXPECT_EQ(listed[at], by_the_book(row, residency, rank == 2 ? last : 1)) << name;
+        const auto without_unshards = [](ir::Row some) {
+          std::erase_if(some, [](const ir::Action& action) {
+            return action.kind() == ir::ActionKind::kUnshard;
+          });
+          return some;
+        };
+        EXPECT_EQ(count(full[at], ir::ActionKind::kUnshard),
+                  count(listed[at], ir::ActionKind::kUnshard));
+        EXPECT_EQ(without_unshards(full[at]), without_unshards(listed[at]));
+        EXPECT_EQ(without_unshards(full[at]), without_unshards(automatic[at]));
       }
     }
   }
