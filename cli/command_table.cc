@@ -61,7 +61,9 @@ const std::vector<CommandSpec>& table() {
        {source_argument()},
        shape_options() +
            std::vector<OptionSpec>{
-               level_option("level to print; default: a file's own, compute_comms for a name"),
+               level_option("level to print; default: a file's own, compute_comms for a name. "
+                            "compute_only drops "
+                            "the communication of a program"),
                {"--format",
                 "",
                 {ValueKind::kChoice, "FORMAT", print_formats()},

@@ -117,7 +117,7 @@ int run_diff(const Invocation& invocation, Console& console) {
   std::optional<Simulation> simulations[2];
   for (size_t side = 0; side < 2; ++side) {
     inputs[side].costs = costs.request.costs;
-    compile_input(invocation, {level, level}, schedule::Depth::kVerify, &inputs[side]);
+    compile_input(invocation, {level, level}, schedule::Depth::kVerify, &inputs[side], console);
     require_ok(inputs[side], console);
     simulations[side] = simulate_input(inputs[side], costs, console);
   }

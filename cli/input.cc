@@ -38,6 +38,7 @@ const std::vector<PolicyOption>& policy_options() {
 ValueSpec value_of(const ir::LoweringPolicy& policy) {
   if (policy.values == "true|false") return {};
   if (policy.values == "K") return {ValueKind::kNumber, "K", {}};
+  if (policy.values.starts_with("K|")) return {ValueKind::kText, "K|full|auto|K,K,...", {}};
   if (policy.values == "N|inf") return {ValueKind::kText, policy.values, {}};
   ValueSpec choice{ValueKind::kChoice, "POLICY", {}};
   for (std::string_view rest = policy.values; !rest.empty();) {
@@ -148,7 +149,7 @@ Input read_input(const Invocation& invocation, Console& console, size_t argument
 }
 
 void compile_input(const Invocation& invocation, const DefaultLevels& levels, schedule::Depth depth,
-                   Input* input, const schedule::PassObserver& observer) {
+                   Input* input, Console& console, const schedule::PassObserver& observer) {
   schedule::CompileRequest request = request_of(invocation, *input);
   request.policies = policies_of(invocation);
   request.level = input->file ? levels.of_file : levels.of_name;
@@ -156,6 +157,12 @@ void compile_input(const Invocation& invocation, const DefaultLevels& levels, sc
   request.depth = depth;
   request.observer = observer;
   compile(std::move(request), input);
+  for (const schedule::OverriddenPolicy& one : input->compiled.overridden) {
+    const bool is_flag = value_of(*ir::find_lowering_policy(one.name)).kind == ValueKind::kNone;
+    console.err << fmt::format("note: --{}{} overrides `{}: {}` of {}\n", one.name,
+                               is_flag ? "" : " " + one.requested, one.name, one.recorded,
+                               input->name);
+  }
 }
 
 void parse_input(const Invocation& invocation, Input* input) {

@@ -49,9 +49,11 @@ struct DefaultLevels {
   std::optional<ir::Level> of_file = {};  // nullopt: the level of the source
 };
 
-// Compiles an input with the given options. Errors are stored in input->compiled, not printed.
+// Compiles an input with the given options. Errors are stored in input->compiled, not printed; a
+// note on stderr says which options override a policy of the file.
 void compile_input(const Invocation& invocation, const DefaultLevels& levels, schedule::Depth depth,
-                   Input* input, const schedule::PassObserver& observer = nullptr);
+                   Input* input, Console& console,
+                   const schedule::PassObserver& observer = nullptr);
 // The same without policies and --level: reads or generates the schedule at the level of the
 // source.
 void parse_input(const Invocation& invocation, Input* input);

@@ -123,7 +123,7 @@ int run_print(const Invocation& invocation, Console& console) {
   input.costs = asked.request.costs;
   compile_input(invocation, {},
                 is_picture(format) ? schedule::Depth::kVerify : schedule::Depth::kLower, &input,
-                observer);
+                console, observer);
   require_ok(input, console);
   const schedule::TableOptions table{to_stdout ? console.out_width : 0,
                                      to_stdout && console.out_color};

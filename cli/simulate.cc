@@ -17,6 +17,7 @@
 #include "pipewright/cli/usage_error.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/action_text.h"
+#include "pipewright/ir/text/diagnostic_json.h"
 #include "pipewright/ir/text/read.h"
 #include "pipewright/schedule/simulate/jitter.h"
 #include "pipewright/schedule/verify/verify.h"
@@ -137,8 +138,7 @@ void print_json(const Invocation& invocation, const Input& input, const Simulati
       "  \"bounds\": {{\"busiest_rank\": {}, \"one_microbatch\": {}, \"warm_up\": {}}},\n"
       "  \"memory_limits\": [{}],\n  \"bound\": {},\n  \"gap\": {},\n  \"jitter\": {},\n  "
       "\"ranks\": [{}\n  ],\n  "
-      "\"critical_path\": [{}\n  "
-      "]\n}}\n",
+      "\"critical_path\": [{}\n  ],\n  \"diagnostics\": []\n}}\n",
       ir::name(ir::level_of(input.any())),
       program ? fmt::format("\"{}\"", ir::name(channels.channels)) : "null",
       !program            ? "null"
@@ -235,8 +235,20 @@ void print_text(const Input& input, const Simulation& simulation,
 }  // namespace
 
 int run_simulate(const Invocation& invocation, Console& console) {
-  Input input;
-  const Simulation simulation = simulate_source(invocation, console, std::nullopt, &input);
+  Input input = read_input(invocation, console);
+  const AskedCosts asked = read_costs(invocation, console);
+  input.costs = asked.request.costs;
+  compile_input(invocation, {.of_name = std::nullopt}, schedule::Depth::kVerify, &input, console);
+  const ir::Diagnostics& diagnostics = input.compiled.diagnostics;
+  if (!input.compiled.ok() && invocation.has("--json") &&
+      exit_code_of(diagnostics) == kExitInvalid) {
+    console.out << fmt::format(
+        "{{\n  \"version\": 1,\n  \"makespan\": null,\n  \"diagnostics\": {}\n}}\n",
+        ir::diagnostics_json(diagnostics, 2));
+    return kExitInvalid;
+  }
+  require_ok(input, console);
+  const Simulation simulation = simulate_input(input, asked, console);
   const auto spread = jitter_of(invocation, input.schedule(), simulation);
   if (invocation.has("--json")) {
     print_json(invocation, input, simulation, spread, console.out);

@@ -139,7 +139,7 @@ Simulation simulate_source(const Invocation& invocation, Console& console,
   *input = read_input(invocation, console);
   const AskedCosts asked = read_costs(invocation, console);
   input->costs = asked.request.costs;
-  compile_input(invocation, {.of_name = level_of_name}, schedule::Depth::kVerify, input);
+  compile_input(invocation, {.of_name = level_of_name}, schedule::Depth::kVerify, input, console);
   require_ok(*input, console);
   return simulate_input(*input, asked, console);
 }

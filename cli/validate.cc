@@ -56,7 +56,7 @@ int run_validate(const Invocation& invocation, Console& console) {
   // A compute order is also lowered, and the program verified, unless --level is compute_only.
   Input input = read_input(invocation, console);
   compile_input(invocation, {.of_file = ir::Level::kComputeComms},
-                json ? schedule::Depth::kCertify : schedule::Depth::kVerify, &input);
+                json ? schedule::Depth::kCertify : schedule::Depth::kVerify, &input, console);
   const schedule::CompileResult& compiled = input.compiled;
   const int code = compiled.ok() ? kExitOk : exit_code_of(compiled.diagnostics);
   if (code == kExitTrouble) require_ok(input, console);

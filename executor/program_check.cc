@@ -4,7 +4,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "pipewright/executor/row_plan.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/render.h"
 #include "pipewright/ir/text/shape.h"
@@ -36,7 +35,7 @@ ir::Program forward_only(const ir::Program& program) {
   policies.merge_backward = policies.split_backward = std::nullopt;
   ir::Diagnostics diagnostics;
   std::optional<ir::Program> forwards =
-      schedule::lower(compute_order(program), policies, &diagnostics);
+      schedule::lower(schedule::compute_order(program), policies, &diagnostics);
   const std::string problems =
       forwards ? problems_of(*forwards, Check::kVerify) : text_of(diagnostics);
   if (!forwards || !problems.empty())

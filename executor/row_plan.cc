@@ -44,13 +44,4 @@ std::vector<std::pair<int, int>> edges_of(const ir::Program& program) {
   return {edges.begin(), edges.end()};
 }
 
-ir::ComputeOrder compute_order(const ir::Program& program) {
-  ir::ComputeOrder order;
-  static_cast<ir::Schedule&>(order) = program;
-  order.lowering = {};
-  for (ir::Row& row : order.rows)
-    std::erase_if(row, [](const ir::Action& action) { return !ir::is_compute(action.kind()); });
-  return order;
-}
-
 }  // namespace pipewright::executor

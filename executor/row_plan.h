@@ -30,9 +30,6 @@ RowPlan plan_row(const ir::Row& row);
 // The ordered pairs of ranks along which a program sends, each once, in ascending order.
 std::vector<std::pair<int, int>> edges_of(const ir::Program& program);
 
-// The program's compute actions, in order.
-ir::ComputeOrder compute_order(const ir::Program& program);
-
 }  // namespace pipewright::executor
 
 #endif  // PIPEWRIGHT_EXECUTOR_ROW_PLAN_H_

@@ -6,12 +6,12 @@
 
 #include "pipewright/ir/check.h"
 #include "pipewright/ir/printable.h"
-#include "pipewright/ir/text/header.h"
 #include "pipewright/ir/text/read.h"
 #include "pipewright/ir/text/spelling.h"
 #include "pipewright/schedule/search/make_problem.h"
 #include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedule/verify/verify.h"
+#include "pipewright/schedule/verify/verify_policies.h"
 #include "pipewright/schedules/registry.h"
 
 namespace pipewright::schedule {
@@ -120,91 +120,34 @@ std::optional<ir::ParsedSchedule> read(CompileRequest* request, ir::Diagnostics*
   return take(std::move(std::get<ir::AnySchedule>(request->source)), request->shape, diagnostics);
 }
 
-// ---- policies
-
-// The step that a policy affects: passes on compute orders, other passes, or verification.
-enum class PolicyUse { kTransform, kLower, kChannels };
-
-PolicyUse use_of(std::string_view policy) {
-  for (const std::string_view name : {"forward-only", "merge-backward", "split-backward"}) {
-    if (policy == name) return PolicyUse::kTransform;
-  }
-  for (const std::string_view name : {"channels", "capacity", "weight-free-w"}) {
-    if (policy == name) return PolicyUse::kChannels;
-  }
-  return PolicyUse::kLower;
-}
-
-std::string source_name(const CompileRequest& request) {
-  if (const auto* file = std::get_if<const ir::Source*>(&request.source))
-    return ir::printable((*file)->name);
-  return "the schedule";
-}
-
-bool check_policies(const CompileRequest& request, ir::Level from, ir::Level to,
-                    ir::Diagnostics* diagnostics) {
-  const size_t before = diagnostics->total();
-  const bool is_lowered = from == ir::Level::kComputeComms;
-  const auto refuse = [&](std::string_view option) {
-    diagnostics->error(
-        ir::Rule::kNotApplicable,
-        is_lowered
-            ? fmt::format("`{}` applies only to compute orders; {} is already lowered", option,
-                          source_name(request))
-            : fmt::format("`{}` applies only to programs; the level is compute_only", option));
-  };
-  if (is_lowered && to == ir::Level::kComputeOnly) refuse("level compute_only");
-  for (const ir::LoweringPolicy& policy : ir::lowering_policies()) {
-    const PolicyUse use = use_of(policy.name);
-    const std::optional<std::string> value = policy.get(request.policies);
-    if (!value) continue;
-    // A value that was set in memory may be out of range: it must survive a round trip through
-    // text.
-    if (ir::Lowering scratch; !policy.set(scratch, *value)) {
-      diagnostics->error(ir::Rule::kBadValue,
-                         fmt::format("`{}`: expected {}, got `{}`", policy.name,
-                                     ir::values_in_words(policy.values), *value));
-    } else if (is_lowered ? use != PolicyUse::kChannels
-                          : to == ir::Level::kComputeOnly && use != PolicyUse::kTransform) {
-      refuse(policy.name);
-    }
-  }
-  return diagnostics->total() == before;
-}
-
-void set_channels(const ir::Lowering& policies, ir::Lowering* lowering) {
-  for (const ir::LoweringPolicy& policy : ir::lowering_policies()) {
-    const std::optional<std::string> value = policy.get(policies);
-    if (value && use_of(policy.name) == PolicyUse::kChannels) policy.set(*lowering, *value);
-  }
-}
-
-bool changes_order(const ir::Lowering& policies) {
-  return policies.forward_only.value_or(false) || policies.merge_backward.value_or(false) ||
-         policies.split_backward.value_or(false);
-}
-
 // ---- from the source's level to that of the result
 
 class Compilation {
  public:
-  Compilation(const CompileRequest& request, const ir::CellIndex& cells, CompileResult* result)
-      : request_(request), cells_(cells), result_(*result) {}
+  Compilation(const CompileRequest& request, ir::CellIndex cells, CompileResult* result)
+      : request_(request), cells_(std::move(cells)), result_(*result) {}
 
   // Returns false and adds errors if the schedule is invalid.
   bool run(ir::Level to) {
     if (auto* program = std::get_if<ir::Program>(&*result_.schedule)) {
-      set_channels(request_.policies, &program->lowering);
-      if (request_.depth == Depth::kLower) return true;
-      return verify_program({"completeness"}) || placed();
+      if (to == ir::Level::kComputeComms) return keep(program);
+      result_.schedule = compute_order(std::move(*program));
+      cells_ = {};  // steps are no longer those of the file
     }
     return to == ir::Level::kComputeOnly ? transform() : lower();
   }
 
  private:
+  // A program stays as it is.
+  bool keep(ir::Program* program) {
+    set_channels(request_.policies, &program->lowering);
+    if (request_.depth == Depth::kLower) return true;
+    return (verify_program() && keeps_policies(*program)) || placed();
+  }
+
   bool transform() {
     auto& order = std::get<ir::ComputeOrder>(*result_.schedule);
-    if (request_.depth != Depth::kLower && !verify_order(order)) return placed();
+    if (request_.depth != Depth::kLower && !verify_source(order)) return placed();
     if (!changes_order(request_.policies)) return true;
     order = transform_order(std::move(order), request_.policies, request_.observer);
     return request_.depth == Depth::kLower || verify_order(order);
@@ -214,37 +157,61 @@ class Compilation {
     const auto& order = std::get<ir::ComputeOrder>(*result_.schedule);
     // PyTorch validates too. Also, an incomplete order with a few huge indices would otherwise make
     // lowering allocate memory for all the missing actions.
-    if (!verify_order(order)) return placed();
+    if (!verify_source(order)) return placed();
+    const ir::Lowering policies = combined_policies(request_.policies, order.lowering);
+    if (!check_lookahead(request_.policies, policies, order.placement.num_ranks(),
+                         &result_.diagnostics))
+      return placed();
+    add_checked("lowering");
     std::optional<ir::Program> program =
-        schedule::lower(order, request_.policies, &result_.diagnostics, request_.observer);
-    if (!program) return placed();
-    set_channels(request_.policies, &program->lowering);
+        schedule::lower(order, policies, &result_.diagnostics, request_.observer);
+    if (!program ||
+        !check_residency(request_.policies, policies, order, *program, &result_.diagnostics))
+      return placed();
+    set_channels(policies, &program->lowering);
     result_.schedule = std::move(*program);
     result_.is_verified = false;
-    return request_.depth == Depth::kLower || verify_program({"lowering"});
+    return request_.depth == Depth::kLower || verify_program();
+  }
+
+  // Verifies an order and the header that it came with.
+  bool verify_source(const ir::ComputeOrder& order) {
+    return verify_order(order) && keeps_policies(order);
   }
 
   bool verify_order(const ir::ComputeOrder& order) {
-    add_checked({"completeness", "order"});
-    result_.is_verified = verify(order, &result_.diagnostics);
+    std::vector<std::string_view> checks;
+    result_.is_verified = verify(order, &result_.diagnostics, &checks);
+    for (const std::string_view check : checks) add_checked(check);
     return result_.is_verified;
   }
 
-  bool verify_program(std::initializer_list<std::string_view> first) {
-    add_checked(first);
-    add_checked({"data_flow", "residency", "reduction", "channels"});
+  bool verify_program() {
     const auto& program = std::get<ir::Program>(*result_.schedule);
-    result_.is_verified = verify(program, options_of(program.lowering), &result_.diagnostics);
+    std::vector<std::string_view> checks;
+    result_.is_verified =
+        verify(program, options_of(program.lowering), &result_.diagnostics, &checks);
+    for (const std::string_view check : checks) add_checked(check);
     if (result_.is_verified && request_.depth == Depth::kCertify)
       result_.certificate = certify(program);
     return result_.is_verified;
   }
 
-  void add_checked(std::initializer_list<std::string_view> checks) {
-    for (const std::string_view check : checks) {
-      if (std::ranges::find(result_.checked, check) == result_.checked.end())
-        result_.checked.push_back(check);
-    }
+  // Judges what the header of a file declares. A schedule in memory has no header: its policies are
+  // those of the passes that made it.
+  template <typename Schedule>
+  bool keeps_policies(const Schedule& schedule) {
+    if (!std::holds_alternative<const ir::Source*>(request_.source) ||
+        schedule.lowering == ir::Lowering())
+      return true;
+    add_checked("policies");
+    result_.is_verified = verify_policies(schedule, &result_.diagnostics);
+    return result_.is_verified;
+  }
+
+  void add_checked(std::string_view check) {
+    if (std::ranges::find(result_.checked, check) == result_.checked.end())
+      result_.checked.push_back(check);
   }
 
   // Adds the places in the file to errors whose rank and step are those of the source. Returns
@@ -255,7 +222,7 @@ class Compilation {
   }
 
   const CompileRequest& request_;
-  const ir::CellIndex& cells_;
+  ir::CellIndex cells_;
   CompileResult& result_;
 };
 
@@ -336,9 +303,14 @@ CompileResult compile(CompileRequest request) {
   const ir::Level from = ir::level_of(*result.schedule), to = request.level.value_or(from);
   result.source_level = from;
   result.source_actions = num_actions(ir::schedule_of(*result.schedule));
-  if (check_policies(request, from, to, &result.diagnostics) &&
-      Compilation(request, parsed->cells, &result).run(to))
-    return result;
+  const auto* file = std::get_if<const ir::Source*>(&request.source);
+  if (check_policies(request.policies, from, to,
+                     file != nullptr ? ir::printable((*file)->name) : "the schedule",
+                     &result.diagnostics)) {
+    result.overridden =
+        overridden_policies(request.policies, ir::schedule_of(*result.schedule).lowering);
+    if (Compilation(request, std::move(parsed->cells), &result).run(to)) return result;
+  }
   result.diagnostics.sort();
   result.schedule.reset();
   return result;

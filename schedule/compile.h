@@ -17,6 +17,7 @@
 #include "pipewright/schedule/bounds/schedule_bound.h"
 #include "pipewright/schedule/channel_graph.h"
 #include "pipewright/schedule/lowering/lower.h"
+#include "pipewright/schedule/requested_policies.h"
 #include "pipewright/schedule/simulate/costs.h"
 #include "pipewright/schedule/simulate/report.h"
 #include "pipewright/schedule/verify/certificate.h"
@@ -63,11 +64,12 @@ struct CompileRequest {
   Costs costs = {};
 
   // The policies of the passes, and the channel model and capacity that the program is verified
-  // under. An unset policy of a pass is PyTorch's. Unset channels are those that a given program
-  // records, or else the defaults of ir/channel.h.
+  // under. An unset policy is that of the source, if it records one (CompileResult::overridden);
+  // otherwise a pass does what PyTorch does, and channels are the defaults of ir/channel.h.
   ir::Lowering policies = {};
 
   // The level of the result; nullopt for the level of the source, which is kComputeOnly for a name.
+  // A program becomes a compute order by losing its communication (compute_order() in lower.h).
   std::optional<ir::Level> level = ir::Level::kComputeComms;
 
   Depth depth = Depth::kCertify;
@@ -90,10 +92,12 @@ struct CompileResult {
   std::optional<ir::Level> source_level;
   size_t source_actions = 0;
 
-  // The checks that were requested and reached, whether they found errors or not: "text", "shape",
-  // "completeness", "order", "lowering", "data_flow", "residency", "reduction", "channels". A check
-  // of the verifier is listed even if verify() skipped it because an earlier one failed.
+  // The checks that ran, whether they found errors or not: "text", "shape", "completeness",
+  // "order", "lowering", "data_flow", "residency", "reduction", "channels", and "policies" if a
+  // file declares any.
   std::vector<std::string_view> checked;
+  // Policies of the source for which the request has another value.
+  std::vector<OverriddenPolicy> overridden;
   bool is_verified = false;
 
   bool ok() const { return schedule.has_value(); }

@@ -1,5 +1,6 @@
 #include "pipewright/schedule/lowering/backward_passes.h"
 
+#include <optional>
 #include <utility>
 
 namespace pipewright::schedule {
@@ -31,6 +32,7 @@ ActionPart as(ActionKind kind, ActionPart part) {
 
 ir::ComputeOrder merge_backward(ir::ComputeOrder order) {
   order.lowering.merge_backward = true;
+  order.lowering.split_backward = std::nullopt;  // merging undoes it
   return rebuild(std::move(order), [](const Action& action, ir::Row* row) {
     if (action.kind() == ActionKind::kBackwardWeight && !row->empty()) {
       const ActionPart weight = action.parts()[0];

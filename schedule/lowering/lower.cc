@@ -88,4 +88,11 @@ std::optional<ir::Program> lower(const ir::ComputeOrder& order, const ir::Loweri
   return lowered;
 }
 
+ir::ComputeOrder compute_order(ir::Program program) {
+  ir::ComputeOrder order{std::move(program)};
+  for (ir::Row& row : order.rows)
+    std::erase_if(row, [](const ir::Action& action) { return !ir::is_compute(action.kind()); });
+  return order;
+}
+
 }  // namespace pipewright::schedule

@@ -27,11 +27,17 @@ std::span<const std::string_view> pass_names();
 ir::ComputeOrder transform_order(ir::ComputeOrder order, const ir::Lowering& policies,
                                  const PassObserver& observer = nullptr);
 
-// Runs all passes. An unset policy means PyTorch's behaviour; the program records the policies
-// used. Returns nullopt and adds errors if the order cannot run to its end.
+// Runs all passes. An unset policy means PyTorch's behaviour, even if the order records one; the
+// program records the policies used. Returns nullopt and adds errors if the order cannot run to its
+// end.
 std::optional<ir::Program> lower(const ir::ComputeOrder& order, const ir::Lowering& policies,
                                  ir::Diagnostics* diagnostics,
                                  const PassObserver& observer = nullptr);
+
+// The inverse of lowering: the computes of a program, without SEND, RECV, UNSHARD, RESHARD and
+// REDUCE_GRAD. The order records the policies of the program, so that compile() lowers it the same
+// way again.
+ir::ComputeOrder compute_order(ir::Program program);
 
 }  // namespace pipewright::schedule
 

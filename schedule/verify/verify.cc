@@ -6,6 +6,14 @@
 
 namespace pipewright::schedule {
 
+namespace {
+
+void add(std::string_view check, std::vector<std::string_view>* checked) {
+  if (checked != nullptr) checked->push_back(check);
+}
+
+}  // namespace
+
 VerifyOptions options_of(const ir::Lowering& policies) {
   VerifyOptions options;
   options.channels = policies.channels.value_or(options.channels);
@@ -14,27 +22,39 @@ VerifyOptions options_of(const ir::Lowering& policies) {
   return options;
 }
 
-bool verify(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics) {
+bool verify(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics,
+            std::vector<std::string_view>* checked) {
   const size_t before = diagnostics->total();
   const std::optional<WorkIndex> index = WorkIndex::build(order, diagnostics);
+  add("completeness", checked);
   if (!index) return false;
   check_local_order(order, *index, diagnostics);
   if (diagnostics->total() == before) check_can_run(order, diagnostics);
+  add("order", checked);
   return diagnostics->total() == before;
 }
 
-bool verify(const ir::Program& program, const VerifyOptions& options,
-            ir::Diagnostics* diagnostics) {
+bool verify(const ir::Program& program, const VerifyOptions& options, ir::Diagnostics* diagnostics,
+            std::vector<std::string_view>* checked) {
   const size_t before = diagnostics->total();
   const std::optional<WorkIndex> index = WorkIndex::build(program, diagnostics);
+  add("completeness", checked);
+  const size_t before_flow = diagnostics->total();
+  if (index) {
+    check_data_flow(program, *index, diagnostics);
+    add("data_flow", checked);
+  }
+  const bool flows = index && diagnostics->total() == before_flow;
   check_residency(program, options.weight_free_w || program.lowering.weight_free_w.value_or(false),
                   diagnostics);
+  add("residency", checked);
   check_reduction(program, diagnostics);
-  if (!index) return false;
-  const size_t before_flow = diagnostics->total();
-  check_data_flow(program, *index, diagnostics);
+  add("reduction", checked);
   // The channel model is defined only if SENDs and RECVs match one to one.
-  if (diagnostics->total() == before_flow) check_channels(program, options, diagnostics);
+  if (flows) {
+    check_channels(program, options, diagnostics);
+    add("channels", checked);
+  }
   return diagnostics->total() == before;
 }
 

@@ -1,6 +1,9 @@
 #ifndef PIPEWRIGHT_SCHEDULE_VERIFY_VERIFY_H_
 #define PIPEWRIGHT_SCHEDULE_VERIFY_VERIFY_H_
 
+#include <string_view>
+#include <vector>
+
 #include "pipewright/ir/channel.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/schedule.h"
@@ -31,13 +34,17 @@ struct VerifyOptions {
 VerifyOptions options_of(const ir::Lowering& policies);
 
 // Verifies a compute order: completeness, data flow inside each rank, and that all ranks together
-// reach the end. Returns true if it adds no error.
-bool verify(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics);
+// reach the end. Returns true if it adds no error. Appends the checks that ran, "completeness" and
+// "order", to `checked` if it is not null.
+bool verify(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics,
+            std::vector<std::string_view>* checked = nullptr);
 
 // Verifies a program: all of the above. Two policies of the program apply too: reduce-every, and
 // weight-free-w, which holds if either the program or `options` sets it. Returns true if it adds no
-// error.
-bool verify(const ir::Program& program, const VerifyOptions& options, ir::Diagnostics* diagnostics);
+// error. Appends the checks that ran, "completeness", "data_flow", "residency", "reduction" and
+// "channels", to `checked` if it is not null.
+bool verify(const ir::Program& program, const VerifyOptions& options, ir::Diagnostics* diagnostics,
+            std::vector<std::string_view>* checked = nullptr);
 
 }  // namespace pipewright::schedule
 

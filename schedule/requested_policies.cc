@@ -1,0 +1,127 @@
+#include "pipewright/schedule/requested_policies.h"
+
+#include <fmt/format.h>
+
+#include <optional>
+
+#include "pipewright/ir/text/header.h"
+#include "pipewright/schedule/lowering/add_unshard_reshard.h"
+#include "pipewright/schedule/lowering/lower.h"
+#include "pipewright/schedule/verify/verify_policies.h"
+
+namespace pipewright::schedule {
+namespace {
+
+// The step that a policy affects: passes on compute orders, other passes, or verification.
+enum class PolicyUse { kTransform, kLower, kChannels };
+
+PolicyUse use_of(std::string_view policy) {
+  for (const std::string_view name : {"forward-only", "merge-backward", "split-backward"}) {
+    if (policy == name) return PolicyUse::kTransform;
+  }
+  for (const std::string_view name : {"channels", "capacity", "weight-free-w"}) {
+    if (policy == name) return PolicyUse::kChannels;
+  }
+  return PolicyUse::kLower;
+}
+
+ir::Rule rule_for(bool was_requested) {
+  return was_requested ? ir::Rule::kNotApplicable : ir::Rule::kDeclaredPolicy;
+}
+
+}  // namespace
+
+std::vector<OverriddenPolicy> overridden_policies(const ir::Lowering& requested,
+                                                  const ir::Lowering& recorded) {
+  std::vector<OverriddenPolicy> overridden;
+  for (const ir::LoweringPolicy& policy : ir::lowering_policies()) {
+    const std::optional<std::string> asked = policy.get(requested), known = policy.get(recorded);
+    if (asked && known && *asked != *known) overridden.push_back({policy.name, *known, *asked});
+  }
+  return overridden;
+}
+
+bool check_policies(const ir::Lowering& requested, ir::Level from, ir::Level to,
+                    std::string_view source, ir::Diagnostics* diagnostics) {
+  const size_t before = diagnostics->total();
+  const bool to_order = to == ir::Level::kComputeOnly;
+  const bool is_lowered = from == ir::Level::kComputeComms && !to_order;
+  for (const ir::LoweringPolicy& policy : ir::lowering_policies()) {
+    const PolicyUse use = use_of(policy.name);
+    const std::optional<std::string> value = policy.get(requested);
+    if (!value) continue;
+    // A value that was set in memory may be out of range: it must survive a round trip through
+    // text.
+    if (ir::Lowering scratch; !policy.set(scratch, *value)) {
+      diagnostics->error(ir::Rule::kBadValue,
+                         fmt::format("`{}`: expected {}, got `{}`", policy.name,
+                                     ir::values_in_words(policy.values), *value));
+    } else if (is_lowered && use != PolicyUse::kChannels) {
+      ir::Diagnostic& error = diagnostics->error(
+          ir::Rule::kNotApplicable,
+          fmt::format("`{}` applies only to compute orders; {} is already lowered", policy.name,
+                      source));
+      error.help = "print it with `--level compute_only` first, and lower the result";
+    } else if (to_order && use != PolicyUse::kTransform) {
+      diagnostics->error(
+          ir::Rule::kNotApplicable,
+          fmt::format("`{}` applies only to programs; the level is compute_only", policy.name));
+    }
+  }
+  return diagnostics->total() == before;
+}
+
+ir::Lowering combined_policies(const ir::Lowering& requested, const ir::Lowering& recorded) {
+  ir::Lowering policies = ir::overlay(requested, recorded);
+  policies.forward_only = requested.forward_only;
+  policies.merge_backward = requested.merge_backward;
+  policies.split_backward = requested.split_backward;
+  return policies;
+}
+
+void set_channels(const ir::Lowering& requested, ir::Lowering* recorded) {
+  const ir::Lowering before = *recorded;
+  for (const ir::LoweringPolicy& policy : ir::lowering_policies()) {
+    const std::optional<std::string> value = policy.get(requested);
+    if (value && use_of(policy.name) == PolicyUse::kChannels) policy.set(*recorded, *value);
+  }
+  const bool other_model =
+      recorded->channels != before.channels || recorded->capacity != before.capacity;
+  if (other_model && before.channels && recorded->receives == ir::Receives::kLatest)
+    recorded->receives = std::nullopt;
+}
+
+bool changes_order(const ir::Lowering& policies) {
+  return policies.forward_only.value_or(false) || policies.merge_backward.value_or(false) ||
+         policies.split_backward.value_or(false);
+}
+
+bool check_lookahead(const ir::Lowering& requested, const ir::Lowering& policies, int num_ranks,
+                     ir::Diagnostics* diagnostics) {
+  if (!policies.lookahead) return true;
+  const auto problem = lookahead_problem(*policies.lookahead, num_ranks,
+                                         policies.residency.value_or(ResidencyPolicy().residency));
+  if (!problem) return true;
+  diagnostics->error(rule_for(requested.lookahead.has_value()), "`lookahead`: " + *problem);
+  return false;
+}
+
+bool check_residency(const ir::Lowering& requested, const ir::Lowering& policies,
+                     const ir::ComputeOrder& order, const ir::Program& program,
+                     ir::Diagnostics* diagnostics) {
+  if (!policies.residency || program.lowering.residency) return true;
+  ResidencyPolicy policy;
+  policy.residency = *policies.residency;
+  policy.lookahead = policies.lookahead.value_or(policy.lookahead);
+  policy.evict = policies.evict.value_or(policy.evict);
+  const int least = least_residency(transform_order(order, requested), policy);
+  diagnostics
+      ->error(rule_for(requested.residency.has_value()),
+              fmt::format("`residency` is too low for the compounds of the schedule, each of which "
+                          "needs two stages: expected at least {}, got {}",
+                          least, *policies.residency))
+      .help = fmt::format("set `residency` to {}", least);
+  return false;
+}
+
+}  // namespace pipewright::schedule
