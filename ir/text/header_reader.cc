@@ -104,8 +104,9 @@ std::optional<Placement> HeaderReader::placement(int ranks, int stages,
   const Entry* entry = find("placement");
   if (entry == nullptr) return std::nullopt;
   const std::string& value = entry->value;
-  const auto refuse = [&](std::string message) {
-    diagnostics->error(Rule::kPlacement, std::move(message), entry->value_place);
+  const auto refuse = [&](std::string message, std::string help) {
+    diagnostics->error(Rule::kPlacement, std::move(message), entry->value_place).help =
+        std::move(help);
     return std::nullopt;
   };
   std::optional<Placement> placement;
@@ -114,7 +115,8 @@ std::optional<Placement> HeaderReader::placement(int ranks, int stages,
   } else if (value == "v") {
     if (stages % ranks != 0) {
       return refuse(
-          fmt::format("placement `v`: expected a multiple of {} stages, got {}", ranks, stages));
+          fmt::format("placement `v`: expected a multiple of {} stages, got {}", ranks, stages),
+          "set `placement: loop`");
     }
     placement = Placement::v(ranks, stages);
   } else {
@@ -126,12 +128,15 @@ std::optional<Placement> HeaderReader::placement(int ranks, int stages,
     }
     if (map->size() != static_cast<size_t>(stages)) {
       return refuse(
-          fmt::format("`placement`: expected the ranks of {} stages, got {}", stages, map->size()));
+          fmt::format("`placement`: expected the ranks of {} stages, got {}", stages, map->size()),
+          fmt::format("set `stages: {}`, or list the rank of each stage", map->size()));
     }
+    const int highest = *std::ranges::max_element(*map);
     for (size_t stage = 0; stage < map->size(); ++stage) {
       if ((*map)[stage] >= ranks) {
         return refuse(fmt::format("`placement`: expected a rank from 0 to {} for stage {}, got {}",
-                                  ranks - 1, stage, (*map)[stage]));
+                                  ranks - 1, stage, (*map)[stage]),
+                      fmt::format("set `ranks: {}`, or correct the rank", highest + 1));
       }
     }
     placement = Placement::custom(ranks, std::move(*map));
@@ -140,7 +145,11 @@ std::optional<Placement> HeaderReader::placement(int ranks, int stages,
   for (int stage = 0; stage < stages; ++stage)
     used[static_cast<size_t>(placement->rank_of(stage))] = true;
   if (const auto unused = std::ranges::find(used, false); unused != used.end()) {
-    return refuse(fmt::format("the placement has no stage on rank {}", unused - used.begin()));
+    const auto rank = static_cast<int>(unused - used.begin());
+    const bool is_beyond = std::find(unused, used.end(), true) == used.end();
+    return refuse(fmt::format("the placement has no stage on rank {}", rank),
+                  is_beyond ? fmt::format("set `ranks: {}`, or place a stage on each rank", rank)
+                            : "place a stage on each rank");
   }
   return placement;
 }

@@ -31,6 +31,7 @@ void report_two_ranks(const Action& action, int stage, FirstUse& first, const Ro
                          fmt::format("{} is on rank {}, but stage {} is on rank {}",
                                      quoted_action(action), rank, stage, first.rank),
                          place_at(static_cast<size_t>(rank), static_cast<size_t>(step)));
+  error.help = fmt::format("move it to rank {}", first.rank);
   const Action& before = rows[static_cast<size_t>(first.rank)][static_cast<size_t>(first.step)];
   error.notes.push_back(
       {fmt::format("stage {} is first used by {} on rank {}", stage, quoted_action(before),
@@ -56,6 +57,32 @@ bool report_missing_stages(const std::vector<FirstUse>& stages, Diagnostics* dia
     stage = end;
   }
   return complete;
+}
+
+// The highest stage and microbatch that any action names.
+struct Highest {
+  int stage = 0;
+  int microbatch = 0;
+};
+
+Highest highest_in(const Rows& rows) {
+  Highest highest;
+  for (const Row& row : rows) {
+    for (const Action& action : row) {
+      for (const ActionPart part : action.parts()) {
+        highest.stage = std::max(highest.stage, part.stage());
+        highest.microbatch = std::max(highest.microbatch, part.microbatch());
+      }
+    }
+  }
+  return highest;
+}
+
+std::string wrong_rank_help(const Action& action, ActionPart part, int rank) {
+  if (!action.is_compound()) return fmt::format("move it to rank {}", rank);
+  const auto parts = action.parts();
+  return fmt::format("write `{}` here, and `{}` on rank {}",
+                     to_string(parts[parts[0] == part ? 1 : 0]), to_string(part), rank);
 }
 
 bool has_action(const Row& row) {
@@ -120,11 +147,15 @@ bool check_declared_shape(const Schedule& schedule, Level level, const CellIndex
   const Placement& placement = schedule.placement;
   const size_t before = diagnostics->total();
   if (schedule.rows.size() != static_cast<size_t>(placement.num_ranks())) {
-    diagnostics->error(Rule::kRowCount,
-                       fmt::format("expected {} rows (one per rank), got {}", placement.num_ranks(),
-                                   schedule.rows.size()),
-                       header);
+    diagnostics
+        ->error(Rule::kRowCount,
+                fmt::format("expected {} rows (one per rank), got {}", placement.num_ranks(),
+                            schedule.rows.size()),
+                header)
+        .help = fmt::format("set `ranks: {}`, or list the row of each rank", schedule.rows.size());
   }
+  std::optional<Highest> found;
+  const auto highest = [&] { return *(found ? found : found = highest_in(schedule.rows)); };
   for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
     const Row& row = schedule.rows[rank];
     for (size_t step = 0; step < row.size(); ++step) {
@@ -142,25 +173,30 @@ bool check_declared_shape(const Schedule& schedule, Level level, const CellIndex
       }
       for (const ActionPart part : action.parts()) {
         if (part.stage() >= placement.num_stages()) {
-          diagnostics->error(
-              Rule::kStageOutOfRange,
-              fmt::format("stage out of range in {}: expected 0 to {}, got {}",
-                          quoted_action(action), placement.num_stages() - 1, part.stage()),
-              place());
+          diagnostics
+              ->error(Rule::kStageOutOfRange,
+                      fmt::format("stage out of range in {}: expected 0 to {}, got {}",
+                                  quoted_action(action), placement.num_stages() - 1, part.stage()),
+                      place())
+              .help = fmt::format("set `stages: {}`, or correct the action", highest().stage + 1);
         } else if (placement.rank_of(part.stage()) != static_cast<int>(rank)) {
-          diagnostics->error(
-              Rule::kWrongRank,
-              fmt::format("{} is on rank {}, but the placement puts stage {} on rank {}",
-                          quoted_action(action), rank, part.stage(),
-                          placement.rank_of(part.stage())),
-              place());
+          diagnostics
+              ->error(Rule::kWrongRank,
+                      fmt::format("{} is on rank {}, but the placement puts stage {} on rank {}",
+                                  quoted_action(action), rank, part.stage(),
+                                  placement.rank_of(part.stage())),
+                      place())
+              .help = wrong_rank_help(action, part, placement.rank_of(part.stage()));
         }
         if (part.microbatch() >= schedule.num_microbatches) {
-          diagnostics->error(
-              Rule::kMicrobatchOutOfRange,
-              fmt::format("microbatch out of range in {}: expected 0 to {}, got {}",
-                          quoted_action(action), schedule.num_microbatches - 1, part.microbatch()),
-              place());
+          diagnostics
+              ->error(Rule::kMicrobatchOutOfRange,
+                      fmt::format("microbatch out of range in {}: expected 0 to {}, got {}",
+                                  quoted_action(action), schedule.num_microbatches - 1,
+                                  part.microbatch()),
+                      place())
+              .help = fmt::format("set `microbatches: {}`, or correct the action",
+                                  highest().microbatch + 1);
         }
       }
     }

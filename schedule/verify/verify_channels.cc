@@ -11,6 +11,7 @@
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/schedule/channel_graph.h"
 #include "pipewright/schedule/deadlock.h"
+#include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/verify/verify_checks.h"
 
 namespace pipewright::schedule {
@@ -61,6 +62,18 @@ void check_order(const ir::Program& program, const ChannelGraph& graph,
   }
 }
 
+std::string deadlock_help(const ir::Program& program, const VerifyOptions& options) {
+  if (options.channels != ir::ChannelModel::kEdge &&
+      ChannelGraph::of_program(program, ir::ChannelModel::kEdge, options.capacity)
+          .blocked()
+          .empty())
+    return "it runs with one queue per directed edge (--channels edge)";
+  // Lowering places SENDs and RECVs so that they cannot deadlock, if the computes alone can run.
+  if (!ChannelGraph::of_order(compute_order(program)).blocked().empty()) return "";
+  return "lower its computes again: print it with `--level compute_only`, and the result with "
+         "`--level compute_comms`";
+}
+
 }  // namespace
 
 void check_channels(const ir::Program& program, const VerifyOptions& options,
@@ -72,12 +85,7 @@ void check_channels(const ir::Program& program, const VerifyOptions& options,
   const std::string model = ir::describe_channels(options.channels, options.capacity);
   ir::Diagnostic& error = report_cycle(ir::Rule::kDeadlock, "deadlock", " (" + model + ")", graph,
                                        blocked, program, diagnostics);
-  if (options.channels == ir::ChannelModel::kEdge) return;
-  const bool runs_on_edges =
-      ChannelGraph::of_program(program, ir::ChannelModel::kEdge, options.capacity)
-          .blocked()
-          .empty();
-  if (runs_on_edges) error.help = "it runs with one queue per directed edge (--channels edge)";
+  error.help = deadlock_help(program, options);
 }
 
 }  // namespace pipewright::schedule

@@ -57,9 +57,11 @@ class DataFlow {
       // A part of a compound cannot use a result of the other part.
       if (made && static_cast<size_t>(*made) >= step) report_too_early(rank, step, part, *made);
       if (!made) {
-        report(ir::Rule::kNeedsEarlier, rank, step,
-               fmt::format("`{}` on rank {} needs a result that no action of the rank computes",
-                           ir::to_string(part), rank));
+        ir::Diagnostic& error =
+            report(ir::Rule::kNeedsEarlier, rank, step,
+                   fmt::format("`{}` on rank {} needs a result that no action of the rank computes",
+                               ir::to_string(part), rank));
+        if (ir::is_send(part.kind())) error.help = "remove it and its other end";
       }
     }
   }
@@ -70,7 +72,8 @@ class DataFlow {
     if (!transfer) {
       report(ir::Rule::kNoPeer, rank, step,
              fmt::format("`{}` on rank {} has no peer stage: the pipeline ends there",
-                         ir::to_string(part), rank));
+                         ir::to_string(part), rank))
+          .help = "remove it";
       return;
     }
     if (transfer->from == transfer->to) {
@@ -125,11 +128,15 @@ class DataFlow {
 
   void report_too_early(size_t rank, size_t step, ActionPart part, int needed_step) {
     const ir::Action& needed = schedule_.rows[rank][static_cast<size_t>(needed_step)];
-    report(ir::Rule::kNeedsEarlier, rank, step,
-           fmt::format("`{}` on rank {} comes before `{}`, whose result it needs",
-                       ir::to_string(part), rank, ir::to_string(needed)))
-        .notes.push_back({fmt::format("`{}` is here", ir::to_string(needed)),
-                          ir::place_at(rank, static_cast<size_t>(needed_step))});
+    ir::Diagnostic& error =
+        report(ir::Rule::kNeedsEarlier, rank, step,
+               fmt::format("`{}` on rank {} comes before `{}`, whose result it needs",
+                           ir::to_string(part), rank, ir::to_string(needed)));
+    error.notes.push_back({fmt::format("`{}` is here", ir::to_string(needed)),
+                           ir::place_at(rank, static_cast<size_t>(needed_step))});
+    error.help = ir::is_receive(needed.kind())
+                     ? fmt::format("move `{}` before it", ir::to_string(needed))
+                     : fmt::format("move it after `{}`", ir::to_string(needed));
   }
 
   const ir::Schedule& schedule_;

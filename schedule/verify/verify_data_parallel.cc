@@ -53,22 +53,29 @@ void check_residency(const ir::Program& program, bool weight_free_w, ir::Diagnos
         Parameters& stage = stages[static_cast<size_t>(part.stage())];
         if (part.kind() == ActionKind::kUnshard) {
           if (stage.unsharded) {
-            refuse(ir::Rule::kUnshardTwice,
-                   fmt::format("`{}` on rank {}, but the stage is already unsharded",
-                               ir::to_string(part), rank))
-                .notes.push_back({"it was unsharded here", ir::place_at(rank, stage.unsharded_at)});
+            ir::Diagnostic& error =
+                refuse(ir::Rule::kUnshardTwice,
+                       fmt::format("`{}` on rank {}, but the stage is already unsharded",
+                                   ir::to_string(part), rank));
+            error.notes.push_back(
+                {"it was unsharded here", ir::place_at(rank, stage.unsharded_at)});
+            error.help = "remove it";
           }
           stage = {true, false, step};
         } else if (part.kind() == ActionKind::kReshard) {
           if (!stage.unsharded) {
             refuse(ir::Rule::kReshardWithoutUnshard,
                    fmt::format("`{}` on rank {}, but the stage is not unsharded",
-                               ir::to_string(part), rank));
-          } else if (!stage.used) {
-            refuse(ir::Rule::kReshardBeforeUse,
-                   fmt::format("`{}` on rank {} frees a stage that was not used since its UNSHARD",
                                ir::to_string(part), rank))
-                .notes.push_back({"it was unsharded here", ir::place_at(rank, stage.unsharded_at)});
+                .help = "remove it";
+          } else if (!stage.used) {
+            ir::Diagnostic& error = refuse(
+                ir::Rule::kReshardBeforeUse,
+                fmt::format("`{}` on rank {} frees a stage that was not used since its UNSHARD",
+                            ir::to_string(part), rank));
+            error.notes.push_back(
+                {"it was unsharded here", ir::place_at(rank, stage.unsharded_at)});
+            error.help = "remove it and that UNSHARD";
           }
           stage.unsharded = false;
         } else if (ir::is_compute(part.kind())) {
@@ -109,19 +116,23 @@ void check_reduction(const ir::Program& program, ir::Diagnostics* diagnostics) {
           stage.last_added = step;
         } else if (part.kind() == ActionKind::kReduceGrad) {
           if (stage.since_reduce == 0) {
-            diagnostics->error(ir::Rule::kReduceTwice,
-                               fmt::format("`{}` on rank {} has nothing to reduce: no B or W of "
-                                           "the stage since the previous one",
-                                           ir::to_string(part), rank),
-                               ir::place_at(rank, step));
+            diagnostics
+                ->error(ir::Rule::kReduceTwice,
+                        fmt::format("`{}` on rank {} has nothing to reduce: no B or W of the stage "
+                                    "since the previous one",
+                                    ir::to_string(part), rank),
+                        ir::place_at(rank, step))
+                .help = "remove it";
           } else if (every && stage.since_reduce != *every &&
                      !(stage.total == program.num_microbatches && stage.since_reduce < *every)) {
-            diagnostics->error(
-                ir::Rule::kReduceCount,
-                fmt::format("`{}` on rank {} reduces a wrong number of microbatches: expected {} "
-                            "(reduce-every), got {}",
-                            ir::to_string(part), rank, *every, stage.since_reduce),
-                ir::place_at(rank, step));
+            diagnostics
+                ->error(
+                    ir::Rule::kReduceCount,
+                    fmt::format("`{}` on rank {} reduces a wrong number of microbatches: expected "
+                                "{} (reduce-every), got {}",
+                                ir::to_string(part), rank, *every, stage.since_reduce),
+                    ir::place_at(rank, step))
+                .help = fmt::format("remove `reduce-every: {}` from the header", *every);
           }
           stage.since_reduce = 0;
           stage.reduced = true;

@@ -249,8 +249,7 @@ ir::Rows with_declared_receives(const ir::Program& program, const ir::Lowering& 
   ir::Program without = program;
   for (ir::Row& row : without.rows)
     std::erase_if(row, [](const Action& action) { return ir::is_transfer(action.kind()); });
-  std::vector<StuckRank> stuck;
-  const std::optional<ir::Program> placed = add_send_recv(std::move(without), &stuck);
+  const std::optional<ir::Program> placed = add_send_recv(std::move(without));
   return placed ? placed->rows : ir::Rows(program.rows.size());
 }
 

@@ -67,25 +67,17 @@ std::optional<WorkIndex> WorkIndex::build(const ir::Schedule& schedule,
         const size_t slot = slot_of(part.kind());
         if (slot == kNoSlot) continue;
         Cell& steps = index.cells_.at(part.stage(), part.microbatch());
-        const bool is_new = steps[slot] == kAbsent;
-        if (is_new) steps[slot] = static_cast<uint32_t>(step);
-        // B and I both compute the input gradient.
-        const size_t rival = slot == kBackwardSlot ? kInputSlot : kBackwardSlot;
-        const bool has_rival =
-            (slot == kBackwardSlot || slot == kInputSlot) && steps[rival] != kAbsent;
-        if (is_new && !has_rival) continue;
-        const size_t known = steps[is_new ? rival : slot];
-        const ActionPart first(kSlots[is_new ? rival : slot], part.stage(), part.microbatch());
+        if (steps[slot] == kAbsent) {
+          steps[slot] = static_cast<uint32_t>(step);
+          continue;
+        }
         ir::Diagnostic& error = diagnostics->error(
-            is_new ? ir::Rule::kBackwardTwice : ir::Rule::kDuplicateAction,
-            is_new
-                ? fmt::format(
-                      "`{}` and `{}` both compute the input gradient of stage {} for microbatch {}",
-                      ir::to_string(first), ir::to_string(part), part.stage(), part.microbatch())
-                : fmt::format("`{}` appears twice on rank {}", ir::to_string(part), rank),
+            ir::Rule::kDuplicateAction,
+            fmt::format("`{}` appears twice on rank {}", ir::to_string(part), rank),
             ir::place_at(rank, step));
-        error.notes.push_back(
-            {fmt::format("`{}` is here first", ir::to_string(first)), ir::place_at(rank, known)});
+        error.notes.push_back({fmt::format("`{}` is here first", ir::to_string(part)),
+                               ir::place_at(rank, steps[slot])});
+        error.help = "remove it";
       }
     }
   }
@@ -103,33 +95,57 @@ void WorkIndex::check_complete(const ir::Schedule& schedule, ir::Diagnostics* di
       if (steps[kForwardSlot] == kAbsent) no_forward.push_back(microbatch);
       if (!has_backward_) continue;
       const bool whole = steps[kBackwardSlot] != kAbsent;
+      if (whole) check_whole(stage, microbatch, rank, diagnostics);
       if (!whole && steps[kInputSlot] == kAbsent) {
         no_backward.push_back(microbatch);
       } else if (!whole && steps[kWeightSlot] == kAbsent) {
         no_weight.push_back(microbatch);
-      } else if (whole && steps[kWeightSlot] != kAbsent) {
-        ir::Diagnostic& error = diagnostics->error(
-            ir::Rule::kBackwardTwice,
-            fmt::format("`{}W{}` and `{}B{}` both compute the gradients of the weights", stage,
-                        microbatch, stage, microbatch),
-            ir::place_at(static_cast<size_t>(rank), steps[kWeightSlot]));
-        error.notes.push_back({fmt::format("`{}B{}` is here", stage, microbatch),
-                               ir::place_at(static_cast<size_t>(rank), steps[kBackwardSlot])});
       }
     }
-    const auto report = [&](const std::vector<int>& microbatches, std::string_view what) {
+    const auto report = [&](const std::vector<int>& microbatches, std::string_view what,
+                            ActionKind missing) {
       if (microbatches.empty()) return;
       ir::Place place;
       place.rank = rank;
-      diagnostics->error(
-          ir::Rule::kMissingWork,
-          fmt::format("stage {} on rank {} has no {} of microbatch{} {}", stage, rank, what,
-                      microbatches.size() == 1 ? "" : "es", ranges(microbatches)),
-          place);
+      const ActionPart first(missing, stage, microbatches[0]);
+      diagnostics
+          ->error(ir::Rule::kMissingWork,
+                  fmt::format("stage {} on rank {} has no {} of microbatch{} {}", stage, rank, what,
+                              microbatches.size() == 1 ? "" : "es", ranges(microbatches)),
+                  place)
+          .help = fmt::format("add `{}`{} on rank {}", ir::to_string(first),
+                              microbatches.size() == 1 ? "" : " and the others", rank);
     };
-    report(no_forward, "F");
-    report(no_backward, "B or I");
-    report(no_weight, "W");
+    report(no_forward, "F", ActionKind::kForward);
+    report(no_backward, "B or I", ActionKind::kBackward);
+    report(no_weight, "W", ActionKind::kBackwardWeight);
+  }
+}
+
+// A B together with an I or a W: one of the two forms of the backward is too many. A complete I and
+// W stay, and otherwise the B.
+void WorkIndex::check_whole(int stage, int microbatch, int rank,
+                            ir::Diagnostics* diagnostics) const {
+  const Cell& steps = cells_.at(stage, microbatch);
+  const bool split = steps[kInputSlot] != kAbsent && steps[kWeightSlot] != kAbsent;
+  const auto name_of = [&](size_t slot) {
+    return ir::to_string(ActionPart(kSlots[slot], stage, microbatch));
+  };
+  for (const size_t rival : {kInputSlot, kWeightSlot}) {
+    if (steps[rival] == kAbsent) continue;
+    const auto [first, second] = std::minmax(steps[rival], steps[kBackwardSlot]);
+    const auto at = [&](size_t step) { return ir::place_at(static_cast<size_t>(rank), step); };
+    const bool rival_first = steps[rival] == first;
+    const std::string earlier = name_of(rival_first ? rival : kBackwardSlot),
+                      later = name_of(rival_first ? kBackwardSlot : rival);
+    ir::Diagnostic& error = diagnostics->error(
+        ir::Rule::kBackwardTwice,
+        fmt::format("`{}` and `{}` both compute {} of stage {} for microbatch {}", earlier, later,
+                    rival == kInputSlot ? "the input gradient" : "the gradients of the weights",
+                    stage, microbatch),
+        at(second));
+    error.notes.push_back({fmt::format("`{}` is here first", earlier), at(first)});
+    error.help = fmt::format("remove `{}`", name_of(split ? kBackwardSlot : rival));
   }
 }
 

@@ -57,6 +57,7 @@ class WorkIndex {
   using Cell = std::array<uint32_t, std::size(kSlots)>;
 
   void check_complete(const ir::Schedule& schedule, ir::Diagnostics* diagnostics) const;
+  void check_whole(int stage, int microbatch, int rank, ir::Diagnostics* diagnostics) const;
 
   bool has_backward_ = false;
   ir::StageMicrobatchTable<Cell> cells_;
