@@ -55,7 +55,7 @@ struct Dependency {
 //   if (!blocked.empty()) ...                                      // a deadlock
 //
 // The graph holds no costs and does not refer to the schedule, so one graph serves any number of
-// simulations. Immutable after construction; safe to use from any thread. Time and memory are
+// simulations. A plain value; const functions are safe to call from any thread. Time and memory are
 // linear in the number of actions, which must be below 2^32 - 1: 13 bytes per action, 17 in compute
 // orders, and in programs with compounds or a finite capacity above 0.
 class ChannelGraph {
@@ -110,6 +110,13 @@ class ChannelGraph {
   // RECV that makes room. At most two; calls visit(action).
   template <typename Visit>
   void for_each_awaited(uint32_t action, const Visit& visit) const;
+
+  // ---- changes: an operation gets another place in its row
+
+  void set_poster(uint32_t operation, uint32_t compute) { links_[operation].before = compute; }
+  void set_before_in_queue(uint32_t operation, uint32_t before) {
+    links_[operation].queue = before;
+  }
 
   // ---- the topological pass
 
