@@ -12,6 +12,7 @@
 #include "pipewright/schedule/bounds/bounds.h"
 #include "pipewright/schedule/search/make_problem.h"
 #include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/search/solve.h"
 #include "pipewright/schedule/simulate/costs.h"
 
 // The search's front door: from costs, a placement and a memory limit to a compute order, its cost,
@@ -44,7 +45,7 @@ struct SearchRequest {
   MemoryBudget memory = {};
   bool splits_backward = true;  // false: every backward is a whole B
 
-  int64_t evaluations = 100'000'000;  // budget; see SolveOptions
+  int64_t evaluations = kDefaultEvaluations;  // budget; see SolveOptions
   int threads = 1;
   uint64_t seed = 1;
   // Above 0: of the good schedules found, take the one with the least mean makespan when the time

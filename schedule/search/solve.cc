@@ -6,6 +6,7 @@
 #include "pipewright/schedule/search/solve.h"
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -197,14 +198,19 @@ void Solver::add_candidates() {
 template <typename Work>
 void Solver::round(const Work& work) {
   std::vector<Finds> finds(kLanes);
+  std::vector<std::exception_ptr> errors(kLanes);
   std::atomic<int> next = 0, first_done = kLanes;
   const auto run_lanes = [&] {
     for (int index = next++; index < kLanes; index = next++) {
       if (index > first_done) continue;
       std::unique_ptr<Lane>& lane = lanes_[static_cast<size_t>(index)];
-      if (lane == nullptr) lane = std::make_unique<Lane>(problem_, options_);
       Finds& result = finds[static_cast<size_t>(index)];
-      result = work(*lane, index);
+      try {
+        if (lane == nullptr) lane = std::make_unique<Lane>(problem_, options_);
+        result = work(*lane, index);
+      } catch (...) {
+        errors[static_cast<size_t>(index)] = std::current_exception();
+      }
       if (!result.reached_bound) continue;
       for (int done = first_done; index < done && !first_done.compare_exchange_weak(done, index);) {
       }
@@ -215,6 +221,9 @@ void Solver::round(const Work& work) {
     threads.emplace_back(run_lanes);
   run_lanes();
   for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& error : errors) {
+    if (error != nullptr) std::rethrow_exception(error);
+  }
 
   for (int index = 0; index <= std::min<int>(first_done, kLanes - 1); ++index) {
     Finds& result = finds[static_cast<size_t>(index)];

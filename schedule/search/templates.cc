@@ -85,19 +85,41 @@ Template mutated(const Problem& problem, Template numbers, Random* random) {
 }
 
 std::vector<Template> known_templates(const Problem& problem) {
-  const auto per_rank = static_cast<size_t>(stages_per_rank(problem));
+  // Found on 8 ranks by random search: V, one stage per rank, two looped stages, and a wave of
+  // four, each at four ratios of F, I and W and several memory limits.
+  static constexpr int kRanks = 8;
+  static const Template kFound[] = {
+#include "pipewright/schedule/search/templates.inc"
+  };
+  const auto passes = 2 * static_cast<size_t>(stages_per_rank(problem));
+  const int ranks = problem.num_ranks();
   std::vector<Template> all;
+  const auto add = [&](const Template& numbers) {
+    if (std::ranges::find(all, numbers) == all.end()) all.push_back(numbers);
+  };
+  for (const Template& found : kFound) {
+    if (found.pass_delay.size() != passes) continue;
+    add(found);
+    // What counts ranks or microbatches in flight, in proportion to the ranks.
+    Template scaled = found;
+    scaled.reserve_base = std::max(kOne, found.reserve_base * ranks / kRanks);
+    add(scaled);
+    for (int& delay : scaled.turn_delay) delay = delay * ranks / kRanks;
+    add(scaled);
+  }
   // "F while fewer than slope * (stages left) + offset microbatches are in flight, otherwise I; W
   // fills": ZB-H1 has slope 1, ZB-H2 slope 2.
   for (const double slope : {1.0, 2.0, 1.5, 1.25, 1.75, 2.5, 3.0}) {
     for (const double offset : {0, 1, -1, 2}) {
       for (const double overrun : {0.0, 0.5, 1.0, 0.25, 0.75}) {
-        all.push_back({.pass_delay = std::vector<int>(2 * per_rank),
-                       .turn_delay = std::vector<int>(2 * per_rank - 1),
-                       .overrun = fixed(overrun),
-                       .cap_slope = fixed(slope),
-                       .cap_offset = fixed(offset),
-                       .backward_first = true});
+        // Several stages per rank are better served by targets.
+        if (passes > 2 && (offset != 0 || overrun > 0.5)) continue;
+        add({.pass_delay = std::vector<int>(passes),
+             .turn_delay = std::vector<int>(passes - 1),
+             .overrun = fixed(overrun),
+             .cap_slope = fixed(slope),
+             .cap_offset = fixed(offset),
+             .backward_first = true});
       }
     }
   }
