@@ -138,9 +138,10 @@ Asked read_request(const Invocation& invocation, Console& console) {
         fmt::format("expected at most {} actions, got {}: 3 for each of {} stages and "
                     "{} microbatches",
                     kMostActions, actions, stages, request.num_microbatches));
-  Asked plain = asked;
-  if (is_free) plain.placement = "loop";
-  request.placement = placement_of(plain);
+  // With free, costs are checked against the stages that they are given for, wherever those are.
+  request.placement = is_free && stages <= search::kMaxSearchStages
+                          ? ir::Placement::loop(asked.ranks, asked.stages)
+                          : placement_of(asked);
   request.evaluations = budget_of(invocation);
   request.threads =
       invocation.number("--threads")
@@ -211,7 +212,7 @@ std::vector<double> memory_per_rank(const search::SearchRequest& request,
 std::string bound_text(const schedule::Bound& bound) {
   std::string name(bound.name);
   std::ranges::replace(name, '_', ' ');
-  std::string text = fmt::format("{}, rank {}", name, bound.rank);
+  std::string text = bound.rank < 0 ? name : fmt::format("{}, rank {}", name, bound.rank);
   if (bound.other >= 0) text += fmt::format(" around rank {}", bound.other);
   return text;
 }
@@ -438,7 +439,8 @@ int run_search(const Invocation& invocation, Console& console) {
         points, {}, [](const search::FrontPoint& point) { return point.result.cost; });
     if (cheapest == points.end())
       throw UsageError(
-          fmt::format("--placement free: no placement has a multiple of {} stages on {} ranks",
+          fmt::format("--placement free: expected stages that can be cut into 1, 2 or 4 per rank, "
+                      "got {} on {} ranks",
                       asked.stages, asked.ranks));
     best = request_of(asked, *cheapest);
     asked.placement = cheapest->option.name;
