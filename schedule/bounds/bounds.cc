@@ -103,7 +103,6 @@ RankTerms terms_of(const Instance& instance, const std::vector<int>& stages) {
   terms.warm_up = std::max<Ticks>(0, fast.path(first, last) - fill);
   terms.chain = fast.path(last, first) - fast.forward(last) + fast.backward_input(first);
   terms.deferred = most_work(held, terms.limit);
-  for (MemoryItem& item : held) --item.count;  // without the whole microbatch
   unfinished.insert(unfinished.end(), held.begin(), held.end());
   terms.pending = backwards + most_work(unfinished, rest);
   return terms;

@@ -517,6 +517,37 @@ TEST(BoundsTest, EachBoundByHand) {
   EXPECT_EQ(nested.value, (3 + 1) + 20 - 2 + (1 + 5 + 2));
 }
 
+// Quotients are rounded up: 3 microbatches for 10 each, in memory for 2 that fills while an F runs
+// and empties while a W runs.
+TEST(BoundsTest, MemoryAreaIsRoundedUp) {
+  const Problem problem = uniform(ir::Placement::loop(1, 1), 3, {3, 5, 2, 0, 0, 1, 1}, 2);
+  EXPECT_EQ(memory_area_bound(problem).value, (3 * 10 + 3 + 2 + 1) / 2);
+}
+
+// The W after the tail may make a later rank the better outer one.
+TEST(BoundsTest, TheOuterRankIsTheBestOne) {
+  Problem problem = uniform(ir::Placement::loop(3, 3), 4, {1, 1, 1, 0, 0, 1, 1}, 8);
+  EXPECT_EQ(nested_window_bound(problem).rank, 0);
+  problem.stages[1].backward_weight = 5;
+  problem.stages[2].forward = 100;
+  const Bound bound = nested_window_bound(problem);
+  EXPECT_EQ(bound.rank, 1);
+  EXPECT_EQ(bound.other, 2);
+  EXPECT_EQ(bound.terms.front(), (BoundTerm{"head", 1}));
+  EXPECT_EQ(bound.terms.back(), (BoundTerm{"tail", 1 + 5}));
+}
+
+// Paths are those of the fastest microbatch and knapsacks those of the slowest: the first I of rank
+// 0 comes 10 + 10 + 1 after its first F, and two Fs of the slowest microbatches take longer.
+TEST(BoundsTest, MicrobatchesOfDifferentCosts) {
+  Problem problem = uniform(ir::Placement::loop(2, 2), 3, {10, 1, 1, 0, 0, 1, 1}, 2);
+  const auto warm_up = [&] { return warm_up_and_cool_down_bound(problem).terms[1]; };
+  EXPECT_EQ(warm_up(), (BoundTerm{"warm_up", 1}));
+  problem.microbatch_scale = {1, 2, 2};
+  EXPECT_EQ(warm_up(), (BoundTerm{"warm_up", 0}));
+  EXPECT_EQ(one_microbatch_bound(problem).value, 2 * (10 + 10 + 1 + 1 + 1));
+}
+
 TEST(KnapsackTest, MostWork) {
   using Items = std::vector<MemoryItem>;
   EXPECT_EQ(most_work(Items{}, 10), 0);
