@@ -13,6 +13,7 @@
 #include "pipewright/cli/command_table.h"
 #include "pipewright/cli/commands.h"
 #include "pipewright/cli/input.h"
+#include "pipewright/cli/receive_slots_json.h"
 #include "pipewright/cli/simulation.h"
 #include "pipewright/cli/usage_error.h"
 #include "pipewright/ir/diagnostic.h"
@@ -48,6 +49,13 @@ std::optional<schedule::Spread> jitter_of(const Invocation& invocation,
       simulation.graph, schedule, simulation.costs, sigma,
       invocation.number("--runs").value_or(100),
       static_cast<uint64_t>(invocation.number("--seed").value_or(1)));
+}
+
+// By rank; empty for a compute order, which has no RECVs.
+std::vector<schedule::ReceiveSlots> receive_slots_of(const Input& input) {
+  const auto* program = std::get_if<ir::Program>(&input.any());
+  return program == nullptr ? std::vector<schedule::ReceiveSlots>()
+                            : schedule::receive_slots(*program);
 }
 
 // ---- JSON
@@ -93,6 +101,7 @@ void print_json(const Invocation& invocation, const Input& input, const Simulati
   const schedule::VerifyOptions channels = schedule::options_of(schedule.lowering);
   const std::string capacity = ir::to_string_capacity(channels.capacity);
   std::string ranks;
+  const std::vector<schedule::ReceiveSlots> slots = receive_slots_of(input);
   const bool with_actions = invocation.has("--actions");
   const std::vector<double> slack =
       with_actions
@@ -103,12 +112,13 @@ void print_json(const Invocation& invocation, const Input& input, const Simulati
     ranks += fmt::format(
         "{}\n    {{\"span\": {}, \"busy\": {}, \"idle\": {}, \"exposed_communication\": {}, "
         "\"peak_activations\": {}, \"peak_activations_step\": {}, \"peak_bytes\": {}, "
-        "\"peak_bytes_step\": {}",
+        "\"peak_bytes_step\": {}, \"receive_slots\": {}",
         rank == 0 ? "" : ",", number_json(one.span()), number_json(one.busy),
         number_json(one.idle()), number_json(one.exposed_communication),
         one.peak_activations.amount, step_json(one.peak_activations.step),
         sizes ? number_json(one.peak_bytes.amount) : "null",
-        sizes ? step_json(one.peak_bytes.step) : "null");
+        sizes ? step_json(one.peak_bytes.step) : "null",
+        slots.empty() ? "null" : receive_slots_json(slots[rank]));
     if (with_actions)
       ranks += fmt::format(", \"actions\": [{}\n    ]",
                            actions_json(schedule, simulation.timeline, slack, rank));
@@ -179,6 +189,19 @@ std::string path_text(const ir::Schedule& schedule, const Simulation& simulation
   return text;
 }
 
+// "receive slots  1 to 2 per rank if pooled, 2 to 3 if each stage and direction has its own"
+void print_receive_slots(const std::vector<schedule::ReceiveSlots>& slots, std::ostream& out) {
+  const auto range = [&](const auto& slots_of) {
+    const auto [least, most] = std::ranges::minmax_element(slots, {}, slots_of);
+    const int low = slots_of(*least), high = slots_of(*most);
+    return low == high ? std::to_string(low) : fmt::format("{} to {}", low, high);
+  };
+  out << fmt::format(
+      "receive slots  {} per rank if pooled, {} if each stage and direction has its own\n",
+      range([](const schedule::ReceiveSlots& one) { return one.pooled; }),
+      range([](const schedule::ReceiveSlots& one) { return one.separate(); }));
+}
+
 // "nested window of ranks 0 and 3"
 std::string bound_text(const schedule::ScheduleBound& bound) {
   std::string text(bound.name);
@@ -222,6 +245,8 @@ void print_text(const Input& input, const Simulation& simulation,
                      bound_text(simulation.bound),
                      gap == 0 ? "this cost is optimal for its work and memory"
                               : fmt::format("the cost is {} above it", percent_text(gap)));
+  const std::vector<schedule::ReceiveSlots> slots = receive_slots_of(input);
+  if (!slots.empty()) print_receive_slots(slots, out);
   if (spread)
     out << fmt::format(
         "with jitter    {} runs: makespan {} to {}, median {}, mean {} +- {}, 95% below {}\n",

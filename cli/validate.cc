@@ -7,6 +7,7 @@
 #include "pipewright/cli/command_table.h"
 #include "pipewright/cli/commands.h"
 #include "pipewright/cli/input.h"
+#include "pipewright/cli/receive_slots_json.h"
 #include "pipewright/ir/text/diagnostic_json.h"
 #include "pipewright/schedule/verify/verify.h"
 
@@ -29,10 +30,11 @@ std::string certificate_json(const ir::Program& program,
                              const std::vector<schedule::RankCertificate>& certificate) {
   std::string ranks;
   for (const schedule::RankCertificate& rank : certificate) {
-    ranks += fmt::format("{}\n      {{{}, {}, {}}}", ranks.empty() ? "" : ",",
-                         peak_json("activations", rank.activations),
+    ranks += fmt::format("{}\n      {{{}, {}, {}, \"receive_slots\": {}}}",
+                         ranks.empty() ? "" : ",", peak_json("activations", rank.activations),
                          peak_json("receive_buffers", rank.receive_buffers),
-                         peak_json("unsharded_stages", rank.unsharded_stages));
+                         peak_json("unsharded_stages", rank.unsharded_stages),
+                         receive_slots_json(rank.receive_slots));
   }
   const schedule::VerifyOptions options = schedule::options_of(program.lowering);
   const std::string capacity = ir::to_string_capacity(options.capacity);

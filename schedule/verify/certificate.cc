@@ -1,6 +1,7 @@
 #include "pipewright/schedule/verify/certificate.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "pipewright/ir/dependencies.h"
 
@@ -22,10 +23,12 @@ int inputs_received(ActionPart compute, int rank, const ir::Placement& placement
 std::vector<RankCertificate> certify(const ir::Program& program) {
   const bool has_backward = ir::has_backward(program);
   std::vector<RankCertificate> certificates;
+  std::vector<ReceiveSlots> slots = receive_slots(program);
   for (size_t rank = 0; rank < program.rows.size(); ++rank) {
     const ir::Row& row = program.rows[rank];
     RankCertificate& certificate = certificates.emplace_back();
     certificate.activations = peak_activations(row, has_backward);
+    certificate.receive_slots = std::move(slots[rank]);
     int buffers = 0, unsharded = 0;
     for (size_t index = 0; index < row.size(); ++index) {
       const int step = static_cast<int>(index);

@@ -5,6 +5,7 @@
 
 #include "pipewright/ir/schedule.h"
 #include "pipewright/schedule/peak.h"
+#include "pipewright/schedule/receive_slots.h"
 
 namespace pipewright::schedule {
 
@@ -12,6 +13,7 @@ namespace pipewright::schedule {
 struct RankCertificate {
   Peak<int> activations;       // live activations, see peak_activations()
   Peak<int> receive_buffers;   // each from its RECV to the end of the compute that uses it
+  ReceiveSlots receive_slots;  // the same with buffers that are allocated once
   Peak<int> unsharded_stages;  // each from UNSHARD to RESHARD
 };
 

@@ -1,0 +1,62 @@
+#include "pipewright/schedule/receive_slots.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+
+#include "pipewright/ir/stage_dependencies.h"
+
+namespace pipewright::schedule {
+namespace {
+
+// A number of buffers along a row, and the largest so far.
+struct Level {
+  int now = 0;
+  int most = 0;
+
+  void add() { most = std::max(most, ++now); }
+};
+
+size_t direction_of(ir::ActionKind receive) { return receive == ir::ActionKind::kRecvF ? 0 : 1; }
+
+}  // namespace
+
+int ReceiveSlots::separate() const {
+  int sum = 0;
+  for (const StageReceiveSlots& one : stages) sum += one.forward + one.backward;
+  return sum;
+}
+
+std::vector<ReceiveSlots> receive_slots(const ir::Program& program) {
+  const ir::StageDependencies dependencies(program.placement);
+  std::vector<std::array<Level, 2>> stages(static_cast<size_t>(program.placement.num_stages()));
+  std::vector<ReceiveSlots> slots(program.rows.size());
+  for (size_t rank = 0; rank < program.rows.size(); ++rank) {
+    Level pool;
+    for (const ir::Action& action : program.rows[rank]) {
+      for (const ir::ActionPart part : action.parts()) {
+        std::array<Level, 2>& stage = stages[static_cast<size_t>(part.stage())];
+        if (ir::is_receive(part.kind())) {
+          stage[direction_of(part.kind())].add();
+          pool.add();
+        } else if (ir::is_compute(part.kind())) {
+          for (const ir::StageDependencies::Need& need : dependencies.of(part)) {
+            if (!need.of_other_rank) continue;
+            --stage[direction_of(need.receive_for(part).kind())].now;
+            --pool.now;
+          }
+        }
+      }
+    }
+    slots[rank].pooled = pool.most;
+  }
+  for (int stage = 0; stage < program.placement.num_stages(); ++stage) {
+    const std::array<Level, 2>& of = stages[static_cast<size_t>(stage)];
+    if (of[0].most + of[1].most == 0) continue;
+    slots[static_cast<size_t>(program.placement.rank_of(stage))].stages.push_back(
+        {stage, of[0].most, of[1].most});
+  }
+  return slots;
+}
+
+}  // namespace pipewright::schedule
