@@ -208,12 +208,12 @@ ir::Diagnostic& report_cycle(ir::Rule rule, std::string_view what, std::string_v
   return error;
 }
 
-void check_can_run(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics) {
+ir::Diagnostic* check_can_run(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics) {
   const ChannelGraph graph = ChannelGraph::of_order(order);
   const std::vector<uint32_t> blocked = graph.blocked();
-  if (blocked.empty()) return;
-  report_cycle(ir::Rule::kCannotRun, "the order cannot run", "", graph, blocked, order,
-               diagnostics);
+  if (blocked.empty()) return nullptr;
+  return &report_cycle(ir::Rule::kCannotRun, "the order cannot run", "", graph, blocked, order,
+                       diagnostics);
 }
 
 }  // namespace pipewright::schedule

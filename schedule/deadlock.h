@@ -47,8 +47,9 @@ ir::Diagnostic& report_cycle(ir::Rule rule, std::string_view what, std::string_v
                              const ChannelGraph& graph, std::span<const uint32_t> blocked,
                              const ir::Schedule& schedule, ir::Diagnostics* diagnostics);
 
-// Checks that the ranks of a compute order together reach its end; adds an error (PW040) if not.
-void check_can_run(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics);
+// Checks that the ranks of a compute order together reach its end. If not, adds an error (PW040)
+// and returns it, for adding a help; otherwise returns null.
+ir::Diagnostic* check_can_run(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics);
 
 }  // namespace pipewright::schedule
 

@@ -29,7 +29,10 @@ bool verify(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics,
   add("completeness", checked);
   if (!index) return false;
   check_local_order(order, *index, diagnostics);
-  if (diagnostics->total() == before) check_can_run(order, diagnostics);
+  if (diagnostics->total() == before) {
+    if (ir::Diagnostic* error = check_can_run(order, diagnostics))
+      error->help = reorder_help(order);
+  }
   add("order", checked);
   return diagnostics->total() == before;
 }

@@ -1,6 +1,8 @@
 #ifndef PIPEWRIGHT_SCHEDULE_VERIFY_VERIFY_CHECKS_H_
 #define PIPEWRIGHT_SCHEDULE_VERIFY_VERIFY_CHECKS_H_
 
+#include <string>
+
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/schedule.h"
 #include "pipewright/schedule/verify/verify.h"
@@ -15,6 +17,10 @@ namespace pipewright::schedule {
 // before it.
 void check_local_order(const ir::ComputeOrder& order, const WorkIndex& index,
                        ir::Diagnostics* diagnostics);
+
+// The help for an order that passed check_local_order, but cannot run: an action whose move makes
+// it run, or an empty text if none of the first few actions of the shortest cycle does.
+std::string reorder_help(const ir::ComputeOrder& order);
 
 // Inside each rank of a program: as above; also, each SEND follows the compute whose result it
 // sends, each RECV precedes the compute that uses it, and SENDs and RECVs match one to one.
