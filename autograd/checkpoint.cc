@@ -13,12 +13,14 @@
 #include "pipewright/autograd/checkpoint.h"
 
 #include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <mutex>
 #include <optional>
 
@@ -70,23 +72,77 @@ class GeneratorStates {
   std::vector<std::pair<at::Device, at::Tensor>> states_;
 };
 
-// Sets the generators to a snapshot, and restores them when it goes out of scope.
-class ReplayedGenerators {
+// The autocast state of this thread on the devices of a part.
+class AutocastStates {
  public:
-  explicit ReplayedGenerators(const GeneratorStates& states) : before_(states.exchange()) {}
-  ~ReplayedGenerators() { before_.exchange(); }
-  ReplayedGenerators(const ReplayedGenerators&) = delete;
-  ReplayedGenerators& operator=(const ReplayedGenerators&) = delete;
+  explicit AutocastStates(const variable_list& inputs) {
+    save(at::kCPU);
+    for (const at::Tensor& input : inputs) {
+      if (input.defined() && !input.is_cpu()) save(input.device().type());
+    }
+  }
+
+  // Sets this thread's state to this snapshot, and returns one of what it was.
+  AutocastStates exchange() const {
+    AutocastStates before;
+    for (const State& state : states_) {
+      before.save(state.device);
+      at::autocast::set_autocast_enabled(state.device, state.enabled);
+      at::autocast::set_autocast_dtype(state.device, state.dtype);
+    }
+    at::autocast::set_autocast_cache_enabled(cache_);
+    return before;
+  }
 
  private:
-  const GeneratorStates before_;
+  struct State {
+    at::DeviceType device;
+    bool enabled;
+    at::ScalarType dtype;
+  };
+  AutocastStates() = default;
+
+  void save(at::DeviceType device) {
+    for (const State& known : states_) {
+      if (known.device == device) return;
+    }
+    states_.push_back({device, at::autocast::is_autocast_enabled(device),
+                       at::autocast::get_autocast_dtype(device)});
+  }
+
+  std::vector<State> states_;
+  bool cache_ = at::autocast::is_autocast_cache_enabled();
+};
+
+// Sets a state to a snapshot, and restores it when it goes out of scope.
+template <typename States>
+class Replayed {
+ public:
+  explicit Replayed(const States& states) : before_(states.exchange()) {}
+  ~Replayed() { before_.exchange(); }
+  Replayed(const Replayed&) = delete;
+  Replayed& operator=(const Replayed&) = delete;
+
+ private:
+  const States before_;
+};
+
+// A scope of autocast's cache of cast weights, which the outermost scope clears.
+struct AutocastScope {
+  AutocastScope() { at::autocast::increment_nesting(); }
+  ~AutocastScope() {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+  }
+  AutocastScope(const AutocastScope&) = delete;
+  AutocastScope& operator=(const AutocastScope&) = delete;
 };
 
 class CheckpointNode final : public HidesWeights {
  public:
-  CheckpointNode(Forward forward, const variable_list& inputs, GeneratorStates generators)
+  CheckpointNode(Forward forward, const variable_list& inputs)
       : forward_(std::move(forward)),
-        generators_(std::move(generators)),
+        generators_(inputs),
+        autocast_(inputs),
         context_(current_context ? current_context : std::make_shared<BackwardContext>()) {
     for (const at::Tensor& input : inputs) inputs_.emplace_back(input, /*is_output=*/false);
   }
@@ -110,7 +166,9 @@ class CheckpointNode final : public HidesWeights {
     torch::autograd::edge_list roots;
     {
       const c10::AutoGradMode enabled(true);
-      const ReplayedGenerators replayed(generators_);
+      const Replayed generators(generators_);
+      const AutocastScope autocast_scope;
+      const Replayed autocast(autocast_);
       const BackwardScope scope(context);  // for parts nested in this one
       const variable_list outputs = forward_(inputs);
       for (const size_t output : differentiable) roots.push_back(root_of(outputs.at(output)));
@@ -133,6 +191,7 @@ class CheckpointNode final : public HidesWeights {
   Forward forward_;
   std::vector<torch::autograd::SavedVariable> inputs_;
   const GeneratorStates generators_;
+  const AutocastStates autocast_;
   const std::shared_ptr<BackwardContext> context_;
   std::optional<variable_list> left_for_w_;  // gradients of the inputs, computed in I
 };
@@ -150,7 +209,7 @@ struct NoHook final : torch::autograd::FunctionPostHook {
 std::vector<at::Tensor> checkpoint_function(Forward forward,
                                             const std::vector<at::Tensor>& inputs) {
   if (!c10::GradMode::is_enabled()) return forward(inputs);
-  const auto node = std::make_shared<CheckpointNode>(forward, inputs, GeneratorStates(inputs));
+  const auto node = std::make_shared<CheckpointNode>(forward, inputs);
   node->add_post_hook(std::make_unique<NoHook>());
   variable_list outputs;
   {
@@ -161,6 +220,11 @@ std::vector<at::Tensor> checkpoint_function(Forward forward,
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].defined() || !(outputs[i].is_floating_point() || outputs[i].is_complex()))
       continue;
+    // An input that needs no gradient needs none as an output.
+    const auto passes_through = [&](const at::Tensor& input) {
+      return input.defined() && !input.requires_grad() && input.is_alias_of(outputs[i]);
+    };
+    if (std::ranges::any_of(inputs, passes_through)) continue;
     // An output may be the same tensor as an input or a weight.
     outputs[i] = outputs[i].detach();
     torch::autograd::create_gradient_edge(outputs[i], node);

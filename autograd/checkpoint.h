@@ -19,8 +19,9 @@
 //
 // The second forward starts with the same random state as the first one, so dropout draws the same
 // numbers: the default generators of the CPU and of the inputs' devices are rewound for it and
-// restored afterwards. Generators belong to the process, so with ranks as threads, layers that draw
-// random numbers must not run at the same time.
+// restored afterwards. It also runs under the autocast state of the first one. Generators belong to
+// the process, so with ranks as threads, layers that draw random numbers must not run at the same
+// time.
 //
 // Under a split backward the second forward runs once, in I (in W if the part is not on the path to
 // an input), and the part's weights get their gradients in W. In a full backward they get them
@@ -33,7 +34,8 @@ using Forward = std::function<std::vector<at::Tensor>(const std::vector<at::Tens
 
 // Returns forward(inputs). Gradients flow to `inputs` and to all weights that `forward` uses.
 // `forward` is stored until backward, and must compute the same both times. With grad mode off this
-// is a plain call. A second backward throws c10::Error, unless the first one kept the graph.
+// is a plain call. All floating-point outputs require a gradient, except inputs (and views of them)
+// that need none. A second backward throws c10::Error, unless the first one kept the graph.
 std::vector<at::Tensor> checkpoint_function(Forward forward, const std::vector<at::Tensor>& inputs);
 
 // A shared_ptr to a module or a ModuleHolder.

@@ -3,6 +3,7 @@
 #include "pipewright/autograd/split_backward.h"
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/variable.h>
@@ -411,6 +412,44 @@ TEST(Checkpoint, KeepsOnlyItsInputs) {
       {x})[0];
   EXPECT_TRUE(inside.expired());
   EXPECT_TRUE(y.requires_grad());
+}
+
+// The second forward runs under the autocast of the first one, wherever backward is called.
+TEST(Checkpoint, RestoresAutocast) {
+  const at::Tensor w = leaf({8, 8}), x = leaf({4, 8});
+  const Forward part = [&](const variable_list& in) -> variable_list {
+    return {at::linear(in[0], w).tanh()};
+  };
+  const auto grads_of = [&](const std::function<at::Tensor()>& forward) {
+    w.mutable_grad().reset();
+    x.mutable_grad().reset();
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::increment_nesting();
+    const at::Tensor output = forward();
+    at::autocast::decrement_nesting();
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    EXPECT_EQ(output.scalar_type(), at::kBFloat16);
+    output.to(at::kFloat).sum().backward();
+    EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
+    return variable_list{w.grad(), x.grad()};
+  };
+  const variable_list plain = grads_of([&] { return part({x})[0]; });
+  EXPECT_TRUE(same_bits(grads_of([&] { return checkpoint(part, {x})[0]; }), plain));
+}
+
+TEST(Checkpoint, OutputsThatNeedNoGradientStaySo) {
+  const at::Tensor w = leaf({8, 8}), x = leaf({4, 8}), mask = at::ones({4, 8});
+  const variable_list outputs = checkpoint(
+      [&](const variable_list& in) -> variable_list {
+        return {at::linear(in[0], w) * in[1], in[1], in[1].view({8, 4})};
+      },
+      {x, mask});
+  EXPECT_TRUE(outputs[0].requires_grad());
+  EXPECT_FALSE(outputs[1].requires_grad());
+  EXPECT_FALSE(outputs[2].requires_grad());
+  outputs[0].sum().backward();
+  EXPECT_TRUE(x.grad().defined());
 }
 
 TEST(Checkpoint, WithoutGradModeItIsACall) {
