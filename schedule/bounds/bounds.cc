@@ -196,8 +196,11 @@ Area lifetimes_area(const Instance& instance, const std::vector<int>& stages) {
 
 Area ramp_of_forwards(const Instance& instance, const std::vector<int>& stages, Memory limit) {
   std::vector<Ramp> forwards;
-  for (const int stage : stages)
-    forwards.push_back({instance.problem.work(stage).activation, instance.fast.forward(stage)});
+  for (const int stage : stages) {
+    const StageWork& one = instance.problem.work(stage);
+    // I may make the memory of its microbatch larger.
+    forwards.push_back({std::max(one.activation, one.weight_input), instance.fast.forward(stage)});
+  }
   return ramp_area(forwards, limit);
 }
 

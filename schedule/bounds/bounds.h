@@ -98,9 +98,10 @@ Bound nested_window_bound(const search::Problem& problem);
 // life_s = path(s, s) + I_s. Each activation is in memory for so long, and the rank has L.
 //
 // Ramps: memory cannot be full at the start and at the end. While the first Fs run, the memory in
-// use is that of the Fs started so far. If g is the least F_s / a_s, and a the largest a_s, the
-// area below L that stays unused while they run is at least g L (L - a) / 2; equal stages with L a
-// multiple of a meet this. The same holds for the last Is and Ws, seen backwards in time.
+// use is at most b_s = max(a_s, h_s) for each F started so far. If g is the least F_s / b_s, and b
+// the largest b_s, the area below L that stays unused while they run is at least g L (L - b) / 2;
+// equal stages with L a multiple of b meet this. The same holds for the last Is and Ws, seen
+// backwards in time.
 Bound memory_area_bound(const search::Problem& problem);
 
 // Memory over time inside a nested window: for r0 < x0, T >= head + E + tail, where

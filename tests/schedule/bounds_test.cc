@@ -157,7 +157,7 @@ Problem random_problem(Random& random, ir::Placement placement, int microbatches
                    .backward_input = random.number(1, 20),
                    .backward_weight = split ? random.number(0, 20) : 0};
     work.weight_input = split ? random.number(0, 3) : 0;
-    work.activation = work.weight_input + random.number(work.weight_input == 0, 3);
+    work.activation = random.number(work.weight_input == 0, 5);  // also below weight_input
     return work;
   };
   const StageWork common = draw();
