@@ -12,6 +12,7 @@
 
 #include "pipewright/autograd/checkpoint.h"
 #include "pipewright/fsdp/fully_shard.h"
+#include "tests/support/ranks/ground.h"
 
 namespace pipewright::tests {
 namespace {
@@ -27,7 +28,7 @@ ModulePtr drawn(ModulePtr module, uint64_t seed) {
     else
       weight.uniform_(0.5, 1, generator);
   }
-  module->to(at::kDouble);
+  module->to(here(), at::kDouble);
   return module;
 }
 
@@ -222,11 +223,13 @@ ModulePtr make_transformer(const TransformerArgs& args, uint64_t seed) {
 }
 
 at::Tensor random_input(at::IntArrayRef sizes, uint64_t seed) {
-  return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kDouble));
+  return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kDouble))
+      .to(here());
 }
 at::Tensor random_tokens(at::IntArrayRef sizes, int64_t vocabulary, uint64_t seed) {
   return at::randint(vocabulary, sizes, at::detail::createCPUGenerator(seed),
-                     at::TensorOptions(at::kLong));
+                     at::TensorOptions(at::kLong))
+      .to(here());
 }
 
 std::vector<nn::Module*> modules_at(nn::Module& module, const std::vector<std::string>& paths) {

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "pipewright/comms/gloo.h"
-#include "pipewright/comms/threads.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/ranks/ranks.h"
 
 namespace pipewright::tests {
@@ -81,7 +81,7 @@ std::vector<std::string> errors_on_ranks(int size, const std::function<void(Rank
     std::printf("over Gloo: %s\n", testing::UnitTest::GetInstance()->current_test_info()->name());
     return std::vector<std::string>(static_cast<size_t>(size));
   }
-  std::vector<comms::World> worlds = comms::thread_worlds(size, {.timeout = timeout});
+  std::vector<comms::World> worlds = make_worlds(size, {.timeout = timeout});
   return errors_of_ranks(size, [&](int rank) { run_rank(worlds[static_cast<size_t>(rank)]); });
 }
 
