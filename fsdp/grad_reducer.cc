@@ -95,15 +95,17 @@ void GradReducer::begin_reduce() {
   Pending pending;
   pending.divisor = reduction_.post;
   std::vector<at::Tensor> inputs, outputs;
-  // After the gradients: for each parameter, whether it was used. Each rank gets a copy.
+  // After the gradients: for each parameter, whether it was used. Each rank gets a copy. They are
+  // written on the device: a copy of pageable host memory would make the host wait for it.
   const auto count = static_cast<int64_t>(slots_.size());
-  at::Tensor flags = at::zeros({count}, at::TensorOptions(at::kFloat));
+  at::Tensor flags;
+  if (ranks > 1) flags = at::ones({ranks, count}, options());
   pending.output = ranks == 1 ? grads_ : at::empty({chunk_numel_ + count}, options());
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];
     const ShardedParam& param = params_.params()[i];
     pending.used.push_back(slot.grad.defined());
-    flags[static_cast<int64_t>(i)] = slot.grad.defined() ? 1 : 0;
+    if (ranks > 1 && !slot.grad.defined()) flags.select(1, static_cast<int64_t>(i)).zero_();
     if (!param.trainable || param.chunk_numel == 0) continue;
     const at::Tensor padded = grads_.narrow(0, slot.offset, param.chunk_numel * ranks);
     const int64_t numel = numel_of(param.sizes);
@@ -121,7 +123,7 @@ void GradReducer::begin_reduce() {
     outputs.push_back(pending.output.narrow(0, slot.chunk_offset, param.chunk_numel));
   }
   if (ranks > 1) {
-    inputs.push_back(flags.to(options()).repeat({ranks}));
+    inputs.push_back(flags.view(-1));
     outputs.push_back(pending.output.narrow(0, chunk_numel_, count));
     c10d::ReduceScatterOptions scatter;
     scatter.reduceOp =

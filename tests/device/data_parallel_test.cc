@@ -1,0 +1,129 @@
+// fully_shard and replicate on the test device: a plain copy's results, no race (checks.cc), and no
+// host synchronisation within a step. tools/mutations removes waits and stashes, and expects this
+// test to notice.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+
+#include "pipewright/ddp/comm_hooks.h"
+#include "pipewright/ddp/replicate.h"
+#include "pipewright/fsdp/clip_grad_norm.h"
+#include "pipewright/fsdp/fully_shard.h"
+#include "tests/ddp/wrap.h"
+#include "tests/device/no_host_sync.h"
+#include "tests/fsdp/sharding.h"
+#include "tests/support/training/modules.h"
+#include "tests/support/training/on_ranks.h"
+#include "tests/support/training/parity.h"
+
+namespace pipewright {
+namespace {
+
+using tests::expect_no_host_sync;
+using tests::ModulePtr;
+using tests::on_ranks;
+using tests::Parity;
+using tests::Rank;
+using tests::Sharding;
+
+TEST(FullyShard, TrainsLikeAPlainCopy) {
+  for (const tests::Checkpointed checkpointed :
+       {tests::Checkpointed::kNot, tests::Checkpointed::kAround}) {
+    for (const fsdp::ReshardAfterForward reshard :
+         {fsdp::ReshardAfterForward(true), fsdp::ReshardAfterForward(2)}) {
+      on_ranks(4, [&](Rank& self) {
+        const tests::TransformerArgs args{.layers = 3, .tied = false, .checkpointed = checkpointed};
+        const ModulePtr plain = tests::make_transformer(args, 42);
+        const ModulePtr module = tests::make_transformer(args, 42);
+        Parity parity(self, plain, module, tests::shards_of(self));
+        const Sharding sharding(self, *module, tests::blocks(3),
+                                {.reshard_after_forward = reshard});
+        for (int iteration = 0; iteration < 2; ++iteration) {
+          parity.zero_grad(iteration);
+          parity.backward(tests::sum_of_tokens({2, 8}, 8), iteration);
+          parity.step();
+        }
+      });
+    }
+  }
+}
+
+// Shards along another dimension than 0 are gathered and reduced through copies.
+TEST(FullyShard, ShardsAlongDimensionOne) {
+  on_ranks(2, [](Rank& self) {
+    const ModulePtr plain = tests::make_mlps(8, 3, 42), module = tests::make_mlps(8, 3, 42);
+    const auto placement = [](const at::Tensor& whole) -> int64_t { return whole.dim() - 1; };
+    Parity parity(self, plain, module, tests::shards_of(self, placement));
+    const Sharding sharding(self, *module, tests::mlps(3), {.shard_placement_fn = placement});
+    for (int iteration = 0; iteration < 2; ++iteration) {
+      parity.zero_grad(iteration);
+      parity.backward(tests::sum_of({4, 8}), iteration);
+      parity.step();
+    }
+  });
+}
+
+TEST(FullyShard, DoesNotSynchronizeTheHost) {
+  std::barrier all(2);
+  on_ranks(2, [&](Rank& self) {
+    const ModulePtr module = tests::make_transformer({.layers = 3, .tied = false}, 42);
+    const Sharding sharding(self, *module, tests::blocks(3), {.reshard_after_forward = true});
+    torch::optim::AdamW optimizer(module->parameters());
+    const at::Tensor tokens = tests::random_tokens({2, 8}, 8, 1);
+    const auto step = [&] {
+      optimizer.zero_grad();
+      fsdp::forward(module, tokens).sum().backward();
+      fsdp::clip_grad_norm_(module->parameters(), *self.group, 1.0);
+      optimizer.step();
+    };
+    step();
+    expect_no_host_sync(all, step);
+  });
+}
+
+TEST(Replicate, TrainsLikeAPlainCopy) {
+  for (const bool unused : {false, true}) {
+    on_ranks(2, [&](Rank& self) {
+      const ModulePtr plain = tests::make_mlps(8, 3, 42), module = tests::make_mlps(8, 3, 42);
+      Parity parity(self, plain, module);
+      const auto units = tests::wrap(*module, self.group,
+                                     {.bucket_cap_mb = 0.001, .find_unused_parameters = unused});
+      for (int iteration = 0; iteration < 3; ++iteration) {
+        parity.zero_grad(iteration);
+        parity.backward(tests::sum_of({4, 8}), iteration);
+        parity.step();
+      }
+    });
+  }
+}
+
+// Only for races: the results are rounded.
+TEST(Replicate, CompressesGradients) {
+  on_ranks(2, [](Rank& self) {
+    const ModulePtr module = tests::make_mlps(8, 3, 42);
+    const auto units = tests::wrap(
+        *module, self.group, {.bucket_cap_mb = 0.001, .comm_hook = ddp::bf16_compress_hook()});
+    for (int iteration = 0; iteration < 2; ++iteration)
+      module->forward(tests::random_input({4, 8}, 1)).sum().backward();
+  });
+}
+
+TEST(Replicate, DoesNotSynchronizeTheHost) {
+  std::barrier all(2);
+  on_ranks(2, [&](Rank& self) {
+    const ModulePtr module = tests::make_mlps(8, 3, 42);
+    const auto units = tests::wrap(*module, self.group);
+    torch::optim::AdamW optimizer(module->parameters());
+    const at::Tensor input = tests::random_input({4, 8}, 1);
+    const auto step = [&] {
+      optimizer.zero_grad();
+      module->forward(input).sum().backward();
+      optimizer.step();
+    };
+    step();  // rebuilds the buckets
+    expect_no_host_sync(all, step);
+  });
+}
+
+}  // namespace
+}  // namespace pipewright
