@@ -73,13 +73,13 @@ DeviceBackend::DeviceBackend(std::shared_ptr<Member> member, int rank, int size,
   setBoundDeviceId(device(member_->device()));
 }
 
+// Does not block: the last reference may be dropped by autograd's thread. The stream keeps the
+// member until it gets here.
 DeviceBackend::~DeviceBackend() {
   if (!options_.shut_down_when_destroyed || !member_->failure().empty()) return;
-  try {
-    member_->shutdown();
-  } catch (const std::exception&) {
-    member_->abort();
-  }
+  const Lock lock(machine().mutex);
+  testdevice::issue(stream_of(member_->stream()),
+                    {.name = "the end of a communicator", .kernel = [member = member_] {}});
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> DeviceBackend::getBackendOptions() {

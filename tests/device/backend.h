@@ -23,7 +23,8 @@ struct BackendOptions {
   // called recordStream instead). Without, a caller that frees a tensor before it has waited is
   // reported as a race.
   bool stash = false;
-  // Whether destruction waits like shutdown(). NCCL's backend aborts.
+  // Whether what was issued still takes place after destruction, as if after shutdown(). NCCL's
+  // backend aborts.
   bool shut_down_when_destroyed = false;
 };
 

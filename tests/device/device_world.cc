@@ -12,7 +12,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kWatchdogPeriod{20};
 
-// A thread that checks the progress of all members. What the worlds of one call share.
+// What the worlds of one call share: a thread that checks the progress of all members, and the
+// communicators that not all members have joined yet.
 class Watchdog {
  public:
   Watchdog() : thread_([this] { run(); }) {}
