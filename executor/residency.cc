@@ -23,9 +23,9 @@ void Residency::begin(bool with_backward, bool whole_step) {
 
 void Residency::finish() {
   if (reduces_) data_parallel_->wait_reduce();
-  if (!whole_step_) return;
-  need_unsharded();
-  data_parallel_->reshard();
+  // A program may end with an UNSHARD: nothing stays in flight after the step.
+  if (whole_step_ || state_ == State::kGathering) need_unsharded();
+  if (whole_step_) data_parallel_->reshard();
 }
 
 void Residency::abort() {

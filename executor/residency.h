@@ -21,7 +21,8 @@ class Residency {
   // Starts a step. `whole_step`: the rank's program has no UNSHARD and no RESHARD, so the stage is
   // unsharded from begin() to finish().
   void begin(bool with_backward, bool whole_step);
-  // Waits for the reductions of the step, and reshards what begin() has unsharded.
+  // Waits for the reductions of the step and for a gather in flight, and reshards what begin() has
+  // unsharded.
   void finish();
   // After a failure: aborts pending communication, so that no peer waits for it. Does not throw.
   void abort();

@@ -692,6 +692,20 @@ TEST(Executor, EvaluationFollowsTheProgramsResidency) {
   EXPECT_EQ(calls, "unshard wait_unshard reshard unshard wait_unshard backward0 reshard ");
 }
 
+// No gather is left in flight after the step; the next one starts resharded.
+TEST(Executor, AnUnshardAtTheEndIsWaitedFor) {
+  const ir::Program program =
+      program_of(ir::Placement::loop(1, 1), 1, {"0UNSHARD 0F0 0RESHARD 0UNSHARD"});
+  std::string calls;
+  expect_no_errors(1, [&](int rank, comms::World& world) {
+    auto stages = stages_of(program, rank, [](int, const Tensors& in) { return in; });
+    stages[0].data_parallel = std::make_shared<RecordsCalls>(&calls);
+    Executor executor(program, stages, world, {.loss = sum_of, .allow_unverified = true});
+    executor.step({.inputs = {at::ones({1})}});
+  });
+  EXPECT_EQ(calls, "unshard wait_unshard reshard unshard wait_unshard ");
+}
+
 TEST(ExecutorErrors, AnInvalidProgramIsRejected) {
   const ir::Program program = program_of(ir::Placement::loop(1, 1), 2, {"0F0 0B0 0F1"});
   const std::string error = error_alone([&](comms::World& world) {
