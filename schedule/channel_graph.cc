@@ -96,6 +96,7 @@ class ChannelGraphBuilder {
         }
       }
     }
+    drop_unmatched();
     if (capacity != 0 && capacity != ir::kUnboundedCapacity) make_room(capacity);
     return std::move(graph_);
   }
@@ -187,7 +188,13 @@ class ChannelGraphBuilder {
   void add_transfer(ActionPart part, uint32_t poster) {
     const uint32_t number = next_number();
     const bool sends = ir::is_send(part.kind());
+    const ChannelGraph::Node node =
+        sends ? ChannelGraph::Node::kSend : ChannelGraph::Node::kReceive;
     const End& end = ends_[end_index(part)];
+    if (end.pair == kNone) {
+      add(node, {poster, kNone, kNone});
+      return;
+    }
     Unmatched& unmatched = unmatched_[end.pair];
     uint32_t partner = kNone;
     if (unmatched.head != kNone && unmatched.are_sends != sends) {
@@ -198,10 +205,17 @@ class ChannelGraphBuilder {
       unmatched.tail = number;
       unmatched.are_sends = sends;
     }
-    add(sends ? ChannelGraph::Node::kSend : ChannelGraph::Node::kReceive,
-        {poster, std::exchange(last_of_queue_[end.queue], number), partner});
+    add(node, {poster, std::exchange(last_of_queue_[end.queue], number), partner});
     if (part.kind() == ActionKind::kRecvF) inputs_.at(part.stage(), part.microbatch())[0] = number;
     if (part.kind() == ActionKind::kRecvB) inputs_.at(part.stage(), part.microbatch())[1] = number;
+  }
+
+  // Ends the lists of operations that have no partner.
+  void drop_unmatched() {
+    for (const Unmatched& unmatched : unmatched_) {
+      for (uint32_t one = unmatched.head; one != kNone;)
+        one = std::exchange(graph_.links_[one].first, kNone);
+    }
   }
 
   // The RECV of the result of another rank that a compute uses.
@@ -216,17 +230,15 @@ class ChannelGraphBuilder {
   // The k-th SEND of a pair waits for RECV k - capacity.
   void make_room(ir::ChannelCapacity capacity) {
     std::vector<std::vector<uint32_t>> sends(unmatched_.size());
-    uint32_t number = 0;
-    for (const ir::Row& row : schedule_.rows) {
-      for (const ir::Action& action : row) {
-        if (ir::is_send(action.kind())) {
-          std::vector<uint32_t>& of_pair = sends[ends_[end_index(action.parts()[0])].pair];
-          if (of_pair.size() >= capacity)
-            set_second(number, graph_.partner_of(of_pair[of_pair.size() - capacity]));
-          of_pair.push_back(number);
-        }
-        ++number;
-      }
+    for (uint32_t number = 0; number < graph_.size(); ++number) {
+      if (graph_.node(number) != ChannelGraph::Node::kSend) continue;
+      const ChannelGraph::Cell cell = graph_.cell_of(number);
+      const uint32_t pair = ends_[end_index(schedule_.rows[cell.rank][cell.step].parts()[0])].pair;
+      if (pair == kNone) continue;
+      std::vector<uint32_t>& of_pair = sends[pair];
+      if (of_pair.size() >= capacity)
+        set_second(number, graph_.partner_of(of_pair[of_pair.size() - capacity]));
+      of_pair.push_back(number);
     }
   }
 

@@ -65,8 +65,9 @@ class ChannelGraph {
   // Each (stage, microbatch) must appear at most once per kind. A compute whose input no action
   // computes depends on itself.
   static ChannelGraph of_order(const ir::ComputeOrder& order);
-  // SENDs and RECVs must match one to one, and the RECVs of a compute must come before it in its
-  // row; check_data_flow() ensures both.
+  // A SEND or RECV without a partner waits only for its poster and its queue. A compute waits for
+  // RECVs that come before it in its row. So the graph is that of the channel model if SENDs and
+  // RECVs match one to one and each input is received in time; check_data_flow() ensures both.
   static ChannelGraph of_program(const ir::Program& program, ir::ChannelModel channels,
                                  ir::ChannelCapacity capacity);
 
@@ -141,6 +142,13 @@ class ChannelGraph {
     uint32_t queue;   // the operation before it in its queue; of a compute: its UNSHARD
     uint32_t first;   // of a SEND its RECV, of a RECV its SEND; of a compute: its input
   };
+  // A pass visits a few actions of a rank before it goes on with another rank. By the time that it
+  // comes back, the next actions of the first rank would no longer be in the cache.
+  void fetch_ahead(uint32_t action) const {
+    constexpr size_t kActions = 16;
+    __builtin_prefetch(links_.data() + action + kActions);
+    __builtin_prefetch(nodes_.data() + action + 4 * kActions);
+  }
   uint32_t second(uint32_t action) const { return second_.empty() ? kNone : second_[action]; }
 
   std::vector<uint32_t> first_of_rank_;  // number of each rank's first action, then size()
@@ -173,7 +181,7 @@ bool ChannelGraph::any_dependency(uint32_t action, const Visit& visit) const {
              waits(links.first, Dependency::kSend);
     case Node::kSend:
       if (waits(links.before) || waits(links.queue)) return true;
-      if (!is_rendezvous_) return waits(second(action));
+      if (!is_rendezvous_ || links.first == kNone) return waits(second(action));
       const Links& receive = links_[links.first];
       return waits(receive.before) || waits(receive.queue);
   }
@@ -202,6 +210,7 @@ std::vector<uint32_t> ChannelGraph::run(const Visit& visit) const {
         return true;
       });
       if (open == kNone) {
+        fetch_ahead(action);
         marks[action] = kEnded;
         visit(action);
         path.pop_back();

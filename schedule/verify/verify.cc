@@ -43,8 +43,12 @@ bool verify(const ir::Program& program, const VerifyOptions& options, ir::Diagno
   const std::optional<WorkIndex> index = WorkIndex::build(program, diagnostics);
   add("completeness", checked);
   const size_t before_flow = diagnostics->total();
+  std::optional<ChannelGraph> graph;
+  bool match = false;
   if (index) {
-    check_data_flow(program, *index, diagnostics);
+    graph = ChannelGraph::of_program(program, options.channels, options.capacity);
+    match = transfers_match(program, *graph);
+    check_data_flow(program, *index, match, diagnostics);
     add("data_flow", checked);
   }
   const bool flows = index && diagnostics->total() == before_flow;
@@ -55,7 +59,8 @@ bool verify(const ir::Program& program, const VerifyOptions& options, ir::Diagno
   add("reduction", checked);
   // The channel model is defined only if SENDs and RECVs match one to one.
   if (flows) {
-    check_channels(program, options, diagnostics);
+    if (!match) check_pairing(program, *graph, diagnostics);
+    check_deadlock(program, options, *graph, diagnostics);
     add("channels", checked);
   }
   return diagnostics->total() == before;

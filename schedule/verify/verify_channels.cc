@@ -19,10 +19,53 @@ namespace {
 
 using ir::ActionPart;
 
+// The SEND that a RECV meets.
+struct Met {
+  size_t step;
+  ActionPart part;
+  bool is_partner;  // it sends the tensor that the RECV expects
+};
+Met met_by(ActionPart receive, uint32_t number, const ir::Transfer& transfer,
+           const ir::Program& program, const ChannelGraph& graph) {
+  const auto from = static_cast<size_t>(transfer.from);
+  const size_t step = graph.partner_of(number) - graph.number_of(from, 0);
+  const ActionPart part = program.rows[from][step].parts()[0];
+  const bool is_partner = part.kind() == transfer.send.kind() &&
+                          part.stage() == transfer.send.stage() &&
+                          part.microbatch() == receive.microbatch();
+  return {step, part, is_partner};
+}
+
+}  // namespace
+
+bool transfers_match(const ir::Program& program, const ChannelGraph& graph) {
+  const ir::StageDependencies dependencies(program.placement);
+  size_t received = 0, used = 0;
+  uint32_t number = 0;
+  for (const ir::Row& row : program.rows) {
+    for (const ir::Action& action : row) {
+      if (ir::is_compute(action.kind())) {
+        graph.for_each_awaited(number, [&](uint32_t) { ++used; });
+      } else if (ir::is_transfer(action.kind())) {
+        if (graph.partner_of(number) == ChannelGraph::kNone) return false;
+        if (ir::is_receive(action.kind())) {
+          ++received;
+          const ActionPart receive = action.parts()[0];
+          if (!met_by(receive, number, *dependencies.of(receive).transfer, program, graph)
+                   .is_partner)
+            return false;
+        }
+      }
+      ++number;
+    }
+  }
+  return received == used;
+}
+
 // The k-th SEND from one rank to another meets the k-th RECV there: they must be partners. Reports
 // the first swap of each ordered pair of ranks; those after it are shifted too.
-void check_order(const ir::Program& program, const ChannelGraph& graph,
-                 ir::Diagnostics* diagnostics) {
+void check_pairing(const ir::Program& program, const ChannelGraph& graph,
+                   ir::Diagnostics* diagnostics) {
   const ir::StageDependencies dependencies(program.placement);
   std::vector<bool> reported(program.rows.size());  // senders of the RECVs of a rank
   for (size_t rank = 0; rank < program.rows.size(); ++rank) {
@@ -33,13 +76,8 @@ void check_order(const ir::Program& program, const ChannelGraph& graph,
       const ActionPart receive = action.parts()[0];
       const ir::Transfer& transfer = *dependencies.of(receive).transfer;
       const auto from = static_cast<size_t>(transfer.from);
-      const size_t send_step =
-          graph.partner_of(graph.number_of(rank, step)) - graph.number_of(from, 0);
-      const ActionPart met = program.rows[from][send_step].parts()[0];
-      const bool is_partner = met.kind() == transfer.send.kind() &&
-                              met.stage() == transfer.send.stage() &&
-                              met.microbatch() == receive.microbatch();
-      if (is_partner || reported[from]) continue;
+      const Met met = met_by(receive, graph.number_of(rank, step), transfer, program, graph);
+      if (met.is_partner || reported[from]) continue;
       reported[from] = true;
       const auto same_pair = [&](const ir::Action& other) {
         return ir::is_receive(other.kind()) &&
@@ -52,15 +90,17 @@ void check_order(const ir::Program& program, const ChannelGraph& graph,
           ir::Rule::kSwap,
           fmt::format(
               "`{}` on rank {} meets `{}` on rank {}: both are number {} from rank {} to rank {}",
-              ir::to_string(receive), rank, ir::to_string(met), from, number, from, rank),
+              ir::to_string(receive), rank, ir::to_string(met.part), from, number, from, rank),
           ir::place_at(rank, step));
       error.notes.push_back(
-          {fmt::format("`{}` is here", ir::to_string(met)), ir::place_at(from, send_step)});
+          {fmt::format("`{}` is here", ir::to_string(met.part)), ir::place_at(from, met.step)});
       error.help =
           fmt::format("post the RECVs of rank {} in the order of the SENDs of rank {}", rank, from);
     }
   }
 }
+
+namespace {
 
 std::string deadlock_help(const ir::Program& program, const VerifyOptions& options) {
   if (options.channels != ir::ChannelModel::kEdge &&
@@ -76,10 +116,8 @@ std::string deadlock_help(const ir::Program& program, const VerifyOptions& optio
 
 }  // namespace
 
-void check_channels(const ir::Program& program, const VerifyOptions& options,
-                    ir::Diagnostics* diagnostics) {
-  const ChannelGraph graph = ChannelGraph::of_program(program, options.channels, options.capacity);
-  check_order(program, graph, diagnostics);
+void check_deadlock(const ir::Program& program, const VerifyOptions& options,
+                    const ChannelGraph& graph, ir::Diagnostics* diagnostics) {
   const std::vector<uint32_t> blocked = graph.blocked();
   if (blocked.empty()) return;
   const std::string model = ir::describe_channels(options.channels, options.capacity);

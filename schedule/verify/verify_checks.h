@@ -5,6 +5,7 @@
 
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/schedule.h"
+#include "pipewright/schedule/channel_graph.h"
 #include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedule/verify/work_index.h"
 
@@ -22,9 +23,14 @@ void check_local_order(const ir::ComputeOrder& order, const WorkIndex& index,
 // it run, or an empty text if none of the first few actions of the shortest cycle does.
 std::string reorder_help(const ir::ComputeOrder& order);
 
+// Whether each SEND and RECV of a program meets the other end of its own transfer, and each RECV
+// comes before a compute that uses it. Then no SEND or RECV needs to be checked by itself.
+bool transfers_match(const ir::Program& program, const ChannelGraph& graph);
+
 // Inside each rank of a program: as above; also, each SEND follows the compute whose result it
-// sends, each RECV precedes the compute that uses it, and SENDs and RECVs match one to one.
-void check_data_flow(const ir::Program& program, const WorkIndex& index,
+// sends, and each RECV precedes the compute that uses it. Unless `transfers_match`, also that SENDs
+// and RECVs match one to one.
+void check_data_flow(const ir::Program& program, const WorkIndex& index, bool transfers_match,
                      ir::Diagnostics* diagnostics);
 
 // Residency: UNSHARD and RESHARD, if the program has any.
@@ -33,9 +39,13 @@ void check_residency(const ir::Program& program, bool weight_free_w, ir::Diagnos
 // Reduction: REDUCE_GRAD, if the program has any.
 void check_reduction(const ir::Program& program, ir::Diagnostics* diagnostics);
 
-// Swaps and deadlocks, for a program that passed check_data_flow.
-void check_channels(const ir::Program& program, const VerifyOptions& options,
-                    ir::Diagnostics* diagnostics);
+// Swaps, for a program that passed check_data_flow: SENDs that do not meet their own RECVs.
+void check_pairing(const ir::Program& program, const ChannelGraph& graph,
+                   ir::Diagnostics* diagnostics);
+
+// Deadlocks, for a program that passed check_data_flow. `graph` is that of `options`.
+void check_deadlock(const ir::Program& program, const VerifyOptions& options,
+                    const ChannelGraph& graph, ir::Diagnostics* diagnostics);
 
 }  // namespace pipewright::schedule
 
