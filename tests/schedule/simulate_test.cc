@@ -277,6 +277,43 @@ TEST(SimulateTest, TheCriticalPathFillsTheMakespan) {
   }
 }
 
+// Costs that are not sums of powers of two, so that equal times differ by rounding. In tenths, the
+// same costs are exact: what is 0 there must be 0 here.
+TEST(SimulateTest, EqualTimesDoNotDifferByRounding) {
+  const auto costs_in = [](double unit) {
+    return costs_of(1 * unit, 3 * unit, 7 * unit, 2 * unit);
+  };
+  int critical = 0, never_idle = 0;
+  for (const Simulated& one : all_simulated(4, 12)) {
+    const ir::Schedule& schedule = one.schedule();
+    const ir::Timeline exact = simulate(one.graph, schedule, costs_in(1));
+    const ir::Timeline timeline = simulate(one.graph, schedule, costs_in(0.1));
+    const std::vector<double> exact_slack = slack_of(one.graph, schedule, costs_in(1), exact);
+    const std::vector<double> slack = slack_of(one.graph, schedule, costs_in(0.1), timeline);
+    for (size_t number = 0; number < slack.size(); ++number) {
+      ASSERT_EQ(slack[number] == 0, exact_slack[number] == 0);
+      ASSERT_GE(slack[number], 0);
+    }
+    for (const CriticalStep& step : critical_path(one.graph, schedule, costs_in(0.1), timeline)) {
+      ASSERT_EQ(
+          slack[timeline.index(static_cast<size_t>(step.rank), static_cast<size_t>(step.step))], 0);
+      ++critical;
+    }
+    const Report exact_report = report_on(schedule, costs_in(1), exact);
+    const Report report = report_on(schedule, costs_in(0.1), timeline);
+    EXPECT_EQ(report.bubble_rate == 0, exact_report.bubble_rate == 0);
+    EXPECT_GE(report.gap(), 0);
+    for (size_t rank = 0; rank < report.ranks.size(); ++rank) {
+      ASSERT_EQ(report.ranks[rank].idle() == 0, exact_report.ranks[rank].idle() == 0);
+      ASSERT_EQ(report.ranks[rank].exposed_communication == 0,
+                exact_report.ranks[rank].exposed_communication == 0);
+      never_idle += report.ranks[rank].idle() == 0;
+    }
+  }
+  EXPECT_GT(critical, 1000);
+  EXPECT_GT(never_idle, 10);
+}
+
 // With transfers that take no time and unbounded capacity, a program has the times of its order.
 TEST(SimulateTest, AProgramWithFreeTransfersRunsAsItsOrder) {
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
