@@ -26,11 +26,25 @@ size_t character_size(std::string_view text) {
   return size;
 }
 
-bool is_control(std::string_view character) {
-  const uint8_t first = static_cast<uint8_t>(character[0]);
-  if (character.size() == 1) return first < 0x20 || first == 0x7F;
-  return character.size() == 2 && first == 0xC2 &&
-         static_cast<uint8_t>(character[1]) < 0xA0;  // U+0080 to U+009F
+// The code point of a well-formed character.
+char32_t code_point(std::string_view character) {
+  constexpr uint8_t kLeadBits[] = {0, 0x7F, 0x1F, 0x0F, 0x07};  // by size
+  char32_t code = static_cast<uint8_t>(character[0]) & kLeadBits[character.size()];
+  for (const char byte : character.substr(1))
+    code = code << 6 | (static_cast<uint8_t>(byte) & 0x3F);
+  return code;
+}
+
+// Whether a character is shown as an escape: it would break the line, reorder the text around it,
+// or make XML malformed.
+bool is_hidden(char32_t code) {
+  const auto within = [&](char32_t first, char32_t last) { return first <= code && code <= last; };
+  const bool control = code < 0x20 || within(0x7F, 0x9F);
+  const bool separator = within(0x2028, 0x2029);
+  const bool bidirectional =
+      code == 0x061C || within(0x200E, 0x200F) || within(0x202A, 0x202E) || within(0x2066, 0x2069);
+  const bool noncharacter = within(0xFDD0, 0xFDEF) || (code & 0xFFFE) == 0xFFFE;
+  return control || separator || bidirectional || noncharacter;
 }
 
 }  // namespace
@@ -39,7 +53,7 @@ std::string take_printable(std::string_view* text) {
   const size_t size = character_size(*text);
   const std::string_view character = text->substr(0, size == 0 ? 1 : size);
   text->remove_prefix(character.size());
-  if (size != 0 && !is_control(character)) return std::string(character);
+  if (size != 0 && !is_hidden(code_point(character))) return std::string(character);
   std::string shown;
   for (const char raw : character) {
     constexpr char kDigits[] = "0123456789ABCDEF";

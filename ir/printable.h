@@ -9,9 +9,10 @@
 namespace pipewright::ir {
 
 // Removes the first character of `text`, which must not be empty, and returns its printable form:
-// the character itself, or an escape such as \x1B for a control character or a byte that is not
-// valid UTF-8. Input files can therefore neither send escape sequences to a terminal nor produce
-// invalid JSON.
+// the character itself, or an escape such as \x1B for a control character, a line or paragraph
+// separator, a bidirectional control, a noncharacter such as U+FFFF, or a byte that is not valid
+// UTF-8. Input files can therefore neither send escape sequences to a terminal, nor reorder or
+// break a line, nor produce invalid JSON or XML.
 std::string take_printable(std::string_view* text);
 
 // The printable form of the whole text.

@@ -73,8 +73,8 @@ std::string HeaderReader::schedule_name(Diagnostics* diagnostics) const {
   const Entry* entry = find("name");
   if (entry == nullptr) return "";
   if (!is_one_line(entry->value))
-    bad_value("name", "one line of text without blanks around it", entry->value, entry->value_place,
-              diagnostics);
+    bad_value("name", "one line of printable text without blanks around it", entry->value,
+              entry->value_place, diagnostics);
   return entry->value;
 }
 
