@@ -38,10 +38,14 @@ class JsonCursor {
   // The place of `length` bytes at `offset`. Ascending offsets are cheap (PlaceCursor).
   Place at(size_t offset, size_t length) { return places_.at(offset, length); }
 
-  // Adds a syntax error to the diagnostics (PW090).
-  void report(const nlohmann::json::exception& error, Diagnostics* diagnostics);
+  // Adds a syntax error to the diagnostics (PW090). `read` is the first argument of parse_error():
+  // how many bytes the parser had read, counting the end of the text as one.
+  void report(size_t read, const nlohmann::json::exception& error, Diagnostics* diagnostics);
 
  private:
+  // The offset of the number, true, false or null that ends at `end`.
+  size_t word_begin(size_t end) const;
+
   const Source& source_;
   std::string_view text_;
   const char* position_;  // the first byte that the parser has not consumed

@@ -32,8 +32,8 @@ class Forwarder : public nlohmann::json_sax<Json> {
   bool end_object() override { return leave(JsonKind::kObject); }
   bool end_array() override { return leave(JsonKind::kArray); }
   bool key(string_t& value) override { return skipped_ > 0 || events_.key(value); }
-  bool parse_error(std::size_t, const std::string&, const Json::exception& error) override {
-    cursor_.report(error, diagnostics_);
+  bool parse_error(std::size_t read, const std::string&, const Json::exception& error) override {
+    cursor_.report(read, error, diagnostics_);
     return false;
   }
 
