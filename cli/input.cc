@@ -10,6 +10,7 @@
 
 #include "pipewright/cli/files.h"
 #include "pipewright/cli/usage_error.h"
+#include "pipewright/ir/counted.h"
 #include "pipewright/ir/lowering.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/header.h"
@@ -187,7 +188,7 @@ void print_diagnostics(const ir::Diagnostics& diagnostics, const ir::Source* fil
   if (first == ir::Rule::kUnknownSchedule)
     console.err << fmt::format("note: there is no file `{}` either\n", ir::printable(name));
   console.err << fmt::format("{} in {}; `pipewright explain {}` tells more\n",
-                             count_text(total, "error", "errors"), name, ir::code(first));
+                             ir::counted(total, "error", "errors"), name, ir::code(first));
 }
 
 void print_diagnostics(const Input& input, Console& console) {
@@ -209,11 +210,9 @@ std::string count_text(size_t number, std::string_view one, std::string_view man
 }
 
 std::string shape_text(const ir::Schedule& schedule) {
-  const auto size = [](int number) { return static_cast<size_t>(number); };
-  return fmt::format("{}, {}, {}",
-                     count_text(size(schedule.placement.num_ranks()), "rank", "ranks"),
-                     count_text(size(schedule.placement.num_stages()), "stage", "stages"),
-                     count_text(size(schedule.num_microbatches), "microbatch", "microbatches"));
+  return fmt::format("{}, {}, {}", ir::counted(schedule.placement.num_ranks(), "rank", "ranks"),
+                     ir::counted(schedule.placement.num_stages(), "stage", "stages"),
+                     ir::counted(schedule.num_microbatches, "microbatch", "microbatches"));
 }
 
 }  // namespace pipewright::cli

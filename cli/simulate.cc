@@ -16,6 +16,7 @@
 #include "pipewright/cli/receive_slots_json.h"
 #include "pipewright/cli/simulation.h"
 #include "pipewright/cli/usage_error.h"
+#include "pipewright/ir/counted.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/ir/text/diagnostic_json.h"
@@ -249,10 +250,10 @@ void print_text(const Input& input, const Simulation& simulation,
   if (!slots.empty()) print_receive_slots(slots, out);
   if (spread)
     out << fmt::format(
-        "with jitter    {} runs: makespan {} to {}, median {}, mean {} +- {}, 95% below {}\n",
-        spread->runs, number_text(spread->least), number_text(spread->most),
-        number_text(spread->median), number_text(spread->mean), number_text(spread->deviation),
-        number_text(spread->percentile_95));
+        "with jitter    {}: makespan {} to {}, median {}, mean {} +- {}, 95% below {}\n",
+        ir::counted(spread->runs, "run", "runs"), number_text(spread->least),
+        number_text(spread->most), number_text(spread->median), number_text(spread->mean),
+        number_text(spread->deviation), number_text(spread->percentile_95));
   out << '\n';
   print_rank_table(simulation, out);
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "pipewright/ir/check.h"
+#include "pipewright/ir/counted.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/read.h"
 #include "pipewright/ir/text/spelling.h"
@@ -93,10 +94,12 @@ std::optional<ir::ParsedSchedule> take(ir::AnySchedule any, const schedules::Sha
       schedule.num_microbatches < 1) {
     diagnostics->error(
         ir::Rule::kEmptyFile,
-        fmt::format("the schedule is empty: expected at least 1 rank, stage and microbatch, got {} "
-                    "ranks, {} stages, {} microbatches",
-                    schedule.rows.size(), schedule.placement.num_stages(),
-                    schedule.num_microbatches));
+        fmt::format(
+            "the schedule is empty: expected at least 1 rank, stage and microbatch, got {}, "
+            "{}, {}",
+            ir::counted(schedule.rows.size(), "rank", "ranks"),
+            ir::counted(schedule.placement.num_stages(), "stage", "stages"),
+            ir::counted(schedule.num_microbatches, "microbatch", "microbatches")));
     return std::nullopt;
   }
   if (!ir::check_declared_shape(schedule, ir::level_of(any), {}, {}, diagnostics) ||

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "pipewright/ir/check.h"
+#include "pipewright/ir/counted.h"
 #include "pipewright/schedules/dualpipe_v.h"
 #include "pipewright/schedules/eager_1f1b.h"
 #include "pipewright/schedules/gpipe.h"
@@ -71,23 +72,28 @@ std::vector<int> nearest_legal(const ScheduleSpec& spec, Shape shape, int Shape:
   return found;
 }
 
+// "8 or 10 microbatches".
+std::string counted(const std::vector<int>& numbers, std::string_view one, std::string_view many) {
+  return fmt::format("{} {}", fmt::join(numbers, " or "), numbers.back() == 1 ? one : many);
+}
+
 std::string nearest_text(const ScheduleSpec& spec, const Shape& shape) {
   struct Part {
     int Shape::*number;
-    std::string_view name;
+    std::string_view one, many;
   };
-  for (const Part& part :
-       {Part{&Shape::microbatches, "microbatches"}, Part{&Shape::stages, "stages"}}) {
+  for (const Part& part : {Part{&Shape::microbatches, "microbatch", "microbatches"},
+                           Part{&Shape::stages, "stage", "stages"}}) {
     const std::vector<int> legal = nearest_legal(spec, shape, part.number);
-    if (!legal.empty()) return fmt::format("nearest: {} {}", fmt::join(legal, " or "), part.name);
+    if (!legal.empty()) return fmt::format("nearest: {}", counted(legal, part.one, part.many));
   }
   // Both numbers are wrong: suggest the default number of stages, and microbatches for it.
   Shape other = shape;
   other.stages = default_stages(spec, shape.ranks);
   const std::vector<int> legal = nearest_legal(spec, other, &Shape::microbatches);
   if (legal.empty()) return "";
-  return fmt::format("nearest: {} stages and {} microbatches", other.stages,
-                     fmt::join(legal, " or "));
+  return fmt::format("nearest: {} and {}", ir::counted(other.stages, "stage", "stages"),
+                     counted(legal, "microbatch", "microbatches"));
 }
 
 void drop_trailing_idle(ir::Row* row) {
@@ -134,9 +140,9 @@ std::optional<ir::Diagnostic> shape_error(const ScheduleSpec& spec, const Shape&
     ir::Diagnostic diagnostic;
     diagnostic.rule = ir::Rule::kUnsupportedShape;
     diagnostic.message = fmt::format(
-        "{} does not exist for this shape: expected {}, got {} ranks, {} stages, {} "
-        "microbatches",
-        spec.name, expected, shape.ranks, shape.stages, shape.microbatches);
+        "{} does not exist for this shape: expected {}, got {}, {}, {}", spec.name, expected,
+        ir::counted(shape.ranks, "rank", "ranks"), ir::counted(shape.stages, "stage", "stages"),
+        ir::counted(shape.microbatches, "microbatch", "microbatches"));
     return diagnostic;
   };
   if (shape.ranks < 1 || shape.stages < 1 || shape.microbatches < 1)

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "pipewright/ir/counted.h"
 #include "pipewright/ir/parse_number.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/header.h"
@@ -114,9 +115,9 @@ std::optional<Placement> HeaderReader::placement(int ranks, int stages,
     placement = Placement::loop(ranks, stages);
   } else if (value == "v") {
     if (stages % ranks != 0) {
-      return refuse(
-          fmt::format("placement `v`: expected a multiple of {} stages, got {}", ranks, stages),
-          "set `placement: loop`");
+      return refuse(fmt::format("placement `v`: expected a multiple of {}, got {}",
+                                counted(ranks, "stage", "stages"), stages),
+                    "set `placement: loop`");
     }
     placement = Placement::v(ranks, stages);
   } else {
@@ -127,9 +128,9 @@ std::optional<Placement> HeaderReader::placement(int ranks, int stages,
       return std::nullopt;
     }
     if (map->size() != static_cast<size_t>(stages)) {
-      return refuse(
-          fmt::format("`placement`: expected the ranks of {} stages, got {}", stages, map->size()),
-          fmt::format("set `stages: {}`, or list the rank of each stage", map->size()));
+      return refuse(fmt::format("`placement`: expected the ranks of {}, got {}",
+                                counted(stages, "stage", "stages"), map->size()),
+                    fmt::format("set `stages: {}`, or list the rank of each stage", map->size()));
     }
     const int highest = *std::ranges::max_element(*map);
     for (size_t stage = 0; stage < map->size(); ++stage) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "pipewright/ir/counted.h"
 #include "pipewright/ir/text/action_text.h"
 
 namespace pipewright::ir {
@@ -149,8 +150,8 @@ bool check_declared_shape(const Schedule& schedule, Level level, const CellIndex
   if (schedule.rows.size() != static_cast<size_t>(placement.num_ranks())) {
     diagnostics
         ->error(Rule::kRowCount,
-                fmt::format("expected {} rows (one per rank), got {}", placement.num_ranks(),
-                            schedule.rows.size()),
+                fmt::format("expected {} (one per rank), got {}",
+                            counted(placement.num_ranks(), "row", "rows"), schedule.rows.size()),
                 header)
         .help = fmt::format("set `ranks: {}`, or list the row of each rank", schedule.rows.size());
   }

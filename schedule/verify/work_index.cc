@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "pipewright/ir/check.h"
+#include "pipewright/ir/counted.h"
 #include "pipewright/ir/text/action_text.h"
 
 namespace pipewright::schedule {
@@ -50,10 +51,11 @@ std::optional<WorkIndex> WorkIndex::build(const ir::Schedule& schedule,
                            static_cast<size_t>(schedule.num_microbatches);
   if (num_forwards < num_cells / 2) {
     diagnostics
-        ->error(ir::Rule::kMissingWork,
-                fmt::format("{} of {} forwards are missing: {} stages with {} microbatches each",
-                            num_cells - num_forwards, num_cells, schedule.placement.num_stages(),
-                            schedule.num_microbatches))
+        ->error(
+            ir::Rule::kMissingWork,
+            fmt::format("{} of {} forwards are missing: {} with {} each", num_cells - num_forwards,
+                        num_cells, ir::counted(schedule.placement.num_stages(), "stage", "stages"),
+                        ir::counted(schedule.num_microbatches, "microbatch", "microbatches")))
         .help = "a microbatch index that is too high makes all below it missing";
     return std::nullopt;
   }
