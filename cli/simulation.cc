@@ -103,8 +103,12 @@ AskedCosts read_costs(const Invocation& invocation, Console& console) {
     costs = std::move(parsed->costs);
     asked.request.places = std::move(parsed->places);
   }
-  const auto set = [&](const std::string& option, schedule::PerStage* cost) {
-    if (const auto text = invocation.text(option)) *cost = time_of(option, *text);
+  // A single time replaces that of the file, and no longer has a place there.
+  const auto set = [&](const std::string& option, const char* key, auto* cost) {
+    const auto text = invocation.text(option);
+    if (!text) return;
+    *cost = time_of(option, *text);
+    asked.request.places.values.erase(key);
   };
   set("--forward", &costs.forward);
   set("--backward-input", &costs.backward_input);
@@ -123,13 +127,19 @@ AskedCosts read_costs(const Invocation& invocation, Console& console) {
 Simulation simulate_input(const Input& input, const AskedCosts& asked, Console& console) {
   schedule::SimulateResult result = schedule::simulate(input.compiled, asked.request);
   if (!result.ok()) {
-    const bool is_memory = result.diagnostics.kept().front().rule == ir::Rule::kMemoryExceeded;
-    print_diagnostics(result.diagnostics, asked.file ? &*asked.file : nullptr,
-                      is_memory    ? input.name
-                      : asked.file ? ir::printable(asked.file->name)
-                                   : "the costs",
-                      console);
-    throw Failed{is_memory ? kExitInvalid : kExitTrouble};
+    if (result.diagnostics.kept().front().rule == ir::Rule::kMemoryExceeded) {
+      print_diagnostics(result.diagnostics, nullptr, input.name, console);
+      throw Failed{kExitInvalid};
+    }
+    // Errors without a place are those of options, not of the file.
+    ir::Diagnostics in_file, in_options;
+    for (const ir::Diagnostic& one : result.diagnostics.kept())
+      (one.place.offset ? in_file : in_options).error(one.rule, one.message, one.place).help =
+          one.help;
+    if (in_file.has_errors())
+      print_diagnostics(in_file, &*asked.file, ir::printable(asked.file->name), console);
+    if (in_options.has_errors()) print_diagnostics(in_options, nullptr, "the costs", console);
+    throw Failed{kExitTrouble};
   }
   return std::move(*result.simulation);
 }

@@ -322,10 +322,9 @@ CompileResult compile(CompileRequest request) {
 std::optional<Costs> changed_costs(const SimulateRequest& request, const ir::Placement& placement,
                                    int num_microbatches, ir::Diagnostics* diagnostics) {
   Costs costs = request.costs;
-  if (!check_costs(costs, request.places, placement, num_microbatches, diagnostics) ||
-      !change_costs(request, placement, &costs, diagnostics))
-    return std::nullopt;
-  return costs;
+  const bool fits = check_costs(costs, request.places, placement, num_microbatches, diagnostics);
+  const bool changed = change_costs(request, placement, &costs, diagnostics);
+  return fits && changed ? std::optional(std::move(costs)) : std::nullopt;
 }
 
 SimulateResult simulate(const CompileResult& compiled, const SimulateRequest& request) {

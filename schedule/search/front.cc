@@ -28,7 +28,7 @@ Costs cut_stages(const Costs& costs, int stages, int parts) {
     const bool passes =
         one.values == &Costs::output_bytes || one.values == &Costs::input_gradient_bytes;
     PerStage& values = cut.*one.values;
-    if (values.size() > 1) {
+    if (values.is_list()) {
       std::vector<double> list;
       for (int stage = 0; stage < stages * parts; ++stage)
         list.push_back((costs.*one.values).at(stage / parts));

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "pipewright/ir/counted.h"
+
 namespace pipewright::schedule {
 namespace {
 
@@ -29,9 +31,10 @@ constexpr std::string_view kScalable[] = {"F",       "B",       "I",           "
 
 double transfer(const Costs& costs, int from, int to, double bytes) {
   if (from == to) return 0;
-  const auto own = costs.links.find({from, to});
-  const Link& link = own == costs.links.end() ? costs.link : own->second;
-  return link.latency + bytes / link.bandwidth;
+  const auto entry = costs.links.find({from, to});
+  const OwnLink own = entry == costs.links.end() ? OwnLink() : entry->second;
+  return own.latency.value_or(costs.link.latency) +
+         bytes / own.bandwidth.value_or(costs.link.bandwidth);
 }
 
 }  // namespace
@@ -67,12 +70,12 @@ bool scale_cost(std::string_view name, double factor, Costs* costs) {
   if (name == "RESHARD") costs->reshard.scale(factor);
   if (name == "REDUCE_GRAD") costs->reduce_grad.scale(factor);
   if (name == "COMM") {
-    const auto scale_link = [&](Link& link) {
-      link.latency *= factor;
-      link.bandwidth /= factor;
-    };
-    scale_link(costs->link);
-    for (auto& [ranks, link] : costs->links) scale_link(link);
+    costs->link.latency *= factor;
+    costs->link.bandwidth /= factor;
+    for (auto& [ranks, link] : costs->links) {
+      if (link.latency) *link.latency *= factor;
+      if (link.bandwidth) *link.bandwidth /= factor;
+    }
   }
   return true;
 }
@@ -128,19 +131,18 @@ bool check_costs(const Costs& costs, const CostPlaces& places, const ir::Placeme
                               std::string_view each, std::string_view help) {
     if (size == static_cast<size_t>(expected)) return;
     diagnostics
-        ->error(
-            ir::Rule::kCostsMismatch,
-            fmt::format("`{}`: expected {} numbers, one per {}, got {}", key, expected, each, size),
-            place_of(key))
+        ->error(ir::Rule::kCostsMismatch,
+                fmt::format("`{}`: expected {}, one per {}, got {}", key,
+                            ir::counted(expected, "number", "numbers"), each, size),
+                place_of(key))
         .help = help;
   };
   for (const auto& [name, member] : kStageCosts) {
     const PerStage& values = costs.*member;
-    if (values.size() != 1)
-      check_size(name, values.size(), placement.num_stages(), "stage",
+    if (values.is_list())
+      check_size(name, values.values().size(), placement.num_stages(), "stage",
                  "one number instead of the list holds for all stages");
-    for (size_t stage = 0; stage < values.size(); ++stage)
-      check_number(name, values.at(static_cast<int>(stage)), place_of(name));
+    for (const double value : values.values()) check_number(name, value, place_of(name));
   }
   const auto check_scale = [&](std::string_view key, const std::vector<double>& scale, int expected,
                                std::string_view each) {
@@ -149,22 +151,21 @@ bool check_costs(const Costs& costs, const CostPlaces& places, const ir::Placeme
   };
   check_scale("rank_scale", costs.rank_scale, placement.num_ranks(), "rank");
   check_scale("microbatch_scale", costs.microbatch_scale, num_microbatches, "microbatch");
-  const auto check_link = [&](const Link& link, const ir::Place& latency,
-                              const ir::Place& bandwidth) {
-    check_number("latency", link.latency, latency);
-    // The default, infinity, is no valid cost, so check_number does not apply.
-    if (!(link.bandwidth > 0))
-      diagnostics->error(
-          ir::Rule::kBadValue,
-          fmt::format("`bandwidth`: expected bytes per unit of time, above 0, got {}",
-                      link.bandwidth),
-          bandwidth);
+  // The default, infinity, is not a valid cost, so check_number does not apply.
+  const auto check_bandwidth = [&](double bandwidth, const ir::Place& place) {
+    if (bandwidth > 0) return;
+    diagnostics->error(
+        ir::Rule::kBadValue,
+        fmt::format("`bandwidth`: expected bytes per unit of time, above 0, got {}", bandwidth),
+        place);
   };
-  check_link(costs.link, place_of("latency"), place_of("bandwidth"));
+  check_number("latency", costs.link.latency, place_of("latency"));
+  check_bandwidth(costs.link.bandwidth, place_of("bandwidth"));
   for (const auto& [ranks, link] : costs.links) {
     const auto entry = places.links.find(ranks);
     const ir::Place place = entry == places.links.end() ? ir::Place() : entry->second;
-    check_link(link, place, place);
+    if (link.latency) check_number("latency", *link.latency, place);
+    if (link.bandwidth) check_bandwidth(*link.bandwidth, place);
     for (const int rank : {ranks.first, ranks.second}) {
       if (rank >= 0 && rank < placement.num_ranks()) continue;
       diagnostics->error(ir::Rule::kCostsMismatch,

@@ -21,20 +21,20 @@ namespace pipewright::schedule {
 class PerStage {
  public:
   PerStage(double all = 0) : values_{all} {}  // NOLINT: implicit, one number for all stages
-  explicit PerStage(std::vector<double> values) : values_(std::move(values)) {}
+  explicit PerStage(std::vector<double> values) : values_(std::move(values)), is_list_(true) {}
 
-  double at(int stage) const {
-    return values_.size() == 1 ? values_[0] : values_[static_cast<size_t>(stage)];
-  }
-  // 1 if one number holds for all stages, otherwise the number of stages.
-  size_t size() const { return values_.size(); }
+  double at(int stage) const { return values_[is_list_ ? static_cast<size_t>(stage) : 0]; }
+  // Whether there is one number per stage.
+  bool is_list() const { return is_list_; }
+  std::span<const double> values() const { return values_; }
   bool is_zero() const;
   void scale(double factor);
 
   friend bool operator==(const PerStage&, const PerStage&) = default;
 
  private:
-  std::vector<double> values_;  // never empty
+  std::vector<double> values_;
+  bool is_list_ = false;
 };
 
 // A connection between two ranks. A transfer takes latency + bytes / bandwidth.
@@ -43,6 +43,14 @@ struct Link {
   double bandwidth = std::numeric_limits<double>::infinity();  // bytes per unit of time
 
   friend bool operator==(const Link&, const Link&) = default;
+};
+
+// A connection that differs from the one between other ranks. What is unset is as there.
+struct OwnLink {
+  std::optional<double> latency = {};
+  std::optional<double> bandwidth = {};
+
+  friend bool operator==(const OwnLink&, const OwnLink&) = default;
 };
 
 // The costs of a schedule's actions: durations per microbatch in any unit of time, sizes in bytes.
@@ -58,8 +66,9 @@ struct Costs {
   // Factors on the durations of a microbatch's compute actions, by microbatch; empty for 1.
   std::vector<double> microbatch_scale = {};
 
-  Link link = {};                                  // between any two ranks
-  std::map<std::pair<int, int>, Link> links = {};  // by (from, to): links that differ from `link`
+  Link link = {};  // between any two ranks
+  std::map<std::pair<int, int>, OwnLink> links =
+      {};  // by (from, to): links that differ from `link`
 
   // Sizes per microbatch, and of parameters and gradients per stage. 0 if unknown.
   PerStage output_bytes = 0;          // F's output, sent to the next stage

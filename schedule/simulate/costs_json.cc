@@ -79,8 +79,8 @@ class TreeBuilder : public nlohmann::json_sax<Json> {
     open_.back()->members.push_back({key, cursor_.string(), {}});
     return true;
   }
-  bool parse_error(std::size_t, const std::string&, const Json::exception& error) override {
-    cursor_.report(error, &diagnostics_);
+  bool parse_error(std::size_t read, const std::string&, const Json::exception& error) override {
+    cursor_.report(read, error, &diagnostics_);
     return false;
   }
 
@@ -159,20 +159,18 @@ class CostsReader {
     }
     for (const StageCost& field : stage_costs()) {
       if (const Value* value = take(root, field.name))
-        parsed_.costs.*(field.values) = value->kind == Kind::kArray
-                                            ? PerStage(numbers(field.name, *value))
-                                            : PerStage(number(field.name, *value));
+        parsed_.costs.*(field.values) = per_stage(field.name, *value);
     }
     if (const Value* value = take(root, "unit")) read_unit(*value);
     if (const Value* value = take(root, "rank_scale"))
-      parsed_.costs.rank_scale = numbers("rank_scale", *value);
+      parsed_.costs.rank_scale = numbers("rank_scale", "a list with one factor per rank", *value);
     if (const Value* value = take(root, "microbatch_scale"))
-      parsed_.costs.microbatch_scale = numbers("microbatch_scale", *value);
+      parsed_.costs.microbatch_scale =
+          numbers("microbatch_scale", "a list with one factor per microbatch", *value);
     if (const Value* value = take(root, "latency"))
       parsed_.costs.link.latency = number("latency", *value);
     if (const Value* value = take(root, "bandwidth"))
       parsed_.costs.link.bandwidth = bandwidth(*value);
-    // Last, because a link without a latency or bandwidth takes the general one.
     if (const Value* value = take(root, "links")) read_links(*value);
     return std::move(parsed_);
   }
@@ -225,12 +223,15 @@ class CostsReader {
     return 0;
   }
 
-  std::vector<double> numbers(std::string_view key, const Value& value) {
+  PerStage per_stage(std::string_view key, const Value& value) {
+    if (value.kind == Kind::kNumber) return number(key, value);
+    return PerStage(numbers(key, "a number, or a list with one number per stage", value));
+  }
+
+  std::vector<double> numbers(std::string_view key, std::string_view expected, const Value& value) {
     std::vector<double> all;
-    if (value.kind != Kind::kArray || value.items.empty()) {
-      wrong(ir::Rule::kJsonType, fmt::format("`{}`", key), "a list of numbers", value);
-      all.push_back(0);
-    }
+    if (value.kind != Kind::kArray || value.items.empty())
+      wrong(ir::Rule::kJsonType, fmt::format("`{}`", key), expected, value);
     for (const Value& item : value.items) all.push_back(number(key, item));
     return all;
   }
@@ -273,11 +274,14 @@ class CostsReader {
       return wrong(ir::Rule::kJsonType, "`links`", "objects with `from` and `to`", value);
     constexpr std::string_view kKeys[] = {"from", "to", "latency", "bandwidth"};
     check_keys(value, kKeys, " in a link");
-    Link link = parsed_.costs.link;
+    OwnLink link;
     if (const Value* latency = find(value, "latency")) link.latency = number("latency", *latency);
     if (const Value* bytes = find(value, "bandwidth")) link.bandwidth = bandwidth(*bytes);
+    if (!link.latency && !link.bandwidth)
+      wrong(ir::Rule::kMissingKey, "a link", "`latency`, `bandwidth` or both", value);
     const std::optional<int> from = rank(value, "from"), to = rank(value, "to");
     if (!from || !to) return;
+    if (*from == *to) return wrong(ir::Rule::kBadValue, "a link", "two different ranks", value);
     if (parsed_.costs.links.try_emplace({*from, *to}, link).second) {
       parsed_.places.links.emplace(std::pair(*from, *to), value.place);
     } else {

@@ -266,6 +266,10 @@ TEST(CompileTest, WrongCostsAreDiagnostics) {
   EXPECT_EQ(text_of(simulate(order, {.costs = {.forward = PerStage({1, 2, 3})}}).diagnostics),
             "error[PW073]: `forward`: expected 2 numbers, one per stage, got 3\n"
             "help: one number instead of the list holds for all stages\n");
+  // Costs that do not fit and changes that do not are reported together.
+  EXPECT_EQ(simulate(order, {.costs = {.forward = PerStage({1, 2, 3})}, .slow = {{2, 2}}})
+                .diagnostics.total(),
+            2u);
   // If compilation failed, simulate() returns its diagnostics.
   const CompileResult none = compile({.source = "nothing"});
   EXPECT_EQ(text_of(simulate(none, {}).diagnostics), text_of(none.diagnostics));

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <optional>
 #include <regex>
 #include <sstream>
 
@@ -58,7 +59,7 @@ TEST(CostsTest, ReadsEveryKey) {
   wanted.rank_scale = {1, 1.5};
   wanted.microbatch_scale = {1, 2, 3};
   wanted.link = {0.5, 1e6};
-  wanted.links[{1, 0}] = {0.5, 10};
+  wanted.links[{1, 0}] = {std::nullopt, 10};
   wanted.output_bytes = 7;
   wanted.input_gradient_bytes = 8;
   wanted.activation_bytes = 9;
@@ -79,27 +80,33 @@ TEST(CostsTest, ReadsEveryKey) {
 TEST(CostsTest, EachMistakeIsNamedAtItsPlace) {
   const std::pair<const char*, const char*> kCases[] = {
       {"[]", "1:1: PW091: a costs file: expected an object, got `[]`"},
-      {"{\n\"version\": 1,\n}", "3:2: PW090: expected string literal, got `}`"},
+      {"{\n\"version\": 1,\n}", "3:1: PW090: expected string literal, got `}`"},
       {"", "1:1: PW090: expected `[`, `{`, or a literal, got end of input"},
       {"{}", "1:1: PW084: a costs file has a `version`, got none; write it as `\"version\": 1`"},
       {R"({"version": 2})", "1:13: PW081: `version`: expected 1, got `2`"},
       {R"({"version": 1, "foward": 1})",
        "1:16: PW082: unknown key `foward`; did you mean `forward`?"},
       {R"({"version": 1, "forward": "1"})",
-       "1:27: PW091: `forward`: expected 0 or a number from 1e-12 to 1e+18, got `\"1\"`"},
+       "1:27: PW091: `forward`: expected a number, or a list with one number per stage, got "
+       "`\"1\"`"},
       {R"({"version": 1, "forward": -1})",
        "1:27: PW085: `forward`: expected 0 or a number from 1e-12 to 1e+18, got `-1`"},
       {R"({"version": 1, "forward": [1, null]})",
        "1:31: PW091: `forward`: expected 0 or a number from 1e-12 to 1e+18, got `null`"},
       {R"({"version": 1, "forward": 1e-13})",
        "1:27: PW085: `forward`: expected 0 or a number from 1e-12 to 1e+18, got `1e-13`"},
-      {R"({"version": 1, "forward": 1e400})", "1:33: PW090: number overflow parsing '1e400'"},
+      {R"({"version": 1, "forward": 1e400})",
+       "1:27: PW090: expected a number that fits a double, got `1e400`"},
+      {R"({"version": 1, "forward": 1)", "1:28: PW090: expected `}`, got end of input"},
+      {R"({"version": 1, "forward": tru})", "1:30: PW090: syntax error: invalid literal"},
       {R"({"version": 1, "unit": [[[[[[]]]]]]})",
        "1:27: PW091: expected values nested at most 4 deep, got more"},
       {R"({"version": 1, "forward": []})",
-       "1:27: PW091: `forward`: expected a list of numbers, got `[]`"},
+       "1:27: PW091: `forward`: expected a number, or a list with one number per stage, got `[]`"},
       {R"({"version": 1, "rank_scale": 2})",
-       "1:30: PW091: `rank_scale`: expected a list of numbers, got `2`"},
+       "1:30: PW091: `rank_scale`: expected a list with one factor per rank, got `2`"},
+      {R"({"version": 1, "microbatch_scale": 2})",
+       "1:36: PW091: `microbatch_scale`: expected a list with one factor per microbatch, got `2`"},
       {R"({"version": 1, "bandwidth": 0})",
        "1:29: PW085: `bandwidth`: expected bytes per unit of time, above 0, got `0`"},
       {R"({"version": 1, "unit": "a b"})",
@@ -107,16 +114,23 @@ TEST(CostsTest, EachMistakeIsNamedAtItsPlace) {
       {R"({"version": 1, "links": {}})", "1:25: PW091: `links`: expected a list, got `{}`"},
       {R"({"version": 1, "links": [{"from": 0}]})",
        "1:26: PW091: `links`: expected objects with `from` and `to`, got `{\"from\": 0}`"},
-      {R"({"version": 1, "links": [{"from": 0, "to": -1}]})",
+      {R"({"version": 1, "links": [{"from": 0, "to": -1, "latency": 1}]})",
        "1:44: PW085: `to` of a link: expected a rank, got `-1`"},
-      {R"({"version": 1, "links": [{"from": 0, "to": 1}, {"from": 0, "to": 1}]})",
-       "1:48: PW083: `links` has two from rank 0 to rank 1"},
-      {R"({"version": 1, "links": [{"from": 0, "to": 1, "latncy": 1}]})",
-       "1:47: PW082: unknown key `latncy` in a link; did you mean `latency`?"},
+      {R"({"version": 1, "links": [{"from": 0, "to": 0, "latency": 1}]})",
+       "1:26: PW085: a link: expected two different ranks, got `{\"from\": 0, \"to\": 0, "
+       "\"latency\": 1}`"},
+      {R"({"version": 1, "links": [{"from": 0, "to": 1}]})",
+       "1:26: PW084: a link: expected `latency`, `bandwidth` or both, got `{\"from\": 0, \"to\": "
+       "1}`"},
+      {R"({"version": 1, "links": [{"from": 0, "to": 1, "latency": 1},
+{"from": 0, "to": 1, "bandwidth": 1}]})",
+       "2:1: PW083: `links` has two from rank 0 to rank 1"},
+      {R"({"version": 1, "links": [{"from": 0, "to": 1, "latency": 1, "bandwith": 1}]})",
+       "1:61: PW082: unknown key `bandwith` in a link; did you mean `bandwidth`?"},
       {R"({"version": 1, "forward": 1, "forward": 2})", "1:30: PW083: duplicate key `forward`"},
       // All errors are reported, not only the first.
       {"{\"version\": 3,\n \"forward\": -1, \"unshrd\": 0,\n \"links\": [{\"from\": 0.5, \"to\": "
-       "1}]}",
+       "1, \"latency\": 1}]}",
        "1:13: PW081: `version`: expected 1, got `3`\n"
        "2:13: PW085: `forward`: expected 0 or a number from 1e-12 to 1e+18, got `-1`\n"
        "2:17: PW082: unknown key `unshrd`; did you mean `unshard`?\n"
@@ -131,6 +145,11 @@ TEST(CostsTest, ListsMustFitTheSchedule) {
   costs.backward_weight = PerStage({1, 2, 3});
   EXPECT_EQ(misfit_of(costs),
             "PW073: `backward_weight`: expected 4 numbers, one per stage, got 3; one number "
+            "instead of the list holds for all stages");
+  // One number in a list is not one number for all stages.
+  costs.backward_weight = PerStage(std::vector<double>{3});
+  EXPECT_EQ(misfit_of(costs),
+            "PW073: `backward_weight`: expected 4 numbers, one per stage, got 1; one number "
             "instead of the list holds for all stages");
   costs = {};
   costs.rank_scale = {1};
@@ -152,11 +171,23 @@ TEST(CostsTest, ListsMustFitTheSchedule) {
             "PW085: `bandwidth`: expected bytes per unit of time, above 0, got 0");
 }
 
+TEST(CostsTest, AListOfOneIsForOneStage) {
+  ir::Diagnostics diagnostics;
+  const auto parsed =
+      parse_costs({"costs.json", R"({"version": 1, "forward": [3]})"}, &diagnostics);
+  ASSERT_TRUE(parsed);
+  const auto fits = [&](const ir::Placement& placement) {
+    return check_costs(parsed->costs, parsed->places, placement, 1, &diagnostics);
+  };
+  EXPECT_TRUE(fits(ir::Placement::loop(1, 1)));
+  EXPECT_FALSE(fits(ir::Placement::loop(1, 2)));
+}
+
 TEST(CostsTest, WhatDoesNotFitHasItsPlaceInTheFile) {
   ir::Diagnostics diagnostics;
   const auto parsed = parse_costs({"costs.json",
                                    "{\"version\": 1,\n \"forward\": [1, 2],\n"
-                                   " \"links\": [{\"from\": 5, \"to\": 0}]}"},
+                                   " \"links\": [{\"from\": 5, \"to\": 0, \"latency\": 1}]}"},
                                   &diagnostics);
   ASSERT_TRUE(parsed);
   EXPECT_EQ(misfit_of(parsed->costs, parsed->places),
@@ -175,7 +206,7 @@ TEST(CostsTest, DurationsByStageRankMicrobatchAndLink) {
   costs.rank_scale = {1, 2};
   costs.microbatch_scale = {1, 3};
   costs.link = {0.5, 10};
-  costs.links[{1, 0}] = {2, 10};
+  costs.links[{1, 0}] = {.latency = 2};  // and the bandwidth of the others
   costs.output_bytes = 20;
   const CostTable table(costs, placement);
   using K = ir::ActionKind;
