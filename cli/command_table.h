@@ -34,6 +34,9 @@ struct OptionSpec {
   std::string_view short_name;  // "-o", or empty
   ValueSpec value;
   std::string_view help;  // one line
+  // Whether the values of a repeated option add up, joined by commas. For other options, the last
+  // value counts.
+  bool accumulates = false;
 };
 
 struct ArgumentSpec {

@@ -82,8 +82,9 @@ const OptionSpec* find_option(const CommandSpec& command, std::string_view word)
 }
 
 // Options may come after arguments. The value of an option is the next word, even if it starts with
-// a dash, or the rest of the same word: --name=value, -nvalue. If an option is repeated, the last
-// one counts. All words after -- are arguments; so are all words after the name of a program.
+// a dash, or the rest of the same word: --name=value, -nvalue. The values of a repeated option add
+// up if it accumulates; otherwise the last one counts. All words after -- are arguments; so are all
+// words after the name of a program.
 SplitWords split(const CommandSpec& command, Words words) {
   SplitWords split;
   bool only_arguments = false;
@@ -121,7 +122,9 @@ SplitWords split(const CommandSpec& command, Words words) {
       value = words[index];
     }
     if (option->name == "--help") split.help = true;
-    split.invocation.options[std::string(option->name)] = std::move(*value);
+    const auto [entry, is_new] =
+        split.invocation.options.try_emplace(std::string(option->name), *value);
+    if (!is_new) entry->second = option->accumulates ? entry->second + "," + *value : *value;
   }
   return split;
 }

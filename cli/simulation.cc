@@ -70,11 +70,14 @@ std::vector<OptionSpec> cost_options() {
        "",
        {ValueKind::kText, "KIND=X", {}},
        "what if: multiply a cost by X; KIND is F, B, I, W, UNSHARD, RESHARD, REDUCE_GRAD or COMM; "
-       "separate several by commas"},
+       "may be repeated, or separate several by commas; factors of one cost multiply",
+       true},
       {"--slow",
        "",
        {ValueKind::kText, "RANK=X", {}},
-       "what if: a rank takes X times as long; separate several by commas"},
+       "what if: a rank takes X times as long; may be repeated, or separate several by commas; "
+       "factors of one rank multiply",
+       true},
   };
 }
 
