@@ -67,8 +67,8 @@ const std::vector<CommandSpec>& table() {
                {"--format",
                 "",
                 {ValueKind::kChoice, "FORMAT", print_formats()},
-                "output format; default: that of the extension of FILE, timeline on a terminal, "
-                "table elsewhere"},
+                "output format; default: that of the extension of FILE, which it must not "
+                "contradict; otherwise timeline on a terminal, table elsewhere"},
                {"--comms",
                 "",
                 {},

@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
+#include <filesystem>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -11,6 +13,7 @@
 #include "pipewright/cli/input.h"
 #include "pipewright/cli/simulation.h"
 #include "pipewright/cli/usage_error.h"
+#include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/read.h"
 #include "pipewright/schedule/views/dot.h"
 #include "pipewright/schedule/views/svg.h"
@@ -82,25 +85,40 @@ bool is_picture(std::string_view format) {
   return std::ranges::find(pictures, format) != pictures.end();
 }
 
-// The format that the extension of the output file names ("out.svg"); otherwise a timeline on a
-// terminal, and a table elsewhere.
-std::string default_format(const std::string& path, bool to_stdout, const Console& console) {
-  if (to_stdout) return console.out_is_terminal ? "timeline" : "table";
-  const size_t dot = path.rfind('.');
-  if (dot == std::string::npos) return "table";
-  const std::string extension = path.substr(dot + 1);
+// The format that the extension of a file names ("out.svg", "OUT.SVG"); empty if it names none.
+std::string format_of_extension(const std::string& path) {
+  std::string extension = std::filesystem::path(path).extension().string();
+  if (!extension.empty()) extension.erase(0, 1);
+  for (char& letter : extension)
+    letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
   const bool is_file_format = std::ranges::find(ir::formats(), std::string_view(extension),
                                                 &ir::FormatInfo::name) != ir::formats().end();
-  return is_file_format || is_picture(extension) ? extension : "table";
+  return is_file_format || is_picture(extension) ? extension : "";
+}
+
+// The format of --format, which must not contradict the extension of the output file. Without
+// --format, the format of the extension; otherwise a timeline on a terminal, and a table elsewhere.
+std::string format_of(const Invocation& invocation, const std::string& path, bool to_stdout,
+                      const Console& console) {
+  const std::optional<std::string> given = invocation.text("--format");
+  if (to_stdout) return given.value_or(console.out_is_terminal ? "timeline" : "table");
+  const std::string named = format_of_extension(path);
+  if (named.empty()) return given.value_or("table");
+  // A trace is JSON too, and its viewers expect the extension .json.
+  const bool agrees = !given || *given == named || (*given == "trace" && named == "json");
+  if (!agrees)
+    throw UsageError(fmt::format("--format: expected {} for the file {}, got {}",
+                                 named == "json" ? "json or trace" : named, ir::backticked(path),
+                                 *given));
+  return given.value_or(named);
 }
 
 }  // namespace
 
 int run_print(const Invocation& invocation, Console& console) {
-  const std::string path = invocation.text("--output").value_or("");
-  const bool to_stdout = path.empty() || path == "-";
-  const std::string format =
-      invocation.text("--format").value_or(default_format(path, to_stdout, console));
+  const std::string path = invocation.text("--output").value_or("-");
+  const bool to_stdout = path == "-";
+  const std::string format = format_of(invocation, path, to_stdout, console);
   if (invocation.has("--comms") && format != "timeline")
     throw UsageError("--comms requires --format timeline");
   // The schedule after the watched pass goes to stderr, so that stdout has the result only.
@@ -116,7 +134,7 @@ int run_print(const Invocation& invocation, Console& console) {
   };
 
   // Formats without times print a schedule as it is, even if it is invalid.
-  Input input = read_input(invocation, console);
+  Input input = read_input(invocation, console, 0, costs ? &costs->request.costs : nullptr);
   if (!is_picture(format) && !plans_with_costs(input))
     refuse_cost_options(invocation, "--format timeline, svg, trace or dot");
   const AskedCosts asked = read_costs(invocation, console);
