@@ -223,7 +223,7 @@ const std::vector<CommandSpec>& table() {
        {{{ValueKind::kFile, "PROGRAM", {}}, "program to run; the arguments after it are its own"}},
        {
            {"--num-ranks", "-n", {ValueKind::kNumber, "N", {}}, "number of processes; default: 1"},
-           {"--master-port", "", {ValueKind::kNumber, "PORT", {}}, "default: a free port"},
+           {"--master-port", "", {ValueKind::kNumber, "PORT", {}, 65535}, "default: a free port"},
        },
        {{"pipewright launch -n 4 ./train --steps 100", "four ranks"},
         {"pipewright launch -n 4 -- ./train --steps 100", "the same"}},

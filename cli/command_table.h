@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_CLI_COMMAND_TABLE_H_
 #define PIPEWRIGHT_CLI_COMMAND_TABLE_H_
 
+#include <limits>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -19,7 +20,7 @@ enum class ValueKind {
   kText,    // anything
   kFile,    // a path; shells complete it
   kSource,  // a schedule's name or a path; shells complete both
-  kNumber,  // an integer, at least 1
+  kNumber,  // an integer from 1 to `most`
   kChoice,  // one of `choices`
 };
 
@@ -27,6 +28,7 @@ struct ValueSpec {
   ValueKind kind = ValueKind::kNone;
   std::string_view shown;  // in help: "FILE", "P"
   std::vector<std::string_view> choices;
+  int most = std::numeric_limits<int>::max();  // kNumber: the largest value
 };
 
 struct OptionSpec {

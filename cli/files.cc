@@ -27,8 +27,11 @@ namespace {
 class Descriptor {
  public:
   explicit Descriptor(int number) : number_(number) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
+  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(number_, other.number_);
+    return *this;
+  }
   ~Descriptor() {
     if (number_ >= 0) ::close(number_);
   }
@@ -87,24 +90,66 @@ void write_all(int descriptor, const std::string& path,
   if (!stream) fail("write", path, buffer.error());
 }
 
-// Removes a file unless it was renamed.
-class TemporaryFile {
+// A file without a name in the folder of `target`, which it then replaces. It vanishes with the
+// process, even if that is killed. On file systems without such files (O_TMPFILE) it has a
+// temporary name, which only a kill leaves behind.
+class ReplacementFile {
  public:
-  explicit TemporaryFile(std::string path) : path_(std::move(path)) {}
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-  ~TemporaryFile() {
-    if (!path_.empty()) ::unlink(path_.c_str());
+  explicit ReplacementFile(const std::string& target)
+      : target_(target), file_(open_nameless(target)) {
+    if (file_.get() >= 0) return;
+    name_ = target_ + ".XXXXXX";
+    file_ = Descriptor(::mkostemp(name_.data(), O_CLOEXEC));
+    if (file_.get() < 0) name_.clear();
   }
-  const std::string& path() const { return path_; }
-  bool rename(const std::string& to) {
-    if (::rename(path_.c_str(), to.c_str()) != 0) return false;
-    path_.clear();
+  ReplacementFile(const ReplacementFile&) = delete;
+  ReplacementFile& operator=(const ReplacementFile&) = delete;
+  ~ReplacementFile() {
+    if (!name_.empty()) ::unlink(name_.c_str());
+  }
+
+  // Negative if the file could not be created.
+  int descriptor() const { return file_.get(); }
+
+  // Gives the file its name. Returns false, with errno set, if that failed.
+  bool replace_target() {
+    if (name_.empty() && !link()) return false;
+    if (!file_.close()) return false;
+    if (name_.empty()) return true;
+    if (::rename(name_.c_str(), target_.c_str()) != 0) return false;
+    name_.clear();
     return true;
   }
 
  private:
-  std::string path_;
+  static constexpr const char* kDescriptors = "/proc/self/fd";  // link() needs it
+
+  static int open_nameless(const std::string& target) {
+    if (::access(kDescriptors, X_OK) != 0) return -1;
+    const std::filesystem::path folder = std::filesystem::path(target).parent_path();
+    return ::open(folder.empty() ? "." : folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+  }
+
+  // Links the nameless file to the target, or to a temporary name if the target exists: a link does
+  // not replace a file, but a rename does.
+  bool link() {
+    const std::string self = fmt::format("{}/{}", kDescriptors, file_.get());
+    const auto link_to = [&](const std::string& path) {
+      return ::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0;
+    };
+    if (link_to(target_)) return true;
+    for (int attempt = 0; errno == EEXIST && attempt < 100; ++attempt) {
+      std::string name = fmt::format("{}.{}.{}", target_, ::getpid(), attempt);
+      if (!link_to(name)) continue;
+      name_ = std::move(name);
+      return true;
+    }
+    return false;
+  }
+
+  std::string target_;
+  Descriptor file_;
+  std::string name_;  // the temporary name; empty while there is none
 };
 
 // Whether the path, such as /dev/stdout, refers to the file that stdout is redirected to. That file
@@ -136,16 +181,14 @@ void replace_file(const std::string& path, const std::function<void(std::ostream
   // Renaming needs no write permission on the old file, so check it here.
   if (exists && ::access(target.c_str(), W_OK) != 0) fail("write", path, errno);
 
-  std::string name = target + ".XXXXXX";
-  Descriptor file(::mkostemp(name.data(), O_CLOEXEC));
-  if (file.get() < 0) fail("write", path, errno);
-  TemporaryFile temporary(name);
+  ReplacementFile file(target);
+  if (file.descriptor() < 0) fail("write", path, errno);
   const mode_t mask = ::umask(0);
   ::umask(mask);
-  if (::fchmod(file.get(), exists ? old.st_mode & 07777 : 0666 & ~mask) != 0)
+  if (::fchmod(file.descriptor(), exists ? old.st_mode & 07777 : 0666 & ~mask) != 0)
     fail("write", path, errno);
-  write_all(file.get(), path, write);
-  if (!file.close() || !temporary.rename(target)) fail("write", path, errno);
+  write_all(file.descriptor(), path, write);
+  if (!file.replace_target()) fail("write", path, errno);
 }
 
 }  // namespace
@@ -183,7 +226,7 @@ ir::Source read_source(const std::string& path, Console& console) {
 
 void write_output(const std::string& path, Console& console,
                   const std::function<void(std::ostream&)>& write) {
-  if (path.empty() || path == "-" || is_stdout(path)) {
+  if (path == "-" || is_stdout(path)) {
     write(console.out);
   } else {
     replace_file(path, write);

@@ -22,7 +22,7 @@ class FileError : public std::runtime_error {
 // FileError.
 ir::Source read_source(const std::string& path, Console& console);
 
-// Calls `write` with a stream to the file at `path`, or to stdout for "-" and "". The file is
+// Calls `write` with a stream to the file at `path`, or to stdout for "-". The file is
 // replaced atomically once everything is written, and keeps the permissions of the old file; after
 // a failure the old file is unchanged. A pipe or a device is written to directly. Throws FileError.
 void write_output(const std::string& path, Console& console,

@@ -36,15 +36,19 @@ void check_value(std::string_view what, const ValueSpec& spec, const std::string
   switch (spec.kind) {
     case ValueKind::kNone:
     case ValueKind::kText:
+      return;
     case ValueKind::kFile:
     case ValueKind::kSource:
-      return;
+      if (!value.empty()) return;
+      throw UsageError(fmt::format("{}: expected a name, got ``", what));
     case ValueKind::kNumber: {
       int number = 0;
       const auto [stop, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-      if (error == std::errc() && stop == value.data() + value.size() && number >= 1) return;
-      throw UsageError(
-          fmt::format("{}: expected a whole number from 1, got {}", what, ir::backticked(value)));
+      if (error == std::errc() && stop == value.data() + value.size() && number >= 1 &&
+          number <= spec.most)
+        return;
+      throw UsageError(fmt::format("{}: expected a whole number from 1 to {}, got {}", what,
+                                   spec.most, ir::backticked(value)));
     }
     case ValueKind::kChoice:
       if (std::ranges::find(spec.choices, value) != spec.choices.end()) return;
