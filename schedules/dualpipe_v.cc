@@ -127,6 +127,7 @@ const ScheduleSpec kDualPipeV = {
     .default_stages_per_rank = 2,
     .splits_backward = true,
     .bubble = "(P-1)(F&B + B - 3W)",
+    .bubble_where = "F&B = F+B, F = I and W <= F",
     .memory = "2P+1",
     .constraints = kConstraints,
     .make_row = make_row,

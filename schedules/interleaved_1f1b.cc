@@ -46,6 +46,7 @@ const ScheduleSpec kInterleaved1F1B = {
     .default_stages_per_rank = 2,
     .splits_backward = false,
     .bubble = "(P-1)(F+B)",
+    .bubble_where = "M >= P or V = 1",
     .memory = "min(V M, (V-1)R + 2(P-1-r) + 1), R = M div max(1, M div P)",
     .constraints = kConstraints,
     .options = kShapeOptions,

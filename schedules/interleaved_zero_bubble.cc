@@ -77,6 +77,7 @@ const ScheduleSpec kInterleavedZeroBubble = {
     .default_stages_per_rank = 2,
     .splits_backward = true,
     .bubble = "(P-1)(F+I-W)",
+    .bubble_where = "M >= P, W <= F and W <= I",
     .memory = "min(V M, (V-1)R + P), R = M div max(1, M div P)",
     .constraints = kConstraints,
     .make_row = make_row,

@@ -33,6 +33,7 @@ const ScheduleSpec kLoopedBfs = {
     .default_stages_per_rank = 2,
     .splits_backward = false,
     .bubble = "(P-1)(F+B)",
+    .bubble_where = "M >= P or V = 1",
     .memory = "V M",
     .constraints = kConstraints,
     .make_row = make_row,

@@ -23,6 +23,7 @@ const ScheduleSpec kZbH1 = {
     .default_stages_per_rank = 1,
     .splits_backward = true,
     .bubble = "(P-1)(F+I-W)",
+    .bubble_where = "M >= P, W <= F and W <= I",
     .memory = "min(M, P)",
     .constraints = kConstraints,
     .make_row = make_row,

@@ -23,6 +23,7 @@ const ScheduleSpec kZbH2 = {
     .default_stages_per_rank = 1,
     .splits_backward = true,
     .bubble = "(P-1)(F+I-2W)",
+    .bubble_where = "M >= 2P-1, W <= F and W <= I",
     .memory = "min(M, 2P-1)",
     .constraints = kConstraints,
     .make_row = make_row,
