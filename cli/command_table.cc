@@ -39,12 +39,12 @@ const std::vector<CommandSpec>& table() {
   static const std::vector<CommandSpec> kCommands = {
       {"list",
        "List the schedules of the catalogue",
-       "Lists every schedule with its placement, its constraints on ranks, stages and "
-       "microbatches, "
-       "formulas for its bubble and memory, its source, and the ready-made file of it.",
-       {},
-       {},
-       {{"pipewright list", "all schedules"}},
+       "Lists every schedule, or one of them, with its placement, its constraints on ranks, stages "
+       "and microbatches, its own options, formulas for its bubble and memory, its source, and the "
+       "ready-made file of it, which is built in.",
+       {{{ValueKind::kName, "NAME", {}}, "a schedule's name; default: all schedules", true}},
+       {{"--json", "", {ValueKind::kNone, "", {}}, "print the result as JSON"}},
+       {{"pipewright list", "all schedules"}, {"pipewright list ZBV --json", "one, as data"}},
        run_list},
       {"print",
        "Print a schedule in any format",

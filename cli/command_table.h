@@ -19,6 +19,7 @@ enum class ValueKind {
   kNone,    // a flag without a value
   kText,    // anything
   kFile,    // a path; shells complete it
+  kName,    // a schedule's name; shells complete it
   kSource,  // a schedule's name or a path; shells complete both
   kNumber,  // an integer from 1 to `most`
   kChoice,  // one of `choices`
@@ -44,6 +45,9 @@ struct OptionSpec {
 struct ArgumentSpec {
   ValueSpec value;
   std::string_view help;
+  // Only the last argument of a command may be optional or repeat.
+  bool optional = false;
+  bool repeats = false;  // one or more
 };
 
 struct Example {
@@ -55,7 +59,7 @@ struct CommandSpec {
   std::string_view name;
   std::string_view summary;             // one line that starts with a capital letter
   std::string_view description;         // one line per paragraph; help wraps them
-  std::vector<ArgumentSpec> arguments;  // all of them required, in order
+  std::vector<ArgumentSpec> arguments;  // in order
   std::vector<OptionSpec> options;
   std::vector<Example> examples;
   // Runs the command and returns its exit code.

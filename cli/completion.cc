@@ -62,6 +62,11 @@ std::string bash_completion() {
         case ValueKind::kNumber:
           text += fmt::format("        {}) return ;;\n", pattern);
           break;
+        case ValueKind::kName:
+          text +=
+              fmt::format("        {}) COMPREPLY=($(compgen -W '{}' -- \"$word\")); return ;;\n",
+                          pattern, schedule_words());
+          break;
         case ValueKind::kFile:
         case ValueKind::kSource:
           text += fmt::format("        {}) COMPREPLY=($(compgen -f -- \"$word\")); return ;;\n",
@@ -84,6 +89,10 @@ std::string bash_completion() {
         text += fmt::format(
             "      COMPREPLY=($(compgen -W '{}' -- \"$word\") $(compgen -f -- \"$word\"))\n",
             schedule_words());
+      }
+      if (argument.value.kind == ValueKind::kName) {
+        text +=
+            fmt::format("      COMPREPLY=($(compgen -W '{}' -- \"$word\"))\n", schedule_words());
       }
       if (argument.value.kind == ValueKind::kFile)
         text += "      COMPREPLY=($(compgen -f -- \"$word\"))\n";
@@ -113,9 +122,11 @@ std::string zsh_action(const ValueSpec& value) {
       return "";
     case ValueKind::kText:
     case ValueKind::kNumber:
-      return fmt::format(":{}: ", value.shown);
+      return fmt::format(":{}: ", zsh_text(value.shown));
     case ValueKind::kFile:
       return fmt::format(":{}:_files", value.shown);
+    case ValueKind::kName:
+      return fmt::format(":{}:({})", value.shown, schedule_words());
     case ValueKind::kSource:
       return fmt::format(":{}: _pipewright_source", value.shown);
     case ValueKind::kChoice:
@@ -156,7 +167,11 @@ std::string zsh_completion() {
         text += fmt::format(" \\\n        '{}{}'", option.short_name, rest);
     }
     for (const ArgumentSpec& argument : command.arguments)
-      text += fmt::format(" \\\n        '{}'", zsh_action(argument.value));
+      text += fmt::format(" \\\n        '{}{}'",
+                          argument.repeats    ? "*"
+                          : argument.optional ? ":"
+                                              : "",
+                          zsh_action(argument.value));
     text += "\n      ;;\n";
   }
   return text + "  esac\n}\ncompdef _pipewright pipewright\n";
@@ -194,6 +209,8 @@ std::string fish_completion() {
     }
     for (const ArgumentSpec& argument : command.arguments) {
       if (argument.value.kind == ValueKind::kFile) text += condition + " -F\n";
+      if (argument.value.kind == ValueKind::kName)
+        text += fmt::format("{} -a '{}'\n", condition, schedule_words());
       if (argument.value.kind == ValueKind::kSource)
         text += fmt::format("{} -F -a '{}'\n", condition, schedule_words());
       if (argument.value.kind == ValueKind::kChoice)

@@ -97,8 +97,11 @@ std::string option_help(const OptionSpec& option) {
 std::string usage(const CommandSpec& command) {
   std::string text = fmt::format("pipewright {}", command.name);
   if (!command.options.empty()) text += " [OPTIONS]";
-  for (const ArgumentSpec& argument : command.arguments)
-    text += fmt::format(" {}", argument.value.shown);
+  for (const ArgumentSpec& argument : command.arguments) {
+    const std::string_view shown = argument.value.shown;
+    text += argument.optional ? fmt::format(" [{}]", shown) : fmt::format(" {}", shown);
+    if (argument.repeats) text += "...";
+  }
   if (command.takes_program) text += " [ARGS]...";
   return text;
 }

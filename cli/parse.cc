@@ -38,6 +38,7 @@ void check_value(std::string_view what, const ValueSpec& spec, const std::string
     case ValueKind::kText:
       return;
     case ValueKind::kFile:
+    case ValueKind::kName:
     case ValueKind::kSource:
       if (!value.empty()) return;
       throw UsageError(fmt::format("{}: expected a name, got ``", what));
@@ -133,6 +134,21 @@ SplitWords split(const CommandSpec& command, Words words) {
   return split;
 }
 
+void check_number_of_arguments(const CommandSpec& command, std::span<const std::string> given) {
+  const size_t most = command.arguments.size();
+  std::string missing;
+  for (size_t index = given.size(); index < most; ++index) {
+    const ArgumentSpec& argument = command.arguments[index];
+    if (!argument.optional)
+      missing += fmt::format("{}{}: {}", missing.empty() ? "missing " : "; and ",
+                             argument.value.shown, argument.help);
+  }
+  if (!missing.empty()) throw UsageError(missing);
+  const bool open = command.takes_program || (most > 0 && command.arguments.back().repeats);
+  if (given.size() > most && !open)
+    throw UsageError(fmt::format("unexpected argument {}", ir::backticked(given[most])));
+}
+
 void check(const CommandSpec& command, const std::string& where, const SplitWords& split) {
   if (split.unknown_option) {
     std::vector<std::string_view> known;
@@ -141,19 +157,12 @@ void check(const CommandSpec& command, const std::string& where, const SplitWord
     throw unknown_option(where, *split.unknown_option, known);
   }
   const Invocation& invocation = split.invocation;
-  const size_t expected = command.arguments.size();
-  if (invocation.arguments.size() < expected) {
-    const ArgumentSpec& missing = command.arguments[invocation.arguments.size()];
-    throw UsageError(fmt::format("missing {}: {}", missing.value.shown, missing.help));
-  }
-  if (invocation.arguments.size() > expected && !command.takes_program) {
-    throw UsageError(
-        fmt::format("unexpected argument {}", ir::backticked(invocation.arguments[expected])));
-  }
+  check_number_of_arguments(command, invocation.arguments);
   // stdin can be read only once.
   size_t stdins = invocation.text("--costs") == "-" ? 1 : 0;
-  for (size_t index = 0; index < expected; ++index) {
-    const ValueSpec& value = command.arguments[index].value;
+  const size_t program_words = command.takes_program ? invocation.arguments.size() - 1 : 0;
+  for (size_t index = 0; index < invocation.arguments.size() - program_words; ++index) {
+    const ValueSpec& value = command.arguments[std::min(index, command.arguments.size() - 1)].value;
     check_value(value.shown, value, invocation.arguments[index]);
     stdins += value.kind == ValueKind::kSource && invocation.arguments[index] == "-";
   }

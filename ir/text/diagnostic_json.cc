@@ -21,6 +21,8 @@ void add_place(const Place& place, Json* json) {
 
 }  // namespace
 
+std::string quoted_json(std::string_view text) { return Json(printable(text)).dump(); }
+
 std::string diagnostics_json(const Diagnostics& diagnostics, int indent) {
   Json list = Json::array();
   for (const Diagnostic& diagnostic : diagnostics.kept()) {

@@ -2,6 +2,7 @@
 #define PIPEWRIGHT_IR_TEXT_DIAGNOSTIC_JSON_H_
 
 #include <string>
+#include <string_view>
 
 #include "pipewright/ir/diagnostic.h"
 
@@ -16,6 +17,10 @@ namespace pipewright::ir {
 //
 // Each line after the first is indented by `indent` spaces. A pure function; any thread.
 std::string diagnostics_json(const Diagnostics& diagnostics, int indent);
+
+// A text as a JSON string, quotes included, with what is not printable escaped as on a terminal
+// (pipewright/ir/printable.h). A pure function; any thread.
+std::string quoted_json(std::string_view text);
 
 }  // namespace pipewright::ir
 

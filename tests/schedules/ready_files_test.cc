@@ -15,8 +15,8 @@ namespace {
 TEST(ReadyFilesTest, EachEqualsTheGeneratedSchedule) {
   std::set<std::string> names;
   for (const ReadyFile& file : ready_files()) {
-    SCOPED_TRACE(file.path);
-    const ir::Source source{std::string(file.path), std::string(file.text)};
+    SCOPED_TRACE(file.name);
+    const ir::Source source{std::string(file.name), std::string(file.text)};
     ir::Diagnostics diagnostics;
     const auto parsed = ir::parse_plan(source, &diagnostics);
     ASSERT_TRUE(parsed);
@@ -29,9 +29,13 @@ TEST(ReadyFilesTest, EachEqualsTheGeneratedSchedule) {
     ir::print_plan(make_order(*spec, shape), text);
     EXPECT_EQ(text.str(), file.text);
     names.insert(ready.name);
+    EXPECT_EQ(find_ready_file(file.name), &file);
+    EXPECT_EQ(find_ready_file(ready.name), &file);
   }
   for (const ScheduleSpec* spec : all_schedules())
     EXPECT_TRUE(names.contains(std::string(spec->name))) << spec->name;
+  EXPECT_EQ(find_ready_file(""), nullptr);
+  EXPECT_EQ(find_ready_file("1f1b.plan"), nullptr);
 }
 
 }  // namespace

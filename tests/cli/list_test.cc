@@ -1,0 +1,50 @@
+// `list --json` has the contents of `list`, and `list NAME` the part of one schedule.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/support/shell/shell.h"
+
+namespace {
+
+using pipewright::tests::run_shell;
+
+std::string list(const std::string& arguments) {
+  return run_shell("cli/pipewright list " + arguments).text;
+}
+
+TEST(ListTest, TheDataAreThoseOfTheText) {
+  const std::string text = list("");
+  const auto json = nlohmann::json::parse(list("--json"));
+  EXPECT_EQ(json["version"], 1);
+  size_t schedules = 0;
+  for (const auto& schedule : json["schedules"]) {
+    const std::string name = schedule["name"];
+    SCOPED_TRACE(name);
+    const size_t begin = text.find("\n\n" + name);
+    ASSERT_NE(begin, std::string::npos);
+    const std::string part = text.substr(begin, text.find("\n\n", begin + 2) - begin);
+    const auto expect_in_text = [&](const nlohmann::json& value) {
+      EXPECT_NE(part.find(value.get<std::string>()), std::string::npos) << value << part;
+    };
+    for (const char* key : {"placement", "backward", "bubble", "memory", "source", "ready_file"})
+      expect_in_text(schedule[key]);
+    if (!schedule["bubble_where"].is_null()) expect_in_text(schedule["bubble_where"]);
+    for (const auto& alias : schedule["aliases"]) expect_in_text(alias);
+    for (const auto& constraint : schedule["constraints"]) {
+      expect_in_text(constraint["rule"]);
+      expect_in_text(constraint["reason"]);
+    }
+    for (const auto& option : schedule["options"]) expect_in_text(option["meaning"]);
+    EXPECT_EQ(pipewright::tests::count(part, "requires"),
+              static_cast<int>(schedule["constraints"].size()));
+    EXPECT_EQ(nlohmann::json::parse(list(name + " --json"))["schedules"],
+              nlohmann::json::array({schedule}));
+    EXPECT_NE(list(name).find(part.substr(1, part.find_last_not_of('\n'))), std::string::npos);
+    ++schedules;
+  }
+  EXPECT_EQ(schedules, static_cast<size_t>(pipewright::tests::count(text, "\n  placement")));
+}
+
+}  // namespace
