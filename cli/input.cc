@@ -15,6 +15,8 @@
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/header.h"
 #include "pipewright/ir/text/render.h"
+#include "pipewright/ir/text/spelling.h"
+#include "pipewright/schedules/catalogue.h"
 #include "pipewright/schedules/registry.h"
 
 namespace pipewright::cli {
@@ -91,10 +93,29 @@ void compile(schedule::CompileRequest request, Input* input) {
   if (!input->file && input->compiled.ok()) input->name = input->schedule().name;
 }
 
-// A word is a file if it is `-`, contains a slash or a dot, or a file of that name exists.
+// A file that is built in: "ready:zb_h1".
+constexpr std::string_view kReady = "ready:";
+
+ir::Source ready_source(const std::string& word) {
+  const std::string_view name = std::string_view(word).substr(kReady.size());
+  if (const schedules::ReadyFile* file = schedules::find_ready_file(name))
+    return {word, std::string(file->text)};
+  std::vector<std::string_view> names;
+  for (const schedules::ReadyFile& file : schedules::ready_files()) names.push_back(file.name);
+  std::string message = fmt::format("there is no ready file {}", ir::backticked(name));
+  const std::string hint = ir::did_you_mean(name, names);
+  message +=
+      hint.empty() ? fmt::format("; ready files are {}", fmt::join(names, ", ")) : "; " + hint;
+  throw FileError(message);
+}
+
+bool is_name(const std::string& word) { return schedules::find_schedule(word) != nullptr; }
+
+bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
+
+// What is not a schedule's name is a file if it is `-`, contains a slash or a dot, or exists.
 bool is_file(const std::string& word) {
-  return word == "-" || word.find_first_of("/.") != std::string::npos ||
-         ::access(word.c_str(), F_OK) == 0;
+  return word == "-" || word.find_first_of("/.") != std::string::npos || exists(word);
 }
 
 }  // namespace
@@ -106,8 +127,10 @@ bool plans_with_costs(const Input& input) {
 }
 
 ArgumentSpec source_argument() {
-  return {{ValueKind::kSource, "SOURCE", {}},
-          "a schedule's name, a file (.csv, .plan, .json), or - for stdin"};
+  return {
+      {ValueKind::kSource, "SOURCE", {}},
+      "a schedule's name, a file (.csv, .plan, .json), ready:NAME for a built-in file, or - for "
+      "stdin"};
 }
 
 std::vector<OptionSpec> shape_options() {
@@ -143,8 +166,11 @@ std::vector<OptionSpec> lowering_options() {
 
 Input read_input(const Invocation& invocation, Console& console, size_t argument) {
   const std::string& word = invocation.arguments[argument];
-  if (!is_file(word)) return {std::nullopt, word};
-  Input input{read_source(word, console), ""};
+  if (is_name(word) && exists(word))
+    console.err << fmt::format("note: `{0}` is a schedule's name; the file is `./{0}`\n", word);
+  const bool is_ready = word.starts_with(kReady);
+  if (is_name(word) || (!is_ready && !is_file(word))) return {std::nullopt, word};
+  Input input{is_ready ? ready_source(word) : read_source(word, console), ""};
   input.name = ir::printable(input.file->name);
   return input;
 }

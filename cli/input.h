@@ -36,7 +36,8 @@ struct Input {
   const ir::Schedule& schedule() const { return ir::schedule_of(any()); }
 };
 
-// Reads the file that an argument refers to, or stores the schedule's name. Compiles nothing.
+// Reads the file that an argument refers to, or stores the schedule's name. A schedule's name is
+// never a file; a note says so if a file has that name. Compiles nothing.
 Input read_input(const Invocation& invocation, Console& console, size_t argument = 0);
 
 // Whether the input is the name of a schedule that plans with costs, so that every command that

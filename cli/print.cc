@@ -134,7 +134,7 @@ int run_print(const Invocation& invocation, Console& console) {
   };
 
   // Formats without times print a schedule as it is, even if it is invalid.
-  Input input = read_input(invocation, console, 0, costs ? &costs->request.costs : nullptr);
+  Input input = read_input(invocation, console);
   if (!is_picture(format) && !plans_with_costs(input))
     refuse_cost_options(invocation, "--format timeline, svg, trace or dot");
   const AskedCosts asked = read_costs(invocation, console);

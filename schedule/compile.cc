@@ -48,6 +48,14 @@ std::vector<schedules::StageTimes> times_of(const search::Problem& problem) {
   return times;
 }
 
+// "GPipe, 1F1B, ...", without the aliases.
+std::string all_names() {
+  std::string names;
+  for (const schedules::ScheduleSpec* spec : schedules::all_schedules())
+    names.append(names.empty() ? "" : ", ").append(spec->name);
+  return names;
+}
+
 std::optional<ir::ParsedSchedule> generate(const std::string& name, schedules::Shape shape,
                                            const Costs& costs, ir::Diagnostics* diagnostics) {
   const schedules::ScheduleSpec* spec = schedules::find_schedule(name);
@@ -57,7 +65,7 @@ std::optional<ir::ParsedSchedule> generate(const std::string& name, schedules::S
     diagnostics
         ->error(ir::Rule::kUnknownSchedule,
                 fmt::format("there is no schedule {}", ir::backticked(name)))
-        .help = hint.empty() ? fmt::format("schedules are {}", fmt::join(names, ", ")) : hint;
+        .help = hint.empty() ? "schedules are " + all_names() : hint;
     return std::nullopt;
   }
   if (shape.ranks == 0 || shape.microbatches == 0) {

@@ -116,12 +116,13 @@ constexpr Constraint kConstraints[] = {
     {"microbatches >= stages", "both arms of the V must fill before they overlap",
      [](const Shape& shape) { return shape.microbatches >= shape.stages; }},
 };
+constexpr std::string_view kAliases[] = {"ScheduleDualPipeV"};
 
 }  // namespace
 
 const ScheduleSpec kDualPipeV = {
     .name = "DualPipeV",
-    .aliases = {},
+    .aliases = kAliases,
     .source = "github.com/deepseek-ai/DualPipe",
     .pattern = Pattern::kV,
     .default_stages_per_rank = 2,

@@ -17,12 +17,13 @@ ir::Row make_row(const Shape& shape, int rank) {
 }
 
 constexpr Constraint kConstraints[] = {kOneStageARank};
+constexpr std::string_view kAliases[] = {"ScheduleGPipe"};
 
 }  // namespace
 
 const ScheduleSpec kGPipe = {
     .name = "GPipe",
-    .aliases = {},
+    .aliases = kAliases,
     .source = "arXiv 1811.06965",
     .pattern = Pattern::kLoop,
     .default_stages_per_rank = 1,

@@ -35,12 +35,13 @@ ir::Row make_row(const Shape& shape, int rank) {
 }
 
 constexpr Constraint kConstraints[] = {kSameNumberOfStages, kWholeRounds, kGroups};
+constexpr std::string_view kAliases[] = {"ScheduleInterleaved1F1B"};
 
 }  // namespace
 
 const ScheduleSpec kInterleaved1F1B = {
     .name = "Interleaved1F1B",
-    .aliases = {},
+    .aliases = kAliases,
     .source = "arXiv 2104.04473",
     .pattern = Pattern::kLoop,
     .default_stages_per_rank = 2,

@@ -65,7 +65,7 @@ void align(ir::ComputeOrder* order) {
 }
 
 constexpr Constraint kConstraints[] = {kSameNumberOfStages, kWholeRounds};
-constexpr std::string_view kAliases[] = {"ZB1P"};
+constexpr std::string_view kAliases[] = {"ZB1P", "ScheduleInterleavedZeroBubble"};
 
 }  // namespace
 

@@ -22,12 +22,13 @@ ir::Row make_row(const Shape& shape, int rank) {
 }
 
 constexpr Constraint kConstraints[] = {kSameNumberOfStages};
+constexpr std::string_view kAliases[] = {"ScheduleLoopedBFS"};
 
 }  // namespace
 
 const ScheduleSpec kLoopedBfs = {
     .name = "LoopedBFS",
-    .aliases = {},
+    .aliases = kAliases,
     .source = "arXiv 2211.05953",
     .pattern = Pattern::kLoop,
     .default_stages_per_rank = 2,

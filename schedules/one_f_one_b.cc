@@ -11,7 +11,7 @@ ir::Row make_row(const Shape& shape, int rank) {
 }
 
 constexpr Constraint kConstraints[] = {kOneStageARank};
-constexpr std::string_view kAliases[] = {"PipeDream-Flush", "DAPPLE"};
+constexpr std::string_view kAliases[] = {"PipeDream-Flush", "DAPPLE", "Schedule1F1B"};
 
 }  // namespace
 

@@ -73,7 +73,7 @@ ir::Row make_row(const Shape& shape, int rank) {
 }
 
 constexpr Constraint kConstraints[] = {kTwoStagesARank};
-constexpr std::string_view kAliases[] = {"ZBV", "ZB-V"};
+constexpr std::string_view kAliases[] = {"ZBV", "ZB-V", "ScheduleZBVZeroBubble"};
 
 }  // namespace
 

@@ -29,6 +29,12 @@ TEST(RegistryTest, KnowsPyTorchsNamesInAnyCase) {
                            "zbvzerobubble", "DualPipeV", "dualpipev"}) {
     EXPECT_NE(find_schedule(name), nullptr) << name;
   }
+  // The names of its classes.
+  for (const char* name : {"GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble",
+                           "ZBVZeroBubble", "DualPipeV"}) {
+    EXPECT_NE(find_schedule(name), nullptr) << name;
+    EXPECT_EQ(find_schedule(std::string("Schedule") + name), find_schedule(name)) << name;
+  }
   EXPECT_EQ(find_schedule("ZBV"), find_schedule("ZBVZeroBubble"));
   EXPECT_EQ(find_schedule("ScheduleThatDoesNotExist"), nullptr);
   EXPECT_EQ(find_schedule(""), nullptr);
