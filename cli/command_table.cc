@@ -15,6 +15,12 @@ std::vector<Item> operator+(std::vector<Item> left, const std::vector<Item>& rig
   return left;
 }
 
+ArgumentSpec some_sources() {
+  ArgumentSpec sources = source_argument();
+  sources.repeats = true;
+  return sources;
+}
+
 OptionSpec level_option(std::string_view help) {
   return {"--level",
           "",
@@ -102,8 +108,10 @@ const std::vector<CommandSpec>& table() {
        "A compute order is checked, lowered, and the program checked, unless --level is "
        "compute_only. With --json, a valid program comes with a certificate: its peaks of "
        "activations, receive buffers and unsharded stages.\n"
-       "Exit code: 0 if it is valid, 1 if it is not, 2 if the file cannot be read.",
-       {source_argument()},
+       "Several sources are checked one after the other; with --json, the result then has a list "
+       "`sources`.\n"
+       "Exit code: 0 if all are valid, 1 if one is not, 2 if one cannot be read.",
+       {some_sources()},
        shape_options() +
            std::vector<OptionSpec>{
                level_option("compute_only: check a compute order without lowering it"),
@@ -112,7 +120,8 @@ const std::vector<CommandSpec>& table() {
            lowering_options(),
        {{"pipewright validate plan.csv", "all errors at once, each with its place"},
         {"pipewright validate plan.csv --ranks 4 --microbatches 8", "check the shape as well"},
-        {"pipewright validate plan.csv --json", "output for a program"}},
+        {"pipewright validate plan.csv --json", "output for a program"},
+        {"pipewright validate *.csv --max-errors 1", "the first error of each file"}},
        run_validate},
       {"simulate",
        "Predict how long a schedule takes",
@@ -253,6 +262,10 @@ std::span<const OptionSpec> common_options() {
        {ValueKind::kChoice, "WHEN", {"auto", "always", "never"}},
        "use colours; auto follows NO_COLOR and the terminal"},
       {"--width", "", {ValueKind::kNumber, "N", {}}, "columns of output; default: the terminal's"},
+      {"--max-errors",
+       "",
+       {ValueKind::kNumber, "N", {}},
+       "errors to print, except as JSON; default: 20 on a terminal, all elsewhere"},
       {"--help", "-h", {}, "show this help"},
   };
   return kCommon;

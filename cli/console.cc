@@ -27,9 +27,9 @@ size_t terminal_width(int descriptor) {
 
 }  // namespace
 
-void configure(ColorMode mode, size_t width, Console* console) {
+void configure(const ConsoleOptions& options, Console* console) {
   const auto colored = [&](int descriptor) {
-    switch (mode) {
+    switch (options.color) {
       case ColorMode::kAuto:
         return isatty(descriptor) != 0 && colors_are_welcome();
       case ColorMode::kAlways:
@@ -42,9 +42,13 @@ void configure(ColorMode mode, size_t width, Console* console) {
   console->out_color = colored(STDOUT_FILENO);
   console->err_color = colored(STDERR_FILENO);
   console->out_is_terminal = isatty(STDOUT_FILENO) != 0;
-  console->out_width = width != 0 ? width : terminal_width(STDOUT_FILENO);
-  const size_t err_width = width != 0 ? width : terminal_width(STDERR_FILENO);
+  const auto size = [](int number) { return static_cast<size_t>(number); };
+  console->out_width = options.width ? size(*options.width) : terminal_width(STDOUT_FILENO);
+  const size_t err_width = options.width ? size(*options.width) : terminal_width(STDERR_FILENO);
   if (err_width != 0) console->err_width = err_width;
+  constexpr size_t kErrorsOnTerminal = 20;
+  if (isatty(STDERR_FILENO) != 0) console->max_errors = kErrorsOnTerminal;
+  if (options.max_errors) console->max_errors = size(*options.max_errors);
 }
 
 void print_trouble(std::string_view message, Console& console) {

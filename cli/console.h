@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <iosfwd>
+#include <limits>
+#include <optional>
 #include <string_view>
 
 namespace pipewright::cli {
@@ -18,13 +20,21 @@ struct Console {
   bool out_is_terminal = false;
   size_t out_width = 0;   // columns; 0: no limit, as when stdout is not a terminal
   size_t err_width = 80;  // columns
+  // Errors of one schedule that are printed to stderr; the rest is counted.
+  size_t max_errors = std::numeric_limits<size_t>::max();
 };
 
 enum class ColorMode { kAuto, kAlways, kNever };
 
-// Sets colour and width. kAuto enables colour per stream if it is a terminal, NO_COLOR is unset or
-// empty, and TERM is neither unset nor "dumb". A `width` of 0 means the width of the terminals.
-void configure(ColorMode mode, size_t width, Console* console);
+// Options that every command takes. kAuto enables colour per stream if it is a terminal, NO_COLOR
+// is unset or empty, and TERM is neither unset nor "dumb". A width that is not given is that of the
+// terminals; the number of errors is then 20 on a terminal, and unlimited elsewhere.
+struct ConsoleOptions {
+  ColorMode color = ColorMode::kAuto;
+  std::optional<int> width = {};
+  std::optional<int> max_errors = {};
+};
+void configure(const ConsoleOptions& options, Console* console);
 
 // "pipewright: error: MESSAGE" to stderr.
 void print_trouble(std::string_view message, Console& console);

@@ -207,7 +207,8 @@ void require_ok(const Input& input, Console& console) {
 
 void print_diagnostics(const ir::Diagnostics& diagnostics, const ir::Source* file,
                        const std::string& name, Console& console) {
-  console.err << ir::render(diagnostics, file, {console.err_color, console.err_width});
+  console.err << ir::render(diagnostics, file,
+                            {console.err_color, console.err_width, console.max_errors});
   const size_t total = diagnostics.total();
   if (total == 0) return;
   const ir::Rule first = diagnostics.kept().front().rule;
@@ -229,10 +230,6 @@ int exit_code_of(const ir::Diagnostics& diagnostics) {
     return std::ranges::find(kRequests, one.rule) != std::end(kRequests);
   });
   return is_request ? kExitTrouble : kExitInvalid;
-}
-
-std::string count_text(size_t number, std::string_view one, std::string_view many) {
-  return fmt::format("{} {}", number, number == 1 ? one : many);
 }
 
 std::string shape_text(const ir::Schedule& schedule) {

@@ -73,8 +73,6 @@ int exit_code_of(const ir::Diagnostics& diagnostics);
 
 // "4 ranks, 8 stages, 1 microbatch".
 std::string shape_text(const ir::Schedule& schedule);
-// "1 action".
-std::string count_text(size_t number, std::string_view one, std::string_view many);
 
 }  // namespace pipewright::cli
 

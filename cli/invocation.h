@@ -11,7 +11,8 @@ namespace pipewright::cli {
 
 // The arguments and options given to a command, checked against its row in the command table.
 struct Invocation {
-  std::vector<std::string> arguments;  // one per ArgumentSpec, then the arguments of a program
+  // One per ArgumentSpec, then the further values of one that repeats, or a program's arguments.
+  std::vector<std::string> arguments;
   // By long name; flags have an empty value.
   std::map<std::string, std::string> options;
 

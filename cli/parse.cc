@@ -208,8 +208,9 @@ int parse_and_run(Words words, Console& console, std::string* where) {
       return kExitOk;
     }
     check(command, *where, split);
-    configure(color_mode(split.invocation),
-              static_cast<size_t>(split.invocation.number("--width").value_or(0)), &console);
+    configure({color_mode(split.invocation), split.invocation.number("--width"),
+               split.invocation.number("--max-errors")},
+              &console);
     return command.run(split.invocation, console);
   }
   throw UsageError(with_hint(fmt::format("there is no command {}", ir::backticked(word)),
@@ -219,7 +220,7 @@ int parse_and_run(Words words, Console& console, std::string* where) {
 }  // namespace
 
 int run_program(int argc, const char* const* argv, Console& console) {
-  configure(ColorMode::kAuto, 0, &console);
+  configure({}, &console);
   std::string where = "pipewright";
   try {
     const Words words(argv, static_cast<size_t>(argc));

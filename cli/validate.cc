@@ -1,13 +1,18 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <ostream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "pipewright/cli/command_table.h"
 #include "pipewright/cli/commands.h"
+#include "pipewright/cli/files.h"
 #include "pipewright/cli/input.h"
 #include "pipewright/cli/receive_slots_json.h"
+#include "pipewright/cli/usage_error.h"
+#include "pipewright/ir/counted.h"
 #include "pipewright/ir/text/diagnostic_json.h"
 #include "pipewright/schedule/verify/verify.h"
 
@@ -18,7 +23,7 @@ namespace {
 std::string describe(const Input& input) {
   return fmt::format("{}, {}, {}", ir::name(*input.compiled.source_level),
                      shape_text(input.schedule()),
-                     count_text(input.compiled.source_actions, "action", "actions"));
+                     ir::counted(input.compiled.source_actions, "action", "actions"));
 }
 
 std::string peak_json(std::string_view name, const schedule::Peak<int>& peak) {
@@ -51,34 +56,94 @@ std::string judged_text(const Input& input, const ir::Program& program) {
                      ir::describe_channels(options.channels, options.capacity));
 }
 
+// The members of a JSON object, each on a line that begins with two spaces.
+std::string result_json(const Input& input) {
+  const schedule::CompileResult& compiled = input.compiled;
+  const auto* program = compiled.ok() ? std::get_if<ir::Program>(&input.any()) : nullptr;
+  // A check that is not in `checked` did not run. Later versions may add checks.
+  return fmt::format(
+      "  \"valid\": {},\n  \"checked\": [\"{}\"],\n  \"diagnostics\": {},\n  \"certificate\": {}",
+      compiled.ok(), fmt::join(compiled.checked, "\", \""),
+      ir::diagnostics_json(compiled.diagnostics, 2),
+      program != nullptr ? certificate_json(*program, compiled.certificate) : "null");
+}
+
+void print_text(const Input& input, Console& console) {
+  print_diagnostics(input, console);
+  if (!input.compiled.ok()) return;
+  const auto* program = std::get_if<ir::Program>(&input.any());
+  console.out << fmt::format("{}: valid{}: {}\n", input.name,
+                             program != nullptr ? judged_text(input, *program) : "",
+                             describe(input));
+}
+
+// Reads and compiles one source. Throws FileError, UsageError or Failed if it cannot be checked.
+Input check(const Invocation& invocation, Console& console, size_t argument) {
+  // A compute order is also lowered, and the program verified, unless --level is compute_only.
+  Input input = read_input(invocation, console, argument);
+  compile_input(invocation, {.of_file = ir::Level::kComputeComms},
+                invocation.has("--json") ? schedule::Depth::kCertify : schedule::Depth::kVerify,
+                &input, console);
+  if (!input.compiled.ok() && exit_code_of(input.compiled.diagnostics) == kExitTrouble)
+    require_ok(input, console);
+  return input;
+}
+
+std::string indented(std::string_view text, size_t indent) {
+  std::string result(indent, ' ');
+  for (const char letter : text) {
+    result += letter;
+    if (letter == '\n') result.append(indent, ' ');
+  }
+  return result;
+}
+
+int validate_one(const Invocation& invocation, Console& console) {
+  const Input input = check(invocation, console, 0);
+  if (invocation.has("--json")) {
+    console.out << fmt::format("{{\n  \"version\": 1,\n{}\n}}\n", result_json(input));
+  } else {
+    print_text(input, console);
+  }
+  return input.compiled.ok() ? kExitOk : kExitInvalid;
+}
+
+// Checks all sources, also after one that cannot be read, which is null in the JSON list's `valid`.
+int validate_several(const Invocation& invocation, Console& console) {
+  int code = kExitOk;
+  std::string sources;
+  for (size_t argument = 0; argument < invocation.arguments.size(); ++argument) {
+    std::string result = "  \"valid\": null";
+    try {
+      const Input input = check(invocation, console, argument);
+      if (!input.compiled.ok()) code = std::max(code, kExitInvalid);
+      if (invocation.has("--json")) {
+        result = result_json(input);
+      } else {
+        print_text(input, console);
+      }
+    } catch (const FileError& error) {
+      print_trouble(error.what(), console);
+      code = kExitTrouble;
+    } catch (const Failed& failed) {
+      code = std::max(code, failed.exit_code);
+    }
+    sources +=
+        fmt::format("{}\n    {{\n      \"source\": {},\n{}\n    }}", argument == 0 ? "" : ",",
+                    ir::quoted_json(invocation.arguments[argument]), indented(result, 4));
+  }
+  if (invocation.has("--json"))
+    console.out << fmt::format(
+        "{{\n  \"version\": 1,\n  \"valid\": {},\n  \"sources\": [{}\n  ]\n}}\n", code == kExitOk,
+        sources);
+  return code;
+}
+
 }  // namespace
 
 int run_validate(const Invocation& invocation, Console& console) {
-  const bool json = invocation.has("--json");
-  // A compute order is also lowered, and the program verified, unless --level is compute_only.
-  Input input = read_input(invocation, console);
-  compile_input(invocation, {.of_file = ir::Level::kComputeComms},
-                json ? schedule::Depth::kCertify : schedule::Depth::kVerify, &input, console);
-  const schedule::CompileResult& compiled = input.compiled;
-  const int code = compiled.ok() ? kExitOk : exit_code_of(compiled.diagnostics);
-  if (code == kExitTrouble) require_ok(input, console);
-  const auto* program = compiled.ok() ? std::get_if<ir::Program>(&input.any()) : nullptr;
-  if (json) {
-    // A check that is not in `checked` did not run. Later versions may add checks.
-    console.out << fmt::format(
-        "{{\n  \"version\": 1,\n  \"valid\": {},\n  \"checked\": [\"{}\"],\n  \"diagnostics\": "
-        "{},\n  \"certificate\": {}\n}}\n",
-        compiled.ok(), fmt::join(compiled.checked, "\", \""),
-        ir::diagnostics_json(compiled.diagnostics, 2),
-        program != nullptr ? certificate_json(*program, compiled.certificate) : "null");
-    return code;
-  }
-  print_diagnostics(input, console);
-  if (compiled.ok())
-    console.out << fmt::format("{}: valid{}: {}\n", input.name,
-                               program != nullptr ? judged_text(input, *program) : "",
-                               describe(input));
-  return code;
+  return invocation.arguments.size() == 1 ? validate_one(invocation, console)
+                                          : validate_several(invocation, console);
 }
 
 }  // namespace pipewright::cli

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "pipewright/ir/counted.h"
 #include "pipewright/ir/printable.h"
 
 namespace pipewright::ir {
@@ -29,7 +30,9 @@ class Renderer {
   }
 
   void count_dropped(size_t dropped) {
-    if (dropped > 0) text_ += fmt::format("... and {} more errors, not shown\n", dropped);
+    if (dropped > 0)
+      text_ +=
+          fmt::format("... and {}, not shown\n", counted(dropped, "more error", "more errors"));
   }
 
   std::string take() { return std::move(text_); }
@@ -154,8 +157,10 @@ std::string render_place(const Place& place, const Source* source) {
 std::string render(const Diagnostics& diagnostics, const Source* source,
                    const RenderOptions& options) {
   Renderer renderer(source, options);
-  for (const Diagnostic& diagnostic : diagnostics.kept()) renderer.add(diagnostic);
-  renderer.count_dropped(diagnostics.total() - diagnostics.kept().size());
+  const auto shown =
+      diagnostics.kept().first(std::min(diagnostics.kept().size(), options.max_errors));
+  for (const Diagnostic& diagnostic : shown) renderer.add(diagnostic);
+  renderer.count_dropped(diagnostics.total() - shown.size());
   return renderer.take();
 }
 

@@ -2,6 +2,7 @@
 #define PIPEWRIGHT_IR_TEXT_RENDER_H_
 
 #include <cstddef>
+#include <limits>
 #include <string>
 
 #include "pipewright/ir/diagnostic.h"
@@ -22,10 +23,12 @@ namespace pipewright::ir {
 struct RenderOptions {
   bool color = false;  // ANSI colours
   size_t width = 80;   // in columns, for the excerpt of the file
+  size_t max_errors = std::numeric_limits<size_t>::max();
 };
 
-// The text of all kept diagnostics in order, and a final line with the number of dropped ones.
-// `source` is the file that their places refer to, or null if there is none.
+// The text of the kept diagnostics in order, up to `max_errors`, and a final line with the number
+// of those that are not shown. `source` is the file that their places refer to, or null if there is
+// none.
 std::string render(const Diagnostics& diagnostics, const Source* source,
                    const RenderOptions& options);
 

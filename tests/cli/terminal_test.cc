@@ -8,14 +8,15 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <fstream>
 #include <string>
 #include <vector>
 
 namespace {
 
-// The output of `pipewright print 1f1b.csv` with further words on a terminal of 16 columns.
-std::string print_on_terminal(const std::vector<std::string>& words,
-                              const std::vector<std::string>& environment) {
+// The output of `pipewright` on a terminal of 16 columns.
+std::string on_terminal(const std::vector<std::string>& words,
+                        const std::vector<std::string>& environment, int expected_status) {
   const int master = posix_openpt(O_RDWR | O_NOCTTY);
   EXPECT_TRUE(master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0);
   const int slave = open(ptsname(master), O_RDWR | O_NOCTTY);
@@ -25,7 +26,8 @@ std::string print_on_terminal(const std::vector<std::string>& words,
   const pid_t child = fork();
   if (child == 0) {
     dup2(slave, STDOUT_FILENO);
-    std::vector<std::string> all = {"cli/pipewright", "print", "tests/cli/1f1b.csv"};
+    dup2(slave, STDERR_FILENO);
+    std::vector<std::string> all = {"cli/pipewright"};
     all.insert(all.end(), words.begin(), words.end());
     std::vector<char*> arguments, variables;
     for (std::string& word : all) arguments.push_back(word.data());
@@ -44,8 +46,17 @@ std::string print_on_terminal(const std::vector<std::string>& words,
   close(master);
   int status = 0;
   waitpid(child, &status, 0);
-  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), expected_status) << text;
   return text;
+}
+
+// `pipewright print 1f1b.csv` with further words.
+std::string print_on_terminal(const std::vector<std::string>& words,
+                              const std::vector<std::string>& environment) {
+  std::vector<std::string> all = {"print", "tests/cli/1f1b.csv"};
+  all.insert(all.end(), words.begin(), words.end());
+  return on_terminal(all, environment, 0);
 }
 
 bool has_color(const std::string& text) {
@@ -82,6 +93,25 @@ TEST(TerminalTest, ATimelineIsTheDefault) {
   const std::string colored = print_on_terminal({"--width", "40"}, {"TERM=xterm"});
   EXPECT_NE(colored.find("\x1B[0;7;34m0"), std::string::npos);
   EXPECT_EQ(colored.find("F0"), std::string::npos);
+}
+
+// The first 20 errors: more would push the first one off the screen.
+TEST(TerminalTest, TheNumberOfErrorsIsLimited) {
+  const std::string path = testing::TempDir() + "/25_errors.csv";
+  std::ofstream file(path);
+  for (int cell = 0; cell < 25; ++cell) file << "x,";
+  file.close();
+  const auto errors = [&](const std::vector<std::string>& words) {
+    std::vector<std::string> all = {"validate", path};
+    all.insert(all.end(), words.begin(), words.end());
+    const std::string text = on_terminal(all, {}, 1);
+    size_t found = 0;
+    for (size_t at = 0; (at = text.find("error[PW001]", at)) != std::string::npos; ++at) ++found;
+    return found;
+  };
+  EXPECT_EQ(errors({}), 20u);
+  EXPECT_EQ(errors({"--max-errors", "3"}), 3u);
+  EXPECT_EQ(errors({"--max-errors", "100"}), 25u);
 }
 
 // 16 columns hold the label and one rank, so the second rank is in a second table below.

@@ -139,6 +139,16 @@ TEST(DiagnosticsTest, PlacesAreFoundInAscendingOrder) {
   }
 }
 
+TEST(DiagnosticsTest, TheNumberOfShownErrorsIsLimited) {
+  Diagnostics diagnostics;
+  for (const char* message : {"x", "y", "z"}) diagnostics.error(Rule::kNoStage, message);
+  EXPECT_EQ(render(diagnostics, nullptr, {.max_errors = 1}),
+            "error[PW001]: x\n... and 2 more errors, not shown\n");
+  EXPECT_EQ(render(diagnostics, nullptr, {.max_errors = 2}),
+            "error[PW001]: x\nerror[PW001]: y\n... and 1 more error, not shown\n");
+  EXPECT_EQ(render(diagnostics, nullptr, {.max_errors = 3}), render(diagnostics, nullptr, {}));
+}
+
 TEST(DiagnosticsTest, BacktickedTextIsShortAndPrintable) {
   EXPECT_EQ(backticked("1F0"), "`1F0`");
   EXPECT_EQ(backticked("a\nb\x01"), "`a\\x0Ab\\x01`");
