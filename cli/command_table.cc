@@ -208,9 +208,13 @@ const std::vector<CommandSpec>& table() {
        "that decides, what waits for it, and its slack. Ranks and steps are those of `print`, "
        "counted from 0.",
        {{{ValueKind::kSource, "CODE|SOURCE", {}},
-         "an error code, as in error[PW006], or with --at a schedule"}},
+         "an error code, as in error[PW006] (pw6 and 6 are short for it), or with --at a "
+         "schedule"}},
        std::vector<OptionSpec>{
-           {"--at", "", {ValueKind::kText, "RANK:STEP", {}}, "the action to explain, as in 2:14"},
+           {"--at",
+            "",
+            {ValueKind::kText, "RANK:STEP|ACTION", {}},
+            "the action to explain, as in 2:14 or 0F1"},
        } + shape_options() +
            std::vector<OptionSpec>{
                level_option("level to explain; default: a file's own, compute_comms for a name"),
@@ -218,7 +222,8 @@ const std::vector<CommandSpec>& table() {
            cost_options() + lowering_options(),
        {{"pipewright explain PW006", "the rule behind error[PW006]"},
         {"pipewright explain 1F1B --ranks 4 --microbatches 8 --at 0:12",
-         "why there is a gap before an action"}},
+         "why there is a gap before an action"},
+        {"pipewright explain 1F1B --ranks 4 --microbatches 8 --at 0B3", "when an action runs"}},
        run_explain},
       {"launch",
        "Run a program as ranks on this machine",

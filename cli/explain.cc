@@ -5,6 +5,7 @@
 #include <ostream>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "pipewright/cli/command_table.h"
@@ -25,18 +26,70 @@ struct Cell {
   size_t step;
 };
 
-// "2:14"
-Cell parse_cell(std::string_view text, const ir::Schedule& schedule) {
-  const size_t colon = text.find(':');
+// What --at names: a cell ("2:14") or an action ("0F1").
+using At = std::variant<Cell, ir::Action>;
+
+At parse_at(std::string_view text) {
+  const size_t colon = std::min(text.find(':'), text.size());
   const auto number = [](std::string_view part, size_t* value) {
     const auto [stop, error] = std::from_chars(part.data(), part.data() + part.size(), *value);
     return error == std::errc() && stop == part.data() + part.size();
   };
   Cell cell{};
-  if (colon == std::string_view::npos || !number(text.substr(0, colon), &cell.rank) ||
-      !number(text.substr(colon + 1), &cell.step))
-    throw UsageError(
-        fmt::format("--at: expected RANK:STEP, as in 2:14, got {}", ir::backticked(text)));
+  if (colon < text.size() && number(text.substr(0, colon), &cell.rank) &&
+      number(text.substr(colon + 1), &cell.step))
+    return cell;
+  ir::Action action;
+  if (!ir::parse_action(text, &action) && !action.is_idle()) return action;
+  throw UsageError(fmt::format("--at: expected RANK:STEP or an action, as in 2:14 or 0F1, got {}",
+                               ir::backticked(text)));
+}
+
+// "0I1, 0W1": the computes of the action's stage and microbatch, for an action that does not exist.
+std::string neighbors_of(const ir::Action& action, const ir::Schedule& schedule) {
+  const ir::ActionPart wanted = action.parts().front();
+  std::vector<std::string> found;
+  for (const ir::Row& row : schedule.rows) {
+    for (const ir::Action& other : row) {
+      for (const ir::ActionPart part : other.parts()) {
+        if (part.stage() == wanted.stage() && part.microbatch() == wanted.microbatch() &&
+            ir::is_compute(part.kind()))
+          found.push_back(ir::to_string(part));
+      }
+    }
+  }
+  return fmt::format("{}", fmt::join(found, ", "));
+}
+
+Cell find_action(const ir::Action& action, const ir::Schedule& schedule) {
+  std::vector<Cell> cells;
+  for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
+    for (size_t step = 0; step < schedule.rows[rank].size(); ++step) {
+      const ir::Action& other = schedule.rows[rank][step];
+      const bool is_part = std::ranges::any_of(
+          other.parts(), [&](const ir::ActionPart part) { return ir::Action(part) == action; });
+      if (other == action || is_part) cells.push_back({rank, step});
+    }
+  }
+  if (cells.size() == 1) return cells.front();
+  const std::string token = ir::to_string(action);
+  if (cells.empty()) {
+    const std::string neighbors = neighbors_of(action, schedule);
+    throw UsageError(fmt::format("--at: expected an action of the schedule, got `{}`{}", token,
+                                 neighbors.empty() ? "" : "; it has " + neighbors));
+  }
+  std::string places;
+  constexpr size_t kShown = 8;
+  for (size_t index = 0; index < std::min(cells.size(), kShown); ++index)
+    places += fmt::format("{}{}:{}", index == 0 ? "" : ", ", cells[index].rank, cells[index].step);
+  if (cells.size() > kShown) places += ", ...";
+  throw UsageError(
+      fmt::format("--at: expected RANK:STEP for an action that occurs {} times, got "
+                  "`{}`; it is at {}",
+                  cells.size(), token, places));
+}
+
+Cell check_cell(const Cell& cell, const ir::Schedule& schedule) {
   if (cell.rank >= schedule.rows.size())
     throw UsageError(fmt::format("--at: expected a rank from 0 to {}, got {}",
                                  schedule.rows.size() - 1, cell.rank));
@@ -44,6 +97,11 @@ Cell parse_cell(std::string_view text, const ir::Schedule& schedule) {
     throw UsageError(fmt::format("--at: expected a step of rank {} from 0 to {}, got {}", cell.rank,
                                  schedule.rows[cell.rank].size() - 1, cell.step));
   return cell;
+}
+
+Cell find_cell(const At& at, const ir::Schedule& schedule) {
+  if (const Cell* cell = std::get_if<Cell>(&at)) return check_cell(*cell, schedule);
+  return find_action(std::get<ir::Action>(at), schedule);
 }
 
 class CellExplanation {
@@ -127,12 +185,12 @@ class CellExplanation {
 };
 
 int explain_cell(const Invocation& invocation, Console& console) {
+  const At at = parse_at(*invocation.text("--at"));
   Input input;
   const Simulation simulation =
       simulate_source(invocation, console, ir::Level::kComputeComms, &input);
   const ir::Schedule& schedule = input.schedule();
-  CellExplanation(schedule, simulation, console.out)
-      .print(parse_cell(*invocation.text("--at"), schedule));
+  CellExplanation(schedule, simulation, console.out).print(find_cell(at, schedule));
   return kExitOk;
 }
 
@@ -142,8 +200,9 @@ int run_explain(const Invocation& invocation, Console& console) {
   const std::string& word = invocation.arguments[0];
   if (invocation.has("--at")) return explain_cell(invocation, console);
   for (const auto& [option, value] : invocation.options) {
-    if (option != "--color" && option != "--width")
-      throw UsageError(fmt::format("{} requires --at", option));
+    const bool is_common =
+        std::ranges::find(common_options(), option, &OptionSpec::name) != common_options().end();
+    if (!is_common) throw UsageError(fmt::format("{} requires --at", option));
   }
   if (const std::optional<ir::Rule> rule = ir::rule_of_code(word)) {
     console.out << fmt::format("{}: {}\n\n{}", ir::code(*rule), ir::info(*rule).summary,
@@ -154,7 +213,7 @@ int run_explain(const Invocation& invocation, Console& console) {
   for (const ir::RuleInfo& row : ir::rules()) codes.push_back(ir::code(row.rule));
   print_trouble(
       fmt::format("there is no rule {}; rules are {}; to explain an action of a schedule, add --at "
-                  "RANK:STEP",
+                  "RANK:STEP or --at ACTION",
                   ir::backticked(word), fmt::join(codes, ", ")),
       console);
   return kExitTrouble;

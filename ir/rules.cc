@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstddef>
 
 #include "pipewright/ir/check.h"
 
@@ -34,11 +35,15 @@ std::string code(Rule rule) {
 }
 
 std::optional<Rule> rule_of_code(std::string_view text) {
-  std::string upper(text);
-  std::ranges::transform(upper, upper.begin(),
-                         [](unsigned char letter) { return std::toupper(letter); });
+  constexpr size_t kDigits = 3;
+  const auto is_letter = [&](size_t at, char upper) {
+    return at < text.size() && std::toupper(static_cast<unsigned char>(text[at])) == upper;
+  };
+  if (is_letter(0, 'P') && is_letter(1, 'W')) text.remove_prefix(2);
+  if (text.empty() || text.size() > kDigits) return std::nullopt;
+  const std::string digits = std::string(kDigits - text.size(), '0').append(text);
   for (const RuleInfo& row : kRules) {
-    if (upper == code(row.rule)) return row.rule;
+    if (code(row.rule).ends_with(digits)) return row.rule;
   }
   return std::nullopt;
 }

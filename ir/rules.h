@@ -31,7 +31,8 @@ const RuleInfo& info(Rule rule);
 
 // "PW006".
 std::string code(Rule rule);
-// The rule with that code (upper or lower case), or nullopt.
+// The rule with that code, such as "PW042". Upper or lower case, `PW` and leading zeros may be left
+// out: "pw42", "42". Returns nullopt if there is none.
 std::optional<Rule> rule_of_code(std::string_view code);
 
 }  // namespace pipewright::ir

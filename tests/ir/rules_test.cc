@@ -10,8 +10,9 @@ TEST(RulesTest, EveryRuleIsFoundByItsCodeInAnyCase) {
     EXPECT_EQ(rule_of_code(code(row.rule)), row.rule);
     EXPECT_EQ(&info(row.rule), &row);
   }
-  EXPECT_EQ(rule_of_code("pw006"), Rule::kTrailingText);
-  for (const char* bad : {"", "PW", "PW6", "PW0006", "PW999", "6"})
+  for (const char* short_form : {"pw006", "PW6", "Pw06", "6", "06", "006"})
+    EXPECT_EQ(rule_of_code(short_form), Rule::kTrailingText) << short_form;
+  for (const char* bad : {"", "PW", "P6", "PW0006", "0006", "PW999", "0", "PW-6", "W06", "PWPW6"})
     EXPECT_FALSE(rule_of_code(bad)) << bad;
 }
 
