@@ -132,6 +132,9 @@ const std::vector<CommandSpec>& table() {
        "compute_comms; a program runs under its channel model, whose queues its transfers occupy. "
        "By "
        "default F, I and W take 1 each, B takes 2 and transfers take no time.\n"
+       "Times are per stage, as in the papers. A model cut into twice as many stages takes half as "
+       "long per stage: compare its schedules with --scale F=0.5,B=0.5, or by `pipewright diff`, "
+       "which scales the default times by itself.\n"
        "Exit code: 1 if the schedule is invalid or deadlocks.",
        {source_argument()},
        shape_options() +
@@ -188,6 +191,12 @@ const std::vector<CommandSpec>& table() {
        "bubble and memory, as simulate computes them. Compute orders are compared as such; an "
        "order "
        "is lowered first if the other schedule is a program.\n"
+       "Schedules with different numbers of stages are compared as schedules of one model: the "
+       "times of the second are scaled by the ratio of the numbers, and its activations are "
+       "counted "
+       "in stages of the first. A line says so. Times that are given, by --costs or one by one, "
+       "are "
+       "those of a stage of either schedule, and are not scaled.\n"
        "Exit code: 0 if they are equal, 1 if they differ or one of them is invalid.",
        {source_argument(), source_argument()},
        shape_options() +

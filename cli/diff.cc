@@ -22,6 +22,28 @@ namespace {
 using schedule::Report;
 using schedule::RowChange;
 
+// The size of a stage of the second schedule, if both are schedules of one model: `before` /
+// `after` of a stage of the first.
+struct StageRatio {
+  int before = 1, after = 1;  // numbers of stages
+
+  bool is_one() const { return before == after; }
+  double value() const { return static_cast<double>(before) / after; }
+};
+
+// 1 unless all costs are the default ones, which are per stage and say nothing about the model.
+StageRatio ratio_of(const Invocation& invocation, const ir::Schedule& before,
+                    const ir::Schedule& after) {
+  for (const char* option : {"--costs", "--forward", "--backward-input", "--backward-weight"}) {
+    if (invocation.has(option)) return {};
+  }
+  return {before.placement.num_stages(), after.placement.num_stages()};
+}
+
+void scale_stages(double factor, schedule::Costs* costs) {
+  for (const char* cost : {"F", "I", "W"}) schedule::scale_cost(cost, factor, costs);
+}
+
 int peak_activations(const Report& report) {
   int peak = 0;
   for (const schedule::RankReport& rank : report.ranks)
@@ -83,7 +105,8 @@ void print_changes(const std::vector<RowChange>& changes, std::ostream& out) {
   }
 }
 
-void print_effect(const Simulation& left, const Simulation& right, std::ostream& out) {
+void print_effect(const Simulation& left, const Simulation& right, const StageRatio& ratio,
+                  std::ostream& out) {
   const std::string unit = left.costs.unit.empty() ? "" : " (" + left.costs.unit + ")";
   out << fmt::format("\n{:<22}  {:>10}  {:>10}  {:>8}\n", "", "before", "after", "change");
   const auto line = [&](const std::string& what, double before, double after) {
@@ -97,7 +120,8 @@ void print_effect(const Simulation& left, const Simulation& right, std::ostream&
   line("makespan" + unit, left.report.makespan, right.report.makespan);
   line("cost" + unit, left.report.cost, right.report.cost);
   line("bubble rate", rounded(left.report.bubble_rate), rounded(right.report.bubble_rate));
-  line("peak activations", peak_activations(left.report), peak_activations(right.report));
+  line("peak activations", peak_activations(left.report),
+       ratio.value() * peak_activations(right.report));
   if (left.costs.has_sizes())
     line("peak MiB", peak_bytes(left.report) / (1 << 20), peak_bytes(right.report) / (1 << 20));
 }
@@ -113,9 +137,11 @@ int run_diff(const Invocation& invocation, Console& console) {
     require_ok(input, console);
     if (input.compiled.source_level == ir::Level::kComputeComms) level = ir::Level::kComputeComms;
   }
-  const AskedCosts costs = read_costs(invocation, console);
+  AskedCosts costs = read_costs(invocation, console);
+  const StageRatio ratio = ratio_of(invocation, inputs[0].schedule(), inputs[1].schedule());
   std::optional<Simulation> simulations[2];
   for (size_t side = 0; side < 2; ++side) {
+    if (side == 1) scale_stages(ratio.value(), &costs.request.costs);
     inputs[side].costs = costs.request.costs;
     compile_input(invocation, {level, level}, schedule::Depth::kVerify, &inputs[side], console);
     require_ok(inputs[side], console);
@@ -140,9 +166,9 @@ int run_diff(const Invocation& invocation, Console& console) {
                            tokens_json(change.added), tokens_json(change.moved));
     }
     console.out << fmt::format(
-        "{{\n  \"version\": 1,\n  \"equal\": {},\n  \"before\": {},\n  \"after\": {},\n  "
-        "\"ranks\": [{}\n  ]\n}}\n",
-        equal, side_json(*simulations[0]), side_json(*simulations[1]), ranks);
+        "{{\n  \"version\": 1,\n  \"equal\": {},\n  \"stage_ratio\": {},\n  \"before\": {},\n  "
+        "\"after\": {},\n  \"ranks\": [{}\n  ]\n}}\n",
+        equal, ratio.value(), side_json(*simulations[0]), side_json(*simulations[1]), ranks);
     return equal ? kExitOk : kExitInvalid;
   }
   const auto shape = [](const ir::Schedule& schedule) {
@@ -156,7 +182,13 @@ int run_diff(const Invocation& invocation, Console& console) {
   if (left_channels != right_channels)
     console.out << fmt::format("- {}\n+ {}\n", left_channels, right_channels);
   print_changes(changes, console.out);
-  print_effect(*simulations[0], *simulations[1], console.out);
+  if (!ratio.is_one())
+    console.out << fmt::format(
+        "\ncompared as one model: a stage of the second is {}/{} of a stage of the first, in time "
+        "and "
+        "in activations\n",
+        ratio.before, ratio.after);
+  print_effect(*simulations[0], *simulations[1], ratio, console.out);
   return kExitInvalid;
 }
 

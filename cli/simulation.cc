@@ -61,7 +61,8 @@ std::vector<OptionSpec> cost_options() {
       {"--costs",
        "",
        {ValueKind::kFile, "FILE", {}},
-       "costs of actions, as JSON (schedule/simulate/COSTS.md)"},
+       "costs of actions, as JSON (schedule/simulate/COSTS.md); the times below replace single "
+       "ones"},
       time("--forward", "time of F; default: 1"),
       time("--backward-input", "time of I; default: 1. B takes I + W"),
       time("--backward-weight", "time of W; default: 1"),
@@ -92,10 +93,6 @@ AskedCosts read_costs(const Invocation& invocation, Console& console) {
   AskedCosts asked;
   schedule::Costs& costs = asked.request.costs;
   if (const auto path = invocation.text("--costs")) {
-    for (const char* option : {"--forward", "--backward-input", "--backward-weight", "--comm"}) {
-      if (invocation.has(option))
-        throw UsageError(fmt::format("{} cannot be used with --costs", option));
-    }
     asked.file = read_source(*path, console);
     ir::Diagnostics diagnostics;
     auto parsed = schedule::parse_costs(*asked.file, &diagnostics);
@@ -113,10 +110,10 @@ AskedCosts read_costs(const Invocation& invocation, Console& console) {
     *cost = time_of(option, *text);
     asked.request.places.values.erase(key);
   };
-  set("--forward", &costs.forward);
-  set("--backward-input", &costs.backward_input);
-  set("--backward-weight", &costs.backward_weight);
-  if (const auto text = invocation.text("--comm")) costs.link.latency = time_of("--comm", *text);
+  set("--forward", "forward", &costs.forward);
+  set("--backward-input", "backward_input", &costs.backward_input);
+  set("--backward-weight", "backward_weight", &costs.backward_weight);
+  set("--comm", "latency", &costs.link.latency);
   if (const auto text = invocation.text("--scale")) asked.request.scale = factors("--scale", *text);
   if (const auto text = invocation.text("--slow")) {
     for (const auto& [rank, factor] : factors("--slow", *text))
@@ -149,8 +146,8 @@ Simulation simulate_input(const Input& input, const AskedCosts& asked, Console& 
 
 Simulation simulate_source(const Invocation& invocation, Console& console,
                            std::optional<ir::Level> level_of_name, Input* input) {
-  *input = read_input(invocation, console);
   const AskedCosts asked = read_costs(invocation, console);
+  *input = read_input(invocation, console);
   input->costs = asked.request.costs;
   compile_input(invocation, {.of_name = level_of_name}, schedule::Depth::kVerify, input, console);
   require_ok(*input, console);

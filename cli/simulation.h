@@ -28,7 +28,7 @@ std::vector<OptionSpec> cost_options();
 // The options of `search`.
 std::vector<OptionSpec> search_options();
 
-// The costs given by --costs or by the other cost options.
+// The costs given by --costs, and the single times that replace those of the file.
 struct AskedCosts {
   std::optional<ir::Source> file;  // the file of --costs
   schedule::SimulateRequest request;

@@ -34,8 +34,28 @@ TEST(DiffTest, ItsNumbersAreThoseOfSimulate) {
         EXPECT_EQ(diff[side]["peak_activations"], peak);
       }
       EXPECT_EQ(diff["equal"], std::string(before) == after);
+      EXPECT_EQ(diff["stage_ratio"], 1);
     }
   }
+}
+
+// Two schedules of one model with different numbers of stages: the second one's default times are
+// scaled, so that both do the same work.
+TEST(DiffTest, OneModelHasTheSameTimeInMoreStages) {
+  const std::string shape = " --ranks 4 --microbatches 8";
+  const auto diff = run("diff 1F1B Interleaved1F1B" + shape + " --comm 0.25 --slow 1=2");
+  EXPECT_EQ(diff["stage_ratio"], 0.5);
+  const auto alone =
+      run("simulate Interleaved1F1B" + shape + " --comm 0.25 --slow 1=2 --scale F=0.5,B=0.5");
+  EXPECT_EQ(diff["after"]["makespan"], alone["makespan"]);
+  // arXiv 2104.04473, section 2.2: the bubble of 1F1B divided by the stages per rank.
+  const auto ideal = run("diff 1F1B Interleaved1F1B" + shape);
+  EXPECT_EQ(ideal["before"]["makespan"], 24 + 9);
+  EXPECT_EQ(ideal["after"]["makespan"], 24 + 9 / 2.0);
+  EXPECT_EQ(run("diff Interleaved1F1B 1F1B" + shape)["stage_ratio"], 2);
+  // Given times are those of a stage, whichever schedule it belongs to.
+  for (const std::string given : {" --forward 1", " --backward-input 1", " --backward-weight 1"})
+    EXPECT_EQ(run("diff 1F1B Interleaved1F1B" + shape + given)["stage_ratio"], 1);
 }
 
 }  // namespace
