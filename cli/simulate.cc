@@ -29,9 +29,14 @@ namespace {
 
 using schedule::RankReport;
 
-std::optional<schedule::Spread> jitter_of(const Invocation& invocation,
-                                          const ir::Schedule& schedule,
-                                          const Simulation& simulation) {
+// --jitter, --runs and --seed.
+struct Jitter {
+  double sigma;
+  int runs;
+  uint64_t seed;
+};
+
+std::optional<Jitter> jitter_of(const Invocation& invocation) {
   const auto sigma_text = invocation.text("--jitter");
   if (!sigma_text) {
     for (const char* option : {"--runs", "--seed"}) {
@@ -46,10 +51,8 @@ std::optional<schedule::Spread> jitter_of(const Invocation& invocation,
       !(sigma >= 0 && sigma <= 2))
     throw UsageError(fmt::format("--jitter: expected a number from 0 to 2, got {}",
                                  ir::backticked(*sigma_text)));
-  return schedule::spread_of_makespan(
-      simulation.graph, schedule, simulation.costs, sigma,
-      invocation.number("--runs").value_or(100),
-      static_cast<uint64_t>(invocation.number("--seed").value_or(1)));
+  return Jitter{sigma, invocation.number("--runs").value_or(100),
+                static_cast<uint64_t>(invocation.number("--seed").value_or(1))};
 }
 
 // By rank; empty for a compute order, which has no RECVs.
@@ -261,8 +264,11 @@ void print_text(const Input& input, const Simulation& simulation,
 }  // namespace
 
 int run_simulate(const Invocation& invocation, Console& console) {
-  Input input = read_input(invocation, console);
+  if (invocation.has("--actions") && !invocation.has("--json"))
+    throw UsageError("--actions requires --json");
+  const std::optional<Jitter> jitter = jitter_of(invocation);
   const AskedCosts asked = read_costs(invocation, console);
+  Input input = read_input(invocation, console);
   input.costs = asked.request.costs;
   compile_input(invocation, {.of_name = std::nullopt}, schedule::Depth::kVerify, &input, console);
   const ir::Diagnostics& diagnostics = input.compiled.diagnostics;
@@ -275,11 +281,13 @@ int run_simulate(const Invocation& invocation, Console& console) {
   }
   require_ok(input, console);
   const Simulation simulation = simulate_input(input, asked, console);
-  const auto spread = jitter_of(invocation, input.schedule(), simulation);
+  std::optional<schedule::Spread> spread;
+  if (jitter)
+    spread = schedule::spread_of_makespan(simulation.graph, input.schedule(), simulation.costs,
+                                          jitter->sigma, jitter->runs, jitter->seed);
   if (invocation.has("--json")) {
     print_json(invocation, input, simulation, spread, console.out);
   } else {
-    if (invocation.has("--actions")) throw UsageError("--actions requires --json");
     print_text(input, simulation, spread, console.out);
   }
   return kExitOk;
