@@ -49,8 +49,8 @@ class WaitGraph {
     for (size_t node = 0; node < size(); ++node) {
       if (num_edges(node) > 1) search_from(node);
     }
-    if (!best_.empty())
-      std::ranges::rotate(best_, std::ranges::min_element(best_, {}, &Wait::action));
+    // Not ranges::rotate: clang-tidy 14 cannot compile it.
+    std::rotate(best_.begin(), std::ranges::min_element(best_, {}, &Wait::action), best_.end());
     return std::move(best_);
   }
 
