@@ -2,6 +2,7 @@
 
 #include "pipewright/cli/commands.h"
 #include "pipewright/cli/input.h"
+#include "pipewright/cli/search_request.h"
 #include "pipewright/cli/simulation.h"
 #include "pipewright/ir/text/read.h"
 #include "pipewright/schedule/lowering/lower.h"

@@ -25,9 +25,6 @@ using schedule::Simulation;
 // --costs, --forward, ..., --comm, --scale, --slow.
 std::vector<OptionSpec> cost_options();
 
-// The options of `search`.
-std::vector<OptionSpec> search_options();
-
 // The costs given by --costs, and the single times that replace those of the file.
 struct AskedCosts {
   std::optional<ir::Source> file;  // the file of --costs

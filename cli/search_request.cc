@@ -1,0 +1,224 @@
+#include "pipewright/cli/search_request.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <string_view>
+#include <thread>
+
+#include "pipewright/cli/simulation.h"
+#include "pipewright/cli/usage_error.h"
+#include "pipewright/ir/diagnostic.h"
+#include "pipewright/ir/printable.h"
+
+namespace pipewright::cli {
+namespace {
+
+namespace search = schedule::search;
+
+// Words to numbers of evaluations. One takes about 30 ns.
+struct Budget {
+  std::string_view name;
+  int64_t evaluations;
+};
+constexpr Budget kBudgets[] = {
+    {"small", 10'000'000}, {"medium", search::kDefaultEvaluations}, {"large", 2'000'000'000}};
+constexpr int64_t kMostActions = 50'000'000;
+
+// A number above 0.
+double positive_number(const std::string& option, std::string_view text) {
+  double value = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || stop != text.data() + text.size() || !(value > 0) || value > 1e18)
+    throw UsageError(fmt::format("{}: expected a number above 0, up to 1e+18, got {}", option,
+                                 ir::backticked(text)));
+  return value;
+}
+
+int64_t budget_of(const Invocation& invocation) {
+  const std::string text = invocation.text("--budget").value_or("medium");
+  for (const Budget& budget : kBudgets) {
+    if (text == budget.name) return budget.evaluations;
+  }
+  int64_t number = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || stop != text.data() + text.size() || number < 1)
+    throw UsageError(
+        fmt::format("--budget: expected small, medium, large or a whole number from 1, got {}",
+                    ir::backticked(text)));
+  return number;
+}
+
+int required_number(const Invocation& invocation, const std::string& option) {
+  const auto number = invocation.number(option);
+  if (!number) throw UsageError(fmt::format("search requires {}", option));
+  return *number;
+}
+
+ir::Placement placement_of(const AskedSearch& asked) {
+  const auto refuse = [&](const std::string& expected) {
+    throw UsageError(fmt::format("--placement {}: expected {}, got {} stages on {} ranks",
+                                 asked.placement, expected, asked.stages, asked.ranks));
+  };
+  const int ranks = asked.ranks, stages = asked.stages;
+  if (stages > search::kMaxSearchStages)
+    refuse(fmt::format("at most {} stages", search::kMaxSearchStages));
+  if (asked.placement == "v" && (stages % ranks != 0 || stages < 2 * ranks))
+    refuse("a multiple of the ranks, at least 2 stages per rank");
+  if (asked.placement == "wave" && (stages % (2 * ranks) != 0 || stages < 4 * ranks))
+    refuse("an even number of stages per rank, at least 4");
+  if (stages < ranks) refuse("at least one stage per rank");
+  return asked.placement == "loop" ? ir::Placement::loop(ranks, stages)
+                                   : ir::Placement::v(ranks, stages);
+}
+
+search::MemoryBudget memory_of(const Invocation& invocation, const schedule::Costs& costs) {
+  const auto activations = invocation.text("--memory"), bytes = invocation.text("--memory-bytes");
+  if (activations && bytes) throw UsageError("--memory cannot be used with --memory-bytes");
+  if (activations) return {.activations = positive_number("--memory", *activations)};
+  if (!bytes) return {};
+  if (costs.activation_bytes.is_zero())
+    throw UsageError("--memory-bytes requires --costs FILE with activation_bytes");
+  return {.bytes = positive_number("--memory-bytes", *bytes)};
+}
+
+// The costs after the what-if options. They must fit a schedule with this placement; otherwise
+// prints the errors and throws Failed.
+schedule::Costs costs_for(const AskedCosts& asked, const ir::Placement& placement,
+                          int num_microbatches, Console& console) {
+  ir::Diagnostics diagnostics;
+  const auto costs =
+      schedule::changed_costs(asked.request, placement, num_microbatches, &diagnostics);
+  if (!costs) {
+    print_diagnostics(diagnostics, asked.file ? &*asked.file : nullptr,
+                      asked.file ? ir::printable(asked.file->name) : "the costs", console);
+    throw Failed{kExitTrouble};
+  }
+  return *costs;
+}
+
+// Ends the command if a rank has too little memory for any schedule.
+void require_memory(const search::SearchRequest& request) {
+  const search::Problem problem = search::problem_of(request);
+  const auto shortage = search::shortage_of(problem);
+  if (!shortage) return;
+  if (request.memory.activations)
+    throw UsageError(
+        fmt::format("--memory: no schedule fits rank {}: expected at least {} activations, got {}",
+                    shortage->rank,
+                    number_text(static_cast<double>(shortage->least) /
+                                activations_unit(problem, shortage->rank)),
+                    number_text(*request.memory.activations)));
+  const double missing =
+      static_cast<double>(shortage->least - shortage->limit) * problem.memory_unit;
+  throw UsageError(fmt::format(
+      "--memory-bytes: no schedule fits rank {}: expected at least {:.0f} bytes, got {:.0f}",
+      shortage->rank, std::ceil(*request.memory.bytes + missing), *request.memory.bytes));
+}
+
+}  // namespace
+
+std::vector<OptionSpec> search_options() {
+  return std::vector<OptionSpec>{
+      {"--ranks", "", {ValueKind::kNumber, "P", {}}, "number of ranks; required"},
+      {"--microbatches", "", {ValueKind::kNumber, "M", {}}, "number of microbatches; required"},
+      {"--placement",
+       "",
+       {ValueKind::kChoice, "PLACEMENT", {"loop", "v", "wave", "free"}},
+       "how stages are placed on ranks; wave goes back and forth twice or more, free tries them "
+       "all "
+       "with several amounts of memory; default: loop"},
+      {"--stages",
+       "",
+       {ValueKind::kNumber, "S", {}},
+       "number of stages; default: P for loop and free, 2P for v, 4P for wave"},
+      {"--memory",
+       "",
+       {ValueKind::kText, "K", {}},
+       "activations per rank: 1 is one microbatch on all stages of a rank; I frees half of it and "
+       "W "
+       "the rest, unless --costs has sizes; default: no limit"},
+      {"--memory-bytes",
+       "",
+       {ValueKind::kText, "BYTES", {}},
+       "memory per rank for activations, parameters, gradients and receive buffers, with the sizes "
+       "of --costs"},
+      {"--budget",
+       "",
+       {ValueKind::kText, "N", {}},
+       "actions to evaluate: small (1e7), medium (2e8, the default), large (2e9) or a number; "
+       "1e8 take some 3 seconds"},
+      {"--robust",
+       "",
+       {ValueKind::kText, "SIGMA", {}},
+       "of the good schedules, take the one with the least mean makespan under log-normal noise of "
+       "standard deviation SIGMA"},
+      {"--merge-backward", "", {}, "use whole backwards (B) only"},
+      {"--threads",
+       "",
+       {ValueKind::kNumber, "N", {}},
+       "threads to use, which does not change the result; default: one per core"},
+      {"--seed", "", {ValueKind::kNumber, "N", {}}, "seed of the search; default: 1"},
+      {"--output",
+       "-o",
+       {ValueKind::kFile, "FILE", {}},
+       "write the schedule to FILE, as .plan, .csv or .json"},
+      {"--json", "", {}, "print the result as JSON"},
+  };
+}
+
+AskedSearch read_search(const Invocation& invocation, Console& console) {
+  AskedSearch asked;
+  asked.placement = invocation.text("--placement").value_or("loop");
+  asked.ranks = required_number(invocation, "--ranks");
+  search::SearchRequest& request = asked.request;
+  request.num_microbatches = required_number(invocation, "--microbatches");
+  const bool is_free = asked.placement == "free";
+  const int per_rank = asked.placement == "v" ? 2 : asked.placement == "wave" ? 4 : 1;
+  const int64_t stages = invocation.number("--stages")
+                             .value_or(std::min<int64_t>(int64_t{per_rank} * asked.ranks, 1 << 30));
+  asked.stages = static_cast<int>(stages);
+  const int64_t actions = 3 * stages * request.num_microbatches;
+  if (stages <= search::kMaxSearchStages && actions > kMostActions)
+    throw UsageError(
+        fmt::format("expected at most {} actions, got {}: 3 for each of {} stages and "
+                    "{} microbatches",
+                    kMostActions, actions, stages, request.num_microbatches));
+  // With free, costs are checked against the stages that they are given for, wherever those are.
+  request.placement = is_free && stages <= search::kMaxSearchStages
+                          ? ir::Placement::loop(asked.ranks, asked.stages)
+                          : placement_of(asked);
+  request.evaluations = budget_of(invocation);
+  request.threads =
+      invocation.number("--threads")
+          .value_or(static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
+  request.seed = static_cast<uint64_t>(invocation.number("--seed").value_or(1));
+  request.splits_backward = !invocation.has("--merge-backward");
+  if (const auto sigma = invocation.text("--robust")) {
+    request.noise = positive_number("--robust", *sigma);
+    if (request.noise > 2) throw UsageError("--robust: expected a number up to 2");
+  }
+  request.costs = costs_for(read_costs(invocation, console), request.placement,
+                            request.num_microbatches, console);
+  request.memory = memory_of(invocation, request.costs);
+  require_memory(request);
+  return asked;
+}
+
+search::SearchRequest request_of(const AskedSearch& asked, const search::FrontPoint& point) {
+  search::SearchRequest request = asked.request;
+  request.placement = point.option.placement;
+  request.costs = search::cut_stages(asked.request.costs, asked.stages, point.option.parts);
+  request.memory = point.memory;
+  return request;
+}
+
+double activations_unit(const search::Problem& problem, int rank) {
+  search::Memory sum = 0;
+  for (const int stage : problem.placement.stages_of(rank)) sum += problem.work(stage).activation;
+  return static_cast<double>(sum);
+}
+
+}  // namespace pipewright::cli
