@@ -168,6 +168,8 @@ std::string train_weight_free(bool norm, const std::string& row0, const std::str
       return tests::random_input({2, 10}, static_cast<uint64_t>(of));
     };
     executor.step({{input(copy)}, {}, {}});
+    // The W of stage 1 fails, but the ranks of stage 0 may have ended the step before.
+    if (norm) return;
     Layers plain(0, 8, {});
     for (const int each : {0, 1}) (plain.forward(input(each)).sum() / 2).backward();
     for (const auto& [name, weight] : module->named_parameters().pairs()) {
