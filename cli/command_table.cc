@@ -31,6 +31,19 @@ OptionSpec level_option(std::string_view help) {
           help};
 }
 
+// --memory has a second meaning for simulate.
+std::vector<OptionSpec> simulate_shape_options() {
+  std::vector<OptionSpec> options = shape_options();
+  for (OptionSpec& option : options) {
+    if (option.name == "--memory")
+      option.help =
+          "memory of the lower bound: K activations per rank, each of one microbatch on all stages "
+          "of the rank, from F to the end of B or W; an error if the schedule needs more; default: "
+          "each rank's own peak. V-Adaptive is planned for it";
+  }
+  return options;
+}
+
 std::vector<std::string_view> passes() {
   return {schedule::pass_names().begin(), schedule::pass_names().end()};
 }
@@ -138,7 +151,7 @@ const std::vector<CommandSpec>& table() {
        "which scales the default times by itself.\n"
        "Exit code: 1 if the schedule is invalid or deadlocks.",
        {source_argument()},
-       shape_options() +
+       simulate_shape_options() +
            std::vector<OptionSpec>{
                level_option("compute_comms: lower a compute order first"),
                {"--json", "", {ValueKind::kNone, "", {}}, "print the result as JSON"},
@@ -148,12 +161,6 @@ const std::vector<CommandSpec>& table() {
                 {ValueKind::kText, "SIGMA", {}},
                 "also report the spread of the makespan when action times are scaled by log-normal "
                 "noise with standard deviation SIGMA"},
-               {"--memory",
-                "",
-                {ValueKind::kText, "K", {}},
-                "memory of the lower bound: K activations per rank, each of one microbatch on all "
-                "stages of the rank, from F to the end of B or W; an error if the schedule needs "
-                "more; default: each rank's own peak"},
                {"--runs", "", {ValueKind::kNumber, "N", {}}, "runs of --jitter; default: 100"},
                {"--seed", "", {ValueKind::kNumber, "N", {}}, "seed of --jitter; default: 1"},
            } +

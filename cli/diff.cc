@@ -130,6 +130,7 @@ void print_effect(const Simulation& left, const Simulation& right, const StageRa
 
 int run_diff(const Invocation& invocation, Console& console) {
   Input inputs[2] = {read_input(invocation, console, 0), read_input(invocation, console, 1)};
+  for (Input& input : inputs) input.may_ignore_memory = true;
   // Compare at one level: if either schedule is a program, the other one is lowered.
   ir::Level level = ir::Level::kComputeOnly;
   for (Input& input : inputs) {

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <ostream>
 #include <string>
 #include <utility>
@@ -67,12 +69,36 @@ ir::Lowering policies_of(const Invocation& invocation) {
   return policies;
 }
 
-schedules::Shape shape_of(const Invocation& invocation) {
+// The schedule of the catalogue that the input names, or null.
+const schedules::ScheduleSpec* spec_of(const Input& input) {
+  return input.file ? nullptr : schedules::find_schedule(input.name);
+}
+
+bool plans_for_memory(const schedules::ScheduleSpec* spec) {
+  return spec != nullptr && std::ranges::any_of(spec->options, [](const auto& option) {
+           return option.name == "memory";
+         });
+}
+
+// --memory K as live activations of one stage: K times the stages per rank.
+int memory_of(const Invocation& invocation, const Input& input) {
+  const auto text = invocation.text("--memory");
+  if (!text) return 0;
+  const double activations = positive_number("--memory", *text);
+  const schedules::ScheduleSpec* spec = spec_of(input);
+  if (input.may_ignore_memory && !plans_for_memory(spec)) return 0;
+  // 2.4999999999999996 means 2.5.
+  const double live = activations * (spec == nullptr ? 1 : spec->default_stages_per_rank);
+  return static_cast<int>(std::clamp(std::floor(live * (1 + 1e-12)), 1.0, 1e9));
+}
+
+schedules::Shape shape_of(const Invocation& invocation, const Input& input) {
   return {.ranks = invocation.number("--ranks").value_or(0),
           .stages = invocation.number("--stages").value_or(0),
           .microbatches = invocation.number("--microbatches").value_or(0),
           .group_size = invocation.number("--group-size").value_or(0),
-          .extra_warmup = invocation.has("--extra-warmup")};
+          .extra_warmup = invocation.has("--extra-warmup"),
+          .memory = memory_of(invocation, input)};
 }
 
 schedule::CompileRequest request_of(const Invocation& invocation, const Input& input) {
@@ -82,7 +108,7 @@ schedule::CompileRequest request_of(const Invocation& invocation, const Input& i
   } else {
     request.source = input.name;
   }
-  request.shape = shape_of(invocation);
+  request.shape = shape_of(invocation, input);
   request.costs = input.costs;
   return request;
 }
@@ -120,9 +146,17 @@ bool is_file(const std::string& word) {
 
 }  // namespace
 
+double positive_number(const std::string& option, std::string_view text) {
+  double value = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || stop != text.data() + text.size() || !(value > 0) || value > 1e18)
+    throw UsageError(fmt::format("{}: expected a number above 0, up to 1e+18, got {}", option,
+                                 ir::backticked(text)));
+  return value;
+}
+
 bool plans_with_costs(const Input& input) {
-  if (input.file) return false;
-  const schedules::ScheduleSpec* spec = schedules::find_schedule(input.name);
+  const schedules::ScheduleSpec* spec = spec_of(input);
   return spec != nullptr && spec->plan_rows != nullptr;
 }
 
@@ -153,6 +187,11 @@ std::vector<OptionSpec> shape_options() {
        "",
        {},
        "Interleaved1F1B only: one more forward before the first backward"},
+      {"--memory",
+       "",
+       {ValueKind::kText, "K", {}},
+       "V-Adaptive only: plan for K activations per rank, each of one microbatch on all stages of "
+       "the rank; default: the memory of V-Half"},
   };
 }
 

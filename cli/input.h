@@ -30,6 +30,7 @@ struct Input {
   std::string name;                // the name of the file or of the schedule
   schedule::Costs costs = {};      // for a schedule that plans with costs; set before compiling
   schedule::CompileResult compiled = {};
+  bool may_ignore_memory = false;  // --memory concerns more than schedules that plan with it
 
   // Both require compiled.ok().
   const ir::AnySchedule& any() const { return *compiled.schedule; }
@@ -39,6 +40,9 @@ struct Input {
 // Reads the file that an argument refers to, or stores the schedule's name. A schedule's name is
 // never a file; a note says so if a file has that name. Compiles nothing.
 Input read_input(const Invocation& invocation, Console& console, size_t argument = 0);
+
+// A number above 0, the value of an option. Throws UsageError.
+double positive_number(const std::string& option, std::string_view text);
 
 // Whether the input is the name of a schedule that plans with costs, so that every command that
 // generates it takes the cost options.

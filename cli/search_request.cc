@@ -27,16 +27,6 @@ constexpr Budget kBudgets[] = {
     {"small", 10'000'000}, {"medium", search::kDefaultEvaluations}, {"large", 2'000'000'000}};
 constexpr int64_t kMostActions = 50'000'000;
 
-// A number above 0.
-double positive_number(const std::string& option, std::string_view text) {
-  double value = 0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || stop != text.data() + text.size() || !(value > 0) || value > 1e18)
-    throw UsageError(fmt::format("{}: expected a number above 0, up to 1e+18, got {}", option,
-                                 ir::backticked(text)));
-  return value;
-}
-
 int64_t budget_of(const Invocation& invocation) {
   const std::string text = invocation.text("--budget").value_or("medium");
   for (const Budget& budget : kBudgets) {

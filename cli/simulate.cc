@@ -267,8 +267,11 @@ int run_simulate(const Invocation& invocation, Console& console) {
   if (invocation.has("--actions") && !invocation.has("--json"))
     throw UsageError("--actions requires --json");
   const std::optional<Jitter> jitter = jitter_of(invocation);
-  const AskedCosts asked = read_costs(invocation, console);
+  AskedCosts asked = read_costs(invocation, console);
+  if (const auto text = invocation.text("--memory"))
+    asked.request.memory = positive_number("--memory", *text);
   Input input = read_input(invocation, console);
+  input.may_ignore_memory = true;
   input.costs = asked.request.costs;
   compile_input(invocation, {.of_name = std::nullopt}, schedule::Depth::kVerify, &input, console);
   const ir::Diagnostics& diagnostics = input.compiled.diagnostics;

@@ -119,8 +119,6 @@ AskedCosts read_costs(const Invocation& invocation, Console& console) {
     for (const auto& [rank, factor] : factors("--slow", *text))
       asked.request.slow.emplace_back(rank_of("--slow", rank), factor);
   }
-  if (const auto text = invocation.text("--memory"))
-    asked.request.memory = time_of("--memory", *text);
   return asked;
 }
 

@@ -3,7 +3,8 @@
 //   repeat   Copy the block for each microbatch m, shifted by 6 m slots. With split backwards,
 //            put each W into the first free slot after its I. This is periodic and correct, but
 //            slow at the start and the end, where most slots are free. Count the live activations
-//            per rank and slot; their peak is the memory limit of the rank from here on.
+//            per rank and slot; their peak, or the given limit if that is more, is the memory limit
+//            of the rank from here on.
 //   pull     Go through the actions in the order of time and move each one to the earliest free
 //            slot at which its needs are met. An F makes its activation live longer, so it moves
 //            back only over slots whose count is below the limit.
@@ -11,10 +12,10 @@
 //            slot, and run the oldest pending W when the next F or I is not ready or the limit
 //            leaves no room for the next F.
 //
-// Invariants: after every pass each action comes after its needs, and no rank exceeds the peak of
-// `repeat`. Time is linear in the number of actions: `repeat` and `fill` visit each slot once, and
-// in `pull` only actions near the start and the end move, because the steady state has no free
-// slots (six slots of work in a period of six).
+// Invariants: after every pass each action comes after its needs, and no rank exceeds its limit.
+// Time is linear in the number of actions: `repeat` and `fill` visit each slot once, and in `pull`
+// only actions near the start and the end move, because the steady state has no free slots (six
+// slots of work in a period of six).
 
 #include "pipewright/schedules/building_block.h"
 
@@ -46,13 +47,15 @@ struct Placed {
 
 class BlockSchedule {
  public:
-  BlockSchedule(const Shape& shape, const std::vector<BlockSlots>& block, bool splits_backward)
+  BlockSchedule(const Shape& shape, const std::vector<BlockSlots>& block, bool splits_backward,
+                int memory)
       : num_ranks_(shape.ranks),
         num_microbatches_(shape.microbatches),
         splits_backward_(splits_backward),
         placement_(ir::Placement::v(shape.ranks, shape.stages)),
         done_(placement_, shape.microbatches, kNothingDone) {
     repeat(block);
+    for (RankSlots& slots : slots_) slots.most = std::max(slots.most, memory);
   }
 
   ir::Rows run() {
@@ -65,7 +68,7 @@ class BlockSchedule {
   struct RankSlots {
     std::vector<bool> used;  // by slot
     std::vector<int> live;   // live activations, by slot
-    int most = 0;            // the peak of `live` after repeat(): the limit for pull() and fill()
+    int most = 0;            // the limit for pull() and fill(): at least the peak after repeat()
   };
 
   int length(ActionKind kind) const { return kind == ActionKind::kBackward ? 2 : 1; }
@@ -268,8 +271,8 @@ class BlockSchedule {
 }  // namespace
 
 ir::Rows repeat_block(const Shape& shape, const std::vector<BlockSlots>& block,
-                      bool splits_backward) {
-  return BlockSchedule(shape, block, splits_backward).run();
+                      bool splits_backward, int memory) {
+  return BlockSchedule(shape, block, splits_backward, memory).run();
 }
 
 }  // namespace pipewright::schedules

@@ -29,10 +29,11 @@ struct BlockSlots {
 
 // The rows of the schedule that repeats `block` (one entry per rank), without idle slots. With
 // split backwards, I and W take one slot each; a whole backward takes two. The result does not
-// exceed the peak of live activations that the plain repetition has. Linear in the number of
-// actions. A pure function; any thread. The algorithm is described in building_block.cc.
+// exceed the peak of live activations that the plain repetition has on the rank, or `memory` if
+// that is more. Linear in the number of actions. A pure function; any thread. The algorithm is
+// described in building_block.cc.
 ir::Rows repeat_block(const Shape& shape, const std::vector<BlockSlots>& block,
-                      bool splits_backward);
+                      bool splits_backward, int memory = 0);
 
 }  // namespace pipewright::schedules
 

@@ -50,7 +50,7 @@ const ScheduleSpec kInterleaved1F1B = {
     .bubble_where = "M >= P or V = 1",
     .memory = "min(V M, (V-1)R + 2(P-1-r) + 1), R = M div max(1, M div P)",
     .constraints = kConstraints,
-    .options = kShapeOptions,
+    .options = kInterleavedOptions,
     .make_row = make_row,
 };
 

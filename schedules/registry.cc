@@ -16,6 +16,7 @@
 #include "pipewright/schedules/looped_bfs.h"
 #include "pipewright/schedules/one_f_one_b.h"
 #include "pipewright/schedules/one_f_one_b_v.h"
+#include "pipewright/schedules/v_adaptive.h"
 #include "pipewright/schedules/v_half.h"
 #include "pipewright/schedules/v_min.h"
 #include "pipewright/schedules/zb_auto.h"
@@ -29,7 +30,7 @@ namespace {
 constexpr const ScheduleSpec* kSchedules[] = {
     &kGPipe, &kOneFOneB, &kEager1F1B, &kLoopedBfs, &kInterleaved1F1B, &kInterleavedZeroBubble,
     &kZbH1,  &kZbH2,     &kZb1p,      &kZb2p,      &kZbvZeroBubble,   &kDualPipeV,
-    &kVHalf, &kVMin,     &kOneFOneBV,
+    &kVHalf, &kVMin,     &kVAdaptive, &kOneFOneBV,
 };
 
 bool same_word(std::string_view left, std::string_view right) {

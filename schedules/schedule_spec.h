@@ -18,6 +18,7 @@ struct Shape {
   int group_size = 0;  // consecutive microbatches per stage before a rank switches to its next
                        // stage; 0 for the schedule's default
   bool extra_warmup = false;  // one more forward before the first backward
+  int memory = 0;             // limit on live activations of one stage per rank
 
   // Stages must be a multiple of ranks.
   int stages_per_rank() const { return stages / ranks; }
@@ -53,7 +54,11 @@ inline constexpr ShapeOption kShapeOptions[] = {
      [](const Shape& shape) { return shape.group_size != 0; }},
     {"extra-warmup", "one forward more before the first backward",
      [](const Shape& shape) { return shape.extra_warmup; }},
+    {"memory", "plan for K activations per rank, each of one microbatch on all stages of the rank",
+     [](const Shape& shape) { return shape.memory != 0; }},
 };
+inline constexpr std::span<const ShapeOption> kInterleavedOptions(kShapeOptions, 2);
+inline constexpr std::span<const ShapeOption> kMemoryOption(kShapeOptions + 2, 1);
 
 // One schedule of the catalogue: its description, constraints and generator. Constant data; the
 // functions are pure and callable from any thread. CONTRIBUTING.md says how to add one.

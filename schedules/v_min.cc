@@ -7,20 +7,24 @@ namespace pipewright::schedules {
 namespace {
 
 ir::Rows make_rows(const Shape& shape) {
-  const int p = shape.ranks;
-  // The paper's table 8. If P is a multiple of 3, the backward would share a slot modulo 6 with
-  // another action, so it starts two slots later.
-  const int delay = p % 3 == 0 ? 2 : 0;
-  std::vector<BlockSlots> block;
-  for (int r = 0; r < p; ++r)
-    block.push_back({r, 2 * p - 1 - r, 2 * p + delay + r, 4 * p + delay - 1 - r});
-  return repeat_block(shape, block, true);
+  return repeat_block(shape, v_min_block(shape.ranks), true);
 }
 
 constexpr Constraint kConstraints[] = {kTwoStagesARank};
 constexpr std::string_view kAliases[] = {"VMin"};
 
 }  // namespace
+
+std::vector<BlockSlots> v_min_block(int ranks) {
+  const int p = ranks;
+  // The paper's table 8. If P is a multiple of 3, the backward would share a slot modulo 6 with
+  // another action, so it starts two slots later.
+  const int delay = p % 3 == 0 ? 2 : 0;
+  std::vector<BlockSlots> block;
+  for (int r = 0; r < p; ++r)
+    block.push_back({r, 2 * p - 1 - r, 2 * p + delay + r, 4 * p + delay - 1 - r});
+  return block;
+}
 
 const ScheduleSpec kVMin = {
     .name = "V-Min",

@@ -1,6 +1,9 @@
 #ifndef PIPEWRIGHT_SCHEDULES_V_MIN_H_
 #define PIPEWRIGHT_SCHEDULES_V_MIN_H_
 
+#include <vector>
+
+#include "pipewright/schedules/building_block.h"
 #include "pipewright/schedules/schedule_spec.h"
 
 namespace pipewright::schedules {
@@ -18,6 +21,9 @@ namespace pipewright::schedules {
 // unit cost it takes 59 slots for P = 4, M = 8. If F, I and W differ in time, it is slower than
 // 1F1B.
 extern const ScheduleSpec kVMin;
+
+// The building block, one entry per rank.
+std::vector<BlockSlots> v_min_block(int ranks);
 
 }  // namespace pipewright::schedules
 

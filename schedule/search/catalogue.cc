@@ -1,5 +1,6 @@
 #include "pipewright/schedule/search/catalogue.h"
 
+#include <algorithm>
 #include <string>
 
 #include "pipewright/schedule/search/words.h"
@@ -16,13 +17,25 @@ std::vector<schedules::StageTimes> times_of(const Problem& problem) {
   return times;
 }
 
+// The live activations of one stage for which every rank has memory, up to those of ZBV.
+int live_activations(const Problem& problem) {
+  Memory least = 2 * Memory{problem.num_ranks()};
+  for (int stage = 0; stage < problem.num_stages(); ++stage) {
+    const Memory limit = problem.memory_limit(problem.placement.rank_of(stage));
+    least = std::min(least, limit / std::max<Memory>(1, problem.work(stage).activation));
+  }
+  return static_cast<int>(least);
+}
+
 }  // namespace
 
 std::vector<Candidate> catalogue(const Problem& problem) {
   const schedules::Shape plain = {.ranks = problem.num_ranks(),
                                   .stages = problem.num_stages(),
                                   .microbatches = problem.num_microbatches};
-  std::vector<schedules::Shape> shapes = {plain};
+  schedules::Shape limited = plain;
+  limited.memory = live_activations(problem);
+  std::vector<schedules::Shape> shapes = {plain, limited};
   for (const int rounds : {1, 2}) {
     schedules::Shape grouped = plain;
     grouped.group_size = rounds * plain.ranks;

@@ -10,7 +10,7 @@ namespace pipewright::schedule::search {
 
 // Every named schedule that exists for the problem's placement and number of microbatches, as
 // candidates for solve(), whether its memory fits or not. Interleaved1F1B comes with its usual
-// group sizes.
+// group sizes, V-Adaptive with the memory of the problem.
 std::vector<Candidate> catalogue(const Problem& problem);
 
 }  // namespace pipewright::schedule::search

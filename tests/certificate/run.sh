@@ -37,6 +37,8 @@ done
 run ZB-H1 uniform.json 8 24
 run V-Half uniform.json 8 24 --memory 6
 run V-Min uniform.json 8 24 --memory 4.5
+run V-Adaptive uniform.json 8 24
+run V-Adaptive uneven.json 4 8
 run V-Min uniform.json 8 40
 run GPipe unit.json 3 1
 run ZB-H1 uniform.json 8 2 --memory 100

@@ -145,6 +145,20 @@ TEST(SimulateTest, ZeroBubblePapersTable5) {
   }
 }
 
+// V schedules at unit cost: 6m + 6p - 3k - 1 slots for an even number k of activations, the least
+// possible (arXiv 2405.15362, figure 13), and one more for an odd one, as their pattern cannot
+// alternate.
+TEST(SimulateTest, VAdaptiveAtUnitCost) {
+  for (const auto& [ranks, microbatches] : {std::pair(4, 8), {8, 16}}) {
+    for (int memory = 2 * ((ranks + 4) / 3); memory <= 2 * ranks; ++memory) {
+      schedules::Shape shape{ranks, 2 * ranks, microbatches};
+      shape.memory = memory;
+      const int least = 6 * microbatches + std::max(0, 6 * ranks - 3 * memory - 1);
+      EXPECT_EQ(report_of("V-Adaptive", shape, Costs()).cost, least + memory % 2) << memory;
+    }
+  }
+}
+
 // OLMo-core 3's report, Table 10: PP 4, 8 microbatches.
 TEST(SimulateTest, OlmoTable) {
   const Report interleaved = report_of("Interleaved1F1B", {4, 8, 8}, costs_of(1, 1, 1, 0, 2));

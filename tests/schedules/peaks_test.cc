@@ -55,6 +55,7 @@ int peak_bound(std::string_view name, const Shape& shape) {
   if (name == "V-Min") return 2 * ((P + 4) / 3);
   if (name == "1F1B-V") return 2 * ((2 * P + 3) / 3);
   // Half activations, all of which may be from I to W.
+  if (name == "V-Adaptive") return 2 * ((P + 2) / 2);
   if (name == "ZB-1p") return 2 * P;
   if (name == "ZB-2p") return 4 * P;
   return 0;
@@ -239,6 +240,29 @@ TEST(PeaksTest, ZbAutoKeepsItsMemoryLimitAtAnyTimes) {
     }
   }
   EXPECT_GT(at_limit, 300);
+}
+
+// The limit is kept, whatever the times; a limit below V-Min's memory is refused.
+TEST(PeaksTest, VAdaptiveKeepsItsMemoryLimit) {
+  const ScheduleSpec& spec = *find_schedule("V-Adaptive");
+  const StageTimes uneven{9, 8, 4, 1, 1};
+  for (const int ranks : {1, 2, 3, 4, 6, 8}) {
+    for (int memory = 2 * ((ranks + 4) / 3); memory <= 2 * ranks + 1; ++memory) {
+      Shape shape{ranks, 2 * ranks, 3 * ranks};
+      shape.memory = memory;
+      for (const auto& times :
+           {std::vector<StageTimes>(), std::vector<StageTimes>(2 * ranks, uneven)}) {
+        SCOPED_TRACE(testing::Message() << "P=" << ranks << " memory " << memory);
+        const ir::ComputeOrder order = make_order(spec, shape, times);
+        expect_complete(order);
+        EXPECT_TRUE(can_run(order));
+        for (const ir::Row& row : order.rows) EXPECT_LE(peak_of(row), memory);
+      }
+    }
+  }
+  Shape shape{8, 16, 24};
+  shape.memory = 7;
+  EXPECT_TRUE(shape_error(spec, shape));
 }
 
 // Single rows for a large cluster: the whole order would have 134 million actions.
