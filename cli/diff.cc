@@ -12,6 +12,7 @@
 #include "pipewright/cli/commands.h"
 #include "pipewright/cli/input.h"
 #include "pipewright/cli/simulation.h"
+#include "pipewright/cli/stage_ratio.h"
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/ir/text/read.h"
 #include "pipewright/schedule/verify/verify.h"
@@ -21,28 +22,6 @@ namespace {
 
 using schedule::Report;
 using schedule::RowChange;
-
-// The size of a stage of the second schedule, if both are schedules of one model: `before` /
-// `after` of a stage of the first.
-struct StageRatio {
-  int before = 1, after = 1;  // numbers of stages
-
-  bool is_one() const { return before == after; }
-  double value() const { return static_cast<double>(before) / after; }
-};
-
-// 1 unless all costs are the default ones, which are per stage and say nothing about the model.
-StageRatio ratio_of(const Invocation& invocation, const ir::Schedule& before,
-                    const ir::Schedule& after) {
-  for (const char* option : {"--costs", "--forward", "--backward-input", "--backward-weight"}) {
-    if (invocation.has(option)) return {};
-  }
-  return {before.placement.num_stages(), after.placement.num_stages()};
-}
-
-void scale_stages(double factor, schedule::Costs* costs) {
-  for (const char* cost : {"F", "I", "W"}) schedule::scale_cost(cost, factor, costs);
-}
 
 int peak_activations(const Report& report) {
   int peak = 0;
@@ -142,7 +121,7 @@ int run_diff(const Invocation& invocation, Console& console) {
   const StageRatio ratio = ratio_of(invocation, inputs[0].schedule(), inputs[1].schedule());
   std::optional<Simulation> simulations[2];
   for (size_t side = 0; side < 2; ++side) {
-    if (side == 1) scale_stages(ratio.value(), &costs.request.costs);
+    if (side == 1) scale_stages(ratio, &costs.request.costs);
     inputs[side].costs = costs.request.costs;
     compile_input(invocation, {level, level}, schedule::Depth::kVerify, &inputs[side], console);
     require_ok(inputs[side], console);
@@ -183,12 +162,7 @@ int run_diff(const Invocation& invocation, Console& console) {
   if (left_channels != right_channels)
     console.out << fmt::format("- {}\n+ {}\n", left_channels, right_channels);
   print_changes(changes, console.out);
-  if (!ratio.is_one())
-    console.out << fmt::format(
-        "\ncompared as one model: a stage of the second is {}/{} of a stage of the first, in time "
-        "and "
-        "in activations\n",
-        ratio.before, ratio.after);
+  if (!ratio.is_one()) console.out << "\n" << describe(ratio) << "\n";
   print_effect(*simulations[0], *simulations[1], ratio, console.out);
   return kExitInvalid;
 }
