@@ -1,0 +1,33 @@
+#ifndef PIPEWRIGHT_SCHEDULE_VIEWS_HTML_H_
+#define PIPEWRIGHT_SCHEDULE_VIEWS_HTML_H_
+
+#include <iosfwd>
+#include <span>
+#include <string>
+
+#include "pipewright/ir/schedule.h"
+#include "pipewright/ir/timeline.h"
+#include "pipewright/schedule/channel_graph.h"
+#include "pipewright/schedule/simulate/costs.h"
+
+namespace pipewright::schedule {
+
+// A schedule with its times, predicted or measured.
+struct HtmlRun {
+  std::string title;  // "ZBV: 4 ranks, ...", shown above the picture
+  const ir::Schedule& schedule;
+  const Costs& costs;         // for the memory curve and the unit
+  const ChannelGraph& graph;  // what each action waits for
+  const ir::Timeline& timeline;
+};
+
+// Prints runs as one interactive HTML page, which needs neither a network nor other files: a row
+// per rank, lanes of transfers and data-parallel actions, and a memory curve; zoom, drag, search;
+// for each action why it starts when it does, what it waits for, what waits for it, and its slack.
+// Two runs are drawn on one time axis, the ranks of the first above those of the second. Linear in
+// the number of actions, O(n log n) in those of a rank; about 30 bytes per action.
+void print_html(std::span<const HtmlRun> runs, std::ostream& out);
+
+}  // namespace pipewright::schedule
+
+#endif  // PIPEWRIGHT_SCHEDULE_VIEWS_HTML_H_
