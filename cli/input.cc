@@ -204,7 +204,10 @@ std::vector<OptionSpec> lowering_options() {
 }
 
 Input read_input(const Invocation& invocation, Console& console, size_t argument) {
-  const std::string& word = invocation.arguments[argument];
+  return read_input(invocation.arguments[argument], console);
+}
+
+Input read_input(const std::string& word, Console& console) {
   if (is_name(word) && exists(word))
     console.err << fmt::format("note: `{0}` is a schedule's name; the file is `./{0}`\n", word);
   const bool is_ready = word.starts_with(kReady);

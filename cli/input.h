@@ -37,8 +37,10 @@ struct Input {
   const ir::Schedule& schedule() const { return ir::schedule_of(any()); }
 };
 
-// Reads the file that an argument refers to, or stores the schedule's name. A schedule's name is
-// never a file; a note says so if a file has that name. Compiles nothing.
+// Reads the file that a word refers to, or stores the schedule's name. A schedule's name is never a
+// file; a note says so if a file has that name. Compiles nothing.
+Input read_input(const std::string& word, Console& console);
+// The same for an argument.
 Input read_input(const Invocation& invocation, Console& console, size_t argument = 0);
 
 // A number above 0, the value of an option. Throws UsageError.

@@ -6,16 +6,21 @@
 #include <optional>
 #include <ostream>
 #include <string>
+#include <utility>
+#include <variant>
+#include <vector>
 
 #include "pipewright/cli/command_table.h"
 #include "pipewright/cli/commands.h"
 #include "pipewright/cli/files.h"
 #include "pipewright/cli/input.h"
 #include "pipewright/cli/simulation.h"
+#include "pipewright/cli/stage_ratio.h"
 #include "pipewright/cli/usage_error.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/read.h"
 #include "pipewright/schedule/views/dot.h"
+#include "pipewright/schedule/views/html.h"
 #include "pipewright/schedule/views/svg.h"
 #include "pipewright/schedule/views/table.h"
 #include "pipewright/schedule/views/timeline_text.h"
@@ -48,6 +53,53 @@ std::string title_of(const Input& input, const Simulation& simulation) {
                      schedule.name.empty() ? "schedule" : schedule.name, shape_text(schedule),
                      number_text(simulation.report.makespan), unit,
                      percent_text(simulation.report.bubble_rate));
+}
+
+// A schedule and its times.
+struct Drawn {
+  Input input;
+  Simulation simulation;
+};
+
+// The title of a page, which also says how far the schedule is from the best.
+std::string page_title(const Drawn& one) {
+  const schedule::ScheduleBound& bound = one.simulation.bound;
+  const double cost = one.simulation.report.cost;
+  const double gap = ir::without_rounding(bound.gap(cost), 1);
+  return title_of(one.input, one.simulation) +
+         (bound.value > 0 ? fmt::format(", cost {}, lower bound {} ({}), gap {}", number_text(cost),
+                                        number_text(bound.value), bound.name, percent_text(gap))
+                          : "");
+}
+
+void print_page(const Drawn& drawn, const std::optional<Drawn>& against, std::ostream& out) {
+  std::vector<schedule::HtmlRun> runs;
+  const auto add = [&](const Drawn& one) {
+    runs.push_back({page_title(one), one.input.schedule(), one.simulation.costs,
+                    one.simulation.graph, one.simulation.timeline});
+  };
+  add(drawn);
+  if (against) add(*against);
+  schedule::print_html(runs, out);
+}
+
+// The schedule of --against, compiled to the level of the first one.
+Drawn draw_against(const Invocation& invocation, const std::string& word, const Drawn& first,
+                   AskedCosts asked, Console& console) {
+  Input input = read_input(word, console);
+  parse_input(invocation, &input);
+  require_ok(input, console);
+  const StageRatio ratio = ratio_of(invocation, first.input.schedule(), input.schedule());
+  if (!ratio.is_one()) console.err << "note: " << describe(ratio) << "\n";
+  scale_stages(ratio, &asked.request.costs);
+  input.costs = asked.request.costs;
+  const ir::Level level = std::holds_alternative<ir::Program>(first.input.any())
+                              ? ir::Level::kComputeComms
+                              : ir::Level::kComputeOnly;
+  compile_input(invocation, {level, level}, schedule::Depth::kVerify, &input, console);
+  require_ok(input, console);
+  Simulation simulation = simulate_input(input, asked, console);
+  return {std::move(input), std::move(simulation)};
 }
 
 // One line below a timeline.
@@ -121,6 +173,8 @@ int run_print(const Invocation& invocation, Console& console) {
   const std::string format = format_of(invocation, path, to_stdout, console);
   if (invocation.has("--comms") && format != "timeline")
     throw UsageError("--comms requires --format timeline");
+  if (invocation.has("--against") && format != "html")
+    throw UsageError("--against requires --format html");
   // The schedule after the watched pass goes to stderr, so that stdout has the result only.
   const std::optional<std::string> watched = invocation.text("--print-after");
   bool seen = false;
@@ -136,7 +190,7 @@ int run_print(const Invocation& invocation, Console& console) {
   // Formats without times print a schedule as it is, even if it is invalid.
   Input input = read_input(invocation, console);
   if (!is_picture(format) && !plans_with_costs(input))
-    refuse_cost_options(invocation, "--format timeline, svg, trace or dot");
+    refuse_cost_options(invocation, "--format timeline, svg, html, trace or dot");
   const AskedCosts asked = read_costs(invocation, console);
   input.costs = asked.request.costs;
   compile_input(invocation, {},
@@ -145,13 +199,24 @@ int run_print(const Invocation& invocation, Console& console) {
   require_ok(input, console);
   const schedule::TableOptions table{to_stdout ? console.out_width : 0,
                                      to_stdout && console.out_color};
-  std::optional<Simulation> simulation;
-  if (is_picture(format)) simulation = simulate_input(input, asked, console);
   if (watched && !seen) console.err << fmt::format("note: the pass {} did not run\n", *watched);
+  if (!is_picture(format)) {
+    write_output(path, console,
+                 [&](std::ostream& out) { print_as(format, input.any(), table, out); });
+    return kExitOk;
+  }
+  Simulation simulation = simulate_input(input, asked, console);
+  const Drawn drawn{std::move(input), std::move(simulation)};
+  std::optional<Drawn> against;
+  if (const auto word = invocation.text("--against"))
+    against = draw_against(invocation, *word, drawn, asked, console);
   write_output(path, console, [&](std::ostream& out) {
-    if (print_as(format, input.any(), table, out)) return;
-    print_picture(format, input, *simulation, {table.width, table.color, invocation.has("--comms")},
-                  out);
+    if (format == "html") {
+      print_page(drawn, against, out);
+    } else {
+      print_picture(format, drawn.input, drawn.simulation,
+                    {table.width, table.color, invocation.has("--comms")}, out);
+    }
   });
   return kExitOk;
 }
