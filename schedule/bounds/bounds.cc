@@ -7,12 +7,11 @@
 #include "pipewright/schedule/bounds/bounds.h"
 
 #include <algorithm>
-#include <functional>
 #include <string_view>
 #include <utility>
 
 #include "pipewright/schedule/bounds/chain.h"
-#include "pipewright/schedule/bounds/knapsack.h"
+#include "pipewright/schedule/bounds/rank_terms.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -23,90 +22,6 @@ using search::StageWork;
 using search::Ticks;
 
 __extension__ using Area = __int128;
-
-// The chains of the fastest and the slowest microbatch, and the stages of each rank.
-struct Instance {
-  explicit Instance(const Problem& of)
-      : problem(of),
-        fast(of, extreme(of, std::less())),
-        slow(of, extreme(of, std::greater())),
-        stages_of(static_cast<size_t>(of.num_ranks())) {
-    for (int stage = 0; stage < of.num_stages(); ++stage)
-      stages_of[static_cast<size_t>(of.placement.rank_of(stage))].push_back(stage);
-  }
-
-  template <typename Before>
-  static int extreme(const Problem& of, Before before) {
-    const std::vector<double>& scale = of.microbatch_scale;
-    if (scale.empty()) return 0;
-    return static_cast<int>(std::ranges::min_element(scale, before) - scale.begin());
-  }
-
-  const Problem& problem;
-  Chain fast, slow;
-  std::vector<std::vector<int>> stages_of;  // by rank, ascending
-};
-
-Ticks work_of(const Problem& problem, const std::vector<int>& stages) {
-  const auto all = [&](Ticks base) {
-    if (problem.microbatch_scale.empty()) return base * problem.num_microbatches;
-    Ticks sum = 0;
-    for (int microbatch = 0; microbatch < problem.num_microbatches; ++microbatch)
-      sum += problem.scaled(base, microbatch);
-    return sum;
-  };
-  Ticks work = 0;
-  for (const int stage : stages) {
-    const StageWork& one = problem.work(stage);
-    work += all(one.forward) + all(one.backward_input) + all(one.backward_weight);
-  }
-  return work;
-}
-
-// The terms of the statements in bounds.h for one rank.
-struct RankTerms {
-  Memory limit = 0;      // L, at most what all microbatches take
-  bool all_fit = false;  // all Fs of the rank fit in memory at once
-  Ticks work = 0, warm_up = 0, chain = 0, pending = 0, deferred = 0;
-};
-
-RankTerms terms_of(const Instance& instance, const std::vector<int>& stages) {
-  const Problem& problem = instance.problem;
-  const Chain &fast = instance.fast, &slow = instance.slow;
-  const int64_t count = problem.num_microbatches;
-  const int first = stages.front(), last = stages.back();
-  // A microbatch goes up through the stages of the rank and comes back down. Its Fs on the rank are
-  // those of the stages up to one, and so are its Is that are left. Hence items that are sums.
-  Memory whole = 0, most = 0;
-  Ticks forwards = 0, backwards = 0;
-  std::vector<MemoryItem> single_forwards, started, unfinished, held;
-  for (const int stage : stages) {
-    const StageWork& one = problem.work(stage);
-    whole += one.activation;
-    most += std::max(one.activation, one.weight_input);
-    forwards += slow.forward(stage);
-    backwards += slow.backward_input(stage) + slow.backward_weight(stage);
-    single_forwards.push_back({one.activation, slow.forward(stage), count});
-    started.push_back({whole, forwards, count - 1});
-    unfinished.push_back({whole, backwards, count - 1});
-    held.push_back({one.weight_input, slow.backward_weight(stage), count});
-  }
-  const Memory given = problem.memory_limit(problem.placement.rank_of(first));
-  RankTerms terms;
-  terms.limit = given / count >= most ? most * count : given;
-  terms.all_fit = given / count >= whole;
-  terms.work = work_of(problem, stages);
-  const Memory rest = terms.limit - whole;  // beside one whole microbatch
-  const Ticks fill = terms.all_fit ? forwards * count
-                                   : std::min(most_work(single_forwards, terms.limit),
-                                              forwards + most_work(started, rest));
-  terms.warm_up = std::max<Ticks>(0, fast.path(first, last) - fill);
-  terms.chain = fast.path(last, first) - fast.forward(last) + fast.backward_input(first);
-  terms.deferred = most_work(held, terms.limit);
-  unfinished.insert(unfinished.end(), held.begin(), held.end());
-  terms.pending = backwards + most_work(unfinished, rest);
-  return terms;
-}
 
 Bound with_sum(Bound bound) {
   for (const BoundTerm& term : bound.terms) bound.value += term.value;
@@ -237,8 +152,7 @@ Bound one_microbatch(const Instance& instance) {
 Bound warm_up_and_cool_down(const Instance& instance) {
   return of_one_rank(instance, "warm_up_and_cool_down", [&](const std::vector<int>& stages) {
     const RankTerms terms = terms_of(instance, stages);
-    const Ticks cool_down = std::max<Ticks>(
-        0, terms.chain + instance.fast.backward_weight(stages.front()) - terms.pending);
+    const Ticks cool_down = terms.cool_down;
     const bool both = !terms.all_fit;
     return std::vector<BoundTerm>{
         {"work", terms.work},
@@ -312,12 +226,13 @@ Bound nested_memory_area_bound(const Problem& problem) {
   return nested_memory_area(Instance(problem));
 }
 Bound lifetimes_bound(const Problem& problem) { return lifetimes(Instance(problem)); }
+Bound first_backwards_bound(const Problem& problem) { return first_backwards(Instance(problem)); }
 
 std::vector<Bound> lower_bounds(const Problem& problem) {
   const Instance instance(problem);
   return {work(instance),          one_microbatch(instance), warm_up_and_cool_down(instance),
           nested_window(instance), memory_area(instance),    nested_memory_area(instance),
-          lifetimes(instance)};
+          lifetimes(instance),     first_backwards(instance)};
 }
 
 Bound lower_bound(const Problem& problem) {

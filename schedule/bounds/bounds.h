@@ -27,8 +27,8 @@
 // Nothing is assumed about the order of microbatches. Where their costs differ, paths are those of
 // the fastest microbatch and knapsacks those of the slowest. Each function returns its largest
 // bound over all ranks, with value 0 if it says nothing. All take time linear in the number of
-// stages, apart from the knapsacks. Pure functions; any thread. docs/bounds.md has the proof of the
-// nested window at length.
+// stages, apart from the knapsacks and a bisection. Pure functions; any thread. docs/bounds.md has
+// the proof of the nested window at length.
 
 namespace pipewright::schedule {
 
@@ -116,6 +116,24 @@ Bound nested_memory_area_bound(const search::Problem& problem);
 // any time, so they can be coloured with k colours such that those of one colour follow each
 // other: T >= ceil(m / k) (path(x0, x0) + I_x0) + W_x0.
 Bound lifetimes_bound(const search::Problem& problem);
+
+// First backwards, of all ranks together. Let late_x be how much more time than path(x0, xl) passes
+// from the start of the first F on x to the start of its first I. T is at least the smallest value
+// for which these have a solution:
+//
+//   late_x >= 0, and late_r >= late_x for ranks r and x with r0 < x0 and rl < xl
+//   path(x0, xl) + late_x = n g + idle for a whole n, where n g <= Fill and
+//                           0 <= idle <= T - work(x) - cool (if all Fs fit at once: T - work(x))
+//
+// g is the greatest common divisor of the Fs of x. Proof. The first F on x is of a microbatch that
+// ran on r at least path(r0, x0) earlier, from F to F; the first I on r is of a microbatch that ran
+// on x at least as long earlier as a microbatch takes from I_xl to I_rl. Hence late_r >= late_x.
+// Before its first I, x runs nothing but Fs; their work is a multiple of g and at most Fill. The
+// rest is idle, and so is cool after the last F; x is idle for at most T - work(x).
+//
+// This decides where memory is plentiful: the first gradient meets an F in progress on every rank,
+// unless the rank has left a gap for it.
+Bound first_backwards_bound(const search::Problem& problem);
 
 // All of the above, in this order.
 std::vector<Bound> lower_bounds(const search::Problem& problem);

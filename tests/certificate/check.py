@@ -1,12 +1,12 @@
 """Checks the result of `pipewright simulate PLAN --costs COSTS --json` without pipewright: check.py PLAN COSTS RESULT.
 
 Reads a compute order of F, B, I and W, runs it with ideal transfers, counts live activations, and computes the lower bound that
-the result names from the costs alone (docs/bounds.md). All arithmetic is exact. Exits with 1 if anything differs.
-"""
+the result names from the costs alone (docs/bounds.md). All arithmetic is exact. Exits with 1 if anything differs."""
 import json
 import re
 import sys
 from fractions import Fraction
+from itertools import accumulate
 from math import gcd, lcm
 
 
@@ -22,12 +22,9 @@ def read_plan(path):
             head[key] = value
     assert head["level"] == "compute_only"
     ranks, stages = int(head["ranks"]), int(head["stages"])
-    if head["placement"] == "loop":
-        placement = [s % ranks for s in range(stages)]
-    elif head["placement"] == "v":
-        placement = [s % ranks if s // ranks % 2 == 0 else ranks - 1 - s % ranks for s in range(stages)]
-    else:
-        placement = [int(rank) for rank in head["placement"].split()]
+    rule = {"loop": lambda s: s % ranks, "v": lambda s: s % ranks if s // ranks % 2 == 0 else ranks - 1 - s % ranks}
+    name = head["placement"]
+    placement = [rule[name](s) for s in range(stages)] if name in rule else [int(rank) for rank in name.split()]
     return placement, int(head["microbatches"]), rows
 
 
@@ -36,14 +33,11 @@ class Costs:
         self.file = json.load(open(path), parse_float=Fraction, parse_int=Fraction)
         self.placement = placement
         stages = range(len(placement))
-        rank_scale = self.file.get("rank_scale")
-        scale = [rank_scale[r] if rank_scale else 1 for r in placement]
-        self.F = [self.at("forward", s, 1) * scale[s] for s in stages]
-        self.I = [self.at("backward_input", s, 1) * scale[s] for s in stages]
-        self.W = [self.at("backward_weight", s, 1) * scale[s] for s in stages]
+        scale = self.file.get("rank_scale", [1] * len(placement))
+        self.F, self.I, self.W = ([self.at(key, s, 1) * scale[placement[s]] for s in stages]
+                                  for key in ("forward", "backward_input", "backward_weight"))
         self.output = [self.transfer(s, s + 1, self.at("output_bytes", s, 0)) for s in stages]
         self.gradient = [self.transfer(s, s - 1, self.at("input_gradient_bytes", s, 0)) for s in stages]
-        self.microbatch = self.file.get("microbatch_scale")
 
     def at(self, key, stage, default):
         value = self.file.get(key, Fraction(default))
@@ -58,22 +52,19 @@ class Costs:
                 link = {**link, **one}
         return link.get("latency", Fraction(0)) + (size / link["bandwidth"] if "bandwidth" in link else 0)
 
-    def scale(self, microbatch):
-        return self.microbatch[microbatch] if self.microbatch else 1
-
 
 def replay(placement, rows, costs):
     """The cost: every action starts when its rank is free and its input has arrived."""
-    last = len(placement) - 1
-    ends, time, start, step = {}, [Fraction(0)] * len(rows), [None] * len(rows), [0] * len(rows)
-    progress = True
-    while progress:
-        progress = False
+    last, times = len(placement) - 1, {"F": [costs.F], "I": [costs.I], "W": [costs.W], "B": [costs.I, costs.W]}
+    ends, time, start = {}, [Fraction(0)] * len(rows), [None] * len(rows)
+    before, step = None, [0] * len(rows)
+    while before != step:
+        before = list(step)
         for rank, row in enumerate(rows):
             while step[rank] < len(row):
                 kind, s, m = row[step[rank]]
                 if kind == "F":
-                    need, delay = ("F", s - 1, m) if s > 0 else None, costs.output[s - 1] if s > 0 else 0
+                    need, delay = (("F", s - 1, m), costs.output[s - 1]) if s > 0 else (None, 0)
                 elif kind == "W":
                     need, delay = ("I", s, m), 0
                 else:
@@ -81,23 +72,17 @@ def replay(placement, rows, costs):
                 if need and need not in ends:
                     break
                 begin = max(time[rank], ends[need] + delay) if need else time[rank]
-                duration = {"F": costs.F, "I": costs.I, "W": costs.W}.get(kind, [])
-                duration = costs.I[s] + costs.W[s] if kind == "B" else duration[s]
                 start[rank] = begin if start[rank] is None else start[rank]
-                time[rank] = begin + duration * costs.scale(m)
+                time[rank] = begin + sum(of[s] for of in times[kind]) * costs.file.get("microbatch_scale", {m: 1})[m]
                 ends["I" if kind == "B" else kind, s, m] = time[rank]
                 step[rank] += 1
-                progress = True
     assert all(step[r] == len(row) for r, row in enumerate(rows)), "deadlock"
     return max(end - begin for end, begin in zip(time, start))
 
 
-def peak(row):
-    live, most = 0, 0
-    for kind, _, _ in row:
-        live += {"F": 1, "B": -1, "W": -1}.get(kind, 0)
-        most = max(most, live)
-    return most
+def rational_gcd(numbers):
+    unit = lcm(*(Fraction(one).denominator for one in numbers))
+    return Fraction(gcd(*(int(one * unit) for one in numbers)) or 1, unit)
 
 
 def knapsack(items, capacity):
@@ -115,20 +100,19 @@ class Bounds:
     """The bounds of docs/bounds.md, with a = 1, and h = 1 on stages that split their backward."""
 
     def __init__(self, placement, microbatches, costs, split, limits):
-        stages = len(placement)
-        scales = [costs.scale(m) for m in range(microbatches)]
+        scales = costs.file.get("microbatch_scale", [1] * microbatches)
+        self.placement, self.same = placement, min(scales) == max(scales) == 1
         self.m, self.limits, self.total = microbatches, limits, sum(scales)
-        self.on = {r: [s for s in range(stages) if placement[s] == r] for r in placement}
-        self.h = [1 if split[s] else 0 for s in range(stages)]
-        I = [costs.I[s] + (0 if split[s] else costs.W[s]) for s in range(stages)]
-        W = [costs.W[s] if split[s] else Fraction(0) for s in range(stages)]
-        self.base = (costs.F, I, W)
+        self.on = {r: [s for s, rank in enumerate(placement) if rank == r] for r in placement}
+        self.h = [int(is_split) for is_split in split]
+        self.base = (costs.F, [i + w * (1 - h) for i, w, h in zip(costs.I, costs.W, self.h)],
+                     [w * h for w, h in zip(costs.W, self.h)])
         self.fast, self.slow = ([[t * k for t in times] for times in self.base] for k in (min(scales), max(scales)))
-        self.out, self.back, self.stages = costs.output, costs.gradient, stages
+        self.out, self.back = costs.output, costs.gradient
 
     def path(self, s, t, times=None):
         F, I, _ = times or self.fast
-        return (sum(F[s:]) + sum(self.out[s:-1]) + sum(I[t + 1:]) + sum(self.back[t + 1:]))
+        return sum(F[s:]) + sum(self.out[s:-1]) + sum(I[t + 1:]) + sum(self.back[t + 1:])
 
     def terms(self, x):
         (F, I, W), (slow_F, slow_I, slow_W) = self.fast, self.slow
@@ -139,37 +123,53 @@ class Bounds:
         prefix = lambda times: [(n + 1, sum(times[s] for s in on[:n + 1]), m - 1) for n in range(whole)]
         both = [i + w for i, w in zip(slow_I, slow_W)]
         held = lambda count: [(self.h[s], slow_W[s], count) for s in on]
-        fill = min(knapsack([(1, slow_F[s], m) for s in on], limit),
-                   sum(slow_F[s] for s in on) + knapsack(prefix(slow_F), limit - whole))
-        fill = m * sum(slow_F[s] for s in on) if fits else fill
+        once = sum(slow_F[s] for s in on)
+        fill = m * once if fits else min(knapsack([(1, slow_F[s], m) for s in on], limit),
+                                         once + knapsack(prefix(slow_F), limit - whole))
         warm = max(Fraction(0), self.path(on[0], on[-1]) - fill)
         chain = self.path(on[-1], on[0]) - F[on[-1]] + I[on[0]]
         pending = sum(both[s] for s in on) + knapsack(prefix(both) + held(m - 1), limit - whole)
-        return on, limit, fits, work, warm, chain, pending, knapsack(held(m), limit)
+        cool = max(Fraction(0), chain + W[on[0]] - pending)
+        return on, limit, fits, work, fill, warm, cool, chain - pending, knapsack(held(m), limit)
 
-    def value(self, name, rank, other):
+    def is_possible(self, cost):
+        """Theorem 4: whether a schedule of this cost may exist."""
+        after, late = None, Fraction(0)  # the last stage of the next rank, and how late its first I is
+        for on in sorted(self.on.values(), reverse=True):
+            _, _, fits, work, fill, _, cool, _, _ = self.terms(self.placement[on[0]])
+            late = late if after is not None and on[-1] < after else Fraction(0)
+            least, idle = self.path(on[0], on[-1]) + late, cost - work - (0 if fits else cool)
+            unit = rational_gcd([self.fast[0][s] for s in on]) if self.same else Fraction(1, 10**12)
+            done = min(least, fill) // unit * unit
+            if least - done > idle:
+                late += done + unit - least
+                if idle < 0 or done + unit > fill:
+                    return False
+            after = on[-1]
+        return True
+
+    def value(self, name, rank, other, claimed):
         F, I, W = self.fast
-        on, limit, fits, work, warm, chain, pending, deferred = self.terms(rank if other is None else other)
+        on, limit, fits, work, _, warm, cool, rest, deferred = self.terms(rank if other is None else other)
         first, r0 = on[0], self.on[rank][0]
         area = self.m * sum(self.path(s, s) + I[s] + W[s] * self.h[s] for s in on)
         ramp = min(F[s] for s in on) * limit * (limit - 1) / 2
         head = sum(F[r0:first]) + sum(self.out[r0:first])
         tail = sum(I[r0:first]) + sum(self.back[r0 + 1:first + 1]) + W[r0]
-        if name == "work":
-            return work
+        if name in ("work", "warm_up_and_cool_down"):
+            return work + (0 if name == "work" else max(warm, cool) if fits else warm + cool)
         if name == "one_microbatch":
             return self.path(first, first, self.slow) + self.slow[1][first] + self.slow[2][first]
-        if name == "warm_up_and_cool_down":
-            cool = max(Fraction(0), chain + W[first] - pending)
-            return work + (max(warm, cool) if fits else warm + cool)
-        if name == "nested_window":
-            assert r0 < first
-            return head + work + warm + (-deferred if fits else max(-deferred, chain - pending)) + tail
+        if name == "nested_window" and r0 < first:
+            return head + work + warm + (-deferred if fits else max(-deferred, rest)) + tail
         if name == "memory_area":
             down = min([W[s] for s in on if self.h[s]] + [I[s] for s in on if not self.h[s]])
             return (area + ramp + down * limit * (limit - 1) / 2) / limit
         if name == "nested_memory_area":
             return head + (area + ramp) / limit - max(W[s] for s in on) + tail
+        if name == "first_backwards":
+            least, most = (Fraction(claimed) * (1 + Fraction(error, 10**9)) for error in (-1, 1))
+            return least if self.is_possible(most) and not self.is_possible(least) else most * 2
         assert name == "lifetimes", name
         return -(-self.m // min(limit, self.m)) * (self.path(first, first) + I[first]) + W[first]
 
@@ -181,14 +181,14 @@ def main(plan, costs_file, result_file):
     cost, limits = replay(placement, rows, costs), result["memory_limits"]
     assert same(cost, result["cost"]), f"cost: {float(cost)}, not {result['cost']}"
     for rank, row in enumerate(rows):
-        assert peak(row) == result["ranks"][rank]["peak_activations"] <= limits[rank], f"peak of rank {rank}"
+        peak = max(accumulate({"F": 1, "B": -1, "W": -1}.get(kind, 0) for kind, _, _ in row))
+        assert peak == result["ranks"][rank]["peak_activations"] <= limits[rank], f"peak of rank {rank}"
     split = [any(kind == "I" and stage == s for row in rows for kind, stage, _ in row) for s in range(len(placement))]
     claim = result["bound"]
-    bound = Bounds(placement, microbatches, costs, split, limits).value(claim["name"], claim["rank"], claim["other"])
     # Every cost is a multiple of what all times are multiples of, so a bound may be rounded up to one.
-    times = [t for t in costs.F + costs.I + costs.W + costs.output + costs.gradient if t]
-    unit = lcm(*(t.denominator for t in times))
-    grain = Fraction(gcd(*(int(t * unit) for t in times)), unit)
+    grain = rational_gcd(costs.F + costs.I + costs.W + costs.output + costs.gradient)
+    value_of = Bounds(placement, microbatches, costs, split, limits).value
+    bound = value_of(claim["name"], claim["rank"], claim["other"], claim["value"])
     assert float(bound) * (1 - 1e-9) <= claim["value"] <= float(-(-bound // grain) * grain) * (1 + 1e-9), \
         f"bound {claim['name']}: {float(bound)}, not {claim['value']}"
     assert bound <= cost and same(sum(claim["terms"].values()), claim["value"])

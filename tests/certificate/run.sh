@@ -35,6 +35,7 @@ for name in GPipe 1F1B Eager1F1B LoopedBFS Interleaved1F1B InterleavedZeroBubble
   run $name uneven.json 4 8
 done
 run ZB-H1 uniform.json 8 24
+run ZB-2p uniform.json 4 16
 run V-Half uniform.json 8 24 --memory 6
 run V-Min uniform.json 8 24 --memory 4.5
 run V-Adaptive uniform.json 8 24

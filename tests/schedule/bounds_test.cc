@@ -517,6 +517,32 @@ TEST(BoundsTest, EachBoundByHand) {
   EXPECT_EQ(nested.value, (3 + 1) + 20 - 2 + (1 + 5 + 2));
 }
 
+// By hand: 3 ranks, F 10, I 11, transfers 1. A first I that never waits comes 10, 33 and 56 after
+// the first F of ranks 2, 1 and 0.
+TEST(BoundsTest, FirstBackwardsByHand) {
+  const auto with_memory_for = [](Memory limit) {
+    return uniform(ir::Placement::loop(3, 3), 10, {10, 11, 5, 1, 1, 1, 1}, limit);
+  };
+  // Rank 1 idles for 3 after three Fs, or the I waits there for a fourth, comes to rank 0 after 63,
+  // and finds it idle after six Fs for 3. Six Fs are all that fit.
+  const Bound six = first_backwards_bound(with_memory_for(6));
+  EXPECT_EQ(six.value, 10 * 26 + 3);
+  EXPECT_EQ(six.terms, (std::vector<BoundTerm>{{"work", 260}, {"warm_up", 3}, {"cool_down", 0}}));
+  EXPECT_EQ(warm_up_and_cool_down_bound(with_memory_for(6)).value, 260);
+  // A seventh F fills rank 0 until 70.
+  EXPECT_EQ(first_backwards_bound(with_memory_for(7)).value, 260);
+  // After five Fs, rank 0 idles from 50 to 56.
+  EXPECT_EQ(first_backwards_bound(with_memory_for(5)).value, 266);
+  // With a V, no rank's first I comes after that of a rank that starts later.
+  const Problem v = uniform(ir::Placement::v(3, 6), 10, {10, 11, 5, 1, 1, 1, 1}, 12);
+  EXPECT_EQ(first_backwards_bound(v).value, work_bound(v).value);
+  // Without equal Fs there is no grid to meet.
+  Problem uneven = with_memory_for(6);
+  uneven.microbatch_scale.assign(10, 1.0);
+  uneven.microbatch_scale[3] = 1.1;
+  EXPECT_EQ(first_backwards_bound(uneven).value, work_bound(uneven).value);
+}
+
 // Quotients are rounded up: 3 microbatches for 10 each, in memory for 2 that fills while an F runs
 // and empties while a W runs.
 TEST(BoundsTest, MemoryAreaIsRoundedUp) {
