@@ -22,7 +22,12 @@ class BackwardOrder final : public autograd::BackwardWatch {
   // To be called by the units' hooks; notices the start of a backward. Throws std::runtime_error if
   // the previous backward stopped on an error after it had posted reductions.
   void watch();
-  bool is_running() const { return running_; }
+  // Of the current or last backward, counted from 1.
+  int64_t number() const { return number_; }
+  // Backward enters a call of the model's forward `forward`: its units join the order.
+  void enters(int64_t forward);
+  // The forward that it entered last; 0 if none.
+  int64_t forward() const { return forward_; }
 
   // Posts the reductions of units that are done, up to the first unit in the order that is not.
   void reduce_ready();
@@ -38,23 +43,34 @@ class BackwardOrder final : public autograd::BackwardWatch {
   void open_for_all();
   void close();
   // Reduces units again that backward entered again after they had been reduced, such as a module
-  // that is called in two checkpointed parts. All ranks post these reductions, although some may
-  // have nothing to add.
+  // that is called in two checkpointed parts.
   void reduce_rest();
 
   // The step has failed.
   void clear();
 
  private:
+  // A reduction: of one unit, for one forward that backward passes.
+  struct Place {
+    ShardedUnit* unit;
+    int64_t forward;  // kAtEnd: for all forwards, at the end of backward
+  };
+  static constexpr int64_t kAtEnd = -1;
+
+  bool is_done(const Place& place) const;
+  bool lists(const ShardedUnit& unit) const;
   void backward_begins() override;
   bool is_complete() override;
   void backward_ends() override;
 
   ShardedUnit& root_;
-  bool running_ = false;             // autograd runs a backward
-  bool open_for_all_ = false;        // an executor has called open_for_all()
-  std::vector<ShardedUnit*> order_;  // in which the units are reduced
-  size_t next_ = 0;                  // index in order_ of the next unit to reduce
+  bool running_ = false;       // autograd runs a backward
+  bool open_for_all_ = false;  // an executor has called open_for_all()
+  bool at_end_ = false;        // the backward has passed all its forwards
+  int64_t number_ = 0, forward_ = 0;
+  std::vector<int64_t> entered_;  // forwards
+  std::vector<Place> order_;      // those at the end of backward come last
+  size_t next_ = 0;               // index in order_ of the next reduction
   std::deque<ShardedUnit*> pending_;
 };
 

@@ -29,8 +29,7 @@ class InputGrads final : public torch::autograd::Node {
   std::string name() const override { return "FullyShardInputs"; }
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
-    call_->ended = true;
-    if (const auto listener = listener_.lock()) listener->backward_leaves(*call_);
+    if (const auto listener = listener_.lock()) listener->backward_leaves(call_);
     return std::move(grads);
   }
 
@@ -85,39 +84,24 @@ bool CallTracker::has_run(const torch::nn::Module* module) {
   return left_to_run_.empty();
 }
 
-void CallTracker::add(const std::shared_ptr<Call>& call) {
-  std::erase_if(calls_, [](const std::weak_ptr<Call>& known) {
-    const auto alive = known.lock();
-    return !alive || alive->ended;
-  });
-  calls_.push_back(call);
+void Pass::enter(Call& call, int64_t backward) {
+  if (call.entered_in == backward && call.left_in != backward) return;  // through another output
+  comes_again_ = comes_again_ || done_;
+  call.entered_in = backward;
+  call.left_in = 0;
+  ++open_;
 }
 
-void CallTracker::enter(const std::shared_ptr<Call>& call) {
-  call->begun = true;
-  if (!std::exchange(call->ended, false)) return;
-  std::erase_if(calls_, [&](const std::weak_ptr<Call>& known) { return known.lock() == call; });
-  calls_.push_back(call);
+void Pass::leave(Call& call, int64_t backward) {
+  if (call.entered_in != backward || call.left_in == backward) return;
+  call.left_in = backward;
+  --open_;
+  ++left_;
 }
 
-CallTracker::Left CallTracker::left_after(int64_t forward) const {
-  Left left = Left::kNothing;
-  for (const std::weak_ptr<Call>& known : calls_) {
-    const auto call = known.lock();
-    if (!call || call->ended) continue;
-    // Backward has entered this call and not left it: a checkpointed part of it runs again, or the
-    // thread of another device is ahead.
-    if (call->begun || call->forward == forward) return Left::kThisForward;
-    left = Left::kOtherForward;
-  }
-  return left;
-}
-
-bool CallTracker::has_call_without_end() const {
-  return std::ranges::any_of(calls_, [](const std::weak_ptr<Call>& known) {
-    const auto call = known.lock();
-    return call && !call->has_input_grads;
-  });
+bool Pass::has_left(const ForwardHistory::Calls& calls) const {
+  return open_ == 0 && calls.without_end + recomputed_.without_end == 0 &&
+         left_ == calls.with_end + recomputed_.with_end;
 }
 
 }  // namespace pipewright::fsdp

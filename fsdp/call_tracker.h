@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "pipewright/fsdp/forward_history.h"
 #include "pipewright/modules/tensors.h"
 
 namespace pipewright::fsdp {
@@ -17,12 +18,13 @@ namespace pipewright::fsdp {
 using modules::Tensors;
 
 // One call of a module with grad mode on. The autograd graph owns it, through the hooks on its
-// inputs and outputs: it lives until its backward has passed, or its outputs are destroyed.
+// inputs and outputs. Nothing may depend on how long it lives: ranks may keep different outputs.
 struct Call {
   int64_t forward = 0;           // number of the outermost forward that it is part of
+  bool recomputes = false;       // it is checkpointing's second forward
   bool has_input_grads = false;  // backward computes gradients of its inputs
-  bool begun = false;            // its backward has
-  bool ended = false;            // its backward has
+  // Numbers of the last backwards that entered and left it; 0: none.
+  int64_t entered_in = 0, left_in = 0;
 };
 
 // Notified where backward enters and leaves calls. Runs on a thread of the backward; what it throws
@@ -33,7 +35,7 @@ class CallListener {
   // The gradient of an output has arrived. Once per output that has one.
   virtual void backward_enters(const std::shared_ptr<Call>& call) = 0;
   // The gradients of all inputs have been computed. Never for a call without `has_input_grads`.
-  virtual void backward_leaves(const Call& call) = 0;
+  virtual void backward_leaves(const std::shared_ptr<Call>& call) = 0;
 };
 
 // Returns the inputs, connected to a node of their own in the graph. Sets call->has_input_grads.
@@ -43,8 +45,40 @@ Tensors hook_inputs(const Tensors& inputs, const std::shared_ptr<Call>& call,
 void hook_outputs(const Tensors& outputs, const std::shared_ptr<Call>& call,
                   const std::weak_ptr<CallListener>& listener);
 
-// Tracks the calls of one unit: which of its modules is running, and which calls backward has not
-// left yet. For one thread at a time.
+// How far one backward has come in the calls that one unit had in one forward of the model.
+//
+// Invariant: depends only on how many calls there were, and which ones backward has reached.
+class Pass {
+ public:
+  explicit Pass(int64_t forward) : forward_(forward) {}
+  int64_t forward() const { return forward_; }
+
+  // A second forward of checkpointing has called the unit.
+  void recompute(bool has_end) { recomputed_.add(has_end); }
+  // The backward with number `backward` enters `call`, possibly again, or leaves it.
+  void enter(Call& call, int64_t backward);
+  void leave(Call& call, int64_t backward);
+  // Backward has left all calls, of which the forward had `calls`; those that checkpointing repeats
+  // are not among them.
+  bool has_left(const ForwardHistory::Calls& calls) const;
+  bool is_open() const { return open_ > 0; }
+
+  // All gradients have arrived: the unit may be reduced.
+  bool is_done() const { return done_; }
+  void set_done() { done_ = true; }
+  // Whether backward entered the unit again after it was done; forgets it.
+  bool take_comes_again() { return std::exchange(comes_again_, false); }
+
+ private:
+  const int64_t forward_;
+  ForwardHistory::Calls recomputed_;
+  int left_ = 0;
+  int open_ = 0;  // entered and not left
+  bool done_ = false;
+  bool comes_again_ = false;
+};
+
+// Which of a unit's modules runs, and which have run. For one thread at a time.
 class CallTracker {
  public:
   explicit CallTracker(std::vector<const torch::nn::Module*> modules)
@@ -72,27 +106,10 @@ class CallTracker {
   // Notes that `module` has run. Returns whether all modules of the unit now have.
   bool has_run(const torch::nn::Module* module);
 
-  void add(const std::shared_ptr<Call>& call);
-  // Backward enters `call`, possibly again: through a graph that was kept.
-  void enter(const std::shared_ptr<Call>& call);
-
-  // The calls that remain for backward after it has left a call of outermost forward `forward`.
-  enum class Left {
-    kNothing,       // backward has left all calls
-    kOtherForward,  // only calls of other forwards, none of which backward has entered
-    kThisForward,
-  };
-  Left left_after(int64_t forward) const;
-  // Whether there is a call that backward never leaves, because its inputs get no gradient.
-  bool has_call_without_end() const;
-
-  void clear() { calls_.clear(); }
-
  private:
   const std::vector<const torch::nn::Module*> modules_;
   const torch::nn::Module* running_ = nullptr;
   std::set<const torch::nn::Module*> left_to_run_;  // in this forward
-  std::vector<std::weak_ptr<Call>> calls_;
 };
 
 }  // namespace pipewright::fsdp

@@ -1,38 +1,51 @@
 #include "pipewright/fsdp/forward_history.h"
 
+#include <algorithm>
+
 namespace pipewright::fsdp {
+namespace {
 
-void ForwardHistory::begin(const std::shared_ptr<Call>& call, bool trains) {
-  trains_ = trains;
-  if (trains) open_.push_back(call);
+// Forwards without a backward that are remembered. A backward through an older one reduces at its
+// end, in the order of the tree.
+constexpr size_t kRemembered = 256;
+
+}  // namespace
+
+void ForwardHistory::Forward::unit_ended(ShardedUnit& unit) {
+  ended.push_back(&unit);
+  is_passed.push_back(false);
+}
+
+std::optional<size_t> ForwardHistory::Forward::pass(const ShardedUnit& unit) {
+  for (size_t place = ended.size(); place-- > 0;) {
+    if (ended[place] != &unit || is_passed[place]) continue;
+    is_passed[place] = true;
+    return place;
+  }
+  return std::nullopt;
+}
+
+ForwardHistory::Calls ForwardHistory::Forward::calls_of(const ShardedUnit& unit) const {
+  const auto found = calls.find(&unit);
+  return found == calls.end() ? Calls{} : found->second;
+}
+
+void ForwardHistory::begin(bool trains) {
+  std::erase_if(forwards_, [](const Forward& forward) { return forward.has_backward; });
+  while (forwards_.size() >= kRemembered) forwards_.pop_front();
   ++number_;
+  trains_ = trains;
+  if (trains) forwards_.emplace_back().number = number_;
 }
 
-size_t ForwardHistory::unit_ended(ShardedUnit& unit) {
-  ended_.push_back(&unit);
-  return ended_.size() - 1;
-}
-
-ShardedUnit* ForwardHistory::ended_before(size_t place) const {
-  return place > 0 && place <= ended_.size() ? ended_[place - 1] : nullptr;
-}
-
-bool ForwardHistory::has_open_forwards() {
-  std::erase_if(open_, [](const std::weak_ptr<Call>& known) {
-    const auto call = known.lock();
-    return !call || call->begun;
-  });
-  return !open_.empty();
-}
-
-void ForwardHistory::clear_order() {
-  begun_.clear();
-  ended_.clear();
+ForwardHistory::Forward* ForwardHistory::find(int64_t number) {
+  const auto found = std::ranges::find(forwards_, number, &Forward::number);
+  return found == forwards_.end() ? nullptr : &*found;
 }
 
 void ForwardHistory::clear() {
-  open_.clear();
-  clear_order();
+  forwards_.clear();
+  trains_ = false;
 }
 
 }  // namespace pipewright::fsdp

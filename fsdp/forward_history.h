@@ -3,19 +3,22 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <deque>
+#include <map>
+#include <optional>
 #include <vector>
-
-#include "pipewright/fsdp/call_tracker.h"
 
 namespace pipewright::fsdp {
 
 class ShardedUnit;
 
-// The forwards of a model whose backward has not run yet: the order in which the forwards of its
-// units began, and the order in which they ended. Backward reduces in the reverse of the first
+// The forwards of a model that a backward may still pass: for each, the order in which its units
+// began and ended, and how often they were called. Backward reduces in the reverse of the first
 // order, and prefetches in the reverse of the second. State of the root unit; for one thread at a
 // time.
+//
+// The history depends only on calls, which all ranks share, and never on whether a rank has kept
+// the outputs of a forward. So a forward without a backward stays until it is one of the oldest.
 class ForwardHistory {
  public:
   // A forward of a unit, inside the forward of the unit around it. The outermost one is the forward
@@ -33,32 +36,47 @@ class ForwardHistory {
   };
   bool is_inside_forward() const { return depth_ > 0; }
 
-  // The outermost forward begins with `call`. `trains`: grad mode is on, so a backward may follow.
-  void begin(const std::shared_ptr<Call>& call, bool trains);
-  // `trains` and the number, counted from 1, of the current outermost forward.
-  bool trains() const { return trains_; }
+  // The calls of one unit in one forward, with grad mode on.
+  struct Calls {
+    int with_end = 0;     // backward computes gradients of their inputs
+    int without_end = 0;  // it does not: they end with the whole backward
+
+    void add(bool has_end) { ++(has_end ? with_end : without_end); }
+  };
+  // One forward of the model.
+  struct Forward {
+    int64_t number = 0;
+    std::vector<ShardedUnit*> begun, ended;  // one entry per forward of a unit
+    std::map<const ShardedUnit*, Calls> calls;
+    // Parallel to `ended`: whether the backward that runs has reached it.
+    std::vector<bool> is_passed;
+    bool has_backward = false;  // a backward has passed it
+
+    void unit_ended(ShardedUnit& unit);
+    // The last forward of the unit that the backward has not reached, which it reaches now: its
+    // index in `ended`. nullopt if there is none.
+    std::optional<size_t> pass(const ShardedUnit& unit);
+    Calls calls_of(const ShardedUnit& unit) const;
+  };
+
+  // The outermost forward begins. `trains`: grad mode is on, so a backward may follow. Forgets the
+  // forwards that have had their backward.
+  void begin(bool trains);
+  // The number, counted from 1, of the current outermost forward.
   int64_t number() const { return number_; }
+  // The forward that runs; null if it does not train.
+  Forward* current() { return trains_ && !forwards_.empty() ? &forwards_.back() : nullptr; }
+  // Null if it is not, or no longer, in the history.
+  Forward* find(int64_t number);
 
-  // To be called within a forward that trains. unit_ended() returns the index of this forward of
-  // the unit among all that have ended.
-  void unit_began(ShardedUnit& unit) { begun_.push_back(&unit); }
-  size_t unit_ended(ShardedUnit& unit);
-  const std::vector<ShardedUnit*>& begun() const { return begun_; }
-  // The unit whose forward ended just before the one at `place`; null for the first one.
-  ShardedUnit* ended_before(size_t place) const;
-
-  // Whether any forward may still have a backward: its outputs exist, and no backward of it has
-  // begun. Forgets all other forwards.
-  bool has_open_forwards();
-  void clear_order();
+  // Forgets all forwards.
   void clear();
 
  private:
   int depth_ = 0;
   int64_t number_ = 0;
   bool trains_ = false;
-  std::vector<std::weak_ptr<Call>> open_;    // outermost calls
-  std::vector<ShardedUnit*> begun_, ended_;  // one entry per forward of a unit
+  std::deque<Forward> forwards_;  // by number
 };
 
 }  // namespace pipewright::fsdp

@@ -39,9 +39,9 @@
 // - Keep what fully_shard returns: the module is sharded as long as it exists.
 // - Cast, move and load a module, and freeze parameters, before it is sharded.
 //
-// All ranks must call the same units in the same order, and backward must reach the same units on
+// All ranks must call the same units in the same order, and backward must reach the same calls on
 // all ranks, because each all-gather and reduce-scatter is a collective. Ranks may use different
-// parameters of a unit.
+// parameters of a unit, and may keep or drop the outputs of a forward that has no backward.
 //
 // Errors: std::invalid_argument for an invalid argument, ContractError (ir/errors.h) if a module or
 // parameter is used in a way that this header forbids, std::runtime_error for a failed collective.

@@ -42,7 +42,7 @@ void ShardedStage::reduce_grad() {
   BackwardOrder& order = root().backward();
   order.open_for_all();
   set_last_backward(true);
-  root().for_each([](ShardedUnit& unit) { unit.set_done(); });
+  root().for_each([](ShardedUnit& unit) { unit.set_done(0); });
   order.reduce_ready();
   order.reduce_rest();
   order.close();

@@ -26,15 +26,17 @@ namespace pipewright::fsdp {
 //
 //   ParamGroup      gathers and frees the parameters
 //   GradReducer     accumulates and reduces their gradients
-//   CallTracker     the calls of its modules that backward has not left yet
-//   ForwardHistory  of the root unit: the order of the forwards of all units
+//   CallTracker     which of its modules runs
+//   Pass            how far backward has come in its calls, per forward of the model
+//   ForwardHistory  of the root unit: the calls of all units, per forward of the model
 //   BackwardOrder   of the root unit: the order of the reductions of one backward
 //
 // While an executor drives the unit, ShardedStage (sharded_stage.h) makes these decisions.
 //
-// A unit's backward begins with the first gradient of an output. It ends when backward has left all
-// its calls, or with the whole backward if it never leaves one (call_tracker.h). Between the
-// backwards of its calls in two forwards, which may be far apart, its parameters are freed.
+// A unit's backward through one forward of the model begins with the first gradient of an output.
+// It ends when backward has left all calls that the unit had in that forward, or with the whole
+// backward if it never leaves one (call_tracker.h). A backward through several forwards reduces the
+// unit once for each.
 class ShardedUnit final : public Sharded,
                           public autograd::GradListener,
                           public CallListener,
@@ -81,34 +83,34 @@ class ShardedUnit final : public Sharded,
   void after_accumulate(size_t parameter) override;
   // CallListener:
   void backward_enters(const std::shared_ptr<Call>& call) override;
-  void backward_leaves(const Call& call) override;
+  void backward_leaves(const std::shared_ptr<Call>& call) override;
 
   // For BackwardOrder: this unit in the backward that runs.
   void begin_backward() { progress_ = {}; }
-  bool has_backward_to_come() const { return pending_.forwards > 0; }
-  bool ends_with_backward() const { return calls_.has_call_without_end(); }
-  bool was_reached() const { return progress_.running || progress_.done || grads_.has_grads(); }
-  bool comes_again() const { return progress_.comes_again; }
-  bool is_done() const { return progress_.done; }
-  bool has_grads() const { return grads_.has_grads(); }
-  void post_backward();
+  // Whether this or an earlier backward has reached this unit since its last reduction.
+  bool was_reached() const { return is_unreduced_ || grads_.has_grads(); }
+  // Whether all gradients of this forward have arrived.
+  bool is_done(int64_t forward) { return pass(forward).is_done(); }
+  void set_done(int64_t forward) { pass(forward).set_done(); }
+  // Backward has left this unit: frees its parameters. A no-op if it is not in it.
+  void leave_backward();
   void reduce();
+  // Reduces what has arrived since the unit was done. All ranks do if backward entered the unit
+  // again, although some may have nothing to add.
+  void reduce_rest();
   void wait_reduce();
   void end_backward();
   // After a failed step: drops its state in this unit.
   void forget();
 
   // Of the root.
-  const ForwardHistory& forwards() const { return forwards_; }
+  ForwardHistory& forwards() { return forwards_; }
   BackwardOrder& backward() { return backward_; }
   bool is_last_backward() const { return settings_.is_last_backward; }
-  // Forgets the order of forwards if none of them has a backward to come.
-  void drop_lost_forwards();
 
   // For ShardedStage.
   void set_driven(bool driven);
   modules::GradientSync& gradient_sync() { return sync_; }
-  void set_done() { progress_.done = true; }
   void abort();
 
  private:
@@ -123,17 +125,14 @@ class ShardedUnit final : public Sharded,
     std::optional<double> divide_factor;
     bool force_sum = false;
   };
-  // Forwards of this unit whose backward has not run yet.
-  struct PendingForwards {
-    int forwards = 0;
-    std::vector<size_t> places;  // in the root's history
-  };
+  // In the backward that runs.
   struct Progress {
-    bool running = false;         // backward is between entering and leaving this unit
-    bool done = false;            // all gradients have arrived: the unit may be reduced
-    bool comes_again = false;     // was entered again after it was done
-    std::set<size_t> ready;       // driven: parameters whose last gradient has arrived
-    std::optional<size_t> place;  // in the root's history, of the forward whose backward runs
+    bool running = false;      // backward is between entering and leaving this unit
+    std::vector<Pass> passes;  // one per forward that it has entered; usually one
+    std::set<size_t> ready;    // driven: parameters whose last gradient has arrived
+    // The forward of this unit whose backward runs: of the model, and its place in the history.
+    int64_t forward = 0;
+    std::optional<size_t> place;
   };
 
   void note(Event event);
@@ -141,11 +140,11 @@ class ShardedUnit final : public Sharded,
   void reshard(bool post_forward);
   void check_trainable() const;
   void check_driven_forward() const;
-  void begin_outermost_forward(const std::shared_ptr<Call>& call, bool trains);
+  Tensors record(const Tensors& inputs, const std::shared_ptr<Call>& call);
   void end_forward();
-  void pre_backward();
+  Pass& pass(int64_t forward);
+  void pre_backward(int64_t forward);
   void prefetch_backward();
-  void leave_backward();
 
   CallTracker calls_;
   ParamGroup params_;
@@ -156,8 +155,8 @@ class ShardedUnit final : public Sharded,
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
   Settings settings_;
   modules::GradientSync sync_;
-  PendingForwards pending_;
   Progress progress_;
+  bool is_unreduced_ = false;  // backward has entered it since its last reduction
   // Used while this unit is the root.
   ForwardHistory forwards_;
   BackwardOrder backward_;

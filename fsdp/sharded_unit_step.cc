@@ -3,16 +3,17 @@
 //   run             all-gather, forward, free (or keep, see ReshardAfterForward)
 //   pre_backward    the first gradient of an output has arrived: all-gather again, and prefetch
 //                   the unit that comes next in backward
-//   leave_backward  backward has left its calls of one forward: free
-//   post_backward   backward has left all its calls: post the reduction when it is its turn
+//   backward_leaves backward has left a call; after the last one of a forward of the model: free,
+//                   and post the reduction when it is its turn
 //   end_backward    the whole backward has ended: free units that were prefetched but not used
 //
 // A call inside a backward is checkpointing's second forward. It gathers like any forward, but is
 // not recorded in the history, because the first forward is.
 //
 // Invariant: what a unit posts depends only on the calls of forward() and backward() that all ranks
-// share, never on which parameters a rank used or on the timing of threads. All work is linear in
-// the number of parameters of the unit, and in the outermost forward also in the number of units.
+// share, and on how many there were: never on which parameters a rank used, which outputs it keeps,
+// or the timing of threads. All work is linear in the number of parameters of the unit, and in the
+// outermost forward also in the number of units.
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
@@ -55,12 +56,6 @@ void ShardedUnit::check_driven_forward() const {
                                params_.params()[0].name, "` ", to_string(params_.state())));
 }
 
-void ShardedUnit::begin_outermost_forward(const std::shared_ptr<Call>& call, bool trains) {
-  drop_lost_forwards();
-  forwards_.begin(call, trains);
-  for_each([](ShardedUnit& unit) { unit.calls_.begin_forward(); });
-}
-
 Tensors ShardedUnit::run(const torch::nn::Module* module, const Function& function,
                          Tensors inputs) {
   std::optional<at::Device> device = options_.device;
@@ -87,30 +82,39 @@ Tensors ShardedUnit::run(const torch::nn::Module* module, const Function& functi
   const ForwardHistory::Scope scope(history);
   // Grad mode decides in the outermost forward: within a forward that trains, a checkpointed part
   // runs with grad mode off although its backward will follow.
-  if (scope.is_outermost() && !recomputes) outermost->begin_outermost_forward(call, with_grad);
-  call->forward = history.number();
-  if (history.trains() && !recomputes) {
-    history.unit_began(*this);
-    ++pending_.forwards;
+  if (scope.is_outermost() && !recomputes) {
+    history.begin(/*trains=*/with_grad);
+    outermost->for_each([](ShardedUnit& unit) { unit.calls_.begin_forward(); });
   }
-  if (with_grad) {
-    calls_.add(call);
-    inputs = hook_inputs(inputs, call, weak_from_this());
-  }
+  call->recomputes = recomputes;
+  call->forward = recomputes ? outermost->backward_.forward() : history.number();
+  if (history.current() && !recomputes) history.current()->begun.push_back(this);
+  if (with_grad) inputs = record(inputs, call);
   Tensors outputs = function(inputs);
   if (with_grad) hook_outputs(outputs, call, weak_from_this());
   if (recomputes) return outputs;
   if (calls_.has_run(module)) end_forward();
   // No backward will free the full parameters, and an optimizer must see shards.
-  if (scope.is_outermost() && !history.trains())
+  if (scope.is_outermost() && !history.current())
     outermost->for_each([](ShardedUnit& unit) { unit.reshard(); });
   return outputs;
 }
 
+// Counts a call with grad mode on, and hooks its inputs.
+Tensors ShardedUnit::record(const Tensors& inputs, const std::shared_ptr<Call>& call) {
+  Tensors hooked = hook_inputs(inputs, call, weak_from_this());
+  if (call->recomputes)
+    pass(call->forward).recompute(call->has_input_grads);
+  else if (ForwardHistory::Forward* forward = root()->forwards_.current())
+    forward->calls[this].add(call->has_input_grads);
+  return hooked;
+}
+
 void ShardedUnit::end_forward() {
   const std::shared_ptr<ShardedUnit> outermost = root();
-  if (!outermost->forwards_.trains()) return reshard();
-  pending_.places.push_back(outermost->forwards_.unit_ended(*this));
+  ForwardHistory::Forward* forward = outermost->forwards_.current();
+  if (!forward) return reshard();
+  forward->unit_ended(*this);
   const int all = params_.ranks();
   const int ranks = settings_.reshard_after_forward
                         ? (*settings_.reshard_after_forward ? all : 1)
@@ -118,20 +122,14 @@ void ShardedUnit::end_forward() {
   if (ranks > 1 || all == 1) reshard(/*post_forward=*/ranks < all);
 }
 
-void ShardedUnit::drop_lost_forwards() {
-  if (forwards_.has_open_forwards() || backward_.is_running()) return;
-  forwards_.clear_order();
-  for_each([](ShardedUnit& unit) { unit.pending_ = {}; });
-}
-
 // Backward.
 
-void ShardedUnit::backward_enters(const std::shared_ptr<Call>& call) {
-  calls_.enter(call);
-  pre_backward();
+Pass& ShardedUnit::pass(int64_t forward) {
+  const auto found = std::ranges::find(progress_.passes, forward, &Pass::forward);
+  return found == progress_.passes.end() ? progress_.passes.emplace_back(forward) : *found;
 }
 
-void ShardedUnit::pre_backward() {
+void ShardedUnit::backward_enters(const std::shared_ptr<Call>& call) {
   if (sync_.is_driven()) return;
   const std::shared_ptr<ShardedUnit> outermost = root();
   if (c10::GradMode::is_enabled()) {
@@ -143,14 +141,18 @@ void ShardedUnit::pre_backward() {
                         " inside the forward of a unit around it; run it after that forward");
   }
   outermost->backward_.watch();
-  if (progress_.running) return;
-  progress_.running = true;
-  progress_.comes_again = progress_.comes_again || progress_.done;
+  if (!call->recomputes) outermost->backward_.enters(call->forward);
+  is_unreduced_ = true;
+  pass(call->forward).enter(*call, outermost->backward_.number());
+  if (!std::exchange(progress_.running, true)) pre_backward(call->forward);
+}
+
+void ShardedUnit::pre_backward(int64_t forward) {
+  const std::shared_ptr<ShardedUnit> outermost = root();
   note(Event::kPreBackward);
-  if (!pending_.places.empty()) {
-    progress_.place = pending_.places.back();
-    pending_.places.pop_back();
-  }
+  ForwardHistory::Forward* recorded = outermost->forwards_.find(forward);
+  progress_.forward = forward;
+  progress_.place = recorded ? recorded->pass(*this) : std::nullopt;
   if (settings_.unshard_in_backward) unshard();
   if (settings_.backward_prefetch) {
     for (ShardedUnit* unit : *settings_.backward_prefetch) unit->unshard_async();
@@ -163,12 +165,13 @@ void ShardedUnit::pre_backward() {
 // no longer needs its parameters for the backward of this forward.
 void ShardedUnit::prefetch_backward() {
   const std::shared_ptr<ShardedUnit> outermost = root();
-  ShardedUnit* target =
-      progress_.place ? outermost->forwards_.ended_before(*progress_.place) : nullptr;
+  const ForwardHistory::Forward* forward = outermost->forwards_.find(progress_.forward);
+  ShardedUnit* target = nullptr;
+  if (forward && progress_.place && *progress_.place > 0 &&
+      !forward->is_passed[*progress_.place - 1])
+    target = forward->ended[*progress_.place - 1];
   if (target && (target->progress_.running || !target->settings_.unshard_in_backward ||
-                 target->is_unsharded() || target->params_.is_gathering() ||
-                 std::ranges::find(target->pending_.places, *progress_.place - 1) ==
-                     target->pending_.places.end()))
+                 target->is_unsharded() || target->params_.is_gathering()))
     target = nullptr;
   if (const auto& log = outermost->options_.event_log)
     log->push_back({Event::kPrefetch, target ? target->display_name() : ""});
@@ -182,39 +185,33 @@ void ShardedUnit::after_accumulate(size_t parameter) {
   if (!sync_.reduces()) return;
   progress_.ready.insert(parameter);
   if (progress_.ready.size() < accumulators_.size()) return;
-  progress_.done = true;
+  set_done(0);
   outermost->backward_.reduce_ready();
 }
 
-void ShardedUnit::backward_leaves(const Call& call) {
+void ShardedUnit::backward_leaves(const std::shared_ptr<Call>& call) {
   if (!progress_.running) return;
-  switch (calls_.left_after(call.forward)) {
-    case CallTracker::Left::kNothing:
-      return post_backward();
-    case CallTracker::Left::kOtherForward:
-      return leave_backward();
-    case CallTracker::Left::kThisForward:
-      return;
-  }
+  const std::shared_ptr<ShardedUnit> outermost = root();
+  Pass& left = pass(call->forward);
+  left.leave(*call, outermost->backward_.number());
+  const ForwardHistory::Forward* forward = outermost->forwards_.find(call->forward);
+  if (!left.has_left(forward ? forward->calls_of(*this) : ForwardHistory::Calls{})) return;
+  left.set_done();
+  if (std::ranges::none_of(progress_.passes, &Pass::is_open)) leave_backward();
+  outermost->backward_.reduce_ready();
 }
 
 void ShardedUnit::leave_backward() {
-  progress_.running = false;
+  if (!std::exchange(progress_.running, false)) return;
   note(Event::kPostBackward);
   if (settings_.reshard_after_backward) reshard();
   if (!settings_.backward_prefetch && root()->options_.backward_prefetch == BackwardPrefetch::kPost)
     prefetch_backward();
 }
 
-void ShardedUnit::post_backward() {
-  if (progress_.running) leave_backward();
-  progress_.done = true;
-  progress_.ready.clear();
-  root()->backward_.reduce_ready();
-}
-
 void ShardedUnit::reduce() {
   if (accumulators_.empty() || !sync_.reduces()) return;
+  is_unreduced_ = false;
   const std::shared_ptr<ShardedUnit> outermost = root();
   // An executor runs other stages in between, so the gradients of all units exist at once anyway.
   if (!sync_.is_driven()) outermost->backward_.finish(kPendingReductions);
@@ -227,6 +224,12 @@ void ShardedUnit::reduce() {
   outermost->backward_.posted(*this);
 }
 
+void ShardedUnit::reduce_rest() {
+  bool comes_again = false;
+  for (Pass& each : progress_.passes) comes_again = each.take_comes_again() || comes_again;
+  if (comes_again || grads_.has_grads()) reduce();
+}
+
 void ShardedUnit::wait_reduce() {
   grads_.wait_reduce();
   note(Event::kWaitReduce);
@@ -235,14 +238,12 @@ void ShardedUnit::wait_reduce() {
 void ShardedUnit::end_backward() {
   if (settings_.reshard_after_backward) reshard();
   begin_backward();
-  pending_.forwards = std::max(0, pending_.forwards - 1);
 }
 
 void ShardedUnit::forget() {
   grads_.abandon();
   progress_ = {};
-  pending_ = {};
-  calls_.clear();
+  is_unreduced_ = false;
   forwards_.clear();
   backward_.clear();
 }

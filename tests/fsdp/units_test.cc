@@ -389,6 +389,63 @@ TEST(FullyShard, TwoForwardsThenTwoBackwards) {
   });
 }
 
+// A forward with grad mode on and without a backward, as in a validation step, whose output all
+// ranks keep, or some: the next backward posts the same collectives on all ranks, and reduces each
+// layer before the next one computes.
+TEST(FullyShard, AForwardWithoutBackwardWhoseOutputIsKept) {
+  for (const int keeps : {1, 2, 3}) {
+    on_ranks(3, [keeps](Rank& self) {
+      const ModulePtr plain = tests::make_mlps(4, 3, 42), module = tests::make_mlps(4, 3, 42);
+      const auto log = std::make_shared<EventLog>();
+      Parity parity(self, plain, module, shards_of(self));
+      Sharding sharding(self, *module, mlps(3), {.reshard_after_forward = true, .event_log = log});
+      std::vector<at::Tensor> kept;
+      for (int iteration = 0; iteration < 3; ++iteration) {
+        const at::Tensor output = forward(module, random_input({2, 4}, 7));
+        if (self.rank < keeps) kept.push_back(output);
+        parity.zero_grad(iteration);
+        log->clear();
+        parity.backward(sum_of({2, 4}), iteration);
+        const auto reduced = std::ranges::find(*log, EventRecord{Event::kReduce, "`mlp2`"});
+        const auto next = std::ranges::find(*log, EventRecord{Event::kPostBackward, "`mlp0`"});
+        EXPECT_LT(reduced - log->begin(), next - log->begin());
+        parity.step();
+      }
+    });
+  }
+}
+
+// A layer that is called twice, and only one of the results is used: some ranks keep the other one.
+TEST(FullyShard, ALayerCalledTwiceWhoseUnusedResultIsKept) {
+  struct Model : tests::TestModule {
+    Model()
+        : first(register_module("first", tests::make_mlp(4, 2, 1))),
+          layer(register_module("layer", tests::make_mlp(4, 2, 2))),
+          last(register_module("last", tests::make_mlp(4, 2, 3))) {}
+    at::Tensor forward(const at::Tensor& input) override {
+      const at::Tensor x = fsdp::forward(first, input);
+      const at::Tensor unused = fsdp::forward(layer, x * 2);
+      if (keeps) kept.push_back(unused);
+      return fsdp::forward(last, fsdp::forward(layer, x));
+    }
+    ModulePtr first, layer, last;
+    bool keeps = false;
+    std::vector<at::Tensor> kept;
+  };
+  on_ranks(2, [](Rank& self) {
+    const auto plain = std::make_shared<Model>(), module = std::make_shared<Model>();
+    module->keeps = self.rank == 0;
+    Parity parity(self, plain, module, shards_of(self));
+    Sharding sharding(self, *module, {{"first"}, {"layer"}, {"last"}},
+                      {.reshard_after_forward = true});
+    for (int iteration = 0; iteration < 3; ++iteration) {
+      parity.zero_grad(iteration);
+      parity.backward(sum_of({2, 4}), iteration);
+      parity.step();
+    }
+  });
+}
+
 // A failed step does not affect the next one.
 TEST(FullyShard, ABackwardThatStopsOnAnError) {
   on_ranks(2, [](Rank& self) {
