@@ -37,9 +37,10 @@ std::vector<OptionSpec> simulate_shape_options() {
   for (OptionSpec& option : options) {
     if (option.name == "--memory")
       option.help =
-          "memory of the lower bound: K activations per rank, each of one microbatch on all stages "
-          "of the rank, from F to the end of B or W; an error if the schedule needs more; default: "
-          "each rank's own peak. V-Adaptive is planned for it";
+          "memory of the lower bound: K activations per rank, as search counts them; an error if "
+          "the schedule needs more; default: each rank's own peak of live activations. V-Adaptive "
+          "is "
+          "planned for K";
   }
   return options;
 }

@@ -30,7 +30,7 @@ std::vector<double> memory_per_rank(const search::SearchRequest& request,
   for (int rank = 0; rank < problem.num_ranks(); ++rank) {
     const auto peak = static_cast<double>(result.peak_memory[static_cast<size_t>(rank)]);
     peaks.push_back(request.memory.bytes ? peak * problem.memory_unit
-                                         : peak / activations_unit(problem, rank));
+                                         : peak / static_cast<double>(problem.activation_of(rank)));
   }
   return peaks;
 }

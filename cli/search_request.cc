@@ -99,7 +99,7 @@ void require_memory(const search::SearchRequest& request) {
         fmt::format("--memory: no schedule fits rank {}: expected at least {} activations, got {}",
                     shortage->rank,
                     number_text(static_cast<double>(shortage->least) /
-                                activations_unit(problem, shortage->rank)),
+                                static_cast<double>(problem.activation_of(shortage->rank))),
                     number_text(*request.memory.activations)));
   const double missing =
       static_cast<double>(shortage->least - shortage->limit) * problem.memory_unit;
@@ -203,12 +203,6 @@ search::SearchRequest request_of(const AskedSearch& asked, const search::FrontPo
   request.costs = search::cut_stages(asked.request.costs, asked.stages, point.option.parts);
   request.memory = point.memory;
   return request;
-}
-
-double activations_unit(const search::Problem& problem, int rank) {
-  search::Memory sum = 0;
-  for (const int stage : problem.placement.stages_of(rank)) sum += problem.work(stage).activation;
-  return static_cast<double>(sum);
 }
 
 }  // namespace pipewright::cli

@@ -31,10 +31,6 @@ AskedSearch read_search(const Invocation& invocation, Console& console);
 schedule::search::SearchRequest request_of(const AskedSearch& asked,
                                            const schedule::search::FrontPoint& point);
 
-// The memory of one microbatch on all stages of a rank, in the problem's units: what --memory
-// counts.
-double activations_unit(const schedule::search::Problem& problem, int rank);
-
 }  // namespace pipewright::cli
 
 #endif  // PIPEWRIGHT_CLI_SEARCH_REQUEST_H_

@@ -276,15 +276,21 @@ bool change_costs(const SimulateRequest& request, const ir::Placement& placement
   return diagnostics->total() == before;
 }
 
-bool check_memory(const Report& report, const ScheduleBound& bound, ir::Diagnostics* diagnostics) {
+// Checks that a schedule keeps to memory for this many activations per rank.
+bool check_memory(const ir::Schedule& schedule, const search::Problem& problem, double activations,
+                  ir::Diagnostics* diagnostics) {
+  if (!ir::has_backward(schedule)) return true;
   const size_t before = diagnostics->total();
-  for (size_t rank = 0; rank < report.ranks.size(); ++rank) {
-    const Peak<int>& peak = report.ranks[rank].peak_activations;
-    if (peak.amount <= bound.memory_limits[rank]) continue;
+  const std::vector<MemoryPeak> peaks = memory_peaks(schedule, problem);
+  for (int rank = 0; rank < problem.num_ranks(); ++rank) {
+    const MemoryPeak& peak = peaks[static_cast<size_t>(rank)];
+    if (peak.amount <= problem.memory_limit(rank)) continue;
     diagnostics->error(
         ir::Rule::kMemoryExceeded,
-        fmt::format("rank {}, step {}: expected at most {} live activations, got {}", rank,
-                    peak.step.value_or(0), bound.memory_limits[rank], peak.amount));
+        fmt::format(
+            "rank {}, step {}: expected at most {:.6g} activations, got {:.6g}", rank, peak.step,
+            activations,
+            static_cast<double>(peak.amount) / static_cast<double>(problem.activation_of(rank))));
   }
   return diagnostics->total() == before;
 }
@@ -351,7 +357,10 @@ SimulateResult simulate(const CompileResult& compiled, const SimulateRequest& re
   ir::Timeline timeline = simulate(graph, schedule, *costs);
   Report report = report_on(schedule, *costs, timeline);
   ScheduleBound bound = bound_of(schedule, *costs, report, request.memory);
-  if (!check_memory(report, bound, &result.diagnostics)) return result;
+  if (request.memory &&
+      !check_memory(schedule, problem_of(schedule, *costs, report, request.memory), *request.memory,
+                    &result.diagnostics))
+    return result;
   result.simulation = Simulation{std::move(*costs), std::move(graph), std::move(timeline),
                                  std::move(report), std::move(bound)};
   return result;

@@ -27,7 +27,7 @@ std::vector<bool> split_stages(const ir::Schedule& schedule) {
 search::Problem problem_of(const ir::Schedule& schedule, const Costs& costs, const Report& report,
                            std::optional<double> memory) {
   search::Problem problem = search::make_problem(schedule.placement, schedule.num_microbatches,
-                                                 costs, {.live_activations = memory});
+                                                 costs, {.activations = memory});
   const bool has_backward = ir::has_backward(schedule);
   const std::vector<bool> is_split = split_stages(schedule);
   for (size_t stage = 0; stage < problem.stages.size(); ++stage) {
@@ -41,23 +41,47 @@ search::Problem problem_of(const ir::Schedule& schedule, const Costs& costs, con
   return problem;
 }
 
+std::vector<MemoryPeak> memory_peaks(const ir::Schedule& schedule, const search::Problem& problem) {
+  std::vector<MemoryPeak> peaks;
+  for (const ir::Row& row : schedule.rows) {
+    MemoryPeak& peak = peaks.emplace_back();
+    search::Memory used = 0;
+    for (size_t step = 0; step < row.size(); ++step) {
+      for (const ir::ActionPart part : row[step].parts()) {
+        if (!ir::is_compute(part.kind())) continue;
+        const search::StageWork& work = problem.work(part.stage());
+        if (part.kind() == ir::ActionKind::kForward) used += work.activation;
+        if (part.kind() == ir::ActionKind::kBackward) used -= work.activation;
+        if (part.kind() == ir::ActionKind::kBackwardInput)
+          used += work.weight_input - work.activation;
+        if (part.kind() == ir::ActionKind::kBackwardWeight) used -= work.weight_input;
+        if (used > peak.amount) peak = {used, static_cast<int>(step)};
+      }
+    }
+  }
+  return peaks;
+}
+
 ScheduleBound bound_of(const ir::Schedule& schedule, const Costs& costs, const Report& report,
                        std::optional<double> memory) {
   const search::Problem problem = problem_of(schedule, costs, report, memory);
   const Bound bound = ir::has_backward(schedule) ? lower_bound(problem) : work_bound(problem);
-  // A tick is a power of ten. A division by 1000 is exact where a product with 0.001 is not.
-  const auto in_unit = [&](search::Ticks ticks) {
-    return problem.tick < 1 ? static_cast<double>(ticks) / std::round(1 / problem.tick)
-                            : static_cast<double>(ticks) * problem.tick;
-  };
-  ScheduleBound result{.value = in_unit(bound.value),
+  ScheduleBound result{.value = problem.time(bound.value),
                        .name = bound.name,
                        .rank = bound.rank,
                        .other = bound.other,
                        .terms = {},
-                       .memory_limits = problem.memory_limits};
+                       .memory_limits = {},
+                       .activations = {},
+                       .weight_inputs = {}};
   for (const BoundTerm& term : bound.terms)
-    result.terms.emplace_back(term.name, in_unit(term.value));
+    result.terms.emplace_back(term.name, problem.time(term.value));
+  for (const search::Memory limit : problem.memory_limits)
+    result.memory_limits.push_back(problem.size(limit));
+  for (const search::StageWork& work : problem.stages) {
+    result.activations.push_back(problem.size(work.activation));
+    result.weight_inputs.push_back(problem.size(work.weight_input));
+  }
   if (std::abs(result.value - report.cost) <= 1e-9 * report.cost) result.value = report.cost;
   return result;
 }

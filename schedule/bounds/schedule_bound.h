@@ -1,7 +1,6 @@
 #ifndef PIPEWRIGHT_SCHEDULE_BOUNDS_SCHEDULE_BOUND_H_
 #define PIPEWRIGHT_SCHEDULE_BOUNDS_SCHEDULE_BOUND_H_
 
-#include <cstdint>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -15,11 +14,19 @@
 namespace pipewright::schedule {
 
 // The problem that a schedule solves: its stages, microbatches and costs, and on each rank memory
-// for `memory` activations (search::MemoryBudget), or else for as many as the schedule has at its
-// peak, each from its F to the end of its B or W. A stage whose backwards are all whole has no W.
-// The costs must fit the schedule (check_costs); `report` must be its report.
+// for `memory` activations (search::MemoryBudget), or else for as many live ones as the schedule
+// has at its peak, each whole from its F to the end of its B or W. A stage whose backwards are all
+// whole has no W. The costs must fit the schedule (check_costs); `report` must be its report.
 search::Problem problem_of(const ir::Schedule& schedule, const Costs& costs, const Report& report,
                            std::optional<double> memory);
+
+// The most memory that a rank of a schedule uses, as the problem counts it, and the first step at
+// which it does. One entry per rank. Linear in the number of actions.
+struct MemoryPeak {
+  search::Memory amount = 0;
+  int step = 0;
+};
+std::vector<MemoryPeak> memory_peaks(const ir::Schedule& schedule, const search::Problem& problem);
 
 // The best lower bound on the cost of any order of a schedule's work in the same memory, in the
 // unit of the costs (see bounds.h). Zero gap proves the schedule optimal.
@@ -29,7 +36,9 @@ struct ScheduleBound {
   int rank = -1;          // see Bound
   int other = -1;
   std::vector<std::pair<std::string_view, double>> terms;  // their sum is the value
-  std::vector<int64_t> memory_limits;  // by rank: the live activations for which the bound holds
+  // The memory for which the bound holds: limits by rank, and what a microbatch uses from the start
+  // of F to the end of B or I, and from there to the end of W, by stage.
+  std::vector<double> memory_limits, activations, weight_inputs;
 
   // How far a cost is above the bound: 0.1 for 10%.
   double gap(double cost) const { return value > 0 ? cost / value - 1 : 0; }

@@ -85,9 +85,8 @@ void set_times(const CostTable& table, Problem* problem) {
 void set_memory(const MemoryBudget& memory, const Costs& costs, Problem* problem) {
   const int stages = problem->num_stages();
   const ir::Placement& placement = problem->placement;
-  const std::optional<double> activations =
-      memory.activations ? memory.activations : memory.live_activations;
-  const bool counts_live = !memory.activations && !memory.bytes;
+  const std::optional<double>& activations = memory.activations;
+  const bool counts_live = !activations && !memory.bytes;
   const bool has_sizes = !counts_live && !costs.activation_bytes.is_zero();
   const auto activation = [&](int stage) {
     return has_sizes ? costs.activation_bytes.at(stage) : 1.0;

@@ -16,8 +16,6 @@ struct MemoryBudget {
   // same for every placement. I frees one half of a stage's activation and W the other, as the
   // zero-bubble papers count; with sizes in the costs, I frees down to weight_input_bytes.
   std::optional<double> activations = {};
-  // Live activations: the same, but whole until the end of B or W, whatever the sizes.
-  std::optional<double> live_activations = {};
   // Bytes, in the sizes of the costs: activation_bytes from F to the end of I, weight_input_bytes
   // from there to the end of W. The rank's parameters and gradients, and one receive buffer per
   // input of its stages that comes from another rank, are subtracted.

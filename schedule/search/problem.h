@@ -78,14 +78,25 @@ struct Problem {
                               microbatch_scale[static_cast<size_t>(microbatch)]);
   }
 
-  // Times in the unit of the costs. A tick of 1/1000 divides, which is exact where a product with
-  // 0.001 is not.
-  double time(Ticks ticks) const {
-    const auto number = static_cast<double>(ticks);
-    return tick < 1 ? number / std::round(1 / tick) : number * tick;
+  // Times in the unit of the costs, and memory in its unit. A tick of 1/1000 divides, which is
+  // exact where a product with 0.001 is not.
+  double time(Ticks ticks) const { return in_units(ticks, tick); }
+  double size(Memory memory) const { return in_units(memory, memory_unit); }
+
+  // What one microbatch leaves on all stages of a rank: one activation of the rank.
+  Memory activation_of(int rank) const {
+    Memory sum = 0;
+    for (const int stage : placement.stages_of(rank)) sum += work(stage).activation;
+    return sum;
   }
 
   friend bool operator==(const Problem&, const Problem&) = default;
+
+ private:
+  static double in_units(int64_t amount, double unit) {
+    const auto number = static_cast<double>(amount);
+    return unit < 1 ? number / std::round(1 / unit) : number * unit;
+  }
 };
 
 }  // namespace pipewright::schedule::search

@@ -16,24 +16,21 @@ def read_plan(path):
     for line in open(path):
         key, _, value = line.strip().partition(": ")
         if key.startswith("rank "):
-            actions = [re.fullmatch(r"(\d+)([FBIW])(\d+)", cell).groups() for cell in value.split() if cell != "."]
-            rows.append([(kind, int(stage), int(microbatch)) for stage, kind, microbatch in actions])
+            cells = (re.fullmatch(r"(\d+)([FBIW])(\d+)", cell) for cell in value.split() if cell != ".")
+            rows.append([(cell[2], int(cell[1]), int(cell[3])) for cell in cells])
         else:
             head[key] = value
     assert head["level"] == "compute_only"
-    ranks, stages = int(head["ranks"]), int(head["stages"])
+    ranks, stages, name = int(head["ranks"]), int(head["stages"]), head["placement"]
     rule = {"loop": lambda s: s % ranks, "v": lambda s: s % ranks if s // ranks % 2 == 0 else ranks - 1 - s % ranks}
-    name = head["placement"]
     placement = [rule[name](s) for s in range(stages)] if name in rule else [int(rank) for rank in name.split()]
     return placement, int(head["microbatches"]), rows
 
 
 class Costs:
     def __init__(self, path, placement):
-        self.file = json.load(open(path), parse_float=Fraction, parse_int=Fraction)
-        self.placement = placement
-        stages = range(len(placement))
-        scale = self.file.get("rank_scale", [1] * len(placement))
+        self.file, self.placement = json.load(open(path), parse_float=Fraction, parse_int=Fraction), placement
+        stages, scale = range(len(placement)), self.file.get("rank_scale", [1] * len(placement))
         self.F, self.I, self.W = ([self.at(key, s, 1) * scale[placement[s]] for s in stages]
                                   for key in ("forward", "backward_input", "backward_weight"))
         self.output = [self.transfer(s, s + 1, self.at("output_bytes", s, 0)) for s in stages]
@@ -56,8 +53,7 @@ class Costs:
 def replay(placement, rows, costs):
     """The cost: every action starts when its rank is free and its input has arrived."""
     last, times = len(placement) - 1, {"F": [costs.F], "I": [costs.I], "W": [costs.W], "B": [costs.I, costs.W]}
-    ends, time, start = {}, [Fraction(0)] * len(rows), [None] * len(rows)
-    before, step = None, [0] * len(rows)
+    ends, time, start, step, before = {}, [Fraction(0)] * len(rows), [None] * len(rows), [0] * len(rows), None
     while before != step:
         before = list(step)
         for rank, row in enumerate(rows):
@@ -85,28 +81,30 @@ def rational_gcd(numbers):
     return Fraction(gcd(*(int(one * unit) for one in numbers)) or 1, unit)
 
 
+def peak(row, a, h):
+    return max(accumulate({"F": a[s], "B": -a[s], "I": h[s] - a[s], "W": -h[s]}[kind] for kind, s, _ in row))
+
+
 def knapsack(items, capacity):
     """The most value of items (size, value, count) within an integer capacity."""
     best = [Fraction(0)] * (max(capacity, 0) + 1)
-    free = sum(value * count for size, value, count in items if size == 0)
     for size, value, count in items:
         for _ in range(min(count, len(best) // size) if size else 0):
             for used in range(len(best) - 1, size - 1, -1):
                 best[used] = max(best[used], best[used - size] + value)
-    return free + best[-1]
+    return best[-1] + sum(value * count for size, value, count in items if size == 0)
 
 
 class Bounds:
-    """The bounds of docs/bounds.md, with a = 1, and h = 1 on stages that split their backward."""
+    """The bounds of docs/bounds.md, with integers for a and h."""
 
-    def __init__(self, placement, microbatches, costs, split, limits):
+    def __init__(self, placement, microbatches, costs, split, memory):
         scales = costs.file.get("microbatch_scale", [1] * microbatches)
         self.placement, self.same = placement, min(scales) == max(scales) == 1
-        self.m, self.limits, self.total = microbatches, limits, sum(scales)
+        self.m, self.total, (self.a, self.h, self.limits) = microbatches, sum(scales), memory
         self.on = {r: [s for s, rank in enumerate(placement) if rank == r] for r in placement}
-        self.h = [int(is_split) for is_split in split]
-        self.base = (costs.F, [i + w * (1 - h) for i, w, h in zip(costs.I, costs.W, self.h)],
-                     [w * h for w, h in zip(costs.W, self.h)])
+        self.base = (costs.F, [i + w * (not is_split) for i, w, is_split in zip(costs.I, costs.W, split)],
+                     [w * is_split for w, is_split in zip(costs.W, split)])
         self.fast, self.slow = ([[t * k for t in times] for times in self.base] for k in (min(scales), max(scales)))
         self.out, self.back = costs.output, costs.gradient
 
@@ -116,15 +114,15 @@ class Bounds:
 
     def terms(self, x):
         (F, I, W), (slow_F, slow_I, slow_W) = self.fast, self.slow
-        on, m = self.on[x], self.m
-        limit, whole = min(self.limits[x], m * len(on)), len(on)
+        on, m, a, h = self.on[x], self.m, self.a, self.h
+        limit, whole = min(self.limits[x], m * sum(max(a[s], h[s]) for s in on)), sum(a[s] for s in on)
         work = self.total * sum(sum(times[s] for s in on) for times in self.base)
         fits = limit >= m * whole
-        prefix = lambda times: [(n + 1, sum(times[s] for s in on[:n + 1]), m - 1) for n in range(whole)]
+        prefix = lambda times: [(*(sum(of[s] for s in on[:n + 1]) for of in (a, times)), m - 1) for n in range(len(on))]
         both = [i + w for i, w in zip(slow_I, slow_W)]
-        held = lambda count: [(self.h[s], slow_W[s], count) for s in on]
+        held = lambda count: [(h[s], slow_W[s], count) for s in on]
         once = sum(slow_F[s] for s in on)
-        fill = m * once if fits else min(knapsack([(1, slow_F[s], m) for s in on], limit),
+        fill = m * once if fits else min(knapsack([(a[s], slow_F[s], m) for s in on], limit),
                                          once + knapsack(prefix(slow_F), limit - whole))
         warm = max(Fraction(0), self.path(on[0], on[-1]) - fill)
         chain = self.path(on[-1], on[0]) - F[on[-1]] + I[on[0]]
@@ -152,8 +150,9 @@ class Bounds:
         F, I, W = self.fast
         on, limit, fits, work, _, warm, cool, rest, deferred = self.terms(rank if other is None else other)
         first, r0 = on[0], self.on[rank][0]
-        area = self.m * sum(self.path(s, s) + I[s] + W[s] * self.h[s] for s in on)
-        ramp = min(F[s] for s in on) * limit * (limit - 1) / 2
+        area = self.m * sum((self.path(s, s) + I[s]) * self.a[s] + W[s] * self.h[s] for s in on)
+        ramp = lambda steps: min(t / size for size, t in steps if size > 0) * limit * max(0, limit - max(steps)[0]) / 2
+        up = ramp([(max(self.a[s], self.h[s]), F[s]) for s in on])
         head = sum(F[r0:first]) + sum(self.out[r0:first])
         tail = sum(I[r0:first]) + sum(self.back[r0 + 1:first + 1]) + W[r0]
         if name in ("work", "warm_up_and_cool_down"):
@@ -163,32 +162,34 @@ class Bounds:
         if name == "nested_window" and r0 < first:
             return head + work + warm + (-deferred if fits else max(-deferred, rest)) + tail
         if name == "memory_area":
-            down = min([W[s] for s in on if self.h[s]] + [I[s] for s in on if not self.h[s]])
-            return (area + ramp + down * limit * (limit - 1) / 2) / limit
+            down = [(self.a[s] - self.h[s], I[s]) for s in on] + [(self.h[s], W[s]) for s in on]
+            return (area + up + ramp(down)) / limit
         if name == "nested_memory_area":
-            return head + (area + ramp) / limit - max(W[s] for s in on) + tail
+            return head + (area + up) / limit - max(W[s] for s in on) + tail
         if name == "first_backwards":
             least, most = (Fraction(claimed) * (1 + Fraction(error, 10**9)) for error in (-1, 1))
             return least if self.is_possible(most) and not self.is_possible(least) else most * 2
         assert name == "lifetimes", name
-        return -(-self.m // min(limit, self.m)) * (self.path(first, first) + I[first]) + W[first]
+        return -(-self.m // min(limit // self.a[first], self.m)) * (self.path(first, first) + I[first]) + W[first]
 
 
 def main(plan, costs_file, result_file):
     placement, microbatches, rows = read_plan(plan)
     costs, result = Costs(costs_file, placement), json.load(open(result_file))
     same = lambda exact, printed: abs(float(exact) - printed) <= 1e-9 * max(1, abs(float(exact)))
-    cost, limits = replay(placement, rows, costs), result["memory_limits"]
+    cost, ones, sizes = replay(placement, rows, costs), [1] * len(placement), result["memory_per_stage"]
+    # a and h by stage and limits by rank, as integers.
+    parts = [[Fraction(str(x)) for x in part] for part in (*sizes.values(), result["memory_limits"])]
+    memory = [[int(x // rational_gcd(parts[0] + parts[1])) for x in part] for part in parts]
     assert same(cost, result["cost"]), f"cost: {float(cost)}, not {result['cost']}"
     for rank, row in enumerate(rows):
-        peak = max(accumulate({"F": 1, "B": -1, "W": -1}.get(kind, 0) for kind, _, _ in row))
-        assert peak == result["ranks"][rank]["peak_activations"] <= limits[rank], f"peak of rank {rank}"
+        assert peak(row, ones, ones) == result["ranks"][rank]["peak_activations"], f"activations of rank {rank}"
+        assert peak(row, *memory[:2]) <= memory[2][rank], f"memory of rank {rank}"
     split = [any(kind == "I" and stage == s for row in rows for kind, stage, _ in row) for s in range(len(placement))]
-    claim = result["bound"]
     # Every cost is a multiple of what all times are multiples of, so a bound may be rounded up to one.
     grain = rational_gcd(costs.F + costs.I + costs.W + costs.output + costs.gradient)
-    value_of = Bounds(placement, microbatches, costs, split, limits).value
-    bound = value_of(claim["name"], claim["rank"], claim["other"], claim["value"])
+    bounds, claim = Bounds(placement, microbatches, costs, split, memory), result["bound"]
+    bound = bounds.value(*(claim[key] for key in ("name", "rank", "other", "value")))
     assert float(bound) * (1 - 1e-9) <= claim["value"] <= float(-(-bound // grain) * grain) * (1 + 1e-9), \
         f"bound {claim['name']}: {float(bound)}, not {claim['value']}"
     assert bound <= cost and same(sum(claim["terms"].values()), claim["value"])
@@ -196,5 +197,4 @@ def main(plan, costs_file, result_file):
     print(f"{plan}: cost {float(cost)}, bound {float(bound)} ({claim['name']}), as claimed")
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+main(*sys.argv[1:])

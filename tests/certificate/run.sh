@@ -18,14 +18,28 @@ unit='{"version": 1}'
 echo "$unit" >unit.json
 
 checked=0
+judge() {  # COSTS [OPTION...]: of schedule.plan
+  local costs=$1
+  shift
+  "$pipewright" simulate schedule.plan --costs "$costs" --json "$@" >result.json
+  python3 "$check" schedule.plan "$costs" result.json
+  checked=$((checked + 1))
+}
 run() {  # NAME COSTS RANKS MICROBATCHES [OPTION...]
   local name=$1 costs=$2 ranks=$3 microbatches=$4
   shift 4
   "$pipewright" print "$name" --ranks "$ranks" --microbatches "$microbatches" --level compute_only --format plan \
     >schedule.plan
-  "$pipewright" simulate schedule.plan --costs "$costs" --json "$@" >result.json
-  python3 "$check" schedule.plan "$costs" result.json
-  checked=$((checked + 1))
+  judge "$costs" "$@"
+}
+found() {  # COSTS RANKS MICROBATCHES PLACEMENT MEMORY: what search finds, and the bound that it claims
+  "$pipewright" search --costs "$1" --ranks "$2" --microbatches "$3" --placement "$4" --memory "$5" --budget small --json \
+    -o schedule.plan >claim.json
+  judge "$1" --memory "$5"
+  python3 -c 'import json; a, b = (json.load(open(f)) for f in ("claim.json", "result.json"))
+same = lambda x, y: abs(x - y) < 1e-9 * x
+assert same(a["cost"], b["cost"]) and same(a["bound"]["value"], b["bound"]["value"]), (a["bound"], b["bound"])
+assert all(a["bound"][key] == b["bound"][key] for key in ("name", "rank", "other")), (a["bound"], b["bound"])'
 }
 
 for name in GPipe 1F1B Eager1F1B LoopedBFS Interleaved1F1B InterleavedZeroBubble ZB-H1 ZB-H2 ZB-1p ZB-2p ZBV V-Half V-Min \
@@ -43,6 +57,17 @@ run V-Adaptive uneven.json 4 8
 run V-Min uniform.json 8 40
 run GPipe unit.json 3 1
 run ZB-H1 uniform.json 8 2 --memory 100
+
+cat >sizes.json <<'JSON'
+{"version": 1, "forward": 2, "backward_input": [2, 2, 3, 2], "backward_weight": 1.5, "latency": 0.125,
+ "activation_bytes": [6, 4, 6, 4], "weight_input_bytes": 2}
+JSON
+found uniform.json 8 24 loop 10
+found unit.json 4 8 v 2.5
+found unit.json 3 9 wave 2
+found uneven.json 4 8 v 3
+found sizes.json 4 8 loop 2.5
+found sizes.json 2 6 v 2
 
 # A wrong claim is found.
 sed 's/"cost": \([0-9.]*\)/"cost": \11/' result.json >wrong.json

@@ -79,11 +79,6 @@ TEST(MakeProblem, CountsActivationsPerRank) {
 }
 
 TEST(MakeProblem, CountsLiveActivations) {
-  const Problem limited =
-      make_problem(ir::Placement::v(2, 4), 4, {.activation_bytes = 7}, {.live_activations = 2.5});
-  EXPECT_EQ(limited.work(0).activation, 1);
-  EXPECT_EQ(limited.work(0).weight_input, 1);
-  EXPECT_EQ(limited.memory_limits, (std::vector<Memory>{5, 5}));
   const Problem problem = make_problem(ir::Placement::loop(2, 2), 4, {.activation_bytes = 7}, {});
   EXPECT_EQ(problem.work(0).activation, 1);
   EXPECT_EQ(problem.work(0).weight_input, 1);
