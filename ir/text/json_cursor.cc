@@ -1,13 +1,9 @@
 #include "pipewright/ir/text/json_cursor.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <cctype>
 #include <iterator>
-#include <string>
 
-#include "pipewright/ir/printable.h"
+#include "pipewright/ir/text/json_syntax.h"
 
 namespace pipewright::ir {
 namespace {
@@ -38,46 +34,6 @@ class CountingIterator {
   const char** position_;
 };
 
-// Whether a letter can be part of a number, true, false or null.
-bool is_word_part(char letter) {
-  return std::isalnum(static_cast<unsigned char>(letter)) ||
-         std::string_view("+-.").find(letter) != std::string_view::npos;
-}
-
-// nlohmann's message without its place, in our words:
-//
-//   [json.exception.parse_error.101] parse error at line 1, column 2: syntax error while parsing
-//   value - unexpected ']'; expected '[', '{', or a literal
-//   -> expected `[`, `{`, or a literal, got `]`
-//
-//   [json.exception.parse_error.101] parse error at line 1, column 4: syntax error while parsing
-//   value - invalid literal; last read: 'tru}'
-//   -> syntax error: invalid literal
-//
-//   [json.exception.out_of_range.406] number overflow parsing '1e400'
-//   -> expected a number that fits a double, got `1e400`
-std::string syntax_message(std::string_view what) {
-  constexpr std::string_view kUnexpected = "unexpected ", kExpected = "; expected ", kId = "] ",
-                             kOverflow = "number overflow parsing '";
-  if (const size_t id_end = what.find(kId);
-      what.starts_with('[') && id_end != std::string_view::npos)
-    what.remove_prefix(id_end + kId.size());
-  if (what.starts_with(kOverflow) && what.ends_with('\''))
-    return fmt::format("expected a number that fits a double, got `{}`",
-                       what.substr(kOverflow.size(), what.size() - kOverflow.size() - 1));
-  const size_t detail_at = what.find(" - ");
-  if (detail_at == std::string_view::npos) return std::string(what);
-  const std::string_view detail = what.substr(detail_at + 3);
-  const size_t expected_at = detail.rfind(kExpected);
-  if (!detail.starts_with(kUnexpected) || expected_at == std::string_view::npos)
-    return fmt::format("syntax error: {}", detail.substr(0, detail.find("; last read: ")));
-  std::string message =
-      fmt::format("expected {}, got {}", detail.substr(expected_at + kExpected.size()),
-                  detail.substr(kUnexpected.size(), expected_at - kUnexpected.size()));
-  std::ranges::replace(message, '\'', '`');
-  return message;
-}
-
 }  // namespace
 
 JsonCursor::JsonCursor(const Source& source)
@@ -93,33 +49,22 @@ bool JsonCursor::parse(nlohmann::json_sax<Json>* events) {
 }
 
 Place JsonCursor::string() {
-  // Back to the opening quote: the nearest one that no backslash escapes.
-  const size_t end = token_end();
-  size_t begin = end - 1;
-  while (begin > 0 && (text_[begin - 1] != '"' || (begin > 1 && text_[begin - 2] == '\\'))) --begin;
-  if (begin > 0) --begin;
-  return places_.at(begin, end - begin);
+  const JsonToken token = json_token_at(text_, token_end());
+  return places_.at(token.begin, token.end - token.begin);
 }
 
 Place JsonCursor::word() {
   // The parser reads one byte past a number to see that it has ended.
   size_t end = token_end();
-  if (end > 0 && !is_word_part(text_[end - 1])) --end;
-  const size_t begin = word_begin(end);
-  return places_.at(begin, end - begin);
+  if (end > 0 && end <= text_.size() && !is_json_word_letter(text_[end - 1])) --end;
+  const JsonToken token = json_token_at(text_, end);
+  return places_.at(token.begin, token.end - token.begin);
 }
 
 void JsonCursor::report(size_t read, const Json::exception& error, Diagnostics* diagnostics) {
-  // The last byte read is the wrong one, or ends a number or a word that is wrong as a whole.
   const size_t end = std::min(source_.mark_size() + read, text_.size() + 1);
-  const size_t begin = std::min(word_begin(end), end - 1);
-  diagnostics->error(Rule::kJsonSyntax, printable(syntax_message(error.what())),
-                     places_.at(begin, std::min(end, text_.size()) - begin));
-}
-
-size_t JsonCursor::word_begin(size_t end) const {
-  while (end > 0 && end <= text_.size() && is_word_part(text_[end - 1])) --end;
-  return end;
+  const JsonSyntaxError syntax = json_syntax_error(text_, end, error.what());
+  diagnostics->error(Rule::kJsonSyntax, syntax.message, places_.at(syntax.offset, syntax.length));
 }
 
 }  // namespace pipewright::ir

@@ -43,9 +43,6 @@ class JsonCursor {
   void report(size_t read, const nlohmann::json::exception& error, Diagnostics* diagnostics);
 
  private:
-  // The offset of the number, true, false or null that ends at `end`.
-  size_t word_begin(size_t end) const;
-
   const Source& source_;
   std::string_view text_;
   const char* position_;  // the first byte that the parser has not consumed

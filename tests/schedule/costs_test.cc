@@ -77,11 +77,46 @@ TEST(CostsTest, ReadsEveryKey) {
   EXPECT_EQ(read(R"({"version": 1})"), Costs());
 }
 
+// Each with the place and the words of the first error. Text of the file in the parser's message
+// must not be mistaken for its words.
+TEST(CostsTest, SyntaxErrorsArePlain) {
+  const std::pair<const char*, const char*> kCases[] = {
+      {R"({"version": 1 "forward": 2})", "1:15: PW090: expected `,` or `}`, got `\"forward\"`"},
+      {R"({"links": [1 2]})", "1:14: PW090: expected `,` or `]`, got `2`"},
+      {R"({"version" 1})", "1:12: PW090: expected `:`, got `1`"},
+      {R"({"version": 1} x)", "1:16: PW090: expected the end of the file, got `x`"},
+      {R"({'version': 1})", "1:2: PW090: expected a key in double quotes, got `'`"},
+      {R"({version: 1})", "1:2: PW090: expected a key in double quotes, got `version`"},
+      {R"({"version": trux)", "1:13: PW090: expected a value, got `trux`"},
+      {R"({"version": tru)", "1:13: PW090: expected a value, got `tru`"},
+      {R"({"version": 1;})", "1:14: PW090: expected `,` or `}`, got `;`"},
+      {R"({"version": NaN})", "1:13: PW090: expected a value, got `NaN`"},
+      {R"({"version": 01})", "1:13: PW090: expected a number without leading zeros, got `01`"},
+      {R"({"version": 1.})", "1:15: PW090: expected a digit after `.`, got `}`"},
+      {R"({"version": -})", "1:14: PW090: expected a digit after `-`, got `}`"},
+      {R"({"version": 1e+})", "1:16: PW090: expected a digit in the exponent, got `}`"},
+      {R"({"unit": "ms)",
+       "1:13: PW090: expected `\"` at the end of the string, got the end of the file"},
+      {"{\"unit\": \"m\ns\"}",
+       "1:12: PW090: expected an escape such as `\\n` in the string, got a line break"},
+      {R"({"unit": "m\q"})",
+       "1:13: PW090: expected one of `\"\\/bfnrtu` after the backslash, got `q`"},
+      {R"({"unit": "m\u12"})", "1:16: PW090: expected 4 hexadecimal digits after `\\u`, got `\"`"},
+      {R"({"unit": "\ud800"})",
+       "1:17: PW090: expected two `\\u` escapes for this character (a surrogate pair), got `\"`"},
+      {"{\"unit\": \"\xff\"}", "1:11: PW090: expected UTF-8, got `\\xFF`"},
+      {R"({"must be escaped": "ill-formed UTF-8"; 1})",
+       "1:39: PW090: expected `,` or `}`, got `;`"},
+      {R"({"digit after '.'": tru})", "1:21: PW090: expected a value, got `tru`"},
+  };
+  for (const auto& [text, expected] : kCases) EXPECT_EQ(error_of(text), expected) << text;
+}
+
 TEST(CostsTest, EachMistakeIsNamedAtItsPlace) {
   const std::pair<const char*, const char*> kCases[] = {
       {"[]", "1:1: PW091: a costs file: expected an object, got `[]`"},
-      {"{\n\"version\": 1,\n}", "3:1: PW090: expected string literal, got `}`"},
-      {"", "1:1: PW090: expected `[`, `{`, or a literal, got end of input"},
+      {"{\n\"version\": 1,\n}", "3:1: PW090: expected a key in double quotes, got `}`"},
+      {"", "1:1: PW090: expected a value, got the end of the file"},
       {"{}", "1:1: PW084: a costs file has a `version`, got none; write it as `\"version\": 1`"},
       {R"({"version": 2})", "1:13: PW081: `version`: expected 1, got `2`"},
       {R"({"version": 1, "foward": 1})",
@@ -97,8 +132,9 @@ TEST(CostsTest, EachMistakeIsNamedAtItsPlace) {
        "1:27: PW085: `forward`: expected 0 or a number from 1e-12 to 1e+18, got `1e-13`"},
       {R"({"version": 1, "forward": 1e400})",
        "1:27: PW090: expected a number that fits a double, got `1e400`"},
-      {R"({"version": 1, "forward": 1)", "1:28: PW090: expected `}`, got end of input"},
-      {R"({"version": 1, "forward": tru})", "1:30: PW090: syntax error: invalid literal"},
+      {R"({"version": 1, "forward": 1)",
+       "1:28: PW090: expected `,` or `}`, got the end of the file"},
+      {R"({"version": 1, "forward": tru})", "1:27: PW090: expected a value, got `tru`"},
       {R"({"version": 1, "unit": [[[[[[]]]]]]})",
        "1:27: PW091: expected values nested at most 4 deep, got more"},
       {R"({"version": 1, "forward": []})",
