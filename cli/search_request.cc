@@ -41,10 +41,14 @@ int64_t budget_of(const Invocation& invocation) {
   return number;
 }
 
-int required_number(const Invocation& invocation, const std::string& option) {
-  const auto number = invocation.number(option);
-  if (!number) throw UsageError(fmt::format("search requires {}", option));
-  return *number;
+// Every search needs these; all that are missing are named at once.
+void require_shape(const Invocation& invocation) {
+  std::string missing;
+  for (const char* option : {"--ranks", "--microbatches"}) {
+    if (invocation.has(option)) continue;
+    missing.append(missing.empty() ? "" : " and ").append(option);
+  }
+  if (!missing.empty()) throw UsageError("search requires " + missing);
 }
 
 ir::Placement placement_of(const AskedSearch& asked) {
@@ -162,9 +166,10 @@ std::vector<OptionSpec> search_options() {
 AskedSearch read_search(const Invocation& invocation, Console& console) {
   AskedSearch asked;
   asked.placement = invocation.text("--placement").value_or("loop");
-  asked.ranks = required_number(invocation, "--ranks");
+  require_shape(invocation);
+  asked.ranks = *invocation.number("--ranks");
   search::SearchRequest& request = asked.request;
-  request.num_microbatches = required_number(invocation, "--microbatches");
+  request.num_microbatches = *invocation.number("--microbatches");
   const bool is_free = asked.placement == "free";
   const int per_rank = asked.placement == "v" ? 2 : asked.placement == "wave" ? 4 : 1;
   const int64_t stages = invocation.number("--stages")

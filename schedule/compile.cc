@@ -69,13 +69,18 @@ std::optional<ir::ParsedSchedule> generate(const std::string& name, schedules::S
     return std::nullopt;
   }
   if (shape.ranks == 0 || shape.microbatches == 0) {
-    diagnostics->error(
-        ir::Rule::kUnsupportedShape,
-        fmt::format("the shape of {} is incomplete: expected `ranks` and `microbatches`, got {}",
+    const std::string_view missing = shape.ranks != 0          ? "--microbatches M"
+                                     : shape.microbatches != 0 ? "--ranks P"
+                                                               : "--ranks P --microbatches M";
+    diagnostics
+        ->error(ir::Rule::kUnsupportedShape,
+                fmt::format(
+                    "the shape of {} is incomplete: expected `ranks` and `microbatches`, got {}",
                     spec->name,
                     shape.ranks != 0          ? "only `ranks`"
                     : shape.microbatches != 0 ? "only `microbatches`"
-                                              : "neither"));
+                                              : "neither"))
+        .help = fmt::format("add `{}`", missing);
     return std::nullopt;
   }
   if (shape.stages == 0) shape.stages = schedules::default_stages(*spec, shape.ranks);

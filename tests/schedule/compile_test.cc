@@ -176,7 +176,10 @@ TEST(CompileTest, WhatIsAskedForWronglyIsADiagnostic) {
             "error[PW070]: there is no schedule `1F1C`\nhelp: did you mean `1F1B`?\n");
   EXPECT_EQ(errors_of({.source = "1F1B", .shape = {.ranks = 2}}),
             "error[PW071]: the shape of 1F1B is incomplete: expected `ranks` and `microbatches`, "
-            "got only `ranks`\n");
+            "got only `ranks`\nhelp: add `--microbatches M`\n");
+  EXPECT_EQ(errors_of({.source = "1F1B"}),
+            "error[PW071]: the shape of 1F1B is incomplete: expected `ranks` and `microbatches`, "
+            "got neither\nhelp: add `--ranks P --microbatches M`\n");
   EXPECT_EQ(errors_of({.source = "DualPipeV", .shape = {.ranks = 4, .microbatches = 4}}),
             "error[PW071]: DualPipeV does not exist for this shape: expected that microbatches >= "
             "stages, got 4 ranks, 8 stages, 4 microbatches\n"
