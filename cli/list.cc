@@ -47,6 +47,7 @@ void print_text(const ScheduleSpec& spec, std::ostream& out) {
   line("bubble", spec.bubble_where.empty()
                      ? std::string(spec.bubble)
                      : fmt::format("{} where {}", spec.bubble, spec.bubble_where));
+  line("", spec.bubble_note);
   line("memory", spec.memory);
   line("source", spec.source);
   line("ready file", ready_file_of(spec));
@@ -74,14 +75,14 @@ std::string spec_json(const ScheduleSpec& spec) {
   return fmt::format(
       "    {{\n      \"name\": {},\n      \"aliases\": {},\n      \"placement\": \"{}\",\n      "
       "\"stages_per_rank\": {},\n      \"backward\": \"{}\",\n      \"constraints\": {},\n      "
-      "\"options\": {},\n      \"bubble\": {},\n      \"bubble_where\": {},\n      \"memory\": "
-      "{},\n      \"source\": {},\n     "
+      "\"options\": {},\n      \"bubble\": {},\n      \"bubble_where\": {},\n      "
+      "\"bubble_note\": {},\n      \"memory\": {},\n      \"source\": {},\n     "
       " "
       "\"ready_file\": {}\n    }}",
       ir::quoted_json(spec.name), list_json(spec.aliases, ir::quoted_json), placement_of(spec),
       spec.default_stages_per_rank, spec.splits_backward ? "split" : "whole", constraints, options,
-      ir::quoted_json(spec.bubble), or_null(spec.bubble_where), ir::quoted_json(spec.memory),
-      ir::quoted_json(spec.source), or_null(ready_file_of(spec)));
+      ir::quoted_json(spec.bubble), or_null(spec.bubble_where), or_null(spec.bubble_note),
+      ir::quoted_json(spec.memory), ir::quoted_json(spec.source), or_null(ready_file_of(spec)));
 }
 
 std::vector<const ScheduleSpec*> asked_schedules(const Invocation& invocation) {

@@ -2,6 +2,7 @@
 #define PIPEWRIGHT_SCHEDULES_BUILDING_BLOCK_H_
 
 #include <array>
+#include <string_view>
 #include <vector>
 
 #include "pipewright/schedules/schedule_spec.h"
@@ -17,6 +18,11 @@
 // lifetimes.
 
 namespace pipewright::schedules {
+
+// The paper (arXiv 2405.15362) bounds the bubbles of these schedules, but has no formula for a
+// number of microbatches. Ours describe what the simulator finds; bubbles_box_test covers this box.
+inline constexpr std::string_view kFittedBubble =
+    "fitted to simulations with P <= 16 and M <= 64, not proved";
 
 // The first slots of one microbatch's actions on rank r. No two actions may share a slot modulo 6.
 // Forwards go down the V from rank 0 to P-1 and back up; backwards do the same.

@@ -42,6 +42,7 @@ const ScheduleSpec kOneFOneBV = {
     .splits_backward = false,
     .bubble = "(5P-5) F - 2((P-1) mod 3) F",
     .bubble_where = "F = I = W, P >= 7 and M > P",
+    .bubble_note = kFittedBubble,
     .memory = "at most 2((2P+3) div 3)",
     .constraints = kConstraints,
     .make_rows = make_rows,

@@ -71,6 +71,7 @@ struct ScheduleSpec {
   bool splits_backward;     // uses I and W, not only B
   std::string_view bubble;  // idle time per rank and step, in the times F, B, I, W of one stage
   std::string_view bubble_where = {};  // the shapes and times for which it holds; empty for all
+  std::string_view bubble_note = {};   // what supports it, if it is no theorem; may be empty
   std::string_view memory;  // peak of live activations on rank r, in microbatches of one stage
   std::span<const Constraint> constraints;
   std::span<const ShapeOption> options = {};  // the options that it takes

@@ -31,6 +31,7 @@ const ScheduleSpec kVHalf = {
     .splits_backward = true,
     .bubble = "(3P-4) F for odd P, (3P-7) F for even P",
     .bubble_where = "F = I = W, P >= 3 and M >= P",
+    .bubble_note = kFittedBubble,
     .memory = "at most 2((P+2) div 2)",
     .constraints = kConstraints,
     .make_rows = make_rows,

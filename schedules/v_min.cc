@@ -35,6 +35,7 @@ const ScheduleSpec kVMin = {
     .splits_backward = true,
     .bubble = "(4P-5) F",
     .bubble_where = "F = I = W, P >= 4 and M >= P",
+    .bubble_note = kFittedBubble,
     .memory = "at most 2((P+4) div 3)",
     .constraints = kConstraints,
     .make_rows = make_rows,

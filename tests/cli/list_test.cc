@@ -30,7 +30,9 @@ TEST(ListTest, TheDataAreThoseOfTheText) {
     };
     for (const char* key : {"placement", "backward", "bubble", "memory", "source", "ready_file"})
       expect_in_text(schedule[key]);
-    if (!schedule["bubble_where"].is_null()) expect_in_text(schedule["bubble_where"]);
+    for (const char* key : {"bubble_where", "bubble_note"}) {
+      if (!schedule[key].is_null()) expect_in_text(schedule[key]);
+    }
     for (const auto& alias : schedule["aliases"]) expect_in_text(alias);
     for (const auto& constraint : schedule["constraints"]) {
       expect_in_text(constraint["rule"]);

@@ -30,6 +30,7 @@ struct Formula {
   std::string_view name, bubble, where;
   double (*value)(const Case&);
   bool (*holds)(const Case&);
+  bool is_fitted = false;
 };
 
 bool always(const Case&) { return true; }
@@ -63,13 +64,13 @@ constexpr Formula kFormulas[] = {
      [](const Case& c) { return c.F == c.I && c.W <= c.F; }},
     {"V-Half", "(3P-4) F for odd P, (3P-7) F for even P", "F = I = W, P >= 3 and M >= P",
      [](const Case& c) { return (c.P % 2 == 1 ? 3 * c.P - 4 : 3 * c.P - 7) * c.F; },
-     [](const Case& c) { return unit(c) && c.P >= 3 && c.M >= c.P; }},
+     [](const Case& c) { return unit(c) && c.P >= 3 && c.M >= c.P; }, true},
     {"V-Min", "(4P-5) F", "F = I = W, P >= 4 and M >= P",
      [](const Case& c) { return (4 * c.P - 5) * c.F; },
-     [](const Case& c) { return unit(c) && c.P >= 4 && c.M >= c.P; }},
+     [](const Case& c) { return unit(c) && c.P >= 4 && c.M >= c.P; }, true},
     {"1F1B-V", "(5P-5) F - 2((P-1) mod 3) F", "F = I = W, P >= 7 and M > P",
      [](const Case& c) { return (5 * c.P - 5) * c.F - 2 * ((c.P - 1) % 3) * c.F; },
-     [](const Case& c) { return unit(c) && c.P >= 7 && c.M > c.P; }},
+     [](const Case& c) { return unit(c) && c.P >= 7 && c.M > c.P; }, true},
 };
 
 // The longest span of a rank minus its busy time.
@@ -99,6 +100,8 @@ TEST(BubblesTest, EveryFormulaHoldsWhereItClaimsTo) {
     const ScheduleSpec& spec = *schedules::find_schedule(formula.name);
     EXPECT_EQ(spec.bubble, formula.bubble);
     EXPECT_EQ(spec.bubble_where, formula.where);
+    // Only these have no source but our simulator.
+    EXPECT_EQ(spec.bubble_note.empty(), !formula.is_fitted);
     names.insert(spec.name);
     int inside = 0, broken_outside = 0;
     for (int ranks = 1; ranks <= kMostRanks; ++ranks) {
