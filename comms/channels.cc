@@ -79,6 +79,11 @@ Channels::Channels(World& world, const std::string& name, std::span<const int> r
   }
 }
 
+Channels::~Channels() {
+  // In one order on all ranks, because shutting down may wait for the other end.
+  for (auto& [edge, channel] : channels_) channel.backend.reset();
+}
+
 c10::intrusive_ptr<c10d::Work> Channels::send(const at::Tensor& tensor, int to, int tag) {
   const Channel& to_peer = channel({rank_, to});
   std::vector<at::Tensor> tensors = {tensor};
@@ -93,7 +98,6 @@ c10::intrusive_ptr<c10d::Work> Channels::receive(const at::Tensor& tensor, int f
 
 void Channels::abort() {
   for (auto& [edge, channel] : channels_) channel.backend->abort();
-  // Gloo's abort() does nothing: its connections close with the last reference.
   channels_.clear();
 }
 

@@ -39,6 +39,8 @@ class Channels {
   // world's rank is not in `ranks`.
   Channels(World& world, const std::string& name, std::span<const int> ranks,
            ir::ChannelModel model, std::vector<Edge> edges, at::Device device);
+  // Shuts the communicators down, or drops aborted ones after a failure.
+  ~Channels();
 
   Channels(const Channels&) = delete;
   Channels& operator=(const Channels&) = delete;
@@ -49,8 +51,8 @@ class Channels {
   c10::intrusive_ptr<c10d::Work> send(const at::Tensor& tensor, int to, int tag);
   c10::intrusive_ptr<c10d::Work> receive(const at::Tensor& tensor, int from, int tag);
 
-  // Aborts pending operations on this rank and, if the backend keeps a connection, on its peers.
-  // Nothing can be sent afterwards.
+  // Aborts pending operations on this rank and on its peers. Nothing can be sent afterwards. After
+  // a failure of the world, which aborts all groups, World::reset() connects them again instead.
   void abort();
 
  private:

@@ -6,6 +6,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <limits>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -81,11 +82,26 @@ class ReduceScatterWork final : public c10d::Work {
   const bool average_;
 };
 
-// torch's Gloo with a faster coalesced reduce-scatter. torch runs one all-reduce per tensor; one
-// for all of them copies as much and waits once.
+// torch's Gloo with what it lacks: an abort(), and a faster coalesced reduce-scatter. torch runs one
+// all-reduce per tensor; one for all of them copies as much and waits once.
 class Gloo final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
+
+  // torch's does nothing. A receive that expires makes Gloo close every connection of the
+  // group: whatever waits here ends with an error, and so does what peers wait for from this rank.
+  // A connection that is closed already refuses the receive, hence a try per peer.
+  void abort() override {
+    constexpr int kUnusedTag = std::numeric_limits<int>::max();
+    for (int peer = 0; peer < getSize(); ++peer) {
+      if (peer == getRank()) continue;
+      std::vector<at::Tensor> nothing = {at::empty({1}, at::kByte)};
+      try {
+        recv(nothing, peer, kUnusedTag)->wait(std::chrono::milliseconds(1));
+      } catch (const std::exception&) {
+      }
+    }
+  }
 
   c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
       std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,

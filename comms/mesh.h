@@ -17,8 +17,9 @@ namespace pipewright::comms {
 //   BackendPtr dp = mesh.group({"dp"});  // of the 4 ranks that share this rank's pp coordinate
 class Mesh {
  public:
-  // `world` must outlive the mesh. Throws std::invalid_argument if a name appears twice, a size is
-  // below 1, or the product of the sizes is not the size of the world.
+  // `world` must outlive the mesh. Errors name the coordinates of this rank from now on. Throws
+  // std::invalid_argument if a name appears twice, a size is below 1, or the product of the sizes
+  // is not the size of the world.
   Mesh(World& world, std::vector<MeshDim> dims);
 
   const MeshLayout& layout() const { return layout_; }

@@ -42,9 +42,10 @@ std::vector<World> thread_worlds(int size, const ThreadOptions& options) {
     return c10::make_intrusive<ThreadBackend>(rendezvous->join(name, group_size, options.capacity),
                                               rank, options);
   };
+  const auto watcher = std::make_shared<Watcher>();
   std::vector<World> worlds;
   for (int rank = 0; rank < size; ++rank)
-    worlds.emplace_back(rank, size, store, make, options.timeout);
+    worlds.emplace_back(rank, size, store, make, options.timeout, watcher);
   return worlds;
 }
 

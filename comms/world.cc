@@ -6,15 +6,21 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "pipewright/comms/group.h"
+
 namespace pipewright::comms {
 
 World::World(int rank, int size, StorePtr store, MakeBackend make_backend,
-             std::chrono::milliseconds timeout)
+             std::chrono::milliseconds timeout, std::shared_ptr<Watcher> watcher)
     : rank_(rank),
       size_(size),
       store_(std::move(store)),
       make_backend_(std::move(make_backend)),
       timeout_(timeout),
+      groups_(std::make_shared<Groups>()),
+      failures_(std::make_shared<FailureDomain>(
+          rank_, size_, store_, watcher ? watcher : std::make_shared<Watcher>(),
+          /*hosts_store=*/!watcher && rank_ == 0, [groups = groups_] { groups->abort(); })),
       times_used_(std::make_shared<std::map<std::string, int>>()) {}
 
 BackendPtr World::make_group(const std::string& name, std::span<const int> ranks) {
@@ -36,8 +42,17 @@ BackendPtr World::make_group(const std::string& name, std::span<const int> ranks
                                 std::to_string(rank_) + ", among its members, got ranks " +
                                 members);
   }
-  return make_backend_(unique_name(name + "[" + members + "]"),
-                       static_cast<int>(self - ranks.begin()), static_cast<int>(ranks.size()));
+  const auto group = c10::make_intrusive<Group>(
+      unique_name(name + "[" + members + "]"), static_cast<int>(self - ranks.begin()),
+      std::vector<int>(ranks.begin(), ranks.end()), make_backend_, failures_);
+  groups_->add(group);
+  return group;
+}
+
+int64_t World::reset(int64_t value) {
+  const int64_t least = failures_->reset(value, timeout_);
+  groups_->connect_again(failures_->generation());
+  return least;
 }
 
 World World::wrapped(std::function<BackendPtr(BackendPtr)> wrap) const {
@@ -45,8 +60,8 @@ World World::wrapped(std::function<BackendPtr(BackendPtr)> wrap) const {
                                                                            int rank, int size) {
     return wrap(inner(name, rank, size));
   };
-  World world(rank_, size_, store_, make, timeout_);
-  world.times_used_ = times_used_;
+  World world = *this;
+  world.make_backend_ = make;
   return world;
 }
 

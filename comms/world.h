@@ -9,8 +9,10 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
 
 #include "pipewright/comms/environment.h"
+#include "pipewright/comms/failure_domain.h"
 
 // One rank's view of a job: all of its ranks, and a factory for process groups over some of them.
 // gloo.h, nccl.h and threads.h create one; a cluster with its own c10d backend passes its own
@@ -20,6 +22,8 @@
 //   BackendPtr group = world.make_group("dp", std::vector{0, 1});  // on ranks 0 and 1
 
 namespace pipewright::comms {
+
+class Groups;
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
@@ -33,20 +37,34 @@ using MakeBackend = std::function<BackendPtr(const std::string& name, int rank, 
 // One rank's view of the job. For one thread at a time.
 class World {
  public:
+  // `watcher` is shared by the worlds of ranks that are threads of one process. If it is null, this
+  // rank is a process, and rank 0 hosts the store.
   World(int rank, int size, StorePtr store, MakeBackend make_backend,
-        std::chrono::milliseconds timeout = kDefaultTimeout);
+        std::chrono::milliseconds timeout = kDefaultTimeout,
+        std::shared_ptr<Watcher> watcher = nullptr);
 
   int rank() const { return rank_; }
   int size() const { return size_; }
   const StorePtr& store() const { return store_; }
   // The timeout of operations that do not set their own.
   std::chrono::milliseconds timeout() const { return timeout_; }
+  // What all ranks of the world share when one of them fails.
+  FailureDomain& failures() const { return *failures_; }
 
   // Creates a group of `ranks`, which must contain this rank; a member's rank within the group is
   // its position in `ranks`. May block, and is collective over the members: they must create their
   // groups in an order that cannot deadlock, for example the same order. Throws
   // std::invalid_argument if a rank is out of range or appears twice, or this rank is missing.
+  //
+  // The group is a handle (group.h): a failure of the world aborts it, reset() connects it again,
+  // and when its last user drops it after a clean end, it shuts down instead of aborting.
   BackendPtr make_group(const std::string& name, std::span<const int> ranks);
+
+  // Collective over all ranks of the world, after a failure: connects all groups that still exist
+  // again, in the order in which they were made. The members of a group must all have kept it.
+  // Returns the smallest `value` of any rank. Throws std::runtime_error if a rank does not call it
+  // within the timeout; it can then be called again.
+  int64_t reset(int64_t value = 0);
 
   // The same world with every backend passed through `wrap`, for example to record or delay its
   // calls. The members of a group must all create it from a wrapped world, or none of them.
@@ -60,9 +78,12 @@ class World {
   const int rank_;
   const int size_;
   const StorePtr store_;
-  const MakeBackend make_backend_;
+  MakeBackend make_backend_;
   const std::chrono::milliseconds timeout_;
-  std::shared_ptr<std::map<std::string, int>> times_used_;  // by name; shared with wrapped()
+  // Shared with wrapped().
+  std::shared_ptr<Groups> groups_;
+  std::shared_ptr<FailureDomain> failures_;
+  std::shared_ptr<std::map<std::string, int>> times_used_;  // by name
 };
 
 // Connects to the job's TCPStore, which is hosted by rank 0, or by torchrun's agent if it has a

@@ -1,0 +1,320 @@
+// Agreement on the first failure of a world, through its store.
+//
+// Idea: the key failure/G of generation G is written by compareSet, so the first writer wins and
+// every later one learns what it lost to. A rank publishes before it aborts its groups. So whoever
+// is woken by an aborted group, or by a socket that a peer closed for this reason, finds the cause
+// in the store already, and never takes a victim for the cause. Ranks that wait for nobody who has
+// failed are woken by their own watcher.
+//
+// Invariant: cause_ is empty or equal to failure/G on every rank, except where the store is gone:
+// then it says so. Groups are aborted after cause_ is set. reset() raises G once all ranks have
+// arrived, so a late writer of an old generation cannot fail the new one.
+//
+// Complexity: one or two store requests per rank and tick; on a failure a few per rank.
+#include "pipewright/comms/failure_domain.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+#include <utility>
+
+#include "pipewright/comms/poll.h"
+
+namespace pipewright::comms {
+namespace {
+
+constexpr std::chrono::milliseconds kTick{100};
+constexpr std::chrono::milliseconds kRollCall{1500};
+constexpr std::chrono::milliseconds kLeave{300};
+constexpr int kPatience = 16;
+
+using Clock = std::chrono::steady_clock;
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (gethostname(name.data(), name.size() - 1) != 0) return "unknown";
+  return name.data();
+}
+
+}  // namespace
+
+Watcher::~Watcher() {
+  {
+    const std::lock_guard lock(wake_mutex_);
+    stop_ = true;
+  }
+  woken_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Watcher::add(FailureDomain* domain) {
+  const std::lock_guard lock(domains_mutex_);
+  domains_.push_back(domain);
+  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+}
+
+void Watcher::remove(FailureDomain* domain) {
+  const std::lock_guard lock(domains_mutex_);
+  std::erase(domains_, domain);
+}
+
+void Watcher::wake() {
+  {
+    const std::lock_guard lock(wake_mutex_);
+    wake_ = true;
+  }
+  woken_.notify_all();
+}
+
+void Watcher::run() {
+  std::unique_lock lock(wake_mutex_);
+  while (!stop_) {
+    woken_.wait_for(lock, kTick, [this] { return wake_ || stop_; });
+    wake_ = false;
+    lock.unlock();
+    {
+      const std::lock_guard domains(domains_mutex_);
+      for (FailureDomain* domain : domains_) domain->tick();
+    }
+    lock.lock();
+  }
+}
+
+FailureDomain::FailureDomain(int rank, int size, StorePtr store, std::shared_ptr<Watcher> watcher,
+                             bool hosts_store, std::function<void()> abort)
+    : rank_(rank),
+      size_(size),
+      store_(std::move(store)),
+      watch_store_(store_->clone()),
+      watcher_(std::move(watcher)),
+      hosts_store_(hosts_store),
+      abort_(std::move(abort)) {
+  set_coordinates("");
+  if (size_ > 1) watcher_->add(this);
+}
+
+FailureDomain::~FailureDomain() {
+  if (size_ == 1) return;
+  watcher_->remove(this);
+  try {
+    const int64_t left = watch_store_->add("domain/left", 1);
+    if (!hosts_store_ || left == size_) return;
+    watch_store_->set("domain/host_left", "1");
+    const Clock::time_point deadline = Clock::now() + kLeave;
+    while (Clock::now() < deadline && watch_store_->add("domain/left", 0) < size_)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  } catch (const std::exception&) {  // the store is gone: nobody is left to tell
+  }
+}
+
+void FailureDomain::set_coordinates(const std::string& coordinates) {
+  try {
+    watch_store_->set("domain/who/" + std::to_string(rank_),
+                      (coordinates.empty() ? "" : coordinates + ", ") + "host " + host_name() +
+                          ", process " + std::to_string(getpid()));
+  } catch (const std::exception&) {  // whoever needs the store next reports that it is gone
+  }
+}
+
+void FailureDomain::set_place(std::function<std::string()> place) {
+  const std::lock_guard lock(mutex_);
+  place_ = std::move(place);
+}
+
+std::string FailureDomain::cause() const {
+  const std::lock_guard lock(mutex_);
+  return cause_;
+}
+
+int FailureDomain::generation() const {
+  const std::lock_guard lock(mutex_);
+  return generation_;
+}
+
+void FailureDomain::throw_if_failed() const {
+  if (failed()) throw std::runtime_error(cause());
+}
+
+// A key of the current generation.
+std::string FailureDomain::key(const std::string& name) const {
+  return "domain/" + std::to_string(generation()) + "/" + name;
+}
+
+std::string FailureDomain::lost_store() const {
+  return "rank 0, which hosts the store, has ended, or its host is unreachable";
+}
+
+std::string FailureDomain::fail(const std::string& message) {
+  std::function<std::string()> place;
+  int generation = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    place = place_;
+    generation = generation_;
+  }
+  const std::string where = place ? place() : "";
+  const std::string own =
+      "rank " + std::to_string(rank_) + (where.empty() ? "" : ", " + where) + ": " + message;
+  if (failed()) {
+    abort_groups(generation);
+    return own;
+  }
+  std::string first;
+  try {
+    first = watch_store_->compareSet(key("failure"), "", own);
+  } catch (const std::exception&) {
+    first = hosts_store_ ? own : lost_store();
+  }
+  learn(first, generation);
+  watcher_->wake();
+  return own;
+}
+
+std::string FailureDomain::explain() {
+  std::string first = cause();
+  if (size_ == 1) return first;
+  try {
+    const auto answers = [&](int rank) { return key("answer/" + std::to_string(rank)); };
+    std::vector<std::string> all;
+    for (int rank = 0; rank < size_; ++rank) all.push_back(answers(rank));
+    const Clock::time_point deadline = Clock::now() + kRollCall;
+    bool complete = watch_store_->check(all);
+    while (!complete && Clock::now() < deadline && !watch_store_->check({key("absent")})) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      complete = watch_store_->check(all);
+    }
+    const auto who = [&](int rank) {
+      return "\n  rank " + std::to_string(rank) + ": " +
+             watch_store_->get_to_str("domain/who/" + std::to_string(rank));
+    };
+    std::string absent;
+    for (int rank = 0; !complete && rank < size_; ++rank) {
+      if (watch_store_->check({answers(rank)})) continue;
+      absent += (watch_store_->check({"domain/who/" + std::to_string(rank)})
+                     ? who(rank)
+                     : "\n  rank " + std::to_string(rank)) +
+                ": has ended, or its host is unreachable";
+    }
+    // The first rank to finish its roll call speaks for all.
+    const std::string culprit = first.substr(5, first.find_first_not_of("0123456789", 5) - 5);
+    const bool named = first.starts_with("rank ") && !culprit.empty();
+    const std::string all_of_it = (named ? who(std::stoi(culprit)) : std::string()) + absent + "\n";
+    std::string agreed = watch_store_->compareSet(key("absent"), "", all_of_it);
+    agreed.pop_back();
+    return first + agreed;
+  } catch (const std::exception&) {
+    return first;  // without the store nobody answers
+  }
+}
+
+// Takes over the first cause and ends what this process waits for.
+void FailureDomain::learn(const std::string& cause, int generation) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (generation != generation_ || failed_) return;
+    cause_ = cause;
+    failed_.store(true, std::memory_order_release);
+  }
+  answer();
+  release();
+  abort_groups(generation);
+}
+
+// Unless reset() has connected the groups again in the meantime.
+void FailureDomain::abort_groups(int generation) {
+  const std::lock_guard abort(abort_mutex_);
+  if (generation == this->generation()) abort_();
+}
+
+void FailureDomain::answer() {
+  try {
+    watch_store_->set(key("answer/" + std::to_string(rank_)), "1");
+  } catch (const std::exception&) {
+  }
+}
+
+void FailureDomain::tick() {
+  if (failed()) return;
+  const int generation = this->generation();
+  try {
+    const std::string failure = key("failure");
+    if (watch_store_->check({failure}))
+      learn(watch_store_->get_to_str(failure), generation);
+    else if (!host_left_)
+      host_left_ = watch_store_->check({"domain/host_left"});
+  } catch (const std::exception&) {
+    const bool in_step = [&] {
+      const std::lock_guard lock(mutex_);
+      return place_ != nullptr;
+    }();
+    if (in_step && !host_left_) learn(lost_store(), generation);
+  }
+}
+
+std::string FailureDomain::wait_for(const std::string& key, std::chrono::milliseconds timeout,
+                                    const std::string& late) {
+  const auto await = [&](const std::string& awaited) {
+    const std::lock_guard lock(mutex_);
+    if (failed_ && !awaited.empty()) throw std::runtime_error(cause_);
+    awaited_ = awaited;
+  };
+  await(key);
+  const Clock::time_point deadline = Clock::now() + timeout;
+  std::string value;
+  try {
+    store_->wait({key}, timeout);
+    value = store_->get_to_str(key);
+  } catch (const std::exception&) {
+    await("");
+    throw_if_failed();
+    if (Clock::now() < deadline) throw;
+    throw std::runtime_error(late);
+  }
+  await("");
+  if (value != kReleased) return value;
+  // Another rank's watcher was faster than this one's.
+  poll(timeout, kPatience, [&] { return failed(); });
+  throw_if_failed();
+  throw std::runtime_error(late);
+}
+
+// Ends wait_for(), which blocks in the store.
+void FailureDomain::release() {
+  const std::string awaited = [&] {
+    const std::lock_guard lock(mutex_);
+    return awaited_;
+  }();
+  try {
+    if (awaited.empty()) return;
+    watch_store_->compareSet(awaited, "", kReleased);
+    watch_store_->set(awaited + "/", "");  // c10d::HashStore wakes who waits only in set()
+  } catch (const std::exception&) {        // without the store nothing blocks there
+  }
+}
+
+int64_t FailureDomain::reset(int64_t value, std::chrono::milliseconds timeout) {
+  const std::string prefix = key("reset/");
+  const auto of_rank = [&](int rank) { return prefix + std::to_string(rank); };
+  store_->set(of_rank(rank_), std::to_string(value));
+  const Clock::time_point deadline = Clock::now() + timeout;
+  int64_t least = value;
+  for (int rank = 0; rank < size_; ++rank) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+    if (!poll(left, kPatience, [&] { return store_->check({of_rank(rank)}); })) {
+      throw std::runtime_error("reset: rank " + std::to_string(rank) + " did not call it within " +
+                               std::to_string(timeout.count()) + " ms");
+    }
+    least = std::min<int64_t>(least, std::stoll(store_->get_to_str(of_rank(rank))));
+  }
+  const std::lock_guard abort(abort_mutex_);
+  const std::lock_guard lock(mutex_);
+  ++generation_;
+  cause_.clear();
+  failed_.store(false, std::memory_order_release);
+  return least;
+}
+
+}  // namespace pipewright::comms
