@@ -35,20 +35,21 @@ namespace pipewright::ddp {
 
 template <typename Error>
 void GradBuckets::fail(const std::string& message) {
-  forget_all_();
-  group_->abort();
   throw Error("replicate: " + message);
 }
 
 GradBuckets::GradBuckets(std::vector<NamedTensor> parameters, comms::BackendPtr group,
-                         Options options, std::function<void()> forget_all)
+                         Options options)
     : group_(std::move(group)),
       options_(std::move(options)),
-      reduce_(options_.comm_hook ? options_.comm_hook : all_reduce_hook()),
-      forget_all_(std::move(forget_all)) {
+      reduce_(options_.comm_hook ? options_.comm_hook : all_reduce_hook()) {
   for (NamedTensor& parameter : parameters)
     parameters_.push_back({std::move(parameter.name), std::move(parameter.tensor)});
-  // Assume that backward reaches the parameters in the reverse of their order.
+  make_first_buckets();
+}
+
+// Assumes that backward reaches the parameters in the reverse of their order.
+void GradBuckets::make_first_buckets() {
   std::vector<size_t> order(parameters_.size());
   std::iota(order.rbegin(), order.rend(), size_t{0});
   make_buckets(assignment(order));
@@ -182,7 +183,11 @@ void GradBuckets::forget() {
   for (Bucket& bucket : buckets_) bucket.wait = nullptr;
   for (Parameter& parameter : parameters_) parameter.used = false;
   unused_.reset();
-  restart();
+  // Some ranks may have rebuilt their buckets and others not.
+  reduced_ = rebuilt_ = false;
+  first_order_.clear();
+  for (Parameter& parameter : parameters_) parameter.view.reset();
+  make_first_buckets();
 }
 
 void GradBuckets::launch(Bucket& bucket) {

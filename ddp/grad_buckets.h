@@ -35,15 +35,13 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
-// For one thread at a time. Before any method throws, it aborts the group's communication, because
-// the other ranks would wait forever. Throws ContractError if gradients are missing, sparse, or
-// received after their reduction; std::runtime_error if a reduction fails.
+// For one thread at a time. Throws ContractError if gradients are missing, sparse, or received
+// after their reduction; std::runtime_error if a reduction fails. The caller must then forget() on
+// all ranks, and tell the other ranks, because they would wait forever.
 class GradBuckets {
  public:
-  // `parameters` require grad and are on one device. `forget_all` is called before an error is
-  // thrown; it must forget() all GradBuckets that are reduced together with this one.
-  GradBuckets(std::vector<NamedTensor> parameters, comms::BackendPtr group, Options options,
-              std::function<void()> forget_all);
+  // `parameters` require grad and are on one device.
+  GradBuckets(std::vector<NamedTensor> parameters, comms::BackendPtr group, Options options);
 
   size_t size() const { return parameters_.size(); }
   const std::string& name(size_t i) const { return parameters_[i].name; }
@@ -83,7 +81,8 @@ class GradBuckets {
   // Starts a backward. Fails if the previous backward stopped on an error after reductions had
   // started.
   void begin_backward();
-  // Drops all state of the current backward, including reductions in flight.
+  // After a failure: drops all state of the current backward, including reductions in flight, and
+  // returns to the first assignment of buckets, so that all ranks have the same one again.
   void forget();
 
  private:
@@ -110,6 +109,7 @@ class GradBuckets {
   };
 
   std::vector<std::vector<size_t>> assignment(const std::vector<size_t>& order) const;
+  void make_first_buckets();
   void make_buckets(std::vector<std::vector<size_t>> assigned);
   void allocate(Bucket& bucket);
   void move_into_bucket(Parameter& parameter);
@@ -126,7 +126,6 @@ class GradBuckets {
   const comms::BackendPtr group_;
   const Options options_;
   const CommHook reduce_;
-  const std::function<void()> forget_all_;
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
   size_t next_bucket_ = 0;

@@ -28,6 +28,7 @@
 #include "pipewright/autograd/backward_watch.h"
 #include "pipewright/autograd/grad_hooks.h"
 #include "pipewright/comms/agreement.h"
+#include "pipewright/comms/group.h"
 #include "pipewright/ddp/grad_buckets.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/modules/driven_stage.h"
@@ -115,9 +116,7 @@ class ReplicatedUnit final : public Replicated,
       accumulators_.push_back(autograd::listen(parameter.tensor, weak_from_this(), trained.size()));
       trained.push_back(std::move(parameter));
     }
-    grads_.emplace(std::move(trained), group_, options_, [this] {
-      root()->for_each([](ReplicatedUnit& unit) { unit.grads_->forget(); });
-    });
+    grads_.emplace(std::move(trained), group_, options_);
     adopt();
   }
 
@@ -130,7 +129,7 @@ class ReplicatedUnit final : public Replicated,
   }
 
   std::vector<at::Tensor> forward_begins(std::vector<at::Tensor> inputs) override {
-    prepare_forward();
+    end_all_on_error([this] { prepare_forward(); });
     const std::optional<at::Device> device = options_.device ? options_.device : device_;
     for (at::Tensor& input : inputs) {
       if (device && input.defined()) input = input.to(*device, /*non_blocking=*/true);
@@ -167,23 +166,16 @@ class ReplicatedUnit final : public Replicated,
   }
 
   // Hooks, called on the thread of backward.
-  void before_accumulate(size_t parameter) override { grads_->before_accumulate(parameter); }
+  void before_accumulate(size_t parameter) override {
+    end_all_on_error([&] { grads_->before_accumulate(parameter); });
+  }
   void after_accumulate(size_t parameter) override {
     if (is_alone()) return;
-    grads_->after_accumulate(parameter);
-    if (!sync_.reduces()) return;
-    const std::shared_ptr<ReplicatedUnit> outermost = root();
-    if (!sync_.is_driven()) outermost->watch(outermost);
-    grads_->grad_ready(parameter);
-    // Ranks that use different parameters, in this microbatch or at all, can only agree on an order
-    // that is fixed over all calls.
-    if (options_.find_unused_parameters || sync_.is_driven())
-      outermost->launch_in_order();
-    else
-      grads_->launch_ready();
+    end_all_on_error([&] { accumulated(parameter); });
   }
 
   // Called by the executor's adapter.
+  c10d::Backend* group() const { return group_.get(); }
   void set_driven(bool driven) { sync_.set_driven(driven); }
   modules::GradientSync& gradient_sync() { return sync_; }
   void reduce_grad() {
@@ -225,6 +217,32 @@ class ReplicatedUnit final : public Replicated,
            std::ranges::any_of(nested(), [&](const auto& unit) { return unit->has(buffer); });
   }
 
+  // Calls `body`. What it throws ends this step on all ranks, which would wait for this one
+  // forever.
+  void end_all_on_error(const std::function<void()>& body) {
+    try {
+      body();
+    } catch (const std::exception& error) {
+      root()->for_each([](ReplicatedUnit& unit) { unit.grads_->forget(); });
+      if (!is_alone()) comms::fail(*group_, error.what());
+      throw;
+    }
+  }
+
+  void accumulated(size_t parameter) {
+    grads_->after_accumulate(parameter);
+    if (!sync_.reduces()) return;
+    const std::shared_ptr<ReplicatedUnit> outermost = root();
+    if (!sync_.is_driven()) outermost->watch(outermost);
+    grads_->grad_ready(parameter);
+    // Ranks that use different parameters, in this microbatch or at all, can only agree on an order
+    // that is fixed over all calls.
+    if (options_.find_unused_parameters || sync_.is_driven())
+      outermost->launch_in_order();
+    else
+      grads_->launch_ready();
+  }
+
   bool is_alone() const { return group_->getSize() == 1; }
 
   // Starts complete buckets in the order of for_each, up to the first that is not complete. Returns
@@ -261,10 +279,12 @@ class ReplicatedUnit final : public Replicated,
     for_each([&](ReplicatedUnit& unit) {
       if (unit.takes_part()) all.push_back(&*unit.grads_);
     });
-    for (GradBuckets* grads : all) grads->check_all_ready();
-    for (GradBuckets* grads : all) grads->launch_rest();
-    for (GradBuckets* grads : all) grads->launch_counts();
-    for (GradBuckets* grads : all) grads->finish();
+    end_all_on_error([&] {
+      for (GradBuckets* grads : all) grads->check_all_ready();
+      for (GradBuckets* grads : all) grads->launch_rest();
+      for (GradBuckets* grads : all) grads->launch_counts();
+      for (GradBuckets* grads : all) grads->finish();
+    });
   }
 
   const comms::BackendPtr group_;
@@ -286,6 +306,7 @@ class ReplicatedStage final : public modules::DrivenStage<ReplicatedUnit> {
  public:
   using DrivenStage::DrivenStage;
 
+  c10d::Backend* group() const override { return root().group(); }
   void step_begins() override { root().prepare_forward(); }
   void unshard() override {}
   void wait_unshard() override {}

@@ -15,6 +15,7 @@ class ShardedStage final : public modules::DrivenStage<ShardedUnit> {
  public:
   using DrivenStage::DrivenStage;
 
+  c10d::Backend* group() const override { return root().params().group().get(); }
   void unshard() override;
   void wait_unshard() override;
   void reshard() override;

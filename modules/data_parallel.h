@@ -1,6 +1,10 @@
 #ifndef PIPEWRIGHT_MODULES_DATA_PARALLEL_H_
 #define PIPEWRIGHT_MODULES_DATA_PARALLEL_H_
 
+namespace c10d {
+class Backend;
+}  // namespace c10d
+
 namespace pipewright::modules {
 
 // The parameters of one pipeline stage, spread over a data-parallel group, as the executor sees
@@ -15,6 +19,9 @@ class DataParallel {
  public:
   virtual ~DataParallel() = default;
 
+  // The group over which gradients are reduced: its ranks step together, so a wrong batch on one of
+  // them ends the step on all. Null if there is none, or if it is unknown.
+  virtual c10d::Backend* group() const { return nullptr; }
   // Before the first action of a training step, on all ranks that have the stage.
   virtual void step_begins() {}
   // UNSHARD: starts to gather the stage's parameters.
