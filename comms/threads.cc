@@ -36,7 +36,8 @@ class Rendezvous {
 }  // namespace
 
 std::vector<World> thread_worlds(int size, const ThreadOptions& options) {
-  const StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  const StorePtr store =
+      options.store ? options.store : StorePtr(c10::make_intrusive<c10d::HashStore>());
   const auto rendezvous = std::make_shared<Rendezvous>();
   const MakeBackend make = [=](const std::string& name, int rank, int group_size) -> BackendPtr {
     return c10::make_intrusive<ThreadBackend>(rendezvous->join(name, group_size, options.capacity),

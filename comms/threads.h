@@ -31,6 +31,7 @@ struct ThreadOptions {
   ir::ChannelCapacity capacity = ir::kDefaultCapacity;  // 0: rendezvous
   std::chrono::milliseconds timeout{std::chrono::seconds(60)};
   std::chrono::microseconds spin{50};  // how long a wait polls before it sleeps
+  StorePtr store = {};                 // of all ranks; by default a new one in memory
 };
 
 // Creates the worlds of `size` ranks, one for each thread.
