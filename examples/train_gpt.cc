@@ -175,6 +175,17 @@ void train(const Options& options, const ir::Program& program, const Text& text,
   if (reports) progress.finish(held_back, text.bigram_loss());
 }
 
+// train(), whose errors outside of a step end all other ranks too.
+void train_or_fail(const Options& options, const ir::Program& program, const Text& text,
+                   comms::World& world) {
+  try {
+    train(options, program, text, world);
+  } catch (const std::exception& error) {
+    if (!world.failures().failed()) world.failures().fail(error.what());
+    throw;
+  }
+}
+
 // Runs all ranks as threads. Rethrows the error of the lowest rank that failed.
 void train_threads(const Options& options, const ir::Program& program, const Text& text) {
   std::vector<comms::World> worlds = comms::thread_worlds(options.pp * options.copies());
@@ -183,7 +194,7 @@ void train_threads(const Options& options, const ir::Program& program, const Tex
   for (size_t rank = 0; rank < worlds.size(); ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        train(options, program, text, worlds[rank]);
+        train_or_fail(options, program, text, worlds[rank]);
       } catch (...) {
         errors[rank] = std::current_exception();
       }
@@ -210,7 +221,7 @@ void run(const Options& options) {
                      std::to_string(environment.world_size));
   }
   comms::World world = comms::gloo_world(environment);
-  train(options, program, text, world);
+  train_or_fail(options, program, text, world);
 }
 
 int main(int argc, char** argv) {

@@ -4,9 +4,12 @@
 #include <stdexcept>
 #include <thread>
 
+#include "pipewright/comms/poll.h"
+
 namespace pipewright::executor {
 namespace {
 
+constexpr int kPatience = 4;
 constexpr std::chrono::milliseconds kLinger{3000};
 // Marks an error in place of a digest.
 const std::string kError = "error:";
@@ -17,15 +20,29 @@ std::string key_of(comms::World& world, const std::vector<int>& ranks) {
   return world.unique_name(name);
 }
 
+std::string refusal_key(const std::string& id) { return id + "/refused"; }
+
 }  // namespace
 
-Coordinator::Coordinator(comms::World& world, const std::vector<int>& ranks, int rank,
+Coordinator::Coordinator(comms::World& world, const std::string& id, const std::vector<int>& ranks,
+                         int rank, const std::vector<c10d::Backend*>& groups,
                          std::chrono::milliseconds timeout)
     : world_(world),
       num_ranks_(static_cast<int>(ranks.size())),
       rank_(rank),
       key_(key_of(world, ranks)),
-      timeout_(timeout) {}
+      refusal_(refusal_key(id)),
+      timeout_(timeout),
+      confirmations_(world, id + "/confirm", world.size()) {
+  votes_.emplace_back(world, key_, num_ranks_);
+  for (const c10d::Backend* group : groups)
+    votes_.emplace_back(world, world.unique_name("executor." + group->getGroupUid()),
+                        group->getSize());
+}
+
+void Coordinator::refuse(comms::World& world, const std::string& id, const std::string& error) {
+  world.store()->set(refusal_key(id), "world rank " + std::to_string(world.rank()) + ": " + error);
+}
 
 void Coordinator::agree(const std::string& error, const std::vector<DigestPart>& digest) const {
   const auto key = [&](int rank) { return key_ + "/digest/" + std::to_string(rank); };
@@ -35,12 +52,7 @@ void Coordinator::agree(const std::string& error, const std::vector<DigestPart>&
   std::string problem = error;
   for (int rank = 0; rank < num_ranks_ && problem.empty(); ++rank) {
     const std::string who = "program rank " + std::to_string(rank);
-    try {
-      store->wait({key(rank)}, timeout_);
-    } catch (const std::exception& caught) {
-      throw std::runtime_error(who + " did not create its Executor within " +
-                               std::to_string(timeout_.count()) + " ms: " + caught.what());
-    }
+    wait_for_digest(key(rank), who);
     const std::string theirs = store->get_to_str(key(rank));
     if (theirs.starts_with(kError)) {
       problem = who + ": " + theirs.substr(kError.size());
@@ -53,30 +65,37 @@ void Coordinator::agree(const std::string& error, const std::vector<DigestPart>&
     if (!found.empty()) problem = "the ranks do not agree: " + found;
   }
   if (problem.empty()) return;
-  linger("/digest/read");
+  // The host of the store gives the others time to read it.
+  const std::string readers = key_ + "/digest/read";
+  store->add(readers, 1);
+  const auto deadline = std::chrono::steady_clock::now() + std::min(timeout_, kLinger);
+  while (world_.rank() == 0 && std::chrono::steady_clock::now() < deadline &&
+         store->add(readers, 0) < num_ranks_)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
   throw std::invalid_argument(problem);
 }
 
-void Coordinator::check_peers() const {
-  if (world_.store()->check({key_ + "/failure"}))
-    throw std::runtime_error("another rank has failed");
-}
-
-std::string Coordinator::report_failure(const std::string& message) const {
-  try {
-    return world_.store()->compareSet(key_ + "/failure", "", message);
-  } catch (const std::exception&) {
-    return message;  // the host of the store is gone
+void Coordinator::wait_for_digest(const std::string& key, const std::string& who) const {
+  const comms::StorePtr& store = world_.store();
+  const bool found = comms::poll(timeout_, kPatience, [&] {
+    if (store->check({refusal_})) throw std::invalid_argument(store->get_to_str(refusal_));
+    world_.failures().throw_if_failed();
+    return store->check({key});
+  });
+  if (!found) {
+    throw std::runtime_error(who + " did not create its Executor within " +
+                             std::to_string(timeout_.count()) + " ms");
   }
 }
 
-void Coordinator::linger(const std::string& counter) const {
-  const comms::StorePtr& store = world_.store();
-  store->add(key_ + counter, 1);
-  const auto deadline = std::chrono::steady_clock::now() + std::min(timeout_, kLinger);
-  while (world_.rank() == 0 && std::chrono::steady_clock::now() < deadline &&
-         store->add(key_ + counter, 0) < num_ranks_)
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+std::string Coordinator::begin_step(const std::string& problem) {
+  // Each rank of a pipeline is in one copy of its stages, so what the pipeline knows after its own
+  // vote reaches the ranks of all other pipelines in the votes of the data-parallel groups.
+  std::string agreed = problem;
+  for (comms::Vote& vote : votes_) agreed = vote.agree(agreed, timeout_);
+  return agreed;
 }
+
+void Coordinator::confirm_step() { confirmations_.agree("", timeout_); }
 
 }  // namespace pipewright::executor

@@ -13,7 +13,7 @@
 namespace pipewright::executor {
 
 // The loss of one microbatch, a tensor with one element, from the outputs of the last stage and the
-// targets.
+// targets; a batch without targets has one undefined target.
 using LossFunction = std::function<at::Tensor(const Tensors& outputs, const Tensors& targets)>;
 
 // What a step returns to one rank.

@@ -1,15 +1,17 @@
 // Idea: all checks that need no communication run in the constructor; then the ranks compare a
 // digest through the store (coordinator.h), and only then is a channel opened. A step splits the
-// batch, runs each action of this rank's row in order (action_runner.h), and waits for what is in
-// flight. Every exception on the way ends in fail(), which
+// batch, agrees with the other ranks that no batch is wrong, runs each action of this rank's row in
+// order (action_runner.h), and waits for what is in flight. Every exception after that ends in
+// fail(), which
 //
-//   1. reports it through the store, and so learns which failure of all ranks was first,
-//   2. aborts this rank's channels, so that peers that wait for it fail as well,
+//   1. publishes it in the world's failure domain, and so learns which failure was first; this also
+//      aborts all groups of the world, so that no rank waits any longer,
+//   2. frees the state of the step,
 //   3. throws a StepError that starts with the first failure.
 //
 // Invariant: after the constructor, all ranks run the same verified program with the same options;
-// after a step that returned, step_ is the same on all ranks; after a failure no rank runs another
-// step.
+// all ranks that are between two steps have the same step_, except after a failure: then reset()
+// takes the smallest.
 //
 // Complexity: linear in the number of this rank's actions per step. The constructor, and the first
 // eval(), are linear in the number of all actions.
@@ -36,8 +38,9 @@ std::string bracketed(const std::vector<int>& numbers) {
   return "[" + text + "]";
 }
 
-std::vector<int> ranks_of(const ir::Program& program, const comms::World& world,
-                          const ExecutorOptions& options) {
+// The world rank of each program rank. On an error all ranks of the pipeline must learn of it.
+std::vector<int> ranks_of(const ir::Program& program, comms::World& world,
+                          const ExecutorOptions& options, const std::string& id) {
   const int expected = program.placement.num_ranks();
   std::vector<int> ranks = options.ranks;
   if (ranks.empty()) {
@@ -45,23 +48,35 @@ std::vector<int> ranks_of(const ir::Program& program, const comms::World& world,
     std::iota(ranks.begin(), ranks.end(), 0);
   }
   const bool fits =
-      ranks.size() == static_cast<size_t>(expected) &&
-      std::ranges::all_of(ranks, [&](int rank) { return rank >= 0 && rank < world.size(); });
+      ranks.size() == static_cast<size_t>(expected) && std::ranges::all_of(ranks, [&](int rank) {
+        return rank >= 0 && rank < world.size() && std::ranges::count(ranks, rank) == 1;
+      });
+  std::string error;
   if (!fits) {
-    throw std::invalid_argument("ranks of the program: expected " + std::to_string(expected) +
-                                " ranks of a world of " + std::to_string(world.size()) + ", got " +
-                                bracketed(ranks));
+    error = "ranks of the program: expected " + std::to_string(expected) + " ranks of a world of " +
+            std::to_string(world.size()) + ", got " + bracketed(ranks);
+  } else if (std::ranges::find(ranks, world.rank()) == ranks.end()) {
+    error = "world rank " + std::to_string(world.rank()) + " is not assigned a program rank";
   }
-  return ranks;
+  if (error.empty()) return ranks;
+  Coordinator::refuse(world, id, error);
+  throw std::invalid_argument(error);
 }
 
 int rank_in(const std::vector<int>& ranks, const comms::World& world) {
-  const auto found = std::ranges::find(ranks, world.rank());
-  if (found == ranks.end()) {
-    throw std::invalid_argument("world rank " + std::to_string(world.rank()) +
-                                " is not assigned a program rank");
+  return static_cast<int>(std::ranges::find(ranks, world.rank()) - ranks.begin());
+}
+
+// The data-parallel groups of the stages, each once, in the order of stages.
+std::vector<c10d::Backend*> groups_of(const std::map<int, LocalStage>& stages) {
+  std::vector<c10d::Backend*> groups;
+  for (const auto& [index, stage] : stages) {
+    c10d::Backend* group = stage.data_parallel ? stage.data_parallel->group() : nullptr;
+    // A group without an identity was not made by a World: its ranks cannot meet in the store.
+    const bool known = group && !group->getGroupUid().empty();
+    if (known && std::ranges::find(groups, group) == groups.end()) groups.push_back(group);
   }
-  return static_cast<int>(found - ranks.begin());
+  return groups;
 }
 
 void check_program(const ir::Program& program, bool allow_unverified) {
@@ -110,31 +125,23 @@ Microbatches split(const Batch& batch, int count, const ExecutorOptions& options
           split_tensors(batch.targets, options.target_dims, "target")};
 }
 
-void check_counts(const Microbatches& microbatches, const ir::Program& program, int rank) {
-  const auto expected = static_cast<size_t>(program.num_microbatches);
-  const auto check_count = [&](const std::vector<Tensors>& list, const char* what) {
-    if (list.empty() || list.size() == expected) return;
-    throw std::invalid_argument(std::string(what) + ": expected " + std::to_string(expected) +
-                                " microbatches, got " + std::to_string(list.size()));
-  };
-  check_count(microbatches.inputs, "inputs");
-  check_count(microbatches.extra, "extra inputs");
-  check_count(microbatches.targets, "targets");
-  if (microbatches.inputs.empty() && program.placement.rank_of(0) == rank)
-    throw std::invalid_argument(
-        "inputs: expected microbatches on the rank of the first stage, got none");
-}
-
 }  // namespace
 
 Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms::World& world,
                    ExecutorOptions options)
-    : program_(std::move(program)),
+    : world_(world),
+      id_(world.unique_name("executor")),
+      program_(std::move(program)),
       options_(std::move(options)),
-      ranks_(ranks_of(program_, world, options_)),
+      ranks_(ranks_of(program_, world, options_, id_)),
       rank_(rank_in(ranks_, world)),
       timeout_(options_.timeout.value_or(world.timeout())),
-      coordinator_(world, ranks_, rank_, timeout_) {
+      coordinator_(world, id_, ranks_, rank_, groups_of(stages), timeout_),
+      batches_({.num_microbatches = program_.num_microbatches,
+                .needs_inputs = program_.placement.rank_of(0) == rank_,
+                .needs_targets =
+                    program_.placement.rank_of(program_.placement.num_stages() - 1) == rank_,
+                .same_shapes = !edges_of(program_).empty()}) {
   const ir::Placement& placement = program_.placement;
   std::string error;
   std::vector<DigestPart> digest;
@@ -157,7 +164,7 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
     channels_.emplace(world, coordinator_.key(), ranks_, model, edges, options_.device);
     transfers_.emplace(placement, *channels_, world.store(), coordinator_.key(),
                        Transfers::Options{model, timeout_, options_.device, options_.output_metas,
-                                          [this] { coordinator_.check_peers(); }});
+                                          ranks_, [this] { world_.failures().throw_if_failed(); }});
   }
   runner_.emplace(placement, program_.num_microbatches, std::move(stages),
                   transfers_ ? &*transfers_ : nullptr,
@@ -190,6 +197,7 @@ void Executor::set_function(ir::ActionKind kind, ActionFunction function) {
 }
 
 void Executor::forget_shapes() {
+  batches_.forget();
   if (transfers_) transfers_->forget_shapes();
 }
 
@@ -211,30 +219,31 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
   if (!failure_.empty()) throw StepError("no step can run after a failure: " + failure_);
   const bool with_backward = has_backward_ && !evaluates;
   const c10::AutoGradMode grad_mode(with_backward);
-  StepOutputs results;
-  const PlannedAction* current = nullptr;
-  const auto where = [&] {
-    const std::string step = "rank " + std::to_string(rank_) + ", step " + std::to_string(step_);
-    if (!current) return step + ": ";
-    return step + ", action " + std::to_string(current->step) + " `" +
-           ir::to_string(current->action) + "`: ";
-  };
+  Microbatches microbatches;
+  std::string wrong;
   try {
+    microbatches = prepare();
+    batches_.check(microbatches, with_backward);
+  } catch (const std::exception& error) {
+    wrong = "rank " + std::to_string(world_.rank()) + ", " + place() + ": " + error.what();
+  }
+  StepOutputs results;
+  guard([&] {
     const RowPlan& row = evaluates ? eval_row() : row_;
-    Microbatches microbatches = prepare();
-    check_counts(microbatches, program_, rank_);
+    // A rank that waits here in vain reports the action that it could not begin.
+    current_ = row.actions.empty() ? nullptr : &row.actions.front();
+    wrong = coordinator_.begin_step(wrong);
+    if (!wrong.empty()) return;
+    batches_.remember(microbatches, with_backward);
     runner_->begin(row, with_backward, return_outputs, std::move(microbatches));
     for (const PlannedAction& planned : row.actions) {
-      current = &planned;
+      current_ = &planned;
       runner_->run(planned);
     }
-    current = nullptr;
+    current_ = nullptr;
     results = runner_->finish();
-  } catch (const std::exception& error) {
-    fail(where() + error.what());
-  } catch (...) {
-    fail(where() + "expected a std::exception, got an exception of another type");
-  }
+  });
+  if (!wrong.empty()) throw BatchError(wrong);
   ++step_;
   StepResult result{std::move(results.losses), {}};
   // All ranks have completed the step; outputs that cannot be merged concern this caller alone.
@@ -243,25 +252,61 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
   return result;
 }
 
+void Executor::confirm() {
+  if (!failure_.empty()) throw StepError("no step can run after a failure: " + failure_);
+  // Steps before the first confirm() count as confirmed, except the last one.
+  if (!confirmed_) confirmed_ = std::max<int64_t>(0, step_ - 1);
+  guard([&] { coordinator_.confirm_step(); });
+  confirmed_ = step_;
+}
+
+int64_t Executor::reset() {
+  step_ = world_.reset(confirmed_.value_or(step_));
+  if (confirmed_) confirmed_ = step_;
+  forget_shapes();
+  failure_.clear();
+  return step_;
+}
+
+std::string Executor::place() const {
+  const std::string step = "step " + std::to_string(step_);
+  if (!current_) return step;
+  return step + ", action " + std::to_string(current_->step) + " `" +
+         ir::to_string(current_->action) + "`";
+}
+
+void Executor::guard(const std::function<void()>& body) {
+  current_ = nullptr;
+  world_.failures().set_place([this] { return place(); });
+  try {
+    world_.failures().throw_if_failed();
+    body();
+  } catch (const std::exception& error) {
+    fail(error.what());
+  } catch (...) {
+    fail("expected a std::exception, got an exception of another type");
+  }
+  world_.failures().set_place(nullptr);
+  current_ = nullptr;
+}
+
 void Executor::fail(const std::string& message) {
-  failure_ = message;
   std::string explained = message;
   if (options_.allow_unverified) {
     const std::string problems = problems_of(program_, Check::kVerify);
     if (!problems.empty())
       explained += "\nthe program was not verified, and is not valid:\n" + problems;
   }
-  const std::string first = coordinator_.report_failure(explained);
-  const bool elsewhere = !first.empty() && first != explained;
-  failure_ = elsewhere ? first + "\n  and then " + message : explained;
+  comms::FailureDomain& failures = world_.failures();
+  const std::string own = failures.fail(explained);
+  // Unless this rank was first, or only heard of the first failure.
+  const bool elsewhere = !failures.cause().starts_with(own) && message != failures.cause();
   if (transfers_) transfers_->clear();
-  if (channels_) channels_->abort();
-  try {
-    runner_->clear();
-    coordinator_.linger_after_failure();
-  } catch (const std::exception&) {
-    // The error that is reported is the first one.
-  }
+  runner_->clear();
+  failures.set_place(nullptr);
+  current_ = nullptr;
+  failure_ = failures.explain();
+  if (elsewhere) failure_ += "\n  and then " + own;
   throw StepError(failure_);
 }
 

@@ -12,6 +12,7 @@
 #include "pipewright/comms/channels.h"
 #include "pipewright/comms/world.h"
 #include "pipewright/executor/action_runner.h"
+#include "pipewright/executor/batch_check.h"
 #include "pipewright/executor/coordinator.h"
 #include "pipewright/executor/microbatches.h"
 #include "pipewright/ir/schedule.h"
@@ -40,17 +41,38 @@
 // (ir/channel.h). A LocalStage with a DataParallel (fsdp, ddp) gathers its parameters at UNSHARD,
 // frees them at RESHARD and reduces their gradients at REDUCE_GRAD.
 //
-// Failures. Any exception in a step, including a wrong batch on one rank, ends the step with a
-// StepError on every rank. The executor then refuses further steps. Gradients may hold part of the
-// failed step.
+// Failures. A wrong batch on any rank is a BatchError on every rank of all pipelines that reduce
+// gradients together, before anything of the step has run: the next step may follow. Any other
+// exception in a step ends it with a StepError on every rank of the world (comms/failure_domain.h),
+// within seconds, and gradients may hold part of the step. The executor then refuses further steps
+// until all ranks of the world have called reset():
+//
+//   try {
+//     executor.step(batch);
+//     executor.confirm();  // no rank can fail in this step any more
+//     optimizer.step();
+//   } catch (const BatchError&) {
+//     continue;  // the next batch
+//   } catch (const StepError&) {
+//     step = executor.reset();  // the step to repeat
+//     optimizer.zero_grad();
+//   }
 
 namespace pipewright::executor {
 
 // A step failed, on this rank or on another one. The message starts with the first cause, which is
-// the same on all ranks: "rank 2, step 1, action 5 `2F2`: ...".
+// the same on all ranks of the world: "rank 2, step 1, action 5 `2F2`: ...". The lines after it say
+// where that rank is (mesh coordinates, host and process), which ranks do not answer, and what this
+// rank did then. Ranks are those of the world.
 class StepError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+};
+
+// A rank's batch was wrong. Nothing of the step has run, and the executor can be used further.
+class BatchError : public StepError {
+ public:
+  using StepError::StepError;
 };
 
 struct ExecutorOptions {
@@ -72,7 +94,8 @@ struct ExecutorOptions {
   SplitDims target_dims = {};
   SplitDims output_dims = {};
   // Returns the shapes and dtypes of a stage's outputs, which are then checked from the first step
-  // on. By default they are learned in the first step and checked in later ones.
+  // on. By default they are learned in the first step and checked in later ones, and so are those
+  // of batches.
   std::function<TensorMetas(int stage, int microbatch)> output_metas = {};
   // The world rank of each program rank; by default both are equal.
   std::vector<int> ranks = {};
@@ -97,10 +120,10 @@ class Executor {
  public:
   // Collective over the ranks of the program. `world` must outlive the executor. Throws
   // std::invalid_argument on every rank if the program does not pass the verifier, if `stages` are
-  // not exactly this rank's stages, if a loss is missing, or if another rank has a different
-  // program, placement, channel model or options. Throws std::invalid_argument on this rank alone
-  // if options.ranks does not name one world rank per program rank or lacks this rank. Throws
-  // std::runtime_error if another rank does not create its executor before the timeout.
+  // not exactly this rank's stages, if a loss is missing, if options.ranks of any rank does not
+  // name one world rank per program rank or lacks that rank, or if another rank has a different
+  // program, placement, channel model or options. Throws std::runtime_error if another rank does
+  // not create its executor before the timeout.
   Executor(ir::Program program, std::map<int, LocalStage> stages, comms::World& world,
            ExecutorOptions options);
   ~Executor();
@@ -108,7 +131,8 @@ class Executor {
   Executor& operator=(const Executor&) = delete;
 
   // Collective. Runs all actions of the program, on a batch, which is split into microbatches, or
-  // on microbatches. Throws StepError if the step fails on any rank. If the outputs of a complete
+  // on microbatches. Returns when this rank has nothing more to do. Throws BatchError if the batch
+  // of any rank is wrong, and StepError if the step fails on any rank. If the outputs of a complete
   // step cannot be concatenated, throws std::invalid_argument on this rank alone.
   StepResult step(const Batch& batch, bool return_outputs = false);
   StepResult step(Microbatches microbatches, bool return_outputs = false);
@@ -118,6 +142,18 @@ class Executor {
   // step().
   StepResult eval(const Batch& batch, bool return_outputs = true);
   StepResult eval(Microbatches microbatches, bool return_outputs = true);
+
+  // Collective over all ranks of the world, after step() or eval(): returns on all ranks once all
+  // have completed it, or throws StepError on all. A trainer that continues after failures calls it
+  // before it updates its weights.
+  void confirm();
+
+  // Collective over all ranks of the world, after a StepError: connects all groups of the world
+  // again, also those of fsdp and ddp, and makes the executor usable. Gradients must be zeroed.
+  // Returns the number of the next step, the same on all ranks: the first one that is not
+  // confirmed, or without confirm() the first that some rank has not completed. Throws
+  // std::runtime_error if a rank does not call it before the world's timeout.
+  int64_t reset();
 
   // Calls `function` instead of each action of this kind (action_function.h). kOverlapFB stands for
   // compounds; the parts of a compound run through the functions of their own kinds. An empty
@@ -133,16 +169,22 @@ class Executor {
 
  private:
   const RowPlan& eval_row();
-  // `prepare` returns the microbatches; what it throws ends the step too.
+  // `prepare` returns the microbatches, and throws std::invalid_argument if they are wrong.
   StepResult run(bool evaluates, bool return_outputs, const std::function<Microbatches()>& prepare);
+  std::string place() const;  // "step 3, action 5 `2F2`"
+  // Calls `body`. What it throws ends the step on every rank of the world, with a StepError.
+  void guard(const std::function<void()>& body);
   [[noreturn]] void fail(const std::string& message);
 
+  comms::World& world_;
+  const std::string id_;  // the same on all ranks
   const ir::Program program_;
   const ExecutorOptions options_;
   const std::vector<int> ranks_;  // world rank of each program rank
   const int rank_;                // of the program
   const std::chrono::milliseconds timeout_;
-  const Coordinator coordinator_;
+  Coordinator coordinator_;
+  BatchCheck batches_;
   RowPlan row_;
   bool has_backward_ = false;  // on any rank
 
@@ -150,8 +192,10 @@ class Executor {
   std::optional<Transfers> transfers_;
   std::optional<ActionRunner> runner_;
   std::optional<RowPlan> eval_row_;
-  int64_t step_ = 0;     // the running step, or the next one
-  std::string failure_;  // why no further step can run; empty if it can
+  int64_t step_ = 0;                        // the running step, or the next one
+  std::optional<int64_t> confirmed_;        // the first step that is not confirmed
+  const PlannedAction* current_ = nullptr;  // the running action
+  std::string failure_;                     // why no further step can run; empty if it can
 };
 
 }  // namespace pipewright::executor

@@ -191,8 +191,8 @@ void Transfers::wait(Posted& posted, ir::ActionPart action) const {
     } catch (const std::exception& error) {
       throw std::runtime_error(quoted(action) + " waits for " +
                                quoted(is_send ? transfer.receive : transfer.send) + " of rank " +
-                               std::to_string(is_send ? transfer.to : transfer.from) + ": " +
-                               error.what());
+                               std::to_string(world_rank(is_send ? transfer.to : transfer.from)) +
+                               ": " + error.what());
     }
   }
 }
@@ -202,11 +202,14 @@ void Transfers::pause(Clock::time_point deadline, ir::ActionPart action) const {
   if (Clock::now() > deadline) {
     const ir::Transfer transfer = transfer_of(action);
     throw std::runtime_error(quoted(action) + " waits for " + quoted(transfer.send) + " of rank " +
-                             std::to_string(transfer.from) + ", which was not posted within " +
+                             std::to_string(world_rank(transfer.from)) +
+                             ", which was not posted within " +
                              std::to_string(options_.timeout.count()) + " ms");
   }
   std::this_thread::sleep_for(std::chrono::microseconds(200));
 }
+
+int Transfers::world_rank(int rank) const { return options_.ranks[static_cast<size_t>(rank)]; }
 
 // Unique unless it exceeds the range of int; operations with equal tags still meet in posting
 // order.

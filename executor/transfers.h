@@ -31,7 +31,8 @@ class Transfers {
     at::Device device = at::kCPU;
     // The metadata of each stage's outputs, if it is known in advance.
     TransferShapes::OutputMetas output_metas = {};
-    // Throws if another rank of the pipeline has failed. Called while waiting for shapes.
+    std::vector<int> ranks = {};  // the world rank of each program rank, for errors
+    // Throws if another rank of the world has failed. Called while waiting for shapes.
     std::function<void()> check_peers = {};
   };
 
@@ -85,6 +86,7 @@ class Transfers {
   void release_sent(int peer);
   void wait(Posted& posted, ir::ActionPart action) const;
   void pause(Clock::time_point deadline, ir::ActionPart action) const;
+  int world_rank(int rank) const;
   int tag(ir::ActionPart receive, size_t tensor) const;
 
   const ir::Placement& placement_;

@@ -546,8 +546,24 @@ TEST(ExecutorErrors, ShapesChange) {
          executor.step({.inputs = {at::ones({6})}});
          executor.step({.inputs = {at::ones({8})}});
        })) {
-    EXPECT_EQ(error.find("rank 0, step 3, action 2 `0SEND_F0`: `0SEND_F0`: expected output 0 to be "
-                         "Float [3] as in the first step, got Float [4]"),
+    EXPECT_EQ(error,
+              "rank 0, step 3: input 0 of microbatch 0: expected Float [3] as in the first step, "
+              "got Float [4]");
+  }
+  // The same input, but another output.
+  for (const std::string& error : errors_of(2, [&](int rank, comms::World&world) {
+         int rows = 1;
+         Executor executor(
+             program,
+             stages_of(program, rank,
+                       [&](int, const Tensors& in) { return Tensors{in[0].repeat({rows})}; }),
+             world, {.loss = sum_of});
+         executor.step({.inputs = {at::ones({4})}});
+         rows = 2;
+         executor.step({.inputs = {at::ones({4})}});
+       })) {
+    EXPECT_EQ(error.find("rank 0, step 1, action 2 `0SEND_F0`: `0SEND_F0`: expected output 0 to be "
+                         "Float [2] as in the first step, got Float [4]"),
               0u)
         << error;
   }

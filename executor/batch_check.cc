@@ -1,0 +1,77 @@
+#include "pipewright/executor/batch_check.h"
+
+#include <stdexcept>
+#include <string>
+
+namespace pipewright::executor {
+namespace {
+
+std::vector<TensorMetas> metas_of_list(const std::vector<Tensors>& list) {
+  std::vector<TensorMetas> metas;
+  for (const Tensors& tensors : list) {
+    metas.push_back(metas_of(tensors));
+    for (TensorMeta& meta : metas.back()) meta.requires_grad = false;  // inputs are detached
+  }
+  return metas;
+}
+
+void check_count(const std::vector<Tensors>& list, int expected, const char* what) {
+  if (list.empty() || list.size() == static_cast<size_t>(expected)) return;
+  throw std::invalid_argument(std::string(what) + ": expected " + std::to_string(expected) +
+                              " microbatches, got " + std::to_string(list.size()));
+}
+
+void check_shapes(const std::vector<Tensors>& list, const std::vector<TensorMetas>& first,
+                  const char* what) {
+  if (list.empty() || first.empty()) return;
+  const std::vector<TensorMetas> found = metas_of_list(list);
+  for (size_t m = 0; m < found.size(); ++m) {
+    const std::string of_microbatch = " of microbatch " + std::to_string(m);
+    if (found[m].size() != first[m].size()) {
+      throw std::invalid_argument(std::string(what) + "s" + of_microbatch + ": expected " +
+                                  std::to_string(first[m].size()) +
+                                  " tensors as in the first step, got " +
+                                  std::to_string(found[m].size()));
+    }
+    for (size_t i = 0; i < found[m].size(); ++i) {
+      if (found[m][i] == first[m][i]) continue;
+      throw std::invalid_argument(std::string(what) + " " + std::to_string(i) + of_microbatch +
+                                  ": expected " + to_string(first[m][i]) +
+                                  " as in the first step, got " + to_string(found[m][i]));
+    }
+  }
+}
+
+}  // namespace
+
+void BatchCheck::check(const Microbatches& microbatches, bool with_backward) const {
+  check_count(microbatches.inputs, options_.num_microbatches, "inputs");
+  check_count(microbatches.extra, options_.num_microbatches, "extra inputs");
+  check_count(microbatches.targets, options_.num_microbatches, "targets");
+  if (microbatches.inputs.empty() && options_.needs_inputs) {
+    throw std::invalid_argument(
+        "inputs: expected microbatches on the rank of the first stage, got none");
+  }
+  const std::optional<Shapes>& first = first_[with_backward];
+  if (!first) return;
+  if (options_.needs_targets && with_backward && microbatches.targets.empty() &&
+      !first->targets.empty())
+    throw std::invalid_argument("targets: expected microbatches as in the first step, got none");
+  if (!options_.same_shapes) return;
+  if (options_.needs_inputs) check_shapes(microbatches.inputs, first->inputs, "input");
+  check_shapes(microbatches.extra, first->extra, "extra input");
+  if (options_.needs_targets) check_shapes(microbatches.targets, first->targets, "target");
+}
+
+void BatchCheck::remember(const Microbatches& microbatches, bool with_backward) {
+  std::optional<Shapes>& first = first_[with_backward];
+  if (first) return;
+  first = {metas_of_list(microbatches.inputs), metas_of_list(microbatches.extra),
+           metas_of_list(microbatches.targets)};
+}
+
+void BatchCheck::forget() {
+  for (std::optional<Shapes>& first : first_) first.reset();
+}
+
+}  // namespace pipewright::executor

@@ -1,0 +1,44 @@
+#ifndef PIPEWRIGHT_EXECUTOR_BATCH_CHECK_H_
+#define PIPEWRIGHT_EXECUTOR_BATCH_CHECK_H_
+
+#include <optional>
+
+#include "pipewright/executor/microbatches.h"
+#include "pipewright/executor/tensor_meta.h"
+
+namespace pipewright::executor {
+
+// What one rank's batch must look like: checked before a step, so that a wrong batch is reported
+// before anything has run. For one thread at a time.
+class BatchCheck {
+ public:
+  struct Options {
+    int num_microbatches = 0;
+    bool needs_inputs = false;   // this rank has the first stage
+    bool needs_targets = false;  // this rank has the last stage
+    bool same_shapes = false;    // all steps must have the shapes of the first one
+  };
+  explicit BatchCheck(Options options) : options_(options) {}
+
+  // Throws std::invalid_argument if the number of microbatches is wrong, if inputs are missing, or
+  // if targets, which the first training step had, are missing; with same_shapes also if a tensor's
+  // dtype or shape differs from the first step's. Training and evaluation have a first step each.
+  // Inputs and targets that this rank does not need are ignored.
+  void check(const Microbatches& microbatches, bool with_backward) const;
+  // Makes this batch the first one, unless there was one.
+  void remember(const Microbatches& microbatches, bool with_backward);
+  void forget();
+
+ private:
+  // By microbatch; empty if the batch has no such tensors.
+  struct Shapes {
+    std::vector<TensorMetas> inputs, extra, targets;
+  };
+
+  const Options options_;
+  std::optional<Shapes> first_[2];  // by with_backward
+};
+
+}  // namespace pipewright::executor
+
+#endif  // PIPEWRIGHT_EXECUTOR_BATCH_CHECK_H_
