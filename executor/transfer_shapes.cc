@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "pipewright/comms/poll.h"
 #include "pipewright/ir/dependencies.h"
 #include "pipewright/ir/text/action_text.h"
 
@@ -37,6 +38,11 @@ const TensorMetas* TransferShapes::find(ir::ActionPart receive) {
   const std::string key = key_of(receive);
   if (!store_->check({key})) return nullptr;
   return &(learned[receive] = decode(store_->get(key)));
+}
+
+void TransferShapes::wait(ir::ActionPart receive, std::chrono::milliseconds slice) const {
+  constexpr int kPatience = 1;
+  comms::poll(slice, kPatience, [&] { return store_->check({key_of(receive)}); });
 }
 
 void TransferShapes::conform(ir::ActionPart send, ir::ActionPart receive, Tensors& tensors) {

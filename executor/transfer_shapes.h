@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_EXECUTOR_TRANSFER_SHAPES_H_
 #define PIPEWRIGHT_EXECUTOR_TRANSFER_SHAPES_H_
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <string>
@@ -34,6 +35,9 @@ class TransferShapes {
   // Returns the metadata of the tensors of `receive`; null until its sender has written it. Queries
   // the store at most once, and does not wait.
   const TensorMetas* find(ir::ActionPart receive);
+
+  // Blocks until find() would succeed, but not longer than `slice`.
+  void wait(ir::ActionPart receive, std::chrono::milliseconds slice) const;
 
   // Checks the tensors of `send` against what its `receive` expects; writes their shapes to the
   // store the first time. Replaces a missing gradient by zeros where one is expected. Throws

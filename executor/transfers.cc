@@ -1,21 +1,22 @@
 // Idea: each SEND and RECV enters its queue of the channel model (ir::queue_index). Flushing a
 // queue posts the operation at its head to its channel, as long as that operation can be posted. A
-// SEND can always be posted, a RECV once its shapes are known. Queues are flushed when an operation
-// enters one, and while a wait polls. Posting never blocks the host.
+// SEND can always be posted, a RECV once its shapes are known. A queue is flushed when an operation
+// enters it as its head; all are flushed in a wait. Posting never blocks the host.
 //
 // Invariant: the operations of a queue reach the backend in program order. NCCL has no tags, so
 // only this order ensures that the k-th SEND of an ordered pair of ranks meets its k-th RECV. Once
 // all shapes are known, after the first step, every queue is empty again after each post.
 //
-// Complexity: O(log n) per operation with n in flight. While shapes are missing, each poll visits
-// all queues and queries the store once per RECV at the head of a queue, every 200 microseconds.
+// Complexity: O(log n) per operation with n in flight. While shapes are missing, a wait blocks in
+// the store until those that it needs are there, and looks at the heads of the other queues at
+// intervals that double from 2 to 250 ms. So a transfer costs a handful of requests, however long
+// it takes.
 #include "pipewright/executor/transfers.h"
 
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <stdexcept>
-#include <thread>
 #include <utility>
 
 #include "pipewright/ir/errors.h"
@@ -25,6 +26,8 @@ namespace pipewright::executor {
 namespace {
 
 std::string quoted(ir::ActionPart action) { return "`" + ir::to_string(ir::Action(action)) + "`"; }
+
+constexpr std::chrono::milliseconds kFirstSlice{2}, kSlice{250};
 
 // Returns the SEND_F of the output whose gradient `receive_b` receives. Once the gradient has
 // arrived, that SEND is done.
@@ -50,13 +53,14 @@ void Transfers::post_receive(ir::ActionPart receive) { enqueue(receive, {}); }
 
 Tensors Transfers::wait_receive(ir::ActionPart receive) {
   const Clock::time_point deadline = Clock::now() + options_.timeout;
+  std::chrono::milliseconds slice = kFirstSlice;
   auto posted = receives_.find(receive);
   while (posted == receives_.end()) {
     if (num_pending_ == 0)
       throw ContractError("its input was not received, expected " + quoted(receive) + " before it");
     flush_all();
     posted = receives_.find(receive);
-    if (posted == receives_.end()) pause(deadline, receive);
+    if (posted == receives_.end()) pause(deadline, receive, &slice);
   }
   wait(posted->second, receive);
   Tensors tensors = std::move(posted->second.tensors);
@@ -73,15 +77,13 @@ Tensors Transfers::wait_receive(ir::ActionPart receive) {
 
 void Transfers::finish() {
   const Clock::time_point deadline = Clock::now() + options_.timeout;
+  std::chrono::milliseconds slice = kFirstSlice;
   while (num_pending_ > 0) {
-    const ir::ActionPart action = [&] {
-      for (const auto& [index, queue] : queues_) {
-        if (!queue.empty()) return queue.front().action;
-      }
-      return ir::ActionPart();
-    }();
+    const auto waiting =
+        std::ranges::find_if(queues_, [](const auto& indexed) { return !indexed.second.empty(); });
+    const ir::ActionPart action = waiting->second.front().action;
     flush_all();
-    if (num_pending_ > 0) pause(deadline, action);
+    if (num_pending_ > 0) pause(deadline, action, &slice);
   }
   for (auto& [action, posted] : receives_) wait(posted, action);
   for (auto& [action, posted] : sends_) wait(posted, action);
@@ -104,15 +106,18 @@ ir::Transfer Transfers::transfer_of(ir::ActionPart action) const {
   return *transfer;
 }
 
-void Transfers::enqueue(ir::ActionPart action, Tensors tensors) {
+std::deque<Transfers::Pending>& Transfers::queue_of(ir::ActionPart action) {
   const ir::Transfer transfer = transfer_of(action);
   const bool is_send = ir::is_send(action.kind());
   const int peer = is_send ? transfer.to : transfer.from;
-  std::deque<Pending>& queue =
-      queues_[ir::queue_index(options_.channels, static_cast<uint32_t>(peer), is_send)];
+  return queues_[ir::queue_index(options_.channels, static_cast<uint32_t>(peer), is_send)];
+}
+
+void Transfers::enqueue(ir::ActionPart action, Tensors tensors) {
+  std::deque<Pending>& queue = queue_of(action);
   queue.push_back({action, std::move(tensors)});
   ++num_pending_;
-  flush_all();
+  if (queue.size() == 1) flush(queue);
 }
 
 void Transfers::flush_all() {
@@ -197,7 +202,10 @@ void Transfers::wait(Posted& posted, ir::ActionPart action) const {
   }
 }
 
-void Transfers::pause(Clock::time_point deadline, ir::ActionPart action) const {
+// Waits until the shapes of the head of this action's queue are known, or for a while: another
+// queue may have become able to go on.
+void Transfers::pause(Clock::time_point deadline, ir::ActionPart action,
+                      std::chrono::milliseconds* slice) {
   if (options_.check_peers) options_.check_peers();
   if (Clock::now() > deadline) {
     const ir::Transfer transfer = transfer_of(action);
@@ -206,7 +214,12 @@ void Transfers::pause(Clock::time_point deadline, ir::ActionPart action) const {
                              ", which was not posted within " +
                              std::to_string(options_.timeout.count()) + " ms");
   }
-  std::this_thread::sleep_for(std::chrono::microseconds(200));
+  const std::deque<Pending>& queue = queue_of(action);
+  if (queue.empty()) return;
+  // In the edge model no SEND waits behind a RECV, so the other queues can wait as well.
+  const bool alone = options_.channels == ir::ChannelModel::kEdge;
+  shapes_.wait(queue.front().action, alone ? kSlice : *slice);
+  *slice = std::min(2 * *slice, kSlice);
 }
 
 int Transfers::world_rank(int rank) const { return options_.ranks[static_cast<size_t>(rank)]; }

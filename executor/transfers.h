@@ -82,10 +82,11 @@ class Transfers {
   void flush(std::deque<Pending>& queue);
   void flush_all();
   bool post(Pending& pending);
+  std::deque<Pending>& queue_of(ir::ActionPart action);
   void post_now(ir::ActionPart send, Tensors tensors);
   void release_sent(int peer);
   void wait(Posted& posted, ir::ActionPart action) const;
-  void pause(Clock::time_point deadline, ir::ActionPart action) const;
+  void pause(Clock::time_point deadline, ir::ActionPart action, std::chrono::milliseconds* slice);
   int world_rank(int rank) const;
   int tag(ir::ActionPart receive, size_t tensor) const;
 
