@@ -200,12 +200,18 @@ void ActionRunner::backward_weight(ir::ActionPart part, bool last_backward) {
                             ? "the backward of this microbatch is already complete"
                             : quoted(ActionKind::kBackwardInput, part) + " has not run");
   }
-  if (stage.residency.prepare_backward_weight(weight_free_w_)) {
+  const bool resharded = stage.residency.prepare_backward_weight(weight_free_w_);
+  if (resharded) {
     // No input of stage 0 requires a gradient, so its I follows a chain through all its weights,
     // the embedding's included (split_backward.cc): W may read any of them.
     if (part.stage() == 0)
       throw ContractError("W of stage 0 may read its weights, which are resharded");
     stage.stage->check_weight_free(part.microbatch());
+  }
+  // As in backward(): what the loss adds to the stage's weights are not their last contributions.
+  if (part.stage() == last_stage_) {
+    if (last_backward) stage.residency.before_backward(part.microbatch(), false);
+    flow_.backward_loss_weights(part, resharded);
   }
   stage.residency.before_backward(part.microbatch(), last_backward);
   stage.stage->backward_weight(part.microbatch());

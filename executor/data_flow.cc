@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "pipewright/autograd/split_backward.h"
+#include "pipewright/autograd/weight_free.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/ir/text/action_text.h"
 
@@ -161,7 +161,7 @@ void DataFlow::compute_loss(ir::ActionPart part, const Tensors& outputs) {
 
 Tensors DataFlow::output_grads(ir::ActionPart part) {
   const int stage = part.stage(), microbatch = part.microbatch();
-  if (is_last(stage)) return loss_grads(slot(part));
+  if (is_last(stage)) return loss_grads(slot(part), part.kind() == ActionKind::kBackwardInput);
   if (is_local(stage + 1)) {
     std::optional<Tensors>& grads = slot(part).output_grads;
     if (!grads) {
@@ -174,13 +174,34 @@ Tensors DataFlow::output_grads(ir::ActionPart part) {
   return transfers(part).wait_receive({ActionKind::kRecvB, stage, microbatch});
 }
 
-Tensors DataFlow::loss_grads(Slot& slot) const {
+Tensors DataFlow::loss_grads(Slot& slot, bool split) const {
   if (!slot.loss.defined()) throw ContractError("a backward needs a loss function, got none");
   // Gradients are scaled here and nowhere else.
   const double scale = options_.scale_grads ? 1.0 / num_microbatches_ : 1.0;
-  autograd::full_backward({autograd::root_of(slot.loss)}, {at::full_like(slot.loss, scale)});
+  const torch::autograd::edge_list roots = {autograd::root_of(slot.loss)};
+  const Tensors grads = {at::full_like(slot.loss, scale)};
   slot.loss.reset();
-  return autograd::take_grads(std::exchange(slot.loss_inputs, {}));
+  const Tensors inputs = std::exchange(slot.loss_inputs, {});
+  if (!split) {
+    autograd::full_backward(roots, grads);
+    return autograd::take_grads(inputs);
+  }
+  const auto work = std::make_shared<autograd::WeightWork>();
+  Tensors input_grads = autograd::backward_input(roots, grads, inputs, *work);
+  if (!work->next_edges().empty()) slot.loss_weights = work;
+  return input_grads;
+}
+
+void DataFlow::backward_loss_weights(ir::ActionPart part, bool resharded) {
+  if (!is_last(part.stage())) return;
+  const auto work = std::exchange(slot(part).loss_weights, nullptr);
+  if (!work) return;
+  const std::string reads = resharded ? autograd::reads_weights(*work) : "";
+  if (!reads.empty()) {
+    throw ContractError("the W of the loss may read a weight in `" + reads +
+                        "`, but the stage is resharded");
+  }
+  work->run();
 }
 
 void DataFlow::put_input_grads(ir::ActionPart part, Tensors grads) {

@@ -3,9 +3,11 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <vector>
 
+#include "pipewright/autograd/split_backward.h"
 #include "pipewright/executor/microbatches.h"
 #include "pipewright/executor/transfers.h"
 #include "pipewright/ir/placement.h"
@@ -52,8 +54,12 @@ class DataFlow {
   // Passes the outputs, detached from the stage's graph, to the next stage or its SEND; on the last
   // stage, computes the loss.
   void put_outputs(ir::ActionPart part, const Tensors& outputs);
-  // B and I: one gradient per output. On the last stage this runs the backward of the loss.
+  // B and I: one gradient per output. On the last stage this runs the backward of the loss; in I,
+  // the gradients of weights that the loss uses are left to W.
   Tensors output_grads(ir::ActionPart part);
+  // W of the last stage: accumulates these gradients. With `resharded` weights, throws
+  // ContractError first if that may read them.
+  void backward_loss_weights(ir::ActionPart part, bool resharded);
   // Passes the gradients of the inputs to the previous stage or its SEND.
   void put_input_grads(ir::ActionPart part, Tensors grads);
   // SEND_F sends the outputs of the stage, SEND_B its input gradients.
@@ -70,7 +76,8 @@ class DataFlow {
     std::optional<Tensors> input_grads;   // until they are sent
     size_t num_inputs = 0;                // without the extra inputs
     at::Tensor loss;
-    Tensors loss_inputs;  // leaves of the loss's graph
+    Tensors loss_inputs;                                 // leaves of the loss's graph
+    std::shared_ptr<autograd::WeightWork> loss_weights;  // from I to W, null if there is nothing
   };
 
   bool is_local(int stage) const { return slots_.contains(stage); }
@@ -80,7 +87,7 @@ class DataFlow {
   Slot& slot(ir::ActionPart part) { return slot(part.stage(), part.microbatch()); }
   Tensors stage_inputs(ir::ActionPart part);  // without the extra inputs
   void compute_loss(ir::ActionPart part, const Tensors& outputs);
-  Tensors loss_grads(Slot& slot) const;
+  Tensors loss_grads(Slot& slot, bool split) const;
   Transfers& transfers(ir::ActionPart part) const;
 
   const ir::Placement& placement_;

@@ -33,7 +33,7 @@ class DataParallel {
   virtual bool frees_parameters() const { return false; }
   // RESHARD: frees the gathered parameters. Never called between unshard and wait_unshard.
   virtual void reshard() = 0;
-  // Before each B, I and W of the stage; in a B of the last stage again after the loss's backward.
+  // Before each B, I and W of the stage; in a B or W of the last stage again after the loss's part.
   // `last`: the stage has no later B or W before its next REDUCE_GRAD, so gradients may be reduced
   // as they become ready.
   virtual void before_backward(int microbatch, bool last) = 0;

@@ -402,6 +402,34 @@ TEST(Executor, StepReturnsAfterEveryReduction) {
   });
 }
 
+// A loss that uses weights of the stage, such as a tied embedding: in a split backward they receive
+// their gradients in W, once, before the reduction.
+TEST(Executor, WeightsOfTheLossReceiveTheirGradientsInW) {
+  ir::Lowering policies;
+  policies.split_backward = true;
+  const ir::Program program = named("1F1B", 2, 3, policies);
+  expect_no_errors(2, [&](int rank, comms::World& world) {
+    const at::Tensor weight = at::full({1}, 3.0).set_requires_grad(true);
+    Executor executor(
+        program,
+        stages_of(program, rank, [&](int, const Tensors& in) { return Tensors{in[0] * weight}; }),
+        world,
+        {.loss = [&](const Tensors& out, const Tensors&) { return (out[0] * weight).sum(); }});
+    int inputs = 0;
+    executor.set_function(ir::ActionKind::kBackwardInput, [&](const ActionContext& context) {
+      const at::Tensor before = weight.grad().defined() ? weight.grad().clone() : at::zeros({1});
+      context.run_default();
+      const at::Tensor after = weight.grad().defined() ? weight.grad() : at::zeros({1});
+      EXPECT_TRUE(at::equal(before, after));
+      ++inputs;
+    });
+    executor.step({.inputs = {at::ones({6})}});
+    EXPECT_EQ(inputs, 3);
+    // The sum of x w0 w1^2 over two elements; each weight is 3.
+    EXPECT_EQ(weight.grad().item<float>(), rank == 0 ? 2 * 9.f : 2 * 2 * 9.f);
+  });
+}
+
 // --------------------------------------------------------------------------------- user functions
 
 TEST(Executor, FunctionsReplaceActions) {
