@@ -102,6 +102,17 @@ void check_stages(const ir::Placement& placement, int rank,
   }
 }
 
+void check_dynamic_shapes(const ir::Program& program, const ExecutorOptions& options) {
+  if (!options.dynamic_shapes) return;
+  if (options.output_metas)
+    throw std::invalid_argument("dynamic_shapes: expected no output_metas, got a function");
+  const ir::ChannelModel model = schedule::options_of(program.lowering).channels;
+  if (model != ir::ChannelModel::kEdge) {
+    throw std::invalid_argument("dynamic_shapes: expected the channel model `edge`, got `" +
+                                std::string(ir::name(model)) + "`");
+  }
+}
+
 std::vector<DigestPart> digest_parts(const ir::Program& program, const ExecutorOptions& options) {
   const auto flag = [](const char* name, bool value) {
     return DigestPart{name, value ? "true" : "false"};
@@ -110,6 +121,7 @@ std::vector<DigestPart> digest_parts(const ir::Program& program, const ExecutorO
                              flag("allow_unverified", options.allow_unverified),
                              flag("weight_free_w", program.lowering.weight_free_w.value_or(false)),
                              flag("output_metas given", options.output_metas != nullptr),
+                             flag("dynamic_shapes", options.dynamic_shapes),
                              {"input_dims", to_string(options.input_dims)},
                              {"extra_dims", to_string(options.extra_dims)},
                              {"target_dims", to_string(options.target_dims)},
@@ -141,7 +153,7 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
                 .needs_inputs = program_.placement.rank_of(0) == rank_,
                 .needs_targets =
                     program_.placement.rank_of(program_.placement.num_stages() - 1) == rank_,
-                .same_shapes = !edges_of(program_).empty()}) {
+                .same_shapes = !options_.dynamic_shapes && !edges_of(program_).empty()}) {
   const ir::Placement& placement = program_.placement;
   std::string error;
   std::vector<DigestPart> digest;
@@ -153,6 +165,7 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
     if (stages.contains(placement.num_stages() - 1) && has_backward_ && !options_.loss)
       throw std::invalid_argument(
           "loss: expected a function on the rank of the last stage, got none");
+    check_dynamic_shapes(program_, options_);
     digest = digest_parts(program_, options_);
   } catch (const std::invalid_argument& caught) {
     error = caught.what();
@@ -164,7 +177,8 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
     channels_.emplace(world, coordinator_.key(), ranks_, model, edges, options_.device);
     transfers_.emplace(placement, *channels_, world.store(), coordinator_.key(),
                        Transfers::Options{model, timeout_, options_.device, options_.output_metas,
-                                          ranks_, [this] { world_.failures().throw_if_failed(); }});
+                                          options_.dynamic_shapes, ranks_,
+                                          [this] { world_.failures().throw_if_failed(); }});
   }
   runner_.emplace(placement, program_.num_microbatches, std::move(stages),
                   transfers_ ? &*transfers_ : nullptr,

@@ -97,6 +97,10 @@ struct ExecutorOptions {
   // on. By default they are learned in the first step and checked in later ones, and so are those
   // of batches.
   std::function<TensorMetas(int stage, int microbatch)> output_metas = {};
+  // Lets shapes and dtypes differ between steps and microbatches. A small header then precedes the
+  // tensors of each transfer, and a RECV of the tensors is posted only when its header has arrived.
+  // Needs the channel model `edge`; excludes output_metas.
+  bool dynamic_shapes = false;
   // The world rank of each program rank; by default both are equal.
   std::vector<int> ranks = {};
 };

@@ -1,7 +1,9 @@
 #include "pipewright/executor/transfer_shapes.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <cstring>
 #include <stdexcept>
 #include <utility>
 
@@ -11,12 +13,29 @@
 
 namespace pipewright::executor {
 
+namespace {
+
+// Of a gradient, requires_grad says whether it exists.
+TensorMetas sent_metas(ir::ActionPart receive, const Tensors& tensors) {
+  TensorMetas metas = metas_of(tensors);
+  if (receive.kind() == ir::ActionKind::kRecvB) {
+    for (size_t i = 0; i < metas.size(); ++i) metas[i].requires_grad = tensors[i].defined();
+  }
+  return metas;
+}
+
+// The first word of a header: the number of words that follow, in it or in a second message.
+constexpr int64_t kAsBefore = 0;
+
+}  // namespace
+
 TransferShapes::TransferShapes(comms::StorePtr store, std::string key, at::Device device,
-                               OutputMetas output_metas)
+                               OutputMetas output_metas, bool dynamic)
     : store_(std::move(store)),
       key_(std::move(key)),
       device_(device),
-      output_metas_(std::move(output_metas)) {}
+      output_metas_(std::move(output_metas)),
+      dynamic_(dynamic) {}
 
 void TransferShapes::forget() {
   ++generation_;
@@ -27,6 +46,7 @@ const TensorMetas* TransferShapes::find(ir::ActionPart receive) {
   auto& learned = learned_[with_backward_];
   const auto known = learned.find(receive);
   if (known != learned.end()) return &known->second;
+  if (dynamic_) return nullptr;
   if (output_metas_) {
     // A RECV_F receives outputs of the previous stage, a RECV_B gradients of this stage's outputs.
     const bool forward = receive.kind() == ir::ActionKind::kRecvF;
@@ -47,10 +67,7 @@ void TransferShapes::wait(ir::ActionPart receive, std::chrono::milliseconds slic
 
 void TransferShapes::conform(ir::ActionPart send, ir::ActionPart receive, Tensors& tensors) {
   const bool forward = send.kind() == ir::ActionKind::kSendF;
-  TensorMetas found = metas_of(tensors);
-  if (!forward) {
-    for (size_t i = 0; i < found.size(); ++i) found[i].requires_grad = tensors[i].defined();
-  }
+  TensorMetas found = sent_metas(receive, tensors);
   auto& learned = learned_[with_backward_];
   if (!learned.contains(receive) && !output_metas_) {
     store_->set(key_of(receive), encode(found));
@@ -78,6 +95,46 @@ void TransferShapes::conform(ir::ActionPart send, ir::ActionPart receive, Tensor
                                ", got " + to_string(found[i]));
     }
   }
+}
+
+Tensors TransferShapes::header(ir::ActionPart receive, const Tensors& tensors) {
+  TensorMetas metas = sent_metas(receive, tensors);
+  auto& learned = learned_[with_backward_];
+  const auto [known, is_new] = learned.try_emplace(receive);
+  at::Tensor header = at::zeros({kHeaderWords}, at::kLong);
+  Tensors messages = {header};
+  int64_t* words = header.data_ptr<int64_t>();
+  if (!is_new && known->second == metas) {
+    words[0] = kAsBefore;
+  } else {
+    const std::vector<uint8_t> bytes = encode(metas);
+    const auto count = static_cast<int64_t>(bytes.size() / sizeof(int64_t));
+    words[0] = count;
+    int64_t* to = words + 1;
+    if (count >= kHeaderWords)
+      to = messages.emplace_back(at::empty({count}, at::kLong)).data_ptr<int64_t>();
+    std::memcpy(to, bytes.data(), bytes.size());
+    known->second = std::move(metas);
+  }
+  for (at::Tensor& message : messages) message = message.to(device_);
+  return messages;
+}
+
+int64_t TransferShapes::read_header(ir::ActionPart receive, const at::Tensor& header) {
+  const at::Tensor words = header.cpu();
+  const int64_t count = words.data_ptr<int64_t>()[0];
+  if (count >= kHeaderWords) return count;
+  if (count != kAsBefore) learn(receive, words.narrow(0, 1, count));
+  return 0;
+}
+
+void TransferShapes::read_rest(ir::ActionPart receive, const at::Tensor& rest) {
+  learn(receive, rest.cpu());
+}
+
+void TransferShapes::learn(ir::ActionPart receive, const at::Tensor& words) {
+  const auto* bytes = static_cast<const uint8_t*>(words.data_ptr());
+  learned_[with_backward_][receive] = decode({bytes, words.nbytes()});
 }
 
 std::string TransferShapes::key_of(ir::ActionPart receive) const {

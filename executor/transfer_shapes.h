@@ -18,22 +18,30 @@ namespace pipewright::executor {
 // It comes from `output_metas` or is learned: the first time that a result is sent, its sender also
 // writes its metadata to the store, where the receiver reads it. Later steps must send the same
 // shapes and dtypes. Training and evaluation learn separately, because evaluation sends nothing
-// that requires a gradient. For one thread at a time.
+// that requires a gradient.
+//
+// Dynamic shapes may differ in every step and microbatch. Then the store is not used: a header, a
+// message of fixed size, precedes the tensors of each transfer (header(), read_header()). It says
+// "as before" as long as a transfer's metadata do not change. For one thread at a time.
 class TransferShapes {
  public:
+  static constexpr int64_t kHeaderWords = 32;
+
   // The outputs of a stage for a microbatch.
   using OutputMetas = std::function<TensorMetas(int stage, int microbatch)>;
 
   // `key` is a prefix in the store that nothing else uses. `output_metas` may be empty.
   TransferShapes(comms::StorePtr store, std::string key, at::Device device,
-                 OutputMetas output_metas);
+                 OutputMetas output_metas, bool dynamic);
+
+  bool dynamic() const { return dynamic_; }
 
   void begin_step(bool with_backward) { with_backward_ = with_backward; }
   // Forgets what was learned. All ranks must call it between the same two steps.
   void forget();
 
   // Returns the metadata of the tensors of `receive`; null until its sender has written it. Queries
-  // the store at most once, and does not wait.
+  // the store at most once, and does not wait. With dynamic shapes: what the last header said.
   const TensorMetas* find(ir::ActionPart receive);
 
   // Blocks until find() would succeed, but not longer than `slice`.
@@ -45,13 +53,23 @@ class TransferShapes {
   // expected.
   void conform(ir::ActionPart send, ir::ActionPart receive, Tensors& tensors);
 
+  // With dynamic shapes: the messages before the tensors of a SEND to `receive`. A second one
+  // follows if the metadata do not fit into the header. Undefined gradients are not sent.
+  Tensors header(ir::ActionPart receive, const Tensors& tensors);
+  // The same at the receiver: takes the header and returns the number of words of the second
+  // message, 0 if there is none; then find() knows the metadata.
+  int64_t read_header(ir::ActionPart receive, const at::Tensor& header);
+  void read_rest(ir::ActionPart receive, const at::Tensor& rest);
+
  private:
+  void learn(ir::ActionPart receive, const at::Tensor& words);
   std::string key_of(ir::ActionPart receive) const;
 
   const comms::StorePtr store_;
   const std::string key_;
   const at::Device device_;
   const OutputMetas output_metas_;
+  const bool dynamic_;
 
   bool with_backward_ = true;
   int generation_ = 0;                                // number of calls of forget()

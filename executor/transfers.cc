@@ -27,6 +27,7 @@ namespace {
 
 std::string quoted(ir::ActionPart action) { return "`" + ir::to_string(ir::Action(action)) + "`"; }
 
+constexpr size_t kHeaderTag = 15;
 constexpr std::chrono::milliseconds kFirstSlice{2}, kSlice{250};
 
 // Returns the SEND_F of the output whose gradient `receive_b` receives. Once the gradient has
@@ -42,10 +43,11 @@ Transfers::Transfers(const ir::Placement& placement, comms::Channels& channels,
     : placement_(placement),
       channels_(channels),
       options_(std::move(options)),
-      shapes_(std::move(store), std::move(key), options_.device, options_.output_metas) {}
+      shapes_(std::move(store), std::move(key), options_.device, options_.output_metas,
+              options_.dynamic_shapes) {}
 
 void Transfers::post_send(ir::ActionPart send, Tensors tensors) {
-  shapes_.conform(send, transfer_of(send).receive, tensors);
+  if (!shapes_.dynamic()) shapes_.conform(send, transfer_of(send).receive, tensors);
   enqueue(send, std::move(tensors));
 }
 
@@ -58,6 +60,10 @@ Tensors Transfers::wait_receive(ir::ActionPart receive) {
   while (posted == receives_.end()) {
     if (num_pending_ == 0)
       throw ContractError("its input was not received, expected " + quoted(receive) + " before it");
+    if (shapes_.dynamic()) {
+      std::deque<Pending>& queue = queue_of(receive);
+      if (!queue.empty()) wait_header(queue.front());
+    }
     flush_all();
     posted = receives_.find(receive);
     if (posted == receives_.end()) pause(deadline, receive, &slice);
@@ -81,7 +87,9 @@ void Transfers::finish() {
   while (num_pending_ > 0) {
     const auto waiting =
         std::ranges::find_if(queues_, [](const auto& indexed) { return !indexed.second.empty(); });
-    const ir::ActionPart action = waiting->second.front().action;
+    Pending& head = waiting->second.front();
+    const ir::ActionPart action = head.action;
+    if (shapes_.dynamic()) wait_header(head);
     flush_all();
     if (num_pending_ > 0) pause(deadline, action, &slice);
   }
@@ -139,6 +147,11 @@ bool Transfers::post(Pending& pending) {
     return true;
   }
   const ir::Transfer transfer = transfer_of(pending.action);
+  if (shapes_.dynamic()) {
+    post_header(pending);
+    if (!pending.is_read && !pending.header_work->isCompleted()) return false;
+    wait_header(pending);
+  }
   const TensorMetas* expected = shapes_.find(pending.action);
   if (!expected) return false;
   const auto [place, is_new] = receives_.try_emplace(pending.action);
@@ -157,6 +170,32 @@ bool Transfers::post(Pending& pending) {
   return true;
 }
 
+void Transfers::post_header(Pending& pending) {
+  if (pending.header.defined()) return;
+  const ir::Transfer transfer = transfer_of(pending.action);
+  pending.header = at::empty({TransferShapes::kHeaderWords},
+                             at::TensorOptions(at::kLong).device(options_.device));
+  pending.header_work =
+      channels_.receive(pending.header, transfer.from, tag(transfer.receive, kHeaderTag));
+}
+
+// Waits for the header of the head of a queue, so that its RECV can be posted.
+void Transfers::wait_header(Pending& pending) {
+  if (pending.is_read || ir::is_send(pending.action.kind())) return;
+  post_header(pending);
+  const ir::Transfer transfer = transfer_of(pending.action);
+  wait_for(pending.header_work, pending.action);
+  const int64_t words = shapes_.read_header(pending.action, pending.header);
+  if (words > 0) {
+    const at::Tensor rest =
+        at::empty({words}, at::TensorOptions(at::kLong).device(options_.device));
+    wait_for(channels_.receive(rest, transfer.from, tag(transfer.receive, kHeaderTag)),
+             pending.action);
+    shapes_.read_rest(pending.action, rest);
+  }
+  pending.is_read = true;
+}
+
 void Transfers::post_now(ir::ActionPart send, Tensors tensors) {
   const ir::Transfer transfer = transfer_of(send);
   release_sent(transfer.to);
@@ -165,6 +204,11 @@ void Transfers::post_now(ir::ActionPart send, Tensors tensors) {
   if (!is_new) throw ContractError(quoted(send) + " is already posted in this step");
   Posted& posted = place->second;
   posted.tensors = std::move(tensors);
+  if (shapes_.dynamic()) {
+    for (const at::Tensor& header : shapes_.header(transfer.receive, posted.tensors))
+      posted.works.push_back(
+          channels_.send(header, transfer.to, tag(transfer.receive, kHeaderTag)));
+  }
   for (size_t i = 0; i < posted.tensors.size(); ++i) {
     at::Tensor& tensor = posted.tensors[i];
     if (!tensor.defined() || tensor.numel() == 0) continue;
@@ -187,18 +231,20 @@ void Transfers::release_sent(int peer) {
 }
 
 void Transfers::wait(Posted& posted, ir::ActionPart action) const {
-  const ir::Transfer transfer = transfer_of(action);
-  const bool is_send = ir::is_send(action.kind());
-  for (const auto& work : posted.works) {
-    try {
-      // On a device this makes the current stream wait; given a timeout, NCCL would block the host.
-      options_.device.is_cpu() ? work->wait(options_.timeout) : work->wait();
-    } catch (const std::exception& error) {
-      throw std::runtime_error(quoted(action) + " waits for " +
-                               quoted(is_send ? transfer.receive : transfer.send) + " of rank " +
-                               std::to_string(world_rank(is_send ? transfer.to : transfer.from)) +
-                               ": " + error.what());
-    }
+  for (const WorkPtr& work : posted.works) wait_for(work, action);
+}
+
+void Transfers::wait_for(const WorkPtr& work, ir::ActionPart action) const {
+  try {
+    // On a device this makes the current stream wait; given a timeout, NCCL would block the host.
+    options_.device.is_cpu() ? work->wait(options_.timeout) : work->wait();
+  } catch (const std::exception& error) {
+    const ir::Transfer transfer = transfer_of(action);
+    const bool is_send = ir::is_send(action.kind());
+    throw std::runtime_error(quoted(action) + " waits for " +
+                             quoted(is_send ? transfer.receive : transfer.send) + " of rank " +
+                             std::to_string(world_rank(is_send ? transfer.to : transfer.from)) +
+                             ": " + error.what());
   }
 }
 
@@ -215,7 +261,7 @@ void Transfers::pause(Clock::time_point deadline, ir::ActionPart action,
                              std::to_string(options_.timeout.count()) + " ms");
   }
   const std::deque<Pending>& queue = queue_of(action);
-  if (queue.empty()) return;
+  if (shapes_.dynamic() || queue.empty()) return;
   // In the edge model no SEND waits behind a RECV, so the other queues can wait as well.
   const bool alone = options_.channels == ir::ChannelModel::kEdge;
   shapes_.wait(queue.front().action, alone ? kSlice : *slice);

@@ -22,6 +22,10 @@ namespace pipewright::executor {
 // finish before its SEND is posted anyway, and shapes are known once it is, so this delay does not
 // weaken the deadlock proof.
 //
+// With dynamic shapes every transfer is preceded by a header, which the receiver waits for before
+// it posts the RECV of the tensors. Queues of the edge model hold SENDs or RECVs, never both, so a
+// wait for a header delays no SEND.
+//
 // For the thread that runs the step.
 class Transfers {
  public:
@@ -31,6 +35,7 @@ class Transfers {
     at::Device device = at::kCPU;
     // The metadata of each stage's outputs, if it is known in advance.
     TransferShapes::OutputMetas output_metas = {};
+    bool dynamic_shapes = false;  // needs ChannelModel::kEdge
     std::vector<int> ranks = {};  // the world rank of each program rank, for errors
     // Throws if another rank of the world has failed. Called while waiting for shapes.
     std::function<void()> check_peers = {};
@@ -66,10 +71,14 @@ class Transfers {
   void clear();
 
  private:
-  using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using Works = std::vector<WorkPtr>;
   struct Pending {
     ir::ActionPart action;
-    Tensors tensors;  // of a SEND
+    Tensors tensors;         // of a SEND
+    at::Tensor header = {};  // of a RECV with dynamic shapes, once it is the head of its queue
+    WorkPtr header_work = {};
+    bool is_read = false;
   };
   struct Posted {
     Tensors tensors;
@@ -82,10 +91,13 @@ class Transfers {
   void flush(std::deque<Pending>& queue);
   void flush_all();
   bool post(Pending& pending);
+  void post_header(Pending& pending);
+  void wait_header(Pending& pending);
   std::deque<Pending>& queue_of(ir::ActionPart action);
   void post_now(ir::ActionPart send, Tensors tensors);
   void release_sent(int peer);
   void wait(Posted& posted, ir::ActionPart action) const;
+  void wait_for(const WorkPtr& work, ir::ActionPart action) const;
   void pause(Clock::time_point deadline, ir::ActionPart action, std::chrono::milliseconds* slice);
   int world_rank(int rank) const;
   int tag(ir::ActionPart receive, size_t tensor) const;
