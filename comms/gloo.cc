@@ -11,6 +11,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include "pipewright/comms/send_queue.h"
+
 namespace pipewright::comms {
 namespace {
 
@@ -82,16 +84,32 @@ class ReduceScatterWork final : public c10d::Work {
   const bool average_;
 };
 
-// torch's Gloo with what it lacks: an abort(), and a faster coalesced reduce-scatter. torch runs one
-// all-reduce per tensor; one for all of them copies as much and waits once.
+// A SEND of this size or more is freed as soon as it has been sent, which costs a wake-up of a
+// thread; smaller ones are freed when they are waited for.
+constexpr size_t kLargeSend = 64 << 10;
+
+// torch's Gloo with what it lacks: an abort(), large SENDs that are freed when they have been sent,
+// and a faster coalesced reduce-scatter. torch runs one all-reduce per tensor; one for all of them
+// copies as much and waits once.
 class Gloo final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
 
-  // torch's does nothing. A receive that expires makes Gloo close every connection of the
+  ~Gloo() override {
+    if (!sends_.empty()) close_connections();  // nobody waits for them any more
+  }
+
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override {
+    auto work = ProcessGroupGloo::send(tensors, to, tag);
+    return tensors[0].nbytes() < kLargeSend ? work : sends_.add(std::move(work));
+  }
+
+  void abort() override { close_connections(); }
+
+  // torch's abort() does nothing. A receive that expires makes Gloo close every connection of the
   // group: whatever waits here ends with an error, and so does what peers wait for from this rank.
   // A connection that is closed already refuses the receive, hence a try per peer.
-  void abort() override {
+  void close_connections() {
     constexpr int kUnusedTag = std::numeric_limits<int>::max();
     for (int peer = 0; peer < getSize(); ++peer) {
       if (peer == getRank()) continue;
@@ -127,6 +145,9 @@ class Gloo final : public c10d::ProcessGroupGloo {
     return c10::make_intrusive<ReduceScatterWork>(allreduce(sum, sums), sum[0], outputs, getRank(),
                                                   getSize(), average);
   }
+
+ private:
+  SendQueue sends_;
 };
 
 }  // namespace

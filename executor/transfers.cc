@@ -215,6 +215,8 @@ void Transfers::post_now(ir::ActionPart send, Tensors tensors) {
     tensor = tensor.detach().contiguous();
     posted.works.push_back(channels_.send(tensor, transfer.to, tag(transfer.receive, i)));
   }
+  // On a CPU the backend keeps what it sends, and frees it as soon as it is sent.
+  if (options_.device.is_cpu()) posted.tensors.clear();
 }
 
 // Releases the tensors of SENDs to this peer that are done, oldest first.

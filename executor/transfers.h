@@ -54,9 +54,7 @@ class Transfers {
 
   // SEND: one tensor per output (SEND_F) or input (SEND_B) of the stage. Gradients may be
   // undefined, but the same ones in every step; see TransferShapes::conform() for the exceptions.
-  // Tensors are stored until the backend reports that they are sent. Gloo reports this only in
-  // wait(): there an output is released when its gradient arrives, and everything else at the end
-  // of the step.
+  // Tensors are released when the backend reports that they are sent.
   void post_send(ir::ActionPart send, Tensors tensors);
   // RECV.
   void post_receive(ir::ActionPart receive);

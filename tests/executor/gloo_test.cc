@@ -26,6 +26,12 @@ TEST_P(Gloo, EveryScheduleEqualsTheModelWithoutAPipeline) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Gloo, testing::Values(2, 4));
 
+// What is sent is freed when it has been sent, so memory is what the certificate says.
+TEST(GlooMemory, PeakEqualsTheCertificate) {
+  const Output output = launch(4, "memory");
+  EXPECT_EQ(output.status, 0) << output.text;
+}
+
 TEST(GlooErrors, AFailingActionEndsTheStepOnEveryRank) {
   const Output output = launch(3, "throw");
   EXPECT_NE(output.status, 0);

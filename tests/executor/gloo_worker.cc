@@ -3,16 +3,20 @@
 //   parity   trains every schedule on this number of ranks, and compares with the reference
 //   throw    the stage of the last rank throws in its second step
 //   die      the last rank kills itself in its second step
+//   memory N compares the peak memory of N steps with the certificate
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
 
 #include "pipewright/comms/gloo.h"
+#include "pipewright/schedule/verify/certificate.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/executor/models.h"
+#include "tests/support/meter/meter.h"
 
 namespace pipewright::executor {
 namespace {
@@ -68,17 +72,59 @@ int failure(comms::World& world, bool dies) {
   return 0;
 }
 
+// The peak of a step, and of an evaluation, in activations of one message. Each microbatch saves
+// kSaved of them between its F and its B.
+int memory(comms::World& world, int steps) {
+  constexpr int kSaved = 96, kMicrobatches = 12;
+  constexpr int64_t kNumel = 16 << 10;
+  constexpr double kBytes = kNumel * sizeof(float);
+  const ir::Program program =
+      make_program(*schedules::find_schedule("1F1B"), {world.size(), world.size(), kMicrobatches});
+  const schedule::RankCertificate certificate =
+      schedule::certify(program)[static_cast<size_t>(world.rank())];
+  const double expected =
+      kSaved * certificate.activations.amount + certificate.receive_buffers.amount;
+  const at::Tensor weight = at::ones({1}).set_requires_grad(true);
+  std::map<int, LocalStage> stages;
+  stages[world.rank()].stage = std::make_shared<ModuleStage>([&](const Tensors& in) {
+    at::Tensor x = in[0] * weight;  // saves in[0]
+    for (int i = 1; i < kSaved; ++i) x = x.sin();
+    return Tensors{x};
+  });
+  const Batch batch = {.inputs = {at::ones({kMicrobatches, kNumel})}};
+  tests::Meter meter;
+  Executor executor(program, stages, world,
+                    {.loss = [](const Tensors& out, const Tensors&) { return out[0].sum(); }});
+  const auto peak_of = [&](const std::function<void()>& body) {
+    executor.confirm();
+    const int64_t before = meter.bytes();
+    meter.restart_peak();
+    body();
+    return static_cast<double>(meter.peak() - before) / kBytes;
+  };
+  std::vector<double> peaks;
+  for (int step = 0; step < steps; ++step) peaks.push_back(peak_of([&] { executor.step(batch); }));
+  const double evaluated = peak_of([&] { executor.eval(batch, false); });
+  executor.eval(batch, false);
+  std::printf("certificate %.0f, step 10 %.1f, last step %.1f, evaluation %.1f\n", expected,
+              peaks[9], peaks.back(), evaluated);
+  const auto near = [](double one, double other) { return std::abs(one - other) <= 0.05 * other; };
+  return near(peaks[9], expected) && near(peaks.back(), peaks[9]) && evaluated <= 8 ? 0 : 1;
+}
+
 }  // namespace
 }  // namespace pipewright::executor
 
 int main(int argc, char** argv) {
   using namespace pipewright;
   at::set_num_threads(1);
-  if (argc != 2) return 2;
+  if (argc < 2) return 2;
   try {
     comms::World world =
         comms::gloo_world(comms::read_environment(), std::chrono::milliseconds(60000));
     if (std::strcmp(argv[1], "parity") == 0) return executor::parity(world);
+    if (std::strcmp(argv[1], "memory") == 0)
+      return executor::memory(world, argc > 2 ? std::atoi(argv[2]) : 20);
     return executor::failure(world, std::strcmp(argv[1], "die") == 0);
   } catch (const std::exception& error) {
     std::printf("%s\n", error.what());
