@@ -1,0 +1,39 @@
+# What `cmake --install` puts where: library, headers and package files; command, man page and completions; the ready-made
+# schedules.
+install(TARGETS pipewright_schedule EXPORT pipewrightTargets)
+foreach(header IN LISTS pipewright_schedule_headers)
+  get_filename_component(folder ${header} DIRECTORY)
+  install(FILES ${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/pipewright/${folder})
+endforeach()
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/pipewright)
+install(EXPORT pipewrightTargets NAMESPACE pipewright:: DESTINATION ${package_dir})
+configure_package_config_file(cmake/pipewrightConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/pipewrightConfig.cmake
+                              INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/pipewrightConfigVersion.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/pipewrightConfig.cmake
+              ${CMAKE_CURRENT_BINARY_DIR}/pipewrightConfigVersion.cmake DESTINATION ${package_dir})
+configure_file(cmake/pipewright-schedule.pc.in pipewright-schedule.pc @ONLY)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/pipewright-schedule.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+install(FILES ${pipewright_ready_files} DESTINATION ${CMAKE_INSTALL_DATADIR}/pipewright)
+
+if(PIPEWRIGHT_CLI)
+  install(TARGETS pipewright_command)
+  add_executable(pipewright_man_page cli/man_page.cc)
+  target_link_libraries(pipewright_man_page PRIVATE pipewright_cli)
+  set(pages ${CMAKE_CURRENT_BINARY_DIR}/pages)
+  file(MAKE_DIRECTORY ${pages})
+  add_custom_command(
+    OUTPUT ${pages}/pipewright.1 ${pages}/pipewright ${pages}/_pipewright ${pages}/pipewright.fish
+    COMMAND pipewright_man_page > ${pages}/pipewright.1
+    COMMAND pipewright_command completion bash > ${pages}/pipewright
+    COMMAND pipewright_command completion zsh > ${pages}/_pipewright
+    COMMAND pipewright_command completion fish > ${pages}/pipewright.fish
+    VERBATIM)
+  add_custom_target(pipewright_pages ALL DEPENDS ${pages}/pipewright.1)
+  install(FILES ${pages}/pipewright.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+  install(FILES ${pages}/pipewright DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+  install(FILES ${pages}/_pipewright DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
+  install(FILES ${pages}/pipewright.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
+endif()
