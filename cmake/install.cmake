@@ -14,6 +14,8 @@ write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/pipewrightConfigVer
                                  COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/pipewrightConfig.cmake
               ${CMAKE_CURRENT_BINARY_DIR}/pipewrightConfigVersion.cmake DESTINATION ${package_dir})
+# Relative, so that `cmake --install --prefix` may choose another place.
+file(RELATIVE_PATH prefix_from_pkgconfig /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
 configure_file(cmake/pipewright-schedule.pc.in pipewright-schedule.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/pipewright-schedule.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 install(FILES ${pipewright_ready_files} DESTINATION ${CMAKE_INSTALL_DATADIR}/pipewright)

@@ -1,0 +1,104 @@
+"""Generate, verify, simulate and search pipeline-parallel schedules.
+
+    import pipewright as pw
+
+    order = pw.make("ZBV", ranks=4, microbatches=8)     # a compute order
+    program = order.lower(residency=2)                  # with SEND, RECV, UNSHARD, ...
+    assert program.verify()                             # free of deadlock and mistakes
+    print(program.simulate(forward=1, comm=0.1).makespan)
+    program.save("zbv.csv")                             # PyTorch's runtime loads it
+
+Errors in a schedule or in a costs file are `ScheduleError`, a ValueError whose text is that of the `pipewright` command
+and whose `diagnostics` are objects. Long work releases the GIL; Ctrl-C ends a search.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from . import _arguments, _pipewright
+from ._pipewright import Change, Diagnostic, RankCertificate, RankReport, ScheduleError, Verdict
+from ._schedule import Schedule, Simulation
+
+__version__ = _pipewright.__version__
+__all__ = ["Change", "Diagnostic", "RankCertificate", "RankReport", "Schedule", "ScheduleError", "SearchResult",
+           "Simulation", "Verdict", "make", "read", "schedules", "search"]
+
+_BUDGETS = {"small": 10_000_000, "medium": 200_000_000, "large": 2_000_000_000}
+
+
+def schedules() -> list[str]:
+    """The names of the catalogue."""
+    return _pipewright.schedules()
+
+
+def make(name: str, *, ranks: int, microbatches: int, stages: int | None = None, group_size: int | None = None,
+         extra_warmup: bool = False, memory: int | None = None, costs: dict | str | os.PathLike | None = None,
+         **times: float) -> Schedule:
+    """Generates a schedule of the catalogue by its name or alias, ignoring case, as a compute order.
+
+    `stages` defaults to the schedule's own number. `group_size` and `extra_warmup` are Interleaved1F1B's, `memory`, in
+    activations per rank, V-Adaptive's. `costs` and `times` (see Schedule.simulate) are for schedules that plan with
+    costs: ZB-1p, ZB-2p.
+    """
+    return Schedule(_pipewright.make(
+        _arguments.text("name", name), _arguments.whole("ranks", ranks), _arguments.optional_whole("stages", stages),
+        _arguments.whole("microbatches", microbatches), _arguments.optional_whole("group_size", group_size),
+        bool(extra_warmup), _arguments.optional_whole("memory", memory), _arguments.costs(costs, times)))
+
+
+def read(source: str | os.PathLike, *, name: str | None = None) -> Schedule:
+    """Reads a schedule from a .csv, .plan or .json file, or from a text of several lines.
+
+    `name` is the file's name in messages; its extension says the format, or else the first bytes do. Raises
+    ScheduleError if the text is malformed; whether a schedule can run is for verify() to say.
+    """
+    if isinstance(source, str) and "\n" in source:
+        return Schedule(_pipewright.read(name or "<text>", source))
+    path = os.fspath(source)
+    return Schedule(_pipewright.read(name or path, _arguments.read_file(path)))
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchResult:
+    """A found schedule, and how good it is."""
+
+    schedule: Schedule
+    cost: float  # the longest span of any rank
+    makespan: float
+    bubble_rate: float
+    bound: float  # no schedule costs less
+    bound_name: str
+    gap: float  # how far the cost is above the bound: 0.1 for 10%
+    found_by: str  # a schedule of the catalogue, or "search"
+    evaluations: int
+
+    def _repr_svg_(self) -> str:
+        return self.schedule._repr_svg_()
+
+
+def search(*, ranks: int, microbatches: int, placement: str = "loop", stages: int | None = None,
+           costs: dict | str | os.PathLike | None = None, memory: float | None = None, memory_bytes: float | None = None,
+           budget: str | int = "medium", robust: float | None = None, merge_backward: bool = False,
+           threads: int | None = None, seed: int = 1, **times: float) -> SearchResult:
+    """Finds a schedule of low cost within a memory limit, and a lower bound on the cost of every other one.
+
+    `placement` is loop, v or wave; `memory` is in activations per rank, `memory_bytes` in bytes; `budget` is small,
+    medium, large or a number of evaluated actions. The result is the same for any number of threads. See
+    `pipewright search --help`.
+    """
+    if memory is not None and memory_bytes is not None:
+        raise ValueError("memory cannot be used with memory_bytes")
+    evaluations = _BUDGETS.get(budget) if isinstance(budget, str) else budget
+    if isinstance(evaluations, bool) or not isinstance(evaluations, int) or evaluations < 1:
+        raise ValueError(f"budget: expected small, medium, large or a whole number from 1, got `{budget}`")
+    found = _pipewright.search(
+        _arguments.whole("ranks", ranks), _arguments.whole("microbatches", microbatches),
+        _arguments.text("placement", placement), _arguments.optional_whole("stages", stages),
+        _arguments.costs(costs, times), _arguments.optional_positive("memory", memory),
+        _arguments.optional_positive("memory_bytes", memory_bytes), evaluations,
+        _arguments.optional_positive("robust", robust) or 0.0, bool(merge_backward),
+        _arguments.optional_whole("threads", threads) or os.cpu_count() or 1, _arguments.whole("seed", seed, least=0))
+    return SearchResult(Schedule(found.schedule), found.cost, found.makespan, found.bubble_rate, found.bound,
+                        found.bound_name, found.gap, found.found_by, found.evaluations)

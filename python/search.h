@@ -1,0 +1,39 @@
+#ifndef PIPEWRIGHT_PYTHON_SEARCH_H_
+#define PIPEWRIGHT_PYTHON_SEARCH_H_
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "pipewright/python/schedule.h"
+
+namespace pipewright::python {
+
+struct SearchArguments {
+  int ranks = 0, microbatches = 0;
+  std::string placement;  // "loop", "v", "wave"
+  int stages = 0;         // 0: as many as the placement needs at least
+  schedule::Costs costs;
+  std::optional<double> memory, memory_bytes;
+  int64_t evaluations = 0;
+  double robust = 0;
+  bool merge_backward = false;
+  int threads = 1;
+  uint64_t seed = 1;
+};
+
+struct SearchOutcome {
+  Schedule schedule;
+  double cost, makespan, bubble_rate, bound, gap;
+  std::string bound_name, found_by;
+  int64_t evaluations;
+};
+
+// Runs the search on a thread of its own and calls `interrupted` some times a second: once that
+// returns true, the search stops. Throws ScheduleFailure or std::invalid_argument for what does not
+// fit, and whatever `interrupted` throws.
+SearchOutcome search(const SearchArguments& arguments, const std::function<bool()>& interrupted);
+
+}  // namespace pipewright::python
+
+#endif  // PIPEWRIGHT_PYTHON_SEARCH_H_
