@@ -53,6 +53,7 @@ set(pipewright_schedule_sources
     schedule/search/front.cc
     schedule/search/local_search.cc
     schedule/search/make_problem.cc
+    schedule/search/repeat.cc
     schedule/search/replay.cc
     schedule/search/search.cc
     schedule/search/solve.cc
@@ -169,6 +170,7 @@ set(pipewright_schedule_headers
     schedule/search/make_problem.h
     schedule/search/problem.h
     schedule/search/random.h
+    schedule/search/repeat.h
     schedule/search/replay.h
     schedule/search/search.h
     schedule/search/solve.h

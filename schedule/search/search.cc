@@ -6,6 +6,7 @@
 #include "pipewright/ir/check.h"
 #include "pipewright/schedule/compile.h"
 #include "pipewright/schedule/search/catalogue.h"
+#include "pipewright/schedule/search/repeat.h"
 #include "pipewright/schedule/search/replay.h"
 #include "pipewright/schedule/search/solve.h"
 #include "pipewright/schedule/search/words.h"
@@ -41,6 +42,26 @@ Robustness robustness_of(const ir::ComputeOrder& order, const Costs& costs, doub
   return result;
 }
 
+// Searches with fewer microbatches and repeats what it finds. Nothing for few microbatches, or if
+// nothing can be repeated.
+std::vector<Candidate> by_repetition(const Problem& problem, SolveOptions options,
+                                     int64_t* evaluations) {
+  Problem brief = problem;
+  brief.num_microbatches = brief_microbatches(problem);
+  if (brief.num_microbatches == problem.num_microbatches) return {};
+  options.bound = lower_bound(brief).value;
+  options.candidates = catalogue(brief);
+  options.on_progress = nullptr;  // its costs are those of fewer microbatches
+  const Solution solution = solve(brief, options);
+  *evaluations += solution.evaluations;
+  std::vector<Candidate> candidates;
+  for (const Found& found : solution.alternatives) {
+    if (auto words = repeat(brief, found.words, problem, options.evaluations))
+      candidates.push_back({"search", std::move(*words)});
+  }
+  return candidates;
+}
+
 Ticks busiest_work(const Problem& problem) {
   std::vector<Ticks> work(static_cast<size_t>(problem.num_ranks()));
   for (int stage = 0; stage < problem.num_stages(); ++stage) {
@@ -63,12 +84,13 @@ Problem problem_of(const SearchRequest& request) {
 
 std::optional<Shortage> shortage_of(const Problem& problem) {
   const std::vector<Memory> least = least_memory(problem);
+  std::optional<Shortage> shortage;
   for (int rank = 0; rank < problem.num_ranks(); ++rank) {
-    const Memory needed = least[static_cast<size_t>(rank)];
-    if (needed > problem.memory_limit(rank))
-      return Shortage{rank, problem.memory_limit(rank), needed};
+    const Memory needed = least[static_cast<size_t>(rank)], limit = problem.memory_limit(rank);
+    const Memory most = shortage ? shortage->least - shortage->limit : 0;
+    if (needed > limit && needed - limit > most) shortage = Shortage{rank, limit, needed};
   }
-  return std::nullopt;
+  return shortage;
 }
 
 SearchResult search_schedule(const SearchRequest& request) {
@@ -88,6 +110,13 @@ SearchResult search_schedule(const SearchRequest& request) {
           {problem.time(progress.cost), problem.time(result.bound.value), progress.evaluations});
     };
   }
+  // A quarter of the budget for few microbatches, where it goes farther.
+  int64_t evaluations = 0;
+  SolveOptions brief = options;
+  brief.evaluations = (request.evaluations + 3) / 4;
+  for (Candidate& one : by_repetition(problem, brief, &evaluations))
+    options.candidates.push_back(std::move(one));
+  options.evaluations = std::max<int64_t>(1, request.evaluations - evaluations);
   Solution solution = solve(problem, options);
   Found best = {solution.cost, std::move(solution.words)};
   result.order = order_of(problem, best.words, "search");
@@ -121,7 +150,7 @@ SearchResult search_schedule(const SearchRequest& request) {
                            : static_cast<double>(replay.cost() - busiest_work(problem)) /
                                  static_cast<double>(replay.cost());
   result.peak_memory = peak_memory(problem, best.words);
-  result.evaluations = solution.evaluations;
+  result.evaluations = evaluations + solution.evaluations;
   result.is_cancelled = solution.is_cancelled;
   return result;
 }

@@ -87,7 +87,7 @@ struct SearchResult {
 
 Problem problem_of(const SearchRequest& request);
 
-// A rank whose limit no schedule meets.
+// The rank whose limit is the farthest below what any schedule needs.
 struct Shortage {
   int rank;
   Memory limit, least;
