@@ -39,9 +39,12 @@ std::vector<OptionSpec> simulate_shape_options() {
       option.help =
           "memory of the lower bound: K activations per rank, as search counts them; an error if "
           "the schedule needs more; default: each rank's own peak of live activations. V-Adaptive "
-          "is "
-          "planned for K";
+          "is planned for K";
   }
+  options.push_back({"--memory-bytes",
+                     "",
+                     {ValueKind::kText, "BYTES", {}},
+                     "memory of the lower bound in bytes per rank, as search counts them"});
   return options;
 }
 
@@ -177,8 +180,9 @@ const std::vector<CommandSpec>& table() {
         {"pipewright simulate ZB-H1 --ranks 8 --microbatches 24 --forward 18.522 --backward-input "
          "18.086 --backward-weight 9.337 --comm 0.601",
          "a row of the Zero Bubble paper"},
-        {"pipewright simulate plan.csv --costs costs.json --slow 2=1.5",
-         "what if rank 2 is slow?"}},
+        {"pipewright simulate plan.csv --costs costs.json --slow 2=1.5", "what if rank 2 is slow?"},
+        {"pipewright simulate found.plan --costs costs.json --memory 5",
+         "derive cost and bound of a plan that search found"}},
        run_simulate},
       {"search",
        "Find a schedule for given costs and memory",

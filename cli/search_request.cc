@@ -68,16 +68,6 @@ ir::Placement placement_of(const AskedSearch& asked) {
                                    : ir::Placement::v(ranks, stages);
 }
 
-search::MemoryBudget memory_of(const Invocation& invocation, const schedule::Costs& costs) {
-  const auto activations = invocation.text("--memory"), bytes = invocation.text("--memory-bytes");
-  if (activations && bytes) throw UsageError("--memory cannot be used with --memory-bytes");
-  if (activations) return {.activations = positive_number("--memory", *activations)};
-  if (!bytes) return {};
-  if (costs.activation_bytes.is_zero())
-    throw UsageError("--memory-bytes requires --costs FILE with activation_bytes");
-  return {.bytes = positive_number("--memory-bytes", *bytes)};
-}
-
 // The costs after the what-if options. They must fit a schedule with this placement; otherwise
 // prints the errors and throws Failed.
 schedule::Costs costs_for(const AskedCosts& asked, const ir::Placement& placement,
@@ -193,7 +183,9 @@ AskedSearch read_search(const Invocation& invocation, Console& console) {
   request.splits_backward = !invocation.has("--merge-backward");
   if (const auto sigma = invocation.text("--robust")) {
     request.noise = positive_number("--robust", *sigma);
-    if (request.noise > 2) throw UsageError("--robust: expected a number up to 2");
+    if (request.noise > 2)
+      throw UsageError(fmt::format("--robust: expected a number above 0, up to 2, got {}",
+                                   ir::backticked(*sigma)));
   }
   request.costs = costs_for(read_costs(invocation, console), request.placement,
                             request.num_microbatches, console);

@@ -270,8 +270,7 @@ int run_simulate(const Invocation& invocation, Console& console) {
     throw UsageError("--actions requires --json");
   const std::optional<Jitter> jitter = jitter_of(invocation);
   AskedCosts asked = read_costs(invocation, console);
-  if (const auto text = invocation.text("--memory"))
-    asked.request.memory = positive_number("--memory", *text);
+  asked.request.memory = memory_of(invocation, asked.request.costs);
   Input input = read_input(invocation, console);
   input.may_ignore_memory = true;
   input.costs = asked.request.costs;

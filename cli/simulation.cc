@@ -122,6 +122,17 @@ AskedCosts read_costs(const Invocation& invocation, Console& console) {
   return asked;
 }
 
+schedule::search::MemoryBudget memory_of(const Invocation& invocation,
+                                         const schedule::Costs& costs) {
+  const auto activations = invocation.text("--memory"), bytes = invocation.text("--memory-bytes");
+  if (activations && bytes) throw UsageError("--memory cannot be used with --memory-bytes");
+  if (activations) return {.activations = positive_number("--memory", *activations)};
+  if (!bytes) return {};
+  if (costs.activation_bytes.is_zero())
+    throw UsageError("--memory-bytes requires --costs FILE with activation_bytes");
+  return {.bytes = positive_number("--memory-bytes", *bytes)};
+}
+
 Simulation simulate_input(const Input& input, const AskedCosts& asked, Console& console) {
   schedule::SimulateResult result = schedule::simulate(input.compiled, asked.request);
   if (!result.ok()) {

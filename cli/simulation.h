@@ -32,6 +32,9 @@ struct AskedCosts {
 };
 // Throws UsageError, or Failed after printing the errors in the file.
 AskedCosts read_costs(const Invocation& invocation, Console& console);
+// --memory or --memory-bytes; the latter requires costs with sizes. Throws UsageError.
+schedule::search::MemoryBudget memory_of(const Invocation& invocation,
+                                         const schedule::Costs& costs);
 // Throws UsageError if any of cost_options() was given: "--costs requires X".
 void refuse_cost_options(const Invocation& invocation, std::string_view required);
 

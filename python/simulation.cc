@@ -30,7 +30,7 @@ Simulation::Simulation(const Schedule& schedule, const schedule::Costs& costs,
       simulation_(run(compiled_, {.costs = costs,
                                   .scale = {scale.begin(), scale.end()},
                                   .slow = {slow.begin(), slow.end()},
-                                  .memory = memory})) {}
+                                  .memory = {.activations = memory}})) {}
 
 std::vector<double> Simulation::slack() const {
   return schedule::slack_of(simulation_.graph, schedule(), simulation_.costs, simulation_.timeline);

@@ -281,21 +281,25 @@ bool change_costs(const SimulateRequest& request, const ir::Placement& placement
   return diagnostics->total() == before;
 }
 
-// Checks that a schedule keeps to memory for this many activations per rank.
-bool check_memory(const ir::Schedule& schedule, const search::Problem& problem, double activations,
-                  ir::Diagnostics* diagnostics) {
+// Checks that a schedule keeps to the memory of a problem, which is this budget.
+bool check_memory(const ir::Schedule& schedule, const search::Problem& problem,
+                  const search::MemoryBudget& memory, ir::Diagnostics* diagnostics) {
   if (!ir::has_backward(schedule)) return true;
   const size_t before = diagnostics->total();
   const std::vector<MemoryPeak> peaks = memory_peaks(schedule, problem);
   for (int rank = 0; rank < problem.num_ranks(); ++rank) {
     const MemoryPeak& peak = peaks[static_cast<size_t>(rank)];
     if (peak.amount <= problem.memory_limit(rank)) continue;
+    const std::string amounts =
+        memory.bytes
+            ? fmt::format("{:.0f} bytes, got {:.0f}", *memory.bytes,
+                          *memory.bytes + problem.size(peak.amount - problem.memory_limit(rank)))
+            : fmt::format("{:.6g} activations, got {:.6g}", *memory.activations,
+                          static_cast<double>(peak.amount) /
+                              static_cast<double>(problem.activation_of(rank)));
     diagnostics->error(
         ir::Rule::kMemoryExceeded,
-        fmt::format(
-            "rank {}, step {}: expected at most {:.6g} activations, got {:.6g}", rank, peak.step,
-            activations,
-            static_cast<double>(peak.amount) / static_cast<double>(problem.activation_of(rank))));
+        fmt::format("rank {}, step {}: expected at most {}", rank, peak.step, amounts));
   }
   return diagnostics->total() == before;
 }
@@ -362,8 +366,8 @@ SimulateResult simulate(const CompileResult& compiled, const SimulateRequest& re
   ir::Timeline timeline = simulate(graph, schedule, *costs);
   Report report = report_on(schedule, *costs, timeline);
   ScheduleBound bound = bound_of(schedule, *costs, report, request.memory);
-  if (request.memory &&
-      !check_memory(schedule, problem_of(schedule, *costs, report, request.memory), *request.memory,
+  if (request.memory.is_set() &&
+      !check_memory(schedule, problem_of(schedule, *costs, report, request.memory), request.memory,
                     &result.diagnostics))
     return result;
   result.simulation = Simulation{std::move(*costs), std::move(graph), std::move(timeline),

@@ -127,9 +127,9 @@ struct SimulateRequest {
   // actions ({2, 1.5}: rank 2 takes 50% longer).
   std::vector<std::pair<std::string, double>> scale = {};
   std::vector<std::pair<int, double>> slow = {};
-  // Memory per rank for the lower bound, in activations (search::MemoryBudget); it is an error if
-  // the schedule has more at its peak. Unset: on each rank what the schedule has at its peak.
-  std::optional<double> memory = {};
+  // Memory per rank for the lower bound; it is an error if the schedule needs more. Unset: on each
+  // rank as many live activations as the schedule has at its peak.
+  search::MemoryBudget memory = {};
 };
 
 struct SimulateResult {

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "pipewright/schedule/bounds/bounds.h"
-#include "pipewright/schedule/search/make_problem.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -25,9 +24,9 @@ std::vector<bool> split_stages(const ir::Schedule& schedule) {
 }  // namespace
 
 search::Problem problem_of(const ir::Schedule& schedule, const Costs& costs, const Report& report,
-                           std::optional<double> memory) {
-  search::Problem problem = search::make_problem(schedule.placement, schedule.num_microbatches,
-                                                 costs, {.activations = memory});
+                           const search::MemoryBudget& memory) {
+  search::Problem problem =
+      search::make_problem(schedule.placement, schedule.num_microbatches, costs, memory);
   const bool has_backward = ir::has_backward(schedule);
   const std::vector<bool> is_split = split_stages(schedule);
   for (size_t stage = 0; stage < problem.stages.size(); ++stage) {
@@ -36,7 +35,7 @@ search::Problem problem_of(const ir::Schedule& schedule, const Costs& costs, con
     work.backward_input = has_backward ? work.backward_input + work.backward_weight : 0;
     work.backward_weight = work.weight_input = 0;
   }
-  for (size_t rank = 0; !memory && rank < report.ranks.size(); ++rank)
+  for (size_t rank = 0; !memory.is_set() && rank < report.ranks.size(); ++rank)
     problem.memory_limits[rank] = report.ranks[rank].peak_activations.amount;
   return problem;
 }
@@ -63,7 +62,7 @@ std::vector<MemoryPeak> memory_peaks(const ir::Schedule& schedule, const search:
 }
 
 ScheduleBound bound_of(const ir::Schedule& schedule, const Costs& costs, const Report& report,
-                       std::optional<double> memory) {
+                       const search::MemoryBudget& memory) {
   const search::Problem problem = problem_of(schedule, costs, report, memory);
   const Bound bound = ir::has_backward(schedule) ? lower_bound(problem) : work_bound(problem);
   ScheduleBound result{.value = problem.time(bound.value),

@@ -1,24 +1,24 @@
 #ifndef PIPEWRIGHT_SCHEDULE_BOUNDS_SCHEDULE_BOUND_H_
 #define PIPEWRIGHT_SCHEDULE_BOUNDS_SCHEDULE_BOUND_H_
 
-#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "pipewright/ir/schedule.h"
+#include "pipewright/schedule/search/make_problem.h"
 #include "pipewright/schedule/search/problem.h"
 #include "pipewright/schedule/simulate/costs.h"
 #include "pipewright/schedule/simulate/report.h"
 
 namespace pipewright::schedule {
 
-// The problem that a schedule solves: its stages, microbatches and costs, and on each rank memory
-// for `memory` activations (search::MemoryBudget), or else for as many live ones as the schedule
-// has at its peak, each whole from its F to the end of its B or W. A stage whose backwards are all
-// whole has no W. The costs must fit the schedule (check_costs); `report` must be its report.
+// The problem that a schedule solves: its stages, microbatches and costs, and on each rank the
+// given memory, or else as many live activations as the schedule has at its peak, each whole from
+// its F to the end of its B or W. A stage whose backwards are all whole has no W. The costs must
+// fit the schedule (check_costs); `report` must be its report.
 search::Problem problem_of(const ir::Schedule& schedule, const Costs& costs, const Report& report,
-                           std::optional<double> memory);
+                           const search::MemoryBudget& memory);
 
 // The most memory that a rank of a schedule uses, as the problem counts it, and the first step at
 // which it does. One entry per rank. Linear in the number of actions.
@@ -48,7 +48,7 @@ struct ScheduleBound {
 // less than a billionth of it is taken for the cost. Of a schedule without backwards, only the work
 // is bounded. Linear in the number of actions, and the time of lower_bound().
 ScheduleBound bound_of(const ir::Schedule& schedule, const Costs& costs, const Report& report,
-                       std::optional<double> memory);
+                       const search::MemoryBudget& memory);
 
 }  // namespace pipewright::schedule
 

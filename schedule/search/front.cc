@@ -56,7 +56,7 @@ std::vector<PlacementOption> placement_options(int ranks, int stages) {
 
 std::vector<FrontPoint> search_front(const SearchRequest& request, int stages,
                                      const std::vector<PlacementOption>& options) {
-  const bool has_limit = request.memory.bytes || request.memory.activations;
+  const bool has_limit = request.memory.is_set();
   std::vector<std::pair<FrontPoint, SearchRequest>> searches;
   for (int level = kLevels; level >= (has_limit ? kLeastLevel : kLevels); --level) {
     for (const PlacementOption& option : options) {

@@ -86,7 +86,7 @@ void set_memory(const MemoryBudget& memory, const Costs& costs, Problem* problem
   const int stages = problem->num_stages();
   const ir::Placement& placement = problem->placement;
   const std::optional<double>& activations = memory.activations;
-  const bool counts_live = !activations && !memory.bytes;
+  const bool counts_live = !memory.is_set();
   const bool has_sizes = !counts_live && !costs.activation_bytes.is_zero();
   const auto activation = [&](int stage) {
     return has_sizes ? costs.activation_bytes.at(stage) : 1.0;
@@ -121,7 +121,7 @@ void set_memory(const MemoryBudget& memory, const Costs& costs, Problem* problem
     if (stage + 1 < stages && placement.rank_of(stage + 1) != rank)
       own -= costs.input_gradient_bytes.at(stage + 1);
   }
-  if (!activations && !memory.bytes) return;
+  if (counts_live) return;
   for (size_t rank = 0; rank < room.size(); ++rank) {
     // 2.4999999999999996 means 2.5.
     const double limit = scale.apply(room[rank]) * (1 + 1e-12);

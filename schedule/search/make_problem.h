@@ -20,6 +20,8 @@ struct MemoryBudget {
   // from there to the end of W. The rank's parameters and gradients, and one receive buffer per
   // input of its stages that comes from another rank, are subtracted.
   std::optional<double> bytes = {};
+
+  bool is_set() const { return activations || bytes; }
 };
 
 // The problem with these costs, which must fit the placement (check_costs). Every rank must have a
