@@ -34,6 +34,9 @@ void ShardedStage::reshard() {
 
 void ShardedStage::before_backward(int microbatch, bool last) {
   root().for_each([](ShardedUnit& unit) { expect_trainable_if_sharded(unit); });
+  // The reductions of an earlier REDUCE_GRAD: their buffers are freed before this backward
+  // allocates others.
+  root().backward().finish(0);
   DrivenStage::before_backward(microbatch, last);
   if (last) root().backward().open_for_all();
 }
@@ -50,7 +53,10 @@ void ShardedStage::reduce_grad() {
   root().for_each([](ShardedUnit& unit) { unit.begin_backward(); });
 }
 
-void ShardedStage::wait_reduce() { root().backward().finish(0); }
+void ShardedStage::wait_reduce() {
+  root().backward().finish(0);
+  reshard();  // an optimizer must see shards, also after a program that ends without a RESHARD
+}
 
 void ShardedStage::abort() {
   set_last_backward(false);

@@ -10,7 +10,9 @@ namespace pipewright::fsdp {
 // the units gather and free their parameters. Forwards install no hooks on inputs and outputs: a
 // unit is ready to be reduced when all its parameters have accumulated their gradients, in a B or a
 // W. In the last backward before a REDUCE_GRAD units are reduced as they become ready, and the
-// remaining ones at the REDUCE_GRAD.
+// remaining ones at the REDUCE_GRAD. A unit without gradients on this rank is reduced too, as
+// zeros: whether there are any may differ between ranks. A parameter that no rank used keeps its
+// .grad.
 class ShardedStage final : public modules::DrivenStage<ShardedUnit> {
  public:
   using DrivenStage::DrivenStage;

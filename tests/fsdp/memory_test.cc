@@ -79,6 +79,41 @@ TEST(FullyShardMemory, test_fully_shard_training_memory) {
   }
 }
 
+// A REDUCE_GRAD after every microbatch: the reduction of one is finished before the next backward
+// accumulates, so memory does not grow with their number.
+TEST(FullyShardMemory, SeveralReduceGradsPerStep) {
+  constexpr int kLayers = 4, kRanks = 2, kMicrobatches = 16;
+  tests::Meter meter;
+  on_ranks(kRanks, [&](Rank& self) {
+    const tests::Meter counts_here = tests::Meter::together_with(meter);
+    const ModulePtr module = tests::make_mlps(64, kLayers, 42);
+    int64_t all = 0, largest = 0;
+    for (const at::Tensor& weight : module->parameters()) {
+      const auto bytes = kRanks * static_cast<int64_t>(weight.nbytes());
+      all += bytes;
+      largest = std::max(largest, bytes);
+    }
+    Sharding sharding(self, *module, mlps(kLayers), {});
+    const auto stage = sharding.root().data_parallel();
+    on_first_rank_alone(self, [&] { meter.restart_peak(); });
+    stage->unshard();
+    stage->wait_unshard();
+    for (int microbatch = 0; microbatch < kMicrobatches; ++microbatch) {
+      const at::Tensor loss = forward(module, random_input({1, 64}, 1)).sum();
+      stage->before_backward(microbatch, /*last=*/true);
+      loss.backward();
+      stage->reduce_grad();
+    }
+    stage->wait_reduce();
+    on_first_rank_alone(self, [&] {
+      // Shards, parameters, gradients, gradients of shards, and the buffers of two layers; and the
+      // thread backend's buffer for one parameter.
+      const int64_t slack = kRanks * (16 << 10) + largest;
+      EXPECT_LE(meter.peak(), 3 * all + 2 * all / kLayers + slack);
+    });
+  });
+}
+
 // Along dimension 0 the all-gather writes where the parameters are used. Along other dimensions it
 // writes to a buffer, which is copied and freed before unshard() returns.
 TEST(FullyShardMemory, UnshardHoldsOneCopy) {

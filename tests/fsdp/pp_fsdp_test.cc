@@ -136,6 +136,7 @@ TEST(PpFsdp, test_pp_fsdp_unshard_reshard_runtime) {
         "");
   };
   run("0UNSHARD 0F0 0RESHARD", false);
+  run("0UNSHARD 0F0 0REDUCE_GRAD", false);
   run("0UNSHARD 0F0", true);
   run("0F0", false);  // no UNSHARD or RESHARD: unsharded for the step
 }
