@@ -13,8 +13,10 @@ class Before final : public torch::autograd::FunctionPreHook {
   Before(std::weak_ptr<GradListener> listener, size_t leaf)
       : listener_(std::move(listener)), leaf_(leaf) {}
   variable_list operator()(const variable_list& grads) override {
-    if (const auto listener = listener_.lock()) listener->before_accumulate(leaf_);
-    return grads;
+    const auto listener = listener_.lock();
+    if (!listener) return grads;
+    listener->before_accumulate(leaf_);
+    return {listener->take(leaf_, grads[0])};
   }
 
  private:

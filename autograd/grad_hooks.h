@@ -18,7 +18,10 @@ class GradListener {
  public:
   virtual ~GradListener() = default;
   // The backward is about to accumulate into the leaf's .grad.
-  virtual void before_accumulate(size_t leaf) = 0;
+  virtual void before_accumulate(size_t /*leaf*/) {}
+  // After before_accumulate(): returns what autograd accumulates. A listener that keeps gradients
+  // elsewhere takes `grad` and returns an undefined tensor.
+  virtual at::Tensor take(size_t /*leaf*/, const at::Tensor& grad) { return grad; }
   // The backward has accumulated. Called once per leaf and backward, however often the leaf is
   // used; a backward inside another one (activation checkpointing) counts separately.
   virtual void after_accumulate(size_t leaf) = 0;

@@ -10,6 +10,7 @@
 
 #include "pipewright/autograd/grad_hooks.h"
 #include "pipewright/comms/agreement.h"
+#include "pipewright/fsdp/shard_guard.h"
 #include "pipewright/fsdp/sharded_unit.h"
 #include "pipewright/modules/names.h"
 
@@ -106,6 +107,8 @@ void check(std::vector<ParamSpec>& specs, const Options& options, int ranks) {
                   "`, because one group has one dtype and device; shard the others separately");
     }
     if (is_sharded(tensor)) refuse_this(", is already sharded");
+    if (is_guarded(tensor))
+      refuse_this(", is a shard of a unit that no longer exists: expected the full parameter");
     if (autograd::listener_of(tensor))
       refuse_this(", is already managed by another data-parallel wrapper, such as replicate");
     if (options.shard_placement_fn) spec.dim = options.shard_placement_fn(tensor);
@@ -143,6 +146,10 @@ void find_parameters(const std::vector<torch::nn::Module*>& modules, const Optio
   }
 }
 
+std::string text_of(const std::optional<at::ScalarType>& dtype) {
+  return dtype ? c10::toString(*dtype) : "none";
+}
+
 // Describes what must be equal on all ranks, as text.
 std::vector<std::string> describe(const Found& found, const Options& options, int ranks) {
   std::vector<std::string> lines = {"parameters"};
@@ -157,7 +164,9 @@ std::vector<std::string> describe(const Found& found, const Options& options, in
                            ", reshard_after_forward ",
                            options.reshard_after_forward.ranks(true, ranks), "|",
                            options.reshard_after_forward.ranks(false, ranks),
-                           ", backward_prefetch ", static_cast<int>(options.backward_prefetch)));
+                           ", backward_prefetch ", static_cast<int>(options.backward_prefetch),
+                           ", param_dtype ", text_of(options.mixed_precision.param_dtype),
+                           ", reduce_dtype ", text_of(options.mixed_precision.reduce_dtype)));
   return lines;
 }
 
@@ -190,16 +199,10 @@ std::shared_ptr<Sharded> shard(const std::vector<torch::nn::Module*>& modules,
     for (const auto& [name, buffer] : found.buffers) values.push_back(buffer);
     comms::broadcast_values(values, *group);
   }
-  // A node that accumulates gradients remembers the sizes that its parameter has when the node is
-  // created: they must be those of the full parameter, so create the nodes before sharding.
-  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
-  for (const ParamSpec& spec : found.specs) {
-    if (spec.parameter.requires_grad())
-      accumulators.push_back(torch::autograd::impl::grad_accumulator(spec.parameter));
-  }
   const auto unit = std::make_shared<ShardedUnit>(
       std::vector<const torch::nn::Module*>(modules.begin(), modules.end()),
-      ParamGroup(std::move(found.specs), std::move(group), std::move(post_forward)),
+      ParamGroup(std::move(found.specs), std::move(group), std::move(post_forward),
+                 options.mixed_precision),
       std::move(options));
   std::vector<std::shared_ptr<ShardedUnit>> nested;
   for (const auto& [path, inner] : found.nested) nested.push_back(inner);

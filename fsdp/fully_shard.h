@@ -14,6 +14,7 @@
 #include "pipewright/comms/world.h"
 #include "pipewright/fsdp/event_log.h"
 #include "pipewright/modules/data_parallel.h"
+#include "pipewright/modules/mixed_precision.h"
 #include "pipewright/modules/tensors.h"
 
 // Fully sharded data parallelism (ZeRO-3) for LibTorch, with the names and semantics of PyTorch's
@@ -32,12 +33,14 @@
 // What differs from PyTorch:
 // - LibTorch's modules have no hooks. Call sharded modules through forward() or call() below, also
 //   inside the model's own forward: `x = fsdp::forward(block, x)`. For modules that are not sharded
-//   these are plain calls. If a sharded module is called directly it computes with its shards: most
-//   forwards then fail on the shapes, and backward always fails.
+//   these are plain calls. A sharded parameter that is read outside of them is an error that names
+//   it (shard_guard.h says what is noticed).
 // - The registered parameter is the shard, a plain tensor, not a DTensor. Inside forward and
 //   backward the same tensor holds the full parameter.
 // - Keep what fully_shard returns: the module is sharded as long as it exists.
-// - Cast, move and load a module, and freeze parameters, before it is sharded.
+// - Modules may be cast, moved and loaded, and parameters frozen and unfrozen, also after they are
+//   sharded: between steps, on all ranks, while they are sharded. With accumulated gradients that
+//   have not been reduced it is an error, as is a cast of a unit that is unsharded.
 //
 // All ranks must call the same units in the same order, and backward must reach the same calls on
 // all ranks, because each all-gather and reduce-scatter is a collective. Ranks may use different
@@ -88,6 +91,8 @@ struct Options {
   // The dimension to shard a parameter along; null shards all along dimension 0. Other dimensions
   // must be divisible by the number of ranks, and cost one more copy per gather and reduction.
   std::function<int64_t(const at::Tensor& parameter)> shard_placement_fn = nullptr;
+  // The dtypes to compute and communicate in.
+  modules::MixedPrecisionPolicy mixed_precision = {};
   // Parameters that are neither sharded nor reduced.
   std::vector<at::Tensor> ignored_params = {};
   // Broadcast parameters and buffers from rank 0. If false, all ranks must have equal values.

@@ -1,12 +1,10 @@
 // Gradients are accumulated in the buffer that is reduced. Full gradients are stored in one flat
 // buffer with the layout of the gathered parameters (param_group.cc), which is the input of the
-// reduce-scatter: the first gradient of a parameter is copied into it, later ones are added there
-// by autograd in place. The output holds one piece per parameter, which becomes the .grad of its
-// shard, or is added to the .grad that exists.
-//
-// .grad of a registered tensor belongs to its shard, but autograd would add a full gradient to it.
-// So before each accumulation, the full gradient temporarily replaces the shard's .grad. Invariant:
-// outside before_accumulate() .. after_accumulate(), .grad is the shard's.
+// reduce-scatter. A hook takes each gradient before autograd accumulates it: the first one of a
+// parameter is copied into the buffer, later ones are added there, so that at most one gradient
+// exists outside of it, and sums over microbatches are in the dtype of the buffer. The output holds
+// one piece per parameter, which becomes the .grad of its shard, or is added to the .grad that
+// exists.
 //
 // Ranks may use different parameters, and must post the same collectives: each reduction sends the
 // full buffer, and one flag per parameter that tells whether any rank used it.
@@ -17,30 +15,38 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <stdexcept>
 #include <utility>
 
 #include "pipewright/fsdp/flat_buffer.h"
+#include "pipewright/ir/errors.h"
 
 namespace pipewright::fsdp {
 
-GradReducer::GradReducer(const ParamGroup& params)
-    : params_(params), slots_(params.params().size()) {
+GradReducer::GradReducer(const ParamGroup& params) : params_(params) { lay_out(); }
+
+void GradReducer::lay_out() {
+  if (has_grads()) {
+    throw ContractError(
+        "fully_shard: parameters of " + params_.unit_name() +
+        " were cast, moved, frozen or unfrozen while their gradients were accumulated: reduce the "
+        "gradients first");
+  }
+  slots_.assign(params_.params().size(), {});
+  numel_ = chunk_numel_ = 0;
   for (size_t i = 0; i < slots_.size(); ++i) {
-    const ShardedParam& param = params.params()[i];
+    const ShardedParam& param = params_.params()[i];
     if (!param.trainable) continue;
-    const auto element_size = static_cast<int64_t>(param.registered.element_size());
+    const auto element_size = static_cast<int64_t>(params_.reduce_options().dtype().itemsize());
     slots_[i].offset = numel_;
     slots_[i].chunk_offset = chunk_numel_;
-    numel_ += aligned_numel(param.chunk_numel * params.ranks(), element_size);
+    numel_ += aligned_numel(param.chunk_numel * params_.ranks(), element_size);
     chunk_numel_ += aligned_numel(param.chunk_numel, element_size);
   }
-}
-
-at::TensorOptions GradReducer::options() const {
-  return params_.params()[0].registered.options().requires_grad(false);
 }
 
 at::Tensor GradReducer::place_of(size_t i) const {
@@ -48,42 +54,28 @@ at::Tensor GradReducer::place_of(size_t i) const {
 }
 
 void GradReducer::allocate() {
-  if (!grads_.defined()) grads_ = at::empty({numel_}, options());
+  if (!grads_.defined()) grads_ = at::empty({numel_}, params_.reduce_options());
 }
 
-void GradReducer::before_accumulate(size_t i) {
-  if (is_direct()) return;
-  Slot& slot = slots_[i];
-  at::Tensor& grad = params_.params()[i].registered.mutable_grad();
-  if (!slot.accumulating) slot.shard_grad = grad;
-  slot.accumulating = true;
-  if (!slot.grad.defined() && !params_.is_unsharded()) {
-    // A W on a resharded stage: autograd would create a gradient of the shard's shape.
-    allocate();
-    slot.grad = place_of(i).zero_();
-  }
-  grad = slot.grad;
-}
-
-void GradReducer::after_accumulate(size_t i) {
-  if (is_direct()) return;
-  Slot& slot = slots_[i];
+at::Tensor GradReducer::take(size_t i, const at::Tensor& grad) {
   const ShardedParam& param = params_.params()[i];
-  at::Tensor& grad = param.registered.mutable_grad();
-  const at::Tensor added = std::exchange(grad, std::exchange(slot.shard_grad, {}));
-  slot.accumulating = false;
-  if (!added.defined()) return;
-  if (added.layout() != at::kStrided) {
+  if (is_direct() || !grad.defined() || !param.trainable) return grad;
+  if (grad.layout() != at::kStrided) {
     throw std::runtime_error(c10::str("fully_shard: gradient of parameter `", param.name, "` of ",
                                       params_.unit_name(), ": expected a dense tensor, got ",
-                                      added.layout()));
+                                      grad.layout()));
   }
-  if (slot.grad.defined() && added.is_same(slot.grad)) return;
   const c10::NoGradGuard no_grad;
   allocate();
-  if (!slot.grad.defined()) slot.grad = place_of(i);
-  slot.grad.copy_(added);
-  bytes_copied_ += static_cast<int64_t>(added.nbytes());
+  Slot& slot = slots_[i];
+  if (slot.grad.defined()) {
+    slot.grad.add_(grad);
+  } else {
+    slot.grad = place_of(i);
+    slot.grad.copy_(grad);
+    bytes_copied_ += static_cast<int64_t>(grad.nbytes());
+  }
+  return {};
 }
 
 void GradReducer::begin_reduce() {
@@ -99,8 +91,9 @@ void GradReducer::begin_reduce() {
   // written on the device: a copy of pageable host memory would make the host wait for it.
   const auto count = static_cast<int64_t>(slots_.size());
   at::Tensor flags;
-  if (ranks > 1) flags = at::ones({ranks, count}, options());
-  pending.output = ranks == 1 ? grads_ : at::empty({chunk_numel_ + count}, options());
+  if (ranks > 1) flags = at::ones({ranks, count}, params_.reduce_options());
+  pending.output =
+      ranks == 1 ? grads_ : at::empty({chunk_numel_ + count}, params_.reduce_options());
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];
     const ShardedParam& param = params_.params()[i];
@@ -143,6 +136,8 @@ void GradReducer::wait_reduce() {
   pending_.pop_front();
   if (pending.work) pending.work->wait();
   if (pending.divisor != 1) pending.output.narrow(0, 0, chunk_numel_).div_(pending.divisor);
+  const at::Tensor reduced =
+      pending.output.to(params_.shard_options().dtype().toScalarType());  // the same if it fits
   at::Tensor flags;  // read only for parameters that this rank did not use: reading synchronizes
   for (size_t i = 0; i < slots_.size(); ++i) {
     const ShardedParam& param = params_.params()[i];
@@ -155,23 +150,19 @@ void GradReducer::wait_reduce() {
       }
       if (flags[static_cast<int64_t>(i)].item<double>() == 0) continue;
     }
-    const at::Tensor shard_grad =
-        alias_of(pending.output, slots_[i].chunk_offset, param.shard_sizes);
+    const at::Tensor shard_grad = alias_of(reduced, slots_[i].chunk_offset, param.shard_sizes);
     at::Tensor& grad = param.registered.mutable_grad();
     if (grad.defined())
       grad.add_(shard_grad);
     else
       grad = shard_grad;
+    if (const auto& hook = torch::autograd::impl::post_acc_grad_hooks(param.registered))
+      (*hook)(param.registered);
   }
 }
 
 void GradReducer::abandon() {
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    slots_[i].grad.reset();
-    if (!std::exchange(slots_[i].accumulating, false)) continue;
-    // A backward stopped between before_accumulate() and after_accumulate().
-    params_.params()[i].registered.mutable_grad() = std::exchange(slots_[i].shard_grad, {});
-  }
+  for (Slot& slot : slots_) slot.grad.reset();
   pending_.clear();
   grads_.reset();
 }

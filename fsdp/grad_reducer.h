@@ -11,8 +11,8 @@
 
 namespace pipewright::fsdp {
 
-// The gradients of one ParamGroup: accumulates full gradients over backwards, and reduces them into
-// the .grad of the shards, one reduce-scatter per group.
+// The gradients of one ParamGroup: accumulates full gradients over backwards, in the dtype in which
+// they are reduced, and reduces them into the .grad of the shards, one reduce-scatter per group.
 //
 // With one rank and no division, gradients stay where autograd puts them. For one thread at a time.
 class GradReducer {
@@ -24,10 +24,14 @@ class GradReducer {
   // one that reduces.
   void set_reduction(const Reduction& reduction) { reduction_ = reduction; }
 
-  // Before and after autograd accumulates into the .grad of parameter `i`. Throws
-  // std::runtime_error for a gradient that is not dense.
-  void before_accumulate(size_t i);
-  void after_accumulate(size_t i);
+  // Computes the places of gradients in buffers again, after ParamGroup::settle() has changed
+  // dtype, device or trainable parameters. Throws ContractError if gradients have been accumulated.
+  void lay_out();
+
+  // Takes the full gradient of parameter `i` before autograd accumulates it, and returns what
+  // autograd should accumulate: nothing, or the gradient itself if gradients stay where autograd
+  // puts them. Throws std::runtime_error for a gradient that is not dense.
+  at::Tensor take(size_t i, const at::Tensor& grad);
   // Whether gradients have been accumulated since the last reduction.
   bool has_grads() const { return grads_.defined(); }
 
@@ -50,8 +54,6 @@ class GradReducer {
   struct Slot {
     int64_t offset = 0, chunk_offset = 0;  // in a buffer of full gradients, and of shards
     at::Tensor grad;                       // full, in `grads_`; undefined if there is none
-    at::Tensor shard_grad;                 // .grad of the shard, while autograd accumulates
-    bool accumulating = false;
   };
   struct Pending {
     at::Tensor input, output;
@@ -62,8 +64,7 @@ class GradReducer {
   };
 
   // Whether gradients stay where autograd puts them.
-  bool is_direct() const { return params_.ranks() == 1 && reduction_.divisor(1) == 1; }
-  at::TensorOptions options() const;
+  bool is_direct() const { return !params_.shards() && reduction_.divisor(1) == 1; }
   void allocate();
   at::Tensor place_of(size_t i) const;
 

@@ -5,21 +5,32 @@
 // along another dimension is gathered into a temporary buffer and copied from there.
 //
 // Invariant: each registered tensor uses the memory that corresponds to the group's state: the
-// shard, the post-forward shard or the full parameter. It is checked before each change of state,
-// because Module::to() and load() replace the memory of a parameter. The buffer's storage object is
-// never replaced, only its memory is freed and allocated again, because autograd saves views of it.
+// shard, the post-forward shard or the full parameter. Its contents are exchanged below autograd
+// (TensorImpl::shallow_copy_from), which leaves its gradient accumulator, hooks, .grad and version
+// alone even if dtype or device change; set_data() would drop the accumulator and with it the
+// hooks, silently. Module::to() and load() do that: settle() adopts what they left. While the group
+// is unsharded they cannot be adopted, so the invariant is checked before each change of state.
+//
+// The buffer's storage object is never replaced, only its memory is freed and allocated again,
+// because autograd saves views of it.
+//
+// With mixed precision, shards are cast into a buffer that is gathered and freed after the gather.
 //
 // Each change of state takes time linear in the number of parameters, plus the all-gather.
 #include "pipewright/fsdp/param_group.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "pipewright/comms/chunk.h"
 #include "pipewright/fsdp/flat_buffer.h"
+#include "pipewright/fsdp/shard_guard.h"
 #include "pipewright/ir/errors.h"
 
 namespace pipewright::fsdp {
@@ -38,7 +49,16 @@ bool holds(const at::Tensor& found, const at::Tensor& held) {
   return found.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() ==
              held.storage().unsafeGetStorageImpl() &&
          found.storage_offset() == held.storage_offset() && found.sizes() == held.sizes() &&
-         found.scalar_type() == held.scalar_type();
+         found.scalar_type() == held.scalar_type() && is_guarded(found) == is_guarded(held);
+}
+
+// Exchanges the contents of a registered tensor for `contents`, which this file has made.
+void hold(const at::Tensor& registered, const at::Tensor& contents) {
+  registered.unsafeGetTensorImpl()->shallow_copy_from(contents.getIntrusivePtr());
+}
+
+at::TensorOptions options_of(const at::Tensor& tensor) {
+  return tensor.options().requires_grad(false);
 }
 
 }  // namespace
@@ -56,10 +76,9 @@ const char* to_string(ShardState state) {
 }
 
 ParamGroup::ParamGroup(std::vector<ParamSpec> specs, comms::BackendPtr group,
-                       comms::BackendPtr post_forward)
-    : group_(std::move(group)), post_forward_(std::move(post_forward)) {
+                       comms::BackendPtr post_forward, const modules::MixedPrecisionPolicy& policy)
+    : group_(std::move(group)), post_forward_(std::move(post_forward)), policy_(policy) {
   if (specs.empty()) return;
-  const c10::NoGradGuard no_grad;
   for (ParamSpec& spec : specs) {
     ShardedParam param;
     param.name = std::move(spec.name);
@@ -76,55 +95,148 @@ ParamGroup::ParamGroup(std::vector<ParamSpec> specs, comms::BackendPtr group,
     params_.push_back(std::move(param));
   }
   memory_.resize(params_.size());
-  if (ranks() == 1) return;  // the shard of each parameter is the full parameter
-  const at::TensorOptions options = params_[0].registered.options().requires_grad(false);
-  const auto element_size = static_cast<int64_t>(options.dtype().itemsize());
-  int64_t full_numel = 0, chunk_numel = 0;
-  for (const ShardedParam& param : params_) {
-    full_numel += aligned_numel(param.chunk_numel * ranks(), element_size);
-    chunk_numel += aligned_numel(param.chunk_numel, element_size);
-  }
-  const at::Tensor shards = at::zeros({chunk_numel}, options);
-  full_ = at::empty({full_numel}, options);
-  full_bytes_ = full_numel * element_size;
-  int64_t offset = 0, chunk_offset = 0;
-  for (size_t i = 0; i < params_.size(); ++i) {
-    ShardedParam& param = params_[i];
-    Memory& memory = memory_[i];
-    const Chunk chunk =
-        chunk_of(param.sizes[static_cast<size_t>(param.dim)], ranks(), group_->getRank());
-    memory.padded_shard = alias_of(shards, chunk_offset, {param.chunk_numel});
-    memory.shard = alias_of(shards, chunk_offset, param.shard_sizes);
-    memory.shard.copy_(param.registered.detach().narrow(param.dim, chunk.begin, chunk.length));
-    if (param.dim == 0) memory.gathered = alias_of(full_, offset, {param.chunk_numel * ranks()});
-    memory.full = alias_of(full_, offset, param.sizes);
-    param.registered.set_data(memory.shard);
-    offset += aligned_numel(param.chunk_numel * ranks(), element_size);
-    chunk_offset += aligned_numel(param.chunk_numel, element_size);
-  }
-  free_memory(full_);
+  shards_ = ranks() > 1 || policy_.param_dtype || policy_.reduce_dtype;
+  if (shards_) adopt(options_of(params_[0].registered));
+}
+
+at::TensorOptions ParamGroup::shard_options() const {
+  return shards_ ? options_of(all_shards_) : options_of(params_[0].registered);
+}
+
+at::TensorOptions ParamGroup::full_options() const {
+  const at::TensorOptions options = shard_options();
+  return policy_.param_dtype ? options.dtype(*policy_.param_dtype) : options;
+}
+
+at::TensorOptions ParamGroup::reduce_options() const {
+  const at::TensorOptions options = full_options();
+  return policy_.reduce_dtype ? options.dtype(*policy_.reduce_dtype) : options;
+}
+
+void ParamGroup::set_unit_name(std::string name) {
+  unit_ = std::move(name);
+  if (!shards_) return;
+  for (size_t i = 0; i < params_.size(); ++i) name_shard(memory_[i].shard, quoted(i));
+}
+
+std::string ParamGroup::quoted(size_t i) const {
+  return "`" + params_[i].name + "`" + (unit_.empty() ? "" : " of " + unit_);
 }
 
 void ParamGroup::expect(size_t i, const at::Tensor& held) const {
   const at::Tensor& found = params_[i].registered;
   if (holds(found, held)) return;
   throw ContractError(c10::str(
-      "fully_shard: parameter `", params_[i].name, "` of ", unit_, ", which is ", to_string(state_),
+      "fully_shard: parameter ", quoted(i), ", which is ", to_string(state_),
       ", was replaced: expected the ", describe(held), " that fully_shard put there, got ",
-      describe(found),
-      "; cast, move and load a module before fully_shard, and write to its parameters in place"));
+      describe(found), "; cast, move and load a module while it is sharded: call reshard() first"));
+}
+
+// Allocates shards and full parameters.
+void ParamGroup::allocate(const at::TensorOptions& options) {
+  const c10::InferenceMode no_inference(false);  // without it, tensors are unusable for autograd
+  const auto element_size = static_cast<int64_t>(options.dtype().itemsize());
+  int64_t full_numel = 0, chunk_numel = 0;
+  for (const ShardedParam& param : params_) {
+    full_numel += aligned_numel(param.chunk_numel * ranks(), element_size);
+    chunk_numel += aligned_numel(param.chunk_numel, element_size);
+  }
+  all_shards_ = at::zeros({chunk_numel}, options);
+  full_ = at::empty({full_numel}, full_options());
+  full_bytes_ = static_cast<int64_t>(full_.nbytes());
+  int64_t offset = 0, chunk_offset = 0;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const ShardedParam& param = params_[i];
+    Memory& memory = memory_[i];
+    memory = {};
+    memory.chunk_offset = chunk_offset;
+    memory.padded_shard = alias_of(all_shards_, chunk_offset, {param.chunk_numel});
+    memory.shard = alias_of(all_shards_, chunk_offset, param.shard_sizes);
+    memory.held = ranks() == 1 ? memory.shard : guarded(memory.shard, quoted(i));
+    if (param.dim == 0) memory.gathered = alias_of(full_, offset, {param.chunk_numel * ranks()});
+    memory.full = alias_of(full_, offset, param.sizes);
+    offset += aligned_numel(param.chunk_numel * ranks(), element_size);
+    chunk_offset += aligned_numel(param.chunk_numel, element_size);
+  }
+  free_memory(full_);
+}
+
+// This rank's part of what was found in the registered tensor: the shard, or the full parameter.
+at::Tensor ParamGroup::my_part(size_t i, const at::Tensor& found) const {
+  const ShardedParam& param = params_[i];
+  if (found.sizes() == at::IntArrayRef(param.shard_sizes)) return found;
+  if (found.sizes() != at::IntArrayRef(param.sizes)) {
+    throw ContractError(c10::str("fully_shard: parameter ", quoted(i),
+                                 " was replaced: expected its shard, ",
+                                 at::IntArrayRef(param.shard_sizes), ", or the full parameter, ",
+                                 at::IntArrayRef(param.sizes), ", got ", found.sizes()));
+  }
+  const Chunk chunk =
+      chunk_of(param.sizes[static_cast<size_t>(param.dim)], ranks(), group_->getRank());
+  return found.narrow(param.dim, chunk.begin, chunk.length);
+}
+
+// Copies the registered values into new shards, and registers these.
+void ParamGroup::adopt(const at::TensorOptions& options) {
+  const c10::NoGradGuard no_grad;
+  std::vector<at::Tensor> parts;  // may be in the memory that allocate() replaces
+  for (size_t i = 0; i < params_.size(); ++i)
+    parts.push_back(my_part(i, params_[i].registered.detach()));
+  allocate(options);
+  for (size_t i = 0; i < params_.size(); ++i) memory_[i].shard.copy_(parts[i]);
+  for (size_t i = 0; i < params_.size(); ++i) hold(params_[i].registered, memory_[i].held);
+}
+
+bool ParamGroup::settle() {
+  if (state_ != ShardState::kSharded || is_gathering() || params_.empty()) return false;
+  bool changed = false, replaced = false;
+  const at::Tensor& first = params_[0].registered;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    ShardedParam& param = params_[i];
+    const at::Tensor& found = param.registered;
+    if (found.scalar_type() != first.scalar_type() || found.device() != first.device()) {
+      throw ContractError(c10::str("fully_shard: parameter ", quoted(i), " became ",
+                                   found.scalar_type(), " on ", found.device(),
+                                   ": expected the dtype and device of `", params_[0].name, "`, ",
+                                   first.scalar_type(), " on ", first.device()));
+    }
+    changed = changed || param.trainable != found.requires_grad();
+    param.trainable = found.requires_grad();
+    replaced = replaced || (shards_ && !holds(found, memory_[i].held));
+  }
+  if (!replaced) return changed;
+  const at::TensorOptions options = options_of(first);
+  changed =
+      changed || options.dtype() != all_shards_.dtype() || options.device() != all_shards_.device();
+  adopt(options);
+  return changed;
+}
+
+void ParamGroup::link(size_t i, const std::shared_ptr<torch::autograd::Node>& node) const {
+  const at::Tensor& registered = params_[i].registered;
+  const at::TensorOptions options = full_options();
+  const auto& known = node->input_metadata(0);
+  if (torch::autograd::impl::try_get_grad_accumulator(registered) == node &&
+      known.options().dtype() == options.dtype() && known.device() == options.device() &&
+      (!shards_ || known.is_same_shape(memory_[i].full)))
+    return;
+  torch::autograd::impl::set_grad_accumulator(registered, node);
+  node->clear_input_metadata();
+  node->add_input_metadata(shards_ ? memory_[i].full : registered);
+  // Gradients arrive in the dtype in which they are computed.
+  if (shards_) node->mutable_input_metadata(0).set_grad_dtype(std::nullopt);
 }
 
 bool ParamGroup::begin_unshard() {
   if (is_unsharded() || is_gathering() || params_.empty()) return false;
   const c10::NoGradGuard no_grad;
-  if (ranks() == 1) {
+  if (!shards_) {
     state_ = ShardState::kUnsharded;
     return false;
   }
   const bool smaller = state_ == ShardState::kShardedPostForward;
   for (size_t i = 0; i < params_.size(); ++i)
-    expect(i, smaller ? memory_[i].post_forward_shard : memory_[i].shard);
+    expect(i, smaller ? memory_[i].post_forward_shard : memory_[i].held);
   if (abandoned_gather_) {
     try {
       std::exchange(abandoned_gather_, nullptr)->wait();
@@ -132,21 +244,10 @@ bool ParamGroup::begin_unshard() {
     }
   }
   allocate_memory(full_, full_bytes_);
-  std::vector<at::Tensor> inputs, outputs;
-  for (size_t i = 0; i < params_.size(); ++i) {
-    if (params_[i].chunk_numel == 0) continue;
-    Memory& memory = memory_[i];
-    if (params_[i].dim != 0)
-      memory.gathered = at::empty({params_[i].chunk_numel * ranks()}, full_.options());
-    inputs.push_back(smaller ? memory.post_forward_flat : memory.padded_shard);
-    outputs.push_back(memory.gathered);
-  }
   try {
-    if (!inputs.empty()) {
-      gather_ =
-          (smaller ? post_forward_ : group_)->allgather_into_tensor_coalesced(outputs, inputs);
-    }
+    post_gather();
   } catch (...) {
+    cast_shards_.reset();
     free_memory(full_);
     throw;
   }
@@ -154,16 +255,42 @@ bool ParamGroup::begin_unshard() {
   return true;
 }
 
+void ParamGroup::post_gather() {
+  const bool smaller = state_ == ShardState::kShardedPostForward;
+  if (!smaller && full_.dtype() != all_shards_.dtype()) {
+    cast_shards_ = all_shards_.to(full_.scalar_type());
+    bytes_copied_ += static_cast<int64_t>(cast_shards_.nbytes());
+  }
+  std::vector<at::Tensor> inputs, outputs;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const int64_t numel = params_[i].chunk_numel;
+    if (numel == 0) continue;
+    Memory& memory = memory_[i];
+    if (params_[i].dim != 0) memory.gathered = at::empty({numel * ranks()}, full_.options());
+    inputs.push_back(smaller                  ? memory.post_forward_flat
+                     : cast_shards_.defined() ? cast_shards_.narrow(0, memory.chunk_offset, numel)
+                                              : memory.padded_shard);
+    outputs.push_back(memory.gathered);
+  }
+  if (ranks() == 1) {
+    for (size_t i = 0; i < inputs.size(); ++i) outputs[i].copy_(inputs[i]);
+    cast_shards_.reset();
+  } else if (!inputs.empty()) {
+    gather_ = (smaller ? post_forward_ : group_)->allgather_into_tensor_coalesced(outputs, inputs);
+  }
+}
+
 bool ParamGroup::wait_unshard() {
   if (!gather_posted_) return false;
   const c10::NoGradGuard no_grad;
   gather_posted_ = false;
   if (gather_) std::exchange(gather_, nullptr)->wait();
+  cast_shards_.reset();
   const bool smaller = state_ == ShardState::kShardedPostForward;
   for (size_t i = 0; i < params_.size(); ++i) {
     const ShardedParam& param = params_[i];
     Memory& memory = memory_[i];
-    expect(i, smaller ? memory.post_forward_shard : memory.shard);
+    expect(i, smaller ? memory.post_forward_shard : memory.held);
     if (param.dim != 0 && param.chunk_numel > 0) {
       // One piece per rank, side by side along the dimension.
       const int64_t pieces = smaller ? post_forward_->getSize() : ranks();
@@ -176,7 +303,7 @@ bool ParamGroup::wait_unshard() {
     }
   }
   for (size_t i = 0; i < params_.size(); ++i) {
-    params_[i].registered.set_data(memory_[i].full);
+    hold(params_[i].registered, memory_[i].full);
     memory_[i].post_forward_flat.reset();
     memory_[i].post_forward_shard.reset();
   }
@@ -203,7 +330,7 @@ void ParamGroup::make_post_forward_shards() {
     std::vector<int64_t> sizes = param.sizes;
     const int64_t each = chunk_length(sizes[dim], ranks()) * ranks() / pieces;
     sizes[dim] = std::clamp<int64_t>(sizes[dim] - piece * each, 0, each);
-    memory.post_forward_shard = alias_of(memory.post_forward_flat, 0, sizes);
+    memory.post_forward_shard = guarded(alias_of(memory.post_forward_flat, 0, sizes), quoted(i));
   }
 }
 
@@ -212,16 +339,15 @@ void ParamGroup::reshard(bool post_forward) {
   if (state_ == ShardState::kSharded) return;
   const c10::NoGradGuard no_grad;
   if (state_ == ShardState::kShardedPostForward && post_forward) return;
-  if (ranks() == 1) {
+  if (!shards_) {
     state_ = ShardState::kSharded;
     return;
   }
   for (size_t i = 0; i < params_.size(); ++i)
     expect(i, is_unsharded() ? memory_[i].full : memory_[i].post_forward_shard);
   if (post_forward) make_post_forward_shards();
-  for (size_t i = 0; i < params_.size(); ++i) {
-    params_[i].registered.set_data(post_forward ? memory_[i].post_forward_shard : memory_[i].shard);
-  }
+  for (size_t i = 0; i < params_.size(); ++i)
+    hold(params_[i].registered, post_forward ? memory_[i].post_forward_shard : memory_[i].held);
   if (is_unsharded()) free_memory(full_);
   if (!post_forward) {
     for (Memory& memory : memory_) {

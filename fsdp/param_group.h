@@ -2,11 +2,14 @@
 #define PIPEWRIGHT_FSDP_PARAM_GROUP_H_
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "pipewright/comms/world.h"
+#include "pipewright/modules/mixed_precision.h"
 
 namespace pipewright::fsdp {
 
@@ -21,7 +24,7 @@ struct ParamSpec {
   int64_t dim = 0;
 };
 
-// How one parameter is sharded; constant.
+// How one parameter is sharded; constant, except `trainable`.
 struct ShardedParam {
   std::string name;
   at::Tensor registered;  // the tensor that the module and the optimizer refer to
@@ -29,26 +32,28 @@ struct ShardedParam {
   std::vector<int64_t> sizes;        // of the full parameter
   std::vector<int64_t> shard_sizes;  // of this rank's shard, without padding
   int64_t chunk_numel = 0;           // elements of a shard with its padding, the same on all ranks
-  bool trainable = false;
+  bool trainable = false;            // requires a gradient, as of the last settle()
 };
 
 // Parameters that are gathered and freed together: one all-gather per group.
 //
-// The registered tensors never change identity. Each holds (set_data) this rank's shard, and the
-// full parameter while the group is unsharded. So optimizers and state dicts see shards, forward
-// and backward see full parameters, and .grad belongs to the shard except while autograd
-// accumulates (grad_reducer.h).
+// The registered tensors never change identity. Each holds this rank's shard, and the full
+// parameter, in the dtype to compute in, while the group is unsharded. So optimizers and state
+// dicts see shards, forward and backward see full parameters, and .grad always belongs to the
+// shard.
 //
-// With one rank, the shard is the full parameter, and nothing is copied or communicated. For one
-// thread at a time.
+// With one rank and no mixed precision, the shard is the full parameter, and nothing is copied or
+// communicated. For one thread at a time.
 class ParamGroup {
  public:
   // Shards the values of the parameters, all of one device and one dtype. `post_forward` is the
-  // smaller group to shard over after forward, null if there is none: adjacent ranks of `group`.
-  ParamGroup(std::vector<ParamSpec> specs, comms::BackendPtr group, comms::BackendPtr post_forward);
+  // smaller group to shard over after forward, null if there is none: adjacent ranks of `group`. If
+  // it throws, the parameters are unchanged.
+  ParamGroup(std::vector<ParamSpec> specs, comms::BackendPtr group, comms::BackendPtr post_forward,
+             const modules::MixedPrecisionPolicy& policy);
 
   // For error messages.
-  void set_unit_name(std::string name) { unit_ = std::move(name); }
+  void set_unit_name(std::string name);
   const std::string& unit_name() const { return unit_; }
 
   ShardState state() const { return state_; }
@@ -57,16 +62,33 @@ class ParamGroup {
   const comms::BackendPtr& group() const { return group_; }
   int ranks() const { return group_->getSize(); }
   const std::vector<ShardedParam>& params() const { return params_; }
+  // Whether registered tensors hold shards, or copies in another dtype, at all.
+  bool shards() const { return shards_; }
+
+  // The options of the shards, of the full parameters, and of the gradients to reduce. With
+  // parameters.
+  at::TensorOptions shard_options() const;
+  at::TensorOptions full_options() const;
+  at::TensorOptions reduce_options() const;
+
+  // Adopts what users did to the parameters since the last gather: cast or moved them, loaded other
+  // values into them, froze or unfroze them. To be called before a gather while the group is
+  // sharded; otherwise does nothing. Returns whether dtype, device or a `trainable` changed. Throws
+  // ContractError, naming the parameter, if it has neither the shape of the shard nor of the full
+  // parameter, or parameters of the group no longer have one dtype and device.
+  bool settle();
+  // Has autograd accept gradients of the full parameter for the registered tensor, through `node`,
+  // the parameter's gradient accumulator; after settle().
+  void link(size_t i, const std::shared_ptr<torch::autograd::Node>& node) const;
 
   // Posts the all-gather unless the parameters are unsharded or a gather is pending. Returns
-  // whether it was posted. Throws ContractError, naming the parameter, if anything but this group
-  // has replaced the memory of a parameter.
+  // whether it was posted.
   bool begin_unshard();
-  // Waits for the all-gather and returns whether one was pending. Throws as begin_unshard() does,
-  // and what the backend throws.
+  // Waits for the all-gather and returns whether one was pending. Throws ContractError if anything
+  // but this group has replaced the memory of a parameter, and what the backend throws.
   bool wait_unshard();
   // Frees the full parameters; waits for a pending gather first. `post_forward`: keeps this rank's
-  // slice for the smaller group. Throws as begin_unshard() does.
+  // slice for the smaller group. Throws as wait_unshard() does.
   void reshard(bool post_forward = false);
   // Aborts the group's communication, if the backend supports it, so that no rank waits for it.
   void abort();
@@ -77,22 +99,33 @@ class ParamGroup {
  private:
   // The memory of one parameter. Flat tensors include padding.
   struct Memory {
+    int64_t chunk_offset = 0;                          // in the shards
     at::Tensor padded_shard;                           // flat
     at::Tensor shard;                                  // its part without padding
+    at::Tensor held;                                   // the same, guarded: what is registered
     at::Tensor post_forward_flat, post_forward_shard;  // only while kShardedPostForward
     at::Tensor gathered;                               // flat; for dim 0 in the memory of `full`
     at::Tensor full;
   };
 
+  std::string quoted(size_t i) const;
   void expect(size_t i, const at::Tensor& held) const;
+  void allocate(const at::TensorOptions& options);
+  at::Tensor my_part(size_t i, const at::Tensor& found) const;
+  void adopt(const at::TensorOptions& options);
   void make_post_forward_shards();
+  void post_gather();
 
   const comms::BackendPtr group_;
   const comms::BackendPtr post_forward_;
+  const modules::MixedPrecisionPolicy policy_;
+  bool shards_ = false;
   std::string unit_;
   std::vector<ShardedParam> params_;
   std::vector<Memory> memory_;  // by parameter
+  at::Tensor all_shards_;       // flat
   at::Tensor full_;             // flat: all full parameters
+  at::Tensor cast_shards_;      // all_shards_ in the dtype to gather, while a gather reads them
   int64_t full_bytes_ = 0;
   ShardState state_ = ShardState::kSharded;
   bool gather_posted_ = false;

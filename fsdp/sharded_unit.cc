@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -34,13 +35,10 @@ ShardedUnit::~ShardedUnit() {
 void ShardedUnit::begin(const std::vector<std::shared_ptr<ShardedUnit>>& nested) {
   for (const std::shared_ptr<ShardedUnit>& unit : nested) nest(unit);
   adopt();
-  for (size_t i = 0; i < params_.params().size(); ++i) {
-    const at::Tensor& parameter = params_.params()[i].registered;
-    if (parameter.requires_grad())
-      accumulators_.push_back(autograd::listen(parameter, weak_from_this(), i));
-  }
+  accumulators_.resize(params_.params().size());
   params_.set_unit_name(display_name());
   update_reduction();
+  settle();
 }
 
 std::string ShardedUnit::display_name() const {
@@ -70,8 +68,8 @@ void ShardedUnit::note(Event event) {
 
 void ShardedUnit::update_reduction() {
   if (params_.params().empty()) return;
-  grads_.set_reduction(reduction_of(params_.params()[0].registered.scalar_type(), params_.ranks(),
-                                    settings_.divide_factor, settings_.force_sum));
+  grads_.set_reduction(reduction_of(params_.reduce_options().dtype().toScalarType(),
+                                    params_.ranks(), settings_.divide_factor, settings_.force_sum));
 }
 
 // Setters.
@@ -117,7 +115,28 @@ void ShardedUnit::set_force_sum_reduction_for_comms(bool force) {
 
 // Gathering.
 
+// Adopts what users did to the parameters since the last gather.
+void ShardedUnit::settle() {
+  if (params_.state() != ShardState::kSharded || params_.is_gathering()) return;
+  if (params_.settle()) {
+    grads_.lay_out();
+    update_reduction();
+  }
+  for (size_t i = 0; i < accumulators_.size(); ++i) {
+    const ShardedParam& param = params_.params()[i];
+    if (!param.trainable) continue;
+    if (!accumulators_[i])
+      accumulators_[i] = autograd::listen(param.registered, weak_from_this(), i);
+    params_.link(i, accumulators_[i]);
+  }
+}
+
+bool ShardedUnit::is_trainable() const {
+  return std::ranges::any_of(params_.params(), &ShardedParam::trainable);
+}
+
 void ShardedUnit::unshard_async() {
+  settle();
   if (params_.begin_unshard()) note(Event::kUnshard);
 }
 

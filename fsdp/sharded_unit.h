@@ -79,7 +79,9 @@ class ShardedUnit final : public Sharded,
   int64_t bytes_copied() const override;
 
   // GradListener:
-  void before_accumulate(size_t parameter) override { grads_.before_accumulate(parameter); }
+  at::Tensor take(size_t parameter, const at::Tensor& grad) override {
+    return grads_.take(parameter, grad);
+  }
   void after_accumulate(size_t parameter) override;
   // CallListener:
   void backward_enters(const std::shared_ptr<Call>& call) override;
@@ -138,8 +140,10 @@ class ShardedUnit final : public Sharded,
   void note(Event event);
   void update_reduction();
   void reshard(bool post_forward);
-  void check_trainable() const;
+  void settle();
+  bool is_trainable() const;
   void check_driven_forward() const;
+  Tensors run_cast(const torch::nn::Module* module, const Function& function, Tensors inputs);
   Tensors record(const Tensors& inputs, const std::shared_ptr<Call>& call);
   void end_forward();
   Pass& pass(int64_t forward);
@@ -151,7 +155,7 @@ class ShardedUnit final : public Sharded,
   GradReducer grads_;
   const Options options_;
   std::string name_;  // path in the outermost module
-  // The accumulators of the trainable parameters; they own the hooks.
+  // By parameter: its gradient accumulator, which owns the hooks; null before it is trained.
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
   Settings settings_;
   modules::GradientSync sync_;

@@ -37,18 +37,6 @@ bool is_in_backward() { return torch::autograd::get_current_graph_task_id() != -
 
 // Forward.
 
-void ShardedUnit::check_trainable() const {
-  const auto trainable =
-      static_cast<size_t>(std::ranges::count_if(params_.params(), [](const ShardedParam& param) {
-        return param.registered.requires_grad();
-      }));
-  if (trainable == accumulators_.size()) return;
-  throw ContractError(c10::str("fully_shard: parameters of ", display_name(),
-                               " that require a gradient: expected ", accumulators_.size(),
-                               " as when it was sharded, got ", trainable,
-                               "; freeze and unfreeze parameters before fully_shard"));
-}
-
 void ShardedUnit::check_driven_forward() const {
   if (params_.params().empty() || is_unsharded()) return;
   throw ContractError(c10::str("fully_shard: forward of ", display_name(),
@@ -63,14 +51,21 @@ Tensors ShardedUnit::run(const torch::nn::Module* module, const Function& functi
   for (at::Tensor& input : inputs) {
     if (device && input.defined()) input = input.to(*device, /*non_blocking=*/true);
   }
+  if (calls_.is_running(module)) return function(inputs);
+  const modules::MixedPrecisionPolicy& policy = options_.mixed_precision;
+  if (policy.cast_forward_inputs)
+    inputs = modules::cast_floating(std::move(inputs), policy.param_dtype);
+  return modules::cast_floating(run_cast(module, function, std::move(inputs)), policy.output_dtype);
+}
+
+Tensors ShardedUnit::run_cast(const torch::nn::Module* module, const Function& function,
+                              Tensors inputs) {
+  const CallTracker::Running running(calls_, module);
   if (sync_.is_driven()) {
     check_driven_forward();
     return function(inputs);
   }
-  if (calls_.is_running(module)) return function(inputs);
-  const CallTracker::Running running(calls_, module);
   const bool recomputes = is_in_backward();
-  check_trainable();
   unshard();
   if (!recomputes) {
     for (ShardedUnit* unit : settings_.forward_prefetch) unit->unshard_async();
@@ -179,12 +174,13 @@ void ShardedUnit::prefetch_backward() {
 }
 
 void ShardedUnit::after_accumulate(size_t parameter) {
-  grads_.after_accumulate(parameter);
   const std::shared_ptr<ShardedUnit> outermost = root();
   if (!sync_.is_driven()) return outermost->backward_.watch();
   if (!sync_.reduces()) return;
   progress_.ready.insert(parameter);
-  if (progress_.ready.size() < accumulators_.size()) return;
+  if (static_cast<int64_t>(progress_.ready.size()) <
+      std::ranges::count_if(params_.params(), &ShardedParam::trainable))
+    return;
   set_done(0);
   outermost->backward_.reduce_ready();
 }
@@ -210,7 +206,7 @@ void ShardedUnit::leave_backward() {
 }
 
 void ShardedUnit::reduce() {
-  if (accumulators_.empty() || !sync_.reduces()) return;
+  if (!is_trainable() || !sync_.reduces()) return;
   is_unreduced_ = false;
   const std::shared_ptr<ShardedUnit> outermost = root();
   // An executor runs other stages in between, so the gradients of all units exist at once anyway.

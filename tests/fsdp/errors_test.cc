@@ -2,7 +2,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 
 #include "pipewright/comms/recording_backend.h"
 #include "pipewright/fsdp/fully_shard.h"
@@ -18,6 +21,7 @@ using tests::errors_on_ranks;
 using tests::kReduce;
 using tests::mlps;
 using tests::ModulePtr;
+using tests::on_ranks;
 using tests::random_input;
 using tests::Rank;
 using tests::Sharding;
@@ -120,17 +124,6 @@ TEST(FullyShardErrors, UnsupportedBackwards) {
     Sharding sharding(self, *module, mlps(1), {});
     (void)sharding.units[0]->data_parallel();
   });
-  expect_errors(
-      2,
-      "fully_shard: parameters of the root that require a gradient: expected 3 as when it was "
-      "sharded, got 4",
-      [](Rank& self) {
-        const ModulePtr module = tests::make_mlp(4, 2, 42);
-        module->parameters()[0].set_requires_grad(false);
-        const auto unit = fully_shard(*module, self.group);
-        module->parameters()[0].set_requires_grad(true);
-        forward(module, random_input({2, 4}, 1));
-      });
   expect_errors(2, "is already sharded", [](Rank& self) {
     const ModulePtr module = tests::make_mlps(4, 1, 42);
     for (at::Tensor& weight : module->parameters()) weight.set_requires_grad(false);
@@ -139,58 +132,137 @@ TEST(FullyShardErrors, UnsupportedBackwards) {
   });
 }
 
-// Called directly, not through call() or forward(), a module computes with its shards. Here the
-// shapes fit, so backward must fail.
-TEST(FullyShardErrors, ADirectCallOfAShardedModule) {
-  expect_errors(2, "returned an invalid gradient at index", [](Rank& self) {
-    const auto linear =
-        std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(4, 4).bias(false));
+// Read outside its unit, a shard is an error that names the parameter, with and without grad mode.
+// Several of these would compute wrong values silently: see what they do without the guard.
+TEST(FullyShardErrors, AShardThatIsReadOutsideItsUnit) {
+  struct Model : torch::nn::Module {
+    Model()
+        : linear(register_module("linear", torch::nn::Linear(4, 6))),
+          rows(register_module("rows", torch::nn::Embedding(8, 4))),
+          norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({4})))),
+          convolution(register_module("convolution", torch::nn::Conv1d(4, 4, 1))),
+          scale(register_parameter("scale", at::ones({2}))) {}
+    torch::nn::Linear linear;
+    torch::nn::Embedding rows;
+    torch::nn::LayerNorm norm;
+    torch::nn::Conv1d convolution;
+    at::Tensor scale;
+  };
+  using Read = std::function<void(Model&, const at::Tensor&)>;
+  const std::vector<std::pair<std::string, Read>> reads = {
+      {"linear.bias", [](Model& m, const at::Tensor& x) { m.linear(x); }},
+      {"linear.weight", [](Model& m, const at::Tensor& x) { at::mm(x, m.linear->weight.t()); }},
+      {"rows.weight",
+       [](Model& m, const at::Tensor&) {
+         m.rows(at::tensor({0, 1, 2}));
+       }},
+      {"norm.weight", [](Model& m, const at::Tensor& x) { m.norm(x); }},
+      {"convolution.weight",
+       [](Model& m, const at::Tensor& x) {
+         m.convolution(x.reshape({1, 4, 2}));
+       }},
+      {"scale", [](Model& m, const at::Tensor& x) { (void)(x.narrow(1, 0, 2) * m.scale); }},
+  };
+  for (const auto& [name, read] : reads) {
+    for (const bool with_grad : {true, false}) {
+      expect_errors(2, "reads parameter `" + name + "` of the root, of which this rank has a shard",
+                    [&, read = read](Rank& self) {
+                      const auto model = std::make_shared<Model>();
+                      const auto unit = fully_shard(*model, self.group);
+                      const c10::AutoGradMode mode(with_grad);
+                      read(*model, at::ones({2, 4}));
+                    });
+    }
+  }
+}
+
+// What users do with shards between steps.
+TEST(FullyShardErrors, ShardsWorkOutsideTheirUnit) {
+  on_ranks(2, [](Rank& self) {
+    const auto linear = std::make_shared<torch::nn::LinearImpl>(4, 6);
+    const at::Tensor whole = at::arange(24, at::kFloat).view({6, 4});
+    linear->weight.set_data(whole.clone());
     const auto unit = fully_shard(*linear, self.group);
-    linear->forward(at::ones({2, 4})).sum().backward();
+    const at::Tensor mine = tests::part_of(whole, self.rank, 2);
+    EXPECT_TRUE(at::equal(linear->weight, mine));
+    EXPECT_TRUE(at::equal(linear->weight.detach().view({-1}).clone(), mine.view({-1})));
+    EXPECT_DOUBLE_EQ(linear->weight.norm().item<float>(), mine.norm().item<float>());
+    EXPECT_EQ(at::cat({linear->weight.detach(), at::zeros({1, 4})}).size(0), 4);
+    const c10::NoGradGuard no_grad;
+    linear->weight.copy_(at::ones({3, 4}));
+    EXPECT_EQ(forward(linear, at::ones({1, 4})).size(1), 6);
+    EXPECT_TRUE(at::equal(linear->weight, at::ones({3, 4})));
+  });
+}
+
+TEST(FullyShardErrors, AModuleWhoseUnitNoLongerExists) {
+  expect_errors(2, "parameter `weight`, Float [3, 4] on cpu, is a shard of a unit that no longer",
+                [](Rank& self) {
+                  const auto linear = std::make_shared<torch::nn::LinearImpl>(4, 6);
+                  (void)fully_shard(*linear, self.group).get();
+                  (void)fully_shard(*linear, self.group);
+                });
+  expect_errors(2, "reads parameter `bias`", [](Rank& self) {
+    const auto linear = std::make_shared<torch::nn::LinearImpl>(4, 6);
+    (void)fully_shard(*linear, self.group).get();
+    forward(linear, at::ones({1, 4}));
   });
 }
 
 TEST(FullyShardErrors, AChangedParameter) {
-  expect_errors(
-      2,
-      "parameter `in_proj.weight` of the root, which is sharded, was replaced: expected the "
-      "Double [4, 4] on cpu that fully_shard put there, got Float [4, 4] on cpu",
-      [](Rank& self) {
-        const ModulePtr module = tests::make_mlp(4, 2, 42);
-        const auto unit = fully_shard(*module, self.group);
-        module->to(at::kFloat);
-        forward(module, random_input({2, 4}, 1));
-      });
-  // Some parameters of a group are full, some are shards.
-  expect_errors(
-      2,
-      "parameter `in_proj.weight` of `mlp0`, which is sharded, was replaced: expected the "
-      "Double [8, 4] on cpu that fully_shard put there, got Double [16, 4]",
-      [](Rank& self) {
-        const ModulePtr module = tests::make_mlps(4, 1, 42);
-        Sharding sharding(self, *module, mlps(1), {});
-        sharding.units[0]->unshard();
-        const at::Tensor whole = module->parameters()[2].detach();
-        sharding.units[0]->reshard();
-        module->parameters()[2].set_data(whole);
-        forward(module, random_input({2, 4}, 1));
-      });
+  expect_errors(2,
+                "parameter `in_proj.weight` of `mlp0` was replaced: expected its shard, [8, 4], or "
+                "the full parameter, [16, 4], got [5, 4]",
+                [](Rank& self) {
+                  const ModulePtr module = tests::make_mlps(4, 1, 42);
+                  Sharding sharding(self, *module, mlps(1), {});
+                  module->parameters()[2].set_data(at::ones({5, 4}, at::kDouble));
+                  forward(module, random_input({2, 4}, 1));
+                });
+  expect_errors(2, "became Float on cpu: expected the dtype and device of `in_proj.weight`, Double",
+                [](Rank& self) {
+                  const ModulePtr module = tests::make_mlps(4, 1, 42);
+                  Sharding sharding(self, *module, mlps(1), {});
+                  module->parameters()[3].set_data(module->parameters()[3].to(at::kFloat));
+                  forward(module, random_input({2, 4}, 1));
+                });
+  // While it is unsharded.
+  expect_errors(2,
+                "parameter `in_proj.weight` of the root, which is unsharded, was replaced: "
+                "expected the Double [8, 4] on cpu that fully_shard put there, got Float [8, 4]",
+                [](Rank& self) {
+                  const ModulePtr module = tests::make_mlp(4, 2, 42);
+                  const auto unit = fully_shard(*module, self.group);
+                  unit->unshard();
+                  module->to(at::kFloat);
+                  unit->reshard();
+                });
+  // Accumulated gradients have another dtype.
+  expect_errors(2, "while their gradients were accumulated: reduce the gradients first",
+                [](Rank& self) {
+                  const ModulePtr module = tests::make_mlp(4, 2, 42);
+                  const auto unit = fully_shard(*module, self.group);
+                  unit->set_requires_gradient_sync(false);
+                  forward(module, random_input({2, 4}, 1)).sum().backward();
+                  module->to(at::kFloat);
+                  forward(module, random_input({2, 4}, 1).to(at::kFloat));
+                });
 }
 
 TEST(FullyShardErrors, ForwardThatTheExecutorsProgramDoesNotAllow) {
   expect_errors(
       2,
-      "fully_shard: forward of `mlp0`: expected the executor's program to have it unsharded, got "
-      "`in_proj.weight` sharded",
+      "fully_shard: forward of the root: expected the executor's program to have it unsharded, got "
+      "`first.weight` sharded",
       [](Rank& self) {
         const ModulePtr module = tests::make_mlps(4, 1, 42);
         Sharding sharding(self, *module, mlps(1), {});
         const auto stage = sharding.root().data_parallel();
         stage->unshard();
         stage->wait_unshard();
-        module->forward(random_input({2, 4}, 1));
+        forward(module, random_input({2, 4}, 1));
         stage->reshard();
-        module->forward(random_input({2, 4}, 1));
+        forward(module, random_input({2, 4}, 1));
       });
 }
 

@@ -163,22 +163,23 @@ tests::Groups draw_groups(const Model& model, Chance& all) {
   return groups;
 }
 
+// Any weight but the first of a block, and of the model.
+void freeze(Model& model, uint64_t seed) {
+  Chance chance(seed + 2);
+  for (auto& named : model.named_parameters()) {
+    const bool may = !named.key().ends_with("w0") && named.key() != "scale";
+    named.value().set_requires_grad(!(chance.one_in(5) && may));
+  }
+}
+
 void run_program(Rank& self, uint64_t seed) {
   Chance all(seed), mine(seed * 31 + 7 + static_cast<uint64_t>(self.rank));
   const uint64_t weights = 1000 * seed;
   Chance shape(seed + 1), same_shape(seed + 1);
   const auto plain = std::make_shared<Model>(shape, weights);
   const auto module = std::make_shared<Model>(same_shape, weights);
-  // Frozen: any weight but the first of a block, and of the model.
-  {
-    Chance frozen(seed + 2), same(seed + 2);
-    for (const auto& [each, chance] : {std::pair{plain, &frozen}, std::pair{module, &same}}) {
-      for (auto& named : each->named_parameters()) {
-        const bool may = !named.key().ends_with("w0") && named.key() != "scale";
-        if (chance->one_in(5) && may) named.value().set_requires_grad(false);
-      }
-    }
-  }
+  freeze(*plain, seed);
+  freeze(*module, seed);
   const ReshardAfterForward reshards[] = {{}, true, false, ReshardAfterForward(self.world->size())};
   const BackwardPrefetch prefetches[] = {BackwardPrefetch::kNone, BackwardPrefetch::kPre,
                                          BackwardPrefetch::kPost};
@@ -198,6 +199,11 @@ void run_program(Rank& self, uint64_t seed) {
     const int backwards = 1 + all.below(2);
     optimizer->zero_grad();
     plain_optimizer->zero_grad();
+    if (all.one_in(3)) {
+      const uint64_t frozen = 100 * seed + static_cast<uint64_t>(step);
+      freeze(*plain, frozen);
+      freeze(*module, frozen);
+    }
     std::vector<std::vector<std::pair<at::Tensor, at::Tensor>>> losses;  // plain, sharded
     for (int b = 0; b < backwards; ++b) {
       losses.emplace_back();

@@ -1,0 +1,135 @@
+// The dispatcher runs the fallback of the key with the highest priority among all arguments. For
+// kKey that is throw_if_read(), which looks at the arguments and then runs the operator without the
+// key. Names are found by storage and offset, so views of a shard are found too; an entry keeps the
+// storage's address from being used again (a weak reference) and ends with the storage.
+#include "pipewright/fsdp/shard_guard.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "pipewright/ir/errors.h"
+
+namespace pipewright::fsdp {
+namespace {
+
+// LibTorch 2.11 has no kernels for it.
+constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
+
+class Names {
+ public:
+  void set(const at::Tensor& shard, const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    if (names_.size() >= purge_at_) {
+      std::erase_if(names_, [](const auto& entry) { return entry.second.storage.expired(); });
+      purge_at_ = 2 * names_.size() + 64;
+    }
+    names_.insert_or_assign(place_of(shard), Entry{weak_storage_of(shard), name});
+  }
+  std::string find(const at::Tensor& shard) {
+    const std::lock_guard lock(mutex_);
+    auto found = names_.upper_bound(place_of(shard));
+    if (found == names_.begin()) return "";
+    --found;
+    return found->first.first == place_of(shard).first ? found->second.name : "";
+  }
+
+ private:
+  using Place = std::pair<const c10::StorageImpl*, int64_t>;
+  using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+  struct Entry {
+    WeakStorage storage;
+    std::string name;
+  };
+  static Place place_of(const at::Tensor& tensor) {
+    return {tensor.storage().unsafeGetStorageImpl(), tensor.storage_offset()};
+  }
+  static WeakStorage weak_storage_of(const at::Tensor& tensor) {
+    return WeakStorage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
+        tensor.storage().unsafeGetStorageImpl()));
+  }
+
+  std::mutex mutex_;
+  std::map<Place, Entry> names_;
+  size_t purge_at_ = 64;
+};
+
+// Never destroyed: tensors in global variables may outlive static objects.
+Names& names() {
+  static auto* names = new Names;
+  return *names;
+}
+
+// These move or combine shards without computing with them.
+bool takes_any_shape(std::string_view op) {
+  constexpr std::array kOps = {"aten::cat",     "aten::stack",
+                               "aten::copy_",   "aten::set_",
+                               "aten::view_as", "aten::_has_compatible_shallow_copy_type"};
+  return std::ranges::find(kOps, op) != kOps.end() || op.starts_with("aten::_foreach");
+}
+
+void throw_if_read(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  std::vector<at::Tensor> tensors;
+  for (const c10::IValue& value : torch::jit::last(*stack, op.schema().arguments().size())) {
+    if (value.isTensor()) {
+      tensors.push_back(value.toTensor());
+    } else if (value.isList()) {
+      for (const c10::IValue& each : value.toListRef()) {
+        if (each.isTensor()) tensors.push_back(each.toTensor());
+      }
+    }
+  }
+  std::erase_if(tensors, [](const at::Tensor& tensor) { return !tensor.defined(); });
+  const auto shard = std::ranges::find_if(tensors, is_guarded);
+  if (shard != tensors.end() && !takes_any_shape(op.schema().name()) &&
+      std::ranges::any_of(tensors, [&](const at::Tensor& tensor) {
+        return tensor.dim() > 0 && tensor.sizes() != shard->sizes();
+      })) {
+    throw ContractError(
+        c10::str("fully_shard: ", op.schema().name(), " reads parameter ", names().find(*shard),
+                 ", of which this rank has a shard, ", shard->sizes(),
+                 ": call its module through forward() or call(), and keep its unit"));
+  }
+  const c10::impl::ExcludeDispatchKeyGuard without_key(kKey);
+  op.callBoxed(stack);
+}
+
+// False if another library in this process has taken the key: shards are then not guarded.
+bool has_key() {
+  static const bool registered = [] {
+    try {
+      // Never destroyed: after that every operator on a shard would fail.
+      auto* library = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
+      library->fallback(torch::CppFunction::makeFromBoxedFunction<&throw_if_read>());
+      return true;
+    } catch (const c10::Error&) {
+      return false;
+    }
+  }();
+  return registered;
+}
+
+}  // namespace
+
+at::Tensor guarded(const at::Tensor& shard, const std::string& name) {
+  if (!has_key()) return shard;
+  name_shard(shard, name);
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(shard.storage()), shard.key_set().add(kKey), shard.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(shard.sizes(), shard.strides(),
+                                                      shard.storage_offset());
+  return tensor;
+}
+
+void name_shard(const at::Tensor& shard, const std::string& name) { names().set(shard, name); }
+
+bool is_guarded(const at::Tensor& tensor) { return tensor.key_set().has(kKey); }
+
+}  // namespace pipewright::fsdp

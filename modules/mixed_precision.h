@@ -1,0 +1,43 @@
+#ifndef PIPEWRIGHT_MODULES_MIXED_PRECISION_H_
+#define PIPEWRIGHT_MODULES_MIXED_PRECISION_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+#include "pipewright/modules/tensors.h"
+
+namespace pipewright::modules {
+
+// Which dtypes a wrapped module computes and communicates in: PyTorch's MixedPrecisionPolicy. The
+// registered parameters, their gradients and the optimizer's state keep the dtype that the
+// parameters have. Buffers are never cast.
+//
+//   .mixed_precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}
+struct MixedPrecisionPolicy {
+  // Forward and backward use copies of the parameters in this dtype, and gather them in it;
+  // nullopt: that of the parameters.
+  std::optional<at::ScalarType> param_dtype = std::nullopt;
+  // Gradients are accumulated and reduced in this dtype; nullopt: that of the gradients, which is
+  // param_dtype.
+  std::optional<at::ScalarType> reduce_dtype = std::nullopt;
+  // Floating-point outputs are cast to this dtype; nullopt: they are not cast.
+  std::optional<at::ScalarType> output_dtype = std::nullopt;
+  // Whether forward casts its floating-point inputs to param_dtype.
+  bool cast_forward_inputs = true;
+
+  bool operator==(const MixedPrecisionPolicy&) const = default;
+};
+
+// Casts the floating-point tensors among `tensors`; a no-op without a dtype.
+inline Tensors cast_floating(Tensors tensors, std::optional<at::ScalarType> dtype) {
+  if (!dtype) return tensors;
+  for (at::Tensor& tensor : tensors) {
+    if (tensor.defined() && tensor.is_floating_point()) tensor = tensor.to(*dtype);
+  }
+  return tensors;
+}
+
+}  // namespace pipewright::modules
+
+#endif  // PIPEWRIGHT_MODULES_MIXED_PRECISION_H_
