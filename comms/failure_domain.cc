@@ -147,16 +147,18 @@ std::string FailureDomain::lost_store() const {
 }
 
 std::string FailureDomain::fail(const std::string& message) {
-  std::function<std::string()> place;
-  int generation = 0;
-  {
+  const std::function<std::string()> place = [this] {
     const std::lock_guard lock(mutex_);
-    place = place_;
-    generation = generation_;
-  }
+    return place_;
+  }();
   const std::string where = place ? place() : "";
-  const std::string own =
-      "rank " + std::to_string(rank_) + (where.empty() ? "" : ", " + where) + ": " + message;
+  return publish("rank " + std::to_string(rank_) + (where.empty() ? "" : ", " + where) + ": " +
+                 message);
+}
+
+// Fails this rank with its own text, and returns it.
+std::string FailureDomain::publish(const std::string& own) {
+  const int generation = this->generation();
   if (failed()) {
     abort_groups(generation);
     return own;
@@ -235,8 +237,28 @@ void FailureDomain::answer() {
   }
 }
 
+void FailureDomain::expect_by(std::function<bool()> done, std::chrono::milliseconds limit,
+                              std::string late) {
+  const std::lock_guard lock(mutex_);
+  std::optional<Expected>& place = oldest_expected_ ? newest_expected_ : oldest_expected_;
+  place = Expected{std::move(done), Clock::now() + limit, std::move(late)};
+}
+
+// The oldest is kept until its time is over; the newest, which replaces those in between, comes
+// after it.
+void FailureDomain::check_expected() {
+  std::optional<Expected> due;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!oldest_expected_ || Clock::now() < oldest_expected_->deadline) return;
+    due = std::exchange(oldest_expected_, std::exchange(newest_expected_, std::nullopt));
+  }
+  if (!due->done()) publish("rank " + std::to_string(rank_) + ": " + due->late);
+}
+
 void FailureDomain::tick() {
   if (failed()) return;
+  check_expected();
   const int generation = this->generation();
   try {
     const std::string failure = key("failure");
@@ -312,6 +334,8 @@ int64_t FailureDomain::reset(int64_t value, std::chrono::milliseconds timeout) {
   const std::lock_guard abort(abort_mutex_);
   const std::lock_guard lock(mutex_);
   ++generation_;
+  oldest_expected_.reset();
+  newest_expected_.reset();
   cause_.clear();
   failed_.store(false, std::memory_order_release);
   return least;

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -23,6 +24,9 @@
 // A rank that is killed cannot publish. Its sockets break, a peer that waits for it publishes that,
 // and a roll call finds who does not answer: every watcher answers for its ranks. If the killed
 // rank hosted the store, the watchers lose the store, which is a cause of its own during a step.
+//
+// On a device a step returns while its work is still queued, and a host that waits for work that
+// never ends cannot notice it. So the watcher also checks that work ends in time: expect_by().
 //
 // A failure is final until all ranks of the world call reset().
 
@@ -86,6 +90,12 @@ class FailureDomain {
   // This rank has failed: publishes "rank R, <place>: message" unless another failure was first,
   // and aborts this process's groups. Returns this rank's own text. Does not throw.
   std::string fail(const std::string& message);
+  // Work on a device that a step has queued: unless `done` returns true when `limit` is over, this
+  // rank fails with the message `late`. `done` is called on the watcher's thread, and not before.
+  // Expects that a rank's work ends in the order of these calls, so that few of them are checked:
+  // of those that come while one is pending, the last.
+  void expect_by(std::function<bool()> done, std::chrono::milliseconds limit, std::string late);
+
   // After a failure: the first cause, followed by the ranks that do not answer. Waits for all
   // ranks' answers, but at most 1.5 s. All ranks get the same text as long as the store lives.
   std::string explain();
@@ -108,7 +118,16 @@ class FailureDomain {
   void tick();
 
  private:
+  // Work that must be done by `deadline`.
+  struct Expected {
+    std::function<bool()> done;
+    std::chrono::steady_clock::time_point deadline;
+    std::string late;
+  };
+
   std::string key(const std::string& name) const;
+  std::string publish(const std::string& own);
+  void check_expected();
   void learn(const std::string& cause, int generation);
   void answer();
   void release();
@@ -129,7 +148,8 @@ class FailureDomain {
   int generation_ = 0;
   std::string cause_;
   std::function<std::string()> place_;
-  std::string awaited_;     // the key that wait_for() waits for
+  std::string awaited_;  // the key that wait_for() waits for
+  std::optional<Expected> oldest_expected_, newest_expected_;
   bool host_left_ = false;  // only used by the watcher
 };
 

@@ -17,7 +17,9 @@
 // eval(), are linear in the number of all actions.
 #include "pipewright/executor/executor.h"
 
+#include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <numeric>
@@ -256,6 +258,7 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
     }
     current_ = nullptr;
     results = runner_->finish();
+    if (!options_.device.is_cpu()) expect_end_on_device();
   });
   if (!wrong.empty()) throw BatchError(wrong);
   ++step_;
@@ -264,6 +267,16 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
   if (!results.outputs.empty())
     result.outputs = merge_batch(results.outputs, options_.output_dims, "output");
   return result;
+}
+
+// The step has returned, but the device may still wait for transfers that never come.
+void Executor::expect_end_on_device() {
+  const auto end = std::make_shared<c10::Event>(options_.device.type());
+  const c10::impl::VirtualGuardImpl device(options_.device.type());
+  end->record(device.getStream(options_.device.has_index() ? options_.device : device.getDevice()));
+  world_.failures().expect_by(
+      [end] { return end->query(); }, timeout_,
+      place() + " did not end on its device within " + std::to_string(timeout_.count()) + " ms");
 }
 
 void Executor::confirm() {

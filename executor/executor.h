@@ -84,7 +84,8 @@ struct ExecutorOptions {
   // Runs the program even if the verifier rejects it. Its errors are then found only by the checks
   // of each action and by timeouts.
   bool allow_unverified = false;
-  // The timeout of each wait for another rank; by default that of the world.
+  // The timeout of each wait for another rank, and on a device of a step's end after step() has
+  // returned; by default that of the world.
   std::optional<std::chrono::milliseconds> timeout = {};
   // The device of the stages' tensors.
   at::Device device = at::kCPU;
@@ -175,6 +176,7 @@ class Executor {
   const RowPlan& eval_row();
   // `prepare` returns the microbatches, and throws std::invalid_argument if they are wrong.
   StepResult run(bool evaluates, bool return_outputs, const std::function<Microbatches()>& prepare);
+  void expect_end_on_device();
   std::string place() const;  // "step 3, action 5 `2F2`"
   // Calls `body`. What it throws ends the step on every rank of the world, with a StepError.
   void guard(const std::function<void()>& body);

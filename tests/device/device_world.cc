@@ -76,9 +76,10 @@ std::vector<comms::World> device_worlds(int size, const BackendOptions& options)
     return c10::make_intrusive<DeviceBackend>(member, rank, group_size, options);
   };
   const comms::StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  const auto watcher = std::make_shared<comms::Watcher>();
   std::vector<comms::World> worlds;
   for (int rank = 0; rank < size; ++rank)
-    worlds.emplace_back(rank, size, store, make, options.timeout);
+    worlds.emplace_back(rank, size, store, make, options.timeout, watcher);
   return worlds;
 }
 

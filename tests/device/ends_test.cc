@@ -1,0 +1,164 @@
+// How communication ends on a device: in order after a clean end, by an abort after a failure, and
+// by the time limit if nothing else would end it.
+#include <ATen/ATen.h>
+#include <c10/core/Event.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "pipewright/executor/executor.h"
+#include "pipewright/executor/module_stage.h"
+#include "pipewright/schedules/registry.h"
+#include "tests/device/backend.h"
+#include "tests/device/current.h"
+#include "tests/device/device.h"
+#include "tests/executor/models.h"
+#include "tests/support/ranks/ranks.h"
+
+namespace pipewright::testdevice {
+namespace {
+
+using executor::Executor;
+using executor::LocalStage;
+using executor::ModuleStage;
+using executor::StepError;
+
+constexpr int kMicrobatches = 4;
+
+ir::Program one_f_one_b() {
+  return executor::make_program(*schedules::find_schedule("1F1B"), {2, 2, kMicrobatches});
+}
+
+// y = x w0 w1, one weight per rank, both 3; the loss is the sum of y.
+struct Trainer {
+  Trainer(int rank, comms::World& world,
+          std::chrono::milliseconds timeout = std::chrono::minutes(1))
+      : weight(at::full({1}, 3.0, device(rank)).set_requires_grad(true)),
+        batch{{at::ones({kMicrobatches, 2}, device(rank))}, {}, {}} {
+    std::map<int, LocalStage> stages;
+    stages[rank].stage = std::make_shared<ModuleStage>(
+        [weight = weight](const Tensors& in) { return Tensors{in[0] * weight}; });
+    executor.emplace(one_f_one_b(), std::move(stages), world,
+                     executor::ExecutorOptions{
+                         .loss = [](const Tensors& out, const Tensors&) { return out[0].sum(); },
+                         .scale_grads = false,
+                         .timeout = timeout,
+                         .device = device(rank)});
+  }
+
+  at::Tensor weight;
+  executor::Batch batch;
+  std::optional<Executor> executor;
+};
+
+// Each rank destroys its executor as soon as step() has returned, when nothing of the step may have
+// run on its device yet. NCCL's backend aborts when it is destroyed, unless it was shut down.
+TEST(CleanEnd, DestroyingTheExecutorLosesNothing) {
+  for (uint64_t of = 0; of < 20; ++of) {
+    seed(of);
+    std::vector<comms::World> worlds = device_worlds(2);
+    EXPECT_EQ(tests::run_ranks(2,
+                               [&](int rank) {
+                                 Trainer trainer(rank, worlds[static_cast<size_t>(rank)]);
+                                 trainer.executor->step(trainer.batch);
+                                 trainer.executor->step(trainer.batch);
+                                 trainer.executor.reset();
+                                 // Two steps, 8 elements each, times the other weight.
+                                 EXPECT_EQ(trainer.weight.grad().cpu().item<float>(), 2 * 8 * 3.f);
+                               }),
+              "")
+        << "seed " << of;
+    drain();
+    EXPECT_EQ(races(), std::vector<std::string>());
+    EXPECT_EQ(errors(), std::vector<std::string>());
+  }
+}
+
+// The same for a group of the trainer's, and the world.
+TEST(CleanEnd, DestroyingTheWorldLosesNothing) {
+  for (uint64_t of = 0; of < 20; ++of) {
+    seed(of);
+    std::vector<std::optional<comms::World>> worlds;
+    for (comms::World& world : device_worlds(2)) worlds.emplace_back(world);
+    EXPECT_EQ(
+        tests::run_ranks(2,
+                         [&](int rank) {
+                           std::vector<at::Tensor> sum = {at::full({4}, rank + 1.0, device(rank))};
+                           {
+                             auto& world = worlds[static_cast<size_t>(rank)];
+                             const std::vector<int> all = {0, 1};
+                             world->make_group("all", all)->allreduce(sum)->wait();
+                             world.reset();
+                           }
+                           EXPECT_TRUE(at::equal(sum[0].cpu(), at::full({4}, 3.0)));
+                         }),
+        "")
+        << "seed " << of;
+    drain();
+    EXPECT_EQ(errors(), std::vector<std::string>());
+  }
+}
+
+// Runs steps, waits for a failure without waiting for the device, and returns the error of the next
+// step. A device only makes progress while somebody looks at it.
+std::string error_of(Trainer& trainer, const comms::World& world, int64_t steps) {
+  try {
+    for (int64_t step = 0; step < steps; ++step) trainer.executor->step(trainer.batch);
+    c10::Event end(kDeviceType);
+    end.record(current_stream(current_device()));
+    while (!world.failures().failed()) {
+      end.query();
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+    trainer.executor->step(trainer.batch);
+  } catch (const StepError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+// Runs `steps` steps on two ranks, where rank 1 calls `last_send` instead of the last SEND_B.
+std::vector<std::string> errors_of(int64_t steps, std::chrono::milliseconds timeout,
+                                   const std::function<void()>& last_send) {
+  seed(3);
+  std::vector<comms::World> worlds = device_worlds(2);
+  std::vector<std::string> errors(2);
+  EXPECT_EQ(tests::run_ranks(2,
+                             [&](int rank) {
+                               comms::World& world = worlds[static_cast<size_t>(rank)];
+                               Trainer trainer(rank, world, timeout);
+                               int64_t sends = 0;
+                               if (rank == 1) {
+                                 trainer.executor->set_function(
+                                     ir::ActionKind::kSendB,
+                                     [&](const executor::ActionContext& context) {
+                                       if (++sends == steps * kMicrobatches)
+                                         last_send();
+                                       else
+                                         context.run_default();
+                                     });
+                               }
+                               errors[static_cast<size_t>(rank)] = error_of(trainer, world, steps);
+                             }),
+            "");
+  return errors;
+}
+
+// When rank 1 fails, rank 0 has returned from the step, and its device waits for a gradient.
+TEST(Failure, EndsWhatADeviceWaitsFor) {
+  for (const std::string& error :
+       errors_of(2, std::chrono::minutes(1), [] { throw std::runtime_error("out of luck"); })) {
+    EXPECT_TRUE(error.starts_with("rank 1, step 1, action ")) << error;
+    EXPECT_NE(error.find("`1SEND_B3`: out of luck"), std::string::npos) << error;
+  }
+}
+
+// Rank 1 leaves a SEND out: nothing fails, and nothing would ever end.
+TEST(TimeLimit, EndsAStepThatADeviceDoesNotEnd) {
+  for (const std::string& error : errors_of(3, std::chrono::seconds(2), [] {}))
+    EXPECT_TRUE(error.starts_with("rank 0: step 2 did not end on its device within 2000 ms"))
+        << error;
+}
+
+}  // namespace
+}  // namespace pipewright::testdevice
