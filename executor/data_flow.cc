@@ -142,8 +142,15 @@ void DataFlow::compute_loss(ir::ActionPart part, const Tensors& outputs) {
   // Without targets an evaluation has no loss.
   if (!options_.loss || (!with_backward_ && microbatches_.targets.empty())) return;
   Tensors leaves = hand_over(outputs);
-  const at::Tensor loss =
-      options_.loss(leaves, targets_of(microbatches_.targets, part.microbatch()));
+  const at::Tensor loss = [&] {
+    try {
+      return options_.loss(leaves, targets_of(microbatches_.targets, part.microbatch()));
+    } catch (const std::exception& error) {
+      if (!microbatches_.targets.empty()) throw;
+      throw std::invalid_argument(std::string("the loss failed, and the batch has no targets: ") +
+                                  error.what());
+    }
+  }();
   if (!loss.defined() || loss.numel() != 1) {
     throw std::invalid_argument(
         "expected a loss with one element, got " +

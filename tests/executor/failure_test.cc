@@ -141,13 +141,22 @@ TEST(WrongBatch, LeavesEverythingUsable) {
   }
 }
 
-// A loss that reads targets which no step ever had is an error, not a read past the end.
+// Nothing says whether a loss needs targets. So their absence from the first step is found only
+// when it reads them, which fails the step on all ranks; after reset() training goes on.
 TEST(WrongBatch, ALossWithoutItsTargetsIsAnError) {
-  const std::vector<std::string> errors = errors_of(1, [&](int, comms::World& world) {
-    Trainer trainer(named("1F1B", 1, 2), Parallel::kNone, 1, world);
-    trainer.executor->step({.inputs = {at::ones({2, kWidth})}});
+  expect_no_errors(2, [&](int rank, comms::World& world) {
+    Trainer trainer(named("1F1B", 2, 2), Parallel::kNone, 1, world);
+    try {
+      trainer.executor->step({.inputs = {at::ones({2, kWidth})}});
+      ADD_FAILURE() << "expected an error on rank " << rank;
+    } catch (const StepError& error) {
+      EXPECT_TRUE(std::string(error.what()).starts_with("rank 1, step 0, action ")) << error.what();
+      EXPECT_TRUE(contains(error.what(), "`1F0`: the loss failed, and the batch has no targets: "))
+          << error.what();
+    }
+    EXPECT_EQ(trainer.executor->reset(), 0);
+    trainer.train(0);
   });
-  EXPECT_TRUE(errors[0].starts_with("rank 0, step 0, action ")) << errors[0];
 }
 
 // Wrong ranks on one rank are reported by all.
