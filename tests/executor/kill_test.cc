@@ -1,5 +1,6 @@
-// kill -9 of a rank: every living rank of pp 2 x dp 2 ends within seconds with an error that names
-// the rank that was killed. Ranks are processes over Gloo that nobody supervises.
+// Failures of processes: every living rank of pp 2 x dp 2 ends within seconds with an error that
+// names the rank that was killed, that hangs, or whose connections broke. Ranks are processes over
+// Gloo that nobody supervises.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -34,28 +35,38 @@ long long time_after(const std::string& text, const std::string& word) {
   return std::regex_search(text, found, pattern) ? std::stoll(found[1]) : -1;
 }
 
-void expect_named_errors(const std::string& kind, int victim, int step, const std::string& wrap) {
-  SCOPED_TRACE(kind + " of rank " + std::to_string(victim) + ", step " + std::to_string(step) +
-               ", " + wrap);
-  // `wait` returns once every rank has ended.
+// What the ranks print. Ends a rank that stays when all others have ended.
+std::string run_ranks(const std::string& kind, int victim, int step, const std::string& wrap,
+                      const std::string& how) {
   std::ostringstream command;
-  command
-      << "export WORLD_SIZE=" << kRanks << " MASTER_ADDR=127.0.0.1 MASTER_PORT=" << free_port()
-      << " OMP_NUM_THREADS=1; d=$(mktemp -d); for r in 0 1 2 3; do RANK=$r LOCAL_RANK=$r timeout "
-         "-s KILL 100 tests/executor/kill_worker "
-      << kind << ' ' << victim << ' ' << step << ' ' << wrap
-      << " > $d/$r 2>&1 & done; wait; for r in 0 1 2 3; do echo \"=== $r\"; cat $d/$r; done; "
-         "rm -r $d";
-  const std::string text = run_shell(command.str()).text;
+  command << "export WORLD_SIZE=" << kRanks << " MASTER_ADDR=127.0.0.1 MASTER_PORT=" << free_port()
+          << " OMP_NUM_THREADS=1; d=$(mktemp -d); for r in 0 1 2 3; do RANK=$r LOCAL_RANK=$r "
+             "timeout -s KILL 100 tests/executor/kill_worker "
+          << kind << ' ' << victim << ' ' << step << ' ' << wrap << ' ' << how
+          << " > $d/$r 2>&1 & if [ $r = " << victim
+          << " ]; then v=$!; else o=\"$o $!\"; fi; done; wait $o; sleep 0.2; pkill -9 -P $v; wait; "
+             "for r in 0 1 2 3; do echo \"=== $r\"; cat $d/$r; done; rm -r $d";
+  return run_shell(command.str()).text;
+}
+
+std::string part_of(const std::string& text, int rank) {
+  const size_t begin = text.find("=== " + std::to_string(rank) + "\n");
+  return text.substr(begin, text.find("\n=== ", begin) - begin);
+}
+
+void expect_named_errors(const std::string& kind, int victim, int step, const std::string& wrap,
+                         const std::string& how = "kill", int limit_ms = 5000) {
+  SCOPED_TRACE(how + " at " + kind + " of rank " + std::to_string(victim) + ", step " +
+               std::to_string(step) + ", " + wrap);
+  const std::string text = run_ranks(kind, victim, step, wrap, how);
   const long long killed = time_after(text, "killed");
   ASSERT_GT(killed, 0) << text;
   for (int rank = 0; rank < kRanks; ++rank) {
     if (rank == victim) continue;
-    const size_t begin = text.find("=== " + std::to_string(rank) + "\n");
-    const std::string own = text.substr(begin, text.find("\n=== ", begin) - begin);
+    const std::string own = part_of(text, rank);
     const long long ended = time_after(own, "ended");
     ASSERT_GT(ended, 0) << text;
-    EXPECT_LE(ended - killed, 5000) << text;
+    EXPECT_LE(ended - killed, limit_ms) << text;
     const std::string named = "rank " + std::to_string(victim) + ": pp " +
                               std::to_string(victim / 2) + ", dp " + std::to_string(victim % 2);
     const std::string host_of_store = "rank 0, which hosts the store, has ended";
@@ -77,6 +88,33 @@ TEST(Kill, EveryLivingRankNamesTheKilledOne) {
   expect_named_errors("UNSHARD", 3, 0, "shard");
   expect_named_errors("RESHARD", 1, 1, "shard");
   expect_named_errors("REDUCE_GRAD", 1, 1, "replicate");
+}
+
+// A rank that hangs, or whose host does, is named when the time limit of 4 s is over.
+TEST(Stop, EveryOtherRankNamesTheStoppedOne) {
+  expect_named_errors("F", 3, 1, "replicate", "stop", 4000 + 5000);
+  expect_named_errors("RECV_B", 1, 0, "shard", "stop", 4000 + 5000);
+}
+
+// All ranks live, and all report the same broken connection of rank 2.
+TEST(Cut, EveryRankNamesTheConnection) {
+  const std::string text = run_ranks("SEND_B", 2, 1, "replicate", "cut");
+  const long long killed = time_after(text, "killed");
+  ASSERT_GT(killed, 0) << text;
+  std::string first;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const std::string own = part_of(text, rank);
+    const long long ended = time_after(own, "ended");
+    ASSERT_GT(ended, 0) << text;
+    EXPECT_LE(ended - killed, 5000) << text;
+    const size_t begin = own.find("\nrank ");
+    ASSERT_NE(begin, std::string::npos) << text;
+    const std::string cause = own.substr(begin + 1, own.find('\n', begin + 1) - begin - 1);
+    if (first.empty()) first = cause;
+    EXPECT_EQ(cause, first) << text;
+    EXPECT_NE(cause.find("rank 2"), std::string::npos) << text;
+    EXPECT_EQ(own.find("has ended"), std::string::npos) << text;
+  }
 }
 
 // All combinations: 176 runs of about 3 s. Runs only as kill_grid_test.

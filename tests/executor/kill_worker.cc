@@ -1,9 +1,13 @@
-// One rank of pp 2 x dp 2 over Gloo that is killed, or whose peer is: kill_worker KIND RANK STEP
-// WRAP
+// One rank of pp 2 x dp 2 over Gloo that fails, or whose peer does: kill_worker KIND RANK STEP WRAP
+// HOW
 //
-// Rank RANK kills itself before its first action of KIND (`F`, `SEND_B`, ...) in step STEP. WRAP is
-// `replicate` or `shard`. Prints "killed MS" or "ended MS", in Unix milliseconds, and the error.
+// Before its first action of KIND (`F`, `SEND_B`, ...) in step STEP, rank RANK kills itself (HOW is
+// `kill`), stops as if its host hung (`stop`), or loses its connections to other ranks (`cut`).
+// WRAP is `replicate` or `shard`. Prints "killed MS" or "ended MS", in Unix milliseconds, and the
+// error.
 #include <ATen/Parallel.h>
+#include <arpa/inet.h>
+#include <sys/socket.h>
 
 #include <chrono>
 #include <csignal>
@@ -25,8 +29,32 @@ long long now_ms() {
       .count();
 }
 
-int run(const std::string& kind, int victim, int64_t victim_step, bool shards) {
-  comms::World world = comms::gloo_world(comms::read_environment());
+// Connections over TCP, except those to the store.
+void cut_connections(int port_of_store) {
+  for (int socket = 3; socket < 256; ++socket) {
+    sockaddr_in local{}, peer{};
+    socklen_t size = sizeof local, peer_size = sizeof peer;
+    if (getsockname(socket, reinterpret_cast<sockaddr*>(&local), &size) != 0) continue;
+    if (getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &peer_size) != 0) continue;
+    const bool is_ours = ntohs(local.sin_port) != port_of_store;
+    if (is_ours && ntohs(peer.sin_port) != port_of_store) shutdown(socket, SHUT_RDWR);
+  }
+}
+
+void fail(const std::string& how, int port_of_store) {
+  std::printf("killed %lld\n", now_ms());
+  std::fflush(stdout);
+  if (how == "kill") std::raise(SIGKILL);
+  if (how == "stop") std::raise(SIGSTOP);
+  if (how == "cut") cut_connections(port_of_store);
+}
+
+int run(const std::string& kind, int victim, int64_t victim_step, bool shards,
+        const std::string& how) {
+  const comms::Environment environment = comms::read_environment();
+  // Only the time limit tells of a rank that has stopped.
+  comms::World world = comms::gloo_world(
+      environment, how == "stop" ? std::chrono::seconds(4) : std::chrono::minutes(10));
   const ir::Program program = make_program(
       *schedules::find_schedule(kind == "B" ? "Interleaved1F1B" : "InterleavedZeroBubble"),
       {2, 4, 4});
@@ -35,11 +63,7 @@ int run(const std::string& kind, int victim, int64_t victim_step, bool shards) {
   if (world.rank() == victim) {
     trainer.executor->set_function(ir::kind_of_token(kind).value(),
                                    [&](const ActionContext& context) {
-                                     if (step == victim_step) {
-                                       std::printf("killed %lld\n", now_ms());
-                                       std::fflush(stdout);
-                                       std::raise(SIGKILL);
-                                     }
+                                     if (step == victim_step) fail(how, environment.master_port);
                                      context.run_default();
                                    });
   }
@@ -56,8 +80,8 @@ int run(const std::string& kind, int victim, int64_t victim_step, bool shards) {
 }  // namespace pipewright::executor
 
 int main(int argc, char** argv) {
-  if (argc != 5) return 2;
+  if (argc != 6) return 2;
   at::set_num_threads(1);
   return pipewright::executor::run(argv[1], std::atoi(argv[2]), std::atoll(argv[3]),
-                                   std::strcmp(argv[4], "shard") == 0);
+                                   std::strcmp(argv[4], "shard") == 0, argv[5]);
 }
