@@ -84,12 +84,8 @@ class ReduceScatterWork final : public c10d::Work {
   const bool average_;
 };
 
-// A SEND of this size or more is freed as soon as it has been sent, which costs a wake-up of a
-// thread; smaller ones are freed when they are waited for.
-constexpr size_t kLargeSend = 64 << 10;
-
-// torch's Gloo with what it lacks: an abort(), large SENDs that are freed when they have been sent,
-// and a faster coalesced reduce-scatter. torch runs one all-reduce per tensor; one for all of them
+// torch's Gloo with what it lacks: an abort(), SENDs that are freed when they have been sent, and a
+// faster coalesced reduce-scatter. torch runs one all-reduce per tensor; one for all of them
 // copies as much and waits once.
 class Gloo final : public c10d::ProcessGroupGloo {
  public:
@@ -100,8 +96,7 @@ class Gloo final : public c10d::ProcessGroupGloo {
   }
 
   c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override {
-    auto work = ProcessGroupGloo::send(tensors, to, tag);
-    return tensors[0].nbytes() < kLargeSend ? work : sends_.add(std::move(work));
+    return sends_.add(ProcessGroupGloo::send(tensors, to, tag), tensors[0].nbytes());
   }
 
   void abort() override { close_connections(); }
