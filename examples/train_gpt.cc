@@ -67,17 +67,17 @@ ir::Program make_program(const Options& options) {
 
 // "--pp 2 times --dp-shard 4".
 std::string times_copies(const std::string& flag, int value, const Options& options) {
-  return flag + " " + std::to_string(value) + " times " +
-         (options.dp_shard > 1 ? "--dp-shard " : "--dp-replicate ") +
-         std::to_string(options.copies());
+  const auto times = [](const std::string& of, int count) {
+    return " times " + of + " " + std::to_string(count);
+  };
+  std::string text = flag + " " + std::to_string(value);
+  if (options.dp_replicate > 1 || options.dp_shard == 1)
+    text += times("--dp-replicate", options.dp_replicate);
+  if (options.dp_shard > 1) text += times("--dp-shard", options.dp_shard);
+  return text;
 }
 
 void check(const Options& options) {
-  if (options.dp_replicate > 1 && options.dp_shard > 1) {
-    throw UsageError("--dp-replicate and --dp-shard: expected 1 for one of them, got " +
-                     std::to_string(options.dp_replicate) + " and " +
-                     std::to_string(options.dp_shard));
-  }
   if (options.batch % (options.microbatches * options.copies()) != 0) {
     throw UsageError("--batch: expected a multiple of " +
                      times_copies("--microbatches", options.microbatches, options) + ", got " +
@@ -92,8 +92,10 @@ void check(const Options& options) {
 // This rank's part of a batch that starts at `starts`: inputs and targets, each [windows, context].
 executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts,
                          const comms::Mesh& mesh) {
-  const auto copy = static_cast<size_t>(mesh.coordinate("dp"));
-  const size_t size = starts.size() / static_cast<size_t>(mesh.size("dp"));
+  const auto copy = static_cast<size_t>(mesh.coordinate("dp_replicate") * mesh.size("dp_shard") +
+                                        mesh.coordinate("dp_shard"));
+  const size_t size = starts.size() / (static_cast<size_t>(mesh.size("dp_replicate")) *
+                                       static_cast<size_t>(mesh.size("dp_shard")));
   std::vector<at::Tensor> inputs, targets;
   for (size_t i = 0; i < size; ++i) {
     const auto [input, target] = text.window(starts[size * copy + i]);
@@ -103,11 +105,13 @@ executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts,
   return {.inputs = {at::stack(inputs)}, .targets = {at::stack(targets)}};
 }
 
-// Shards the parameters bottom-up: each block as one group, then the rest of the stage.
-std::shared_ptr<modules::DataParallel> shard(GptStage& stage, const comms::BackendPtr& group) {
+// Shards the parameters bottom-up: each block as one group, then the rest of the stage. Shards have
+// replicas with --dp-replicate.
+std::shared_ptr<modules::DataParallel> shard(GptStage& stage, comms::Mesh& mesh) {
+  const std::vector<std::string> dims = {"dp_replicate", "dp_shard"};
   std::vector<std::shared_ptr<fsdp::Sharded>> units;
-  for (const auto& block : stage.blocks()) units.push_back(fsdp::fully_shard(*block, group));
-  return fsdp::fully_shard(stage, group)->data_parallel();
+  for (const auto& block : stage.blocks()) units.push_back(fsdp::fully_shard(*block, mesh, dims));
+  return fsdp::fully_shard(stage, mesh, dims)->data_parallel();
 }
 
 // The mean over the microbatches of this rank and over the ranks of `group`.
@@ -126,11 +130,13 @@ Progress::Style style_of(const Options& options) {
 // One rank.
 void train(const Options& options, const ir::Program& program, const Text& text,
            comms::World& world) {
-  // The ranks: pipelines along "pp", data parallelism along "dp".
-  comms::Mesh mesh(world, {{"pp", options.pp}, {"dp", options.copies()}});
-  const comms::BackendPtr copies = mesh.group({"dp"});
+  // The ranks: pipelines along "pp", data parallelism along the other dimensions.
+  comms::Mesh mesh(
+      world,
+      {{"pp", options.pp}, {"dp_replicate", options.dp_replicate}, {"dp_shard", options.dp_shard}});
+  const comms::BackendPtr copies = mesh.group({"dp_replicate", "dp_shard"});
 
-  // The model: this rank's stages, replicated or sharded over the ranks of "dp".
+  // The model: this rank's stages, replicated, sharded or both.
   const int num_stages = program.placement.num_stages();
   std::map<int, executor::LocalStage> stages;
   std::vector<at::Tensor> parameters;
@@ -138,7 +144,7 @@ void train(const Options& options, const ir::Program& program, const Text& text,
     const auto stage = make_gpt_stage(options.model, index, num_stages);
     stages[index].stage = executor::make_stage(stage);
     stages[index].data_parallel = options.dp_shard > 1
-                                      ? shard(*stage, copies)
+                                      ? shard(*stage, mesh)
                                       : ddp::replicate(*stage, copies)->data_parallel();
     for (const at::Tensor& parameter : stage->parameters()) parameters.push_back(parameter);
   }
@@ -153,7 +159,8 @@ void train(const Options& options, const ir::Program& program, const Text& text,
 
   // Training: the usual loop.
   torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(options.learning_rate));
-  const bool reports = has_loss && mesh.coordinate("dp") == 0;
+  const bool reports =
+      has_loss && mesh.coordinate("dp_replicate") == 0 && mesh.coordinate("dp_shard") == 0;
   Progress progress(style_of(options), options.steps, options.batch * options.model.context);
   for (int64_t step = 0; step < options.steps; ++step) {
     optimizer.zero_grad();
@@ -240,7 +247,8 @@ int main(int argc, char** argv) {
                  "Replicas of the pipeline; gradients are averaged over them")
       ->check(CLI::Range(1, 1024));
   app.add_option("--dp-shard", options.dp_shard,
-                 "Ranks over which the parameters of each stage are sharded")
+                 "Ranks over which the parameters of each stage are sharded; with --dp-replicate, "
+                 "each shard is replicated")
       ->check(CLI::Range(1, 1024));
   app.add_option("--stages-per-rank", options.stages_per_rank,
                  "Stages per rank; 0 for the schedule's default")

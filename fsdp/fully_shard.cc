@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <stdexcept>
 #include <utility>
@@ -176,34 +177,55 @@ at::Device device_of(const Found& found, const c10d::Backend& group) {
   return found.specs[0].parameter.device();
 }
 
-std::shared_ptr<Sharded> shard(const std::vector<torch::nn::Module*>& modules,
-                               comms::BackendPtr group, comms::BackendPtr post_forward,
+struct Groups {
+  comms::BackendPtr shards = nullptr;        // this rank's parameters are sharded over it
+  comms::BackendPtr post_forward = nullptr;  // the smaller one of ReshardAfterForward
+  comms::BackendPtr replicas = nullptr;      // the ranks with the same shards; null if alone
+};
+
+// Throws on all ranks if they disagree. A rank of `groups.shards` that throws must not leave those
+// of `groups.replicas` waiting.
+void compare(std::vector<std::string> lines, const Groups& groups, at::Device device) {
+  if (!groups.replicas) return comms::compare_lines(lines, *groups.shards, device);
+  std::exception_ptr disagreement;
+  try {
+    comms::compare_lines(lines, *groups.shards, device);
+  } catch (const std::invalid_argument& error) {
+    disagreement = std::current_exception();
+    lines = {error.what()};
+  }
+  comms::compare_lines(lines, *groups.replicas, device);
+  if (disagreement) std::rethrow_exception(disagreement);
+}
+
+std::shared_ptr<Sharded> shard(const std::vector<torch::nn::Module*>& modules, Groups groups,
                                Options options) {
+  const comms::BackendPtr& group = groups.shards;
   if (modules.empty()) refuse("expected at least one module, got none");
   Found found;
   std::string refusal;
   try {
-    find_parameters(modules, options, group->getSize(), post_forward != nullptr, found);
+    find_parameters(modules, options, group->getSize(), groups.post_forward != nullptr, found);
   } catch (const std::exception& error) {  // also of the placement function
     refusal = error.what();
   }
   // A rank with an error must not leave the others waiting: it takes part in the comparison, in
   // which all ranks then throw, unless all ranks have the same error.
-  comms::compare_lines(
-      refusal.empty() ? describe(found, options, group->getSize()) : std::vector{refusal}, *group,
-      device_of(found, *group));
+  compare(refusal.empty() ? describe(found, options, group->getSize()) : std::vector{refusal},
+          groups, device_of(found, *group));
   if (!refusal.empty()) throw std::invalid_argument(refusal);
   if (options.sync_module_states) {
     std::vector<at::Tensor> values;
     for (const ParamSpec& spec : found.specs) values.push_back(spec.parameter);
     for (const auto& [name, buffer] : found.buffers) values.push_back(buffer);
+    if (groups.replicas) comms::broadcast_values(values, *groups.replicas);
     comms::broadcast_values(values, *group);
   }
   const auto unit = std::make_shared<ShardedUnit>(
       std::vector<const torch::nn::Module*>(modules.begin(), modules.end()),
-      ParamGroup(std::move(found.specs), std::move(group), std::move(post_forward),
+      ParamGroup(std::move(found.specs), groups.shards, std::move(groups.post_forward),
                  options.mixed_precision),
-      std::move(options));
+      std::move(groups.replicas), std::move(options));
   std::vector<std::shared_ptr<ShardedUnit>> nested;
   for (const auto& [path, inner] : found.nested) nested.push_back(inner);
   unit->begin(nested);
@@ -216,22 +238,29 @@ std::shared_ptr<Sharded> shard(const std::vector<torch::nn::Module*>& modules,
 
 std::shared_ptr<Sharded> fully_shard(const std::vector<torch::nn::Module*>& modules,
                                      comms::BackendPtr group, Options options) {
-  return shard(modules, std::move(group), nullptr, std::move(options));
+  return shard(modules, {.shards = std::move(group)}, std::move(options));
 }
 
 std::shared_ptr<Sharded> fully_shard(torch::nn::Module& module, comms::BackendPtr group,
                                      Options options) {
-  return shard({&module}, std::move(group), nullptr, std::move(options));
+  return shard({&module}, {.shards = std::move(group)}, std::move(options));
 }
 
 std::shared_ptr<Sharded> fully_shard(const std::vector<torch::nn::Module*>& modules,
                                      comms::Mesh& mesh, const std::vector<std::string>& dims,
                                      Options options) {
-  comms::BackendPtr group = mesh.group(dims), post_forward;
-  const int ranks = options.reshard_after_forward.ranks(true, group->getSize());
-  if (ranks > 1 && ranks < group->getSize() && group->getSize() % ranks == 0)
-    post_forward = mesh.neighbours(dims, ranks);
-  return shard(modules, std::move(group), std::move(post_forward), std::move(options));
+  if (dims.empty() || dims.size() > 2) {
+    refuse(c10::str("expected a mesh dimension to shard over, or one to replicate over and one to ",
+                    "shard over, got ", dims.size(), " dimensions"));
+  }
+  const std::vector<std::string> sharded = {dims.back()};
+  Groups groups = {.shards = mesh.group(sharded)};
+  if (dims.size() == 2 && mesh.size(dims[0]) > 1) groups.replicas = mesh.group({dims[0]});
+  const int all = groups.shards->getSize();
+  const int ranks = options.reshard_after_forward.ranks(true, all);
+  if (ranks > 1 && ranks < all && all % ranks == 0)
+    groups.post_forward = mesh.neighbours(sharded, ranks);
+  return shard(modules, std::move(groups), std::move(options));
 }
 
 std::shared_ptr<Sharded> fully_shard(torch::nn::Module& module, comms::Mesh& mesh,

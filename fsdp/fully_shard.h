@@ -134,6 +134,14 @@ class Sharded {
   // Whether the following backwards reduce gradients; true by default. If false they accumulate
   // full gradients on this rank (gradient accumulation without communication).
   virtual void set_requires_gradient_sync(bool sync, bool recurse = true) = 0;
+  // With replicas (HSDP): whether the following backwards all-reduce the shards of gradients over
+  // them; true by default, and set by set_requires_gradient_sync() too. If false they are only
+  // reduce-scattered, and added up until a backward that all-reduces; .grad does not change.
+  virtual void set_requires_all_reduce(bool all_reduce, bool recurse = true) = 0;
+  // Called with this unit's reduced gradients, flat and in the dtype of the reduction, before the
+  // final division: after the all-reduce over replicas, or the reduce-scatter if there are none.
+  // May change them in place, for example by an all-reduce over another group. Of this unit only.
+  virtual void set_all_reduce_hook(std::function<void(const at::Tensor&)> hook) = 0;
   // Affects the root unit only; true by default. If false, backward returns while reductions are
   // pending, and .grad is not complete until a later backward with true has run.
   virtual void set_is_last_backward(bool last) = 0;
@@ -144,7 +152,8 @@ class Sharded {
   // backward list replaces Options::backward_prefetch for this unit.
   virtual void set_modules_to_forward_prefetch(const std::vector<Sharded*>& units) = 0;
   virtual void set_modules_to_backward_prefetch(const std::vector<Sharded*>& units) = 0;
-  // Divides the sum of gradients by `factor` instead of the number of ranks. Of this unit only.
+  // Divides the sum of gradients by `factor` instead of the number of ranks, replicas included. Of
+  // this unit only.
   // Throws std::invalid_argument if it is not positive.
   virtual void set_gradient_divide_factor(double factor) = 0;
   // Reduces with SUM and divides afterwards, for backends without a usable AVG. Of this unit only.
@@ -176,8 +185,11 @@ class Sharded {
                                                    comms::BackendPtr group, Options options = {});
 [[nodiscard]] std::shared_ptr<Sharded> fully_shard(torch::nn::Module& module,
                                                    comms::BackendPtr group, Options options = {});
-// Shards over all ranks of dimensions `dims` of a mesh. Required if reshard_after_forward is a
-// number of ranks: the mesh creates the smaller groups.
+// Shards over one dimension of a mesh. With two dimensions, {replicate, shard}, parameters are
+// sharded over the second one and each shard is replicated over the first (hybrid sharding, HSDP):
+// gathers stay within the second, and gradients are reduce-scattered over it and all-reduced over
+// the first. Required if reshard_after_forward is a number of ranks: the mesh creates the smaller
+// groups. Throws std::invalid_argument for another number of dimensions.
 [[nodiscard]] std::shared_ptr<Sharded> fully_shard(const std::vector<torch::nn::Module*>& modules,
                                                    comms::Mesh& mesh,
                                                    const std::vector<std::string>& dims,

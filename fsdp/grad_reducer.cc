@@ -27,10 +27,13 @@
 
 namespace pipewright::fsdp {
 
-GradReducer::GradReducer(const ParamGroup& params) : params_(params) { lay_out(); }
+GradReducer::GradReducer(const ParamGroup& params, comms::BackendPtr replicas)
+    : params_(params), replicas_(std::move(replicas)) {
+  lay_out();
+}
 
 void GradReducer::lay_out() {
-  if (has_grads()) {
+  if (has_grads() || partial_.defined()) {
     throw ContractError(
         "fully_shard: parameters of " + params_.unit_name() +
         " were cast, moved, frozen or unfrozen while their gradients were accumulated: reduce the "
@@ -78,7 +81,7 @@ at::Tensor GradReducer::take(size_t i, const at::Tensor& grad) {
   return {};
 }
 
-void GradReducer::begin_reduce() {
+void GradReducer::begin_reduce(bool all_reduces) {
   if (is_direct()) return;
   if (std::ranges::none_of(params_.params(), &ShardedParam::trainable)) return;
   const c10::NoGradGuard no_grad;
@@ -86,27 +89,28 @@ void GradReducer::begin_reduce() {
   const int ranks = params_.ranks();
   Pending pending;
   pending.divisor = reduction_.post;
+  pending.all_reduces = all_reduces;
   std::vector<at::Tensor> inputs, outputs;
   // After the gradients: for each parameter, whether it was used. Each rank gets a copy. They are
   // written on the device: a copy of pageable host memory would make the host wait for it.
   const auto count = static_cast<int64_t>(slots_.size());
   at::Tensor flags;
-  if (ranks > 1) flags = at::ones({ranks, count}, params_.reduce_options());
+  if (communicates()) flags = at::ones({ranks, count}, params_.reduce_options());
   pending.output =
-      ranks == 1 ? grads_ : at::empty({chunk_numel_ + count}, params_.reduce_options());
+      communicates() ? at::empty({chunk_numel_ + count}, params_.reduce_options()) : grads_;
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];
     const ShardedParam& param = params_.params()[i];
     pending.used.push_back(slot.grad.defined());
-    if (ranks > 1 && !slot.grad.defined()) flags.select(1, static_cast<int64_t>(i)).zero_();
+    if (flags.defined() && !slot.grad.defined()) flags.select(1, static_cast<int64_t>(i)).zero_();
     if (!param.trainable || param.chunk_numel == 0) continue;
     const at::Tensor padded = grads_.narrow(0, slot.offset, param.chunk_numel * ranks);
     const int64_t numel = numel_of(param.sizes);
     padded.narrow(0, numel, padded.numel() - numel).zero_();
     if (!slot.grad.defined()) padded.zero_();
-    if (ranks == 1) continue;
+    if (!communicates()) continue;
     at::Tensor input = padded;
-    if (param.dim != 0) {
+    if (param.dim != 0 && ranks > 1) {
       input = at::stack(place_of(i).chunk(ranks, param.dim)).view(-1);
       bytes_copied_ += static_cast<int64_t>(input.nbytes());
       pending.pieces.push_back(input);
@@ -115,9 +119,13 @@ void GradReducer::begin_reduce() {
     inputs.push_back(input);
     outputs.push_back(pending.output.narrow(0, slot.chunk_offset, param.chunk_numel));
   }
-  if (ranks > 1) {
+  if (communicates()) {
     inputs.push_back(flags.view(-1));
     outputs.push_back(pending.output.narrow(0, chunk_numel_, count));
+  }
+  if (communicates() && ranks == 1) {
+    for (size_t i = 0; i < inputs.size(); ++i) outputs[i].copy_(inputs[i]);
+  } else if (ranks > 1) {
     c10d::ReduceScatterOptions scatter;
     scatter.reduceOp =
         reduction_.op == ReduceOp::kAverage ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
@@ -129,12 +137,37 @@ void GradReducer::begin_reduce() {
   pending_.push_back(std::move(pending));
 }
 
+// Reduces the output over the replicas, together with the partial sum of earlier ones; or adds it
+// to that sum, and returns false.
+bool GradReducer::all_reduce(Pending& pending) {
+  if (partial_.defined()) {
+    pending.output.add_(std::exchange(partial_, {}));
+    for (size_t i = 0; i < partial_used_.size(); ++i)
+      pending.used[i] = pending.used[i] || partial_used_[i];
+  }
+  if (!pending.all_reduces) {
+    partial_ = pending.output;
+    partial_used_ = pending.used;
+    return false;
+  }
+  c10d::AllreduceOptions options;
+  options.reduceOp =
+      reduction_.across == ReduceOp::kAverage ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
+  std::vector<at::Tensor> outputs = {pending.output};
+  replicas_->allreduce(outputs, options)->wait();
+  return true;
+}
+
 void GradReducer::wait_reduce() {
   if (pending_.empty()) return;
   const c10::NoGradGuard no_grad;
-  const Pending pending = std::move(pending_.front());
+  Pending pending = std::move(pending_.front());
   pending_.pop_front();
   if (pending.work) pending.work->wait();
+  pending.input.reset();
+  pending.pieces.clear();
+  if (replicas() > 1 && !all_reduce(pending)) return;
+  if (hook_) hook_(pending.output.narrow(0, 0, chunk_numel_));
   if (pending.divisor != 1) pending.output.narrow(0, 0, chunk_numel_).div_(pending.divisor);
   const at::Tensor reduced =
       pending.output.to(params_.shard_options().dtype().toScalarType());  // the same if it fits
@@ -143,7 +176,7 @@ void GradReducer::wait_reduce() {
     const ShardedParam& param = params_.params()[i];
     if (!param.trainable) continue;
     if (!pending.used[i]) {
-      if (params_.ranks() == 1) continue;
+      if (!communicates()) continue;
       if (!flags.defined()) {
         flags = pending.output.narrow(0, chunk_numel_, static_cast<int64_t>(slots_.size()))
                     .to(at::TensorOptions(at::kDouble).device(at::kCPU));
@@ -165,6 +198,11 @@ void GradReducer::abandon() {
   for (Slot& slot : slots_) slot.grad.reset();
   pending_.clear();
   grads_.reset();
+  partial_.reset();
+}
+
+void GradReducer::abort() {
+  if (replicas_) replicas_->abort();
 }
 
 }  // namespace pipewright::fsdp

@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <deque>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "pipewright/fsdp/param_group.h"
@@ -17,8 +19,14 @@ namespace pipewright::fsdp {
 // With one rank and no division, gradients stay where autograd puts them. For one thread at a time.
 class GradReducer {
  public:
-  // `params` must outlive the reducer.
-  explicit GradReducer(const ParamGroup& params);
+  // `params` must outlive the reducer. `replicas`: the ranks that have the same shards as this one;
+  // null if it is the only one.
+  GradReducer(const ParamGroup& params, comms::BackendPtr replicas);
+  int replicas() const { return replicas_ ? replicas_->getSize() : 1; }
+  // Whether a reduction is a collective.
+  bool communicates() const { return params_.ranks() > 1 || replicas() > 1; }
+  // Called with each reduced shard before the final division.
+  void set_all_reduce_hook(std::function<void(const at::Tensor&)> hook) { hook_ = std::move(hook); }
 
   // Applies to later reductions. Must not change between a backward that only accumulates and the
   // one that reduces.
@@ -35,10 +43,11 @@ class GradReducer {
   // Whether gradients have been accumulated since the last reduction.
   bool has_grads() const { return grads_.defined(); }
 
-  // Posts the reduction of the accumulated gradients. Its size is fixed: parameters without a
-  // gradient contribute zeros, so all ranks post the same. The next backward accumulates into
-  // another buffer.
-  void begin_reduce();
+  // Posts the reduction of the accumulated gradients. If not `all_reduces`, the result is not
+  // reduced over the replicas but added to a partial sum, which joins the next reduction that is.
+  // Its size is fixed: parameters without a gradient contribute zeros, so all ranks post the same.
+  // The next backward accumulates into another buffer.
+  void begin_reduce(bool all_reduces);
   // Waits for the oldest posted reduction and adds it to the .grad of the shards. A parameter that
   // no rank used keeps the .grad it had. A no-op if none is pending.
   void wait_reduce();
@@ -46,6 +55,8 @@ class GradReducer {
 
   // After a failed step: drops pending reductions and accumulated gradients.
   void abandon();
+  // Aborts the communication over the replicas, so that no rank waits for it.
+  void abort();
 
   // Bytes of gradients that this rank has copied, without copies inside backends.
   int64_t bytes_copied() const { return bytes_copied_; }
@@ -60,20 +71,28 @@ class GradReducer {
     std::vector<at::Tensor> pieces;  // inputs outside `input`
     std::vector<bool> used;          // by parameter: on this rank
     double divisor;                  // of the output
+    bool all_reduces;
     c10::intrusive_ptr<c10d::Work> work;
   };
 
   // Whether gradients stay where autograd puts them.
-  bool is_direct() const { return !params_.shards() && reduction_.divisor(1) == 1; }
+  bool is_direct() const {
+    return !params_.shards() && replicas() == 1 && reduction_.divisor(1) == 1;
+  }
   void allocate();
   at::Tensor place_of(size_t i) const;
+  bool all_reduce(Pending& pending);
 
   const ParamGroup& params_;
+  const comms::BackendPtr replicas_;
+  std::function<void(const at::Tensor&)> hook_;
   Reduction reduction_;
   std::vector<Slot> slots_;              // by parameter
   int64_t numel_ = 0, chunk_numel_ = 0;  // of all slots; frozen parameters take no space
   at::Tensor grads_;                     // flat; undefined while nothing has been accumulated
   std::deque<Pending> pending_;          // oldest first
+  at::Tensor partial_;                   // sum of outputs that were not all-reduced
+  std::vector<bool> partial_used_;       // by parameter: on this rank
   int64_t bytes_copied_ = 0;
 };
 

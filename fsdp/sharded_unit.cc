@@ -21,10 +21,10 @@ modules::ModuleRegistry<torch::nn::Module, ShardedUnit>& sharded_modules() {
 }
 
 ShardedUnit::ShardedUnit(std::vector<const torch::nn::Module*> modules, ParamGroup params,
-                         Options options)
+                         comms::BackendPtr replicas, Options options)
     : calls_(std::move(modules)),
       params_(std::move(params)),
-      grads_(params_),
+      grads_(params_, std::move(replicas)),
       options_(std::move(options)),
       backward_(*this) {}
 
@@ -69,7 +69,8 @@ void ShardedUnit::note(Event event) {
 void ShardedUnit::update_reduction() {
   if (params_.params().empty()) return;
   grads_.set_reduction(reduction_of(params_.reduce_options().dtype().toScalarType(),
-                                    params_.ranks(), settings_.divide_factor, settings_.force_sum));
+                                    params_.ranks(), grads_.replicas(), settings_.divide_factor,
+                                    settings_.force_sum));
 }
 
 // Setters.
@@ -85,7 +86,14 @@ void ShardedUnit::set_reshard_after_backward(bool reshard, bool recurse) {
 }
 
 void ShardedUnit::set_requires_gradient_sync(bool sync, bool recurse) {
-  for_each_if(recurse, [sync](ShardedUnit& unit) { unit.sync_.set_required(sync); });
+  for_each_if(recurse, [sync](ShardedUnit& unit) {
+    unit.sync_.set_required(sync);
+    unit.settings_.all_reduce = sync;
+  });
+}
+
+void ShardedUnit::set_requires_all_reduce(bool all_reduce, bool recurse) {
+  for_each_if(recurse, [all_reduce](ShardedUnit& unit) { unit.settings_.all_reduce = all_reduce; });
 }
 
 void ShardedUnit::set_modules_to_forward_prefetch(const std::vector<Sharded*>& units) {
@@ -168,6 +176,7 @@ void ShardedUnit::set_driven(bool driven) {
 
 void ShardedUnit::abort() {
   forget();
+  grads_.abort();
   params_.abort();
 }
 

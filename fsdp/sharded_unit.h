@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pipewright/autograd/grad_hooks.h"
@@ -44,7 +45,9 @@ class ShardedUnit final : public Sharded,
  public:
   using Function = std::function<Tensors(const Tensors&)>;
 
-  ShardedUnit(std::vector<const torch::nn::Module*> modules, ParamGroup params, Options options);
+  // `replicas`: the ranks that have the same shards; null if this is the only one.
+  ShardedUnit(std::vector<const torch::nn::Module*> modules, ParamGroup params,
+              comms::BackendPtr replicas, Options options);
   ~ShardedUnit() override;
   // To be called once, after construction: hooks the parameters, and becomes the unit around
   // `nested`.
@@ -68,6 +71,10 @@ class ShardedUnit final : public Sharded,
   void set_reshard_after_forward(bool reshard, bool recurse) override;
   void set_reshard_after_backward(bool reshard, bool recurse) override;
   void set_requires_gradient_sync(bool sync, bool recurse) override;
+  void set_requires_all_reduce(bool all_reduce, bool recurse) override;
+  void set_all_reduce_hook(std::function<void(const at::Tensor&)> hook) override {
+    grads_.set_all_reduce_hook(std::move(hook));
+  }
   void set_is_last_backward(bool last) override { settings_.is_last_backward = last; }
   void set_unshard_in_backward(bool unshard) override { settings_.unshard_in_backward = unshard; }
   void set_modules_to_forward_prefetch(const std::vector<Sharded*>& units) override;
@@ -120,6 +127,7 @@ class ShardedUnit final : public Sharded,
   struct Settings {
     std::optional<bool> reshard_after_forward;  // replaces the option
     bool reshard_after_backward = true;
+    bool all_reduce = true;
     bool is_last_backward = true;
     bool unshard_in_backward = true;
     std::vector<ShardedUnit*> forward_prefetch;

@@ -211,8 +211,8 @@ void ShardedUnit::reduce() {
   const std::shared_ptr<ShardedUnit> outermost = root();
   // An executor runs other stages in between, so the gradients of all units exist at once anyway.
   if (!sync_.is_driven()) outermost->backward_.finish(kPendingReductions);
-  grads_.begin_reduce();
-  if (params_.ranks() == 1) {
+  grads_.begin_reduce(/*all_reduces=*/sync_.is_driven() || settings_.all_reduce);
+  if (!grads_.communicates()) {
     while (grads_.is_reducing()) grads_.wait_reduce();
     return;
   }

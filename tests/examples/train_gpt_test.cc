@@ -66,17 +66,21 @@ TEST(TrainGpt, EveryScheduleMatchesASingleRank) {
                alone, "one microbatch");
 }
 
-// Two replicas of a pipeline of two ranks, each with half of every batch, or the same sharded.
+// Two replicas of a pipeline of two ranks, each with half of every batch, or the same sharded; or
+// two replicas that are sharded over two ranks each.
 class DataParallel : public testing::TestWithParam<std::string> {};
 
 TEST_P(DataParallel, MatchesASingleRank) {
-  const std::string args = "--steps 10 --batch 16 --microbatches 4 ";
+  const bool both = GetParam() == "both";
+  const std::string args =
+      std::string("--steps ") + (both ? "20" : "10") + " --batch 16 --microbatches 4 ";
+  const std::string copies = both ? "--dp-replicate 2 --dp-shard 2" : "--dp-" + GetParam() + " 2";
   const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
-    const std::string schedule =
-        "--pp 2 --dp-" + GetParam() + " 2 --schedule " + std::string(spec->name);
+    const std::string schedule = "--pp 2 " + copies + " --schedule " + std::string(spec->name);
     expect_close(train(kTrain + args + schedule), alone, schedule);
   }
+  if (both) return;
   // A longer training, over processes.
   const std::string longer = "--steps 50 --batch 16 --microbatches 4 ";
   const std::string schedule = "--pp 2 --dp-" + GetParam() + " 2 --schedule ZBV";
@@ -84,7 +88,7 @@ TEST_P(DataParallel, MatchesASingleRank) {
                train(kTrain + longer + "--pp 1 --schedule GPipe"), "launch");
 }
 
-INSTANTIATE_TEST_SUITE_P(TrainGpt, DataParallel, testing::Values("replicate", "shard"));
+INSTANTIATE_TEST_SUITE_P(TrainGpt, DataParallel, testing::Values("replicate", "shard", "both"));
 
 TEST(TrainGpt, ProcessesMatchThreads) {
   const std::string args = "--steps 5 --pp 4 --schedule ZBV --microbatches 8";
@@ -141,8 +145,6 @@ TEST(TrainGpt, Errors) {
       "WORLD_SIZE=3 RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 examples/train_gpt "
       "--data docs/command_line.md",
       2, "error: --pp 2 times --dp-replicate 1: expected 2 processes, got 3\n");
-  expect_error(kTrain + "--dp-replicate 2 --dp-shard 2", 2,
-               "error: --dp-replicate and --dp-shard: expected 1 for one of them, got 2 and 2\n");
   expect_error(
       "WORLD_SIZE=2 RANK=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 examples/train_gpt "
       "--data docs/command_line.md",

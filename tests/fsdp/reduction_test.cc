@@ -55,7 +55,7 @@ TEST(Reduction, DividesByTheFactorOnce) {
            {std::optional<double>(), std::optional<double>(1), std::optional<double>(ranks),
             std::optional<double>(2 * ranks), std::optional<double>(0.5)}) {
         for (const bool force_sum : {false, true}) {
-          const Reduction reduction = reduction_of(dtype, ranks, factor, force_sum);
+          const Reduction reduction = reduction_of(dtype, ranks, 1, factor, force_sum);
           EXPECT_EQ(reduction.divisor(ranks), factor.value_or(ranks));
           if (force_sum || dtype == at::kHalf) {
             EXPECT_EQ(reduction.op, ReduceOp::kSum);
@@ -64,10 +64,25 @@ TEST(Reduction, DividesByTheFactorOnce) {
       }
     }
   }
+  // With replicas: PyTorch's table.
+  using Ops = std::tuple<ReduceOp, ReduceOp, double>;
+  constexpr ReduceOp kAvg = ReduceOp::kAverage, kSum = ReduceOp::kSum;
+  for (const auto& [factor, force, want] :
+       std::vector<std::tuple<std::optional<double>, bool, Ops>>{
+           {std::nullopt, false, {kAvg, kAvg, 1}},
+           {8.0, false, {kAvg, kAvg, 1}},
+           {4.0, false, {kAvg, kSum, 1}},
+           {3.0, false, {kSum, kSum, 3}},
+           {std::nullopt, true, {kSum, kSum, 8}},
+           {4.0, true, {kSum, kSum, 4}}}) {
+    const Reduction reduction = reduction_of(at::kFloat, 4, 2, factor, force);
+    EXPECT_EQ((Ops{reduction.op, reduction.across, reduction.post}), want);
+    EXPECT_EQ(reduction.divisor(4, 2), factor.value_or(8));
+  }
   // PyTorch's halves for fp16.
   for (const auto& [ranks, pre, post] : {std::tuple{2, 2.0, 1.0}, std::tuple{4, 2.0, 2.0},
                                          std::tuple{8, 4.0, 2.0}, std::tuple{16, 4.0, 4.0}}) {
-    const Reduction reduction = reduction_of(at::kHalf, ranks, std::nullopt, false);
+    const Reduction reduction = reduction_of(at::kHalf, ranks, 1, std::nullopt, false);
     EXPECT_EQ(reduction.pre, pre) << ranks;
     EXPECT_EQ(reduction.post, post) << ranks;
   }

@@ -21,15 +21,16 @@ Groups blocks(int count) { return numbered("block", count); }
 Groups mlps(int count) { return numbered("mlp", count); }
 
 Sharding::Sharding(Rank& self, torch::nn::Module& module, const Groups& groups,
-                   const fsdp::Options& options)
+                   const fsdp::Options& options, int replicas)
     : world_(self.world->wrapped(
           [log = self.log, injector = self.injector](comms::BackendPtr backend) {
             return comms::record(backend, log, injector);
           })),
-      mesh_(world_, {{"dp", world_.size()}}) {
+      mesh_(world_, {{"dp_replicate", replicas}, {"dp_shard", world_.size() / replicas}}) {
+  const std::vector<std::string> dims = {"dp_replicate", "dp_shard"};
   for (const std::vector<std::string>& paths : groups)
-    units.push_back(fsdp::fully_shard(modules_at(module, paths), mesh_, {"dp"}, options));
-  units.push_back(fsdp::fully_shard(module, mesh_, {"dp"}, options));
+    units.push_back(fsdp::fully_shard(modules_at(module, paths), mesh_, dims, options));
+  units.push_back(fsdp::fully_shard(module, mesh_, dims, options));
   self.log->clear();
 }
 
@@ -39,8 +40,10 @@ at::Tensor part_of(const at::Tensor& whole, int rank, int ranks, int64_t dim) {
   return whole.narrow(dim, 0, 0);
 }
 
-Part shards_of(const Rank& self, const std::function<int64_t(const at::Tensor&)>& placement) {
-  return [rank = self.rank, ranks = self.world->size(), placement](const at::Tensor& whole) {
+Part shards_of(const Rank& self, const std::function<int64_t(const at::Tensor&)>& placement,
+               int replicas) {
+  const int ranks = self.world->size() / replicas;
+  return [rank = self.rank % ranks, ranks, placement](const at::Tensor& whole) {
     return part_of(whole, rank, ranks, placement ? placement(whole) : 0);
   };
 }

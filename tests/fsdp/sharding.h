@@ -24,11 +24,12 @@ using Groups = std::vector<std::vector<std::string>>;
 Groups blocks(int count);  // "block0", ...
 Groups mlps(int count);    // "mlp0", ...
 
-// Shards a module over a mesh of all ranks; collectives are recorded in the rank's log.
+// Shards a module over a mesh of all ranks, or with `replicas` over all ranks divided by it;
+// collectives are recorded in the rank's log.
 class Sharding {
  public:
   Sharding(Rank& self, torch::nn::Module& module, const Groups& groups,
-           const fsdp::Options& options);
+           const fsdp::Options& options, int replicas = 1);
 
   std::vector<std::shared_ptr<fsdp::Sharded>> units;
   fsdp::Sharded& root() { return *units.back(); }
@@ -43,7 +44,8 @@ at::Tensor part_of(const at::Tensor& whole, int rank, int ranks, int64_t dim = 0
 
 // Takes this rank's shards; `placement` returns the dimension to shard along, 0 by default.
 Part shards_of(const Rank& self,
-               const std::function<int64_t(const at::Tensor&)>& placement = nullptr);
+               const std::function<int64_t(const at::Tensor&)>& placement = nullptr,
+               int replicas = 1);
 
 // The units of the events `of` in a log, in order: "block0", or "post block0" for kPostBackward.
 std::vector<std::string> events(const fsdp::EventLog& log, const std::vector<fsdp::Event>& of);
