@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <set>
 #include <vector>
 
 namespace pipewright::schedule::search {
@@ -49,20 +50,38 @@ class DecimalScale {
   int exponent_ = 0;
 };
 
+// Adds the computes' times of all microbatches, which are to be integers too; if those are very
+// many, one that stands for numbers of any number of digits. Returns the largest scale, at least 1.
+double add_scaled(const std::vector<double>& microbatch_scale, std::vector<double>* times) {
+  constexpr size_t kMostTimes = 100'000;
+  const std::set<double> scales(microbatch_scale.begin(), microbatch_scale.end());
+  const std::set<double> bases(times->begin(), times->end());
+  if (scales.empty()) return 1;
+  if (scales.size() * bases.size() > kMostTimes) {
+    times->push_back(*bases.rbegin() / 3);
+  } else {
+    for (const double scale : scales) {
+      for (const double base : bases) times->push_back(base * scale);
+    }
+  }
+  return std::max(1.0, *scales.rbegin());
+}
+
 void set_times(const CostTable& table, Problem* problem) {
   const int stages = problem->num_stages();
-  std::vector<double> times;
+  std::vector<double> times, transfers;
   double total = 0;
   for (int stage = 0; stage < stages; ++stage) {
     for (const ActionKind kind :
          {ActionKind::kForward, ActionKind::kBackwardInput, ActionKind::kBackwardWeight})
       times.push_back(table.of_kind(kind, stage));
-    times.push_back(table.output_transfer(stage));
-    times.push_back(table.gradient_transfer(stage));
+    transfers.push_back(table.output_transfer(stage));
+    transfers.push_back(table.gradient_transfer(stage));
   }
   for (const double time : times) total += time;
-  double scale = 1;
-  for (const double factor : problem->microbatch_scale) scale = std::max(scale, factor);
+  for (const double time : transfers) total += time;
+  const double scale = add_scaled(problem->microbatch_scale, &times);
+  times.insert(times.end(), transfers.begin(), transfers.end());
   const DecimalScale ticks(times, total * scale * problem->num_microbatches);
   const auto rounded = [&](double time) { return std::llround(ticks.apply(time)); };
   for (int stage = 0; stage < stages; ++stage) {

@@ -155,8 +155,11 @@ class Solver {
  public:
   Solver(const Problem& problem, const SolveOptions& options)
       : problem_(problem), options_(options), lanes_(kLanes) {
+    const auto least = std::ranges::min_element(problem.microbatch_scale);
+    const int fastest = static_cast<int>(least - problem.microbatch_scale.begin());
     for (const StageWork& work : problem.stages)
-      has_free_pass_ = has_free_pass_ || work.forward == 0 || work.backward_input == 0;
+      has_free_pass_ = has_free_pass_ || problem.scaled(work.forward, fastest) == 0 ||
+                       problem.scaled(work.backward_input, fastest) == 0;
   }
 
   Solution run();

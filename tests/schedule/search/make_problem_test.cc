@@ -78,6 +78,24 @@ TEST(MakeProblem, CountsActivationsPerRank) {
   EXPECT_EQ(make_problem(ir::Placement::loop(1, 1), 4, {}, {}).memory_limits[0], kNoLimit);
 }
 
+// Half of a time may have one digit more than the time.
+TEST(MakeProblem, TimesOfAllMicrobatchesAreExact) {
+  const Problem problem = make_problem(
+      ir::Placement::loop(1, 1), 4,
+      {.forward = 1, .backward_weight = 0.3, .microbatch_scale = {0.5, 1, 0.25, 3}}, {});
+  for (int microbatch = 0; microbatch < 4; ++microbatch) {
+    const double scale = problem.microbatch_scale[static_cast<size_t>(microbatch)];
+    EXPECT_EQ(problem.time(problem.scaled(problem.work(0).forward, microbatch)), scale);
+    EXPECT_DOUBLE_EQ(problem.time(problem.scaled(problem.work(0).backward_weight, microbatch)),
+                     0.3 * scale);
+  }
+  std::vector<double> many(200'000);
+  for (size_t k = 0; k < many.size(); ++k) many[k] = 1 + 1e-6 * static_cast<double>(k);
+  const Problem fine = make_problem(ir::Placement::loop(1, 1), 200'000,
+                                    {.forward = 1, .microbatch_scale = many}, {});
+  EXPECT_NEAR(fine.time(fine.scaled(fine.work(0).forward, 777)), many[777], 1e-6);
+}
+
 TEST(MakeProblem, CountsLiveActivations) {
   const Problem problem = make_problem(ir::Placement::loop(2, 2), 4, {.activation_bytes = 7}, {});
   EXPECT_EQ(problem.work(0).activation, 1);
