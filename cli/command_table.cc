@@ -81,7 +81,9 @@ const std::vector<CommandSpec>& table() {
        "PyTorch "
        "unless an option says otherwise. The format of a file is that of its extension, or else of "
        "its first bytes.\n"
-       "Errors in the schedule go to stderr, with exit code 1 and nothing on stdout.",
+       "Errors in the schedule go to stderr, with exit code 1 and nothing on stdout; but the "
+       "timeline or svg of a schedule that deadlocks shows how far each rank gets, and who waits "
+       "for whom.",
        {source_argument()},
        shape_options() +
            std::vector<OptionSpec>{

@@ -17,6 +17,7 @@
 #include "pipewright/cli/simulation.h"
 #include "pipewright/cli/stage_ratio.h"
 #include "pipewright/cli/usage_error.h"
+#include "pipewright/ir/counted.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/read.h"
 #include "pipewright/schedule/views/dot.h"
@@ -137,6 +138,38 @@ bool is_picture(std::string_view format) {
   return std::ranges::find(pictures, format) != pictures.end();
 }
 
+// The schedule that cannot run to its end, up to where it stops: a timeline or a figure.
+void print_blocked(const std::string& format, const Input& input,
+                   const schedule::BlockedSimulation& simulation,
+                   schedule::TimelineTextOptions text, std::ostream& out) {
+  const ir::Schedule& schedule = ir::schedule_of(*input.compiled.blocked);
+  const schedule::Standstill& standstill = simulation.standstill;
+  const std::string unit = simulation.costs.unit.empty() ? "" : " " + simulation.costs.unit;
+  size_t actions = 0;
+  for (const ir::Row& row : schedule.rows)
+    actions += static_cast<size_t>(
+        std::ranges::count_if(row, [](const ir::Action& action) { return !action.is_idle(); }));
+  const std::string stops =
+      fmt::format("stops at {}{} after {} of {}",
+                  number_text(ir::span_of(schedule.rows, simulation.timeline).end), unit,
+                  actions - standstill.num_blocked, ir::counted(actions, "action", "actions"));
+  if (format == "svg") {
+    schedule::print_svg(
+        schedule, simulation.timeline,
+        fmt::format("{}: {}; {}", schedule.name.empty() ? "schedule" : schedule.name,
+                    shape_text(schedule), stops),
+        simulation.costs.unit, out, &standstill);
+    return;
+  }
+  text.standstill = &standstill;
+  schedule::print_timeline(schedule, simulation.timeline, text, out);
+  out << stops << "; `!` is the first action of a rank that never runs\n";
+  for (const schedule::Standstill::Edge& wait : standstill.waits) out << wait.text << '\n';
+}
+
+// Whether a format shows how far a schedule gets that cannot run to its end.
+bool draws_blocked(std::string_view format) { return format == "timeline" || format == "svg"; }
+
 // The format that the extension of a file names ("out.svg", "OUT.SVG"); empty if it names none.
 std::string format_of_extension(const std::string& path) {
   std::string extension = std::filesystem::path(path).extension().string();
@@ -196,6 +229,15 @@ int run_print(const Invocation& invocation, Console& console) {
   compile_input(invocation, {},
                 is_picture(format) ? schedule::Depth::kVerify : schedule::Depth::kLower, &input,
                 console, observer);
+  const schedule::TimelineTextOptions text{
+      to_stdout ? console.out_width : 0, to_stdout && console.out_color, invocation.has("--comms")};
+  if (input.compiled.blocked && draws_blocked(format)) {
+    print_diagnostics(input, console);
+    const schedule::BlockedSimulation blocked = simulate_blocked_input(input, asked, console);
+    write_output(path, console,
+                 [&](std::ostream& out) { print_blocked(format, input, blocked, text, out); });
+    return kExitInvalid;
+  }
   require_ok(input, console);
   const schedule::TableOptions table{to_stdout ? console.out_width : 0,
                                      to_stdout && console.out_color};
@@ -214,8 +256,7 @@ int run_print(const Invocation& invocation, Console& console) {
     if (format == "html") {
       print_page(drawn, against, out);
     } else {
-      print_picture(format, drawn.input, drawn.simulation,
-                    {table.width, table.color, invocation.has("--comms")}, out);
+      print_picture(format, drawn.input, drawn.simulation, text, out);
     }
   });
   return kExitOk;

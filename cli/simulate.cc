@@ -19,7 +19,6 @@
 #include "pipewright/ir/counted.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/action_text.h"
-#include "pipewright/ir/text/diagnostic_json.h"
 #include "pipewright/ir/text/read.h"
 #include "pipewright/schedule/simulate/jitter.h"
 #include "pipewright/schedule/verify/verify.h"
@@ -278,13 +277,11 @@ int run_simulate(const Invocation& invocation, Console& console) {
   const ir::Diagnostics& diagnostics = input.compiled.diagnostics;
   if (!input.compiled.ok() && invocation.has("--json") &&
       exit_code_of(diagnostics) == kExitInvalid) {
-    console.out << fmt::format(
-        "{{\n  \"version\": 1,\n  \"makespan\": null,\n  \"diagnostics\": {}\n}}\n",
-        ir::diagnostics_json(diagnostics, 2));
+    print_invalid_json(diagnostics, console);
     return kExitInvalid;
   }
   require_ok(input, console);
-  const Simulation simulation = simulate_input(input, asked, console);
+  const Simulation simulation = simulate_input(input, asked, console, invocation.has("--json"));
   std::optional<schedule::Spread> spread;
   if (jitter)
     spread = schedule::spread_of_makespan(simulation.graph, input.schedule(), simulation.costs,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <ostream>
 #include <string_view>
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include "pipewright/cli/usage_error.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/printable.h"
+#include "pipewright/ir/text/diagnostic_json.h"
 #include "pipewright/schedule/simulate/costs_json.h"
 
 namespace pipewright::cli {
@@ -49,6 +51,19 @@ int rank_of(const std::string& option, const std::string& text) {
   if (error != std::errc() || stop != text.data() + text.size() || rank < 0)
     throw UsageError(fmt::format("{}: expected a rank, got {}", option, ir::backticked(text)));
   return rank;
+}
+
+// Errors without a place are those of options, not of the file.
+[[noreturn]] void fail_for_costs(const ir::Diagnostics& diagnostics, const AskedCosts& asked,
+                                 Console& console) {
+  ir::Diagnostics in_file, in_options;
+  for (const ir::Diagnostic& one : diagnostics.kept())
+    (one.place.offset ? in_file : in_options).error(one.rule, one.message, one.place).help =
+        one.help;
+  if (in_file.has_errors())
+    print_diagnostics(in_file, &*asked.file, ir::printable(asked.file->name), console);
+  if (in_options.has_errors()) print_diagnostics(in_options, nullptr, "the costs", console);
+  throw Failed{kExitTrouble};
 }
 
 }  // namespace
@@ -133,24 +148,37 @@ schedule::search::MemoryBudget memory_of(const Invocation& invocation,
   return {.bytes = positive_number("--memory-bytes", *bytes)};
 }
 
-Simulation simulate_input(const Input& input, const AskedCosts& asked, Console& console) {
+void print_invalid_json(const ir::Diagnostics& diagnostics, Console& console) {
+  console.out << fmt::format(
+      "{{\n  \"version\": 1,\n  \"makespan\": null,\n  \"diagnostics\": {}\n}}\n",
+      ir::diagnostics_json(diagnostics, 2));
+}
+
+Simulation simulate_input(const Input& input, const AskedCosts& asked, Console& console,
+                          bool as_json) {
   schedule::SimulateResult result = schedule::simulate(input.compiled, asked.request);
   if (!result.ok()) {
     if (result.diagnostics.kept().front().rule == ir::Rule::kMemoryExceeded) {
-      print_diagnostics(result.diagnostics, nullptr, input.name, console);
+      if (as_json) {
+        print_invalid_json(result.diagnostics, console);
+      } else {
+        print_diagnostics(result.diagnostics, input.file ? &*input.file : nullptr, input.name,
+                          console);
+      }
       throw Failed{kExitInvalid};
     }
-    // Errors without a place are those of options, not of the file.
-    ir::Diagnostics in_file, in_options;
-    for (const ir::Diagnostic& one : result.diagnostics.kept())
-      (one.place.offset ? in_file : in_options).error(one.rule, one.message, one.place).help =
-          one.help;
-    if (in_file.has_errors())
-      print_diagnostics(in_file, &*asked.file, ir::printable(asked.file->name), console);
-    if (in_options.has_errors()) print_diagnostics(in_options, nullptr, "the costs", console);
-    throw Failed{kExitTrouble};
+    fail_for_costs(result.diagnostics, asked, console);
   }
   return std::move(*result.simulation);
+}
+
+schedule::BlockedSimulation simulate_blocked_input(const Input& input, const AskedCosts& asked,
+                                                   Console& console) {
+  ir::Diagnostics diagnostics;
+  std::optional<schedule::BlockedSimulation> simulation =
+      schedule::simulate_blocked(input.compiled, asked.request, &diagnostics);
+  if (!simulation) fail_for_costs(diagnostics, asked, console);
+  return std::move(*simulation);
 }
 
 Simulation simulate_source(const Invocation& invocation, Console& console,

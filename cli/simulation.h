@@ -39,8 +39,17 @@ schedule::search::MemoryBudget memory_of(const Invocation& invocation,
 void refuse_cost_options(const Invocation& invocation, std::string_view required);
 
 // Simulates an input that is ok and verified: an order with ideal transfers, a program under its
-// channel model. Throws Failed after printing the errors if the costs do not fit the schedule.
-Simulation simulate_input(const Input& input, const AskedCosts& asked, Console& console);
+// channel model. Throws Failed after printing the errors if the costs do not fit the schedule, or
+// if the schedule exceeds --memory, which with `as_json` is printed as JSON.
+Simulation simulate_input(const Input& input, const AskedCosts& asked, Console& console,
+                          bool as_json = false);
+// Prints the JSON of a schedule that is not simulated, because it is invalid.
+void print_invalid_json(const ir::Diagnostics& diagnostics, Console& console);
+
+// Simulates an input that cannot run to its end (input.compiled.blocked) until nothing can run.
+// Throws Failed likewise.
+schedule::BlockedSimulation simulate_blocked_input(const Input& input, const AskedCosts& asked,
+                                                   Console& console);
 
 // Compiles and simulates SOURCE at the level of --level, or else a file at its own level and a name
 // at `level_of_name`. Throws FileError, UsageError or Failed.

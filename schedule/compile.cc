@@ -242,6 +242,12 @@ class Compilation {
   CompileResult& result_;
 };
 
+bool cannot_run(const ir::Diagnostics& diagnostics) {
+  return std::ranges::any_of(diagnostics.kept(), [](const ir::Diagnostic& one) {
+    return one.rule == ir::Rule::kCannotRun || one.rule == ir::Rule::kDeadlock;
+  });
+}
+
 size_t num_actions(const ir::Schedule& schedule) {
   size_t number = 0;
   for (const ir::Row& row : schedule.rows) {
@@ -338,6 +344,7 @@ CompileResult compile(CompileRequest request) {
     if (Compilation(request, std::move(parsed->cells), &result).run(to)) return result;
   }
   result.diagnostics.sort();
+  if (cannot_run(result.diagnostics)) result.blocked = std::move(result.schedule);
   result.schedule.reset();
   return result;
 }
@@ -373,6 +380,19 @@ SimulateResult simulate(const CompileResult& compiled, const SimulateRequest& re
   result.simulation = Simulation{std::move(*costs), std::move(graph), std::move(timeline),
                                  std::move(report), std::move(bound)};
   return result;
+}
+
+std::optional<BlockedSimulation> simulate_blocked(const CompileResult& compiled,
+                                                  const SimulateRequest& request,
+                                                  ir::Diagnostics* diagnostics) {
+  PW_CHECK(compiled.blocked, "the schedule cannot run to its end");
+  const ir::Schedule& schedule = ir::schedule_of(*compiled.blocked);
+  std::optional<Costs> costs =
+      changed_costs(request, schedule.placement, schedule.num_microbatches, diagnostics);
+  if (!costs) return std::nullopt;
+  const ChannelGraph graph = graph_of(*compiled.blocked);
+  ir::Timeline timeline = simulate(graph, schedule, *costs);
+  return BlockedSimulation{std::move(*costs), std::move(timeline), standstill_of(graph, schedule)};
 }
 
 }  // namespace pipewright::schedule

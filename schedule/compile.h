@@ -16,6 +16,7 @@
 #include "pipewright/ir/timeline.h"
 #include "pipewright/schedule/bounds/schedule_bound.h"
 #include "pipewright/schedule/channel_graph.h"
+#include "pipewright/schedule/deadlock.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/requested_policies.h"
 #include "pipewright/schedule/simulate/costs.h"
@@ -99,6 +100,9 @@ struct CompileResult {
   // Policies of the source for which the request has another value.
   std::vector<OverriddenPolicy> overridden;
   bool is_verified = false;
+  // The schedule that cannot run to its end, if that is among the errors (PW040 or PW042);
+  // simulate_blocked() tells how far it gets.
+  std::optional<ir::AnySchedule> blocked = {};
 
   bool ok() const { return schedule.has_value(); }
   // The result as a program. Requires ok() and level kComputeComms.
@@ -147,6 +151,19 @@ std::optional<Costs> changed_costs(const SimulateRequest& request, const ir::Pla
 // Simulates a compute order with ideal transfers, or a program under its channel model and capacity
 // (channel_graph.h). `compiled` must be verified; if it is not ok, its diagnostics are returned.
 SimulateResult simulate(const CompileResult& compiled, const SimulateRequest& request);
+
+// How far a schedule that cannot run to its end gets.
+struct BlockedSimulation {
+  Costs costs;            // after the what-if changes
+  ir::Timeline timeline;  // actions that never run have the interval 0 to 0
+  Standstill standstill;
+};
+
+// Simulates `compiled.blocked`, which must be set, until nothing can run. nullopt, and errors are
+// added, if the costs do not fit it.
+std::optional<BlockedSimulation> simulate_blocked(const CompileResult& compiled,
+                                                  const SimulateRequest& request,
+                                                  ir::Diagnostics* diagnostics);
 
 }  // namespace pipewright::schedule
 

@@ -194,6 +194,18 @@ std::string describe(const Wait& wait, const ChannelGraph& graph, const ir::Sche
   return text;
 }
 
+Standstill standstill_of(const ChannelGraph& graph, const ir::Schedule& schedule) {
+  Standstill standstill;
+  const std::vector<uint32_t> blocked = graph.blocked();
+  standstill.num_blocked = blocked.size();
+  standstill.blocked.resize(graph.size());
+  for (const uint32_t action : blocked) standstill.blocked[action] = true;
+  for (const Wait& wait : waits_of(graph, blocked))
+    standstill.waits.push_back({graph.cell_of(wait.action), graph.cell_of(wait.blocked_by),
+                                describe(wait, graph, schedule)});
+  return standstill;
+}
+
 ir::Diagnostic& report_cycle(ir::Rule rule, std::string_view what, std::string_view suffix,
                              const ChannelGraph& graph, std::span<const uint32_t> blocked,
                              const ir::Schedule& schedule, ir::Diagnostics* diagnostics) {

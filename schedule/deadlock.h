@@ -41,6 +41,19 @@ std::vector<Wait> shortest_cycle(std::span<const Wait> waits);
 // "`2RECV_F0` on rank 0 waits for `1SEND_F0` on rank 1, which is posted after `1F1`"
 std::string describe(const Wait& wait, const ChannelGraph& graph, const ir::Schedule& schedule);
 
+// Where a schedule that cannot run to its end stops: what never runs, and who waits for whom.
+struct Standstill {
+  // A wait-for edge: the cells of its action and blocked_by, and describe().
+  struct Edge {
+    ChannelGraph::Cell waiting, blocking;
+    std::string text;
+  };
+  std::vector<bool> blocked;  // by action, idle slots included; whether it never runs
+  size_t num_blocked = 0;
+  std::vector<Edge> waits;  // as in waits_of()
+};
+Standstill standstill_of(const ChannelGraph& graph, const ir::Schedule& schedule);
+
 // Adds the error of a schedule that cannot run: the rule, "<what>: cycle of 4 actions<suffix>", and
 // a note for each edge of the shortest cycle.
 ir::Diagnostic& report_cycle(ir::Rule rule, std::string_view what, std::string_view suffix,

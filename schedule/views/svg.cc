@@ -8,6 +8,7 @@
 #include <ostream>
 #include <set>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "pipewright/ir/text/action_text.h"
@@ -22,7 +23,9 @@ using ir::ActionPart;
 // Sizes in pixels.
 constexpr double kLeft = 62, kTop = 34, kRow = 26, kComms = 8, kGap = 6, kAxis = 34, kLegend = 26,
                  kRight = 16;
-constexpr double kLetter = 6.2;  // width of a digit in a label
+constexpr double kLetter = 6.2;                 // width of a digit in a label
+constexpr double kLongestBend = 90;             // of an arrow, to the right of the boxes
+constexpr std::string_view kAlarm = "#c03030";  // where a rank stops
 
 std::string escaped(std::string_view text) {
   std::string safe;
@@ -50,8 +53,8 @@ std::string px(double value) {
 class SvgWriter {
  public:
   SvgWriter(const ir::Schedule& schedule, const ir::Timeline& timeline, const std::string& unit,
-            std::ostream& out)
-      : schedule_(schedule), timeline_(timeline), unit_(unit), out_(out) {
+            const Standstill* standstill, std::ostream& out)
+      : schedule_(schedule), timeline_(timeline), unit_(unit), out_(out), standstill_(standstill) {
     end_ = ir::span_of(schedule.rows, timeline).end;
     double shortest = std::numeric_limits<double>::infinity();
     for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
@@ -72,11 +75,12 @@ class SvgWriter {
     plot_ = std::clamp(wide_enough, 640.0, 6000.0);
     scale_ = end_ > 0 ? plot_ / end_ : 1;
     pitch_ = kRow + (has_comms_ ? kComms : 0) + kGap;
+    if (standstill_ != nullptr) find_stops();
   }
 
   void print(const std::string& title) {
     const auto ranks = static_cast<double>(schedule_.rows.size());
-    const double width = kLeft + plot_ + kRight;
+    const double width = kLeft + plot_ + stops_width_ + kRight;
     const double bottom = kTop + ranks * pitch_;
     const double height = bottom + kAxis + kLegend;
     out_ << fmt::format(
@@ -90,12 +94,81 @@ class SvgWriter {
                         escaped(title));
     print_axis(bottom);
     for (size_t rank = 0; rank < schedule_.rows.size(); ++rank) print_rank(rank);
+    for (size_t rank = 0; rank < stops_.size(); ++rank) print_stop(rank);
+    if (standstill_ != nullptr) print_waits();
     print_legend(bottom + kAxis);
     out_ << "</svg>\n";
   }
 
  private:
+  // The box where a rank stops.
+  struct Stop {
+    std::string label;  // the first action that never runs; empty if all run
+    double left = 0, right = 0;
+  };
+
   double x(double time) const { return kLeft + time * scale_; }
+  double top_of(size_t rank) const { return kTop + static_cast<double>(rank) * pitch_; }
+
+  // The first compute that never runs, or else the first action, comes after the last compute that
+  // runs.
+  void find_stops() {
+    for (size_t rank = 0; rank < schedule_.rows.size(); ++rank) {
+      Stop& stop = stops_.emplace_back();
+      double end = 0;
+      bool before_compute = false;
+      for (size_t step = 0; step < schedule_.rows[rank].size() && !before_compute; ++step) {
+        const Action& action = schedule_.rows[rank][step];
+        if (action.is_idle()) continue;
+        const bool compute = ir::is_compute(action.kind());
+        if (!standstill_->blocked[timeline_.index(rank, step)]) {
+          if (compute) end = timeline_.at(rank, step).end;
+        } else if (compute || stop.label.empty()) {
+          stop.label = ir::to_string(action);
+          before_compute = compute;
+        }
+      }
+      stop.left = x(end) + 2;
+      stop.right = stop.left + kLetter * static_cast<double>(stop.label.size()) + 12;
+      if (!stop.label.empty())
+        stops_width_ = std::max(stops_width_, stop.right - kLeft - plot_ + kLongestBend);
+    }
+  }
+
+  void print_stop(size_t rank) {
+    const Stop& stop = stops_[rank];
+    if (stop.label.empty()) return;
+    std::string waits;
+    for (const Standstill::Edge& wait : standstill_->waits) {
+      if (wait.waiting.rank == rank) waits += "\n" + wait.text;
+    }
+    out_ << fmt::format(
+        "<g><title>rank {} stops before {}{}</title><rect x=\"{}\" y=\"{}\" width=\"{}\" "
+        "height=\"{}\" fill=\"white\" stroke=\"{}\" stroke-dasharray=\"4 2\"/><text x=\"{}\" "
+        "y=\"{}\" text-anchor=\"middle\" fill=\"{}\">{}</text></g>\n",
+        rank, escaped(stop.label), escaped(waits), px(stop.left), px(top_of(rank) + 1),
+        px(stop.right - stop.left), px(kRow - 2), kAlarm, px((stop.left + stop.right) / 2),
+        px(top_of(rank) + kRow / 2 + 4), kAlarm, escaped(stop.label));
+  }
+
+  // Arrows leave a box above its middle and arrive below it, so that opposite ones do not cover
+  // each other.
+  void print_waits() {
+    std::set<std::pair<size_t, size_t>> drawn;
+    for (const Standstill::Edge& wait : standstill_->waits) {
+      const size_t from = wait.waiting.rank, to = wait.blocking.rank;
+      if (from == to || !drawn.emplace(from, to).second) continue;
+      const double y1 = top_of(from) + kRow / 2 - 5, y2 = top_of(to) + kRow / 2 + 5;
+      const double x1 = stops_[from].right, x2 = stops_[to].right;
+      const double ranks =
+          from < to ? static_cast<double>(to - from) + 0.5 : static_cast<double>(from - to);
+      const double bend = std::max(x1, x2) + std::min(kLongestBend, 14 + 12 * ranks);
+      out_ << fmt::format(
+          "<g><title>{0}</title><path d=\"M{1} {2}C{3} {2} {3} {4} {5} {4}\" fill=\"none\" "
+          "stroke=\"{6}\"/><path d=\"M{7} {4}l7 -3.5v7z\" fill=\"{6}\"/></g>\n",
+          escaped(wait.text), px(x1), px(y1), px(bend), px(y2), px(x2 + 6), kAlarm, px(x2));
+    }
+  }
 
   void print_axis(double bottom) {
     // Ticks at 1, 2 or 5 times a power of ten, at least 80 pixels apart.
@@ -120,7 +193,7 @@ class SvgWriter {
   }
 
   void print_rank(size_t rank) {
-    const double top = kTop + static_cast<double>(rank) * pitch_;
+    const double top = top_of(rank);
     out_ << fmt::format(
         "<text x=\"{}\" y=\"{}\" text-anchor=\"end\" fill=\"#333\">rank {}</text>\n", px(kLeft - 8),
         px(top + kRow / 2 + 4), rank);
@@ -180,13 +253,17 @@ class SvgWriter {
   std::set<const Paint*> shown_;  // the colours used, for the legend
   bool has_comms_ = false;
   double end_ = 0, plot_ = 0, scale_ = 1, pitch_ = 0;
+  // Of a schedule that cannot run to its end.
+  const Standstill* standstill_;
+  std::vector<Stop> stops_;  // by rank
+  double stops_width_ = 0;   // beyond the plot
 };
 
 }  // namespace
 
 void print_svg(const ir::Schedule& schedule, const ir::Timeline& timeline, const std::string& title,
-               const std::string& unit, std::ostream& out) {
-  SvgWriter(schedule, timeline, unit, out).print(title);
+               const std::string& unit, std::ostream& out, const Standstill* standstill) {
+  SvgWriter(schedule, timeline, unit, standstill, out).print(title);
 }
 
 }  // namespace pipewright::schedule

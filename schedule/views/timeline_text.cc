@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "pipewright/ir/text/action_text.h"
 #include "pipewright/schedule/views/palette.h"
 
 namespace pipewright::schedule {
@@ -57,27 +58,56 @@ class TimelineText {
       std::ranges::sort(stages);
       with_stage_ = with_stage_ || (!stages.empty() && stages.front() != stages.back());
     }
+    for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
+      for_each_row(rank, [&](std::string_view, const auto& shown) {
+        mark_width_ = std::max(mark_width_, mark_of(rank, shown).size());
+      });
+    }
     choose_scale();
     choose_form();
   }
 
   void print(std::ostream& out) const {
     for (size_t rank = 0; rank < schedule_.rows.size(); ++rank) {
-      print_row(fmt::format("rank {}", rank), rank, out,
-                [](const Action& action) { return ir::is_compute(action.kind()); });
-      if (!options_.comms) continue;
-      const auto in_group = [](ir::ActionGroup group) {
-        return [group](const Action& action) {
-          return !action.is_compound() && ir::info(action.kind()).group == group;
-        };
-      };
-      print_row("  send", rank, out, in_group(ir::ActionGroup::kSend));
-      print_row("  recv", rank, out, in_group(ir::ActionGroup::kReceive));
-      print_row("  data", rank, out, in_group(ir::ActionGroup::kDataParallel));
+      for_each_row(rank, [&](std::string_view label, const auto& shown) {
+        print_row(label, rank, out, shown);
+      });
     }
   }
 
  private:
+  // Calls visit(label, shown) for each row of a rank; `shown` says which actions it has.
+  template <typename Visit>
+  void for_each_row(size_t rank, const Visit& visit) const {
+    visit(fmt::format("rank {}", rank),
+          [](const Action& action) { return ir::is_compute(action.kind()); });
+    if (!options_.comms) return;
+    const auto in_group = [](ir::ActionGroup group) {
+      return [group](const Action& action) {
+        return !action.is_compound() && ir::info(action.kind()).group == group;
+      };
+    };
+    visit("  send", in_group(ir::ActionGroup::kSend));
+    visit("  recv", in_group(ir::ActionGroup::kReceive));
+    visit("  data", in_group(ir::ActionGroup::kDataParallel));
+  }
+
+  bool runs(size_t rank, size_t step) const {
+    return options_.standstill == nullptr ||
+           !options_.standstill->blocked[timeline_.index(rank, step)];
+  }
+  // " !1F1": the first action of a row that never runs; empty if all run.
+  template <typename Shown>
+  std::string mark_of(size_t rank, const Shown& shown) const {
+    if (options_.standstill == nullptr) return "";
+    for (size_t step = 0; step < schedule_.rows[rank].size(); ++step) {
+      const Action& action = schedule_.rows[rank][step];
+      if (!action.is_idle() && shown(action) && !runs(rank, step))
+        return " !" + ir::to_string(action);
+    }
+    return "";
+  }
+
   template <typename Visit>
   void for_each_compute(Visit visit) const {
     for (size_t rank = 0; rank < schedule_.rows.size(); ++rank) {
@@ -105,7 +135,7 @@ class TimelineText {
     // One very short action must not make the line excessively long.
     constexpr double kMostColumns = 1e6;
     if (end_ > 0) columns_per_unit = std::min(columns_per_unit, kMostColumns / end_);
-    const size_t before = label_width_ + 2;
+    const size_t before = label_width_ + 2 + mark_width_;
     if (options_.width > 0 && end_ > 0) {
       const size_t room = options_.width > before ? options_.width - before : 1;
       columns_per_unit = std::min(columns_per_unit, static_cast<double>(room) / end_);
@@ -143,15 +173,17 @@ class TimelineText {
   void print_row(std::string_view label, size_t rank, std::ostream& out, Shown shown) const {
     Line line(columns_);
     bool any = false;
+    size_t stop = 0;  // the column where the last action that runs ends
     for (size_t step = 0; step < schedule_.rows[rank].size(); ++step) {
       const Action& action = schedule_.rows[rank][step];
       if (action.is_idle() || !shown(action)) continue;
       any = true;
-      draw(action, timeline_.at(rank, step), &line);
+      if (runs(rank, step)) stop = std::max(stop, draw(action, timeline_.at(rank, step), &line));
     }
     if (!any && label[0] == ' ') return;
     std::string text = fmt::format("{:<{}}  ", label, label_width_);
-    const size_t end = line.text.find_last_not_of(' ') + 1;
+    size_t end = columns_;
+    while (end > 0 && line.kinds[end - 1] == ActionKind::kIdle) --end;
     ActionKind current = ActionKind::kIdle;
     for (size_t column = 0; column < end; ++column) {
       if (options_.color && line.kinds[column] != current) {
@@ -162,11 +194,19 @@ class TimelineText {
       text += line.text[column];
     }
     if (options_.color && current != ActionKind::kIdle) text += "\x1B[0m";
+    const std::string mark = mark_of(rank, shown);
+    if (!mark.empty()) {
+      // After the gap that the last action leaves, if it does.
+      text.append(stop - end, ' ');
+      if (text.back() == ' ') text.pop_back();
+      text += options_.color ? "\x1B[0;31m" + mark + "\x1B[0m" : mark;
+    }
     while (!text.empty() && text.back() == ' ') text.pop_back();
     out << text << '\n';
   }
 
-  void draw(const Action& action, const ir::Interval& interval, Line* line) const {
+  // Returns the column after the action.
+  size_t draw(const Action& action, const ir::Interval& interval, Line* line) const {
     const size_t first = std::min(column_of(interval.start), columns_ == 0 ? 0 : columns_ - 1);
     const size_t last = std::max(first + 1, column_of(interval.end));
     const size_t room = last - first;
@@ -184,12 +224,13 @@ class TimelineText {
       line->kinds[column] = is_gap ? ActionKind::kIdle : action.kind();
       line->text[column] = at < text.size() ? text[at] : is_gap || options_.color ? ' ' : '-';
     }
+    return std::min(last, columns_);
   }
 
   const ir::Schedule& schedule_;
   const ir::Timeline& timeline_;
   TimelineTextOptions options_;
-  size_t label_width_ = 0;
+  size_t label_width_ = 0, mark_width_ = 0;
   bool with_stage_ = false;  // labels have stages: a rank has several
   double end_ = 0, scale_ = 1;
   Form form_ = Form::kLetter;

@@ -6,6 +6,7 @@
 
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/timeline.h"
+#include "pipewright/schedule/deadlock.h"
 
 namespace pipewright::schedule {
 
@@ -14,6 +15,9 @@ struct TimelineTextOptions {
   // ANSI colours by kind of action. Labels then omit the kind if the width does not suffice.
   bool color = false;
   bool comms = false;  // rows of SENDs, RECVs and data-parallel actions below each rank
+  // Of a schedule that cannot run to its end: a row that stops ends with `!` and the first of its
+  // actions that never runs. Null for a schedule that runs.
+  const Standstill* standstill = nullptr;
 };
 
 // Prints a timeline as text, one line per rank with time to the right:

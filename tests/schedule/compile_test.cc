@@ -237,6 +237,47 @@ TEST(CompileTest, ASchedulesInMemoryIsCheckedToo) {
   EXPECT_NE(errors_of({.source = order}).find("error[PW027]"), std::string::npos);
 }
 
+// Both ranks first send: with one queue per rank, 0SEND_F1 and 1SEND_B0 block each other.
+TEST(CompileTest, WhatCannotRunIsKeptAndSimulatedUntilItStops) {
+  const ir::Source source{"late.csv",
+                          "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
+                          "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n"};
+  const CompileResult runs = compile({.source = &source, .level = std::nullopt});
+  EXPECT_TRUE(runs.ok());
+  EXPECT_FALSE(runs.blocked);
+  const CompileResult dead =
+      compile({.source = &source, .policies = {.channels = ir::ChannelModel::kRank}, .level = {}});
+  EXPECT_FALSE(dead.ok());
+  ASSERT_TRUE(dead.blocked);
+  ir::Diagnostics diagnostics;
+  const auto stopped = simulate_blocked(dead, {.costs = {.forward = 2}}, &diagnostics);
+  ASSERT_TRUE(stopped);
+  // 0F0, 0F1, 1F0 and 1B0 run; 0SEND_F0 and 1RECV_F0 too. 1B0 ends at 2 + 2 + 2.
+  EXPECT_EQ(stopped->standstill.num_blocked, 16 - 6);
+  EXPECT_EQ(stopped->timeline.at(1, 2), (ir::Interval{4, 6}));
+  for (const size_t step : {3, 4, 5, 6, 7}) {
+    EXPECT_TRUE(stopped->standstill.blocked[stopped->timeline.index(0, step)]);
+    EXPECT_EQ(stopped->timeline.at(0, step), ir::Interval());
+  }
+  ASSERT_EQ(stopped->standstill.waits.size(), 4);
+  const Standstill::Edge& first = stopped->standstill.waits[0];
+  EXPECT_EQ(
+      first.text,
+      "`0SEND_F1` on rank 0 waits for `1RECV_F1` on rank 1, which is queued after `1SEND_B0`");
+  EXPECT_EQ(std::pair(first.waiting.rank, first.waiting.step), std::pair(size_t{0}, size_t{3}));
+  EXPECT_EQ(std::pair(first.blocking.rank, first.blocking.step), std::pair(size_t{1}, size_t{3}));
+  EXPECT_FALSE(simulate_blocked(dead, {.slow = {{2, 1.5}}}, &diagnostics));
+  EXPECT_TRUE(diagnostics.has_errors());
+
+  // An order that cannot run is kept as an order; other errors keep nothing.
+  const ir::Source order{"order.csv", "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n"};
+  const CompileResult stuck = compile({.source = &order});
+  ASSERT_TRUE(stuck.blocked);
+  EXPECT_EQ(ir::level_of(*stuck.blocked), ir::Level::kComputeOnly);
+  const ir::Source incomplete{"incomplete.csv", "0F0,0B0\n1F0\n"};
+  EXPECT_FALSE(compile({.source = &incomplete}).blocked);
+}
+
 TEST(CompileTest, CostsGiveATimeline) {
   const CompileResult order =
       compile({.source = "1F1B", .shape = {.ranks = 4, .microbatches = 8}, .level = std::nullopt});

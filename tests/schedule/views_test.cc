@@ -68,6 +68,99 @@ TEST(TimelineTextTest, ShowsLessIfThereIsLessRoom) {
             "rank 1   FB FB FB\n");
 }
 
+// Rank 1 needs F0 and F1 of rank 0 before it runs a backward, and rank 0 the backward before F1.
+ir::ComputeOrder stuck_order() {
+  ir::ComputeOrder order = order_of("1F1B", 2, 2);
+  using K = ir::ActionKind;
+  order.rows = {
+      {{K::kForward, 0, 0}, {K::kBackward, 0, 0}, {K::kForward, 0, 1}, {K::kBackward, 0, 1}},
+      {{K::kForward, 1, 0}, {K::kForward, 1, 1}, {K::kBackward, 1, 0}, {K::kBackward, 1, 1}}};
+  return order;
+}
+
+TEST(TimelineTextTest, MarksWhereRanksStop) {
+  const ir::ComputeOrder order = stuck_order();
+  const Standstill standstill = standstill_of(ChannelGraph::of_order(order), order);
+  EXPECT_EQ(text_of(order, run(order), {.standstill = &standstill}),
+            "rank 0  F0 !0B0\n"
+            "rank 1     F0 !1F1\n");
+  for (const size_t width : {20, 24, 40}) {
+    std::istringstream lines(
+        text_of(order, run(order), {.width = width, .standstill = &standstill}));
+    for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), width);
+  }
+}
+
+// In a program, rows of SENDs and RECVs stop too. A zero duration is not mistaken for an action
+// that never runs.
+TEST(TimelineTextTest, MarksWhereOperationsStop) {
+  ir::Program program = program_of("1F1B", 2, 2);
+  for (ir::Row& row : program.rows)
+    std::erase_if(row, [](const ir::Action& action) {
+      return ir::info(action.kind()).group == ir::ActionGroup::kDataParallel;
+    });
+  const ChannelGraph graph = ChannelGraph::of_program(program, ir::ChannelModel::kEdge, 0);
+  const Standstill runs = standstill_of(graph, program);
+  Costs costs;
+  costs.forward = 0;
+  EXPECT_EQ(text_of(program, run(program, costs), {.standstill = &runs}),
+            text_of(program, run(program, costs), {}));
+  // Rank 0 waits for the gradient before it sends F1, which rank 1 expects before its first B.
+  using K = ir::ActionKind;
+  program.rows = {{{K::kForward, 0, 0},
+                   {K::kSendF, 0, 0},
+                   {K::kRecvB, 0, 0},
+                   {K::kBackward, 0, 0},
+                   {K::kForward, 0, 1},
+                   {K::kSendF, 0, 1},
+                   {K::kRecvB, 0, 1},
+                   {K::kBackward, 0, 1}},
+                  {{K::kRecvF, 1, 0},
+                   {K::kForward, 1, 0},
+                   {K::kRecvF, 1, 1},
+                   {K::kForward, 1, 1},
+                   {K::kBackward, 1, 0},
+                   {K::kSendB, 1, 0},
+                   {K::kBackward, 1, 1},
+                   {K::kSendB, 1, 1}}};
+  const ChannelGraph dead = ChannelGraph::of_program(program, ir::ChannelModel::kEdge, 0);
+  const Standstill standstill = standstill_of(dead, program);
+  EXPECT_EQ(text_of(program, run(program), {.comms = true, .standstill = &standstill}),
+            "rank 0  F0 !0B0\n"
+            "  send     0 !0SEND_F1\n"
+            "  recv  !0RECV_B0\n"
+            "rank 1     F0 !1F1\n"
+            "  send  !1SEND_B0\n"
+            "  recv     0 !1RECV_F1\n");
+}
+
+// The last block of a coloured line is as wide as the others.
+TEST(TimelineTextTest, ColorsTheWholeOfTheLastAction) {
+  const ir::ComputeOrder order = order_of("1F1B", 1, 1);
+  EXPECT_EQ(text_of(order, run(order), {.color = true}),
+            "rank 0  \x1B[0;7;34mF0\x1B[0m \x1B[0;7;32mB0   \x1B[0m\n");
+}
+
+TEST(SvgTest, DrawsWhoWaitsForWhom) {
+  const ir::ComputeOrder order = stuck_order();
+  const Standstill standstill = standstill_of(ChannelGraph::of_order(order), order);
+  std::ostringstream with, without;
+  print_svg(order, run(order), "stuck", "", with, &standstill);
+  print_svg(order, run(order), "stuck", "", without);
+  EXPECT_EQ(without.str().find("waits for"), std::string::npos);
+  EXPECT_EQ(without.str().find("dasharray"), std::string::npos);
+  const auto count = [&](std::string_view text) {
+    size_t found = 0;
+    const std::string svg = with.str();
+    for (size_t at = svg.find(text); at != std::string::npos; at = svg.find(text, at + 1)) ++found;
+    return found;
+  };
+  EXPECT_EQ(count("dasharray"), 2);      // a box per rank
+  EXPECT_EQ(count("fill=\"none\""), 2);  // an arrow each way
+  EXPECT_EQ(count("rank 0 stops before 0B0\n"), 1);
+  EXPECT_EQ(count("`0B0` on rank 0 waits for `1B0` on rank 1, which comes after `1F1`"), 2);
+}
+
 TEST(TimelineTextTest, FitsAnyWidth) {
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
     const ir::Program program = program_of(spec->name, 4, 16);
