@@ -77,15 +77,13 @@ void print_text(const Input& input, Console& console) {
                              describe(input));
 }
 
-// Reads and compiles one source. Throws FileError, UsageError or Failed if it cannot be checked.
+// Reads and compiles one source. Throws FileError or UsageError if it cannot be checked.
 Input check(const Invocation& invocation, Console& console, size_t argument) {
   // A compute order is also lowered, and the program verified, unless --level is compute_only.
   Input input = read_input(invocation, console, argument);
   compile_input(invocation, {.of_file = ir::Level::kComputeComms},
                 invocation.has("--json") ? schedule::Depth::kCertify : schedule::Depth::kVerify,
                 &input, console);
-  if (!input.compiled.ok() && exit_code_of(input.compiled.diagnostics) == kExitTrouble)
-    require_ok(input, console);
   return input;
 }
 
@@ -98,35 +96,44 @@ std::string indented(std::string_view text, size_t indent) {
   return result;
 }
 
+// kExitTrouble if the request is wrong, and nothing was checked.
+int exit_code(const Input& input) {
+  return input.compiled.ok() ? kExitOk : exit_code_of(input.compiled.diagnostics);
+}
+
 int validate_one(const Invocation& invocation, Console& console) {
   const Input input = check(invocation, console, 0);
+  if (exit_code(input) == kExitTrouble) require_ok(input, console);
   if (invocation.has("--json")) {
     console.out << fmt::format("{{\n  \"version\": 1,\n{}\n}}\n", result_json(input));
   } else {
     print_text(input, console);
   }
-  return input.compiled.ok() ? kExitOk : kExitInvalid;
+  return exit_code(input);
 }
 
-// Checks all sources, also after one that cannot be read, which is null in the JSON list's `valid`.
+// Checks all sources, also after one that cannot be read or compiled: its `valid` is null in the
+// JSON list, with the `error` or the diagnostics that say why.
 int validate_several(const Invocation& invocation, Console& console) {
   int code = kExitOk;
   std::string sources;
   for (size_t argument = 0; argument < invocation.arguments.size(); ++argument) {
-    std::string result = "  \"valid\": null";
+    std::string result;
     try {
       const Input input = check(invocation, console, argument);
-      if (!input.compiled.ok()) code = std::max(code, kExitInvalid);
-      if (invocation.has("--json")) {
-        result = result_json(input);
-      } else {
+      code = std::max(code, exit_code(input));
+      if (!invocation.has("--json")) {
         print_text(input, console);
+      } else if (exit_code(input) == kExitTrouble) {
+        result = fmt::format("  \"valid\": null,\n  \"diagnostics\": {}",
+                             ir::diagnostics_json(input.compiled.diagnostics, 2));
+      } else {
+        result = result_json(input);
       }
     } catch (const FileError& error) {
       print_trouble(error.what(), console);
+      result = fmt::format("  \"valid\": null,\n  \"error\": {}", ir::quoted_json(error.what()));
       code = kExitTrouble;
-    } catch (const Failed& failed) {
-      code = std::max(code, failed.exit_code);
     }
     sources +=
         fmt::format("{}\n    {{\n      \"source\": {},\n{}\n    }}", argument == 0 ? "" : ",",
