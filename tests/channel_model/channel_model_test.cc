@@ -12,6 +12,7 @@
 #include "pipewright/schedules/registry.h"
 #include "tests/channel_model/interpreter.h"
 #include "tests/channel_model/programs.h"
+#include "tests/channel_model/random.h"
 #include "tests/channel_model/ticking_clock.h"
 
 namespace pipewright::channel_model {
@@ -64,9 +65,9 @@ void expect_same_times(const ir::Program& program, const schedule::ChannelGraph&
 }
 
 TEST(ChannelModelTest, VerifierSimulatorAndInterpreterAgreeOnRandomPrograms) {
-  std::mt19937 random(42);
+  std::mt19937 random(seed_or(42));
   int deadlocks = 0, swaps = 0, fine = 0;
-  for (int round = 0; round < 1500 && !HasFailure(); ++round) {
+  for (int round = 0; round < rounds_or(1500) && !HasFailure(); ++round) {
     const ir::Program program = random_program(random);
     for (const ir::ChannelModelInfo& model : ir::channel_models()) {
       for (const ir::ChannelCapacity capacity : kAllCapacities) {

@@ -29,6 +29,12 @@ class TickingClock {
       ends_[rank].assign(program.rows[rank].size(), kOpen);
   }
 
+  // Lets an action end `by` later than it would. What waits for a SEND's RECV waits for it too.
+  void delay(size_t rank, size_t step, int by) {
+    delayed_ = {rank, step};
+    delay_ = by;
+  }
+
   // When each action ends.
   std::vector<std::vector<int>> run() {
     for (now_ = 0; left() && now_ < 10000; ++now_) {
@@ -54,6 +60,9 @@ class TickingClock {
   ir::ActionKind kind(At at) const { return action(at).kind(); }
   bool transfers(At at) const { return ir::is_send(kind(at)) || ir::is_receive(kind(at)); }
   int duration(At at) const { return static_cast<int>(table_.duration(action(at))); }
+  int delay_of(At at) const {
+    return at.rank == delayed_.rank && at.step == delayed_.step ? delay_ : 0;
+  }
   int& end(At at) { return ends_[at.rank][at.step]; }
   bool has_ended(At at) { return end(at) != kOpen && end(at) <= now_; }
 
@@ -135,7 +144,7 @@ class TickingClock {
     if (end(at) != kOpen) return false;
     if (ir::is_compute(kind(at))) {
       if (!is_posted(at) || !has_inputs(at)) return false;
-      end(at) = now_ + duration(at);
+      end(at) = now_ + duration(at) + delay_of(at);
       return true;
     }
     if (!transfers(at)) {
@@ -148,18 +157,19 @@ class TickingClock {
       // In a rendezvous its SEND starts the transfer; otherwise it takes a tensor that has been
       // sent.
       if (capacity_ == 0 || !has_ended(partner)) return false;
-      end(at) = now_;
+      end(at) = now_ + delay_of(at);
       return true;
     }
     if (capacity_ == 0) {
       if (!is_at_head(partner)) return false;
-      end(at) = end(partner) = now_ + duration(at);
+      end(at) = now_ + duration(at) + delay_of(at);
+      end(partner) = end(at) + delay_of(partner);
       return true;
     }
     if (capacity_ != ir::kUnboundedCapacity && number(at) >= static_cast<int>(capacity_) &&
         !has_ended(other_end(at, number(at) - static_cast<int>(capacity_))))
       return false;
-    end(at) = now_ + duration(at);
+    end(at) = now_ + duration(at) + delay_of(at);
     return true;
   }
 
@@ -169,6 +179,8 @@ class TickingClock {
   schedule::CostTable table_;
   std::vector<std::vector<int>> ends_;
   int now_ = 0;
+  At delayed_{};
+  int delay_ = 0;
 };
 
 }  // namespace pipewright::channel_model
