@@ -67,6 +67,7 @@ set(pipewright_schedule_sources
     schedule/simulate/report.cc
     schedule/simulate/simulate.cc
     schedule/verify/certificate.cc
+    schedule/verify/complete_in_order.cc
     schedule/verify/reorder_help.cc
     schedule/verify/verify.cc
     schedule/verify/verify_channels.cc

@@ -25,10 +25,12 @@ VerifyOptions options_of(const ir::Lowering& policies) {
 bool verify(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics,
             std::vector<std::string_view>* checked) {
   const size_t before = diagnostics->total();
-  const std::optional<WorkIndex> index = WorkIndex::build(order, diagnostics);
+  const bool in_order = is_complete_in_order(order, ir::Level::kComputeOnly);
+  std::optional<WorkIndex> index;
+  if (!in_order) index = WorkIndex::build(order, diagnostics);
   add("completeness", checked);
-  if (!index) return false;
-  check_local_order(order, *index, diagnostics);
+  if (!in_order && !index) return false;
+  if (index) check_local_order(order, *index, diagnostics);
   if (diagnostics->total() == before) {
     if (ir::Diagnostic* error = check_can_run(order, diagnostics))
       error->help = reorder_help(order);
@@ -40,18 +42,24 @@ bool verify(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics,
 bool verify(const ir::Program& program, const VerifyOptions& options, ir::Diagnostics* diagnostics,
             std::vector<std::string_view>* checked) {
   const size_t before = diagnostics->total();
-  const std::optional<WorkIndex> index = WorkIndex::build(program, diagnostics);
+  const bool in_order = is_complete_in_order(program, ir::Level::kComputeComms);
+  std::optional<WorkIndex> index;
+  if (!in_order) index = WorkIndex::build(program, diagnostics);
   add("completeness", checked);
+  const bool complete = in_order || index;
   const size_t before_flow = diagnostics->total();
   std::optional<ChannelGraph> graph;
   bool match = false;
-  if (index) {
+  if (complete) {
     graph = ChannelGraph::of_program(program, options.channels, options.capacity);
     match = transfers_match(program, *graph);
-    check_data_flow(program, *index, match, diagnostics);
+    if (!in_order || !match) {
+      if (!index) index = WorkIndex::build(program, diagnostics);
+      check_data_flow(program, *index, match, diagnostics);
+    }
     add("data_flow", checked);
   }
-  const bool flows = index && diagnostics->total() == before_flow;
+  const bool flows = complete && diagnostics->total() == before_flow;
   check_residency(program, options.weight_free_w || program.lowering.weight_free_w.value_or(false),
                   diagnostics);
   add("residency", checked);

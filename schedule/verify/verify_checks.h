@@ -14,6 +14,11 @@
 
 namespace pipewright::schedule {
 
+// Whether a schedule has no error that WorkIndex::build() and check_local_order() find, or, for a
+// program whose transfers match, check_data_flow(). Much faster than those, which find and word the
+// errors.
+bool is_complete_in_order(const ir::Schedule& schedule, ir::Level level);
+
 // Inside each rank of an order: the inputs of an action that its own rank computes are computed
 // before it.
 void check_local_order(const ir::ComputeOrder& order, const WorkIndex& index,
