@@ -17,10 +17,14 @@ const ir::Action& action_at(uint32_t number, const ChannelGraph& graph,
 class Delays {
  public:
   Delays(const ChannelGraph& graph, const ir::Schedule& schedule, const CostTable& table)
-      : graph_(graph), schedule_(schedule), table_(table) {}
+      : graph_(graph), schedule_(schedule), table_(table) {
+    for (int stage = 0; stage < schedule.placement.num_stages(); ++stage)
+      none_ = none_ && table.output_transfer(stage) == 0 && table.gradient_transfer(stage) == 0;
+  }
 
   double of(uint32_t number, const Dependency& dependency) const {
-    if (dependency.kind == Dependency::kEnd || dependency.kind == Dependency::kSend) return 0;
+    if (dependency.kind == Dependency::kEnd || dependency.kind == Dependency::kSend || none_)
+      return 0;
     return transfer_of(dependency, action_at(number, graph_, schedule_), table_);
   }
 
@@ -28,6 +32,7 @@ class Delays {
   const ChannelGraph& graph_;
   const ir::Schedule& schedule_;
   const CostTable& table_;
+  bool none_ = true;  // transfers take no time
 };
 
 }  // namespace
