@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "pipewright/ir/dependencies.h"
-#include "pipewright/ir/stage_dependencies.h"
+#include "pipewright/ir/huge_pages.h"
 #include "pipewright/ir/stage_microbatch_table.h"
 
 namespace pipewright::schedule {
@@ -25,9 +25,9 @@ class SendRecvPass {
  public:
   explicit SendRecvPass(ir::Program program)
       : program_(std::move(program)),
-        dependencies_(program_.placement),
         made_(program_.placement, program_.num_microbatches),
         awake_((program_.rows.size() + kBits - 1) / kBits) {
+    find_passings();
     reserve();
   }
 
@@ -52,7 +52,19 @@ class SendRecvPass {
     const ir::Action* next;
     const ir::Action* end;
   };
+  // How a stage passes outputs on, in F, or gradients back, in B and I: the same for every
+  // microbatch.
+  struct Passing {
+    int from_stage = kNone;        // whose result the compute uses
+    int to_rank = kNone;           // that receives its own result; kNone if no other rank does
+    ir::ActionPart send, receive;  // of microbatch 0
+  };
+  enum Direction : uint8_t { kForward, kBackward, kNeither };
   static constexpr size_t kBits = 64;
+  static constexpr int kNone = -1;
+  // A round touches one place of each row. By the next round, the place after it would no longer be
+  // in the cache.
+  static constexpr size_t kFetchAhead = 8;  // actions
 
   void wake(size_t rank) { awake_[rank / kBits] |= uint64_t{1} << rank % kBits; }
 
@@ -66,12 +78,36 @@ class SendRecvPass {
         still_to_come = bit + 1 == kBits ? 0 : ~uint64_t{0} << (bit + 1);
         const size_t rank = word * kBits + bit;
         Turn& turn = turns_[rank];
+        __builtin_prefetch(turn.next + kFetchAhead);
         const bool taken = take(*turn.next, rank);
         progress = progress || taken;
         if (!taken || ++turn.next == turn.end) awake_[word] &= ~(uint64_t{1} << bit);
       }
     }
     return progress;
+  }
+
+  static Direction direction_of(ir::ActionKind kind) {
+    if (kind == ir::ActionKind::kForward) return kForward;
+    return ir::gives_input_gradient(kind) ? kBackward : kNeither;
+  }
+  const Passing& passing(int stage, Direction direction) const {
+    return passings_[2 * static_cast<size_t>(stage) + direction];
+  }
+
+  void find_passings() {
+    const ir::Placement& placement = program_.placement;
+    for (int stage = 0; stage < placement.num_stages(); ++stage) {
+      for (const ir::ActionKind kind : {ir::ActionKind::kForward, ir::ActionKind::kBackwardInput}) {
+        const ir::ActionPart part(kind, stage);
+        Passing& passing = passings_.emplace_back();
+        for (const ir::Need& need : ir::needs_of(part, placement)) {
+          if (need.stage != stage) passing.from_stage = need.stage;
+        }
+        if (const auto transfer = ir::transfer_of(part, placement))
+          passing = {passing.from_stage, transfer->to, transfer->send, transfer->receive};
+      }
+    }
   }
 
   // Reserves the final size of each row, so that none is copied as it grows.
@@ -81,29 +117,29 @@ class SendRecvPass {
       for (const ir::Action& action : program_.rows[rank]) {
         sizes[rank] += !action.is_idle();
         for (const ir::ActionPart part : action.parts()) {
-          const auto& transfer = dependencies_.of(part).transfer;
-          if (!transfer) continue;
+          const Direction direction = direction_of(part.kind());
+          if (direction == kNeither) continue;
+          const int to = passing(part.stage(), direction).to_rank;
+          if (to == kNone) continue;
           ++sizes[rank];
-          ++sizes[static_cast<size_t>(transfer->to)];
+          ++sizes[static_cast<size_t>(to)];
         }
       }
     }
     built_.resize(sizes.size());
-    for (size_t rank = 0; rank < sizes.size(); ++rank) built_[rank].reserve(sizes[rank]);
+    for (size_t rank = 0; rank < sizes.size(); ++rank) {
+      built_[rank].reserve(sizes[rank]);
+      ir::prefer_huge_pages(&built_[rank]);
+    }
   }
 
-  // Whether the results that a part needs from other stages exist. Results of its own stage follow
+  // Whether the result that a part needs from another stage exists. Results of its own stage follow
   // from the order of its row.
-  bool is_ready(ir::ActionPart part) {
-    for (const ir::StageDependencies::Need& need : dependencies_.of(part)) {
-      if (need.stage != part.stage() &&
-          (made_.at(need.stage, part.microbatch()) & bit(need.result)) == 0)
-        return false;
-    }
-    return true;
-  }
-  static uint8_t bit(ir::Result result) {
-    return static_cast<uint8_t>(1u << static_cast<uint32_t>(result));
+  bool is_ready(ir::ActionPart part) const {
+    const Direction direction = direction_of(part.kind());
+    if (direction == kNeither) return true;
+    const int from = passing(part.stage(), direction).from_stage;
+    return from == kNone || (made_.at(from, part.microbatch()) & 1u << direction) != 0;
   }
 
   bool take(const ir::Action& action, size_t rank) {
@@ -112,27 +148,27 @@ class SendRecvPass {
     }
     if (!action.is_idle()) built_[rank].push_back(action);
     for (const ir::ActionPart part : action.parts()) {
-      if (part.kind() == ir::ActionKind::kForward) {
-        made_.at(part.stage(), part.microbatch()) |= bit(ir::Result::kOutput);
-      } else if (ir::gives_input_gradient(part.kind())) {
-        made_.at(part.stage(), part.microbatch()) |= bit(ir::Result::kInputGradient);
-      }
-      const auto& transfer = dependencies_.of(part).transfer;
-      if (!transfer) continue;
-      const auto post = [&](size_t on, ir::ActionPart end) {
-        built_[on].emplace_back(end.kind(), end.stage(), part.microbatch());
-      };
-      const auto to = static_cast<size_t>(transfer->to);
-      post(rank, transfer->send);
-      post(to, transfer->receive);
+      const Direction direction = direction_of(part.kind());
+      if (direction == kNeither) continue;
+      uint8_t& made = made_.at(part.stage(), part.microbatch());
+      made = static_cast<uint8_t>(made | 1u << direction);
+      const Passing& pass = passing(part.stage(), direction);
+      if (pass.to_rank == kNone) continue;
+      const auto to = static_cast<size_t>(pass.to_rank);
+      post(pass.send, part.microbatch(), &built_[rank]);
+      post(pass.receive, part.microbatch(), &built_[to]);
       if (turns_[to].next != turns_[to].end) wake(to);
     }
     return true;
   }
+  static void post(ir::ActionPart end, int microbatch, ir::Row* row) {
+    row->emplace_back(end.kind(), end.stage(), microbatch);
+    __builtin_prefetch(row->data() + row->size() + kFetchAhead, 1);
+  }
 
   ir::Program program_;
-  ir::StageDependencies dependencies_;
-  ir::StageMicrobatchTable<uint8_t> made_;  // one bit per Result
+  std::vector<Passing> passings_;           // by stage and direction
+  ir::StageMicrobatchTable<uint8_t> made_;  // one bit per direction
   ir::Rows built_;
   std::vector<Turn> turns_;      // by rank
   std::vector<uint64_t> awake_;  // one bit per rank

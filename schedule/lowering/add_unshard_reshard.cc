@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "pipewright/ir/check.h"
+#include "pipewright/ir/huge_pages.h"
 #include "pipewright/schedule/lowering/next_stages.h"
 
 namespace pipewright::schedule {
@@ -114,7 +115,10 @@ class Upcoming {
 // RESHARDs.
 class Residency {
  public:
-  explicit Residency(size_t num_actions) { row_.reserve(num_actions + num_actions / 4 + 8); }
+  explicit Residency(size_t num_actions) {
+    row_.reserve(num_actions + num_actions / 4 + 8);
+    ir::prefer_huge_pages(&row_);
+  }
 
   const std::vector<int>& stages() const { return stages_; }
   size_t size() const { return stages_.size(); }
@@ -167,18 +171,26 @@ struct Sharded {
   size_t most;
 };
 
-Sharded keep_the_next(const ir::Row& row, NextStages kept, NextStages ahead) {
+// `ahead` is null if it is the same window as `kept`.
+Sharded keep_the_next(const ir::Row& row, NextStages kept, NextStages* ahead) {
   Residency residency(row.size());
   bool lost = false;
+  std::vector<int> gained;
   for (const Action& action : row) {
-    kept.fill([](int) {});
+    if (action.is_idle()) continue;
+    gained.clear();
+    kept.fill([&](int stage) { gained.push_back(stage); });
     if (lost) residency.reshard_where([&](int stage) { return !kept.has(stage); });
-    ahead.fill([&](int stage) {
+    if (ahead != nullptr) {
+      gained.clear();
+      ahead->fill([&](int stage) { gained.push_back(stage); });
+    }
+    for (const int stage : gained) {
       if (!residency.has(stage)) residency.unshard(stage);
-    });
+    }
     residency.run(action);
     lost = kept.pass(action);
-    ahead.pass(action);
+    if (ahead != nullptr) ahead->pass(action);
   }
   return {residency.finish(), residency.most()};
 }
@@ -275,22 +287,24 @@ ir::Program add_unshard_reshard(const ir::ComputeOrder& order, const ResidencyPo
   const auto num_stages = static_cast<size_t>(program.placement.num_stages());
   std::vector<uint32_t> next_use(num_stages, kNever), uses_kept(num_stages), uses_ahead(num_stages);
   size_t most = 0;
-  ir::Row row;  // without the idle slots
+  ir::Row without_idle;
   for (size_t rank = 0; rank < order.rows.size(); ++rank) {
-    row.clear();
-    std::ranges::copy_if(order.rows[rank], std::back_inserter(row),
-                         [](const Action& action) { return !action.is_idle(); });
+    const ir::Row& row = order.rows[rank];
     const int lookahead = policy.lookahead.of_rank(rank, policy.residency);
     PW_CHECK(lookahead >= 1, "lookahead is at least 1");
     Sharded sharded;
     switch (policy.evict) {
-      case ir::Eviction::kPytorch:
-        sharded =
-            keep_the_next(row, NextStages(row, policy.residency, &uses_kept),
-                          NextStages(row, std::min(lookahead, policy.residency), &uses_ahead));
+      case ir::Eviction::kPytorch: {
+        NextStages ahead(row, std::min(lookahead, policy.residency), &uses_ahead);
+        sharded = keep_the_next(row, NextStages(row, policy.residency, &uses_kept),
+                                lookahead < policy.residency ? &ahead : nullptr);
         break;
+      }
       case ir::Eviction::kFarthest:
-        sharded = keep_the_nearest(row, policy.residency, lookahead, &next_use);
+        without_idle.clear();
+        std::ranges::copy_if(row, std::back_inserter(without_idle),
+                             [](const Action& action) { return !action.is_idle(); });
+        sharded = keep_the_nearest(without_idle, policy.residency, lookahead, &next_use);
         break;
     }
     program.rows.push_back(std::move(sharded.row));
