@@ -73,15 +73,6 @@ DeviceBackend::DeviceBackend(std::shared_ptr<Member> member, int rank, int size,
   setBoundDeviceId(device(member_->device()));
 }
 
-// Does not block: the last reference may be dropped by autograd's thread. The stream keeps the
-// member until it gets here.
-DeviceBackend::~DeviceBackend() {
-  if (!options_.shut_down_when_destroyed || !member_->failure().empty()) return;
-  const Lock lock(machine().mutex);
-  testdevice::issue(stream_of(member_->stream()),
-                    {.name = "the end of a communicator", .kernel = [member = member_] {}});
-}
-
 c10::intrusive_ptr<c10d::Backend::Options> DeviceBackend::getBackendOptions() {
   return c10::make_intrusive<Options>("late", options_.timeout);
 }

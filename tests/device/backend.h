@@ -23,9 +23,6 @@ struct BackendOptions {
   // called recordStream instead). Without, a caller that frees a tensor before it has waited is
   // reported as a race.
   bool stash = false;
-  // Whether what was issued still takes place after destruction, as if after shutdown(). NCCL's
-  // backend aborts.
-  bool shut_down_when_destroyed = false;
 };
 
 // A c10d backend of one rank:
@@ -42,7 +39,6 @@ class DeviceBackend final : public c10d::Backend {
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
   DeviceBackend(std::shared_ptr<Member> member, int rank, int size, const BackendOptions& options);
-  ~DeviceBackend() override;
 
   const std::string getBackendName() const override { return "late"; }
   c10::intrusive_ptr<Options> getBackendOptions() override;

@@ -204,8 +204,14 @@ TEST(Backend, AnAbortIsLocalAndLeavesGarbage) {
 TEST(Backend, DestructionLeavesGarbageAndShutdownDoesNot) {
   for (const bool shuts_down : {false, true}) {
     seed(0);
-    std::vector<comms::World> worlds = device_worlds(2);
-    comms::BackendPtr a = group_of(worlds, 0, "pair"), b = group_of(worlds, 1, "pair");
+    // Not the groups of a world, which shut down.
+    const auto communicator = std::make_shared<Communicator>("pair", std::vector{0, 1});
+    const auto end = [&](int rank) {
+      return c10::make_intrusive<DeviceBackend>(
+          std::make_shared<Member>(communicator, rank, std::chrono::minutes(1)), rank, 2,
+          BackendOptions{});
+    };
+    auto a = end(0), b = end(1);
     Tensors x = {filled(0, 1)}, y = {filled(1, 5)};
     a->recv(x, 1, 0)->wait();
     b->send(y, 0, 0)->wait();

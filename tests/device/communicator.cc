@@ -106,13 +106,16 @@ void Member::abort_because(const std::string& cause) {
         if (party.stream == &state_) party.aborted = true;
     }
   }
-  ++machine().changes;
-  machine().changed.notify_all();
+  announce();
 }
 
 void Member::shutdown() {
   Lock lock(machine().mutex);
-  run_until(lock, state_, state_.issued);
+  try {
+    run_until(lock, state_, state_.issued);
+  } catch (const std::runtime_error&) {  // a deadlock
+    abort_because("was shut down before " + issued_.back().description + " could complete");
+  }
   if (failure_.empty()) failure_ = "was shut down";
 }
 

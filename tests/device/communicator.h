@@ -62,7 +62,7 @@ class Member {
   // Ends this rank's part of operations that have not taken place: leaves garbage in their outputs.
   // Local, like ncclCommAbort: other ranks wait on.
   void abort();
-  // Blocks the host until everything that was issued is done.
+  // Blocks the host until everything that was issued is done; aborts what can never complete.
   void shutdown();
   // Why it was aborted; empty if it was not.
   std::string failure() const;

@@ -9,6 +9,11 @@
 #include "tests/device/scheduler.h"
 
 namespace pipewright::testdevice {
+namespace {
+
+thread_local bool is_rank = false;
+
+}  // namespace
 
 void seed(uint64_t seed) {
   drain();
@@ -55,9 +60,12 @@ RankScope::RankScope() {
 RankScope::~RankScope() {
   const Lock lock(machine().mutex);
   --machine().num_ranks;
-  ++machine().changes;
-  machine().changed.notify_all();
+  announce();
 }
+
+void RankScope::enter() { is_rank = true; }
+
+bool RankScope::is_entered() { return is_rank; }
 
 std::map<std::string, int64_t> host_syncs() {
   const Lock lock(machine().mutex);

@@ -46,6 +46,9 @@ class RankScope {
  public:
   RankScope();
   ~RankScope();
+  // The calling thread is the rank, until it ends.
+  static void enter();
+  static bool is_entered();
   RankScope(const RankScope&) = delete;
   RankScope& operator=(const RankScope&) = delete;
 };

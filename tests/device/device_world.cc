@@ -2,10 +2,11 @@
 #include <mutex>
 #include <set>
 #include <thread>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "pipewright/comms/failure_domain.h"
 #include "pipewright/comms/group_name.h"
 #include "tests/device/backend.h"
+#include "tests/device/store.h"
 
 namespace pipewright::testdevice {
 namespace {
@@ -75,7 +76,7 @@ std::vector<comms::World> device_worlds(int size, const BackendOptions& options)
     shared->watch(member);
     return c10::make_intrusive<DeviceBackend>(member, rank, group_size, options);
   };
-  const comms::StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  const comms::StorePtr store = c10::make_intrusive<DeviceStore>();
   const auto watcher = std::make_shared<comms::Watcher>();
   std::vector<comms::World> worlds;
   for (int rank = 0; rank < size; ++rank)

@@ -15,8 +15,6 @@
 namespace pipewright::tests {
 namespace {
 
-thread_local bool is_rank = false;
-
 void order(const c10::Stream& first, const c10::Stream& second) {
   c10::Event event(testdevice::kDeviceType);
   event.record(first);
@@ -26,12 +24,12 @@ void order(const c10::Stream& first, const c10::Stream& second) {
 }  // namespace
 
 at::Device here() {
-  return is_rank ? testdevice::device(testdevice::current_device()) : at::Device(at::kCPU);
+  return testdevice::RankScope::is_entered() ? testdevice::device(testdevice::current_device())
+                                             : at::Device(at::kCPU);
 }
 
 std::vector<comms::World> make_worlds(int size, const comms::ThreadOptions& options) {
-  return testdevice::device_worlds(size,
-                                   {.timeout = options.timeout, .shut_down_when_destroyed = true});
+  return testdevice::device_worlds(size, {.timeout = options.timeout});
 }
 
 bool is_on_test_device() { return true; }
@@ -49,7 +47,7 @@ RankBody prepare_ranks(int size, const RankBody& body) {
     const c10::Stream outer = testdevice::current_stream(rank),
                       stream = testdevice::new_stream(rank);
     order(outer, stream);
-    is_rank = true;
+    testdevice::RankScope::enter();
     {
       const c10::StreamGuard guard(stream);
       body(rank);

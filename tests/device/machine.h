@@ -94,6 +94,7 @@ struct Block {
   };
   char* memory;
   size_t size;
+  size_t requested;              // of `size`, by the tensor that has it
   Stream* stream;                // on which it was allocated
   std::vector<Stream*> used_by;  // other streams, by recordStream
   std::vector<Event> pending;    // after it was freed: the ends of these uses
@@ -106,12 +107,17 @@ struct Target {
   size_t until;
 };
 
+// A rank that waits for something outside of the device, such as a key in the store (store.h).
+struct WaitElsewhere {
+  std::function<bool()> is_over;
+};
+
 // All state, behind one mutex. There is one machine per process, because c10 has one guard and one
 // allocator per device type.
 struct Machine {
   std::recursive_mutex mutex;
   std::condition_variable_any changed;
-  uint64_t changes = 0;  // counts what `changed` announces
+  uint64_t changes = 0;  // counts what host threads announce by `changed`
 
   uint64_t seed = 0;
   uint64_t run = 0;         // counts calls of seed(); the streams of earlier runs are done
@@ -125,6 +131,7 @@ struct Machine {
   std::map<int, Clock> host;  // by device: what its host thread knows to be done
   int num_ranks = 0;          // threads that are ranks
   std::vector<Target*> targets;
+  std::vector<WaitElsewhere*> elsewhere;
 
   std::map<Stream*, std::map<size_t, std::vector<Block*>>> free_blocks;  // by size; last freed last
   std::deque<Block*> deferred;                                           // wait for `pending`

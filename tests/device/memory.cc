@@ -1,5 +1,6 @@
 #include "tests/device/memory.h"
 
+#include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -15,6 +16,13 @@ namespace pipewright::testdevice {
 namespace {
 
 constexpr size_t kSmallestBlock = 64;
+
+// For meters and profilers.
+void report(const Block& block, int64_t bytes) {
+  c10::reportMemoryUsageToProfiler(
+      block.memory, bytes, 0, 0,
+      {kDeviceType, static_cast<c10::DeviceIndex>(block.stream->device)});
+}
 
 // Returns a block to its stream's free list. Its memory becomes garbage when the stream gets there.
 void give_back(Block* block) {
@@ -46,6 +54,7 @@ void poll_deferred() {
 void free_block(void* context) {
   const Lock lock(machine().mutex);
   auto* block = static_cast<Block*>(context);
+  report(*block, -static_cast<int64_t>(block->requested));
   for (Stream* stream : block->used_by) block->pending.push_back(record_event(*stream));
   block->used_by.clear();
   if (block->pending.empty())
@@ -137,10 +146,12 @@ c10::DataPtr allocate_on(int device, size_t bytes) {
     available.pop_back();
   } else {
     auto* memory = static_cast<char*>(std::aligned_alloc(kSmallestBlock, size));
-    block = new Block{memory, size, &stream, {}, {}, {}};
+    block = new Block{memory, size, 0, &stream, {}, {}, {}};
     poison(memory, size);
     machine().blocks[memory] = block;
   }
+  block->requested = bytes;
+  report(*block, static_cast<int64_t>(bytes));
   return {block->memory, block, &free_block, c10_device};
 }
 

@@ -25,8 +25,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long a blocked rank waits for ranks that are blocked outside of the device, for example in a
-// store, and how long it waits before it calls that a deadlock.
+// How long a blocked rank waits for ranks that do nothing, because they are blocked where the
+// device does not know, and how long it waits before it calls that a deadlock.
 constexpr milliseconds kPatience{50};
 constexpr milliseconds kDeadlock{5000};
 
@@ -114,7 +114,6 @@ void step(Stream& stream) {
     run_kernel(head.name, kernel);
     finish_head(stream);
   }
-  ++machine().changes;
   machine().changed.notify_all();
 }
 
@@ -165,11 +164,15 @@ std::string describe_heads(const std::set<Stream*>& streams) {
 
 }  // namespace
 
+void announce() {
+  ++machine().changes;
+  machine().changed.notify_all();
+}
+
 size_t issue(Stream& stream, Operation operation) {
   operation.host = machine().host[stream.device];
   stream.queue.push_back(std::move(operation));
-  ++machine().changes;
-  machine().changed.notify_all();
+  announce();
   return ++stream.issued;
 }
 
@@ -208,15 +211,19 @@ void run_until(Lock& lock, Stream& stream, size_t until) {
   const auto leave = [&m](Target* target) { std::erase(m.targets, target); };
   const std::unique_ptr<Target, decltype(leave)> leaves(&mine, leave);
   bool patient = true;
+  uint64_t known_changes = m.changes;
   while (stream.done < until) {
     std::vector<Target*> waiting;
     for (Target* target : m.targets)
       if (target->stream->done < target->until) waiting.push_back(target);
-    const bool all_wait = m.num_ranks <= 1 || static_cast<int>(waiting.size()) >= m.num_ranks;
+    const auto elsewhere =
+        std::ranges::count_if(m.elsewhere, [](const auto* wait) { return !wait->is_over(); });
+    const bool all_wait =
+        m.num_ranks <= 1 || static_cast<int>(waiting.size()) + elsewhere >= m.num_ranks;
+    if (std::exchange(known_changes, m.changes) != m.changes) patient = true;
     if (!all_wait && patient) {
-      const uint64_t before = m.changes;
-      m.changed.wait_for(lock, kPatience);
-      patient = m.changes != before;
+      const bool timed_out = m.changed.wait_for(lock, kPatience) == std::cv_status::timeout;
+      if (timed_out && m.changes == known_changes) patient = false;
       continue;
     }
     std::ranges::sort(waiting, {}, [](const Target* target) {
@@ -236,12 +243,25 @@ void run_until(Lock& lock, Stream& stream, size_t until) {
     if (!able.empty()) {
       std::ranges::sort(able, {}, [](const Stream* s) { return std::pair(s->device, s->id); });
       step(*able[m.seed == 0 ? 0 : m.choices() % able.size()]);
-      patient = true;
-    } else if (all_wait || m.changed.wait_for(lock, kDeadlock) == std::cv_status::timeout) {
+    } else if ((all_wait && elsewhere == 0) ||
+               m.changed.wait_for(lock, kDeadlock) == std::cv_status::timeout) {
       throw std::runtime_error("test device: deadlock, the host waits for streams that are at" +
                                describe_heads(seen));
     }
   }
+}
+
+bool wait_elsewhere(Lock& lock, const std::function<bool()>& is_over,
+                    std::chrono::steady_clock::time_point deadline) {
+  Machine& m = machine();
+  if (is_over()) return true;
+  WaitElsewhere mine{is_over};
+  m.elsewhere.push_back(&mine);
+  m.changed.notify_all();
+  while (!is_over() && m.changed.wait_until(lock, deadline) == std::cv_status::no_timeout) {
+  }
+  std::erase(m.elsewhere, &mine);
+  return is_over();
 }
 
 bool has_reached(Stream& stream, size_t until) {

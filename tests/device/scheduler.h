@@ -1,6 +1,8 @@
 #ifndef PIPEWRIGHT_TESTS_DEVICE_SCHEDULER_H_
 #define PIPEWRIGHT_TESTS_DEVICE_SCHEDULER_H_
 
+#include <chrono>
+#include <functional>
 #include <string>
 
 #include "tests/device/machine.h"
@@ -35,6 +37,13 @@ double draw_eagerness(int device);
 // runs what the seed chooses. So the order does not depend on how fast threads are, the same seed
 // gives the same bits, and a deadlock is detected exactly.
 void run_until(Lock& lock, Stream& stream, size_t until);
+// Blocks a rank until `is_over`, which another rank makes true outside of the device and announces
+// by announce(), or until `deadline`. Meanwhile the rank counts as one that waits. Returns whether
+// it is over.
+bool wait_elsewhere(Lock& lock, const std::function<bool()>& is_over,
+                    std::chrono::steady_clock::time_point deadline);
+// Wakes blocked ranks, which look again.
+void announce();
 // Whether the stream has run `until` operations, without blocking. Runs at most one operation, now
 // and then, because a device makes progress while a host polls it.
 bool has_reached(Stream& stream, size_t until);
