@@ -9,14 +9,13 @@
 
 #include <barrier>
 #include <mutex>
-#include <thread>
 
 #include "pipewright/comms/recording_backend.h"
-#include "pipewright/comms/threads.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/channel_model/programs.h"
 #include "tests/executor/models.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/ranks/ranks.h"
 
 namespace pipewright::executor {
@@ -24,6 +23,21 @@ namespace {
 
 using channel_model::program_of;
 using std::chrono::milliseconds;
+
+// An executor on the device of the calling rank.
+class Executor : public executor::Executor {
+ public:
+  Executor(ir::Program program, std::map<int, LocalStage> stages, comms::World& world,
+           ExecutorOptions options)
+      : executor::Executor(std::move(program), std::move(stages), world, here(std::move(options))) {
+  }
+
+ private:
+  static ExecutorOptions here(ExecutorOptions options) {
+    options.device = tests::here();
+    return options;
+  }
+};
 
 ir::Program named(const char* name, int ranks, int microbatches,
                   const ir::Lowering& policies = {}) {
@@ -54,7 +68,7 @@ using Body = std::function<void(int rank, comms::World& world)>;
 std::vector<std::string> errors_of(int ranks, const Body& body,
                                    milliseconds timeout = std::chrono::seconds(30)) {
   at::set_num_threads(1);
-  std::vector<comms::World> worlds = comms::thread_worlds(ranks, {.timeout = timeout});
+  std::vector<comms::World> worlds = tests::make_worlds(ranks, {.timeout = timeout});
   return tests::errors_of_ranks(ranks,
                                 [&](int rank) { body(rank, worlds[static_cast<size_t>(rank)]); });
 }
@@ -108,7 +122,7 @@ TEST_P(EvalOfEverySchedule, ReturnsOutputsAndLossesAndLeavesGradientsAlone) {
       EXPECT_FALSE(result.outputs[0].requires_grad());
       EXPECT_TRUE(at::equal(without_targets.outputs[0], result.outputs[0]));
       EXPECT_FALSE(without_targets.losses[0].defined());
-      at::Tensor mean = at::zeros({}, at::kDouble);
+      at::Tensor mean = at::zeros({}, tests::here(at::kDouble));
       for (const at::Tensor& loss : result.losses) mean += loss / 4;
       EXPECT_TRUE(at::allclose(mean, model.loss(h, model.targets).detach(), 1e-12, 1e-12));
     });
@@ -136,9 +150,9 @@ TEST(Executor, StepRunsForwardOnlyPrograms) {
                                   return Tensors{in[0] + stage};
                                 }),
                       world, {});
-    const StepResult result = executor.step({.inputs = {at::zeros({6})}}, true);
+    const StepResult result = executor.step({.inputs = {at::zeros({6}, tests::here())}}, true);
     if (rank != 0) return;
-    EXPECT_TRUE(at::equal(result.outputs[0], at::full({6}, 0.0 + 1 + 2 + 3)));
+    EXPECT_TRUE(at::equal(result.outputs[0], at::full({6}, 0.0 + 1 + 2 + 3, tests::here())));
   });
 }
 
@@ -167,12 +181,12 @@ TEST(Executor, ScaleGradsIsTheOnlyFactor) {
   const ir::Program program = named("1F1B", 2, 4);
   for (const bool scale : {true, false}) {
     expect_no_errors(2, [&](int rank, comms::World& world) {
-      const at::Tensor weight = at::full({1}, 3.0).set_requires_grad(true);
+      const at::Tensor weight = at::full({1}, 3.0, tests::here()).set_requires_grad(true);
       Executor executor(
           program,
           stages_of(program, rank, [&](int, const Tensors& in) { return Tensors{in[0] * weight}; }),
           world, {.loss = sum_of, .scale_grads = scale});
-      executor.step({.inputs = {at::ones({8})}});
+      executor.step({.inputs = {at::ones({8}, tests::here())}});
       // Each of 8 elements of x contributes 3 to the gradient of either weight.
       EXPECT_EQ(weight.grad().item<float>(), scale ? 24.f / 4 : 24.f);
     });
@@ -185,16 +199,16 @@ TEST(Executor, ForwardsInAnyOrder) {
                                    {"0F1 0SEND_F1 0F0 0SEND_F0 0RECV_B1 0B1 0RECV_B0 0B0",
                                     "1RECV_F1 1F1 1RECV_F0 1F0 1B1 1SEND_B1 1B0 1SEND_B0"});
   expect_no_errors(2, [&](int rank, comms::World& world) {
-    const at::Tensor weight = at::ones({1}).set_requires_grad(true);
+    const at::Tensor weight = at::ones({1}, tests::here()).set_requires_grad(true);
     Executor executor(
         program,
         stages_of(program, rank, [&](int, const Tensors& in) { return Tensors{in[0] * weight}; }),
         world, {.loss = sum_of});
-    const StepResult result = executor.step({.inputs = {at::arange(4.0)}}, true);
+    const StepResult result = executor.step({.inputs = {at::arange(4.0, tests::here())}}, true);
     if (rank == 0) return;
     EXPECT_EQ(result.losses[0].item<double>(), 0 + 1);
     EXPECT_EQ(result.losses[1].item<double>(), 2 + 3);
-    EXPECT_TRUE(at::equal(result.outputs[0], at::arange(4.0)));
+    EXPECT_TRUE(at::equal(result.outputs[0], at::arange(4.0, tests::here())));
   });
 }
 
@@ -202,8 +216,8 @@ TEST(Executor, ExtraInputsSplitDimensionsAndUnevenSizes) {
   const ir::Program program = named("Interleaved1F1B", 2, 3);
   expect_no_errors(2, [&](int rank, comms::World& world) {
     // Seven columns in three microbatches, one mask per rank, and a scalar that is not split.
-    const at::Tensor x = at::arange(14.0).view({2, 7});
-    const at::Tensor mask = at::arange(7.0) + rank;
+    const at::Tensor x = at::arange(14.0, tests::here()).view({2, 7});
+    const at::Tensor mask = at::arange(7.0, tests::here()) + rank;
     Executor executor(program,
                       stages_of(program, rank,
                                 [](int, const Tensors& in) {
@@ -220,10 +234,11 @@ TEST(Executor, ExtraInputsSplitDimensionsAndUnevenSizes) {
                        .input_dims = {1},
                        .extra_dims = {0, std::nullopt},
                        .output_dims = {-1}});
-    const StepResult result =
-        executor.step({{x}, {mask, at::full({}, 2.0)}, {at::ones({7})}}, true);
+    const StepResult result = executor.step(
+        {{x}, {mask, at::full({}, 2.0, tests::here())}, {at::ones({7}, tests::here())}}, true);
     if (rank == 0) return;
-    const at::Tensor both = 2 * at::arange(7.0) + 2 * (at::arange(7.0) + 1);
+    const at::Tensor both =
+        2 * at::arange(7.0, tests::here()) + 2 * (at::arange(7.0, tests::here()) + 1);
     EXPECT_TRUE(at::equal(result.outputs[0], x + 2 * both));
     EXPECT_EQ(result.losses[0].item<double>(),
               result.outputs[0].slice(1, 0, 3).sum().item<double>());
@@ -237,10 +252,11 @@ TEST(Executor, TakesMicrobatches) {
         program,
         stages_of(program, rank, [](int, const Tensors& in) { return Tensors{in[0] * 2}; }), world,
         {.loss = sum_of});
-    const Microbatches microbatches = {{{at::ones({3})}, {at::ones({5})}}, {}, {}};
+    const Microbatches microbatches = {
+        {{at::ones({3}, tests::here())}, {at::ones({5}, tests::here())}}, {}, {}};
     const StepResult result = executor.step(microbatches, true);
     if (rank == 0) return;
-    EXPECT_TRUE(at::equal(result.outputs[0], at::full({8}, 4.0)));
+    EXPECT_TRUE(at::equal(result.outputs[0], at::full({8}, 4.0, tests::here())));
   });
 }
 
@@ -257,12 +273,12 @@ TEST(Executor, StagesOfOneRankHandOverWithoutACopy) {
                                     return Tensors{in[0] * 2};
                                   }
                                   const at::Tensor out =
-                                      in[0] * at::ones({1}).set_requires_grad(true);
+                                      in[0] * at::ones({1}, tests::here()).set_requires_grad(true);
                                   handed_over = out.data_ptr();
                                   return Tensors{out};
                                 }),
                       world, {.loss = sum_of});
-    executor.step({.inputs = {at::ones({4})}});
+    executor.step({.inputs = {at::ones({4}, tests::here())}});
   });
 }
 
@@ -272,8 +288,8 @@ TEST(Executor, NoGradientStaysNoGradient) {
   for (const char* name : {"1F1B", "ZB-H1"}) {
     const ir::Program program = named(name, 2, 2);
     expect_no_errors(2, [&](int rank, comms::World& world) {
-      const at::Tensor used = at::ones({1}).set_requires_grad(true);
-      const at::Tensor unused = at::ones({1}).set_requires_grad(true);
+      const at::Tensor used = at::ones({1}, tests::here()).set_requires_grad(true);
+      const at::Tensor unused = at::ones({1}, tests::here()).set_requires_grad(true);
       Executor executor(program,
                         stages_of(program, rank,
                                   [&](int stage, const Tensors& in) {
@@ -281,7 +297,8 @@ TEST(Executor, NoGradientStaysNoGradient) {
                                     return Tensors{in[0] * used, in[0] * unused};
                                   }),
                         world, {.loss = sum_of});
-      for (int step = 0; step < 2; ++step) executor.step({.inputs = {at::ones({4})}});
+      for (int step = 0; step < 2; ++step)
+        executor.step({.inputs = {at::ones({4}, tests::here())}});
       EXPECT_TRUE(used.grad().defined());
       EXPECT_FALSE(unused.grad().defined());
     });
@@ -303,13 +320,13 @@ TEST(Executor, SendsExactlyWhatTheProgramSays) {
           [&](const comms::BackendPtr& backend) { return comms::record(backend, log); });
       Executor executor(program,
                         stages_of(program, rank,
-                                  [w = at::ones({1}).set_requires_grad(true)](
+                                  [w = at::ones({1}, tests::here()).set_requires_grad(true)](
                                       int, const Tensors& in) { return Tensors{in[0] * w}; }),
                         world, {.loss = sum_of});
       made.arrive_and_wait();
       if (rank == 0) log->clear();  // drops the messages that connected the channels
       made.arrive_and_wait();
-      executor.step({.inputs = {at::ones({8, 5})}});
+      executor.step({.inputs = {at::ones({8, 5}, tests::here())}});
     });
     EXPECT_EQ(log->count("send"), sends) << spec->name;
     EXPECT_EQ(log->count("recv"), sends) << spec->name;
@@ -340,11 +357,11 @@ std::string calls_of_stage0(const ir::Program& program) {
   std::string calls;
   expect_no_errors(program.placement.num_ranks(), [&](int rank, comms::World& world) {
     auto stages = stages_of(program, rank, [](int, const Tensors& in) {
-      return Tensors{in[0] * at::ones({1}).set_requires_grad(true)};
+      return Tensors{in[0] * at::ones({1}, tests::here()).set_requires_grad(true)};
     });
     if (rank == 0) stages[0].data_parallel = std::make_shared<RecordsCalls>(&calls);
     Executor executor(program, stages, world, {.loss = sum_of});
-    executor.step({.inputs = {at::ones({8})}});
+    executor.step({.inputs = {at::ones({8}, tests::here())}});
   });
   return calls;
 }
@@ -365,39 +382,33 @@ TEST(Executor, CallsDataParallelInProgramOrder) {
             "wait_reduce ");
 }
 
-// Reduces on a separate thread, late.
-class DelayedReduction final : public modules::DataParallel {
+// Reduces when it is waited for.
+class LateReduction final : public modules::DataParallel {
  public:
-  explicit DelayedReduction(at::Tensor weight) : weight_(std::move(weight)) {}
-  ~DelayedReduction() override {
-    if (thread_.joinable()) thread_.join();
-  }
+  explicit LateReduction(at::Tensor weight) : weight_(std::move(weight)) {}
   void unshard() override {}
   void wait_unshard() override {}
   void reshard() override {}
   void before_backward(int, bool) override {}
-  void reduce_grad() override {
-    thread_ = std::thread([this] {
-      std::this_thread::sleep_for(milliseconds(30));
-      weight_.mutable_grad().mul_(10);
-    });
+  void reduce_grad() override { is_posted_ = true; }
+  void wait_reduce() override {
+    if (std::exchange(is_posted_, false)) weight_.mutable_grad().mul_(10);
   }
-  void wait_reduce() override { thread_.join(); }
 
  private:
   at::Tensor weight_;
-  std::thread thread_;
+  bool is_posted_ = false;
 };
 
 TEST(Executor, StepReturnsAfterEveryReduction) {
   const ir::Program program = named("1F1B", 2, 2);
   expect_no_errors(2, [&](int rank, comms::World& world) {
-    const at::Tensor weight = at::ones({1}).set_requires_grad(true);
+    const at::Tensor weight = at::ones({1}, tests::here()).set_requires_grad(true);
     auto stages =
         stages_of(program, rank, [&](int, const Tensors& in) { return Tensors{in[0] * weight}; });
-    stages.begin()->second.data_parallel = std::make_shared<DelayedReduction>(weight);
+    stages.begin()->second.data_parallel = std::make_shared<LateReduction>(weight);
     Executor executor(program, stages, world, {.loss = sum_of});
-    executor.step({.inputs = {at::ones({4})}});
+    executor.step({.inputs = {at::ones({4}, tests::here())}});
     EXPECT_EQ(weight.grad().item<float>(), 10 * 4.f / 2);
   });
 }
@@ -409,7 +420,7 @@ TEST(Executor, WeightsOfTheLossReceiveTheirGradientsInW) {
   policies.split_backward = true;
   const ir::Program program = named("1F1B", 2, 3, policies);
   expect_no_errors(2, [&](int rank, comms::World& world) {
-    const at::Tensor weight = at::full({1}, 3.0).set_requires_grad(true);
+    const at::Tensor weight = at::full({1}, 3.0, tests::here()).set_requires_grad(true);
     Executor executor(
         program,
         stages_of(program, rank, [&](int, const Tensors& in) { return Tensors{in[0] * weight}; }),
@@ -417,13 +428,15 @@ TEST(Executor, WeightsOfTheLossReceiveTheirGradientsInW) {
         {.loss = [&](const Tensors& out, const Tensors&) { return (out[0] * weight).sum(); }});
     int inputs = 0;
     executor.set_function(ir::ActionKind::kBackwardInput, [&](const ActionContext& context) {
-      const at::Tensor before = weight.grad().defined() ? weight.grad().clone() : at::zeros({1});
+      const at::Tensor before =
+          weight.grad().defined() ? weight.grad().clone() : at::zeros({1}, tests::here());
       context.run_default();
-      const at::Tensor after = weight.grad().defined() ? weight.grad() : at::zeros({1});
+      const at::Tensor after =
+          weight.grad().defined() ? weight.grad() : at::zeros({1}, tests::here());
       EXPECT_TRUE(at::equal(before, after));
       ++inputs;
     });
-    executor.step({.inputs = {at::ones({6})}});
+    executor.step({.inputs = {at::ones({6}, tests::here())}});
     EXPECT_EQ(inputs, 3);
     // The sum of x w0 w1^2 over two elements; each weight is 3.
     EXPECT_EQ(weight.grad().item<float>(), rank == 0 ? 2 * 9.f : 2 * 2 * 9.f);
@@ -435,7 +448,7 @@ TEST(Executor, WeightsOfTheLossReceiveTheirGradientsInW) {
 TEST(Executor, FunctionsReplaceActions) {
   const ir::Program program = named("DualPipeV", 2, 8);
   expect_no_errors(2, [&](int rank, comms::World& world) {
-    const at::Tensor weight = at::ones({1}).set_requires_grad(true);
+    const at::Tensor weight = at::ones({1}, tests::here()).set_requires_grad(true);
     Executor executor(
         program,
         stages_of(program, rank, [&](int, const Tensors& in) { return Tensors{in[0] * weight}; }),
@@ -466,7 +479,7 @@ TEST(Executor, FunctionsReplaceActions) {
     for (const ir::Action& action : program.rows[static_cast<size_t>(rank)])
       expected += action.is_compound();
     ASSERT_GT(expected, 0);
-    executor.step({.inputs = {at::ones({8})}});
+    executor.step({.inputs = {at::ones({8}, tests::here())}});
     EXPECT_EQ(forwards, 2 * 8);
     EXPECT_EQ(compounds, expected);
     EXPECT_EQ(backwards_in_compounds, expected);
@@ -480,22 +493,23 @@ TEST(ExecutorErrors, AFailingActionEndsTheStepOnEveryRank) {
   const ir::Program program = named("1F1B", 4, 4);
   const std::vector<std::string> errors = errors_of(4, [&](int rank, comms::World& world) {
     int step = 0;
-    Executor executor(program,
-                      stages_of(program, rank,
-                                [&, seen = 0](int stage, const Tensors& in) mutable {
-                                  if (stage == 2 && step == 1 && ++seen == 3)
-                                    throw std::runtime_error("out of luck");
-                                  return Tensors{in[0] * at::ones({1}).set_requires_grad(true)};
-                                }),
-                      world, {.loss = sum_of});
-    executor.step({.inputs = {at::ones({4})}});
+    Executor executor(
+        program,
+        stages_of(program, rank,
+                  [&, seen = 0](int stage, const Tensors& in) mutable {
+                    if (stage == 2 && step == 1 && ++seen == 3)
+                      throw std::runtime_error("out of luck");
+                    return Tensors{in[0] * at::ones({1}, tests::here()).set_requires_grad(true)};
+                  }),
+        world, {.loss = sum_of});
+    executor.step({.inputs = {at::ones({4}, tests::here())}});
     step = 1;
     try {
-      executor.step({.inputs = {at::ones({4})}});
+      executor.step({.inputs = {at::ones({4}, tests::here())}});
     } catch (const StepError& error) {
       const std::string first = error.what();
       try {
-        executor.step({.inputs = {at::ones({4})}});
+        executor.step({.inputs = {at::ones({4}, tests::here())}});
         ADD_FAILURE();
       } catch (const StepError& again) {
         EXPECT_EQ(again.what(), "no step can run after a failure: " + first);
@@ -521,8 +535,8 @@ TEST(ExecutorErrors, ALostPeerEndsTheStepAfterTheTimeout) {
             program,
             stages_of(program, rank, [](int, const Tensors& in) { return Tensors{in[0] * 2}; }),
             world, {.loss = sum_of});
-        executor.step({.inputs = {at::ones({4})}});
-        if (rank == 0) executor.step({.inputs = {at::ones({4})}});
+        executor.step({.inputs = {at::ones({4}, tests::here())}});
+        if (rank == 0) executor.step({.inputs = {at::ones({4}, tests::here())}});
       },
       milliseconds(2000));
   EXPECT_TRUE(contains(errors[0], "rank 0, step 1, action ")) << errors[0];
@@ -568,11 +582,11 @@ TEST(ExecutorErrors, ShapesChange) {
   };
   for (const std::string& error : errors_of(2, [&](int rank, comms::World&world) {
          Executor executor(program, stages(rank), world, {.loss = sum_of});
-         executor.step({.inputs = {at::ones({4})}});
-         executor.eval({.inputs = {at::ones({4})}});
+         executor.step({.inputs = {at::ones({4}, tests::here())}});
+         executor.eval({.inputs = {at::ones({4}, tests::here())}});
          executor.forget_shapes();
-         executor.step({.inputs = {at::ones({6})}});
-         executor.step({.inputs = {at::ones({8})}});
+         executor.step({.inputs = {at::ones({6}, tests::here())}});
+         executor.step({.inputs = {at::ones({8}, tests::here())}});
        })) {
     EXPECT_EQ(error,
               "rank 0, step 3: input 0 of microbatch 0: expected Float [3] as in the first step, "
@@ -600,7 +614,7 @@ TEST(ExecutorErrors, ShapesChange) {
                            {.loss = sum_of, .output_metas = [](int, int) {
                               return TensorMetas{{at::kFloat, {3}, false}};
                             }});
-         executor.step({.inputs = {at::ones({4})}});
+         executor.step({.inputs = {at::ones({4}, tests::here())}});
        })) {
     EXPECT_EQ(error.find("rank 0, step 0, action 2 `0SEND_F0`: `0SEND_F0`: expected output 0 to be "
                          "Float [3] as in output_metas, got Float [2]"),
@@ -634,7 +648,7 @@ TEST(ExecutorErrors, InvalidArguments) {
             "ranks of the program: expected 2 ranks of a world of 1, got [0, 1]");
   EXPECT_EQ(error_alone([&](comms::World& world) {
               Executor executor(program, stages, world, {.loss = sum_of});
-              executor.step({.inputs = {at::ones({1})}});
+              executor.step({.inputs = {at::ones({1}, tests::here())}});
             }),
             "rank 0, step 0: input 0: expected size at least 2 along dimension 0, one per "
             "microbatch, got 1");
@@ -646,14 +660,14 @@ TEST(ExecutorErrors, InvalidArguments) {
       "rank 0, step 0: inputs: expected microbatches on the rank of the first stage, got none");
   EXPECT_EQ(error_alone([&](comms::World& world) {
               Executor executor(program, stages, world, {.loss = sum_of});
-              executor.step(Microbatches{{{at::ones({1})}}, {}, {}});
+              executor.step(Microbatches{{{at::ones({1}, tests::here())}}, {}, {}});
             }),
             "rank 0, step 0: inputs: expected 2 microbatches, got 1");
   EXPECT_TRUE(contains(error_alone([&](comms::World& world) {
                          Executor executor(
                              program, stages, world,
                              {.loss = [](const Tensors& out, const Tensors&) { return out[0]; }});
-                         executor.step({.inputs = {at::ones({4})}});
+                         executor.step({.inputs = {at::ones({4}, tests::here())}});
                        }),
                        "`1F0`: expected a loss with one element, got Float [2]"));
 }
@@ -666,7 +680,7 @@ TEST(ExecutorErrors, AWrongBatchOrStageOnOneRankIsReportedOnAll) {
   };
   for (const std::string& error : errors_of(2, [&](int rank, comms::World&world) {
          Executor executor(program, stages(rank), world, {.loss = sum_of});
-         executor.step({.inputs = {at::ones({rank == 0 ? 3 : 4})}});
+         executor.step({.inputs = {at::ones({rank == 0 ? 3 : 4}, tests::here())}});
        })) {
     EXPECT_EQ(error.find("rank 0, step 0: input 0: expected size at least 4 along dimension 0, one "
                          "per microbatch, got 3"),
@@ -689,10 +703,10 @@ TEST(ExecutorErrors, DetachedLoss) {
         program,
         stages_of(program, 0,
                   [](int, const Tensors& in) {
-                    return Tensors{in[0] * at::ones({1}).set_requires_grad(true)};
+                    return Tensors{in[0] * at::ones({1}, tests::here()).set_requires_grad(true)};
                   }),
         world, {.loss = [](const Tensors& out, const Tensors&) { return out[0].sum().detach(); }});
-    executor.step({.inputs = {at::ones({1})}});
+    executor.step({.inputs = {at::ones({1}, tests::here())}});
   });
   EXPECT_TRUE(contains(error, "`0F0`: the loss does not depend on the outputs, or was detached"))
       << error;
@@ -714,7 +728,7 @@ TEST(ExecutorErrors, AFailedSendIsReported) {
         program,
         stages_of(program, rank, [](int, const Tensors& in) { return Tensors{in[0] * 2}; }), world,
         {.loss = sum_of});
-    executor.step({.inputs = {at::ones({8})}});
+    executor.step({.inputs = {at::ones({8}, tests::here())}});
   });
   for (const std::string& error : errors)
     EXPECT_TRUE(contains(error, "injected failure of rank 0, send 3")) << error;
@@ -726,12 +740,12 @@ TEST(Executor, EvaluationFollowsTheProgramsResidency) {
   std::string calls;
   expect_no_errors(1, [&](int rank, comms::World& world) {
     auto stages = stages_of(program, rank, [](int, const Tensors& in) {
-      return Tensors{in[0] * at::ones({1}).set_requires_grad(true)};
+      return Tensors{in[0] * at::ones({1}, tests::here()).set_requires_grad(true)};
     });
     stages[0].data_parallel = std::make_shared<RecordsCalls>(&calls);
     Executor executor(program, stages, world, {.loss = sum_of});
-    executor.eval({.inputs = {at::ones({1})}});
-    executor.step({.inputs = {at::ones({1})}});
+    executor.eval({.inputs = {at::ones({1}, tests::here())}});
+    executor.step({.inputs = {at::ones({1}, tests::here())}});
   });
   EXPECT_EQ(calls, "unshard wait_unshard reshard unshard wait_unshard backward0 reshard ");
 }
@@ -766,12 +780,12 @@ TEST(ExecutorErrors, FragmentsAreCheckedActionByAction) {
   const auto error_of = [](const std::string& row) {
     const ir::Program program = program_of(ir::Placement::loop(1, 2), 1, {row});
     return error_alone([&](comms::World& world) {
-      const at::Tensor weight = at::ones({1}).set_requires_grad(true);
+      const at::Tensor weight = at::ones({1}, tests::here()).set_requires_grad(true);
       Executor executor(
           program,
           stages_of(program, 0, [=](int, const Tensors& in) { return Tensors{in[0] * weight}; }),
           world, {.loss = sum_of, .allow_unverified = true});
-      executor.step({.inputs = {at::ones({1})}});
+      executor.step({.inputs = {at::ones({1}, tests::here())}});
     });
   };
   const auto starts = [&](const std::string& row, const std::string& start) {

@@ -8,6 +8,7 @@
 
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedules/registry.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/ranks/ranks.h"
 
 namespace pipewright::executor {
@@ -18,14 +19,13 @@ constexpr int64_t kWidth = 8, kHeads = 2, kTokens = 6, kVocabulary = 11;
 class Random {
  public:
   explicit Random(uint64_t seed) : generator_(at::detail::createCPUGenerator(seed)) {}
-  at::Tensor weight(at::IntArrayRef sizes) {
-    return at::randn(sizes, generator_, at::TensorOptions(at::kDouble)).mul_(0.3).requires_grad_();
-  }
+  at::Tensor weight(at::IntArrayRef sizes) { return data(sizes).mul_(0.3).requires_grad_(); }
   at::Tensor data(at::IntArrayRef sizes) {
-    return at::randn(sizes, generator_, at::TensorOptions(at::kDouble));
+    return at::randn(sizes, generator_, at::TensorOptions(at::kDouble)).to(tests::here());
   }
   at::Tensor tokens(at::IntArrayRef sizes) {
-    return at::randint(kVocabulary, sizes, generator_, at::TensorOptions(at::kLong));
+    return at::randint(kVocabulary, sizes, generator_, at::TensorOptions(at::kLong))
+        .to(tests::here());
   }
 
  private:
@@ -98,8 +98,14 @@ torch::optim::AdamW optimizer_of(const Tensors& weights) {
 Tensors grads_of(const Tensors& weights) {
   Tensors grads;
   for (const at::Tensor& weight : weights)
-    grads.push_back(weight.grad().defined() ? weight.grad().clone() : at::Tensor());
+    grads.push_back(weight.grad().defined() ? weight.grad().clone().cpu() : at::Tensor());
   return grads;
+}
+
+Tensors on_host(const Tensors& tensors) {
+  Tensors copies;
+  for (const at::Tensor& tensor : tensors) copies.push_back(tensor.cpu());
+  return copies;
 }
 
 bool ascending(const ir::Program& program, int stage) {
@@ -177,6 +183,7 @@ void train_rank(const ir::Program& program, Model model, comms::World& world,
     all.insert(all.end(), model.weights[index].begin(), model.weights[index].end());
   }
   options.loss = model.loss;
+  options.device = tests::here();
   Executor executor(program, local, world, options);
   torch::optim::AdamW optimizer = optimizer_of(all);
   const bool has_last = local.contains(program.placement.num_stages() - 1);
@@ -184,8 +191,8 @@ void train_rank(const ir::Program& program, Model model, comms::World& world,
     optimizer.zero_grad();
     const StepResult result = executor.step({model.inputs, {}, model.targets}, true);
     if (has_last) {
-      trained->losses.push_back(result.losses);
-      trained->outputs.push_back(result.outputs);
+      trained->losses.push_back(on_host(result.losses));
+      trained->outputs.push_back(on_host(result.outputs));
     }
     for (const int stage : stages)
       trained->grads[static_cast<size_t>(stage)] =
@@ -194,7 +201,7 @@ void train_rank(const ir::Program& program, Model model, comms::World& world,
   }
   for (const int stage : stages) {
     for (const at::Tensor& weight : model.weights[static_cast<size_t>(stage)])
-      trained->weights[static_cast<size_t>(stage)].push_back(weight.detach().clone());
+      trained->weights[static_cast<size_t>(stage)].push_back(weight.detach().clone().cpu());
   }
 }
 

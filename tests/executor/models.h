@@ -26,10 +26,10 @@ struct Model {
 
 enum class ModelKind { kMlp, kTransformer };
 
-// Equal arguments give equal weights and data, in every thread and process.
+// Equal arguments give equal weights and data, in every thread and process, on tests::here().
 Model make_model(ModelKind kind, int num_stages, int64_t batch, uint64_t seed = 0);
 
-// The results of training.
+// The results of training, on the CPU.
 struct Trained {
   std::vector<std::vector<at::Tensor>> losses;  // by step and microbatch
   std::vector<Tensors> outputs;                 // by step
