@@ -5,7 +5,6 @@ set(pipewright_schedule_sources
     ir/channel.cc
     ir/dependencies.cc
     ir/diagnostic.cc
-    ir/huge_pages.cc
     ir/lowering.cc
     ir/placement.cc
     ir/printable.cc
@@ -115,7 +114,6 @@ set(pipewright_schedule_headers
     ir/counted.h
     ir/dependencies.h
     ir/diagnostic.h
-    ir/huge_pages.h
     ir/lowering.h
     ir/parse_number.h
     ir/placement.h

@@ -12,10 +12,11 @@ namespace pipewright::comms {
 //   World world = gloo_world(read_environment());
 //
 // Properties of Gloo that callers must know: messages match by tag, in any order; a wait() that
-// times out closes the connection permanently; isCompleted() of a RECV stays false until wait(), and
-// that of a SEND until then or until 16 KiB of later SENDs follow. Writing to a rank that has exited
-// raises SIGPIPE, which this call ignores process-wide unless a handler is already installed. Blocks
-// until the store is reachable and throws after `timeout`, which is also the timeout of operations.
+// times out closes the connection permanently; isCompleted() of a RECV stays false until wait(),
+// and that of a SEND until then or until 16 KiB of later SENDs follow. Writing to a rank that has
+// exited raises SIGPIPE, which this call ignores process-wide unless a handler is already
+// installed. Blocks until the store is reachable and throws after `timeout`, which is also the
+// timeout of operations.
 World gloo_world(const Environment& environment,
                  std::chrono::milliseconds timeout = kDefaultTimeout);
 

@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "pipewright/ir/check.h"
-#include "pipewright/ir/huge_pages.h"
 #include "pipewright/ir/rank_pairs.h"
 #include "pipewright/ir/stage_dependencies.h"
 #include "pipewright/ir/stage_microbatch_table.h"
@@ -33,15 +32,12 @@ class ChannelGraphBuilder {
     graph_.first_of_rank_.push_back(static_cast<uint32_t>(size));
     graph_.nodes_.reserve(size);
     graph_.links_.reserve(size);
-    ir::prefer_huge_pages(&graph_.nodes_);
-    ir::prefer_huge_pages(&graph_.links_);
   }
 
   ChannelGraph build_order() {
     graph_.is_order_ = true;
     find_makers();
     graph_.second_.reserve(graph_.links_.capacity());
-    ir::prefer_huge_pages(&graph_.second_);
     for (const ir::Row& row : schedule_.rows) {
       uint32_t before = kNone;
       for (const ir::Action& action : row) {

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "pipewright/ir/dependencies.h"
-#include "pipewright/ir/huge_pages.h"
 #include "pipewright/ir/stage_microbatch_table.h"
 
 namespace pipewright::schedule {
@@ -127,10 +126,7 @@ class SendRecvPass {
       }
     }
     built_.resize(sizes.size());
-    for (size_t rank = 0; rank < sizes.size(); ++rank) {
-      built_[rank].reserve(sizes[rank]);
-      ir::prefer_huge_pages(&built_[rank]);
-    }
+    for (size_t rank = 0; rank < sizes.size(); ++rank) built_[rank].reserve(sizes[rank]);
   }
 
   // Whether the result that a part needs from another stage exists. Results of its own stage follow

@@ -20,7 +20,6 @@
 #include <vector>
 
 #include "pipewright/ir/check.h"
-#include "pipewright/ir/huge_pages.h"
 #include "pipewright/schedule/lowering/next_stages.h"
 
 namespace pipewright::schedule {
@@ -115,10 +114,7 @@ class Upcoming {
 // RESHARDs.
 class Residency {
  public:
-  explicit Residency(size_t num_actions) {
-    row_.reserve(num_actions + num_actions / 4 + 8);
-    ir::prefer_huge_pages(&row_);
-  }
+  explicit Residency(size_t num_actions) { row_.reserve(num_actions + num_actions / 4 + 8); }
 
   const std::vector<int>& stages() const { return stages_; }
   size_t size() const { return stages_.size(); }
