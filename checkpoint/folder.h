@@ -1,0 +1,64 @@
+#ifndef PIPEWRIGHT_CHECKPOINT_FOLDER_H_
+#define PIPEWRIGHT_CHECKPOINT_FOLDER_H_
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "pipewright/checkpoint/descriptor.h"
+#include "pipewright/checkpoint/stored_checkpoint.h"
+
+// The folder in which a job saves its checkpoints:
+//
+//   ckpt/
+//     step-000100/      pipewright.json, shard-00001-model-00001-of-00001.safetensors, ...
+//     step-000200/
+//     latest            "step-000200": the one to resume from
+//     step-000300.tmp/  being written, or left by a crash; never loaded
+//     .lock             locked while a job saves here
+
+namespace pipewright::checkpoint {
+
+// "step-000100".
+std::string step_name(int64_t step);
+// The step of such a name; nullopt for any other.
+std::optional<int64_t> step_of(const std::string& name);
+
+struct FolderEntry {
+  int64_t step;
+  std::filesystem::path path;
+  bool is_latest;  // `latest` names it
+};
+// The checkpoints of a folder by ascending step. Throws FileError if the folder cannot be read.
+std::vector<FolderEntry> list_checkpoints(const std::filesystem::path& folder);
+
+// Whether the path is a folder of checkpoints, rather than a checkpoint.
+bool has_checkpoints(const std::filesystem::path& folder);
+
+// Opens the checkpoint that `latest` names, or else, if that one is damaged, the one of the highest
+// step that is whole. Returns nullopt if there is none. `report` says what is wrong with those
+// that were passed over.
+struct LatestCheckpoint {
+  std::filesystem::path path;
+  StoredCheckpoint checkpoint;
+};
+std::optional<LatestCheckpoint> open_latest(const std::filesystem::path& folder,
+                                            CheckpointReport* report);
+
+// Keeps other jobs from saving into a folder, while it exists. It ends with the process, however
+// that ends.
+class SaveLock {
+ public:
+  // Creates the folder if it is not there. Throws FileError, naming the other job, if that holds
+  // the lock, or the folder cannot be written.
+  explicit SaveLock(const std::filesystem::path& folder);
+
+ private:
+  Descriptor file_;
+};
+
+}  // namespace pipewright::checkpoint
+
+#endif  // PIPEWRIGHT_CHECKPOINT_FOLDER_H_

@@ -1,0 +1,117 @@
+#include "pipewright/checkpoint/manifest.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "pipewright/checkpoint/crc32.h"
+#include "pipewright/checkpoint/in_backticks.h"
+
+namespace pipewright::checkpoint {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kFormat = "pipewright checkpoint";
+constexpr int kVersion = 1;
+constexpr std::string_view kChecksum = "\"checksum\": \"";
+constexpr std::string_view kZeros = "00000000";
+
+uint32_t crc32_of(std::string_view text) { return crc32(std::as_bytes(std::span(text))); }
+
+// The text with zeros for its checksum; `*checksum` receives what was there.
+std::string without_checksum(std::string text, std::string* checksum) {
+  const size_t at = text.find(kChecksum);
+  if (at == std::string::npos) return text;
+  *checksum = text.substr(at + kChecksum.size(), kZeros.size());
+  return text.replace(at + kChecksum.size(), checksum->size(), kZeros);
+}
+
+// A name of a file in the checkpoint's folder, not a path that leads out of it.
+bool is_file_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
+         name.find('\0') == std::string::npos;
+}
+
+Manifest read(const Json& json) {
+  Manifest manifest;
+  json.at("step").get_to(manifest.step);
+  json.at("save_id").get_to(manifest.save_id);
+  json.at("schedule").get_to(manifest.schedule);
+  json.at("program_digest").get_to(manifest.program_digest);
+  for (const Json& dim : json.at("mesh")) manifest.mesh.push_back({dim.at("name"), dim.at("size")});
+  for (const Json& file : json.at("files")) {
+    const auto crc = parse_crc32(file.at("crc32").get<std::string>());
+    ManifestFile& added = manifest.files.emplace_back(
+        ManifestFile{file.at("name"), file.at("size"), crc.value_or(0)});
+    if (!crc || !is_file_name(added.name))
+      throw std::runtime_error(
+          fmt::format("file {}: expected the name of a file in the folder, "
+                      "and eight hexadecimal digits",
+                      in_backticks(added.name)));
+  }
+  for (const Json& tensor : json.at("tensors")) {
+    const auto dtype = parse_dtype(tensor.at("dtype").get<std::string>());
+    if (!dtype)
+      throw std::runtime_error(fmt::format("expected a dtype, got {}", tensor.at("dtype").dump()));
+    manifest.tensors.push_back(
+        {{tensor.at("name"), *dtype, tensor.at("shape")}, tensor.at("layout")});
+  }
+  json.at("state").get_to(manifest.state);
+  return manifest;
+}
+
+}  // namespace
+
+std::string manifest_text(const Manifest& manifest) {
+  Json json = {{"format", kFormat},
+               {"version", kVersion},
+               {"checksum", kZeros},
+               {"step", manifest.step},
+               {"save_id", manifest.save_id},
+               {"schedule", manifest.schedule},
+               {"program_digest", manifest.program_digest}};
+  for (const char* list : {"mesh", "files", "tensors"}) json[list] = Json::array();
+  for (const comms::MeshDim& dim : manifest.mesh)
+    json["mesh"].push_back({{"name", dim.name}, {"size", dim.size}});
+  for (const ManifestFile& file : manifest.files)
+    json["files"].push_back(
+        {{"name", file.name}, {"size", file.size}, {"crc32", crc32_text(file.crc32)}});
+  for (const ManifestTensor& tensor : manifest.tensors)
+    json["tensors"].push_back({{"name", tensor.name},
+                               {"dtype", name(tensor.dtype)},
+                               {"shape", tensor.shape},
+                               {"layout", tensor.layout}});
+  json["state"] = manifest.state;
+  std::string text = json.dump(1) + "\n";
+  return text.replace(text.find(kChecksum) + kChecksum.size(), kZeros.size(),
+                      crc32_text(crc32_of(text)));
+}
+
+std::optional<Manifest> parse_manifest(const ir::Source& source, ir::Diagnostics* diagnostics) {
+  const auto fail = [&](std::string message) {
+    diagnostics->error(ir::Rule::kManifest, std::move(message));
+    return std::nullopt;
+  };
+  const Json json = Json::parse(source.text, nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded())
+    return fail("expected a JSON object: the manifest is damaged or was cut off");
+  if (!json.is_object() || json.value("format", Json()) != kFormat)
+    return fail(fmt::format("expected \"format\": \"{}\"", kFormat));
+  if (const Json version = json.value("version", Json()); version != kVersion)
+    return fail(fmt::format("expected version {}, got {}", kVersion, version.dump()));
+  std::string checksum;
+  const std::string actual = crc32_text(crc32_of(without_checksum(source.text, &checksum)));
+  if (checksum != actual)
+    return fail(fmt::format("the manifest was changed: expected checksum {}, got {}",
+                            in_backticks(checksum), actual));
+  try {
+    return read(json);
+  } catch (const Json::exception& error) {
+    return fail(error.what());
+  } catch (const std::runtime_error& error) {
+    return fail(error.what());
+  }
+}
+
+}  // namespace pipewright::checkpoint

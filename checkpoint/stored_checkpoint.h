@@ -1,0 +1,102 @@
+#ifndef PIPEWRIGHT_CHECKPOINT_STORED_CHECKPOINT_H_
+#define PIPEWRIGHT_CHECKPOINT_STORED_CHECKPOINT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "pipewright/checkpoint/boxes.h"
+#include "pipewright/checkpoint/manifest.h"
+#include "pipewright/checkpoint/safetensors_file.h"
+#include "pipewright/ir/diagnostic.h"
+#include "pipewright/ir/source.h"
+
+// A checkpoint on disk, opened for reading: which tensors it has, and where their parts lie.
+//
+//   CheckpointReport report;
+//   const auto checkpoint = StoredCheckpoint::open("ckpt/step-000100", &report);
+//   if (!checkpoint) ...                         // report says what is wrong, file by file
+//   checkpoint->tensors().at("layers.0.wq.weight").shape
+
+namespace pipewright::checkpoint {
+
+// What is wrong with a file of a checkpoint, or with the checkpoint as a whole.
+struct FileReport {
+  ir::Source text;  // its name, and the text to which places refer: a header or a manifest
+  ir::Diagnostics diagnostics;
+};
+
+struct CheckpointReport {
+  std::vector<FileReport> files;  // those with errors
+
+  bool ok() const { return files.empty(); }
+  // Appends a file if there are errors.
+  void add(FileReport file);
+};
+
+// A part of a tensor, as a file stores it.
+struct StoredBox {
+  Box box;         // in the whole tensor
+  size_t file;     // index in StoredCheckpoint::files()
+  uint64_t begin;  // offset of its first byte in the file
+};
+
+// A tensor of the whole model.
+struct WholeTensor {
+  DType dtype;
+  std::vector<int64_t> shape;
+  std::vector<StoredBox> boxes;  // in row-major order; together they cover it exactly once
+};
+
+// Immutable; any thread.
+class StoredCheckpoint {
+ public:
+  // `path` is one of
+  //   - a folder with a manifest (manifest.h), as save.h writes it
+  //   - a folder with `*.safetensors` files, as Hugging Face's and PyTorch's tools write them: with
+  //     an index, with DCP_SHARDING_INFO (sharding_info.h), or neither
+  //   - a safetensors file
+  // All headers are read and checked, the sizes of files, and that the parts of each tensor cover
+  // it exactly once; the data are not read. Returns nullopt, with everything that is wrong in
+  // `report`, if something is. Throws FileError if a file cannot be read.
+  static std::optional<StoredCheckpoint> open(const std::filesystem::path& path,
+                                              CheckpointReport* report);
+
+  const std::optional<Manifest>& manifest() const { return manifest_; }
+  const std::vector<std::string>& file_names() const { return names_; }
+  const std::vector<SafetensorsFile>& files() const { return files_; }
+  const std::map<std::string, WholeTensor>& tensors() const { return tensors_; }
+
+  // Reads all data and compares the checksum of each file with that of the manifest; adds those
+  // that differ to the report. Calls `on_progress` now and then with the number of bytes read. A
+  // checkpoint without a manifest has no checksums.
+  void verify(CheckpointReport* report,
+              const std::function<void(uint64_t bytes_read)>& on_progress) const;
+  uint64_t size() const;  // of all files, in bytes
+
+ private:
+  StoredCheckpoint() = default;
+
+  std::filesystem::path folder_;
+  std::optional<Manifest> manifest_;
+  std::vector<std::string> names_;
+  std::vector<SafetensorsFile> files_;
+  std::map<std::string, WholeTensor> tensors_;
+
+  friend class CheckpointOpener;
+};
+
+// Adds an error (PW113) for each tensor of `expected` that `tensors` does not have or has with
+// another shape or type, and for each other tensor, unless it is allowed.
+void check_tensors(const std::map<std::string, WholeTensor>& tensors,
+                   std::span<const TensorSpec> expected, bool allow_others,
+                   ir::Diagnostics* diagnostics);
+
+}  // namespace pipewright::checkpoint
+
+#endif  // PIPEWRIGHT_CHECKPOINT_STORED_CHECKPOINT_H_
