@@ -1,0 +1,93 @@
+#ifndef PIPEWRIGHT_CHECKPOINT_SAVE_H_
+#define PIPEWRIGHT_CHECKPOINT_SAVE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "pipewright/checkpoint/boxes.h"
+#include "pipewright/checkpoint/dtype.h"
+#include "pipewright/checkpoint/folder.h"
+#include "pipewright/comms/mesh_layout.h"
+
+// Saving: all ranks write their parts of the tensors, and rank 0 makes them a checkpoint.
+//
+//   Saver saver({.folder = "ckpt", .rank = rank}, exchange);
+//   saver.save({.step = 100, .parts = parts, .schedule = "1F1B", .state = {{"lr", "0.001"}}});
+//
+// A crash at any moment, of a rank or of the machine, leaves the checkpoints that were saved before
+// as they are, and at most a folder *.tmp more, which the next Saver removes.
+
+namespace pipewright::checkpoint {
+
+// Sends `mine` to all ranks, and returns what each rank sent, by rank: an all-gather of short texts
+// over the store, and the barrier of the protocol. Throws if a rank does not take part in time.
+using Exchange = std::function<std::vector<std::string>(const std::string& mine)>;
+
+// A part of a tensor of the whole model.
+struct TensorPart {
+  std::string name;
+  DType dtype;
+  std::vector<int64_t> shape;  // of the whole tensor
+  Box box;
+  std::span<const std::byte> data;  // row-major, little-endian
+  std::string layout;               // of the whole tensor: comms::Layout::text(), or empty
+};
+
+// What one rank saves. Of replicated data, one rank saves each box.
+struct Snapshot {
+  int64_t step = 0;
+  std::vector<TensorPart> parts;
+  // Of all ranks together; the same key has the same value on each. UTF-8.
+  std::map<std::string, std::string> state;
+  // What follows is rank 0's.
+  std::string schedule;
+  std::string program_digest;
+  std::vector<comms::MeshDim> mesh;
+};
+
+struct SaverOptions {
+  std::filesystem::path folder;
+  int rank = 0;
+  int keep = 2;  // checkpoints to keep, at least 1; older ones are removed
+};
+
+// One per rank. Its functions are collective: all ranks call them in the same order. If one of them
+// fails on a rank, it throws std::runtime_error on all ranks, with the error of the first rank that
+// failed; what `exchange` throws passes through. Not thread-safe, but any thread may call it, so
+// that training can go on while it writes.
+class Saver {
+ public:
+  // Rank 0 creates the folder, locks it for the lifetime of the Saver, and removes what a crash
+  // left there.
+  Saver(SaverOptions options, Exchange exchange);
+
+  // Returns the folder of the checkpoint, once it is durable. One of the same step is replaced.
+  // Afterwards removes checkpoints of earlier steps, but for the `keep` latest. Throws also if the
+  // parts of all ranks do not cover each tensor exactly once.
+  std::filesystem::path save(const Snapshot& snapshot);
+
+ private:
+  // Runs `work` and tells the others how it went. Returns the results of all ranks, or throws.
+  std::vector<std::string> agree(const std::function<std::string()>& work) const;
+  std::string write_shards(const Snapshot& snapshot, const std::string& save_id) const;
+  void commit(const Snapshot& snapshot, const std::string& save_id,
+              const std::vector<std::string>& records) const;
+  void prune(int64_t step) const;
+
+  std::filesystem::path temporary_folder(int64_t step) const;
+
+  SaverOptions options_;
+  Exchange exchange_;
+  std::optional<SaveLock> lock_;  // rank 0's
+};
+
+}  // namespace pipewright::checkpoint
+
+#endif  // PIPEWRIGHT_CHECKPOINT_SAVE_H_
