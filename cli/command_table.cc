@@ -256,6 +256,37 @@ const std::vector<CommandSpec>& table() {
          "why there is a gap before an action"},
         {"pipewright explain 1F1B --ranks 4 --microbatches 8 --at 0B3", "when an action runs"}},
        run_explain},
+      {"checkpoint",
+       "List, check or export checkpoints",
+       "ls shows what is in a checkpoint: its tensors, and from its manifest the step, the mesh "
+       "and "
+       "the schedule that it was saved with. verify reads all of it and reports everything that is "
+       "wrong: files that are missing, cut off, damaged or of another checkpoint, and tensors that "
+       "are incomplete. export writes the tensors of the model whole, to one file or to a folder "
+       "that Hugging Face's tools and safetensors.torch read.\n"
+       "DIR is a checkpoint, a folder of checkpoints (of which export takes the latest), a folder "
+       "of "
+       "safetensors files as Hugging Face's and PyTorch's tools write them, or one such file.\n"
+       "Exit code: 0 if all is whole, 1 if something is damaged, 2 if it cannot be read or "
+       "written.",
+       {{{ValueKind::kChoice, "ls|verify|export", {"ls", "verify", "export"}}, "what to do"},
+        {{ValueKind::kFile, "DIR", {}}, "a checkpoint, a folder of them, or a safetensors file"}},
+       {
+           {"--output",
+            "-o",
+            {ValueKind::kFile, "OUT", {}},
+            "export: write a file if it ends in .safetensors, otherwise a folder"},
+           {"--all", "", {}, "export: the optimizer's tensors (optim.*) too"},
+           {"--max-file-size",
+            "",
+            {ValueKind::kText, "SIZE", {}},
+            "export to a folder: data per file, as in 200MB; default: 5GB"},
+           {"--json", "", {ValueKind::kNone, "", {}}, "print the result as JSON"},
+       },
+       {{"pipewright checkpoint ls ckpt", "which checkpoints are there"},
+        {"pipewright checkpoint verify ckpt/step-000100", "is it whole?"},
+        {"pipewright checkpoint export ckpt -o model.safetensors", "the latest, as one file"}},
+       run_checkpoint},
       {"launch",
        "Run a program as ranks on this machine",
        "Starts N processes of a program with torchrun's environment: RANK, LOCAL_RANK, WORLD_SIZE, "

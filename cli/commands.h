@@ -16,6 +16,7 @@ int run_simulate(const Invocation& invocation, Console& console);
 int run_search(const Invocation& invocation, Console& console);
 int run_diff(const Invocation& invocation, Console& console);
 int run_explain(const Invocation& invocation, Console& console);
+int run_checkpoint(const Invocation& invocation, Console& console);
 int run_launch(const Invocation& invocation, Console& console);
 int run_completion(const Invocation& invocation, Console& console);
 

@@ -224,7 +224,30 @@ set(pipewright_schedule_headers
     schedules/zbv_zero_bubble.h
 )
 
+set(pipewright_checkpoint_sources
+    checkpoint/boxes.cc
+    checkpoint/crc32.cc
+    checkpoint/dtype.cc
+    checkpoint/durable_file.cc
+    checkpoint/export.cc
+    checkpoint/folder.cc
+    checkpoint/manifest.cc
+    checkpoint/parse_safetensors.cc
+    checkpoint/read_plan.cc
+    checkpoint/safetensors.cc
+    checkpoint/safetensors_file.cc
+    checkpoint/save.cc
+    checkpoint/sharding_info.cc
+    checkpoint/stored_checkpoint.cc
+    comms/environment.cc
+    comms/layout.cc
+    comms/mailboxes.cc
+    comms/mesh_layout.cc
+)
+
 set(pipewright_cli_sources
+    cli/checkpoint.cc
+    cli/checkpoint_report.cc
     cli/command_table.cc
     cli/completion.cc
     cli/console.cc

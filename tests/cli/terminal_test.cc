@@ -123,4 +123,15 @@ TEST(TerminalTest, TheTableFitsTheWidth) {
             std::string::npos);
 }
 
+// A line that is overwritten, and gone at the end.
+TEST(TerminalTest, VerifyShowsHowFarItIs) {
+  const std::vector<std::string> words = {"checkpoint", "verify", "tests/cli/ckpt/step-000300"};
+  const std::string text = on_terminal(words, {}, 0);
+  EXPECT_NE(text.find("\rverified "), std::string::npos) << text;
+  EXPECT_NE(text.find("\r\x1b[Ktests/cli/ckpt/step-000300: whole"), std::string::npos) << text;
+  std::vector<std::string> as_json = words;
+  as_json.emplace_back("--json");
+  EXPECT_TRUE(on_terminal(as_json, {}, 0).starts_with("{"));
+}
+
 }  // namespace

@@ -1,0 +1,139 @@
+#include "pipewright/checkpoint/export.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "pipewright/checkpoint/read_plan.h"
+
+namespace pipewright::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+const WholeTensor& find(const StoredCheckpoint& checkpoint, const std::string& name) {
+  const auto found = checkpoint.tensors().find(name);
+  if (found == checkpoint.tensors().end())
+    throw std::invalid_argument(fmt::format("the checkpoint has no tensor `{}`", name));
+  return found->second;
+}
+
+uint64_t size_of(const WholeTensor& tensor) { return *bytes_of(tensor.dtype, tensor.shape); }
+
+class Exporter {
+ public:
+  Exporter(const StoredCheckpoint& checkpoint, ExportProgress on_progress)
+      : checkpoint_(checkpoint), on_progress_(std::move(on_progress)) {}
+
+  void write(std::span<const std::string> names, const fs::path& path) {
+    std::vector<TensorSpec> specs;
+    for (const std::string& name : names) {
+      const WholeTensor& tensor = find(checkpoint_, name);
+      specs.push_back({name, tensor.dtype, tensor.shape});
+    }
+    // transformers refuses files without this entry.
+    SafetensorsWriter writer(path, lay_out_safetensors(std::move(specs), {{"format", "pt"}}));
+    std::vector<std::byte> data;
+    for (const StoredTensor& tensor : writer.header().tensors) {
+      data.resize(tensor.end - tensor.begin);
+      const WantedBox wanted{tensor.name, whole_box(tensor.shape)};
+      const std::span<std::byte> buffer = data;
+      read(plan_reads(checkpoint_.tensors(), {&wanted, 1}), checkpoint_, {&buffer, 1});
+      writer.write(data);
+      done_ += data.size();
+      if (on_progress_) on_progress_(done_);
+    }
+    writer.commit();
+  }
+
+ private:
+  const StoredCheckpoint& checkpoint_;
+  ExportProgress on_progress_;
+  uint64_t done_ = 0;
+};
+
+// Consecutive tensors whose data fit into one file.
+std::vector<std::span<const std::string>> split(const StoredCheckpoint& checkpoint,
+                                                std::span<const std::string> names,
+                                                uint64_t max_file_size) {
+  std::vector<std::span<const std::string>> files;
+  uint64_t size = 0;
+  for (size_t index = 0, begin = 0; index < names.size(); ++index) {
+    const uint64_t bytes = size_of(find(checkpoint, names[index]));
+    if (files.empty() || (size > 0 && (bytes > max_file_size || size > max_file_size - bytes))) {
+      files.emplace_back();
+      begin = index;
+      size = 0;
+    }
+    size += bytes;
+    files.back() = names.subspan(begin, index + 1 - begin);
+  }
+  if (files.empty()) files.emplace_back();
+  return files;
+}
+
+// Hugging Face's index of several files.
+std::string index_text(const StoredCheckpoint& checkpoint,
+                       std::span<const std::span<const std::string>> files,
+                       std::span<const std::string> file_names) {
+  nlohmann::json weight_map = nlohmann::json::object();
+  uint64_t total = 0;
+  for (size_t index = 0; index < files.size(); ++index) {
+    for (const std::string& name : files[index]) {
+      weight_map[name] = file_names[index];
+      total += size_of(find(checkpoint, name));
+    }
+  }
+  return nlohmann::json({{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}})
+             .dump(2) +
+         "\n";
+}
+
+}  // namespace
+
+void export_file(const StoredCheckpoint& checkpoint, std::span<const std::string> names,
+                 const fs::path& path, const ExportProgress& on_progress) {
+  Exporter(checkpoint, on_progress).write(names, path);
+  sync_folder(path.parent_path());
+}
+
+void export_folder(const StoredCheckpoint& checkpoint, std::span<const std::string> names,
+                   const fs::path& path, uint64_t max_file_size,
+                   const ExportProgress& on_progress) {
+  const auto files = split(checkpoint, names, max_file_size);
+  std::vector<std::string> file_names = {"model.safetensors"};
+  if (files.size() > 1) {
+    file_names.clear();
+    for (size_t index = 0; index < files.size(); ++index)
+      file_names.push_back(
+          fmt::format("model-{:05}-of-{:05}.safetensors", index + 1, files.size()));
+  }
+  // Written beside it, so that the folder appears when it is whole.
+  const fs::path target = path.has_filename() ? path : path.parent_path();
+  const fs::path temporary = target.native() + ".tmp";
+  std::error_code error;
+  const bool is_taken = fs::exists(target) && !fs::is_empty(target, error);
+  if (is_taken || error) throw FileError("write", target.native(), EEXIST);
+  if (!fs::create_directory(temporary, error))
+    throw FileError("create", temporary.native(), error ? error.value() : EEXIST);
+  try {
+    Exporter exporter(checkpoint, on_progress);
+    for (size_t index = 0; index < files.size(); ++index)
+      exporter.write(files[index], temporary / file_names[index]);
+    if (files.size() > 1)
+      write_durably(temporary / "model.safetensors.index.json",
+                    index_text(checkpoint, files, file_names));
+    sync_folder(temporary);
+    rename_file(temporary, target);
+    sync_folder(target.parent_path());
+  } catch (...) {
+    fs::remove_all(temporary, error);
+    throw;
+  }
+}
+
+}  // namespace pipewright::checkpoint
