@@ -1,0 +1,98 @@
+// Saves a checkpoint of 400 MB and compares with what dd takes to write as many bytes and fsync
+// them, alternately: `bazel run //bench:checkpoint_bench -- FOLDER [ROUNDS]`. FOLDER is on the disk
+// to measure. Then reads half of the columns of each tensor, as tensor parallelism would.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "pipewright/checkpoint/read_plan.h"
+#include "pipewright/checkpoint/save.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace pipewright;
+
+constexpr int64_t kRows = 10'000, kColumns = 1'000, kTensors = 10;  // 400 MB of F32
+
+double seconds(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+std::vector<float> random_values() {
+  std::mt19937 random(1);
+  std::vector<float> values(kRows * kColumns);
+  for (float& value : values) value = static_cast<float>(random());
+  return values;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 2) {
+    std::fprintf(stderr, "usage: checkpoint_bench FOLDER [ROUNDS]\n");
+    return 2;
+  }
+  const fs::path folder = fs::path(argv[1]) / "checkpoint_bench";
+  const int rounds = argc > 2 ? std::atoi(argv[2]) : 5;
+  const std::vector<float> values = random_values();
+  checkpoint::Snapshot snapshot;
+  for (int64_t index = 0; index < kTensors; ++index)
+    snapshot.parts.push_back({"layers." + std::to_string(index) + ".weight",
+                              checkpoint::DType::kF32,
+                              {kRows, kColumns},
+                              {{0, 0}, {kRows, kColumns}},
+                              std::as_bytes(std::span(values)),
+                              ""});
+  const double megabytes = 4e-6 * kRows * kColumns * kTensors;
+  const std::string dd =
+      fmt::format("dd if=/dev/zero of='{}/dd' bs=1000000 count={} conv=fsync 2>/dev/null",
+                  folder.native(), megabytes);
+
+  std::vector<double> of_dd, of_save, of_read;
+  {
+    checkpoint::Saver saver({folder, 0, 1},
+                            [](const std::string& mine) { return std::vector{mine}; });
+    for (int round = 0; round < rounds; ++round) {
+      of_dd.push_back(seconds([&] {
+        if (std::system(dd.c_str()) != 0) std::exit(2);
+      }));
+      fs::remove(folder / "dd");
+      snapshot.step = round;
+      fs::path saved;
+      of_save.push_back(seconds([&] { saved = saver.save(snapshot); }));
+      checkpoint::CheckpointReport report;
+      const auto stored = checkpoint::StoredCheckpoint::open(saved, &report);
+      std::vector<float> half(kRows * kColumns / 2);
+      of_read.push_back(seconds([&] {
+        for (const auto& [name, tensor] : stored->tensors()) {
+          const checkpoint::WantedBox wanted{name, {{0, kColumns / 2}, {kRows, kColumns / 2}}};
+          const std::span<std::byte> buffer = std::as_writable_bytes(std::span(half));
+          read(plan_reads(stored->tensors(), {&wanted, 1}), *stored, {&buffer, 1});
+        }
+      }));
+      std::printf("round %d: dd %.3f s, save %.3f s, read half of the columns %.3f s\n", round,
+                  of_dd.back(), of_save.back(), of_read.back());
+    }
+  }
+  fs::remove_all(folder);
+  std::printf("median of %d rounds, %.0f MB: dd %.0f MB/s, save %.0f MB/s, %.2f of dd's time\n",
+              rounds, megabytes, megabytes / median(of_dd), megabytes / median(of_save),
+              median(of_save) / median(of_dd));
+  return 0;
+}
