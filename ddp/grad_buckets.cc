@@ -149,6 +149,10 @@ void GradBuckets::grad_ready(size_t i) {
   --buckets_[parameter.bucket].missing;
 }
 
+bool GradBuckets::is_any_unreduced() const {
+  return std::ranges::any_of(parameters_, &Parameter::used);
+}
+
 void GradBuckets::check_all_ready() { check(&Parameter::ready); }
 void GradBuckets::check_all_used() { check(&Parameter::used); }
 

@@ -59,6 +59,8 @@ class GradBuckets {
   // reduced.
   void grad_ready(size_t i);
   bool is_any_ready() const { return !ready_order_.empty(); }
+  // Whether gradients have been accumulated since the last reduction.
+  bool is_any_unreduced() const;
   // Fail unless every parameter received a gradient: in the current backward (check_all_ready), or
   // since the last reduction (check_all_used). Do nothing with find_unused_parameters, or if the
   // group has only one rank.

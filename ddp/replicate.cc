@@ -68,7 +68,7 @@ class ReplicatedUnit final : public Replicated,
         if (const std::shared_ptr<ReplicatedUnit> owner = owner_of(name, named.value()))
           nest(owner->root());
         else
-          parameters_.push_back({name, named.value()});
+          parameters_.push_back({.name = name, .tensor = named.value()});
       }
       for (const auto& named : modules[i]->named_buffers()) {
         if (named.value().defined() && std::ranges::none_of(nested(), [&](const auto& unit) {
@@ -94,9 +94,9 @@ class ReplicatedUnit final : public Replicated,
                              ", broadcast_buffers ", options_.broadcast_buffers, ", comm_hook ",
                              options_.comm_hook != nullptr));
     std::vector<at::Tensor> values;
-    for (const auto& [name, tensor] : parameters_) {
-      lines.push_back(describe("`" + name + "`", tensor));
-      values.push_back(tensor);
+    for (const Parameter& parameter : parameters_) {
+      lines.push_back(describe("`" + parameter.name + "`", parameter.tensor));
+      values.push_back(parameter.tensor);
     }
     for (const auto& [name, tensor] : buffers_) {
       lines.push_back(describe("buffer `" + name + "`", tensor));
@@ -107,16 +107,8 @@ class ReplicatedUnit final : public Replicated,
     // Thrown only now, so that no rank waits in compare_lines() for one that has thrown.
     if (!refusal_.empty()) throw std::invalid_argument(refusal_);
     comms::broadcast_values(values, *group_);
-    std::vector<NamedTensor> trained;
-    for (NamedTensor& parameter : std::exchange(parameters_, {})) {
-      if (!parameter.tensor.requires_grad()) {
-        frozen_.push_back(std::move(parameter));
-        continue;
-      }
-      accumulators_.push_back(autograd::listen(parameter.tensor, weak_from_this(), trained.size()));
-      trained.push_back(std::move(parameter));
-    }
-    grads_.emplace(std::move(trained), group_, options_);
+    settle();
+    for (size_t i = 0; i < parameters_.size(); ++i) hook_tensor(i);
     adopt();
   }
 
@@ -139,20 +131,7 @@ class ReplicatedUnit final : public Replicated,
 
   void prepare_forward() {
     for (const std::shared_ptr<ReplicatedUnit>& unit : nested()) unit->prepare_forward();
-    for (size_t i = 0; i < grads_->size(); ++i) {
-      const at::Tensor& tensor = grads_->tensor(i);
-      // A cast or a move replaces the accumulator, and our hooks with it.
-      if (torch::autograd::impl::try_get_grad_accumulator(tensor) == accumulators_[i]) continue;
-      throw ContractError(c10::str("replicate: parameter `", grads_->name(i), "` became ",
-                                   tensor.scalar_type(), " on ", tensor.device(),
-                                   ": cast or move a module before replicate()"));
-    }
-    for (const auto& [name, tensor] : frozen_) {
-      if (!tensor.requires_grad()) continue;
-      throw ContractError(
-          "replicate: parameter `" + name +
-          "` was frozen and requires grad now: set requires_grad before replicate()");
-    }
+    settle();
     if (!options_.broadcast_buffers || !requires_gradient_sync()) return;
     std::vector<at::Tensor> values;
     for (const auto& [name, buffer] : buffers_) values.push_back(buffer);
@@ -167,11 +146,13 @@ class ReplicatedUnit final : public Replicated,
 
   // Hooks, called on the thread of backward.
   void before_accumulate(size_t parameter) override {
-    end_all_on_error([&] { grads_->before_accumulate(parameter); });
+    const std::optional<size_t> grad = parameters_[parameter].grad;
+    if (grad) end_all_on_error([&] { grads_->before_accumulate(*grad); });
   }
   void after_accumulate(size_t parameter) override {
     if (is_alone()) return;
-    end_all_on_error([&] { accumulated(parameter); });
+    const std::optional<size_t> grad = parameters_[parameter].grad;
+    if (grad) end_all_on_error([&] { accumulated(*grad); });
   }
 
   // Called by the executor's adapter.
@@ -229,12 +210,12 @@ class ReplicatedUnit final : public Replicated,
     }
   }
 
-  void accumulated(size_t parameter) {
-    grads_->after_accumulate(parameter);
+  void accumulated(size_t grad) {
+    grads_->after_accumulate(grad);
     if (!sync_.reduces()) return;
     const std::shared_ptr<ReplicatedUnit> outermost = root();
     if (!sync_.is_driven()) outermost->watch(outermost);
-    grads_->grad_ready(parameter);
+    grads_->grad_ready(grad);
     // Ranks that use different parameters, in this microbatch or at all, can only agree on an order
     // that is fixed over all calls.
     if (options_.find_unused_parameters || sync_.is_driven())
@@ -244,6 +225,78 @@ class ReplicatedUnit final : public Replicated,
   }
 
   bool is_alone() const { return group_->getSize() == 1; }
+
+  struct Parameter {
+    std::string name;
+    at::Tensor tensor;
+    // Its gradient accumulator; null before it is trained. A parameter does not own its
+    // accumulator, and the hooks live as long as it does.
+    std::shared_ptr<torch::autograd::Node> accumulator = nullptr;
+    std::optional<size_t> grad = std::nullopt;  // index in grads_; nullopt if it is frozen
+  };
+
+  // Whether gradients of the parameter reach grads_. A cast or a move replaces the accumulator, and
+  // our hooks with it.
+  static bool is_linked(const Parameter& parameter) {
+    return parameter.grad && torch::autograd::impl::try_get_grad_accumulator(parameter.tensor) ==
+                                 parameter.accumulator;
+  }
+
+  // Hooks the tensor itself, also if it is frozen; such a hook survives casts. Backward must not
+  // leave gradients unreduced.
+  void hook_tensor(size_t i) {
+    const at::Tensor& tensor = parameters_[i].tensor;
+    if (!tensor.is_floating_point() && !tensor.is_complex()) return;  // never trained
+    const bool is_trained = tensor.requires_grad();
+    tensor.set_requires_grad(true);
+    tensor.register_hook([unit = weak_from_this(), i](const at::TensorBase&) {
+      if (const auto alive = unit.lock()) alive->check_link(alive->parameters_[i]);
+    });
+    tensor.set_requires_grad(is_trained);
+  }
+
+  void check_link(const Parameter& parameter) {
+    if (is_alone() || is_linked(parameter) || is_of_other_unit(parameter)) return;
+    end_all_on_error([&] {
+      throw ContractError(c10::str("replicate: parameter `", parameter.name,
+                                   "` was cast, moved or unfrozen: expected a call of "
+                                   "forward_begins() between that and the forward"));
+    });
+  }
+
+  // A parameter that was frozen when a nested call and this one saw it, and that the former trains.
+  bool is_of_other_unit(const Parameter& parameter) const {
+    const auto listener = autograd::listener_of(parameter.tensor);
+    return listener && listener.get() != static_cast<const autograd::GradListener*>(this);
+  }
+
+  // Adopts what users did to the parameters since the last forward: cast, moved, froze or unfroze
+  // them. All ranks must do the same. Gradients get new buckets then.
+  void settle() {
+    const auto fits = [this](const Parameter& parameter) {
+      if (!parameter.tensor.requires_grad() || is_of_other_unit(parameter)) return !parameter.grad;
+      return is_linked(parameter);
+    };
+    if (grads_ && std::ranges::all_of(parameters_, fits)) return;
+    if (grads_ && grads_->is_any_unreduced()) {
+      throw ContractError(
+          "replicate: parameters were cast, moved, frozen or unfrozen while their gradients were "
+          "accumulated: reduce the gradients first");
+    }
+    std::vector<NamedTensor> trained;
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      Parameter& parameter = parameters_[i];
+      parameter.grad.reset();
+      if (!parameter.tensor.requires_grad() || is_of_other_unit(parameter)) continue;
+      const auto known = torch::autograd::impl::try_get_grad_accumulator(parameter.tensor);
+      if (!known || known != parameter.accumulator)
+        parameter.accumulator = autograd::listen(parameter.tensor, weak_from_this(), i);
+      parameter.grad = trained.size();
+      trained.push_back({parameter.name, parameter.tensor});
+      device_ = parameter.tensor.device();
+    }
+    grads_.emplace(std::move(trained), group_, options_);
+  }
 
   // Starts complete buckets in the order of for_each, up to the first that is not complete. Returns
   // whether all have been started.
@@ -289,13 +342,10 @@ class ReplicatedUnit final : public Replicated,
 
   const comms::BackendPtr group_;
   const Options options_;
-  std::string refusal_;                  // why the modules cannot be replicated; empty if they can
-  std::vector<NamedTensor> parameters_;  // until begin()
-  std::vector<NamedTensor> frozen_, buffers_;
+  std::string refusal_;  // why the modules cannot be replicated; empty if they can
+  std::vector<Parameter> parameters_;
+  std::vector<NamedTensor> buffers_;
   std::optional<GradBuckets> grads_;  // of the parameters that require grad
-  // The gradient accumulators of these parameters. A parameter does not own its accumulator, and
-  // the hooks live as long as it does.
-  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
 
   std::optional<at::Device> device_;  // of all parameters
   modules::GradientSync sync_;

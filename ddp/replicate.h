@@ -27,8 +27,11 @@
 // gradients. Gradients become views of buckets. A bucket is reduced by one call as soon as its last
 // gradient is ready, and all ranks must run the same backwards so that buckets are reduced in the
 // same order. Every accumulation into .grad counts, including that of a split backward;
-// torch::autograd::grad does not accumulate and so does not count. Cast or move a module before it
-// is replicated. Gradients must be dense.
+// torch::autograd::grad does not accumulate and so does not count. Gradients must be dense.
+//
+// A module may be cast or moved, and parameters frozen and unfrozen, also after it was replicated:
+// on all ranks, between steps, followed by forward_begins() or a step of the executor. Without
+// that, backward throws rather than leave gradients unreduced.
 //
 // Errors: replicate() throws std::invalid_argument for an invalid argument. Use that this header
 // forbids throws ContractError, from the call or from backward; a reduction that fails throws
@@ -74,10 +77,10 @@ class Replicated {
   void set_modules_to_forward_prefetch(const std::vector<Replicated*>& /*modules*/) {}
   void set_modules_to_backward_prefetch(const std::vector<Replicated*>& /*modules*/) {}
 
-  // Call this before each forward of a module with buffers; LibTorch has no forward hooks.
-  // Broadcasts the buffers and returns the inputs moved to the module's device. Collective if there
-  // are buffers. Throws ContractError if the module was cast or moved, or frozen parameters require
-  // grad now.
+  // Call this before each forward of a module with buffers, and after the module was cast or moved,
+  // or parameters frozen or unfrozen; LibTorch has no forward hooks. Broadcasts the buffers and
+  // returns the inputs moved to the module's device. Collective if there are buffers. Throws
+  // ContractError if the module was changed while gradients were accumulated.
   virtual std::vector<at::Tensor> forward_begins(std::vector<at::Tensor> inputs = {}) = 0;
 
   // The interface for the executor: before_backward() says which backward averages gradients,

@@ -176,15 +176,45 @@ TEST(Replicate, RootWithoutParameters) {
     stage->before_backward(0, /*last=*/true);
     stage->reduce_grad();
     stage->wait_reduce();
-    frozen->weight.set_requires_grad(true);
-    try {
-      unit->forward_begins();
-      ADD_FAILURE();
-    } catch (const ContractError& error) {
-      EXPECT_NE(std::string(error.what()).find("`weight` was frozen and requires grad now"),
-                std::string::npos);
-    }
   });
+}
+
+// After the wrap: cast to another dtype, then some parameters frozen and unfrozen. In PyTorch
+// test_to_float64_after_init. With parts replicated separately, and frozen at the wrap.
+TEST(Replicate, CastsAndFreezingAfterTheWrap) {
+  for (const bool parts : {false, true}) {
+    on_ranks(2, [parts](Rank& self) {
+      const ModulePtr plain = tests::make_mlps(4, 2, 42), module = tests::make_mlps(4, 2, 42);
+      const auto set = [&](bool trained) {
+        for (const ModulePtr& each : {plain, module}) {
+          for (at::Tensor& weight : each->parts()[1]->parameters())
+            weight.set_requires_grad(trained);
+        }
+      };
+      for (const ModulePtr& each : {plain, module}) each->to(at::kFloat);
+      set(false);
+      std::vector<std::shared_ptr<Replicated>> units;
+      if (parts)
+        units = tests::wrap(*module, self.group);
+      else
+        units.push_back(replicate(*module, self.group));
+      for (int iteration = 0; iteration < 6; ++iteration) {
+        if (iteration == 1) {
+          for (const ModulePtr& each : {plain, module}) each->to(at::kDouble);
+        }
+        set(iteration >= 2 && iteration != 4);
+        for (const ModulePtr& each : {plain, module}) each->zero_grad();
+        const at::Tensor input = random_input({2, 4}, tests::data_seed(iteration, self.rank))
+                                     .to(iteration == 0 ? at::kFloat : at::kDouble);
+        units.back()->forward_begins();
+        plain->forward(input).sum().backward();
+        module->forward(input).sum().backward();
+        average_grads(*plain, *self.by_hand);
+        if (iteration == 0) continue;  // float: not equal to 1e-9
+        EXPECT_EQ(difference(*plain, *module), "") << iteration;
+      }
+    });
+  }
 }
 
 TEST(Replicate, BucketsFillInTheOrderOfReadiness) {
@@ -455,13 +485,28 @@ TEST(Replicate, ErrorsNameTheParameter) {
     const auto unit = replicate(*embedding, self.group);
     embedding->forward(at::arange(3)).sum().backward();
   });
-  expect("parameter `in_proj.weight` became Float on cpu: cast or move a module before",
-         [](Rank& self) {
-           const ModulePtr module = tests::make_mlp(4, 2, 42);
-           const auto unit = replicate(*module, self.group);
-           module->to(at::kFloat);
-           unit->forward_begins();
-         });
+  // Without forward_begins() gradients would stay unreduced. One rank may only hear of the other's.
+  for (const bool casts : {true, false}) {
+    expect(
+        casts ? "was cast, moved or unfrozen: expected a call of forward_begins()" : "replicate: ",
+        [casts](Rank& self) {
+          const ModulePtr module = tests::make_mlp(4, 2, 42);
+          if (!casts) module->parameters()[0].set_requires_grad(false);
+          const auto unit = replicate(*module, self.group);
+          module->parameters()[0].set_requires_grad(true);
+          const at::ScalarType dtype = casts ? at::kFloat : at::kDouble;
+          module->to(dtype);
+          module->forward(random_input({2, 4}, 1).to(dtype)).sum().backward();
+        });
+  }
+  expect("while their gradients were accumulated: reduce the gradients first", [](Rank& self) {
+    const ModulePtr module = tests::make_mlp(4, 2, 42);
+    const auto unit = replicate(*module, self.group);
+    unit->set_requires_gradient_sync(false);
+    module->forward(random_input({2, 4}, 1)).sum().backward();
+    module->to(at::kFloat);
+    unit->forward_begins();
+  });
   expect("expected all parameters on one device, cpu, got `b` on meta", [](Rank& self) {
     torch::nn::Module module;
     module.register_parameter("a", at::ones({2}));
