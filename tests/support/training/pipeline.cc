@@ -9,10 +9,10 @@
 
 #include "pipewright/autograd/checkpoint.h"
 #include "pipewright/comms/mesh.h"
-#include "pipewright/comms/threads.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/schedule/lowering/lower.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/ranks/ranks.h"
 #include "tests/support/training/modules.h"
 
@@ -37,9 +37,9 @@ at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) {
 
 void keep(Trained& trained, const torch::nn::Module& module) {
   for (const auto& named : module.named_parameters()) {
-    trained.parameters.insert(named.key(), named.value().detach().clone());
+    trained.parameters.insert(named.key(), named.value().detach().clone().cpu());
     const at::Tensor& grad = named.value().grad();
-    trained.grads.insert(named.key(), grad.defined() ? grad.clone() : grad);
+    trained.grads.insert(named.key(), grad.defined() ? grad.clone().cpu() : grad);
   }
 }
 
@@ -68,7 +68,7 @@ Layers::Layers(int begin, int end, LayersArgs args) : args_(std::move(args)) {
   }
   if (args_.unused) {
     register_parameter("unused" + std::to_string(begin),
-                       at::ones({3}, at::TensorOptions(args_.dtype)));
+                       at::ones({3}, at::TensorOptions(args_.dtype).device(here())));
   }
 }
 
@@ -100,7 +100,7 @@ std::vector<Trained> train_pipeline(const PipelineCase& pipeline, const Wrap& wr
   at::set_num_threads(1);
   const ir::Program program = program_of(pipeline);
   std::vector<Trained> trained(static_cast<size_t>(2 * pipeline.copies));
-  std::vector<comms::World> worlds = comms::thread_worlds(2 * pipeline.copies);
+  std::vector<comms::World> worlds = make_worlds(2 * pipeline.copies);
   const auto run_rank = [&](int rank) {
     comms::World& world = worlds[static_cast<size_t>(rank)];
     comms::Mesh mesh(world, {{"dp", pipeline.copies}, {"pp", 2}});
@@ -130,6 +130,7 @@ std::vector<Trained> train_pipeline(const PipelineCase& pipeline, const Wrap& wr
         program, std::move(stages), world,
         {.loss = [](const executor::Tensors& outputs,
                     const executor::Tensors& targets) { return loss_of(outputs[0], targets[0]); },
+         .device = here(),
          .ranks = mesh.ranks({"pp"})});
     torch::optim::AdamW optimizer(weights, torch::optim::AdamWOptions(1e-2));
     Trained& mine = trained[static_cast<size_t>(rank)];
@@ -139,7 +140,7 @@ std::vector<Trained> train_pipeline(const PipelineCase& pipeline, const Wrap& wr
       log->clear();
       const auto result = executor.step(
           {{input_of(pipeline, step, mine.copy)}, {}, {target_of(pipeline, step, mine.copy)}});
-      mine.losses.insert(mine.losses.end(), result.losses.begin(), result.losses.end());
+      for (const at::Tensor& loss : result.losses) mine.losses.push_back(loss.cpu());
       // As in PyTorch's test: a reduction that is still running would overwrite one of the two.
       for (const at::Tensor& weight : weights) {
         if (weight.grad().defined()) weight.grad().div_(2).mul_(2);

@@ -1,0 +1,120 @@
+// Pipelines on the test device, also of sharded and of replicated stages: the results of the model
+// without a pipeline, no race (checks.cc), and no host synchronisation within a step.
+// tools/mutations removes waits and stashes, and expects this test to notice.
+#include "tests/support/training/pipeline.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+
+#include "pipewright/ddp/replicate.h"
+#include "pipewright/executor/module_stage.h"
+#include "pipewright/fsdp/fully_shard.h"
+#include "pipewright/schedules/registry.h"
+#include "tests/device/no_host_sync.h"
+#include "tests/executor/models.h"
+#include "tests/fsdp/sharding.h"
+#include "tests/support/ranks/ground.h"
+#include "tests/support/ranks/ranks.h"
+
+namespace pipewright {
+namespace {
+
+using executor::ModelKind;
+using tests::expect_no_host_sync;
+using tests::PipelineCase;
+
+const schedules::ScheduleSpec& schedule(const char* name) {
+  return *schedules::find_schedule(name);
+}
+
+TEST(Pipeline, TrainsLikeTheModelWithoutIt) {
+  for (const char* name : {"1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"}) {
+    const schedules::Shape shape{2, schedules::default_stages(schedule(name), 2), 4};
+    const ir::Program program = executor::make_program(schedule(name), shape);
+    for (const ModelKind kind : {ModelKind::kMlp, ModelKind::kTransformer}) {
+      std::vector<comms::World> worlds = tests::make_worlds(2);
+      executor::Trained trained;
+      ASSERT_EQ(executor::train_threads(program, kind, 8, worlds, &trained), "") << name;
+      EXPECT_EQ(compare(train_reference(executor::make_model(kind, shape.stages, 8), 4), trained,
+                        program, executor::all_stages(program)),
+                "")
+          << name;
+    }
+  }
+}
+
+TEST(Pipeline, DoesNotSynchronizeTheHost) {
+  for (const char* name : {"1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"}) {
+    const schedules::Shape shape{2, schedules::default_stages(schedule(name), 2), 4};
+    const ir::Program program = executor::make_program(schedule(name), shape);
+    std::vector<comms::World> worlds = tests::make_worlds(2);
+    std::barrier all(2);
+    EXPECT_EQ(tests::run_ranks(2,
+                               [&](int rank) {
+                                 const auto model =
+                                     executor::make_model(ModelKind::kTransformer, shape.stages, 8);
+                                 std::map<int, executor::LocalStage> stages;
+                                 std::vector<at::Tensor> weights;
+                                 for (const int stage : program.placement.stages_of(rank)) {
+                                   const auto index = static_cast<size_t>(stage);
+                                   stages[stage].stage =
+                                       std::make_shared<executor::ModuleStage>(model.stages[index]);
+                                   for (const at::Tensor& weight : model.weights[index])
+                                     weights.push_back(weight);
+                                 }
+                                 executor::Executor executor(
+                                     program, stages, worlds[static_cast<size_t>(rank)],
+                                     {.loss = model.loss, .device = tests::here()});
+                                 torch::optim::AdamW optimizer(weights);
+                                 const auto step = [&] {
+                                   optimizer.zero_grad();
+                                   executor.step({model.inputs, {}, model.targets});
+                                   optimizer.step();
+                                   executor.eval({model.inputs, {}, model.targets});
+                                 };
+                                 step();  // learns shapes
+                                 expect_no_host_sync(all, step);
+                               }),
+              "")
+        << name;
+  }
+}
+
+at::Tensor part_of(const at::Tensor& whole, int copy) { return tests::part_of(whole, copy, 2); }
+
+TEST(PipelineOfShardedStages, TrainsLikeTheModelWithoutIt) {
+  const tests::Wrap wrap = [](const std::shared_ptr<tests::Layers>& stage,
+                              const comms::BackendPtr& group) {
+    std::vector<std::shared_ptr<fsdp::Sharded>> units;
+    for (const auto& layer : stage->layers()) units.push_back(fsdp::fully_shard(*layer, group));
+    return fsdp::fully_shard(*stage, group)->data_parallel();
+  };
+  for (const char* name : {"1F1B", "ZBVZeroBubble"}) {
+    const PipelineCase pipeline{
+        .schedule = &schedule(name),
+        .reduce_every = 2,
+        .steps = 2,
+        .layers = {.checkpointed = true,
+                   .call = [](const std::shared_ptr<tests::Layer>& layer, const at::Tensor& x) {
+                     return fsdp::forward(layer, x);
+                   }}};
+    expect_trained(train_reference(pipeline), train_pipeline(pipeline, wrap), part_of);
+  }
+}
+
+TEST(PipelineOfReplicatedStages, TrainsLikeTheModelWithoutIt) {
+  const tests::Wrap wrap = [](const std::shared_ptr<tests::Layers>& stage,
+                              const comms::BackendPtr& group) {
+    return ddp::replicate(*stage, group, {.bucket_cap_mb = 0.001, .first_bucket_cap_mb = 0.001})
+        ->data_parallel();
+  };
+  for (const char* name : {"1F1B", "ZBVZeroBubble"}) {
+    const PipelineCase pipeline{.schedule = &schedule(name), .reduce_every = 2, .steps = 2};
+    expect_trained(train_reference(pipeline), train_pipeline(pipeline, wrap),
+                   [](const at::Tensor& whole, int) { return whole; });
+  }
+}
+
+}  // namespace
+}  // namespace pipewright
