@@ -14,6 +14,7 @@
 #include <streambuf>
 #include <utility>
 
+#include "pipewright/checkpoint/descriptor.h"
 #include "pipewright/ir/printable.h"
 
 namespace pipewright::cli {
@@ -24,24 +25,7 @@ namespace {
       fmt::format("cannot {} `{}`: {}", what, ir::printable(path), std::strerror(error)));
 }
 
-class Descriptor {
- public:
-  explicit Descriptor(int number) : number_(number) {}
-  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(number_, other.number_);
-    return *this;
-  }
-  ~Descriptor() {
-    if (number_ >= 0) ::close(number_);
-  }
-  int get() const { return number_; }
-  // Returns false if written data could not be stored.
-  bool close() { return ::close(std::exchange(number_, -1)) == 0; }
-
- private:
-  int number_;
-};
+using checkpoint::Descriptor;
 
 // A stream buffer over a file descriptor that keeps the errno of a failed write.
 class DescriptorBuffer : public std::streambuf {
