@@ -6,8 +6,27 @@
 
 namespace pipewright::checkpoint {
 
+namespace {
+
+// The end of a box in a dimension; of a box that no tensor has, as near as a number comes to it.
+int64_t end_of(const Box& box, size_t dim) {
+  int64_t end = 0;
+  return __builtin_add_overflow(box.begin[dim], box.sizes[dim], &end) ? INT64_MAX : end;
+}
+
+}  // namespace
+
 Box whole_box(std::span<const int64_t> shape) {
   return {std::vector<int64_t>(shape.size(), 0), {shape.begin(), shape.end()}};
+}
+
+bool lies_in(const Box& box, std::span<const int64_t> shape) {
+  if (box.begin.size() != shape.size() || box.sizes.size() != shape.size()) return false;
+  for (size_t dim = 0; dim < shape.size(); ++dim) {
+    if (box.begin[dim] < 0 || box.sizes[dim] < 0 || box.begin[dim] > shape[dim] - box.sizes[dim])
+      return false;
+  }
+  return true;
 }
 
 int64_t volume(const Box& box) {
@@ -19,7 +38,7 @@ int64_t volume(const Box& box) {
 std::string text(const Box& box) {
   std::vector<std::string> ranges;
   for (size_t dim = 0; dim < box.begin.size(); ++dim)
-    ranges.push_back(fmt::format("{}:{}", box.begin[dim], box.begin[dim] + box.sizes[dim]));
+    ranges.push_back(fmt::format("{}:{}", box.begin[dim], end_of(box, dim)));
   return fmt::format("[{}]", fmt::join(ranges, ", "));
 }
 

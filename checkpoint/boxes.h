@@ -19,6 +19,8 @@ using comms::Box;
 
 // The whole tensor.
 Box whole_box(std::span<const int64_t> shape);
+// Whether the box is one of a tensor of that shape.
+bool lies_in(const Box& box, std::span<const int64_t> shape);
 // The number of elements. It must fit 64 bits, as that of every tensor in memory does.
 int64_t volume(const Box& box);
 // "[0:3, 4:8]", or "[]" for a scalar.

@@ -50,15 +50,6 @@ StridedCopy copy_of(const Box& both, const StoredBox& stored, const Box& wanted,
   return copy;
 }
 
-bool lies_in(const Box& box, std::span<const int64_t> shape) {
-  if (box.begin.size() != shape.size() || box.sizes.size() != shape.size()) return false;
-  for (size_t dim = 0; dim < shape.size(); ++dim) {
-    if (box.begin[dim] < 0 || box.sizes[dim] < 0 || box.begin[dim] > shape[dim] - box.sizes[dim])
-      return false;
-  }
-  return true;
-}
-
 void run_copy(const StridedCopy& copy, std::span<const StridedCopy::Dim> dims,
               const std::byte* from, std::byte* to) {
   if (dims.empty()) {

@@ -81,10 +81,7 @@ struct Collected {
 };
 
 void check_part(const TensorPart& part) {
-  const bool is_box =
-      part.box.begin.size() == part.shape.size() && part.box.sizes.size() == part.shape.size() &&
-      (volume(part.box) == 0 || intersection(part.box, whole_box(part.shape)) == part.box);
-  if (!is_box)
+  if (!lies_in(part.box, part.shape))
     throw std::invalid_argument(fmt::format("tensor `{}`: expected a box in {}, got {}", part.name,
                                             text(whole_box(part.shape)), text(part.box)));
   const auto bytes = bytes_of(part.dtype, part.box.sizes);

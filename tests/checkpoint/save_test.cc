@@ -249,6 +249,9 @@ TEST(SaveTest, AnErrorOfOneRankIsThrownByAll) {
        "rank 0: tensor `w`: elements [0:4, 3:4] are saved twice"},
       {[](Snapshot* s) { s->parts[0].box.begin[1] = 8; },
        "rank 2: tensor `w`: expected a box in [0:4, 0:8], got [0:4, 8:9]"},
+      {[](Snapshot* s) { s->parts[0].box.begin[1] = INT64_MAX; },
+       "rank 2: tensor `w`: expected a box in [0:4, 0:8], got [0:4, "
+       "9223372036854775807:9223372036854775807]"},
       {[](Snapshot* s) { s->parts[0].data = s->parts[0].data.first(15); },
        "rank 2: tensor `w`: expected 16 bytes of data, got 15"},
       {[](Snapshot* s) {
