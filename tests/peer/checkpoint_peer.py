@@ -15,13 +15,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
+from safetensors.torch import load_file, save_file  # from torch.lock; a LIBTORCH_SITE must have it too
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-
-try:
-    from safetensors.torch import load_file, save_file
-except ModuleNotFoundError:  # only in a LIBTORCH_SITE that was made without it: torch.lock has it
-    load_file = None
 
 PIPEWRIGHT, CHECKPOINT = sys.argv[1], sys.argv[2]
 
@@ -85,7 +81,6 @@ def save_on_rank(rank, folder):
     dist.destroy_process_group()
 
 
-@unittest.skipIf(load_file is None, "LIBTORCH_SITE has no safetensors")
 class CheckpointTest(unittest.TestCase):
 
     def setUp(self):
