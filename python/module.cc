@@ -87,6 +87,13 @@ void define_schedule(nb::module_& m) {
       .def_prop_ro("microbatches", [](const Schedule& one) { return one.base().num_microbatches; })
       .def_prop_ro("placement",
                    [](const Schedule& one) { return one.base().placement.to_string(); })
+      .def_prop_ro("stage_ranks",
+                   [](const Schedule& one) {
+                     std::vector<int> ranks;
+                     for (int stage = 0; stage < one.base().placement.num_stages(); ++stage)
+                       ranks.push_back(one.base().placement.rank_of(stage));
+                     return ranks;
+                   })
       .def_prop_ro(
           "level", [](const Schedule& one) { return std::string(ir::name(one.level())); },
           "\"compute_only\" or \"compute_comms\".")
