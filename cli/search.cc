@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <cstdint>
+#include <ctime>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -21,13 +23,30 @@ namespace {
 
 namespace search = schedule::search;
 
-// A signal handler can only reach a global.
+// A signal handler can only reach globals.
 std::atomic<bool> g_interrupted = false;
-static_assert(std::atomic<bool>::is_always_lock_free, "set from a signal handler");
+std::atomic<int64_t> g_interrupted_ms = 0;
+static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free,
+              "set from a signal handler");
 
+// `timeout -s INT` signals its child and then the child's process group: two signals, one wish.
+constexpr int64_t kSameInterruptMs = 200;
+
+int64_t now_ms() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);  // may be called from a signal handler
+  return now.tv_sec * int64_t{1000} + now.tv_nsec / 1'000'000;
+}
+
+// The first interrupt asks the search to stop, a later one ends the program.
 extern "C" void interrupt(int signal) {
-  g_interrupted = true;
-  std::signal(signal, SIG_DFL);  // a second Ctrl-C ends the program
+  const int64_t now = now_ms();
+  if (!g_interrupted.exchange(true)) {
+    g_interrupted_ms = now;
+  } else if (now - g_interrupted_ms >= kSameInterruptMs) {
+    std::signal(signal, SIG_DFL);
+    std::raise(signal);
+  }
 }
 
 // Turns Ctrl-C into a request to stop, while it lives.
