@@ -92,13 +92,13 @@ void check(const Options& options) {
 // This rank's part of a batch that starts at `starts`: inputs and targets, each [windows, context].
 executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts,
                          const comms::Mesh& mesh) {
-  const auto copy = static_cast<size_t>(mesh.coordinate("dp_replicate") * mesh.size("dp_shard") +
-                                        mesh.coordinate("dp_shard"));
+  const int copy =
+      mesh.coordinate("dp_replicate") * mesh.size("dp_shard") + mesh.coordinate("dp_shard");
   const size_t size = starts.size() / (static_cast<size_t>(mesh.size("dp_replicate")) *
                                        static_cast<size_t>(mesh.size("dp_shard")));
   std::vector<at::Tensor> inputs, targets;
   for (size_t i = 0; i < size; ++i) {
-    const auto [input, target] = text.window(starts[size * copy + i]);
+    const auto [input, target] = text.window(starts[size * static_cast<size_t>(copy) + i]);
     inputs.push_back(torch::tensor(input));
     targets.push_back(torch::tensor(target));
   }
