@@ -37,20 +37,17 @@ class ChannelGraphBuilder {
   ChannelGraph build_order() {
     graph_.is_order_ = true;
     find_makers();
-    graph_.second_.reserve(graph_.links_.capacity());
     for (const ir::Row& row : schedule_.rows) {
       uint32_t before = kNone;
       for (const ir::Action& action : row) {
         const uint32_t number = next_number();
         if (action.is_idle()) {
           add(ChannelGraph::Node::kIdle, {kNone, kNone, kNone});
-          graph_.second_.push_back(kNone);
           continue;
         }
         std::array<uint32_t, 2> inputs = {kNone, kNone};
         for (const ActionPart part : action.parts()) find_inputs(part, number, &inputs);
-        add(ChannelGraph::Node::kCompute, {before, kNone, inputs[0]});
-        graph_.second_.push_back(inputs[1]);
+        add(ChannelGraph::Node::kCompute, {before, inputs[1], inputs[0]});
         before = number;
       }
     }

@@ -30,19 +30,17 @@ struct Dependency {
 //
 // Actions are numbered along the rows, idle slots included, as in ir::Timeline. An action waits for
 //
-//   compute               the compute before it on its rank; the RECVs of its inputs; the UNSHARD
-//   of
-//                         its stage, if it is the first to use it
-//   SEND, RECV            its poster (the compute before it on its rank) and the operation before
-//   it
-//                         in its queue
-//   RECV                  also its SEND: the k-th RECV of an ordered pair of ranks waits for the
-//                         k-th SEND
-//   SEND, capacity 0      also whatever its RECV waits for, since the two run together; the RECV
-//                         itself waits for its SEND only
+//   compute               the compute before it on its rank; the RECVs of its inputs; the
+//                         UNSHARD of its stage, if it is the first to use it
+//   SEND, RECV            its poster (the compute before it on its rank) and the operation
+//                         before it in its queue
+//   RECV                  also its SEND: the k-th RECV of an ordered pair of ranks waits for
+//                         the k-th SEND
+//   SEND, capacity 0      also whatever its RECV waits for, since the two run together; the
+//                         RECV itself waits for its SEND only
 //   SEND, capacity n > 0  also the RECV that makes room for it: the k-th SEND for RECV k - n
-//   UNSHARD, RESHARD,     the compute before it and its predecessor in a queue that these actions
-//   REDUCE_GRAD           share, one per rank
+//   UNSHARD, RESHARD,     the compute before it and its predecessor in a queue that these
+//   REDUCE_GRAD           actions share, one per rank
 //
 // In a compute order, transfers are ideal: a compute waits for the compute before it on its rank
 // and for the computes of other ranks whose results it uses; the queues are absent.
@@ -56,8 +54,8 @@ struct Dependency {
 //
 // The graph holds no costs and does not refer to the schedule, so one graph serves any number of
 // simulations. A plain value; const functions are safe to call from any thread. Time and memory are
-// linear in the number of actions, which must be below 2^32 - 1: 13 bytes per action, 17 in compute
-// orders, and in programs with compounds or a finite capacity above 0.
+// linear in the number of actions, which must be below 2^32 - 1: 13 bytes per action, 17 in
+// programs with compounds or a finite capacity above 0.
 class ChannelGraph {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -103,8 +101,11 @@ class ChannelGraph {
   // The compute before an action on its rank; for other actions than computes also called its
   // poster.
   uint32_t compute_before(uint32_t action) const { return links_[action].before; }
-  // The operation before a SEND, RECV or data-parallel action in its queue.
-  uint32_t before_in_queue(uint32_t operation) const { return links_[operation].queue; }
+  // The operation before a SEND, RECV or data-parallel action in its queue. Compute orders have no
+  // queues.
+  uint32_t before_in_queue(uint32_t operation) const {
+    return is_order_ ? kNone : links_[operation].queue;
+  }
   // The other end of a SEND or RECV.
   uint32_t partner_of(uint32_t operation) const { return links_[operation].first; }
   // What must arrive before a compute starts, or a SEND with a capacity above 0: the inputs, or the
@@ -139,8 +140,10 @@ class ChannelGraph {
 
   struct Links {
     uint32_t before;  // the compute before it on its rank
-    uint32_t queue;   // the operation before it in its queue; of a compute: its UNSHARD
-    uint32_t first;   // of a SEND its RECV, of a RECV its SEND; of a compute: its input
+    // The operation before it in its queue. Of a compute: its UNSHARD, in compute orders the
+    // compute that makes the gradient it uses.
+    uint32_t queue;
+    uint32_t first;  // of a SEND its RECV, of a RECV its SEND; of a compute: its input
   };
   // A pass visits a few actions of a rank before it goes on with another rank. By the time that it
   // comes back, the next actions of the first rank would no longer be in the cache.
@@ -154,8 +157,8 @@ class ChannelGraph {
   std::vector<uint32_t> first_of_rank_;  // number of each rank's first action, then size()
   std::vector<Node> nodes_;
   std::vector<Links> links_;
-  // A compound's second input, in compute orders the gradient that any compute uses; the RECV that
-  // makes room for a SEND. Empty if there are none.
+  // In programs, a compound's second input and the RECV that makes room for a SEND. Empty if there
+  // are none.
   std::vector<uint32_t> second_;
   bool is_order_ = false;
   bool is_rendezvous_ = false;  // capacity 0
@@ -173,9 +176,10 @@ bool ChannelGraph::any_dependency(uint32_t action, const Visit& visit) const {
     case Node::kDataParallel:
       return waits(links.before) || waits(links.queue);
     case Node::kCompute:
-      return waits(links.before) || waits(links.queue) ||
+      return waits(links.before) ||
+             waits(links.queue, is_order_ ? Dependency::kGradient : Dependency::kEnd) ||
              waits(links.first, is_order_ ? Dependency::kOutput : Dependency::kEnd) ||
-             waits(second(action), is_order_ ? Dependency::kGradient : Dependency::kEnd);
+             waits(second(action));
     case Node::kReceive:
       return (!is_rendezvous_ && (waits(links.before) || waits(links.queue))) ||
              waits(links.first, Dependency::kSend);
@@ -232,7 +236,8 @@ template <typename Visit>
 void ChannelGraph::for_each_awaited(uint32_t action, const Visit& visit) const {
   if (nodes_[action] == Node::kCompute && links_[action].first != kNone)
     visit(links_[action].first);
-  if (second(action) != kNone) visit(second(action));
+  const uint32_t other = is_order_ ? links_[action].queue : second(action);
+  if (other != kNone) visit(other);
 }
 
 }  // namespace pipewright::schedule
