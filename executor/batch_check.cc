@@ -52,12 +52,12 @@ void BatchCheck::check(const Microbatches& microbatches, bool with_backward) con
     throw std::invalid_argument(
         "inputs: expected microbatches on the rank of the first stage, got none");
   }
+  if (microbatches.targets.empty() && options_.needs_targets && with_backward) {
+    throw std::invalid_argument(
+        "targets: expected microbatches on the rank of the last stage, got none");
+  }
   const std::optional<Shapes>& first = first_[with_backward];
-  if (!first) return;
-  if (options_.needs_targets && with_backward && microbatches.targets.empty() &&
-      !first->targets.empty())
-    throw std::invalid_argument("targets: expected microbatches as in the first step, got none");
-  if (!options_.same_shapes) return;
+  if (!first || !options_.same_shapes) return;
   if (options_.needs_inputs) check_shapes(microbatches.inputs, first->inputs, "input");
   check_shapes(microbatches.extra, first->extra, "extra input");
   if (options_.needs_targets) check_shapes(microbatches.targets, first->targets, "target");

@@ -15,14 +15,14 @@ class BatchCheck {
   struct Options {
     int num_microbatches = 0;
     bool needs_inputs = false;   // this rank has the first stage
-    bool needs_targets = false;  // this rank has the last stage
+    bool needs_targets = false;  // this rank has the last stage, and a loss that takes targets
     bool same_shapes = false;    // all steps must have the shapes of the first one
   };
   explicit BatchCheck(Options options) : options_(options) {}
 
   // Throws std::invalid_argument if the number of microbatches is wrong, if inputs are missing, or
-  // if targets, which the first training step had, are missing; with same_shapes also if a tensor's
-  // dtype or shape differs from the first step's. Training and evaluation have a first step each.
+  // if targets are missing in a training step; with same_shapes also if a tensor's dtype or shape
+  // differs from the first step's. Training and evaluation have a first step each.
   // Inputs and targets that this rank does not need are ignored.
   void check(const Microbatches& microbatches, bool with_backward) const;
   // Makes this batch the first one, unless there was one.

@@ -30,13 +30,6 @@ Tensors hand_over(const Tensors& tensors) {
   return leaves;
 }
 
-// What a loss receives instead of targets: it may ignore them, and one that does not fails on an
-// undefined tensor.
-const Tensors& targets_of(const std::vector<Tensors>& microbatches, int microbatch) {
-  static const Tensors kUndefined(1);
-  return microbatches.empty() ? kUndefined : microbatches[static_cast<size_t>(microbatch)];
-}
-
 const Tensors& microbatch_of(const std::vector<Tensors>& microbatches, int microbatch) {
   static const Tensors kNone;
   return microbatches.empty() ? kNone : microbatches[static_cast<size_t>(microbatch)];
@@ -139,18 +132,11 @@ void DataFlow::put_outputs(ir::ActionPart part, const Tensors& outputs) {
 }
 
 void DataFlow::compute_loss(ir::ActionPart part, const Tensors& outputs) {
-  // Without targets an evaluation has no loss.
-  if (!options_.loss || (!with_backward_ && microbatches_.targets.empty())) return;
+  // Only an evaluation may lack the targets of its loss.
+  if (!options_.loss || (options_.loss.takes_targets() && microbatches_.targets.empty())) return;
   Tensors leaves = hand_over(outputs);
-  const at::Tensor loss = [&] {
-    try {
-      return options_.loss(leaves, targets_of(microbatches_.targets, part.microbatch()));
-    } catch (const std::exception& error) {
-      if (!microbatches_.targets.empty()) throw;
-      throw std::invalid_argument(std::string("the loss failed, and the batch has no targets: ") +
-                                  error.what());
-    }
-  }();
+  const at::Tensor loss =
+      options_.loss(leaves, microbatch_of(microbatches_.targets, part.microbatch()));
   if (!loss.defined() || loss.numel() != 1) {
     throw std::invalid_argument(
         "expected a loss with one element, got " +

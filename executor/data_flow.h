@@ -1,22 +1,18 @@
 #ifndef PIPEWRIGHT_EXECUTOR_DATA_FLOW_H_
 #define PIPEWRIGHT_EXECUTOR_DATA_FLOW_H_
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "pipewright/autograd/split_backward.h"
+#include "pipewright/executor/loss_function.h"
 #include "pipewright/executor/microbatches.h"
 #include "pipewright/executor/transfers.h"
 #include "pipewright/ir/placement.h"
 
 namespace pipewright::executor {
-
-// The loss of one microbatch, a tensor with one element, from the outputs of the last stage and the
-// targets; a batch without targets has one undefined target.
-using LossFunction = std::function<at::Tensor(const Tensors& outputs, const Tensors& targets)>;
 
 // What a step returns to one rank.
 struct StepOutputs {

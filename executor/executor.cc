@@ -154,6 +154,7 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
       batches_({.num_microbatches = program_.num_microbatches,
                 .needs_inputs = program_.placement.rank_of(0) == rank_,
                 .needs_targets =
+                    options_.loss.takes_targets() &&
                     program_.placement.rank_of(program_.placement.num_stages() - 1) == rank_,
                 .same_shapes = !options_.dynamic_shapes && !edges_of(program_).empty()}) {
   const ir::Placement& placement = program_.placement;

@@ -76,7 +76,8 @@ class BatchError : public StepError {
 };
 
 struct ExecutorOptions {
-  // Called on the rank of the last stage; required there if the program has a backward.
+  // Called on the rank of the last stage; required there if the program has a backward. If it takes
+  // targets (loss_function.h), step() requires them.
   LossFunction loss = {};
   // Scales the gradient that enters the backward of the last stage by 1 / number of microbatches,
   // which is right for losses that are means. Gradients accumulated before are not scaled.
@@ -115,7 +116,7 @@ struct Batch {
 
 // What a step returns: empty except on the rank of the last stage.
 struct StepResult {
-  // One per microbatch, unscaled. In eval() without targets, undefined tensors.
+  // One per microbatch, unscaled. In eval() without the targets of the loss, undefined tensors.
   std::vector<at::Tensor> losses;
   Tensors outputs;  // of the whole batch, if requested
 };
@@ -143,8 +144,8 @@ class Executor {
   StepResult step(Microbatches microbatches, bool return_outputs = false);
 
   // Collective. Runs only the forward, without gradients, for any schedule: the program's compute
-  // order is lowered again without its backwards. Without targets, no loss is computed. Throws like
-  // step().
+  // order is lowered again without its backwards. If the targets of the loss are missing, no loss
+  // is computed. Throws like step().
   StepResult eval(const Batch& batch, bool return_outputs = true);
   StepResult eval(Microbatches microbatches, bool return_outputs = true);
 

@@ -38,12 +38,12 @@ struct Trainer {
     std::map<int, LocalStage> stages;
     stages[rank].stage = std::make_shared<ModuleStage>(
         [weight = weight](const Tensors& in) { return Tensors{in[0] * weight}; });
-    executor.emplace(one_f_one_b(), std::move(stages), world,
-                     executor::ExecutorOptions{
-                         .loss = [](const Tensors& out, const Tensors&) { return out[0].sum(); },
-                         .scale_grads = false,
-                         .timeout = timeout,
-                         .device = device(rank)});
+    executor.emplace(
+        one_f_one_b(), std::move(stages), world,
+        executor::ExecutorOptions{.loss = [](const Tensors& out) { return out[0].sum(); },
+                                  .scale_grads = false,
+                                  .timeout = timeout,
+                                  .device = device(rank)});
   }
 
   at::Tensor weight;

@@ -31,9 +31,9 @@ std::vector<std::string> run(ir::Program program, ir::ChannelModel model,
       stages[stage].stage = std::make_shared<ModuleStage>(
           [weight](const Tensors& in) { return Tensors{in[0] * weight}; });
     }
-    Executor executor(program, stages, worlds[static_cast<size_t>(rank)],
-                      {.loss = [](const Tensors& out, const Tensors&) { return out[0].sum(); },
-                       .allow_unverified = true});
+    Executor executor(
+        program, stages, worlds[static_cast<size_t>(rank)],
+        {.loss = [](const Tensors& out) { return out[0].sum(); }, .allow_unverified = true});
     for (int step = 0; step < steps; ++step)
       executor.step({.inputs = {at::ones({program.num_microbatches})}});
   });

@@ -46,7 +46,7 @@ ir::Program named(const char* name, int ranks, int microbatches,
                       policies);
 }
 
-at::Tensor sum_of(const Tensors& outputs, const Tensors&) { return outputs[0].sum(); }
+at::Tensor sum_of(const Tensors& outputs) { return outputs[0].sum(); }
 
 std::shared_ptr<Stage> stage_of(autograd::Forward forward) {
   return std::make_shared<ModuleStage>(std::move(forward));
@@ -424,8 +424,7 @@ TEST(Executor, WeightsOfTheLossReceiveTheirGradientsInW) {
     Executor executor(
         program,
         stages_of(program, rank, [&](int, const Tensors& in) { return Tensors{in[0] * weight}; }),
-        world,
-        {.loss = [&](const Tensors& out, const Tensors&) { return (out[0] * weight).sum(); }});
+        world, {.loss = [&](const Tensors& out) { return (out[0] * weight).sum(); }});
     int inputs = 0;
     executor.set_function(ir::ActionKind::kBackwardInput, [&](const ActionContext& context) {
       const at::Tensor before =
@@ -664,9 +663,8 @@ TEST(ExecutorErrors, InvalidArguments) {
             }),
             "rank 0, step 0: inputs: expected 2 microbatches, got 1");
   EXPECT_TRUE(contains(error_alone([&](comms::World& world) {
-                         Executor executor(
-                             program, stages, world,
-                             {.loss = [](const Tensors& out, const Tensors&) { return out[0]; }});
+                         Executor executor(program, stages, world,
+                                           {.loss = [](const Tensors& out) { return out[0]; }});
                          executor.step({.inputs = {at::ones({4}, tests::here())}});
                        }),
                        "`1F0`: expected a loss with one element, got Float [2]"));
@@ -705,7 +703,7 @@ TEST(ExecutorErrors, DetachedLoss) {
                   [](int, const Tensors& in) {
                     return Tensors{in[0] * at::ones({1}, tests::here()).set_requires_grad(true)};
                   }),
-        world, {.loss = [](const Tensors& out, const Tensors&) { return out[0].sum().detach(); }});
+        world, {.loss = [](const Tensors& out) { return out[0].sum().detach(); }});
     executor.step({.inputs = {at::ones({1}, tests::here())}});
   });
   EXPECT_TRUE(contains(error, "`0F0`: the loss does not depend on the outputs, or was detached"))

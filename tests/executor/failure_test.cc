@@ -8,6 +8,7 @@
 #include <random>
 #include <set>
 
+#include "pipewright/comms/recording_backend.h"
 #include "pipewright/comms/threads.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/schedules/registry.h"
@@ -90,8 +91,7 @@ TEST(FailureDomain, ARankThatExchangesNothingWithTheFailingOneLearnsToo) {
   EXPECT_EQ(errors[0], "rank 2: alone");
 }
 
-// -------------------------------------------------------------------------------------- wrong
-// batch
+// --------------------------------------------------------------------------------- wrong batch
 
 TEST(WrongBatch, LeavesEverythingUsable) {
   for (const Parallel parallel : {Parallel::kReplicate, Parallel::kShard}) {
@@ -126,7 +126,7 @@ TEST(WrongBatch, LeavesEverythingUsable) {
             if (rank == 3) batch.targets.clear();
             trainer.executor->step(batch);
           },
-          "rank 3, step 1: targets: expected microbatches as in the first step, got none");
+          "rank 3, step 1: targets: expected microbatches on the rank of the last stage, got none");
       trainer.executor->eval(trainer.batch(0));
       expect_batch_error([&] { trainer.executor->eval(trainer.batch(1, rank == 1 ? 6 : 8)); },
                          "rank 1, step 2: input 0 of microbatch 2: expected Float [2, 6] as in "
@@ -141,21 +141,48 @@ TEST(WrongBatch, LeavesEverythingUsable) {
   }
 }
 
-// Nothing says whether a loss needs targets. So their absence from the first step is found only
-// when it reads them, which fails the step on all ranks; after reset() training goes on.
-TEST(WrongBatch, ALossWithoutItsTargetsIsAnError) {
-  expect_no_errors(2, [&](int rank, comms::World& world) {
+// In the first step too, before anything is sent: nothing needs a reset(). An evaluation may lack
+// targets.
+TEST(WrongBatch, ALossWithoutItsTargetsIsABatchError) {
+  const auto log = std::make_shared<comms::CallLog>();
+  expect_no_errors(2, [&](int rank, comms::World& plain) {
+    comms::World world = plain.wrapped(
+        [&](const comms::BackendPtr& backend) { return comms::record(backend, log); });
     Trainer trainer(named("1F1B", 2, 2), Parallel::kNone, 1, world);
+    trainer.executor->confirm();
+    const int64_t before = log->count("send");
+    trainer.executor->confirm();
     try {
       trainer.executor->step({.inputs = {at::ones({2, kWidth})}});
       ADD_FAILURE() << "expected an error on rank " << rank;
-    } catch (const StepError& error) {
-      EXPECT_TRUE(std::string(error.what()).starts_with("rank 1, step 0, action ")) << error.what();
-      EXPECT_TRUE(contains(error.what(), "`1F0`: the loss failed, and the batch has no targets: "))
-          << error.what();
+    } catch (const BatchError& error) {
+      EXPECT_STREQ(
+          error.what(),
+          "rank 1, step 0: targets: expected microbatches on the rank of the last stage, got none");
     }
-    EXPECT_EQ(trainer.executor->reset(), 0);
-    trainer.train(0);
+    EXPECT_EQ(log->count("send"), before);
+    trainer.executor->confirm();
+    trainer.executor->eval({.inputs = {at::ones({2, kWidth})}});
+    trainer.executor->step(trainer.batch(0, 2));
+  });
+}
+
+// What a loss takes decides what a step and an evaluation need.
+TEST(WrongBatch, ALossOfTheOutputsAloneNeedsNoTargets) {
+  expect_no_errors(2, [&](int rank, comms::World& world) {
+    std::map<int, LocalStage> stages;
+    const at::Tensor weight = at::full({1}, 2.0).set_requires_grad(true);
+    stages[rank].stage = std::make_shared<ModuleStage>(
+        [weight](const Tensors& in) { return Tensors{in[0] * weight}; });
+    Executor executor(named("1F1B", 2, 2), stages, world,
+                      {.loss = [](const Tensors& out) { return out[0].sum(); }});
+    const Batch batch = {.inputs = {at::ones({2})}};
+    const StepResult trained = executor.step(batch), evaluated = executor.eval(batch);
+    if (rank == 0) return;
+    for (const StepResult& result : {trained, evaluated}) {
+      EXPECT_EQ(result.losses.at(0).item<double>(), 4);
+      EXPECT_EQ(result.losses.at(1).item<double>(), 4);
+    }
   });
 }
 
@@ -183,8 +210,7 @@ TEST(WrongArguments, RanksOfTheProgram) {
   }
 }
 
-// --------------------------------------------------------------------------------------------
-// reset
+// --------------------------------------------------------------------------------------- reset
 
 // Trains `steps` steps with failures injected at random actions of random ranks.
 std::vector<at::Tensor> train_with_failures(const char* schedule, Parallel parallel, int copies,

@@ -63,7 +63,7 @@ int failure(comms::World& world, bool dies) {
     return Tensors{in[0] * at::ones({1}).set_requires_grad(true)};
   });
   Executor executor(program, stages, world,
-                    {.loss = [](const Tensors& out, const Tensors&) { return out[0].sum(); }});
+                    {.loss = [](const Tensors& out) { return out[0].sum(); }});
   try {
     for (; step < 2; ++step) executor.step({.inputs = {at::ones({4 * ranks})}});
   } catch (const StepError& error) {
@@ -94,7 +94,7 @@ int memory(comms::World& world, int64_t numel, int microbatches, int steps) {
   const Batch batch = {.inputs = {at::ones({microbatches, numel})}};
   tests::Meter meter;
   Executor executor(program, stages, world,
-                    {.loss = [](const Tensors& out, const Tensors&) { return out[0].sum(); }});
+                    {.loss = [](const Tensors& out) { return out[0].sum(); }});
   const auto peak_of = [&](const std::function<void()>& body) {
     executor.confirm();
     const int64_t before = meter.bytes();

@@ -162,8 +162,7 @@ TEST(HeaderExamples, StageWithItsOwnBackward) {
       scale->weight.fill_(rank + 2);
       Executor executor(
           program, {{rank, {scale}}}, worlds[static_cast<size_t>(rank)],
-          {.loss = [](const Tensors& outputs, const Tensors&) { return outputs[0].sum(); },
-           .scale_grads = false});
+          {.loss = [](const Tensors& outputs) { return outputs[0].sum(); }, .scale_grads = false});
       executor.eval({.inputs = {at::ones({8})}});
       const StepResult result = executor.step({.inputs = {at::arange(8.0)}}, true);
       EXPECT_EQ(scale->weight_grad.item<double>(), 28 * (rank == 0 ? 3 : 2)) << name;

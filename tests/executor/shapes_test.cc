@@ -71,9 +71,8 @@ TEST(LearnedShapes, TheFirstStepCostsAHandfulOfRequestsPerTransfer) {
                   std::map<int, LocalStage> stages;
                   stages[rank].stage = std::make_shared<ModuleStage>(
                       [&](const Tensors& in) { return Tensors{in[0] * weight}; });
-                  Executor executor(
-                      program, stages, world,
-                      {.loss = [](const Tensors& out, const Tensors&) { return out[0].sum(); }});
+                  Executor executor(program, stages, world,
+                                    {.loss = [](const Tensors& out) { return out[0].sum(); }});
                   const Batch batch = {.inputs = {at::ones({kMicrobatches})}};
                   executor.step(batch);
                   executor.confirm();
@@ -113,10 +112,9 @@ TEST(DynamicShapes, EveryStepAndMicrobatchMayHaveItsOwn) {
                       local[stage].stage = std::make_shared<ModuleStage>(
                           [weight](const Tensors& in) { return Tensors{in[0] * weight}; });
                     }
-                    Executor executor(
-                        program, local, world,
-                        {.loss = [](const Tensors& out, const Tensors&) { return out[0].sum(); },
-                         .dynamic_shapes = true});
+                    Executor executor(program, local, world,
+                                      {.loss = [](const Tensors& out) { return out[0].sum(); },
+                                       .dynamic_shapes = true});
                     const auto reference = [&](const std::vector<Tensors>& inputs) {
                       double sum = 0;
                       for (const Tensors& input : inputs) sum += input[0].sum().item<double>();
@@ -173,10 +171,9 @@ TEST(DynamicShapes, OneHeaderPerTransferAndNothingElse) {
                   const at::Tensor weight = at::ones({1}).set_requires_grad(true);
                   stages[rank].stage = std::make_shared<ModuleStage>(
                       [&](const Tensors& in) { return Tensors{in[0] * weight}; });
-                  Executor executor(
-                      program, stages, world,
-                      {.loss = [](const Tensors& out, const Tensors&) { return out[0].sum(); },
-                       .dynamic_shapes = true});
+                  Executor executor(program, stages, world,
+                                    {.loss = [](const Tensors& out) { return out[0].sum(); },
+                                     .dynamic_shapes = true});
                   executor.confirm();
                   if (rank == 0) log->clear();
                   executor.confirm();
@@ -194,9 +191,9 @@ TEST(DynamicShapes, NeedTheEdgeModel) {
   const std::string errors = run(1, [&](int, comms::World& world) {
     std::map<int, LocalStage> stages;
     stages[0].stage = std::make_shared<ModuleStage>([](const Tensors& in) { return in; });
-    Executor executor(program, stages, world,
-                      {.loss = [](const Tensors& out, const Tensors&) { return out[0].sum(); },
-                       .dynamic_shapes = true});
+    Executor executor(
+        program, stages, world,
+        {.loss = [](const Tensors& out) { return out[0].sum(); }, .dynamic_shapes = true});
   });
   EXPECT_EQ(errors, "rank 0: dynamic_shapes: expected the channel model `edge`, got `peer`\n");
 }

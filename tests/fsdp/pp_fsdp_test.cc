@@ -162,8 +162,7 @@ std::string train_weight_free(bool norm, const std::string& row0, const std::str
         std::make_shared<Layers>(4 * stage, 4 * stage + 4, tests::LayersArgs{.call = call});
     const auto sharded = wrap(true)(module, mesh.group({"dp"}));
     executor::Executor executor(program, {{stage, {executor::make_stage(module), sharded}}}, world,
-                                {.loss = [](const executor::Tensors& out,
-                                            const executor::Tensors&) { return out[0].sum(); },
+                                {.loss = [](const executor::Tensors& out) { return out[0].sum(); },
                                  .ranks = mesh.ranks({"pp"})});
     const auto input = [](int of) {
       return tests::random_input({2, 10}, static_cast<uint64_t>(of));
