@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <stdexcept>
 #include <string_view>
 #include <thread>
 
@@ -12,6 +13,7 @@
 #include "pipewright/cli/usage_error.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/printable.h"
+#include "pipewright/schedule/search/named_placement.h"
 
 namespace pipewright::cli {
 namespace {
@@ -52,20 +54,11 @@ void require_shape(const Invocation& invocation) {
 }
 
 ir::Placement placement_of(const AskedSearch& asked) {
-  const auto refuse = [&](const std::string& expected) {
-    throw UsageError(fmt::format("--placement {}: expected {}, got {} stages on {} ranks",
-                                 asked.placement, expected, asked.stages, asked.ranks));
-  };
-  const int ranks = asked.ranks, stages = asked.stages;
-  if (stages > search::kMaxSearchStages)
-    refuse(fmt::format("at most {} stages", search::kMaxSearchStages));
-  if (asked.placement == "v" && (stages % ranks != 0 || stages < 2 * ranks))
-    refuse("a multiple of the ranks, at least 2 stages per rank");
-  if (asked.placement == "wave" && (stages % (2 * ranks) != 0 || stages < 4 * ranks))
-    refuse("an even number of stages per rank, at least 4");
-  if (stages < ranks) refuse("at least one stage per rank");
-  return asked.placement == "loop" ? ir::Placement::loop(ranks, stages)
-                                   : ir::Placement::v(ranks, stages);
+  try {
+    return search::named_placement(asked.placement, asked.ranks, asked.stages);
+  } catch (const std::invalid_argument& error) {
+    throw UsageError(std::string("--") + error.what());
+  }
 }
 
 // The costs after the what-if options. They must fit a schedule with this placement; otherwise
@@ -161,7 +154,7 @@ AskedSearch read_search(const Invocation& invocation, Console& console) {
   search::SearchRequest& request = asked.request;
   request.num_microbatches = *invocation.number("--microbatches");
   const bool is_free = asked.placement == "free";
-  const int per_rank = asked.placement == "v" ? 2 : asked.placement == "wave" ? 4 : 1;
+  const int per_rank = is_free ? 1 : search::default_stages_per_rank(asked.placement);
   const int64_t stages = invocation.number("--stages")
                              .value_or(std::min<int64_t>(int64_t{per_rank} * asked.ranks, 1 << 30));
   asked.stages = static_cast<int>(stages);
@@ -171,10 +164,12 @@ AskedSearch read_search(const Invocation& invocation, Console& console) {
         fmt::format("expected at most {} actions, got {}: 3 for each of {} stages and "
                     "{} microbatches",
                     kMostActions, actions, stages, request.num_microbatches));
+  if (is_free && stages > search::kMaxSearchStages)
+    throw UsageError(fmt::format("--placement free: expected at most {} stages, got {}",
+                                 search::kMaxSearchStages, stages));
   // With free, costs are checked against the stages that they are given for, wherever those are.
-  request.placement = is_free && stages <= search::kMaxSearchStages
-                          ? ir::Placement::loop(asked.ranks, asked.stages)
-                          : placement_of(asked);
+  request.placement =
+      is_free ? ir::Placement::loop(asked.ranks, asked.stages) : placement_of(asked);
   request.evaluations = budget_of(invocation);
   request.threads =
       invocation.number("--threads")

@@ -53,6 +53,7 @@ set(pipewright_schedule_sources
     schedule/search/front.cc
     schedule/search/local_search.cc
     schedule/search/make_problem.cc
+    schedule/search/named_placement.cc
     schedule/search/repeat.cc
     schedule/search/replay.cc
     schedule/search/search.cc
@@ -169,6 +170,7 @@ set(pipewright_schedule_headers
     schedule/search/front.h
     schedule/search/local_search.h
     schedule/search/make_problem.h
+    schedule/search/named_placement.h
     schedule/search/problem.h
     schedule/search/random.h
     schedule/search/repeat.h

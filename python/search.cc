@@ -6,34 +6,18 @@
 #include <chrono>
 #include <future>
 
+#include "pipewright/schedule/search/named_placement.h"
 #include "pipewright/schedule/search/search.h"
 
 namespace pipewright::python {
 namespace {
 
-ir::Placement placement_of(const SearchArguments& asked, int stages) {
-  const auto refuse = [&](const char* expected) {
-    throw std::invalid_argument(fmt::format("placement {}: expected {}, got {} stages on {} ranks",
-                                            asked.placement, expected, stages, asked.ranks));
-  };
-  if (stages > schedule::search::kMaxSearchStages)
-    refuse(fmt::format("at most {} stages", schedule::search::kMaxSearchStages).c_str());
-  if (stages < asked.ranks) refuse("at least one stage per rank");
-  if (asked.placement == "loop") return ir::Placement::loop(asked.ranks, stages);
-  if (asked.placement == "v" && (stages % asked.ranks != 0 || stages < 2 * asked.ranks))
-    refuse("a multiple of the ranks, at least 2 stages per rank");
-  if (asked.placement == "wave" && (stages % (2 * asked.ranks) != 0 || stages < 4 * asked.ranks))
-    refuse("an even number of stages per rank, at least 4");
-  if (asked.placement != "v" && asked.placement != "wave")
-    throw std::invalid_argument("placement: expected loop, v or wave, got `" + asked.placement +
-                                "`");
-  return ir::Placement::v(asked.ranks, stages);
-}
-
 schedule::search::SearchRequest request_of(const SearchArguments& asked) {
-  const int per_rank = asked.placement == "v" ? 2 : asked.placement == "wave" ? 4 : 1;
   schedule::search::SearchRequest request;
-  request.placement = placement_of(asked, asked.stages > 0 ? asked.stages : per_rank * asked.ranks);
+  const int stages = asked.stages > 0
+                         ? asked.stages
+                         : schedule::search::default_stages_per_rank(asked.placement) * asked.ranks;
+  request.placement = schedule::search::named_placement(asked.placement, asked.ranks, stages);
   request.num_microbatches = asked.microbatches;
   request.costs = asked.costs;
   request.memory = {.activations = asked.memory, .bytes = asked.memory_bytes};

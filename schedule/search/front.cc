@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <utility>
 
+#include "pipewright/schedule/search/named_placement.h"
+
 namespace pipewright::schedule::search {
 namespace {
 
@@ -41,16 +43,16 @@ Costs cut_stages(const Costs& costs, int stages, int parts) {
 
 std::vector<PlacementOption> placement_options(int ranks, int stages) {
   std::vector<PlacementOption> options;
-  const auto add = [&](const char* name, int per_rank, auto make) {
+  const auto add = [&](const char* name, int per_rank) {
     const int total = per_rank * ranks;
     if (total >= stages && total % stages == 0)
-      options.push_back({name, make(ranks, total), total / stages});
+      options.push_back({name, named_placement(name, ranks, total), total / stages});
   };
-  add("loop", 1, ir::Placement::loop);
+  add("loop", 1);
   if (ranks == 1) return options;
-  add("loop", 2, ir::Placement::loop);
-  add("v", 2, ir::Placement::v);
-  add("wave", 4, ir::Placement::v);
+  add("loop", 2);
+  add("v", 2);
+  add("wave", 4);
   return options;
 }
 
