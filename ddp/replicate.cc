@@ -5,7 +5,7 @@
 // outermost call, watches for the end of backward: buckets that are complete start at once, and at
 // the end the root checks that no gradient is missing, starts the remaining buckets and waits. With
 // an executor, its calls of DataParallel decide which backward reduces, when to start the remaining
-// buckets (REDUCE_GRAD) and when to wait.
+// buckets and when to wait.
 //
 // Invariant: all ranks start the same reductions in the same order. By default each call starts its
 // buckets as they complete, and all ranks run the same backwards. With unused parameters, or with
@@ -159,7 +159,7 @@ class ReplicatedUnit final : public Replicated,
   c10d::Backend* group() const { return group_.get(); }
   void set_driven(bool driven) { sync_.set_driven(driven); }
   modules::GradientSync& gradient_sync() { return sync_; }
-  void reduce_grad() {
+  void reduce_all() {
     for_each([](ReplicatedUnit& unit) { unit.grads_->check_all_used(); });
     for_each([](ReplicatedUnit& unit) { unit.grads_->launch_rest(); });
     for_each([](ReplicatedUnit& unit) { unit.grads_->launch_counts(); });
@@ -171,11 +171,8 @@ class ReplicatedUnit final : public Replicated,
     });
   }
   void abort() {
-    for_each([](ReplicatedUnit& unit) {
-      unit.group_->abort();
-      unit.grads_->forget();
-      unit.sync_.set_last_backward(false);
-    });
+    group_->abort();
+    grads_->forget();
   }
 
  private:
@@ -361,9 +358,10 @@ class ReplicatedStage final : public modules::DrivenStage<ReplicatedUnit> {
   void unshard() override {}
   void wait_unshard() override {}
   void reshard() override {}
-  void reduce_grad() override { root().reduce_grad(); }
   void wait_reduce() override { root().wait_reduce(); }
-  void abort() override { root().abort(); }
+
+ protected:
+  void reduce_all() override { root().reduce_all(); }
 };
 
 std::shared_ptr<modules::DataParallel> ReplicatedUnit::data_parallel() {

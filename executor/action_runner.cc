@@ -188,6 +188,7 @@ void ActionRunner::backward(ir::ActionPart part, bool last_backward) {
   Stage& compute = *stage.stage;
   Tensors grads = whole ? compute.backward(part.microbatch(), std::move(output_grads))
                         : compute.backward_input(part.microbatch(), std::move(output_grads));
+  if (reduces) stage.residency.after_last_backward();
   phase = whole ? Phase::kDone : Phase::kInputGradDone;
   flow_.put_input_grads(part, std::move(grads));
 }
@@ -215,6 +216,7 @@ void ActionRunner::backward_weight(ir::ActionPart part, bool last_backward) {
   }
   stage.residency.before_backward(part.microbatch(), last_backward);
   stage.stage->backward_weight(part.microbatch());
+  if (last_backward) stage.residency.after_last_backward();
   phase = Phase::kDone;
 }
 

@@ -43,6 +43,8 @@ class Residency {
   void before_backward(int microbatch, bool last) {
     data_parallel_->before_backward(microbatch, last);
   }
+  // After the B or W that was the last.
+  void after_last_backward() { data_parallel_->after_last_backward(); }
 
  private:
   enum class State { kResharded, kGathering, kUnsharded };

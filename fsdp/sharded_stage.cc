@@ -41,7 +41,7 @@ void ShardedStage::before_backward(int microbatch, bool last) {
   if (last) root().backward().open_for_all();
 }
 
-void ShardedStage::reduce_grad() {
+void ShardedStage::reduce_all() {
   BackwardOrder& order = root().backward();
   order.open_for_all();
   set_last_backward(true);
@@ -57,10 +57,4 @@ void ShardedStage::wait_reduce() {
   root().backward().finish(0);
   reshard();  // an optimizer must see shards, also after a program that ends without a RESHARD
 }
-
-void ShardedStage::abort() {
-  set_last_backward(false);
-  root().for_each([](ShardedUnit& unit) { unit.abort(); });
-}
-
 }  // namespace pipewright::fsdp

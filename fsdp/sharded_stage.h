@@ -9,10 +9,8 @@ namespace pipewright::fsdp {
 // A tree of sharded units as a pipeline stage. While it exists, the executor's program decides when
 // the units gather and free their parameters. Forwards install no hooks on inputs and outputs: a
 // unit is ready to be reduced when all its parameters have accumulated their gradients, in a B or a
-// W. In the last backward before a REDUCE_GRAD units are reduced as they become ready, and the
-// remaining ones at the REDUCE_GRAD. A unit without gradients on this rank is reduced too, as
-// zeros: whether there are any may differ between ranks. A parameter that no rank used keeps its
-// .grad.
+// W. A unit without gradients on this rank is reduced too, as zeros: whether there are any may
+// differ between ranks. A parameter that no rank used keeps its .grad.
 class ShardedStage final : public modules::DrivenStage<ShardedUnit> {
  public:
   using DrivenStage::DrivenStage;
@@ -24,9 +22,10 @@ class ShardedStage final : public modules::DrivenStage<ShardedUnit> {
   bool frees_parameters() const override { return true; }
   // Throws ContractError if a resharded unit has frozen parameters, which a W may read.
   void before_backward(int microbatch, bool last) override;
-  void reduce_grad() override;
   void wait_reduce() override;
-  void abort() override;
+
+ protected:
+  void reduce_all() override;
 };
 
 }  // namespace pipewright::fsdp

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "pipewright/ddp/replicate.h"
+#include "tests/channel_model/programs.h"
 #include "tests/support/training/pipeline.h"
 
 namespace pipewright::ddp {
@@ -44,26 +45,42 @@ TEST_P(PpDdp, test_pp_ddp) {
   }
 }
 
-// One call per layer, one gradient per bucket, checkpointed layers, a parameter that no rank uses,
-// and several reductions per step.
+// One call per layer, one gradient per bucket.
+std::shared_ptr<modules::DataParallel> replicate_layers(const std::shared_ptr<tests::Layers>& stage,
+                                                        const comms::BackendPtr& group) {
+  const Options options = {
+      .bucket_cap_mb = 0, .first_bucket_cap_mb = 0, .find_unused_parameters = true};
+  std::vector<std::shared_ptr<Replicated>> calls;
+  for (const auto& layer : stage->layers()) calls.push_back(replicate(*layer, group, options));
+  return replicate(*stage, group, options)->data_parallel();
+}
+
+// Checkpointed layers, parameters that no rank or only one uses, and several reductions per step.
 TEST_P(PpDdp, NestedCallsAndUnusedParameters) {
   for (const bool checkpointed : {false, true}) {
     // Without an unused parameter the outermost call has no parameters of its own.
     const bool unused = !checkpointed;
-    const PipelineCase pipeline{.schedule = GetParam(),
-                                .reduce_every = 2,
-                                .delays = true,
-                                .layers = {.checkpointed = checkpointed, .unused = unused}};
-    const auto wrap = [](const std::shared_ptr<tests::Layers>& stage,
-                         const comms::BackendPtr& group) {
-      const Options options = {
-          .bucket_cap_mb = 0, .first_bucket_cap_mb = 0, .find_unused_parameters = true};
-      std::vector<std::shared_ptr<Replicated>> calls;
-      for (const auto& layer : stage->layers()) calls.push_back(replicate(*layer, group, options));
-      return replicate(*stage, group, options)->data_parallel();
-    };
-    expect_trained(train_reference(pipeline), train_pipeline(pipeline, wrap), whole);
+    const PipelineCase pipeline{
+        .schedule = GetParam(),
+        .reduce_every = 2,
+        .delays = true,
+        .layers = {.checkpointed = checkpointed, .unused = unused, .partial = true}};
+    expect_trained(train_reference(pipeline), train_pipeline(pipeline, replicate_layers), whole);
   }
+}
+
+// Reductions of two stages next to each other. Copies use different parameters, so one rank can
+// start a reduction while backward runs, and another one only after it.
+TEST(PpDdpOrder, CopiesWithDifferentGradients) {
+  const std::vector<std::string> rows = {
+      "0F0 0SEND_F0 2RECV_F0 2F0 2SEND_F0 2RECV_B0 2B0 2SEND_B0 0RECV_B0 0B0 2REDUCE_GRAD "
+      "0REDUCE_GRAD",
+      "1RECV_F0 1F0 1SEND_F0 3RECV_F0 3F0 3I0 3SEND_B0 3W0 1RECV_B0 1I0 1SEND_B0 1W0 "
+      "1REDUCE_GRAD 3REDUCE_GRAD"};
+  const PipelineCase pipeline{
+      .program = channel_model::program_of(ir::Placement::loop(2, 4), 1, rows),
+      .layers = {.partial = true}};
+  expect_trained(train_reference(pipeline), train_pipeline(pipeline, replicate_layers), whole);
 }
 
 // A replicated pipeline whose copies train on the same data equals the pipeline without copies:

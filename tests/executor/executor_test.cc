@@ -346,6 +346,7 @@ class RecordsCalls final : public modules::DataParallel {
   void before_backward(int microbatch, bool last) override {
     *text_ += "backward" + std::to_string(microbatch) + (last ? "!" : "") + " ";
   }
+  void after_last_backward() override { *text_ += "after "; }
   void reduce_grad() override { *text_ += "reduce_grad "; }
   void wait_reduce() override { *text_ += "wait_reduce "; }
 
@@ -368,18 +369,18 @@ std::string calls_of_stage0(const ir::Program& program) {
 
 TEST(Executor, CallsDataParallelInProgramOrder) {
   EXPECT_EQ(calls_of_stage0(named("1F1B", 2, 2)),
-            "unshard wait_unshard backward0 backward1! reduce_grad reshard wait_reduce ");
+            "unshard wait_unshard backward0 backward1! after reduce_grad reshard wait_reduce ");
   ir::Lowering policies;
   policies.reduce_every = 2;
   EXPECT_EQ(calls_of_stage0(named("1F1B", 2, 4, policies)),
-            "unshard wait_unshard backward0 backward1! reduce_grad backward2 backward3! "
-            "reduce_grad reshard wait_reduce ");
+            "unshard wait_unshard backward0 backward1! after reduce_grad backward2 backward3! "
+            "after reduce_grad reshard wait_reduce ");
   policies = {};
   policies.split_backward = true;
   // Each B is an I and a W, and only a W can be the last.
   EXPECT_EQ(calls_of_stage0(named("1F1B", 2, 2, policies)),
-            "unshard wait_unshard backward0 backward0 backward1 backward1! reduce_grad reshard "
-            "wait_reduce ");
+            "unshard wait_unshard backward0 backward0 backward1 backward1! after reduce_grad "
+            "reshard wait_reduce ");
 }
 
 // Reduces when it is waited for.

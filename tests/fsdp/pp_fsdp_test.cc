@@ -58,11 +58,12 @@ TEST_P(PpFsdpSchedules, test_pp_fsdp) {
     int copies, reduce_every;
     bool delays, checkpointed, unused;
     at::ScalarType dtype = at::kDouble;
+    bool partial = false;
   };
   for (const Case& the :
        {Case{false, 2, 8, false, false, false, at::kFloat}, Case{false, 2, 8, false, false, false},
         Case{true, 2, 8, true, false, true}, Case{{}, 3, 2, false, false, false},
-        Case{true, 2, 2, true, true, true}}) {
+        Case{true, 2, 2, true, true, true, at::kDouble, true}}) {
     const bool is_float = the.dtype == at::kFloat;
     const PipelineCase pipeline{.schedule = GetParam(),
                                 .reduce_every = the.reduce_every,
@@ -72,6 +73,7 @@ TEST_P(PpFsdpSchedules, test_pp_fsdp) {
                                 .layers = {.dtype = the.dtype,
                                            .checkpointed = the.checkpointed,
                                            .unused = the.unused,
+                                           .partial = the.partial,
                                            .call = call_layer}};
     const auto trained = train_pipeline(pipeline, wrap(the.reshard_after_forward));
     const tests::Tolerance tolerance = is_float ? tests::Tolerance{2e-2, 5e-5} : tests::Tolerance{};
@@ -99,6 +101,21 @@ TEST_P(PpFsdpSchedules, test_pp_fsdp) {
       EXPECT_EQ(trained[rank].calls.size(), static_cast<size_t>(called(kGather) + called(kReduce)));
     }
   }
+}
+
+// Collectives of two stages next to each other. Copies use different parameters of a layer, so one
+// rank can start a reduction while backward runs, and another one only after it.
+TEST(PpFsdp, CopiesWithDifferentGradients) {
+  const std::vector<std::string> rows = {
+      "0UNSHARD 2UNSHARD 0F0 0SEND_F0 2RECV_F0 2F0 2SEND_F0 2RECV_B0 2B0 2SEND_B0 0RECV_B0 0B0 "
+      "2REDUCE_GRAD 0REDUCE_GRAD 2RESHARD 0RESHARD",
+      "1UNSHARD 3UNSHARD 1RECV_F0 1F0 1RESHARD 1SEND_F0 3RECV_F0 3F0 3I0 3SEND_B0 3W0 1UNSHARD "
+      "1RECV_B0 1I0 1SEND_B0 1W0 1REDUCE_GRAD 3REDUCE_GRAD 1RESHARD 3RESHARD"};
+  const PipelineCase pipeline{
+      .program = channel_model::program_of(ir::Placement::loop(2, 4), 1, rows),
+      .layers = {.partial = true, .call = call_layer}};
+  expect_trained(train_reference(pipeline), train_pipeline(pipeline, wrap(true)),
+                 [](const at::Tensor& whole, int copy) { return part_of(whole, copy, 2); });
 }
 
 // Four layers in one stage over two ranks: the registered parameters after a program.

@@ -45,7 +45,7 @@ void keep(Trained& trained, const torch::nn::Module& module) {
 
 }  // namespace
 
-Layer::Layer(int number, at::ScalarType dtype) {
+Layer::Layer(int number, at::ScalarType dtype, bool partial) : number_(number), partial_(partial) {
   const auto add = [&](const std::string& name, int offset, at::IntArrayRef sizes) {
     const at::Tensor values = random_input(sizes, static_cast<uint64_t>(10 * number + offset)) / 3;
     weights_.push_back(register_parameter(name, values.to(dtype)));
@@ -54,22 +54,28 @@ Layer::Layer(int number, at::ScalarType dtype) {
   add("bias1", 1, {kDim});
   add("weight2", 2, {kDim, kDim});
   add("bias2", 3, {kDim});
+  if (partial) add("shift", 4, {kDim});
 }
 
 at::Tensor Layer::forward(const at::Tensor& x) {
-  const at::Tensor hidden = at::relu(at::linear(x, weights_[0], weights_[1]));
+  at::Tensor hidden = at::relu(at::linear(x, weights_[0], weights_[1]));
+  if (partial_ && (number_ + copy_) % 2 == 0) hidden = hidden + weights_[4];
   return x + at::linear(hidden, weights_[2], weights_[3]);
 }
 
 Layers::Layers(int begin, int end, LayersArgs args) : args_(std::move(args)) {
   for (int layer = begin; layer < end; ++layer) {
     layers_.push_back(register_module("layer" + std::to_string(layer),
-                                      std::make_shared<Layer>(layer, args_.dtype)));
+                                      std::make_shared<Layer>(layer, args_.dtype, args_.partial)));
   }
   if (args_.unused) {
     register_parameter("unused" + std::to_string(begin),
                        at::ones({3}, at::TensorOptions(args_.dtype).device(here())));
   }
+}
+
+void Layers::set_copy(int copy) {
+  for (const auto& layer : layers_) layer->set_copy(copy);
 }
 
 at::Tensor Layers::forward(const at::Tensor& input) {
@@ -87,6 +93,7 @@ at::Tensor Layers::forward(const at::Tensor& input) {
 }
 
 ir::Program program_of(const PipelineCase& pipeline) {
+  if (pipeline.program) return *pipeline.program;
   const schedules::Shape shape{2, schedules::default_stages(*pipeline.schedule, 2),
                                kPipelineMicrobatches};
   ir::Lowering policies;
@@ -122,6 +129,7 @@ std::vector<Trained> train_pipeline(const PipelineCase& pipeline, const Wrap& wr
       const int each = kPipelineLayers / program.placement.num_stages();
       const auto module =
           std::make_shared<Layers>(stage * each, (stage + 1) * each, pipeline.layers);
+      module->set_copy(mesh.coordinate("dp"));
       stages[stage] = {executor::make_stage(module), wrap ? wrap(module, group) : nullptr};
       modules.push_back(module);
       for (const at::Tensor& weight : module->parameters()) weights.push_back(weight);
@@ -164,6 +172,7 @@ Trained train_reference(const PipelineCase& pipeline) {
   for (int step = 0; step < pipeline.steps; ++step) {
     optimizer.zero_grad();
     for (int copy = 0; copy < pipeline.copies; ++copy) {
+      model.set_copy(copy);
       const at::Tensor output = model.forward(input_of(pipeline, step, copy));
       (loss_of(output, target_of(pipeline, step, copy)) / pipeline.copies).backward();
     }

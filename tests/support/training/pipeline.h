@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,18 +26,24 @@ inline constexpr int kPipelineLayers = 8, kPipelineMicrobatches = 8;
 // x + Linear, relu, Linear.
 class Layer : public torch::nn::Module {
  public:
-  // Equal numbers produce equal weights.
-  Layer(int number, at::ScalarType dtype);
+  // Equal numbers produce equal weights. `partial` adds a weight that only some copies use.
+  Layer(int number, at::ScalarType dtype, bool partial);
   at::Tensor forward(const at::Tensor& x);
+  // The layer computes as that of copy `copy`.
+  void set_copy(int copy) { copy_ = copy; }
 
  private:
+  const int number_;
+  const bool partial_;
+  int copy_ = 0;
   std::vector<at::Tensor> weights_;
 };
 
 struct LayersArgs {
   at::ScalarType dtype = at::kDouble;
   bool checkpointed = false;
-  bool unused = false;  // adds a parameter that no forward uses
+  bool unused = false;   // adds a parameter that no forward uses
+  bool partial = false;  // adds to each layer a parameter that only some copies use
   // How a layer is called; its forward by default.
   std::function<at::Tensor(const std::shared_ptr<Layer>&, const at::Tensor&)> call = nullptr;
 };
@@ -46,6 +53,7 @@ class Layers : public torch::nn::Module {
  public:
   Layers(int begin, int end, LayersArgs args);
   at::Tensor forward(const at::Tensor& input);
+  void set_copy(int copy);
   const std::vector<std::shared_ptr<Layer>>& layers() const { return layers_; }
 
  private:
@@ -58,7 +66,8 @@ using Wrap = std::function<std::shared_ptr<modules::DataParallel>(
     const std::shared_ptr<Layers>&, const comms::BackendPtr& data_parallel_group)>;
 
 struct PipelineCase {
-  const schedules::ScheduleSpec* schedule;
+  const schedules::ScheduleSpec* schedule = nullptr;
+  std::optional<ir::Program> program = std::nullopt;  // replaces the schedule
   int reduce_every = kPipelineMicrobatches;
   int copies = 2;          // size of the data-parallel group
   bool same_data = false;  // all copies train on the data of copy 0
