@@ -20,6 +20,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "pipewright/comms/bounded_store.h"
 #include "pipewright/comms/poll.h"
 
 namespace pipewright::comms {
@@ -142,10 +143,6 @@ std::string FailureDomain::key(const std::string& name) const {
   return "domain/" + std::to_string(generation()) + "/" + name;
 }
 
-std::string FailureDomain::lost_store() const {
-  return "rank 0, which hosts the store, has ended, or its host is unreachable";
-}
-
 std::string FailureDomain::fail(const std::string& message) {
   const std::function<std::string()> place = [this] {
     const std::lock_guard lock(mutex_);
@@ -167,11 +164,23 @@ std::string FailureDomain::publish(const std::string& own) {
   try {
     first = watch_store_->compareSet(key("failure"), "", own);
   } catch (const std::exception&) {
-    first = hosts_store_ ? own : lost_store();
+    if (!hosts_store_) {
+      lose_store(generation);
+      return own;
+    }
+    first = own;
   }
   learn(first, generation);
   watcher_->wake();
   return own;
+}
+
+// Ends what this process waits for in the store, too.
+void FailureDomain::lose_store(int generation) {
+  for (const StorePtr& store : {store_, watch_store_}) {
+    if (auto* connection = dynamic_cast<BoundedStore*>(store.get())) connection->close();
+  }
+  learn("rank 0, which hosts the store, has ended, or its host is unreachable", generation);
 }
 
 std::string FailureDomain::explain() {
@@ -237,11 +246,11 @@ void FailureDomain::answer() {
   }
 }
 
-void FailureDomain::expect_by(std::function<bool()> done, std::chrono::milliseconds limit,
-                              std::string late) {
+void FailureDomain::expect_by(std::function<std::string()> unfinished,
+                              std::chrono::milliseconds limit) {
   const std::lock_guard lock(mutex_);
   std::optional<Expected>& place = oldest_expected_ ? newest_expected_ : oldest_expected_;
-  place = Expected{std::move(done), Clock::now() + limit, std::move(late)};
+  place = Expected{std::move(unfinished), Clock::now() + limit};
 }
 
 // The oldest is kept until its time is over; the newest, which replaces those in between, comes
@@ -253,7 +262,8 @@ void FailureDomain::check_expected() {
     if (!oldest_expected_ || Clock::now() < oldest_expected_->deadline) return;
     due = std::exchange(oldest_expected_, std::exchange(newest_expected_, std::nullopt));
   }
-  if (!due->done()) publish("rank " + std::to_string(rank_) + ": " + due->late);
+  const std::string late = due->unfinished();
+  if (!late.empty()) publish("rank " + std::to_string(rank_) + ": " + late);
 }
 
 void FailureDomain::tick() {
@@ -271,7 +281,7 @@ void FailureDomain::tick() {
       const std::lock_guard lock(mutex_);
       return place_ != nullptr;
     }();
-    if (in_step && !host_left_) learn(lost_store(), generation);
+    if (in_step && !host_left_) lose_store(generation);
   }
 }
 

@@ -23,7 +23,8 @@
 //
 // A rank that is killed cannot publish. Its sockets break, a peer that waits for it publishes that,
 // and a roll call finds who does not answer: every watcher answers for its ranks. If the killed
-// rank hosted the store, the watchers lose the store, which is a cause of its own during a step.
+// rank hosted the store, the watchers lose the store, which is a cause of its own during a step; so
+// they do if the store does not answer within its time limit (bounded_store.h).
 //
 // On a device a step returns while its work is still queued, and a host that waits for work that
 // never ends cannot notice it. So the watcher also checks that work ends in time: expect_by().
@@ -90,11 +91,11 @@ class FailureDomain {
   // This rank has failed: publishes "rank R, <place>: message" unless another failure was first,
   // and aborts this process's groups. Returns this rank's own text. Does not throw.
   std::string fail(const std::string& message);
-  // Work on a device that a step has queued: unless `done` returns true when `limit` is over, this
-  // rank fails with the message `late`. `done` is called on the watcher's thread, and not before.
-  // Expects that a rank's work ends in the order of these calls, so that few of them are checked:
-  // of those that come while one is pending, the last.
-  void expect_by(std::function<bool()> done, std::chrono::milliseconds limit, std::string late);
+  // Work on a device that a step has queued: unless `unfinished` returns an empty string when
+  // `limit` is over, this rank fails with the message that it returns. It is called on the
+  // watcher's thread, and not before. Expects that a rank's work ends in the order of these calls,
+  // so that few of them are checked: of those that come while one is pending, the last.
+  void expect_by(std::function<std::string()> unfinished, std::chrono::milliseconds limit);
 
   // After a failure: the first cause, followed by the ranks that do not answer. Waits for all
   // ranks' answers, but at most 1.5 s. All ranks get the same text as long as the store lives.
@@ -120,9 +121,8 @@ class FailureDomain {
  private:
   // Work that must be done by `deadline`.
   struct Expected {
-    std::function<bool()> done;
+    std::function<std::string()> unfinished;
     std::chrono::steady_clock::time_point deadline;
-    std::string late;
   };
 
   std::string key(const std::string& name) const;
@@ -132,7 +132,7 @@ class FailureDomain {
   void answer();
   void release();
   void abort_groups(int generation);
-  std::string lost_store() const;
+  void lose_store(int generation);
 
   const int rank_;
   const int size_;

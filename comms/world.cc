@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "pipewright/comms/bounded_store.h"
 #include "pipewright/comms/group.h"
 
 namespace pipewright::comms {
@@ -77,9 +76,9 @@ StorePtr connect_store(const Environment& environment, std::chrono::milliseconds
   // Rank 0 need not wait for the others: ranks that start later connect to the running server.
   options.waitWorkers = false;
   options.timeout = timeout;
-  StorePtr store = c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
-  return c10::make_intrusive<c10d::PrefixStore>(
-      "pipewright/attempt" + std::to_string(environment.restarts), store);
+  return c10::make_intrusive<BoundedStore>(
+      "pipewright/attempt" + std::to_string(environment.restarts), environment.master_addr,
+      options);
 }
 
 }  // namespace pipewright::comms

@@ -88,8 +88,8 @@ class World {
 
 // Connects to the job's TCPStore, which is hosted by rank 0, or by torchrun's agent if it has a
 // store. Keys are prefixed by the number of restarts, so that a restarted job does not read old
-// ones. Blocks; throws if it cannot connect within `timeout`. In a world of one process, returns a
-// store in memory.
+// ones. Blocks; throws if it cannot connect within `timeout`, which is also that of each request
+// (bounded_store.h). In a world of one process, returns a store in memory.
 StorePtr connect_store(const Environment& environment,
                        std::chrono::milliseconds timeout = kDefaultTimeout);
 

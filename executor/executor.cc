@@ -17,11 +17,10 @@
 // eval(), are linear in the number of all actions.
 #include "pipewright/executor/executor.h"
 
-#include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 #include <utility>
 
@@ -38,6 +37,14 @@ std::string bracketed(const std::vector<int>& numbers) {
   std::string text;
   for (const int number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
   return "[" + text + "]";
+}
+
+// "step 3, action 5 `2F2`", or "step 3" without an action.
+std::string place_of(int64_t step, const PlannedAction* action) {
+  const std::string text = "step " + std::to_string(step);
+  if (!action) return text;
+  return text + ", action " + std::to_string(action->step) + " `" + ir::to_string(action->action) +
+         "`";
 }
 
 // The world rank of each program rank. On an error all ranks of the pipeline must learn of it.
@@ -252,14 +259,16 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
     wrong = coordinator_.begin_step(wrong);
     if (!wrong.empty()) return;
     batches_.remember(microbatches, with_backward);
+    begin_on_device();
     runner_->begin(row, with_backward, return_outputs, std::move(microbatches));
     for (const PlannedAction& planned : row.actions) {
       current_ = &planned;
       runner_->run(planned);
+      if (progress_ && ir::is_compute(planned.action.kind())) progress_->mark(planned);
     }
     current_ = nullptr;
     results = runner_->finish();
-    if (!options_.device.is_cpu()) expect_end_on_device();
+    if (progress_) expect_end_on_device();
   });
   if (!wrong.empty()) throw BatchError(wrong);
   ++step_;
@@ -270,14 +279,25 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
   return result;
 }
 
+void Executor::begin_on_device() {
+  if (options_.device.is_cpu()) return;
+  // The watcher may still look at the last step.
+  if (!progress_ || progress_.use_count() > 1)
+    progress_ = std::make_shared<DeviceProgress>(options_.device);
+  std::atomic_thread_fence(std::memory_order_acquire);  // with the watcher's release of it
+  progress_->begin();
+}
+
 // The step has returned, but the device may still wait for transfers that never come.
 void Executor::expect_end_on_device() {
-  const auto end = std::make_shared<c10::Event>(options_.device.type());
-  const c10::impl::VirtualGuardImpl device(options_.device.type());
-  end->record(device.getStream(options_.device.has_index() ? options_.device : device.getDevice()));
+  progress_->mark_end();
   world_.failures().expect_by(
-      [end] { return end->query(); }, timeout_,
-      place() + " did not end on its device within " + std::to_string(timeout_.count()) + " ms");
+      [progress = progress_, step = step_, limit = timeout_] {
+        if (progress->is_done()) return std::string();
+        return place_of(step, progress->under_way()) + " did not end on its device within " +
+               std::to_string(limit.count()) + " ms";
+      },
+      timeout_);
 }
 
 void Executor::confirm() {
@@ -296,12 +316,7 @@ int64_t Executor::reset() {
   return step_;
 }
 
-std::string Executor::place() const {
-  const std::string step = "step " + std::to_string(step_);
-  if (!current_) return step;
-  return step + ", action " + std::to_string(current_->step) + " `" +
-         ir::to_string(current_->action) + "`";
-}
+std::string Executor::place() const { return place_of(step_, current_); }
 
 void Executor::guard(const std::function<void()>& body) {
   current_ = nullptr;

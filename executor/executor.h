@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -14,6 +15,7 @@
 #include "pipewright/executor/action_runner.h"
 #include "pipewright/executor/batch_check.h"
 #include "pipewright/executor/coordinator.h"
+#include "pipewright/executor/device_progress.h"
 #include "pipewright/executor/microbatches.h"
 #include "pipewright/ir/schedule.h"
 
@@ -86,7 +88,7 @@ struct ExecutorOptions {
   // of each action and by timeouts.
   bool allow_unverified = false;
   // The timeout of each wait for another rank, and on a device of a step's end after step() has
-  // returned; by default that of the world.
+  // returned, whose error names the action that the device was at; by default that of the world.
   std::optional<std::chrono::milliseconds> timeout = {};
   // The device of the stages' tensors.
   at::Device device = at::kCPU;
@@ -177,6 +179,7 @@ class Executor {
   const RowPlan& eval_row();
   // `prepare` returns the microbatches, and throws std::invalid_argument if they are wrong.
   StepResult run(bool evaluates, bool return_outputs, const std::function<Microbatches()>& prepare);
+  void begin_on_device();
   void expect_end_on_device();
   std::string place() const;  // "step 3, action 5 `2F2`"
   // Calls `body`. What it throws ends the step on every rank of the world, with a StepError.
@@ -199,6 +202,8 @@ class Executor {
   std::optional<Transfers> transfers_;
   std::optional<ActionRunner> runner_;
   std::optional<RowPlan> eval_row_;
+  // Of the last step, shared with the watcher; null on a CPU.
+  std::shared_ptr<DeviceProgress> progress_;
   int64_t step_ = 0;                        // the running step, or the next one
   std::optional<int64_t> confirmed_;        // the first step that is not confirmed
   const PlannedAction* current_ = nullptr;  // the running action

@@ -155,9 +155,12 @@ TEST(Failure, EndsWhatADeviceWaitsFor) {
 
 // Rank 1 leaves a SEND out: nothing fails, and nothing would ever end.
 TEST(TimeLimit, EndsAStepThatADeviceDoesNotEnd) {
-  for (const std::string& error : errors_of(3, std::chrono::seconds(2), [] {}))
-    EXPECT_TRUE(error.starts_with("rank 0: step 2 did not end on its device within 2000 ms"))
+  for (const std::string& error : errors_of(3, std::chrono::seconds(2), [] {})) {
+    // The action that waits for it.
+    EXPECT_TRUE(error.starts_with("rank 0: step 2, action ")) << error;
+    EXPECT_NE(error.find("`0B3` did not end on its device within 2000 ms"), std::string::npos)
         << error;
+  }
 }
 
 }  // namespace

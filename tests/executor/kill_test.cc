@@ -94,6 +94,9 @@ TEST(Kill, EveryLivingRankNamesTheKilledOne) {
 TEST(Stop, EveryOtherRankNamesTheStoppedOne) {
   expect_named_errors("F", 3, 1, "replicate", "stop", 4000 + 5000);
   expect_named_errors("RECV_B", 1, 0, "shard", "stop", 4000 + 5000);
+  // The host of the store, which then does not answer.
+  expect_named_errors("B", 0, 1, "replicate", "stop", 4000 + 5000);
+  expect_named_errors("SEND_F", 0, 0, "shard", "stop", 4000 + 5000);
 }
 
 // All ranks live, and all report the same broken connection of rank 2.

@@ -1,0 +1,143 @@
+// torch's TCPStore hides its socket, but honours a receive timeout on it: recv() then fails with
+// EAGAIN, which torch reports as a DistNetworkError. So this file finds the socket, as one that is
+// connected to the server's port and was not before the store connected, and sets the timeout.
+#include "pipewright/comms/bounded_store.h"
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <future>
+#include <stdexcept>
+#include <thread>
+
+namespace pipewright::comms {
+namespace {
+
+// This process's sockets that are connected to that port of any host.
+std::vector<int> sockets_to(uint16_t port) {
+  std::vector<int> found;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int socket = std::stoi(entry.path().filename());
+    sockaddr_storage peer{};
+    socklen_t size = sizeof peer;
+    if (getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &size) != 0) continue;
+    const in_port_t peer_port = peer.ss_family == AF_INET6
+                                    ? reinterpret_cast<const sockaddr_in6&>(peer).sin6_port
+                                    : reinterpret_cast<const sockaddr_in&>(peer).sin_port;
+    const bool is_tcp = peer.ss_family == AF_INET || peer.ss_family == AF_INET6;
+    if (is_tcp && ntohs(peer_port) == port) found.push_back(socket);
+  }
+  return found;
+}
+
+void set_timeout(int socket, std::chrono::milliseconds timeout) {
+  timeval limit{};
+  limit.tv_sec = timeout.count() / 1000;
+  limit.tv_usec = timeout.count() % 1000 * 1000;
+  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+}
+
+std::string name_of(const std::string& host, uint16_t port) {
+  return "the store at " + host + ":" + std::to_string(port);
+}
+
+}  // namespace
+
+BoundedStore::BoundedStore(const std::string& prefix, const std::string& host,
+                           const c10d::TCPStoreOptions& options)
+    : BoundedStore(prefix, host, options, connect(host, options)) {}
+
+BoundedStore::BoundedStore(const std::string& prefix, const std::string& host,
+                           const c10d::TCPStoreOptions& options, Connection connection)
+    : PrefixStore(prefix, connection.store),
+      host_(host),
+      options_(options),
+      sockets_(std::move(connection.sockets)) {}
+
+// Connecting ends with a first request, which torch does not limit either. So a thread connects,
+// and is left behind if it does not end.
+BoundedStore::Connection BoundedStore::connect(const std::string& host,
+                                               const c10d::TCPStoreOptions& options) {
+  const std::vector<int> before = sockets_to(options.port);
+  const auto task = std::make_shared<std::packaged_task<c10::intrusive_ptr<c10d::TCPStore>()>>(
+      [=] { return c10::make_intrusive<c10d::TCPStore>(host, options); });
+  auto connected = task->get_future();
+  std::thread([task] { (*task)(); }).detach();
+  // torch itself gives up the attempt to connect after the timeout.
+  const auto limit = options.timeout + std::chrono::seconds(1);
+  if (connected.wait_for(limit) != std::future_status::ready) {
+    throw std::runtime_error(name_of(host, options.port) + " did not answer within " +
+                             std::to_string(options.timeout.count()) + " ms");
+  }
+  Connection connection{connected.get(), {}};
+  for (const int socket : sockets_to(options.port)) {
+    if (std::ranges::find(before, socket) != before.end()) continue;
+    set_timeout(socket, options.timeout);
+    connection.sockets.push_back(socket);
+  }
+  return connection;
+}
+
+void BoundedStore::close() {
+  for (const int socket : sockets_) shutdown(socket, SHUT_RDWR);
+}
+
+c10::intrusive_ptr<c10d::Store> BoundedStore::clone() {
+  c10d::TCPStoreOptions options = options_;
+  options.isServer = false;
+  return c10::make_intrusive<BoundedStore>(prefix_, host_, options);
+}
+
+template <typename Request>
+auto BoundedStore::bounded(const Request& request) {
+  try {
+    return request();
+  } catch (const c10::DistNetworkError& error) {
+    close();
+    throw std::runtime_error(name_of(host_, options_.port) +
+                             " does not answer: " + error.what_without_backtrace());
+  }
+}
+
+void BoundedStore::set(const std::string& key, const Bytes& value) {
+  bounded([&] { PrefixStore::set(key, value); });
+}
+
+BoundedStore::Bytes BoundedStore::compareSet(const std::string& key, const Bytes& expected,
+                                             const Bytes& value) {
+  return bounded([&] { return PrefixStore::compareSet(key, expected, value); });
+}
+
+BoundedStore::Bytes BoundedStore::get(const std::string& key) {
+  return bounded([&] { return PrefixStore::get(key); });
+}
+
+int64_t BoundedStore::add(const std::string& key, int64_t value) {
+  return bounded([&] { return PrefixStore::add(key, value); });
+}
+
+bool BoundedStore::deleteKey(const std::string& key) {
+  return bounded([&] { return PrefixStore::deleteKey(key); });
+}
+
+bool BoundedStore::check(const Keys& keys) {
+  return bounded([&] { return PrefixStore::check(keys); });
+}
+
+int64_t BoundedStore::getNumKeys() {
+  return bounded([&] { return PrefixStore::getNumKeys(); });
+}
+
+void BoundedStore::wait(const Keys& keys) {
+  bounded([&] { PrefixStore::wait(keys); });
+}
+
+void BoundedStore::wait(const Keys& keys, const std::chrono::milliseconds& timeout) {
+  bounded([&] { PrefixStore::wait(keys, timeout); });
+}
+
+}  // namespace pipewright::comms
