@@ -16,6 +16,7 @@
 #include "pipewright/cli/search_request.h"
 #include "pipewright/cli/simulation.h"
 #include "pipewright/cli/usage_error.h"
+#include "pipewright/ir/counted.h"
 #include "pipewright/ir/text/read.h"
 
 namespace pipewright::cli {
@@ -65,8 +66,13 @@ class StopOnInterrupt {
 };
 
 // A line on the terminal that is overwritten.
-void show_progress(const search::SearchProgress& progress, Console& console) {
-  console.err << fmt::format("\rcost {}  bound {}  gap {:.3f}%  evaluations {:.3g}\x1b[K",
+void show_progress(const search::SearchProgress& progress, int num_microbatches, Console& console) {
+  const std::string part =
+      progress.num_microbatches == num_microbatches
+          ? ""
+          : fmt::format("first for {}: ",
+                        ir::counted(progress.num_microbatches, "microbatch", "microbatches"));
+  console.err << fmt::format("\r{}cost {}  bound {}  gap {:.3f}%  evaluations {:.3g}\x1b[K", part,
                              number_text(progress.cost), number_text(progress.bound),
                              progress.bound > 0 ? 100 * (progress.cost / progress.bound - 1) : 0,
                              static_cast<double>(progress.evaluations))
@@ -105,7 +111,7 @@ int run_search(const Invocation& invocation, Console& console) {
   const bool shows_progress = ::isatty(STDERR_FILENO) != 0 && !invocation.has("--json");
   if (shows_progress)
     request.on_progress = [&](const search::SearchProgress& progress) {
-      show_progress(progress, console);
+      show_progress(progress, request.num_microbatches, console);
     };
   StopOnInterrupt stop;
   request.cancel = &g_interrupted;

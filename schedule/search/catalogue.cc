@@ -29,7 +29,7 @@ int live_activations(const Problem& problem) {
 
 }  // namespace
 
-std::vector<Candidate> catalogue(const Problem& problem) {
+std::vector<Candidate> catalogue(const Problem& problem, const std::atomic<bool>* cancel) {
   const schedules::Shape plain = {.ranks = problem.num_ranks(),
                                   .stages = problem.num_stages(),
                                   .microbatches = problem.num_microbatches};
@@ -47,6 +47,8 @@ std::vector<Candidate> catalogue(const Problem& problem) {
   std::vector<Candidate> candidates;
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
     for (const schedules::Shape& shape : shapes) {
+      if (cancel != nullptr && cancel->load(std::memory_order_relaxed) && !candidates.empty())
+        return candidates;
       if (schedules::shape_error(*spec, shape)) continue;
       const ir::ComputeOrder order = schedules::make_order(*spec, shape, times);
       if (order.placement != problem.placement) continue;

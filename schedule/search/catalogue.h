@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_SCHEDULE_SEARCH_CATALOGUE_H_
 #define PIPEWRIGHT_SCHEDULE_SEARCH_CATALOGUE_H_
 
+#include <atomic>
 #include <vector>
 
 #include "pipewright/schedule/search/problem.h"
@@ -10,8 +11,9 @@ namespace pipewright::schedule::search {
 
 // Every named schedule that exists for the problem's placement and number of microbatches, as
 // candidates for solve(), whether its memory fits or not. Interleaved1F1B comes with its usual
-// group sizes, V-Adaptive with the memory of the problem.
-std::vector<Candidate> catalogue(const Problem& problem);
+// group sizes, V-Adaptive with the memory of the problem. Once `cancel` is set, which may be null,
+// only those so far, but at least one.
+std::vector<Candidate> catalogue(const Problem& problem, const std::atomic<bool>* cancel = nullptr);
 
 }  // namespace pipewright::schedule::search
 

@@ -22,7 +22,14 @@ double makespan_with(const CompileResult& compiled, SimulateRequest request) {
   return simulate(compiled, request).simulation->report.makespan;
 }
 
-Robustness robustness_of(const ir::ComputeOrder& order, const Costs& costs, double noise) {
+bool is_cancelled(const SearchRequest& request) {
+  return request.cancel != nullptr && request.cancel->load(std::memory_order_relaxed);
+}
+
+// nullopt once the request is cancelled.
+std::optional<Robustness> robustness_of(const ir::ComputeOrder& order,
+                                        const SearchRequest& request) {
+  const Costs& costs = request.costs;
   const CompileResult compiled = compile({.source = ir::AnySchedule(order),
                                           .level = ir::Level::kComputeOnly,
                                           .depth = Depth::kVerify});
@@ -30,10 +37,12 @@ Robustness robustness_of(const ir::ComputeOrder& order, const Costs& costs, doub
   const SimulateResult plain = simulate(compiled, {.costs = costs});
   const double makespan = std::max(plain.simulation->report.makespan, kLeastCost);
   const Spread spread =
-      spread_of_makespan(plain.simulation->graph, order, costs, noise, kNoisyRuns, /*seed=*/1);
+      spread_of_makespan(plain.simulation->graph, order, costs, request.noise, kNoisyRuns,
+                         /*seed=*/1, request.cancel);
   Robustness result = {.mean = spread.mean / makespan - 1,
                        .percentile_95 = spread.percentile_95 / makespan - 1};
   for (int rank = 0; rank < order.placement.num_ranks(); ++rank) {
+    if (is_cancelled(request)) return std::nullopt;
     const double slow = makespan_with(compiled, {.costs = costs, .slow = {{rank, kSlowRank}}});
     result.slow_rank = std::max(result.slow_rank, slow / makespan - 1);
   }
@@ -42,20 +51,31 @@ Robustness robustness_of(const ir::ComputeOrder& order, const Costs& costs, doub
   return result;
 }
 
+// The caller's progress, in units of the costs.
+std::function<void(const Progress&)> progress_of(const SearchRequest& request,
+                                                 const Problem& problem, Ticks bound) {
+  if (!request.on_progress) return {};
+  return [&request, &problem, bound](const Progress& progress) {
+    request.on_progress({problem.time(progress.cost), problem.time(bound), progress.evaluations,
+                         problem.num_microbatches});
+  };
+}
+
 // Searches with fewer microbatches and repeats what it finds. Nothing for few microbatches, or if
 // nothing can be repeated.
-std::vector<Candidate> by_repetition(const Problem& problem, SolveOptions options,
-                                     int64_t* evaluations) {
+std::vector<Candidate> by_repetition(const SearchRequest& request, const Problem& problem,
+                                     SolveOptions options, int64_t* evaluations) {
   Problem brief = problem;
   brief.num_microbatches = brief_microbatches(problem);
   if (brief.num_microbatches == problem.num_microbatches) return {};
   options.bound = lower_bound(brief).value;
-  options.candidates = catalogue(brief);
-  options.on_progress = nullptr;  // its costs are those of fewer microbatches
+  options.candidates = catalogue(brief, request.cancel);
+  options.on_progress = progress_of(request, brief, options.bound);
   const Solution solution = solve(brief, options);
   *evaluations += solution.evaluations;
   std::vector<Candidate> candidates;
   for (const Found& found : solution.alternatives) {
+    if (is_cancelled(request)) break;
     if (auto words = repeat(brief, found.words, problem, options.evaluations))
       candidates.push_back({"search", std::move(*words)});
   }
@@ -102,38 +122,35 @@ SearchResult search_schedule(const SearchRequest& request) {
                           .evaluations = request.evaluations,
                           .threads = request.threads,
                           .seed = request.seed,
-                          .candidates = catalogue(problem),
+                          .candidates = catalogue(problem, request.cancel),
+                          .on_progress = progress_of(request, problem, result.bound.value),
                           .cancel = request.cancel};
-  if (request.on_progress) {
-    options.on_progress = [&](const Progress& progress) {
-      request.on_progress(
-          {problem.time(progress.cost), problem.time(result.bound.value), progress.evaluations});
-    };
-  }
   // A quarter of the budget for few microbatches, where it goes farther.
   int64_t evaluations = 0;
   SolveOptions brief = options;
   brief.evaluations = (request.evaluations + 3) / 4;
-  for (Candidate& one : by_repetition(problem, brief, &evaluations))
+  for (Candidate& one : by_repetition(request, problem, brief, &evaluations))
     options.candidates.push_back(std::move(one));
   options.evaluations = std::max<int64_t>(1, request.evaluations - evaluations);
   Solution solution = solve(problem, options);
   Found best = {solution.cost, std::move(solution.words)};
   result.order = order_of(problem, best.words, "search");
   result.found_by = solution.candidate.empty() ? "search" : solution.candidate;
-  if (request.noise > 0) {
-    result.robustness = robustness_of(result.order, request.costs, request.noise);
-    // Compared by their mean makespan, in time rather than relative to their own makespans.
+  if (request.noise > 0 && !solution.is_cancelled) {
+    // Compared by their makespans under noise, in time rather than relative to their own.
     double least = 0;
     Replay replay(problem);
     for (size_t k = 0; k < solution.alternatives.size(); ++k) {
       Found& other = solution.alternatives[k];
       const ir::ComputeOrder order = order_of(problem, other.words, "search");
-      const Robustness robustness = robustness_of(order, request.costs, request.noise);
+      const std::optional<Robustness> robustness = robustness_of(order, request);
+      if (!robustness) break;
       PW_CHECK(replay.run(other.words), "what the search finds runs");
-      const double mean = (1 + robustness.mean) * static_cast<double>(replay.makespan());
-      if (k > 0 && mean >= least) continue;
-      least = mean;
+      const double longer =
+          request.robust_by == RobustBy::kMean ? robustness->mean : robustness->percentile_95;
+      const double makespan = (1 + longer) * static_cast<double>(replay.makespan());
+      if (k > 0 && makespan >= least) continue;
+      least = makespan;
       if (k > 0) result.found_by = "search";
       best = std::move(other);
       result.order = order;
@@ -151,7 +168,7 @@ SearchResult search_schedule(const SearchRequest& request) {
                                  static_cast<double>(replay.cost());
   result.peak_memory = peak_memory(problem, best.words);
   result.evaluations = evaluations + solution.evaluations;
-  result.is_cancelled = solution.is_cancelled;
+  result.is_cancelled = is_cancelled(request);
   return result;
 }
 

@@ -36,7 +36,12 @@ struct SearchProgress {
   double cost;   // of the best schedule so far
   double bound;  // no schedule costs less
   int64_t evaluations;
+  // Of these schedules: fewer than asked for while the search looks for one to repeat.
+  int num_microbatches;
 };
+
+// Which makespan under noise counts.
+enum class RobustBy { kMean, kPercentile95 };
 
 struct SearchRequest {
   ir::Placement placement;
@@ -48,9 +53,11 @@ struct SearchRequest {
   int64_t evaluations = kDefaultEvaluations;  // budget; see SolveOptions
   int threads = 1;
   uint64_t seed = 1;
-  // Above 0: of the good schedules found, take the one with the least mean makespan when the time
-  // of each action varies by log-normal noise of this standard deviation.
+  // Above 0: of the good schedules found, take the one with the least makespan, on average or at
+  // the 95th percentile, when the time of each action varies by log-normal noise of this standard
+  // deviation.
   double noise = 0;
+  RobustBy robust_by = RobustBy::kMean;
 
   std::function<void(const SearchProgress&)> on_progress = {};  // may be empty
   const std::atomic<bool>* cancel = nullptr;                    // see SolveOptions
@@ -75,7 +82,8 @@ struct SearchResult {
   std::vector<Memory> peak_memory;  // per rank, in the problem's unit
   int64_t evaluations = 0;
   bool is_cancelled = false;
-  std::optional<Robustness> robustness;  // if noise was given
+  // If noise was given and the search not cancelled.
+  std::optional<Robustness> robustness;
 
   // How far the cost is above the bound: 0.1 for 10%.
   double gap() const {

@@ -193,7 +193,10 @@ void Solver::add_candidates() {
     if (!fits_memory(problem_, words) || !replay.run(words)) return;
     keep_best(ScoredWords{replay.cost(), words, name}, kWordsKept, &pool_.words);
   };
-  for (const Candidate& candidate : options_.candidates) add(candidate.words, candidate.name);
+  for (const Candidate& candidate : options_.candidates) {
+    if (is_cancelled() && !pool_.words.empty()) break;
+    add(candidate.words, candidate.name);
+  }
   add(one_at_a_time(problem_), "one microbatch at a time");
   PW_CHECK(!pool_.words.empty(), "the memory limits are at least least_memory()");
 }

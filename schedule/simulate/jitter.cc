@@ -33,7 +33,8 @@ class Normal {
 }  // namespace
 
 Spread spread_of_makespan(const ChannelGraph& graph, const ir::Schedule& schedule,
-                          const Costs& costs, double sigma, int runs, uint64_t seed) {
+                          const Costs& costs, double sigma, int runs, uint64_t seed,
+                          const std::atomic<bool>* cancel) {
   Normal normal(seed);
   std::vector<double> makespans;
   std::vector<double> stretch(ir::Timeline(schedule.rows).size(), 1);
@@ -41,7 +42,9 @@ Spread spread_of_makespan(const ChannelGraph& graph, const ir::Schedule& schedul
     for (double& factor : stretch) factor = std::exp(sigma * normal.next() - sigma * sigma / 2);
     const ir::Timeline timeline = simulate(graph, schedule, costs, stretch);
     makespans.push_back(ir::span_of(schedule.rows, timeline).duration());
+    if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) break;
   }
+  runs = static_cast<int>(makespans.size());
   std::ranges::sort(makespans);
   const auto at = [&](double part) {
     const double last = static_cast<double>(makespans.size() - 1);

@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_SCHEDULE_SIMULATE_JITTER_H_
 #define PIPEWRIGHT_SCHEDULE_SIMULATE_JITTER_H_
 
+#include <atomic>
 #include <cstdint>
 
 #include "pipewright/ir/schedule.h"
@@ -17,9 +18,11 @@ struct Spread {
 
 // Simulates the schedule `runs` times (at least 1), with the duration of each action multiplied by
 // its own log-normal factor: mean 1, standard deviation of the logarithm `sigma`. The same seed
-// yields the same factors on every platform. Linear in runs times actions.
+// yields the same factors on every platform. Linear in runs times actions. Ends after the current
+// run once `cancel` is set, which may be null.
 Spread spread_of_makespan(const ChannelGraph& graph, const ir::Schedule& schedule,
-                          const Costs& costs, double sigma, int runs, uint64_t seed);
+                          const Costs& costs, double sigma, int runs, uint64_t seed,
+                          const std::atomic<bool>* cancel = nullptr);
 
 }  // namespace pipewright::schedule
 

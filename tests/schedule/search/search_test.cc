@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <vector>
+
 #include "pipewright/schedule/compile.h"
 #include "pipewright/schedule/search/catalogue.h"
 #include "pipewright/schedule/search/front.h"
@@ -116,6 +119,66 @@ TEST(Search, ReportsRobustness) {
   EXPECT_GT(result.robustness->slow_rank, 0.01);
   EXPECT_LE(result.robustness->slow_rank, 0.05 + 1e-9);
   EXPECT_GE(result.robustness->slow_links, 0);
+}
+
+// The mean and the 95th percentile may choose different schedules, each the better one by its own
+// measure.
+TEST(Search, ChoosesByMeanOrPercentile) {
+  int different = 0;
+  for (const double transfer : {0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5}) {
+    SearchRequest request = {.placement = ir::Placement::v(3, 6),
+                             .num_microbatches = 6,
+                             .costs = {.link = {.latency = transfer}},
+                             .memory = {.activations = 2},
+                             .evaluations = 50'000,
+                             .noise = 0.2};
+    const SearchResult mean = search_schedule(request);
+    request.robust_by = RobustBy::kPercentile95;
+    const SearchResult tail = search_schedule(request);
+    EXPECT_LE(mean.makespan * (1 + mean.robustness->mean),
+              tail.makespan * (1 + tail.robustness->mean));
+    EXPECT_LE(tail.makespan * (1 + tail.robustness->percentile_95),
+              mean.makespan * (1 + mean.robustness->percentile_95));
+    different += mean.order != tail.order ? 1 : 0;
+  }
+  EXPECT_GT(different, 0);
+}
+
+// With many microbatches, a search with fewer comes first, and reports too.
+TEST(Search, ReportsProgressOfBothPhases) {
+  std::vector<int> microbatches;
+  SearchRequest request = {.placement = ir::Placement::v(2, 4),
+                           .num_microbatches = 40,
+                           .costs = {.link = {.latency = 0.5}},
+                           .memory = {.activations = 1.5},
+                           .evaluations = 100'000};
+  request.on_progress = [&](const SearchProgress& progress) {
+    microbatches.push_back(progress.num_microbatches);
+    EXPECT_GE(progress.cost, progress.bound);
+    EXPECT_GE(progress.bound, 3.0 * 2 * progress.num_microbatches);
+  };
+  search_schedule(request);
+  ASSERT_FALSE(microbatches.empty());
+  EXPECT_EQ(microbatches.front(), 8);
+  EXPECT_EQ(microbatches.back(), 40);
+}
+
+// An interrupt before anything was tried: one schedule of the catalogue, no noise, and a result
+// that is valid.
+TEST(Search, StopsAtOnceWhenCancelled) {
+  const std::atomic<bool> cancel = true;
+  SearchRequest request = {.placement = ir::Placement::loop(4, 4),
+                           .num_microbatches = 50,
+                           .memory = {.activations = 1},
+                           .noise = 0.1};
+  request.cancel = &cancel;
+  EXPECT_EQ(catalogue(problem_of(request), &cancel).size(), 1u);
+  EXPECT_GT(catalogue(problem_of(request)).size(), 5u);
+  const SearchResult result = search_schedule(request);
+  EXPECT_TRUE(result.is_cancelled);
+  EXPECT_FALSE(result.robustness);
+  EXPECT_EQ(result.evaluations, 0);
+  EXPECT_TRUE(compile({.source = ir::AnySchedule(result.order)}).ok());
 }
 
 TEST(Front, CutsStages) {
