@@ -17,7 +17,7 @@ std::string memory_text(const search::SearchRequest& request) {
   if (request.memory.bytes)
     return fmt::format("{} bytes per rank", number_text(*request.memory.bytes));
   if (request.memory.activations)
-    return fmt::format("{} activations per rank", number_text(*request.memory.activations));
+    return activations_text(*request.memory.activations) + " per rank";
   return "no memory limit";
 }
 
@@ -82,10 +82,10 @@ void print_result(const std::string& placement, const search::SearchRequest& req
   out << fmt::format("bubble rate    {:.4f}\n", result.bubble_rate);
   const std::vector<double> peaks = memory_per_rank(request, result);
   const auto [least, most] = std::ranges::minmax(peaks);
-  out << fmt::format("peak memory    {} {}\n",
-                     least == most ? number_text(most)
-                                   : fmt::format("{} to {}", number_text(least), number_text(most)),
-                     request.memory.bytes ? "bytes per rank" : "activations per rank");
+  const std::string last =
+      request.memory.bytes ? number_text(most) + " bytes" : activations_text(most);
+  out << fmt::format("peak memory    {} per rank\n",
+                     least == most ? last : fmt::format("{} to {}", number_text(least), last));
   out << fmt::format("found by       {}, {} evaluations\n", result.found_by, result.evaluations);
   if (result.robustness) {
     const search::Robustness& robust = *result.robustness;

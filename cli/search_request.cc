@@ -82,12 +82,11 @@ void require_memory(const search::SearchRequest& request) {
   const auto shortage = search::shortage_of(problem);
   if (!shortage) return;
   if (request.memory.activations)
-    throw UsageError(
-        fmt::format("--memory: no schedule fits rank {}: expected at least {} activations, got {}",
-                    shortage->rank,
-                    number_text(static_cast<double>(shortage->least) /
-                                static_cast<double>(problem.activation_of(shortage->rank))),
-                    number_text(*request.memory.activations)));
+    throw UsageError(fmt::format(
+        "--memory: no schedule fits rank {}: expected at least {}, got {}", shortage->rank,
+        activations_text(static_cast<double>(shortage->least) /
+                         static_cast<double>(problem.activation_of(shortage->rank))),
+        number_text(*request.memory.activations)));
   const double missing =
       static_cast<double>(shortage->least - shortage->limit) * problem.memory_unit;
   throw UsageError(fmt::format(
@@ -130,8 +129,12 @@ std::vector<OptionSpec> search_options() {
       {"--robust",
        "",
        {ValueKind::kText, "SIGMA", {}},
-       "of the good schedules, take the one with the least mean makespan under log-normal noise of "
+       "of the good schedules, take the one with the least makespan under log-normal noise of "
        "standard deviation SIGMA"},
+      {"--robust-by",
+       "",
+       {ValueKind::kChoice, "BY", {"mean", "p95"}},
+       "which makespan --robust compares: the mean, or the 95th percentile; default: mean"},
       {"--merge-backward", "", {}, "use whole backwards (B) only"},
       {"--threads",
        "",
@@ -176,6 +179,9 @@ AskedSearch read_search(const Invocation& invocation, Console& console) {
           .value_or(static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
   request.seed = static_cast<uint64_t>(invocation.number("--seed").value_or(1));
   request.splits_backward = !invocation.has("--merge-backward");
+  if (invocation.has("--robust-by") && !invocation.has("--robust"))
+    throw UsageError("--robust-by requires --robust");
+  if (invocation.text("--robust-by") == "p95") request.robust_by = search::RobustBy::kPercentile95;
   if (const auto sigma = invocation.text("--robust")) {
     request.noise = positive_number("--robust", *sigma);
     if (request.noise > 2)

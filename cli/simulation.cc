@@ -198,6 +198,10 @@ std::span<const std::string_view> picture_formats() {
 
 std::string number_text(double number) { return fmt::format("{:.6g}", number); }
 
+std::string activations_text(double number) {
+  return number_text(number) + (number == 1 ? " activation" : " activations");
+}
+
 std::string percent_text(double fraction) { return fmt::format("{:.1f}%", 100 * fraction); }
 
 }  // namespace pipewright::cli

@@ -61,6 +61,8 @@ std::span<const std::string_view> picture_formats();
 
 // "12.5", "0.3333": a time with up to six significant digits.
 std::string number_text(double number);
+// "1 activation", "2.5 activations".
+std::string activations_text(double number);
 
 // "25.0%"
 std::string percent_text(double fraction);
