@@ -1,17 +1,72 @@
 // Schedules that the search found train like the model without a pipeline: a V and a wave in tight
-// memory, uneven stages, whole backwards, and stages that are no multiple of the ranks.
+// memory, uneven stages, whole backwards, and stages that are no multiple of the ranks. They keep
+// as many activations alive as their certificate says.
 #include "pipewright/schedule/search/search.h"
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <vector>
+
 #include "pipewright/comms/threads.h"
+#include "pipewright/executor/executor.h"
+#include "pipewright/executor/module_stage.h"
 #include "pipewright/schedule/compile.h"
 #include "tests/executor/models.h"
+#include "tests/support/ranks/ranks.h"
 
 namespace pipewright::executor {
 namespace {
 
 using schedule::search::SearchRequest;
+
+// How many tensors that track() made are alive, and the most that ever were.
+class Live {
+ public:
+  // A tensor of one element that counts until it is freed.
+  at::Tensor track() {
+    most_ = std::max(most_, ++now_);
+    return at::from_blob(
+        new double(1), {1}, [this](void* data) { --now_, delete static_cast<double*>(data); },
+        at::kDouble);
+  }
+  int now() const { return now_; }
+  int most() const { return most_; }
+
+ private:
+  int now_ = 0, most_ = 0;
+};
+
+// Every F saves one tensor for the gradient of its weight, which autograd frees after B or W. The
+// most that are alive on a rank are what the certificate says.
+void expect_certified_activations(const schedule::CompileResult& compiled) {
+  const ir::Program& program = compiled.program();
+  const int ranks = program.placement.num_ranks();
+  std::vector<comms::World> worlds = comms::thread_worlds(ranks);
+  std::vector<Live> live(static_cast<size_t>(ranks));
+  const auto train = [&](int rank) {
+    const auto index = static_cast<size_t>(rank);
+    std::map<int, LocalStage> stages;
+    for (const int stage : program.placement.stages_of(rank)) {
+      const at::Tensor weight = at::ones({1}, at::kDouble).set_requires_grad(true);
+      stages[stage].stage =
+          std::make_shared<ModuleStage>([weight, own = &live[index]](const Tensors& in) {
+            return Tensors{in[0] + own->track() * weight};
+          });
+    }
+    Executor executor(program, stages, worlds[index],
+                      {.loss = [](const Tensors& out) { return out[0].sum(); }});
+    executor.step({.inputs = {at::ones({program.num_microbatches}, at::kDouble)}});
+  };
+  ASSERT_EQ(tests::run_ranks(ranks, train), "");
+  for (size_t rank = 0; rank < live.size(); ++rank) {
+    EXPECT_EQ(live[rank].most(), compiled.certificate[rank].activations.amount) << rank;
+    EXPECT_EQ(live[rank].now(), 0) << rank;
+  }
+}
 
 void expect_parity(SearchRequest request) {
   request.evaluations = 300'000;
@@ -29,6 +84,7 @@ void expect_parity(SearchRequest request) {
   Trained trained;
   ASSERT_EQ(train_threads(program, ModelKind::kMlp, batch, worlds, &trained), "");
   EXPECT_EQ(compare(reference, trained, program, all_stages(program)), "");
+  expect_certified_activations(compiled);
 }
 
 const schedule::Costs kCosts = {.forward = 11.347,
