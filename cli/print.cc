@@ -73,30 +73,29 @@ std::string page_title(const Drawn& one) {
                           : "");
 }
 
-void print_page(const Drawn& drawn, const std::optional<Drawn>& against, std::ostream& out) {
-  std::vector<schedule::HtmlRun> runs;
-  const auto add = [&](const Drawn& one) {
-    runs.push_back({page_title(one), one.input.schedule(), one.simulation.costs,
-                    one.simulation.graph, one.simulation.timeline});
-  };
-  add(drawn);
-  if (against) add(*against);
+schedule::HtmlRun page_run(const Drawn& one) {
+  return {page_title(one), one.input.schedule(), one.simulation.costs, one.simulation.graph,
+          one.simulation.timeline};
+}
+
+void print_page(schedule::HtmlRun run, const std::optional<Drawn>& against, std::ostream& out) {
+  std::vector<schedule::HtmlRun> runs{std::move(run)};
+  if (against) runs.push_back(page_run(*against));
   schedule::print_html(runs, out);
 }
 
 // The schedule of --against, compiled to the level of the first one.
-Drawn draw_against(const Invocation& invocation, const std::string& word, const Drawn& first,
-                   AskedCosts asked, Console& console) {
+Drawn draw_against(const Invocation& invocation, const std::string& word,
+                   const ir::AnySchedule& first, AskedCosts asked, Console& console) {
   Input input = read_input(word, console);
   parse_input(invocation, &input);
   require_ok(input, console);
-  const StageRatio ratio = ratio_of(invocation, first.input.schedule(), input.schedule());
+  const StageRatio ratio = ratio_of(invocation, ir::schedule_of(first), input.schedule());
   if (!ratio.is_one()) console.err << "note: " << describe(ratio) << "\n";
   scale_stages(ratio, &asked.request.costs);
   input.costs = asked.request.costs;
-  const ir::Level level = std::holds_alternative<ir::Program>(first.input.any())
-                              ? ir::Level::kComputeComms
-                              : ir::Level::kComputeOnly;
+  const ir::Level level = std::holds_alternative<ir::Program>(first) ? ir::Level::kComputeComms
+                                                                     : ir::Level::kComputeOnly;
   compile_input(invocation, {level, level}, schedule::Depth::kVerify, &input, console);
   require_ok(input, console);
   Simulation simulation = simulate_input(input, asked, console);
@@ -138,10 +137,11 @@ bool is_picture(std::string_view format) {
   return std::ranges::find(pictures, format) != pictures.end();
 }
 
-// The schedule that cannot run to its end, up to where it stops: a timeline or a figure.
+// The schedule that cannot run to its end, up to where it stops.
 void print_blocked(const std::string& format, const Input& input,
                    const schedule::BlockedSimulation& simulation,
-                   schedule::TimelineTextOptions text, std::ostream& out) {
+                   const std::optional<Drawn>& against, schedule::TimelineTextOptions text,
+                   std::ostream& out) {
   const ir::Schedule& schedule = ir::schedule_of(*input.compiled.blocked);
   const schedule::Standstill& standstill = simulation.standstill;
   const std::string unit = simulation.costs.unit.empty() ? "" : " " + simulation.costs.unit;
@@ -153,12 +153,26 @@ void print_blocked(const std::string& format, const Input& input,
       fmt::format("stops at {}{} after {} of {}",
                   number_text(ir::span_of(schedule.rows, simulation.timeline).end), unit,
                   actions - standstill.num_blocked, ir::counted(actions, "action", "actions"));
+  const std::string title =
+      fmt::format("{}: {}; {}", schedule.name.empty() ? "schedule" : schedule.name,
+                  shape_text(schedule), stops);
   if (format == "svg") {
-    schedule::print_svg(
-        schedule, simulation.timeline,
-        fmt::format("{}: {}; {}", schedule.name.empty() ? "schedule" : schedule.name,
-                    shape_text(schedule), stops),
-        simulation.costs.unit, out, &standstill);
+    schedule::print_svg(schedule, simulation.timeline, title, simulation.costs.unit, out,
+                        &standstill);
+    return;
+  }
+  if (format == "dot") {
+    schedule::print_dot(schedule, simulation.graph, out, &standstill);
+    return;
+  }
+  if (format == "html") {
+    print_page(
+        {title, schedule, simulation.costs, simulation.graph, simulation.timeline, &standstill},
+        against, out);
+    return;
+  }
+  if (format == "trace") {
+    schedule::print_trace(schedule, simulation.costs, simulation.timeline, out, &standstill);
     return;
   }
   text.standstill = &standstill;
@@ -166,9 +180,6 @@ void print_blocked(const std::string& format, const Input& input,
   out << stops << "; `!` is the first action of a rank that never runs\n";
   for (const schedule::Standstill::Edge& wait : standstill.waits) out << wait.text << '\n';
 }
-
-// Whether a format shows how far a schedule gets that cannot run to its end.
-bool draws_blocked(std::string_view format) { return format == "timeline" || format == "svg"; }
 
 // The format that the extension of a file names ("out.svg", "OUT.SVG"); empty if it names none.
 std::string format_of_extension(const std::string& path) {
@@ -231,11 +242,18 @@ int run_print(const Invocation& invocation, Console& console) {
                 console, observer);
   const schedule::TimelineTextOptions text{
       to_stdout ? console.out_width : 0, to_stdout && console.out_color, invocation.has("--comms")};
-  if (input.compiled.blocked && draws_blocked(format)) {
+  const auto against_of = [&](const ir::AnySchedule& first) {
+    const auto word = invocation.text("--against");
+    return word ? std::optional(draw_against(invocation, *word, first, asked, console))
+                : std::nullopt;
+  };
+  if (input.compiled.blocked && is_picture(format)) {
     print_diagnostics(input, console);
     const schedule::BlockedSimulation blocked = simulate_blocked_input(input, asked, console);
-    write_output(path, console,
-                 [&](std::ostream& out) { print_blocked(format, input, blocked, text, out); });
+    const std::optional<Drawn> against = against_of(*input.compiled.blocked);
+    write_output(path, console, [&](std::ostream& out) {
+      print_blocked(format, input, blocked, against, text, out);
+    });
     return kExitInvalid;
   }
   require_ok(input, console);
@@ -249,12 +267,10 @@ int run_print(const Invocation& invocation, Console& console) {
   }
   Simulation simulation = simulate_input(input, asked, console);
   const Drawn drawn{std::move(input), std::move(simulation)};
-  std::optional<Drawn> against;
-  if (const auto word = invocation.text("--against"))
-    against = draw_against(invocation, *word, drawn, asked, console);
+  const std::optional<Drawn> against = against_of(drawn.input.any());
   write_output(path, console, [&](std::ostream& out) {
     if (format == "html") {
-      print_page(drawn, against, out);
+      print_page(page_run(drawn), against, out);
     } else {
       print_picture(format, drawn.input, drawn.simulation, text, out);
     }

@@ -390,9 +390,11 @@ std::optional<BlockedSimulation> simulate_blocked(const CompileResult& compiled,
   std::optional<Costs> costs =
       changed_costs(request, schedule.placement, schedule.num_microbatches, diagnostics);
   if (!costs) return std::nullopt;
-  const ChannelGraph graph = graph_of(*compiled.blocked);
+  ChannelGraph graph = graph_of(*compiled.blocked);
   ir::Timeline timeline = simulate(graph, schedule, *costs);
-  return BlockedSimulation{std::move(*costs), std::move(timeline), standstill_of(graph, schedule)};
+  Standstill standstill = standstill_of(graph, schedule);
+  return BlockedSimulation{std::move(*costs), std::move(graph), std::move(timeline),
+                           std::move(standstill)};
 }
 
 }  // namespace pipewright::schedule

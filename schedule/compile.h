@@ -154,7 +154,8 @@ SimulateResult simulate(const CompileResult& compiled, const SimulateRequest& re
 
 // How far a schedule that cannot run to its end gets.
 struct BlockedSimulation {
-  Costs costs;            // after the what-if changes
+  Costs costs;  // after the what-if changes
+  ChannelGraph graph;
   ir::Timeline timeline;  // actions that never run have the interval 0 to 0
   Standstill standstill;
 };

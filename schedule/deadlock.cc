@@ -200,10 +200,35 @@ Standstill standstill_of(const ChannelGraph& graph, const ir::Schedule& schedule
   standstill.num_blocked = blocked.size();
   standstill.blocked.resize(graph.size());
   for (const uint32_t action : blocked) standstill.blocked[action] = true;
-  for (const Wait& wait : waits_of(graph, blocked))
+  const std::vector<Wait> waits = waits_of(graph, blocked), cycle = shortest_cycle(waits);
+  for (const Wait& wait : waits)
     standstill.waits.push_back({graph.cell_of(wait.action), graph.cell_of(wait.blocked_by),
+                                std::ranges::find(cycle, wait) != cycle.end(),
                                 describe(wait, graph, schedule)});
   return standstill;
+}
+
+std::vector<Stop> stops_of(const ir::Schedule& schedule, const ir::Timeline& timeline,
+                           const Standstill& standstill) {
+  std::vector<Stop> stops(schedule.rows.size());
+  for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
+    Stop& stop = stops[rank];
+    bool before_compute = false;
+    for (size_t step = 0; step < schedule.rows[rank].size() && !before_compute; ++step) {
+      const ir::Action& action = schedule.rows[rank][step];
+      if (action.is_idle()) continue;
+      const bool compute = ir::is_compute(action.kind());
+      if (!standstill.blocked[timeline.index(rank, step)]) {
+        if (compute) stop.time = timeline.at(rank, step).end;
+      } else if (compute || stop.label.empty()) {
+        stop.label = ir::to_string(action);
+        before_compute = compute;
+      }
+    }
+  }
+  for (const Standstill::Edge& wait : standstill.waits)
+    stops[wait.waiting.rank].waits.push_back(wait.text);
+  return stops;
 }
 
 ir::Diagnostic& report_cycle(ir::Rule rule, std::string_view what, std::string_view suffix,

@@ -8,6 +8,7 @@
 
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/schedule.h"
+#include "pipewright/ir/timeline.h"
 #include "pipewright/schedule/channel_graph.h"
 
 // Explains why a schedule cannot run to its end, from what the topological pass of its channel
@@ -46,6 +47,7 @@ struct Standstill {
   // A wait-for edge: the cells of its action and blocked_by, and describe().
   struct Edge {
     ChannelGraph::Cell waiting, blocking;
+    bool on_cycle;  // of shortest_cycle()
     std::string text;
   };
   std::vector<bool> blocked;  // by action, idle slots included; whether it never runs
@@ -53,6 +55,16 @@ struct Standstill {
   std::vector<Edge> waits;  // as in waits_of()
 };
 Standstill standstill_of(const ChannelGraph& graph, const ir::Schedule& schedule);
+
+// Where a rank stops: at its first compute that never runs, or else its first action that never
+// runs; it comes after the last compute that runs.
+struct Stop {
+  std::string label;  // the action; empty if all of the rank's actions run
+  double time = 0;
+  std::vector<std::string> waits;  // the texts of the wait-for edges that begin on the rank
+};
+std::vector<Stop> stops_of(const ir::Schedule& schedule, const ir::Timeline& timeline,
+                           const Standstill& standstill);
 
 // Adds the error of a schedule that cannot run: the rule, "<what>: cycle of 4 actions<suffix>", and
 // a note for each edge of the shortest cycle.

@@ -18,9 +18,11 @@ bool has_kind(const ir::Schedule& schedule, ActionKind kind) {
 
 }  // namespace
 
-MemoryModel::MemoryModel(const ir::Schedule& schedule, const Costs& costs)
+MemoryModel::MemoryModel(const ir::Schedule& schedule, const Costs& costs,
+                         const Standstill* standstill)
     : schedule_(schedule),
       costs_(costs),
+      standstill_(standstill),
       dependencies_(schedule.placement),
       has_backward_(ir::has_backward(schedule)),
       has_receives_(has_kind(schedule, ActionKind::kRecvF) ||
@@ -40,6 +42,7 @@ std::vector<MemorySample> MemoryModel::along(const ir::Timeline& timeline, size_
   const ir::Row& row = schedule_.rows[rank];
   for (size_t index = 0; index < row.size(); ++index) {
     if (row[index].is_idle()) continue;
+    if (standstill_ != nullptr && standstill_->blocked[timeline.index(rank, index)]) continue;
     const int step = static_cast<int>(index);
     MemorySample begins{timeline.at(rank, index).start, step, 0, 0};
     MemorySample ends{timeline.at(rank, index).end, step, 0, 0};

@@ -7,6 +7,7 @@
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/stage_dependencies.h"
 #include "pipewright/ir/timeline.h"
+#include "pipewright/schedule/deadlock.h"
 #include "pipewright/schedule/simulate/costs.h"
 
 namespace pipewright::schedule {
@@ -27,11 +28,12 @@ struct MemorySample {
 //   gradients     from a stage's first B or W to its REDUCE_GRAD
 //   receive       from RECV to the end of the compute that uses it
 //
-// Immutable after construction; safe to use from any thread. The schedule and the costs must
-// outlive it.
+// Immutable after construction; safe to use from any thread. What it is made of must outlive it.
 class MemoryModel {
  public:
-  MemoryModel(const ir::Schedule& schedule, const Costs& costs);
+  // `standstill`, of a schedule that cannot run to its end, names the actions that never run.
+  MemoryModel(const ir::Schedule& schedule, const Costs& costs,
+              const Standstill* standstill = nullptr);
 
   // Samples of one rank by time: one at the start and one at the end of each action. Inside a
   // compound, F counts before B. O(n log n) in the rank's actions.
@@ -40,6 +42,7 @@ class MemoryModel {
  private:
   const ir::Schedule& schedule_;
   const Costs& costs_;
+  const Standstill* standstill_;
   ir::StageDependencies dependencies_;
   bool has_backward_;
   bool has_receives_;                    // false for an order, which has no receive buffers

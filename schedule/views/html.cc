@@ -2,7 +2,10 @@
 //
 //   {"kinds": {LETTER: {"token", "lane", "legend", "colors", "compound"}},
 //    "runs": [{"title", "unit", "program", "rendezvous", "end", "per_unit", "stages": [[...]],
-//              "ranks": [{...}]}]}
+//              "stops": [[action, tick, [text of a wait, ...]], ...], "ranks": [{...}]}]}
+//
+// `stops` has an entry per rank if the schedule cannot run to its end, null for a rank that does;
+// otherwise it is empty. An action that never runs is an idle slot.
 //
 // Times are whole ticks, `per_unit` of them per unit of the costs, so that they are short and
 // exact. A rank's cells are columns: `kinds` has a letter for each, a dot for an idle slot; the
@@ -27,6 +30,7 @@
 #include <ostream>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "pipewright/ir/check.h"
@@ -123,7 +127,7 @@ class RunWriter {
         end_(ir::span_of(rows_, run.timeline).end),
         per_unit_(ticks_per_unit(run.timeline, end_)),
         slacks_(slack_of(run.graph, run.schedule, run.costs, run.timeline)),
-        memory_(run.schedule, run.costs) {}
+        memory_(run.schedule, run.costs, run.standstill) {}
 
   void print() {
     out_ << fmt::format(
@@ -137,6 +141,8 @@ class RunWriter {
         stages.add(stage);
       out_ << (rank == 0 ? "" : ",") << stages.text();
     }
+    out_ << "],\"stops\":[";
+    if (run_.standstill != nullptr) print_stops();
     out_ << "],\"ranks\":[";
     for (size_t rank = 0; rank < rows_.size(); ++rank) {
       out_ << (rank == 0 ? "\n" : ",\n");
@@ -146,6 +152,9 @@ class RunWriter {
   }
 
  private:
+  bool never_runs(uint32_t action) const {
+    return run_.standstill != nullptr && run_.standstill->blocked[action];
+  }
   int64_t ticks(double time) const { return std::llround(time * per_unit_); }
 
   bool has_operations() const {
@@ -156,13 +165,32 @@ class RunWriter {
     return false;
   }
 
+  void print_stops() {
+    std::string_view separator;
+    for (const Stop& stop : stops_of(run_.schedule, run_.timeline, *run_.standstill)) {
+      out_ << std::exchange(separator, ",\n");
+      print_stop(stop);
+    }
+  }
+  void print_stop(const Stop& stop) {
+    if (stop.label.empty()) {
+      out_ << "null";
+      return;
+    }
+    out_ << fmt::format("[{},{},[", quoted(stop.label), ticks(stop.time));
+    for (const std::string& wait : stop.waits)
+      out_ << (&wait == stop.waits.data() ? "" : ",") << quoted(wait);
+    out_ << "]]";
+  }
+
   void print_rank(size_t rank) {
     std::string kinds;
     Column stages, microbatches, starts, durations, slacks, dependencies, compounds;
     int64_t compute_end = 0;
     for (size_t step = 0; step < rows_[rank].size(); ++step) {
       const Action& action = rows_[rank][step];
-      if (action.is_idle()) {
+      const uint32_t number = run_.graph.number_of(rank, step);
+      if (action.is_idle() || never_runs(number)) {
         kinds += '.';
         continue;
       }
@@ -180,7 +208,6 @@ class RunWriter {
       const int64_t start = ticks(interval.start), end = ticks(interval.end);
       starts.add(start - compute_end);
       durations.add(end - start);
-      const uint32_t number = run_.graph.number_of(rank, step);
       const double slack = slacks_[number];
       slacks.add(slack > 0 ? std::max<int64_t>(1, ticks(slack)) : 0);
       add_dependencies(number, &dependencies);

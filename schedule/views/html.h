@@ -8,6 +8,7 @@
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/timeline.h"
 #include "pipewright/schedule/channel_graph.h"
+#include "pipewright/schedule/deadlock.h"
 #include "pipewright/schedule/simulate/costs.h"
 
 namespace pipewright::schedule {
@@ -19,6 +20,7 @@ struct HtmlRun {
   const Costs& costs;         // for the memory curve and the unit
   const ChannelGraph& graph;  // what each action waits for
   const ir::Timeline& timeline;
+  const Standstill* standstill = nullptr;  // of a schedule that cannot run to its end
 };
 
 // Prints runs as one interactive HTML page, which needs neither a network nor other files: a row

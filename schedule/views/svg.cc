@@ -102,53 +102,36 @@ class SvgWriter {
 
  private:
   // The box where a rank stops.
-  struct Stop {
-    std::string label;  // the first action that never runs; empty if all run
-    double left = 0, right = 0;
+  struct StopBox {
+    Stop stop;
+    double left, right;
   };
 
   double x(double time) const { return kLeft + time * scale_; }
   double top_of(size_t rank) const { return kTop + static_cast<double>(rank) * pitch_; }
 
-  // The first compute that never runs, or else the first action, comes after the last compute that
-  // runs.
   void find_stops() {
-    for (size_t rank = 0; rank < schedule_.rows.size(); ++rank) {
-      Stop& stop = stops_.emplace_back();
-      double end = 0;
-      bool before_compute = false;
-      for (size_t step = 0; step < schedule_.rows[rank].size() && !before_compute; ++step) {
-        const Action& action = schedule_.rows[rank][step];
-        if (action.is_idle()) continue;
-        const bool compute = ir::is_compute(action.kind());
-        if (!standstill_->blocked[timeline_.index(rank, step)]) {
-          if (compute) end = timeline_.at(rank, step).end;
-        } else if (compute || stop.label.empty()) {
-          stop.label = ir::to_string(action);
-          before_compute = compute;
-        }
-      }
-      stop.left = x(end) + 2;
-      stop.right = stop.left + kLetter * static_cast<double>(stop.label.size()) + 12;
+    for (Stop& stop : stops_of(schedule_, timeline_, *standstill_)) {
+      const double left = x(stop.time) + 2;
+      const double right = left + kLetter * static_cast<double>(stop.label.size()) + 12;
       if (!stop.label.empty())
-        stops_width_ = std::max(stops_width_, stop.right - kLeft - plot_ + kLongestBend);
+        stops_width_ = std::max(stops_width_, right - kLeft - plot_ + kLongestBend);
+      stops_.push_back({std::move(stop), left, right});
     }
   }
 
   void print_stop(size_t rank) {
-    const Stop& stop = stops_[rank];
+    const auto& [stop, left, right] = stops_[rank];
     if (stop.label.empty()) return;
     std::string waits;
-    for (const Standstill::Edge& wait : standstill_->waits) {
-      if (wait.waiting.rank == rank) waits += "\n" + wait.text;
-    }
+    for (const std::string& wait : stop.waits) waits += "\n" + wait;
     out_ << fmt::format(
         "<g><title>rank {} stops before {}{}</title><rect x=\"{}\" y=\"{}\" width=\"{}\" "
         "height=\"{}\" fill=\"white\" stroke=\"{}\" stroke-dasharray=\"4 2\"/><text x=\"{}\" "
         "y=\"{}\" text-anchor=\"middle\" fill=\"{}\">{}</text></g>\n",
-        rank, escaped(stop.label), escaped(waits), px(stop.left), px(top_of(rank) + 1),
-        px(stop.right - stop.left), px(kRow - 2), kAlarm, px((stop.left + stop.right) / 2),
-        px(top_of(rank) + kRow / 2 + 4), kAlarm, escaped(stop.label));
+        rank, escaped(stop.label), escaped(waits), px(left), px(top_of(rank) + 1), px(right - left),
+        px(kRow - 2), kAlarm, px((left + right) / 2), px(top_of(rank) + kRow / 2 + 4), kAlarm,
+        escaped(stop.label));
   }
 
   // Arrows leave a box above its middle and arrive below it, so that opposite ones do not cover
@@ -255,8 +238,8 @@ class SvgWriter {
   double end_ = 0, plot_ = 0, scale_ = 1, pitch_ = 0;
   // Of a schedule that cannot run to its end.
   const Standstill* standstill_;
-  std::vector<Stop> stops_;  // by rank
-  double stops_width_ = 0;   // beyond the plot
+  std::vector<StopBox> stops_;  // by rank
+  double stops_width_ = 0;      // beyond the plot
 };
 
 }  // namespace

@@ -36,13 +36,14 @@ double microseconds_per_unit(std::string_view unit) {
 class TraceWriter {
  public:
   TraceWriter(const ir::Schedule& schedule, const Costs& costs, const ir::Timeline& timeline,
-              std::ostream& out)
+              const Standstill* standstill, std::ostream& out)
       : schedule_(schedule),
         costs_(costs),
         timeline_(timeline),
+        standstill_(standstill),
         out_(out),
         unit_(microseconds_per_unit(costs.unit)),
-        memory_(schedule, costs) {}
+        memory_(schedule, costs, standstill) {}
 
   void print() {
     out_ << "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [";
@@ -52,6 +53,7 @@ class TraceWriter {
       print_counters(rank);
     }
     print_flows();
+    if (standstill_ != nullptr) print_stops();
     out_ << "\n]}\n";
   }
 
@@ -59,6 +61,10 @@ class TraceWriter {
   void event(const std::string& text) {
     out_ << (first_ ? "\n" : ",\n") << '{' << text << '}';
     first_ = false;
+  }
+  bool runs(size_t rank, size_t step) const {
+    return !schedule_.rows[rank][step].is_idle() &&
+           (standstill_ == nullptr || !standstill_->blocked[timeline_.index(rank, step)]);
   }
   std::string time(double value) const { return fmt::format("{}", value * unit_); }
 
@@ -68,8 +74,8 @@ class TraceWriter {
         "\"rank {0}\"}}",
         rank));
     std::vector<bool> used(std::size(kTracks));
-    for (const Action& action : schedule_.rows[rank]) {
-      if (!action.is_idle()) used[track_of(action)] = true;
+    for (size_t step = 0; step < schedule_.rows[rank].size(); ++step) {
+      if (runs(rank, step)) used[track_of(schedule_.rows[rank][step])] = true;
     }
     for (size_t track = 0; track < std::size(kTracks); ++track) {
       if (!used[track]) continue;
@@ -83,7 +89,7 @@ class TraceWriter {
   void print_actions(size_t rank) {
     for (size_t step = 0; step < schedule_.rows[rank].size(); ++step) {
       const Action& action = schedule_.rows[rank][step];
-      if (action.is_idle()) continue;
+      if (!runs(rank, step)) continue;
       const ir::Interval& interval = timeline_.at(rank, step);
       event(
           fmt::format("\"ph\": \"X\", \"name\": \"{}\", \"cat\": \"{}\", \"pid\": {}, \"tid\": {}, "
@@ -116,6 +122,19 @@ class TraceWriter {
                     name, rank, time(at), value));
   }
 
+  void print_stops() {
+    const std::vector<Stop> stops = stops_of(schedule_, timeline_, *standstill_);
+    for (size_t rank = 0; rank < stops.size(); ++rank) {
+      const Stop& stop = stops[rank];
+      if (stop.label.empty()) continue;
+      event(fmt::format(
+          "\"ph\": \"i\", \"name\": \"stops before {}\", \"cat\": \"deadlock\", \"s\": "
+          "\"p\", \"pid\": {}, \"tid\": {}, \"ts\": {}, \"args\": {{\"waits\": \"{}\"}}",
+          stop.label, rank, static_cast<int>(kCompute), time(stop.time),
+          fmt::join(stop.waits, "; ")));
+    }
+  }
+
   // Arrows from the k-th SEND of each ordered pair of ranks to its k-th RECV.
   void print_flows() {
     const ir::RankPairs pairs(schedule_.placement);
@@ -123,7 +142,7 @@ class TraceWriter {
     for (size_t rank = 0; rank < schedule_.rows.size(); ++rank) {
       for (size_t step = 0; step < schedule_.rows[rank].size(); ++step) {
         const Action& action = schedule_.rows[rank][step];
-        if (ir::is_send(action.kind()))
+        if (ir::is_send(action.kind()) && runs(rank, step))
           sent[pairs.of(action.parts()[0])].push_back(timeline_.at(rank, step).start);
       }
     }
@@ -132,7 +151,7 @@ class TraceWriter {
     for (size_t rank = 0; rank < schedule_.rows.size(); ++rank) {
       for (size_t step = 0; step < schedule_.rows[rank].size(); ++step) {
         const Action& action = schedule_.rows[rank][step];
-        if (!ir::is_receive(action.kind())) continue;
+        if (!ir::is_receive(action.kind()) || !runs(rank, step)) continue;
         const uint32_t pair = pairs.of(action.parts()[0]);
         const double start = sent[pair][received[pair]++];
         const auto flow = [&](std::string_view phase, int from, Track track, double at,
@@ -153,6 +172,7 @@ class TraceWriter {
   const ir::Schedule& schedule_;
   const Costs& costs_;
   const ir::Timeline& timeline_;
+  const Standstill* standstill_;
   std::ostream& out_;
   double unit_;
   MemoryModel memory_;
@@ -162,8 +182,8 @@ class TraceWriter {
 }  // namespace
 
 void print_trace(const ir::Schedule& schedule, const Costs& costs, const ir::Timeline& timeline,
-                 std::ostream& out) {
-  TraceWriter(schedule, costs, timeline, out).print();
+                 std::ostream& out, const Standstill* standstill) {
+  TraceWriter(schedule, costs, timeline, standstill, out).print();
 }
 
 }  // namespace pipewright::schedule

@@ -5,6 +5,7 @@
 
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/timeline.h"
+#include "pipewright/schedule/deadlock.h"
 #include "pipewright/schedule/simulate/costs.h"
 
 namespace pipewright::schedule {
@@ -13,9 +14,11 @@ namespace pipewright::schedule {
 // open: one process per rank with tracks for compute, send, receive and data-parallel actions, an
 // arrow from each SEND to its RECV, and counters of live activations and, if the costs have sizes,
 // of bytes. Times are in microseconds: the units "s", "ms", "us" and "ns" are converted, and any
-// other unit counts as a millisecond. Linear in the number of actions.
+// other unit counts as a millisecond. `standstill`, of a schedule that cannot run to its end,
+// leaves out the actions that never run, and adds an instant event where each rank stops. Linear in
+// the number of actions.
 void print_trace(const ir::Schedule& schedule, const Costs& costs, const ir::Timeline& timeline,
-                 std::ostream& out);
+                 std::ostream& out, const Standstill* standstill = nullptr);
 
 }  // namespace pipewright::schedule
 

@@ -251,6 +251,30 @@ TEST(TraceTest, EveryEventFollowsTheFormat) {
   }
 }
 
+// Rank 0 stops after its F0, whose activation stays; nothing is shown that never happens.
+TEST(TraceTest, OfADeadlockEndsWhereItStops) {
+  using nlohmann::json;
+  const ir::ComputeOrder order = stuck_order();
+  const Standstill standstill = standstill_of(ChannelGraph::of_order(order), order);
+  std::ostringstream out;
+  print_trace(order, {}, run(order), out, &standstill);
+  std::multiset<std::string> events;
+  const json trace = json::parse(out.str());
+  for (const json& event : trace["traceEvents"]) {
+    if (event.at("ph") == "M") continue;
+    const json& args = event.at("args");
+    events.insert(event.at("name").get<std::string>() + " " + event.at("ts").dump() +
+                  (event.at("ph") == "X" ? "" : " " + args.front().dump()));
+  }
+  EXPECT_EQ(events,
+            (std::multiset<std::string>{
+                "0F0 0", "1F0 1000", "activations 0 1", "activations 1000 1",
+                "stops before 0B0 1000 \"`0B0` on rank 0 waits for `1B0` on rank 1, which comes "
+                "after `1F1`\"",
+                "stops before 1F1 2000 \"`1F1` on rank 1 waits for `0F1` on rank 0, which comes "
+                "after `0B0`\""}));
+}
+
 // ---- figures
 
 TEST(SvgTest, HasOneRectanglePerPartThatTakesTime) {
@@ -287,6 +311,28 @@ TEST(DotTest, HasOneEdgePerDependency) {
   EXPECT_NE(dot.find("a0 -> a2 [style=bold"), std::string::npos);  // 0F0 to 1F0
   EXPECT_NE(dot.find("a2 -> a3;"), std::string::npos);             // 1F0 to 1B0
   EXPECT_NE(dot.find("a3 -> a1 [style=bold"), std::string::npos);  // 1B0 to 0B0
+}
+
+TEST(DotTest, MarksTheCycleOfADeadlock) {
+  const ir::ComputeOrder order = stuck_order();
+  const ChannelGraph graph = ChannelGraph::of_order(order);
+  const Standstill standstill = standstill_of(graph, order);
+  std::ostringstream out;
+  print_dot(order, graph, out, &standstill);
+  const std::string dot = out.str();
+  // 0B0 is a1 and 1F1 is a5; 0F0 runs, and 1B1 is not on the cycle.
+  EXPECT_NE(dot.find("a5 -> a1 [color=\"#e00000\""), std::string::npos);
+  EXPECT_NE(dot.find("a1 -> a5 [color=\"#e00000\""), std::string::npos);
+  const auto line_of = [&](const std::string& node) {
+    const size_t at = dot.find("    " + node + " [label");
+    return dot.substr(at, dot.find('\n', at) - at);
+  };
+  for (const char* node : {"a1", "a5"})
+    EXPECT_NE(line_of(node).find("color=\"#e00000\", penwidth=3"), std::string::npos) << node;
+  for (const char* node : {"a2", "a3", "a6", "a7"})
+    EXPECT_NE(line_of(node).find("dashed"), std::string::npos) << node;
+  for (const char* node : {"a0", "a4"})
+    EXPECT_NE(line_of(node).find("fontcolor=\"#999999\""), std::string::npos) << node;
 }
 
 TEST(PaletteTest, EveryKindHasARowThatTheLegendLists) {

@@ -24,9 +24,10 @@ class BrowserTest(unittest.TestCase):
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
 
-    def page(self, *arguments):
+    def page(self, *arguments, expected=0, stdin=""):
         path = os.path.join(self.folder.name, "page.html")
-        subprocess.run([PIPEWRIGHT, "print", *arguments, "-o", path], check=True, stderr=subprocess.DEVNULL)
+        done = subprocess.run([PIPEWRIGHT, "print", *arguments, "-o", path], input=stdin, text=True, stderr=subprocess.DEVNULL)
+        self.assertEqual(done.returncode, expected)
         with open(path, encoding="utf-8") as file:
             return file.read()
 
@@ -139,6 +140,22 @@ class BrowserTest(unittest.TestCase):
         page = self.page("1F1B", "--ranks", "2", "--microbatches", "2", "--comm", "0.5", "--level", "compute_only")
         self.check(page, {"reason": """pointer('pointermove', middleOf(named('1F0')));
             expect(textIn('tip').split('\\n')[2], 'waits for 0F0 of rank 0, then 0.5 of transfer');"""})
+
+    # Rank 0 waits for the gradient of microbatch 0 before it runs microbatch 1, which rank 1 needs first.
+    def test_deadlock(self):
+        page = self.page("-", expected=1, stdin="0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
+        self.check(page, {
+            "title": "expect(textIn('titles'), 'schedule: 2 ranks, 2 stages, 2 microbatches; stops at 2 after 2 of 8 actions');",
+            "what never runs": """let missing = ''; try { named('0B0'); } catch (error) { missing = error.message; }
+                expect(missing, 'no 0B0');""",
+            "where it stops": """const at = middleOf(named('0F0'));
+                pointer('pointermove', {...at, clientX: at.clientX + 0.75 * (painter.x(1) - painter.x(0))});
+                expect(textIn('tip').split('\\n'), ['rank 0 stops before 0B0',
+                    '`0B0` on rank 0 waits for `1B0` on rank 1, which comes after `1F1`']);""",
+            "the activation stays": """const row = painter.layout.rows[0], at = middleOf(named('1F0'));
+                pointer('pointermove', {clientX: at.clientX, clientY: surface.getBoundingClientRect().top + row.memory + 9});
+                expect(textIn('tip').split('\\n')[1], 'activations 1, peak 1');""",
+        })
 
     # Both are drawn for the same model on one axis: ZBV's stages are half as long.
     def test_compare(self):

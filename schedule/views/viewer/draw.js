@@ -137,7 +137,18 @@ class Painter {
       for (let lane = 1; lane < 4; ++lane)
         this.drawLane(row.run, lanes[lane], row.lanes - state.camera.scroll + (lane - 1) * LANE + 1, LANE - 2);
     }
+    if (row.run.stops[row.rank]) this.drawStop(row.run.stops[row.rank], y, row.height);
     if (row.memory) this.drawMemory(row, row.memory - state.camera.scroll);
+  }
+
+  // A bar behind which the rank waits forever, and the action that never runs.
+  drawStop(stop, y, height) {
+    const {context, theme} = this, x = this.x(stop.time) + 1;
+    context.fillStyle = theme.mark;
+    context.fillRect(x, y, 3, height - 1);
+    context.font = 'bold 11px sans-serif';
+    context.textAlign = 'left';
+    context.fillText('! ' + stop.text, x + 6, y + height / 2 + 4);
   }
 
   drawLane(run, lane, y, height) {
@@ -279,7 +290,8 @@ class Painter {
     context.lineWidth = 1;
   }
 
-  // The action at a point of the canvas, {run, action}, or the curve there, {run, rank, time}.
+  // The action at a point of the canvas, {run, action}; or where its rank waits forever,
+  // {run, rank, stop}; or the curve there, {run, rank, time}.
   at(x, y) {
     if (x < GUTTER || y < AXIS) return null;
     const time = this.time(x), down = y + this.state.camera.scroll;
@@ -297,7 +309,10 @@ class Painter {
         }
         return best === null ? null : {run: row.run, action: best};
       };
-      if (down >= row.top && down < row.top + row.height) return inLane(0);
+      if (down >= row.top && down < row.top + row.height) {
+        const stop = row.run.stops[row.rank];
+        return stop && time >= stop.time ? {run: row.run, rank: row.rank, stop} : inLane(0);
+      }
       if (row.lanes && down >= row.lanes && down < row.lanes + 3 * LANE)
         return inLane(1 + Math.floor((down - row.lanes) / LANE));
       if (row.memory && down >= row.memory && down < row.memory + 20) return {run: row.run, rank: row.rank, time};

@@ -27,6 +27,8 @@ function hoverLines(run, action) {
   ];
 }
 
+function stopLines(rank, stop) { return ['rank ' + rank + ' stops before ' + stop.text, ...stop.waits]; }
+
 function bytesText(bytes) {
   const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
   let unit = 0;

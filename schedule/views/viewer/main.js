@@ -160,7 +160,8 @@ canvas.addEventListener('pointermove', (event) => {
   const hit = painter.layout && painter.at(x, y);
   tip.hidden = !hit;
   if (!hit) return;
-  showLines(tip, 'action' in hit ? hoverLines(hit.run, hit.action) : memoryLines(hit.run, hit.rank, hit.time));
+  showLines(tip, 'action' in hit ? hoverLines(hit.run, hit.action)
+                 : 'stop' in hit ? stopLines(hit.rank, hit.stop) : memoryLines(hit.run, hit.rank, hit.time));
   const stage = element('stage').getBoundingClientRect();
   tip.style.left = Math.min(x + 14, stage.width - tip.offsetWidth - 4) + 'px';
   tip.style.top = (y + 18 + tip.offsetHeight > stage.height ? y - 10 - tip.offsetHeight : y + 18) + 'px';

@@ -61,6 +61,7 @@ function decodeRun(data, kinds) {
     stage: new Int32Array(size), microbatch: new Int32Array(size),
     start: new Float64Array(size), end: new Float64Array(size), slack: new Float64Array(size),
     shade: new Uint8Array(size), dependencies: new Array(size), ranks: [],
+    stops: data.stops.map((stop) => stop && {text: stop[0], time: stop[1] / data.per_unit, waits: stop[2]}),
   };
   let action = 0;
   data.ranks.forEach((row, rank) => {
