@@ -96,6 +96,27 @@ c10::intrusive_ptr<c10d::Work> Channels::receive(const at::Tensor& tensor, int f
   return from_peer.backend->recv(tensors, from_peer.peer, tag);
 }
 
+Channels::Works Channels::send(const std::vector<Message>& messages, int to) {
+  return post_all(*channel({rank_, to}).backend, messages,
+                  [&](const Message& message) { return send(message.tensor, to, message.tag); });
+}
+
+Channels::Works Channels::receive(const std::vector<Message>& messages, int from) {
+  return post_all(*channel({from, rank_}).backend, messages, [&](const Message& message) {
+    return receive(message.tensor, from, message.tag);
+  });
+}
+
+Channels::Works Channels::post_all(c10d::Backend& backend, const std::vector<Message>& messages,
+                                   const Post& post) {
+  const bool grouped = messages.size() > 1 && backend.supportsCoalescing();
+  if (grouped) backend.startCoalescing();
+  Works works;
+  for (const Message& message : messages) works.push_back(post(message));
+  if (grouped) works = {backend.endCoalescing()};
+  return works;
+}
+
 void Channels::abort() {
   for (auto& [edge, channel] : channels_) channel.backend->abort();
   channels_.clear();

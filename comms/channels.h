@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_COMMS_CHANNELS_H_
 #define PIPEWRIGHT_COMMS_CHANNELS_H_
 
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -51,6 +52,16 @@ class Channels {
   c10::intrusive_ptr<c10d::Work> send(const at::Tensor& tensor, int to, int tag);
   c10::intrusive_ptr<c10d::Work> receive(const at::Tensor& tensor, int from, int tag);
 
+  // The same for several tensors: one operation where the backend can group them (NCCL: one kernel
+  // for all), otherwise one per tensor. Both ends must pass equally many.
+  struct Message {
+    at::Tensor tensor;
+    int tag;
+  };
+  using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+  Works send(const std::vector<Message>& messages, int to);
+  Works receive(const std::vector<Message>& messages, int from);
+
   // Aborts pending operations on this rank and on its peers. Nothing can be sent afterwards. After
   // a failure of the world, which aborts all groups, World::reset() connects them again instead.
   void abort();
@@ -61,6 +72,9 @@ class Channels {
     int peer;  // its rank in the backend
   };
   const Channel& channel(const Edge& edge) const;
+  using Post = std::function<c10::intrusive_ptr<c10d::Work>(const Message&)>;
+  static Works post_all(c10d::Backend& backend, const std::vector<Message>& messages,
+                        const Post& post);
 
   const int rank_;                    // of the program
   std::map<Edge, Channel> channels_;  // the edges of this rank, both directions

@@ -158,15 +158,17 @@ bool Transfers::post(Pending& pending) {
   if (!is_new) throw ContractError(quoted(pending.action) + " is already posted in this step");
   Posted& posted = place->second;
   const bool forward = pending.action.kind() == ir::ActionKind::kRecvF;
+  std::vector<comms::Channels::Message> messages;
   for (size_t i = 0; i < expected->size(); ++i) {
     const TensorMeta& meta = (*expected)[i];
     at::Tensor& tensor = posted.tensors.emplace_back();
     if (!forward && !meta.requires_grad) continue;
     tensor = at::empty(meta.sizes, at::TensorOptions(meta.dtype).device(options_.device));
-    if (tensor.numel() > 0)
-      posted.works.push_back(channels_.receive(tensor, transfer.from, tag(transfer.receive, i)));
-    if (forward) tensor.set_requires_grad(meta.requires_grad);
+    if (tensor.numel() > 0) messages.push_back({tensor, tag(transfer.receive, i)});
   }
+  posted.works = channels_.receive(messages, transfer.from);
+  for (size_t i = 0; forward && i < expected->size(); ++i)
+    posted.tensors[i].set_requires_grad((*expected)[i].requires_grad);
   return true;
 }
 
@@ -209,12 +211,14 @@ void Transfers::post_now(ir::ActionPart send, Tensors tensors) {
       posted.works.push_back(
           channels_.send(header, transfer.to, tag(transfer.receive, kHeaderTag)));
   }
+  std::vector<comms::Channels::Message> messages;
   for (size_t i = 0; i < posted.tensors.size(); ++i) {
     at::Tensor& tensor = posted.tensors[i];
     if (!tensor.defined() || tensor.numel() == 0) continue;
     tensor = tensor.detach().contiguous();
-    posted.works.push_back(channels_.send(tensor, transfer.to, tag(transfer.receive, i)));
+    messages.push_back({tensor, tag(transfer.receive, i)});
   }
+  for (auto& work : channels_.send(messages, transfer.to)) posted.works.push_back(std::move(work));
   // On a CPU the backend keeps what it sends, and frees it as soon as it is sent.
   if (options_.device.is_cpu()) posted.tensors.clear();
 }

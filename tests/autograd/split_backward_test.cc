@@ -452,6 +452,27 @@ TEST(Checkpoint, OutputsThatNeedNoGradientStaySo) {
   EXPECT_TRUE(x.grad().defined());
 }
 
+// Whether an output that is computed in the part needs a gradient is known only when the part runs
+// again: the gradient that it receives until then has no effect.
+TEST(Checkpoint, TheGradientOfAnOutputThatNeedsNoneIsIgnored) {
+  const at::Tensor w = leaf({8, 8}), x = leaf({4, 8}), mask = at::rand({4, 8});
+  const auto part = [&](const variable_list& in) -> variable_list {
+    return {at::linear(in[0], w), in[1] * 2};
+  };
+  const auto grads_of = [&](const variable_list& outputs) {
+    (outputs[0] * outputs[1]).sum().backward();
+    return take_grads({x, w});
+  };
+  const variable_list plain = grads_of(part({x, mask}));
+  EXPECT_TRUE(same_bits(grads_of(checkpoint(part, {x, mask})), plain));
+  ModuleStage stage([&](const Tensors& in) { return checkpoint(part, in); });
+  const Tensors outputs = stage.forward(0, {x, mask});
+  const Tensors dx = stage.backward_input(0, {outputs[1].detach(), outputs[0].detach()});
+  stage.backward_weight(0);
+  EXPECT_TRUE(same_bits({dx[0], take_grads({w})[0]}, plain));
+  EXPECT_FALSE(dx[1].defined());
+}
+
 TEST(Checkpoint, WithoutGradModeItIsACall) {
   const c10::AutoGradMode disabled(false);
   const at::Tensor y =

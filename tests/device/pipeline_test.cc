@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <torch/optim/adamw.h>
 
+#include "pipewright/comms/recording_backend.h"
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/fsdp/fully_shard.h"
@@ -42,6 +43,44 @@ TEST(Pipeline, TrainsLikeTheModelWithoutIt) {
           << name;
     }
   }
+}
+
+// A backend that can group operations moves all tensors of a SEND at once.
+TEST(Pipeline, TheTensorsOfASendAreOneOperation) {
+  constexpr int kMicrobatches = 4, kSteps = 2;
+  const ir::Program program = executor::make_program(schedule("1F1B"), {2, 2, kMicrobatches});
+  std::vector<comms::World> worlds = tests::make_worlds(2);
+  const auto log = std::make_shared<comms::CallLog>();
+  EXPECT_EQ(
+      tests::run_ranks(
+          2,
+          [&](int rank) {
+            comms::World world = worlds[static_cast<size_t>(rank)].wrapped(
+                [&](const comms::BackendPtr& backend) { return comms::record(backend, log); });
+            const at::Tensor weight =
+                at::full({1}, 2.0 + rank, tests::here()).set_requires_grad(true);
+            std::map<int, executor::LocalStage> stages;
+            stages[rank].stage =
+                std::make_shared<executor::ModuleStage>([=](const executor::Tensors& in) {
+                  if (rank == 1) return executor::Tensors{(in[0] + in[1] * in[2]) * weight};
+                  return executor::Tensors{in[0] * weight, in[0] + weight, in[0] * 3};
+                });
+            executor::Executor executor(
+                program, stages, world,
+                {.loss = [](const executor::Tensors& out) { return out[0].sum(); },
+                 .scale_grads = false,
+                 .device = tests::here()});
+            for (int step = 0; step < kSteps; ++step)
+              executor.step({.inputs = {at::ones({kMicrobatches}, tests::here())}});
+            // The sum of (w0 + (1 + w0) * 3) * w1 over microbatches and steps.
+            EXPECT_EQ(weight.grad().cpu().item<float>(),
+                      kMicrobatches * kSteps * (rank == 0 ? 4 * 3 : 2 + 3 * 3));
+          }),
+      "");
+  // Forward and backward, at both ends; in the backward, two of three tensors have a gradient.
+  EXPECT_EQ(log->count("endCoalescing"), 2 * 2 * kMicrobatches * kSteps);
+  const int64_t connecting = 2;
+  EXPECT_EQ(log->count("send"), connecting + (3 + 2) * kMicrobatches * kSteps);
 }
 
 TEST(Pipeline, DoesNotSynchronizeTheHost) {
