@@ -17,6 +17,7 @@
 // eval(), are linear in the number of all actions.
 #include "pipewright/executor/executor.h"
 
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -25,7 +26,9 @@
 #include <utility>
 
 #include "pipewright/executor/digest.h"
+#include "pipewright/executor/gather_recording.h"
 #include "pipewright/executor/program_check.h"
+#include "pipewright/ir/errors.h"
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/schedule/verify/verify.h"
 
@@ -188,7 +191,10 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
     transfers_.emplace(placement, *channels_, world.store(), coordinator_.key(),
                        Transfers::Options{model, timeout_, options_.device, options_.output_metas,
                                           options_.dynamic_shapes, ranks_,
-                                          [this] { world_.failures().throw_if_failed(); }});
+                                          [this] { world_.failures().throw_if_failed(); },
+                                          [this](ir::ActionPart receive) {
+                                            if (recorder_) recorder_->received(receive);
+                                          }});
   }
   runner_.emplace(placement, program_.num_microbatches, std::move(stages),
                   transfers_ ? &*transfers_ : nullptr,
@@ -218,6 +224,25 @@ StepResult Executor::eval(Microbatches microbatches, bool return_outputs) {
 
 void Executor::set_function(ir::ActionKind kind, ActionFunction function) {
   runner_->set_function(kind, std::move(function));
+}
+
+void Executor::record(bool on) {
+  if (on && !options_.device.is_cpu())
+    throw std::invalid_argument("record: expected stages on a CPU, got " + options_.device.str());
+  recorder_.reset();
+  if (on) recorder_.emplace(program_.rows[static_cast<size_t>(rank_)]);
+}
+
+ir::Timeline Executor::recording() {
+  if (!failure_.empty()) throw StepError("no recording after a failure: " + failure_);
+  if (!recorder_ || !recorder_->is_complete())
+    throw ContractError("recording: expected a step after record(), got none");
+  ir::Timeline timeline;
+  guard([&] {
+    const std::string key = coordinator_.key() + "/recording/" + std::to_string(step_);
+    timeline = gather_recording(world_, key, program_, rank_, *recorder_, timeout_);
+  });
+  return timeline;
 }
 
 void Executor::forget_shapes() {
@@ -261,13 +286,19 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
     batches_.remember(microbatches, with_backward);
     begin_on_device();
     runner_->begin(row, with_backward, return_outputs, std::move(microbatches));
+    Recorder* const recorder = recorder_ && !evaluates ? &*recorder_ : nullptr;
+    if (recorder) recorder->begin_step();
     for (const PlannedAction& planned : row.actions) {
       current_ = &planned;
+      RECORD_USER_SCOPE("PP:" + ir::to_string(planned.action));
+      if (recorder) recorder->begin(planned);
       runner_->run(planned);
+      if (recorder) recorder->end();
       if (progress_ && ir::is_compute(planned.action.kind())) progress_->mark(planned);
     }
     current_ = nullptr;
     results = runner_->finish();
+    if (recorder) recorder->end_step();
     if (progress_) expect_end_on_device();
   });
   if (!wrong.empty()) throw BatchError(wrong);

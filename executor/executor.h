@@ -17,6 +17,7 @@
 #include "pipewright/executor/coordinator.h"
 #include "pipewright/executor/device_progress.h"
 #include "pipewright/executor/microbatches.h"
+#include "pipewright/executor/recorder.h"
 #include "pipewright/ir/schedule.h"
 
 // Runs a program on real tensors. Each rank creates an Executor of the same program, with its own
@@ -42,6 +43,8 @@
 // Each SEND and RECV is posted at its place in the program. A compute waits only for its own RECVs
 // (ir/channel.h). A LocalStage with a DataParallel (fsdp, ddp) gathers its parameters at UNSHARD,
 // frees them at RESHARD and reduces their gradients at REDUCE_GRAD.
+//
+// Each action is a range of LibTorch's profiler, named as PyTorch names it: `PP:0F3`.
 //
 // Failures. A wrong batch on any rank is a BatchError on every rank of all pipelines that reduce
 // gradients together, before anything of the step has run: the next step may follow. Any other
@@ -168,6 +171,16 @@ class Executor {
   // function restores the default.
   void set_function(ir::ActionKind kind, ActionFunction function);
 
+  // Starts or ends the recording of steps: when each action runs. Evaluation is not recorded, nor
+  // are steps on a device, whose actions run later than the host calls them: throws
+  // std::invalid_argument there.
+  void record(bool on = true);
+  // Collective over the ranks of the program: when each action of the last recorded step ran, in
+  // seconds from the start of its first action, by the clock of program rank 0; see recorder.h for
+  // what counts. Empty on other ranks. Throws ContractError if no step was recorded since record(),
+  // and StepError if a rank fails or does not call it before the timeout.
+  ir::Timeline recording();
+
   // Makes the next step and the next eval learn shapes again. All ranks must call it between the
   // same two steps.
   void forget_shapes();
@@ -202,6 +215,7 @@ class Executor {
   std::optional<Transfers> transfers_;
   std::optional<ActionRunner> runner_;
   std::optional<RowPlan> eval_row_;
+  std::optional<Recorder> recorder_;  // while record() is on
   // Of the last step, shared with the watcher; null on a CPU.
   std::shared_ptr<DeviceProgress> progress_;
   int64_t step_ = 0;                        // the running step, or the next one

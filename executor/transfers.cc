@@ -69,6 +69,7 @@ Tensors Transfers::wait_receive(ir::ActionPart receive) {
     if (posted == receives_.end()) pause(deadline, receive, &slice);
   }
   wait(posted->second, receive);
+  if (options_.on_received) options_.on_received(receive);
   Tensors tensors = std::move(posted->second.tensors);
   receives_.erase(posted);
   if (receive.kind() == ir::ActionKind::kRecvB) {
@@ -93,7 +94,10 @@ void Transfers::finish() {
     flush_all();
     if (num_pending_ > 0) pause(deadline, action, &slice);
   }
-  for (auto& [action, posted] : receives_) wait(posted, action);
+  for (auto& [action, posted] : receives_) {
+    wait(posted, action);
+    if (options_.on_received) options_.on_received(action);
+  }
   for (auto& [action, posted] : sends_) wait(posted, action);
   receives_.clear();
   sends_.clear();

@@ -39,6 +39,8 @@ class Transfers {
     std::vector<int> ranks = {};  // the world rank of each program rank, for errors
     // Throws if another rank of the world has failed. Called while waiting for shapes.
     std::function<void()> check_peers = {};
+    // Called when the tensors of a RECV are there, on a device when they are ordered.
+    std::function<void(ir::ActionPart receive)> on_received = {};
   };
 
   // `placement` and `channels` must outlive this object. `key` is a prefix in the store that

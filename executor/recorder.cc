@@ -1,0 +1,89 @@
+#include "pipewright/executor/recorder.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
+#include "pipewright/schedule/channel_graph.h"
+
+namespace pipewright::executor {
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+bool is_input_of(ir::ActionPart receive, ir::ActionPart compute) {
+  if (receive.stage() != compute.stage() || receive.microbatch() != compute.microbatch())
+    return false;
+  return receive.kind() == ir::ActionKind::kRecvF ? compute.kind() == ir::ActionKind::kForward
+                                                  : ir::gives_input_gradient(compute.kind());
+}
+
+}  // namespace
+
+Recorder::Recorder(const ir::Row& row) : intervals_(row.size()) {
+  for (size_t step = 0; step < row.size(); ++step) {
+    if (ir::is_receive(row[step].kind())) receives_[row[step].parts()[0]] = step;
+  }
+}
+
+void Recorder::begin_step() {
+  state_ = State::kRunning;
+  std::ranges::fill(intervals_, ir::Interval());
+}
+
+void Recorder::begin(const PlannedAction& planned) {
+  current_ = planned.action;
+  step_ = static_cast<size_t>(planned.step);
+  intervals_[step_].start = now();
+}
+
+void Recorder::received(ir::ActionPart receive) {
+  if (state_ != State::kRunning) return;
+  const double time = now();
+  if (const auto step = receives_.find(receive); step != receives_.end())
+    intervals_[step->second].end = time;
+  if (!current_.is_idle() && is_input_of(receive, current_.parts()[0]))
+    intervals_[step_].start = time;
+}
+
+void Recorder::end() {
+  intervals_[step_].end = now();
+  current_ = {};
+}
+
+void Recorder::end_step() { state_ = State::kComplete; }
+
+ir::Timeline merge_recordings(const ir::Program& program,
+                              const std::vector<std::vector<ir::Interval>>& ranks) {
+  ir::Timeline timeline(program.rows);
+  double origin = std::numeric_limits<double>::infinity();
+  for (size_t rank = 0; rank < program.rows.size(); ++rank) {
+    for (size_t step = 0; step < program.rows[rank].size(); ++step) {
+      if (!program.rows[rank][step].is_idle()) origin = std::min(origin, ranks[rank][step].start);
+    }
+  }
+  for (size_t rank = 0; rank < program.rows.size(); ++rank) {
+    for (size_t step = 0; step < program.rows[rank].size(); ++step) {
+      if (program.rows[rank][step].is_idle()) continue;
+      const ir::Interval& one = ranks[rank][step];
+      timeline.at(rank, step) = {one.start - origin, one.end - origin};
+    }
+  }
+  const auto graph =
+      schedule::ChannelGraph::of_program(program, ir::ChannelModel::kEdge, ir::kUnboundedCapacity);
+  for (uint32_t number = 0; number < graph.size(); ++number) {
+    if (graph.node(number) != schedule::ChannelGraph::Node::kSend) continue;
+    const uint32_t partner = graph.partner_of(number);
+    if (partner == schedule::ChannelGraph::kNone) continue;
+    ir::Interval& send = timeline[number];
+    ir::Interval& receive = timeline[partner];
+    receive.start = std::max(receive.start, send.start);
+    receive.end = std::max(receive.end, receive.start);
+    send.end = receive.end;
+  }
+  return timeline;
+}
+
+}  // namespace pipewright::executor

@@ -1,0 +1,122 @@
+// What a recording counts as an action's time, and how those of all ranks become one timeline.
+#include "pipewright/executor/recorder.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+#include "tests/channel_model/programs.h"
+
+namespace pipewright::executor {
+namespace {
+
+using ir::ActionKind;
+using ir::ActionPart;
+using ir::Interval;
+
+// Time passes.
+void pass() { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
+
+const ir::Row kRow = {
+    ir::Action(ActionKind::kRecvF, 1, 0),
+    ir::Action(ActionKind::kForward, 1, 0),
+    ir::Action(ActionKind::kRecvB, 1, 0),
+    ir::Action(ActionKind::kRecvF, 1, 1),
+    ir::Action::overlap(ActionPart(ActionKind::kForward, 1, 1),
+                        ActionPart(ActionKind::kBackward, 1, 0)),
+    ir::Action(ActionKind::kSendB, 1, 0),
+};
+
+TEST(Recorder, AComputeDoesNotIncludeTheWaitForItsInputs) {
+  Recorder recorder(kRow);
+  const std::vector<PlannedAction> row = plan_row(kRow).actions;
+  recorder.begin_step();
+  EXPECT_FALSE(recorder.is_complete());
+  recorder.begin(row[0]);
+  recorder.end();
+  recorder.begin(row[1]);
+  const double posted = recorder.intervals()[1].start;
+  pass();
+  recorder.received({ActionKind::kRecvF, 1, 0});
+  pass();
+  recorder.end();
+  const std::vector<Interval>& times = recorder.intervals();
+  EXPECT_GT(times[1].start, posted);
+  EXPECT_EQ(times[0].end, times[1].start);
+  EXPECT_LE(times[0].start, posted);
+  EXPECT_GE(times[1].duration(), 1e-3);
+  recorder.end_step();
+  EXPECT_TRUE(recorder.is_complete());
+}
+
+TEST(Recorder, ACompoundIncludesWhatItsSecondPartWaitsFor) {
+  Recorder recorder(kRow);
+  const std::vector<PlannedAction> row = plan_row(kRow).actions;
+  recorder.begin_step();
+  recorder.begin(row[4]);
+  recorder.received({ActionKind::kRecvF, 1, 1});
+  const double start = recorder.intervals()[4].start;
+  pass();
+  recorder.received({ActionKind::kRecvB, 1, 0});
+  recorder.end();
+  EXPECT_EQ(recorder.intervals()[4].start, start);
+  EXPECT_EQ(recorder.intervals()[3].end, start);
+  EXPECT_GT(recorder.intervals()[2].end, start);
+}
+
+TEST(Recorder, OtherMicrobatchesDoNotMoveAStart) {
+  Recorder recorder(kRow);
+  const std::vector<PlannedAction> row = plan_row(kRow).actions;
+  recorder.begin_step();
+  recorder.begin(row[1]);
+  const double start = recorder.intervals()[1].start;
+  pass();
+  recorder.received({ActionKind::kRecvF, 1, 1});
+  recorder.received({ActionKind::kRecvB, 1, 0});
+  EXPECT_EQ(recorder.intervals()[1].start, start);
+}
+
+TEST(Recorder, AnotherStepForgetsTheLastOne) {
+  Recorder recorder(kRow);
+  const std::vector<PlannedAction> row = plan_row(kRow).actions;
+  recorder.begin_step();
+  recorder.begin(row[1]);
+  recorder.end();
+  recorder.end_step();
+  const Interval recorded = recorder.intervals()[1];
+  recorder.received({ActionKind::kRecvF, 1, 0});  // an evaluation
+  EXPECT_EQ(recorder.intervals()[0], Interval());
+  EXPECT_EQ(recorder.intervals()[1], recorded);
+  recorder.begin_step();
+  EXPECT_EQ(recorder.intervals()[1], Interval());
+  EXPECT_FALSE(recorder.is_complete());
+}
+
+TEST(MergeRecordings, TransfersLastFromSendToArrival) {
+  const ir::Program program = channel_model::program_of(
+      ir::Placement::loop(2, 2), 1, {"0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0"});
+  const ir::Timeline timeline = merge_recordings(
+      program,
+      {{{10, 12}, {12, 12.5}, {12.5, 21}, {21, 23}}, {{9, 15}, {15, 17}, {17, 19}, {19, 19.25}}});
+  const std::vector<std::vector<Interval>> expected = {
+      {{1, 3}, {3, 6}, {10, 12}, {12, 14}},
+      {{3, 6}, {6, 8}, {8, 10}, {10, 12}},
+  };
+  for (size_t rank = 0; rank < 2; ++rank)
+    for (size_t step = 0; step < 4; ++step)
+      EXPECT_EQ(timeline.at(rank, step), expected[rank][step]) << rank << " " << step;
+}
+
+TEST(MergeRecordings, NothingArrivesBeforeItWasSent) {
+  const ir::Program program =
+      channel_model::program_of(ir::Placement::loop(2, 2), 1, {"0F0 0SEND_F0", "1RECV_F0 1F0"});
+  // Rank 1's clock is late by 5.
+  const ir::Timeline timeline =
+      merge_recordings(program, {{{10, 12}, {12, 12}}, {{4, 8}, {8, 10}}});
+  EXPECT_EQ(timeline.at(0, 1), (Interval{8, 8}));
+  EXPECT_EQ(timeline.at(1, 0), (Interval{8, 8}));
+}
+
+}  // namespace
+}  // namespace pipewright::executor

@@ -1,0 +1,207 @@
+// Recordings of real steps: every action once, in an order that the program allows, computes
+// without their waits; and the names that LibTorch's profiler sees.
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include "pipewright/comms/threads.h"
+#include "pipewright/executor/executor.h"
+#include "pipewright/executor/module_stage.h"
+#include "pipewright/ir/errors.h"
+#include "pipewright/ir/text/action_text.h"
+#include "pipewright/schedule/channel_graph.h"
+#include "pipewright/schedules/registry.h"
+#include "tests/executor/models.h"
+#include "tests/support/ranks/ranks.h"
+
+namespace pipewright::executor {
+namespace {
+
+using schedule::ChannelGraph;
+
+// Trains `steps` steps over threads. `body` runs on each rank after them.
+using Body = std::function<void(int rank, Executor& executor, const Batch& batch)>;
+std::vector<std::string> train(const ir::Program& program, int steps, const Body& body,
+                               std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+  const int ranks = program.placement.num_ranks();
+  std::vector<comms::World> worlds = comms::thread_worlds(ranks, {.timeout = timeout});
+  return tests::errors_of_ranks(ranks, [&](int rank) {
+    Model model = make_model(ModelKind::kMlp, program.placement.num_stages(), 8);
+    std::map<int, LocalStage> stages;
+    for (const int stage : program.placement.stages_of(rank))
+      stages[stage].stage = std::make_shared<ModuleStage>(model.stages[static_cast<size_t>(stage)]);
+    Executor executor(program, stages, worlds[static_cast<size_t>(rank)], {.loss = model.loss});
+    executor.record();
+    const Batch batch{model.inputs, {}, model.targets};
+    for (int step = 0; step < steps; ++step) executor.step(batch);
+    body(rank, executor, batch);
+  });
+}
+
+void expect_no_errors(const std::vector<std::string>& errors) {
+  EXPECT_EQ(errors, std::vector<std::string>(errors.size()));
+}
+
+ir::Program program_of(const schedules::ScheduleSpec& spec) {
+  return make_program(spec, {2, schedules::default_stages(spec, 2), 4});
+}
+
+bool is_transfer(ChannelGraph::Node node) {
+  return node == ChannelGraph::Node::kSend || node == ChannelGraph::Node::kReceive;
+}
+
+class RecordingOfEverySchedule : public testing::TestWithParam<const schedules::ScheduleSpec*> {};
+
+TEST_P(RecordingOfEverySchedule, HasEveryActionAfterWhatItWaitsFor) {
+  const ir::Program program = program_of(*GetParam());
+  ir::Timeline recorded;
+  expect_no_errors(train(program, 2, [&](int rank, Executor& executor, const Batch&) {
+    const ir::Timeline timeline = executor.recording();
+    if (rank == 0)
+      recorded = timeline;
+    else
+      EXPECT_EQ(timeline.size(), 0);
+  }));
+  const auto graph =
+      ChannelGraph::of_program(program, ir::ChannelModel::kEdge, ir::kUnboundedCapacity);
+  ASSERT_EQ(recorded.size(), graph.size());
+  double first = 1;
+  for (uint32_t action = 0; action < graph.size(); ++action) {
+    const ChannelGraph::Cell cell = graph.cell_of(action);
+    const std::string name = ir::to_string(program.rows[cell.rank][cell.step]);
+    const ir::Interval& own = recorded[action];
+    first = std::min(first, own.start);
+    EXPECT_GE(own.duration(), 0) << name;
+    if (graph.node(action) == ChannelGraph::Node::kCompute) {
+      EXPECT_GT(own.duration(), 0) << name;
+    }
+    graph.any_dependency(action, [&](const schedule::Dependency& dependency) {
+      const ir::Interval& other = recorded[dependency.action];
+      // Transfers of one queue overlap, and a compound starts with its first part.
+      const bool starts_together =
+          dependency.kind == schedule::Dependency::kSend ||
+          (is_transfer(graph.node(action)) && is_transfer(graph.node(dependency.action)));
+      if (starts_together) {
+        EXPECT_GE(own.end, other.start) << name;
+      } else if (program.rows[cell.rank][cell.step].is_compound()) {
+        EXPECT_GE(own.end, other.end) << name;
+      } else {
+        EXPECT_GE(own.start, other.end) << name;
+      }
+      return false;
+    });
+  }
+  EXPECT_EQ(first, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RecordingOfEverySchedule,
+                         testing::ValuesIn(schedules::all_schedules().begin(),
+                                           schedules::all_schedules().end()),
+                         [](const auto& parameter) {
+                           std::string name(parameter.param->name);
+                           std::erase_if(name, [](char letter) { return !std::isalnum(letter); });
+                           return name;
+                         });
+
+TEST(Recording, AWaitIsNotCompute) {
+  const ir::Program program = program_of(*schedules::find_schedule("GPipe"));
+  std::vector<comms::World> worlds = comms::thread_worlds(2);
+  ir::Timeline recorded;
+  const std::string errors = tests::run_ranks(2, [&](int rank) {
+    const auto stage = std::make_shared<ModuleStage>([rank](const Tensors& inputs) {
+      if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      return Tensors{inputs[0] * 2};
+    });
+    Executor executor(
+        program, {{rank, {stage}}}, worlds[static_cast<size_t>(rank)],
+        {.loss = [](const Tensors& outputs, const Tensors&) { return outputs[0].sum(); }});
+    executor.record();
+    const at::Tensor x = at::ones({4, 2}).requires_grad_();
+    executor.step({{x}, {}, {x}});
+    const ir::Timeline timeline = executor.recording();
+    if (rank == 0) recorded = timeline;
+  });
+  ASSERT_EQ(errors, "");
+  // F of rank 1 runs after F of rank 0 has ended, though rank 1 has waited for it from the start.
+  for (size_t rank = 0, f = 0; rank < 2; ++rank, f = 0) {
+    for (size_t step = 0; step < program.rows[rank].size(); ++step) {
+      if (program.rows[rank][step].kind() != ir::ActionKind::kForward) continue;
+      ++f;
+      const double least =
+          rank == 0 ? 5e-3 * static_cast<double>(f - 1) : 5e-3 * static_cast<double>(f);
+      EXPECT_GE(recorded.at(rank, step).start, least);
+      if (rank == 0) {
+        EXPECT_GE(recorded.at(rank, step).duration(), 5e-3);
+      }
+    }
+    EXPECT_EQ(f, 4);
+  }
+}
+
+TEST(Recording, NeedsAStepOnACpuAfterRecord) {
+  const ir::Program program = program_of(*schedules::find_schedule("1F1B"));
+  expect_no_errors(train(program, 0, [&](int, Executor& executor, const Batch& batch) {
+    EXPECT_THROW(executor.recording(), ContractError);
+    executor.eval(batch);
+    EXPECT_THROW(executor.recording(), ContractError);
+    executor.step(batch);
+    const ir::Timeline first = executor.recording();
+    executor.eval(batch);
+    EXPECT_EQ(executor.recording(), first);  // an evaluation changes nothing
+    executor.record(false);
+    executor.step(batch);
+    EXPECT_THROW(executor.recording(), ContractError);
+  }));
+  std::vector<comms::World> worlds = comms::thread_worlds(1);
+  const ir::Program alone = make_program(*schedules::find_schedule("GPipe"), {1, 1, 1});
+  Executor executor(
+      alone, {{0, {std::make_shared<ModuleStage>([](const Tensors& x) { return x; })}}}, worlds[0],
+      {.loss = [](const Tensors& x, const Tensors&) { return x[0].sum(); },
+       .device = at::Device(at::kMeta)});
+  EXPECT_THROW(executor.record(), std::invalid_argument);
+}
+
+TEST(Recording, ARankThatBringsNoneIsNamed) {
+  const ir::Program program = program_of(*schedules::find_schedule("1F1B"));
+  const std::vector<std::string> errors = train(
+      program, 1,
+      [&](int rank, Executor& executor, const Batch&) {
+        if (rank == 0) executor.recording();
+      },
+      std::chrono::milliseconds(500));
+  EXPECT_NE(errors[0].find("rank 1"), std::string::npos) << errors[0];
+  EXPECT_EQ(errors[1], "");
+}
+
+TEST(Recording, ActionsAreRangesOfTheProfiler) {
+  const ir::Program program = program_of(*schedules::find_schedule("Interleaved1F1B"));
+  std::mutex mutex;
+  static std::mutex* guard;
+  static std::map<uint64_t, std::vector<std::string>> names;  // by thread
+  guard = &mutex;
+  const at::CallbackHandle handle = at::addGlobalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction& range)
+                                     -> std::unique_ptr<at::ObserverContext> {
+        const std::lock_guard lock(*guard);
+        names[at::RecordFunction::currentThreadId()].emplace_back(range.name());
+        return nullptr;
+      }).scopes({at::RecordScope::USER_SCOPE}));
+  expect_no_errors(train(program, 1, [](int, Executor&, const Batch&) {}));
+  at::removeCallback(handle);
+  std::vector<std::vector<std::string>> found, expected;
+  for (const auto& [thread, ranges] : names) found.push_back(ranges);
+  for (const ir::Row& row : program.rows) {
+    std::vector<std::string>& ranges = expected.emplace_back();
+    for (const ir::Action& action : row) ranges.push_back("PP:" + ir::to_string(action));
+  }
+  std::ranges::sort(found);
+  std::ranges::sort(expected);
+  EXPECT_EQ(found, expected);
+}
+
+}  // namespace
+}  // namespace pipewright::executor
