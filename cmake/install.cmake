@@ -1,13 +1,22 @@
-# What `cmake --install` puts where: library, headers and package files; command, man page and completions; the ready-made
-# schedules.
-install(TARGETS pipewright_schedule EXPORT pipewrightTargets)
-foreach(header IN LISTS pipewright_schedule_headers)
-  get_filename_component(folder ${header} DIRECTORY)
-  install(FILES ${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/pipewright/${folder})
-endforeach()
+# What `cmake --install` puts where: libraries, headers and package files; command, man page and completions; the
+# ready-made schedules.
+function(install_headers)
+  foreach(header IN LISTS ARGN)
+    get_filename_component(folder ${header} DIRECTORY)
+    install(FILES ${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/pipewright/${folder})
+  endforeach()
+endfunction()
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/pipewright)
+install(TARGETS pipewright_schedule EXPORT pipewrightTargets)
+install_headers(${pipewright_schedule_headers})
 install(EXPORT pipewrightTargets NAMESPACE pipewright:: DESTINATION ${package_dir})
+if(PIPEWRIGHT_EXECUTOR)
+  install(TARGETS pipewright_checkpoint pipewright_executor EXPORT pipewrightExecutorTargets)
+  install_headers(${pipewright_checkpoint_headers} ${pipewright_executor_headers})
+  install(EXPORT pipewrightExecutorTargets NAMESPACE pipewright:: DESTINATION ${package_dir})
+  install(FILES cmake/torch.cmake DESTINATION ${package_dir})
+endif()
 configure_package_config_file(cmake/pipewrightConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/pipewrightConfig.cmake
                               INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/pipewrightConfigVersion.cmake

@@ -247,6 +247,30 @@ set(pipewright_checkpoint_sources
     comms/mesh_layout.cc
 )
 
+set(pipewright_checkpoint_headers
+    checkpoint/boxes.h
+    checkpoint/crc32.h
+    checkpoint/descriptor.h
+    checkpoint/dtype.h
+    checkpoint/durable_file.h
+    checkpoint/export.h
+    checkpoint/file_error.h
+    checkpoint/folder.h
+    checkpoint/in_backticks.h
+    checkpoint/manifest.h
+    checkpoint/read_plan.h
+    checkpoint/safetensors.h
+    checkpoint/safetensors_file.h
+    checkpoint/save.h
+    checkpoint/sharding_info.h
+    checkpoint/stored_checkpoint.h
+    comms/chunk.h
+    comms/environment.h
+    comms/layout.h
+    comms/mailboxes.h
+    comms/mesh_layout.h
+)
+
 set(pipewright_cli_sources
     cli/checkpoint.cc
     cli/checkpoint_report.cc
@@ -270,6 +294,128 @@ set(pipewright_cli_sources
     cli/simulation.cc
     cli/stage_ratio.cc
     cli/validate.cc
+)
+
+set(pipewright_executor_sources
+    autograd/backward_watch.cc
+    autograd/checkpoint.cc
+    autograd/grad_hooks.cc
+    autograd/split_backward.cc
+    autograd/weight_free.cc
+    comms/agreement.cc
+    comms/bounded_store.cc
+    comms/channels.cc
+    comms/failure_domain.cc
+    comms/gloo.cc
+    comms/group.cc
+    comms/mesh.cc
+    comms/send_queue.cc
+    comms/stream_mark.cc
+    comms/tensor_operation.cc
+    comms/thread_backend.cc
+    comms/threads.cc
+    comms/vote.cc
+    comms/world.cc
+    ddp/buckets.cc
+    ddp/comm_hooks.cc
+    ddp/grad_buckets.cc
+    ddp/replicate.cc
+    executor/action_runner.cc
+    executor/batch_check.cc
+    executor/coordinator.cc
+    executor/data_flow.cc
+    executor/device_progress.cc
+    executor/digest.cc
+    executor/executor.cc
+    executor/microbatches.cc
+    executor/module_stage.cc
+    executor/program_check.cc
+    executor/residency.cc
+    executor/row_plan.cc
+    executor/tensor_meta.cc
+    executor/transfer_shapes.cc
+    executor/transfers.cc
+    fsdp/backward_order.cc
+    fsdp/call_tracker.cc
+    fsdp/clip_grad_norm.cc
+    fsdp/flat_buffer.cc
+    fsdp/forward_history.cc
+    fsdp/fully_shard.cc
+    fsdp/grad_reducer.cc
+    fsdp/param_group.cc
+    fsdp/reduction.cc
+    fsdp/shard_guard.cc
+    fsdp/sharded_stage.cc
+    fsdp/sharded_unit.cc
+    fsdp/sharded_unit_step.cc
+)
+
+set(pipewright_executor_headers
+    autograd/backward_watch.h
+    autograd/checkpoint.h
+    autograd/grad_hooks.h
+    autograd/split_backward.h
+    autograd/weight_free.h
+    comms/agreement.h
+    comms/bounded_store.h
+    comms/channels.h
+    comms/failure_domain.h
+    comms/gloo.h
+    comms/group.h
+    comms/mesh.h
+    comms/poll.h
+    comms/send_queue.h
+    comms/stream_mark.h
+    comms/tensor_operation.h
+    comms/thread_backend.h
+    comms/threads.h
+    comms/vote.h
+    comms/world.h
+    ddp/buckets.h
+    ddp/comm_hooks.h
+    ddp/grad_buckets.h
+    ddp/replicate.h
+    executor/action_function.h
+    executor/action_runner.h
+    executor/batch_check.h
+    executor/coordinator.h
+    executor/data_flow.h
+    executor/device_progress.h
+    executor/digest.h
+    executor/executor.h
+    executor/local_stage.h
+    executor/loss_function.h
+    executor/microbatches.h
+    executor/module_stage.h
+    executor/program_check.h
+    executor/residency.h
+    executor/row_plan.h
+    executor/stage.h
+    executor/tensor_meta.h
+    executor/transfer_shapes.h
+    executor/transfers.h
+    fsdp/backward_order.h
+    fsdp/call_tracker.h
+    fsdp/clip_grad_norm.h
+    fsdp/event_log.h
+    fsdp/flat_buffer.h
+    fsdp/forward_history.h
+    fsdp/fully_shard.h
+    fsdp/grad_reducer.h
+    fsdp/param_group.h
+    fsdp/reduction.h
+    fsdp/shard_guard.h
+    fsdp/sharded_stage.h
+    fsdp/sharded_unit.h
+    ir/errors.h
+    modules/data_parallel.h
+    modules/driven_stage.h
+    modules/gradient_sync.h
+    modules/mixed_precision.h
+    modules/names.h
+    modules/registry.h
+    modules/tensors.h
+    modules/unit_tree.h
 )
 
 set(pipewright_ready_files
