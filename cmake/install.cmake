@@ -1,5 +1,5 @@
 # What `cmake --install` puts where: libraries, headers and package files; command, man page and completions; the
-# ready-made schedules.
+# ready-made schedules and the JSON schemas.
 function(install_headers)
   foreach(header IN LISTS ARGN)
     get_filename_component(folder ${header} DIRECTORY)
@@ -27,7 +27,8 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/pipewrightConfig.cmake
 file(RELATIVE_PATH prefix_from_pkgconfig /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
 configure_file(cmake/pipewright-schedule.pc.in pipewright-schedule.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/pipewright-schedule.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
-install(FILES ${pipewright_ready_files} DESTINATION ${CMAKE_INSTALL_DATADIR}/pipewright)
+install(FILES ${pipewright_ready_files} ir/text/schedule.schema.json schedule/simulate/costs.schema.json
+        DESTINATION ${CMAKE_INSTALL_DATADIR}/pipewright)
 
 if(PIPEWRIGHT_CLI)
   install(TARGETS pipewright_command)
