@@ -197,7 +197,12 @@ void define_search(nb::module_& m) {
       .def_ro("bound_name", &SearchOutcome::bound_name)
       .def_ro("gap", &SearchOutcome::gap, "How far the cost is above the bound: 0.1 for 10%.")
       .def_ro("found_by", &SearchOutcome::found_by)
-      .def_ro("evaluations", &SearchOutcome::evaluations);
+      .def_ro("evaluations", &SearchOutcome::evaluations)
+      .def_ro("placement", &SearchOutcome::placement)
+      .def_ro("stages", &SearchOutcome::stages)
+      .def_ro("memory", &SearchOutcome::memory)
+      .def_ro("front", &SearchOutcome::front)
+      .def_ro("is_best", &SearchOutcome::is_best);
   m.def("search", [](int ranks, int microbatches, const std::string& placement, int stages,
                      const schedule::Costs& costs, std::optional<double> memory,
                      std::optional<double> memory_bytes, int64_t evaluations, double robust,

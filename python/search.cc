@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <future>
 
+#include "pipewright/schedule/search/front.h"
 #include "pipewright/schedule/search/named_placement.h"
 #include "pipewright/schedule/search/search.h"
 
@@ -14,10 +16,12 @@ namespace {
 
 schedule::search::SearchRequest request_of(const SearchArguments& asked) {
   schedule::search::SearchRequest request;
+  // With "free", the costs are given for these stages, wherever they are.
+  const std::string placement = asked.placement == "free" ? "loop" : asked.placement;
   const int stages = asked.stages > 0
                          ? asked.stages
-                         : schedule::search::default_stages_per_rank(asked.placement) * asked.ranks;
-  request.placement = schedule::search::named_placement(asked.placement, asked.ranks, stages);
+                         : schedule::search::default_stages_per_rank(placement) * asked.ranks;
+  request.placement = schedule::search::named_placement(placement, asked.ranks, stages);
   request.num_microbatches = asked.microbatches;
   request.costs = asked.costs;
   request.memory = {.activations = asked.memory, .bytes = asked.memory_bytes};
@@ -39,24 +43,26 @@ schedule::search::SearchRequest request_of(const SearchArguments& asked) {
   return request;
 }
 
-}  // namespace
-
-SearchOutcome search(const SearchArguments& arguments, const std::function<bool()>& interrupted) {
-  schedule::search::SearchRequest request = request_of(arguments);
-  std::atomic<bool> cancel = false;
-  request.cancel = &cancel;
-  std::future<schedule::search::SearchResult> running =
-      std::async(std::launch::async, [&] { return schedule::search::search_schedule(request); });
+// Calls work() on a thread of its own, and sets *cancel once interrupted() returns true or throws.
+template <typename Work>
+auto run_interruptibly(const Work& work, const std::function<bool()>& interrupted,
+                       std::atomic<bool>* cancel) {
+  auto running = std::async(std::launch::async, work);
   try {
     while (running.wait_for(std::chrono::milliseconds(50)) != std::future_status::ready) {
-      if (interrupted()) cancel = true;
+      if (interrupted()) *cancel = true;
     }
   } catch (...) {
-    cancel = true;
+    *cancel = true;
     running.wait();
     throw;
   }
-  schedule::search::SearchResult result = running.get();
+  return running.get();
+}
+
+SearchOutcome outcome_of(schedule::search::SearchResult result, std::string placement,
+                         const schedule::search::MemoryBudget& memory) {
+  const int stages = result.order.placement.num_stages();
   return {Schedule(ir::AnySchedule(std::move(result.order))),
           result.cost,
           result.makespan,
@@ -65,7 +71,39 @@ SearchOutcome search(const SearchArguments& arguments, const std::function<bool(
           result.gap(),
           std::string(result.bound.name),
           result.found_by,
-          result.evaluations};
+          result.evaluations,
+          std::move(placement),
+          stages,
+          memory.activations ? memory.activations : memory.bytes};
+}
+
+}  // namespace
+
+SearchOutcome search(const SearchArguments& arguments, const std::function<bool()>& interrupted) {
+  schedule::search::SearchRequest request = request_of(arguments);
+  std::atomic<bool> cancel = false;
+  request.cancel = &cancel;
+  if (arguments.placement != "free")
+    return outcome_of(run_interruptibly([&] { return schedule::search::search_schedule(request); },
+                                        interrupted, &cancel),
+                      arguments.placement, request.memory);
+  const int stages = request.placement.num_stages();
+  const auto options = schedule::search::placement_options(arguments.ranks, stages);
+  std::vector<SearchOutcome> front;
+  for (schedule::search::FrontPoint& point :
+       run_interruptibly([&] { return schedule::search::search_front(request, stages, options); },
+                         interrupted, &cancel)) {
+    front.push_back(outcome_of(std::move(point.result), point.option.name, point.memory));
+    front.back().is_best = point.is_best;
+  }
+  if (front.empty())
+    throw std::invalid_argument(fmt::format(
+        "placement free: expected stages that can be cut into 1, 2 or 4 per rank, got {} on {} "
+        "ranks",
+        stages, arguments.ranks));
+  SearchOutcome best = *std::ranges::min_element(front, {}, &SearchOutcome::cost);
+  best.front = std::move(front);
+  return best;
 }
 
 }  // namespace pipewright::python

@@ -11,7 +11,7 @@ namespace pipewright::python {
 
 struct SearchArguments {
   int ranks = 0, microbatches = 0;
-  std::string placement;  // "loop", "v", "wave"
+  std::string placement;  // "loop", "v", "wave", "free"
   int stages = 0;         // 0: as many as the placement needs at least
   schedule::Costs costs;
   std::optional<double> memory, memory_bytes;
@@ -27,6 +27,12 @@ struct SearchOutcome {
   double cost, makespan, bubble_rate, bound, gap;
   std::string bound_name, found_by;
   int64_t evaluations;
+  std::string placement;  // "loop", "v", "wave"
+  int stages;
+  std::optional<double> memory;  // the limit, in activations or bytes
+  // Of a search with "free": one for each placement and part of the memory, as in search_front().
+  std::vector<SearchOutcome> front = {};
+  bool is_best = true;  // of the front: no other needs no more memory and costs less
 };
 
 // Runs the search on a thread of its own and calls `interrupted` some times a second: once that

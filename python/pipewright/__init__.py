@@ -73,6 +73,11 @@ class SearchResult:
     gap: float  # how far the cost is above the bound: 0.1 for 10%
     found_by: str  # a schedule of the catalogue, or "search"
     evaluations: int
+    placement: str  # loop, v or wave
+    stages: int
+    memory: float | None  # the limit that it keeps to, in activations per rank or in bytes
+    front: tuple[SearchResult, ...] = ()  # of placement="free": each placement with 8/8 to 2/8 of the memory
+    is_best: bool = True  # in a front: no other result needs no more memory and costs less
 
     def _repr_svg_(self) -> str:
         return self.schedule._repr_svg_()
@@ -84,10 +89,13 @@ def search(*, ranks: int, microbatches: int, placement: str = "loop", stages: in
            threads: int | None = None, seed: int = 1, **times: float) -> SearchResult:
     """Finds a schedule of low cost within a memory limit, and a lower bound on the cost of every other one.
 
-    `placement` is loop, v or wave; `memory` is in activations per rank, `memory_bytes` in bytes; `budget` is small,
-    medium, large or a number of evaluated actions. The result is the same for any number of threads. See
+    `placement` is loop, v, wave, or free: all of these, each with several amounts of memory, in the result's `front`;
+    costs are those of `stages` stages, which free may cut further. `memory` is in activations per rank, `memory_bytes` in bytes;
+    `budget` is small, medium, large or a number of evaluated actions. The result is the same for any number of threads. See
     `pipewright search --help`.
     """
+    if _arguments.text("placement", placement) not in ("loop", "v", "wave", "free"):
+        raise ValueError(f"placement: expected loop, v, wave or free, got `{placement}`")
     if memory is not None and memory_bytes is not None:
         raise ValueError("memory cannot be used with memory_bytes")
     evaluations = _BUDGETS.get(budget) if isinstance(budget, str) else budget
@@ -95,10 +103,16 @@ def search(*, ranks: int, microbatches: int, placement: str = "loop", stages: in
         raise ValueError(f"budget: expected small, medium, large or a whole number from 1, got `{budget}`")
     found = _pipewright.search(
         _arguments.whole("ranks", ranks), _arguments.whole("microbatches", microbatches),
-        _arguments.text("placement", placement), _arguments.optional_whole("stages", stages),
+        placement, _arguments.optional_whole("stages", stages),
         _arguments.costs(costs, times), _arguments.optional_positive("memory", memory),
         _arguments.optional_positive("memory_bytes", memory_bytes), evaluations,
         _arguments.optional_positive("robust", robust) or 0.0, bool(merge_backward),
         _arguments.optional_whole("threads", threads) or os.cpu_count() or 1, _arguments.whole("seed", seed, least=0))
-    return SearchResult(Schedule(found.schedule), found.cost, found.makespan, found.bubble_rate, found.bound,
-                        found.bound_name, found.gap, found.found_by, found.evaluations)
+    return _result(found)
+
+
+def _result(found) -> SearchResult:
+    return SearchResult(
+        Schedule(found.schedule), found.cost, found.makespan, found.bubble_rate, found.bound, found.bound_name, found.gap,
+        found.found_by, found.evaluations, found.placement, found.stages, found.memory,
+        tuple(_result(one) for one in found.front), found.is_best)

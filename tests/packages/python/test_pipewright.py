@@ -164,12 +164,24 @@ class SearchTest(unittest.TestCase):
             ({"memory": -1}, "memory: expected a number above 0"),
             ({"memory": 0.1}, "no schedule fits rank 0"),
             ({"budget": 0}, "budget: expected small, medium, large"),
-            ({"placement": "spiral"}, "placement: expected loop, v or wave"),
+            ({"placement": "spiral"}, "placement: expected loop, v, wave or free"),
+            ({"placement": "free", "stages": 6}, "expected stages that can be cut into 1, 2 or 4 per rank, got 6 on 4"),
             ({"placement": "v", "stages": 6}, "expected a multiple of the ranks"),
             ({"memory": 1, "memory_bytes": 1}, "cannot be used with"),
         ):
             with self.subTest(arguments), self.assertRaisesRegex(ValueError, message):
                 pw.search(**{"ranks": 4, "microbatches": 8, **arguments})
+
+    def test_front(self):
+        found = pw.search(ranks=4, microbatches=8, placement="free", memory=4, budget="small")
+        printed = json.loads(command("search", "--ranks", "4", "--microbatches", "8", "--placement", "free", "--memory", "4",
+                                     "--budget", "small", "--json")[0])["front"]
+        self.assertEqual([(one.placement, one.stages, one.cost, one.is_best) for one in found.front],
+                         [(one["placement"], one["stages"], one["cost"], one["is_best"]) for one in printed])
+        self.assertEqual(found.cost, min(one.cost for one in found.front))
+        for one in found.front:
+            self.assertTrue(one.schedule.verify())
+        self.assertEqual(pw.search(ranks=4, microbatches=8, memory=4, budget="small").front, ())
 
     def test_interrupt_ends_a_search(self):
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
