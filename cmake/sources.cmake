@@ -305,6 +305,7 @@ set(pipewright_executor_sources
     comms/agreement.cc
     comms/bounded_store.cc
     comms/channels.cc
+    comms/clock_offset.cc
     comms/failure_domain.cc
     comms/gloo.cc
     comms/group.cc
@@ -327,9 +328,11 @@ set(pipewright_executor_sources
     executor/device_progress.cc
     executor/digest.cc
     executor/executor.cc
+    executor/gather_recording.cc
     executor/microbatches.cc
     executor/module_stage.cc
     executor/program_check.cc
+    executor/recorder.cc
     executor/residency.cc
     executor/row_plan.cc
     executor/tensor_meta.cc
@@ -359,6 +362,7 @@ set(pipewright_executor_headers
     comms/agreement.h
     comms/bounded_store.h
     comms/channels.h
+    comms/clock_offset.h
     comms/failure_domain.h
     comms/gloo.h
     comms/group.h
@@ -383,11 +387,13 @@ set(pipewright_executor_headers
     executor/device_progress.h
     executor/digest.h
     executor/executor.h
+    executor/gather_recording.h
     executor/local_stage.h
     executor/loss_function.h
     executor/microbatches.h
     executor/module_stage.h
     executor/program_check.h
+    executor/recorder.h
     executor/residency.h
     executor/row_plan.h
     executor/stage.h
