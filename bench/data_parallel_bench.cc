@@ -57,7 +57,7 @@ int run(bool sharded, int64_t batch, int64_t steps) {
     const int64_t bytes_before = bytes_copied();
     const auto start = std::chrono::steady_clock::now();
     optimizer.zero_grad();
-    examples::gpt_loss(fsdp::forward(model, input), target).backward();
+    examples::gpt_loss(modules::forward(model, input), target).backward();
     optimizer.step();
     const auto end = std::chrono::steady_clock::now();
     if (step >= steps / 2)

@@ -17,7 +17,8 @@
 // tree for each gradient, up to the first that is not complete.
 #include "pipewright/ddp/replicate.h"
 
-#include <torch/csrc/autograd/variable.h>
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <optional>
@@ -30,8 +31,10 @@
 #include "pipewright/comms/agreement.h"
 #include "pipewright/comms/group.h"
 #include "pipewright/ddp/grad_buckets.h"
+#include "pipewright/ddp/linked_params.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/modules/driven_stage.h"
+#include "pipewright/modules/forward.h"
 #include "pipewright/modules/gradient_sync.h"
 #include "pipewright/modules/names.h"
 #include "pipewright/modules/unit_tree.h"
@@ -49,6 +52,7 @@ std::string describe(const std::string& name, const at::Tensor& tensor) {
 class ReplicatedUnit final : public Replicated,
                              public autograd::GradListener,
                              public autograd::BackwardWatch,
+                             public modules::ForwardHook,
                              public modules::UnitTree<ReplicatedUnit> {
  public:
   ReplicatedUnit(const std::vector<torch::nn::Module*>& modules, comms::BackendPtr group,
@@ -68,7 +72,7 @@ class ReplicatedUnit final : public Replicated,
         if (const std::shared_ptr<ReplicatedUnit> owner = owner_of(name, named.value()))
           nest(owner->root());
         else
-          parameters_.push_back({.name = name, .tensor = named.value()});
+          parameters_.add(name, named.value());
       }
       for (const auto& named : modules[i]->named_buffers()) {
         if (named.value().defined() && std::ranges::none_of(nested(), [&](const auto& unit) {
@@ -86,7 +90,7 @@ class ReplicatedUnit final : public Replicated,
   }
 
   // Completes the construction, once shared_from_this() works. Collective.
-  void begin() {
+  void begin(const std::vector<torch::nn::Module*>& modules) {
     std::vector<std::string> lines;
     lines.push_back(c10::str("options: bucket_cap_mb ", options_.bucket_cap_mb,
                              ", first_bucket_cap_mb ", options_.first_bucket_cap_mb,
@@ -94,9 +98,9 @@ class ReplicatedUnit final : public Replicated,
                              ", broadcast_buffers ", options_.broadcast_buffers, ", comm_hook ",
                              options_.comm_hook != nullptr));
     std::vector<at::Tensor> values;
-    for (const Parameter& parameter : parameters_) {
-      lines.push_back(describe("`" + parameter.name + "`", parameter.tensor));
-      values.push_back(parameter.tensor);
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      lines.push_back(describe("`" + parameters_.name(i) + "`", parameters_.tensor(i)));
+      values.push_back(parameters_.tensor(i));
     }
     for (const auto& [name, tensor] : buffers_) {
       lines.push_back(describe("buffer `" + name + "`", tensor));
@@ -107,9 +111,13 @@ class ReplicatedUnit final : public Replicated,
     // Thrown only now, so that no rank waits in compare_lines() for one that has thrown.
     if (!refusal_.empty()) throw std::invalid_argument(refusal_);
     comms::broadcast_values(values, *group_);
+    parameters_.set_listener(weak_from_this(), [unit = weak_from_this()](size_t i) {
+      if (const auto alive = unit.lock()) alive->check_link(i);
+    });
     settle();
-    for (size_t i = 0; i < parameters_.size(); ++i) hook_tensor(i);
     adopt();
+    for (const torch::nn::Module* module : modules)
+      modules::register_forward_hook(*module, shared_from_this());
   }
 
   void set_requires_gradient_sync(bool sync, bool recurse) override {
@@ -120,13 +128,21 @@ class ReplicatedUnit final : public Replicated,
     for_each([change](ReplicatedUnit& unit) { unit.sync_.hold(change); });
   }
 
-  std::vector<at::Tensor> forward_begins(std::vector<at::Tensor> inputs) override {
+  // Around a forward. Only the outermost one prepares; neither does the second forward of
+  // checkpointing, nor one that an executor runs, whose step has prepared.
+  modules::Tensors run(const torch::nn::Module* /*module*/, const Function& forward,
+                       modules::Tensors inputs) override {
+    const std::shared_ptr<ReplicatedUnit> outermost = root();
+    if (outermost->is_in_forward_ || sync_.is_driven() ||
+        torch::autograd::get_current_graph_task_id() != -1)
+      return forward(inputs);
     end_all_on_error([this] { prepare_forward(); });
     const std::optional<at::Device> device = options_.device ? options_.device : device_;
     for (at::Tensor& input : inputs) {
       if (device && input.defined()) input = input.to(*device, /*non_blocking=*/true);
     }
-    return inputs;
+    const InForward in_forward(*outermost);
+    return forward(inputs);
   }
 
   void prepare_forward() {
@@ -146,12 +162,12 @@ class ReplicatedUnit final : public Replicated,
 
   // Hooks, called on the thread of backward.
   void before_accumulate(size_t parameter) override {
-    const std::optional<size_t> grad = parameters_[parameter].grad;
+    const std::optional<size_t> grad = parameters_.linked_index(parameter);
     if (grad) end_all_on_error([&] { grads_->before_accumulate(*grad); });
   }
   void after_accumulate(size_t parameter) override {
     if (is_alone()) return;
-    const std::optional<size_t> grad = parameters_[parameter].grad;
+    const std::optional<size_t> grad = parameters_.linked_index(parameter);
     if (grad) end_all_on_error([&] { accumulated(*grad); });
   }
 
@@ -223,75 +239,39 @@ class ReplicatedUnit final : public Replicated,
 
   bool is_alone() const { return group_->getSize() == 1; }
 
-  struct Parameter {
-    std::string name;
-    at::Tensor tensor;
-    // Its gradient accumulator; null before it is trained. A parameter does not own its
-    // accumulator, and the hooks live as long as it does.
-    std::shared_ptr<torch::autograd::Node> accumulator = nullptr;
-    std::optional<size_t> grad = std::nullopt;  // index in grads_; nullopt if it is frozen
+  // The outermost forward runs.
+  class InForward {
+   public:
+    explicit InForward(ReplicatedUnit& root) : root_(root) { root_.is_in_forward_ = true; }
+    ~InForward() { root_.is_in_forward_ = false; }
+    InForward(const InForward&) = delete;
+    InForward& operator=(const InForward&) = delete;
+
+   private:
+    ReplicatedUnit& root_;
   };
 
-  // Whether gradients of the parameter reach grads_. A cast or a move replaces the accumulator, and
-  // our hooks with it.
-  static bool is_linked(const Parameter& parameter) {
-    return parameter.grad && torch::autograd::impl::try_get_grad_accumulator(parameter.tensor) ==
-                                 parameter.accumulator;
-  }
-
-  // Hooks the tensor itself, also if it is frozen; such a hook survives casts. Backward must not
-  // leave gradients unreduced.
-  void hook_tensor(size_t i) {
-    const at::Tensor& tensor = parameters_[i].tensor;
-    if (!tensor.is_floating_point() && !tensor.is_complex()) return;  // never trained
-    const bool is_trained = tensor.requires_grad();
-    tensor.set_requires_grad(true);
-    tensor.register_hook([unit = weak_from_this(), i](const at::TensorBase&) {
-      if (const auto alive = unit.lock()) alive->check_link(alive->parameters_[i]);
-    });
-    tensor.set_requires_grad(is_trained);
-  }
-
-  void check_link(const Parameter& parameter) {
-    if (is_alone() || is_linked(parameter) || is_of_other_unit(parameter)) return;
+  // Backward must not leave gradients unreduced.
+  void check_link(size_t i) {
+    if (is_alone() || parameters_.is_linked(i)) return;
     end_all_on_error([&] {
-      throw ContractError(c10::str("replicate: parameter `", parameter.name,
-                                   "` was cast, moved or unfrozen: expected a call of "
-                                   "forward_begins() between that and the forward"));
+      throw ContractError("replicate: parameter `" + parameters_.name(i) +
+                          "` was cast, moved or unfrozen: expected a call of the module through "
+                          "modules::forward() after that");
     });
-  }
-
-  // A parameter that was frozen when a nested call and this one saw it, and that the former trains.
-  bool is_of_other_unit(const Parameter& parameter) const {
-    const auto listener = autograd::listener_of(parameter.tensor);
-    return listener && listener.get() != static_cast<const autograd::GradListener*>(this);
   }
 
   // Adopts what users did to the parameters since the last forward: cast, moved, froze or unfroze
   // them. All ranks must do the same. Gradients get new buckets then.
   void settle() {
-    const auto fits = [this](const Parameter& parameter) {
-      if (!parameter.tensor.requires_grad() || is_of_other_unit(parameter)) return !parameter.grad;
-      return is_linked(parameter);
-    };
-    if (grads_ && std::ranges::all_of(parameters_, fits)) return;
+    if (grads_ && parameters_.are_linked()) return;
     if (grads_ && grads_->is_any_unreduced()) {
       throw ContractError(
           "replicate: parameters were cast, moved, frozen or unfrozen while their gradients were "
           "accumulated: reduce the gradients first");
     }
-    std::vector<NamedTensor> trained;
-    for (size_t i = 0; i < parameters_.size(); ++i) {
-      Parameter& parameter = parameters_[i];
-      parameter.grad.reset();
-      if (!parameter.tensor.requires_grad() || is_of_other_unit(parameter)) continue;
-      const auto known = torch::autograd::impl::try_get_grad_accumulator(parameter.tensor);
-      if (!known || known != parameter.accumulator)
-        parameter.accumulator = autograd::listen(parameter.tensor, weak_from_this(), i);
-      parameter.grad = trained.size();
-      trained.push_back({parameter.name, parameter.tensor});
-      device_ = parameter.tensor.device();
-    }
+    std::vector<NamedTensor> trained = parameters_.link();
+    if (!trained.empty()) device_ = trained[0].tensor.device();
     grads_.emplace(std::move(trained), group_, options_);
   }
 
@@ -340,12 +320,13 @@ class ReplicatedUnit final : public Replicated,
   const comms::BackendPtr group_;
   const Options options_;
   std::string refusal_;  // why the modules cannot be replicated; empty if they can
-  std::vector<Parameter> parameters_;
+  LinkedParams parameters_;
   std::vector<NamedTensor> buffers_;
   std::optional<GradBuckets> grads_;  // of the parameters that require grad
 
   std::optional<at::Device> device_;  // of all parameters
   modules::GradientSync sync_;
+  bool is_in_forward_ = false;  // of the root
 };
 
 // Parameters are always full: there is nothing to gather or free.
@@ -373,7 +354,7 @@ std::shared_ptr<modules::DataParallel> ReplicatedUnit::data_parallel() {
 std::shared_ptr<Replicated> replicate(const std::vector<torch::nn::Module*>& modules,
                                       comms::BackendPtr group, Options options) {
   const auto unit = std::make_shared<ReplicatedUnit>(modules, std::move(group), std::move(options));
-  unit->begin();
+  unit->begin(modules);
   return unit;
 }
 

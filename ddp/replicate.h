@@ -19,7 +19,7 @@
 //
 //   auto replicated = ddp::replicate(*model, group);
 //   torch::optim::AdamW optimizer(model->parameters());
-//   loss.backward();        // gradients are averaged when it returns
+//   loss_of(modules::forward(model, x)).backward();  // gradients are averaged when it returns
 //   optimizer.step();
 //
 // The module itself does not change: it keeps the same parameters under the same names, so state
@@ -29,15 +29,15 @@
 // same order. Every accumulation into .grad counts, including that of a split backward;
 // torch::autograd::grad does not accumulate and so does not count. Gradients must be dense.
 //
-// A module may be cast or moved, and parameters frozen and unfrozen, also after it was replicated:
-// on all ranks, between steps, followed by forward_begins() or a step of the executor. Without
-// that, backward throws rather than leave gradients unreduced.
+// Call the module through modules::forward(), which broadcasts buffers, moves inputs to the
+// module's device and adopts changes of the parameters: they may be cast or moved, frozen and
+// unfrozen, on all ranks, between steps. A step of the executor begins in the same way. After such
+// a change, the backward of a plain call throws rather than leave gradients unreduced.
 //
 // Errors: replicate() throws std::invalid_argument for an invalid argument. Use that this header
 // forbids throws ContractError, from the call or from backward; a reduction that fails throws
-// std::runtime_error. Before backward or forward_begins() throws either of these, it fails the
-// world (comms/failure_domain.h), because the other ranks would wait forever; World::reset()
-// repairs it.
+// std::runtime_error. Before backward or a forward throws either of these, it fails the world
+// (comms/failure_domain.h), because the other ranks would wait forever; World::reset() repairs it.
 
 namespace pipewright::ddp {
 
@@ -52,10 +52,11 @@ struct Options {
   // parts: if one rank skips a whole part, the others notice only because their reductions time
   // out. Must be the same in all calls for parts of one module.
   bool find_unused_parameters = false;
-  // forward_begins(), or a training step of the executor, broadcasts rank 0's buffers to all ranks.
+  // A forward outside of other forwards, or a training step of the executor, broadcasts rank 0's
+  // buffers to all ranks.
   bool broadcast_buffers = true;
   CommHook comm_hook = nullptr;  // null: all_reduce_hook()
-  // The device to which forward_begins() moves inputs; nullopt: that of the parameters.
+  // The device to which that forward moves its inputs; nullopt: that of the parameters.
   std::optional<at::Device> device = std::nullopt;
 };
 
@@ -76,12 +77,6 @@ class Replicated {
   // No effect either: parameters are never sharded, so there is nothing to prefetch.
   void set_modules_to_forward_prefetch(const std::vector<Replicated*>& /*modules*/) {}
   void set_modules_to_backward_prefetch(const std::vector<Replicated*>& /*modules*/) {}
-
-  // Call this before each forward of a module with buffers, and after the module was cast or moved,
-  // or parameters frozen or unfrozen; LibTorch has no forward hooks. Broadcasts the buffers and
-  // returns the inputs moved to the module's device. Collective if there are buffers. Throws
-  // ContractError if the module was changed while gradients were accumulated.
-  virtual std::vector<at::Tensor> forward_begins(std::vector<at::Tensor> inputs = {}) = 0;
 
   // The interface for the executor: before_backward() says which backward averages gradients,
   // reduce_grad() starts the remaining reductions, wait_reduce() waits. Includes nested calls.

@@ -8,7 +8,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
-#include "pipewright/fsdp/fully_shard.h"
+#include "pipewright/modules/forward.h"
 
 namespace pipewright::examples {
 namespace {
@@ -94,7 +94,7 @@ class Gpt final : public GptStage {
       const at::Tensor places = at::arange(x.size(1), x.options());
       x = tokens_(x) + positions_(places);
     }
-    for (const auto& block : blocks_) x = fsdp::forward(block, x);
+    for (const auto& block : blocks_) x = modules::forward(block, x);
     return output_ ? output_(norm_(x)) : x;
   }
   std::vector<std::shared_ptr<nn::Module>> blocks() const override {

@@ -28,8 +28,8 @@ inline constexpr int64_t kHeadDim = 16;
 class GptStage : public torch::nn::Module {
  public:
   virtual at::Tensor forward(at::Tensor input) = 0;
-  // The transformer blocks, for fully_shard() one by one before the stage; forward() calls them in
-  // the way that fully_shard requires.
+  // The transformer blocks, for fully_shard() one by one before the stage; forward() calls them
+  // through their wrappers.
   virtual std::vector<std::shared_ptr<torch::nn::Module>> blocks() const = 0;
 };
 // `dim` must be a multiple of kHeadDim.

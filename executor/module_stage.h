@@ -12,6 +12,7 @@
 #include "pipewright/autograd/checkpoint.h"
 #include "pipewright/autograd/split_backward.h"
 #include "pipewright/executor/stage.h"
+#include "pipewright/modules/forward.h"
 #include "pipewright/modules/tensors.h"
 
 namespace pipewright::executor {
@@ -79,9 +80,10 @@ constexpr size_t arity_of_forward() {
 
 }  // namespace module_stage_internal
 
-// A stage over a module: a shared_ptr or a ModuleHolder. The module's forward takes tensors or a
-// vector of them, and returns a tensor, a tuple or a vector. The stage's forward throws
-// std::invalid_argument for a different number of tensors.
+// A stage over a module: a shared_ptr or a ModuleHolder, called through its wrappers
+// (modules/forward.h). The module's forward takes tensors or a vector of them, and returns a
+// tensor, a tuple or a vector. The stage's forward throws std::invalid_argument for a different
+// number of tensors.
 template <typename Module>
 std::shared_ptr<ModuleStage> make_stage(Module module) {
   namespace internal = module_stage_internal;
@@ -89,14 +91,17 @@ std::shared_ptr<ModuleStage> make_stage(Module module) {
   return std::make_shared<ModuleStage>([module](const Tensors& inputs) mutable -> Tensors {
     constexpr size_t kArity = internal::arity_of_forward<Plain>();
     if constexpr (kArity == 0) {
-      return modules::to_tensors(module->forward(inputs));
+      const auto function = [&module](const Tensors& in) {
+        return modules::to_tensors(module->forward(in));
+      };
+      return modules::call(*module, function, inputs);
     } else {
       if (inputs.size() != kArity) {
         throw std::invalid_argument("forward of the module: expected " + std::to_string(kArity) +
                                     " tensors, got " + std::to_string(inputs.size()));
       }
       return [&]<size_t... I>(std::index_sequence<I...>) {
-        return modules::to_tensors(module->forward(inputs[I]...));
+        return modules::to_tensors(modules::forward(module, inputs[I]...));
       }
       (std::make_index_sequence<kArity>());
     }

@@ -230,7 +230,10 @@ std::shared_ptr<Sharded> shard(const std::vector<torch::nn::Module*>& modules, G
   for (const auto& [path, inner] : found.nested) nested.push_back(inner);
   unit->begin(nested);
   for (const auto& [path, inner] : found.nested) inner->add_prefix(path);
-  for (const torch::nn::Module* module : modules) sharded_modules().set(module, unit);
+  for (const torch::nn::Module* module : modules) {
+    sharded_modules().set(module, unit);
+    modules::register_forward_hook(*module, unit);
+  }
   return unit;
 }
 
@@ -266,13 +269,6 @@ std::shared_ptr<Sharded> fully_shard(const std::vector<torch::nn::Module*>& modu
 std::shared_ptr<Sharded> fully_shard(torch::nn::Module& module, comms::Mesh& mesh,
                                      const std::vector<std::string>& dims, Options options) {
   return fully_shard(std::vector{&module}, mesh, dims, std::move(options));
-}
-
-modules::Tensors call(const torch::nn::Module& module,
-                      const std::function<modules::Tensors(const modules::Tensors&)>& function,
-                      const modules::Tensors& inputs) {
-  const std::shared_ptr<ShardedUnit> unit = sharded_modules().find(&module);
-  return unit ? unit->run(&module, function, inputs) : function(inputs);
 }
 
 }  // namespace pipewright::fsdp

@@ -14,8 +14,8 @@
 #include "pipewright/comms/world.h"
 #include "pipewright/fsdp/event_log.h"
 #include "pipewright/modules/data_parallel.h"
+#include "pipewright/modules/forward.h"
 #include "pipewright/modules/mixed_precision.h"
-#include "pipewright/modules/tensors.h"
 
 // Fully sharded data parallelism (ZeRO-3) for LibTorch, with the names and semantics of PyTorch's
 // fully_shard (FSDP2; Zhao et al., "PyTorch FSDP", 2023). Each rank stores a shard of every
@@ -27,14 +27,14 @@
 //   for (const auto& block : model->blocks) units.push_back(fsdp::fully_shard(*block, group));
 //   units.push_back(fsdp::fully_shard(*model, group));     // what is left, as the root unit
 //   torch::optim::AdamW optimizer(model->parameters());    // before or after: it steps the shards
-//   fsdp::forward(model, x).sum().backward();              // .grad: averaged, and sharded
+//   modules::forward(model, x).sum().backward();           // .grad: averaged, and sharded
 //   optimizer.step();
 //
 // What differs from PyTorch:
-// - LibTorch's modules have no hooks. Call sharded modules through forward() or call() below, also
-//   inside the model's own forward: `x = fsdp::forward(block, x)`. For modules that are not sharded
-//   these are plain calls. A sharded parameter that is read outside of them is an error that names
-//   it (shard_guard.h says what is noticed).
+// - LibTorch's modules have no hooks. Call sharded modules through modules::forward() or call(),
+//   also inside the model's own forward: `x = modules::forward(block, x)`. For modules that are not
+//   sharded these are plain calls. A sharded parameter that is read outside of them is an error
+//   that names it (shard_guard.h says what is noticed).
 // - The registered parameter is the shard, a plain tensor, not a DTensor. Inside forward and
 //   backward the same tensor holds the full parameter.
 // - Keep what fully_shard returns: the module is sharded as long as it exists.
@@ -105,8 +105,8 @@ struct Options {
 
 // The unit that one call of fully_shard returns: a group of parameters that are gathered by one
 // all-gather and reduced by one reduce-scatter. The module stays sharded as long as this object
-// exists, and must be called only through forward() or call(). For one thread at a time, besides
-// autograd's threads during backward.
+// exists, and must be called only through modules::forward() or call(). For one thread at a time,
+// besides autograd's threads during backward.
 class Sharded {
  public:
   virtual ~Sharded() = default;
@@ -198,29 +198,9 @@ class Sharded {
                                                    const std::vector<std::string>& dims,
                                                    Options options = {});
 
-// Calls `function(inputs)` as the forward of `module`, for methods with a name other than forward:
-// inside `function`, the module's parameters are unsharded. A plain call if the module is not
-// sharded. Undefined inputs are passed on. `function` must not write in place to inputs that
-// require grad.
-modules::Tensors call(const torch::nn::Module& module,
-                      const std::function<modules::Tensors(const modules::Tensors&)>& function,
-                      const modules::Tensors& inputs);
-
-// Calls module->forward(inputs...) through the module's unit; a plain call if it is not sharded.
-// `module` is a shared_ptr or a ModuleHolder, the inputs are tensors, and the result is a tensor, a
-// tuple or a vector of tensors.
-template <typename Module, typename... Inputs>
-auto forward(const Module& module, const Inputs&... inputs) {
-  auto callee = module;  // a ModuleHolder's operator-> is const, the module it returns is not
-  using Result = std::decay_t<decltype(callee->forward(inputs...))>;
-  const auto function = [&callee](const modules::Tensors& moved) {
-    return [&]<size_t... I>(std::index_sequence<I...>) {
-      return modules::to_tensors(callee->forward(moved[I]...));
-    }
-    (std::make_index_sequence<sizeof...(Inputs)>());
-  };
-  return modules::from_tensors<Result>(call(*callee, function, modules::Tensors{inputs...}));
-}
+// How sharded modules are called (modules/forward.h).
+using modules::call;
+using modules::forward;
 
 }  // namespace pipewright::fsdp
 

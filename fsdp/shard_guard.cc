@@ -95,7 +95,7 @@ void throw_if_read(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::ji
     throw ContractError(
         c10::str("fully_shard: ", op.schema().name(), " reads parameter ", names().find(*shard),
                  ", of which this rank has a shard, ", shard->sizes(),
-                 ": call its module through forward() or call(), and keep its unit"));
+                 ": call its module through modules::forward(), and keep its unit"));
   }
   const c10::impl::ExcludeDispatchKeyGuard without_key(kKey);
   op.callBoxed(stack);

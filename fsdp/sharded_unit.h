@@ -16,6 +16,7 @@
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/fsdp/grad_reducer.h"
 #include "pipewright/fsdp/param_group.h"
+#include "pipewright/modules/forward.h"
 #include "pipewright/modules/gradient_sync.h"
 #include "pipewright/modules/registry.h"
 #include "pipewright/modules/unit_tree.h"
@@ -41,10 +42,9 @@ namespace pipewright::fsdp {
 class ShardedUnit final : public Sharded,
                           public autograd::GradListener,
                           public CallListener,
+                          public modules::ForwardHook,
                           public modules::UnitTree<ShardedUnit> {
  public:
-  using Function = std::function<Tensors(const Tensors&)>;
-
   // `replicas`: the ranks that have the same shards; null if this is the only one.
   ShardedUnit(std::vector<const torch::nn::Module*> modules, ParamGroup params,
               comms::BackendPtr replicas, Options options);
@@ -60,8 +60,8 @@ class ShardedUnit final : public Sharded,
   std::string display_name() const;
   const ParamGroup& params() const { return params_; }
 
-  // Calls `function` as the forward of `module`.
-  Tensors run(const torch::nn::Module* module, const Function& function, Tensors inputs);
+  // ForwardHook:
+  Tensors run(const torch::nn::Module* module, const Function& function, Tensors inputs) override;
 
   // Sharded:
   void unshard_async() override;

@@ -14,6 +14,7 @@
 #include "pipewright/autograd/checkpoint.h"
 #include "pipewright/comms/recording_backend.h"
 #include "pipewright/ir/errors.h"
+#include "pipewright/modules/forward.h"
 #include "tests/ddp/wrap.h"
 #include "tests/support/meter/meter.h"
 #include "tests/support/training/modules.h"
@@ -206,9 +207,8 @@ TEST(Replicate, CastsAndFreezingAfterTheWrap) {
         for (const ModulePtr& each : {plain, module}) each->zero_grad();
         const at::Tensor input = random_input({2, 4}, tests::data_seed(iteration, self.rank))
                                      .to(iteration == 0 ? at::kFloat : at::kDouble);
-        units.back()->forward_begins();
         plain->forward(input).sum().backward();
-        module->forward(input).sum().backward();
+        modules::forward(module, input).sum().backward();
         average_grads(*plain, *self.by_hand);
         if (iteration == 0) continue;  // float: not equal to 1e-9
         EXPECT_EQ(difference(*plain, *module), "") << iteration;
@@ -485,19 +485,20 @@ TEST(Replicate, ErrorsNameTheParameter) {
     const auto unit = replicate(*embedding, self.group);
     embedding->forward(at::arange(3)).sum().backward();
   });
-  // Without forward_begins() gradients would stay unreduced. One rank may only hear of the other's.
+  // In a plain call gradients would stay unreduced. One rank may only hear of the other's.
   for (const bool casts : {true, false}) {
-    expect(
-        casts ? "was cast, moved or unfrozen: expected a call of forward_begins()" : "replicate: ",
-        [casts](Rank& self) {
-          const ModulePtr module = tests::make_mlp(4, 2, 42);
-          if (!casts) module->parameters()[0].set_requires_grad(false);
-          const auto unit = replicate(*module, self.group);
-          module->parameters()[0].set_requires_grad(true);
-          const at::ScalarType dtype = casts ? at::kFloat : at::kDouble;
-          module->to(dtype);
-          module->forward(random_input({2, 4}, 1).to(dtype)).sum().backward();
-        });
+    expect(casts ? "was cast, moved or unfrozen: expected a call of the module through "
+                   "modules::forward() after that"
+                 : "replicate: ",
+           [casts](Rank& self) {
+             const ModulePtr module = tests::make_mlp(4, 2, 42);
+             if (!casts) module->parameters()[0].set_requires_grad(false);
+             const auto unit = replicate(*module, self.group);
+             module->parameters()[0].set_requires_grad(true);
+             const at::ScalarType dtype = casts ? at::kFloat : at::kDouble;
+             module->to(dtype);
+             module->forward(random_input({2, 4}, 1).to(dtype)).sum().backward();
+           });
   }
   expect("while their gradients were accumulated: reduce the gradients first", [](Rank& self) {
     const ModulePtr module = tests::make_mlp(4, 2, 42);
@@ -505,7 +506,7 @@ TEST(Replicate, ErrorsNameTheParameter) {
     unit->set_requires_gradient_sync(false);
     module->forward(random_input({2, 4}, 1)).sum().backward();
     module->to(at::kFloat);
-    unit->forward_begins();
+    modules::forward(module, random_input({2, 4}, 1).to(at::kFloat));
   });
   expect("expected all parameters on one device, cpu, got `b` on meta", [](Rank& self) {
     torch::nn::Module module;
@@ -604,8 +605,10 @@ TEST(Replicate, BuffersAreBroadcastFromRankZero) {
     norm->running_mean.fill_(self.rank);
     const auto unit = replicate(*norm, self.group);
     EXPECT_TRUE(at::equal(norm->running_mean, at::zeros({3})));
-    norm->forward(random_input({4, 3}, data_seed(0, self.rank)).to(at::kFloat)).sum().backward();
-    unit->forward_begins();
+    const at::Tensor input = random_input({4, 3}, data_seed(0, self.rank)).to(at::kFloat);
+    modules::forward(norm, input).sum().backward();
+    norm->eval();  // does not change the buffers
+    modules::forward(norm, input);
     at::Tensor mine = norm->running_mean.clone(), all = at::empty({6});
     self.by_hand->_allgather_base(all, mine)->wait();
     EXPECT_TRUE(at::equal(all.slice(0, 0, 3), all.slice(0, 3, 6)));
@@ -614,6 +617,31 @@ TEST(Replicate, BuffersAreBroadcastFromRankZero) {
     norm->running_mean.fill_(self.rank + 7);
     unit->data_parallel()->step_begins();
     EXPECT_TRUE(at::equal(norm->running_mean, at::full({3}, 7.0)));
+  });
+}
+
+// A forward inside another one does not broadcast again, nor does that of checkpointing.
+TEST(Replicate, BuffersAreBroadcastOncePerForward) {
+  struct Model : torch::nn::Module {
+    at::Tensor forward(const at::Tensor& x) {
+      const auto part = [this](const std::vector<at::Tensor>& in) {
+        return std::vector{modules::forward(norm, in[0])};
+      };
+      return autograd::checkpoint(part, {x})[0];
+    }
+    torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(3));
+  };
+  on_ranks(2, [](Rank& self) {
+    const auto model = std::make_shared<Model>();
+    const auto inner = replicate(*model->norm, self.group), outer = replicate(*model, self.group);
+    const int64_t buffers = static_cast<int64_t>(model->buffers().size());
+    for (const bool whole : {true, false}) {
+      const at::Tensor x = at::randn({4, 3}).requires_grad_();
+      self.log->clear();
+      (whole ? modules::forward(model, x) : modules::forward(model->norm, x)).sum().backward();
+      // The first reduction is followed by a broadcast of the order of the buckets.
+      EXPECT_EQ(self.log->count("broadcast"), buffers + (whole ? 1 : 0));
+    }
   });
 }
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "pipewright/ddp/replicate.h"
+#include "pipewright/modules/forward.h"
 #include "tests/ddp/wrap.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
@@ -58,12 +59,14 @@ TEST(ReplicateTraining, test_root_move_forward_input_to_device) {
     torch::nn::Module without_parameters;
     const auto unit = replicate(without_parameters, self.group, {.device = at::kMeta});
     const at::Tensor x = at::ones({2}), y0 = at::ones({3}), y1;
-    const std::vector<at::Tensor> moved = unit->forward_begins({x, y0, y1});
+    const auto same = [](const modules::Tensors& inputs) { return inputs; };
+    const std::vector<at::Tensor> moved = modules::call(without_parameters, same, {x, y0, y1});
     EXPECT_TRUE(moved[0].is_meta() && moved[1].is_meta());
     EXPECT_EQ(moved[1].sizes(), at::IntArrayRef({3}));
     EXPECT_FALSE(moved[2].defined());
     const ModulePtr mlp = tests::make_mlp(2, 2, 42);
-    EXPECT_TRUE(replicate(*mlp, self.group)->forward_begins({x})[0].is_same(x));
+    const auto of_mlp = replicate(*mlp, self.group);
+    EXPECT_TRUE(modules::call(*mlp, same, {x})[0].is_same(x));
   });
 }
 

@@ -72,7 +72,7 @@ TEST(FullyShard, DoesNotSynchronizeTheHost) {
     const at::Tensor tokens = tests::random_tokens({2, 8}, 8, 1);
     const auto step = [&] {
       optimizer.zero_grad();
-      fsdp::forward(module, tokens).sum().backward();
+      modules::forward(module, tokens).sum().backward();
       fsdp::clip_grad_norm_(module->parameters(), *self.group, 1.0);
       optimizer.step();
     };

@@ -136,7 +136,7 @@ TEST(PipelineOfShardedStages, TrainsLikeTheModelWithoutIt) {
         .steps = 2,
         .layers = {.checkpointed = true,
                    .call = [](const std::shared_ptr<tests::Layer>& layer, const at::Tensor& x) {
-                     return fsdp::forward(layer, x);
+                     return modules::forward(layer, x);
                    }}};
     expect_trained(train_reference(pipeline), train_pipeline(pipeline, wrap), part_of);
   }

@@ -58,7 +58,7 @@ struct Block : torch::nn::Module {
     for (size_t i = 0; i < weights.size(); ++i) {
       if ((mask >> i) & 1) y = y + at::tanh(x * weights[i]);
     }
-    for (const auto& part : parts) y = y + fsdp::forward(part, at::tanh(y), used);
+    for (const auto& part : parts) y = y + modules::forward(part, at::tanh(y), used);
     return y / 2;
   }
   std::vector<at::Tensor> weights;
@@ -96,7 +96,7 @@ struct Model : tests::TestModule {
       const auto& block = blocks[static_cast<size_t>(call.block)];
       const at::Tensor used = at::scalar_tensor(call.used, at::kLong);
       const auto run = [block](const std::vector<at::Tensor>& in) {
-        return std::vector{fsdp::forward(block, in[0], in[1])};
+        return std::vector{modules::forward(block, in[0], in[1])};
       };
       switch (call.how) {
         case How::kPlain:

@@ -173,7 +173,7 @@ std::string train_weight_free(bool norm, const std::string& row0, const std::str
       const auto scaled = [&](const std::vector<at::Tensor>& in) {
         return std::vector{at::layer_norm(in[0], {10}, layer->parameters()[1])};
       };
-      return fsdp::call(*layer, scaled, {y})[0];
+      return modules::call(*layer, scaled, {y})[0];
     };
     const auto module =
         std::make_shared<Layers>(4 * stage, 4 * stage + 4, tests::LayersArgs{.call = call});

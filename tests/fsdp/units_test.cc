@@ -1,6 +1,8 @@
 // Unusual models and training steps, compared with plain copies.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include <algorithm>
 #include <tuple>
@@ -33,6 +35,29 @@ using tests::Sharding;
 using tests::shards_of;
 using tests::sum_of;
 using tests::sum_of_tokens;
+
+// The children of a LibTorch container are called through their units.
+TEST(FullyShard, Sequential) {
+  on_ranks(2, [](Rank& self) {
+    const auto make = [] {
+      torch::nn::Sequential layers(torch::nn::Linear(4, 6), torch::nn::Linear(6, 4));
+      layers->to(at::kDouble);
+      for (const at::Tensor& weight : layers->parameters())
+        weight.detach().copy_(random_input(weight.sizes(), 42));
+      return layers;
+    };
+    torch::nn::Sequential plain = make(), module = make();
+    const Sharding sharding(self, *module, {{"0"}, {"1"}}, {.reshard_after_forward = true});
+    const at::Tensor x = random_input({2, 4}, data_seed(0, self.rank));
+    EXPECT_THROW(module->forward(x), std::exception);
+    const at::Tensor expected = plain->forward(x), got = modules::forward(module, x);
+    EXPECT_TRUE(at::allclose(expected, got));
+    expected.pow(2).sum().backward();
+    got.pow(2).sum().backward();
+    tests::average_grads(*plain, *self.by_hand);
+    EXPECT_EQ(difference(*plain, *module, shards_of(self)), "");
+  });
+}
 
 // Frozen weights before and after trained ones: they are still needed when all gradients are ready.
 TEST(FullyShard, FrozenParameters) {
@@ -93,7 +118,7 @@ struct Branches : tests::TestModule {
   }
   at::Tensor forward(const at::Tensor& input) override {
     at::Tensor x = input;
-    for (const auto& branch : branches) x = at::tanh(fsdp::forward(branch, x));
+    for (const auto& branch : branches) x = at::tanh(modules::forward(branch, x));
     return x;
   }
   std::vector<std::shared_ptr<Branch>> branches;
@@ -163,7 +188,7 @@ TEST(FullyShard, SeveralOutputs) {
     at::Tensor forward(const at::Tensor& input) override {
       at::Tensor x = input, kept = input, passed = bias * 2;
       for (const auto& pair : pairs) {
-        std::tie(x, passed) = fsdp::forward(pair, x, passed);
+        std::tie(x, passed) = modules::forward(pair, x, passed);
         kept = kept + x * x;
       }
       return kept + passed;
@@ -195,8 +220,8 @@ TEST(FullyShard, StemsThatSeeData) {
     }
     at::Tensor forward(const at::Tensor& input) {
       at::Tensor sum = at::zeros_like(input);
-      for (const auto& stem : stems) sum = sum + at::tanh(fsdp::forward(stem, input));
-      return fsdp::forward(mlp, sum);
+      for (const auto& stem : stems) sum = sum + at::tanh(modules::forward(stem, input));
+      return modules::forward(mlp, sum);
     }
     std::vector<std::shared_ptr<Branch>> stems;
     ModulePtr mlp;
@@ -266,7 +291,7 @@ TEST(FullyShard, APartOfTheSameUnitInACheckpoint) {
           after(register_module("after", tests::make_mlp(4, 2, 3))) {}
     at::Tensor forward(const at::Tensor& x) override {
       const auto part = [this](const std::vector<at::Tensor>& in) {
-        return std::vector{fsdp::forward(inner, in[0])};
+        return std::vector{modules::forward(inner, in[0])};
       };
       return after->forward(autograd::checkpoint(part, {before->forward(x)})[0]);
     }
@@ -277,7 +302,7 @@ TEST(FullyShard, APartOfTheSameUnitInACheckpoint) {
         : first(register_module("first", tests::make_mlp(4, 2, 4))),
           outer(register_module("outer", std::make_shared<Outer>())) {}
     at::Tensor forward(const at::Tensor& x) override {
-      return fsdp::forward(outer, first->forward(x));
+      return modules::forward(outer, first->forward(x));
     }
     ModulePtr first;
     std::shared_ptr<Outer> outer;
@@ -423,10 +448,10 @@ TEST(FullyShard, ALayerCalledTwiceWhoseUnusedResultIsKept) {
           layer(register_module("layer", tests::make_mlp(4, 2, 2))),
           last(register_module("last", tests::make_mlp(4, 2, 3))) {}
     at::Tensor forward(const at::Tensor& input) override {
-      const at::Tensor x = fsdp::forward(first, input);
-      const at::Tensor unused = fsdp::forward(layer, x * 2);
+      const at::Tensor x = modules::forward(first, input);
+      const at::Tensor unused = modules::forward(layer, x * 2);
       if (keeps) kept.push_back(unused);
-      return fsdp::forward(last, fsdp::forward(layer, x));
+      return modules::forward(last, modules::forward(layer, x));
     }
     ModulePtr first, layer, last;
     bool keeps = false;

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "pipewright/autograd/checkpoint.h"
-#include "pipewright/fsdp/fully_shard.h"
+#include "pipewright/modules/forward.h"
 #include "tests/support/ranks/ground.h"
 
 namespace pipewright::tests {
@@ -52,8 +52,8 @@ struct Mlp : TestModule {
       : in_proj(register_module("in_proj", nn::Linear(dim, multiplier * dim))),
         out_proj(register_module("out_proj", nn::Linear(multiplier * dim, dim))) {}
   at::Tensor forward(const at::Tensor& input) override {
-    const at::Tensor hidden = at::relu(fsdp::forward(in_proj, input));
-    return at::relu(fsdp::forward(out_proj, hidden));
+    const at::Tensor hidden = at::relu(modules::forward(in_proj, input));
+    return at::relu(modules::forward(out_proj, hidden));
   }
   nn::Linear in_proj, out_proj;
 };
@@ -65,7 +65,7 @@ struct Mlps : TestModule {
   }
   at::Tensor forward(const at::Tensor& input) override {
     at::Tensor x = first(input);
-    for (const auto& mlp : mlps) x = fsdp::forward(mlp, x);
+    for (const auto& mlp : mlps) x = modules::forward(mlp, x);
     return x;
   }
   std::vector<std::shared_ptr<nn::Module>> parts() override { return {mlps.begin(), mlps.end()}; }
@@ -78,8 +78,8 @@ struct Repeated : TestModule {
       : inner(register_module("inner", nn::Linear(4, 4))),
         outer(register_module("outer", nn::Linear(4, 5))) {}
   at::Tensor forward(const at::Tensor& input) override {
-    const at::Tensor once = at::relu(fsdp::forward(inner, input));
-    return outer(at::relu(fsdp::forward(inner, once)));
+    const at::Tensor once = at::relu(modules::forward(inner, input));
+    return outer(at::relu(modules::forward(inner, once)));
   }
   std::vector<std::shared_ptr<nn::Module>> parts() override { return {inner.ptr()}; }
   nn::Linear inner, outer;
@@ -103,7 +103,7 @@ struct VitWithHead : TestModule {
     const auto features = [this](const std::vector<at::Tensor>& in) {
       return std::vector{vit->forward_features(in[0])};
     };
-    return head(fsdp::call(*vit, features, {images})[0]);
+    return head(modules::call(*vit, features, {images})[0]);
   }
   std::vector<std::shared_ptr<nn::Module>> parts() override { return {vit}; }
   std::shared_ptr<Vit> vit;
@@ -175,23 +175,23 @@ struct Transformer : TestModule {
   }
   at::Tensor forward(const at::Tensor& input) override {
     const at::Tensor places = at::arange(input.size(1), input.options());
-    at::Tensor x = fsdp::forward(tokens, input) + fsdp::forward(positions, places);
-    for (const auto& block : wrapped) x = fsdp::forward(block, x);
+    at::Tensor x = modules::forward(tokens, input) + modules::forward(positions, places);
+    for (const auto& block : wrapped) x = modules::forward(block, x);
     for (const auto& block : blocks) {
       const auto around = [block](const std::vector<at::Tensor>& in) {
-        return std::vector{fsdp::forward(block, in[0])};
+        return std::vector{modules::forward(block, in[0])};
       };
       const auto inside = [block](const std::vector<at::Tensor>& in) {
         return std::vector{autograd::checkpoint(block, in[0])};
       };
       if (args.checkpointed == Checkpointed::kInside)
-        x = fsdp::call(*block, inside, {x})[0];
+        x = modules::call(*block, inside, {x})[0];
       else if (args.checkpointed == Checkpointed::kAround)
         x = autograd::checkpoint(around, {x})[0];
       else
-        x = fsdp::forward(block, x);
+        x = modules::forward(block, x);
     }
-    return fsdp::forward(output, fsdp::forward(norm, x));
+    return modules::forward(output, modules::forward(norm, x));
   }
   std::vector<std::shared_ptr<nn::Module>> parts() override {
     if (!wrapped.empty()) return {wrapped.begin(), wrapped.end()};

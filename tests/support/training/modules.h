@@ -9,7 +9,7 @@
 
 // The modules of PyTorch's tests of FSDP2 and replicate. All are in fp64, so that rounding errors
 // of sums in a different order do not hide real errors. They call their submodules through
-// fsdp::forward, as fully_shard requires.
+// modules::forward, as wrappers require.
 
 namespace pipewright::tests {
 

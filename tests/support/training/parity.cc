@@ -7,7 +7,7 @@
 
 #include <utility>
 
-#include "pipewright/fsdp/fully_shard.h"
+#include "pipewright/modules/forward.h"
 
 namespace pipewright::tests {
 namespace {
@@ -73,14 +73,14 @@ std::string difference(const torch::nn::Module& expected, const torch::nn::Modul
 
 Loss sum_of(std::vector<int64_t> sizes) {
   return [sizes](const ModulePtr& module, int iteration, int rank) {
-    return fsdp::forward(module, random_input(sizes, data_seed(iteration, rank))).sum();
+    return modules::forward(module, random_input(sizes, data_seed(iteration, rank))).sum();
   };
 }
 
 Loss sum_of_tokens(std::vector<int64_t> sizes, int64_t vocabulary) {
   return [=](const ModulePtr& module, int iteration, int rank) {
     const at::Tensor tokens = random_tokens(sizes, vocabulary, data_seed(iteration, rank));
-    return fsdp::forward(module, tokens).sum();
+    return modules::forward(module, tokens).sum();
   };
 }
 

@@ -34,7 +34,7 @@ std::string difference(const torch::nn::Module& expected, const torch::nn::Modul
 
 // The loss of either module on the data of an iteration.
 using Loss = std::function<at::Tensor(const ModulePtr&, int iteration, int rank)>;
-// The sum of the output. The module is called through fsdp::forward, which is a plain call for a
+// The sum of the output. The module is called through modules::forward, which is a plain call for a
 // plain module.
 Loss sum_of(std::vector<int64_t> sizes);
 Loss sum_of_tokens(std::vector<int64_t> sizes, int64_t vocabulary);
