@@ -115,7 +115,7 @@ std::shared_ptr<GptStage> make_gpt_stage(const GptConfig& config, int stage, int
 }
 
 at::Tensor gpt_loss(const at::Tensor& logits, const at::Tensor& targets) {
-  return at::cross_entropy_loss(logits.flatten(0, 1), targets.flatten());
+  return at::cross_entropy_loss(logits.flatten(0, 1).to(at::kFloat), targets.flatten());
 }
 
 }  // namespace pipewright::examples

@@ -35,7 +35,7 @@ class GptStage : public torch::nn::Module {
 // `dim` must be a multiple of kHeadDim.
 std::shared_ptr<GptStage> make_gpt_stage(const GptConfig& config, int stage, int num_stages);
 
-// Mean cross entropy in nats per byte.
+// Mean cross entropy in nats per byte, computed in fp32.
 at::Tensor gpt_loss(const at::Tensor& logits, const at::Tensor& targets);
 
 }  // namespace pipewright::examples

@@ -38,11 +38,16 @@ struct Options {
   int64_t steps = 200;
   int64_t batch = 16;
   double learning_rate = 3e-3;
+  at::ScalarType param_dtype = at::kFloat;
+  at::ScalarType reduce_dtype = at::kFloat;
   bool json = false;
   GptConfig model;
 
   // Ranks of the data-parallel dimension: they train the same stages on different data.
   int copies() const { return dp_replicate * dp_shard; }
+  bool is_mixed_precision() const {
+    return param_dtype != at::kFloat || reduce_dtype != at::kFloat;
+  }
 };
 
 // The command line is invalid: exit code 2.
@@ -106,12 +111,19 @@ executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts,
 }
 
 // Shards the parameters bottom-up: each block as one group, then the rest of the stage. Shards have
-// replicas with --dp-replicate.
-std::shared_ptr<modules::DataParallel> shard(GptStage& stage, comms::Mesh& mesh) {
+// replicas with --dp-replicate; with --dp-shard 1 there are only replicas.
+std::shared_ptr<modules::DataParallel> shard(GptStage& stage, comms::Mesh& mesh,
+                                             const Options& options) {
   const std::vector<std::string> dims = {"dp_replicate", "dp_shard"};
+  fsdp::Options sharding;
+  if (options.is_mixed_precision()) {
+    sharding.mixed_precision = {.param_dtype = options.param_dtype,
+                                .reduce_dtype = options.reduce_dtype};
+  }
   std::vector<std::shared_ptr<fsdp::Sharded>> units;
-  for (const auto& block : stage.blocks()) units.push_back(fsdp::fully_shard(*block, mesh, dims));
-  return fsdp::fully_shard(stage, mesh, dims)->data_parallel();
+  for (const auto& block : stage.blocks())
+    units.push_back(fsdp::fully_shard(*block, mesh, dims, sharding));
+  return fsdp::fully_shard(stage, mesh, dims, sharding)->data_parallel();
 }
 
 // The mean over the microbatches of this rank and over the ranks of `group`.
@@ -143,8 +155,8 @@ void train(const Options& options, const ir::Program& program, const Text& text,
   for (const int index : program.placement.stages_of(mesh.coordinate("pp"))) {
     const auto stage = make_gpt_stage(options.model, index, num_stages);
     stages[index].stage = executor::make_stage(stage);
-    stages[index].data_parallel = options.dp_shard > 1
-                                      ? shard(*stage, mesh)
+    stages[index].data_parallel = options.dp_shard > 1 || options.is_mixed_precision()
+                                      ? shard(*stage, mesh, options)
                                       : ddp::replicate(*stage, copies)->data_parallel();
     for (const at::Tensor& parameter : stage->parameters()) parameters.push_back(parameter);
   }
@@ -250,6 +262,19 @@ int main(int argc, char** argv) {
                  "Ranks over which the parameters of each stage are sharded; with --dp-replicate, "
                  "each shard is replicated")
       ->check(CLI::Range(1, 1024));
+  const std::map<std::string, at::ScalarType> dtypes = {{"fp32", at::kFloat},
+                                                        {"bf16", at::kBFloat16}};
+  const auto add_dtype = [&](const std::string& flag, at::ScalarType& dtype,
+                             const std::string& help) {
+    app.add_option_function<std::string>(
+           flag, [&dtypes, &dtype](const std::string& name) { dtype = dtypes.at(name); }, help)
+        ->check(CLI::IsMember(dtypes))
+        ->default_str("fp32");
+  };
+  add_dtype("--param-dtype", options.param_dtype,
+            "What forward and backward compute in; weights and optimizer stay in fp32");
+  add_dtype("--reduce-dtype", options.reduce_dtype,
+            "What gradients are accumulated and reduced in");
   app.add_option("--stages-per-rank", options.stages_per_rank,
                  "Stages per rank; 0 for the schedule's default")
       ->check(CLI::Range(0, 1024));

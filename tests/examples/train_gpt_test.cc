@@ -109,6 +109,24 @@ TEST(TrainGpt, Learns) {
   EXPECT_LT(learned.held_back, learned.bigram);
 }
 
+// In bf16 with fp32 reductions, replicated and sharded: as good as fp32.
+TEST(TrainGpt, LearnsInMixedPrecision) {
+  const std::string args = kTrain + "--steps 60 ";
+  const Trained exact = train(args);
+  for (const std::string copies : {"--dp-replicate 2", "--dp-shard 2"}) {
+    const Trained mixed =
+        train(args + copies + " --schedule ZBV --param-dtype bf16 --reduce-dtype fp32");
+    EXPECT_NE(mixed.losses, exact.losses);
+    EXPECT_NEAR(mixed.losses[0], exact.losses[0], 0.01);
+    EXPECT_NEAR(mixed.held_back, exact.held_back, 0.02) << copies;
+  }
+  const std::string few = "--steps 3 --dp-shard 2 --param-dtype bf16 --reduce-dtype ";
+  for (const std::string reduce : {"bf16", "fp32"}) {
+    expect_close(train("cli/pipewright launch -n 4 -- " + kTrain + few + reduce),
+                 train(kTrain + few + reduce), "launch " + reduce);
+  }
+}
+
 TEST(TrainGpt, PlainLinesWithoutATerminal) {
   const Output output = run_shell(kTrain + "--steps 3");
   EXPECT_EQ(output.status, 0);

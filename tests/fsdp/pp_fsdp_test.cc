@@ -25,6 +25,7 @@ using tests::Trained;
 
 constexpr const char* kGather = "allgather_into_tensor_coalesced";
 constexpr const char* kReduce = "reduce_scatter_tensor_coalesced";
+constexpr int64_t kLayerNumel = 2 * (10 * 10 + 10);
 
 at::Tensor call_layer(const std::shared_ptr<Layer>& layer, const at::Tensor& x) {
   return forward(layer, x);
@@ -32,10 +33,11 @@ at::Tensor call_layer(const std::shared_ptr<Layer>& layer, const at::Tensor& x) 
 
 // One unit per layer, and one for the stage. The latter has parameters only if the stage has an
 // unused one.
-tests::Wrap wrap(ReshardAfterForward reshard_after_forward) {
-  return [reshard_after_forward](const std::shared_ptr<Layers>& stage,
-                                 const comms::BackendPtr& group) {
-    const Options options = {.reshard_after_forward = reshard_after_forward};
+tests::Wrap wrap(ReshardAfterForward reshard_after_forward,
+                 const modules::MixedPrecisionPolicy& policy = {}) {
+  return [=](const std::shared_ptr<Layers>& stage, const comms::BackendPtr& group) {
+    const Options options = {.reshard_after_forward = reshard_after_forward,
+                             .mixed_precision = policy};
     std::vector<std::shared_ptr<Sharded>> units;
     for (const auto& layer : stage->layers()) units.push_back(fully_shard(*layer, group, options));
     return fully_shard(*stage, group, options)->data_parallel();
@@ -99,6 +101,35 @@ TEST_P(PpFsdpSchedules, test_pp_fsdp) {
       EXPECT_EQ(called(kGather), count(ir::ActionKind::kUnshard));
       EXPECT_EQ(called(kReduce), count(ir::ActionKind::kReduceGrad));
       EXPECT_EQ(trained[rank].calls.size(), static_cast<size_t>(called(kGather) + called(kReduce)));
+    }
+  }
+}
+
+// FSDP_MP: parameters are gathered, and forward and backward run, in bf16; gradients accumulate
+// over microbatches and are reduced in fp32, also those of a split backward. One step: after it, a
+// difference of one bit in a parameter may round to another bf16 value.
+TEST_P(PpFsdpSchedules, test_pp_fsdp_mixed_precision) {
+  for (const bool checkpointed : {false, true}) {
+    const PipelineCase pipeline{
+        .schedule = GetParam(),
+        .reduce_every = checkpointed ? 2 : 8,
+        .steps = 1,
+        .compute = at::kBFloat16,
+        .layers = {.dtype = at::kFloat, .checkpointed = checkpointed, .call = call_layer}};
+    const auto trained = train_pipeline(
+        pipeline, wrap(true, {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}));
+    expect_trained(train_reference(pipeline), trained,
+                   [](const at::Tensor& whole, int copy) { return part_of(whole, copy, 2); },
+                   {1e-5, 1e-7});
+    for (const Trained& rank : trained) {
+      for (const comms::CallRecord& call : rank.calls) {
+        if (call.op == kGather) {
+          EXPECT_EQ(call.bytes, kLayerNumel * 2) << "bf16";
+        } else if (call.op == kReduce) {
+          // A shard in fp32, and a flag for each of the four parameters.
+          EXPECT_EQ(call.bytes, (kLayerNumel / 2 + 4) * 4);
+        }
+      }
     }
   }
 }

@@ -24,7 +24,7 @@ constexpr int kDim = 10;
 at::Tensor input_of(const PipelineCase& pipeline, int step, int copy) {
   const int data = pipeline.same_data ? 0 : copy;
   return random_input({kPipelineMicrobatches, kDim}, static_cast<uint64_t>(100 + 10 * step + data))
-      .to(pipeline.layers.dtype);
+      .to(pipeline.compute.value_or(pipeline.layers.dtype));
 }
 
 at::Tensor target_of(const PipelineCase& pipeline, int step, int copy) {
@@ -33,6 +33,24 @@ at::Tensor target_of(const PipelineCase& pipeline, int step, int copy) {
 
 at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) {
   return at::mse_loss(output, target);
+}
+
+// Computes in the dtype of `low`, and accumulates in that of `model`.
+void add_grads_of_microbatches(Layers& low, Layers& model, const at::Tensor& input,
+                               const at::Tensor& target, int copies) {
+  const std::vector<at::Tensor> to = model.parameters(), from = low.parameters();
+  for (size_t i = 0; i < to.size(); ++i) from[i].detach().copy_(to[i].detach());
+  for (int microbatch = 0; microbatch < kPipelineMicrobatches; ++microbatch) {
+    low.zero_grad();
+    const auto rows = [microbatch](const at::Tensor& of) { return of.narrow(0, microbatch, 1); };
+    (loss_of(low.forward(rows(input)), rows(target)) / kPipelineMicrobatches).backward();
+    for (size_t i = 0; i < to.size(); ++i) {
+      if (!from[i].grad().defined()) continue;
+      const at::Tensor grad = from[i].grad().to(to[i].scalar_type()) / copies;
+      at::Tensor& sum = to[i].mutable_grad();
+      sum = sum.defined() ? sum + grad : grad;
+    }
+  }
 }
 
 void keep(Trained& trained, const torch::nn::Module& module) {
@@ -169,12 +187,19 @@ Trained train_reference(const PipelineCase& pipeline) {
   plain.unused = false;
   Layers model(0, kPipelineLayers, plain);
   torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(1e-2));
+  plain.dtype = pipeline.compute.value_or(plain.dtype);
+  Layers low(0, kPipelineLayers, plain);
   for (int step = 0; step < pipeline.steps; ++step) {
     optimizer.zero_grad();
     for (int copy = 0; copy < pipeline.copies; ++copy) {
+      const at::Tensor input = input_of(pipeline, step, copy);
+      const at::Tensor target = target_of(pipeline, step, copy);
       model.set_copy(copy);
-      const at::Tensor output = model.forward(input_of(pipeline, step, copy));
-      (loss_of(output, target_of(pipeline, step, copy)) / pipeline.copies).backward();
+      low.set_copy(copy);
+      if (pipeline.compute)
+        add_grads_of_microbatches(low, model, input, target, pipeline.copies);
+      else
+        (loss_of(model.forward(input), target) / pipeline.copies).backward();
     }
     optimizer.step();
   }

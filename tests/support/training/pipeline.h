@@ -73,6 +73,9 @@ struct PipelineCase {
   bool same_data = false;  // all copies train on the data of copy 0
   int steps = 3;           // of AdamW
   bool delays = false;     // random delays before and after collectives, different on each rank
+  // Mixed precision: inputs, targets and computation are in this dtype, gradients are accumulated
+  // and reduced in that of the layers.
+  std::optional<at::ScalarType> compute = std::nullopt;
   LayersArgs layers = {};
 };
 
