@@ -190,8 +190,7 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
     channels_.emplace(world, coordinator_.key(), ranks_, model, edges, options_.device);
     transfers_.emplace(placement, *channels_, world.store(), coordinator_.key(),
                        Transfers::Options{model, timeout_, options_.device, options_.output_metas,
-                                          options_.dynamic_shapes, ranks_,
-                                          [this] { world_.failures().throw_if_failed(); },
+                                          options_.dynamic_shapes, ranks_, &world.failures(),
                                           [this](ir::ActionPart receive) {
                                             if (recorder_) recorder_->received(receive);
                                           }});

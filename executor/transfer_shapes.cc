@@ -124,15 +124,20 @@ int64_t TransferShapes::read_header(ir::ActionPart receive, const at::Tensor& he
   const at::Tensor words = header.cpu();
   const int64_t count = words.data_ptr<int64_t>()[0];
   if (count >= kHeaderWords) return count;
-  if (count != kAsBefore) learn(receive, words.narrow(0, 1, count));
+  if (count != kAsBefore) learn_words(receive, words.narrow(0, 1, count));
   return 0;
 }
 
 void TransferShapes::read_rest(ir::ActionPart receive, const at::Tensor& rest) {
-  learn(receive, rest.cpu());
+  learn_words(receive, rest.cpu());
 }
 
-void TransferShapes::learn(ir::ActionPart receive, const at::Tensor& words) {
+void TransferShapes::learn(ir::ActionPart receive, const std::string& value) {
+  learned_[with_backward_][receive] =
+      decode({reinterpret_cast<const uint8_t*>(value.data()), value.size()});
+}
+
+void TransferShapes::learn_words(ir::ActionPart receive, const at::Tensor& words) {
   const auto* bytes = static_cast<const uint8_t*>(words.data_ptr());
   learned_[with_backward_][receive] = decode({bytes, words.nbytes()});
 }

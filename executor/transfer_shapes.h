@@ -44,8 +44,11 @@ class TransferShapes {
   // the store at most once, and does not wait. With dynamic shapes: what the last header said.
   const TensorMetas* find(ir::ActionPart receive);
 
-  // Blocks until find() would succeed, but not longer than `slice`.
+  // Polls the store until find() would succeed, but not longer than `slice`.
   void wait(ir::ActionPart receive, std::chrono::milliseconds slice) const;
+  // The key under which the sender writes the metadata of `receive`, and the effect of its value.
+  std::string key_of(ir::ActionPart receive) const;
+  void learn(ir::ActionPart receive, const std::string& value);
 
   // Checks the tensors of `send` against what its `receive` expects; writes their shapes to the
   // store the first time. Replaces a missing gradient by zeros where one is expected. Throws
@@ -62,8 +65,7 @@ class TransferShapes {
   void read_rest(ir::ActionPart receive, const at::Tensor& rest);
 
  private:
-  void learn(ir::ActionPart receive, const at::Tensor& words);
-  std::string key_of(ir::ActionPart receive) const;
+  void learn_words(ir::ActionPart receive, const at::Tensor& words);
 
   const comms::StorePtr store_;
   const std::string key_;

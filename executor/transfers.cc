@@ -8,9 +8,9 @@
 // all shapes are known, after the first step, every queue is empty again after each post.
 //
 // Complexity: O(log n) per operation with n in flight. While shapes are missing, a wait blocks in
-// the store until those that it needs are there, and looks at the heads of the other queues at
-// intervals that double from 2 to 250 ms. So a transfer costs a handful of requests, however long
-// it takes.
+// the store until those that it needs are there. So a transfer costs a handful of requests, however
+// long it takes. Only in the models in which a SEND may be behind a RECV, it polls instead, at
+// intervals that double, and looks at the heads of the other queues every 2 to 250 ms.
 #include "pipewright/executor/transfers.h"
 
 #include <ATen/ops/empty.h>
@@ -262,20 +262,28 @@ void Transfers::wait_for(const WorkPtr& work, ir::ActionPart action) const {
 // queue may have become able to go on.
 void Transfers::pause(Clock::time_point deadline, ir::ActionPart action,
                       std::chrono::milliseconds* slice) {
-  if (options_.check_peers) options_.check_peers();
-  if (Clock::now() > deadline) {
-    const ir::Transfer transfer = transfer_of(action);
-    throw std::runtime_error(quoted(action) + " waits for " + quoted(transfer.send) + " of rank " +
-                             std::to_string(world_rank(transfer.from)) +
-                             ", which was not posted within " +
-                             std::to_string(options_.timeout.count()) + " ms");
-  }
+  options_.failures->throw_if_failed();
+  if (Clock::now() > deadline) throw std::runtime_error(not_posted(action));
   const std::deque<Pending>& queue = queue_of(action);
   if (shapes_.dynamic() || queue.empty()) return;
+  const ir::ActionPart head = queue.front().action;
   // In the edge model no SEND waits behind a RECV, so the other queues can wait as well.
-  const bool alone = options_.channels == ir::ChannelModel::kEdge;
-  shapes_.wait(queue.front().action, alone ? kSlice : *slice);
+  if (options_.channels == ir::ChannelModel::kEdge) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+    const std::string key = shapes_.key_of(head);
+    shapes_.learn(head, options_.failures->wait_for(key, left, not_posted(head)));
+    return;
+  }
+  shapes_.wait(head, *slice);
   *slice = std::min(2 * *slice, kSlice);
+}
+
+std::string Transfers::not_posted(ir::ActionPart receive) const {
+  const ir::Transfer transfer = transfer_of(receive);
+  return quoted(receive) + " waits for " + quoted(transfer.send) + " of rank " +
+         std::to_string(world_rank(transfer.from)) + ", which was not posted within " +
+         std::to_string(options_.timeout.count()) + " ms";
 }
 
 int Transfers::world_rank(int rank) const { return options_.ranks[static_cast<size_t>(rank)]; }

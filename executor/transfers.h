@@ -37,8 +37,8 @@ class Transfers {
     TransferShapes::OutputMetas output_metas = {};
     bool dynamic_shapes = false;  // needs ChannelModel::kEdge
     std::vector<int> ranks = {};  // the world rank of each program rank, for errors
-    // Throws if another rank of the world has failed. Called while waiting for shapes.
-    std::function<void()> check_peers = {};
+    // Whose failure ends a wait for shapes.
+    comms::FailureDomain* failures = nullptr;
     // Called when the tensors of a RECV are there, on a device when they are ordered.
     std::function<void(ir::ActionPart receive)> on_received = {};
   };
@@ -99,6 +99,7 @@ class Transfers {
   void wait(Posted& posted, ir::ActionPart action) const;
   void wait_for(const WorkPtr& work, ir::ActionPart action) const;
   void pause(Clock::time_point deadline, ir::ActionPart action, std::chrono::milliseconds* slice);
+  std::string not_posted(ir::ActionPart receive) const;
   int world_rank(int rank) const;
   int tag(ir::ActionPart receive, size_t tensor) const;
 

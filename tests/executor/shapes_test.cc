@@ -85,7 +85,8 @@ TEST(LearnedShapes, TheFirstStepCostsAHandfulOfRequestsPerTransfer) {
                 {.timeout = std::chrono::minutes(5), .store = store}),
             "");
   const int64_t transfers = int64_t{2} * (kRanks - 1) * kMicrobatches;
-  EXPECT_LE(store->requests(), 32 * transfers);
+  // Written once, looked for a few times without waiting, waited for and read once.
+  EXPECT_LE(store->requests(), 8 * transfers);
   std::printf("%.2f requests per transfer\n",
               static_cast<double>(store->requests()) / static_cast<double>(transfers));
 }
