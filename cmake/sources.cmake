@@ -242,6 +242,7 @@ set(pipewright_checkpoint_sources
     checkpoint/sharding_info.cc
     checkpoint/stored_checkpoint.cc
     comms/environment.cc
+    comms/error_file.cc
     comms/layout.cc
     comms/mailboxes.cc
     comms/mesh_layout.cc

@@ -110,17 +110,19 @@ Environment read_slurm(const Variables& variables) {
 
 }  // namespace
 
+Variables variables_of_process() {
+  return [](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    return value ? std::optional<std::string>(value) : std::nullopt;
+  };
+}
+
 Environment read_environment(const Variables& variables) {
   if (variables("RANK") || variables("WORLD_SIZE")) return read_torchrun(variables);
   if (variables("SLURM_PROCID")) return read_slurm(variables);
   return {};
 }
 
-Environment read_environment() {
-  return read_environment([](const std::string& name) -> std::optional<std::string> {
-    const char* value = std::getenv(name.c_str());
-    return value ? std::optional<std::string>(value) : std::nullopt;
-  });
-}
+Environment read_environment() { return read_environment(variables_of_process()); }
 
 }  // namespace pipewright::comms

@@ -35,10 +35,12 @@ struct Environment {
 
 // Looks up a variable; nullopt if it is not set.
 using Variables = std::function<std::optional<std::string>(const std::string& name)>;
+// Those of this process. To be called on any thread, as long as none calls setenv.
+Variables variables_of_process();
 
 // Throws std::invalid_argument naming the variable, its value and the expected one.
 Environment read_environment(const Variables& variables);
-// Reads the environment of this process. Any thread, as long as none calls setenv.
+// Reads variables_of_process().
 Environment read_environment();
 
 }  // namespace pipewright::comms

@@ -15,6 +15,7 @@
 #include "examples/gpt.h"
 #include "examples/progress.h"
 #include "examples/text.h"
+#include "pipewright/comms/error_file.h"
 #include "pipewright/comms/gloo.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/threads.h"
@@ -308,6 +309,7 @@ int main(int argc, char** argv) {
     return 2;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
+    comms::write_error_file(error.what());
     return 1;
   }
   return 0;
