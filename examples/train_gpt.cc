@@ -23,6 +23,7 @@
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/fsdp/fully_shard.h"
+#include "pipewright/modules/clip_grad_norm.h"
 #include "pipewright/schedule/compile.h"
 
 namespace pipewright::examples {
@@ -39,6 +40,7 @@ struct Options {
   int64_t steps = 200;
   int64_t batch = 16;
   double learning_rate = 3e-3;
+  double clip = 0;  // 0: gradients are not clipped
   at::ScalarType param_dtype = at::kFloat;
   at::ScalarType reduce_dtype = at::kFloat;
   bool json = false;
@@ -148,6 +150,8 @@ void train(const Options& options, const ir::Program& program, const Text& text,
       world,
       {{"pp", options.pp}, {"dp_replicate", options.dp_replicate}, {"dp_shard", options.dp_shard}});
   const comms::BackendPtr copies = mesh.group({"dp_replicate", "dp_shard"});
+  // The ranks that have different parameters.
+  const comms::BackendPtr whole_model = mesh.group({"pp", "dp_shard"});
 
   // The model: this rank's stages, replicated, sharded or both.
   const int num_stages = program.placement.num_stages();
@@ -179,6 +183,7 @@ void train(const Options& options, const ir::Program& program, const Text& text,
     optimizer.zero_grad();
     const std::vector<int64_t> starts = text.batch(options.model.seed, step, options.batch);
     const executor::StepResult result = executor.step(batch_of(text, starts, mesh));
+    if (options.clip > 0) modules::clip_grad_norm_(parameters, *whole_model, options.clip);
     if (!parameters.empty()) optimizer.step();
     const double loss = has_loss ? mean(result.losses, *copies) : 0;
     if (reports) progress.step(loss);
@@ -294,6 +299,8 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 1 << 24));
   app.add_option("--lr", options.learning_rate, "Learning rate of AdamW")
       ->check(CLI::PositiveNumber);
+  app.add_option("--clip", options.clip, "Clip gradients to this total norm; 0: do not clip")
+      ->check(CLI::NonNegativeNumber);
   app.add_flag("--json", options.json,
                "Print JSON: per step `step`, `loss`, `tokens_per_s`; at the end `held_back_loss`, "
                "`bigram_loss`");

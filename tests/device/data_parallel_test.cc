@@ -7,8 +7,8 @@
 
 #include "pipewright/ddp/comm_hooks.h"
 #include "pipewright/ddp/replicate.h"
-#include "pipewright/fsdp/clip_grad_norm.h"
 #include "pipewright/fsdp/fully_shard.h"
+#include "pipewright/modules/clip_grad_norm.h"
 #include "tests/ddp/wrap.h"
 #include "tests/device/no_host_sync.h"
 #include "tests/fsdp/sharding.h"
@@ -73,7 +73,7 @@ TEST(FullyShard, DoesNotSynchronizeTheHost) {
     const auto step = [&] {
       optimizer.zero_grad();
       modules::forward(module, tokens).sum().backward();
-      fsdp::clip_grad_norm_(module->parameters(), *self.group, 1.0);
+      modules::clip_grad_norm_(module->parameters(), *self.group, 1.0);
       optimizer.step();
     };
     step();

@@ -109,6 +109,14 @@ TEST(TrainGpt, Learns) {
   EXPECT_LT(learned.held_back, learned.bigram);
 }
 
+TEST(TrainGpt, ClipsTheNormOfTheWholeModel) {
+  const std::string args = "--steps 10 --batch 16 --microbatches 4 ";
+  const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe --clip 0.5");
+  EXPECT_NE(alone.losses, train(kTrain + args + "--pp 1 --schedule GPipe").losses);
+  for (const char* copies : {"--dp-replicate 2 ", "--dp-shard 2 --dp-replicate 2 "})
+    expect_close(train(kTrain + args + copies + "--schedule ZBV --clip 0.5"), alone, copies);
+}
+
 // In bf16 with fp32 reductions, replicated and sharded: as good as fp32.
 TEST(TrainGpt, LearnsInMixedPrecision) {
   const std::string args = kTrain + "--steps 60 ";

@@ -10,8 +10,8 @@
 #include <tuple>
 
 #include "pipewright/comms/chunk.h"
-#include "pipewright/fsdp/clip_grad_norm.h"
 #include "pipewright/fsdp/fully_shard.h"
+#include "pipewright/modules/clip_grad_norm.h"
 #include "tests/fsdp/sharding.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
@@ -20,6 +20,7 @@
 namespace pipewright::fsdp {
 namespace {
 
+using modules::clip_grad_norm_;
 using tests::blocks;
 using tests::data_seed;
 using tests::difference;

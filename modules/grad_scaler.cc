@@ -1,0 +1,76 @@
+#include "pipewright/modules/grad_scaler.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <stdexcept>
+#include <utility>
+
+#include "pipewright/ir/errors.h"
+
+namespace pipewright::modules {
+
+GradScaler::GradScaler(comms::BackendPtr group, Options options)
+    : group_(std::move(group)), options_(options), scale_(options.init_scale) {
+  const bool shrinks = 0 < options.backoff_factor && options.backoff_factor < 1;
+  if (!shrinks || !(options.growth_factor > 1) || !(options.init_scale > 0) ||
+      options.growth_interval <= 0) {
+    throw std::invalid_argument(c10::str(
+        "GradScaler: expected init_scale > 0, growth_factor > 1, 0 < backoff_factor < 1 and "
+        "growth_interval > 0, got ",
+        options.init_scale, ", ", options.growth_factor, ", ", options.backoff_factor, " and ",
+        options.growth_interval));
+  }
+}
+
+void GradScaler::unscale_(const std::vector<at::Tensor>& parameters) {
+  if (found_inf_.defined())
+    throw ContractError("GradScaler: expected update() between two calls of unscale_()");
+  const c10::NoGradGuard no_grad;
+  const at::Device device =
+      parameters.empty() ? group_->getBoundDeviceId().value_or(at::kCPU) : parameters[0].device();
+  at::Tensor found = at::zeros({}, at::TensorOptions(at::kFloat).device(device));
+  for (const at::Tensor& parameter : parameters) {
+    const at::Tensor& grad = parameter.grad();
+    if (!grad.defined() || grad.numel() == 0) continue;
+    grad.div_(scale_);
+    // x - x is 0 unless x is infinite or NaN.
+    found = at::maximum(found, (grad - grad).ne(0).any().to(at::kFloat));
+  }
+  if (group_->getSize() > 1) {
+    c10d::AllreduceOptions options;
+    options.reduceOp = c10d::ReduceOp::MAX;
+    std::vector<at::Tensor> all = {found};
+    group_->allreduce(all, options)->wait();
+  }
+  found_inf_ = found;
+}
+
+bool GradScaler::found_inf() { return found_inf_.defined() && found_inf_.item<float>() != 0; }
+
+bool GradScaler::step(torch::optim::Optimizer& optimizer) {
+  if (!found_inf_.defined()) {
+    std::vector<at::Tensor> parameters;
+    for (const auto& group : optimizer.param_groups())
+      parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+    unscale_(parameters);
+  }
+  if (found_inf()) return false;
+  optimizer.step();
+  return true;
+}
+
+void GradScaler::update() {
+  if (!found_inf_.defined())
+    throw ContractError("GradScaler: expected unscale_() or step() before update()");
+  if (found_inf()) {
+    scale_ *= options_.backoff_factor;
+    steps_without_inf_ = 0;
+  } else if (++steps_without_inf_ == options_.growth_interval) {
+    scale_ *= options_.growth_factor;
+    steps_without_inf_ = 0;
+  }
+  found_inf_.reset();
+}
+
+}  // namespace pipewright::modules

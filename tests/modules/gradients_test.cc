@@ -1,0 +1,100 @@
+// Clipping and scaling of gradients that are distributed over ranks.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/optim/adam.h>
+
+#include <limits>
+
+#include "pipewright/comms/mesh.h"
+#include "pipewright/ir/errors.h"
+#include "pipewright/modules/clip_grad_norm.h"
+#include "pipewright/modules/grad_scaler.h"
+#include "tests/support/training/on_ranks.h"
+
+namespace pipewright::modules {
+namespace {
+
+using tests::on_ranks;
+using tests::Rank;
+
+at::Tensor with_grad(const at::Tensor& grad) {
+  at::Tensor parameter = at::zeros_like(grad).requires_grad_();
+  parameter.mutable_grad() = grad.clone();
+  return parameter;
+}
+
+// A pipeline of three stages times two data-parallel ranks: one stage is sharded over them, one is
+// replicated, and one has no parameters.
+TEST(ClipGradNorm, OverPipelineStagesAndAPartOfTheMesh) {
+  for (const double norm_type : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
+    on_ranks(6, [&](Rank& self) {
+      comms::Mesh mesh(*self.world, {{"dp", 2}, {"pp", 3}});
+      const int stage = mesh.coordinate("pp"), copy = mesh.coordinate("dp");
+      const comms::BackendPtr all = mesh.group({"pp", "dp"});
+      const at::Tensor sharded = at::arange(1, 9, at::kDouble);
+      const at::Tensor replicated = -at::arange(3, 12, at::kDouble);
+      const at::Tensor mine = stage == 0 ? sharded.chunk(2)[static_cast<size_t>(copy)] : replicated;
+      const at::Tensor parameter = with_grad(mine);
+      std::vector<GradsToClip> grads;
+      if (stage == 0) grads.push_back({{parameter}});
+      if (stage == 1) grads.push_back({{parameter}, mesh.size("dp")});
+      const at::Tensor norm = clip_grad_norm_(grads, *all, 0.5, norm_type);
+      const double expected = at::cat({sharded, replicated}).norm(norm_type).item<double>();
+      EXPECT_NEAR(norm.item<double>(), expected, 1e-9);
+      EXPECT_GT(expected, 0.5);
+      if (stage < 2) {
+        EXPECT_TRUE(at::allclose(parameter.grad(), mine * (0.5 / (expected + 1e-6))));
+      }
+    });
+  }
+}
+
+// All stages replicated: the dimension of the replicas is left out.
+TEST(ClipGradNorm, OverStagesOnly) {
+  on_ranks(4, [](Rank& self) {
+    comms::Mesh mesh(*self.world, {{"dp", 2}, {"pp", 2}});
+    const at::Tensor parameter = with_grad(at::full({4}, 1.0 + mesh.coordinate("pp")));
+    const at::Tensor norm = clip_grad_norm_({parameter}, *mesh.group({"pp"}), 100);
+    EXPECT_NEAR(norm.item<double>(), std::sqrt(4.0 + 16.0), 1e-6);
+    EXPECT_TRUE(at::equal(parameter.grad(), at::full({4}, 1.0 + mesh.coordinate("pp"))));
+  });
+}
+
+// test_gradient_scaler: an overflow in one shard of one rank.
+TEST(GradScaler, test_gradient_scaler) {
+  for (const float bad :
+       {0.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    on_ranks(2, [bad](Rank& self) {
+      GradScaler scaler(self.group, {.init_scale = 2, .growth_interval = 2});
+      EXPECT_EQ(scaler.scale(at::ones({})).item<float>(), 2);
+      const at::Tensor weight = with_grad(at::full({4, 4}, 3.0f));
+      torch::optim::Adam optimizer({weight}, torch::optim::AdamOptions(1e-2));
+      if (bad != 0 && self.rank == 1) weight.grad()[0][0].fill_(bad);
+      self.log->clear();
+      scaler.unscale_({weight});
+      EXPECT_EQ(self.log->count("allreduce"), 1);
+      EXPECT_EQ(scaler.found_inf(), bad != 0);
+      EXPECT_EQ(weight.grad()[1][1].item<float>(), 1.5);
+      EXPECT_THROW(scaler.unscale_({weight}), ContractError);
+      EXPECT_EQ(scaler.step(optimizer), bad == 0);
+      EXPECT_EQ(optimizer.state().empty(), bad != 0);
+      EXPECT_EQ(at::equal(weight, at::zeros({4, 4})), bad != 0);
+      scaler.update();
+      EXPECT_EQ(scaler.get_scale(), bad != 0 ? 1 : 2);
+      // step() without unscale_(), and growth after two good steps in a row.
+      for (int step = 0; step < 2; ++step) {
+        weight.mutable_grad().fill_(1);
+        EXPECT_TRUE(scaler.step(optimizer));
+        scaler.update();
+      }
+      EXPECT_EQ(scaler.get_scale(), bad != 0 ? 2 : 4);
+      EXPECT_THROW(scaler.update(), ContractError);
+    });
+  }
+  on_ranks(1, [](Rank& self) {
+    EXPECT_THROW(GradScaler(self.group, {.backoff_factor = 2}), std::invalid_argument);
+  });
+}
+
+}  // namespace
+}  // namespace pipewright::modules
