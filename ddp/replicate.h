@@ -71,10 +71,21 @@ class Replicated {
   // its program decides.
   virtual void set_requires_gradient_sync(bool sync, bool recurse = true) = 0;
   virtual bool requires_gradient_sync() const = 0;
-  // No effect; exists for code written for fully_shard. A backward that averages gradients is
-  // complete when it returns.
+  // As set_requires_gradient_sync(): an all-reduce is all that a reduction does.
+  void set_requires_all_reduce(bool all_reduce, bool recurse = true) {
+    set_requires_gradient_sync(all_reduce, recurse);
+  }
+  // The rest has no effect; it exists for code written for fully_shard. A backward that averages
+  // gradients is complete when it returns.
   void set_is_last_backward(bool /*last*/) {}
-  // No effect either: parameters are never sharded, so there is nothing to prefetch.
+  // Parameters are never sharded, so there is nothing to gather, free or prefetch.
+  void unshard() {}
+  void unshard_async() {}
+  void wait_unshard() {}
+  void reshard() {}
+  void set_reshard_after_forward(bool /*reshard*/, bool /*recurse*/ = true) {}
+  void set_reshard_after_backward(bool /*reshard*/, bool /*recurse*/ = true) {}
+  void set_unshard_in_backward(bool /*unshard*/) {}
   void set_modules_to_forward_prefetch(const std::vector<Replicated*>& /*modules*/) {}
   void set_modules_to_backward_prefetch(const std::vector<Replicated*>& /*modules*/) {}
 

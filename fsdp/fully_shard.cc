@@ -199,9 +199,30 @@ void compare(std::vector<std::string> lines, const Groups& groups, at::Device de
 }
 
 std::shared_ptr<Sharded> shard(const std::vector<torch::nn::Module*>& modules, Groups groups,
+                               Options options);
+
+// Makes units of the submodules that the policy chooses, inner ones first. The unit around them
+// will own them.
+std::vector<std::shared_ptr<Sharded>> auto_wrap(const std::vector<torch::nn::Module*>& modules,
+                                                const Groups& groups, Options options) {
+  const auto policy = std::exchange(options.auto_wrap_policy, nullptr);
+  std::vector<std::shared_ptr<Sharded>> units;
+  if (!policy) return units;
+  for (const torch::nn::Module* module : modules) {
+    const auto inner = module->modules(/*include_self=*/false);
+    for (auto each = inner.rbegin(); each != inner.rend(); ++each) {
+      if (policy(**each) && !sharded_modules().find(each->get()))
+        units.push_back(shard({each->get()}, groups, options));
+    }
+  }
+  return units;
+}
+
+std::shared_ptr<Sharded> shard(const std::vector<torch::nn::Module*>& modules, Groups groups,
                                Options options) {
   const comms::BackendPtr& group = groups.shards;
   if (modules.empty()) refuse("expected at least one module, got none");
+  const std::vector<std::shared_ptr<Sharded>> parts = auto_wrap(modules, groups, options);
   Found found;
   std::string refusal;
   try {

@@ -88,6 +88,9 @@ struct Options {
   ReshardAfterForward reshard_after_forward = {};
   // The root unit's value applies to all units.
   BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
+  // Submodules for which it returns true become units of their own, as if fully_shard() had been
+  // called for them before, with the same options; null: none. See wrap_types().
+  std::function<bool(const torch::nn::Module&)> auto_wrap_policy = nullptr;
   // The dimension to shard a parameter along; null shards all along dimension 0. Other dimensions
   // must be divisible by the number of ranks, and cost one more copy per gather and reduction.
   std::function<int64_t(const at::Tensor& parameter)> shard_placement_fn = nullptr;
@@ -102,6 +105,16 @@ struct Options {
   // Records the events of the units, for tests. The root unit's value applies to all units.
   std::shared_ptr<EventLog> event_log = nullptr;
 };
+
+// For Options::auto_wrap_policy: modules of these types (PyTorch's ModuleWrapPolicy).
+//
+//   auto unit = fully_shard(*model, group, {.auto_wrap_policy = wrap_types<BlockImpl>()});
+template <typename... Modules>
+std::function<bool(const torch::nn::Module&)> wrap_types() {
+  return [](const torch::nn::Module& module) {
+    return ((dynamic_cast<const Modules*>(&module) != nullptr) || ...);
+  };
+}
 
 // The unit that one call of fully_shard returns: a group of parameters that are gathered by one
 // all-gather and reduced by one reduce-scatter. The module stays sharded as long as this object

@@ -251,18 +251,26 @@ TEST(ReplicateTraining, test_gradient_accumulation) {
 }
 
 TEST(ReplicateTraining, test_1f1b_microbatching) {
-  on_ranks(4, [](Rank& self) {
-    const ModulePtr module = tests::make_transformer({}, 42);
-    Parity parity(self, tests::make_transformer({}, 42), module, nullptr, tests::adam_w);
-    const auto units = wrap(*module, self.group);
-    for (int microbatch = 0; microbatch < 3; ++microbatch) {
-      const bool last = microbatch == 2;
-      units.back()->set_requires_gradient_sync(last);
-      units.back()->set_is_last_backward(last);
-      parity.backward(sum_of_tokens({2, 16}, 8), microbatch);
+  for (const bool unshards_first : {false, true}) {
+    for (const bool reshards_last : {false, true}) {
+      on_ranks(4, [&](Rank& self) {
+        const ModulePtr module = tests::make_transformer({}, 42);
+        Parity parity(self, tests::make_transformer({}, 42), module, nullptr, tests::adam_w);
+        const auto units = wrap(*module, self.group);
+        if (unshards_first) {
+          for (const auto& unit : units) unit->unshard_async();
+        }
+        for (int microbatch = 0; microbatch < 3; ++microbatch) {
+          const bool last = microbatch == 2;
+          units.back()->set_requires_all_reduce(last);
+          units.back()->set_is_last_backward(last);
+          if (reshards_last) units.back()->set_reshard_after_backward(last);
+          parity.backward(sum_of_tokens({2, 16}, 8), microbatch);
+        }
+        parity.step();
+      });
     }
-    parity.step();
-  });
+  }
 }
 
 // Any function may call a module, not only its forward: replicate has no forward hooks to miss.

@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
 
 #include <algorithm>
 
@@ -246,6 +247,21 @@ TEST(FullyShardTraining, test_multi_forward_module) {
                     });
     });
   }
+}
+
+// Units by the type of their modules: the same as by hand.
+TEST(FullyShardTraining, AutoWrapPolicy) {
+  on_ranks(2, [](Rank& self) {
+    const ModulePtr module = tests::make_mlps(8, 2, 42);
+    Parity parity(self, tests::make_mlps(8, 2, 42), module, shards_of(self));
+    const Options options{.reshard_after_forward = true,
+                          .auto_wrap_policy = wrap_types<torch::nn::LinearImpl>()};
+    Sharding wrapped(self, *module, {}, options);
+    EXPECT_TRUE(wrapped.root().parameter_names().empty());
+    parity.train(sum_of({2, 8}), [&](int) { self.log->clear(); });
+    // One unit per Linear, gathered for forward and backward.
+    EXPECT_EQ(self.log->count(kGather), 2 * 5);
+  });
 }
 
 TEST(FullyShardTraining, test_explicit_prefetching) {

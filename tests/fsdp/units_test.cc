@@ -5,9 +5,11 @@
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
+#include <map>
 #include <tuple>
 
 #include "pipewright/autograd/checkpoint.h"
+#include "pipewright/ddp/replicate.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "tests/fsdp/sharding.h"
 #include "tests/support/training/modules.h"
@@ -56,6 +58,41 @@ TEST(FullyShard, Sequential) {
     got.pow(2).sum().backward();
     tests::average_grads(*plain, *self.by_hand);
     EXPECT_EQ(difference(*plain, *module, shards_of(self)), "");
+  });
+}
+
+// A part of the model is replicated, and another one is not wrapped: its gradients stay this
+// rank's.
+TEST(FullyShard, ParametersOfAnotherWrapperAreIgnored) {
+  on_ranks(2, [](Rank& self) {
+    const ModulePtr plain = tests::make_mlps(8, 3, 42), module = tests::make_mlps(8, 3, 42);
+    const auto replicated = ddp::replicate(*module->parts()[0], self.group);
+    Options options{.reshard_after_forward = true};
+    for (const size_t part : {size_t{0}, size_t{2}}) {
+      for (const at::Tensor& weight : module->parts()[part]->parameters())
+        options.ignored_params.push_back(weight);
+    }
+    const Sharding sharding(self, *module, {{"mlp1"}}, options);
+    for (int iteration = 0; iteration < 3; ++iteration) {
+      plain->zero_grad();
+      module->zero_grad();
+      const at::Tensor x = random_input({2, 8}, data_seed(iteration, self.rank));
+      const at::Tensor expected = modules::forward(plain, x), got = modules::forward(module, x);
+      EXPECT_TRUE(at::allclose(expected, got));
+      expected.sum().backward();
+      got.sum().backward();
+      std::map<std::string, at::Tensor> own;
+      for (const auto& [name, weight] : plain->named_parameters().pairs())
+        own[name] = weight.grad().clone();
+      tests::average_grads(*plain, *self.by_hand);
+      for (const auto& [name, weight] : module->named_parameters().pairs()) {
+        const at::Tensor average = plain->named_parameters()[name].grad();
+        const at::Tensor wanted = name.starts_with("mlp0")   ? average
+                                  : name.starts_with("mlp2") ? own[name]
+                                                             : shards_of(self)(average);
+        EXPECT_TRUE(at::allclose(weight.grad(), wanted, 1e-9, 1e-12)) << name;
+      }
+    }
   });
 }
 

@@ -64,7 +64,7 @@ struct Mlps : TestModule {
       mlps.push_back(register_module("mlp" + std::to_string(i), std::make_shared<Mlp>(dim, 4)));
   }
   at::Tensor forward(const at::Tensor& input) override {
-    at::Tensor x = first(input);
+    at::Tensor x = modules::forward(first, input);
     for (const auto& mlp : mlps) x = modules::forward(mlp, x);
     return x;
   }
