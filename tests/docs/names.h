@@ -8,6 +8,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 
+#include <fstream>
+#include <iostream>
 #include <map>
 #include <memory>
 #include <vector>
@@ -18,6 +20,8 @@
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/fsdp/fully_shard.h"
+#include "pipewright/schedule/simulate/report.h"
+#include "pipewright/schedule/views/trace.h"
 
 namespace snippets {
 
