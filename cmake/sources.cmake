@@ -267,6 +267,7 @@ set(pipewright_checkpoint_headers
     checkpoint/stored_checkpoint.h
     comms/chunk.h
     comms/environment.h
+    comms/error_file.h
     comms/layout.h
     comms/mailboxes.h
     comms/mesh_layout.h
@@ -321,6 +322,7 @@ set(pipewright_executor_sources
     ddp/buckets.cc
     ddp/comm_hooks.cc
     ddp/grad_buckets.cc
+    ddp/linked_params.cc
     ddp/replicate.cc
     executor/action_runner.cc
     executor/batch_check.cc
@@ -341,7 +343,6 @@ set(pipewright_executor_sources
     executor/transfers.cc
     fsdp/backward_order.cc
     fsdp/call_tracker.cc
-    fsdp/clip_grad_norm.cc
     fsdp/flat_buffer.cc
     fsdp/forward_history.cc
     fsdp/fully_shard.cc
@@ -352,6 +353,9 @@ set(pipewright_executor_sources
     fsdp/sharded_stage.cc
     fsdp/sharded_unit.cc
     fsdp/sharded_unit_step.cc
+    modules/clip_grad_norm.cc
+    modules/forward.cc
+    modules/grad_scaler.cc
 )
 
 set(pipewright_executor_headers
@@ -379,6 +383,7 @@ set(pipewright_executor_headers
     ddp/buckets.h
     ddp/comm_hooks.h
     ddp/grad_buckets.h
+    ddp/linked_params.h
     ddp/replicate.h
     executor/action_function.h
     executor/action_runner.h
@@ -403,7 +408,6 @@ set(pipewright_executor_headers
     executor/transfers.h
     fsdp/backward_order.h
     fsdp/call_tracker.h
-    fsdp/clip_grad_norm.h
     fsdp/event_log.h
     fsdp/flat_buffer.h
     fsdp/forward_history.h
@@ -415,8 +419,11 @@ set(pipewright_executor_headers
     fsdp/sharded_stage.h
     fsdp/sharded_unit.h
     ir/errors.h
+    modules/clip_grad_norm.h
     modules/data_parallel.h
     modules/driven_stage.h
+    modules/forward.h
+    modules/grad_scaler.h
     modules/gradient_sync.h
     modules/mixed_precision.h
     modules/names.h
