@@ -15,9 +15,14 @@ Group::Group(std::string name, int rank, std::vector<int> members, MakeBackend m
   connect_again(0);
 }
 
-Group::~Group() {
+Group::~Group() { end(); }
+
+void Group::release_resources() { end(); }
+
+void Group::end() {
   const auto failures = failures_.lock();
-  if (backend_ && !aborted_ && !(failures && failures->failed())) backend_->shutdown();
+  const BackendPtr backend = std::exchange(backend_, nullptr);
+  if (backend && !aborted_ && !(failures && failures->failed())) backend->shutdown();
 }
 
 void Group::connect_again(int generation) {

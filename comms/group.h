@@ -35,6 +35,9 @@ class Group final : public c10d::Backend {
   // Ends pending operations. Only the first call since connect_again() has an effect.
   void abort() override;
   void shutdown() override;
+  // Called by c10 when the last reference is dropped: weak pointers, as Groups has, put off the
+  // destructor.
+  void release_resources() override;
 
   using Tensor = at::Tensor;
   using Tensors = std::vector<at::Tensor>;
@@ -123,6 +126,7 @@ class Group final : public c10d::Backend {
   }
 
  private:
+  void end();
   // Throws std::runtime_error if the group could not be connected again.
   BackendPtr backend() const;
 

@@ -62,7 +62,7 @@ TEST(CleanEnd, DestroyingTheExecutorLosesNothing) {
                                  Trainer trainer(rank, worlds[static_cast<size_t>(rank)]);
                                  trainer.executor->step(trainer.batch);
                                  trainer.executor->step(trainer.batch);
-                                 trainer.executor.reset();
+                                 trainer.executor.reset();  // the world lives on
                                  // Two steps, 8 elements each, times the other weight.
                                  EXPECT_EQ(trainer.weight.grad().cpu().item<float>(), 2 * 8 * 3.f);
                                }),
