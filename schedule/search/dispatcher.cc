@@ -77,6 +77,9 @@ void Dispatcher::prepare(const Template& numbers) {
   period_ = std::max<Ticks>(1, times(longest / problem_.num_microbatches, numbers.period));
   weight_lag_ = numbers.weight_lag == Template::kNever ? kAsleep / 4
                                                        : times(period_, numbers.weight_lag) * ranks;
+  group_ = numbers.group;
+  step_ = period_ - times(period_, numbers.bunch);
+  group_step_ = group_ * period_ - (group_ - 1) * step_;
   patience_ = numbers.patience;
   overrun_ = numbers.overrun;
   reserves_ = numbers.reserves;
@@ -229,7 +232,7 @@ void Dispatcher::start(int rank_index, Choice choice, Ticks now) {
   switch (choice.pass) {
     case Pass::kForward: {
       microbatch = state.forwards++;
-      state.forward_target += period_;
+      state.forward_target += step_after(microbatch);
       rank.used += state.memory;
       const Ticks* arrivals = &arrivals_[0][static_cast<size_t>(state.stage) * microbatches_];
       state.next_forward =
@@ -238,7 +241,7 @@ void Dispatcher::start(int rank_index, Choice choice, Ticks now) {
     }
     case Pass::kInput: {
       microbatch = state.inputs++;
-      state.input_target += period_;
+      state.input_target += step_after(microbatch);
       rank.used += problem_.work(state.stage).weight_input - state.memory;
       const Ticks* arrivals = &arrivals_[1][static_cast<size_t>(state.stage) * microbatches_];
       state.next_input = state.inputs < state.inputs_ready ? arrivals[state.inputs] : kAsleep;
@@ -246,7 +249,7 @@ void Dispatcher::start(int rank_index, Choice choice, Ticks now) {
     }
     case Pass::kWeight:
       microbatch = state.weights++;
-      state.weight_target += period_;
+      state.weight_target += step_after(microbatch);
       rank.used -= problem_.work(state.stage).weight_input;
       break;
   }

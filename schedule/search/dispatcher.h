@@ -38,6 +38,9 @@ struct Template {
   int cap_slope = kNever;   // microbatches in flight at a stage: at most slope * (stages left) /
   int cap_offset = 0;       // (stages per rank) + offset; kNever: no cap
   bool backward_first = false;  // I before F, later stages first, whatever the targets
+  // Microbatches come in groups of this size, each closer to the previous one of its group by this
+  // part of the period. The mean distance stays one period.
+  int group = 1, bunch = 0;
 
   friend bool operator==(const Template&, const Template&) = default;
 };
@@ -89,6 +92,10 @@ class Dispatcher {
   // What `rank` starts at `now`, if anything; otherwise sets *wake to the time of its next input.
   Choice choose(const RankState& rank, Ticks now, Ticks* wake);
   void start(int rank, Choice choice, Ticks now);
+  // From the target of a microbatch to that of the next one.
+  Ticks step_after(int microbatch) const {
+    return group_ == 1 || (microbatch + 1) % group_ == 0 ? group_step_ : step_;
+  }
   Ticks time_of(Letter letter, int microbatch) const;
 
   const Problem& problem_;
@@ -105,7 +112,8 @@ class Dispatcher {
 
   // Of the template of this run, in ticks.
   Ticks period_ = 0, weight_lag_ = 0;
-  int patience_ = 0, overrun_ = 0;
+  Ticks step_ = 0, group_step_ = 0;  // to the target of the next microbatch, of the next group
+  int group_ = 1, patience_ = 0, overrun_ = 0;
   bool reserves_ = false, backward_first_ = false;
 };
 

@@ -40,6 +40,10 @@ Template random_template(const Problem& problem, Random* random) {
     numbers.cap_slope = kOne * 4 / 5 + fraction(2 * kOne, random);
     numbers.cap_offset = kOne * random->between(-1, 1);
   }
+  if (random->one_in(2)) {
+    numbers.group = random->between(2, 4);
+    numbers.bunch = fraction(kOne, random);
+  }
   return numbers;
 }
 
@@ -50,7 +54,7 @@ Template mutated(const Problem& problem, Template numbers, Random* random) {
   };
   const int changes = random->between(1, 3);
   for (int change = 0; change < changes; ++change) {
-    switch (random->below(9)) {
+    switch (random->below(10)) {
       case 0:
       case 1:
         vary(&numbers.pass_delay[random->index(numbers.pass_delay.size())], kOne, 0);
@@ -73,6 +77,14 @@ Template mutated(const Problem& problem, Template numbers, Random* random) {
         break;
       case 7:
         vary(&numbers.reserve_base, kOne * 3 / 2, kOne);
+        break;
+      case 8:
+        if (random->one_in(2)) {
+          vary(&numbers.bunch, kOne / 4, 0);
+          numbers.bunch = std::min(numbers.bunch, kOne);
+        } else {
+          numbers.group = random->between(1, 4);
+        }
         break;
       default:
         vary(&numbers.reserve_slope, kOne / 2, -kOne);

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
 #include "pipewright/schedule/search/replay.h"
 #include "pipewright/schedule/search/templates.h"
 #include "tests/schedule/search/random_problem.h"
@@ -69,6 +71,30 @@ TEST(Dispatcher, MakesZbH1) {
     EXPECT_EQ(dispatcher.run(numbers, WakeQueue::kAsleep),
               problem.num_microbatches * 28 + (ranks - 1) * (10 + 11 - 7));
   }
+}
+
+// One rank, all times 1, so a period of 3, and I of microbatch 0 due at 1 + 1.5. The next F is due
+// at 3, or at 1.5 if pairs are closer by half a period.
+TEST(Dispatcher, BunchesMicrobatches) {
+  const Problem problem = {
+      .placement = ir::Placement::loop(1, 1),
+      .num_microbatches = 4,
+      .stages = {{.forward = 10, .backward_input = 10, .backward_weight = 10, .activation = 1}},
+      .memory_limits = {kNoLimit}};
+  Dispatcher dispatcher(problem);
+  Template numbers = {.pass_delay = {0, 0}, .turn_delay = {Template::kOne * 3 / 2}};
+  const auto order = [&] {
+    EXPECT_EQ(dispatcher.run(numbers, WakeQueue::kAsleep), 120);
+    std::string text;
+    for (const Letter one : dispatcher.words()[0]) text += "FIW"[static_cast<int>(pass_of(one))];
+    return text;
+  };
+  EXPECT_EQ(order(), "FIFIFIFIWWWW");
+  numbers.group = 2;
+  numbers.bunch = Template::kOne / 2;
+  EXPECT_EQ(order(), "FFIIFFIIWWWW");
+  numbers.group = 4;
+  EXPECT_EQ(order(), "FFIFIFIIWWWW");
 }
 
 TEST(WakeQueue, ReturnsTheEarliestRank) {
