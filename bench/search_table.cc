@@ -1,4 +1,4 @@
-// The search with its default budget against the best known costs and bounds of 96 problems: the
+// The search with its default budget against the best known costs and bounds of 94 problems: the
 // Zero Bubble paper's costs, heterogeneous stages, limits of controllable-memory schedules, and
 // large shapes. Prints a row per problem as it is done, and at the end how many were reached; takes
 // about ten minutes.

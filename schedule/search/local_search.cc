@@ -356,8 +356,7 @@ void LocalSearch::anneal(const Annealing& annealing) {
       continue;
     }
     const double left = 1 - static_cast<double>(used) / static_cast<double>(annealing.evaluations);
-    const auto temperature =
-        static_cast<int64_t>(static_cast<double>(annealing.temperature) * left * left);
+    const auto temperature = static_cast<int64_t>(1024 * annealing.temperature * left * left);
     const int64_t most = score() + weight * temperature / 1024 *
                                        exponential_[random_.index(exponential_.size())] / 1024;
     const Ticks cost = cost_, sum_of_spans = sum_of_spans_;

@@ -19,7 +19,7 @@ namespace pipewright::schedule::search {
 //
 //   LocalSearch search(problem, seed);
 //   search.start(words);
-//   search.anneal({.evaluations = 1'000'000, .temperature = 20 * 1024, .bound = bound});
+//   search.anneal({.evaluations = 1'000'000, .temperature = 20, .bound = bound});
 //   if (search.best_cost() < cost) words = search.best();
 class LocalSearch {
  public:
@@ -31,7 +31,9 @@ class LocalSearch {
 
   struct Annealing {
     int64_t evaluations;  // actions to evaluate, including a constant per move
-    int64_t temperature;  // at the start, in 1/1024 ticks; falls to 0
+    // At the start, in ticks; falls to 0. A move that makes the score worse by as much as one tick
+    // of cost for each tick of temperature is accepted with probability 1/e.
+    double temperature;
     // How much the cost counts, relative to the mean span of the ranks: little to come from far,
     // more to improve words that are good.
     int cost_weight = 50;

@@ -24,7 +24,11 @@ namespace {
 
 constexpr int kLanes = 8;
 constexpr size_t kTemplatesKept = 8, kWordsKept = 6;
-constexpr int kRounds = 10;
+// With annealing, few rounds, and most of the budget for it: one long annealing finds more than
+// several short ones, and templates that are tried later rarely beat words that were annealed. The
+// second round starts at the best words of all lanes.
+constexpr int kTemplateRounds = 10, kAnnealingRounds = 2;
+constexpr int kPercentForAnnealing = 75;
 // Larger problems are left to the dispatcher: a local search would not get far.
 constexpr size_t kMostActionsForLocalSearch = 60'000;
 
@@ -95,7 +99,7 @@ class Lane {
   }
 
   // Anneals one of the best words.
-  Finds refine(uint64_t seed, int64_t budget, const Words& words, int64_t temperature,
+  Finds refine(uint64_t seed, int64_t budget, const Words& words, double temperature,
                int cost_weight, const Pool& pool) {
     begin(pool);
     LocalSearch search(problem_, seed);
@@ -251,22 +255,27 @@ void Solver::explore(int64_t budget) {
 }
 
 void Solver::refine(int64_t budget) {
-  const Ticks step =
-      problem_.num_microbatches == 0 ? 0 : options_.bound / problem_.num_microbatches;
+  // Not from the bound: a search that stops there goes the same way until it does.
+  Ticks per_microbatch = 0;
+  for (const StageWork& one : problem_.stages)
+    per_microbatch += one.forward + one.backward_input + one.backward_weight;
+  per_microbatch /= problem_.num_ranks();
   round([&](Lane& lane, int index) {
     const uint64_t seed =
         Random(options_.seed + 1000 * rounds_ + static_cast<uint64_t>(index)).next();
     // Most lanes start at the best words, the others at the next best.
     const size_t start = index < 4 ? 0 : static_cast<size_t>(index) - 3;
     struct Mode {
-      int cooling;  // the temperature is the time per microbatch divided by this
+      int cooling;  // the temperature is the work per microbatch divided by this
       int cost_weight;
     };
-    constexpr Mode kModes[kLanes] = {{200, 5}, {200, 1}, {50, 1}, {500, 5},
-                                     {100, 5}, {20, 1},  {10, 1}, {5, 1}};
+    // Warm and cold lanes: neither alone is the best on all problems of bench/search_table.
+    constexpr Mode kModes[kLanes] = {{75, 50},    {5'000, 1}, {75, 20}, {200'000, 5},
+                                     {20'000, 1}, {200, 50},  {75, 10}, {30, 50}};
+    const Mode& mode = kModes[index];
     return lane.refine(seed, budget / kLanes,
                        pool_.words[std::min(start, pool_.words.size() - 1)].words,
-                       step / kModes[index].cooling, kModes[index].cost_weight, pool_);
+                       static_cast<double>(per_microbatch) / mode.cooling, mode.cost_weight, pool_);
   });
 }
 
@@ -284,10 +293,12 @@ Solution Solver::run() {
       return lane.try_templates(own, options_.evaluations / (2 * kLanes), pool_);
     });
   }
-  for (int k = 0; k < kRounds && !is_over(); ++k) {
-    const int64_t left = (options_.evaluations - evaluations_) / (kRounds - k);
-    explore(refines ? left / 2 : left);
-    if (refines && !is_over()) refine(left / 2);
+  const int rounds = refines ? kAnnealingRounds : kTemplateRounds;
+  for (int k = 0; k < rounds && !is_over(); ++k) {
+    const int64_t left = (options_.evaluations - evaluations_) / (rounds - k);
+    const int64_t annealing = refines ? left * kPercentForAnnealing / 100 : 0;
+    explore(left - annealing);
+    if (annealing > 0 && !is_over()) refine(annealing);
   }
   const ScoredWords& best = pool_.words.front();
   Solution solution = {best.words, best.cost, best.candidate, evaluations_, is_cancelled()};

@@ -17,7 +17,7 @@ TEST(LocalSearch, KeepsTimesAndMemoryOfAReplay) {
     search.start(one_at_a_time(problem));
     const Ticks start = search.best_cost();
     for (int k = 0; k < 20; ++k) {
-      search.anneal({.evaluations = 300, .temperature = 5 * 1024});
+      search.anneal({.evaluations = 300, .temperature = 5});
       ASSERT_TRUE(search.is_consistent()) << run << " " << k;
     }
     Replay replay(problem);
@@ -39,7 +39,7 @@ TEST(LocalSearch, FindsScheduleWithoutIdleTime) {
   LocalSearch search(problem, 1);
   search.start(one_at_a_time(problem));
   EXPECT_GT(search.best_cost(), 18);
-  search.anneal({.evaluations = 200'000, .temperature = 1024, .cost_weight = 1, .bound = 18});
+  search.anneal({.evaluations = 200'000, .temperature = 1, .cost_weight = 1, .bound = 18});
   EXPECT_EQ(search.best_cost(), 18);
 }
 
