@@ -27,7 +27,7 @@ PyObject* schedule_error = nullptr;
 void define_errors(nb::module_& m) {
   nb::class_<Diagnostic>(m, "Diagnostic", "An error in a schedule or a costs file.")
       .def_ro("code", &Diagnostic::code, "The rule, such as \"PW042\".")
-      .def_ro("message", &Diagnostic::message)
+      .def_ro("message", &Diagnostic::message, "What is wrong; str() also shows where.")
       .def_ro("rank", &Diagnostic::rank, "Place in the schedule, from 0; None if unknown.")
       .def_ro("step", &Diagnostic::step, "Place in the rank's row, from 0; None if unknown.")
       .def_ro("line", &Diagnostic::line, "Place in the file, from 1; None if unknown.")
@@ -56,24 +56,29 @@ void define_errors(nb::module_& m) {
 void define_schedule(nb::module_& m) {
   nb::class_<schedule::RankCertificate>(m, "RankCertificate",
                                         "The memory that a verified program needs on one rank.")
-      .def_prop_ro("activations",
-                   [](const schedule::RankCertificate& one) { return one.activations.amount; })
-      .def_prop_ro("receive_buffers",
-                   [](const schedule::RankCertificate& one) { return one.receive_buffers.amount; })
-      .def_prop_ro("unsharded_stages", [](const schedule::RankCertificate& one) {
-        return one.unsharded_stages.amount;
-      });
+      .def_prop_ro(
+          "activations",
+          [](const schedule::RankCertificate& one) { return one.activations.amount; },
+          "The most that are live at a time, each of one microbatch of one stage.")
+      .def_prop_ro(
+          "receive_buffers",
+          [](const schedule::RankCertificate& one) { return one.receive_buffers.amount; },
+          "The most that are in use at a time.")
+      .def_prop_ro(
+          "unsharded_stages",
+          [](const schedule::RankCertificate& one) { return one.unsharded_stages.amount; },
+          "The most that are unsharded at a time.");
   nb::class_<Verdict>(m, "Verdict", "The result of verifying a schedule; true if it is valid.")
-      .def_ro("diagnostics", &Verdict::diagnostics)
+      .def_ro("diagnostics", &Verdict::diagnostics, "All errors; empty if the schedule is valid.")
       .def_ro("certificate", &Verdict::certificate, "Per rank; empty if the schedule is invalid.")
       .def("__bool__", [](const Verdict& one) { return one.diagnostics.empty(); })
       .def("__str__", [](const Verdict& one) {
         return one.diagnostics.empty() ? std::string("valid") : one.text;
       });
   nb::class_<Change>(m, "Change", "How one rank's row differs.")
-      .def_ro("removed", &Change::removed)
-      .def_ro("added", &Change::added)
-      .def_ro("moved", &Change::moved)
+      .def_ro("removed", &Change::removed, "Actions of the first schedule alone.")
+      .def_ro("added", &Change::added, "Actions of the second schedule alone.")
+      .def_ro("moved", &Change::moved, "Actions of both, at another place in the row.")
       .def("__bool__", [](const Change& one) {
         return !one.removed.empty() || !one.added.empty() || !one.moved.empty();
       });

@@ -90,9 +90,9 @@ def search(*, ranks: int, microbatches: int, placement: str = "loop", stages: in
     """Finds a schedule of low cost within a memory limit, and a lower bound on the cost of every other one.
 
     `placement` is loop, v, wave, or free: all of these, each with several amounts of memory, in the result's `front`;
-    costs are those of `stages` stages, which free may cut further. `memory` is in activations per rank, `memory_bytes` in bytes;
-    `budget` is small, medium, large or a number of evaluated actions. The result is the same for any number of threads. See
-    `pipewright search --help`.
+    costs are those of `stages` stages, which free may cut further. `memory` is in activations per rank, `memory_bytes`
+    in bytes; `budget` is small, medium, large or a number of evaluated actions. The result is the same for any number
+    of threads. See `pipewright search --help`.
     """
     if _arguments.text("placement", placement) not in ("loop", "v", "wave", "free"):
         raise ValueError(f"placement: expected loop, v, wave or free, got `{placement}`")
