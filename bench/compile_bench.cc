@@ -7,10 +7,14 @@
 // items_per_second is actions per second and s_per_action its inverse, counting the actions of the
 // lowered program (simulate_order: of the compute order). Both stay about constant as M grows,
 // because every part is linear. bench/pytorch_compile.py compares generating and lowering with
-// PyTorch.
+// PyTorch, bench/python_compile.py with the Python package.
 #include <benchmark/benchmark.h>
 
+#include <optional>
+#include <utility>
+
 #include "pipewright/schedule/channel_graph.h"
+#include "pipewright/schedule/compile.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedule/verify/verify.h"
@@ -52,6 +56,24 @@ void make_and_lower_interleaved(benchmark::State& state) {
     ir::Program program = make_and_lower(shape_of(state));
     state.PauseTiming();  // freeing the program is not measured, nor is it for PyTorch
     actions = count(program);
+    program = {};
+    state.ResumeTiming();
+  }
+  report(state, actions);
+}
+
+// By the front door, as the Python package calls it: what is lowered is verified too.
+void compile_interleaved(benchmark::State& state) {
+  size_t actions = 0;
+  for (auto _ : state) {
+    schedule::CompileResult order = schedule::compile({.source = "Interleaved1F1B",
+                                                       .shape = shape_of(state),
+                                                       .level = std::nullopt,
+                                                       .depth = schedule::Depth::kLower});
+    schedule::CompileResult program = schedule::compile(
+        {.source = std::move(*order.schedule), .depth = schedule::Depth::kVerify});
+    state.PauseTiming();
+    actions = count(program.program());
     program = {};
     state.ResumeTiming();
   }
@@ -107,6 +129,7 @@ BENCHMARK(make_and_lower_interleaved)
     ->Args({32, 4, 8192})
     ->Args({32, 4, 131072})
     ->Unit(benchmark::kMillisecond);
+BENCHMARK(compile_interleaved)->Args({32, 4, 512})->Unit(benchmark::kMillisecond);
 BENCHMARK(verify_interleaved)
     ->Args({8, 4, 512})
     ->Args({32, 4, 512})
