@@ -174,7 +174,14 @@ std::string zsh_completion() {
                           zsh_action(argument.value));
     text += "\n      ;;\n";
   }
-  return text + "  esac\n}\ncompdef _pipewright pipewright\n";
+  // Loaded by compinit, the script is the function's first call; otherwise it is sourced.
+  return text +
+         "  esac\n}\n"
+         "if [[ $funcstack[1] == _pipewright ]]; then\n"
+         "  _pipewright \"$@\"\n"
+         "else\n"
+         "  compdef _pipewright pipewright\n"
+         "fi\n";
 }
 
 std::string fish_quote(std::string_view text) {
