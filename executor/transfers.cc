@@ -16,6 +16,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <iterator>
 #include <stdexcept>
 #include <utility>
 
@@ -45,6 +46,15 @@ Transfers::Transfers(const ir::Placement& placement, comms::Channels& channels,
       options_(std::move(options)),
       shapes_(std::move(store), std::move(key), options_.device, options_.output_metas,
               options_.dynamic_shapes) {}
+
+template <typename Body>
+auto Transfers::naming_peer(ir::ActionPart action, const Body& body) const {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    throw std::runtime_error(waiting(action) + ": " + error.what());
+  }
+}
 
 void Transfers::post_send(ir::ActionPart send, Tensors tensors) {
   if (!shapes_.dynamic()) shapes_.conform(send, transfer_of(send).receive, tensors);
@@ -170,7 +180,8 @@ bool Transfers::post(Pending& pending) {
     tensor = at::empty(meta.sizes, at::TensorOptions(meta.dtype).device(options_.device));
     if (tensor.numel() > 0) messages.push_back({tensor, tag(transfer.receive, i)});
   }
-  posted.works = channels_.receive(messages, transfer.from);
+  posted.works =
+      naming_peer(pending.action, [&] { return channels_.receive(messages, transfer.from); });
   for (size_t i = 0; forward && i < expected->size(); ++i)
     posted.tensors[i].set_requires_grad((*expected)[i].requires_grad);
   return true;
@@ -181,8 +192,9 @@ void Transfers::post_header(Pending& pending) {
   const ir::Transfer transfer = transfer_of(pending.action);
   pending.header = at::empty({TransferShapes::kHeaderWords},
                              at::TensorOptions(at::kLong).device(options_.device));
-  pending.header_work =
-      channels_.receive(pending.header, transfer.from, tag(transfer.receive, kHeaderTag));
+  pending.header_work = naming_peer(pending.action, [&] {
+    return channels_.receive(pending.header, transfer.from, tag(transfer.receive, kHeaderTag));
+  });
 }
 
 // Waits for the header of the head of a queue, so that its RECV can be posted.
@@ -211,9 +223,11 @@ void Transfers::post_now(ir::ActionPart send, Tensors tensors) {
   Posted& posted = place->second;
   posted.tensors = std::move(tensors);
   if (shapes_.dynamic()) {
-    for (const at::Tensor& header : shapes_.header(transfer.receive, posted.tensors))
-      posted.works.push_back(
-          channels_.send(header, transfer.to, tag(transfer.receive, kHeaderTag)));
+    for (const at::Tensor& header : shapes_.header(transfer.receive, posted.tensors)) {
+      posted.works.push_back(naming_peer(send, [&] {
+        return channels_.send(header, transfer.to, tag(transfer.receive, kHeaderTag));
+      }));
+    }
   }
   std::vector<comms::Channels::Message> messages;
   for (size_t i = 0; i < posted.tensors.size(); ++i) {
@@ -222,7 +236,8 @@ void Transfers::post_now(ir::ActionPart send, Tensors tensors) {
     tensor = tensor.detach().contiguous();
     messages.push_back({tensor, tag(transfer.receive, i)});
   }
-  for (auto& work : channels_.send(messages, transfer.to)) posted.works.push_back(std::move(work));
+  Works works = naming_peer(send, [&] { return channels_.send(messages, transfer.to); });
+  std::ranges::move(works, std::back_inserter(posted.works));
   // On a CPU the backend keeps what it sends, and frees it as soon as it is sent.
   if (options_.device.is_cpu()) posted.tensors.clear();
 }
@@ -245,17 +260,17 @@ void Transfers::wait(Posted& posted, ir::ActionPart action) const {
 }
 
 void Transfers::wait_for(const WorkPtr& work, ir::ActionPart action) const {
-  try {
+  naming_peer(action, [&] {
     // On a device this makes the current stream wait; given a timeout, NCCL would block the host.
-    options_.device.is_cpu() ? work->wait(options_.timeout) : work->wait();
-  } catch (const std::exception& error) {
-    const ir::Transfer transfer = transfer_of(action);
-    const bool is_send = ir::is_send(action.kind());
-    throw std::runtime_error(quoted(action) + " waits for " +
-                             quoted(is_send ? transfer.receive : transfer.send) + " of rank " +
-                             std::to_string(world_rank(is_send ? transfer.to : transfer.from)) +
-                             ": " + error.what());
-  }
+    return options_.device.is_cpu() ? work->wait(options_.timeout) : work->wait();
+  });
+}
+
+std::string Transfers::waiting(ir::ActionPart action) const {
+  const ir::Transfer transfer = transfer_of(action);
+  const bool is_send = ir::is_send(action.kind());
+  return quoted(action) + " waits for " + quoted(is_send ? transfer.receive : transfer.send) +
+         " of rank " + std::to_string(world_rank(is_send ? transfer.to : transfer.from));
 }
 
 // Waits until the shapes of the head of this action's queue are known, or for a while: another
@@ -280,9 +295,7 @@ void Transfers::pause(Clock::time_point deadline, ir::ActionPart action,
 }
 
 std::string Transfers::not_posted(ir::ActionPart receive) const {
-  const ir::Transfer transfer = transfer_of(receive);
-  return quoted(receive) + " waits for " + quoted(transfer.send) + " of rank " +
-         std::to_string(world_rank(transfer.from)) + ", which was not posted within " +
+  return waiting(receive) + ", which was not posted within " +
          std::to_string(options_.timeout.count()) + " ms";
 }
 

@@ -54,6 +54,9 @@ class Transfers {
   // Makes the next step learn shapes again. All ranks must call it between the same two steps.
   void forget_shapes() { shapes_.forget(); }
 
+  // All of these throw std::runtime_error that names the action, its peer action and rank if a
+  // transfer fails or times out.
+
   // SEND: one tensor per output (SEND_F) or input (SEND_B) of the stage. Gradients may be
   // undefined, but the same ones in every step; see TransferShapes::conform() for the exceptions.
   // Tensors are released when the backend reports that they are sent.
@@ -62,8 +65,7 @@ class Transfers {
   void post_receive(ir::ActionPart receive);
   // The tensors of a posted RECV. Tensors of a RECV_F require a gradient if their sender's did;
   // tensors of a RECV_B are undefined if there is no gradient.
-  // Throws ContractError if the RECV was not posted, and std::runtime_error that names the action,
-  // its peer action and rank if the transfer fails or times out.
+  // Throws ContractError if the RECV was not posted.
   Tensors wait_receive(ir::ActionPart receive);
   // The end of a step: waits until everything posted is sent and received.
   void finish();
@@ -99,7 +101,11 @@ class Transfers {
   void wait(Posted& posted, ir::ActionPart action) const;
   void wait_for(const WorkPtr& work, ir::ActionPart action) const;
   void pause(Clock::time_point deadline, ir::ActionPart action, std::chrono::milliseconds* slice);
+  std::string waiting(ir::ActionPart action) const;
   std::string not_posted(ir::ActionPart receive) const;
+  // Calls `body`; what it throws then says which action of which rank this one meets.
+  template <typename Body>
+  auto naming_peer(ir::ActionPart action, const Body& body) const;
   int world_rank(int rank) const;
   int tag(ir::ActionPart receive, size_t tensor) const;
 

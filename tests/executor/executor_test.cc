@@ -733,6 +733,34 @@ TEST(ExecutorErrors, AFailedSendIsReported) {
     EXPECT_TRUE(contains(error, "injected failure of rank 0, send 3")) << error;
 }
 
+// As Gloo does once a connection is broken.
+TEST(ExecutorErrors, APeerThatRefusesAMessageIsNamed) {
+  const ir::Program program = named("1F1B", 2, 8);
+  for (const std::string op : {"send", "recv"}) {
+    const std::vector<std::string> errors = errors_of(2, [&](int rank, comms::World& plain) {
+      comms::World world = plain.wrapped([&op](const comms::BackendPtr& backend) {
+        return comms::record(backend, std::make_shared<comms::CallLog>(),
+                             [&op](const comms::CallRecord& call) {
+                               comms::Fault fault;
+                               // The first message connects the channel.
+                               fault.refuse = call.op == op && call.number == 3;
+                               return fault;
+                             });
+      });
+      Executor executor(
+          program,
+          stages_of(program, rank, [](int, const Tensors& in) { return Tensors{in[0] * 2}; }),
+          world, {.loss = sum_of});
+      executor.step({.inputs = {at::ones({8}, tests::here())}});
+    });
+    const char* expected = op == "send"
+                               ? "`0SEND_F1`: `0SEND_F1` waits for `1RECV_F1` of rank 1: injected"
+                               : "`1RECV_F1` waits for `0SEND_F1` of rank 0: injected";
+    EXPECT_TRUE(contains(errors[0], expected)) << op << ": " << errors[0];
+    EXPECT_TRUE(contains(errors[1], expected)) << op << ": " << errors[1];
+  }
+}
+
 // A program without UNSHARD keeps its parameters unsharded throughout, in evaluation too.
 TEST(Executor, EvaluationFollowsTheProgramsResidency) {
   const ir::Program program = program_of(ir::Placement::loop(1, 1), 1, {"0F0 0B0"});
