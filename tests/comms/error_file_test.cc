@@ -3,7 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include <ctime>
+#include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -19,16 +20,22 @@ Variables only(const std::map<std::string, std::string>& set) {
   };
 }
 
+// Not std::time(), whose clock is coarser and may lag behind.
+int64_t seconds_now() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::seconds>(now).count();
+}
+
 TEST(ErrorFile, HasTheMessageAndTheTime) {
   const std::string path = testing::TempDir() + "/error.json";
-  const time_t before = std::time(nullptr);
+  const int64_t before = seconds_now();
   write_error_file("rank 1, step 2: `1F0`:\n\xff \"quoted\"",
                    only({{"TORCHELASTIC_ERROR_FILE", path}}));
   const nlohmann::json report = nlohmann::json::parse(std::ifstream(path));
   EXPECT_EQ(report["message"]["message"], "rank 1, step 2: `1F0`:\n\xef\xbf\xbd \"quoted\"");
   const std::string timestamp = report["message"]["extraInfo"]["timestamp"];
   EXPECT_GE(std::stoll(timestamp), before);
-  EXPECT_LE(std::stoll(timestamp), std::time(nullptr));
+  EXPECT_LE(std::stoll(timestamp), seconds_now());
 }
 
 TEST(ErrorFile, IsNotWrittenUnlessItIsAskedForAndCan) {
