@@ -271,6 +271,7 @@ set(pipewright_checkpoint_headers
     comms/layout.h
     comms/mailboxes.h
     comms/mesh_layout.h
+    comms/steady_seconds.h
 )
 
 set(pipewright_cli_sources

@@ -5,6 +5,8 @@
 #include <fstream>
 #include <limits>
 
+#include "pipewright/comms/steady_seconds.h"
+
 namespace pipewright::comms {
 namespace {
 
@@ -18,10 +20,7 @@ double from_text(const std::string& text) { return std::bit_cast<double>(std::st
 NamedClock steady_clock_of_machine() {
   std::string name;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), name);
-  return {name, [] {
-            const auto now = std::chrono::steady_clock::now().time_since_epoch();
-            return std::chrono::duration<double>(now).count();
-          }};
+  return {name, steady_seconds};
 }
 
 ClockOffset clock_offset(World& world, const std::string& key, int rank, int size,

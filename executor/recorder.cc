@@ -1,17 +1,16 @@
 #include "pipewright/executor/recorder.h"
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 
+#include "pipewright/comms/steady_seconds.h"
 #include "pipewright/schedule/channel_graph.h"
 
 namespace pipewright::executor {
-namespace {
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+using comms::steady_seconds;
+
+namespace {
 
 bool is_input_of(ir::ActionPart receive, ir::ActionPart compute) {
   if (receive.stage() != compute.stage() || receive.microbatch() != compute.microbatch())
@@ -36,12 +35,12 @@ void Recorder::begin_step() {
 void Recorder::begin(const PlannedAction& planned) {
   current_ = planned.action;
   step_ = static_cast<size_t>(planned.step);
-  intervals_[step_].start = now();
+  intervals_[step_].start = steady_seconds();
 }
 
 void Recorder::received(ir::ActionPart receive) {
   if (state_ != State::kRunning) return;
-  const double time = now();
+  const double time = steady_seconds();
   if (const auto step = receives_.find(receive); step != receives_.end())
     intervals_[step->second].end = time;
   if (!current_.is_idle() && is_input_of(receive, current_.parts()[0]))
@@ -49,7 +48,7 @@ void Recorder::received(ir::ActionPart receive) {
 }
 
 void Recorder::end() {
-  intervals_[step_].end = now();
+  intervals_[step_].end = steady_seconds();
   current_ = {};
 }
 
