@@ -91,10 +91,10 @@ class FailureDomain {
   // This rank has failed: publishes "rank R, <place>: message" unless another failure was first,
   // and aborts this process's groups. Returns this rank's own text. Does not throw.
   std::string fail(const std::string& message);
-  // Work on a device that a step has queued: unless `unfinished` returns an empty string when
-  // `limit` is over, this rank fails with the message that it returns. It is called on the
-  // watcher's thread, and not before. Expects that a rank's work ends in the order of these calls,
-  // so that few of them are checked: of those that come while one is pending, the last.
+  // Sets a time limit for work that a step has queued on a device. When `limit` is over, the
+  // watcher's thread calls `unfinished`, which returns an empty string if the work has ended. This
+  // rank fails with any other string as its message. A rank's work must end in the order of these
+  // calls, because not all of them are checked: of those made while one is pending, only the last.
   void expect_by(std::function<std::string()> unfinished, std::chrono::milliseconds limit);
 
   // After a failure: the first cause, followed by the ranks that do not answer. Waits for all

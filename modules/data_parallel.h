@@ -37,10 +37,11 @@ class DataParallel {
   // `last`: the stage has no later B or W before its next REDUCE_GRAD, so gradients may be reduced
   // as they become ready.
   virtual void before_backward(int microbatch, bool last) = 0;
-  // After the B or W that was the `last`. All gradients are there, and this place in the program is
-  // the same on all ranks; which gradients a rank has, and when they become ready, is not. To keep
-  // its reductions in one order with those of other stages and with gathers, an implementation that
-  // starts some during that B or W starts all others here.
+  // Called after the B or W that was the `last`, when all gradients are there. This place in the
+  // program is the same on all ranks, but ranks may have different gradients, and get them at
+  // different times. So an implementation that starts some reductions during that B or W starts
+  // all others here: then all ranks have them in the same order, also relative to other stages'
+  // reductions and to gathers.
   virtual void after_last_backward() {}
   // REDUCE_GRAD: starts to reduce the gradients accumulated since the previous one, except those
   // whose reduction has already started.

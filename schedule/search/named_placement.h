@@ -15,7 +15,7 @@
 
 namespace pipewright::schedule::search {
 
-// How many stages a rank has if nothing else is asked for: 1 for loop, 2 for v, 4 for wave.
+// The default number of stages per rank: 1 for loop, 2 for v, 4 for wave.
 int default_stages_per_rank(std::string_view name);
 
 // Throws std::invalid_argument if the placement does not exist for this number of stages.
