@@ -152,6 +152,14 @@ class BrowserTest(unittest.TestCase):
                 pointer('pointermove', {...at, clientX: at.clientX + 0.75 * (painter.x(1) - painter.x(0))});
                 expect(textIn('tip').split('\\n'), ['rank 0 stops before 0B0',
                     '`0B0` on rank 0 waits for `1B0` on rank 1, which comes after `1F1`']);""",
+            "its label is in the picture": """const drawn = [], context = painter.context, own = context.fillText;
+                context.fillText = function(text, x, y) {
+                    drawn.push(text + (x + this.measureText(text).width <= painter.width ? ' fits' : ' is cut off'));
+                    own.call(this, text, x, y);
+                };
+                painter.draw();
+                context.fillText = own;
+                expect(drawn.filter((text) => text.startsWith('! ')), ['! 0B0 fits', '! 1F1 fits']);""",
             "the activation stays": """const row = painter.layout.rows[0], at = middleOf(named('1F0'));
                 pointer('pointermove', {clientX: at.clientX, clientY: surface.getBoundingClientRect().top + row.memory + 9});
                 expect(textIn('tip').split('\\n')[1], 'activations 1, peak 1');""",

@@ -148,7 +148,13 @@ class Painter {
     context.fillRect(x, y, 3, height - 1);
     context.font = 'bold 11px sans-serif';
     context.textAlign = 'left';
-    context.fillText('! ' + stop.text, x + 6, y + height / 2 + 4);
+    const label = '! ' + stop.text, size = context.measureText(label).width;
+    // To the left of the bar, over the last action, if there is no room to its right.
+    const left = x + 6 + size <= this.width ? x + 6 : x - 5 - size;
+    context.fillStyle = theme.back;
+    context.fillRect(left - 2, y + height / 2 - 7, size + 4, 15);
+    context.fillStyle = theme.mark;
+    context.fillText(label, left, y + height / 2 + 4);
   }
 
   drawLane(run, lane, y, height) {
