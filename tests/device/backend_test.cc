@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "tests/device/device.h"
+#include "tests/device/machine.h"
 #include "tests/support/ranks/ranks.h"
 
 namespace pipewright::testdevice {
@@ -222,6 +223,41 @@ TEST(Backend, DestructionLeavesGarbageAndShutdownDoesNot) {
       EXPECT_EQ(x[0][0].item<float>(), 5);
     }
   }
+}
+
+// Autograd's thread may be the last to drop a rank's group, after the rank has returned. The end
+// then waits for the ranks that still run, and does not take itself for the only one.
+TEST(Backend, AGroupMayOutliveItsRank) {
+  seed(0);
+  std::vector<comms::World> worlds = device_worlds(2);
+  const auto may_issue = std::make_shared<std::atomic<bool>>(false);
+  const auto is_running = [](int rank) {
+    const Lock lock(machine().mutex);
+    return machine().ranks.contains(rank);
+  };
+  std::thread last_owner;
+  const auto body = [&](int rank) {
+    comms::BackendPtr group = group_of(worlds, rank, "pair");
+    while (rank == 1 && !may_issue->load()) std::this_thread::yield();
+    Tensors sum = {filled(rank, rank + 1)};
+    group->allreduce(sum, {})->wait();
+    if (rank == 1) {
+      EXPECT_EQ(sum[0][0].item<float>(), 3);
+      return;
+    }
+    last_owner = std::thread([&is_running, may_issue, group = std::move(group)]() mutable {
+      while (is_running(0)) std::this_thread::yield();
+      std::thread late([may_issue] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        *may_issue = true;
+      });
+      group.reset();
+      late.join();
+    });
+  };
+  EXPECT_EQ(tests::run_ranks(2, body), "");
+  last_owner.join();
+  drain();
 }
 
 // Each of two ranks sends first on one communicator: a deadlock, which a group resolves.

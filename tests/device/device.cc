@@ -52,14 +52,14 @@ c10::Stream new_stream(int index) {
   return stream;
 }
 
-RankScope::RankScope() {
+RankScope::RankScope(int rank) : rank_(rank) {
   const Lock lock(machine().mutex);
-  ++machine().num_ranks;
+  machine().ranks.insert(rank_);
 }
 
 RankScope::~RankScope() {
   const Lock lock(machine().mutex);
-  --machine().num_ranks;
+  machine().ranks.erase(rank_);
   announce();
 }
 

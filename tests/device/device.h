@@ -44,13 +44,16 @@ c10::Stream new_stream(int device);
 // scheduler.h says what for.
 class RankScope {
  public:
-  RankScope();
+  explicit RankScope(int rank);
   ~RankScope();
   // The calling thread is the rank, until it ends.
   static void enter();
   static bool is_entered();
   RankScope(const RankScope&) = delete;
   RankScope& operator=(const RankScope&) = delete;
+
+ private:
+  const int rank_;  // its device too
 };
 
 // Host synchronisations of this run, by the name of what caused them.

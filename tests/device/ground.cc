@@ -39,7 +39,7 @@ bool is_on_test_device() { return true; }
 RankBody prepare_ranks(int size, const RankBody& body) {
   const auto scopes = std::make_shared<std::vector<std::unique_ptr<testdevice::RankScope>>>();
   for (int rank = 0; rank < size; ++rank)
-    scopes->push_back(std::make_unique<testdevice::RankScope>());
+    scopes->push_back(std::make_unique<testdevice::RankScope>(rank));
   return [=](int rank) {
     const std::unique_ptr<testdevice::RankScope> scope =
         std::move(scopes->at(static_cast<size_t>(rank)));

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -109,6 +110,7 @@ struct Target {
 
 // A rank that waits for something outside of the device, such as a key in the store (store.h).
 struct WaitElsewhere {
+  int rank;
   std::function<bool()> is_over;
 };
 
@@ -129,7 +131,7 @@ struct Machine {
   std::map<int, int64_t> last_stream_id;             // by device, so that thread timing is no input
 
   std::map<int, Clock> host;  // by device: what its host thread knows to be done
-  int num_ranks = 0;          // threads that are ranks
+  std::set<int> ranks;        // by device: the threads that are ranks
   std::vector<Target*> targets;
   std::vector<WaitElsewhere*> elsewhere;
 

@@ -18,6 +18,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "tests/device/current.h"
 #include "tests/device/races.h"
 
 namespace pipewright::testdevice {
@@ -141,6 +142,16 @@ void demand(Stream& stream, size_t until, std::set<Stream*>& seen, std::vector<S
   }
 }
 
+// A rank's threads count as one, and those that outlive it (autograd's may drop the last reference
+// to a group) do not count.
+bool do_all_ranks_wait(const std::vector<Target*>& waiting) {
+  std::set<int> busy = machine().ranks;
+  for (const Target* target : waiting) busy.erase(target->stream->device);
+  for (const WaitElsewhere* wait : machine().elsewhere)
+    if (!wait->is_over()) busy.erase(wait->rank);
+  return busy.empty();
+}
+
 std::string describe_heads(const std::set<Stream*>& streams) {
   std::map<std::pair<int, int64_t>, std::string> sorted;
   for (const Stream* stream : streams) {
@@ -216,10 +227,9 @@ void run_until(Lock& lock, Stream& stream, size_t until) {
     std::vector<Target*> waiting;
     for (Target* target : m.targets)
       if (target->stream->done < target->until) waiting.push_back(target);
-    const auto elsewhere =
-        std::ranges::count_if(m.elsewhere, [](const auto* wait) { return !wait->is_over(); });
-    const bool all_wait =
-        m.num_ranks <= 1 || static_cast<int>(waiting.size()) + elsewhere >= m.num_ranks;
+    const bool anyone_elsewhere =
+        std::ranges::any_of(m.elsewhere, [](const auto* wait) { return !wait->is_over(); });
+    const bool all_wait = do_all_ranks_wait(waiting);
     if (std::exchange(known_changes, m.changes) != m.changes) patient = true;
     if (!all_wait && patient) {
       const bool timed_out = m.changed.wait_for(lock, kPatience) == std::cv_status::timeout;
@@ -243,7 +253,7 @@ void run_until(Lock& lock, Stream& stream, size_t until) {
     if (!able.empty()) {
       std::ranges::sort(able, {}, [](const Stream* s) { return std::pair(s->device, s->id); });
       step(*able[m.seed == 0 ? 0 : m.choices() % able.size()]);
-    } else if ((all_wait && elsewhere == 0) ||
+    } else if ((all_wait && !anyone_elsewhere) ||
                m.changed.wait_for(lock, kDeadlock) == std::cv_status::timeout) {
       throw std::runtime_error("test device: deadlock, the host waits for streams that are at" +
                                describe_heads(seen));
@@ -255,7 +265,7 @@ bool wait_elsewhere(Lock& lock, const std::function<bool()>& is_over,
                     std::chrono::steady_clock::time_point deadline) {
   Machine& m = machine();
   if (is_over()) return true;
-  WaitElsewhere mine{is_over};
+  WaitElsewhere mine{current_device(), is_over};
   m.elsewhere.push_back(&mine);
   m.changed.notify_all();
   while (!is_over() && m.changed.wait_until(lock, deadline) == std::cv_status::no_timeout) {
