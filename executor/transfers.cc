@@ -115,6 +115,7 @@ void Transfers::finish() {
 }
 
 void Transfers::clear() {
+  running_ = {};
   queues_.clear();
   num_pending_ = 0;
   receives_.clear();
@@ -139,7 +140,9 @@ void Transfers::enqueue(ir::ActionPart action, Tensors tensors) {
   std::deque<Pending>& queue = queue_of(action);
   queue.push_back({action, std::move(tensors)});
   ++num_pending_;
+  running_ = action;
   if (queue.size() == 1) flush(queue);
+  running_ = {};
 }
 
 void Transfers::flush_all() {
@@ -269,8 +272,9 @@ void Transfers::wait_for(const WorkPtr& work, ir::ActionPart action) const {
 std::string Transfers::waiting(ir::ActionPart action) const {
   const ir::Transfer transfer = transfer_of(action);
   const bool is_send = ir::is_send(action.kind());
-  return quoted(action) + " waits for " + quoted(is_send ? transfer.receive : transfer.send) +
-         " of rank " + std::to_string(world_rank(is_send ? transfer.to : transfer.from));
+  return (action == running_ ? "" : quoted(action) + " ") + "waits for " +
+         quoted(is_send ? transfer.receive : transfer.send) + " of rank " +
+         std::to_string(world_rank(is_send ? transfer.to : transfer.from));
 }
 
 // Waits until the shapes of the head of this action's queue are known, or for a while: another

@@ -55,7 +55,7 @@ class Transfers {
   void forget_shapes() { shapes_.forget(); }
 
   // All of these throw std::runtime_error that names the action, its peer action and rank if a
-  // transfer fails or times out.
+  // transfer fails or times out; post_send() and post_receive() leave out their own action.
 
   // SEND: one tensor per output (SEND_F) or input (SEND_B) of the stage. Gradients may be
   // undefined, but the same ones in every step; see TransferShapes::conform() for the exceptions.
@@ -116,6 +116,7 @@ class Transfers {
 
   std::map<uint32_t, std::deque<Pending>> queues_;  // not posted yet, by queue_index
   size_t num_pending_ = 0;
+  ir::ActionPart running_;  // of post_send() or post_receive(): errors need not name it
   std::map<ir::ActionPart, Posted> receives_;           // posted, not yet waited for
   std::map<ir::ActionPart, Posted> sends_;              // posted, not yet known to be sent
   std::map<int, std::deque<ir::ActionPart>> sends_to_;  // by peer, in posting order

@@ -733,17 +733,24 @@ TEST(ExecutorErrors, AFailedSendIsReported) {
     EXPECT_TRUE(contains(error, "injected failure of rank 0, send 3")) << error;
 }
 
-// As Gloo does once a connection is broken.
+// As Gloo does once a connection is broken. The error names each action once.
 TEST(ExecutorErrors, APeerThatRefusesAMessageIsNamed) {
   const ir::Program program = named("1F1B", 2, 8);
-  for (const std::string op : {"send", "recv"}) {
+  struct Refused {
+    std::string op;
+    int64_t number;  // on its channel; the first message connects it
+    std::string expected;
+  };
+  for (const auto& [op, number, expected] : std::vector<Refused>{
+           {"send", 3, " `0SEND_F1`: waits for `1RECV_F1` of rank 1: injected"},
+           // In the second step, where it is posted at its place.
+           {"recv", 11, " `1RECV_F1`: waits for `0SEND_F1` of rank 0: injected"}}) {
     const std::vector<std::string> errors = errors_of(2, [&](int rank, comms::World& plain) {
-      comms::World world = plain.wrapped([&op](const comms::BackendPtr& backend) {
+      comms::World world = plain.wrapped([&](const comms::BackendPtr& backend) {
         return comms::record(backend, std::make_shared<comms::CallLog>(),
-                             [&op](const comms::CallRecord& call) {
+                             [&](const comms::CallRecord& call) {
                                comms::Fault fault;
-                               // The first message connects the channel.
-                               fault.refuse = call.op == op && call.number == 3;
+                               fault.refuse = call.op == op && call.number == number;
                                return fault;
                              });
       });
@@ -751,11 +758,9 @@ TEST(ExecutorErrors, APeerThatRefusesAMessageIsNamed) {
           program,
           stages_of(program, rank, [](int, const Tensors& in) { return Tensors{in[0] * 2}; }),
           world, {.loss = sum_of});
-      executor.step({.inputs = {at::ones({8}, tests::here())}});
+      for (int step = 0; step < 2; ++step)
+        executor.step({.inputs = {at::ones({8}, tests::here())}});
     });
-    const char* expected = op == "send"
-                               ? "`0SEND_F1`: `0SEND_F1` waits for `1RECV_F1` of rank 1: injected"
-                               : "`1RECV_F1` waits for `0SEND_F1` of rank 0: injected";
     EXPECT_TRUE(contains(errors[0], expected)) << op << ": " << errors[0];
     EXPECT_TRUE(contains(errors[1], expected)) << op << ": " << errors[1];
   }
