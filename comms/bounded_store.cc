@@ -73,7 +73,12 @@ BoundedStore::Connection BoundedStore::connect(const std::string& host,
     throw std::runtime_error(name_of(host, options.port) + " did not answer within " +
                              std::to_string(options.timeout.count()) + " ms");
   }
-  Connection connection{connected.get(), {}};
+  Connection connection;
+  try {
+    connection.store = connected.get();
+  } catch (const c10::Error& error) {
+    throw std::runtime_error(name_of(host, options.port) + ": " + error.what_without_backtrace());
+  }
   for (const int socket : sockets_to(options.port)) {
     if (std::ranges::find(before, socket) != before.end()) continue;
     set_timeout(socket, options.timeout);

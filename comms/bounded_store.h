@@ -18,7 +18,7 @@ namespace pipewright::comms {
 // of several threads run one after the other.
 class BoundedStore final : public c10d::PrefixStore {
  public:
-  // Connects, or throws std::runtime_error or a c10::Error. Keys are prefixed by `prefix`.
+  // Connects, or throws std::runtime_error. Keys are prefixed by `prefix`.
   BoundedStore(const std::string& prefix, const std::string& host,
                const c10d::TCPStoreOptions& options);
 
