@@ -24,6 +24,8 @@
 #include <mutex>
 #include <optional>
 
+#include "pipewright/autograd/generator_scope.h"
+
 namespace pipewright::autograd {
 namespace {
 
@@ -35,18 +37,20 @@ thread_local std::shared_ptr<BackwardContext> current_context;
 class GeneratorStates {
  public:
   explicit GeneratorStates(const variable_list& inputs) {
-    save(at::Device(at::kCPU));
+    save(cpu_generator());
     for (const at::Tensor& input : inputs) {
-      if (input.defined() && !input.is_cpu()) save(input.device());
+      if (input.defined() && !input.is_cpu())
+        save(at::globalContext().defaultGenerator(input.device()));
     }
   }
+
+  const at::Generator& cpu() const { return states_.front().first; }
 
   // Sets the generators to this snapshot, and returns one of what they were.
   GeneratorStates exchange() const {
     GeneratorStates before;
-    for (const auto& [device, state] : states_) {
-      before.save(device);
-      at::Generator generator = generator_of(device);
+    for (auto [generator, state] : states_) {
+      before.save(generator);
       const std::lock_guard lock(generator.mutex());
       generator.set_state(state);
     }
@@ -56,20 +60,15 @@ class GeneratorStates {
  private:
   GeneratorStates() = default;
 
-  static at::Generator generator_of(at::Device device) {
-    return at::globalContext().defaultGenerator(device);
-  }
-
-  void save(at::Device device) {
+  void save(at::Generator generator) {
     for (const auto& [known, state] : states_) {
-      if (known == device) return;
+      if (known == generator) return;
     }
-    at::Generator generator = generator_of(device);
     const std::lock_guard lock(generator.mutex());
-    states_.emplace_back(device, generator.get_state());
+    states_.emplace_back(generator, generator.get_state());
   }
 
-  std::vector<std::pair<at::Device, at::Tensor>> states_;
+  std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
 
 // The autocast state of this thread on the devices of a part.
@@ -166,6 +165,8 @@ class CheckpointNode final : public HidesWeights {
     torch::autograd::edge_list roots;
     {
       const c10::AutoGradMode enabled(true);
+      // This may be another thread than that of the forward.
+      const GeneratorScope generator_scope(generators_.cpu());
       const Replayed generators(generators_);
       const AutocastScope autocast_scope;
       const Replayed autocast(autocast_);

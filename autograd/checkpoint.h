@@ -19,9 +19,9 @@
 //
 // The second forward starts with the same random state as the first one, so dropout draws the same
 // numbers: the default generators of the CPU and of the inputs' devices are rewound for it and
-// restored afterwards. It also runs under the autocast state of the first one. Generators belong to
-// the process, so with ranks as threads, layers that draw random numbers must not run at the same
-// time.
+// restored afterwards. It also runs under the autocast state of the first one. The CPU's generator
+// belongs to the process, so ranks that are threads and draw random numbers each need their own
+// (generator_scope.h).
 //
 // Under a split backward the second forward runs once, in I (in W if the part is not on the path to
 // an input), and the part's weights get their gradients in W. In a full backward they get them

@@ -302,6 +302,7 @@ set(pipewright_cli_sources
 set(pipewright_executor_sources
     autograd/backward_watch.cc
     autograd/checkpoint.cc
+    autograd/generator_scope.cc
     autograd/grad_hooks.cc
     autograd/split_backward.cc
     autograd/weight_free.cc
@@ -362,6 +363,7 @@ set(pipewright_executor_sources
 set(pipewright_executor_headers
     autograd/backward_watch.h
     autograd/checkpoint.h
+    autograd/generator_scope.h
     autograd/grad_hooks.h
     autograd/split_backward.h
     autograd/weight_free.h

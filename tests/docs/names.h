@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "pipewright/autograd/checkpoint.h"
+#include "pipewright/autograd/generator_scope.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/executor/executor.h"
