@@ -4,8 +4,9 @@
 
 Interleaved1F1B on 2 ranks with 2 stages each and 8 microbatches, with one intra-op thread per rank on both sides. For
 three sizes of stage, from all overhead to mostly compute, prints for alternating pairs the median step time of each side
-and their ratio (PyTorch / pipewright; above 1, pipewright is faster), then the median ratio. Fails only if one side fails;
-no speed is required.
+their ratio (PyTorch / pipewright; above 1, pipewright is faster), and the time that the compute actions of the busiest rank
+take without a pipeline, measured in pipewright's run; then the medians of the ratios. Fails only if one side fails; no speed
+is required.
 """
 
 import os
@@ -64,17 +65,20 @@ def theirs(*case):
 def ours(*case):
     done = subprocess.run([PIPEWRIGHT, "launch", "-n", str(RANKS), "--", OURS, *[str(number) for number in case]],
                           capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    return float(done.stdout.split("median_us")[1])
+    return [float(done.stdout.split(name)[1].split()[0]) for name in ("median_us", "compute_us")]
 
 
 def main():
     for what, *case in CASES:
         ratios = []
         for pair in range(PAIRS):
-            slow, fast = theirs(*case), ours(*case)
-            ratios.append(slow / fast)
-            print(f"pair {pair}: PyTorch {slow:.0f} us, ours {fast:.0f} us, ratio {slow / fast:.2f}", flush=True)
-        print(f"{what}: median ratio {statistics.median(ratios):.2f}", flush=True)
+            slow, (fast, compute) = theirs(*case), ours(*case)
+            ratios.append((slow / fast, slow / compute, fast / compute))
+            print(f"pair {pair}: PyTorch {slow:.0f} us, ours {fast:.0f} us, ratio {slow / fast:.2f}; "
+                  f"compute of the busiest rank {compute:.0f} us", flush=True)
+        ratio, peer_to_compute, to_compute = [statistics.median(column) for column in zip(*ratios)]
+        print(f"{what}: median ratio {ratio:.2f}; PyTorch's step is {peer_to_compute:.2f} times the busiest rank's "
+              f"compute, ours {to_compute:.2f} times", flush=True)
 
 
 if __name__ == "__main__":

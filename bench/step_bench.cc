@@ -5,22 +5,32 @@
 //   bazel-bin/cli/pipewright launch -n 2 -- bazel-bin/bench/step_bench WIDTH ROWS LAYERS STEPS
 //   bazel-bin/bench/step_bench WIDTH ROWS LAYERS STEPS threads
 //
-// WIDTH is the size of a layer, ROWS the rows per microbatch, LAYERS the layers per stage. The rank
-// of the last stage prints the median time of STEPS steps in microseconds, after as many steps of
-// warm-up. bench/pytorch_step.py compares it with PyTorch's runtime.
+// WIDTH is the size of a layer, ROWS the rows per microbatch, LAYERS the layers per stage. Prints,
+// in microseconds, medians over STEPS steps after as many steps of warm-up:
 //
-// With `threads`, ranks are threads, so there is no wire. The rank of the last stage then also
-// prints the time of its own forwards and backwards in a plain loop, and the difference per action.
-// It includes the time that the schedule makes the rank wait for the other one.
+//   median_us   a step, on the rank of the last stage
+//   compute_us  the forwards and backwards of the busiest rank without an executor. After each step
+//               every rank runs its own ones, in the order of its program, so the other core is as
+//               busy as in a step.
+//
+// bench/pytorch_step.py compares them with PyTorch's runtime. With `threads`, ranks are threads, so
+// there is no wire; the overhead per action of the busiest rank is printed too. It includes the
+// time that the schedule makes the rank wait for the other one.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <span>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "pipewright/comms/gloo.h"
 #include "pipewright/comms/threads.h"
@@ -48,8 +58,12 @@ struct Part {
     for (const int stage : indices) {
       Tensors own;
       for (int64_t layer = 0; layer < size.layers; ++layer) {
-        own.push_back((at::randn({size.width, size.width}) / size.width).set_requires_grad(true));
-        own.push_back(at::zeros({size.width}).set_requires_grad(true));
+        // As torch::nn::Linear initializes them.
+        const double bound = 1 / std::sqrt(static_cast<double>(size.width));
+        own.push_back(at::empty({size.width, size.width}));
+        own.push_back(at::empty({size.width}));
+        for (const at::Tensor& weight : std::span(own).last(2))
+          weight.uniform_(-bound, bound).set_requires_grad(true);
       }
       weights.insert(weights.end(), own.begin(), own.end());
       stages[stage].stage = std::make_shared<ModuleStage>([own](const Tensors& inputs) {
@@ -64,36 +78,44 @@ struct Part {
   Tensors weights;
 };
 
-// The median time of `steps` calls of `body` in microseconds, after as many calls.
-template <typename Body>
-double median_us(int64_t steps, const Part& part, const Body& body) {
-  std::vector<double> times;
-  for (int64_t step = 0; step < 2 * steps; ++step) {
-    for (const at::Tensor& weight : part.weights) weight.mutable_grad().reset();
-    const auto start = std::chrono::steady_clock::now();
-    body();
-    const auto end = std::chrono::steady_clock::now();
-    if (step >= steps)
-      times.push_back(std::chrono::duration<double, std::micro>(end - start).count());
-  }
+double median(std::vector<double> times) {
   std::ranges::sort(times);
   return times[times.size() / 2];
 }
 
-// The forwards and backwards of a step without an executor.
-void plain_loop(const Part& part, const at::Tensor& input, const at::Tensor& target) {
-  for (int microbatch = 0; microbatch < kMicrobatches; ++microbatch) {
-    for (const auto& [index, local] : part.stages) {
-      const at::Tensor x = input.detach().set_requires_grad(index > 0);
-      const Tensors outputs = local.stage->forward(microbatch, {x});
-      Tensors grads = {input};
-      if (index == kStages - 1) {
-        const at::Tensor leaf = outputs[0].detach().set_requires_grad(true);
-        loss_of({leaf}, {target}).backward();
-        grads = {leaf.grad()};
-      }
-      local.stage->backward(microbatch, grads);
+template <typename Body>
+double us_of(const Part& part, const Body& body) {
+  for (const at::Tensor& weight : part.weights) weight.mutable_grad().reset();
+  const auto start = std::chrono::steady_clock::now();
+  body();
+  const auto end = std::chrono::steady_clock::now();
+  return std::chrono::duration<double, std::micro>(end - start).count();
+}
+
+// The compute actions of a row without an executor. `tensor` serves as every input, gradient and
+// target.
+void compute_alone(const ir::Row& row, const Part& part, const at::Tensor& tensor) {
+  std::map<int, std::pair<at::Tensor, at::Tensor>> losses;  // and their inputs, by microbatch
+  for (const ir::Action& action : row) {
+    if (!ir::is_compute(action.kind())) continue;
+    const int stage = action.parts()[0].stage(), microbatch = action.parts()[0].microbatch();
+    Stage& compute = *part.stages.at(stage).stage;
+    const bool is_last = stage == kStages - 1;
+    if (action.kind() == ir::ActionKind::kForward) {
+      const Tensors outputs =
+          compute.forward(microbatch, {tensor.detach().set_requires_grad(stage > 0)});
+      if (!is_last) continue;
+      const at::Tensor leaf = outputs[0].detach().set_requires_grad(true);
+      losses[microbatch] = {loss_of({leaf}, {tensor}), leaf};
+      continue;
     }
+    at::Tensor grad = tensor;
+    if (is_last) {
+      const auto [loss, leaf] = std::move(losses.extract(microbatch).mapped());
+      loss.backward();
+      grad = leaf.grad();
+    }
+    compute.backward(microbatch, {grad});
   }
 }
 
@@ -105,35 +127,52 @@ ir::Program make_program() {
       .value();
 }
 
-void run_rank(comms::World& world, const Size& size, int64_t steps, bool compares) {
+// The largest value of any rank, on all ranks.
+double largest(comms::World& world, double value) {
+  const auto key = [](int rank) { return "step_bench/" + std::to_string(rank); };
+  world.store()->set(key(world.rank()), std::to_string(value));
+  for (int rank = 0; rank < world.size(); ++rank)
+    value = std::max(value, std::stod(world.store()->get_to_str(key(rank))));
+  return value;
+}
+
+void run_rank(comms::World& world, const Size& size, int64_t steps, bool threads) {
   const ir::Program program = make_program();
+  const ir::Row& row = program.rows[static_cast<size_t>(world.rank())];
   const Part part(program.placement.stages_of(world.rank()), size);
   Executor executor(program, part.stages, world, {.loss = loss_of});
-  const Batch batch = {{at::randn({kMicrobatches * size.rows, size.width})},
-                       {},
-                       {at::randn({kMicrobatches * size.rows, size.width})}};
-  const double step = median_us(steps, part, [&] { executor.step(batch); });
+  const at::Tensor inputs = at::randn({kMicrobatches * size.rows, size.width});
+  const Batch batch = {{inputs}, {}, {at::randn_like(inputs)}};
+  const at::Tensor microbatch = inputs.narrow(0, 0, size.rows);
+  std::vector<double> step_times, compute_times;
+  for (int64_t step = -steps; step < steps; ++step) {
+    const double step_us = us_of(part, [&] { executor.step(batch); });
+    const double compute_us = us_of(part, [&] { compute_alone(row, part, microbatch); });
+    if (step < 0) continue;
+    step_times.push_back(step_us);
+    compute_times.push_back(compute_us);
+  }
+  const double step = median(step_times);
+  const double compute = largest(world, median(compute_times));
   if (!part.stages.contains(kStages - 1)) return;
-  std::printf("median_us %.1f\n", step);
-  if (!compares) return;
-  const at::Tensor one = at::randn({size.rows, size.width});
-  const double plain = median_us(steps, part, [&] { plain_loop(part, one, one); });
-  const auto actions = program.rows[static_cast<size_t>(world.rank())].size();
-  std::printf("plain_us %.1f\noverhead_us_per_action %.2f\n", plain,
-              (step - plain) / static_cast<double>(actions));
+  std::printf("median_us %.1f\ncompute_us %.1f\n", step, compute);
+  if (threads) {
+    std::printf("overhead_us_per_action %.2f\n",
+                (step - compute) / static_cast<double>(row.size()));
+  }
 }
 
 int run(const Size& size, int64_t steps, bool threads) {
   at::set_num_threads(1);
   if (!threads) {
     comms::World world = comms::gloo_world(comms::read_environment());
-    run_rank(world, size, steps, /*compares=*/false);
+    run_rank(world, size, steps, threads);
     return 0;
   }
   std::vector<comms::World> worlds = comms::thread_worlds(kRanks);
   std::vector<std::jthread> ranks;
   for (comms::World& world : worlds)
-    ranks.emplace_back([&] { run_rank(world, size, steps, /*compares=*/true); });
+    ranks.emplace_back([&] { run_rank(world, size, steps, threads); });
   return 0;
 }
 
