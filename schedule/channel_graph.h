@@ -85,6 +85,7 @@ class ChannelGraph {
     return first_of_rank_[rank] + static_cast<uint32_t>(step);
   }
   size_t num_ranks() const { return first_of_rank_.size() - 1; }
+  bool is_order() const { return is_order_; }            // otherwise a program
   bool is_rendezvous() const { return is_rendezvous_; }  // a program with capacity 0
 
   // ---- edges
