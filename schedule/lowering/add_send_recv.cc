@@ -7,8 +7,14 @@
 // The invariant: a rank that is asleep cannot run its next action. The pass ends when no rank runs
 // in a round; ranks with actions left cannot run. Linear in the number of actions and idle slots;
 // each round also scans one word per 64 ranks.
+//
+// A row is rewritten in place, since fresh memory costs more than all the rest. It first grows by
+// the transfers that it will have, and its actions move to its end. They are read there and written
+// at its beginning, with the transfers among them. What is still to be written after the actions
+// that are still to be read are transfers only, so nothing is overwritten before it is read.
 #include "pipewright/schedule/lowering/add_send_recv.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <utility>
@@ -27,29 +33,31 @@ class SendRecvPass {
         made_(program_.placement, program_.num_microbatches),
         awake_((program_.rows.size() + kBits - 1) / kBits) {
     find_passings();
-    reserve();
+    make_room();
   }
 
   std::optional<ir::Program> run() {
-    for (size_t rank = 0; rank < program_.rows.size(); ++rank) {
-      const ir::Row& row = program_.rows[rank];
-      turns_.push_back({row.data(), row.data() + row.size()});
-      if (!row.empty()) wake(rank);
+    for (size_t rank = 0; rank < turns_.size(); ++rank) {
+      if (turns_[rank].next != turns_[rank].end) wake(rank);
     }
     while (take_turns()) {
     }
-    for (const Turn& turn : turns_) {
+    for (size_t rank = 0; rank < turns_.size(); ++rank) {
+      const Turn& turn = turns_[rank];
       if (turn.next != turn.end) return std::nullopt;
+      ir::Row& row = program_.rows[rank];
+      row.resize(static_cast<size_t>(turn.written - row.data()));  // idle slots are dropped
     }
-    program_.rows = std::move(built_);
     program_.lowering.receives = ir::Receives::kPytorch;
     return std::move(program_);
   }
 
  private:
+  // Where a rank is in its row.
   struct Turn {
-    const ir::Action* next;
+    const ir::Action* next;  // to read
     const ir::Action* end;
+    ir::Action* written;  // the end of what is written
   };
   // How a stage passes outputs on, in F, or gradients back, in B and I: the same for every
   // microbatch.
@@ -109,24 +117,29 @@ class SendRecvPass {
     }
   }
 
-  // Reserves the final size of each row, so that none is copied as it grows.
-  void reserve() {
-    std::vector<size_t> sizes(program_.rows.size());
-    for (size_t rank = 0; rank < sizes.size(); ++rank) {
+  // Each row grows by its transfers, and its actions move to its end.
+  void make_room() {
+    std::vector<size_t> transfers(program_.rows.size());
+    for (size_t rank = 0; rank < transfers.size(); ++rank) {
       for (const ir::Action& action : program_.rows[rank]) {
-        sizes[rank] += !action.is_idle();
         for (const ir::ActionPart part : action.parts()) {
           const Direction direction = direction_of(part.kind());
           if (direction == kNeither) continue;
           const int to = passing(part.stage(), direction).to_rank;
           if (to == kNone) continue;
-          ++sizes[rank];
-          ++sizes[static_cast<size_t>(to)];
+          ++transfers[rank];
+          ++transfers[static_cast<size_t>(to)];
         }
       }
     }
-    built_.resize(sizes.size());
-    for (size_t rank = 0; rank < sizes.size(); ++rank) built_[rank].reserve(sizes[rank]);
+    for (size_t rank = 0; rank < transfers.size(); ++rank) {
+      ir::Row& row = program_.rows[rank];
+      const size_t actions = row.size();
+      row.resize(actions + transfers[rank]);
+      const ir::Action* moved =
+          std::move_backward(row.data(), row.data() + actions, row.data() + row.size());
+      turns_.push_back({moved, row.data() + row.size(), row.data()});
+    }
   }
 
   // Whether the result that a part needs from another stage exists. Results of its own stage follow
@@ -138,11 +151,12 @@ class SendRecvPass {
     return from == kNone || (made_.at(from, part.microbatch()) & 1u << direction) != 0;
   }
 
-  bool take(const ir::Action& action, size_t rank) {
+  // `action` is a copy: its place in the row may be written to.
+  bool take(ir::Action action, size_t rank) {
     for (const ir::ActionPart part : action.parts()) {
       if (!is_ready(part)) return false;
     }
-    if (!action.is_idle()) built_[rank].push_back(action);
+    if (!action.is_idle()) write(action, &turns_[rank]);
     for (const ir::ActionPart part : action.parts()) {
       const Direction direction = direction_of(part.kind());
       if (direction == kNeither) continue;
@@ -151,23 +165,25 @@ class SendRecvPass {
       const Passing& pass = passing(part.stage(), direction);
       if (pass.to_rank == kNone) continue;
       const auto to = static_cast<size_t>(pass.to_rank);
-      post(pass.send, part.microbatch(), &built_[rank]);
-      post(pass.receive, part.microbatch(), &built_[to]);
+      write(with_microbatch(pass.send, part.microbatch()), &turns_[rank]);
+      write(with_microbatch(pass.receive, part.microbatch()), &turns_[to]);
       if (turns_[to].next != turns_[to].end) wake(to);
     }
     return true;
   }
-  static void post(ir::ActionPart end, int microbatch, ir::Row* row) {
-    row->emplace_back(end.kind(), end.stage(), microbatch);
-    __builtin_prefetch(row->data() + row->size() + kFetchAhead, 1);
+  static ir::Action with_microbatch(ir::ActionPart part, int microbatch) {
+    return {part.kind(), part.stage(), microbatch};
+  }
+  static void write(const ir::Action& action, Turn* turn) {
+    *turn->written++ = action;
+    __builtin_prefetch(turn->written + kFetchAhead, 1);
   }
 
   ir::Program program_;
   std::vector<Passing> passings_;           // by stage and direction
   ir::StageMicrobatchTable<uint8_t> made_;  // one bit per direction
-  ir::Rows built_;
-  std::vector<Turn> turns_;      // by rank
-  std::vector<uint64_t> awake_;  // one bit per rank
+  std::vector<Turn> turns_;                 // by rank
+  std::vector<uint64_t> awake_;             // one bit per rank
 };
 
 }  // namespace

@@ -114,7 +114,8 @@ class Upcoming {
 // RESHARDs.
 class Residency {
  public:
-  explicit Residency(size_t num_actions) { row_.reserve(num_actions + num_actions / 4 + 8); }
+  // With room for a SEND and a RECV per compute, so that add_send_recv() need not copy the row.
+  explicit Residency(size_t num_actions) { row_.reserve(3 * num_actions + num_actions / 4 + 8); }
 
   const std::vector<int>& stages() const { return stages_; }
   size_t size() const { return stages_.size(); }
