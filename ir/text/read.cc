@@ -4,8 +4,10 @@
 
 #include <algorithm>
 
+#include "pipewright/ir/text/action_text.h"
 #include "pipewright/ir/text/csv.h"
 #include "pipewright/ir/text/plan.h"
+#include "pipewright/ir/text/scan_action.h"
 #include "pipewright/ir/text/schedule_json.h"
 
 namespace pipewright::ir {
@@ -43,6 +45,45 @@ bool check_text(const Source& source, Diagnostics* diagnostics) {
   return true;
 }
 
+// Whether a text is recognisably not a CSV: no cell is an action, and it begins like HTML, contains
+// control characters, or has cells most of which are sentences. A short or slightly wrong CSV is
+// none of these, so that its cells get their own errors. Stops at the first action.
+bool is_no_csv(std::string_view text) {
+  constexpr size_t kFewCells = 4;
+  const bool is_html = text.starts_with('<');
+  bool is_binary = false;
+  size_t cells = 0, sentences = 0;
+  while (!text.empty()) {
+    const size_t size = std::min(text.find_first_of(",\r\n"), text.size());
+    const TextSpan span = trimmed(text, {0, size});
+    const std::string_view cell = span.of(text);
+    text.remove_prefix(std::min(size + 1, text.size()));
+    if (cell.empty()) continue;
+    Action action;
+    if (!parse_action(cell, &action)) return false;
+    ++cells;
+    sentences += !is_digit(cell[0]) && cell[0] != '(' && cell.find(' ') != std::string_view::npos;
+    is_binary |= std::ranges::any_of(cell, [](char letter) {
+      return static_cast<unsigned char>(letter) < ' ' && letter != '\t';
+    });
+  }
+  return is_html || is_binary || (cells >= kFewCells && 2 * sentences > cells);
+}
+
+// Reports a file in none of the formats, which would be read as a CSV with an error per cell.
+bool check_is_schedule(const Source& source, Diagnostics* diagnostics) {
+  std::string_view text = source.text;
+  text.remove_prefix(source.mark_size());
+  text.remove_prefix(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
+  if (!is_no_csv(text)) return true;
+  diagnostics
+      ->error(Rule::kNotSchedule,
+              fmt::format("the file is not a schedule: expected a CSV, .plan or JSON, got {}",
+                          text.starts_with('<') ? "HTML or XML" : "no cell with an action"))
+      .help = "a CSV has one row per rank, with cells such as `0F0`";
+  return false;
+}
+
 }  // namespace
 
 std::span<const FormatInfo> formats() { return kFormats; }
@@ -63,7 +104,9 @@ Format detect_format(const Source& source) {
 std::optional<ParsedSchedule> read_schedule(const Source& source, const ExpectedShape& expected,
                                             Diagnostics* diagnostics) {
   if (!check_text(source, diagnostics)) return std::nullopt;
-  std::optional<ParsedSchedule> parsed = info(detect_format(source)).parse(source, diagnostics);
+  const Format format = detect_format(source);
+  if (format == Format::kCsv && !check_is_schedule(source, diagnostics)) return std::nullopt;
+  std::optional<ParsedSchedule> parsed = info(format).parse(source, diagnostics);
   if (parsed && !check_expected_shape(schedule_of(parsed->schedule), expected, diagnostics))
     parsed.reset();
   diagnostics->sort();

@@ -261,5 +261,33 @@ TEST(FormatsTest, DeeplyNestedJsonDoesNotOverflowTheStack) {
   EXPECT_FALSE(parse_json(source, &diagnostics));
 }
 
+// A file in none of the formats has one error; a CSV with errors has one per cell.
+TEST(FormatsTest, AFileThatIsNoScheduleHasOneError) {
+  const auto errors_of = [](const std::string& name, const std::string& text) {
+    const Source source{name, text};
+    Diagnostics diagnostics;
+    EXPECT_FALSE(read_schedule(source, {}, &diagnostics));
+    std::string rules;
+    for (const Diagnostic& one : diagnostics.kept())
+      rules += (rules.empty() ? "" : " ") + code(one.rule);
+    return rules;
+  };
+  EXPECT_EQ(errors_of("page.html", "<!doctype html>\n<p>a, b, c</p>\n"), "PW019");
+  EXPECT_EQ(errors_of("page.csv", "\n <html>"), "PW019");
+  EXPECT_EQ(errors_of("picture.png", "\x89PNG\r\n\x1a\n,,,"), "PW019");
+  EXPECT_EQ(errors_of("notes.txt", "some notes,\nabout a schedule\nof last year, and more of it\n"),
+            "PW019");
+  EXPECT_EQ(errors_of("zeros.bin", std::string("\x7f"
+                                               "ELF\0\0",
+                                               6)),
+            "PW016");
+  // These could be meant as schedules.
+  EXPECT_EQ(errors_of("lower.csv", "0f0,0f1,0b0,0b1\n").substr(0, 9).find("PW019"),
+            std::string::npos);
+  EXPECT_EQ(errors_of("one.csv", "0F0,<0B0>,\x01,x,y,z\n").find("PW019"), std::string::npos);
+  EXPECT_EQ(errors_of("letters.csv", "x,y,z,x,y,z\n").find("PW019"), std::string::npos);
+  EXPECT_EQ(errors_of("short.csv", "F0,B0\n").find("PW019"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace pipewright::ir
