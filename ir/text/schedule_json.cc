@@ -16,6 +16,7 @@
 #include "pipewright/ir/text/header.h"
 #include "pipewright/ir/text/header_reader.h"
 #include "pipewright/ir/text/json_scanner.h"
+#include "pipewright/ir/text/recording_reader.h"
 
 namespace pipewright::ir {
 namespace {
@@ -50,21 +51,26 @@ class ScheduleReader : public JsonEvents {
         line_begin_(source.mark_size()),
         cursor_(source),
         diagnostics_(diagnostics),
-        cells_(source, CellStyle::kStrings) {}
+        cells_(source, CellStyle::kStrings),
+        recording_(&cursor_, diagnostics) {}
 
   std::optional<ParsedSchedule> parse() {
     const size_t errors_before = diagnostics_->total();
     if (!scan_json(&cursor_, this, diagnostics_)) return std::nullopt;
     if (!has_version_) missing("version", "\"version\": 1");
     if (!has_rows_) missing("rows", "\"rows\": [[\"0F0\"]]");
-    return header_.finish(first_place_, errors_before, std::move(rows_), std::move(cells_),
-                          diagnostics_);
+    auto parsed = header_.finish(first_place_, errors_before, std::move(rows_), std::move(cells_),
+                                 diagnostics_);
+    if (!parsed || !has_recording_) return parsed;
+    parsed->recording = recording_.finish(schedule_of(parsed->schedule).rows);
+    return parsed->recording ? std::move(parsed) : std::nullopt;
   }
 
  private:
-  enum class In { kFile, kObject, kLowering, kPlacement, kRows, kRow, kDone };
+  enum class In { kFile, kObject, kLowering, kPlacement, kRows, kRow, kRecording, kDone };
 
   bool enter(JsonKind kind) override {
+    if (in_ == In::kRecording) return recording_.enter(kind);
     const Place place = cursor_.token(1);
     const bool object = kind == JsonKind::kObject;
     const auto at_key = [&](std::string_view key) { return in_ == In::kObject && key_ == key; };
@@ -82,6 +88,9 @@ class ScheduleReader : public JsonEvents {
     } else if (!object && in_ == In::kRows) {
       in_ = In::kRow;
       start_row(place);
+    } else if (object && at_key("recording")) {
+      in_ = In::kRecording;
+      recording_.enter(kind);
     } else {
       wrong_type(kind, place);
       return false;
@@ -89,8 +98,12 @@ class ScheduleReader : public JsonEvents {
     return true;
   }
 
-  void leave(JsonKind) override {
+  void leave(JsonKind kind) override {
     switch (in_) {
+      case In::kRecording:
+        recording_.leave(kind);
+        if (recording_.is_at_end()) in_ = In::kObject;
+        break;
       case In::kPlacement:
         header_.set("placement", placement_, key_place_, placement_place_, diagnostics_);
         in_ = In::kObject;
@@ -111,12 +124,14 @@ class ScheduleReader : public JsonEvents {
   }
 
   bool key(const std::string& key) override {
+    if (in_ == In::kRecording) return recording_.key(key);
     key_ = key;
     key_place_ = cursor_.string();
     if (in_ != In::kObject) return true;
     if (key_ == "rows") once(&has_rows_);
     if (key_ == "version") once(&has_version_);
     if (key_ == "lowering") once(&has_lowering_);
+    if (key_ == "recording") once(&has_recording_);
     return true;
   }
 
@@ -125,6 +140,8 @@ class ScheduleReader : public JsonEvents {
       case In::kRow:
         cell(kind, text);
         return true;
+      case In::kRecording:
+        return recording_.scalar(kind, text);
       case In::kPlacement:
         if (kind != JsonKind::kNumber ||
             text.find_first_not_of("0123456789") != std::string::npos) {
@@ -136,7 +153,7 @@ class ScheduleReader : public JsonEvents {
       case In::kObject:
         if (key_ == "version") return version(kind, text);
         if (key_ == "placement" && text != "loop" && text != "v") break;
-        if (key_ == "rows" || key_ == "lowering") break;
+        if (key_ == "rows" || key_ == "lowering" || key_ == "recording") break;
         header_value(kind, text);
         return true;
       case In::kLowering:
@@ -236,7 +253,7 @@ class ScheduleReader : public JsonEvents {
         return std::string(name(JsonKind::kObject));
       case In::kObject:
         if (key_ == "rows") return std::string(name(JsonKind::kArray));
-        if (key_ == "lowering") return std::string(name(JsonKind::kObject));
+        if (key_ == "lowering" || key_ == "recording") return std::string(name(JsonKind::kObject));
         if (key_ == "version") return std::string(name(JsonKind::kNumber));
         if (key_ == "placement") return "\"loop\", \"v\" or an array";
         return values_in_words(values_of(key_));
@@ -248,6 +265,8 @@ class ScheduleReader : public JsonEvents {
         return "an array for each rank";
       case In::kRow:
         return "an action as a string, or null";
+      case In::kRecording:
+        break;  // RecordingReader says it
     }
     return "";
   }
@@ -260,7 +279,7 @@ class ScheduleReader : public JsonEvents {
   bool is_known_key() const {
     const bool is_policy = find_lowering_policy(key_) != nullptr;
     if (in_ == In::kLowering) return is_policy;
-    return key_ == "rows" || key_ == "lowering" || key_ == "version" ||
+    return key_ == "rows" || key_ == "lowering" || key_ == "recording" || key_ == "version" ||
            (!values_of(key_).empty() && !is_policy);
   }
 
@@ -277,6 +296,7 @@ class ScheduleReader : public JsonEvents {
       for (const HeaderKey& key : header_keys()) add(key.name);
       add("lowering");
       add("rows");
+      add("recording");
     }
     return list;
   }
@@ -290,11 +310,33 @@ class ScheduleReader : public JsonEvents {
   std::string key_;
   Place key_place_, first_place_, placement_place_;
   std::string placement_;
-  bool has_version_ = false, has_rows_ = false, has_lowering_ = false;
+  bool has_version_ = false, has_rows_ = false, has_lowering_ = false, has_recording_ = false;
 
   HeaderReader header_;
   Rows rows_;
   CellIndex cells_;
+  RecordingReader recording_;
+};
+
+// Looks for a key of the outermost object.
+class KeyFinder : public JsonEvents {
+ public:
+  explicit KeyFinder(std::string_view wanted) : wanted_(wanted) {}
+  bool found() const { return found_; }
+
+  bool enter(JsonKind kind) override {
+    return kind == JsonKind::kObject && !std::exchange(inside_, true);
+  }
+  void leave(JsonKind) override {}
+  bool key(const std::string& key) override {
+    found_ = key == wanted_;
+    return !found_;
+  }
+  bool scalar(JsonKind, const std::string&) override { return true; }
+
+ private:
+  const std::string_view wanted_;
+  bool inside_ = false, found_ = false;
 };
 
 // A header value as JSON.
@@ -314,13 +356,24 @@ Json placement_json(const Placement& placement) {
   return ranks;
 }
 
-}  // namespace
-
-std::optional<ParsedSchedule> parse_json(const Source& source, Diagnostics* diagnostics) {
-  return ScheduleReader(source, diagnostics).parse();
+// One line per rank. A tree of all intervals would take many times their memory.
+void print_recording(const Rows& rows, const Recording& recording, std::ostream& out) {
+  out << ",\n  \"recording\": {\n    \"unit\": " << Json(recording.unit).dump()
+      << ",\n    \"times\": [";
+  std::string text;
+  for (size_t rank = 0; rank < rows.size(); ++rank) {
+    text = rank == 0 ? "\n      [" : ",\n      [";
+    for (size_t step = 0; step < rows[rank].size(); ++step) {
+      if (step > 0) text += ", ";
+      const Interval& one = recording.timeline.at(rank, step);
+      text += rows[rank][step].is_idle() ? "null" : fmt::format("[{}, {}]", one.start, one.end);
+    }
+    out << text << "]";
+  }
+  out << "\n    ]\n  }";
 }
 
-void print_json(const AnySchedule& any, std::ostream& out) {
+void print(const AnySchedule& any, const Recording* recording, std::ostream& out) {
   const Schedule& schedule = schedule_of(any);
   out << "{\n  \"version\": " << kVersion;
   for (const HeaderKey& key : header_keys()) {
@@ -354,7 +407,29 @@ void print_json(const AnySchedule& any, std::ostream& out) {
     }
     out << text << "]";
   }
-  out << "\n  ]\n}\n";
+  out << "\n  ]";
+  if (recording != nullptr) print_recording(schedule.rows, *recording, out);
+  out << "\n}\n";
+}
+
+}  // namespace
+
+std::optional<ParsedSchedule> parse_json(const Source& source, Diagnostics* diagnostics) {
+  return ScheduleReader(source, diagnostics).parse();
+}
+
+void print_json(const AnySchedule& any, std::ostream& out) { print(any, nullptr, out); }
+
+void print_json(const AnySchedule& any, const Recording& recording, std::ostream& out) {
+  print(any, &recording, out);
+}
+
+bool is_schedule_json(const Source& source) {
+  JsonCursor cursor(source);
+  KeyFinder rows("rows");
+  Diagnostics ignored;
+  scan_json(&cursor, &rows, &ignored);
+  return rows.found();
 }
 
 }  // namespace pipewright::ir

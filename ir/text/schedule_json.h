@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "pipewright/ir/diagnostic.h"
+#include "pipewright/ir/recording.h"
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/text/parsed_schedule.h"
 
@@ -15,7 +16,8 @@
 //    "rows": [["0F0", null, "0B0"], [null, "1F0", "1B0"]]}
 //
 // A placement other than "loop" or "v" is an array with the rank of each stage. "lowering" is an
-// object with the known policies. Later versions only add keys. FORMAT.md is the specification.
+// object with the known policies, and "recording" one with the times of a measured run. Later
+// versions only add keys. FORMAT.md is the specification.
 
 namespace pipewright::ir {
 
@@ -25,6 +27,13 @@ std::optional<ParsedSchedule> parse_json(const Source& source, Diagnostics* diag
 
 // Writes one line per row. parse_json reads back the same schedule.
 void print_json(const AnySchedule& schedule, std::ostream& out);
+// The same with a recording of the schedule.
+//
+//   ir::print_json(program, ir::recording_of_seconds(executor.recording()), out);
+void print_json(const AnySchedule& schedule, const Recording& recording, std::ostream& out);
+
+// Whether the text is a JSON object with the key `rows`, and so a schedule, valid or not.
+bool is_schedule_json(const Source& source);
 
 }  // namespace pipewright::ir
 

@@ -37,7 +37,7 @@ TEST(FormatDocTest, ExamplesAreValid) {
     ASSERT_TRUE(parsed) << render(diagnostics, &source, {});
     schedules.push_back(parsed->schedule);
   }
-  ASSERT_EQ(schedules.size(), 3u);  // a CSV, a .plan, JSON
+  ASSERT_EQ(schedules.size(), 4u);  // a CSV, a .plan, JSON, JSON with a recording
   EXPECT_EQ(schedule_of(schedules[1]), schedule_of(schedules[2]));
 }
 
