@@ -136,6 +136,22 @@ std::optional<ir::ParsedSchedule> read(CompileRequest* request, ir::Diagnostics*
   return take(std::move(std::get<ir::AnySchedule>(request->source)), request->shape, diagnostics);
 }
 
+// Leaves the times of computes, as compute_order() leaves computes.
+void drop_communication(const ir::Rows& rows, ir::Timeline* timeline) {
+  ir::Rows computes = rows;
+  for (ir::Row& row : computes)
+    std::erase_if(row, [](const ir::Action& action) { return !ir::is_compute(action.kind()); });
+  ir::Timeline left(computes);
+  size_t next = 0, cell = 0;
+  for (const ir::Row& row : rows) {
+    for (const ir::Action& action : row) {
+      if (ir::is_compute(action.kind())) left[next++] = (*timeline)[cell];
+      ++cell;
+    }
+  }
+  *timeline = std::move(left);
+}
+
 // ---- from the source's level to that of the result
 
 class Compilation {
@@ -147,6 +163,7 @@ class Compilation {
   bool run(ir::Level to) {
     if (auto* program = std::get_if<ir::Program>(&*result_.schedule)) {
       if (to == ir::Level::kComputeComms) return keep(program);
+      if (result_.recording) drop_communication(program->rows, &result_.recording->timeline);
       result_.schedule = compute_order(std::move(*program));
       cells_ = {};  // steps are no longer those of the file
     }
@@ -165,6 +182,7 @@ class Compilation {
     auto& order = std::get<ir::ComputeOrder>(*result_.schedule);
     if (request_.depth != Depth::kLower && !verify_source(order)) return placed();
     if (!changes_order(request_.policies)) return true;
+    lose_recording();
     order = transform_order(std::move(order), request_.policies, request_.observer);
     return request_.depth == Depth::kLower || verify_order(order);
   }
@@ -178,6 +196,7 @@ class Compilation {
     if (!check_lookahead(request_.policies, policies, order.placement.num_ranks(),
                          &result_.diagnostics))
       return placed();
+    lose_recording();
     add_checked("lowering");
     std::optional<ir::Program> program =
         schedule::lower(order, policies, &result_.diagnostics, request_.observer);
@@ -223,6 +242,11 @@ class Compilation {
     add_checked("policies");
     result_.is_verified = verify_policies(schedule, &result_.diagnostics);
     return result_.is_verified;
+  }
+
+  void lose_recording() {
+    result_.lost_recording = result_.recording.has_value();
+    result_.recording.reset();
   }
 
   void add_checked(std::string_view check) {
@@ -332,6 +356,7 @@ CompileResult compile(CompileRequest request) {
   std::optional<ir::ParsedSchedule> parsed = read(&request, &result.diagnostics);
   if (!parsed) return result;
   result.schedule = std::move(parsed->schedule);
+  result.recording = std::move(parsed->recording);
   const ir::Level from = ir::level_of(*result.schedule), to = request.level.value_or(from);
   result.source_level = from;
   result.source_actions = num_actions(ir::schedule_of(*result.schedule));
@@ -346,6 +371,7 @@ CompileResult compile(CompileRequest request) {
   result.diagnostics.sort();
   if (cannot_run(result.diagnostics)) result.blocked = std::move(result.schedule);
   result.schedule.reset();
+  result.recording.reset();
   return result;
 }
 
@@ -357,7 +383,11 @@ std::optional<Costs> changed_costs(const SimulateRequest& request, const ir::Pla
   return fits && changed ? std::optional(std::move(costs)) : std::nullopt;
 }
 
-SimulateResult simulate(const CompileResult& compiled, const SimulateRequest& request) {
+namespace {
+
+// simulate(), or with a timeline that has been measured, in the unit of the costs.
+SimulateResult run(const CompileResult& compiled, const SimulateRequest& request,
+                   const ir::Timeline* measured) {
   SimulateResult result;
   if (!compiled.ok()) {
     result.diagnostics = compiled.diagnostics;
@@ -370,7 +400,7 @@ SimulateResult simulate(const CompileResult& compiled, const SimulateRequest& re
       changed_costs(request, placement, schedule.num_microbatches, &result.diagnostics);
   if (!costs) return result;
   ChannelGraph graph = graph_of(*compiled.schedule);
-  ir::Timeline timeline = simulate(graph, schedule, *costs);
+  ir::Timeline timeline = measured != nullptr ? *measured : simulate(graph, schedule, *costs);
   Report report = report_on(schedule, *costs, timeline);
   ScheduleBound bound = bound_of(schedule, *costs, report, request.memory);
   if (request.memory.is_set() &&
@@ -380,6 +410,35 @@ SimulateResult simulate(const CompileResult& compiled, const SimulateRequest& re
   result.simulation = Simulation{std::move(*costs), std::move(graph), std::move(timeline),
                                  std::move(report), std::move(bound)};
   return result;
+}
+
+}  // namespace
+
+SimulateResult simulate(const CompileResult& compiled, const SimulateRequest& request) {
+  return run(compiled, request, nullptr);
+}
+
+SimulateResult recorded_run(const CompileResult& compiled, const SimulateRequest& request) {
+  PW_CHECK(compiled.recording, "the source has a recording");
+  const ir::Recording& recording = *compiled.recording;
+  SimulateRequest in_unit = request;
+  std::string& unit = in_unit.costs.unit;
+  if (unit.empty()) unit = recording.unit;
+  const auto seconds = ir::seconds_per(unit);
+  if (!seconds) {
+    SimulateResult result;
+    result.diagnostics.error(ir::Rule::kCostsMismatch,
+                             fmt::format("`unit`: expected one that the recording's {} converts "
+                                         "to (s, ms, us or ns), got {}",
+                                         recording.unit, ir::backticked(unit)));
+    return result;
+  }
+  if (unit == recording.unit) return run(compiled, in_unit, &recording.timeline);
+  const double factor = *ir::seconds_per(recording.unit) / *seconds;
+  ir::Timeline timeline = recording.timeline;
+  for (size_t cell = 0; cell < timeline.size(); ++cell)
+    timeline[cell] = {timeline[cell].start * factor, timeline[cell].end * factor};
+  return run(compiled, in_unit, &timeline);
 }
 
 std::optional<BlockedSimulation> simulate_blocked(const CompileResult& compiled,

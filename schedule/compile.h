@@ -11,6 +11,7 @@
 
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/lowering.h"
+#include "pipewright/ir/recording.h"
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/source.h"
 #include "pipewright/ir/timeline.h"
@@ -85,6 +86,10 @@ struct CompileResult {
   // An error in a file has its place there. An error that first appears in a transformed or lowered
   // schedule has the rank and step in that schedule.
   ir::Diagnostics diagnostics;
+  // The recording of a source file that has one. Communication is left out of it with that of the
+  // program; nullopt, with lost_recording, if passes changed the order that was recorded.
+  std::optional<ir::Recording> recording = {};
+  bool lost_recording = false;
   // Per rank; empty unless `schedule` is a verified program and the depth is kCertify.
   std::vector<RankCertificate> certificate;
 
@@ -151,6 +156,11 @@ std::optional<Costs> changed_costs(const SimulateRequest& request, const ir::Pla
 // Simulates a compute order with ideal transfers, or a program under its channel model and capacity
 // (channel_graph.h). `compiled` must be verified; if it is not ok, its diagnostics are returned.
 SimulateResult simulate(const CompileResult& compiled, const SimulateRequest& request);
+
+// The run that `compiled.recording` has recorded, which must be set: its measured times, in the
+// unit of the costs if they have one, and the report of these times. Sizes are those of the costs.
+// As simulate() otherwise; it is also an error if the costs have a unit that is not one of time.
+SimulateResult recorded_run(const CompileResult& compiled, const SimulateRequest& request);
 
 // How far a schedule that cannot run to its end gets.
 struct BlockedSimulation {

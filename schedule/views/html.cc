@@ -1,15 +1,16 @@
 // The data of the page, as JSON that viewer/model.js decodes:
 //
 //   {"kinds": {LETTER: {"token", "lane", "legend", "colors", "compound"}},
-//    "runs": [{"title", "unit", "program", "rendezvous", "end", "per_unit", "stages": [[...]],
-//              "stops": [[action, tick, [text of a wait, ...]], ...], "ranks": [{...}]}]}
+//    "runs": [{"title", "unit", "measured", "program", "rendezvous", "end", "per_unit",
+//              "stages": [[...]], "stops": [[action, tick, [text of a wait, ...]], ...], "ranks":
+//              [{...}]}]}
 //
 // `stops` has an entry per rank if the schedule cannot run to its end, null for a rank that does;
 // otherwise it is empty. An action that never runs is an idle slot.
 //
 // Times are whole ticks, `per_unit` of them per unit of the costs, so that they are short and
 // exact. A rank's cells are columns: `kinds` has a letter for each, a dot for an idle slot; the
-// others have an entry per action:
+// others have an entry per action (the slacks of a measured run mean nothing):
 //
 //   stages, microbatches   of a compound: of its first part; microbatch -1: none
 //   starts                 after the end of the compute before it in the row
@@ -126,15 +127,16 @@ class RunWriter {
         out_(out),
         end_(ir::span_of(rows_, run.timeline).end),
         per_unit_(ticks_per_unit(run.timeline, end_)),
-        slacks_(slack_of(run.graph, run.schedule, run.costs, run.timeline)),
+        slacks_(run.is_measured ? std::vector<double>(run.timeline.size(), 1)
+                                : slack_of(run.graph, run.schedule, run.costs, run.timeline)),
         memory_(run.schedule, run.costs, run.standstill) {}
 
   void print() {
     out_ << fmt::format(
-        "{{\"title\":{},\"unit\":{},\"program\":{},\"rendezvous\":{},\"end\":{},\"per_unit\":{},"
-        "\"stages\":[",
-        quoted(run_.title), quoted(run_.costs.unit), has_operations(), run_.graph.is_rendezvous(),
-        ticks(end_), per_unit_);
+        "{{\"title\":{},\"unit\":{},\"measured\":{},\"program\":{},\"rendezvous\":{},\"end\":{},"
+        "\"per_unit\":{},\"stages\":[",
+        quoted(run_.title), quoted(run_.costs.unit), run_.is_measured, has_operations(),
+        run_.graph.is_rendezvous(), ticks(end_), per_unit_);
     for (size_t rank = 0; rank < rows_.size(); ++rank) {
       Column stages;
       for (const int stage : run_.schedule.placement.stages_of(static_cast<int>(rank)))

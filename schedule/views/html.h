@@ -21,6 +21,7 @@ struct HtmlRun {
   const ChannelGraph& graph;  // what each action waits for
   const ir::Timeline& timeline;
   const Standstill* standstill = nullptr;  // of a schedule that cannot run to its end
+  bool is_measured = false;  // its actions do not start as soon as they can, and have no slack
 };
 
 // Prints runs as one interactive HTML page, which needs neither a network nor other files: a row

@@ -10,10 +10,12 @@ function reasonText(run, action) {
   const who = actionText(run, other) + (run.rank[other] === run.rank[action] ? '' : ' of rank ' + run.rank[other]);
   if (run.kind[action].lane === 'receive' && run.kind[other].lane === 'send') return 'starts with ' + who;
   const transfer = start - run.end[other];
+  if (run.measured) return 'starts ' + unitText(run, Math.max(0, transfer)) + ' after ' + who;
   return 'waits for ' + who + (transfer > 1e-6 * run.makespan ? ', then ' + unitText(run, transfer) + ' of transfer' : '');
 }
 
 function slackText(run, action) {
+  if (run.measured) return 'measured';
   return run.slack[action] > 0 ? 'slack ' + unitText(run, run.slack[action]) : 'on a critical path';
 }
 

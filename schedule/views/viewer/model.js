@@ -54,7 +54,7 @@ function makeLane(run, actions) {
 function decodeRun(data, kinds) {
   const size = data.ranks.reduce((sum, row) => sum + row.kinds.length, 0);
   const run = {
-    title: data.title, unit: data.unit, makespan: data.end / data.per_unit, size,
+    title: data.title, unit: data.unit, measured: data.measured, makespan: data.end / data.per_unit, size,
     rendezvous: data.rendezvous, isProgram: data.program,
     kind: new Array(size), token: new Array(size), parts: new Map(),
     rank: new Int32Array(size), step: new Int32Array(size),
@@ -137,15 +137,16 @@ function dependentsOf(run, action) {
 }
 
 // The dependency that decides when an action starts: the one that ends at this moment, or else the
-// one on another rank whose transfer took until then. A RECV starts with its SEND. -1: none.
+// one on another rank whose transfer took until then; in a measured run the one that ends last. A
+// RECV starts with its SEND. -1: none.
 function bindingOf(run, action) {
   const near = 1e-6 * run.makespan;
   let binding = -1, latest = -Infinity;
   for (const other of run.dependencies[action]) {
     const isPartner = run.kind[action].lane === 'receive' && run.kind[other].lane === 'send';
     const time = isPartner ? run.start[other] : run.end[other];
-    if (Math.abs(time - run.start[action]) <= near && time > 0) return other;
-    if (run.rank[other] !== run.rank[action] && time > latest) {
+    if (!run.measured && Math.abs(time - run.start[action]) <= near && time > 0) return other;
+    if ((run.measured || run.rank[other] !== run.rank[action]) && time > latest) {
       latest = time;
       binding = other;
     }

@@ -1,0 +1,118 @@
+#include "pipewright/schedule/simulate/drift.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <tuple>
+
+#include "pipewright/schedule/simulate/median.h"
+#include "pipewright/schedule/simulate/recorded_costs.h"
+
+namespace pipewright::schedule {
+namespace {
+
+using ir::Action;
+using ir::ActionKind;
+
+// Calls `visit(rank, step, action)` for each action.
+template <typename Visit>
+void for_each_action(const ir::Schedule& schedule, const Visit& visit) {
+  for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
+    for (size_t step = 0; step < schedule.rows[rank].size(); ++step) {
+      const Action& action = schedule.rows[rank][step];
+      if (!action.is_idle()) visit(rank, step, action);
+    }
+  }
+}
+
+std::vector<Drift::Group> groups_of(const ir::Schedule& schedule, const ir::Timeline& predicted,
+                                    const ir::Timeline& measured) {
+  std::map<std::tuple<ActionKind, int, int>, Drift::Group> groups;
+  for_each_action(schedule, [&](size_t rank, size_t step, const Action& action) {
+    const ActionKind kind = action.kind();
+    if (ir::is_receive(kind)) return;
+    const bool sends = ir::is_send(kind);
+    const int to = sends ? schedule.placement.rank_of(receiving_stage(action.parts()[0])) : -1;
+    const int from = static_cast<int>(rank);
+    Drift::Group& group =
+        groups.try_emplace({kind, from, to}, Drift::Group{kind, from, to}).first->second;
+    const auto add = [&](double duration, double* sum) {
+      *sum = !sends ? *sum + duration : group.actions == 0 ? duration : std::min(*sum, duration);
+    };
+    add(predicted.at(rank, step).duration(), &group.predicted);
+    add(measured.at(rank, step).duration(), &group.measured);
+    ++group.actions;
+  });
+  std::vector<Drift::Group> result;
+  for (auto& [key, group] : groups) {
+    if (!ir::is_send(group.kind)) {
+      group.predicted /= static_cast<double>(group.actions);
+      group.measured /= static_cast<double>(group.actions);
+    }
+    result.push_back(group);
+  }
+  return result;
+}
+
+std::vector<Drift::Outlier> outliers_of(const ir::Schedule& schedule, const ir::Timeline& predicted,
+                                        const ir::Timeline& measured) {
+  constexpr size_t kMost = 10;
+  const double scale = ir::span_of(schedule.rows, measured).duration();
+  std::vector<Drift::Outlier> all;
+  for_each_action(schedule, [&](size_t rank, size_t step, const Action& action) {
+    if (ir::is_transfer(action.kind())) return;
+    const double before = predicted.at(rank, step).duration(),
+                 after = measured.at(rank, step).duration();
+    if (ir::without_rounding(after - before, scale) != 0)
+      all.push_back({static_cast<int>(rank), static_cast<int>(step), before, after});
+  });
+  const auto last = all.begin() + static_cast<std::ptrdiff_t>(std::min(all.size(), kMost));
+  std::partial_sort(all.begin(), last, all.end(),
+                    [](const Drift::Outlier& one, const Drift::Outlier& other) {
+                      const auto key = [](const Drift::Outlier& of) {
+                        return std::tuple(-std::abs(of.measured - of.predicted), of.rank, of.step);
+                      };
+                      return key(one) < key(other);
+                    });
+  all.erase(last, all.end());
+  return all;
+}
+
+// By rank: how many times as long its compute takes as expected.
+std::vector<double> slowness_of(const ir::Schedule& schedule, const ir::Timeline& predicted,
+                                const ir::Timeline& measured, Baseline baseline) {
+  std::map<ActionKind, std::vector<double>> durations;
+  for_each_action(schedule, [&](size_t rank, size_t step, const Action& action) {
+    durations[action.kind()].push_back(measured.at(rank, step).duration());
+  });
+  std::map<ActionKind, double> medians;
+  for (auto& [kind, of_kind] : durations) medians[kind] = lower_median(std::move(of_kind));
+
+  std::vector<double> expected(schedule.rows.size()), found(schedule.rows.size());
+  for_each_action(schedule, [&](size_t rank, size_t step, const Action& action) {
+    if (!ir::is_compute(action.kind())) return;
+    expected[rank] += baseline == Baseline::kPredicted ? predicted.at(rank, step).duration()
+                                                       : medians[action.kind()];
+    found[rank] += measured.at(rank, step).duration();
+  });
+  std::vector<double> slowness;
+  for (size_t rank = 0; rank < found.size(); ++rank)
+    slowness.push_back(expected[rank] > 0 ? found[rank] / expected[rank] : 1);
+  const double median = lower_median(slowness);
+  for (double& one : slowness) one = median > 0 ? one / median : 1;
+  return slowness;
+}
+
+}  // namespace
+
+Drift drift_of(const ir::Schedule& schedule, const ir::Timeline& predicted,
+               const ir::Timeline& measured, Baseline baseline) {
+  Drift drift{groups_of(schedule, predicted, measured), outliers_of(schedule, predicted, measured),
+              slowness_of(schedule, predicted, measured, baseline), std::nullopt};
+  const auto slowest = std::ranges::max_element(drift.slowness);
+  if (slowest != drift.slowness.end() && *slowest >= kStragglerSlowness)
+    drift.straggler = static_cast<int>(slowest - drift.slowness.begin());
+  return drift;
+}
+
+}  // namespace pipewright::schedule

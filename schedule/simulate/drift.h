@@ -1,0 +1,58 @@
+#ifndef PIPEWRIGHT_SCHEDULE_SIMULATE_DRIFT_H_
+#define PIPEWRIGHT_SCHEDULE_SIMULATE_DRIFT_H_
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include "pipewright/ir/schedule.h"
+#include "pipewright/ir/timeline.h"
+
+namespace pipewright::schedule {
+
+// How far a measured run of a schedule is from a predicted one.
+struct Drift {
+  // The actions of one kind on one rank.
+  struct Group {
+    ir::ActionKind kind;
+    int rank;
+    int to;  // of SENDs: the receiving rank; otherwise -1
+    size_t actions = 0;
+    // Their mean duration. Of SENDs the shortest: a recorded transfer also lasts while its receiver
+    // is busy. RECVs have no group.
+    double predicted = 0, measured = 0;
+  };
+  std::vector<Group> groups;  // by kind, rank and receiving rank
+
+  // The compute and data-parallel actions that differ most, at most ten, the largest difference
+  // first.
+  struct Outlier {
+    int rank, step;
+    double predicted, measured;  // durations
+  };
+  std::vector<Outlier> outliers;
+
+  // By rank: how many times as long its compute takes as expected, in multiples of the median rank.
+  // The median rank has 1.
+  std::vector<double> slowness;
+  // The slowest rank, if it is at least kStragglerSlowness times as slow as the median.
+  std::optional<int> straggler;
+};
+
+inline constexpr double kStragglerSlowness = 1.2;
+
+// How long compute is expected to take, to judge the ranks by.
+enum class Baseline {
+  kPredicted,     // as predicted
+  kMedianOfKind,  // as the median action of its kind on all ranks; for a prediction that was made
+                  // from the measured run itself, which has its stragglers too
+};
+
+// Both timelines must be of this schedule, which must be verified, and in one unit. A pure
+// function; O(n log n) in the number of actions.
+Drift drift_of(const ir::Schedule& schedule, const ir::Timeline& predicted,
+               const ir::Timeline& measured, Baseline baseline);
+
+}  // namespace pipewright::schedule
+
+#endif  // PIPEWRIGHT_SCHEDULE_SIMULATE_DRIFT_H_
