@@ -81,6 +81,7 @@ const std::vector<CommandSpec>& table() {
        "PyTorch "
        "unless an option says otherwise. The format of a file is that of its extension, or else of "
        "its first bytes.\n"
+       "A file with a recording is drawn as it ran, unless costs are given.\n"
        "Errors in the schedule go to stderr, with exit code 1 and nothing on stdout; but the "
        "timeline or svg of a schedule that deadlocks shows how far each rank gets, and who waits "
        "for whom.",
@@ -162,6 +163,10 @@ const std::vector<CommandSpec>& table() {
        "Times are per stage, as in the papers. A model cut into twice as many stages takes half as "
        "long per stage: compare its schedules with --scale F=0.5,B=0.5, or by `pipewright diff`, "
        "which scales the default times by itself.\n"
+       "A file with a recording is simulated with the costs that were recorded, unless --costs has "
+       "others; a report follows of how far the recorded run is from the prediction, and which "
+       "rank "
+       "is slow.\n"
        "Exit code: 1 if the schedule is invalid or deadlocks.",
        {source_argument()},
        simulate_shape_options() +
@@ -219,6 +224,9 @@ const std::vector<CommandSpec>& table() {
        "in stages of the first. A line says so. Times that are given, by --costs or one by one, "
        "are "
        "those of a stage of either schedule, and are not scaled.\n"
+       "A file with a recording is compared as it ran, with a schedule that takes the times that "
+       "were "
+       "recorded.\n"
        "Exit code: 0 if they are equal, 1 if they differ or one of them is invalid.",
        {source_argument(), source_argument()},
        shape_options() +
@@ -228,6 +236,7 @@ const std::vector<CommandSpec>& table() {
            } +
            cost_options() + lowering_options(),
        {{"pipewright diff 1F1B ZB-H1 --ranks 4 --microbatches 8", "two schedules of one shape"},
+        {"pipewright diff 1F1B run.json --ranks 4 --microbatches 8", "predicted against measured"},
         {"pipewright diff old.plan new.plan --costs costs.json", "the effect of an edit"}},
        run_diff},
       {"explain",

@@ -10,9 +10,11 @@
 
 #include "pipewright/cli/command_table.h"
 #include "pipewright/cli/commands.h"
+#include "pipewright/cli/drift_report.h"
 #include "pipewright/cli/input.h"
 #include "pipewright/cli/simulation.h"
 #include "pipewright/cli/stage_ratio.h"
+#include "pipewright/cli/usage_error.h"
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/ir/text/read.h"
 #include "pipewright/schedule/verify/verify.h"
@@ -105,6 +107,25 @@ void print_effect(const Simulation& left, const Simulation& right, const StageRa
     line("peak MiB", peak_bytes(left.report) / (1 << 20), peak_bytes(right.report) / (1 << 20));
 }
 
+// The drift of a measured run from a prediction or from an earlier run; nullopt if no run is
+// measured.
+std::optional<RunPair> drift_between(const Input (&inputs)[2],
+                                     const std::optional<Simulation> (&simulations)[2],
+                                     const AskedCosts& costs) {
+  const bool first = inputs[0].compiled.recording.has_value(),
+             second = inputs[1].compiled.recording.has_value();
+  if (!first && !second) return std::nullopt;
+  const size_t measured = second ? 1 : 0;
+  RunPair runs{inputs[0].schedule(), *simulations[1 - measured], *simulations[measured],
+               baseline_of(costs, inputs[measured])};
+  if (first && second) {
+    runs.baseline = schedule::Baseline::kPredicted;
+    runs.first_name = "before";
+    runs.second_name = "after";
+  }
+  return runs;
+}
+
 }  // namespace
 
 int run_diff(const Invocation& invocation, Console& console) {
@@ -117,15 +138,23 @@ int run_diff(const Invocation& invocation, Console& console) {
     require_ok(input, console);
     if (input.compiled.source_level == ir::Level::kComputeComms) level = ir::Level::kComputeComms;
   }
+  const auto is_recorded = [](const Input& input) { return input.compiled.recording.has_value(); };
+  if (std::ranges::all_of(inputs, is_recorded) && has_cost_options(invocation))
+    throw UsageError("costs require a schedule without a recording: both are measured");
   AskedCosts costs = read_costs(invocation, console);
-  const StageRatio ratio = ratio_of(invocation, inputs[0].schedule(), inputs[1].schedule());
+  // What is not measured takes the time that is.
+  for (const Input& input : inputs) take_recorded_costs(invocation, input, &costs);
+  const StageRatio ratio = costs.recorded_in.empty()
+                               ? ratio_of(invocation, inputs[0].schedule(), inputs[1].schedule())
+                               : StageRatio();
   std::optional<Simulation> simulations[2];
   for (size_t side = 0; side < 2; ++side) {
     if (side == 1) scale_stages(ratio, &costs.request.costs);
     inputs[side].costs = costs.request.costs;
     compile_input(invocation, {level, level}, schedule::Depth::kVerify, &inputs[side], console);
     require_ok(inputs[side], console);
-    simulations[side] = simulate_input(inputs[side], costs, console);
+    simulations[side] = is_recorded(inputs[side]) ? recorded_run_of(inputs[side], costs, console)
+                                                  : simulate_input(inputs[side], costs, console);
   }
   const ir::Schedule& left = inputs[0].schedule();
   const ir::Schedule& right = inputs[1].schedule();
@@ -138,6 +167,8 @@ int run_diff(const Invocation& invocation, Console& console) {
                     right_channels = channels_text(inputs[1].any());
   const bool equal = same_shape && left_channels == right_channels &&
                      std::ranges::all_of(changes, &RowChange::empty);
+  const std::optional<RunPair> drift =
+      left.rows == right.rows ? drift_between(inputs, simulations, costs) : std::nullopt;
   if (invocation.has("--json")) {
     std::string ranks;
     for (const RowChange& change : changes) {
@@ -147,8 +178,9 @@ int run_diff(const Invocation& invocation, Console& console) {
     }
     console.out << fmt::format(
         "{{\n  \"version\": 1,\n  \"equal\": {},\n  \"stage_ratio\": {},\n  \"before\": {},\n  "
-        "\"after\": {},\n  \"ranks\": [{}\n  ]\n}}\n",
-        equal, ratio.value(), side_json(*simulations[0]), side_json(*simulations[1]), ranks);
+        "\"after\": {},\n{}  \"ranks\": [{}\n  ]\n}}\n",
+        equal, ratio.value(), side_json(*simulations[0]), side_json(*simulations[1]),
+        drift ? "  \"drift\": " + drift_json(*drift) + ",\n" : "", ranks);
     return equal ? kExitOk : kExitInvalid;
   }
   const auto shape = [](const ir::Schedule& schedule) {
@@ -156,6 +188,10 @@ int run_diff(const Invocation& invocation, Console& console) {
   };
   if (equal) {
     console.out << fmt::format("equal: {}\n", shape(left));
+    if (drift) {
+      console.out << '\n';
+      print_drift(*drift, console.out);
+    }
     return kExitOk;
   }
   if (!same_shape) console.out << fmt::format("- {}\n+ {}\n", shape(left), shape(right));

@@ -226,6 +226,9 @@ void compile_input(const Invocation& invocation, const DefaultLevels& levels, sc
   request.depth = depth;
   request.observer = observer;
   compile(std::move(request), input);
+  if (input->compiled.lost_recording)
+    console.err << fmt::format("note: the recording of {} is left out: it is of another order\n",
+                               input->name);
   for (const schedule::OverriddenPolicy& one : input->compiled.overridden) {
     const bool is_flag = value_of(*ir::find_lowering_policy(one.name)).kind == ValueKind::kNone;
     console.err << fmt::format("note: --{}{} overrides `{}: {}` of {}\n", one.name,

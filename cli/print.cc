@@ -20,6 +20,7 @@
 #include "pipewright/ir/counted.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/read.h"
+#include "pipewright/ir/text/schedule_json.h"
 #include "pipewright/schedule/views/dot.h"
 #include "pipewright/schedule/views/html.h"
 #include "pipewright/schedule/views/svg.h"
@@ -46,13 +47,22 @@ bool print_as(const std::string& format, const ir::AnySchedule& schedule,
   return false;
 }
 
+// A schedule as JSON with its recording, and otherwise like print_as().
+bool print_with_recording(const std::string& format, const Input& input,
+                          const schedule::TableOptions& table, std::ostream& out) {
+  if (!input.compiled.recording || format != ir::info(ir::Format::kJson).name)
+    return print_as(format, input.any(), table, out);
+  ir::print_json(input.any(), *input.compiled.recording, out);
+  return true;
+}
+
 // "1F1B: 4 ranks, 4 stages, 8 microbatches; makespan 33, bubble 27.3%"
-std::string title_of(const Input& input, const Simulation& simulation) {
+std::string title_of(const Input& input, const Simulation& simulation, bool is_measured) {
   const ir::Schedule& schedule = input.schedule();
   const std::string unit = simulation.costs.unit.empty() ? "" : " " + simulation.costs.unit;
-  return fmt::format("{}: {}; makespan {}{}, bubble {}",
+  return fmt::format("{}: {}; {}makespan {}{}, bubble {}",
                      schedule.name.empty() ? "schedule" : schedule.name, shape_text(schedule),
-                     number_text(simulation.report.makespan), unit,
+                     is_measured ? "measured " : "", number_text(simulation.report.makespan), unit,
                      percent_text(simulation.report.bubble_rate));
 }
 
@@ -60,22 +70,25 @@ std::string title_of(const Input& input, const Simulation& simulation) {
 struct Drawn {
   Input input;
   Simulation simulation;
+  bool is_measured;
 };
 
-// The title of a page, which also says how far the schedule is from the best.
+// The title of a page, which also says how far a simulated schedule is from the best.
 std::string page_title(const Drawn& one) {
+  if (one.is_measured) return title_of(one.input, one.simulation, true);
   const schedule::ScheduleBound& bound = one.simulation.bound;
   const double cost = one.simulation.report.cost;
   const double gap = ir::without_rounding(bound.gap(cost), 1);
-  return title_of(one.input, one.simulation) +
+  return title_of(one.input, one.simulation, false) +
          (bound.value > 0 ? fmt::format(", cost {}, lower bound {} ({}), gap {}", number_text(cost),
                                         number_text(bound.value), bound.name, percent_text(gap))
                           : "");
 }
 
 schedule::HtmlRun page_run(const Drawn& one) {
-  return {page_title(one), one.input.schedule(), one.simulation.costs, one.simulation.graph,
-          one.simulation.timeline};
+  return {page_title(one),      one.input.schedule(),    one.simulation.costs,
+          one.simulation.graph, one.simulation.timeline, nullptr,
+          one.is_measured};
 }
 
 void print_page(schedule::HtmlRun run, const std::optional<Drawn>& against, std::ostream& out) {
@@ -84,46 +97,51 @@ void print_page(schedule::HtmlRun run, const std::optional<Drawn>& against, std:
   schedule::print_html(runs, out);
 }
 
-// The schedule of --against, compiled to the level of the first one.
-Drawn draw_against(const Invocation& invocation, const std::string& word,
-                   const ir::AnySchedule& first, AskedCosts asked, Console& console) {
-  Input input = read_input(word, console);
-  parse_input(invocation, &input);
+// The schedule of --against, compiled to the level of the first one. `input` is as read by
+// parse_input().
+Drawn draw_against(const Invocation& invocation, Input input, const ir::AnySchedule& first,
+                   AskedCosts asked, Console& console) {
   require_ok(input, console);
-  const StageRatio ratio = ratio_of(invocation, ir::schedule_of(first), input.schedule());
+  const ir::Level level = std::holds_alternative<ir::Program>(first) ? ir::Level::kComputeComms
+                                                                     : ir::Level::kComputeOnly;
+  const StageRatio ratio = asked.recorded_in.empty()
+                               ? ratio_of(invocation, ir::schedule_of(first), input.schedule())
+                               : StageRatio();
   if (!ratio.is_one()) console.err << "note: " << describe(ratio) << "\n";
   scale_stages(ratio, &asked.request.costs);
   input.costs = asked.request.costs;
-  const ir::Level level = std::holds_alternative<ir::Program>(first) ? ir::Level::kComputeComms
-                                                                     : ir::Level::kComputeOnly;
   compile_input(invocation, {level, level}, schedule::Depth::kVerify, &input, console);
   require_ok(input, console);
-  Simulation simulation = simulate_input(input, asked, console);
-  return {std::move(input), std::move(simulation)};
+  const bool measured = input.compiled.recording.has_value();
+  Simulation simulation =
+      measured ? recorded_run_of(input, asked, console) : simulate_input(input, asked, console);
+  return {std::move(input), std::move(simulation), measured};
 }
 
 // One line below a timeline.
-void print_summary(const Simulation& simulation, std::ostream& out) {
+void print_summary(const Simulation& simulation, bool is_measured, std::ostream& out) {
   const schedule::Report& report = simulation.report;
   const auto peak = [](const schedule::RankReport& rank) { return rank.peak_activations.amount; };
   const auto [least_rank, most_rank] = std::ranges::minmax_element(report.ranks, {}, peak);
   const auto least = peak(*least_rank), most = peak(*most_rank);
   const std::string unit = simulation.costs.unit.empty() ? "" : " " + simulation.costs.unit;
-  out << fmt::format("makespan {}{}, cost {}, bubble {}, peak activations {}\n",
-                     number_text(report.makespan), unit, number_text(report.cost),
-                     percent_text(report.bubble_rate),
+  out << fmt::format("{}makespan {}{}, cost {}, bubble {}, peak activations {}\n",
+                     is_measured ? "measured: " : "", number_text(report.makespan), unit,
+                     number_text(report.cost), percent_text(report.bubble_rate),
                      least == most ? std::to_string(most) : fmt::format("{} to {}", least, most));
 }
 
-void print_picture(const std::string& format, const Input& input, const Simulation& simulation,
+void print_picture(const std::string& format, const Drawn& one,
                    const schedule::TimelineTextOptions& text, std::ostream& out) {
-  const ir::Schedule& schedule = input.schedule();
+  const ir::Schedule& schedule = one.input.schedule();
+  const Simulation& simulation = one.simulation;
   if (format == "timeline") {
     schedule::print_timeline(schedule, simulation.timeline, text, out);
-    print_summary(simulation, out);
+    print_summary(simulation, one.is_measured, out);
   } else if (format == "svg") {
-    schedule::print_svg(schedule, simulation.timeline, title_of(input, simulation),
-                        simulation.costs.unit, out);
+    schedule::print_svg(schedule, simulation.timeline,
+                        title_of(one.input, simulation, one.is_measured), simulation.costs.unit,
+                        out);
   } else if (format == "trace") {
     schedule::print_trace(schedule, simulation.costs, simulation.timeline, out);
   } else if (format == "dot") {
@@ -235,17 +253,25 @@ int run_print(const Invocation& invocation, Console& console) {
   Input input = read_input(invocation, console);
   if (!is_picture(format) && !plans_with_costs(input))
     refuse_cost_options(invocation, "--format timeline, svg, html, trace or dot");
-  const AskedCosts asked = read_costs(invocation, console);
+  AskedCosts asked = read_costs(invocation, console);
+  std::optional<Input> second;
+  if (const auto word = invocation.text("--against")) {
+    second = read_input(*word, console);
+    parse_input(invocation, &*second);
+    // What is not measured takes the time that is.
+    take_recorded_costs(invocation, *second, &asked);
+  }
   input.costs = asked.request.costs;
   compile_input(invocation, {},
                 is_picture(format) ? schedule::Depth::kVerify : schedule::Depth::kLower, &input,
                 console, observer);
+  if (asked.recorded_in.empty()) take_recorded_costs(invocation, input, &asked);
   const schedule::TimelineTextOptions text{
       to_stdout ? console.out_width : 0, to_stdout && console.out_color, invocation.has("--comms")};
   const auto against_of = [&](const ir::AnySchedule& first) {
-    const auto word = invocation.text("--against");
-    return word ? std::optional(draw_against(invocation, *word, first, asked, console))
-                : std::nullopt;
+    return second
+               ? std::optional(draw_against(invocation, std::move(*second), first, asked, console))
+               : std::nullopt;
   };
   if (input.compiled.blocked && is_picture(format)) {
     print_diagnostics(input, console);
@@ -261,18 +287,26 @@ int run_print(const Invocation& invocation, Console& console) {
                                      to_stdout && console.out_color};
   if (watched && !seen) console.err << fmt::format("note: the pass {} did not run\n", *watched);
   if (!is_picture(format)) {
+    if (input.compiled.recording && (format == "csv" || format == "plan"))
+      console.err << fmt::format("note: the recording of {} is left out: a {} has no times\n",
+                                 input.name, format);
     write_output(path, console,
-                 [&](std::ostream& out) { print_as(format, input.any(), table, out); });
+                 [&](std::ostream& out) { print_with_recording(format, input, table, out); });
     return kExitOk;
   }
-  Simulation simulation = simulate_input(input, asked, console);
-  const Drawn drawn{std::move(input), std::move(simulation)};
+  // The measured run, unless costs ask for a predicted one.
+  const bool is_measured = input.compiled.recording && !has_cost_options(invocation);
+  Simulation simulation =
+      is_measured ? recorded_run_of(input, asked, console) : simulate_input(input, asked, console);
+  if (is_measured && format == "trace")
+    console.err << fmt::format("note: the times are those of the recording of {}\n", input.name);
+  const Drawn drawn{std::move(input), std::move(simulation), is_measured};
   const std::optional<Drawn> against = against_of(drawn.input.any());
   write_output(path, console, [&](std::ostream& out) {
     if (format == "html") {
       print_page(page_run(drawn), against, out);
     } else {
-      print_picture(format, drawn.input, drawn.simulation, text, out);
+      print_picture(format, drawn, text, out);
     }
   });
   return kExitOk;

@@ -12,6 +12,7 @@
 
 #include "pipewright/cli/command_table.h"
 #include "pipewright/cli/commands.h"
+#include "pipewright/cli/drift_report.h"
 #include "pipewright/cli/input.h"
 #include "pipewright/cli/receive_slots_json.h"
 #include "pipewright/cli/simulation.h"
@@ -96,7 +97,8 @@ std::string actions_json(const ir::Schedule& schedule, const ir::Timeline& timel
 }
 
 void print_json(const Invocation& invocation, const Input& input, const Simulation& simulation,
-                const std::optional<schedule::Spread>& spread, std::ostream& out) {
+                const std::optional<schedule::Spread>& spread, const std::optional<RunPair>& drift,
+                std::ostream& out) {
   const ir::Schedule& schedule = input.schedule();
   const schedule::Report& report = simulation.report;
   const bool sizes = simulation.costs.has_sizes();
@@ -152,7 +154,7 @@ void print_json(const Invocation& invocation, const Input& input, const Simulati
       "  \"memory_limits\": [{}],\n  \"memory_per_stage\": {{\"activation\": [{}], "
       "\"weight_input\": [{}]}},\n  \"bound\": {},\n  \"gap\": {},\n  \"jitter\": {},\n  "
       "\"ranks\": [{}\n  ],\n  "
-      "\"critical_path\": [{}\n  ],\n  \"diagnostics\": []\n}}\n",
+      "\"critical_path\": [{}\n  ],\n{}  \"diagnostics\": []\n}}\n",
       ir::name(ir::level_of(input.any())),
       program ? fmt::format("\"{}\"", ir::name(channels.channels)) : "null",
       !program            ? "null"
@@ -164,7 +166,8 @@ void print_json(const Invocation& invocation, const Input& input, const Simulati
       number_json(report.bounds.warm_up), fmt::join(simulation.bound.memory_limits, ", "),
       fmt::join(simulation.bound.activations, ", "),
       fmt::join(simulation.bound.weight_inputs, ", "), bound_json(simulation.bound),
-      number_json(simulation.bound.gap(report.cost)), jitter, ranks, path);
+      number_json(simulation.bound.gap(report.cost)), jitter, ranks, path,
+      drift ? "  \"drift\": " + drift_json(*drift) + ",\n" : "");
 }
 
 // ---- text
@@ -281,15 +284,26 @@ int run_simulate(const Invocation& invocation, Console& console) {
     return kExitInvalid;
   }
   require_ok(input, console);
+  take_recorded_costs(invocation, input, &asked);
   const Simulation simulation = simulate_input(input, asked, console, invocation.has("--json"));
+  std::optional<Simulation> measured;
+  std::optional<RunPair> drift;
+  if (input.compiled.recording) {
+    measured = recorded_run_of(input, asked, console);
+    drift.emplace(RunPair{input.schedule(), simulation, *measured, baseline_of(asked, input)});
+  }
   std::optional<schedule::Spread> spread;
   if (jitter)
     spread = schedule::spread_of_makespan(simulation.graph, input.schedule(), simulation.costs,
                                           jitter->sigma, jitter->runs, jitter->seed);
   if (invocation.has("--json")) {
-    print_json(invocation, input, simulation, spread, console.out);
-  } else {
-    print_text(input, simulation, spread, console.out);
+    print_json(invocation, input, simulation, spread, drift, console.out);
+    return kExitOk;
+  }
+  print_text(input, simulation, spread, console.out);
+  if (drift) {
+    console.out << "\nrecorded run\n";
+    print_drift(*drift, console.out);
   }
   return kExitOk;
 }

@@ -13,7 +13,9 @@
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/diagnostic_json.h"
+#include "pipewright/ir/text/schedule_json.h"
 #include "pipewright/schedule/simulate/costs_json.h"
+#include "pipewright/schedule/simulate/recorded_costs.h"
 
 namespace pipewright::cli {
 namespace {
@@ -66,6 +68,44 @@ int rank_of(const std::string& option, const std::string& text) {
   throw Failed{kExitTrouble};
 }
 
+// The costs of the recording in a schedule file that --costs names.
+schedule::Costs costs_of_schedule(const ir::Source& file, Console& console) {
+  const std::string name = ir::printable(file.name);
+  const schedule::CompileResult compiled =
+      schedule::compile({.source = &file, .level = {}, .depth = schedule::Depth::kVerify});
+  if (!compiled.ok()) {
+    print_diagnostics(compiled.diagnostics, &file, name, console);
+    throw Failed{kExitTrouble};
+  }
+  if (!compiled.recording)
+    throw UsageError(
+        fmt::format("--costs: expected a costs file or a schedule with a recording, got {}, a "
+                    "schedule without one",
+                    name));
+  return schedule::recorded_costs(ir::schedule_of(*compiled.schedule), *compiled.recording);
+}
+
+// Replaces the times that are given one by one. Such a time no longer has a place in the file.
+void set_single_times(const Invocation& invocation, schedule::SimulateRequest* request) {
+  const auto set = [&](const std::string& option, const char* key, auto* cost) {
+    const auto text = invocation.text(option);
+    if (!text) return;
+    *cost = time_of(option, *text);
+    request->places.values.erase(key);
+  };
+  schedule::Costs& costs = request->costs;
+  set("--forward", "forward", &costs.forward);
+  set("--backward-input", "backward_input", &costs.backward_input);
+  set("--backward-weight", "backward_weight", &costs.backward_weight);
+  set("--comm", "latency", &costs.link.latency);
+}
+
+// The simulation of a request for these costs. Throws Failed after printing its errors.
+Simulation take(schedule::SimulateResult result, const AskedCosts& asked, Console& console) {
+  if (!result.ok()) fail_for_costs(result.diagnostics, asked, console);
+  return std::move(*result.simulation);
+}
+
 }  // namespace
 
 std::vector<OptionSpec> cost_options() {
@@ -76,8 +116,9 @@ std::vector<OptionSpec> cost_options() {
       {"--costs",
        "",
        {ValueKind::kFile, "FILE", {}},
-       "costs of actions, as JSON (schedule/simulate/COSTS.md); the times below replace single "
-       "ones"},
+       "costs of actions, as JSON (schedule/simulate/COSTS.md), or a schedule with a recording, "
+       "which "
+       "has their costs; the times below replace single ones"},
       time("--forward", "time of F; default: 1"),
       time("--backward-input", "time of I; default: 1. B takes I + W"),
       time("--backward-weight", "time of W; default: 1"),
@@ -97,6 +138,12 @@ std::vector<OptionSpec> cost_options() {
   };
 }
 
+bool has_cost_options(const Invocation& invocation) {
+  return std::ranges::any_of(cost_options(), [&](const OptionSpec& option) {
+    return invocation.has(std::string(option.name));
+  });
+}
+
 void refuse_cost_options(const Invocation& invocation, std::string_view required) {
   for (const OptionSpec& option : cost_options()) {
     if (invocation.has(std::string(option.name)))
@@ -106,35 +153,36 @@ void refuse_cost_options(const Invocation& invocation, std::string_view required
 
 AskedCosts read_costs(const Invocation& invocation, Console& console) {
   AskedCosts asked;
-  schedule::Costs& costs = asked.request.costs;
   if (const auto path = invocation.text("--costs")) {
     asked.file = read_source(*path, console);
-    ir::Diagnostics diagnostics;
-    auto parsed = schedule::parse_costs(*asked.file, &diagnostics);
-    if (!parsed) {
-      print_diagnostics(diagnostics, &*asked.file, ir::printable(asked.file->name), console);
-      throw Failed{kExitTrouble};
+    if (ir::is_schedule_json(*asked.file)) {
+      asked.request.costs = costs_of_schedule(*asked.file, console);
+      asked.recorded_in = ir::printable(asked.file->name);
+    } else {
+      ir::Diagnostics diagnostics;
+      auto parsed = schedule::parse_costs(*asked.file, &diagnostics);
+      if (!parsed) {
+        print_diagnostics(diagnostics, &*asked.file, ir::printable(asked.file->name), console);
+        throw Failed{kExitTrouble};
+      }
+      asked.request.costs = std::move(parsed->costs);
+      asked.request.places = std::move(parsed->places);
     }
-    costs = std::move(parsed->costs);
-    asked.request.places = std::move(parsed->places);
   }
-  // A single time replaces that of the file, and no longer has a place there.
-  const auto set = [&](const std::string& option, const char* key, auto* cost) {
-    const auto text = invocation.text(option);
-    if (!text) return;
-    *cost = time_of(option, *text);
-    asked.request.places.values.erase(key);
-  };
-  set("--forward", "forward", &costs.forward);
-  set("--backward-input", "backward_input", &costs.backward_input);
-  set("--backward-weight", "backward_weight", &costs.backward_weight);
-  set("--comm", "latency", &costs.link.latency);
+  set_single_times(invocation, &asked.request);
   if (const auto text = invocation.text("--scale")) asked.request.scale = factors("--scale", *text);
   if (const auto text = invocation.text("--slow")) {
     for (const auto& [rank, factor] : factors("--slow", *text))
       asked.request.slow.emplace_back(rank_of("--slow", rank), factor);
   }
   return asked;
+}
+
+void take_recorded_costs(const Invocation& invocation, const Input& input, AskedCosts* asked) {
+  if (invocation.has("--costs") || !input.compiled.recording) return;
+  asked->request.costs = schedule::recorded_costs(input.schedule(), *input.compiled.recording);
+  asked->recorded_in = input.name;
+  set_single_times(invocation, &asked->request);
 }
 
 schedule::search::MemoryBudget memory_of(const Invocation& invocation,
@@ -157,19 +205,32 @@ void print_invalid_json(const ir::Diagnostics& diagnostics, Console& console) {
 Simulation simulate_input(const Input& input, const AskedCosts& asked, Console& console,
                           bool as_json) {
   schedule::SimulateResult result = schedule::simulate(input.compiled, asked.request);
-  if (!result.ok()) {
-    if (result.diagnostics.kept().front().rule == ir::Rule::kMemoryExceeded) {
-      if (as_json) {
-        print_invalid_json(result.diagnostics, console);
-      } else {
-        print_diagnostics(result.diagnostics, input.file ? &*input.file : nullptr, input.name,
-                          console);
-      }
-      throw Failed{kExitInvalid};
+  if (!result.ok() && result.diagnostics.kept().front().rule == ir::Rule::kMemoryExceeded) {
+    if (as_json) {
+      print_invalid_json(result.diagnostics, console);
+    } else {
+      print_diagnostics(result.diagnostics, input.file ? &*input.file : nullptr, input.name,
+                        console);
     }
-    fail_for_costs(result.diagnostics, asked, console);
+    throw Failed{kExitInvalid};
   }
-  return std::move(*result.simulation);
+  return take(std::move(result), asked, console);
+}
+
+Simulation recorded_run_of(const Input& input, const AskedCosts& asked, Console& console) {
+  schedule::SimulateRequest request;
+  if (asked.file) {
+    request.costs = asked.request.costs;
+    request.places = asked.request.places;
+  } else {
+    request.costs = schedule::recorded_costs(input.schedule(), *input.compiled.recording);
+  }
+  return take(schedule::recorded_run(input.compiled, request), asked, console);
+}
+
+schedule::Baseline baseline_of(const AskedCosts& asked, const Input& measured) {
+  return asked.recorded_in == measured.name ? schedule::Baseline::kMedianOfKind
+                                            : schedule::Baseline::kPredicted;
 }
 
 schedule::BlockedSimulation simulate_blocked_input(const Input& input, const AskedCosts& asked,

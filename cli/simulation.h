@@ -14,6 +14,7 @@
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/source.h"
 #include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/simulate/drift.h"
 
 // The cost options of all commands that simulate: turns command-line words into a call of
 // schedule::simulate.
@@ -25,13 +26,21 @@ using schedule::Simulation;
 // --costs, --forward, ..., --comm, --scale, --slow.
 std::vector<OptionSpec> cost_options();
 
+// Whether any of them was given.
+bool has_cost_options(const Invocation& invocation);
+
 // The costs given by --costs, and the single times that replace those of the file.
 struct AskedCosts {
   std::optional<ir::Source> file;  // the file of --costs
   schedule::SimulateRequest request;
+  std::string recorded_in = {};  // the name of the file whose recording the costs are from
 };
-// Throws UsageError, or Failed after printing the errors in the file.
+// --costs may be a costs file, or a schedule with a recording. Throws UsageError, or Failed after
+// printing the errors in the file.
 AskedCosts read_costs(const Invocation& invocation, Console& console);
+// Without --costs, the costs of a schedule with a recording are those that it recorded, except for
+// single times that are given.
+void take_recorded_costs(const Invocation& invocation, const Input& input, AskedCosts* asked);
 // --memory or --memory-bytes; the latter requires costs with sizes. Throws UsageError.
 schedule::search::MemoryBudget memory_of(const Invocation& invocation,
                                          const schedule::Costs& costs);
@@ -43,6 +52,11 @@ void refuse_cost_options(const Invocation& invocation, std::string_view required
 // if the schedule exceeds --memory, which with `as_json` is printed as JSON.
 Simulation simulate_input(const Input& input, const AskedCosts& asked, Console& console,
                           bool as_json = false);
+// The run that an input, which is ok and verified, has recorded; its costs are those recorded, or
+// those of --costs.
+Simulation recorded_run_of(const Input& input, const AskedCosts& asked, Console& console);
+// How to judge the ranks of a measured run against a prediction with these costs.
+schedule::Baseline baseline_of(const AskedCosts& asked, const Input& measured);
 // Prints the JSON of a schedule that is not simulated, because it is invalid.
 void print_invalid_json(const ir::Diagnostics& diagnostics, Console& console);
 

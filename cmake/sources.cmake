@@ -25,6 +25,7 @@ set(pipewright_schedule_sources
     ir/text/json_syntax.cc
     ir/text/plan.cc
     ir/text/read.cc
+    ir/text/recording_reader.cc
     ir/text/render.cc
     ir/text/schedule_json.cc
     ir/text/shape.cc
@@ -62,9 +63,11 @@ set(pipewright_schedule_sources
     schedule/search/words.cc
     schedule/simulate/costs.cc
     schedule/simulate/costs_json.cc
+    schedule/simulate/drift.cc
     schedule/simulate/jitter.cc
     schedule/simulate/lower_bounds.cc
     schedule/simulate/memory_model.cc
+    schedule/simulate/recorded_costs.cc
     schedule/simulate/report.cc
     schedule/simulate/simulate.cc
     schedule/verify/certificate.cc
@@ -120,6 +123,7 @@ set(pipewright_schedule_headers
     ir/placement.h
     ir/printable.h
     ir/rank_pairs.h
+    ir/recording.h
     ir/rules.def
     ir/rules.h
     ir/schedule.h
@@ -139,6 +143,7 @@ set(pipewright_schedule_headers
     ir/text/parsed_schedule.h
     ir/text/plan.h
     ir/text/read.h
+    ir/text/recording_reader.h
     ir/text/render.h
     ir/text/scan_action.h
     ir/text/schedule_json.h
@@ -183,9 +188,12 @@ set(pipewright_schedule_headers
     schedule/search/words.h
     schedule/simulate/costs.h
     schedule/simulate/costs_json.h
+    schedule/simulate/drift.h
     schedule/simulate/jitter.h
     schedule/simulate/lower_bounds.h
+    schedule/simulate/median.h
     schedule/simulate/memory_model.h
+    schedule/simulate/recorded_costs.h
     schedule/simulate/report.h
     schedule/simulate/simulate.h
     schedule/verify/certificate.h
@@ -281,6 +289,7 @@ set(pipewright_cli_sources
     cli/completion.cc
     cli/console.cc
     cli/diff.cc
+    cli/drift_report.cc
     cli/explain.cc
     cli/files.cc
     cli/help.cc

@@ -1,0 +1,120 @@
+#include "pipewright/cli/drift_report.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <ostream>
+
+#include "pipewright/ir/text/action_text.h"
+
+namespace pipewright::cli {
+namespace {
+
+using schedule::Drift;
+
+Drift drift_of(const RunPair& runs) {
+  return schedule::drift_of(runs.schedule, runs.predicted.timeline, runs.measured.timeline,
+                            runs.baseline);
+}
+
+// "+4.2%"; "new" for what was predicted to take no time.
+std::string deviation(double predicted, double measured) {
+  if (ir::without_rounding(measured - predicted, measured) == 0) return "=";
+  if (predicted == 0) return "new";
+  return fmt::format("{:+.1f}%", 100 * (measured / predicted - 1));
+}
+
+const ir::Action& action_at(const RunPair& runs, const Drift::Outlier& one) {
+  return runs.schedule.rows[static_cast<size_t>(one.rank)][static_cast<size_t>(one.step)];
+}
+
+void print_totals(const RunPair& runs, std::ostream& out) {
+  const std::string& unit = runs.measured.costs.unit;
+  out << fmt::format("{:<22}  {:>10}  {:>10}  {:>9}\n", "", runs.first_name, runs.second_name,
+                     "deviation");
+  const auto line = [&](const std::string& what, double predicted, double measured) {
+    out << fmt::format("{:<22}  {:>10}  {:>10}  {:>9}\n", what, number_text(predicted),
+                       number_text(measured), deviation(predicted, measured));
+  };
+  const schedule::Report &before = runs.predicted.report, &after = runs.measured.report;
+  line(fmt::format("makespan ({})", unit), before.makespan, after.makespan);
+  line(fmt::format("cost ({})", unit), before.cost, after.cost);
+  const auto rounded = [](double rate) { return std::round(1e4 * rate) / 1e4; };
+  line("bubble rate", rounded(before.bubble_rate), rounded(after.bubble_rate));
+}
+
+void print_groups(const RunPair& runs, const Drift& drift, std::ostream& out) {
+  out << fmt::format("\n{:<12}  {:>5}  {:>7}  {:>10}  {:>10}  {:>9}\n", "mean time of", "rank",
+                     "actions", runs.first_name, runs.second_name, "deviation");
+  bool sends = false;
+  for (const Drift::Group& group : drift.groups) {
+    const bool is_send = group.to >= 0;
+    if (group.predicted == 0 && group.measured == 0) continue;
+    if (is_send && !sends) out << "shortest\n";
+    sends |= is_send;
+    out << fmt::format(
+        "{:<12}  {:>5}  {:>7}  {:>10}  {:>10}  {:>9}\n", ir::info(group.kind).token,
+        is_send ? fmt::format("{}->{}", group.rank, group.to) : std::to_string(group.rank),
+        group.actions, number_text(group.predicted), number_text(group.measured),
+        deviation(group.predicted, group.measured));
+  }
+}
+
+void print_outliers(const RunPair& runs, const Drift& drift, std::ostream& out) {
+  if (drift.outliers.empty()) return;
+  out << fmt::format("\n{:<22}  {:>4}  {:>4}  {:>10}  {:>10}  {:>10}\n", "largest differences",
+                     "rank", "step", runs.first_name, runs.second_name, "difference");
+  for (const Drift::Outlier& one : drift.outliers)
+    out << fmt::format("{:<22}  {:>4}  {:>4}  {:>10}  {:>10}  {:>+10.4g}\n",
+                       ir::to_string(action_at(runs, one)), one.rank, one.step,
+                       number_text(one.predicted), number_text(one.measured),
+                       one.measured - one.predicted);
+}
+
+}  // namespace
+
+void print_drift(const RunPair& runs, std::ostream& out) {
+  const Drift drift = drift_of(runs);
+  print_totals(runs, out);
+  print_groups(runs, drift, out);
+  print_outliers(runs, drift, out);
+  const std::string than = runs.baseline == schedule::Baseline::kPredicted
+                               ? fmt::format("{}, relative to the median rank", runs.first_name)
+                               : "the median rank";
+  if (drift.straggler) {
+    out << fmt::format("\nstraggler: rank {} computes {:.2f}x as long as {}\n", *drift.straggler,
+                       drift.slowness[static_cast<size_t>(*drift.straggler)], than);
+  } else {
+    out << fmt::format("\nno straggler: no rank computes {}x as long as {}\n",
+                       schedule::kStragglerSlowness, than);
+  }
+}
+
+std::string drift_json(const RunPair& runs) {
+  const Drift drift = drift_of(runs);
+  const auto totals = [](const schedule::Report& report) {
+    return fmt::format("{{\"makespan\": {}, \"cost\": {}, \"bubble_rate\": {}}}", report.makespan,
+                       report.cost, report.bubble_rate);
+  };
+  std::string groups, outliers;
+  for (const Drift::Group& one : drift.groups)
+    groups += fmt::format(
+        "{}\n    {{\"kind\": \"{}\", \"rank\": {}, \"to\": {}, \"actions\": {}, \"predicted\": {}, "
+        "\"measured\": {}}}",
+        groups.empty() ? "" : ",", ir::info(one.kind).token, one.rank,
+        one.to < 0 ? "null" : std::to_string(one.to), one.actions, one.predicted, one.measured);
+  for (const Drift::Outlier& one : drift.outliers)
+    outliers += fmt::format(
+        "{}\n    {{\"rank\": {}, \"step\": {}, \"action\": \"{}\", \"predicted\": {}, "
+        "\"measured\": {}}}",
+        outliers.empty() ? "" : ",", one.rank, one.step, ir::to_string(action_at(runs, one)),
+        one.predicted, one.measured);
+  return fmt::format(
+      "{{\"unit\": \"{}\", \"predicted\": {}, \"measured\": {},\n   \"groups\": [{}],\n   "
+      "\"largest_differences\": [{}],\n   \"slowness\": [{}], \"straggler\": {}}}",
+      runs.measured.costs.unit, totals(runs.predicted.report), totals(runs.measured.report), groups,
+      outliers, fmt::join(drift.slowness, ", "),
+      drift.straggler ? std::to_string(*drift.straggler) : "null");
+}
+
+}  // namespace pipewright::cli
