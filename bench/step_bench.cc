@@ -6,13 +6,14 @@
 //   bazel-bin/bench/step_bench WIDTH ROWS LAYERS STEPS threads
 //
 // WIDTH is the size of a layer, ROWS the rows per microbatch, LAYERS the layers per stage. Prints,
-// in microseconds, medians over STEPS steps after as many steps of warm-up:
+// in microseconds, the median and the fastest of STEPS steps after as many steps of warm-up:
 //
-//   median_us   a step, on the rank of the last stage
+//   step_us     on the rank of the last stage
 //   compute_us  the forwards and backwards of the busiest rank without an executor. After each step
 //               every rank runs its own ones, in the order of its program, so the other core is as
 //               busy as in a step.
 //
+// The fastest is for machines that have other work to do.
 // bench/pytorch_step.py compares them with PyTorch's runtime. With `threads`, ranks are threads, so
 // there is no wire; the overhead per action of the busiest rank is printed too. It includes the
 // time that the schedule makes the rank wait for the other one.
@@ -78,10 +79,14 @@ struct Part {
   Tensors weights;
 };
 
-double median(std::vector<double> times) {
-  std::ranges::sort(times);
-  return times[times.size() / 2];
-}
+struct Times {
+  explicit Times(std::vector<double> times) {
+    std::ranges::sort(times);
+    median = times[times.size() / 2];
+    fastest = times.front();
+  }
+  double median, fastest;
+};
 
 template <typename Body>
 double us_of(const Part& part, const Body& body) {
@@ -127,13 +132,23 @@ ir::Program make_program() {
       .value();
 }
 
-// The largest value of any rank, on all ranks.
-double largest(comms::World& world, double value) {
-  const auto key = [](int rank) { return "step_bench/" + std::to_string(rank); };
-  world.store()->set(key(world.rank()), std::to_string(value));
-  for (int rank = 0; rank < world.size(); ++rank)
-    value = std::max(value, std::stod(world.store()->get_to_str(key(rank))));
-  return value;
+// Those of the rank with the largest median, on all ranks.
+Times of_busiest(comms::World& world, Times times) {
+  const auto key = [](const char* what, int rank) {
+    return "step_bench/" + std::string(what) + std::to_string(rank);
+  };
+  const auto get = [&](const std::string& name) {
+    return std::stod(world.store()->get_to_str(name));
+  };
+  world.store()->set(key("fastest", world.rank()), std::to_string(times.fastest));
+  world.store()->set(key("median", world.rank()), std::to_string(times.median));
+  for (int rank = 0; rank < world.size(); ++rank) {
+    const double median = get(key("median", rank));
+    if (median <= times.median) continue;
+    times.median = median;
+    times.fastest = get(key("fastest", rank));
+  }
+  return times;
 }
 
 void run_rank(comms::World& world, const Size& size, int64_t steps, bool threads) {
@@ -152,13 +167,13 @@ void run_rank(comms::World& world, const Size& size, int64_t steps, bool threads
     step_times.push_back(step_us);
     compute_times.push_back(compute_us);
   }
-  const double step = median(step_times);
-  const double compute = largest(world, median(compute_times));
+  const Times step(step_times), compute = of_busiest(world, Times(compute_times));
   if (!part.stages.contains(kStages - 1)) return;
-  std::printf("median_us %.1f\ncompute_us %.1f\n", step, compute);
+  std::printf("step_us %.1f %.1f\ncompute_us %.1f %.1f\n", step.median, step.fastest,
+              compute.median, compute.fastest);
   if (threads) {
     std::printf("overhead_us_per_action %.2f\n",
-                (step - compute) / static_cast<double>(row.size()));
+                (step.median - compute.median) / static_cast<double>(row.size()));
   }
 }
 
