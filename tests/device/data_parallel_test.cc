@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/optim/adamw.h>
 
+#include "pipewright/autograd/checkpoint.h"
 #include "pipewright/ddp/comm_hooks.h"
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/fsdp/fully_shard.h"
@@ -25,6 +26,57 @@ using tests::on_ranks;
 using tests::Parity;
 using tests::Rank;
 using tests::Sharding;
+
+// All weights are in checkpointed parts, whose own backwards accumulate their gradients.
+class CheckpointedParts final : public tests::TestModule {
+ public:
+  CheckpointedParts() {
+    for (const char* name : {"mlp0", "mlp1", "mlp2"})
+      mlps_.push_back(register_module(name, tests::make_mlp(8, 4, 42 + mlps_.size())));
+  }
+  at::Tensor forward(const at::Tensor& input) override {
+    at::Tensor x = input;
+    for (const ModulePtr& mlp : mlps_) {
+      const auto part = [mlp](const std::vector<at::Tensor>& in) {
+        return std::vector{modules::forward(mlp, in[0])};
+      };
+      x = autograd::checkpoint(part, {x})[0];
+    }
+    return x;
+  }
+
+ private:
+  std::vector<ModulePtr> mlps_;
+};
+
+void train(Parity& parity) {
+  for (int iteration = 0; iteration < 3; ++iteration) {
+    parity.zero_grad(iteration);
+    parity.backward(tests::sum_of({4, 8}), iteration);
+    parity.step();
+  }
+}
+
+// The outermost backward accumulates nothing, so the engine runs its end on the default stream.
+TEST(FullyShard, AllWeightsAreInCheckpointedParts) {
+  on_ranks(2, [](Rank& self) {
+    const auto plain = std::make_shared<CheckpointedParts>();
+    const auto module = std::make_shared<CheckpointedParts>();
+    Parity parity(self, plain, module, tests::shards_of(self));
+    const Sharding sharding(self, *module, tests::mlps(3), {.reshard_after_forward = true});
+    train(parity);
+  });
+}
+
+TEST(Replicate, AllWeightsAreInCheckpointedParts) {
+  on_ranks(2, [](Rank& self) {
+    const auto plain = std::make_shared<CheckpointedParts>();
+    const auto module = std::make_shared<CheckpointedParts>();
+    Parity parity(self, plain, module);
+    const auto unit = ddp::replicate(*module, self.group, {.bucket_cap_mb = 0.001});
+    train(parity);
+  });
+}
 
 TEST(FullyShard, TrainsLikeAPlainCopy) {
   for (const tests::Checkpointed checkpointed :
