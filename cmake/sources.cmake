@@ -367,6 +367,7 @@ set(pipewright_executor_sources
     modules/clip_grad_norm.cc
     modules/forward.cc
     modules/grad_scaler.cc
+    tp/communication.cc
 )
 
 set(pipewright_executor_headers
@@ -442,6 +443,7 @@ set(pipewright_executor_headers
     modules/registry.h
     modules/tensors.h
     modules/unit_tree.h
+    tp/communication.h
 )
 
 set(pipewright_ready_files
