@@ -368,6 +368,8 @@ set(pipewright_executor_sources
     modules/forward.cc
     modules/grad_scaler.cc
     tp/communication.cc
+    tp/parallelize.cc
+    tp/split_module.cc
 )
 
 set(pipewright_executor_headers
@@ -444,6 +446,8 @@ set(pipewright_executor_headers
     modules/tensors.h
     modules/unit_tree.h
     tp/communication.h
+    tp/parallelize.h
+    tp/split_module.h
 )
 
 set(pipewright_ready_files

@@ -24,8 +24,8 @@ bool contains(const std::vector<std::string>& lines, const std::string& part) {
 }
 
 bool needs_libtorch(const Fence& snippet) {
-  constexpr const char* kNames[] = {"at::",      "torch", "autograd::", "comms::",  "executor::",
-                                    "executor.", "ddp::", "fsdp::",     "modules::"};
+  constexpr const char* kNames[] = {"at::",      "torch", "autograd::", "comms::",   "executor::",
+                                    "executor.", "ddp::", "fsdp::",     "modules::", "tp::"};
   return std::any_of(std::begin(kNames), std::end(kNames),
                      [&](const char* name) { return contains(snippet.lines, name); });
 }

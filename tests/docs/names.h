@@ -23,6 +23,7 @@
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/schedule/simulate/report.h"
 #include "pipewright/schedule/views/trace.h"
+#include "pipewright/tp/parallelize.h"
 
 namespace snippets {
 

@@ -1,0 +1,104 @@
+#ifndef PIPEWRIGHT_TP_PARALLELIZE_H_
+#define PIPEWRIGHT_TP_PARALLELIZE_H_
+
+#include <torch/nn/module.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pipewright/comms/layout.h"
+#include "pipewright/comms/mesh.h"
+#include "pipewright/modules/forward.h"
+
+// Tensor parallelism for LibTorch: Linear and Embedding modules of a model whose weights are split
+// over the ranks of one mesh dimension, with the names and semantics of PyTorch's
+// parallelize_module. A column-parallel layer followed by a row-parallel one communicates once in
+// forward and once in backward (Shoeybi et al., "Megatron-LM", 2019):
+//
+//   const auto tp = tp::parallelize(*model, {{"block*.up", tp::colwise_parallel()},
+//                                            {"block*.down", tp::rowwise_parallel()}}, mesh, "tp");
+//   const auto units = fsdp::fully_shard(*model, mesh, {"dp"});  // afterwards, over other
+//   dimensions modules::forward(model, x).sum().backward();
+//
+// The model must call these modules through modules::forward(): `modules::forward(up, x)`. A call
+// of up->forward(x) computes with this rank's part of the weight and does not communicate; LibTorch
+// offers no way to notice that. Activations between a column-parallel and a row-parallel layer hold
+// this rank's part of the features, so whatever stands between them must not depend on their
+// number: an attention layer has heads / size of "tp" heads.
+//
+// Inputs must be equal on all ranks of the dimension, as must random numbers where tensors are
+// copies: seed by the coordinates along other dimensions.
+
+namespace pipewright::tp {
+
+// How one module is split, and what its input is and its output becomes. PyTorch's ParallelStyle.
+class Style {
+ public:
+  enum class Kind { kColwise, kRowwise };
+  // What differs from the style's default. TensorPlacement::replicate(): a copy on every rank.
+  // shard(d): this rank's chunk along dimension d.
+  struct Layouts {
+    std::optional<comms::TensorPlacement> input = std::nullopt;
+    std::optional<comms::TensorPlacement> output = std::nullopt;
+  };
+
+  Style(Kind kind, const Layouts& layouts) : kind_(kind), layouts_(layouts) {}
+  Kind kind() const { return kind_; }
+  const Layouts& layouts() const { return layouts_; }
+  std::string name() const;  // "colwise_parallel"
+
+ private:
+  Kind kind_;
+  Layouts layouts_;
+};
+
+// Splits the output features: Linear's weight and bias along dimension 0, Embedding's weight along
+// dimension 1. The input is a copy, the output this rank's features, shard(-1), unless `layouts`
+// says otherwise. An input shard(d) is gathered, and must be of equal size on all ranks.
+Style colwise_parallel(const Style::Layouts& layouts = {});
+// Splits the input features: Linear's weight along dimension 1, with a bias that every rank has and
+// one rank's worth of which is added; Embedding's weight along dimension 0, the vocabulary.
+// Linear's input is this rank's features, shard(-1), Embedding's a copy; the output is summed into
+// a copy, unless `layouts` says otherwise: shard(d) makes it this rank's chunk.
+Style rowwise_parallel(const Style::Layouts& layouts = {});
+
+// Paths of modules below the parallelized one, and their styles. A part of a path may have the
+// wildcards of the shell: "layers.*.up". The empty path is the module itself.
+using Plan = std::vector<std::pair<std::string, Style>>;
+
+// What one call of parallelize() returns. The modules communicate as long as it exists. For one
+// thread at a time, besides autograd's threads during backward.
+class Parallelized {
+ public:
+  virtual ~Parallelized() = default;
+
+  // How the parameters that a style split or copied are distributed over the whole mesh, by name.
+  // What a wrapper shards further is not in it.
+  virtual const std::map<std::string, comms::Layout>& layouts() const = 0;
+  // The whole parameter `name`. Collective over the dimension. To be called while no wrapper shards
+  // it. Throws std::invalid_argument if there is no such parameter in layouts().
+  virtual at::Tensor full_tensor(const std::string& name) = 0;
+  // Replaces the parameter by this rank's part of `whole`. Local. Throws std::invalid_argument if
+  // there is no such parameter or the shape is another.
+  virtual void set_full_tensor(const std::string& name, const at::Tensor& whole) = 0;
+};
+
+// Splits the weights of the modules that the plan names along mesh dimension `dim`, in place: each
+// parameter stays the same tensor, and holds rank 0's values along `dim` (of all ranks, with equal
+// seeds). Apply it before fully_shard and replicate, and before the first backward. Tied weights
+// stay tied if both modules split them alike.
+//
+// Collective over `dim`. Throws std::invalid_argument on every rank, before anything has changed,
+// for an entry of the plan that names no module, a module that is neither Linear nor Embedding or
+// that has options that its style does not support, a module or weight that is split twice in
+// different ways, a weight that has a gradient, and a layout that is not replicate or shard.
+[[nodiscard]] std::shared_ptr<Parallelized> parallelize(torch::nn::Module& module, const Plan& plan,
+                                                        comms::Mesh& mesh, const std::string& dim);
+
+}  // namespace pipewright::tp
+
+#endif  // PIPEWRIGHT_TP_PARALLELIZE_H_

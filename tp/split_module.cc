@@ -1,0 +1,206 @@
+#include "pipewright/tp/split_module.h"
+
+#include <ATen/Functions.h>
+#include <c10/util/StringUtil.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include <stdexcept>
+
+#include "pipewright/comms/chunk.h"
+#include "pipewright/tp/communication.h"
+
+namespace pipewright::tp {
+namespace {
+
+using comms::TensorPlacement;
+
+const TensorPlacement kCopy = TensorPlacement::replicate();
+const TensorPlacement kFeatures = TensorPlacement::shard(-1);
+
+[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
+
+void check_placement(const char* what, const TensorPlacement& got) {
+  if (got.split_factor() != 1)
+    refuse(c10::str(what, ": expected replicate or shard, got ", got.text()));
+}
+
+// Layouts of a style after defaults, which must be one of those that it can make.
+TensorPlacement one_of(const char* what, const std::optional<TensorPlacement>& asked,
+                       const std::vector<TensorPlacement>& supported, bool any_shard = false) {
+  if (!asked) return supported[0];
+  check_placement(what, *asked);
+  if (any_shard && asked->dim()) return *asked;
+  std::string list;
+  for (const TensorPlacement& each : supported) {
+    if (each == *asked) return *asked;
+    list += (list.empty() ? "" : " or ") + each.text();
+  }
+  refuse(c10::str(what, ": expected ", list, any_shard ? " or another shard" : "", ", got ",
+                  asked->text()));
+}
+
+void expect_whole(const at::Tensor& weight, int64_t rows, int64_t columns) {
+  if (weight.sizes() == at::IntArrayRef({rows, columns})) return;
+  refuse(c10::str("a weight of sizes ", weight.sizes(), ": expected [", rows, ", ", columns,
+                  "], a weight that nothing has split"));
+}
+
+// `bias / ranks`, whose gradient is that of `bias`: every rank adds its share to a partial sum, and
+// the gradient of the sum is complete on every rank.
+at::Tensor share_of(const at::Tensor& bias, int ranks) {
+  return bias + (bias / ranks - bias).detach();
+}
+
+class SplitLinear final : public SplitModule {
+ public:
+  SplitLinear(torch::nn::LinearImpl& linear, const Style& style, comms::BackendPtr group)
+      : linear_(linear),
+        is_colwise_(style.kind() == Style::Kind::kColwise),
+        input_(is_colwise_ ? one_of("input of colwise_parallel", style.layouts().input, {kCopy},
+                                    /*any_shard=*/true)
+                           : one_of("input of rowwise_parallel", style.layouts().input,
+                                    {kFeatures, kCopy})),
+        output_(is_colwise_ ? one_of("output of colwise_parallel", style.layouts().output,
+                                     {kFeatures, kCopy})
+                            : one_of("output of rowwise_parallel", style.layouts().output, {kCopy},
+                                     /*any_shard=*/true)),
+        group_(std::move(group)) {
+    expect_whole(linear.weight, linear.options.out_features(), linear.options.in_features());
+  }
+
+  std::vector<SplitWeight> weights() const override {
+    std::vector<SplitWeight> weights = {
+        {"weight", linear_.weight, TensorPlacement::shard(is_colwise_ ? 0 : 1)}};
+    if (linear_.bias.defined())
+      weights.push_back({"bias", linear_.bias, is_colwise_ ? TensorPlacement::shard(0) : kCopy});
+    return weights;
+  }
+
+  modules::Tensors run(const torch::nn::Module* /*module*/, const Function& forward,
+                       modules::Tensors inputs) override {
+    return is_colwise_ ? colwise(forward, std::move(inputs)) : rowwise(forward, std::move(inputs));
+  }
+
+ private:
+  modules::Tensors colwise(const Function& forward, modules::Tensors inputs) const {
+    at::Tensor& x = inputs.at(0);
+    x = input_.dim()
+            ? gather_partial(x, *input_.dim(), x.size(*input_.dim()) * group_->getSize(), group_)
+            : copy_to(x, group_);
+    modules::Tensors outputs = forward(inputs);
+    if (!output_.dim())
+      outputs[0] = gather_from(outputs[0], -1, linear_.options.out_features(), group_);
+    return outputs;
+  }
+
+  // The layer adds no bias to its partial sum: it is added once.
+  modules::Tensors rowwise(const Function& forward, modules::Tensors inputs) {
+    if (!input_.dim()) inputs.at(0) = scatter_to(inputs.at(0), -1, group_);
+    modules::Tensors outputs;
+    {
+      const WithoutBias without(linear_);
+      outputs = forward(inputs);
+    }
+    const at::Tensor& bias = linear_.bias;
+    at::Tensor& y = outputs[0];
+    if (output_.dim()) {
+      if (bias.defined()) y = y + share_of(bias, group_->getSize());
+      y = reduce_scatter(y, *output_.dim(), group_);
+    } else {
+      y = reduce_from(y, group_);
+      if (bias.defined()) y = y + bias;
+    }
+    return outputs;
+  }
+
+  class WithoutBias {
+   public:
+    explicit WithoutBias(torch::nn::LinearImpl& linear) : linear_(linear) {
+      std::swap(linear_.bias, bias_);
+    }
+    ~WithoutBias() { std::swap(linear_.bias, bias_); }
+    WithoutBias(const WithoutBias&) = delete;
+    WithoutBias& operator=(const WithoutBias&) = delete;
+
+   private:
+    torch::nn::LinearImpl& linear_;
+    at::Tensor bias_;
+  };
+
+  torch::nn::LinearImpl& linear_;
+  const bool is_colwise_;
+  const TensorPlacement input_, output_;
+  const comms::BackendPtr group_;
+};
+
+class SplitEmbedding final : public SplitModule {
+ public:
+  SplitEmbedding(torch::nn::EmbeddingImpl& embedding, const Style& style, comms::BackendPtr group)
+      : embedding_(embedding),
+        is_colwise_(style.kind() == Style::Kind::kColwise),
+        output_(is_colwise_ ? one_of("output of colwise_parallel", style.layouts().output,
+                                     {kFeatures, kCopy})
+                            : one_of("output of rowwise_parallel", style.layouts().output, {kCopy},
+                                     /*any_shard=*/true)),
+        group_(std::move(group)) {
+    one_of("input of an Embedding", style.layouts().input, {kCopy});
+    const auto& options = embedding.options;
+    if (options.max_norm())
+      refuse("an Embedding with max_norm: expected one without, because no rank knows whole rows");
+    if (!is_colwise_ && options.padding_idx())
+      refuse("rowwise_parallel of an Embedding with padding_idx: expected one without");
+    expect_whole(embedding.weight, options.num_embeddings(), options.embedding_dim());
+  }
+
+  std::vector<SplitWeight> weights() const override {
+    return {{"weight", embedding_.weight, TensorPlacement::shard(is_colwise_ ? 1 : 0)}};
+  }
+
+  modules::Tensors run(const torch::nn::Module* /*module*/, const Function& forward,
+                       modules::Tensors inputs) override {
+    if (is_colwise_) {
+      modules::Tensors outputs = forward(inputs);
+      if (!output_.dim())
+        outputs[0] = gather_from(outputs[0], -1, embedding_.options.embedding_dim(), group_);
+      return outputs;
+    }
+    const at::Tensor partial = rows_of_mine(forward, inputs.at(0));
+    return {output_.dim() ? reduce_scatter(partial, *output_.dim(), group_)
+                          : reduce_from(partial, group_)};
+  }
+
+ private:
+  // The rows of this rank's part of the vocabulary, and zeros for all other indices.
+  at::Tensor rows_of_mine(const Function& forward, const at::Tensor& indices) const {
+    const comms::Chunk mine =
+        comms::chunk_of(embedding_.options.num_embeddings(), group_->getSize(), group_->getRank());
+    if (mine.length == 0) {  // no index is valid; the sum of no weights keeps the gradient defined
+      std::vector<int64_t> sizes = indices.sizes().vec();
+      sizes.push_back(embedding_.options.embedding_dim());
+      return at::zeros(sizes, embedding_.weight.options()) + embedding_.weight.sum();
+    }
+    const at::Tensor local = indices - mine.begin;
+    const at::Tensor others = local.lt(0).logical_or(local.ge(mine.length));
+    const at::Tensor rows = forward({local.masked_fill(others, 0)}).at(0);
+    return rows.masked_fill(others.unsqueeze(-1), 0);
+  }
+
+  torch::nn::EmbeddingImpl& embedding_;
+  const bool is_colwise_;
+  const TensorPlacement output_;
+  const comms::BackendPtr group_;
+};
+
+}  // namespace
+
+std::shared_ptr<SplitModule> split_module(torch::nn::Module& module, const Style& style,
+                                          const comms::BackendPtr& group) {
+  if (auto* linear = dynamic_cast<torch::nn::LinearImpl*>(&module))
+    return std::make_shared<SplitLinear>(*linear, style, group);
+  if (auto* embedding = dynamic_cast<torch::nn::EmbeddingImpl*>(&module))
+    return std::make_shared<SplitEmbedding>(*embedding, style, group);
+  refuse(c10::str("expected a Linear or an Embedding, got ", module.name()));
+}
+
+}  // namespace pipewright::tp

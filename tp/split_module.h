@@ -1,0 +1,39 @@
+#ifndef PIPEWRIGHT_TP_SPLIT_MODULE_H_
+#define PIPEWRIGHT_TP_SPLIT_MODULE_H_
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "pipewright/comms/world.h"
+#include "pipewright/modules/forward.h"
+#include "pipewright/tp/parallelize.h"
+
+// One module of a plan: which of its weights are split along which dimension, and what its forward
+// does before and after.
+
+namespace pipewright::tp {
+
+// A weight of the module. `placement` is replicate or shard(d), along the mesh dimension.
+struct SplitWeight {
+  std::string name;  // within the module
+  at::Tensor tensor;
+  comms::TensorPlacement placement;
+};
+
+class SplitModule : public modules::ForwardHook {
+ public:
+  virtual std::vector<SplitWeight> weights() const = 0;
+};
+
+// Changes nothing yet. Throws std::invalid_argument for a module or layouts that the style does not
+// support, and if the weights do not have the sizes that the module was made with. `group` has the
+// ranks of the mesh dimension; `module` must outlive the result.
+std::shared_ptr<SplitModule> split_module(torch::nn::Module& module, const Style& style,
+                                          const comms::BackendPtr& group);
+
+}  // namespace pipewright::tp
+
+#endif  // PIPEWRIGHT_TP_SPLIT_MODULE_H_
