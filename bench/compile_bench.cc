@@ -6,8 +6,9 @@
 //
 // items_per_second is actions per second and s_per_action its inverse, counting the actions of the
 // lowered program (simulate_order: of the compute order). Both stay about constant as M grows,
-// because every part is linear. bench/pytorch_compile.py compares generating and lowering with
-// PyTorch, bench/python_compile.py with the Python package.
+// because every part is linear, except for what the kernel takes to provide new memory
+// (fresh_memory). bench/pytorch_compile.py compares generating and lowering with PyTorch,
+// bench/python_compile.py with the Python package.
 #include <benchmark/benchmark.h>
 
 #include <optional>
@@ -110,6 +111,17 @@ void simulate_program(benchmark::State& state) {
   report(state, count(program));
 }
 
+// What the kernel takes to provide memory that is written for the first time, which is a large part
+// of the cases of 10^8 actions: 16 bytes per action.
+void fresh_memory(benchmark::State& state) {
+  const auto actions = static_cast<size_t>(state.range(0));
+  for (auto _ : state) {
+    ir::Row row(actions);
+    benchmark::DoNotOptimize(row.data());
+  }
+  report(state, actions);
+}
+
 // One rank of a large cluster, without the others.
 void one_rank_of_4096(benchmark::State& state) {
   const schedules::ScheduleSpec& spec =
@@ -147,6 +159,7 @@ BENCHMARK(simulate_program)
     ->Args({32, 4, 512})
     ->Args({32, 4, 131072})
     ->Unit(benchmark::kMillisecond);
+BENCHMARK(fresh_memory)->Arg(100'000'000)->Unit(benchmark::kMillisecond);
 BENCHMARK(one_rank_of_4096)
     ->DenseRange(0, static_cast<int>(schedules::all_schedules().size()) - 1)
     ->Unit(benchmark::kMillisecond);
