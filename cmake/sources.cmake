@@ -324,6 +324,7 @@ set(pipewright_executor_sources
     comms/group.cc
     comms/mesh.cc
     comms/send_queue.cc
+    comms/store_exchange.cc
     comms/stream_mark.cc
     comms/tensor_operation.cc
     comms/thread_backend.cc
@@ -389,6 +390,7 @@ set(pipewright_executor_headers
     comms/mesh.h
     comms/poll.h
     comms/send_queue.h
+    comms/store_exchange.h
     comms/stream_mark.h
     comms/tensor_operation.h
     comms/thread_backend.h
