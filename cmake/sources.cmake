@@ -359,6 +359,7 @@ set(pipewright_executor_sources
     fsdp/forward_history.cc
     fsdp/fully_shard.cc
     fsdp/grad_reducer.cc
+    fsdp/layouts.cc
     fsdp/param_group.cc
     fsdp/reduction.cc
     fsdp/shard_guard.cc
@@ -400,6 +401,7 @@ set(pipewright_executor_headers
     ddp/buckets.h
     ddp/comm_hooks.h
     ddp/grad_buckets.h
+    ddp/layouts.h
     ddp/linked_params.h
     ddp/replicate.h
     executor/action_function.h
@@ -430,6 +432,7 @@ set(pipewright_executor_headers
     fsdp/forward_history.h
     fsdp/fully_shard.h
     fsdp/grad_reducer.h
+    fsdp/layouts.h
     fsdp/param_group.h
     fsdp/reduction.h
     fsdp/shard_guard.h
@@ -446,6 +449,7 @@ set(pipewright_executor_headers
     modules/names.h
     modules/registry.h
     modules/tensors.h
+    modules/unit_tensors.h
     modules/unit_tree.h
     tp/communication.h
     tp/parallelize.h

@@ -117,6 +117,14 @@ class Layout {
   std::vector<std::vector<Split>> splits_;  // by tensor dimension, in the order of the cuts
 };
 
+// A layout as one rank sees it. boxes(rank) are what the rank stores.
+struct LocalLayout {
+  Layout layout;
+  int rank;  // of the layout's mesh
+
+  friend bool operator==(const LocalLayout&, const LocalLayout&) = default;
+};
+
 // Reads what Layout::text() writes, if the names of the mesh dimensions are without spaces, `=` and
 // `:`. Throws std::invalid_argument, naming the place, for any other text and for a layout that the
 // constructor refuses.

@@ -23,6 +23,8 @@ class GradReducer {
   // null if it is the only one.
   GradReducer(const ParamGroup& params, comms::BackendPtr replicas);
   int replicas() const { return replicas_ ? replicas_->getSize() : 1; }
+  // This rank among the replicas.
+  int replica() const { return replicas_ ? replicas_->getRank() : 0; }
   // Whether a reduction is a collective.
   bool communicates() const { return params_.ranks() > 1 || replicas() > 1; }
   // Called with each reduced shard before the final division.

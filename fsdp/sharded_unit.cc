@@ -53,6 +53,17 @@ void ShardedUnit::add_prefix(const std::string& prefix) {
   });
 }
 
+comms::LocalLayout ShardedUnit::layout(std::vector<int64_t> sizes,
+                                       std::optional<int64_t> dim) const {
+  using comms::TensorPlacement;
+  const comms::MeshLayout mesh(
+      {{"dp_replicate", grads_.replicas()}, {"dp_shard", params_.ranks()}});
+  const TensorPlacement shards =
+      dim ? TensorPlacement::shard(static_cast<int>(*dim)) : TensorPlacement::replicate();
+  return {comms::Layout(mesh, {TensorPlacement::replicate(), shards}, std::move(sizes)),
+          grads_.replica() * params_.ranks() + params_.group()->getRank()};
+}
+
 std::vector<std::string> ShardedUnit::parameter_names() const {
   std::vector<std::string> names;
   for (const ShardedParam& param : params_.params()) names.push_back(param.name);

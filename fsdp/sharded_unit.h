@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "pipewright/autograd/grad_hooks.h"
+#include "pipewright/comms/layout.h"
 #include "pipewright/fsdp/backward_order.h"
 #include "pipewright/fsdp/call_tracker.h"
 #include "pipewright/fsdp/forward_history.h"
@@ -59,6 +60,8 @@ class ShardedUnit final : public Sharded,
   // Quoted, for messages.
   std::string display_name() const;
   const ParamGroup& params() const { return params_; }
+  // How the ranks of the unit store a tensor of `sizes`: sharded along `dim`, or each the whole.
+  comms::LocalLayout layout(std::vector<int64_t> sizes, std::optional<int64_t> dim) const;
 
   // ForwardHook:
   Tensors run(const torch::nn::Module* module, const Function& function, Tensors inputs) override;
