@@ -95,7 +95,7 @@ void check_part(const TensorPart& part) {
 Saver::Saver(SaverOptions options, Exchange exchange)
     : options_(std::move(options)), exchange_(std::move(exchange)) {
   if (options_.keep < 1) throw std::invalid_argument("keep: expected at least 1");
-  agree([&]() -> std::string {
+  agree(exchange_, [&]() -> std::string {
     if (options_.rank != 0) return "";
     lock_.emplace(options_.folder);
     for (const fs::directory_entry& entry : fs::directory_iterator(options_.folder)) {
@@ -110,31 +110,11 @@ fs::path Saver::temporary_folder(int64_t step) const {
   return options_.folder / (step_name(step) + ".tmp");
 }
 
-std::vector<std::string> Saver::agree(const std::function<std::string()>& work) const {
-  Json mine = Json::object();
-  try {
-    mine["result"] = work();
-  } catch (const std::exception& error) {
-    mine = {{"error", error.what()}};
-  }
-  const std::vector<std::string> all =
-      exchange_(mine.dump(-1, ' ', false, Json::error_handler_t::replace));
-  std::vector<std::string> results;
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    const Json theirs = Json::parse(all[rank]);
-    if (theirs.contains("error"))
-      throw std::runtime_error(
-          fmt::format("rank {}: {}", rank, theirs["error"].get<std::string>()));
-    results.push_back(theirs["result"]);
-  }
-  return results;
-}
-
 fs::path Saver::save(const Snapshot& snapshot) {
   const bool is_first = options_.rank == 0;
   const fs::path temporary = temporary_folder(snapshot.step);
   try {
-    const std::string save_id = agree([&]() -> std::string {
+    const std::string save_id = agree(exchange_, [&]() -> std::string {
       if (!is_first) return "";
       remove_folder(temporary);
       std::error_code error;
@@ -142,8 +122,9 @@ fs::path Saver::save(const Snapshot& snapshot) {
       if (error) throw FileError("create", temporary.native(), error.value());
       return random_id();
     })[0];
-    const std::vector<std::string> records = agree([&] { return write_shards(snapshot, save_id); });
-    agree([&]() -> std::string {
+    const std::vector<std::string> records =
+        agree(exchange_, [&] { return write_shards(snapshot, save_id); });
+    agree(exchange_, [&]() -> std::string {
       if (is_first) commit(snapshot, save_id, records);
       return "";
     });

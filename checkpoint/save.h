@@ -4,13 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "pipewright/checkpoint/agree.h"
 #include "pipewright/checkpoint/boxes.h"
 #include "pipewright/checkpoint/dtype.h"
 #include "pipewright/checkpoint/folder.h"
@@ -25,10 +25,6 @@
 // as they are, and at most a folder *.tmp more, which the next Saver removes.
 
 namespace pipewright::checkpoint {
-
-// Sends `mine` to all ranks, and returns what each rank sent, by rank: an all-gather of short texts
-// over the store, and the barrier of the protocol. Throws if a rank does not take part in time.
-using Exchange = std::function<std::vector<std::string>(const std::string& mine)>;
 
 // A part of a tensor of the whole model.
 struct TensorPart {
@@ -74,8 +70,6 @@ class Saver {
   std::filesystem::path save(const Snapshot& snapshot);
 
  private:
-  // Runs `work` and tells the others how it went. Returns the results of all ranks, or throws.
-  std::vector<std::string> agree(const std::function<std::string()>& work) const;
   std::string write_shards(const Snapshot& snapshot, const std::string& save_id) const;
   void commit(const Snapshot& snapshot, const std::string& save_id,
               const std::vector<std::string>& records) const;

@@ -235,12 +235,14 @@ set(pipewright_schedule_headers
 )
 
 set(pipewright_checkpoint_sources
+    checkpoint/agree.cc
     checkpoint/boxes.cc
     checkpoint/crc32.cc
     checkpoint/dtype.cc
     checkpoint/durable_file.cc
     checkpoint/export.cc
     checkpoint/folder.cc
+    checkpoint/load.cc
     checkpoint/manifest.cc
     checkpoint/parse_safetensors.cc
     checkpoint/read_plan.cc
@@ -257,6 +259,7 @@ set(pipewright_checkpoint_sources
 )
 
 set(pipewright_checkpoint_headers
+    checkpoint/agree.h
     checkpoint/boxes.h
     checkpoint/crc32.h
     checkpoint/descriptor.h
@@ -266,6 +269,7 @@ set(pipewright_checkpoint_headers
     checkpoint/file_error.h
     checkpoint/folder.h
     checkpoint/in_backticks.h
+    checkpoint/load.h
     checkpoint/manifest.h
     checkpoint/read_plan.h
     checkpoint/safetensors.h

@@ -1,0 +1,56 @@
+#ifndef PIPEWRIGHT_CHECKPOINT_LOAD_H_
+#define PIPEWRIGHT_CHECKPOINT_LOAD_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "pipewright/checkpoint/agree.h"
+#include "pipewright/checkpoint/boxes.h"
+#include "pipewright/checkpoint/dtype.h"
+#include "pipewright/checkpoint/folder.h"
+
+// Loading, the counterpart of save.h: each rank reads the bytes that it needs, whatever world saved
+// them.
+//
+//   const LatestCheckpoint latest = *open_latest_on_all("ckpt", rank, exchange, warn);
+//   load(latest.checkpoint, places, /*is_ignored=*/nullptr, exchange);
+//
+// All functions are collective, and throw std::runtime_error on all ranks if one of them fails on a
+// rank; what `exchange` throws passes through. Any thread.
+
+namespace pipewright::checkpoint {
+
+// Opens the same checkpoint on all ranks: a path that StoredCheckpoint::open() takes.
+StoredCheckpoint open_on_all(const std::filesystem::path& path, const Exchange& exchange);
+
+// Opens on all ranks the checkpoint that open_latest() finds on rank 0. Returns nullopt if there is
+// none, or no folder. On rank 0, `warn` receives what is wrong with checkpoints that were passed
+// over. Throws if there are checkpoints, but none is whole.
+std::optional<LatestCheckpoint> open_latest_on_all(
+    const std::filesystem::path& folder, int rank, const Exchange& exchange,
+    const std::function<void(const std::string& text)>& warn);
+
+// Where a part of a tensor of the whole model goes.
+struct TensorPlace {
+  std::string name;
+  DType dtype;
+  std::vector<int64_t> shape;  // of the whole tensor
+  Box box;                     // may be empty
+  std::span<std::byte> data;   // row-major, little-endian
+};
+
+// Fills the places of all ranks. They must have all tensors of the checkpoint between them, but for
+// those whose names are ignored (null: none is), with the same types and shapes. If they do not,
+// nothing is read, and the error lists everything that is missing, unexpected or different.
+void load(const StoredCheckpoint& checkpoint, std::span<const TensorPlace> places,
+          const std::function<bool(const std::string& name)>& is_ignored, const Exchange& exchange);
+
+}  // namespace pipewright::checkpoint
+
+#endif  // PIPEWRIGHT_CHECKPOINT_LOAD_H_
