@@ -319,6 +319,8 @@ set(pipewright_executor_sources
     autograd/grad_hooks.cc
     autograd/split_backward.cc
     autograd/weight_free.cc
+    checkpoint/torch/generator_state.cc
+    checkpoint/torch/optimizer_state.cc
     comms/agreement.cc
     comms/bounded_store.cc
     comms/channels.cc
@@ -385,6 +387,8 @@ set(pipewright_executor_headers
     autograd/grad_hooks.h
     autograd/split_backward.h
     autograd/weight_free.h
+    checkpoint/torch/generator_state.h
+    checkpoint/torch/optimizer_state.h
     comms/agreement.h
     comms/bounded_store.h
     comms/channels.h
