@@ -321,6 +321,7 @@ set(pipewright_executor_sources
     autograd/weight_free.cc
     checkpoint/torch/generator_state.cc
     checkpoint/torch/optimizer_state.cc
+    checkpoint/torch/training_state.cc
     comms/agreement.cc
     comms/bounded_store.cc
     comms/channels.cc
@@ -389,6 +390,7 @@ set(pipewright_executor_headers
     autograd/weight_free.h
     checkpoint/torch/generator_state.h
     checkpoint/torch/optimizer_state.h
+    checkpoint/torch/training_state.h
     comms/agreement.h
     comms/bounded_store.h
     comms/channels.h

@@ -1,0 +1,323 @@
+// Idea: everything is an entry, this rank's part of a tensor of the whole model with its layout.
+// The layout says which boxes the part has, so saving lists the boxes of which this rank is the
+// first owner, and loading asks for all of them. The optimizer's tensors have the layouts of their
+// parameters. The optimizer makes its state in its first step, so loading makes new state and hands
+// it over at the end.
+//
+// Complexity: linear in the number of tensors and their bytes. Saving copies nothing that is
+// contiguous on the CPU; loading reads straight into such tensors.
+#include "pipewright/checkpoint/torch/training_state.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/grad_mode.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <stdexcept>
+#include <utility>
+
+#include "pipewright/checkpoint/torch/optimizer_state.h"
+#include "pipewright/ir/errors.h"
+
+namespace pipewright::checkpoint {
+namespace {
+
+constexpr const char* kOptimizer = "optim.";
+constexpr const char* kState = "optim.state.";
+constexpr const char* kGroups = "optim.param_groups.";
+constexpr const char* kKind = "optim.name";
+
+constexpr std::array<std::pair<at::ScalarType, DType>, 15> kTypes = {{
+    {at::kBool, DType::kBool},
+    {at::kByte, DType::kU8},
+    {at::kChar, DType::kI8},
+    {at::kUInt16, DType::kU16},
+    {at::kShort, DType::kI16},
+    {at::kUInt32, DType::kU32},
+    {at::kInt, DType::kI32},
+    {at::kUInt64, DType::kU64},
+    {at::kLong, DType::kI64},
+    {at::kHalf, DType::kF16},
+    {at::kBFloat16, DType::kBF16},
+    {at::kFloat, DType::kF32},
+    {at::kDouble, DType::kF64},
+    {at::kFloat8_e4m3fn, DType::kF8E4M3},
+    {at::kFloat8_e5m2, DType::kF8E5M2},
+}};
+
+DType dtype_of(const at::Tensor& tensor, const std::string& name) {
+  for (const auto& [scalar, dtype] : kTypes) {
+    if (tensor.scalar_type() == scalar) return dtype;
+  }
+  throw std::invalid_argument(
+      c10::str("checkpoint: tensor `", name, "`: cannot store a tensor of ", tensor.scalar_type()));
+}
+
+// A tensor that is not distributed.
+comms::LocalLayout whole(const at::Tensor& tensor) {
+  return {comms::Layout(comms::MeshLayout({}), {}, tensor.sizes().vec()), 0};
+}
+
+// A scalar that each rank has that has the tensor.
+comms::LocalLayout scalar_beside(const comms::LocalLayout& where) {
+  const std::vector<comms::TensorPlacement> replicas(where.layout.placements().size(),
+                                                     comms::TensorPlacement::replicate());
+  return {comms::Layout(where.layout.mesh(), replicas, {}), where.rank};
+}
+
+// What this rank has of a tensor: its boxes, and the views of the local tensor that are these.
+struct LocalBox {
+  Box box;
+  at::Tensor view;
+};
+std::vector<LocalBox> local_boxes(const at::Tensor& tensor, const comms::LocalLayout& where) {
+  const std::vector<Box> boxes = where.layout.boxes(where.rank);
+  std::vector<LocalBox> result;
+  for (const Box& box : boxes) {
+    at::Tensor view = tensor.detach();
+    for (size_t dim = 0; dim < box.begin.size(); ++dim) {
+      // The local tensor has the boxes put together: those before come first.
+      std::set<std::pair<int64_t, int64_t>> before;
+      for (const Box& other : boxes) {
+        if (other.begin[dim] < box.begin[dim]) before.emplace(other.begin[dim], other.sizes[dim]);
+      }
+      int64_t begin = 0;
+      for (const auto& [first, size] : before) begin += size;
+      view = view.narrow(static_cast<int64_t>(dim), begin, box.sizes[dim]);
+    }
+    result.push_back({box, std::move(view)});
+  }
+  return result;
+}
+
+std::span<std::byte> bytes_of(const at::Tensor& contiguous) {
+  return {static_cast<std::byte*>(contiguous.data_ptr()), contiguous.nbytes()};
+}
+
+void check_shape(const std::string& name, const at::Tensor& tensor,
+                 const comms::LocalLayout& where) {
+  const std::vector<int64_t> local = where.layout.local_shape(where.rank);
+  if (tensor.sizes() == at::IntArrayRef(local)) return;
+  throw ContractError(c10::str("checkpoint: tensor `", name, "`: expected this rank's part, ",
+                               at::IntArrayRef(local), ", got ", tensor.sizes(),
+                               ": save and load modules between steps, while they are sharded"));
+}
+
+// Places that read into tensors: at once where their memory allows it, otherwise by finish().
+class Places {
+ public:
+  void add(const std::string& name, const at::Tensor& tensor, const comms::LocalLayout& where) {
+    const DType dtype = dtype_of(tensor, name);
+    const std::vector<int64_t> shape(where.layout.shape().begin(), where.layout.shape().end());
+    const std::vector<LocalBox> boxes = local_boxes(tensor, where);
+    // A rank without a part names the tensor too.
+    if (boxes.empty()) {
+      const std::vector<int64_t> zeros(shape.size(), 0);
+      places_.push_back({name, dtype, shape, {zeros, zeros}, {}});
+    }
+    for (const auto& [box, view] : boxes) {
+      at::Tensor memory = view;
+      if (!view.is_contiguous() || !view.is_cpu()) {
+        memory = at::empty(view.sizes(), view.options().device(at::kCPU));
+        copies_.emplace_back(view, memory);
+      }
+      places_.push_back({name, dtype, shape, box, bytes_of(memory)});
+    }
+  }
+  const std::vector<TensorPlace>& all() const { return places_; }
+  void finish() const {
+    for (const auto& [to, from] : copies_) to.copy_(from);
+  }
+
+ private:
+  std::vector<TensorPlace> places_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  // to, from
+};
+
+// The options of each parameter group in a manifest. Throws if there are others.
+std::vector<GroupOptions> group_options(const std::map<std::string, std::string>& state,
+                                        const OptimizerKind& kind, size_t groups) {
+  const auto saved = state.find(kKind);
+  const std::string name = saved == state.end() ? "none" : saved->second;
+  if (name != kind.name())
+    throw std::runtime_error(
+        c10::str("the optimizer of the checkpoint: expected ", kind.name(), ", got ", name));
+  std::vector<GroupOptions> result(groups);
+  const std::string prefix = kGroups;
+  for (auto entry = state.lower_bound(prefix);
+       entry != state.end() && entry->first.starts_with(prefix); ++entry) {
+    const std::string rest = entry->first.substr(prefix.size());
+    const size_t dot = std::min(rest.find('.'), rest.size() - 1);
+    size_t group = 0;
+    while (group < groups && std::to_string(group) != rest.substr(0, dot)) ++group;
+    if (group == groups)
+      throw std::runtime_error(c10::str("the checkpoint has `", entry->first, "`: expected ",
+                                        groups, " parameter groups"));
+    result[group].emplace(rest.substr(dot + 1), entry->second);
+  }
+  for (size_t group = 0; group < groups; ++group) {
+    if (result[group].empty())
+      throw std::runtime_error(c10::str("the checkpoint has no `", prefix, group, "`: expected ",
+                                        groups, " parameter groups"));
+  }
+  return result;
+}
+
+}  // namespace
+
+void TrainingState::add_module(const torch::nn::Module& module,
+                               const std::map<std::string, comms::LocalLayout>& layouts,
+                               const std::string& prefix) {
+  const auto add_all = [&](const auto& tensors) {
+    for (const auto& named : tensors) {
+      if (!named.value().defined()) continue;
+      const auto found = layouts.find(named.key());
+      Entry entry{prefix + named.key(), named.value(),
+                  found == layouts.end() ? whole(named.value()) : found->second};
+      if (entry.name.starts_with(kOptimizer))
+        throw std::invalid_argument("checkpoint: tensor `" + entry.name +
+                                    "`: expected a name that does not begin with `optim.`");
+      dtype_of(entry.tensor, entry.name);
+      check_shape(entry.name, entry.tensor, entry.where);
+      if (!by_name_.emplace(entry.name, entries_.size()).second)
+        throw std::invalid_argument("checkpoint: expected different names, got `" + entry.name +
+                                    "` twice");
+      by_tensor_.emplace(entry.tensor.unsafeGetTensorImpl(), entries_.size());
+      entries_.push_back(std::move(entry));
+    }
+  };
+  add_all(module.named_parameters());
+  add_all(module.named_buffers());
+}
+
+void TrainingState::set_optimizer(torch::optim::Optimizer& optimizer) {
+  kind_of(optimizer);
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) entry_of(parameter);
+  }
+  optimizer_ = &optimizer;
+}
+
+const TrainingState::Entry& TrainingState::entry_of(const at::Tensor& parameter) const {
+  const auto found = by_tensor_.find(parameter.unsafeGetTensorImpl());
+  if (found == by_tensor_.end())
+    throw std::invalid_argument(c10::str("checkpoint: the optimizer has a parameter of sizes ",
+                                         parameter.sizes(),
+                                         ": expected those of modules that were added before"));
+  return entries_[found->second];
+}
+
+void TrainingState::add_parts(const Entry& entry, StateSnapshot& snapshot) {
+  const auto& [name, tensor, where] = entry;
+  check_shape(name, tensor, where);
+  const std::vector<int64_t> shape(where.layout.shape().begin(), where.layout.shape().end());
+  const auto add = [&](const Box& box, const at::Tensor& view) {
+    const at::Tensor memory = view.cpu().contiguous();
+    snapshot.memory.push_back(memory);
+    snapshot.snapshot.parts.push_back(
+        {name, dtype_of(tensor, name), shape, box, bytes_of(memory), where.layout.text()});
+  };
+  for (const auto& [box, view] : local_boxes(tensor, where)) {
+    if (where.layout.owners(box.begin).front() == where.rank) add(box, view);
+  }
+  // A tensor without elements is nobody's box.
+  if (volume(whole_box(shape)) == 0 && where.rank == 0) add(whole_box(shape), tensor.detach());
+}
+
+StateSnapshot TrainingState::snapshot() const {
+  const torch::NoGradGuard no_grad;
+  StateSnapshot result;
+  for (const Entry& entry : entries_) add_parts(entry, result);
+  if (!optimizer_) return result;
+  const OptimizerKind& kind = kind_of(*optimizer_);
+  result.snapshot.state[kKind] = kind.name();
+  size_t index = 0;
+  for (const auto& group : optimizer_->param_groups()) {
+    for (const auto& [option, text] : kind.options(group.options()))
+      result.snapshot.state[c10::str(kGroups, index, ".", option)] = text;
+    ++index;
+    for (const at::Tensor& parameter : group.params()) {
+      const auto state = optimizer_->state().find(parameter.unsafeGetTensorImpl());
+      if (state == optimizer_->state().end()) continue;
+      const Entry& owner = entry_of(parameter);
+      for (const auto& [key, tensor] : kind.tensors(*state->second)) {
+        const bool is_scalar = key == "step";
+        add_parts({kState + owner.name + "." + key, tensor,
+                   is_scalar ? scalar_beside(owner.where) : owner.where},
+                  result);
+      }
+    }
+  }
+  return result;
+}
+
+void TrainingState::load_weights(const StoredCheckpoint& checkpoint,
+                                 const Exchange& exchange) const {
+  TrainingState weights = *this;
+  weights.optimizer_ = nullptr;
+  weights.load(checkpoint, exchange);
+}
+
+void TrainingState::load(const StoredCheckpoint& checkpoint, const Exchange& exchange) {
+  const torch::NoGradGuard no_grad;
+  Places places;
+  std::map<c10::TensorImpl*, ParamState> loaded;  // by parameter; empty: it has no state
+  std::vector<GroupOptions> options;              // by parameter group; empty: as they are
+  const auto add_optimizer = [&] {
+    const OptimizerKind& kind = kind_of(*optimizer_);
+    if (checkpoint.manifest()) {
+      options =
+          group_options(checkpoint.manifest()->state, kind, optimizer_->param_groups().size());
+      for (size_t group = 0; group < options.size(); ++group)  // are they valid?
+        kind.set_options(*optimizer_->param_groups()[group].options().clone(), options[group]);
+    }
+    for (const auto& group : optimizer_->param_groups()) {
+      const std::vector<std::string> keys = kind.keys(group.options());
+      for (const at::Tensor& parameter : group.params()) {
+        const Entry& owner = entry_of(parameter);
+        const std::string prefix = kState + owner.name + ".";
+        ParamState& state = loaded[parameter.unsafeGetTensorImpl()];
+        const bool may_have_none = checkpoint.manifest() || !parameter.requires_grad();
+        if (may_have_none && std::ranges::none_of(keys, [&](const std::string& key) {
+              return checkpoint.tensors().contains(prefix + key);
+            }))
+          continue;
+        for (const std::string& key : keys) {
+          const bool is_scalar = key == "step";
+          at::Tensor tensor =
+              is_scalar ? at::zeros({}, at::kFloat)
+                        : at::zeros(parameter.sizes(), parameter.options().requires_grad(false));
+          places.add(prefix + key, tensor, is_scalar ? scalar_beside(owner.where) : owner.where);
+          state.emplace(key, std::move(tensor));
+        }
+      }
+    }
+  };
+  agree(exchange, [&]() -> std::string {
+    for (const Entry& entry : entries_) {
+      check_shape(entry.name, entry.tensor, entry.where);
+      places.add(entry.name, entry.tensor, entry.where);
+    }
+    if (optimizer_) add_optimizer();
+    return "";
+  });
+  const auto is_ignored = [&](const std::string& name) {
+    return !optimizer_ && name.starts_with(kOptimizer);
+  };
+  checkpoint::load(checkpoint, places.all(), is_ignored, exchange);
+  places.finish();
+  if (!optimizer_) return;
+  const OptimizerKind& kind = kind_of(*optimizer_);
+  for (const auto& [parameter, state] : loaded) {
+    if (state.empty())
+      optimizer_->state().erase(parameter);
+    else
+      optimizer_->state()[parameter] = kind.state(state);
+  }
+  for (size_t group = 0; group < options.size(); ++group)
+    kind.set_options(optimizer_->param_groups()[group].options(), options[group]);
+}
+
+}  // namespace pipewright::checkpoint
