@@ -5,15 +5,15 @@
 
 namespace pipewright::examples {
 
-Progress::Progress(Style style, int64_t steps, int64_t tokens_per_step)
-    : style_(style), steps_(steps), tokens_per_step_(tokens_per_step) {}
+Progress::Progress(Style style, int64_t first, int64_t steps, int64_t tokens_per_step)
+    : style_(style), first_(first), steps_(steps), tokens_per_step_(tokens_per_step) {}
 
 void Progress::step(double loss) {
   const Clock::time_point now = Clock::now();
   const double seconds = std::chrono::duration<double>(now - last_step_).count();
   last_step_ = now;
   const double speed = static_cast<double>(tokens_per_step_) / seconds;
-  tokens_per_second_ = done_ == 0 ? speed : 0.9 * tokens_per_second_ + 0.1 * speed;
+  tokens_per_second_ = done_ == first_ ? speed : 0.9 * tokens_per_second_ + 0.1 * speed;
   ++done_;
   if (style_ == Style::kJson) {
     std::printf("{\"step\":%lld,\"loss\":%.9g,\"tokens_per_s\":%.6g}\n",
@@ -23,7 +23,7 @@ void Progress::step(double loss) {
   }
   const bool due = style_ == Style::kBar ? now - last_shown_ > std::chrono::milliseconds(50)
                                          : now - last_shown_ > std::chrono::seconds(2);
-  if (!due && done_ != 1 && done_ != steps_) return;
+  if (!due && done_ != first_ + 1 && done_ != steps_) return;
   last_shown_ = now;
   if (style_ == Style::kLines) {
     std::printf("step %lld of %lld  loss %.4f  %.0f tokens/s\n", static_cast<long long>(done_),

@@ -12,7 +12,8 @@ class Progress {
  public:
   enum class Style { kBar, kLines, kJson };
 
-  Progress(Style style, int64_t steps, int64_t tokens_per_step);
+  // `first` steps of `steps` were done by an earlier run.
+  Progress(Style style, int64_t first, int64_t steps, int64_t tokens_per_step);
 
   // To be called after each step. Speed is measured over the time since the previous call.
   void step(double loss);
@@ -23,9 +24,10 @@ class Progress {
   using Clock = std::chrono::steady_clock;
 
   const Style style_;
+  const int64_t first_;
   const int64_t steps_;
   const int64_t tokens_per_step_;
-  int64_t done_ = 0;
+  int64_t done_ = first_;
   Clock::time_point last_step_ = Clock::now();
   Clock::time_point last_shown_{};
   double tokens_per_second_ = 0;  // smoothed, for the bar and lines

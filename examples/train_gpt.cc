@@ -12,17 +12,23 @@
 #include <cstdio>
 #include <thread>
 
+#include "examples/checkpoints.h"
 #include "examples/gpt.h"
 #include "examples/progress.h"
 #include "examples/text.h"
+#include "examples/usage_error.h"
+#include "pipewright/checkpoint/torch/training_state.h"
 #include "pipewright/comms/error_file.h"
 #include "pipewright/comms/gloo.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/threads.h"
+#include "pipewright/ddp/layouts.h"
 #include "pipewright/ddp/replicate.h"
+#include "pipewright/executor/digest.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/fsdp/fully_shard.h"
+#include "pipewright/fsdp/layouts.h"
 #include "pipewright/modules/clip_grad_norm.h"
 #include "pipewright/schedule/compile.h"
 
@@ -40,23 +46,19 @@ struct Options {
   int64_t steps = 200;
   int64_t batch = 16;
   double learning_rate = 3e-3;
-  double clip = 0;  // 0: gradients are not clipped
+  bool has_learning_rate = false;  // --lr was given: it replaces that of a checkpoint
+  double clip = 0;                 // 0: gradients are not clipped
   at::ScalarType param_dtype = at::kFloat;
   at::ScalarType reduce_dtype = at::kFloat;
   bool json = false;
+  CheckpointFlags checkpoints;
   GptConfig model;
 
-  // Ranks of the data-parallel dimension: they train the same stages on different data.
+  // Ranks of the data-parallel dimensions: they train the same stages on different data.
   int copies() const { return dp_replicate * dp_shard; }
   bool is_mixed_precision() const {
     return param_dtype != at::kFloat || reduce_dtype != at::kFloat;
   }
-};
-
-// The command line is invalid: exit code 2.
-class UsageError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
 };
 
 ir::Program make_program(const Options& options) {
@@ -95,6 +97,7 @@ void check(const Options& options) {
     throw UsageError("--dim: expected a multiple of the head dimension " +
                      std::to_string(kHeadDim) + ", got " + std::to_string(options.model.dim));
   }
+  check(options.checkpoints);
 }
 
 // This rank's part of a batch that starts at `starts`: inputs and targets, each [windows, context].
@@ -157,12 +160,14 @@ void train(const Options& options, const ir::Program& program, const Text& text,
   const int num_stages = program.placement.num_stages();
   std::map<int, executor::LocalStage> stages;
   std::vector<at::Tensor> parameters;
+  checkpoint::TrainingState state;
   for (const int index : program.placement.stages_of(mesh.coordinate("pp"))) {
     const auto stage = make_gpt_stage(options.model, index, num_stages);
+    const bool is_sharded = options.dp_shard > 1 || options.is_mixed_precision();
     stages[index].stage = executor::make_stage(stage);
-    stages[index].data_parallel = options.dp_shard > 1 || options.is_mixed_precision()
-                                      ? shard(*stage, mesh, options)
-                                      : ddp::replicate(*stage, copies)->data_parallel();
+    stages[index].data_parallel =
+        is_sharded ? shard(*stage, mesh, options) : ddp::replicate(*stage, copies)->data_parallel();
+    state.add_module(*stage, is_sharded ? fsdp::layouts(*stage) : ddp::layouts(*stage));
     for (const at::Tensor& parameter : stage->parameters()) parameters.push_back(parameter);
   }
   const bool has_loss = stages.contains(num_stages - 1);
@@ -174,12 +179,26 @@ void train(const Options& options, const ir::Program& program, const Text& text,
                   const executor::Tensors& targets) { return gpt_loss(outputs[0], targets[0]); },
        .ranks = mesh.ranks({"pp"})});
 
-  // Training: the usual loop.
+  // The optimizer, and what it and the model were when they were saved.
   torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(options.learning_rate));
+  state.set_optimizer(optimizer);
+  checkpoint::Snapshot run;
+  run.schedule = options.schedule;
+  run.program_digest = executor::digest_of(program, {}).front().value;
+  run.mesh.assign(mesh.layout().dims().begin(), mesh.layout().dims().end());
+  run.state = {{"seed", std::to_string(options.model.seed)}};
+  Checkpoints checkpoints(options.checkpoints, world, state, run);
+  const int64_t first_step = checkpoints.resume();
+  if (options.has_learning_rate) {
+    for (auto& group : optimizer.param_groups()) group.options().set_lr(options.learning_rate);
+  }
+
+  // Training: the usual loop.
   const bool reports =
       has_loss && mesh.coordinate("dp_replicate") == 0 && mesh.coordinate("dp_shard") == 0;
-  Progress progress(style_of(options), options.steps, options.batch * options.model.context);
-  for (int64_t step = 0; step < options.steps; ++step) {
+  Progress progress(style_of(options), first_step, options.steps,
+                    options.batch * options.model.context);
+  for (int64_t step = first_step; step < options.steps; ++step) {
     optimizer.zero_grad();
     const std::vector<int64_t> starts = text.batch(options.model.seed, step, options.batch);
     const executor::StepResult result = executor.step(batch_of(text, starts, mesh));
@@ -187,6 +206,7 @@ void train(const Options& options, const ir::Program& program, const Text& text,
     if (!parameters.empty()) optimizer.step();
     const double loss = has_loss ? mean(result.losses, *copies) : 0;
     if (reports) progress.step(loss);
+    checkpoints.save(step + 1, options.steps);
   }
 
   // The loss on the held-back text.
@@ -286,7 +306,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(0, 1024));
   app.add_option("--microbatches", options.microbatches, "Microbatches per step and replica")
       ->check(CLI::Range(1, 1 << 20));
-  app.add_option("--steps", options.steps, "Training steps")
+  app.add_option("--steps", options.steps, "Training steps, with those of a resumed run")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   app.add_option("--seed", options.model.seed, "Seed of the weights and batches");
   app.add_option("--layers", options.model.layers, "Transformer blocks of the model")
@@ -297,10 +317,20 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--batch", options.batch, "Windows per step, over all microbatches and replicas")
       ->check(CLI::Range(1, 1 << 24));
-  app.add_option("--lr", options.learning_rate, "Learning rate of AdamW")
-      ->check(CLI::PositiveNumber);
+  const CLI::Option* learning_rate =
+      app.add_option("--lr", options.learning_rate,
+                     "Learning rate of AdamW; a resumed run keeps its own if this is not given")
+          ->check(CLI::PositiveNumber);
   app.add_option("--clip", options.clip, "Clip gradients to this total norm; 0: do not clip")
       ->check(CLI::NonNegativeNumber);
+  app.add_option("--save", options.checkpoints.save,
+                 "Folder for checkpoints: one after the last step, and with --save-every others");
+  app.add_option("--save-every", options.checkpoints.every,
+                 "Save after each of so many steps; the last two checkpoints are kept")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  app.add_option("--resume", options.checkpoints.resume,
+                 "Checkpoint to go on from, in any mesh and schedule; `latest`: that of --save, or "
+                 "from the beginning if there is none");
   app.add_flag("--json", options.json,
                "Print JSON: per step `step`, `loss`, `tokens_per_s`; at the end `held_back_loss`, "
                "`bigram_loss`");
@@ -309,6 +339,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
+  options.has_learning_rate = learning_rate->count() > 0;
   try {
     run(options);
   } catch (const UsageError& error) {
