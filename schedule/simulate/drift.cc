@@ -88,16 +88,17 @@ std::vector<double> slowness_of(const ir::Schedule& schedule, const ir::Timeline
   std::map<ActionKind, double> medians;
   for (auto& [kind, of_kind] : durations) medians[kind] = lower_median(std::move(of_kind));
 
-  std::vector<double> expected(schedule.rows.size()), found(schedule.rows.size());
+  // The median over the actions of a rank: a single late action makes no straggler.
+  std::vector<std::vector<double>> ratios(schedule.rows.size());
   for_each_action(schedule, [&](size_t rank, size_t step, const Action& action) {
     if (!ir::is_compute(action.kind())) return;
-    expected[rank] += baseline == Baseline::kPredicted ? predicted.at(rank, step).duration()
-                                                       : medians[action.kind()];
-    found[rank] += measured.at(rank, step).duration();
+    const double expected = baseline == Baseline::kPredicted ? predicted.at(rank, step).duration()
+                                                             : medians[action.kind()];
+    if (expected > 0) ratios[rank].push_back(measured.at(rank, step).duration() / expected);
   });
   std::vector<double> slowness;
-  for (size_t rank = 0; rank < found.size(); ++rank)
-    slowness.push_back(expected[rank] > 0 ? found[rank] / expected[rank] : 1);
+  for (std::vector<double>& of_rank : ratios)
+    slowness.push_back(of_rank.empty() ? 1 : lower_median(std::move(of_rank)));
   const double median = lower_median(slowness);
   for (double& one : slowness) one = median > 0 ? one / median : 1;
   return slowness;

@@ -32,8 +32,8 @@ struct Drift {
   };
   std::vector<Outlier> outliers;
 
-  // By rank: how many times as long its compute takes as expected, in multiples of the median rank.
-  // The median rank has 1.
+  // By rank: how many times as long its median compute action takes as expected, in multiples of
+  // the median rank, which has 1.
   std::vector<double> slowness;
   // The slowest rank, if it is at least kStragglerSlowness times as slow as the median.
   std::optional<int> straggler;

@@ -135,9 +135,27 @@ TEST(Recorded, ASlowRankIsAStraggler) {
   }
 }
 
+TEST(Recorded, ASingleLateActionMakesNoStraggler) {
+  const CompileResult compiled = program_of(*schedules::find_schedule("1F1B"), {});
+  const SimulateResult run = simulate(compiled, {});
+  ASSERT_TRUE(run.ok());
+  const ir::Schedule& schedule = ir::schedule_of(*compiled.schedule);
+  ir::Timeline late = run.simulation->timeline;
+  for (size_t step = 0; step < schedule.rows[1].size(); ++step) {
+    if (schedule.rows[1][step] == ir::Action(ir::ActionKind::kBackward, 1, 7))
+      late.at(1, step).end += 1000;
+  }
+  const Drift drift = drift_of(schedule, run.simulation->timeline, late, Baseline::kMedianOfKind);
+  EXPECT_EQ(drift.straggler, std::nullopt);
+  ASSERT_EQ(drift.outliers.size(), 1u);
+  EXPECT_EQ(drift.outliers[0].rank, 1);
+}
+
 // With stages that differ, a prediction that knows it is the better judge.
 TEST(Recorded, AStageWithMoreWorkIsNoStragglerIfThatWasPredicted) {
-  const Costs costs{.unit = "ms", .forward = PerStage({1, 1, 1, 2})};
+  const PerStage times({1, 1, 1, 2});
+  const Costs costs{
+      .unit = "ms", .forward = times, .backward_input = times, .backward_weight = times};
   const CompileResult compiled = program_of(*schedules::find_schedule("1F1B"), costs);
   const SimulateResult run = simulate(compiled, {.costs = costs});
   ASSERT_TRUE(run.ok());
