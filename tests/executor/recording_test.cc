@@ -14,6 +14,7 @@
 #include "pipewright/ir/errors.h"
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/schedule/channel_graph.h"
+#include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/executor/models.h"
 #include "tests/support/ranks/ranks.h"
@@ -96,6 +97,34 @@ TEST_P(RecordingOfEverySchedule, HasEveryActionAfterWhatItWaitsFor) {
     });
   }
   EXPECT_EQ(first, 0);
+
+  // The recorded starts meet every dependency, so the simulation, which starts each action as soon
+  // as it can, takes no longer with the same durations and transfers that take no time; and no less
+  // than the busiest rank. A compound is recorded from the input of its first part on.
+  const bool has_compounds = std::ranges::any_of(program.rows, [](const ir::Row& row) {
+    return std::ranges::any_of(row, [](const ir::Action& action) { return action.is_compound(); });
+  });
+  if (has_compounds) return;
+  const schedule::Costs unit{.unshard = 1, .reshard = 1, .reduce_grad = 1};
+  const schedule::CostTable table(unit, program.placement);
+  std::vector<double> stretch;
+  double busiest = 0;
+  for (size_t rank = 0; rank < program.rows.size(); ++rank) {
+    double busy = 0;
+    for (size_t step = 0; step < program.rows[rank].size(); ++step) {
+      const ir::Action& action = program.rows[rank][step];
+      const double duration = recorded.at(rank, step).duration();
+      stretch.push_back(is_transfer(graph.node(graph.number_of(rank, step)))
+                            ? 0
+                            : duration / table.duration(action));
+      if (ir::is_compute(action.kind())) busy += duration;
+    }
+    busiest = std::max(busiest, busy);
+  }
+  const double makespan =
+      ir::span_of(program.rows, schedule::simulate(graph, program, unit, stretch)).duration();
+  EXPECT_LE(makespan, ir::span_of(program.rows, recorded).duration() + 1e-9);
+  EXPECT_GE(makespan, busiest - 1e-9);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RecordingOfEverySchedule,
