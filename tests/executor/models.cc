@@ -141,6 +141,8 @@ Model make_model(ModelKind kind, int num_stages, int64_t batch, uint64_t seed) {
 }
 
 Trained train_reference(Model model, int num_microbatches) {
+  // The bits of a product depend on the number of threads; ranks have one each.
+  at::set_num_threads(1);
   Trained trained;
   Tensors all;
   for (const Tensors& weights : model.weights)
