@@ -40,10 +40,22 @@ void Progress::step(double loss) {
   std::fflush(stdout);
 }
 
-void Progress::finish(double held_back_loss, double bigram_loss) {
+void Progress::finish(double held_back_loss, double bigram_loss,
+                      const std::optional<RecordedStep>& recorded) {
   if (style_ == Style::kJson) {
-    std::printf("{\"held_back_loss\":%.9g,\"bigram_loss\":%.9g}\n", held_back_loss, bigram_loss);
+    std::printf("{\"held_back_loss\":%.9g,\"bigram_loss\":%.9g", held_back_loss, bigram_loss);
+    if (recorded)
+      std::printf(
+          ",\"recorded_step\":%lld,\"recorded_seconds\":%.9g,\"bubble_rate\":%.6g,"
+          "\"predicted_bubble_rate\":%.6g",
+          static_cast<long long>(recorded->step), recorded->seconds, recorded->bubble,
+          recorded->predicted_bubble);
+    std::printf("}\n");
   } else {
+    if (recorded)
+      std::printf("step %lld recorded: %.3g ms, bubble %.1f%%, predicted %.1f%%\n",
+                  static_cast<long long>(recorded->step + 1), 1e3 * recorded->seconds,
+                  100 * recorded->bubble, 100 * recorded->predicted_bubble);
     std::printf("held-back text: loss %.4f; a bigram table has %.4f\n", held_back_loss,
                 bigram_loss);
   }

@@ -3,6 +3,9 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
+
+#include "examples/recorded_step.h"
 
 namespace pipewright::examples {
 
@@ -17,8 +20,10 @@ class Progress {
 
   // To be called after each step. Speed is measured over the time since the previous call.
   void step(double loss);
-  // The end of the run: losses on the held-back text, in nats per byte.
-  void finish(double held_back_loss, double bigram_loss);
+  // The end of the run: losses on the held-back text, in nats per byte, and the step that was
+  // recorded, if one was.
+  void finish(double held_back_loss, double bigram_loss,
+              const std::optional<RecordedStep>& recorded);
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -10,11 +10,13 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <optional>
 #include <thread>
 
 #include "examples/checkpoints.h"
 #include "examples/gpt.h"
 #include "examples/progress.h"
+#include "examples/recorded_step.h"
 #include "examples/text.h"
 #include "examples/usage_error.h"
 #include "pipewright/checkpoint/torch/training_state.h"
@@ -50,12 +52,15 @@ struct Options {
   double clip = 0;                 // 0: gradients are not clipped
   at::ScalarType param_dtype = at::kFloat;
   at::ScalarType reduce_dtype = at::kFloat;
+  std::string record;        // a file; empty: nothing is recorded
+  int64_t record_step = -1;  // -1: the last step
   bool json = false;
   CheckpointFlags checkpoints;
   GptConfig model;
 
   // Ranks of the data-parallel dimensions: they train the same stages on different data.
   int copies() const { return dp_replicate * dp_shard; }
+  int64_t recorded_step() const { return record_step < 0 ? steps - 1 : record_step; }
   bool is_mixed_precision() const {
     return param_dtype != at::kFloat || reduce_dtype != at::kFloat;
   }
@@ -98,6 +103,14 @@ void check(const Options& options) {
                      std::to_string(kHeadDim) + ", got " + std::to_string(options.model.dim));
   }
   check(options.checkpoints);
+  if (options.record_step >= 0 && options.record.empty())
+    throw UsageError("--record-step requires --record");
+  if (options.record_step >= options.steps) {
+    throw UsageError("--record-step: expected a step below --steps " +
+                     std::to_string(options.steps) + ", got " +
+                     std::to_string(options.record_step));
+  }
+  if (!options.record.empty()) check_writable(options.record);
 }
 
 // This rank's part of a batch that starts at `starts`: inputs and targets, each [windows, context].
@@ -138,6 +151,28 @@ double mean(const std::vector<at::Tensor>& losses, c10d::Backend& group) {
   for (const at::Tensor& loss : losses) sum[0] += loss;
   if (group.getSize() > 1) group.allreduce(sum)->wait();
   return sum[0].item<double>() / static_cast<double>(losses.size()) / group.getSize();
+}
+
+// Runs a step that is recorded, and writes the recording on the first rank of the pipeline. Returns
+// its figures on every rank of `pipeline`.
+executor::StepResult recorded_step(const Options& options, executor::Executor& executor,
+                                   const executor::Batch& batch, c10d::Backend& pipeline,
+                                   std::optional<RecordedStep>* recorded) {
+  executor.record();
+  executor::StepResult result = executor.step(batch);
+  ir::Timeline measured = executor.recording();
+  executor.record(false);
+  RecordedStep own;
+  if (executor.rank() == 0)
+    own = write_recording(options.record, options.recorded_step(), executor.program(),
+                          std::move(measured));
+  // The first rank has the figures, the others have zeros.
+  std::vector<at::Tensor> sum = {
+      torch::tensor({own.seconds, own.bubble, own.predicted_bubble}, at::kDouble)};
+  if (pipeline.getSize() > 1) pipeline.allreduce(sum)->wait();
+  const auto figure = [&](int64_t at) { return sum[0][at].item<double>(); };
+  *recorded = RecordedStep{options.recorded_step(), figure(0), figure(1), figure(2)};
+  return result;
 }
 
 Progress::Style style_of(const Options& options) {
@@ -194,14 +229,27 @@ void train(const Options& options, const ir::Program& program, const Text& text,
   }
 
   // Training: the usual loop.
-  const bool reports =
-      has_loss && mesh.coordinate("dp_replicate") == 0 && mesh.coordinate("dp_shard") == 0;
+  // The ranks of one pipeline: only one of its copies is recorded, and its last rank reports.
+  const bool first_copy = mesh.coordinate("dp_replicate") == 0 && mesh.coordinate("dp_shard") == 0;
+  const bool reports = has_loss && first_copy;
+  const bool records = !options.record.empty();
+  if (records && options.recorded_step() < first_step)
+    throw UsageError("--record: expected a step from " + std::to_string(first_step) +
+                     ", where the checkpoint goes on, got " +
+                     std::to_string(options.recorded_step()));
+  const int64_t record_at = first_copy && records ? options.recorded_step() : -1;
+  const comms::BackendPtr pipeline =
+      records ? mesh.group({"pp"}) : nullptr;  // every rank requests its group
+  std::optional<RecordedStep> recorded;
   Progress progress(style_of(options), first_step, options.steps,
                     options.batch * options.model.context);
   for (int64_t step = first_step; step < options.steps; ++step) {
     optimizer.zero_grad();
     const std::vector<int64_t> starts = text.batch(options.model.seed, step, options.batch);
-    const executor::StepResult result = executor.step(batch_of(text, starts, mesh));
+    const executor::Batch batch = batch_of(text, starts, mesh);
+    const executor::StepResult result =
+        step == record_at ? recorded_step(options, executor, batch, *pipeline, &recorded)
+                          : executor.step(batch);
     if (options.clip > 0) modules::clip_grad_norm_(parameters, *whole_model, options.clip);
     if (!parameters.empty()) optimizer.step();
     const double loss = has_loss ? mean(result.losses, *copies) : 0;
@@ -217,7 +265,7 @@ void train(const Options& options, const ir::Program& program, const Text& text,
     const executor::StepResult result = executor.eval(batch_of(text, starts, mesh));
     if (has_loss) held_back += mean(result.losses, *copies) / kBatches;
   }
-  if (reports) progress.finish(held_back, text.bigram_loss());
+  if (reports) progress.finish(held_back, text.bigram_loss(), recorded);
 }
 
 // train(), whose errors outside of a step end all other ranks too.
@@ -331,9 +379,16 @@ int main(int argc, char** argv) {
   app.add_option("--resume", options.checkpoints.resume,
                  "Checkpoint to go on from, in any mesh and schedule; `latest`: that of --save, or "
                  "from the beginning if there is none");
+  app.add_option("--record", options.record,
+                 "Write when each action of a step ran, in one pipeline, to a JSON file that "
+                 "`pipewright print`, `simulate` and `diff` read");
+  app.add_option("--record-step", options.record_step,
+                 "The step to record, from 0; -1: the last one")
+      ->check(CLI::Range(int64_t{-1}, int64_t{1} << 40));
   app.add_flag("--json", options.json,
                "Print JSON: per step `step`, `loss`, `tokens_per_s`; at the end `held_back_loss`, "
-               "`bigram_loss`");
+               "`bigram_loss`, and with --record `recorded_step`, `recorded_seconds`, "
+               "`bubble_rate`, `predicted_bubble_rate`");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -135,6 +135,38 @@ TEST(TrainGpt, LearnsInMixedPrecision) {
   }
 }
 
+// One pipeline is recorded, as threads and as processes; pipewright reads what was written.
+TEST(TrainGpt, RecordsAStep) {
+  const std::string file = testing::TempDir() + "/recorded_step.json";
+  const std::string args = kTrain + "--steps 3 --schedule ZBV --dp-shard 2 --json --record " + file;
+  for (const std::string launch : {"", "cli/pipewright launch -n 4 -- "}) {
+    for (const std::string step : {"", " --record-step 1"}) {
+      SCOPED_TRACE(launch + step);
+      const Output output = run_shell("rm -f " + file + "; " + launch + args + step);
+      ASSERT_EQ(output.status, 0) << output.text;
+      const size_t last = output.text.rfind('{');
+      const auto end = nlohmann::json::parse(output.text.substr(last));
+      EXPECT_EQ(end["recorded_step"], step.empty() ? 2 : 1);
+      const Output read = run_shell("cli/pipewright simulate --json " + file);
+      ASSERT_EQ(read.status, 0) << read.text;
+      const auto drift = nlohmann::json::parse(read.text)["drift"];
+      EXPECT_NEAR(drift["measured"]["makespan"], 1e3 * end["recorded_seconds"].get<double>(), 1e-5);
+      EXPECT_NEAR(drift["measured"]["bubble_rate"], end["bubble_rate"], 1e-5);
+      EXPECT_NEAR(drift["predicted"]["bubble_rate"], end["predicted_bubble_rate"], 1e-5);
+      const Output drawn = run_shell("cli/pipewright print " + file + " --format timeline");
+      EXPECT_NE(drawn.text.find("measured: makespan"), std::string::npos) << drawn.text;
+    }
+  }
+  const Output plain = run_shell(kTrain + "--steps 2 --record " + file);
+  EXPECT_NE(plain.text.find("step 2 recorded: "), std::string::npos) << plain.text;
+  EXPECT_EQ(run_shell(kTrain + "--steps 2 --record /nowhere/file.json 2>&1").text,
+            "error: cannot write `/nowhere/file.json`: No such file or directory\n");
+  EXPECT_EQ(run_shell(kTrain + "--steps 2 --record " + file + " --record-step 2 2>&1").text,
+            "error: --record-step: expected a step below --steps 2, got 2\n");
+  EXPECT_EQ(run_shell(kTrain + "--record-step 2 2>&1").text,
+            "error: --record-step requires --record\n");
+}
+
 TEST(TrainGpt, PlainLinesWithoutATerminal) {
   const Output output = run_shell(kTrain + "--steps 3");
   EXPECT_EQ(output.status, 0);
