@@ -1,6 +1,9 @@
 #include "pipewright/checkpoint/export.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 
 #include <cerrno>
 #include <nlohmann/json.hpp>
@@ -8,7 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "pipewright/checkpoint/descriptor.h"
 #include "pipewright/checkpoint/read_plan.h"
+#include "pipewright/ir/printable.h"
 
 namespace pipewright::checkpoint {
 namespace {
@@ -93,6 +98,62 @@ std::string index_text(const StoredCheckpoint& checkpoint,
          "\n";
 }
 
+// The folder in which files are written until they are whole. It is locked, which ends with the
+// process, so what a killed export left behind is told from what another one writes.
+class TemporaryFolder {
+ public:
+  explicit TemporaryFolder(const fs::path& target)
+      : target_(target), path_(target.native() + ".tmp"), lock_(-1) {
+    while (!try_to_lock()) {
+    }
+    std::error_code error;
+    for (const fs::directory_entry& left : fs::directory_iterator(path_, error)) {
+      fs::remove_all(left, error);
+      if (error) break;
+    }
+    if (error) throw FileError("empty", path_.native(), error.value());
+  }
+  ~TemporaryFolder() {
+    std::error_code error;
+    if (!is_committed_) fs::remove_all(path_, error);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+
+  const fs::path& path() const { return path_; }
+  void commit() {
+    sync_folder(path_);
+    rename_file(path_, target_);
+    is_committed_ = true;
+    sync_folder(target_.parent_path());
+  }
+
+ private:
+  // Returns false if another export has renamed or removed the folder before it was locked.
+  bool try_to_lock() {
+    std::error_code error;
+    fs::create_directory(path_, error);
+    if (error) throw FileError("create", path_.native(), error.value());
+    lock_ = Descriptor(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (lock_.get() < 0) {
+      if (errno == ENOENT) return false;
+      throw FileError("write", path_.native(), errno);
+    }
+    if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno != EWOULDBLOCK) throw FileError("lock", path_.native(), errno);
+      throw FileError(fmt::format("cannot write `{}`: another export writes there",
+                                  ir::printable(target_.native())));
+    }
+    struct stat locked = {}, named = {};
+    return ::fstat(lock_.get(), &locked) == 0 && ::stat(path_.c_str(), &named) == 0 &&
+           locked.st_ino == named.st_ino;
+  }
+
+  const fs::path target_, path_;
+  Descriptor lock_;
+  bool is_committed_ = false;
+};
+
 }  // namespace
 
 void export_file(const StoredCheckpoint& checkpoint, std::span<const std::string> names,
@@ -112,28 +173,19 @@ void export_folder(const StoredCheckpoint& checkpoint, std::span<const std::stri
       file_names.push_back(
           fmt::format("model-{:05}-of-{:05}.safetensors", index + 1, files.size()));
   }
-  // Written beside it, so that the folder appears when it is whole.
   const fs::path target = path.has_filename() ? path : path.parent_path();
-  const fs::path temporary = target.native() + ".tmp";
   std::error_code error;
   const bool is_taken = fs::exists(target) && !fs::is_empty(target, error);
   if (is_taken || error) throw FileError("write", target.native(), EEXIST);
-  if (!fs::create_directory(temporary, error))
-    throw FileError("create", temporary.native(), error ? error.value() : EEXIST);
-  try {
-    Exporter exporter(checkpoint, on_progress);
-    for (size_t index = 0; index < files.size(); ++index)
-      exporter.write(files[index], temporary / file_names[index]);
-    if (files.size() > 1)
-      write_durably(temporary / "model.safetensors.index.json",
-                    index_text(checkpoint, files, file_names));
-    sync_folder(temporary);
-    rename_file(temporary, target);
-    sync_folder(target.parent_path());
-  } catch (...) {
-    fs::remove_all(temporary, error);
-    throw;
-  }
+  // Written beside it, so that the folder appears when it is whole.
+  TemporaryFolder temporary(target);
+  Exporter exporter(checkpoint, on_progress);
+  for (size_t index = 0; index < files.size(); ++index)
+    exporter.write(files[index], temporary.path() / file_names[index]);
+  if (files.size() > 1)
+    write_durably(temporary.path() / "model.safetensors.index.json",
+                  index_text(checkpoint, files, file_names));
+  temporary.commit();
 }
 
 }  // namespace pipewright::checkpoint

@@ -25,8 +25,9 @@ void export_file(const StoredCheckpoint& checkpoint, std::span<const std::string
 
 // Writes a folder, which must not exist or be empty: model.safetensors, or if the tensors are
 // larger than `max_file_size` bytes, model-00001-of-0000N.safetensors, ... and
-// model.safetensors.index.json. A file is only larger if one tensor is. Throws like export_file,
-// and FileError if the folder exists.
+// model.safetensors.index.json. A file is only larger if one tensor is. Until they are whole they
+// are in a folder with `.tmp` after its name; what a killed export left there is replaced. Throws
+// like export_file, and FileError if the folder is not empty or another export writes to it.
 void export_folder(const StoredCheckpoint& checkpoint, std::span<const std::string> names,
                    const std::filesystem::path& path, uint64_t max_file_size,
                    const ExportProgress& on_progress);
