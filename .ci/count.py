@@ -10,11 +10,13 @@ import xml.etree.ElementTree
 
 
 def cases(path):
-    """(passed, failed) of one test.xml. A skipped case did not pass."""
-    passed = failed = 0
+    """The number of cases that passed in one test.xml, and the names of the others. A skipped case did not pass."""
+    passed, failed = 0, []
     for case in xml.etree.ElementTree.parse(path).iter("testcase"):
         bad = any(child.tag in ("failure", "error", "skipped") for child in case) or case.get("status") == "notrun"
-        passed, failed = passed + (not bad), failed + bad
+        if bad:
+            failed.append(f"{case.get('classname', '')}.{case.get('name', '')}")
+        passed += not bad
     return passed, failed
 
 
@@ -35,9 +37,11 @@ def main():
                     bad_labels.add(event["id"]["testSummary"]["label"])
         for label, uri in reports.values():
             good, bad = cases(urllib.parse.unquote(urllib.parse.urlparse(uri).path))
-            passed, failed = passed + good, failed + bad
+            passed, failed = passed + good, failed + len(bad)
             if bad:
                 reported_bad.add(label)
+            for name in bad:
+                print(f"FAILED OR NOT RUN: {label} {name}")
         # A test that died, ran out of time or was not built has no failed case of its own.
         failed += len(bad_labels - reported_bad)
         for label in sorted(bad_labels):
