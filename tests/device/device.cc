@@ -39,6 +39,7 @@ void seed(uint64_t seed) {
   for (auto& [address, block] : m.blocks) block->accesses.clear();
   m.host_syncs.clear();
   m.kernels.clear();
+  m.ran.clear();
   m.races.clear();
   m.errors.clear();
   m.sticky_error.clear();
@@ -115,6 +116,14 @@ std::map<std::string, int64_t> kernels() {
   return machine().kernels;
 }
 
+std::vector<std::string> execution_order(int device) {
+  const Lock lock(machine().mutex);
+  std::vector<std::string> names;
+  for (const auto& [on, name] : machine().ran)
+    if (on == device) names.push_back(name);
+  return names;
+}
+
 void ignore_event_waits(bool ignore) {
   const Lock lock(machine().mutex);
   machine().ignore_event_waits = ignore;
@@ -129,8 +138,12 @@ void launch(const std::string& name, const std::vector<at::Tensor>& reads,
             const std::vector<at::Tensor>& writes, std::function<void()> kernel) {
   const Lock lock(machine().mutex);
   ++machine().kernels[name];
+  const auto logged = [=, device = current_device()] {
+    machine().ran.emplace_back(device, name);
+    kernel();
+  };
   issue(stream_of(current_stream(current_device())),
-        {.name = name, .kernel = std::move(kernel), .uses = uses_of(reads, writes)});
+        {.name = name, .kernel = logged, .uses = uses_of(reads, writes)});
   drift(current_device());
 }
 

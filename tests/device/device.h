@@ -73,6 +73,10 @@ std::vector<std::string> errors();
 // The number of kernels issued in this run, by name.
 std::map<std::string, int64_t> kernels();
 
+// The names of the communication of one device and of its kernels from launch(), in the order in
+// which they ran.
+std::vector<std::string> execution_order(int device);
+
 // Faults to inject until the next seed(): events order nothing; recordStream does nothing.
 void ignore_event_waits(bool ignore);
 void ignore_record_stream(bool ignore);

@@ -141,6 +141,8 @@ struct Machine {
 
   std::map<std::string, int64_t> host_syncs;
   std::map<std::string, int64_t> kernels;
+  // By device: communication and what launch() queued, in the order of execution.
+  std::vector<std::pair<int, std::string>> ran;
   std::vector<std::string> races;
   std::vector<std::string> errors;
   std::string sticky_error;  // thrown by every later host synchronisation

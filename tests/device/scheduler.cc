@@ -90,6 +90,8 @@ void hold(const std::shared_ptr<Meeting>& meeting) {
   for (const Meeting::Party& party : meeting->parties) merge(party.stream->clock, all);
   run_kernel(meeting->name, meeting->body);
   meeting->body = nullptr;
+  for (const Meeting::Party& party : meeting->parties)
+    machine().ran.emplace_back(party.stream->device, meeting->name);
   for (const Meeting::Party& party : meeting->parties) leave_meeting(*party.stream, meeting);
 }
 
