@@ -368,11 +368,13 @@ set(pipewright_executor_sources
     fsdp/grad_reducer.cc
     fsdp/layouts.cc
     fsdp/param_group.cc
+    fsdp/param_group_gather.cc
     fsdp/reduction.cc
     fsdp/shard_guard.cc
     fsdp/sharded_stage.cc
     fsdp/sharded_unit.cc
     fsdp/sharded_unit_step.cc
+    fsdp/side_stream.cc
     modules/clip_grad_norm.cc
     modules/forward.cc
     modules/grad_scaler.cc
@@ -448,6 +450,7 @@ set(pipewright_executor_headers
     fsdp/shard_guard.h
     fsdp/sharded_stage.h
     fsdp/sharded_unit.h
+    fsdp/side_stream.h
     ir/errors.h
     modules/clip_grad_norm.h
     modules/data_parallel.h

@@ -34,6 +34,8 @@ void ForwardHistory::begin(bool trains) {
   std::erase_if(forwards_, [](const Forward& forward) { return forward.has_backward; });
   while (forwards_.size() >= kRemembered) forwards_.pop_front();
   ++number_;
+  previous_ = std::exchange(order_, {});
+  follows_previous_ = true;
   trains_ = trains;
   if (trains) forwards_.emplace_back().number = number_;
 }
@@ -41,6 +43,14 @@ void ForwardHistory::begin(bool trains) {
 ForwardHistory::Forward* ForwardHistory::find(int64_t number) {
   const auto found = std::ranges::find(forwards_, number, &Forward::number);
   return found == forwards_.end() ? nullptr : &*found;
+}
+
+ShardedUnit* ForwardHistory::next_after(ShardedUnit& unit) {
+  if (prefetched_ == &unit) prefetched_ = nullptr;
+  const size_t place = order_.size();
+  order_.push_back(&unit);
+  follows_previous_ = follows_previous_ && place < previous_.size() && previous_[place] == &unit;
+  return follows_previous_ && place + 1 < previous_.size() ? previous_[place + 1] : nullptr;
 }
 
 void ForwardHistory::clear() {

@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace pipewright::fsdp {
@@ -14,8 +15,8 @@ class ShardedUnit;
 
 // The forwards of a model that a backward may still pass: for each, the order in which its units
 // began and ended, and how often they were called. Backward reduces in the reverse of the first
-// order, and prefetches in the reverse of the second. State of the root unit; for one thread at a
-// time.
+// order, and prefetches in the reverse of the second; the next forward prefetches in the first.
+// State of the root unit; for one thread at a time.
 //
 // The history depends only on calls, which all ranks share, and never on whether a rank has kept
 // the outputs of a forward. So a forward without a backward stays until it is one of the oldest.
@@ -69,6 +70,14 @@ class ForwardHistory {
   // Null if it is not, or no longer, in the history.
   Forward* find(int64_t number);
 
+  // `unit` begins, in any forward. Returns the unit that will begin next if this forward goes on
+  // like the previous one, which it has done so far; null if that is not known.
+  ShardedUnit* next_after(ShardedUnit& unit);
+  // `unit` has been gathered ahead of its forward. take_unused() returns the last such unit if its
+  // forward has not begun, once; otherwise null.
+  void prefetched(ShardedUnit& unit) { prefetched_ = &unit; }
+  ShardedUnit* take_unused() { return std::exchange(prefetched_, nullptr); }
+
   // Forgets all forwards.
   void clear();
 
@@ -76,7 +85,10 @@ class ForwardHistory {
   int depth_ = 0;
   int64_t number_ = 0;
   bool trains_ = false;
-  std::deque<Forward> forwards_;  // by number
+  std::deque<Forward> forwards_;                // by number
+  std::vector<ShardedUnit*> previous_, order_;  // in which units begin: the last forward, this one
+  bool follows_previous_ = false;               // so far
+  ShardedUnit* prefetched_ = nullptr;
 };
 
 }  // namespace pipewright::fsdp

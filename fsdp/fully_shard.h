@@ -162,6 +162,7 @@ class Sharded {
   // backward does not read, such as those of embeddings.
   virtual void set_unshard_in_backward(bool unshard) = 0;
   // Units to gather ahead when this unit's forward or backward begins, after its own gather. The
+  // forward list replaces the default, which is the unit that began next in the last forward; the
   // backward list replaces Options::backward_prefetch for this unit.
   virtual void set_modules_to_forward_prefetch(const std::vector<Sharded*>& units) = 0;
   virtual void set_modules_to_backward_prefetch(const std::vector<Sharded*>& units) = 0;

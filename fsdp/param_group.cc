@@ -1,8 +1,4 @@
-// Parameters are gathered without copies. Full parameters are stored one after another in one flat
-// buffer, each padded to a multiple of the number of ranks along dimension 0. The shard of rank r
-// is then the r-th piece of the parameter's place, so the all-gather writes each parameter to its
-// final place: a gathered group needs memory for one copy, not two. A parameter that is sharded
-// along another dimension is gathered into a temporary buffer and copied from there.
+// What a group stores, and how it adopts what users do to the parameters.
 //
 // Invariant: each registered tensor uses the memory that corresponds to the group's state: the
 // shard, the post-forward shard or the full parameter. Its contents are exchanged below autograd
@@ -13,10 +9,6 @@
 //
 // The buffer's storage object is never replaced, only its memory is freed and allocated again,
 // because autograd saves views of it.
-//
-// With mixed precision, shards are cast into a buffer that is gathered and freed after the gather.
-//
-// Each change of state takes time linear in the number of parameters, plus the all-gather.
 #include "pipewright/fsdp/param_group.h"
 
 #include <ATen/ATen.h>
@@ -25,7 +17,6 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "pipewright/comms/chunk.h"
@@ -50,11 +41,6 @@ bool holds(const at::Tensor& found, const at::Tensor& held) {
              held.storage().unsafeGetStorageImpl() &&
          found.storage_offset() == held.storage_offset() && found.sizes() == held.sizes() &&
          found.scalar_type() == held.scalar_type() && is_guarded(found) == is_guarded(held);
-}
-
-// Exchanges the contents of a registered tensor for `contents`, which this file has made.
-void hold(const at::Tensor& registered, const at::Tensor& contents) {
-  registered.unsafeGetTensorImpl()->shallow_copy_from(contents.getIntrusivePtr());
 }
 
 at::TensorOptions options_of(const at::Tensor& tensor) {
@@ -176,6 +162,11 @@ at::Tensor ParamGroup::my_part(size_t i, const at::Tensor& found) const {
   return found.narrow(param.dim, chunk.begin, chunk.length);
 }
 
+// Exchanges the contents of a registered tensor.
+void ParamGroup::put(size_t i, const at::Tensor& contents) const {
+  params_[i].registered.unsafeGetTensorImpl()->shallow_copy_from(contents.getIntrusivePtr());
+}
+
 // Copies the registered values into new shards, and registers these.
 void ParamGroup::adopt(const at::TensorOptions& options) {
   const c10::NoGradGuard no_grad;
@@ -184,7 +175,8 @@ void ParamGroup::adopt(const at::TensorOptions& options) {
     parts.push_back(my_part(i, params_[i].registered.detach()));
   allocate(options);
   for (size_t i = 0; i < params_.size(); ++i) memory_[i].shard.copy_(parts[i]);
-  for (size_t i = 0; i < params_.size(); ++i) hold(params_[i].registered, memory_[i].held);
+  for (size_t i = 0; i < params_.size(); ++i) put(i, memory_[i].held);
+  order_gathers();
 }
 
 bool ParamGroup::settle() {
@@ -225,144 +217,6 @@ void ParamGroup::link(size_t i, const std::shared_ptr<torch::autograd::Node>& no
   node->add_input_metadata(shards_ ? memory_[i].full : registered);
   // Gradients arrive in the dtype in which they are computed.
   if (shards_) node->mutable_input_metadata(0).set_grad_dtype(std::nullopt);
-}
-
-bool ParamGroup::begin_unshard() {
-  if (is_unsharded() || is_gathering() || params_.empty()) return false;
-  const c10::NoGradGuard no_grad;
-  if (!shards_) {
-    state_ = ShardState::kUnsharded;
-    return false;
-  }
-  const bool smaller = state_ == ShardState::kShardedPostForward;
-  for (size_t i = 0; i < params_.size(); ++i)
-    expect(i, smaller ? memory_[i].post_forward_shard : memory_[i].held);
-  if (abandoned_gather_) {
-    try {
-      std::exchange(abandoned_gather_, nullptr)->wait();
-    } catch (const std::exception&) {  // the failed step has reported it already
-    }
-  }
-  allocate_memory(full_, full_bytes_);
-  try {
-    post_gather();
-  } catch (...) {
-    cast_shards_.reset();
-    free_memory(full_);
-    throw;
-  }
-  gather_posted_ = true;
-  return true;
-}
-
-void ParamGroup::post_gather() {
-  const bool smaller = state_ == ShardState::kShardedPostForward;
-  if (!smaller && full_.dtype() != all_shards_.dtype()) {
-    cast_shards_ = all_shards_.to(full_.scalar_type());
-    bytes_copied_ += static_cast<int64_t>(cast_shards_.nbytes());
-  }
-  std::vector<at::Tensor> inputs, outputs;
-  for (size_t i = 0; i < params_.size(); ++i) {
-    const int64_t numel = params_[i].chunk_numel;
-    if (numel == 0) continue;
-    Memory& memory = memory_[i];
-    if (params_[i].dim != 0) memory.gathered = at::empty({numel * ranks()}, full_.options());
-    inputs.push_back(smaller                  ? memory.post_forward_flat
-                     : cast_shards_.defined() ? cast_shards_.narrow(0, memory.chunk_offset, numel)
-                                              : memory.padded_shard);
-    outputs.push_back(memory.gathered);
-  }
-  if (ranks() == 1) {
-    for (size_t i = 0; i < inputs.size(); ++i) outputs[i].copy_(inputs[i]);
-    cast_shards_.reset();
-  } else if (!inputs.empty()) {
-    gather_ = (smaller ? post_forward_ : group_)->allgather_into_tensor_coalesced(outputs, inputs);
-  }
-}
-
-bool ParamGroup::wait_unshard() {
-  if (!gather_posted_) return false;
-  const c10::NoGradGuard no_grad;
-  gather_posted_ = false;
-  if (gather_) std::exchange(gather_, nullptr)->wait();
-  cast_shards_.reset();
-  const bool smaller = state_ == ShardState::kShardedPostForward;
-  for (size_t i = 0; i < params_.size(); ++i) {
-    const ShardedParam& param = params_[i];
-    Memory& memory = memory_[i];
-    expect(i, smaller ? memory.post_forward_shard : memory.held);
-    if (param.dim != 0 && param.chunk_numel > 0) {
-      // One piece per rank, side by side along the dimension.
-      const int64_t pieces = smaller ? post_forward_->getSize() : ranks();
-      std::vector<int64_t> sizes = param.sizes;
-      sizes[static_cast<size_t>(param.dim)] /= pieces;
-      sizes.insert(sizes.begin(), pieces);
-      at::cat_out(memory.full, memory.gathered.view(sizes).unbind(0), param.dim);
-      bytes_copied_ += static_cast<int64_t>(memory.full.nbytes());
-      memory.gathered.reset();
-    }
-  }
-  for (size_t i = 0; i < params_.size(); ++i) {
-    hold(params_[i].registered, memory_[i].full);
-    memory_[i].post_forward_flat.reset();
-    memory_[i].post_forward_shard.reset();
-  }
-  state_ = ShardState::kUnsharded;
-  return true;
-}
-
-void ParamGroup::make_post_forward_shards() {
-  const int64_t pieces = post_forward_->getSize(), piece = post_forward_->getRank();
-  for (size_t i = 0; i < params_.size(); ++i) {
-    const ShardedParam& param = params_[i];
-    Memory& memory = memory_[i];
-    const auto dim = static_cast<size_t>(param.dim);
-    if (param.dim == 0) {
-      const int64_t numel = memory.gathered.numel() / pieces;
-      memory.post_forward_flat = memory.gathered.narrow(0, piece * numel, numel).clone();
-    } else {
-      const int64_t length = param.sizes[dim] / pieces;
-      memory.post_forward_flat =
-          memory.full.narrow(param.dim, piece * length, length).contiguous().clone().view(-1);
-    }
-    bytes_copied_ += static_cast<int64_t>(memory.post_forward_flat.nbytes());
-    // Without the padding, which is at the end.
-    std::vector<int64_t> sizes = param.sizes;
-    const int64_t each = chunk_length(sizes[dim], ranks()) * ranks() / pieces;
-    sizes[dim] = std::clamp<int64_t>(sizes[dim] - piece * each, 0, each);
-    memory.post_forward_shard = guarded(alias_of(memory.post_forward_flat, 0, sizes), quoted(i));
-  }
-}
-
-void ParamGroup::reshard(bool post_forward) {
-  if (is_gathering()) wait_unshard();
-  if (state_ == ShardState::kSharded) return;
-  const c10::NoGradGuard no_grad;
-  if (state_ == ShardState::kShardedPostForward && post_forward) return;
-  if (!shards_) {
-    state_ = ShardState::kSharded;
-    return;
-  }
-  for (size_t i = 0; i < params_.size(); ++i)
-    expect(i, is_unsharded() ? memory_[i].full : memory_[i].post_forward_shard);
-  if (post_forward) make_post_forward_shards();
-  for (size_t i = 0; i < params_.size(); ++i)
-    hold(params_[i].registered, post_forward ? memory_[i].post_forward_shard : memory_[i].held);
-  if (is_unsharded()) free_memory(full_);
-  if (!post_forward) {
-    for (Memory& memory : memory_) {
-      memory.post_forward_flat.reset();
-      memory.post_forward_shard.reset();
-    }
-  }
-  state_ = post_forward ? ShardState::kShardedPostForward : ShardState::kSharded;
-}
-
-void ParamGroup::abort() {
-  if (params_.empty()) return;
-  group_->abort();
-  if (std::exchange(gather_posted_, false)) abandoned_gather_ = std::exchange(gather_, nullptr);
-  reshard();
 }
 
 }  // namespace pipewright::fsdp

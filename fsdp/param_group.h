@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "pipewright/comms/world.h"
+#include "pipewright/fsdp/side_stream.h"
 #include "pipewright/modules/mixed_precision.h"
 
 namespace pipewright::fsdp {
@@ -82,8 +83,13 @@ class ParamGroup {
   void link(size_t i, const std::shared_ptr<torch::autograd::Node>& node) const;
 
   // Posts the all-gather unless the parameters are unsharded or a gather is pending. Returns
-  // whether it was posted.
-  bool begin_unshard();
+  // whether it was posted. `beside`: on a device, does not wait for what the current stream
+  // computes; what writes to shards must be followed by order_gathers().
+  bool begin_unshard(bool beside = true);
+  // Orders gathers that are posted later after what the current stream has been given so far.
+  void order_gathers();
+  // Posts gathers on the stream of `other` from now on; before the first gather.
+  void share_gather_stream(const ParamGroup& other);
   // Waits for the all-gather and returns whether one was pending. Throws ContractError if anything
   // but this group has replaced the memory of a parameter, and what the backend throws.
   bool wait_unshard();
@@ -112,6 +118,7 @@ class ParamGroup {
   void expect(size_t i, const at::Tensor& held) const;
   void allocate(const at::TensorOptions& options);
   at::Tensor my_part(size_t i, const at::Tensor& found) const;
+  void put(size_t i, const at::Tensor& contents) const;
   void adopt(const at::TensorOptions& options);
   void make_post_forward_shards();
   void post_gather();
@@ -119,6 +126,7 @@ class ParamGroup {
   const comms::BackendPtr group_;
   const comms::BackendPtr post_forward_;
   const modules::MixedPrecisionPolicy policy_;
+  std::shared_ptr<SideStream> gathers_ = std::make_shared<SideStream>();
   bool shards_ = false;
   std::string unit_;
   std::vector<ShardedParam> params_;

@@ -29,12 +29,17 @@ ShardedUnit::ShardedUnit(std::vector<const torch::nn::Module*> modules, ParamGro
       backward_(*this) {}
 
 ShardedUnit::~ShardedUnit() {
+  try {  // the current stream may still use parameters that are freed now
+    params_.order_gathers();
+  } catch (const std::exception&) {  // the device has failed, and reports it elsewhere
+  }
   for (const torch::nn::Module* module : calls_.modules()) sharded_modules().forget(module);
 }
 
 void ShardedUnit::begin(const std::vector<std::shared_ptr<ShardedUnit>>& nested) {
   for (const std::shared_ptr<ShardedUnit>& unit : nested) nest(unit);
   adopt();
+  for_each([this](ShardedUnit& unit) { unit.params_.share_gather_stream(params_); });
   accumulators_.resize(params_.params().size());
   params_.set_unit_name(display_name());
   update_reduction();
@@ -154,9 +159,18 @@ bool ShardedUnit::is_trainable() const {
   return std::ranges::any_of(params_.params(), &ShardedParam::trainable);
 }
 
-void ShardedUnit::unshard_async() {
+// An executor's program decides how early gathers are posted, so they need no stream of their own,
+// and the memory of one stage can be used by the next.
+bool ShardedUnit::gather() {
   settle();
-  if (params_.begin_unshard()) note(Event::kUnshard);
+  if (!params_.begin_unshard(/*beside=*/!sync_.is_driven())) return false;
+  note(Event::kUnshard);
+  return true;
+}
+
+void ShardedUnit::unshard_async() {
+  params_.order_gathers();
+  gather();
 }
 
 void ShardedUnit::wait_unshard() {

@@ -150,12 +150,18 @@ class ShardedUnit final : public Sharded,
 
   void note(Event event);
   void update_reduction();
+  // As unshard_async(), in a forward or backward, which does not write to shards: does not wait
+  // for computation. Returns whether an all-gather was posted.
+  bool gather();
   void reshard(bool post_forward);
   void settle();
   bool is_trainable() const;
   void check_driven_forward() const;
   Tensors run_cast(const torch::nn::Module* module, const Function& function, Tensors inputs);
   Tensors record(const Tensors& inputs, const std::shared_ptr<Call>& call);
+  void model_forward_begins(bool trains);
+  void gather_next();
+  void drop_unused_prefetch();
   void end_forward();
   Pass& pass(int64_t forward);
   void pre_backward(int64_t forward);

@@ -1,6 +1,7 @@
 // The life of a unit in one training step, if no executor drives it:
 //
-//   run             all-gather, forward, free (or keep, see ReshardAfterForward)
+//   run             all-gather, and gather ahead the unit that comes next; forward; free (or keep,
+//                   see ReshardAfterForward)
 //   pre_backward    the first gradient of an output has arrived: all-gather again, and prefetch
 //                   the unit that comes next in backward
 //   backward_leaves backward has left a call; after the last one of a forward of the model: free,
@@ -66,21 +67,15 @@ Tensors ShardedUnit::run_cast(const torch::nn::Module* module, const Function& f
     return function(inputs);
   }
   const bool recomputes = is_in_backward();
-  unshard();
-  if (!recomputes) {
-    for (ShardedUnit* unit : settings_.forward_prefetch) unit->unshard_async();
-  }
   const auto call = std::make_shared<Call>();
   const std::shared_ptr<ShardedUnit> outermost = root();
   ForwardHistory& history = outermost->forwards_;
   const bool with_grad = c10::GradMode::is_enabled();
   const ForwardHistory::Scope scope(history);
-  // Grad mode decides in the outermost forward: within a forward that trains, a checkpointed part
-  // runs with grad mode off although its backward will follow.
-  if (scope.is_outermost() && !recomputes) {
-    history.begin(/*trains=*/with_grad);
-    outermost->for_each([](ShardedUnit& unit) { unit.calls_.begin_forward(); });
-  }
+  if (scope.is_outermost() && !recomputes) outermost->model_forward_begins(/*trains=*/with_grad);
+  gather();
+  wait_unshard();
+  if (!recomputes) gather_next();
   call->recomputes = recomputes;
   call->forward = recomputes ? outermost->backward_.forward() : history.number();
   if (history.current() && !recomputes) history.current()->begun.push_back(this);
@@ -89,10 +84,37 @@ Tensors ShardedUnit::run_cast(const torch::nn::Module* module, const Function& f
   if (with_grad) hook_outputs(outputs, call, weak_from_this());
   if (recomputes) return outputs;
   if (calls_.has_run(module)) end_forward();
+  if (scope.is_outermost()) outermost->drop_unused_prefetch();
   // No backward will free the full parameters, and an optimizer must see shards.
   if (scope.is_outermost() && !history.current())
     outermost->for_each([](ShardedUnit& unit) { unit.reshard(); });
   return outputs;
+}
+
+// Called on the root. Grad mode decides in the outermost forward: within a forward that trains, a
+// checkpointed part runs with grad mode off although its backward will follow.
+void ShardedUnit::model_forward_begins(bool trains) {
+  drop_unused_prefetch();  // of a forward that threw
+  forwards_.begin(trains);
+  for_each([](ShardedUnit& unit) { unit.calls_.begin_forward(); });
+  params_.order_gathers();
+}
+
+// Gathers ahead what the user has set, or the unit that began after this one in the last forward.
+void ShardedUnit::gather_next() {
+  const std::shared_ptr<ShardedUnit> outermost = root();
+  ShardedUnit* const next = outermost->forwards_.next_after(*this);
+  if (!settings_.forward_prefetch.empty()) {
+    for (ShardedUnit* unit : settings_.forward_prefetch) unit->gather();
+  } else if (next && next->gather()) {
+    outermost->forwards_.prefetched(*next);
+  }
+}
+
+// A forward that did not go on like the previous one has not used what was gathered for it, and an
+// optimizer must see shards.
+void ShardedUnit::drop_unused_prefetch() {
+  if (ShardedUnit* const unused = forwards_.take_unused()) unused->reshard();
 }
 
 // Counts a call with grad mode on, and hooks its inputs.
@@ -148,9 +170,12 @@ void ShardedUnit::pre_backward(int64_t forward) {
   ForwardHistory::Forward* recorded = outermost->forwards_.find(forward);
   progress_.forward = forward;
   progress_.place = recorded ? recorded->pass(*this) : std::nullopt;
-  if (settings_.unshard_in_backward) unshard();
+  if (settings_.unshard_in_backward) {
+    gather();
+    wait_unshard();
+  }
   if (settings_.backward_prefetch) {
-    for (ShardedUnit* unit : *settings_.backward_prefetch) unit->unshard_async();
+    for (ShardedUnit* unit : *settings_.backward_prefetch) unit->gather();
   } else if (outermost->options_.backward_prefetch == BackwardPrefetch::kPre) {
     prefetch_backward();
   }
@@ -170,7 +195,7 @@ void ShardedUnit::prefetch_backward() {
     target = nullptr;
   if (const auto& log = outermost->options_.event_log)
     log->push_back({Event::kPrefetch, target ? target->display_name() : ""});
-  if (target) target->unshard_async();
+  if (target) target->gather();
 }
 
 void ShardedUnit::after_accumulate(size_t parameter) {

@@ -3,7 +3,11 @@
 // test to notice.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
+#include <torch/utils.h>
+
+#include <algorithm>
 
 #include "pipewright/autograd/checkpoint.h"
 #include "pipewright/ddp/comm_hooks.h"
@@ -11,8 +15,10 @@
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/modules/clip_grad_norm.h"
 #include "tests/ddp/wrap.h"
+#include "tests/device/device.h"
 #include "tests/device/no_host_sync.h"
 #include "tests/fsdp/sharding.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 #include "tests/support/training/parity.h"
@@ -98,6 +104,108 @@ TEST(FullyShard, TrainsLikeAPlainCopy) {
       });
     }
   }
+}
+
+// Linear layers of one size, each a unit. Forward and backward of layer i launch the kernels
+// "forward i" and "backward i".
+class Layers final : public tests::TestModule {
+ public:
+  static constexpr int kCount = 5;
+  int used = kCount;
+  Layers() {
+    for (int i = 0; i < kCount; ++i)
+      layers_.push_back(register_module("mlp" + std::to_string(i), torch::nn::Linear(8, 8)));
+    to(tests::here(), at::kDouble);
+  }
+  at::Tensor forward(const at::Tensor& input) override {
+    at::Tensor x = input;
+    for (int i = 0; i < used; ++i) {
+      const std::string number = std::to_string(i);
+      const auto run = [&](const modules::Tensors& in) {
+        testdevice::launch("forward " + number, in, {}, [] {});
+        const at::Tensor y = layers_[static_cast<size_t>(i)]->forward(in[0]);
+        y.register_hook([number](const at::Tensor& grad) {
+          testdevice::launch("backward " + number, {grad}, {}, [] {});
+        });
+        return modules::Tensors{y};
+      };
+      x = modules::call(*layers_[static_cast<size_t>(i)], run, {x})[0];
+    }
+    return x;
+  }
+
+ private:
+  std::vector<torch::nn::Linear> layers_;
+};
+
+// The gather of a layer is posted before the layer before it computes, and does not wait for that
+// layer: some seeds run it earlier. It never runs earlier than that, because two layers are
+// gathered at a time.
+TEST(FullyShard, GathersOverlapCompute) {
+  int overlaps[2] = {};  // in forward and backward
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    testdevice::seed(seed);
+    on_ranks(2, [](Rank& self) {
+      const auto model = std::make_shared<Layers>();
+      const Sharding sharding(self, *model, tests::mlps(Layers::kCount),
+                              {.reshard_after_forward = true});
+      for (const char* iteration : {"learns the order", "follows it"}) {
+        testdevice::launch(iteration, {}, {}, [] {});
+        const at::Tensor loss = modules::forward(model, tests::random_input({4, 8}, 1)).sum();
+        testdevice::launch("between", {}, {}, [] {});
+        loss.backward();
+      }
+    });
+    testdevice::drain();
+    EXPECT_EQ(testdevice::races(), std::vector<std::string>());
+    std::vector<std::string> order = testdevice::execution_order(0);
+    order.erase(order.begin(), std::ranges::find(order, "follows it"));
+    const auto place = [&](const std::string& kernel) {
+      const auto found = std::ranges::find(order, kernel);
+      EXPECT_NE(found, order.end()) << kernel;
+      return found - order.begin();
+    };
+    std::vector<std::ptrdiff_t> gathers;
+    for (size_t i = 0; i < order.size(); ++i) {
+      if (order[i].find("all-gather of 32 x Double") != std::string::npos)
+        gathers.push_back(static_cast<std::ptrdiff_t>(i));
+    }
+    ASSERT_EQ(gathers.size(), 2U * Layers::kCount);
+    std::vector<std::ptrdiff_t> computes;
+    for (int i = 0; i < Layers::kCount; ++i)
+      computes.push_back(place("forward " + std::to_string(i)));
+    for (int i = Layers::kCount; i-- > 0;)
+      computes.push_back(place("backward " + std::to_string(i)));
+    for (size_t i = 0; i < gathers.size(); ++i) {
+      EXPECT_LT(gathers[i], computes[i]) << seed;
+      const size_t layer = i % Layers::kCount;
+      if (layer > 0 && gathers[i] < computes[i - 1]) ++overlaps[i / Layers::kCount];
+      if (layer > 1) {
+        EXPECT_GT(gathers[i], computes[i - 2]) << seed;
+      }
+    }
+  }
+  EXPECT_GT(overlaps[0], 0);
+  EXPECT_GT(overlaps[1], 0);
+}
+
+// A forward that ends earlier than the last one: what was gathered ahead is freed.
+TEST(FullyShard, ForwardsOfSomeLayers) {
+  on_ranks(2, [](Rank& self) {
+    torch::manual_seed(42);
+    const auto plain = std::make_shared<Layers>();
+    torch::manual_seed(42);
+    const auto module = std::make_shared<Layers>();
+    Parity parity(self, plain, module, tests::shards_of(self));
+    const Sharding sharding(self, *module, tests::mlps(Layers::kCount),
+                            {.reshard_after_forward = true});
+    for (int iteration = 0; iteration < 4; ++iteration) {
+      plain->used = module->used = iteration % 2 == 0 ? Layers::kCount : 2;
+      parity.zero_grad(iteration);
+      parity.backward(tests::sum_of({4, 8}), iteration);
+      parity.step();
+    }
+  });
 }
 
 // Shards along another dimension than 0 are gathered and reduced through copies.

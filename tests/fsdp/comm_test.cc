@@ -213,6 +213,80 @@ TEST(FullyShard, ExplicitPrefetchGathersAhead) {
   }
 }
 
+// By default a forward gathers the unit that began next in the forward before: from the second one
+// on, the events are those of PyTorch with a prefetch of one unit.
+TEST(FullyShardComm, test_forward_prefetch) {
+  for (const Checkpointed checkpointed : kCheckpointings) {
+    on_ranks(2, [&](Rank& self) {
+      const tests::TransformerArgs args{.layers = 4, .checkpointed = checkpointed};
+      const ModulePtr module = tests::make_transformer(args, 42);
+      const auto log = std::make_shared<EventLog>();
+      Sharding sharding(self, *module, blocks(4),
+                        {.reshard_after_forward = true, .event_log = log});
+      const auto run = [&](bool trains) {
+        const c10::AutoGradMode mode(trains);
+        log->clear();
+        const at::Tensor loss = forward(module, random_tokens({2, 8}, 8, 1)).sum();
+        const Names found = events(*log, {Event::kUnshard, Event::kReshard});
+        if (trains) loss.backward();
+        return found;
+      };
+      EXPECT_EQ(run(true), (Names{"the root", "block0", "block0", "block1", "block1", "block2",
+                                  "block2", "block3", "block3", "the root"}));
+      // Whether it trains or not.
+      for (const bool trains : {true, false, true}) {
+        EXPECT_EQ(run(trains), (Names{"the root", "block0", "block1", "block0", "block2", "block1",
+                                      "block3", "block2", "block3", "the root"}));
+      }
+    });
+  }
+}
+
+// Calls some of its layers, in some order.
+class Chosen final : public tests::TestModule {
+ public:
+  Chosen() {
+    for (size_t i = 0; i < 4; ++i)
+      layers_.push_back(register_module("mlp" + std::to_string(i), tests::make_mlp(2, 2, i)));
+  }
+  at::Tensor forward(const at::Tensor& input) override {
+    at::Tensor x = input;
+    for (const size_t layer : order) x = modules::forward(layers_[layer], x);
+    return x;
+  }
+  std::vector<size_t> order;
+
+ private:
+  std::vector<ModulePtr> layers_;
+};
+
+// A forward that leaves the order of the last one gathers at most one unit in vain, and frees it at
+// its end. Forwards in one order again are prefetched again.
+TEST(FullyShardComm, ForwardPrefetchFollowsTheLastForward) {
+  on_ranks(2, [](Rank& self) {
+    const auto module = std::make_shared<Chosen>();
+    const auto log = std::make_shared<EventLog>();
+    Sharding sharding(self, *module, mlps(4), {.reshard_after_forward = true, .event_log = log});
+    const auto run = [&](std::vector<size_t> order) {
+      module->order = std::move(order);
+      log->clear();
+      const at::Tensor loss = forward(module, random_input({2, 2}, 1)).sum();
+      const Names found = events(*log, {Event::kUnshard, Event::kReshard});
+      for (const auto& unit : sharding.units) EXPECT_FALSE(unit->is_unsharded());
+      loss.backward();
+      return found;
+    };
+    run({0, 1, 2});
+    EXPECT_EQ(run({0, 3}), (Names{"mlp0", "mlp1", "mlp0", "mlp3", "mlp3", "mlp1"}));
+    EXPECT_EQ(run({0}), (Names{"mlp0", "mlp3", "mlp0", "mlp3"}));
+    EXPECT_EQ(run({2, 1, 0}), (Names{"mlp0", "mlp2", "mlp2", "mlp1", "mlp1", "mlp0"}));
+    // A layer that is called twice is freed in between.
+    EXPECT_EQ(run({2, 1, 2}),
+              (Names{"mlp2", "mlp1", "mlp2", "mlp0", "mlp1", "mlp2", "mlp2", "mlp0"}));
+    EXPECT_EQ(run({2, 1, 2}), (Names{"mlp2", "mlp1", "mlp2", "mlp2", "mlp1", "mlp2"}));
+  });
+}
+
 // nn.Transformer, each layer of which is called as a unit.
 class Seq2Seq : public torch::nn::TransformerImpl {
  public:

@@ -1,0 +1,182 @@
+// Parameters are gathered without copies. Full parameters are stored one after another in one flat
+// buffer, each padded to a multiple of the number of ranks along dimension 0. The shard of rank r
+// is then the r-th piece of the parameter's place, so the all-gather writes each parameter to its
+// final place: a gathered group needs memory for one copy, not two. A parameter that is sharded
+// along another dimension is gathered into a temporary buffer and copied from there. With mixed
+// precision, shards are cast into a buffer that is gathered and freed after the gather.
+//
+// On a device, gathers and the memory that they write are on a stream of their own
+// (side_stream.h), so they overlap the computation that was issued before them. The invariant that
+// makes this safe: after order_gathers(), that stream follows the current one; it is called
+// whenever shards have been written, and before memory of that stream is freed that the current
+// stream has used. The latter also limits how far gathers run ahead: never before the computation
+// ends whose memory they may reuse.
+//
+// Each change of state takes time linear in the number of parameters, plus the all-gather.
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "pipewright/comms/chunk.h"
+#include "pipewright/fsdp/flat_buffer.h"
+#include "pipewright/fsdp/param_group.h"
+#include "pipewright/fsdp/shard_guard.h"
+
+namespace pipewright::fsdp {
+
+using comms::chunk_length;
+
+void ParamGroup::share_gather_stream(const ParamGroup& other) { gathers_ = other.gathers_; }
+
+void ParamGroup::order_gathers() { gathers_->wait_for_current(); }
+
+bool ParamGroup::begin_unshard(bool beside) {
+  if (is_unsharded() || is_gathering() || params_.empty()) return false;
+  const c10::NoGradGuard no_grad;
+  if (!shards_) {
+    state_ = ShardState::kUnsharded;
+    return false;
+  }
+  const bool smaller = state_ == ShardState::kShardedPostForward;
+  for (size_t i = 0; i < params_.size(); ++i)
+    expect(i, smaller ? memory_[i].post_forward_shard : memory_[i].held);
+  // Without communication there is nothing to overlap.
+  std::optional<SideStream::Scope> scope;
+  if (beside && ranks() > 1) scope.emplace(*gathers_, full_.device());
+  if (abandoned_gather_) {
+    try {
+      std::exchange(abandoned_gather_, nullptr)->wait();
+    } catch (const std::exception&) {  // the failed step has reported it already
+    }
+  }
+  allocate_memory(full_, full_bytes_);
+  try {
+    post_gather();
+  } catch (...) {
+    cast_shards_.reset();
+    free_memory(full_);
+    throw;
+  }
+  gather_posted_ = true;
+  return true;
+}
+
+void ParamGroup::post_gather() {
+  const bool smaller = state_ == ShardState::kShardedPostForward;
+  if (!smaller && full_.dtype() != all_shards_.dtype()) {
+    cast_shards_ = all_shards_.to(full_.scalar_type());
+    bytes_copied_ += static_cast<int64_t>(cast_shards_.nbytes());
+  }
+  std::vector<at::Tensor> inputs, outputs;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const int64_t numel = params_[i].chunk_numel;
+    if (numel == 0) continue;
+    Memory& memory = memory_[i];
+    if (params_[i].dim != 0) memory.gathered = at::empty({numel * ranks()}, full_.options());
+    inputs.push_back(smaller                  ? memory.post_forward_flat
+                     : cast_shards_.defined() ? cast_shards_.narrow(0, memory.chunk_offset, numel)
+                                              : memory.padded_shard);
+    outputs.push_back(memory.gathered);
+  }
+  if (ranks() == 1) {
+    for (size_t i = 0; i < inputs.size(); ++i) outputs[i].copy_(inputs[i]);
+    cast_shards_.reset();
+  } else if (!inputs.empty()) {
+    gather_ = (smaller ? post_forward_ : group_)->allgather_into_tensor_coalesced(outputs, inputs);
+  }
+}
+
+bool ParamGroup::wait_unshard() {
+  if (!gather_posted_) return false;
+  const c10::NoGradGuard no_grad;
+  gather_posted_ = false;
+  if (gather_) std::exchange(gather_, nullptr)->wait();
+  std::vector<at::Tensor> temporaries;  // of the gather
+  if (cast_shards_.defined()) temporaries.push_back(std::exchange(cast_shards_, {}));
+  const bool smaller = state_ == ShardState::kShardedPostForward;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const ShardedParam& param = params_[i];
+    Memory& memory = memory_[i];
+    expect(i, smaller ? memory.post_forward_shard : memory.held);
+    if (param.dim != 0 && param.chunk_numel > 0) {
+      // One piece per rank, side by side along the dimension.
+      const int64_t pieces = smaller ? post_forward_->getSize() : ranks();
+      std::vector<int64_t> sizes = param.sizes;
+      sizes[static_cast<size_t>(param.dim)] /= pieces;
+      sizes.insert(sizes.begin(), pieces);
+      at::cat_out(memory.full, memory.gathered.view(sizes).unbind(0), param.dim);
+      bytes_copied_ += static_cast<int64_t>(memory.full.nbytes());
+      temporaries.push_back(std::exchange(memory.gathered, {}));
+    }
+  }
+  if (!temporaries.empty()) order_gathers();
+  for (size_t i = 0; i < params_.size(); ++i) {
+    put(i, memory_[i].full);
+    memory_[i].post_forward_flat.reset();
+    memory_[i].post_forward_shard.reset();
+  }
+  state_ = ShardState::kUnsharded;
+  return true;
+}
+
+void ParamGroup::make_post_forward_shards() {
+  const int64_t pieces = post_forward_->getSize(), piece = post_forward_->getRank();
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const ShardedParam& param = params_[i];
+    Memory& memory = memory_[i];
+    const auto dim = static_cast<size_t>(param.dim);
+    if (param.dim == 0) {
+      const int64_t numel = memory.gathered.numel() / pieces;
+      memory.post_forward_flat = memory.gathered.narrow(0, piece * numel, numel).clone();
+    } else {
+      const int64_t length = param.sizes[dim] / pieces;
+      memory.post_forward_flat =
+          memory.full.narrow(param.dim, piece * length, length).contiguous().clone().view(-1);
+    }
+    bytes_copied_ += static_cast<int64_t>(memory.post_forward_flat.nbytes());
+    // Without the padding, which is at the end.
+    std::vector<int64_t> sizes = param.sizes;
+    const int64_t each = chunk_length(sizes[dim], ranks()) * ranks() / pieces;
+    sizes[dim] = std::clamp<int64_t>(sizes[dim] - piece * each, 0, each);
+    memory.post_forward_shard = guarded(alias_of(memory.post_forward_flat, 0, sizes), quoted(i));
+  }
+}
+
+void ParamGroup::reshard(bool post_forward) {
+  if (is_gathering()) wait_unshard();
+  if (state_ == ShardState::kSharded) return;
+  const c10::NoGradGuard no_grad;
+  if (state_ == ShardState::kShardedPostForward && post_forward) return;
+  if (!shards_) {
+    state_ = ShardState::kSharded;
+    return;
+  }
+  for (size_t i = 0; i < params_.size(); ++i)
+    expect(i, is_unsharded() ? memory_[i].full : memory_[i].post_forward_shard);
+  if (post_forward) make_post_forward_shards();
+  for (size_t i = 0; i < params_.size(); ++i)
+    put(i, post_forward ? memory_[i].post_forward_shard : memory_[i].held);
+  if (is_unsharded()) {
+    order_gathers();
+    free_memory(full_);
+  }
+  if (!post_forward) {
+    for (Memory& memory : memory_) {
+      memory.post_forward_flat.reset();
+      memory.post_forward_shard.reset();
+    }
+  }
+  state_ = post_forward ? ShardState::kShardedPostForward : ShardState::kSharded;
+}
+
+void ParamGroup::abort() {
+  if (params_.empty()) return;
+  group_->abort();
+  if (std::exchange(gather_posted_, false)) abandoned_gather_ = std::exchange(gather_, nullptr);
+  reshard();
+}
+
+}  // namespace pipewright::fsdp
