@@ -325,6 +325,7 @@ set(pipewright_executor_sources
     comms/agreement.cc
     comms/bounded_store.cc
     comms/channels.cc
+    comms/chunk_gather.cc
     comms/clock_offset.cc
     comms/failure_domain.cc
     comms/gloo.cc
@@ -366,7 +367,6 @@ set(pipewright_executor_sources
     fsdp/forward_history.cc
     fsdp/fully_shard.cc
     fsdp/grad_reducer.cc
-    fsdp/layouts.cc
     fsdp/param_group.cc
     fsdp/param_group_gather.cc
     fsdp/reduction.cc
@@ -376,6 +376,7 @@ set(pipewright_executor_sources
     fsdp/sharded_unit_step.cc
     fsdp/side_stream.cc
     modules/clip_grad_norm.cc
+    modules/distribution.cc
     modules/forward.cc
     modules/grad_scaler.cc
     tp/communication.cc
@@ -396,6 +397,7 @@ set(pipewright_executor_headers
     comms/agreement.h
     comms/bounded_store.h
     comms/channels.h
+    comms/chunk_gather.h
     comms/clock_offset.h
     comms/failure_domain.h
     comms/gloo.h
@@ -413,7 +415,6 @@ set(pipewright_executor_headers
     ddp/buckets.h
     ddp/comm_hooks.h
     ddp/grad_buckets.h
-    ddp/layouts.h
     ddp/linked_params.h
     ddp/replicate.h
     executor/action_function.h
@@ -444,7 +445,6 @@ set(pipewright_executor_headers
     fsdp/forward_history.h
     fsdp/fully_shard.h
     fsdp/grad_reducer.h
-    fsdp/layouts.h
     fsdp/param_group.h
     fsdp/reduction.h
     fsdp/shard_guard.h
@@ -454,6 +454,7 @@ set(pipewright_executor_headers
     ir/errors.h
     modules/clip_grad_norm.h
     modules/data_parallel.h
+    modules/distribution.h
     modules/driven_stage.h
     modules/forward.h
     modules/grad_scaler.h
@@ -462,7 +463,6 @@ set(pipewright_executor_headers
     modules/names.h
     modules/registry.h
     modules/tensors.h
-    modules/unit_tensors.h
     modules/unit_tree.h
     tp/communication.h
     tp/parallelize.h

@@ -31,15 +31,13 @@
 #include "pipewright/comms/agreement.h"
 #include "pipewright/comms/group.h"
 #include "pipewright/ddp/grad_buckets.h"
-#include "pipewright/ddp/layouts.h"
 #include "pipewright/ddp/linked_params.h"
 #include "pipewright/ir/errors.h"
+#include "pipewright/modules/distribution.h"
 #include "pipewright/modules/driven_stage.h"
 #include "pipewright/modules/forward.h"
 #include "pipewright/modules/gradient_sync.h"
 #include "pipewright/modules/names.h"
-#include "pipewright/modules/registry.h"
-#include "pipewright/modules/unit_tensors.h"
 #include "pipewright/modules/unit_tree.h"
 
 namespace pipewright::ddp {
@@ -50,21 +48,13 @@ std::string describe(const std::string& name, const at::Tensor& tensor) {
                   tensor.requires_grad() ? "" : ", frozen");
 }
 
-class ReplicatedUnit;
-
-// The unit of each module that is replicated now. Never destroyed, because a unit in a global
-// variable may be destroyed later than a static registry.
-modules::ModuleRegistry<torch::nn::Module, ReplicatedUnit>& replicated_modules() {
-  static auto* registry = new modules::ModuleRegistry<torch::nn::Module, ReplicatedUnit>;
-  return *registry;
-}
-
 // The unit of one replicate() call. Units form a tree, as their modules do; the root stores the
 // state of a whole backward.
 class ReplicatedUnit final : public Replicated,
                              public autograd::GradListener,
                              public autograd::BackwardWatch,
                              public modules::ForwardHook,
+                             public modules::Distributor,
                              public modules::UnitTree<ReplicatedUnit> {
  public:
   ReplicatedUnit(const std::vector<torch::nn::Module*>& modules, comms::BackendPtr group,
@@ -101,10 +91,6 @@ class ReplicatedUnit final : public Replicated,
     }
   }
 
-  ~ReplicatedUnit() override {
-    for (const torch::nn::Module* module : modules_) replicated_modules().forget(module);
-  }
-
   // Completes the construction, once shared_from_this() works. Collective.
   void begin(const std::vector<torch::nn::Module*>& modules) {
     std::vector<std::string> lines;
@@ -132,11 +118,13 @@ class ReplicatedUnit final : public Replicated,
     });
     settle();
     adopt();
-    for (const torch::nn::Module* module : modules) {
-      modules::register_forward_hook(*module, shared_from_this());
-      replicated_modules().set(module, shared_from_this());
-      modules_.push_back(module);
+    for (const at::Tensor& tensor : values) {
+      const comms::Layout layout(comms::MeshLayout({{"dp_replicate", group_->getSize()}}),
+                                 {comms::TensorPlacement::replicate()}, tensor.sizes().vec());
+      modules::distribute(tensor, {{layout, group_->getRank()}, group_.get(), weak_from_this()});
     }
+    for (const torch::nn::Module* module : modules)
+      modules::register_forward_hook(*module, shared_from_this());
   }
 
   void set_requires_gradient_sync(bool sync, bool recurse) override {
@@ -339,7 +327,6 @@ class ReplicatedUnit final : public Replicated,
   const comms::BackendPtr group_;
   const Options options_;
   std::string refusal_;  // why the modules cannot be replicated; empty if they can
-  std::vector<const torch::nn::Module*> modules_;
   LinkedParams parameters_;
   std::vector<NamedTensor> buffers_;
   std::optional<GradBuckets> grads_;  // of the parameters that require grad
@@ -376,18 +363,6 @@ std::shared_ptr<Replicated> replicate(const std::vector<torch::nn::Module*>& mod
   const auto unit = std::make_shared<ReplicatedUnit>(modules, std::move(group), std::move(options));
   unit->begin(modules);
   return unit;
-}
-
-std::map<std::string, comms::LocalLayout> layouts(const torch::nn::Module& module) {
-  std::map<std::string, comms::LocalLayout> result;
-  const auto add = [&](const ReplicatedUnit& unit, const std::string& name,
-                       const at::Tensor& tensor) {
-    const comms::MeshLayout mesh({{"dp_replicate", unit.group()->getSize()}});
-    const comms::Layout layout(mesh, {comms::TensorPlacement::replicate()}, tensor.sizes().vec());
-    result.emplace(name, comms::LocalLayout{layout, unit.group()->getRank()});
-  };
-  modules::for_each_unit_tensor(module, replicated_modules(), add);
-  return result;
 }
 
 }  // namespace pipewright::ddp

@@ -24,14 +24,13 @@
 #include "pipewright/comms/gloo.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/threads.h"
-#include "pipewright/ddp/layouts.h"
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/executor/digest.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/fsdp/fully_shard.h"
-#include "pipewright/fsdp/layouts.h"
 #include "pipewright/modules/clip_grad_norm.h"
+#include "pipewright/modules/distribution.h"
 #include "pipewright/schedule/compile.h"
 
 namespace pipewright::examples {
@@ -202,7 +201,7 @@ void train(const Options& options, const ir::Program& program, const Text& text,
     stages[index].stage = executor::make_stage(stage);
     stages[index].data_parallel =
         is_sharded ? shard(*stage, mesh, options) : ddp::replicate(*stage, copies)->data_parallel();
-    state.add_module(*stage, is_sharded ? fsdp::layouts(*stage) : ddp::layouts(*stage));
+    state.add_module(*stage, modules::layouts(*stage));
     for (const at::Tensor& parameter : stage->parameters()) parameters.push_back(parameter);
   }
   const bool has_loss = stages.contains(num_stages - 1);

@@ -27,6 +27,7 @@ struct Found {
   std::vector<ParamSpec> specs;                                              // to shard
   std::vector<std::pair<std::string, std::shared_ptr<ShardedUnit>>> nested;  // with their paths
   std::vector<std::pair<std::string, at::Tensor>> buffers;
+  std::vector<at::Tensor> ignored;               // parameters
   std::map<at::TensorImpl*, std::string> names;  // of all parameters, also those of nested units
 
   bool shards(const at::Tensor& tensor) const {
@@ -48,8 +49,10 @@ void collect(const torch::nn::Module& module, const std::string& path, const Opt
     const std::string name = modules::join_path(path, named.key());
     if (!tensor.defined()) continue;
     if (std::ranges::any_of(options.ignored_params,
-                            [&](const at::Tensor& ignored) { return ignored.is_same(tensor); }))
+                            [&](const at::Tensor& ignored) { return ignored.is_same(tensor); })) {
+      found.ignored.push_back(tensor);
       continue;
+    }
     const auto [known, is_new] = found.names.try_emplace(tensor.unsafeGetTensorImpl(), name);
     if (is_new)
       found.specs.push_back({name, tensor, 0});
@@ -249,7 +252,9 @@ std::shared_ptr<Sharded> shard(const std::vector<torch::nn::Module*>& modules, G
       std::move(groups.replicas), std::move(options));
   std::vector<std::shared_ptr<ShardedUnit>> nested;
   for (const auto& [path, inner] : found.nested) nested.push_back(inner);
-  unit->begin(nested);
+  std::vector<at::Tensor> replicated = std::move(found.ignored);
+  for (const auto& [name, buffer] : found.buffers) replicated.push_back(buffer);
+  unit->begin(nested, replicated);
   for (const auto& [path, inner] : found.nested) inner->add_prefix(path);
   for (const torch::nn::Module* module : modules) {
     sharded_modules().set(module, unit);

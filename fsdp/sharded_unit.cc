@@ -36,7 +36,8 @@ ShardedUnit::~ShardedUnit() {
   for (const torch::nn::Module* module : calls_.modules()) sharded_modules().forget(module);
 }
 
-void ShardedUnit::begin(const std::vector<std::shared_ptr<ShardedUnit>>& nested) {
+void ShardedUnit::begin(const std::vector<std::shared_ptr<ShardedUnit>>& nested,
+                        const std::vector<at::Tensor>& replicated) {
   for (const std::shared_ptr<ShardedUnit>& unit : nested) nest(unit);
   adopt();
   for_each([this](ShardedUnit& unit) { unit.params_.share_gather_stream(params_); });
@@ -44,6 +45,12 @@ void ShardedUnit::begin(const std::vector<std::shared_ptr<ShardedUnit>>& nested)
   params_.set_unit_name(display_name());
   update_reduction();
   settle();
+  for (const ShardedParam& param : params_.params())
+    distribute(param.registered, param.sizes, param.dim);
+  for (const at::Tensor& tensor : replicated) {
+    if (!modules::is_distributed_over(tensor, "dp_replicate"))  // by another wrapper
+      distribute(tensor, tensor.sizes().vec(), std::nullopt);
+  }
 }
 
 std::string ShardedUnit::display_name() const {
@@ -58,15 +65,17 @@ void ShardedUnit::add_prefix(const std::string& prefix) {
   });
 }
 
-comms::LocalLayout ShardedUnit::layout(std::vector<int64_t> sizes,
-                                       std::optional<int64_t> dim) const {
+// Says how the ranks of the unit store a tensor of `sizes`: sharded along `dim`, or each the whole.
+void ShardedUnit::distribute(const at::Tensor& tensor, std::vector<int64_t> sizes,
+                             std::optional<int64_t> dim) {
   using comms::TensorPlacement;
   const comms::MeshLayout mesh(
       {{"dp_replicate", grads_.replicas()}, {"dp_shard", params_.ranks()}});
   const TensorPlacement shards =
       dim ? TensorPlacement::shard(static_cast<int>(*dim)) : TensorPlacement::replicate();
-  return {comms::Layout(mesh, {TensorPlacement::replicate(), shards}, std::move(sizes)),
-          grads_.replica() * params_.ranks() + params_.group()->getRank()};
+  const comms::Layout layout(mesh, {TensorPlacement::replicate(), shards}, std::move(sizes));
+  const int rank = grads_.replica() * params_.ranks() + params_.group()->getRank();
+  modules::distribute(tensor, {{layout, rank}, params_.group().get(), weak_from_this()});
 }
 
 std::vector<std::string> ShardedUnit::parameter_names() const {

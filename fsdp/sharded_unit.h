@@ -10,13 +10,13 @@
 #include <vector>
 
 #include "pipewright/autograd/grad_hooks.h"
-#include "pipewright/comms/layout.h"
 #include "pipewright/fsdp/backward_order.h"
 #include "pipewright/fsdp/call_tracker.h"
 #include "pipewright/fsdp/forward_history.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/fsdp/grad_reducer.h"
 #include "pipewright/fsdp/param_group.h"
+#include "pipewright/modules/distribution.h"
 #include "pipewright/modules/forward.h"
 #include "pipewright/modules/gradient_sync.h"
 #include "pipewright/modules/registry.h"
@@ -44,6 +44,7 @@ class ShardedUnit final : public Sharded,
                           public autograd::GradListener,
                           public CallListener,
                           public modules::ForwardHook,
+                          public modules::Distributor,
                           public modules::UnitTree<ShardedUnit> {
  public:
   // `replicas`: the ranks that have the same shards; null if this is the only one.
@@ -51,8 +52,9 @@ class ShardedUnit final : public Sharded,
               comms::BackendPtr replicas, Options options);
   ~ShardedUnit() override;
   // To be called once, after construction: hooks the parameters, and becomes the unit around
-  // `nested`.
-  void begin(const std::vector<std::shared_ptr<ShardedUnit>>& nested);
+  // `nested`. `replicated`: other tensors of the modules, which every rank has.
+  void begin(const std::vector<std::shared_ptr<ShardedUnit>>& nested,
+             const std::vector<at::Tensor>& replicated);
   // Prepends `prefix`, the path of this unit's modules in the enclosing unit's, to the names of
   // this unit and of its nested units.
   void add_prefix(const std::string& prefix);
@@ -60,11 +62,15 @@ class ShardedUnit final : public Sharded,
   // Quoted, for messages.
   std::string display_name() const;
   const ParamGroup& params() const { return params_; }
-  // How the ranks of the unit store a tensor of `sizes`: sharded along `dim`, or each the whole.
-  comms::LocalLayout layout(std::vector<int64_t> sizes, std::optional<int64_t> dim) const;
 
   // ForwardHook:
   Tensors run(const torch::nn::Module* module, const Function& function, Tensors inputs) override;
+
+  // Distributor:
+  void store_parts() override {
+    reshard();
+    settle();
+  }
 
   // Sharded:
   void unshard_async() override;
@@ -149,6 +155,7 @@ class ShardedUnit final : public Sharded,
   };
 
   void note(Event event);
+  void distribute(const at::Tensor& tensor, std::vector<int64_t> sizes, std::optional<int64_t> dim);
   void update_reduction();
   // As unshard_async(), in a forward or backward, which does not write to shards: does not wait
   // for computation. Returns whether an all-gather was posted.

@@ -1,8 +1,5 @@
 // Each function is a pair of plain operations, one for forward and one for the gradient, and one
 // node of the autograd graph that knows the second. The operations run without recording a graph.
-//
-// A gather pads all chunks to the length of the first. Only the last chunk that is not empty can be
-// shorter, so the whole tensor is the beginning of what was gathered.
 #include "pipewright/tp/communication.h"
 
 #include <ATen/Functions.h>
@@ -14,6 +11,7 @@
 #include <stdexcept>
 
 #include "pipewright/comms/chunk.h"
+#include "pipewright/comms/chunk_gather.h"
 
 namespace pipewright::tp {
 namespace {
@@ -31,17 +29,6 @@ comms::Chunk own_chunk(int64_t length, c10d::Backend& group) {
   return comms::chunk_of(length, group.getSize(), group.getRank());
 }
 
-// `x` with dimension `dim` first, contiguous, and padded there with zeros.
-at::Tensor rows_of(const at::Tensor& x, int64_t dim, int64_t padded) {
-  const at::Tensor rows = x.movedim(dim, 0);
-  if (rows.size(0) == padded) return rows.contiguous();
-  std::vector<int64_t> sizes = rows.sizes().vec();
-  sizes[0] = padded;
-  at::Tensor result = at::zeros(sizes, x.options());
-  result.narrow(0, 0, rows.size(0)).copy_(rows);
-  return result;
-}
-
 at::Tensor all_reduced(const at::Tensor& x, c10d::Backend& group) {
   std::vector<at::Tensor> sum = {x.clone(at::MemoryFormat::Contiguous)};
   group.allreduce(sum)->wait();
@@ -55,18 +42,12 @@ at::Tensor gathered(const at::Tensor& x, const Operation& operation, c10d::Backe
         "gather along dimension ", operation.dim, ": expected ", mine, " of ", operation.length,
         " elements on rank ", group.getRank(), " of ", group.getSize(), ", got ", x.sizes()));
   }
-  at::Tensor part =
-      rows_of(x, operation.dim, comms::chunk_length(operation.length, group.getSize()));
-  std::vector<int64_t> sizes = part.sizes().vec();
-  sizes[0] *= group.getSize();
-  at::Tensor whole = at::empty(sizes, x.options());
-  group._allgather_base(whole, part)->wait();
-  return whole.narrow(0, 0, operation.length).movedim(0, operation.dim).contiguous();
+  return comms::gather_chunks(x, operation.dim, operation.length, group);
 }
 
 at::Tensor reduce_scattered(const at::Tensor& x, const Operation& operation, c10d::Backend& group) {
   const int64_t each = comms::chunk_length(operation.length, group.getSize());
-  at::Tensor whole = rows_of(x, operation.dim, each * group.getSize());
+  at::Tensor whole = comms::padded_rows(x, operation.dim, each * group.getSize());
   std::vector<int64_t> sizes = whole.sizes().vec();
   sizes[0] = each;
   at::Tensor part = at::empty(sizes, x.options());
@@ -86,10 +67,8 @@ at::Tensor run(const at::Tensor& x, const Operation& operation, c10d::Backend& g
       return gathered(x, operation, group);
     case Kind::kReduceScatter:
       return reduce_scattered(x, operation, group);
-    case Kind::kOwnChunk: {
-      const comms::Chunk chunk = own_chunk(operation.length, group);
-      return x.narrow(operation.dim, chunk.begin, chunk.length).contiguous();
-    }
+    case Kind::kOwnChunk:
+      return comms::chunk_of(x, operation.dim, group).contiguous();
   }
   return {};
 }

@@ -12,9 +12,9 @@
 
 #include "pipewright/autograd/grad_hooks.h"
 #include "pipewright/comms/agreement.h"
-#include "pipewright/comms/chunk.h"
+#include "pipewright/comms/chunk_gather.h"
+#include "pipewright/modules/distribution.h"
 #include "pipewright/modules/names.h"
-#include "pipewright/tp/communication.h"
 #include "pipewright/tp/split_module.h"
 
 namespace pipewright::tp {
@@ -39,24 +39,20 @@ bool matches(const std::string& pattern, const std::string& path) {
                     });
 }
 
-at::Tensor own_chunk(const at::Tensor& whole, const TensorPlacement& placement,
-                     c10d::Backend& group) {
-  if (!placement.dim()) return whole;
-  const comms::Chunk chunk =
-      comms::chunk_of(whole.size(*placement.dim()), group.getSize(), group.getRank());
-  return whole.narrow(*placement.dim(), chunk.begin, chunk.length);
-}
-
 struct Parameter {
   at::Tensor tensor;
   TensorPlacement placement;  // along the mesh dimension
 };
 
-class ParallelizedModule final : public Parallelized {
+class ParallelizedModule final : public Parallelized,
+                                 public modules::Distributor,
+                                 public std::enable_shared_from_this<ParallelizedModule> {
  public:
-  ParallelizedModule(torch::nn::Module& module, const Plan& plan, comms::Mesh& mesh,
-                     const std::string& dim)
-      : group_(mesh.group({dim})) {
+  ParallelizedModule(comms::Mesh& mesh, const std::string& dim)
+      : group_(mesh.group({dim})), dim_(dim) {}
+
+  // Completes the construction, once shared_from_this() works. Collective.
+  void begin(torch::nn::Module& module, const Plan& plan) {
     std::string refusal;
     try {
       find(module, plan);
@@ -65,35 +61,7 @@ class ParallelizedModule final : public Parallelized {
     }
     compare(refusal);
     if (!refusal.empty()) throw std::invalid_argument(refusal);
-    split(mesh.layout(), dim);
-  }
-
-  const std::map<std::string, comms::Layout>& layouts() const override { return layouts_; }
-
-  at::Tensor full_tensor(const std::string& name) override {
-    const auto& [parameter, layout] = at_name(name);
-    const torch::NoGradGuard no_grad;
-    const at::Tensor part = parameter.tensor.detach();
-    if (!parameter.placement.dim() || group_->getSize() == 1) return part.clone();
-    const int64_t along = *parameter.placement.dim();
-    return gather_from(part, along, layout.shape()[static_cast<size_t>(along)], group_);
-  }
-
-  void set_full_tensor(const std::string& name, const at::Tensor& whole) override {
-    const auto& [parameter, layout] = at_name(name);
-    if (!std::ranges::equal(whole.sizes(), layout.shape())) {
-      throw std::invalid_argument(c10::str(
-          "set_full_tensor of `", name, "`: expected sizes ",
-          at::IntArrayRef(layout.shape().data(), layout.shape().size()), ", got ", whole.sizes()));
-    }
-    const at::Tensor part = own_chunk(whole, parameter.placement, *group_);
-    if (part.sizes() != parameter.tensor.sizes()) {
-      throw std::invalid_argument(
-          c10::str("set_full_tensor of `", name, "`: expected a parameter of sizes ", part.sizes(),
-                   ", got ", parameter.tensor.sizes(), ": a wrapper has sharded it"));
-    }
-    const torch::NoGradGuard no_grad;
-    parameter.tensor.copy_(part);
+    split(module);
   }
 
  private:
@@ -117,6 +85,17 @@ class ParallelizedModule final : public Parallelized {
       }
       if (!found)
         throw std::invalid_argument("`" + pattern + "` in the plan: expected the path of a module");
+    }
+    // A module outside of the plan would compute with a part of a weight.
+    for (const auto& [path, part] : all) {
+      if (styles.contains(path)) continue;
+      for (const auto& named : part->named_parameters(/*recurse=*/false)) {
+        const auto known = names.find(named.value().unsafeGetTensorImpl());
+        if (known == names.end() || !parameters_.at(known->second).placement.dim()) continue;
+        throw std::invalid_argument("`" + modules::join_path(path, named.key()) + "` is tied to `" +
+                                    known->second +
+                                    "`, which is split: expected both modules in the plan");
+      }
     }
   }
 
@@ -164,37 +143,41 @@ class ParallelizedModule final : public Parallelized {
     comms::compare_lines(lines, *group_, device);
   }
 
-  void split(const comms::MeshLayout& mesh, const std::string& dim) {
+  void split(torch::nn::Module& module) {
     const torch::NoGradGuard no_grad;
     std::vector<at::Tensor> values;
     for (const auto& [name, parameter] : parameters_) values.push_back(parameter.tensor.detach());
     comms::broadcast_values(values, *group_);
-    for (auto& [name, parameter] : parameters_) {
-      std::vector<TensorPlacement> placements;
-      for (const comms::MeshDim& each : mesh.dims())
-        placements.push_back(each.name == dim ? parameter.placement : TensorPlacement::replicate());
-      layouts_.emplace(name, comms::Layout(mesh, placements, parameter.tensor.sizes().vec()));
-      if (parameter.placement.dim()) {
-        // A copy, because a chunk would keep the whole weight alive.
-        parameter.tensor.set_data(own_chunk(parameter.tensor.detach(), parameter.placement, *group_)
-                                      .clone(at::MemoryFormat::Contiguous));
-      }
+    for (const auto& [name, parameter] : parameters_) {
+      const std::optional<int> along = parameter.placement.dim();
+      distribute(parameter.tensor, parameter.placement);
+      if (!along) continue;
+      // A copy, because a chunk would keep the whole weight alive.
+      parameter.tensor.set_data(comms::chunk_of(parameter.tensor.detach(), *along, *group_)
+                                    .clone(at::MemoryFormat::Contiguous));
     }
-    for (const auto& [module, hook] : hooks_) modules::register_forward_hook(*module, hook);
+    const auto distribute_others = [&](const auto& tensors) {
+      for (const auto& named : tensors) {
+        if (named.value().defined() && !modules::is_distributed_over(named.value(), dim_))
+          distribute(named.value(), TensorPlacement::replicate());
+      }
+    };
+    distribute_others(module.named_parameters());
+    distribute_others(module.named_buffers());
+    for (const auto& [part, hook] : hooks_) modules::register_forward_hook(*part, hook);
   }
 
-  std::pair<const Parameter&, const comms::Layout&> at_name(const std::string& name) const {
-    const auto found = parameters_.find(name);
-    if (found == parameters_.end())
-      throw std::invalid_argument("`" + name +
-                                  "`: expected a parameter that parallelize has split or copied");
-    return {found->second, layouts_.at(name)};
+  // Of a tensor that is still whole.
+  void distribute(const at::Tensor& tensor, const TensorPlacement& placement) {
+    const comms::Layout layout(comms::MeshLayout({{dim_, group_->getSize()}}), {placement},
+                               tensor.sizes().vec());
+    modules::distribute(tensor, {{layout, group_->getRank()}, group_.get(), weak_from_this()});
   }
 
   const comms::BackendPtr group_;
+  const std::string dim_;
   std::vector<std::pair<torch::nn::Module*, std::shared_ptr<SplitModule>>> hooks_;
   std::map<std::string, Parameter> parameters_;
-  std::map<std::string, comms::Layout> layouts_;
 };
 
 }  // namespace
@@ -208,7 +191,9 @@ Style rowwise_parallel(const Style::Layouts& layouts) { return {Style::Kind::kRo
 
 std::shared_ptr<Parallelized> parallelize(torch::nn::Module& module, const Plan& plan,
                                           comms::Mesh& mesh, const std::string& dim) {
-  return std::make_shared<ParallelizedModule>(module, plan, mesh, dim);
+  const auto result = std::make_shared<ParallelizedModule>(mesh, dim);
+  result->begin(module, plan);
+  return result;
 }
 
 }  // namespace pipewright::tp

@@ -3,7 +3,6 @@
 
 #include <torch/nn/module.h>
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -75,27 +74,19 @@ using Plan = std::vector<std::pair<std::string, Style>>;
 class Parallelized {
  public:
   virtual ~Parallelized() = default;
-
-  // How the parameters that a style split or copied are distributed over the whole mesh, by name.
-  // What a wrapper shards further is not in it.
-  virtual const std::map<std::string, comms::Layout>& layouts() const = 0;
-  // The whole parameter `name`. Collective over the dimension. To be called while no wrapper shards
-  // it. Throws std::invalid_argument if there is no such parameter in layouts().
-  virtual at::Tensor full_tensor(const std::string& name) = 0;
-  // Replaces the parameter by this rank's part of `whole`. Local. Throws std::invalid_argument if
-  // there is no such parameter or the shape is another.
-  virtual void set_full_tensor(const std::string& name, const at::Tensor& whole) = 0;
 };
 
 // Splits the weights of the modules that the plan names along mesh dimension `dim`, in place: each
 // parameter stays the same tensor, and holds rank 0's values along `dim` (of all ranks, with equal
 // seeds). Apply it before fully_shard and replicate, and before the first backward. Tied weights
-// stay tied if both modules split them alike.
+// stay tied if both modules split them alike. Parameters and buffers that no style splits are
+// copies. modules::layout_of() and full_tensor() (modules/distribution.h) know all of them.
 //
 // Collective over `dim`. Throws std::invalid_argument on every rank, before anything has changed,
 // for an entry of the plan that names no module, a module that is neither Linear nor Embedding or
 // that has options that its style does not support, a module or weight that is split twice in
-// different ways, a weight that has a gradient, and a layout that is not replicate or shard.
+// different ways, a weight that is tied to one of a module that the plan does not name, a weight
+// that has a gradient, and a layout that is not replicate or shard.
 [[nodiscard]] std::shared_ptr<Parallelized> parallelize(torch::nn::Module& module, const Plan& plan,
                                                         comms::Mesh& mesh, const std::string& dim);
 

@@ -17,7 +17,7 @@
 // What a rank of a training saves and loads: modules, plain or wrapped, and their optimizer.
 //
 //   checkpoint::TrainingState state;
-//   for (const auto& stage : stages) state.add_module(*stage, fsdp::layouts(*stage));
+//   for (const auto& stage : stages) state.add_module(*stage, modules::layouts(*stage));
 //   state.set_optimizer(optimizer);
 //
 //   comms::StoreExchange exchange(world, "checkpoint");
@@ -47,12 +47,12 @@ struct StateSnapshot {
 class TrainingState {
  public:
   // Adds the parameters and buffers of a module, whose names in the whole model are `prefix`
-  // followed by those in the module. `layouts` come from fsdp::layouts() or ddp::layouts(), and are
-  // looked up by the names in the module; a tensor that is not in them is not distributed: it is
-  // whole, and on this rank only.
-  // Throws std::invalid_argument if a name is added twice, a tensor has a type that checkpoints
-  // cannot store or its name begins with `optim.`; ContractError if its shape is not that of the
-  // rank's part, because the module is not sharded now.
+  // followed by those in the module. `layouts` come from modules::layouts()
+  // (modules/distribution.h), and are looked up by the names in the module; a tensor that is not in
+  // them is not distributed: it is whole, and on this rank only. Throws std::invalid_argument if a
+  // name is added twice, a tensor has a type that checkpoints cannot store or its name begins with
+  // `optim.`; ContractError if its shape is not that of the rank's part, because the module is not
+  // sharded now.
   void add_module(const torch::nn::Module& module,
                   const std::map<std::string, comms::LocalLayout>& layouts = {},
                   const std::string& prefix = "");

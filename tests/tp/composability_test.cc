@@ -3,12 +3,14 @@
 // judge of losses, gradients and parameters in every iteration.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/optim/adam.h>
 
 #include "pipewright/autograd/checkpoint.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/recording_backend.h"
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/fsdp/fully_shard.h"
+#include "pipewright/modules/distribution.h"
 #include "pipewright/modules/forward.h"
 #include "pipewright/tp/parallelize.h"
 #include "tests/support/training/modules.h"
@@ -55,33 +57,31 @@ class MlpStack : public tests::TestModule {
 
 const Plan kPlan = {{"*.in_proj", colwise_parallel()}, {"*.out_proj", rowwise_parallel()}};
 
-// What a rank has of a parameter: its part by the layout, and then its shard of dimension 0 along
-// mesh dimension `shard`; an empty name shards nothing.
-at::Tensor part_of(const at::Tensor& whole, const comms::Layout& layout, int rank,
-                   const std::string& shard) {
+// This rank's part of a whole parameter, by its layout.
+at::Tensor part_of(const at::Tensor& whole, const comms::LocalLayout& of) {
+  const std::vector<comms::Box> boxes = of.layout.boxes(of.rank);
+  if (boxes.empty()) return at::empty(of.layout.local_shape(of.rank), whole.options());
+  EXPECT_EQ(boxes.size(), 1u);
   at::Tensor part = whole;
-  for (const comms::Box& box : layout.boxes(rank)) {
-    for (int64_t d = 0; d < whole.dim(); ++d)
-      part = part.narrow(d, box.begin[static_cast<size_t>(d)], box.sizes[static_cast<size_t>(d)]);
+  for (int64_t d = 0; d < whole.dim(); ++d) {
+    const auto i = static_cast<size_t>(d);
+    part = part.narrow(d, boxes[0].begin[i], boxes[0].sizes[i]);
   }
-  if (layout.boxes(rank).empty()) part = at::empty(layout.local_shape(rank), whole.options());
-  if (shard.empty()) return part;
-  const int size = layout.mesh().size(shard), mine = layout.mesh().coordinate(rank, shard);
-  const auto chunks = part.chunk(size, 0);
-  return mine < static_cast<int>(chunks.size()) ? chunks[static_cast<size_t>(mine)]
-                                                : part.narrow(0, 0, 0);
+  return part;
 }
 
 struct Setup {
   std::vector<MeshDim> mesh;
   std::vector<std::string> data_parallel;  // the mesh dimensions over which gradients are averaged
-  std::string shard;                       // the one that shards; empty if none
+  // The layout of mlps 0's in_proj.weight, [3 dim, dim], which tp and fsdp shard along dimension 0.
+  std::string layout;
   int64_t dim;
   bool checkpointed = false;
 };
 using Wrap = std::function<std::vector<std::shared_ptr<void>>(MlpStack&, Mesh&)>;
 
-// Ten iterations of Adam. Data differs between data-parallel ranks only.
+// Ten iterations of Adam. Data differs between data-parallel ranks only. All whole parameters and
+// gradients are equal at first and at the end, and this rank's parts in each iteration.
 void expect_parity(const Setup& setup, const Wrap& wrap) {
   int ranks = 1;
   for (const MeshDim& dim : setup.mesh) ranks *= dim.size;
@@ -91,28 +91,32 @@ void expect_parity(const Setup& setup, const Wrap& wrap) {
     const auto module = std::make_shared<MlpStack>(setup.dim, setup.checkpointed);
     const auto data_parallel = mesh.group(setup.data_parallel);
     const auto tp = parallelize(*module, kPlan, mesh, "tp");
-    for (const auto& named : plain->named_parameters()) {
-      EXPECT_TRUE(at::equal(tp->full_tensor(named.key()), named.value())) << named.key();
-      EXPECT_EQ(tp->layouts().at(named.key()).placements().size(), setup.mesh.size());
-    }
     const auto units = wrap(*module, mesh);
-    const auto expect_equal = [&](const std::string& when) {
+    const auto layouts = modules::layouts(*module);
+    EXPECT_EQ(layouts.at("0.in_proj.weight").layout.text(), setup.layout);
+    const auto expect_equal = [&](const std::string& when, bool whole) {
       const auto got = module->named_parameters();
+      const auto same = [](const at::Tensor& one, const at::Tensor& other) {
+        return one.sizes() == other.sizes() && at::allclose(one, other, 1e-9, 1e-11);
+      };
       for (const auto& named : plain->named_parameters()) {
-        const auto part = [&](const at::Tensor& whole) {
-          return part_of(whole, tp->layouts().at(named.key()), self.rank, setup.shard);
-        };
+        const comms::LocalLayout& layout = layouts.at(named.key());
         const at::Tensor &one = named.value(), &other = got[named.key()];
-        ASSERT_EQ(part(one).sizes(), other.sizes()) << named.key();
-        EXPECT_TRUE(at::allclose(part(one), other, 1e-9, 1e-11)) << named.key() << when;
+        EXPECT_TRUE(same(part_of(one, layout), other)) << named.key() << when;
+        if (whole) {
+          EXPECT_TRUE(same(one, modules::full_tensor(other))) << named.key() << when;
+        }
         ASSERT_EQ(one.grad().defined(), other.grad().defined()) << named.key() << when;
-        if (one.grad().defined()) {
-          EXPECT_TRUE(at::allclose(part(one.grad()), other.grad(), 1e-9, 1e-11))
+        if (!one.grad().defined()) continue;
+        EXPECT_TRUE(same(part_of(one.grad(), layout), other.grad()))
+            << "the gradient of " << named.key() << when;
+        if (whole) {
+          EXPECT_TRUE(same(one.grad(), modules::full_tensor(other, other.grad())))
               << "the gradient of " << named.key() << when;
         }
       }
     };
-    expect_equal(" at first");
+    expect_equal(" at first", true);
     const auto plain_optimizer = tests::adam(*plain), optimizer = tests::adam(*module);
     for (int iteration = 0; iteration < 10; ++iteration) {
       plain_optimizer->zero_grad(iteration % 2 == 0);
@@ -125,12 +129,16 @@ void expect_parity(const Setup& setup, const Wrap& wrap) {
       expected.backward();
       got.backward();
       tests::average_grads(*plain, *data_parallel);
-      expect_equal(" after backward " + std::to_string(iteration));
+      expect_equal(" after backward " + std::to_string(iteration), false);
       plain_optimizer->step();
       optimizer->step();
-      expect_equal(" after step " + std::to_string(iteration));
+      expect_equal(" after step " + std::to_string(iteration), iteration == 9);
     }
   });
+}
+
+std::string sizes_of(int64_t dim) {
+  return "[" + std::to_string(3 * dim) + ", " + std::to_string(dim) + "] ";
 }
 
 Wrap sharded_over(const std::vector<std::string>& dims, bool reshard_after_forward) {
@@ -145,12 +153,13 @@ Wrap sharded_over(const std::vector<std::string>& dims, bool reshard_after_forwa
 }
 
 TEST(TensorParallel, test_2d_mlp_with_nd_mesh) {
+  const std::string kSharded = "dp_replicate=1:replicate dp_shard=2:strided_shard(0,2)";
   for (const bool reshard : {false, true}) {
     for (const bool checkpointed : {false, true}) {
       for (const int64_t dim : {3, 5, 16, 17}) {
         expect_parity({.mesh = {{"pp", 1}, {"dp", 2}, {"tp", 2}},
                        .data_parallel = {"dp"},
-                       .shard = "dp",
+                       .layout = sizes_of(dim) + kSharded + " tp=2:shard(0)",
                        .dim = dim,
                        .checkpointed = checkpointed},
                       sharded_over({"dp"}, reshard));
@@ -158,21 +167,25 @@ TEST(TensorParallel, test_2d_mlp_with_nd_mesh) {
     }
   }
   // PyTorch's mesh of 8 ranks: both pipeline ranks train the whole model.
-  expect_parity(
-      {.mesh = {{"pp", 2}, {"dp", 2}, {"tp", 2}}, .data_parallel = {"dp"}, .shard = "dp", .dim = 5},
-      sharded_over({"dp"}, true));
+  expect_parity({.mesh = {{"pp", 2}, {"dp", 2}, {"tp", 2}},
+                 .data_parallel = {"dp"},
+                 .layout = sizes_of(5) + kSharded + " tp=2:shard(0)",
+                 .dim = 5},
+                sharded_over({"dp"}, true));
 }
 
 TEST(TensorParallel, test_3d_mlp_with_nd_mesh) {
   for (const bool reshard : {false, true}) {
     for (const bool checkpointed : {false, true}) {
       for (const int64_t dim : {3, 5, 16, 17}) {
-        expect_parity({.mesh = {{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}},
-                       .data_parallel = {"dp_replicate", "dp_shard"},
-                       .shard = "dp_shard",
-                       .dim = dim,
-                       .checkpointed = checkpointed},
-                      sharded_over({"dp_replicate", "dp_shard"}, reshard));
+        expect_parity(
+            {.mesh = {{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}},
+             .data_parallel = {"dp_replicate", "dp_shard"},
+             .layout = sizes_of(dim) + "dp_replicate=2:replicate dp_shard=2:strided_shard(0,2) "
+                                       "tp=2:shard(0)",
+             .dim = dim,
+             .checkpointed = checkpointed},
+            sharded_over({"dp_replicate", "dp_shard"}, reshard));
       }
     }
   }
@@ -183,7 +196,7 @@ TEST(TensorParallel, test_replicate_tp) {
     for (const int64_t dim : {3, 5, 16, 17}) {
       expect_parity({.mesh = {{"dp_replicate", 2}, {"tp", 2}},
                      .data_parallel = {"dp_replicate"},
-                     .shard = "",
+                     .layout = sizes_of(dim) + "dp_replicate=2:replicate tp=2:shard(0)",
                      .dim = dim,
                      .checkpointed = checkpointed},
                     [](MlpStack& module, Mesh& mesh) {
@@ -200,24 +213,37 @@ TEST(TensorParallel, test_replicate_tp) {
 // More ranks than features: of 3 hidden units over 4 ranks the last has none.
 TEST(TensorParallel, EmptyParts) {
   for (const int64_t dim : {1, 2}) {
-    expect_parity(
-        {.mesh = {{"dp", 1}, {"tp", 4}}, .data_parallel = {"dp"}, .shard = "", .dim = dim},
-        [](MlpStack&, Mesh&) { return std::vector<std::shared_ptr<void>>(); });
+    expect_parity({.mesh = {{"dp", 1}, {"tp", 4}},
+                   .data_parallel = {"dp"},
+                   .layout = sizes_of(dim) + "tp=4:shard(0)",
+                   .dim = dim},
+                  [](MlpStack&, Mesh&) { return std::vector<std::shared_ptr<void>>(); });
+    expect_parity({.mesh = {{"dp", 2}, {"tp", 4}},
+                   .data_parallel = {"dp"},
+                   .layout = sizes_of(dim) +
+                             "dp_replicate=1:replicate dp_shard=2:strided_shard(0,4) tp=4:shard(0)",
+                   .dim = dim},
+                  sharded_over({"dp"}, true));
   }
 }
 
-// PyTorch's tp_with_fsdp_offloading counts these: one all-reduce per MLP in forward, and one in
-// backward but for the first, whose input needs no gradient. A mesh dimension of one rank neither
-// gathers nor reduces.
-TEST(TensorParallel, Collectives) {
+// PyTorch's row without the offloading: one all-reduce per MLP in forward, and one in backward but
+// for the first, whose input needs no gradient. A mesh dimension of one rank neither gathers nor
+// reduces.
+TEST(TensorParallel, test_tp_with_fsdp_counts) {
   on_ranks(4, [](Rank& self) {
     comms::World recorded = self.world->wrapped(
         [&](comms::BackendPtr backend) { return comms::record(backend, self.log); });
     Mesh mesh(recorded, {{"dp", 1}, {"tp", 4}});
+    const auto plain = std::make_shared<MlpStack>(16, false);
     const auto module = std::make_shared<MlpStack>(16, false);
     const auto tp = parallelize(*module, kPlan, mesh, "tp");
-    const at::Tensor input = tests::random_input({4, 16}, 42);
-    for (int iteration = 0; iteration < 2; ++iteration) {
+    const auto units = sharded_over({"dp"}, true)(*module, mesh);
+    const auto plain_optimizer = tests::adam(*plain), optimizer = tests::adam(*module);
+    for (int iteration = 0; iteration < 10; ++iteration) {
+      plain_optimizer->zero_grad(iteration % 2 == 0);
+      optimizer->zero_grad(iteration % 2 == 0);
+      const at::Tensor input = tests::random_input({4, 16}, tests::data_seed(iteration, 0));
       self.log->clear();
       const at::Tensor loss = modules::forward(module, input).sum();
       EXPECT_EQ(self.log->count("allreduce"), 3);
@@ -227,6 +253,46 @@ TEST(TensorParallel, Collectives) {
       loss.backward();
       EXPECT_EQ(self.log->count("allreduce"), 2);
       EXPECT_EQ(self.log->calls().size(), 2u);
+      const at::Tensor expected = modules::forward(plain, input).sum();
+      expected.backward();
+      EXPECT_TRUE(at::allclose(expected, loss, 1e-9, 1e-11)) << iteration;
+      plain_optimizer->step();
+      optimizer->step();
+    }
+  });
+}
+
+// PyTorch's 2-D test of DDP: outputs, gradients and parameters, and the outputs after a step.
+TEST(TensorParallel, test_2d_ddp) {
+  on_ranks(4, [](Rank& self) {
+    Mesh mesh(*self.world, {{"dp", 2}, {"tp", 2}});
+    const auto plain = tests::make_two_linears({{10, 16}, {16, 10}}, 5);
+    const auto module = tests::make_two_linears({{10, 16}, {16, 10}}, 5);
+    const auto tp = parallelize(
+        *module, {{"layer0", colwise_parallel()}, {"layer1", rowwise_parallel()}}, mesh, "tp");
+    const auto unit = ddp::replicate(*module, mesh, {"dp"});
+    torch::optim::Adam plain_optimizer(plain->parameters(), torch::optim::AdamOptions(3e-5));
+    torch::optim::Adam optimizer(module->parameters(), torch::optim::AdamOptions(3e-5));
+    const int copy = mesh.coordinate("dp");
+    for (const auto& [rows, seed] : {std::pair{4, 1 + copy}, std::pair{16, 1004 + copy}}) {
+      const at::Tensor input = tests::random_input({rows, 10}, static_cast<uint64_t>(seed));
+      const at::Tensor expected = modules::forward(plain, input);
+      const at::Tensor got = modules::forward(module, input);
+      EXPECT_TRUE(at::allclose(expected, got, 1e-9, 1e-11)) << rows;
+      expected.sum().backward();
+      got.sum().backward();
+      tests::average_grads(*plain, *self.by_hand);  // of all ranks
+      plain_optimizer.step();
+      optimizer.step();
+      const auto parameters = module->named_parameters();
+      for (const auto& named : plain->named_parameters()) {
+        const at::Tensor& parameter = parameters[named.key()];
+        EXPECT_TRUE(at::allclose(modules::full_tensor(parameter), named.value(), 1e-9, 1e-11))
+            << named.key();
+        EXPECT_TRUE(at::allclose(modules::full_tensor(parameter, parameter.grad()),
+                                 named.value().grad(), 1e-9, 1e-11))
+            << "the gradient of " << named.key();
+      }
     }
   });
 }

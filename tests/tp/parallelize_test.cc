@@ -10,6 +10,7 @@
 #include "pipewright/comms/chunk.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/ddp/replicate.h"
+#include "pipewright/modules/distribution.h"
 #include "pipewright/modules/forward.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
@@ -58,12 +59,13 @@ void expect_same(Rank& self, Module plain, Module split, const Style& style,
   (expected * weights).sum().backward();
   (got * chunk(weights, out.dim(), self)).sum().backward();
   for (const auto& named : plain->named_parameters()) {
-    const auto placement = tp->layouts().at(named.key()).placements()[0];
-    const at::Tensor& grad = split->named_parameters()[named.key()].grad();
+    const at::Tensor parameter = split->named_parameters()[named.key()];
+    const auto placement = modules::layout_of(parameter).layout.placements()[0];
+    const at::Tensor& grad = parameter.grad();
     ASSERT_TRUE(grad.defined()) << named.key();
     EXPECT_TRUE(at::allclose(chunk(named.value().grad(), placement.dim(), self), grad))
         << style.name() << " " << named.key();
-    EXPECT_TRUE(at::equal(tp->full_tensor(named.key()), named.value())) << named.key();
+    EXPECT_TRUE(at::equal(modules::full_tensor(parameter), named.value())) << named.key();
   }
   if (differentiable) {
     EXPECT_TRUE(at::allclose(chunk(whole.grad(), in.dim(), self), part.grad())) << style.name();
@@ -137,13 +139,16 @@ TEST(Parallelize, TakesTheFirstRanksValuesAndAssignedOnes) {
     const at::Tensor same = module->up->weight;
     const auto tp = parallelize(*module, {{"up", colwise_parallel()}}, mesh, "tp");
     EXPECT_TRUE(same.is_same(module->up->weight));
-    EXPECT_EQ(tp->layouts().at("up.weight").text(), "[6, 4] tp=2:shard(0)");
-    EXPECT_EQ(tp->layouts().size(), 2u);
+    const auto layouts = modules::layouts(*module);
+    EXPECT_EQ(layouts.at("up.weight").layout.text(), "[6, 4] tp=2:shard(0)");
+    EXPECT_EQ(layouts.at("up.weight").rank, self.rank);
+    EXPECT_EQ(layouts.at("norm.weight").layout.text(), "[4] tp=2:replicate");
+    EXPECT_EQ(layouts.size(), 7u);
     EXPECT_TRUE(at::equal(module->up->weight, at::ones({3, 4})));
     const at::Tensor whole = at::arange(24, at::kFloat).reshape({6, 4});
-    tp->set_full_tensor("up.weight", whole);
+    modules::set_full_tensor(same, whole);
     EXPECT_TRUE(at::equal(module->up->weight, whole.narrow(0, 3 * self.rank, 3)));
-    EXPECT_TRUE(at::equal(tp->full_tensor("up.weight"), whole));
+    EXPECT_TRUE(at::equal(modules::full_tensor(same), whole));
   });
 }
 
@@ -247,9 +252,6 @@ TEST(Errors, WrappersComeAfterwards) {
     const auto replicated = ddp::replicate(*linear, mesh, {"tp"});
     EXPECT_THROW(static_cast<void>(parallelize(*linear, {{"", colwise_parallel()}}, mesh, "tp")),
                  std::invalid_argument);
-    const auto again = parallelize(*nn::Linear(4, 6), {{"", colwise_parallel()}}, mesh, "tp");
-    EXPECT_THROW(static_cast<void>(again->full_tensor("up.weight")), std::invalid_argument);
-    EXPECT_THROW(again->set_full_tensor("weight", at::ones({3, 4})), std::invalid_argument);
   });
 }
 

@@ -9,11 +9,11 @@
 #include <torch/optim/adamw.h>
 
 #include "pipewright/autograd/checkpoint.h"
-#include "pipewright/comms/chunk.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/fsdp/fully_shard.h"
+#include "pipewright/modules/distribution.h"
 #include "pipewright/modules/forward.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/tp/parallelize.h"
@@ -140,20 +140,14 @@ TEST_P(PpTp, test_3d_with_tp_dp_pp) {
         }
         optimizer.step();
       }
-      for (size_t i = 0; i < modules.size(); ++i) {
-        for (const auto& named : modules[i]->named_parameters()) {
-          const comms::Layout& layout = split[i]->layouts().at(named.key());
-          const auto part = [&](at::Tensor of) {
-            const comms::Box box = layout.boxes(rank).at(0);
-            for (size_t d = 0; d < box.sizes.size(); ++d)
-              of = of.narrow(static_cast<int64_t>(d), box.begin[d], box.sizes[d]);
-            return of.chunk(2, 0)[static_cast<size_t>(copy)];
-          };
-          const at::Tensor& expected = whole[named.key()];
-          EXPECT_TRUE(at::allclose(part(expected), named.value().cpu(), 1e-9, 1e-11))
+      for (const auto& module : modules) {
+        for (const auto& named : module->named_parameters()) {
+          const at::Tensor &expected = whole[named.key()], &got = named.value();
+          EXPECT_TRUE(at::allclose(expected, modules::full_tensor(got).cpu(), 1e-9, 1e-11))
               << named.key();
-          ASSERT_TRUE(named.value().grad().defined()) << named.key();
-          EXPECT_TRUE(at::allclose(part(expected.grad()), named.value().grad().cpu(), 1e-9, 1e-11))
+          ASSERT_TRUE(got.grad().defined()) << named.key();
+          EXPECT_TRUE(at::allclose(expected.grad(), modules::full_tensor(got, got.grad()).cpu(),
+                                   1e-9, 1e-11))
               << "gradient of " << named.key();
         }
       }

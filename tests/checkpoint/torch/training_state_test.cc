@@ -15,11 +15,10 @@
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/store_exchange.h"
 #include "pipewright/comms/threads.h"
-#include "pipewright/ddp/layouts.h"
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/fsdp/fully_shard.h"
-#include "pipewright/fsdp/layouts.h"
 #include "pipewright/ir/errors.h"
+#include "pipewright/modules/distribution.h"
 #include "tests/checkpoint/scratch.h"
 #include "tests/support/ranks/ranks.h"
 
@@ -103,15 +102,11 @@ struct Part {
     if (shape.pp == 1) {
       // Nested units, and their names in the whole.
       wrap(*net);
-      state.add_module(*net, layouts_of(*net));
+      state.add_module(*net, modules::layouts(*net));
     } else {
-      state.add_module(*layers[0], layouts_of(*layers[0]), stage == 0 ? "first." : "second.");
+      state.add_module(*layers[0], modules::layouts(*layers[0]), stage == 0 ? "first." : "second.");
     }
     state.set_optimizer(*optimizer);
-  }
-  std::map<std::string, comms::LocalLayout> layouts_of(const nn::Module& module) const {
-    if (!sharded.empty()) return fsdp::layouts(module);
-    return ddp::layouts(module);
   }
 
   comms::Mesh mesh;

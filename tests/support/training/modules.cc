@@ -41,7 +41,7 @@ struct Linears : TestModule {
   }
   at::Tensor forward(const at::Tensor& input) override {
     at::Tensor x = input;
-    for (size_t i = 0; i < layers.size(); ++i) x = layers[i]->forward(i ? at::relu(x) : x);
+    for (size_t i = 0; i < layers.size(); ++i) x = modules::forward(layers[i], i ? at::relu(x) : x);
     return x;
   }
   std::vector<nn::Linear> layers;
