@@ -4,9 +4,27 @@
 #include <c10/core/GradMode.h>
 
 #include <cmath>
+#include <map>
 #include <stdexcept>
+#include <utility>
+
+#include "pipewright/modules/distribution.h"
 
 namespace pipewright::modules {
+
+std::vector<GradsToClip> grads_to_clip(const std::vector<at::Tensor>& parameters) {
+  std::map<int, std::vector<at::Tensor>> by_copies;
+  for (const at::Tensor& parameter : parameters) {
+    const comms::Layout layout = layout_of(parameter).layout;
+    int copies = 1;
+    for (size_t i = 0; i < layout.placements().size(); ++i)
+      copies *= layout.placements()[i].dim() ? 1 : layout.mesh().dims()[i].size;
+    by_copies[copies].push_back(parameter);
+  }
+  std::vector<GradsToClip> result;
+  for (auto& [copies, same] : by_copies) result.push_back({std::move(same), copies});
+  return result;
+}
 
 at::Tensor clip_grad_norm_(const std::vector<GradsToClip>& grads, c10d::Backend& group,
                            double max_norm, double norm_type) {

@@ -15,6 +15,14 @@ struct GradsToClip {
   int copies = 1;
 };
 
+// Sorts parameters by how many ranks have each of their elements, replicas included, as layout_of()
+// says (distribution.h). For tensor parallelism, where some parameters are split and others are
+// copies. The group then has all ranks that train the model:
+//
+//   const std::vector<std::string> all = {"pp", "dp_replicate", "dp_shard", "tp"};
+//   clip_grad_norm_(grads_to_clip(model->parameters()), *mesh.group(all), 1.0);
+std::vector<GradsToClip> grads_to_clip(const std::vector<at::Tensor>& parameters);
+
 // torch::nn::utils::clip_grad_norm_ for parameters that are distributed over the ranks of `group`,
 // as shards or as stages of a pipeline: scales their gradients in place so that their total norm,
 // over all parameters and ranks, is at most `max_norm`. Returns the norm before clipping, a scalar

@@ -1,0 +1,218 @@
+// PyTorch's rows with a transformer: tensor parallelism and fully_shard along either dimension of
+// each matrix, and clipping in 2-D and 3-D. A plain copy, averaged by hand over the data-parallel
+// ranks, is the judge. Without sequence parallelism.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+
+#include "pipewright/autograd/generator_scope.h"
+#include "pipewright/comms/mesh.h"
+#include "pipewright/comms/recording_backend.h"
+#include "pipewright/fsdp/fully_shard.h"
+#include "pipewright/modules/clip_grad_norm.h"
+#include "pipewright/modules/distribution.h"
+#include "pipewright/modules/forward.h"
+#include "pipewright/tp/parallelize.h"
+#include "tests/support/ranks/ground.h"
+#include "tests/support/training/modules.h"
+#include "tests/support/training/on_ranks.h"
+#include "tests/support/training/parity.h"
+
+namespace pipewright::tp {
+namespace {
+
+namespace nn = torch::nn;
+using comms::Mesh;
+using comms::TensorPlacement;
+using tests::on_ranks;
+using tests::Rank;
+
+constexpr int64_t kVocabulary = 8, kTokens = 16, kDim = 16, kHead = 4;
+
+nn::Linear linear(int64_t in, int64_t out, bool bias) {
+  return nn::Linear(nn::LinearOptions(in, out).bias(bias));
+}
+
+struct Block : nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor normed = attention_norm(x);
+    const auto heads = [&](const nn::Linear& projection) {  // those of this rank
+      return modules::forward(projection, normed).unflatten(-1, {-1, kHead}).transpose(1, 2);
+    };
+    const at::Tensor mixed =
+        at::scaled_dot_product_attention(heads(wq), heads(wk), heads(wv), {}, 0.0, true);
+    const at::Tensor h = x + modules::forward(wo, mixed.transpose(1, 2).flatten(2));
+    return h + modules::forward(w2, at::gelu(modules::forward(w1, ffn_norm(h))));
+  }
+  nn::LayerNorm attention_norm =
+      register_module("attention_norm", nn::LayerNorm(nn::LayerNormOptions({kDim})));
+  nn::Linear wq = register_module("wq", linear(kDim, kDim, false));
+  nn::Linear wk = register_module("wk", linear(kDim, kDim, false));
+  nn::Linear wv = register_module("wv", linear(kDim, kDim, false));
+  nn::Linear wo = register_module("wo", linear(kDim, kDim, false));
+  nn::LayerNorm ffn_norm = register_module("ffn_norm", nn::LayerNorm(nn::LayerNormOptions({kDim})));
+  nn::Linear w1 = register_module("w1", linear(kDim, 4 * kDim, true));
+  nn::Linear w2 = register_module("w2", linear(4 * kDim, kDim, true));
+};
+
+struct Transformer : nn::Module {
+  // Equal on all ranks.
+  explicit Transformer(int layers) {
+    const autograd::GeneratorScope generator(42);
+    tokens = register_module("tokens", nn::Embedding(kVocabulary, kDim));
+    positions = register_module("positions", nn::Embedding(kTokens, kDim));
+    for (int i = 0; i < layers; ++i)
+      blocks.push_back(register_module("block" + std::to_string(i), std::make_shared<Block>()));
+    norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({kDim})));
+    output = register_module("output", linear(kDim, kVocabulary, false));
+    to(tests::here(), at::kDouble);
+  }
+  at::Tensor forward(const at::Tensor& input) {
+    const at::Tensor places = at::arange(input.size(1), input.options());
+    at::Tensor x = modules::forward(tokens, input) + modules::forward(positions, places);
+    for (const auto& block : blocks) x = modules::forward(block, x);
+    return modules::forward(output, norm(x));
+  }
+  nn::Embedding tokens{nullptr}, positions{nullptr};
+  std::vector<std::shared_ptr<Block>> blocks;
+  nn::LayerNorm norm{nullptr};
+  nn::Linear output{nullptr};
+};
+
+const Plan kPlan = {{"tokens", rowwise_parallel()},
+                    {"positions", rowwise_parallel()},
+                    {"block*.w[qkv]", colwise_parallel()},
+                    {"block*.wo", rowwise_parallel()},
+                    {"block*.w1", colwise_parallel()},
+                    {"block*.w2", rowwise_parallel()},
+                    {"output", colwise_parallel({.output = TensorPlacement::replicate()})}};
+
+// PyTorch's placement function: fully_shard takes the dimension that tensor parallelism leaves.
+int64_t other_dim(const at::Tensor& parameter) {
+  const auto placement = modules::layout_of(parameter).layout.placements()[0];
+  return placement.dim() ? parameter.dim() - 1 - *placement.dim() : 0;
+}
+
+std::vector<std::shared_ptr<fsdp::Sharded>> shard(Transformer& model, Mesh& mesh,
+                                                  const std::vector<std::string>& dims,
+                                                  const fsdp::Options& options) {
+  std::vector<std::shared_ptr<fsdp::Sharded>> units;
+  for (const auto& block : model.blocks)
+    units.push_back(fsdp::fully_shard(*block, mesh, dims, options));
+  units.push_back(fsdp::fully_shard(model, mesh, dims, options));
+  return units;
+}
+
+// All whole parameters, and their gradients if there are any.
+void expect_equal(const nn::Module& plain, const nn::Module& module, const std::string& when) {
+  const auto close = [](const at::Tensor& one, const at::Tensor& other) {
+    return one.sizes() == other.sizes() && at::allclose(one, other, 1e-9, 1e-11);
+  };
+  const auto parameters = module.named_parameters();
+  for (const auto& named : plain.named_parameters()) {
+    const at::Tensor &expected = named.value(), &got = parameters[named.key()];
+    EXPECT_TRUE(close(expected, modules::full_tensor(got))) << named.key() << when;
+    if (!expected.grad().defined()) continue;
+    EXPECT_TRUE(close(expected.grad(), modules::full_tensor(got, got.grad())))
+        << "the gradient of " << named.key() << when;
+  }
+}
+
+TEST(Transformer, test_2d_transformer) {
+  for (const bool different_dims : {false, true}) {
+    on_ranks(4, [&](Rank& self) {
+      Mesh mesh(*self.world, {{"dp", 2}, {"tp", 2}});
+      const auto plain = std::make_shared<Transformer>(3),
+                 module = std::make_shared<Transformer>(3);
+      const auto tp = parallelize(*module, kPlan, mesh, "tp");
+      fsdp::Options options;
+      if (different_dims) options.shard_placement_fn = other_dim;
+      const auto units = shard(*module, mesh, {"dp"}, options);
+      const auto layouts = modules::layouts(*module);
+      const auto expect_layout = [&](const char* name, const char* same, const char* different) {
+        EXPECT_EQ(layouts.at(name).layout.text(),
+                  std::string("[16, 16] dp_replicate=1:replicate dp_shard=2:") +
+                      (different_dims ? different : same));
+      };
+      expect_layout("positions.weight", "strided_shard(0,2) tp=2:shard(0)",
+                    "shard(1) tp=2:shard(0)");
+      expect_layout("block0.wo.weight", "shard(0) tp=2:shard(1)", "shard(0) tp=2:shard(1)");
+      expect_equal(*plain, *module, " at first");
+      const auto plain_optimizer = tests::adam_w(*plain), optimizer = tests::adam_w(*module);
+      const comms::BackendPtr copies = mesh.group({"dp"});
+      for (int iteration = 0; iteration < 5; ++iteration) {
+        plain_optimizer->zero_grad();
+        optimizer->zero_grad();
+        const at::Tensor input = tests::random_tokens(
+            {2, kTokens}, kVocabulary, tests::data_seed(iteration, copies->getRank()));
+        const at::Tensor expected = plain->forward(input).pow(2).sum();
+        const at::Tensor loss = modules::forward(module, input).pow(2).sum();
+        EXPECT_TRUE(at::allclose(expected, loss, 1e-9)) << iteration;
+        expected.backward();
+        loss.backward();
+        tests::average_grads(*plain, *copies);
+        expect_equal(*plain, *module, " after backward " + std::to_string(iteration));
+        plain_optimizer->step();
+        optimizer->step();
+      }
+      expect_equal(*plain, *module, " at the end");
+    });
+  }
+}
+
+// The norm over all parameters, and clipped gradients, are those of one process. A parameter that
+// some ranks have alike counts once.
+void expect_clipped(const std::vector<comms::MeshDim>& dims,
+                    const std::vector<std::string>& data_parallel) {
+  int ranks = 1;
+  for (const comms::MeshDim& dim : dims) ranks *= dim.size;
+  for (const double norm_type : {2.0, 1.0, 3.0, std::numeric_limits<double>::infinity()}) {
+    on_ranks(ranks, [&](Rank& self) {
+      comms::World recorded = self.world->wrapped(
+          [&](comms::BackendPtr backend) { return comms::record(backend, self.log); });
+      Mesh mesh(recorded, dims);
+      const auto plain = std::make_shared<Transformer>(2),
+                 module = std::make_shared<Transformer>(2);
+      const auto tp = parallelize(*module, kPlan, mesh, "tp");
+      const auto units = shard(*module, mesh, data_parallel, {});
+      const comms::BackendPtr copies = mesh.group(data_parallel);
+      std::vector<std::string> all = data_parallel;
+      all.emplace_back("tp");
+      const comms::BackendPtr everyone = mesh.group(all);
+      for (int iteration = 0; iteration < 3; ++iteration) {
+        plain->zero_grad();
+        module->zero_grad();
+        const at::Tensor input = tests::random_tokens(
+            {3, kTokens}, kVocabulary, tests::data_seed(iteration, copies->getRank()));
+        plain->forward(input).pow(2).sum().backward();
+        modules::forward(module, input).pow(2).sum().backward();
+        tests::average_grads(*plain, *copies);
+        std::vector<at::Tensor> grads;
+        for (const at::Tensor& parameter : plain->parameters())
+          grads.push_back(parameter.grad().reshape(-1));
+        const double expected = at::cat(grads).norm(norm_type).item<double>();
+        EXPECT_GT(expected, 1);
+        self.log->clear();
+        const at::Tensor norm = modules::clip_grad_norm_(
+            modules::grads_to_clip(module->parameters()), *everyone, 1, norm_type);
+        EXPECT_EQ(self.log->count("allreduce"), 1);
+        EXPECT_EQ(self.log->calls().size(), 1u);
+        EXPECT_NEAR(norm.item<double>(), expected, 1e-9 * expected);
+        for (const at::Tensor& parameter : plain->parameters())
+          parameter.grad().mul_(1 / (expected + 1e-6));
+        expect_equal(*plain, *module, " after clipping");
+      }
+    });
+  }
+}
+
+TEST(Transformer, test_clip_grad_norm_2d) { expect_clipped({{"dp", 2}, {"tp", 2}}, {"dp"}); }
+
+TEST(Transformer, test_clip_grad_norm_3d) {
+  expect_clipped({{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}}, {"dp_replicate", "dp_shard"});
+}
+
+}  // namespace
+}  // namespace pipewright::tp
