@@ -380,7 +380,9 @@ set(pipewright_executor_sources
     modules/forward.cc
     modules/grad_scaler.cc
     tp/communication.cc
+    tp/input_check.cc
     tp/parallelize.cc
+    tp/rank_generator.cc
     tp/split_module.cc
 )
 
@@ -465,7 +467,9 @@ set(pipewright_executor_headers
     modules/tensors.h
     modules/unit_tree.h
     tp/communication.h
+    tp/input_check.h
     tp/parallelize.h
+    tp/rank_generator.h
     tp/split_module.h
 )
 

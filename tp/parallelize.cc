@@ -15,6 +15,7 @@
 #include "pipewright/comms/chunk_gather.h"
 #include "pipewright/modules/distribution.h"
 #include "pipewright/modules/names.h"
+#include "pipewright/tp/input_check.h"
 #include "pipewright/tp/split_module.h"
 
 namespace pipewright::tp {
@@ -52,7 +53,7 @@ class ParallelizedModule final : public Parallelized,
       : group_(mesh.group({dim})), dim_(dim) {}
 
   // Completes the construction, once shared_from_this() works. Collective.
-  void begin(torch::nn::Module& module, const Plan& plan) {
+  void begin(torch::nn::Module& module, const Plan& plan, const Options& options) {
     std::string refusal;
     try {
       find(module, plan);
@@ -62,6 +63,9 @@ class ParallelizedModule final : public Parallelized,
     compare(refusal);
     if (!refusal.empty()) throw std::invalid_argument(refusal);
     split(module);
+    if (!options.check_inputs) return;
+    input_check_ = input_check(group_);
+    modules::register_forward_hook(module, input_check_);
   }
 
  private:
@@ -178,6 +182,7 @@ class ParallelizedModule final : public Parallelized,
   const std::string dim_;
   std::vector<std::pair<torch::nn::Module*, std::shared_ptr<SplitModule>>> hooks_;
   std::map<std::string, Parameter> parameters_;
+  std::shared_ptr<modules::ForwardHook> input_check_;  // null if not asked for
 };
 
 }  // namespace
@@ -190,9 +195,10 @@ Style colwise_parallel(const Style::Layouts& layouts) { return {Style::Kind::kCo
 Style rowwise_parallel(const Style::Layouts& layouts) { return {Style::Kind::kRowwise, layouts}; }
 
 std::shared_ptr<Parallelized> parallelize(torch::nn::Module& module, const Plan& plan,
-                                          comms::Mesh& mesh, const std::string& dim) {
+                                          comms::Mesh& mesh, const std::string& dim,
+                                          const Options& options) {
   const auto result = std::make_shared<ParallelizedModule>(mesh, dim);
-  result->begin(module, plan);
+  result->begin(module, plan, options);
   return result;
 }
 

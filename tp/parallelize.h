@@ -29,8 +29,9 @@
 // this rank's part of the features, so whatever stands between them must not depend on their
 // number: an attention layer has heads / size of "tp" heads.
 //
-// Inputs must be equal on all ranks of the dimension, as must random numbers where tensors are
-// copies: seed by the coordinates along other dimensions.
+// Inputs must be equal on all ranks of the dimension (Options::check_inputs), as must random
+// numbers where tensors are copies: seed by the coordinates along other dimensions. For dropout of
+// what is split, rank_generator.h makes them differ.
 
 namespace pipewright::tp {
 
@@ -69,6 +70,14 @@ Style rowwise_parallel(const Style::Layouts& layouts = {});
 // wildcards of the shell: "layers.*.up". The empty path is the module itself.
 using Plan = std::vector<std::pair<std::string, Style>>;
 
+struct Options {
+  // Compares the inputs of the parallelized module in each forward: they must be the same on all
+  // ranks of the dimension. If not, all ranks throw one std::invalid_argument that names the input.
+  // To find out why ranks diverge: the host waits for the inputs, and two small all-gathers are
+  // added. Not for a module whose style takes a chunk as its input.
+  bool check_inputs = false;
+};
+
 // What one call of parallelize() returns. The modules communicate as long as it exists. For one
 // thread at a time, besides autograd's threads during backward.
 class Parallelized {
@@ -88,7 +97,8 @@ class Parallelized {
 // different ways, a weight that is tied to one of a module that the plan does not name, a weight
 // that has a gradient, and a layout that is not replicate or shard.
 [[nodiscard]] std::shared_ptr<Parallelized> parallelize(torch::nn::Module& module, const Plan& plan,
-                                                        comms::Mesh& mesh, const std::string& dim);
+                                                        comms::Mesh& mesh, const std::string& dim,
+                                                        const Options& options = {});
 
 }  // namespace pipewright::tp
 

@@ -7,6 +7,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
+#include <regex>
+
 #include "pipewright/comms/chunk.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/ddp/replicate.h"
@@ -152,6 +154,26 @@ TEST(Parallelize, TakesTheFirstRanksValuesAndAssignedOnes) {
   });
 }
 
+// A module that the plan does not name would compute with a part of the weight.
+TEST(Errors, AWeightThatIsTiedToAModuleOutsideOfThePlan) {
+  struct Tied : Model {
+    Tied() { register_parameter("output_weight", tokens->weight); }
+  };
+  on_ranks(2, [](Rank& self) {
+    Mesh mesh(*self.world, {{"tp", 2}});
+    const auto module = std::make_shared<Tied>();
+    try {
+      const auto tp = parallelize(*module, {{"tokens", rowwise_parallel()}}, mesh, "tp");
+      ADD_FAILURE();
+    } catch (const std::invalid_argument& error) {
+      EXPECT_STREQ(error.what(),
+                   "parallelize: `output_weight` is tied to `tokens.weight`, which is split: "
+                   "expected both modules in the plan");
+    }
+    EXPECT_EQ(module->tokens->weight.size(0), 8);
+  });
+}
+
 // Both ends of a tied weight are split along the vocabulary.
 TEST(Parallelize, KeepsTiedWeights) {
   on_ranks(2, [](Rank& self) {
@@ -243,6 +265,56 @@ TEST(Errors, RanksThatDiffer) {
                  std::invalid_argument);
     EXPECT_EQ(linear->weight.size(0), self.rank == 0 ? 6 : 8);
   });
+}
+
+// In forward: all ranks throw, and the same.
+TEST(Errors, OfInputs) {
+  for (const bool is_checked : {false, true}) {
+    std::string message;
+    on_ranks(2, [&](Rank& self) {
+      Mesh mesh(*self.world, {{"tp", 2}});
+      const auto module = std::make_shared<Model>();
+      module->to(at::kDouble);
+      const auto tp =
+          parallelize(*module,
+                      {{"up", colwise_parallel()},
+                       {"tokens", rowwise_parallel({.output = TensorPlacement::shard(3)})}},
+                      mesh, "tp", {.check_inputs = is_checked});
+      const auto error_of = [&](const std::function<at::Tensor()>& forward) {
+        std::string mine = "no error";
+        try {
+          static_cast<void>(forward());
+        } catch (const std::invalid_argument& error) {
+          mine = error.what();
+        }
+        if (self.rank == 0) message = mine;
+        self.by_hand->barrier()->wait();
+        EXPECT_EQ(mine, message);
+        self.by_hand->barrier()->wait();
+        return mine;
+      };
+      const auto forward_up = [&](const at::Tensor& input) {
+        const auto up = [&](const modules::Tensors& in) {
+          return modules::Tensors{modules::forward(module->up, in[0])};
+        };
+        return error_of([&] { return modules::call(*module, up, {input, at::Tensor()})[0]; });
+      };
+      EXPECT_EQ(forward_up(at::ones({2, 4}, at::kDouble)), "no error");
+      const std::string different = forward_up(at::full({2, 4}, 1.0 + self.rank, at::kDouble));
+      if (is_checked) {
+        const std::regex expected(
+            "ranks disagree: expected input 0 of the parallelized module, Double \\[2, 4\\] with "
+            "hash [0-9]+ as on rank 0, got input 0 .* with hash [0-9]+ on rank 1");
+        EXPECT_TRUE(std::regex_match(different, expected)) << different;
+      } else {
+        EXPECT_EQ(different, "no error");
+      }
+      EXPECT_EQ(error_of([&] {
+                  return modules::forward(module->tokens, at::zeros({2, 3}, at::kLong));
+                }),
+                "reduce_scatter: expected a dimension of a tensor of 3, got 3");
+    });
+  }
 }
 
 TEST(Errors, WrappersComeAfterwards) {
