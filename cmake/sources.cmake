@@ -380,6 +380,7 @@ set(pipewright_executor_sources
     modules/forward.cc
     modules/grad_scaler.cc
     tp/communication.cc
+    tp/cross_entropy.cc
     tp/input_check.cc
     tp/parallelize.cc
     tp/rank_generator.cc
@@ -467,6 +468,7 @@ set(pipewright_executor_headers
     modules/tensors.h
     modules/unit_tree.h
     tp/communication.h
+    tp/cross_entropy.h
     tp/input_check.h
     tp/parallelize.h
     tp/rank_generator.h

@@ -26,6 +26,7 @@
 #include "pipewright/modules/distribution.h"
 #include "pipewright/schedule/simulate/report.h"
 #include "pipewright/schedule/views/trace.h"
+#include "pipewright/tp/cross_entropy.h"
 #include "pipewright/tp/parallelize.h"
 
 namespace snippets {
