@@ -9,6 +9,7 @@
 #include <torch/nn/modules/normalization.h>
 
 #include "pipewright/modules/forward.h"
+#include "pipewright/tp/cross_entropy.h"
 
 namespace pipewright::examples {
 namespace {
@@ -33,8 +34,7 @@ void init_weights(nn::Module& layer, uint64_t seed, int64_t index, double deviat
 
 struct Block : nn::Module {
   explicit Block(int64_t dim)
-      : heads(dim / kHeadDim),
-        attention_norm(register_module("attention_norm", norm(dim))),
+      : attention_norm(register_module("attention_norm", norm(dim))),
         qkv(register_module("qkv", nn::Linear(dim, 3 * dim))),
         mix(register_module("mix", nn::Linear(dim, dim))),
         mlp_norm(register_module("mlp_norm", norm(dim))),
@@ -44,18 +44,19 @@ struct Block : nn::Module {
   static nn::LayerNorm norm(int64_t dim) { return nn::LayerNorm(nn::LayerNormOptions({dim})); }
 
   at::Tensor forward(const at::Tensor& x) {
-    // From [batch, context, 3, heads, head_dim] to three tensors [batch, heads, context, head_dim].
-    const auto parts = qkv(attention_norm(x))
-                           .unflatten(-1, {3, heads, kHeadDim})
-                           .permute({2, 0, 3, 1, 4})
+    // From [batch, context, heads, 3, head_dim] to three tensors [batch, heads, context, head_dim].
+    // With tensor parallelism these are this rank's heads.
+    const auto parts = modules::forward(qkv, modules::forward(attention_norm, x))
+                           .unflatten(-1, {-1, 3, kHeadDim})
+                           .permute({3, 0, 2, 1, 4})
                            .unbind(0);
     const at::Tensor mixed = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0,
                                                               /*is_causal=*/true);
-    const at::Tensor h = x + mix(mixed.transpose(1, 2).flatten(2));
-    return h + down(at::gelu(up(mlp_norm(h))));
+    const at::Tensor h = x + modules::forward(mix, mixed.transpose(1, 2).flatten(2));
+    const at::Tensor wide = modules::forward(up, modules::forward(mlp_norm, h));
+    return h + modules::forward(down, at::gelu(wide));
   }
 
-  int64_t heads;
   nn::LayerNorm attention_norm;
   nn::Linear qkv, mix;
   nn::LayerNorm mlp_norm;
@@ -92,13 +93,25 @@ class Gpt final : public GptStage {
     at::Tensor x = std::move(input);
     if (tokens_) {
       const at::Tensor places = at::arange(x.size(1), x.options());
-      x = tokens_(x) + positions_(places);
+      x = modules::forward(tokens_, x) + modules::forward(positions_, places);
     }
     for (const auto& block : blocks_) x = modules::forward(block, x);
-    return output_ ? output_(norm_(x)) : x;
+    return output_ ? modules::forward(output_, modules::forward(norm_, x)) : x;
   }
   std::vector<std::shared_ptr<nn::Module>> blocks() const override {
     return {blocks_.begin(), blocks_.end()};
+  }
+  tp::Plan plan() const override {
+    tp::Plan plan;
+    if (tokens_) plan.emplace_back("tokens", tp::rowwise_parallel());
+    if (!blocks_.empty()) {
+      for (const char* layer : {"qkv", "up"})
+        plan.emplace_back(std::string("block*.") + layer, tp::colwise_parallel());
+      for (const char* layer : {"mix", "down"})
+        plan.emplace_back(std::string("block*.") + layer, tp::rowwise_parallel());
+    }
+    if (output_) plan.emplace_back("output", tp::colwise_parallel());
+    return plan;
   }
 
  private:
@@ -114,7 +127,9 @@ std::shared_ptr<GptStage> make_gpt_stage(const GptConfig& config, int stage, int
   return std::make_shared<Gpt>(config, stage, num_stages);
 }
 
-at::Tensor gpt_loss(const at::Tensor& logits, const at::Tensor& targets) {
+at::Tensor gpt_loss(const at::Tensor& logits, const at::Tensor& targets,
+                    const comms::BackendPtr& tp) {
+  if (tp) return tp::cross_entropy(logits, targets, kVocabulary, tp);
   return at::cross_entropy_loss(logits.flatten(0, 1).to(at::kFloat), targets.flatten());
 }
 

@@ -7,6 +7,9 @@
 #include <memory>
 #include <vector>
 
+#include "pipewright/comms/world.h"
+#include "pipewright/tp/parallelize.h"
+
 // A small GPT over bytes, as pipeline stages.
 
 namespace pipewright::examples {
@@ -31,12 +34,17 @@ class GptStage : public torch::nn::Module {
   // The transformer blocks, for fully_shard() one by one before the stage; forward() calls them
   // through their wrappers.
   virtual std::vector<std::shared_ptr<torch::nn::Module>> blocks() const = 0;
+  // What tp::parallelize() splits: attention heads, MLPs and the vocabulary, so the last stage
+  // returns this rank's part of the logits.
+  virtual tp::Plan plan() const = 0;
 };
 // `dim` must be a multiple of kHeadDim.
 std::shared_ptr<GptStage> make_gpt_stage(const GptConfig& config, int stage, int num_stages);
 
-// Mean cross entropy in nats per byte, computed in fp32.
-at::Tensor gpt_loss(const at::Tensor& logits, const at::Tensor& targets);
+// Mean cross entropy in nats per byte, computed in fp32. `tp` has the ranks over which the
+// vocabulary is split; null if it is not.
+at::Tensor gpt_loss(const at::Tensor& logits, const at::Tensor& targets,
+                    const comms::BackendPtr& tp = nullptr);
 
 }  // namespace pipewright::examples
 

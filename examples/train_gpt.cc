@@ -1,69 +1,38 @@
-// Trains a small GPT on the bytes of a file, with pipeline and data parallelism: train_gpt --help.
+// Trains a small GPT on the bytes of a file, with pipeline, data and tensor parallelism: train_gpt
+// --help.
 //
-// This is the library's example of a trainer: train() is the complete training loop; the rest is
-// the command line, the data and the display. Ranks are threads of this process; under `pipewright
-// launch`, torchrun or srun, each process is one rank, and ranks communicate over Gloo. Equal seeds
-// produce equal weights and batches either way.
+// This is the library's example of a trainer: train() is the complete training loop; local_model.h
+// wraps the model, and the rest is the command line, the data and the display. Ranks are threads of
+// this process; under `pipewright launch`, torchrun or srun, each process is one rank, and ranks
+// communicate over Gloo. Equal seeds produce equal weights and batches either way.
 #include <ATen/Parallel.h>
 #include <torch/optim/adamw.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <optional>
 #include <thread>
+#include <variant>
 
 #include "examples/checkpoints.h"
 #include "examples/gpt.h"
+#include "examples/local_model.h"
+#include "examples/options.h"
 #include "examples/progress.h"
 #include "examples/recorded_step.h"
 #include "examples/text.h"
 #include "examples/usage_error.h"
-#include "pipewright/checkpoint/torch/training_state.h"
 #include "pipewright/comms/error_file.h"
 #include "pipewright/comms/gloo.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/threads.h"
-#include "pipewright/ddp/replicate.h"
 #include "pipewright/executor/digest.h"
 #include "pipewright/executor/executor.h"
-#include "pipewright/executor/module_stage.h"
-#include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/modules/clip_grad_norm.h"
-#include "pipewright/modules/distribution.h"
 #include "pipewright/schedule/compile.h"
 
 namespace pipewright::examples {
 namespace {
-
-struct Options {
-  std::string data = "/usr/share/common-licenses/GPL-3";
-  std::string schedule = "1F1B";
-  int pp = 2;
-  int dp_replicate = 1;
-  int dp_shard = 1;
-  int stages_per_rank = 0;  // 0: the schedule's default
-  int microbatches = 4;
-  int64_t steps = 200;
-  int64_t batch = 16;
-  double learning_rate = 3e-3;
-  bool has_learning_rate = false;  // --lr was given: it replaces that of a checkpoint
-  double clip = 0;                 // 0: gradients are not clipped
-  at::ScalarType param_dtype = at::kFloat;
-  at::ScalarType reduce_dtype = at::kFloat;
-  std::string record;        // a file; empty: nothing is recorded
-  int64_t record_step = -1;  // -1: the last step
-  bool json = false;
-  CheckpointFlags checkpoints;
-  GptConfig model;
-
-  // Ranks of the data-parallel dimensions: they train the same stages on different data.
-  int copies() const { return dp_replicate * dp_shard; }
-  int64_t recorded_step() const { return record_step < 0 ? steps - 1 : record_step; }
-  bool is_mixed_precision() const {
-    return param_dtype != at::kFloat || reduce_dtype != at::kFloat;
-  }
-};
 
 ir::Program make_program(const Options& options) {
   schedule::CompileResult result =
@@ -77,39 +46,6 @@ ir::Program make_program(const Options& options) {
                      (error.help.empty() ? "" : "; " + error.help));
   }
   return std::get<ir::Program>(std::move(*result.schedule));
-}
-
-// "--pp 2 times --dp-shard 4".
-std::string times_copies(const std::string& flag, int value, const Options& options) {
-  const auto times = [](const std::string& of, int count) {
-    return " times " + of + " " + std::to_string(count);
-  };
-  std::string text = flag + " " + std::to_string(value);
-  if (options.dp_replicate > 1 || options.dp_shard == 1)
-    text += times("--dp-replicate", options.dp_replicate);
-  if (options.dp_shard > 1) text += times("--dp-shard", options.dp_shard);
-  return text;
-}
-
-void check(const Options& options) {
-  if (options.batch % (options.microbatches * options.copies()) != 0) {
-    throw UsageError("--batch: expected a multiple of " +
-                     times_copies("--microbatches", options.microbatches, options) + ", got " +
-                     std::to_string(options.batch));
-  }
-  if (options.model.dim % kHeadDim != 0) {
-    throw UsageError("--dim: expected a multiple of the head dimension " +
-                     std::to_string(kHeadDim) + ", got " + std::to_string(options.model.dim));
-  }
-  check(options.checkpoints);
-  if (options.record_step >= 0 && options.record.empty())
-    throw UsageError("--record-step requires --record");
-  if (options.record_step >= options.steps) {
-    throw UsageError("--record-step: expected a step below --steps " +
-                     std::to_string(options.steps) + ", got " +
-                     std::to_string(options.record_step));
-  }
-  if (!options.record.empty()) check_writable(options.record);
 }
 
 // This rank's part of a batch that starts at `starts`: inputs and targets, each [windows, context].
@@ -126,22 +62,6 @@ executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts,
     targets.push_back(torch::tensor(target));
   }
   return {.inputs = {at::stack(inputs)}, .targets = {at::stack(targets)}};
-}
-
-// Shards the parameters bottom-up: each block as one group, then the rest of the stage. Shards have
-// replicas with --dp-replicate; with --dp-shard 1 there are only replicas.
-std::shared_ptr<modules::DataParallel> shard(GptStage& stage, comms::Mesh& mesh,
-                                             const Options& options) {
-  const std::vector<std::string> dims = {"dp_replicate", "dp_shard"};
-  fsdp::Options sharding;
-  if (options.is_mixed_precision()) {
-    sharding.mixed_precision = {.param_dtype = options.param_dtype,
-                                .reduce_dtype = options.reduce_dtype};
-  }
-  std::vector<std::shared_ptr<fsdp::Sharded>> units;
-  for (const auto& block : stage.blocks())
-    units.push_back(fsdp::fully_shard(*block, mesh, dims, sharding));
-  return fsdp::fully_shard(stage, mesh, dims, sharding)->data_parallel();
 }
 
 // The mean over the microbatches of this rank and over the ranks of `group`.
@@ -182,54 +102,50 @@ Progress::Style style_of(const Options& options) {
 // One rank.
 void train(const Options& options, const ir::Program& program, const Text& text,
            comms::World& world) {
-  // The ranks: pipelines along "pp", data parallelism along the other dimensions.
-  comms::Mesh mesh(
-      world,
-      {{"pp", options.pp}, {"dp_replicate", options.dp_replicate}, {"dp_shard", options.dp_shard}});
+  // The ranks: pipelines along "pp", copies of them along the two data-parallel dimensions, and
+  // layers that are split along "tp".
+  comms::Mesh mesh(world, {{"pp", options.pp},
+                           {"dp_replicate", options.dp_replicate},
+                           {"dp_shard", options.dp_shard},
+                           {"tp", options.tp}});
   const comms::BackendPtr copies = mesh.group({"dp_replicate", "dp_shard"});
-  // The ranks that have different parameters.
-  const comms::BackendPtr whole_model = mesh.group({"pp", "dp_shard"});
+  const comms::BackendPtr all_ranks = mesh.group({"pp", "dp_replicate", "dp_shard", "tp"});
+  const comms::BackendPtr tp = options.tp > 1 ? mesh.group({"tp"}) : nullptr;
 
-  // The model: this rank's stages, replicated, sharded or both.
-  const int num_stages = program.placement.num_stages();
-  std::map<int, executor::LocalStage> stages;
-  std::vector<at::Tensor> parameters;
-  checkpoint::TrainingState state;
-  for (const int index : program.placement.stages_of(mesh.coordinate("pp"))) {
-    const auto stage = make_gpt_stage(options.model, index, num_stages);
-    const bool is_sharded = options.dp_shard > 1 || options.is_mixed_precision();
-    stages[index].stage = executor::make_stage(stage);
-    stages[index].data_parallel =
-        is_sharded ? shard(*stage, mesh, options) : ddp::replicate(*stage, copies)->data_parallel();
-    state.add_module(*stage, modules::layouts(*stage));
-    for (const at::Tensor& parameter : stage->parameters()) parameters.push_back(parameter);
-  }
-  const bool has_loss = stages.contains(num_stages - 1);
+  LocalModel model = make_local_model(options, program.placement, mesh);
+  const bool has_loss = model.stages.contains(program.placement.num_stages() - 1);
 
   // The executor: runs this rank's row of the program on these stages.
   executor::Executor executor(
-      program, std::move(stages), world,
-      {.loss = [](const executor::Tensors& outputs,
-                  const executor::Tensors& targets) { return gpt_loss(outputs[0], targets[0]); },
+      program, std::move(model.stages), world,
+      {.loss =
+           [tp](const executor::Tensors& outputs, const executor::Tensors& targets) {
+             return gpt_loss(outputs[0], targets[0], tp);
+           },
        .ranks = mesh.ranks({"pp"})});
 
   // The optimizer, and what it and the model were when they were saved.
-  torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(options.learning_rate));
-  state.set_optimizer(optimizer);
+  torch::optim::AdamW optimizer(model.parameters,
+                                torch::optim::AdamWOptions(options.learning_rate));
+  model.state.set_optimizer(optimizer);
   checkpoint::Snapshot run;
   run.schedule = options.schedule;
   run.program_digest = executor::digest_of(program, {}).front().value;
-  run.mesh.assign(mesh.layout().dims().begin(), mesh.layout().dims().end());
+  for (const comms::MeshDim& dim : mesh.layout().dims()) {
+    if (dim.name != "tp" || dim.size > 1) run.mesh.push_back(dim);
+  }
   run.state = {{"seed", std::to_string(options.model.seed)}};
-  Checkpoints checkpoints(options.checkpoints, world, state, run);
+  Checkpoints checkpoints(options.checkpoints, world, model.state, run);
   const int64_t first_step = checkpoints.resume();
   if (options.has_learning_rate) {
     for (auto& group : optimizer.param_groups()) group.options().set_lr(options.learning_rate);
   }
 
   // Training: the usual loop.
+  const std::vector<modules::GradsToClip> gradients = modules::grads_to_clip(model.parameters);
   // The ranks of one pipeline: only one of its copies is recorded, and its last rank reports.
-  const bool first_copy = mesh.coordinate("dp_replicate") == 0 && mesh.coordinate("dp_shard") == 0;
+  const bool first_copy = mesh.coordinate("dp_replicate") == 0 &&
+                          mesh.coordinate("dp_shard") == 0 && mesh.coordinate("tp") == 0;
   const bool reports = has_loss && first_copy;
   const bool records = !options.record.empty();
   if (records && options.recorded_step() < first_step)
@@ -249,8 +165,8 @@ void train(const Options& options, const ir::Program& program, const Text& text,
     const executor::StepResult result =
         step == record_at ? recorded_step(options, executor, batch, *pipeline, &recorded)
                           : executor.step(batch);
-    if (options.clip > 0) modules::clip_grad_norm_(parameters, *whole_model, options.clip);
-    if (!parameters.empty()) optimizer.step();
+    if (options.clip > 0) modules::clip_grad_norm_(gradients, *all_ranks, options.clip);
+    if (!model.parameters.empty()) optimizer.step();
     const double loss = has_loss ? mean(result.losses, *copies) : 0;
     if (reports) progress.step(loss);
     checkpoints.save(step + 1, options.steps);
@@ -280,7 +196,7 @@ void train_or_fail(const Options& options, const ir::Program& program, const Tex
 
 // Runs all ranks as threads. Rethrows the error of the lowest rank that failed.
 void train_threads(const Options& options, const ir::Program& program, const Text& text) {
-  std::vector<comms::World> worlds = comms::thread_worlds(options.pp * options.copies());
+  std::vector<comms::World> worlds = comms::thread_worlds(options.ranks());
   std::vector<std::exception_ptr> errors(worlds.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < worlds.size(); ++rank) {
@@ -304,12 +220,12 @@ void run(const Options& options) {
   const Text text(options.data, options.model.context);
   const comms::Environment environment = comms::read_environment();
   // Otherwise each rank would start its own pool of threads, as many as there are cores.
-  const int ranks = options.pp * options.copies();
-  if (ranks > 1) at::set_num_threads(1);
+  if (options.ranks() > 1) at::set_num_threads(1);
   if (environment.world_size == 1) return train_threads(options, program, text);
-  if (environment.world_size != ranks) {
-    throw UsageError(times_copies("--pp", options.pp, options) + ": expected " +
-                     std::to_string(ranks) + " processes, got " +
+  if (environment.world_size != options.ranks()) {
+    std::string flags = times_copies("--pp", options.pp, options);
+    if (options.tp > 1) flags += " times --tp " + std::to_string(options.tp);
+    throw UsageError(flags + ": expected " + std::to_string(options.ranks()) + " processes, got " +
                      std::to_string(environment.world_size));
   }
   comms::World world = comms::gloo_world(environment);
@@ -317,83 +233,9 @@ void run(const Options& options) {
 }
 
 int main(int argc, char** argv) {
-  Options options;
-  CLI::App app("Trains a small GPT on the bytes of a file, with pipeline and data parallelism.",
-               "train_gpt");
-  app.footer(
-      "Ranks are threads of this process. To run each rank as a process, over Gloo:\n"
-      "  pipewright launch -n 4 -- train_gpt --pp 2 --dp-shard 2\n"
-      "Exit codes: 0 success, 1 failure, 2 invalid command line.");
-  app.option_defaults()->always_capture_default();
-  app.add_option("--data", options.data, "File to train on; its last tenth is held back");
-  app.add_option("--schedule", options.schedule, "Name of a schedule from `pipewright list`");
-  app.add_option("--pp", options.pp, "Ranks per pipeline")->check(CLI::Range(1, 1024));
-  app.add_option("--dp-replicate", options.dp_replicate,
-                 "Replicas of the pipeline; gradients are averaged over them")
-      ->check(CLI::Range(1, 1024));
-  app.add_option("--dp-shard", options.dp_shard,
-                 "Ranks over which the parameters of each stage are sharded; with --dp-replicate, "
-                 "each shard is replicated")
-      ->check(CLI::Range(1, 1024));
-  const std::map<std::string, at::ScalarType> dtypes = {{"fp32", at::kFloat},
-                                                        {"bf16", at::kBFloat16}};
-  const auto add_dtype = [&](const std::string& flag, at::ScalarType& dtype,
-                             const std::string& help) {
-    app.add_option_function<std::string>(
-           flag, [&dtypes, &dtype](const std::string& name) { dtype = dtypes.at(name); }, help)
-        ->check(CLI::IsMember(dtypes))
-        ->default_str("fp32");
-  };
-  add_dtype("--param-dtype", options.param_dtype,
-            "What forward and backward compute in; weights and optimizer stay in fp32");
-  add_dtype("--reduce-dtype", options.reduce_dtype,
-            "What gradients are accumulated and reduced in");
-  app.add_option("--stages-per-rank", options.stages_per_rank,
-                 "Stages per rank; 0 for the schedule's default")
-      ->check(CLI::Range(0, 1024));
-  app.add_option("--microbatches", options.microbatches, "Microbatches per step and replica")
-      ->check(CLI::Range(1, 1 << 20));
-  app.add_option("--steps", options.steps, "Training steps, with those of a resumed run")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
-  app.add_option("--seed", options.model.seed, "Seed of the weights and batches");
-  app.add_option("--layers", options.model.layers, "Transformer blocks of the model")
-      ->check(CLI::Range(1, 1 << 16));
-  app.add_option("--dim", options.model.dim, "Width of the model; a multiple of 16")
-      ->check(CLI::Range(1, 1 << 16));
-  app.add_option("--context", options.model.context, "Context length in bytes")
-      ->check(CLI::Range(1, 1 << 20));
-  app.add_option("--batch", options.batch, "Windows per step, over all microbatches and replicas")
-      ->check(CLI::Range(1, 1 << 24));
-  const CLI::Option* learning_rate =
-      app.add_option("--lr", options.learning_rate,
-                     "Learning rate of AdamW; a resumed run keeps its own if this is not given")
-          ->check(CLI::PositiveNumber);
-  app.add_option("--clip", options.clip, "Clip gradients to this total norm; 0: do not clip")
-      ->check(CLI::NonNegativeNumber);
-  app.add_option("--save", options.checkpoints.save,
-                 "Folder for checkpoints: one after the last step, and with --save-every others");
-  app.add_option("--save-every", options.checkpoints.every,
-                 "Save after each of so many steps; the last two checkpoints are kept")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
-  app.add_option("--resume", options.checkpoints.resume,
-                 "Checkpoint to go on from, in any mesh and schedule; `latest`: that of --save, or "
-                 "from the beginning if there is none");
-  app.add_option("--record", options.record,
-                 "Write when each action of a step ran, in one pipeline, to a JSON file that "
-                 "`pipewright print`, `simulate` and `diff` read");
-  app.add_option("--record-step", options.record_step,
-                 "The step to record, from 0; -1: the last one")
-      ->check(CLI::Range(int64_t{-1}, int64_t{1} << 40));
-  app.add_flag("--json", options.json,
-               "Print JSON: per step `step`, `loss`, `tokens_per_s`; at the end `held_back_loss`, "
-               "`bigram_loss`, and with --record `recorded_step`, `recorded_seconds`, "
-               "`bubble_rate`, `predicted_bubble_rate`");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
-  options.has_learning_rate = learning_rate->count() > 0;
+  const std::variant<Options, int> parsed = parse_options(argc, argv);
+  if (const int* exit_code = std::get_if<int>(&parsed)) return *exit_code;
+  const Options& options = std::get<Options>(parsed);
   try {
     run(options);
   } catch (const UsageError& error) {

@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/checkpoint/scratch.h"
 #include "tests/support/shell/shell.h"
@@ -20,7 +22,7 @@ using tests::run_shell;
 using tests::scratch_folder;
 
 const std::string kTrain =
-    "examples/train_gpt --data docs/command_line.md --layers 4 --dim 16 --context 16 --batch 16 "
+    "examples/train_gpt --data docs/command_line.md --layers 4 --dim 32 --context 16 --batch 16 "
     "--json ";
 
 struct Trained {
@@ -84,16 +86,20 @@ INSTANTIATE_TEST_SUITE_P(Resume, SameMesh,
                          testing::Values("--pp 2 --schedule ZBV --clip 0.5",
                                          "--pp 2 --dp-replicate 2 --schedule Interleaved1F1B",
                                          "--dp-replicate 2 --dp-shard 2 --pp 1",
-                                         "--pp 2 --dp-shard 2 --param-dtype bf16"));
+                                         "--pp 2 --dp-shard 2 --param-dtype bf16",
+                                         "--pp 2 --tp 2 --dp-shard 2 --clip 0.5"));
 
 TEST(Resume, OnAnyOtherMesh) {
   const auto folder = scratch_folder("meshes");
   const Trained straight = train("--pp 2 --schedule ZBV --steps 4");
-  const std::map<std::string, std::string> meshes = {
+  const std::vector<std::pair<std::string, std::string>> meshes = {
       {"--pp 1 --schedule GPipe", "--pp 4 --schedule 1F1B"},
       {"--pp 2 --schedule ZBV", "--pp 1 --dp-shard 4 --schedule GPipe"},
       {"--pp 2 --dp-shard 2 --schedule Interleaved1F1B", "--pp 1 --dp-replicate 2"},
       {"--pp 1 --dp-replicate 2 --dp-shard 2", "--pp 2 --schedule DualPipeV"},
+      {"--pp 2 --tp 2 --schedule ZBV", "--pp 1 --schedule GPipe"},
+      {"--pp 1 --schedule GPipe", "--pp 2 --tp 2 --schedule 1F1B"},
+      {"--pp 1 --tp 2 --dp-shard 2 --dp-replicate 2", "--pp 2 --dp-shard 2"},
   };
   for (const auto& [saves, loads] : meshes) {
     std::filesystem::remove_all(folder);
@@ -190,7 +196,7 @@ TEST(Resume, Errors) {
   expect_error("--save-every 2", 2, "--save-every: expected --save too\n");
   expect_error("--resume " + path + " --seed 1", 2,
                "--seed: expected 0, as in `" + path + "`, got 1\n");
-  expect_error("--data docs/command_line.md --layers 3 --dim 16 --context 16 --resume " + path, 1,
+  expect_error("--data docs/command_line.md --layers 3 --dim 32 --context 16 --resume " + path, 1,
                "the checkpoint does not fit the model:\nerror[PW113]: unexpected tensor `block3.");
   expect_error("--resume " + path + "/nowhere", 1, "rank 0: cannot ");
   expect_error("--steps 1 --save /dev/null/here", 1, "rank 0: cannot create `/dev/null/here`: ");

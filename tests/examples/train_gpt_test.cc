@@ -2,6 +2,7 @@
 // learns; output; errors.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -90,6 +91,33 @@ TEST_P(DataParallel, MatchesASingleRank) {
 
 INSTANTIATE_TEST_SUITE_P(TrainGpt, DataParallel, testing::Values("replicate", "shard", "both"));
 
+// Pipelines of two ranks whose layers are split over two ranks and sharded over two.
+TEST(TrainGpt, TensorParallelMatchesASingleRank) {
+  const std::string args = "--steps 20 --batch 16 --microbatches 4 ";
+  const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
+  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+    const std::string schedule = "--pp 2 --tp 2 --dp-shard 2 --schedule " + std::string(spec->name);
+    expect_close(train(kTrain + args + schedule), alone, schedule);
+  }
+  for (const std::string mesh : {"--pp 1 --tp 2", "--pp 2 --tp 2 --dp-replicate 2 --schedule ZBV",
+                                 "--pp 1 --tp 2 --dp-replicate 2 --dp-shard 2"})
+    expect_close(train(kTrain + args + mesh), alone, mesh);
+}
+
+// Over processes, and with heads, MLPs and a vocabulary of which each of three ranks has a part:
+// 256 tokens are 86, 86 and 84.
+TEST(TrainGpt, TensorParallelOverProcesses) {
+  const std::string args =
+      "examples/train_gpt --data docs/command_line.md --layers 3 --dim 48 --context 32 --steps 10 "
+      "--batch 16 --microbatches 4 ";
+  const Trained alone = train(args + "--pp 1 --schedule GPipe --clip 0.5");
+  for (const std::string mesh :
+       {"--pp 1 --tp 3 --dp-shard 2", "--pp 2 --tp 3 --schedule InterleavedZeroBubble"}) {
+    expect_close(train("cli/pipewright launch -n 6 -- " + args + mesh + " --clip 0.5"), alone,
+                 mesh);
+  }
+}
+
 TEST(TrainGpt, ProcessesMatchThreads) {
   const std::string args = "--steps 5 --pp 4 --schedule ZBV --microbatches 8";
   expect_close(train("cli/pipewright launch -n 4 -- " + kTrain + args), train(kTrain + args),
@@ -113,7 +141,8 @@ TEST(TrainGpt, ClipsTheNormOfTheWholeModel) {
   const std::string args = "--steps 10 --batch 16 --microbatches 4 ";
   const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe --clip 0.5");
   EXPECT_NE(alone.losses, train(kTrain + args + "--pp 1 --schedule GPipe").losses);
-  for (const char* copies : {"--dp-replicate 2 ", "--dp-shard 2 --dp-replicate 2 "})
+  for (const char* copies :
+       {"--dp-replicate 2 ", "--dp-shard 2 --dp-replicate 2 ", "--tp 2 ", "--tp 2 --dp-shard 2 "})
     expect_close(train(kTrain + args + copies + "--schedule ZBV --clip 0.5"), alone, copies);
 }
 
@@ -121,7 +150,7 @@ TEST(TrainGpt, ClipsTheNormOfTheWholeModel) {
 TEST(TrainGpt, LearnsInMixedPrecision) {
   const std::string args = kTrain + "--steps 60 ";
   const Trained exact = train(args);
-  for (const std::string copies : {"--dp-replicate 2", "--dp-shard 2"}) {
+  for (const std::string copies : {"--dp-replicate 2", "--dp-shard 2", "--tp 2"}) {
     const Trained mixed =
         train(args + copies + " --schedule ZBV --param-dtype bf16 --reduce-dtype fp32");
     EXPECT_NE(mixed.losses, exact.losses);
@@ -138,11 +167,13 @@ TEST(TrainGpt, LearnsInMixedPrecision) {
 // One pipeline is recorded, as threads and as processes; pipewright reads what was written.
 TEST(TrainGpt, RecordsAStep) {
   const std::string file = testing::TempDir() + "/recorded_step.json";
-  const std::string args = kTrain + "--steps 3 --schedule ZBV --dp-shard 2 --json --record " + file;
-  for (const std::string launch : {"", "cli/pipewright launch -n 4 -- "}) {
+  const std::string args = kTrain + "--steps 3 --schedule ZBV --json --record " + file;
+  const std::map<std::string, std::string> launches = {
+      {"", " --dp-shard 2 --tp 2"}, {"cli/pipewright launch -n 4 -- ", " --dp-shard 2"}};
+  for (const auto& [launch, mesh] : launches) {
     for (const std::string step : {"", " --record-step 1"}) {
       SCOPED_TRACE(launch + step);
-      const Output output = run_shell("rm -f " + file + "; " + launch + args + step);
+      const Output output = run_shell("rm -f " + file + "; " + launch + args + mesh + step);
       ASSERT_EQ(output.status, 0) << output.text;
       const size_t last = output.text.rfind('{');
       const auto end = nlohmann::json::parse(output.text.substr(last));
@@ -196,6 +227,8 @@ TEST(TrainGpt, Errors) {
       "error: --batch: expected a multiple of --microbatches 4 times --dp-replicate 1, got 15\n");
   expect_error("examples/train_gpt --dim 40", 2,
                "error: --dim: expected a multiple of the head dimension 16, got 40\n");
+  expect_error("examples/train_gpt --tp 3", 2,
+               "error: --tp: expected a divisor of 4, the attention heads of --dim 64, got 3\n");
   expect_error("examples/train_gpt --data /nowhere", 1, "error: cannot open `/nowhere`\n");
   expect_error("examples/train_gpt --pp none", 2, "--pp: ");
   expect_error("examples/train_gpt --schedule ZBV --stages-per-rank 3", 2, "error: ");
@@ -203,6 +236,10 @@ TEST(TrainGpt, Errors) {
       "WORLD_SIZE=3 RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 examples/train_gpt "
       "--data docs/command_line.md",
       2, "error: --pp 2 times --dp-replicate 1: expected 2 processes, got 3\n");
+  expect_error(
+      "WORLD_SIZE=2 RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 examples/train_gpt "
+      "--data docs/command_line.md --tp 2",
+      2, "error: --pp 2 times --dp-replicate 1 times --tp 2: expected 4 processes, got 2\n");
   expect_error(
       "WORLD_SIZE=2 RANK=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 examples/train_gpt "
       "--data docs/command_line.md",

@@ -1,0 +1,49 @@
+#include "examples/local_model.h"
+
+#include <string>
+
+#include "examples/gpt.h"
+#include "pipewright/ddp/replicate.h"
+#include "pipewright/executor/module_stage.h"
+#include "pipewright/fsdp/fully_shard.h"
+#include "pipewright/modules/distribution.h"
+
+namespace pipewright::examples {
+namespace {
+
+// Shards the parameters bottom-up: each block as one group, then the rest of the stage. Shards have
+// replicas with --dp-replicate; with --dp-shard 1 there are only replicas.
+std::shared_ptr<modules::DataParallel> shard(GptStage& stage, comms::Mesh& mesh,
+                                             const Options& options) {
+  const std::vector<std::string> dims = {"dp_replicate", "dp_shard"};
+  fsdp::Options sharding;
+  if (options.is_mixed_precision()) {
+    sharding.mixed_precision = {.param_dtype = options.param_dtype,
+                                .reduce_dtype = options.reduce_dtype};
+  }
+  std::vector<std::shared_ptr<fsdp::Sharded>> units;
+  for (const auto& block : stage.blocks())
+    units.push_back(fsdp::fully_shard(*block, mesh, dims, sharding));
+  return fsdp::fully_shard(stage, mesh, dims, sharding)->data_parallel();
+}
+
+}  // namespace
+
+LocalModel make_local_model(const Options& options, const ir::Placement& placement,
+                            comms::Mesh& mesh) {
+  LocalModel model;
+  const comms::BackendPtr data_parallel = mesh.group({"dp_replicate", "dp_shard"});
+  for (const int index : placement.stages_of(mesh.coordinate("pp"))) {
+    const auto stage = make_gpt_stage(options.model, index, placement.num_stages());
+    if (options.tp > 1) model.split.push_back(tp::parallelize(*stage, stage->plan(), mesh, "tp"));
+    const bool is_sharded = options.dp_shard > 1 || options.is_mixed_precision();
+    model.stages[index] = {executor::make_stage(stage),
+                           is_sharded ? shard(*stage, mesh, options)
+                                      : ddp::replicate(*stage, data_parallel)->data_parallel()};
+    model.state.add_module(*stage, modules::layouts(*stage));
+    for (const at::Tensor& parameter : stage->parameters()) model.parameters.push_back(parameter);
+  }
+  return model;
+}
+
+}  // namespace pipewright::examples

@@ -1,0 +1,34 @@
+#ifndef PIPEWRIGHT_EXAMPLES_LOCAL_MODEL_H_
+#define PIPEWRIGHT_EXAMPLES_LOCAL_MODEL_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "examples/options.h"
+#include "pipewright/checkpoint/torch/training_state.h"
+#include "pipewright/comms/mesh.h"
+#include "pipewright/executor/local_stage.h"
+#include "pipewright/ir/placement.h"
+#include "pipewright/tp/parallelize.h"
+
+namespace pipewright::examples {
+
+// One rank's part of the model.
+struct LocalModel {
+  std::map<int, executor::LocalStage> stages;
+  std::vector<at::Tensor> parameters;
+  checkpoint::TrainingState state;
+  std::vector<std::shared_ptr<tp::Parallelized>> split;  // one per stage, with --tp
+};
+
+// Makes this rank's stages: split over "tp", and then replicated over "dp_replicate", sharded over
+// "dp_shard", or both. Collective over the mesh.
+LocalModel make_local_model(const Options& options, const ir::Placement& placement,
+                            comms::Mesh& mesh);
+
+}  // namespace pipewright::examples
+
+#endif  // PIPEWRIGHT_EXAMPLES_LOCAL_MODEL_H_

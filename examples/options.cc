@@ -1,0 +1,134 @@
+#include "examples/options.h"
+
+#include <CLI/CLI.hpp>
+#include <map>
+
+#include "examples/recorded_step.h"
+#include "examples/usage_error.h"
+
+namespace pipewright::examples {
+
+std::variant<Options, int> parse_options(int argc, char** argv) {
+  Options options;
+  CLI::App app(
+      "Trains a small GPT on the bytes of a file, with pipeline, data and tensor parallelism.",
+      "train_gpt");
+  app.footer(
+      "Ranks are threads of this process. To run each rank as a process, over Gloo:\n"
+      "  pipewright launch -n 4 -- train_gpt --pp 2 --dp-shard 2\n"
+      "Exit codes: 0 success, 1 failure, 2 invalid command line.");
+  app.option_defaults()->always_capture_default();
+  app.add_option("--data", options.data, "File to train on; its last tenth is held back");
+  app.add_option("--schedule", options.schedule, "Name of a schedule from `pipewright list`");
+  app.add_option("--pp", options.pp, "Ranks per pipeline")->check(CLI::Range(1, 1024));
+  app.add_option("--dp-replicate", options.dp_replicate,
+                 "Replicas of the pipeline; gradients are averaged over them")
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--dp-shard", options.dp_shard,
+                 "Ranks over which the parameters of each stage are sharded; with --dp-replicate, "
+                 "each shard is replicated")
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--tp", options.tp,
+                 "Ranks over which each layer is split: attention heads, MLPs, vocabulary")
+      ->check(CLI::Range(1, 1024));
+  const std::map<std::string, at::ScalarType> dtypes = {{"fp32", at::kFloat},
+                                                        {"bf16", at::kBFloat16}};
+  const auto add_dtype = [&](const std::string& flag, at::ScalarType& dtype,
+                             const std::string& help) {
+    app.add_option_function<std::string>(
+           flag, [&dtypes, &dtype](const std::string& name) { dtype = dtypes.at(name); }, help)
+        ->check(CLI::IsMember(dtypes))
+        ->default_str("fp32");
+  };
+  add_dtype("--param-dtype", options.param_dtype,
+            "What forward and backward compute in; weights and optimizer stay in fp32");
+  add_dtype("--reduce-dtype", options.reduce_dtype,
+            "What gradients are accumulated and reduced in");
+  app.add_option("--stages-per-rank", options.stages_per_rank,
+                 "Stages per rank; 0 for the schedule's default")
+      ->check(CLI::Range(0, 1024));
+  app.add_option("--microbatches", options.microbatches, "Microbatches per step and replica")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--steps", options.steps, "Training steps, with those of a resumed run")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  app.add_option("--seed", options.model.seed, "Seed of the weights and batches");
+  app.add_option("--layers", options.model.layers, "Transformer blocks of the model")
+      ->check(CLI::Range(1, 1 << 16));
+  app.add_option("--dim", options.model.dim, "Width of the model; a multiple of 16")
+      ->check(CLI::Range(1, 1 << 16));
+  app.add_option("--context", options.model.context, "Context length in bytes")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--batch", options.batch, "Windows per step, over all microbatches and replicas")
+      ->check(CLI::Range(1, 1 << 24));
+  const CLI::Option* learning_rate =
+      app.add_option("--lr", options.learning_rate,
+                     "Learning rate of AdamW; a resumed run keeps its own if this is not given")
+          ->check(CLI::PositiveNumber);
+  app.add_option("--clip", options.clip, "Clip gradients to this total norm; 0: do not clip")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--save", options.checkpoints.save,
+                 "Folder for checkpoints: one after the last step, and with --save-every others");
+  app.add_option("--save-every", options.checkpoints.every,
+                 "Save after each of so many steps; the last two checkpoints are kept")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  app.add_option("--resume", options.checkpoints.resume,
+                 "Checkpoint to go on from, in any mesh and schedule; `latest`: that of --save, or "
+                 "from the beginning if there is none");
+  app.add_option("--record", options.record,
+                 "Write when each action of a step ran, in one pipeline, to a JSON file that "
+                 "`pipewright print`, `simulate` and `diff` read");
+  app.add_option("--record-step", options.record_step,
+                 "The step to record, from 0; -1: the last one")
+      ->check(CLI::Range(int64_t{-1}, int64_t{1} << 40));
+  app.add_flag("--json", options.json,
+               "Print JSON: per step `step`, `loss`, `tokens_per_s`; at the end `held_back_loss`, "
+               "`bigram_loss`, and with --record `recorded_step`, `recorded_seconds`, "
+               "`bubble_rate`, `predicted_bubble_rate`");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  options.has_learning_rate = learning_rate->count() > 0;
+  return options;
+}
+
+std::string times_copies(const std::string& flag, int value, const Options& options) {
+  const auto times = [](const std::string& of, int count) {
+    return " times " + of + " " + std::to_string(count);
+  };
+  std::string text = flag + " " + std::to_string(value);
+  if (options.dp_replicate > 1 || options.dp_shard == 1)
+    text += times("--dp-replicate", options.dp_replicate);
+  if (options.dp_shard > 1) text += times("--dp-shard", options.dp_shard);
+  return text;
+}
+
+void check(const Options& options) {
+  if (options.batch % (options.microbatches * options.copies()) != 0) {
+    throw UsageError("--batch: expected a multiple of " +
+                     times_copies("--microbatches", options.microbatches, options) + ", got " +
+                     std::to_string(options.batch));
+  }
+  const int64_t dim = options.model.dim, heads = dim / kHeadDim;
+  if (dim % kHeadDim != 0) {
+    throw UsageError("--dim: expected a multiple of the head dimension " +
+                     std::to_string(kHeadDim) + ", got " + std::to_string(dim));
+  }
+  if (heads % options.tp != 0) {
+    throw UsageError("--tp: expected a divisor of " + std::to_string(heads) +
+                     ", the attention heads of --dim " + std::to_string(dim) + ", got " +
+                     std::to_string(options.tp));
+  }
+  check(options.checkpoints);
+  if (options.record_step >= 0 && options.record.empty())
+    throw UsageError("--record-step requires --record");
+  if (options.record_step >= options.steps) {
+    throw UsageError("--record-step: expected a step below --steps " +
+                     std::to_string(options.steps) + ", got " +
+                     std::to_string(options.record_step));
+  }
+  if (!options.record.empty()) check_writable(options.record);
+}
+
+}  // namespace pipewright::examples

@@ -1,0 +1,59 @@
+#ifndef PIPEWRIGHT_EXAMPLES_OPTIONS_H_
+#define PIPEWRIGHT_EXAMPLES_OPTIONS_H_
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <string>
+#include <variant>
+
+#include "examples/checkpoints.h"
+#include "examples/gpt.h"
+
+// The command line of train_gpt.
+
+namespace pipewright::examples {
+
+struct Options {
+  std::string data = "/usr/share/common-licenses/GPL-3";
+  std::string schedule = "1F1B";
+  int pp = 2;
+  int dp_replicate = 1;
+  int dp_shard = 1;
+  int tp = 1;
+  int stages_per_rank = 0;  // 0: the schedule's default
+  int microbatches = 4;
+  int64_t steps = 200;
+  int64_t batch = 16;
+  double learning_rate = 3e-3;
+  bool has_learning_rate = false;  // --lr was given: it replaces that of a checkpoint
+  double clip = 0;                 // 0: gradients are not clipped
+  at::ScalarType param_dtype = at::kFloat;
+  at::ScalarType reduce_dtype = at::kFloat;
+  std::string record;        // a file; empty: nothing is recorded
+  int64_t record_step = -1;  // -1: the last step
+  bool json = false;
+  CheckpointFlags checkpoints;
+  GptConfig model;
+
+  // Ranks of the data-parallel dimensions: they train the same stages on different data.
+  int copies() const { return dp_replicate * dp_shard; }
+  int ranks() const { return pp * copies() * tp; }
+  int64_t recorded_step() const { return record_step < 0 ? steps - 1 : record_step; }
+  bool is_mixed_precision() const {
+    return param_dtype != at::kFloat || reduce_dtype != at::kFloat;
+  }
+};
+
+// The options, or the exit code if there is nothing to run: --help, or an error that was printed.
+std::variant<Options, int> parse_options(int argc, char** argv);
+
+// Throws UsageError for options that do not go together.
+void check(const Options& options);
+
+// "--pp 2 times --dp-replicate 1", for `flag` and `value`: what a product of ranks consists of.
+std::string times_copies(const std::string& flag, int value, const Options& options);
+
+}  // namespace pipewright::examples
+
+#endif  // PIPEWRIGHT_EXAMPLES_OPTIONS_H_

@@ -1,0 +1,130 @@
+// The model of train_gpt with tensor parallelism, against the whole one: initial weights bit for
+// bit, logits, loss and gradients; how much each block communicates.
+#include "examples/gpt.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+#include "pipewright/comms/chunk.h"
+#include "pipewright/comms/mesh.h"
+#include "pipewright/comms/recording_backend.h"
+#include "pipewright/modules/forward.h"
+#include "pipewright/tp/parallelize.h"
+#include "tests/support/training/on_ranks.h"
+
+namespace pipewright::examples {
+namespace {
+
+using tests::on_ranks;
+using tests::Rank;
+
+constexpr int64_t kBatch = 3;
+
+GptConfig config_of(int64_t layers) {
+  return {.layers = layers, .dim = 2 * kHeadDim, .context = 6, .seed = 5};
+}
+
+at::Tensor tokens() { return at::arange(kBatch * 6).mul(31).remainder(kVocabulary).view({3, 6}); }
+
+// This rank's part of `whole`, if a local tensor has the sizes of `local`.
+at::Tensor part_of(at::Tensor whole, const at::Tensor& local, const Rank& self) {
+  for (int64_t d = 0; d < whole.dim(); ++d) {
+    const comms::Chunk mine = comms::chunk_of(whole.size(d), self.world->size(), self.rank);
+    if (local.size(d) != whole.size(d)) whole = whole.narrow(d, mine.begin, mine.length);
+  }
+  return whole;
+}
+
+class SplitGpt : public testing::TestWithParam<bool> {};  // with sequence parallelism?
+
+TEST_P(SplitGpt, IsTheWholeModel) {
+  on_ranks(2, [](Rank& self) {
+    comms::Mesh mesh(*self.world, {{"tp", 2}});
+    const auto whole = make_gpt_stage(config_of(2), 0, 1),
+               part = make_gpt_stage(config_of(2), 0, 1);
+    const auto split = tp::parallelize(*part, part->plan(GetParam()), mesh, "tp");
+    auto parameters = part->named_parameters();
+    int64_t elements = 0;
+    for (const auto& named : whole->named_parameters()) {
+      const at::Tensor& mine = parameters[named.key()];
+      EXPECT_TRUE(at::equal(part_of(named.value(), mine, self), mine)) << named.key();
+      elements += mine.numel();
+    }
+    // Half of the model, but for norms, some biases and position embeddings.
+    EXPECT_LT(elements, 17500);
+    const at::Tensor expected = modules::forward(whole, tokens());
+    const at::Tensor got = modules::forward(part, tokens());
+    EXPECT_TRUE(at::allclose(part_of(expected, got, self), got, 1e-5, 1e-5));
+    const at::Tensor targets = tokens().add(1).remainder(kVocabulary);
+    const at::Tensor loss = gpt_loss(expected, targets);
+    EXPECT_NEAR(loss.item<double>(), gpt_loss(got, targets, self.group).item<double>(), 1e-6);
+    loss.backward();
+    gpt_loss(got, targets, self.group).backward();
+    for (const auto& named : whole->named_parameters()) {
+      const at::Tensor& mine = parameters[named.key()].grad();
+      ASSERT_TRUE(mine.defined()) << named.key();
+      EXPECT_TRUE(at::allclose(part_of(named.value().grad(), mine, self), mine, 1e-4, 1e-6))
+          << named.key();
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(SplitGpt, SplitGpt, testing::Bool());
+
+// Calls by name and their bytes.
+using Calls = std::map<std::string, std::pair<int64_t, int64_t>>;
+
+// What one more block adds to forward and backward.
+std::pair<Calls, Calls> calls_per_block(bool sequence_parallel) {
+  std::pair<Calls, Calls> result;
+  on_ranks(2, [&](Rank& self) {
+    comms::World recorded = self.world->wrapped(
+        [&](comms::BackendPtr backend) { return comms::record(backend, self.log); });
+    comms::Mesh mesh(recorded, {{"tp", 2}});
+    std::pair<Calls, Calls> counted;
+    for (const int64_t layers : {1, 2}) {
+      const auto add_calls = [&](Calls& to) {
+        for (const comms::CallRecord& call : self.log->calls()) {
+          to[call.op].first += layers == 2 ? 1 : -1;
+          to[call.op].second += layers == 2 ? call.bytes : -call.bytes;
+        }
+        self.log->clear();
+      };
+      const auto part = make_gpt_stage(config_of(layers), 0, 1);
+      const auto split = tp::parallelize(*part, part->plan(sequence_parallel), mesh, "tp");
+      self.log->clear();
+      const at::Tensor logits = modules::forward(part, tokens());
+      add_calls(counted.first);
+      logits.sum().backward();
+      add_calls(counted.second);
+    }
+    if (self.rank == 0) result = counted;
+  });
+  return result;
+}
+
+TEST(SplitGpt, CommunicatesTwiceInEachDirection) {
+  const int64_t activations = kBatch * 6 * 2 * kHeadDim * 4;  // bytes of [batch, context, dim]
+  const auto [forward, backward] = calls_per_block(false);
+  const Calls expected = {{"allreduce", {2, 2 * activations}}};
+  EXPECT_EQ(forward, expected);
+  EXPECT_EQ(backward, expected);
+}
+
+// An all-reduce becomes a reduce-scatter and an all-gather of as many bytes together. Backward also
+// sums the gradients of two norms, each of a weight and a bias.
+TEST(SplitGpt, SequenceParallelismCommunicatesFourTimesInEachDirection) {
+  const int64_t activations = kBatch * 6 * 2 * kHeadDim * 4;
+  const auto [forward, backward] = calls_per_block(true);
+  Calls expected = {{"_allgather_base", {2, 2 * activations}},
+                    {"_reduce_scatter_base", {2, activations}}};  // its output: half of it
+  EXPECT_EQ(forward, expected);
+  expected["allreduce"] = {4, 4 * 2 * kHeadDim * 4};
+  EXPECT_EQ(backward, expected);
+}
+
+}  // namespace
+}  // namespace pipewright::examples

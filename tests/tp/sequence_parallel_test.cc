@@ -1,0 +1,216 @@
+// Layers whose norms see a part of the sequence on each rank, alone and with fully_shard, replicate
+// and activation checkpointing, against the whole layers on one rank; what I and W communicate.
+#include "pipewright/tp/sequence_parallel.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+
+#include "pipewright/autograd/checkpoint.h"
+#include "pipewright/autograd/split_backward.h"
+#include "pipewright/comms/chunk.h"
+#include "pipewright/comms/mesh.h"
+#include "pipewright/comms/recording_backend.h"
+#include "pipewright/ddp/replicate.h"
+#include "pipewright/fsdp/fully_shard.h"
+#include "pipewright/modules/forward.h"
+#include "pipewright/tp/communication.h"
+#include "pipewright/tp/parallelize.h"
+#include "tests/support/training/modules.h"
+#include "tests/support/training/on_ranks.h"
+#include "tests/support/training/parity.h"
+
+namespace pipewright::tp {
+namespace {
+
+namespace nn = torch::nn;
+using comms::Mesh;
+using comms::TensorPlacement;
+using tests::on_ranks;
+using tests::Rank;
+
+constexpr int64_t kBatch = 3, kSequence = 6, kDim = 4, kHidden = 7;
+const TensorPlacement kAlongSequence = TensorPlacement::shard(1);
+
+struct Layer : nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor wide = modules::forward(up, modules::forward(norm, x));
+    return x + modules::forward(down, at::gelu(wide));
+  }
+  nn::LayerNorm norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({kDim})));
+  nn::Linear up = register_module("up", nn::Linear(kDim, kHidden));
+  nn::Linear down = register_module("down", nn::Linear(kHidden, kDim));
+};
+
+struct Model : nn::Module {
+  explicit Model(bool checkpointed = false) : checkpointed(checkpointed) {
+    for (int i = 0; i < 2; ++i)
+      layers.push_back(register_module("layer" + std::to_string(i), std::make_shared<Layer>()));
+    const torch::NoGradGuard no_grad;
+    to(at::kDouble);
+    uint64_t seed = 7;
+    for (at::Tensor& weight : parameters())
+      weight.copy_(tests::random_input(weight.sizes(), ++seed));
+  }
+  at::Tensor forward(const at::Tensor& input) {
+    at::Tensor x = input;
+    for (const auto& layer : layers) {
+      const auto function = [layer](const std::vector<at::Tensor>& in) {
+        return std::vector{modules::forward(layer, in[0])};
+      };
+      x = checkpointed ? autograd::checkpoint(function, {x})[0] : function({x})[0];
+    }
+    return modules::forward(norm, x);
+  }
+  const bool checkpointed;
+  std::vector<std::shared_ptr<Layer>> layers;
+  nn::LayerNorm norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({kDim})));
+};
+
+const Plan kPlan = {{"norm", sequence_parallel()},
+                    {"*.norm", sequence_parallel()},
+                    {"*.up", colwise_parallel({.input = kAlongSequence})},
+                    {"*.down", rowwise_parallel({.output = kAlongSequence})}};
+
+at::Tensor chunk(const at::Tensor& whole, int64_t dim, int ranks, int rank) {
+  const comms::Chunk mine = comms::chunk_of(whole.size(dim), ranks, rank);
+  return whole.narrow(dim, mine.begin, mine.length);
+}
+
+// What rank `tp` of two has of a parameter or its gradient.
+at::Tensor part_of(const at::Tensor& whole, const std::string& name, int tp) {
+  if (name.find(".up.") != std::string::npos) return chunk(whole, 0, 2, tp);
+  if (name.find(".down.weight") != std::string::npos) return chunk(whole, 1, 2, tp);
+  return whole;
+}
+
+enum class Wrapped { kNot, kSharded, kReplicated };
+
+class Sequence : public testing::TestWithParam<std::tuple<Wrapped, bool>> {};
+
+TEST_P(Sequence, IsThatOfWholeLayers) {
+  const auto [wrapped, checkpointed] = GetParam();
+  on_ranks(4, [&, wrapped = wrapped, checkpointed = checkpointed](Rank& self) {
+    Mesh mesh(*self.world, {{"dp", 2}, {"tp", 2}});
+    const comms::BackendPtr dp = mesh.group({"dp"}), tp = mesh.group({"tp"});
+    const auto plain = std::make_shared<Model>(), module = std::make_shared<Model>(checkpointed);
+    const auto split = parallelize(*module, kPlan, mesh, "tp");
+    std::vector<std::shared_ptr<void>> units;
+    for (const auto& layer : module->layers) {
+      if (wrapped == Wrapped::kSharded) units.push_back(fsdp::fully_shard(*layer, mesh, {"dp"}));
+    }
+    if (wrapped == Wrapped::kSharded) units.push_back(fsdp::fully_shard(*module, mesh, {"dp"}));
+    if (wrapped == Wrapped::kReplicated) units.push_back(ddp::replicate(*module, mesh, {"dp"}));
+    // Without a wrapper, all ranks have the same data.
+    const int copy = wrapped == Wrapped::kNot ? 0 : dp->getRank();
+    const auto plain_optimizer = tests::adam(*plain), optimizer = tests::adam(*module);
+    for (int iteration = 0; iteration < 4; ++iteration) {
+      plain_optimizer->zero_grad();
+      optimizer->zero_grad();
+      const at::Tensor input =
+          tests::random_input({kBatch, kSequence, kDim}, tests::data_seed(iteration, copy));
+      const at::Tensor weights = at::cos(at::arange(input.numel(), at::kDouble)).view_as(input);
+      const at::Tensor expected = plain->forward(input);
+      const at::Tensor got = modules::forward(module, scatter_to(input, 1, tp));
+      EXPECT_TRUE(at::allclose(chunk(expected, 1, 2, tp->getRank()), got, 1e-9, 1e-11));
+      (expected * weights).sum().backward();
+      (got * chunk(weights, 1, 2, tp->getRank())).sum().backward();
+      if (wrapped != Wrapped::kNot) tests::average_grads(*plain, *dp);
+      const auto parameters = module->named_parameters();
+      const auto expect_equal = [&](const at::Tensor& whole, const at::Tensor& mine,
+                                    const std::string& name) {
+        at::Tensor part = part_of(whole, name, tp->getRank());
+        if (wrapped == Wrapped::kSharded) part = chunk(part, 0, 2, dp->getRank());
+        ASSERT_TRUE(mine.defined()) << name;
+        EXPECT_TRUE(at::allclose(part, mine, 1e-9, 1e-11)) << name << " in " << iteration;
+      };
+      for (const auto& named : plain->named_parameters()) {
+        expect_equal(named.value().grad(), parameters[named.key()].grad(),
+                     "gradient of " + named.key());
+      }
+      plain_optimizer->step();
+      optimizer->step();
+      for (const auto& named : plain->named_parameters())
+        expect_equal(named.value(), parameters[named.key()], named.key());
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Sequence,
+                         testing::Combine(testing::Values(Wrapped::kNot, Wrapped::kSharded,
+                                                          Wrapped::kReplicated),
+                                          testing::Bool()));
+
+// Per layer, forward gathers and reduce-scatters once, and so does the I of a split backward. W
+// only sums the gradients of norms, one small all-reduce per weight.
+TEST(SequenceParallel, SplitBackwardCommunicatesInI) {
+  on_ranks(2, [](Rank& self) {
+    comms::World recorded = self.world->wrapped(
+        [&](comms::BackendPtr backend) { return comms::record(backend, self.log); });
+    Mesh mesh(recorded, {{"tp", 2}});
+    const auto plain = std::make_shared<Model>(), module = std::make_shared<Model>();
+    const auto split = parallelize(*module, kPlan, mesh, "tp");
+    const at::Tensor whole = tests::random_input({kBatch, kSequence, kDim}, 3);
+    const at::Tensor input = chunk(whole, 1, 2, self.rank).clone().requires_grad_();
+    const auto expect_calls = [&](const std::vector<std::string>& expected) {
+      std::vector<std::string> names;
+      for (const comms::CallRecord& call : self.log->calls()) names.push_back(call.op);
+      EXPECT_EQ(names, expected);
+      self.log->clear();
+    };
+    self.log->clear();
+    const at::Tensor output = modules::forward(module, input);
+    const std::string gather = "_allgather_base", scatter = "_reduce_scatter_base";
+    expect_calls({gather, scatter, gather, scatter});
+    autograd::WeightWork work;
+    const auto grads = autograd::backward_input({autograd::root_of(output)},
+                                                {at::ones_like(output)}, {input}, work);
+    expect_calls({gather, scatter, gather, scatter});
+    work.run();
+    expect_calls(std::vector<std::string>(6, "allreduce"));
+
+    const at::Tensor plain_input = whole.clone().requires_grad_();
+    plain->forward(plain_input).sum().backward();
+    EXPECT_TRUE(at::allclose(chunk(plain_input.grad(), 1, 2, self.rank), grads[0], 1e-9, 1e-11));
+    const auto got = module->named_parameters();
+    for (const auto& named : plain->named_parameters()) {
+      EXPECT_TRUE(at::allclose(part_of(named.value().grad(), named.key(), self.rank),
+                               got[named.key()].grad(), 1e-9, 1e-11))
+          << named.key();
+    }
+  });
+}
+
+// The gradient of a shared weight is summed once, of one that was frozen at first too, and no
+// longer when the module is no longer parallelized.
+TEST(SequenceParallel, SumsOncePerBackward) {
+  on_ranks(2, [](Rank& self) {
+    Mesh mesh(*self.world, {{"tp", 2}});
+    struct Tied : nn::Module {
+      nn::LayerNorm first = register_module("first", nn::LayerNorm(nn::LayerNormOptions({2})));
+      nn::LayerNorm second = register_module("second", first);
+    };
+    const auto module = std::make_shared<Tied>();
+    module->first->weight.requires_grad_(false);
+    auto split = parallelize(
+        *module, {{"first", sequence_parallel()}, {"second", sequence_parallel()}}, mesh, "tp");
+    EXPECT_FALSE(module->first->weight.requires_grad());
+    module->first->weight.requires_grad_(true);
+    const at::Tensor input = at::tensor({1.0, 3.0}, at::kFloat);  // normalized: -1 and 1
+    const auto run = [&] {
+      module->zero_grad();
+      (modules::forward(module->first, input) + modules::forward(module->second, input))
+          .sum()
+          .backward();
+      return module->first->weight.grad();
+    };
+    const at::Tensor once = at::tensor({-2.0, 2.0}, at::kFloat);
+    EXPECT_TRUE(at::allclose(run(), 2 * once, 1e-3));
+    split.reset();
+    EXPECT_TRUE(at::allclose(run(), once, 1e-3));
+  });
+}
+
+}  // namespace
+}  // namespace pipewright::tp
