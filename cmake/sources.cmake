@@ -384,6 +384,7 @@ set(pipewright_executor_sources
     tp/input_check.cc
     tp/parallelize.cc
     tp/rank_generator.cc
+    tp/sequence_parallel.cc
     tp/split_module.cc
 )
 
@@ -472,6 +473,7 @@ set(pipewright_executor_headers
     tp/input_check.h
     tp/parallelize.h
     tp/rank_generator.h
+    tp/sequence_parallel.h
     tp/split_module.h
 )
 

@@ -101,16 +101,27 @@ class Gpt final : public GptStage {
   std::vector<std::shared_ptr<nn::Module>> blocks() const override {
     return {blocks_.begin(), blocks_.end()};
   }
-  tp::Plan plan() const override {
+  tp::Plan plan(bool sequence_parallel) const override {
+    using comms::TensorPlacement;
+    const TensorPlacement between =  // of the activations between layers
+        sequence_parallel ? TensorPlacement::shard(1) : TensorPlacement::replicate();
+    const tp::Style columns = tp::colwise_parallel({.input = between});
+    const tp::Style rows = tp::rowwise_parallel({.output = between});
     tp::Plan plan;
-    if (tokens_) plan.emplace_back("tokens", tp::rowwise_parallel());
+    if (tokens_) plan.emplace_back("tokens", rows);
     if (!blocks_.empty()) {
       for (const char* layer : {"qkv", "up"})
-        plan.emplace_back(std::string("block*.") + layer, tp::colwise_parallel());
+        plan.emplace_back(std::string("block*.") + layer, columns);
       for (const char* layer : {"mix", "down"})
-        plan.emplace_back(std::string("block*.") + layer, tp::rowwise_parallel());
+        plan.emplace_back(std::string("block*.") + layer, rows);
     }
-    if (output_) plan.emplace_back("output", tp::colwise_parallel());
+    if (output_) plan.emplace_back("output", columns);
+    if (!sequence_parallel) return plan;
+    // Position embeddings are [context, dim].
+    if (tokens_)
+      plan.emplace_back("positions", tp::rowwise_parallel({.output = TensorPlacement::shard(0)}));
+    if (!blocks_.empty()) plan.emplace_back("block*.*_norm", tp::sequence_parallel());
+    if (output_) plan.emplace_back("norm", tp::sequence_parallel());
     return plan;
   }
 

@@ -35,8 +35,9 @@ class GptStage : public torch::nn::Module {
   // through their wrappers.
   virtual std::vector<std::shared_ptr<torch::nn::Module>> blocks() const = 0;
   // What tp::parallelize() splits: attention heads, MLPs and the vocabulary, so the last stage
-  // returns this rank's part of the logits.
-  virtual tp::Plan plan() const = 0;
+  // returns this rank's part of the logits. With sequence parallelism, [batch, own context, dim] is
+  // passed between blocks and stages; the context must then divide evenly.
+  virtual tp::Plan plan(bool sequence_parallel) const = 0;
 };
 // `dim` must be a multiple of kHeadDim.
 std::shared_ptr<GptStage> make_gpt_stage(const GptConfig& config, int stage, int num_stages);

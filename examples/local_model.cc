@@ -35,7 +35,9 @@ LocalModel make_local_model(const Options& options, const ir::Placement& placeme
   const comms::BackendPtr data_parallel = mesh.group({"dp_replicate", "dp_shard"});
   for (const int index : placement.stages_of(mesh.coordinate("pp"))) {
     const auto stage = make_gpt_stage(options.model, index, placement.num_stages());
-    if (options.tp > 1) model.split.push_back(tp::parallelize(*stage, stage->plan(), mesh, "tp"));
+    if (options.tp > 1)
+      model.split.push_back(
+          tp::parallelize(*stage, stage->plan(options.sequence_parallel), mesh, "tp"));
     const bool is_sharded = options.dp_shard > 1 || options.is_mixed_precision();
     model.stages[index] = {executor::make_stage(stage),
                            is_sharded ? shard(*stage, mesh, options)

@@ -31,6 +31,8 @@ std::variant<Options, int> parse_options(int argc, char** argv) {
   app.add_option("--tp", options.tp,
                  "Ranks over which each layer is split: attention heads, MLPs, vocabulary")
       ->check(CLI::Range(1, 1024));
+  app.add_flag("--sequence-parallel", options.sequence_parallel,
+               "With --tp, split the activations between layers along the context");
   const std::map<std::string, at::ScalarType> dtypes = {{"fp32", at::kFloat},
                                                         {"bf16", at::kBFloat16}};
   const auto add_dtype = [&](const std::string& flag, at::ScalarType& dtype,
@@ -119,6 +121,10 @@ void check(const Options& options) {
     throw UsageError("--tp: expected a divisor of " + std::to_string(heads) +
                      ", the attention heads of --dim " + std::to_string(dim) + ", got " +
                      std::to_string(options.tp));
+  }
+  if (options.sequence_parallel && options.model.context % options.tp != 0) {
+    throw UsageError("--context: expected a multiple of --tp " + std::to_string(options.tp) +
+                     " with --sequence-parallel, got " + std::to_string(options.model.context));
   }
   check(options.checkpoints);
   if (options.record_step >= 0 && options.record.empty())

@@ -21,7 +21,8 @@ struct Options {
   int dp_replicate = 1;
   int dp_shard = 1;
   int tp = 1;
-  int stages_per_rank = 0;  // 0: the schedule's default
+  bool sequence_parallel = false;  // needs a `tp` that divides the context
+  int stages_per_rank = 0;         // 0: the schedule's default
   int microbatches = 4;
   int64_t steps = 200;
   int64_t batch = 16;

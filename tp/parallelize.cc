@@ -16,6 +16,7 @@
 #include "pipewright/modules/distribution.h"
 #include "pipewright/modules/names.h"
 #include "pipewright/tp/input_check.h"
+#include "pipewright/tp/sequence_parallel.h"
 #include "pipewright/tp/split_module.h"
 
 namespace pipewright::tp {
@@ -43,6 +44,7 @@ bool matches(const std::string& pattern, const std::string& path) {
 struct Parameter {
   at::Tensor tensor;
   TensorPlacement placement;  // along the mesh dimension
+  bool has_partial_grad;
 };
 
 class ParallelizedModule final : public Parallelized,
@@ -125,7 +127,8 @@ class ParallelizedModule final : public Parallelized,
       }
       const auto [known, is_new] = names.emplace(weight.tensor.unsafeGetTensorImpl(), name);
       if (is_new) {
-        parameters_.emplace(name, Parameter{weight.tensor, weight.placement});
+        parameters_.emplace(name,
+                            Parameter{weight.tensor, weight.placement, weight.has_partial_grad});
       } else if (parameters_.at(known->second).placement != weight.placement) {
         refuse("`" + weight.name + "` is tied to `" + known->second + "`, which is " +
                parameters_.at(known->second).placement.text() + ": expected the same, got " +
@@ -160,6 +163,10 @@ class ParallelizedModule final : public Parallelized,
       parameter.tensor.set_data(comms::chunk_of(parameter.tensor.detach(), *along, *group_)
                                     .clone(at::MemoryFormat::Contiguous));
     }
+    for (const auto& [name, parameter] : parameters_) {
+      if (parameter.has_partial_grad)
+        sums_.push_back(std::make_unique<GradientSum>(parameter.tensor, group_));
+    }
     const auto distribute_others = [&](const auto& tensors) {
       for (const auto& named : tensors) {
         if (named.value().defined() && !modules::is_distributed_over(named.value(), dim_))
@@ -182,17 +189,27 @@ class ParallelizedModule final : public Parallelized,
   const std::string dim_;
   std::vector<std::pair<torch::nn::Module*, std::shared_ptr<SplitModule>>> hooks_;
   std::map<std::string, Parameter> parameters_;
+  std::vector<std::unique_ptr<GradientSum>> sums_;
   std::shared_ptr<modules::ForwardHook> input_check_;  // null if not asked for
 };
 
 }  // namespace
 
 std::string Style::name() const {
-  return kind_ == Kind::kColwise ? "colwise_parallel" : "rowwise_parallel";
+  switch (kind_) {
+    case Kind::kColwise:
+      return "colwise_parallel";
+    case Kind::kRowwise:
+      return "rowwise_parallel";
+    case Kind::kSequence:
+      return "sequence_parallel";
+  }
+  return {};
 }
 
 Style colwise_parallel(const Style::Layouts& layouts) { return {Style::Kind::kColwise, layouts}; }
 Style rowwise_parallel(const Style::Layouts& layouts) { return {Style::Kind::kRowwise, layouts}; }
+Style sequence_parallel() { return {Style::Kind::kSequence, {}}; }
 
 std::shared_ptr<Parallelized> parallelize(torch::nn::Module& module, const Plan& plan,
                                           comms::Mesh& mesh, const std::string& dim,

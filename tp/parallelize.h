@@ -14,9 +14,10 @@
 #include "pipewright/modules/forward.h"
 
 // Tensor parallelism for LibTorch: Linear and Embedding modules of a model whose weights are split
-// over the ranks of one mesh dimension, with the names and semantics of PyTorch's
-// parallelize_module. A column-parallel layer followed by a row-parallel one communicates once in
-// forward and once in backward (Shoeybi et al., "Megatron-LM", 2019):
+// over the ranks of one mesh dimension, and modules between them that see a part of the sequence,
+// with the names and semantics of PyTorch's parallelize_module. A column-parallel layer followed by
+// a row-parallel one communicates once in forward and once in backward (Shoeybi et al.,
+// "Megatron-LM", 2019):
 //
 //   const auto tp = tp::parallelize(*model, {{"block*.up", tp::colwise_parallel()},
 //                                            {"block*.down", tp::rowwise_parallel()}}, mesh, "tp");
@@ -38,7 +39,7 @@ namespace pipewright::tp {
 // How one module is split, and what its input is and its output becomes. PyTorch's ParallelStyle.
 class Style {
  public:
-  enum class Kind { kColwise, kRowwise };
+  enum class Kind { kColwise, kRowwise, kSequence };
   // What differs from the style's default. TensorPlacement::replicate(): a copy on every rank.
   // shard(d): this rank's chunk along dimension d.
   struct Layouts {
@@ -65,6 +66,19 @@ Style colwise_parallel(const Style::Layouts& layouts = {});
 // Linear's input is this rank's features, shard(-1), Embedding's a copy; the output is summed into
 // a copy, unless `layouts` says otherwise: shard(d) makes it this rank's chunk.
 Style rowwise_parallel(const Style::Layouts& layouts = {});
+// Splits nothing: every rank has the whole weights of a norm or dropout, or of any module that
+// treats the positions of a sequence alike, and calls it on its part of the sequence. Gradients of
+// the weights are summed over the ranks, and each rank draws its own random numbers
+// (rank_generator.h), as dropout needs it. The row-parallel layer before makes the parts, the
+// column-parallel one after gathers them, with parts of equal size along the sequence, dimension 1
+// here:
+//
+//   {{"tokens", rowwise_parallel({.output = shard(1)})},   {"norm", sequence_parallel()},
+//    {"up", colwise_parallel({.input = shard(1)})},
+//    {"down", rowwise_parallel({.output = shard(1)})}}
+//
+// (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022.)
+Style sequence_parallel();
 
 // Paths of modules below the parallelized one, and their styles. A part of a path may have the
 // wildcards of the shell: "layers.*.up". The empty path is the module itself.

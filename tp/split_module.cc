@@ -9,6 +9,7 @@
 
 #include "pipewright/comms/chunk.h"
 #include "pipewright/tp/communication.h"
+#include "pipewright/tp/sequence_parallel.h"
 
 namespace pipewright::tp {
 namespace {
@@ -196,6 +197,7 @@ class SplitEmbedding final : public SplitModule {
 
 std::shared_ptr<SplitModule> split_module(torch::nn::Module& module, const Style& style,
                                           const comms::BackendPtr& group) {
+  if (style.kind() == Style::Kind::kSequence) return sequence_parallel_module(module, group);
   if (auto* linear = dynamic_cast<torch::nn::LinearImpl*>(&module))
     return std::make_shared<SplitLinear>(*linear, style, group);
   if (auto* embedding = dynamic_cast<torch::nn::EmbeddingImpl*>(&module))

@@ -21,6 +21,7 @@ struct SplitWeight {
   std::string name;  // within the module
   at::Tensor tensor;
   comms::TensorPlacement placement;
+  bool has_partial_grad = false;  // the sum over ranks is the gradient
 };
 
 class SplitModule : public modules::ForwardHook {

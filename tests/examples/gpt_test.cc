@@ -47,14 +47,19 @@ TEST_P(SplitGpt, IsTheWholeModel) {
                part = make_gpt_stage(config_of(2), 0, 1);
     const auto split = tp::parallelize(*part, part->plan(GetParam()), mesh, "tp");
     auto parameters = part->named_parameters();
-    int64_t elements = 0;
+    int64_t whole_elements = 0, elements = 0, copies = 0;
     for (const auto& named : whole->named_parameters()) {
       const at::Tensor& mine = parameters[named.key()];
       EXPECT_TRUE(at::equal(part_of(named.value(), mine, self), mine)) << named.key();
+      whole_elements += named.value().numel();
       elements += mine.numel();
+      if (mine.sizes() == named.value().sizes()) copies += mine.numel();
     }
-    // Half of the model, but for norms, some biases and position embeddings.
-    EXPECT_LT(elements, 17500);
+    // Half of the model, but for five norms, four biases of row-parallel layers, and the position
+    // embeddings if they are not split.
+    const int64_t dim = 2 * kHeadDim;
+    EXPECT_EQ(copies, 5 * 2 * dim + 4 * dim + (GetParam() ? 0 : 6 * dim));
+    EXPECT_EQ(2 * elements, whole_elements + copies);
     const at::Tensor expected = modules::forward(whole, tokens());
     const at::Tensor got = modules::forward(part, tokens());
     EXPECT_TRUE(at::allclose(part_of(expected, got, self), got, 1e-5, 1e-5));

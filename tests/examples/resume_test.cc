@@ -98,7 +98,7 @@ TEST(Resume, OnAnyOtherMesh) {
       {"--pp 2 --dp-shard 2 --schedule Interleaved1F1B", "--pp 1 --dp-replicate 2"},
       {"--pp 1 --dp-replicate 2 --dp-shard 2", "--pp 2 --schedule DualPipeV"},
       {"--pp 2 --tp 2 --schedule ZBV", "--pp 1 --schedule GPipe"},
-      {"--pp 1 --schedule GPipe", "--pp 2 --tp 2 --schedule 1F1B"},
+      {"--pp 1 --schedule GPipe", "--pp 2 --tp 2 --sequence-parallel --schedule 1F1B"},
       {"--pp 1 --tp 2 --dp-shard 2 --dp-replicate 2", "--pp 2 --dp-shard 2"},
   };
   for (const auto& [saves, loads] : meshes) {

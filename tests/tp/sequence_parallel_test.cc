@@ -4,10 +4,14 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
+#include <array>
+
 #include "pipewright/autograd/checkpoint.h"
+#include "pipewright/autograd/generator_scope.h"
 #include "pipewright/autograd/split_backward.h"
 #include "pipewright/comms/chunk.h"
 #include "pipewright/comms/mesh.h"
@@ -44,7 +48,7 @@ struct Layer : nn::Module {
 };
 
 struct Model : nn::Module {
-  explicit Model(bool checkpointed = false) : checkpointed(checkpointed) {
+  explicit Model(bool is_checkpointed = false) : checkpointed(is_checkpointed) {
     for (int i = 0; i < 2; ++i)
       layers.push_back(register_module("layer" + std::to_string(i), std::make_shared<Layer>()));
     const torch::NoGradGuard no_grad;
@@ -163,11 +167,11 @@ TEST(SequenceParallel, SplitBackwardCommunicatesInI) {
     const at::Tensor output = modules::forward(module, input);
     const std::string gather = "_allgather_base", scatter = "_reduce_scatter_base";
     expect_calls({gather, scatter, gather, scatter});
-    autograd::WeightWork work;
+    const auto work = std::make_shared<autograd::WeightWork>();
     const auto grads = autograd::backward_input({autograd::root_of(output)},
-                                                {at::ones_like(output)}, {input}, work);
+                                                {at::ones_like(output)}, {input}, *work);
     expect_calls({gather, scatter, gather, scatter});
-    work.run();
+    work->run();
     expect_calls(std::vector<std::string>(6, "allreduce"));
 
     const at::Tensor plain_input = whole.clone().requires_grad_();
@@ -210,6 +214,24 @@ TEST(SequenceParallel, SumsOncePerBackward) {
     split.reset();
     EXPECT_TRUE(at::allclose(run(), once, 1e-3));
   });
+}
+
+// Ranks drop different positions, and go on with equal random numbers.
+TEST(SequenceParallel, DropoutDiffersBetweenRanks) {
+  const at::Tensor ones = at::ones({2, 100});
+  std::array<at::Tensor, 2> dropped, after;
+  on_ranks(2, [&](Rank& self) {
+    Mesh mesh(*self.world, {{"tp", 2}});
+    nn::Dropout dropout(0.5);
+    const auto split = parallelize(*dropout, {{"", sequence_parallel()}}, mesh, "tp");
+    const autograd::GeneratorScope generator(17);
+    const auto rank = static_cast<size_t>(self.rank);
+    dropped[rank] = modules::forward(dropout, ones);
+    after[rank] = at::dropout(ones, 0.5, true);
+  });
+  EXPECT_FALSE(at::equal(dropped[0], dropped[1]));
+  EXPECT_NEAR(dropped[0].mean().item<double>(), 1, 0.3);
+  EXPECT_TRUE(at::equal(after[0], after[1]));
 }
 
 }  // namespace
