@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "pipewright/comms/chunk.h"
+#include "pipewright/comms/group.h"
 
 namespace pipewright::comms {
 
@@ -31,7 +32,7 @@ at::Tensor gather_chunks(const at::Tensor& mine, int64_t dim, int64_t length,
   std::vector<int64_t> sizes = part.sizes().vec();
   sizes[0] *= group.getSize();
   at::Tensor whole = at::empty(sizes, mine.options());
-  group._allgather_base(whole, part)->wait();
+  wait(group, *group._allgather_base(whole, part));
   return whole.narrow(0, 0, length).movedim(0, dim).contiguous();
 }
 

@@ -3,7 +3,14 @@
 #include <stdexcept>
 #include <utility>
 
+#include "pipewright/comms/steady_seconds.h"
+
 namespace pipewright::comms {
+namespace {
+
+constexpr size_t kLast = 256;  // collectives that a group remembers
+
+}  // namespace
 
 Group::Group(std::string name, int rank, std::vector<int> members, MakeBackend make_backend,
              std::weak_ptr<FailureDomain> failures)
@@ -37,6 +44,8 @@ void Group::connect_again(int generation) {
   const std::lock_guard lock(mutex_);
   backend_ = made;
   aborted_ = false;
+  num_issued_ = waits_for_ = 0;
+  last_.clear();
   pg_uid_ = name;
   pg_desc_ = !made || made->getGroupDesc().empty() ? name : made->getGroupDesc();
   if (made) bound_device_id_ = made->getBoundDeviceId();
@@ -63,6 +72,48 @@ BackendPtr Group::backend() const {
   return backend_;
 }
 
+int64_t Group::issue(const char* op, const Tensor& input, const Tensor& output) {
+  const auto sizes = [](const Tensor& tensor) {
+    return tensor.defined() ? tensor.sizes().vec() : std::vector<int64_t>();
+  };
+  const std::lock_guard lock(mutex_);
+  if (last_.size() == kLast) last_.pop_front();
+  last_.push_back({op, ++num_issued_, sizes(input), sizes(output),
+                   input.defined() ? c10::toString(input.scalar_type()) : "", steady_seconds(),
+                   false, nullptr});
+  return num_issued_;
+}
+
+Group::WorkPtr Group::issued(int64_t number, WorkPtr work) {
+  const std::lock_guard lock(mutex_);
+  for (Collective& one : last_) {
+    if (one.work == work.get()) one.work = nullptr;  // nobody waited for it, and it is gone
+    if (one.number == number) one.work = work.get();
+  }
+  return work;
+}
+
+void Group::wait(c10d::Work& work) {
+  const auto mark = [&](bool done) {
+    const std::lock_guard lock(mutex_);
+    waits_for_ = 0;
+    for (Collective& one : last_) {
+      if (one.work != &work) continue;
+      if (!done) waits_for_ = one.number;
+      one.is_done = done;
+      if (done) one.work = nullptr;
+    }
+  };
+  mark(false);
+  work.wait();
+  mark(true);
+}
+
+GroupState Group::state() const {
+  const std::lock_guard lock(mutex_);
+  return {name_, members_, num_issued_, waits_for_, {last_.begin(), last_.end()}};
+}
+
 void Group::shutdown() { backend()->shutdown(); }
 
 void Groups::add(const c10::intrusive_ptr<Group>& group) {
@@ -79,6 +130,12 @@ void Groups::connect_again(int generation) {
   for (const auto& group : alive()) group->connect_again(generation);
 }
 
+std::vector<GroupState> Groups::states() {
+  std::vector<GroupState> states;
+  for (const auto& group : alive()) states.push_back(group->state());
+  return states;
+}
+
 std::vector<c10::intrusive_ptr<Group>> Groups::alive() {
   const std::lock_guard lock(mutex_);
   std::vector<c10::intrusive_ptr<Group>> alive;
@@ -86,6 +143,13 @@ std::vector<c10::intrusive_ptr<Group>> Groups::alive() {
     if (auto group = known.lock()) alive.push_back(std::move(group));
   }
   return alive;
+}
+
+void wait(c10d::Backend& group, c10d::Work& work) {
+  if (auto* handle = dynamic_cast<Group*>(&group))
+    handle->wait(work);
+  else
+    work.wait();
 }
 
 void fail(c10d::Backend& group, const std::string& message) {

@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_COMMS_GROUP_H_
 #define PIPEWRIGHT_COMMS_GROUP_H_
 
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -9,6 +10,26 @@
 #include "pipewright/comms/world.h"
 
 namespace pipewright::comms {
+
+// A collective of a group, as one of its members sees it.
+struct Collective {
+  std::string op;                      // the name of the c10d::Backend method
+  int64_t number = 0;                  // from 1; the same on all members
+  std::vector<int64_t> input, output;  // sizes of the first tensors
+  std::string dtype;
+  double seconds = 0;    // when it was called, by steady_seconds()
+  bool is_done = false;  // this member has waited for it
+  const void* work = nullptr;
+};
+
+// What one member of a group has called.
+struct GroupState {
+  std::string name;
+  std::vector<int> members;      // world ranks, by rank in the group
+  int64_t issued = 0;            // collectives
+  int64_t waits_for = 0;         // the number of the one that this member waits for; 0: none
+  std::vector<Collective> last;  // the latest ones
+};
 
 // A process group that survives a failure: a handle that forwards every call to the backend that
 // MakeBackend made, and replaces that backend after World::reset(). fsdp, ddp, channels and
@@ -26,6 +47,11 @@ class Group final : public c10d::Backend {
   ~Group() override;
 
   const std::vector<int>& members() const { return members_; }
+  // On any thread.
+  GroupState state() const;
+  // Waits for the work of a collective; while it does, state() says so. Stays in that state if the
+  // wait fails. Any thread.
+  void wait(c10d::Work& work);
   // Replaces the backend. Collective over the members, and may block.
   void connect_again(int generation);
 
@@ -48,37 +74,56 @@ class Group final : public c10d::Backend {
 
 #define PIPEWRIGHT_FORWARD(op, parameters, arguments) \
   WorkPtr op parameters override { return backend()->op arguments; }
-  PIPEWRIGHT_FORWARD(broadcast, (Tensors & a, const c10d::BroadcastOptions& o), (a, o))
-  PIPEWRIGHT_FORWARD(allreduce, (Tensors & a, const c10d::AllreduceOptions& o), (a, o))
-  PIPEWRIGHT_FORWARD(allreduce_sparse, (Tensors & a, const c10d::AllreduceOptions& o), (a, o))
-  PIPEWRIGHT_FORWARD(allreduce_coalesced, (Tensors & a, const c10d::AllreduceCoalescedOptions& o),
-                     (a, o))
-  PIPEWRIGHT_FORWARD(reduce, (Tensors & a, const c10d::ReduceOptions& o), (a, o))
-  PIPEWRIGHT_FORWARD(allgather, (Lists & a, Tensors& b, const c10d::AllgatherOptions& o), (a, b, o))
-  PIPEWRIGHT_FORWARD(_allgather_base, (Tensor & a, Tensor& b, const c10d::AllgatherOptions& o),
-                     (a, b, o))
-  PIPEWRIGHT_FORWARD(allgather_coalesced, (Lists & a, Tensors& b, const c10d::AllgatherOptions& o),
-                     (a, b, o))
-  PIPEWRIGHT_FORWARD(allgather_into_tensor_coalesced,
-                     (Tensors & a, Tensors& b, const c10d::AllgatherOptions& o), (a, b, o))
-  PIPEWRIGHT_FORWARD(gather, (Lists & a, Tensors& b, const c10d::GatherOptions& o), (a, b, o))
-  PIPEWRIGHT_FORWARD(scatter, (Tensors & a, Lists& b, const c10d::ScatterOptions& o), (a, b, o))
-  PIPEWRIGHT_FORWARD(reduce_scatter, (Tensors & a, Lists& b, const c10d::ReduceScatterOptions& o),
-                     (a, b, o))
-  PIPEWRIGHT_FORWARD(_reduce_scatter_base,
-                     (Tensor & a, Tensor& b, const c10d::ReduceScatterOptions& o), (a, b, o))
-  PIPEWRIGHT_FORWARD(reduce_scatter_tensor_coalesced,
-                     (Tensors & a, Tensors& b, const c10d::ReduceScatterOptions& o), (a, b, o))
-  PIPEWRIGHT_FORWARD(alltoall, (Tensors & a, Tensors& b, const c10d::AllToAllOptions& o), (a, b, o))
-  PIPEWRIGHT_FORWARD(alltoall_base,
-                     (Tensor & a, Tensor& b, Sizes& to, Sizes& from,
-                      const c10d::AllToAllOptions& o),
-                     (a, b, to, from, o))
+#define PIPEWRIGHT_COLLECTIVE(op, parameters, arguments, input, output)   \
+  WorkPtr op parameters override {                                        \
+    const BackendPtr backend = this->backend();                           \
+    const int64_t number = issue(#op, first_of(input), first_of(output)); \
+    return issued(number, backend->op arguments);                         \
+  }
+  PIPEWRIGHT_COLLECTIVE(broadcast, (Tensors & a, const c10d::BroadcastOptions& o), (a, o), a, a)
+  PIPEWRIGHT_COLLECTIVE(allreduce, (Tensors & a, const c10d::AllreduceOptions& o), (a, o), a, a)
+  PIPEWRIGHT_COLLECTIVE(allreduce_sparse, (Tensors & a, const c10d::AllreduceOptions& o), (a, o), a,
+                        a)
+  PIPEWRIGHT_COLLECTIVE(allreduce_coalesced,
+                        (Tensors & a, const c10d::AllreduceCoalescedOptions& o), (a, o), a, a)
+  PIPEWRIGHT_COLLECTIVE(reduce, (Tensors & a, const c10d::ReduceOptions& o), (a, o), a, a)
+  PIPEWRIGHT_COLLECTIVE(allgather, (Lists & a, Tensors& b, const c10d::AllgatherOptions& o),
+                        (a, b, o), b, b)
+  PIPEWRIGHT_COLLECTIVE(_allgather_base, (Tensor & a, Tensor& b, const c10d::AllgatherOptions& o),
+                        (a, b, o), b, a)
+  PIPEWRIGHT_COLLECTIVE(allgather_coalesced,
+                        (Lists & a, Tensors& b, const c10d::AllgatherOptions& o), (a, b, o), b, b)
+  PIPEWRIGHT_COLLECTIVE(allgather_into_tensor_coalesced,
+                        (Tensors & a, Tensors& b, const c10d::AllgatherOptions& o), (a, b, o), b, a)
+  PIPEWRIGHT_COLLECTIVE(gather, (Lists & a, Tensors& b, const c10d::GatherOptions& o), (a, b, o), b,
+                        b)
+  PIPEWRIGHT_COLLECTIVE(scatter, (Tensors & a, Lists& b, const c10d::ScatterOptions& o), (a, b, o),
+                        a, a)
+  PIPEWRIGHT_COLLECTIVE(reduce_scatter,
+                        (Tensors & a, Lists& b, const c10d::ReduceScatterOptions& o), (a, b, o), a,
+                        a)
+  PIPEWRIGHT_COLLECTIVE(_reduce_scatter_base,
+                        (Tensor & a, Tensor& b, const c10d::ReduceScatterOptions& o), (a, b, o), b,
+                        a)
+  PIPEWRIGHT_COLLECTIVE(reduce_scatter_tensor_coalesced,
+                        (Tensors & a, Tensors& b, const c10d::ReduceScatterOptions& o), (a, b, o),
+                        b, a)
+  PIPEWRIGHT_COLLECTIVE(alltoall, (Tensors & a, Tensors& b, const c10d::AllToAllOptions& o),
+                        (a, b, o), b, a)
+  PIPEWRIGHT_COLLECTIVE(alltoall_base,
+                        (Tensor & a, Tensor& b, Sizes& to, Sizes& from,
+                         const c10d::AllToAllOptions& o),
+                        (a, b, to, from, o), b, a)
   PIPEWRIGHT_FORWARD(send, (Tensors & a, int to, int tag), (a, to, tag))
   PIPEWRIGHT_FORWARD(recv, (Tensors & a, int from, int tag), (a, from, tag))
   PIPEWRIGHT_FORWARD(recvAnysource, (Tensors & a, int tag), (a, tag))
-  PIPEWRIGHT_FORWARD(barrier, (const c10d::BarrierOptions& o), (o))
+  WorkPtr barrier(const c10d::BarrierOptions& o) override {
+    const BackendPtr backend = this->backend();
+    const int64_t number = issue("barrier", {}, {});
+    return issued(number, backend->barrier(o));
+  }
   PIPEWRIGHT_FORWARD(endCoalescing, (), ())
+#undef PIPEWRIGHT_COLLECTIVE
 #undef PIPEWRIGHT_FORWARD
 
   void startCoalescing() override { backend()->startCoalescing(); }
@@ -126,6 +171,12 @@ class Group final : public c10d::Backend {
   }
 
  private:
+  static at::Tensor first_of(const Tensor& tensor) { return tensor; }
+  static at::Tensor first_of(const Tensors& tensors) {
+    return tensors.empty() ? Tensor() : tensors[0];
+  }
+  int64_t issue(const char* op, const Tensor& input, const Tensor& output);
+  WorkPtr issued(int64_t number, WorkPtr work);
   void end();
   // Throws std::runtime_error if the group could not be connected again.
   BackendPtr backend() const;
@@ -137,6 +188,9 @@ class Group final : public c10d::Backend {
   mutable std::mutex mutex_;
   BackendPtr backend_;
   bool aborted_ = false;
+  int64_t num_issued_ = 0;
+  int64_t waits_for_ = 0;
+  std::deque<Collective> last_;
 };
 
 // The groups of one rank, in the order in which they were made. Thread-safe.
@@ -146,6 +200,7 @@ class Groups {
   void abort();
   // Connects the groups that still exist again, one after the other.
   void connect_again(int generation);
+  std::vector<GroupState> states();
 
  private:
   std::vector<c10::intrusive_ptr<Group>> alive();
@@ -153,6 +208,9 @@ class Groups {
   std::mutex mutex_;
   std::vector<c10::weak_intrusive_ptr<Group>> groups_;
 };
+
+// Waits for `work`, a collective of `group`. If it never ends, the report of the hang names it.
+void wait(c10d::Backend& group, c10d::Work& work);
 
 // Group::fail() of `group`, or abort() if it is a backend of another kind.
 void fail(c10d::Backend& group, const std::string& message);

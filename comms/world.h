@@ -51,6 +51,9 @@ class World {
   // What all ranks of the world share when one of them fails.
   FailureDomain& failures() const { return *failures_; }
 
+  // The groups of this rank. For any thread, also when this world is gone.
+  const std::shared_ptr<Groups>& groups() const { return groups_; }
+
   // Creates a group of `ranks`, which must contain this rank; a member's rank within the group is
   // its position in `ranks`. May block, and is collective over the members: they must create their
   // groups in an order that cannot deadlock, for example the same order. Throws

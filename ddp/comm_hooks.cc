@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "pipewright/comms/group.h"
+
 namespace pipewright::ddp {
 namespace {
 
@@ -9,8 +11,8 @@ CommHook compress_hook(at::ScalarType dtype) {
   return [dtype](const at::Tensor& bucket, const comms::BackendPtr& group) {
     std::vector<at::Tensor> small = {bucket.to(dtype).div_(group->getSize())};
     const auto work = group->allreduce(small);
-    return [bucket, small = small[0], work] {
-      work->wait();
+    return [bucket, small = small[0], group, work] {
+      comms::wait(*group, *work);
       bucket.copy_(small);
     };
   };
@@ -24,7 +26,7 @@ CommHook all_reduce_hook() {
     options.reduceOp = c10d::ReduceOp::AVG;
     std::vector<at::Tensor> tensors = {bucket};
     const auto work = group->allreduce(tensors, options);
-    return [work] { work->wait(); };
+    return [group, work] { comms::wait(*group, *work); };
   };
 }
 

@@ -28,6 +28,7 @@
 #include <utility>
 
 #include "pipewright/comms/agreement.h"
+#include "pipewright/comms/group.h"
 #include "pipewright/ddp/buckets.h"
 #include "pipewright/ir/errors.h"
 
@@ -263,7 +264,7 @@ void GradBuckets::launch_counts() {
 void GradBuckets::reset_unused() {
   if (!unused_) return;
   const Unused unused = std::exchange(unused_, std::nullopt).value();
-  unused.work->wait();
+  comms::wait(*group_, *unused.work);
   const at::Tensor counts = unused.counts[0].cpu();
   for (size_t i = 0; i < unused.parameters.size(); ++i) {
     Parameter& parameter = parameters_[unused.parameters[i]];

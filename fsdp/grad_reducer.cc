@@ -22,6 +22,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "pipewright/comms/group.h"
 #include "pipewright/fsdp/flat_buffer.h"
 #include "pipewright/ir/errors.h"
 
@@ -154,7 +155,7 @@ bool GradReducer::all_reduce(Pending& pending) {
   options.reduceOp =
       reduction_.across == ReduceOp::kAverage ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
   std::vector<at::Tensor> outputs = {pending.output};
-  replicas_->allreduce(outputs, options)->wait();
+  comms::wait(*replicas_, *replicas_->allreduce(outputs, options));
   return true;
 }
 
@@ -163,7 +164,7 @@ void GradReducer::wait_reduce() {
   const c10::NoGradGuard no_grad;
   Pending pending = std::move(pending_.front());
   pending_.pop_front();
-  if (pending.work) pending.work->wait();
+  if (pending.work) comms::wait(*params_.group(), *pending.work);
   pending.input.reset();
   pending.pieces.clear();
   if (replicas() > 1 && !all_reduce(pending)) return;

@@ -21,6 +21,7 @@
 #include <utility>
 
 #include "pipewright/comms/chunk.h"
+#include "pipewright/comms/group.h"
 #include "pipewright/fsdp/flat_buffer.h"
 #include "pipewright/fsdp/param_group.h"
 #include "pipewright/fsdp/shard_guard.h"
@@ -85,7 +86,8 @@ void ParamGroup::post_gather() {
     for (size_t i = 0; i < inputs.size(); ++i) outputs[i].copy_(inputs[i]);
     cast_shards_.reset();
   } else if (!inputs.empty()) {
-    gather_ = (smaller ? post_forward_ : group_)->allgather_into_tensor_coalesced(outputs, inputs);
+    gather_group_ = smaller ? post_forward_ : group_;
+    gather_ = gather_group_->allgather_into_tensor_coalesced(outputs, inputs);
   }
 }
 
@@ -93,7 +95,7 @@ bool ParamGroup::wait_unshard() {
   if (!gather_posted_) return false;
   const c10::NoGradGuard no_grad;
   gather_posted_ = false;
-  if (gather_) std::exchange(gather_, nullptr)->wait();
+  if (gather_) comms::wait(*gather_group_, *std::exchange(gather_, nullptr));
   std::vector<at::Tensor> temporaries;  // of the gather
   if (cast_shards_.defined()) temporaries.push_back(std::exchange(cast_shards_, {}));
   const bool smaller = state_ == ShardState::kShardedPostForward;

@@ -12,6 +12,7 @@
 
 #include "pipewright/comms/chunk.h"
 #include "pipewright/comms/chunk_gather.h"
+#include "pipewright/comms/group.h"
 
 namespace pipewright::tp {
 namespace {
@@ -31,7 +32,7 @@ comms::Chunk own_chunk(int64_t length, c10d::Backend& group) {
 
 at::Tensor all_reduced(const at::Tensor& x, c10d::Backend& group) {
   std::vector<at::Tensor> sum = {x.clone(at::MemoryFormat::Contiguous)};
-  group.allreduce(sum)->wait();
+  comms::wait(group, *group.allreduce(sum));
   return sum[0];
 }
 
@@ -51,7 +52,7 @@ at::Tensor reduce_scattered(const at::Tensor& x, const Operation& operation, c10
   std::vector<int64_t> sizes = whole.sizes().vec();
   sizes[0] = each;
   at::Tensor part = at::empty(sizes, x.options());
-  group._reduce_scatter_base(part, whole)->wait();
+  comms::wait(group, *group._reduce_scatter_base(part, whole));
   return part.narrow(0, 0, own_chunk(operation.length, group).length)
       .movedim(0, operation.dim)
       .contiguous();
