@@ -21,6 +21,8 @@
 #include <utility>
 
 #include "pipewright/comms/bounded_store.h"
+#include "pipewright/comms/dump_signal.h"
+#include "pipewright/comms/error_file.h"
 #include "pipewright/comms/poll.h"
 
 namespace pipewright::comms {
@@ -29,6 +31,8 @@ namespace {
 constexpr std::chrono::milliseconds kTick{100};
 constexpr std::chrono::milliseconds kRollCall{1500};
 constexpr std::chrono::milliseconds kLeave{300};
+constexpr std::chrono::milliseconds kStuck{1500};  // from the report of a hang
+constexpr char kHangMark = '\x01';                 // starts the value of a failure that is a hang
 constexpr int kPatience = 16;
 
 using Clock = std::chrono::steady_clock;
@@ -75,11 +79,23 @@ void Watcher::run() {
     woken_.wait_for(lock, kTick, [this] { return wake_ || stop_; });
     wake_ = false;
     lock.unlock();
-    {
-      const std::lock_guard domains(domains_mutex_);
-      for (FailureDomain* domain : domains_) domain->tick();
-    }
+    tick();
     lock.lock();
+  }
+}
+
+void Watcher::tick() {
+  const std::lock_guard lock(domains_mutex_);
+  if (const int requested = dumps_requested(); requested != dumps_requested_) {
+    dumps_requested_ = requested;
+    for (FailureDomain* domain : domains_) domain->dump();
+  }
+  for (FailureDomain* domain : domains_) {
+    const std::optional<std::string> hang = domain->tick();
+    if (!hang || *hang == printed_) continue;  // another rank of this process had the same
+    printed_ = *hang;
+    std::fprintf(stderr, "hang: %s\n", hang->c_str());
+    write_error_file(*hang);
   }
 }
 
@@ -124,6 +140,21 @@ void FailureDomain::set_place(std::function<std::string()> place) {
   place_ = std::move(place);
 }
 
+void FailureDomain::set_observer(std::shared_ptr<StepObserver> observer) {
+  const std::lock_guard lock(mutex_);
+  observer_ = std::move(observer);
+}
+
+std::shared_ptr<StepObserver> FailureDomain::observer() const {
+  const std::lock_guard lock(mutex_);
+  return observer_;
+}
+
+bool FailureDomain::hung() const {
+  const std::lock_guard lock(mutex_);
+  return hung_;
+}
+
 std::string FailureDomain::cause() const {
   const std::lock_guard lock(mutex_);
   return cause_;
@@ -143,32 +174,33 @@ std::string FailureDomain::key(const std::string& name) const {
   return "domain/" + std::to_string(generation()) + "/" + name;
 }
 
-std::string FailureDomain::fail(const std::string& message) {
+std::string FailureDomain::fail(const std::string& message, Kind kind) {
   const std::function<std::string()> place = [this] {
     const std::lock_guard lock(mutex_);
     return place_;
   }();
   const std::string where = place ? place() : "";
-  return publish("rank " + std::to_string(rank_) + (where.empty() ? "" : ", " + where) + ": " +
-                 message);
+  return publish(
+      "rank " + std::to_string(rank_) + (where.empty() ? "" : ", " + where) + ": " + message, kind);
 }
 
 // Fails this rank with its own text, and returns it.
-std::string FailureDomain::publish(const std::string& own) {
+std::string FailureDomain::publish(const std::string& own, Kind kind) {
   const int generation = this->generation();
   if (failed()) {
     abort_groups(generation);
     return own;
   }
+  const std::string marked = kind == Kind::kHang ? kHangMark + own : own;
   std::string first;
   try {
-    first = watch_store_->compareSet(key("failure"), "", own);
+    first = watch_store_->compareSet(key("failure"), "", marked);
   } catch (const std::exception&) {
     if (!hosts_store_) {
       lose_store(generation);
       return own;
     }
-    first = own;
+    first = marked;
   }
   learn(first, generation);
   watcher_->wake();
@@ -184,35 +216,19 @@ void FailureDomain::lose_store(int generation) {
 }
 
 std::string FailureDomain::explain() {
-  std::string first = cause();
+  const std::string first = cause();
   if (size_ == 1) return first;
   try {
-    const auto answers = [&](int rank) { return key("answer/" + std::to_string(rank)); };
     std::vector<std::string> all;
-    for (int rank = 0; rank < size_; ++rank) all.push_back(answers(rank));
+    for (int rank = 0; rank < size_; ++rank) all.push_back(key("answer/" + std::to_string(rank)));
     const Clock::time_point deadline = Clock::now() + kRollCall;
-    bool complete = watch_store_->check(all);
-    while (!complete && Clock::now() < deadline && !watch_store_->check({key("absent")})) {
+    while (!watch_store_->check(all) && Clock::now() < deadline &&
+           !watch_store_->check({key("absent")}))
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      complete = watch_store_->check(all);
-    }
-    const auto who = [&](int rank) {
-      return "\n  rank " + std::to_string(rank) + ": " +
-             watch_store_->get_to_str("domain/who/" + std::to_string(rank));
-    };
-    std::string absent;
-    for (int rank = 0; !complete && rank < size_; ++rank) {
-      if (watch_store_->check({answers(rank)})) continue;
-      absent += (watch_store_->check({"domain/who/" + std::to_string(rank)})
-                     ? who(rank)
-                     : "\n  rank " + std::to_string(rank)) +
-                ": has ended, or its host is unreachable";
-    }
     // The first rank to finish its roll call speaks for all.
-    const std::string culprit = first.substr(5, first.find_first_not_of("0123456789", 5) - 5);
-    const bool named = first.starts_with("rank ") && !culprit.empty();
-    const std::string all_of_it = (named ? who(std::stoi(culprit)) : std::string()) + absent + "\n";
-    std::string agreed = watch_store_->compareSet(key("absent"), "", all_of_it);
+    if (!watch_store_->check({key("absent")}))
+      watch_store_->compareSet(key("absent"), "", absent_and_verdict(first) + "\n");
+    std::string agreed = watch_store_->get_to_str(key("absent"));
     agreed.pop_back();
     return first + agreed;
   } catch (const std::exception&) {
@@ -220,15 +236,46 @@ std::string FailureDomain::explain() {
   }
 }
 
+// What follows the first cause: where its rank is, who does not answer, and who causes a hang.
+std::string FailureDomain::absent_and_verdict(const std::string& first) {
+  const auto identity = [&](int rank) {
+    const std::string key = "domain/who/" + std::to_string(rank);
+    return watch_store_->check({key}) ? watch_store_->get_to_str(key) : std::string();
+  };
+  const auto who = [&](int rank) {
+    const std::string own = identity(rank);
+    return "\n  rank " + std::to_string(rank) + (own.empty() ? "" : ": " + own);
+  };
+  std::string absent;
+  std::vector<std::optional<std::string>> reports;
+  for (int rank = 0; rank < size_; ++rank) {
+    const std::string answer = key("answer/" + std::to_string(rank));
+    if (watch_store_->check({answer})) {
+      reports.emplace_back(watch_store_->get_to_str(answer));
+      continue;
+    }
+    reports.emplace_back(std::nullopt);
+    absent += who(rank) + ": has ended, or its host is unreachable";
+  }
+  const std::string culprit = first.substr(5, first.find_first_not_of("0123456789", 5) - 5);
+  const bool named = first.starts_with("rank ") && !culprit.empty();
+  std::string text = (named ? who(std::stoi(culprit)) : std::string()) + absent;
+  const auto observer = this->observer();
+  if (observer && hung()) text += observer->verdict(reports, identity);
+  return text;
+}
+
 // Takes over the first cause and ends what this process waits for.
 void FailureDomain::learn(const std::string& cause, int generation) {
   {
     const std::lock_guard lock(mutex_);
     if (generation != generation_ || failed_) return;
-    cause_ = cause;
+    hung_ = cause.starts_with(kHangMark);
+    cause_ = cause.substr(hung_ ? 1 : 0);
     failed_.store(true, std::memory_order_release);
   }
   answer();
+  if (const auto observer = this->observer(); observer && hung()) observer->dump();
   release();
   abort_groups(generation);
 }
@@ -240,8 +287,10 @@ void FailureDomain::abort_groups(int generation) {
 }
 
 void FailureDomain::answer() {
+  const auto observer = this->observer();
   try {
-    watch_store_->set(key("answer/" + std::to_string(rank_)), "1");
+    watch_store_->set(key("answer/" + std::to_string(rank_)),
+                      observer && hung() ? observer->report() : "-");
   } catch (const std::exception&) {
   }
 }
@@ -266,9 +315,53 @@ void FailureDomain::check_expected() {
   if (!late.empty()) publish("rank " + std::to_string(rank_) + ": " + late);
 }
 
-void FailureDomain::tick() {
-  if (failed()) return;
+void FailureDomain::check_progress() {
+  const auto observer = this->observer();
+  const std::string stalled = observer ? observer->stalled() : "";
+  if (!stalled.empty()) fail(stalled, Kind::kHang);
+}
+
+void FailureDomain::dump() {
+  if (const auto observer = this->observer()) observer->dump();
+}
+
+// One thread serves all ranks of this process, so it must not wait for the answer of any.
+std::optional<std::string> FailureDomain::report_hang() {
+  const auto observer = this->observer();
+  if (!observer || !hung()) return std::nullopt;
+  const Clock::time_point now = Clock::now();
+  if (!hung_at_) hung_at_ = now;
+  if (hang_.empty()) {
+    bool is_complete = now > *hung_at_ + kRollCall;
+    for (int rank = 0; !is_complete && rank < size_; ++rank) {
+      try {
+        if (!watch_store_->check({key("answer/" + std::to_string(rank))})) return std::nullopt;
+      } catch (const std::exception&) {
+        is_complete = true;
+      }
+    }
+    hung_at_ = now;
+    hang_ = explain();
+    return hang_;
+  }
+  const bool in_step = [&] {
+    const std::lock_guard lock(mutex_);
+    return place_ != nullptr;
+  }();
+  if (!stuck_ && in_step && now > *hung_at_ + kStuck) {
+    stuck_ = true;
+    observer->stuck(hang_);
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> FailureDomain::tick() {
+  if (failed()) return report_hang();
+  hung_at_.reset();
+  hang_.clear();
+  stuck_ = false;
   check_expected();
+  check_progress();
   const int generation = this->generation();
   try {
     const std::string failure = key("failure");
@@ -283,6 +376,7 @@ void FailureDomain::tick() {
     }();
     if (in_step && !host_left_) lose_store(generation);
   }
+  return std::nullopt;
 }
 
 std::string FailureDomain::wait_for(const std::string& key, std::chrono::milliseconds timeout,
@@ -347,6 +441,7 @@ int64_t FailureDomain::reset(int64_t value, std::chrono::milliseconds timeout) {
   oldest_expected_.reset();
   newest_expected_.reset();
   cause_.clear();
+  hung_ = false;
   failed_.store(false, std::memory_order_release);
   return least;
 }

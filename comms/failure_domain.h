@@ -29,11 +29,38 @@
 // On a device a step returns while its work is still queued, and a host that waits for work that
 // never ends cannot notice it. So the watcher also checks that work ends in time: expect_by().
 //
+// A hang is a failure that only a time limit tells of: the rank that notices it is rarely the one
+// that causes it. A StepObserver, asked by the watcher's thread because the rank's own thread may
+// be stuck, says where each rank is, and all of them together tell the culprit. The watcher prints
+// the report to stderr and writes it for torchrun (error_file.h).
+//
 // A failure is final until all ranks of the world call reset().
 
 namespace pipewright::comms {
 
 class FailureDomain;
+
+// What a rank's step says of itself while the rank's own thread may be stuck. Called by the
+// watcher's thread, or by a thread that has failed: implementations are thread-safe. Must not
+// throw.
+class StepObserver {
+ public:
+  virtual ~StepObserver() = default;
+  // Why this rank hangs; empty as long as it makes progress.
+  virtual std::string stalled() = 0;
+  // Where this rank is, for verdict().
+  virtual std::string report() = 0;
+  // Who causes a hang, and where all ranks are, as indented lines. `reports` are the reports of all
+  // ranks of the world, nullopt for those that do not answer; `who` names a rank's host and
+  // process.
+  using Reports = std::vector<std::optional<std::string>>;
+  using Who = std::function<std::string(int rank)>;
+  virtual std::string verdict(const Reports& reports, const Who& who) = 0;
+  // A report is due: of a hang, or because somebody asked for it.
+  virtual void dump() = 0;
+  // The rank has not left its step, long after `report` of a hang.
+  virtual void stuck(const std::string& report) = 0;
+};
 
 // The thread that watches the domains of one process.
 class Watcher {
@@ -51,6 +78,7 @@ class Watcher {
 
  private:
   void run();
+  void tick();
 
   std::mutex domains_mutex_;  // held during a tick
   std::vector<FailureDomain*> domains_;
@@ -58,6 +86,8 @@ class Watcher {
   std::condition_variable woken_;
   bool wake_ = false;
   bool stop_ = false;
+  std::string printed_;      // the last report of a hang
+  int dumps_requested_ = 0;  // as far as it has been seen
   std::thread thread_;
 };
 
@@ -82,23 +112,30 @@ class FailureDomain {
   // the thread that fails. An empty function: no step runs.
   void set_place(std::function<std::string()> place);
 
+  // Who reports on this rank's steps. Null: nobody.
+  void set_observer(std::shared_ptr<StepObserver> observer);
+
   // The first cause of the world, as far as this process knows; empty while it is healthy.
   std::string cause() const;
   bool failed() const { return failed_.load(std::memory_order_acquire); }
+  // Whether the first cause is a hang.
+  bool hung() const;
   // Throws std::runtime_error with the cause, if there is one.
   void throw_if_failed() const;
 
   // This rank has failed: publishes "rank R, <place>: message" unless another failure was first,
   // and aborts this process's groups. Returns this rank's own text. Does not throw.
-  std::string fail(const std::string& message);
+  enum class Kind { kError, kHang };
+  std::string fail(const std::string& message, Kind kind = Kind::kError);
   // Sets a time limit for work that a step has queued on a device. When `limit` is over, the
   // watcher's thread calls `unfinished`, which returns an empty string if the work has ended. This
   // rank fails with any other string as its message. A rank's work must end in the order of these
   // calls, because not all of them are checked: of those made while one is pending, only the last.
   void expect_by(std::function<std::string()> unfinished, std::chrono::milliseconds limit);
 
-  // After a failure: the first cause, followed by the ranks that do not answer. Waits for all
-  // ranks' answers, but at most 1.5 s. All ranks get the same text as long as the store lives.
+  // After a failure: the first cause, followed by the ranks that do not answer and, after a hang,
+  // by the observer's verdict. Waits for all ranks' answers, but at most 1.5 s. All ranks get the
+  // same text as long as the store lives.
   std::string explain();
 
   // Blocks until `key` is in the store, and returns its value. Throws std::runtime_error if the
@@ -115,8 +152,9 @@ class FailureDomain {
   // The number of resets so far, the same on all ranks.
   int generation() const;
 
-  // Called by the watcher.
-  void tick();
+  // Called by the watcher. Returns the report of a hang, once, when it is there.
+  std::optional<std::string> tick();
+  void dump();
 
  private:
   // Work that must be done by `deadline`.
@@ -125,9 +163,13 @@ class FailureDomain {
     std::chrono::steady_clock::time_point deadline;
   };
 
+  std::shared_ptr<StepObserver> observer() const;
   std::string key(const std::string& name) const;
-  std::string publish(const std::string& own);
+  std::string publish(const std::string& own, Kind kind = Kind::kError);
   void check_expected();
+  void check_progress();
+  std::optional<std::string> report_hang();
+  std::string absent_and_verdict(const std::string& first);
   void learn(const std::string& cause, int generation);
   void answer();
   void release();
@@ -150,7 +192,13 @@ class FailureDomain {
   std::function<std::string()> place_;
   std::string awaited_;  // the key that wait_for() waits for
   std::optional<Expected> oldest_expected_, newest_expected_;
-  bool host_left_ = false;  // only used by the watcher
+  bool hung_ = false;
+  std::shared_ptr<StepObserver> observer_;
+  // Only used by the watcher.
+  bool host_left_ = false;
+  std::optional<std::chrono::steady_clock::time_point> hung_at_;
+  std::string hang_;  // the report; empty before it is complete
+  bool stuck_ = false;
 };
 
 }  // namespace pipewright::comms
