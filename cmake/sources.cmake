@@ -251,6 +251,7 @@ set(pipewright_checkpoint_sources
     checkpoint/save.cc
     checkpoint/sharding_info.cc
     checkpoint/stored_checkpoint.cc
+    comms/dump_signal.cc
     comms/environment.cc
     comms/error_file.cc
     comms/layout.cc
@@ -278,6 +279,7 @@ set(pipewright_checkpoint_headers
     checkpoint/sharding_info.h
     checkpoint/stored_checkpoint.h
     comms/chunk.h
+    comms/dump_signal.h
     comms/environment.h
     comms/error_file.h
     comms/layout.h
@@ -351,16 +353,20 @@ set(pipewright_executor_sources
     executor/device_progress.cc
     executor/digest.cc
     executor/executor.cc
+    executor/flight_dump.cc
     executor/gather_recording.cc
+    executor/hang.cc
     executor/microbatches.cc
     executor/module_stage.cc
     executor/program_check.cc
+    executor/progress.cc
     executor/recorder.cc
     executor/residency.cc
     executor/row_plan.cc
     executor/tensor_meta.cc
     executor/transfer_shapes.cc
     executor/transfers.cc
+    executor/watchdog.cc
     fsdp/backward_order.cc
     fsdp/call_tracker.cc
     fsdp/flat_buffer.cc
@@ -429,12 +435,15 @@ set(pipewright_executor_headers
     executor/device_progress.h
     executor/digest.h
     executor/executor.h
+    executor/flight_dump.h
     executor/gather_recording.h
+    executor/hang.h
     executor/local_stage.h
     executor/loss_function.h
     executor/microbatches.h
     executor/module_stage.h
     executor/program_check.h
+    executor/progress.h
     executor/recorder.h
     executor/residency.h
     executor/row_plan.h
@@ -442,6 +451,7 @@ set(pipewright_executor_headers
     executor/tensor_meta.h
     executor/transfer_shapes.h
     executor/transfers.h
+    executor/watchdog.h
     fsdp/backward_order.h
     fsdp/call_tracker.h
     fsdp/event_log.h

@@ -184,6 +184,12 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
     error = caught.what();
   }
   coordinator_.agree(error, digest);
+  watchdog_ =
+      std::make_shared<Watchdog>(program_, digest.front().value, world.groups(),
+                                 Watchdog::Options{world.rank(), rank_, ranks_, timeout_,
+                                                   options_.allow_unverified, options_.on_stuck});
+  watchdog_->progress().idle(0);
+  world.failures().set_observer(watchdog_);
   const std::vector<comms::Edge> edges = edges_of(program_);
   const ir::ChannelModel model = schedule::options_of(program_.lowering).channels;
   if (!edges.empty()) {
@@ -191,7 +197,7 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
     transfers_.emplace(placement, *channels_, world.store(), coordinator_.key(),
                        Transfers::Options{model, timeout_, options_.device, options_.output_metas,
                                           options_.dynamic_shapes, ranks_, &world.failures(),
-                                          [this](ir::ActionPart receive) {
+                                          &*watchdog_, [this](ir::ActionPart receive) {
                                             if (recorder_) recorder_->received(receive);
                                           }});
   }
@@ -252,14 +258,18 @@ void Executor::forget_shapes() {
 const RowPlan& Executor::eval_row() {
   if (eval_row_) return *eval_row_;
   if (!has_backward_) return row_;
-  ir::Row row = forward_only(program_).rows[static_cast<size_t>(rank_)];
+  ir::Program program = forward_only(program_);
   // Lowering adds UNSHARD and RESHARD; a program without them keeps its stages unsharded.
   if (!row_.has_residency) {
-    std::erase_if(row, [](const ir::Action& action) {
-      return action.kind() == ir::ActionKind::kUnshard || action.kind() == ir::ActionKind::kReshard;
-    });
+    for (ir::Row& row : program.rows) {
+      std::erase_if(row, [](const ir::Action& action) {
+        return action.kind() == ir::ActionKind::kUnshard ||
+               action.kind() == ir::ActionKind::kReshard;
+      });
+    }
   }
-  return eval_row_.emplace(plan_row(row));
+  watchdog_->set_evaluation(program);
+  return eval_row_.emplace(plan_row(program.rows[static_cast<size_t>(rank_)]));
 }
 
 StepResult Executor::run(bool evaluates, bool return_outputs,
@@ -280,6 +290,7 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
     const RowPlan& row = evaluates ? eval_row() : row_;
     // A rank that waits here in vain reports the action that it could not begin.
     current_ = row.actions.empty() ? nullptr : &row.actions.front();
+    watchdog_->begin(step_, evaluates);
     wrong = coordinator_.begin_step(wrong);
     if (!wrong.empty()) return;
     batches_.remember(microbatches, with_backward);
@@ -289,6 +300,7 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
     if (recorder) recorder->begin_step();
     for (const PlannedAction& planned : row.actions) {
       current_ = &planned;
+      watchdog_->progress().run(planned.step);
       RECORD_USER_SCOPE("PP:" + ir::to_string(planned.action));
       if (recorder) recorder->begin(planned);
       runner_->run(planned);
@@ -296,12 +308,14 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
       if (progress_ && ir::is_compute(planned.action.kind())) progress_->mark(planned);
     }
     current_ = nullptr;
+    watchdog_->progress().end();
     results = runner_->finish();
     if (recorder) recorder->end_step();
     if (progress_) expect_end_on_device();
   });
   if (!wrong.empty()) throw BatchError(wrong);
   ++step_;
+  watchdog_->progress().idle(step_);
   StepResult result{std::move(results.losses), {}};
   // All ranks have completed the step; outputs that cannot be merged concern this caller alone.
   if (!results.outputs.empty())
@@ -334,7 +348,10 @@ void Executor::confirm() {
   if (!failure_.empty()) throw StepError("no step can run after a failure: " + failure_);
   // Steps before the first confirm() count as confirmed, except the last one.
   if (!confirmed_) confirmed_ = std::max<int64_t>(0, step_ - 1);
-  guard([&] { coordinator_.confirm_step(); });
+  guard([&] {
+    watchdog_->progress().confirm();
+    coordinator_.confirm_step();
+  });
   confirmed_ = step_;
 }
 
@@ -350,6 +367,7 @@ std::string Executor::place() const { return place_of(step_, current_); }
 
 void Executor::guard(const std::function<void()>& body) {
   current_ = nullptr;
+  world_.failures().set_observer(watchdog_);
   world_.failures().set_place([this] { return place(); });
   try {
     world_.failures().throw_if_failed();
@@ -360,6 +378,7 @@ void Executor::guard(const std::function<void()>& body) {
     fail("expected a std::exception, got an exception of another type");
   }
   world_.failures().set_place(nullptr);
+  watchdog_->progress().idle(step_);
   current_ = nullptr;
 }
 
@@ -371,7 +390,9 @@ void Executor::fail(const std::string& message) {
       explained += "\nthe program was not verified, and is not valid:\n" + problems;
   }
   comms::FailureDomain& failures = world_.failures();
-  const std::string own = failures.fail(explained);
+  const bool is_late = watchdog_->is_late(std::min(timeout_, world_.timeout()));
+  const std::string own = failures.fail(
+      explained, is_late ? comms::FailureDomain::Kind::kHang : comms::FailureDomain::Kind::kError);
   // Unless this rank was first, or only heard of the first failure.
   const bool elsewhere = !failures.cause().starts_with(own) && message != failures.cause();
   if (transfers_) transfers_->clear();
@@ -380,6 +401,8 @@ void Executor::fail(const std::string& message) {
   current_ = nullptr;
   failure_ = failures.explain();
   if (elsewhere) failure_ += "\n  and then " + own;
+  watchdog_->progress().idle(step_);
+  if (failures.hung()) throw HangError(failure_);
   throw StepError(failure_);
 }
 

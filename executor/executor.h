@@ -18,6 +18,7 @@
 #include "pipewright/executor/device_progress.h"
 #include "pipewright/executor/microbatches.h"
 #include "pipewright/executor/recorder.h"
+#include "pipewright/executor/watchdog.h"
 #include "pipewright/ir/schedule.h"
 
 // Runs a program on real tensors. Each rank creates an Executor of the same program, with its own
@@ -49,8 +50,10 @@
 // Failures. A wrong batch on any rank is a BatchError on every rank of all pipelines that reduce
 // gradients together, before anything of the step has run: the next step may follow. Any other
 // exception in a step ends it with a StepError on every rank of the world (comms/failure_domain.h),
-// within seconds, and gradients may hold part of the step. The executor then refuses further steps
-// until all ranks of the world have called reset():
+// within seconds, and gradients may hold part of the step. If nothing progresses on a rank until a
+// time limit is over, the error is a HangError, and each process prints to stderr who causes it and
+// where all ranks are (watchdog.h). The executor then refuses further steps until all ranks of the
+// world have called reset():
 //
 //   try {
 //     executor.step(batch);
@@ -74,6 +77,13 @@ class StepError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// A step hung: some rank made no progress until a time limit was over. The message names the
+// culprit, and says where every rank is.
+class HangError : public StepError {
+ public:
+  using StepError::StepError;
+};
+
 // A rank's batch was wrong. Nothing of the step has run, and the executor can be used further.
 class BatchError : public StepError {
  public:
@@ -93,6 +103,9 @@ struct ExecutorOptions {
   // The timeout of each wait for another rank, and on a device of a step's end after step() has
   // returned, whose error names the action that the device was at; by default that of the world.
   std::optional<std::chrono::milliseconds> timeout = {};
+  // Called if this rank is still stuck in its step after the report of a hang, on the watcher's
+  // thread, with the report. Nothing can interrupt such a step, so a trainer ends the process here.
+  std::function<void(const std::string& report)> on_stuck = {};
   // The device of the stages' tensors.
   at::Device device = at::kCPU;
   // How batches are split into microbatches, and outputs concatenated.
@@ -215,7 +228,8 @@ class Executor {
   std::optional<Transfers> transfers_;
   std::optional<ActionRunner> runner_;
   std::optional<RowPlan> eval_row_;
-  std::optional<Recorder> recorder_;  // while record() is on
+  std::shared_ptr<Watchdog> watchdog_;  // shared with the watcher
+  std::optional<Recorder> recorder_;    // while record() is on
   // Of the last step, shared with the watcher; null on a CPU.
   std::shared_ptr<DeviceProgress> progress_;
   int64_t step_ = 0;                        // the running step, or the next one

@@ -64,6 +64,7 @@ void Transfers::post_send(ir::ActionPart send, Tensors tensors) {
 void Transfers::post_receive(ir::ActionPart receive) { enqueue(receive, {}); }
 
 Tensors Transfers::wait_receive(ir::ActionPart receive) {
+  began_to_wait(receive);
   const Clock::time_point deadline = Clock::now() + options_.timeout;
   std::chrono::milliseconds slice = kFirstSlice;
   auto posted = receives_.find(receive);
@@ -100,6 +101,7 @@ void Transfers::finish() {
         std::ranges::find_if(queues_, [](const auto& indexed) { return !indexed.second.empty(); });
     Pending& head = waiting->second.front();
     const ir::ActionPart action = head.action;
+    began_to_wait(action);
     if (shapes_.dynamic()) wait_header(head);
     flush_all();
     if (num_pending_ > 0) pause(deadline, action, &slice);
@@ -141,6 +143,7 @@ void Transfers::enqueue(ir::ActionPart action, Tensors tensors) {
   queue.push_back({action, std::move(tensors)});
   ++num_pending_;
   running_ = action;
+  if (options_.watchdog) options_.watchdog->transfer(action, Progress::Transfer::kQueued);
   if (queue.size() == 1) flush(queue);
   running_ = {};
 }
@@ -152,6 +155,8 @@ void Transfers::flush_all() {
 
 void Transfers::flush(std::deque<Pending>& queue) {
   while (!queue.empty() && post(queue.front())) {
+    if (options_.watchdog)
+      options_.watchdog->transfer(queue.front().action, Progress::Transfer::kPosted);
     queue.pop_front();
     --num_pending_;
   }
@@ -258,8 +263,15 @@ void Transfers::release_sent(int peer) {
   }
 }
 
+// After an error the report still says what this rank waited for.
 void Transfers::wait(Posted& posted, ir::ActionPart action) const {
+  began_to_wait(action);
   for (const WorkPtr& work : posted.works) wait_for(work, action);
+  if (options_.watchdog) options_.watchdog->done(action);
+}
+
+void Transfers::began_to_wait(ir::ActionPart action) const {
+  if (options_.watchdog) options_.watchdog->wait_for(action);
 }
 
 void Transfers::wait_for(const WorkPtr& work, ir::ActionPart action) const {

@@ -10,6 +10,7 @@
 
 #include "pipewright/comms/channels.h"
 #include "pipewright/executor/transfer_shapes.h"
+#include "pipewright/executor/watchdog.h"
 #include "pipewright/ir/dependencies.h"
 
 namespace pipewright::executor {
@@ -39,6 +40,8 @@ class Transfers {
     std::vector<int> ranks = {};  // the world rank of each program rank, for errors
     // Whose failure ends a wait for shapes.
     comms::FailureDomain* failures = nullptr;
+    // Is told what becomes of each SEND and RECV; may be null.
+    Watchdog* watchdog = nullptr;
     // Called when the tensors of a RECV are there, on a device when they are ordered.
     std::function<void(ir::ActionPart receive)> on_received = {};
   };
@@ -99,6 +102,7 @@ class Transfers {
   void post_now(ir::ActionPart send, Tensors tensors);
   void release_sent(int peer);
   void wait(Posted& posted, ir::ActionPart action) const;
+  void began_to_wait(ir::ActionPart action) const;
   void wait_for(const WorkPtr& work, ir::ActionPart action) const;
   void pause(Clock::time_point deadline, ir::ActionPart action, std::chrono::milliseconds* slice);
   std::string waiting(ir::ActionPart action) const;

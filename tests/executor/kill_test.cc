@@ -35,17 +35,22 @@ long long time_after(const std::string& text, const std::string& word) {
   return std::regex_search(text, found, pattern) ? std::stoll(found[1]) : -1;
 }
 
-// What the ranks print. Ends a rank that stays when all others have ended.
+// What the ranks print, and torchrun's error files. Ends a rank that stays when all others have
+// ended, unless it only sleeps: then it must end itself.
 std::string run_ranks(const std::string& kind, int victim, int step, const std::string& wrap,
                       const std::string& how) {
   std::ostringstream command;
   command << "export WORLD_SIZE=" << kRanks << " MASTER_ADDR=127.0.0.1 MASTER_PORT=" << free_port()
           << " OMP_NUM_THREADS=1; d=$(mktemp -d); for r in 0 1 2 3; do RANK=$r LOCAL_RANK=$r "
-             "timeout -s KILL 100 tests/executor/kill_worker "
+             "TORCHELASTIC_ERROR_FILE=$d/$r.json timeout -s KILL 100 tests/executor/kill_worker "
           << kind << ' ' << victim << ' ' << step << ' ' << wrap << ' ' << how
           << " > $d/$r 2>&1 & if [ $r = " << victim
-          << " ]; then v=$!; else o=\"$o $!\"; fi; done; wait $o; sleep 0.2; pkill -9 -P $v; wait; "
-             "for r in 0 1 2 3; do echo \"=== $r\"; cat $d/$r; done; rm -r $d";
+          << " ]; then v=$!; else o=\"$o $!\"; fi; done; wait $o; "
+          << (how == "sleep" ? "" : "sleep 0.2; pkill -9 -P $v; ")
+          << "wait $v; echo \"exit $?\" >> $d/" << victim
+          << "; wait; "
+             "for r in 0 1 2 3; do echo \"=== $r\"; cat $d/$r; cat $d/$r.json 2>/dev/null; done; "
+             "rm -r $d";
   return run_shell(command.str()).text;
 }
 
@@ -72,6 +77,12 @@ void expect_named_errors(const std::string& kind, int victim, int step, const st
     const std::string host_of_store = "rank 0, which hosts the store, has ended";
     EXPECT_NE(own.find(victim == 0 ? host_of_store : named), std::string::npos) << text;
     EXPECT_NE(own.find("has ended, or its host is unreachable"), std::string::npos) << text;
+    // The store that would have the ranks' reports has stopped with rank 0.
+    if (how == "stop" && victim != 0) {
+      EXPECT_NE(own.find("\n  culprit: rank " + std::to_string(victim) + " ("), std::string::npos)
+          << text;
+      EXPECT_NE(own.find("does not answer"), std::string::npos) << text;
+    }
   }
 }
 
@@ -97,6 +108,30 @@ TEST(Stop, EveryOtherRankNamesTheStoppedOne) {
   // The host of the store, which then does not answer.
   expect_named_errors("B", 0, 1, "replicate", "stop", 4000 + 5000);
   expect_named_errors("SEND_F", 0, 0, "shard", "stop", 4000 + 5000);
+}
+
+// A rank whose stage never ends: its own process reports that, too, and ends with the exit code
+// that its trainer chose.
+TEST(Sleep, EveryRankNamesTheAction) {
+  for (const auto& [kind, action] :
+       {std::pair("F", "`1F0`"), std::pair("REDUCE_GRAD", "REDUCE_GRAD`")}) {
+    const int victim = 3;
+    const std::string text = run_ranks(kind, victim, 1, "shard", "sleep");
+    const long long slept = time_after(text, "killed");
+    ASSERT_GT(slept, 0) << text;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const std::string own = part_of(text, rank);
+      const long long ended = time_after(own, "ended");
+      ASSERT_GT(ended, 0) << text;
+      EXPECT_LE(ended - slept, 4000 + 5000) << text;
+      const std::regex culprit(
+          "\n  culprit: rank 3 \\(pp 1, dp 1, host .*: step 1, action [0-9]+ .*" +
+          std::string(action) + " has not ended");
+      EXPECT_TRUE(std::regex_search(own, culprit)) << text;
+      EXPECT_NE(own.find("{\"message\":"), std::string::npos) << text;
+    }
+    EXPECT_NE(part_of(text, victim).find("exit 3\n"), std::string::npos) << text;
+  }
 }
 
 // All ranks live, and all report the same broken connection of rank 2.

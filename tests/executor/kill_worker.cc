@@ -2,9 +2,9 @@
 // HOW
 //
 // Before its first action of KIND (`F`, `SEND_B`, ...) in step STEP, rank RANK kills itself (HOW is
-// `kill`), stops as if its host hung (`stop`), or loses its connections to other ranks (`cut`).
-// WRAP is `replicate` or `shard`. Prints "killed MS" or "ended MS", in Unix milliseconds, and the
-// error.
+// `kill`), stops as if its host hung (`stop`), sleeps forever (`sleep`), or loses its connections
+// to other ranks (`cut`). WRAP is `replicate` or `shard`. Prints "killed MS" or "ended MS", in Unix
+// milliseconds, and the error. Exits with 1, and with 3 after a hang.
 #include <ATen/Parallel.h>
 #include <arpa/inet.h>
 #include <sys/socket.h>
@@ -12,8 +12,11 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <thread>
 
+#include "pipewright/comms/error_file.h"
 #include "pipewright/comms/gloo.h"
 #include "pipewright/ir/action_kind.h"
 #include "pipewright/schedules/registry.h"
@@ -46,6 +49,7 @@ void fail(const std::string& how, int port_of_store) {
   std::fflush(stdout);
   if (how == "kill") std::raise(SIGKILL);
   if (how == "stop") std::raise(SIGSTOP);
+  if (how == "sleep") std::this_thread::sleep_for(std::chrono::hours(1));
   if (how == "cut") cut_connections(port_of_store);
 }
 
@@ -53,12 +57,21 @@ int run(const std::string& kind, int victim, int64_t victim_step, bool shards,
         const std::string& how) {
   const comms::Environment environment = comms::read_environment();
   // Only the time limit tells of a rank that has stopped.
-  comms::World world = comms::gloo_world(
-      environment, how == "stop" ? std::chrono::seconds(4) : std::chrono::minutes(10));
+  const bool hangs = how == "stop" || how == "sleep";
+  comms::World world =
+      comms::gloo_world(environment, hangs ? std::chrono::seconds(4) : std::chrono::minutes(10));
   const ir::Program program = make_program(
       *schedules::find_schedule(kind == "B" ? "Interleaved1F1B" : "InterleavedZeroBubble"),
       {2, 4, 4});
-  Trainer trainer(program, shards ? Parallel::kShard : Parallel::kReplicate, 2, world);
+  const auto ended = [](const char* error) {
+    std::printf("ended %lld\n%s\n", now_ms(), error);
+    std::fflush(stdout);
+  };
+  Trainer trainer(program, shards ? Parallel::kShard : Parallel::kReplicate, 2, world, nullptr,
+                  {.on_stuck = [&](const std::string& report) {
+                    ended(report.c_str());
+                    std::_Exit(3);
+                  }});
   int64_t step = 0;
   if (world.rank() == victim) {
     trainer.executor->set_function(ir::kind_of_token(kind).value(),
@@ -69,8 +82,12 @@ int run(const std::string& kind, int victim, int64_t victim_step, bool shards,
   }
   try {
     for (; step < 3; ++step) trainer.train(step);
+  } catch (const HangError& error) {
+    comms::write_error_file(error.what());
+    ended(error.what());
+    return 3;
   } catch (const StepError& error) {
-    std::printf("ended %lld\n%s\n", now_ms(), error.what());
+    ended(error.what());
     return 1;
   }
   return 0;

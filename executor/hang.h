@@ -1,0 +1,82 @@
+#ifndef PIPEWRIGHT_EXECUTOR_HANG_H_
+#define PIPEWRIGHT_EXECUTOR_HANG_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "pipewright/executor/progress.h"
+#include "pipewright/ir/schedule.h"
+
+// Who causes a hang: a wait-for graph of ranks. Each rank says where it is and what it waits for; a
+// rank that waits for nobody, or a transfer that both of its ends have posted, is the culprit, and
+// the ranks on the way to it are its victims. Pure functions, torch-free.
+//
+//   rank 0 `0F3` runs  <--  rank 1 `1F3` waits for `0SEND_F3`  <--  rank 2 waits for `1SEND_F3`
+//
+// The culprit is rank 0, action `0F3`.
+
+namespace pipewright::executor {
+
+// Where one rank is when a step hangs.
+struct RankReport {
+  // A SEND or RECV of this step, or between two steps of the last one, that the rank has passed,
+  // and yet not posted.
+  struct Unposted {
+    int action;      // index in the rank's row
+    bool is_queued;  // waits in its queue; otherwise the rank has left it out
+  };
+  // A process group with collectives.
+  struct Group {
+    std::string name;  // the same on all members
+    std::vector<int> members;
+    int64_t issued = 0;     // collectives that this rank has called
+    int64_t waits_for = 0;  // the number, from 1, of the one it waits for; 0: none
+    std::string op;         // of that one
+  };
+
+  std::string program;     // a digest
+  int rank = 0;            // of the program
+  std::vector<int> ranks;  // the world rank of each program rank
+  Phase phase = Phase::kIdle;
+  int64_t step = 0;
+  bool evaluates = false;
+  int action = -1;     // index in the row; -1: none
+  int waits_for = -1;  // a SEND or RECV of this rank, likewise
+  double seconds = 0;  // since the rank has last made progress
+  std::vector<Unposted> unposted;
+  std::vector<Group> groups;
+};
+
+std::string to_text(const RankReport& report);
+// The inverse; nullopt for other text.
+std::optional<RankReport> parse_report(const std::string& text);
+
+struct Culprit {
+  std::vector<int> ranks;  // of the world: one, or both ends of a transfer, or a deadlocked cycle
+  std::string problem;     // "step 1, action 3 `0F1` has not ended for 4.1 s"
+};
+
+// Reports by world rank; nullopt for ranks that do not answer.
+using RankReports = std::vector<std::optional<RankReport>>;
+
+// The programs that a report may be of: what steps run, and what evaluation runs.
+struct HangPrograms {
+  std::string digest;
+  const ir::Program& steps;
+  const ir::Program& evaluation;
+};
+
+// The culprits of a hang, each once. Linear in the number of ranks and of their groups' members.
+std::vector<Culprit> find_culprits(const RankReports& reports, const HangPrograms& programs);
+
+// "step 1, action 3 `1F1`, waits for `0SEND_F1` of rank 0, for 4.1 s".
+std::string describe(const RankReport& report, const HangPrograms& programs);
+
+}  // namespace pipewright::executor
+
+#endif  // PIPEWRIGHT_EXECUTOR_HANG_H_

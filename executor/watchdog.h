@@ -1,0 +1,87 @@
+#ifndef PIPEWRIGHT_EXECUTOR_WATCHDOG_H_
+#define PIPEWRIGHT_EXECUTOR_WATCHDOG_H_
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "pipewright/comms/group.h"
+#include "pipewright/executor/flight_dump.h"
+#include "pipewright/executor/hang.h"
+#include "pipewright/executor/progress.h"
+
+namespace pipewright::executor {
+
+// Watches the steps of one executor, and reports on them while its thread is stuck. The executor's
+// thread says where it is; the watcher's thread (comms/failure_domain.h) reads that, and keeps this
+// object as long as it needs it.
+//
+// With the variable TORCH_FR_DUMP_TEMP_FILE, PyTorch's own, dump() writes a file of that name
+// followed by the world rank, which fr_trace reads (flight_dump.h).
+class Watchdog final : public comms::StepObserver {
+ public:
+  struct Options {
+    int world_rank = 0;
+    int rank = 0;            // of the program
+    std::vector<int> ranks;  // the world rank of each program rank
+    std::chrono::milliseconds timeout{};
+    bool is_unverified = false;
+    std::function<void(const std::string& report)> on_stuck = {};
+  };
+
+  Watchdog(const ir::Program& program, std::string digest, std::shared_ptr<comms::Groups> groups,
+           Options options);
+
+  // ---- the executor's thread
+
+  Progress& progress() { return progress_; }
+  // The program that evaluation runs, once it is known. Called between steps.
+  void set_evaluation(const ir::Program& program);
+  void begin(int64_t step, bool evaluates);
+  // What has become of a SEND or RECV of this rank.
+  void transfer(ir::ActionPart part, Progress::Transfer state);
+  // Waits for this SEND or RECV; it is done.
+  void wait_for(ir::ActionPart part);
+  void done(ir::ActionPart part);
+  // Whether a step runs, and has made no progress for so long.
+  bool is_late(std::chrono::milliseconds limit) const;
+
+  // ---- any thread
+
+  std::string stalled() override;
+  std::string report() override;
+  std::string verdict(const Reports& reports, const Who& who) override;
+  void dump() override;
+  void stuck(const std::string& report) override;
+
+ private:
+  // A program, and where this rank's SENDs and RECVs are in its row.
+  struct Plan {
+    ir::Program program;
+    std::map<ir::ActionPart, int> transfers;
+  };
+  int index_of(ir::ActionPart part) const;
+  std::shared_ptr<const Plan> make_plan(const ir::Program& program) const;
+  std::shared_ptr<const Plan> plan(bool evaluates) const;
+  RankReport own_report() const;
+  std::string describe_own() const;
+  FlightDump flight_dump() const;
+
+  const std::string digest_;
+  const std::shared_ptr<comms::Groups> groups_;
+  const Options options_;
+  const std::shared_ptr<const Plan> steps_;
+  mutable std::mutex mutex_;
+  std::shared_ptr<const Plan> evaluation_;  // null before the first evaluation
+  const Plan* running_;                     // one of the two; for the executor's thread
+  Progress progress_;
+};
+
+}  // namespace pipewright::executor
+
+#endif  // PIPEWRIGHT_EXECUTOR_WATCHDOG_H_
