@@ -82,8 +82,12 @@ void print_drift(const RunPair& runs, std::ostream& out) {
                                ? fmt::format("{}, relative to the median rank", runs.first_name)
                                : "the median rank";
   if (drift.straggler) {
-    out << fmt::format("\nstraggler: rank {} computes {:.2f}x as long as {}\n", *drift.straggler,
-                       drift.slowness[static_cast<size_t>(*drift.straggler)], than);
+    // Without a prediction, only other stages of the rank could tell.
+    const bool is_certain = runs.baseline == schedule::Baseline::kPredicted ||
+                            runs.schedule.placement.stages_of(*drift.straggler).size() > 1;
+    out << fmt::format("\nstraggler: rank {} computes {:.2f}x as long as {}{}\n", *drift.straggler,
+                       drift.slowness[static_cast<size_t>(*drift.straggler)], than,
+                       is_certain ? "" : ", unless its only stage has more work");
   } else {
     out << fmt::format("\nno straggler: no rank computes {}x as long as {}\n",
                        schedule::kStragglerSlowness, than);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <tuple>
 
@@ -88,17 +89,25 @@ std::vector<double> slowness_of(const ir::Schedule& schedule, const ir::Timeline
   std::map<ActionKind, double> medians;
   for (auto& [kind, of_kind] : durations) medians[kind] = lower_median(std::move(of_kind));
 
-  // The median over the actions of a rank: a single late action makes no straggler.
-  std::vector<std::vector<double>> ratios(schedule.rows.size());
+  // The median over the actions of a rank: a single late action makes no straggler. Without a
+  // prediction, the least of the medians of its stages: a slow rank is slow in all of them, and
+  // otherwise one of them has more work.
+  std::vector<std::map<int, std::vector<double>>> ratios(schedule.rows.size());
   for_each_action(schedule, [&](size_t rank, size_t step, const Action& action) {
     if (!ir::is_compute(action.kind())) return;
     const double expected = baseline == Baseline::kPredicted ? predicted.at(rank, step).duration()
                                                              : medians[action.kind()];
-    if (expected > 0) ratios[rank].push_back(measured.at(rank, step).duration() / expected);
+    if (expected <= 0) return;
+    const int stage = baseline == Baseline::kPredicted ? 0 : action.parts()[0].stage();
+    ratios[rank][stage].push_back(measured.at(rank, step).duration() / expected);
   });
   std::vector<double> slowness;
-  for (std::vector<double>& of_rank : ratios)
-    slowness.push_back(of_rank.empty() ? 1 : lower_median(std::move(of_rank)));
+  for (auto& of_rank : ratios) {
+    double least = std::numeric_limits<double>::infinity();
+    for (auto& [stage, of_stage] : of_rank)
+      least = std::min(least, lower_median(std::move(of_stage)));
+    slowness.push_back(of_rank.empty() ? 1 : least);
+  }
   const double median = lower_median(slowness);
   for (double& one : slowness) one = median > 0 ? one / median : 1;
   return slowness;

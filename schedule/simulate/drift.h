@@ -45,7 +45,9 @@ inline constexpr double kStragglerSlowness = 1.2;
 enum class Baseline {
   kPredicted,     // as predicted
   kMedianOfKind,  // as the median action of its kind on all ranks; for a prediction that was made
-                  // from the measured run itself, which has its stragglers too
+                  // from the measured run itself, which has its stragglers too. A rank is then
+                  // as slow as the least slow of its stages; if it has only one, a slow rank and a
+                  // stage with more work look alike
 };
 
 // Both timelines must be of this schedule, which must be verified, and in one unit. A pure

@@ -165,6 +165,26 @@ TEST(Recorded, AStageWithMoreWorkIsNoStragglerIfThatWasPredicted) {
   EXPECT_EQ(drift_of(schedule, timeline, timeline, Baseline::kMedianOfKind).straggler, 3);
 }
 
+// Without a prediction, a rank with several stages is slow only if all of them are.
+TEST(Recorded, AStageWithMoreWorkBesideOthersIsNoStraggler) {
+  const PerStage times({1, 1, 1, 1, 1, 1, 1, 2});
+  const Costs even{.unit = "ms"},
+      heavy{.unit = "ms", .forward = times, .backward_input = times, .backward_weight = times};
+  const CompileResult compiled = program_of(*schedules::find_schedule("Interleaved1F1B"), heavy);
+  const ir::Schedule& schedule = ir::schedule_of(*compiled.schedule);
+  ASSERT_EQ(schedule.placement.num_stages(), 8);
+  const auto straggler_of = [&](const Costs& costs, const std::map<int, double>& slow) {
+    const SimulateResult run =
+        simulate(compiled, {.costs = costs, .slow = {slow.begin(), slow.end()}});
+    const ir::Timeline& timeline = run.simulation->timeline;
+    return drift_of(schedule, timeline, timeline, Baseline::kMedianOfKind).straggler;
+  };
+  EXPECT_EQ(straggler_of(heavy, {}), std::nullopt);
+  EXPECT_EQ(straggler_of(even, {{3, 1.5}}), 3);
+  EXPECT_EQ(straggler_of(heavy, {{3, 1.5}}), 3);
+  EXPECT_EQ(straggler_of(heavy, {{0, 1.5}}), 0);
+}
+
 TEST(Recorded, ASlowLinkHasItsOwnLatencyAndGroup) {
   Costs costs{.unit = "ms", .link = {.latency = 0.25}};
   costs.links[{1, 2}] = {.latency = 3};
