@@ -376,7 +376,6 @@ set(pipewright_executor_sources
     fsdp/param_group.cc
     fsdp/param_group_gather.cc
     fsdp/reduction.cc
-    fsdp/shard_guard.cc
     fsdp/sharded_stage.cc
     fsdp/sharded_unit.cc
     fsdp/sharded_unit_step.cc
@@ -385,6 +384,7 @@ set(pipewright_executor_sources
     modules/distribution.cc
     modules/forward.cc
     modules/grad_scaler.cc
+    modules/part_guard.cc
     tp/communication.cc
     tp/cross_entropy.cc
     tp/input_check.cc
@@ -461,7 +461,6 @@ set(pipewright_executor_headers
     fsdp/grad_reducer.h
     fsdp/param_group.h
     fsdp/reduction.h
-    fsdp/shard_guard.h
     fsdp/sharded_stage.h
     fsdp/sharded_unit.h
     fsdp/side_stream.h
@@ -475,6 +474,7 @@ set(pipewright_executor_headers
     modules/gradient_sync.h
     modules/mixed_precision.h
     modules/names.h
+    modules/part_guard.h
     modules/registry.h
     modules/tensors.h
     modules/unit_tree.h

@@ -11,9 +11,9 @@
 
 #include "pipewright/autograd/grad_hooks.h"
 #include "pipewright/comms/agreement.h"
-#include "pipewright/fsdp/shard_guard.h"
 #include "pipewright/fsdp/sharded_unit.h"
 #include "pipewright/modules/names.h"
+#include "pipewright/modules/part_guard.h"
 
 namespace pipewright::fsdp {
 namespace {
@@ -111,7 +111,7 @@ void check(std::vector<ParamSpec>& specs, const Options& options, int ranks) {
                   "`, because one group has one dtype and device; shard the others separately");
     }
     if (is_sharded(tensor)) refuse_this(", is already sharded");
-    if (is_guarded(tensor))
+    if (modules::is_part(tensor, modules::PartKind::kShard))
       refuse_this(", is a shard of a unit that no longer exists: expected the full parameter");
     if (autograd::listener_of(tensor))
       refuse_this(", is already managed by another data-parallel wrapper, such as replicate");

@@ -34,7 +34,7 @@
 // - LibTorch's modules have no hooks. Call sharded modules through modules::forward() or call(),
 //   also inside the model's own forward: `x = modules::forward(block, x)`. For modules that are not
 //   sharded these are plain calls. A sharded parameter that is read outside of them is an error
-//   that names it (shard_guard.h says what is noticed).
+//   that names it (modules/part_guard.h says what is noticed).
 // - The registered parameter is the shard, a plain tensor, not a DTensor. Inside forward and
 //   backward the same tensor holds the full parameter.
 // - Keep what fully_shard returns: the module is sharded as long as it exists.

@@ -21,8 +21,8 @@
 
 #include "pipewright/comms/chunk.h"
 #include "pipewright/fsdp/flat_buffer.h"
-#include "pipewright/fsdp/shard_guard.h"
 #include "pipewright/ir/errors.h"
+#include "pipewright/modules/part_guard.h"
 
 namespace pipewright::fsdp {
 namespace {
@@ -30,6 +30,9 @@ namespace {
 using comms::Chunk;
 using comms::chunk_length;
 using comms::chunk_of;
+using modules::guarded;
+using modules::is_guarded;
+using modules::PartKind;
 
 std::string describe(const at::Tensor& tensor) {
   return c10::str(tensor.scalar_type(), " ", tensor.sizes(), " on ", tensor.device());
@@ -70,6 +73,7 @@ ParamGroup::ParamGroup(std::vector<ParamSpec> specs, comms::BackendPtr group,
     param.name = std::move(spec.name);
     param.registered = spec.parameter;
     param.trainable = spec.parameter.requires_grad();
+    param.is_split = is_guarded(spec.parameter);
     param.dim = spec.dim;
     param.sizes = spec.parameter.sizes().vec();
     const int64_t length = param.sizes[static_cast<size_t>(param.dim)];
@@ -102,7 +106,10 @@ at::TensorOptions ParamGroup::reduce_options() const {
 void ParamGroup::set_unit_name(std::string name) {
   unit_ = std::move(name);
   if (!shards_) return;
-  for (size_t i = 0; i < params_.size(); ++i) name_shard(memory_[i].shard, quoted(i));
+  for (size_t i = 0; i < params_.size(); ++i) {
+    modules::name_part(memory_[i].shard, PartKind::kShard, quoted(i));
+    if (params_[i].is_split) modules::name_part(memory_[i].full, PartKind::kSplit, quoted(i));
+  }
 }
 
 std::string ParamGroup::quoted(size_t i) const {
@@ -138,9 +145,10 @@ void ParamGroup::allocate(const at::TensorOptions& options) {
     memory.chunk_offset = chunk_offset;
     memory.padded_shard = alias_of(all_shards_, chunk_offset, {param.chunk_numel});
     memory.shard = alias_of(all_shards_, chunk_offset, param.shard_sizes);
-    memory.held = ranks() == 1 ? memory.shard : guarded(memory.shard, quoted(i));
+    memory.held = ranks() == 1 ? memory.shard : guarded(memory.shard, PartKind::kShard, quoted(i));
     if (param.dim == 0) memory.gathered = alias_of(full_, offset, {param.chunk_numel * ranks()});
     memory.full = alias_of(full_, offset, param.sizes);
+    if (param.is_split) memory.full = guarded(memory.full, PartKind::kSplit, quoted(i));
     offset += aligned_numel(param.chunk_numel * ranks(), element_size);
     chunk_offset += aligned_numel(param.chunk_numel, element_size);
   }

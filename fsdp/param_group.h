@@ -33,6 +33,7 @@ struct ShardedParam {
   std::vector<int64_t> sizes;        // of the full parameter
   std::vector<int64_t> shard_sizes;  // of this rank's shard, without padding
   int64_t chunk_numel = 0;           // elements of a shard with its padding, the same on all ranks
+  bool is_split = false;             // the full parameter is a part of one that parallelize split
   bool trainable = false;            // requires a gradient, as of the last settle()
 };
 

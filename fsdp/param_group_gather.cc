@@ -24,7 +24,7 @@
 #include "pipewright/comms/group.h"
 #include "pipewright/fsdp/flat_buffer.h"
 #include "pipewright/fsdp/param_group.h"
-#include "pipewright/fsdp/shard_guard.h"
+#include "pipewright/modules/part_guard.h"
 
 namespace pipewright::fsdp {
 
@@ -143,7 +143,8 @@ void ParamGroup::make_post_forward_shards() {
     std::vector<int64_t> sizes = param.sizes;
     const int64_t each = chunk_length(sizes[dim], ranks()) * ranks() / pieces;
     sizes[dim] = std::clamp<int64_t>(sizes[dim] - piece * each, 0, each);
-    memory.post_forward_shard = guarded(alias_of(memory.post_forward_flat, 0, sizes), quoted(i));
+    memory.post_forward_shard = modules::guarded(alias_of(memory.post_forward_flat, 0, sizes),
+                                                 modules::PartKind::kShard, quoted(i));
   }
 }
 

@@ -15,6 +15,7 @@
 #include "pipewright/comms/chunk_gather.h"
 #include "pipewright/modules/distribution.h"
 #include "pipewright/modules/names.h"
+#include "pipewright/modules/part_guard.h"
 #include "pipewright/tp/input_check.h"
 #include "pipewright/tp/sequence_parallel.h"
 #include "pipewright/tp/split_module.h"
@@ -160,8 +161,12 @@ class ParallelizedModule final : public Parallelized,
       distribute(parameter.tensor, parameter.placement);
       if (!along) continue;
       // A copy, because a chunk would keep the whole weight alive.
-      parameter.tensor.set_data(comms::chunk_of(parameter.tensor.detach(), *along, *group_)
-                                    .clone(at::MemoryFormat::Contiguous));
+      const at::Tensor part = comms::chunk_of(parameter.tensor.detach(), *along, *group_)
+                                  .clone(at::MemoryFormat::Contiguous);
+      parameter.tensor.set_data(
+          group_->getSize() == 1
+              ? part
+              : modules::guarded(part, modules::PartKind::kSplit, "`" + name + "`"));
     }
     for (const auto& [name, parameter] : parameters_) {
       if (parameter.has_partial_grad)

@@ -25,10 +25,11 @@
 //   dimensions modules::forward(model, x).sum().backward();
 //
 // The model must call these modules through modules::forward(): `modules::forward(up, x)`. A call
-// of up->forward(x) computes with this rank's part of the weight and does not communicate; LibTorch
-// offers no way to notice that. Activations between a column-parallel and a row-parallel layer hold
-// this rank's part of the features, so whatever stands between them must not depend on their
-// number: an attention layer has heads / size of "tp" heads.
+// of up->forward(x) would compute with this rank's part of the weight and not communicate; it
+// throws ContractError, as does any other function of a part (modules/part_guard.h says what is
+// noticed, and how a function of your own may read parts). Activations between a column-parallel
+// and a row-parallel layer hold this rank's part of the features, so whatever stands between them
+// must not depend on their number: an attention layer has heads / size of "tp" heads.
 //
 // Inputs must be equal on all ranks of the dimension (Options::check_inputs), as must random
 // numbers where tensors are copies: seed by the coordinates along other dimensions. For dropout of

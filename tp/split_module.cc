@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "pipewright/comms/chunk.h"
+#include "pipewright/modules/part_guard.h"
 #include "pipewright/tp/communication.h"
 #include "pipewright/tp/sequence_parallel.h"
 
@@ -45,6 +46,13 @@ void expect_whole(const at::Tensor& weight, int64_t rows, int64_t columns) {
   if (weight.sizes() == at::IntArrayRef({rows, columns})) return;
   refuse(c10::str("a weight of sizes ", weight.sizes(), ": expected [", rows, ", ", columns,
                   "], a weight that nothing has split"));
+}
+
+// The forward of a module whose weights are parts.
+modules::Tensors with_parts(const modules::ForwardHook::Function& forward,
+                            const modules::Tensors& inputs) {
+  const modules::MayReadParts may_read;
+  return forward(inputs);
 }
 
 // `bias / ranks`, whose gradient is that of `bias`: every rank adds its share to a partial sum, and
@@ -89,7 +97,7 @@ class SplitLinear final : public SplitModule {
     x = input_.dim()
             ? gather_partial(x, *input_.dim(), x.size(*input_.dim()) * group_->getSize(), group_)
             : copy_to(x, group_);
-    modules::Tensors outputs = forward(inputs);
+    modules::Tensors outputs = with_parts(forward, inputs);
     if (!output_.dim())
       outputs[0] = gather_from(outputs[0], -1, linear_.options.out_features(), group_);
     return outputs;
@@ -101,7 +109,7 @@ class SplitLinear final : public SplitModule {
     modules::Tensors outputs;
     {
       const WithoutBias without(linear_);
-      outputs = forward(inputs);
+      outputs = with_parts(forward, inputs);
     }
     const at::Tensor& bias = linear_.bias;
     at::Tensor& y = outputs[0];
@@ -161,7 +169,7 @@ class SplitEmbedding final : public SplitModule {
   modules::Tensors run(const torch::nn::Module* /*module*/, const Function& forward,
                        modules::Tensors inputs) override {
     if (is_colwise_) {
-      modules::Tensors outputs = forward(inputs);
+      modules::Tensors outputs = with_parts(forward, inputs);
       if (!output_.dim())
         outputs[0] = gather_from(outputs[0], -1, embedding_.options.embedding_dim(), group_);
       return outputs;
@@ -183,7 +191,7 @@ class SplitEmbedding final : public SplitModule {
     }
     const at::Tensor local = indices - mine.begin;
     const at::Tensor others = local.lt(0).logical_or(local.ge(mine.length));
-    const at::Tensor rows = forward({local.masked_fill(others, 0)}).at(0);
+    const at::Tensor rows = with_parts(forward, {local.masked_fill(others, 0)}).at(0);
     return rows.masked_fill(others.unsqueeze(-1), 0);
   }
 

@@ -12,6 +12,8 @@
 #include "pipewright/comms/chunk.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/ddp/replicate.h"
+#include "pipewright/fsdp/fully_shard.h"
+#include "pipewright/ir/errors.h"
 #include "pipewright/modules/distribution.h"
 #include "pipewright/modules/forward.h"
 #include "tests/support/training/modules.h"
@@ -313,6 +315,51 @@ TEST(Errors, OfInputs) {
                   return modules::forward(module->tokens, at::zeros({2, 3}, at::kLong));
                 }),
                 "reduce_scatter: expected a dimension of a tensor of 3, got 3");
+    });
+  }
+}
+
+// Past its hook a module would compute with a part of its weight, with and without fully_shard, in
+// training and in evaluation. Backward reads the weights too, which is right.
+TEST(Errors, ADirectCall) {
+  for (const bool is_sharded : {false, true}) {
+    on_ranks(4, [&](Rank& self) {
+      Mesh mesh(*self.world, {{"dp", 2}, {"tp", 2}});
+      const auto module = std::make_shared<Model>();
+      const auto tp = parallelize(
+          *module, {{"up", colwise_parallel()}, {"tokens", rowwise_parallel()}}, mesh, "tp");
+      std::shared_ptr<fsdp::Sharded> unit;
+      if (is_sharded) unit = fsdp::fully_shard(*module, mesh, {"dp"});
+      const auto call = [&](const std::function<at::Tensor(const at::Tensor&)>& body) {
+        const auto forward = [&](const modules::Tensors& in) {
+          return modules::Tensors{body(in[0])};
+        };
+        return modules::call(*module, forward, {at::ones({2, 4})})[0];
+      };
+      const auto error_of = [&](const std::function<at::Tensor(const at::Tensor&)>& body) {
+        try {
+          static_cast<void>(call(body));
+        } catch (const ContractError& error) {
+          return std::string(error.what());
+        }
+        return std::string("no error");
+      };
+      const std::string unit_name = is_sharded ? " of the root" : "";
+      for (const bool training : {true, false}) {
+        const at::AutoGradMode mode(training);
+        EXPECT_EQ(error_of([&](const at::Tensor& x) { return module->up->forward(x); }),
+                  "parallelize: aten::addmm reads parameter `up.bias`" + unit_name +
+                      ", of which this rank has a part, [3]: call its module through "
+                      "modules::forward(), and keep what parallelize returned");
+        const std::string tokens = error_of([&](const at::Tensor&) {
+          return module->tokens->forward(at::zeros({2, 3}, at::kLong));
+        });
+        EXPECT_TRUE(
+            tokens.starts_with("parallelize: aten::embedding reads parameter `tokens.weight`"))
+            << tokens;
+      }
+      call([&](const at::Tensor& x) { return modules::forward(module->up, x); }).sum().backward();
+      EXPECT_TRUE(module->up->weight.grad().defined());
     });
   }
 }

@@ -2,9 +2,10 @@
 // kKey that is throw_if_read(), which looks at the arguments and then runs the operator without the
 // key. Names are found by storage and offset, so views of a shard are found too; an entry keeps the
 // storage's address from being used again (a weak reference) and ends with the storage.
-#include "pipewright/fsdp/shard_guard.h"
+#include "pipewright/modules/part_guard.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -17,7 +18,7 @@
 
 #include "pipewright/ir/errors.h"
 
-namespace pipewright::fsdp {
+namespace pipewright::modules {
 namespace {
 
 // LibTorch 2.11 has no kernels for it.
@@ -25,20 +26,26 @@ constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
 
 class Names {
  public:
-  void set(const at::Tensor& shard, const std::string& name) {
+  struct Part {
+    PartKind kind;
+    std::string name;
+  };
+
+  void set(const at::Tensor& shard, PartKind kind, const std::string& name) {
     const std::lock_guard lock(mutex_);
     if (names_.size() >= purge_at_) {
       std::erase_if(names_, [](const auto& entry) { return entry.second.storage.expired(); });
       purge_at_ = 2 * names_.size() + 64;
     }
-    names_.insert_or_assign(place_of(shard), Entry{weak_storage_of(shard), name});
+    names_.insert_or_assign(place_of(shard), Entry{weak_storage_of(shard), {kind, name}});
   }
-  std::string find(const at::Tensor& shard) {
+  Part find(const at::Tensor& shard) {
     const std::lock_guard lock(mutex_);
     auto found = names_.upper_bound(place_of(shard));
-    if (found == names_.begin()) return "";
+    if (found == names_.begin()) return {PartKind::kShard, ""};
     --found;
-    return found->first.first == place_of(shard).first ? found->second.name : "";
+    if (found->first.first != place_of(shard).first) return {PartKind::kShard, ""};
+    return found->second.part;
   }
 
  private:
@@ -46,7 +53,7 @@ class Names {
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
   struct Entry {
     WeakStorage storage;
-    std::string name;
+    Part part;
   };
   static Place place_of(const at::Tensor& tensor) {
     return {tensor.storage().unsafeGetStorageImpl(), tensor.storage_offset()};
@@ -92,10 +99,16 @@ void throw_if_read(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::ji
       std::ranges::any_of(tensors, [&](const at::Tensor& tensor) {
         return tensor.dim() > 0 && tensor.sizes() != shard->sizes();
       })) {
-    throw ContractError(
-        c10::str("fully_shard: ", op.schema().name(), " reads parameter ", names().find(*shard),
-                 ", of which this rank has a shard, ", shard->sizes(),
-                 ": call its module through modules::forward(), and keep its unit"));
+    // Backward of a split module reads its weights.
+    const Names::Part part = names().find(*shard);
+    const bool is_split = part.kind == PartKind::kSplit;
+    if (!is_split || !torch::autograd::get_current_node()) {
+      throw ContractError(c10::str(is_split ? "parallelize: " : "fully_shard: ", op.schema().name(),
+                                   " reads parameter ", part.name, ", of which this rank has a ",
+                                   is_split ? "part" : "shard", ", ", shard->sizes(),
+                                   ": call its module through modules::forward(), and keep ",
+                                   is_split ? "what parallelize returned" : "its unit"));
+    }
   }
   const c10::impl::ExcludeDispatchKeyGuard without_key(kKey);
   op.callBoxed(stack);
@@ -118,18 +131,26 @@ bool has_key() {
 
 }  // namespace
 
-at::Tensor guarded(const at::Tensor& shard, const std::string& name) {
-  if (!has_key()) return shard;
-  name_shard(shard, name);
+at::Tensor guarded(const at::Tensor& part, PartKind kind, const std::string& name) {
+  if (!has_key()) return part;
+  name_part(part, kind, name);
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(shard.storage()), shard.key_set().add(kKey), shard.dtype());
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(shard.sizes(), shard.strides(),
-                                                      shard.storage_offset());
+      c10::Storage(part.storage()), part.key_set().add(kKey), part.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(part.sizes(), part.strides(),
+                                                      part.storage_offset());
   return tensor;
 }
 
-void name_shard(const at::Tensor& shard, const std::string& name) { names().set(shard, name); }
+void name_part(const at::Tensor& part, PartKind kind, const std::string& name) {
+  names().set(part, kind, name);
+}
 
 bool is_guarded(const at::Tensor& tensor) { return tensor.key_set().has(kKey); }
 
-}  // namespace pipewright::fsdp
+bool is_part(const at::Tensor& tensor, PartKind kind) {
+  return is_guarded(tensor) && names().find(tensor).kind == kind;
+}
+
+MayReadParts::MayReadParts() : without_key_(c10::DispatchKeySet(kKey)) {}
+
+}  // namespace pipewright::modules
