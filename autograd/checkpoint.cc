@@ -32,6 +32,7 @@ namespace {
 using torch::autograd::variable_list;
 
 thread_local std::shared_ptr<BackwardContext> current_context;
+thread_local int64_t count_of_parts = 0;
 
 // A snapshot of the random generators that a part may draw from.
 class GeneratorStates {
@@ -210,6 +211,7 @@ struct NoHook final : torch::autograd::FunctionPostHook {
 std::vector<at::Tensor> checkpoint_function(Forward forward,
                                             const std::vector<at::Tensor>& inputs) {
   if (!c10::GradMode::is_enabled()) return forward(inputs);
+  ++count_of_parts;
   const auto node = std::make_shared<CheckpointNode>(forward, inputs);
   node->add_post_hook(std::make_unique<NoHook>());
   variable_list outputs;
@@ -233,6 +235,8 @@ std::vector<at::Tensor> checkpoint_function(Forward forward,
   }
   return outputs;
 }
+
+int64_t checkpoint_count() { return count_of_parts; }
 
 BackwardScope::BackwardScope(std::shared_ptr<BackwardContext> context)
     : outer_(std::exchange(current_context, std::move(context))) {}

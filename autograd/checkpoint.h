@@ -38,6 +38,10 @@ using Forward = std::function<std::vector<at::Tensor>(const std::vector<at::Tens
 // that need none. A second backward throws c10::Error, unless the first one kept the graph.
 std::vector<at::Tensor> checkpoint_function(Forward forward, const std::vector<at::Tensor>& inputs);
 
+// How many checkpointed parts the calling thread has created so far. Parts inside parts count when
+// the second forward of the outer one creates them.
+int64_t checkpoint_count();
+
 // A shared_ptr to a module or a ModuleHolder.
 template <typename T>
 concept PointsToModule = requires(T& pointer) {

@@ -84,6 +84,15 @@ bool CallTracker::has_run(const torch::nn::Module* module) {
   return left_to_run_.empty();
 }
 
+void CallTracker::note_call(bool with_grad, bool has_parts, bool recomputes) {
+  if (!recomputes) {
+    has_plain_call_ = has_plain_call_ || with_grad;
+    if (!with_grad) ++checkpointed_calls_;
+  }
+  if (has_parts || checkpointed_calls_ + (has_plain_call_ ? 1 : 0) > 1)
+    may_come_in_portions_ = true;
+}
+
 void Pass::enter(Call& call, int64_t backward) {
   if (call.entered_in == backward && call.left_in != backward) return;  // through another output
   comes_again_ = comes_again_ || done_;

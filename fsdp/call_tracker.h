@@ -102,14 +102,29 @@ class CallTracker {
   };
 
   // An outermost forward begins: no module of the unit has run in it yet.
-  void begin_forward() { left_to_run_.clear(); }
+  void begin_forward() {
+    left_to_run_.clear();
+    has_plain_call_ = false;
+    checkpointed_calls_ = 0;
+  }
   // Notes that `module` has run. Returns whether all modules of the unit now have.
   bool has_run(const torch::nn::Module* module);
+
+  // Notes a call in this forward, for a unit that an executor drives. `with_grad`: it is not in a
+  // checkpointed part. `has_parts`: there are checkpointed parts in it. `recomputes`: it is the
+  // second forward of a part.
+  void note_call(bool with_grad, bool has_parts, bool recomputes);
+  // Whether one backward may accumulate twice into a parameter, as far as calls tell: autograd does
+  // so once for what is not checkpointed, and once per checkpointed part. Stays true.
+  bool may_come_in_portions() const { return may_come_in_portions_; }
 
  private:
   const std::vector<const torch::nn::Module*> modules_;
   const torch::nn::Module* running_ = nullptr;
   std::set<const torch::nn::Module*> left_to_run_;  // in this forward
+  bool has_plain_call_ = false;                     // likewise
+  int checkpointed_calls_ = 0;                      // likewise
+  bool may_come_in_portions_ = false;
 };
 
 }  // namespace pipewright::fsdp

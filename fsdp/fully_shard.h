@@ -176,7 +176,10 @@ class Sharded {
   // This unit and those nested in it as a pipeline stage for executor::Executor. While the returned
   // object exists, the executor's program decides: UNSHARD and RESHARD replace
   // reshard_after_forward, backward gathers nothing, REDUCE_GRAD reduces, and split backwards (I
-  // and W) are supported. Throws ContractError if this is not the root unit.
+  // and W) are supported. Units are reduced during the last backward before a REDUCE_GRAD as they
+  // become ready; a unit with checkpointed parts in its forward, or that is called several times of
+  // which one is in a checkpointed part, only after that backward. Throws ContractError if this is
+  // not the root unit.
   virtual std::shared_ptr<modules::DataParallel> data_parallel() = 0;
 
   // The names of the unit's parameters in the wrapped module, in the order of its buffers. With

@@ -22,6 +22,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "pipewright/autograd/checkpoint.h"
 #include "pipewright/fsdp/sharded_unit.h"
 #include "pipewright/ir/errors.h"
 
@@ -59,13 +60,23 @@ Tensors ShardedUnit::run(const torch::nn::Module* module, const Function& functi
   return modules::cast_floating(run_cast(module, function, std::move(inputs)), policy.output_dtype);
 }
 
+Tensors ShardedUnit::run_driven(const Function& function, const Tensors& inputs) {
+  check_driven_forward();
+  const std::shared_ptr<ShardedUnit> outermost = root();
+  const ForwardHistory::Scope scope(outermost->forwards_);
+  const bool recomputes = is_in_backward();
+  if (scope.is_outermost() && !recomputes)
+    outermost->for_each([](ShardedUnit& unit) { unit.calls_.begin_forward(); });
+  const int64_t parts = autograd::checkpoint_count();
+  Tensors outputs = function(inputs);
+  calls_.note_call(c10::GradMode::is_enabled(), autograd::checkpoint_count() > parts, recomputes);
+  return outputs;
+}
+
 Tensors ShardedUnit::run_cast(const torch::nn::Module* module, const Function& function,
                               Tensors inputs) {
   const CallTracker::Running running(calls_, module);
-  if (sync_.is_driven()) {
-    check_driven_forward();
-    return function(inputs);
-  }
+  if (sync_.is_driven()) return run_driven(function, inputs);
   const bool recomputes = is_in_backward();
   const auto call = std::make_shared<Call>();
   const std::shared_ptr<ShardedUnit> outermost = root();
@@ -201,7 +212,9 @@ void ShardedUnit::prefetch_backward() {
 void ShardedUnit::after_accumulate(size_t parameter) {
   const std::shared_ptr<ShardedUnit> outermost = root();
   if (!sync_.is_driven()) return outermost->backward_.watch();
-  if (!sync_.reduces()) return;
+  // Which gradients have arrived may differ between ranks, so it must not decide how often a unit
+  // is reduced. A unit whose gradients may come in portions waits for REDUCE_GRAD.
+  if (!sync_.reduces() || calls_.may_come_in_portions()) return;
   progress_.ready.insert(parameter);
   if (static_cast<int64_t>(progress_.ready.size()) <
       std::ranges::count_if(params_.params(), &ShardedParam::trainable))

@@ -318,6 +318,86 @@ TEST(FullyShard, ALayerInTwoCheckpointedParts) {
   }
 }
 
+// A unit's gradients arrive in two portions, of which the first one lacks a parameter on one rank:
+// all ranks post the same reductions. The portions are two checkpointed calls, or a checkpointed
+// and a plain one, or two checkpointed parts inside one call.
+TEST(FullyShard, APortionThatLacksAParameterOnOneRank) {
+  enum class Portions { kTwoCalls, kPlainCall, kInsideACall };
+  struct Model : tests::TestModule {
+    Model()
+        : other(register_module("other", std::make_shared<Branch>(8))),
+          branch(register_module("branch", std::make_shared<Branch>(7))) {}
+    at::Tensor forward(const at::Tensor& input) override {
+      const auto inside = [this](bool both) {
+        return [this, both](const std::vector<at::Tensor>& in) {
+          branch->both = both;
+          branch->used = both ? 0 : 1;
+          return std::vector{at::tanh(branch->forward(in[0]))};
+        };
+      };
+      const auto part = [&](bool both) {
+        return [this, run = inside(both)](const std::vector<at::Tensor>& in) {
+          return call(*branch, run, in);
+        };
+      };
+      // Backward runs the second portion first.
+      const std::vector<at::Tensor> x = {modules::forward(other, input)};
+      switch (portions) {
+        case Portions::kTwoCalls:
+          return autograd::checkpoint(part(uses_all), autograd::checkpoint(part(true), x))[0];
+        case Portions::kPlainCall:
+          return part(uses_all)(autograd::checkpoint(part(true), x))[0];
+        case Portions::kInsideACall:
+          break;
+      }
+      const auto both_parts = [&](const std::vector<at::Tensor>& in) {
+        return autograd::checkpoint(inside(uses_all), autograd::checkpoint(inside(true), in));
+      };
+      return call(*branch, both_parts, x)[0];
+    }
+    Portions portions = Portions::kTwoCalls;
+    bool uses_all = true;
+    std::shared_ptr<Branch> other, branch;  // so `branch` is reduced first
+  };
+  for (const bool driven : {false, true}) {
+    for (const Portions portions :
+         {Portions::kTwoCalls, Portions::kPlainCall, Portions::kInsideACall}) {
+      on_ranks(2, [&](Rank& self) {
+        const auto plain = std::make_shared<Model>(), module = std::make_shared<Model>();
+        for (const auto& each : {plain, module}) {
+          each->portions = portions;
+          each->uses_all = self.rank == 0;
+          each->branch->weights[2].set_requires_grad(false);
+          each->other->both = true;
+          each->other->weights[2].set_requires_grad(false);
+        }
+        Sharding sharding(self, *module, {{"other"}, {"branch"}}, {.reshard_after_forward = true});
+        const auto stage = driven ? sharding.root().data_parallel() : nullptr;
+        for (int iteration = 0; iteration < 2; ++iteration) {
+          plain->zero_grad();
+          module->zero_grad();
+          const at::Tensor input = random_input({2, 3}, data_seed(iteration, self.rank));
+          forward(plain, input.clone().requires_grad_()).sum().backward();
+          if (stage) {
+            stage->unshard();
+            stage->wait_unshard();
+            stage->before_backward(0, /*last=*/true);
+          }
+          forward(module, input.clone().requires_grad_()).sum().backward();
+          if (stage) {
+            stage->reduce_grad();
+            stage->wait_reduce();
+            stage->reshard();
+          }
+          tests::average_grads(*plain, *self.by_hand);
+          EXPECT_EQ(difference(*plain, *module, shards_of(self)), "")
+              << driven << static_cast<int>(portions) << iteration;
+        }
+      });
+    }
+  }
+}
+
 // A module that calls a checkpointed part of its own unit between its layers: the part's backward
 // ends inside that of the module. Two forwards, an evaluation, then one backward.
 TEST(FullyShard, APartOfTheSameUnitInACheckpoint) {
