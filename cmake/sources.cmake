@@ -346,6 +346,8 @@ set(pipewright_executor_sources
     ddp/grad_buckets.cc
     ddp/linked_params.cc
     ddp/replicate.cc
+    ddp/replicated_unit.cc
+    ddp/replicated_unit_step.cc
     executor/action_runner.cc
     executor/batch_check.cc
     executor/coordinator.cc
@@ -427,6 +429,7 @@ set(pipewright_executor_headers
     ddp/grad_buckets.h
     ddp/linked_params.h
     ddp/replicate.h
+    ddp/replicated_unit.h
     executor/action_function.h
     executor/action_runner.h
     executor/batch_check.h

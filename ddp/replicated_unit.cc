@@ -1,0 +1,174 @@
+#include "pipewright/ddp/replicated_unit.h"
+
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <algorithm>
+#include <set>
+#include <stdexcept>
+#include <utility>
+
+#include "pipewright/comms/agreement.h"
+#include "pipewright/ir/errors.h"
+#include "pipewright/modules/names.h"
+
+namespace pipewright::ddp {
+namespace {
+
+std::string describe(const std::string& name, const at::Tensor& tensor) {
+  return c10::str(name, ", ", tensor.scalar_type(), " ", tensor.sizes(),
+                  tensor.requires_grad() ? "" : ", frozen");
+}
+
+std::shared_ptr<ReplicatedUnit> owner_of(const std::string& name, const at::Tensor& parameter) {
+  const auto listener = autograd::listener_of(parameter);
+  auto unit = std::dynamic_pointer_cast<ReplicatedUnit>(listener);
+  if (listener && !unit) {
+    throw std::invalid_argument("replicate: `" + name +
+                                "` is already managed by another data-parallel wrapper, such as "
+                                "fully_shard");
+  }
+  return unit;
+}
+
+// The outermost forward runs.
+class InForward {
+ public:
+  explicit InForward(bool& is_in_forward) : is_in_forward_(is_in_forward) { is_in_forward_ = true; }
+  ~InForward() { is_in_forward_ = false; }
+  InForward(const InForward&) = delete;
+  InForward& operator=(const InForward&) = delete;
+
+ private:
+  bool& is_in_forward_;
+};
+
+}  // namespace
+
+ReplicatedUnit::ReplicatedUnit(const std::vector<torch::nn::Module*>& modules,
+                               comms::BackendPtr group, Options options)
+    : group_(std::move(group)), options_(std::move(options)) {
+  std::set<at::TensorImpl*> seen;  // a tied weight counts once
+  for (size_t i = 0; i < modules.size(); ++i) {
+    const std::string path = modules::path_in_list(i, modules.size());
+    for (const auto& named : modules[i]->named_parameters()) {
+      if (!seen.insert(named.value().unsafeGetTensorImpl()).second) continue;
+      if (!device_) device_ = named.value().device();
+      const std::string name = modules::join_path(path, named.key());
+      if (named.value().device() != *device_) {
+        refusal_ = c10::str("replicate: expected all parameters on one device, ", *device_,
+                            ", got `", name, "` on ", named.value().device());
+      }
+      if (const std::shared_ptr<ReplicatedUnit> owner = owner_of(name, named.value()))
+        nest(owner->root());
+      else
+        parameters_.add(name, named.value());
+    }
+    for (const auto& named : modules[i]->named_buffers()) {
+      if (named.value().defined() && std::ranges::none_of(nested(), [&](const auto& unit) {
+            return unit->has(named.value());
+          }))
+        buffers_.push_back({modules::join_path(path, named.key()), named.value()});
+    }
+  }
+  for (const std::shared_ptr<ReplicatedUnit>& unit : nested()) {
+    if (unit->options_.find_unused_parameters == options_.find_unused_parameters) continue;
+    refusal_ = c10::str("replicate: find_unused_parameters differs from that of a nested call: ",
+                        "expected ", options_.find_unused_parameters ? "false" : "true", ", got ",
+                        options_.find_unused_parameters ? "true" : "false");
+  }
+}
+
+void ReplicatedUnit::begin(const std::vector<torch::nn::Module*>& modules) {
+  std::vector<std::string> lines;
+  lines.push_back(c10::str("options: bucket_cap_mb ", options_.bucket_cap_mb,
+                           ", first_bucket_cap_mb ", options_.first_bucket_cap_mb,
+                           ", find_unused_parameters ", options_.find_unused_parameters,
+                           ", broadcast_buffers ", options_.broadcast_buffers, ", comm_hook ",
+                           options_.comm_hook != nullptr));
+  std::vector<at::Tensor> values;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    lines.push_back(describe("`" + parameters_.name(i) + "`", parameters_.tensor(i)));
+    values.push_back(parameters_.tensor(i));
+  }
+  for (const auto& [name, tensor] : buffers_) {
+    lines.push_back(describe("buffer `" + name + "`", tensor));
+    values.push_back(tensor);
+  }
+  comms::compare_lines(lines, *group_,
+                       device_ ? *device_ : group_->getBoundDeviceId().value_or(at::kCPU));
+  // Thrown only now, so that no rank waits in compare_lines() for one that has thrown.
+  if (!refusal_.empty()) throw std::invalid_argument(refusal_);
+  comms::broadcast_values(values, *group_);
+  parameters_.set_listener(weak_from_this(), [unit = weak_from_this()](size_t i) {
+    if (const auto alive = unit.lock()) alive->check_link(i);
+  });
+  settle();
+  adopt();
+  for (const at::Tensor& tensor : values) {
+    const comms::Layout layout(comms::MeshLayout({{"dp_replicate", group_->getSize()}}),
+                               {comms::TensorPlacement::replicate()}, tensor.sizes().vec());
+    modules::distribute(tensor, {{layout, group_->getRank()}, group_.get(), weak_from_this()});
+  }
+  for (const torch::nn::Module* module : modules)
+    modules::register_forward_hook(*module, shared_from_this());
+}
+
+// Whether this unit or a nested one owns `buffer`.
+bool ReplicatedUnit::has(const at::Tensor& buffer) const {
+  return std::ranges::any_of(buffers_,
+                             [&](const auto& known) { return known.tensor.is_same(buffer); }) ||
+         std::ranges::any_of(nested(), [&](const auto& unit) { return unit->has(buffer); });
+}
+
+// Backward must not leave gradients unreduced.
+void ReplicatedUnit::check_link(size_t i) {
+  if (is_alone() || parameters_.is_linked(i)) return;
+  end_all_on_error([&] {
+    throw ContractError("replicate: parameter `" + parameters_.name(i) +
+                        "` was cast, moved or unfrozen: expected a call of the module through "
+                        "modules::forward() after that");
+  });
+}
+
+// Adopts what users did to the parameters since the last forward: cast, moved, froze or unfroze
+// them. All ranks must do the same. Gradients get new buckets then.
+void ReplicatedUnit::settle() {
+  if (grads_ && parameters_.are_linked()) return;
+  if (grads_ && grads_->is_any_unreduced()) {
+    throw ContractError(
+        "replicate: parameters were cast, moved, frozen or unfrozen while their gradients were "
+        "accumulated: reduce the gradients first");
+  }
+  std::vector<NamedTensor> trained = parameters_.link();
+  if (!trained.empty()) device_ = trained[0].tensor.device();
+  grads_.emplace(std::move(trained), group_, options_);
+}
+
+// Around a forward. Only the outermost one prepares; neither does the second forward of
+// checkpointing, nor one that an executor runs, whose step has prepared.
+modules::Tensors ReplicatedUnit::run(const torch::nn::Module* /*module*/, const Function& forward,
+                                     modules::Tensors inputs) {
+  const std::shared_ptr<ReplicatedUnit> outermost = root();
+  if (outermost->is_in_forward_ || sync_.is_driven() ||
+      torch::autograd::get_current_graph_task_id() != -1)
+    return forward(inputs);
+  end_all_on_error([this] { prepare_forward(); });
+  const std::optional<at::Device> device = options_.device ? options_.device : device_;
+  for (at::Tensor& input : inputs) {
+    if (device && input.defined()) input = input.to(*device, /*non_blocking=*/true);
+  }
+  const InForward in_forward(outermost->is_in_forward_);
+  return forward(inputs);
+}
+
+void ReplicatedUnit::prepare_forward() {
+  for (const std::shared_ptr<ReplicatedUnit>& unit : nested()) unit->prepare_forward();
+  settle();
+  if (!options_.broadcast_buffers || !requires_gradient_sync()) return;
+  std::vector<at::Tensor> values;
+  for (const auto& [name, buffer] : buffers_) values.push_back(buffer);
+  comms::broadcast_values(values, *group_);
+}
+
+}  // namespace pipewright::ddp
