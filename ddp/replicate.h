@@ -48,14 +48,18 @@ struct Options {
   // some ranks or on all. Each rank must use at least one parameter. Remaining buckets are reduced
   // at the end of the backward; a parameter that no rank used keeps the .grad that it had. The
   // buckets of all parts of one module are reduced in one fixed order, the last part first. If
-  // false, a missing gradient is an error that names the parameter, and all ranks must use the same
-  // parts: if one rank skips a whole part, the others notice only because their reductions time
-  // out. Must be the same in all calls for parts of one module.
+  // false, a backward through the outputs of modules::forward() must reach all parameters of the
+  // called module, those of nested calls included: a missing gradient is an error that names the
+  // parameter, on the rank that lacks it, and ends the step on the others. Must be the same in all
+  // calls for parts of one module.
   bool find_unused_parameters = false;
   // A forward outside of other forwards, or a training step of the executor, broadcasts rank 0's
   // buffers to all ranks.
   bool broadcast_buffers = true;
   CommHook comm_hook = nullptr;  // null: all_reduce_hook()
+  // Parameters that are neither broadcast nor reduced. List them in the calls for all modules that
+  // contain them.
+  std::vector<at::Tensor> ignored_params = {};
   // The device to which that forward moves its inputs; nullopt: that of the parameters.
   std::optional<at::Device> device = std::nullopt;
 };

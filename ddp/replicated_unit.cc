@@ -53,8 +53,12 @@ ReplicatedUnit::ReplicatedUnit(const std::vector<torch::nn::Module*>& modules,
     const std::string path = modules::path_in_list(i, modules.size());
     for (const auto& named : modules[i]->named_parameters()) {
       if (!seen.insert(named.value().unsafeGetTensorImpl()).second) continue;
-      if (!device_) device_ = named.value().device();
+      if (std::ranges::any_of(options_.ignored_params, [&](const at::Tensor& ignored) {
+            return ignored.is_same(named.value());
+          }))
+        continue;
       const std::string name = modules::join_path(path, named.key());
+      if (!device_) device_ = named.value().device();
       if (named.value().device() != *device_) {
         refusal_ = c10::str("replicate: expected all parameters on one device, ", *device_,
                             ", got `", name, "` on ", named.value().device());
@@ -158,8 +162,13 @@ modules::Tensors ReplicatedUnit::run(const torch::nn::Module* /*module*/, const 
   for (at::Tensor& input : inputs) {
     if (device && input.defined()) input = input.to(*device, /*non_blocking=*/true);
   }
-  const InForward in_forward(outermost->is_in_forward_);
-  return forward(inputs);
+  modules::Tensors outputs;
+  {
+    const InForward in_forward(outermost->is_in_forward_);
+    outputs = forward(inputs);
+  }
+  expect_backward_of(outputs);
+  return outputs;
 }
 
 void ReplicatedUnit::prepare_forward() {

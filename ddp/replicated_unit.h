@@ -66,6 +66,8 @@ class ReplicatedUnit final : public Replicated,
   bool is_alone() const { return group_->getSize() == 1; }
   void check_link(size_t i);
   void settle();
+  void expect_backward_of(const modules::Tensors& outputs);
+  void expect_all();
   void end_all_on_error(const std::function<void()>& body);
   void accumulated(size_t grad);
   bool launch_in_order();
@@ -84,6 +86,7 @@ class ReplicatedUnit final : public Replicated,
   std::optional<at::Device> device_;  // of all parameters
   modules::GradientSync sync_;
   bool is_in_forward_ = false;  // of the root
+  bool is_expected_ = false;    // the backward that runs must reach all parameters
 };
 
 }  // namespace pipewright::ddp

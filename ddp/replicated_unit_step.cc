@@ -7,6 +7,10 @@
 // an executor, its calls of DataParallel decide which backward reduces, when to start the remaining
 // buckets and when to wait.
 //
+// Every unit in the outermost call of a forward is expected to take part in the backward through
+// its outputs. A unit that a rank does not use at all is then an error there, at the end of that
+// backward, and ends the step on the other ranks, which would wait for its reductions.
+//
 // Invariant: all ranks start the same reductions in the same order. By default each call starts its
 // buckets as they complete, and all ranks run the same backwards. With unused parameters, or with
 // an executor, ranks may reach the calls in different orders; then buckets start in one order over
@@ -87,6 +91,24 @@ void ReplicatedUnit::abort() {
   grads_->forget();
 }
 
+// The outermost forward has computed `outputs`.
+void ReplicatedUnit::expect_backward_of(const modules::Tensors& outputs) {
+  if (is_alone() || options_.find_unused_parameters) return;
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad() || output.is_leaf()) continue;
+    output.register_hook([unit = weak_from_this()](const at::TensorBase&) {
+      if (const auto alive = unit.lock()) alive->expect_all();
+    });
+  }
+}
+
+void ReplicatedUnit::expect_all() {
+  if (sync_.is_driven() || !requires_gradient_sync()) return;
+  const std::shared_ptr<ReplicatedUnit> outermost = root();
+  outermost->watch(outermost);
+  for_each([](ReplicatedUnit& unit) { unit.is_expected_ = true; });
+}
+
 // Calls `body`. What it throws ends this step on all ranks, which would wait for this one
 // forever.
 void ReplicatedUnit::end_all_on_error(const std::function<void()>& body) {
@@ -123,15 +145,16 @@ bool ReplicatedUnit::launch_in_order() {
 }
 
 // Whether this unit reduces at the end of the current backward, which runs without an executor:
-// it averages gradients and some of its parameters are, or may be, used.
+// it averages gradients, and its parameters are expected to be used or some of them are.
 bool ReplicatedUnit::takes_part() const {
   return !is_alone() && requires_gradient_sync() &&
-         (options_.find_unused_parameters || grads_->is_any_ready());
+         (options_.find_unused_parameters || is_expected_ || grads_->is_any_ready());
 }
 
 // Called on the root if no executor drives it.
 void ReplicatedUnit::backward_begins() {
   for_each([](ReplicatedUnit& unit) {
+    unit.is_expected_ = false;
     if (!unit.sync_.is_driven()) unit.grads_->begin_backward();
   });
 }

@@ -485,6 +485,12 @@ TEST(Replicate, ErrorsNameTheParameter) {
     const auto unit = replicate(*embedding, self.group);
     embedding->forward(at::arange(3)).sum().backward();
   });
+  expect("parameter `weight`: expected a dense gradient, got Sparse", [](Rank& self) {
+    torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(4, 2).sparse(true));
+    const auto unit = replicate(*embedding, self.group);
+    unit->set_requires_gradient_sync(false);  // accumulates
+    embedding->forward(at::arange(3)).sum().backward();
+  });
   // In a plain call gradients would stay unreduced. One rank may only hear of the other's.
   for (const bool casts : {true, false}) {
     expect(casts ? "was cast, moved or unfrozen: expected a call of the module through "
@@ -527,6 +533,78 @@ TEST(Replicate, RankThatSkipsAParameter) {
   });
   EXPECT_NE(errors[1].find("no gradient in this backward for `c`"), std::string::npos) << errors[1];
   EXPECT_NE(errors[0].find("rank 1 aborted the group"), std::string::npos) << errors[0];
+}
+
+// Two parts, each with a replicate() call of its own. A rank may skip the first part, whose
+// backward runs last.
+struct TwoParts : tests::TestModule {
+  TwoParts() {
+    for (const char* name : {"first", "second"})
+      each.push_back(register_module(name, tests::make_mlp(4, 2, 42 + each.size())));
+  }
+  at::Tensor forward(const at::Tensor& x) override {
+    const at::Tensor y = skips ? x * 2 : modules::forward(each[0], x);
+    return modules::forward(each[1], y);
+  }
+  std::vector<std::shared_ptr<torch::nn::Module>> parts() override {
+    return {each.begin(), each.end()};
+  }
+  bool skips = false;
+  std::vector<ModulePtr> each;
+};
+
+// The rank knows at the end of its backward, and the other does not wait for the time limit.
+TEST(Replicate, RankThatSkipsAPart) {
+  const std::vector<std::string> errors = errors_on_ranks(2, [](Rank& self) {
+    const auto module = std::make_shared<TwoParts>();
+    const auto units = wrap(*module, self.group);
+    module->skips = self.rank == 1;
+    modules::forward(module, random_input({2, 4}, 1)).sum().backward();
+  });
+  EXPECT_NE(errors[1].find("no gradient in this backward for `in_proj.weight`"), std::string::npos)
+      << errors[1];
+  EXPECT_NE(errors[0].find("rank 1 aborted the group"), std::string::npos) << errors[0];
+}
+
+// A forward of one part expects that part alone, and backwards need not be in the order of the
+// forwards.
+TEST(Replicate, BackwardsOfPartsAndOfTheWhole) {
+  on_ranks(2, [](Rank& self) {
+    const auto plain = std::make_shared<TwoParts>(), module = std::make_shared<TwoParts>();
+    Parity parity(self, plain, module);
+    const auto units = wrap(*module, self.group);
+    const auto loss = [&](bool whole) -> Loss {
+      return [whole](const ModulePtr& of, int iteration, int rank) {
+        const at::Tensor x = random_input({2, 4}, data_seed(iteration, rank));
+        const auto part = std::dynamic_pointer_cast<tests::TestModule>(of->parts()[1]);
+        return modules::forward(whole ? of : part, x).sum();
+      };
+    };
+    for (const bool part_first : {true, false}) {
+      parity.zero_grad(0);
+      const at::Tensor of_whole = loss(true)(module, 0, self.rank);
+      const at::Tensor of_part = loss(false)(module, 0, self.rank);
+      (part_first ? of_part : of_whole).backward();
+      (part_first ? of_whole : of_part).backward();
+      loss(true)(plain, 0, self.rank).backward();
+      loss(false)(plain, 0, self.rank).backward();
+      parity.step();
+    }
+  });
+}
+
+// Ignored parameters keep this rank's values and gradients.
+TEST(Replicate, IgnoredParameters) {
+  on_ranks(2, [](Rank& self) {
+    Branches module;
+    module.weights[1].detach().fill_(self.rank);
+    const auto unit = replicate(module, self.group, {.ignored_params = {module.weights[1]}});
+    EXPECT_TRUE(at::equal(module.weights[1], at::full({2}, double(self.rank))));
+    (module.weights[0] + module.weights[1] + module.weights[2]).sum().mul(self.rank + 1).backward();
+    EXPECT_TRUE(at::equal(module.weights[0].grad(), at::full({2}, 1.5)));
+    EXPECT_TRUE(at::equal(module.weights[1].grad(), at::full({2}, self.rank + 1.0)));
+    EXPECT_EQ(unit->buckets(), (std::vector<std::vector<std::string>>{{"c", "a"}}));
+  });
 }
 
 TEST(Replicate, RankThatRunsOneStepMore) {
