@@ -147,9 +147,12 @@ TEST(ReplicateTraining, test_non_root_forward_backward) {
 }
 
 TEST(ReplicateTraining, test_multi_forward_module) {
-  on_ranks(2, [](Rank& self) {
-    expect_parity(self, tests::make_repeated(42), tests::make_repeated(42), sum_of({32, 4}));
-  });
+  for (const bool chained : {false, true}) {
+    on_ranks(2, [chained](Rank& self) {
+      expect_parity(self, tests::make_repeated(42, chained), tests::make_repeated(42, chained),
+                    sum_of({32, 4}));
+    });
+  }
 }
 
 TEST(ReplicateTraining, test_explicit_prefetching) {

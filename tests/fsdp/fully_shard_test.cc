@@ -232,20 +232,22 @@ TEST(FullyShardTraining, test_non_root_forward_backward) {
 }
 
 TEST(FullyShardTraining, test_multi_forward_module) {
-  for (const auto& [option, gathers] :
-       {std::pair{ReshardAfterForward(true), 5}, std::pair{ReshardAfterForward(false), 2},
-        std::pair{ReshardAfterForward(2), 5}}) {
-    on_ranks(2, [&, option = option, gathers = gathers](Rank& self) {
-      expect_parity(self, tests::make_repeated(42), tests::make_repeated(42), sum_of({32, 4}),
-                    {{"inner"}}, {.reshard_after_forward = option},
-                    [&, gathers = gathers](Sharding&, int iteration) {
-                      if (iteration > 0) {
-                        EXPECT_EQ(self.log->count(kGather), gathers);
-                        EXPECT_EQ(self.log->count(kReduce), 2);
-                      }
-                      self.log->clear();
-                    });
-    });
+  for (const bool chained : {false, true}) {
+    for (const auto& [option, gathers] :
+         {std::pair{ReshardAfterForward(true), 5}, std::pair{ReshardAfterForward(false), 2},
+          std::pair{ReshardAfterForward(2), 5}}) {
+      on_ranks(2, [&, option = option, gathers = gathers](Rank& self) {
+        expect_parity(self, tests::make_repeated(42, chained), tests::make_repeated(42, chained),
+                      sum_of({32, 4}), {{"inner"}}, {.reshard_after_forward = option},
+                      [&, gathers = gathers](Sharding&, int iteration) {
+                        if (iteration > 0) {
+                          EXPECT_EQ(self.log->count(kGather), gathers);
+                          EXPECT_EQ(self.log->count(kReduce), 2);
+                        }
+                        self.log->clear();
+                      });
+      });
+    }
   }
 }
 

@@ -74,14 +74,17 @@ struct Mlps : TestModule {
 };
 
 struct Repeated : TestModule {
-  Repeated()
-      : inner(register_module("inner", nn::Linear(4, 4))),
+  explicit Repeated(bool chained_calls)
+      : chained(chained_calls),
+        inner(register_module("inner", nn::Linear(4, 4))),
         outer(register_module("outer", nn::Linear(4, 5))) {}
   at::Tensor forward(const at::Tensor& input) override {
-    const at::Tensor once = at::relu(modules::forward(inner, input));
-    return outer(at::relu(modules::forward(inner, once)));
+    const at::Tensor once = modules::forward(inner, input);
+    if (!chained) return outer(once + modules::forward(inner, input));
+    return outer(at::relu(modules::forward(inner, at::relu(once))));
   }
   std::vector<std::shared_ptr<nn::Module>> parts() override { return {inner.ptr()}; }
+  const bool chained;
   nn::Linear inner, outer;
 };
 
@@ -217,7 +220,9 @@ ModulePtr make_mlps(int64_t dim, int mlps, uint64_t seed) {
   return drawn(std::make_shared<Mlps>(dim, mlps), seed);
 }
 ModulePtr make_vit(uint64_t seed) { return drawn(std::make_shared<VitWithHead>(), seed); }
-ModulePtr make_repeated(uint64_t seed) { return drawn(std::make_shared<Repeated>(), seed); }
+ModulePtr make_repeated(uint64_t seed, bool chained) {
+  return drawn(std::make_shared<Repeated>(chained), seed);
+}
 ModulePtr make_transformer(const TransformerArgs& args, uint64_t seed) {
   return drawn(std::make_shared<Transformer>(args), seed);
 }

@@ -27,8 +27,9 @@ ModulePtr make_two_linears(std::vector<std::pair<int64_t, int64_t>> shapes, uint
 ModulePtr make_mlp(int64_t dim, int64_t multiplier, uint64_t seed);
 // A Linear, then MLPs; the MLPs are its parts.
 ModulePtr make_mlps(int64_t dim, int mlps, uint64_t seed);
-// Linear(4, 4), called twice, and Linear(4, 5); the inner one is its only part.
-ModulePtr make_repeated(uint64_t seed);
+// Linear(4, 4), called twice, and Linear(4, 5); the inner one is its only part. `chained`: its
+// second call takes the first one's result, not the same input.
+ModulePtr make_repeated(uint64_t seed, bool chained);
 // A Conv2d over patches, called through a method other than forward, and a Linear head; the former
 // is its only part, "vit". Input [batch, 3, 224, 224].
 ModulePtr make_vit(uint64_t seed);
