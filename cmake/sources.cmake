@@ -375,6 +375,7 @@ set(pipewright_executor_sources
     fsdp/forward_history.cc
     fsdp/fully_shard.cc
     fsdp/grad_reducer.cc
+    fsdp/offload.cc
     fsdp/param_group.cc
     fsdp/param_group_gather.cc
     fsdp/reduction.cc
@@ -462,6 +463,7 @@ set(pipewright_executor_headers
     fsdp/forward_history.h
     fsdp/fully_shard.h
     fsdp/grad_reducer.h
+    fsdp/offload.h
     fsdp/param_group.h
     fsdp/reduction.h
     fsdp/sharded_stage.h

@@ -83,6 +83,13 @@ void BackwardOrder::finish(size_t left) {
   }
 }
 
+void BackwardOrder::complete() {
+  finish(0);
+  root_.for_each([](ShardedUnit& unit) {
+    if (OffloadCopies* const copies = unit.params().offload()) copies->wait();
+  });
+}
+
 void BackwardOrder::open_for_all() {
   if (std::exchange(open_for_all_, true)) return;
   order_.clear();
@@ -145,7 +152,7 @@ void BackwardOrder::backward_ends() {
   running_ = false;
   order_.clear();
   next_ = 0;
-  if (root_.is_last_backward()) finish(0);
+  if (root_.is_last_backward()) complete();
 }
 
 }  // namespace pipewright::fsdp

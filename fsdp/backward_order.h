@@ -34,6 +34,8 @@ class BackwardOrder final : public autograd::BackwardWatch {
   // Waits until at most `left` posted reductions are pending. If one failed, drops all state of the
   // step and throws std::runtime_error, naming the unit.
   void finish(size_t left);
+  // Waits for all of them, and makes the host wait for gradients that are copied to it.
+  void complete();
   // `unit` has posted a reduction.
   void posted(ShardedUnit& unit) { pending_.push_back(&unit); }
 

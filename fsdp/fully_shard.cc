@@ -12,6 +12,7 @@
 #include "pipewright/autograd/grad_hooks.h"
 #include "pipewright/comms/agreement.h"
 #include "pipewright/fsdp/sharded_unit.h"
+#include "pipewright/ir/errors.h"
 #include "pipewright/modules/names.h"
 #include "pipewright/modules/part_guard.h"
 
@@ -170,7 +171,8 @@ std::vector<std::string> describe(const Found& found, const Options& options, in
                            options.reshard_after_forward.ranks(false, ranks),
                            ", backward_prefetch ", static_cast<int>(options.backward_prefetch),
                            ", param_dtype ", text_of(options.mixed_precision.param_dtype),
-                           ", reduce_dtype ", text_of(options.mixed_precision.reduce_dtype)));
+                           ", reduce_dtype ", text_of(options.mixed_precision.reduce_dtype),
+                           ", offload_policy ", options.offload_policy.has_value()));
   return lines;
 }
 
@@ -248,7 +250,7 @@ std::shared_ptr<Sharded> shard(const std::vector<torch::nn::Module*>& modules, G
   const auto unit = std::make_shared<ShardedUnit>(
       std::vector<const torch::nn::Module*>(modules.begin(), modules.end()),
       ParamGroup(std::move(found.specs), groups.shards, std::move(groups.post_forward),
-                 options.mixed_precision),
+                 options.mixed_precision, options.offload_policy),
       std::move(groups.replicas), std::move(options));
   std::vector<std::shared_ptr<ShardedUnit>> nested;
   for (const auto& [path, inner] : found.nested) nested.push_back(inner);
@@ -295,6 +297,17 @@ std::shared_ptr<Sharded> fully_shard(const std::vector<torch::nn::Module*>& modu
 std::shared_ptr<Sharded> fully_shard(torch::nn::Module& module, comms::Mesh& mesh,
                                      const std::vector<std::string>& dims, Options options) {
   return fully_shard(std::vector{&module}, mesh, dims, std::move(options));
+}
+
+void share_comm_ctx(const std::vector<Sharded*>& units) {
+  for (Sharded* unit : units) {
+    auto& root = static_cast<ShardedUnit&>(*unit);
+    if (!root.is_root()) {
+      throw ContractError("fully_shard: share_comm_ctx of " + root.display_name() +
+                          ", which is nested in another unit: expected outermost units");
+    }
+    root.share_gather_stream(static_cast<ShardedUnit&>(*units[0]));
+  }
 }
 
 }  // namespace pipewright::fsdp

@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_FSDP_FULLY_SHARD_H_
 #define PIPEWRIGHT_FSDP_FULLY_SHARD_H_
 
+#include <c10/core/Event.h>
 #include <torch/nn/module.h>
 
 #include <functional>
@@ -13,6 +14,7 @@
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/world.h"
 #include "pipewright/fsdp/event_log.h"
+#include "pipewright/fsdp/offload.h"
 #include "pipewright/modules/data_parallel.h"
 #include "pipewright/modules/forward.h"
 #include "pipewright/modules/mixed_precision.h"
@@ -44,7 +46,10 @@
 //
 // All ranks must call the same units in the same order, and backward must reach the same calls on
 // all ranks, because each all-gather and reduce-scatter is a collective. Ranks may use different
-// parameters of a unit, and may keep or drop the outputs of a forward that has no backward.
+// parameters of a unit, and may keep or drop the outputs of a forward that has no backward. A unit
+// is reduced whether or not this rank has gradients for it: missing ones count as zeros, and a
+// parameter that no rank used keeps the .grad that it had. PyTorch posts no reduction then, which
+// deadlocks if ranks differ.
 //
 // Errors: std::invalid_argument for an invalid argument, ContractError (ir/errors.h) if a module or
 // parameter is used in a way that this header forbids, std::runtime_error for a failed collective.
@@ -96,6 +101,8 @@ struct Options {
   std::function<int64_t(const at::Tensor& parameter)> shard_placement_fn = nullptr;
   // The dtypes to compute and communicate in.
   modules::MixedPrecisionPolicy mixed_precision = {};
+  // Stores shards on the host; nullopt: on the device to compute on, that of the parameters.
+  std::optional<CPUOffloadPolicy> offload_policy = std::nullopt;
   // Parameters that are neither sharded nor reduced.
   std::vector<at::Tensor> ignored_params = {};
   // Broadcast parameters and buffers from rank 0. If false, all ranks must have equal values.
@@ -161,6 +168,14 @@ class Sharded {
   // Whether backward gathers this unit; true by default. Set it to false for parameters that
   // backward does not read, such as those of embeddings.
   virtual void set_unshard_in_backward(bool unshard) = 0;
+  // Whether gathers of this unit and of those nested in it are posted on the current stream, false
+  // by default. They then wait for computation issued before them, but need no memory of another
+  // stream. Without effect on devices without streams. PyTorch's _set_unshard_async_op.
+  virtual void set_unshard_async_op(bool async_op) = 0;
+  // Of the root: the gathers of the next forward wait for `event` instead of all that the current
+  // stream has been given. Record it after the optimizer's step, which writes the shards. For one
+  // forward; on devices with streams.
+  virtual void set_post_optim_event(std::shared_ptr<c10::Event> event) = 0;
   // Units to gather ahead when this unit's forward or backward begins, after its own gather. The
   // forward list replaces the default, which is the unit that began next in the last forward; the
   // backward list replaces Options::backward_prefetch for this unit.
@@ -214,6 +229,11 @@ class Sharded {
 [[nodiscard]] std::shared_ptr<Sharded> fully_shard(torch::nn::Module& module, comms::Mesh& mesh,
                                                    const std::vector<std::string>& dims,
                                                    Options options = {});
+
+// Makes root units that are called one after another, such as the stages of one rank, post their
+// gathers on one stream. Call it before their first forward. Throws ContractError for a unit that
+// is nested in another.
+void share_comm_ctx(const std::vector<Sharded*>& units);
 
 // How sharded modules are called (modules/forward.h).
 using modules::call;

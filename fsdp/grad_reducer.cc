@@ -170,8 +170,9 @@ void GradReducer::wait_reduce() {
   if (replicas() > 1 && !all_reduce(pending)) return;
   if (hook_) hook_(pending.output.narrow(0, 0, chunk_numel_));
   if (pending.divisor != 1) pending.output.narrow(0, 0, chunk_numel_).div_(pending.divisor);
-  const at::Tensor reduced =
+  at::Tensor reduced =
       pending.output.to(params_.shard_options().dtype().toScalarType());  // the same if it fits
+  if (params_.offload()) reduced = to_host(reduced);
   at::Tensor flags;  // read only for parameters that this rank did not use: reading synchronizes
   for (size_t i = 0; i < slots_.size(); ++i) {
     const ShardedParam& param = params_.params()[i];
@@ -190,9 +191,22 @@ void GradReducer::wait_reduce() {
       grad.add_(shard_grad);
     else
       grad = shard_grad;
-    if (const auto& hook = torch::autograd::impl::post_acc_grad_hooks(param.registered))
+    if (const auto& hook = torch::autograd::impl::post_acc_grad_hooks(param.registered)) {
+      if (params_.offload()) params_.offload()->wait();
       (*hook)(param.registered);
+    }
   }
+}
+
+// Copies reduced gradients to the host. It waits for them only if they are to be added there.
+at::Tensor GradReducer::to_host(const at::Tensor& reduced) const {
+  at::Tensor copied = params_.offload()->empty_host(reduced.numel(), reduced.scalar_type());
+  params_.offload()->copy(copied, reduced);
+  if (std::ranges::any_of(params_.params(), [](const ShardedParam& param) {
+        return param.trainable && param.registered.grad().defined();
+      }))
+    params_.offload()->wait();
+  return copied;
 }
 
 void GradReducer::abandon() {

@@ -84,6 +84,7 @@ class GradReducer {
   void allocate();
   at::Tensor place_of(size_t i) const;
   bool all_reduce(Pending& pending);
+  at::Tensor to_host(const at::Tensor& reduced) const;
 
   const ParamGroup& params_;
   const comms::BackendPtr replicas_;

@@ -65,8 +65,14 @@ const char* to_string(ShardState state) {
 }
 
 ParamGroup::ParamGroup(std::vector<ParamSpec> specs, comms::BackendPtr group,
-                       comms::BackendPtr post_forward, const modules::MixedPrecisionPolicy& policy)
-    : group_(std::move(group)), post_forward_(std::move(post_forward)), policy_(policy) {
+                       comms::BackendPtr post_forward, const modules::MixedPrecisionPolicy& policy,
+                       const std::optional<CPUOffloadPolicy>& offload)
+    : group_(std::move(group)),
+      post_forward_(std::move(post_forward)),
+      policy_(policy),
+      offload_(offload && !specs.empty()
+                   ? std::make_shared<OffloadCopies>(*offload, specs[0].parameter.device())
+                   : nullptr) {
   if (specs.empty()) return;
   for (ParamSpec& spec : specs) {
     ShardedParam param;
@@ -85,7 +91,7 @@ ParamGroup::ParamGroup(std::vector<ParamSpec> specs, comms::BackendPtr group,
     params_.push_back(std::move(param));
   }
   memory_.resize(params_.size());
-  shards_ = ranks() > 1 || policy_.param_dtype || policy_.reduce_dtype;
+  shards_ = ranks() > 1 || policy_.param_dtype || policy_.reduce_dtype || offload_;
   if (shards_) adopt(options_of(params_[0].registered));
 }
 
@@ -94,7 +100,8 @@ at::TensorOptions ParamGroup::shard_options() const {
 }
 
 at::TensorOptions ParamGroup::full_options() const {
-  const at::TensorOptions options = shard_options();
+  const at::TensorOptions options =
+      offload_ ? shard_options().device(offload_->device()) : shard_options();
   return policy_.param_dtype ? options.dtype(*policy_.param_dtype) : options;
 }
 
@@ -134,7 +141,10 @@ void ParamGroup::allocate(const at::TensorOptions& options) {
     full_numel += aligned_numel(param.chunk_numel * ranks(), element_size);
     chunk_numel += aligned_numel(param.chunk_numel, element_size);
   }
-  all_shards_ = at::zeros({chunk_numel}, options);
+  all_shards_ =
+      offload_
+          ? offload_->empty_host(chunk_numel, c10::typeMetaToScalarType(options.dtype())).zero_()
+          : at::zeros({chunk_numel}, options);
   full_ = at::empty({full_numel}, full_options());
   full_bytes_ = static_cast<int64_t>(full_.nbytes());
   int64_t offset = 0, chunk_offset = 0;
@@ -199,6 +209,11 @@ bool ParamGroup::settle() {
                                    found.scalar_type(), " on ", found.device(),
                                    ": expected the dtype and device of `", params_[0].name, "`, ",
                                    first.scalar_type(), " on ", first.device()));
+    }
+    if (offload_ && !found.is_cpu()) {
+      throw ContractError(c10::str("fully_shard: parameter ", quoted(i), " was moved: expected it ",
+                                   "on the CPU, where CPUOffloadPolicy stores shards, got it on ",
+                                   found.device()));
     }
     changed = changed || param.trainable != found.requires_grad();
     param.trainable = found.requires_grad();

@@ -5,10 +5,12 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "pipewright/comms/world.h"
+#include "pipewright/fsdp/offload.h"
 #include "pipewright/fsdp/side_stream.h"
 #include "pipewright/modules/mixed_precision.h"
 
@@ -49,10 +51,11 @@ struct ShardedParam {
 class ParamGroup {
  public:
   // Shards the values of the parameters, all of one device and one dtype. `post_forward` is the
-  // smaller group to shard over after forward, null if there is none: adjacent ranks of `group`. If
-  // it throws, the parameters are unchanged.
+  // smaller group to shard over after forward, null if there is none: adjacent ranks of `group`.
+  // `offload`: shards are on the host. If it throws, the parameters are unchanged.
   ParamGroup(std::vector<ParamSpec> specs, comms::BackendPtr group, comms::BackendPtr post_forward,
-             const modules::MixedPrecisionPolicy& policy);
+             const modules::MixedPrecisionPolicy& policy,
+             const std::optional<CPUOffloadPolicy>& offload);
 
   // For error messages.
   void set_unit_name(std::string name);
@@ -67,6 +70,8 @@ class ParamGroup {
   // Whether registered tensors hold shards, or copies in another dtype, at all.
   bool shards() const { return shards_; }
 
+  // Where shards are on the host: the copies from and to it. Null otherwise.
+  OffloadCopies* offload() const { return offload_.get(); }
   // The options of the shards, of the full parameters, and of the gradients to reduce. With
   // parameters.
   at::TensorOptions shard_options() const;
@@ -89,6 +94,8 @@ class ParamGroup {
   bool begin_unshard(bool beside = true);
   // Orders gathers that are posted later after what the current stream has been given so far.
   void order_gathers();
+  // After `event` alone.
+  void order_gathers_after(const c10::Event& event);
   // Posts gathers on the stream of `other` from now on; before the first gather.
   void share_gather_stream(const ParamGroup& other);
   // Waits for the all-gather and returns whether one was pending. Throws ContractError if anything
@@ -127,6 +134,7 @@ class ParamGroup {
   const comms::BackendPtr group_;
   const comms::BackendPtr post_forward_;
   const modules::MixedPrecisionPolicy policy_;
+  const std::shared_ptr<OffloadCopies> offload_;
   std::shared_ptr<SideStream> gathers_ = std::make_shared<SideStream>();
   bool shards_ = false;
   std::string unit_;
@@ -134,7 +142,7 @@ class ParamGroup {
   std::vector<Memory> memory_;  // by parameter
   at::Tensor all_shards_;       // flat
   at::Tensor full_;             // flat: all full parameters
-  at::Tensor cast_shards_;      // all_shards_ in the dtype to gather, while a gather reads them
+  at::Tensor sent_shards_;      // all_shards_ on the device and in the dtype to gather, if others
   int64_t full_bytes_ = 0;
   ShardState state_ = ShardState::kSharded;
   bool gather_posted_ = false;

@@ -3,7 +3,8 @@
 // is then the r-th piece of the parameter's place, so the all-gather writes each parameter to its
 // final place: a gathered group needs memory for one copy, not two. A parameter that is sharded
 // along another dimension is gathered into a temporary buffer and copied from there. With mixed
-// precision, shards are cast into a buffer that is gathered and freed after the gather.
+// precision or shards on the host, they are copied into a buffer that is gathered and freed after
+// the gather.
 //
 // On a device, gathers and the memory that they write are on a stream of their own
 // (side_stream.h), so they overlap the computation that was issued before them. The invariant that
@@ -34,6 +35,8 @@ void ParamGroup::share_gather_stream(const ParamGroup& other) { gathers_ = other
 
 void ParamGroup::order_gathers() { gathers_->wait_for_current(); }
 
+void ParamGroup::order_gathers_after(const c10::Event& event) { gathers_->wait_for(event); }
+
 bool ParamGroup::begin_unshard(bool beside) {
   if (is_unsharded() || is_gathering() || params_.empty()) return false;
   const c10::NoGradGuard no_grad;
@@ -57,7 +60,7 @@ bool ParamGroup::begin_unshard(bool beside) {
   try {
     post_gather();
   } catch (...) {
-    cast_shards_.reset();
+    sent_shards_.reset();
     free_memory(full_);
     throw;
   }
@@ -67,9 +70,14 @@ bool ParamGroup::begin_unshard(bool beside) {
 
 void ParamGroup::post_gather() {
   const bool smaller = state_ == ShardState::kShardedPostForward;
-  if (!smaller && full_.dtype() != all_shards_.dtype()) {
-    cast_shards_ = all_shards_.to(full_.scalar_type());
-    bytes_copied_ += static_cast<int64_t>(cast_shards_.nbytes());
+  if (!smaller && (offload_ || full_.dtype() != all_shards_.dtype())) {
+    sent_shards_ = all_shards_;
+    if (offload_) {
+      sent_shards_ = at::empty_like(all_shards_, all_shards_.options().device(full_.device()));
+      offload_->copy(sent_shards_, all_shards_);
+    }
+    sent_shards_ = sent_shards_.to(full_.scalar_type());
+    bytes_copied_ += static_cast<int64_t>(sent_shards_.nbytes());
   }
   std::vector<at::Tensor> inputs, outputs;
   for (size_t i = 0; i < params_.size(); ++i) {
@@ -78,13 +86,13 @@ void ParamGroup::post_gather() {
     Memory& memory = memory_[i];
     if (params_[i].dim != 0) memory.gathered = at::empty({numel * ranks()}, full_.options());
     inputs.push_back(smaller                  ? memory.post_forward_flat
-                     : cast_shards_.defined() ? cast_shards_.narrow(0, memory.chunk_offset, numel)
+                     : sent_shards_.defined() ? sent_shards_.narrow(0, memory.chunk_offset, numel)
                                               : memory.padded_shard);
     outputs.push_back(memory.gathered);
   }
   if (ranks() == 1) {
     for (size_t i = 0; i < inputs.size(); ++i) outputs[i].copy_(inputs[i]);
-    cast_shards_.reset();
+    sent_shards_.reset();
   } else if (!inputs.empty()) {
     gather_group_ = smaller ? post_forward_ : group_;
     gather_ = gather_group_->allgather_into_tensor_coalesced(outputs, inputs);
@@ -97,7 +105,7 @@ bool ParamGroup::wait_unshard() {
   gather_posted_ = false;
   if (gather_) comms::wait(*gather_group_, *std::exchange(gather_, nullptr));
   std::vector<at::Tensor> temporaries;  // of the gather
-  if (cast_shards_.defined()) temporaries.push_back(std::exchange(cast_shards_, {}));
+  if (sent_shards_.defined()) temporaries.push_back(std::exchange(sent_shards_, {}));
   const bool smaller = state_ == ShardState::kShardedPostForward;
   for (size_t i = 0; i < params_.size(); ++i) {
     const ShardedParam& param = params_[i];

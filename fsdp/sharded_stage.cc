@@ -54,7 +54,7 @@ void ShardedStage::reduce_all() {
 }
 
 void ShardedStage::wait_reduce() {
-  root().backward().finish(0);
+  root().backward().complete();
   reshard();  // an optimizer must see shards, also after a program that ends without a RESHARD
 }
 }  // namespace pipewright::fsdp

@@ -40,7 +40,7 @@ void ShardedUnit::begin(const std::vector<std::shared_ptr<ShardedUnit>>& nested,
                         const std::vector<at::Tensor>& replicated) {
   for (const std::shared_ptr<ShardedUnit>& unit : nested) nest(unit);
   adopt();
-  for_each([this](ShardedUnit& unit) { unit.params_.share_gather_stream(params_); });
+  share_gather_stream(*this);
   accumulators_.resize(params_.params().size());
   params_.set_unit_name(display_name());
   update_reduction();
@@ -172,7 +172,8 @@ bool ShardedUnit::is_trainable() const {
 // and the memory of one stage can be used by the next.
 bool ShardedUnit::gather() {
   settle();
-  if (!params_.begin_unshard(/*beside=*/!sync_.is_driven())) return false;
+  if (!params_.begin_unshard(/*beside=*/!sync_.is_driven() && !settings_.unshard_async_op))
+    return false;
   note(Event::kUnshard);
   return true;
 }

@@ -86,6 +86,12 @@ class ShardedUnit final : public Sharded,
   }
   void set_is_last_backward(bool last) override { settings_.is_last_backward = last; }
   void set_unshard_in_backward(bool unshard) override { settings_.unshard_in_backward = unshard; }
+  void set_unshard_async_op(bool async_op) override {
+    for_each([=](ShardedUnit& unit) { unit.settings_.unshard_async_op = async_op; });
+  }
+  void set_post_optim_event(std::shared_ptr<c10::Event> event) override {
+    post_optim_event_ = std::move(event);
+  }
   void set_modules_to_forward_prefetch(const std::vector<Sharded*>& units) override;
   void set_modules_to_backward_prefetch(const std::vector<Sharded*>& units) override;
   void set_gradient_divide_factor(double factor) override;
@@ -126,6 +132,11 @@ class ShardedUnit final : public Sharded,
   BackwardOrder& backward() { return backward_; }
   bool is_last_backward() const { return settings_.is_last_backward; }
 
+  // Posts gathers of this unit and of those nested in it on the stream of `other`.
+  void share_gather_stream(const ShardedUnit& other) {
+    for_each([&](ShardedUnit& unit) { unit.params_.share_gather_stream(other.params_); });
+  }
+
   // For ShardedStage.
   void set_driven(bool driven);
   modules::GradientSync& gradient_sync() { return sync_; }
@@ -139,6 +150,7 @@ class ShardedUnit final : public Sharded,
     bool all_reduce = true;
     bool is_last_backward = true;
     bool unshard_in_backward = true;
+    bool unshard_async_op = false;
     std::vector<ShardedUnit*> forward_prefetch;
     std::optional<std::vector<ShardedUnit*>> backward_prefetch;  // replaces the option
     std::optional<double> divide_factor;
@@ -187,6 +199,7 @@ class ShardedUnit final : public Sharded,
   Progress progress_;
   bool is_unreduced_ = false;  // backward has entered it since its last reduction
   // Used while this unit is the root.
+  std::shared_ptr<c10::Event> post_optim_event_;  // for the next forward
   ForwardHistory forwards_;
   BackwardOrder backward_;
 };

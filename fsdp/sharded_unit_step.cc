@@ -49,7 +49,7 @@ void ShardedUnit::check_driven_forward() const {
 Tensors ShardedUnit::run(const torch::nn::Module* module, const Function& function,
                          Tensors inputs) {
   std::optional<at::Device> device = options_.device;
-  if (!device && !params_.params().empty()) device = params_.params()[0].registered.device();
+  if (!device && !params_.params().empty()) device = params_.full_options().device();
   for (at::Tensor& input : inputs) {
     if (device && input.defined()) input = input.to(*device, /*non_blocking=*/true);
   }
@@ -108,7 +108,10 @@ void ShardedUnit::model_forward_begins(bool trains) {
   drop_unused_prefetch();  // of a forward that threw
   forwards_.begin(trains);
   for_each([](ShardedUnit& unit) { unit.calls_.begin_forward(); });
-  params_.order_gathers();
+  if (const auto written = std::exchange(post_optim_event_, nullptr))
+    params_.order_gathers_after(*written);
+  else
+    params_.order_gathers();
 }
 
 // Gathers ahead what the user has set, or the unit that began after this one in the last forward.

@@ -13,6 +13,10 @@ void SideStream::wait_for_current() {
   event_->block(*stream_);
 }
 
+void SideStream::wait_for(const c10::Event& event) {
+  if (stream_) event.block(*stream_);
+}
+
 SideStream::Scope::Scope(SideStream& side, c10::Device device) {
   if (device.is_cpu()) return;
   if (!side.stream_ || side.stream_->device() != device) {

@@ -29,6 +29,8 @@ class SideStream {
  public:
   // Orders what is posted later after what the current stream has been given so far.
   void wait_for_current();
+  // Orders it after `event` alone.
+  void wait_for(const c10::Event& event);
 
   // While it exists, the side stream is the thread's current one. The first one creates the stream,
   // on `device`, and calls wait_for_current().

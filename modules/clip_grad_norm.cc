@@ -55,8 +55,10 @@ at::Tensor clip_grad_norm_(const std::vector<GradsToClip>& grads, c10d::Backend&
   if (group.getSize() > 1) {
     c10d::AllreduceOptions options;
     options.reduceOp = is_max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
-    std::vector<at::Tensor> sums = {sum};
+    // Gradients may be on the host and the group's tensors on a device (CPUOffloadPolicy).
+    std::vector<at::Tensor> sums = {sum.to(group.getBoundDeviceId().value_or(device))};
     group.allreduce(sums, options)->wait();
+    sum = sums[0];
   }
   const at::Tensor norm = is_max ? sum : sum.pow(1 / norm_type);
   // Like PyTorch, this does not read the value of the norm, which would make the host wait for the
@@ -64,7 +66,7 @@ at::Tensor clip_grad_norm_(const std::vector<GradsToClip>& grads, c10d::Backend&
   const at::Tensor factor = at::clamp_max(max_norm / (norm + 1e-6), 1);
   for (const GradsToClip& part : grads) {
     for (const at::Tensor& parameter : part.parameters) {
-      if (parameter.grad().defined()) parameter.grad().mul_(factor);
+      if (parameter.grad().defined()) parameter.grad().mul_(factor.to(parameter.grad().device()));
     }
   }
   return norm;

@@ -8,6 +8,9 @@
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "pipewright/autograd/checkpoint.h"
 #include "pipewright/ddp/comm_hooks.h"
@@ -15,6 +18,7 @@
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/modules/clip_grad_norm.h"
 #include "tests/ddp/wrap.h"
+#include "tests/device/current.h"
 #include "tests/device/device.h"
 #include "tests/device/no_host_sync.h"
 #include "tests/fsdp/sharding.h"
@@ -185,8 +189,66 @@ TEST(FullyShard, GathersOverlapCompute) {
       }
     }
   }
-  EXPECT_GT(overlaps[0], 0);
-  EXPECT_GT(overlaps[1], 0);
+  for (const int count : overlaps) EXPECT_GT(count, 0);
+}
+
+// Gathers wait for the optimizer, and for nothing that is computed after it.
+TEST(FullyShard, test_post_optim_event) {
+  on_ranks(2, [](Rank& self) {
+    const ModulePtr plain = tests::make_mlps(8, 3, 42), module = tests::make_mlps(8, 3, 42);
+    Parity parity(self, plain, module, tests::shards_of(self));
+    Sharding sharding(self, *module, tests::mlps(3), {.reshard_after_forward = true});
+    for (int iteration = 0; iteration < 4; ++iteration) {
+      parity.zero_grad(iteration);
+      parity.backward(tests::sum_of({4, 8}), iteration);
+      parity.step();
+      const auto written = std::make_shared<c10::Event>(testdevice::kDeviceType);
+      written->record(testdevice::current_stream(self.rank));
+      sharding.root().set_post_optim_event(written);
+      testdevice::launch("after the optimizer", {}, {}, [] {});
+    }
+  });
+}
+
+// Roots gather each on a stream of its own, or with a shared context on one, or with
+// set_unshard_async_op on the current one.
+TEST(FullyShard, test_share_comm_context) {
+  enum class Gathers { kSeparate, kShared, kOnCurrentStream };
+  const auto streams_of = [](Gathers gathers) {
+    testdevice::seed(1 + static_cast<uint64_t>(gathers));
+    on_ranks(2, [gathers](Rank& self) {
+      std::vector<ModulePtr> plain, module;
+      std::vector<std::shared_ptr<fsdp::Sharded>> units;
+      std::vector<fsdp::Sharded*> roots;
+      for (uint64_t i = 0; i < 3; ++i) {
+        plain.push_back(tests::make_mlp(16, 4, i));
+        module.push_back(tests::make_mlp(16, 4, i));
+        units.push_back(fsdp::fully_shard(*module.back(), self.group));
+        roots.push_back(units.back().get());
+        roots.back()->set_unshard_async_op(gathers == Gathers::kOnCurrentStream);
+      }
+      if (gathers == Gathers::kShared) fsdp::share_comm_ctx(roots);
+      at::Tensor expected = tests::random_input({4, 16}, 1), got = expected;
+      for (size_t i = 0; i < 3; ++i) {
+        expected = plain[i]->forward(expected);
+        got = modules::forward(module[i], got);
+      }
+      EXPECT_TRUE(at::allclose(expected, got));
+      expected.sum().backward();
+      got.sum().backward();
+      for (size_t i = 0; i < 3; ++i) {
+        tests::average_grads(*plain[i], *self.by_hand);
+        EXPECT_EQ(tests::difference(*plain[i], *module[i], tests::shards_of(self)), "");
+      }
+    });
+    testdevice::drain();
+    EXPECT_EQ(testdevice::races(), std::vector<std::string>());
+    const testdevice::Lock lock(testdevice::machine().mutex);
+    return testdevice::machine().last_stream_id[0];
+  };
+  const int64_t shared = streams_of(Gathers::kShared);
+  EXPECT_EQ(streams_of(Gathers::kSeparate), shared + 2);
+  EXPECT_EQ(streams_of(Gathers::kOnCurrentStream), shared - 1);
 }
 
 // A forward that ends earlier than the last one: what was gathered ahead is freed.

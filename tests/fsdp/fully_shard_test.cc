@@ -396,12 +396,18 @@ TEST(FullyShardTraining, test_gradient_accumulation) {
       {Mode::kAll, false, true, 4, 12},       {Mode::kSomeMlps, false, true, 8, 12},
       {Mode::kRootOnly, false, true, 10, 12}, {Mode::kAll, false, false, 4, 4},
       {Mode::kRootOnly, false, false, 10, 10}};
-  for (const Accumulation& the : cases) {
-    on_ranks(4, [&](Rank& self) {
+  std::vector<std::pair<Accumulation, bool>> rows;
+  for (const Accumulation& row : cases) {
+    rows.emplace_back(row, /*offloads=*/false);
+    if (row.gathers == 24) rows.emplace_back(row, /*offloads=*/true);
+  }
+  for (const auto& [the, offloads] : rows) {
+    on_ranks(4, [&, the = the, offloads = offloads](Rank& self) {
       const ModulePtr module = tests::make_mlps(32, kMlps, 42);
       Parity parity(self, tests::make_mlps(32, kMlps, 42), module, shards_of(self));
-      Sharding wrapped(self, *module, mlps(kMlps),
-                       {.reshard_after_forward = the.reshard_after_forward});
+      Options options{.reshard_after_forward = the.reshard_after_forward};
+      if (offloads) options.offload_policy.emplace();
+      Sharding wrapped(self, *module, mlps(kMlps), options);
       for (int iteration = 0; iteration < 5; ++iteration) {
         parity.zero_grad(iteration);
         self.log->clear();

@@ -36,14 +36,17 @@ TEST(FullyShardHsdp, test_train_parity_hsdp) {
     for (const ReshardAfterForward& reshard :
          {ReshardAfterForward(true), ReshardAfterForward(false)}) {
       for (const int64_t dim : {3, 16, 17}) {
-        for (const bool only_last : {true, false}) {
-          on_ranks(4, [&](Rank& self) {
+        for (const auto& [only_last, offloads] : {std::pair{true, false}, std::pair{false, false},
+                                                  std::pair{true, true}, std::pair{false, true}}) {
+          on_ranks(4, [&, only_last = only_last, offloads = offloads](Rank& self) {
             const ModulePtr plain = tests::make_mlps(dim, 3, 42);
             // Each rank has its own weights: the first rank's are broadcast.
             const ModulePtr module =
                 tests::make_mlps(dim, 3, 42 + static_cast<uint64_t>(self.rank));
             Parity parity(self, plain, module, shards_of(self, nullptr, replicas));
-            Sharding sharding(self, *module, mlps(3), {.reshard_after_forward = reshard}, replicas);
+            Options options{.reshard_after_forward = reshard};
+            if (offloads) options.offload_policy.emplace();
+            Sharding sharding(self, *module, mlps(3), options, replicas);
             EXPECT_EQ(parity.difference(), "") << "at first";
             for (int iteration = 0; iteration < 3; ++iteration) {
               parity.zero_grad(iteration);

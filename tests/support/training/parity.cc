@@ -12,8 +12,10 @@
 namespace pipewright::tests {
 namespace {
 
+// Also of tensors on different devices.
 bool close(const at::Tensor& expected, const at::Tensor& got) {
-  return expected.sizes() == got.sizes() && at::allclose(got, expected, 1e-9, 1e-11);
+  return expected.sizes() == got.sizes() &&
+         at::allclose(got, expected.to(got.device()), 1e-9, 1e-11);
 }
 
 // Without the prefix of a checkpointing wrapper, as PyTorch's test does.
