@@ -16,7 +16,8 @@ std::variant<Options, int> parse_options(int argc, char** argv) {
   app.footer(
       "Ranks are threads of this process. To run each rank as a process, over Gloo:\n"
       "  pipewright launch -n 4 -- train_gpt --pp 2 --dp-shard 2\n"
-      "Exit codes: 0 success, 1 failure, 2 invalid command line.");
+      "Exit codes: 0 success, 1 failure, 2 invalid command line, 3 a step hung, 4 saved and "
+      "stopped by SIGUSR1 or SIGTERM.");
   app.option_defaults()->always_capture_default();
   app.add_option("--data", options.data, "File to train on; its last tenth is held back");
   app.add_option("--schedule", options.schedule, "Name of a schedule from `pipewright list`");
@@ -68,8 +69,10 @@ std::variant<Options, int> parse_options(int argc, char** argv) {
           ->check(CLI::PositiveNumber);
   app.add_option("--clip", options.clip, "Clip gradients to this total norm; 0: do not clip")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--save", options.checkpoints.save,
-                 "Folder for checkpoints: one after the last step, and with --save-every others");
+  app.add_option(
+      "--save", options.checkpoints.save,
+      "Folder for checkpoints: one after the last step, and with --save-every others; SIGUSR1 "
+      "and SIGTERM then save and stop");
   app.add_option("--save-every", options.checkpoints.every,
                  "Save after each of so many steps; the last two checkpoints are kept")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));

@@ -9,19 +9,24 @@
 #include <torch/optim/adamw.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <optional>
 #include <thread>
 #include <variant>
 
 #include "examples/checkpoints.h"
+#include "examples/exit_codes.h"
 #include "examples/gpt.h"
 #include "examples/local_model.h"
 #include "examples/options.h"
 #include "examples/progress.h"
 #include "examples/recorded_step.h"
+#include "examples/stop_signal.h"
 #include "examples/text.h"
 #include "examples/usage_error.h"
+#include "pipewright/comms/dump_signal.h"
 #include "pipewright/comms/error_file.h"
 #include "pipewright/comms/gloo.h"
 #include "pipewright/comms/mesh.h"
@@ -122,6 +127,8 @@ void train(const Options& options, const ir::Program& program, const Text& text,
            [tp](const executor::Tensors& outputs, const executor::Tensors& targets) {
              return gpt_loss(outputs[0], targets[0], tp);
            },
+       // The report of the hang is on stderr already, and where torchrun looks for it.
+       .on_stuck = [](const std::string&) { std::_Exit(kHang); },
        .ranks = mesh.ranks({"pp"})});
 
   // The optimizer, and what it and the model were when they were saved.
@@ -169,7 +176,10 @@ void train(const Options& options, const ir::Program& program, const Text& text,
     if (!model.parameters.empty()) optimizer.step();
     const double loss = has_loss ? mean(result.losses, *copies) : 0;
     if (reports) progress.step(loss);
-    checkpoints.save(step + 1, options.steps);
+    const bool stops =
+        !options.checkpoints.save.empty() && step + 1 < options.steps && should_stop(*all_ranks);
+    checkpoints.save(step + 1, stops ? step + 1 : options.steps);
+    if (stops) throw SavedAndStopped();
   }
 
   // The loss on the held-back text.
@@ -216,6 +226,8 @@ void train_threads(const Options& options, const ir::Program& program, const Tex
 
 void run(const Options& options) {
   check(options);
+  comms::dump_on_signal(SIGUSR2);
+  if (!options.checkpoints.save.empty()) listen_for_stop();
   const ir::Program program = make_program(options);
   const Text text(options.data, options.model.context);
   const comms::Environment environment = comms::read_environment();
@@ -240,13 +252,16 @@ int main(int argc, char** argv) {
     run(options);
   } catch (const UsageError& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
-    return 2;
+    return kUsage;
+  } catch (const SavedAndStopped&) {
+    std::fprintf(stderr, "saved and stopped by a signal; --resume latest goes on\n");
+    return kSavedAndStopped;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     comms::write_error_file(error.what());
-    return 1;
+    return dynamic_cast<const executor::HangError*>(&error) ? kHang : kFailure;
   }
-  return 0;
+  return kSuccess;
 }
 
 }  // namespace
