@@ -236,6 +236,7 @@ set(pipewright_schedule_headers
 
 set(pipewright_checkpoint_sources
     checkpoint/agree.cc
+    checkpoint/async_saver.cc
     checkpoint/boxes.cc
     checkpoint/crc32.cc
     checkpoint/dtype.cc
@@ -261,6 +262,7 @@ set(pipewright_checkpoint_sources
 
 set(pipewright_checkpoint_headers
     checkpoint/agree.h
+    checkpoint/async_saver.h
     checkpoint/boxes.h
     checkpoint/crc32.h
     checkpoint/descriptor.h

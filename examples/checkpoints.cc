@@ -1,5 +1,6 @@
 #include "examples/checkpoints.h"
 
+#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <utility>
@@ -13,6 +14,9 @@ namespace pipewright::examples {
 namespace {
 
 constexpr const char* kLatest = "latest";
+
+// How long a rank may take to write its part after another rank has.
+constexpr std::chrono::minutes kSaveTimeout{30};
 
 // Each rank has its generator; a world with other ranks leaves theirs alone.
 std::string generator_key(int rank) { return "generator.cpu." + std::to_string(rank); }
@@ -31,10 +35,11 @@ Checkpoints::Checkpoints(CheckpointFlags flags, comms::World& world,
       world_(world),
       state_(state),
       run_(std::move(run)),
-      exchange_(world, "checkpoint") {
+      exchange_(world, "checkpoint"),
+      saver_exchange_(world, "checkpoint/save", kSaveTimeout) {
   if (!flags_.save.empty())
     saver_.emplace(checkpoint::SaverOptions{.folder = flags_.save, .rank = world.rank()},
-                   std::ref(exchange_));
+                   std::ref(saver_exchange_));
 }
 
 void Checkpoints::say(const std::string& text) const {
@@ -74,19 +79,27 @@ int64_t Checkpoints::load(const std::string& path, const checkpoint::StoredCheck
   return manifest->step;
 }
 
-void Checkpoints::save(int64_t step, int64_t last) {
-  if (!saver_ || (step != last && (flags_.every == 0 || step % flags_.every != 0))) return;
-  checkpoint::StateSnapshot taken = state_.snapshot();
+checkpoint::StateSnapshot Checkpoints::snapshot(checkpoint::StateSnapshot reused) const {
+  checkpoint::StateSnapshot taken = state_.copied_snapshot(std::move(reused));
   checkpoint::Snapshot& snapshot = taken.snapshot;
-  snapshot.step = step;
   snapshot.schedule = run_.schedule;
   snapshot.program_digest = run_.program_digest;
   snapshot.mesh = run_.mesh;
   snapshot.state.insert(run_.state.begin(), run_.state.end());
-  snapshot.state["data_position"] = std::to_string(step);
   snapshot.state[generator_key(world_.rank())] =
       checkpoint::generator_state(autograd::cpu_generator());
-  saver_->save(snapshot);
+  return taken;
+}
+
+void Checkpoints::save(int64_t step, int64_t last) {
+  if (!saver_ || (step != last && (flags_.every == 0 || step % flags_.every != 0))) return;
+  saver_->wait();  // then the memory of that save is free
+  if (!saved_) saved_ = std::make_shared<checkpoint::StateSnapshot>();
+  *saved_ = snapshot(std::move(*saved_));
+  saved_->snapshot.step = step;
+  saved_->snapshot.state["data_position"] = std::to_string(step);
+  saver_->start({saved_, &saved_->snapshot});
+  if (step == last) saver_->wait();
 }
 
 }  // namespace pipewright::examples

@@ -2,10 +2,11 @@
 #define PIPEWRIGHT_EXAMPLES_CHECKPOINTS_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
-#include "pipewright/checkpoint/save.h"
+#include "pipewright/checkpoint/async_saver.h"
 #include "pipewright/checkpoint/torch/training_state.h"
 #include "pipewright/comms/store_exchange.h"
 #include "pipewright/comms/world.h"
@@ -35,10 +36,12 @@ class Checkpoints {
   // Throws UsageError if the checkpoint is of another training.
   int64_t resume();
 
-  // Saves after `step` steps of `last` if the flags say so.
+  // Saves after `step` steps of `last` if the flags say so: beside the steps that follow, but
+  // after the last one it returns when all is saved. Throws the error of the save before.
   void save(int64_t step, int64_t last);
 
  private:
+  checkpoint::StateSnapshot snapshot(checkpoint::StateSnapshot reused) const;
   int64_t load(const std::string& path, const checkpoint::StoredCheckpoint& checkpoint);
   void say(const std::string& text) const;
 
@@ -47,7 +50,9 @@ class Checkpoints {
   checkpoint::TrainingState& state_;
   const checkpoint::Snapshot run_;
   comms::StoreExchange exchange_;
-  std::optional<checkpoint::Saver> saver_;
+  comms::StoreExchange saver_exchange_;
+  std::shared_ptr<checkpoint::StateSnapshot> saved_;  // the snapshot that is or was saved last
+  std::optional<checkpoint::AsyncSaver> saver_;
 };
 
 }  // namespace pipewright::examples

@@ -4,8 +4,8 @@
 // parameters. The optimizer makes its state in its first step, so loading makes new state and hands
 // it over at the end.
 //
-// Complexity: linear in the number of tensors and their bytes. Saving copies nothing that is
-// contiguous on the CPU; loading reads straight into such tensors.
+// Complexity: linear in the number of tensors and their bytes. snapshot() copies nothing that
+// is contiguous on the CPU; loading reads straight into such tensors.
 #include "pipewright/checkpoint/torch/training_state.h"
 
 #include <ATen/ATen.h>
@@ -90,6 +90,18 @@ std::vector<LocalBox> local_boxes(const at::Tensor& tensor, const comms::LocalLa
     result.push_back({box, std::move(view)});
   }
   return result;
+}
+
+// Where the values of `view` are saved from, as the tensor `index` of a snapshot.
+at::Tensor memory_of(const at::Tensor& view, size_t index, const StateSnapshot* reused) {
+  const at::Tensor memory = view.cpu().contiguous();
+  if (reused == nullptr || !memory.is_alias_of(view)) return memory;
+  if (index < reused->memory.size()) {
+    const at::Tensor& old = reused->memory[index];
+    if (old.sizes() == memory.sizes() && old.scalar_type() == memory.scalar_type())
+      return old.copy_(memory);
+  }
+  return memory.clone();
 }
 
 std::span<std::byte> bytes_of(const at::Tensor& contiguous) {
@@ -209,12 +221,13 @@ const TrainingState::Entry& TrainingState::entry_of(const at::Tensor& parameter)
   return entries_[found->second];
 }
 
-void TrainingState::add_parts(const Entry& entry, StateSnapshot& snapshot) {
+void TrainingState::add_parts(const Entry& entry, const StateSnapshot* reused,
+                              StateSnapshot& snapshot) {
   const auto& [name, tensor, where] = entry;
   check_shape(name, tensor, where);
   const std::vector<int64_t> shape(where.layout.shape().begin(), where.layout.shape().end());
   const auto add = [&](const Box& box, const at::Tensor& view) {
-    const at::Tensor memory = view.cpu().contiguous();
+    const at::Tensor memory = memory_of(view, snapshot.memory.size(), reused);
     snapshot.memory.push_back(memory);
     snapshot.snapshot.parts.push_back(
         {name, dtype_of(tensor, name), shape, box, bytes_of(memory), where.layout.text()});
@@ -226,10 +239,14 @@ void TrainingState::add_parts(const Entry& entry, StateSnapshot& snapshot) {
   if (volume(whole_box(shape)) == 0 && where.rank == 0) add(whole_box(shape), tensor.detach());
 }
 
-StateSnapshot TrainingState::snapshot() const {
+StateSnapshot TrainingState::snapshot() const { return take(nullptr); }
+
+StateSnapshot TrainingState::copied_snapshot(StateSnapshot reused) const { return take(&reused); }
+
+StateSnapshot TrainingState::take(const StateSnapshot* reused) const {
   const torch::NoGradGuard no_grad;
   StateSnapshot result;
-  for (const Entry& entry : entries_) add_parts(entry, result);
+  for (const Entry& entry : entries_) add_parts(entry, reused, result);
   if (!optimizer_) return result;
   const OptimizerKind& kind = kind_of(*optimizer_);
   result.snapshot.state[kKind] = kind.name();
@@ -246,7 +263,7 @@ StateSnapshot TrainingState::snapshot() const {
         const bool is_scalar = key == "step";
         add_parts({kState + owner.name + "." + key, tensor,
                    is_scalar ? scalar_beside(owner.where) : owner.where},
-                  result);
+                  reused, result);
       }
     }
   }

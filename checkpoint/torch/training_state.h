@@ -26,7 +26,7 @@
 //   Saver saver({.folder = "ckpt", .rank = world.rank()}, std::ref(exchange));
 //   StateSnapshot taken = state.snapshot();
 //   taken.snapshot.step = step;
-//   saver.save(taken.snapshot);
+//   saver.save(taken.snapshot);  // or beside training: copied_snapshot() and AsyncSaver
 //
 // Tensors have the names of the whole model, so the parts that the ranks of one world save can be
 // loaded by the ranks of any other. The state of the optimizer is called as PyTorch calls it in a
@@ -65,6 +65,9 @@ class TrainingState {
   // step and what else it saves. Throws std::invalid_argument if the optimizer has counted more
   // than 2^24 steps, which its `step`, a float as in PyTorch, cannot store.
   StateSnapshot snapshot() const;
+  // The same with memory of its own, so that training can go on while it is saved
+  // (async_saver.h). `reused`, an earlier result that is saved by now, lends its memory.
+  StateSnapshot copied_snapshot(StateSnapshot reused = {}) const;
 
   // Collective over the ranks that share `exchange`. Replaces the values of parameters and buffers,
   // the optimizer's state and the options of its parameter groups. Without an optimizer, what a
@@ -83,7 +86,9 @@ class TrainingState {
     comms::LocalLayout where;
   };
 
-  static void add_parts(const Entry& entry, StateSnapshot& snapshot);
+  // With memory of its own, that of `reused` where it fits, unless `reused` is null.
+  StateSnapshot take(const StateSnapshot* reused) const;
+  static void add_parts(const Entry& entry, const StateSnapshot* reused, StateSnapshot& snapshot);
   const Entry& entry_of(const at::Tensor& parameter) const;
 
   std::vector<Entry> entries_;

@@ -183,6 +183,47 @@ TEST(TrainingState, SavesTensorsByTheNamesOfPyTorch) {
   EXPECT_EQ(manifest.at("optim.param_groups.1.weight_decay"), "0");
 }
 
+// Training goes on while a copy is saved, and what is saved next is written into the same memory.
+TEST(TrainingState, ACopyKeepsItsValues) {
+  Trained trained;
+  const fs::path folder = scratch_folder("copy");
+  Saver saver({.folder = folder}, alone);
+  const auto expect_saved = [&](const Snapshot& snapshot, const StateSnapshot& expected) {
+    const auto saved = contents(saver.save(snapshot));
+    EXPECT_EQ(saved.size(), expected.memory.size());
+    for (size_t i = 0; i < expected.memory.size(); ++i)
+      expect_bytes(saved.at(expected.snapshot.parts[i].name), expected.memory[i],
+                   expected.snapshot.parts[i].name);
+  };
+  const auto clone_all = [&] {
+    StateSnapshot expected = trained.state.snapshot();
+    for (at::Tensor& tensor : expected.memory) tensor = tensor.clone();
+    return expected;
+  };
+  std::vector<const void*> places;
+  StateSnapshot copy;
+  for (const int64_t at_step : {1, 2}) {
+    const StateSnapshot expected = clone_all();
+    copy = trained.state.copied_snapshot(std::move(copy));
+    step(*trained.optimizer);
+    trained.net->first->scale.zero_();
+    copy.snapshot.step = at_step;
+    expect_saved(copy.snapshot, expected);
+    if (places.empty()) {
+      for (const at::Tensor& tensor : copy.memory) places.push_back(tensor.const_data_ptr());
+    }
+    for (size_t i = 0; i < places.size(); ++i)
+      EXPECT_EQ(copy.memory[i].const_data_ptr(), places[i]) << copy.snapshot.parts[i].name;
+  }
+  // Memory of another state is used only where it fits.
+  trained.net->first->scale.resize_({6}).fill_(3);
+  TrainingState other;
+  other.add_module(*trained.net->first);
+  const StateSnapshot fits = other.copied_snapshot(std::move(copy));
+  for (size_t i = 0; i < fits.memory.size(); ++i)
+    EXPECT_EQ(fits.memory[i].sizes().vec(), fits.snapshot.parts[i].box.sizes);
+}
+
 class Worlds : public testing::TestWithParam<Shape> {};
 
 // One rank's checkpoint is loaded by a world. Each rank has its parts then, and what they save is
