@@ -59,7 +59,7 @@ std::string_view lane_of(ActionKind kind) {
 }
 
 // JSON that may stand in a <script>: "</script>" would end it.
-std::string quoted(std::string_view text) {
+std::string json_string(std::string_view text) {
   std::string safe;
   for (const char c : ir::quoted_json(text)) {
     if (c == '<') {
@@ -135,7 +135,7 @@ class RunWriter {
     out_ << fmt::format(
         "{{\"title\":{},\"unit\":{},\"measured\":{},\"program\":{},\"rendezvous\":{},\"end\":{},"
         "\"per_unit\":{},\"stages\":[",
-        quoted(run_.title), quoted(run_.costs.unit), run_.is_measured, has_operations(),
+        json_string(run_.title), json_string(run_.costs.unit), run_.is_measured, has_operations(),
         run_.graph.is_rendezvous(), ticks(end_), per_unit_);
     for (size_t rank = 0; rank < rows_.size(); ++rank) {
       Column stages;
@@ -179,9 +179,9 @@ class RunWriter {
       out_ << "null";
       return;
     }
-    out_ << fmt::format("[{},{},[", quoted(stop.label), ticks(stop.time));
+    out_ << fmt::format("[{},{},[", json_string(stop.label), ticks(stop.time));
     for (const std::string& wait : stop.waits)
-      out_ << (&wait == stop.waits.data() ? "" : ",") << quoted(wait);
+      out_ << (&wait == stop.waits.data() ? "" : ",") << json_string(wait);
     out_ << "]]";
   }
 
