@@ -17,8 +17,8 @@ TEST(FullyShardOverGloo, SingleGroup) { run(2, "*test_train_parity_single_group_
 TEST(FullyShardOverGloo, LargestDim) { run(4, "*single_group_shard_largest_dim", 1); }
 // Three options, with and without delays.
 TEST(FullyShardOverGloo, MultiGroup) { run(4, "*test_train_parity_multi_group/*where", 6); }
-// Eleven rows of the table.
-TEST(FullyShardOverGloo, GradientAccumulation) { run(4, "*test_gradient_accumulation", 11); }
+// Eleven rows of the table, and six with shards on the host.
+TEST(FullyShardOverGloo, GradientAccumulation) { run(4, "*test_gradient_accumulation", 17); }
 TEST(FullyShardOverGloo, OneForwardOneBackward) { run(4, "*test_1f1b_microbatching", 4); }
 // Two options, two vocabularies, with and without checkpointing.
 TEST(FullyShardOverGloo, SharedParameters) { run(4, "*with_shared_params", 8); }
