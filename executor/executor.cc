@@ -183,7 +183,12 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
   } catch (const std::invalid_argument& caught) {
     error = caught.what();
   }
-  coordinator_.agree(error, digest);
+  try {
+    coordinator_.agree(error, digest);
+  } catch (const std::exception& caught) {
+    if (!world.failures().failed()) throw;
+    fail(caught.what());
+  }
   watchdog_ =
       std::make_shared<Watchdog>(program_, digest.front().value, world.groups(),
                                  Watchdog::Options{world.rank(), rank_, ranks_, timeout_,
@@ -193,7 +198,11 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
   const std::vector<comms::Edge> edges = edges_of(program_);
   const ir::ChannelModel model = schedule::options_of(program_.lowering).channels;
   if (!edges.empty()) {
-    channels_.emplace(world, coordinator_.key(), ranks_, model, edges, options_.device);
+    try {
+      channels_.emplace(world, coordinator_.key(), ranks_, model, edges, options_.device);
+    } catch (const std::exception& caught) {  // perhaps of a peer that knows more
+      fail(caught.what());
+    }
     transfers_.emplace(placement, *channels_, world.store(), coordinator_.key(),
                        Transfers::Options{model, timeout_, options_.device, options_.output_metas,
                                           options_.dynamic_shapes, ranks_, &world.failures(),
@@ -390,18 +399,19 @@ void Executor::fail(const std::string& message) {
       explained += "\nthe program was not verified, and is not valid:\n" + problems;
   }
   comms::FailureDomain& failures = world_.failures();
-  const bool is_late = watchdog_->is_late(std::min(timeout_, world_.timeout()));
+  // The constructor may fail before there is a watchdog or a runner.
+  const bool is_late = watchdog_ && watchdog_->is_late(std::min(timeout_, world_.timeout()));
   const std::string own = failures.fail(
       explained, is_late ? comms::FailureDomain::Kind::kHang : comms::FailureDomain::Kind::kError);
   // Unless this rank was first, or only heard of the first failure.
   const bool elsewhere = !failures.cause().starts_with(own) && message != failures.cause();
   if (transfers_) transfers_->clear();
-  runner_->clear();
+  if (runner_) runner_->clear();
   failures.set_place(nullptr);
   current_ = nullptr;
   failure_ = failures.explain();
   if (elsewhere) failure_ += "\n  and then " + own;
-  watchdog_->progress().idle(step_);
+  if (watchdog_) watchdog_->progress().idle(step_);
   if (failures.hung()) throw HangError(failure_);
   throw StepError(failure_);
 }

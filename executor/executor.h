@@ -147,7 +147,8 @@ class Executor {
   // not exactly this rank's stages, if a loss is missing, if options.ranks of any rank does not
   // name one world rank per program rank or lacks that rank, or if another rank has a different
   // program, placement, channel model or options. Throws std::runtime_error if another rank does
-  // not create its executor before the timeout.
+  // not create its executor before the timeout; StepError, with the first cause, if the world fails
+  // meanwhile.
   Executor(ir::Program program, std::map<int, LocalStage> stages, comms::World& world,
            ExecutorOptions options);
   ~Executor();

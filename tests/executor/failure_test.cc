@@ -91,6 +91,39 @@ TEST(FailureDomain, ARankThatExchangesNothingWithTheFailingOneLearnsToo) {
   EXPECT_EQ(errors[0], "rank 2: alone");
 }
 
+// The abort of a world's groups does not reach a group that is made after it.
+TEST(FailureDomain, AGroupOfAFailedWorldFailsAtOnce) {
+  const std::vector<std::string> errors = errors_of(
+      2,
+      [&](int rank, comms::World& world) {
+        if (rank == 1) return;
+        world.failures().fail("out of luck");
+        const std::vector<int> ranks = {0, 1};
+        std::vector<at::Tensor> tensors = {at::zeros({1})};
+        world.make_group("late", ranks)->recv(tensors, 1, 0)->wait();
+      },
+      milliseconds(500));
+  EXPECT_TRUE(contains(errors[0], "rank 0 aborted the group")) << errors[0];
+}
+
+// A rank that connects the channels of its pipeline meanwhile reports the first cause too.
+TEST(FailureDomain, ARankThatConnectsNamesTheFirstCause) {
+  const ir::Program program = named("1F1B", 2, 4);
+  for (int round = 0; round < 5; ++round) {
+    const std::vector<std::string> errors = errors_of(4, [&](int rank, comms::World& world) {
+      const bool connects = rank % 2 == 0;  // the other pipeline: ranks 1 and 3
+      do {
+        Trainer trainer(program, Parallel::kNone, 2, world, [&](int stage, int) {
+          if (stage == 1) throw std::runtime_error("out of luck");
+        });
+        if (!connects) trainer.train(0);
+      } while (true);
+    });
+    for (const std::string& error : errors)
+      EXPECT_TRUE(contains(error, "`1F0`: out of luck\n  rank 3: pp 1, dp 1, host ")) << error;
+  }
+}
+
 // --------------------------------------------------------------------------------- wrong batch
 
 TEST(WrongBatch, LeavesEverythingUsable) {
