@@ -2,6 +2,7 @@
 // host synchronisation within a step. tools/mutations removes waits and stashes, and expects this
 // test to notice.
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
@@ -119,6 +120,10 @@ class Layers final : public tests::TestModule {
   Layers() {
     for (int i = 0; i < kCount; ++i)
       layers_.push_back(register_module("mlp" + std::to_string(i), torch::nn::Linear(8, 8)));
+    // All ranks have the same values, which a generator that their threads share would not give.
+    const torch::NoGradGuard no_grad;
+    at::Generator generator = at::detail::createCPUGenerator(42);
+    for (at::Tensor& parameter : parameters()) parameter.uniform_(-0.3, 0.3, generator);
     to(tests::here(), at::kDouble);
   }
   at::Tensor forward(const at::Tensor& input) override {
@@ -254,9 +259,7 @@ TEST(FullyShard, test_share_comm_context) {
 // A forward that ends earlier than the last one: what was gathered ahead is freed.
 TEST(FullyShard, ForwardsOfSomeLayers) {
   on_ranks(2, [](Rank& self) {
-    torch::manual_seed(42);
     const auto plain = std::make_shared<Layers>();
-    torch::manual_seed(42);
     const auto module = std::make_shared<Layers>();
     Parity parity(self, plain, module, tests::shards_of(self));
     const Sharding sharding(self, *module, tests::mlps(Layers::kCount),
@@ -345,6 +348,21 @@ TEST(Replicate, DoesNotSynchronizeTheHost) {
     step();  // rebuilds the buckets
     expect_no_host_sync(all, step);
   });
+}
+
+TEST(FullyShard, AnOffloadedShardThatIsMovedIsAnError) {
+  for (const std::string& error : tests::errors_on_ranks(2, [](Rank& self) {
+         const ModulePtr module = tests::make_mlp(4, 2, 42);
+         const auto unit =
+             fsdp::fully_shard(*module, self.group, {.offload_policy = fsdp::CPUOffloadPolicy()});
+         module->to(tests::here());
+         modules::forward(module, tests::random_input({2, 4}, 1));
+       })) {
+    EXPECT_NE(error.find("`in_proj.weight` of the root was moved: expected it on the CPU, where "
+                         "CPUOffloadPolicy stores shards, got it on "),
+              std::string::npos)
+        << error;
+  }
 }
 
 }  // namespace

@@ -148,20 +148,5 @@ TEST(FullyShardOffload, HooksSeeGradients) {
   });
 }
 
-TEST(FullyShardOffload, AMovedShardIsAnError) {
-  if (!tests::is_on_test_device()) GTEST_SKIP() << "has one device";
-  for (const std::string& error : tests::errors_on_ranks(2, [](Rank& self) {
-         const ModulePtr module = tests::make_mlp(4, 2, 42);
-         const auto unit = fully_shard(*module, self.group, {.offload_policy = CPUOffloadPolicy()});
-         module->to(here());
-         modules::forward(module, random_input({2, 4}, 1));
-       })) {
-    EXPECT_NE(error.find("`in_proj.weight` of the root was moved: expected it on the CPU, where "
-                         "CPUOffloadPolicy stores shards, got it on "),
-              std::string::npos)
-        << error;
-  }
-}
-
 }  // namespace
 }  // namespace pipewright::fsdp
