@@ -390,6 +390,7 @@ set(pipewright_executor_sources
     modules/forward.cc
     modules/grad_scaler.cc
     modules/part_guard.cc
+    modules/tied_parameters.cc
     tp/communication.cc
     tp/cross_entropy.cc
     tp/input_check.cc
@@ -484,6 +485,7 @@ set(pipewright_executor_headers
     modules/part_guard.h
     modules/registry.h
     modules/tensors.h
+    modules/tied_parameters.h
     modules/unit_tree.h
     tp/communication.h
     tp/cross_entropy.h

@@ -304,6 +304,7 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
     if (!wrong.empty()) return;
     batches_.remember(microbatches, with_backward);
     begin_on_device();
+    if (with_backward && options_.tied) options_.tied->step_begins();
     runner_->begin(row, with_backward, return_outputs, std::move(microbatches));
     Recorder* const recorder = recorder_ && !evaluates ? &*recorder_ : nullptr;
     if (recorder) recorder->begin_step();
@@ -319,6 +320,7 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
     current_ = nullptr;
     watchdog_->progress().end();
     results = runner_->finish();
+    if (with_backward && options_.tied) options_.tied->add_gradients();
     if (recorder) recorder->end_step();
     if (progress_) expect_end_on_device();
   });

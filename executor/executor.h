@@ -20,6 +20,7 @@
 #include "pipewright/executor/recorder.h"
 #include "pipewright/executor/watchdog.h"
 #include "pipewright/ir/schedule.h"
+#include "pipewright/modules/tied_parameters.h"
 
 // Runs a program on real tensors. Each rank creates an Executor of the same program, with its own
 // stages, and calls step() once per batch:
@@ -123,6 +124,9 @@ struct ExecutorOptions {
   bool dynamic_shapes = false;
   // The world rank of each program rank; by default both are equal.
   std::vector<int> ranks = {};
+  // Parameters that stages share. A training step adds up the gradients of their copies at its end,
+  // after all reductions.
+  std::shared_ptr<modules::TiedParameters> tied = nullptr;
 };
 
 // One rank's tensors for a step. A list that this rank does not need may be empty.

@@ -1,0 +1,128 @@
+// Idea: a sum is not idempotent as an average is, so gradients that accumulate over steps must not
+// be added up twice. After a step all copies have the same sum; when the next one begins, only the
+// first copy keeps it, and the others begin without a gradient.
+//
+// Invariant: between steps all copies have equal values and equal gradients, so clipping, scaling
+// and the optimizer keep them equal. All ranks go through their ties in the same order, so none
+// waits for a rank that waits for it.
+#include "pipewright/modules/tied_parameters.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "pipewright/comms/agreement.h"
+#include "pipewright/comms/group.h"
+#include "pipewright/modules/distribution.h"
+
+namespace pipewright::modules {
+namespace {
+
+// What all copies of a parameter have in common; more than that if those of this rank differ.
+std::string text_of(const std::string& name, const std::vector<at::Tensor>& copies) {
+  std::vector<std::string> texts;
+  for (const at::Tensor& copy : copies) {
+    const comms::LocalLayout where = layout_of(copy);
+    texts.push_back(c10::str("`", name, "`, ", copy.scalar_type(), " ", where.layout.text(),
+                             ", part ", where.rank));
+  }
+  texts.erase(std::unique(texts.begin(), texts.end()), texts.end());
+  return c10::Join(" and ", texts);
+}
+
+// Null if all copies are on one rank.
+comms::BackendPtr make_group(comms::World& world, const std::string& name,
+                             const std::vector<int>& ranks) {
+  std::vector<int> members;
+  for (const int rank : ranks) {
+    if (std::ranges::find(members, rank) == members.end()) members.push_back(rank);
+  }
+  return members.size() > 1 ? world.make_group("tied." + name, members) : nullptr;
+}
+
+}  // namespace
+
+// One parameter.
+class TiedParameters::Tie final : public Distributor {
+ public:
+  // `copies` are those of this rank, `has_first` says whether they begin with the first of all.
+  Tie(std::vector<at::Tensor> copies, bool has_first, comms::BackendPtr group)
+      : copies_(std::move(copies)), has_first_(has_first), group_(std::move(group)) {}
+
+  void compare(const std::string& name) const {
+    const std::string text = text_of(name, copies_);
+    if (group_) comms::compare_lines({text}, *group_, copies_[0].device());
+    if (text != text_of(name, {copies_[0]}))
+      throw std::invalid_argument("tied parameters: expected equal copies, got " + text);
+  }
+
+  void copy_first_value() const {
+    if (group_) comms::broadcast_values({copies_[0]}, *group_);
+    for (const at::Tensor& copy : copies_) copy.detach().copy_(copies_[0].detach());
+  }
+
+  void step_begins() {
+    for (size_t i = has_first_ ? 1 : 0; i < copies_.size(); ++i) copies_[i].mutable_grad().reset();
+  }
+
+  void add_gradients() {
+    const c10::NoGradGuard no_grad;
+    at::Tensor sum;
+    for (const at::Tensor& copy : copies_) {
+      if (const at::Tensor& grad = copy.grad(); grad.defined())
+        sum = sum.defined() ? sum + grad : grad.contiguous();
+    }
+    if (!sum.defined()) sum = at::zeros_like(copies_[0]);
+    if (group_ && sum.numel() > 0) {
+      std::vector<at::Tensor> sums = {sum};
+      comms::wait(*group_, *group_->allreduce(sums));
+    }
+    for (at::Tensor& copy : copies_) {
+      if (!copy.requires_grad()) continue;
+      if (copy.grad().defined())
+        copy.mutable_grad().copy_(sum);
+      else
+        copy.mutable_grad() = sum.clone();
+    }
+  }
+
+ private:
+  std::vector<at::Tensor> copies_;
+  const bool has_first_;
+  const comms::BackendPtr group_;  // null: no other rank has copies
+};
+
+void TiedParameters::tie(const std::string& name, const std::vector<int>& ranks,
+                         const std::vector<at::Tensor>& copies) {
+  const auto expected = static_cast<size_t>(std::ranges::count(ranks, world_.rank()));
+  if (expected == 0 || copies.size() != expected) {
+    throw std::invalid_argument(c10::str("tied parameter `", name, "`: rank ", world_.rank(),
+                                         " has ", expected, " of the copies, got ", copies.size()));
+  }
+  const comms::BackendPtr group = make_group(world_, name, ranks);
+  const auto tie = std::make_shared<Tie>(copies, ranks[0] == world_.rank(), group);
+  tie->compare(name);
+  tie->copy_first_value();
+  ties_.push_back(tie);
+  const comms::MeshLayout mesh({{"tied", static_cast<int>(ranks.size())}});
+  auto copy = copies.begin();
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i] != world_.rank()) continue;
+    const comms::Layout layout(mesh, {comms::TensorPlacement::replicate()}, copy->sizes().vec());
+    distribute(*copy++, {{layout, static_cast<int>(i)}, group.get(), tie});
+  }
+}
+
+void TiedParameters::step_begins() {
+  for (const auto& tie : ties_) tie->step_begins();
+}
+
+void TiedParameters::add_gradients() {
+  for (const auto& tie : ties_) tie->add_gradients();
+}
+
+}  // namespace pipewright::modules
