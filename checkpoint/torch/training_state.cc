@@ -60,6 +60,12 @@ comms::LocalLayout whole(const at::Tensor& tensor) {
   return {comms::Layout(comms::MeshLayout({}), {}, tensor.sizes().vec()), 0};
 }
 
+// Whether these are two copies of one part, as tied parameters are.
+bool are_replicas(const comms::LocalLayout& a, const comms::LocalLayout& b) {
+  return a.layout == b.layout && a.rank != b.rank &&
+         a.layout.boxes(a.rank) == b.layout.boxes(b.rank);
+}
+
 // A scalar that each rank has that has the tensor.
 comms::LocalLayout scalar_beside(const comms::LocalLayout& where) {
   const std::vector<comms::TensorPlacement> replicas(where.layout.placements().size(),
@@ -181,19 +187,23 @@ std::vector<GroupOptions> group_options(const std::map<std::string, std::string>
 
 void TrainingState::add_module(const torch::nn::Module& module,
                                const std::map<std::string, comms::LocalLayout>& layouts,
-                               const std::string& prefix) {
+                               const std::string& prefix,
+                               const std::map<std::string, std::string>& tied) {
+  std::map<std::string, std::string> unused = tied;
   const auto add_all = [&](const auto& tensors) {
     for (const auto& named : tensors) {
       if (!named.value().defined()) continue;
       const auto found = layouts.find(named.key());
-      Entry entry{prefix + named.key(), named.value(),
+      const auto tie = unused.extract(named.key());
+      Entry entry{tie.empty() ? prefix + named.key() : tie.mapped(), named.value(),
                   found == layouts.end() ? whole(named.value()) : found->second};
       if (entry.name.starts_with(kOptimizer))
         throw std::invalid_argument("checkpoint: tensor `" + entry.name +
                                     "`: expected a name that does not begin with `optim.`");
       dtype_of(entry.tensor, entry.name);
       check_shape(entry.name, entry.tensor, entry.where);
-      if (!by_name_.emplace(entry.name, entries_.size()).second)
+      const auto [first, is_new] = by_name_.emplace(entry.name, entries_.size());
+      if (!is_new && !are_replicas(entries_[first->second].where, entry.where))
         throw std::invalid_argument("checkpoint: expected different names, got `" + entry.name +
                                     "` twice");
       by_tensor_.emplace(entry.tensor.unsafeGetTensorImpl(), entries_.size());
@@ -202,6 +212,9 @@ void TrainingState::add_module(const torch::nn::Module& module,
   };
   add_all(module.named_parameters());
   add_all(module.named_buffers());
+  if (!unused.empty())
+    throw std::invalid_argument("checkpoint: the module has no tied parameter `" +
+                                unused.begin()->first + "`");
 }
 
 void TrainingState::set_optimizer(torch::optim::Optimizer& optimizer) {

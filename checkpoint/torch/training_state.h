@@ -49,13 +49,18 @@ class TrainingState {
   // Adds the parameters and buffers of a module, whose names in the whole model are `prefix`
   // followed by those in the module. `layouts` come from modules::layouts()
   // (modules/distribution.h), and are looked up by the names in the module; a tensor that is not in
-  // them is not distributed: it is whole, and on this rank only. Throws std::invalid_argument if a
-  // name is added twice, a tensor has a type that checkpoints cannot store or its name begins with
-  // `optim.`; ContractError if its shape is not that of the rank's part, because the module is not
-  // sharded now.
+  // them is not distributed: it is whole, and on this rank only. `tied` maps a name in the module
+  // to the one in the whole model, for copies of tied parameters (modules/tied_parameters.h), such
+  // as {"output.weight", "tokens.weight"}. A checkpoint has them once, and all of them are loaded.
+  //
+  // Throws std::invalid_argument if a name is added twice, unless for tied copies, or tied without
+  // being in the module; if a tensor has a type that checkpoints cannot store, or its name begins
+  // with `optim.`. Throws ContractError if its shape is not that of the rank's part, because the
+  // module is not sharded now.
   void add_module(const torch::nn::Module& module,
                   const std::map<std::string, comms::LocalLayout>& layouts = {},
-                  const std::string& prefix = "");
+                  const std::string& prefix = "",
+                  const std::map<std::string, std::string>& tied = {});
 
   // Sets the optimizer: AdamW, Adam or SGD, with the same parameter groups on all ranks. Its
   // parameters are those of modules added before; throws std::invalid_argument if not.
@@ -92,7 +97,7 @@ class TrainingState {
   const Entry& entry_of(const at::Tensor& parameter) const;
 
   std::vector<Entry> entries_;
-  std::map<std::string, size_t> by_name_;
+  std::map<std::string, size_t> by_name_;               // the first of each name
   std::map<const c10::TensorImpl*, size_t> by_tensor_;  // the first name of each tensor
   torch::optim::Optimizer* optimizer_ = nullptr;
 };

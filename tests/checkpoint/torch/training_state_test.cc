@@ -19,6 +19,7 @@
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/modules/distribution.h"
+#include "pipewright/modules/tied_parameters.h"
 #include "tests/checkpoint/scratch.h"
 #include "tests/support/ranks/ranks.h"
 
@@ -324,6 +325,80 @@ TEST(TrainingState, SeveralBoxesOfOneTensor) {
   EXPECT_TRUE(plain.parameters()[0].equal(whole));
 }
 
+// A rank's copies of one parameter, which stages share: `tokens.weight`, and another name of it.
+struct Tied {
+  Tied(comms::World& world, const std::vector<int>& ranks) : tied(world) {
+    std::vector<at::Tensor> copies;
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      if (ranks[i] != world.rank()) continue;
+      module.push_back(std::make_shared<nn::Module>());
+      const at::Tensor weight = at::rand({5, 2}).requires_grad_();
+      copies.push_back(module.back()->register_parameter(i == 0 ? "tokens_weight" : "out", weight));
+    }
+    tied.tie("tokens_weight", ranks, copies);
+    optimizer.emplace(copies);
+    size_t copy = 0;
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      if (ranks[i] != world.rank()) continue;
+      const nn::Module& stage = *module[copy++];
+      std::map<std::string, std::string> names;
+      if (i > 0) names["out"] = "tokens_weight";
+      state.add_module(stage, modules::layouts(stage), "", names);
+    }
+    state.set_optimizer(*optimizer);
+  }
+  void train(double gradient) {
+    for (const auto& stage : module)
+      stage->parameters()[0].mutable_grad() = at::full({5, 2}, gradient);
+    optimizer->step();
+  }
+
+  modules::TiedParameters tied;
+  std::vector<std::shared_ptr<nn::Module>> module;
+  std::optional<torch::optim::AdamW> optimizer;
+  TrainingState state;
+};
+
+// Copies on two ranks, on one, or a single parameter: each loads what the others have saved, and
+// each checkpoint has the parameter and its moments once.
+TEST(TrainingState, TiedParametersAreSavedOnce) {
+  std::vector<comms::World> worlds = comms::thread_worlds(2);
+  const fs::path folder = scratch_folder("tied");
+  std::vector<at::Tensor> first(2), next(2);  // the copies, when saved and one step later
+  EXPECT_EQ(tests::run_ranks(2,
+                             [&](int rank) {
+                               comms::World& world = worlds[static_cast<size_t>(rank)];
+                               Tied both(world, {1, 0});
+                               both.train(0.5);
+                               const at::Tensor copy = both.module[0]->parameters()[0];
+                               first[static_cast<size_t>(rank)] = copy.detach().clone();
+                               comms::StoreExchange exchange(world, "test");
+                               save(both.state, folder, rank, std::ref(exchange));
+                               both.train(0.25);
+                               next[static_cast<size_t>(rank)] = copy.detach();
+                             }),
+            "");
+  const fs::path path = folder / "step-000007";
+  const auto saved = contents(path);
+  EXPECT_EQ(saved.size(), 4u);
+  expect_bytes(saved.at("tokens_weight"), first[0], "tokens_weight");
+
+  std::vector<comms::World> one = comms::thread_worlds(1);
+  Tied here(one[0], {0, 0});
+  here.train(7);  // replaced
+  here.state.load(open(path), alone);
+  for (const auto& stage : here.module) EXPECT_TRUE(stage->parameters()[0].equal(first[0]));
+  const fs::path again = save(here.state, scratch_folder("tied_here"), 0, alone);
+  EXPECT_EQ(contents(again), saved);
+  here.train(0.25);
+  for (const auto& stage : here.module) EXPECT_TRUE(stage->parameters()[0].equal(next[1]));
+
+  Tied single(one[0], {0});
+  single.state.load(open(again), alone);
+  single.train(0.25);
+  EXPECT_TRUE(single.module[0]->parameters()[0].equal(next[0]));
+}
+
 std::string error_of(const std::function<void()>& call) {
   try {
     call();
@@ -457,6 +532,15 @@ TEST(TrainingState, WrongUse) {
   state.add_module(net);
   EXPECT_EQ(error_of([&] { state.add_module(*net.first, {}, "first."); }),
             "checkpoint: expected different names, got `first.linear.weight` twice");
+  // Called tied, but not tied: two tensors of one name.
+  EXPECT_EQ(error_of([&] {
+              state.add_module(*net.first, {}, "again.", {{"scale", "first.scale"}});
+            }),
+            "checkpoint: expected different names, got `first.scale` twice");
+  EXPECT_EQ(error_of([&] {
+              TrainingState().add_module(*net.first, {}, "", {{"bias", "b"}});
+            }),
+            "checkpoint: the module has no tied parameter `bias`");
   Net other;
   torch::optim::AdamW stranger(other.parameters());
   EXPECT_EQ(error_of([&] { state.set_optimizer(stranger); }),
