@@ -65,7 +65,7 @@ struct Block : nn::Module {
 
 class Gpt final : public GptStage {
  public:
-  Gpt(const GptConfig& config, int stage, int num_stages) {
+  Gpt(const GptConfig& config, int stage, int num_stages) : tie_(config.tie) {
     // Layer indices: token embedding 0, blocks 1 to L, output layer L + 1, position embedding L
     // + 2.
     const double deviation = 1 / std::sqrt(static_cast<double>(config.dim));
@@ -84,8 +84,9 @@ class Gpt final : public GptStage {
     }
     if (stage == num_stages - 1) {
       norm_ = register_module("norm", Block::norm(config.dim));
-      output_ = register_module("output", nn::Linear(config.dim, kVocabulary));
-      init_weights(*output_, config.seed, config.layers + 1, deviation);
+      output_ = register_module(
+          "output", nn::Linear(nn::LinearOptions(config.dim, kVocabulary).bias(!config.tie)));
+      init_weights(*output_, config.seed, config.tie ? 0 : config.layers + 1, deviation);
     }
   }
 
@@ -124,8 +125,15 @@ class Gpt final : public GptStage {
     if (output_) plan.emplace_back("norm", tp::sequence_parallel());
     return plan;
   }
+  std::vector<at::Tensor> token_weights() const override {
+    std::vector<at::Tensor> weights;
+    if (tie_ && tokens_) weights.push_back(tokens_->weight);
+    if (tie_ && output_) weights.push_back(output_->weight);
+    return weights;
+  }
 
  private:
+  const bool tie_;
   nn::Embedding tokens_{nullptr}, positions_{nullptr};
   std::vector<std::shared_ptr<Block>> blocks_;
   nn::LayerNorm norm_{nullptr};

@@ -21,6 +21,7 @@ struct GptConfig {
   int64_t dim = 64;      // a multiple of kHeadDim
   int64_t context = 64;  // in bytes
   uint64_t seed = 0;
+  bool tie = false;  // the output layer has the weights of the token embedding, and no bias
 };
 inline constexpr int64_t kHeadDim = 16;
 
@@ -38,7 +39,12 @@ class GptStage : public torch::nn::Module {
   // returns this rank's part of the logits. With sequence parallelism, [batch, own context, dim] is
   // passed between blocks and stages; the context must then divide evenly.
   virtual tp::Plan plan(bool sequence_parallel) const = 0;
+  // With `tie`, this stage's copies of the token embedding: kTokenWeights in the first stage, and
+  // kTiedOutput in the last one. The caller ties them (modules/tied_parameters.h).
+  virtual std::vector<at::Tensor> token_weights() const = 0;
 };
+inline constexpr const char* kTokenWeights = "tokens.weight";
+inline constexpr const char* kTiedOutput = "output.weight";
 // `dim` must be a multiple of kHeadDim.
 std::shared_ptr<GptStage> make_gpt_stage(const GptConfig& config, int stage, int num_stages);
 

@@ -27,14 +27,33 @@ std::shared_ptr<modules::DataParallel> shard(GptStage& stage, comms::Mesh& mesh,
   return fsdp::fully_shard(stage, mesh, dims, sharding)->data_parallel();
 }
 
+// The first and the last stage have copies of the token embedding.
+std::shared_ptr<modules::TiedParameters> tie_embeddings(
+    const std::map<int, std::shared_ptr<GptStage>>& stages, const ir::Placement& placement,
+    const comms::Mesh& mesh, comms::World& world) {
+  const std::vector<int> pipeline = mesh.ranks({"pp"});
+  std::vector<int> ranks;
+  for (const int stage : {0, placement.num_stages() - 1})
+    ranks.push_back(pipeline[static_cast<size_t>(placement.rank_of(stage))]);
+  std::vector<at::Tensor> copies;
+  for (const auto& [index, stage] : stages) {
+    for (const at::Tensor& copy : stage->token_weights()) copies.push_back(copy);
+  }
+  auto tied = std::make_shared<modules::TiedParameters>(world);
+  if (!copies.empty()) tied->tie(kTokenWeights, ranks, copies);
+  return tied;
+}
+
 }  // namespace
 
 LocalModel make_local_model(const Options& options, const ir::Placement& placement,
-                            comms::Mesh& mesh) {
+                            comms::Mesh& mesh, comms::World& world) {
   LocalModel model;
   const comms::BackendPtr data_parallel = mesh.group({"dp_replicate", "dp_shard"});
+  std::map<int, std::shared_ptr<GptStage>> stages;
   for (const int index : placement.stages_of(mesh.coordinate("pp"))) {
     const auto stage = make_gpt_stage(options.model, index, placement.num_stages());
+    stages[index] = stage;
     if (options.tp > 1)
       model.split.push_back(
           tp::parallelize(*stage, stage->plan(options.sequence_parallel), mesh, "tp"));
@@ -42,7 +61,12 @@ LocalModel make_local_model(const Options& options, const ir::Placement& placeme
     model.stages[index] = {executor::make_stage(stage),
                            is_sharded ? shard(*stage, mesh, options)
                                       : ddp::replicate(*stage, data_parallel)->data_parallel()};
-    model.state.add_module(*stage, modules::layouts(*stage));
+  }
+  if (options.model.tie) model.tied = tie_embeddings(stages, placement, mesh, world);
+  for (const auto& [index, stage] : stages) {
+    std::map<std::string, std::string> tied;
+    if (options.model.tie && index == placement.num_stages() - 1) tied[kTiedOutput] = kTokenWeights;
+    model.state.add_module(*stage, modules::layouts(*stage), /*prefix=*/"", tied);
     for (const at::Tensor& parameter : stage->parameters()) model.parameters.push_back(parameter);
   }
   return model;

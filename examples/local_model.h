@@ -12,6 +12,7 @@
 #include "pipewright/comms/mesh.h"
 #include "pipewright/executor/local_stage.h"
 #include "pipewright/ir/placement.h"
+#include "pipewright/modules/tied_parameters.h"
 #include "pipewright/tp/parallelize.h"
 
 namespace pipewright::examples {
@@ -22,12 +23,13 @@ struct LocalModel {
   std::vector<at::Tensor> parameters;
   checkpoint::TrainingState state;
   std::vector<std::shared_ptr<tp::Parallelized>> split;  // one per stage, with --tp
+  std::shared_ptr<modules::TiedParameters> tied;         // with --tie
 };
 
 // Makes this rank's stages: split over "tp", and then replicated over "dp_replicate", sharded over
-// "dp_shard", or both. Collective over the mesh.
+// "dp_shard", or both; the first and the last one tied. Collective over the mesh of `world`.
 LocalModel make_local_model(const Options& options, const ir::Placement& placement,
-                            comms::Mesh& mesh);
+                            comms::Mesh& mesh, comms::World& world);
 
 }  // namespace pipewright::examples
 

@@ -61,6 +61,8 @@ std::variant<Options, int> parse_options(int argc, char** argv) {
       ->check(CLI::Range(1, 1 << 16));
   app.add_option("--context", options.model.context, "Context length in bytes")
       ->check(CLI::Range(1, 1 << 20));
+  app.add_flag("--tie", options.model.tie,
+               "The output layer has the weights of the token embedding, across stages too");
   app.add_option("--batch", options.batch, "Windows per step, over all microbatches and replicas")
       ->check(CLI::Range(1, 1 << 24));
   const CLI::Option* learning_rate =

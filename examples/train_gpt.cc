@@ -117,7 +117,7 @@ void train(const Options& options, const ir::Program& program, const Text& text,
   const comms::BackendPtr all_ranks = mesh.group({"pp", "dp_replicate", "dp_shard", "tp"});
   const comms::BackendPtr tp = options.tp > 1 ? mesh.group({"tp"}) : nullptr;
 
-  LocalModel model = make_local_model(options, program.placement, mesh);
+  LocalModel model = make_local_model(options, program.placement, mesh, world);
   const bool has_loss = model.stages.contains(program.placement.num_stages() - 1);
 
   // The executor: runs this rank's row of the program on these stages.
@@ -129,7 +129,8 @@ void train(const Options& options, const ir::Program& program, const Text& text,
            },
        // The report of the hang is on stderr already, and where torchrun looks for it.
        .on_stuck = [](const std::string&) { std::_Exit(kHang); },
-       .ranks = mesh.ranks({"pp"})});
+       .ranks = mesh.ranks({"pp"}),
+       .tied = model.tied});
 
   // The optimizer, and what it and the model were when they were saved.
   torch::optim::AdamW optimizer(model.parameters,

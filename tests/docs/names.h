@@ -25,6 +25,7 @@
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/modules/distribution.h"
+#include "pipewright/modules/tied_parameters.h"
 #include "pipewright/schedule/simulate/report.h"
 #include "pipewright/schedule/views/trace.h"
 #include "pipewright/tp/cross_entropy.h"
@@ -33,12 +34,14 @@
 namespace snippets {
 
 extern pipewright::ir::Program program;
-extern torch::nn::Linear module;
+extern torch::nn::Linear module, first, last;
 extern torch::optim::AdamW optimizer;
 extern at::Tensor inputs, targets;
 extern std::vector<int> ranks;
 extern pipewright::comms::World world;
 extern pipewright::comms::BackendPtr group;
+extern pipewright::comms::Mesh mesh;
+extern std::map<int, pipewright::executor::LocalStage> stages;
 extern pipewright::executor::Executor executor;
 at::Tensor loss(const pipewright::executor::Tensors& outputs,
                 const pipewright::executor::Tensors& targets);

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -87,7 +88,8 @@ INSTANTIATE_TEST_SUITE_P(Resume, SameMesh,
                                          "--pp 2 --dp-replicate 2 --schedule Interleaved1F1B",
                                          "--dp-replicate 2 --dp-shard 2 --pp 1",
                                          "--pp 2 --dp-shard 2 --param-dtype bf16",
-                                         "--pp 2 --tp 2 --dp-shard 2 --clip 0.5"));
+                                         "--pp 2 --tp 2 --dp-shard 2 --clip 0.5",
+                                         "--pp 2 --dp-shard 2 --tie --clip 0.5"));
 
 TEST(Resume, OnAnyOtherMesh) {
   const auto folder = scratch_folder("meshes");
@@ -111,6 +113,36 @@ TEST(Resume, OnAnyOtherMesh) {
     EXPECT_NEAR(loaded.held_back, first.held_back, 1e-6) << loads;
     expect_close(train(loads + " --steps 4" + resume), from(straight, 2), saves + " to " + loads);
   }
+}
+
+// A checkpoint has a tied embedding once, whether its copies are on one rank or on two.
+TEST(Resume, TiedEmbeddingsOnAnyOtherMesh) {
+  const auto folder = scratch_folder("tied");
+  const std::string tied = "--tie --clip 0.5 ";
+  const Trained straight = train(tied + "--pp 2 --steps 4");
+  const std::vector<std::string> meshes = {
+      "--pp 2 --schedule 1F1B", "--pp 2 --schedule ZBV --dp-shard 2", "--pp 1 --schedule GPipe",
+      "--pp 2 --tp 2 --schedule Interleaved1F1B"};
+  std::set<std::string> sizes;
+  for (size_t i = 0; i < meshes.size(); ++i) {
+    std::filesystem::remove_all(folder);
+    train(tied + meshes[i] + " --steps 2 --save " + folder.native());
+    const std::string path = (folder / "step-000002").native();
+    const std::string loads = meshes[(i + 1) % meshes.size()];
+    expect_close(train(tied + loads + " --steps 4 --resume " + path), from(straight, 2), loads);
+    const std::string all = exported(path);
+    EXPECT_NE(all.find("\"tokens.weight\""), std::string::npos);
+    EXPECT_EQ(all.find("output"), std::string::npos);
+    sizes.insert(std::to_string(all.size()));
+  }
+  EXPECT_EQ(sizes.size(), 1u);
+  // An output layer of its own is missing in the file.
+  const Output output =
+      run_shell(kTrain + "--steps 4 --resume " + (folder / "step-000002").native() + " 2>&1");
+  EXPECT_EQ(output.status, 1);
+  EXPECT_NE(output.text.find("expected tensor `output.weight` of F32[256, 32], got none"),
+            std::string::npos)
+      << output.text;
 }
 
 // Killed at any moment of training or saving, threads and processes.

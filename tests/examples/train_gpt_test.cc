@@ -109,6 +109,28 @@ TEST(TrainGpt, TensorParallelMatchesASingleRank) {
     expect_close(train(kTrain + args + mesh), alone, mesh);
 }
 
+// The first and the last stage share the token embedding: on two ranks or on one, replicated,
+// sharded and split, whose gradients are clipped once.
+TEST(TrainGpt, TiedEmbeddingsMatchASingleRank) {
+  const std::string args = "--tie --steps 20 --batch 16 --microbatches 4 --clip 0.5 ";
+  const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
+  EXPECT_NE(alone.losses, train(kTrain + "--steps 20 --pp 1 --schedule GPipe --clip 0.5").losses);
+  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+    const std::string schedule = "--pp 2 --schedule " + std::string(spec->name);
+    expect_close(train(kTrain + args + schedule), alone, schedule);
+  }
+  for (const std::string mesh :
+       {"--dp-replicate 2", "--dp-shard 2", "--dp-replicate 2 --dp-shard 2",
+        "--tp 2 --sequence-parallel", "--tp 2 --dp-shard 2"}) {
+    for (const std::string schedule : {"--pp 2 --schedule InterleavedZeroBubble",
+                                       "--pp 2 --schedule ZBV", "--pp 1 --schedule GPipe"})
+      expect_close(train(kTrain + args + mesh + " " + schedule), alone, mesh + schedule);
+  }
+  expect_close(train("cli/pipewright launch -n 4 -- " + kTrain + args +
+                     "--pp 4 --stages-per-rank 1 --schedule 1F1B"),
+               alone, "launch");
+}
+
 // Over processes, and with heads, MLPs and a vocabulary of which each of three ranks has a part:
 // 256 tokens are 86, 86 and 84.
 TEST(TrainGpt, TensorParallelOverProcesses) {
