@@ -5,7 +5,8 @@ Needs the installed Python package. COMPILE_BENCH is the binary of //bench:compi
   bazel build //bench:compile_bench && python3 bench/python_compile.py bazel-bin/bench/compile_bench
 
 Interleaved1F1B for 32 ranks, 4 stages per rank and 512 microbatches, 393,728 actions. lower() in Python also verifies what
-it returns, and so does the C++ side, schedule::compile(). CPU times, medians of 7 runs in turn.
+it returns, and so does the C++ side, schedule::compile(). CPU times, medians of 7 runs in turn, under both settings of
+malloc_settings.py.
 """
 
 import json
@@ -15,6 +16,8 @@ import sys
 import time
 
 import pipewright as pw
+
+from malloc_settings import run_under_each
 
 
 def cpp_seconds(binary):
@@ -48,4 +51,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_under_each(main)

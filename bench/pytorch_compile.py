@@ -3,7 +3,7 @@
   bazel test --config=peer --nocache_test_results --test_output=all //bench:pytorch_compile
 
 Prints, for alternating pairs, both times and their ratio (PyTorch / pipewright; above 1, pipewright is faster), then the
-median ratio. Both times are measured inside the process, so starting it does not count. Fails only if the two disagree
+median ratio, all under both settings of malloc_settings.py. Both times are measured inside the process, so starting it does not count. Fails only if the two disagree
 about the number of actions; no speed is required.
 """
 
@@ -13,6 +13,8 @@ import sys
 import time
 
 from torch.distributed.pipelining import schedules as peer
+
+from malloc_settings import run_under_each
 
 OURS, RANKS, PER_RANK, MICROBATCHES, PAIRS = sys.argv[1], 32, 4, 512, 7
 
@@ -51,4 +53,4 @@ def main():
     print(f"median ratio: {statistics.median(ratios):.0f}")
 
 
-main()
+run_under_each(main)
