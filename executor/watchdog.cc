@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <utility>
 
 #include "pipewright/comms/steady_seconds.h"
@@ -33,6 +34,12 @@ std::string flight_name(const std::string& op) {
   return found == names.end() ? op : found->second;
 }
 
+// Of a SEND or RECV, in Watchdog::Indices.
+size_t slot_of(ir::ActionKind kind) {
+  return (ir::is_send(kind) ? 0u : 2u) +
+         (kind == ir::ActionKind::kSendB || kind == ir::ActionKind::kRecvB ? 1u : 0u);
+}
+
 int64_t unix_ns_of(double steady) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count() +
@@ -51,11 +58,14 @@ Watchdog::Watchdog(const ir::Program& program, std::string digest,
       progress_(program.rows[static_cast<size_t>(options_.rank)].size()) {}
 
 std::shared_ptr<const Watchdog::Plan> Watchdog::make_plan(const ir::Program& program) const {
-  const auto plan = std::make_shared<Plan>(Plan{program, {}});
+  const auto plan = std::make_shared<Plan>(
+      Plan{program, {program.placement, program.num_microbatches, Indices{-1, -1, -1, -1}}});
   const ir::Row& row = program.rows[static_cast<size_t>(options_.rank)];
   for (size_t index = 0; index < row.size(); ++index) {
-    if (ir::is_transfer(row[index].kind()))
-      plan->transfers[row[index].parts()[0]] = static_cast<int>(index);
+    if (!ir::is_transfer(row[index].kind())) continue;
+    const ir::ActionPart part = row[index].parts()[0];
+    plan->transfers.at(part.stage(), part.microbatch())[slot_of(part.kind())] =
+        static_cast<int>(index);
   }
   return plan;
 }
@@ -82,8 +92,7 @@ int Watchdog::index_of(ir::ActionPart part) const {
   for (const int likely : {progress_.action(), progress_.waits_for()}) {
     if (likely >= 0 && row[static_cast<size_t>(likely)] == ir::Action(part)) return likely;
   }
-  const auto found = running_->transfers.find(part);
-  return found == running_->transfers.end() ? -1 : found->second;
+  return running_->transfers.at(part.stage(), part.microbatch())[slot_of(part.kind())];
 }
 
 void Watchdog::transfer(ir::ActionPart part, Progress::Transfer state) {
@@ -121,7 +130,10 @@ RankReport Watchdog::own_report() const {
   report.action = progress_.action();
   report.waits_for = progress_.waits_for();
   report.seconds = progress_.seconds();
-  for (const auto& [part, index] : plan(report.evaluates)->transfers) {
+  const auto running = plan(report.evaluates);
+  const ir::Row& row = running->program.rows[static_cast<size_t>(options_.rank)];
+  for (int index = 0; index < static_cast<int>(row.size()); ++index) {
+    if (!ir::is_transfer(row[static_cast<size_t>(index)].kind())) continue;
     const bool is_past = progress_.begun() > 0 && report.phase != Phase::kBegins &&
                          (report.phase != Phase::kRuns || index < report.action);
     const Progress::Transfer state = progress_.transfer(index);

@@ -1,9 +1,9 @@
 #ifndef PIPEWRIGHT_EXECUTOR_WATCHDOG_H_
 #define PIPEWRIGHT_EXECUTOR_WATCHDOG_H_
 
+#include <array>
 #include <chrono>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -14,6 +14,7 @@
 #include "pipewright/executor/flight_dump.h"
 #include "pipewright/executor/hang.h"
 #include "pipewright/executor/progress.h"
+#include "pipewright/ir/stage_microbatch_table.h"
 
 namespace pipewright::executor {
 
@@ -60,10 +61,12 @@ class Watchdog final : public comms::StepObserver {
   void stuck(const std::string& report) override;
 
  private:
+  // By kind of SEND or RECV: an index of a row; -1 if the row lacks it.
+  using Indices = std::array<int, 4>;
   // A program, and where this rank's SENDs and RECVs are in its row.
   struct Plan {
     ir::Program program;
-    std::map<ir::ActionPart, int> transfers;
+    ir::StageMicrobatchTable<Indices> transfers;
   };
   int index_of(ir::ActionPart part) const;
   std::shared_ptr<const Plan> make_plan(const ir::Program& program) const;
