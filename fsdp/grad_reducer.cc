@@ -129,7 +129,7 @@ void GradReducer::begin_reduce(bool all_reduces) {
   } else if (ranks > 1) {
     c10d::ReduceScatterOptions scatter;
     scatter.reduceOp =
-        reduction_.op == ReduceOp::kAverage ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
+        reduction_.op == modules::ReduceOp::kAverage ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
     pending.pieces.push_back(inputs.back());
     pending.work = params_.group()->reduce_scatter_tensor_coalesced(outputs, inputs, scatter);
   }
@@ -153,7 +153,7 @@ bool GradReducer::all_reduce(Pending& pending) {
   }
   c10d::AllreduceOptions options;
   options.reduceOp =
-      reduction_.across == ReduceOp::kAverage ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
+      reduction_.across == modules::ReduceOp::kAverage ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
   std::vector<at::Tensor> outputs = {pending.output};
   comms::wait(*replicas_, *replicas_->allreduce(outputs, options));
   return true;

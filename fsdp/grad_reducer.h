@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "pipewright/fsdp/param_group.h"
-#include "pipewright/fsdp/reduction.h"
+#include "pipewright/modules/reduction.h"
 
 namespace pipewright::fsdp {
 
@@ -32,7 +32,7 @@ class GradReducer {
 
   // Applies to later reductions. Must not change between a backward that only accumulates and the
   // one that reduces.
-  void set_reduction(const Reduction& reduction) { reduction_ = reduction; }
+  void set_reduction(const modules::Reduction& reduction) { reduction_ = reduction; }
 
   // Computes the places of gradients in buffers again, after ParamGroup::settle() has changed
   // dtype, device or trainable parameters. Throws ContractError if gradients have been accumulated.
@@ -89,7 +89,7 @@ class GradReducer {
   const ParamGroup& params_;
   const comms::BackendPtr replicas_;
   std::function<void(const at::Tensor&)> hook_;
-  Reduction reduction_;
+  modules::Reduction reduction_;
   std::vector<Slot> slots_;              // by parameter
   int64_t numel_ = 0, chunk_numel_ = 0;  // of all slots; frozen parameters take no space
   at::Tensor grads_;                     // flat; undefined while nothing has been accumulated

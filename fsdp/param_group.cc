@@ -1,11 +1,10 @@
 // What a group stores, and how it adopts what users do to the parameters.
 //
 // Invariant: each registered tensor uses the memory that corresponds to the group's state: the
-// shard, the post-forward shard or the full parameter. Its contents are exchanged below autograd
-// (TensorImpl::shallow_copy_from), which leaves its gradient accumulator, hooks, .grad and version
-// alone even if dtype or device change; set_data() would drop the accumulator and with it the
-// hooks, silently. Module::to() and load() do that: settle() adopts what they left. While the group
-// is unsharded they cannot be adopted, so the invariant is checked before each change of state.
+// shard, the post-forward shard or the full parameter (modules/contents.h). Module::to() and load()
+// drop the gradient accumulator and with it the hooks, silently: settle() adopts what they left.
+// While the group is unsharded they cannot be adopted, so the invariant is checked before each
+// change of state.
 //
 // The buffer's storage object is never replaced, only its memory is freed and allocated again,
 // because autograd saves views of it.
@@ -22,6 +21,7 @@
 #include "pipewright/comms/chunk.h"
 #include "pipewright/fsdp/flat_buffer.h"
 #include "pipewright/ir/errors.h"
+#include "pipewright/modules/contents.h"
 #include "pipewright/modules/part_guard.h"
 
 namespace pipewright::fsdp {
@@ -30,21 +30,11 @@ namespace {
 using comms::Chunk;
 using comms::chunk_length;
 using comms::chunk_of;
+using modules::describe_contents;
 using modules::guarded;
+using modules::has_contents;
 using modules::is_guarded;
 using modules::PartKind;
-
-std::string describe(const at::Tensor& tensor) {
-  return c10::str(tensor.scalar_type(), " ", tensor.sizes(), " on ", tensor.device());
-}
-
-// Whether `found` is the same memory as `held`, with the same shape and dtype.
-bool holds(const at::Tensor& found, const at::Tensor& held) {
-  return found.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() ==
-             held.storage().unsafeGetStorageImpl() &&
-         found.storage_offset() == held.storage_offset() && found.sizes() == held.sizes() &&
-         found.scalar_type() == held.scalar_type() && is_guarded(found) == is_guarded(held);
-}
 
 at::TensorOptions options_of(const at::Tensor& tensor) {
   return tensor.options().requires_grad(false);
@@ -125,11 +115,12 @@ std::string ParamGroup::quoted(size_t i) const {
 
 void ParamGroup::expect(size_t i, const at::Tensor& held) const {
   const at::Tensor& found = params_[i].registered;
-  if (holds(found, held)) return;
-  throw ContractError(c10::str(
-      "fully_shard: parameter ", quoted(i), ", which is ", to_string(state_),
-      ", was replaced: expected the ", describe(held), " that fully_shard put there, got ",
-      describe(found), "; cast, move and load a module while it is sharded: call reshard() first"));
+  if (has_contents(found, held)) return;
+  throw ContractError(
+      c10::str("fully_shard: parameter ", quoted(i), ", which is ", to_string(state_),
+               ", was replaced: expected the ", describe_contents(held),
+               " that fully_shard put there, got ", describe_contents(found),
+               "; cast, move and load a module while it is sharded: call reshard() first"));
 }
 
 // Allocates shards and full parameters.
@@ -180,9 +171,8 @@ at::Tensor ParamGroup::my_part(size_t i, const at::Tensor& found) const {
   return found.narrow(param.dim, chunk.begin, chunk.length);
 }
 
-// Exchanges the contents of a registered tensor.
 void ParamGroup::put(size_t i, const at::Tensor& contents) const {
-  params_[i].registered.unsafeGetTensorImpl()->shallow_copy_from(contents.getIntrusivePtr());
+  modules::set_contents(params_[i].registered, contents);
 }
 
 // Copies the registered values into new shards, and registers these.
@@ -217,7 +207,7 @@ bool ParamGroup::settle() {
     }
     changed = changed || param.trainable != found.requires_grad();
     param.trainable = found.requires_grad();
-    replaced = replaced || (shards_ && !holds(found, memory_[i].held));
+    replaced = replaced || (shards_ && !has_contents(found, memory_[i].held));
   }
   if (!replaced) return changed;
   const at::TensorOptions options = options_of(first);

@@ -93,9 +93,9 @@ void ShardedUnit::note(Event event) {
 
 void ShardedUnit::update_reduction() {
   if (params_.params().empty()) return;
-  grads_.set_reduction(reduction_of(params_.reduce_options().dtype().toScalarType(),
-                                    params_.ranks(), grads_.replicas(), settings_.divide_factor,
-                                    settings_.force_sum));
+  grads_.set_reduction(modules::reduction_of(params_.reduce_options().dtype().toScalarType(),
+                                             params_.ranks(), grads_.replicas(),
+                                             settings_.divide_factor, settings_.force_sum));
 }
 
 // Setters.

@@ -1,5 +1,5 @@
 // How gradients are averaged, and gradient clipping.
-#include "pipewright/fsdp/reduction.h"
+#include "pipewright/modules/reduction.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -21,6 +21,9 @@ namespace pipewright::fsdp {
 namespace {
 
 using modules::clip_grad_norm_;
+using modules::ReduceOp;
+using modules::Reduction;
+using modules::reduction_of;
 using tests::blocks;
 using tests::data_seed;
 using tests::difference;

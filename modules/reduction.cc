@@ -2,11 +2,11 @@
 // two places decide on the division. Invariant, tested over all dtypes, sizes and factors:
 // divisor(ranks, replicas) is the factor, or the number of ranks times replicas without one.
 // Constant time, except log2(divisor) for fp16.
-#include "pipewright/fsdp/reduction.h"
+#include "pipewright/modules/reduction.h"
 
 #include <cmath>
 
-namespace pipewright::fsdp {
+namespace pipewright::modules {
 
 Reduction reduction_of(at::ScalarType dtype, int ranks, int replicas, std::optional<double> factor,
                        bool force_sum) {
@@ -25,4 +25,4 @@ Reduction reduction_of(at::ScalarType dtype, int ranks, int replicas, std::optio
   return {.post = divisor};
 }
 
-}  // namespace pipewright::fsdp
+}  // namespace pipewright::modules

@@ -1,11 +1,11 @@
-#ifndef PIPEWRIGHT_FSDP_REDUCTION_H_
-#define PIPEWRIGHT_FSDP_REDUCTION_H_
+#ifndef PIPEWRIGHT_MODULES_REDUCTION_H_
+#define PIPEWRIGHT_MODULES_REDUCTION_H_
 
 #include <c10/core/ScalarType.h>
 
 #include <optional>
 
-namespace pipewright::fsdp {
+namespace pipewright::modules {
 
 enum class ReduceOp { kSum, kAverage };
 
@@ -32,6 +32,6 @@ struct Reduction {
 Reduction reduction_of(at::ScalarType dtype, int ranks, int replicas, std::optional<double> factor,
                        bool force_sum);
 
-}  // namespace pipewright::fsdp
+}  // namespace pipewright::modules
 
-#endif  // PIPEWRIGHT_FSDP_REDUCTION_H_
+#endif  // PIPEWRIGHT_MODULES_REDUCTION_H_
