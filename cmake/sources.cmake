@@ -345,7 +345,9 @@ set(pipewright_executor_sources
     comms/world.cc
     ddp/buckets.cc
     ddp/comm_hooks.cc
+    ddp/compute_copies.cc
     ddp/grad_buckets.cc
+    ddp/grad_buckets_layout.cc
     ddp/linked_params.cc
     ddp/replicate.cc
     ddp/replicated_unit.cc
@@ -380,16 +382,17 @@ set(pipewright_executor_sources
     fsdp/offload.cc
     fsdp/param_group.cc
     fsdp/param_group_gather.cc
-    fsdp/reduction.cc
     fsdp/sharded_stage.cc
     fsdp/sharded_unit.cc
     fsdp/sharded_unit_step.cc
     fsdp/side_stream.cc
     modules/clip_grad_norm.cc
+    modules/contents.cc
     modules/distribution.cc
     modules/forward.cc
     modules/grad_scaler.cc
     modules/part_guard.cc
+    modules/reduction.cc
     modules/tied_parameters.cc
     tp/communication.cc
     tp/cross_entropy.cc
@@ -430,6 +433,7 @@ set(pipewright_executor_headers
     comms/world.h
     ddp/buckets.h
     ddp/comm_hooks.h
+    ddp/compute_copies.h
     ddp/grad_buckets.h
     ddp/linked_params.h
     ddp/replicate.h
@@ -468,12 +472,12 @@ set(pipewright_executor_headers
     fsdp/grad_reducer.h
     fsdp/offload.h
     fsdp/param_group.h
-    fsdp/reduction.h
     fsdp/sharded_stage.h
     fsdp/sharded_unit.h
     fsdp/side_stream.h
     ir/errors.h
     modules/clip_grad_norm.h
+    modules/contents.h
     modules/data_parallel.h
     modules/distribution.h
     modules/driven_stage.h
@@ -483,6 +487,7 @@ set(pipewright_executor_headers
     modules/mixed_precision.h
     modules/names.h
     modules/part_guard.h
+    modules/reduction.h
     modules/registry.h
     modules/tensors.h
     modules/tied_parameters.h

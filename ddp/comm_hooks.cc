@@ -2,7 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include <optional>
+
 #include "pipewright/comms/group.h"
+#include "pipewright/modules/reduction.h"
 
 namespace pipewright::ddp {
 namespace {
@@ -22,11 +25,18 @@ CommHook compress_hook(at::ScalarType dtype) {
 
 CommHook all_reduce_hook() {
   return [](const at::Tensor& bucket, const comms::BackendPtr& group) {
+    const modules::Reduction reduction = modules::reduction_of(
+        bucket.scalar_type(), 1, group->getSize(), std::nullopt, /*force_sum=*/false);
     c10d::AllreduceOptions options;
-    options.reduceOp = c10d::ReduceOp::AVG;
+    options.reduceOp =
+        reduction.across == modules::ReduceOp::kAverage ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
+    if (reduction.pre != 1) bucket.div_(reduction.pre);
     std::vector<at::Tensor> tensors = {bucket};
     const auto work = group->allreduce(tensors, options);
-    return [group, work] { comms::wait(*group, *work); };
+    return [bucket, group, work, post = reduction.post] {
+      comms::wait(*group, *work);
+      if (post != 1) bucket.div_(post);
+    };
   };
 }
 

@@ -13,7 +13,7 @@ namespace pipewright::ddp {
 // group on the current stream. Called on the thread of backward; it should not block.
 using CommHook = std::function<std::function<void()>(at::Tensor bucket, comms::BackendPtr group)>;
 
-// The default: an all-reduce with AVG.
+// The default: an all-reduce with AVG; in fp16 as modules/reduction.h says.
 CommHook all_reduce_hook();
 // Communicate in float16 or bfloat16: half the bytes of float32, at the lower precision of that
 // type. Like PyTorch's hooks of the same names.

@@ -11,6 +11,11 @@
 // cycle. Bucket::missing is the number of its parameters that are not ready. A gradient to which
 // backward has added is in its bucket.
 //
+// With mixed precision, backward computes gradients in another dtype than that of .grad, which
+// therefore cannot be a view. A hook takes each gradient before autograd accumulates it and adds it
+// to the bucket, which is in the dtype of the reduction; the reduced bucket is cast and added to
+// .grad, or becomes it, and the next backward allocates another one.
+//
 // Unused parameters contribute zeros. A second all-reduce counts the ranks that used each of them;
 // a parameter that no rank used and that had no .grad has none again.
 //
@@ -22,14 +27,10 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <map>
-#include <numeric>
 #include <stdexcept>
 #include <utility>
 
-#include "pipewright/comms/agreement.h"
 #include "pipewright/comms/group.h"
-#include "pipewright/ddp/buckets.h"
 #include "pipewright/ir/errors.h"
 
 namespace pipewright::ddp {
@@ -43,81 +44,31 @@ GradBuckets::GradBuckets(std::vector<NamedTensor> parameters, comms::BackendPtr 
                          Options options)
     : group_(std::move(group)),
       options_(std::move(options)),
-      reduce_(options_.comm_hook ? options_.comm_hook : all_reduce_hook()) {
-  for (NamedTensor& parameter : parameters)
-    parameters_.push_back({std::move(parameter.name), std::move(parameter.tensor)});
+      reduce_(options_.comm_hook ? options_.comm_hook : all_reduce_hook()),
+      is_mixed_(options_.mixed_precision.param_dtype || options_.mixed_precision.reduce_dtype) {
+  const modules::MixedPrecisionPolicy& policy = options_.mixed_precision;
+  for (NamedTensor& parameter : parameters) {
+    const at::ScalarType dtype = parameter.tensor.scalar_type();
+    const at::ScalarType reduce_dtype =
+        policy.reduce_dtype.value_or(policy.param_dtype.value_or(dtype));
+    parameters_.push_back({std::move(parameter.name), std::move(parameter.tensor), dtype,
+                           c10::isFloatingType(dtype) ? reduce_dtype : dtype});
+  }
   make_first_buckets();
 }
 
-// Assumes that backward reaches the parameters in the reverse of their order.
-void GradBuckets::make_first_buckets() {
-  std::vector<size_t> order(parameters_.size());
-  std::iota(order.rbegin(), order.rend(), size_t{0});
-  make_buckets(assignment(order));
-}
-
-size_t GradBuckets::bytes() const {
-  size_t bytes = 0;
-  for (const Bucket& bucket : buckets_) bytes += bucket.flat.defined() ? bucket.flat.nbytes() : 0;
-  return bytes;
-}
-
-std::vector<std::vector<std::string>> GradBuckets::names_by_bucket() const {
-  std::vector<std::vector<std::string>> names;
-  for (const Bucket& bucket : buckets_) {
-    names.emplace_back();
-    for (const size_t index : bucket.parameters) names.back().push_back(parameters_[index].name);
-  }
-  return names;
-}
-
-// The parameters of each bucket if they become ready in `order`.
-std::vector<std::vector<size_t>> GradBuckets::assignment(const std::vector<size_t>& order) const {
-  std::map<std::pair<at::ScalarType, int>, int> kinds;
-  std::vector<GradSize> grads;
-  for (const Parameter& parameter : parameters_) {
-    const std::pair<at::ScalarType, int> kind = {parameter.tensor.scalar_type(),
-                                                 parameter.tensor.get_device()};
-    grads.push_back({parameter.tensor.nbytes(),
-                     kinds.try_emplace(kind, static_cast<int>(kinds.size())).first->second});
-  }
-  constexpr double kMiB = 1 << 20;
-  return assign_buckets(grads, order, static_cast<size_t>(options_.first_bucket_cap_mb * kMiB),
-                        static_cast<size_t>(options_.bucket_cap_mb * kMiB));
-}
-
-void GradBuckets::make_buckets(std::vector<std::vector<size_t>> assigned) {
-  buckets_.clear();
-  for (std::vector<size_t>& members : assigned) {
-    for (const size_t index : members) parameters_[index].bucket = buckets_.size();
-    buckets_.push_back({{}, std::move(members), 0, nullptr});
-  }
-  restart();
-}
-
-void GradBuckets::allocate(Bucket& bucket) {
-  int64_t size = 0;
-  for (const size_t index : bucket.parameters) size += parameters_[index].tensor.numel();
-  bucket.flat = at::zeros({size}, parameters_[bucket.parameters[0]].tensor.options());
-  int64_t offset = 0;
-  for (const size_t index : bucket.parameters) {
-    Parameter& parameter = parameters_[index];
-    // Shares the bucket's memory but is not a view for autograd: an optimizer may detach_() it.
-    parameter.view = at::empty({0}, bucket.flat.options());
-    parameter.view.set_(bucket.flat.storage(), bucket.flat.storage_offset() + offset,
-                        parameter.tensor.sizes());
-    offset += parameter.tensor.numel();
-  }
+void GradBuckets::expect_dense(const Parameter& parameter, const at::Tensor& grad) {
+  if (!grad.defined() || grad.layout() == at::kStrided) return;
+  fail<ContractError>(
+      c10::str("parameter `", parameter.name, "`: expected a dense gradient, got ", grad.layout()));
 }
 
 void GradBuckets::move_into_bucket(Parameter& parameter) {
   Bucket& bucket = buckets_[parameter.bucket];
-  if (!bucket.flat.defined()) allocate(bucket);
+  if (!bucket.flat.defined()) allocate(bucket);  // with zeros
+  if (is_mixed_) return;
   at::Tensor& grad = parameter.tensor.mutable_grad();
-  if (grad.defined() && grad.layout() != at::kStrided) {
-    fail<ContractError>(c10::str("parameter `", parameter.name,
-                                 "`: expected a dense gradient, got ", grad.layout()));
-  }
+  expect_dense(parameter, grad);
   if (grad.defined() && grad.data_ptr() == parameter.view.data_ptr()) return;
   if (grad.defined())
     parameter.view.copy_(grad);
@@ -129,6 +80,18 @@ void GradBuckets::move_into_bucket(Parameter& parameter) {
 void GradBuckets::before_accumulate(size_t i) {
   // A reduction of this bucket, started by an earlier REDUCE_GRAD of the step, may be in flight.
   wait_for(buckets_[parameters_[i].bucket]);
+}
+
+at::Tensor GradBuckets::take(size_t i, const at::Tensor& grad) {
+  if (!is_mixed_ || !grad.defined()) return grad;
+  const c10::NoGradGuard no_grad;
+  expect_dense(parameters_[i], grad);
+  move_into_bucket(parameters_[i]);
+  if (parameters_[i].used)
+    parameters_[i].view.add_(grad);
+  else
+    parameters_[i].view.copy_(grad);
+  return {};
 }
 
 void GradBuckets::after_accumulate(size_t i) {
@@ -197,6 +160,10 @@ void GradBuckets::forget() {
 
 void GradBuckets::launch(Bucket& bucket) {
   wait_for(bucket);
+  if (group_->getSize() == 1) {  // only another dtype
+    bucket.wait = [] {};
+    return;
+  }
   try {
     bucket.wait = reduce_(bucket.flat, group_);
   } catch (const std::exception& error) {
@@ -215,6 +182,24 @@ void GradBuckets::wait_for(Bucket& bucket) {
   } catch (const std::exception& error) {
     fail_reduction(bucket, error);
   }
+  if (is_mixed_) unpack(bucket);
+}
+
+// Casts the reduced gradients and adds them to those that exist. A parameter that no rank used
+// keeps its .grad.
+void GradBuckets::unpack(Bucket& bucket) {
+  const c10::NoGradGuard no_grad;
+  for (const size_t i : bucket.parameters) {
+    Parameter& parameter = parameters_[i];
+    const at::Tensor reduced = std::exchange(parameter.view, {});
+    if (!is_used_by_any(i)) continue;
+    at::Tensor& grad = parameter.tensor.mutable_grad();
+    if (grad.defined())
+      grad.add_(reduced);
+    else
+      grad = reduced.to(parameter.dtype);
+  }
+  bucket.flat.reset();
 }
 
 void GradBuckets::fail_reduction(const Bucket& bucket, const std::exception& error) {
@@ -231,7 +216,8 @@ bool GradBuckets::launch_ready() {
 }
 
 void GradBuckets::launch_rest() {
-  if (group_->getSize() == 1 || parameters_.empty()) return;
+  if (!is_needed() || parameters_.empty()) return;
+  for (size_t i = next_bucket_; i < buckets_.size(); ++i) wait_for(buckets_[i]);
   if (options_.find_unused_parameters) {
     reset_unused();
     Unused unused;
@@ -240,7 +226,8 @@ void GradBuckets::launch_rest() {
       if (parameters_[i].ready) continue;
       unused.parameters.push_back(i);
       // Gradients that were only accumulated, without a reduction, count as well.
-      unused.had_grad.push_back(parameters_[i].tensor.grad().defined());
+      unused.had_grad.push_back(is_mixed_ ? parameters_[i].used
+                                          : parameters_[i].tensor.grad().defined());
       used[static_cast<int64_t>(i)] = unused.had_grad.back() ? 1 : 0;
     }
     unused.counts = {used.to(parameters_[0].tensor.device())};
@@ -257,61 +244,39 @@ void GradBuckets::launch_rest() {
 }
 
 void GradBuckets::launch_counts() {
-  if (unused_) unused_->work = group_->allreduce(unused_->counts);
+  if (unused_ && group_->getSize() > 1) unused_->work = group_->allreduce(unused_->counts);
+}
+
+// Waits for the counts, and copies them to the host.
+void GradBuckets::read_counts() {
+  if (!unused_ || unused_->is_read) return;
+  if (unused_->work) comms::wait(*group_, *unused_->work);
+  unused_->counts[0] = unused_->counts[0].cpu();
+  unused_->is_read = true;
+}
+
+// Without find_unused_parameters, all are.
+bool GradBuckets::is_used_by_any(size_t i) {
+  read_counts();
+  return !unused_ || unused_->counts[0][static_cast<int64_t>(i)].item<float>() > 0;
 }
 
 // Undoes the zeros: a parameter that no rank used and that had no .grad has none again.
 void GradBuckets::reset_unused() {
   if (!unused_) return;
-  const Unused unused = std::exchange(unused_, std::nullopt).value();
-  comms::wait(*group_, *unused.work);
-  const at::Tensor counts = unused.counts[0].cpu();
-  for (size_t i = 0; i < unused.parameters.size(); ++i) {
-    Parameter& parameter = parameters_[unused.parameters[i]];
-    if (counts[static_cast<int64_t>(unused.parameters[i])].item<float>() == 0 &&
-        !unused.had_grad[i] && !parameter.used)
+  read_counts();
+  for (size_t k = 0; !is_mixed_ && k < unused_->parameters.size(); ++k) {
+    Parameter& parameter = parameters_[unused_->parameters[k]];
+    if (!is_used_by_any(unused_->parameters[k]) && !unused_->had_grad[k] && !parameter.used)
       parameter.tensor.mutable_grad().reset();
   }
+  unused_.reset();
 }
 
 void GradBuckets::finish() {
   for (Bucket& bucket : buckets_) wait_for(bucket);
   reset_unused();
   if (reduced_ && !rebuilt_) rebuild(std::exchange(first_order_, {}));
-}
-
-// Assigns buckets again, in the order in which gradients became `ready` on rank 0. Collective.
-void GradBuckets::rebuild(const std::vector<size_t>& ready) {
-  rebuilt_ = true;
-  std::vector<size_t> order = ready;
-  std::vector<bool> listed(parameters_.size());
-  for (const size_t i : ready) listed[i] = true;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (!listed[i]) order.push_back(i);
-  }
-  at::Tensor shared = at::empty({static_cast<int64_t>(order.size())}, at::kLong);
-  for (size_t i = 0; i < order.size(); ++i)
-    shared[static_cast<int64_t>(i)] = static_cast<int64_t>(order[i]);
-  shared = shared.to(parameters_[0].tensor.device());
-  comms::broadcast_values({shared}, *group_);
-  shared = shared.cpu();
-  for (size_t i = 0; i < order.size(); ++i)
-    order[i] = static_cast<size_t>(shared[static_cast<int64_t>(i)].item<int64_t>());
-  std::vector<std::vector<size_t>> assigned = assignment(order);
-  if (std::ranges::equal(assigned, buckets_, {}, {}, &Bucket::parameters)) return;
-  // Gradients move to their new buckets. From here on only gradients refer to the old buckets, each
-  // of which is freed with the last gradient in it.
-  for (Parameter& parameter : parameters_) parameter.view.reset();
-  make_buckets(std::move(assigned));
-  for (Bucket& bucket : buckets_) {
-    allocate(bucket);
-    for (const size_t index : bucket.parameters) {
-      at::Tensor& grad = parameters_[index].tensor.mutable_grad();
-      if (!grad.defined()) continue;
-      parameters_[index].view.copy_(grad);
-      grad = parameters_[index].view;
-    }
-  }
 }
 
 }  // namespace pipewright::ddp

@@ -13,7 +13,8 @@
 // The gradients of the parameters of one replicate() call: their memory and their reductions. The
 // caller (replicate.cc) decides when to reduce.
 //
-// Gradients are views of flat buckets, and one communication hook call averages each bucket. The
+// Gradients are views of flat buckets, or with mixed precision are added to them, and one
+// communication hook call averages each bucket. The
 // first assignment of parameters to buckets assumes that gradients become ready in the reverse of
 // their registration order. After the first reduction, buckets are rebuilt in the order that rank 0
 // observed. Both are what c10d's Reducer does.
@@ -49,10 +50,15 @@ class GradBuckets {
   std::vector<std::vector<std::string>> names_by_bucket() const;
   size_t bytes() const;  // of the buckets allocated so far
 
+  // Whether there is anything to reduce: there are other ranks, or gradients have another dtype.
+  bool is_needed() const { return is_mixed_ || group_->getSize() > 1; }
+
   // To be called before and after autograd accumulates into a parameter's .grad.
   // before_accumulate() waits if the bucket is still being reduced; after_accumulate() moves .grad
-  // into the bucket.
+  // into the bucket. take() returns what autograd is to accumulate: `grad`, or with mixed precision
+  // nothing, because it has added it to the bucket.
   void before_accumulate(size_t i);
+  at::Tensor take(size_t i, const at::Tensor& grad);
   void after_accumulate(size_t i);
 
   // The parameter's gradient of the current backward is final. Fails if its bucket is already being
@@ -91,6 +97,7 @@ class GradBuckets {
   struct Parameter {
     std::string name;
     at::Tensor tensor;
+    at::ScalarType dtype, reduce_dtype;  // of its .grad, and of its gradient in the bucket
     size_t bucket = 0;
     at::Tensor view = {};  // its gradient's memory in the bucket
     bool ready = false;    // its gradient of the current backward is final
@@ -108,26 +115,32 @@ class GradBuckets {
     std::vector<bool> had_grad;      // parallel to `parameters`: .grad was defined
     std::vector<at::Tensor> counts;  // one tensor: the number of ranks that used each parameter
     c10::intrusive_ptr<c10d::Work> work;
+    bool is_read = false;  // `counts` are reduced, and on the host
   };
 
   std::vector<std::vector<size_t>> assignment(const std::vector<size_t>& order) const;
   void make_first_buckets();
   void make_buckets(std::vector<std::vector<size_t>> assigned);
   void allocate(Bucket& bucket);
+  static void expect_dense(const Parameter& parameter, const at::Tensor& grad);
   void move_into_bucket(Parameter& parameter);
   void restart();
   void check(bool Parameter::*had);
   void launch(Bucket& bucket);
   void wait_for(Bucket& bucket);
+  void unpack(Bucket& bucket);
   [[noreturn]] void fail_reduction(const Bucket& bucket, const std::exception& error);
+  void read_counts();
+  bool is_used_by_any(size_t i);
   void reset_unused();
   void rebuild(const std::vector<size_t>& ready);
   template <typename Error>
-  [[noreturn]] void fail(const std::string& message);
+  [[noreturn]] static void fail(const std::string& message);
 
   const comms::BackendPtr group_;
   const Options options_;
   const CommHook reduce_;
+  const bool is_mixed_;  // gradients are computed or reduced in another dtype than that of .grad
   std::vector<Parameter> parameters_;
   std::vector<Bucket> buckets_;
   size_t next_bucket_ = 0;

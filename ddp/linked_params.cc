@@ -40,7 +40,7 @@ bool LinkedParams::are_linked() const {
   return true;
 }
 
-std::vector<NamedTensor> LinkedParams::link() {
+std::vector<NamedTensor> LinkedParams::link(bool any_dtype) {
   std::vector<NamedTensor> linked;
   for (size_t i = 0; i < params_.size(); ++i) {
     Param& param = params_[i];
@@ -49,6 +49,7 @@ std::vector<NamedTensor> LinkedParams::link() {
     const auto known = torch::autograd::impl::try_get_grad_accumulator(param.tensor);
     if (!known || known != param.accumulator)
       param.accumulator = autograd::listen(param.tensor, listener_, i);
+    if (any_dtype) param.accumulator->mutable_input_metadata(0).set_grad_dtype(std::nullopt);
     param.linked_index = linked.size();
     linked.push_back({param.name, param.tensor});
   }

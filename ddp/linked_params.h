@@ -39,8 +39,9 @@ class LinkedParams {
   bool are_linked() const;
   // Whether the gradient of a parameter reaches the listener, or another unit.
   bool is_linked(size_t i) const { return is_ours(i) || is_of_other_unit(i); }
-  // Makes are_linked() true. Returns the linked parameters.
-  std::vector<NamedTensor> link();
+  // Makes are_linked() true. Returns the linked parameters. `any_dtype`: their hooks receive
+  // gradients in the dtype in which they are computed, otherwise in that of the parameter.
+  std::vector<NamedTensor> link(bool any_dtype);
   // The index of a parameter in what link() returned last; nullopt if it was not linked.
   std::optional<size_t> linked_index(size_t i) const { return params_[i].linked_index; }
 

@@ -12,6 +12,7 @@
 #include "pipewright/comms/world.h"
 #include "pipewright/ddp/comm_hooks.h"
 #include "pipewright/modules/data_parallel.h"
+#include "pipewright/modules/mixed_precision.h"
 
 // Data parallelism with a full copy of the parameters on every rank of a group. Gradients are
 // averaged over the group while backward still runs. The counterpart of PyTorch's `replicate` and
@@ -57,6 +58,9 @@ struct Options {
   // buffers to all ranks.
   bool broadcast_buffers = true;
   CommHook comm_hook = nullptr;  // null: all_reduce_hook()
+  // The dtypes of these modules' forward, backward and reductions. Buckets are in the dtype of the
+  // reduction, the parameters and their .grad keep theirs.
+  modules::MixedPrecisionPolicy mixed_precision = {};
   // Parameters that are neither broadcast nor reduced. List them in the calls for all modules that
   // contain them.
   std::vector<at::Tensor> ignored_params = {};
@@ -82,11 +86,14 @@ class Replicated {
   // The rest has no effect; it exists for code written for fully_shard. A backward that averages
   // gradients is complete when it returns.
   void set_is_last_backward(bool /*last*/) {}
-  // Parameters are never sharded, so there is nothing to gather, free or prefetch.
-  void unshard() {}
-  void unshard_async() {}
+  // Parameters are never sharded, so there is nothing to gather or prefetch. With mixed precision,
+  // unshard() has the registered tensors hold copies in param_dtype, and reshard() the parameters
+  // again, also in nested calls; a forward and the end of backward do so themselves. reshard()
+  // throws ContractError if a copy was written to.
+  virtual void unshard() = 0;
+  void unshard_async() { unshard(); }
   void wait_unshard() {}
-  void reshard() {}
+  virtual void reshard() = 0;
   void set_reshard_after_forward(bool /*reshard*/, bool /*recurse*/ = true) {}
   void set_reshard_after_backward(bool /*reshard*/, bool /*recurse*/ = true) {}
   void set_unshard_in_backward(bool /*unshard*/) {}

@@ -1,5 +1,6 @@
 #include "pipewright/ddp/replicated_unit.h"
 
+#include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/engine.h>
 
@@ -18,6 +19,15 @@ namespace {
 std::string describe(const std::string& name, const at::Tensor& tensor) {
   return c10::str(name, ", ", tensor.scalar_type(), " ", tensor.sizes(),
                   tensor.requires_grad() ? "" : ", frozen");
+}
+
+std::string describe(const modules::MixedPrecisionPolicy& policy) {
+  const auto name = [](std::optional<at::ScalarType> dtype) {
+    return dtype ? c10::toString(*dtype) : "none";
+  };
+  return c10::str(", param_dtype ", name(policy.param_dtype), ", reduce_dtype ",
+                  name(policy.reduce_dtype), ", output_dtype ", name(policy.output_dtype),
+                  ", cast_forward_inputs ", policy.cast_forward_inputs);
 }
 
 std::shared_ptr<ReplicatedUnit> owner_of(const std::string& name, const at::Tensor& parameter) {
@@ -47,7 +57,9 @@ class InForward {
 
 ReplicatedUnit::ReplicatedUnit(const std::vector<torch::nn::Module*>& modules,
                                comms::BackendPtr group, Options options)
-    : group_(std::move(group)), options_(std::move(options)) {
+    : group_(std::move(group)),
+      options_(std::move(options)),
+      copies_(options_.mixed_precision.param_dtype) {
   std::set<at::TensorImpl*> seen;  // a tied weight counts once
   for (size_t i = 0; i < modules.size(); ++i) {
     const std::string path = modules::path_in_list(i, modules.size());
@@ -63,10 +75,14 @@ ReplicatedUnit::ReplicatedUnit(const std::vector<torch::nn::Module*>& modules,
         refusal_ = c10::str("replicate: expected all parameters on one device, ", *device_,
                             ", got `", name, "` on ", named.value().device());
       }
-      if (const std::shared_ptr<ReplicatedUnit> owner = owner_of(name, named.value()))
+      if (const std::shared_ptr<ReplicatedUnit> owner = owner_of(name, named.value())) {
         nest(owner->root());
-      else
-        parameters_.add(name, named.value());
+        continue;
+      }
+      parameters_.add(name, named.value());
+      // A frozen parameter of another wrapper has no owner here, but copies there.
+      if (!modules::is_distributed_over(named.value(), "dp_replicate"))
+        copies_.add(name, named.value());
     }
     for (const auto& named : modules[i]->named_buffers()) {
       if (named.value().defined() && std::ranges::none_of(nested(), [&](const auto& unit) {
@@ -89,7 +105,7 @@ void ReplicatedUnit::begin(const std::vector<torch::nn::Module*>& modules) {
                            ", first_bucket_cap_mb ", options_.first_bucket_cap_mb,
                            ", find_unused_parameters ", options_.find_unused_parameters,
                            ", broadcast_buffers ", options_.broadcast_buffers, ", comm_hook ",
-                           options_.comm_hook != nullptr));
+                           options_.comm_hook != nullptr, describe(options_.mixed_precision)));
   std::vector<at::Tensor> values;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     lines.push_back(describe("`" + parameters_.name(i) + "`", parameters_.tensor(i)));
@@ -135,8 +151,8 @@ void ReplicatedUnit::check_link(size_t i) {
   });
 }
 
-// Adopts what users did to the parameters since the last forward: cast, moved, froze or unfroze
-// them. All ranks must do the same. Gradients get new buckets then.
+// Adopts what users did to the parameters since the last forward: cast or moved them, froze or
+// unfroze them. All ranks must do the same. Gradients get new buckets then.
 void ReplicatedUnit::settle() {
   if (grads_ && parameters_.are_linked()) return;
   if (grads_ && grads_->is_any_unreduced()) {
@@ -144,9 +160,26 @@ void ReplicatedUnit::settle() {
         "replicate: parameters were cast, moved, frozen or unfrozen while their gradients were "
         "accumulated: reduce the gradients first");
   }
-  std::vector<NamedTensor> trained = parameters_.link();
+  copies_.end();
+  std::vector<NamedTensor> trained = parameters_.link(/*any_dtype=*/copies_.are_used());
   if (!trained.empty()) device_ = trained[0].tensor.device();
   grads_.emplace(std::move(trained), group_, options_);
+}
+
+void ReplicatedUnit::unshard() {
+  for_each([](ReplicatedUnit& unit) { unit.copies_.begin(); });
+}
+
+void ReplicatedUnit::reshard() {
+  for_each([](ReplicatedUnit& unit) { unit.copies_.end(); });
+}
+
+// After a failure that is reported already.
+void ReplicatedUnit::drop_copies() {
+  try {
+    copies_.end();
+  } catch (const ContractError&) {
+  }
 }
 
 // Around a forward. Only the outermost one prepares; neither does the second forward of
@@ -154,20 +187,38 @@ void ReplicatedUnit::settle() {
 modules::Tensors ReplicatedUnit::run(const torch::nn::Module* /*module*/, const Function& forward,
                                      modules::Tensors inputs) {
   const std::shared_ptr<ReplicatedUnit> outermost = root();
-  if (outermost->is_in_forward_ || sync_.is_driven() ||
-      torch::autograd::get_current_graph_task_id() != -1)
-    return forward(inputs);
-  end_all_on_error([this] { prepare_forward(); });
-  const std::optional<at::Device> device = options_.device ? options_.device : device_;
-  for (at::Tensor& input : inputs) {
-    if (device && input.defined()) input = input.to(*device, /*non_blocking=*/true);
+  const bool recomputes = torch::autograd::get_current_graph_task_id() != -1;
+  const bool is_outermost = !outermost->is_in_forward_ && !sync_.is_driven() && !recomputes;
+  if (is_outermost) {
+    end_all_on_error([this] { prepare_forward(); });
+    const std::optional<at::Device> device = options_.device ? options_.device : device_;
+    for (at::Tensor& input : inputs) {
+      if (device && input.defined()) input = input.to(*device, /*non_blocking=*/true);
+    }
   }
+  const modules::MixedPrecisionPolicy& policy = options_.mixed_precision;
+  if (policy.cast_forward_inputs)
+    inputs = modules::cast_floating(std::move(inputs), policy.param_dtype);
+  if (!outermost->is_in_forward_) unshard();
+  if (recomputes && copies_.are_used() && !sync_.is_driven()) outermost->watch(outermost);
+  return modules::cast_floating(is_outermost ? run_outermost(forward, inputs) : forward(inputs),
+                                policy.output_dtype);
+}
+
+modules::Tensors ReplicatedUnit::run_outermost(const Function& forward,
+                                               const modules::Tensors& inputs) {
   modules::Tensors outputs;
-  {
-    const InForward in_forward(outermost->is_in_forward_);
+  try {
+    const InForward in_forward(root()->is_in_forward_);
     outputs = forward(inputs);
+  } catch (...) {
+    for_each([](ReplicatedUnit& unit) { unit.drop_copies(); });
+    throw;
   }
-  expect_backward_of(outputs);
+  if (c10::GradMode::is_enabled())
+    watch_backward_of(outputs);
+  else
+    reshard();  // no backward follows
   return outputs;
 }
 

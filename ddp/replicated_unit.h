@@ -9,6 +9,7 @@
 
 #include "pipewright/autograd/backward_watch.h"
 #include "pipewright/autograd/grad_hooks.h"
+#include "pipewright/ddp/compute_copies.h"
 #include "pipewright/ddp/grad_buckets.h"
 #include "pipewright/ddp/linked_params.h"
 #include "pipewright/ddp/replicate.h"
@@ -33,9 +34,12 @@ class ReplicatedUnit final : public Replicated,
                  Options options);
   // Completes the construction, once shared_from_this() works. Collective.
   void begin(const std::vector<torch::nn::Module*>& modules);
+  ~ReplicatedUnit() override { drop_copies(); }
   c10d::Backend* group() const { return group_.get(); }
 
   // Replicated:
+  void unshard() override;
+  void reshard() override;
   void set_requires_gradient_sync(bool sync, bool recurse) override;
   bool requires_gradient_sync() const override { return sync_.is_required(); }
   void hold_sync(int change) override;
@@ -50,8 +54,12 @@ class ReplicatedUnit final : public Replicated,
                        modules::Tensors inputs) override;
   void prepare_forward();
 
+  // Distributor:
+  void store_parts() override { copies_.end(); }
+
   // GradListener, on the thread of backward:
   void before_accumulate(size_t parameter) override;
+  at::Tensor take(size_t parameter, const at::Tensor& grad) override;
   void after_accumulate(size_t parameter) override;
 
   // For the executor's adapter.
@@ -66,8 +74,10 @@ class ReplicatedUnit final : public Replicated,
   bool is_alone() const { return group_->getSize() == 1; }
   void check_link(size_t i);
   void settle();
-  void expect_backward_of(const modules::Tensors& outputs);
-  void expect_all();
+  void drop_copies();
+  modules::Tensors run_outermost(const Function& forward, const modules::Tensors& inputs);
+  void watch_backward_of(const modules::Tensors& outputs);
+  void backward_enters();
   void end_all_on_error(const std::function<void()>& body);
   void accumulated(size_t grad);
   bool launch_in_order();
@@ -80,6 +90,7 @@ class ReplicatedUnit final : public Replicated,
   const Options options_;
   std::string refusal_;  // why the modules cannot be replicated; empty if they can
   LinkedParams parameters_;
+  ComputeCopies copies_;  // of the parameters
   std::vector<NamedTensor> buffers_;
   std::optional<GradBuckets> grads_;  // of the parameters that require grad
 

@@ -32,17 +32,25 @@
 namespace pipewright::ddp {
 namespace {
 
-// Parameters are always full: there is nothing to gather or free.
+// Parameters are always full: there is nothing to gather, but with mixed precision there are copies
+// to make and to free. A backward on a resharded stage makes them again, which is local.
 class ReplicatedStage final : public modules::DrivenStage<ReplicatedUnit> {
  public:
   using DrivenStage::DrivenStage;
 
   c10d::Backend* group() const override { return root().group(); }
   void step_begins() override { root().prepare_forward(); }
-  void unshard() override {}
+  void unshard() override { root().unshard(); }
   void wait_unshard() override {}
-  void reshard() override {}
-  void wait_reduce() override { root().wait_reduce(); }
+  void reshard() override { root().reshard(); }
+  void before_backward(int microbatch, bool last) override {
+    root().unshard();
+    DrivenStage::before_backward(microbatch, last);
+  }
+  void wait_reduce() override {
+    root().wait_reduce();
+    reshard();  // also after a program that ends without a RESHARD
+  }
 
  protected:
   void reduce_all() override { root().reduce_all(); }
@@ -67,8 +75,18 @@ void ReplicatedUnit::before_accumulate(size_t parameter) {
   if (grad) end_all_on_error([&] { grads_->before_accumulate(*grad); });
 }
 
+at::Tensor ReplicatedUnit::take(size_t parameter, const at::Tensor& grad) {
+  const std::optional<size_t> index = parameters_.linked_index(parameter);
+  if (!index) return grad;
+  const std::shared_ptr<ReplicatedUnit> outermost = root();
+  if (copies_.are_used() && !sync_.is_driven()) outermost->watch(outermost);
+  at::Tensor rest;
+  end_all_on_error([&] { rest = grads_->take(*index, grad); });
+  return rest;
+}
+
 void ReplicatedUnit::after_accumulate(size_t parameter) {
-  if (is_alone()) return;
+  if (!grads_->is_needed()) return;
   const std::optional<size_t> grad = parameters_.linked_index(parameter);
   if (grad) end_all_on_error([&] { accumulated(*grad); });
 }
@@ -89,23 +107,30 @@ void ReplicatedUnit::wait_reduce() {
 void ReplicatedUnit::abort() {
   group_->abort();
   grads_->forget();
+  drop_copies();
 }
 
 // The outermost forward has computed `outputs`.
-void ReplicatedUnit::expect_backward_of(const modules::Tensors& outputs) {
-  if (is_alone() || options_.find_unused_parameters) return;
+void ReplicatedUnit::watch_backward_of(const modules::Tensors& outputs) {
+  bool is_needed = false;
+  for_each([&](ReplicatedUnit& unit) {
+    is_needed = is_needed || unit.copies_.are_used() || !unit.is_alone();
+  });
+  if (!is_needed) return;
   for (const at::Tensor& output : outputs) {
     if (!output.defined() || !output.requires_grad() || output.is_leaf()) continue;
     output.register_hook([unit = weak_from_this()](const at::TensorBase&) {
-      if (const auto alive = unit.lock()) alive->expect_all();
+      if (const auto alive = unit.lock()) alive->backward_enters();
     });
   }
 }
 
-void ReplicatedUnit::expect_all() {
-  if (sync_.is_driven() || !requires_gradient_sync()) return;
+void ReplicatedUnit::backward_enters() {
+  if (sync_.is_driven()) return;
+  unshard();  // an earlier backward may have freed the copies
   const std::shared_ptr<ReplicatedUnit> outermost = root();
   outermost->watch(outermost);
+  if (is_alone() || options_.find_unused_parameters || !requires_gradient_sync()) return;
   for_each([](ReplicatedUnit& unit) { unit.is_expected_ = true; });
 }
 
@@ -115,7 +140,10 @@ void ReplicatedUnit::end_all_on_error(const std::function<void()>& body) {
   try {
     body();
   } catch (const std::exception& error) {
-    root()->for_each([](ReplicatedUnit& unit) { unit.grads_->forget(); });
+    root()->for_each([](ReplicatedUnit& unit) {
+      unit.grads_->forget();
+      unit.drop_copies();
+    });
     if (!is_alone()) comms::fail(*group_, error.what());
     throw;
   }
@@ -141,13 +169,13 @@ bool ReplicatedUnit::launch_in_order() {
   for (auto unit = nested().rbegin(); unit != nested().rend(); ++unit) {
     if (!(*unit)->launch_in_order()) return false;
   }
-  return is_alone() || !sync_.reduces() || grads_->launch_ready();
+  return !grads_->is_needed() || !sync_.reduces() || grads_->launch_ready();
 }
 
 // Whether this unit reduces at the end of the current backward, which runs without an executor:
 // it averages gradients, and its parameters are expected to be used or some of them are.
 bool ReplicatedUnit::takes_part() const {
-  return !is_alone() && requires_gradient_sync() &&
+  return grads_->is_needed() && requires_gradient_sync() &&
          (options_.find_unused_parameters || is_expected_ || grads_->is_any_ready());
 }
 
@@ -177,6 +205,7 @@ void ReplicatedUnit::backward_ends() {
     for (GradBuckets* grads : all) grads->launch_rest();
     for (GradBuckets* grads : all) grads->launch_counts();
     for (GradBuckets* grads : all) grads->finish();
+    if (!is_in_forward_) reshard();
   });
 }
 

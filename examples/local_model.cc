@@ -11,16 +11,17 @@
 namespace pipewright::examples {
 namespace {
 
+modules::MixedPrecisionPolicy policy_of(const Options& options) {
+  if (!options.is_mixed_precision()) return {};
+  return {.param_dtype = options.param_dtype, .reduce_dtype = options.reduce_dtype};
+}
+
 // Shards the parameters bottom-up: each block as one group, then the rest of the stage. Shards have
-// replicas with --dp-replicate; with --dp-shard 1 there are only replicas.
+// replicas with --dp-replicate.
 std::shared_ptr<modules::DataParallel> shard(GptStage& stage, comms::Mesh& mesh,
                                              const Options& options) {
   const std::vector<std::string> dims = {"dp_replicate", "dp_shard"};
-  fsdp::Options sharding;
-  if (options.is_mixed_precision()) {
-    sharding.mixed_precision = {.param_dtype = options.param_dtype,
-                                .reduce_dtype = options.reduce_dtype};
-  }
+  const fsdp::Options sharding = {.mixed_precision = policy_of(options)};
   std::vector<std::shared_ptr<fsdp::Sharded>> units;
   for (const auto& block : stage.blocks())
     units.push_back(fsdp::fully_shard(*block, mesh, dims, sharding));
@@ -57,10 +58,12 @@ LocalModel make_local_model(const Options& options, const ir::Placement& placeme
     if (options.tp > 1)
       model.split.push_back(
           tp::parallelize(*stage, stage->plan(options.sequence_parallel), mesh, "tp"));
-    const bool is_sharded = options.dp_shard > 1 || options.is_mixed_precision();
-    model.stages[index] = {executor::make_stage(stage),
-                           is_sharded ? shard(*stage, mesh, options)
-                                      : ddp::replicate(*stage, data_parallel)->data_parallel()};
+    model.stages[index] = {
+        executor::make_stage(stage),
+        options.dp_shard > 1
+            ? shard(*stage, mesh, options)
+            : ddp::replicate(*stage, data_parallel, {.mixed_precision = policy_of(options)})
+                  ->data_parallel()};
   }
   if (options.model.tie) model.tied = tie_embeddings(stages, placement, mesh, world);
   for (const auto& [index, stage] : stages) {

@@ -175,7 +175,7 @@ TEST(TrainGpt, ClipsTheNormOfTheWholeModel) {
 TEST(TrainGpt, LearnsInMixedPrecision) {
   const std::string args = kTrain + "--steps 60 ";
   const Trained exact = train(args);
-  for (const std::string copies : {"--dp-replicate 2", "--dp-shard 2", "--tp 2"}) {
+  for (const std::string copies : {"--dp-replicate 2", "--dp-shard 2", "--tp 2 --dp-replicate 2"}) {
     const Trained mixed =
         train(args + copies + " --schedule ZBV --param-dtype bf16 --reduce-dtype fp32");
     EXPECT_NE(mixed.losses, exact.losses);

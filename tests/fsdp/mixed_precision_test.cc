@@ -11,6 +11,7 @@
 
 #include "pipewright/fsdp/fully_shard.h"
 #include "tests/fsdp/sharding.h"
+#include "tests/support/training/mixed_reference.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 #include "tests/support/training/parity.h"
@@ -31,13 +32,6 @@ using tests::Sharding;
 using tests::shards_of;
 using tests::sum_of;
 
-// Values of `from`, cast to the dtype that `to` has.
-void copy_values(const torch::nn::Module& from, torch::nn::Module& to) {
-  const c10::NoGradGuard no_grad;
-  const auto source = from.parameters(), target = to.parameters();
-  for (size_t i = 0; i < source.size(); ++i) target[i].copy_(source[i]);
-}
-
 ModulePtr in_float(ModulePtr module) {
   module->to(at::kFloat);
   return module;
@@ -46,27 +40,18 @@ ModulePtr in_float(ModulePtr module) {
 struct Case {
   const char* name;
   MixedPrecisionPolicy policy;
-  // The dtypes of the reference's forward and backward, and of its reduction.
-  at::ScalarType compute, reduce;
 };
 
 class Policies : public testing::TestWithParam<Case> {};
 
 INSTANTIATE_TEST_SUITE_P(
     Dtypes, Policies,
-    testing::Values(
-        Case{"none", {}, at::kFloat, at::kFloat},
-        Case{"bf16", {.param_dtype = at::kBFloat16}, at::kBFloat16, at::kBFloat16},
-        Case{"fp16", {.param_dtype = at::kHalf}, at::kHalf, at::kHalf},
-        Case{"bf16_reduced_in_fp32",
-             {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat},
-             at::kBFloat16,
-             at::kFloat},
-        Case{"fp32_reduced_in_bf16", {.reduce_dtype = at::kBFloat16}, at::kFloat, at::kBFloat16},
-        Case{"clamped",
-             {.param_dtype = at::kBFloat16, .reduce_dtype = at::kBFloat16},
-             at::kBFloat16,
-             at::kBFloat16}),
+    testing::Values(Case{"none", {}}, Case{"bf16", {.param_dtype = at::kBFloat16}},
+                    Case{"fp16", {.param_dtype = at::kHalf}},
+                    Case{"bf16_reduced_in_fp32",
+                         {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}},
+                    Case{"fp32_reduced_in_bf16", {.reduce_dtype = at::kBFloat16}},
+                    Case{"clamped", {.param_dtype = at::kBFloat16, .reduce_dtype = at::kBFloat16}}),
     [](const auto& of) { return std::string(of.param.name); });
 
 // test_compute_dtype, test_reduce_dtype, test_grad_acc_with_reduce_dtype: with `microbatches`
@@ -75,57 +60,35 @@ void expect_parity(Rank& self, const Case& the, ReshardAfterForward reshard_afte
                    int microbatches, bool is_double) {
   const int ranks = self.world->size();
   const at::ScalarType dtype = is_double ? at::kDouble : at::kFloat;
-  const at::ScalarType compute = the.policy.param_dtype.value_or(dtype);
-  const at::ScalarType reduce = the.policy.reduce_dtype.value_or(compute);
   const ModulePtr plain = in_float(tests::make_mlps(8, 3, 42));
-  const ModulePtr low = in_float(tests::make_mlps(8, 3, 42));  // computes
   const ModulePtr module = in_float(tests::make_mlps(8, 3, 42));
   plain->to(dtype);
-  low->to(compute);
+  tests::MixedReference reference(self, plain, in_float(tests::make_mlps(8, 3, 42)), the.policy);
   Sharding sharding(
       self, *module, mlps(3),
       {.reshard_after_forward = reshard_after_forward, .mixed_precision = the.policy});
   if (is_double) module->to(at::kDouble);
   const auto plain_optimizer = tests::adam(*plain), optimizer = tests::adam(*module);
   for (int iteration = 0; iteration < 4; ++iteration) {
-    copy_values(*plain, *low);
+    reference.begin_step();
     optimizer->zero_grad(iteration % 2 == 0);
-    plain_optimizer->zero_grad(iteration % 2 == 0);
-    std::vector<at::Tensor> sums(low->parameters().size());  // of the microbatches
     for (int m = 0; m < microbatches; ++m) {
       const at::Tensor input =
           random_input({4, 8}, data_seed(10 * iteration + m, self.rank)).to(dtype);
-      low->zero_grad();
-      const at::Tensor want = low->forward(input.to(compute)).sum();
-      want.backward();
-      for (size_t i = 0; i < sums.size(); ++i) {
-        const at::Tensor& grad = low->parameters()[i].grad();
-        sums[i] =
-            m == 0 ? grad.to(reduce, /*non_blocking=*/false, /*copy=*/true) : sums[i].add_(grad);
-      }
+      const at::Tensor want = reference.backward(input);
       sharding.root().set_requires_gradient_sync(m + 1 == microbatches);
       const at::Tensor loss = forward(module, input).sum();
-      EXPECT_EQ(loss.scalar_type(), compute);
+      EXPECT_EQ(loss.scalar_type(), reference.compute_dtype());
       EXPECT_TRUE(at::equal(loss, want)) << the.name << iteration;
       loss.backward();
     }
-    for (size_t i = 0; i < sums.size(); ++i) {
-      // In fp16 about the square root of the divisor is applied before the sum.
-      const int pre = reduce == at::kHalf ? ranks / 2 : 1;
-      std::vector<at::Tensor> sum = {sums[i].div_(pre)};
-      c10d::AllreduceOptions options;
-      const bool average = reduce != at::kHalf;
-      options.reduceOp = average ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
-      self.by_hand->allreduce(sum, options)->wait();
-      if (!average) sum[0].div_(ranks / pre);
-      plain->parameters()[i].mutable_grad() = sum[0].to(dtype);
-    }
-    const auto grads = plain->parameters(), got = module->parameters();
-    for (size_t i = 0; i < grads.size(); ++i) {
+    reference.reduce();
+    const auto want = plain->parameters(), got = module->parameters();
+    for (size_t i = 0; i < want.size(); ++i) {
       EXPECT_EQ(got[i].scalar_type(), dtype);
       EXPECT_EQ(got[i].grad().scalar_type(), dtype);
-      EXPECT_TRUE(at::equal(got[i], tests::part_of(grads[i], self.rank, ranks)));
-      EXPECT_TRUE(at::equal(got[i].grad(), tests::part_of(grads[i].grad(), self.rank, ranks)))
+      EXPECT_TRUE(at::equal(got[i], tests::part_of(want[i], self.rank, ranks)));
+      EXPECT_TRUE(at::equal(got[i].grad(), tests::part_of(want[i].grad(), self.rank, ranks)))
           << the.name << " iteration " << iteration << " parameter " << i;
     }
     plain_optimizer->step();
@@ -152,7 +115,7 @@ TEST_P(Policies, test_to_float64_after_init) {
 
 // One rank computes in another dtype too, without communication.
 TEST_P(Policies, OneRank) {
-  if (GetParam().compute == at::kHalf) return;  // no divisor
+  if (GetParam().policy.param_dtype == at::kHalf) return;  // no divisor
   on_ranks(1, [&](Rank& self) {
     expect_parity(self, GetParam(), true, 2, false);
     EXPECT_TRUE(self.log->calls().empty());
