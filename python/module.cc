@@ -7,6 +7,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <initializer_list>
+#include <string>
+
 #include "pipewright/python/errors.h"
 #include "pipewright/python/schedule.h"
 #include "pipewright/python/search.h"
@@ -20,6 +23,16 @@ namespace pipewright::python {
 namespace {
 
 using NoGil = nb::call_guard<nb::gil_scoped_release>;
+
+// A value's fields as a dataclass prints them: RankCertificate(activations=4, ...).
+std::string repr_of(nb::handle self, std::initializer_list<const char*> fields) {
+  std::string text = nb::cast<std::string>(self.type().attr("__name__")) + "(";
+  for (const char* field : fields) {
+    if (text.back() != '(') text += ", ";
+    text += field + std::string("=") + nb::repr(self.attr(field)).c_str();
+  }
+  return text + ")";
+}
 
 // The class pipewright.ScheduleError. Lives as long as the module.
 PyObject* schedule_error = nullptr;
@@ -67,20 +80,31 @@ void define_schedule(nb::module_& m) {
       .def_prop_ro(
           "unsharded_stages",
           [](const schedule::RankCertificate& one) { return one.unsharded_stages.amount; },
-          "The most that are unsharded at a time.");
+          "The most that are unsharded at a time.")
+      .def("__repr__", [](nb::handle self) {
+        return repr_of(self, {"activations", "receive_buffers", "unsharded_stages"});
+      });
   nb::class_<Verdict>(m, "Verdict", "The result of verifying a schedule; true if it is valid.")
       .def_ro("diagnostics", &Verdict::diagnostics, "All errors; empty if the schedule is valid.")
       .def_ro("certificate", &Verdict::certificate, "Per rank; empty if the schedule is invalid.")
       .def("__bool__", [](const Verdict& one) { return one.diagnostics.empty(); })
-      .def("__str__", [](const Verdict& one) {
-        return one.diagnostics.empty() ? std::string("valid") : one.text;
+      .def("__str__",
+           [](const Verdict& one) {
+             return one.diagnostics.empty() ? std::string("valid") : one.text;
+           })
+      .def("__repr__", [](nb::handle self) {
+        return repr_of(self, {"diagnostics", "certificate"});
       });
   nb::class_<Change>(m, "Change", "How one rank's row differs.")
       .def_ro("removed", &Change::removed, "Actions of the first schedule alone.")
       .def_ro("added", &Change::added, "Actions of the second schedule alone.")
       .def_ro("moved", &Change::moved, "Actions of both, at another place in the row.")
-      .def("__bool__", [](const Change& one) {
-        return !one.removed.empty() || !one.added.empty() || !one.moved.empty();
+      .def("__bool__",
+           [](const Change& one) {
+             return !one.removed.empty() || !one.added.empty() || !one.moved.empty();
+           })
+      .def("__repr__", [](nb::handle self) {
+        return repr_of(self, {"removed", "added", "moved"});
       });
   nb::class_<schedule::Costs>(m, "Costs", "Costs of actions, read from the text of a costs file.")
       .def_ro("unit", &schedule::Costs::unit);
@@ -150,7 +174,10 @@ void define_simulation(nb::module_& m) {
       .def_prop_ro("peak_activations",
                    [](const schedule::RankReport& one) { return one.peak_activations.amount; })
       .def_prop_ro("peak_bytes",
-                   [](const schedule::RankReport& one) { return one.peak_bytes.amount; });
+                   [](const schedule::RankReport& one) { return one.peak_bytes.amount; })
+      .def("__repr__", [](nb::handle self) {
+        return repr_of(self, {"start", "end", "busy", "idle", "peak_activations", "peak_bytes"});
+      });
   using Times = nb::ndarray<nb::memview, const double, nb::ndim<2>, nb::device::cpu, nb::c_contig>;
   using Numbers =
       nb::ndarray<nb::memview, const double, nb::ndim<1>, nb::device::cpu, nb::c_contig>;

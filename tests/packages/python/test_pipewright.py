@@ -64,6 +64,8 @@ class ScheduleTest(unittest.TestCase):
         changes = one.diff(other)
         self.assertTrue(any(changes))
         self.assertEqual([change.removed + change.added for change in changes], [[], []])
+        self.assertEqual(repr(pw.read("0F0,0B0\n").diff(pw.read("0F0,0B0,0F1\n"))),
+                         "[Change(removed=[], added=['0F1'], moved=[])]")
 
     def test_immutable(self):
         order = pw.make("1F1B", ranks=2, microbatches=2)
@@ -100,6 +102,7 @@ class VerifyTest(unittest.TestCase):
     def test_certificate(self):
         verdict = pw.make("1F1B", ranks=4, microbatches=8).verify()
         self.assertEqual([one.activations for one in verdict.certificate], [4, 3, 2, 1])
+        self.assertRegex(repr(verdict), r"^Verdict\(diagnostics=\[\], certificate=\[RankCertificate\(activations=4, receive_b")
 
 
 class SimulateTest(unittest.TestCase):
