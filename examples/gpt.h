@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "examples/gpt_block.h"
 #include "pipewright/comms/world.h"
 #include "pipewright/tp/parallelize.h"
 
@@ -21,14 +22,18 @@ struct GptConfig {
   int64_t dim = 64;      // a multiple of kHeadDim
   int64_t context = 64;  // in bytes
   uint64_t seed = 0;
-  bool tie = false;  // the output layer has the weights of the token embedding, and no bias
+  NormKind norm = NormKind::kLayer;
+  bool rope = false;  // positions: rotates queries and keys instead of adding embeddings
+  bool tie = false;   // the output layer has the weights of the token embedding, and no bias
+  bool activation_checkpointing = false;  // of each block
+  bool balance = false;                   // distributes blocks by cost, not by number
 };
-inline constexpr int64_t kHeadDim = 16;
 
 // One stage of the model. The first has the embeddings, the last the output layer, and blocks are
-// distributed evenly. The first stage takes tokens [batch, context], the last returns logits
-// [batch, context, kVocabulary], and [batch, context, dim] is passed between stages. The weights of
-// a layer depend only on the seed and the layer's index, not on the number of stages.
+// distributed as blocks_of_stages() says. The first stage takes tokens [batch, context], the last
+// returns logits [batch, context, kVocabulary], and [batch, context, dim] is passed between stages.
+// The weights of a layer depend only on the seed and the layer's index, not on the number of
+// stages.
 class GptStage : public torch::nn::Module {
  public:
   virtual at::Tensor forward(at::Tensor input) = 0;
@@ -45,6 +50,9 @@ class GptStage : public torch::nn::Module {
 };
 inline constexpr const char* kTokenWeights = "tokens.weight";
 inline constexpr const char* kTiedOutput = "output.weight";
+// The number of blocks in each stage. With `balance`, by the floating-point operations of blocks,
+// embedding and output layer.
+std::vector<int64_t> blocks_of_stages(const GptConfig& config, int num_stages);
 // `dim` must be a multiple of kHeadDim.
 std::shared_ptr<GptStage> make_gpt_stage(const GptConfig& config, int stage, int num_stages);
 

@@ -20,7 +20,8 @@ std::variant<Options, int> parse_options(int argc, char** argv) {
       "stopped by SIGUSR1 or SIGTERM.");
   app.option_defaults()->always_capture_default();
   app.add_option("--data", options.data, "File to train on; its last tenth is held back");
-  app.add_option("--schedule", options.schedule, "Name of a schedule from `pipewright list`");
+  app.add_option("--schedule", options.schedule,
+                 "Name of a schedule from `pipewright list`, or a file of one");
   app.add_option("--pp", options.pp, "Ranks per pipeline")->check(CLI::Range(1, 1024));
   app.add_option("--dp-replicate", options.dp_replicate,
                  "Replicas of the pipeline; gradients are averaged over them")
@@ -61,14 +62,35 @@ std::variant<Options, int> parse_options(int argc, char** argv) {
       ->check(CLI::Range(1, 1 << 16));
   app.add_option("--context", options.model.context, "Context length in bytes")
       ->check(CLI::Range(1, 1 << 20));
+  const std::map<std::string, NormKind> norms = {{"layer", NormKind::kLayer},
+                                                 {"rms", NormKind::kRms}};
+  app.add_option_function<std::string>(
+         "--norm", [&](const std::string& name) { options.model.norm = norms.at(name); },
+         "LayerNorm or RMSNorm")
+      ->check(CLI::IsMember(norms))
+      ->default_str("layer");
+  app.add_flag("--rope", options.model.rope,
+               "Rotary position embedding, instead of one that is learned");
+  app.add_flag("--activation-checkpointing", options.model.activation_checkpointing,
+               "Store only the inputs of each block, and recompute it in backward");
+  app.add_flag("--balance", options.model.balance,
+               "Distribute blocks over stages so that the stages cost the same, with embedding and "
+               "output layer; by default as many blocks each");
   app.add_flag("--tie", options.model.tie,
                "The output layer has the weights of the token embedding, across stages too");
-  app.add_option("--batch", options.batch, "Windows per step, over all microbatches and replicas")
+  app.add_option("--batch", options.batch,
+                 "Windows per step, over all microbatches and replicas, as equal as possible")
       ->check(CLI::Range(1, 1 << 24));
   const CLI::Option* learning_rate =
       app.add_option("--lr", options.learning_rate,
                      "Learning rate of AdamW; a resumed run keeps its own if this is not given")
           ->check(CLI::PositiveNumber);
+  app.add_option("--warmup", options.learning_rate_plan.warmup,
+                 "Steps in which the learning rate grows to its full value")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
+  app.add_flag("--cosine", options.learning_rate_plan.cosine,
+               "After the warm-up, lower the learning rate to a tenth, along half a cosine to the "
+               "last step");
   app.add_option("--clip", options.clip, "Clip gradients to this total norm; 0: do not clip")
       ->check(CLI::NonNegativeNumber);
   app.add_option(
@@ -112,8 +134,8 @@ std::string times_copies(const std::string& flag, int value, const Options& opti
 }
 
 void check(const Options& options) {
-  if (options.batch % (options.microbatches * options.copies()) != 0) {
-    throw UsageError("--batch: expected a multiple of " +
+  if (options.batch < int64_t{options.microbatches} * options.copies()) {
+    throw UsageError("--batch: expected at least " +
                      times_copies("--microbatches", options.microbatches, options) + ", got " +
                      std::to_string(options.batch));
   }

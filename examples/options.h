@@ -9,6 +9,7 @@
 
 #include "examples/checkpoints.h"
 #include "examples/gpt.h"
+#include "examples/learning_rate.h"
 
 // The command line of train_gpt.
 
@@ -28,7 +29,8 @@ struct Options {
   int64_t batch = 16;
   double learning_rate = 3e-3;
   bool has_learning_rate = false;  // --lr was given: it replaces that of a checkpoint
-  double clip = 0;                 // 0: gradients are not clipped
+  LearningRatePlan learning_rate_plan;
+  double clip = 0;  // 0: gradients are not clipped
   at::ScalarType param_dtype = at::kFloat;
   at::ScalarType reduce_dtype = at::kFloat;
   std::string record;        // a file; empty: nothing is recorded

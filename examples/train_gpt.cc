@@ -16,11 +16,13 @@
 #include <thread>
 #include <variant>
 
+#include "examples/batch.h"
 #include "examples/checkpoints.h"
 #include "examples/exit_codes.h"
-#include "examples/gpt.h"
+#include "examples/learning_rate.h"
 #include "examples/local_model.h"
 #include "examples/options.h"
+#include "examples/program.h"
 #include "examples/progress.h"
 #include "examples/recorded_step.h"
 #include "examples/stop_signal.h"
@@ -34,48 +36,9 @@
 #include "pipewright/executor/digest.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/modules/clip_grad_norm.h"
-#include "pipewright/schedule/compile.h"
 
 namespace pipewright::examples {
 namespace {
-
-ir::Program make_program(const Options& options) {
-  schedule::CompileResult result =
-      schedule::compile({.source = options.schedule,
-                         .shape = {.ranks = options.pp,
-                                   .stages = options.pp * options.stages_per_rank,
-                                   .microbatches = options.microbatches}});
-  if (!result.ok()) {
-    const ir::Diagnostic& error = result.diagnostics.kept().front();
-    throw UsageError("--schedule: " + error.message +
-                     (error.help.empty() ? "" : "; " + error.help));
-  }
-  return std::get<ir::Program>(std::move(*result.schedule));
-}
-
-// This rank's part of a batch that starts at `starts`: inputs and targets, each [windows, context].
-executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts,
-                         const comms::Mesh& mesh) {
-  const int copy =
-      mesh.coordinate("dp_replicate") * mesh.size("dp_shard") + mesh.coordinate("dp_shard");
-  const size_t size = starts.size() / (static_cast<size_t>(mesh.size("dp_replicate")) *
-                                       static_cast<size_t>(mesh.size("dp_shard")));
-  std::vector<at::Tensor> inputs, targets;
-  for (size_t i = 0; i < size; ++i) {
-    const auto [input, target] = text.window(starts[size * static_cast<size_t>(copy) + i]);
-    inputs.push_back(torch::tensor(input));
-    targets.push_back(torch::tensor(target));
-  }
-  return {.inputs = {at::stack(inputs)}, .targets = {at::stack(targets)}};
-}
-
-// The mean over the microbatches of this rank and over the ranks of `group`.
-double mean(const std::vector<at::Tensor>& losses, c10d::Backend& group) {
-  std::vector<at::Tensor> sum = {at::zeros({}, at::kDouble)};
-  for (const at::Tensor& loss : losses) sum[0] += loss;
-  if (group.getSize() > 1) group.allreduce(sum)->wait();
-  return sum[0].item<double>() / static_cast<double>(losses.size()) / group.getSize();
-}
 
 // Runs a step that is recorded, and writes the recording on the first rank of the pipeline. Returns
 // its figures on every rank of `pipeline`.
@@ -123,10 +86,8 @@ void train(const Options& options, const ir::Program& program, const Text& text,
   // The executor: runs this rank's row of the program on these stages.
   executor::Executor executor(
       program, std::move(model.stages), world,
-      {.loss =
-           [tp](const executor::Tensors& outputs, const executor::Tensors& targets) {
-             return gpt_loss(outputs[0], targets[0], tp);
-           },
+      {.loss = make_loss(options, tp),
+       .scale_grads = false,  // the loss has the factor
        // The report of the hang is on stderr already, and where torchrun looks for it.
        .on_stuck = [](const std::string&) { std::_Exit(kHang); },
        .ranks = mesh.ranks({"pp"}),
@@ -174,8 +135,9 @@ void train(const Options& options, const ir::Program& program, const Text& text,
         step == record_at ? recorded_step(options, executor, batch, *pipeline, &recorded)
                           : executor.step(batch);
     if (options.clip > 0) modules::clip_grad_norm_(gradients, *all_ranks, options.clip);
-    if (!model.parameters.empty()) optimizer.step();
-    const double loss = has_loss ? mean(result.losses, *copies) : 0;
+    if (!model.parameters.empty())
+      scaled_step(optimizer, learning_rate_factor(options.learning_rate_plan, step, options.steps));
+    const double loss = has_loss ? total_loss(result.losses, *copies) : 0;
     if (reports) progress.step(loss);
     const bool stops =
         !options.checkpoints.save.empty() && step + 1 < options.steps && should_stop(*all_ranks);
@@ -189,7 +151,7 @@ void train(const Options& options, const ir::Program& program, const Text& text,
   for (int64_t batch = 0; batch < kBatches; ++batch) {
     const std::vector<int64_t> starts = text.held_back(options.batch, batch, kBatches);
     const executor::StepResult result = executor.eval(batch_of(text, starts, mesh));
-    if (has_loss) held_back += mean(result.losses, *copies) / kBatches;
+    if (has_loss) held_back += total_loss(result.losses, *copies) / kBatches;
   }
   if (reports) progress.finish(held_back, text.bigram_loss(), recorded);
 }

@@ -5,9 +5,14 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <complex>
 #include <map>
 #include <string>
+#include <vector>
 
+#include "examples/layer_split.h"
 #include "pipewright/comms/chunk.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/recording_backend.h"
@@ -38,14 +43,23 @@ at::Tensor part_of(at::Tensor whole, const at::Tensor& local, const Rank& self) 
   return whole;
 }
 
-class SplitGpt : public testing::TestWithParam<bool> {};  // with sequence parallelism?
+struct Variant {
+  bool sequence_parallel = false;
+  bool modern = false;  // RMSNorm, rotary positions, recomputed blocks
+};
+class SplitGpt : public testing::TestWithParam<Variant> {};
 
 TEST_P(SplitGpt, IsTheWholeModel) {
   on_ranks(2, [](Rank& self) {
+    const auto [sequence_parallel, modern] = GetParam();
     comms::Mesh mesh(*self.world, {{"tp", 2}});
-    const auto whole = make_gpt_stage(config_of(2), 0, 1),
-               part = make_gpt_stage(config_of(2), 0, 1);
-    const auto split = tp::parallelize(*part, part->plan(GetParam()), mesh, "tp");
+    GptConfig config = config_of(2);
+    if (modern) config.norm = NormKind::kRms;
+    config.rope = modern;
+    const auto whole = make_gpt_stage(config, 0, 1);
+    config.activation_checkpointing = modern;
+    const auto part = make_gpt_stage(config, 0, 1);
+    const auto split = tp::parallelize(*part, part->plan(sequence_parallel), mesh, "tp");
     auto parameters = part->named_parameters();
     int64_t whole_elements = 0, elements = 0, copies = 0;
     for (const auto& named : whole->named_parameters()) {
@@ -58,7 +72,8 @@ TEST_P(SplitGpt, IsTheWholeModel) {
     // Half of the model, but for five norms, four biases of row-parallel layers, and the position
     // embeddings if they are not split.
     const int64_t dim = 2 * kHeadDim;
-    EXPECT_EQ(copies, 5 * 2 * dim + 4 * dim + (GetParam() ? 0 : 6 * dim));
+    EXPECT_EQ(copies,
+              5 * (modern ? 1 : 2) * dim + 4 * dim + (sequence_parallel || modern ? 0 : 6 * dim));
     EXPECT_EQ(2 * elements, whole_elements + copies);
     const at::Tensor expected = modules::forward(whole, tokens());
     const at::Tensor got = modules::forward(part, tokens());
@@ -77,7 +92,75 @@ TEST_P(SplitGpt, IsTheWholeModel) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(SplitGpt, SplitGpt, testing::Bool());
+INSTANTIATE_TEST_SUITE_P(SplitGpt, SplitGpt,
+                         testing::Values(Variant{false, false}, Variant{true, false},
+                                         Variant{false, true}, Variant{true, true}),
+                         [](const auto& of) {
+                           return std::string(of.param.sequence_parallel ? "Sequence" : "Whole") +
+                                  (of.param.modern ? "Modern" : "");
+                         });
+
+// x / sqrt(mean(x^2)) * weight, and no bias.
+TEST(Gpt, RmsNorm) {
+  Norm norm(NormKind::kRms, 6);
+  EXPECT_EQ(norm.named_parameters().keys(), std::vector<std::string>{"weight"});
+  norm.weight.detach().copy_(at::arange(6));
+  const at::Tensor x = at::arange(18).view({3, 6}).sin().mul(4);
+  const at::Tensor root = x.pow(2).mean(-1, /*keepdim=*/true).add(1e-5).sqrt();
+  EXPECT_TRUE(at::allclose(norm.forward(x), x / root * at::arange(6)));
+}
+
+// Pairs of elements as complex numbers, times a power of a unit number per pair.
+TEST(Gpt, RotatesPairsByTheirPosition) {
+  constexpr int64_t kContext = 7, kHalf = kHeadDim / 2;
+  const at::Tensor x = at::arange(2 * 3 * kContext * kHeadDim, at::kDouble)
+                           .view({2, 3, kContext, kHeadDim})
+                           .mul(0.37)
+                           .sin();
+  const at::Tensor y = rotated(x);
+  for (int64_t position = 0; position < kContext; ++position) {
+    for (int64_t pair = 0; pair < kHalf; ++pair) {
+      const double angle =
+          static_cast<double>(position) / std::pow(10000, static_cast<double>(pair) / kHalf);
+      const auto number = [&](const at::Tensor& of) {
+        const at::Tensor at = of[1][2][position];
+        return std::complex<double>(at[pair].item<double>(), at[kHalf + pair].item<double>());
+      };
+      const std::complex<double> expected = number(x) * std::polar(1.0, angle);
+      EXPECT_LT(std::abs(number(y) - expected), 1e-6) << position << " " << pair;
+    }
+  }
+}
+
+TEST(Gpt, SplitsBlocksEvenlyOrByCost) {
+  EXPECT_EQ(split_layers(7, 4), (std::vector<int64_t>{1, 2, 2, 2}));
+  EXPECT_EQ(split_layers(1, 3), (std::vector<int64_t>{0, 0, 1}));
+  EXPECT_EQ(split_layers(7, 1, {.output = 100}), std::vector<int64_t>{7});
+  EXPECT_EQ(split_layers(6, 3, {.output = 2}), (std::vector<int64_t>{2, 3, 1}));
+  EXPECT_EQ(split_layers(4, 3, {.output = 9}), (std::vector<int64_t>{2, 2, 0}));
+  // Against all splits.
+  for (const double output : {0.0, 0.4, 1.7, 5.2}) {
+    for (const double embedding : {0.0, 1.2}) {
+      const PartCosts costs{embedding, 1, output};
+      const auto worst = [&](std::vector<int64_t> blocks) {
+        const double first = embedding + static_cast<double>(blocks[0]);
+        const double last = output + static_cast<double>(blocks[2]);
+        return std::max({first, static_cast<double>(blocks[1]), last});
+      };
+      double best = 1e9;
+      for (int64_t first = 0; first <= 8; ++first) {
+        for (int64_t last = 0; first + last <= 8; ++last)
+          best = std::min(best, worst({first, 8 - first - last, last}));
+      }
+      EXPECT_DOUBLE_EQ(worst(split_layers(8, 3, costs)), best) << embedding << " " << output;
+    }
+  }
+  // With a small width, the output layer costs more than a block.
+  GptConfig small{.layers = 4, .dim = 16, .context = 16};
+  EXPECT_EQ(blocks_of_stages(small, 2), (std::vector<int64_t>{2, 2}));
+  small.balance = true;
+  EXPECT_EQ(blocks_of_stages(small, 2), (std::vector<int64_t>{3, 1}));
+}
 
 // Calls by name and their bytes.
 using Calls = std::map<std::string, std::pair<int64_t, int64_t>>;

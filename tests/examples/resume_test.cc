@@ -89,7 +89,8 @@ INSTANTIATE_TEST_SUITE_P(Resume, SameMesh,
                                          "--dp-replicate 2 --dp-shard 2 --pp 1",
                                          "--pp 2 --dp-shard 2 --param-dtype bf16",
                                          "--pp 2 --tp 2 --dp-shard 2 --clip 0.5",
-                                         "--pp 2 --dp-shard 2 --tie --clip 0.5"));
+                                         "--pp 2 --dp-shard 2 --tie --clip 0.5",
+                                         "--pp 2 --norm rms --rope --warmup 3 --balance"));
 
 TEST(Resume, OnAnyOtherMesh) {
   const auto folder = scratch_folder("meshes");

@@ -131,6 +131,33 @@ TEST(TrainGpt, TiedEmbeddingsMatchASingleRank) {
                alone, "launch");
 }
 
+// RMSNorm, rotary positions, recomputed blocks, stages of uneven size, and a learning rate that
+// changes: against one rank with one microbatch, which stores everything. 19 windows are 9 and 10
+// on two copies of the pipeline, in microbatches of two and three.
+TEST(TrainGpt, EveryOptionOfTheModelMatchesASingleRank) {
+  const std::string args = "--norm rms --rope --tie --warmup 5 --cosine --steps 20 --batch 19 ";
+  const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe --microbatches 1");
+  const std::string parallel = kTrain + args + "--activation-checkpointing --balance " +
+                               "--microbatches 4 --pp 2 --schedule ";
+  for (const schedules::ScheduleSpec* spec : schedules::all_schedules())
+    expect_close(train(parallel + std::string(spec->name) + " --dp-shard 2"), alone,
+                 std::string(spec->name));
+  for (const std::string mesh : {"1F1B --tp 2 --sequence-parallel", "ZBV --dp-replicate 2",
+                                 "ZBV --tp 2 --dp-replicate 2", "InterleavedZeroBubble"})
+    expect_close(train(parallel + mesh), alone, mesh);
+}
+
+TEST(TrainGpt, EachOptionOfTheModelMatters) {
+  const std::string args = kTrain + "--steps 3 --pp 1 --schedule GPipe ";
+  std::vector<std::vector<double>> all = {train(args).losses};
+  for (const char* flag :
+       {"--norm rms", "--rope", "--tie", "--warmup 3", "--cosine", "--clip 0.5", "--lr 0.001"}) {
+    all.push_back(train(args + flag).losses);
+    for (size_t i = 0; i + 1 < all.size(); ++i) EXPECT_NE(all[i], all.back()) << flag;
+  }
+  EXPECT_EQ(train(args + "--activation-checkpointing").losses, all[0]);
+}
+
 // Over processes, and with heads, MLPs and a vocabulary of which each of three ranks has a part:
 // 256 tokens are 86, 86 and 84.
 TEST(TrainGpt, TensorParallelOverProcesses) {
@@ -141,6 +168,32 @@ TEST(TrainGpt, TensorParallelOverProcesses) {
   expect_close(train("cli/pipewright launch -n 6 -- " + args +
                      "--pp 2 --tp 3 --schedule InterleavedZeroBubble --clip 0.5"),
                alone, "launch");
+}
+
+// A schedule from a file: one that is written by hand, and one that a search finds.
+TEST(TrainGpt, RunsASchedulesFile) {
+  const std::string file = testing::TempDir() + "/schedule", args = "--steps 5 --microbatches 2 ";
+  const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
+  EXPECT_EQ(run_shell("printf '0F0,0F1,0B1,0B0\\n1F0,1F1,1B1,1B0\\n' > " + file + ".csv").status,
+            0);
+  expect_close(train(kTrain + args + "--schedule " + file + ".csv --dp-shard 2"), alone, "csv");
+  // Its costs are measured.
+  EXPECT_EQ(run_shell(kTrain + args + "--schedule ZBV --record " + file + ".json").status, 0);
+  EXPECT_EQ(run_shell("cli/pipewright search --ranks 2 --microbatches 2 --placement v --costs " +
+                      file + ".json -o " + file + ".plan")
+                .status,
+            0);
+  expect_close(train(kTrain + args + "--schedule " + file + ".plan"), alone, "plan");
+  // Every error of a file, and a shape that is not that of the flags.
+  EXPECT_EQ(run_shell("printf '0F0,0F1x,0B1,0B0\\n1F0,1F1,1B1,1C0\\n' > " + file + ".csv").status,
+            0);
+  const Output bad = run_shell(kTrain + args + "--schedule " + file + ".csv 2>&1");
+  EXPECT_EQ(bad.status, 2);
+  EXPECT_NE(bad.text.find("schedule.csv:1:8: error[PW006]"), std::string::npos) << bad.text;
+  EXPECT_NE(bad.text.find("schedule.csv:2:14: error[PW002]"), std::string::npos) << bad.text;
+  const Output shape = run_shell(kTrain + "--microbatches 4 --schedule " + file + ".plan 2>&1");
+  EXPECT_EQ(shape.status, 2);
+  EXPECT_NE(shape.text.find("expected 4 microbatches, got 2"), std::string::npos) << shape.text;
 }
 
 TEST(TrainGpt, ProcessesMatchThreads) {
@@ -248,8 +301,8 @@ TEST(TrainGpt, Errors) {
   expect_error("examples/train_gpt --schedule 1F1C", 2,
                "error: --schedule: there is no schedule `1F1C`; did you mean `1F1B`?\n");
   expect_error(
-      "examples/train_gpt --batch 15", 2,
-      "error: --batch: expected a multiple of --microbatches 4 times --dp-replicate 1, got 15\n");
+      "examples/train_gpt --batch 3", 2,
+      "error: --batch: expected at least --microbatches 4 times --dp-replicate 1, got 3\n");
   expect_error("examples/train_gpt --dim 40", 2,
                "error: --dim: expected a multiple of the head dimension 16, got 40\n");
   expect_error("examples/train_gpt --tp 3", 2,

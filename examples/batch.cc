@@ -1,0 +1,38 @@
+#include "examples/batch.h"
+
+#include <ATen/ATen.h>
+
+namespace pipewright::examples {
+
+executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts,
+                         const comms::Mesh& mesh) {
+  const auto copy = static_cast<size_t>(mesh.coordinate("dp_replicate") * mesh.size("dp_shard") +
+                                        mesh.coordinate("dp_shard"));
+  const auto copies =
+      static_cast<size_t>(mesh.size("dp_replicate")) * static_cast<size_t>(mesh.size("dp_shard"));
+  std::vector<at::Tensor> inputs, targets;
+  for (size_t i = starts.size() * copy / copies; i < starts.size() * (copy + 1) / copies; ++i) {
+    const auto [input, target] = text.window(starts[i]);
+    inputs.push_back(at::tensor(input));
+    targets.push_back(at::tensor(target));
+  }
+  return {.inputs = {at::stack(inputs)}, .targets = {at::stack(targets)}};
+}
+
+executor::LossFunction make_loss(const Options& options, const comms::BackendPtr& tp) {
+  const double scale = static_cast<double>(options.copies()) /
+                       static_cast<double>(options.batch * options.model.context);
+  return [tp, scale](const executor::Tensors& outputs, const executor::Tensors& targets) {
+    const double tokens = static_cast<double>(targets[0].numel());
+    return gpt_loss(outputs[0], targets[0], tp) * (tokens * scale);
+  };
+}
+
+double total_loss(const std::vector<at::Tensor>& losses, c10d::Backend& copies) {
+  std::vector<at::Tensor> sum = {at::zeros({}, at::kDouble)};
+  for (const at::Tensor& loss : losses) sum[0] += loss;
+  if (copies.getSize() > 1) copies.allreduce(sum)->wait();
+  return sum[0].item<double>() / copies.getSize();
+}
+
+}  // namespace pipewright::examples

@@ -1,0 +1,33 @@
+#ifndef PIPEWRIGHT_EXAMPLES_BATCH_H_
+#define PIPEWRIGHT_EXAMPLES_BATCH_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "examples/options.h"
+#include "examples/text.h"
+#include "pipewright/comms/mesh.h"
+#include "pipewright/executor/executor.h"
+
+// The data of a step, and its loss: the mean over all tokens of the batch, whatever the parts are
+// into which copies of the pipeline and microbatches cut it.
+
+namespace pipewright::examples {
+
+// This rank's part of a batch whose windows start at `starts`: inputs and targets, each [windows,
+// context]. Copies of the pipeline have as many windows, or one more.
+executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts,
+                         const comms::Mesh& mesh);
+
+// The loss of a microbatch: the sum over its tokens, divided by the number of tokens of the whole
+// batch, times the number of copies, over which gradients are averaged. For an executor that does
+// not scale gradients. `tp` as in gpt_loss().
+executor::LossFunction make_loss(const Options& options, const comms::BackendPtr& tp);
+
+// The loss of the step, from those of this rank's microbatches. Collective over `copies`, the ranks
+// that have the last stage.
+double total_loss(const std::vector<at::Tensor>& losses, c10d::Backend& copies);
+
+}  // namespace pipewright::examples
+
+#endif  // PIPEWRIGHT_EXAMPLES_BATCH_H_

@@ -1,0 +1,55 @@
+#include "examples/program.h"
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+#include <variant>
+
+#include "examples/usage_error.h"
+#include "pipewright/ir/source.h"
+#include "pipewright/ir/text/render.h"
+#include "pipewright/schedule/compile.h"
+#include "pipewright/schedules/registry.h"
+
+namespace pipewright::examples {
+namespace {
+
+// The file that --schedule names; nullopt if it is a name of the catalogue, or no file.
+std::optional<ir::Source> file_of(const std::string& schedule) {
+  if (schedules::find_schedule(schedule) || !std::filesystem::exists(schedule)) return std::nullopt;
+  std::ifstream file(schedule, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  if (!file.is_open() || file.bad()) throw std::runtime_error("cannot read `" + schedule + "`");
+  return ir::Source{schedule, std::move(text)};
+}
+
+[[noreturn]] void refuse(const ir::Diagnostics& diagnostics, const ir::Source* file) {
+  if (file) {
+    std::string text = ir::render(diagnostics, file, {});
+    while (text.ends_with('\n')) text.pop_back();
+    throw UsageError("--schedule:\n" + text);
+  }
+  const ir::Diagnostic& error = diagnostics.kept().front();
+  throw UsageError("--schedule: " + error.message + (error.help.empty() ? "" : "; " + error.help));
+}
+
+}  // namespace
+
+ir::Program make_program(const Options& options) {
+  const std::optional<ir::Source> file = file_of(options.schedule);
+  schedule::CompileRequest request = {.shape = {.ranks = options.pp,
+                                                .stages = options.pp * options.stages_per_rank,
+                                                .microbatches = options.microbatches}};
+  if (file)
+    request.source = &*file;
+  else
+    request.source = options.schedule;
+  schedule::CompileResult result = schedule::compile(std::move(request));
+  if (!result.ok()) refuse(result.diagnostics, file ? &*file : nullptr);
+  return std::get<ir::Program>(std::move(*result.schedule));
+}
+
+}  // namespace pipewright::examples

@@ -1,0 +1,17 @@
+#ifndef PIPEWRIGHT_EXAMPLES_PROGRAM_H_
+#define PIPEWRIGHT_EXAMPLES_PROGRAM_H_
+
+#include "examples/options.h"
+#include "pipewright/ir/schedule.h"
+
+namespace pipewright::examples {
+
+// The verified program of --schedule: a name of the catalogue, or a file that `pipewright` writes
+// or that is written by hand, whose ranks and microbatches are those of --pp and --microbatches.
+// Throws UsageError for a name or a shape that there is not, and for a file with errors, all of
+// which it shows; std::runtime_error if the file cannot be read.
+ir::Program make_program(const Options& options);
+
+}  // namespace pipewright::examples
+
+#endif  // PIPEWRIGHT_EXAMPLES_PROGRAM_H_
