@@ -1,0 +1,74 @@
+// A trainer of one's own, complete: two pipeline stages, sharded over the other ranks, trained,
+// evaluated and saved. docs/training.md explains each part.
+//
+//   pipewright launch -n 4 -- minimal
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
+
+#include <iostream>
+
+#include "pipewright/checkpoint/torch/training_state.h"
+#include "pipewright/comms/gloo.h"
+#include "pipewright/comms/mesh.h"
+#include "pipewright/comms/store_exchange.h"
+#include "pipewright/executor/executor.h"
+#include "pipewright/executor/module_stage.h"
+#include "pipewright/fsdp/fully_shard.h"
+#include "pipewright/modules/clip_grad_norm.h"
+#include "pipewright/modules/distribution.h"
+#include "pipewright/schedule/compile.h"
+
+using namespace pipewright;
+
+at::Tensor loss(const executor::Tensors& outputs, const executor::Tensors& targets) {
+  return at::mse_loss(outputs[0], targets[0]);
+}
+
+int main() {
+  comms::World world = comms::gloo_world(comms::read_environment());
+  comms::Mesh mesh(world, {{"pp", 2}, {"dp", world.size() / 2}});
+  const schedule::CompileResult compiled =
+      schedule::compile({.source = "ZBV", .shape = {.ranks = 2, .microbatches = 4}});
+  const ir::Program& program = compiled.program();
+
+  std::map<int, executor::LocalStage> stages;
+  std::vector<at::Tensor> parameters;
+  checkpoint::TrainingState state;
+  for (const int stage : program.placement.stages_of(mesh.coordinate("pp"))) {
+    at::manual_seed(static_cast<uint64_t>(stage));  // the same weights in every run
+    torch::nn::Linear module(16, 16);
+    stages[stage] = {executor::make_stage(module),
+                     fsdp::fully_shard(*module, mesh, {"dp"})->data_parallel()};
+    state.add_module(*module, modules::layouts(*module), "layer" + std::to_string(stage) + ".");
+    for (const at::Tensor& parameter : module->parameters()) parameters.push_back(parameter);
+  }
+  executor::Executor executor(program, std::move(stages), world,
+                              {.loss = loss, .ranks = mesh.ranks({"pp"})});
+  torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(0.01));
+  state.set_optimizer(optimizer);
+  const auto gradients = modules::grads_to_clip(parameters);
+  const comms::BackendPtr everyone = mesh.group({"pp", "dp"});
+
+  const auto rows = [](uint64_t seed) {
+    return at::randn({48, 16}, at::detail::createCPUGenerator(seed));
+  };
+  for (uint64_t step = 0; step < 30; ++step) {
+    const at::Tensor x = rows(step).chunk(mesh.size("dp"))[mesh.coordinate("dp")];
+    optimizer.zero_grad();
+    executor.step({.inputs = {x}, .targets = {x.flip({1})}});
+    modules::clip_grad_norm_(gradients, *everyone, 1.0);
+    optimizer.step();
+  }
+
+  const executor::StepResult test =
+      executor.eval({.inputs = {rows(99)}, .targets = {rows(99).flip({1})}});
+  if (!test.losses.empty() && mesh.coordinate("dp") == 0)
+    std::cout << "loss " << at::stack(test.losses).mean().item<double>() << std::endl;
+  comms::StoreExchange exchange(world, "checkpoint");
+  checkpoint::StateSnapshot taken = state.snapshot();
+  taken.snapshot.step = 30;
+  checkpoint::Saver({.folder = "minimal_ckpt", .rank = world.rank()}, std::ref(exchange))
+      .save(taken.snapshot);
+}
