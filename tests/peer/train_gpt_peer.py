@@ -1,0 +1,186 @@
+"""What train_gpt saves, in PyTorch, and what PyTorch saves, in train_gpt: weights and Adam's state bit for bit, and the
+loss of the same model written in PyTorch.
+
+Run by Bazel with tag `peer`: train_gpt_peer.py PIPEWRIGHT TRAIN_GPT TEXT
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional as F
+
+PIPEWRIGHT, TRAIN_GPT, TEXT = sys.argv[1:4]
+
+LAYERS, DIM, CONTEXT, HEAD_DIM, BATCH = 3, 32, 32, 16, 16
+FLAGS = ["--data", TEXT, "--layers", str(LAYERS), "--dim", str(DIM), "--context", str(CONTEXT),
+         "--norm", "rms", "--rope", "--tie", "--json"]
+OPTIMIZER = "optim.state."
+
+
+def run(*words):
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=300)
+    if done.returncode != 0:
+        raise AssertionError(f"{words}: exit {done.returncode}\n{done.stderr.decode()}")
+    return done.stdout.decode()
+
+
+def train(*flags):
+    """The held-back loss."""
+    return json.loads(run(TRAIN_GPT, *FLAGS, *flags).splitlines()[-1])["held_back_loss"]
+
+
+def exported(folder, path):
+    run(PIPEWRIGHT, "checkpoint", "export", path, "-o", os.path.join(folder, "all.safetensors"), "--all")
+    return load_file(os.path.join(folder, "all.safetensors"))
+
+
+def rotated(x):
+    angles = torch.outer(torch.arange(x.size(-2)), 10000.0**(-torch.arange(HEAD_DIM // 2) / (HEAD_DIM // 2)))
+    pairs = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([pairs.real, pairs.imag], -1)
+
+
+class Block(nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.attention_norm, self.mlp_norm = nn.RMSNorm(DIM, eps=1e-5), nn.RMSNorm(DIM, eps=1e-5)
+        self.qkv, self.mix = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
+        self.up, self.down = nn.Linear(DIM, 4 * DIM), nn.Linear(4 * DIM, DIM)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (-1, 3, HEAD_DIM)).permute(3, 0, 2, 1, 4)
+        mixed = F.scaled_dot_product_attention(rotated(q), rotated(k), v, is_causal=True)
+        x = x + self.mix(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.mlp_norm(x))))
+
+
+class Gpt(nn.Module):
+    """With the names that a Hugging Face model would have: the tied output layer has none."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(256, DIM)
+        for layer in range(LAYERS):
+            self.add_module(f"block{layer}", Block())
+        self.norm = nn.RMSNorm(DIM, eps=1e-5)
+
+    def forward(self, tokens):
+        x = self.tokens(tokens)
+        for layer in range(LAYERS):
+            x = getattr(self, f"block{layer}")(x)
+        return F.linear(self.norm(x), self.tokens.weight)
+
+
+def held_back_loss(model):
+    """As train_gpt's: over 64 windows, evenly spread over the last tenth of the text."""
+    with open(TEXT, "rb") as file:
+        text = torch.tensor(list(file.read()))
+    training = len(text) - len(text) // 10
+    room, windows = len(text) - training - CONTEXT - 1, 4 * BATCH
+    starts = [training + room * i // (windows - 1) for i in range(windows)]
+    tokens = torch.stack([text[start:start + CONTEXT + 1] for start in starts])
+    with torch.no_grad():
+        return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).item()
+
+
+def start_rank(rank, folder, name):
+    dist.init_process_group("gloo", store=dist.FileStore(os.path.join(folder, name), 2), rank=rank, world_size=2)
+
+
+def sharded_state(names):
+    """A model under fully_shard over two ranks, and tensors like its parameters for Adam's state, by name."""
+    model = Gpt()
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in range(LAYERS):
+        fully_shard(getattr(model, f"block{layer}"), mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    parameters = dict(model.named_parameters())
+    state = {}
+    for name in names:
+        if not name.startswith(OPTIMIZER):
+            state[name] = parameters[name].detach()
+        elif name.endswith(".step"):
+            state[name] = torch.zeros(())
+        else:
+            state[name] = torch.zeros_like(parameters[name[len(OPTIMIZER):].rpartition(".")[0]].detach())
+    return state
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def load_and_save_on_rank(rank, folder, checkpoint):
+    """Loads train_gpt's checkpoint into fully_shard, compares it with its export, and saves it as PyTorch does."""
+    start_rank(rank, folder, "store")
+    expected = load_file(os.path.join(folder, "all.safetensors"))
+    state = sharded_state(expected)
+    dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(checkpoint))
+    for name, value in state.items():
+        assert torch.equal(whole(value), expected[name]), name
+    writer = dcp.HuggingFaceStorageWriter(os.path.join(folder, "theirs"), save_distributed=True)
+    dcp.save(state, storage_writer=writer)
+    dist.destroy_process_group()
+
+
+class TrainGptTest(unittest.TestCase):
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = scratch.name
+        self.checkpoint = self.path("ours/step-000003")
+        self.loss = train("--pp", "2", "--schedule", "ZBV", "--dp-shard", "2", "--steps", "3", "--save",
+                          self.path("ours"))
+        self.saved = exported(self.folder, self.checkpoint)
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def assert_same(self, actual, expected):
+        self.assertEqual(sorted(actual), sorted(expected))
+        for name, value in expected.items():
+            self.assertEqual((actual[name].dtype, actual[name].shape), (value.dtype, value.shape), name)
+            self.assertTrue(torch.equal(actual[name], value), name)
+
+    def weights(self):
+        return {name: value for name, value in self.saved.items() if not name.startswith(OPTIMIZER)}
+
+    def test_the_same_model_in_pytorch_has_the_same_loss(self):
+        model = Gpt()
+        model.load_state_dict(self.weights(), strict=True)
+        self.assertAlmostEqual(held_back_loss(model), self.loss, delta=1e-5)
+
+    def test_both_read_what_the_other_writes(self):
+        for moment in ("exp_avg", "exp_avg_sq"):
+            self.assertGreater(self.saved[f"{OPTIMIZER}tokens.weight.{moment}"].abs().sum().item(), 0)
+        self.assertEqual(self.saved[f"{OPTIMIZER}norm.weight.step"].item(), 3)
+        mp.spawn(load_and_save_on_rank, (self.folder, self.checkpoint), nprocs=2)
+        # All of PyTorch's files, Adam's state too, as they were.
+        self.assert_same(exported(self.folder, self.path("theirs")), self.saved)
+        # Weights from PyTorch's shards, and from its single file, into other ranks. A step with a learning rate that
+        # changes nothing.
+        save_file(self.weights(), self.path("weights.safetensors"), metadata={"format": "pt"})
+        for source in ("theirs", "weights.safetensors"):
+            loss = train("--pp", "1", "--schedule", "GPipe", "--tp", "2", "--steps", "1", "--lr", "1e-300", "--resume",
+                         self.path(source), "--save", self.path("again." + source))
+            self.assertAlmostEqual(loss, self.loss, delta=1e-5)
+            again = exported(self.folder, self.path(f"again.{source}/step-000001"))
+            self.assert_same({name: again[name] for name in self.weights()}, self.weights())
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
