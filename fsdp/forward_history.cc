@@ -53,9 +53,15 @@ ShardedUnit* ForwardHistory::next_after(ShardedUnit& unit) {
   return follows_previous_ && place + 1 < previous_.size() ? previous_[place + 1] : nullptr;
 }
 
+// After a failed step, ranks may have stopped at different places of a forward: whoever followed
+// its own would prefetch other units than the others. prefetched_ stays: that unit is still to be
+// freed.
 void ForwardHistory::clear() {
   forwards_.clear();
   trains_ = false;
+  previous_.clear();
+  order_.clear();
+  follows_previous_ = false;
 }
 
 }  // namespace pipewright::fsdp

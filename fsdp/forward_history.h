@@ -78,7 +78,7 @@ class ForwardHistory {
   void prefetched(ShardedUnit& unit) { prefetched_ = &unit; }
   ShardedUnit* take_unused() { return std::exchange(prefetched_, nullptr); }
 
-  // Forgets all forwards.
+  // Forgets all forwards, and the order in which units begin.
   void clear();
 
  private:
