@@ -6,13 +6,13 @@ namespace pipewright::examples {
 
 executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts,
                          const comms::Mesh& mesh) {
-  const auto copy = static_cast<size_t>(mesh.coordinate("dp_replicate") * mesh.size("dp_shard") +
-                                        mesh.coordinate("dp_shard"));
-  const auto copies =
-      static_cast<size_t>(mesh.size("dp_replicate")) * static_cast<size_t>(mesh.size("dp_shard"));
+  const int64_t replica = mesh.coordinate("dp_replicate"), shards = mesh.size("dp_shard");
+  const int64_t copy = replica * shards + mesh.coordinate("dp_shard");
+  const int64_t copies = mesh.size("dp_replicate") * shards;
+  const auto windows = static_cast<int64_t>(starts.size());
   std::vector<at::Tensor> inputs, targets;
-  for (size_t i = starts.size() * copy / copies; i < starts.size() * (copy + 1) / copies; ++i) {
-    const auto [input, target] = text.window(starts[i]);
+  for (int64_t i = windows * copy / copies; i < windows * (copy + 1) / copies; ++i) {
+    const auto [input, target] = text.window(starts[static_cast<size_t>(i)]);
     inputs.push_back(at::tensor(input));
     targets.push_back(at::tensor(target));
   }
