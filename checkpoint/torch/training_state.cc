@@ -236,7 +236,10 @@ const TrainingState::Entry& TrainingState::entry_of(const at::Tensor& parameter)
 
 void TrainingState::add_parts(const Entry& entry, const StateSnapshot* reused,
                               StateSnapshot& snapshot) {
-  const auto& [name, tensor, where] = entry;
+  // Not a structured binding: clang 14 cannot capture those.
+  const std::string& name = entry.name;
+  const at::Tensor& tensor = entry.tensor;
+  const comms::LocalLayout& where = entry.where;
   check_shape(name, tensor, where);
   const std::vector<int64_t> shape(where.layout.shape().begin(), where.layout.shape().end());
   const auto add = [&](const Box& box, const at::Tensor& view) {
