@@ -12,14 +12,15 @@
 // partial sums of it, or chunks of it along one dimension, split as by torch.chunk (comms/chunk.h),
 // so that later chunks may be shorter or empty.
 //
-//   function         forward                       backward               use
-//   copy_to          -                             all-reduce             before a column-parallel
-//   layer reduce_from      all-reduce                    -                      after a
-//   row-parallel layer gather_from      all-gather                    own chunk              chunks
-//   -> copies scatter_to       own chunk                     all-gather             copies ->
-//   chunks gather_partial   all-gather                    reduce-scatter         chunks -> a
-//   column-parallel layer reduce_scatter   reduce-scatter                all-gather             a
-//   row-parallel layer -> chunks
+// clang-format off
+//   function         forward          backward         use
+//   copy_to          -                all-reduce       before a column-parallel layer
+//   reduce_from      all-reduce       -                after a row-parallel layer
+//   gather_from      all-gather       own chunk        chunks -> copies
+//   scatter_to       own chunk        all-gather       copies -> chunks
+//   gather_partial   all-gather       reduce-scatter   chunks -> a column-parallel layer
+//   reduce_scatter   reduce-scatter   all-gather       a row-parallel layer -> chunks
+// clang-format on
 //
 // The first four are f, g and their counterparts along a dimension in Megatron-LM (Shoeybi et al.,
 // "Megatron-LM", 2019), the last two those of sequence parallelism (Korthikanti et al., "Reducing

@@ -21,8 +21,8 @@
 //
 //   const auto tp = tp::parallelize(*model, {{"block*.up", tp::colwise_parallel()},
 //                                            {"block*.down", tp::rowwise_parallel()}}, mesh, "tp");
-//   const auto units = fsdp::fully_shard(*model, mesh, {"dp"});  // afterwards, over other
-//   dimensions modules::forward(model, x).sum().backward();
+//   const auto units = fsdp::fully_shard(*model, mesh, {"dp"});  // after parallelize()
+//   modules::forward(model, x).sum().backward();
 //
 // The model must call these modules through modules::forward(): `modules::forward(up, x)`. A call
 // of up->forward(x) would compute with this rank's part of the weight and not communicate; it

@@ -10,6 +10,7 @@
 #include "pipewright/comms/chunk.h"
 #include "pipewright/modules/part_guard.h"
 #include "pipewright/tp/communication.h"
+#include "pipewright/tp/overlap.h"
 #include "pipewright/tp/sequence_parallel.h"
 
 namespace pipewright::tp {
@@ -98,6 +99,7 @@ class SplitLinear final : public SplitModule {
             ? gather_partial(x, *input_.dim(), x.size(*input_.dim()) * group_->getSize(), group_)
             : copy_to(x, group_);
     modules::Tensors outputs = with_parts(forward, inputs);
+    overlap_backward(outputs[0], x);
     if (!output_.dim())
       outputs[0] = gather_from(outputs[0], -1, linear_.options.out_features(), group_);
     return outputs;
