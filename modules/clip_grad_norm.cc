@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "pipewright/comms/group.h"
 #include "pipewright/modules/distribution.h"
 
 namespace pipewright::modules {
@@ -57,7 +58,7 @@ at::Tensor clip_grad_norm_(const std::vector<GradsToClip>& grads, c10d::Backend&
     options.reduceOp = is_max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
     // Gradients may be on the host and the group's tensors on a device (CPUOffloadPolicy).
     std::vector<at::Tensor> sums = {sum.to(group.getBoundDeviceId().value_or(device))};
-    group.allreduce(sums, options)->wait();
+    comms::wait(group, *group.allreduce(sums, options));
     sum = sums[0];
   }
   const at::Tensor norm = is_max ? sum : sum.pow(1 / norm_type);

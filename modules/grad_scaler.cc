@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "pipewright/comms/group.h"
 #include "pipewright/ir/errors.h"
 
 namespace pipewright::modules {
@@ -41,7 +42,7 @@ void GradScaler::unscale_(const std::vector<at::Tensor>& parameters) {
     c10d::AllreduceOptions options;
     options.reduceOp = c10d::ReduceOp::MAX;
     std::vector<at::Tensor> all = {found};
-    group_->allreduce(all, options)->wait();
+    comms::wait(*group_, *group_->allreduce(all, options));
   }
   found_inf_ = found;
 }

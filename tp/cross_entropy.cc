@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "pipewright/comms/chunk.h"
+#include "pipewright/comms/group.h"
 #include "pipewright/tp/communication.h"
 
 namespace pipewright::tp {
@@ -39,7 +40,7 @@ at::Tensor largest_on_all_ranks(const at::Tensor& logits, const comms::BackendPt
   if (group->getSize() > 1) {
     c10d::AllreduceOptions options;
     options.reduceOp = c10d::ReduceOp::MAX;
-    group->allreduce(largest, options)->wait();
+    comms::wait(*group, *group->allreduce(largest, options));
   }
   return largest[0];
 }

@@ -9,6 +9,7 @@
 #include "pipewright/ir/errors.h"
 #include "pipewright/modules/clip_grad_norm.h"
 #include "pipewright/modules/grad_scaler.h"
+#include "tests/support/training/named_wait.h"
 #include "tests/support/training/on_ranks.h"
 
 namespace pipewright::modules {
@@ -57,6 +58,18 @@ TEST(ClipGradNorm, OverStagesOnly) {
     const at::Tensor norm = clip_grad_norm_({parameter}, *mesh.group({"pp"}), 100);
     EXPECT_NEAR(norm.item<double>(), std::sqrt(4.0 + 16.0), 1e-6);
     EXPECT_TRUE(at::equal(parameter.grad(), at::full({4}, 1.0 + mesh.coordinate("pp"))));
+  });
+}
+
+TEST(ClipGradNorm, ItsWaitIsNamed) {
+  tests::expect_named_wait("allreduce", [](const comms::BackendPtr& group) {
+    clip_grad_norm_({with_grad(at::ones({4}))}, *group, 1);
+  });
+}
+
+TEST(GradScaler, ItsWaitIsNamed) {
+  tests::expect_named_wait("allreduce", [](const comms::BackendPtr& group) {
+    GradScaler(group).unscale_({with_grad(at::ones({4}))});
   });
 }
 

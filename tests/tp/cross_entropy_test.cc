@@ -10,6 +10,7 @@
 #include "pipewright/comms/chunk.h"
 #include "pipewright/comms/recording_backend.h"
 #include "tests/support/ranks/ground.h"
+#include "tests/support/training/named_wait.h"
 #include "tests/support/training/on_ranks.h"
 
 namespace pipewright::tp {
@@ -116,6 +117,13 @@ TEST(CrossEntropy, CommunicatesThreeValuesPerTarget) {
     EXPECT_EQ(self.log->calls().size(), 2u);
     loss.backward();
     EXPECT_EQ(self.log->calls().size(), 2u);
+  });
+}
+
+TEST(CrossEntropy, ItsWaitIsNamed) {
+  tests::expect_named_wait("allreduce", [](const comms::BackendPtr& group) {
+    const at::Tensor part = numbers({10, 8}).narrow(-1, 4 * group->getRank(), 4);
+    cross_entropy(part, at::arange(10).remainder(8), 8, group);
   });
 }
 
