@@ -354,6 +354,7 @@ set(pipewright_executor_sources
     ddp/replicated_unit_step.cc
     executor/action_runner.cc
     executor/batch_check.cc
+    executor/batch_comparison.cc
     executor/coordinator.cc
     executor/data_flow.cc
     executor/device_progress.cc
@@ -394,9 +395,11 @@ set(pipewright_executor_sources
     modules/part_guard.cc
     modules/reduction.cc
     modules/tied_parameters.cc
+    tp/collective.cc
     tp/communication.cc
     tp/cross_entropy.cc
     tp/input_check.cc
+    tp/overlap.cc
     tp/parallelize.cc
     tp/rank_generator.cc
     tp/sequence_parallel.cc
@@ -441,6 +444,7 @@ set(pipewright_executor_headers
     executor/action_function.h
     executor/action_runner.h
     executor/batch_check.h
+    executor/batch_comparison.h
     executor/coordinator.h
     executor/data_flow.h
     executor/device_progress.h
@@ -492,9 +496,12 @@ set(pipewright_executor_headers
     modules/tensors.h
     modules/tied_parameters.h
     modules/unit_tree.h
+    tp/collective.h
     tp/communication.h
+    tp/communication_node.h
     tp/cross_entropy.h
     tp/input_check.h
+    tp/overlap.h
     tp/parallelize.h
     tp/rank_generator.h
     tp/sequence_parallel.h

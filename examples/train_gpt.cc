@@ -91,6 +91,7 @@ void train(const Options& options, const ir::Program& program, const Text& text,
        // The report of the hang is on stderr already, and where torchrun looks for it.
        .on_stuck = [](const std::string&) { std::_Exit(kHang); },
        .ranks = mesh.ranks({"pp"}),
+       .same_batch = tp,
        .tied = model.tied});
 
   // The optimizer, and what it and the model were when they were saved.

@@ -42,6 +42,17 @@ void check_shapes(const std::vector<Tensors>& list, const std::vector<TensorMeta
   }
 }
 
+void describe_list(const std::vector<Tensors>& list, const char* what,
+                   std::vector<std::string>& lines) {
+  const std::vector<TensorMetas> found = metas_of_list(list);
+  for (size_t m = 0; m < found.size(); ++m) {
+    for (size_t i = 0; i < found[m].size(); ++i) {
+      lines.push_back(std::string(what) + " " + std::to_string(i) + " of microbatch " +
+                      std::to_string(m) + ", " + to_string(found[m][i]));
+    }
+  }
+}
+
 }  // namespace
 
 void BatchCheck::check(const Microbatches& microbatches, bool with_backward) const {
@@ -61,6 +72,16 @@ void BatchCheck::check(const Microbatches& microbatches, bool with_backward) con
   if (options_.needs_inputs) check_shapes(microbatches.inputs, first->inputs, "input");
   check_shapes(microbatches.extra, first->extra, "extra input");
   if (options_.needs_targets) check_shapes(microbatches.targets, first->targets, "target");
+}
+
+std::vector<std::string> BatchCheck::describe(const Microbatches& microbatches,
+                                              bool with_backward) const {
+  std::vector<std::string> lines;
+  if (first_[with_backward] && options_.same_shapes) return lines;
+  if (options_.needs_inputs) describe_list(microbatches.inputs, "input", lines);
+  describe_list(microbatches.extra, "extra input", lines);
+  if (options_.needs_targets) describe_list(microbatches.targets, "target", lines);
+  return lines;
 }
 
 void BatchCheck::remember(const Microbatches& microbatches, bool with_backward) {

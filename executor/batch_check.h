@@ -2,6 +2,8 @@
 #define PIPEWRIGHT_EXECUTOR_BATCH_CHECK_H_
 
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "pipewright/executor/microbatches.h"
 #include "pipewright/executor/tensor_meta.h"
@@ -25,6 +27,9 @@ class BatchCheck {
   // differs from the first step's. Training and evaluation have a first step each.
   // Inputs and targets that this rank does not need are ignored.
   void check(const Microbatches& microbatches, bool with_backward) const;
+  // The dtypes and shapes of the tensors that this rank needs, one per line; none if check() has
+  // compared them with those of the first step.
+  std::vector<std::string> describe(const Microbatches& microbatches, bool with_backward) const;
   // Makes this batch the first one, unless there was one.
   void remember(const Microbatches& microbatches, bool with_backward);
   void forget();

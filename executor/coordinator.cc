@@ -90,7 +90,9 @@ void Coordinator::wait_for_digest(const std::string& key, const std::string& who
 
 std::string Coordinator::begin_step(const std::string& problem) {
   // Each rank of a pipeline is in one copy of its stages, so what the pipeline knows after its own
-  // vote reaches the ranks of all other pipelines in the votes of the data-parallel groups.
+  // vote reaches the ranks of all other pipelines in the votes of the data-parallel groups; and
+  // what all pipelines with the same tensor-parallel coordinate know reaches the others in the last
+  // one.
   std::string agreed = problem;
   for (comms::Vote& vote : votes_) agreed = vote.agree(agreed, timeout_);
   return agreed;

@@ -18,8 +18,9 @@ namespace pipewright::executor {
 class Coordinator {
  public:
   // `id` is the same on all ranks that create their executors in the same order. `ranks`: the world
-  // rank of each program rank. `groups`: the data-parallel groups of this rank's stages; a wrong
-  // batch ends the step of all pipelines that they connect. `world` must outlive this object.
+  // rank of each program rank. `groups`: the data-parallel groups of this rank's stages, and then
+  // that of the ranks with the same batch; a wrong batch ends the step of all pipelines that they
+  // connect. `world` must outlive this object.
   Coordinator(comms::World& world, const std::string& id, const std::vector<int>& ranks, int rank,
               const std::vector<c10d::Backend*>& groups, std::chrono::milliseconds timeout);
 
@@ -51,7 +52,7 @@ class Coordinator {
   const std::string key_;
   const std::string refusal_;  // the key that refuse() sets
   const std::chrono::milliseconds timeout_;
-  std::vector<comms::Vote> votes_;  // of the pipeline, then of each data-parallel group
+  std::vector<comms::Vote> votes_;  // of the pipeline, then of each group
   comms::Vote confirmations_;       // of the world
 };
 

@@ -79,8 +79,10 @@ int rank_in(const std::vector<int>& ranks, const comms::World& world) {
   return static_cast<int>(std::ranges::find(ranks, world.rank()) - ranks.begin());
 }
 
-// The data-parallel groups of the stages, each once, in the order of stages.
-std::vector<c10d::Backend*> groups_of(const std::map<int, LocalStage>& stages) {
+// The data-parallel groups of the stages, each once, in the order of stages, and then the group of
+// ranks with the same batch.
+std::vector<c10d::Backend*> groups_of(const std::map<int, LocalStage>& stages,
+                                      const comms::BackendPtr& same_batch) {
   std::vector<c10d::Backend*> groups;
   for (const auto& [index, stage] : stages) {
     c10d::Backend* group = stage.data_parallel ? stage.data_parallel->group() : nullptr;
@@ -88,6 +90,7 @@ std::vector<c10d::Backend*> groups_of(const std::map<int, LocalStage>& stages) {
     const bool known = group && !group->getGroupUid().empty();
     if (known && std::ranges::find(groups, group) == groups.end()) groups.push_back(group);
   }
+  if (same_batch) groups.push_back(same_batch.get());
   return groups;
 }
 
@@ -160,7 +163,7 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
       ranks_(ranks_of(program_, world, options_, id_)),
       rank_(rank_in(ranks_, world)),
       timeout_(options_.timeout.value_or(world.timeout())),
-      coordinator_(world, id_, ranks_, rank_, groups_of(stages), timeout_),
+      coordinator_(world, id_, ranks_, rank_, groups_of(stages, options_.same_batch), timeout_),
       batches_({.num_microbatches = program_.num_microbatches,
                 .needs_inputs = program_.placement.rank_of(0) == rank_,
                 .needs_targets =
@@ -171,6 +174,7 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
   std::string error;
   std::vector<DigestPart> digest;
   try {
+    if (options_.same_batch) same_batch_.emplace(world, *options_.same_batch);
     check_program(program_, options_.allow_unverified);
     has_backward_ = ir::has_backward(program_);
     row_ = plan_row(program_.rows[static_cast<size_t>(rank_)]);
@@ -288,14 +292,23 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
   const c10::AutoGradMode grad_mode(with_backward);
   Microbatches microbatches;
   std::string wrong;
+  std::vector<std::string> shapes;
+  const auto refuse = [&](const std::string& what) {
+    wrong = "rank " + std::to_string(world_.rank()) + ", " + place() + ": " + what;
+  };
   try {
     microbatches = prepare();
     batches_.check(microbatches, with_backward);
+    shapes = batches_.describe(microbatches, with_backward);
   } catch (const std::exception& error) {
-    wrong = "rank " + std::to_string(world_.rank()) + ", " + place() + ": " + error.what();
+    refuse(error.what());
   }
   StepOutputs results;
   guard([&] {
+    if (same_batch_) {
+      const std::string difference = same_batch_->difference(shapes);
+      if (!difference.empty()) refuse(difference);
+    }
     const RowPlan& row = evaluates ? eval_row() : row_;
     // A rank that waits here in vain reports the action that it could not begin.
     current_ = row.actions.empty() ? nullptr : &row.actions.front();

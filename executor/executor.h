@@ -14,6 +14,7 @@
 #include "pipewright/comms/world.h"
 #include "pipewright/executor/action_runner.h"
 #include "pipewright/executor/batch_check.h"
+#include "pipewright/executor/batch_comparison.h"
 #include "pipewright/executor/coordinator.h"
 #include "pipewright/executor/device_progress.h"
 #include "pipewright/executor/microbatches.h"
@@ -124,6 +125,11 @@ struct ExecutorOptions {
   bool dynamic_shapes = false;
   // The world rank of each program rank; by default both are equal.
   std::vector<int> ranks = {};
+  // The ranks that run the same stages on equal batches, as those of a tensor-parallel dimension
+  // do; null if this rank is the only one. A batch that is wrong on one of them, or has other
+  // shapes than on another, is a BatchError on all. Without it the others would wait for that rank
+  // in the collectives of their stages.
+  comms::BackendPtr same_batch = nullptr;
   // Parameters that stages share. A training step adds up the gradients of their copies at its end,
   // after all reductions.
   std::shared_ptr<modules::TiedParameters> tied = nullptr;
@@ -226,6 +232,7 @@ class Executor {
   const std::chrono::milliseconds timeout_;
   Coordinator coordinator_;
   BatchCheck batches_;
+  std::optional<BatchComparison> same_batch_;
   RowPlan row_;
   bool has_backward_ = false;  // on any rank
 

@@ -1,0 +1,55 @@
+#include "pipewright/executor/batch_comparison.h"
+
+#include <algorithm>
+#include <sstream>
+#include <stdexcept>
+
+namespace pipewright::executor {
+namespace {
+
+std::string name_of(comms::World& world, const c10d::Backend& group) {
+  if (group.getGroupUid().empty())
+    throw std::invalid_argument("same_batch: expected a group that a World made");
+  return world.unique_name("executor." + group.getGroupUid() + ".batch");
+}
+
+std::vector<std::string> split_lines(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+}  // namespace
+
+BatchComparison::BatchComparison(comms::World& world, const c10d::Backend& group)
+    : world_(world), name_(name_of(world, group)) {}
+
+std::string BatchComparison::difference(const std::vector<std::string>& lines) {
+  if (const int now = world_.failures().generation(); now != generation_) {
+    generation_ = now;
+    number_ = 0;
+  }
+  const std::string prefix = name_ + "/" + std::to_string(generation_) + "/";
+  const int64_t number = number_++;
+  if (lines.empty()) return "";
+  std::string text = std::to_string(world_.rank()) + "\n";
+  for (const std::string& line : lines) text += line + "\n";
+  const std::vector<uint8_t> first = world_.store()->compareSet(
+      prefix + std::to_string(number), {}, std::vector<uint8_t>(text.begin(), text.end()));
+  const std::vector<std::string> theirs = split_lines({first.begin(), first.end()});
+  const std::string& rank = theirs.at(0);
+  if (rank == std::to_string(world_.rank())) {
+    // All ranks have voted since then.
+    if (number > 0) world_.store()->deleteKey(prefix + std::to_string(number - 1));
+    return "";
+  }
+  for (size_t i = 0; i < std::max(lines.size(), theirs.size() - 1); ++i) {
+    const std::string got = i < lines.size() ? lines[i] : "nothing";
+    const std::string expected = i + 1 < theirs.size() ? theirs[i + 1] : "nothing";
+    if (got != expected) return "expected " + expected + " as on rank " + rank + ", got " + got;
+  }
+  return "";
+}
+
+}  // namespace pipewright::executor
