@@ -13,6 +13,7 @@
 #include "pipewright/comms/agreement.h"
 #include "pipewright/fsdp/sharded_unit.h"
 #include "pipewright/ir/errors.h"
+#include "pipewright/modules/distribution.h"
 #include "pipewright/modules/names.h"
 #include "pipewright/modules/part_guard.h"
 
@@ -122,9 +123,17 @@ void check(std::vector<ParamSpec>& specs, const Options& options, int ranks) {
       refuse_this(c10::str(": shard_placement_fn: expected one of its ", tensor.dim(),
                            " dimensions, got ", spec.dim));
     spec.dim = dim;
-    if (dim > 0 && tensor.size(dim) % ranks != 0) {
-      refuse_this(c10::str(": dimension ", dim, " does not divide evenly by ", ranks,
-                           " ranks; only dimension 0 may be uneven"));
+    if (dim == 0) continue;
+    // Parts of a tensor-parallel dimension may be of different sizes: all its ranks decide alike.
+    const comms::Layout layout = modules::layout_of(tensor).layout;
+    for (int rank = 0; rank < layout.mesh().size(); ++rank) {
+      const int64_t size = layout.local_shape(rank)[static_cast<size_t>(dim)];
+      if (size % ranks == 0) continue;
+      refuse_this(c10::str(
+          ": dimension ", dim,
+          size == tensor.size(dim) ? std::string()
+                                   : ", of " + std::to_string(size) + " elements on other ranks,",
+          " does not divide evenly by ", ranks, " ranks; only dimension 0 may be uneven"));
     }
   }
 }
