@@ -13,9 +13,11 @@
 #include "pipewright/modules/distribution.h"
 #include "pipewright/modules/forward.h"
 #include "pipewright/tp/parallelize.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 #include "tests/support/training/parity.h"
+#include "tests/tp/whole_model.h"
 
 namespace pipewright::tp {
 namespace {
@@ -57,19 +59,6 @@ class MlpStack : public tests::TestModule {
 
 const Plan kPlan = {{"*.in_proj", colwise_parallel()}, {"*.out_proj", rowwise_parallel()}};
 
-// This rank's part of a whole parameter, by its layout.
-at::Tensor part_of(const at::Tensor& whole, const comms::LocalLayout& of) {
-  const std::vector<comms::Box> boxes = of.layout.boxes(of.rank);
-  if (boxes.empty()) return at::empty(of.layout.local_shape(of.rank), whole.options());
-  EXPECT_EQ(boxes.size(), 1u);
-  at::Tensor part = whole;
-  for (int64_t d = 0; d < whole.dim(); ++d) {
-    const auto i = static_cast<size_t>(d);
-    part = part.narrow(d, boxes[0].begin[i], boxes[0].sizes[i]);
-  }
-  return part;
-}
-
 struct Setup {
   std::vector<MeshDim> mesh;
   std::vector<std::string> data_parallel;  // the mesh dimensions over which gradients are averaged
@@ -92,31 +81,8 @@ void expect_parity(const Setup& setup, const Wrap& wrap) {
     const auto data_parallel = mesh.group(setup.data_parallel);
     const auto tp = parallelize(*module, kPlan, mesh, "tp");
     const auto units = wrap(*module, mesh);
-    const auto layouts = modules::layouts(*module);
-    EXPECT_EQ(layouts.at("0.in_proj.weight").layout.text(), setup.layout);
-    const auto expect_equal = [&](const std::string& when, bool whole) {
-      const auto got = module->named_parameters();
-      const auto same = [](const at::Tensor& one, const at::Tensor& other) {
-        return one.sizes() == other.sizes() && at::allclose(one, other, 1e-9, 1e-11);
-      };
-      for (const auto& named : plain->named_parameters()) {
-        const comms::LocalLayout& layout = layouts.at(named.key());
-        const at::Tensor &one = named.value(), &other = got[named.key()];
-        EXPECT_TRUE(same(part_of(one, layout), other)) << named.key() << when;
-        if (whole) {
-          EXPECT_TRUE(same(one, modules::full_tensor(other))) << named.key() << when;
-        }
-        ASSERT_EQ(one.grad().defined(), other.grad().defined()) << named.key() << when;
-        if (!one.grad().defined()) continue;
-        EXPECT_TRUE(same(part_of(one.grad(), layout), other.grad()))
-            << "the gradient of " << named.key() << when;
-        if (whole) {
-          EXPECT_TRUE(same(one.grad(), modules::full_tensor(other, other.grad())))
-              << "the gradient of " << named.key() << when;
-        }
-      }
-    };
-    expect_equal(" at first", true);
+    EXPECT_EQ(modules::layouts(*module).at("0.in_proj.weight").layout.text(), setup.layout);
+    expect_whole(*plain, *module, " at first");
     const auto plain_optimizer = tests::adam(*plain), optimizer = tests::adam(*module);
     for (int iteration = 0; iteration < 10; ++iteration) {
       plain_optimizer->zero_grad(iteration % 2 == 0);
@@ -129,11 +95,12 @@ void expect_parity(const Setup& setup, const Wrap& wrap) {
       expected.backward();
       got.backward();
       tests::average_grads(*plain, *data_parallel);
-      expect_equal(" after backward " + std::to_string(iteration), false);
+      expect_parts(*plain, *module, " after backward " + std::to_string(iteration));
       plain_optimizer->step();
       optimizer->step();
-      expect_equal(" after step " + std::to_string(iteration), iteration == 9);
+      expect_parts(*plain, *module, " after step " + std::to_string(iteration));
     }
+    expect_whole(*plain, *module, " at the end");
   });
 }
 
@@ -141,9 +108,8 @@ std::string sizes_of(int64_t dim) {
   return "[" + std::to_string(3 * dim) + ", " + std::to_string(dim) + "] ";
 }
 
-Wrap sharded_over(const std::vector<std::string>& dims, bool reshard_after_forward) {
+Wrap sharded_over(const std::vector<std::string>& dims, const fsdp::Options& options) {
   return [=](MlpStack& module, Mesh& mesh) {
-    const fsdp::Options options = {.reshard_after_forward = reshard_after_forward};
     std::vector<std::shared_ptr<void>> units;
     for (const auto& mlp : module.parts())
       units.push_back(fsdp::fully_shard(*mlp, mesh, dims, options));
@@ -162,7 +128,7 @@ TEST(TensorParallel, test_2d_mlp_with_nd_mesh) {
                        .layout = sizes_of(dim) + kSharded + " tp=2:shard(0)",
                        .dim = dim,
                        .checkpointed = checkpointed},
-                      sharded_over({"dp"}, reshard));
+                      sharded_over({"dp"}, {.reshard_after_forward = reshard}));
       }
     }
   }
@@ -171,7 +137,7 @@ TEST(TensorParallel, test_2d_mlp_with_nd_mesh) {
                  .data_parallel = {"dp"},
                  .layout = sizes_of(5) + kSharded + " tp=2:shard(0)",
                  .dim = 5},
-                sharded_over({"dp"}, true));
+                sharded_over({"dp"}, {.reshard_after_forward = true}));
 }
 
 TEST(TensorParallel, test_3d_mlp_with_nd_mesh) {
@@ -185,7 +151,7 @@ TEST(TensorParallel, test_3d_mlp_with_nd_mesh) {
                                        "tp=2:shard(0)",
              .dim = dim,
              .checkpointed = checkpointed},
-            sharded_over({"dp_replicate", "dp_shard"}, reshard));
+            sharded_over({"dp_replicate", "dp_shard"}, {.reshard_after_forward = reshard}));
       }
     }
   }
@@ -223,43 +189,67 @@ TEST(TensorParallel, EmptyParts) {
                    .layout = sizes_of(dim) +
                              "dp_replicate=1:replicate dp_shard=2:strided_shard(0,4) tp=4:shard(0)",
                    .dim = dim},
-                  sharded_over({"dp"}, true));
+                  sharded_over({"dp"}, {.reshard_after_forward = true}));
   }
 }
 
-// PyTorch's row without the offloading: one all-reduce per MLP in forward, and one in backward but
-// for the first, whose input needs no gradient. A mesh dimension of one rank neither gathers nor
-// reduces.
-TEST(TensorParallel, test_tp_with_fsdp_counts) {
-  on_ranks(4, [](Rank& self) {
-    comms::World recorded = self.world->wrapped(
-        [&](comms::BackendPtr backend) { return comms::record(backend, self.log); });
-    Mesh mesh(recorded, {{"dp", 1}, {"tp", 4}});
-    const auto plain = std::make_shared<MlpStack>(16, false);
-    const auto module = std::make_shared<MlpStack>(16, false);
-    const auto tp = parallelize(*module, kPlan, mesh, "tp");
-    const auto units = sharded_over({"dp"}, true)(*module, mesh);
-    const auto plain_optimizer = tests::adam(*plain), optimizer = tests::adam(*module);
-    for (int iteration = 0; iteration < 10; ++iteration) {
-      plain_optimizer->zero_grad(iteration % 2 == 0);
-      optimizer->zero_grad(iteration % 2 == 0);
-      const at::Tensor input = tests::random_input({4, 16}, tests::data_seed(iteration, 0));
-      self.log->clear();
-      const at::Tensor loss = modules::forward(module, input).sum();
-      EXPECT_EQ(self.log->count("allreduce"), 3);
-      EXPECT_EQ(self.log->bytes("allreduce"), 3 * 4 * 16 * 8);
-      EXPECT_EQ(self.log->calls().size(), 3u);
-      self.log->clear();
-      loss.backward();
-      EXPECT_EQ(self.log->count("allreduce"), 2);
-      EXPECT_EQ(self.log->calls().size(), 2u);
-      const at::Tensor expected = modules::forward(plain, input).sum();
-      expected.backward();
-      EXPECT_TRUE(at::allclose(expected, loss, 1e-9, 1e-11)) << iteration;
-      plain_optimizer->step();
-      optimizer->step();
-    }
-  });
+// One all-reduce per MLP in forward, and one in backward but for the first, whose input needs no
+// gradient. A mesh dimension of one rank neither gathers nor reduces. Shards are on the host.
+TEST(TensorParallel, test_tp_with_fsdp_offloading) {
+  for (const bool pin : {true, false}) {
+    on_ranks(4, [&](Rank& self) {
+      comms::World recorded = self.world->wrapped(
+          [&](comms::BackendPtr backend) { return comms::record(backend, self.log); });
+      Mesh mesh(recorded, {{"dp", 1}, {"tp", 4}});
+      const auto plain = std::make_shared<MlpStack>(16, false);
+      const auto module = std::make_shared<MlpStack>(16, false);
+      const auto tp = parallelize(*module, kPlan, mesh, "tp");
+      const fsdp::Options options = {.reshard_after_forward = true,
+                                     .offload_policy = fsdp::CPUOffloadPolicy{.pin_memory = pin}};
+      const auto units = sharded_over({"dp"}, options)(*module, mesh);
+      const auto expect_on_host = [&](const std::string& when) {
+        for (const auto& named : module->named_parameters()) {
+          const at::Tensor& weight = named.value();
+          EXPECT_TRUE(weight.is_cpu()) << named.key() << when;
+          EXPECT_EQ(weight.is_pinned(), pin && !tests::here().is_cpu()) << named.key() << when;
+          EXPECT_TRUE(!weight.grad().defined() || weight.grad().is_cpu()) << named.key() << when;
+        }
+      };
+      expect_on_host(" after the wrap");
+      const auto plain_optimizer = tests::adam(*plain), optimizer = tests::adam(*module);
+      for (int iteration = 0; iteration < 10; ++iteration) {
+        const std::string when = " in iteration " + std::to_string(iteration);
+        plain_optimizer->zero_grad(iteration % 2 == 0);
+        optimizer->zero_grad(iteration % 2 == 0);
+        const at::Tensor input = tests::random_input({4, 16}, tests::data_seed(iteration, 0));
+        self.log->clear();
+        const at::Tensor loss = modules::forward(module, input).sum();
+        EXPECT_EQ(self.log->count("allreduce"), 3);
+        EXPECT_EQ(self.log->bytes("allreduce"), 3 * 4 * 16 * 8);
+        EXPECT_EQ(self.log->calls().size(), 3u);
+        self.log->clear();
+        loss.backward();
+        EXPECT_EQ(self.log->count("allreduce"), 2);
+        EXPECT_EQ(self.log->calls().size(), 2u);
+        const at::Tensor expected = modules::forward(plain, input).sum();
+        expected.backward();
+        EXPECT_TRUE(at::allclose(expected, loss, 1e-9, 1e-11)) << when;
+        expect_on_host(when);
+        const auto parameters = module->named_parameters();
+        const auto layouts = modules::layouts(*module);
+        const auto expect_part = [&](const at::Tensor& whole, const at::Tensor& part,
+                                     const std::string& name) {
+          EXPECT_TRUE(is_close(part_of(whole, layouts.at(name)).cpu(), part)) << name << when;
+        };
+        for (const auto& named : plain->named_parameters())
+          expect_part(named.value().grad(), parameters[named.key()].grad(), named.key());
+        plain_optimizer->step();
+        optimizer->step();
+        for (const auto& named : plain->named_parameters())
+          expect_part(named.value(), parameters[named.key()], named.key());
+      }
+    });
+  }
 }
 
 // PyTorch's 2-D test of DDP: outputs, gradients and parameters, and the outputs after a step.

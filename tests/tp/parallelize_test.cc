@@ -311,6 +311,13 @@ TEST(Errors, OfInputs) {
       } else {
         EXPECT_EQ(different, "no error");
       }
+      if (is_checked) {
+        EXPECT_TRUE(std::regex_match(
+            forward_up(at::ones({2 + self.rank, 4}, at::kDouble)),
+            std::regex(
+                "ranks disagree: expected input 0 .*, Double \\[2, 4\\] with hash [0-9]+ as on "
+                "rank 0, got input 0 .*, Double \\[3, 4\\] with hash [0-9]+ on rank 1")));
+      }
       EXPECT_EQ(error_of([&] {
                   return modules::forward(module->tokens, at::zeros({2, 3}, at::kLong));
                 }),

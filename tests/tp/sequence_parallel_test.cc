@@ -13,7 +13,6 @@
 #include "pipewright/autograd/checkpoint.h"
 #include "pipewright/autograd/generator_scope.h"
 #include "pipewright/autograd/split_backward.h"
-#include "pipewright/comms/chunk.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/recording_backend.h"
 #include "pipewright/ddp/replicate.h"
@@ -24,6 +23,7 @@
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 #include "tests/support/training/parity.h"
+#include "tests/tp/whole_model.h"
 
 namespace pipewright::tp {
 namespace {
@@ -77,18 +77,6 @@ const Plan kPlan = {{"norm", sequence_parallel()},
                     {"*.up", colwise_parallel({.input = kAlongSequence})},
                     {"*.down", rowwise_parallel({.output = kAlongSequence})}};
 
-at::Tensor chunk(const at::Tensor& whole, int64_t dim, int ranks, int rank) {
-  const comms::Chunk mine = comms::chunk_of(whole.size(dim), ranks, rank);
-  return whole.narrow(dim, mine.begin, mine.length);
-}
-
-// What rank `tp` of two has of a parameter or its gradient.
-at::Tensor part_of(const at::Tensor& whole, const std::string& name, int tp) {
-  if (name.find(".up.") != std::string::npos) return chunk(whole, 0, 2, tp);
-  if (name.find(".down.weight") != std::string::npos) return chunk(whole, 1, 2, tp);
-  return whole;
-}
-
 enum class Wrapped { kNot, kSharded, kReplicated };
 
 class Sequence : public testing::TestWithParam<std::tuple<Wrapped, bool>> {};
@@ -117,26 +105,14 @@ TEST_P(Sequence, IsThatOfWholeLayers) {
       const at::Tensor weights = at::cos(at::arange(input.numel(), at::kDouble)).view_as(input);
       const at::Tensor expected = plain->forward(input);
       const at::Tensor got = modules::forward(module, scatter_to(input, 1, tp));
-      EXPECT_TRUE(at::allclose(chunk(expected, 1, 2, tp->getRank()), got, 1e-9, 1e-11));
+      EXPECT_TRUE(at::allclose(chunk_of(expected, 1, 2, tp->getRank()), got, 1e-9, 1e-11));
       (expected * weights).sum().backward();
-      (got * chunk(weights, 1, 2, tp->getRank())).sum().backward();
+      (got * chunk_of(weights, 1, 2, tp->getRank())).sum().backward();
       if (wrapped != Wrapped::kNot) tests::average_grads(*plain, *dp);
-      const auto parameters = module->named_parameters();
-      const auto expect_equal = [&](const at::Tensor& whole, const at::Tensor& mine,
-                                    const std::string& name) {
-        at::Tensor part = part_of(whole, name, tp->getRank());
-        if (wrapped == Wrapped::kSharded) part = chunk(part, 0, 2, dp->getRank());
-        ASSERT_TRUE(mine.defined()) << name;
-        EXPECT_TRUE(at::allclose(part, mine, 1e-9, 1e-11)) << name << " in " << iteration;
-      };
-      for (const auto& named : plain->named_parameters()) {
-        expect_equal(named.value().grad(), parameters[named.key()].grad(),
-                     "gradient of " + named.key());
-      }
+      expect_parts(*plain, *module, " after backward " + std::to_string(iteration));
       plain_optimizer->step();
       optimizer->step();
-      for (const auto& named : plain->named_parameters())
-        expect_equal(named.value(), parameters[named.key()], named.key());
+      expect_parts(*plain, *module, " after step " + std::to_string(iteration));
     }
   });
 }
@@ -156,7 +132,7 @@ TEST(SequenceParallel, SplitBackwardCommunicatesInI) {
     const auto plain = std::make_shared<Model>(), module = std::make_shared<Model>();
     const auto split = parallelize(*module, kPlan, mesh, "tp");
     const at::Tensor whole = tests::random_input({kBatch, kSequence, kDim}, 3);
-    const at::Tensor input = chunk(whole, 1, 2, self.rank).clone().requires_grad_();
+    const at::Tensor input = chunk_of(whole, 1, 2, self.rank).clone().requires_grad_();
     const auto expect_calls = [&](const std::vector<std::string>& expected) {
       std::vector<std::string> names;
       for (const comms::CallRecord& call : self.log->calls()) names.push_back(call.op);
@@ -176,13 +152,8 @@ TEST(SequenceParallel, SplitBackwardCommunicatesInI) {
 
     const at::Tensor plain_input = whole.clone().requires_grad_();
     plain->forward(plain_input).sum().backward();
-    EXPECT_TRUE(at::allclose(chunk(plain_input.grad(), 1, 2, self.rank), grads[0], 1e-9, 1e-11));
-    const auto got = module->named_parameters();
-    for (const auto& named : plain->named_parameters()) {
-      EXPECT_TRUE(at::allclose(part_of(named.value().grad(), named.key(), self.rank),
-                               got[named.key()].grad(), 1e-9, 1e-11))
-          << named.key();
-    }
+    EXPECT_TRUE(at::allclose(chunk_of(plain_input.grad(), 1, 2, self.rank), grads[0], 1e-9, 1e-11));
+    expect_parts(*plain, *module, " after W");
   });
 }
 

@@ -1,6 +1,6 @@
-// PyTorch's rows with a transformer: tensor parallelism and fully_shard along either dimension of
-// each matrix, and clipping in 2-D and 3-D. A plain copy, averaged by hand over the data-parallel
-// ranks, is the judge. Without sequence parallelism.
+// PyTorch's rows with a transformer, with and without sequence parallelism: tensor parallelism and
+// fully_shard along either dimension of each matrix, and clipping in 2-D and 3-D. A plain copy,
+// averaged by hand over the data-parallel ranks, is the judge.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/embedding.h>
@@ -19,6 +19,7 @@
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 #include "tests/support/training/parity.h"
+#include "tests/tp/whole_model.h"
 
 namespace pipewright::tp {
 namespace {
@@ -57,9 +58,11 @@ struct Block : nn::Module {
   nn::Linear w2 = register_module("w2", linear(4 * kDim, kDim, true));
 };
 
+// PyTorch's model of these tests, without dropout.
 struct Transformer : nn::Module {
-  // Equal on all ranks.
-  explicit Transformer(int layers) {
+  // Equal on all ranks. `tied`: the output layer uses the weight of the tokens; the one that it has
+  // registered stays unused, because LibTorch cannot replace it.
+  explicit Transformer(int layers, bool tied = false) {
     const autograd::GeneratorScope generator(42);
     tokens = register_module("tokens", nn::Embedding(kVocabulary, kDim));
     positions = register_module("positions", nn::Embedding(kTokens, kDim));
@@ -68,6 +71,7 @@ struct Transformer : nn::Module {
     norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({kDim})));
     output = register_module("output", linear(kDim, kVocabulary, false));
     to(tests::here(), at::kDouble);
+    if (tied) output->weight = tokens->weight;
   }
   at::Tensor forward(const at::Tensor& input) {
     const at::Tensor places = at::arange(input.size(1), input.options());
@@ -81,13 +85,26 @@ struct Transformer : nn::Module {
   nn::Linear output{nullptr};
 };
 
-const Plan kPlan = {{"tokens", rowwise_parallel()},
-                    {"positions", rowwise_parallel()},
-                    {"block*.w[qkv]", colwise_parallel()},
-                    {"block*.wo", rowwise_parallel()},
-                    {"block*.w1", colwise_parallel()},
-                    {"block*.w2", rowwise_parallel()},
-                    {"output", colwise_parallel({.output = TensorPlacement::replicate()})}};
+// PyTorch's plans. With sequence parallelism every rank has a part of the sequence outside of
+// attention and feed-forward; PyTorch gathers it once for wq, wk and wv, here each of them does.
+Plan plan_of(bool sequence) {
+  const TensorPlacement copy = TensorPlacement::replicate();
+  const TensorPlacement between = sequence ? TensorPlacement::shard(1) : copy;
+  const Style columns = colwise_parallel({.input = between});
+  const Style rows = rowwise_parallel({.output = between});
+  Plan plan = {
+      {"tokens", rows},
+      {"positions", rowwise_parallel({.output = sequence ? TensorPlacement::shard(0) : copy})},
+      {"block*.w[qkv1]", columns},
+      {"block*.wo", rows},
+      {"block*.w2", rows},
+      {"output", colwise_parallel({.input = between, .output = copy})}};
+  if (sequence) {
+    plan.emplace_back("block*.*_norm", sequence_parallel());
+    plan.emplace_back("norm", sequence_parallel());
+  }
+  return plan;
+}
 
 // PyTorch's placement function: fully_shard takes the dimension that tensor parallelism leaves.
 int64_t other_dim(const at::Tensor& parameter) {
@@ -105,41 +122,36 @@ std::vector<std::shared_ptr<fsdp::Sharded>> shard(Transformer& model, Mesh& mesh
   return units;
 }
 
-// All whole parameters, and their gradients if there are any.
-void expect_equal(const nn::Module& plain, const nn::Module& module, const std::string& when) {
-  const auto close = [](const at::Tensor& one, const at::Tensor& other) {
-    return one.sizes() == other.sizes() && at::allclose(one, other, 1e-9, 1e-11);
-  };
-  const auto parameters = module.named_parameters();
-  for (const auto& named : plain.named_parameters()) {
-    const at::Tensor &expected = named.value(), &got = parameters[named.key()];
-    EXPECT_TRUE(close(expected, modules::full_tensor(got))) << named.key() << when;
-    if (!expected.grad().defined()) continue;
-    EXPECT_TRUE(close(expected.grad(), modules::full_tensor(got, got.grad())))
-        << "the gradient of " << named.key() << when;
-  }
+struct Variant {
+  bool different_dims, sequence, tied;
+};
+constexpr Variant kVariants[] = {{false, true, true},   {true, true, true},   {false, true, false},
+                                 {true, true, false},   {false, false, true}, {true, false, true},
+                                 {false, false, false}, {true, false, false}};
+
+fsdp::Options options_of(const Variant& variant) {
+  fsdp::Options options;
+  if (variant.different_dims) options.shard_placement_fn = other_dim;
+  return options;
 }
 
+std::string text_of(const Variant& variant) {
+  return std::string(variant.different_dims ? "two dimensions" : "dimension 0") +
+         (variant.sequence ? ", sequence parallel" : "") + (variant.tied ? ", tied" : "");
+}
+
+// test_train_parity_2d_transformer, whose model is sequence-parallel and tied, and other variants.
 TEST(Transformer, test_2d_transformer) {
-  for (const bool different_dims : {false, true}) {
+  for (const Variant& variant : kVariants) {
+    SCOPED_TRACE(text_of(variant));
     on_ranks(4, [&](Rank& self) {
       Mesh mesh(*self.world, {{"dp", 2}, {"tp", 2}});
-      const auto plain = std::make_shared<Transformer>(3),
-                 module = std::make_shared<Transformer>(3);
-      const auto tp = parallelize(*module, kPlan, mesh, "tp");
-      fsdp::Options options;
-      if (different_dims) options.shard_placement_fn = other_dim;
-      const auto units = shard(*module, mesh, {"dp"}, options);
-      const auto layouts = modules::layouts(*module);
-      const auto expect_layout = [&](const char* name, const char* same, const char* different) {
-        EXPECT_EQ(layouts.at(name).layout.text(),
-                  std::string("[16, 16] dp_replicate=1:replicate dp_shard=2:") +
-                      (different_dims ? different : same));
-      };
-      expect_layout("positions.weight", "strided_shard(0,2) tp=2:shard(0)",
-                    "shard(1) tp=2:shard(0)");
-      expect_layout("block0.wo.weight", "shard(0) tp=2:shard(1)", "shard(0) tp=2:shard(1)");
-      expect_equal(*plain, *module, " at first");
+      const auto plain = std::make_shared<Transformer>(3, variant.tied),
+                 module = std::make_shared<Transformer>(3, variant.tied);
+      const auto tp = parallelize(*module, plan_of(variant.sequence), mesh, "tp");
+      const auto units = shard(*module, mesh, {"dp"}, options_of(variant));
+      EXPECT_EQ(module->output->weight.is_same(module->tokens->weight), variant.tied);
+      expect_whole(*plain, *module, " at first");
       const auto plain_optimizer = tests::adam_w(*plain), optimizer = tests::adam_w(*module);
       const comms::BackendPtr copies = mesh.group({"dp"});
       for (int iteration = 0; iteration < 5; ++iteration) {
@@ -153,11 +165,47 @@ TEST(Transformer, test_2d_transformer) {
         expected.backward();
         loss.backward();
         tests::average_grads(*plain, *copies);
-        expect_equal(*plain, *module, " after backward " + std::to_string(iteration));
+        const std::string when = " after backward " + std::to_string(iteration);
+        expect_parts(*plain, *module, when);  // the gradient of "positions" is split, too
+        expect_whole(*plain, *module, when);
         plain_optimizer->step();
         optimizer->step();
       }
-      expect_equal(*plain, *module, " at the end");
+      expect_whole(*plain, *module, " at the end");
+    });
+  }
+}
+
+// Each matrix is sharded along two dimensions, and the whole one is the original.
+TEST(Transformer, test_2d_transformer_shard_diff_dim) {
+  for (const Variant& variant : kVariants) {
+    if (!variant.different_dims) continue;
+    SCOPED_TRACE(text_of(variant));
+    on_ranks(4, [&](Rank& self) {
+      Mesh mesh(*self.world, {{"dp", 2}, {"tp", 2}});
+      const auto plain = std::make_shared<Transformer>(3, variant.tied),
+                 module = std::make_shared<Transformer>(3, variant.tied);
+      const auto tp = parallelize(*module, plan_of(variant.sequence), mesh, "tp");
+      const auto units = shard(*module, mesh, {"dp"}, options_of(variant));
+      const auto whole = plain->named_parameters();
+      int matrices = 0;
+      for (const auto& named : module->named_parameters()) {
+        const at::Tensor& parameter = named.value();
+        const comms::Layout layout = modules::layout_of(parameter).layout;
+        const bool is_used = !variant.tied || named.key() != "output.weight";
+        if (parameter.dim() == 2 && is_used) {
+          ++matrices;
+          const bool by_rows = layout.placements().back() == TensorPlacement::shard(0);
+          EXPECT_EQ(layout.text(),
+                    c10::str("[", whole[named.key()].size(0), ", ", whole[named.key()].size(1),
+                             "] dp_replicate=1:replicate dp_shard=2:shard(", by_rows ? 1 : 0,
+                             ") tp=2:shard(", by_rows ? 0 : 1, ")"))
+              << named.key();
+          EXPECT_EQ(parameter.numel() * 4, whole[named.key()].numel()) << named.key();
+        }
+        EXPECT_TRUE(at::equal(modules::full_tensor(parameter), whole[named.key()])) << named.key();
+      }
+      EXPECT_EQ(matrices, 3 * 6 + (variant.tied ? 2 : 3));
     });
   }
 }
@@ -165,7 +213,7 @@ TEST(Transformer, test_2d_transformer) {
 // The norm over all parameters, and clipped gradients, are those of one process. A parameter that
 // some ranks have alike counts once.
 void expect_clipped(const std::vector<comms::MeshDim>& dims,
-                    const std::vector<std::string>& data_parallel) {
+                    const std::vector<std::string>& data_parallel, bool sequence) {
   int ranks = 1;
   for (const comms::MeshDim& dim : dims) ranks *= dim.size;
   for (const double norm_type : {2.0, 1.0, 3.0, std::numeric_limits<double>::infinity()}) {
@@ -175,13 +223,13 @@ void expect_clipped(const std::vector<comms::MeshDim>& dims,
       Mesh mesh(recorded, dims);
       const auto plain = std::make_shared<Transformer>(2),
                  module = std::make_shared<Transformer>(2);
-      const auto tp = parallelize(*module, kPlan, mesh, "tp");
+      const auto tp = parallelize(*module, plan_of(sequence), mesh, "tp");
       const auto units = shard(*module, mesh, data_parallel, {});
       const comms::BackendPtr copies = mesh.group(data_parallel);
       std::vector<std::string> all = data_parallel;
       all.emplace_back("tp");
       const comms::BackendPtr everyone = mesh.group(all);
-      for (int iteration = 0; iteration < 3; ++iteration) {
+      for (int iteration = 0; iteration < 10; ++iteration) {
         plain->zero_grad();
         module->zero_grad();
         const at::Tensor input = tests::random_tokens(
@@ -202,16 +250,20 @@ void expect_clipped(const std::vector<comms::MeshDim>& dims,
         EXPECT_NEAR(norm.item<double>(), expected, 1e-9 * expected);
         for (const at::Tensor& parameter : plain->parameters())
           parameter.grad().mul_(1 / (expected + 1e-6));
-        expect_equal(*plain, *module, " after clipping");
+        expect_whole(*plain, *module, " after clipping");
       }
     });
   }
 }
 
-TEST(Transformer, test_clip_grad_norm_2d) { expect_clipped({{"dp", 2}, {"tp", 2}}, {"dp"}); }
+TEST(Transformer, test_clip_grad_norm_2d) {
+  for (const bool sequence : {true, false})
+    expect_clipped({{"dp", 2}, {"tp", 2}}, {"dp"}, sequence);
+}
 
 TEST(Transformer, test_clip_grad_norm_3d) {
-  expect_clipped({{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}}, {"dp_replicate", "dp_shard"});
+  expect_clipped({{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}}, {"dp_replicate", "dp_shard"},
+                 /*sequence=*/false);
 }
 
 }  // namespace
