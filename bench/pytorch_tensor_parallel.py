@@ -5,9 +5,9 @@
 Both sides run forward and backward of a stack of MLPs and of transformer blocks, whose layers are split column-wise and
 then row-wise, with one intra-op thread per rank. Prints, for alternating pairs, the median step time of each side and their
 ratio (PyTorch / pipewright; above 1, pipewright is faster), then the median ratio. Beside it, the overhead per collective of
-each side: the step, less the same compute in modules of the parts' sizes without communication, over the collectives of a
-step, which are one per MLP or half of a block in forward and one per column-parallel layer in backward. Fails only if one
-side fails; no speed is required.
+each side: the median difference between a step and the same compute in modules of the parts' sizes without communication, which
+runs after each step, over the collectives of a step: one per MLP or half of a block in forward and one per column-parallel layer
+in backward. Fails only if one side fails; no speed is required.
 """
 
 import os
@@ -69,16 +69,13 @@ def collectives(kind, layers):
     return 2 * layers - 1 if kind == "mlp" else 2 * layers + 4 * layers
 
 
-def median_us(model, inputs):
-    times = []
-    for step in range(STEPS + STEPS // 2):
-        dist.barrier()
-        start = time.perf_counter()
-        model.zero_grad()
-        model(inputs).sum().backward()
-        if step >= STEPS // 2:
-            times.append(time.perf_counter() - start)
-    return 1e6 * statistics.median(times)
+def step_us(model, inputs):
+    """Of one step, which the ranks begin together."""
+    dist.barrier()
+    start = time.perf_counter()
+    model.zero_grad()
+    model(inputs).sum().backward()
+    return 1e6 * (time.perf_counter() - start)
 
 
 def run_rank(rank, folder, result, kind, dim, layers):
@@ -88,11 +85,12 @@ def run_rank(rank, folder, result, kind, dim, layers):
     model = stack(kind, dim, layers, 1)
     parallelize_module(model, mesh, {path: style() for path, style in PLANS[kind].items()})
     inputs = torch.randn(BATCH, TOKENS, dim)
-    times = median_us(model, inputs), median_us(stack(kind, dim, layers, RANKS), inputs)
+    part = stack(kind, dim, layers, RANKS)
+    pairs = [(step_us(model, inputs), step_us(part, inputs)) for _ in range(STEPS + STEPS // 2)][STEPS // 2:]
     dist.barrier()
     dist.destroy_process_group()
     if rank == 0:
-        result.put(times)
+        result.put((statistics.median(step for step, _ in pairs), statistics.median(step - compute for step, compute in pairs)))
 
 
 def theirs(*case):
@@ -106,7 +104,7 @@ def ours(kind, dim, layers):
     done = subprocess.run([PIPEWRIGHT, "launch", "-n", str(RANKS), "--", OURS, kind, str(dim), str(layers), str(STEPS)],
                           capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     words = done.stdout.split()
-    return float(words[words.index("step_us") + 1]), float(words[words.index("compute_us") + 1])
+    return float(words[words.index("step_us") + 1]), float(words[words.index("overhead_us") + 1])
 
 
 def main():
@@ -114,12 +112,11 @@ def main():
         kind, dim, layers = case
         ratios = []
         for pair in range(PAIRS):
-            (slow, their_compute), (fast, our_compute) = theirs(*case), ours(*case)
+            (slow, their_overhead), (fast, our_overhead) = theirs(*case), ours(*case)
             ratios.append(slow / fast)
-            their_overhead, our_overhead = (
-                (step - compute) / collectives(kind, layers) for step, compute in ((slow, their_compute), (fast, our_compute)))
+            count = collectives(kind, layers)
             print(f"pair {pair}: PyTorch {slow / 1000:.2f} ms, ours {fast / 1000:.2f} ms, ratio {slow / fast:.2f}; overhead per "
-                  f"collective: PyTorch {their_overhead:.0f} us, ours {our_overhead:.0f} us", flush=True)
+                  f"collective: PyTorch {their_overhead / count:.0f} us, ours {our_overhead / count:.0f} us", flush=True)
         print(f"{layers} x {kind} of dimension {dim}: median ratio {statistics.median(ratios):.2f}", flush=True)
 
 

@@ -6,9 +6,9 @@
 //   STEPS
 //
 // WHAT is mlp or block: LAYERS MLPs, or transformer blocks, of dimension DIM, on 4 sequences of 64
-// tokens. Rank 0 prints the median times of STEPS steps in microseconds, after half as many steps
-// of warm-up, and the collectives of a step. bench/pytorch_tensor_parallel.py compares both times
-// with PyTorch's.
+// tokens. The two models run in turn, one step each, so that both see the same machine. Rank 0
+// prints medians over STEPS steps of each, after half as many of warm-up, in microseconds: of both
+// times, and of their difference. bench/pytorch_tensor_parallel.py compares them with PyTorch's.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/nn/modules/linear.h>
@@ -19,6 +19,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include "pipewright/comms/gloo.h"
 #include "pipewright/comms/mesh.h"
@@ -82,21 +83,20 @@ struct Stack : nn::Module {
   std::vector<std::shared_ptr<Layer>> layers;
 };
 
-// The ranks begin each step together.
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+// One step, which the ranks begin together.
 template <typename Module>
-double median_us(Module& module, const at::Tensor& input, c10d::Backend& group, int64_t steps) {
-  std::vector<double> times;
-  for (int64_t step = 0; step < steps + steps / 2; ++step) {
-    group.barrier()->wait();
-    const auto start = std::chrono::steady_clock::now();
-    module.zero_grad();
-    module.forward(input).sum().backward();
-    const auto end = std::chrono::steady_clock::now();
-    if (step >= steps / 2)
-      times.push_back(std::chrono::duration<double, std::micro>(end - start).count());
-  }
-  std::ranges::sort(times);
-  return times[times.size() / 2];
+double step_us(Module& module, const at::Tensor& input, c10d::Backend& group) {
+  group.barrier()->wait();
+  const auto start = std::chrono::steady_clock::now();
+  module.zero_grad();
+  module.forward(input).sum().backward();
+  const auto end = std::chrono::steady_clock::now();
+  return std::chrono::duration<double, std::micro>(end - start).count();
 }
 
 template <typename Layer>
@@ -108,9 +108,18 @@ int run(const tp::Plan& plan, int64_t dim, int64_t layers, int64_t steps) {
   Stack<Layer> split(dim, layers, 1), part(dim, layers, world.size());
   const auto tp = tp::parallelize(split, plan, mesh, "tp");
   const at::Tensor input = at::randn({kBatch, kTokens, dim});
-  const double step = median_us(split, input, *group, steps);
-  const double compute = median_us(part, input, *group, steps);
-  if (world.rank() == 0) std::printf("step_us %.1f compute_us %.1f\n", step, compute);
+  std::vector<double> split_times, part_times, differences;
+  for (int64_t step = -steps / 2; step < steps; ++step) {
+    const double with = step_us(split, input, *group), without = step_us(part, input, *group);
+    if (step < 0) continue;
+    split_times.push_back(with);
+    part_times.push_back(without);
+    differences.push_back(with - without);
+  }
+  if (world.rank() == 0) {
+    std::printf("step_us %.1f compute_us %.1f overhead_us %.1f\n", median(split_times),
+                median(part_times), median(differences));
+  }
   return 0;
 }
 
