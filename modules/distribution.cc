@@ -179,9 +179,11 @@ at::Tensor full_tensor(const at::Tensor& parameter, const at::Tensor& part) {
     const std::optional<int64_t> dim = sharded_dim(*each);
     if (!dim || each->group->getSize() == 1) continue;
     const int64_t length = each->layout.shape()[static_cast<size_t>(*dim)];
+    // Shards may be on the host although the group communicates on a device (CPUOffloadPolicy).
+    result = result.to(each->group->getBoundDeviceId().value_or(result.device()));
     result = comms::gather_chunks(result, *dim, length, *each->group);
   }
-  return result;
+  return result.to(part.device());
 }
 
 void set_full_tensor(const at::Tensor& parameter, const at::Tensor& whole) {

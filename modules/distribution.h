@@ -35,9 +35,9 @@ comms::LocalLayout layout_of(const at::Tensor& parameter);
 // (checkpoint/torch/training_state.h).
 std::map<std::string, comms::LocalLayout> layouts(const torch::nn::Module& module);
 
-// The whole parameter, a new tensor. Collective over the ranks that have parts of it; in which
-// order tensors are asked for must be the same on all of them. Throws ContractError if the
-// parameter is not this rank's part.
+// The whole parameter, a new tensor on the device that stores this rank's part. Collective over the
+// ranks that have parts of it; in which order tensors are asked for must be the same on all of
+// them. Throws ContractError if the parameter is not this rank's part.
 at::Tensor full_tensor(const at::Tensor& parameter);
 // The whole of `part`, which is distributed as the parameter is: its gradient, or optimizer state.
 at::Tensor full_tensor(const at::Tensor& parameter, const at::Tensor& part);

@@ -18,12 +18,14 @@
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/modules/clip_grad_norm.h"
+#include "pipewright/modules/distribution.h"
 #include "tests/ddp/wrap.h"
 #include "tests/device/current.h"
 #include "tests/device/device.h"
 #include "tests/device/no_host_sync.h"
 #include "tests/fsdp/sharding.h"
 #include "tests/support/ranks/ground.h"
+#include "tests/support/training/mixed_reference.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 #include "tests/support/training/parity.h"
@@ -333,20 +335,67 @@ TEST(Replicate, CompressesGradients) {
   });
 }
 
+constexpr modules::MixedPrecisionPolicy kFloatInDouble = {.param_dtype = at::kFloat,
+                                                          .reduce_dtype = at::kDouble};
+
 TEST(Replicate, DoesNotSynchronizeTheHost) {
-  std::barrier all(2);
-  on_ranks(2, [&](Rank& self) {
-    const ModulePtr module = tests::make_mlps(8, 3, 42);
-    const auto units = tests::wrap(*module, self.group);
-    torch::optim::AdamW optimizer(module->parameters());
-    const at::Tensor input = tests::random_input({4, 8}, 1);
-    const auto step = [&] {
-      optimizer.zero_grad();
-      module->forward(input).sum().backward();
-      optimizer.step();
-    };
-    step();  // rebuilds the buckets
-    expect_no_host_sync(all, step);
+  for (const modules::MixedPrecisionPolicy& policy : {{}, kFloatInDouble}) {
+    std::barrier all(2);
+    on_ranks(2, [&](Rank& self) {
+      const ModulePtr module = tests::make_mlps(8, 3, 42);
+      const auto units = tests::wrap(*module, self.group, {.mixed_precision = policy});
+      torch::optim::AdamW optimizer(module->parameters());
+      const at::Tensor input = tests::random_input({4, 8}, 1);
+      const auto step = [&] {
+        optimizer.zero_grad();
+        modules::forward(module, input).sum().backward();
+        optimizer.step();
+      };
+      step();  // rebuilds the buckets
+      expect_no_host_sync(all, step);
+    });
+  }
+}
+
+// Copies in float are made and freed on the streams that use them.
+TEST(Replicate, MixedPrecision) {
+  on_ranks(2, [](Rank& self) {
+    const ModulePtr plain = tests::make_mlps(8, 3, 42), module = tests::make_mlps(8, 3, 42);
+    tests::MixedReference reference(self, plain, tests::make_mlps(8, 3, 42), kFloatInDouble);
+    const auto units = tests::wrap(*module, self.group, {.mixed_precision = kFloatInDouble});
+    const auto plain_optimizer = tests::adam(*plain), optimizer = tests::adam(*module);
+    for (int iteration = 0; iteration < 3; ++iteration) {
+      reference.begin_step();
+      optimizer->zero_grad(iteration % 2 == 0);
+      for (const bool last : {false, true}) {
+        const at::Tensor input = tests::random_input(
+            {4, 8}, tests::data_seed(2 * iteration + (last ? 1 : 0), self.rank));
+        reference.backward(input);
+        units.back()->set_requires_gradient_sync(last);
+        modules::forward(module, input).sum().backward();
+      }
+      reference.reduce();
+      EXPECT_EQ(tests::difference(*plain, *module), "");
+      plain_optimizer->step();
+      optimizer->step();
+    }
+  });
+}
+
+// The group communicates on the device, where shards on the host are copied first.
+TEST(FullyShard, FullTensorsOfOffloadedShards) {
+  on_ranks(2, [](Rank& self) {
+    const ModulePtr plain = tests::make_mlp(4, 2, 42), module = tests::make_mlp(4, 2, 42);
+    const auto unit =
+        fsdp::fully_shard(*module, self.group, {.offload_policy = fsdp::CPUOffloadPolicy()});
+    const auto want = plain->parameters(), got = module->parameters();
+    for (size_t i = 0; i < want.size(); ++i) {
+      const at::Tensor whole = modules::full_tensor(got[i]);
+      EXPECT_TRUE(whole.is_cpu());
+      EXPECT_TRUE(whole.equal(want[i].cpu()));
+      modules::set_full_tensor(got[i], want[i] * 2);
+      EXPECT_TRUE(modules::full_tensor(got[i]).equal(want[i].cpu() * 2));
+    }
   });
 }
 
