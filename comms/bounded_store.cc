@@ -49,14 +49,17 @@ std::string name_of(const std::string& host, uint16_t port) {
 
 BoundedStore::BoundedStore(const std::string& prefix, const std::string& host,
                            const c10d::TCPStoreOptions& options)
-    : BoundedStore(prefix, host, options, connect(host, options)) {}
+    : BoundedStore(prefix, host, options, connect(host, options),
+                   std::make_shared<std::atomic<int64_t>>(options.timeout.count())) {}
 
 BoundedStore::BoundedStore(const std::string& prefix, const std::string& host,
-                           const c10d::TCPStoreOptions& options, Connection connection)
+                           const c10d::TCPStoreOptions& options, Connection connection,
+                           Limit limit_ms)
     : PrefixStore(prefix, connection.store),
       host_(host),
       options_(options),
-      sockets_(std::move(connection.sockets)) {}
+      sockets_(std::move(connection.sockets)),
+      limit_ms_(std::move(limit_ms)) {}
 
 // Connecting ends with a first request, which torch does not limit either. So a thread connects,
 // and is left behind if it does not end.
@@ -81,7 +84,6 @@ BoundedStore::Connection BoundedStore::connect(const std::string& host,
   }
   for (const int socket : sockets_to(options.port)) {
     if (std::ranges::find(before, socket) != before.end()) continue;
-    set_timeout(socket, options.timeout);
     connection.sockets.push_back(socket);
   }
   return connection;
@@ -94,11 +96,16 @@ void BoundedStore::close() {
 c10::intrusive_ptr<c10d::Store> BoundedStore::clone() {
   c10d::TCPStoreOptions options = options_;
   options.isServer = false;
-  return c10::make_intrusive<BoundedStore>(prefix_, host_, options);
+  return c10::intrusive_ptr<BoundedStore>::unsafe_steal_from_new(
+      new BoundedStore(prefix_, host_, options, connect(host_, options), limit_ms_));
 }
 
 template <typename Request>
 auto BoundedStore::bounded(const Request& request) {
+  // What is waited for in wait() is an event of the socket, which has wait()'s own timeout.
+  if (const int64_t limit = *limit_ms_; socket_limit_ms_.exchange(limit) != limit) {
+    for (const int socket : sockets_) set_timeout(socket, std::chrono::milliseconds(limit));
+  }
   try {
     return request();
   } catch (const c10::DistNetworkError& error) {

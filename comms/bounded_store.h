@@ -1,6 +1,10 @@
 #ifndef PIPEWRIGHT_COMMS_BOUNDED_STORE_H_
 #define PIPEWRIGHT_COMMS_BOUNDED_STORE_H_
 
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -11,16 +15,22 @@ namespace pipewright::comms {
 // A connection to a TCPStore whose requests always end. torch's own waits for an answer without a
 // limit, so a server whose process has stopped, or whose host has vanished, blocks every rank.
 //
-// A request that is not answered within the timeout of the options throws std::runtime_error, as
-// does one whose connection breaks. The connection is then closed, because a late answer would be
-// taken for that of the next request, and all later requests throw at once. wait() and get() have
-// their own timeout, and throw torch's c10::DistStoreError when it is over. Thread-safe; requests
-// of several threads run one after the other.
+// A request that is not answered within a limit, by default the timeout of the options, throws
+// std::runtime_error, as does one whose connection breaks. The connection is then closed, because a
+// late answer would be taken for that of the next request, and all later requests throw at once.
+// wait() and get() have their own timeout, and throw torch's c10::DistStoreError when it is over.
+// Thread-safe; requests of several threads run one after the other.
 class BoundedStore final : public c10d::PrefixStore {
  public:
   // Connects, or throws std::runtime_error. Keys are prefixed by `prefix`.
   BoundedStore(const std::string& prefix, const std::string& host,
                const c10d::TCPStoreOptions& options);
+
+  // Of the server, as it was given to the constructor.
+  const std::string& host() const { return host_; }
+
+  // Replaces the limit of later requests, of this store and of its clones.
+  void limit_requests(std::chrono::milliseconds limit) { *limit_ms_ = limit.count(); }
 
   // Ends the request that another thread waits for, and all later ones.
   void close();
@@ -47,15 +57,18 @@ class BoundedStore final : public c10d::PrefixStore {
     c10::intrusive_ptr<c10d::TCPStore> store;
     std::vector<int> sockets;
   };
+  using Limit = std::shared_ptr<std::atomic<int64_t>>;
   BoundedStore(const std::string& prefix, const std::string& host,
-               const c10d::TCPStoreOptions& options, Connection connection);
+               const c10d::TCPStoreOptions& options, Connection connection, Limit limit_ms);
   static Connection connect(const std::string& host, const c10d::TCPStoreOptions& options);
   template <typename Request>
   auto bounded(const Request& request);
 
   const std::string host_;
   const c10d::TCPStoreOptions options_;
-  const std::vector<int> sockets_;  // owned by the TCPStore, and open as long as it lives
+  const std::vector<int> sockets_;            // owned by the TCPStore, and open as long as it lives
+  const Limit limit_ms_;                      // shared with clones
+  std::atomic<int64_t> socket_limit_ms_ = 0;  // what the sockets have; 0: none
 };
 
 }  // namespace pipewright::comms

@@ -209,10 +209,14 @@ std::string FailureDomain::publish(const std::string& own, Kind kind) {
 
 // Ends what this process waits for in the store, too.
 void FailureDomain::lose_store(int generation) {
+  std::string host;
   for (const StorePtr& store : {store_, watch_store_}) {
-    if (auto* connection = dynamic_cast<BoundedStore*>(store.get())) connection->close();
+    auto* connection = dynamic_cast<BoundedStore*>(store.get());
+    if (!connection) continue;
+    connection->close();
+    host = ": host " + connection->host();
   }
-  learn("rank 0, which hosts the store, has ended, or its host is unreachable", generation);
+  learn("rank 0, which hosts the store, has ended, or its host is unreachable" + host, generation);
 }
 
 std::string FailureDomain::explain() {

@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "pipewright/comms/bounded_store.h"
 #include "pipewright/comms/world.h"
 
 namespace pipewright::comms {
@@ -157,6 +158,28 @@ TEST(Store, EveryRequestToAStoppedServerEnds) {
   for (size_t i = 0; i < requests.size(); ++i) {
     const std::string error = error_of([&] { stores[i]->add("number", 1); });
     EXPECT_EQ(error.find(expected), 0U) << i << ": " << error;
+  }
+}
+
+// The limit of requests can be shorter than the timeout of connecting and waiting; clones have the
+// same. A wait may take longer than a request.
+TEST(Store, TheLimitOfRequestsMayChange) {
+  const StoreHost host;
+  Environment environment;
+  environment.rank = 1;
+  environment.world_size = 2;
+  environment.master_port = host.port();
+  const StorePtr store = connect_store(environment, std::chrono::hours(1));
+  const StorePtr clone = store->clone();
+  auto& bounded = dynamic_cast<BoundedStore&>(*store);
+  bounded.limit_requests(std::chrono::milliseconds(500));
+  EXPECT_THROW(store->wait({"key"}, std::chrono::milliseconds(1000)), c10::DistStoreError);
+  clone->set("key", "value");
+  EXPECT_EQ(store->get_to_str("key"), "value");
+  host.stop();
+  for (const StorePtr& one : {store, clone}) {
+    const std::string error = error_of([&] { one->check({"key"}); });
+    EXPECT_EQ(error.find(named(host.port()) + " does not answer: "), 0U) << error;
   }
 }
 
