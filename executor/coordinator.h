@@ -24,6 +24,9 @@ class Coordinator {
   Coordinator(comms::World& world, const std::string& id, const std::vector<int>& ranks, int rank,
               const std::vector<c10d::Backend*>& groups, std::chrono::milliseconds timeout);
 
+  // Of later calls.
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+
   // A prefix in the store that only this pipeline uses.
   const std::string& key() const { return key_; }
 
@@ -51,7 +54,7 @@ class Coordinator {
   const int rank_;
   const std::string key_;
   const std::string refusal_;  // the key that refuse() sets
-  const std::chrono::milliseconds timeout_;
+  std::chrono::milliseconds timeout_;
   std::vector<comms::Vote> votes_;  // of the pipeline, then of each group
   comms::Vote confirmations_;       // of the world
 };

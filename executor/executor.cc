@@ -25,6 +25,7 @@
 #include <numeric>
 #include <utility>
 
+#include "pipewright/comms/bounded_store.h"
 #include "pipewright/executor/digest.h"
 #include "pipewright/executor/gather_recording.h"
 #include "pipewright/executor/program_check.h"
@@ -73,6 +74,12 @@ std::vector<int> ranks_of(const ir::Program& program, comms::World& world,
   if (error.empty()) return ranks;
   Coordinator::refuse(world, id, error);
   throw std::invalid_argument(error);
+}
+
+// Without an answer for so long, the store counts as lost.
+void limit_requests(const comms::World& world, std::chrono::milliseconds limit) {
+  if (auto* store = dynamic_cast<comms::BoundedStore*>(world.store().get()))
+    store->limit_requests(limit);
 }
 
 int rank_in(const std::vector<int>& ranks, const comms::World& world) {
@@ -162,7 +169,7 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
       options_(std::move(options)),
       ranks_(ranks_of(program_, world, options_, id_)),
       rank_(rank_in(ranks_, world)),
-      timeout_(options_.timeout.value_or(world.timeout())),
+      timeout_(options_.first_timeout.value_or(options_.timeout.value_or(world.timeout()))),
       coordinator_(world, id_, ranks_, rank_, groups_of(stages, options_.same_batch), timeout_),
       batches_({.num_microbatches = program_.num_microbatches,
                 .needs_inputs = program_.placement.rank_of(0) == rank_,
@@ -199,6 +206,7 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
                                                    options_.allow_unverified, options_.on_stuck});
   watchdog_->progress().idle(0);
   world.failures().set_observer(watchdog_);
+  limit_requests(world, timeout_);
   const std::vector<comms::Edge> edges = edges_of(program_);
   const ir::ChannelModel model = schedule::options_of(program_.lowering).channels;
   if (!edges.empty()) {
@@ -296,6 +304,7 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
   const auto refuse = [&](const std::string& what) {
     wrong = "rank " + std::to_string(world_.rank()) + ", " + place() + ": " + what;
   };
+  std::optional<double> bubble;
   try {
     microbatches = prepare();
     batches_.check(microbatches, with_backward);
@@ -334,17 +343,30 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
     watchdog_->progress().end();
     results = runner_->finish();
     if (with_backward && options_.tied) options_.tied->add_gradients();
-    if (recorder) recorder->end_step();
+    if (recorder) {
+      recorder->end_step();
+      bubble = recorder->bubble();
+    }
     if (progress_) expect_end_on_device();
   });
   if (!wrong.empty()) throw BatchError(wrong);
   ++step_;
+  set_timeout(options_.timeout.value_or(world_.timeout()));
   watchdog_->progress().idle(step_);
-  StepResult result{std::move(results.losses), {}};
+  StepResult result{std::move(results.losses), {}, bubble};
   // All ranks have completed the step; outputs that cannot be merged concern this caller alone.
   if (!results.outputs.empty())
     result.outputs = merge_batch(results.outputs, options_.output_dims, "output");
   return result;
+}
+
+void Executor::set_timeout(std::chrono::milliseconds timeout) {
+  if (timeout == timeout_) return;
+  timeout_ = timeout;
+  limit_requests(world_, timeout);
+  coordinator_.set_timeout(timeout);
+  watchdog_->set_timeout(timeout);
+  if (transfers_) transfers_->set_timeout(timeout);
 }
 
 void Executor::begin_on_device() {
@@ -382,6 +404,7 @@ void Executor::confirm() {
 int64_t Executor::reset() {
   step_ = world_.reset(confirmed_.value_or(step_));
   if (confirmed_) confirmed_ = step_;
+  if (options_.first_timeout) set_timeout(*options_.first_timeout);
   forget_shapes();
   failure_.clear();
   return step_;

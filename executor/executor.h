@@ -105,6 +105,10 @@ struct ExecutorOptions {
   // The timeout of each wait for another rank, and on a device of a step's end after step() has
   // returned, whose error names the action that the device was at; by default that of the world.
   std::optional<std::chrono::milliseconds> timeout = {};
+  // The same for the first step, and for the first after reset(), which also load data, allocate
+  // memory and connect; by default `timeout`. Data-parallel collectives have the world's timeout in
+  // every step, so create the world with the longer of both.
+  std::optional<std::chrono::milliseconds> first_timeout = {};
   // Called if this rank is still stuck in its step after the report of a hang, on the watcher's
   // thread, with the report. Nothing can interrupt such a step, so a trainer ends the process here.
   std::function<void(const std::string& report)> on_stuck = {};
@@ -142,11 +146,14 @@ struct Batch {
   Tensors targets = {};  // of the loss, on the rank of the last stage
 };
 
-// What a step returns: empty except on the rank of the last stage.
+// What a step returns. Losses and outputs are empty except on the rank of the last stage.
 struct StepResult {
   // One per microbatch, unscaled. In eval() without the targets of the loss, undefined tensors.
   std::vector<at::Tensor> losses;
   Tensors outputs;  // of the whole batch, if requested
+  // The share of this rank's step in which it computed nothing (recorder.h), while record() is on.
+  // schedule::report_on of recording() has the bubble of the whole pipeline.
+  std::optional<double> bubble = {};
 };
 
 // One rank of a pipeline. For one thread at a time.
@@ -216,6 +223,7 @@ class Executor {
   const RowPlan& eval_row();
   // `prepare` returns the microbatches, and throws std::invalid_argument if they are wrong.
   StepResult run(bool evaluates, bool return_outputs, const std::function<Microbatches()>& prepare);
+  void set_timeout(std::chrono::milliseconds timeout);
   void begin_on_device();
   void expect_end_on_device();
   std::string place() const;  // "step 3, action 5 `2F2`"
@@ -227,9 +235,9 @@ class Executor {
   const std::string id_;  // the same on all ranks
   const ir::Program program_;
   const ExecutorOptions options_;
-  const std::vector<int> ranks_;  // world rank of each program rank
-  const int rank_;                // of the program
-  const std::chrono::milliseconds timeout_;
+  const std::vector<int> ranks_;       // world rank of each program rank
+  const int rank_;                     // of the program
+  std::chrono::milliseconds timeout_;  // of the running step, or of the next one
   Coordinator coordinator_;
   BatchCheck batches_;
   std::optional<BatchComparison> same_batch_;

@@ -21,7 +21,7 @@ bool is_input_of(ir::ActionPart receive, ir::ActionPart compute) {
 
 }  // namespace
 
-Recorder::Recorder(const ir::Row& row) : intervals_(row.size()) {
+Recorder::Recorder(const ir::Row& row) : row_(row), intervals_(row.size()) {
   for (size_t step = 0; step < row.size(); ++step) {
     if (ir::is_receive(row[step].kind())) receives_[row[step].parts()[0]] = step;
   }
@@ -53,6 +53,17 @@ void Recorder::end() {
 }
 
 void Recorder::end_step() { state_ = State::kComplete; }
+
+double Recorder::bubble() const {
+  double first = std::numeric_limits<double>::infinity(), last = 0, busy = 0;
+  for (size_t step = 0; step < row_.size(); ++step) {
+    if (row_[step].is_idle() || ir::is_transfer(row_[step].kind())) continue;
+    first = std::min(first, intervals_[step].start);
+    last = std::max(last, intervals_[step].end);
+    if (ir::is_compute(row_[step].kind())) busy += intervals_[step].duration();
+  }
+  return last > first ? 1 - busy / (last - first) : 0;
+}
 
 ir::Timeline merge_recordings(const ir::Program& program,
                               const std::vector<std::vector<ir::Interval>>& ranks) {

@@ -40,6 +40,10 @@ class Recorder {
   // Whether intervals() is a whole step.
   bool is_complete() const { return state_ == State::kComplete; }
 
+  // The share of a whole step, from the start of its first action to the end of its last, in which
+  // no compute ran. SENDs and RECVs do not count, as in schedule::Report.
+  double bubble() const;
+
   // One interval per step of the row, 0 to 0 for idle slots and for what has not run. A SEND ends
   // when it has been posted; a RECV begins when it is posted, and ends when its tensors are first
   // seen to be there.
@@ -48,6 +52,7 @@ class Recorder {
  private:
   enum class State { kEmpty, kRunning, kComplete };
 
+  const ir::Row row_;
   State state_ = State::kEmpty;
   std::map<ir::ActionPart, size_t> receives_;  // the steps of RECVs
   std::vector<ir::Interval> intervals_;

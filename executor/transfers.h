@@ -53,6 +53,8 @@ class Transfers {
   Transfers(const Transfers&) = delete;
   Transfers& operator=(const Transfers&) = delete;
 
+  // Between two steps.
+  void set_timeout(std::chrono::milliseconds timeout) { options_.timeout = timeout; }
   void begin_step(bool with_backward) { shapes_.begin_step(with_backward); }
   // Makes the next step learn shapes again. All ranks must call it between the same two steps.
   void forget_shapes() { shapes_.forget(); }
@@ -115,7 +117,7 @@ class Transfers {
 
   const ir::Placement& placement_;
   comms::Channels& channels_;
-  const Options options_;
+  Options options_;
   TransferShapes shapes_;
 
   std::map<uint32_t, std::deque<Pending>> queues_;  // not posted yet, by queue_index

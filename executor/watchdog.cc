@@ -53,6 +53,7 @@ Watchdog::Watchdog(const ir::Program& program, std::string digest,
     : digest_(std::move(digest)),
       groups_(std::move(groups)),
       options_(std::move(options)),
+      timeout_ms_(options_.timeout.count()),
       steps_(make_plan(program)),
       running_(steps_.get()),
       progress_(program.rows[static_cast<size_t>(options_.rank)].size()) {}
@@ -114,9 +115,9 @@ bool Watchdog::is_late(std::chrono::milliseconds limit) const {
 
 std::string Watchdog::stalled() {
   if (progress_.phase() == Phase::kIdle) return "";
-  const double limit = std::chrono::duration<double>(options_.timeout).count();
-  if (progress_.seconds() < limit + kGrace) return "";
-  return "made no progress within " + std::to_string(options_.timeout.count()) + " ms";
+  const int64_t limit = timeout_ms_;
+  if (progress_.seconds() < static_cast<double>(limit) / 1e3 + kGrace) return "";
+  return "made no progress within " + std::to_string(limit) + " ms";
 }
 
 RankReport Watchdog::own_report() const {

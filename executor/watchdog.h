@@ -2,6 +2,7 @@
 #define PIPEWRIGHT_EXECUTOR_WATCHDOG_H_
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -44,6 +45,8 @@ class Watchdog final : public comms::StepObserver {
   // The program that evaluation runs, once it is known. Called between steps.
   void set_evaluation(const ir::Program& program);
   void begin(int64_t step, bool evaluates);
+  // Of later steps.
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ms_ = timeout.count(); }
   // What has become of a SEND or RECV of this rank.
   void transfer(ir::ActionPart part, Progress::Transfer state);
   // Waits for this SEND or RECV; it is done.
@@ -78,6 +81,7 @@ class Watchdog final : public comms::StepObserver {
   const std::string digest_;
   const std::shared_ptr<comms::Groups> groups_;
   const Options options_;
+  std::atomic<int64_t> timeout_ms_;
   const std::shared_ptr<const Plan> steps_;
   mutable std::mutex mutex_;
   std::shared_ptr<const Plan> evaluation_;  // null before the first evaluation

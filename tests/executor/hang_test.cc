@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <future>
+#include <regex>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
@@ -268,21 +269,25 @@ std::vector<Hang> hangs() {
   return hangs;
 }
 
-// What the ranks throw, and the seconds until the last one has.
-std::pair<std::vector<std::string>, double> run(const Hang& hang) {
+// What the ranks throw.
+std::vector<std::string> run(const Hang& hang) {
   const int ranks = hang.program.placement.num_ranks() * hang.copies;
   std::vector<comms::World> worlds =
       comms::thread_worlds(ranks, {.timeout = kTimeout, .store = hang.store});
-  const auto start = std::chrono::steady_clock::now();
-  std::vector<std::string> errors = tests::errors_of_ranks(ranks, [&](int rank) {
+  return tests::errors_of_ranks(ranks, [&](int rank) {
     const comms::World& bare = worlds[static_cast<size_t>(rank)];
     comms::World world = hang.wrap ? hang.wrap(bare) : bare;
     Trainer trainer(hang.program_of ? hang.program_of(rank) : hang.program, hang.parallel,
                     hang.copies, world, nullptr, {.allow_unverified = hang.is_unverified});
     for (int64_t step = 0; step < 3; ++step) hang.train({rank, world, trainer}, step);
   });
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  return {errors, seconds.count()};
+}
+
+// For how long something has not ended, as a report says: "... has not ended for 2.0 s".
+double reported_seconds(const std::string& report) {
+  const std::regex pattern("has not ended for ([0-9.]+) s");
+  std::smatch found;
+  return std::regex_search(report, found, pattern) ? std::stod(found[1]) : -1;
 }
 
 // All at once: they spend their time waiting.
@@ -290,21 +295,58 @@ TEST(Hang, TheReportNamesTheCulprit) {
   at::set_num_threads(1);
   const std::vector<Hang> all = hangs();
   EXPECT_GE(all.size(), 20u);
-  std::vector<std::future<std::pair<std::vector<std::string>, double>>> runs;
+  std::vector<std::future<std::vector<std::string>>> runs;
   for (const Hang& hang : all)
     runs.push_back(std::async(std::launch::async, [&hang] { return run(hang); }));
   for (size_t i = 0; i < all.size(); ++i) {
     SCOPED_TRACE(all[i].name);
-    const auto [errors, seconds] = runs[i].get();
-    for (const std::string& error : errors) {
+    for (const std::string& error : runs[i].get()) {
       if (error == "woken by the end of the test") continue;  // of a rank outside of a step
       const size_t begin = error.find("\n  culprit: ");
       ASSERT_NE(begin, std::string::npos) << error;
       const std::string culprits = error.substr(begin, error.find("\n  rank 0: ", begin) - begin);
       for (const std::string& part : all[i].culprits)
         EXPECT_NE(culprits.find(part), std::string::npos) << "expected " << part << " in " << error;
+      // Nobody is accused before the time limit is over.
+      if (culprits.find("has not ended") != std::string::npos) {
+        EXPECT_GE(reported_seconds(culprits), 0.9 * std::chrono::duration<double>(kTimeout).count())
+            << error;
+      }
     }
   }
+}
+
+// The first step, and the first after reset(), have their own limit.
+TEST(Hang, TheFirstStepMayTakeLonger) {
+  constexpr milliseconds kShort{1000}, kLong{60000};
+  std::vector<comms::World> worlds = comms::thread_worlds(2, {.timeout = kLong});
+  const std::string errors = tests::run_ranks(2, [&](int rank) {
+    comms::World& world = worlds[static_cast<size_t>(rank)];
+    Trainer trainer(named("1F1B", 2, 2), Parallel::kNone, 1, world, nullptr,
+                    {.timeout = kShort, .first_timeout = kLong});
+    // Longer than the limit of later steps, and than what the watchdog grants beyond it.
+    const auto train_slowly = [&](int64_t step) {
+      if (rank == 0) std::this_thread::sleep_for(kShort * 5 / 2);
+      trainer.train(step);
+    };
+    train_slowly(0);
+    for (int64_t step = 1; step < 3; ++step) {
+      std::string report;
+      try {
+        if (rank == 0) sleep_forever(world);
+        trainer.train(step);
+      } catch (const std::exception& error) {
+        report = error.what();
+      }
+      if (rank == 1) {
+        EXPECT_NE(report.find("culprit: rank 0"), std::string::npos) << report;
+        EXPECT_NE(report.find("1000 ms"), std::string::npos) << report;
+      }
+      const int64_t next = trainer.executor->reset();
+      train_slowly(next);
+    }
+  });
+  EXPECT_EQ(errors, "");
 }
 
 }  // namespace

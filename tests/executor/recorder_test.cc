@@ -93,6 +93,24 @@ TEST(Recorder, AnotherStepForgetsTheLastOne) {
   EXPECT_FALSE(recorder.is_complete());
 }
 
+TEST(Recorder, ItsBubbleIsTheTimeBetweenComputes) {
+  Recorder recorder(kRow);
+  const std::vector<PlannedAction> row = plan_row(kRow).actions;
+  recorder.begin_step();
+  for (const PlannedAction& planned : row) {
+    recorder.begin(planned);
+    if (ir::is_compute(planned.action.kind())) pass();
+    recorder.end();
+    pass();
+  }
+  recorder.end_step();
+  const std::vector<Interval>& times = recorder.intervals();
+  const double busy = times[1].duration() + times[4].duration();
+  // From the first compute to the last: transfers before and after it do not count.
+  EXPECT_DOUBLE_EQ(recorder.bubble(), 1 - busy / (times[4].end - times[1].start));
+  EXPECT_GT(recorder.bubble(), 0);
+}
+
 TEST(MergeRecordings, TransfersLastFromSendToArrival) {
   const ir::Program program = channel_model::program_of(
       ir::Placement::loop(2, 2), 1, {"0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0"});

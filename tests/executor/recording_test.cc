@@ -14,6 +14,7 @@
 #include "pipewright/ir/errors.h"
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/schedule/channel_graph.h"
+#include "pipewright/schedule/simulate/report.h"
 #include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/executor/models.h"
@@ -135,6 +136,27 @@ INSTANTIATE_TEST_SUITE_P(All, RecordingOfEverySchedule,
                            std::erase_if(name, [](char letter) { return !std::isalnum(letter); });
                            return name;
                          });
+
+TEST(Recording, TheBubbleOfARankIsThatOfTheReport) {
+  const ir::Program program = program_of(*schedules::find_schedule("1F1B"));
+  std::vector<double> bubbles(2);
+  ir::Timeline recorded;
+  expect_no_errors(train(program, 0, [&](int rank, Executor& executor, const Batch& batch) {
+    const StepResult result = executor.step(batch);
+    ASSERT_TRUE(result.bubble.has_value());
+    bubbles[static_cast<size_t>(rank)] = *result.bubble;
+    const ir::Timeline timeline = executor.recording();
+    if (rank == 0) recorded = timeline;
+    EXPECT_FALSE(executor.eval(batch).bubble.has_value());
+    executor.record(false);
+    EXPECT_FALSE(executor.step(batch).bubble.has_value());
+  }));
+  const schedule::Report report = schedule::report_on(program, {}, recorded);
+  for (size_t rank = 0; rank < 2; ++rank) {
+    const schedule::RankReport& one = report.ranks[rank];
+    EXPECT_NEAR(bubbles[rank], 1 - one.busy / one.span(), 1e-6) << rank;
+  }
+}
 
 TEST(Recording, AWaitIsNotCompute) {
   const ir::Program program = program_of(*schedules::find_schedule("GPipe"));
