@@ -5,7 +5,7 @@
 namespace pipewright::examples {
 
 executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts,
-                         const comms::Mesh& mesh) {
+                         const comms::Mesh& mesh, at::Device device) {
   const int64_t replica = mesh.coordinate("dp_replicate"), shards = mesh.size("dp_shard");
   const int64_t copy = replica * shards + mesh.coordinate("dp_shard");
   const int64_t copies = mesh.size("dp_replicate") * shards;
@@ -16,7 +16,7 @@ executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts,
     inputs.push_back(at::tensor(input));
     targets.push_back(at::tensor(target));
   }
-  return {.inputs = {at::stack(inputs)}, .targets = {at::stack(targets)}};
+  return {.inputs = {at::stack(inputs).to(device)}, .targets = {at::stack(targets).to(device)}};
 }
 
 executor::LossFunction make_loss(const Options& options, const comms::BackendPtr& tp) {
@@ -29,7 +29,7 @@ executor::LossFunction make_loss(const Options& options, const comms::BackendPtr
 }
 
 double total_loss(const std::vector<at::Tensor>& losses, c10d::Backend& copies) {
-  std::vector<at::Tensor> sum = {at::zeros({}, at::kDouble)};
+  std::vector<at::Tensor> sum = {at::zeros({}, losses.front().options().dtype(at::kDouble))};
   for (const at::Tensor& loss : losses) sum[0] += loss;
   if (copies.getSize() > 1) copies.allreduce(sum)->wait();
   return sum[0].item<double>() / copies.getSize();

@@ -15,9 +15,9 @@
 namespace pipewright::examples {
 
 // This rank's part of a batch whose windows start at `starts`: inputs and targets, each [windows,
-// context]. Copies of the pipeline have as many windows, or one more.
+// context], on `device`. Copies of the pipeline have as many windows, or one more.
 executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts,
-                         const comms::Mesh& mesh);
+                         const comms::Mesh& mesh, at::Device device);
 
 // The loss of a microbatch: the sum over its tokens, divided by the number of tokens of the whole
 // batch, times the number of copies, over which gradients are averaged. For an executor that does

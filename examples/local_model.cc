@@ -48,12 +48,13 @@ std::shared_ptr<modules::TiedParameters> tie_embeddings(
 }  // namespace
 
 LocalModel make_local_model(const Options& options, const ir::Placement& placement,
-                            comms::Mesh& mesh, comms::World& world) {
+                            comms::Mesh& mesh, comms::World& world, at::Device device) {
   LocalModel model;
   const comms::BackendPtr data_parallel = mesh.group({"dp_replicate", "dp_shard"});
   std::map<int, std::shared_ptr<GptStage>> stages;
   for (const int index : placement.stages_of(mesh.coordinate("pp"))) {
     const auto stage = make_gpt_stage(options.model, index, placement.num_stages());
+    stage->to(device);  // the weights are those of a CPU's generator
     stages[index] = stage;
     if (options.tp > 1)
       model.split.push_back(

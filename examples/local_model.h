@@ -29,7 +29,7 @@ struct LocalModel {
 // Makes this rank's stages: split over "tp", and then replicated over "dp_replicate", sharded over
 // "dp_shard", or both; the first and the last one tied. Collective over the mesh of `world`.
 LocalModel make_local_model(const Options& options, const ir::Placement& placement,
-                            comms::Mesh& mesh, comms::World& world);
+                            comms::Mesh& mesh, comms::World& world, at::Device device);
 
 }  // namespace pipewright::examples
 

@@ -103,6 +103,15 @@ std::variant<Options, int> parse_options(int argc, char** argv) {
   app.add_option("--resume", options.checkpoints.resume,
                  "Checkpoint to go on from, in any mesh and schedule; `latest`: that of --save, or "
                  "from the beginning if there is none");
+  app.add_option("--device", options.device,
+                 "cpu, or cuda: one GPU per process, over NCCL, or one for all ranks as threads")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option("--timeout", options.timeout,
+                 "Seconds that a rank waits for another one before it reports a hang")
+      ->check(CLI::Range(0.1, 1e6));
+  app.add_option("--first-timeout", options.first_timeout,
+                 "The same for the first step; 0: that of --timeout")
+      ->check(CLI::Range(0.0, 1e6));
   app.add_option("--record", options.record,
                  "Write when each action of a step ran, in one pipeline, to a JSON file that "
                  "`pipewright print`, `simulate` and `diff` read");
@@ -161,6 +170,8 @@ void check(const Options& options) {
                      std::to_string(options.steps) + ", got " +
                      std::to_string(options.record_step));
   }
+  if (!options.record.empty() && options.device != "cpu")
+    throw UsageError("--record: expected --device cpu, got " + options.device);
   if (!options.record.empty()) check_writable(options.record);
 }
 

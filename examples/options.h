@@ -3,6 +3,8 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <variant>
@@ -33,6 +35,9 @@ struct Options {
   double clip = 0;  // 0: gradients are not clipped
   at::ScalarType param_dtype = at::kFloat;
   at::ScalarType reduce_dtype = at::kFloat;
+  double timeout = 600;      // seconds; of each wait for another rank
+  double first_timeout = 0;  // seconds; of the first step; 0: `timeout`
+  std::string device = "cpu";
   std::string record;        // a file; empty: nothing is recorded
   int64_t record_step = -1;  // -1: the last step
   bool json = false;
@@ -42,9 +47,22 @@ struct Options {
   // Ranks of the data-parallel dimensions: they train the same stages on different data.
   int copies() const { return dp_replicate * dp_shard; }
   int ranks() const { return pp * copies() * tp; }
+  // Of a wait in the first step, in later ones, and of the world.
+  std::chrono::milliseconds first_step_limit() const {
+    return milliseconds(first_timeout > 0 ? first_timeout : timeout);
+  }
+  std::chrono::milliseconds step_limit() const { return milliseconds(timeout); }
+  std::chrono::milliseconds world_limit() const {
+    return std::max(first_step_limit(), step_limit());
+  }
   int64_t recorded_step() const { return record_step < 0 ? steps - 1 : record_step; }
   bool is_mixed_precision() const {
     return param_dtype != at::kFloat || reduce_dtype != at::kFloat;
+  }
+
+ private:
+  static std::chrono::milliseconds milliseconds(double seconds) {
+    return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
   }
 };
 

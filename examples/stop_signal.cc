@@ -24,8 +24,8 @@ void listen_for_stop() {
   for (const int signal : {SIGUSR1, SIGTERM}) sigaction(signal, &action, nullptr);
 }
 
-bool should_stop(c10d::Backend& ranks) {
-  std::vector<at::Tensor> any = {at::full({1}, signalled ? 1.0F : 0.0F)};
+bool should_stop(c10d::Backend& ranks, at::Device device) {
+  std::vector<at::Tensor> any = {at::full({1}, signalled ? 1.0F : 0.0F, at::device(device))};
   if (ranks.getSize() > 1) {
     c10d::AllreduceOptions options;
     options.reduceOp = c10d::ReduceOp::MAX;

@@ -1,6 +1,8 @@
 #ifndef PIPEWRIGHT_EXAMPLES_STOP_SIGNAL_H_
 #define PIPEWRIGHT_EXAMPLES_STOP_SIGNAL_H_
 
+#include <c10/core/Device.h>
+
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 // A run that is about to be preempted saves and stops: SIGUSR1 (Slurm's --signal=USR1@120) and
@@ -14,8 +16,9 @@ struct SavedAndStopped {};
 // From now on the two signals do not end this process.
 void listen_for_stop();
 
-// Collective over `ranks`: whether one of them has got such a signal.
-bool should_stop(c10d::Backend& ranks);
+// Collective over `ranks`, which communicate tensors of `device`: whether one of them has got such
+// a signal.
+bool should_stop(c10d::Backend& ranks, at::Device device);
 
 }  // namespace pipewright::examples
 

@@ -4,8 +4,10 @@
 // This is the library's example of a trainer: train() is the complete training loop; local_model.h
 // wraps the model, and the rest is the command line, the data and the display. Ranks are threads of
 // this process; under `pipewright launch`, torchrun or srun, each process is one rank, and ranks
-// communicate over Gloo. Equal seeds produce equal weights and batches either way.
+// communicate over Gloo, or with --device cuda over NCCL (device.h). Equal seeds produce equal
+// weights and batches either way.
 #include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/optim/adamw.h>
 #include <unistd.h>
 
@@ -18,6 +20,7 @@
 
 #include "examples/batch.h"
 #include "examples/checkpoints.h"
+#include "examples/device.h"
 #include "examples/exit_codes.h"
 #include "examples/learning_rate.h"
 #include "examples/local_model.h"
@@ -30,7 +33,6 @@
 #include "examples/usage_error.h"
 #include "pipewright/comms/dump_signal.h"
 #include "pipewright/comms/error_file.h"
-#include "pipewright/comms/gloo.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/threads.h"
 #include "pipewright/executor/digest.h"
@@ -69,7 +71,8 @@ Progress::Style style_of(const Options& options) {
 
 // One rank.
 void train(const Options& options, const ir::Program& program, const Text& text,
-           comms::World& world) {
+           comms::World& world, at::Device device) {
+  const c10::DeviceGuard current(device);
   // The ranks: pipelines along "pp", copies of them along the two data-parallel dimensions, and
   // layers that are split along "tp".
   comms::Mesh mesh(world, {{"pp", options.pp},
@@ -80,7 +83,7 @@ void train(const Options& options, const ir::Program& program, const Text& text,
   const comms::BackendPtr all_ranks = mesh.group({"pp", "dp_replicate", "dp_shard", "tp"});
   const comms::BackendPtr tp = options.tp > 1 ? mesh.group({"tp"}) : nullptr;
 
-  LocalModel model = make_local_model(options, program.placement, mesh, world);
+  LocalModel model = make_local_model(options, program.placement, mesh, world, device);
   const bool has_loss = model.stages.contains(program.placement.num_stages() - 1);
 
   // The executor: runs this rank's row of the program on these stages.
@@ -88,8 +91,11 @@ void train(const Options& options, const ir::Program& program, const Text& text,
       program, std::move(model.stages), world,
       {.loss = make_loss(options, tp),
        .scale_grads = false,  // the loss has the factor
+       .timeout = options.step_limit(),
+       .first_timeout = options.first_step_limit(),
        // The report of the hang is on stderr already, and where torchrun looks for it.
        .on_stuck = [](const std::string&) { std::_Exit(kHang); },
+       .device = device,
        .ranks = mesh.ranks({"pp"}),
        .same_batch = tp,
        .tied = model.tied});
@@ -131,7 +137,7 @@ void train(const Options& options, const ir::Program& program, const Text& text,
   for (int64_t step = first_step; step < options.steps; ++step) {
     optimizer.zero_grad();
     const std::vector<int64_t> starts = text.batch(options.model.seed, step, options.batch);
-    const executor::Batch batch = batch_of(text, starts, mesh);
+    const executor::Batch batch = batch_of(text, starts, mesh, device);
     const executor::StepResult result =
         step == record_at ? recorded_step(options, executor, batch, *pipeline, &recorded)
                           : executor.step(batch);
@@ -140,8 +146,8 @@ void train(const Options& options, const ir::Program& program, const Text& text,
       scaled_step(optimizer, learning_rate_factor(options.learning_rate_plan, step, options.steps));
     const double loss = has_loss ? total_loss(result.losses, *copies) : 0;
     if (reports) progress.step(loss);
-    const bool stops =
-        !options.checkpoints.save.empty() && step + 1 < options.steps && should_stop(*all_ranks);
+    const bool stops = !options.checkpoints.save.empty() && step + 1 < options.steps &&
+                       should_stop(*all_ranks, device);
     checkpoints.save(step + 1, stops ? step + 1 : options.steps);
     if (stops) throw SavedAndStopped();
   }
@@ -151,7 +157,7 @@ void train(const Options& options, const ir::Program& program, const Text& text,
   double held_back = 0;
   for (int64_t batch = 0; batch < kBatches; ++batch) {
     const std::vector<int64_t> starts = text.held_back(options.batch, batch, kBatches);
-    const executor::StepResult result = executor.eval(batch_of(text, starts, mesh));
+    const executor::StepResult result = executor.eval(batch_of(text, starts, mesh, device));
     if (has_loss) held_back += total_loss(result.losses, *copies) / kBatches;
   }
   if (reports) progress.finish(held_back, text.bigram_loss(), recorded);
@@ -159,9 +165,9 @@ void train(const Options& options, const ir::Program& program, const Text& text,
 
 // train(), whose errors outside of a step end all other ranks too.
 void train_or_fail(const Options& options, const ir::Program& program, const Text& text,
-                   comms::World& world) {
+                   comms::World& world, at::Device device) {
   try {
-    train(options, program, text, world);
+    train(options, program, text, world, device);
   } catch (const std::exception& error) {
     if (!world.failures().failed()) world.failures().fail(error.what());
     throw;
@@ -169,14 +175,16 @@ void train_or_fail(const Options& options, const ir::Program& program, const Tex
 }
 
 // Runs all ranks as threads. Rethrows the error of the lowest rank that failed.
-void train_threads(const Options& options, const ir::Program& program, const Text& text) {
-  std::vector<comms::World> worlds = comms::thread_worlds(options.ranks());
+void train_threads(const Options& options, const ir::Program& program, const Text& text,
+                   at::Device device) {
+  std::vector<comms::World> worlds =
+      comms::thread_worlds(options.ranks(), {.timeout = options.world_limit()});
   std::vector<std::exception_ptr> errors(worlds.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < worlds.size(); ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        train_or_fail(options, program, text, worlds[rank]);
+        train_or_fail(options, program, text, worlds[rank], device);
       } catch (...) {
         errors[rank] = std::current_exception();
       }
@@ -195,17 +203,18 @@ void run(const Options& options) {
   const ir::Program program = make_program(options);
   const Text text(options.data, options.model.context);
   const comms::Environment environment = comms::read_environment();
+  const at::Device device = find_device(options.device, environment);
   // Otherwise each rank would start its own pool of threads, as many as there are cores.
   if (options.ranks() > 1) at::set_num_threads(1);
-  if (environment.world_size == 1) return train_threads(options, program, text);
+  if (environment.world_size == 1) return train_threads(options, program, text, device);
   if (environment.world_size != options.ranks()) {
     std::string flags = times_copies("--pp", options.pp, options);
     if (options.tp > 1) flags += " times --tp " + std::to_string(options.tp);
     throw UsageError(flags + ": expected " + std::to_string(options.ranks()) + " processes, got " +
                      std::to_string(environment.world_size));
   }
-  comms::World world = comms::gloo_world(environment);
-  train_or_fail(options, program, text, world);
+  comms::World world = process_world(device, environment, options.world_limit());
+  train_or_fail(options, program, text, world, device);
 }
 
 int main(int argc, char** argv) {

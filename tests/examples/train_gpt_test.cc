@@ -312,6 +312,11 @@ TEST(TrainGpt, Errors) {
       "error: --context: expected a multiple of --tp 2 with --sequence-parallel, got 63\n");
   expect_error("examples/train_gpt --data /nowhere", 1, "error: cannot open `/nowhere`\n");
   expect_error("examples/train_gpt --pp none", 2, "--pp: ");
+  expect_error("examples/train_gpt --device cuda", 2,
+               "error: --device cuda: this program was built without CUDA; build "
+               "//examples:train_gpt_cuda with --config=cuda\n");
+  expect_error("examples/train_gpt --device cuda --record run.json", 2,
+               "error: --record: expected --device cpu, got cuda\n");
   expect_error("examples/train_gpt --schedule ZBV --stages-per-rank 3", 2, "error: ");
   expect_error(
       "WORLD_SIZE=3 RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 examples/train_gpt "

@@ -1,0 +1,23 @@
+#include "examples/device.h"
+#include "examples/usage_error.h"
+#include "pipewright/comms/gloo.h"
+#include "pipewright/comms/nccl.h"
+
+namespace pipewright::examples {
+
+at::Device find_device(const std::string& name, const comms::Environment& environment) {
+  if (name == "cpu") return at::kCPU;
+  try {
+    return comms::nccl_device(environment);
+  } catch (const std::invalid_argument& error) {
+    throw UsageError("--device " + name + ": " + error.what());
+  }
+}
+
+comms::World process_world(at::Device device, const comms::Environment& environment,
+                           std::chrono::milliseconds timeout) {
+  if (device.is_cpu()) return comms::gloo_world(environment, timeout);
+  return comms::nccl_world(environment, {.timeout = timeout});
+}
+
+}  // namespace pipewright::examples
