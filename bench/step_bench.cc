@@ -4,6 +4,7 @@
 //   bazel build //cli:pipewright //bench:step_bench
 //   bazel-bin/cli/pipewright launch -n 2 -- bazel-bin/bench/step_bench WIDTH ROWS LAYERS STEPS
 //   bazel-bin/bench/step_bench WIDTH ROWS LAYERS STEPS threads
+//   bazel-bin/bench/step_bench WIDTH ROWS LAYERS STEPS recording
 //
 // WIDTH is the size of a layer, ROWS the rows per microbatch, LAYERS the layers per stage. Prints,
 // in microseconds, the median and the fastest of STEPS steps after as many steps of warm-up:
@@ -17,6 +18,13 @@
 // bench/pytorch_step.py compares them with PyTorch's runtime. With `threads`, ranks are threads, so
 // there is no wire; the overhead per action of the busiest rank is printed too. It includes the
 // time that the schedule makes the rank wait for the other one.
+//
+// With `recording`, ranks are threads, and each step is followed by one that is recorded:
+//
+//   recording_ratio     a recorded step, divided by the step before it: the median over pairs
+//   simulated_makespan  of the simulation with the costs of a recorded step, divided by the
+//   measured
+//                       one: the median over the recorded steps
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -37,7 +45,9 @@
 #include "pipewright/comms/threads.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
+#include "pipewright/schedule/compile.h"
 #include "pipewright/schedule/lowering/lower.h"
+#include "pipewright/schedule/simulate/recorded_costs.h"
 #include "pipewright/schedules/registry.h"
 
 namespace pipewright::executor {
@@ -177,17 +187,58 @@ void run_rank(comms::World& world, const Size& size, int64_t steps, bool threads
   }
 }
 
-int run(const Size& size, int64_t steps, bool threads) {
+double median_of(std::vector<double> values) { return Times(std::move(values)).median; }
+
+// What the simulator makes of a step's recorded costs, divided by what was measured.
+double simulated_makespan(const ir::Program& program, const ir::Timeline& measured) {
+  const ir::Recording recording = ir::recording_of_seconds(measured);
+  const schedule::CompileResult compiled = schedule::compile({.source = ir::AnySchedule(program)});
+  const schedule::SimulateResult predicted =
+      schedule::simulate(compiled, {.costs = schedule::recorded_costs(program, recording)});
+  return predicted.simulation->report.makespan /
+         ir::span_of(program.rows, recording.timeline).duration();
+}
+
+void compare_recorded(comms::World& world, const Size& size, int64_t steps) {
+  const ir::Program program = make_program();
+  const Part part(program.placement.stages_of(world.rank()), size);
+  Executor executor(program, part.stages, world, {.loss = loss_of});
+  const at::Tensor inputs = at::randn({kMicrobatches * size.rows, size.width});
+  const Batch batch = {{inputs}, {}, {at::randn_like(inputs)}};
+  const auto step_us = [&] { return us_of(part, [&] { executor.step(batch); }); };
+  std::vector<double> ratios, simulated;
+  for (int64_t step = -steps; step < steps; ++step) {
+    const double without = step_us();
+    executor.record();
+    const double with = step_us();
+    const ir::Timeline measured = executor.recording();
+    executor.record(false);
+    if (step < 0) continue;
+    ratios.push_back(with / without);
+    if (world.rank() == 0) simulated.push_back(simulated_makespan(program, measured));
+  }
+  if (world.rank() > 0) return;
+  std::printf("recording_ratio %.4f\nsimulated_makespan %.4f\n", median_of(ratios),
+              median_of(simulated));
+}
+
+enum class Mode { kProcesses, kThreads, kRecording };
+
+int run(const Size& size, int64_t steps, Mode mode) {
   at::set_num_threads(1);
-  if (!threads) {
+  if (mode == Mode::kProcesses) {
     comms::World world = comms::gloo_world(comms::read_environment());
-    run_rank(world, size, steps, threads);
+    run_rank(world, size, steps, /*threads=*/false);
     return 0;
   }
   std::vector<comms::World> worlds = comms::thread_worlds(kRanks);
   std::vector<std::jthread> ranks;
-  for (comms::World& world : worlds)
-    ranks.emplace_back([&] { run_rank(world, size, steps, threads); });
+  for (comms::World& world : worlds) {
+    ranks.emplace_back([&] {
+      if (mode == Mode::kRecording) return compare_recorded(world, size, steps);
+      run_rank(world, size, steps, /*threads=*/true);
+    });
+  }
   return 0;
 }
 
@@ -195,11 +246,17 @@ int run(const Size& size, int64_t steps, bool threads) {
 }  // namespace pipewright::executor
 
 int main(int argc, char** argv) {
-  const bool threads = argc == 6 && std::strcmp(argv[5], "threads") == 0;
-  if (argc != 5 && !threads) {
-    std::fprintf(stderr, "usage: step_bench WIDTH ROWS LAYERS STEPS [threads]\n");
+  using pipewright::executor::Mode;
+  const char* const mode = argc == 6 ? argv[5] : "";
+  const bool threads = std::strcmp(mode, "threads") == 0;
+  const bool recording = std::strcmp(mode, "recording") == 0;
+  if (argc != 5 && !threads && !recording) {
+    std::fprintf(stderr, "usage: step_bench WIDTH ROWS LAYERS STEPS [threads|recording]\n");
     return 2;
   }
   return pipewright::executor::run({std::atoll(argv[1]), std::atoll(argv[2]), std::atoll(argv[3])},
-                                   std::atoll(argv[4]), threads);
+                                   std::atoll(argv[4]),
+                                   recording ? Mode::kRecording
+                                   : threads ? Mode::kThreads
+                                             : Mode::kProcesses);
 }
