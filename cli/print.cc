@@ -23,6 +23,7 @@
 #include "pipewright/ir/text/schedule_json.h"
 #include "pipewright/schedule/views/dot.h"
 #include "pipewright/schedule/views/html.h"
+#include "pipewright/schedule/views/perfetto.h"
 #include "pipewright/schedule/views/svg.h"
 #include "pipewright/schedule/views/table.h"
 #include "pipewright/schedule/views/timeline_text.h"
@@ -144,6 +145,8 @@ void print_picture(const std::string& format, const Drawn& one,
                         out);
   } else if (format == "trace") {
     schedule::print_trace(schedule, simulation.costs, simulation.timeline, out);
+  } else if (format == "pftrace") {
+    schedule::print_perfetto(schedule, simulation.costs, simulation.timeline, out);
   } else if (format == "dot") {
     schedule::print_dot(schedule, simulation.graph, out);
   }
@@ -191,6 +194,10 @@ void print_blocked(const std::string& format, const Input& input,
   }
   if (format == "trace") {
     schedule::print_trace(schedule, simulation.costs, simulation.timeline, out, &standstill);
+    return;
+  }
+  if (format == "pftrace") {
+    schedule::print_perfetto(schedule, simulation.costs, simulation.timeline, out, &standstill);
     return;
   }
   text.standstill = &standstill;
@@ -252,7 +259,7 @@ int run_print(const Invocation& invocation, Console& console) {
   // Formats without times print a schedule as it is, even if it is invalid.
   Input input = read_input(invocation, console);
   if (!is_picture(format) && !plans_with_costs(input))
-    refuse_cost_options(invocation, "--format timeline, svg, html, trace or dot");
+    refuse_cost_options(invocation, "--format timeline, svg, html, trace, pftrace or dot");
   AskedCosts asked = read_costs(invocation, console);
   std::optional<Input> second;
   if (const auto word = invocation.text("--against")) {
@@ -298,7 +305,7 @@ int run_print(const Invocation& invocation, Console& console) {
   const bool is_measured = input.compiled.recording && !has_cost_options(invocation);
   Simulation simulation =
       is_measured ? recorded_run_of(input, asked, console) : simulate_input(input, asked, console);
-  if (is_measured && format == "trace")
+  if (is_measured && (format == "trace" || format == "pftrace"))
     console.err << fmt::format("note: the times are those of the recording of {}\n", input.name);
   const Drawn drawn{std::move(input), std::move(simulation), is_measured};
   const std::optional<Drawn> against = against_of(drawn.input.any());

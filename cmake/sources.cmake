@@ -83,10 +83,12 @@ set(pipewright_schedule_sources
     schedule/views/dot.cc
     schedule/views/html.cc
     schedule/views/palette.cc
+    schedule/views/perfetto.cc
     schedule/views/svg.cc
     schedule/views/table.cc
     schedule/views/timeline_text.cc
     schedule/views/trace.cc
+    schedule/views/trace_tracks.cc
     schedules/building_block.cc
     schedules/catalogue.cc
     schedules/dualpipe_v.cc
@@ -205,10 +207,12 @@ set(pipewright_schedule_headers
     schedule/views/dot.h
     schedule/views/html.h
     schedule/views/palette.h
+    schedule/views/perfetto.h
     schedule/views/svg.h
     schedule/views/table.h
     schedule/views/timeline_text.h
     schedule/views/trace.h
+    schedule/views/trace_tracks.h
     schedule/views/viewer_page.h
     schedules/building_block.h
     schedules/catalogue.h

@@ -10,28 +10,12 @@
 #include "pipewright/ir/rank_pairs.h"
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/schedule/simulate/memory_model.h"
+#include "pipewright/schedule/views/trace_tracks.h"
 
 namespace pipewright::schedule {
 namespace {
 
 using ir::Action;
-
-// The tracks of a rank: their numbers and names.
-enum Track { kCompute, kSend, kReceive, kDataParallel };
-constexpr std::string_view kTracks[] = {"compute", "send", "receive", "data-parallel"};
-
-Track track_of(const Action& action) {
-  if (ir::is_send(action.kind())) return kSend;
-  if (ir::is_receive(action.kind())) return kReceive;
-  return ir::is_compute(action.kind()) ? kCompute : kDataParallel;
-}
-
-double microseconds_per_unit(std::string_view unit) {
-  if (unit == "s") return 1e6;
-  if (unit == "us") return 1;
-  if (unit == "ns") return 1e-3;
-  return 1e3;
-}
 
 class TraceWriter {
  public:
@@ -43,6 +27,7 @@ class TraceWriter {
         standstill_(standstill),
         out_(out),
         unit_(microseconds_per_unit(costs.unit)),
+        tracks_(schedule, timeline, standstill),
         memory_(schedule, costs, standstill) {}
 
   void print() {
@@ -62,10 +47,6 @@ class TraceWriter {
     out_ << (first_ ? "\n" : ",\n") << '{' << text << '}';
     first_ = false;
   }
-  bool runs(size_t rank, size_t step) const {
-    return !schedule_.rows[rank][step].is_idle() &&
-           (standstill_ == nullptr || !standstill_->blocked[timeline_.index(rank, step)]);
-  }
   std::string time(double value) const { return fmt::format("{}", value * unit_); }
 
   void print_names(size_t rank) {
@@ -73,30 +54,26 @@ class TraceWriter {
         "\"ph\": \"M\", \"name\": \"process_name\", \"pid\": {0}, \"args\": {{\"name\": "
         "\"rank {0}\"}}",
         rank));
-    std::vector<bool> used(std::size(kTracks));
-    for (size_t step = 0; step < schedule_.rows[rank].size(); ++step) {
-      if (runs(rank, step)) used[track_of(schedule_.rows[rank][step])] = true;
-    }
-    for (size_t track = 0; track < std::size(kTracks); ++track) {
-      if (!used[track]) continue;
+    for (const TraceTracks::Track& track : tracks_.tracks()) {
+      if (track.rank != rank) continue;
       event(
           fmt::format("\"ph\": \"M\", \"name\": \"thread_name\", \"pid\": {}, \"tid\": {}, "
                       "\"args\": {{\"name\": \"{}\"}}",
-                      rank, track, kTracks[track]));
+                      rank, track.number(), track.name()));
     }
   }
 
   void print_actions(size_t rank) {
     for (size_t step = 0; step < schedule_.rows[rank].size(); ++step) {
       const Action& action = schedule_.rows[rank][step];
-      if (!runs(rank, step)) continue;
+      if (!tracks_.runs(rank, step)) continue;
+      const TraceTracks::Track& track = tracks_.of(rank, step);
       const ir::Interval& interval = timeline_.at(rank, step);
       event(
           fmt::format("\"ph\": \"X\", \"name\": \"{}\", \"cat\": \"{}\", \"pid\": {}, \"tid\": {}, "
                       "\"ts\": {}, \"dur\": {}, \"args\": {{\"step\": {}}}",
-                      ir::to_string(action), kTracks[track_of(action)], rank,
-                      static_cast<int>(track_of(action)), time(interval.start),
-                      time(interval.duration()), step));
+                      ir::to_string(action), name(track.kind), rank, track.number(),
+                      time(interval.start), time(interval.duration()), step));
     }
   }
 
@@ -130,7 +107,7 @@ class TraceWriter {
       event(fmt::format(
           "\"ph\": \"i\", \"name\": \"stops before {}\", \"cat\": \"deadlock\", \"s\": "
           "\"p\", \"pid\": {}, \"tid\": {}, \"ts\": {}, \"args\": {{\"waits\": \"{}\"}}",
-          stop.label, rank, static_cast<int>(kCompute), time(stop.time),
+          stop.label, rank, static_cast<int>(TrackKind::kCompute), time(stop.time),
           fmt::join(stop.waits, "; ")));
     }
   }
@@ -138,12 +115,20 @@ class TraceWriter {
   // Arrows from the k-th SEND of each ordered pair of ranks to its k-th RECV.
   void print_flows() {
     const ir::RankPairs pairs(schedule_.placement);
-    std::vector<std::vector<double>> sent(pairs.size());
+    struct End {
+      size_t rank;
+      int track;
+      double time;
+    };
+    const auto end_of = [&](size_t rank, size_t step) {
+      return End{rank, tracks_.of(rank, step).number(), timeline_.at(rank, step).start};
+    };
+    std::vector<std::vector<End>> sent(pairs.size());
     for (size_t rank = 0; rank < schedule_.rows.size(); ++rank) {
       for (size_t step = 0; step < schedule_.rows[rank].size(); ++step) {
         const Action& action = schedule_.rows[rank][step];
-        if (ir::is_send(action.kind()) && runs(rank, step))
-          sent[pairs.of(action.parts()[0])].push_back(timeline_.at(rank, step).start);
+        if (ir::is_send(action.kind()) && tracks_.runs(rank, step))
+          sent[pairs.of(action.parts()[0])].push_back(end_of(rank, step));
       }
     }
     std::vector<size_t> received(pairs.size());
@@ -151,19 +136,16 @@ class TraceWriter {
     for (size_t rank = 0; rank < schedule_.rows.size(); ++rank) {
       for (size_t step = 0; step < schedule_.rows[rank].size(); ++step) {
         const Action& action = schedule_.rows[rank][step];
-        if (!ir::is_receive(action.kind()) || !runs(rank, step)) continue;
+        if (!ir::is_receive(action.kind()) || !tracks_.runs(rank, step)) continue;
         const uint32_t pair = pairs.of(action.parts()[0]);
-        const double start = sent[pair][received[pair]++];
-        const auto flow = [&](std::string_view phase, int from, Track track, double at,
-                              std::string_view more) {
+        const auto flow = [&](std::string_view phase, const End& end, std::string_view more) {
           event(
               fmt::format("\"ph\": \"{}\", \"name\": \"transfer\", \"cat\": \"transfer\", \"id\": "
                           "{}, \"pid\": {}, \"tid\": {}, \"ts\": {}{}",
-                          phase, id, from, static_cast<int>(track), time(at), more));
+                          phase, id, end.rank, end.track, time(end.time), more));
         };
-        flow("s", pairs.ranks(pair).first, kSend, start, "");
-        flow("f", static_cast<int>(rank), kReceive, timeline_.at(rank, step).start,
-             ", \"bp\": \"e\"");
+        flow("s", sent[pair][received[pair]++], "");
+        flow("f", end_of(rank, step), ", \"bp\": \"e\"");
         ++id;
       }
     }
@@ -174,12 +156,20 @@ class TraceWriter {
   const ir::Timeline& timeline_;
   const Standstill* standstill_;
   std::ostream& out_;
-  double unit_;
+  const double unit_;
+  const TraceTracks tracks_;
   MemoryModel memory_;
   bool first_ = true;
 };
 
 }  // namespace
+
+double microseconds_per_unit(std::string_view unit) {
+  if (unit == "s") return 1e6;
+  if (unit == "us") return 1;
+  if (unit == "ns") return 1e-3;
+  return 1e3;
+}
 
 void print_trace(const ir::Schedule& schedule, const Costs& costs, const ir::Timeline& timeline,
                  std::ostream& out, const Standstill* standstill) {

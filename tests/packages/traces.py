@@ -1,0 +1,129 @@
+"""Perfetto's own message definitions parse the traces that `print --format pftrace` writes, and `--format trace` has the same.
+
+traces.py PIPEWRIGHT, with PyPI's perfetto.
+"""
+
+import collections
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from google.protobuf.unknown_fields import UnknownFieldSet
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
+
+RANKS, MICROBATCHES = 4, 8
+
+
+def pipewright(*arguments, text=True):
+    return subprocess.run([PIPEWRIGHT, *arguments], capture_output=True, text=text, check=True).stdout
+
+
+def has_unknown_fields(message):
+    parts = [value for field, value in message.ListFields() if field.type == field.TYPE_MESSAGE]
+    parts = [one for part in parts for one in (part if hasattr(part, "__len__") else [part])]
+    return len(UnknownFieldSet(message)) > 0 or any(has_unknown_fields(part) for part in parts)
+
+
+class ProtobufTrace:
+    """Slices [(name, begin, end)] by (process, track), flows, and counters, all times in ns."""
+
+    def __init__(self, data):
+        trace = Trace()
+        trace.ParseFromString(data)
+        assert not has_unknown_fields(trace)
+        described = {packet.track_descriptor.uuid: packet.track_descriptor for packet in trace.packet
+                     if packet.HasField("track_descriptor")}
+        self.first = trace.packet[0]
+        self.sequences = {packet.trusted_packet_sequence_id for packet in trace.packet}
+        self.slices, self.sent, self.received = collections.defaultdict(list), {}, {}
+        self.counters = collections.defaultdict(list)
+        open_slices = {}
+        for packet in trace.packet:
+            if not packet.HasField("track_event"):
+                continue
+            event, track = packet.track_event, described[packet.track_event.track_uuid]
+            process = described[track.parent_uuid].process.process_name if track.parent_uuid else track.process.process_name
+            key = (process, track.name)
+            if event.type == TrackEvent.TYPE_SLICE_BEGIN:
+                assert key not in open_slices, f"{event.name} begins within {open_slices[key]}"
+                open_slices[key] = (event.name, packet.timestamp)
+                for flow in event.flow_ids:
+                    self.sent.setdefault(flow, []).append((process, event.name, packet.timestamp))
+                for flow in event.terminating_flow_ids:
+                    self.received.setdefault(flow, []).append((process, event.name, packet.timestamp))
+            elif event.type == TrackEvent.TYPE_SLICE_END:
+                name, begin = open_slices.pop(key)
+                self.slices[key].append((name, begin, packet.timestamp))
+            elif event.type == TrackEvent.TYPE_COUNTER:
+                self.counters[key].append((packet.timestamp, event.double_counter_value))
+        assert not open_slices, open_slices
+
+
+def expected_receive(send):
+    """The name of the RECV of `2SEND_F5`."""
+    stage, rest = send.split("SEND_")
+    return f"{int(stage) + (1 if rest[0] == 'F' else -1)}RECV_{rest}"
+
+
+class TracesTest(unittest.TestCase):
+    def test_every_schedule(self):
+        names = [one["name"] for one in json.loads(pipewright("list", "--json"))["schedules"]]
+        self.assertGreaterEqual(len(names), 16)
+        for name in names:
+            with self.subTest(schedule=name), tempfile.TemporaryDirectory() as folder:
+                program = os.path.join(folder, "program.json")  # some schedules depend on the costs
+                pipewright("print", name, "--ranks", str(RANKS), "--microbatches", str(MICROBATCHES), "-o", program)
+                self.check([program, "--comm", "0.3"])
+
+    def check(self, source):
+        rows = json.loads(pipewright("print", source[0], "--format", "json"))["rows"]
+        simulated = json.loads(pipewright("simulate", *source, "--json"))
+        trace = ProtobufTrace(pipewright("print", *source, "--format", "pftrace", text=False))
+        self.assertEqual(trace.first.sequence_flags, 1)
+        self.assertEqual(len(trace.sequences), 1)
+        for rank, row in enumerate(rows):
+            slices = [one for (process, _), of_track in trace.slices.items() if process == f"rank {rank}" for one in of_track]
+            self.assertEqual(sorted(name for name, _, _ in slices), sorted(action for action in row if action))
+            # The computes run in the order of the program.
+            computes = [name for name, _, _ in trace.slices[f"rank {rank}", "compute"]]
+            self.assertEqual(computes, [action for action in row if action in set(computes)])
+        for of_track in trace.slices.values():
+            for (_, begin, end), (_, following, _) in zip(of_track, of_track[1:] + [(None, sys.maxsize, None)]):
+                self.assertLessEqual(begin, end)
+                self.assertLessEqual(end, following)  # slices of one track never overlap
+        everything = [one for of_track in trace.slices.values() for one in of_track]
+        makespan = max(end for _, _, end in everything) - min(begin for _, begin, _ in everything)
+        self.assertAlmostEqual(makespan, simulated["makespan"] * 1e6, delta=2)
+        # One arrow per transfer, from its SEND to its RECV.
+        self.assertEqual(set(trace.sent), set(trace.received))
+        self.assertEqual(len(trace.sent), sum("SEND" in action for row in rows for action in row if action))
+        for flow, [(_, send, begin)] in trace.sent.items():
+            [(_, receive, later)] = trace.received[flow]
+            self.assertEqual(receive, expected_receive(send))
+            self.assertLessEqual(begin, later)
+        for rank, report in enumerate(simulated["ranks"]):
+            activations = [value for _, value in trace.counters[f"rank {rank}", "activations"]]
+            self.assertEqual(max(activations), report["peak_activations"])
+            self.assertEqual(activations[-1], 0)
+        self.assertEqual(sorted(self.chrome_slices(source)), sorted(everything))
+
+    def chrome_slices(self, source):
+        """Those of the JSON trace, where no two of one track may overlap either."""
+        tracks = collections.defaultdict(list)
+        for event in json.loads(pipewright("print", *source, "--format", "trace"))["traceEvents"]:
+            if event["ph"] == "X":
+                begin = event["ts"] * 1000
+                tracks[event["pid"], event["tid"]].append((event["name"], round(begin), round(begin + event["dur"] * 1000)))
+        for of_track in tracks.values():
+            of_track.sort(key=lambda one: one[1:])
+            for (_, _, end), (_, following, _) in zip(of_track, of_track[1:]):
+                self.assertLessEqual(end, following)
+        return [one for of_track in tracks.values() for one in of_track]
+
+
+if __name__ == "__main__":
+    PIPEWRIGHT = sys.argv[1]
+    unittest.main(argv=sys.argv[:1])
