@@ -338,6 +338,7 @@ set(pipewright_executor_sources
     comms/failure_domain.cc
     comms/gloo.cc
     comms/group.cc
+    comms/lifeline.cc
     comms/mesh.cc
     comms/send_queue.cc
     comms/store_exchange.cc
@@ -428,6 +429,7 @@ set(pipewright_executor_headers
     comms/failure_domain.h
     comms/gloo.h
     comms/group.h
+    comms/lifeline.h
     comms/mesh.h
     comms/poll.h
     comms/send_queue.h

@@ -100,14 +100,16 @@ void Watcher::tick() {
 }
 
 FailureDomain::FailureDomain(int rank, int size, StorePtr store, std::shared_ptr<Watcher> watcher,
-                             bool hosts_store, std::function<void()> abort)
+                             bool hosts_store, std::function<void()> abort,
+                             std::unique_ptr<Lifeline> lifeline)
     : rank_(rank),
       size_(size),
       store_(std::move(store)),
       watch_store_(store_->clone()),
       watcher_(std::move(watcher)),
       hosts_store_(hosts_store),
-      abort_(std::move(abort)) {
+      abort_(std::move(abort)),
+      lifeline_(std::move(lifeline)) {
   set_coordinates("");
   if (size_ > 1) watcher_->add(this);
 }
@@ -263,7 +265,8 @@ std::string FailureDomain::absent_and_verdict(const std::string& first) {
   }
   const std::string culprit = first.substr(5, first.find_first_not_of("0123456789", 5) - 5);
   const bool named = first.starts_with("rank ") && !culprit.empty();
-  std::string text = (named ? who(std::stoi(culprit)) : std::string()) + absent;
+  std::string text = named && reports[std::stoul(culprit)] ? who(std::stoi(culprit)) : "";
+  text += absent;
   const auto observer = this->observer();
   if (observer && hung()) text += observer->verdict(reports, identity);
   return text;
@@ -325,6 +328,25 @@ void FailureDomain::check_progress() {
   if (!stalled.empty()) fail(stalled, Kind::kHang);
 }
 
+// Whether this rank is in a step, or waits in the store: then an end of another process is a
+// failure. Otherwise it may be how a program ends.
+bool FailureDomain::waits_for_others() const {
+  const std::lock_guard lock(mutex_);
+  return place_ || !awaited_.empty();
+}
+
+void FailureDomain::check_lifeline() {
+  if (!lifeline_) return;
+  const std::vector<int> broken = lifeline_->broken();
+  const std::optional<int> first = [&]() -> std::optional<int> {
+    const std::lock_guard lock(mutex_);
+    broken_.insert(broken_.end(), broken.begin(), broken.end());
+    return broken_.empty() ? std::nullopt : std::optional(broken_.front());
+  }();
+  if (first && waits_for_others())
+    publish("rank " + std::to_string(*first) + ": its connection to rank 0 has closed");
+}
+
 void FailureDomain::dump() {
   if (const auto observer = this->observer()) observer->dump();
 }
@@ -366,6 +388,7 @@ std::optional<std::string> FailureDomain::tick() {
   stuck_ = false;
   check_expected();
   check_progress();
+  check_lifeline();
   const int generation = this->generation();
   try {
     const std::string failure = key("failure");
@@ -444,6 +467,7 @@ int64_t FailureDomain::reset(int64_t value, std::chrono::milliseconds timeout) {
   ++generation_;
   oldest_expected_.reset();
   newest_expected_.reset();
+  broken_.clear();
   cause_.clear();
   hung_ = false;
   failed_.store(false, std::memory_order_release);

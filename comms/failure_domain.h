@@ -13,6 +13,8 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "pipewright/comms/lifeline.h"
+
 // The ranks of a world fail together. A rank that fails publishes its cause in the store, once for
 // the whole world: the first cause wins. One thread per process, the Watcher, looks for it ten
 // times a second and aborts every group of its ranks, so that whatever they wait for ends with an
@@ -21,10 +23,10 @@
 //   domain.fail("out of luck");  // on rank 2; every rank's waits end, and
 //   domain.cause();              // is "rank 2, step 1, action 5 `2F2`: out of luck\n  rank 2: ..."
 //
-// A rank that is killed cannot publish. Its sockets break, a peer that waits for it publishes that,
-// and a roll call finds who does not answer: every watcher answers for its ranks. If the killed
-// rank hosted the store, the watchers lose the store, which is a cause of its own during a step; so
-// they do if the store does not answer within its time limit (bounded_store.h).
+// A rank that is killed cannot publish. Its sockets break, rank 0 or a peer that waits for it
+// publishes that, and a roll call finds who does not answer: every watcher answers for its ranks.
+// If the killed rank hosted the store, the watchers lose the store, which is a cause of its own
+// during a step; so they do if the store does not answer within its time limit (bounded_store.h).
 //
 // On a device a step returns while its work is still queued, and a host that waits for work that
 // never ends cannot notice it. So the watcher also checks that work ends in time: expect_by().
@@ -98,8 +100,11 @@ class FailureDomain {
 
   // `watcher` is shared by the ranks of this process. `hosts_store`: the store ends with this
   // process. `abort` aborts this rank's groups; it is called on any thread, after a failure.
+  // `lifeline` is null if other ranks' processes are not watched. After a reset(), those whose
+  // connections had broken are watched no longer.
   FailureDomain(int rank, int size, StorePtr store, std::shared_ptr<Watcher> watcher,
-                bool hosts_store, std::function<void()> abort);
+                bool hosts_store, std::function<void()> abort,
+                std::unique_ptr<Lifeline> lifeline = nullptr);
   // A clean end: tells the others that this rank needs nothing more. The host of the store gives
   // them 300 ms to notice.
   ~FailureDomain();
@@ -168,6 +173,8 @@ class FailureDomain {
   std::string publish(const std::string& own, Kind kind = Kind::kError);
   void check_expected();
   void check_progress();
+  void check_lifeline();
+  bool waits_for_others() const;
   std::optional<std::string> report_hang();
   std::string absent_and_verdict(const std::string& first);
   void learn(const std::string& cause, int generation);
@@ -183,6 +190,7 @@ class FailureDomain {
   const std::shared_ptr<Watcher> watcher_;
   const bool hosts_store_;
   const std::function<void()> abort_;
+  const std::unique_ptr<Lifeline> lifeline_;
   std::atomic<bool> failed_ = false;
 
   std::mutex abort_mutex_;  // held while groups are aborted: reset() must not overtake that
@@ -192,6 +200,7 @@ class FailureDomain {
   std::function<std::string()> place_;
   std::string awaited_;  // the key that wait_for() waits for
   std::optional<Expected> oldest_expected_, newest_expected_;
+  std::vector<int> broken_;  // ranks whose lifelines have broken
   bool hung_ = false;
   std::shared_ptr<StepObserver> observer_;
   // Only used by the watcher.

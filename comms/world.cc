@@ -8,6 +8,17 @@
 #include "pipewright/comms/group.h"
 
 namespace pipewright::comms {
+namespace {
+
+// Of processes with a store of connect_store(), whose host all of them can reach.
+std::unique_ptr<Lifeline> make_lifeline(int rank, int size, const StorePtr& store,
+                                        std::chrono::milliseconds timeout) {
+  const auto* connection = dynamic_cast<const BoundedStore*>(store.get());
+  if (size == 1 || !connection) return nullptr;
+  return std::make_unique<Lifeline>(rank, *store, connection->host(), timeout);
+}
+
+}  // namespace
 
 World::World(int rank, int size, StorePtr store, MakeBackend make_backend,
              std::chrono::milliseconds timeout, std::shared_ptr<Watcher> watcher)
@@ -19,7 +30,8 @@ World::World(int rank, int size, StorePtr store, MakeBackend make_backend,
       groups_(std::make_shared<Groups>()),
       failures_(std::make_shared<FailureDomain>(
           rank_, size_, store_, watcher ? watcher : std::make_shared<Watcher>(),
-          /*hosts_store=*/!watcher && rank_ == 0, [groups = groups_] { groups->abort(); })),
+          /*hosts_store=*/!watcher && rank_ == 0, [groups = groups_] { groups->abort(); },
+          watcher ? nullptr : make_lifeline(rank_, size_, store_, timeout_))),
       times_used_(std::make_shared<std::map<std::string, int>>()) {}
 
 BackendPtr World::make_group(const std::string& name, std::span<const int> ranks) {

@@ -101,6 +101,13 @@ TEST(Kill, EveryLivingRankNamesTheKilledOne) {
   expect_named_errors("REDUCE_GRAD", 1, 1, "replicate");
 }
 
+// All others wait in the store, and no transfer is under way.
+TEST(Kill, BeforeAStepEveryLivingRankNamesTheKilledOne) {
+  expect_named_errors("-", 3, 0, "shard");
+  expect_named_errors("-", 2, 1, "replicate");
+  expect_named_errors("-", 0, 1, "shard");
+}
+
 // A rank that hangs, or whose host does, is named when the time limit of 4 s is over.
 TEST(Stop, EveryOtherRankNamesTheStoppedOne) {
   expect_named_errors("F", 3, 1, "replicate", "stop", 4000 + 5000);
@@ -155,10 +162,10 @@ TEST(Cut, EveryRankNamesTheConnection) {
   }
 }
 
-// All combinations: 176 runs of about 3 s. Runs only as kill_grid_test.
+// All combinations: 192 runs of about 3 s. Runs only as kill_grid_test.
 TEST(Kill, DISABLED_AllCombinations) {
-  for (const char* kind : {"F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD",
-                           "RESHARD", "REDUCE_GRAD"}) {
+  for (const char* kind : {"-", "F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B",
+                           "UNSHARD", "RESHARD", "REDUCE_GRAD"}) {
     for (int victim = 0; victim < kRanks; ++victim) {
       for (const int step : {0, 1}) {
         for (const char* wrap : {"replicate", "shard"})

@@ -3,8 +3,9 @@
 //
 // Before its first action of KIND (`F`, `SEND_B`, ...) in step STEP, rank RANK kills itself (HOW is
 // `kill`), stops as if its host hung (`stop`), sleeps forever (`sleep`), or loses its connections
-// to other ranks (`cut`). WRAP is `replicate` or `shard`. Prints "killed MS" or "ended MS", in Unix
-// milliseconds, and the error. Exits with 1, and with 3 after a hang.
+// to other ranks (`cut`). KIND `-` is a second before the step, when all others wait for it. WRAP
+// is `replicate` or `shard`. Prints "killed MS" or "ended MS", in Unix milliseconds, and the error.
+// Exits with 1, and with 3 after a hang.
 #include <ATen/Parallel.h>
 #include <arpa/inet.h>
 #include <sys/socket.h>
@@ -73,7 +74,8 @@ int run(const std::string& kind, int victim, int64_t victim_step, bool shards,
                     std::_Exit(3);
                   }});
   int64_t step = 0;
-  if (world.rank() == victim) {
+  const bool before_step = kind == "-";
+  if (world.rank() == victim && !before_step) {
     trainer.executor->set_function(ir::kind_of_token(kind).value(),
                                    [&](const ActionContext& context) {
                                      if (step == victim_step) fail(how, environment.master_port);
@@ -81,7 +83,13 @@ int run(const std::string& kind, int victim, int64_t victim_step, bool shards,
                                    });
   }
   try {
-    for (; step < 3; ++step) trainer.train(step);
+    for (; step < 3; ++step) {
+      if (before_step && world.rank() == victim && step == victim_step) {
+        std::this_thread::sleep_for(std::chrono::seconds(1));
+        fail(how, environment.master_port);
+      }
+      trainer.train(step);
+    }
   } catch (const HangError& error) {
     comms::write_error_file(error.what());
     ended(error.what());
