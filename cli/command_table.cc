@@ -108,7 +108,9 @@ const std::vector<CommandSpec>& table() {
                {"--output",
                 "-o",
                 {ValueKind::kFile, "FILE", {}},
-                "write to FILE, completely or not at all; - is stdout"},
+                "write to FILE, completely or not at all; - is stdout. A folder for kineto, with "
+                "one "
+                "file per rank"},
            } +
            cost_options() + lowering_options() +
            std::vector<OptionSpec>{

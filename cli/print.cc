@@ -16,6 +16,7 @@
 #include "pipewright/cli/input.h"
 #include "pipewright/cli/simulation.h"
 #include "pipewright/cli/stage_ratio.h"
+#include "pipewright/cli/trace_folder.h"
 #include "pipewright/cli/usage_error.h"
 #include "pipewright/ir/counted.h"
 #include "pipewright/ir/diagnostic.h"
@@ -23,6 +24,7 @@
 #include "pipewright/ir/text/schedule_json.h"
 #include "pipewright/schedule/views/dot.h"
 #include "pipewright/schedule/views/html.h"
+#include "pipewright/schedule/views/kineto.h"
 #include "pipewright/schedule/views/perfetto.h"
 #include "pipewright/schedule/views/svg.h"
 #include "pipewright/schedule/views/table.h"
@@ -240,6 +242,7 @@ int run_print(const Invocation& invocation, Console& console) {
   const std::string path = invocation.text("--output").value_or("-");
   const bool to_stdout = path == "-";
   const std::string format = format_of(invocation, path, to_stdout, console);
+  if (format == "kineto" && to_stdout) throw UsageError("--format kineto requires --output FOLDER");
   if (invocation.has("--comms") && format != "timeline")
     throw UsageError("--comms requires --format timeline");
   if (invocation.has("--against") && format != "html")
@@ -259,7 +262,7 @@ int run_print(const Invocation& invocation, Console& console) {
   // Formats without times print a schedule as it is, even if it is invalid.
   Input input = read_input(invocation, console);
   if (!is_picture(format) && !plans_with_costs(input))
-    refuse_cost_options(invocation, "--format timeline, svg, html, trace, pftrace or dot");
+    refuse_cost_options(invocation, "--format timeline, svg, html, trace, pftrace, kineto or dot");
   AskedCosts asked = read_costs(invocation, console);
   std::optional<Input> second;
   if (const auto word = invocation.text("--against")) {
@@ -284,6 +287,13 @@ int run_print(const Invocation& invocation, Console& console) {
     print_diagnostics(input, console);
     const schedule::BlockedSimulation blocked = simulate_blocked_input(input, asked, console);
     const std::optional<Drawn> against = against_of(*input.compiled.blocked);
+    if (format == "kineto") {
+      write_trace_folder(path,
+                         {ir::schedule_of(*input.compiled.blocked), blocked.costs, blocked.timeline,
+                          &blocked.standstill},
+                         console);
+      return kExitInvalid;
+    }
     write_output(path, console, [&](std::ostream& out) {
       print_blocked(format, input, blocked, against, text, out);
     });
@@ -305,10 +315,15 @@ int run_print(const Invocation& invocation, Console& console) {
   const bool is_measured = input.compiled.recording && !has_cost_options(invocation);
   Simulation simulation =
       is_measured ? recorded_run_of(input, asked, console) : simulate_input(input, asked, console);
-  if (is_measured && (format == "trace" || format == "pftrace"))
+  if (is_measured && (format == "trace" || format == "pftrace" || format == "kineto"))
     console.err << fmt::format("note: the times are those of the recording of {}\n", input.name);
   const Drawn drawn{std::move(input), std::move(simulation), is_measured};
   const std::optional<Drawn> against = against_of(drawn.input.any());
+  if (format == "kineto") {
+    const Simulation& run = drawn.simulation;
+    write_trace_folder(path, {drawn.input.schedule(), run.costs, run.timeline}, console);
+    return kExitOk;
+  }
   write_output(path, console, [&](std::ostream& out) {
     if (format == "html") {
       print_page(page_run(drawn), against, out);

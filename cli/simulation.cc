@@ -253,8 +253,8 @@ Simulation simulate_source(const Invocation& invocation, Console& console,
 }
 
 std::span<const std::string_view> picture_formats() {
-  static constexpr std::string_view kFormats[] = {"timeline", "svg",     "html",
-                                                  "trace",    "pftrace", "dot"};
+  static constexpr std::string_view kFormats[] = {"timeline", "svg",    "html", "trace",
+                                                  "pftrace",  "kineto", "dot"};
   return kFormats;
 }
 

@@ -82,6 +82,7 @@ set(pipewright_schedule_sources
     schedule/views/diff.cc
     schedule/views/dot.cc
     schedule/views/html.cc
+    schedule/views/kineto.cc
     schedule/views/palette.cc
     schedule/views/perfetto.cc
     schedule/views/svg.cc
@@ -206,6 +207,7 @@ set(pipewright_schedule_headers
     schedule/views/diff.h
     schedule/views/dot.h
     schedule/views/html.h
+    schedule/views/kineto.h
     schedule/views/palette.h
     schedule/views/perfetto.h
     schedule/views/svg.h
@@ -317,6 +319,7 @@ set(pipewright_cli_sources
     cli/simulate.cc
     cli/simulation.cc
     cli/stage_ratio.cc
+    cli/trace_folder.cc
     cli/validate.cc
 )
 
