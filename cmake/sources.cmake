@@ -361,6 +361,7 @@ set(pipewright_executor_sources
     ddp/replicated_unit.cc
     ddp/replicated_unit_step.cc
     executor/action_runner.cc
+    executor/arguments.cc
     executor/batch_check.cc
     executor/batch_comparison.cc
     executor/coordinator.cc
@@ -452,6 +453,7 @@ set(pipewright_executor_headers
     ddp/replicated_unit.h
     executor/action_function.h
     executor/action_runner.h
+    executor/arguments.h
     executor/batch_check.h
     executor/batch_comparison.h
     executor/coordinator.h
