@@ -24,6 +24,7 @@ set(pipewright_schedule_sources
     ir/text/json_scanner.cc
     ir/text/json_syntax.cc
     ir/text/plan.cc
+    ir/text/print_schedule_json.cc
     ir/text/read.cc
     ir/text/recording_reader.cc
     ir/text/render.cc
@@ -150,6 +151,7 @@ set(pipewright_schedule_headers
     ir/text/render.h
     ir/text/scan_action.h
     ir/text/schedule_json.h
+    ir/text/schedule_json_values.h
     ir/text/shape.h
     ir/text/spelling.h
     ir/timeline.h
