@@ -19,9 +19,12 @@
 // there is no wire; the overhead per action of the busiest rank is printed too. It includes the
 // time that the schedule makes the rank wait for the other one.
 //
-// With `recording`, ranks are threads, and each step is followed by one that is recorded:
+// With `recording`, ranks are threads, and steps are timed in threes: a recorded one before two
+// that are not, or after them, by turns. Each has a step before it that is not timed.
 //
-//   recording_ratio     a recorded step, divided by the step before it: the median over pairs
+//   recording_ratio     the recorded step, divided by its neighbor: the median
+//   plain_ratio         the step that is not recorded either, divided by the same neighbor: how far
+//                       from 1 a ratio is without a cause
 //   simulated_makespan  of the simulation with the costs of a recorded step, divided by the
 //   measured
 //                       one: the median over the recorded steps
@@ -206,20 +209,31 @@ void compare_recorded(comms::World& world, const Size& size, int64_t steps) {
   const at::Tensor inputs = at::randn({kMicrobatches * size.rows, size.width});
   const Batch batch = {{inputs}, {}, {at::randn_like(inputs)}};
   const auto step_us = [&] { return us_of(part, [&] { executor.step(batch); }); };
-  std::vector<double> ratios, simulated;
-  for (int64_t step = -steps; step < steps; ++step) {
-    const double without = step_us();
-    executor.record();
-    const double with = step_us();
-    const ir::Timeline measured = executor.recording();
+  std::vector<double> recorded_ratios, plain_ratios;
+  std::vector<ir::Timeline> measured;
+  // A step after one that is not timed, so that what happens between steps has no effect on it.
+  const auto timed = [&](bool recorded) {
+    step_us();
+    executor.record(recorded);
+    const double time = step_us();
+    if (recorded) measured.push_back(executor.recording());
     executor.record(false);
+    return time;
+  };
+  for (int64_t step = -steps; step < steps; ++step) {
+    if (step == 0) measured.clear();
+    const bool first = step % 2 == 0;  // whether the recorded step comes first
+    const double with = first ? timed(true) : 0, without = timed(false);
+    const double without_again = timed(false), with_later = first ? with : timed(true);
     if (step < 0) continue;
-    ratios.push_back(with / without);
-    if (world.rank() == 0) simulated.push_back(simulated_makespan(program, measured));
+    recorded_ratios.push_back(with_later / (first ? without : without_again));
+    plain_ratios.push_back(first ? without_again / without : without / without_again);
   }
   if (world.rank() > 0) return;
-  std::printf("recording_ratio %.4f\nsimulated_makespan %.4f\n", median_of(ratios),
-              median_of(simulated));
+  std::vector<double> simulated;
+  for (const ir::Timeline& one : measured) simulated.push_back(simulated_makespan(program, one));
+  std::printf("recording_ratio %.4f\nplain_ratio %.4f\nsimulated_makespan %.4f\n",
+              median_of(recorded_ratios), median_of(plain_ratios), median_of(simulated));
 }
 
 enum class Mode { kProcesses, kThreads, kRecording };
