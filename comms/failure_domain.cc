@@ -407,25 +407,29 @@ std::optional<std::string> FailureDomain::tick() {
 }
 
 std::string FailureDomain::wait_for(const std::string& key, std::chrono::milliseconds timeout,
-                                    const std::string& late) {
-  const auto await = [&](const std::string& awaited) {
+                                    const std::string& late, c10d::Store* connection) {
+  c10d::Store& store = connection ? *connection : *store_;
+  {
     const std::lock_guard lock(mutex_);
-    if (failed_ && !awaited.empty()) throw std::runtime_error(cause_);
-    awaited_ = awaited;
+    if (failed_) throw std::runtime_error(cause_);
+    awaited_.insert(key);
+  }
+  const auto end_wait = [&] {
+    const std::lock_guard lock(mutex_);
+    awaited_.erase(awaited_.find(key));
   };
-  await(key);
   const Clock::time_point deadline = Clock::now() + timeout;
   std::string value;
   try {
-    store_->wait({key}, timeout);
-    value = store_->get_to_str(key);
+    store.wait({key}, timeout);
+    value = store.get_to_str(key);
   } catch (const std::exception&) {
-    await("");
+    end_wait();
     throw_if_failed();
     if (Clock::now() < deadline) throw;
     throw std::runtime_error(late);
   }
-  await("");
+  end_wait();
   if (value != kReleased) return value;
   // Another rank's watcher was faster than this one's.
   poll(timeout, kPatience, [&] { return failed(); });
@@ -433,17 +437,18 @@ std::string FailureDomain::wait_for(const std::string& key, std::chrono::millise
   throw std::runtime_error(late);
 }
 
-// Ends wait_for(), which blocks in the store.
+// Ends all wait_for(), which block in the store.
 void FailureDomain::release() {
-  const std::string awaited = [&] {
+  const std::multiset<std::string> awaited = [&] {
     const std::lock_guard lock(mutex_);
     return awaited_;
   }();
   try {
-    if (awaited.empty()) return;
-    watch_store_->compareSet(awaited, "", kReleased);
-    watch_store_->set(awaited + "/", "");  // c10d::HashStore wakes who waits only in set()
-  } catch (const std::exception&) {        // without the store nothing blocks there
+    for (const std::string& key : awaited) {
+      watch_store_->compareSet(key, "", kReleased);
+      watch_store_->set(key + "/", "");  // c10d::HashStore wakes who waits only in set()
+    }
+  } catch (const std::exception&) {  // without the store nothing blocks there
   }
 }
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -145,10 +146,12 @@ class FailureDomain {
 
   // Blocks until `key` is in the store, and returns its value. Throws std::runtime_error if the
   // world fails, or with the text `late` after `timeout`; the key then has the value kReleased,
-  // unless it had one. Two requests, however long it takes. For one thread at a time.
+  // unless it had one. Two requests, however long it takes. A wait occupies its connection to the
+  // store: the world's for one thread at a time, and for any other thread a `connection` of its
+  // own, a clone of World::store().
   static constexpr const char* kReleased = "!";
   std::string wait_for(const std::string& key, std::chrono::milliseconds timeout,
-                       const std::string& late);
+                       const std::string& late, c10d::Store* connection = nullptr);
 
   // Collective over all ranks of the world, after a failure: waits until every rank has called it,
   // and starts again without a cause. Returns the smallest `value` of any rank. Throws
@@ -198,7 +201,7 @@ class FailureDomain {
   int generation_ = 0;
   std::string cause_;
   std::function<std::string()> place_;
-  std::string awaited_;  // the key that wait_for() waits for
+  std::multiset<std::string> awaited_;  // the keys that wait_for() waits for, by any thread
   std::optional<Expected> oldest_expected_, newest_expected_;
   std::vector<int> broken_;  // ranks whose lifelines have broken
   bool hung_ = false;

@@ -17,7 +17,8 @@ namespace pipewright::comms {
 //   StoreExchange exchange(world, "checkpoint");
 //   const std::vector<std::string> names = exchange(my_name);  // by rank
 //
-// For one thread at a time.
+// For one thread at a time, which may be another one than that of the world: an exchange has its
+// own connection to the store.
 class StoreExchange {
  public:
   // A text that a TCPStore carries.
@@ -38,6 +39,8 @@ class StoreExchange {
   std::string receive(int64_t number, int rank);
 
   World& world_;
+  // A wait occupies its connection, and steps of the executor wait through the world's.
+  const StorePtr store_;
   const std::string name_;
   const std::chrono::milliseconds timeout_;
   int generation_ = 0;  // of the world: ranks count again after a reset

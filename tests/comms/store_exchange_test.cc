@@ -3,7 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <future>
+#include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "pipewright/comms/threads.h"
 #include "tests/support/ranks/ranks.h"
@@ -91,6 +95,55 @@ TEST(StoreExchange, GoesOnAfterAReset) {
                   EXPECT_EQ(exchange(std::to_string(rank)), (std::vector<std::string>{"0", "1"}));
                 }),
             "");
+}
+
+// A saver's thread and the training beside it: each of the two threads of a rank waits for another
+// rank, which first waits for the other thread. Over one connection neither would get on.
+TEST(StoreExchange, TwoThreadsOfARankDoNotWaitForEachOther) {
+  c10d::TCPStoreOptions options;
+  options.port = 0;
+  options.isServer = true;
+  options.waitWorkers = false;
+  std::vector<World> worlds =
+      thread_worlds(2, {.store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options)});
+  const std::vector<std::string> ready(2, "");
+  EXPECT_EQ(tests::run_ranks(2,
+                             [&](int rank) {
+                               using std::chrono::milliseconds;
+                               World& world = at(worlds, rank);
+                               StoreExchange training(world, "training", milliseconds(20'000));
+                               StoreExchange saving(world, "saving", milliseconds(20'000));
+                               if (rank == 1) {
+                                 EXPECT_EQ(saving(""), ready);
+                                 EXPECT_EQ(training(""), ready);
+                                 return;
+                               }
+                               auto saved = std::async(std::launch::async, [&] {
+                                 std::this_thread::sleep_for(milliseconds(100));
+                                 return saving("");
+                               });
+                               EXPECT_EQ(training(""), ready);
+                               EXPECT_EQ(saved.get(), ready);
+                             }),
+            "");
+}
+
+TEST(StoreExchange, AFailureEndsTheWaitsOfAllThreads) {
+  std::vector<World> worlds = thread_worlds(2);
+  const std::vector<std::string> errors = tests::errors_of_ranks(2, [&](int rank) {
+    World& world = at(worlds, rank);
+    StoreExchange training(world, "training", std::chrono::hours(1));
+    StoreExchange saving(world, "saving", std::chrono::hours(1));
+    if (rank == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      world.failures().fail("out of luck");
+      return;
+    }
+    auto saved = std::async(std::launch::async, [&] { saving(""); });
+    EXPECT_ANY_THROW(training(""));
+    saved.get();
+  });
+  EXPECT_EQ(errors[0].find("rank 1: out of luck"), 0u) << errors[0];
 }
 
 TEST(StoreExchange, LongTexts) {
