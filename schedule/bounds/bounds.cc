@@ -228,8 +228,15 @@ Bound nested_memory_area_bound(const Problem& problem) {
 Bound lifetimes_bound(const Problem& problem) { return lifetimes(Instance(problem)); }
 Bound first_backwards_bound(const Problem& problem) { return first_backwards(Instance(problem)); }
 
+Problem allowing_whole_backwards(Problem problem) {
+  for (StageWork& work : problem.stages)
+    work.weight_input = std::min(work.weight_input, work.activation);
+  return problem;
+}
+
 std::vector<Bound> lower_bounds(const Problem& problem) {
-  const Instance instance(problem);
+  const Problem relaxed = allowing_whole_backwards(problem);
+  const Instance instance(relaxed);
   return {work(instance),          one_microbatch(instance), warm_up_and_cool_down(instance),
           nested_window(instance), memory_area(instance),    nested_memory_area(instance),
           lifetimes(instance),     first_backwards(instance)};

@@ -63,7 +63,8 @@ std::vector<MemoryPeak> memory_peaks(const ir::Schedule& schedule, const search:
 
 ScheduleBound bound_of(const ir::Schedule& schedule, const Costs& costs, const Report& report,
                        const search::MemoryBudget& memory) {
-  const search::Problem problem = problem_of(schedule, costs, report, memory);
+  const search::Problem problem =
+      allowing_whole_backwards(problem_of(schedule, costs, report, memory));
   const Bound bound = ir::has_backward(schedule) ? lower_bound(problem) : work_bound(problem);
   ScheduleBound result{.value = problem.time(bound.value),
                        .name = bound.name,

@@ -298,6 +298,33 @@ TEST(CompileTest, CostsGiveATimeline) {
   EXPECT_GT(program.simulation->report.makespan, 33);
 }
 
+// A stage may mix whole and split backwards. Where I leaves more memory in use than F did, a whole
+// backward needs less, and the bound must hold for it: a bound for I and W alone is above this cost.
+TEST(CompileTest, TheBoundHoldsForWholeBackwards) {
+  constexpr int kMicrobatches = 12;
+  std::string first, second;
+  for (int k = 0; k < 3; ++k) first += "0F" + std::to_string(k) + ",";
+  for (int k = 0; k < kMicrobatches; ++k) {
+    const std::string number = std::to_string(k);
+    first += k + 1 < kMicrobatches ? "0B" + number + "," : "0I" + number + ",0W" + number;
+    if (k + 3 < kMicrobatches) first += "0F" + std::to_string(k + 3) + ",";
+    second += (k > 0 ? ",1F" : "1F") + number + ",1B" + number;
+  }
+  const ir::Source file{"mixed.csv", first + "\n" + second + "\n"};
+  const CompileResult order =
+      compile({.source = &file, .shape = {.ranks = 2}, .level = std::nullopt});
+  ASSERT_TRUE(order.ok()) << text_of(order.diagnostics, &file);
+  const SimulateResult run = simulate(order, {.costs = {.forward = PerStage({1, 4}),
+                                                        .backward_input = PerStage({1, 4}),
+                                                        .backward_weight = PerStage({10, 0}),
+                                                        .activation_bytes = 10,
+                                                        .weight_input_bytes = 30},
+                                              .memory = {.activations = 3}});
+  ASSERT_TRUE(run.ok());
+  EXPECT_LE(run.simulation->bound.value, run.simulation->report.cost);
+  EXPECT_EQ(run.simulation->bound.weight_inputs, std::vector<double>({10, 0}));
+}
+
 TEST(CompileTest, WrongCostsAreDiagnostics) {
   const CompileResult order =
       compile({.source = "1F1B", .shape = {.ranks = 2, .microbatches = 2}, .level = std::nullopt});
