@@ -220,6 +220,13 @@ void define_simulation(nb::module_& m) {
 }
 
 void define_search(nb::module_& m) {
+  using schedule::search::Robustness;
+  nb::class_<Robustness>(m, "Robustness",
+                         "How much longer a schedule takes when times are not as planned.")
+      .def_ro("mean", &Robustness::mean)
+      .def_ro("percentile_95", &Robustness::percentile_95)
+      .def_ro("slow_rank", &Robustness::slow_rank)
+      .def_ro("slow_links", &Robustness::slow_links);
   nb::class_<SearchOutcome>(m, "SearchOutcome", "A found schedule, and how good it is.")
       .def_ro("schedule", &SearchOutcome::schedule)
       .def_ro("cost", &SearchOutcome::cost)
@@ -233,15 +240,19 @@ void define_search(nb::module_& m) {
       .def_ro("placement", &SearchOutcome::placement)
       .def_ro("stages", &SearchOutcome::stages)
       .def_ro("memory", &SearchOutcome::memory)
+      .def_ro("robustness", &SearchOutcome::robustness)
       .def_ro("front", &SearchOutcome::front)
       .def_ro("is_best", &SearchOutcome::is_best);
   m.def("search", [](int ranks, int microbatches, const std::string& placement, int stages,
                      const schedule::Costs& costs, std::optional<double> memory,
                      std::optional<double> memory_bytes, int64_t evaluations, double robust,
-                     bool merge_backward, int threads, uint64_t seed) {
+                     bool robust_by_percentile_95, bool merge_backward, int threads,
+                     uint64_t seed) {
     const nb::gil_scoped_release no_gil;
+    using schedule::search::RobustBy;
     return search({ranks, microbatches, placement, stages, costs, memory, memory_bytes, evaluations,
-                   robust, merge_backward, threads, seed},
+                   robust, robust_by_percentile_95 ? RobustBy::kPercentile95 : RobustBy::kMean,
+                   merge_backward, threads, seed},
                   [] {
                     const nb::gil_scoped_acquire gil;
                     if (PyErr_CheckSignals() != 0) throw nb::python_error();

@@ -9,7 +9,6 @@
 
 #include "pipewright/schedule/search/front.h"
 #include "pipewright/schedule/search/named_placement.h"
-#include "pipewright/schedule/search/search.h"
 
 namespace pipewright::python {
 namespace {
@@ -30,6 +29,7 @@ schedule::search::SearchRequest request_of(const SearchArguments& asked) {
   request.threads = asked.threads;
   request.seed = asked.seed;
   request.noise = asked.robust;
+  request.robust_by = asked.robust_by;
   ir::Diagnostics diagnostics;
   if (!schedule::check_costs(asked.costs, {}, request.placement, asked.microbatches, &diagnostics))
     throw ScheduleFailure(diagnostics, nullptr);
@@ -74,7 +74,8 @@ SearchOutcome outcome_of(schedule::search::SearchResult result, std::string plac
           result.evaluations,
           std::move(placement),
           stages,
-          memory.activations ? memory.activations : memory.bytes};
+          memory.activations ? memory.activations : memory.bytes,
+          result.robustness};
 }
 
 }  // namespace

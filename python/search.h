@@ -6,6 +6,7 @@
 #include <string>
 
 #include "pipewright/python/schedule.h"
+#include "pipewright/schedule/search/search.h"
 
 namespace pipewright::python {
 
@@ -17,6 +18,7 @@ struct SearchArguments {
   std::optional<double> memory, memory_bytes;
   int64_t evaluations = 0;
   double robust = 0;
+  schedule::search::RobustBy robust_by = schedule::search::RobustBy::kMean;
   bool merge_backward = false;
   int threads = 1;
   uint64_t seed = 1;
@@ -29,7 +31,8 @@ struct SearchOutcome {
   int64_t evaluations;
   std::string placement;  // "loop", "v", "wave"
   int stages;
-  std::optional<double> memory;  // the limit, in activations or bytes
+  std::optional<double> memory;                            // the limit, in activations or bytes
+  std::optional<schedule::search::Robustness> robustness;  // if SearchArguments::robust is set
   // Of a search with "free": one for each placement and part of the memory, as in search_front().
   std::vector<SearchOutcome> front = {};
   bool is_best = true;  // of the front: no other needs no more memory and costs less

@@ -22,8 +22,8 @@ from ._pipewright import Change, Diagnostic, RankCertificate, RankReport, Schedu
 from ._schedule import Schedule, Simulation
 
 __version__ = _pipewright.__version__
-__all__ = ["Change", "Diagnostic", "RankCertificate", "RankReport", "Schedule", "ScheduleError", "SearchResult",
-           "Simulation", "Verdict", "make", "read", "schedules", "search"]
+__all__ = ["Change", "Diagnostic", "RankCertificate", "RankReport", "Robustness", "Schedule", "ScheduleError",
+           "SearchResult", "Simulation", "Verdict", "make", "read", "schedules", "search"]
 
 _BUDGETS = {"small": 10_000_000, "medium": 200_000_000, "large": 2_000_000_000}
 
@@ -61,6 +61,16 @@ def read(source: str | os.PathLike, *, name: str | None = None) -> Schedule:
 
 
 @dataclasses.dataclass(frozen=True)
+class Robustness:
+    """How much longer a schedule takes when times are not as planned: 0.02 for a makespan that is 2% longer."""
+
+    mean: float  # under noise, on average
+    percentile_95: float  # under noise, in 95 of 100 cases at most
+    slow_rank: float  # if the worst rank takes 5% longer
+    slow_links: float  # if transfers take twice as long
+
+
+@dataclasses.dataclass(frozen=True)
 class SearchResult:
     """A found schedule, and how good it is."""
 
@@ -76,6 +86,7 @@ class SearchResult:
     placement: str  # loop, v or wave
     stages: int
     memory: float | None  # the limit that it keeps to, in activations per rank or in bytes
+    robustness: Robustness | None = None  # of search(robust=...)
     front: tuple[SearchResult, ...] = ()  # of placement="free": each placement with 8/8 to 2/8 of the memory
     is_best: bool = True  # in a front: no other result needs no more memory and costs less
 
@@ -85,19 +96,26 @@ class SearchResult:
 
 def search(*, ranks: int, microbatches: int, placement: str = "loop", stages: int | None = None,
            costs: dict | str | os.PathLike | None = None, memory: float | None = None, memory_bytes: float | None = None,
-           budget: str | int = "medium", robust: float | None = None, merge_backward: bool = False,
+           budget: str | int = "medium", robust: float | None = None, robust_by: str | None = None,
+           merge_backward: bool = False,
            threads: int | None = None, seed: int = 1, **times: float) -> SearchResult:
     """Finds a schedule of low cost within a memory limit, and a lower bound on the cost of every other one.
 
     `placement` is loop, v, wave, or free: all of these, each with several amounts of memory, in the result's `front`;
     costs are those of `stages` stages, which free may cut further. `memory` is in activations per rank, `memory_bytes`
-    in bytes; `budget` is small, medium, large or a number of evaluated actions. The result is the same for any number
-    of threads. See `pipewright search --help`.
+    in bytes; `budget` is small, medium, large or a number of evaluated actions. With `robust`, the good schedule with
+    the least makespan is chosen when the time of each action varies by log-normal noise of this standard deviation:
+    the least mean, or with `robust_by="p95"` the least 95th percentile. The result is the same for any number of
+    threads. See `pipewright search --help`.
     """
     if _arguments.text("placement", placement) not in ("loop", "v", "wave", "free"):
         raise ValueError(f"placement: expected loop, v, wave or free, got `{placement}`")
     if memory is not None and memory_bytes is not None:
         raise ValueError("memory cannot be used with memory_bytes")
+    if _arguments.text("robust_by", "mean" if robust_by is None else robust_by) not in ("mean", "p95"):
+        raise ValueError(f"robust_by: expected mean or p95, got `{robust_by}`")
+    if robust_by is not None and robust is None:
+        raise ValueError("robust_by requires robust")
     evaluations = _BUDGETS.get(budget) if isinstance(budget, str) else budget
     if isinstance(evaluations, bool) or not isinstance(evaluations, int) or evaluations < 1:
         raise ValueError(f"budget: expected small, medium, large or a whole number from 1, got `{budget}`")
@@ -106,13 +124,15 @@ def search(*, ranks: int, microbatches: int, placement: str = "loop", stages: in
         placement, _arguments.optional_whole("stages", stages),
         _arguments.costs(costs, times), _arguments.optional_positive("memory", memory),
         _arguments.optional_positive("memory_bytes", memory_bytes), evaluations,
-        _arguments.optional_positive("robust", robust) or 0.0, bool(merge_backward),
+        _arguments.optional_positive("robust", robust) or 0.0, robust_by == "p95", bool(merge_backward),
         _arguments.optional_whole("threads", threads) or os.cpu_count() or 1, _arguments.whole("seed", seed, least=0))
     return _result(found)
 
 
 def _result(found) -> SearchResult:
+    robustness = found.robustness and Robustness(
+        found.robustness.mean, found.robustness.percentile_95, found.robustness.slow_rank, found.robustness.slow_links)
     return SearchResult(
         Schedule(found.schedule), found.cost, found.makespan, found.bubble_rate, found.bound, found.bound_name, found.gap,
-        found.found_by, found.evaluations, found.placement, found.stages, found.memory,
+        found.found_by, found.evaluations, found.placement, found.stages, found.memory, robustness,
         tuple(_result(one) for one in found.front), found.is_best)

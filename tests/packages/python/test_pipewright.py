@@ -171,9 +171,28 @@ class SearchTest(unittest.TestCase):
             ({"placement": "free", "stages": 6}, "expected stages that can be cut into 1, 2 or 4 per rank, got 6 on 4"),
             ({"placement": "v", "stages": 6}, "expected a multiple of the ranks"),
             ({"memory": 1, "memory_bytes": 1}, "cannot be used with"),
+            ({"robust": 0.1, "robust_by": "p90"}, "robust_by: expected mean or p95, got `p90`"),
+            ({"robust_by": "mean"}, "robust_by requires robust"),
         ):
             with self.subTest(arguments), self.assertRaisesRegex(ValueError, message):
                 pw.search(**{"ranks": 4, "microbatches": 8, **arguments})
+
+    def test_robustness(self):
+        def costs_under_noise(by):
+            arguments = {"robust": 0.2, "robust_by": by} if by else {}
+            return pw.search(ranks=3, microbatches=6, placement="v", memory=2, comm=0.5, budget=50_000, **arguments)
+
+        self.assertIsNone(costs_under_noise(None).robustness)
+        mean, tail = costs_under_noise("mean"), costs_under_noise("p95")
+        self.assertLessEqual(mean.makespan * (1 + mean.robustness.mean), tail.makespan * (1 + tail.robustness.mean))
+        self.assertLessEqual(tail.makespan * (1 + tail.robustness.percentile_95),
+                             mean.makespan * (1 + mean.robustness.percentile_95))
+        for by, found in (("mean", mean), ("p95", tail)):
+            printed = json.loads(command("search", "--ranks", "3", "--microbatches", "6", "--placement", "v", "--memory", "2",
+                                         "--comm", "0.5", "--budget", "50000", "--robust", "0.2", "--robust-by", by,
+                                         "--json")[0])["robustness"]
+            for name, value in printed.items():
+                self.assertAlmostEqual(getattr(found.robustness, name), value, places=9)
 
     def test_front(self):
         found = pw.search(ranks=4, microbatches=8, placement="free", memory=4, budget="small")
