@@ -25,7 +25,7 @@ std::string memory_text(const search::SearchRequest& request) {
 // the rank.
 std::vector<double> memory_per_rank(const search::SearchRequest& request,
                                     const search::SearchResult& result) {
-  const search::Problem problem = search::problem_of(request);
+  const search::Problem& problem = result.problem;
   std::vector<double> peaks;
   for (int rank = 0; rank < problem.num_ranks(); ++rank) {
     const auto peak = static_cast<double>(result.peak_memory[static_cast<size_t>(rank)]);
@@ -72,12 +72,12 @@ std::string robustness_json(const search::SearchResult& result) {
 
 void print_result(const std::string& placement, const search::SearchRequest& request,
                   const search::SearchResult& result, std::ostream& out) {
-  const search::Problem problem = search::problem_of(request);
   const std::string unit = request.costs.unit.empty() ? "" : " " + request.costs.unit;
   out << fmt::format("{}: {}, {}\n", placement, shape_text(result.order), memory_text(request));
   out << fmt::format("cost           {}{}, {}\n", number_text(result.cost), unit, gap_text(result));
-  out << fmt::format("bound          {}{}: {}\n", number_text(problem.time(result.bound.value)),
-                     unit, bound_text(result.bound));
+  out << fmt::format("bound          {}{}: {}\n",
+                     number_text(result.problem.time(result.bound.value)), unit,
+                     bound_text(result.bound));
   out << fmt::format("makespan       {}{}\n", number_text(result.makespan), unit);
   out << fmt::format("bubble rate    {:.4f}\n", result.bubble_rate);
   const std::vector<double> peaks = memory_per_rank(request, result);
@@ -99,12 +99,11 @@ void print_result(const std::string& placement, const search::SearchRequest& req
 
 std::string result_json(const std::string& placement, const search::SearchRequest& request,
                         const search::SearchResult& result, std::string_view indent) {
-  const search::Problem problem = search::problem_of(request);
   const std::string members[] = {
       fmt::format("\"cost\": {}", result.cost),
       fmt::format("\"makespan\": {}", result.makespan),
       fmt::format("\"bubble_rate\": {}", result.bubble_rate),
-      fmt::format("\"bound\": {}", bound_json(problem, result.bound)),
+      fmt::format("\"bound\": {}", bound_json(result.problem, result.bound)),
       fmt::format("\"gap\": {}", result.gap()),
       fmt::format("\"evaluations\": {}", result.evaluations),
       fmt::format("\"placement\": \"{}\"", placement),

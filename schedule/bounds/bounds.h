@@ -135,9 +135,9 @@ Bound lifetimes_bound(const search::Problem& problem);
 // unless the rank has left a gap for it.
 Bound first_backwards_bound(const search::Problem& problem);
 
-// The problem in which h_s is at most a_s. A schedule may also run I and W of a microbatch as a whole
-// backward B, which has memory a_s until it ends: in this problem it is an I and a W, so what no
-// schedule of this problem can do, no schedule with whole backwards can.
+// The problem in which h_s is at most a_s. A schedule may also run I and W of a microbatch as a
+// whole backward B, which has memory a_s until it ends: in this problem it is an I and a W, so what
+// no schedule of this problem can do, no schedule with whole backwards can.
 search::Problem allowing_whole_backwards(search::Problem problem);
 
 // All of the above for allowing_whole_backwards(problem), in this order.

@@ -95,11 +95,23 @@ Ticks busiest_work(const Problem& problem) {
   return *std::ranges::max_element(work);
 }
 
+// Its ticks do not depend on whether backwards are split.
+Problem problem_with(const SearchRequest& request, bool splits_backward) {
+  return make_problem(request.placement, request.num_microbatches, request.costs, request.memory,
+                      splits_backward);
+}
+
+// Whether some I leaves more memory in use than F did: a whole B never has that.
+bool adds_memory(const Problem& problem) {
+  return std::ranges::any_of(
+      problem.stages, [](const StageWork& work) { return work.weight_input > work.activation; });
+}
+
 }  // namespace
 
 Problem problem_of(const SearchRequest& request) {
-  return make_problem(request.placement, request.num_microbatches, request.costs, request.memory,
-                      request.splits_backward);
+  Problem problem = problem_with(request, request.splits_backward);
+  return adds_memory(problem) && shortage_of(problem) ? problem_with(request, false) : problem;
 }
 
 std::optional<Shortage> shortage_of(const Problem& problem) {
@@ -113,11 +125,14 @@ std::optional<Shortage> shortage_of(const Problem& problem) {
   return shortage;
 }
 
-SearchResult search_schedule(const SearchRequest& request) {
-  const Problem problem = problem_of(request);
+namespace {
+
+// `bound` is one for all schedules that the request allows.
+SearchResult search(const SearchRequest& request, const Problem& problem, const Bound& bound) {
   PW_CHECK(!shortage_of(problem), "every rank has the memory that a schedule needs");
   SearchResult result;
-  result.bound = lower_bound(problem);
+  result.problem = problem;
+  result.bound = bound;
   SolveOptions options = {.bound = result.bound.value,
                           .evaluations = request.evaluations,
                           .threads = request.threads,
@@ -170,6 +185,31 @@ SearchResult search_schedule(const SearchRequest& request) {
   result.evaluations = evaluations + solution.evaluations;
   result.is_cancelled = is_cancelled(request);
   return result;
+}
+
+// What counts when two results of a request are compared, in the unit of the costs.
+double figure_of(const SearchResult& result, const SearchRequest& request) {
+  if (!result.robustness) return result.cost;
+  const double longer = request.robust_by == RobustBy::kMean ? result.robustness->mean
+                                                             : result.robustness->percentile_95;
+  return (1 + longer) * result.makespan;
+}
+
+}  // namespace
+
+SearchResult search_schedule(const SearchRequest& request) {
+  const Bound bound = lower_bound(problem_with(request, request.splits_backward));
+  const Problem problem = problem_of(request);
+  if (!problem.splits_backward || !adds_memory(problem)) return search(request, problem, bound);
+  // Half of the budget for each.
+  SearchRequest half = request;
+  half.evaluations = (request.evaluations + 1) / 2;
+  SearchResult split = search(half, problem, bound);
+  if (split.gap() == 0 || split.is_cancelled) return split;
+  SearchResult whole = search(half, problem_with(request, false), bound);
+  SearchResult& best = figure_of(whole, request) < figure_of(split, request) ? whole : split;
+  best.evaluations = split.evaluations + whole.evaluations;
+  return std::move(best);
 }
 
 }  // namespace pipewright::schedule::search

@@ -48,7 +48,9 @@ struct SearchRequest {
   int num_microbatches = 0;
   Costs costs = {};
   MemoryBudget memory = {};
-  bool splits_backward = true;  // false: every backward is a whole B
+  // false: every backward is a whole B. true: all are I and W, or all are B where that is better:
+  // it may be if I adds memory, because B has that of F until it ends.
+  bool splits_backward = true;
 
   int64_t evaluations = kDefaultEvaluations;  // budget; see SolveOptions
   int threads = 1;
@@ -72,6 +74,7 @@ struct Robustness {
 };
 
 struct SearchResult {
+  Problem problem;  // that the order solves: with split backwards or with whole ones
   ir::ComputeOrder order;
   std::string found_by;  // name of the catalogue's schedule that it is, or "search"
   double cost = 0;       // the longest span of any rank
@@ -93,6 +96,7 @@ struct SearchResult {
   }
 };
 
+// With split backwards if the request allows them and their memory is there.
 Problem problem_of(const SearchRequest& request);
 
 // The rank whose limit is the farthest below what any schedule needs.

@@ -299,7 +299,8 @@ TEST(CompileTest, CostsGiveATimeline) {
 }
 
 // A stage may mix whole and split backwards. Where I leaves more memory in use than F did, a whole
-// backward needs less, and the bound must hold for it: a bound for I and W alone is above this cost.
+// backward needs less, and the bound must hold for it: a bound for I and W alone is above this
+// cost.
 TEST(CompileTest, TheBoundHoldsForWholeBackwards) {
   constexpr int kMicrobatches = 12;
   std::string first, second;

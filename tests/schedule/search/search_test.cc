@@ -92,6 +92,35 @@ TEST(Search, FindsValidOrdersWithTheCostItSays) {
   }
 }
 
+// Where I adds memory, whole backwards fit where split ones do not, or leave room for more Fs.
+TEST(Search, RunsBackwardsWholeWhereTheyNeedLessMemory) {
+  SearchRequest request = {.placement = ir::Placement::loop(2, 2),
+                           .num_microbatches = 12,
+                           .costs = {.forward = PerStage({1, 4}),
+                                     .backward_input = PerStage({1, 4}),
+                                     .backward_weight = PerStage({10, 0}),
+                                     .activation_bytes = 10,
+                                     .weight_input_bytes = 30},
+                           .evaluations = 100'000};
+  // At 3 activations, a rank that keeps a W's memory has no room for anything else.
+  const auto cost_with = [&](double activations) {
+    request.memory.activations = activations;
+    const SearchResult found = search_schedule(request);
+    EXPECT_GE(found.cost_in_ticks, found.bound.value);
+    EXPECT_EQ(found.order, order_of(found.problem, words_of(found.problem, found.order), "search"));
+    return std::pair(found.cost, found.problem.splits_backward);
+  };
+  request.splits_backward = false;
+  const auto whole = cost_with(3);
+  request.splits_backward = true;
+  EXPECT_FALSE(cost_with(2).second);  // no I fits
+  EXPECT_EQ(cost_with(3), whole);
+  EXPECT_TRUE(cost_with(100).second);
+  EXPECT_LT(cost_with(100).first, whole.first);
+  request.memory.activations = 0.5;
+  EXPECT_EQ(shortage_of(problem_of(request))->least, 1);  // in activations: of a whole backward
+}
+
 TEST(Search, NamesTheRankThatIsShortOfMemory) {
   const Costs costs = {.activation_bytes = 100, .weight_input_bytes = 50, .parameter_bytes = 1000};
   SearchRequest request = {.placement = ir::Placement::v(2, 4),
