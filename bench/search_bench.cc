@@ -55,12 +55,24 @@ void report(benchmark::State& state, size_t actions) {
       benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
 }
 
-void dispatch(benchmark::State& state) {
-  const Problem problem = problem_of(state);
-  const Template numbers = numbers_for(problem);
+void dispatch_with(benchmark::State& state, const Problem& problem, const Template& numbers) {
   Dispatcher dispatcher(problem);
   for (auto _ : state) benchmark::DoNotOptimize(dispatcher.run(numbers, WakeQueue::kAsleep));
   report(state, dispatcher.actions());
+}
+
+void dispatch(benchmark::State& state) {
+  const Problem problem = problem_of(state);
+  dispatch_with(state, problem, numbers_for(problem));
+}
+
+// In groups of three, two of whose microbatches follow the previous one twice as closely.
+void dispatch_bunched(benchmark::State& state) {
+  const Problem problem = problem_of(state);
+  Template numbers = numbers_for(problem);
+  numbers.group = 3;
+  numbers.bunch = Template::kOne / 2;
+  dispatch_with(state, problem, numbers);
 }
 
 void replay(benchmark::State& state) {
@@ -92,6 +104,7 @@ void shapes(benchmark::internal::Benchmark* bench) {
   bench->Args({8, 1, 24})->Args({8, 2, 24})->Args({16, 2, 48})->Args({256, 1, 512});
 }
 BENCHMARK(dispatch)->Apply(shapes)->Unit(benchmark::kMicrosecond);
+BENCHMARK(dispatch_bunched)->Args({8, 2, 24})->Args({16, 2, 48})->Unit(benchmark::kMicrosecond);
 BENCHMARK(replay)->Apply(shapes)->Unit(benchmark::kMicrosecond);
 BENCHMARK(lower_bound)->Apply(shapes)->Unit(benchmark::kMicrosecond);
 BENCHMARK(search)
