@@ -1,0 +1,104 @@
+#include "examples/schedule_search.h"
+
+#include <algorithm>
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+
+#include "examples/usage_error.h"
+#include "pipewright/ir/source.h"
+#include "pipewright/ir/text/plan.h"
+#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/search/named_placement.h"
+#include "pipewright/schedule/search/search.h"
+
+namespace pipewright::examples {
+namespace {
+
+namespace search = schedule::search;
+
+// About a second on one core; all other ranks wait for it.
+constexpr int64_t kEvaluations = 30'000'000;
+
+search::SearchRequest request_of(const Options& options, const schedule::Costs& costs,
+                                 std::optional<double> activations) {
+  const int stages = options.pp * (options.stages_per_rank > 0 ? options.stages_per_rank : 2);
+  return {.placement = search::named_placement(options.stages_per_rank == 1 ? "loop" : "v",
+                                               options.pp, stages),
+          .num_microbatches = options.microbatches,
+          .costs = costs,
+          .memory = {.activations = activations},
+          .evaluations = kEvaluations};
+}
+
+schedule::CompileResult compiled(schedule::CompileRequest request) {
+  schedule::CompileResult result = schedule::compile(std::move(request));
+  if (!result.ok()) throw std::logic_error(result.diagnostics.kept().front().message);
+  return result;
+}
+
+}  // namespace
+
+FoundSchedule find_schedule(const Options& options, const schedule::Costs& costs,
+                            std::optional<double> activations) {
+  const search::SearchRequest request = request_of(options, costs, activations);
+  const search::Problem problem = search::problem_of(request);
+  if (const auto shortage = search::shortage_of(problem)) {
+    std::ostringstream text;
+    text << "--search-memory: expected at least "
+         << static_cast<double>(shortage->least) /
+                static_cast<double>(problem.activation_of(shortage->rank))
+         << " activations, which one microbatch needs alone, got " << *activations;
+    throw UsageError(text.str());
+  }
+  search::SearchResult found = search::search_schedule(request);
+  const schedule::CompileResult result =
+      compiled({.source = ir::AnySchedule(std::move(found.order))});
+  const schedule::SimulateResult simulated = schedule::simulate(result, {.costs = costs});
+  if (!simulated.ok()) throw std::logic_error(simulated.diagnostics.kept().front().message);
+  const schedule::Report& report = simulated.simulation->report;
+  const double unit = ir::seconds_per(costs.unit).value_or(1);
+  return {result.program(), found.found_by, activations, unit * report.makespan,
+          report.bubble_rate};
+}
+
+ir::Program program_to_measure(const Options& options) {
+  return find_schedule(options, {}, options.search_limit()).program;
+}
+
+std::string text_of(const FoundSchedule& found) {
+  std::ostringstream text;
+  text.precision(3);
+  text << "found:    " << found.found_by << ", ";
+  if (found.activations)
+    text << "at most " << *found.activations << " activations per rank";
+  else
+    text << "no memory limit";
+  text << "; predicted " << 1e3 * found.seconds << " ms per step, bubble " << 100 * found.bubble
+       << '%';
+  return text.str();
+}
+
+std::string to_text(const FoundSchedule& found) {
+  std::ostringstream text;
+  text.precision(17);
+  text << found.found_by << '\n'
+       << found.activations.value_or(0) << ' ' << found.seconds << ' ' << found.bubble << '\n';
+  ir::print_plan(ir::AnySchedule(found.program), text);
+  return text.str();
+}
+
+FoundSchedule from_text(const std::string& text) {
+  std::istringstream lines(text);
+  FoundSchedule found;
+  double activations = 0;
+  std::getline(lines, found.found_by);
+  lines >> activations >> found.seconds >> found.bubble >> std::ws;
+  if (activations > 0) found.activations = activations;
+  const ir::Source plan{"schedule found by rank 0",
+                        std::string{std::istreambuf_iterator<char>(lines), {}}};
+  found.program = compiled({.source = &plan}).program();
+  return found;
+}
+
+}  // namespace pipewright::examples

@@ -1,0 +1,43 @@
+#ifndef PIPEWRIGHT_EXAMPLES_SCHEDULE_SEARCH_H_
+#define PIPEWRIGHT_EXAMPLES_SCHEDULE_SEARCH_H_
+
+#include <optional>
+#include <string>
+
+#include "examples/options.h"
+#include "pipewright/ir/schedule.h"
+#include "pipewright/schedule/simulate/costs.h"
+
+// The schedules of `--schedule search`: one to measure costs with, and the one found for them.
+
+namespace pipewright::examples {
+
+struct FoundSchedule {
+  ir::Program program;
+  std::string found_by;               // a schedule of the catalogue, or "search"
+  std::optional<double> activations;  // the memory limit of each rank; nullopt: none
+  double seconds = 0;                 // predicted, per step
+  double bubble = 0;                  // predicted, as a rate
+};
+
+// The best schedule that a short search finds for measured costs, whose unit must be one of time,
+// with at most `activations` on each rank: 1 is what a microbatch leaves on all stages of a rank.
+// One stage per rank with --stages-per-rank 1, otherwise stages in a V. Throws UsageError if no
+// schedule needs so little memory. Returns the same for equal arguments.
+FoundSchedule find_schedule(const Options& options, const schedule::Costs& costs,
+                            std::optional<double> activations);
+
+// The schedule to measure with: found for stages, F, I and W of equal cost, in the same placement
+// and the memory of --search-memory.
+ir::Program program_to_measure(const Options& options);
+
+// "search: ..., predicted ...", for people.
+std::string text_of(const FoundSchedule& found);
+
+// For other ranks: what rank 0 has found, and back.
+std::string to_text(const FoundSchedule& found);
+FoundSchedule from_text(const std::string& text);
+
+}  // namespace pipewright::examples
+
+#endif  // PIPEWRIGHT_EXAMPLES_SCHEDULE_SEARCH_H_
