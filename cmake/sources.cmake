@@ -71,6 +71,7 @@ set(pipewright_schedule_sources
     schedule/simulate/recorded_costs.cc
     schedule/simulate/report.cc
     schedule/simulate/simulate.cc
+    schedule/simulate_compiled.cc
     schedule/verify/certificate.cc
     schedule/verify/complete_in_order.cc
     schedule/verify/reorder_help.cc
