@@ -54,6 +54,7 @@ set(pipewright_schedule_sources
     schedule/search/dispatcher.cc
     schedule/search/front.cc
     schedule/search/local_search.cc
+    schedule/search/local_search_moves.cc
     schedule/search/make_problem.cc
     schedule/search/named_placement.cc
     schedule/search/repeat.cc
