@@ -270,8 +270,8 @@ void Solver::refine(int64_t budget) {
       int cost_weight;
     };
     // Warm and cold lanes: neither alone is the best on all problems of bench/search_table.
-    constexpr Mode kModes[kLanes] = {{75, 50},    {5'000, 1}, {75, 20}, {200'000, 5},
-                                     {20'000, 1}, {200, 50},  {75, 10}, {30, 50}};
+    constexpr Mode kModes[kLanes] = {{75, 50},    {5'000, 1}, {75, 20},    {200'000, 5},
+                                     {20'000, 1}, {5'000, 5}, {20'000, 5}, {30, 50}};
     const Mode& mode = kModes[index];
     return lane.refine(seed, budget / kLanes,
                        pool_.words[std::min(start, pool_.words.size() - 1)].words,
