@@ -98,10 +98,16 @@ in_port_t listen_anywhere(int* listener) {
 
 Lifeline::Lifeline(int rank, c10d::Store& store, const std::string& store_host,
                    std::chrono::milliseconds timeout) {
-  if (rank == 0)
-    listen(store, store_host);
-  else
+  if (rank > 0) {
     connect(rank, store, timeout);
+    return;
+  }
+  try {
+    listen(store, store_host);
+  } catch (...) {
+    if (listener_ >= 0) close(listener_);
+    throw;
+  }
 }
 
 Lifeline::~Lifeline() {

@@ -9,6 +9,9 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdint>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -100,6 +103,26 @@ TEST(Lifeline, NamesTheRankThatCannotConnect) {
               std::string::npos)
         << error.what();
   }
+}
+
+// A store that fails when a process tells its address.
+class FailingStore : public c10d::HashStore {
+ public:
+  using HashStore::set;
+  void set(const std::string& /*key*/, const std::vector<uint8_t>& /*value*/) override {
+    throw std::runtime_error("out of luck");
+  }
+};
+
+TEST(Lifeline, AConstructorThatFailsClosesItsSocket) {
+  const auto open_files = [] {
+    const std::filesystem::directory_iterator files("/proc/self/fd");
+    return std::distance(begin(files), end(files));
+  };
+  const auto failing = c10::make_intrusive<FailingStore>();
+  const auto before = open_files();
+  EXPECT_THROW(Lifeline(0, *failing, kHost, kTimeout), std::runtime_error);
+  EXPECT_EQ(open_files(), before);
 }
 
 }  // namespace
