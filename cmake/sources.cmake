@@ -343,6 +343,7 @@ set(pipewright_executor_sources
     comms/chunk_gather.cc
     comms/clock_offset.cc
     comms/failure_domain.cc
+    comms/failure_report.cc
     comms/gloo.cc
     comms/group.cc
     comms/lifeline.cc
@@ -354,6 +355,7 @@ set(pipewright_executor_sources
     comms/thread_backend.cc
     comms/threads.cc
     comms/vote.cc
+    comms/watcher.cc
     comms/world.cc
     ddp/buckets.cc
     ddp/comm_hooks.cc

@@ -21,18 +21,13 @@
 #include <utility>
 
 #include "pipewright/comms/bounded_store.h"
-#include "pipewright/comms/dump_signal.h"
-#include "pipewright/comms/error_file.h"
 #include "pipewright/comms/poll.h"
 
 namespace pipewright::comms {
 namespace {
 
-constexpr std::chrono::milliseconds kTick{100};
-constexpr std::chrono::milliseconds kRollCall{1500};
 constexpr std::chrono::milliseconds kLeave{300};
-constexpr std::chrono::milliseconds kStuck{1500};  // from the report of a hang
-constexpr char kHangMark = '\x01';                 // starts the value of a failure that is a hang
+constexpr char kHangMark = '\x01';  // starts the value of a failure that is a hang
 constexpr int kPatience = 16;
 
 using Clock = std::chrono::steady_clock;
@@ -44,60 +39,6 @@ std::string host_name() {
 }
 
 }  // namespace
-
-Watcher::~Watcher() {
-  {
-    const std::lock_guard lock(wake_mutex_);
-    stop_ = true;
-  }
-  woken_.notify_all();
-  if (thread_.joinable()) thread_.join();
-}
-
-void Watcher::add(FailureDomain* domain) {
-  const std::lock_guard lock(domains_mutex_);
-  domains_.push_back(domain);
-  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
-}
-
-void Watcher::remove(FailureDomain* domain) {
-  const std::lock_guard lock(domains_mutex_);
-  std::erase(domains_, domain);
-}
-
-void Watcher::wake() {
-  {
-    const std::lock_guard lock(wake_mutex_);
-    wake_ = true;
-  }
-  woken_.notify_all();
-}
-
-void Watcher::run() {
-  std::unique_lock lock(wake_mutex_);
-  while (!stop_) {
-    woken_.wait_for(lock, kTick, [this] { return wake_ || stop_; });
-    wake_ = false;
-    lock.unlock();
-    tick();
-    lock.lock();
-  }
-}
-
-void Watcher::tick() {
-  const std::lock_guard lock(domains_mutex_);
-  if (const int requested = dumps_requested(); requested != dumps_requested_) {
-    dumps_requested_ = requested;
-    for (FailureDomain* domain : domains_) domain->dump();
-  }
-  for (FailureDomain* domain : domains_) {
-    const std::optional<std::string> hang = domain->tick();
-    if (!hang || *hang == printed_) continue;  // another rank of this process had the same
-    printed_ = *hang;
-    std::fprintf(stderr, "hang: %s\n", hang->c_str());
-    write_error_file(*hang);
-  }
-}
 
 FailureDomain::FailureDomain(int rank, int size, StorePtr store, std::shared_ptr<Watcher> watcher,
                              bool hosts_store, std::function<void()> abort,
@@ -221,57 +162,6 @@ void FailureDomain::lose_store(int generation) {
   learn("rank 0, which hosts the store, has ended, or its host is unreachable" + host, generation);
 }
 
-std::string FailureDomain::explain() {
-  const std::string first = cause();
-  if (size_ == 1) return first;
-  try {
-    std::vector<std::string> all;
-    for (int rank = 0; rank < size_; ++rank) all.push_back(key("answer/" + std::to_string(rank)));
-    const Clock::time_point deadline = Clock::now() + kRollCall;
-    while (!watch_store_->check(all) && Clock::now() < deadline &&
-           !watch_store_->check({key("absent")}))
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    // The first rank to finish its roll call speaks for all.
-    if (!watch_store_->check({key("absent")}))
-      watch_store_->compareSet(key("absent"), "", absent_and_verdict(first) + "\n");
-    std::string agreed = watch_store_->get_to_str(key("absent"));
-    agreed.pop_back();
-    return first + agreed;
-  } catch (const std::exception&) {
-    return first;  // without the store nobody answers
-  }
-}
-
-// What follows the first cause: where its rank is, who does not answer, and who causes a hang.
-std::string FailureDomain::absent_and_verdict(const std::string& first) {
-  const auto identity = [&](int rank) {
-    const std::string key = "domain/who/" + std::to_string(rank);
-    return watch_store_->check({key}) ? watch_store_->get_to_str(key) : std::string();
-  };
-  const auto who = [&](int rank) {
-    const std::string own = identity(rank);
-    return "\n  rank " + std::to_string(rank) + (own.empty() ? "" : ": " + own);
-  };
-  std::string absent;
-  std::vector<std::optional<std::string>> reports;
-  for (int rank = 0; rank < size_; ++rank) {
-    const std::string answer = key("answer/" + std::to_string(rank));
-    if (watch_store_->check({answer})) {
-      reports.emplace_back(watch_store_->get_to_str(answer));
-      continue;
-    }
-    reports.emplace_back(std::nullopt);
-    absent += who(rank) + ": has ended, or its host is unreachable";
-  }
-  const std::string culprit = first.substr(5, first.find_first_not_of("0123456789", 5) - 5);
-  const bool named = first.starts_with("rank ") && !culprit.empty();
-  std::string text = named && reports[std::stoul(culprit)] ? who(std::stoi(culprit)) : "";
-  text += absent;
-  const auto observer = this->observer();
-  if (observer && hung()) text += observer->verdict(reports, identity);
-  return text;
-}
-
 // Takes over the first cause and ends what this process waits for.
 void FailureDomain::learn(const std::string& cause, int generation) {
   {
@@ -291,15 +181,6 @@ void FailureDomain::learn(const std::string& cause, int generation) {
 void FailureDomain::abort_groups(int generation) {
   const std::lock_guard abort(abort_mutex_);
   if (generation == this->generation()) abort_();
-}
-
-void FailureDomain::answer() {
-  const auto observer = this->observer();
-  try {
-    watch_store_->set(key("answer/" + std::to_string(rank_)),
-                      observer && hung() ? observer->report() : "-");
-  } catch (const std::exception&) {
-  }
 }
 
 void FailureDomain::expect_by(std::function<std::string()> unfinished,
@@ -345,40 +226,6 @@ void FailureDomain::check_lifeline() {
   }();
   if (first && waits_for_others())
     publish("rank " + std::to_string(*first) + ": its connection to rank 0 has closed");
-}
-
-void FailureDomain::dump() {
-  if (const auto observer = this->observer()) observer->dump();
-}
-
-// One thread serves all ranks of this process, so it must not wait for the answer of any.
-std::optional<std::string> FailureDomain::report_hang() {
-  const auto observer = this->observer();
-  if (!observer || !hung()) return std::nullopt;
-  const Clock::time_point now = Clock::now();
-  if (!hung_at_) hung_at_ = now;
-  if (hang_.empty()) {
-    bool is_complete = now > *hung_at_ + kRollCall;
-    for (int rank = 0; !is_complete && rank < size_; ++rank) {
-      try {
-        if (!watch_store_->check({key("answer/" + std::to_string(rank))})) return std::nullopt;
-      } catch (const std::exception&) {
-        is_complete = true;
-      }
-    }
-    hung_at_ = now;
-    hang_ = explain();
-    return hang_;
-  }
-  const bool in_step = [&] {
-    const std::lock_guard lock(mutex_);
-    return place_ != nullptr;
-  }();
-  if (!stuck_ && in_step && now > *hung_at_ + kStuck) {
-    stuck_ = true;
-    observer->stuck(hang_);
-  }
-  return std::nullopt;
 }
 
 std::optional<std::string> FailureDomain::tick() {
