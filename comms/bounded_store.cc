@@ -48,15 +48,16 @@ std::string name_of(const std::string& host, uint16_t port) {
 }  // namespace
 
 BoundedStore::BoundedStore(const std::string& prefix, const std::string& host,
-                           const c10d::TCPStoreOptions& options)
-    : BoundedStore(prefix, host, options, connect(host, options),
+                           const std::string& owner, const c10d::TCPStoreOptions& options)
+    : BoundedStore(prefix, host, owner, options, connect(host, options),
                    std::make_shared<std::atomic<int64_t>>(options.timeout.count())) {}
 
 BoundedStore::BoundedStore(const std::string& prefix, const std::string& host,
-                           const c10d::TCPStoreOptions& options, Connection connection,
-                           Limit limit_ms)
+                           const std::string& owner, const c10d::TCPStoreOptions& options,
+                           Connection connection, Limit limit_ms)
     : PrefixStore(prefix, connection.store),
       host_(host),
+      owner_(owner),
       options_(options),
       sockets_(std::move(connection.sockets)),
       limit_ms_(std::move(limit_ms)) {}
@@ -97,7 +98,7 @@ c10::intrusive_ptr<c10d::Store> BoundedStore::clone() {
   c10d::TCPStoreOptions options = options_;
   options.isServer = false;
   return c10::intrusive_ptr<BoundedStore>::unsafe_steal_from_new(
-      new BoundedStore(prefix_, host_, options, connect(host_, options), limit_ms_));
+      new BoundedStore(prefix_, host_, owner_, options, connect(host_, options), limit_ms_));
 }
 
 template <typename Request>

@@ -22,12 +22,16 @@ namespace pipewright::comms {
 // Thread-safe; requests of several threads run one after the other.
 class BoundedStore final : public c10d::PrefixStore {
  public:
-  // Connects, or throws std::runtime_error. Keys are prefixed by `prefix`.
-  BoundedStore(const std::string& prefix, const std::string& host,
+  // Connects, or throws std::runtime_error. Keys are prefixed by `prefix`. `owner` is whose process
+  // hosts the server, for errors: "rank 0".
+  BoundedStore(const std::string& prefix, const std::string& host, const std::string& owner,
                const c10d::TCPStoreOptions& options);
 
-  // Of the server, as it was given to the constructor.
+  // Of the server, as they were given to the constructor.
   const std::string& host() const { return host_; }
+  const std::string& owner() const { return owner_; }
+  // Whether this process hosts it.
+  bool is_server() const { return options_.isServer; }
 
   // Replaces the limit of later requests, of this store and of its clones.
   void limit_requests(std::chrono::milliseconds limit) { *limit_ms_ = limit.count(); }
@@ -58,13 +62,13 @@ class BoundedStore final : public c10d::PrefixStore {
     std::vector<int> sockets;
   };
   using Limit = std::shared_ptr<std::atomic<int64_t>>;
-  BoundedStore(const std::string& prefix, const std::string& host,
+  BoundedStore(const std::string& prefix, const std::string& host, const std::string& owner,
                const c10d::TCPStoreOptions& options, Connection connection, Limit limit_ms);
   static Connection connect(const std::string& host, const c10d::TCPStoreOptions& options);
   template <typename Request>
   auto bounded(const Request& request);
 
-  const std::string host_;
+  const std::string host_, owner_;
   const c10d::TCPStoreOptions options_;
   const std::vector<int> sockets_;            // owned by the TCPStore, and open as long as it lives
   const Limit limit_ms_;                      // shared with clones

@@ -152,14 +152,16 @@ std::string FailureDomain::publish(const std::string& own, Kind kind) {
 
 // Ends what this process waits for in the store, too.
 void FailureDomain::lose_store(int generation) {
-  std::string host;
+  std::string owner = "rank 0", host;
   for (const StorePtr& store : {store_, watch_store_}) {
     auto* connection = dynamic_cast<BoundedStore*>(store.get());
     if (!connection) continue;
     connection->close();
+    owner = connection->owner();
     host = ": host " + connection->host();
   }
-  learn("rank 0, which hosts the store, has ended, or its host is unreachable" + host, generation);
+  learn(owner + ", which hosts the store, has ended, or its host is unreachable" + host,
+        generation);
 }
 
 // Takes over the first cause and ends what this process waits for.

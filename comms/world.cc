@@ -18,6 +18,12 @@ std::unique_ptr<Lifeline> make_lifeline(int rank, int size, const StorePtr& stor
   return std::make_unique<Lifeline>(rank, *store, connection->host(), timeout);
 }
 
+// Whether the store ends with this rank, which is a process.
+bool hosts(int rank, const StorePtr& store) {
+  const auto* connection = dynamic_cast<const BoundedStore*>(store.get());
+  return connection ? connection->is_server() : rank == 0;
+}
+
 }  // namespace
 
 World::World(int rank, int size, StorePtr store, MakeBackend make_backend,
@@ -30,7 +36,7 @@ World::World(int rank, int size, StorePtr store, MakeBackend make_backend,
       groups_(std::make_shared<Groups>()),
       failures_(std::make_shared<FailureDomain>(
           rank_, size_, store_, watcher ? watcher : std::make_shared<Watcher>(),
-          /*hosts_store=*/!watcher && rank_ == 0, [groups = groups_] { groups->abort(); },
+          /*hosts_store=*/!watcher && hosts(rank_, store_), [groups = groups_] { groups->abort(); },
           watcher ? nullptr : make_lifeline(rank_, size_, store_, timeout_))),
       times_used_(std::make_shared<std::map<std::string, int>>()) {}
 
@@ -92,7 +98,7 @@ StorePtr connect_store(const Environment& environment, std::chrono::milliseconds
   options.timeout = timeout;
   return c10::make_intrusive<BoundedStore>(
       "pipewright/attempt" + std::to_string(environment.restarts), environment.master_addr,
-      options);
+      environment.agent_has_store ? "torchrun's agent" : "rank 0", options);
 }
 
 }  // namespace pipewright::comms

@@ -17,6 +17,8 @@
 #include <vector>
 
 #include "pipewright/comms/bounded_store.h"
+#include "pipewright/comms/failure_domain.h"
+#include "pipewright/comms/poll.h"
 #include "pipewright/comms/world.h"
 
 namespace pipewright::comms {
@@ -180,6 +182,30 @@ TEST(Store, TheLimitOfRequestsMayChange) {
   for (const StorePtr& one : {store, clone}) {
     const std::string error = error_of([&] { one->check({"key"}); });
     EXPECT_EQ(error.find(named(host.port()) + " does not answer: "), 0U) << error;
+  }
+}
+
+// The host of the store need not be a rank: torchrun's agent is none.
+TEST(Store, ALostAgentIsNotBlamedOnRank0) {
+  std::optional<StoreHost> host(std::in_place);
+  std::vector<std::unique_ptr<World>> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    Environment environment;
+    environment.rank = rank;
+    environment.world_size = 2;
+    environment.master_port = host->port();
+    environment.agent_has_store = true;
+    ranks.push_back(std::make_unique<World>(rank, 2, connect_store(environment, kLimit),
+                                            MakeBackend(), kLimit));
+    ranks.back()->failures().set_place([] { return "step 1"; });
+  }
+  host.reset();
+  for (const auto& rank : ranks) {
+    const auto failed = [&] { return rank->failures().failed(); };
+    EXPECT_TRUE(poll(std::chrono::seconds(20), 1, failed));
+    EXPECT_EQ(rank->failures().cause(),
+              "torchrun's agent, which hosts the store, has ended, or its host is unreachable: "
+              "host 127.0.0.1");
   }
 }
 
