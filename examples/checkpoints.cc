@@ -1,5 +1,6 @@
 #include "examples/checkpoints.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <functional>
@@ -61,8 +62,16 @@ int64_t Checkpoints::resume() {
 int64_t Checkpoints::load(const std::string& path, const checkpoint::StoredCheckpoint& checkpoint) {
   const auto& manifest = checkpoint.manifest();
   if (!manifest) {
-    state_.load_weights(checkpoint, std::ref(exchange_));
-    say("weights from `" + path + "`: starting from step 0");
+    // Of PyTorch, or exported. What it was trained on is unknown, so the data begin again.
+    const bool has_optimizer = std::ranges::any_of(checkpoint.tensors(), [](const auto& tensor) {
+      return tensor.first.starts_with("optim.");
+    });
+    if (has_optimizer)
+      state_.load(checkpoint, std::ref(exchange_));
+    else
+      state_.load_weights(checkpoint, std::ref(exchange_));
+    say(std::string(has_optimizer ? "weights and optimizer state" : "weights") + " from `" + path +
+        "`: starting from step 0");
     return 0;
   }
   for (const auto& [key, value] : run_.state) {

@@ -180,6 +180,18 @@ class TrainGptTest(unittest.TestCase):
             self.assertAlmostEqual(loss, self.loss, delta=1e-5)
             again = exported(self.folder, self.path(f"again.{source}/step-000001"))
             self.assert_same({name: again[name] for name in self.weights()}, self.weights())
+            self.assert_adam_went_on(again, has_state=source == "theirs")
+
+    def assert_adam_went_on(self, after, has_state):
+        """The state after one more step is that of Adam's formula, from the saved state or from none."""
+        for name in self.weights():
+            state = OPTIMIZER + name
+            before = {key: self.saved[f"{state}.{key}"] if has_state else torch.zeros(())
+                      for key in ("step", "exp_avg", "exp_avg_sq")}
+            self.assertEqual(after[state + ".step"].item(), before["step"].item() + 1)
+            gradient = (after[state + ".exp_avg"] - 0.9 * before["exp_avg"]) / 0.1
+            square = (after[state + ".exp_avg_sq"] - 0.999 * before["exp_avg_sq"]) / 0.001
+            self.assertTrue(torch.allclose(gradient**2, square, rtol=1e-3, atol=1e-6), name)
 
 
 if __name__ == "__main__":
