@@ -21,7 +21,12 @@ std::variant<Options, int> parse_options(int argc, char** argv) {
   app.option_defaults()->always_capture_default();
   app.add_option("--data", options.data, "File to train on; its last tenth is held back");
   app.add_option("--schedule", options.schedule,
-                 "Name of a schedule from `pipewright list`, or a file of one");
+                 "Name of a schedule from `pipewright list`, a file of one, or `search`: measures "
+                 "a few steps and trains with the best schedule found for their costs");
+  app.add_option("--search-memory", options.search_memory,
+                 "With --schedule search, live activations per rank, each of one microbatch on all "
+                 "stages of the rank; 0: as many as fit into the memory of the hosts that is left")
+      ->check(CLI::Range(0.0, 1e6));
   app.add_option("--pp", options.pp, "Ranks per pipeline")->check(CLI::Range(1, 1024));
   app.add_option("--dp-replicate", options.dp_replicate,
                  "Replicas of the pipeline; gradients are averaged over them")
@@ -118,10 +123,17 @@ std::variant<Options, int> parse_options(int argc, char** argv) {
   app.add_option("--record-step", options.record_step,
                  "The step to record, from 0; -1: the last one")
       ->check(CLI::Range(int64_t{-1}, int64_t{1} << 40));
-  app.add_flag("--json", options.json,
-               "Print JSON: per step `step`, `loss`, `tokens_per_s`; at the end `held_back_loss`, "
-               "`bigram_loss`, and with --record `recorded_step`, `recorded_seconds`, "
-               "`bubble_rate`, `predicted_bubble_rate`");
+  app.add_option(
+      "--metrics", options.metrics,
+      "File to which one JSON object per step is appended: loss, gradient norm, learning "
+      "rate, speed, bubble, memory");
+  app.add_option("--sample", options.sample,
+                 "Text that the model of --resume continues, on any mesh, instead of training");
+  app.add_flag(
+      "--json", options.json,
+      "Print JSON: per step `step`, `loss`, `grad_norm`, `tokens_per_s`; at the end "
+      "`held_back_loss`, `bigram_loss`, and with --record `recorded_step`, `recorded_seconds`, "
+      "`bubble_rate`, `predicted_bubble_rate`");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -163,6 +175,10 @@ void check(const Options& options) {
                      " with --sequence-parallel, got " + std::to_string(options.model.context));
   }
   check(options.checkpoints);
+  if (!options.sample.empty() && options.checkpoints.resume.empty())
+    throw UsageError("--sample: expected --resume too");
+  if (!options.sample.empty() && options.json)
+    throw UsageError("--sample: expected no --json, which has no text");
   if (options.record_step >= 0 && options.record.empty())
     throw UsageError("--record-step requires --record");
   if (options.record_step >= options.steps) {
@@ -170,6 +186,10 @@ void check(const Options& options) {
                      std::to_string(options.steps) + ", got " +
                      std::to_string(options.record_step));
   }
+  if (options.search_memory > 0 && !options.searches())
+    throw UsageError("--search-memory requires --schedule search");
+  if (options.searches() && options.device != "cpu")
+    throw UsageError("--schedule search: expected --device cpu, got " + options.device);
   if (!options.record.empty() && options.device != "cpu")
     throw UsageError("--record: expected --device cpu, got " + options.device);
   if (!options.record.empty()) check_writable(options.record);

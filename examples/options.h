@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 
@@ -27,6 +28,7 @@ struct Options {
   bool sequence_parallel = false;  // needs a `tp` that divides the context
   int stages_per_rank = 0;         // 0: the schedule's default
   int microbatches = 4;
+  double search_memory = 0;  // activations per rank, of --schedule search; 0: what is left
   int64_t steps = 200;
   int64_t batch = 16;
   double learning_rate = 3e-3;
@@ -40,6 +42,8 @@ struct Options {
   std::string device = "cpu";
   std::string record;        // a file; empty: nothing is recorded
   int64_t record_step = -1;  // -1: the last step
+  std::string metrics;       // a file; empty: none
+  std::string sample;        // a text to continue instead of training; empty: none
   bool json = false;
   CheckpointFlags checkpoints;
   GptConfig model;
@@ -54,6 +58,10 @@ struct Options {
   std::chrono::milliseconds step_limit() const { return milliseconds(timeout); }
   std::chrono::milliseconds world_limit() const {
     return std::max(first_step_limit(), step_limit());
+  }
+  bool searches() const { return schedule == "search"; }
+  std::optional<double> search_limit() const {
+    return search_memory > 0 ? std::optional(search_memory) : std::nullopt;
   }
   int64_t recorded_step() const { return record_step < 0 ? steps - 1 : record_step; }
   bool is_mixed_precision() const {

@@ -3,39 +3,67 @@
 
 #include <chrono>
 #include <cstdint>
+#include <fstream>
 #include <optional>
+#include <string>
 
 #include "examples/recorded_step.h"
 
 namespace pipewright::examples {
 
-// The display of a training run: a progress bar on a terminal, otherwise a line every two seconds,
-// or one JSON object per step.
+// What is shown of a step.
+struct StepFigures {
+  double loss = 0;  // nats per byte
+  double gradient_norm = 0;
+  double learning_rate = 0;
+};
+
+// What is shown at the end. Losses are on the held-back text, in nats per byte; an empty text is
+// not shown.
+struct RunFigures {
+  double held_back_loss = 0, bigram_loss = 0;
+  std::optional<RecordedStep> recorded = {};  // of --record
+  // Of --schedule search: predicted, and measured.
+  std::optional<RecordedStep> search = {}, searched = {};
+  std::string sample = {}, checkpoint = {}, recording = {};
+};
+
+// The display of a training run: a progress bar on a terminal, otherwise a line every two seconds
+// in torchtitan's format, or one JSON object per step; and a file with one JSON object per step.
+// For the rank that has the loss.
 class Progress {
  public:
   enum class Style { kBar, kLines, kJson };
 
-  // `first` steps of `steps` were done by an earlier run.
-  Progress(Style style, int64_t first, int64_t steps, int64_t tokens_per_step);
+  // `first` steps of `steps` were done by an earlier run. Appends to the file `metrics` unless its
+  // name is empty. Throws std::runtime_error if it cannot be written.
+  Progress(Style style, int64_t first, int64_t steps, int64_t tokens_per_step,
+           const std::string& metrics);
 
+  // A line before the first step; not shown in JSON.
+  void say(const std::string& line) const;
   // To be called after each step. Speed is measured over the time since the previous call.
-  void step(double loss);
-  // The end of the run: losses on the held-back text, in nats per byte, and the step that was
-  // recorded, if one was.
-  void finish(double held_back_loss, double bigram_loss,
-              const std::optional<RecordedStep>& recorded);
+  void step(const StepFigures& figures);
+  // The bubble that is shown from the next step on.
+  void recorded(const RecordedStep& step) { recorded_ = step; }
+  void finish(const RunFigures& figures) const;
 
  private:
   using Clock = std::chrono::steady_clock;
+
+  void show(const StepFigures& figures) const;
+  void write_metrics(const StepFigures& figures, double seconds);
 
   const Style style_;
   const int64_t first_;
   const int64_t steps_;
   const int64_t tokens_per_step_;
+  std::ofstream metrics_;
   int64_t done_ = first_;
   Clock::time_point last_step_ = Clock::now();
   Clock::time_point last_shown_{};
   double tokens_per_second_ = 0;  // smoothed, for the bar and lines
+  std::optional<RecordedStep> recorded_;
 };
 
 }  // namespace pipewright::examples

@@ -24,12 +24,14 @@ void check_writable(const std::string& path) {
                            "`: " + std::strerror(is_folder ? EISDIR : errno));
 }
 
-RecordedStep write_recording(const std::string& path, int64_t step, const ir::Program& program,
-                             ir::Timeline measured) {
+RecordedStep take_recording(const std::string& path, int64_t step, const ir::Program& program,
+                            ir::Timeline measured) {
   const ir::Recording recording = ir::recording_of_seconds(std::move(measured));
-  std::ostringstream text;
-  ir::print_json(program, recording, text);
-  checkpoint::write_durably(path, text.str());
+  if (!path.empty()) {
+    std::ostringstream text;
+    ir::print_json(program, recording, text);
+    checkpoint::write_durably(path, text.str());
+  }
 
   const schedule::Costs costs = schedule::recorded_costs(program, recording);
   const schedule::CompileResult compiled = schedule::compile({.source = ir::AnySchedule(program)});

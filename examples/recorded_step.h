@@ -20,11 +20,11 @@ struct RecordedStep {
 // Throws std::runtime_error if no file could be created at `path`.
 void check_writable(const std::string& path);
 
-// Writes the recording of a step, executor::Executor::recording(), to a file that `pipewright`
-// reads (ir/text/FORMAT.md); an older file is replaced at once or stays. Throws
-// checkpoint::FileError.
-RecordedStep write_recording(const std::string& path, int64_t step, const ir::Program& program,
-                             ir::Timeline measured);
+// The figures of a recorded step, executor::Executor::recording(). Also writes the recording to the
+// file `path`, unless that is empty, which `pipewright` reads (ir/text/FORMAT.md); an older file is
+// replaced at once or stays. Throws checkpoint::FileError.
+RecordedStep take_recording(const std::string& path, int64_t step, const ir::Program& program,
+                            ir::Timeline measured);
 
 }  // namespace pipewright::examples
 

@@ -1,5 +1,6 @@
 #include "examples/text.h"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -47,6 +48,11 @@ std::vector<int64_t> Text::held_back(int64_t size, int64_t part, int64_t parts) 
 std::pair<std::vector<int64_t>, std::vector<int64_t>> Text::window(int64_t start) const {
   const auto from = bytes_.begin() + start;
   return {{from, from + context_}, {from + 1, from + context_ + 1}};
+}
+
+std::string Text::held_back_begin(int64_t size) const {
+  const auto from = bytes_.begin() + training_;
+  return {from, from + std::min<int64_t>(size, bytes_.end() - from)};
 }
 
 double Text::bigram_loss() const {

@@ -28,6 +28,9 @@ class Text {
   // The input, bytes [start, start + context), and its target, the same window one byte later.
   std::pair<std::vector<int64_t>, std::vector<int64_t>> window(int64_t start) const;
 
+  // The first bytes of the held-back part.
+  std::string held_back_begin(int64_t size) const;
+
   // The mean cross entropy of the held-back part, in nats per byte, under a bigram model counted on
   // the training part, with 0.1 added to each count.
   double bigram_loss() const;

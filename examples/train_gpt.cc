@@ -14,6 +14,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <optional>
 #include <thread>
 #include <variant>
@@ -24,12 +25,16 @@
 #include "examples/exit_codes.h"
 #include "examples/learning_rate.h"
 #include "examples/local_model.h"
+#include "examples/measured_search.h"
 #include "examples/options.h"
 #include "examples/program.h"
 #include "examples/progress.h"
 #include "examples/recorded_step.h"
+#include "examples/run_summary.h"
+#include "examples/schedule_search.h"
 #include "examples/stop_signal.h"
 #include "examples/text.h"
+#include "examples/text_generation.h"
 #include "examples/usage_error.h"
 #include "pipewright/comms/dump_signal.h"
 #include "pipewright/comms/error_file.h"
@@ -42,27 +47,70 @@
 namespace pipewright::examples {
 namespace {
 
-// Runs a step that is recorded, and writes the recording on the first rank of the pipeline. Returns
-// its figures on every rank of `pipeline`.
-executor::StepResult recorded_step(const Options& options, executor::Executor& executor,
-                                   const executor::Batch& batch, c10d::Backend& pipeline,
-                                   std::optional<RecordedStep>* recorded) {
-  executor.record();
-  executor::StepResult result = executor.step(batch);
-  ir::Timeline measured = executor.recording();
-  executor.record(false);
-  RecordedStep own;
-  if (executor.rank() == 0)
-    own = write_recording(options.record, options.recorded_step(), executor.program(),
-                          std::move(measured));
-  // The first rank has the figures, the others have zeros.
-  std::vector<at::Tensor> sum = {
-      torch::tensor({own.seconds, own.bubble, own.predicted_bubble}, at::kDouble)};
-  if (pipeline.getSize() > 1) pipeline.allreduce(sum)->wait();
-  const auto figure = [&](int64_t at) { return sum[0][at].item<double>(); };
-  *recorded = RecordedStep{options.recorded_step(), figure(0), figure(1), figure(2)};
-  return result;
-}
+// Which steps are recorded, and in which pipeline.
+class Recording {
+ public:
+  // Collective over the mesh. Of the copies of the pipeline the first one is recorded.
+  Recording(const Options& options, int64_t first_step, comms::Mesh& mesh)
+      : options_(options),
+        first_step_(first_step),
+        is_off_(options.device != "cpu"),
+        in_first_copy_(mesh.coordinate("dp_replicate") == 0 && mesh.coordinate("dp_shard") == 0 &&
+                       mesh.coordinate("tp") == 0),
+        pipeline_(mesh.group({"pp"})) {}
+
+  bool in_first_copy() const { return in_first_copy_; }
+
+  // Runs a step, recorded if it is to be.
+  executor::StepResult step(int64_t step, executor::Executor& executor,
+                            const executor::Batch& batch) {
+    latest_.reset();
+    if (!in_first_copy_ || !is_recorded(step)) return executor.step(batch);
+    executor.record();
+    executor::StepResult result = executor.step(batch);
+    ir::Timeline measured = executor.recording();
+    executor.record(false);
+    RecordedStep own;
+    const bool is_asked = !options_.record.empty() && step == options_.recorded_step();
+    if (executor.rank() == 0)
+      own = take_recording(is_asked ? options_.record : "", step, executor.program(),
+                           std::move(measured));
+    // The first rank has the figures, the others have zeros.
+    std::vector<at::Tensor> sum = {
+        torch::tensor({own.seconds, own.bubble, own.predicted_bubble}, at::kDouble)};
+    if (pipeline_->getSize() > 1) pipeline_->allreduce(sum)->wait();
+    const auto figure = [&](int64_t at) { return sum[0][at].item<double>(); };
+    latest_ = RecordedStep{step, figure(0), figure(1), figure(2)};
+    if (is_asked) asked_ = latest_;
+    if (is_of_last(step) && (!fastest_ || latest_->seconds < fastest_->seconds)) fastest_ = latest_;
+    return result;
+  }
+
+  // The step before this call, if it was recorded; that of --record; of the last steps the fastest.
+  // On every rank of the pipeline.
+  const std::optional<RecordedStep>& latest() const { return latest_; }
+  const std::optional<RecordedStep>& asked() const { return asked_; }
+  const std::optional<RecordedStep>& fastest() const { return fastest_; }
+
+ private:
+  // As many steps as a search has measured: --schedule search compares both.
+  bool is_of_last(int64_t step) const {
+    return options_.searches() && step >= options_.steps - kMeasuredSteps;
+  }
+  // The display shows the bubble of the second step, and of every fiftieth after it.
+  bool is_recorded(int64_t step) const {
+    if (is_off_) return false;
+    const bool is_shown = !options_.json || !options_.metrics.empty();
+    return (!options_.record.empty() && step == options_.recorded_step()) || is_of_last(step) ||
+           (is_shown && (step - first_step_) % 50 == 1);
+  }
+
+  const Options& options_;
+  const int64_t first_step_;
+  const bool is_off_, in_first_copy_;
+  const comms::BackendPtr pipeline_;
+  std::optional<RecordedStep> latest_, asked_, fastest_;
+};
 
 Progress::Style style_of(const Options& options) {
   if (options.json) return Progress::Style::kJson;
@@ -70,8 +118,8 @@ Progress::Style style_of(const Options& options) {
 }
 
 // One rank.
-void train(const Options& options, const ir::Program& program, const Text& text,
-           comms::World& world, at::Device device) {
+void train(const Options& options, const ir::Program& first, const Text& text, comms::World& world,
+           at::Device device) {
   const c10::DeviceGuard current(device);
   // The ranks: pipelines along "pp", copies of them along the two data-parallel dimensions, and
   // layers that are split along "tp".
@@ -83,22 +131,26 @@ void train(const Options& options, const ir::Program& program, const Text& text,
   const comms::BackendPtr all_ranks = mesh.group({"pp", "dp_replicate", "dp_shard", "tp"});
   const comms::BackendPtr tp = options.tp > 1 ? mesh.group({"tp"}) : nullptr;
 
-  LocalModel model = make_local_model(options, program.placement, mesh, world, device);
-  const bool has_loss = model.stages.contains(program.placement.num_stages() - 1);
+  LocalModel model = make_local_model(options, first.placement, mesh, world, device);
+  const bool has_loss = model.stages.contains(first.placement.num_stages() - 1);
 
   // The executor: runs this rank's row of the program on these stages.
-  executor::Executor executor(
-      program, std::move(model.stages), world,
-      {.loss = make_loss(options, tp),
-       .scale_grads = false,  // the loss has the factor
-       .timeout = options.step_limit(),
-       .first_timeout = options.first_step_limit(),
-       // The report of the hang is on stderr already, and where torchrun looks for it.
-       .on_stuck = [](const std::string&) { std::_Exit(kHang); },
-       .device = device,
-       .ranks = mesh.ranks({"pp"}),
-       .same_batch = tp,
-       .tied = model.tied});
+  const executor::ExecutorOptions how = {
+      .loss = make_loss(options, tp),
+      .scale_grads = false,  // the loss has the factor
+      .timeout = options.step_limit(),
+      .first_timeout = options.first_step_limit(),
+      // The report of the hang is on stderr already, and where torchrun looks for it.
+      .on_stuck = [](const std::string&) { std::_Exit(kHang); },
+      .device = device,
+      .ranks = mesh.ranks({"pp"}),
+      .same_batch = tp,
+      .tied = model.tied};
+  std::optional<FoundSchedule> found;
+  if (options.searches() && options.sample.empty())
+    found = measure_and_search(options, first, model, how, text, mesh, world);
+  const ir::Program& program = found ? found->program : first;
+  executor::Executor executor(program, model.stages, world, how);
 
   // The optimizer, and what it and the model were when they were saved.
   torch::optim::AdamW optimizer(model.parameters,
@@ -117,35 +169,40 @@ void train(const Options& options, const ir::Program& program, const Text& text,
     for (auto& group : optimizer.param_groups()) group.options().set_lr(options.learning_rate);
   }
 
+  if (!options.sample.empty()) {
+    const std::string more = generate_text(options, executor, mesh, world, options.sample, 200);
+    if (world.rank() == 0) std::printf("%s%s\n", options.sample.c_str(), more.c_str());
+    return;
+  }
+
   // Training: the usual loop.
   const std::vector<modules::GradsToClip> gradients = modules::grads_to_clip(model.parameters);
-  // The ranks of one pipeline: only one of its copies is recorded, and its last rank reports.
-  const bool first_copy = mesh.coordinate("dp_replicate") == 0 &&
-                          mesh.coordinate("dp_shard") == 0 && mesh.coordinate("tp") == 0;
-  const bool reports = has_loss && first_copy;
-  const bool records = !options.record.empty();
-  if (records && options.recorded_step() < first_step)
+  if (!options.record.empty() && options.recorded_step() < first_step)
     throw UsageError("--record: expected a step from " + std::to_string(first_step) +
                      ", where the checkpoint goes on, got " +
                      std::to_string(options.recorded_step()));
-  const int64_t record_at = first_copy && records ? options.recorded_step() : -1;
-  const comms::BackendPtr pipeline =
-      records ? mesh.group({"pp"}) : nullptr;  // every rank requests its group
-  std::optional<RecordedStep> recorded;
+  Recording recording(options, first_step, mesh);
+  const bool reports = has_loss && recording.in_first_copy();
   Progress progress(style_of(options), first_step, options.steps,
-                    options.batch * options.model.context);
+                    options.batch * options.model.context, reports ? options.metrics : "");
+  const std::string summary = summary_of(options, program, model, mesh, world);
+  if (reports) progress.say(summary + (found ? '\n' + text_of(*found) : ""));
   for (int64_t step = first_step; step < options.steps; ++step) {
     optimizer.zero_grad();
     const std::vector<int64_t> starts = text.batch(options.model.seed, step, options.batch);
     const executor::Batch batch = batch_of(text, starts, mesh, device);
-    const executor::StepResult result =
-        step == record_at ? recorded_step(options, executor, batch, *pipeline, &recorded)
-                          : executor.step(batch);
-    if (options.clip > 0) modules::clip_grad_norm_(gradients, *all_ranks, options.clip);
-    if (!model.parameters.empty())
-      scaled_step(optimizer, learning_rate_factor(options.learning_rate_plan, step, options.steps));
+    const executor::StepResult result = recording.step(step, executor, batch);
+    const double most_norm =
+        options.clip > 0 ? options.clip : std::numeric_limits<double>::infinity();
+    const at::Tensor norm = modules::clip_grad_norm_(gradients, *all_ranks, most_norm);
+    const double factor = learning_rate_factor(options.learning_rate_plan, step, options.steps);
+    if (!model.parameters.empty()) scaled_step(optimizer, factor);
     const double loss = has_loss ? total_loss(result.losses, *copies) : 0;
-    if (reports) progress.step(loss);
+    if (reports) {
+      if (recording.latest()) progress.recorded(*recording.latest());
+      const double rate = optimizer.param_groups().front().options().get_lr() * factor;
+      progress.step({loss, norm.item<double>(), rate});
+    }
     const bool stops = !options.checkpoints.save.empty() && step + 1 < options.steps &&
                        should_stop(*all_ranks, device);
     checkpoints.save(step + 1, stops ? step + 1 : options.steps);
@@ -160,7 +217,20 @@ void train(const Options& options, const ir::Program& program, const Text& text,
     const executor::StepResult result = executor.eval(batch_of(text, starts, mesh, device));
     if (has_loss) held_back += total_loss(result.losses, *copies) / kBatches;
   }
-  if (reports) progress.finish(held_back, text.bigram_loss(), recorded);
+  constexpr int64_t kSampleBytes = 64;
+  const std::string prompt = text.held_back_begin(options.model.context / 2);
+  const std::string sample =
+      options.json ? "" : generate_text(options, executor, mesh, world, prompt, kSampleBytes);
+  if (!reports) return;
+  RunFigures run_figures = {.held_back_loss = held_back,
+                            .bigram_loss = text.bigram_loss(),
+                            .recorded = recording.asked(),
+                            .sample = sample,
+                            .checkpoint = options.checkpoints.save,
+                            .recording = options.record};
+  if (found) run_figures.search = {{.seconds = found->seconds, .bubble = found->bubble}};
+  if (found) run_figures.searched = recording.fastest();
+  progress.finish(run_figures);
 }
 
 // train(), whose errors outside of a step end all other ranks too.
@@ -200,12 +270,14 @@ void run(const Options& options) {
   check(options);
   comms::dump_on_signal(SIGUSR2);
   if (!options.checkpoints.save.empty()) listen_for_stop();
-  const ir::Program program = make_program(options);
+  const ir::Program program =
+      options.searches() ? program_to_measure(options) : make_program(options);
   const Text text(options.data, options.model.context);
   const comms::Environment environment = comms::read_environment();
   const at::Device device = find_device(options.device, environment);
-  // Otherwise each rank would start its own pool of threads, as many as there are cores.
-  if (options.ranks() > 1) at::set_num_threads(1);
+  // Otherwise each rank would start its own pool of threads, as many as there are cores. And a byte
+  // of a sample is too little work for several.
+  if (options.ranks() > 1 || !options.sample.empty()) at::set_num_threads(1);
   if (environment.world_size == 1) return train_threads(options, program, text, device);
   if (environment.world_size != options.ranks()) {
     std::string flags = times_copies("--pp", options.pp, options);

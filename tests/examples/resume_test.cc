@@ -163,6 +163,36 @@ TEST(Resume, AfterAKill) {
   }
 }
 
+// The same continuation on every mesh, of processes too; its first byte is the likeliest one.
+TEST(Resume, ContinuesATextOnAnyMesh) {
+  const auto folder = scratch_folder("sample");
+  train("--pp 2 --schedule ZBV --steps 200 --lr 0.01 --save " + folder.native());
+  const std::string model =
+      "examples/train_gpt --data docs/command_line.md --layers 4 --dim 32 --context 16 ";
+  const std::string prompt = "a pipewright pri";  // as long as the context
+  const std::string resume = " --resume " + folder.native() + "/step-000200 2>/dev/null";
+  const std::string sample = " --sample '" + prompt + "'" + resume;
+  const Output alone = run_shell(model + "--pp 1 --schedule GPipe" + sample);
+  EXPECT_EQ(alone.status, 0);
+  EXPECT_EQ(alone.text.find(prompt), 0u) << alone.text;
+  EXPECT_EQ(alone.text.size(), 16u + 200 + 1);
+  for (const std::string mesh : {"--pp 2 --schedule ZBV --dp-shard 2", "--pp 4 --microbatches 2",
+                                 "--pp 2 --tp 2 --dp-replicate 2",
+                                 "--pp 1 --tp 2 --sequence-parallel", "--pp 2 --schedule search"})
+    EXPECT_EQ(run_shell(model + mesh + sample).text, alone.text) << mesh;
+  EXPECT_EQ(
+      run_shell("cli/pipewright launch -n 4 -- " + model +
+                "--pp 2 --schedule DualPipeV --dp-shard 2" + sample + " | sed 's/^\\[0\\] //'")
+          .text,
+      alone.text);
+  // Only the last bytes of a long prompt count, and they do.
+  EXPECT_EQ(run_shell(model + "--pp 1 --sample 'xyz" + prompt + "'" + resume).text,
+            "xyz" + alone.text);
+  EXPECT_NE(run_shell(model + "--pp 1 --sample 'o pipeline stage'" + resume).text.substr(16),
+            alone.text.substr(16));
+  EXPECT_EQ(run_shell(model + "--sample x 2>&1").text, "error: --sample: expected --resume too\n");
+}
+
 TEST(Resume, KeepsItsLearningRate) {
   const auto folder = scratch_folder("lr");
   const std::string save = "--save " + folder.native() + " --save-every 2 ";

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -276,13 +277,116 @@ TEST(TrainGpt, RecordsAStep) {
             "error: --record-step requires --record\n");
 }
 
+// The line that torchtitan prints, what will run before it, and what came of it after.
 TEST(TrainGpt, PlainLinesWithoutATerminal) {
-  const Output output = run_shell(kTrain + "--steps 3");
+  const std::string file = testing::TempDir() + "/plain";
+  const Output output = run_shell(kTrain + "--steps 3 --dp-shard 2 --schedule ZBV --save " + file +
+                                  ".ckpt --record " + file + ".json");
   EXPECT_EQ(output.status, 0);
-  EXPECT_EQ(output.text.find("step 1 of 3  loss "), 0u) << output.text;
-  EXPECT_NE(output.text.find("\nstep 3 of 3  loss "), std::string::npos) << output.text;
-  EXPECT_NE(output.text.find("\nheld-back text: loss "), std::string::npos) << output.text;
+  for (const char* line :
+       {"^model:    3 blocks of width 32, context 32; 16 windows per step$",
+        "^mesh:     pp 2 x dp-shard 2$",
+        "^schedule: ZBV[A-Za-z]*, 4 stages, 4 microbatches; bubble [0-9.]+% if F, I and W take "
+        "equally "
+        "long$",
+        "^rank 0:   stage 0 \\(embedding, 0 blocks\\), stage 3 \\(1 block, output\\); [0-9.]+ MiB "
+        "of",
+        "^rank 2:   stage 1 \\(1 block\\), stage 2 \\(1 block\\); 0\\.[0-9]+ MiB of weights, ",
+        "^step:  1  loss:  [0-9.]{6}  grad_norm:  [0-9.]{6}  memory:  [0-9.]+GiB\\([0-9.]+%\\)  "
+        "tps: "
+        "[0-9,]+  left: 0:[0-9]{2}$",
+        "^step:  3  loss: .*  bubble: [0-9.]+% \\(predicted [0-9.]+%\\)  left: 0:00$",
+        "^sample: ", "^checkpoint: .*plain.ckpt$", "^recording: .*plain.json$",
+        "^held-back text: loss [0-9.]{6}; a bigram table has [0-9.]{6}$"}) {
+    EXPECT_TRUE(std::regex_search(output.text,
+                                  std::regex(line, std::regex::ECMAScript | std::regex::multiline)))
+        << line << "\n"
+        << output.text;
+  }
   EXPECT_EQ(output.text.find('\r'), std::string::npos);
+}
+
+// Per step, also for the steps of a run that goes on.
+TEST(TrainGpt, WritesMetrics) {
+  const std::string file = testing::TempDir() + "/metrics";
+  const std::string args =
+      "--batch 8 --pp 2 --warmup 10 --metrics " + file + ".jsonl --save " + file;
+  const Output output =
+      run_shell("rm -rf " + file + "*; " + kTrain + args + " --steps 2 --json && " + kTrain + args +
+                " --steps 4 --resume latest --json 2>/dev/null");
+  ASSERT_EQ(output.status, 0) << output.text;
+  std::istringstream lines(run_shell("cat " + file + ".jsonl").text), shown(output.text);
+  int step = 0;
+  for (std::string line; std::getline(lines, line); ++step) {
+    const auto metrics = nlohmann::json::parse(line);
+    EXPECT_EQ(metrics["step"], step);
+    EXPECT_NEAR(metrics["lr"], 0.003 * (step + 1) / 10, 1e-9);
+    EXPECT_EQ(metrics["tokens"], (step + 1) * 8 * 32);
+    EXPECT_GT(metrics["grad_norm"], 0);
+    EXPECT_GT(metrics["peak_bytes"], 1'000'000);
+    EXPECT_NEAR(metrics["tokens_per_s"].get<double>() * metrics["step_seconds"].get<double>(),
+                8 * 32, 1);
+    EXPECT_EQ(metrics.contains("bubble_rate"), step % 2 == 1);  // the second step of each run
+    std::string same;
+    while (std::getline(shown, same) && same.find("held_back") != std::string::npos) {
+    }
+    EXPECT_EQ(nlohmann::json::parse(same)["loss"], metrics["loss"]);
+  }
+  EXPECT_EQ(step, 4);
+  EXPECT_EQ(
+      run_shell(kTrain + "--steps 1 --metrics /nowhere/file 2>&1 >/dev/null").text.find("error: "),
+      0u);
+}
+
+// Measures, searches and trains, with equal results: searching changes no weight. Ranks would
+// refuse to run different programs.
+TEST(TrainGpt, SearchesASchedule) {
+  const std::string args = "--steps 5 --microbatches 8 --batch 16 ";
+  const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
+  const std::string search = kTrain + args + "--schedule search ";
+  for (const std::string flags : {"--pp 2", "--pp 2 --dp-shard 2 --search-memory 1.5",
+                                  "--pp 2 --stages-per-rank 1 --tie --tp 2", "--pp 1"}) {
+    if (flags.find("--tie") == std::string::npos) expect_close(train(search + flags), alone, flags);
+    const Output output = run_shell(search + flags + " --json");
+    const auto end = nlohmann::json::parse(output.text.substr(output.text.rfind("{\"held")));
+    for (const char* of : {"predicted", "measured"}) {
+      const double bubble = end["search"][of + std::string("_bubble_rate")];
+      EXPECT_GT(end["search"][of + std::string("_seconds")], 0);
+      EXPECT_GE(bubble, 0);
+      EXPECT_LT(bubble, 1);
+    }
+  }
+  const std::string processes = "cli/pipewright launch -n 4 -- ";
+  expect_close(train(processes + search + "--pp 4"), alone, "launch");
+  const Output shown = run_shell(search + "--pp 2 --search-memory 1.5");
+  for (const char* line :
+       {"^found:    .*, at most 1.5 activations per rank; predicted .* ms per step",
+        "^search: predicted [^;]* ms, bubble [0-9.]+%; measured "})
+    EXPECT_TRUE(std::regex_search(shown.text,
+                                  std::regex(line, std::regex::ECMAScript | std::regex::multiline)))
+        << shown.text;
+  EXPECT_EQ(run_shell(search + "--pp 2 --search-memory 0.5 2>&1").text,
+            "error: --search-memory: expected at least 1 activations, which one microbatch needs "
+            "alone, got 0.5\n");
+  EXPECT_EQ(run_shell(kTrain + "--search-memory 2 2>&1").text,
+            "error: --search-memory requires --schedule search\n");
+}
+
+// A schedule that is found in less memory keeps fewer activations alive, each of one stage.
+TEST(TrainGpt, SearchesWithinItsMemory) {
+  const std::string file = testing::TempDir() + "/in_memory.json";
+  std::vector<int> peaks;
+  for (const std::string memory : {"1", "8"}) {
+    const Output output = run_shell(
+        kTrain + "--steps 2 --microbatches 8 --schedule search --search-memory " + memory +
+        " --record " + file + " >/dev/null && cli/pipewright simulate --json " + file);
+    ASSERT_EQ(output.status, 0) << output.text;
+    peaks.push_back(0);
+    const auto simulated = nlohmann::json::parse(output.text);
+    for (const auto& rank : simulated["ranks"]) peaks.back() += rank["peak_activations"].get<int>();
+  }
+  EXPECT_LE(peaks[0], 2 * 3);  // I frees one half of an activation
+  EXPECT_LT(peaks[0], peaks[1]);
 }
 
 TEST(TrainGpt, ABarOnATerminal) {
