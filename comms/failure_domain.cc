@@ -83,6 +83,11 @@ void FailureDomain::set_place(std::function<std::string()> place) {
   place_ = std::move(place);
 }
 
+void FailureDomain::set_check(std::function<std::string(c10d::Store&)> check) {
+  const std::lock_guard lock(mutex_);
+  check_ = std::move(check);
+}
+
 void FailureDomain::set_observer(std::shared_ptr<StepObserver> observer) {
   const std::lock_guard lock(mutex_);
   observer_ = std::move(observer);
@@ -110,6 +115,17 @@ int FailureDomain::generation() const {
 
 void FailureDomain::throw_if_failed() const {
   if (failed()) throw std::runtime_error(cause());
+}
+
+void FailureDomain::throw_if_published() {
+  const int generation = this->generation();
+  try {
+    const std::string failure = key("failure");
+    if (!failed() && watch_store_->check({failure}))
+      learn(watch_store_->get_to_str(failure), generation);
+  } catch (const std::exception&) {  // without the store nobody knows
+  }
+  throw_if_failed();
 }
 
 // A key of the current generation.
@@ -211,6 +227,18 @@ void FailureDomain::check_progress() {
   if (!stalled.empty()) fail(stalled, Kind::kHang);
 }
 
+void FailureDomain::check_collectives() {
+  const auto check = [this] {
+    const std::lock_guard lock(mutex_);
+    return check_;
+  }();
+  try {
+    const std::string difference = check ? check(*watch_store_) : "";
+    if (!difference.empty()) fail(difference);
+  } catch (const std::exception&) {  // tick() reports that the store is gone
+  }
+}
+
 // Whether this rank is in a step, or waits in the store: then an end of another process is a
 // failure. Otherwise it may be how a program ends.
 bool FailureDomain::waits_for_others() const {
@@ -237,6 +265,7 @@ std::optional<std::string> FailureDomain::tick() {
   stuck_ = false;
   check_expected();
   check_progress();
+  check_collectives();
   check_lifeline();
   const int generation = this->generation();
   try {

@@ -118,6 +118,10 @@ class FailureDomain {
   // the thread that fails. An empty function: no step runs.
   void set_place(std::function<std::string()> place);
 
+  // What the watcher's thread calls at each tick, with its connection to the store: this rank fails
+  // with the result unless it is empty. Must be able to run until this object ends.
+  void set_check(std::function<std::string(c10d::Store&)> check);
+
   // Who reports on this rank's steps. Null: nobody.
   void set_observer(std::shared_ptr<StepObserver> observer);
 
@@ -128,6 +132,8 @@ class FailureDomain {
   bool hung() const;
   // Throws std::runtime_error with the cause, if there is one.
   void throw_if_failed() const;
+  // The same, also if a cause is in the store that this rank's watcher has not seen yet.
+  void throw_if_published();
 
   // This rank has failed: publishes "rank R, <place>: message" unless another failure was first,
   // and aborts this process's groups. Returns this rank's own text. Does not throw.
@@ -176,6 +182,7 @@ class FailureDomain {
   std::string publish(const std::string& own, Kind kind = Kind::kError);
   void check_expected();
   void check_progress();
+  void check_collectives();
   void check_lifeline();
   bool waits_for_others() const;
   std::optional<std::string> report_hang();
@@ -202,6 +209,7 @@ class FailureDomain {
   std::string cause_;
   std::function<std::string()> place_;
   std::multiset<std::string> awaited_;  // the keys that wait_for() waits for, by any thread
+  std::function<std::string(c10d::Store&)> check_;
   std::optional<Expected> oldest_expected_, newest_expected_;
   std::vector<int> broken_;  // ranks whose lifelines have broken
   bool hung_ = false;

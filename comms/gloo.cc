@@ -84,9 +84,14 @@ class ReduceScatterWork final : public c10d::Work {
   const bool average_;
 };
 
-// torch's Gloo with what it lacks: an abort(), SENDs that are freed when they have been sent, and a
-// faster coalesced reduce-scatter. torch runs one all-reduce per tensor; one for all of them
-// copies as much and waits once.
+// torch's Gloo with what it lacks: an abort(), SENDs that are freed when they have been sent, sizes
+// in tags, and a faster coalesced reduce-scatter. torch runs one all-reduce per tensor; one for all
+// of them copies as much and waits once.
+//
+// A message that is longer than its receive makes Gloo throw on its own thread, which ends the
+// process. Messages match by tag, and torch's tags count collectives. Here they also tell how much
+// is sent, so ranks that pass different sizes wait for each other instead, until the watcher finds
+// the difference (group.h).
 class Gloo final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
@@ -97,6 +102,38 @@ class Gloo final : public c10d::ProcessGroupGloo {
 
   c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override {
     return sends_.add(ProcessGroupGloo::send(tensors, to, tag), tensors[0].nbytes());
+  }
+
+  using Tensors = std::vector<at::Tensor>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    set_tag(tensors);
+    return ProcessGroupGloo::broadcast(tensors, options);
+  }
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    set_tag(tensors);
+    return ProcessGroupGloo::allreduce(tensors, options);
+  }
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& options) override {
+    set_tag(tensors);
+    return ProcessGroupGloo::allreduce_coalesced(tensors, options);
+  }
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& options) override {
+    set_tag(inputs);
+    return ProcessGroupGloo::allgather(outputs, inputs, options);
+  }
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& options) override {
+    set_tag({input});
+    return ProcessGroupGloo::_allgather_base(output, input, options);
+  }
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) override {
+    set_tag(inputs);
+    return ProcessGroupGloo::allgather_into_tensor_coalesced(outputs, inputs, options);
   }
 
   void abort() override { close_connections(); }
@@ -142,7 +179,20 @@ class Gloo final : public c10d::ProcessGroupGloo {
   }
 
  private:
+  // Of the next collective: 16 bits of its number, and 16 of a hash of its dtype and size.
+  // Reductions by scattering are all-reduces to torch, and those that set no tag have that of the
+  // last plus 1.
+  void set_tag(const Tensors& tensors) {
+    uint64_t size = 0;
+    for (const at::Tensor& tensor : tensors)
+      size = 64 * (64 * size + static_cast<uint64_t>(tensor.numel())) +
+             static_cast<uint64_t>(tensor.scalar_type());
+    constexpr uint64_t kGoldenRatio = 0x9E3779B97F4A7C15;  // multiplicative hashing: Knuth, 6.4
+    collectiveCounter_ = ++number_ << 16 | static_cast<uint32_t>(size * kGoldenRatio >> 48);
+  }
+
   SendQueue sends_;
+  uint32_t number_ = 0;
 };
 
 }  // namespace

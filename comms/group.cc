@@ -1,5 +1,7 @@
 #include "pipewright/comms/group.h"
 
+#include <algorithm>
+#include <sstream>
 #include <stdexcept>
 #include <utility>
 
@@ -9,16 +11,33 @@ namespace pipewright::comms {
 namespace {
 
 constexpr size_t kLast = 256;  // collectives that a group remembers
+constexpr double kSlow = 1;    // seconds after which a collective is compared between members
+
+// What members must have alike: not the sizes, of which only the product counts.
+std::string signature(const Collective& collective) {
+  int64_t numel = 1;
+  for (const int64_t size : collective.input) numel *= size;
+  const bool has_own_size = collective.op.starts_with("alltoall");
+  return collective.op + " " + collective.dtype + (has_own_size ? "" : " " + std::to_string(numel));
+}
 
 }  // namespace
 
+std::string Collective::describe() const {
+  std::ostringstream text;
+  text << op;
+  if (!dtype.empty()) text << " of " << dtype << " " << at::IntArrayRef(input);
+  return text.str();
+}
+
 Group::Group(std::string name, int rank, std::vector<int> members, MakeBackend make_backend,
-             std::weak_ptr<FailureDomain> failures)
+             std::weak_ptr<FailureDomain> failures, std::weak_ptr<Groups> groups)
     : c10d::Backend(rank, static_cast<int>(members.size())),
       name_(std::move(name)),
       members_(std::move(members)),
       make_backend_(std::move(make_backend)),
-      failures_(std::move(failures)) {
+      failures_(std::move(failures)),
+      groups_(std::move(groups)) {
   connect_again(0);
 }
 
@@ -44,7 +63,8 @@ void Group::connect_again(int generation) {
   const std::lock_guard lock(mutex_);
   backend_ = made;
   aborted_ = false;
-  num_issued_ = waits_for_ = 0;
+  num_issued_ = waits_for_ = compared_ = 0;
+  first_.clear();
   last_.clear();
   pg_uid_ = name;
   pg_desc_ = !made || made->getGroupDesc().empty() ? name : made->getGroupDesc();
@@ -105,8 +125,46 @@ void Group::wait(c10d::Work& work) {
     }
   };
   mark(false);
-  work.wait();
+  try {
+    const Groups::Wait wait(groups_.lock(), this);
+    work.wait();
+  } catch (const std::exception&) {
+    // What a backend throws because its connections were closed is a consequence.
+    if (const auto failures = failures_.lock()) failures->throw_if_published();
+    throw;
+  }
   mark(true);
+}
+
+std::string Group::difference(c10d::Store& store) {
+  Collective mine;
+  std::string prefix, written_before;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::ranges::find_if(
+        last_, [&](const Collective& one) { return one.number == waits_for_ && waits_for_ > 0; });
+    if (found == last_.end() || found->number == compared_ || aborted_ ||
+        steady_seconds() < found->seconds + kSlow)
+      return "";
+    mine = *found;
+    compared_ = mine.number;
+    prefix = "collective/" + pg_uid_ + "/";
+    written_before = std::exchange(first_, "");
+  }
+  if (!written_before.empty()) store.deleteKey(written_before);
+  const std::string key = prefix + std::to_string(mine.number);
+  const std::string own = signature(mine) + "\n" + mine.describe() + " as on rank " +
+                          std::to_string(members_[static_cast<size_t>(rank_)]);
+  const std::string theirs = store.compareSet(key, "", own);
+  if (theirs == own) {
+    const std::lock_guard lock(mutex_);
+    first_ = key;
+    return "";
+  }
+  const size_t end = theirs.find('\n');
+  if (theirs.substr(0, end) == signature(mine)) return "";
+  return "collective " + std::to_string(mine.number) + " of group `" + name_ + "`: expected " +
+         theirs.substr(end + 1) + ", got " + mine.describe();
 }
 
 GroupState Group::state() const {
@@ -134,6 +192,28 @@ std::vector<GroupState> Groups::states() {
   std::vector<GroupState> states;
   for (const auto& group : alive()) states.push_back(group->state());
   return states;
+}
+
+Groups::Wait::Wait(std::shared_ptr<Groups> groups, Group* group)
+    : groups_(std::move(groups)), group_(group) {
+  if (!groups_) return;
+  const std::lock_guard lock(groups_->waiting_mutex_);
+  groups_->waiting_.push_back(group_);
+}
+
+Groups::Wait::~Wait() {
+  if (!groups_) return;
+  const std::lock_guard lock(groups_->waiting_mutex_);
+  groups_->waiting_.erase(std::ranges::find(groups_->waiting_, group_));
+}
+
+std::string Groups::difference(c10d::Store& store) {
+  const std::lock_guard lock(waiting_mutex_);
+  for (Group* group : waiting_) {
+    std::string difference = group->difference(store);
+    if (!difference.empty()) return difference;
+  }
+  return "";
 }
 
 std::vector<c10::intrusive_ptr<Group>> Groups::alive() {

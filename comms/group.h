@@ -11,6 +11,8 @@
 
 namespace pipewright::comms {
 
+class Groups;
+
 // A collective of a group, as one of its members sees it.
 struct Collective {
   std::string op;                      // the name of the c10d::Backend method
@@ -20,6 +22,8 @@ struct Collective {
   double seconds = 0;    // when it was called, by steady_seconds()
   bool is_done = false;  // this member has waited for it
   const void* work = nullptr;
+
+  std::string describe() const;  // "allreduce of Float [2, 8]"
 };
 
 // What one member of a group has called.
@@ -39,19 +43,28 @@ struct GroupState {
 // reference is dropped, the backend is shut down, which lets pending operations finish; only
 // failures abort. Like its backend for one thread at a time, except abort(), which is for any
 // thread.
+//
+// Members must call the same collectives on the same sizes. If wait() takes longer than a second,
+// the watcher of the failure domain compares what they have called, and if it differs, the world
+// fails with an error that names both.
 class Group final : public c10d::Backend {
  public:
   // Creates the backend, which may block. `members` are world ranks, by rank in the group.
   Group(std::string name, int rank, std::vector<int> members, MakeBackend make_backend,
-        std::weak_ptr<FailureDomain> failures);
+        std::weak_ptr<FailureDomain> failures, std::weak_ptr<Groups> groups);
   ~Group() override;
 
   const std::vector<int>& members() const { return members_; }
   // On any thread.
   GroupState state() const;
   // Waits for the work of a collective; while it does, state() says so. Stays in that state if the
-  // wait fails. Any thread.
+  // wait fails. Throws std::runtime_error with the first cause if the world has failed, or what
+  // work.wait() throws. Any thread.
   void wait(c10d::Work& work);
+  // Why the collective that this member waits for cannot end: another member has called a different
+  // one. Empty if that is not known. One request to the store per collective that takes longer than
+  // a second. For the watcher's thread.
+  std::string difference(c10d::Store& store);
   // Replaces the backend. Collective over the members, and may block.
   void connect_again(int generation);
 
@@ -185,12 +198,15 @@ class Group final : public c10d::Backend {
   const std::vector<int> members_;
   const MakeBackend make_backend_;
   const std::weak_ptr<FailureDomain> failures_;
+  const std::weak_ptr<Groups> groups_;
   mutable std::mutex mutex_;
   BackendPtr backend_;
   bool aborted_ = false;
   int64_t num_issued_ = 0;
   int64_t waits_for_ = 0;
   std::deque<Collective> last_;
+  int64_t compared_ = 0;  // the number of the last collective that difference() compared
+  std::string first_;     // the key of the last one that this member was the first to compare
 };
 
 // The groups of one rank, in the order in which they were made. Thread-safe.
@@ -202,11 +218,28 @@ class Groups {
   void connect_again(int generation);
   std::vector<GroupState> states();
 
+  // While it exists, a thread waits for a collective of `group`, which outlives it.
+  class Wait {
+   public:
+    Wait(std::shared_ptr<Groups> groups, Group* group);
+    ~Wait();
+    Wait(const Wait&) = delete;
+    Wait& operator=(const Wait&) = delete;
+
+   private:
+    const std::shared_ptr<Groups> groups_;  // may be null
+    Group* const group_;
+  };
+  // The first difference() of a group that a thread waits for.
+  std::string difference(c10d::Store& store);
+
  private:
   std::vector<c10::intrusive_ptr<Group>> alive();
 
   std::mutex mutex_;
   std::vector<c10::weak_intrusive_ptr<Group>> groups_;
+  std::mutex waiting_mutex_;
+  std::vector<Group*> waiting_;
 };
 
 // Waits for `work`, a collective of `group`. If it never ends, the report of the hang names it.

@@ -38,7 +38,9 @@ World::World(int rank, int size, StorePtr store, MakeBackend make_backend,
           rank_, size_, store_, watcher ? watcher : std::make_shared<Watcher>(),
           /*hosts_store=*/!watcher && hosts(rank_, store_), [groups = groups_] { groups->abort(); },
           watcher ? nullptr : make_lifeline(rank_, size_, store_, timeout_))),
-      times_used_(std::make_shared<std::map<std::string, int>>()) {}
+      times_used_(std::make_shared<std::map<std::string, int>>()) {
+  failures_->set_check([groups = groups_](c10d::Store& at) { return groups->difference(at); });
+}
 
 BackendPtr World::make_group(const std::string& name, std::span<const int> ranks) {
   std::string members;
@@ -61,7 +63,7 @@ BackendPtr World::make_group(const std::string& name, std::span<const int> ranks
   }
   const auto group = c10::make_intrusive<Group>(
       unique_name(name + "[" + members + "]"), static_cast<int>(self - ranks.begin()),
-      std::vector<int>(ranks.begin(), ranks.end()), make_backend_, failures_);
+      std::vector<int>(ranks.begin(), ranks.end()), make_backend_, failures_, groups_);
   groups_->add(group);
   // Those that existed when the world failed have been aborted.
   if (failures_->failed()) group->abort();

@@ -2,6 +2,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <regex>
+
+#include "pipewright/comms/group.h"
 #include "tests/support/training/on_ranks.h"
 
 namespace pipewright::comms {
@@ -57,6 +60,55 @@ TEST(Collectives, ReduceScatterOfWrongSize) {
     EXPECT_THROW(self.group->reduce_scatter_tensor_coalesced(outputs, inputs)->wait(),
                  std::exception);
   });
+}
+
+// Ranks that call different collectives all get an error, the same over Gloo, and no process
+// aborts.
+TEST(Collectives, ThatDiffer) {
+  using Call = std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&, int64_t size)>;
+  struct Case {
+    std::string op;
+    Call call;
+  };
+  const std::vector<Case> cases = {
+      {"allreduce",
+       [](c10d::Backend& group, int64_t size) {
+         std::vector<at::Tensor> sum = {at::ones({size})};
+         return group.allreduce(sum);
+       }},
+      {"_allgather_base",
+       [](c10d::Backend& group, int64_t size) {
+         at::Tensor input = at::ones({size}), output = at::ones({3 * size});
+         return group._allgather_base(output, input);
+       }},
+      {"_reduce_scatter_base",
+       [](c10d::Backend& group, int64_t size) {
+         at::Tensor input = at::ones({3 * size}), output = at::ones({size});
+         return group._reduce_scatter_base(output, input);
+       }},
+  };
+  for (const Case& one_case : cases) {
+    on_ranks(3, [&](Rank& self) {
+      const BackendPtr group = self.world->make_group("tp", std::vector{0, 1, 2});
+      wait(*group, *one_case.call(*group, 2));
+      std::string error = "no error";
+      try {
+        wait(*group, *one_case.call(*group, self.rank == 1 ? 1000 : 2));
+      } catch (const std::runtime_error& caught) {
+        error = caught.what();
+      }
+      const std::string pattern =
+          tests::ranks_are_processes()
+              ? "rank [012]: collective 2 of group `tp\\[0,1,2\\]#[0-9]+`: expected " +
+                    one_case.op + " of Float \\[[0-9]+\\] as on rank [012], got " + one_case.op +
+                    " of Float \\[[0-9]+\\]"
+              : ".* does not match rank .*";
+      EXPECT_TRUE(std::regex_match(error, std::regex(pattern))) << error;
+      if (!tests::ranks_are_processes()) return;
+      self.world->reset();
+      wait(*group, *one_case.call(*group, 2));
+    });
+  }
 }
 
 }  // namespace

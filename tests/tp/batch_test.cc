@@ -16,6 +16,7 @@
 #include "pipewright/tp/parallelize.h"
 #include "tests/support/ranks/ranks.h"
 #include "tests/support/training/modules.h"
+#include "tests/support/training/on_ranks.h"
 
 namespace pipewright::tp {
 namespace {
@@ -124,6 +125,46 @@ TEST(WrongBatch, OfOneTensorParallelRankWithDynamicShapes) {
     for (const int64_t rows : {8, 12, 4}) step(rows);
   });
   errors.expect_same();
+}
+
+// Without a pipeline, and so without same_batch: a shape that differs makes collectives differ, and
+// the world fails. With check_inputs nothing has failed yet, and training can go on. Also over
+// Gloo, where messages of different sizes would end the process (gloo_test.cc).
+TEST(WrongBatch, WithoutAPipeline) {
+  for (const bool is_checked : {true, false}) {
+    tests::on_ranks(2, [&](tests::Rank& self) {
+      comms::Mesh mesh(*self.world, {{"tp", 2}});
+      const auto module = tests::make_mlp(kDim, 2, 1);
+      const auto split =
+          parallelize(*module, {{"in_proj", colwise_parallel()}, {"out_proj", rowwise_parallel()}},
+                      mesh, "tp", {.check_inputs = is_checked});
+      const auto step = [&](int64_t rows) {
+        modules::forward(module, tests::random_input({rows, kDim}, 1)).sum().backward();
+      };
+      const auto error_of_step = [&](int64_t rows) -> std::string {
+        try {
+          step(rows);
+        } catch (const std::exception& error) {
+          return error.what();
+        }
+        return "no error";
+      };
+      step(4);
+      const std::string error = error_of_step(self.rank == 1 ? 6 : 4);
+      std::string expected = "ALLREDUCE, .* x Double does not match .*";
+      if (is_checked) {
+        expected =
+            "ranks disagree: expected input 0 .*, Double \\[4, 6\\] with hash [0-9]+ as on rank "
+            "0, got input 0 .*, Double \\[6, 6\\] with hash [0-9]+ on rank 1";
+      } else if (tests::ranks_are_processes()) {
+        expected =
+            "rank [01]: collective [0-9]+ of group `mesh\\.tp.*`: expected allreduce of Double "
+            "\\[[46], 6\\] as on rank [01], got allreduce of Double \\[[46], 6\\]";
+      }
+      EXPECT_TRUE(std::regex_search(error, std::regex(expected))) << error;
+      if (is_checked) step(6);
+    });
+  }
 }
 
 }  // namespace
