@@ -42,6 +42,35 @@ bool matches(const std::string& pattern, const std::string& path) {
                     });
 }
 
+// That of its first parameter; modules that the plan names may have none.
+at::Device device_of(const torch::nn::Module& module) {
+  const std::vector<at::Tensor> parameters = module.parameters();
+  return parameters.empty() ? at::Device(at::kCPU) : parameters[0].device();
+}
+
+using Styles = std::map<std::string, const Style*>;  // by path
+
+// Whether a module around `path` has the style prepare_input.
+bool is_prepared(std::string path, const Styles& styles) {
+  while (!path.empty()) {
+    path.resize(path.find('.') == std::string::npos ? 0 : path.rfind('.'));
+    const auto around = styles.find(path);
+    if (around != styles.end() && around->second->kind() == Style::Kind::kPrepareInput) return true;
+  }
+  return false;
+}
+
+std::string describe(const std::string& path) {
+  return path.empty() ? "the module" : "`" + path + "`";
+}
+
+std::string describe(const Style& style) {
+  const auto& [input, output, is_prepared] = style.layouts();
+  return style.name() + (input ? " with input " + input->text() : "") +
+         (output ? " with output " + output->text() : "") +
+         (is_prepared ? " with a prepared input" : "");
+}
+
 struct Parameter {
   at::Tensor tensor;
   TensorPlacement placement;  // along the mesh dimension
@@ -63,7 +92,7 @@ class ParallelizedModule final : public Parallelized,
     } catch (const std::invalid_argument& error) {
       refusal = "parallelize: " + std::string(error.what());
     }
-    compare(refusal);
+    compare(refusal, options, device_of(module));
     if (!refusal.empty()) throw std::invalid_argument(refusal);
     split(module);
     if (!options.check_inputs) return;
@@ -74,7 +103,7 @@ class ParallelizedModule final : public Parallelized,
  private:
   // Fills hooks_ and parameters_.
   void find(torch::nn::Module& module, const Plan& plan) {
-    std::map<std::string, const Style*> styles;  // by path
+    Styles styles;
     std::map<const at::TensorImpl*, std::string> names;
     std::vector<std::pair<std::string, torch::nn::Module*>> all = {{"", &module}};
     for (const auto& named : module.named_modules("", /*include_self=*/false))
@@ -93,6 +122,12 @@ class ParallelizedModule final : public Parallelized,
       if (!found)
         throw std::invalid_argument("`" + pattern + "` in the plan: expected the path of a module");
     }
+    for (const auto& [path, style] : styles) {
+      if (!style->layouts().input_is_prepared || is_prepared(path, styles)) continue;
+      throw std::invalid_argument(style->name() + " of `" + path +
+                                  "`: expected a module around it with prepare_input, which "
+                                  "prepares its input");
+    }
     // A module outside of the plan would compute with a part of a weight.
     for (const auto& [path, part] : all) {
       if (styles.contains(path)) continue;
@@ -109,8 +144,7 @@ class ParallelizedModule final : public Parallelized,
   void add(torch::nn::Module& module, const std::string& path, const Style& style,
            std::map<const at::TensorImpl*, std::string>& names) {
     const auto refuse = [&](const std::string& what) {
-      throw std::invalid_argument(style.name() + " of " +
-                                  (path.empty() ? "the module" : "`" + path + "`") + ": " + what);
+      throw std::invalid_argument(style.name() + " of " + describe(path) + ": " + what);
     };
     std::shared_ptr<SplitModule> hook;
     try {
@@ -137,14 +171,16 @@ class ParallelizedModule final : public Parallelized,
       }
     }
     hooks_.emplace_back(&module, std::move(hook));
+    styles_.push_back(describe(style) + " of " + describe(path));
   }
 
-  void compare(const std::string& refusal) {
+  // Ranks whose plans differ would call different collectives.
+  void compare(const std::string& refusal, const Options& options, at::Device device) {
     std::vector<std::string> lines;
     if (!refusal.empty()) lines.push_back(refusal);
-    at::Device device = at::kCPU;
+    lines.insert(lines.end(), styles_.begin(), styles_.end());
+    lines.emplace_back(options.check_inputs ? "checked inputs" : "unchecked inputs");
     for (const auto& [name, parameter] : parameters_) {
-      device = parameter.tensor.device();
       lines.push_back(c10::str("`", name, "`, ", parameter.tensor.scalar_type(), " ",
                                parameter.tensor.sizes(), ", ", parameter.placement.text()));
     }
@@ -193,6 +229,7 @@ class ParallelizedModule final : public Parallelized,
   const comms::BackendPtr group_;
   const std::string dim_;
   std::vector<std::pair<torch::nn::Module*, std::shared_ptr<SplitModule>>> hooks_;
+  std::vector<std::string> styles_;  // of hooks_, for messages
   std::map<std::string, Parameter> parameters_;
   std::vector<std::unique_ptr<GradientSum>> sums_;
   std::shared_ptr<modules::ForwardHook> input_check_;  // null if not asked for
@@ -208,6 +245,8 @@ std::string Style::name() const {
       return "rowwise_parallel";
     case Kind::kSequence:
       return "sequence_parallel";
+    case Kind::kPrepareInput:
+      return "prepare_input";
   }
   return {};
 }
@@ -215,6 +254,7 @@ std::string Style::name() const {
 Style colwise_parallel(const Style::Layouts& layouts) { return {Style::Kind::kColwise, layouts}; }
 Style rowwise_parallel(const Style::Layouts& layouts) { return {Style::Kind::kRowwise, layouts}; }
 Style sequence_parallel() { return {Style::Kind::kSequence, {}}; }
+Style prepare_input(const Style::Layouts& layouts) { return {Style::Kind::kPrepareInput, layouts}; }
 
 std::shared_ptr<Parallelized> parallelize(torch::nn::Module& module, const Plan& plan,
                                           comms::Mesh& mesh, const std::string& dim,

@@ -31,21 +31,24 @@
 // and a row-parallel layer hold this rank's part of the features, so whatever stands between them
 // must not depend on their number: an attention layer has heads / size of "tp" heads.
 //
-// Inputs must be equal on all ranks of the dimension (Options::check_inputs), as must random
-// numbers where tensors are copies: seed by the coordinates along other dimensions. For dropout of
-// what is split, rank_generator.h makes them differ.
+// Inputs must be equal on all ranks of the dimension, as must random numbers where tensors are
+// copies: seed by the coordinates along other dimensions. For dropout of what is split,
+// rank_generator.h makes them differ. Other values of an input give wrong results silently, another
+// shape makes collectives differ, which fails the world over Gloo (comms/group.h), but is not
+// noticed by NCCL. Options::check_inputs makes an error of both.
 
 namespace pipewright::tp {
 
 // How one module is split, and what its input is and its output becomes. PyTorch's ParallelStyle.
 class Style {
  public:
-  enum class Kind { kColwise, kRowwise, kSequence };
+  enum class Kind { kColwise, kRowwise, kSequence, kPrepareInput };
   // What differs from the style's default. TensorPlacement::replicate(): a copy on every rank.
   // shard(d): this rank's chunk along dimension d.
   struct Layouts {
     std::optional<comms::TensorPlacement> input = std::nullopt;
     std::optional<comms::TensorPlacement> output = std::nullopt;
+    bool input_is_prepared = false;  // by prepare_input() of a module around this one
   };
 
   Style(Kind kind, const Layouts& layouts) : kind_(kind), layouts_(layouts) {}
@@ -80,6 +83,18 @@ Style rowwise_parallel(const Style::Layouts& layouts = {});
 //
 // (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022.)
 Style sequence_parallel();
+// Splits nothing: makes the first input of a module of any type a copy, once for all
+// column-parallel Linears in it that take it, as PyTorch's PrepareModuleInput does. A shard(d) is
+// gathered, with parts of equal size. Queries, keys and values then communicate once in forward and
+// once in backward instead of three times:
+//
+//   {{"*.attention", prepare_input({.input = shard(1)})},
+//    {"*.attention.w[qkv]", colwise_parallel({.input_is_prepared = true})},
+//    {"*.attention.wo", rowwise_parallel({.output = shard(1)})}}
+//
+// Gradients of the copy are partial sums. So nothing but these Linears may use it, and nothing with
+// weights of its own may be in between.
+Style prepare_input(const Style::Layouts& layouts = {});
 
 // Paths of modules below the parallelized one, and their styles. A part of a path may have the
 // wildcards of the shell: "layers.*.up". The empty path is the module itself.

@@ -62,11 +62,19 @@ at::Tensor share_of(const at::Tensor& bias, int ranks) {
   return bias + (bias / ranks - bias).detach();
 }
 
+// `x`, a copy or this rank's chunk along a dimension, as a copy whose gradients are partial sums.
+at::Tensor copy_of(const at::Tensor& x, const TensorPlacement& placement,
+                   const comms::BackendPtr& group) {
+  const std::optional<int> dim = placement.dim();
+  return dim ? gather_partial(x, *dim, x.size(*dim) * group->getSize(), group) : copy_to(x, group);
+}
+
 class SplitLinear final : public SplitModule {
  public:
   SplitLinear(torch::nn::LinearImpl& linear, const Style& style, comms::BackendPtr group)
       : linear_(linear),
         is_colwise_(style.kind() == Style::Kind::kColwise),
+        is_prepared_(style.layouts().input_is_prepared),
         input_(is_colwise_ ? one_of("input of colwise_parallel", style.layouts().input, {kCopy},
                                     /*any_shard=*/true)
                            : one_of("input of rowwise_parallel", style.layouts().input,
@@ -76,6 +84,8 @@ class SplitLinear final : public SplitModule {
                             : one_of("output of rowwise_parallel", style.layouts().output, {kCopy},
                                      /*any_shard=*/true)),
         group_(std::move(group)) {
+    if (is_prepared_ && (!is_colwise_ || style.layouts().input))
+      refuse("a prepared input: expected colwise_parallel without another layout of its input");
     expect_whole(linear.weight, linear.options.out_features(), linear.options.in_features());
   }
 
@@ -95,11 +105,9 @@ class SplitLinear final : public SplitModule {
  private:
   modules::Tensors colwise(const Function& forward, modules::Tensors inputs) const {
     at::Tensor& x = inputs.at(0);
-    x = input_.dim()
-            ? gather_partial(x, *input_.dim(), x.size(*input_.dim()) * group_->getSize(), group_)
-            : copy_to(x, group_);
+    if (!is_prepared_) x = copy_of(x, input_, group_);
     modules::Tensors outputs = with_parts(forward, inputs);
-    overlap_backward(outputs[0], x);
+    if (!is_prepared_) overlap_backward(outputs[0], x);
     if (!output_.dim())
       outputs[0] = gather_from(outputs[0], -1, linear_.options.out_features(), group_);
     return outputs;
@@ -140,7 +148,7 @@ class SplitLinear final : public SplitModule {
   };
 
   torch::nn::LinearImpl& linear_;
-  const bool is_colwise_;
+  const bool is_colwise_, is_prepared_;
   const TensorPlacement input_, output_;
   const comms::BackendPtr group_;
 };
@@ -156,6 +164,8 @@ class SplitEmbedding final : public SplitModule {
                                      /*any_shard=*/true)),
         group_(std::move(group)) {
     one_of("input of an Embedding", style.layouts().input, {kCopy});
+    if (style.layouts().input_is_prepared)
+      refuse("a prepared input: expected a Linear, got an Embedding");
     const auto& options = embedding.options;
     if (options.max_norm())
       refuse("an Embedding with max_norm: expected one without, because no rank knows whole rows");
@@ -203,10 +213,33 @@ class SplitEmbedding final : public SplitModule {
   const comms::BackendPtr group_;
 };
 
+// A module of any type whose first input becomes a copy.
+class PreparedInput final : public SplitModule {
+ public:
+  PreparedInput(const Style::Layouts& layouts, comms::BackendPtr group)
+      : input_(one_of("input of prepare_input", layouts.input, {kCopy}, /*any_shard=*/true)),
+        group_(std::move(group)) {
+    if (layouts.output || layouts.input_is_prepared)
+      refuse("expected a layout of the input and nothing else");
+  }
+  std::vector<SplitWeight> weights() const override { return {}; }
+  modules::Tensors run(const torch::nn::Module* /*module*/, const Function& forward,
+                       modules::Tensors inputs) override {
+    inputs.at(0) = copy_of(inputs.at(0), input_, group_);
+    return forward(inputs);
+  }
+
+ private:
+  const TensorPlacement input_;
+  const comms::BackendPtr group_;
+};
+
 }  // namespace
 
 std::shared_ptr<SplitModule> split_module(torch::nn::Module& module, const Style& style,
                                           const comms::BackendPtr& group) {
+  if (style.kind() == Style::Kind::kPrepareInput)
+    return std::make_shared<PreparedInput>(style.layouts(), group);
   if (style.kind() == Style::Kind::kSequence) return sequence_parallel_module(module, group);
   if (auto* linear = dynamic_cast<torch::nn::LinearImpl*>(&module))
     return std::make_shared<SplitLinear>(*linear, style, group);

@@ -227,6 +227,20 @@ TEST(Errors, NameTheModuleAndWhatIsExpected) {
       error_of({{"down", rowwise_parallel({.output = TensorPlacement::strided_shard(0, 2)})}}),
       "parallelize: rowwise_parallel of `down`: output of rowwise_parallel: expected "
       "replicate or shard, got strided_shard(0,2)");
+  EXPECT_EQ(error_of({{"up", colwise_parallel({.input_is_prepared = true})}}),
+            "parallelize: colwise_parallel of `up`: expected a module around it with "
+            "prepare_input, which prepares its input");
+  EXPECT_EQ(
+      error_of({{"", prepare_input()}, {"down", rowwise_parallel({.input_is_prepared = true})}}),
+      "parallelize: rowwise_parallel of `down`: a prepared input: expected colwise_parallel "
+      "without another layout of its input");
+  EXPECT_EQ(
+      error_of({{"", prepare_input()}, {"tokens", colwise_parallel({.input_is_prepared = true})}}),
+      "parallelize: colwise_parallel of `tokens`: a prepared input: expected a Linear, got "
+      "an Embedding");
+  EXPECT_EQ(error_of({{"", prepare_input({.output = kCopy})}}),
+            "parallelize: prepare_input of the module: expected a layout of the input and nothing "
+            "else");
   EXPECT_EQ(error_of({{"up", colwise_parallel()}},
                      [](Model& model) {
                        model.up->weight.mutable_grad() = at::ones_like(model.up->weight);
@@ -267,6 +281,39 @@ TEST(Errors, RanksThatDiffer) {
                  std::invalid_argument);
     EXPECT_EQ(linear->weight.size(0), self.rank == 0 ? 6 : 8);
   });
+}
+
+// A plan that differs only in what is communicated would let ranks call different collectives.
+TEST(Errors, PlansOrOptionsThatDiffer) {
+  const auto error_of = [](const Plan& first, const Plan& second, bool second_checks) {
+    std::string error;
+    on_ranks(2, [&](Rank& self) {
+      Mesh mesh(*self.world, {{"tp", 2}});
+      const auto module = std::make_shared<Model>();
+      std::string mine = "no error";
+      try {
+        const auto tp = parallelize(*module, self.rank == 0 ? first : second, mesh, "tp",
+                                    {.check_inputs = self.rank == 1 && second_checks});
+      } catch (const std::invalid_argument& caught) {
+        mine = caught.what();
+      }
+      if (self.rank == 0) error = mine;
+      self.by_hand->barrier()->wait();
+      EXPECT_EQ(mine, error);
+      EXPECT_EQ(module->up->weight.size(0), 6);
+    });
+    return error;
+  };
+  const Plan plain = {{"up", colwise_parallel()}};
+  EXPECT_EQ(
+      error_of(plain, {{"up", colwise_parallel({.input = TensorPlacement::shard(1)})}}, false),
+      "ranks disagree: expected colwise_parallel of `up` as on rank 0, got colwise_parallel "
+      "with input shard(1) of `up` on rank 1");
+  EXPECT_EQ(error_of(plain, {{"", prepare_input()}, plain[0]}, false),
+            "ranks disagree: expected colwise_parallel of `up` as on rank 0, got prepare_input of "
+            "the module on rank 1");
+  EXPECT_EQ(error_of(plain, plain, true),
+            "ranks disagree: expected unchecked inputs as on rank 0, got checked inputs on rank 1");
 }
 
 // In forward: all ranks throw, and the same.

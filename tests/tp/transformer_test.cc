@@ -36,23 +36,30 @@ nn::Linear linear(int64_t in, int64_t out, bool bias) {
   return nn::Linear(nn::LinearOptions(in, out).bias(bias));
 }
 
-struct Block : nn::Module {
+struct Attention : nn::Module {
   at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor normed = attention_norm(x);
     const auto heads = [&](const nn::Linear& projection) {  // those of this rank
-      return modules::forward(projection, normed).unflatten(-1, {-1, kHead}).transpose(1, 2);
+      return modules::forward(projection, x).unflatten(-1, {-1, kHead}).transpose(1, 2);
     };
     const at::Tensor mixed =
         at::scaled_dot_product_attention(heads(wq), heads(wk), heads(wv), {}, 0.0, true);
-    const at::Tensor h = x + modules::forward(wo, mixed.transpose(1, 2).flatten(2));
-    return h + modules::forward(w2, at::gelu(modules::forward(w1, ffn_norm(h))));
+    return modules::forward(wo, mixed.transpose(1, 2).flatten(2));
   }
-  nn::LayerNorm attention_norm =
-      register_module("attention_norm", nn::LayerNorm(nn::LayerNormOptions({kDim})));
   nn::Linear wq = register_module("wq", linear(kDim, kDim, false));
   nn::Linear wk = register_module("wk", linear(kDim, kDim, false));
   nn::Linear wv = register_module("wv", linear(kDim, kDim, false));
   nn::Linear wo = register_module("wo", linear(kDim, kDim, false));
+};
+
+struct Block : nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor h = x + modules::forward(attention, attention_norm(x));
+    return h + modules::forward(w2, at::gelu(modules::forward(w1, ffn_norm(h))));
+  }
+  nn::LayerNorm attention_norm =
+      register_module("attention_norm", nn::LayerNorm(nn::LayerNormOptions({kDim})));
+  std::shared_ptr<Attention> attention =
+      register_module("attention", std::make_shared<Attention>());
   nn::LayerNorm ffn_norm = register_module("ffn_norm", nn::LayerNorm(nn::LayerNormOptions({kDim})));
   nn::Linear w1 = register_module("w1", linear(kDim, 4 * kDim, true));
   nn::Linear w2 = register_module("w2", linear(4 * kDim, kDim, true));
@@ -86,7 +93,7 @@ struct Transformer : nn::Module {
 };
 
 // PyTorch's plans. With sequence parallelism every rank has a part of the sequence outside of
-// attention and feed-forward; PyTorch gathers it once for wq, wk and wv, here each of them does.
+// attention and feed-forward.
 Plan plan_of(bool sequence) {
   const TensorPlacement copy = TensorPlacement::replicate();
   const TensorPlacement between = sequence ? TensorPlacement::shard(1) : copy;
@@ -95,8 +102,10 @@ Plan plan_of(bool sequence) {
   Plan plan = {
       {"tokens", rows},
       {"positions", rowwise_parallel({.output = sequence ? TensorPlacement::shard(0) : copy})},
-      {"block*.w[qkv1]", columns},
-      {"block*.wo", rows},
+      {"block*.attention", prepare_input({.input = between})},
+      {"block*.attention.w[qkv]", colwise_parallel({.input_is_prepared = true})},
+      {"block*.attention.wo", rows},
+      {"block*.w1", columns},
       {"block*.w2", rows},
       {"output", colwise_parallel({.input = between, .output = copy})}};
   if (sequence) {
@@ -207,6 +216,43 @@ TEST(Transformer, test_2d_transformer_shard_diff_dim) {
       }
       EXPECT_EQ(matrices, 3 * 6 + (variant.tied ? 2 : 3));
     });
+  }
+}
+
+// A block communicates twice in forward and twice in backward: whole activations, or, with sequence
+// parallelism, each time a gather and a reduce-scatter of them. Besides, the gradients of norms are
+// summed. Queries, keys and values share one collective.
+TEST(Transformer, CollectivesOfABlock) {
+  constexpr int64_t kBatch = 3, kBlocks = 2;
+  constexpr int64_t kWhole = kBatch * kTokens * kDim * 8;  // bytes
+  for (const bool sequence : {false, true}) {
+    for (const int ranks : {1, 2, 4}) {
+      on_ranks(ranks, [&](Rank& self) {
+        comms::World recorded = self.world->wrapped(
+            [&](comms::BackendPtr backend) { return comms::record(backend, self.log); });
+        Mesh mesh(recorded, {{"tp", ranks}});
+        const auto model = std::make_shared<Transformer>(kBlocks);
+        const auto tp = parallelize(*model, plan_of(sequence), mesh, "tp");
+        const int64_t tokens = sequence ? kTokens / ranks : kTokens;
+        const at::Tensor input = tests::random_input({kBatch, tokens, kDim}, 1).requires_grad_();
+        const auto expect_calls = [&](int64_t norms) {
+          const int64_t each = ranks == 1 ? 0 : 2 * kBlocks;
+          EXPECT_EQ(self.log->count("allreduce"), sequence ? norms : each);
+          EXPECT_EQ(self.log->bytes("allreduce"), sequence ? norms * kDim * 8 : each * kWhole);
+          EXPECT_EQ(self.log->count("_allgather_base"), sequence ? each : 0);
+          EXPECT_EQ(self.log->bytes("_allgather_base"), sequence ? each * kWhole : 0);
+          EXPECT_EQ(self.log->count("_reduce_scatter_base"), sequence ? each : 0);
+          EXPECT_EQ(self.log->bytes("_reduce_scatter_base"), sequence ? each * kWhole / ranks : 0);
+          self.log->clear();
+        };
+        self.log->clear();
+        at::Tensor x = input;
+        for (const auto& block : model->blocks) x = modules::forward(block, x);
+        expect_calls(0);
+        x.sum().backward();
+        expect_calls(ranks == 1 ? 0 : 4 * kBlocks);  // two norms with a weight and a bias
+      });
+    }
   }
 }
 
