@@ -22,7 +22,7 @@ class SequenceParallel final : public SplitModule {
   std::vector<SplitWeight> weights() const override { return weights_; }
   modules::Tensors run(const torch::nn::Module* /*module*/, const Function& forward,
                        modules::Tensors inputs) override {
-    const RankGenerator generator(*group_);
+    const RankGenerator generator(*group_, inputs.at(0).device());
     return forward(inputs);
   }
 

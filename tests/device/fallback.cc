@@ -8,7 +8,10 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <mutex>
 
 #include "tests/device/current.h"
 #include "tests/device/device.h"
@@ -123,14 +126,19 @@ class NotMetered final : public c10::MemoryReportingInfoBase {
 Stack run_on_host(const c10::OperatorHandle& op, Stack arguments) {
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE,
                                   std::make_shared<NotMetered>());
+  // A device's kernel does not draw from the caller's generator of the CPU (generator_scope.h).
+  const c10::impl::ExcludeDispatchKeyGuard no_scope(c10::DispatchKey::TESTING_ONLY_GenericMode);
   if (op.operator_name().name.ends_with("_overrideable"))
     return call_host_convolution(op, std::move(arguments));
   return call_host(op, std::move(arguments));
 }
 
 // Runs `function` while the host's default generator has the state of `generator`, and leaves the
-// state that follows in `generator`. For random operators without a generator argument.
+// state that follows in `generator`. For random operators without a generator argument. Ranks share
+// the host's generator.
 void with_default_generator(at::Generator generator, const std::function<void()>& function) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
   at::Generator host = at::detail::getDefaultCPUGenerator();
   const at::Tensor before = host.get_state();
   host.set_state(generator.get_state());

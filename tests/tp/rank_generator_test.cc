@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
 #include "pipewright/autograd/checkpoint.h"
@@ -11,6 +12,7 @@
 #include "pipewright/modules/forward.h"
 #include "pipewright/tp/communication.h"
 #include "pipewright/tp/parallelize.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 
@@ -23,6 +25,22 @@ using comms::Mesh;
 using tests::on_ranks;
 using tests::Rank;
 
+// Equal numbers on all ranks, on the CPU and on this rank's device.
+class Seeded {
+ public:
+  explicit Seeded(uint64_t seed) : scope_(seed) {
+    if (tests::here().is_cpu()) return;
+    at::Generator generator = at::globalContext().defaultGenerator(tests::here());
+    const std::lock_guard lock(generator.mutex());
+    generator.set_current_seed(seed);
+  }
+
+ private:
+  const GeneratorScope scope_;
+};
+
+at::Tensor eight_numbers() { return at::randn({8}, tests::here(at::kFloat)); }
+
 // One row per rank.
 at::Tensor of_all_ranks(const at::Tensor& mine, const comms::BackendPtr& group) {
   return gather_from(mine.reshape({1, -1}), 0, group->getSize(), group);
@@ -30,18 +48,18 @@ at::Tensor of_all_ranks(const at::Tensor& mine, const comms::BackendPtr& group) 
 
 TEST(RankGenerator, DrawsOtherNumbersOnEachRank) {
   on_ranks(3, [](Rank& self) {
-    const GeneratorScope same(5);
-    const at::Tensor before = at::randn({8});
+    const Seeded same(5);
+    const at::Tensor before = eight_numbers();
     at::Tensor different, again;
     {
-      const RankGenerator generator(*self.group);
-      different = at::randn({8});
+      const RankGenerator generator(*self.group, tests::here());
+      different = eight_numbers();
     }
     {
-      const RankGenerator generator(*self.group);
-      again = at::randn({8});
+      const RankGenerator generator(*self.group, tests::here());
+      again = eight_numbers();
     }
-    const at::Tensor after = at::randn({8});
+    const at::Tensor after = eight_numbers();
     for (const at::Tensor& tensor : {before, after}) {
       const at::Tensor all = of_all_ranks(tensor, self.group);
       EXPECT_TRUE(at::equal(all, all[0].expand_as(all)));
@@ -58,7 +76,7 @@ struct Mlp : nn::Module {
   at::Tensor forward(const at::Tensor& x) {
     at::Tensor h = at::gelu(modules::forward(up, x));
     if (split_dropout) {
-      const RankGenerator different(*split_dropout);
+      const RankGenerator different(*split_dropout, h.device());
       h = at::dropout(h, 0.5, true);
       mask = h.detach().ne(0);
     }
@@ -74,7 +92,7 @@ struct Mlp : nn::Module {
 std::shared_ptr<Mlp> make_mlp() {
   const GeneratorScope generator(3);
   const auto mlp = std::make_shared<Mlp>();
-  mlp->to(at::kDouble);
+  mlp->to(tests::here(), at::kDouble);
   return mlp;
 }
 
@@ -101,11 +119,11 @@ TEST(RankGenerator, CopiesAreDroppedAsInOneProcess) {
       const at::Tensor input = tests::random_input({4, 8}, 1);
       at::Tensor expected, got;
       {
-        const GeneratorScope generator(11);
+        const Seeded generator(11);
         for (int step = 0; step < 2; ++step) expected = run(plain, input, false);
       }
       {
-        const GeneratorScope generator(11);
+        const Seeded generator(11);
         for (int step = 0; step < 2; ++step) got = run(module, input, checkpointed);
       }
       EXPECT_TRUE(at::allclose(expected, got));
@@ -131,13 +149,32 @@ TEST(RankGenerator, SplitFeaturesAreDroppedIndependently) {
       const auto module = make_mlp();
       const auto tp = parallelize(*module, kPlan, mesh, "tp");
       module->split_dropout = mesh.group({"tp"});
-      const GeneratorScope generator(11);
+      const Seeded generator(11);
       run(module, input, checkpointed);
       const at::Tensor masks = of_all_ranks(module->mask, self.group);
       EXPECT_FALSE(at::equal(masks[0], masks[1]));
       grads.push_back(module->up->weight.grad());
     }
     EXPECT_TRUE(at::equal(grads[0], grads[1]));
+  });
+}
+
+// With style sequence_parallel, ranks drop different positions, and go on with equal numbers.
+TEST(RankGenerator, SequencesAreDroppedIndependently) {
+  on_ranks(2, [&](Rank& self) {
+    Mesh mesh(*self.world, {{"tp", 2}});
+    const auto module = make_mlp();  // whose parameters tell the device
+    const auto dropout = module->register_module("dropout", nn::Dropout(0.5));
+    const auto split = parallelize(*module, {{"dropout", sequence_parallel()}}, mesh, "tp");
+    const at::Tensor ones = at::ones({2, 100}, tests::here(at::kFloat));
+    const Seeded generator(17);
+    const at::Tensor dropped = modules::forward(dropout, ones);
+    const at::Tensor after = at::dropout(ones, 0.5, true);
+    EXPECT_NEAR(dropped.mean().item<double>(), 1, 0.3);
+    const at::Tensor all = of_all_ranks(dropped, self.group);
+    EXPECT_FALSE(at::equal(all[0], all[1]));
+    const at::Tensor same = of_all_ranks(after, self.group);
+    EXPECT_TRUE(at::equal(same[0], same[1]));
   });
 }
 
