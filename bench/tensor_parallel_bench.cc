@@ -6,9 +6,11 @@
 //   STEPS
 //
 // WHAT is mlp or block: LAYERS MLPs, or transformer blocks, of dimension DIM, on 4 sequences of 64
-// tokens. The two models run in turn, one step each, so that both see the same machine. Rank 0
-// prints medians over STEPS steps of each, after half as many of warm-up, in microseconds: of both
-// times, and of their difference. bench/pytorch_tensor_parallel.py compares them with PyTorch's.
+// tokens. The two models run in turn, one step each, and every other time in the other order, so
+// that both see the same machine. Rank 0 prints over STEPS steps of each, after half as many of
+// warm-up, in microseconds: the medians of both times, and the quartiles of their differences,
+// which are the overhead of communication if they are above the noise.
+// bench/pytorch_tensor_parallel.py compares them with PyTorch's.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/nn/modules/linear.h>
@@ -43,28 +45,36 @@ struct Mlp : nn::Module {
   nn::Linear up, down;
 };
 
+struct Attention : nn::Module {
+  Attention(int64_t dim, int64_t parts)
+      : wq(register_module("wq", nn::Linear(dim, dim / parts))),
+        wk(register_module("wk", nn::Linear(dim, dim / parts))),
+        wv(register_module("wv", nn::Linear(dim, dim / parts))),
+        wo(register_module("wo", nn::Linear(dim / parts, dim))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    const auto heads = [&](const nn::Linear& projection) {
+      return modules::forward(projection, x).unflatten(-1, {-1, kHead}).transpose(1, 2);
+    };
+    const at::Tensor mixed =
+        at::scaled_dot_product_attention(heads(wq), heads(wk), heads(wv), {}, 0.0, true);
+    return modules::forward(wo, mixed.transpose(1, 2).flatten(2));
+  }
+  nn::Linear wq, wk, wv, wo;
+};
+
 struct Block : nn::Module {
   Block(int64_t dim, int64_t parts)
       : attention_norm(
             register_module("attention_norm", nn::LayerNorm(nn::LayerNormOptions({dim})))),
         mlp_norm(register_module("mlp_norm", nn::LayerNorm(nn::LayerNormOptions({dim})))),
-        wq(register_module("wq", nn::Linear(dim, dim / parts))),
-        wk(register_module("wk", nn::Linear(dim, dim / parts))),
-        wv(register_module("wv", nn::Linear(dim, dim / parts))),
-        wo(register_module("wo", nn::Linear(dim / parts, dim))),
+        attention(register_module("attention", std::make_shared<Attention>(dim, parts))),
         mlp(register_module("mlp", std::make_shared<Mlp>(dim, parts))) {}
   at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor normed = attention_norm(x);
-    const auto heads = [&](const nn::Linear& projection) {
-      return modules::forward(projection, normed).unflatten(-1, {-1, kHead}).transpose(1, 2);
-    };
-    const at::Tensor mixed =
-        at::scaled_dot_product_attention(heads(wq), heads(wk), heads(wv), {}, 0.0, true);
-    const at::Tensor h = x + modules::forward(wo, mixed.transpose(1, 2).flatten(2));
+    const at::Tensor h = x + modules::forward(attention, attention_norm(x));
     return h + modules::forward(mlp, mlp_norm(h));
   }
   nn::LayerNorm attention_norm, mlp_norm;
-  nn::Linear wq, wk, wv, wo;
+  std::shared_ptr<Attention> attention;
   std::shared_ptr<Mlp> mlp;
 };
 
@@ -83,9 +93,9 @@ struct Stack : nn::Module {
   std::vector<std::shared_ptr<Layer>> layers;
 };
 
-double median(std::vector<double> values) {
+double quantile(std::vector<double> values, double fraction) {
   std::ranges::sort(values);
-  return values[values.size() / 2];
+  return values[static_cast<size_t>(fraction * static_cast<double>(values.size() - 1))];
 }
 
 // One step, which the ranks begin together.
@@ -110,15 +120,19 @@ int run(const tp::Plan& plan, int64_t dim, int64_t layers, int64_t steps) {
   const at::Tensor input = at::randn({kBatch, kTokens, dim});
   std::vector<double> split_times, part_times, differences;
   for (int64_t step = -steps / 2; step < steps; ++step) {
-    const double with = step_us(split, input, *group), without = step_us(part, input, *group);
+    const bool is_first = step % 2 == 0;
+    double with = is_first ? step_us(split, input, *group) : 0;
+    const double without = step_us(part, input, *group);
+    if (!is_first) with = step_us(split, input, *group);
     if (step < 0) continue;
     split_times.push_back(with);
     part_times.push_back(without);
     differences.push_back(with - without);
   }
   if (world.rank() == 0) {
-    std::printf("step_us %.1f compute_us %.1f overhead_us %.1f\n", median(split_times),
-                median(part_times), median(differences));
+    std::printf("step_us %.1f compute_us %.1f overhead_us %.1f %.1f %.1f\n",
+                quantile(split_times, 0.5), quantile(part_times, 0.5), quantile(differences, 0.25),
+                quantile(differences, 0.5), quantile(differences, 0.75));
   }
   return 0;
 }
@@ -126,8 +140,12 @@ int run(const tp::Plan& plan, int64_t dim, int64_t layers, int64_t steps) {
 int run(const std::string& what, int64_t dim, int64_t layers, int64_t steps) {
   const tp::Style up = tp::colwise_parallel(), down = tp::rowwise_parallel();
   if (what == "mlp") return run<Mlp>({{"*.up", up}, {"*.down", down}}, dim, layers, steps);
-  return run<Block>({{"*.w[qkv]", up}, {"*.wo", down}, {"*.mlp.up", up}, {"*.mlp.down", down}}, dim,
-                    layers, steps);
+  return run<Block>({{"*.attention", tp::prepare_input()},
+                     {"*.attention.w[qkv]", tp::colwise_parallel({.input_is_prepared = true})},
+                     {"*.attention.wo", down},
+                     {"*.mlp.up", up},
+                     {"*.mlp.down", down}},
+                    dim, layers, steps);
 }
 
 }  // namespace
