@@ -33,6 +33,19 @@ using torch::autograd::variable_list;
 
 thread_local std::shared_ptr<BackwardContext> current_context;
 thread_local int64_t count_of_parts = 0;
+thread_local bool in_first_forward = false;
+
+class FirstForward {
+ public:
+  FirstForward() : outer_(std::exchange(in_first_forward, true)) {}
+  ~FirstForward() { in_first_forward = outer_; }
+  FirstForward(const FirstForward&) = delete;
+  FirstForward& operator=(const FirstForward&) = delete;
+
+ private:
+  const bool outer_;
+  const c10::AutoGradMode disabled_{false};
+};
 
 // A snapshot of the random generators that a part may draw from.
 class GeneratorStates {
@@ -216,7 +229,7 @@ std::vector<at::Tensor> checkpoint_function(Forward forward,
   node->add_post_hook(std::make_unique<NoHook>());
   variable_list outputs;
   {
-    const c10::AutoGradMode disabled(false);
+    const FirstForward first_forward;
     outputs = forward(inputs);
   }
   node->set_next_edges(torch::autograd::collect_next_edges(inputs));
@@ -237,6 +250,8 @@ std::vector<at::Tensor> checkpoint_function(Forward forward,
 }
 
 int64_t checkpoint_count() { return count_of_parts; }
+
+bool is_in_first_forward() { return in_first_forward; }
 
 BackwardScope::BackwardScope(std::shared_ptr<BackwardContext> context)
     : outer_(std::exchange(current_context, std::move(context))) {}

@@ -42,6 +42,9 @@ std::vector<at::Tensor> checkpoint_function(Forward forward, const std::vector<a
 // the second forward of the outer one creates them.
 int64_t checkpoint_count();
 
+// Whether the calling thread is in the first forward of a part, which backward will repeat.
+bool is_in_first_forward();
+
 // A shared_ptr to a module or a ModuleHolder.
 template <typename T>
 concept PointsToModule = requires(T& pointer) {

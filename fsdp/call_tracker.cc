@@ -110,6 +110,7 @@ void Pass::leave(Call& call, int64_t backward) {
 
 bool Pass::has_left(const ForwardHistory::Calls& calls) const {
   return open_ == 0 && calls.without_end + recomputed_.without_end == 0 &&
+         recomputed_.with_end >= calls.checkpointed &&
          left_ == calls.with_end + recomputed_.with_end;
 }
 

@@ -58,8 +58,7 @@ class Pass {
   // The backward with number `backward` enters `call`, possibly again, or leaves it.
   void enter(Call& call, int64_t backward);
   void leave(Call& call, int64_t backward);
-  // Backward has left all calls, of which the forward had `calls`; those that checkpointing repeats
-  // are not among them.
+  // Backward has left all `calls` of the forward, also the checkpointed ones, which it repeats.
   bool has_left(const ForwardHistory::Calls& calls) const;
   bool is_open() const { return open_ > 0; }
 

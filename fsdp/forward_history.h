@@ -37,10 +37,11 @@ class ForwardHistory {
   };
   bool is_inside_forward() const { return depth_ > 0; }
 
-  // The calls of one unit in one forward, with grad mode on.
+  // The calls of one unit in one forward, as far as backward passes them.
   struct Calls {
-    int with_end = 0;     // backward computes gradients of their inputs
-    int without_end = 0;  // it does not: they end with the whole backward
+    int with_end = 0;      // backward computes gradients of their inputs
+    int without_end = 0;   // it does not: they end with the whole backward
+    int checkpointed = 0;  // in checkpointed parts: backward repeats them
 
     void add(bool has_end) { ++(has_end ? with_end : without_end); }
   };

@@ -89,7 +89,10 @@ Tensors ShardedUnit::run_cast(const torch::nn::Module* module, const Function& f
   if (!recomputes) gather_next();
   call->recomputes = recomputes;
   call->forward = recomputes ? outermost->backward_.forward() : history.number();
-  if (history.current() && !recomputes) history.current()->begun.push_back(this);
+  if (history.current() && !recomputes) {
+    history.current()->begun.push_back(this);
+    if (autograd::is_in_first_forward()) ++history.current()->calls[this].checkpointed;
+  }
   if (with_grad) inputs = record(inputs, call);
   Tensors outputs = function(inputs);
   if (with_grad) hook_outputs(outputs, call, weak_from_this());

@@ -123,17 +123,72 @@ TEST(FullyShardPrefetch, test_multi_module_backward_prefetch) {
                   (Names{"tokens", "block0", "block1", "block3", "norm"}));
         log->clear();
         loss.backward();
-        // A group of two checkpointed blocks is gathered and reduced once for each.
-        if (checkpointed == tests::Checkpointed::kNot) {
-          EXPECT_EQ(events(*log, kOrder),
-                    (Names{"block3", "post norm", "block1", "post block3", "block0", "post block1",
-                           "tokens", "post block0", "post tokens", "post the root"}));
-        }
+        EXPECT_EQ(events(*log, kOrder),
+                  (Names{"block3", "post norm", "block1", "post block3", "block0", "post block1",
+                         "tokens", "post block0", "post tokens", "post the root"}));
         plain->forward(tokens).sum().backward();
         for (const auto& unit : sharding.units) EXPECT_FALSE(unit->is_unsharded());
       }
       tests::average_grads(*plain, *self.by_hand);
       EXPECT_EQ(tests::difference(*plain, *module, shards_of(self)), "");
+    });
+  }
+}
+
+// A checkpointed part inside a checkpointed block, with a unit of its own: the events that
+// PyTorch's test lists.
+TEST(FullyShardPrefetch, test_set_modules_to_backward_prefetch_inside_ac) {
+  const Names without_lists = {"norm",         "block2",         "post norm",   "block2.up",
+                               "block1",       "post block2.up", "post block2", "block1.up",
+                               "block0",       "post block1.up", "post block1", "block0.up",
+                               "tokens",       "post block0.up", "post block0", "post tokens",
+                               "post the root"};
+  const Names with_lists = {"norm",         "block2",         "post norm",      "block1",
+                            "block1.up",    "block2.up",      "post block2.up", "post block2",
+                            "block0",       "block0.up",      "post block1.up", "post block1",
+                            "tokens",       "post block0.up", "post block0",    "post tokens",
+                            "post the root"};
+  for (const bool lists : {false, true}) {
+    on_ranks(2, [&](Rank& self) {
+      const tests::TransformerArgs args{.layers = 3,
+                                        .tied = false,
+                                        .checkpointed = tests::Checkpointed::kWrapper,
+                                        .ffn_checkpointed = true};
+      const ModulePtr plain = tests::make_transformer({.layers = 3, .tied = false}, 42);
+      const ModulePtr module = tests::make_transformer(args, 42);
+      const auto log = std::make_shared<EventLog>();
+      Parity parity(self, plain, module, shards_of(self));
+      tests::Groups groups = {{"tokens", "positions"}};
+      for (const std::string block : {"block0", "block1", "block2"}) {
+        groups.push_back({block + "." + tests::kCheckpointed + ".up"});
+        groups.push_back({block});
+      }
+      groups.push_back({"norm", "output"});
+      Sharding sharding(self, *module, groups, {.reshard_after_forward = true, .event_log = log});
+      if (lists) {
+        const auto unit = [&](size_t i) { return sharding.units[i].get(); };
+        unit(7)->set_modules_to_backward_prefetch({unit(6)});
+        unit(6)->set_modules_to_backward_prefetch({unit(4), unit(3)});
+        unit(4)->set_modules_to_backward_prefetch({unit(2), unit(1)});
+        unit(2)->set_modules_to_backward_prefetch({unit(0)});
+      }
+      const tests::Loss loss = tests::sum_of_tokens({2, 8}, 8);
+      for (int iteration = 0; iteration < 3; ++iteration) {
+        parity.zero_grad(iteration);
+        parity.backward(loss, iteration);
+        for (const auto& each : sharding.units) EXPECT_FALSE(each->is_unsharded());
+        parity.step();
+        const at::Tensor again = loss(module, iteration, self.rank);
+        log->clear();
+        again.backward();
+        loss(plain, iteration, self.rank).backward();
+        Names got = events(*log, kOrder);
+        for (std::string& name : got) {
+          const size_t at = name.find(std::string(".") + tests::kCheckpointed);
+          if (at != std::string::npos) name.erase(at, std::string(".checkpointed").size());
+        }
+        EXPECT_EQ(got, lists ? with_lists : without_lists);
+      }
     });
   }
 }

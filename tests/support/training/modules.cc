@@ -114,9 +114,12 @@ struct VitWithHead : TestModule {
 };
 
 struct Block : nn::Module {
-  Block(int64_t dim, int64_t its_heads, double its_dropout)
+  explicit Block(const TransformerArgs& args)
+      : Block(args.dim, args.heads, args.dropout, args.ffn_checkpointed) {}
+  Block(int64_t dim, int64_t its_heads, double its_dropout, bool its_ffn_checkpointed)
       : heads(its_heads),
         dropout(its_dropout),
+        ffn_checkpointed(its_ffn_checkpointed),
         attention_norm(
             register_module("attention_norm", nn::LayerNorm(nn::LayerNormOptions({dim})))),
         qkv(register_module("qkv", nn::Linear(nn::LinearOptions(dim, 3 * dim).bias(false)))),
@@ -133,10 +136,15 @@ struct Block : nn::Module {
     const at::Tensor mixed =
         at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, true);
     const at::Tensor h = x + drop(mix(mixed.transpose(1, 2).flatten(2)));
-    return h + drop(down(at::gelu(up(ffn_norm(h)))));
+    const auto ffn = [this](const std::vector<at::Tensor>& in) {
+      return std::vector{down(at::gelu(modules::forward(up, in[0])))};
+    };
+    const at::Tensor normed = ffn_norm(h);
+    return h + drop((ffn_checkpointed ? autograd::checkpoint(ffn, {normed}) : ffn({normed}))[0]);
   }
   int64_t heads;
   double dropout;
+  bool ffn_checkpointed;
   nn::LayerNorm attention_norm;
   nn::Linear qkv, mix;
   nn::LayerNorm ffn_norm;
@@ -168,7 +176,7 @@ struct Transformer : TestModule {
         "output", std::make_shared<Output>(args.tied ? tokens->weight
                                                      : at::empty({args.vocabulary, args.dim})));
     for (int layer = 0; layer < args.layers; ++layer) {
-      const auto block = std::make_shared<Block>(args.dim, args.heads, args.dropout);
+      const auto block = std::make_shared<Block>(args);
       const std::string name = "block" + std::to_string(layer);
       if (args.checkpointed == Checkpointed::kWrapper)
         wrapped.push_back(register_module(name, std::make_shared<CheckpointedBlock>(block)));

@@ -48,6 +48,7 @@ struct TransformerArgs {
   int64_t vocabulary = 8, tokens = 16, dim = 16, heads = 4;
   bool tied = true;
   Checkpointed checkpointed = Checkpointed::kNot;
+  bool ffn_checkpointed = false;  // besides, the FFN in each block
   // Uses the default generator of the process, so only for ranks that are processes.
   double dropout = 0;
 };
