@@ -11,6 +11,8 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "pipewright/comms/group.h"
+
 namespace pipewright::comms {
 namespace {
 
@@ -18,7 +20,7 @@ namespace {
 at::Tensor all_gather(const at::Tensor& mine, c10d::Backend& group) {
   at::Tensor input = mine;
   at::Tensor all = at::empty({mine.numel() * group.getSize()}, mine.options());
-  group._allgather_base(all, input)->wait();
+  wait(group, *group._allgather_base(all, input));
   return all.cpu();
 }
 
@@ -61,9 +63,11 @@ void compare_lines(const std::vector<std::string>& lines, c10d::Backend& group, 
 void broadcast_values(const std::vector<at::Tensor>& tensors, c10d::Backend& group) {
   if (group.getSize() == 1) return;
   for (const at::Tensor& tensor : tensors) {
-    std::vector<at::Tensor> sent = {tensor.detach().contiguous()};
-    group.broadcast(sent)->wait();
-    if (sent[0].data_ptr() != tensor.data_ptr()) tensor.detach().copy_(sent[0]);
+    const at::Tensor values = tensor.detach().contiguous();
+    // As bytes: backends need not know dtypes such as fp8.
+    std::vector<at::Tensor> sent = {values.view({-1}).view(at::kByte)};
+    wait(group, *group.broadcast(sent));
+    if (values.data_ptr() != tensor.data_ptr()) tensor.detach().copy_(values);
   }
 }
 

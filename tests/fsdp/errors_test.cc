@@ -11,6 +11,7 @@
 #include "pipewright/fsdp/fully_shard.h"
 #include "tests/fsdp/sharding.h"
 #include "tests/support/training/modules.h"
+#include "tests/support/training/named_wait.h"
 #include "tests/support/training/on_ranks.h"
 #include "tests/support/training/parity.h"
 
@@ -283,6 +284,14 @@ TEST(FullyShardErrors, ARankThatFails) {
       std::chrono::seconds(3));
   EXPECT_NE(errors[0].find("fully_shard: the "), std::string::npos) << errors[0];
   EXPECT_NE(errors[1].find("injected"), std::string::npos) << errors[1];
+}
+
+// A rank whose peer does not come to the call is seen to wait in the comparison of modules.
+TEST(FullyShardErrors, NamesAWaitInTheCall) {
+  tests::expect_named_wait("_allgather_base", [](const comms::BackendPtr& group) {
+    const ModulePtr module = tests::make_mlp(4, 2, 42);
+    const auto unit = fully_shard(*module, group);
+  });
 }
 
 }  // namespace
