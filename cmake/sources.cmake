@@ -407,6 +407,7 @@ set(pipewright_executor_sources
     modules/distribution.cc
     modules/forward.cc
     modules/grad_scaler.cc
+    modules/meta.cc
     modules/part_guard.cc
     modules/reduction.cc
     modules/tied_parameters.cc
@@ -505,6 +506,7 @@ set(pipewright_executor_headers
     modules/forward.h
     modules/grad_scaler.h
     modules/gradient_sync.h
+    modules/meta.h
     modules/mixed_precision.h
     modules/names.h
     modules/part_guard.h

@@ -96,21 +96,24 @@ bool is_sharded(const at::Tensor& tensor) {
 
 // Throws if a parameter cannot be sharded; sets the dimension to shard it along.
 void check(std::vector<ParamSpec>& specs, const Options& options, int ranks) {
+  auto first = std::ranges::find_if(
+      specs, [](const ParamSpec& spec) { return spec.parameter.requires_grad(); });
+  if (first == specs.end()) first = specs.begin();
   for (ParamSpec& spec : specs) {
     const at::Tensor& tensor = spec.parameter;
     const auto refuse_this = [&](const std::string& what) {
       refuse(c10::str("parameter `", spec.name, "`, ", tensor.scalar_type(), " ", tensor.sizes(),
                       " on ", tensor.device(), what));
     };
-    if (tensor.is_meta()) refuse_this(": expected a tensor with memory; call to_empty() first");
     if (tensor.dim() == 0) refuse_this(", is a scalar: expected at least one dimension");
     if (tensor.layout() != at::kStrided || !tensor.is_contiguous())
       refuse_this(": expected a contiguous tensor");
     if (!tensor.is_leaf()) refuse_this(": expected a leaf, got the result of an operation");
-    if (tensor.scalar_type() != specs[0].parameter.scalar_type() ||
-        tensor.device() != specs[0].parameter.device()) {
-      refuse_this(": expected the dtype and device of `" + specs[0].name +
-                  "`, because one group has one dtype and device; shard the others separately");
+    if (tensor.device() != first->parameter.device() ||
+        (tensor.requires_grad() && tensor.scalar_type() != first->parameter.scalar_type())) {
+      refuse_this(": expected the dtype and device of `" + first->name +
+                  "`, because one group has one device, and one dtype for trainable parameters; "
+                  "shard the others separately");
     }
     if (is_sharded(tensor)) refuse_this(", is already sharded");
     if (modules::is_part(tensor, modules::PartKind::kShard))
@@ -170,10 +173,12 @@ std::vector<std::string> describe(const Found& found, const Options& options, in
   for (const ParamSpec& spec : found.specs) {
     lines.push_back(c10::str("`", spec.name, "`, ", spec.parameter.scalar_type(), " ",
                              spec.parameter.sizes(), ", along ", spec.dim,
-                             spec.parameter.requires_grad() ? "" : ", frozen"));
+                             spec.parameter.requires_grad() ? "" : ", frozen",
+                             spec.parameter.is_meta() ? ", on meta" : ""));
   }
   for (const auto& [name, buffer] : found.buffers)
-    lines.push_back(c10::str("buffer `", name, "`, ", buffer.scalar_type(), " ", buffer.sizes()));
+    lines.push_back(c10::str("buffer `", name, "`, ", buffer.scalar_type(), " ", buffer.sizes(),
+                             buffer.is_meta() ? ", on meta" : ""));
   lines.push_back(c10::str("options: sync_module_states ", options.sync_module_states,
                            ", reshard_after_forward ",
                            options.reshard_after_forward.ranks(true, ranks), "|",
@@ -253,13 +258,18 @@ std::shared_ptr<Sharded> shard(const std::vector<torch::nn::Module*>& modules, G
     std::vector<at::Tensor> values;
     for (const ParamSpec& spec : found.specs) values.push_back(spec.parameter);
     for (const auto& [name, buffer] : found.buffers) values.push_back(buffer);
+    std::erase_if(values, [](const at::Tensor& value) { return value.is_meta(); });
     if (groups.replicas) comms::broadcast_values(values, *groups.replicas);
     comms::broadcast_values(values, *group);
   }
+  const at::Device device = device_of(found, *group);
+  auto offload = options.offload_policy
+                     ? std::make_shared<OffloadCopies>(*options.offload_policy, device)
+                     : nullptr;
   const auto unit = std::make_shared<ShardedUnit>(
       std::vector<const torch::nn::Module*>(modules.begin(), modules.end()),
       ParamGroup(std::move(found.specs), groups.shards, std::move(groups.post_forward),
-                 options.mixed_precision, options.offload_policy),
+                 options.mixed_precision, std::move(offload)),
       std::move(groups.replicas), std::move(options));
   std::vector<std::shared_ptr<ShardedUnit>> nested;
   for (const auto& [path, inner] : found.nested) nested.push_back(inner);

@@ -211,8 +211,11 @@ class Sharded {
 // the model, the root. Collective over `group`: all ranks compare shapes and options.
 //
 // Throws std::invalid_argument, naming the parameter, for a module that is sharded already, a
-// scalar, a meta tensor, parameters of different dtypes or devices, a tensor that also belongs to
-// another unit or wrapper, and, on every rank, if ranks differ.
+// scalar, trainable parameters of different dtypes, parameters of different devices, a tensor that
+// also belongs to another unit or wrapper, and, on every rank, if ranks differ.
+// Parameters may be on the meta device (modules/meta.h); their first gather throws ContractError if
+// they still are. Frozen parameters may have other dtypes than the trainable ones.
+//
 [[nodiscard]] std::shared_ptr<Sharded> fully_shard(const std::vector<torch::nn::Module*>& modules,
                                                    comms::BackendPtr group, Options options = {});
 [[nodiscard]] std::shared_ptr<Sharded> fully_shard(torch::nn::Module& module,

@@ -11,6 +11,8 @@ namespace pipewright::fsdp {
 // Stores shards, their gradients and so the optimizer's state in host memory: PyTorch's
 // CPUOffloadPolicy. Each gather copies the shards to the device, each reduction copies its result
 // to the host. Clipping and the optimizer run on the host.
+// Parameters on the meta device must be allocated on the host; the device to compute on is then the
+// one that the group is bound to.
 struct CPUOffloadPolicy {
   // Page-locked host memory: copies do not block the host, which waits for them at the end of
   // backward. Without effect on modules that compute on the CPU.

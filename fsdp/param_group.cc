@@ -6,8 +6,11 @@
 // While the group is unsharded they cannot be adopted, so the invariant is checked before each
 // change of state.
 //
-// The buffer's storage object is never replaced, only its memory is freed and allocated again,
-// because autograd saves views of it.
+// Parameters of one dtype are next to each other in memory. Only frozen parameters may have another
+// dtype than the others.
+//
+// The storage object of full parameters is never replaced, only its memory is freed and allocated
+// again, because autograd saves views of it.
 #include "pipewright/fsdp/param_group.h"
 
 #include <ATen/ATen.h>
@@ -16,6 +19,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "pipewright/comms/chunk.h"
@@ -56,13 +60,11 @@ const char* to_string(ShardState state) {
 
 ParamGroup::ParamGroup(std::vector<ParamSpec> specs, comms::BackendPtr group,
                        comms::BackendPtr post_forward, const modules::MixedPrecisionPolicy& policy,
-                       const std::optional<CPUOffloadPolicy>& offload)
+                       std::shared_ptr<OffloadCopies> offload)
     : group_(std::move(group)),
       post_forward_(std::move(post_forward)),
       policy_(policy),
-      offload_(offload && !specs.empty()
-                   ? std::make_shared<OffloadCopies>(*offload, specs[0].parameter.device())
-                   : nullptr) {
+      offload_(std::move(offload)) {
   if (specs.empty()) return;
   for (ParamSpec& spec : specs) {
     ShardedParam param;
@@ -82,18 +84,27 @@ ParamGroup::ParamGroup(std::vector<ParamSpec> specs, comms::BackendPtr group,
   }
   memory_.resize(params_.size());
   shards_ = ranks() > 1 || policy_.param_dtype || policy_.reduce_dtype || offload_;
-  if (shards_) adopt(options_of(params_[0].registered));
+  if (shards_) adopt();
+}
+
+// 0 if there is none.
+size_t ParamGroup::first_trainable() const {
+  const auto found = std::ranges::find_if(params_, &ShardedParam::trainable);
+  return found == params_.end() ? 0 : static_cast<size_t>(found - params_.begin());
 }
 
 at::TensorOptions ParamGroup::shard_options() const {
-  return shards_ ? options_of(all_shards_) : options_of(params_[0].registered);
+  const size_t i = first_trainable();
+  return options_of(shards_ ? memory_[i].shard : params_[i].registered);
 }
 
-at::TensorOptions ParamGroup::full_options() const {
-  const at::TensorOptions options =
-      offload_ ? shard_options().device(offload_->device()) : shard_options();
-  return policy_.param_dtype ? options.dtype(*policy_.param_dtype) : options;
+at::TensorOptions ParamGroup::full_options(const at::TensorOptions& shard) const {
+  const at::TensorOptions options = offload_ ? shard.device(offload_->device()) : shard;
+  const bool casts = policy_.param_dtype && at::isFloatingType(options.dtype().toScalarType());
+  return casts ? options.dtype(*policy_.param_dtype) : options;
 }
+
+at::TensorOptions ParamGroup::full_options() const { return full_options(shard_options()); }
 
 at::TensorOptions ParamGroup::reduce_options() const {
   const at::TensorOptions options = full_options();
@@ -123,37 +134,60 @@ void ParamGroup::expect(size_t i, const at::Tensor& held) const {
                "; cast, move and load a module while it is sharded: call reshard() first"));
 }
 
-// Allocates shards and full parameters.
-void ParamGroup::allocate(const at::TensorOptions& options) {
+// Allocates shards and full parameters; `parts` has the dtypes and the device.
+void ParamGroup::allocate(const std::vector<at::Tensor>& parts) {
   const c10::InferenceMode no_inference(false);  // without it, tensors are unusable for autograd
-  const auto element_size = static_cast<int64_t>(options.dtype().itemsize());
-  int64_t full_numel = 0, chunk_numel = 0;
-  for (const ShardedParam& param : params_) {
-    full_numel += aligned_numel(param.chunk_numel * ranks(), element_size);
-    chunk_numel += aligned_numel(param.chunk_numel, element_size);
-  }
-  all_shards_ =
-      offload_
-          ? offload_->empty_host(chunk_numel, c10::typeMetaToScalarType(options.dtype())).zero_()
-          : at::zeros({chunk_numel}, options);
-  full_ = at::empty({full_numel}, full_options());
-  full_bytes_ = static_cast<int64_t>(full_.nbytes());
-  int64_t offset = 0, chunk_offset = 0;
+  allocate_flats(parts);
+  std::vector<int64_t> offsets(flats_.size()), chunk_offsets(flats_.size());
   for (size_t i = 0; i < params_.size(); ++i) {
     const ShardedParam& param = params_[i];
     Memory& memory = memory_[i];
-    memory = {};
+    const Flat& flat = flats_[memory.flat];
+    int64_t &offset = offsets[memory.flat], &chunk_offset = chunk_offsets[memory.flat];
     memory.chunk_offset = chunk_offset;
-    memory.padded_shard = alias_of(all_shards_, chunk_offset, {param.chunk_numel});
-    memory.shard = alias_of(all_shards_, chunk_offset, param.shard_sizes);
+    memory.padded_shard = alias_of(flat.shards, chunk_offset, {param.chunk_numel});
+    memory.shard = alias_of(flat.shards, chunk_offset, param.shard_sizes);
     memory.held = ranks() == 1 ? memory.shard : guarded(memory.shard, PartKind::kShard, quoted(i));
-    if (param.dim == 0) memory.gathered = alias_of(full_, offset, {param.chunk_numel * ranks()});
-    memory.full = alias_of(full_, offset, param.sizes);
+    if (param.dim == 0)
+      memory.gathered = alias_of(flat.full, offset, {param.chunk_numel * ranks()});
+    memory.full = alias_of(flat.full, offset, param.sizes);
     if (param.is_split) memory.full = guarded(memory.full, PartKind::kSplit, quoted(i));
+    const auto element_size = static_cast<int64_t>(flat.shards.element_size());
     offset += aligned_numel(param.chunk_numel * ranks(), element_size);
     chunk_offset += aligned_numel(param.chunk_numel, element_size);
   }
-  free_memory(full_);
+  free_full();
+}
+
+// One for each dtype of `parts`; memory_ says which one a parameter is in.
+void ParamGroup::allocate_flats(const std::vector<at::Tensor>& parts) {
+  flats_.clear();
+  std::vector<at::ScalarType> dtypes;
+  std::vector<int64_t> full_numels, chunk_numels;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const at::ScalarType dtype = parts[i].scalar_type();
+    const auto found = std::ranges::find(dtypes, dtype);
+    memory_[i] = {};
+    memory_[i].flat = static_cast<size_t>(found - dtypes.begin());
+    if (found == dtypes.end()) {
+      dtypes.push_back(dtype);
+      full_numels.push_back(0);
+      chunk_numels.push_back(0);
+    }
+    const int64_t numel = params_[i].chunk_numel, element_size = parts[i].element_size();
+    full_numels[memory_[i].flat] += aligned_numel(numel * ranks(), element_size);
+    chunk_numels[memory_[i].flat] += aligned_numel(numel, element_size);
+  }
+  for (size_t f = 0; f < dtypes.size(); ++f) {
+    const at::TensorOptions options = options_of(parts[0]).dtype(dtypes[f]);
+    const bool on_host = offload_ && !parts[0].is_meta();
+    Flat flat;
+    flat.shards = on_host ? offload_->empty_host(chunk_numels[f], dtypes[f]).zero_()
+                          : at::zeros({chunk_numels[f]}, options);
+    flat.full = at::empty({full_numels[f]}, full_options(options));
+    flat.full_bytes = static_cast<int64_t>(flat.full.nbytes());
+    flats_.push_back(std::move(flat));
+  }
 }
 
 // This rank's part of what was found in the registered tensor: the shard, or the full parameter.
@@ -176,12 +210,12 @@ void ParamGroup::put(size_t i, const at::Tensor& contents) const {
 }
 
 // Copies the registered values into new shards, and registers these.
-void ParamGroup::adopt(const at::TensorOptions& options) {
+void ParamGroup::adopt() {
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> parts;  // may be in the memory that allocate() replaces
   for (size_t i = 0; i < params_.size(); ++i)
     parts.push_back(my_part(i, params_[i].registered.detach()));
-  allocate(options);
+  allocate(parts);
   for (size_t i = 0; i < params_.size(); ++i) memory_[i].shard.copy_(parts[i]);
   for (size_t i = 0; i < params_.size(); ++i) put(i, memory_[i].held);
   order_gathers();
@@ -189,37 +223,39 @@ void ParamGroup::adopt(const at::TensorOptions& options) {
 
 bool ParamGroup::settle() {
   if (state_ != ShardState::kSharded || is_gathering() || params_.empty()) return false;
+  const at::TensorOptions before = shard_options();
   bool changed = false, replaced = false;
-  const at::Tensor& first = params_[0].registered;
   for (size_t i = 0; i < params_.size(); ++i) {
     ShardedParam& param = params_[i];
     const at::Tensor& found = param.registered;
-    if (found.scalar_type() != first.scalar_type() || found.device() != first.device()) {
-      throw ContractError(c10::str("fully_shard: parameter ", quoted(i), " became ",
-                                   found.scalar_type(), " on ", found.device(),
-                                   ": expected the dtype and device of `", params_[0].name, "`, ",
-                                   first.scalar_type(), " on ", first.device()));
-    }
-    if (offload_ && !found.is_cpu()) {
-      throw ContractError(c10::str("fully_shard: parameter ", quoted(i), " was moved: expected it ",
-                                   "on the CPU, where CPUOffloadPolicy stores shards, got it on ",
-                                   found.device()));
-    }
     changed = changed || param.trainable != found.requires_grad();
     param.trainable = found.requires_grad();
     replaced = replaced || (shards_ && !has_contents(found, memory_[i].held));
   }
-  if (!replaced) return changed;
-  const at::TensorOptions options = options_of(first);
-  changed =
-      changed || options.dtype() != all_shards_.dtype() || options.device() != all_shards_.device();
-  adopt(options);
-  return changed;
+  const ShardedParam& typical = params_[first_trainable()];
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const at::Tensor &found = params_[i].registered, &first = typical.registered;
+    if (found.device() != first.device() ||
+        (params_[i].trainable && found.scalar_type() != first.scalar_type())) {
+      throw ContractError(c10::str("fully_shard: parameter ", quoted(i), " became ",
+                                   found.scalar_type(), " on ", found.device(),
+                                   ": expected the dtype and device of `", typical.name, "`, ",
+                                   first.scalar_type(), " on ", first.device()));
+    }
+    if (offload_ && !found.is_cpu() && !found.is_meta()) {
+      throw ContractError(c10::str("fully_shard: parameter ", quoted(i), " was moved: expected it ",
+                                   "on the CPU, where CPUOffloadPolicy stores shards, got it on ",
+                                   found.device()));
+    }
+  }
+  if (replaced) adopt();
+  const at::TensorOptions after = shard_options();
+  return changed || after.dtype() != before.dtype() || after.device() != before.device();
 }
 
 void ParamGroup::link(size_t i, const std::shared_ptr<torch::autograd::Node>& node) const {
   const at::Tensor& registered = params_[i].registered;
-  const at::TensorOptions options = full_options();
+  const at::TensorOptions options = full_options();  // only trainable parameters are linked
   const auto& known = node->input_metadata(0);
   if (torch::autograd::impl::try_get_grad_accumulator(registered) == node &&
       known.options().dtype() == options.dtype() && known.device() == options.device() &&

@@ -50,12 +50,12 @@ struct ShardedParam {
 // communicated. For one thread at a time.
 class ParamGroup {
  public:
-  // Shards the values of the parameters, all of one device and one dtype. `post_forward` is the
-  // smaller group to shard over after forward, null if there is none: adjacent ranks of `group`.
-  // `offload`: shards are on the host. If it throws, the parameters are unchanged.
+  // Shards the values of the parameters, all of one device; the trainable ones have one dtype.
+  // `post_forward` is the smaller group to shard over after forward, null if there is none:
+  // adjacent ranks of `group`. `offload`: shards are on the host; null: on the device of the
+  // parameters, which may be meta. If it throws, the parameters are unchanged.
   ParamGroup(std::vector<ParamSpec> specs, comms::BackendPtr group, comms::BackendPtr post_forward,
-             const modules::MixedPrecisionPolicy& policy,
-             const std::optional<CPUOffloadPolicy>& offload);
+             const modules::MixedPrecisionPolicy& policy, std::shared_ptr<OffloadCopies> offload);
 
   // For error messages.
   void set_unit_name(std::string name);
@@ -72,8 +72,8 @@ class ParamGroup {
 
   // Where shards are on the host: the copies from and to it. Null otherwise.
   OffloadCopies* offload() const { return offload_.get(); }
-  // The options of the shards, of the full parameters, and of the gradients to reduce. With
-  // parameters.
+  // The options of the shards, of the full parameters, and of the gradients to reduce: those of the
+  // trainable parameters, if there are any. With parameters.
   at::TensorOptions shard_options() const;
   at::TensorOptions full_options() const;
   at::TensorOptions reduce_options() const;
@@ -82,7 +82,7 @@ class ParamGroup {
   // values into them, froze or unfroze them. To be called before a gather while the group is
   // sharded; otherwise does nothing. Returns whether dtype, device or a `trainable` changed. Throws
   // ContractError, naming the parameter, if it has neither the shape of the shard nor of the full
-  // parameter, or parameters of the group no longer have one dtype and device.
+  // parameter, the parameters no longer have one device, or the trainable ones one dtype.
   bool settle();
   // Has autograd accept gradients of the full parameter for the registered tensor, through `node`,
   // the parameter's gradient accumulator; after settle().
@@ -90,7 +90,8 @@ class ParamGroup {
 
   // Posts the all-gather unless the parameters are unsharded or a gather is pending. Returns
   // whether it was posted. `beside`: on a device, does not wait for what the current stream
-  // computes; what writes to shards must be followed by order_gathers().
+  // computes; what writes to shards must be followed by order_gathers(). Throws ContractError for
+  // parameters on the meta device.
   bool begin_unshard(bool beside = true);
   // Orders gathers that are posted later after what the current stream has been given so far.
   void order_gathers();
@@ -111,9 +112,17 @@ class ParamGroup {
   int64_t bytes_copied() const { return bytes_copied_; }
 
  private:
-  // The memory of one parameter. Flat tensors include padding.
+  // The memory of the parameters of one dtype. Flat tensors, with padding.
+  struct Flat {
+    at::Tensor shards;
+    at::Tensor full;
+    int64_t full_bytes = 0;
+    at::Tensor sent;  // the shards on the device and in the dtype to gather, if others
+  };
+  // The memory of one parameter.
   struct Memory {
-    int64_t chunk_offset = 0;                          // in the shards
+    size_t flat = 0;                                   // in flats_
+    int64_t chunk_offset = 0;                          // in its shards
     at::Tensor padded_shard;                           // flat
     at::Tensor shard;                                  // its part without padding
     at::Tensor held;                                   // the same, guarded: what is registered
@@ -124,12 +133,17 @@ class ParamGroup {
 
   std::string quoted(size_t i) const;
   void expect(size_t i, const at::Tensor& held) const;
-  void allocate(const at::TensorOptions& options);
+  size_t first_trainable() const;
+  at::TensorOptions full_options(const at::TensorOptions& shard) const;
+  void allocate(const std::vector<at::Tensor>& parts);
+  void allocate_flats(const std::vector<at::Tensor>& parts);
   at::Tensor my_part(size_t i, const at::Tensor& found) const;
   void put(size_t i, const at::Tensor& contents) const;
-  void adopt(const at::TensorOptions& options);
+  void adopt();
   void make_post_forward_shards();
   void post_gather();
+  void send_copies();
+  void free_full();
 
   const comms::BackendPtr group_;
   const comms::BackendPtr post_forward_;
@@ -140,15 +154,13 @@ class ParamGroup {
   std::string unit_;
   std::vector<ShardedParam> params_;
   std::vector<Memory> memory_;  // by parameter
-  at::Tensor all_shards_;       // flat
-  at::Tensor full_;             // flat: all full parameters
-  at::Tensor sent_shards_;      // all_shards_ on the device and in the dtype to gather, if others
-  int64_t full_bytes_ = 0;
+  std::vector<Flat> flats_;     // more than one only if frozen parameters have another dtype
   ShardState state_ = ShardState::kSharded;
   bool gather_posted_ = false;
-  c10::intrusive_ptr<c10d::Work> gather_;            // null if there was nothing to send
-  comms::BackendPtr gather_group_;                   // that gather_ is of
-  c10::intrusive_ptr<c10d::Work> abandoned_gather_;  // of a failed step: may still write to full_
+  c10::intrusive_ptr<c10d::Work> gather_;  // null if there was nothing to send
+  comms::BackendPtr gather_group_;         // that gather_ is of
+  c10::intrusive_ptr<c10d::Work>
+      abandoned_gather_;  // of a failed step: may still write to the full ones
   int64_t bytes_copied_ = 0;
 };
 

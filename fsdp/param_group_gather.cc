@@ -25,6 +25,7 @@
 #include "pipewright/comms/group.h"
 #include "pipewright/fsdp/flat_buffer.h"
 #include "pipewright/fsdp/param_group.h"
+#include "pipewright/ir/errors.h"
 #include "pipewright/modules/part_guard.h"
 
 namespace pipewright::fsdp {
@@ -40,6 +41,11 @@ void ParamGroup::order_gathers_after(const c10::Event& event) { gathers_->wait_f
 bool ParamGroup::begin_unshard(bool beside) {
   if (is_unsharded() || is_gathering() || params_.empty()) return false;
   const c10::NoGradGuard no_grad;
+  if (params_[0].registered.is_meta()) {
+    throw ContractError("fully_shard: parameter " + quoted(0) +
+                        " is on the meta device: expected it to have memory; call "
+                        "modules::to_empty(), then initialize or load it");
+  }
   if (!shards_) {
     state_ = ShardState::kUnsharded;
     return false;
@@ -49,54 +55,71 @@ bool ParamGroup::begin_unshard(bool beside) {
     expect(i, smaller ? memory_[i].post_forward_shard : memory_[i].held);
   // Without communication there is nothing to overlap.
   std::optional<SideStream::Scope> scope;
-  if (beside && ranks() > 1) scope.emplace(*gathers_, full_.device());
+  if (beside && ranks() > 1) scope.emplace(*gathers_, full_options().device());
   if (abandoned_gather_) {
     try {
       std::exchange(abandoned_gather_, nullptr)->wait();
     } catch (const std::exception&) {  // the failed step has reported it already
     }
   }
-  allocate_memory(full_, full_bytes_);
+  for (const Flat& flat : flats_) allocate_memory(flat.full, flat.full_bytes);
   try {
     post_gather();
   } catch (...) {
-    sent_shards_.reset();
-    free_memory(full_);
+    for (Flat& flat : flats_) flat.sent.reset();
+    free_full();
     throw;
   }
   gather_posted_ = true;
   return true;
 }
 
+void ParamGroup::free_full() {
+  for (const Flat& flat : flats_) free_memory(flat.full);
+}
+
+// Copies shards that are on the host, or in another dtype than to gather.
+void ParamGroup::send_copies() {
+  for (Flat& flat : flats_) {
+    if (!offload_ && flat.full.dtype() == flat.shards.dtype()) continue;
+    flat.sent = flat.shards;
+    if (offload_) {
+      flat.sent = at::empty_like(flat.shards, flat.shards.options().device(flat.full.device()));
+      offload_->copy(flat.sent, flat.shards);
+    }
+    flat.sent = flat.sent.to(flat.full.scalar_type());
+    bytes_copied_ += static_cast<int64_t>(flat.sent.nbytes());
+  }
+}
+
 void ParamGroup::post_gather() {
   const bool smaller = state_ == ShardState::kShardedPostForward;
-  if (!smaller && (offload_ || full_.dtype() != all_shards_.dtype())) {
-    sent_shards_ = all_shards_;
-    if (offload_) {
-      sent_shards_ = at::empty_like(all_shards_, all_shards_.options().device(full_.device()));
-      offload_->copy(sent_shards_, all_shards_);
-    }
-    sent_shards_ = sent_shards_.to(full_.scalar_type());
-    bytes_copied_ += static_cast<int64_t>(sent_shards_.nbytes());
-  }
+  if (!smaller) send_copies();
   std::vector<at::Tensor> inputs, outputs;
   for (size_t i = 0; i < params_.size(); ++i) {
     const int64_t numel = params_[i].chunk_numel;
     if (numel == 0) continue;
     Memory& memory = memory_[i];
-    if (params_[i].dim != 0) memory.gathered = at::empty({numel * ranks()}, full_.options());
-    inputs.push_back(smaller                  ? memory.post_forward_flat
-                     : sent_shards_.defined() ? sent_shards_.narrow(0, memory.chunk_offset, numel)
-                                              : memory.padded_shard);
+    const Flat& flat = flats_[memory.flat];
+    if (params_[i].dim != 0) memory.gathered = at::empty({numel * ranks()}, flat.full.options());
+    inputs.push_back(smaller               ? memory.post_forward_flat
+                     : flat.sent.defined() ? flat.sent.narrow(0, memory.chunk_offset, numel)
+                                           : memory.padded_shard);
     outputs.push_back(memory.gathered);
   }
   if (ranks() == 1) {
     for (size_t i = 0; i < inputs.size(); ++i) outputs[i].copy_(inputs[i]);
-    sent_shards_.reset();
-  } else if (!inputs.empty()) {
-    gather_group_ = smaller ? post_forward_ : group_;
-    gather_ = gather_group_->allgather_into_tensor_coalesced(outputs, inputs);
+    for (Flat& flat : flats_) flat.sent.reset();
+    return;
   }
+  if (inputs.empty()) return;
+  if (flats_.size() > 1) {  // backends need not know dtypes such as fp8
+    for (std::vector<at::Tensor>* tensors : {&inputs, &outputs}) {
+      for (at::Tensor& tensor : *tensors) tensor = tensor.view(at::kByte);
+    }
+  }
+  gather_group_ = smaller ? post_forward_ : group_;
+  gather_ = gather_group_->allgather_into_tensor_coalesced(outputs, inputs);
 }
 
 bool ParamGroup::wait_unshard() {
@@ -105,7 +128,9 @@ bool ParamGroup::wait_unshard() {
   gather_posted_ = false;
   if (gather_) comms::wait(*gather_group_, *std::exchange(gather_, nullptr));
   std::vector<at::Tensor> temporaries;  // of the gather
-  if (sent_shards_.defined()) temporaries.push_back(std::exchange(sent_shards_, {}));
+  for (Flat& flat : flats_) {
+    if (flat.sent.defined()) temporaries.push_back(std::exchange(flat.sent, {}));
+  }
   const bool smaller = state_ == ShardState::kShardedPostForward;
   for (size_t i = 0; i < params_.size(); ++i) {
     const ShardedParam& param = params_[i];
@@ -172,7 +197,7 @@ void ParamGroup::reshard(bool post_forward) {
     put(i, post_forward ? memory_[i].post_forward_shard : memory_[i].held);
   if (is_unsharded()) {
     order_gathers();
-    free_memory(full_);
+    free_full();
   }
   if (!post_forward) {
     for (Memory& memory : memory_) {

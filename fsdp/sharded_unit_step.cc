@@ -48,6 +48,7 @@ void ShardedUnit::check_driven_forward() const {
 
 Tensors ShardedUnit::run(const torch::nn::Module* module, const Function& function,
                          Tensors inputs) {
+  settle();  // the parameters may have been moved
   std::optional<at::Device> device = options_.device;
   if (!device && !params_.params().empty()) device = params_.full_options().device();
   for (at::Tensor& input : inputs) {

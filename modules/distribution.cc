@@ -173,6 +173,7 @@ at::Tensor full_tensor(const at::Tensor& parameter) {
 at::Tensor full_tensor(const at::Tensor& parameter, const at::Tensor& part) {
   const c10::NoGradGuard no_grad;
   const std::vector<Alive> list = distributions().find(parameter);
+  if (part.is_meta()) throw ContractError("full_tensor: expected values, got a meta tensor");
   at::Tensor result = part.detach().clone();
   if (!list.empty()) expect_part(result, layout_of(parameter, list));
   for (auto each = list.rbegin(); each != list.rend(); ++each) {
@@ -202,6 +203,10 @@ void set_full_tensor(const at::Tensor& parameter, const at::Tensor& whole) {
       part = comms::chunk_of(part, *dim, *each.group);
   }
   if (!list.empty()) expect_part(parameter, layout_of(parameter, list));
+  if (parameter.is_meta()) {
+    throw ContractError(
+        "set_full_tensor: the parameter is on the meta device: call modules::to_empty() first");
+  }
   parameter.detach().copy_(part);
 }
 

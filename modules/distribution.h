@@ -37,12 +37,12 @@ std::map<std::string, comms::LocalLayout> layouts(const torch::nn::Module& modul
 
 // The whole parameter, a new tensor on the device that stores this rank's part. Collective over the
 // ranks that have parts of it; in which order tensors are asked for must be the same on all of
-// them. Throws ContractError if the parameter is not this rank's part.
+// them. Throws ContractError if the parameter is not this rank's part, or on the meta device.
 at::Tensor full_tensor(const at::Tensor& parameter);
 // The whole of `part`, which is distributed as the parameter is: its gradient, or optimizer state.
 at::Tensor full_tensor(const at::Tensor& parameter, const at::Tensor& part);
 // Replaces the values of the parameter by this rank's part of `whole`. Local. Throws
-// std::invalid_argument if the shape is another.
+// std::invalid_argument if the shape is another, ContractError for a parameter on the meta device.
 void set_full_tensor(const at::Tensor& parameter, const at::Tensor& whole);
 
 // The rest is for wrappers.

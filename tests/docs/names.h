@@ -25,6 +25,7 @@
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/modules/distribution.h"
+#include "pipewright/modules/meta.h"
 #include "pipewright/modules/tied_parameters.h"
 #include "pipewright/schedule/simulate/report.h"
 #include "pipewright/schedule/views/trace.h"

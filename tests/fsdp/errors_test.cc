@@ -43,12 +43,6 @@ TEST(FullyShardErrors, Misuse) {
     module.register_parameter("scale", at::ones({}));
     (void)fully_shard(module, self.group);
   });
-  expect_errors(2, "parameter `w`, Float [4] on meta: expected a tensor with memory",
-                [](Rank& self) {
-                  torch::nn::Module module;
-                  module.register_parameter("w", at::ones({4}, at::kMeta));
-                  (void)fully_shard(module, self.group);
-                });
   expect_errors(2, "parameter `b`, Double [4] on cpu: expected the dtype and device of `a`",
                 [](Rank& self) {
                   torch::nn::Module module;
