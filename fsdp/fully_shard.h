@@ -46,9 +46,12 @@
 //
 // All ranks must call the same units in the same order, and backward must reach the same calls on
 // all ranks, because each all-gather and reduce-scatter is a collective. Ranks may use different
-// parameters of a unit, and may keep or drop the outputs of a forward that has no backward. A unit
-// is reduced whether or not this rank has gradients for it: missing ones count as zeros, and a
-// parameter that no rank used keeps the .grad that it had. PyTorch posts no reduction then, which
+// parameters of a unit, and may keep or drop the outputs of a forward that has no backward. If a
+// forward throws on one rank after it has called all units that the other ranks call, all may skip
+// its backward and go on with the next forward.
+//
+// A unit is reduced whether or not this rank has gradients for it: missing ones count as zeros, and
+// a parameter that no rank used keeps the .grad that it had. PyTorch posts no reduction then, which
 // deadlocks if ranks differ.
 //
 // Errors: std::invalid_argument for an invalid argument, ContractError (ir/errors.h) if a module or
@@ -210,12 +213,12 @@ class Sharded {
 // bottom-up: layers first, the whole model last; the units of the layers are then nested in that of
 // the model, the root. Collective over `group`: all ranks compare shapes and options.
 //
-// Throws std::invalid_argument, naming the parameter, for a module that is sharded already, a
-// scalar, trainable parameters of different dtypes, parameters of different devices, a tensor that
-// also belongs to another unit or wrapper, and, on every rank, if ranks differ.
 // Parameters may be on the meta device (modules/meta.h); their first gather throws ContractError if
 // they still are. Frozen parameters may have other dtypes than the trainable ones.
 //
+// Throws std::invalid_argument, naming the parameter, for a module that is sharded already, a
+// scalar, trainable parameters of different dtypes, parameters of different devices, a tensor that
+// also belongs to another unit or wrapper, and, on every rank, if ranks differ.
 [[nodiscard]] std::shared_ptr<Sharded> fully_shard(const std::vector<torch::nn::Module*>& modules,
                                                    comms::BackendPtr group, Options options = {});
 [[nodiscard]] std::shared_ptr<Sharded> fully_shard(torch::nn::Module& module,

@@ -182,6 +182,7 @@ class ShardedUnit final : public Sharded,
   void model_forward_begins(bool trains);
   void gather_next();
   void drop_unused_prefetch();
+  void call_ends(const torch::nn::Module* module, bool is_outermost);
   void end_forward();
   Pass& pass(int64_t forward);
   void pre_backward(int64_t forward);

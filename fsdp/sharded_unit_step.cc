@@ -95,15 +95,27 @@ Tensors ShardedUnit::run_cast(const torch::nn::Module* module, const Function& f
     if (autograd::is_in_first_forward()) ++history.current()->calls[this].checkpointed;
   }
   if (with_grad) inputs = record(inputs, call);
-  Tensors outputs = function(inputs);
+  Tensors outputs;
+  try {
+    outputs = function(inputs);
+  } catch (...) {
+    // Other ranks may have ended this forward. Units must be gathered on all ranks or on none.
+    if (!recomputes) call_ends(module, scope.is_outermost());
+    throw;
+  }
   if (with_grad) hook_outputs(outputs, call, weak_from_this());
-  if (recomputes) return outputs;
-  if (calls_.has_run(module)) end_forward();
-  if (scope.is_outermost()) outermost->drop_unused_prefetch();
-  // No backward will free the full parameters, and an optimizer must see shards.
-  if (scope.is_outermost() && !history.current())
-    outermost->for_each([](ShardedUnit& unit) { unit.reshard(); });
+  if (!recomputes) call_ends(module, scope.is_outermost());
   return outputs;
+}
+
+void ShardedUnit::call_ends(const torch::nn::Module* module, bool is_outermost) {
+  if (calls_.has_run(module)) end_forward();
+  if (!is_outermost) return;
+  const std::shared_ptr<ShardedUnit> outermost = root();
+  outermost->drop_unused_prefetch();
+  // No backward will free the full parameters, and an optimizer must see shards.
+  if (!outermost->forwards_.current())
+    outermost->for_each([](ShardedUnit& unit) { unit.reshard(); });
 }
 
 // Called on the root. Grad mode decides in the outermost forward: within a forward that trains, a

@@ -288,5 +288,54 @@ TEST(FullyShardErrors, NamesAWaitInTheCall) {
   });
 }
 
+// Its last layer may throw.
+struct MayFail : tests::TestModule {
+  MayFail() {
+    for (const char* name : {"mlp0", "mlp1", "mlp2"})
+      layers.push_back(register_module(name, tests::make_mlp(4, 2, 42 + layers.size())));
+  }
+  at::Tensor forward(const at::Tensor& input) override {
+    at::Tensor x = input;
+    for (const ModulePtr& layer : layers) {
+      const auto run = [&](const modules::Tensors& in) {
+        if (fails && layer == layers.back()) throw std::runtime_error("out of luck");
+        return modules::Tensors{layer->forward(in[0])};
+      };
+      x = modules::call(*layer, run, {x})[0];
+    }
+    return x;
+  }
+  std::vector<ModulePtr> layers;
+  bool fails = false;
+};
+
+// After a forward that failed on one rank and ended on the other one, both have the same units
+// gathered, so all may skip the batch and go on.
+TEST(FullyShardErrors, ForwardThatFailsOnOneRank) {
+  for (const bool trains : {true, false}) {
+    for (const ReshardAfterForward& reshard :
+         {ReshardAfterForward(true), ReshardAfterForward(false), ReshardAfterForward()}) {
+      on_ranks(2, [&](Rank& self) {
+        const auto plain = std::make_shared<MayFail>(), module = std::make_shared<MayFail>();
+        tests::Parity parity(self, plain, module, tests::shards_of(self));
+        const Sharding sharding(self, *module, mlps(3), {.reshard_after_forward = reshard});
+        for (int iteration = 0; iteration < 4; ++iteration) {
+          parity.zero_grad(iteration);
+          parity.backward(tests::sum_of({2, 4}), iteration);
+          parity.step();
+          const c10::AutoGradMode mode(trains);
+          module->fails = self.rank == iteration % 2;
+          const at::Tensor skipped = random_input({2, 4}, 1);
+          if (module->fails)
+            EXPECT_THROW(modules::forward(module, skipped), std::runtime_error);
+          else
+            modules::forward(module, skipped);
+          module->fails = false;
+        }
+      });
+    }
+  }
+}
+
 }  // namespace
 }  // namespace pipewright::fsdp
