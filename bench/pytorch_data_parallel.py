@@ -5,6 +5,7 @@
   ... //bench:pytorch_hsdp         # both sides' fully_shard, 2 replicas of 2 shards
   ... //bench:pytorch_ddp_bf16     # both sides' replicate, computing in bf16 and reducing in fp32
   ... //bench:pytorch_fsdp_bf16    # both sides' fully_shard, likewise
+  ... --test_arg=4                 # only with 4 processes
 
 Both sides train a GPT with 12 layers of dimension 256 (forward, backward, AdamW) with one intra-op thread per rank. In the
 same processes, both also measure the least that such a step takes: the step of a plain model, and the bare collectives on
@@ -31,6 +32,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 PIPEWRIGHT, OURS, HOW, DTYPE = sys.argv[1:5] if len(sys.argv) > 4 else (None,) * 4
+RANKS = [int(word) for word in sys.argv[5:]] or ([4] if HOW == "hsdp" else [2, 4])
 LAYERS, DIM, CONTEXT, HEAD, VOCABULARY, BATCH, STEPS, PAIRS = 12, 256, 64, 16, 256, 4, 8, 7
 
 
@@ -184,7 +186,7 @@ def ours(ranks):
 
 
 def main():
-    for ranks in (4,) if HOW == "hsdp" else (2, 4):
+    for ranks in RANKS:
         rows = []
         for pair in range(PAIRS):
             (slow, their_cpu, their_least, their_least_cpu, their_bytes) = theirs(ranks)
