@@ -45,12 +45,19 @@ std::shared_ptr<modules::TiedParameters> tie_embeddings(
   return tied;
 }
 
+// For --dp-shard 1. fully_shard over one rank would train the same, but copies gradients to reduce
+// them, which replicate's buckets hold from the start.
+std::shared_ptr<modules::DataParallel> replicate(GptStage& stage, comms::Mesh& mesh,
+                                                 const Options& options) {
+  return ddp::replicate(stage, mesh, {"dp_replicate"}, {.mixed_precision = policy_of(options)})
+      ->data_parallel();
+}
+
 }  // namespace
 
 LocalModel make_local_model(const Options& options, const ir::Placement& placement,
                             comms::Mesh& mesh, comms::World& world, at::Device device) {
   LocalModel model;
-  const comms::BackendPtr data_parallel = mesh.group({"dp_replicate", "dp_shard"});
   std::map<int, std::shared_ptr<GptStage>> stages;
   for (const int index : placement.stages_of(mesh.coordinate("pp"))) {
     const auto stage = make_gpt_stage(options.model, index, placement.num_stages());
@@ -59,12 +66,9 @@ LocalModel make_local_model(const Options& options, const ir::Placement& placeme
     if (options.tp > 1)
       model.split.push_back(
           tp::parallelize(*stage, stage->plan(options.sequence_parallel), mesh, "tp"));
-    model.stages[index] = {
-        executor::make_stage(stage),
-        options.dp_shard > 1
-            ? shard(*stage, mesh, options)
-            : ddp::replicate(*stage, data_parallel, {.mixed_precision = policy_of(options)})
-                  ->data_parallel()};
+    model.stages[index] = {executor::make_stage(stage), options.dp_shard > 1
+                                                            ? shard(*stage, mesh, options)
+                                                            : replicate(*stage, mesh, options)};
   }
   if (options.model.tie) model.tied = tie_embeddings(stages, placement, mesh, world);
   for (const auto& [index, stage] : stages) {
