@@ -7,12 +7,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <random>
-
 #include "pipewright/autograd/checkpoint.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "tests/fsdp/sharding.h"
+#include "tests/support/fuzz/fuzz.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 #include "tests/support/training/parity.h"
@@ -20,21 +18,11 @@
 namespace pipewright::fsdp {
 namespace {
 
+using tests::Chance;
 using tests::ModulePtr;
 using tests::random_input;
 using tests::Rank;
 using tests::Sharding;
-
-// A source of choices. Ranks with equal seeds make equal choices.
-class Chance {
- public:
-  explicit Chance(uint64_t seed) : random_(seed) {}
-  int below(int n) { return static_cast<int>(random_() % static_cast<uint64_t>(n)); }
-  bool one_in(int n) { return below(n) == 0; }
-
- private:
-  std::mt19937_64 random_;
-};
 
 constexpr int64_t kDim = 3;
 
@@ -255,21 +243,13 @@ void run_program(Rank& self, uint64_t seed) {
   }
 }
 
-uint64_t from_environment(const char* name, uint64_t otherwise) {
-  const char* value = std::getenv(name);
-  return value ? std::strtoull(value, nullptr, 10) : otherwise;
-}
-
 TEST(FullyShardFuzz, Order) {
-  const uint64_t programs = from_environment("PIPEWRIGHT_FUZZ_PROGRAMS", 60);
-  const uint64_t first = from_environment("PIPEWRIGHT_FUZZ_FIRST", 0);
-  for (uint64_t seed = first; seed < first + programs; ++seed) {
+  tests::for_each_seed(60, [](uint64_t seed) {
     const int ranks = 2 + static_cast<int>(seed % 3);
     const std::vector<std::string> errors = tests::errors_on_ranks(
         ranks, [seed](Rank& self) { run_program(self, seed); }, nullptr, std::chrono::seconds(20));
-    ASSERT_EQ(errors, std::vector<std::string>(static_cast<size_t>(ranks))) << "seed " << seed;
-    ASSERT_FALSE(testing::Test::HasFailure()) << "seed " << seed;
-  }
+    EXPECT_EQ(errors, std::vector<std::string>(static_cast<size_t>(ranks)));
+  });
 }
 
 }  // namespace

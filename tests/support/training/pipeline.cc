@@ -90,6 +90,8 @@ Layers::Layers(int begin, int end, LayersArgs args) : args_(std::move(args)) {
     register_parameter("unused" + std::to_string(begin),
                        at::ones({3}, at::TensorOptions(args_.dtype).device(here())));
   }
+  for (auto& named : named_parameters())
+    named.value().set_requires_grad(!args_.frozen.contains(named.key()));
 }
 
 void Layers::set_copy(int copy) {
@@ -105,7 +107,9 @@ at::Tensor Layers::forward(const at::Tensor& input) {
     const auto part = [call](const std::vector<at::Tensor>& in) {
       return std::vector{call(in[0])};
     };
-    x = args_.checkpointed ? autograd::checkpoint(part, {x})[0] : call(x);
+    const bool checkpointed =
+        args_.checkpointed || args_.checkpointed_layers.contains(layer->number());
+    x = checkpointed ? autograd::checkpoint(part, {x})[0] : call(x);
   }
   return x;
 }
@@ -124,11 +128,12 @@ ir::Program program_of(const PipelineCase& pipeline) {
 std::vector<Trained> train_pipeline(const PipelineCase& pipeline, const Wrap& wrap) {
   at::set_num_threads(1);
   const ir::Program program = program_of(pipeline);
-  std::vector<Trained> trained(static_cast<size_t>(2 * pipeline.copies));
-  std::vector<comms::World> worlds = make_worlds(2 * pipeline.copies);
+  const int stage_ranks = program.placement.num_ranks(), ranks = stage_ranks * pipeline.copies;
+  std::vector<Trained> trained(static_cast<size_t>(ranks));
+  std::vector<comms::World> worlds = make_worlds(ranks);
   const auto run_rank = [&](int rank) {
     comms::World& world = worlds[static_cast<size_t>(rank)];
-    comms::Mesh mesh(world, {{"dp", pipeline.copies}, {"pp", 2}});
+    comms::Mesh mesh(world, {{"dp", pipeline.copies}, {"pp", stage_ranks}});
     const auto log = std::make_shared<comms::CallLog>();
     const auto injector = [&](const comms::CallRecord& call) {
       thread_local std::mt19937 random(static_cast<unsigned>(rank));
@@ -176,13 +181,14 @@ std::vector<Trained> train_pipeline(const PipelineCase& pipeline, const Wrap& wr
     mine.calls = log->calls();
     for (const auto& module : modules) keep(mine, *module);
   };
-  EXPECT_EQ(run_ranks(2 * pipeline.copies, run_rank), "");
+  EXPECT_EQ(run_ranks(ranks, run_rank), "");
   return trained;
 }
 
 Trained train_reference(const PipelineCase& pipeline) {
   LayersArgs plain = pipeline.layers;
   plain.checkpointed = false;
+  plain.checkpointed_layers.clear();
   plain.call = nullptr;
   plain.unused = false;
   Layers model(0, kPipelineLayers, plain);
@@ -226,6 +232,10 @@ void expect_trained(const Trained& expected, const std::vector<Trained>& got,
         continue;
       }
       expect_close(value, expected.parameters[name], name);
+      if (!expected.grads[name].defined()) {  // frozen
+        EXPECT_FALSE(grad.defined()) << name;
+        continue;
+      }
       ASSERT_TRUE(grad.defined()) << name;
       expect_close(grad, expected.grads[name], "gradient of " + name);
     }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -15,9 +16,9 @@
 #include "pipewright/schedules/registry.h"
 
 // The pipelines of PyTorch's test_composability.py: 8 layers of width 10, 8 microbatches, 2
-// pipeline ranks times some data-parallel ranks, as threads. The loss is a mean squared error.
-// PyTorch's is a cross entropy times 1e-4, whose gradients are so small that its tolerance of 5e-5
-// accepts anything.
+// pipeline ranks (those of the program) times some data-parallel ranks, as threads. The loss is a
+// mean squared error. PyTorch's is a cross entropy times 1e-4, whose gradients are so small that
+// its tolerance of 5e-5 accepts anything.
 
 namespace pipewright::tests {
 
@@ -31,6 +32,7 @@ class Layer : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x);
   // The layer computes as that of copy `copy`.
   void set_copy(int copy) { copy_ = copy; }
+  int number() const { return number_; }
 
  private:
   const int number_;
@@ -44,6 +46,8 @@ struct LayersArgs {
   bool checkpointed = false;
   bool unused = false;   // adds a parameter that no forward uses
   bool partial = false;  // adds to each layer a parameter that only some copies use
+  std::set<int> checkpointed_layers = {};  // besides, if `checkpointed` is false
+  std::set<std::string> frozen = {};       // names of parameters, such as "layer3.weight1"
   // How a layer is called; its forward by default.
   std::function<at::Tensor(const std::shared_ptr<Layer>&, const at::Tensor&)> call = nullptr;
 };
@@ -67,7 +71,7 @@ using Wrap = std::function<std::shared_ptr<modules::DataParallel>(
 
 struct PipelineCase {
   const schedules::ScheduleSpec* schedule = nullptr;
-  std::optional<ir::Program> program = std::nullopt;  // replaces the schedule
+  std::optional<ir::Program> program = std::nullopt;  // replaces the schedule; any number of ranks
   int reduce_every = kPipelineMicrobatches;
   int copies = 2;          // size of the data-parallel group
   bool same_data = false;  // all copies train on the data of copy 0
