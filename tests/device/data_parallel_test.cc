@@ -95,7 +95,8 @@ TEST(FullyShard, TrainsLikeAPlainCopy) {
   for (const tests::Checkpointed checkpointed :
        {tests::Checkpointed::kNot, tests::Checkpointed::kAround}) {
     for (const fsdp::ReshardAfterForward reshard :
-         {fsdp::ReshardAfterForward(true), fsdp::ReshardAfterForward(2)}) {
+         {fsdp::ReshardAfterForward(true), fsdp::ReshardAfterForward(false),
+          fsdp::ReshardAfterForward(2)}) {
       on_ranks(4, [&](Rank& self) {
         const tests::TransformerArgs args{.layers = 3, .tied = false, .checkpointed = checkpointed};
         const ModulePtr plain = tests::make_transformer(args, 42);
@@ -111,6 +112,21 @@ TEST(FullyShard, TrainsLikeAPlainCopy) {
       });
     }
   }
+}
+
+// Inputs on the host arrive on the device of the parameters.
+TEST(FullyShard, test_root_move_forward_input_to_device) {
+  on_ranks(2, [](Rank& self) {
+    torch::nn::Linear linear(4, 4);
+    linear->to(tests::here());
+    const auto unit = fsdp::fully_shard(*linear, self.group);
+    const auto run = [&](const modules::Tensors& in) {
+      for (const at::Tensor& input : in) EXPECT_EQ(input.device(), tests::here());
+      return modules::Tensors{linear->forward(in[0] + in[1])};
+    };
+    const at::Tensor x = at::ones({2, 4});
+    EXPECT_EQ(modules::call(*linear, run, {x, x})[0].device(), tests::here());
+  });
 }
 
 // Linear layers of one size, each a unit. Forward and backward of layer i launch the kernels

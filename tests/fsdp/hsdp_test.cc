@@ -36,29 +36,32 @@ TEST(FullyShardHsdp, test_train_parity_hsdp) {
     for (const ReshardAfterForward& reshard :
          {ReshardAfterForward(true), ReshardAfterForward(false)}) {
       for (const int64_t dim : {3, 16, 17}) {
-        for (const auto& [only_last, offloads] : {std::pair{true, false}, std::pair{false, false},
-                                                  std::pair{true, true}, std::pair{false, true}}) {
-          on_ranks(4, [&, only_last = only_last, offloads = offloads](Rank& self) {
-            const ModulePtr plain = tests::make_mlps(dim, 3, 42);
-            // Each rank has its own weights: the first rank's are broadcast.
-            const ModulePtr module =
-                tests::make_mlps(dim, 3, 42 + static_cast<uint64_t>(self.rank));
-            Parity parity(self, plain, module, shards_of(self, nullptr, replicas));
-            Options options{.reshard_after_forward = reshard};
-            if (offloads) options.offload_policy.emplace();
-            Sharding sharding(self, *module, mlps(3), options, replicas);
-            EXPECT_EQ(parity.difference(), "") << "at first";
-            for (int iteration = 0; iteration < 3; ++iteration) {
-              parity.zero_grad(iteration);
-              for (int m = 0; m < kMicrobatches; ++m) {
-                if (only_last) {
-                  sharding.root().set_requires_gradient_sync(m + 1 == kMicrobatches);
+        for (const bool checkpointed : {false, true}) {
+          for (const auto& [only_last, offloads] :
+               {std::pair{true, false}, std::pair{false, false}, std::pair{true, true},
+                std::pair{false, true}}) {
+            on_ranks(4, [&, only_last = only_last, offloads = offloads](Rank& self) {
+              const ModulePtr plain = tests::make_mlps(dim, 3, 42);
+              // Each rank has its own weights: the first rank's are broadcast.
+              const ModulePtr module =
+                  tests::make_mlps(dim, 3, 42 + static_cast<uint64_t>(self.rank), checkpointed);
+              Parity parity(self, plain, module, shards_of(self, nullptr, replicas));
+              Options options{.reshard_after_forward = reshard};
+              if (offloads) options.offload_policy.emplace();
+              Sharding sharding(self, *module, mlps(3), options, replicas);
+              EXPECT_EQ(parity.difference(), "") << "at first";
+              for (int iteration = 0; iteration < 3; ++iteration) {
+                parity.zero_grad(iteration);
+                for (int m = 0; m < kMicrobatches; ++m) {
+                  if (only_last) {
+                    sharding.root().set_requires_gradient_sync(m + 1 == kMicrobatches);
+                  }
+                  parity.backward(sum_of({8, dim}), 10 * iteration + m);
                 }
-                parity.backward(sum_of({8, dim}), 10 * iteration + m);
+                parity.step();
               }
-              parity.step();
-            }
-          });
+            });
+          }
         }
       }
     }
@@ -125,6 +128,27 @@ TEST(FullyShardHsdp, test_divide_factor) {
               << replicas << factor << force_sum;
         });
       }
+    }
+  }
+}
+
+// The same with mixed precision: the factor applies to the gradients in reduce_dtype.
+TEST(FullyShardHsdp, test_divide_factor_with_mixed_precision) {
+  for (const int replicas : {1, 2, 4}) {
+    for (const double factor : {1.0, 8.0}) {
+      on_ranks(4, [&](Rank& self) {
+        const Options options = {
+            .mixed_precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}};
+        const ModulePtr averaged = tests::make_mlp(4, 2, 42), divided = tests::make_mlp(4, 2, 42);
+        Sharding by_ranks(self, *averaged, {}, options, replicas);
+        Sharding by_factor(self, *divided, {}, options, replicas);
+        by_factor.root().set_gradient_divide_factor(factor);
+        const at::Tensor input = random_input({2, 4}, data_seed(0, self.rank));
+        for (const ModulePtr& module : {averaged, divided}) forward(module, input).sum().backward();
+        const auto expected = averaged->parameters(), got = divided->parameters();
+        for (size_t i = 0; i < got.size(); ++i)
+          EXPECT_TRUE(at::allclose(got[i].grad() * (factor / 4), expected[i].grad(), 1e-6));
+      });
     }
   }
 }

@@ -59,16 +59,23 @@ struct Mlp : TestModule {
 };
 
 struct Mlps : TestModule {
-  Mlps(int64_t dim, int count) : first(register_module("first", nn::Linear(dim, dim))) {
+  Mlps(int64_t dim, int count, bool its_checkpointed)
+      : checkpointed(its_checkpointed), first(register_module("first", nn::Linear(dim, dim))) {
     for (int i = 0; i < count; ++i)
       mlps.push_back(register_module("mlp" + std::to_string(i), std::make_shared<Mlp>(dim, 4)));
   }
   at::Tensor forward(const at::Tensor& input) override {
     at::Tensor x = modules::forward(first, input);
-    for (const auto& mlp : mlps) x = modules::forward(mlp, x);
+    for (const auto& mlp : mlps) {
+      const auto part = [mlp](const std::vector<at::Tensor>& in) {
+        return std::vector{modules::forward(mlp, in[0])};
+      };
+      x = (checkpointed ? autograd::checkpoint(part, {x}) : part({x}))[0];
+    }
     return x;
   }
   std::vector<std::shared_ptr<nn::Module>> parts() override { return {mlps.begin(), mlps.end()}; }
+  bool checkpointed;
   nn::Linear first;
   std::vector<std::shared_ptr<Mlp>> mlps;
 };
@@ -224,8 +231,8 @@ ModulePtr make_two_linears(std::vector<std::pair<int64_t, int64_t>> shapes, uint
 ModulePtr make_mlp(int64_t dim, int64_t multiplier, uint64_t seed) {
   return drawn(std::make_shared<Mlp>(dim, multiplier), seed);
 }
-ModulePtr make_mlps(int64_t dim, int mlps, uint64_t seed) {
-  return drawn(std::make_shared<Mlps>(dim, mlps), seed);
+ModulePtr make_mlps(int64_t dim, int mlps, uint64_t seed, bool checkpointed) {
+  return drawn(std::make_shared<Mlps>(dim, mlps, checkpointed), seed);
 }
 ModulePtr make_vit(uint64_t seed) { return drawn(std::make_shared<VitWithHead>(), seed); }
 ModulePtr make_repeated(uint64_t seed, bool chained) {

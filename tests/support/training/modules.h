@@ -25,8 +25,8 @@ using ModulePtr = std::shared_ptr<TestModule>;
 ModulePtr make_two_linears(std::vector<std::pair<int64_t, int64_t>> shapes, uint64_t seed);
 // in_proj, relu, out_proj, relu.
 ModulePtr make_mlp(int64_t dim, int64_t multiplier, uint64_t seed);
-// A Linear, then MLPs; the MLPs are its parts.
-ModulePtr make_mlps(int64_t dim, int mlps, uint64_t seed);
+// A Linear, then MLPs; the MLPs are its parts, in which it may checkpoint activations.
+ModulePtr make_mlps(int64_t dim, int mlps, uint64_t seed, bool checkpointed = false);
 // Linear(4, 4), called twice, and Linear(4, 5); the inner one is its only part. `chained`: its
 // second call takes the first one's result, not the same input.
 ModulePtr make_repeated(uint64_t seed, bool chained);
