@@ -100,7 +100,10 @@ Tensors ShardedUnit::run_cast(const torch::nn::Module* module, const Function& f
     outputs = function(inputs);
   } catch (...) {
     // Other ranks may have ended this forward. Units must be gathered on all ranks or on none.
-    if (!recomputes) call_ends(module, scope.is_outermost());
+    try {
+      if (!recomputes) call_ends(module, scope.is_outermost());
+    } catch (const std::exception&) {  // a gather that fails too: the first error tells more
+    }
     throw;
   }
   if (with_grad) hook_outputs(outputs, call, weak_from_this());

@@ -288,7 +288,7 @@ TEST(FullyShardErrors, NamesAWaitInTheCall) {
   });
 }
 
-// Its last layer may throw.
+// One of its layers may throw.
 struct MayFail : tests::TestModule {
   MayFail() {
     for (const char* name : {"mlp0", "mlp1", "mlp2"})
@@ -298,7 +298,10 @@ struct MayFail : tests::TestModule {
     at::Tensor x = input;
     for (const ModulePtr& layer : layers) {
       const auto run = [&](const modules::Tensors& in) {
-        if (fails && layer == layers.back()) throw std::runtime_error("out of luck");
+        if (failing == layer) {
+          if (before_failing) before_failing();
+          throw std::runtime_error("out of luck");
+        }
         return modules::Tensors{layer->forward(in[0])};
       };
       x = modules::call(*layer, run, {x})[0];
@@ -306,7 +309,8 @@ struct MayFail : tests::TestModule {
     return x;
   }
   std::vector<ModulePtr> layers;
-  bool fails = false;
+  ModulePtr failing;
+  std::function<void()> before_failing;
 };
 
 // After a forward that failed on one rank and ended on the other one, both have the same units
@@ -324,17 +328,38 @@ TEST(FullyShardErrors, ForwardThatFailsOnOneRank) {
           parity.backward(tests::sum_of({2, 4}), iteration);
           parity.step();
           const c10::AutoGradMode mode(trains);
-          module->fails = self.rank == iteration % 2;
+          const bool fails = self.rank == iteration % 2;
+          if (fails) module->failing = module->layers.back();
           const at::Tensor skipped = random_input({2, 4}, 1);
-          if (module->fails)
+          if (fails)
             EXPECT_THROW(modules::forward(module, skipped), std::runtime_error);
           else
             modules::forward(module, skipped);
-          module->fails = false;
+          module->failing = nullptr;
         }
       });
     }
   }
+}
+
+// The other rank gathers the first layer, and not the next one, which is gathered ahead.
+TEST(FullyShardErrors, AGatherThatFailsTooHidesNoError) {
+  on_ranks(2, [](Rank& self) {
+    const auto module = std::make_shared<MayFail>();
+    std::vector<std::shared_ptr<Sharded>> units;
+    for (const ModulePtr& layer : module->layers) units.push_back(fully_shard(*layer, self.group));
+    units.push_back(fully_shard(*module, self.group));
+    modules::forward(module, random_input({2, 4}, 1));  // learns the order
+    if (self.rank == 1) return units[0]->unshard();
+    module->failing = module->layers[0];
+    module->before_failing = [&] { self.group->abort(); };
+    try {
+      modules::forward(module, random_input({2, 4}, 1));
+      FAIL() << "expected an error";
+    } catch (const std::runtime_error& error) {
+      EXPECT_STREQ(error.what(), "out of luck");
+    }
+  });
 }
 
 }  // namespace
