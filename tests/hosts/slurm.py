@@ -29,13 +29,16 @@ TaskPlugin=task/none
 MpiDefault=none
 SelectType=select/linear
 SchedulerType=sched/builtin
+SlurmdParameters=config_overrides
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
 class Slurm:
-    def __init__(self, hosts):
+    def __init__(self, hosts, cpus=os.cpu_count()):
+        """Each node claims to have so many CPUs."""
         self.hosts = hosts
+        self.cpus = cpus
         self.daemons = []
 
     def _daemon(self, host, *command):
@@ -51,7 +54,7 @@ class Slurm:
         with open(f"{folder}/slurm.conf", "w") as file:
             file.write(CONFIGURATION.format(folder=folder, first=self.hosts[0]))
             for host in self.hosts:
-                file.write(f"NodeName={host.name} NodeAddr={host.address} CPUs={os.cpu_count()} State=UNKNOWN\n")
+                file.write(f"NodeName={host.name} NodeAddr={host.address} CPUs={self.cpus} State=UNKNOWN\n")
         with open(f"{folder}/key", "wb") as key:
             key.write(os.urandom(1024))
         os.chmod(f"{folder}/key", 0o600)

@@ -71,6 +71,23 @@ class SlurmTest(unittest.TestCase):
                     self.expect_losses(slurm.run(*SRUN, "--nodes", "2", "--distribution", distribution, TRAIN_GPT, *OPTIONS, "--steps",
                                                  "5"), 5)
 
+    def test_the_script_of_the_documents(self):
+        """That of docs/cluster.md, word for word: 16 ranks on two nodes. Its last steps are not waited for."""
+        with open("docs/cluster.md") as file:
+            script = "#!/bin/bash" + file.read().split("```bash\n#!/bin/bash")[1].split("```")[0]
+        with Hosts(2) as hosts, Slurm(hosts, cpus=8) as slurm, tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "job.sh"), "w") as file:
+                file.write(script)
+            path = os.path.dirname(TRAIN_GPT) + ":" + os.environ["PATH"]
+            job = slurm.run("env", "PATH=" + path, "sbatch", "--parsable", "--chdir", folder, os.path.join(folder, "job.sh")).strip()
+            log = os.path.join(folder, f"train-{job}.log")
+            self.assertTrue(wait_for(lambda: len(losses(read(log))) >= 3), read(log) + slurm.logs())
+            slurm.run("scancel", job)
+            alone = subprocess.run([TRAIN_GPT, "--schedule", "GPipe", "--pp", "1", "--microbatches", "16", "--batch", "32", "--layers",
+                                    "16", "--steps", "3", "--json"], capture_output=True, text=True, check=True)
+            for one, other in zip(losses(alone.stdout)[:3], losses(read(log))[:3]):
+                self.assertAlmostEqual(one, other, delta=1e-5)
+
     def test_a_killed_rank_ends_the_others(self):
         """srun itself lets them live."""
         with Hosts(2) as hosts, Slurm(hosts) as slurm:
