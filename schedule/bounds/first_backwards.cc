@@ -5,7 +5,6 @@
 #include <functional>
 #include <numeric>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "pipewright/schedule/bounds/bounds.h"
@@ -71,7 +70,7 @@ Bound first_backwards(const Instance& instance) {
               .unit = unit_of(instance.problem, stages)};
     least = std::max(least, rank.terms.work);
     most = std::max(most, rank.terms.work + rank.cool_down());
-    ranks.push_back(std::move(rank));
+    ranks.push_back(rank);
   }
   std::ranges::sort(ranks, std::greater(), &Rank::first);
   most += instance.fast.path(0, 0);  // nobody is late then
