@@ -59,19 +59,31 @@ class Descriptor {
   int number_ = -1;
 };
 
-// A TCP port of this machine that is free at the moment.
-int free_port() {
-  const Descriptor listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  if (!listener.is_open() ||
-      bind(listener.number(), reinterpret_cast<sockaddr*>(&address), size) != 0 ||
-      getsockname(listener.number(), reinterpret_cast<sockaddr*>(&address), &size) != 0)
-    fail("cannot find a free port");
-  return ntohs(address.sin_port);
-}
+// A free TCP port of this machine. While this object exists, other programs do not get it: the
+// kernel gives a port that is bound to nobody who asks for any, and refuses it to those who ask for
+// this one, except with SO_REUSEADDR. c10d::TCPStore listens with that.
+class Port {
+ public:
+  Port() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const int on = 1;
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_ANY);
+    socklen_t size = sizeof address;
+    if (!socket_.is_open() ||
+        setsockopt(socket_.number(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
+        bind(socket_.number(), reinterpret_cast<sockaddr*>(&address), size) != 0 ||
+        getsockname(socket_.number(), reinterpret_cast<sockaddr*>(&address), &size) != 0)
+      fail("cannot find a free port");
+    number_ = ntohs(address.sin_port);
+  }
+
+  int number() const { return number_; }
+
+ private:
+  Descriptor socket_;
+  int number_ = 0;
+};
 
 // One output stream of a rank, forwarded line by line.
 struct Output {
@@ -112,7 +124,9 @@ class Launcher {
     sigprocmask(SIG_BLOCK, &signals, &old_mask_);
     signals_ = Descriptor(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
     if (!signals_.is_open()) fail("cannot wait for signals");
-    const int port = options_.master_port == 0 ? free_port() : options_.master_port;
+    std::optional<Port> own;
+    if (options_.master_port == 0) own.emplace();
+    const int port = own ? own->number() : options_.master_port;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) start(rank, port);
     while (any_running()) wait();
     // All ranks have exited; kill the processes that they left in their groups, as they could still

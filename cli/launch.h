@@ -10,7 +10,7 @@ namespace pipewright::cli {
 
 struct LaunchOptions {
   int num_ranks;
-  int master_port;                   // 0: any free port
+  int master_port;                   // 0: a free port, which no other program gets meanwhile
   std::vector<std::string> program;  // the program and its arguments
 };
 

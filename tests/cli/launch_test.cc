@@ -1,6 +1,8 @@
 // Tests with real processes and signals that pipewright launch leaves no process running.
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -35,8 +37,9 @@ int exit_code(pid_t process) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-// The process ids that the script wrote to files in `folder`; waits until there are `wanted`.
-std::vector<pid_t> processes_in(const fs::path& folder, size_t wanted) {
+// The numbers that the script wrote to files in `folder`, process ids most often; waits until there
+// are `wanted`.
+std::vector<pid_t> numbers_in(const fs::path& folder, size_t wanted) {
   std::vector<pid_t> found;
   for (int tries = 0; tries < 1000 && found.size() < wanted; ++tries) {
     std::this_thread::sleep_for(10ms);
@@ -78,7 +81,7 @@ TEST(LaunchTest, InterruptEndsRanksAndWhatTheyStarted) {
   for (const int signal : {SIGINT, SIGTERM}) {
     const fs::path folder = new_folder("signal" + std::to_string(signal));
     const pid_t launcher = start(script_for(folder, ":"));
-    const std::vector<pid_t> processes = processes_in(folder, 4);
+    const std::vector<pid_t> processes = numbers_in(folder, 4);
     kill(launcher, signal);
     EXPECT_EQ(exit_code(launcher), 128 + signal);
     for (const pid_t process : processes) EXPECT_TRUE(is_gone(process));
@@ -88,7 +91,7 @@ TEST(LaunchTest, InterruptEndsRanksAndWhatTheyStarted) {
 TEST(LaunchTest, WhatWillNotEndIsKilled) {
   const fs::path folder = new_folder("stubborn");
   const pid_t launcher = start(script_for(folder, "trap '' INT TERM"));
-  const std::vector<pid_t> processes = processes_in(folder, 4);
+  const std::vector<pid_t> processes = numbers_in(folder, 4);
   const auto begin = std::chrono::steady_clock::now();
   kill(launcher, SIGINT);
   EXPECT_EQ(exit_code(launcher), 128 + SIGINT);
@@ -99,10 +102,38 @@ TEST(LaunchTest, WhatWillNotEndIsKilled) {
 TEST(LaunchTest, AKilledLauncherTakesItsRanksAlong) {
   const fs::path folder = new_folder("killed");
   const pid_t launcher = start("echo $$ >" + folder.string() + "/rank$RANK; exec sleep 300");
-  const std::vector<pid_t> processes = processes_in(folder, 2);
+  const std::vector<pid_t> processes = numbers_in(folder, 2);
   kill(launcher, SIGKILL);
   EXPECT_EQ(exit_code(launcher), -SIGKILL);
   for (const pid_t process : processes) EXPECT_TRUE(is_gone(process));
+}
+
+// Whether a server can listen on the port, as the store of rank 0 does: with SO_REUSEADDR, on all
+// addresses. Without it, as a program does that was given no port of its own.
+bool can_listen(int port, bool reuse) {
+  const int server = socket(AF_INET6, SOCK_STREAM, 0);
+  const int on = reuse ? 1 : 0;
+  setsockopt(server, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  sockaddr_in6 address{};
+  address.sin6_family = AF_INET6;
+  address.sin6_port = htons(static_cast<uint16_t>(port));
+  const bool listens = bind(server, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 &&
+                       listen(server, 1) == 0;
+  close(server);
+  return listens;
+}
+
+TEST(LaunchTest, OnlyTheRanksCanTakeTheirPort) {
+  const fs::path folder = new_folder("port");
+  const pid_t launcher = start("echo $MASTER_PORT >" + folder.string() + "/$RANK; exec sleep 300");
+  const std::vector<int> ports = numbers_in(folder, 2);
+  ASSERT_EQ(ports.size(), 2u);
+  EXPECT_EQ(ports[0], ports[1]);
+  EXPECT_FALSE(can_listen(ports[0], false));
+  EXPECT_TRUE(can_listen(ports[0], true));
+  kill(launcher, SIGTERM);
+  exit_code(launcher);
+  EXPECT_TRUE(can_listen(ports[0], false));
 }
 
 TEST(LaunchTest, AFailingRankEndsTheOthers) {
@@ -110,7 +141,7 @@ TEST(LaunchTest, AFailingRankEndsTheOthers) {
   const std::string go = folder.string() + "-go";
   const pid_t launcher = start(script_for(
       folder, "test $RANK = 0 || { while ! test -e " + go + "; do sleep 0.01; done; exit 3; }"));
-  const std::vector<pid_t> processes = processes_in(folder, 2);  // rank 0 and its child
+  const std::vector<pid_t> processes = numbers_in(folder, 2);  // rank 0 and its child
   std::ofstream(go) << "go";
   EXPECT_EQ(exit_code(launcher), 3);
   for (const pid_t process : processes) EXPECT_TRUE(is_gone(process));
