@@ -147,8 +147,9 @@ class FailureDomain {
 
   // After a failure: the first cause, followed by the ranks that do not answer and, after a hang,
   // by the observer's verdict. Waits for all ranks' answers, but at most 1.5 s. All ranks get the
-  // same text as long as the store lives.
-  std::string explain();
+  // same text as long as the store lives; what this rank's fail() returned, `own`, comes last,
+  // unless it is the first cause or only repeats it.
+  std::string explain(const std::string& own = "");
 
   // Blocks until `key` is in the store, and returns its value. Throws std::runtime_error if the
   // world fails, or with the text `late` after `timeout`; the key then has the value kReleased,
@@ -186,6 +187,7 @@ class FailureDomain {
   void check_lifeline();
   bool waits_for_others() const;
   std::optional<std::string> report_hang();
+  std::string explain_first();
   std::string absent_and_verdict(const std::string& first);
   void learn(const std::string& cause, int generation);
   void answer();

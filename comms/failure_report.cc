@@ -18,7 +18,13 @@ using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
-std::string FailureDomain::explain() {
+std::string FailureDomain::explain(const std::string& own) {
+  const std::string first = cause();
+  const bool elsewhere = !own.empty() && !first.starts_with(own) && !own.ends_with(": " + first);
+  return explain_first() + (elsewhere ? "\n  and then " + own : "");
+}
+
+std::string FailureDomain::explain_first() {
   const std::string first = cause();
   if (size_ == 1) return first;
   try {

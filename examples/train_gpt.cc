@@ -233,14 +233,22 @@ void train(const Options& options, const ir::Program& first, const Text& text, c
   progress.finish(run_figures);
 }
 
-// train(), whose errors outside of a step end all other ranks too.
+// train(), whose errors outside of a step end all other ranks too, and say who failed first.
 void train_or_fail(const Options& options, const ir::Program& program, const Text& text,
                    comms::World& world, at::Device device) {
   try {
     train(options, program, text, world, device);
-  } catch (const std::exception& error) {
+  } catch (const executor::StepError& error) {
     if (!world.failures().failed()) world.failures().fail(error.what());
     throw;
+  } catch (const UsageError& error) {
+    world.failures().fail(error.what());
+    throw;
+  } catch (const std::exception& error) {
+    const std::string own = world.failures().fail(error.what());
+    const std::string explained = world.failures().explain(own);
+    if (world.failures().hung()) throw executor::HangError(explained);
+    throw std::runtime_error(explained);
   }
 }
 

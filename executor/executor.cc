@@ -335,14 +335,11 @@ void Executor::fail(const std::string& message) {
   const bool is_late = watchdog_ && watchdog_->is_late(std::min(timeout_, world_.timeout()));
   const std::string own = failures.fail(
       explained, is_late ? comms::FailureDomain::Kind::kHang : comms::FailureDomain::Kind::kError);
-  // Unless this rank was first, or only heard of the first failure.
-  const bool elsewhere = !failures.cause().starts_with(own) && message != failures.cause();
   if (transfers_) transfers_->clear();
   if (runner_) runner_->clear();
   failures.set_place(nullptr);
   current_ = nullptr;
-  failure_ = failures.explain();
-  if (elsewhere) failure_ += "\n  and then " + own;
+  failure_ = failures.explain(own);
   if (watchdog_) watchdog_->progress().idle(step_);
   if (failures.hung()) throw HangError(failure_);
   throw StepError(failure_);

@@ -44,6 +44,7 @@ extern pipewright::comms::BackendPtr group;
 extern pipewright::comms::Mesh mesh;
 extern std::map<int, pipewright::executor::LocalStage> stages;
 extern pipewright::executor::Executor executor;
+void train(pipewright::comms::World& world);
 at::Tensor loss(const pipewright::executor::Tensors& outputs,
                 const pipewright::executor::Tensors& targets);
 

@@ -92,6 +92,33 @@ TEST(FailureDomain, ARankThatExchangesNothingWithTheFailingOneLearnsToo) {
 }
 
 // The abort of a world's groups does not reach a group that is made after it.
+// Between two steps, where no executor does it: each rank passes on its own error.
+TEST(FailureDomain, AnErrorOutsideOfAStepIsExplained) {
+  std::vector<std::string> texts(3);
+  std::mutex mutex;
+  expect_no_errors(3, [&](int rank, comms::World& world) {
+    const comms::BackendPtr group = world.make_group("all", std::vector{0, 1, 2});
+    std::string text;
+    try {
+      if (rank == 2) throw std::runtime_error("out of luck");
+      std::vector<at::Tensor> sum = {at::ones({2})};
+      group->allreduce(sum)->wait();
+    } catch (const std::exception& error) {
+      text = world.failures().explain(world.failures().fail(error.what()));
+    }
+    const std::lock_guard lock(mutex);
+    texts[static_cast<size_t>(rank)] = text;
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    const std::string& text = texts[static_cast<size_t>(rank)];
+    EXPECT_TRUE(text.starts_with("rank 2: out of luck\n  rank 2: host ")) << text;
+    // Nothing follows on rank 2, and elsewhere nothing that only repeats the cause.
+    EXPECT_EQ(contains(text, "rank 2: rank 2"), false) << text;
+    EXPECT_EQ(contains(text, "and then rank 2"), false) << text;
+  }
+  EXPECT_FALSE(contains(texts[2], "and then")) << texts[2];
+}
+
 TEST(FailureDomain, AGroupOfAFailedWorldFailsAtOnce) {
   const std::vector<std::string> errors = errors_of(
       2,
