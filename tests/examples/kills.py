@@ -124,8 +124,9 @@ def main():
         resumed += last > 0
         print(f"kill {kills} ({how}): steps {min(losses, default='-')} to {max(losses, default='-')}, saved {last}",
               flush=True)
-        # Spread over the kills, the same checkpoint on each other mesh.
-        if meshes and last > 0 and kills * len(OTHER_MESHES) >= KILLS * (len(OTHER_MESHES) - len(meshes) + 1):
+        # Spread over the kills, the same checkpoint on each other mesh. The last is due long before the last kill, which may leave
+        # no checkpoint.
+        if meshes and last > 0 and kills * len(OTHER_MESHES) >= KILLS * (len(OTHER_MESHES) - len(meshes)):
             mesh = meshes.pop(0)
             other = run(*mesh.split(), "--resume", os.path.join(folder, f"step-{last:06}"))
             assert sorted(other) == list(range(last, STEPS + 1)), (mesh, other)
