@@ -1,6 +1,7 @@
 """Counts test cases from the test.xml files that Bazel's event files name, and prints `N passed, N failed`.
 
-count.py BROKEN_STEPS EVENT_FILES. Exits with 1 unless there are tests, none failed or was skipped, and no step broke.
+count.py BROKEN_STEPS EVENT_FILES. Before the count stands the end of each failed test's log. Exits with 1 unless there are
+tests, none failed or was skipped, and no step broke.
 """
 
 import json
@@ -20,11 +21,17 @@ def cases(path):
     return passed, failed
 
 
+def print_end(label, uri, lines=12):
+    with open(urllib.parse.unquote(urllib.parse.urlparse(uri).path), errors="replace") as log:
+        for line in log.read().splitlines()[-lines:]:
+            print(f"  {label}: {line[:300]}")
+
+
 def main():
     broken_steps, files = int(sys.argv[1]), sys.argv[2:]
     passed = failed = 0
     for path in files:
-        reports, bad_labels, reported_bad = {}, set(), set()
+        reports, logs, bad_labels, reported_bad = {}, {}, set(), set()
         with open(path) as events:
             for line in events:
                 event = json.loads(line)
@@ -33,6 +40,8 @@ def main():
                     for output in event["testResult"].get("testActionOutput", []):
                         if output["name"] == "test.xml":
                             reports[str(key)] = (event["id"]["testResult"]["label"], output["uri"])
+                        elif output["name"] == "test.log" and event["testResult"]["status"] != "PASSED":
+                            logs[event["id"]["testResult"]["label"]] = output["uri"]
                 if "testSummary" in event.get("id", {}) and event.get("testSummary", {}).get("overallStatus") != "PASSED":
                     bad_labels.add(event["id"]["testSummary"]["label"])
         for label, uri in reports.values():
@@ -45,6 +54,8 @@ def main():
         # A test that died, ran out of time or was not built has no failed case of its own.
         failed += len(bad_labels - reported_bad)
         for label in sorted(bad_labels):
+            if label in logs:
+                print_end(label, logs[label])
             print(f"FAILED TEST: {label}")
     if broken_steps and not failed:
         failed = broken_steps
