@@ -147,8 +147,8 @@ class SlowLinkTest(HostsTest):
                     measured, predicted = drift["measured"]["makespan"], drift["predicted"]["makespan"]
                     runs.append((measured, measured / predicted - 1))
                 print(schedule, [f"{measured:.0f} ms: {deviation:+.1%} of simulated" for measured, deviation in runs], flush=True)
-                # The fastest: the others were delayed by other jobs of this machine.
-                self.assertLess(abs(min(runs)[1]), 0.1, schedule)
+                # Other jobs of this machine delay single runs.
+                self.assertLess(abs(statistics.median(deviation for _, deviation in runs)), 0.1, schedule)
 
     def test_the_drift_report_names_the_link(self):
         with tempfile.TemporaryDirectory() as folder, Hosts(3) as hosts:
