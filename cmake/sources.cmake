@@ -69,6 +69,7 @@ set(pipewright_schedule_sources
     schedule/simulate/jitter.cc
     schedule/simulate/lower_bounds.cc
     schedule/simulate/memory_model.cc
+    schedule/simulate/print_costs_json.cc
     schedule/simulate/recorded_costs.cc
     schedule/simulate/report.cc
     schedule/simulate/simulate.cc

@@ -1,8 +1,10 @@
 // Fuzz target for costs files: on any bytes the parser either returns costs whose numbers are
-// valid, or reports errors with places inside the text.
+// valid and that read back equal when they are written, or reports errors with places inside the
+// text.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <sstream>
 #include <string>
 
 #include "pipewright/ir/placement.h"
@@ -39,6 +41,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   require(parsed.has_value() != diagnostics.has_errors(), "either costs or errors");
   require_places(diagnostics, source);
   if (!parsed) return 0;
+
+  std::ostringstream printed;
+  schedule::print_costs(parsed->costs, printed);
+  const auto again = schedule::parse_costs({"printed", printed.str()}, &diagnostics);
+  require(again && again->costs == parsed->costs, "what is written reads back");
 
   // Valid costs may fit no schedule of this shape, but their numbers are never refused.
   ir::Diagnostics misfits;

@@ -1,4 +1,4 @@
-// Reading costs files, and the error for each possible mistake.
+// Reading and writing costs files, and the error for each possible mistake.
 #include "pipewright/schedule/simulate/costs.h"
 
 #include <gtest/gtest.h>
@@ -7,6 +7,7 @@
 #include <optional>
 #include <regex>
 #include <sstream>
+#include <vector>
 
 #include "pipewright/schedule/simulate/costs_json.h"
 
@@ -75,6 +76,43 @@ TEST(CostsTest, ReadsEveryKey) {
                      "parameter_bytes": 11, "gradient_bytes": 12})"),
             wanted);
   EXPECT_EQ(read(R"({"version": 1})"), Costs());
+}
+
+// What is written reads back as equal costs: every key on its own, and all at once.
+TEST(CostsTest, WritesWhatItReads) {
+  const auto printed = [](const Costs& costs) {
+    std::ostringstream out;
+    print_costs(costs, out);
+    return out.str();
+  };
+  EXPECT_EQ(printed({}), "{\n  \"version\": 1\n}\n");
+  const double third = 1.0 / 3;
+  std::vector<Costs> all;
+  for (const StageCost& field : stage_costs()) {
+    Costs one;
+    one.*(field.values) = PerStage({third, 0, kLeastCost, kMostCost});
+    all.push_back(one);
+    one.*(field.values) = 1 + third;
+    all.push_back(one);
+  }
+  Costs links;
+  links.links = {{{0, 1}, {third, {}}}, {{1, 0}, {{}, 1e6}}, {{1, 2}, {2, 0.1}}};
+  all.push_back(links);
+  all.push_back({.unit = "ms"});
+  all.push_back({.rank_scale = {1, third}});
+  all.push_back({.microbatch_scale = {third, 2, 1}});
+  all.push_back({.link = {third}});
+  all.push_back({.link = {0, third}});
+  for (const Costs& costs : all) {
+    EXPECT_NE(costs, Costs());
+    EXPECT_EQ(read(printed(costs)), costs) << printed(costs);
+  }
+  Costs together = links;
+  together.unit = "us";
+  together.forward = PerStage({1, third});
+  together.link = {0.1, 3};
+  together.rank_scale = {third};
+  EXPECT_EQ(read(printed(together)), together) << printed(together);
 }
 
 // Each with the place and the words of the first error. Text of the file in the parser's message
