@@ -1,0 +1,96 @@
+// Schedules that train_gpt did not find in the catalogue: from a file, and searched for costs that
+// it measures.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "tests/examples/training.h"
+
+namespace pipewright::examples {
+namespace {
+
+using tests::Output;
+using tests::run_shell;
+
+// A schedule from a file: one that is written by hand, and one that a search finds.
+TEST(TrainGpt, RunsASchedulesFile) {
+  const std::string file = testing::TempDir() + "/schedule", args = "--steps 5 --microbatches 2 ";
+  const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
+  EXPECT_EQ(run_shell("printf '0F0,0F1,0B1,0B0\\n1F0,1F1,1B1,1B0\\n' > " + file + ".csv").status,
+            0);
+  expect_close(train(kTrain + args + "--schedule " + file + ".csv --dp-shard 2"), alone, "csv");
+  // Its costs are measured.
+  EXPECT_EQ(run_shell(kTrain + args + "--schedule ZBV --record " + file + ".json").status, 0);
+  EXPECT_EQ(run_shell("cli/pipewright search --ranks 2 --microbatches 2 --placement v --costs " +
+                      file + ".json -o " + file + ".plan")
+                .status,
+            0);
+  expect_close(train(kTrain + args + "--schedule " + file + ".plan"), alone, "plan");
+  // Every error of a file, and a shape that is not that of the flags.
+  EXPECT_EQ(run_shell("printf '0F0,0F1x,0B1,0B0\\n1F0,1F1,1B1,1C0\\n' > " + file + ".csv").status,
+            0);
+  const Output bad = run_shell(kTrain + args + "--schedule " + file + ".csv 2>&1");
+  EXPECT_EQ(bad.status, 2);
+  EXPECT_NE(bad.text.find("schedule.csv:1:8: error[PW006]"), std::string::npos) << bad.text;
+  EXPECT_NE(bad.text.find("schedule.csv:2:14: error[PW002]"), std::string::npos) << bad.text;
+  const Output shape = run_shell(kTrain + "--microbatches 4 --schedule " + file + ".plan 2>&1");
+  EXPECT_EQ(shape.status, 2);
+  EXPECT_NE(shape.text.find("expected 4 microbatches, got 2"), std::string::npos) << shape.text;
+}
+
+// Measures, searches and trains, with equal results: searching changes no weight. Ranks would
+// refuse to run different programs.
+TEST(TrainGpt, SearchesASchedule) {
+  const std::string args = "--steps 5 --microbatches 8 --batch 16 ";
+  const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
+  const std::string search = kTrain + args + "--schedule search ";
+  for (const std::string flags : {"--pp 2", "--pp 2 --dp-shard 2 --search-memory 1.5",
+                                  "--pp 2 --stages-per-rank 1 --tie --tp 2", "--pp 1"}) {
+    if (flags.find("--tie") == std::string::npos) expect_close(train(search + flags), alone, flags);
+    const Output output = run_shell(search + flags + " --json");
+    const auto end = nlohmann::json::parse(output.text.substr(output.text.rfind("{\"held")));
+    for (const char* of : {"predicted", "measured"}) {
+      const double bubble = end["search"][of + std::string("_bubble_rate")];
+      EXPECT_GT(end["search"][of + std::string("_seconds")], 0);
+      EXPECT_GE(bubble, 0);
+      EXPECT_LT(bubble, 1);
+    }
+  }
+  const std::string processes = "cli/pipewright launch -n 4 -- ";
+  expect_close(train(processes + search + "--pp 4"), alone, "launch");
+  const Output shown = run_shell(search + "--pp 2 --search-memory 1.5");
+  for (const char* line :
+       {"^found:    .*, at most 1.5 activations per rank; predicted .* ms per step",
+        "^search: predicted [^;]* ms, bubble [0-9.]+%; measured "})
+    EXPECT_TRUE(std::regex_search(shown.text,
+                                  std::regex(line, std::regex::ECMAScript | std::regex::multiline)))
+        << shown.text;
+  EXPECT_EQ(run_shell(search + "--pp 2 --search-memory 0.5 2>&1").text,
+            "error: --search-memory: expected at least 1 activations, which one microbatch needs "
+            "alone, got 0.5\n");
+  EXPECT_EQ(run_shell(kTrain + "--search-memory 2 2>&1").text,
+            "error: --search-memory requires --schedule search\n");
+}
+
+// A schedule that is found in less memory keeps fewer activations alive, each of one stage.
+TEST(TrainGpt, SearchesWithinItsMemory) {
+  const std::string file = testing::TempDir() + "/in_memory.json";
+  std::vector<int> peaks;
+  for (const std::string memory : {"1", "8"}) {
+    const Output output = run_shell(
+        kTrain + "--steps 2 --microbatches 8 --schedule search --search-memory " + memory +
+        " --record " + file + " >/dev/null && cli/pipewright simulate --json " + file);
+    ASSERT_EQ(output.status, 0) << output.text;
+    peaks.push_back(0);
+    const auto simulated = nlohmann::json::parse(output.text);
+    for (const auto& rank : simulated["ranks"]) peaks.back() += rank["peak_activations"].get<int>();
+  }
+  EXPECT_LE(peaks[0], 2 * 3);  // I frees one half of an activation
+  EXPECT_LT(peaks[0], peaks[1]);
+}
+
+}  // namespace
+}  // namespace pipewright::examples
