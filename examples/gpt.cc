@@ -7,7 +7,6 @@
 #include <cmath>
 #include <numeric>
 
-#include "examples/layer_split.h"
 #include "pipewright/autograd/checkpoint.h"
 #include "pipewright/modules/forward.h"
 #include "pipewright/tp/cross_entropy.h"
@@ -126,14 +125,7 @@ class Gpt final : public GptStage {
 }  // namespace
 
 std::vector<int64_t> blocks_of_stages(const GptConfig& config, int num_stages) {
-  if (!config.balance) return split_layers(config.layers, num_stages);
-  // Operations per token, forward: two per weight of a product, and attention over the context.
-  // An embedding is a copy.
-  const auto dim = static_cast<double>(config.dim);
-  return split_layers(config.layers, num_stages,
-                      {.embedding = dim,
-                       .block = 24 * dim * dim + 4 * static_cast<double>(config.context) * dim,
-                       .output = 2 * dim * kVocabulary});
+  return split_layers(config.layers, num_stages, config.costs);
 }
 
 std::shared_ptr<GptStage> make_gpt_stage(const GptConfig& config, int stage, int num_stages) {

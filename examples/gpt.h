@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "examples/gpt_block.h"
+#include "examples/layer_split.h"
 #include "pipewright/comms/world.h"
 #include "pipewright/tp/parallelize.h"
 
@@ -26,7 +27,7 @@ struct GptConfig {
   bool rope = false;  // positions: rotates queries and keys instead of adding embeddings
   bool tie = false;   // the output layer has the weights of the token embedding, and no bias
   bool activation_checkpointing = false;  // of each block
-  bool balance = false;                   // distributes blocks by cost, not by number
+  PartCosts costs = {};  // by which blocks are distributed over stages; by default as many each
 };
 
 // One stage of the model. The first has the embeddings, the last the output layer, and blocks are
@@ -50,8 +51,7 @@ class GptStage : public torch::nn::Module {
 };
 inline constexpr const char* kTokenWeights = "tokens.weight";
 inline constexpr const char* kTiedOutput = "output.weight";
-// The number of blocks in each stage. With `balance`, by the floating-point operations of blocks,
-// embedding and output layer.
+// The number of blocks in each stage (layer_split.h).
 std::vector<int64_t> blocks_of_stages(const GptConfig& config, int num_stages);
 // `dim` must be a multiple of kHeadDim.
 std::shared_ptr<GptStage> make_gpt_stage(const GptConfig& config, int stage, int num_stages);

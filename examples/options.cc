@@ -78,9 +78,16 @@ std::variant<Options, int> parse_options(int argc, char** argv) {
                "Rotary position embedding, instead of one that is learned");
   app.add_flag("--activation-checkpointing", options.model.activation_checkpointing,
                "Store only the inputs of each block, and recompute it in backward");
-  app.add_flag("--balance", options.model.balance,
-               "Distribute blocks over stages so that the stages cost the same, with embedding and "
-               "output layer; by default as many blocks each");
+  const std::map<std::string, Balance> balances = {{"estimated", Balance::kEstimated},
+                                                   {"measured", Balance::kMeasured}};
+  app.add_option_function<std::string>(
+         "--balance", [&](const std::string& name) { options.balance = balances.at(name); },
+         "Distribute blocks over stages so that the stages cost the same, with embedding and "
+         "output layer, by costs that are estimated, unless `measured` follows; without the flag "
+         "as many blocks each")
+      ->check(CLI::IsMember(balances))
+      ->expected(0, 1)
+      ->default_str("estimated");
   app.add_flag("--tie", options.model.tie,
                "The output layer has the weights of the token embedding, across stages too");
   app.add_option("--batch", options.batch,

@@ -18,6 +18,9 @@
 
 namespace pipewright::examples {
 
+// How blocks are distributed over stages: as many each, or so that stages cost the same.
+enum class Balance { kCount, kEstimated, kMeasured };
+
 struct Options {
   std::string data = "/usr/share/common-licenses/GPL-3";
   std::string schedule = "1F1B";
@@ -46,7 +49,8 @@ struct Options {
   std::string sample;        // a text to continue instead of training; empty: none
   bool json = false;
   CheckpointFlags checkpoints;
-  GptConfig model;
+  GptConfig model;  // without the costs of `balance`
+  Balance balance = Balance::kCount;
 
   // Ranks of the data-parallel dimensions: they train the same stages on different data.
   int copies() const { return dp_replicate * dp_shard; }

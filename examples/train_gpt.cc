@@ -27,6 +27,7 @@
 #include "examples/local_model.h"
 #include "examples/measured_search.h"
 #include "examples/options.h"
+#include "examples/part_costs.h"
 #include "examples/program.h"
 #include "examples/progress.h"
 #include "examples/recorded_step.h"
@@ -118,9 +119,10 @@ Progress::Style style_of(const Options& options) {
 }
 
 // One rank.
-void train(const Options& options, const ir::Program& first, const Text& text, comms::World& world,
+void train(Options options, const ir::Program& first, const Text& text, comms::World& world,
            at::Device device) {
   const c10::DeviceGuard current(device);
+  options.model = balanced_model(options, world);
   // The ranks: pipelines along "pp", copies of them along the two data-parallel dimensions, and
   // layers that are split along "tp".
   comms::Mesh mesh(world, {{"pp", options.pp},

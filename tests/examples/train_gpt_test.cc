@@ -95,14 +95,17 @@ TEST(TrainGpt, TiedEmbeddingsMatchASingleRank) {
 TEST(TrainGpt, EveryOptionOfTheModelMatchesASingleRank) {
   const std::string args = "--norm rms --rope --tie --warmup 5 --cosine --steps 20 --batch 19 ";
   const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe --microbatches 1");
-  const std::string parallel = kTrain + args + "--activation-checkpointing --balance " +
-                               "--microbatches 4 --pp 2 --schedule ";
+  const std::string parallel =
+      kTrain + args + "--activation-checkpointing --microbatches 4 --pp 2 --schedule ";
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules())
-    expect_close(train(parallel + std::string(spec->name) + " --dp-shard 2"), alone,
+    expect_close(train(parallel + std::string(spec->name) + " --dp-shard 2 --balance"), alone,
                  std::string(spec->name));
-  for (const std::string mesh : {"1F1B --tp 2 --sequence-parallel", "ZBV --dp-replicate 2",
-                                 "ZBV --tp 2 --dp-replicate 2", "InterleavedZeroBubble"})
+  for (const std::string mesh :
+       {"1F1B --tp 2 --sequence-parallel --balance", "ZBV --dp-replicate 2 --balance estimated",
+        "ZBV --tp 2 --dp-replicate 2", "InterleavedZeroBubble --balance measured"})
     expect_close(train(parallel + mesh), alone, mesh);
+  const std::string measured = "ZBV --dp-replicate 2 --balance measured";
+  expect_close(train("cli/pipewright launch -n 4 -- " + parallel + measured), alone, "launch");
 }
 
 TEST(TrainGpt, EachOptionOfTheModelMatters) {
