@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <map>
+#include <utility>
 
 #include "examples/recorded_step.h"
 #include "examples/usage_error.h"
@@ -124,6 +125,9 @@ std::variant<Options, int> parse_options(int argc, char** argv) {
   app.add_option("--first-timeout", options.first_timeout,
                  "The same for the first step; 0: that of --timeout")
       ->check(CLI::Range(0.0, 1e6));
+  app.add_option("--profile", options.profile,
+                 "Before training, measure a few steps and write what the actions of the schedule "
+                 "cost, to a file for --costs of `pipewright simulate` and `search`");
   app.add_option("--record", options.record,
                  "Write when each action of a step ran, in one pipeline, to a JSON file that "
                  "`pipewright print`, `simulate` and `diff` read");
@@ -184,6 +188,8 @@ void check(const Options& options) {
   check(options.checkpoints);
   if (!options.sample.empty() && options.checkpoints.resume.empty())
     throw UsageError("--sample: expected --resume too");
+  if (!options.sample.empty() && !options.profile.empty())
+    throw UsageError("--profile: expected no --sample, which trains nothing");
   if (!options.sample.empty() && options.json)
     throw UsageError("--sample: expected no --json, which has no text");
   if (options.record_step >= 0 && options.record.empty())
@@ -197,9 +203,15 @@ void check(const Options& options) {
     throw UsageError("--search-memory requires --schedule search");
   if (options.searches() && options.device != "cpu")
     throw UsageError("--schedule search: expected --device cpu, got " + options.device);
-  if (!options.record.empty() && options.device != "cpu")
-    throw UsageError("--record: expected --device cpu, got " + options.device);
-  if (!options.record.empty()) check_writable(options.record);
+  if (options.balance == Balance::kMeasured && options.device != "cpu")
+    throw UsageError("--balance measured: expected --device cpu, got " + options.device);
+  for (const auto& [flag, file] :
+       {std::pair("--record", options.record), std::pair("--profile", options.profile)}) {
+    if (file.empty()) continue;
+    if (options.device != "cpu")
+      throw UsageError(std::string(flag) + ": expected --device cpu, got " + options.device);
+    check_writable(file);
+  }
 }
 
 }  // namespace pipewright::examples

@@ -43,6 +43,7 @@ struct Options {
   double timeout = 600;      // seconds; of each wait for another rank
   double first_timeout = 0;  // seconds; of the first step; 0: `timeout`
   std::string device = "cpu";
+  std::string profile;       // a file; empty: none
   std::string record;        // a file; empty: nothing is recorded
   int64_t record_step = -1;  // -1: the last step
   std::string metrics;       // a file; empty: none

@@ -135,6 +135,7 @@ void Progress::finish(const RunFigures& run) const {
   if (!run.sample.empty()) text += "sample: " + run.sample + "\n";
   if (!run.checkpoint.empty()) text += "checkpoint: " + run.checkpoint + "\n";
   if (!run.recording.empty()) text += "recording: " + run.recording + "\n";
+  if (!run.costs.empty()) text += "costs: " + run.costs + "\n";
   print(text + fmt::format("held-back text: loss {:.4f}; a bigram table has {:.4f}\n",
                            run.held_back_loss, run.bigram_loss));
 }

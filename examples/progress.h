@@ -25,7 +25,7 @@ struct RunFigures {
   std::optional<RecordedStep> recorded = {};  // of --record
   // Of --schedule search: predicted, and measured.
   std::optional<RecordedStep> search = {}, searched = {};
-  std::string sample = {}, checkpoint = {}, recording = {};
+  std::string sample = {}, checkpoint = {}, recording = {}, costs = {};
 };
 
 // The display of a training run: a progress bar on a terminal, otherwise a line every two seconds

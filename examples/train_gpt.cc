@@ -25,6 +25,7 @@
 #include "examples/exit_codes.h"
 #include "examples/learning_rate.h"
 #include "examples/local_model.h"
+#include "examples/measured_costs.h"
 #include "examples/measured_search.h"
 #include "examples/options.h"
 #include "examples/part_costs.h"
@@ -149,8 +150,11 @@ void train(Options options, const ir::Program& first, const Text& text, comms::W
       .same_batch = tp,
       .tied = model.tied};
   std::optional<FoundSchedule> found;
-  if (options.searches() && options.sample.empty())
-    found = measure_and_search(options, first, model, how, text, mesh, world);
+  if (options.sample.empty() && (options.searches() || !options.profile.empty())) {
+    const MeasuredCosts measured = measure_costs(options, first, model, how, text, mesh, world);
+    if (!options.profile.empty() && world.rank() == 0) write_costs(options.profile, measured.costs);
+    if (options.searches()) found = search_in_memory(options, measured, world);
+  }
   const ir::Program& program = found ? found->program : first;
   executor::Executor executor(program, model.stages, world, how);
 
@@ -229,7 +233,8 @@ void train(Options options, const ir::Program& first, const Text& text, comms::W
                             .recorded = recording.asked(),
                             .sample = sample,
                             .checkpoint = options.checkpoints.save,
-                            .recording = options.record};
+                            .recording = options.record,
+                            .costs = options.profile};
   if (found) run_figures.search = {{.seconds = found->seconds, .bubble = found->bubble}};
   if (found) run_figures.searched = recording.fastest();
   progress.finish(run_figures);

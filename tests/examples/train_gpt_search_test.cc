@@ -92,5 +92,56 @@ TEST(TrainGpt, SearchesWithinItsMemory) {
   EXPECT_LT(peaks[0], peaks[1]);
 }
 
+// A file of costs per stage, with which pipewright searches a schedule for the next run. Measuring
+// changes no weight.
+TEST(TrainGpt, WritesAProfile) {
+  const std::string file = testing::TempDir() + "/profile";
+  const std::string args = "--steps 3 --microbatches 8 ", costs = file + ".json";
+  const std::string shape = " --ranks 2 --microbatches 8 --costs " + costs;
+  const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
+  for (const std::string launch : {"", "cli/pipewright launch -n 4 -- "}) {
+    SCOPED_TRACE(launch);
+    run_shell("rm -f " + file + "*");
+    expect_close(train(launch + kTrain + args + "--schedule ZBV --dp-shard 2 --profile " + costs),
+                 alone, "profiled");
+    const auto profile = nlohmann::json::parse(run_shell("cat " + costs).text);
+    EXPECT_EQ(profile["unit"], "ms");
+    for (const char* key :
+         {"forward", "backward_input", "backward_weight", "unshard", "reduce_grad"}) {
+      ASSERT_EQ(profile[key].size(), 4u) << profile;
+      for (const double cost : profile[key]) EXPECT_GT(cost, 0) << key;
+    }
+    const Output simulated = run_shell("cli/pipewright simulate ZBV" + shape + " 2>&1");
+    EXPECT_EQ(simulated.status, 0) << simulated.text;
+    const Output searched =
+        run_shell("cli/pipewright search --placement v" + shape + " -o " + file + ".plan 2>&1");
+    EXPECT_EQ(searched.status, 0) << searched.text;
+    expect_close(train(launch + kTrain + args + "--dp-shard 2 --schedule " + file + ".plan"), alone,
+                 "found");
+  }
+  const Output shown = run_shell(kTrain + "--steps 1 --profile " + costs);
+  EXPECT_NE(shown.text.find("\ncosts: " + costs + "\n"), std::string::npos) << shown.text;
+  EXPECT_EQ(run_shell(kTrain + "--profile /nowhere/file.json 2>&1").text,
+            "error: cannot write `/nowhere/file.json`: No such file or directory\n");
+  EXPECT_EQ(run_shell(kTrain + "--sample x --resume y --profile z.json 2>&1").text,
+            "error: --profile: expected no --sample, which trains nothing\n");
+}
+
+// In one go: the schedule that is found takes as long as predicted, if simulated with the profile.
+TEST(TrainGpt, ProfilesWhatItSearchesWith) {
+  const std::string file = testing::TempDir() + "/searched";
+  const Output trained =
+      run_shell(kTrain + "--steps 3 --microbatches 8 --schedule search --json --profile " + file +
+                ".costs --record " + file + ".json");
+  ASSERT_EQ(trained.status, 0) << trained.text;
+  const auto end = nlohmann::json::parse(trained.text.substr(trained.text.rfind("{\"held")));
+  const Output simulated = run_shell("cli/pipewright print " + file + ".json --format plan > " +
+                                     file + ".plan && cli/pipewright simulate --json " + file +
+                                     ".plan --costs " + file + ".costs");
+  ASSERT_EQ(simulated.status, 0) << simulated.text;
+  const double makespan = nlohmann::json::parse(simulated.text)["makespan"];
+  EXPECT_NEAR(end["search"]["predicted_seconds"], makespan / 1e3, 1e-6 * makespan);
+}
+
 }  // namespace
 }  // namespace pipewright::examples

@@ -1,11 +1,12 @@
 """What train_gpt saves, in PyTorch, and what PyTorch saves, in train_gpt: weights and Adam's state bit for bit, and the
-loss of the same model written in PyTorch.
+loss of the same model written in PyTorch. And all that a new user would do, up to loading the model in Python.
 
 Run by Bazel with tag `peer`: train_gpt_peer.py PIPEWRIGHT TRAIN_GPT TEXT
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,9 +37,15 @@ def run(*words):
     return done.stdout.decode()
 
 
+def figures(output):
+    """The losses by step, and the held-back loss, of what train_gpt prints; None if it was stopped."""
+    lines = [json.loads(line) for line in output.splitlines()]
+    return {line["step"]: line["loss"] for line in lines if "step" in line}, lines[-1].get("held_back_loss")
+
+
 def train(*flags):
     """The held-back loss."""
-    return json.loads(run(TRAIN_GPT, *FLAGS, *flags).splitlines()[-1])["held_back_loss"]
+    return figures(run(TRAIN_GPT, *FLAGS, *flags))[1]
 
 
 def exported(folder, path):
@@ -192,6 +199,55 @@ class TrainGptTest(unittest.TestCase):
             gradient = (after[state + ".exp_avg"] - 0.9 * before["exp_avg"]) / 0.1
             square = (after[state + ".exp_avg_sq"] - 0.999 * before["exp_avg_sq"]) / 0.001
             self.assertTrue(torch.allclose(gradient**2, square, rtol=1e-3, atol=1e-6), name)
+
+
+class NewUserTest(unittest.TestCase):
+
+    def test_from_the_first_step_to_python(self):
+        """Train, interrupt, resume on another mesh, profile, search, train with the found schedule, export, load."""
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        folder, costs, plan, model = (
+            os.path.join(scratch.name, name) for name in ("ckpt", "costs.json", "found.plan", "model.safetensors"))
+        losses = {}
+
+        def resumed(*flags):
+            """Trains three more steps. Returns the held-back loss."""
+            first = len(losses)
+            more, held_back = figures(
+                run(TRAIN_GPT, *FLAGS, *flags, "--steps", str(first + 3), "--save", folder, "--resume", "latest"))
+            self.assertEqual(list(more), [first, first + 1, first + 2])
+            losses.update(more)
+            return held_back
+
+        # A scheduler interrupts the first run.
+        words = [TRAIN_GPT, *FLAGS, "--pp", "2", "--dp-shard", "2", "--steps", "1000000", "--save", folder]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
+            first_line = training.stdout.readline()
+            training.send_signal(signal.SIGTERM)
+            rest, errors = training.communicate(timeout=300)
+        self.assertEqual(training.returncode, 4, errors)
+        losses.update(figures(first_line + rest)[0])
+
+        resumed("--pp", "4", "--schedule", "1F1B")
+        resumed("--pp", "2", "--tp", "2", "--schedule", "ZBV", "--profile", costs)
+        run(PIPEWRIGHT, "search", "--ranks", "2", "--microbatches", "4", "--placement", "v", "--costs", costs,
+            "-o", plan)
+        run(PIPEWRIGHT, "validate", plan)
+        held_back = resumed("--pp", "2", "--dp-replicate", "2", "--schedule", plan)
+
+        # As if nothing had happened.
+        undisturbed, expected = figures(
+            run(TRAIN_GPT, *FLAGS, "--pp", "1", "--schedule", "GPipe", "--steps", str(len(losses))))
+        self.assertEqual(list(losses), list(undisturbed))
+        for step, loss in undisturbed.items():
+            self.assertAlmostEqual(losses[step], loss, delta=1e-5, msg=step)
+        self.assertAlmostEqual(held_back, expected, delta=1e-5)
+
+        run(PIPEWRIGHT, "checkpoint", "export", folder, "-o", model)
+        loaded = Gpt()
+        loaded.load_state_dict(load_file(model), strict=True)
+        self.assertAlmostEqual(held_back_loss(loaded), held_back, delta=1e-5)
 
 
 if __name__ == "__main__":
