@@ -4,6 +4,10 @@
 
 namespace pipewright::examples {
 
+bool in_first_copy(const comms::Mesh& mesh) {
+  return mesh.coordinate("dp_replicate") == 0 && mesh.coordinate("dp_shard") == 0;
+}
+
 executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts,
                          const comms::Mesh& mesh, at::Device device) {
   const int64_t replica = mesh.coordinate("dp_replicate"), shards = mesh.size("dp_shard");

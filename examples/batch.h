@@ -14,6 +14,9 @@
 
 namespace pipewright::examples {
 
+// Whether this rank is in the first copy of the pipeline, of those that train on different data.
+bool in_first_copy(const comms::Mesh& mesh);
+
 // This rank's part of a batch whose windows start at `starts`: inputs and targets, each [windows,
 // context], on `device`. Copies of the pipeline have as many windows, or one more.
 executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts,

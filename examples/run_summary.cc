@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <vector>
 
+#include "examples/batch.h"
 #include "examples/gpt.h"
 #include "pipewright/comms/store_exchange.h"
 #include "pipewright/schedule/compile.h"
@@ -55,11 +56,10 @@ double predicted_bubble(const ir::Program& program) {
 std::string summary_of(const Options& options, const ir::Program& program, const LocalModel& model,
                        const comms::Mesh& mesh, comms::World& world) {
   const int stages = program.placement.num_stages();
-  const bool first_copy = mesh.coordinate("dp_replicate") == 0 &&
-                          mesh.coordinate("dp_shard") == 0 && mesh.coordinate("tp") == 0;
+  const bool is_shown = in_first_copy(mesh) && mesh.coordinate("tp") == 0;
   comms::StoreExchange exchange(world, "summary");
   const std::vector<std::string> ranks =
-      exchange(first_copy ? rank_text(options, model, stages) : "");
+      exchange(is_shown ? rank_text(options, model, stages) : "");
   std::string text = "model:    " + std::to_string(options.model.layers) + " blocks of width " +
                      std::to_string(options.model.dim) + ", context " +
                      std::to_string(options.model.context) + "; " + std::to_string(options.batch) +

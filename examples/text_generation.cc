@@ -6,6 +6,7 @@
 #include <sstream>
 #include <vector>
 
+#include "examples/batch.h"
 #include "examples/gpt.h"
 #include "pipewright/comms/store_exchange.h"
 
@@ -47,7 +48,6 @@ std::string generate_text(const Options& options, executor::Executor& executor,
                           const comms::Mesh& mesh, comms::World& world, const std::string& prompt,
                           int64_t bytes) {
   comms::StoreExchange exchange(world, "generate");
-  const bool first_copy = mesh.coordinate("dp_replicate") == 0 && mesh.coordinate("dp_shard") == 0;
   const auto context = static_cast<size_t>(options.model.context);
   executor.forget_shapes();
   std::string text = prompt;
@@ -60,7 +60,7 @@ std::string generate_text(const Options& options, executor::Executor& executor,
     // All microbatches are alike.
     const at::Tensor input = at::tensor(window).expand({options.microbatches, -1}).contiguous();
     const executor::StepResult result = executor.eval({.inputs = {input}});
-    const bool has_logits = first_copy && !result.outputs.empty();
+    const bool has_logits = in_first_copy(mesh) && !result.outputs.empty();
     text += best_of(exchange(has_logits ? best_byte(result.outputs[0][0][last], mesh) : ""));
   }
   executor.forget_shapes();

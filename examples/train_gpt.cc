@@ -57,17 +57,17 @@ class Recording {
       : options_(options),
         first_step_(first_step),
         is_off_(options.device != "cpu"),
-        in_first_copy_(mesh.coordinate("dp_replicate") == 0 && mesh.coordinate("dp_shard") == 0 &&
-                       mesh.coordinate("tp") == 0),
+        is_recorder_(in_first_copy(mesh) && mesh.coordinate("tp") == 0),
         pipeline_(mesh.group({"pp"})) {}
 
-  bool in_first_copy() const { return in_first_copy_; }
+  // Whether this rank is in that pipeline.
+  bool is_recorder() const { return is_recorder_; }
 
   // Runs a step, recorded if it is to be.
   executor::StepResult step(int64_t step, executor::Executor& executor,
                             const executor::Batch& batch) {
     latest_.reset();
-    if (!in_first_copy_ || !is_recorded(step)) return executor.step(batch);
+    if (!is_recorder_ || !is_recorded(step)) return executor.step(batch);
     executor.record();
     executor::StepResult result = executor.step(batch);
     ir::Timeline measured = executor.recording();
@@ -109,7 +109,7 @@ class Recording {
 
   const Options& options_;
   const int64_t first_step_;
-  const bool is_off_, in_first_copy_;
+  const bool is_off_, is_recorder_;
   const comms::BackendPtr pipeline_;
   std::optional<RecordedStep> latest_, asked_, fastest_;
 };
@@ -188,7 +188,7 @@ void train(Options options, const ir::Program& first, const Text& text, comms::W
                      ", where the checkpoint goes on, got " +
                      std::to_string(options.recorded_step()));
   Recording recording(options, first_step, mesh);
-  const bool reports = has_loss && recording.in_first_copy();
+  const bool reports = has_loss && recording.is_recorder();
   Progress progress(style_of(options), first_step, options.steps,
                     options.batch * options.model.context, reports ? options.metrics : "");
   const std::string summary = summary_of(options, program, model, mesh, world);
