@@ -40,6 +40,8 @@ class Progress {
   Progress(Style style, int64_t first, int64_t steps, int64_t tokens_per_step,
            const std::string& metrics);
 
+  // Whether step() shows the gradient norm; otherwise it need not be computed.
+  bool shows_gradient_norm() const { return style_ != Style::kBar || metrics_.is_open(); }
   // A line before the first step; not shown in JSON.
   void say(const std::string& line) const;
   // To be called after each step. Speed is measured over the time since the previous call.

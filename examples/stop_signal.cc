@@ -1,12 +1,9 @@
 #include "examples/stop_signal.h"
 
-#include <ATen/ops/full.h>
-
 #include <atomic>
 #include <csignal>
-#include <vector>
 
-#include "pipewright/comms/group.h"
+#include "examples/any_rank.h"
 
 namespace pipewright::examples {
 namespace {
@@ -25,13 +22,7 @@ void listen_for_stop() {
 }
 
 bool should_stop(c10d::Backend& ranks, at::Device device) {
-  std::vector<at::Tensor> any = {at::full({1}, signalled ? 1.0F : 0.0F, at::device(device))};
-  if (ranks.getSize() > 1) {
-    c10d::AllreduceOptions options;
-    options.reduceOp = c10d::ReduceOp::MAX;
-    comms::wait(ranks, *ranks.allreduce(any, options));
-  }
-  return any[0].item<float>() > 0;
+  return on_any_rank(signalled, ranks, device);
 }
 
 }  // namespace pipewright::examples

@@ -19,6 +19,7 @@
 #include <thread>
 #include <variant>
 
+#include "examples/any_rank.h"
 #include "examples/batch.h"
 #include "examples/checkpoints.h"
 #include "examples/device.h"
@@ -191,16 +192,21 @@ void train(Options options, const ir::Program& first, const Text& text, comms::W
   const bool reports = has_loss && recording.is_recorder();
   Progress progress(style_of(options), first_step, options.steps,
                     options.batch * options.model.context, reports ? options.metrics : "");
-  const std::string summary = summary_of(options, program, model, mesh, world);
-  if (reports) progress.say(summary + (found ? '\n' + text_of(*found) : ""));
+  if (!options.json) {
+    const std::string summary = summary_of(options, program, model, mesh, world);
+    if (reports) progress.say(summary + (found ? '\n' + text_of(*found) : ""));
+  }
+  const bool needs_norm = options.clip > 0 || on_any_rank(reports && progress.shows_gradient_norm(),
+                                                          *all_ranks, device);
+  const double most_norm =
+      options.clip > 0 ? options.clip : std::numeric_limits<double>::infinity();
   for (int64_t step = first_step; step < options.steps; ++step) {
     optimizer.zero_grad();
     const std::vector<int64_t> starts = text.batch(options.model.seed, step, options.batch);
     const executor::Batch batch = batch_of(text, starts, mesh, device);
     const executor::StepResult result = recording.step(step, executor, batch);
-    const double most_norm =
-        options.clip > 0 ? options.clip : std::numeric_limits<double>::infinity();
-    const at::Tensor norm = modules::clip_grad_norm_(gradients, *all_ranks, most_norm);
+    at::Tensor norm = at::zeros({});
+    if (needs_norm) norm = modules::clip_grad_norm_(gradients, *all_ranks, most_norm);
     const double factor = learning_rate_factor(options.learning_rate_plan, step, options.steps);
     if (!model.parameters.empty()) scaled_step(optimizer, factor);
     const double loss = has_loss ? total_loss(result.losses, *copies) : 0;

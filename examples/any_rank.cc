@@ -1,0 +1,21 @@
+#include "examples/any_rank.h"
+
+#include <ATen/ops/full.h>
+
+#include <vector>
+
+#include "pipewright/comms/group.h"
+
+namespace pipewright::examples {
+
+bool on_any_rank(bool mine, c10d::Backend& ranks, at::Device device) {
+  std::vector<at::Tensor> any = {at::full({1}, mine ? 1.0F : 0.0F, at::device(device))};
+  if (ranks.getSize() > 1) {
+    c10d::AllreduceOptions options;
+    options.reduceOp = c10d::ReduceOp::MAX;
+    comms::wait(ranks, *ranks.allreduce(any, options));
+  }
+  return any[0].item<float>() > 0;
+}
+
+}  // namespace pipewright::examples
