@@ -1,18 +1,23 @@
 // Saves a checkpoint of 400 MB and compares with what dd takes to write as many bytes and fsync
 // them, alternately: `bazel run //bench:checkpoint_bench -- FOLDER [ROUNDS]`. FOLDER is on the disk
-// to measure. Then reads half of the columns of each tensor, as tensor parallelism would.
+// to measure. Saves it beside training too, which then stops only to copy the state. And reads half
+// of the columns of each tensor, as tensor parallelism would.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "pipewright/checkpoint/async_saver.h"
 #include "pipewright/checkpoint/read_plan.h"
 #include "pipewright/checkpoint/save.h"
 
@@ -34,12 +39,30 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-std::vector<float> random_values() {
+using Tensors = std::vector<std::vector<float>>;
+
+Tensors random_tensors() {
   std::mt19937 random(1);
-  std::vector<float> values(kRows * kColumns);
-  for (float& value : values) value = static_cast<float>(random());
-  return values;
+  Tensors tensors(kTensors, std::vector<float>(kRows * kColumns));
+  for (std::vector<float>& values : tensors) {
+    for (float& value : values) value = static_cast<float>(random());
+  }
+  return tensors;
 }
+
+checkpoint::Snapshot snapshot_of(const Tensors& tensors) {
+  checkpoint::Snapshot snapshot;
+  for (size_t index = 0; index < tensors.size(); ++index)
+    snapshot.parts.push_back({"layers." + std::to_string(index) + ".weight",
+                              checkpoint::DType::kF32,
+                              {kRows, kColumns},
+                              {{0, 0}, {kRows, kColumns}},
+                              std::as_bytes(std::span(tensors[index])),
+                              ""});
+  return snapshot;
+}
+
+std::vector<std::string> alone(const std::string& mine) { return {mine}; }
 
 }  // namespace
 
@@ -50,24 +73,19 @@ int main(int argc, char** argv) {
   }
   const fs::path folder = fs::path(argv[1]) / "checkpoint_bench";
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 5;
-  const std::vector<float> values = random_values();
-  checkpoint::Snapshot snapshot;
-  for (int64_t index = 0; index < kTensors; ++index)
-    snapshot.parts.push_back({"layers." + std::to_string(index) + ".weight",
-                              checkpoint::DType::kF32,
-                              {kRows, kColumns},
-                              {{0, 0}, {kRows, kColumns}},
-                              std::as_bytes(std::span(values)),
-                              ""});
+  const Tensors tensors = random_tensors();
+  checkpoint::Snapshot snapshot = snapshot_of(tensors);
+  Tensors copy = tensors;  // its memory is that of every copy, as a trainer's is
+  const auto copied = std::make_shared<checkpoint::Snapshot>(snapshot_of(copy));
   const double megabytes = 4e-6 * kRows * kColumns * kTensors;
   const std::string dd =
       fmt::format("dd if=/dev/zero of='{}/dd' bs=1000000 count={} conv=fsync 2>/dev/null",
                   folder.native(), megabytes);
 
-  std::vector<double> of_dd, of_save, of_read;
+  std::vector<double> of_dd, of_save, of_stop, of_beside, of_read;
   {
-    checkpoint::Saver saver({folder, 0, 1},
-                            [](const std::string& mine) { return std::vector{mine}; });
+    checkpoint::Saver saver({folder / "alone", 0, 1}, alone);
+    checkpoint::AsyncSaver beside({folder / "beside", 0, 1}, alone);
     for (int round = 0; round < rounds; ++round) {
       of_dd.push_back(seconds([&] {
         if (std::system(dd.c_str()) != 0) std::exit(2);
@@ -76,6 +94,14 @@ int main(int argc, char** argv) {
       snapshot.step = round;
       fs::path saved;
       of_save.push_back(seconds([&] { saved = saver.save(snapshot); }));
+      copied->step = round;
+      of_stop.push_back(seconds([&] {
+        for (size_t index = 0; index < tensors.size(); ++index)
+          std::memcpy(copy[index].data(), tensors[index].data(),
+                      sizeof(float) * copy[index].size());
+        beside.start(copied);
+      }));
+      of_beside.push_back(of_stop.back() + seconds([&] { beside.wait(); }));
       checkpoint::CheckpointReport report;
       const auto stored = checkpoint::StoredCheckpoint::open(saved, &report);
       std::vector<float> half(kRows * kColumns / 2);
@@ -86,13 +112,17 @@ int main(int argc, char** argv) {
           read(plan_reads(stored->tensors(), {&wanted, 1}), *stored, {&buffer, 1});
         }
       }));
-      std::printf("round %d: dd %.3f s, save %.3f s, read half of the columns %.3f s\n", round,
-                  of_dd.back(), of_save.back(), of_read.back());
+      std::printf(
+          "round %d: dd %.3f s, save %.3f s, save beside training %.3f s of which it stops for "
+          "%.3f s, read half of the columns %.3f s\n",
+          round, of_dd.back(), of_save.back(), of_beside.back(), of_stop.back(), of_read.back());
     }
   }
   fs::remove_all(folder);
   std::printf("median of %d rounds, %.0f MB: dd %.0f MB/s, save %.0f MB/s, %.2f of dd's time\n",
               rounds, megabytes, megabytes / median(of_dd), megabytes / median(of_save),
               median(of_save) / median(of_dd));
+  std::printf("saving beside training stops it for %.1f%% of the save's time\n",
+              100 * median(of_stop) / median(of_beside));
   return 0;
 }
