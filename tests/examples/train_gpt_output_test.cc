@@ -146,6 +146,11 @@ TEST(TrainGpt, Errors) {
                "//examples:train_gpt_cuda with --config=cuda\n");
   expect_error("examples/train_gpt --device cuda --record run.json", 2,
                "error: --record: expected --device cpu, got cuda\n");
+  expect_error("examples/train_gpt --device cuda --profile costs.json", 2,
+               "error: --profile: expected --device cpu, got cuda\n");
+  expect_error("examples/train_gpt --device cuda --balance measured", 2,
+               "error: --balance measured: expected --device cpu, got cuda\n");
+  expect_error("examples/train_gpt --balance guessed", 2, "--balance: ");
   expect_error("examples/train_gpt --schedule ZBV --stages-per-rank 3", 2, "error: ");
   expect_error(
       "WORLD_SIZE=3 RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 examples/train_gpt "
