@@ -5,6 +5,7 @@
   ... //bench:pytorch_hsdp         # both sides' fully_shard, 2 replicas of 2 shards
   ... //bench:pytorch_ddp_bf16     # both sides' replicate, computing in bf16 and reducing in fp32
   ... //bench:pytorch_fsdp_bf16    # both sides' fully_shard, likewise
+  ... //bench:pytorch_hsdp_bf16    # 2 replicas of 2 shards, likewise
   ... --test_arg=4                 # only with 4 processes
 
 Both sides train a GPT with 12 layers of dimension 256 (forward, backward, AdamW) with one intra-op thread per rank. In the
@@ -31,29 +32,18 @@ from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytorch_gpt import Block
+
 PIPEWRIGHT, OURS, HOW, DTYPE = sys.argv[1:5] if len(sys.argv) > 4 else (None,) * 4
 RANKS = [int(word) for word in sys.argv[5:]] or ([4] if HOW == "hsdp" else [2, 4])
 LAYERS, DIM, CONTEXT, HEAD, VOCABULARY, BATCH, STEPS, PAIRS = 12, 256, 64, 16, 256, 4, 8, 7
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention_norm, self.mlp_norm = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
-        self.qkv, self.mix = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
-        self.up, self.down = nn.Linear(DIM, 4 * DIM), nn.Linear(4 * DIM, DIM)
-
-    def forward(self, x):
-        q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, DIM // HEAD, HEAD)).permute(2, 0, 3, 1, 4).unbind(0)
-        x = x + self.mix(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.mlp_norm(x))))
 
 
 class Gpt(nn.Module):
     def __init__(self):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(VOCABULARY, DIM), nn.Embedding(CONTEXT, DIM)
-        self.blocks = nn.Sequential(*[Block() for _ in range(LAYERS)])
+        self.blocks = nn.Sequential(*[Block(DIM, HEAD) for _ in range(LAYERS)])
         self.norm, self.output = nn.LayerNorm(DIM), nn.Linear(DIM, VOCABULARY)
 
     def forward(self, tokens):

@@ -26,20 +26,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
+from pytorch_gpt import Block
+
 LAYERS, DIM, CONTEXT, HEAD, BATCH, MICROBATCHES, STEPS, WARM_UP, PAIRS = 8, 256, 64, 16, 32, 8, 12, 3, 5
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention_norm, self.mlp_norm = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
-        self.qkv, self.mix = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
-        self.up, self.down = nn.Linear(DIM, 4 * DIM), nn.Linear(4 * DIM, DIM)
-
-    def forward(self, x):
-        q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (-1, 3, HEAD)).permute(3, 0, 2, 1, 4).unbind(0)
-        x = x + self.mix(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.mlp_norm(x))))
 
 
 class Stage(nn.Module):
@@ -47,7 +36,7 @@ class Stage(nn.Module):
         super().__init__()
         if first:
             self.tokens, self.positions = nn.Embedding(256, DIM), nn.Embedding(CONTEXT, DIM)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS // 2))
+        self.blocks = nn.ModuleList(Block(DIM, HEAD) for _ in range(LAYERS // 2))
         if not first:
             self.norm, self.output = nn.LayerNorm(DIM), nn.Linear(DIM, 256)
         self.first = first
