@@ -8,6 +8,7 @@
 #include "pipewright/fsdp/fully_shard.h"
 #include "tests/fsdp/sharding.h"
 #include "tests/support/meter/meter.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 #include "tests/support/training/parity.h"
@@ -24,58 +25,70 @@ using tests::Rank;
 using tests::Sharding;
 
 // Limits in terms of the bytes of all shards, of one layer, and of the parameters outside layers.
-// Measured over both ranks together, because one thread may free what the other has allocated.
-TEST(FullyShardMemory, test_fully_shard_training_memory) {
+// Measured over both ranks together, because one thread may free what the other has allocated. On a
+// device only its memory counts: with CPUOffloadPolicy shards, their gradients and the optimizer's
+// state need none there.
+void expect_training_memory(bool reshard, bool offload) {
   constexpr int kLayers = 6, kRanks = 2;
+  const bool on_device = tests::is_on_test_device();
+  const tests::Meter meter(on_device ? c10::DeviceType::PrivateUse1 : c10::DeviceType::CPU);
+  on_ranks(kRanks, [&](Rank& self) {
+    const tests::Meter counts_here = tests::Meter::together_with(meter);
+    const auto measure = [&](const std::function<void()>& check) {
+      on_first_rank_alone(self, check);
+    };
+    const ModulePtr module = tests::make_mlps(64, kLayers, 42);
+    int64_t all = 0, rest = 0, largest = 0;
+    for (const auto& [name, weight] : module->named_parameters().pairs()) {
+      const auto bytes = kRanks * static_cast<int64_t>(weight.nbytes());
+      all += bytes;
+      largest = std::max(largest, bytes);
+      if (name.starts_with("first")) rest += bytes;
+    }
+    const int64_t layer = (all - rest) / kLayers;
+    const int64_t shards = offload && on_device ? 0 : all / kRanks;
+    // The shards of two layers before they are gathered, and after they have been reduced.
+    const int64_t moved = offload ? 2 * layer : 0;
+    // Activations, alignment, and the thread backend's buffer for one parameter.
+    const int64_t slack = kRanks * (16 << 10) + largest;
+    fsdp::Options options = {.reshard_after_forward = reshard};
+    if (offload) options.offload_policy = CPUOffloadPolicy();
+    Sharding sharding(self, *module, mlps(kLayers), options);
+    measure([&] { EXPECT_LE(meter.bytes(), shards + slack); });
+    const tests::OptimizerPtr optimizer = tests::adam(*module);
+    for (int iteration = 0; iteration < 3; ++iteration) {
+      int64_t before = 0;
+      measure([&] {
+        before = meter.bytes();
+        meter.restart_peak();
+      });
+      at::Tensor loss = forward(module, random_input({1, 64}, 1)).sum();
+      measure([&] {
+        // The full parameters: all of them, or if layers are freed those of one layer, of the next
+        // one and of the root.
+        EXPECT_LE(meter.peak() - before, (reshard ? 2 * layer + rest : all) + moved + slack);
+        meter.restart_peak();
+      });
+      loss.backward();
+      loss.reset();
+      measure([&] {
+        // One more layer gathered ahead; the gradients of one layer being reduced, of one being
+        // computed, and a second copy of the first of these; and the gradients of the shards.
+        EXPECT_LE(meter.peak() - before,
+                  (reshard ? 2 * layer + rest : all) + 3 * layer + rest + shards + moved + slack);
+        EXPECT_LE(meter.bytes() - before, shards + slack);
+      });
+      optimizer->step();
+      measure([&] { EXPECT_LE(meter.bytes(), 4 * shards + slack); });
+      optimizer->zero_grad();
+      measure([&] { EXPECT_LE(meter.bytes(), 3 * shards + slack); });
+    }
+  });
+}
+
+TEST(FullyShardMemory, test_fully_shard_training_memory) {
   for (const bool reshard : {true, false}) {
-    tests::Meter meter;
-    on_ranks(kRanks, [&](Rank& self) {
-      const tests::Meter counts_here = tests::Meter::together_with(meter);
-      const auto measure = [&](const std::function<void()>& check) {
-        on_first_rank_alone(self, check);
-      };
-      const ModulePtr module = tests::make_mlps(64, kLayers, 42);
-      int64_t all = 0, rest = 0, largest = 0;
-      for (const auto& [name, weight] : module->named_parameters().pairs()) {
-        const auto bytes = kRanks * static_cast<int64_t>(weight.nbytes());
-        all += bytes;
-        largest = std::max(largest, bytes);
-        if (name.starts_with("first")) rest += bytes;
-      }
-      const int64_t layer = (all - rest) / kLayers, shards = all / kRanks;
-      // Activations, alignment, and the thread backend's buffer for one parameter.
-      const int64_t slack = kRanks * (16 << 10) + largest;
-      Sharding sharding(self, *module, mlps(kLayers), {.reshard_after_forward = reshard});
-      measure([&] { EXPECT_LE(meter.bytes(), shards + slack); });
-      const tests::OptimizerPtr optimizer = tests::adam(*module);
-      for (int iteration = 0; iteration < 3; ++iteration) {
-        int64_t before = 0;
-        measure([&] {
-          before = meter.bytes();
-          meter.restart_peak();
-        });
-        at::Tensor loss = forward(module, random_input({1, 64}, 1)).sum();
-        measure([&] {
-          // The full parameters: all of them, or if layers are freed those of one layer, of the
-          // next one and of the root.
-          EXPECT_LE(meter.peak() - before, (reshard ? 2 * layer + rest : all) + slack);
-          meter.restart_peak();
-        });
-        loss.backward();
-        loss.reset();
-        measure([&] {
-          // One more layer gathered ahead; the gradients of one layer being reduced, of one being
-          // computed, and a second copy of the first of these; and the gradients of the shards.
-          EXPECT_LE(meter.peak() - before,
-                    (reshard ? 2 * layer + rest : all) + 3 * layer + rest + shards + slack);
-          EXPECT_LE(meter.bytes() - before, shards + slack);
-        });
-        optimizer->step();
-        measure([&] { EXPECT_LE(meter.bytes(), 4 * shards + slack); });
-        optimizer->zero_grad();
-        measure([&] { EXPECT_LE(meter.bytes(), 3 * shards + slack); });
-      }
-    });
+    for (const bool offload : {false, true}) expect_training_memory(reshard, offload);
   }
 }
 

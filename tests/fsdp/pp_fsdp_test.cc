@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/threads.h"
@@ -11,6 +12,7 @@
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "tests/channel_model/programs.h"
+#include "tests/support/meter/meter.h"
 #include "tests/support/ranks/ranks.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/pipeline.h"
@@ -26,6 +28,9 @@ using tests::Trained;
 constexpr const char* kGather = "allgather_into_tensor_coalesced";
 constexpr const char* kReduce = "reduce_scatter_tensor_coalesced";
 constexpr int64_t kLayerNumel = 2 * (10 * 10 + 10);
+// In memory, each parameter begins at a multiple of 16 elements: 64 bytes in the shards' dtype,
+// fp32.
+constexpr int64_t kPaddedLayerNumel = 2 * (112 + 16);
 
 at::Tensor call_layer(const std::shared_ptr<Layer>& layer, const at::Tensor& x) {
   return forward(layer, x);
@@ -105,9 +110,67 @@ TEST_P(PpFsdpSchedules, test_pp_fsdp) {
   }
 }
 
+// Notes the bytes of memory that each RESHARD of a stage frees.
+class Metered final : public modules::DataParallel {
+ public:
+  Metered(std::shared_ptr<modules::DataParallel> stage, std::vector<int64_t>& freed)
+      : stage_(std::move(stage)), freed_(freed) {}
+
+  c10d::Backend* group() const override { return stage_->group(); }
+  void step_begins() override { stage_->step_begins(); }
+  void unshard() override {
+    const tests::Meter meter;  // knows the size of memory only if it was there at the allocation
+    stage_->unshard();
+  }
+  void wait_unshard() override { stage_->wait_unshard(); }
+  bool frees_parameters() const override { return stage_->frees_parameters(); }
+  void reshard() override {
+    const tests::Meter meter;
+    stage_->reshard();
+    if (meter.bytes() != 0) freed_.push_back(-meter.bytes());
+  }
+  void before_backward(int microbatch, bool last) override {
+    stage_->before_backward(microbatch, last);
+  }
+  void after_last_backward() override { stage_->after_last_backward(); }
+  void reduce_grad() override { stage_->reduce_grad(); }
+  // Reshards a stage that the program has left unsharded.
+  void wait_reduce() override {
+    reshard();  // before the reductions free their memory
+    stage_->wait_reduce();
+  }
+  void abort() override { stage_->abort(); }
+
+ private:
+  const std::shared_ptr<modules::DataParallel> stage_;
+  std::vector<int64_t>& freed_;
+};
+
+// What Metered notes in one step, by the program: `bytes` for each RESHARD of `stage`. A stage that
+// is unsharded at the program's end, or throughout because its rank has neither UNSHARD nor
+// RESHARD, is freed by the end of the step.
+std::vector<int64_t> freed_by(const ir::Program& program, int stage, int64_t bytes) {
+  std::vector<int64_t> freed;
+  bool whole_step = true, unsharded = false;
+  const auto rank = static_cast<size_t>(program.placement.rank_of(stage));
+  for (const ir::Action& action : program.rows[rank]) {
+    for (const ir::ActionPart part : action.parts()) {
+      const bool unshards = part.kind() == ir::ActionKind::kUnshard;
+      if (!unshards && part.kind() != ir::ActionKind::kReshard) continue;
+      whole_step = false;
+      if (part.stage() != stage) continue;
+      unsharded = unshards;
+      if (!unshards) freed.push_back(bytes);
+    }
+  }
+  if (whole_step || unsharded) freed.push_back(bytes);
+  return freed;
+}
+
 // FSDP_MP: parameters are gathered, and forward and backward run, in bf16; gradients accumulate
-// over microbatches and are reduced in fp32, also those of a split backward. One step: after it, a
-// difference of one bit in a parameter may round to another bf16 value.
+// over microbatches and are reduced in fp32, also those of a split backward. Unsharded parameters
+// take memory in bf16, from UNSHARD to RESHARD. One step: after it, a difference of one bit in a
+// parameter may round to another bf16 value.
 TEST_P(PpFsdpSchedules, test_pp_fsdp_mixed_precision) {
   for (const bool checkpointed : {false, true}) {
     const PipelineCase pipeline{
@@ -116,8 +179,23 @@ TEST_P(PpFsdpSchedules, test_pp_fsdp_mixed_precision) {
         .steps = 1,
         .compute = at::kBFloat16,
         .layers = {.dtype = at::kFloat, .checkpointed = checkpointed, .call = call_layer}};
-    const auto trained = train_pipeline(
-        pipeline, wrap(true, {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}));
+    const ir::Program program = tests::program_of(pipeline);
+    const int layers = tests::kPipelineLayers / program.placement.num_stages();
+    std::vector<std::vector<int64_t>> freed(2 * static_cast<size_t>(tests::kPipelineLayers));
+    const auto metered = [&](const std::shared_ptr<Layers>& stage, const comms::BackendPtr& group) {
+      const int number = stage->layers()[0]->number() / layers;
+      return std::make_shared<Metered>(
+          wrap(true, {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat})(stage, group),
+          freed[static_cast<size_t>(2 * number + group->getRank())]);
+    };
+    const auto trained = train_pipeline(pipeline, metered);
+    for (int stage = 0; stage < program.placement.num_stages(); ++stage) {
+      for (const int copy : {0, 1}) {
+        EXPECT_EQ(freed[static_cast<size_t>(2 * stage + copy)],
+                  freed_by(program, stage, layers * kPaddedLayerNumel * 2))
+            << "stage " << stage << ", copy " << copy;
+      }
+    }
     expect_trained(train_reference(pipeline), trained,
                    [](const at::Tensor& whole, int copy) { return part_of(whole, copy, 2); },
                    {1e-5, 1e-7});
@@ -149,44 +227,57 @@ TEST(PpFsdp, CopiesWithDifferentGradients) {
                  [](const at::Tensor& whole, int copy) { return part_of(whole, copy, 2); });
 }
 
-// Four layers in one stage over two ranks: the registered parameters after a program.
-TEST(PpFsdp, test_pp_fsdp_unshard_reshard_runtime) {
-  const auto run = [](const std::string& row, bool whole_afterwards) {
-    std::vector<comms::World> worlds = comms::thread_worlds(2);
-    EXPECT_EQ(
-        tests::run_ranks(
-            2,
-            [&](int rank) {
-              comms::World& world = worlds[static_cast<size_t>(rank)];
-              comms::Mesh mesh(world, {{"dp", 2}, {"pp", 1}});
-              const tests::LayersArgs args{.call = call_layer};
-              const Layers plain(0, 4, args);
-              const auto module = std::make_shared<Layers>(0, 4, args);
-              const auto stage = wrap(false)(module, mesh.group({"dp"}));
-              const auto expect = [&](bool whole) {
-                const auto want = plain.parameters(), got = module->parameters();
-                ASSERT_EQ(got.size(), 16u);
-                for (size_t i = 0; i < got.size(); ++i) {
-                  EXPECT_TRUE(at::equal(got[i], whole ? want[i] : part_of(want[i], rank, 2)));
-                }
-              };
-              expect(false);
-              const ir::Program program =
-                  channel_model::program_of(ir::Placement::loop(1, 1), 1, {row});
-              executor::Executor executor(
-                  program, {{0, {executor::make_stage(module), stage}}}, world,
-                  {.scale_grads = false, .allow_unverified = true, .ranks = mesh.ranks({"pp"})});
+// Four layers in one stage: the registered parameters after each of two steps of a program.
+void run_on_one_stage(int ranks, const modules::MixedPrecisionPolicy& policy,
+                      const std::string& row, bool whole_afterwards) {
+  std::vector<comms::World> worlds = comms::thread_worlds(ranks);
+  EXPECT_EQ(
+      tests::run_ranks(
+          ranks,
+          [&](int rank) {
+            comms::World& world = worlds[static_cast<size_t>(rank)];
+            comms::Mesh mesh(world, {{"dp", ranks}, {"pp", 1}});
+            const tests::LayersArgs args{.call = call_layer};
+            const Layers plain(0, 4, args);
+            const auto module = std::make_shared<Layers>(0, 4, args);
+            const auto stage = wrap(false, policy)(module, mesh.group({"dp"}));
+            const auto expect = [&](bool whole) {
+              const auto want = plain.parameters(), got = module->parameters();
+              ASSERT_EQ(got.size(), 16u);
+              for (size_t i = 0; i < got.size(); ++i) {
+                EXPECT_TRUE(
+                    at::equal(got[i], whole ? want[i].to(policy.param_dtype.value_or(at::kDouble))
+                                            : part_of(want[i], rank, ranks)));
+              }
+            };
+            expect(false);
+            const ir::Program program =
+                channel_model::program_of(ir::Placement::loop(1, 1), 1, {row});
+            executor::Executor executor(
+                program, {{0, {executor::make_stage(module), stage}}}, world,
+                {.scale_grads = false, .allow_unverified = true, .ranks = mesh.ranks({"pp"})});
+            for (int step = 0; step < 2; ++step) {
               executor.step({{at::ones({1, 10}, at::kDouble)}, {}, {}});
               expect(whole_afterwards);
               stage->reshard();
               expect(false);
-            }),
-        "");
-  };
-  run("0UNSHARD 0F0 0RESHARD", false);
-  run("0UNSHARD 0F0 0REDUCE_GRAD", false);
-  run("0UNSHARD 0F0", true);
-  run("0F0", false);  // no UNSHARD or RESHARD: unsharded for the step
+            }
+          }),
+      "");
+}
+
+TEST(PpFsdp, test_pp_fsdp_unshard_reshard_runtime) {
+  const modules::MixedPrecisionPolicy mixed = {.param_dtype = at::kBFloat16,
+                                               .reduce_dtype = at::kFloat};
+  for (const int ranks : {2, 4}) {
+    for (const modules::MixedPrecisionPolicy& policy : {modules::MixedPrecisionPolicy{}, mixed}) {
+      run_on_one_stage(ranks, policy, "0UNSHARD 0F0 0RESHARD", false);
+      run_on_one_stage(ranks, policy, "0UNSHARD 0F0 0REDUCE_GRAD", false);
+      run_on_one_stage(ranks, policy, "0UNSHARD 0F0", true);
+      // Without UNSHARD and RESHARD, unsharded for the step.
+      run_on_one_stage(ranks, policy, "0F0", false);
+    }
+  }
 }
 
 // Runs a W of stage 1 while the stage is resharded; `norm` adds a LayerNorm to the layers.

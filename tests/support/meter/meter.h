@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 
 namespace pipewright::tests {
 
@@ -16,6 +17,8 @@ namespace pipewright::tests {
 class Meter {
  public:
   Meter() : Meter(std::make_shared<Count>()) {}
+  // Only memory of these devices.
+  explicit Meter(c10::DeviceType device) : Meter(std::make_shared<Count>(device)) {}
   // Adds this thread to the count of another meter, for tensors that one thread allocates and
   // another frees.
   static Meter together_with(const Meter& other) { return Meter(other.count_); }
@@ -29,19 +32,22 @@ class Meter {
     const std::lock_guard lock(count_->mutex);
     return count_->peak;
   }
-  void restart_peak() {
+  void restart_peak() const {
     const std::lock_guard lock(count_->mutex);
     count_->peak = count_->now;
   }
 
  private:
   struct Count final : c10::MemoryReportingInfoBase {
-    void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
+    explicit Count(std::optional<c10::DeviceType> only = std::nullopt) : only_device(only) {}
+    void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device device) override {
+      if (only_device && device.type() != *only_device) return;
       const std::lock_guard lock(mutex);
       now += bytes;
       peak = std::max(peak, now);
     }
     bool memoryProfilingEnabled() const override { return true; }
+    const std::optional<c10::DeviceType> only_device;
     std::mutex mutex;
     int64_t now = 0, peak = 0;
   };
