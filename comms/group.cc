@@ -63,12 +63,18 @@ void Group::connect_again(int generation) {
   const std::lock_guard lock(mutex_);
   backend_ = made;
   aborted_ = false;
+  generation_ = generation;
   num_issued_ = waits_for_ = compared_ = 0;
   first_.clear();
   last_.clear();
   pg_uid_ = name;
   pg_desc_ = !made || made->getGroupDesc().empty() ? name : made->getGroupDesc();
   if (made) bound_device_id_ = made->getBoundDeviceId();
+}
+
+int Group::generation() const {
+  const std::lock_guard lock(mutex_);
+  return generation_;
 }
 
 void Group::fail(const std::string& message) {
@@ -237,6 +243,11 @@ void fail(c10d::Backend& group, const std::string& message) {
     handle->fail(message);
   else
     group.abort();
+}
+
+int generation_of(const c10d::Backend& group) {
+  const auto* handle = dynamic_cast<const Group*>(&group);
+  return handle ? handle->generation() : 0;
 }
 
 }  // namespace pipewright::comms

@@ -67,6 +67,8 @@ class Group final : public c10d::Backend {
   std::string difference(c10d::Store& store);
   // Replaces the backend. Collective over the members, and may block.
   void connect_again(int generation);
+  // The number of the World::reset() that has connected the group last; 0 if none has.
+  int generation() const;
 
   // Publishes `message` as a failure of this rank, and aborts all groups of the world. To be called
   // before an exception leaves a collective that the other members will wait in.
@@ -202,6 +204,7 @@ class Group final : public c10d::Backend {
   mutable std::mutex mutex_;
   BackendPtr backend_;
   bool aborted_ = false;
+  int generation_ = 0;
   int64_t num_issued_ = 0;
   int64_t waits_for_ = 0;
   std::deque<Collective> last_;
@@ -247,6 +250,9 @@ void wait(c10d::Backend& group, c10d::Work& work);
 
 // Group::fail() of `group`, or abort() if it is a backend of another kind.
 void fail(c10d::Backend& group, const std::string& message);
+
+// Group::generation() of `group`, or 0 if it is a backend of another kind.
+int generation_of(const c10d::Backend& group);
 
 }  // namespace pipewright::comms
 

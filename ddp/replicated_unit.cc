@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "pipewright/comms/agreement.h"
+#include "pipewright/comms/group.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/modules/names.h"
 
@@ -59,7 +60,8 @@ ReplicatedUnit::ReplicatedUnit(const std::vector<torch::nn::Module*>& modules,
                                comms::BackendPtr group, Options options)
     : group_(std::move(group)),
       options_(std::move(options)),
-      copies_(options_.mixed_precision.param_dtype) {
+      copies_(options_.mixed_precision.param_dtype),
+      generation_(comms::generation_of(*group_)) {
   std::set<at::TensorImpl*> seen;  // a tied weight counts once
   for (size_t i = 0; i < modules.size(); ++i) {
     const std::string path = modules::path_in_list(i, modules.size());
@@ -182,6 +184,19 @@ void ReplicatedUnit::drop_copies() {
   }
 }
 
+// At the first use after World::reset(): drops what the failed step has left in all units of the
+// model, because ranks failed at different places. After a step that an executor ran, abort() has
+// done so.
+void ReplicatedUnit::recover() {
+  if (comms::generation_of(*group_) == generation_) return;
+  for_each([](ReplicatedUnit& unit) {
+    unit.generation_ = comms::generation_of(*unit.group_);
+    if (unit.sync_.is_driven()) return;
+    unit.grads_->forget();
+    unit.drop_copies();
+  });
+}
+
 // Around a forward. Only the outermost one prepares; neither does the second forward of
 // checkpointing, nor one that an executor runs, whose step has prepared.
 modules::Tensors ReplicatedUnit::run(const torch::nn::Module* /*module*/, const Function& forward,
@@ -190,6 +205,7 @@ modules::Tensors ReplicatedUnit::run(const torch::nn::Module* /*module*/, const 
   const bool recomputes = torch::autograd::get_current_graph_task_id() != -1;
   const bool is_outermost = !outermost->is_in_forward_ && !sync_.is_driven() && !recomputes;
   if (is_outermost) {
+    recover();
     end_all_on_error([this] { prepare_forward(); });
     const std::optional<at::Device> device = options_.device ? options_.device : device_;
     for (at::Tensor& input : inputs) {

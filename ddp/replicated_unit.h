@@ -75,6 +75,7 @@ class ReplicatedUnit final : public Replicated,
   void check_link(size_t i);
   void settle();
   void drop_copies();
+  void recover();
   modules::Tensors run_outermost(const Function& forward, const modules::Tensors& inputs);
   void watch_backward_of(const modules::Tensors& outputs);
   void backward_enters();
@@ -96,6 +97,7 @@ class ReplicatedUnit final : public Replicated,
 
   std::optional<at::Device> device_;  // of all parameters
   modules::GradientSync sync_;
+  int generation_;              // of the group, as of the last recover()
   bool is_in_forward_ = false;  // of the root
   bool is_expected_ = false;    // the backward that runs must reach all parameters
 };

@@ -71,6 +71,7 @@ std::shared_ptr<modules::DataParallel> ReplicatedUnit::data_parallel() {
 }
 
 void ReplicatedUnit::before_accumulate(size_t parameter) {
+  root()->recover();  // a plain call's forward has not
   const std::optional<size_t> grad = parameters_.linked_index(parameter);
   if (grad) end_all_on_error([&] { grads_->before_accumulate(*grad); });
 }

@@ -50,6 +50,9 @@
 // forward throws on one rank after it has called all units that the other ranks call, all may skip
 // its backward and go on with the next forward.
 //
+// After a failed step, on any rank, all ranks call World::reset() and may then go on: the next call
+// of forward(), unshard() or reshard() drops what the step left. Gradients may contain part of it.
+//
 // A unit is reduced whether or not this rank has gradients for it: missing ones count as zeros, and
 // a parameter that no rank used keeps the .grad that it had. PyTorch posts no reduction then, which
 // deadlocks if ranks differ.

@@ -107,6 +107,9 @@ class ParamGroup {
   void reshard(bool post_forward = false);
   // Aborts the group's communication, if the backend supports it, so that no rank waits for it.
   void abort();
+  // After a failed step, whose communication has been aborted: forgets a pending gather, and frees
+  // the full parameters.
+  void abandon();
 
   // Bytes of parameters that this rank has copied, without copies inside backends.
   int64_t bytes_copied() const { return bytes_copied_; }

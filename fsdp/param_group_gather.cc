@@ -211,6 +211,10 @@ void ParamGroup::reshard(bool post_forward) {
 void ParamGroup::abort() {
   if (params_.empty()) return;
   group_->abort();
+  abandon();
+}
+
+void ParamGroup::abandon() {
   if (std::exchange(gather_posted_, false)) abandoned_gather_ = std::exchange(gather_, nullptr);
   reshard();
 }

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "pipewright/comms/group.h"
 #include "pipewright/fsdp/sharded_stage.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/modules/names.h"
@@ -26,6 +27,7 @@ ShardedUnit::ShardedUnit(std::vector<const torch::nn::Module*> modules, ParamGro
       params_(std::move(params)),
       grads_(params_, std::move(replicas)),
       options_(std::move(options)),
+      generation_(comms::generation_of(*params_.group())),
       backward_(*this) {}
 
 ShardedUnit::~ShardedUnit() {
@@ -148,6 +150,19 @@ void ShardedUnit::set_force_sum_reduction_for_comms(bool force) {
 
 // Gathering.
 
+// At the first use after World::reset(): drops what the failed step has left in all units of the
+// model. Ranks failed at different places, and must go on with the same units gathered. After a
+// step that an executor ran, abort() has done so.
+void ShardedUnit::recover() {
+  if (comms::generation_of(*params_.group()) == generation_) return;
+  root()->for_each([](ShardedUnit& unit) {
+    unit.generation_ = comms::generation_of(*unit.params_.group());
+    if (unit.sync_.is_driven()) return;
+    unit.forget();
+    unit.params_.abandon();
+  });
+}
+
 // Adopts what users did to the parameters since the last gather.
 void ShardedUnit::settle() {
   if (params_.state() != ShardState::kSharded || params_.is_gathering()) return;
@@ -179,6 +194,7 @@ bool ShardedUnit::gather() {
 }
 
 void ShardedUnit::unshard_async() {
+  recover();
   params_.order_gathers();
   gather();
 }

@@ -75,7 +75,10 @@ class ShardedUnit final : public Sharded,
   // Sharded:
   void unshard_async() override;
   void wait_unshard() override;
-  void reshard() override { reshard(/*post_forward=*/false); }
+  void reshard() override {
+    recover();
+    reshard(/*post_forward=*/false);
+  }
   bool is_unsharded() const override { return params_.is_unsharded(); }
   void set_reshard_after_forward(bool reshard, bool recurse) override;
   void set_reshard_after_backward(bool reshard, bool recurse) override;
@@ -167,6 +170,7 @@ class ShardedUnit final : public Sharded,
   };
 
   void note(Event event);
+  void recover();
   void distribute(const at::Tensor& tensor, std::vector<int64_t> sizes, std::optional<int64_t> dim);
   void update_reduction();
   // As unshard_async(), in a forward or backward, which does not write to shards: does not wait
@@ -199,6 +203,7 @@ class ShardedUnit final : public Sharded,
   modules::GradientSync sync_;
   Progress progress_;
   bool is_unreduced_ = false;  // backward has entered it since its last reduction
+  int generation_;             // of the group, as of the last recover()
   // Used while this unit is the root.
   std::shared_ptr<c10::Event> post_optim_event_;  // for the next forward
   ForwardHistory forwards_;

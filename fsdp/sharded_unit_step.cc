@@ -124,6 +124,7 @@ void ShardedUnit::call_ends(const torch::nn::Module* module, bool is_outermost) 
 // Called on the root. Grad mode decides in the outermost forward: within a forward that trains, a
 // checkpointed part runs with grad mode off although its backward will follow.
 void ShardedUnit::model_forward_begins(bool trains) {
+  recover();
   drop_unused_prefetch();  // of a forward that threw
   forwards_.begin(trains);
   for_each([](ShardedUnit& unit) { unit.calls_.begin_forward(); });

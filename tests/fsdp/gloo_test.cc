@@ -25,5 +25,10 @@ TEST(FullyShardOverGloo, SharedParameters) { run(4, "*with_shared_params", 8); }
 // Four groupings, two options, checkpointed in three ways, with dropout.
 TEST(FullyShardOverGloo, Checkpointing) { run(2, "*with_activation_checkpointing", 24); }
 
+// Sharded in two ways, and replicated.
+TEST(OverGloo, FailedBackward) {
+  expect_over_gloo(2, "tests/fsdp/failed_backward_test", "*Sharded:*Replicated", 3);
+}
+
 }  // namespace
 }  // namespace pipewright::tests
