@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <numeric>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 namespace pipewright::fsdp {
 
@@ -31,11 +32,23 @@ void free_memory(const at::Tensor& tensor) {
   storage->set_nbytes(0);
 }
 
-void allocate_memory(const at::Tensor& tensor, int64_t bytes) {
+void allocate_memory(const at::Tensor& tensor, int64_t bytes, c10d::Backend* from) {
   const c10::OptionalDeviceGuard guard(tensor.device());  // where the allocator allocates
   c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(storage->allocator()->allocate(static_cast<size_t>(bytes)));
+  if (from) {
+    // The tensor that the backend returns owns the memory.
+    auto* owner = new at::Tensor(from->allocateTensor(bytes, tensor.options().dtype(at::kByte)));
+    storage->set_data_ptr_noswap(at::DataPtr(
+        owner->mutable_data_ptr(), owner, [](void* held) { delete static_cast<at::Tensor*>(held); },
+        tensor.device()));
+  } else {
+    storage->set_data_ptr_noswap(storage->allocator()->allocate(static_cast<size_t>(bytes)));
+  }
   storage->set_nbytes(static_cast<size_t>(bytes));
+}
+
+at::Tensor empty_flat(int64_t numel, const at::TensorOptions& options, c10d::Backend* from) {
+  return from ? from->allocateTensor(numel, options) : at::empty({numel}, options);
 }
 
 }  // namespace pipewright::fsdp

@@ -5,6 +5,10 @@
 
 #include <cstdint>
 
+namespace c10d {
+class Backend;
+}  // namespace c10d
+
 // One-dimensional buffers in which the parameters or gradients of a group lie one after another.
 
 namespace pipewright::fsdp {
@@ -21,8 +25,12 @@ at::Tensor alias_of(const at::Tensor& flat, int64_t offset, at::IntArrayRef size
 
 // Frees the memory of a tensor, or allocates it again, without replacing its storage object, which
 // autograd may have saved in views.
+// `from`: the backend that allocates the memory; null: the allocator of the tensor's device.
 void free_memory(const at::Tensor& tensor);
-void allocate_memory(const at::Tensor& tensor, int64_t bytes);
+void allocate_memory(const at::Tensor& tensor, int64_t bytes, c10d::Backend* from = nullptr);
+
+// A flat tensor in memory that `from` allocates; null: the allocator of the device.
+at::Tensor empty_flat(int64_t numel, const at::TensorOptions& options, c10d::Backend* from);
 
 }  // namespace pipewright::fsdp
 

@@ -39,6 +39,9 @@
 //   that names it (modules/part_guard.h says what is noticed).
 // - The registered parameter is the shard, a plain tensor, not a DTensor. Inside forward and
 //   backward the same tensor holds the full parameter.
+// - Instead of set_custom_all_gather() and set_custom_reduce_scatter(), pass as the group a
+//   c10d::Backend with its own allgather_into_tensor_coalesced(), reduce_scatter_tensor_coalesced()
+//   and allocateTensor().
 // - Keep what fully_shard returns: the module is sharded as long as it exists.
 // - Modules may be cast, moved and loaded, and parameters frozen and unfrozen, also after they are
 //   sharded: between steps, on all ranks, while they are sharded. With accumulated gradients that
@@ -193,6 +196,11 @@ class Sharded {
   virtual void set_gradient_divide_factor(double factor) = 0;
   // Reduces with SUM and divides afterwards, for backends without a usable AVG. Of this unit only.
   virtual void set_force_sum_reduction_for_comms(bool force) = 0;
+  // Whether gathers write the full parameters to memory that the group's backend allocates
+  // (c10d::Backend::allocateTensor), and reductions read and write gradients there; false by
+  // default, and without effect if the backend cannot. NCCL needs it to communicate without copies
+  // of its own. Of this unit only.
+  virtual void set_allocate_memory_from_process_group_for_comm(bool enable) = 0;
 
   // This unit and those nested in it as a pipeline stage for executor::Executor. While the returned
   // object exists, the executor's program decides: UNSHARD and RESHARD replace

@@ -58,7 +58,7 @@ at::Tensor GradReducer::place_of(size_t i) const {
 }
 
 void GradReducer::allocate() {
-  if (!grads_.defined()) grads_ = at::empty({numel_}, params_.reduce_options());
+  if (!grads_.defined()) grads_ = empty_flat(numel_, params_.reduce_options(), params_.allocator());
 }
 
 at::Tensor GradReducer::take(size_t i, const at::Tensor& grad) {
@@ -97,8 +97,9 @@ void GradReducer::begin_reduce(bool all_reduces) {
   const auto count = static_cast<int64_t>(slots_.size());
   at::Tensor flags;
   if (communicates()) flags = at::ones({ranks, count}, params_.reduce_options());
-  pending.output =
-      communicates() ? at::empty({chunk_numel_ + count}, params_.reduce_options()) : grads_;
+  pending.output = communicates() ? empty_flat(chunk_numel_ + count, params_.reduce_options(),
+                                               params_.allocator())
+                                  : grads_;
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];
     const ShardedParam& param = params_.params()[i];
@@ -112,7 +113,12 @@ void GradReducer::begin_reduce(bool all_reduces) {
     if (!communicates()) continue;
     at::Tensor input = padded;
     if (param.dim != 0 && ranks > 1) {
-      input = at::stack(place_of(i).chunk(ranks, param.dim)).view(-1);
+      const std::vector<at::Tensor> parts = place_of(i).chunk(ranks, param.dim);
+      std::vector<int64_t> sizes = parts[0].sizes().vec();
+      sizes.insert(sizes.begin(), ranks);
+      input = empty_flat(padded.numel(), padded.options(), params_.allocator());
+      at::Tensor stacked = input.view(sizes);
+      at::stack_out(stacked, parts);
       bytes_copied_ += static_cast<int64_t>(input.nbytes());
       pending.pieces.push_back(input);
     }

@@ -105,6 +105,10 @@ class ParamGroup {
   // Frees the full parameters; waits for a pending gather first. `post_forward`: keeps this rank's
   // slice for the smaller group. Throws as wait_unshard() does.
   void reshard(bool post_forward = false);
+  // Whether gathers and reductions write to memory that the group's backend allocates, if it can.
+  void set_allocates_from_group(bool from_group) { allocates_from_group_ = from_group; }
+  // That backend, or null.
+  c10d::Backend* allocator() const;
   // Aborts the group's communication, if the backend supports it, so that no rank waits for it.
   void abort();
   // After a failed step, whose communication has been aborted: forgets a pending gather, and frees
@@ -154,6 +158,7 @@ class ParamGroup {
   const std::shared_ptr<OffloadCopies> offload_;
   std::shared_ptr<SideStream> gathers_ = std::make_shared<SideStream>();
   bool shards_ = false;
+  bool allocates_from_group_ = false;
   std::string unit_;
   std::vector<ShardedParam> params_;
   std::vector<Memory> memory_;  // by parameter

@@ -62,7 +62,7 @@ bool ParamGroup::begin_unshard(bool beside) {
     } catch (const std::exception&) {  // the failed step has reported it already
     }
   }
-  for (const Flat& flat : flats_) allocate_memory(flat.full, flat.full_bytes);
+  for (const Flat& flat : flats_) allocate_memory(flat.full, flat.full_bytes, allocator());
   try {
     post_gather();
   } catch (...) {
@@ -72,6 +72,11 @@ bool ParamGroup::begin_unshard(bool beside) {
   }
   gather_posted_ = true;
   return true;
+}
+
+c10d::Backend* ParamGroup::allocator() const {
+  if (!allocates_from_group_ || ranks() == 1) return nullptr;
+  return group_->supportsTensorAlloc(full_options().device().index()) ? group_.get() : nullptr;
 }
 
 void ParamGroup::free_full() {
@@ -101,7 +106,8 @@ void ParamGroup::post_gather() {
     if (numel == 0) continue;
     Memory& memory = memory_[i];
     const Flat& flat = flats_[memory.flat];
-    if (params_[i].dim != 0) memory.gathered = at::empty({numel * ranks()}, flat.full.options());
+    if (params_[i].dim != 0)
+      memory.gathered = empty_flat(numel * ranks(), flat.full.options(), allocator());
     inputs.push_back(smaller               ? memory.post_forward_flat
                      : flat.sent.defined() ? flat.sent.narrow(0, memory.chunk_offset, numel)
                                            : memory.padded_shard);

@@ -99,6 +99,9 @@ class ShardedUnit final : public Sharded,
   void set_modules_to_backward_prefetch(const std::vector<Sharded*>& units) override;
   void set_gradient_divide_factor(double factor) override;
   void set_force_sum_reduction_for_comms(bool force) override;
+  void set_allocate_memory_from_process_group_for_comm(bool enable) override {
+    params_.set_allocates_from_group(enable);
+  }
   std::shared_ptr<modules::DataParallel> data_parallel() override;
   std::vector<std::string> parameter_names() const override;
   int64_t bytes_copied() const override;
