@@ -3,7 +3,8 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
-#include <stdexcept>
+
+#include "pipewright/checkpoint/agreed_error.h"
 
 namespace pipewright::checkpoint {
 
@@ -22,8 +23,7 @@ std::vector<std::string> agree(const Exchange& exchange, const std::function<std
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const Json theirs = Json::parse(all[rank]);
     if (theirs.contains("error"))
-      throw std::runtime_error(
-          fmt::format("rank {}: {}", rank, theirs["error"].get<std::string>()));
+      throw AgreedError(fmt::format("rank {}: {}", rank, theirs["error"].get<std::string>()));
     results.push_back(theirs["result"]);
   }
   return results;

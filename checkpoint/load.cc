@@ -9,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "pipewright/checkpoint/agreed_error.h"
 #include "pipewright/checkpoint/read_plan.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/render.h"
@@ -103,8 +104,7 @@ void load(const StoredCheckpoint& checkpoint, std::span<const TensorPlace> place
   ir::Diagnostics diagnostics;
   check_tensors(tensors, expected, /*allow_others=*/false, &diagnostics);
   if (diagnostics.has_errors())
-    throw std::runtime_error("the checkpoint does not fit the model:\n" +
-                             text_of(diagnostics, nullptr));
+    throw AgreedError("the checkpoint does not fit the model:\n" + text_of(diagnostics, nullptr));
 
   ReadPlan plan;
   std::vector<std::span<std::byte>> buffers;

@@ -273,6 +273,7 @@ set(pipewright_checkpoint_sources
 
 set(pipewright_checkpoint_headers
     checkpoint/agree.h
+    checkpoint/agreed_error.h
     checkpoint/async_saver.h
     checkpoint/boxes.h
     checkpoint/crc32.h

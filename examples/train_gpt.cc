@@ -39,6 +39,7 @@
 #include "examples/text.h"
 #include "examples/text_generation.h"
 #include "examples/usage_error.h"
+#include "pipewright/checkpoint/agreed_error.h"
 #include "pipewright/comms/dump_signal.h"
 #include "pipewright/comms/error_file.h"
 #include "pipewright/comms/mesh.h"
@@ -255,6 +256,9 @@ void train_or_fail(const Options& options, const ir::Program& program, const Tex
     if (!world.failures().failed()) world.failures().fail(error.what());
     throw;
   } catch (const UsageError& error) {
+    world.failures().fail(error.what());
+    throw;
+  } catch (const checkpoint::AgreedError& error) {  // no rank was the first
     world.failures().fail(error.what());
     throw;
   } catch (const std::exception& error) {
