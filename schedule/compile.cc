@@ -95,7 +95,8 @@ std::optional<ir::ParsedSchedule> generate(const std::string& name, schedules::S
   if (!check_costs(costs, {}, placement, shape.microbatches, diagnostics)) return std::nullopt;
   const std::vector<schedules::StageTimes> times =
       times_of(search::make_problem(placement, shape.microbatches, costs, {}));
-  return ir::ParsedSchedule{schedules::make_order(*spec, shape, times), {}};
+  return ir::ParsedSchedule{schedules::make_order(*spec, shape, {times, costs.microbatch_scale}),
+                            {}};
 }
 
 // Checks a schedule in memory like a file that declares its shape.

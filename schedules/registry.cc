@@ -102,10 +102,11 @@ void drop_trailing_idle(ir::Row* row) {
 }
 
 // The rows of a schedule that generates all ranks together.
-ir::Rows all_rows(const ScheduleSpec& spec, const Shape& shape, std::span<const StageTimes> times) {
+ir::Rows all_rows(const ScheduleSpec& spec, const Shape& shape, PlanTimes times) {
   if (spec.plan_rows == nullptr) return spec.make_rows(shape);
-  if (!times.empty()) return spec.plan_rows(shape, times);
-  return spec.plan_rows(shape, std::vector<StageTimes>(static_cast<size_t>(shape.stages)));
+  const std::vector<StageTimes> unit(static_cast<size_t>(shape.stages));
+  if (times.stages.empty()) times.stages = unit;
+  return spec.plan_rows(shape, times);
 }
 
 }  // namespace
@@ -179,8 +180,7 @@ ir::Placement placement_of(const ScheduleSpec& spec, const Shape& shape) {
   PW_CHECK(false, "every pattern has a placement");
 }
 
-ir::ComputeOrder make_order(const ScheduleSpec& spec, const Shape& shape,
-                            std::span<const StageTimes> times) {
+ir::ComputeOrder make_order(const ScheduleSpec& spec, const Shape& shape, const PlanTimes& times) {
   PW_CHECK(!shape_error(spec, shape), "the shape keeps to the schedule's constraints");
   ir::ComputeOrder order;
   order.name = spec.name;

@@ -41,11 +41,11 @@ std::optional<ir::Diagnostic> shape_error(const ScheduleSpec& spec, const Shape&
 // The placement of a schedule. The shape must be valid (shape_error).
 ir::Placement placement_of(const ScheduleSpec& spec, const Shape& shape);
 
-// Generates the compute order of all ranks. The shape must be valid (shape_error). `times`, one
-// entry per stage, matters only to schedules that plan with costs (ScheduleSpec::plan_rows); empty
-// for unit times. Linear in the number of cells, idle slots included.
+// Generates the compute order of all ranks. The shape must be valid (shape_error). `times` matters
+// only to schedules that plan with costs (ScheduleSpec::plan_rows). Linear in the number of cells,
+// idle slots included.
 ir::ComputeOrder make_order(const ScheduleSpec& spec, const Shape& shape,
-                            std::span<const StageTimes> times = {});
+                            const PlanTimes& times = {});
 
 // Generates the order of one rank, for unit times and without the idle slots that
 // ScheduleSpec::align adds. Linear in its own length, independent of the number of ranks, except

@@ -33,6 +33,13 @@ struct StageTimes {
   int64_t output_transfer = 0, gradient_transfer = 0;
 };
 
+// The times that a schedule is planned for.
+struct PlanTimes {
+  std::span<const StageTimes> stages;  // one entry per stage; empty for unit times
+  // Factors on the times of F, I and W of a microbatch, one per microbatch; empty for 1.
+  std::span<const double> microbatch_scale = {};
+};
+
 // How stages are placed on ranks: round robin, or up and down again (ir/placement.h).
 enum class Pattern { kLoop, kV };
 
@@ -81,8 +88,8 @@ struct ScheduleSpec {
   ir::Row (*make_row)(const Shape&, int rank) = nullptr;
   // Generates the orders of all ranks, in linear time.
   ir::Rows (*make_rows)(const Shape&) = nullptr;
-  // The same for these times, one entry per stage. Exactly one of the three generators is set.
-  ir::Rows (*plan_rows)(const Shape&, std::span<const StageTimes>) = nullptr;
+  // The same for these times. Exactly one of the three generators is set.
+  ir::Rows (*plan_rows)(const Shape&, const PlanTimes&) = nullptr;
   // Inserts idle slots where ranks wait for each other, as PyTorch does for some schedules; null
   // for the others.
   void (*align)(ir::ComputeOrder*) = nullptr;

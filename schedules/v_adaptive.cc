@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -115,8 +116,14 @@ int peak_of(const ir::Rows& rows) {
   return peak;
 }
 
+int64_t scaled(int64_t time, std::span<const double> microbatch_scale, int microbatch) {
+  if (microbatch_scale.empty()) return time;
+  return std::llround(static_cast<double>(time) *
+                      microbatch_scale[static_cast<size_t>(microbatch)]);
+}
+
 // The longest span of any rank if every action runs as soon as it can.
-int64_t cost_of(const Shape& shape, std::span<const StageTimes> times, const ir::Rows& rows) {
+int64_t cost_of(const Shape& shape, const PlanTimes& times, const ir::Rows& rows) {
   const auto index = [&](int stage, int microbatch) {
     return static_cast<size_t>(stage) * static_cast<size_t>(shape.microbatches) +
            static_cast<size_t>(microbatch);
@@ -135,7 +142,7 @@ int64_t cost_of(const Shape& shape, std::span<const StageTimes> times, const ir:
       const int64_t end = ends[index(from, action.microbatch())];
       return end == kNotDone ? kNotDone : end + transfer;
     };
-    const auto of = [&](int from) { return times[static_cast<size_t>(from)]; };
+    const auto of = [&](int from) { return times.stages[static_cast<size_t>(from)]; };
     if (action.kind() == ir::ActionKind::kForward)
       return stage == 0 ? 0 : after(forward_end, stage - 1, of(stage - 1).output_transfer);
     if (action.kind() == ir::ActionKind::kBackwardInput)
@@ -152,14 +159,15 @@ int64_t cost_of(const Shape& shape, std::span<const StageTimes> times, const ir:
         const ir::ActionPart action = rows[number][rank.next].parts()[0];
         const int64_t input = arrival(action);
         if (input == kNotDone) break;
-        const StageTimes& own = times[static_cast<size_t>(action.stage())];
+        const StageTimes& own = times.stages[static_cast<size_t>(action.stage())];
         const int64_t begin = std::max(rank.time, input);
         if (rank.start == kNotDone) rank.start = begin;
         const bool is_forward = action.kind() == ir::ActionKind::kForward;
         const bool is_input = action.kind() == ir::ActionKind::kBackwardInput;
-        rank.time = begin + (is_forward ? own.forward
+        const int64_t time = is_forward ? own.forward
                              : is_input ? own.backward_input
-                                        : own.backward_weight);
+                                        : own.backward_weight;
+        rank.time = begin + scaled(time, times.microbatch_scale, action.microbatch());
         if (is_forward) forward_end[index(action.stage(), action.microbatch())] = rank.time;
         if (is_input) input_end[index(action.stage(), action.microbatch())] = rank.time;
       }
@@ -178,7 +186,7 @@ struct Result {
   friend auto operator<=>(const Result&, const Result&) = default;
 };
 
-ir::Rows plan_rows(const Shape& shape, std::span<const StageTimes> times) {
+ir::Rows plan_rows(const Shape& shape, const PlanTimes& times) {
   const int limit = shape.memory > 0 ? shape.memory : 2 * ((shape.ranks + 2) / 2);
   Shape brief = shape;
   brief.microbatches = std::min(shape.microbatches, 2 * shape.ranks);

@@ -250,11 +250,11 @@ ir::Rows plan_rows(const Shape& shape, std::span<const StageTimes> times, int me
   return std::move(*best).rows();
 }
 
-ir::Rows plan_1p(const Shape& shape, std::span<const StageTimes> times) {
-  return plan_rows(shape, times, kForwardMemory * shape.ranks);
+ir::Rows plan_1p(const Shape& shape, const PlanTimes& times) {
+  return plan_rows(shape, times.stages, kForwardMemory * shape.ranks);
 }
-ir::Rows plan_2p(const Shape& shape, std::span<const StageTimes> times) {
-  return plan_rows(shape, times, kForwardMemory * 2 * shape.ranks);
+ir::Rows plan_2p(const Shape& shape, const PlanTimes& times) {
+  return plan_rows(shape, times.stages, kForwardMemory * 2 * shape.ranks);
 }
 
 constexpr Constraint kConstraints[] = {kOneStageARank};

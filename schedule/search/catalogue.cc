@@ -50,7 +50,8 @@ std::vector<Candidate> catalogue(const Problem& problem, const std::atomic<bool>
       if (cancel != nullptr && cancel->load(std::memory_order_relaxed) && !candidates.empty())
         return candidates;
       if (schedules::shape_error(*spec, shape)) continue;
-      const ir::ComputeOrder order = schedules::make_order(*spec, shape, times);
+      const ir::ComputeOrder order =
+          schedules::make_order(*spec, shape, {times, problem.microbatch_scale});
       if (order.placement != problem.placement) continue;
       candidates.push_back({order.name, words_of(problem, order)});
     }

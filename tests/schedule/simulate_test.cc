@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "pipewright/schedule/compile.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/simulate/jitter.h"
 #include "pipewright/schedule/simulate/memory_model.h"
@@ -20,7 +21,7 @@ namespace pipewright::schedule {
 namespace {
 
 Report report_of(std::string_view name, const schedules::Shape& shape, const Costs& costs,
-                 std::span<const schedules::StageTimes> times = {}) {
+                 const schedules::PlanTimes& times = {}) {
   const ir::ComputeOrder order =
       schedules::make_order(*schedules::find_schedule(name), shape, times);
   return report_on(order, costs, simulate(ChannelGraph::of_order(order), order, costs));
@@ -132,10 +133,10 @@ TEST(SimulateTest, ZeroBubblePapersTable5) {
         static_cast<size_t>(row.ranks),
         {time(row.forward), time(row.input), time(row.weight), time(row.comm), time(row.comm)});
     EXPECT_NEAR(
-        report_of("ZB-1p", {row.ranks, row.ranks, row.microbatches}, costs, times).bubble_rate,
+        report_of("ZB-1p", {row.ranks, row.ranks, row.microbatches}, costs, {times}).bubble_rate,
         row.rate_zb_1p, 5e-5);
     EXPECT_NEAR(
-        report_of("ZB-2p", {row.ranks, row.ranks, row.microbatches}, costs, times).bubble_rate,
+        report_of("ZB-2p", {row.ranks, row.ranks, row.microbatches}, costs, {times}).bubble_rate,
         row.rate_zb_2p, 5e-5);
     const Costs shared = costs_of(row.forward, row.input, row.weight, row.comm, row.chunks);
     EXPECT_NEAR(
@@ -143,6 +144,30 @@ TEST(SimulateTest, ZeroBubblePapersTable5) {
             .bubble_rate,
         row.rate_interleaved, 5e-5);
   }
+}
+
+// With up to 2P microbatches, all of its building blocks are compared at the given times: those of
+// microbatches of different sizes too.
+TEST(SimulateTest, VAdaptivePlansForSlowMicrobatches) {
+  int better = 0;
+  for (int slow = 0; slow < 8; ++slow) {
+    Costs costs = costs_of(10, 11, 7, 1);
+    costs.microbatch_scale.assign(8, 1);
+    costs.microbatch_scale[static_cast<size_t>(slow)] = 3;
+    const std::vector<schedules::StageTimes> times(8, {10, 11, 7, 1, 1});
+    const schedules::Shape shape{4, 8, 8};
+    const double blind = report_of("V-Adaptive", shape, costs, {times}).cost;
+    const double seeing =
+        report_of("V-Adaptive", shape, costs, {times, costs.microbatch_scale}).cost;
+    EXPECT_LE(seeing, blind) << slow;
+    better += seeing < blind;
+    const CompileResult compiled = compile({.source = "V-Adaptive",
+                                            .shape = {.ranks = 4, .microbatches = 8},
+                                            .costs = costs,
+                                            .level = ir::Level::kComputeOnly});
+    EXPECT_EQ(simulate(compiled, {.costs = costs}).simulation->report.cost, seeing) << slow;
+  }
+  EXPECT_GT(better, 0);
 }
 
 // V schedules at unit cost: 6m + 6p - 3k - 1 slots for an even number k of activations, the least

@@ -230,7 +230,7 @@ TEST(PeaksTest, ZbAutoKeepsItsMemoryLimitAtAnyTimes) {
       times.push_back({draw(20), draw(20), draw(20), draw(9), draw(9)});
     for (const auto& [name, limit] : {std::pair("ZB-1p", 2 * ranks), {"ZB-2p", 4 * ranks}}) {
       SCOPED_TRACE(testing::Message() << name << " instance " << instance);
-      const ir::ComputeOrder order = make_order(*find_schedule(name), shape, times);
+      const ir::ComputeOrder order = make_order(*find_schedule(name), shape, {times});
       expect_complete(order);
       EXPECT_TRUE(can_run(order));
       for (const ir::Row& row : order.rows) {
@@ -253,7 +253,7 @@ TEST(PeaksTest, VAdaptiveKeepsItsMemoryLimit) {
       for (const auto& times :
            {std::vector<StageTimes>(), std::vector<StageTimes>(2 * ranks, uneven)}) {
         SCOPED_TRACE(testing::Message() << "P=" << ranks << " memory " << memory);
-        const ir::ComputeOrder order = make_order(spec, shape, times);
+        const ir::ComputeOrder order = make_order(spec, shape, {times});
         expect_complete(order);
         EXPECT_TRUE(can_run(order));
         for (const ir::Row& row : order.rows) EXPECT_LE(peak_of(row), memory);
