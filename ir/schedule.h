@@ -35,7 +35,10 @@ struct Schedule {
   Placement placement;       // also the number of ranks and stages
   int num_microbatches = 0;  // microbatches are 0 to num_microbatches - 1
   Lowering lowering;         // the known policies that it was lowered with
-  Rows rows;                 // placement.num_ranks() rows
+  // Stages that recompute, ascending: their F keeps a checkpoint only, and each of their B or I
+  // runs the forward again (activation checkpointing).
+  std::vector<int> recompute = {};
+  Rows rows;  // placement.num_ranks() rows
 
   friend bool operator==(const Schedule&, const Schedule&) = default;
 };

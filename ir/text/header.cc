@@ -1,5 +1,7 @@
 #include "pipewright/ir/text/header.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 namespace pipewright::ir {
@@ -26,6 +28,12 @@ constexpr HeaderKey kKeys[] = {
      }},
     {"placement", true, "loop|v|the rank of each stage",
      [](const Schedule& schedule, Level) { return std::optional(schedule.placement.to_string()); }},
+    {"recompute", false, "different stages in ascending order",
+     [](const Schedule& schedule, Level) {
+       return schedule.recompute.empty()
+                  ? std::nullopt
+                  : std::optional(fmt::format("{}", fmt::join(schedule.recompute, " ")));
+     }},
 };
 
 std::string_view in_words(std::string_view value) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -23,18 +24,18 @@ bool is_one_line(const std::string& text) {
 }
 
 // "0 1 1 0" as numbers from 0; nullopt for anything else.
-std::optional<std::vector<int>> parse_ranks(std::string_view text) {
-  std::vector<int> ranks;
+std::optional<std::vector<int>> parse_numbers(std::string_view text) {
+  std::vector<int> numbers;
   while (!text.empty()) {
     const size_t size = std::min(text.find(' '), text.size());
-    int rank = 0;
-    const auto [stop, error] = std::from_chars(text.data(), text.data() + size, rank);
-    if (error != std::errc() || stop != text.data() + size || rank < 0) return std::nullopt;
-    ranks.push_back(rank);
+    int number = 0;
+    const auto [stop, error] = std::from_chars(text.data(), text.data() + size, number);
+    if (error != std::errc() || stop != text.data() + size || number < 0) return std::nullopt;
+    numbers.push_back(number);
     text.remove_prefix(size);
     text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
   }
-  return ranks;
+  return numbers;
 }
 
 void bad_value(std::string_view key, std::string_view expected, std::string_view value,
@@ -121,7 +122,7 @@ std::optional<Placement> HeaderReader::placement(int ranks, int stages,
     }
     placement = Placement::v(ranks, stages);
   } else {
-    std::optional<std::vector<int>> map = parse_ranks(value);
+    std::optional<std::vector<int>> map = parse_numbers(value);
     if (!map || map->empty()) {
       bad_value("placement", "`loop`, `v` or the rank of each stage", value, entry->value_place,
                 diagnostics);
@@ -155,6 +156,20 @@ std::optional<Placement> HeaderReader::placement(int ranks, int stages,
   return placement;
 }
 
+std::vector<int> HeaderReader::recompute(int stages, Diagnostics* diagnostics) const {
+  const Entry* entry = find("recompute");
+  if (entry == nullptr) return {};
+  const std::optional<std::vector<int>> numbers = parse_numbers(entry->value);
+  const bool is_ascending =
+      numbers && !numbers->empty() &&
+      std::ranges::adjacent_find(*numbers, std::greater_equal<>()) == numbers->end();
+  if (is_ascending && numbers->back() < stages) return *numbers;
+  bad_value("recompute",
+            fmt::format("different stages from 0 to {} in ascending order", stages - 1),
+            entry->value, entry->value_place, diagnostics);
+  return {};
+}
+
 Lowering HeaderReader::lowering(Diagnostics* diagnostics) const {
   Lowering lowering;
   for (const LoweringPolicy& policy : lowering_policies()) {
@@ -184,6 +199,7 @@ std::optional<ParsedSchedule> HeaderReader::finish(const Place& place, size_t er
   schedule.num_microbatches = number("microbatches", kMaxMicrobatches, diagnostics).value_or(0);
   if (ranks && stages)
     schedule.placement = placement(*ranks, *stages, diagnostics).value_or(Placement());
+  if (stages) schedule.recompute = recompute(*stages, diagnostics);
   schedule.lowering = lowering(diagnostics);
   if (diagnostics->total() > errors_before) return std::nullopt;
 

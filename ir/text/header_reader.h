@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/parsed_schedule.h"
@@ -47,6 +48,7 @@ class HeaderReader {
   std::optional<Level> level(Diagnostics* diagnostics) const;
   std::optional<int> number(std::string_view key, int most, Diagnostics* diagnostics) const;
   std::optional<Placement> placement(int ranks, int stages, Diagnostics* diagnostics) const;
+  std::vector<int> recompute(int stages, Diagnostics* diagnostics) const;
   std::string schedule_name(Diagnostics* diagnostics) const;
   Lowering lowering(Diagnostics* diagnostics) const;
 

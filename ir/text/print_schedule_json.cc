@@ -57,8 +57,9 @@ void print(const AnySchedule& any, const Recording* recording, std::ostream& out
   for (const HeaderKey& key : header_keys()) {
     const auto value = key.get(schedule, level_of(any));
     if (!value) continue;
-    const Json json =
-        key.name == "placement" ? placement_json(schedule.placement) : to_json(key.values, *value);
+    const Json json = key.name == "placement"   ? placement_json(schedule.placement)
+                      : key.name == "recompute" ? Json(schedule.recompute)
+                                                : to_json(key.values, *value);
     out << ",\n  \"" << key.name << "\": " << json.dump();
   }
   Json lowering = Json::object();

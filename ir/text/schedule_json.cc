@@ -51,7 +51,8 @@ class ScheduleReader : public JsonEvents {
   }
 
  private:
-  enum class In { kFile, kObject, kLowering, kPlacement, kRows, kRow, kRecording, kDone };
+  // kNumbers: in the array of `placement` or `recompute`.
+  enum class In { kFile, kObject, kLowering, kNumbers, kRows, kRow, kRecording, kDone };
 
   bool enter(JsonKind kind) override {
     if (in_ == In::kRecording) return recording_.enter(kind);
@@ -63,10 +64,10 @@ class ScheduleReader : public JsonEvents {
       in_ = In::kObject;
     } else if (object && at_key("lowering")) {
       in_ = In::kLowering;
-    } else if (!object && at_key("placement")) {
-      in_ = In::kPlacement;
-      placement_.clear();
-      placement_place_ = place;
+    } else if (!object && (at_key("placement") || at_key("recompute"))) {
+      in_ = In::kNumbers;
+      numbers_.clear();
+      numbers_place_ = place;
     } else if (!object && at_key("rows")) {
       in_ = In::kRows;
     } else if (!object && in_ == In::kRows) {
@@ -88,8 +89,8 @@ class ScheduleReader : public JsonEvents {
         recording_.leave(kind);
         if (recording_.is_at_end()) in_ = In::kObject;
         break;
-      case In::kPlacement:
-        header_.set("placement", placement_, key_place_, placement_place_, diagnostics_);
+      case In::kNumbers:
+        header_.set(key_, numbers_, key_place_, numbers_place_, diagnostics_);
         in_ = In::kObject;
         break;
       case In::kLowering:
@@ -126,18 +127,19 @@ class ScheduleReader : public JsonEvents {
         return true;
       case In::kRecording:
         return recording_.scalar(kind, text);
-      case In::kPlacement:
+      case In::kNumbers:
         if (kind != JsonKind::kNumber ||
             text.find_first_not_of("0123456789") != std::string::npos) {
           wrong_type(kind, scalar_place(kind));
         } else {
-          placement_ += (placement_.empty() ? "" : " ") + text;
+          numbers_ += (numbers_.empty() ? "" : " ") + text;
         }
         return true;
       case In::kObject:
         if (key_ == "version") return version(kind, text);
         if (key_ == "placement" && text != "loop" && text != "v") break;
-        if (key_ == "rows" || key_ == "lowering" || key_ == "recording") break;
+        if (key_ == "rows" || key_ == "recompute" || key_ == "lowering" || key_ == "recording")
+          break;
         header_value(kind, text);
         return true;
       case In::kLowering:
@@ -237,15 +239,15 @@ class ScheduleReader : public JsonEvents {
       case In::kDone:
         return std::string(name(JsonKind::kObject));
       case In::kObject:
-        if (key_ == "rows") return std::string(name(JsonKind::kArray));
+        if (key_ == "rows" || key_ == "recompute") return std::string(name(JsonKind::kArray));
         if (key_ == "lowering" || key_ == "recording") return std::string(name(JsonKind::kObject));
         if (key_ == "version") return std::string(name(JsonKind::kNumber));
         if (key_ == "placement") return "\"loop\", \"v\" or an array";
         return values_in_words(values_of(key_));
       case In::kLowering:
         return values_in_words(values_of(key_));
-      case In::kPlacement:
-        return "a rank as an integer";
+      case In::kNumbers:
+        return key_ == "placement" ? "a rank as an integer" : "a stage as an integer";
       case In::kRows:
         return "an array for each rank";
       case In::kRow:
@@ -293,8 +295,8 @@ class ScheduleReader : public JsonEvents {
 
   In in_ = In::kFile;
   std::string key_;
-  Place key_place_, first_place_, placement_place_;
-  std::string placement_;
+  Place key_place_, first_place_, numbers_place_;
+  std::string numbers_;
   bool has_version_ = false, has_rows_ = false, has_lowering_ = false, has_recording_ = false;
 
   HeaderReader header_;

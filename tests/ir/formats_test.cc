@@ -58,6 +58,31 @@ TEST(FormatsTest, PyTorchsFilesRoundTripByteForByte) {
   EXPECT_EQ(files, 50);
 }
 
+// Stages that recompute are in ascending order, once each, in range, and an array in JSON.
+TEST(FormatsTest, StagesThatRecompute) {
+  const auto plan = [](const std::string& stages) {
+    return "pipewright plan 1\nlevel: compute_only\nranks: 1\nstages: 3\nmicrobatches: 1\n"
+           "placement: loop\nrecompute: " +
+           stages + "\nrank 0: 0F0 1F0 2F0 2B0 1B0 0B0\n";
+  };
+  EXPECT_EQ(schedule_of(read(plan("0 2"), Format::kPlan)).recompute, (std::vector<int>{0, 2}));
+  for (const char* stages : {"2 0", "1 1", "3", "-1", "all"}) {
+    const Source source{"plan", plan(stages)};
+    Diagnostics diagnostics;
+    EXPECT_FALSE(info(Format::kPlan).parse(source, &diagnostics)) << stages;
+    ASSERT_EQ(diagnostics.total(), 1u) << stages;
+    EXPECT_EQ(diagnostics.kept()[0].message,
+              "`recompute`: expected different stages from 0 to 2 in ascending order, got `" +
+                  std::string(stages) + "`");
+  }
+  const Source text{"json",
+                    R"({"version": 1, "level": "compute_only", "ranks": 1, "stages": 1,
+ "microbatches": 1, "placement": "loop", "recompute": "0", "rows": [["0F0", "0B0"]]})"};
+  Diagnostics diagnostics;
+  EXPECT_FALSE(info(Format::kJson).parse(text, &diagnostics));
+  EXPECT_EQ(diagnostics.kept()[0].message, "`recompute`: expected an array, got a string");
+}
+
 TEST(FormatsTest, AShapeIsFoundFromTheRows) {
   const AnySchedule any = read("0F0,0F1,,3F0\r\n,1F0,2F0\r\n", Format::kCsv);
   const Schedule& schedule = schedule_of(any);
@@ -100,6 +125,7 @@ TEST(FormatsTest, EveryFieldRoundTrips) {
   program.name = "A name: with \"signs\" # and \xC3\xA9";
   program.placement = Placement::custom(2, {0, 1, 1});
   program.num_microbatches = 3;
+  program.recompute = {0, 2};
   program.rows = {{Action(ActionKind::kUnshard, 0), Action(ActionKind::kForward, 0, 2)},
                   {Action::overlap(ActionPart(ActionKind::kForward, 1, 2),
                                    ActionPart(ActionKind::kBackwardInput, 2, 0))}};
