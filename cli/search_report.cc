@@ -35,6 +35,14 @@ std::vector<double> memory_per_rank(const search::SearchRequest& request,
   return peaks;
 }
 
+std::string recompute_text(const ir::Schedule& schedule) {
+  if (schedule.recompute.empty()) return "no stage";
+  if (schedule.recompute.size() == static_cast<size_t>(schedule.placement.num_stages()))
+    return "all stages";
+  return fmt::format("stage{} {}", schedule.recompute.size() == 1 ? "" : "s",
+                     fmt::join(schedule.recompute, ", "));
+}
+
 std::string bound_text(const schedule::Bound& bound) {
   std::string name(bound.name);
   std::ranges::replace(name, '_', ' ');
@@ -86,6 +94,8 @@ void print_result(const std::string& placement, const search::SearchRequest& req
       request.memory.bytes ? number_text(most) + " bytes" : activations_text(most);
   out << fmt::format("peak memory    {} per rank\n",
                      least == most ? last : fmt::format("{} to {}", number_text(least), last));
+  if (request.may_recompute)
+    out << fmt::format("recompute      {}\n", recompute_text(result.order));
   out << fmt::format("found by       {}, {} evaluations\n", result.found_by, result.evaluations);
   if (result.robustness) {
     const search::Robustness& robust = *result.robustness;
@@ -108,6 +118,7 @@ std::string result_json(const std::string& placement, const search::SearchReques
       fmt::format("\"evaluations\": {}", result.evaluations),
       fmt::format("\"placement\": \"{}\"", placement),
       fmt::format("\"stages\": {}", result.order.placement.num_stages()),
+      fmt::format("\"recompute\": [{}]", fmt::join(result.order.recompute, ", ")),
       fmt::format("\"memory_per_rank\": [{}]", fmt::join(memory_per_rank(request, result), ", ")),
       fmt::format("\"memory_unit\": \"{}\"", request.memory.bytes ? "bytes" : "activations"),
       fmt::format("\"found_by\": \"{}\"", result.found_by),

@@ -136,6 +136,11 @@ std::vector<OptionSpec> search_options() {
        {ValueKind::kChoice, "BY", {"mean", "p95"}},
        "which makespan --robust compares: the mean, or the 95th percentile; default: mean"},
       {"--merge-backward", "", {}, "use whole backwards (B) only"},
+      {"--recompute",
+       "",
+       {},
+       "choose stages that recompute: there, F keeps checkpoint_bytes of --costs, and B or I runs "
+       "`recompute` of F again; takes up to three times the budget"},
       {"--threads",
        "",
        {ValueKind::kNumber, "N", {}},
@@ -191,6 +196,14 @@ AskedSearch read_search(const Invocation& invocation, Console& console) {
   request.costs = costs_for(read_costs(invocation, console), request.placement,
                             request.num_microbatches, console);
   request.memory = memory_of(invocation, request.costs);
+  request.may_recompute = invocation.has("--recompute");
+  if (request.may_recompute &&
+      (request.costs.activation_bytes.is_zero() || request.costs.checkpoint_bytes.is_zero()))
+    throw UsageError(
+        "--recompute requires --costs FILE with activation_bytes and checkpoint_bytes");
+  if (request.may_recompute && invocation.text("--output").value_or("").ends_with(".csv"))
+    throw UsageError(
+        "--recompute: a .csv cannot say which stages recompute; write a .plan or .json");
   require_memory(request);
   return asked;
 }

@@ -152,7 +152,8 @@ void print_json(const Invocation& invocation, const Input& input, const Simulati
       "  \"unit\": {},\n  \"makespan\": {},\n  \"cost\": {},\n  \"bubble_rate\": {},\n"
       "  \"bounds\": {{\"busiest_rank\": {}, \"one_microbatch\": {}, \"warm_up\": {}}},\n"
       "  \"memory_limits\": [{}],\n  \"memory_per_stage\": {{\"activation\": [{}], "
-      "\"weight_input\": [{}]}},\n  \"bound\": {},\n  \"gap\": {},\n  \"jitter\": {},\n  "
+      "\"weight_input\": [{}], \"recomputed\": [{}]}},\n  \"bound\": {},\n  \"gap\": {},\n  "
+      "\"jitter\": {},\n  "
       "\"ranks\": [{}\n  ],\n  "
       "\"critical_path\": [{}\n  ],\n{}  \"diagnostics\": []\n}}\n",
       ir::name(ir::level_of(input.any())),
@@ -165,9 +166,9 @@ void print_json(const Invocation& invocation, const Input& input, const Simulati
       number_json(report.bounds.busiest_rank), number_json(report.bounds.one_microbatch),
       number_json(report.bounds.warm_up), fmt::join(simulation.bound.memory_limits, ", "),
       fmt::join(simulation.bound.activations, ", "),
-      fmt::join(simulation.bound.weight_inputs, ", "), bound_json(simulation.bound),
-      number_json(simulation.bound.gap(report.cost)), jitter, ranks, path,
-      drift ? "  \"drift\": " + drift_json(*drift) + ",\n" : "");
+      fmt::join(simulation.bound.weight_inputs, ", "), fmt::join(simulation.bound.recomputed, ", "),
+      bound_json(simulation.bound), number_json(simulation.bound.gap(report.cost)), jitter, ranks,
+      path, drift ? "  \"drift\": " + drift_json(*drift) + ",\n" : "");
 }
 
 // ---- text

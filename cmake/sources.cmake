@@ -57,6 +57,7 @@ set(pipewright_schedule_sources
     schedule/search/local_search_moves.cc
     schedule/search/make_problem.cc
     schedule/search/named_placement.cc
+    schedule/search/recompute.cc
     schedule/search/repeat.cc
     schedule/search/replay.cc
     schedule/search/search.cc
@@ -186,6 +187,7 @@ set(pipewright_schedule_headers
     schedule/search/named_placement.h
     schedule/search/problem.h
     schedule/search/random.h
+    schedule/search/recompute.h
     schedule/search/repeat.h
     schedule/search/replay.h
     schedule/search/search.h

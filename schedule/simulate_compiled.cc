@@ -97,6 +97,7 @@ SimulateResult run(const CompileResult& compiled, const SimulateRequest& request
   std::optional<Costs> costs =
       changed_costs(request, placement, schedule.num_microbatches, &result.diagnostics);
   if (!costs) return result;
+  *costs = recomputing(std::move(*costs), schedule.recompute, placement.num_stages());
   ChannelGraph graph = graph_of(*compiled.schedule);
   ir::Timeline timeline = measured != nullptr ? *measured : simulate(graph, schedule, *costs);
   Report report = report_on(schedule, *costs, timeline);
@@ -147,6 +148,7 @@ std::optional<BlockedSimulation> simulate_blocked(const CompileResult& compiled,
   std::optional<Costs> costs =
       changed_costs(request, schedule.placement, schedule.num_microbatches, diagnostics);
   if (!costs) return std::nullopt;
+  *costs = recomputing(std::move(*costs), schedule.recompute, schedule.placement.num_stages());
   ChannelGraph graph = graph_of(*compiled.blocked);
   ir::Timeline timeline = simulate(graph, schedule, *costs);
   Standstill standstill = standstill_of(graph, schedule);

@@ -49,6 +49,10 @@ std::vector<MemoryPeak> memory_peaks(const ir::Schedule& schedule, const search:
       for (const ir::ActionPart part : row[step].parts()) {
         if (!ir::is_compute(part.kind())) continue;
         const search::StageWork& work = problem.work(part.stage());
+        const bool is_backward = part.kind() == ir::ActionKind::kBackward ||
+                                 part.kind() == ir::ActionKind::kBackwardInput;
+        if (is_backward && used + work.recomputed > peak.amount)
+          peak = {used + work.recomputed, static_cast<int>(step)};
         if (part.kind() == ir::ActionKind::kForward) used += work.activation;
         if (part.kind() == ir::ActionKind::kBackward) used -= work.activation;
         if (part.kind() == ir::ActionKind::kBackwardInput)
@@ -73,7 +77,8 @@ ScheduleBound bound_of(const ir::Schedule& schedule, const Costs& costs, const R
                        .terms = {},
                        .memory_limits = {},
                        .activations = {},
-                       .weight_inputs = {}};
+                       .weight_inputs = {},
+                       .recomputed = {}};
   for (const BoundTerm& term : bound.terms)
     result.terms.emplace_back(term.name, problem.time(term.value));
   for (const search::Memory limit : problem.memory_limits)
@@ -81,6 +86,7 @@ ScheduleBound bound_of(const ir::Schedule& schedule, const Costs& costs, const R
   for (const search::StageWork& work : problem.stages) {
     result.activations.push_back(problem.size(work.activation));
     result.weight_inputs.push_back(problem.size(work.weight_input));
+    result.recomputed.push_back(problem.size(work.recomputed));
   }
   if (std::abs(result.value - report.cost) <= 1e-9 * report.cost) result.value = report.cost;
   return result;

@@ -37,8 +37,9 @@ struct ScheduleBound {
   int other = -1;
   std::vector<std::pair<std::string_view, double>> terms;  // their sum is the value
   // The memory for which the bound holds: limits by rank, and what a microbatch uses from the start
-  // of F to the end of B or I, and from there to the end of W, by stage.
-  std::vector<double> memory_limits, activations, weight_inputs;
+  // of F to the end of B or I, from there to the end of W, and in addition while B or I runs, by
+  // stage.
+  std::vector<double> memory_limits, activations, weight_inputs, recomputed;
 
   // How far a cost is above the bound: 0.1 for 10%.
   double gap(double cost) const { return value > 0 ? cost / value - 1 : 0; }

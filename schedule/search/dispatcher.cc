@@ -7,6 +7,9 @@
 //   3. if an input with an earlier target is on its way and comes soon enough, wait for it
 //   4. a rank that waits, or that has no memory for F, fills the gap with a W that fits
 //
+// Where a stage recomputes, I takes memory and F leaves room for the largest one. An I that finds
+// the room taken by Ws that are left waits for them: so memory alone never stops a rank there.
+//
 // The reservation for later stages of the rank keeps schedules with several stages per rank from
 // filling memory with activations of microbatches that cannot finish. Sending an input to a rank
 // that is busy costs no event: it looks when its action ends. So each action costs one decision of
@@ -47,7 +50,13 @@ Dispatcher::Dispatcher(const Problem& problem)
     for (const int stage : problem.placement.stages_of(rank)) {
       state_of_[static_cast<size_t>(stage)] = states_.size();
       const StageWork& work = problem.work(stage);
-      states_.push_back({.stage = stage, .memory = std::max(work.activation, work.weight_input)});
+      const bool recomputes = work.recomputed > 0;
+      // Any other stage has room for the end of its I from F on.
+      StageState& one = states_.emplace_back();
+      one.stage = stage;
+      one.memory = recomputes ? work.activation : std::max(work.activation, work.weight_input);
+      one.input_memory =
+          recomputes ? std::max(work.recomputed, work.weight_input - work.activation) : 0;
       for (const Pass pass : {Pass::kForward, Pass::kInput, Pass::kWeight}) {
         if (pass == Pass::kWeight && !problem.splits_backward) continue;
         for (int microbatch = 0; microbatch < problem.num_microbatches; ++microbatch)
@@ -55,7 +64,9 @@ Dispatcher::Dispatcher(const Problem& problem)
       }
     }
     state.last = states_.size();
-    state.limit = problem.memory_limit(rank);
+    state.limit = state.forward_limit = problem.memory_limit(rank);
+    for (size_t at = state.first; at < state.last; ++at)
+      state.forward_limit = std::min(state.forward_limit, state.limit - states_[at].input_memory);
     const size_t passes = problem.splits_backward ? 3 : 2;
     words_[static_cast<size_t>(rank)].reserve(passes * (state.last - state.first) * microbatches_);
   }
@@ -100,10 +111,10 @@ void Dispatcher::prepare(const Template& numbers) {
       target += previous.forward + previous.output_transfer + delay(stage, 0);
     }
     StageState& state = states_[state_of_[static_cast<size_t>(stage)]];
-    const Memory limit = problem_.memory_limit(problem_.placement.rank_of(stage));
-    const Memory most = state.memory == 0 ? problem_.num_microbatches : limit / state.memory;
     const int rank = problem_.placement.rank_of(stage);
-    state = {.stage = stage, .memory = state.memory};
+    const Memory limit = std::max<Memory>(0, ranks_[static_cast<size_t>(rank)].forward_limit);
+    const Memory most = state.memory == 0 ? problem_.num_microbatches : limit / state.memory;
+    state = {.stage = stage, .memory = state.memory, .input_memory = state.input_memory};
     state.cap = problem_.num_microbatches;
     if (numbers.cap_slope != Template::kNever) {
       const int64_t left = int64_t{stages - stage} * numbers.cap_slope / per_rank;
@@ -176,7 +187,9 @@ Dispatcher::Choice Dispatcher::choose(const RankState& rank, Ticks now, Ticks* w
   bool no_memory = false;
   for (size_t at = rank.first; at < rank.last; ++at) {
     StageState& state = states_[at];
-    if (state.next_input <= now) {
+    if (state.next_input <= now && rank.used + state.input_memory > rank.limit) {
+      no_memory = true;
+    } else if (state.next_input <= now) {
       const Ticks target = backward_first_ ? -1 - state.stage : state.input_target;
       if (target < best_target) {
         best_target = target;
@@ -187,9 +200,9 @@ Dispatcher::Choice Dispatcher::choose(const RankState& rank, Ticks now, Ticks* w
       next_target = state.input_target;
     }
     if (state.next_forward != kAsleep && state.forwards - state.inputs < state.cap) {
-      if (rank.used + state.memory > rank.limit ||
+      if (rank.used + state.memory > rank.forward_limit ||
           (rank.last - rank.first > 1 &&
-           rank.used + state.memory + reserved(rank, state) > rank.limit)) {
+           rank.used + state.memory + reserved(rank, state) > rank.forward_limit)) {
         no_memory = no_memory || state.next_forward <= now;
       } else if (state.next_forward <= now) {
         const Ticks target =

@@ -74,13 +74,15 @@ class Dispatcher {
     Ticks forward_target = 0, input_target = 0, weight_target = 0;  // of the next one
     Ticks next_forward = 0, next_input = 0;  // arrival of the next input; kAsleep if not sent
     Memory memory = 0;                       // of an activation
+    Memory input_memory = 0;                 // what I needs in addition
   };
   struct RankState {
     size_t first = 0, last = 0;  // its stages in states_
     Memory used = 0, limit = 0;
-    Ticks left = 0;    // work that has not started
-    Ticks start = -1;  // of the first action
-    Ticks end = 0;     // of the last action
+    Memory forward_limit = 0;  // of what F may leave in use: any I fits beside it
+    Ticks left = 0;            // work that has not started
+    Ticks start = -1;          // of the first action
+    Ticks end = 0;             // of the last action
   };
   struct Choice {
     StageState* state = nullptr;

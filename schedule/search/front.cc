@@ -27,8 +27,10 @@ MemoryBudget part_of(const MemoryBudget& memory, int level) {
 Costs cut_stages(const Costs& costs, int stages, int parts) {
   Costs cut = costs;
   for (const StageCost& one : stage_costs()) {
-    const bool passes =
-        one.values == &Costs::output_bytes || one.values == &Costs::input_gradient_bytes;
+    // A checkpoint is the input of a stage; `recompute` is a factor.
+    const bool stays = one.values == &Costs::output_bytes ||
+                       one.values == &Costs::input_gradient_bytes ||
+                       one.values == &Costs::checkpoint_bytes || one.values == &Costs::recompute;
     PerStage& values = cut.*one.values;
     if (values.is_list()) {
       std::vector<double> list;
@@ -36,7 +38,7 @@ Costs cut_stages(const Costs& costs, int stages, int parts) {
         list.push_back((costs.*one.values).at(stage / parts));
       values = PerStage(std::move(list));
     }
-    if (!passes) values.scale(1.0 / parts);
+    if (!stays) values.scale(1.0 / parts);
   }
   return cut;
 }

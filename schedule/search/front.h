@@ -13,8 +13,8 @@
 namespace pipewright::schedule::search {
 
 // The costs of a model whose stages are each cut into `parts` equal stages, for `stages` stages
-// before. Activations, parameters and times of a stage are divided; what passes between stages is
-// not.
+// before. Activations, parameters and times of a stage are divided; what passes between stages, and
+// so a checkpoint, is not.
 Costs cut_stages(const Costs& costs, int stages, int parts);
 
 // A placement to try, for a model of S stages that may be cut further.

@@ -53,6 +53,7 @@ LocalSearch::LocalSearch(const Problem& problem, uint64_t seed)
   for (size_t one = 0; one < letters.size(); ++one) {
     const LetterInfo& info = letters[one];
     memory_change_.push_back(info.memory);
+    temporary_.push_back(info.temporary);
     const auto rank_of = [&](int other) { return letters[static_cast<size_t>(other)].rank; };
     const bool is_unused =
         !problem.splits_backward && pass_of(static_cast<Letter>(one)) == Pass::kWeight;
@@ -295,8 +296,10 @@ bool LocalSearch::is_consistent() {
   for (size_t rank = 0; rank < words_.size(); ++rank) {
     Memory used = 0;
     for (size_t k = 0; k < words_[rank].size(); ++k) {
-      used += memory_change_[at(words_[rank][k]).letter];
-      if (used != memory[rank][k] || used > problem_.memory_limit(static_cast<int>(rank)))
+      const Letter letter = at(words_[rank][k]).letter;
+      used += memory_change_[letter];
+      if (used != memory[rank][k] ||
+          used + temporary_[letter] > problem_.memory_limit(static_cast<int>(rank)))
         return false;
     }
   }

@@ -105,6 +105,7 @@ class LocalSearch {
   size_t microbatches_;
   std::vector<NodeInfo> nodes_;
   std::vector<Memory> memory_change_;        // by letter
+  std::vector<Memory> temporary_;            // by letter: LetterInfo::temporary
   std::vector<std::vector<Node>> words_;     // by rank
   std::vector<std::vector<Memory>> memory_;  // by rank: in use after each position
   std::vector<Ticks> ends_;

@@ -40,10 +40,12 @@ bool LocalSearch::try_shift(Node node, int distance) {
 
 bool LocalSearch::fits() const {
   for (const Shift& move : shifts_) {
+    const std::vector<Node>& word = words_[static_cast<size_t>(move.rank)];
     const std::vector<Memory>& memory = memory_[static_cast<size_t>(move.rank)];
     const Memory limit = problem_.memory_limit(move.rank);
     for (int k = std::min(move.from, move.to); k <= std::max(move.from, move.to); ++k) {
-      if (memory[static_cast<size_t>(k)] > limit) return false;
+      const auto position = static_cast<size_t>(k);
+      if (memory[position] > limit - temporary_[at(word[position]).letter]) return false;
     }
   }
   return true;

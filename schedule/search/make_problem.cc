@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <numeric>
 #include <set>
 #include <vector>
 
@@ -67,19 +68,23 @@ double add_scaled(const std::vector<double>& microbatch_scale, std::vector<doubl
   return std::max(1.0, *scales.rbegin());
 }
 
-void set_times(const CostTable& table, Problem* problem) {
+// `longest` has the same costs, or those with which backwards take longest: they decide the ticks.
+void set_times(const CostTable& table, const CostTable& longest, Problem* problem) {
   const int stages = problem->num_stages();
   std::vector<double> times, transfers;
   double total = 0;
   for (int stage = 0; stage < stages; ++stage) {
     for (const ActionKind kind :
-         {ActionKind::kForward, ActionKind::kBackwardInput, ActionKind::kBackwardWeight})
-      times.push_back(table.of_kind(kind, stage));
+         {ActionKind::kForward, ActionKind::kBackwardInput, ActionKind::kBackwardWeight}) {
+      times.push_back(longest.of_kind(kind, stage));
+      total += times.back();
+    }
     transfers.push_back(table.output_transfer(stage));
     transfers.push_back(table.gradient_transfer(stage));
   }
-  for (const double time : times) total += time;
   for (const double time : transfers) total += time;
+  for (int stage = 0; stage < stages; ++stage)
+    times.push_back(table.of_kind(ActionKind::kBackwardInput, stage));
   const double scale = add_scaled(problem->microbatch_scale, &times);
   times.insert(times.end(), transfers.begin(), transfers.end());
   const DecimalScale ticks(times, total * scale * problem->num_microbatches);
@@ -101,12 +106,19 @@ void set_times(const CostTable& table, Problem* problem) {
 
 // Sizes as integers, and limits so that each rank has room for `bytes`, less what is not
 // activations; or for `activations` of one microbatch on all its stages.
-void set_memory(const MemoryBudget& memory, const Costs& costs, Problem* problem) {
+// The unit fits checkpoints too if stages may recompute.
+void set_memory(const MemoryBudget& memory, const Costs& costs, bool may_recompute,
+                Problem* problem) {
   const int stages = problem->num_stages();
   const ir::Placement& placement = problem->placement;
   const std::optional<double>& activations = memory.activations;
   const bool counts_live = !memory.is_set();
-  const bool has_sizes = !counts_live && !costs.activation_bytes.is_zero();
+  const bool has_sizes =
+      !counts_live && !(costs.activation_bytes.is_zero() && costs.recomputed_bytes.is_zero());
+  // From F to the end of I if the stage does not recompute.
+  const auto whole = [&](int stage) {
+    return has_sizes ? costs.activation_bytes.at(stage) + costs.recomputed_bytes.at(stage) : 1.0;
+  };
   const auto activation = [&](int stage) {
     return has_sizes ? costs.activation_bytes.at(stage) : 1.0;
   };
@@ -117,9 +129,10 @@ void set_memory(const MemoryBudget& memory, const Costs& costs, Problem* problem
   std::vector<double> sizes;
   double total = 0;
   for (int stage = 0; stage < stages; ++stage) {
-    sizes.push_back(activation(stage));
+    sizes.push_back(whole(stage));
     sizes.push_back(weight_input(stage));
-    total += activation(stage) + weight_input(stage);
+    if (has_sizes && may_recompute) sizes.push_back(costs.checkpoint_bytes.at(stage));
+    total += whole(stage) + weight_input(stage);
   }
   const DecimalScale scale(sizes, total * problem->num_microbatches);
   problem->memory_unit = scale.unit();
@@ -131,9 +144,10 @@ void set_memory(const MemoryBudget& memory, const Costs& costs, Problem* problem
     const int rank = placement.rank_of(stage);
     StageWork& work = problem->stages[static_cast<size_t>(stage)];
     work.activation = rounded_up(activation(stage));
+    work.recomputed = rounded_up(whole(stage)) - work.activation;
     work.weight_input = rounded_up(weight_input(stage));
     double& own = room[static_cast<size_t>(rank)];
-    if (activations) own += *activations * activation(stage);
+    if (activations) own += *activations * whole(stage);
     if (!memory.bytes) continue;
     own -= costs.parameter_bytes.at(stage) + costs.gradient_bytes.at(stage);
     if (stage > 0 && placement.rank_of(stage - 1) != rank) own -= costs.output_bytes.at(stage - 1);
@@ -148,10 +162,8 @@ void set_memory(const MemoryBudget& memory, const Costs& costs, Problem* problem
   }
 }
 
-}  // namespace
-
-Problem make_problem(const ir::Placement& placement, int num_microbatches, const Costs& costs,
-                     const MemoryBudget& memory, bool splits_backward) {
+Problem make(const ir::Placement& placement, int num_microbatches, const Costs& costs,
+             const Costs& longest, const MemoryBudget& memory, bool splits_backward) {
   Problem problem;
   problem.placement = placement;
   problem.num_microbatches = num_microbatches;
@@ -159,9 +171,39 @@ Problem make_problem(const ir::Placement& placement, int num_microbatches, const
   problem.memory_limits.assign(static_cast<size_t>(placement.num_ranks()), kNoLimit);
   problem.microbatch_scale = costs.microbatch_scale;
   problem.splits_backward = splits_backward;
-  set_times(CostTable(costs, placement), &problem);
-  set_memory(memory, costs, &problem);
+  set_times(CostTable(costs, placement), CostTable(longest, placement), &problem);
+  set_memory(memory, costs, /*may_recompute=*/costs != longest || !costs.recomputed_bytes.is_zero(),
+             &problem);
   return problem;
+}
+
+}  // namespace
+
+Problem make_problem(const ir::Placement& placement, int num_microbatches, const Costs& costs,
+                     const MemoryBudget& memory, bool splits_backward) {
+  return make(placement, num_microbatches, costs, costs, memory, splits_backward);
+}
+
+Problem RecomputeProblem::with(std::span<const int> stages) const {
+  Problem problem = plain;
+  for (const int stage : stages)
+    problem.stages[static_cast<size_t>(stage)] = recomputing.work(stage);
+  problem.recompute.assign(stages.begin(), stages.end());
+  return problem;
+}
+
+RecomputeProblem make_recompute_problem(const ir::Placement& placement, int num_microbatches,
+                                        const Costs& costs, const MemoryBudget& memory,
+                                        bool splits_backward) {
+  std::vector<int> all(static_cast<size_t>(placement.num_stages()));
+  std::iota(all.begin(), all.end(), 0);
+  const Costs longest = recomputing(costs, all, placement.num_stages());
+  const auto with = [&](const Costs& some) {
+    return make(placement, num_microbatches, some, longest, memory, splits_backward);
+  };
+  RecomputeProblem both = {with(costs), with(longest)};
+  both.recomputing.recompute = all;
+  return both;
 }
 
 }  // namespace pipewright::schedule::search

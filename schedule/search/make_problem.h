@@ -2,6 +2,7 @@
 #define PIPEWRIGHT_SCHEDULE_SEARCH_MAKE_PROBLEM_H_
 
 #include <optional>
+#include <span>
 
 #include "pipewright/ir/placement.h"
 #include "pipewright/schedule/search/problem.h"
@@ -29,6 +30,20 @@ struct MemoryBudget {
 // otherwise to about 12 digits, sizes rounded up and limits down. Linear in the stages.
 Problem make_problem(const ir::Placement& placement, int num_microbatches, const Costs& costs,
                      const MemoryBudget& memory, bool splits_backward = true);
+
+// A problem in which each stage may recompute (Costs::recompute, checkpoint_bytes). Both have the
+// same ticks, unit of memory and limits, so every choice of stages is a mix of the two.
+struct RecomputeProblem {
+  Problem plain;        // no stage recomputes
+  Problem recomputing;  // all do
+
+  // The problem in which these stages recompute; ascending.
+  Problem with(std::span<const int> stages) const;
+};
+// As make_problem(). Without activation_bytes, recomputing takes time and saves nothing.
+RecomputeProblem make_recompute_problem(const ir::Placement& placement, int num_microbatches,
+                                        const Costs& costs, const MemoryBudget& memory,
+                                        bool splits_backward = true);
 
 }  // namespace pipewright::schedule::search
 

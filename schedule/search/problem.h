@@ -46,6 +46,8 @@ struct StageWork {
   Ticks output_transfer = 0, gradient_transfer = 0;
   // Memory in use from the start of F to the end of I, and from the end of I to the end of W.
   Memory activation = 0, weight_input = 0;
+  // In use beside `activation` while I runs: what a stage that recomputes restores of F.
+  Memory recomputed = 0;
 
   friend bool operator==(const StageWork&, const StageWork&) = default;
 };
@@ -60,6 +62,9 @@ struct Problem {
   // false: the backward is not split. I stands for B: its time is that of the whole backward, W
   // does not exist, and backward_weight and weight_input are 0.
   bool splits_backward = true;
+  // Stages that recompute, ascending. Their StageWork says so already: the recomputation is part of
+  // backward_input, and `activation` is the checkpoint.
+  std::vector<int> recompute = {};
 
   double tick = 1;         // units of time per tick
   double memory_unit = 1;  // bytes, or activations of one stage, per unit of memory
@@ -83,10 +88,12 @@ struct Problem {
   double time(Ticks ticks) const { return in_units(ticks, tick); }
   double size(Memory memory) const { return in_units(memory, memory_unit); }
 
-  // What one microbatch leaves on all stages of a rank: one activation of the rank.
+  // What one microbatch leaves on all stages of a rank if none recomputes: one activation of the
+  // rank.
   Memory activation_of(int rank) const {
     Memory sum = 0;
-    for (const int stage : placement.stages_of(rank)) sum += work(stage).activation;
+    for (const int stage : placement.stages_of(rank))
+      sum += work(stage).activation + work(stage).recomputed;
     return sum;
   }
 

@@ -6,6 +6,7 @@
 #include "pipewright/ir/check.h"
 #include "pipewright/schedule/compile.h"
 #include "pipewright/schedule/search/catalogue.h"
+#include "pipewright/schedule/search/recompute.h"
 #include "pipewright/schedule/search/repeat.h"
 #include "pipewright/schedule/search/replay.h"
 #include "pipewright/schedule/search/solve.h"
@@ -95,10 +96,34 @@ Ticks busiest_work(const Problem& problem) {
   return *std::ranges::max_element(work);
 }
 
-// Its ticks do not depend on whether backwards are split.
-Problem problem_with(const SearchRequest& request, bool splits_backward) {
-  return make_problem(request.placement, request.num_microbatches, request.costs, request.memory,
-                      splits_backward);
+// A problem with split backwards, and the same with whole ones: both have the same ticks.
+struct Backwards {
+  Problem split, whole;
+};
+
+Backwards backwards_of(const SearchRequest& request) {
+  const auto with = [&](bool splits) {
+    return make_problem(request.placement, request.num_microbatches, request.costs, request.memory,
+                        splits);
+  };
+  return {with(true), with(false)};
+}
+
+// The same where each stage may recompute.
+struct RecomputeBackwards {
+  RecomputeProblem split, whole;
+
+  Backwards with(std::span<const int> stages) const {
+    return {split.with(stages), whole.with(stages)};
+  }
+};
+
+RecomputeBackwards recompute_of(const SearchRequest& request) {
+  const auto with = [&](bool splits) {
+    return make_recompute_problem(request.placement, request.num_microbatches, request.costs,
+                                  request.memory, splits);
+  };
+  return {with(true), with(false)};
 }
 
 // Whether some I leaves more memory in use than F did: a whole B never has that.
@@ -110,8 +135,14 @@ bool adds_memory(const Problem& problem) {
 }  // namespace
 
 Problem problem_of(const SearchRequest& request) {
-  Problem problem = problem_with(request, request.splits_backward);
-  return adds_memory(problem) && shortage_of(problem) ? problem_with(request, false) : problem;
+  const auto chosen = [&](Backwards backwards) {
+    const bool splits =
+        request.splits_backward && !(adds_memory(backwards.split) && shortage_of(backwards.split));
+    return splits ? std::move(backwards.split) : std::move(backwards.whole);
+  };
+  if (!request.may_recompute) return chosen(backwards_of(request));
+  RecomputeBackwards both = recompute_of(request);
+  return chosen({std::move(both.split.recomputing), std::move(both.whole.recomputing)});
 }
 
 std::optional<Shortage> shortage_of(const Problem& problem) {
@@ -128,7 +159,8 @@ std::optional<Shortage> shortage_of(const Problem& problem) {
 namespace {
 
 // `bound` is one for all schedules that the request allows.
-SearchResult search(const SearchRequest& request, const Problem& problem, const Bound& bound) {
+SearchResult search(const SearchRequest& request, const Problem& problem, const Bound& bound,
+                    const std::vector<ir::ComputeOrder>& known) {
   PW_CHECK(!shortage_of(problem), "every rank has the memory that a schedule needs");
   SearchResult result;
   result.problem = problem;
@@ -140,6 +172,8 @@ SearchResult search(const SearchRequest& request, const Problem& problem, const 
                           .candidates = catalogue(problem, request.cancel),
                           .on_progress = progress_of(request, problem, result.bound.value),
                           .cancel = request.cancel};
+  for (const ir::ComputeOrder& order : known)
+    options.candidates.push_back({"search", words_of(problem, order)});
   // A quarter of the budget for few microbatches, where it goes farther.
   int64_t evaluations = 0;
   SolveOptions brief = options;
@@ -195,21 +229,66 @@ double figure_of(const SearchResult& result, const SearchRequest& request) {
   return (1 + longer) * result.makespan;
 }
 
-}  // namespace
-
-SearchResult search_schedule(const SearchRequest& request) {
-  const Bound bound = lower_bound(problem_with(request, request.splits_backward));
-  const Problem problem = problem_of(request);
-  if (!problem.splits_backward || !adds_memory(problem)) return search(request, problem, bound);
+// The better of split and whole backwards. `bound` is one for all of their schedules; `known` are
+// schedules to try first.
+SearchResult search(const SearchRequest& request, const Backwards& backwards, const Bound& bound,
+                    const std::vector<ir::ComputeOrder>& known) {
+  const bool adds = adds_memory(backwards.split);
+  if (!request.splits_backward || (adds && shortage_of(backwards.split)))
+    return search(request, backwards.whole, bound, known);
+  if (!adds) return search(request, backwards.split, bound, known);
   // Half of the budget for each.
   SearchRequest half = request;
   half.evaluations = (request.evaluations + 1) / 2;
-  SearchResult split = search(half, problem, bound);
+  SearchResult split = search(half, backwards.split, bound, known);
   if (split.gap() == 0 || split.is_cancelled) return split;
-  SearchResult whole = search(half, problem_with(request, false), bound);
+  SearchResult whole = search(half, backwards.whole, bound, known);
   SearchResult& best = figure_of(whole, request) < figure_of(split, request) ? whole : split;
   best.evaluations = split.evaluations + whole.evaluations;
   return std::move(best);
+}
+
+Bound bound_of(const SearchRequest& request, const Backwards& backwards) {
+  return lower_bound(request.splits_backward ? backwards.split : backwards.whole);
+}
+
+// The best over the choices of stages that recompute, the one with the least bound first. No stage
+// and all stages are searched as if they were the only choice, so the result is never worse. What
+// has been found is a schedule to try for the other choices, which it may fit.
+SearchResult search_choices(const SearchRequest& request) {
+  const RecomputeBackwards both = recompute_of(request);
+  const RecomputeChoices choices =
+      recompute_choices(request.splits_backward ? both.split : both.whole, both.whole);
+  PW_CHECK(!choices.promising.empty(), "every rank has the memory that a schedule needs");
+  const auto stages = static_cast<size_t>(request.placement.num_stages());
+  const auto is_mixed = [&](const RecomputeChoice& one) {
+    return !one.stages.empty() && one.stages.size() < stages;
+  };
+  const int64_t mixed = std::ranges::count_if(choices.promising, is_mixed);
+  std::optional<SearchResult> best;
+  std::vector<ir::ComputeOrder> known;
+  int64_t evaluations = 0;
+  for (const RecomputeChoice& choice : choices.promising) {
+    if (best && (best->is_cancelled || choice.bound.value >= best->cost_in_ticks)) continue;
+    SearchRequest one = request;
+    if (is_mixed(choice)) one.evaluations = std::max<int64_t>(1, request.evaluations / mixed);
+    SearchResult result = search(one, both.with(choice.stages), choice.bound,
+                                 is_mixed(choice) ? known : std::vector<ir::ComputeOrder>());
+    evaluations += result.evaluations;
+    known.push_back(result.order);
+    if (!best || figure_of(result, request) < figure_of(*best, request)) best = std::move(result);
+  }
+  best->bound = choices.bound;
+  best->evaluations = evaluations;
+  return std::move(*best);
+}
+
+}  // namespace
+
+SearchResult search_schedule(const SearchRequest& request) {
+  if (request.may_recompute) return search_choices(request);
+  const Backwards backwards = backwards_of(request);
+  return search(request, backwards, bound_of(request, backwards), {});
 }
 
 }  // namespace pipewright::schedule::search

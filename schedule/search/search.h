@@ -51,6 +51,9 @@ struct SearchRequest {
   // false: every backward is a whole B. true: all are I and W, or all are B where that is better:
   // it may be if I adds memory, because B has that of F until it ends.
   bool splits_backward = true;
+  // Lets the search choose the stages that recompute: see Costs::recompute and checkpoint_bytes.
+  // The budget is that of each of: no stage, all stages, and all other choices together.
+  bool may_recompute = false;
 
   int64_t evaluations = kDefaultEvaluations;  // budget; see SolveOptions
   int threads = 1;
@@ -81,7 +84,7 @@ struct SearchResult {
   double makespan = 0;
   double bubble_rate = 0;  // (cost - work of the busiest rank) / cost
   Ticks cost_in_ticks = 0;
-  Bound bound;                      // in ticks
+  Bound bound;  // in ticks; of every choice of stages that recompute, if there is a choice
   std::vector<Memory> peak_memory;  // per rank, in the problem's unit
   int64_t evaluations = 0;
   bool is_cancelled = false;
@@ -96,7 +99,8 @@ struct SearchResult {
   }
 };
 
-// With split backwards if the request allows them and their memory is there.
+// With split backwards if the request allows them and their memory is there. If stages may
+// recompute, with all of them doing so, which takes the least memory.
 Problem problem_of(const SearchRequest& request);
 
 // The rank whose limit is the farthest below what any schedule needs.

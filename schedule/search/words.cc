@@ -67,11 +67,17 @@ std::vector<LetterInfo> letters_of(const Problem& problem) {
     LetterInfo& input = letters[i];
     LetterInfo& weight = letters[w];
     forward = {.time = work.forward, .rank = rank, .memory = work.activation};
-    input = {.time = work.backward_input,
-             .need = f,
-             .rank = rank,
-             .memory = work.weight_input - work.activation};
-    weight = {.time = work.backward_weight, .need = i, .rank = rank, .memory = -work.weight_input};
+    input = {
+        .time = work.backward_input,
+        .need = f,
+        .rank = rank,
+        .memory = work.weight_input - work.activation,
+        .temporary = std::max<Memory>(0, work.activation + work.recomputed - work.weight_input)};
+    weight = {.time = work.backward_weight,
+              .need = i,
+              .rank = rank,
+              .memory = -work.weight_input,
+              .temporary = work.weight_input};
     forward.unlocks = i;
     if (stage > 0) {
       forward.need = letter(stage - 1, Pass::kForward);
@@ -116,7 +122,7 @@ std::vector<Memory> peak_memory(const Problem& problem, const Words& words) {
     Memory used = 0, peak = 0;
     for (const Letter one : word) {
       used += letters[one].memory;
-      peak = std::max(peak, used);
+      peak = std::max(peak, used + letters[one].temporary);
     }
     peaks.push_back(peak);
   }
@@ -133,6 +139,7 @@ ir::ComputeOrder order_of(const Problem& problem, const Words& words, std::strin
   order.name = std::move(name);
   order.placement = problem.placement;
   order.num_microbatches = problem.num_microbatches;
+  order.recompute = problem.recompute;
   std::vector<int> instances(3 * static_cast<size_t>(problem.num_stages()));
   for (const Word& word : words) {
     ir::Row& row = order.rows.emplace_back();

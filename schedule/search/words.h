@@ -43,7 +43,8 @@ struct LetterInfo {
   int need = -1;     // the letter whose same instance must end before this one starts, or -1
   int unlocks = -1;  // the other letter than W that needs this one, or -1
   int rank = 0;
-  Memory memory = 0;  // change of the rank's memory by this letter
+  Memory memory = 0;     // change of the rank's memory by this letter
+  Memory temporary = 0;  // how much more than after it the rank has in use while it runs
 };
 // One entry per letter of the problem: 3 * num_stages. Linear.
 std::vector<LetterInfo> letters_of(const Problem& problem);

@@ -18,9 +18,11 @@ constexpr StageCost kStageCosts[] = {
     {"unshard", &Costs::unshard},
     {"reshard", &Costs::reshard},
     {"reduce_grad", &Costs::reduce_grad},
+    {"recompute", &Costs::recompute},
     {"output_bytes", &Costs::output_bytes},
     {"input_gradient_bytes", &Costs::input_gradient_bytes},
     {"activation_bytes", &Costs::activation_bytes},
+    {"checkpoint_bytes", &Costs::checkpoint_bytes},
     {"weight_input_bytes", &Costs::weight_input_bytes},
     {"parameter_bytes", &Costs::parameter_bytes},
     {"gradient_bytes", &Costs::gradient_bytes},
@@ -49,8 +51,28 @@ void PerStage::scale(double factor) {
 
 bool Costs::has_sizes() const {
   return !output_bytes.is_zero() || !input_gradient_bytes.is_zero() ||
-         !activation_bytes.is_zero() || !weight_input_bytes.is_zero() ||
-         !parameter_bytes.is_zero() || !gradient_bytes.is_zero();
+         !activation_bytes.is_zero() || !recomputed_bytes.is_zero() ||
+         !weight_input_bytes.is_zero() || !parameter_bytes.is_zero() || !gradient_bytes.is_zero();
+}
+
+Costs recomputing(Costs costs, std::span<const int> stages, int num_stages) {
+  if (stages.empty()) return costs;
+  std::vector<double> backward_input, activation, recomputed(static_cast<size_t>(num_stages));
+  for (int stage = 0; stage < num_stages; ++stage) {
+    backward_input.push_back(costs.backward_input.at(stage));
+    activation.push_back(costs.activation_bytes.at(stage));
+  }
+  for (const int stage : stages) {
+    const auto at = static_cast<size_t>(stage);
+    backward_input[at] += costs.recompute.at(stage) * costs.forward.at(stage);
+    const double whole = activation[at];
+    activation[at] = std::min(costs.checkpoint_bytes.at(stage), whole);
+    recomputed[at] = whole - activation[at];
+  }
+  costs.backward_input = PerStage(std::move(backward_input));
+  costs.activation_bytes = PerStage(std::move(activation));
+  costs.recomputed_bytes = PerStage(std::move(recomputed));
+  return costs;
 }
 
 std::string cost_in_words() {

@@ -61,6 +61,8 @@ struct Costs {
 
   PerStage forward = 1, backward_input = 1, backward_weight = 1;
   PerStage unshard = 0, reshard = 0, reduce_grad = 0;
+  // The part of F that a stage that recomputes runs again before each I or B: 1 for all of it.
+  PerStage recompute = 1;
   // Factors on the durations of a rank's compute and data-parallel actions, by rank; empty for 1.
   std::vector<double> rank_scale = {};
   // Factors on the durations of a microbatch's compute actions, by microbatch; empty for 1.
@@ -74,14 +76,23 @@ struct Costs {
   PerStage output_bytes = 0;          // F's output, sent to the next stage
   PerStage input_gradient_bytes = 0;  // the gradient that B or I sends to the previous stage
   PerStage activation_bytes = 0;      // what F saves for the backward
+  PerStage checkpoint_bytes = 0;      // what F saves instead on a stage that recomputes
   PerStage weight_input_bytes = 0;    // activations and gradients that are saved from I until W
   PerStage parameter_bytes = 0;       // unsharded parameters
   PerStage gradient_bytes = 0;        // gradients before they are reduced
+  // What I or B allocates and frees again, beside activation_bytes. Not in costs files:
+  // recomputing() sets it.
+  PerStage recomputed_bytes = 0;
 
   // Whether any of the sizes is known.
   bool has_sizes() const;
   friend bool operator==(const Costs&, const Costs&) = default;
 };
+
+// The costs of a schedule in which these stages recompute, which must be in range: there, I and B
+// take the recomputation too, F saves checkpoint_bytes, and all of activation_bytes is in use only
+// while I or B runs. A checkpoint counts as at most activation_bytes.
+Costs recomputing(Costs costs, std::span<const int> stages, int num_stages);
 
 // A cost is 0 or within these limits, so that sums and products of costs neither overflow nor
 // underflow.

@@ -50,6 +50,10 @@ std::vector<MemorySample> MemoryModel::along(const ir::Timeline& timeline, size_
       const int stage = part.stage();
       const double activation = costs_.activation_bytes.at(stage);
       const double for_weight = costs_.weight_input_bytes.at(stage);
+      const auto add_recomputed = [&] {
+        begins.bytes += costs_.recomputed_bytes.at(stage);
+        ends.bytes -= costs_.recomputed_bytes.at(stage);
+      };
       const auto add_gradients = [&] {
         if (has_gradients.insert(stage).second) begins.bytes += costs_.gradient_bytes.at(stage);
       };
@@ -62,11 +66,13 @@ std::vector<MemorySample> MemoryModel::along(const ir::Timeline& timeline, size_
           ends.bytes -= activation;
           break;
         case ActionKind::kBackward:
+          add_recomputed();
           add_gradients();
           --ends.activations;
           ends.bytes -= activation;
           break;
         case ActionKind::kBackwardInput:
+          add_recomputed();
           ends.bytes += for_weight - activation;
           break;
         case ActionKind::kBackwardWeight:

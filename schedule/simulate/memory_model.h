@@ -24,6 +24,7 @@ struct MemorySample {
 //
 //   activation    from F to the end of B; if split, activation_bytes from F to the end of I, then
 //                 weight_input_bytes to the end of W
+//   recomputed    of a stage that recomputes, while B or I runs
 //   parameters    from UNSHARD to RESHARD; throughout if the program has no UNSHARD
 //   gradients     from a stage's first B or W to its REDUCE_GRAD
 //   receive       from RECV to the end of the compute that uses it

@@ -233,6 +233,12 @@ Costs recorded_costs(const ir::Schedule& schedule, const ir::Recording& recordin
       per_stage([&](size_t stage) { return backward_of(measured, stage).first; });
   costs.backward_weight =
       per_stage([&](size_t stage) { return backward_of(measured, stage).second; });
+  // A recorded backward contains what its stage recomputed.
+  if (!schedule.recompute.empty()) {
+    costs.recompute = per_stage([&](size_t stage) {
+      return std::ranges::count(schedule.recompute, static_cast<int>(stage)) == 0 ? 1 : 0;
+    });
+  }
   costs.unshard = of_kind(ActionKind::kUnshard);
   costs.reshard = of_kind(ActionKind::kReshard);
   costs.reduce_grad = of_kind(ActionKind::kReduceGrad);

@@ -11,7 +11,7 @@ from math import gcd, lcm
 
 
 def read_plan(path):
-    """The placement and the rows: per rank, (kind, stage, microbatch)."""
+    """The placement, the rows (per rank, (kind, stage, microbatch)), and the stages that recompute."""
     head, rows = {}, []
     for line in open(path):
         key, _, value = line.strip().partition(": ")
@@ -24,15 +24,16 @@ def read_plan(path):
     ranks, stages, name = int(head["ranks"]), int(head["stages"]), head["placement"]
     rule = {"loop": lambda s: s % ranks, "v": lambda s: s % ranks if s // ranks % 2 == 0 else ranks - 1 - s % ranks}
     placement = [rule[name](s) for s in range(stages)] if name in rule else [int(rank) for rank in name.split()]
-    return placement, int(head["microbatches"]), rows
+    return placement, int(head["microbatches"]), rows, [int(stage) for stage in head.get("recompute", "").split()]
 
 
 class Costs:
-    def __init__(self, path, placement):
+    def __init__(self, path, placement, recompute):
         self.file, self.placement = json.load(open(path), parse_float=Fraction, parse_int=Fraction), placement
         stages, scale = range(len(placement)), self.file.get("rank_scale", [1] * len(placement))
         self.F, self.I, self.W = ([self.at(key, s, 1) * scale[placement[s]] for s in stages]
                                   for key in ("forward", "backward_input", "backward_weight"))
+        self.I = [i + self.F[s] * self.at("recompute", s, 1) * (s in recompute) for s, i in enumerate(self.I)]
         self.output = [self.transfer(s, s + 1, self.at("output_bytes", s, 0)) for s in stages]
         self.gradient = [self.transfer(s, s - 1, self.at("input_gradient_bytes", s, 0)) for s in stages]
 
@@ -81,8 +82,9 @@ def rational_gcd(numbers):
     return Fraction(gcd(*(int(one * unit) for one in numbers)) or 1, unit)
 
 
-def peak(row, a, h):
-    return max(accumulate({"F": a[s], "B": -a[s], "I": h[s] - a[s], "W": -h[s]}[kind] for kind, s, _ in row))
+def peak(row, a, h, r):
+    changes = lambda s: {"F": [a[s]], "B": [r[s], -a[s] - r[s]], "I": [r[s], h[s] - a[s] - r[s]], "W": [-h[s]]}
+    return max(accumulate(change for kind, s, _ in row for change in changes(s)[kind]))
 
 
 def knapsack(items, capacity):
@@ -117,11 +119,10 @@ class Bounds:
         on, m, a, h = self.on[x], self.m, self.a, self.h
         limit, whole = min(self.limits[x], m * sum(max(a[s], h[s]) for s in on)), sum(a[s] for s in on)
         work = self.total * sum(sum(times[s] for s in on) for times in self.base)
-        fits = limit >= m * whole
         prefix = lambda times: [(*(sum(of[s] for s in on[:n + 1]) for of in (a, times)), m - 1) for n in range(len(on))]
         both = [i + w for i, w in zip(slow_I, slow_W)]
         held = lambda count: [(h[s], slow_W[s], count) for s in on]
-        once = sum(slow_F[s] for s in on)
+        fits, once = limit >= m * whole, sum(slow_F[s] for s in on)
         fill = m * once if fits else min(knapsack([(a[s], slow_F[s], m) for s in on], limit),
                                          once + knapsack(prefix(slow_F), limit - whole))
         warm = max(Fraction(0), self.path(on[0], on[-1]) - fill)
@@ -174,21 +175,20 @@ class Bounds:
 
 
 def main(plan, costs_file, result_file):
-    placement, microbatches, rows = read_plan(plan)
-    costs, result = Costs(costs_file, placement), json.load(open(result_file))
+    placement, microbatches, rows, recompute = read_plan(plan)
+    costs, result = Costs(costs_file, placement, recompute), json.load(open(result_file))
     same = lambda exact, printed: abs(float(exact) - printed) <= 1e-9 * max(1, abs(float(exact)))
     cost, ones, sizes = replay(placement, rows, costs), [1] * len(placement), result["memory_per_stage"]
-    # a and h by stage and limits by rank, as integers.
     parts = [[Fraction(str(x)) for x in part] for part in (*sizes.values(), result["memory_limits"])]
-    memory = [[int(x // rational_gcd(parts[0] + parts[1])) for x in part] for part in parts]
+    memory = [[int(x // rational_gcd(parts[0] + parts[1] + parts[2])) for x in part] for part in parts]
     assert same(cost, result["cost"]), f"cost: {float(cost)}, not {result['cost']}"
     for rank, row in enumerate(rows):
-        assert peak(row, ones, ones) == result["ranks"][rank]["peak_activations"], f"activations of rank {rank}"
-        assert peak(row, *memory[:2]) <= memory[2][rank], f"memory of rank {rank}"
+        assert peak(row, ones, ones, [0] * len(ones)) == result["ranks"][rank]["peak_activations"], f"activations of rank {rank}"
+        assert peak(row, *memory[:3]) <= memory[3][rank], f"memory of rank {rank}"
     split = [any(kind == "I" and stage == s for row in rows for kind, stage, _ in row) for s in range(len(placement))]
     # Every cost is a multiple of what all times are multiples of, so a bound may be rounded up to one.
     grain = rational_gcd(costs.F + costs.I + costs.W + costs.output + costs.gradient)
-    bounds, claim = Bounds(placement, microbatches, costs, split, memory), result["bound"]
+    bounds, claim = Bounds(placement, microbatches, costs, split, (*memory[:2], memory[3])), result["bound"]
     bound = bounds.value(*(claim[key] for key in ("name", "rank", "other", "value")))
     assert float(bound) * (1 - 1e-9) <= claim["value"] <= float(-(-bound // grain) * grain) * (1 + 1e-9), \
         f"bound {claim['name']}: {float(bound)}, not {claim['value']}"

@@ -32,6 +32,14 @@ run() {  # NAME COSTS RANKS MICROBATCHES [OPTION...]
     >schedule.plan
   judge "$costs" "$@"
 }
+recomputed() {  # COSTS RANKS MICROBATCHES PLACEMENT MEMORY STAGES: the same; the bound is one for all choices of stages
+  "$pipewright" search --costs "$1" --ranks "$2" --microbatches "$3" --placement "$4" --memory "$5" --budget small --json \
+    --recompute -o schedule.plan >claim.json
+  grep -q "^recompute: $6\$" schedule.plan
+  judge "$1" --memory "$5"
+  python3 -c 'import json; a, b = (json.load(open(f)) for f in ("claim.json", "result.json"))
+assert abs(a["cost"] - b["cost"]) < 1e-9 * a["cost"] and a["bound"]["value"] <= b["bound"]["value"] * (1 + 1e-9)'
+}
 found() {  # COSTS RANKS MICROBATCHES PLACEMENT MEMORY: what search finds, and the bound that it claims
   "$pipewright" search --costs "$1" --ranks "$2" --microbatches "$3" --placement "$4" --memory "$5" --budget small --json \
     -o schedule.plan >claim.json
@@ -68,6 +76,13 @@ found unit.json 3 9 wave 2
 found uneven.json 4 8 v 3
 found sizes.json 4 8 loop 2.5
 found sizes.json 2 6 v 2
+
+cat >recompute.json <<'JSON'
+{"version": 1, "forward": [2, 3, 2, 2], "backward_input": 2.5, "backward_weight": 1.5, "latency": 0.125, "recompute": [1, 1, 0.5, 1],
+ "activation_bytes": [6, 4, 6, 4], "checkpoint_bytes": 1, "weight_input_bytes": 2}
+JSON
+recomputed recompute.json 4 8 loop 2 "0 1"
+recomputed recompute.json 2 6 v 1.25 2
 
 # A wrong claim is found.
 sed 's/"cost": \([0-9.]*\)/"cost": \11/' result.json >wrong.json

@@ -53,6 +53,12 @@ Memory change_of(const Problem& problem, Letter letter) {
                             : -work.weight_input;
 }
 
+// What the rank has in use while the action runs, beside what it had before.
+Memory peak_change_of(const Problem& problem, Letter letter) {
+  const Memory recomputed = letter.kind == 1 ? problem.work(letter.stage).recomputed : 0;
+  return std::max(recomputed, change_of(problem, letter));
+}
+
 // The cost of running every action as soon as it can; nullopt for a deadlock.
 std::optional<Ticks> cost_of(const Problem& problem, const Orders& orders) {
   const auto stages = static_cast<size_t>(problem.num_stages());
@@ -104,8 +110,8 @@ std::optional<Ticks> cost_of(const Problem& problem, const Orders& orders) {
 bool fits(const Problem& problem, int rank, const std::vector<Letter>& row) {
   Memory used = 0;
   for (const Letter letter : row) {
+    if (used + peak_change_of(problem, letter) > problem.memory_limit(rank)) return false;
     used += change_of(problem, letter);
-    if (used > problem.memory_limit(rank)) return false;
   }
   return true;
 }
@@ -158,6 +164,7 @@ Problem random_problem(Random& random, ir::Placement placement, int microbatches
                    .backward_weight = split ? random.number(0, 20) : 0};
     work.weight_input = split ? random.number(0, 3) : 0;
     work.activation = random.number(work.weight_input == 0, 5);  // also below weight_input
+    work.recomputed = random.chance(20) ? random.number(0, 5) : 0;
     return work;
   };
   const StageWork common = draw();
@@ -245,7 +252,8 @@ std::vector<std::vector<Letter>> all_rows(const Problem& problem, int rank) {
                                                                   : done[0][at - 1];
         const Letter letter{stages[at], kind};
         const Memory change = change_of(problem, letter);
-        if (count >= before || used + change > problem.memory_limit(rank)) continue;
+        if (count >= before || used + peak_change_of(problem, letter) > problem.memory_limit(rank))
+          continue;
         ++count, used += change, row.push_back(letter);
         self(self);
         --count, used -= change, row.pop_back();
@@ -346,7 +354,7 @@ std::optional<Orders> random_orders(const Problem& problem, Random& random) {
           if (from > stage) input += problem.work(from).gradient_transfer;
         }
         // Keep room for the later stages of the rank, or they can never run.
-        Memory need = change_of(problem, {stage, kind});
+        Memory need = peak_change_of(problem, {stage, kind});
         if (kind == 0) {
           for (const int other : problem.placement.stages_of(static_cast<int>(rank))) {
             if (other > stage && count(other, 0) == count(other, 1))

@@ -28,6 +28,7 @@ inline schedule::search::Problem random_problem(std::mt19937* random) {
                                         .backward_weight = below(slowest + 1)};
     work.activation = below(4);
     work.weight_input = below(4);
+    if (below(4) == 0) work.recomputed = below(5);
     if (!problem.splits_backward) work.backward_weight = work.weight_input = 0;
     const int rank = problem.placement.rank_of(stage);
     if (stage + 1 < stages && problem.placement.rank_of(stage + 1) != rank)
