@@ -119,7 +119,7 @@ std::optional<RunPair> drift_between(const Input (&inputs)[2],
   RunPair runs{inputs[0].schedule(), *simulations[1 - measured], *simulations[measured],
                baseline_of(costs, inputs[measured])};
   if (first && second) {
-    runs.baseline = schedule::Baseline::kPredicted;
+    runs.baseline = schedule::Baseline::kEarlierRun;
     runs.first_name = "before";
     runs.second_name = "after";
   }

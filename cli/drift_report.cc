@@ -43,6 +43,21 @@ void print_totals(const RunPair& runs, std::ostream& out) {
   line("bubble rate", rounded(before.bubble_rate), rounded(after.bubble_rate));
 }
 
+// "12.5", or "<=12.5" for an upper bound.
+std::string time_text(double time, bool is_bound) {
+  return (is_bound ? "<=" : "") + number_text(time);
+}
+
+// A deviation says something only of times that are known, and if it adds up to at least 0.1% of
+// the makespan.
+std::string group_deviation(const Drift::Group& group, double makespan) {
+  if (group.predicted_is_bound || group.measured_is_bound) return "-";
+  const std::string text = deviation(group.predicted, group.measured);
+  const double in_all =
+      static_cast<double>(group.actions) * std::abs(group.measured - group.predicted);
+  return text == "=" || in_all >= 1e-3 * makespan ? text : "~";
+}
+
 void print_groups(const RunPair& runs, const Drift& drift, std::ostream& out) {
   out << fmt::format("\n{:<12}  {:>5}  {:>7}  {:>10}  {:>10}  {:>9}\n", "mean time of", "rank",
                      "actions", runs.first_name, runs.second_name, "deviation");
@@ -50,13 +65,14 @@ void print_groups(const RunPair& runs, const Drift& drift, std::ostream& out) {
   for (const Drift::Group& group : drift.groups) {
     const bool is_send = group.to >= 0;
     if (group.predicted == 0 && group.measured == 0) continue;
-    if (is_send && !sends) out << "shortest\n";
+    if (is_send && !sends) out << "shortest transfer\n";
     sends |= is_send;
     out << fmt::format(
         "{:<12}  {:>5}  {:>7}  {:>10}  {:>10}  {:>9}\n", ir::info(group.kind).token,
         is_send ? fmt::format("{}->{}", group.rank, group.to) : std::to_string(group.rank),
-        group.actions, number_text(group.predicted), number_text(group.measured),
-        deviation(group.predicted, group.measured));
+        group.actions, time_text(group.predicted, group.predicted_is_bound),
+        time_text(group.measured, group.measured_is_bound),
+        group_deviation(group, runs.measured.report.makespan));
   }
 }
 
@@ -78,13 +94,14 @@ void print_drift(const RunPair& runs, std::ostream& out) {
   print_totals(runs, out);
   print_groups(runs, drift, out);
   print_outliers(runs, drift, out);
-  const std::string than = runs.baseline == schedule::Baseline::kPredicted
+  const bool has_prediction = runs.baseline != schedule::Baseline::kMedianOfKind;
+  const std::string than = has_prediction
                                ? fmt::format("{}, relative to the median rank", runs.first_name)
                                : "the median rank";
   if (drift.straggler) {
     // Without a prediction, only other stages of the rank could tell.
-    const bool is_certain = runs.baseline == schedule::Baseline::kPredicted ||
-                            runs.schedule.placement.stages_of(*drift.straggler).size() > 1;
+    const bool is_certain =
+        has_prediction || runs.schedule.placement.stages_of(*drift.straggler).size() > 1;
     out << fmt::format("\nstraggler: rank {} computes {:.2f}x as long as {}{}\n", *drift.straggler,
                        drift.slowness[static_cast<size_t>(*drift.straggler)], than,
                        is_certain ? "" : ", unless its only stage has more work");
@@ -104,9 +121,10 @@ std::string drift_json(const RunPair& runs) {
   for (const Drift::Group& one : drift.groups)
     groups += fmt::format(
         "{}\n    {{\"kind\": \"{}\", \"rank\": {}, \"to\": {}, \"actions\": {}, \"predicted\": {}, "
-        "\"measured\": {}}}",
+        "\"measured\": {}, \"predicted_is_bound\": {}, \"measured_is_bound\": {}}}",
         groups.empty() ? "" : ",", ir::info(one.kind).token, one.rank,
-        one.to < 0 ? "null" : std::to_string(one.to), one.actions, one.predicted, one.measured);
+        one.to < 0 ? "null" : std::to_string(one.to), one.actions, one.predicted, one.measured,
+        one.predicted_is_bound, one.measured_is_bound);
   for (const Drift::Outlier& one : drift.outliers)
     outliers += fmt::format(
         "{}\n    {{\"rank\": {}, \"step\": {}, \"action\": \"{}\", \"predicted\": {}, "

@@ -72,6 +72,7 @@ set(pipewright_schedule_sources
     schedule/simulate/memory_model.cc
     schedule/simulate/print_costs_json.cc
     schedule/simulate/recorded_costs.cc
+    schedule/simulate/recorded_transfers.cc
     schedule/simulate/report.cc
     schedule/simulate/simulate.cc
     schedule/simulate_compiled.cc
@@ -204,6 +205,7 @@ set(pipewright_schedule_headers
     schedule/simulate/median.h
     schedule/simulate/memory_model.h
     schedule/simulate/recorded_costs.h
+    schedule/simulate/recorded_transfers.h
     schedule/simulate/report.h
     schedule/simulate/simulate.h
     schedule/verify/certificate.h

@@ -7,7 +7,7 @@
 #include <tuple>
 
 #include "pipewright/schedule/simulate/median.h"
-#include "pipewright/schedule/simulate/recorded_costs.h"
+#include "pipewright/schedule/simulate/recorded_transfers.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -26,22 +26,63 @@ void for_each_action(const ir::Schedule& schedule, const Visit& visit) {
   }
 }
 
-std::vector<Drift::Group> groups_of(const ir::Schedule& schedule, const ir::Timeline& predicted,
-                                    const ir::Timeline& measured) {
+// How long the actions of a run took, as far as it tells.
+struct Duration {
+  double time = 0;
+  bool is_bound = false;  // it took at most `time`
+};
+using Durations = std::vector<Duration>;  // by cell
+
+Durations durations_of(const ir::Timeline& timeline) {
+  Durations durations;
+  for (size_t cell = 0; cell < timeline.size(); ++cell)
+    durations.push_back({timeline[cell].duration()});
+  return durations;
+}
+
+// A recorded SEND lasts until its receiver looks.
+Durations recorded_durations_of(const ir::Schedule& schedule, const ir::Timeline& recorded) {
+  Durations durations = durations_of(recorded);
+  const RecordedTransfers transfers(schedule, recorded);
+  for (const RecordedTransfer& transfer : transfers.all())
+    durations[transfer.send] = {transfer.duration(), !transfer.is_known()};
+  return durations;
+}
+
+// Two runs of a schedule.
+struct Runs {
+  const ir::Schedule& schedule;
+  const ir::Timeline& timeline;  // of either, for its cells
+  Durations predicted, measured;
+};
+
+// The sum of the durations added to it, or their minimum, where any that is known goes before all
+// that are bounds.
+void add(const Duration& one, bool is_send, bool is_first, double* time, bool* is_bound) {
+  if (!is_send) {
+    *time += one.time;
+  } else if (is_first || (*is_bound && !one.is_bound)) {
+    *time = one.time;
+    *is_bound = one.is_bound;
+  } else if (one.is_bound == *is_bound) {
+    *time = std::min(*time, one.time);
+  }
+}
+
+std::vector<Drift::Group> groups_of(const Runs& runs) {
   std::map<std::tuple<ActionKind, int, int>, Drift::Group> groups;
-  for_each_action(schedule, [&](size_t rank, size_t step, const Action& action) {
+  for_each_action(runs.schedule, [&](size_t rank, size_t step, const Action& action) {
     const ActionKind kind = action.kind();
     if (ir::is_receive(kind)) return;
     const bool sends = ir::is_send(kind);
-    const int to = sends ? schedule.placement.rank_of(receiving_stage(action.parts()[0])) : -1;
+    const int to = sends ? runs.schedule.placement.rank_of(receiving_stage(action.parts()[0])) : -1;
     const int from = static_cast<int>(rank);
     Drift::Group& group =
         groups.try_emplace({kind, from, to}, Drift::Group{kind, from, to}).first->second;
-    const auto add = [&](double duration, double* sum) {
-      *sum = !sends ? *sum + duration : group.actions == 0 ? duration : std::min(*sum, duration);
-    };
-    add(predicted.at(rank, step).duration(), &group.predicted);
-    add(measured.at(rank, step).duration(), &group.measured);
+    const size_t cell = runs.timeline.index(rank, step);
+    const bool is_first = group.actions == 0;
+    add(runs.predicted[cell], sends, is_first, &group.predicted, &group.predicted_is_bound);
+    add(runs.measured[cell], sends, is_first, &group.measured, &group.measured_is_bound);
     ++group.actions;
   });
   std::vector<Drift::Group> result;
@@ -55,17 +96,17 @@ std::vector<Drift::Group> groups_of(const ir::Schedule& schedule, const ir::Time
   return result;
 }
 
-std::vector<Drift::Outlier> outliers_of(const ir::Schedule& schedule, const ir::Timeline& predicted,
-                                        const ir::Timeline& measured) {
+std::vector<Drift::Outlier> outliers_of(const Runs& runs) {
   constexpr size_t kMost = 10;
-  const double scale = ir::span_of(schedule.rows, measured).duration();
+  const double scale = ir::span_of(runs.schedule.rows, runs.timeline).duration();
   std::vector<Drift::Outlier> all;
-  for_each_action(schedule, [&](size_t rank, size_t step, const Action& action) {
-    if (ir::is_transfer(action.kind())) return;
-    const double before = predicted.at(rank, step).duration(),
-                 after = measured.at(rank, step).duration();
-    if (ir::without_rounding(after - before, scale) != 0)
-      all.push_back({static_cast<int>(rank), static_cast<int>(step), before, after});
+  for_each_action(runs.schedule, [&](size_t rank, size_t step, const Action& action) {
+    if (ir::is_receive(action.kind())) return;
+    const size_t cell = runs.timeline.index(rank, step);
+    const Duration &before = runs.predicted[cell], &after = runs.measured[cell];
+    if (before.is_bound || after.is_bound) return;
+    if (ir::without_rounding(after.time - before.time, scale) != 0)
+      all.push_back({static_cast<int>(rank), static_cast<int>(step), before.time, after.time});
   });
   const auto last = all.begin() + static_cast<std::ptrdiff_t>(std::min(all.size(), kMost));
   std::partial_sort(all.begin(), last, all.end(),
@@ -82,6 +123,7 @@ std::vector<Drift::Outlier> outliers_of(const ir::Schedule& schedule, const ir::
 // By rank: how many times as long its compute takes as expected.
 std::vector<double> slowness_of(const ir::Schedule& schedule, const ir::Timeline& predicted,
                                 const ir::Timeline& measured, Baseline baseline) {
+  const bool has_prediction = baseline != Baseline::kMedianOfKind;
   std::map<ActionKind, std::vector<double>> durations;
   for_each_action(schedule, [&](size_t rank, size_t step, const Action& action) {
     durations[action.kind()].push_back(measured.at(rank, step).duration());
@@ -95,10 +137,10 @@ std::vector<double> slowness_of(const ir::Schedule& schedule, const ir::Timeline
   std::vector<std::map<int, std::vector<double>>> ratios(schedule.rows.size());
   for_each_action(schedule, [&](size_t rank, size_t step, const Action& action) {
     if (!ir::is_compute(action.kind())) return;
-    const double expected = baseline == Baseline::kPredicted ? predicted.at(rank, step).duration()
-                                                             : medians[action.kind()];
+    const double expected =
+        has_prediction ? predicted.at(rank, step).duration() : medians[action.kind()];
     if (expected <= 0) return;
-    const int stage = baseline == Baseline::kPredicted ? 0 : action.parts()[0].stage();
+    const int stage = has_prediction ? 0 : action.parts()[0].stage();
     ratios[rank][stage].push_back(measured.at(rank, step).duration() / expected);
   });
   std::vector<double> slowness;
@@ -117,7 +159,11 @@ std::vector<double> slowness_of(const ir::Schedule& schedule, const ir::Timeline
 
 Drift drift_of(const ir::Schedule& schedule, const ir::Timeline& predicted,
                const ir::Timeline& measured, Baseline baseline) {
-  Drift drift{groups_of(schedule, predicted, measured), outliers_of(schedule, predicted, measured),
+  const Runs runs{schedule, measured,
+                  baseline == Baseline::kEarlierRun ? recorded_durations_of(schedule, predicted)
+                                                    : durations_of(predicted),
+                  recorded_durations_of(schedule, measured)};
+  Drift drift{groups_of(runs), outliers_of(runs),
               slowness_of(schedule, predicted, measured, baseline), std::nullopt};
   const auto slowest = std::ranges::max_element(drift.slowness);
   if (slowest != drift.slowness.end() && *slowest >= kStragglerSlowness)

@@ -18,14 +18,17 @@ struct Drift {
     int rank;
     int to;  // of SENDs: the receiving rank; otherwise -1
     size_t actions = 0;
-    // Their mean duration. Of SENDs the shortest: a recorded transfer also lasts while its receiver
-    // is busy. RECVs have no group.
+    // Their mean duration. Of SENDs the shortest of those that their receivers waited for
+    // (RecordedTransfer::is_known), without waits for transfers before them on the same link; if
+    // there are none, the link delayed nobody, and the shortest of all is an upper bound. RECVs
+    // have no group.
     double predicted = 0, measured = 0;
+    bool predicted_is_bound = false, measured_is_bound = false;
   };
   std::vector<Group> groups;  // by kind, rank and receiving rank
 
-  // The compute and data-parallel actions that differ most, at most ten, the largest difference
-  // first.
+  // The actions that differ most, at most ten, the largest difference first. Of SENDs only those
+  // that their receivers waited for.
   struct Outlier {
     int rank, step;
     double predicted, measured;  // durations
@@ -44,14 +47,16 @@ inline constexpr double kStragglerSlowness = 1.2;
 // How long compute is expected to take, to judge the ranks by.
 enum class Baseline {
   kPredicted,     // as predicted
+  kEarlierRun,    // as in another recording
   kMedianOfKind,  // as the median action of its kind on all ranks; for a prediction that was made
                   // from the measured run itself, which has its stragglers too. A rank is then
                   // as slow as the least slow of its stages; if it has only one, a slow rank and a
                   // stage with more work look alike
 };
 
-// Both timelines must be of this schedule, which must be verified, and in one unit. A pure
-// function; O(n log n) in the number of actions.
+// Both timelines must be of this schedule, which must be verified, and in one unit. `predicted` is
+// simulated, or for Baseline::kEarlierRun recorded. A pure function; O(n log n) in the number of
+// actions.
 Drift drift_of(const ir::Schedule& schedule, const ir::Timeline& predicted,
                const ir::Timeline& measured, Baseline baseline);
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "pipewright/schedule/simulate/median.h"
+#include "pipewright/schedule/simulate/recorded_transfers.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -72,95 +73,18 @@ std::pair<double, double> backward_of(const Measured& measured, size_t stage) {
 
 constexpr double kEver = std::numeric_limits<double>::lowest();
 
-// The transfer of a tensor between ranks.
-struct Transfer {
-  int from, to;          // ranks
-  ir::Interval send;     // until the receiver has looked for it
-  double receive_start;  // no sooner than that of the SEND
-};
-
-// The transfers of a recording.
-class Transfers {
- public:
-  Transfers(const ir::Schedule& schedule, const ir::Timeline& timeline)
-      : schedule_(schedule),
-        of_inputs_(2 * static_cast<size_t>(schedule.placement.num_stages()) *
-                   static_cast<size_t>(schedule.num_microbatches)) {
-    for_each_transfer([&](size_t rank, size_t step, ActionPart part) {
-      if (!ir::is_send(part.kind())) return;
-      const int stage = receiving_stage(part);
-      of_inputs_[index(stage, part.kind() == ActionKind::kSendB, part.microbatch())] = {
-          static_cast<int>(rank), schedule.placement.rank_of(stage), timeline.at(rank, step),
-          kEver};
-    });
-    for_each_transfer([&](size_t rank, size_t step, ActionPart part) {
-      if (!ir::is_receive(part.kind())) return;
-      auto& transfer =
-          of_inputs_[index(part.stage(), part.kind() == ActionKind::kRecvB, part.microbatch())];
-      if (transfer) transfer->receive_start = timeline.at(rank, step).start;
-    });
-  }
-
-  // Calls visit(const Transfer*) for each input of a compute action that comes from another rank:
-  // null if nothing tells of its transfer, as in a compute order.
-  template <typename Visit>
-  void for_each_input(const ir::Action& compute, const Visit& visit) const {
-    const ir::Placement& placement = schedule_.placement;
-    for (const ActionPart part : compute.parts()) {
-      const bool is_gradient = ir::gives_input_gradient(part.kind());
-      if (!is_gradient && part.kind() != ActionKind::kForward) continue;
-      const int from = part.stage() + (is_gradient ? 1 : -1);
-      if (from < 0 || from >= placement.num_stages() ||
-          placement.rank_of(from) == placement.rank_of(part.stage()))
-        continue;
-      const auto& transfer = of_inputs_[index(part.stage(), is_gradient, part.microbatch())];
-      visit(transfer ? &*transfer : nullptr);
-    }
-  }
-
- private:
-  template <typename Visit>
-  void for_each_transfer(const Visit& visit) const {
-    for (size_t rank = 0; rank < schedule_.rows.size(); ++rank) {
-      for (size_t step = 0; step < schedule_.rows[rank].size(); ++step) {
-        const ir::Action& action = schedule_.rows[rank][step];
-        if (ir::is_transfer(action.kind())) visit(rank, step, action.parts()[0]);
-      }
-    }
-  }
-  size_t index(int stage, bool is_gradient, int microbatch) const {
-    return (2 * static_cast<size_t>(stage) + (is_gradient ? 1 : 0)) *
-               static_cast<size_t>(schedule_.num_microbatches) +
-           static_cast<size_t>(microbatch);
-  }
-
-  const ir::Schedule& schedule_;
-  std::vector<std::optional<Transfer>> of_inputs_;  // by stage, kind and microbatch
-};
-
-// The latency of each link. A transfer that its receiver waited for, most of the time, tells it.
-// All others only bound it from above: their receivers were busy.
-void set_links(const ir::Schedule& schedule, const ir::Timeline& timeline,
-               const Transfers& transfers, Costs* costs) {
+// The latency of each link. Transfers of which nobody knows how long they took only bound it from
+// above.
+void set_links(const RecordedTransfers& transfers, Costs* costs) {
   struct Link {
     double fastest = std::numeric_limits<double>::infinity();
     bool is_known = false;
   };
   std::map<std::pair<int, int>, Link> links;
-  for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
-    double previous = kEver;  // the end of the compute before
-    for (size_t step = 0; step < schedule.rows[rank].size(); ++step) {
-      const ir::Action& action = schedule.rows[rank][step];
-      if (!ir::is_compute(action.kind())) continue;
-      transfers.for_each_input(action, [&](const Transfer* transfer) {
-        if (!transfer) return;
-        Link& link = links[{transfer->from, transfer->to}];
-        link.fastest = std::min(link.fastest, transfer->send.duration());
-        const double waited = transfer->send.end - std::max(previous, transfer->receive_start);
-        link.is_known = link.is_known || waited > transfer->send.duration() / 2;
-      });
-      previous = timeline.at(rank, step).end;
-    }
+  for (const RecordedTransfer& transfer : transfers.all()) {
+    Link& link = links[{transfer.from, transfer.to}];
+    link.fastest = std::min(link.fastest, transfer.duration());
+    link.is_known = link.is_known || transfer.is_known();
   }
   std::vector<double> known;
   for (const auto& [ranks, link] : links) {
@@ -178,7 +102,7 @@ void set_links(const ir::Schedule& schedule, const ir::Timeline& timeline,
 
 // Adds the actions of a rank, computes with the time in which they could have run already.
 void add_row(const ir::Schedule& schedule, const ir::Timeline& timeline, size_t rank,
-             const Transfers& transfers, const Costs& costs, Measured* measured) {
+             const RecordedTransfers& transfers, const Costs& costs, Measured* measured) {
   std::vector<double> unsharded(static_cast<size_t>(schedule.placement.num_stages()), kEver);
   double previous = kEver;  // the end of the compute before
   for (size_t step = 0; step < schedule.rows[rank].size(); ++step) {
@@ -191,11 +115,11 @@ void add_row(const ir::Schedule& schedule, const ir::Timeline& timeline, size_t 
       continue;
     }
     double ready = previous;
-    transfers.for_each_input(action, [&](const Transfer* transfer) {
-      ready =
-          std::max(ready, !transfer ? interval.start
-                                    : transfer->send.start +
-                                          *costs.links.at({transfer->from, transfer->to}).latency);
+    transfers.for_each_input(action, [&](const RecordedTransfer* transfer) {
+      ready = std::max(
+          ready, !transfer
+                     ? interval.start
+                     : transfer->start + *costs.links.at({transfer->from, transfer->to}).latency);
     });
     for (const ActionPart part : action.parts())
       ready = std::max(ready, unsharded[static_cast<size_t>(part.stage())]);
@@ -208,14 +132,10 @@ void add_row(const ir::Schedule& schedule, const ir::Timeline& timeline, size_t 
 
 }  // namespace
 
-int receiving_stage(ActionPart send) {
-  return send.stage() + (send.kind() == ActionKind::kSendF ? 1 : -1);
-}
-
 Costs recorded_costs(const ir::Schedule& schedule, const ir::Recording& recording) {
   Costs costs{.unit = recording.unit};
-  const Transfers transfers(schedule, recording.timeline);
-  set_links(schedule, recording.timeline, transfers, &costs);
+  const RecordedTransfers transfers(schedule, recording.timeline);
+  set_links(transfers, &costs);
   const auto stages = static_cast<size_t>(schedule.placement.num_stages());
   Measured measured(schedule.placement.num_stages());
   for (size_t rank = 0; rank < schedule.rows.size(); ++rank)

@@ -28,9 +28,6 @@ namespace pipewright::schedule {
 // number of actions.
 Costs recorded_costs(const ir::Schedule& schedule, const ir::Recording& recording);
 
-// The stage that the tensor of a SEND is for.
-int receiving_stage(ir::ActionPart send);
-
 }  // namespace pipewright::schedule
 
 #endif  // PIPEWRIGHT_SCHEDULE_SIMULATE_RECORDED_COSTS_H_
