@@ -378,6 +378,7 @@ set(pipewright_executor_sources
     executor/batch_comparison.cc
     executor/coordinator.cc
     executor/data_flow.cc
+    executor/device_clock.cc
     executor/device_progress.cc
     executor/digest.cc
     executor/executor.cc
@@ -471,6 +472,7 @@ set(pipewright_executor_headers
     executor/batch_comparison.h
     executor/coordinator.h
     executor/data_flow.h
+    executor/device_clock.h
     executor/device_progress.h
     executor/digest.h
     executor/executor.h
@@ -487,6 +489,7 @@ set(pipewright_executor_headers
     executor/residency.h
     executor/row_plan.h
     executor/stage.h
+    executor/step_clock.h
     executor/tensor_meta.h
     executor/transfer_shapes.h
     executor/transfers.h

@@ -22,10 +22,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <utility>
 
 #include "pipewright/comms/bounded_store.h"
 #include "pipewright/executor/arguments.h"
+#include "pipewright/executor/device_clock.h"
 #include "pipewright/executor/gather_recording.h"
 #include "pipewright/executor/program_check.h"
 #include "pipewright/ir/errors.h"
@@ -147,10 +149,16 @@ void Executor::set_function(ir::ActionKind kind, ActionFunction function) {
 }
 
 void Executor::record(bool on) {
-  if (on && !options_.device.is_cpu())
-    throw std::invalid_argument("record: expected stages on a CPU, got " + options_.device.str());
   recorder_.reset();
-  if (on) recorder_.emplace(program_.rows[static_cast<size_t>(rank_)]);
+  if (!on) return;
+  const ir::Row& row = program_.rows[static_cast<size_t>(rank_)];
+  const size_t num_points = Recorder::num_points(row);
+  std::unique_ptr<StepClock> clock;
+  if (options_.device.is_cpu())
+    clock = std::make_unique<HostClock>(num_points);
+  else
+    clock = std::make_unique<DeviceClock>(options_.device, num_points);
+  recorder_.emplace(row, std::move(clock));
 }
 
 ir::Timeline Executor::recording() {
@@ -239,7 +247,8 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
     if (with_backward && options_.tied) options_.tied->add_gradients();
     if (recorder) {
       recorder->end_step();
-      bubble = recorder->bubble();
+      // On a device it would block until the step has ended there.
+      if (options_.device.is_cpu()) bubble = recorder->bubble();
     }
     if (progress_) expect_end_on_device();
   });

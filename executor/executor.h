@@ -151,8 +151,9 @@ struct StepResult {
   // One per microbatch, unscaled. In eval() without the targets of the loss, undefined tensors.
   std::vector<at::Tensor> losses;
   Tensors outputs;  // of the whole batch, if requested
-  // The share of this rank's step in which it computed nothing (recorder.h), while record() is on.
-  // schedule::report_on of recording() has the bubble of the whole pipeline.
+  // The share of this rank's step in which it computed nothing (recorder.h), while record() is on;
+  // nullopt on a device, which may not have ended the step. schedule::report_on of recording() has
+  // the bubble of the whole pipeline.
   std::optional<double> bubble = {};
 };
 
@@ -202,14 +203,14 @@ class Executor {
   // function restores the default.
   void set_function(ir::ActionKind kind, ActionFunction function);
 
-  // Starts or ends the recording of steps: when each action runs. Evaluation is not recorded, nor
-  // are steps on a device, whose actions run later than the host calls them: throws
-  // std::invalid_argument there.
+  // Starts or ends the recording of steps: when each action runs, on a device by its events, which
+  // do not block the host. Evaluation is not recorded.
   void record(bool on = true);
   // Collective over the ranks of the program: when each action of the last recorded step ran, in
   // seconds from the start of its first action, by the clock of program rank 0; see recorder.h for
-  // what counts. Empty on other ranks. Throws ContractError if no step was recorded since record(),
-  // and StepError if a rank fails or does not call it before the timeout.
+  // what counts. Empty on other ranks. Waits until the device has ended the step. Throws
+  // ContractError if no step was recorded since record(), and StepError if a rank fails or does not
+  // call it before the timeout.
   ir::Timeline recording();
 
   // Makes the next step and the next eval learn shapes again. All ranks must call it between the

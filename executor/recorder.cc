@@ -2,15 +2,16 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
-#include "pipewright/comms/steady_seconds.h"
 #include "pipewright/schedule/channel_graph.h"
 
 namespace pipewright::executor {
 
-using comms::steady_seconds;
-
 namespace {
+
+size_t start_of(size_t step) { return 2 * step; }
+size_t end_of(size_t step) { return 2 * step + 1; }
 
 bool is_input_of(ir::ActionPart receive, ir::ActionPart compute) {
   if (receive.stage() != compute.stage() || receive.microbatch() != compute.microbatch())
@@ -21,7 +22,8 @@ bool is_input_of(ir::ActionPart receive, ir::ActionPart compute) {
 
 }  // namespace
 
-Recorder::Recorder(const ir::Row& row) : row_(row), intervals_(row.size()) {
+Recorder::Recorder(const ir::Row& row, std::unique_ptr<StepClock> clock)
+    : row_(row), clock_(std::move(clock)) {
   for (size_t step = 0; step < row.size(); ++step) {
     if (ir::is_receive(row[step].kind())) receives_[row[step].parts()[0]] = step;
   }
@@ -29,38 +31,49 @@ Recorder::Recorder(const ir::Row& row) : row_(row), intervals_(row.size()) {
 
 void Recorder::begin_step() {
   state_ = State::kRunning;
-  std::ranges::fill(intervals_, ir::Interval());
+  clock_->begin_step();
 }
 
 void Recorder::begin(const PlannedAction& planned) {
   current_ = planned.action;
   step_ = static_cast<size_t>(planned.step);
-  intervals_[step_].start = steady_seconds();
+  clock_->mark({start_of(step_)});
 }
 
 void Recorder::received(ir::ActionPart receive) {
   if (state_ != State::kRunning) return;
-  const double time = steady_seconds();
-  if (const auto step = receives_.find(receive); step != receives_.end())
-    intervals_[step->second].end = time;
+  const auto posted = receives_.find(receive);
+  if (posted == receives_.end()) return;
+  const size_t arrival = end_of(posted->second);
   if (!current_.is_idle() && is_input_of(receive, current_.parts()[0]))
-    intervals_[step_].start = time;
+    clock_->mark({arrival, start_of(step_)});
+  else
+    clock_->mark({arrival});
 }
 
 void Recorder::end() {
-  intervals_[step_].end = steady_seconds();
+  clock_->mark({end_of(step_)});
   current_ = {};
 }
 
 void Recorder::end_step() { state_ = State::kComplete; }
 
+std::vector<ir::Interval> Recorder::intervals() const {
+  const std::vector<std::optional<double>> seconds = clock_->seconds();
+  std::vector<ir::Interval> intervals;
+  for (size_t step = 0; step < row_.size(); ++step)
+    intervals.push_back({seconds[start_of(step)].value_or(0), seconds[end_of(step)].value_or(0)});
+  return intervals;
+}
+
 double Recorder::bubble() const {
+  const std::vector<ir::Interval> intervals = this->intervals();
   double first = std::numeric_limits<double>::infinity(), last = 0, busy = 0;
   for (size_t step = 0; step < row_.size(); ++step) {
     if (row_[step].is_idle() || ir::is_transfer(row_[step].kind())) continue;
-    first = std::min(first, intervals_[step].start);
-    last = std::max(last, intervals_[step].end);
-    if (ir::is_compute(row_[step].kind())) busy += intervals_[step].duration();
+    first = std::min(first, intervals[step].start);
+    last = std::max(last, intervals[step].end);
+    if (ir::is_compute(row_[step].kind())) busy += intervals[step].duration();
   }
   return last > first ? 1 - busy / (last - first) : 0;
 }

@@ -2,9 +2,11 @@
 #define PIPEWRIGHT_EXECUTOR_RECORDER_H_
 
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "pipewright/executor/row_plan.h"
+#include "pipewright/executor/step_clock.h"
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/timeline.h"
 
@@ -12,9 +14,9 @@
 
 namespace pipewright::executor {
 
-// Records one step of one rank, by the host's steady clock, in seconds.
+// Records one step of one rank, in seconds of the host's steady clock.
 //
-//   Recorder recorder(row);
+//   Recorder recorder(row, std::make_unique<HostClock>(Recorder::num_points(row)));
 //   recorder.begin_step();
 //   for (const PlannedAction& planned : plan_row(row).actions) {
 //     recorder.begin(planned);
@@ -26,10 +28,15 @@ namespace pipewright::executor {
 //
 // A compute starts when the last tensor that it waits for is there, and so does not include the
 // wait. A compound does not include the wait of its first part. What a compute waits for within
-// itself, such as parameters that are still being gathered, counts as compute. For one thread.
+// itself, such as parameters that are still being gathered, counts as compute. On a device, the
+// times are those of the stream on which the computes run (DeviceClock), whenever the host queued
+// them. For one thread.
 class Recorder {
  public:
-  explicit Recorder(const ir::Row& row);
+  // `clock` has num_points(row) points.
+  Recorder(const ir::Row& row, std::unique_ptr<StepClock> clock);
+  // The start and the end of each action.
+  static size_t num_points(const ir::Row& row) { return 2 * row.size(); }
 
   void begin_step();
   void begin(const PlannedAction& planned);
@@ -41,21 +48,21 @@ class Recorder {
   bool is_complete() const { return state_ == State::kComplete; }
 
   // The share of a whole step, from the start of its first action to the end of its last, in which
-  // no compute ran. SENDs and RECVs do not count, as in schedule::Report.
+  // no compute ran. SENDs and RECVs do not count, as in schedule::Report. Blocks like intervals().
   double bubble() const;
 
   // One interval per step of the row, 0 to 0 for idle slots and for what has not run. A SEND ends
   // when it has been posted; a RECV begins when it is posted, and ends when its tensors are first
-  // seen to be there.
-  const std::vector<ir::Interval>& intervals() const { return intervals_; }
+  // seen to be there. Blocks until a device has done what is recorded.
+  std::vector<ir::Interval> intervals() const;
 
  private:
   enum class State { kEmpty, kRunning, kComplete };
 
   const ir::Row row_;
   State state_ = State::kEmpty;
+  const std::unique_ptr<StepClock> clock_;
   std::map<ir::ActionPart, size_t> receives_;  // the steps of RECVs
-  std::vector<ir::Interval> intervals_;
   ir::Action current_;
   size_t step_ = 0;
 };

@@ -36,8 +36,9 @@ using Clock = std::vector<size_t>;
 // A point in a stream, with what is ordered before it once the point has been reached.
 struct Event {
   Stream* stream;
-  size_t position;               // operations of the stream up to and including this point
-  std::shared_ptr<Clock> clock;  // written when the stream reaches the point
+  size_t position;                       // operations of the stream up to and including this point
+  std::shared_ptr<Clock> clock;          // written when the stream reaches the point
+  std::shared_ptr<double> seconds = {};  // of the host's steady clock, likewise
 };
 
 // Bytes of a block that an operation reads or writes.

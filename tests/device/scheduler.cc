@@ -31,6 +31,10 @@ using std::chrono::milliseconds;
 constexpr milliseconds kPatience{50};
 constexpr milliseconds kDeadlock{5000};
 
+double host_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 bool at_meeting(const Meeting& meeting) {
   return meeting.parties.size() == meeting.expected &&
          std::ranges::all_of(meeting.parties, [](const Meeting::Party& party) {
@@ -191,9 +195,12 @@ size_t issue(Stream& stream, Operation operation) {
 
 Event record_event(Stream& stream) {
   auto clock = std::make_shared<Clock>();
-  const size_t position =
-      issue(stream, {"record an event", [clock, &stream] { *clock = stream.clock; }});
-  return {&stream, position, std::move(clock)};
+  auto seconds = std::make_shared<double>();
+  const size_t position = issue(stream, {"record an event", [clock, seconds, &stream] {
+                                           *clock = stream.clock;
+                                           *seconds = host_seconds();
+                                         }});
+  return {&stream, position, std::move(clock), std::move(seconds)};
 }
 
 void wait_event(Stream& stream, const Event& event) {

@@ -28,8 +28,12 @@ const ir::Row kRow = {
     ir::Action(ActionKind::kSendB, 1, 0),
 };
 
+Recorder recorder_of(const ir::Row& row) {
+  return {row, std::make_unique<HostClock>(Recorder::num_points(row))};
+}
+
 TEST(Recorder, AComputeDoesNotIncludeTheWaitForItsInputs) {
-  Recorder recorder(kRow);
+  Recorder recorder = recorder_of(kRow);
   const std::vector<PlannedAction> row = plan_row(kRow).actions;
   recorder.begin_step();
   EXPECT_FALSE(recorder.is_complete());
@@ -41,7 +45,7 @@ TEST(Recorder, AComputeDoesNotIncludeTheWaitForItsInputs) {
   recorder.received({ActionKind::kRecvF, 1, 0});
   pass();
   recorder.end();
-  const std::vector<Interval>& times = recorder.intervals();
+  const std::vector<Interval> times = recorder.intervals();
   EXPECT_GT(times[1].start, posted);
   EXPECT_EQ(times[0].end, times[1].start);
   EXPECT_LE(times[0].start, posted);
@@ -51,7 +55,7 @@ TEST(Recorder, AComputeDoesNotIncludeTheWaitForItsInputs) {
 }
 
 TEST(Recorder, ACompoundIncludesWhatItsSecondPartWaitsFor) {
-  Recorder recorder(kRow);
+  Recorder recorder = recorder_of(kRow);
   const std::vector<PlannedAction> row = plan_row(kRow).actions;
   recorder.begin_step();
   recorder.begin(row[4]);
@@ -66,7 +70,7 @@ TEST(Recorder, ACompoundIncludesWhatItsSecondPartWaitsFor) {
 }
 
 TEST(Recorder, OtherMicrobatchesDoNotMoveAStart) {
-  Recorder recorder(kRow);
+  Recorder recorder = recorder_of(kRow);
   const std::vector<PlannedAction> row = plan_row(kRow).actions;
   recorder.begin_step();
   recorder.begin(row[1]);
@@ -78,7 +82,7 @@ TEST(Recorder, OtherMicrobatchesDoNotMoveAStart) {
 }
 
 TEST(Recorder, AnotherStepForgetsTheLastOne) {
-  Recorder recorder(kRow);
+  Recorder recorder = recorder_of(kRow);
   const std::vector<PlannedAction> row = plan_row(kRow).actions;
   recorder.begin_step();
   recorder.begin(row[1]);
@@ -94,7 +98,7 @@ TEST(Recorder, AnotherStepForgetsTheLastOne) {
 }
 
 TEST(Recorder, ItsBubbleIsTheTimeBetweenComputes) {
-  Recorder recorder(kRow);
+  Recorder recorder = recorder_of(kRow);
   const std::vector<PlannedAction> row = plan_row(kRow).actions;
   recorder.begin_step();
   for (const PlannedAction& planned : row) {
@@ -104,7 +108,7 @@ TEST(Recorder, ItsBubbleIsTheTimeBetweenComputes) {
     pass();
   }
   recorder.end_step();
-  const std::vector<Interval>& times = recorder.intervals();
+  const std::vector<Interval> times = recorder.intervals();
   const double busy = times[1].duration() + times[4].duration();
   // From the first compute to the last: transfers before and after it do not count.
   EXPECT_DOUBLE_EQ(recorder.bubble(), 1 - busy / (times[4].end - times[1].start));

@@ -18,6 +18,7 @@
 #include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/executor/models.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/ranks/ranks.h"
 
 namespace pipewright::executor {
@@ -30,13 +31,14 @@ using Body = std::function<void(int rank, Executor& executor, const Batch& batch
 std::vector<std::string> train(const ir::Program& program, int steps, const Body& body,
                                std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
   const int ranks = program.placement.num_ranks();
-  std::vector<comms::World> worlds = comms::thread_worlds(ranks, {.timeout = timeout});
+  std::vector<comms::World> worlds = tests::make_worlds(ranks, {.timeout = timeout});
   return tests::errors_of_ranks(ranks, [&](int rank) {
     Model model = make_model(ModelKind::kMlp, program.placement.num_stages(), 8);
     std::map<int, LocalStage> stages;
     for (const int stage : program.placement.stages_of(rank))
       stages[stage].stage = std::make_shared<ModuleStage>(model.stages[static_cast<size_t>(stage)]);
-    Executor executor(program, stages, worlds[static_cast<size_t>(rank)], {.loss = model.loss});
+    Executor executor(program, stages, worlds[static_cast<size_t>(rank)],
+                      {.loss = model.loss, .device = tests::here()});
     executor.record();
     const Batch batch{model.inputs, {}, model.targets};
     for (int step = 0; step < steps; ++step) executor.step(batch);
@@ -87,6 +89,10 @@ TEST_P(RecordingOfEverySchedule, HasEveryActionAfterWhatItWaitsFor) {
       const bool starts_together =
           dependency.kind == schedule::Dependency::kSend ||
           (is_transfer(graph.node(action)) && is_transfer(graph.node(dependency.action)));
+      // Devices have clocks of their own: a tensor may seem to arrive before it was sent.
+      const bool was_moved = tests::is_on_test_device() && other.duration() == 0 &&
+                             is_transfer(graph.node(dependency.action));
+      if (was_moved) return false;
       if (starts_together) {
         EXPECT_GE(own.end, other.start) << name;
       } else if (program.rows[cell.rank][cell.step].is_compound()) {
@@ -101,11 +107,12 @@ TEST_P(RecordingOfEverySchedule, HasEveryActionAfterWhatItWaitsFor) {
 
   // The recorded starts meet every dependency, so the simulation, which starts each action as soon
   // as it can, takes no longer with the same durations and transfers that take no time; and no less
-  // than the busiest rank. A compound is recorded from the input of its first part on.
+  // than the busiest rank. A compound is recorded from the input of its first part on, and the
+  // clocks of devices do not agree so well.
   const bool has_compounds = std::ranges::any_of(program.rows, [](const ir::Row& row) {
     return std::ranges::any_of(row, [](const ir::Action& action) { return action.is_compound(); });
   });
-  if (has_compounds) return;
+  if (has_compounds || tests::is_on_test_device()) return;
   const schedule::Costs unit{.unshard = 1, .reshard = 1, .reduce_grad = 1};
   const schedule::CostTable table(unit, program.placement);
   std::vector<double> stretch;
@@ -193,7 +200,7 @@ TEST(Recording, AWaitIsNotCompute) {
   }
 }
 
-TEST(Recording, NeedsAStepOnACpuAfterRecord) {
+TEST(Recording, NeedsAStepAfterRecord) {
   const ir::Program program = program_of(*schedules::find_schedule("1F1B"));
   expect_no_errors(train(program, 0, [&](int, Executor& executor, const Batch& batch) {
     EXPECT_THROW(executor.recording(), ContractError);
@@ -207,13 +214,6 @@ TEST(Recording, NeedsAStepOnACpuAfterRecord) {
     executor.step(batch);
     EXPECT_THROW(executor.recording(), ContractError);
   }));
-  std::vector<comms::World> worlds = comms::thread_worlds(1);
-  const ir::Program alone = make_program(*schedules::find_schedule("GPipe"), {1, 1, 1});
-  Executor executor(
-      alone, {{0, {std::make_shared<ModuleStage>([](const Tensors& x) { return x; })}}}, worlds[0],
-      {.loss = [](const Tensors& x, const Tensors&) { return x[0].sum(); },
-       .device = at::Device(at::kMeta)});
-  EXPECT_THROW(executor.record(), std::invalid_argument);
 }
 
 TEST(Recording, ARankThatBringsNoneIsNamed) {

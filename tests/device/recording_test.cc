@@ -1,0 +1,129 @@
+// Recordings on a device: times of the device's work, whenever the host queued it, taken without
+// making the host wait. recording_test_on_device checks what is recorded of every schedule.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+#include "pipewright/executor/device_clock.h"
+#include "pipewright/executor/executor.h"
+#include "pipewright/executor/module_stage.h"
+#include "pipewright/schedules/registry.h"
+#include "tests/device/device.h"
+#include "tests/device/no_host_sync.h"
+#include "tests/executor/models.h"
+#include "tests/support/ranks/ground.h"
+#include "tests/support/ranks/ranks.h"
+
+namespace pipewright::executor {
+namespace {
+
+using std::chrono::milliseconds;
+
+void sleep_on_host(int time) { std::this_thread::sleep_for(milliseconds(time)); }
+
+void sleep_on_device(int time) {
+  testdevice::launch("sleep", {}, {}, [time] { sleep_on_host(time); });
+}
+
+TEST(DeviceClock, ItsTimesAreThoseOfTheDevice) {
+  testdevice::seed(0);  // nothing runs before the host waits
+  DeviceClock clock(testdevice::device(0), 5);
+  EXPECT_EQ(clock.seconds(), std::vector<std::optional<double>>(5));
+  testdevice::forbid_host_syncs(true);
+  clock.begin_step();
+  clock.mark({0});
+  sleep_on_host(200);
+  clock.mark({1});
+  const double queued = comms::steady_seconds();
+  sleep_on_device(20);
+  clock.mark({2, 3});
+  sleep_on_host(200);
+  testdevice::forbid_host_syncs(false);
+  const std::vector<std::optional<double>> seconds = clock.seconds();
+  const double end = comms::steady_seconds();
+  // Queued 0.2 s apart, reached one after the other; aligned to the clock of the host.
+  EXPECT_LT(*seconds[1] - *seconds[0], 0.1);
+  EXPECT_GE(*seconds[1], *seconds[0]);
+  EXPECT_GT(*seconds[0], queued + 0.1);
+  EXPECT_LT(*seconds[3], end);
+  EXPECT_GE(*seconds[2] - *seconds[1], 0.02);
+  EXPECT_EQ(seconds[2], seconds[3]);
+  EXPECT_EQ(seconds[4], std::nullopt);
+
+  clock.begin_step();
+  clock.mark({4});
+  clock.mark({4});
+  sleep_on_device(1);
+  clock.mark({0});
+  const std::vector<std::optional<double>> next = clock.seconds();
+  EXPECT_GT(*next[4], end);
+  EXPECT_GE(*next[0] - *next[4], 1e-3);
+  EXPECT_EQ(next[1], std::nullopt);
+}
+
+TEST(RecordingOnADevice, NeverMakesTheHostWaitInAStep) {
+  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+    const schedules::Shape shape{2, schedules::default_stages(*spec, 2), 4};
+    const ir::Program program = make_program(*spec, shape);
+    std::vector<comms::World> worlds = tests::make_worlds(2);
+    std::barrier all(2);
+    const auto train = [&](int rank) {
+      const Model model = make_model(ModelKind::kMlp, shape.stages, 8);
+      std::map<int, LocalStage> stages;
+      for (const int stage : program.placement.stages_of(rank))
+        stages[stage].stage =
+            std::make_shared<ModuleStage>(model.stages[static_cast<size_t>(stage)]);
+      Executor executor(program, stages, worlds[static_cast<size_t>(rank)],
+                        {.loss = model.loss, .device = tests::here()});
+      executor.record();
+      const auto step = [&] {
+        EXPECT_EQ(executor.step({model.inputs, {}, model.targets}).bubble, std::nullopt);
+      };
+      step();  // learns shapes
+      tests::expect_no_host_sync(all, step);
+      EXPECT_EQ(executor.recording().size() > 0, rank == 0);
+    };
+    EXPECT_EQ(tests::run_ranks(2, train), "") << spec->name;
+  }
+}
+
+// The stage of rank 1 keeps its device busy, that of rank 0 its host.
+TEST(RecordingOnADevice, ABusyHostIsNotCompute) {
+  testdevice::seed(0);
+  const ir::Program program = make_program(*schedules::find_schedule("GPipe"), {2, 2, 2});
+  std::vector<comms::World> worlds = tests::make_worlds(2);
+  ir::Timeline recorded;
+  const auto train = [&](int rank) {
+    const auto stage = std::make_shared<ModuleStage>([rank](const Tensors& inputs) {
+      rank == 0 ? sleep_on_host(200) : sleep_on_device(20);
+      return Tensors{inputs[0] * 2};
+    });
+    Executor executor(
+        program, {{rank, {stage}}}, worlds[static_cast<size_t>(rank)],
+        {.loss = [](const Tensors& outputs) { return outputs[0].sum(); }, .device = tests::here()});
+    executor.record();
+    executor.step({{at::ones({4, 2}, tests::here()).requires_grad_()}, {}, {}});
+    const ir::Timeline timeline = executor.recording();
+    if (rank == 0) recorded = timeline;
+  };
+  ASSERT_EQ(tests::run_ranks(2, train), "");
+  for (size_t rank = 0; rank < 2; ++rank) {
+    int forwards = 0;
+    for (size_t step = 0; step < program.rows[rank].size(); ++step) {
+      if (program.rows[rank][step].kind() != ir::ActionKind::kForward) continue;
+      ++forwards;
+      const double duration = recorded.at(rank, step).duration();
+      EXPECT_GT(duration, 0);
+      if (rank == 0)
+        EXPECT_LT(duration, 0.1);
+      else
+        EXPECT_GE(duration, 0.02);
+    }
+    EXPECT_EQ(forwards, 2);
+  }
+}
+
+}  // namespace
+}  // namespace pipewright::executor
