@@ -8,7 +8,8 @@
 // and a rank without such an edge is a culprit: its own action has not ended, it does not answer,
 // or it is not in the step at all. A transfer or collective that all of its ranks have called is
 // the network's. A rank that is past an action, and yet has not posted its transfer or joined its
-// collective, has left it out. A cycle is a deadlock.
+// collective, has left it out. A cycle is a deadlock. A rank that waits for a transfer of another
+// program than ours is a culprit only if there is no other.
 //
 // Invariant: each rank is expanded once.
 #include "pipewright/executor/hang.h"
@@ -102,6 +103,13 @@ class Walk {
       if (report && report->phase != Phase::kIdle && report->seconds >= longest / 2)
         visit(static_cast<int>(rank));
     }
+    if (culprits_.empty()) {
+      for (const int rank : foreign_) {
+        const RankReport& report = *reports_[static_cast<size_t>(rank)];
+        add({rank}, place_of(report, programs_) + " waits for a transfer of another program" +
+                        for_seconds(report.seconds));
+      }
+    }
     return std::move(culprits_);
   }
 
@@ -137,7 +145,9 @@ class Walk {
         break;
       case Phase::kRuns:
       case Phase::kEnds:
-        if (const auto transfer = awaited_transfer(*report, programs_))
+        if (report->waits_for >= 0 && !program_of(*report, programs_))
+          foreign_.push_back(rank);
+        else if (const auto transfer = awaited_transfer(*report, programs_))
           visit_peer(rank, *report, *transfer);
         else if (const RankReport::Group* group = awaited_group(*report))
           visit_members(rank, *report, *group);
@@ -259,6 +269,7 @@ class Walk {
   const HangPrograms& programs_;
   std::vector<int> path_;
   std::set<int> visited_;
+  std::vector<int> foreign_;  // wait for a transfer of a program that is not known here
   std::vector<Culprit> culprits_;
 };
 
