@@ -6,11 +6,11 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <charconv>
 #include <fstream>
 
+#include "pipewright/comms/host_name.h"
 #include "pipewright/ir/printable.h"
 
 namespace pipewright::checkpoint {
@@ -19,11 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "step-";
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
-}
 
 // What `latest` says, or empty.
 std::string latest_name(const fs::path& folder) {
@@ -94,7 +89,7 @@ SaveLock::SaveLock(const fs::path& folder) : file_(-1) {
                                 ir::printable(folder.native()), ir::printable(holder)));
   }
   // For the other job's error; nothing depends on it.
-  const std::string holder = fmt::format("process {} on {}\n", ::getpid(), host_name());
+  const std::string holder = fmt::format("process {} on {}\n", ::getpid(), comms::host_name());
   if (::ftruncate(file_.get(), 0) == 0)
     (void)!::pwrite(file_.get(), holder.data(), holder.size(), 0);
 }

@@ -270,6 +270,7 @@ set(pipewright_checkpoint_sources
     comms/dump_signal.cc
     comms/environment.cc
     comms/error_file.cc
+    comms/host_name.cc
     comms/layout.cc
     comms/mailboxes.cc
     comms/mesh_layout.cc
@@ -300,6 +301,7 @@ set(pipewright_checkpoint_headers
     comms/dump_signal.h
     comms/environment.h
     comms/error_file.h
+    comms/host_name.h
     comms/layout.h
     comms/mailboxes.h
     comms/mesh_layout.h

@@ -16,11 +16,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <stdexcept>
 #include <utility>
 
 #include "pipewright/comms/bounded_store.h"
+#include "pipewright/comms/host_name.h"
 #include "pipewright/comms/poll.h"
 
 namespace pipewright::comms {
@@ -31,12 +31,6 @@ constexpr char kHangMark = '\x01';  // starts the value of a failure that is a h
 constexpr int kPatience = 16;
 
 using Clock = std::chrono::steady_clock;
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  if (gethostname(name.data(), name.size() - 1) != 0) return "unknown";
-  return name.data();
-}
 
 }  // namespace
 

@@ -1,9 +1,6 @@
 #include "examples/measured_search.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <functional>
 #include <map>
@@ -13,16 +10,11 @@
 
 #include "examples/memory.h"
 #include "pipewright/checkpoint/agree.h"
+#include "pipewright/comms/host_name.h"
 #include "pipewright/comms/store_exchange.h"
 
 namespace pipewright::examples {
 namespace {
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
 
 // How many activations fit into the memory that is left on the rank that has the least of it;
 // nullopt if all microbatches do. `ranks` have "host available-bytes bytes-per-activation".
@@ -50,7 +42,7 @@ FoundSchedule search_in_memory(const Options& options, const MeasuredCosts& meas
                                comms::World& world) {
   comms::StoreExchange exchange(world, "search");
   std::ostringstream memory;
-  memory << host_name() << ' ' << host_memory().available << ' ' << measured.activation_bytes;
+  memory << comms::host_name() << ' ' << host_memory().available << ' ' << measured.activation_bytes;
   const std::vector<std::string> memories = exchange(memory.str());
   const auto found = checkpoint::agree(std::ref(exchange), [&]() -> std::string {
     if (world.rank() != 0) return "";

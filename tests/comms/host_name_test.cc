@@ -1,0 +1,16 @@
+#include "pipewright/comms/host_name.h"
+
+#include <gtest/gtest.h>
+#include <sys/utsname.h>
+
+namespace pipewright::comms {
+namespace {
+
+TEST(HostName, IsThatOfUname) {
+  utsname system{};
+  ASSERT_EQ(uname(&system), 0);
+  EXPECT_EQ(host_name(), system.nodename);
+}
+
+}  // namespace
+}  // namespace pipewright::comms
