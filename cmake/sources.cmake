@@ -350,6 +350,7 @@ set(pipewright_executor_sources
     comms/channels.cc
     comms/chunk_gather.cc
     comms/clock_offset.cc
+    comms/collective_log.cc
     comms/failure_domain.cc
     comms/failure_report.cc
     comms/gloo.cc
@@ -446,6 +447,7 @@ set(pipewright_executor_headers
     comms/channels.h
     comms/chunk_gather.h
     comms/clock_offset.h
+    comms/collective_log.h
     comms/failure_domain.h
     comms/gloo.h
     comms/group.h

@@ -1,39 +1,17 @@
 #ifndef PIPEWRIGHT_COMMS_GROUP_H_
 #define PIPEWRIGHT_COMMS_GROUP_H_
 
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "pipewright/comms/collective_log.h"
 #include "pipewright/comms/world.h"
 
 namespace pipewright::comms {
 
 class Groups;
-
-// A collective of a group, as one of its members sees it.
-struct Collective {
-  std::string op;                      // the name of the c10d::Backend method
-  int64_t number = 0;                  // from 1; the same on all members
-  std::vector<int64_t> input, output;  // sizes of the first tensors
-  std::string dtype;
-  double seconds = 0;    // when it was called, by steady_seconds()
-  bool is_done = false;  // this member has waited for it
-  const void* work = nullptr;
-
-  std::string describe() const;  // "allreduce of Float [2, 8]"
-};
-
-// What one member of a group has called.
-struct GroupState {
-  std::string name;
-  std::vector<int> members;      // world ranks, by rank in the group
-  int64_t issued = 0;            // collectives
-  int64_t waits_for = 0;         // the number of the one that this member waits for; 0: none
-  std::vector<Collective> last;  // the latest ones
-};
 
 // A process group that survives a failure: a handle that forwards every call to the backend that
 // MakeBackend made, and replaces that backend after World::reset(). fsdp, ddp, channels and
@@ -56,15 +34,11 @@ class Group final : public c10d::Backend {
 
   const std::vector<int>& members() const { return members_; }
   // On any thread.
-  GroupState state() const;
+  GroupState state() const { return log_->state(); }
   // Waits for the work of a collective; while it does, state() says so. Stays in that state if the
   // wait fails. Throws std::runtime_error with the first cause if the world has failed, or what
   // work.wait() throws. Any thread.
   void wait(c10d::Work& work);
-  // Why the collective that this member waits for cannot end: another member has called a different
-  // one. Empty if that is not known. One request to the store per collective that takes longer than
-  // a second. For the watcher's thread.
-  std::string difference(c10d::Store& store);
   // Replaces the backend. Collective over the members, and may block.
   void connect_again(int generation);
   // The number of the World::reset() that has connected the group last; 0 if none has.
@@ -89,11 +63,11 @@ class Group final : public c10d::Backend {
 
 #define PIPEWRIGHT_FORWARD(op, parameters, arguments) \
   WorkPtr op parameters override { return backend()->op arguments; }
-#define PIPEWRIGHT_COLLECTIVE(op, parameters, arguments, input, output)   \
-  WorkPtr op parameters override {                                        \
-    const BackendPtr backend = this->backend();                           \
-    const int64_t number = issue(#op, first_of(input), first_of(output)); \
-    return issued(number, backend->op arguments);                         \
+#define PIPEWRIGHT_COLLECTIVE(op, parameters, arguments, input, output)       \
+  WorkPtr op parameters override {                                            \
+    const BackendPtr backend = this->backend();                               \
+    const int64_t number = log_->add(#op, first_of(input), first_of(output)); \
+    return issued(number, backend->op arguments);                             \
   }
   PIPEWRIGHT_COLLECTIVE(broadcast, (Tensors & a, const c10d::BroadcastOptions& o), (a, o), a, a)
   PIPEWRIGHT_COLLECTIVE(allreduce, (Tensors & a, const c10d::AllreduceOptions& o), (a, o), a, a)
@@ -134,7 +108,7 @@ class Group final : public c10d::Backend {
   PIPEWRIGHT_FORWARD(recvAnysource, (Tensors & a, int tag), (a, tag))
   WorkPtr barrier(const c10d::BarrierOptions& o) override {
     const BackendPtr backend = this->backend();
-    const int64_t number = issue("barrier", {}, {});
+    const int64_t number = log_->add("barrier", {}, {});
     return issued(number, backend->barrier(o));
   }
   PIPEWRIGHT_FORWARD(endCoalescing, (), ())
@@ -190,7 +164,6 @@ class Group final : public c10d::Backend {
   static at::Tensor first_of(const Tensors& tensors) {
     return tensors.empty() ? Tensor() : tensors[0];
   }
-  int64_t issue(const char* op, const Tensor& input, const Tensor& output);
   WorkPtr issued(int64_t number, WorkPtr work);
   void end();
   // Throws std::runtime_error if the group could not be connected again.
@@ -201,15 +174,11 @@ class Group final : public c10d::Backend {
   const MakeBackend make_backend_;
   const std::weak_ptr<FailureDomain> failures_;
   const std::weak_ptr<Groups> groups_;
+  const std::shared_ptr<CollectiveLog> log_;  // shared with Groups while this member waits
   mutable std::mutex mutex_;
   BackendPtr backend_;
   bool aborted_ = false;
   int generation_ = 0;
-  int64_t num_issued_ = 0;
-  int64_t waits_for_ = 0;
-  std::deque<Collective> last_;
-  int64_t compared_ = 0;  // the number of the last collective that difference() compared
-  std::string first_;     // the key of the last one that this member was the first to compare
 };
 
 // The groups of one rank, in the order in which they were made. Thread-safe.
@@ -221,19 +190,20 @@ class Groups {
   void connect_again(int generation);
   std::vector<GroupState> states();
 
-  // While it exists, a thread waits for a collective of `group`, which outlives it.
+  // While it exists, a thread waits for a collective of that group.
   class Wait {
    public:
-    Wait(std::shared_ptr<Groups> groups, Group* group);
+    Wait(std::shared_ptr<Groups> groups, std::shared_ptr<CollectiveLog> group);
     ~Wait();
     Wait(const Wait&) = delete;
     Wait& operator=(const Wait&) = delete;
 
    private:
     const std::shared_ptr<Groups> groups_;  // may be null
-    Group* const group_;
+    const std::shared_ptr<CollectiveLog> group_;
   };
-  // The first difference() of a group that a thread waits for.
+  // The first CollectiveLog::difference() of the groups that threads wait for. A thread may end its
+  // wait meanwhile, however long the store takes. For one thread at a time.
   std::string difference(c10d::Store& store);
 
  private:
@@ -242,7 +212,7 @@ class Groups {
   std::mutex mutex_;
   std::vector<c10::weak_intrusive_ptr<Group>> groups_;
   std::mutex waiting_mutex_;
-  std::vector<Group*> waiting_;
+  std::vector<std::shared_ptr<CollectiveLog>> waiting_;
 };
 
 // Waits for `work`, a collective of `group`. If it never ends, the report of the hang names it.

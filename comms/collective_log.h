@@ -1,0 +1,81 @@
+#ifndef PIPEWRIGHT_COMMS_COLLECTIVE_LOG_H_
+#define PIPEWRIGHT_COMMS_COLLECTIVE_LOG_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+namespace pipewright::comms {
+
+// A collective of a group, as one of its members sees it.
+struct Collective {
+  std::string op;                      // the name of the c10d::Backend method
+  int64_t number = 0;                  // from 1; the same on all members
+  std::vector<int64_t> input, output;  // sizes of the first tensors
+  std::string dtype;
+  double seconds = 0;    // when it was called, by steady_seconds()
+  bool is_done = false;  // this member has waited for it
+  const void* work = nullptr;
+
+  std::string describe() const;  // "allreduce of Float [2, 8]"
+};
+
+// What one member of a group has called.
+struct GroupState {
+  std::string name;
+  std::vector<int> members;      // world ranks, by rank in the group
+  int64_t issued = 0;            // collectives
+  int64_t waits_for = 0;         // the number of the one that this member waits for; 0: none
+  std::vector<Collective> last;  // the latest ones
+};
+
+// The collectives that one member of a group has called, for reports of hangs and for a comparison
+// with what other members have called. Thread-safe; no lock is held during a request to a store.
+class CollectiveLog {
+ public:
+  // `members` are world ranks; `rank` is this member's position among them.
+  CollectiveLog(std::string name, int rank, std::vector<int> members);
+
+  // The group is connected, under a name that no other group and no earlier connection has. Forgets
+  // what was called before.
+  void start(const std::string& connection);
+  // The group is aborted: nothing is compared any more.
+  void stop();
+
+  // A call; returns its number. Undefined tensors are those that it does not have.
+  int64_t add(const char* op, const at::Tensor& input, const at::Tensor& output);
+  // What that call returned; compared, never read.
+  void set_work(int64_t number, const void* work);
+  // This member begins to wait for the collective that returned `work`; it has waited for it. It
+  // stays in that state if the wait fails.
+  void begin_wait(const void* work);
+  void end_wait(const void* work);
+
+  GroupState state() const;
+  // Why the collective that this member waits for cannot end: another member has called a different
+  // one. Empty if that is not known. At most two requests to the store per collective that takes
+  // longer than a second. For one thread at a time.
+  std::string difference(c10d::Store& store);
+
+ private:
+  const std::string name_;
+  const int rank_;
+  const std::vector<int> members_;
+  mutable std::mutex mutex_;
+  std::string connection_;
+  bool is_stopped_ = false;
+  int64_t num_issued_ = 0;
+  int64_t waits_for_ = 0;
+  std::deque<Collective> last_;
+  int64_t compared_ = 0;  // the number of the last collective that difference() compared
+  std::string first_;     // the key of the last one that this member was the first to compare
+};
+
+}  // namespace pipewright::comms
+
+#endif  // PIPEWRIGHT_COMMS_COLLECTIVE_LOG_H_
