@@ -451,6 +451,7 @@ set(pipewright_executor_headers
     comms/failure_domain.h
     comms/gloo.h
     comms/group.h
+    comms/keep_alive.h
     comms/lifeline.h
     comms/mesh.h
     comms/poll.h

@@ -8,7 +8,7 @@
 //
 // Invariant: cause_ is empty or equal to failure/G on every rank, except where the store is gone:
 // then it says so. Groups are aborted after cause_ is set. reset() raises G once all ranks have
-// arrived, so a late writer of an old generation cannot fail the new one.
+// arrived, so a late writer of an old generation cannot fail the new one: it writes to the old key.
 //
 // Complexity: one or two store requests per rank and tick; on a failure a few per rank.
 #include "pipewright/comms/failure_domain.h"
@@ -123,23 +123,30 @@ void FailureDomain::throw_if_published() {
 }
 
 // A key of the current generation.
-std::string FailureDomain::key(const std::string& name) const {
-  return "domain/" + std::to_string(generation()) + "/" + name;
+std::string FailureDomain::key(const std::string& name) const { return key(name, generation()); }
+
+std::string FailureDomain::key(const std::string& name, int generation) {
+  return "domain/" + std::to_string(generation) + "/" + name;
 }
 
 std::string FailureDomain::fail(const std::string& message, Kind kind) {
+  return fail(message, kind, generation());
+}
+
+std::string FailureDomain::fail(const std::string& message, Kind kind, int generation) {
   const std::function<std::string()> place = [this] {
     const std::lock_guard lock(mutex_);
     return place_;
   }();
   const std::string where = place ? place() : "";
   return publish(
-      "rank " + std::to_string(rank_) + (where.empty() ? "" : ", " + where) + ": " + message, kind);
+      "rank " + std::to_string(rank_) + (where.empty() ? "" : ", " + where) + ": " + message, kind,
+      generation);
 }
 
-// Fails this rank with its own text, and returns it.
-std::string FailureDomain::publish(const std::string& own, Kind kind) {
-  const int generation = this->generation();
+// Fails this rank with its own text, and returns it. What was found in an earlier generation no
+// longer matters.
+std::string FailureDomain::publish(const std::string& own, Kind kind, int generation) {
   if (failed()) {
     abort_groups(generation);
     return own;
@@ -147,7 +154,7 @@ std::string FailureDomain::publish(const std::string& own, Kind kind) {
   const std::string marked = kind == Kind::kHang ? kHangMark + own : own;
   std::string first;
   try {
-    first = watch_store_->compareSet(key("failure"), "", marked);
+    first = watch_store_->compareSet(key("failure", generation), "", marked);
   } catch (const std::exception&) {
     if (!hosts_store_) {
       lose_store(generation);
@@ -204,7 +211,7 @@ void FailureDomain::expect_by(std::function<std::string()> unfinished,
 
 // The oldest is kept until its time is over; the newest, which replaces those in between, comes
 // after it.
-void FailureDomain::check_expected() {
+void FailureDomain::check_expected(int generation) {
   std::optional<Expected> due;
   {
     const std::lock_guard lock(mutex_);
@@ -212,23 +219,24 @@ void FailureDomain::check_expected() {
     due = std::exchange(oldest_expected_, std::exchange(newest_expected_, std::nullopt));
   }
   const std::string late = due->unfinished();
-  if (!late.empty()) publish("rank " + std::to_string(rank_) + ": " + late);
+  if (!late.empty())
+    publish("rank " + std::to_string(rank_) + ": " + late, Kind::kError, generation);
 }
 
-void FailureDomain::check_progress() {
+void FailureDomain::check_progress(int generation) {
   const auto observer = this->observer();
   const std::string stalled = observer ? observer->stalled() : "";
-  if (!stalled.empty()) fail(stalled, Kind::kHang);
+  if (!stalled.empty()) fail(stalled, Kind::kHang, generation);
 }
 
-void FailureDomain::check_collectives() {
+void FailureDomain::check_collectives(int generation) {
   const auto check = [this] {
     const std::lock_guard lock(mutex_);
     return check_;
   }();
   try {
     const std::string difference = check ? check(*watch_store_) : "";
-    if (!difference.empty()) fail(difference);
+    if (!difference.empty()) fail(difference, Kind::kError, generation);
   } catch (const std::exception&) {  // tick() reports that the store is gone
   }
 }
@@ -240,30 +248,25 @@ bool FailureDomain::waits_for_others() const {
   return place_ || !awaited_.empty();
 }
 
-void FailureDomain::check_lifeline() {
-  if (!lifeline_) return;
-  const std::vector<int> broken = lifeline_->broken();
-  const std::optional<int> first = [&]() -> std::optional<int> {
-    const std::lock_guard lock(mutex_);
-    broken_.insert(broken_.end(), broken.begin(), broken.end());
-    return broken_.empty() ? std::nullopt : std::optional(broken_.front());
-  }();
-  if (first && waits_for_others())
-    publish("rank " + std::to_string(*first) + ": its connection to rank 0 has closed");
+void FailureDomain::check_lifeline(int generation) {
+  const std::vector<int> broken = lifeline_ ? lifeline_->broken() : std::vector<int>();
+  if (broken.empty() || !waits_for_others()) return;
+  publish("rank " + std::to_string(broken.front()) + ": its connection to rank 0 has closed",
+          Kind::kError, generation);
 }
 
 std::optional<std::string> FailureDomain::tick() {
+  const int generation = this->generation();
   if (failed()) return report_hang();
   hung_at_.reset();
   hang_.clear();
   stuck_ = false;
-  check_expected();
-  check_progress();
-  check_collectives();
-  check_lifeline();
-  const int generation = this->generation();
+  check_expected(generation);
+  check_progress(generation);
+  check_collectives(generation);
+  check_lifeline(generation);
   try {
-    const std::string failure = key("failure");
+    const std::string failure = key("failure", generation);
     if (watch_store_->check({failure}))
       learn(watch_store_->get_to_str(failure), generation);
     else if (!host_left_)
@@ -324,27 +327,37 @@ void FailureDomain::release() {
   }
 }
 
+// Rank 0 comes last, when it has the lifelines of all others: once anybody returns, a process that
+// ends is noticed again.
 int64_t FailureDomain::reset(int64_t value, std::chrono::milliseconds timeout) {
-  const std::string prefix = key("reset/");
-  const auto of_rank = [&](int rank) { return prefix + std::to_string(rank); };
-  store_->set(of_rank(rank_), std::to_string(value));
   const Clock::time_point deadline = Clock::now() + timeout;
+  const int next = generation() + 1;
+  const auto of_rank = [&](int rank) { return key("reset/" + std::to_string(rank)); };
+  const auto arrive = [&] { store_->set(of_rank(rank_), std::to_string(value)); };
+  const auto is_here = [&](int rank) {
+    return store_->check({of_rank(rank)}) &&
+           (rank_ > 0 || rank == 0 || !lifeline_ || lifeline_->has_connected(rank, next));
+  };
   int64_t least = value;
-  for (int rank = 0; rank < size_; ++rank) {
+  const auto await = [&](int rank) {
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
-    if (!poll(left, kPatience, [&] { return store_->check({of_rank(rank)}); })) {
+    if (!poll(left, kPatience, [&] { return is_here(rank); })) {
       throw std::runtime_error("reset: rank " + std::to_string(rank) + " did not call it within " +
                                std::to_string(timeout.count()) + " ms");
     }
     least = std::min<int64_t>(least, std::stoll(store_->get_to_str(of_rank(rank))));
-  }
+  };
+  if (rank_ > 0 && lifeline_) lifeline_->connect(next, timeout);
+  if (rank_ > 0) arrive();
+  for (int rank = 1; rank < size_; ++rank) await(rank);
+  if (rank_ == 0) arrive();
+  await(0);
   const std::lock_guard abort(abort_mutex_);
   const std::lock_guard lock(mutex_);
   ++generation_;
   oldest_expected_.reset();
   newest_expected_.reset();
-  broken_.clear();
   cause_.clear();
   hung_ = false;
   failed_.store(false, std::memory_order_release);

@@ -101,8 +101,7 @@ class FailureDomain {
 
   // `watcher` is shared by the ranks of this process. `hosts_store`: the store ends with this
   // process. `abort` aborts this rank's groups; it is called on any thread, after a failure.
-  // `lifeline` is null if other ranks' processes are not watched. After a reset(), those whose
-  // connections had broken are watched no longer.
+  // `lifeline` is null if other ranks' processes are not watched.
   FailureDomain(int rank, int size, StorePtr store, std::shared_ptr<Watcher> watcher,
                 bool hosts_store, std::function<void()> abort,
                 std::unique_ptr<Lifeline> lifeline = nullptr);
@@ -161,8 +160,9 @@ class FailureDomain {
                        const std::string& late, c10d::Store* connection = nullptr);
 
   // Collective over all ranks of the world, after a failure: waits until every rank has called it,
-  // and starts again without a cause. Returns the smallest `value` of any rank. Throws
-  // std::runtime_error that names the ranks that did not call it within `timeout`.
+  // and starts again without a cause, and with new lifelines. Returns the smallest `value` of any
+  // rank. Throws std::runtime_error that names a rank that did not call it within `timeout`, or
+  // this one if it cannot reach rank 0.
   int64_t reset(int64_t value, std::chrono::milliseconds timeout);
   // The number of resets so far, the same on all ranks.
   int generation() const;
@@ -180,11 +180,13 @@ class FailureDomain {
 
   std::shared_ptr<StepObserver> observer() const;
   std::string key(const std::string& name) const;
-  std::string publish(const std::string& own, Kind kind = Kind::kError);
-  void check_expected();
-  void check_progress();
-  void check_collectives();
-  void check_lifeline();
+  static std::string key(const std::string& name, int generation);
+  std::string fail(const std::string& message, Kind kind, int generation);
+  std::string publish(const std::string& own, Kind kind, int generation);
+  void check_expected(int generation);
+  void check_progress(int generation);
+  void check_collectives(int generation);
+  void check_lifeline(int generation);
   bool waits_for_others() const;
   std::optional<std::string> report_hang();
   std::string explain_first();
@@ -213,7 +215,6 @@ class FailureDomain {
   std::multiset<std::string> awaited_;  // the keys that wait_for() waits for, by any thread
   std::function<std::string(c10d::Store&)> check_;
   std::optional<Expected> oldest_expected_, newest_expected_;
-  std::vector<int> broken_;  // ranks whose lifelines have broken
   bool hung_ = false;
   std::shared_ptr<StepObserver> observer_;
   // Only used by the watcher.

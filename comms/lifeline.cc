@@ -2,7 +2,6 @@
 
 #include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -13,12 +12,25 @@
 #include <cstring>
 #include <memory>
 #include <stdexcept>
+#include <utility>
+
+#include "pipewright/comms/keep_alive.h"
 
 namespace pipewright::comms {
 namespace {
 
 constexpr const char* kKey = "lifeline";  // HOST PORT of rank 0
-constexpr size_t kRankBytes = sizeof(uint32_t);
+
+// What a rank says first, as big-endian numbers.
+struct Hello {
+  uint32_t rank, attempt;
+};
+
+Hello hello_of(const std::string& received) {
+  Hello hello{};
+  std::memcpy(&hello, received.data(), sizeof hello);
+  return {ntohl(hello.rank), ntohl(hello.attempt)};
+}
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
@@ -29,17 +41,6 @@ Addresses resolve(const std::string& host, const std::string& port, int type) {
   if (const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found); error != 0)
     throw std::runtime_error("host `" + host + "`: " + gai_strerror(error));
   return {found, &freeaddrinfo};
-}
-
-void set(int socket, int level, int option, int value) {
-  setsockopt(socket, level, option, &value, sizeof value);
-}
-
-void keep_alive(int socket) {
-  set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(socket, IPPROTO_TCP, TCP_KEEPIDLE, 5);
-  set(socket, IPPROTO_TCP, TCP_KEEPINTVL, 2);
-  set(socket, IPPROTO_TCP, TCP_KEEPCNT, 5);
 }
 
 std::string numeric(const sockaddr_storage& address, socklen_t size) {
@@ -70,108 +71,142 @@ std::string own_name(const std::string& host) {
   return host;
 }
 
-// Listens on all addresses of this host. Returns the port.
-in_port_t listen_anywhere(int* listener) {
-  *listener = socket(AF_INET6, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  sockaddr_in6 any{};
-  any.sin6_family = AF_INET6;
-  any.sin6_addr = in6addr_any;
-  if (*listener >= 0) set(*listener, IPPROTO_IPV6, IPV6_V6ONLY, 0);
-  if (*listener < 0 || bind(*listener, reinterpret_cast<sockaddr*>(&any), sizeof any) != 0) {
-    if (*listener >= 0) close(*listener);
-    *listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    sockaddr_in any4{};
-    any4.sin_family = AF_INET;
-    any4.sin_addr.s_addr = htonl(INADDR_ANY);
-    if (*listener < 0 || bind(*listener, reinterpret_cast<sockaddr*>(&any4), sizeof any4) != 0)
-      throw std::runtime_error(std::string("rank 0 cannot listen: ") + std::strerror(errno));
-  }
-  if (::listen(*listener, SOMAXCONN) != 0)
-    throw std::runtime_error(std::string("rank 0 cannot listen: ") + std::strerror(errno));
+std::string port_of(int socket) {
   sockaddr_in6 bound{};  // its port lies where that of sockaddr_in does
   socklen_t size = sizeof bound;
-  getsockname(*listener, reinterpret_cast<sockaddr*>(&bound), &size);
-  return ntohs(bound.sin6_port);
+  getsockname(socket, reinterpret_cast<sockaddr*>(&bound), &size);
+  return std::to_string(ntohs(bound.sin6_port));
 }
+
+std::string why() { return std::strerror(errno); }
 
 }  // namespace
 
+Lifeline::Socket::~Socket() {
+  if (is_open()) close(descriptor_);
+}
+
+Lifeline::Socket::Socket(Socket&& other) noexcept
+    : descriptor_(std::exchange(other.descriptor_, -1)) {}
+
+Lifeline::Socket& Lifeline::Socket::operator=(Socket&& other) noexcept {
+  std::swap(descriptor_, other.descriptor_);
+  return *this;
+}
+
 Lifeline::Lifeline(int rank, c10d::Store& store, const std::string& store_host,
-                   std::chrono::milliseconds timeout) {
-  if (rank > 0) {
-    connect(rank, store, timeout);
+                   std::chrono::milliseconds timeout)
+    : rank_(rank) {
+  if (rank == 0) {
+    listener_ = listen_on_free_port();
+    store.set(kKey, own_name(store_host) + " " + port_of(listener_.get()));
     return;
   }
-  try {
-    listen(store, store_host);
-  } catch (...) {
-    if (listener_ >= 0) close(listener_);
-    throw;
-  }
-}
-
-Lifeline::~Lifeline() {
-  for (const Connection& connection : connections_) close(connection.socket);
-  if (listener_ >= 0) close(listener_);
-  if (own_ < 0) return;
-  const char goodbye = 0;
-  send(own_, &goodbye, 1, MSG_NOSIGNAL);
-  close(own_);
-}
-
-void Lifeline::listen(c10d::Store& store, const std::string& store_host) {
-  const in_port_t port = listen_anywhere(&listener_);
-  store.set(kKey, own_name(store_host) + " " + std::to_string(port));
-}
-
-void Lifeline::connect(int rank, c10d::Store& store, std::chrono::milliseconds timeout) {
   store.wait({kKey}, timeout);
   const std::string place = store.get_to_str(kKey);
   const size_t space = place.find(' ');
-  const Addresses addresses = resolve(place.substr(0, space), place.substr(space + 1), SOCK_STREAM);
-  int error = 0;
+  host_ = place.substr(0, space);
+  port_ = place.substr(space + 1);
+  connect(0, timeout);
+}
+
+Lifeline::~Lifeline() { end(); }
+
+void Lifeline::end() {
+  const char goodbye = 0;
+  if (own_.is_open()) send(own_.get(), &goodbye, 1, MSG_NOSIGNAL);
+  own_ = Socket();
+}
+
+// On all addresses of this host.
+Lifeline::Socket Lifeline::listen_on_free_port() {
+  Socket listener;
+  const auto bind_to = [&](int family, auto address) {
+    listener = Socket(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    const int v6_only = 0;
+    if (family == AF_INET6)
+      setsockopt(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, &v6_only, sizeof v6_only);
+    return bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+  };
+  sockaddr_in6 any6{};
+  any6.sin6_family = AF_INET6;
+  any6.sin6_addr = in6addr_any;
+  sockaddr_in any4{};
+  any4.sin_family = AF_INET;
+  any4.sin_addr.s_addr = htonl(INADDR_ANY);
+  if ((!bind_to(AF_INET6, any6) && !bind_to(AF_INET, any4)) ||
+      listen(listener.get(), SOMAXCONN) != 0)
+    throw std::runtime_error("rank 0 cannot listen: " + why());
+  return listener;
+}
+
+void Lifeline::connect(int attempt, std::chrono::milliseconds timeout) {
+  const Addresses addresses = resolve(host_, port_, SOCK_STREAM);
+  const Hello hello{htonl(static_cast<uint32_t>(rank_)), htonl(static_cast<uint32_t>(attempt))};
+  std::string error;
   for (const addrinfo* to = addresses.get(); to; to = to->ai_next) {
-    own_ = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (own_ < 0) continue;
+    Socket made(socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!made.is_open()) continue;
     timeval limit{};
     limit.tv_sec = timeout.count() / 1000;
     limit.tv_usec = timeout.count() % 1000 * 1000;
-    setsockopt(own_, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-    const uint32_t own = htonl(static_cast<uint32_t>(rank));
-    if (::connect(own_, to->ai_addr, to->ai_addrlen) == 0 &&
-        send(own_, &own, kRankBytes, MSG_NOSIGNAL) == kRankBytes)
-      return keep_alive(own_);
-    error = errno;
-    close(own_);
-    own_ = -1;
+    setsockopt(made.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+    if (::connect(made.get(), to->ai_addr, to->ai_addrlen) == 0 &&
+        send(made.get(), &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello) {
+      keep_alive(made.get());
+      end();
+      own_ = std::move(made);
+      return;
+    }
+    error = why();
   }
-  throw std::runtime_error("rank " + std::to_string(rank) + " cannot connect to rank 0 at " +
-                           place.substr(0, space) + ":" + place.substr(space + 1) + ": " +
-                           std::strerror(error));
+  throw std::runtime_error("rank " + std::to_string(rank_) + " cannot connect to rank 0 at " +
+                           host_ + ":" + port_ + ": " + error);
+}
+
+// Closes the socket if the other end has closed it.
+void Lifeline::Connection::read() {
+  std::array<char, 16> bytes{};
+  const ssize_t size = recv(socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+  if (size > 0)
+    received.append(bytes.data(), static_cast<size_t>(size));
+  else if (size == 0 || (errno != EAGAIN && errno != EINTR))
+    socket = Socket();
+}
+
+void Lifeline::read_connections() {
+  for (int accepted; (accepted = accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)) >= 0;) {
+    keep_alive(accepted);
+    strangers_.push_back({Socket(accepted), ""});
+  }
+  for (auto& [rank, connection] : connections_) {
+    if (!connection.socket.is_open()) continue;
+    connection.read();
+    const bool has_said_goodbye = connection.received.size() > sizeof(Hello);
+    if (!connection.socket.is_open() && !has_said_goodbye) broken_.push_back(rank);
+  }
+  std::erase_if(strangers_, [&](Connection& connection) {
+    connection.read();
+    if (connection.received.size() < sizeof(Hello)) return !connection.socket.is_open();
+    const auto rank = static_cast<int>(hello_of(connection.received).rank);
+    connections_[rank] = std::move(connection);
+    std::erase(broken_, rank);
+    return true;
+  });
+}
+
+bool Lifeline::has_connected(int rank, int attempt) {
+  const std::lock_guard lock(mutex_);
+  read_connections();
+  const auto found = connections_.find(rank);
+  return found != connections_.end() &&
+         hello_of(found->second.received).attempt == static_cast<uint32_t>(attempt);
 }
 
 std::vector<int> Lifeline::broken() {
-  if (listener_ < 0) return {};
-  for (int accepted; (accepted = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC)) >= 0;) {
-    keep_alive(accepted);
-    connections_.push_back({accepted, ""});
-  }
-  std::vector<int> ranks;
-  std::erase_if(connections_, [&](Connection& connection) {
-    std::array<char, 16> bytes{};
-    const ssize_t size = recv(connection.socket, bytes.data(), bytes.size(), MSG_DONTWAIT);
-    if (size > 0) connection.received.append(bytes.data(), static_cast<size_t>(size));
-    if (size > 0 || (size < 0 && (errno == EAGAIN || errno == EINTR))) return false;
-    close(connection.socket);
-    // Fewer bytes: somebody else's connection.
-    if (connection.received.size() == kRankBytes) {
-      uint32_t rank = 0;
-      std::memcpy(&rank, connection.received.data(), kRankBytes);
-      ranks.push_back(static_cast<int>(ntohl(rank)));
-    }
-    return true;
-  });
-  return ranks;
+  const std::lock_guard lock(mutex_);
+  if (listener_.is_open()) read_connections();
+  return broken_;
 }
 
 }  // namespace pipewright::comms

@@ -2,6 +2,8 @@
 #define PIPEWRIGHT_COMMS_LIFELINE_H_
 
 #include <chrono>
+#include <map>
+#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
@@ -14,14 +16,14 @@ namespace pipewright::comms {
 // Each process keeps a TCP connection to that of rank 0, which the kernel closes when the process
 // ends. While all other ranks wait in the store, nothing else would show that: the store does not
 // tell which of its clients are gone. A process that only stops or hangs keeps its connection. A
-// host that vanishes closes none; TCP's keepalive notices it within about 15 s.
+// host that vanishes closes none, which is noticed within 15 s (keep_alive.h).
 //
-// For one thread at a time.
+// Thread-safe, except that connect() is for one thread at a time.
 class Lifeline {
  public:
-  // Collective over all ranks: rank 0 listens on a free port, and tells the others in `store`.
-  // `store_host` is a name or address that all ranks can reach, and need not be rank 0's. Throws
-  // std::runtime_error if rank 0 cannot be found or reached within `timeout`.
+  // Collective over all ranks: rank 0 listens on a free port, and tells the others in `store`,
+  // which connect. `store_host` is a name or address that all ranks can reach, and need not be rank
+  // 0's. Throws std::runtime_error if rank 0 cannot be found or reached within `timeout`.
   Lifeline(int rank, c10d::Store& store, const std::string& store_host,
            std::chrono::milliseconds timeout);
   // A clean end, which rank 0 does not report.
@@ -29,21 +31,50 @@ class Lifeline {
   Lifeline(const Lifeline&) = delete;
   Lifeline& operator=(const Lifeline&) = delete;
 
-  // Rank 0: the ranks whose connections have closed since the last call, except after a clean end.
-  // Other ranks: none. Does not wait.
+  // Ranks other than 0: replaces the connection, which may have broken; often only one end knows.
+  // Rank 0 tells connections apart by `attempt`; that of the first one is 0. Throws
+  // std::runtime_error if rank 0 cannot be reached within `timeout`.
+  void connect(int attempt, std::chrono::milliseconds timeout);
+  // Rank 0: whether the connection that `rank` made in that attempt has arrived. Earlier ones no
+  // longer count then. Does not wait.
+  bool has_connected(int rank, int attempt);
+  // Rank 0: the ranks whose connections have closed, in this order, except after a clean end and
+  // except those that have connected again. Other ranks: none. Does not wait.
   std::vector<int> broken();
 
  private:
-  struct Connection {
-    int socket;
-    std::string received;  // a rank in four bytes, and after a clean end one byte more
-  };
-  void listen(c10d::Store& store, const std::string& store_host);
-  void connect(int rank, c10d::Store& store, std::chrono::milliseconds timeout);
+  // Owns a file descriptor.
+  class Socket {
+   public:
+    explicit Socket(int descriptor = -1) : descriptor_(descriptor) {}
+    ~Socket();
+    Socket(Socket&& other) noexcept;
+    Socket& operator=(Socket&& other) noexcept;
+    int get() const { return descriptor_; }
+    bool is_open() const { return descriptor_ >= 0; }
 
-  int listener_ = -1;                    // of rank 0
-  std::vector<Connection> connections_;  // likewise
-  int own_ = -1;                         // of other ranks: to rank 0
+   private:
+    int descriptor_;
+  };
+  // One that rank 0 has accepted.
+  struct Connection {
+    Socket socket;
+    std::string received;  // a Hello, and after a clean end one byte more
+
+    void read();
+  };
+  static Socket listen_on_free_port();
+  void end();
+  void read_connections();
+
+  const int rank_;
+  std::string host_, port_;  // of rank 0
+  Socket own_;               // of other ranks: to rank 0
+  std::mutex mutex_;         // guards all below, which rank 0 has
+  Socket listener_;
+  std::vector<Connection> strangers_;      // have not sent their Hello yet
+  std::map<int, Connection> connections_;  // the latest of each rank, open or closed
+  std::vector<int> broken_;
 };
 
 }  // namespace pipewright::comms

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
@@ -18,6 +19,8 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
+
+#include "pipewright/comms/poll.h"
 
 namespace pipewright::comms {
 namespace {
@@ -57,12 +60,17 @@ std::vector<int> wait_for_broken(Lifeline& first, std::chrono::milliseconds limi
   return {};
 }
 
-int connect_to(const std::string& place) {
+int port_of(c10d::Store& store) {
+  const std::string place = store.get_to_str("lifeline");
+  return std::stoi(place.substr(place.find(' ')));
+}
+
+int connect_to(c10d::Store& store) {
   const int stranger = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(static_cast<uint16_t>(std::stoi(place.substr(place.find(' ')))));
+  address.sin_port = htons(static_cast<uint16_t>(port_of(store)));
   EXPECT_EQ(connect(stranger, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
   return stranger;
 }
@@ -74,7 +82,81 @@ TEST(Lifeline, TellsOfAProcessThatIsKilled) {
   EXPECT_TRUE(wait_for_broken(first, 300ms).empty());
   killed.kill_it();
   EXPECT_EQ(wait_for_broken(first, kTimeout), (std::vector{258}));
-  EXPECT_TRUE(wait_for_broken(first, 300ms).empty());  // once
+  EXPECT_EQ(first.broken(), (std::vector{258}));  // until it connects again
+}
+
+// The connection to that port breaks, as if its process had been killed, or its link were cut.
+void break_connection_to(int port) {
+  for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int socket = std::stoi(file.path().filename());
+    sockaddr_in peer{};
+    socklen_t size = sizeof peer;
+    if (getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &size) == 0 &&
+        peer.sin_family == AF_INET && ntohs(peer.sin_port) == port)
+      shutdown(socket, SHUT_RDWR);
+  }
+}
+
+bool wait_for_connection(Lifeline& first, int rank, int attempt) {
+  return poll(kTimeout, 1, [&] { return first.has_connected(rank, attempt); });
+}
+
+TEST(Lifeline, WatchesAProcessThatConnectsAgain) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  Lifeline first(0, *store, kHost, kTimeout), own(2, *store, kHost, kTimeout);
+  EXPECT_TRUE(wait_for_connection(first, 2, 0));
+  for (int attempt = 1; attempt <= 2; ++attempt) {
+    break_connection_to(port_of(*store));
+    EXPECT_EQ(wait_for_broken(first, kTimeout), (std::vector{2}));
+    EXPECT_FALSE(first.has_connected(2, attempt));
+    own.connect(attempt, kTimeout);
+    EXPECT_TRUE(wait_for_connection(first, 2, attempt));
+    EXPECT_EQ(first.broken(), std::vector<int>());
+  }
+}
+
+// A link that was cut may have broken one end only: rank 0 still has the older connection, whose
+// end is no news. Nor is it news that a rank gives up a connection.
+TEST(Lifeline, TheLatestConnectionOfARankCounts) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  Lifeline first(0, *store, kHost, kTimeout);
+  const int older = connect_to(*store);
+  const uint32_t hello[] = {htonl(2), htonl(0)};
+  send(older, hello, sizeof hello, 0);
+  EXPECT_TRUE(wait_for_connection(first, 2, 0));
+  Lifeline own(2, *store, kHost, kTimeout);
+  for (int attempt = 1; attempt <= 2; ++attempt) {
+    own.connect(attempt, kTimeout);
+    EXPECT_TRUE(wait_for_connection(first, 2, attempt));
+  }
+  close(older);
+  EXPECT_TRUE(wait_for_broken(first, 500ms).empty());
+  break_connection_to(port_of(*store));
+  EXPECT_EQ(wait_for_broken(first, kTimeout), (std::vector{2}));
+}
+
+// A rank gives up its connection while rank 0 looks: that is a clean end.
+TEST(Lifeline, RanksConnectAgainWhileTheyAreWatched) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  Lifeline first(0, *store, kHost, kTimeout);
+  constexpr int kRanks = 4, kAttempts = 50;
+  std::atomic<bool> ends = false;
+  {
+    std::jthread watcher([&] {
+      while (!ends) EXPECT_EQ(first.broken(), std::vector<int>());
+    });
+    std::vector<std::jthread> ranks;
+    for (int rank = 1; rank <= kRanks; ++rank) {
+      ranks.emplace_back([&, rank] {
+        Lifeline own(rank, *store, kHost, kTimeout);
+        for (int attempt = 1; attempt <= kAttempts; ++attempt) own.connect(attempt, kTimeout);
+        EXPECT_TRUE(wait_for_connection(first, rank, kAttempts));
+      });
+    }
+    ranks.clear();
+    ends = true;
+  }
+  EXPECT_EQ(first.broken(), std::vector<int>());
 }
 
 TEST(Lifeline, DoesNotTellOfACleanEndOrOfStrangers) {
@@ -84,9 +166,9 @@ TEST(Lifeline, DoesNotTellOfACleanEndOrOfStrangers) {
     Lifeline own(1, *store, kHost, kTimeout);
     EXPECT_TRUE(own.broken().empty());
   }
-  const int silent = connect_to(store->get_to_str("lifeline"));
+  const int silent = connect_to(*store);
   close(silent);
-  const int short_one = connect_to(store->get_to_str("lifeline"));
+  const int short_one = connect_to(*store);
   send(short_one, "ab", 2, 0);
   close(short_one);
   EXPECT_TRUE(wait_for_broken(first, 500ms).empty());

@@ -108,6 +108,13 @@ TEST(Kill, BeforeAStepEveryLivingRankNamesTheKilledOne) {
   expect_named_errors("-", 0, 1, "shard");
 }
 
+// The connection that broke first, by which alone rank 0 notices the end of a process then, is
+// there again after reset().
+TEST(Kill, AfterAResetEveryLivingRankNamesTheKilledOne) {
+  expect_named_errors("SEND_B", 3, 1, "replicate", "cut+kill");
+  expect_named_errors("REDUCE_GRAD", 2, 0, "shard", "cut+kill");
+}
+
 // A rank that hangs, or whose host does, is named when the time limit of 4 s is over.
 TEST(Stop, EveryOtherRankNamesTheStoppedOne) {
   expect_named_errors("F", 3, 1, "replicate", "stop", 4000 + 5000);

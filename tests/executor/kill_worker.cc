@@ -3,9 +3,10 @@
 //
 // Before its first action of KIND (`F`, `SEND_B`, ...) in step STEP, rank RANK kills itself (HOW is
 // `kill`), stops as if its host hung (`stop`), sleeps forever (`sleep`), or loses its connections
-// to other ranks (`cut`). KIND `-` is a second before the step, when all others wait for it. WRAP
-// is `replicate` or `shard`. Prints "killed MS" or "ended MS", in Unix milliseconds, and the error.
-// Exits with 1, and with 3 after a hang.
+// to other ranks (`cut`). KIND `-` is a second before the step, when all others wait for it. With
+// `cut+kill` all ranks reset after the cut, and rank RANK kills itself a second later, when all
+// others wait for it. WRAP is `replicate` or `shard`. Prints "killed MS" or "ended MS", in Unix
+// milliseconds, and the error. Exits with 1, and with 3 after a hang.
 #include <ATen/Parallel.h>
 #include <arpa/inet.h>
 #include <sys/socket.h>
@@ -16,6 +17,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "pipewright/comms/error_file.h"
 #include "pipewright/comms/gloo.h"
@@ -46,12 +48,12 @@ void cut_connections(int port_of_store) {
 }
 
 void fail(const std::string& how, int port_of_store) {
-  std::printf("killed %lld\n", now_ms());
+  std::printf("%s %lld\n", how == "cut+kill" ? "cut" : "killed", now_ms());
   std::fflush(stdout);
   if (how == "kill") std::raise(SIGKILL);
   if (how == "stop") std::raise(SIGSTOP);
   if (how == "sleep") std::this_thread::sleep_for(std::chrono::hours(1));
-  if (how == "cut") cut_connections(port_of_store);
+  if (how.starts_with("cut")) cut_connections(port_of_store);
 }
 
 int run(const std::string& kind, int victim, int64_t victim_step, bool shards,
@@ -82,13 +84,23 @@ int run(const std::string& kind, int victim, int64_t victim_step, bool shards,
                                      context.run_default();
                                    });
   }
+  const auto fail_before_step = [&](const std::string& in_which_way) {
+    if (world.rank() != victim) return;
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    fail(in_which_way, environment.master_port);
+  };
+  bool has_reset = false;
   try {
-    for (; step < 3; ++step) {
-      if (before_step && world.rank() == victim && step == victim_step) {
-        std::this_thread::sleep_for(std::chrono::seconds(1));
-        fail(how, environment.master_port);
+    while (step < 3) {
+      if (before_step && step == victim_step) fail_before_step(how);
+      try {
+        trainer.train(step);
+        ++step;
+      } catch (const StepError&) {
+        if (how != "cut+kill" || std::exchange(has_reset, true)) throw;
+        step = trainer.executor->reset();
+        fail_before_step("kill");
       }
-      trainer.train(step);
     }
   } catch (const HangError& error) {
     comms::write_error_file(error.what());

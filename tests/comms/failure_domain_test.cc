@@ -1,0 +1,137 @@
+// What reset() leaves behind: nothing of the failure, and every process is watched again.
+#include "pipewright/comms/failure_domain.h"
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <future>
+#include <memory>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <vector>
+
+#include "pipewright/comms/lifeline.h"
+#include "pipewright/comms/poll.h"
+
+namespace pipewright::comms {
+namespace {
+
+constexpr std::chrono::seconds kTimeout(20);
+
+// One rank of a world of processes, in this process: with a watcher and a lifeline of its own.
+class Rank {
+ public:
+  Rank(int rank, int size, const c10::intrusive_ptr<c10d::Store>& store)
+      : domain_(
+            rank, size, store, std::make_shared<Watcher>(), rank == 0, [] {},
+            std::make_unique<Lifeline>(rank, *store, "127.0.0.1", kTimeout)) {}
+  FailureDomain& domain() { return domain_; }
+
+ private:
+  FailureDomain domain_;
+};
+
+std::vector<std::unique_ptr<Rank>> make_ranks(int size,
+                                              const c10::intrusive_ptr<c10d::Store>& store) {
+  std::vector<std::unique_ptr<Rank>> ranks;
+  for (int rank = 0; rank < size; ++rank)
+    ranks.push_back(std::make_unique<Rank>(rank, size, store));
+  return ranks;
+}
+
+void reset_all(const std::vector<std::unique_ptr<Rank>>& ranks) {
+  std::vector<std::jthread> threads;
+  for (const auto& rank : ranks)
+    threads.emplace_back([&] { EXPECT_EQ(rank->domain().reset(3, kTimeout), 3); });
+}
+
+bool all_fail(const std::vector<std::unique_ptr<Rank>>& ranks) {
+  return poll(kTimeout, 1, [&] {
+    return std::ranges::all_of(ranks, [](const auto& rank) { return rank->domain().failed(); });
+  });
+}
+
+// The lifelines of this process that end at rank 0.
+std::vector<int> lifelines(c10d::Store& store) {
+  const std::string place = store.get_to_str("lifeline");
+  const int port = std::stoi(place.substr(place.find(' ')));
+  std::vector<int> sockets;
+  for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int socket = std::stoi(file.path().filename());
+    sockaddr_in peer{};
+    socklen_t size = sizeof peer;
+    if (getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &size) == 0 &&
+        peer.sin_family == AF_INET && ntohs(peer.sin_port) == port)
+      sockets.push_back(socket);
+  }
+  return sockets;
+}
+
+// All of them are made again, because those that did not break may have broken at one end.
+TEST(Reset, ProcessesWhoseLifelinesBrokeAreWatchedAgain) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto ranks = make_ranks(3, store);
+  ranks[0]->domain().set_place([] { return "step 1"; });
+  for (int round = 0; round < 3; ++round) {
+    const std::vector<int> sockets = lifelines(*store);
+    ASSERT_EQ(sockets.size(), 2U);
+    shutdown(sockets[static_cast<size_t>(round % 2)], SHUT_RDWR);
+    ASSERT_TRUE(all_fail(ranks)) << round;
+    for (const auto& rank : ranks) {
+      EXPECT_TRUE(rank->domain().cause().ends_with(": its connection to rank 0 has closed"))
+          << rank->domain().cause();
+    }
+    reset_all(ranks);
+    for (const auto& rank : ranks) EXPECT_EQ(rank->domain().cause(), "");
+  }
+}
+
+// What the watcher finds of the time before a reset() does not fail the time after it.
+TEST(Reset, ALateCheckDoesNotFailTheNextGeneration) {
+  std::promise<void> begins, ends;
+  std::atomic<int> checks = 0;
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto ranks = make_ranks(2, store);
+  ranks[0]->domain().set_check([&](c10d::Store&) -> std::string {
+    if (checks++ > 0) return "";
+    begins.set_value();
+    ends.get_future().wait();
+    return "late";
+  });
+  begins.get_future().wait();
+  for (const auto& rank : ranks) rank->domain().fail("out of luck");
+  reset_all(ranks);
+  ends.set_value();
+  EXPECT_TRUE(poll(kTimeout, 1, [&] { return checks > 2; }));
+  for (const auto& rank : ranks) EXPECT_EQ(rank->domain().cause(), "");
+}
+
+TEST(Reset, NamesARankThatDoesNotCallIt) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto ranks = make_ranks(3, store);
+  for (const auto& rank : ranks) rank->domain().fail("out of luck");
+  const auto error_of = [&](int rank) {
+    try {
+      ranks[static_cast<size_t>(rank)]->domain().reset(3, std::chrono::milliseconds(300));
+    } catch (const std::runtime_error& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  // Rank 0, which calls it, waits for rank 1 as well.
+  std::string first, last;
+  {
+    std::jthread thread([&] { first = error_of(0); });
+    last = error_of(2);
+  }
+  EXPECT_EQ(first, "reset: rank 1 did not call it within 300 ms");
+  EXPECT_EQ(last, first);
+  reset_all(ranks);  // it can be called again
+}
+
+}  // namespace
+}  // namespace pipewright::comms
