@@ -13,6 +13,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "pipewright/comms/keep_alive.h"
+
 namespace pipewright::comms {
 namespace {
 
@@ -85,6 +87,7 @@ BoundedStore::Connection BoundedStore::connect(const std::string& host,
   }
   for (const int socket : sockets_to(options.port)) {
     if (std::ranges::find(before, socket) != before.end()) continue;
+    keep_alive(socket);
     connection.sockets.push_back(socket);
   }
   return connection;
