@@ -11,12 +11,14 @@
 #include "pipewright/comms/mesh.h"
 #include "pipewright/modules/clip_grad_norm.h"
 #include "pipewright/modules/distribution.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/training/on_ranks.h"
 
 namespace pipewright::modules {
 namespace {
 
 using tests::errors_on_ranks;
+using tests::here;
 using tests::on_ranks;
 using tests::Rank;
 
@@ -27,7 +29,7 @@ std::vector<at::Tensor> copies_on(int rank) {
   std::vector<at::Tensor> copies;
   for (size_t i = 0; i < kRanks.size(); ++i) {
     if (kRanks[i] == rank)
-      copies.push_back(at::full({2, 3}, static_cast<double>(7 + i)).requires_grad_());
+      copies.push_back(at::full({2, 3}, static_cast<double>(7 + i), here()).requires_grad_());
   }
   return copies;
 }
@@ -42,7 +44,7 @@ void backward(const std::vector<at::Tensor>& copies, int rank, double factor) {
 
 void expect_all(const std::vector<at::Tensor>& tensors, double value) {
   for (const at::Tensor& tensor : tensors)
-    EXPECT_TRUE(at::equal(tensor, at::full({2, 3}, value))) << tensor << value;
+    EXPECT_TRUE(at::equal(tensor.cpu(), at::full({2, 3}, value))) << tensor.cpu() << value;
 }
 
 std::vector<at::Tensor> grads_of(const std::vector<at::Tensor>& copies) {
@@ -115,12 +117,12 @@ TEST(TiedParameters, ACopyWithoutAGradientCountsAsZero) {
 TEST(TiedParameters, TakeGradientsWithOtherStrides) {
   on_ranks(2, [](Rank& self) {
     TiedParameters tied(*self.world);
-    const at::Tensor copy = at::zeros({2, 3}, at::kDouble).requires_grad_();
+    const at::Tensor copy = at::zeros({2, 3}, here(at::kDouble)).requires_grad_();
     tied.tie("weight", {0, 1}, {copy});
-    const at::Tensor grad = at::arange(6, at::kDouble).view({3, 2}).t();
+    const at::Tensor grad = at::arange(6, at::kDouble).to(here()).view({3, 2}).t();
     copy.mutable_grad() = self.rank == 0 ? grad.clone() : grad.contiguous();
     tied.add_gradients();
-    EXPECT_TRUE(at::equal(copy.grad(), 2 * grad));
+    EXPECT_TRUE(at::equal(copy.grad().cpu(), (2 * grad).cpu()));
   });
 }
 
@@ -132,14 +134,14 @@ TEST(TiedParameters, SeveralAreAddedInTheOrderOfTheirTies) {
     const std::vector<std::vector<int>> pairs = {{0, 1}, {2, 1}, {2, 0}};
     for (size_t i = 0; i < pairs.size(); ++i) {
       if (std::ranges::find(pairs[i], self.rank) == pairs[i].end()) continue;
-      mine.push_back(at::full({4}, 1.0 + static_cast<double>(i)).requires_grad_());
+      mine.push_back(at::full({4}, 1.0 + static_cast<double>(i), here()).requires_grad_());
       tied.tie("weight" + std::to_string(i), pairs[i], {mine.back()});
     }
     tied.step_begins();
     for (const at::Tensor& copy : mine) (copy * copy).sum().backward();
     tied.add_gradients();
     for (const at::Tensor& copy : mine)
-      EXPECT_TRUE(at::equal(copy.grad(), 4 * copy.detach())) << copy;
+      EXPECT_TRUE(at::equal(copy.grad().cpu(), 4 * copy.detach().cpu())) << copy.cpu();
   });
 }
 
@@ -161,8 +163,8 @@ TEST(TiedParameters, AreReplicasForClippingAndCheckpoints) {
     // Another parameter, of rank 1.
     std::vector<at::Tensor> all = copies;
     if (self.rank == 1) {
-      all.push_back(at::zeros({1}).requires_grad_());
-      all.back().mutable_grad() = at::full({1}, 1000.0);
+      all.push_back(at::zeros({1}, here()).requires_grad_());
+      all.back().mutable_grad() = at::full({1}, 1000.0, here());
     }
     const at::Tensor norm = clip_grad_norm_(grads_to_clip(all), *self.by_hand, 1);
     const double expected = std::sqrt(6 * 111.0 * 111.0 + 1e6);
@@ -182,7 +184,7 @@ TEST(TiedParameters, CopiesThatDifferAreAnErrorOnAllRanks) {
   };
   std::vector<std::string> found = errors([](int rank) {
     auto copies = copies_on(rank);
-    if (rank == 0) copies[0] = at::zeros({3, 2});
+    if (rank == 0) copies[0] = at::zeros({3, 2}, here());
     return copies;
   });
   const std::string differs =
@@ -198,17 +200,18 @@ TEST(TiedParameters, CopiesThatDifferAreAnErrorOnAllRanks) {
   EXPECT_NE(found[0].find("Float [2, 3], part 0 and `weight`, Double [2, 3]"), std::string::npos)
       << found[0];
   EXPECT_EQ(found[2], found[0]);
-  EXPECT_EQ(errors_on_ranks(1,
-                            [](Rank& self) {
-                              TiedParameters tied(*self.world);
-                              tied.tie("weight", {0, 0}, {at::zeros({2}), at::zeros({3})});
-                            })[0],
+  EXPECT_EQ(errors_on_ranks(
+                1,
+                [](Rank& self) {
+                  TiedParameters tied(*self.world);
+                  tied.tie("weight", {0, 0}, {at::zeros({2}, here()), at::zeros({3}, here())});
+                })[0],
             "tied parameters: expected equal copies, got `weight`, Float [2], part 0 and `weight`, "
             "Float [3], part 0");
   EXPECT_EQ(errors_on_ranks(1,
                             [](Rank& self) {
                               TiedParameters tied(*self.world);
-                              tied.tie("weight", {0, 0}, {at::zeros({2})});
+                              tied.tie("weight", {0, 0}, {at::zeros({2}, here())});
                             })[0],
             "tied parameter `weight`: rank 0 has 2 of the copies, got 1");
 }
