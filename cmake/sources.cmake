@@ -392,6 +392,7 @@ set(pipewright_executor_sources
     executor/module_stage.cc
     executor/program_check.cc
     executor/progress.cc
+    executor/rank_report.cc
     executor/recorder.cc
     executor/residency.cc
     executor/row_plan.cc
@@ -490,6 +491,7 @@ set(pipewright_executor_headers
     executor/module_stage.h
     executor/program_check.h
     executor/progress.h
+    executor/rank_report.h
     executor/recorder.h
     executor/residency.h
     executor/row_plan.h
