@@ -3,10 +3,9 @@
   bazel test --config=peer --nocache_test_results --test_output=all //bench:pytorch_ddp    # DistributedDataParallel, ddp::replicate
   bazel test --config=peer --nocache_test_results --test_output=all //bench:pytorch_fsdp   # both sides' fully_shard
   ... //bench:pytorch_hsdp         # both sides' fully_shard, 2 replicas of 2 shards
-  ... //bench:pytorch_ddp_bf16     # both sides' replicate, computing in bf16 and reducing in fp32
-  ... //bench:pytorch_fsdp_bf16    # both sides' fully_shard, likewise
-  ... //bench:pytorch_hsdp_bf16    # 2 replicas of 2 shards, likewise
-  ... --test_arg=4                 # only with 4 processes
+  ... //bench:pytorch_replicate    # both sides' replicate
+  ... //bench:pytorch_replicate_bf16, pytorch_fsdp_bf16, pytorch_hsdp_bf16    # computing in bf16 and reducing in fp32
+  ... --test_arg=4    # only with 4 processes
 
 Both sides train a GPT with 12 layers of dimension 256 (forward, backward, AdamW) with one intra-op thread per rank. In the
 same processes, both also measure the least that such a step takes: the step of a plain model, and the bare collectives on
@@ -108,25 +107,24 @@ def numel_of(module):
 def run_rank(rank, ranks, folder, result, how, dtype):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    replicas = {"replicate": ranks, "shard": 1, "hsdp": 2}[how]
+    replicas = {"ddp": ranks, "replicate": ranks, "shard": 1, "hsdp": 2}[how]
     mesh = dist.init_device_mesh("cpu", (replicas, ranks // replicas), mesh_dim_names=("dp_replicate", "dp_shard"))
     compute = torch.bfloat16 if dtype == "bf16" else torch.float32
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32) if dtype == "bf16" else MixedPrecisionPolicy()
-    model = Gpt()
-    bare = BareCollectives(mesh.get_group("dp_replicate") if replicas > 1 else None, mesh.get_group("dp_shard") if how != "replicate" else None, compute)
-    if how == "replicate":
+    model, shards = Gpt(), how in ("shard", "hsdp")
+    bare = BareCollectives(mesh.get_group("dp_replicate") if replicas > 1 else None, mesh.get_group("dp_shard") if shards else None, compute)
+    if not shards:
         bare.add(numel_of(model), 0)
     else:
         for block in model.blocks:
             bare.add(numel_of(block), 2)
         bare.add(numel_of(model) - numel_of(model.blocks), 1)
-    if how != "replicate":
-        for module in (*model.blocks, model):
-            fully_shard(module, mesh=mesh if how == "hsdp" else mesh["dp_shard"], mp_policy=policy)
-    elif dtype == "bf16":
-        replicate(model, mesh=mesh["dp_replicate"], mp_policy=policy)
-    else:
+    if how == "ddp":
         model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    else:
+        wrap = fully_shard if shards else replicate
+        for module in (*model.blocks, model):
+            wrap(module, mesh={"replicate": mesh["dp_replicate"], "shard": mesh["dp_shard"], "hsdp": mesh}[how], mp_policy=policy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     inputs, targets = torch.randint(VOCABULARY, (2, BATCH, CONTEXT))
 
@@ -169,7 +167,8 @@ def theirs(ranks):
 
 
 def ours(ranks):
-    done = subprocess.run([PIPEWRIGHT, "launch", "-n", str(ranks), "--", OURS, HOW, DTYPE, str(BATCH), str(STEPS)],
+    how = "replicate" if HOW == "ddp" else HOW
+    done = subprocess.run([PIPEWRIGHT, "launch", "-n", str(ranks), "--", OURS, how, DTYPE, str(BATCH), str(STEPS)],
                           capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     words = done.stdout.split()
     return tuple(float(words[words.index(name) + 1]) for name in ("step_us", "cpu_us", "least_us", "least_cpu_us", "bytes_copied"))
@@ -186,7 +185,7 @@ def main():
         ratio, their_over, our_over, their_extra, our_extra = (statistics.median(column) for column in zip(*rows))
         print(f"{ranks} ranks: median ratio {ratio:.2f}; over a plain step and bare collectives: PyTorch {their_over:.2f}, ours "
               f"{our_over:.2f}; CPU time beyond them: PyTorch {their_extra / 1000:.1f} ms, ours {our_extra / 1000:.1f} ms", flush=True)
-        if HOW != "replicate":
+        if HOW in ("shard", "hsdp"):
             print(f"copied per step and rank: PyTorch {their_bytes / 1e6:.1f} MB, ours {our_bytes / 1e6:.1f} MB", flush=True)
 
 
