@@ -42,7 +42,8 @@ FoundSchedule search_in_memory(const Options& options, const MeasuredCosts& meas
                                comms::World& world) {
   comms::StoreExchange exchange(world, "search");
   std::ostringstream memory;
-  memory << comms::host_name() << ' ' << host_memory().available << ' ' << measured.activation_bytes;
+  memory << comms::host_name() << ' ' << host_memory().available << ' '
+         << measured.activation_bytes;
   const std::vector<std::string> memories = exchange(memory.str());
   const auto found = checkpoint::agree(std::ref(exchange), [&]() -> std::string {
     if (world.rank() != 0) return "";
