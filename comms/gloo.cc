@@ -31,41 +31,41 @@ void ignore_sigpipe() {
   if (current.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
 }
 
-// A reduce-scatter of several tensors as one all-reduce of their concatenation. wait() copies this
-// rank's part of each sum to its output.
+// A reduce-scatter whose parts have been sent to their ranks: wait() adds up what has been received
+// for this rank, a row from each rank. torch reduces all parts on all ranks, which sends twice as
+// much.
 class ReduceScatterWork final : public c10d::Work {
  public:
-  ReduceScatterWork(c10::intrusive_ptr<c10d::Work> sums, at::Tensor sum,
-                    std::vector<at::Tensor> outputs, int rank, int size, bool average)
+  ReduceScatterWork(c10::intrusive_ptr<c10d::Work> exchange, at::Tensor received,
+                    std::vector<at::Tensor> outputs, int rank, bool average)
       : Work(rank, c10d::OpType::REDUCE_SCATTER),
-        sums_(std::move(sums)),
-        sum_(std::move(sum)),
+        exchange_(std::move(exchange)),
+        received_(std::move(received)),
         outputs_(std::move(outputs)),
-        part_(rank),
-        parts_(size),
         average_(average) {}
 
   // True only after wait(), as for Gloo's own Work: the outputs are written there.
   bool isCompleted() override { return is_written(); }
   bool isSuccess() const override { return is_written(); }
-  std::exception_ptr exception() const override { return sums_->exception(); }
+  std::exception_ptr exception() const override { return exchange_->exception(); }
   void synchronize() override { wait(kNoTimeout); }
 
   bool wait(std::chrono::milliseconds timeout) override {
-    const bool done = sums_->wait(timeout);
+    const bool done = exchange_->wait(timeout);
     const std::lock_guard lock(written_mutex_);
     if (written_) return done;
     const c10::NoGradGuard no_grad;
     int64_t offset = 0;
     for (at::Tensor& output : outputs_) {
-      const int64_t numel = output.numel();
-      output.copy_(sum_.narrow(0, offset + part_ * numel, numel).view_as(output));
-      if (average_) output.div_(parts_);
-      offset += numel * parts_;
+      at::Tensor sum = output.view({-1});
+      at::sum_out(sum, received_.narrow(1, offset, output.numel()), 0, /*keepdim=*/false,
+                  output.scalar_type());
+      if (average_) output.div_(received_.size(0));
+      offset += output.numel();
     }
     written_ = true;
     outputs_.clear();
-    sum_.reset();
+    received_.reset();
     return done;
   }
 
@@ -75,18 +75,16 @@ class ReduceScatterWork final : public c10d::Work {
     return written_;
   }
 
-  const c10::intrusive_ptr<c10d::Work> sums_;
+  const c10::intrusive_ptr<c10d::Work> exchange_;
   mutable std::mutex written_mutex_;
   bool written_ = false;
-  at::Tensor sum_;
+  at::Tensor received_;
   std::vector<at::Tensor> outputs_;
-  const int part_, parts_;
   const bool average_;
 };
 
 // torch's Gloo with what it lacks: an abort(), SENDs that are freed when they have been sent, sizes
-// in tags, and a faster coalesced reduce-scatter. torch runs one all-reduce per tensor; one for all
-// of them copies as much and waits once.
+// in tags, and reductions by scattering that are not all-reduces.
 //
 // A message that is longer than its receive makes Gloo throw on its own thread, which ends the
 // process. Messages match by tag, and torch's tags count collectives. Here they also tell how much
@@ -153,35 +151,57 @@ class Gloo final : public c10d::ProcessGroupGloo {
     }
   }
 
-  c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
-      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
-      const c10d::ReduceScatterOptions& options) override {
-    const bool average = options.reduceOp == c10d::ReduceOp::AVG;
-    bool can_coalesce =
-        inputs.size() > 1 && inputs.size() == outputs.size() &&
-        (average ? inputs[0].is_floating_point() : options.reduceOp == c10d::ReduceOp::SUM);
-    for (size_t i = 0; can_coalesce && i < inputs.size(); ++i) {
-      can_coalesce = inputs[i].numel() == outputs[i].numel() * getSize() &&
-                     inputs[i].scalar_type() == inputs[0].scalar_type() &&
-                     outputs[i].scalar_type() == inputs[0].scalar_type() && inputs[i].is_cpu() &&
-                     outputs[i].is_cpu();
-    }
-    if (!can_coalesce)
-      return ProcessGroupGloo::reduce_scatter_tensor_coalesced(outputs, inputs, options);
-    const c10::NoGradGuard no_grad;
-    std::vector<at::Tensor> flat;
-    for (const at::Tensor& input : inputs) flat.push_back(input.reshape(-1));
-    std::vector<at::Tensor> sum = {at::cat(flat)};
-    c10d::AllreduceOptions sums;
-    sums.timeout = options.timeout;
-    return c10::make_intrusive<ReduceScatterWork>(allreduce(sum, sums), sum[0], outputs, getRank(),
-                                                  getSize(), average);
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override {
+    Tensors outputs = {output}, inputs = {input};
+    if (can_exchange(outputs, inputs, options)) return reduce_scatter_of(outputs, inputs, options);
+    return ProcessGroupGloo::_reduce_scatter_base(output, input, options);
+  }
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& options) override {
+    if (can_exchange(outputs, inputs, options)) return reduce_scatter_of(outputs, inputs, options);
+    return ProcessGroupGloo::reduce_scatter_tensor_coalesced(outputs, inputs, options);
   }
 
  private:
-  // Of the next collective: 16 bits of its number, and 16 of a hash of its dtype and size.
-  // Reductions by scattering are all-reduces to torch, and those that set no tag have that of the
-  // last plus 1.
+  // Other arguments are left to torch, whose errors they get if they are wrong.
+  bool can_exchange(const Tensors& outputs, const Tensors& inputs,
+                    const c10d::ReduceScatterOptions& options) const {
+    const bool average = options.reduceOp == c10d::ReduceOp::AVG;
+    bool can = !inputs.empty() && inputs.size() == outputs.size() &&
+               (average ? inputs[0].is_floating_point() : options.reduceOp == c10d::ReduceOp::SUM);
+    int64_t numel = 0;
+    for (size_t i = 0; can && i < inputs.size(); ++i) {
+      const auto fits = [&](const at::Tensor& tensor) {
+        return tensor.scalar_type() == inputs[0].scalar_type() && tensor.is_cpu() &&
+               tensor.is_contiguous();
+      };
+      can = fits(inputs[i]) && fits(outputs[i]) &&
+            inputs[i].numel() == outputs[i].numel() * getSize();
+      numel += inputs[i].numel();
+    }
+    return can && numel > 0;
+  }
+
+  WorkPtr reduce_scatter_of(const Tensors& outputs, const Tensors& inputs,
+                            const c10d::ReduceScatterOptions& options) {
+    const c10::NoGradGuard no_grad;
+    Tensors parts;  // a row for each rank
+    for (const at::Tensor& input : inputs)
+      parts.push_back(input.view({getSize(), input.numel() / getSize()}));
+    at::Tensor sent = parts.size() == 1 ? parts[0] : at::cat(parts, 1);
+    at::Tensor received = at::empty_like(sent);
+    std::vector<int64_t> equal;  // parts for all ranks
+    c10d::AllToAllOptions exchange;
+    exchange.timeout = options.timeout;
+    set_tag(inputs);
+    return c10::make_intrusive<ReduceScatterWork>(
+        alltoall_base(received, sent, equal, equal, exchange), received, outputs, getRank(),
+        options.reduceOp == c10d::ReduceOp::AVG);
+  }
+
+  // Of the next collective: 16 bits of its number, and 16 of a hash of its dtype and size. Those
+  // that set no tag have that of the last plus 1.
   void set_tag(const Tensors& tensors) {
     uint64_t size = 0;
     for (const at::Tensor& tensor : tensors)
