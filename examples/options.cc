@@ -205,12 +205,10 @@ void check(const Options& options) {
     throw UsageError("--schedule search: expected --device cpu, got " + options.device);
   if (options.balance == Balance::kMeasured && options.device != "cpu")
     throw UsageError("--balance measured: expected --device cpu, got " + options.device);
-  for (const auto& [flag, file] :
-       {std::pair("--record", options.record), std::pair("--profile", options.profile)}) {
-    if (file.empty()) continue;
-    if (options.device != "cpu")
-      throw UsageError(std::string(flag) + ": expected --device cpu, got " + options.device);
-    check_writable(file);
+  if (!options.profile.empty() && options.device != "cpu")
+    throw UsageError("--profile: expected --device cpu, got " + options.device);
+  for (const std::string& file : {options.record, options.profile}) {
+    if (!file.empty()) check_writable(file);
   }
 }
 

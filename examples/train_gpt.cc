@@ -55,10 +55,10 @@ namespace {
 class Recording {
  public:
   // Collective over the mesh. Of the copies of the pipeline the first one is recorded.
-  Recording(const Options& options, int64_t first_step, comms::Mesh& mesh)
+  Recording(const Options& options, int64_t first_step, comms::Mesh& mesh, at::Device device)
       : options_(options),
         first_step_(first_step),
-        is_off_(options.device != "cpu"),
+        device_(device),
         is_recorder_(in_first_copy(mesh) && mesh.coordinate("tp") == 0),
         pipeline_(mesh.group({"pp"})) {}
 
@@ -81,7 +81,7 @@ class Recording {
                            std::move(measured));
     // The first rank has the figures, the others have zeros.
     std::vector<at::Tensor> sum = {
-        torch::tensor({own.seconds, own.bubble, own.predicted_bubble}, at::kDouble)};
+        torch::tensor({own.seconds, own.bubble, own.predicted_bubble}, at::kDouble).to(device_)};
     if (pipeline_->getSize() > 1) pipeline_->allreduce(sum)->wait();
     const auto figure = [&](int64_t at) { return sum[0][at].item<double>(); };
     latest_ = RecordedStep{step, figure(0), figure(1), figure(2)};
@@ -103,15 +103,16 @@ class Recording {
   }
   // The display shows the bubble of the second step, and of every fiftieth after it.
   bool is_recorded(int64_t step) const {
-    if (is_off_) return false;
-    const bool is_shown = !options_.json || !options_.metrics.empty();
+    // On a device only the step that is asked for: to read its events, the host waits for it.
+    const bool is_shown = device_.is_cpu() && (!options_.json || !options_.metrics.empty());
     return (!options_.record.empty() && step == options_.recorded_step()) || is_of_last(step) ||
            (is_shown && (step - first_step_) % 50 == 1);
   }
 
   const Options& options_;
   const int64_t first_step_;
-  const bool is_off_, is_recorder_;
+  const at::Device device_;
+  const bool is_recorder_;
   const comms::BackendPtr pipeline_;
   std::optional<RecordedStep> latest_, asked_, fastest_;
 };
@@ -189,7 +190,7 @@ void train(Options options, const ir::Program& first, const Text& text, comms::W
     throw UsageError("--record: expected a step from " + std::to_string(first_step) +
                      ", where the checkpoint goes on, got " +
                      std::to_string(options.recorded_step()));
-  Recording recording(options, first_step, mesh);
+  Recording recording(options, first_step, mesh, device);
   const bool reports = has_loss && recording.is_recorder();
   Progress progress(style_of(options), first_step, options.steps,
                     options.batch * options.model.context, reports ? options.metrics : "");

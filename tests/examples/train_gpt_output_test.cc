@@ -144,8 +144,6 @@ TEST(TrainGpt, Errors) {
   expect_error("examples/train_gpt --device cuda", 2,
                "error: --device cuda: this program was built without CUDA; build "
                "//examples:train_gpt_cuda with --config=cuda\n");
-  expect_error("examples/train_gpt --device cuda --record run.json", 2,
-               "error: --record: expected --device cpu, got cuda\n");
   expect_error("examples/train_gpt --device cuda --profile costs.json", 2,
                "error: --profile: expected --device cpu, got cuda\n");
   expect_error("examples/train_gpt --device cuda --balance measured", 2,
