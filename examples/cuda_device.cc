@@ -2,6 +2,7 @@
 #include "examples/usage_error.h"
 #include "pipewright/comms/gloo.h"
 #include "pipewright/comms/nccl.h"
+#include "pipewright/executor/nvtx_ranges.h"
 
 namespace pipewright::examples {
 
@@ -18,6 +19,11 @@ comms::World process_world(at::Device device, const comms::Environment& environm
                            std::chrono::milliseconds timeout) {
   if (device.is_cpu()) return comms::gloo_world(environment, timeout);
   return comms::nccl_world(environment, {.timeout = timeout});
+}
+
+std::shared_ptr<const void> show_ranges(at::Device device) {
+  if (device.is_cpu()) return nullptr;
+  return std::make_shared<const executor::NvtxRanges>();
 }
 
 }  // namespace pipewright::examples

@@ -4,6 +4,7 @@
 #include <c10/core/Device.h>
 
 #include <chrono>
+#include <memory>
 #include <string>
 
 #include "pipewright/comms/world.h"
@@ -20,6 +21,10 @@ at::Device find_device(const std::string& name, const comms::Environment& enviro
 // The world of ranks that are processes, over Gloo or NCCL.
 comms::World process_world(at::Device device, const comms::Environment& environment,
                            std::chrono::milliseconds timeout);
+
+// Shows NVIDIA's tools each action on a GPU while the result exists (nvtx_ranges.h). Null for the
+// CPU.
+std::shared_ptr<const void> show_ranges(at::Device device);
 
 }  // namespace pipewright::examples
 

@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <thread>
 #include <variant>
@@ -301,6 +302,7 @@ void run(const Options& options) {
   const Text text(options.data, options.model.context);
   const comms::Environment environment = comms::read_environment();
   const at::Device device = find_device(options.device, environment);
+  const std::shared_ptr<const void> ranges = show_ranges(device);
   // Otherwise each rank would start its own pool of threads, as many as there are cores. And a byte
   // of a sample is too little work for several.
   if (options.ranks() > 1 || !options.sample.empty()) at::set_num_threads(1);
