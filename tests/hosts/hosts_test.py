@@ -170,9 +170,9 @@ class FailureTest(HostsTest):
     OPTIONS = [*MODEL, "--pp", "2", "--dp-shard", "2"]
     LIMIT = 4  # seconds, --timeout
 
-    def start_long_job(self, hosts):
+    def start_long_job(self, hosts, limit=LIMIT):
         """A job of which the third rank prints; it has trained a few steps."""
-        ranks = start(hosts, [*self.OPTIONS, "--steps", "1000000", "--timeout", str(self.LIMIT), "--first-timeout", "60"])
+        ranks = start(hosts, [*self.OPTIONS, "--steps", "1000000", "--timeout", str(limit), "--first-timeout", str(max(limit, 60))])
         for _ in range(3):
             self.assertIn("loss", ranks[2].stdout.readline())
         return ranks
@@ -227,6 +227,25 @@ class FailureTest(HostsTest):
                 self.expect_named(error, 0, "node1")
             for rank in ranks[:2]:
                 rank.communicate()
+
+    def expect_noticed_by_tcp(self, placement, vanishing, rank):
+        """Within a minute, of a time limit of ten: no process tells, so only TCP does, after 15 s."""
+        with self.subTest(vanishing=f"node{vanishing}"), Hosts(3) as hosts:
+            ranks = self.start_long_job([hosts[number - 1] for number in placement], limit=600)
+            cut = time.time()
+            hosts[vanishing - 1].vanish()
+            for error in self.ends([process for process, number in zip(ranks, placement) if number != vanishing]):
+                self.expect_named(error, rank, f"node{vanishing}")
+            print(f"node{vanishing} vanished; all others had ended after {time.time() - cut:.1f} s", flush=True)
+            for process, number in zip(ranks, placement):
+                if number == vanishing:
+                    process.communicate()
+
+    def test_a_host_that_disappears_long_before_the_time_limit(self):
+        self.expect_noticed_by_tcp([1, 2, 2, 3], vanishing=3, rank=3)
+
+    def test_the_host_of_the_store_disappears_long_before_the_time_limit(self):
+        self.expect_noticed_by_tcp([1, 1, 2, 3], vanishing=1, rank=0)
 
 
 if __name__ == "__main__":
