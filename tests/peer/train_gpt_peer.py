@@ -140,7 +140,9 @@ def load_and_save_on_rank(rank, folder, checkpoint):
         assert torch.equal(whole(value), expected[name]), name
     writer = dcp.HuggingFaceStorageWriter(os.path.join(folder, "theirs"), save_distributed=True)
     dcp.save(state, storage_writer=writer)
-    dist.destroy_process_group()
+    dist.barrier()
+    # One time in twelve on a busy machine, PyTorch's own threads abort a process that ends as usual here.
+    os._exit(0)
 
 
 class TrainGptTest(unittest.TestCase):
