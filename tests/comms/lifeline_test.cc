@@ -115,8 +115,8 @@ TEST(Lifeline, WatchesAProcessThatConnectsAgain) {
   }
 }
 
-// A link that was cut may have broken one end only: rank 0 still has the older connection, whose
-// end is no news. Nor is it news that a rank gives up a connection.
+// A cut link may have broken only one end: rank 0 still has the older connection, and must not
+// report its end, nor that of a connection that a rank replaces.
 TEST(Lifeline, TheLatestConnectionOfARankCounts) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   Lifeline first(0, *store, kHost, kTimeout);
@@ -135,7 +135,7 @@ TEST(Lifeline, TheLatestConnectionOfARankCounts) {
   EXPECT_EQ(wait_for_broken(first, kTimeout), (std::vector{2}));
 }
 
-// A rank gives up its connection while rank 0 looks: that is a clean end.
+// Replacing a connection while rank 0 checks it is a clean end.
 TEST(Lifeline, RanksConnectAgainWhileTheyAreWatched) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   Lifeline first(0, *store, kHost, kTimeout);
