@@ -228,6 +228,10 @@ World gloo_world(const Environment& environment, std::chrono::milliseconds timeo
   const MakeBackend make = [=](const std::string& name, int rank, int size) -> BackendPtr {
     auto options = c10d::ProcessGroupGloo::Options::create(timeout);
     options->devices.push_back(device);
+    // With more threads, as by default, two collectives of a group that end at once crash the
+    // process: each thread then writes the name of its collective to one string, without a lock
+    // (ProcessGroupGloo::runLoop in torch 2.11).
+    options->threads = 1;
     return c10::make_intrusive<Gloo>(c10::make_intrusive<c10d::PrefixStore>(name, store), rank,
                                      size, options);
   };

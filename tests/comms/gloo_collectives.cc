@@ -2,6 +2,11 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
 #include "tests/support/training/on_ranks.h"
 
 namespace pipewright::comms {
@@ -23,6 +28,45 @@ TEST(ReduceScatter, RoundsOnce) {
         self.group->_reduce_scatter_base(outputs[0], inputs[0])->wait();
       EXPECT_TRUE(at::equal(outputs[0], at::full({2}, 258, at::kBFloat16))) << outputs[0];
     }
+  });
+}
+
+// Threads of this process that run collectives of torch's groups over Gloo.
+int num_gloo_threads() {
+  int count = 0;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::getline(std::ifstream(thread.path() / "comm"), name);
+    count += name == "pt_gloo_runloop";
+  }
+  return count;
+}
+
+// All-gathers and reductions that are under way at once, as prefetching makes them. If two threads
+// of a group complete collectives at the same time, torch frees memory twice; that takes up to
+// 100,000 collectives to happen, so their number is asserted too.
+TEST(Collectives, ManyUnderWayAtOnce) {
+  on_ranks(3, [](Rank& self) {
+    constexpr int kRounds = 200, kAtOnce = 8;
+    for (int round = 0; round < kRounds; ++round) {
+      std::vector<std::vector<at::Tensor>> parts, wholes;
+      std::vector<c10::intrusive_ptr<c10d::Work>> under_way;
+      for (int i = 0; i < kAtOnce; ++i) {
+        parts.push_back({at::full({1}, self.rank + i, at::kFloat)});
+        wholes.push_back({at::ones({3})});
+        under_way.push_back(i % 2 == 0
+                                ? self.group->allgather_into_tensor_coalesced(wholes[i], parts[i])
+                                : self.group->reduce_scatter_tensor_coalesced(parts[i], wholes[i]));
+      }
+      for (const auto& work : under_way) work->wait();
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (i % 2 == 0)
+          ASSERT_EQ(wholes[i][0][1].item<float>(), 1 + i) << "round " << round;
+        else
+          ASSERT_EQ(parts[i][0].item<float>(), 3) << "round " << round;
+      }
+    }
+    EXPECT_EQ(num_gloo_threads(), 2);  // one of `group`, one of `by_hand`
   });
 }
 
