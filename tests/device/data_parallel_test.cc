@@ -124,6 +124,20 @@ TEST(FullyShard, test_root_move_forward_input_to_device) {
   });
 }
 
+TEST(Replicate, test_root_move_forward_input_to_device) {
+  on_ranks(2, [](Rank& self) {
+    torch::nn::Linear linear(4, 4);
+    linear->to(tests::here());
+    const auto unit = ddp::replicate(*linear, self.group);
+    const auto run = [&](const modules::Tensors& in) {
+      for (const at::Tensor& input : in) EXPECT_EQ(input.device(), tests::here());
+      return modules::Tensors{linear->forward(in[0] + in[1])};
+    };
+    const at::Tensor x = at::ones({2, 4});
+    EXPECT_EQ(modules::call(*linear, run, {x, x})[0].device(), tests::here());
+  });
+}
+
 // Shards along another dimension than 0 are gathered and reduced through copies.
 TEST(FullyShard, ShardsAlongDimensionOne) {
   on_ranks(2, [](Rank& self) {

@@ -353,8 +353,12 @@ const Names kDecoderLayer = {
     "norm3.bias",
 };
 
+// What the root keeps.
+const Names kNorms = {"encoder.norm.weight", "encoder.norm.bias", "decoder.norm.weight",
+                      "decoder.norm.bias"};
+
 // The unit that each prefetch decision of a backward chooses, for the 12 layers of nn.Transformer
-// and the root.
+// and the root. The layers are made units by hand, and by their types.
 TEST(FsdpBackwardPrefetch, test_backward_prefetch) {
   Names layers;  // the last one first
   for (const char* part : {"decoder", "encoder"}) {
@@ -364,32 +368,38 @@ TEST(FsdpBackwardPrefetch, test_backward_prefetch) {
   pre.emplace_back("");
   Names post(layers.begin() + 1, layers.end());
   post.insert(post.end(), {"", ""});
+  const auto train = [&](Rank& self, const tests::Groups& groups, const Options& options,
+                         const Names& want) {
+    const auto module = std::make_shared<Seq2Seq>();
+    const Sharding sharding(self, *module, groups, options);
+    if (groups.empty()) {
+      EXPECT_EQ(sharding.units.back()->parameter_names(), kNorms);
+    }
+    for (size_t i = 0; i < groups.size(); ++i) {
+      EXPECT_EQ(sharding.units[i]->parameter_names(),
+                layers[i].starts_with("encoder") ? kEncoderLayer : kDecoderLayer);
+    }
+    torch::optim::SGD optimizer(module->parameters(), 1e-2);
+    for (int iteration = 0; iteration < 2; ++iteration) {
+      optimizer.zero_grad();
+      const at::Tensor loss = forward(module, at::randn({10, 1, 64}), at::randn({20, 1, 64})).sum();
+      options.event_log->clear();
+      loss.backward();
+      EXPECT_EQ(events(*options.event_log, {Event::kPrefetch}), want);
+      optimizer.step();
+    }
+  };
+  tests::Groups by_hand;
+  for (const std::string& layer : layers) by_hand.push_back({layer});
   for (const auto& [mode, want] :
        {std::pair{BackwardPrefetch::kNone, Names{}}, std::pair{BackwardPrefetch::kPre, pre},
         std::pair{BackwardPrefetch::kPost, post}}) {
     on_ranks(2, [&, mode = mode, want = want](Rank& self) {
-      const auto module = std::make_shared<Seq2Seq>();
-      const auto log = std::make_shared<EventLog>();
-      const tests::Groups groups = [&] {
-        tests::Groups each;
-        for (const std::string& layer : layers) each.push_back({layer});
-        return each;
-      }();
-      Sharding sharding(self, *module, groups, {.backward_prefetch = mode, .event_log = log});
-      for (size_t i = 0; i < layers.size(); ++i) {
-        EXPECT_EQ(sharding.units[i]->parameter_names(),
-                  layers[i].starts_with("encoder") ? kEncoderLayer : kDecoderLayer);
-      }
-      torch::optim::SGD optimizer(module->parameters(), 1e-2);
-      for (int iteration = 0; iteration < 2; ++iteration) {
-        optimizer.zero_grad();
-        const at::Tensor loss =
-            forward(module, at::randn({10, 1, 64}), at::randn({20, 1, 64})).sum();
-        log->clear();
-        loss.backward();
-        EXPECT_EQ(events(*log, {Event::kPrefetch}), want);
-        optimizer.step();
-      }
+      Options options{.backward_prefetch = mode, .event_log = std::make_shared<EventLog>()};
+      train(self, by_hand, options, want);
+      options.auto_wrap_policy = wrap_types<torch::nn::TransformerEncoderLayerImpl,
+                                            torch::nn::TransformerDecoderLayerImpl>();
+      train(self, {}, options, want);
     });
   }
 }
