@@ -23,7 +23,8 @@ std::variant<Options, int> parse_options(int argc, char** argv) {
   app.add_option("--data", options.data, "File to train on; its last tenth is held back");
   app.add_option("--schedule", options.schedule,
                  "Name of a schedule from `pipewright list`, a file of one, or `search`: measures "
-                 "a few steps and trains with the best schedule found for their costs");
+                 "a few steps and trains with the best schedule found for their costs. Stages that "
+                 "a file names in `recompute` store their inputs only, and recompute in backward");
   app.add_option("--search-memory", options.search_memory,
                  "With --schedule search, live activations per rank, each of one microbatch on all "
                  "stages of the rank; 0: as many as fit into the memory of the hosts that is left")
@@ -78,7 +79,8 @@ std::variant<Options, int> parse_options(int argc, char** argv) {
   app.add_flag("--rope", options.model.rope,
                "Rotary position embedding, instead of one that is learned");
   app.add_flag("--activation-checkpointing", options.model.activation_checkpointing,
-               "Store only the inputs of each block, and recompute it in backward");
+               "Store only the inputs of each block, of all stages, and recompute it in backward; "
+               "not with a file that names stages that recompute");
   const std::map<std::string, Balance> balances = {{"estimated", Balance::kEstimated},
                                                    {"measured", Balance::kMeasured}};
   app.add_option_function<std::string>(

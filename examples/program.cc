@@ -38,6 +38,13 @@ std::optional<ir::Source> file_of(const std::string& schedule) {
 
 }  // namespace
 
+std::string recompute_text(const ir::Program& program) {
+  std::string text;
+  for (const int stage : program.recompute)
+    text += (text.empty() ? "" : ", ") + std::to_string(stage);
+  return (program.recompute.size() == 1 ? "stage " : "stages ") + text;
+}
+
 ir::Program make_program(const Options& options) {
   const std::optional<ir::Source> file = file_of(options.schedule);
   schedule::CompileRequest request = {.shape = {.ranks = options.pp,
@@ -49,7 +56,13 @@ ir::Program make_program(const Options& options) {
     request.source = options.schedule;
   schedule::CompileResult result = schedule::compile(std::move(request));
   if (!result.ok()) refuse(result.diagnostics, file ? &*file : nullptr);
-  return std::get<ir::Program>(std::move(*result.schedule));
+  ir::Program program = std::get<ir::Program>(std::move(*result.schedule));
+  if (options.model.activation_checkpointing && !program.recompute.empty())
+    throw UsageError(
+        "--activation-checkpointing: expected a schedule without stages that "
+        "recompute, got " +
+        recompute_text(program) + "; leave out the flag, and only these do");
+  return program;
 }
 
 }  // namespace pipewright::examples

@@ -5,6 +5,7 @@
 
 #include "examples/batch.h"
 #include "examples/gpt.h"
+#include "examples/program.h"
 #include "pipewright/comms/store_exchange.h"
 #include "pipewright/schedule/compile.h"
 
@@ -68,7 +69,9 @@ std::string summary_of(const Options& options, const ir::Program& program, const
   text += "schedule: " + (program.name.empty() ? options.schedule : program.name) + ", " +
           std::to_string(stages) + " stages, " + std::to_string(options.microbatches) +
           " microbatches; bubble " + with_decimals(100 * predicted_bubble(program), 1) +
-          "% if F, I and W take equally long\n";
+          "% if F, I and W take equally long";
+  if (!program.recompute.empty()) text += "; recomputes " + recompute_text(program);
+  text += '\n';
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     if (!ranks[rank].empty())
       text += "rank " + std::to_string(rank) + ":   " + ranks[rank] +

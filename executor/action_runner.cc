@@ -56,8 +56,9 @@ ActionRunner::ActionRunner(const ir::Placement& placement, int num_microbatches,
       flow_(placement, num_microbatches, indices_of(stages), transfers,
             {std::move(options.loss), options.scale_grads}) {
   for (auto& [index, stage] : stages) {
-    stages_.emplace(
-        index, Local{std::move(stage.stage), Residency(index, std::move(stage.data_parallel))});
+    stages_.emplace(index,
+                    Local{std::move(stage.stage), Residency(index, std::move(stage.data_parallel)),
+                          std::ranges::binary_search(options.recompute, index)});
   }
 }
 
@@ -72,6 +73,8 @@ void ActionRunner::begin(const RowPlan& row, bool with_backward, bool keep_outpu
   for (auto& [index, stage] : stages_) {
     stage.phases.assign(static_cast<size_t>(num_microbatches_), Phase::kNotRun);
     stage.residency.begin(with_backward, /*whole_step=*/!row.has_residency);
+    // Another executor may run the same stages.
+    if (with_backward) stage.stage->set_recompute(stage.recomputes);
   }
   flow_.begin(with_backward, keep_outputs, std::move(microbatches));
 }

@@ -20,7 +20,8 @@ class ActionRunner {
   struct Options {
     LossFunction loss = {};
     bool scale_grads = true;
-    bool weight_free_w = false;  // W may run while the stage is resharded
+    bool weight_free_w = false;       // W may run while the stage is resharded
+    std::vector<int> recompute = {};  // the stages that recompute, ascending
   };
 
   // `placement` must outlive this object; `transfers` may be null if this rank sends and receives
@@ -53,6 +54,7 @@ class ActionRunner {
   struct Local {
     std::shared_ptr<Stage> stage;
     Residency residency;
+    bool recomputes;
     std::vector<Phase> phases = {};  // by microbatch
   };
 

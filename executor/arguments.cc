@@ -84,6 +84,12 @@ void check_arguments(const ir::Program& program, int rank, const std::map<int, L
                      const ExecutorOptions& options) {
   check_program(program, options.allow_unverified);
   check_stages(program.placement, rank, stages);
+  for (const auto& [index, local] : stages) {
+    if (!local.stage->set_recompute(ir::recomputes(program, index)))
+      throw std::invalid_argument("stage " + std::to_string(index) +
+                                  ": expected one that recomputes, as the program says, got one "
+                                  "without Stage::set_recompute");
+  }
   if (stages.contains(program.placement.num_stages() - 1) && ir::has_backward(program) &&
       !options.loss) {
     throw std::invalid_argument(

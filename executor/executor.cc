@@ -118,10 +118,10 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
                                             if (recorder_) recorder_->received(receive);
                                           }});
   }
-  runner_.emplace(placement, program_.num_microbatches, std::move(stages),
-                  transfers_ ? &*transfers_ : nullptr,
-                  ActionRunner::Options{options_.loss, options_.scale_grads,
-                                        program_.lowering.weight_free_w.value_or(false)});
+  runner_.emplace(
+      placement, program_.num_microbatches, std::move(stages), transfers_ ? &*transfers_ : nullptr,
+      ActionRunner::Options{options_.loss, options_.scale_grads,
+                            program_.lowering.weight_free_w.value_or(false), program_.recompute});
 }
 
 Executor::~Executor() = default;

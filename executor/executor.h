@@ -45,7 +45,9 @@
 //
 // Each SEND and RECV is posted at its place in the program. A compute waits only for its own RECVs
 // (ir/channel.h). A LocalStage with a DataParallel (fsdp, ddp) gathers its parameters at UNSHARD,
-// frees them at RESHARD and reduces their gradients at REDUCE_GRAD.
+// frees them at RESHARD and reduces their gradients at REDUCE_GRAD. Stages that the program names
+// in `recompute` store their inputs only, and run their forward again in backward
+// (Stage::set_recompute); clear the list of a program whose modules checkpoint themselves.
 //
 // Each action is a range of LibTorch's profiler, named as PyTorch names it: `PP:0F3`.
 //
@@ -162,11 +164,11 @@ class Executor {
  public:
   // Collective over the ranks of the program. `world` must outlive the executor. Throws
   // std::invalid_argument on every rank if the program does not pass the verifier, if `stages` are
-  // not exactly this rank's stages, if a loss is missing, if options.ranks of any rank does not
-  // name one world rank per program rank or lacks that rank, or if another rank has a different
-  // program, placement, channel model or options. Throws std::runtime_error if another rank does
-  // not create its executor before the timeout; StepError, with the first cause, if the world fails
-  // meanwhile.
+  // not exactly this rank's stages, if one cannot recompute as the program says, if a loss is
+  // missing, if options.ranks of any rank does not name one world rank per program rank or lacks
+  // that rank, or if another rank has a different program, placement, channel model or options.
+  // Throws std::runtime_error if another rank does not create its executor before the timeout;
+  // StepError, with the first cause, if the world fails meanwhile.
   Executor(ir::Program program, std::map<int, LocalStage> stages, comms::World& world,
            ExecutorOptions options);
   ~Executor();

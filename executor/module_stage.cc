@@ -43,7 +43,8 @@ Tensors ModuleStage::forward(int microbatch, const Tensors& inputs) {
   if (!c10::GradMode::is_enabled()) return forward_(inputs);
   auto kept = std::make_unique<Kept>();
   const autograd::BackwardScope scope(kept->context);
-  Tensors outputs = forward_(inputs);
+  Tensors outputs =
+      recomputes_ ? autograd::checkpoint_function(forward_, inputs) : forward_(inputs);
   for (const at::Tensor& output : outputs) kept->roots.push_back(autograd::root_of(output));
   kept->inputs = inputs;
   kept_[microbatch] = std::move(kept);
@@ -91,6 +92,11 @@ void ModuleStage::check_weight_free(int microbatch) {
   const std::string reads = autograd::reads_weights(*work.weight_work);
   if (!reads.empty())
     throw ContractError("W may read a weight in `" + reads + "`, but the stage is resharded");
+}
+
+bool ModuleStage::set_recompute(bool recomputes) {
+  recomputes_ = recomputes;
+  return true;
 }
 
 void ModuleStage::clear() { kept_.clear(); }

@@ -26,10 +26,14 @@ namespace pipewright::executor {
 //     return {at::linear(inputs[0], weight)};
 //   });
 //
+// Where the program says that the stage recomputes, the function is called inside
+// autograd::checkpoint, twice per microbatch.
+//
 // Throws ContractError for a backward of a microbatch without a forward. For one thread at a time.
 class ModuleStage final : public Stage {
  public:
-  // `forward` is called for each F. Gradients reach all weights that it uses.
+  // `forward` is called for each F, and again where the stage recomputes. Gradients reach all
+  // weights that it uses.
   explicit ModuleStage(autograd::Forward forward);
   ~ModuleStage() override;
 
@@ -44,6 +48,7 @@ class ModuleStage final : public Stage {
   Tensors backward_input(int microbatch, Tensors output_grads) override;
   void backward_weight(int microbatch) override;
   void check_weight_free(int microbatch) override;
+  bool set_recompute(bool recomputes) override;
   void clear() override;
 
  private:
@@ -53,6 +58,7 @@ class ModuleStage final : public Stage {
 
   const autograd::Forward forward_;
   std::function<std::function<void()>()> make_weight_work_;
+  bool recomputes_ = false;
   std::unordered_map<int, std::unique_ptr<Kept>> kept_;  // by microbatch
 };
 

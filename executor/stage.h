@@ -71,6 +71,11 @@ class Stage {
   // a stage that never reads its weights in W overrides it.
   virtual void check_weight_free(int microbatch);
 
+  // Called before each training step: whether the program says that the stage recomputes
+  // (ir::Schedule::recompute). If so, F saves its inputs only, and B or I runs it again. Returns
+  // whether the stage can do what is asked; the default cannot recompute.
+  virtual bool set_recompute(bool recomputes) { return !recomputes; }
+
   // Frees what is saved for all microbatches, after a failed step or an incomplete program.
   virtual void clear() = 0;
 };

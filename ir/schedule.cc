@@ -22,6 +22,10 @@ std::optional<Level> parse_level(std::string_view text) {
   return std::nullopt;
 }
 
+bool recomputes(const Schedule& schedule, int stage) {
+  return std::ranges::binary_search(schedule.recompute, stage);
+}
+
 bool has_backward(const Row& row) {
   return std::ranges::any_of(row, [](const Action& action) {
     return std::ranges::any_of(action.parts(),

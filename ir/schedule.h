@@ -46,6 +46,9 @@ struct Schedule {
 struct ComputeOrder : Schedule {};
 struct Program : Schedule {};
 
+// Whether a stage is one of schedule.recompute.
+bool recomputes(const Schedule& schedule, int stage);
+
 // Whether there is any B, I or W, in compounds too. A schedule without one is forward-only: it
 // evaluates and keeps no activations. Linear in the actions before the first backward.
 bool has_backward(const Row& row);

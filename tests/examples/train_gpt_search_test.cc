@@ -41,6 +41,41 @@ TEST(TrainGpt, RunsASchedulesFile) {
   EXPECT_NE(shape.text.find("expected 4 microbatches, got 2"), std::string::npos) << shape.text;
 }
 
+// Stages that a file names recompute, in every dimension, and train the same. Either the file or
+// the flag says what recomputes.
+TEST(TrainGpt, RecomputesTheStagesThatAFileNames) {
+  const std::string file = testing::TempDir() + "/recompute.plan";
+  const std::string args = "--steps 5 --microbatches 4 --batch 16 ";
+  const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
+  for (const std::string schedule : {"1F1B", "ZBV"}) {
+    const std::string stages = schedule == "ZBV" ? "0 2 3" : "0";
+    ASSERT_EQ(
+        run_shell("cli/pipewright print " + schedule +
+                  " --ranks 2 --microbatches 4 --format plan | sed 's/^placement/recompute: " +
+                  stages + "\\nplacement/' > " + file)
+            .status,
+        0);
+    const std::string run = kTrain + args + "--schedule " + file;
+    for (const std::string mesh :
+         {"", " --dp-shard 2", " --dp-replicate 2", " --tp 2 --sequence-parallel", " --tie",
+          " --dp-shard 2 --param-dtype bf16 --reduce-dtype fp32"}) {
+      if (mesh.find("--tie") != std::string::npos || mesh.find("bf16") != std::string::npos)
+        expect_close(train(run + mesh), train(kTrain + args + "--schedule " + schedule + mesh),
+                     schedule + mesh);
+      else
+        expect_close(train(run + mesh), alone, schedule + mesh);
+    }
+    const std::string named = "stage" + std::string(schedule == "ZBV" ? "s 0, 2, 3" : " 0");
+    EXPECT_NE(run_shell(run).text.find("; recomputes " + named + "\n"), std::string::npos);
+    const Output both = run_shell(run + " --activation-checkpointing 2>&1");
+    EXPECT_EQ(both.status, 2);
+    EXPECT_EQ(both.text,
+              "error: --activation-checkpointing: expected a schedule without stages that "
+              "recompute, got " +
+                  named + "; leave out the flag, and only these do\n");
+  }
+}
+
 // Measures, searches and trains, with equal results: searching changes no weight. Ranks would
 // refuse to run different programs.
 TEST(TrainGpt, SearchesASchedule) {
