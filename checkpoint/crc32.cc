@@ -1,15 +1,15 @@
 #include "pipewright/checkpoint/crc32.h"
 
 #include <fmt/format.h>
-#include <zlib.h>
+#include <libdeflate.h>
 
 #include <charconv>
 
 namespace pipewright::checkpoint {
 
 uint32_t crc32(std::span<const std::byte> bytes, uint32_t before) {
-  return static_cast<uint32_t>(
-      ::crc32_z(before, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
+  // Of no bytes, it takes a null pointer for the start of a checksum.
+  return bytes.empty() ? before : libdeflate_crc32(before, bytes.data(), bytes.size());
 }
 
 std::string crc32_text(uint32_t crc) { return fmt::format("{:08x}", crc); }

@@ -15,7 +15,7 @@ if(PIPEWRIGHT_EXECUTOR)
   install(TARGETS pipewright_checkpoint pipewright_executor EXPORT pipewrightExecutorTargets)
   install_headers(${pipewright_checkpoint_headers} ${pipewright_executor_headers})
   install(EXPORT pipewrightExecutorTargets NAMESPACE pipewright:: DESTINATION ${package_dir})
-  install(FILES cmake/torch.cmake DESTINATION ${package_dir})
+  install(FILES cmake/torch.cmake cmake/libdeflate.cmake DESTINATION ${package_dir})
 endif()
 configure_package_config_file(cmake/pipewrightConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/pipewrightConfig.cmake
                               INSTALL_DESTINATION ${package_dir})

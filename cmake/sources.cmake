@@ -344,6 +344,7 @@ set(pipewright_executor_sources
     autograd/weight_free.cc
     checkpoint/torch/generator_state.cc
     checkpoint/torch/optimizer_state.cc
+    checkpoint/torch/stored_dtype.cc
     checkpoint/torch/training_state.cc
     comms/agreement.cc
     comms/bounded_store.cc
@@ -442,6 +443,7 @@ set(pipewright_executor_headers
     autograd/weight_free.h
     checkpoint/torch/generator_state.h
     checkpoint/torch/optimizer_state.h
+    checkpoint/torch/stored_dtype.h
     checkpoint/torch/training_state.h
     comms/agreement.h
     comms/bounded_store.h

@@ -312,6 +312,10 @@ TEST(SafetensorsFileTest, WithoutCommitNothingIsLeftBehind) {
 TEST(Crc32Test, ItIsZlibs) {
   const std::string_view check = "123456789";  // the check value of the CRC-32 catalogue
   EXPECT_EQ(crc32_text(crc32(std::as_bytes(std::span(check)))), "cbf43926");
+  const auto bytes = std::as_bytes(std::span(check));
+  const uint32_t part = crc32(bytes.first(4));
+  EXPECT_EQ(crc32({}, part), part);
+  EXPECT_EQ(crc32(bytes.subspan(4), part), crc32(bytes));
   EXPECT_EQ(parse_crc32("cbf43926"), 0xcbf43926);
   for (const char* bad : {"", "cbf4392", "CBF43926", "0cbf43926", "cbf4392g", "-bf43926"})
     EXPECT_FALSE(parse_crc32(bad)) << bad;
