@@ -1,7 +1,8 @@
 // Saves a checkpoint of 400 MB and compares with what dd takes to write as many bytes and fsync
 // them, alternately: `bazel run //bench:checkpoint_bench -- FOLDER [ROUNDS]`. FOLDER is on the disk
-// to measure. Saves it beside training too, which then stops only to copy the state. And reads half
-// of the columns of each tensor, as tensor parallelism would.
+// to measure. Saves it beside training too: the state is copied during the forward and backward of
+// the next step, here 0.1 s of arithmetic, and training stops if the copy takes longer. And reads
+// half of the columns of each tensor, as tensor parallelism would.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -37,6 +38,14 @@ double seconds(const std::function<void()>& work) {
 double median(std::vector<double> values) {
   std::ranges::sort(values);
   return values[values.size() / 2];
+}
+
+// Computes for so many seconds.
+void train(double duration) {
+  const auto start = std::chrono::steady_clock::now();
+  volatile double value = 1;
+  while (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < duration)
+    value = value * 1.0000001;
 }
 
 using Tensors = std::vector<std::vector<float>>;
@@ -95,13 +104,18 @@ int main(int argc, char** argv) {
       fs::path saved;
       of_save.push_back(seconds([&] { saved = saver.save(snapshot); }));
       copied->step = round;
-      of_stop.push_back(seconds([&] {
-        for (size_t index = 0; index < tensors.size(); ++index)
-          std::memcpy(copy[index].data(), tensors[index].data(),
-                      sizeof(float) * copy[index].size());
-        beside.start(copied);
+      of_beside.push_back(seconds([&] {
+        const double start = seconds([&] {
+          beside.start(copied, [&] {
+            for (size_t index = 0; index < tensors.size(); ++index)
+              std::memcpy(copy[index].data(), tensors[index].data(),
+                          sizeof(float) * copy[index].size());
+          });
+        });
+        train(0.1);
+        of_stop.push_back(start + seconds([&] { beside.wait_copied(); }));
+        beside.wait();
       }));
-      of_beside.push_back(of_stop.back() + seconds([&] { beside.wait(); }));
       checkpoint::CheckpointReport report;
       const auto stored = checkpoint::StoredCheckpoint::open(saved, &report);
       std::vector<float> half(kRows * kColumns / 2);

@@ -2,6 +2,7 @@
 #define PIPEWRIGHT_CHECKPOINT_ASYNC_SAVER_H_
 
 #include <filesystem>
+#include <functional>
 #include <future>
 #include <memory>
 
@@ -12,7 +13,9 @@ namespace pipewright::checkpoint {
 // Saves beside training: a thread of its own writes the checkpoint while the caller goes on.
 //
 //   AsyncSaver saver({.folder = "ckpt", .rank = rank}, exchange);
-//   saver.start(snapshot);  // returns once the save before has ended
+//   saver.start(snapshot, copy);  // returns once the save before has ended
+//   ...                           // forward and backward of the next step
+//   saver.wait_copied();          // before its update
 //   ...
 //   saver.wait();  // after the last step
 //
@@ -32,7 +35,14 @@ class AsyncSaver {
   // Starts to save. Waits for the save under way first, and throws its error, on all ranks: then
   // this save was not started, and may be started again. The memory of the snapshot's parts must
   // not change until wait() returns; the snapshot is released when it is saved.
-  void start(std::shared_ptr<const Snapshot> snapshot);
+  //
+  // With `copy`, the saving thread calls that first, to copy into this memory what is saved: call
+  // wait_copied() before any of that changes. An error of it fails the save, on all ranks.
+  void start(std::shared_ptr<const Snapshot> snapshot, std::function<void()> copy = nullptr);
+
+  // Waits until the save under way, if there is one, has called its `copy`. Never throws: if `copy`
+  // has thrown, wait() does. Not collective.
+  void wait_copied();
 
   // Waits for the save under way. Returns the folder of its checkpoint, or an empty path if no save
   // is under way. Throws as Saver::save().
@@ -40,6 +50,7 @@ class AsyncSaver {
 
  private:
   Saver saver_;
+  std::future<void> copied_;                   // valid until it has been waited for
   std::future<std::filesystem::path> saving_;  // waits in its destructor
 };
 

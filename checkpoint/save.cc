@@ -110,16 +110,17 @@ fs::path Saver::temporary_folder(int64_t step) const {
   return options_.folder / (step_name(step) + ".tmp");
 }
 
-fs::path Saver::save(const Snapshot& snapshot) {
+fs::path Saver::save(const Snapshot& snapshot, std::exception_ptr error) {
   const bool is_first = options_.rank == 0;
   const fs::path temporary = temporary_folder(snapshot.step);
   try {
     const std::string save_id = agree(exchange_, [&]() -> std::string {
+      if (error) std::rethrow_exception(error);
       if (!is_first) return "";
       remove_folder(temporary);
-      std::error_code error;
-      fs::create_directory(temporary, error);
-      if (error) throw FileError("create", temporary.native(), error.value());
+      std::error_code failed;
+      fs::create_directory(temporary, failed);
+      if (failed) throw FileError("create", temporary.native(), failed.value());
       return random_id();
     })[0];
     const std::vector<std::string> records =
@@ -129,8 +130,8 @@ fs::path Saver::save(const Snapshot& snapshot) {
       return "";
     });
   } catch (...) {
-    std::error_code error;
-    if (is_first) fs::remove_all(temporary, error);  // the first error is the one to report
+    std::error_code ignored;
+    if (is_first) fs::remove_all(temporary, ignored);  // the first error is the one to report
     throw;
   }
   return options_.folder / step_name(snapshot.step);

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -66,8 +67,9 @@ class Saver {
 
   // Returns the folder of the checkpoint, once it is durable. One of the same step is replaced.
   // Afterwards removes checkpoints of earlier steps, but for the `keep` latest. Throws also if the
-  // parts of all ranks do not cover each tensor exactly once.
-  std::filesystem::path save(const Snapshot& snapshot);
+  // parts of all ranks do not cover each tensor exactly once. With `error`, this rank has failed to
+  // take its snapshot, so nothing is saved.
+  std::filesystem::path save(const Snapshot& snapshot, std::exception_ptr error = nullptr);
 
  private:
   std::string write_shards(const Snapshot& snapshot, const std::string& save_id) const;

@@ -89,7 +89,7 @@ int64_t Checkpoints::load(const std::string& path, const checkpoint::StoredCheck
 }
 
 checkpoint::StateSnapshot Checkpoints::snapshot(checkpoint::StateSnapshot reused) const {
-  checkpoint::StateSnapshot taken = state_.copied_snapshot(std::move(reused));
+  checkpoint::StateSnapshot taken = state_.deferred_snapshot(std::move(reused));
   checkpoint::Snapshot& snapshot = taken.snapshot;
   snapshot.schedule = run_.schedule;
   snapshot.program_digest = run_.program_digest;
@@ -107,8 +107,12 @@ void Checkpoints::save(int64_t step, int64_t last) {
   *saved_ = snapshot(std::move(*saved_));
   saved_->snapshot.step = step;
   saved_->snapshot.state["data_position"] = std::to_string(step);
-  saver_->start({saved_, &saved_->snapshot});
+  saver_->start({saved_, &saved_->snapshot}, [saved = saved_] { saved->copy(); });
   if (step == last) saver_->wait();
+}
+
+void Checkpoints::before_update() {
+  if (saver_) saver_->wait_copied();
 }
 
 }  // namespace pipewright::examples

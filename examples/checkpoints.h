@@ -39,6 +39,8 @@ class Checkpoints {
   // Saves after `step` steps of `last` if the flags say so: beside the steps that follow, but
   // after the last one it returns when all is saved. Throws the error of the save before.
   void save(int64_t step, int64_t last);
+  // Before the weights change: waits until the thread that saves has copied them.
+  void before_update();
 
  private:
   checkpoint::StateSnapshot snapshot(checkpoint::StateSnapshot reused) const;

@@ -211,6 +211,7 @@ void train(Options options, const ir::Program& first, const Text& text, comms::W
     at::Tensor norm = at::zeros({});
     if (needs_norm) norm = modules::clip_grad_norm_(gradients, *all_ranks, most_norm);
     const double factor = learning_rate_factor(options.learning_rate_plan, step, options.steps);
+    checkpoints.before_update();
     if (!model.parameters.empty()) scaled_step(optimizer, factor);
     const double loss = has_loss ? total_loss(result.losses, *copies) : 0;
     if (reports) {

@@ -13,12 +13,12 @@
 #include <torch/csrc/autograd/grad_mode.h>
 
 #include <algorithm>
-#include <array>
 #include <set>
 #include <stdexcept>
 #include <utility>
 
 #include "pipewright/checkpoint/torch/optimizer_state.h"
+#include "pipewright/checkpoint/torch/stored_dtype.h"
 #include "pipewright/ir/errors.h"
 
 namespace pipewright::checkpoint {
@@ -28,32 +28,6 @@ constexpr const char* kOptimizer = "optim.";
 constexpr const char* kState = "optim.state.";
 constexpr const char* kGroups = "optim.param_groups.";
 constexpr const char* kKind = "optim.name";
-
-constexpr std::array<std::pair<at::ScalarType, DType>, 15> kTypes = {{
-    {at::kBool, DType::kBool},
-    {at::kByte, DType::kU8},
-    {at::kChar, DType::kI8},
-    {at::kUInt16, DType::kU16},
-    {at::kShort, DType::kI16},
-    {at::kUInt32, DType::kU32},
-    {at::kInt, DType::kI32},
-    {at::kUInt64, DType::kU64},
-    {at::kLong, DType::kI64},
-    {at::kHalf, DType::kF16},
-    {at::kBFloat16, DType::kBF16},
-    {at::kFloat, DType::kF32},
-    {at::kDouble, DType::kF64},
-    {at::kFloat8_e4m3fn, DType::kF8E4M3},
-    {at::kFloat8_e5m2, DType::kF8E5M2},
-}};
-
-DType dtype_of(const at::Tensor& tensor, const std::string& name) {
-  for (const auto& [scalar, dtype] : kTypes) {
-    if (tensor.scalar_type() == scalar) return dtype;
-  }
-  throw std::invalid_argument(
-      c10::str("checkpoint: tensor `", name, "`: cannot store a tensor of ", tensor.scalar_type()));
-}
 
 // A tensor that is not distributed.
 comms::LocalLayout whole(const at::Tensor& tensor) {
@@ -98,16 +72,13 @@ std::vector<LocalBox> local_boxes(const at::Tensor& tensor, const comms::LocalLa
   return result;
 }
 
-// Where the values of `view` are saved from, as the tensor `index` of a snapshot.
-at::Tensor memory_of(const at::Tensor& view, size_t index, const StateSnapshot* reused) {
-  const at::Tensor memory = view.cpu().contiguous();
-  if (reused == nullptr || !memory.is_alias_of(view)) return memory;
-  if (index < reused->memory.size()) {
-    const at::Tensor& old = reused->memory[index];
-    if (old.sizes() == memory.sizes() && old.scalar_type() == memory.scalar_type())
-      return old.copy_(memory);
+// Memory for a copy, as the tensor `index` of a snapshot: that of `reused` if it fits.
+at::Tensor memory_like(const at::Tensor& tensor, size_t index, const StateSnapshot& reused) {
+  if (index < reused.memory.size()) {
+    const at::Tensor& old = reused.memory[index];
+    if (old.sizes() == tensor.sizes() && old.scalar_type() == tensor.scalar_type()) return old;
   }
-  return memory.clone();
+  return at::empty_like(tensor);
 }
 
 std::span<std::byte> bytes_of(const at::Tensor& contiguous) {
@@ -127,7 +98,7 @@ void check_shape(const std::string& name, const at::Tensor& tensor,
 class Places {
  public:
   void add(const std::string& name, const at::Tensor& tensor, const comms::LocalLayout& where) {
-    const DType dtype = dtype_of(tensor, name);
+    const DType dtype = stored_dtype(tensor, name);
     const std::vector<int64_t> shape(where.layout.shape().begin(), where.layout.shape().end());
     const std::vector<LocalBox> boxes = local_boxes(tensor, where);
     // A rank without a part names the tensor too.
@@ -190,17 +161,17 @@ void TrainingState::add_module(const torch::nn::Module& module,
                                const std::string& prefix,
                                const std::map<std::string, std::string>& tied) {
   std::map<std::string, std::string> unused = tied;
-  const auto add_all = [&](const auto& tensors) {
+  const auto add_all = [&](const auto& tensors, bool are_buffers) {
     for (const auto& named : tensors) {
       if (!named.value().defined()) continue;
       const auto found = layouts.find(named.key());
       const auto tie = unused.extract(named.key());
       Entry entry{tie.empty() ? prefix + named.key() : tie.mapped(), named.value(),
-                  found == layouts.end() ? whole(named.value()) : found->second};
+                  found == layouts.end() ? whole(named.value()) : found->second, are_buffers};
       if (entry.name.starts_with(kOptimizer))
         throw std::invalid_argument("checkpoint: tensor `" + entry.name +
                                     "`: expected a name that does not begin with `optim.`");
-      dtype_of(entry.tensor, entry.name);
+      stored_dtype(entry.tensor, entry.name);
       check_shape(entry.name, entry.tensor, entry.where);
       const auto [first, is_new] = by_name_.emplace(entry.name, entries_.size());
       if (!is_new && !are_replicas(entries_[first->second].where, entry.where))
@@ -210,8 +181,8 @@ void TrainingState::add_module(const torch::nn::Module& module,
       entries_.push_back(std::move(entry));
     }
   };
-  add_all(module.named_parameters());
-  add_all(module.named_buffers());
+  add_all(module.named_parameters(), false);
+  add_all(module.named_buffers(), true);
   if (!unused.empty())
     throw std::invalid_argument("checkpoint: the module has no tied parameter `" +
                                 unused.begin()->first + "`");
@@ -234,7 +205,7 @@ const TrainingState::Entry& TrainingState::entry_of(const at::Tensor& parameter)
   return entries_[found->second];
 }
 
-void TrainingState::add_parts(const Entry& entry, const StateSnapshot* reused,
+void TrainingState::add_parts(const Entry& entry, Copy how, const StateSnapshot& reused,
                               StateSnapshot& snapshot) {
   // Not a structured binding: clang 14 cannot capture those.
   const std::string& name = entry.name;
@@ -243,10 +214,18 @@ void TrainingState::add_parts(const Entry& entry, const StateSnapshot* reused,
   check_shape(name, tensor, where);
   const std::vector<int64_t> shape(where.layout.shape().begin(), where.layout.shape().end());
   const auto add = [&](const Box& box, const at::Tensor& view) {
-    const at::Tensor memory = memory_of(view, snapshot.memory.size(), reused);
+    at::Tensor memory = view.cpu().contiguous();
+    if (how != Copy::kNever && memory.is_alias_of(view)) {
+      const at::Tensor copy = memory_like(memory, snapshot.memory.size(), reused);
+      if (how == Copy::kDeferred && !entry.is_buffer)
+        snapshot.uncopied.emplace_back(copy, memory);
+      else
+        copy.copy_(memory);
+      memory = copy;
+    }
     snapshot.memory.push_back(memory);
     snapshot.snapshot.parts.push_back(
-        {name, dtype_of(tensor, name), shape, box, bytes_of(memory), where.layout.text()});
+        {name, stored_dtype(tensor, name), shape, box, bytes_of(memory), where.layout.text()});
   };
   for (const auto& [box, view] : local_boxes(tensor, where)) {
     if (where.layout.owners(box.begin).front() == where.rank) add(box, view);
@@ -255,14 +234,25 @@ void TrainingState::add_parts(const Entry& entry, const StateSnapshot* reused,
   if (volume(whole_box(shape)) == 0 && where.rank == 0) add(whole_box(shape), tensor.detach());
 }
 
-StateSnapshot TrainingState::snapshot() const { return take(nullptr); }
+void StateSnapshot::copy() {
+  const torch::NoGradGuard no_grad;
+  for (const auto& [to, from] : std::exchange(uncopied, {})) to.copy_(from);
+}
 
-StateSnapshot TrainingState::copied_snapshot(StateSnapshot reused) const { return take(&reused); }
+StateSnapshot TrainingState::snapshot() const { return take(Copy::kNever, {}); }
 
-StateSnapshot TrainingState::take(const StateSnapshot* reused) const {
+StateSnapshot TrainingState::copied_snapshot(StateSnapshot reused) const {
+  return take(Copy::kAtOnce, reused);
+}
+
+StateSnapshot TrainingState::deferred_snapshot(StateSnapshot reused) const {
+  return take(Copy::kDeferred, reused);
+}
+
+StateSnapshot TrainingState::take(Copy how, const StateSnapshot& reused) const {
   const torch::NoGradGuard no_grad;
   StateSnapshot result;
-  for (const Entry& entry : entries_) add_parts(entry, reused, result);
+  for (const Entry& entry : entries_) add_parts(entry, how, reused, result);
   if (!optimizer_) return result;
   const OptimizerKind& kind = kind_of(*optimizer_);
   result.snapshot.state[kKind] = kind.name();
@@ -279,7 +269,7 @@ StateSnapshot TrainingState::take(const StateSnapshot* reused) const {
         const bool is_scalar = key == "step";
         add_parts({kState + owner.name + "." + key, tensor,
                    is_scalar ? scalar_beside(owner.where) : owner.where},
-                  reused, result);
+                  how, reused, result);
       }
     }
   }

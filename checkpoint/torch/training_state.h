@@ -40,6 +40,11 @@ namespace pipewright::checkpoint {
 struct StateSnapshot {
   Snapshot snapshot;
   std::vector<at::Tensor> memory;
+  std::vector<std::pair<at::Tensor, at::Tensor>> uncopied;  // to, from: what copy() copies
+
+  // Completes a deferred_snapshot(); nothing is left to do for others, nor a second time. Any
+  // thread.
+  void copy();
 };
 
 // One rank's. It refers to modules and optimizer, which must outlive it. All functions are for the
@@ -73,6 +78,10 @@ class TrainingState {
   // The same with memory of its own, so that training can go on while it is saved
   // (async_saver.h). `reused`, an earlier result that is saved by now, lends its memory.
   StateSnapshot copied_snapshot(StateSnapshot reused = {}) const;
+  // The same, at once: copy() then copies the parameters on the CPU and their optimizer state,
+  // which must not change before it returns. Forward and backward change buffers only, so another
+  // thread can copy during the next step, up to its update (AsyncSaver::wait_copied()).
+  StateSnapshot deferred_snapshot(StateSnapshot reused = {}) const;
 
   // Collective over the ranks that share `exchange`. Replaces the values of parameters and buffers,
   // the optimizer's state and the options of its parameter groups. Without an optimizer, what a
@@ -89,11 +98,14 @@ class TrainingState {
     std::string name;
     at::Tensor tensor;  // this rank's part
     comms::LocalLayout where;
+    bool is_buffer = false;
   };
+  enum class Copy { kNever, kAtOnce, kDeferred };
 
-  // With memory of its own, that of `reused` where it fits, unless `reused` is null.
-  StateSnapshot take(const StateSnapshot* reused) const;
-  static void add_parts(const Entry& entry, const StateSnapshot* reused, StateSnapshot& snapshot);
+  // A copy has the memory of `reused` where that fits.
+  StateSnapshot take(Copy how, const StateSnapshot& reused) const;
+  static void add_parts(const Entry& entry, Copy how, const StateSnapshot& reused,
+                        StateSnapshot& snapshot);
   const Entry& entry_of(const at::Tensor& parameter) const;
 
   std::vector<Entry> entries_;

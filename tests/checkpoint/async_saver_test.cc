@@ -82,6 +82,45 @@ TEST(AsyncSaver, OneSaveAtATime) {
   EXPECT_EQ(list_checkpoints(folder).size(), 2u);
 }
 
+// The caller goes on while its state is copied, up to the next update.
+TEST(AsyncSaver, CopiesBesideTheCaller) {
+  const fs::path folder = scratch_folder("copies");
+  Gate gate;
+  AsyncSaver saver({.folder = folder}, std::ref(gate));
+  saver.wait_copied();  // nothing is under way
+  const auto state = std::make_shared<StepSnapshot>(100);
+  std::latch may_copy{1};
+  gate.is_closed = true;
+  saver.start({state, &state->snapshot}, [&] {
+    may_copy.wait();
+    state->values.assign(8, 1);
+  });
+  auto copied = std::async(std::launch::async, [&] { saver.wait_copied(); });
+  EXPECT_EQ(copied.wait_for(milliseconds(50)), std::future_status::timeout);
+  may_copy.count_down();
+  copied.get();  // although the save has not gone further than its first exchange
+  EXPECT_EQ(state->values[0], 1);
+  saver.wait_copied();
+  gate.released.count_down();
+  saver.wait();
+  EXPECT_EQ(latest_step(folder), 100);
+}
+
+TEST(AsyncSaver, ACopyThatFailsFailsTheSave) {
+  const fs::path folder = scratch_folder("copy_fails");
+  AsyncSaver saver({.folder = folder}, [](const std::string& mine) { return std::vector{mine}; });
+  saver.start(snapshot_of(100));
+  saver.start(snapshot_of(200), [] { throw std::runtime_error("the device is lost"); });
+  saver.wait_copied();
+  try {
+    saver.wait();
+    FAIL() << "expected an error";
+  } catch (const std::runtime_error& error) {
+    EXPECT_STREQ(error.what(), "rank 0: the device is lost");
+  }
+  EXPECT_EQ(latest_step(folder), 100);
+}
+
 TEST(AsyncSaver, ReleasesTheSnapshotOnceItIsSaved) {
   AsyncSaver saver({.folder = scratch_folder("release")},
                    [](const std::string& mine) { return std::vector{mine}; });

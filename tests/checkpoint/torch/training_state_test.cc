@@ -185,7 +185,10 @@ TEST(TrainingState, SavesTensorsByTheNamesOfPyTorch) {
 }
 
 // Training goes on while a copy is saved, and what is saved next is written into the same memory.
-TEST(TrainingState, ACopyKeepsItsValues) {
+// If the copy is deferred, the forward of the next step has changed buffers when it is made.
+class Copies : public testing::TestWithParam<bool> {};
+TEST_P(Copies, KeepTheirValues) {
+  const bool deferred = GetParam();
   Trained trained;
   const fs::path folder = scratch_folder("copy");
   Saver saver({.folder = folder}, alone);
@@ -205,9 +208,13 @@ TEST(TrainingState, ACopyKeepsItsValues) {
   StateSnapshot copy;
   for (const int64_t at_step : {1, 2}) {
     const StateSnapshot expected = clone_all();
-    copy = trained.state.copied_snapshot(std::move(copy));
+    copy = deferred ? trained.state.deferred_snapshot(std::move(copy))
+                    : trained.state.copied_snapshot(std::move(copy));
+    EXPECT_EQ(copy.uncopied.empty(), !deferred);
+    trained.net->first->scale.mul_(2);
+    copy.copy();
     step(*trained.optimizer);
-    trained.net->first->scale.zero_();
+    copy.copy();  // nothing is left to copy
     copy.snapshot.step = at_step;
     expect_saved(copy.snapshot, expected);
     if (places.empty()) {
@@ -224,6 +231,9 @@ TEST(TrainingState, ACopyKeepsItsValues) {
   for (size_t i = 0; i < fits.memory.size(); ++i)
     EXPECT_EQ(fits.memory[i].sizes().vec(), fits.snapshot.parts[i].box.sizes);
 }
+
+INSTANTIATE_TEST_SUITE_P(TrainingState, Copies, testing::Bool(),
+                         [](const auto& of) { return of.param ? "Deferred" : "AtOnce"; });
 
 class Worlds : public testing::TestWithParam<Shape> {};
 
