@@ -107,6 +107,7 @@ set(pipewright_schedule_sources
     schedules/looped_bfs.cc
     schedules/one_f_one_b.cc
     schedules/one_f_one_b_v.cc
+    schedules/plan_cost.cc
     schedules/registry.cc
     schedules/v_adaptive.cc
     schedules/v_half.cc
@@ -237,6 +238,7 @@ set(pipewright_schedule_headers
     schedules/looped_bfs.h
     schedules/one_f_one_b.h
     schedules/one_f_one_b_v.h
+    schedules/plan_cost.h
     schedules/registry.h
     schedules/schedule_spec.h
     schedules/v_adaptive.h

@@ -1,6 +1,8 @@
 #ifndef PIPEWRIGHT_SCHEDULES_SCHEDULE_SPEC_H_
 #define PIPEWRIGHT_SCHEDULES_SCHEDULE_SPEC_H_
 
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -38,6 +40,13 @@ struct PlanTimes {
   std::span<const StageTimes> stages;  // one entry per stage; empty for unit times
   // Factors on the times of F, I and W of a microbatch, one per microbatch; empty for 1.
   std::span<const double> microbatch_scale = {};
+
+  // How long an action takes for this microbatch, if it takes `time` for one of factor 1.
+  int64_t scaled(int64_t time, int microbatch) const {
+    if (microbatch_scale.empty()) return time;
+    return std::llround(static_cast<double>(time) *
+                        microbatch_scale[static_cast<size_t>(microbatch)]);
+  }
 };
 
 // How stages are placed on ranks: round robin, or up and down again (ir/placement.h).

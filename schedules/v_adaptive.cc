@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -22,6 +21,7 @@
 #include "pipewright/ir/check.h"
 #include "pipewright/schedules/building_block.h"
 #include "pipewright/schedules/constraints.h"
+#include "pipewright/schedules/plan_cost.h"
 #include "pipewright/schedules/v_min.h"
 
 namespace pipewright::schedules {
@@ -116,68 +116,6 @@ int peak_of(const ir::Rows& rows) {
   return peak;
 }
 
-int64_t scaled(int64_t time, std::span<const double> microbatch_scale, int microbatch) {
-  if (microbatch_scale.empty()) return time;
-  return std::llround(static_cast<double>(time) *
-                      microbatch_scale[static_cast<size_t>(microbatch)]);
-}
-
-// The longest span of any rank if every action runs as soon as it can.
-int64_t cost_of(const Shape& shape, const PlanTimes& times, const ir::Rows& rows) {
-  const auto index = [&](int stage, int microbatch) {
-    return static_cast<size_t>(stage) * static_cast<size_t>(shape.microbatches) +
-           static_cast<size_t>(microbatch);
-  };
-  constexpr int64_t kNotDone = -1;
-  std::vector<int64_t> forward_end(index(shape.stages, 0), kNotDone), input_end(forward_end);
-  struct Rank {
-    size_t next = 0;
-    int64_t start = kNotDone, time = 0;
-  };
-  std::vector<Rank> ranks(rows.size());
-  // When the input of an action arrives.
-  const auto arrival = [&](const ir::ActionPart& action) -> int64_t {
-    const int stage = action.stage();
-    const auto after = [&](const std::vector<int64_t>& ends, int from, int64_t transfer) {
-      const int64_t end = ends[index(from, action.microbatch())];
-      return end == kNotDone ? kNotDone : end + transfer;
-    };
-    const auto of = [&](int from) { return times.stages[static_cast<size_t>(from)]; };
-    if (action.kind() == ir::ActionKind::kForward)
-      return stage == 0 ? 0 : after(forward_end, stage - 1, of(stage - 1).output_transfer);
-    if (action.kind() == ir::ActionKind::kBackwardInput)
-      return stage + 1 == shape.stages
-                 ? after(forward_end, stage, 0)
-                 : after(input_end, stage + 1, of(stage + 1).gradient_transfer);
-    return 0;  // W comes after its I in its row
-  };
-  for (bool progress = true; progress;) {
-    progress = false;
-    for (size_t number = 0; number < rows.size(); ++number) {
-      Rank& rank = ranks[number];
-      for (; rank.next < rows[number].size(); ++rank.next, progress = true) {
-        const ir::ActionPart action = rows[number][rank.next].parts()[0];
-        const int64_t input = arrival(action);
-        if (input == kNotDone) break;
-        const StageTimes& own = times.stages[static_cast<size_t>(action.stage())];
-        const int64_t begin = std::max(rank.time, input);
-        if (rank.start == kNotDone) rank.start = begin;
-        const bool is_forward = action.kind() == ir::ActionKind::kForward;
-        const bool is_input = action.kind() == ir::ActionKind::kBackwardInput;
-        const int64_t time = is_forward ? own.forward
-                             : is_input ? own.backward_input
-                                        : own.backward_weight;
-        rank.time = begin + scaled(time, times.microbatch_scale, action.microbatch());
-        if (is_forward) forward_end[index(action.stage(), action.microbatch())] = rank.time;
-        if (is_input) input_end[index(action.stage(), action.microbatch())] = rank.time;
-      }
-    }
-  }
-  int64_t cost = 0;
-  for (const Rank& rank : ranks) cost = std::max(cost, rank.time - rank.start);
-  return cost;
-}
-
 struct Result {
   bool exceeds_limit;
   int64_t cost;
@@ -198,7 +136,7 @@ ir::Rows plan_rows(const Shape& shape, const PlanTimes& times) {
   blocks.push_back(v_min_block(shape.ranks));
   const auto result_of = [&](const Shape& of, size_t block) {
     const ir::Rows rows = repeat_block(of, blocks[block], true, limit);
-    return Result{peak_of(rows) > limit, cost_of(of, times, rows), block};
+    return Result{peak_of(rows) > limit, plan_cost(of, times, rows), block};
   };
   std::vector<Result> results;
   for (size_t block = 0; block < blocks.size(); ++block) {

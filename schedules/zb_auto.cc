@@ -11,19 +11,20 @@
 // F or I: as long as a whole W fits, and once more, beyond the arrival of the input, if the wait
 // would make the rank's idle time the largest of all ranks.
 //
-// Three switches change the choices (Switches); the best of their eight combinations is the result.
+// Three switches change the choices (Switches); the best of their eight combinations is the result,
+// planned with the sizes of the microbatches and without.
 // A plan keeps, for each rank, its time, its idle time since its first F, its memory and its row.
 // It never runs an action before its inputs are placed, so rows can be executed; and it never
-// exceeds the memory limit. The cost is the longest span of any rank.
+// exceeds the memory limit.
 #include "pipewright/schedules/zb_auto.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 #include <vector>
 
 #include "pipewright/ir/check.h"
 #include "pipewright/schedules/constraints.h"
+#include "pipewright/schedules/plan_cost.h"
 
 namespace pipewright::schedules {
 namespace {
@@ -40,25 +41,23 @@ struct Switches {
 
 class Plan {
  public:
-  Plan(const Shape& shape, std::span<const StageTimes> times, int memory_limit, Switches switches)
+  Plan(const Shape& shape, const PlanTimes& times, int memory_limit, Switches switches)
       : num_microbatches_(shape.microbatches),
         memory_limit_(memory_limit),
         times_(times),
         switches_(switches),
         ranks_(static_cast<size_t>(shape.ranks)) {}
 
-  // The cost, or nullopt if the memory does not suffice.
-  std::optional<int64_t> run() {
+  // False if the memory does not suffice.
+  bool run() {
     start();
     for (int microbatch = 1; microbatch < num_microbatches_; ++microbatch) {
-      if (!run_round()) return std::nullopt;
+      if (!run_round()) return false;
     }
-    int64_t cost = 0;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       while (ranks_[rank].pending() > 0) put_weight(rank);
-      cost = std::max(cost, ranks_[rank].time - ranks_[rank].start);
     }
-    return cost;
+    return true;
   }
 
   ir::Rows rows() && {
@@ -80,6 +79,21 @@ class Plan {
     int pending() const { return inputs() - weights; }
   };
 
+  // ---- times
+
+  const StageTimes& stage(size_t rank) const { return times_.stages[rank]; }
+  int64_t forward_time(size_t rank, int microbatch) const {
+    return times_.scaled(stage(rank).forward, microbatch);
+  }
+  int64_t input_time(size_t rank, int microbatch) const {
+    return times_.scaled(stage(rank).backward_input, microbatch);
+  }
+  int64_t weight_time(size_t rank, int microbatch) const {
+    return times_.scaled(stage(rank).backward_weight, microbatch);
+  }
+  // Of the rank's next W.
+  int64_t weight_time(size_t rank) const { return weight_time(rank, ranks_[rank].weights); }
+
   // ---- actions
 
   void put(size_t rank, ActionKind kind, int microbatch, int64_t input, int64_t duration) {
@@ -97,29 +111,30 @@ class Plan {
   int64_t forward_arrival(size_t rank) const {
     if (rank == 0) return 0;
     const auto microbatch = static_cast<size_t>(ranks_[rank].forwards());
-    return ranks_[rank - 1].forward_ends[microbatch] + times_[rank - 1].output_transfer;
+    return ranks_[rank - 1].forward_ends[microbatch] + stage(rank - 1).output_transfer;
   }
   int64_t input_arrival(size_t rank) const {
     const auto microbatch = static_cast<size_t>(ranks_[rank].inputs());
     if (rank + 1 == ranks_.size()) return ranks_[rank].forward_ends[microbatch];
-    return ranks_[rank + 1].input_ends[microbatch] + times_[rank + 1].gradient_transfer;
+    return ranks_[rank + 1].input_ends[microbatch] + stage(rank + 1).gradient_transfer;
   }
   void put_forward(size_t rank) {
     Rank& own = ranks_[rank];
-    put(rank, ActionKind::kForward, own.forwards(), forward_arrival(rank), times_[rank].forward);
+    put(rank, ActionKind::kForward, own.forwards(), forward_arrival(rank),
+        forward_time(rank, own.forwards()));
     own.forward_ends.push_back(own.time);
     own.memory += kForwardMemory;
   }
   void put_input(size_t rank) {
     Rank& own = ranks_[rank];
     put(rank, ActionKind::kBackwardInput, own.inputs(), input_arrival(rank),
-        times_[rank].backward_input);
+        input_time(rank, own.inputs()));
     own.input_ends.push_back(own.time);
     own.memory -= kInputMemory;
   }
   void put_weight(size_t rank) {
     Rank& own = ranks_[rank];
-    put(rank, ActionKind::kBackwardWeight, own.weights, own.time, times_[rank].backward_weight);
+    put(rank, ActionKind::kBackwardWeight, own.weights, own.time, weight_time(rank));
     ++own.weights;
     own.memory -= kWeightMemory;
   }
@@ -135,8 +150,7 @@ class Plan {
   // Runs Ws before an action whose input arrives at `arrival`.
   void fill_with_weights(size_t rank, int64_t arrival) {
     Rank& own = ranks_[rank];
-    while (own.pending() > 0 && own.time + times_[rank].backward_weight <= arrival)
-      put_weight(rank);
+    while (own.pending() > 0 && own.time + weight_time(rank) <= arrival) put_weight(rank);
     if (own.pending() > 0 && own.time < arrival &&
         (switches_.always_fill || arrival - own.time > slack(rank)))
       put_weight(rank);
@@ -157,18 +171,19 @@ class Plan {
   std::vector<int> extra_forwards() const {
     std::vector<int> extra(ranks_.size());
     const size_t last = ranks_.size() - 1;
-    int64_t gradient = ranks_[last].time + times_[last].backward_input;  // end of I one rank below
+    int64_t gradient = ranks_[last].time + input_time(last, 0);  // end of I one rank below
     for (size_t rank = last; rank-- > 0;) {
-      const int64_t arrival = gradient + times_[rank + 1].gradient_transfer;
+      const int64_t arrival = gradient + stage(rank + 1).gradient_transfer;
       int64_t time = ranks_[rank].time;
       const auto fits = [&] {
         return kForwardMemory * (extra[rank] + 2) <= memory_limit_ &&
                extra[rank] + 1 < num_microbatches_ &&
-               (switches_.wait_for_first_gradient ? time + times_[rank].forward <= arrival
-                                                  : time < arrival);
+               (switches_.wait_for_first_gradient
+                    ? time + forward_time(rank, extra[rank] + 1) <= arrival
+                    : time < arrival);
       };
-      for (; fits(); ++extra[rank]) time += times_[rank].forward;
-      gradient = std::max(time, arrival) + times_[rank].backward_input;
+      for (; fits(); ++extra[rank]) time += forward_time(rank, extra[rank] + 1);
+      gradient = std::max(time, arrival) + input_time(rank, 0);
     }
     // A rank stays ahead of the next one.
     for (size_t rank = 1; rank < ranks_.size(); ++rank) {
@@ -219,42 +234,50 @@ class Plan {
     if (!switches_.skip_forwards || rank + 1 == ranks_.size()) return false;
     const Rank &own = ranks_[rank], &next = ranks_[rank + 1];
     if (own.forwards() < next.forwards() + 2) return false;
-    const int64_t needed = next.time + times_[rank + 1].forward + times_[rank + 1].backward_input +
-                           times_[rank + 1].gradient_transfer;
+    const int64_t needed = next.time + forward_time(rank + 1, next.forwards()) +
+                           input_time(rank + 1, next.inputs()) + stage(rank + 1).gradient_transfer;
     if (own.time >= needed) return true;
     const int too_much = std::max(0, own.memory + kForwardMemory - memory_limit_);
     const int weights = (too_much + kWeightMemory - 1) / kWeightMemory;
-    if (own.time + times_[rank].forward + weights * times_[rank].backward_weight <= needed)
-      return false;
+    int64_t end = own.time + forward_time(rank, own.forwards());
+    for (int weight = 0; weight < weights; ++weight) end += weight_time(rank, own.weights + weight);
+    if (end <= needed) return false;
     return needed - own.time <= slack(rank);
   }
 
   int num_microbatches_, memory_limit_;
-  std::span<const StageTimes> times_;
+  PlanTimes times_;
   Switches switches_;
   std::vector<Rank> ranks_;
 };
 
-ir::Rows plan_rows(const Shape& shape, std::span<const StageTimes> times, int memory_limit) {
-  std::optional<Plan> best;
+ir::Rows plan_rows(const Shape& shape, const PlanTimes& times, int memory_limit) {
+  std::vector<PlanTimes> planned_times = {times};
+  // The greedy does not always gain from what it knows about single microbatches.
+  if (!times.microbatch_scale.empty()) planned_times.push_back({times.stages});
+  ir::Rows best;
   int64_t least = 0;
-  for (int number = 0; number < 8; ++number) {
-    Plan plan(shape, times, memory_limit,
-              {(number & 1) != 0, (number & 2) != 0, (number & 4) != 0});
-    const std::optional<int64_t> cost = plan.run();
-    if (!cost || (best && *cost >= least)) continue;
-    least = *cost;
-    best.emplace(std::move(plan));
+  for (const PlanTimes& planned : planned_times) {
+    for (int number = 0; number < 8; ++number) {
+      Plan plan(shape, planned, memory_limit,
+                {(number & 1) != 0, (number & 2) != 0, (number & 4) != 0});
+      if (!plan.run()) continue;
+      ir::Rows rows = std::move(plan).rows();
+      const int64_t cost = plan_cost(shape, times, rows);
+      if (!best.empty() && cost >= least) continue;
+      least = cost;
+      best = std::move(rows);
+    }
   }
-  PW_CHECK(best, "memory for P activations suffices for one stage per rank");
-  return std::move(*best).rows();
+  PW_CHECK(!best.empty(), "memory for P activations suffices for one stage per rank");
+  return best;
 }
 
 ir::Rows plan_1p(const Shape& shape, const PlanTimes& times) {
-  return plan_rows(shape, times.stages, kForwardMemory * shape.ranks);
+  return plan_rows(shape, times, kForwardMemory * shape.ranks);
 }
 ir::Rows plan_2p(const Shape& shape, const PlanTimes& times) {
-  return plan_rows(shape, times.stages, kForwardMemory * 2 * shape.ranks);
+  return plan_rows(shape, times, kForwardMemory * 2 * shape.ranks);
 }
 
 constexpr Constraint kConstraints[] = {kOneStageARank};

@@ -146,28 +146,38 @@ TEST(SimulateTest, ZeroBubblePapersTable5) {
   }
 }
 
-// With up to 2P microbatches, all of its building blocks are compared at the given times: those of
-// microbatches of different sizes too.
-TEST(SimulateTest, VAdaptivePlansForSlowMicrobatches) {
-  int better = 0;
-  for (int slow = 0; slow < 8; ++slow) {
-    Costs costs = costs_of(10, 11, 7, 1);
-    costs.microbatch_scale.assign(8, 1);
-    costs.microbatch_scale[static_cast<size_t>(slow)] = 3;
-    const std::vector<schedules::StageTimes> times(8, {10, 11, 7, 1, 1});
-    const schedules::Shape shape{4, 8, 8};
-    const double blind = report_of("V-Adaptive", shape, costs, {times}).cost;
-    const double seeing =
-        report_of("V-Adaptive", shape, costs, {times, costs.microbatch_scale}).cost;
-    EXPECT_LE(seeing, blind) << slow;
-    better += seeing < blind;
-    const CompileResult compiled = compile({.source = "V-Adaptive",
-                                            .shape = {.ranks = 4, .microbatches = 8},
-                                            .costs = costs,
-                                            .level = ir::Level::kComputeOnly});
-    EXPECT_EQ(simulate(compiled, {.costs = costs}).simulation->report.cost, seeing) << slow;
+// Schedules that plan with costs plan for microbatches of different sizes too, and never lose by
+// it.
+TEST(SimulateTest, PlansForMicrobatchesOfDifferentSizes) {
+  const std::vector<double> sizes = {3, 1, 0.5, 1, 2, 1, 1, 0.5, 1, 2, 1, 2.5, 0.5, 0.5, 1, 3};
+  struct Case {
+    const char* name;
+    int stages, microbatches;
+  };
+  for (const auto& [name, stages, microbatches] :
+       {Case{"V-Adaptive", 8, 8}, {"ZB-1p", 4, 16}, {"ZB-2p", 4, 16}}) {
+    int better = 0;
+    for (size_t first = 0; first < sizes.size(); ++first) {
+      SCOPED_TRACE(std::string(name) + " from " + std::to_string(first));
+      Costs costs = costs_of(10, 11, 7, 1);
+      for (int microbatch = 0; microbatch < microbatches; ++microbatch)
+        costs.microbatch_scale.push_back(
+            sizes[(first + static_cast<size_t>(microbatch)) % sizes.size()]);
+      const std::vector<schedules::StageTimes> times(static_cast<size_t>(stages),
+                                                     {100, 110, 70, 10, 10});
+      const schedules::Shape shape{4, stages, microbatches};
+      const double blind = report_of(name, shape, costs, {times}).cost;
+      const double seeing = report_of(name, shape, costs, {times, costs.microbatch_scale}).cost;
+      EXPECT_LE(seeing, blind);
+      better += seeing < blind;
+      const CompileResult compiled = compile({.source = name,
+                                              .shape = {.ranks = 4, .microbatches = microbatches},
+                                              .costs = costs,
+                                              .level = ir::Level::kComputeOnly});
+      EXPECT_EQ(simulate(compiled, {.costs = costs}).simulation->report.cost, seeing);
+    }
+    EXPECT_GT(better, 0) << name;
   }
-  EXPECT_GT(better, 0);
 }
 
 // V schedules at unit cost: 6m + 6p - 3k - 1 slots for an even number k of activations, the least
