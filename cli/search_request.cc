@@ -139,8 +139,9 @@ std::vector<OptionSpec> search_options() {
       {"--recompute",
        "",
        {},
-       "choose stages that recompute: there, F keeps checkpoint_bytes of --costs, and B or I runs "
-       "`recompute` of F again; takes up to three times the budget"},
+       "choose stages that recompute: they keep checkpoint_bytes between F and the backward, and "
+       "the "
+       "backward takes `recompute` longer (see --costs); up to three times the budget"},
       {"--threads",
        "",
        {ValueKind::kNumber, "N", {}},
