@@ -358,6 +358,7 @@ set(pipewright_executor_sources
     comms/failure_report.cc
     comms/gloo.cc
     comms/group.cc
+    comms/kept_memory.cc
     comms/lifeline.cc
     comms/mesh.cc
     comms/send_queue.cc
@@ -457,6 +458,7 @@ set(pipewright_executor_headers
     comms/gloo.h
     comms/group.h
     comms/keep_alive.h
+    comms/kept_memory.h
     comms/lifeline.h
     comms/mesh.h
     comms/poll.h

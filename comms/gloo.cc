@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include "pipewright/comms/kept_memory.h"
 #include "pipewright/comms/send_queue.h"
 
 namespace pipewright::comms {
@@ -33,16 +34,19 @@ void ignore_sigpipe() {
 
 // A reduce-scatter whose parts have been sent to their ranks: wait() adds up what has been received
 // for this rank, a row from each rank. torch reduces all parts on all ranks, which sends twice as
-// much.
+// much. `borrowed` is given back to `memory` then.
 class ReduceScatterWork final : public c10d::Work {
  public:
   ReduceScatterWork(c10::intrusive_ptr<c10d::Work> exchange, at::Tensor received,
-                    std::vector<at::Tensor> outputs, int rank, bool average)
+                    std::vector<at::Tensor> outputs, int rank, bool average,
+                    std::vector<at::Tensor> borrowed, std::shared_ptr<KeptMemory> memory)
       : Work(rank, c10d::OpType::REDUCE_SCATTER),
         exchange_(std::move(exchange)),
         received_(std::move(received)),
         outputs_(std::move(outputs)),
-        average_(average) {}
+        average_(average),
+        borrowed_(std::move(borrowed)),
+        memory_(std::move(memory)) {}
 
   // True only after wait(), as for Gloo's own Work: the outputs are written there.
   bool isCompleted() override { return is_written(); }
@@ -66,6 +70,8 @@ class ReduceScatterWork final : public c10d::Work {
     written_ = true;
     outputs_.clear();
     received_.reset();
+    for (at::Tensor& borrowed : borrowed_) memory_->give_back(std::move(borrowed));
+    borrowed_.clear();
     return done;
   }
 
@@ -81,6 +87,8 @@ class ReduceScatterWork final : public c10d::Work {
   at::Tensor received_;
   std::vector<at::Tensor> outputs_;
   const bool average_;
+  std::vector<at::Tensor> borrowed_;
+  const std::shared_ptr<KeptMemory> memory_;
 };
 
 // torch's Gloo with what it lacks: an abort(), SENDs that are freed when they have been sent, sizes
@@ -189,15 +197,27 @@ class Gloo final : public c10d::ProcessGroupGloo {
     Tensors parts;  // a row for each rank
     for (const at::Tensor& input : inputs)
       parts.push_back(input.view({getSize(), input.numel() / getSize()}));
-    at::Tensor sent = parts.size() == 1 ? parts[0] : at::cat(parts, 1);
-    at::Tensor received = at::empty_like(sent);
+    Tensors borrowed;
+    const auto borrow = [&](at::IntArrayRef sizes) {
+      const int64_t bytes = c10::multiply_integers(sizes) * inputs[0].element_size();
+      borrowed.push_back(memory_->take(bytes));
+      return borrowed.back().narrow(0, 0, bytes).view(inputs[0].scalar_type()).view(sizes);
+    };
+    at::Tensor sent = parts[0];
+    if (parts.size() > 1) {
+      int64_t numel = 0;
+      for (const at::Tensor& part : parts) numel += part.size(1);
+      sent = borrow({getSize(), numel});
+      at::cat_out(sent, parts, 1);
+    }
+    at::Tensor received = borrow(sent.sizes());
     std::vector<int64_t> equal;  // parts for all ranks
     c10d::AllToAllOptions exchange;
     exchange.timeout = options.timeout;
     set_tag(inputs);
     return c10::make_intrusive<ReduceScatterWork>(
         alltoall_base(received, sent, equal, equal, exchange), received, outputs, getRank(),
-        options.reduceOp == c10d::ReduceOp::AVG);
+        options.reduceOp == c10d::ReduceOp::AVG, std::move(borrowed), memory_);
   }
 
   // Of the next collective: 16 bits of its number, and 16 of a hash of its dtype and size. Those
@@ -213,6 +233,7 @@ class Gloo final : public c10d::ProcessGroupGloo {
 
   SendQueue sends_;
   uint32_t number_ = 0;
+  const std::shared_ptr<KeptMemory> memory_ = std::make_shared<KeptMemory>();
 };
 
 }  // namespace

@@ -70,5 +70,25 @@ TEST(Collectives, ManyUnderWayAtOnce) {
   });
 }
 
+// Its memory is that of the reduction before, also if that was larger, or of another dtype.
+TEST(ReduceScatter, OfManySizesAndTypes) {
+  on_ranks(3, [](Rank& self) {
+    for (const int64_t numel : {1000, 10, 3, 2000}) {
+      for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble, at::kInt}) {
+        std::vector<at::Tensor> inputs, outputs;
+        for (const int64_t size : {numel, int64_t{2}}) {
+          inputs.push_back(at::arange(3 * size, at::kInt).remainder(50).to(dtype));
+          outputs.push_back(at::empty({size}, dtype));
+        }
+        self.group->reduce_scatter_tensor_coalesced(outputs, inputs)->wait();
+        for (size_t i = 0; i < inputs.size(); ++i) {
+          const at::Tensor own = inputs[i].chunk(3)[static_cast<size_t>(self.rank)];
+          EXPECT_TRUE(at::equal(outputs[i], own * 3)) << numel << " of " << dtype;
+        }
+      }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace pipewright::comms
