@@ -25,6 +25,13 @@ Diagnostic& Diagnostics::error(Rule rule, std::string message, Place place) {
   return added;
 }
 
+void Diagnostics::append(Diagnostics&& other) {
+  for (Diagnostic& one : other.kept_) {
+    if (kept_.size() < kMaxKept) kept_.push_back(std::move(one));
+  }
+  total_ += other.total_;
+}
+
 void Diagnostics::find_places(const std::function<Place(int rank, int step)>& place_of) {
   std::vector<Place*> open;
   const auto add = [&](Place* place) {

@@ -51,6 +51,8 @@ class Diagnostics {
 
   // Adds an error. The reference, for adding notes and help, is valid until the next call.
   Diagnostic& error(Rule rule, std::string message, Place place = {});
+  // Adds all errors of `other`, in their order.
+  void append(Diagnostics&& other);
 
   bool has_errors() const { return total_ > 0; }
   std::span<const Diagnostic> kept() const { return kept_; }

@@ -117,6 +117,20 @@ TEST(DiagnosticsTest, TheNumberOfKeptErrorsIsLimited) {
   EXPECT_TRUE(render(diagnostics, nullptr, {}).ends_with("... and 5 more errors, not shown\n"));
 }
 
+TEST(DiagnosticsTest, AppendedErrorsKeepTheirOrderAndCount) {
+  Diagnostics first, second;
+  first.error(Rule::kNoStage, "first").help = "y";
+  for (size_t count = 0; count < Diagnostics::kMaxKept + 5; ++count)
+    second.error(Rule::kNoPeer, "second").notes.push_back({"note", {}});
+  first.append(std::move(second));
+  ASSERT_EQ(first.kept().size(), Diagnostics::kMaxKept);
+  EXPECT_EQ(first.total(), Diagnostics::kMaxKept + 6);
+  EXPECT_EQ(first.kept()[0].message, "first");
+  EXPECT_EQ(first.kept()[0].help, "y");
+  EXPECT_EQ(first.kept()[1].message, "second");
+  EXPECT_EQ(first.kept()[1].notes.size(), 1u);
+}
+
 // Places are looked up in ascending order, so that a row with an error in each cell is scanned
 // once, wherever the notes are.
 TEST(DiagnosticsTest, PlacesAreFoundInAscendingOrder) {
