@@ -60,10 +60,10 @@ bool verify(const ir::Program& program, const VerifyOptions& options, ir::Diagno
     add("data_flow", checked);
   }
   const bool flows = complete && diagnostics->total() == before_flow;
-  check_residency(program, options.weight_free_w || program.lowering.weight_free_w.value_or(false),
-                  diagnostics);
+  check_data_parallel(program,
+                      options.weight_free_w || program.lowering.weight_free_w.value_or(false),
+                      diagnostics);
   add("residency", checked);
-  check_reduction(program, diagnostics);
   add("reduction", checked);
   // The channel model is defined only if SENDs and RECVs match one to one.
   if (flows) {

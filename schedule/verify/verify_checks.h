@@ -38,11 +38,10 @@ bool transfers_match(const ir::Program& program, const ChannelGraph& graph);
 void check_data_flow(const ir::Program& program, const WorkIndex& index, bool transfers_match,
                      ir::Diagnostics* diagnostics);
 
-// Residency: UNSHARD and RESHARD, if the program has any.
-void check_residency(const ir::Program& program, bool weight_free_w, ir::Diagnostics* diagnostics);
-
-// Reduction: REDUCE_GRAD, if the program has any.
-void check_reduction(const ir::Program& program, ir::Diagnostics* diagnostics);
+// Residency: UNSHARD and RESHARD, if the program has any. Then reduction: REDUCE_GRAD, if the
+// program has any.
+void check_data_parallel(const ir::Program& program, bool weight_free_w,
+                         ir::Diagnostics* diagnostics);
 
 // Swaps, for a program that passed check_data_flow: SENDs that do not meet their own RECVs.
 void check_pairing(const ir::Program& program, const ChannelGraph& graph,
