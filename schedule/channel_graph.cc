@@ -4,7 +4,9 @@
 // Partners are on different ranks, so that all operations of one end of a pair of ranks are seen
 // before the first one of the other end. Until then, the operations of the first end form a list:
 // each one's `first` is the next one. The k-th operation of the other end takes the k-th from that
-// list. This needs no memory besides the links.
+// list. This needs no memory besides the links. The operation that comes first of a transfer also
+// leaves its number in the transfer's cell, so that the one it should meet can tell whether it
+// does.
 #include "pipewright/schedule/channel_graph.h"
 
 #include <array>
@@ -57,10 +59,12 @@ class ChannelGraphBuilder {
   ChannelGraph build_program(ir::ChannelModel channels, ir::ChannelCapacity capacity) {
     graph_.is_rendezvous_ = capacity == 0;
     number_queues(channels);
+    find_input_slots();
     inputs_ = {schedule_.placement, schedule_.num_microbatches, {kNone, kNone}};
     std::vector<uint32_t> unsharded_by(num_stages(), kNone);  // UNSHARDs that no compute follows
     for (const ir::Row& row : schedule_.rows) {
       uint32_t before = kNone, data_parallel = kNone;
+      first_of_row_ = next_number();
       for (const ir::Action& action : row) {
         const uint32_t number = next_number();
         const ActionPart part = action.parts().empty() ? ActionPart() : action.parts()[0];
@@ -94,6 +98,7 @@ class ChannelGraphBuilder {
       }
     }
     drop_unmatched();
+    graph_.transfers_match_ = transfers_match_ && num_unused_ == 0;
     if (capacity != 0 && capacity != ir::kUnboundedCapacity) make_room(capacity);
     return std::move(graph_);
   }
@@ -102,9 +107,11 @@ class ChannelGraphBuilder {
   static constexpr uint32_t kNone = ChannelGraph::kNone;
   using Inputs = ir::StageMicrobatchTable<std::array<uint32_t, 2>>;
 
-  // The queue of a kind of SEND or RECV at a stage, and its ordered pair of ranks.
+  // Of a kind of SEND or RECV at a stage: its ordered pair of ranks, its queue, and the stage that
+  // receives.
   struct End {
     uint32_t pair = kNone, queue = kNone;
+    int receiver = 0;
   };
   // The operations of one end of a pair that have not met their partners.
   struct Unmatched {
@@ -170,15 +177,16 @@ class ChannelGraphBuilder {
         const bool sends = ir::is_send(kind);
         const int rank = sends ? transfer->from : transfer->to;
         const int peer = sends ? transfer->to : transfer->from;
+        const int receiver = (sends ? transfer->receive : part).stage();
         const std::pair key(rank, ir::queue_index(channels, static_cast<uint32_t>(peer), sends));
         const auto id = ids.try_emplace(key, static_cast<uint32_t>(ids.size())).first->second;
-        ends_[end_index(part)] = {pairs.of(part), id};
+        ends_[part_index(part)] = {pairs.of(part), id, receiver};
       }
     }
     last_of_queue_.assign(ids.size(), kNone);
     unmatched_.resize(pairs.size());
   }
-  static size_t end_index(ActionPart part) {
+  static size_t part_index(ActionPart part) {
     return static_cast<size_t>(part.stage()) * kKinds + static_cast<size_t>(part.kind());
   }
 
@@ -187,41 +195,61 @@ class ChannelGraphBuilder {
     const bool sends = ir::is_send(part.kind());
     const ChannelGraph::Node node =
         sends ? ChannelGraph::Node::kSend : ChannelGraph::Node::kReceive;
-    const End& end = ends_[end_index(part)];
+    const End& end = ends_[part_index(part)];
     if (end.pair == kNone) {
+      transfers_match_ = false;
       add(node, {poster, kNone, kNone});
       return;
     }
+    const bool forward = part.kind() == ActionKind::kSendF || part.kind() == ActionKind::kRecvF;
+    uint32_t& transfer = inputs_.at(end.receiver, part.microbatch())[forward ? 0 : 1];
     Unmatched& unmatched = unmatched_[end.pair];
     uint32_t partner = kNone;
     if (unmatched.head != kNone && unmatched.are_sends != sends) {
       partner = std::exchange(unmatched.head, graph_.links_[unmatched.head].first);
       graph_.links_[partner].first = number;
+      transfers_match_ &= transfer == partner;
     } else {
       (unmatched.head == kNone ? unmatched.head : graph_.links_[unmatched.tail].first) = number;
       unmatched.tail = number;
       unmatched.are_sends = sends;
     }
     add(node, {poster, std::exchange(last_of_queue_[end.queue], number), partner});
-    if (part.kind() == ActionKind::kRecvF) inputs_.at(part.stage(), part.microbatch())[0] = number;
-    if (part.kind() == ActionKind::kRecvB) inputs_.at(part.stage(), part.microbatch())[1] = number;
+    if (!sends || partner == kNone) transfer = number;
+    num_unused_ += !sends;
   }
 
   // Ends the lists of operations that have no partner.
   void drop_unmatched() {
     for (const Unmatched& unmatched : unmatched_) {
+      transfers_match_ &= unmatched.head == kNone;
       for (uint32_t one = unmatched.head; one != kNone;)
         one = std::exchange(graph_.links_[one].first, kNone);
     }
   }
 
-  // The RECV of the result of another rank that a compute uses.
-  uint32_t input_of(ActionPart part) const {
-    for (const ir::StageDependencies::Need& need : dependencies_.of(part)) {
-      if (need.of_other_rank)
-        return inputs_.at(part.stage(), part.microbatch())[need.result != ir::Result::kOutput];
+  void find_input_slots() {
+    input_slots_.assign(num_stages() * kKinds, kNoSlot);
+    for (int stage = 0; stage < schedule_.placement.num_stages(); ++stage) {
+      for (const ActionKind kind :
+           {ActionKind::kForward, ActionKind::kBackward, ActionKind::kBackwardInput}) {
+        const ActionPart part(kind, stage);
+        for (const ir::StageDependencies::Need& need : dependencies_.of(part)) {
+          if (need.of_other_rank)
+            input_slots_[part_index(part)] = need.result == ir::Result::kOutput ? 0 : 1;
+        }
+      }
     }
-    return kNone;
+  }
+
+  // The RECV, earlier in its row, of the result of another rank that a compute uses.
+  uint32_t input_of(ActionPart part) {
+    const uint8_t slot = input_slots_[part_index(part)];
+    if (slot == kNoSlot) return kNone;
+    const uint32_t input = inputs_.at(part.stage(), part.microbatch())[slot];
+    if (input == kNone || input < first_of_row_) return kNone;  // so far only its SEND
+    --num_unused_;
+    return input;
   }
 
   // The k-th SEND of a pair waits for RECV k - capacity.
@@ -230,7 +258,7 @@ class ChannelGraphBuilder {
     for (uint32_t number = 0; number < graph_.size(); ++number) {
       if (graph_.node(number) != ChannelGraph::Node::kSend) continue;
       const ChannelGraph::Cell cell = graph_.cell_of(number);
-      const uint32_t pair = ends_[end_index(schedule_.rows[cell.rank][cell.step].parts()[0])].pair;
+      const uint32_t pair = ends_[part_index(schedule_.rows[cell.rank][cell.step].parts()[0])].pair;
       if (pair == kNone) continue;
       std::vector<uint32_t>& of_pair = sends[pair];
       if (of_pair.size() >= capacity)
@@ -239,15 +267,21 @@ class ChannelGraphBuilder {
     }
   }
 
+  static constexpr uint8_t kNoSlot = 2;
   static constexpr size_t kKinds = std::size(ir::kActionKinds) + 1;
 
   const ir::Schedule& schedule_;
   ir::StageDependencies dependencies_{schedule_.placement};
   ChannelGraph graph_;
   // By (stage, microbatch), of its output and its input gradient: in orders the compute that makes
-  // it; in programs of a stage's input and its output's gradient: the RECV.
+  // it; in programs of a stage's input and its output's gradient: the RECV, or the SEND if that is
+  // the only one so far.
   Inputs inputs_;
-  std::vector<End> ends_;  // by stage and kind
+  std::vector<End> ends_;             // by stage and kind
+  std::vector<uint8_t> input_slots_;  // by stage and kind: which of inputs_ a compute uses
+  uint32_t first_of_row_ = 0;
+  bool transfers_match_ = true;    // each SEND and RECV so far meets its own other end
+  std::ptrdiff_t num_unused_ = 0;  // RECVs minus inputs of computes
   std::vector<uint32_t> last_of_queue_;
   std::vector<Unmatched> unmatched_;  // by pair
 };

@@ -87,6 +87,9 @@ class ChannelGraph {
   size_t num_ranks() const { return first_of_rank_.size() - 1; }
   bool is_order() const { return is_order_; }            // otherwise a program
   bool is_rendezvous() const { return is_rendezvous_; }  // a program with capacity 0
+  // Whether each SEND and RECV of a program meets the other end of its own transfer, and each RECV
+  // comes before a compute that uses it. For programs in which no action appears twice.
+  bool transfers_match() const { return transfers_match_; }
 
   // ---- edges
 
@@ -163,6 +166,7 @@ class ChannelGraph {
   std::vector<uint32_t> second_;
   bool is_order_ = false;
   bool is_rendezvous_ = false;  // capacity 0
+  bool transfers_match_ = false;
 };
 
 template <typename Visit>

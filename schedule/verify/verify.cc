@@ -52,7 +52,7 @@ bool verify(const ir::Program& program, const VerifyOptions& options, ir::Diagno
   bool match = false;
   if (complete) {
     graph = ChannelGraph::of_program(program, options.channels, options.capacity);
-    match = transfers_match(program, *graph);
+    match = graph->transfers_match();
     if (!in_order || !match) {
       if (!index) index = WorkIndex::build(program, diagnostics);
       check_data_flow(program, *index, match, diagnostics);

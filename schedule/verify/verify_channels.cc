@@ -38,52 +38,6 @@ Met met_by(ActionPart receive, uint32_t number, const ir::Transfer& transfer,
 
 }  // namespace
 
-bool transfers_match(const ir::Program& program, const ChannelGraph& graph) {
-  // By stage and direction: the SEND of microbatch 0 that a RECV expects, and the row that it is
-  // in.
-  struct Sender {
-    ActionPart send;
-    const ir::Row* row = nullptr;
-    uint32_t first = 0;  // the number of the row's first action
-  };
-  std::vector<Sender> senders(2 * static_cast<size_t>(program.placement.num_stages()));
-  const auto sender_of = [&](ActionPart receive) -> Sender& {
-    return senders[2 * static_cast<size_t>(receive.stage()) +
-                   (receive.kind() == ir::ActionKind::kRecvB ? 1 : 0)];
-  };
-  for (int stage = 0; stage < program.placement.num_stages(); ++stage) {
-    for (const ir::ActionKind kind : {ir::ActionKind::kRecvF, ir::ActionKind::kRecvB}) {
-      const ActionPart receive(kind, stage);
-      if (const auto transfer = ir::partner_of(receive, program.placement)) {
-        const auto from = static_cast<size_t>(transfer->from);
-        sender_of(receive) = {transfer->send, &program.rows[from], graph.number_of(from, 0)};
-      }
-    }
-  }
-  size_t received = 0, used = 0;
-  uint32_t number = 0;
-  for (const ir::Row& row : program.rows) {
-    for (const ir::Action& action : row) {
-      if (ir::is_compute(action.kind())) {
-        graph.for_each_awaited(number, [&](uint32_t) { ++used; });
-      } else if (ir::is_transfer(action.kind())) {
-        const uint32_t partner = graph.partner_of(number);
-        if (partner == ChannelGraph::kNone) return false;
-        if (ir::is_receive(action.kind())) {
-          ++received;
-          const ActionPart receive = action.parts()[0];
-          const auto& [send, sends, first] = sender_of(receive);
-          if ((*sends)[partner - first] !=
-              ir::Action(send.kind(), send.stage(), receive.microbatch()))
-            return false;
-        }
-      }
-      ++number;
-    }
-  }
-  return received == used;
-}
-
 // The k-th SEND from one rank to another meets the k-th RECV there: they must be partners. Reports
 // the first swap of each ordered pair of ranks; those after it are shifted too.
 void check_pairing(const ir::Program& program, const ChannelGraph& graph,

@@ -28,10 +28,6 @@ void check_local_order(const ir::ComputeOrder& order, const WorkIndex& index,
 // it run, or an empty text if none of the first few actions of the shortest cycle does.
 std::string reorder_help(const ir::ComputeOrder& order);
 
-// Whether each SEND and RECV of a program meets the other end of its own transfer, and each RECV
-// comes before a compute that uses it. Then no SEND or RECV needs to be checked by itself.
-bool transfers_match(const ir::Program& program, const ChannelGraph& graph);
-
 // Inside each rank of a program: as above; also, each SEND follows the compute whose result it
 // sends, and each RECV precedes the compute that uses it. Unless `transfers_match`, also that SENDs
 // and RECVs match one to one.
