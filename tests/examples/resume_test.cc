@@ -23,7 +23,7 @@ using tests::run_shell;
 using tests::scratch_folder;
 
 const std::string kTrain =
-    "examples/train_gpt --data docs/command_line.md --layers 4 --dim 32 --context 16 --batch 16 "
+    "examples/train_gpt --layers 4 --dim 32 --context 16 --batch 16 "
     "--json ";
 
 struct Trained {
@@ -167,8 +167,7 @@ TEST(Resume, AfterAKill) {
 TEST(Resume, ContinuesATextOnAnyMesh) {
   const auto folder = scratch_folder("sample");
   train("--pp 2 --schedule ZBV --steps 200 --lr 0.01 --save " + folder.native());
-  const std::string model =
-      "examples/train_gpt --data docs/command_line.md --layers 4 --dim 32 --context 16 ";
+  const std::string model = "examples/train_gpt --layers 4 --dim 32 --context 16 ";
   const std::string prompt = "a pipewright pri";  // as long as the context
   const std::string resume = " --resume " + folder.native() + "/step-000200 2>/dev/null";
   const std::string sample = " --sample '" + prompt + "'" + resume;
@@ -259,7 +258,7 @@ TEST(Resume, Errors) {
   expect_error("--save-every 2", 2, "--save-every: expected --save too\n");
   expect_error("--resume " + path + " --seed 1", 2,
                "--seed: expected 0, as in `" + path + "`, got 1\n");
-  expect_error("--data docs/command_line.md --layers 3 --dim 32 --context 16 --resume " + path, 1,
+  expect_error("--layers 3 --dim 32 --context 16 --resume " + path, 1,
                "the checkpoint does not fit the model:\nerror[PW113]: unexpected tensor `block3.");
   expect_error("--resume " + path + "/nowhere", 1, "rank 0: cannot ");
   expect_error("--steps 1 --save /dev/null/here", 1, "rank 0: cannot create `/dev/null/here`: ");

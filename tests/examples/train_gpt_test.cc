@@ -123,7 +123,7 @@ TEST(TrainGpt, EachOptionOfTheModelMatters) {
 // 256 tokens are 86, 86 and 84.
 TEST(TrainGpt, TensorParallelOverProcesses) {
   const std::string args =
-      "examples/train_gpt --data docs/command_line.md --layers 3 --dim 48 --context 32 --steps 10 "
+      "examples/train_gpt --layers 3 --dim 48 --context 32 --steps 10 "
       "--batch 16 --microbatches 4 ";
   const Trained alone = train(args + "--pp 1 --schedule GPipe --clip 0.5");
   expect_close(train("cli/pipewright launch -n 6 -- " + args +

@@ -15,8 +15,7 @@ import unittest
 
 from hosts import Hosts, enter_namespaces
 
-DATA = ["--data", os.path.abspath("docs/command_line.md")]
-MODEL = [*DATA, "--layers", "6", "--dim", "32", "--context", "32", "--json"]
+MODEL = ["--layers", "6", "--dim", "32", "--context", "32", "--json"]
 
 
 def torchrun_variables(rank, size, local_rank):
@@ -93,7 +92,7 @@ class SlowLinkTest(HostsTest):
     def record(self, folder, name, hosts, schedule):
         path = os.path.join(folder, name + ".json")
         pp = len(hosts)
-        self.finish(start(hosts, [*DATA, "--json", "--pp", str(pp), "--layers", str(pp), "--dim", str(self.DIM), "--context",
+        self.finish(start(hosts, ["--json", "--pp", str(pp), "--layers", str(pp), "--dim", str(self.DIM), "--context",
                                   str(self.CONTEXT), "--batch", str(self.BATCH), "--microbatches", str(self.MICROBATCHES), "--steps",
                                   "3", "--schedule", schedule, "--record", path]))
         return path

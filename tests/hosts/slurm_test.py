@@ -14,8 +14,7 @@ import unittest
 from hosts import Hosts, enter_namespaces
 from slurm import Slurm
 
-OPTIONS = ["--data", os.path.abspath("docs/command_line.md"), "--layers", "2", "--dim", "32", "--context", "32", "--json", "--pp", "2",
-           "--dp-shard", "2"]
+OPTIONS = ["--layers", "2", "--dim", "32", "--context", "32", "--json", "--pp", "2", "--dp-shard", "2"]
 SRUN = ["srun", "--overcommit", "--ntasks", "4"]
 PATIENCE = 120  # seconds
 
