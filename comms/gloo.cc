@@ -32,19 +32,19 @@ void ignore_sigpipe() {
   if (current.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
 }
 
-// A reduce-scatter whose parts have been sent to their ranks: wait() adds up what has been received
-// for this rank, a row from each rank. torch reduces all parts on all ranks, which sends twice as
-// much. `borrowed` is given back to `memory` then.
-class ReduceScatterWork final : public c10d::Work {
+// A reduction whose ranks send each other what they are to reduce: wait() reduces what has been
+// received, a row from each rank. `borrowed` is given back to `memory` then.
+class ReductionOfReceived final : public c10d::Work {
  public:
-  ReduceScatterWork(c10::intrusive_ptr<c10d::Work> exchange, at::Tensor received,
-                    std::vector<at::Tensor> outputs, int rank, bool average,
-                    std::vector<at::Tensor> borrowed, std::shared_ptr<KeptMemory> memory)
-      : Work(rank, c10d::OpType::REDUCE_SCATTER),
+  ReductionOfReceived(c10d::OpType type, c10::intrusive_ptr<c10d::Work> exchange,
+                      at::Tensor received, std::vector<at::Tensor> outputs, int rank,
+                      c10d::ReduceOp::RedOpType op, std::vector<at::Tensor> borrowed,
+                      std::shared_ptr<KeptMemory> memory)
+      : Work(rank, type),
         exchange_(std::move(exchange)),
         received_(std::move(received)),
         outputs_(std::move(outputs)),
-        average_(average),
+        op_(op),
         borrowed_(std::move(borrowed)),
         memory_(std::move(memory)) {}
 
@@ -61,10 +61,13 @@ class ReduceScatterWork final : public c10d::Work {
     const c10::NoGradGuard no_grad;
     int64_t offset = 0;
     for (at::Tensor& output : outputs_) {
-      at::Tensor sum = output.view({-1});
-      at::sum_out(sum, received_.narrow(1, offset, output.numel()), 0, /*keepdim=*/false,
-                  output.scalar_type());
-      if (average_) output.div_(received_.size(0));
+      at::Tensor reduced = output.view({-1});
+      const at::Tensor rows = received_.narrow(1, offset, output.numel());
+      if (op_ == c10d::ReduceOp::MAX)
+        at::amax_out(reduced, rows, 0);
+      else
+        at::sum_out(reduced, rows, 0, /*keepdim=*/false, output.scalar_type());
+      if (op_ == c10d::ReduceOp::AVG) output.div_(received_.size(0));
       offset += output.numel();
     }
     written_ = true;
@@ -86,13 +89,15 @@ class ReduceScatterWork final : public c10d::Work {
   bool written_ = false;
   at::Tensor received_;
   std::vector<at::Tensor> outputs_;
-  const bool average_;
+  const c10d::ReduceOp::RedOpType op_;
   std::vector<at::Tensor> borrowed_;
   const std::shared_ptr<KeptMemory> memory_;
 };
 
 // torch's Gloo with what it lacks: an abort(), SENDs that are freed when they have been sent, sizes
-// in tags, and reductions by scattering that are not all-reduces.
+// in tags, and reductions in one exchange. torch makes a reduce-scatter an all-reduce, which sends
+// twice as much, and passes every all-reduce around a ring twice, of which a small one is mostly
+// waiting.
 //
 // A message that is longer than its receive makes Gloo throw on its own thread, which ends the
 // process. Messages match by tag, and torch's tags count collectives. Here they also tell how much
@@ -118,6 +123,7 @@ class Gloo final : public c10d::ProcessGroupGloo {
     return ProcessGroupGloo::broadcast(tensors, options);
   }
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    if (is_small(tensors, options)) return small_allreduce_of(tensors, options);
     set_tag(tensors);
     return ProcessGroupGloo::allreduce(tensors, options);
   }
@@ -198,26 +204,57 @@ class Gloo final : public c10d::ProcessGroupGloo {
     for (const at::Tensor& input : inputs)
       parts.push_back(input.view({getSize(), input.numel() / getSize()}));
     Tensors borrowed;
-    const auto borrow = [&](at::IntArrayRef sizes) {
-      const int64_t bytes = c10::multiply_integers(sizes) * inputs[0].element_size();
-      borrowed.push_back(memory_->take(bytes));
-      return borrowed.back().narrow(0, 0, bytes).view(inputs[0].scalar_type()).view(sizes);
-    };
     at::Tensor sent = parts[0];
     if (parts.size() > 1) {
       int64_t numel = 0;
       for (const at::Tensor& part : parts) numel += part.size(1);
-      sent = borrow({getSize(), numel});
+      sent = borrow({getSize(), numel}, inputs[0].scalar_type(), borrowed);
       at::cat_out(sent, parts, 1);
     }
-    at::Tensor received = borrow(sent.sizes());
-    std::vector<int64_t> equal;  // parts for all ranks
-    c10d::AllToAllOptions exchange;
-    exchange.timeout = options.timeout;
     set_tag(inputs);
-    return c10::make_intrusive<ReduceScatterWork>(
-        alltoall_base(received, sent, equal, equal, exchange), received, outputs, getRank(),
-        options.reduceOp == c10d::ReduceOp::AVG, std::move(borrowed), memory_);
+    return exchange(c10d::OpType::REDUCE_SCATTER, sent, outputs, options.reduceOp,
+                    std::move(borrowed), options.timeout);
+  }
+
+  // A rank receives no more than kSmall bytes. Others, and other arguments, are left to torch.
+  bool is_small(const Tensors& tensors, const c10d::AllreduceOptions& options) const {
+    constexpr size_t kSmall = 1 << 20;
+    const bool can_reduce =
+        options.reduceOp == c10d::ReduceOp::SUM || options.reduceOp == c10d::ReduceOp::MAX;
+    return can_reduce && tensors.size() == 1 && getSize() > 1 &&
+           tensors[0].layout() == at::kStrided && tensors[0].numel() > 0 && tensors[0].is_cpu() &&
+           tensors[0].is_contiguous() && tensors[0].scalar_type() != at::kBool &&
+           tensors[0].nbytes() * static_cast<size_t>(getSize()) <= kSmall;
+  }
+
+  WorkPtr small_allreduce_of(const Tensors& tensors, const c10d::AllreduceOptions& options) {
+    const c10::NoGradGuard no_grad;
+    Tensors borrowed;
+    at::Tensor sent = borrow({getSize(), tensors[0].numel()}, tensors[0].scalar_type(), borrowed);
+    sent.copy_(tensors[0].view({1, -1}).expand_as(sent));
+    set_tag(tensors);
+    return exchange(c10d::OpType::ALLREDUCE, sent, tensors, options.reduceOp, std::move(borrowed),
+                    options.timeout);
+  }
+
+  at::Tensor borrow(at::IntArrayRef sizes, at::ScalarType dtype, Tensors& borrowed) {
+    const int64_t bytes =
+        c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(dtype));
+    borrowed.push_back(memory_->take(bytes));
+    return borrowed.back().narrow(0, 0, bytes).view(dtype).view(sizes);
+  }
+
+  // Sends row r of `sent` to rank r, and reduces the rows received into `outputs`.
+  WorkPtr exchange(c10d::OpType type, at::Tensor& sent, const Tensors& outputs,
+                   c10d::ReduceOp::RedOpType op, Tensors borrowed,
+                   std::chrono::milliseconds timeout) {
+    at::Tensor received = borrow(sent.sizes(), sent.scalar_type(), borrowed);
+    std::vector<int64_t> equal;  // parts for all ranks
+    c10d::AllToAllOptions options;
+    options.timeout = timeout;
+    return c10::make_intrusive<ReductionOfReceived>(
+        type, alltoall_base(received, sent, equal, equal, options), received, outputs, getRank(),
+        op, std::move(borrowed), memory_);
   }
 
   // Of the next collective: 16 bits of its number, and 16 of a hash of its dtype and size. Those

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/support/training/on_ranks.h"
@@ -28,6 +29,46 @@ TEST(ReduceScatter, RoundsOnce) {
         self.group->_reduce_scatter_base(outputs[0], inputs[0])->wait();
       EXPECT_TRUE(at::equal(outputs[0], at::full({2}, 258, at::kBFloat16))) << outputs[0];
     }
+  });
+}
+
+// A small all-reduce too is one exchange.
+TEST(AllReduce, RoundsOnceIfSmall) {
+  on_ranks(3, [](Rank& self) {
+    std::vector<at::Tensor> sum = {at::full({2, 3}, self.rank == 0 ? 256 : 1, at::kBFloat16)};
+    self.group->allreduce(sum)->wait();
+    EXPECT_TRUE(at::equal(sum[0], at::full({2, 3}, 258, at::kBFloat16))) << sum[0];
+  });
+}
+
+// Small ones and large ones, and what only torch can add up, under way at once.
+TEST(AllReduce, OfManySizesAndTypes) {
+  on_ranks(3, [](Rank& self) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble, at::kInt}) {
+      std::vector<at::Tensor> inputs;
+      std::vector<c10::intrusive_ptr<c10d::Work>> under_way;
+      for (const int64_t numel : {1000, 10, 3, 300'000, 2000}) {
+        inputs.push_back(at::arange(numel, at::kInt).remainder(50).to(dtype).view({-1, 1}));
+        std::vector<at::Tensor> sum = {inputs.back().clone().add_(self.rank)};
+        under_way.push_back(self.group->allreduce(sum));
+        inputs.back() = inputs.back() * 3 + 3;
+        inputs.push_back(sum[0]);
+      }
+      for (const auto& work : under_way) work->wait();
+      for (size_t i = 0; i < inputs.size(); i += 2)
+        EXPECT_TRUE(at::equal(inputs[i + 1], inputs[i])) << inputs[i].numel() << " of " << dtype;
+    }
+    for (const auto& [op, expected] :
+         {std::pair{c10d::ReduceOp::MAX, 2}, {c10d::ReduceOp::MIN, -2}}) {
+      const int own = expected > 0 ? self.rank : -self.rank;
+      std::vector<at::Tensor> extreme = {at::full({2}, own, at::kFloat)};
+      c10d::AllreduceOptions options;
+      options.reduceOp = op;
+      self.group->allreduce(extreme, options)->wait();
+      EXPECT_TRUE(at::equal(extreme[0], at::full({2}, expected, at::kFloat))) << extreme[0];
+    }
+    std::vector<at::Tensor> nothing = {at::zeros({0})};
+    self.group->allreduce(nothing)->wait();
   });
 }
 
