@@ -3,7 +3,6 @@
 Each rank is a Gloo process. Losses and gradients of every stage must equal those of the model without a pipeline.
 """
 
-import tempfile
 import unittest
 
 import pipewright as pw
@@ -11,6 +10,7 @@ import pipewright.torch
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from ranks import run_on_ranks
 from torch.distributed.pipelining import PipelineStage
 
 WIDTH, ROWS, RANKS, MICROBATCHES = 8, 3, 2, 6
@@ -44,8 +44,7 @@ def unpipelined(num_stages):
     return loss.detach(), [[p.grad for p in stage.parameters()] for stage in stages]
 
 
-def run_rank(rank, folder, compared):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+def run_rank(rank, compared):
     for program in schedules():
         of_stage = program.stage_ranks
         loss, gradients = unpipelined(program.stages)
@@ -63,14 +62,12 @@ def run_rank(rank, folder, compared):
                 torch.testing.assert_close(parameter.grad, gradient, rtol=1e-5, atol=1e-6)
                 compared.put(program.name)
         dist.barrier()
-    dist.destroy_process_group()
 
 
 class TorchTest(unittest.TestCase):
     def test_gradients(self):
         compared = mp.get_context("spawn").SimpleQueue()
-        with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(run_rank, args=(folder, compared), nprocs=RANKS)  # raises what a rank raises
+        run_on_ranks(run_rank, RANKS, compared)
         count = 0
         while not compared.empty():
             compared.get()

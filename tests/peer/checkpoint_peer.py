@@ -12,9 +12,8 @@ import unittest
 import zlib
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing as mp
+from ranks import run_on_ranks
 from safetensors.torch import load_file, save_file  # from torch.lock; a LIBTORCH_SITE must have it too
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -40,13 +39,8 @@ def bits(tensor):
     return tensor.contiguous().view(torch.uint8).tolist() if tensor.dim() else [tensor.item()]
 
 
-def start_rank(rank, folder):
-    dist.init_process_group("gloo", store=dist.FileStore(os.path.join(folder, "store"), 2), rank=rank, world_size=2)
-
-
-def load_on_rank(rank, folder):
+def load_on_rank(_):
     """Loads rows or columns of the whole tensors, which other ranks saved otherwise."""
-    start_rank(rank, folder)
     mesh = init_device_mesh("cpu", (2,))
     for placement in (Shard(0), Replicate()) + ((Shard(1),)):
         state = {
@@ -57,7 +51,6 @@ def load_on_rank(rank, folder):
         dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(CHECKPOINT))
         for name, value in state.items():
             assert torch.equal(value.full_tensor(), EXPECTED[name]), (placement, name)
-    dist.destroy_process_group()
 
 
 def written_tensors():
@@ -69,8 +62,7 @@ def written_tensors():
     }
 
 
-def save_on_rank(rank, folder):
-    start_rank(rank, folder)
+def save_on_rank(_, folder):
     mesh = init_device_mesh("cpu", (2,))
     state = {
         name: distribute_tensor(value, mesh, [Shard(1 if name == "columns" else 0)])
@@ -78,7 +70,6 @@ def save_on_rank(rank, folder):
     }
     writer = dcp.HuggingFaceStorageWriter(os.path.join(folder, "ckpt"), save_distributed=True)
     dcp.save(state, storage_writer=writer)
-    dist.destroy_process_group()
 
 
 class CheckpointTest(unittest.TestCase):
@@ -98,7 +89,7 @@ class CheckpointTest(unittest.TestCase):
             self.assertEqual(bits(actual[name]), bits(value), name)
 
     def test_dcp_loads_our_checkpoint_into_other_shards(self):
-        mp.spawn(load_on_rank, (self.folder,), nprocs=2)
+        run_on_ranks(load_on_rank, 2)
 
     def test_python_loads_our_export(self):
         pipewright("export", CHECKPOINT, "-o", self.path("all.safetensors"), "--all")
@@ -121,7 +112,7 @@ class CheckpointTest(unittest.TestCase):
             self.assertEqual((entry["size"], entry["crc32"]), (len(data), f"{zlib.crc32(data):08x}"))
 
     def test_we_read_what_dcp_writes(self):
-        mp.spawn(save_on_rank, (self.folder,), nprocs=2)
+        run_on_ranks(save_on_rank, 2, self.folder)
         listed = json.loads(pipewright("ls", self.path("ckpt"), "--json"))["checkpoints"][0]
         self.assertEqual(len(listed["files"]), 2)
         self.assertEqual([len(tensor["parts"]) for tensor in listed["tensors"]], [2, 2, 2])

@@ -12,7 +12,7 @@ import unittest
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from ranks import run_on_ranks
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -31,8 +31,6 @@ def make_inputs():
 
 
 def run_rank(rank, folder, param, reduce):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     model = make_model()
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[param], reduce_dtype=DTYPES[reduce])
     mesh = dist.init_device_mesh("cpu", (RANKS,), mesh_dim_names=("replicate",))
@@ -45,15 +43,13 @@ def run_rank(rank, folder, param, reduce):
         grads = [weight.grad.to_local() for weight in model.parameters()]
         assert all(grad.dtype == torch.float32 for grad in grads)
         torch.save(torch.cat([grad.flatten() for grad in grads]), f"{folder}/expected")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 class ReplicatePeerTest(unittest.TestCase):
     def test_gradients(self):
         for param, reduce in (("none", "none"), ("bf16", "fp32"), ("bf16", "bf16"), ("bf16", "none"), ("none", "bf16")):
             with self.subTest(param=param, reduce=reduce), tempfile.TemporaryDirectory() as folder:
-                mp.spawn(run_rank, args=(folder, param, reduce), nprocs=RANKS)
+                run_on_ranks(run_rank, RANKS, folder, param, reduce)
                 expected = torch.load(f"{folder}/expected")
                 source, result = os.path.join(folder, "in"), os.path.join(folder, "out")
                 values = array.array("f")

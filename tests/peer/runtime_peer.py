@@ -15,6 +15,7 @@ import unittest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from ranks import run_on_ranks
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
@@ -45,8 +46,7 @@ def unpipelined(num_stages, microbatches):
     return loss.detach(), [[p.grad for p in stage.parameters()] for stage in stages]
 
 
-def run_rank(rank, ranks, folder, plans, failures):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+def run_rank(rank, plans, failures):
     for name, path, stage_ranks, microbatches in plans:
         num_stages = len(stage_ranks)
         expected_loss, expected = unpipelined(num_stages, microbatches)
@@ -72,7 +72,6 @@ def run_rank(rank, ranks, folder, plans, failures):
                 if not torch.allclose(parameter.grad, gradient, rtol=1e-5, atol=1e-6):
                     failures.put(f"{name}: gradients of stage {index} on rank {rank} differ")
         dist.barrier()
-    dist.destroy_process_group()
 
 
 class RuntimePeerTest(unittest.TestCase):
@@ -85,8 +84,8 @@ class RuntimePeerTest(unittest.TestCase):
                 subprocess.run([*command, "--format", "csv", "-o", path], check=True)
                 plan = subprocess.run([*command, "--format", "json"], check=True, capture_output=True, text=True).stdout
                 plans.append((" ".join([schedule, *words]), path, placement(plan, ranks), microbatches))
-            failures = mp.get_context("spawn").Queue()
-            mp.spawn(run_rank, args=(ranks, folder, plans, failures), nprocs=ranks)
+            failures = mp.get_context("spawn").SimpleQueue()
+            run_on_ranks(run_rank, ranks, plans, failures)
             found = []
             while not failures.empty():
                 found.append(failures.get())

@@ -1,0 +1,26 @@
+"""Ranks of torch.distributed over Gloo, each a process."""
+
+import os
+import tempfile
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def run_on_ranks(work, ranks, *arguments):
+    """Calls work(rank, *arguments) on each rank of a new group. What a rank raises is raised here.
+
+    What a rank puts into a multiprocessing.SimpleQueue arrives; what it puts into a Queue may be lost.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_run_on_rank, (ranks, os.path.join(folder, "store"), work, arguments), nprocs=ranks)
+
+
+def _run_on_rank(rank, ranks, store, work, arguments):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    work(rank, *arguments)
+    dist.barrier()
+    # One time in some hundred on a busy machine, PyTorch's own threads abort a process that ends as usual here.
+    os._exit(0)
