@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <stdexcept>
@@ -12,6 +13,32 @@
 #include "pipewright/modules/distribution.h"
 
 namespace pipewright::modules {
+namespace {
+
+// Gradients that a kernel can take together. Squares of fp16 values overflow, so all but those in
+// fp64 are computed with in fp32.
+struct AlikeGrads {
+  at::ScalarType compute;
+  std::vector<at::Tensor> grads;
+};
+
+std::vector<AlikeGrads> alike_grads(const std::vector<at::Tensor>& parameters) {
+  std::vector<AlikeGrads> result;
+  for (const at::Tensor& parameter : parameters) {
+    const at::Tensor& grad = parameter.grad();
+    if (!grad.defined() || grad.numel() == 0) continue;
+    const at::ScalarType compute = grad.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const auto is_alike = [&](const AlikeGrads& alike) {
+      return alike.compute == compute && alike.grads[0].device() == grad.device();
+    };
+    auto found = std::find_if(result.begin(), result.end(), is_alike);
+    if (found == result.end()) found = result.insert(found, {compute, {}});
+    found->grads.push_back(grad);
+  }
+  return result;
+}
+
+}  // namespace
 
 std::vector<GradsToClip> grads_to_clip(const std::vector<at::Tensor>& parameters) {
   std::map<int, std::vector<at::Tensor>> by_copies;
@@ -27,12 +54,11 @@ std::vector<GradsToClip> grads_to_clip(const std::vector<at::Tensor>& parameters
   return result;
 }
 
-at::Tensor clip_grad_norm_(const std::vector<GradsToClip>& grads, c10d::Backend& group,
-                           double max_norm, double norm_type) {
-  if (!(max_norm >= 0) || !(norm_type > 0)) {
+at::Tensor total_grad_norm(const std::vector<GradsToClip>& grads, c10d::Backend& group,
+                           double norm_type) {
+  if (!(norm_type > 0)) {
     throw std::invalid_argument(
-        c10::str("clip_grad_norm_: expected max_norm >= 0 and norm_type > 0, got max_norm ",
-                 max_norm, " and norm_type ", norm_type));
+        c10::str("total_grad_norm: expected norm_type > 0, got ", norm_type));
   }
   const c10::NoGradGuard no_grad;
   const bool is_max = std::isinf(norm_type);
@@ -40,17 +66,13 @@ at::Tensor clip_grad_norm_(const std::vector<GradsToClip>& grads, c10d::Backend&
   for (const GradsToClip& part : grads) {
     if (!part.parameters.empty()) device = part.parameters[0].device();
   }
-  // The sum is in fp64, the same on all ranks, whatever the dtypes of their parameters are. Squares
-  // of fp16 values overflow, so each gradient is summed in fp32 or fp64.
+  // The sum is in fp64, the same on all ranks, whatever the dtypes of their parameters are.
   at::Tensor sum = at::zeros({}, at::TensorOptions(at::kDouble).device(device));
   for (const GradsToClip& part : grads) {
-    for (const at::Tensor& parameter : part.parameters) {
-      const at::Tensor& grad = parameter.grad();
-      if (!grad.defined() || grad.numel() == 0) continue;
-      const bool is_double = grad.scalar_type() == at::kDouble;
-      const at::Tensor sizes = grad.to(is_double ? at::kDouble : at::kFloat).abs();
-      sum = is_max ? at::maximum(sum, sizes.max().to(at::kDouble))
-                   : sum + sizes.pow(norm_type).sum().to(at::kDouble) / part.copies;
+    for (const AlikeGrads& alike : alike_grads(part.parameters)) {
+      const at::Tensor norms =
+          at::stack(at::_foreach_norm(alike.grads, norm_type, alike.compute)).to(at::kDouble);
+      sum = is_max ? at::maximum(sum, norms.max()) : sum + norms.pow(norm_type).sum() / part.copies;
     }
   }
   if (group.getSize() > 1) {
@@ -61,14 +83,24 @@ at::Tensor clip_grad_norm_(const std::vector<GradsToClip>& grads, c10d::Backend&
     comms::wait(group, *group.allreduce(sums, options));
     sum = sums[0];
   }
-  const at::Tensor norm = is_max ? sum : sum.pow(1 / norm_type);
+  return is_max ? sum : sum.pow(1 / norm_type);
+}
+
+at::Tensor clip_grad_norm_(const std::vector<GradsToClip>& grads, c10d::Backend& group,
+                           double max_norm, double norm_type) {
+  if (!(max_norm >= 0) || !(norm_type > 0)) {
+    throw std::invalid_argument(
+        c10::str("clip_grad_norm_: expected max_norm >= 0 and norm_type > 0, got max_norm ",
+                 max_norm, " and norm_type ", norm_type));
+  }
+  const c10::NoGradGuard no_grad;
+  at::Tensor norm = total_grad_norm(grads, group, norm_type);
   // Like PyTorch, this does not read the value of the norm, which would make the host wait for the
   // device.
   const at::Tensor factor = at::clamp_max(max_norm / (norm + 1e-6), 1);
   for (const GradsToClip& part : grads) {
-    for (const at::Tensor& parameter : part.parameters) {
-      if (parameter.grad().defined()) parameter.grad().mul_(factor.to(parameter.grad().device()));
-    }
+    for (const AlikeGrads& alike : alike_grads(part.parameters))
+      at::_foreach_mul_(alike.grads, factor.to(alike.grads[0].device(), alike.compute));
   }
   return norm;
 }

@@ -23,6 +23,12 @@ struct GradsToClip {
 //   clip_grad_norm_(grads_to_clip(model->parameters()), *mesh.group(all), 1.0);
 std::vector<GradsToClip> grads_to_clip(const std::vector<at::Tensor>& parameters);
 
+// The total norm of the gradients, over all parameters and ranks of `group`, a scalar tensor, as
+// clip_grad_norm_() returns it: what PyTorch's get_total_norm is to its clip_grad_norm_. Collective
+// over `group`. Throws std::invalid_argument if `norm_type` is not positive.
+at::Tensor total_grad_norm(const std::vector<GradsToClip>& grads, c10d::Backend& group,
+                           double norm_type = 2);
+
 // torch::nn::utils::clip_grad_norm_ for parameters that are distributed over the ranks of `group`,
 // as shards or as stages of a pipeline: scales their gradients in place so that their total norm,
 // over all parameters and ranks, is at most `max_norm`. Returns the norm before clipping, a scalar

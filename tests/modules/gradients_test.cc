@@ -61,6 +61,31 @@ TEST(ClipGradNorm, OverStagesOnly) {
   });
 }
 
+// Parameters without a gradient or without elements among them. Squares of the fp16 gradient would
+// overflow.
+TEST(ClipGradNorm, OfGradientsOfSeveralDtypes) {
+  on_ranks(2, [](Rank& self) {
+    const std::vector<at::Tensor> parameters = {
+        with_grad(at::full({2}, 300, at::kHalf)),  with_grad(at::full({3}, 100, at::kDouble)),
+        with_grad(at::full({4}, 200, at::kFloat)), with_grad(at::full({1}, 400, at::kFloat)),
+        with_grad(at::empty({0}, at::kFloat)),     at::ones({2}).requires_grad_()};
+    const double expected = std::sqrt(2 * (2 * 9e4 + 3 * 1e4 + 4 * 4e4 + 16e4));
+    const at::Tensor norm = total_grad_norm({{parameters}}, *self.group);
+    EXPECT_NEAR(norm.item<double>(), expected, 1e-3);
+    EXPECT_TRUE(at::equal(parameters[0].grad(), at::full({2}, 300, at::kHalf)));
+    EXPECT_EQ(clip_grad_norm_(parameters, *self.group, expected / 4).item<double>(),
+              norm.item<double>());
+    const std::vector<double> sizes = {75, 25, 50, 100};
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      const at::Tensor& grad = parameters[i].grad();
+      EXPECT_EQ(grad.scalar_type(), parameters[i].scalar_type());
+      EXPECT_TRUE(at::allclose(grad, at::full_like(grad, sizes[i]), 1e-6)) << grad;
+    }
+    EXPECT_FALSE(parameters[5].grad().defined());
+    EXPECT_THROW(total_grad_norm({{parameters}}, *self.group, 0), std::invalid_argument);
+  });
+}
+
 TEST(ClipGradNorm, ItsWaitIsNamed) {
   tests::expect_named_wait("allreduce", [](const comms::BackendPtr& group) {
     clip_grad_norm_({with_grad(at::ones({4}))}, *group, 1);
