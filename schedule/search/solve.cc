@@ -197,9 +197,14 @@ void Solver::add_candidates() {
     if (!fits_memory(problem_, words) || !replay.run(words)) return;
     keep_best(ScoredWords{replay.cost(), words, name}, kWordsKept, &pool_.words);
   };
-  for (const Candidate& candidate : options_.candidates) {
+  // Of candidates with one cost the pool keeps the first.
+  std::vector<std::pair<Memory, const Candidate*>> by_memory;
+  for (const Candidate& candidate : options_.candidates)
+    by_memory.emplace_back(std::ranges::max(peak_memory(problem_, candidate.words)), &candidate);
+  std::ranges::stable_sort(by_memory, {}, &std::pair<Memory, const Candidate*>::first);
+  for (const auto& [_, candidate] : by_memory) {
     if (is_cancelled() && !pool_.words.empty()) break;
-    add(candidate.words, candidate.name);
+    add(candidate->words, candidate->name);
   }
   add(one_at_a_time(problem_), "one microbatch at a time");
   PW_CHECK(!pool_.words.empty(), "the memory limits are at least least_memory()");

@@ -41,7 +41,9 @@ struct SolveOptions {
   int64_t evaluations = 100'000'000;  // budget, in evaluated actions: about 30 ns each
   int threads = 1;
   uint64_t seed = 1;
-  std::vector<Candidate> candidates = {};  // those that deadlock or do not fit are ignored
+  // Those that deadlock or do not fit are ignored; of several with one cost, all but the one that
+  // needs least memory.
+  std::vector<Candidate> candidates = {};
   // Called from the calling thread whenever a round has ended; may be empty.
   std::function<void(const Progress&)> on_progress = {};
   // Set by another thread or a signal handler to stop early; may be null.

@@ -92,6 +92,16 @@ TEST(Search, FindsValidOrdersWithTheCostItSays) {
   }
 }
 
+// Several named schedules have the least cost; GPipe keeps all microbatches alive.
+TEST(Search, PrefersTheNamedScheduleThatNeedsLeastMemory) {
+  const SearchResult result = search_schedule({.placement = ir::Placement::loop(4, 4),
+                                               .num_microbatches = 12,
+                                               .costs = {},
+                                               .splits_backward = false,
+                                               .evaluations = 100'000});
+  EXPECT_EQ(result.found_by, "1F1B");
+}
+
 // Where I adds memory, whole backwards fit where split ones do not, or leave room for more Fs.
 TEST(Search, RunsBackwardsWholeWhereTheyNeedLessMemory) {
   SearchRequest request = {.placement = ir::Placement::loop(2, 2),
