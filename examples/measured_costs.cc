@@ -64,9 +64,11 @@ MeasuredCosts measure_costs(const Options& options, const ir::Program& program, 
     fastest = std::move(timeline);
   }
   MeasuredCosts measured;
-  if (executor.rank() == 0)
+  if (executor.rank() == 0) {
     measured.costs =
         schedule::recorded_costs(program, ir::recording_of_seconds(std::move(fastest)));
+    measured.seconds = least;
+  }
   // All of the peak is taken for activations, also gradients and what is sent.
   const ir::Row& row = program.rows[static_cast<size_t>(executor.rank())];
   const double alive = schedule::peak_activations(row, /*has_backward=*/true).amount /

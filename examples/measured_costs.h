@@ -20,6 +20,7 @@ inline constexpr int kMeasuredSteps = 3;
 
 struct MeasuredCosts {
   schedule::Costs costs;        // in milliseconds; on the first rank of each pipeline
+  double seconds = 0;           // of the fastest step; on the first rank of each pipeline
   double activation_bytes = 0;  // of tensors, per microbatch that is alive on this rank
 };
 

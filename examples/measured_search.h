@@ -1,18 +1,29 @@
 #ifndef PIPEWRIGHT_EXAMPLES_MEASURED_SEARCH_H_
 #define PIPEWRIGHT_EXAMPLES_MEASURED_SEARCH_H_
 
-#include "examples/measured_costs.h"
+#include <functional>
+
+#include "examples/local_model.h"
 #include "examples/options.h"
 #include "examples/schedule_search.h"
+#include "examples/text.h"
+#include "pipewright/comms/mesh.h"
 #include "pipewright/comms/world.h"
+#include "pipewright/executor/executor.h"
 
 namespace pipewright::examples {
 
-// `--schedule search`: rank 0 searches a schedule for its measured costs, in the memory of
-// --search-memory or else in what the hosts have left, and all ranks return it. Collective over the
-// world.
-FoundSchedule search_in_memory(const Options& options, const MeasuredCosts& measured,
-                               comms::World& world);
+// How the steps of a model are run.
+using RunOf = std::function<executor::ExecutorOptions(const LocalModel& model)>;
+
+// `--schedule search`: the fastest of a few schedules, which it tries. For each number of stages
+// per rank it measures costs, and rank 0 searches a schedule with split and one with whole
+// backwards for them, in the memory of --search-memory or else in what the hosts have left. Costs
+// leave out what decides between such schedules: that I and W may take longer than B, that more
+// stages are more work, and that ranks may share cores. Builds models of its own, one at a time.
+// Collective over the world; equal on all ranks but for `costs`.
+FoundSchedule find_fastest(const Options& options, const RunOf& run_of, const Text& text,
+                           comms::Mesh& mesh, comms::World& world, at::Device device);
 
 }  // namespace pipewright::examples
 

@@ -23,7 +23,8 @@ std::variant<Options, int> parse_options(int argc, char** argv) {
   app.add_option("--data", options.data, "File to train on; its last tenth is held back");
   app.add_option("--schedule", options.schedule,
                  "Name of a schedule from `pipewright list`, a file of one, or `search`: measures "
-                 "a few steps and trains with the best schedule found for their costs. Stages that "
+                 "a few steps, tries the best schedules found for their costs, and trains with the "
+                 "fastest. Stages that "
                  "a file names in `recompute` store their inputs only, and recompute in backward");
   app.add_option("--search-memory", options.search_memory,
                  "With --schedule search, live activations per rank, each of one microbatch on all "
@@ -56,7 +57,7 @@ std::variant<Options, int> parse_options(int argc, char** argv) {
   add_dtype("--reduce-dtype", options.reduce_dtype,
             "What gradients are accumulated and reduced in");
   app.add_option("--stages-per-rank", options.stages_per_rank,
-                 "Stages per rank; 0 for the schedule's default")
+                 "Stages per rank; 0 for the schedule's default, or with --schedule search 1 or 2")
       ->check(CLI::Range(0, 1024));
   app.add_option("--microbatches", options.microbatches, "Microbatches per step and replica")
       ->check(CLI::Range(1, 1 << 20));

@@ -20,14 +20,14 @@ namespace search = schedule::search;
 // About a second on one core; all other ranks wait for it.
 constexpr int64_t kEvaluations = 30'000'000;
 
-search::SearchRequest request_of(const Options& options, const schedule::Costs& costs,
-                                 std::optional<double> activations) {
-  const int stages = options.pp * (options.stages_per_rank > 0 ? options.stages_per_rank : 2);
-  return {.placement = search::named_placement(options.stages_per_rank == 1 ? "loop" : "v",
-                                               options.pp, stages),
+search::SearchRequest request_of(const Options& options, int stages_per_rank, Backwards backwards,
+                                 const schedule::Costs& costs, std::optional<double> activations) {
+  return {.placement = search::named_placement(stages_per_rank == 1 ? "loop" : "v", options.pp,
+                                               options.pp * stages_per_rank),
           .num_microbatches = options.microbatches,
           .costs = costs,
           .memory = {.activations = activations},
+          .splits_backward = backwards == Backwards::kSplit,
           .evaluations = kEvaluations};
 }
 
@@ -39,9 +39,15 @@ schedule::CompileResult compiled(schedule::CompileRequest request) {
 
 }  // namespace
 
-FoundSchedule find_schedule(const Options& options, const schedule::Costs& costs,
-                            std::optional<double> activations) {
-  const search::SearchRequest request = request_of(options, costs, activations);
+std::vector<int> stages_to_search(const Options& options) {
+  if (options.stages_per_rank > 0) return {options.stages_per_rank};
+  return {1, 2};
+}
+
+FoundSchedule find_schedule(const Options& options, int stages_per_rank, Backwards backwards,
+                            const schedule::Costs& costs, std::optional<double> activations) {
+  const search::SearchRequest request =
+      request_of(options, stages_per_rank, backwards, costs, activations);
   const search::Problem problem = search::problem_of(request);
   if (const auto shortage = search::shortage_of(problem)) {
     std::ostringstream text;
@@ -58,12 +64,17 @@ FoundSchedule find_schedule(const Options& options, const schedule::Costs& costs
   if (!simulated.ok()) throw std::logic_error(simulated.diagnostics.kept().front().message);
   const schedule::Report& report = simulated.simulation->report;
   const double unit = ir::seconds_per(costs.unit).value_or(1);
-  return {result.program(), found.found_by, activations, unit * report.makespan,
-          report.bubble_rate};
+  return {.program = result.program(),
+          .found_by = found.found_by,
+          .activations = activations,
+          .seconds = unit * report.makespan,
+          .bubble = report.bubble_rate,
+          .costs = costs};
 }
 
-ir::Program program_to_measure(const Options& options) {
-  return find_schedule(options, {}, options.search_limit()).program;
+ir::Program program_to_measure(const Options& options, int stages_per_rank) {
+  return find_schedule(options, stages_per_rank, Backwards::kSplit, {}, options.search_limit())
+      .program;
 }
 
 std::string text_of(const FoundSchedule& found) {
@@ -75,7 +86,7 @@ std::string text_of(const FoundSchedule& found) {
   else
     text << "no memory limit";
   text << "; predicted " << 1e3 * found.seconds << " ms per step, bubble " << 100 * found.bubble
-       << '%';
+       << "%; the fastest of those tried, " << 1e3 * found.measured_seconds << " ms";
   return text.str();
 }
 
@@ -83,7 +94,8 @@ std::string to_text(const FoundSchedule& found) {
   std::ostringstream text;
   text.precision(17);
   text << found.found_by << '\n'
-       << found.activations.value_or(0) << ' ' << found.seconds << ' ' << found.bubble << '\n';
+       << found.activations.value_or(0) << ' ' << found.seconds << ' ' << found.bubble << ' '
+       << found.measured_seconds << '\n';
   ir::print_plan(ir::AnySchedule(found.program), text);
   return text.str();
 }
@@ -93,7 +105,7 @@ FoundSchedule from_text(const std::string& text) {
   FoundSchedule found;
   double activations = 0;
   std::getline(lines, found.found_by);
-  lines >> activations >> found.seconds >> found.bubble >> std::ws;
+  lines >> activations >> found.seconds >> found.bubble >> found.measured_seconds >> std::ws;
   if (activations > 0) found.activations = activations;
   const ir::Source plan{"schedule found by rank 0",
                         std::string{std::istreambuf_iterator<char>(lines), {}}};

@@ -138,29 +138,34 @@ void train(Options options, const ir::Program& first, const Text& text, comms::W
   const comms::BackendPtr all_ranks = mesh.group({"pp", "dp_replicate", "dp_shard", "tp"});
   const comms::BackendPtr tp = options.tp > 1 ? mesh.group({"tp"}) : nullptr;
 
-  LocalModel model = make_local_model(options, first.placement, mesh, world, device);
-  const bool has_loss = model.stages.contains(first.placement.num_stages() - 1);
+  const auto run_of = [&](const LocalModel& model) -> executor::ExecutorOptions {
+    return {.loss = make_loss(options, tp),
+            .scale_grads = false,  // the loss has the factor
+            .timeout = options.step_limit(),
+            .first_timeout = options.first_step_limit(),
+            // The report of the hang is on stderr already, and where torchrun looks for it.
+            .on_stuck = [](const std::string&) { std::_Exit(kHang); },
+            .device = device,
+            .ranks = mesh.ranks({"pp"}),
+            .same_batch = tp,
+            .tied = model.tied};
+  };
+  std::optional<FoundSchedule> found;
+  if (options.searches() && options.sample.empty())
+    found = find_fastest(options, run_of, text, mesh, world, device);
+  const ir::Program& program = found ? found->program : first;
+
+  LocalModel model = make_local_model(options, program.placement, mesh, world, device);
+  const bool has_loss = model.stages.contains(program.placement.num_stages() - 1);
+  if (!options.profile.empty()) {
+    const schedule::Costs costs =
+        found ? found->costs
+              : measure_costs(options, program, model, run_of(model), text, mesh, world).costs;
+    if (world.rank() == 0) write_costs(options.profile, costs);
+  }
 
   // The executor: runs this rank's row of the program on these stages.
-  const executor::ExecutorOptions how = {
-      .loss = make_loss(options, tp),
-      .scale_grads = false,  // the loss has the factor
-      .timeout = options.step_limit(),
-      .first_timeout = options.first_step_limit(),
-      // The report of the hang is on stderr already, and where torchrun looks for it.
-      .on_stuck = [](const std::string&) { std::_Exit(kHang); },
-      .device = device,
-      .ranks = mesh.ranks({"pp"}),
-      .same_batch = tp,
-      .tied = model.tied};
-  std::optional<FoundSchedule> found;
-  if (options.sample.empty() && (options.searches() || !options.profile.empty())) {
-    const MeasuredCosts measured = measure_costs(options, first, model, how, text, mesh, world);
-    if (!options.profile.empty() && world.rank() == 0) write_costs(options.profile, measured.costs);
-    if (options.searches()) found = search_in_memory(options, measured, world);
-  }
-  const ir::Program& program = found ? found->program : first;
-  executor::Executor executor(program, model.stages, world, how);
+  executor::Executor executor(program, model.stages, world, run_of(model));
 
   // The optimizer, and what it and the model were when they were saved.
   torch::optim::AdamW optimizer(model.parameters,
@@ -308,8 +313,9 @@ void run(const Options& options) {
   keep_freed_memory();
   comms::dump_on_signal(SIGUSR2);
   if (!options.checkpoints.save.empty()) listen_for_stop();
-  const ir::Program program =
-      options.searches() ? program_to_measure(options) : make_program(options);
+  const ir::Program program = options.searches()
+                                  ? program_to_measure(options, stages_to_search(options).front())
+                                  : make_program(options);
   const Text text(options.data, options.model.context);
   const comms::Environment environment = comms::read_environment();
   const at::Device device = find_device(options.device, environment);

@@ -110,14 +110,36 @@ TEST(TrainGpt, SearchesASchedule) {
             "error: --search-memory requires --schedule search\n");
 }
 
+// One stage per rank, among which 1F1B is, competes with two in a V unless the flag decides.
+TEST(TrainGpt, TriesBothPlacements) {
+  const std::string args = "--steps 3 --microbatches 8 --schedule search ";
+  const auto found_stages = [&](const std::string& flags) {
+    const Output output = run_shell(kTrain + args + flags);
+    EXPECT_EQ(output.status, 0) << output.text;
+    std::smatch match;
+    EXPECT_TRUE(std::regex_search(output.text, match, std::regex("schedule: .*, ([0-9]+) stages")))
+        << output.text;
+    EXPECT_TRUE(
+        std::regex_search(output.text, std::regex("the fastest of those tried, [0-9.e-]+ ms")))
+        << output.text;
+    return std::stoi(match[1]);
+  };
+  EXPECT_EQ(found_stages("--stages-per-rank 1"), 2);
+  EXPECT_EQ(found_stages("--stages-per-rank 2"), 4);
+  EXPECT_EQ(found_stages("--stages-per-rank 3"), 6);
+  const int either = found_stages("");
+  EXPECT_TRUE(either == 2 || either == 4) << either;
+}
+
 // A schedule that is found in less memory keeps fewer activations alive, each of one stage.
 TEST(TrainGpt, SearchesWithinItsMemory) {
   const std::string file = testing::TempDir() + "/in_memory.json";
   std::vector<int> peaks;
   for (const std::string memory : {"1", "8"}) {
     const Output output = run_shell(
-        kTrain + "--steps 2 --microbatches 8 --schedule search --search-memory " + memory +
-        " --record " + file + " >/dev/null && cli/pipewright simulate --json " + file);
+        kTrain +
+        "--steps 2 --microbatches 8 --schedule search --stages-per-rank 2 --search-memory " +
+        memory + " --record " + file + " >/dev/null && cli/pipewright simulate --json " + file);
     ASSERT_EQ(output.status, 0) << output.text;
     peaks.push_back(0);
     const auto simulated = nlohmann::json::parse(output.text);
