@@ -60,13 +60,17 @@ bool has_checkpoints(const fs::path& folder) {
          !list_checkpoints(folder).empty();
 }
 
-std::optional<LatestCheckpoint> open_latest(const fs::path& folder, CheckpointReport* report) {
+std::vector<FolderEntry> newest_checkpoints(const fs::path& folder) {
   std::vector<FolderEntry> entries = list_checkpoints(folder);
   std::ranges::reverse(entries);
   std::ranges::stable_sort(entries, [](const FolderEntry& left, const FolderEntry& right) {
     return left.is_latest > right.is_latest;
   });
-  for (const FolderEntry& entry : entries) {
+  return entries;
+}
+
+std::optional<LatestCheckpoint> open_latest(const fs::path& folder, CheckpointReport* report) {
+  for (const FolderEntry& entry : newest_checkpoints(folder)) {
     auto checkpoint = StoredCheckpoint::open(entry.path, report);
     if (checkpoint) return LatestCheckpoint{entry.path, *std::move(checkpoint)};
   }

@@ -34,12 +34,15 @@ struct FolderEntry {
 // The checkpoints of a folder by ascending step. Throws FileError if the folder cannot be read.
 std::vector<FolderEntry> list_checkpoints(const std::filesystem::path& folder);
 
+// The same, in the order in which training tries to go on from them: the one that `latest` names,
+// then the others by descending step.
+std::vector<FolderEntry> newest_checkpoints(const std::filesystem::path& folder);
+
 // Whether the path is a folder of checkpoints, rather than a checkpoint.
 bool has_checkpoints(const std::filesystem::path& folder);
 
-// Opens the checkpoint that `latest` names, or else, if that one is damaged, the one of the highest
-// step that is whole. Returns nullopt if there is none. `report` says what is wrong with those
-// that were passed over.
+// Opens the first of newest_checkpoints() that is whole, but for its data, which are not read.
+// Returns nullopt if there is none. `report` says what is wrong with those that were passed over.
 struct LatestCheckpoint {
   std::filesystem::path path;
   StoredCheckpoint checkpoint;

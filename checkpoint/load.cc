@@ -35,13 +35,38 @@ std::string text_of(const CheckpointReport& report) {
   return text;
 }
 
+std::runtime_error cannot_load(const fs::path& path, const std::string& why) {
+  return std::runtime_error(
+      fmt::format("cannot load `{}`:\n{}", ir::printable(path.native()), why));
+}
+
 StoredCheckpoint open(const fs::path& path) {
   CheckpointReport report;
   auto checkpoint = StoredCheckpoint::open(path, &report);
-  if (!checkpoint)
-    throw std::runtime_error(
-        fmt::format("cannot load `{}`:\n{}", ir::printable(path.native()), text_of(report)));
+  if (!checkpoint) throw cannot_load(path, text_of(report));
   return *std::move(checkpoint);
+}
+
+StoredCheckpoint open_structure(const fs::path& path, const Exchange& exchange) {
+  std::optional<StoredCheckpoint> checkpoint;
+  agree(exchange, [&]() -> std::string {
+    checkpoint.emplace(open(path));
+    return "";
+  });
+  return *std::move(checkpoint);
+}
+
+// The files whose data are damaged, on all ranks alike; empty if none is.
+std::string damage_on_all(const StoredCheckpoint& checkpoint, int rank, const Exchange& exchange) {
+  const size_t ranks = exchange("").size();
+  std::string damage;
+  for (const std::string& found : agree(exchange, [&] {
+         CheckpointReport report;
+         checkpoint.verify(&report, nullptr, static_cast<size_t>(rank), ranks);
+         return text_of(report);
+       }))
+    damage += (damage.empty() || found.empty() ? "" : "\n") + found;
+  return damage;
 }
 
 // The tensors that this rank has places for, once each, as JSON.
@@ -56,30 +81,49 @@ std::string specs_of(std::span<const TensorPlace> places) {
 
 }  // namespace
 
-StoredCheckpoint open_on_all(const fs::path& path, const Exchange& exchange) {
-  std::optional<StoredCheckpoint> checkpoint;
-  agree(exchange, [&]() -> std::string {
-    checkpoint.emplace(open(path));
-    return "";
-  });
-  return *std::move(checkpoint);
+StoredCheckpoint open_on_all(const fs::path& path, int rank, const Exchange& exchange,
+                             Verify verify) {
+  StoredCheckpoint checkpoint = open_structure(path, exchange);
+  if (verify == Verify::kStructure) return checkpoint;
+  const std::string damage = damage_on_all(checkpoint, rank, exchange);
+  if (!damage.empty()) throw AgreedError(cannot_load(path, damage).what());
+  return checkpoint;
 }
 
 std::optional<LatestCheckpoint> open_latest_on_all(
     const fs::path& folder, int rank, const Exchange& exchange,
-    const std::function<void(const std::string& text)>& warn) {
-  const std::string name = agree(exchange, [&]() -> std::string {
+    const std::function<void(const std::string& text)>& warn, Verify verify) {
+  // Rank 0 proposes one after the other, until all ranks find one whole.
+  std::optional<std::vector<FolderEntry>> listed;
+  std::string wrong;  // with those that were tried
+  const auto propose = [&]() -> std::string {
     if (rank != 0 || !fs::exists(folder)) return "";
-    CheckpointReport report;
-    const auto latest = open_latest(folder, &report);
-    if (!latest && !report.ok())
-      throw std::runtime_error(fmt::format("no checkpoint in `{}` is whole:\n{}",
-                                           ir::printable(folder.native()), text_of(report)));
-    if (!report.ok()) warn(text_of(report));
-    return latest ? latest->path.filename().native() : "";
-  })[0];
-  if (name.empty()) return std::nullopt;
-  return LatestCheckpoint{folder / name, open_on_all(folder / name, exchange)};
+    if (!listed) listed = newest_checkpoints(folder);
+    std::vector<FolderEntry>& untried = *listed;
+    for (; !untried.empty(); untried.erase(untried.begin())) {
+      CheckpointReport report;
+      if (StoredCheckpoint::open(untried[0].path, &report))
+        return untried[0].path.filename().native();
+      wrong += (wrong.empty() ? "" : "\n") + text_of(report);
+    }
+    if (wrong.empty()) return "";
+    throw std::runtime_error(
+        fmt::format("no checkpoint in `{}` is whole:\n{}", ir::printable(folder.native()), wrong));
+  };
+  while (true) {
+    const std::string name = agree(exchange, propose)[0];
+    if (name.empty()) return std::nullopt;
+    StoredCheckpoint checkpoint = open_structure(folder / name, exchange);
+    const std::string damage =
+        verify == Verify::kData ? damage_on_all(checkpoint, rank, exchange) : "";
+    if (damage.empty()) {
+      if (!wrong.empty()) warn(wrong);
+      return LatestCheckpoint{folder / name, std::move(checkpoint)};
+    }
+    if (rank != 0) continue;
+    wrong += (wrong.empty() ? "" : "\n") + damage;
+    listed->erase(listed->begin());
+  }
 }
 
 void load(const StoredCheckpoint& checkpoint, std::span<const TensorPlace> places,

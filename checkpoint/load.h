@@ -18,7 +18,8 @@
 // Loading, the counterpart of save.h: each rank reads the bytes that it needs, whatever world saved
 // them.
 //
-//   const LatestCheckpoint latest = *open_latest_on_all("ckpt", rank, exchange, warn);
+//   const LatestCheckpoint latest =
+//       *open_latest_on_all("ckpt", rank, exchange, warn, Verify::kData);
 //   load(latest.checkpoint, places, /*is_ignored=*/nullptr, exchange);
 //
 // All functions are collective, and throw std::runtime_error on all ranks if one of them fails on a
@@ -26,15 +27,24 @@
 
 namespace pipewright::checkpoint {
 
-// Opens the same checkpoint on all ranks: a path that StoredCheckpoint::open() takes.
-StoredCheckpoint open_on_all(const std::filesystem::path& path, const Exchange& exchange);
+// What of a checkpoint is checked before it is loaded.
+enum class Verify {
+  kStructure,  // all but the data
+  kData,       // also the checksums of a checkpoint with a manifest: ranks share the reading, so
+               // that each file is read once more than load() needs
+};
 
-// Opens on all ranks the checkpoint that open_latest() finds on rank 0. Returns nullopt if there is
+// Opens the same checkpoint on all ranks: a path that StoredCheckpoint::open() takes. The error
+// says what is wrong, file by file.
+StoredCheckpoint open_on_all(const std::filesystem::path& path, int rank, const Exchange& exchange,
+                             Verify verify = Verify::kStructure);
+
+// Opens on all ranks the first of newest_checkpoints() that is whole. Returns nullopt if there is
 // none, or no folder. On rank 0, `warn` receives what is wrong with checkpoints that were passed
 // over. Throws if there are checkpoints, but none is whole.
 std::optional<LatestCheckpoint> open_latest_on_all(
     const std::filesystem::path& folder, int rank, const Exchange& exchange,
-    const std::function<void(const std::string& text)>& warn);
+    const std::function<void(const std::string& text)>& warn, Verify verify = Verify::kStructure);
 
 // Where a part of a tensor of the whole model goes.
 struct TensorPlace {

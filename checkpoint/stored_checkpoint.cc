@@ -301,11 +301,12 @@ uint64_t StoredCheckpoint::size() const {
 }
 
 void StoredCheckpoint::verify(CheckpointReport* report,
-                              const std::function<void(uint64_t)>& on_progress) const {
+                              const std::function<void(uint64_t)>& on_progress, size_t rank,
+                              size_t ranks) const {
   if (!manifest_) return;
   constexpr size_t kPiece = 8 << 20;
   uint64_t done = 0;
-  for (size_t index = 0; index < files_.size(); ++index) {
+  for (size_t index = rank; index < files_.size(); index += ranks) {
     uint32_t crc = 0;
     std::span<const std::byte> rest = files_[index].bytes();
     while (!rest.empty()) {

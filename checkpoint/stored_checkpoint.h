@@ -74,9 +74,10 @@ class StoredCheckpoint {
 
   // Reads all data and compares the checksum of each file with that of the manifest; adds those
   // that differ to the report. Calls `on_progress` now and then with the number of bytes read. A
-  // checkpoint without a manifest has no checksums.
-  void verify(CheckpointReport* report,
-              const std::function<void(uint64_t bytes_read)>& on_progress) const;
+  // checkpoint without a manifest has no checksums. Of `ranks` that share the work, `rank` reads
+  // every `ranks`-th file.
+  void verify(CheckpointReport* report, const std::function<void(uint64_t bytes_read)>& on_progress,
+              size_t rank = 0, size_t ranks = 1) const;
   uint64_t size() const;  // of all files, in bytes
 
  private:

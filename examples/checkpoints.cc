@@ -50,10 +50,12 @@ void Checkpoints::say(const std::string& text) const {
 int64_t Checkpoints::resume() {
   if (flags_.resume.empty()) return 0;
   if (flags_.resume != kLatest)
-    return load(flags_.resume, checkpoint::open_on_all(flags_.resume, std::ref(exchange_)));
+    return load(flags_.resume,
+                checkpoint::open_on_all(flags_.resume, world_.rank(), std::ref(exchange_),
+                                        checkpoint::Verify::kData));
   const auto latest = checkpoint::open_latest_on_all(
       flags_.save, world_.rank(), std::ref(exchange_),
-      [&](const std::string& text) { say("passed over:\n" + text); });
+      [&](const std::string& text) { say("passed over:\n" + text); }, checkpoint::Verify::kData);
   if (latest) return load(latest->path, latest->checkpoint);
   say("no checkpoint in `" + flags_.save + "`: starting from step 0");
   return 0;

@@ -119,7 +119,7 @@ struct Part {
   TrainingState state;
 };
 
-StoredCheckpoint open(const fs::path& path) { return open_on_all(path, alone); }
+StoredCheckpoint open(const fs::path& path) { return open_on_all(path, /*rank=*/0, alone); }
 
 // Each tensor of a checkpoint, whole.
 std::map<std::string, std::vector<std::byte>> contents(const fs::path& path) {
@@ -250,7 +250,7 @@ TEST_P(Worlds, LoadAndSaveTheSameValues) {
     comms::World& world = worlds[static_cast<size_t>(rank)];
     Part part(shape, world);
     comms::StoreExchange exchange(world, "test");
-    part.state.load(open_on_all(source, std::ref(exchange)), std::ref(exchange));
+    part.state.load(open_on_all(source, rank, std::ref(exchange)), std::ref(exchange));
     // By hand: fully_shard splits dimension 0 by torch.chunk.
     const auto mine = [&](const at::Tensor& whole) {
       if (!shape.is_fsdp) return whole;
@@ -310,23 +310,23 @@ TEST(TrainingState, SeveralBoxesOfOneTensor) {
     state.add_module(module, {{"weight", {layout, rank}}});
   };
   std::vector<comms::World> worlds = comms::thread_worlds(2);
-  EXPECT_EQ(
-      tests::run_ranks(2,
-                       [&](int rank) {
-                         comms::StoreExchange exchange(worlds[static_cast<size_t>(rank)], "test");
-                         nn::Module from("from"), to("to");
-                         const at::Tensor mine = at::stack(
-                             {whole.select(1, rank), whole.select(1, rank + 2)}, /*dim=*/1);
-                         from.register_parameter("weight", mine.clone());
-                         to.register_parameter("weight", at::zeros({3, 2}));
-                         TrainingState source, target;
-                         add(source, from, rank);
-                         add(target, to, rank);
-                         const fs::path path = save(source, folder, rank, std::ref(exchange));
-                         target.load(open_on_all(path, std::ref(exchange)), std::ref(exchange));
-                         EXPECT_TRUE(to.parameters()[0].equal(mine));
-                       }),
-      "");
+  EXPECT_EQ(tests::run_ranks(
+                2,
+                [&](int rank) {
+                  comms::StoreExchange exchange(worlds[static_cast<size_t>(rank)], "test");
+                  nn::Module from("from"), to("to");
+                  const at::Tensor mine =
+                      at::stack({whole.select(1, rank), whole.select(1, rank + 2)}, /*dim=*/1);
+                  from.register_parameter("weight", mine.clone());
+                  to.register_parameter("weight", at::zeros({3, 2}));
+                  TrainingState source, target;
+                  add(source, from, rank);
+                  add(target, to, rank);
+                  const fs::path path = save(source, folder, rank, std::ref(exchange));
+                  target.load(open_on_all(path, rank, std::ref(exchange)), std::ref(exchange));
+                  EXPECT_TRUE(to.parameters()[0].equal(mine));
+                }),
+            "");
   nn::Module plain("plain");
   plain.register_parameter("weight", at::zeros({3, 4}));
   TrainingState state;
@@ -431,27 +431,27 @@ TEST(TrainingState, ReportsAllThatDoesNotFit) {
 
   std::vector<comms::World> worlds = comms::thread_worlds(2);
   std::vector<std::string> errors(2);
-  EXPECT_EQ(
-      tests::run_ranks(2,
-                       [&](int rank) {
-                         nn::Module module("module");
-                         if (rank == 0) {
-                           module.register_parameter("a", at::zeros({3, 2}));
-                           module.register_parameter("b", at::zeros({2}));
-                         } else {
-                           module.register_buffer("c", at::zeros({2}, at::kDouble));
-                           module.register_parameter("new", at::zeros({5}));
-                         }
-                         TrainingState target;
-                         target.add_module(module);
-                         comms::StoreExchange exchange(worlds[static_cast<size_t>(rank)], "test");
-                         errors[static_cast<size_t>(rank)] = error_of([&] {
-                           target.load(open_on_all(path, std::ref(exchange)), std::ref(exchange));
-                         });
-                         for (const auto& tensor : module.parameters())
-                           EXPECT_EQ(tensor.sum().item<double>(), 0);
-                       }),
-      "");
+  EXPECT_EQ(tests::run_ranks(
+                2,
+                [&](int rank) {
+                  nn::Module module("module");
+                  if (rank == 0) {
+                    module.register_parameter("a", at::zeros({3, 2}));
+                    module.register_parameter("b", at::zeros({2}));
+                  } else {
+                    module.register_buffer("c", at::zeros({2}, at::kDouble));
+                    module.register_parameter("new", at::zeros({5}));
+                  }
+                  TrainingState target;
+                  target.add_module(module);
+                  comms::StoreExchange exchange(worlds[static_cast<size_t>(rank)], "test");
+                  errors[static_cast<size_t>(rank)] = error_of([&] {
+                    target.load(open_on_all(path, rank, std::ref(exchange)), std::ref(exchange));
+                  });
+                  for (const auto& tensor : module.parameters())
+                    EXPECT_EQ(tensor.sum().item<double>(), 0);
+                }),
+            "");
   EXPECT_EQ(errors[0], errors[1]);
   EXPECT_EQ(errors[0],
             "the checkpoint does not fit the model:\n"
