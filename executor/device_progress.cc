@@ -2,7 +2,19 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <chrono>
+
+#include "pipewright/comms/poll.h"
+
 namespace pipewright::executor {
+namespace {
+
+// A wait for the device looks for failures this often. It pauses for 1 / kPatience of the time
+// waited, because a step may take no longer than this.
+constexpr std::chrono::milliseconds kGlance{10};
+constexpr int kPatience = 100;
+
+}  // namespace
 
 void DeviceProgress::mark(const PlannedAction& compute) { record(compute); }
 
@@ -25,6 +37,17 @@ const PlannedAction* DeviceProgress::under_way() const {
     if (!marks_[i].event.query()) return &marks_[i].action;
   }
   return nullptr;
+}
+
+// What is aborted ends as well. But groups are aborted after the failure is known, so it is looked
+// at after the device.
+void await_device(at::Device device, const comms::FailureDomain& failures) {
+  DeviceProgress queued(device);
+  queued.mark_end();
+  for (bool is_done = false; !is_done;) {
+    is_done = comms::poll(kGlance, kPatience, [&] { return queued.is_done(); });
+    failures.throw_if_failed();
+  }
 }
 
 }  // namespace pipewright::executor

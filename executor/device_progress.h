@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "pipewright/comms/failure_domain.h"
 #include "pipewright/executor/row_plan.h"
 
 namespace pipewright::executor {
@@ -37,6 +38,10 @@ class DeviceProgress {
   std::vector<Mark> marks_;  // the last one is the end; reused by the next step
   size_t num_marks_ = 0;
 };
+
+// Blocks the host until the device has done what was queued on the current stream, whose waits can
+// last as long as a peer does not answer. Throws std::runtime_error if the world fails meanwhile.
+void await_device(at::Device device, const comms::FailureDomain& failures);
 
 }  // namespace pipewright::executor
 

@@ -298,6 +298,10 @@ void Executor::confirm() {
   // Steps before the first confirm() count as confirmed, except the last one.
   if (!confirmed_) confirmed_ = std::max<int64_t>(0, step_ - 1);
   guard([&] {
+    if (!options_.device.is_cpu()) {
+      watchdog_->progress().drain();
+      await_device(options_.device, world_.failures());
+    }
     watchdog_->progress().confirm();
     coordinator_.confirm_step();
   });

@@ -190,7 +190,9 @@ class Executor {
 
   // Collective over all ranks of the world, after step() or eval(): returns on all ranks once all
   // have completed it, or throws StepError on all. A trainer that continues after failures calls it
-  // before it updates its weights.
+  // right before it updates its weights. On a device it blocks the host until the device has done
+  // what was queued on the current stream, the step and what the caller queued after it: until then
+  // the step can still fail there. A trainer that ends at a failure need not call it.
   void confirm();
 
   // Collective over all ranks of the world, after a StepError: connects all groups of the world

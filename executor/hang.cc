@@ -5,11 +5,11 @@
 //   the members of a group          that have not called the collective that the rank waits for
 //   ranks that are behind           at the start and end of a step, which all ranks reach together
 //
-// and a rank without such an edge is a culprit: its own action has not ended, it does not answer,
-// or it is not in the step at all. A transfer or collective that all of its ranks have called is
-// the network's. A rank that is past an action, and yet has not posted its transfer or joined its
-// collective, has left it out. A cycle is a deadlock. A rank that waits for a transfer of another
-// program than ours is a culprit only if there is no other.
+// and a rank without such an edge is a culprit: its own action or its device has not ended, it does
+// not answer, or it is not in the step at all. A transfer or collective that all of its ranks have
+// called is the network's. A rank that is past an action, and yet has not posted its transfer or
+// joined its collective, has left it out. A cycle is a deadlock. A rank that waits for a transfer
+// of another program than ours is a culprit only if there is no other.
 //
 // Invariant: each rank is expanded once.
 #include "pipewright/executor/hang.h"
@@ -138,6 +138,9 @@ class Walk {
       case Phase::kIdle:
         add({rank}, "is between two steps, and has not begun step " + std::to_string(report->step) +
                         for_seconds(report->seconds));
+        break;
+      case Phase::kDrains:
+        add({rank}, describe(*report, programs_));
         break;
       case Phase::kConfirms:
       case Phase::kBegins:
@@ -285,6 +288,8 @@ std::string describe(const RankReport& report, const HangPrograms& programs) {
   switch (report.phase) {
     case Phase::kIdle:
       return "between two steps, before " + place + since;
+    case Phase::kDrains:
+      return "waits for its device to end the step before " + place + since;
     case Phase::kConfirms:
       return "waits for all ranks to complete the step before " + place + since;
     case Phase::kBegins:

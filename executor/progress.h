@@ -12,6 +12,7 @@ namespace pipewright::executor {
 // What a rank is doing, in the order of a step.
 enum class Phase : uint8_t {
   kIdle,      // between two steps
+  kDrains,    // waits until its device has ended the last step
   kConfirms,  // waits until all ranks have completed the last step
   kBegins,    // waits until all ranks begin the step
   kRuns,      // runs an action
@@ -29,6 +30,7 @@ class Progress {
   // ---- the thread that runs the steps
 
   void idle(int64_t step) { enter(Phase::kIdle, step); }
+  void drain() { enter(Phase::kDrains, step()); }
   void confirm() { enter(Phase::kConfirms, step()); }
   void begin(int64_t step, bool evaluates);
   // Runs the action at this index of the row.

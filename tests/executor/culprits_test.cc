@@ -59,5 +59,15 @@ TEST(Culprits, AWaitInAnotherProgramIsTheVictimOfAnother) {
             std::vector<std::string>{"1 step 3, action 1 `1F0` has not ended for 2.0 s"});
 }
 
+TEST(Culprits, ARankWhoseDeviceHasNotEndedTheStep) {
+  RankReports all = reports();
+  for (auto& report : all) report->phase = Phase::kConfirms;
+  all[1]->phase = Phase::kDrains;
+  all[1]->action = -1;
+  all[1]->seconds = 2;
+  EXPECT_EQ(culprits(all), std::vector<std::string>{
+                               "1 waits for its device to end the step before step 3, for 2.0 s"});
+}
+
 }  // namespace
 }  // namespace pipewright::executor
