@@ -33,6 +33,23 @@ std::string bubble_json(const RecordedStep& step) {
                      step.predicted_bubble);
 }
 
+// Of a run whose schedule was searched.
+std::string search_json(const RunFigures& run) {
+  std::string text = fmt::format(
+      "{{\"predicted_seconds\":{:.9g},\"predicted_bubble_rate\":{:.6g},\"measured_seconds\":{:.9g},"
+      "\"measured_bubble_rate\":{:.6g},\"tried\":[",
+      run.tried[0].predicted_seconds, run.tried[0].predicted_bubble, run.searched->seconds,
+      run.searched->bubble);
+  for (size_t i = 0; i < run.tried.size(); ++i) {
+    const TriedSchedule& one = run.tried[i];
+    text += fmt::format(
+        "{}{{\"schedule\":\"{}\",\"stages\":{},\"predicted_seconds\":{:.9g},"
+        "\"measured_seconds\":{:.9g}}}",
+        i == 0 ? "" : ",", one.name, one.stages, one.predicted_seconds, one.measured_seconds);
+  }
+  return text + "]}";
+}
+
 }  // namespace
 
 Progress::Progress(Style style, int64_t first, int64_t steps, int64_t tokens_per_step,
@@ -114,20 +131,16 @@ void Progress::finish(const RunFigures& run) const {
     if (run.recorded)
       text += fmt::format(",\"recorded_step\":{},\"recorded_seconds\":{:.9g}{}", run.recorded->step,
                           run.recorded->seconds, bubble_json(*run.recorded));
-    if (run.search && run.searched)
-      text += fmt::format(
-          ",\"search\":{{\"predicted_seconds\":{:.9g},\"predicted_bubble_rate\":{:.6g},"
-          "\"measured_seconds\":{:.9g},\"measured_bubble_rate\":{:.6g}}}",
-          run.search->seconds, run.search->bubble, run.searched->seconds, run.searched->bubble);
+    if (run.searched) text += fmt::format(",\"search\":{}", search_json(run));
     print(text + "}\n");
     return;
   }
   std::string text;
-  if (run.search && run.searched)
+  if (run.searched)
     text += fmt::format(
         "search: predicted {:.3g} ms, bubble {:.1f}%; measured {:.3g} ms, bubble {:.1f}%\n",
-        1e3 * run.search->seconds, 100 * run.search->bubble, 1e3 * run.searched->seconds,
-        100 * run.searched->bubble);
+        1e3 * run.tried[0].predicted_seconds, 100 * run.tried[0].predicted_bubble,
+        1e3 * run.searched->seconds, 100 * run.searched->bubble);
   if (run.recorded)
     text += fmt::format("step {} recorded: {:.3g} ms, bubble {:.1f}%, predicted {:.1f}%\n",
                         run.recorded->step + 1, 1e3 * run.recorded->seconds,

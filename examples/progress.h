@@ -6,6 +6,7 @@
 #include <fstream>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "examples/recorded_step.h"
 
@@ -18,13 +19,23 @@ struct StepFigures {
   double learning_rate = 0;
 };
 
+// A schedule that `--schedule search` has tried.
+struct TriedSchedule {
+  std::string name;
+  int stages = 0;
+  double predicted_seconds = 0, predicted_bubble = 0;  // per step; as a rate
+  double measured_seconds = 0;                         // of the fastest step, when it was tried
+};
+
 // What is shown at the end. Losses are on the held-back text, in nats per byte; an empty text is
 // not shown.
 struct RunFigures {
   double held_back_loss = 0, bigram_loss = 0;
   std::optional<RecordedStep> recorded = {};  // of --record
-  // Of --schedule search: predicted, and measured.
-  std::optional<RecordedStep> search = {}, searched = {};
+  // Of --schedule search: what was tried, the schedule that was trained with first, and how long
+  // its steps took in the end.
+  std::vector<TriedSchedule> tried = {};
+  std::optional<RecordedStep> searched = {};
   std::string sample = {}, checkpoint = {}, recording = {}, costs = {};
 };
 

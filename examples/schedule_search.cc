@@ -9,6 +9,7 @@
 #include "pipewright/ir/source.h"
 #include "pipewright/ir/text/plan.h"
 #include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/peak.h"
 #include "pipewright/schedule/search/named_placement.h"
 #include "pipewright/schedule/search/search.h"
 
@@ -37,6 +38,20 @@ schedule::CompileResult compiled(schedule::CompileRequest request) {
   return result;
 }
 
+FoundSchedule predicted(const schedule::CompileResult& result, std::string found_by,
+                        const schedule::Costs& costs, std::optional<double> activations) {
+  const schedule::SimulateResult simulated = schedule::simulate(result, {.costs = costs});
+  if (!simulated.ok()) throw std::logic_error(simulated.diagnostics.kept().front().message);
+  const schedule::Report& report = simulated.simulation->report;
+  const double unit = ir::seconds_per(costs.unit).value_or(1);
+  return {.program = result.program(),
+          .found_by = std::move(found_by),
+          .activations = activations,
+          .seconds = unit * report.makespan,
+          .bubble = report.bubble_rate,
+          .costs = costs};
+}
+
 }  // namespace
 
 std::vector<int> stages_to_search(const Options& options) {
@@ -58,18 +73,21 @@ FoundSchedule find_schedule(const Options& options, int stages_per_rank, Backwar
     throw UsageError(text.str());
   }
   search::SearchResult found = search::search_schedule(request);
-  const schedule::CompileResult result =
-      compiled({.source = ir::AnySchedule(std::move(found.order))});
-  const schedule::SimulateResult simulated = schedule::simulate(result, {.costs = costs});
-  if (!simulated.ok()) throw std::logic_error(simulated.diagnostics.kept().front().message);
-  const schedule::Report& report = simulated.simulation->report;
-  const double unit = ir::seconds_per(costs.unit).value_or(1);
-  return {.program = result.program(),
-          .found_by = found.found_by,
-          .activations = activations,
-          .seconds = unit * report.makespan,
-          .bubble = report.bubble_rate,
-          .costs = costs};
+  return predicted(compiled({.source = ir::AnySchedule(std::move(found.order))}), found.found_by,
+                   costs, activations);
+}
+
+std::optional<FoundSchedule> usual_schedule(const Options& options, int stages_per_rank,
+                                            const schedule::Costs& costs,
+                                            std::optional<double> activations) {
+  if (stages_per_rank != 1) return std::nullopt;
+  const schedule::CompileResult result = compiled(
+      {.source = "1F1B", .shape = {.ranks = options.pp, .microbatches = options.microbatches}});
+  for (const ir::Row& row : result.program().rows) {
+    if (activations && schedule::peak_activations(row, /*has_backward=*/true).amount > *activations)
+      return std::nullopt;
+  }
+  return predicted(result, "1F1B", costs, activations);
 }
 
 ir::Program program_to_measure(const Options& options, int stages_per_rank) {
@@ -77,7 +95,8 @@ ir::Program program_to_measure(const Options& options, int stages_per_rank) {
       .program;
 }
 
-std::string text_of(const FoundSchedule& found) {
+std::string text_of(const std::vector<FoundSchedule>& tried) {
+  const FoundSchedule& found = tried.front();
   std::ostringstream text;
   text.precision(3);
   text << "found:    " << found.found_by << ", ";
@@ -86,7 +105,12 @@ std::string text_of(const FoundSchedule& found) {
   else
     text << "no memory limit";
   text << "; predicted " << 1e3 * found.seconds << " ms per step, bubble " << 100 * found.bubble
-       << "%; the fastest of those tried, " << 1e3 * found.measured_seconds << " ms";
+       << "%\ntried:    ";
+  for (const FoundSchedule& one : tried) {
+    text << (&one == &found ? "" : "; ") << one.found_by << " with "
+         << one.program.placement.num_stages() << " stages, " << 1e3 * one.measured_seconds
+         << " ms";
+  }
   return text.str();
 }
 

@@ -9,10 +9,11 @@
 #include "pipewright/ir/schedule.h"
 #include "pipewright/schedule/simulate/costs.h"
 
-// The schedules of `--schedule search`: one to measure costs with, and the one found for them.
+// The schedules of `--schedule search`: one to measure costs with, and those to try.
 
 namespace pipewright::examples {
 
+// A schedule that was tried.
 struct FoundSchedule {
   ir::Program program;
   std::string found_by;               // a schedule of the catalogue, or "search"
@@ -36,12 +37,19 @@ std::vector<int> stages_to_search(const Options& options);
 FoundSchedule find_schedule(const Options& options, int stages_per_rank, Backwards backwards,
                             const schedule::Costs& costs, std::optional<double> activations);
 
+// 1F1B as it is, for stages_per_rank = 1: what training would take without a search. Nullopt for
+// other stages, or if it needs more than `activations`.
+std::optional<FoundSchedule> usual_schedule(const Options& options, int stages_per_rank,
+                                            const schedule::Costs& costs,
+                                            std::optional<double> activations);
+
 // The schedule to measure with: found for stages, F, I and W of equal cost, in the same placement
 // and the memory of --search-memory.
 ir::Program program_to_measure(const Options& options, int stages_per_rank);
 
-// "found: ..., predicted ...", for people.
-std::string text_of(const FoundSchedule& found);
+// "found: ..., predicted ..." of the first, which was the fastest, and "tried: ..." of all, for
+// people.
+std::string text_of(const std::vector<FoundSchedule>& tried);
 
 // For other ranks: what rank 0 has found, and back.
 std::string to_text(const FoundSchedule& found);

@@ -150,9 +150,10 @@ void train(Options options, const ir::Program& first, const Text& text, comms::W
             .same_batch = tp,
             .tied = model.tied};
   };
-  std::optional<FoundSchedule> found;
+  std::vector<FoundSchedule> tried;  // the fastest first
   if (options.searches() && options.sample.empty())
-    found = find_fastest(options, run_of, text, mesh, world, device);
+    tried = try_schedules(options, run_of, text, mesh, world, device);
+  const FoundSchedule* const found = tried.empty() ? nullptr : &tried.front();
   const ir::Program& program = found ? found->program : first;
 
   LocalModel model = make_local_model(options, program.placement, mesh, world, device);
@@ -202,7 +203,7 @@ void train(Options options, const ir::Program& first, const Text& text, comms::W
                     options.batch * options.model.context, reports ? options.metrics : "");
   if (!options.json) {
     const std::string summary = summary_of(options, program, model, mesh, world);
-    if (reports) progress.say(summary + (found ? '\n' + text_of(*found) : ""));
+    if (reports) progress.say(summary + (found ? '\n' + text_of(tried) : ""));
   }
   const bool shows_norm =
       on_any_rank(reports && progress.shows_gradient_norm(), *all_ranks, device);
@@ -251,7 +252,9 @@ void train(Options options, const ir::Program& first, const Text& text, comms::W
                             .checkpoint = options.checkpoints.save,
                             .recording = options.record,
                             .costs = options.profile};
-  if (found) run_figures.search = {{.seconds = found->seconds, .bubble = found->bubble}};
+  for (const FoundSchedule& one : tried)
+    run_figures.tried.push_back({one.found_by, one.program.placement.num_stages(), one.seconds,
+                                 one.bubble, one.measured_seconds});
   if (found) run_figures.searched = recording.fastest();
   progress.finish(run_figures);
 }
