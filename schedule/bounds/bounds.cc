@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "pipewright/schedule/bounds/chain.h"
+#include "pipewright/schedule/bounds/knapsack.h"
 #include "pipewright/schedule/bounds/rank_terms.h"
 
 namespace pipewright::schedule {
@@ -45,10 +46,13 @@ Bound of_one_rank(const Instance& instance, std::string_view name, Terms terms) 
   return best;
 }
 
+// Whether the nested bounds also take r = x, with head 0 and the last W of x as tail.
+enum class Pairs { kDifferent, kAll };
+
 // The largest sum of head, the terms of the window of x that `window(stages)` returns, and tail,
 // over all pairs of ranks; no terms for no bound.
 template <typename Window>
-Bound nested(const Instance& instance, std::string_view name, Window window) {
+Bound nested(const Instance& instance, std::string_view name, Pairs pairs, Window window) {
   const Chain& fast = instance.fast;
   const ir::Placement& placement = instance.problem.placement;
   Bound best{.name = name};
@@ -57,21 +61,22 @@ Bound nested(const Instance& instance, std::string_view name, Window window) {
     const int rank = placement.rank_of(stage);
     const std::vector<int>& stages = instance.stages_of[static_cast<size_t>(rank)];
     if (stages.front() != stage) continue;
-    Ticks head = 0, tail = 0;
+    const auto head = [&] { return fast.head(outer, stage); };
+    const auto tail = [&] { return fast.tail(outer, stage) + fast.backward_weight(outer); };
+    const bool is_outer = outer < 0 || head() + tail() < fast.backward_weight(stage);
+    if (is_outer && pairs == Pairs::kAll) outer = stage;
     if (outer >= 0) {
-      head = fast.head(outer, stage);
-      tail = fast.tail(outer, stage) + fast.backward_weight(outer);
       if (std::vector<BoundTerm> terms = window(stages); !terms.empty()) {
-        terms.insert(terms.begin(), {"head", head});
-        terms.push_back({"tail", tail});
+        terms.insert(terms.begin(), {"head", head()});
+        terms.push_back({"tail", tail()});
         keep_larger(with_sum({.name = name,
                               .rank = placement.rank_of(outer),
-                              .other = rank,
+                              .other = outer == stage ? -1 : rank,
                               .terms = std::move(terms)}),
                     &best);
       }
     }
-    if (outer < 0 || head + tail < fast.backward_weight(stage)) outer = stage;
+    if (is_outer) outer = stage;
   }
   return best;
 }
@@ -162,7 +167,7 @@ Bound warm_up_and_cool_down(const Instance& instance) {
 }
 
 Bound nested_window(const Instance& instance) {
-  return nested(instance, "nested_window", [&](const std::vector<int>& stages) {
+  return nested(instance, "nested_window", Pairs::kDifferent, [&](const std::vector<int>& stages) {
     const RankTerms terms = terms_of(instance, stages);
     const Ticks cool_down =
         terms.all_fit ? -terms.deferred : std::max(-terms.deferred, terms.chain - terms.pending);
@@ -184,7 +189,7 @@ Bound memory_area(const Instance& instance) {
 }
 
 Bound nested_memory_area(const Instance& instance) {
-  return nested(instance, "nested_memory_area",
+  return nested(instance, "nested_memory_area", Pairs::kDifferent,
                 [&](const std::vector<int>& stages) -> std::vector<BoundTerm> {
                   const Memory limit = terms_of(instance, stages).limit;
                   if (limit <= 0) return {};
@@ -213,6 +218,40 @@ Bound lifetimes(const Instance& instance) {
       });
 }
 
+// K times the window of x: theorem 4 of docs/bounds.md, without the division.
+Bound whole_microbatches(const Instance& instance) {
+  const Chain& fast = instance.fast;
+  const auto window = [&](const std::vector<int>& stages) -> std::vector<BoundTerm> {
+    const int last = stages.back();
+    const int64_t count = instance.problem.num_microbatches;
+    const Memory limit = terms_of(instance, stages).limit;
+    Memory whole = 0;
+    for (const int stage : stages) whole += instance.problem.work(stage).activation;
+    if (whole == 0 || limit < whole) return {};
+    // The most microbatches between F_xl and I_xl, beside this memory.
+    const auto beside = [&](Memory memory) {
+      return std::min(count, std::max<Memory>(0, limit - memory) / whole);
+    };
+    const int64_t most = beside(0);
+    Area area = Area{count} * (fast.path(last, last) + fast.backward_input(last));
+    std::vector<MemoryItem> left;  // Ws that run after the window
+    Memory started = 0;
+    for (const int stage : stages) {
+      const StageWork& one = instance.problem.work(stage);
+      started += one.activation;
+      const int64_t others = beside(started);
+      area += Area{fast.forward(stage) + fast.backward_input(stage)} *
+              (stage == last ? most * (most - 1) / 2
+                             : count * (most - others) + others * (others + 1) / 2);
+      const Ticks lost = fast.backward_weight(stage) * (most - beside(one.weight_input));
+      area += Area{count} * lost;
+      left.push_back({one.weight_input, lost, count});
+    }
+    return {{"whole_microbatches", divided(area - most_work(left, limit), most)}};
+  };
+  return nested(instance, "whole_microbatches", Pairs::kAll, window);
+}
+
 }  // namespace
 
 Bound work_bound(const Problem& problem) { return work(Instance(problem)); }
@@ -226,6 +265,9 @@ Bound nested_memory_area_bound(const Problem& problem) {
   return nested_memory_area(Instance(problem));
 }
 Bound lifetimes_bound(const Problem& problem) { return lifetimes(Instance(problem)); }
+Bound whole_microbatches_bound(const Problem& problem) {
+  return whole_microbatches(Instance(problem));
+}
 Bound first_backwards_bound(const Problem& problem) { return first_backwards(Instance(problem)); }
 
 Problem allowing_whole_backwards(Problem problem) {
@@ -237,9 +279,9 @@ Problem allowing_whole_backwards(Problem problem) {
 std::vector<Bound> lower_bounds(const Problem& problem) {
   const Problem relaxed = allowing_whole_backwards(problem);
   const Instance instance(relaxed);
-  return {work(instance),          one_microbatch(instance), warm_up_and_cool_down(instance),
-          nested_window(instance), memory_area(instance),    nested_memory_area(instance),
-          lifetimes(instance),     first_backwards(instance)};
+  return {work(instance),          one_microbatch(instance),     warm_up_and_cool_down(instance),
+          nested_window(instance), memory_area(instance),        nested_memory_area(instance),
+          lifetimes(instance),     whole_microbatches(instance), first_backwards(instance)};
 }
 
 Bound lower_bound(const Problem& problem) {

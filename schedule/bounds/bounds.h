@@ -117,6 +117,25 @@ Bound nested_memory_area_bound(const search::Problem& problem);
 // other: T >= ceil(m / k) (path(x0, x0) + I_x0) + W_x0.
 Bound lifetimes_bound(const search::Problem& problem);
 
+// Whole microbatches in memory: for r0 <= x0 (r may be x), T >= head + E + tail, where
+//
+//   K * E >= m (path(xl, xl) + I_xl) + lost
+//   K        the most microbatches whose a_s of all stages of x fit in L together
+//   lost     the sum, over the actions of x, of their time multiplied by how many fewer than K
+//            microbatches can be between the start of F_xl and the end of I_xl while they run
+//
+// Proof. Let N be the number of microbatches between the start of F_xl and the end of I_xl. Each of
+// them has an activation of every stage of x, so N is at most K. While the n-th F_xl runs, N is at
+// most n. While the n-th F_s of another stage s runs, N is at most n - 1, and at most (L - A) div
+// (sum of all a_s), where A is the sum of a_s of the stages of x up to s: all of them are in memory
+// for the microbatch that runs. The same holds for the n-th last I_xl and I_s. While a W_s runs, N
+// is at most (L - h_s) div (sum of all a_s). So K E minus the lost part is at least the integral of
+// N over the window of x, and that is at least m (path(xl, xl) + I_xl). The Ws that are left at the
+// end of the window fit in L together; lost leaves them out.
+//
+// This decides where few whole microbatches fit: the memory area bound counts fractions.
+Bound whole_microbatches_bound(const search::Problem& problem);
+
 // First backwards, of all ranks together. Let late_x be how much more time than path(x0, xl) passes
 // from the start of the first F on x to the start of its first I. T is at least the smallest value
 // for which these have a solution:

@@ -2,9 +2,7 @@
 
 Reads a compute order of F, B, I and W, runs it with ideal transfers, counts live activations, and computes the lower bound that
 the result names from the costs alone (docs/bounds.md). All arithmetic is exact. Exits with 1 if anything differs."""
-import json
-import re
-import sys
+import json, re, sys
 from fractions import Fraction
 from itertools import accumulate
 from math import gcd, lcm
@@ -38,8 +36,7 @@ class Costs:
         self.gradient = [self.transfer(s, s - 1, self.at("input_gradient_bytes", s, 0)) for s in stages]
 
     def at(self, key, stage, default):
-        value = self.file.get(key, Fraction(default))
-        return value[stage] if isinstance(value, list) else value
+        return value[stage] if isinstance(value := self.file.get(key, Fraction(default)), list) else value
 
     def transfer(self, stage, other, size):
         if not 0 <= other < len(self.placement) or self.placement[stage] == self.placement[other]:
@@ -99,16 +96,14 @@ def knapsack(items, capacity):
 
 class Bounds:
     """The bounds of docs/bounds.md, with integers for a and h."""
-
     def __init__(self, placement, microbatches, costs, split, memory):
         scales = costs.file.get("microbatch_scale", [1] * microbatches)
-        self.placement, self.same = placement, min(scales) == max(scales) == 1
+        self.placement, self.same, self.out, self.back = placement, min(scales) == max(scales) == 1, costs.output, costs.gradient
         self.m, self.total, (self.a, self.h, self.limits) = microbatches, sum(scales), memory
         self.on = {r: [s for s, rank in enumerate(placement) if rank == r] for r in placement}
         self.base = (costs.F, [i + w * (not is_split) for i, w, is_split in zip(costs.I, costs.W, split)],
                      [w * is_split for w, is_split in zip(costs.W, split)])
         self.fast, self.slow = ([[t * k for t in times] for times in self.base] for k in (min(scales), max(scales)))
-        self.out, self.back = costs.output, costs.gradient
 
     def path(self, s, t, times=None):
         F, I, _ = times or self.fast
@@ -132,7 +127,7 @@ class Bounds:
         return on, limit, fits, work, fill, warm, cool, chain - pending, knapsack(held(m), limit)
 
     def is_possible(self, cost):
-        """Theorem 4: whether a schedule of this cost may exist."""
+        """Theorem 5: whether a schedule of this cost may exist."""
         after, late = None, Fraction(0)  # the last stage of the next rank, and how late its first I is
         for on in sorted(self.on.values(), reverse=True):
             _, _, fits, work, fill, _, cool, _, _ = self.terms(self.placement[on[0]])
@@ -148,9 +143,8 @@ class Bounds:
         return True
 
     def value(self, name, rank, other, claimed):
-        F, I, W = self.fast
         on, limit, fits, work, _, warm, cool, rest, deferred = self.terms(rank if other is None else other)
-        first, r0 = on[0], self.on[rank][0]
+        (F, I, W), first, last, r0 = self.fast, on[0], on[-1], self.on[rank][0]
         area = self.m * sum((self.path(s, s) + I[s]) * self.a[s] + W[s] * self.h[s] for s in on)
         ramp = lambda steps: min(t / size for size, t in steps if size > 0) * limit * max(0, limit - max(steps)[0]) / 2
         up = ramp([(max(self.a[s], self.h[s]), F[s]) for s in on])
@@ -163,10 +157,16 @@ class Bounds:
         if name == "nested_window" and r0 < first:
             return head + work + warm + (-deferred if fits else max(-deferred, rest)) + tail
         if name == "memory_area":
-            down = [(self.a[s] - self.h[s], I[s]) for s in on] + [(self.h[s], W[s]) for s in on]
-            return (area + up + ramp(down)) / limit
+            return (area + up + ramp([(self.a[s] - self.h[s], I[s]) for s in on] + [(self.h[s], W[s]) for s in on])) / limit
         if name == "nested_memory_area":
             return head + (area + up) / limit - max(W[s] for s in on) + tail
+        if name == "whole_microbatches" and r0 <= first:
+            fit = lambda used: min(self.m, max(0, limit - used) // sum(self.a[s] for s in on))
+            others = [fit(sum(self.a[s] for s in on[:n])) for n in range(1, len(on))]
+            lost = [self.m * (fit(0) - n) + n * (n + 1) // 2 for n in others] + [fit(0) * (fit(0) - 1) // 2]
+            weights = [(self.h[s], W[s] * (fit(0) - fit(self.h[s])), self.m) for s in on]
+            most = self.m * (self.path(last, last) + I[last] + sum(one for _, one, _ in weights)) - knapsack(weights, limit)
+            return head + (most + sum((F[s] + I[s]) * n for s, n in zip(on, lost))) / fit(0) + tail
         if name == "first_backwards":
             least, most = (Fraction(claimed) * (1 + Fraction(error, 10**9)) for error in (-1, 1))
             return least if self.is_possible(most) and not self.is_possible(least) else most * 2

@@ -76,13 +76,17 @@ found unit.json 3 9 wave 2
 found uneven.json 4 8 v 3
 found sizes.json 4 8 loop 2.5
 found sizes.json 2 6 v 2
+found uniform.json 2 6 v 1
+found uniform.json 3 9 v 1.5
+found uneven.json 4 8 v 1.5
+found sizes.json 2 6 v 1
 
 cat >recompute.json <<'JSON'
 {"version": 1, "forward": [2, 3, 2, 2], "backward_input": 2.5, "backward_weight": 1.5, "latency": 0.125, "recompute": [1, 1, 0.5, 1],
  "activation_bytes": [6, 4, 6, 4], "checkpoint_bytes": 1, "weight_input_bytes": 2}
 JSON
 recomputed recompute.json 4 8 loop 2 "0 1"
-recomputed recompute.json 2 6 v 1.25 2
+recomputed recompute.json 2 6 v 1.25 "0 1"
 
 # A wrong claim is found.
 sed 's/"cost": \([0-9.]*\)/"cost": \11/' result.json >wrong.json

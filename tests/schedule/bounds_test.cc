@@ -558,6 +558,40 @@ TEST(BoundsTest, MemoryAreaIsRoundedUp) {
   EXPECT_EQ(memory_area_bound(problem).value, (3 * 10 + 3 + 2 + 1) / 2);
 }
 
+// By hand: whole microbatches in memory, of which V schedules have two activations per rank.
+TEST(BoundsTest, WholeMicrobatchesByHand) {
+  // Memory for one microbatch, so rank 1 runs F F I W I W of one after the other, and between its
+  // second F and its first I the F and I of rank 0. The Ws of the last microbatch may be left.
+  const Problem one = uniform(ir::Placement::v(2, 4), 4, {1, 1, 1, 0, 0, 1, 1}, 2);
+  const Bound bound = whole_microbatches_bound(one);
+  EXPECT_EQ(bound.rank, 0);
+  EXPECT_EQ(bound.other, 1);
+  EXPECT_EQ(bound.terms, (std::vector<BoundTerm>{
+                             {"head", 1}, {"whole_microbatches", 4 * 8 - 2}, {"tail", 1 + 1}}));
+  EXPECT_EQ(lower_bound(one).value, 33);  // the optimum
+  // Memory for two: beside an F or I of the outer stage, or a W, there is only one. When the second
+  // F of a stage starts, one microbatch at most is past the first F of the inner stage.
+  const Problem two = uniform(ir::Placement::v(4, 8), 4, {93, 90, 47, 6, 6, 2, 1}, 8);
+  const Ticks life = 4 * (93 + 90) + 6 * 6;
+  const Ticks lost = (93 + 90) * ((4 + 1) + 1) + 47 * (2 * 4 - 8);
+  EXPECT_EQ(whole_microbatches_bound(two).terms[1],
+            (BoundTerm{"whole_microbatches", (4 * life + lost) / 2}));
+  // On one rank the window is its own.
+  const Bound own =
+      whole_microbatches_bound(uniform(ir::Placement::loop(1, 1), 2, {3, 5, 2, 0, 0, 1, 1}, 1));
+  EXPECT_EQ(own.rank, 0);
+  EXPECT_EQ(own.other, -1);
+  EXPECT_EQ(own.terms, (std::vector<BoundTerm>{
+                           {"head", 0}, {"whole_microbatches", 3 + 5 + 2 + 3 + 5}, {"tail", 2}}));
+  // Memory that holds no microbatch, or more than there are.
+  EXPECT_EQ(
+      whole_microbatches_bound(uniform(ir::Placement::v(2, 4), 4, {1, 1, 1, 0, 0, 1, 1}, 1)).value,
+      0);
+  EXPECT_EQ(whole_microbatches_bound(
+                uniform(ir::Placement::v(2, 4), 4, {1, 1, 1, 0, 0, 1, 1}, search::kNoLimit)),
+            whole_microbatches_bound(uniform(ir::Placement::v(2, 4), 4, {1, 1, 1, 0, 0, 1, 1}, 8)));
+}
+
 // The W after the tail may make a later rank the better outer one.
 TEST(BoundsTest, TheOuterRankIsTheBestOne) {
   Problem problem = uniform(ir::Placement::loop(3, 3), 4, {1, 1, 1, 0, 0, 1, 1}, 8);
