@@ -35,15 +35,14 @@ std::string text_of(const CheckpointReport& report) {
   return text;
 }
 
-std::runtime_error cannot_load(const fs::path& path, const std::string& why) {
-  return std::runtime_error(
-      fmt::format("cannot load `{}`:\n{}", ir::printable(path.native()), why));
+std::string cannot_load(const fs::path& path, const std::string& why) {
+  return fmt::format("cannot load `{}`:\n{}", ir::printable(path.native()), why);
 }
 
 StoredCheckpoint open(const fs::path& path) {
   CheckpointReport report;
   auto checkpoint = StoredCheckpoint::open(path, &report);
-  if (!checkpoint) throw cannot_load(path, text_of(report));
+  if (!checkpoint) throw std::runtime_error(cannot_load(path, text_of(report)));
   return *std::move(checkpoint);
 }
 
@@ -86,7 +85,7 @@ StoredCheckpoint open_on_all(const fs::path& path, int rank, const Exchange& exc
   StoredCheckpoint checkpoint = open_structure(path, exchange);
   if (verify == Verify::kStructure) return checkpoint;
   const std::string damage = damage_on_all(checkpoint, rank, exchange);
-  if (!damage.empty()) throw AgreedError(cannot_load(path, damage).what());
+  if (!damage.empty()) throw AgreedError(cannot_load(path, damage));
   return checkpoint;
 }
 

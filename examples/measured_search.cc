@@ -80,11 +80,12 @@ std::vector<FoundSchedule> try_schedules(const Options& options, const RunOf& ru
         return to_text(find_schedule(options, stages, backwards, measured.costs, limit));
       })));
     }
+    if (is_usual_tried) continue;
     const std::string usual = from_first(exchange, world, [&] {
       const auto found = usual_schedule(options, stages, measured.costs, limit);
       return found ? to_text(*found) : "";
     });
-    if (!usual.empty() && !is_usual_tried) try_one(from_text(usual));
+    if (!usual.empty()) try_one(from_text(usual));
   }
   std::ranges::stable_sort(tried, {}, &FoundSchedule::measured_seconds);
   return tried;
