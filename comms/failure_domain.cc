@@ -340,8 +340,7 @@ int64_t FailureDomain::reset(int64_t value, std::chrono::milliseconds timeout) {
   };
   int64_t least = value;
   const auto await = [&](int rank) {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
     if (!poll(left, kPatience, [&] { return is_here(rank); })) {
       throw std::runtime_error("reset: rank " + std::to_string(rank) + " did not call it within " +
                                std::to_string(timeout.count()) + " ms");

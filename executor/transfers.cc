@@ -300,8 +300,8 @@ void Transfers::pause(Clock::time_point deadline, ir::ActionPart action,
   const ir::ActionPart head = queue.front().action;
   // In the edge model no SEND waits behind a RECV, so the other queues can wait as well.
   if (options_.channels == ir::ChannelModel::kEdge) {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+    // Rounded up: no wait ends before its limit.
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
     const std::string key = shapes_.key_of(head);
     shapes_.learn(head, options_.failures->wait_for(key, left, not_posted(head)));
     return;

@@ -5,6 +5,8 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "pipewright/comms/threads.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
@@ -16,15 +18,23 @@ namespace pipewright::executor {
 namespace {
 
 using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
 
-// The error of each rank after one step, or two: the first one learns the shapes.
-std::vector<std::string> run(ir::Program program, ir::ChannelModel model,
-                             ir::ChannelCapacity capacity, milliseconds timeout, int steps) {
+struct Run {
+  std::vector<std::string> errors;  // of each rank
+  Clock::duration took{};           // from the start of the first step on the rank that was longest
+};
+
+// Runs one step, or two: the first one learns the shapes.
+Run run(ir::Program program, ir::ChannelModel model, ir::ChannelCapacity capacity,
+        milliseconds timeout, int steps) {
   program.lowering.channels = model;
   program.lowering.capacity = capacity;
   const int num_ranks = program.placement.num_ranks();
   std::vector<comms::World> worlds = comms::thread_worlds(num_ranks, {capacity, timeout});
-  return tests::errors_of_ranks(num_ranks, [&](int rank) {
+  std::vector<Clock::duration> took(worlds.size());
+  Run result;
+  result.errors = tests::errors_of_ranks(num_ranks, [&](int rank) {
     std::map<int, LocalStage> stages;
     for (const int stage : program.placement.stages_of(rank)) {
       const at::Tensor weight = at::full({1}, 2.0).set_requires_grad(true);
@@ -34,9 +44,17 @@ std::vector<std::string> run(ir::Program program, ir::ChannelModel model,
     Executor executor(
         program, stages, worlds[static_cast<size_t>(rank)],
         {.loss = [](const Tensors& out) { return out[0].sum(); }, .allow_unverified = true});
-    for (int step = 0; step < steps; ++step)
-      executor.step({.inputs = {at::ones({program.num_microbatches})}});
+    const executor::Batch batch = {.inputs = {at::ones({program.num_microbatches})}};
+    const Clock::time_point start = Clock::now();
+    try {
+      for (int step = 0; step < steps; ++step) executor.step(batch);
+    } catch (...) {
+      took[static_cast<size_t>(rank)] = Clock::now() - start;
+      throw;
+    }
   });
+  result.took = *std::ranges::max_element(took);
+  return result;
 }
 
 struct Verdict {
@@ -73,19 +91,17 @@ void expect_verdict(const ir::Program& program, ir::ChannelModel model,
   }
   if (!verdict.deadlock && !verdict.swap) {
     ++counts->valid;
-    EXPECT_EQ(run(program, model, capacity, std::chrono::seconds(30), 2),
+    EXPECT_EQ(run(program, model, capacity, std::chrono::seconds(30), 2).errors,
               std::vector<std::string>(program.rows.size()));
     return;
   }
   if (verdict.deadlock && counts->deadlocks >= 40) return;  // each runs into its timeout
   ++(verdict.deadlock ? counts->deadlocks : counts->swaps);
   const milliseconds timeout(verdict.deadlock && !verdict.swap ? 150 : 5000);
-  const auto start = std::chrono::steady_clock::now();
-  const std::vector<std::string> errors = run(program, model, capacity, timeout, 1);
-  const auto took = std::chrono::steady_clock::now() - start;
+  const auto [errors, took] = run(program, model, capacity, timeout, 1);
   for (const std::string& error : errors) EXPECT_NE(error, "");
   if (verdict.swap) return;
-  // It hung, and the error names the cycle.
+  // It hung, for no less than the limit, and the error names the cycle.
   EXPECT_GE(took, timeout);
   for (const std::string& error : errors) {
     const size_t verdict_at = error.find("\nthe program was not verified");
