@@ -220,7 +220,7 @@ void FailureDomain::check_expected(int generation) {
   }
   const std::string late = due->unfinished();
   if (!late.empty())
-    publish("rank " + std::to_string(rank_) + ": " + late, Kind::kError, generation);
+    publish("rank " + std::to_string(rank_) + ": " + late, Kind::kHang, generation);
 }
 
 void FailureDomain::check_progress(int generation) {

@@ -139,8 +139,8 @@ class FailureDomain {
   enum class Kind { kError, kHang };
   std::string fail(const std::string& message, Kind kind = Kind::kError);
   // Sets a time limit for work that a step has queued on a device. When `limit` is over, the
-  // watcher's thread calls `unfinished`, which returns an empty string if the work has ended. This
-  // rank fails with any other string as its message. A rank's work must end in the order of these
+  // watcher's thread calls `unfinished`, which returns an empty string if the work has ended. Any
+  // other string is the message of a hang. A rank's work must end in the order of these
   // calls, because not all of them are checked: of those made while one is pending, only the last.
   void expect_by(std::function<std::string()> unfinished, std::chrono::milliseconds limit);
 

@@ -1,10 +1,14 @@
+// Invariant: events end in the order in which they were recorded, so that the first one that has
+// not ended tells where the device is.
 #include "pipewright/executor/device_progress.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <chrono>
+#include <utility>
 
 #include "pipewright/comms/poll.h"
+#include "pipewright/comms/steady_seconds.h"
 
 namespace pipewright::executor {
 namespace {
@@ -14,38 +18,86 @@ namespace {
 constexpr std::chrono::milliseconds kGlance{10};
 constexpr int kPatience = 100;
 
+void record_on_current_stream(at::Device device, c10::Event* event) {
+  const c10::impl::VirtualGuardImpl backend(device.type());
+  event->record(backend.getStream(device.has_index() ? device : backend.getDevice()));
+}
+
 }  // namespace
 
-void DeviceProgress::mark(const PlannedAction& compute) { record(compute); }
-
-void DeviceProgress::mark_end() { record({}); }
-
-void DeviceProgress::record(const PlannedAction& action) {
-  if (num_marks_ == marks_.size()) marks_.push_back({action, c10::Event(device_.type())});
-  Mark& mark = marks_[num_marks_++];
-  mark.action = action;
-  const c10::impl::VirtualGuardImpl device(device_.type());
-  mark.event.record(device.getStream(device_.has_index() ? device_ : device.getDevice()));
-}
-
-bool DeviceProgress::is_done() const {
-  return num_marks_ == 0 || marks_[num_marks_ - 1].event.query();
-}
-
-const PlannedAction* DeviceProgress::under_way() const {
-  for (size_t i = 0; i + 1 < num_marks_; ++i) {
-    if (!marks_[i].event.query()) return &marks_[i].action;
+void DeviceProgress::begin(int64_t step, bool evaluates) {
+  const std::lock_guard lock(mutex_);
+  const auto is_over = [](const Step& known) {
+    return known.marks.empty() || known.marks.back().event.query();
+  };
+  while (!steps_.empty() && is_over(steps_.front())) {
+    reuse(&steps_.front());
+    steps_.pop_front();
   }
-  return nullptr;
+  steps_.push_back({step, evaluates, comms::steady_seconds(), {}, std::nullopt});
+}
+
+void DeviceProgress::mark(int action, int transfer) {
+  const std::lock_guard lock(mutex_);
+  record(action, transfer);
+}
+
+void DeviceProgress::end(const Progress::Moment& host) {
+  const std::lock_guard lock(mutex_);
+  record(-1, -1);
+  steps_.back().ended = host;
+}
+
+void DeviceProgress::clear() {
+  const std::lock_guard lock(mutex_);
+  for (Step& step : steps_) reuse(&step);
+  steps_.clear();
+}
+
+void DeviceProgress::record(int action, int transfer) {
+  if (unused_.empty()) unused_.emplace_back(device_.type());
+  std::vector<Mark>& marks = steps_.back().marks;
+  marks.push_back({action, transfer, comms::steady_seconds(), std::move(unused_.back())});
+  unused_.pop_back();
+  record_on_current_stream(device_, &marks.back().event);
+}
+
+void DeviceProgress::reuse(Step* step) {
+  for (Mark& mark : step->marks) unused_.push_back(std::move(mark.event));
+}
+
+std::optional<Progress::Moment> DeviceProgress::under_way(const Progress::Moment& host) const {
+  const std::lock_guard lock(mutex_);
+  for (const Step& step : steps_) {
+    for (size_t i = 0; i < step.marks.size(); ++i) {
+      const Mark& mark = step.marks[i];
+      if (mark.event.query()) continue;
+      Progress::Moment moment = step.ended.value_or(host);
+      moment.phase = mark.action < 0 ? Phase::kEnds : Phase::kRuns;
+      moment.step = step.number;
+      moment.evaluates = step.evaluates;
+      moment.action = mark.action;
+      moment.waits_for = mark.transfer;
+      moment.seconds = comms::steady_seconds() - mark.queued;
+      moment.begun = step.begun;
+      // What the host has queued a wait for counts as done there.
+      for (size_t j = i; j < step.marks.size(); ++j) {
+        if (const int transfer = step.marks[j].transfer; transfer >= 0)
+          moment.transfers[static_cast<size_t>(transfer)] = Progress::Transfer::kPosted;
+      }
+      return moment;
+    }
+  }
+  return std::nullopt;
 }
 
 // What is aborted ends as well. But groups are aborted after the failure is known, so it is looked
 // at after the device.
 void await_device(at::Device device, const comms::FailureDomain& failures) {
-  DeviceProgress queued(device);
-  queued.mark_end();
+  c10::Event queued(device.type());
+  record_on_current_stream(device, &queued);
   for (bool is_done = false; !is_done;) {
-    is_done = comms::poll(kGlance, kPatience, [&] { return queued.is_done(); });
+    is_done = comms::poll(kGlance, kPatience, [&] { return queued.query(); });
     failures.throw_if_failed();
   }
 }

@@ -4,39 +4,61 @@
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
 
+#include <deque>
+#include <mutex>
+#include <optional>
 #include <vector>
 
 #include "pipewright/comms/failure_domain.h"
-#include "pipewright/executor/row_plan.h"
+#include "pipewright/executor/progress.h"
 
 namespace pipewright::executor {
 
-// How far a device has come in a step that a host has queued: an event after each compute on the
-// current stream. The thread that runs the step writes it; after mark_end() any thread may read it.
+// How far a device has come in the steps that a host has queued: an event on the current stream
+// after each compute, and after each wait for a SEND or RECV. The host may be steps ahead of the
+// device. One thread runs the steps; any thread may ask.
 class DeviceProgress {
  public:
   explicit DeviceProgress(at::Device device) : device_(device) {}
 
-  void begin() { num_marks_ = 0; }
-  // The compute has been queued.
-  void mark(const PlannedAction& compute);
-  // Everything has been queued.
-  void mark_end();
+  // ---- the thread that runs the steps
 
-  bool is_done() const;
-  // The first compute that the device has not ended; null if it has ended all of them.
-  const PlannedAction* under_way() const;
+  // Of what the host does next, as in Progress::begin().
+  void begin(int64_t step, bool evaluates);
+  // The host has queued a compute, or the wait for a SEND or RECV, on behalf of an action. Both are
+  // indices of the row; -1: none.
+  void mark(int action, int transfer);
+  // Everything has been queued. `host` is where the host is.
+  void end(const Progress::Moment& host);
+  // Forgets all steps, whose work has ended or been aborted.
+  void clear();
+
+  // ---- any thread
+
+  // Where the device is in the first step that it has not ended: what it computes or waits for
+  // there. nullopt if it has ended all that the host has queued. `host` is where the host is.
+  std::optional<Progress::Moment> under_way(const Progress::Moment& host) const;
 
  private:
   struct Mark {
-    PlannedAction action;
+    int action, transfer;
+    double queued;  // by steady_seconds()
     c10::Event event;
   };
-  void record(const PlannedAction& action);
+  struct Step {
+    int64_t number;
+    bool evaluates;
+    double begun;
+    std::vector<Mark> marks;
+    std::optional<Progress::Moment> ended;  // where the host was then
+  };
+  void record(int action, int transfer);
+  void reuse(Step* step);
 
   const at::Device device_;
-  std::vector<Mark> marks_;  // the last one is the end; reused by the next step
-  size_t num_marks_ = 0;
+  mutable std::mutex mutex_;
+  std::deque<Step> steps_;  // in order; the device may not have ended them
+  std::vector<c10::Event> unused_;
 };
 
 // Blocks the host until the device has done what was queued on the current stream, whose waits can

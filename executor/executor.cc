@@ -21,13 +21,13 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
 #include <utility>
 
 #include "pipewright/comms/bounded_store.h"
 #include "pipewright/executor/arguments.h"
 #include "pipewright/executor/device_clock.h"
+#include "pipewright/executor/device_progress.h"
 #include "pipewright/executor/gather_recording.h"
 #include "pipewright/executor/program_check.h"
 #include "pipewright/ir/errors.h"
@@ -96,10 +96,10 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
     if (!world.failures().failed()) throw;
     fail(caught.what());
   }
-  watchdog_ =
-      std::make_shared<Watchdog>(program_, digest.front().value, world.groups(),
-                                 Watchdog::Options{world.rank(), rank_, ranks_, timeout_,
-                                                   options_.allow_unverified, options_.on_stuck});
+  watchdog_ = std::make_shared<Watchdog>(
+      program_, digest.front().value, world.groups(),
+      Watchdog::Options{world.rank(), rank_, ranks_, timeout_, options_.allow_unverified,
+                        options_.on_stuck, options_.device});
   watchdog_->progress().idle(0);
   world.failures().set_observer(watchdog_);
   limit_requests(world, timeout_);
@@ -227,7 +227,6 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
     wrong = coordinator_.begin_step(wrong);
     if (!wrong.empty()) return;
     batches_.remember(microbatches, with_backward);
-    begin_on_device();
     if (with_backward && options_.tied) options_.tied->step_begins();
     runner_->begin(row, with_backward, return_outputs, std::move(microbatches));
     Recorder* const recorder = recorder_ && !evaluates ? &*recorder_ : nullptr;
@@ -239,7 +238,7 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
       if (recorder) recorder->begin(planned);
       runner_->run(planned);
       if (recorder) recorder->end();
-      if (progress_ && ir::is_compute(planned.action.kind())) progress_->mark(planned);
+      if (ir::is_compute(planned.action.kind())) watchdog_->computed(planned.step);
     }
     current_ = nullptr;
     watchdog_->progress().end();
@@ -250,7 +249,8 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
       // On a device it would block until the step has ended there.
       if (options_.device.is_cpu()) bubble = recorder->bubble();
     }
-    if (progress_) expect_end_on_device();
+    watchdog_->finish();
+    if (!options_.device.is_cpu()) expect_end_on_device();
   });
   if (!wrong.empty()) throw BatchError(wrong);
   ++step_;
@@ -272,23 +272,13 @@ void Executor::set_timeout(std::chrono::milliseconds timeout) {
   if (transfers_) transfers_->set_timeout(timeout);
 }
 
-void Executor::begin_on_device() {
-  if (options_.device.is_cpu()) return;
-  // The watcher may still look at the last step.
-  if (!progress_ || progress_.use_count() > 1)
-    progress_ = std::make_shared<DeviceProgress>(options_.device);
-  std::atomic_thread_fence(std::memory_order_acquire);  // with the watcher's release of it
-  progress_->begin();
-}
-
 // The step has returned, but the device may still wait for transfers that never come.
 void Executor::expect_end_on_device() {
-  progress_->mark_end();
   world_.failures().expect_by(
-      [progress = progress_, step = step_, limit = timeout_] {
-        if (progress->is_done()) return std::string();
-        return place_of(step, progress->under_way()) + " did not end on its device within " +
-               std::to_string(limit.count()) + " ms";
+      [watchdog = watchdog_, step = step_, limit = timeout_] {
+        const std::string place = watchdog->under_way(step);
+        if (place.empty()) return place;
+        return place + " did not end on its device within " + std::to_string(limit.count()) + " ms";
       },
       timeout_);
 }
@@ -312,6 +302,7 @@ int64_t Executor::reset() {
   step_ = world_.reset(confirmed_.value_or(step_));
   if (confirmed_) confirmed_ = step_;
   if (options_.first_timeout) set_timeout(*options_.first_timeout);
+  watchdog_->reset();
   forget_shapes();
   failure_.clear();
   return step_;

@@ -16,7 +16,6 @@
 #include "pipewright/executor/batch_check.h"
 #include "pipewright/executor/batch_comparison.h"
 #include "pipewright/executor/coordinator.h"
-#include "pipewright/executor/device_progress.h"
 #include "pipewright/executor/microbatches.h"
 #include "pipewright/executor/recorder.h"
 #include "pipewright/executor/watchdog.h"
@@ -229,7 +228,6 @@ class Executor {
   // `prepare` returns the microbatches, and throws std::invalid_argument if they are wrong.
   StepResult run(bool evaluates, bool return_outputs, const std::function<Microbatches()>& prepare);
   void set_timeout(std::chrono::milliseconds timeout);
-  void begin_on_device();
   void expect_end_on_device();
   std::string place() const;  // "step 3, action 5 `2F2`"
   // Calls `body`. What it throws ends the step on every rank of the world, with a StepError.
@@ -253,10 +251,8 @@ class Executor {
   std::optional<Transfers> transfers_;
   std::optional<ActionRunner> runner_;
   std::optional<RowPlan> eval_row_;
-  std::shared_ptr<Watchdog> watchdog_;  // shared with the watcher
-  std::optional<Recorder> recorder_;    // while record() is on
-  // Of the last step, shared with the watcher; null on a CPU.
-  std::shared_ptr<DeviceProgress> progress_;
+  std::shared_ptr<Watchdog> watchdog_;      // shared with the watcher
+  std::optional<Recorder> recorder_;        // while record() is on
   int64_t step_ = 0;                        // the running step, or the next one
   std::optional<int64_t> confirmed_;        // the first step that is not confirmed
   const PlannedAction* current_ = nullptr;  // the running action

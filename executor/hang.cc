@@ -50,14 +50,6 @@ const ir::Action* action_of(const RankReport& report, int index, const HangProgr
   return &row[static_cast<size_t>(index)];
 }
 
-std::string place_of(const RankReport& report, const HangPrograms& programs) {
-  const std::string step =
-      (report.evaluates ? "evaluation at step " : "step ") + std::to_string(report.step);
-  if (report.action < 0) return step;
-  const ir::Action* action = action_of(report, report.action, programs);
-  return step + ", action " + std::to_string(report.action) + (action ? " " + quoted(*action) : "");
-}
-
 // How far a rank has come; comparable between ranks that run the same row.
 auto position_of(const RankReport& report) {
   return std::tuple(report.step, report.phase, report.action);
@@ -280,6 +272,14 @@ class Walk {
 
 std::vector<Culprit> find_culprits(const RankReports& reports, const HangPrograms& programs) {
   return Walk(reports, programs).run();
+}
+
+std::string place_of(const RankReport& report, const HangPrograms& programs) {
+  const std::string step =
+      (report.evaluates ? "evaluation at step " : "step ") + std::to_string(report.step);
+  if (report.action < 0) return step;
+  const ir::Action* action = action_of(report, report.action, programs);
+  return step + ", action " + std::to_string(report.action) + (action ? " " + quoted(*action) : "");
 }
 
 std::string describe(const RankReport& report, const HangPrograms& programs) {

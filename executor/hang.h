@@ -36,6 +36,9 @@ struct HangPrograms {
 // The culprits of a hang, each once. Linear in the number of ranks and of their groups' members.
 std::vector<Culprit> find_culprits(const RankReports& reports, const HangPrograms& programs);
 
+// "step 1, action 3 `1F1`".
+std::string place_of(const RankReport& report, const HangPrograms& programs);
+
 // "step 1, action 3 `1F1`, waits for `0SEND_F1` of rank 0, for 4.1 s".
 std::string describe(const RankReport& report, const HangPrograms& programs);
 

@@ -24,6 +24,16 @@ void Progress::wait_for(int action) {
 
 double Progress::seconds() const { return comms::steady_seconds() - get(since_); }
 
+Progress::Moment Progress::now() const {
+  Moment moment{phase(), step(), evaluates(), action(), waits_for(), seconds(), begun(), 0, {}};
+  for (const auto& one : transfers_) moment.transfers.push_back(get(one));
+  if (moment.begun > 0 && moment.phase != Phase::kBegins) {
+    moment.passed =
+        moment.phase == Phase::kRuns ? moment.action : static_cast<int>(moment.transfers.size());
+  }
+  return moment;
+}
+
 void Progress::enter(Phase phase, int64_t step) {
   set(action_, -1);
   set(waits_for_, -1);

@@ -53,6 +53,17 @@ class Progress {
   Transfer transfer(int action) const { return get(transfers_[static_cast<size_t>(action)]); }
   // Since the rank has last made progress.
   double seconds() const;
+  // All of it.
+  struct Moment {
+    Phase phase;
+    int64_t step;
+    bool evaluates;
+    int action, waits_for;
+    double seconds, begun;
+    int passed;  // actions of the row that the rank has passed: it has called their transfers
+    std::vector<Transfer> transfers;  // by action
+  };
+  Moment now() const;
   // When the step began, by steady_seconds().
   double begun() const { return get(begun_); }
 

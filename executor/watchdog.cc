@@ -56,7 +56,9 @@ Watchdog::Watchdog(const ir::Program& program, std::string digest,
       timeout_ms_(options_.timeout.count()),
       steps_(make_plan(program)),
       running_(steps_.get()),
-      progress_(program.rows[static_cast<size_t>(options_.rank)].size()) {}
+      progress_(program.rows[static_cast<size_t>(options_.rank)].size()) {
+  if (!options_.device.is_cpu()) device_.emplace(options_.device);
+}
 
 std::shared_ptr<const Watchdog::Plan> Watchdog::make_plan(const ir::Program& program) const {
   const auto plan = std::make_shared<Plan>(
@@ -85,6 +87,7 @@ void Watchdog::set_evaluation(const ir::Program& program) {
 void Watchdog::begin(int64_t step, bool evaluates) {
   running_ = plan(evaluates).get();
   progress_.begin(step, evaluates);
+  if (device_) device_->begin(step, evaluates);
 }
 
 // In this rank's row, of a SEND or RECV; -1 if the row lacks it.
@@ -105,6 +108,19 @@ void Watchdog::wait_for(ir::ActionPart part) { progress_.wait_for(index_of(part)
 void Watchdog::done(ir::ActionPart part) {
   transfer(part, Progress::Transfer::kDone);
   if (progress_.waits_for() >= 0) progress_.wait_for(-1);
+  if (device_) device_->mark(progress_.action(), index_of(part));
+}
+
+void Watchdog::computed(int action) {
+  if (device_) device_->mark(action, -1);
+}
+
+void Watchdog::finish() {
+  if (device_) device_->end(progress_.now());
+}
+
+void Watchdog::reset() {
+  if (device_) device_->clear();
 }
 
 bool Watchdog::is_late(std::chrono::milliseconds limit) const {
@@ -120,25 +136,35 @@ std::string Watchdog::stalled() {
   return "made no progress within " + std::to_string(limit) + " ms";
 }
 
-RankReport Watchdog::own_report() const {
+Progress::Moment Watchdog::now() const {
+  const Progress::Moment host = progress_.now();
+  return (device_ ? device_->under_way(host) : std::nullopt).value_or(host);
+}
+
+std::string Watchdog::under_way(int64_t step) const {
+  const auto late = device_ ? device_->under_way(progress_.now()) : std::nullopt;
+  if (!late || late->step > step) return "";
+  const auto running = plan(late->evaluates);
+  return place_of(own_report(*late), {digest_, running->program, running->program});
+}
+
+RankReport Watchdog::own_report(const Progress::Moment& now) const {
   RankReport report;
   report.program = digest_;
   report.rank = options_.rank;
   report.ranks = options_.ranks;
-  report.phase = progress_.phase();
-  report.step = progress_.step();
-  report.evaluates = progress_.evaluates();
-  report.action = progress_.action();
-  report.waits_for = progress_.waits_for();
-  report.seconds = progress_.seconds();
+  report.phase = now.phase;
+  report.step = now.step;
+  report.evaluates = now.evaluates;
+  report.action = now.action;
+  report.waits_for = now.waits_for;
+  report.seconds = now.seconds;
   const auto running = plan(report.evaluates);
   const ir::Row& row = running->program.rows[static_cast<size_t>(options_.rank)];
-  for (int index = 0; index < static_cast<int>(row.size()); ++index) {
+  for (int index = 0; index < std::min(now.passed, static_cast<int>(row.size())); ++index) {
     if (!ir::is_transfer(row[static_cast<size_t>(index)].kind())) continue;
-    const bool is_past = progress_.begun() > 0 && report.phase != Phase::kBegins &&
-                         (report.phase != Phase::kRuns || index < report.action);
-    const Progress::Transfer state = progress_.transfer(index);
-    if (is_past && state < Progress::Transfer::kPosted)
+    const Progress::Transfer state = now.transfers[static_cast<size_t>(index)];
+    if (state < Progress::Transfer::kPosted)
       report.unposted.push_back({index, state == Progress::Transfer::kQueued});
   }
   for (const comms::GroupState& state : groups_->states()) {
@@ -152,11 +178,11 @@ RankReport Watchdog::own_report() const {
   return report;
 }
 
-std::string Watchdog::report() { return to_text(own_report()); }
+std::string Watchdog::report() { return to_text(own_report(now())); }
 
 std::string Watchdog::describe_own() const {
   const auto evaluation = plan(true);
-  return describe(own_report(), {digest_, steps_->program, evaluation->program});
+  return describe(own_report(now()), {digest_, steps_->program, evaluation->program});
 }
 
 std::string Watchdog::verdict(const Reports& texts, const Who& who) {
@@ -212,8 +238,8 @@ void Watchdog::stuck(const std::string& report) {
 // since the step began.
 FlightDump Watchdog::flight_dump() const {
   FlightDump dump;
-  const RankReport report = own_report();
-  const auto plan = this->plan(report.evaluates);
+  const Progress::Moment now = this->now();
+  const auto plan = this->plan(now.evaluates);
   const ir::Program& program = plan->program;
   const ir::Row& row = program.rows[static_cast<size_t>(options_.rank)];
   std::map<std::pair<int, int>, size_t> groups;
@@ -227,14 +253,13 @@ FlightDump Watchdog::flight_dump() const {
                            {world_from, world_to}});
   }
   const std::string file = program.name + ", rank " + std::to_string(options_.rank);
-  const int64_t begun = unix_ns_of(progress_.begun());
+  const int64_t begun = unix_ns_of(now.begun);
   std::map<size_t, int64_t> numbers;
   for (size_t step = 0; step < row.size(); ++step) {
     const ir::Action& action = row[step];
     if (!ir::is_transfer(action.kind())) continue;
-    const auto index = static_cast<int>(step);
     const auto transfer = ir::partner_of(action.parts()[0], program.placement);
-    if (!transfer || progress_.transfer(index) < Progress::Transfer::kPosted) continue;
+    if (!transfer || now.transfers[step] < Progress::Transfer::kPosted) continue;
     FlightEntry entry;
     entry.group = groups.at({transfer->from, transfer->to});
     // PyTorch counts the ranks of a group in ascending order.
@@ -246,11 +271,11 @@ FlightDump Watchdog::flight_dump() const {
                                           : std::string("recv ") + to + "<-" + from;
     entry.number = ++numbers[entry.group];
     entry.is_p2p = true;
-    entry.is_done = progress_.transfer(index) == Progress::Transfer::kDone;
+    entry.is_done = now.transfers[step] == Progress::Transfer::kDone;
     entry.unix_ns = begun;
     entry.place = "action " + ir::to_string(action);
     entry.file = file;
-    entry.line = index;
+    entry.line = static_cast<int>(step);
     dump.entries.push_back(std::move(entry));
   }
   for (const comms::GroupState& state : groups_->states()) {
@@ -258,7 +283,7 @@ FlightDump Watchdog::flight_dump() const {
     const size_t group = dump.groups.size();
     dump.groups.push_back({state.name, "collectives", state.members});
     for (const comms::Collective& one : state.last) {
-      if (one.seconds < progress_.begun()) continue;
+      if (one.seconds < now.begun) continue;
       FlightEntry entry;
       entry.group = group;
       entry.op = flight_name(one.op);
@@ -270,7 +295,7 @@ FlightDump Watchdog::flight_dump() const {
       entry.unix_ns = unix_ns_of(one.seconds);
       entry.place = describe_own();
       entry.file = file;
-      entry.line = std::max(report.action, 0);
+      entry.line = std::max(now.action, 0);
       dump.entries.push_back(std::move(entry));
     }
   }

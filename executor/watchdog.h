@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "pipewright/comms/group.h"
+#include "pipewright/executor/device_progress.h"
 #include "pipewright/executor/flight_dump.h"
 #include "pipewright/executor/hang.h"
 #include "pipewright/executor/progress.h"
@@ -34,6 +35,7 @@ class Watchdog final : public comms::StepObserver {
     std::chrono::milliseconds timeout{};
     bool is_unverified = false;
     std::function<void(const std::string& report)> on_stuck = {};
+    at::Device device = at::kCPU;
   };
 
   Watchdog(const ir::Program& program, std::string digest, std::shared_ptr<comms::Groups> groups,
@@ -52,10 +54,20 @@ class Watchdog final : public comms::StepObserver {
   // Waits for this SEND or RECV; it is done.
   void wait_for(ir::ActionPart part);
   void done(ir::ActionPart part);
+  // The action at this index of the row, a compute, has been called.
+  void computed(int action);
+  // All actions have been called, and everything has been waited for.
+  void finish();
+  // All groups have been connected again after a failure.
+  void reset();
   // Whether a step runs, and has made no progress for so long.
   bool is_late(std::chrono::milliseconds limit) const;
 
   // ---- any thread
+
+  // Where the device is, such as "step 3, action 5 `2F2`", if it has not ended this step; empty if
+  // it has, or on a CPU.
+  std::string under_way(int64_t step) const;
 
   std::string stalled() override;
   std::string report() override;
@@ -74,7 +86,9 @@ class Watchdog final : public comms::StepObserver {
   int index_of(ir::ActionPart part) const;
   std::shared_ptr<const Plan> make_plan(const ir::Program& program) const;
   std::shared_ptr<const Plan> plan(bool evaluates) const;
-  RankReport own_report() const;
+  // Where this rank is: on its device if that is behind the host.
+  Progress::Moment now() const;
+  RankReport own_report(const Progress::Moment& now) const;
   std::string describe_own() const;
   FlightDump flight_dump() const;
 
@@ -87,6 +101,7 @@ class Watchdog final : public comms::StepObserver {
   std::shared_ptr<const Plan> evaluation_;  // null before the first evaluation
   const Plan* running_;                     // one of the two; for the executor's thread
   Progress progress_;
+  std::optional<DeviceProgress> device_;  // nullopt on a CPU
 };
 
 }  // namespace pipewright::executor

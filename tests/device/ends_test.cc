@@ -19,6 +19,7 @@ namespace pipewright::testdevice {
 namespace {
 
 using executor::Executor;
+using executor::HangError;
 using executor::LocalStage;
 using executor::ModuleStage;
 using executor::StepError;
@@ -112,34 +113,36 @@ std::string error_of(Trainer& trainer, const comms::World& world, int64_t steps)
     }
     trainer.executor->step(trainer.batch);
   } catch (const StepError& error) {
+    EXPECT_EQ(dynamic_cast<const HangError*>(&error) != nullptr, world.failures().hung());
     return error.what();
   }
   return "no error";
 }
 
-// Runs `steps` steps on two ranks, where rank 1 calls `last_send` instead of the last SEND_B.
+// Runs `steps` steps on two ranks, where rank 1 calls `last_send` instead of the last SEND_B, and
+// then `further` steps.
 std::vector<std::string> errors_of(int64_t steps, std::chrono::milliseconds timeout,
-                                   const std::function<void()>& last_send) {
+                                   const std::function<void()>& last_send, int64_t further = 0) {
   seed(3);
   std::vector<comms::World> worlds = device_worlds(2);
   std::vector<std::string> errors(2);
-  EXPECT_EQ(tests::run_ranks(2,
-                             [&](int rank) {
-                               comms::World& world = worlds[static_cast<size_t>(rank)];
-                               Trainer trainer(rank, world, timeout);
-                               int64_t sends = 0;
-                               if (rank == 1) {
-                                 trainer.executor->set_function(
-                                     ir::ActionKind::kSendB,
-                                     [&](const executor::ActionContext& context) {
-                                       if (++sends == steps * kMicrobatches)
-                                         last_send();
-                                       else
-                                         context.run_default();
-                                     });
-                               }
-                               errors[static_cast<size_t>(rank)] = error_of(trainer, world, steps);
-                             }),
+  EXPECT_EQ(tests::run_ranks(
+                2,
+                [&](int rank) {
+                  comms::World& world = worlds[static_cast<size_t>(rank)];
+                  Trainer trainer(rank, world, timeout);
+                  int64_t sends = 0;
+                  if (rank == 1) {
+                    trainer.executor->set_function(ir::ActionKind::kSendB,
+                                                   [&](const executor::ActionContext& context) {
+                                                     if (++sends == steps * kMicrobatches)
+                                                       last_send();
+                                                     else
+                                                       context.run_default();
+                                                   });
+                  }
+                  errors[static_cast<size_t>(rank)] = error_of(trainer, world, steps + further);
+                }),
             "");
   return errors;
 }
@@ -154,12 +157,30 @@ TEST(Failure, EndsWhatADeviceWaitsFor) {
 }
 
 // Rank 1 leaves a SEND out: nothing fails, and nothing would ever end.
-TEST(TimeLimit, EndsAStepThatADeviceDoesNotEnd) {
+TEST(TimeLimit, AHangOfADeviceNamesItsCulprit) {
   for (const std::string& error : errors_of(3, std::chrono::seconds(2), [] {})) {
-    // The action that waits for it.
+    // What notices it: the action that waits.
     EXPECT_TRUE(error.starts_with("rank 0: step 2, action ")) << error;
     EXPECT_NE(error.find("`0B3` did not end on its device within 2000 ms"), std::string::npos)
         << error;
+    EXPECT_NE(error.find("`1SEND_B3` was left out; rank 0 waits for it in `0RECV_B3`"),
+              std::string::npos)
+        << error;
+    EXPECT_NE(error.find("\n  culprit: rank 1 ("), std::string::npos) << error;
+    EXPECT_EQ(error.find("culprit: rank 0"), std::string::npos) << error;
+  }
+}
+
+// The hosts have gone on to the next step, the devices have not.
+TEST(TimeLimit, AHangOfADeviceNamesItsStep) {
+  for (const std::string& error : errors_of(
+           2, std::chrono::seconds(2), [] {}, 1)) {
+    EXPECT_TRUE(error.starts_with("rank 0: step 1, action ")) << error;
+    EXPECT_NE(error.find("is past step 1, in which rank 0 waits for its `1SEND_B3`"),
+              std::string::npos)
+        << error;
+    EXPECT_NE(error.find("\n  culprit: rank 1 ("), std::string::npos) << error;
+    EXPECT_EQ(error.find("culprit: rank 0"), std::string::npos) << error;
   }
 }
 
