@@ -14,8 +14,8 @@ using tests::run_shell;
 
 // Two ranks, each a process, with stdout and stderr in the folder $d. `script` gets signals to
 // $rank0 and $rank1 once they train. Prints exit codes, files and output of both, and what a run
-// that is resumed prints.
-std::string signalled(const std::string& script) {
+// that is resumed prints. `options` are those of the first run.
+std::string signalled(const std::string& script, const std::string& options = "") {
   return run_shell(
              "d=$(mktemp -d); await() { for i in $(seq 1200); do grep -q \"$1\" $2 && return; "
              "sleep "
@@ -26,8 +26,10 @@ std::string signalled(const std::string& script) {
              "16 --batch 8 --pp 2 --json'; "
              "export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port OMP_NUM_THREADS=1 "
              "TORCH_FR_DUMP_TEMP_FILE=$d/dump_; "
-             "for r in 0 1; do RANK=$r LOCAL_RANK=$r timeout -s KILL 120 $train --steps 1000000 "
-             "--save $d/saved > $d/out$r 2> $d/err$r & eval \"shell$r=$!\"; done; "
+             "for r in 0 1; do RANK=$r LOCAL_RANK=$r TORCHELASTIC_ERROR_FILE=$d/err_file$r timeout "
+             "-s KILL 120 $train --steps 1000000 " +
+             options +
+             " --save $d/saved > $d/out$r 2> $d/err$r & eval \"shell$r=$!\"; done; "
              "await loss $d/out1; rank0=$(pgrep -P $shell0); rank1=$(pgrep -P $shell1); " +
              script +
              "; wait $shell0; echo exit 0: $?; wait $shell1; echo exit 1: $?; ls $d; cat $d/err*; "
@@ -67,6 +69,16 @@ TEST(Signals, ARankThatIsAskedSaysWhereItIsAndGoesOn) {
   EXPECT_NE(text.find("\ndump_0\n"), std::string::npos) << text;
   EXPECT_EQ(text.find("dump_1"), std::string::npos) << text;
   expect_saved_and_stopped(text);
+}
+
+// A rank is stopped: the other one ends with the exit code of a hang, which it names.
+TEST(Signals, ARankThatHangsIsNamedAndTheExitCodeIsThree) {
+  const std::string text = signalled(
+      "kill -STOP $rank1; for i in $(seq 1200); do kill -0 $rank0 2>/dev/null || break; sleep "
+      "0.05; done; kill -KILL $rank1",
+      "--timeout 4 --first-timeout 60");
+  EXPECT_NE(text.find("exit 0: 3\n"), std::string::npos) << text;
+  EXPECT_TRUE(std::regex_search(text, std::regex("\"message\":.*culprit: rank 1 "))) << text;
 }
 
 }  // namespace
