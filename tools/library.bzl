@@ -10,6 +10,9 @@ _PRECOMPILED_TORCH = [
     "torch_precompiled.h",
     "-include",
     "torch_precompiled_id.h",
+    # gcc's garbage collector would walk the whole precompiled header again and again: a tenth of the time to compile.
+    "--param=ggc-min-expand=300",
+    "--param=ggc-min-heapsize=2000000",
 ]
 
 def _with_precompiled_header(arguments):
