@@ -1,7 +1,7 @@
 """Checks the result of `pipewright simulate PLAN --costs COSTS --json` without pipewright: check.py PLAN COSTS RESULT.
 
-Reads a compute order of F, B, I and W, runs it with ideal transfers, counts live activations, and computes the lower bound that
-the result names from the costs alone (docs/bounds.md). All arithmetic is exact. Exits with 1 if anything differs."""
+Reads a compute order of F, B, I, W and compounds, runs it with ideal transfers, counts live activations, and computes the lower
+bound that the result names from the costs alone (docs/bounds.md). All arithmetic is exact. Exits with 1 if anything differs."""
 import json, re, sys
 from fractions import Fraction
 from itertools import accumulate
@@ -9,13 +9,14 @@ from math import gcd, lcm
 
 
 def read_plan(path):
-    """The placement, the rows (per rank, (kind, stage, microbatch)), and the stages that recompute."""
-    head, rows = {}, []
+    """The placement, the rows (per rank, steps of one (kind, stage, microbatch) or of two), and the stages that recompute."""
+    head, rows, action = {}, [], r"(\d+)([FBIW])(\d+)"
     for line in open(path):
         key, _, value = line.strip().partition(": ")
         if key.startswith("rank "):
-            cells = (re.fullmatch(r"(\d+)([FBIW])(\d+)", cell) for cell in value.split() if cell != ".")
-            rows.append([(cell[2], int(cell[1]), int(cell[3])) for cell in cells])
+            cells = [cell for cell in value.split() if cell != "."]
+            assert all(re.fullmatch(rf"{action}|\({action};{action}\)OVERLAP_F_B", cell) for cell in cells), cells
+            rows.append([[(kind, int(s), int(m)) for s, kind, m in re.findall(action, cell)] for cell in cells])
         else:
             head[key] = value
     assert head["level"] == "compute_only"
@@ -43,35 +44,34 @@ class Costs:
             return Fraction(0)
         link = {k: self.file[k] for k in ("latency", "bandwidth") if k in self.file}
         for one in self.file.get("links", []):
-            if (one["from"], one["to"]) == (self.placement[stage], self.placement[other]):
-                link = {**link, **one}
+            link |= one if (one["from"], one["to"]) == (self.placement[stage], self.placement[other]) else {}
         return link.get("latency", Fraction(0)) + (size / link["bandwidth"] if "bandwidth" in link else 0)
 
 
-def replay(placement, rows, costs):
-    """The cost: every action starts when its rank is free and its input has arrived."""
-    last, times = len(placement) - 1, {"F": [costs.F], "I": [costs.I], "W": [costs.W], "B": [costs.I, costs.W]}
-    ends, time, start, step, before = {}, [Fraction(0)] * len(rows), [None] * len(rows), [0] * len(rows), None
-    while before != step:
-        before = list(step)
+def replay(placement, microbatches, rows, costs):
+    """The cost: every step starts when its rank is free and its inputs have arrived; a compound takes the time of both parts."""
+    last, ends = len(placement) - 1, {("F", -1, m): Fraction(0) for m in range(microbatches)}
+    def need(kind, s, m):  # what has to end before, and how long before
+        if kind == "W" or kind != "F" and s == last:
+            return ("I" if kind == "W" else "F", s, m), 0
+        return (("F", s - 1, m), costs.output[s - 1]) if kind == "F" else (("I", s + 1, m), costs.gradient[s + 1])
+
+    time, start, step, before = [Fraction(0)] * len(rows), {}, [0] * len(rows), None
+    while before != (before := list(step)):
         for rank, row in enumerate(rows):
             while step[rank] < len(row):
-                kind, s, m = row[step[rank]]
-                if kind == "F":
-                    need, delay = (("F", s - 1, m), costs.output[s - 1]) if s > 0 else (None, 0)
-                elif kind == "W":
-                    need, delay = ("I", s, m), 0
-                else:
-                    need, delay = (("I", s + 1, m), costs.gradient[s + 1]) if s < last else (("F", s, m), 0)
-                if need and need not in ends:
+                parts = row[step[rank]]
+                needs = [need(*part) for part in parts]
+                if any(action not in ends for action, _ in needs):
                     break
-                begin = max(time[rank], ends[need] + delay) if need else time[rank]
-                start[rank] = begin if start[rank] is None else start[rank]
-                time[rank] = begin + sum(of[s] for of in times[kind]) * costs.file.get("microbatch_scale", {m: 1})[m]
-                ends["I" if kind == "B" else kind, s, m] = time[rank]
+                begin = max([time[rank], *(ends[action] + delay for action, delay in needs)])
+                start.setdefault(rank, begin)
+                time[rank] = begin + sum(getattr(costs, one)[s] * costs.file.get("microbatch_scale", {m: 1})[m]
+                                         for kind, s, m in parts for one in kind.replace("B", "IW"))
+                ends.update({("I" if kind == "B" else kind, s, m): time[rank] for kind, s, m in parts})
                 step[rank] += 1
     assert all(step[r] == len(row) for r, row in enumerate(rows)), "deadlock"
-    return max(end - begin for end, begin in zip(time, start))
+    return max(time[rank] - begin for rank, begin in start.items())
 
 
 def rational_gcd(numbers):
@@ -81,7 +81,7 @@ def rational_gcd(numbers):
 
 def peak(row, a, h, r):
     changes = lambda s: {"F": [a[s]], "B": [r[s], -a[s] - r[s]], "I": [r[s], h[s] - a[s] - r[s]], "W": [-h[s]]}
-    return max(accumulate(change for kind, s, _ in row for change in changes(s)[kind]))
+    return max(accumulate(change for step in row for kind, s, _ in step for change in changes(s)[kind]))
 
 
 def knapsack(items, capacity):
@@ -178,21 +178,21 @@ def main(plan, costs_file, result_file):
     placement, microbatches, rows, recompute = read_plan(plan)
     costs, result = Costs(costs_file, placement, recompute), json.load(open(result_file))
     same = lambda exact, printed: abs(float(exact) - printed) <= 1e-9 * max(1, abs(float(exact)))
-    cost, ones, sizes = replay(placement, rows, costs), [1] * len(placement), result["memory_per_stage"]
+    cost, ones, sizes = replay(placement, microbatches, rows, costs), [1] * len(placement), result["memory_per_stage"]
     parts = [[Fraction(str(x)) for x in part] for part in (*sizes.values(), result["memory_limits"])]
     memory = [[int(x // rational_gcd(parts[0] + parts[1] + parts[2])) for x in part] for part in parts]
     assert same(cost, result["cost"]), f"cost: {float(cost)}, not {result['cost']}"
     for rank, row in enumerate(rows):
         assert peak(row, ones, ones, [0] * len(ones)) == result["ranks"][rank]["peak_activations"], f"activations of rank {rank}"
         assert peak(row, *memory[:3]) <= memory[3][rank], f"memory of rank {rank}"
-    split = [any(kind == "I" and stage == s for row in rows for kind, stage, _ in row) for s in range(len(placement))]
+    split = [any(part[:2] == ("I", s) for row in rows for step in row for part in step) for s in range(len(placement))]
     # Every cost is a multiple of what all times are multiples of, so a bound may be rounded up to one.
     grain = rational_gcd(costs.F + costs.I + costs.W + costs.output + costs.gradient)
     bounds, claim = Bounds(placement, microbatches, costs, split, (*memory[:2], memory[3])), result["bound"]
     bound = bounds.value(*(claim[key] for key in ("name", "rank", "other", "value")))
     assert float(bound) * (1 - 1e-9) <= claim["value"] <= float(-(-bound // grain) * grain) * (1 + 1e-9), \
         f"bound {claim['name']}: {float(bound)}, not {claim['value']}"
-    assert bound <= cost and same(sum(claim["terms"].values()), claim["value"])
+    assert bound <= cost and same(sum(claim["terms"].values()), claim["value"]), "terms"
     assert abs(result["cost"] / claim["value"] - 1 - result["gap"]) <= 1e-8, "gap"
     print(f"{plan}: cost {float(cost)}, bound {float(bound)} ({claim['name']}), as claimed")
 
