@@ -40,6 +40,7 @@ set(pipewright_schedule_sources
     schedule/channel_graph.cc
     schedule/compile.cc
     schedule/deadlock.cc
+    schedule/edge_transfers.cc
     schedule/lowering/add_reduce_grad.cc
     schedule/lowering/add_send_recv.cc
     schedule/lowering/add_unshard_reshard.cc
@@ -78,6 +79,7 @@ set(pipewright_schedule_sources
     schedule/simulate_compiled.cc
     schedule/verify/certificate.cc
     schedule/verify/complete_in_order.cc
+    schedule/verify/passed_actions.cc
     schedule/verify/reorder_help.cc
     schedule/verify/verify.cc
     schedule/verify/verify_channels.cc
@@ -169,6 +171,7 @@ set(pipewright_schedule_headers
     schedule/channel_graph.h
     schedule/compile.h
     schedule/deadlock.h
+    schedule/edge_transfers.h
     schedule/lowering/add_reduce_grad.h
     schedule/lowering/add_send_recv.h
     schedule/lowering/add_unshard_reshard.h
@@ -209,7 +212,9 @@ set(pipewright_schedule_headers
     schedule/simulate/recorded_transfers.h
     schedule/simulate/report.h
     schedule/simulate/simulate.h
+    schedule/turns.h
     schedule/verify/certificate.h
+    schedule/verify/passed_actions.h
     schedule/verify/verify.h
     schedule/verify/verify_checks.h
     schedule/verify/verify_policies.h

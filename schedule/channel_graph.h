@@ -24,9 +24,10 @@ struct Dependency {
   Kind kind;
 };
 
-// The partial order of a schedule's actions: what each action waits for. This is the only
-// statement of what ir/channel.h implies for a program: the verifier, the simulator, slack,
-// critical paths and the drawings all walk this graph.
+// The partial order of a schedule's actions: what each action waits for. This is the statement of
+// what ir/channel.h implies for a program: the verifier, the simulator, slack, critical paths and
+// the drawings all walk this graph. (edge_transfers.h has a shorter one, which only finds out that
+// a program with queues per edge runs.)
 //
 // Actions are numbered along the rows, idle slots included, as in ir::Timeline. An action waits for
 //

@@ -19,6 +19,10 @@ namespace pipewright::schedule {
 // errors.
 bool is_complete_in_order(const ir::Schedule& schedule, ir::Level level);
 
+// Whether a program has no error under ir::ChannelModel::kEdge, with any capacity, except those
+// that check_data_parallel() finds. Also false if the program has 2^30 actions or more.
+bool runs_on_edges(const ir::Program& program);
+
 // Inside each rank of an order: the inputs of an action that its own rank computes are computed
 // before it.
 void check_local_order(const ir::ComputeOrder& order, const WorkIndex& index,

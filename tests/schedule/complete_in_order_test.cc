@@ -1,14 +1,17 @@
-// The fast check of valid schedules against the checks that find and word the errors, on random
+// The fast checks of valid schedules against the checks that find and word the errors, on random
 // schedules with one or two changes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <random>
+#include <string>
+#include <vector>
 
 #include "pipewright/ir/dependencies.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/verify/verify_checks.h"
 #include "pipewright/schedules/registry.h"
+#include "tests/channel_model/programs.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -132,6 +135,55 @@ TEST_F(CompleteInOrderTest, AgreesOnPrograms) {
   EXPECT_GT(valid, 1000);
   EXPECT_GT(incomplete, 500);
   EXPECT_GT(misordered, 100);
+}
+
+// The walk along all rows against the checks that it replaces.
+TEST_F(CompleteInOrderTest, RunsOnEdgesIfNoCheckFindsAnError) {
+  int valid = 0, misordered = 0, swapped = 0, blocked = 0;
+  for (int round = 0; round < 6000; ++round) {
+    ir::Diagnostics diagnostics;
+    // Of the second kind, many swap or deadlock.
+    ir::Program program = round % 2 == 0 ? *lower(random_order(), {}, &diagnostics)
+                                         : channel_model::random_program(random_);
+    for (size_t changes = below(3); changes > 0; --changes) change(&program);
+    const bool runs = runs_on_edges(program);
+    const auto index = WorkIndex::build(program, &diagnostics);
+    if (index) check_data_flow(program, *index, false, &diagnostics);
+    if (diagnostics.has_errors()) {
+      ASSERT_FALSE(runs) << program.name << " round " << round;
+      ++misordered;
+      continue;
+    }
+    const auto graph = ChannelGraph::of_program(program, ir::ChannelModel::kEdge, 0);
+    check_pairing(program, graph, &diagnostics);
+    const bool swaps = diagnostics.has_errors(), deadlocks = !graph.blocked().empty();
+    ASSERT_EQ(runs, !swaps && !deadlocks) << program.name << " round " << round;
+    valid += runs;
+    swapped += swaps;
+    blocked += deadlocks;
+  }
+  EXPECT_GT(valid, 1000);
+  EXPECT_GT(misordered, 1000);
+  EXPECT_GT(swapped, 100);
+  EXPECT_GT(blocked, 100);
+}
+
+bool rows_run(const std::vector<std::string>& rows, int microbatches) {
+  return runs_on_edges(channel_model::program_of(ir::Placement::loop(2, 2), microbatches, rows));
+}
+
+TEST(RunsOnEdgesTest, EachTransferHasTwoEnds) {
+  EXPECT_TRUE(rows_run({"0F0 0SEND_F0", "1RECV_F0 1F0"}, 1));
+  EXPECT_FALSE(rows_run({"0F0 0SEND_F0 0RECV_B0", "1RECV_F0 1F0"}, 1));
+  EXPECT_FALSE(rows_run({"0F0 0SEND_F0", "1RECV_F0 1F0 1SEND_F0"}, 1));  // to no stage
+  EXPECT_FALSE(rows_run({"0F0 0SEND_F0 0SEND_F0", "1RECV_F0 1F0"}, 1));
+  EXPECT_FALSE(rows_run({"0F0 0SEND_F0", "1RECV_F0 1RECV_F0 1F0"}, 1));
+}
+
+TEST(RunsOnEdgesTest, ACompoundAwaitsTheInputsOfBothParts) {
+  const std::string compound = "0F0 0SEND_F0 0RECV_B0 (0F1;0B0)OVERLAP_F_B 0SEND_F1 0RECV_B1 0B1";
+  EXPECT_TRUE(rows_run({compound, "1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1"}, 2));
+  EXPECT_FALSE(rows_run({compound, "1RECV_F0 1F0 1RECV_F1 1F1 1B0 1SEND_B0 1B1 1SEND_B1"}, 2));
 }
 
 }  // namespace

@@ -1,0 +1,49 @@
+#include "pipewright/schedule/edge_transfers.h"
+
+#include "pipewright/ir/rank_pairs.h"
+#include "pipewright/ir/stage_dependencies.h"
+
+namespace pipewright::schedule {
+using ir::ActionKind;
+using ir::ActionPart;
+
+bool EdgeTransfers::fit(const ir::Program& program) {
+  size_t actions = 0;
+  for (const ir::Row& row : program.rows) actions += row.size();
+  return actions <= kNumber;
+}
+
+EdgeTransfers::EdgeTransfers(const ir::Program& program) {
+  const ir::StageDependencies dependencies(program.placement);
+  const ir::RankPairs pairs(program.placement);
+  const auto num_stages = static_cast<size_t>(program.placement.num_stages());
+  const auto num_microbatches = static_cast<size_t>(program.num_microbatches);
+  ends_.resize(num_stages * kKinds);
+  cells_.resize(2 * num_stages * num_microbatches);
+  pairs_.resize(pairs.size());
+  for (int stage = 0; stage < program.placement.num_stages(); ++stage) {
+    const auto end_of = [&](ActionPart send_or_receive) {
+      const auto& transfer = dependencies.of(send_or_receive).transfer;
+      if (!transfer || transfer->from == transfer->to) return End();
+      const bool sends = ir::is_send(send_or_receive.kind());
+      const bool gradient = transfer->receive.kind() == ActionKind::kRecvB;
+      const auto receiver = static_cast<size_t>(transfer->receive.stage());
+      return End{2 * receiver * num_microbatches + (gradient ? 1 : 0), pairs.of(send_or_receive),
+                 static_cast<uint32_t>(sends ? transfer->to : transfer->from)};
+    };
+    for (const ir::ActionKindInfo& row : ir::action_kinds()) {
+      if (row.kind == ActionKind::kOverlapFB) continue;
+      const ActionPart part(row.kind, stage);
+      End& end = ends_[index_of(part)];
+      if (ir::is_transfer(row.kind)) {
+        end = end_of(part);
+      } else if (ir::is_compute(row.kind)) {
+        for (const ir::StageDependencies::Need& need : dependencies.of(part)) {
+          if (need.of_other_rank) end = end_of(need.receive_for(part));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace pipewright::schedule

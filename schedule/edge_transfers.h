@@ -1,0 +1,105 @@
+#ifndef PIPEWRIGHT_SCHEDULE_EDGE_TRANSFERS_H_
+#define PIPEWRIGHT_SCHEDULE_EDGE_TRANSFERS_H_
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <vector>
+
+#include "pipewright/ir/action.h"
+#include "pipewright/ir/schedule.h"
+
+namespace pipewright::schedule {
+
+// The transfers of a program whose queues are one per peer and direction (ir::ChannelModel::kEdge),
+// for a walk that posts the SENDs and RECVs of each row in order. There, the k-th SEND of an
+// ordered pair of ranks and the k-th RECV wait for nothing but each other and the transfer before
+// theirs. So a transfer takes place once both of its ends are posted, and no ChannelGraph is needed
+// to find out that a program runs.
+//
+//   EdgeTransfers transfers(program);
+//   if (transfers.awaits(compute)) ...                    // its RECV is posted, its SEND is not
+//   if (transfers.post(send_or_receive, number)) ...      // its other end had been posted
+//   if (!transfers.all_matched()) ...                     // a swap, or an end without the other
+//
+// No SEND or RECV may be posted twice. Numbers of actions are those of ChannelGraph. For programs
+// that fit(). 8 bytes per (stage, microbatch). For one thread.
+class EdgeTransfers {
+ public:
+  // Whether a program has fewer than 2^30 actions.
+  static bool fit(const ir::Program& program);
+
+  explicit EdgeTransfers(const ir::Program& program);
+
+  // Posts a SEND or RECV. Returns whether its other end had been posted.
+  bool post(ir::ActionPart part, uint32_t number) {
+    const End& end = ends_[index_of(part)];
+    if (end.pair == kNone) {
+      all_matched_ = false;
+      return false;
+    }
+    const bool sends = ir::is_send(part.kind());
+    uint32_t& cell = cells_[end.first_cell + 2 * static_cast<size_t>(part.microbatch())];
+    if (cell == 0) {
+      cell = number | (sends ? kSent : kReceived);
+      ++num_open_;
+      return false;
+    }
+    --num_open_;
+    const uint32_t partner = cell & kNumber;
+    const uint32_t send = sends ? number : partner, receive = sends ? partner : number;
+    Pair& pair = pairs_[end.pair];
+    all_matched_ &= (send >= pair.next_send) & (receive >= pair.next_receive);
+    pair = {send + 1, receive + 1};
+    cell = kSent | kReceived;
+    return true;
+  }
+  // The rank of the other end of a SEND or RECV that has one.
+  uint32_t peer_of(ir::ActionPart part) const { return ends_[index_of(part)].peer; }
+
+  // Whether the RECV of a compute's input has been posted, but not its SEND.
+  bool awaits(ir::ActionPart compute) const {
+    const End& end = ends_[index_of(compute)];
+    return end.pair != kNone && (cell_of(end, compute) & (kSent | kReceived)) == kReceived;
+  }
+
+  // Whether each SEND and RECV so far met its own other end, in the order of their pair of ranks.
+  bool all_matched() const { return all_matched_ && num_open_ == 0; }
+
+ private:
+  static constexpr uint32_t kNone = UINT32_MAX;
+  // The bits of a cell: which ends of its transfer have been posted, and while that is one, its
+  // number.
+  static constexpr uint32_t kSent = 1u << 31, kReceived = 1u << 30, kNumber = kReceived - 1;
+
+  // The transfer that a kind of SEND or RECV at a stage is part of, or that brings the input of a
+  // kind of compute.
+  struct End {
+    size_t first_cell = 0;  // of microbatch 0
+    uint32_t pair = kNone;  // kNone if there is no transfer between ranks
+    uint32_t peer = kNone;
+  };
+  // The numbers after the last ones that met.
+  struct Pair {
+    uint32_t next_send = 0, next_receive = 0;
+  };
+
+  static constexpr size_t kKinds = std::bit_ceil(std::size(ir::kActionKinds) + 1);
+  static size_t index_of(ir::ActionPart part) {
+    return static_cast<size_t>(part.stage()) * kKinds + static_cast<size_t>(part.kind());
+  }
+  uint32_t cell_of(const End& end, ir::ActionPart part) const {
+    return cells_[end.first_cell + 2 * static_cast<size_t>(part.microbatch())];
+  }
+
+  std::vector<End> ends_;        // by stage and kind
+  std::vector<uint32_t> cells_;  // by receiving stage and microbatch, of an output and a gradient
+  std::vector<Pair> pairs_;
+  size_t num_open_ = 0;  // transfers of which only one end is posted
+  bool all_matched_ = true;
+};
+
+}  // namespace pipewright::schedule
+
+#endif  // PIPEWRIGHT_SCHEDULE_EDGE_TRANSFERS_H_

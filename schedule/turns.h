@@ -1,0 +1,61 @@
+#ifndef PIPEWRIGHT_SCHEDULE_TURNS_H_
+#define PIPEWRIGHT_SCHEDULE_TURNS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+namespace pipewright::schedule {
+
+// Lets ranks take turns, for a walk along all rows at once: a rank goes on until it must wait for
+// another one, which wakes it later.
+//
+//   Turns turns(num_ranks);
+//   turns.run([&](size_t rank) {
+//     // goes on from where the rank stopped; calls turns.wake(other) for ranks that may go on
+//     return is_at_its_end;  // otherwise it waits
+//   });
+//
+// If a rank is woken at most once per action, a walk takes time linear in the number of actions.
+class Turns {
+ public:
+  explicit Turns(size_t num_ranks) : awake_(num_ranks), waits_(num_ranks, false) {
+    std::iota(awake_.begin(), awake_.end(), 0);
+  }
+
+  void wake(size_t rank) {
+    if (!waits_[rank]) return;
+    waits_[rank] = false;
+    awake_.push_back(rank);
+  }
+
+  // Calls go_on(rank) for each rank, and again after each time that it was woken. Returns whether
+  // all ranks reached their ends.
+  template <typename GoOn>
+  bool run(const GoOn& go_on) {
+    size_t left = awake_.size();
+    std::vector<size_t> round;
+    while (!awake_.empty()) {
+      round.clear();
+      round.swap(awake_);
+      for (const size_t rank : round) {
+        if (go_on(rank)) {
+          --left;
+        } else {
+          waits_[rank] = true;
+        }
+      }
+    }
+    return left == 0;
+  }
+
+ private:
+  std::vector<size_t> awake_;  // in the order in which they go on
+  std::vector<uint8_t> waits_;
+};
+
+}  // namespace pipewright::schedule
+
+#endif  // PIPEWRIGHT_SCHEDULE_TURNS_H_
