@@ -2,10 +2,11 @@
 // first blocked compute of its rank, or it is posted and at the head of its queue. It waits for an
 // action of another rank, which in turn is blocked by such a node, or is one.
 //
-// Almost every node has one edge. A walk along single edges finds each cycle of such nodes once, in
-// linear time for all of them. Only a compute that misses two inputs has two edges; the shortest
-// cycle through it is found by a breadth-first search, which stops at the length of the best cycle
-// so far.
+// Almost every node has one edge. A walk along the first edge of each node finds each cycle of such
+// edges once, in linear time for all of them. Only a compute that misses two inputs has two edges;
+// the shortest cycle through it is found by a breadth-first search, which stops at the length of
+// the best cycle so far. All searches together look at no more than kStepsPerEdge times the edges,
+// so a graph with many such computes and long cycles takes linear time too.
 #include "pipewright/schedule/deadlock.h"
 
 #include <fmt/format.h>
@@ -31,23 +32,36 @@ ir::Place place_of(uint32_t action, const ChannelGraph& graph) {
   return ir::place_at(cell.rank, cell.step);
 }
 
+constexpr size_t kStepsPerEdge = 64;
+
 // The wait-for edges as a graph of nodes numbered from 0.
 class WaitGraph {
  public:
-  explicit WaitGraph(std::span<const Wait> waits) : waits_(waits) {
-    for (size_t edge = 0; edge < waits.size(); ++edge) {
-      if (edge == 0 || waits[edge].action != waits[edge - 1].action) {
-        actions_.push_back(waits[edge].action);
-        first_.push_back(edge);
+  explicit WaitGraph(std::span<const Wait> waits) {
+    std::vector<uint32_t> actions;  // by node
+    for (const Wait& wait : waits) {
+      if (actions.empty() || wait.action != actions.back()) {
+        actions.push_back(wait.action);
+        first_.push_back(edges_.size());
       }
+      // Two missing inputs may be blocked by the same action.
+      const std::span<const Wait> same_action = std::span(edges_).subspan(first_.back());
+      if (std::ranges::find(same_action, wait.blocked_by, &Wait::blocked_by) == same_action.end())
+        edges_.push_back(wait);
     }
-    first_.push_back(waits.size());
+    first_.push_back(edges_.size());
+    for (const Wait& edge : edges_)
+      targets_.push_back(static_cast<size_t>(std::ranges::lower_bound(actions, edge.blocked_by) -
+                                             actions.begin()));
+    came_by_.resize(size(), kNew);
+    came_from_.resize(size());
   }
 
-  std::vector<Wait> shortest_cycle() {
-    follow_single_edges();
-    for (size_t node = 0; node < size(); ++node) {
-      if (num_edges(node) > 1) search_from(node);
+  std::vector<Wait> short_cycle() {
+    follow_first_edges();
+    steps_left_ = kStepsPerEdge * edges_.size();
+    for (size_t node = 0; node < size() && steps_left_ > 0; ++node) {
+      if (first_[node + 1] - first_[node] > 1) search_from(node);
     }
     // Not ranges::rotate: clang-tidy 14 cannot compile it.
     std::rotate(best_.begin(), std::ranges::min_element(best_, {}, &Wait::action), best_.end());
@@ -57,31 +71,26 @@ class WaitGraph {
  private:
   static constexpr size_t kNew = SIZE_MAX;
 
-  size_t size() const { return actions_.size(); }
-  size_t num_edges(size_t node) const { return first_[node + 1] - first_[node]; }
-  size_t target(size_t edge) const {
-    return static_cast<size_t>(std::ranges::lower_bound(actions_, waits_[edge].blocked_by) -
-                               actions_.begin());
-  }
+  size_t size() const { return first_.size() - 1; }
 
   void take(std::vector<Wait> cycle) {
     if (best_.empty() || cycle.size() < best_.size()) best_ = std::move(cycle);
   }
 
-  void follow_single_edges() {
+  void follow_first_edges() {
     std::vector<size_t> walk_of(size(), kNew);  // the start of the walk that came by first
     for (size_t start = 0; start < size(); ++start) {
       size_t node = start;
-      while (walk_of[node] == kNew && num_edges(node) == 1) {
+      while (walk_of[node] == kNew) {
         walk_of[node] = start;
-        node = target(first_[node]);
+        node = targets_[first_[node]];
       }
       if (walk_of[node] != start) continue;
       std::vector<Wait> cycle;
       const size_t end = node;
       do {
-        cycle.push_back(waits_[first_[node]]);
-        node = target(first_[node]);
+        cycle.push_back(edges_[first_[node]]);
+        node = targets_[first_[node]];
       } while (node != end);
       take(std::move(cycle));
     }
@@ -89,8 +98,6 @@ class WaitGraph {
 
   // Breadth first from a node back to itself.
   void search_from(size_t start) {
-    came_by_.resize(size(), kNew);
-    came_from_.resize(size());
     std::vector<size_t> reached = {start};  // breadth first; `start` again once the cycle is closed
     size_t end_of_depth = 1;
     size_t depth = 1;
@@ -102,8 +109,9 @@ class WaitGraph {
       }
       if (!best_.empty() && depth >= best_.size()) break;
       const size_t node = reached[at];
-      for (size_t edge = first_[node]; edge < first_[node + 1]; ++edge) {
-        const size_t next = target(edge);
+      for (size_t edge = first_[node]; edge < first_[node + 1] && steps_left_ > 0; ++edge) {
+        --steps_left_;
+        const size_t next = targets_[edge];
         if (came_by_[next] != kNew) continue;
         came_by_[next] = edge;
         came_from_[next] = node;
@@ -114,7 +122,7 @@ class WaitGraph {
       std::vector<Wait> cycle;
       size_t node = start;
       do {
-        cycle.push_back(waits_[came_by_[node]]);
+        cycle.push_back(edges_[came_by_[node]]);
         node = came_from_[node];
       } while (node != start);
       std::ranges::reverse(cycle);
@@ -123,10 +131,11 @@ class WaitGraph {
     for (const size_t node : reached) came_by_[node] = kNew;
   }
 
-  std::span<const Wait> waits_;
-  std::vector<uint32_t> actions_;  // by node
-  std::vector<size_t> first_;      // by node: its first edge in waits_; then their number
+  std::vector<Wait> edges_;      // by action; no two of the same actions
+  std::vector<size_t> first_;    // by node: its first edge; then the number of edges
+  std::vector<size_t> targets_;  // by edge
   std::vector<Wait> best_;
+  size_t steps_left_ = 0;  // edges that searches may still look at
   // Of the search: by node, the edge that reached it and where that edge starts.
   std::vector<size_t> came_by_, came_from_;
 };
@@ -168,8 +177,8 @@ std::vector<Wait> waits_of(const ChannelGraph& graph, std::span<const uint32_t> 
   return waits;
 }
 
-std::vector<Wait> shortest_cycle(std::span<const Wait> waits) {
-  return WaitGraph(waits).shortest_cycle();
+std::vector<Wait> short_cycle(std::span<const Wait> waits) {
+  return WaitGraph(waits).short_cycle();
 }
 
 std::string describe(const Wait& wait, const ChannelGraph& graph, const ir::Schedule& schedule) {
@@ -200,11 +209,16 @@ Standstill standstill_of(const ChannelGraph& graph, const ir::Schedule& schedule
   standstill.num_blocked = blocked.size();
   standstill.blocked.resize(graph.size());
   for (const uint32_t action : blocked) standstill.blocked[action] = true;
-  const std::vector<Wait> waits = waits_of(graph, blocked), cycle = shortest_cycle(waits);
-  for (const Wait& wait : waits)
+  const std::vector<Wait> waits = waits_of(graph, blocked);
+  std::vector<Wait> cycle = short_cycle(waits);
+  std::ranges::sort(cycle, {}, &Wait::action);
+  auto next_on_cycle = cycle.begin();  // both ascend
+  for (const Wait& wait : waits) {
+    const bool on_cycle = next_on_cycle != cycle.end() && *next_on_cycle == wait;
+    if (on_cycle) ++next_on_cycle;
     standstill.waits.push_back({graph.cell_of(wait.action), graph.cell_of(wait.blocked_by),
-                                std::ranges::find(cycle, wait) != cycle.end(),
-                                describe(wait, graph, schedule)});
+                                on_cycle, describe(wait, graph, schedule)});
+  }
   return standstill;
 }
 
@@ -232,9 +246,8 @@ std::vector<Stop> stops_of(const ir::Schedule& schedule, const ir::Timeline& tim
 }
 
 ir::Diagnostic& report_cycle(ir::Rule rule, std::string_view what, std::string_view suffix,
-                             const ChannelGraph& graph, std::span<const uint32_t> blocked,
+                             const ChannelGraph& graph, std::span<const Wait> cycle,
                              const ir::Schedule& schedule, ir::Diagnostics* diagnostics) {
-  const std::vector<Wait> cycle = shortest_cycle(waits_of(graph, blocked));
   ir::Diagnostic& error =
       diagnostics->error(rule,
                          fmt::format("{}: cycle of {} action{}{}", what, cycle.size(),
@@ -245,12 +258,16 @@ ir::Diagnostic& report_cycle(ir::Rule rule, std::string_view what, std::string_v
   return error;
 }
 
-ir::Diagnostic* check_can_run(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics) {
+ir::Diagnostic* check_can_run(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics,
+                              std::vector<Wait>* cycle) {
   const ChannelGraph graph = ChannelGraph::of_order(order);
   const std::vector<uint32_t> blocked = graph.blocked();
   if (blocked.empty()) return nullptr;
-  return &report_cycle(ir::Rule::kCannotRun, "the order cannot run", "", graph, blocked, order,
-                       diagnostics);
+  std::vector<Wait> found = short_cycle(waits_of(graph, blocked));
+  ir::Diagnostic& error = report_cycle(ir::Rule::kCannotRun, "the order cannot run", "", graph,
+                                       found, order, diagnostics);
+  if (cycle != nullptr) *cycle = std::move(found);
+  return &error;
 }
 
 }  // namespace pipewright::schedule

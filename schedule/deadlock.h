@@ -34,10 +34,11 @@ struct Wait {
 // `blocked` is the result of graph.run().
 std::vector<Wait> waits_of(const ChannelGraph& graph, std::span<const uint32_t> blocked);
 
-// The shortest cycle of wait-for edges: each one's blocked_by is the next one's action, and the
-// first one has the lowest action. Empty if there are no edges. Linear, plus one breadth-first
-// search per action with two edges.
-std::vector<Wait> shortest_cycle(std::span<const Wait> waits);
+// A short cycle of wait-for edges: each one's blocked_by is the next one's action, and the first
+// one has the lowest action. Empty if there are no edges. It is a shortest cycle if at most 64
+// actions are blocked by two different ones. With more of them the search may end earlier, after 64
+// steps per edge, and this is the shortest cycle that it has found by then.
+std::vector<Wait> short_cycle(std::span<const Wait> waits);
 
 // "`2RECV_F0` on rank 0 waits for `1SEND_F0` on rank 1, which is posted after `1F1`"
 std::string describe(const Wait& wait, const ChannelGraph& graph, const ir::Schedule& schedule);
@@ -47,7 +48,7 @@ struct Standstill {
   // A wait-for edge: the cells of its action and blocked_by, and describe().
   struct Edge {
     ChannelGraph::Cell waiting, blocking;
-    bool on_cycle;  // of shortest_cycle()
+    bool on_cycle;  // of short_cycle()
     std::string text;
   };
   std::vector<bool> blocked;  // by action, idle slots included; whether it never runs
@@ -67,14 +68,15 @@ std::vector<Stop> stops_of(const ir::Schedule& schedule, const ir::Timeline& tim
                            const Standstill& standstill);
 
 // Adds the error of a schedule that cannot run: the rule, "<what>: cycle of 4 actions<suffix>", and
-// a note for each edge of the shortest cycle.
+// a note for each edge of the cycle.
 ir::Diagnostic& report_cycle(ir::Rule rule, std::string_view what, std::string_view suffix,
-                             const ChannelGraph& graph, std::span<const uint32_t> blocked,
+                             const ChannelGraph& graph, std::span<const Wait> cycle,
                              const ir::Schedule& schedule, ir::Diagnostics* diagnostics);
 
 // Checks that the ranks of a compute order together reach its end. If not, adds an error (PW040)
-// and returns it, for adding a help; otherwise returns null.
-ir::Diagnostic* check_can_run(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics);
+// and returns it, for adding a help, and stores its cycle in `cycle`; otherwise returns null.
+ir::Diagnostic* check_can_run(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics,
+                              std::vector<Wait>* cycle = nullptr);
 
 }  // namespace pipewright::schedule
 

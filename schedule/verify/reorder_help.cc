@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "pipewright/ir/text/action_text.h"
@@ -28,13 +29,14 @@ bool is_valid(const ir::ComputeOrder& order) {
 
 }  // namespace
 
-std::string reorder_help(const ir::ComputeOrder& order) {
+std::string reorder_help(const ir::ComputeOrder& order, std::span<const Wait> cycle) {
   const ChannelGraph graph = ChannelGraph::of_order(order);
   int trials = 0;
-  for (const Wait& wait : shortest_cycle(waits_of(graph, graph.blocked()))) {
+  for (const Wait& wait : cycle) {
     const ChannelGraph::Cell late = graph.cell_of(wait.waits_for),
                              early = graph.cell_of(wait.blocked_by);
-    if (late.rank != early.rank || late.step <= early.step || trials++ == kTrials) continue;
+    if (late.rank != early.rank || late.step <= early.step) continue;
+    if (trials++ == kTrials) break;
     ir::ComputeOrder moved = order;
     const auto row = moved.rows[late.rank].begin();
     const auto at = [&](size_t step) { return row + static_cast<std::ptrdiff_t>(step); };

@@ -32,8 +32,9 @@ bool verify(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics,
   if (!in_order && !index) return false;
   if (index) check_local_order(order, *index, diagnostics);
   if (diagnostics->total() == before) {
-    if (ir::Diagnostic* error = check_can_run(order, diagnostics))
-      error->help = reorder_help(order);
+    std::vector<Wait> cycle;
+    if (ir::Diagnostic* error = check_can_run(order, diagnostics, &cycle))
+      error->help = reorder_help(order, cycle);
   }
   add("order", checked);
   return diagnostics->total() == before;

@@ -1,6 +1,6 @@
 // Swaps are found by counting: for each ordered pair of ranks, the k-th RECV must be the partner of
 // the k-th SEND. A deadlock is what the topological pass of the channel graph leaves; the notes of
-// its error are the shortest cycle (deadlock.h). Linear.
+// its error are a short cycle (deadlock.h). Linear.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -98,7 +98,7 @@ void check_deadlock(const ir::Program& program, const VerifyOptions& options,
   if (blocked.empty()) return;
   const std::string model = ir::describe_channels(options.channels, options.capacity);
   ir::Diagnostic& error = report_cycle(ir::Rule::kDeadlock, "deadlock", " (" + model + ")", graph,
-                                       blocked, program, diagnostics);
+                                       short_cycle(waits_of(graph, blocked)), program, diagnostics);
   error.help = deadlock_help(program, options);
 }
 

@@ -1,11 +1,13 @@
 #ifndef PIPEWRIGHT_SCHEDULE_VERIFY_VERIFY_CHECKS_H_
 #define PIPEWRIGHT_SCHEDULE_VERIFY_VERIFY_CHECKS_H_
 
+#include <span>
 #include <string>
 
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/schedule.h"
 #include "pipewright/schedule/channel_graph.h"
+#include "pipewright/schedule/deadlock.h"
 #include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedule/verify/work_index.h"
 
@@ -29,8 +31,9 @@ void check_local_order(const ir::ComputeOrder& order, const WorkIndex& index,
                        ir::Diagnostics* diagnostics);
 
 // The help for an order that passed check_local_order, but cannot run: an action whose move makes
-// it run, or an empty text if none of the first few actions of the shortest cycle does.
-std::string reorder_help(const ir::ComputeOrder& order);
+// it run, or an empty text if none of the first few actions of the cycle that check_can_run()
+// reports does.
+std::string reorder_help(const ir::ComputeOrder& order, std::span<const Wait> cycle);
 
 // Inside each rank of a program: as above; also, each SEND follows the compute whose result it
 // sends, and each RECV precedes the compute that uses it. Unless `transfers_match`, also that SENDs

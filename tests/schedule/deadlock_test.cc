@@ -53,7 +53,7 @@ TEST(DeadlockTest, TheShortestCycleOfRandomWaits) {
         waits.push_back({10 * action, 10 * other + 1, 10 * other});
       }
     }
-    const std::vector<Wait> cycle = shortest_cycle(waits);
+    const std::vector<Wait> cycle = short_cycle(waits);
     ASSERT_EQ(cycle.size(), shortest_length(waits)) << "round " << round;
     for (size_t at = 0; at < cycle.size(); ++at) {
       EXPECT_NE(std::ranges::find(waits, cycle[at]), waits.end());
@@ -63,7 +63,7 @@ TEST(DeadlockTest, TheShortestCycleOfRandomWaits) {
     lengths.insert(cycle.size());
   }
   EXPECT_GE(lengths.size(), 6u);
-  EXPECT_TRUE(shortest_cycle({}).empty());
+  EXPECT_TRUE(short_cycle({}).empty());
 }
 
 // A ring: each rank waits for the RECV from the rank before it, which sends only afterwards. The
@@ -81,13 +81,57 @@ TEST(DeadlockTest, ACycleThroughEveryRank) {
     const std::vector<uint32_t> blocked = graph.blocked();
     EXPECT_EQ(blocked.size(), 2 * static_cast<size_t>(ranks));
     // Rank 0 waits for stage P - 1, which comes after stage 2P - 1 on the last rank, and so on.
-    const std::vector<Wait> cycle = shortest_cycle(waits_of(graph, blocked));
+    const std::vector<Wait> cycle = short_cycle(waits_of(graph, blocked));
     EXPECT_EQ(cycle.size(), static_cast<size_t>(ranks));
     EXPECT_EQ(cycle[0].action, 0u);
     EXPECT_EQ(describe(cycle[0], graph, order),
               "`" + std::to_string(ranks) + "F0` on rank 0 waits for `" +
                   std::to_string(ranks - 1) + "F0` on rank " + std::to_string(ranks - 1) +
                   ", which comes after `" + std::to_string(2 * ranks - 1) + "F0`");
+  }
+}
+
+// Rings of actions that are all blocked by two others: a search from each of them would take a time
+// quadratic in the cycle.
+TEST(DeadlockTest, LongRingsOfActionsWithTwoEdges) {
+  constexpr uint32_t kSize = 100'000;
+  const auto ring = [](uint32_t first, uint32_t second) {
+    std::vector<Wait> waits;
+    for (uint32_t action = 0; action < kSize; ++action) {
+      for (const uint32_t distance : {first, second}) {
+        const uint32_t by = (action + kSize - distance) % kSize;
+        waits.push_back({action, by, by});
+      }
+    }
+    return waits;
+  };
+  // Two inputs from the same action: there is one cycle.
+  const std::vector<Wait> around = short_cycle(ring(1, 1));
+  ASSERT_EQ(around.size(), kSize);
+  for (uint32_t at = 0; at < kSize; ++at) EXPECT_EQ(around[at].action, (kSize - at) % kSize);
+  // Every other action, whichever edge comes first.
+  EXPECT_EQ(short_cycle(ring(1, 2)).size(), kSize / 2);
+  EXPECT_EQ(short_cycle(ring(2, 1)).size(), kSize / 2);
+}
+
+// With too many actions for a search from each of them, the result is a cycle all the same.
+TEST(DeadlockTest, ASearchThatEndsEarlyReturnsACycle) {
+  constexpr uint32_t kSize = 10'000;
+  std::vector<Wait> waits;
+  for (uint32_t action = 0; action < kSize; ++action) {
+    for (const uint32_t distance : {1u, 3u}) {
+      const uint32_t by = (action + kSize - distance) % kSize;
+      waits.push_back({action, by, by});
+    }
+  }
+  // The last two actions of the ring block each other.
+  waits[2 * (kSize - 2)].waits_for = waits[2 * (kSize - 2)].blocked_by = kSize - 1;
+  const std::vector<Wait> cycle = short_cycle(waits);
+  ASSERT_FALSE(cycle.empty());
+  EXPECT_LE(cycle.size(), kSize / 3 + 2);
+  for (size_t at = 0; at < cycle.size(); ++at) {
+    EXPECT_NE(std::ranges::find(waits, cycle[at]), waits.end());
+    EXPECT_EQ(cycle[at].blocked_by, cycle[(at + 1) % cycle.size()].action);
   }
 }
 
@@ -130,7 +174,7 @@ TEST(DeadlockTest, ACompoundWaitsForTwoInputs) {
   const ChannelGraph graph = ChannelGraph::of_order(order);
   const std::vector<Wait> waits = waits_of(graph, graph.blocked());
   EXPECT_EQ(std::ranges::count(waits, graph.number_of(1, 1), &Wait::action), 2);
-  EXPECT_EQ(shortest_cycle(waits).size(), 2u);
+  EXPECT_EQ(short_cycle(waits).size(), 2u);
 }
 
 }  // namespace
