@@ -116,20 +116,20 @@ Tensors TransferShapes::header(ir::ActionPart receive, const Tensors& tensors) {
     std::memcpy(to, bytes.data(), bytes.size());
     known->second = std::move(metas);
   }
-  for (at::Tensor& message : messages) message = message.to(device_);
+  // Without waiting for the device: memory that is not page-locked has been read on return.
+  for (at::Tensor& message : messages) message = message.to(device_, /*non_blocking=*/true);
   return messages;
 }
 
 int64_t TransferShapes::read_header(ir::ActionPart receive, const at::Tensor& header) {
-  const at::Tensor words = header.cpu();
-  const int64_t count = words.data_ptr<int64_t>()[0];
+  const int64_t count = header.data_ptr<int64_t>()[0];
   if (count >= kHeaderWords) return count;
-  if (count != kAsBefore) learn_words(receive, words.narrow(0, 1, count));
+  if (count != kAsBefore) learn_words(receive, header.narrow(0, 1, count));
   return 0;
 }
 
 void TransferShapes::read_rest(ir::ActionPart receive, const at::Tensor& rest) {
-  learn_words(receive, rest.cpu());
+  learn_words(receive, rest);
 }
 
 void TransferShapes::learn(ir::ActionPart receive, const std::string& value) {

@@ -59,8 +59,8 @@ class TransferShapes {
   // With dynamic shapes: the messages before the tensors of a SEND to `receive`. A second one
   // follows if the metadata do not fit into the header. Undefined gradients are not sent.
   Tensors header(ir::ActionPart receive, const Tensors& tensors);
-  // The same at the receiver: takes the header and returns the number of words of the second
-  // message, 0 if there is none; then find() knows the metadata.
+  // The same at the receiver, of messages in host memory: takes the header and returns the number
+  // of words of the second message, 0 if there is none; then find() knows the metadata.
   int64_t read_header(ir::ActionPart receive, const at::Tensor& header);
   void read_rest(ir::ActionPart receive, const at::Tensor& rest);
 

@@ -211,15 +211,23 @@ void Transfers::wait_header(Pending& pending) {
   post_header(pending);
   const ir::Transfer transfer = transfer_of(pending.action);
   wait_for(pending.header_work, pending.action);
-  const int64_t words = shapes_.read_header(pending.action, pending.header);
+  const int64_t words = shapes_.read_header(pending.action, on_host(pending.header));
   if (words > 0) {
     const at::Tensor rest =
         at::empty({words}, at::TensorOptions(at::kLong).device(options_.device));
     wait_for(channels_.receive(rest, transfer.from, tag(transfer.receive, kHeaderTag)),
              pending.action);
-    shapes_.read_rest(pending.action, rest);
+    shapes_.read_rest(pending.action, on_host(rest));
   }
   pending.is_read = true;
+}
+
+// What is aborted on a device ends as well, and leaves anything in the message. But groups are
+// aborted after the failure is known, so it is looked at after the copy.
+at::Tensor Transfers::on_host(const at::Tensor& message) const {
+  at::Tensor copy = message.cpu();
+  options_.failures->throw_if_failed();
+  return copy;
 }
 
 void Transfers::post_now(ir::ActionPart send, Tensors tensors) {
@@ -230,8 +238,10 @@ void Transfers::post_now(ir::ActionPart send, Tensors tensors) {
   if (!is_new) throw ContractError(quoted(send) + " is already posted in this step");
   Posted& posted = place->second;
   posted.tensors = std::move(tensors);
+  Tensors headers;
   if (shapes_.dynamic()) {
-    for (const at::Tensor& header : shapes_.header(transfer.receive, posted.tensors)) {
+    headers = shapes_.header(transfer.receive, posted.tensors);
+    for (const at::Tensor& header : headers) {
       posted.works.push_back(naming_peer(send, [&] {
         return channels_.send(header, transfer.to, tag(transfer.receive, kHeaderTag));
       }));
@@ -246,6 +256,7 @@ void Transfers::post_now(ir::ActionPart send, Tensors tensors) {
   }
   Works works = naming_peer(send, [&] { return channels_.send(messages, transfer.to); });
   std::ranges::move(works, std::back_inserter(posted.works));
+  std::ranges::move(headers, std::back_inserter(posted.tensors));
   // On a CPU the backend keeps what it sends, and frees it as soon as it is sent.
   if (options_.device.is_cpu()) posted.tensors.clear();
 }

@@ -88,7 +88,7 @@ class Transfers {
     bool is_read = false;
   };
   struct Posted {
-    Tensors tensors;
+    Tensors tensors;  // headers included
     Works works;
   };
   using Clock = std::chrono::steady_clock;
@@ -100,6 +100,7 @@ class Transfers {
   bool post(Pending& pending);
   void post_header(Pending& pending);
   void wait_header(Pending& pending);
+  at::Tensor on_host(const at::Tensor& message) const;
   std::deque<Pending>& queue_of(ir::ActionPart action);
   void post_now(ir::ActionPart send, Tensors tensors);
   void release_sent(int peer);

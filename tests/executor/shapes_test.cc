@@ -7,11 +7,11 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "pipewright/comms/recording_backend.h"
-#include "pipewright/comms/threads.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/executor/models.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/ranks/ranks.h"
 
 namespace pipewright::executor {
@@ -25,7 +25,7 @@ ir::Program named(const char* name, int ranks, int microbatches) {
 using Body = std::function<void(int rank, comms::World& world)>;
 std::string run(int ranks, const Body& body, const comms::ThreadOptions& options = {}) {
   at::set_num_threads(1);
-  std::vector<comms::World> worlds = comms::thread_worlds(ranks, options);
+  std::vector<comms::World> worlds = tests::make_worlds(ranks, options);
   return tests::run_ranks(ranks, [&](int rank) { body(rank, worlds[static_cast<size_t>(rank)]); });
 }
 
@@ -104,8 +104,8 @@ TEST(DynamicShapes, EveryStepAndMicrobatchMayHaveItsOwn) {
                   [&](int rank, comms::World& world) {
                     std::vector<at::Tensor> weights, own;
                     for (int stage = 0; stage < stages; ++stage)
-                      weights.push_back(
-                          at::full({1}, 1.0 + 0.1 * stage, at::kDouble).set_requires_grad(true));
+                      weights.push_back(at::full({1}, 1.0 + 0.1 * stage, tests::here(at::kDouble))
+                                            .set_requires_grad(true));
                     std::map<int, LocalStage> local;
                     for (const int stage : program.placement.stages_of(rank)) {
                       const at::Tensor weight = weights[static_cast<size_t>(stage)];
@@ -115,6 +115,7 @@ TEST(DynamicShapes, EveryStepAndMicrobatchMayHaveItsOwn) {
                     }
                     Executor executor(program, local, world,
                                       {.loss = [](const Tensors& out) { return out[0].sum(); },
+                                       .device = tests::here(),
                                        .dynamic_shapes = true});
                     const auto reference = [&](const std::vector<Tensors>& inputs) {
                       double sum = 0;
@@ -131,7 +132,7 @@ TEST(DynamicShapes, EveryStepAndMicrobatchMayHaveItsOwn) {
                     for (const auto& sizes : steps) {
                       Microbatches batch;
                       for (const auto& size : sizes)
-                        batch.inputs.push_back({at::rand(size, at::kDouble)});
+                        batch.inputs.push_back({at::rand(size, tests::here(at::kDouble))});
                       // The same data on both ranks.
                       for (size_t m = 0; m < sizes.size(); ++m)
                         batch.inputs[m][0].fill_(0.5 + 0.25 * m);
@@ -141,7 +142,7 @@ TEST(DynamicShapes, EveryStepAndMicrobatchMayHaveItsOwn) {
                       Microbatches evaluated;
                       for (size_t m = 0; m < sizes.size(); ++m)
                         evaluated.inputs.push_back(
-                            {at::ones({1 + static_cast<int64_t>(m)}, at::kDouble)});
+                            {at::ones({1 + static_cast<int64_t>(m)}, tests::here(at::kDouble))});
                       executor.eval(evaluated);
                       EXPECT_EQ(before, expected);
                     }
@@ -169,17 +170,18 @@ TEST(DynamicShapes, OneHeaderPerTransferAndNothingElse) {
                     return comms::record(backend, log);
                   });
                   std::map<int, LocalStage> stages;
-                  const at::Tensor weight = at::ones({1}).set_requires_grad(true);
+                  const at::Tensor weight = at::ones({1}, tests::here()).set_requires_grad(true);
                   stages[rank].stage = std::make_shared<ModuleStage>(
                       [&](const Tensors& in) { return Tensors{in[0] * weight}; });
                   Executor executor(program, stages, world,
                                     {.loss = [](const Tensors& out) { return out[0].sum(); },
+                                     .device = tests::here(),
                                      .dynamic_shapes = true});
                   executor.confirm();
                   if (rank == 0) log->clear();
                   executor.confirm();
-                  executor.step({.inputs = {at::ones({8})}});
-                  executor.step({.inputs = {at::ones({12})}});
+                  executor.step({.inputs = {at::ones({8}, tests::here())}});
+                  executor.step({.inputs = {at::ones({12}, tests::here())}});
                 }),
             "");
   EXPECT_EQ(log->count("send"), 2 * 2 * 8);
