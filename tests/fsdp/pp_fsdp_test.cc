@@ -280,8 +280,12 @@ TEST(PpFsdp, test_pp_fsdp_unshard_reshard_runtime) {
   }
 }
 
-// Runs a W of stage 1 while the stage is resharded; `norm` adds a LayerNorm to the layers.
-std::string train_weight_free(bool norm, const std::string& row0, const std::string& row1) {
+// What a test adds to the output of each layer, from the layer's weights; null adds nothing.
+using Extra = std::function<at::Tensor(const at::Tensor&, const std::vector<at::Tensor>&)>;
+
+// Runs a W of stage 1 while the stage is resharded.
+std::string train_weight_free(const Extra& extra, const std::string& row0,
+                              const std::string& row1) {
   ir::Program program = channel_model::program_of(ir::Placement::loop(2, 2), 1, {row0, row1});
   program.lowering.weight_free_w = true;
   std::vector<comms::World> worlds = comms::thread_worlds(4);
@@ -289,13 +293,13 @@ std::string train_weight_free(bool norm, const std::string& row0, const std::str
     comms::World& world = worlds[static_cast<size_t>(rank)];
     comms::Mesh mesh(world, {{"dp", 2}, {"pp", 2}});
     const int stage = mesh.coordinate("pp"), copy = mesh.coordinate("dp");
-    const auto call = [norm](const std::shared_ptr<Layer>& layer, const at::Tensor& x) {
+    const auto call = [&](const std::shared_ptr<Layer>& layer, const at::Tensor& x) {
       const at::Tensor y = forward(layer, x);
-      if (!norm) return y;
-      const auto scaled = [&](const std::vector<at::Tensor>& in) {
-        return std::vector{at::layer_norm(in[0], {10}, layer->parameters()[1])};
+      if (!extra) return y;
+      const auto with_extra = [&](const std::vector<at::Tensor>& in) {
+        return std::vector{extra(in[0], layer->parameters())};
       };
-      return modules::call(*layer, scaled, {y})[0];
+      return modules::call(*layer, with_extra, {y})[0];
     };
     const auto module =
         std::make_shared<Layers>(4 * stage, 4 * stage + 4, tests::LayersArgs{.call = call});
@@ -308,7 +312,7 @@ std::string train_weight_free(bool norm, const std::string& row0, const std::str
     };
     executor.step({{input(copy)}, {}, {}});
     // The W of stage 1 fails, but the ranks of stage 0 may have ended the step before.
-    if (norm) return;
+    if (extra) return;
     Layers plain(0, 8, {});
     for (const int each : {0, 1}) (plain.forward(input(each)).sum() / 2).backward();
     for (const auto& [name, weight] : module->named_parameters().pairs()) {
@@ -322,13 +326,26 @@ std::string train_weight_free(bool norm, const std::string& row0, const std::str
 TEST(PpFsdp, WeightFreeW) {
   const std::string row0 = "0UNSHARD 0F0 0SEND_F0 0RECV_B0 0I0 0W0 0REDUCE_GRAD 0RESHARD";
   const std::string row1 = "1UNSHARD 1RECV_F0 1F0 1I0 1SEND_B0 1RESHARD 1W0 1REDUCE_GRAD";
-  EXPECT_EQ(train_weight_free(false, row0, row1), "");
+  EXPECT_EQ(train_weight_free(nullptr, row0, row1), "");
   const auto expect = [](const std::string& errors, const std::string& what) {
     EXPECT_NE(errors.find(what), std::string::npos) << errors;
   };
-  expect(train_weight_free(true, row0, row1),
+  const auto norm = [](const at::Tensor& x, const std::vector<at::Tensor>& weights) {
+    return at::layer_norm(x, {10}, weights[1]);
+  };
+  expect(train_weight_free(norm, row0, row1),
          "`1W0`: W may read a weight in `NativeLayerNormBackward0`, but the stage is resharded");
-  expect(train_weight_free(false, "0UNSHARD 0F0 0SEND_F0 0RECV_B0 0I0 0RESHARD 0W0 0REDUCE_GRAD",
+  // No gradient leads to the detached factor, but that of the other one is computed from it.
+  const auto detached = [](const at::Tensor& x, const std::vector<at::Tensor>& weights) {
+    return x.mm(weights[0].detach() * weights[2]);
+  };
+  expect(train_weight_free(detached, row0, row1),
+         "`1W0`: W may read a weight in `MulBackward0`, but the stage is resharded");
+  const auto product = [](const at::Tensor& x, const std::vector<at::Tensor>& weights) {
+    return x.mm(weights[0].detach().mm(weights[2]));
+  };
+  expect(train_weight_free(product, row0, row1), "W may read a weight in `MmBackward0`");
+  expect(train_weight_free(nullptr, "0UNSHARD 0F0 0SEND_F0 0RECV_B0 0I0 0RESHARD 0W0 0REDUCE_GRAD",
                            row1),
          "`0W0`: W of stage 0 may read its weights, which are resharded");
 }
