@@ -19,6 +19,7 @@
 // also inside the forward of another module. This is a plain call if the module has no wrapper.
 
 namespace torch::nn {
+class AnyModule;
 class SequentialImpl;
 }  // namespace torch::nn
 
@@ -44,23 +45,43 @@ void register_forward_hook(const torch::nn::Module& module,
 Tensors call(const torch::nn::Module& module, const ForwardHook::Function& function,
              const Tensors& inputs);
 
-// Calls module->forward(inputs...) through the module's hooks. `module` is a shared_ptr or a
-// ModuleHolder, the inputs are tensors, and the result is a tensor, a tuple or a vector of tensors.
-// The children of a torch::nn::Sequential, which take and return one tensor each, are called
-// through their hooks too.
+template <typename Module, typename... Inputs>
+auto forward(const Module& module, const Inputs&... inputs);
+
+// Calls the children of a torch::nn::Sequential one after another through their hooks. This is the
+// forward of a class derived from torch::nn::SequentialImpl, such as one that is nested in another
+// Sequential:
+//
+//   struct BlockImpl : torch::nn::SequentialImpl {
+//     using SequentialImpl::SequentialImpl;
+//     at::Tensor forward(const at::Tensor& x) { return modules::forward_children(*this, x); }
+//   };
+template <typename Sequential>
+at::Tensor forward_children(Sequential& sequential, const at::Tensor& input) {
+  at::Tensor x = input;
+  for (const auto& child : sequential) x = forward(child, x);
+  return x;
+}
+
+// Calls module->forward(inputs...) through the module's hooks. `module` is a shared_ptr, a
+// ModuleHolder or a torch::nn::AnyModule, the inputs are tensors, and the result is a tensor, a
+// tuple or a vector of tensors; of an AnyModule or a torch::nn::Sequential it is a tensor. The
+// children of a Sequential, which take and return one tensor each, are called through their hooks
+// too.
 template <typename Module, typename... Inputs>
 auto forward(const Module& module, const Inputs&... inputs) {
   auto callee = module;  // a ModuleHolder's operator-> is const, the module it returns is not
-  if constexpr (std::is_same_v<std::decay_t<decltype(*callee)>, torch::nn::SequentialImpl>) {
+  if constexpr (std::is_same_v<Module, torch::nn::AnyModule>) {
     const auto function = [&callee](const Tensors& moved) {
-      Tensors x = moved;
-      for (auto& child : *callee) {
-        const auto run_child = [&child](const Tensors& in) {
-          return Tensors{child.template forward<at::Tensor>(at::Tensor(in[0]))};
-        };
-        x = call(*child.ptr(), run_child, x);
+      return [&]<size_t... I>(std::index_sequence<I...>) {
+        return Tensors{callee.template forward<at::Tensor>(at::Tensor(moved[I])...)};
       }
-      return x;
+      (std::make_index_sequence<sizeof...(Inputs)>());
+    };
+    return from_tensors<at::Tensor>(call(*callee.ptr(), function, Tensors{inputs...}));
+  } else if constexpr (std::is_same_v<std::decay_t<decltype(*callee)>, torch::nn::SequentialImpl>) {
+    const auto function = [&callee](const Tensors& moved) {
+      return Tensors{forward_children(*callee, moved[0])};
     };
     return from_tensors<at::Tensor>(call(*callee, function, Tensors{inputs...}));
   } else {

@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
@@ -95,6 +96,38 @@ TEST(Forward, RunsTheHooksOfASequentialAndItsChildren) {
   register_forward_hook(*second, part);
   EXPECT_EQ(value_of(forward(sequential, at::ones({}, at::kDouble))), 10);
   EXPECT_EQ(text, "s(a()a)s");
+}
+
+// LibTorch's Sequential cannot contain another one, but a class derived from it.
+struct Layers : torch::nn::SequentialImpl {
+  using SequentialImpl::SequentialImpl;
+  at::Tensor forward(const at::Tensor& x) { return forward_children(*this, x); }
+};
+
+TEST(Forward, RunsTheHooksInsideANestedSequential) {
+  std::string text;
+  const auto first = std::make_shared<Twice>(), second = std::make_shared<Twice>();
+  const auto inner = std::make_shared<Layers>(first, second);
+  torch::nn::Sequential outer(inner, std::make_shared<Twice>());
+  const auto whole = std::make_shared<Adds>("s", text), part = std::make_shared<Adds>("a", text);
+  register_forward_hook(*inner, whole);
+  register_forward_hook(*second, part);
+  EXPECT_EQ(value_of(forward(outer, at::ones({}, at::kDouble))), 20);
+  EXPECT_EQ(text, "s(a()a)s");
+  EXPECT_EQ(value_of(forward(inner, at::ones({}, at::kDouble))), 10);
+}
+
+TEST(Forward, RunsTheHooksOfAnAnyModule) {
+  std::string text;
+  const auto module = std::make_shared<Twice>();
+  const auto hook = std::make_shared<Adds>("a", text);
+  register_forward_hook(*module, hook);
+  const torch::nn::AnyModule any(module);
+  EXPECT_EQ(value_of(forward(any, at::ones({}, at::kDouble))), 4);
+  EXPECT_EQ(text, "a()a");
+  // Of a child of a Sequential.
+  torch::nn::Sequential layers(std::make_shared<Twice>(), module);
+  EXPECT_EQ(value_of(forward(*std::next(layers->begin()), at::ones({}, at::kDouble))), 4);
 }
 
 TEST(Forward, IsHowAStageCallsItsModule) {
