@@ -198,6 +198,8 @@ const RowPlan& Executor::eval_row() {
 StepResult Executor::run(bool evaluates, bool return_outputs,
                          const std::function<Microbatches()>& prepare) {
   if (!failure_.empty()) throw StepError("no step can run after a failure: " + failure_);
+  // Not earlier: what confirms the first step has its limit too.
+  if (step_ > first_step_) set_timeout(options_.timeout.value_or(world_.timeout()));
   const bool with_backward = has_backward_ && !evaluates;
   const c10::AutoGradMode grad_mode(with_backward);
   Microbatches microbatches;
@@ -254,7 +256,6 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
   });
   if (!wrong.empty()) throw BatchError(wrong);
   ++step_;
-  set_timeout(options_.timeout.value_or(world_.timeout()));
   watchdog_->progress().idle(step_);
   StepResult result{std::move(results.losses), {}, bubble};
   // All ranks have completed the step; outputs that cannot be merged concern this caller alone.
@@ -299,7 +300,7 @@ void Executor::confirm() {
 }
 
 int64_t Executor::reset() {
-  step_ = world_.reset(confirmed_.value_or(step_));
+  step_ = first_step_ = world_.reset(confirmed_.value_or(step_));
   if (confirmed_) confirmed_ = step_;
   if (options_.first_timeout) set_timeout(*options_.first_timeout);
   watchdog_->reset();

@@ -106,9 +106,9 @@ struct ExecutorOptions {
   // The timeout of each wait for another rank, and on a device of a step's end after step() has
   // returned, whose error names the action that the device was at; by default that of the world.
   std::optional<std::chrono::milliseconds> timeout = {};
-  // The same for the first step, and for the first after reset(), which also load data, allocate
-  // memory and connect; by default `timeout`. Data-parallel collectives have the world's timeout in
-  // every step, so create the world with the longer of both.
+  // The same for the first step and its confirm(), and for the first after reset(), which also load
+  // data, allocate memory and connect; by default `timeout`. Data-parallel collectives have the
+  // world's timeout in every step, so create the world with the longer of both.
   std::optional<std::chrono::milliseconds> first_timeout = {};
   // Called if this rank is still stuck in its step after the report of a hang, on the watcher's
   // thread, with the report. Nothing can interrupt such a step, so a trainer ends the process here.
@@ -254,6 +254,7 @@ class Executor {
   std::shared_ptr<Watchdog> watchdog_;      // shared with the watcher
   std::optional<Recorder> recorder_;        // while record() is on
   int64_t step_ = 0;                        // the running step, or the next one
+  int64_t first_step_ = 0;                  // the first one since the last reset()
   std::optional<int64_t> confirmed_;        // the first step that is not confirmed
   const PlannedAction* current_ = nullptr;  // the running action
   std::string failure_;                     // why no further step can run; empty if it can

@@ -386,6 +386,12 @@ TEST(Hang, TheFirstStepMayTakeLonger) {
       if (rank == 0) trainer.executor->set_function(ActionKind::kForward, {});
     };
     train_slowly(0);
+    // The same at the end of a first step.
+    Trainer ends_late(named("1F1B", 2, 2), Parallel::kNone, 1, world, nullptr,
+                      {.timeout = kShort, .first_timeout = kLong});
+    ends_late.executor->step(ends_late.batch(0));
+    if (rank == 0) std::this_thread::sleep_for(kShort * 5 / 2);
+    ends_late.executor->confirm();
     for (int64_t step = 1; step < 3; ++step) {
       std::string report;
       try {
