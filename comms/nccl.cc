@@ -8,24 +8,21 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "pipewright/comms/gpu_index.h"
-#include "pipewright/comms/group_name.h"
 
 namespace pipewright::comms {
 namespace {
 
 using Options = c10d::ProcessGroupNCCL::Options;
 
-c10::intrusive_ptr<Options> options_of(const std::string& name, const NcclOptions& world) {
-  const NcclGroupOptions group = world.group ? world.group(name) : NcclGroupOptions();
-  auto options = Options::create(group.high_priority_stream);
-  options->timeout = world.timeout;
-  options->group_name = name;
-  options->group_desc = name;
-  for (const int rank : members_of(name))
-    options->global_ranks_in_group.push_back(static_cast<uint64_t>(rank));
-  if (group.min_ctas > 0) options->config.minCTAs = group.min_ctas;
-  if (group.max_ctas > 0) options->config.maxCTAs = group.max_ctas;
-  if (group.nonblocking) options->config.blocking = 0;
+c10::intrusive_ptr<Options> options_of(const NcclSettings& settings) {
+  auto options = Options::create(settings.high_priority_stream);
+  options->timeout = settings.timeout;
+  options->group_name = settings.name;
+  options->group_desc = settings.description;
+  options->global_ranks_in_group = settings.global_ranks;
+  if (settings.min_ctas) options->config.minCTAs = *settings.min_ctas;
+  if (settings.max_ctas) options->config.maxCTAs = *settings.max_ctas;
+  if (settings.blocking) options->config.blocking = *settings.blocking;
   return options;
 }
 
@@ -40,8 +37,10 @@ World nccl_world(const Environment& environment, const NcclOptions& options) {
   const at::Device device = nccl_device(environment);
   const StorePtr store = connect_store(environment, options.timeout);
   const MakeBackend make = [=](const std::string& name, int rank, int size) -> BackendPtr {
+    const NcclGroupOptions group = options.group ? options.group(name) : NcclGroupOptions();
     auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
-        c10::make_intrusive<c10d::PrefixStore>(name, store), rank, size, options_of(name, options));
+        c10::make_intrusive<c10d::PrefixStore>(name, store), rank, size,
+        options_of(nccl_settings(name, group, options.timeout)));
     backend->setGroupDesc(name);
     backend->setBoundDeviceId(device);
     backend->eagerConnectSingleDevice(device);

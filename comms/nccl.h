@@ -1,20 +1,13 @@
 #ifndef PIPEWRIGHT_COMMS_NCCL_H_
 #define PIPEWRIGHT_COMMS_NCCL_H_
 
+#include "pipewright/comms/nccl_settings.h"
 #include "pipewright/comms/world.h"
 
 namespace pipewright::comms {
 
-// NCCL's settings of a group.
-struct NcclGroupOptions {
-  bool high_priority_stream = false;
-  // Thread blocks that NCCL may use: fewer leave more of the GPU to computation.
-  int min_ctas = 0, max_ctas = 0;  // 0: NCCL's default
-  // NCCL's calls return before they are done, for example before the group is connected.
-  bool nonblocking = false;
-};
-
 struct NcclOptions {
+  // Of the world. NCCL's own watchdog has a longer one (nccl_timeout()).
   std::chrono::milliseconds timeout = kDefaultTimeout;
   // The settings of a group by its name, for example of "dp[0,4]#0"; null for the defaults.
   std::function<NcclGroupOptions(const std::string& name)> group = nullptr;

@@ -6,6 +6,7 @@
 
 #include "pipewright/comms/gpu_index.h"
 #include "pipewright/comms/group_name.h"
+#include "pipewright/comms/nccl_settings.h"
 
 namespace pipewright::comms {
 namespace {
@@ -36,6 +37,40 @@ TEST(GroupName, HasTheRanksOfItsMembers) {
   EXPECT_EQ(members_of("odd]name[7[12]#3"), std::vector{12});
   for (const char* name : {"", "dp", "dp[]", "dp[a]", "]["})
     EXPECT_THROW(members_of(name), std::invalid_argument) << name;
+}
+
+// A hang is noticed when the limit of the world is over, counted from the end of issuing the step,
+// and reported a few seconds later. NCCL's watchdog, which counts from the beginning, must not end
+// the process before that.
+TEST(NcclSettings, NcclsWatchdogIsSlowerThanOurs) {
+  using std::chrono::milliseconds;
+  for (const milliseconds world : {milliseconds(100), milliseconds(4000), milliseconds(600000)}) {
+    const milliseconds issue = world, noticed = world + std::chrono::seconds(1);
+    const auto report = std::chrono::seconds(5);
+    EXPECT_GT(nccl_settings("dp[0]#0", {}, world).timeout, issue + noticed + report);
+  }
+}
+
+TEST(NcclSettings, NameTheGroupAndItsMembers) {
+  const NcclSettings settings = nccl_settings("mesh.dp[0,4,2]#1", {}, std::chrono::seconds(1));
+  EXPECT_EQ(settings.name, "mesh.dp[0,4,2]#1");
+  EXPECT_EQ(settings.description, "mesh.dp[0,4,2]#1");
+  EXPECT_EQ(settings.global_ranks, (std::vector<uint64_t>{0, 4, 2}));
+}
+
+TEST(NcclSettings, HaveTheOptionsThatAreSet) {
+  const NcclSettings plain = nccl_settings("dp[0]#0", {}, std::chrono::seconds(1));
+  EXPECT_FALSE(plain.high_priority_stream);
+  EXPECT_EQ(plain.min_ctas, std::nullopt);
+  EXPECT_EQ(plain.max_ctas, std::nullopt);
+  EXPECT_EQ(plain.blocking, std::nullopt);
+  const NcclSettings all = nccl_settings(
+      "dp[0]#0", {.high_priority_stream = true, .min_ctas = 2, .max_ctas = 8, .nonblocking = true},
+      std::chrono::seconds(1));
+  EXPECT_TRUE(all.high_priority_stream);
+  EXPECT_EQ(all.min_ctas, 2);
+  EXPECT_EQ(all.max_ctas, 8);
+  EXPECT_EQ(all.blocking, 0);
 }
 
 }  // namespace
