@@ -1,8 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
-#include <filesystem>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -12,6 +10,7 @@
 
 #include "pipewright/cli/command_table.h"
 #include "pipewright/cli/commands.h"
+#include "pipewright/cli/file_format.h"
 #include "pipewright/cli/files.h"
 #include "pipewright/cli/input.h"
 #include "pipewright/cli/simulation.h"
@@ -154,12 +153,6 @@ void print_picture(const std::string& format, const Drawn& one,
   }
 }
 
-// Whether a format needs times.
-bool is_picture(std::string_view format) {
-  const auto pictures = picture_formats();
-  return std::ranges::find(pictures, format) != pictures.end();
-}
-
 // The schedule that cannot run to its end, up to where it stops.
 void print_blocked(const std::string& format, const Input& input,
                    const schedule::BlockedSimulation& simulation,
@@ -206,17 +199,6 @@ void print_blocked(const std::string& format, const Input& input,
   schedule::print_timeline(schedule, simulation.timeline, text, out);
   out << stops << "; `!` is the first action of a rank that never runs\n";
   for (const schedule::Standstill::Edge& wait : standstill.waits) out << wait.text << '\n';
-}
-
-// The format that the extension of a file names ("out.svg", "OUT.SVG"); empty if it names none.
-std::string format_of_extension(const std::string& path) {
-  std::string extension = std::filesystem::path(path).extension().string();
-  if (!extension.empty()) extension.erase(0, 1);
-  for (char& letter : extension)
-    letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
-  const bool is_file_format = std::ranges::find(ir::formats(), std::string_view(extension),
-                                                &ir::FormatInfo::name) != ir::formats().end();
-  return is_file_format || is_picture(extension) ? extension : "";
 }
 
 // The format of --format, which must not contradict the extension of the output file. Without

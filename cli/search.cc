@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "pipewright/cli/commands.h"
+#include "pipewright/cli/file_format.h"
 #include "pipewright/cli/files.h"
 #include "pipewright/cli/search_report.h"
 #include "pipewright/cli/search_request.h"
@@ -79,14 +80,16 @@ void show_progress(const search::SearchProgress& progress, int num_microbatches,
               << std::flush;
 }
 
-// Writes the compute order in the format of the path's extension, or as a .plan.
-void write_order(const std::string& path, const ir::ComputeOrder& order, Console& console) {
-  const ir::FormatInfo* format = &ir::info(ir::Format::kPlan);
-  for (const ir::FormatInfo& one : ir::formats()) {
-    if (path.ends_with(one.extension)) format = &one;
-  }
-  write_output(path, console,
-               [&](std::ostream& out) { format->print(ir::AnySchedule(order), out); });
+// The format of the compute order that is found: that of the path's extension, or .plan.
+const ir::FormatInfo& order_format(const std::string& path) {
+  const std::string extension = format_of_extension(path);
+  if (is_picture(extension))
+    throw UsageError(
+        fmt::format("--output: expected a .plan, .csv or .json file, got {}; "
+                    "`pipewright print` draws what is found",
+                    ir::backticked(path)));
+  const auto found = std::ranges::find(ir::formats(), extension, &ir::FormatInfo::name);
+  return found == ir::formats().end() ? ir::info(ir::Format::kPlan) : *found;
 }
 
 void print_json(const AskedSearch& asked, const std::vector<search::FrontPoint>& points,
@@ -106,6 +109,8 @@ void print_json(const AskedSearch& asked, const std::vector<search::FrontPoint>&
 }  // namespace
 
 int run_search(const Invocation& invocation, Console& console) {
+  const std::string path = invocation.text("--output").value_or("");
+  const ir::FormatInfo& format = order_format(path);
   AskedSearch asked = read_search(invocation, console);
   search::SearchRequest& request = asked.request;
   const bool shows_progress = ::isatty(STDERR_FILENO) != 0 && !invocation.has("--json");
@@ -137,7 +142,6 @@ int run_search(const Invocation& invocation, Console& console) {
   }
   if (shows_progress) console.err << "\r\x1b[K" << std::flush;
   if (g_interrupted) console.err << "interrupted: this is the best schedule so far\n";
-  const std::string path = invocation.text("--output").value_or("");
   std::ostream& out = path == "-" ? console.err : console.out;
   if (invocation.has("--json")) {
     print_json(asked, points, best, result, out);
@@ -149,7 +153,10 @@ int run_search(const Invocation& invocation, Console& console) {
     print_result(asked.placement, best, result, out);
   }
   // Last, so that a file that cannot be written does not cost the result.
-  if (!path.empty()) write_order(path, result.order, console);
+  if (!path.empty()) {
+    write_output(path, console,
+                 [&](std::ostream& file) { format.print(ir::AnySchedule(result.order), file); });
+  }
   return kExitOk;
 }
 

@@ -324,6 +324,7 @@ set(pipewright_cli_sources
     cli/diff.cc
     cli/drift_report.cc
     cli/explain.cc
+    cli/file_format.cc
     cli/files.cc
     cli/help.cc
     cli/input.cc
