@@ -82,6 +82,11 @@ void expect_named_errors(const std::string& kind, int victim, int step, const st
       EXPECT_NE(own.find("\n  culprit: rank " + std::to_string(victim) + " ("), std::string::npos)
           << text;
       EXPECT_NE(own.find("does not answer"), std::string::npos) << text;
+      // What the others wait for: a transfer of the stopped rank.
+      const std::regex waits(
+          "`[0-9](RECV|SEND)_[FB][0-9]` waits for `[0-9](SEND|RECV)_[FB][0-9]` of rank " +
+          std::to_string(victim));
+      EXPECT_TRUE(std::regex_search(own, waits)) << text;
     }
   }
 }
