@@ -15,10 +15,13 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 RANKS, MICROBATCHES = 4, 8
+RECORDED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../cli/recorded.json")
 
 
-def pipewright(*arguments, text=True):
-    return subprocess.run([PIPEWRIGHT, *arguments], capture_output=True, text=text, check=True).stdout
+def pipewright(*arguments, text=True, code=0):
+    run = subprocess.run([PIPEWRIGHT, *arguments], capture_output=True, text=text)
+    assert run.returncode == code, run.stderr
+    return run.stdout
 
 
 def has_unknown_fields(message):
@@ -39,7 +42,7 @@ class ProtobufTrace:
         self.first = trace.packet[0]
         self.sequences = {packet.trusted_packet_sequence_id for packet in trace.packet}
         self.slices, self.sent, self.received = collections.defaultdict(list), {}, {}
-        self.counters = collections.defaultdict(list)
+        self.counters, self.instants = collections.defaultdict(list), collections.defaultdict(list)
         open_slices = {}
         for packet in trace.packet:
             if not packet.HasField("track_event"):
@@ -59,7 +62,16 @@ class ProtobufTrace:
                 self.slices[key].append((name, begin, packet.timestamp))
             elif event.type == TrackEvent.TYPE_COUNTER:
                 self.counters[key].append((packet.timestamp, event.double_counter_value))
+            else:
+                assert event.type == TrackEvent.TYPE_INSTANT, event
+                self.instants[key].append((packet.timestamp, event.name))
         assert not open_slices, open_slices
+
+    def slices_of(self, rank):
+        return [one for (process, _), of_track in self.slices.items() if process == f"rank {rank}" for one in of_track]
+
+    def everything(self):
+        return [one for of_track in self.slices.values() for one in of_track]
 
 
 def expected_receive(send):
@@ -73,10 +85,58 @@ class TracesTest(unittest.TestCase):
         names = [one["name"] for one in json.loads(pipewright("list", "--json"))["schedules"]]
         self.assertGreaterEqual(len(names), 16)
         for name in names:
-            with self.subTest(schedule=name), tempfile.TemporaryDirectory() as folder:
-                program = os.path.join(folder, "program.json")  # some schedules depend on the costs
-                pipewright("print", name, "--ranks", str(RANKS), "--microbatches", str(MICROBATCHES), "-o", program)
-                self.check([program, "--comm", "0.3"])
+            for level in ("compute_comms", "compute_only"):
+                with self.subTest(schedule=name, level=level), tempfile.TemporaryDirectory() as folder:
+                    program = os.path.join(folder, "program.json")  # some schedules depend on the costs
+                    pipewright("print", name, "--ranks", str(RANKS), "--microbatches", str(MICROBATCHES), "--level", level, "-o", program)
+                    self.check([program, "--comm", "0.3"])
+
+    def test_a_recording(self):
+        """Its slices are what the file says of its actions."""
+        with open(RECORDED) as file:
+            run = json.load(file)
+        self.assertEqual(run["recording"]["unit"], "ms")
+        trace = ProtobufTrace(pipewright("print", RECORDED, "--format", "pftrace", text=False))
+        for rank, (row, times) in enumerate(zip(run["rows"], run["recording"]["times"])):
+            found = sorted(trace.slices_of(rank), key=lambda one: row.index(one[0]))
+            self.assertEqual([name for name, _, _ in found], row)
+            self.assertEqual(len(trace.slices[f"rank {rank}", "compute"]), 8)
+            for (name, *found_times), expected_times in zip(found, times):
+                for found_time, expected in zip(found_times, expected_times):
+                    self.assertAlmostEqual(found_time, expected * 1e6, delta=1, msg=name)
+        self.assertEqual(len(trace.sent), sum("SEND" in action for row in run["rows"] for action in row))
+        self.assertEqual(sorted(self.chrome_slices([RECORDED])), sorted(trace.everything()))
+
+    def test_a_schedule_that_stops(self):
+        """What ran, and where each rank stops: rank 1 begins with the microbatch that rank 0 runs last."""
+        with tempfile.TemporaryDirectory() as folder:
+            order = os.path.join(folder, "order.csv")
+            with open(order, "w") as file:
+                file.write("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
+            trace = ProtobufTrace(pipewright("print", order, "--format", "pftrace", text=False, code=1))
+        self.assertEqual(dict(trace.slices), {("rank 0", "compute"): [("0F0", 0, 1000000)]})
+        stops = sorted((process, *one) for (process, _), of_track in trace.instants.items() for one in of_track)
+        self.assertEqual(stops, [("rank 0", 1000000, "stops before 0B0"), ("rank 1", 0, "stops before 1F1")])
+
+    def test_sizes(self):
+        """The bytes in use: each F saves its activation, and each B frees one."""
+        with tempfile.TemporaryDirectory() as folder:
+            costs = os.path.join(folder, "costs.json")
+            with open(costs, "w") as file:
+                json.dump({"version": 1, "forward": 1, "backward_input": 1, "backward_weight": 1, "activation_bytes": [100, 7]}, file)
+            trace = ProtobufTrace(pipewright("print", "1F1B", "--ranks", "2", "--microbatches", "4", "--costs", costs, "--format",
+                                             "pftrace", text=False))
+        for rank, size in enumerate([100, 7]):
+            changes = []
+            for name, begin, end in trace.slices[f"rank {rank}", "compute"]:
+                changes.append((begin, size) if "F" in name else (end, -size))
+            self.assertEqual(len(changes), 8)
+            found = dict(trace.counters[f"rank {rank}", "bytes"])  # the last value at each time
+            self.assertLessEqual({time for time, _ in changes}, set(found))
+            for time, in_use in found.items():
+                self.assertEqual(in_use, sum(change for when, change in changes if when <= time), time)
+            highest = max(value for _, value in trace.counters[f"rank {rank}", "bytes"])
+            self.assertEqual(highest, size * (2 - rank))
 
     def check(self, source):
         rows = json.loads(pipewright("print", source[0], "--format", "json"))["rows"]
@@ -85,8 +145,7 @@ class TracesTest(unittest.TestCase):
         self.assertEqual(trace.first.sequence_flags, 1)
         self.assertEqual(len(trace.sequences), 1)
         for rank, row in enumerate(rows):
-            slices = [one for (process, _), of_track in trace.slices.items() if process == f"rank {rank}" for one in of_track]
-            self.assertEqual(sorted(name for name, _, _ in slices), sorted(action for action in row if action))
+            self.assertEqual(sorted(name for name, _, _ in trace.slices_of(rank)), sorted(action for action in row if action))
             # The computes run in the order of the program.
             computes = [name for name, _, _ in trace.slices[f"rank {rank}", "compute"]]
             self.assertEqual(computes, [action for action in row if action in set(computes)])
@@ -94,7 +153,7 @@ class TracesTest(unittest.TestCase):
             for (_, begin, end), (_, following, _) in zip(of_track, of_track[1:] + [(None, sys.maxsize, None)]):
                 self.assertLessEqual(begin, end)
                 self.assertLessEqual(end, following)  # slices of one track never overlap
-        everything = [one for of_track in trace.slices.values() for one in of_track]
+        everything = trace.everything()
         makespan = max(end for _, _, end in everything) - min(begin for _, begin, _ in everything)
         self.assertAlmostEqual(makespan, simulated["makespan"] * 1e6, delta=2)
         # One arrow per transfer, from its SEND to its RECV.
