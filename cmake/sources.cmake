@@ -395,6 +395,7 @@ set(pipewright_executor_sources
     executor/device_progress.cc
     executor/digest.cc
     executor/executor.cc
+    executor/flight_collective.cc
     executor/flight_dump.cc
     executor/gather_recording.cc
     executor/hang.cc
@@ -494,6 +495,7 @@ set(pipewright_executor_headers
     executor/device_progress.h
     executor/digest.h
     executor/executor.h
+    executor/flight_collective.h
     executor/flight_dump.h
     executor/gather_recording.h
     executor/hang.h

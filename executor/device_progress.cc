@@ -34,7 +34,7 @@ void DeviceProgress::begin(int64_t step, bool evaluates) {
     reuse(&steps_.front());
     steps_.pop_front();
   }
-  steps_.push_back({step, evaluates, comms::steady_seconds(), {}, std::nullopt});
+  steps_.push_back({step, evaluates, {}, std::nullopt});
 }
 
 void DeviceProgress::mark(int action, int transfer) {
@@ -79,7 +79,6 @@ std::optional<Progress::Moment> DeviceProgress::under_way(const Progress::Moment
       moment.action = mark.action;
       moment.waits_for = mark.transfer;
       moment.seconds = comms::steady_seconds() - mark.queued;
-      moment.begun = step.begun;
       // What the host has queued a wait for counts as done there.
       for (size_t j = i; j < step.marks.size(); ++j) {
         if (const int transfer = step.marks[j].transfer; transfer >= 0)

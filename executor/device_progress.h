@@ -48,7 +48,6 @@ class DeviceProgress {
   struct Step {
     int64_t number;
     bool evaluates;
-    double begun;
     std::vector<Mark> marks;
     std::optional<Progress::Moment> ended;  // where the host was then
   };

@@ -25,7 +25,7 @@ enum class Phase : uint8_t {
 class Progress {
  public:
   // `num_actions`: of this rank's row, idle slots included.
-  explicit Progress(size_t num_actions) : transfers_(num_actions) {}
+  explicit Progress(size_t num_actions) : transfers_(num_actions), starts_(num_actions) {}
 
   // ---- the thread that runs the steps
 
@@ -40,7 +40,7 @@ class Progress {
   void transfer(int action, Transfer state) { set(transfers_[static_cast<size_t>(action)], state); }
   // Waits for a SEND or RECV of this rank, at this index of its row, or no longer for any.
   void wait_for(int action);
-  void end() { enter(Phase::kEnds, step()); }
+  void end();
 
   // ---- any thread
 
@@ -53,18 +53,23 @@ class Progress {
   Transfer transfer(int action) const { return get(transfers_[static_cast<size_t>(action)]); }
   // Since the rank has last made progress.
   double seconds() const;
-  // All of it.
+  // All of it. What is `begun` or later in this list is of the last step of which the rank has run
+  // an action, which is an evaluation if `ran_evaluation`.
   struct Moment {
     Phase phase;
     int64_t step;
-    bool evaluates;
+    bool evaluates, ran_evaluation;
     int action, waits_for;
     double seconds, begun;
     int passed;  // actions of the row that the rank has passed: it has called their transfers
     std::vector<Transfer> transfers;  // by action
+    // When the actions of the row started, and all of them had run, by steady_seconds(); infinity
+    // for what has not happened.
+    std::vector<double> starts;
+    double ended;
   };
   Moment now() const;
-  // When the step began, by steady_seconds().
+  // When the step began on all ranks, by steady_seconds().
   double begun() const { return get(begun_); }
 
  private:
@@ -78,14 +83,17 @@ class Progress {
   }
   void enter(Phase phase, int64_t step);
   void touch();
+  void forget_last_step();
 
   std::atomic<Phase> phase_ = Phase::kIdle;
   std::atomic<int64_t> step_ = 0;
-  std::atomic<bool> evaluates_ = false;
+  std::atomic<bool> evaluates_ = false, ran_evaluation_ = false;
   std::atomic<int> action_ = -1;
   std::atomic<int> waits_for_ = -1;
   std::atomic<double> since_ = 0, begun_ = 0;
   std::vector<std::atomic<Transfer>> transfers_;
+  std::vector<std::atomic<double>> starts_;
+  std::atomic<double> ended_ = 0;
 };
 
 }  // namespace pipewright::executor

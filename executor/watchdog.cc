@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "pipewright/comms/steady_seconds.h"
+#include "pipewright/executor/flight_collective.h"
 #include "pipewright/executor/program_check.h"
 #include "pipewright/executor/row_plan.h"
 #include "pipewright/ir/dependencies.h"
@@ -20,24 +21,19 @@ namespace {
 constexpr double kGrace = 1;
 constexpr size_t kMostRanks = 64;  // that a report lists
 
-// PyTorch's names of collectives.
-std::string flight_name(const std::string& op) {
-  static const std::map<std::string, std::string> names = {
-      {"allreduce", "all_reduce"},
-      {"allgather", "all_gather"},
-      {"_allgather_base", "_all_gather_base"},
-      {"allgather_into_tensor_coalesced", "all_gather_into_tensor_coalesced"},
-      {"alltoall", "all_to_all"},
-      {"alltoall_base", "all_to_all"},
-      {"barrier", "all_reduce_barrier"}};
-  const auto found = names.find(op);
-  return found == names.end() ? op : found->second;
-}
-
 // Of a SEND or RECV, in Watchdog::Indices.
 size_t slot_of(ir::ActionKind kind) {
   return (ir::is_send(kind) ? 0u : 2u) +
          (kind == ir::ActionKind::kSendB || kind == ir::ActionKind::kRecvB ? 1u : 0u);
+}
+
+// The action of the step that had started last, as an index in the row; -1: none.
+int action_at(const Progress::Moment& now, double seconds) {
+  int last = -1;
+  for (size_t index = 0; index < now.starts.size(); ++index) {
+    if (now.starts[index] <= seconds) last = static_cast<int>(index);
+  }
+  return last;
 }
 
 int64_t unix_ns_of(double steady) {
@@ -235,11 +231,12 @@ void Watchdog::stuck(const std::string& report) {
 }
 
 // The SENDs and RECVs that this rank has posted in its step, and the collectives that it has called
-// since the step began.
+// since the step began. Until its next step has begun on all ranks, this is the last one: that is
+// where a rank may be that has not ended it.
 FlightDump Watchdog::flight_dump() const {
   FlightDump dump;
   const Progress::Moment now = this->now();
-  const auto plan = this->plan(now.evaluates);
+  const auto plan = this->plan(now.ran_evaluation);
   const ir::Program& program = plan->program;
   const ir::Row& row = program.rows[static_cast<size_t>(options_.rank)];
   std::map<std::pair<int, int>, size_t> groups;
@@ -284,18 +281,16 @@ FlightDump Watchdog::flight_dump() const {
     dump.groups.push_back({state.name, "collectives", state.members});
     for (const comms::Collective& one : state.last) {
       if (one.seconds < now.begun) continue;
-      FlightEntry entry;
+      FlightEntry entry = to_flight_entry(one, state);
       entry.group = group;
-      entry.op = flight_name(one.op);
-      entry.number = one.number;
-      entry.input_size = one.input;
-      entry.output_size = one.output;
-      entry.dtype = one.dtype;
-      entry.is_done = one.is_done;
       entry.unix_ns = unix_ns_of(one.seconds);
-      entry.place = describe_own();
+      const int action = action_at(now, one.seconds);
+      entry.place = action < 0 ? "before the first action"
+                    : one.seconds >= now.ended
+                        ? "after the last action"
+                        : "action " + ir::to_string(row[static_cast<size_t>(action)]);
       entry.file = file;
-      entry.line = std::max(now.action, 0);
+      entry.line = std::max(action, 0);
       dump.entries.push_back(std::move(entry));
     }
   }
