@@ -87,6 +87,17 @@ void print_outliers(const RunPair& runs, const Drift& drift, std::ostream& out) 
                        one.measured - one.predicted);
 }
 
+void print_slow_links(const RunPair& runs, const Drift& drift, std::ostream& out) {
+  if (!drift.slow_links.empty()) out << '\n';
+  for (const Drift::Group& link : drift.slow_links) {
+    const std::string& unit = runs.measured.costs.unit;
+    out << fmt::format(
+        "slow link: rank {} to rank {}: the shortest {} takes {}{}, {:.1f}x as long as {}\n",
+        link.rank, link.to, ir::info(link.kind).token, number_text(link.measured),
+        unit.empty() ? "" : " " + unit, link.measured / link.predicted, runs.first_name);
+  }
+}
+
 }  // namespace
 
 void print_drift(const RunPair& runs, std::ostream& out) {
@@ -94,6 +105,7 @@ void print_drift(const RunPair& runs, std::ostream& out) {
   print_totals(runs, out);
   print_groups(runs, drift, out);
   print_outliers(runs, drift, out);
+  print_slow_links(runs, drift, out);
   const bool has_prediction = runs.baseline != schedule::Baseline::kMedianOfKind;
   const std::string than = has_prediction
                                ? fmt::format("{}, relative to the median rank", runs.first_name)

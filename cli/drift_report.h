@@ -20,7 +20,8 @@ struct RunPair {
   std::string_view second_name = "measured";
 };
 
-// Prints how the two differ: in total, per kind and rank, the worst actions, and a straggler.
+// Prints how the two differ: in total, per kind and rank, the worst actions, slow links, and a
+// straggler.
 void print_drift(const RunPair& runs, std::ostream& out);
 // The same as a JSON object.
 std::string drift_json(const RunPair& runs);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <tuple>
@@ -96,6 +98,20 @@ std::vector<Drift::Group> groups_of(const Runs& runs) {
   return result;
 }
 
+std::vector<Drift::Group> slow_links_of(const std::vector<Drift::Group>& groups, double makespan) {
+  const auto excess = [](const Drift::Group& link) {
+    return static_cast<double>(link.actions) * (link.measured - link.predicted);
+  };
+  std::vector<Drift::Group> slow;
+  std::ranges::copy_if(groups, std::back_inserter(slow), [&](const Drift::Group& group) {
+    return ir::is_send(group.kind) && !group.predicted_is_bound && !group.measured_is_bound &&
+           group.predicted > 0 && group.measured >= kLinkSlowness * group.predicted &&
+           excess(group) >= kLinkShare * makespan;
+  });
+  std::ranges::stable_sort(slow, std::ranges::greater(), excess);
+  return slow;
+}
+
 std::vector<Drift::Outlier> outliers_of(const Runs& runs) {
   constexpr size_t kMost = 10;
   const double scale = ir::span_of(runs.schedule.rows, runs.timeline).duration();
@@ -163,11 +179,15 @@ Drift drift_of(const ir::Schedule& schedule, const ir::Timeline& predicted,
                   baseline == Baseline::kEarlierRun ? recorded_durations_of(schedule, predicted)
                                                     : durations_of(predicted),
                   recorded_durations_of(schedule, measured)};
-  Drift drift{groups_of(runs), outliers_of(runs),
-              slowness_of(schedule, predicted, measured, baseline), std::nullopt};
+  Drift drift{groups_of(runs),
+              outliers_of(runs),
+              slowness_of(schedule, predicted, measured, baseline),
+              std::nullopt,
+              {}};
   const auto slowest = std::ranges::max_element(drift.slowness);
   if (slowest != drift.slowness.end() && *slowest >= kStragglerSlowness)
     drift.straggler = static_cast<int>(slowest - drift.slowness.begin());
+  drift.slow_links = slow_links_of(drift.groups, ir::span_of(schedule.rows, measured).duration());
   return drift;
 }
 

@@ -40,9 +40,17 @@ struct Drift {
   std::vector<double> slowness;
   // The slowest rank, if it is at least kStragglerSlowness times as slow as the median.
   std::optional<int> straggler;
+
+  // The SENDs whose links are slow: their shortest transfer is known, takes at least kLinkSlowness
+  // times as long as predicted, and so much longer that all of them together take at least
+  // kLinkShare of the measured makespan longer. The largest such sum first. A link that was
+  // predicted to take no time was not predicted.
+  std::vector<Group> slow_links;
 };
 
 inline constexpr double kStragglerSlowness = 1.2;
+inline constexpr double kLinkSlowness = 1.5;
+inline constexpr double kLinkShare = 0.01;
 
 // How long compute is expected to take, to judge the ranks by.
 enum class Baseline {

@@ -72,6 +72,35 @@ std::vector<std::string> outliers(const Drift& drift) {
   return all;
 }
 
+// Each tensor is 2 under way, instead of 0.25; rank 1 waits for all of them.
+TEST(Drift, ASlowLinkIsNamed) {
+  const Times measured = {{{0, 1}, {1, 3}, {1, 2}, {2, 5}, {2, 3}, {3, 7}},
+                          {{1, 3}, {2, 5}, {3, 7}, {3, 4}, {5, 6}, {7, 8}}};
+  const Drift found = drift(measured);
+  ASSERT_EQ(found.slow_links.size(), 1u);
+  EXPECT_EQ(found.slow_links[0].kind, K::kSendF);
+  EXPECT_EQ(found.slow_links[0].rank, 0);
+  EXPECT_EQ(found.slow_links[0].to, 1);
+  EXPECT_EQ(found.slow_links[0].measured, 2);
+  // As predicted, none is, nor if nothing was predicted of links.
+  EXPECT_TRUE(drift(kPredicted).slow_links.empty());
+  Times instant = measured;
+  for (size_t send = 1; send < 6; send += 2) instant[0][send].end = instant[0][send].start;
+  EXPECT_TRUE(drift(measured, Baseline::kPredicted, instant).slow_links.empty());
+}
+
+// A link that is 1.5 times as slow as predicted, and yet costs less than 1% of the makespan.
+TEST(Drift, ALinkThatCostsNothingIsNotSlow) {
+  Times measured = kPredicted;
+  Times predicted = kPredicted;
+  for (size_t send = 1; send < 6; send += 2) {
+    predicted[0][send].end = predicted[0][send].start + 0.001;
+    measured[0][send].end = measured[0][send].start + 0.01;
+    measured[1][send / 2].end = predicted[1][send / 2].end = measured[0][send].end;
+  }
+  EXPECT_TRUE(drift(measured, Baseline::kPredicted, predicted).slow_links.empty());
+}
+
 // Rank 1 waits for its first tensor, for 0.5. Then it is busy until 9.5 and 10.5, so its other
 // tensors, which it sees there, tell nothing of the link.
 TEST(Drift, ABusyReceiverIsNoSlowLink) {
