@@ -131,6 +131,11 @@ class SlowLinkTest(HostsTest):
         self.assertEqual(run.returncode, 0, run.stderr)
         return json.loads(run.stdout)["drift"]
 
+    def slow_links(self, path, costs):
+        """The two ranks of each slow link that the report names, the slowest first."""
+        text = subprocess.run([PIPEWRIGHT, "simulate", path, "--costs", costs], capture_output=True, text=True, check=True).stdout
+        return [{int(one), int(other)} for one, other in re.findall(r"^slow link: rank (\d+) to rank (\d+): ", text, re.MULTILINE)]
+
     def test_the_step_takes_as_long_as_simulated(self):
         with tempfile.TemporaryDirectory() as folder, Hosts(2) as (one, two):
             one.limit_bandwidth(self.MEGABITS)
@@ -163,6 +168,7 @@ class SlowLinkTest(HostsTest):
                     self.assertGreater(difference, 0.5 * wire, (kind, rank, to))
                 else:
                     self.assertLess(difference, 0.5 * wire, (kind, rank, to))
+            self.assertEqual(self.slow_links(slow, fast)[:2], [{1, 2}, {1, 2}])  # one per direction
 
 
 class FailureTest(HostsTest):
