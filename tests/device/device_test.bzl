@@ -29,8 +29,12 @@ def cpu_and_device_test(name, srcs, deps, seeds = 1, device_filter = "*", device
     ]:
         cc_test(
             name = name + suffix,
-            args = ["--gtest_repeat=" + str(repeat), "--gtest_filter=" + device_filter],
             deps = [":" + name + "_body", "//tests/device:checks", "//tests/device:ground", "//third_party:gtest_main"],
             visibility = ["//tests/device:__pkg__"],
-            **dict(arguments, size = size, tags = arguments.get("tags", []) + tags)
+            **dict(
+                arguments,
+                args = ["--gtest_repeat=" + str(repeat), "--gtest_filter=" + device_filter],
+                size = size,
+                tags = arguments.get("tags", []) + tags
+            )
         )

@@ -9,11 +9,11 @@
 #include <set>
 
 #include "pipewright/comms/recording_backend.h"
-#include "pipewright/comms/threads.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/executor/models.h"
 #include "tests/executor/trainer.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/ranks/ranks.h"
 
 namespace pipewright::executor {
@@ -30,7 +30,7 @@ using Body = std::function<void(int rank, comms::World& world)>;
 std::vector<std::string> errors_of(int ranks, const Body& body,
                                    milliseconds timeout = std::chrono::seconds(30)) {
   at::set_num_threads(1);
-  std::vector<comms::World> worlds = comms::thread_worlds(ranks, {.timeout = timeout});
+  std::vector<comms::World> worlds = tests::make_worlds(ranks, {.timeout = timeout});
   return tests::errors_of_ranks(ranks,
                                 [&](int rank) { body(rank, worlds[static_cast<size_t>(rank)]); });
 }
@@ -331,7 +331,8 @@ void expect_equal_to_undisturbed(const char* schedule, Parallel parallel, int co
     const std::lock_guard lock(mutex);
     total += failures;
   });
-  EXPECT_GT(total, ranks);
+  // Every rank counts a failure. Many of those that are drawn lie beyond the end of their step.
+  EXPECT_GE(total, ranks * rate * static_cast<double>(steps) / 4);
 }
 
 TEST(Reset, TrainingGoesOnAsIfNothingHadHappened) {

@@ -10,8 +10,10 @@
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/fsdp/fully_shard.h"
+#include "tests/support/ranks/ground.h"
 
-// One rank of pp x dp with everything that a trainer has, for tests of failures.
+// One rank of pp x dp with everything that a trainer has, for tests of failures, on the CPU or on
+// the test device (ground.h).
 
 namespace pipewright::executor {
 
@@ -33,6 +35,7 @@ struct Trainer {
     std::map<int, LocalStage> stages;
     for (const int stage : program.placement.stages_of(mesh.coordinate("pp"))) {
       torch::nn::Linear linear(kWidth, kWidth);
+      linear->to(tests::here());
       {
         const c10::NoGradGuard no_grad;
         linear->weight.copy_(
@@ -52,6 +55,7 @@ struct Trainer {
       for (const at::Tensor& weight : linear->parameters()) weights.push_back(weight);
     }
     options.loss = mse;
+    options.device = tests::here();
     options.ranks = mesh.ranks({"pp"});
     executor.emplace(program, std::move(stages), world, options);
     optimizer.emplace(weights, torch::optim::AdamWOptions(1e-2));
@@ -62,7 +66,8 @@ struct Trainer {
     return at::arange(rows * kWidth)
         .view({rows, kWidth})
         .mul(scale * (1 + 0.01 * step) + 0.1 * mesh.coordinate("dp"))
-        .sin();
+        .sin()
+        .to(tests::here());
   }
   Batch batch(int64_t step, int64_t rows = 8) const {
     return {{data(step, rows, 0.7)}, {}, {data(step, rows, 0.3)}};
