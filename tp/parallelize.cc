@@ -143,12 +143,13 @@ class ParallelizedModule final : public Parallelized,
 
   void add(torch::nn::Module& module, const std::string& path, const Style& style,
            std::map<const at::TensorImpl*, std::string>& names) {
+    const std::string of = style.name() + " of " + describe(path);
     const auto refuse = [&](const std::string& what) {
-      throw std::invalid_argument(style.name() + " of " + describe(path) + ": " + what);
+      throw std::invalid_argument(of + ": " + what);
     };
     std::shared_ptr<SplitModule> hook;
     try {
-      hook = split_module(module, style, group_);
+      hook = split_module(module, style, of, group_);
     } catch (const std::invalid_argument& error) {
       refuse(error.what());
     }

@@ -62,16 +62,34 @@ at::Tensor share_of(const at::Tensor& bias, int ranks) {
   return bias + (bias / ranks - bias).detach();
 }
 
+// The dimension of `x` that `placement` shards. `what` is "colwise_parallel of `up`: input ".
+int64_t sharded_dim(const at::Tensor& x, const TensorPlacement& placement,
+                    const std::string& what) {
+  const int64_t dim = placement.dim().value();
+  if (-x.dim() <= dim && dim < x.dim()) return dim;
+  refuse(c10::str(what, placement.text(), ": expected a tensor with dimension ", dim,
+                  ", got sizes ", x.sizes()));
+}
+
 // `x`, a copy or this rank's chunk along a dimension, as a copy whose gradients are partial sums.
-at::Tensor copy_of(const at::Tensor& x, const TensorPlacement& placement,
+at::Tensor copy_of(const at::Tensor& x, const TensorPlacement& placement, const std::string& name,
                    const comms::BackendPtr& group) {
-  const std::optional<int> dim = placement.dim();
-  return dim ? gather_partial(x, *dim, x.size(*dim) * group->getSize(), group) : copy_to(x, group);
+  if (!placement.dim()) return copy_to(x, group);
+  const int64_t dim = sharded_dim(x, placement, name + ": input ");
+  return gather_partial(x, dim, x.size(dim) * group->getSize(), group);
+}
+
+// The sum of the ranks' `partial`, as a copy or as this rank's chunk along a dimension.
+at::Tensor sum_of(const at::Tensor& partial, const TensorPlacement& placement,
+                  const std::string& name, const comms::BackendPtr& group) {
+  if (!placement.dim()) return reduce_from(partial, group);
+  return reduce_scatter(partial, sharded_dim(partial, placement, name + ": output "), group);
 }
 
 class SplitLinear final : public SplitModule {
  public:
-  SplitLinear(torch::nn::LinearImpl& linear, const Style& style, comms::BackendPtr group)
+  SplitLinear(torch::nn::LinearImpl& linear, const Style& style, std::string name,
+              comms::BackendPtr group)
       : linear_(linear),
         is_colwise_(style.kind() == Style::Kind::kColwise),
         is_prepared_(style.layouts().input_is_prepared),
@@ -83,6 +101,7 @@ class SplitLinear final : public SplitModule {
                                      {kFeatures, kCopy})
                             : one_of("output of rowwise_parallel", style.layouts().output, {kCopy},
                                      /*any_shard=*/true)),
+        name_(std::move(name)),
         group_(std::move(group)) {
     if (is_prepared_ && (!is_colwise_ || style.layouts().input))
       refuse("a prepared input: expected colwise_parallel without another layout of its input");
@@ -105,7 +124,7 @@ class SplitLinear final : public SplitModule {
  private:
   modules::Tensors colwise(const Function& forward, modules::Tensors inputs) const {
     at::Tensor& x = inputs.at(0);
-    if (!is_prepared_) x = copy_of(x, input_, group_);
+    if (!is_prepared_) x = copy_of(x, input_, name_, group_);
     modules::Tensors outputs = with_parts(forward, inputs);
     if (!is_prepared_) overlap_backward(outputs[0], x);
     if (!output_.dim())
@@ -123,13 +142,9 @@ class SplitLinear final : public SplitModule {
     }
     const at::Tensor& bias = linear_.bias;
     at::Tensor& y = outputs[0];
-    if (output_.dim()) {
-      if (bias.defined()) y = y + share_of(bias, group_->getSize());
-      y = reduce_scatter(y, *output_.dim(), group_);
-    } else {
-      y = reduce_from(y, group_);
-      if (bias.defined()) y = y + bias;
-    }
+    if (output_.dim() && bias.defined()) y = y + share_of(bias, group_->getSize());
+    y = sum_of(y, output_, name_, group_);
+    if (!output_.dim() && bias.defined()) y = y + bias;
     return outputs;
   }
 
@@ -150,18 +165,21 @@ class SplitLinear final : public SplitModule {
   torch::nn::LinearImpl& linear_;
   const bool is_colwise_, is_prepared_;
   const TensorPlacement input_, output_;
+  const std::string name_;
   const comms::BackendPtr group_;
 };
 
 class SplitEmbedding final : public SplitModule {
  public:
-  SplitEmbedding(torch::nn::EmbeddingImpl& embedding, const Style& style, comms::BackendPtr group)
+  SplitEmbedding(torch::nn::EmbeddingImpl& embedding, const Style& style, std::string name,
+                 comms::BackendPtr group)
       : embedding_(embedding),
         is_colwise_(style.kind() == Style::Kind::kColwise),
         output_(is_colwise_ ? one_of("output of colwise_parallel", style.layouts().output,
                                      {kFeatures, kCopy})
                             : one_of("output of rowwise_parallel", style.layouts().output, {kCopy},
                                      /*any_shard=*/true)),
+        name_(std::move(name)),
         group_(std::move(group)) {
     one_of("input of an Embedding", style.layouts().input, {kCopy});
     if (style.layouts().input_is_prepared)
@@ -186,9 +204,7 @@ class SplitEmbedding final : public SplitModule {
         outputs[0] = gather_from(outputs[0], -1, embedding_.options.embedding_dim(), group_);
       return outputs;
     }
-    const at::Tensor partial = rows_of_mine(forward, inputs.at(0));
-    return {output_.dim() ? reduce_scatter(partial, *output_.dim(), group_)
-                          : reduce_from(partial, group_)};
+    return {sum_of(rows_of_mine(forward, inputs.at(0)), output_, name_, group_)};
   }
 
  private:
@@ -210,14 +226,16 @@ class SplitEmbedding final : public SplitModule {
   torch::nn::EmbeddingImpl& embedding_;
   const bool is_colwise_;
   const TensorPlacement output_;
+  const std::string name_;
   const comms::BackendPtr group_;
 };
 
 // A module of any type whose first input becomes a copy.
 class PreparedInput final : public SplitModule {
  public:
-  PreparedInput(const Style::Layouts& layouts, comms::BackendPtr group)
+  PreparedInput(const Style::Layouts& layouts, std::string name, comms::BackendPtr group)
       : input_(one_of("input of prepare_input", layouts.input, {kCopy}, /*any_shard=*/true)),
+        name_(std::move(name)),
         group_(std::move(group)) {
     if (layouts.output || layouts.input_is_prepared)
       refuse("expected a layout of the input and nothing else");
@@ -225,26 +243,27 @@ class PreparedInput final : public SplitModule {
   std::vector<SplitWeight> weights() const override { return {}; }
   modules::Tensors run(const torch::nn::Module* /*module*/, const Function& forward,
                        modules::Tensors inputs) override {
-    inputs.at(0) = copy_of(inputs.at(0), input_, group_);
+    inputs.at(0) = copy_of(inputs.at(0), input_, name_, group_);
     return forward(inputs);
   }
 
  private:
   const TensorPlacement input_;
+  const std::string name_;
   const comms::BackendPtr group_;
 };
 
 }  // namespace
 
 std::shared_ptr<SplitModule> split_module(torch::nn::Module& module, const Style& style,
-                                          const comms::BackendPtr& group) {
+                                          const std::string& name, const comms::BackendPtr& group) {
   if (style.kind() == Style::Kind::kPrepareInput)
-    return std::make_shared<PreparedInput>(style.layouts(), group);
+    return std::make_shared<PreparedInput>(style.layouts(), name, group);
   if (style.kind() == Style::Kind::kSequence) return sequence_parallel_module(module, group);
   if (auto* linear = dynamic_cast<torch::nn::LinearImpl*>(&module))
-    return std::make_shared<SplitLinear>(*linear, style, group);
+    return std::make_shared<SplitLinear>(*linear, style, name, group);
   if (auto* embedding = dynamic_cast<torch::nn::EmbeddingImpl*>(&module))
-    return std::make_shared<SplitEmbedding>(*embedding, style, group);
+    return std::make_shared<SplitEmbedding>(*embedding, style, name, group);
   refuse(c10::str("expected a Linear or an Embedding, got ", module.name()));
 }
 

@@ -30,10 +30,11 @@ class SplitModule : public modules::ForwardHook {
 };
 
 // Changes nothing yet. Throws std::invalid_argument for a module or layouts that the style does not
-// support, and if the weights do not have the sizes that the module was made with. `group` has the
-// ranks of the mesh dimension; `module` must outlive the result.
+// support, and if the weights do not have the sizes that the module was made with. `name` is that
+// of style and module in errors of forward, "colwise_parallel of `up`". `group` has the ranks of
+// the mesh dimension; `module` must outlive the result.
 std::shared_ptr<SplitModule> split_module(torch::nn::Module& module, const Style& style,
-                                          const comms::BackendPtr& group);
+                                          const std::string& name, const comms::BackendPtr& group);
 
 }  // namespace pipewright::tp
 

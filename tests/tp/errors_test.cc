@@ -227,9 +227,52 @@ TEST(Errors, OfInputs) {
       EXPECT_EQ(error_of([&] {
                   return modules::forward(module->tokens, at::zeros({2, 3}, at::kLong));
                 }),
-                "reduce_scatter: expected a dimension of a tensor of 3, got 3");
+                "rowwise_parallel of `tokens`: output shard(3): expected a tensor with dimension "
+                "3, got sizes [2, 3, 4]");
     });
   }
+}
+
+// An input with fewer dimensions than the layout shards, in forward: the layer, and what it got.
+TEST(Errors, ADimensionThatAnInputDoesNotHave) {
+  on_ranks(2, [](Rank& self) {
+    Mesh mesh(*self.world, {{"tp", 2}});
+    const auto error_of = [&](const Plan& plan, bool whole_module) -> std::string {
+      const auto module = std::make_shared<SmallModel>();
+      const auto tp = parallelize(*module, plan, mesh, "tp");
+      const at::Tensor input = at::ones({2, 4});
+      try {
+        if (whole_module) {
+          const auto forward = [&](const modules::Tensors& in) {
+            return modules::Tensors{modules::forward(module->up, in[0])};
+          };
+          static_cast<void>(modules::call(*module, forward, {input}));
+        } else {
+          static_cast<void>(modules::forward(module->up, input));
+        }
+      } catch (const std::exception& error) {
+        return error.what();
+      }
+      return "no error";
+    };
+    const Style::Layouts third = {.input = TensorPlacement::shard(3)};
+    EXPECT_EQ(error_of({{"up", colwise_parallel(third)}}, false),
+              "colwise_parallel of `up`: input shard(3): expected a tensor with dimension 3, got "
+              "sizes [2, 4]");
+    EXPECT_EQ(error_of({{"up", colwise_parallel({.input = TensorPlacement::shard(-3)})}}, false),
+              "colwise_parallel of `up`: input shard(-3): expected a tensor with dimension -3, got "
+              "sizes [2, 4]");
+    EXPECT_EQ(error_of({{"", prepare_input(third)},
+                        {"up", colwise_parallel({.input_is_prepared = true})}},
+                       true),
+              "prepare_input of the module: input shard(3): expected a tensor with dimension 3, "
+              "got sizes [2, 4]");
+    EXPECT_EQ(
+        error_of({{"up", rowwise_parallel({.input = kCopy, .output = TensorPlacement::shard(3)})}},
+                 false),
+        "rowwise_parallel of `up`: output shard(3): expected a tensor with dimension 3, got "
+        "sizes [2, 6]");
+  });
 }
 
 // Past its hook a module would compute with a part of its weight, with and without fully_shard, in
