@@ -125,9 +125,11 @@ TEST_P(PpDdp, test_replicate_pp) {
     const std::vector<Trained> copied = train_pipeline(pipeline, replicate_whole);
     pipeline.copies = 1;
     const std::vector<Trained> alone = train_pipeline(pipeline, nullptr);
+    size_t num_losses = 0;
     for (size_t rank = 0; rank < copied.size(); ++rank) {
       const Trained &want = alone[rank % 2], &got = copied[rank];
       ASSERT_EQ(want.losses.size(), got.losses.size());
+      num_losses += got.losses.size();
       // The mean of two equal numbers is that number, to the last bit.
       for (size_t i = 0; i < want.losses.size(); ++i)
         EXPECT_TRUE(at::equal(want.losses[i], got.losses[i]));
@@ -136,6 +138,7 @@ TEST_P(PpDdp, test_replicate_pp) {
         EXPECT_TRUE(at::equal(want.parameters[name], got.parameters[name])) << name;
       }
     }
+    EXPECT_EQ(num_losses, 2u * 5 * tests::kPipelineMicrobatches);  // of the last stages
   }
 }
 

@@ -53,6 +53,7 @@ Trained from(Trained trained, int first) {
 }
 
 void expect_close(const Trained& left, const Trained& right, const std::string& what) {
+  ASSERT_FALSE(left.losses.empty()) << what;
   ASSERT_EQ(left.losses.size(), right.losses.size()) << what;
   for (const auto& [step, loss] : left.losses)
     EXPECT_NEAR(loss, right.losses.at(step), 1e-5) << what << ", step " << step;

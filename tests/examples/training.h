@@ -45,6 +45,7 @@ inline Trained train(const std::string& command) {
 
 // Losses are equal within what another order of sums makes of them.
 inline void expect_close(const Trained& left, const Trained& right, const std::string& what) {
+  ASSERT_FALSE(left.losses.empty()) << what;
   ASSERT_EQ(left.losses.size(), right.losses.size()) << what;
   for (size_t step = 0; step < left.losses.size(); ++step)
     EXPECT_NEAR(left.losses[step], right.losses[step], 1e-5) << what << ", step " << step;

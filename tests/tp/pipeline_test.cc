@@ -79,8 +79,9 @@ struct Reference {
   double bf16_error() const {
     Stack rounded(0, kLayers, false);
     rounded.to(at::kBFloat16);
-    for (int copy = 0; copy < 2; ++copy)
-      (rounded.forward(input_of(0, copy).to(at::kBFloat16)).sum() / 2).backward();
+    const auto copies = static_cast<int>(losses[0].size());
+    for (int copy = 0; copy < copies; ++copy)
+      (rounded.forward(input_of(0, copy).to(at::kBFloat16)).sum() / copies).backward();
     double largest = 0;
     for (const auto& named : rounded.named_parameters()) {
       const at::Tensor& expected = first_grads.at(named.key());
@@ -90,16 +91,16 @@ struct Reference {
   }
 };
 
-// The whole model on the data of both copies, with the mean of their losses.
-Reference train_reference() {
+// The whole model on the data of all copies, with the mean of their losses.
+Reference train_reference(int copies) {
   Reference reference;
   auto optimizer = optimizer_of(reference.model->parameters());
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
     std::vector<double>& losses = reference.losses.emplace_back();
-    for (int copy = 0; copy < 2; ++copy) {
+    for (int copy = 0; copy < copies; ++copy) {
       const at::Tensor loss = reference.model->forward(input_of(step, copy)).sum();
-      (loss / 2).backward();
+      (loss / copies).backward();
       losses.push_back(loss.item<double>());
     }
     for (const auto& named : reference.model->named_parameters())
@@ -109,14 +110,24 @@ Reference train_reference() {
   return reference;
 }
 
-// Five steps of a pipeline of 2 ranks, 2 copies and tp 2: losses and whole gradients of the first
-// step, and whole parameters at the end, are those of the whole model; the losses of all steps and
-// the last gradients too, unless they are rounded.
-void expect_parity(const schedules::ScheduleSpec& spec, bool checkpointed,
+struct Ranks {
+  std::vector<comms::MeshDim> mesh;  // pp 2, tp 2 and `data_parallel`
+  std::vector<std::string> data_parallel;
+};
+const Ranks k3d = {{{"dp", 2}, {"pp", 2}, {"tp", 2}}, {"dp"}};
+// Sharded replicas.
+const Ranks k4d = {{{"pp", 2}, {"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}},
+                   {"dp_replicate", "dp_shard"}};
+
+// Five steps of a pipeline of 2 ranks with tp 2 and some copies: losses and whole gradients of the
+// first step, and whole parameters at the end, are those of the whole model; the losses of all
+// steps and the last gradients too, unless they are rounded.
+void expect_parity(const schedules::ScheduleSpec& spec, const Ranks& ranks, bool checkpointed,
                    const fsdp::Options& options) {
   const bool is_rounded = options.mixed_precision.param_dtype.has_value();
   at::set_num_threads(1);
-  const Reference reference = train_reference();
+  const int num_ranks = comms::MeshLayout(ranks.mesh).size();
+  const Reference reference = train_reference(num_ranks / 4);
   const auto whole = reference.model->named_parameters();
   // bf16: not much worse than one process, which rounds fewer sums.
   const double tolerance = is_rounded ? 2 * reference.bf16_error() : 1e-9;
@@ -125,11 +136,11 @@ void expect_parity(const schedules::ScheduleSpec& spec, bool checkpointed,
   ir::Diagnostics diagnostics;
   const ir::Program program =
       schedule::lower(schedules::make_order(spec, shape), {}, &diagnostics).value();
-  std::vector<comms::World> worlds = tests::make_worlds(8);
+  std::vector<comms::World> worlds = tests::make_worlds(num_ranks);
   const auto run_rank = [&](int rank) {
     comms::World& world = worlds[static_cast<size_t>(rank)];
-    comms::Mesh mesh(world, {{"dp", 2}, {"pp", 2}, {"tp", 2}});
-    const int copy = mesh.coordinate("dp");
+    comms::Mesh mesh(world, ranks.mesh);
+    const int copy = mesh.group(ranks.data_parallel)->getRank();
     std::map<int, executor::LocalStage> stages;
     std::vector<std::shared_ptr<Stack>> modules;
     std::vector<std::shared_ptr<Parallelized>> split;
@@ -142,12 +153,14 @@ void expect_parity(const schedules::ScheduleSpec& spec, bool checkpointed,
           "tp"));
       std::vector<std::shared_ptr<fsdp::Sharded>> units;
       for (const ModulePtr& layer : module->layers())
-        units.push_back(fsdp::fully_shard(*layer, mesh, {"dp"}, options));
-      stages[stage] = {executor::make_stage(module),
-                       fsdp::fully_shard(*module, mesh, {"dp"}, options)->data_parallel()};
+        units.push_back(fsdp::fully_shard(*layer, mesh, ranks.data_parallel, options));
+      stages[stage] = {
+          executor::make_stage(module),
+          fsdp::fully_shard(*module, mesh, ranks.data_parallel, options)->data_parallel()};
       modules.push_back(module);
       for (const at::Tensor& weight : module->parameters()) weights.push_back(weight);
     }
+    const bool has_losses = stages.contains(program.placement.num_stages() - 1);
     executor::Executor executor(
         program, std::move(stages), world,
         {.loss = [](const executor::Tensors& outputs) { return outputs[0].sum(); },
@@ -162,7 +175,8 @@ void expect_parity(const schedules::ScheduleSpec& spec, bool checkpointed,
       for (const at::Tensor& each : result.losses) loss += each.item<double>();
       const double expected =
           reference.losses[static_cast<size_t>(step)][static_cast<size_t>(copy)];
-      if (!result.losses.empty() && (step == 0 || !is_rounded)) {
+      ASSERT_EQ(result.losses.size(), has_losses ? kMicrobatches : 0u);
+      if (has_losses && (step == 0 || !is_rounded)) {
         EXPECT_NEAR(loss, expected, tolerance * std::abs(expected));
       }
       for (const auto& module : modules) {
@@ -189,13 +203,13 @@ void expect_parity(const schedules::ScheduleSpec& spec, bool checkpointed,
       }
     }
   };
-  EXPECT_EQ(tests::run_ranks(8, run_rank), "") << (checkpointed ? "checkpointed" : "plain");
+  EXPECT_EQ(tests::run_ranks(num_ranks, run_rank), "") << (checkpointed ? "checkpointed" : "plain");
 }
 
 class PpTp : public testing::TestWithParam<const schedules::ScheduleSpec*> {};
 
 TEST_P(PpTp, test_3d_with_tp_dp_pp) {
-  for (const bool checkpointed : {false, true}) expect_parity(*GetParam(), checkpointed, {});
+  for (const bool checkpointed : {false, true}) expect_parity(*GetParam(), k3d, checkpointed, {});
 }
 
 // The schedules of PyTorch's test.
@@ -205,7 +219,15 @@ TEST(PpTpMixedPrecision, test_3d_with_tp_dp_pp) {
     SCOPED_TRACE(name);
     const fsdp::Options options = {
         .mixed_precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}};
-    expect_parity(*schedules::find_schedule(name), false, options);
+    expect_parity(*schedules::find_schedule(name), k3d, false, options);
+  }
+}
+
+// All four dimensions, on 16 ranks.
+TEST(PpTpHsdp, test_4d) {
+  for (const char* name : {"Interleaved1F1B", "ZBV"}) {
+    SCOPED_TRACE(name);
+    expect_parity(*schedules::find_schedule(name), k4d, false, {});
   }
 }
 
