@@ -42,7 +42,7 @@ std::variant<Options, int> parse_options(int argc, char** argv) {
                  "Ranks over which each layer is split: attention heads, MLPs, vocabulary")
       ->check(CLI::Range(1, 1024));
   app.add_flag("--sequence-parallel", options.sequence_parallel,
-               "With --tp, split the activations between layers along the context");
+               "Split the activations between layers along the context; needs --tp of at least 2");
   const std::map<std::string, at::ScalarType> dtypes = {{"fp32", at::kFloat},
                                                         {"bf16", at::kBFloat16}};
   const auto add_dtype = [&](const std::string& flag, at::ScalarType& dtype,
@@ -184,6 +184,8 @@ void check(const Options& options) {
                      ", the attention heads of --dim " + std::to_string(dim) + ", got " +
                      std::to_string(options.tp));
   }
+  if (options.sequence_parallel && options.tp == 1)
+    throw UsageError("--sequence-parallel: expected --tp of at least 2, got 1");
   if (options.sequence_parallel && options.model.context % options.tp != 0) {
     throw UsageError("--context: expected a multiple of --tp " + std::to_string(options.tp) +
                      " with --sequence-parallel, got " + std::to_string(options.model.context));

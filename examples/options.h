@@ -28,7 +28,7 @@ struct Options {
   int dp_replicate = 1;
   int dp_shard = 1;
   int tp = 1;
-  bool sequence_parallel = false;  // needs a `tp` that divides the context
+  bool sequence_parallel = false;  // needs a `tp` above 1 that divides the context
   int stages_per_rank = 0;         // 0: the schedule's default
   int microbatches = 4;
   double search_memory = 0;  // activations per rank, of --schedule search; 0: what is left

@@ -139,6 +139,8 @@ TEST(TrainGpt, Errors) {
   expect_error(
       "examples/train_gpt --tp 2 --sequence-parallel --context 63", 2,
       "error: --context: expected a multiple of --tp 2 with --sequence-parallel, got 63\n");
+  expect_error("examples/train_gpt --sequence-parallel", 2,
+               "error: --sequence-parallel: expected --tp of at least 2, got 1\n");
   expect_error("examples/train_gpt --data /nowhere", 1, "error: cannot open `/nowhere`\n");
   expect_error("examples/train_gpt --pp none", 2, "--pp: ");
   expect_error("examples/train_gpt --device cuda", 2,
