@@ -10,6 +10,7 @@
 #include "pipewright/autograd/generator_scope.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/recording_backend.h"
+#include "pipewright/ddp/replicate.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/modules/clip_grad_norm.h"
 #include "pipewright/modules/distribution.h"
@@ -259,7 +260,8 @@ TEST(Transformer, CollectivesOfABlock) {
 // The norm over all parameters, and clipped gradients, are those of one process. A parameter that
 // some ranks have alike counts once.
 void expect_clipped(const std::vector<comms::MeshDim>& dims,
-                    const std::vector<std::string>& data_parallel, bool sequence) {
+                    const std::vector<std::string>& data_parallel, bool sequence,
+                    bool is_sharded = true) {
   int ranks = 1;
   for (const comms::MeshDim& dim : dims) ranks *= dim.size;
   for (const double norm_type : {2.0, 1.0, 3.0, std::numeric_limits<double>::infinity()}) {
@@ -270,7 +272,10 @@ void expect_clipped(const std::vector<comms::MeshDim>& dims,
       const auto plain = std::make_shared<Transformer>(2),
                  module = std::make_shared<Transformer>(2);
       const auto tp = parallelize(*module, plan_of(sequence), mesh, "tp");
-      const auto units = shard(*module, mesh, data_parallel, {});
+      const std::shared_ptr<void> units =
+          is_sharded ? std::make_shared<std::vector<std::shared_ptr<fsdp::Sharded>>>(
+                           shard(*module, mesh, data_parallel, {}))
+                     : std::shared_ptr<void>(ddp::replicate(*module, mesh, data_parallel));
       const comms::BackendPtr copies = mesh.group(data_parallel);
       std::vector<std::string> all = data_parallel;
       all.emplace_back("tp");
@@ -308,8 +313,16 @@ TEST(Transformer, test_clip_grad_norm_2d) {
 }
 
 TEST(Transformer, test_clip_grad_norm_3d) {
-  expect_clipped({{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}}, {"dp_replicate", "dp_shard"},
-                 /*sequence=*/false);
+  for (const bool sequence : {true, false}) {
+    expect_clipped({{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}}, {"dp_replicate", "dp_shard"},
+                   sequence);
+  }
+}
+
+// Replicas: what tp splits counts once per tp rank, everything else once.
+TEST(Transformer, ClipGradNormOfReplicas) {
+  for (const bool sequence : {true, false})
+    expect_clipped({{"dp_replicate", 2}, {"tp", 2}}, {"dp_replicate"}, sequence, false);
 }
 
 }  // namespace
