@@ -7,6 +7,9 @@
 // Invariant: every edge is evaluated once, with the complete gradient, in the order of a full
 // backward. So results are bitwise equal, also for a weight that is used twice.
 //
+// Communication belongs to I, also where it leads to weights only: what receives a communicated
+// gradient is on path, and so is a leaf whose hooks communicate.
+//
 // If no input requires a gradient (the first stage), a node counts as on path if it leads to at
 // least two weights. I then walks the chain of activations, and W is as cheap as on other stages.
 //
@@ -17,6 +20,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -60,6 +64,12 @@ class ReleaseSaved final : public torch::autograd::FunctionPostHook {
   Node* node_;
 };
 
+// On a leaf that accumulates in I.
+class InIMark final : public torch::autograd::FunctionPreHook {
+ public:
+  variable_list operator()(const variable_list& grads) override { return grads; }
+};
+
 // The I half of the backward from some roots.
 class InputBackward {
  public:
@@ -74,6 +84,7 @@ class InputBackward {
     for (size_t i = 0; i < nodes_.size(); ++i) {
       for (const Edge& edge : nodes_[i]->next_edges()) visit(edge);
     }
+    for (Node* node : nodes_) mark_communication(node);
     // Children before parents.
     std::ranges::sort(nodes_, {}, [](Node* node) { return node->topological_nr(); });
     for (Node* node : nodes_) classify(node);
@@ -125,6 +136,17 @@ class InputBackward {
       nodes_.push_back(edge.function.get());
   }
 
+  void mark_communication(Node* node) {
+    if (const auto* communication = dynamic_cast<const CommunicatesGrad*>(node)) {
+      const std::optional<size_t> edge = communication->communicated();
+      if (edge && node->next_edge(*edge).is_valid())
+        leads_to_.at(node->next_edge(*edge).function.get()) = &kOnPath;
+    }
+    for (const auto& hook : node->tensor_pre_hooks()) {
+      if (dynamic_cast<const InIMark*>(hook.get())) leads_to_.at(node) = &kOnPath;
+    }
+  }
+
   void classify(Node* node) {
     const void*& mine = leads_to_.at(node);
     bool in_input_half = false, in_weight_half = false, leaf = true;
@@ -136,7 +158,7 @@ class InputBackward {
       if (its == nullptr || its == mine) continue;
       mine = mine == nullptr ? its : &kOnPath;
     }
-    if (first_stage_ && leaf) mine = node;
+    if (first_stage_ && leaf && mine != &kOnPath) mine = node;
     // Its weights are not leaves of this graph: the node runs in I and adds their work to W itself.
     if (first_stage_ && dynamic_cast<HidesWeights*>(node)) mine = &kOnPath;
     if (mine != &kOnPath) return;
@@ -144,7 +166,7 @@ class InputBackward {
     if (in_weight_half) {
       boundary_.push_back({node->getptr(), std::make_shared<variable_list>()});
       node->add_pre_hook(std::make_unique<CaptureGrads>(boundary_.back().grads));
-    } else {
+    } else if (!dynamic_cast<torch::autograd::AccumulateGrad*>(node)) {
       node->add_post_hook(std::make_unique<ReleaseSaved>(node));
     }
   }
@@ -179,6 +201,17 @@ std::pair<edge_list, variable_list> with_grads(const edge_list& roots, const var
 }
 
 }  // namespace
+
+AccumulatesInI::AccumulatesInI(const at::Tensor& leaf) : leaf_(leaf) {
+  auto mark = std::make_unique<InIMark>();
+  mark_ = mark.get();
+  torch::autograd::impl::hooks(leaf_).push_back(std::move(mark));
+}
+
+AccumulatesInI::~AccumulatesInI() {
+  std::erase_if(torch::autograd::impl::hooks(leaf_),
+                [&](const auto& hook) { return hook.get() == mark_; });
+}
 
 void WeightWork::add(const Edge& edge, at::Tensor grad) {
   add_next_edge(edge);

@@ -3,8 +3,11 @@
 
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
 
+#include <cstddef>
 #include <memory>
+#include <optional>
 #include <vector>
 
 // A backward in two halves on the autograd graph, for zero-bubble schedules (Qi et al., "Zero
@@ -15,8 +18,11 @@
 // (split_backward.cc), and the gradients that reach these nodes. This can be more memory than
 // forward saved.
 //
-// Hooks of weights run once, in W. Hooks of other tensors run in I; a post hook on a boundary node
-// runs in both. One thread at a time per graph. Both halves use the process's autograd engine.
+// W does not communicate: a node that does (CommunicatesGrad) runs in I, also where its gradient
+// goes to weights only, and so does the accumulation into a leaf whose hooks do (AccumulatesInI).
+//
+// Other hooks of weights run once, in W. Hooks of other tensors run in I; a post hook on a boundary
+// node runs in both. One thread at a time per graph. Both halves use the process's autograd engine.
 
 namespace pipewright::autograd {
 
@@ -25,6 +31,27 @@ namespace pipewright::autograd {
 // On the boundary it runs again in W, on the same gradients, and must then only return the
 // gradients of its edges.
 class HidesWeights : public torch::autograd::Node {};
+
+// A node that communicates a gradient with other ranks, which may wait for it.
+class CommunicatesGrad : public torch::autograd::Node {
+ public:
+  // Its edge along which that gradient goes on; nullopt if it communicates nothing.
+  virtual std::optional<size_t> communicated() const = 0;
+};
+
+// As long as this object exists, I accumulates the gradient of `leaf`, because a hook of the leaf
+// communicates it. The leaf must have a hook already.
+class AccumulatesInI {
+ public:
+  explicit AccumulatesInI(const at::Tensor& leaf);
+  ~AccumulatesInI();
+  AccumulatesInI(const AccumulatesInI&) = delete;
+  AccumulatesInI& operator=(const AccumulatesInI&) = delete;
+
+ private:
+  const at::Tensor leaf_;
+  const torch::autograd::FunctionPreHook* mark_;  // among the leaf's hooks
+};
 
 // The W half of one microbatch: a node whose edges are where W starts.
 class WeightWork final : public torch::autograd::Node {

@@ -17,7 +17,16 @@ namespace pipewright::tp {
 
 CommunicationNode::CommunicationNode(torch::autograd::edge_list next, const Collective& collective,
                                      comms::BackendPtr group)
-    : Node(std::move(next)), collective_(collective), group_(std::move(group)) {}
+    : collective_(collective), group_(std::move(group)) {
+  set_next_edges(std::move(next));
+}
+
+std::optional<size_t> CommunicationNode::communicated() const {
+  using Kind = Collective::Kind;
+  if (collective_.kind == Kind::kNothing || collective_.kind == Kind::kOwnChunk)
+    return std::nullopt;
+  return 0;
+}
 
 torch::autograd::variable_list CommunicationNode::apply(torch::autograd::variable_list&& grads) {
   if (!grads[0].defined()) return {at::Tensor()};

@@ -27,10 +27,9 @@
 // Activation Recomputation in Large Transformer Models", 2022).
 //
 // All are collective over the group, forward and backward alike, unless the table says otherwise.
-// Backward communicates only if `x` requires a gradient, which must be the same on all ranks. What
-// they do in backward is on the path to an input, so a split backward (autograd/split_backward.h)
-// does it in I. On one rank they return `x`. What copy_to returns is in the memory of `x`: do not
-// write to it in place.
+// Backward communicates only if `x` requires a gradient, which must be the same on all ranks. A
+// split backward (autograd/split_backward.h) communicates in I, also above weights only. On one
+// rank they return `x`. What copy_to returns is in the memory of `x`: do not write to it in place.
 //
 // `dim` may be negative; `length` is the size of the whole tensor along it.
 // Errors: std::invalid_argument if there is no such dimension or `x` is not this rank's chunk;

@@ -26,6 +26,7 @@
 #include <utility>
 #include <vector>
 
+#include "pipewright/autograd/split_backward.h"
 #include "pipewright/tp/collective.h"
 #include "pipewright/tp/communication_node.h"
 
@@ -51,7 +52,7 @@ bool is_product(const Node& node) {
   return name == "AddmmBackward0" || name == "MmBackward0";
 }
 
-class InputFirst final : public Node {
+class InputFirst final : public autograd::CommunicatesGrad {
  public:
   // `input`: the index of the product's edge that leads to `communication`.
   InputFirst(std::shared_ptr<Node> product, size_t input, const CommunicationNode& communication,
@@ -70,6 +71,7 @@ class InputFirst final : public Node {
                        gradient.grad_dtype());
   }
 
+  std::optional<size_t> communicated() const override { return input_; }
   // That of the node whose gradients these are, for who looks for products (weight_free.cc).
   std::string name() const override { return product_->name(); }
   void release_variables() override { product_->release_variables(); }

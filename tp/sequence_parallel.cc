@@ -46,6 +46,7 @@ GradientSum::GradientSum(const at::Tensor& leaf, comms::BackendPtr group) : leaf
     const c10::NoGradGuard no_grad;
     return reduce_from(grad, group);
   });
+  in_input_half_.emplace(leaf);
   leaf.requires_grad_(requires_grad);
 }
 

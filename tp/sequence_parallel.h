@@ -5,7 +5,9 @@
 #include <torch/nn/module.h>
 
 #include <memory>
+#include <optional>
 
+#include "pipewright/autograd/split_backward.h"
 #include "pipewright/comms/world.h"
 #include "pipewright/tp/split_module.h"
 
@@ -21,7 +23,7 @@ std::shared_ptr<SplitModule> sequence_parallel_module(torch::nn::Module& module,
 
 // Sums the gradient of a leaf over the ranks of `group`, in each backward before it is accumulated,
 // as long as this object exists: fully_shard and replicate then reduce the sum. Also while the leaf
-// is frozen and unfrozen. The sum is part of W in a split backward (autograd/split_backward.h).
+// is frozen and unfrozen. A split backward (autograd/split_backward.h) sums and accumulates in I.
 class GradientSum {
  public:
   GradientSum(const at::Tensor& leaf, comms::BackendPtr group);
@@ -32,6 +34,7 @@ class GradientSum {
  private:
   const at::Tensor leaf_;
   unsigned hook_;
+  std::optional<autograd::AccumulatesInI> in_input_half_;
 };
 
 }  // namespace pipewright::tp
