@@ -65,8 +65,9 @@ std::string describe(const std::string& path) {
 }
 
 std::string describe(const Style& style) {
-  const auto& [input, output, is_prepared] = style.layouts();
+  const auto& [input, output, length, is_prepared] = style.layouts();
   return style.name() + (input ? " with input " + input->text() : "") +
+         (length ? " of length " + std::to_string(*length) : "") +
          (output ? " with output " + output->text() : "") +
          (is_prepared ? " with a prepared input" : "");
 }

@@ -3,6 +3,7 @@
 
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -48,6 +49,9 @@ class Style {
   struct Layouts {
     std::optional<comms::TensorPlacement> input = std::nullopt;
     std::optional<comms::TensorPlacement> output = std::nullopt;
+    // Of the whole input along the dimension of shard(d). If it is not said, all chunks are taken
+    // to be as long as this rank's.
+    std::optional<int64_t> input_length = std::nullopt;
     bool input_is_prepared = false;  // by prepare_input() of a module around this one
   };
 
@@ -63,7 +67,8 @@ class Style {
 
 // Splits the output features: Linear's weight and bias along dimension 0, Embedding's weight along
 // dimension 1. The input is a copy, the output this rank's features, shard(-1), unless `layouts`
-// says otherwise. An input shard(d) is gathered, and must be of equal size on all ranks.
+// says otherwise. An input shard(d) is gathered: parts of equal size on all ranks, or of
+// torch.chunk's sizes if the layouts have `input_length`, for 5 positions on 2 ranks 3 and 2.
 Style colwise_parallel(const Style::Layouts& layouts = {});
 // Splits the input features: Linear's weight along dimension 1, with a bias that every rank has and
 // one rank's worth of which is added; Embedding's weight along dimension 0, the vocabulary.
@@ -74,8 +79,7 @@ Style rowwise_parallel(const Style::Layouts& layouts = {});
 // treats the positions of a sequence alike, and calls it on its part of the sequence. Gradients of
 // the weights are summed over the ranks, and each rank draws its own random numbers
 // (rank_generator.h), as dropout needs it. The row-parallel layer before makes the parts, the
-// column-parallel one after gathers them, with parts of equal size along the sequence, dimension 1
-// here:
+// column-parallel one after gathers them, along the sequence, which is dimension 1 here:
 //
 //   {{"tokens", rowwise_parallel({.output = shard(1)})},   {"norm", sequence_parallel()},
 //    {"up", colwise_parallel({.input = shard(1)})},
@@ -85,7 +89,7 @@ Style rowwise_parallel(const Style::Layouts& layouts = {});
 Style sequence_parallel();
 // Splits nothing: makes the first input of a module of any type a copy, once for all
 // column-parallel Linears in it that take it, as PyTorch's PrepareModuleInput does. A shard(d) is
-// gathered, with parts of equal size. Queries, keys and values then communicate once in forward and
+// gathered, as by colwise_parallel. Queries, keys and values then communicate once in forward and
 // once in backward instead of three times:
 //
 //   {{"*.attention", prepare_input({.input = shard(1)})},

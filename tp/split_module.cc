@@ -71,13 +71,27 @@ int64_t sharded_dim(const at::Tensor& x, const TensorPlacement& placement,
                   ", got sizes ", x.sizes()));
 }
 
-// `x`, a copy or this rank's chunk along a dimension, as a copy whose gradients are partial sums.
-at::Tensor copy_of(const at::Tensor& x, const TensorPlacement& placement, const std::string& name,
-                   const comms::BackendPtr& group) {
-  if (!placement.dim()) return copy_to(x, group);
-  const int64_t dim = sharded_dim(x, placement, name + ": input ");
-  return gather_partial(x, dim, x.size(dim) * group->getSize(), group);
-}
+// An input that is a copy or this rank's chunk along a dimension.
+class Input {
+ public:
+  Input(const TensorPlacement& placement, const std::optional<int64_t>& length)
+      : placement_(placement), length_(length) {
+    if (length_ && !placement_.dim())
+      refuse("input_length: expected an input that is a shard, got " + placement_.text());
+  }
+  // `x` as a copy whose gradients are partial sums.
+  at::Tensor gathered(const at::Tensor& x, const std::string& name,
+                      const comms::BackendPtr& group) const {
+    if (!placement_.dim()) return copy_to(x, group);
+    const int64_t dim = sharded_dim(x, placement_, name + ": input ");
+    return gather_partial(x, dim, length_.value_or(x.size(dim) * group->getSize()), group);
+  }
+  bool is_copy() const { return !placement_.dim(); }
+
+ private:
+  const TensorPlacement placement_;
+  const std::optional<int64_t> length_;
+};
 
 // The sum of the ranks' `partial`, as a copy or as this rank's chunk along a dimension.
 at::Tensor sum_of(const at::Tensor& partial, const TensorPlacement& placement,
@@ -93,16 +107,19 @@ class SplitLinear final : public SplitModule {
       : linear_(linear),
         is_colwise_(style.kind() == Style::Kind::kColwise),
         is_prepared_(style.layouts().input_is_prepared),
-        input_(is_colwise_ ? one_of("input of colwise_parallel", style.layouts().input, {kCopy},
-                                    /*any_shard=*/true)
-                           : one_of("input of rowwise_parallel", style.layouts().input,
-                                    {kFeatures, kCopy})),
+        input_(is_colwise_
+                   ? one_of("input of colwise_parallel", style.layouts().input, {kCopy},
+                            /*any_shard=*/true)
+                   : one_of("input of rowwise_parallel", style.layouts().input, {kFeatures, kCopy}),
+               style.layouts().input_length),
         output_(is_colwise_ ? one_of("output of colwise_parallel", style.layouts().output,
                                      {kFeatures, kCopy})
                             : one_of("output of rowwise_parallel", style.layouts().output, {kCopy},
                                      /*any_shard=*/true)),
         name_(std::move(name)),
         group_(std::move(group)) {
+    if (!is_colwise_ && style.layouts().input_length)
+      refuse("input_length: expected colwise_parallel or prepare_input");
     if (is_prepared_ && (!is_colwise_ || style.layouts().input))
       refuse("a prepared input: expected colwise_parallel without another layout of its input");
     expect_whole(linear.weight, linear.options.out_features(), linear.options.in_features());
@@ -124,7 +141,7 @@ class SplitLinear final : public SplitModule {
  private:
   modules::Tensors colwise(const Function& forward, modules::Tensors inputs) const {
     at::Tensor& x = inputs.at(0);
-    if (!is_prepared_) x = copy_of(x, input_, name_, group_);
+    if (!is_prepared_) x = input_.gathered(x, name_, group_);
     modules::Tensors outputs = with_parts(forward, inputs);
     if (!is_prepared_) overlap_backward(outputs[0], x);
     if (!output_.dim())
@@ -134,7 +151,7 @@ class SplitLinear final : public SplitModule {
 
   // The layer adds no bias to its partial sum: it is added once.
   modules::Tensors rowwise(const Function& forward, modules::Tensors inputs) {
-    if (!input_.dim()) inputs.at(0) = scatter_to(inputs.at(0), -1, group_);
+    if (input_.is_copy()) inputs.at(0) = scatter_to(inputs.at(0), -1, group_);
     modules::Tensors outputs;
     {
       const WithoutBias without(linear_);
@@ -164,7 +181,8 @@ class SplitLinear final : public SplitModule {
 
   torch::nn::LinearImpl& linear_;
   const bool is_colwise_, is_prepared_;
-  const TensorPlacement input_, output_;
+  const Input input_;
+  const TensorPlacement output_;
   const std::string name_;
   const comms::BackendPtr group_;
 };
@@ -181,7 +199,8 @@ class SplitEmbedding final : public SplitModule {
                                      /*any_shard=*/true)),
         name_(std::move(name)),
         group_(std::move(group)) {
-    one_of("input of an Embedding", style.layouts().input, {kCopy});
+    Input(one_of("input of an Embedding", style.layouts().input, {kCopy}),
+          style.layouts().input_length);
     if (style.layouts().input_is_prepared)
       refuse("a prepared input: expected a Linear, got an Embedding");
     const auto& options = embedding.options;
@@ -234,7 +253,8 @@ class SplitEmbedding final : public SplitModule {
 class PreparedInput final : public SplitModule {
  public:
   PreparedInput(const Style::Layouts& layouts, std::string name, comms::BackendPtr group)
-      : input_(one_of("input of prepare_input", layouts.input, {kCopy}, /*any_shard=*/true)),
+      : input_(one_of("input of prepare_input", layouts.input, {kCopy}, /*any_shard=*/true),
+               layouts.input_length),
         name_(std::move(name)),
         group_(std::move(group)) {
     if (layouts.output || layouts.input_is_prepared)
@@ -243,12 +263,12 @@ class PreparedInput final : public SplitModule {
   std::vector<SplitWeight> weights() const override { return {}; }
   modules::Tensors run(const torch::nn::Module* /*module*/, const Function& forward,
                        modules::Tensors inputs) override {
-    inputs.at(0) = copy_of(inputs.at(0), input_, name_, group_);
+    inputs.at(0) = input_.gathered(inputs.at(0), name_, group_);
     return forward(inputs);
   }
 
  private:
-  const TensorPlacement input_;
+  const Input input_;
   const std::string name_;
   const comms::BackendPtr group_;
 };

@@ -77,6 +77,12 @@ TEST(Errors, NameTheModuleAndWhatIsExpected) {
       error_of({{"", prepare_input()}, {"tokens", colwise_parallel({.input_is_prepared = true})}}),
       "parallelize: colwise_parallel of `tokens`: a prepared input: expected a Linear, got "
       "an Embedding");
+  EXPECT_EQ(error_of({{"", prepare_input({.input_length = 5})}}),
+            "parallelize: prepare_input of the module: input_length: expected an input that is a "
+            "shard, got replicate");
+  EXPECT_EQ(error_of({{"down", rowwise_parallel({.input_length = 5})}}),
+            "parallelize: rowwise_parallel of `down`: input_length: expected colwise_parallel or "
+            "prepare_input");
   EXPECT_EQ(error_of({{"", prepare_input({.output = kCopy})}}),
             "parallelize: prepare_input of the module: expected a layout of the input and nothing "
             "else");
@@ -168,6 +174,13 @@ TEST(Errors, PlansOrOptionsThatDiffer) {
       error_of(plain, {{"up", colwise_parallel({.input = TensorPlacement::shard(1)})}}, false),
       "ranks disagree: expected colwise_parallel of `up` as on rank 0, got colwise_parallel "
       "with input shard(1) of `up` on rank 1");
+  const auto of_length = [](int64_t length) {
+    return Plan{
+        {"up", colwise_parallel({.input = TensorPlacement::shard(1), .input_length = length})}};
+  };
+  EXPECT_EQ(error_of(of_length(5), of_length(6), false),
+            "ranks disagree: expected colwise_parallel with input shard(1) of length 5 of `up` as "
+            "on rank 0, got colwise_parallel with input shard(1) of length 6 of `up` on rank 1");
   EXPECT_EQ(error_of(plain, {{"", prepare_input()}, plain[0]}, false),
             "ranks disagree: expected colwise_parallel of `up` as on rank 0, got prepare_input of "
             "the module on rank 1");

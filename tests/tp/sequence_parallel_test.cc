@@ -124,6 +124,41 @@ INSTANTIATE_TEST_SUITE_P(All, Sequence,
                                                           Wrapped::kReplicated),
                                           testing::Bool()));
 
+// Parts of a sequence that are of different length or empty: 5 positions are 3 and 2, or 2, 2, 1
+// and none. Also where a module around the layer prepares the input.
+TEST(SequenceParallel, UnevenSequences) {
+  for (const bool prepared : {false, true}) {
+    for (const auto& [length, ranks] : {std::pair{5, 2}, {1, 2}, {5, 4}}) {
+      on_ranks(ranks, [&, length = length, ranks = ranks](Rank& self) {
+        Mesh mesh(*self.world, {{"tp", ranks}});
+        const auto plain = std::make_shared<Model>(), module = std::make_shared<Model>();
+        const Style::Layouts whole = {.input = kAlongSequence, .input_length = length};
+        Plan plan = {{"norm", sequence_parallel()},
+                     {"*.norm", sequence_parallel()},
+                     {"*.down", rowwise_parallel({.output = kAlongSequence})}};
+        if (prepared) {
+          plan.emplace_back("*.wide", prepare_input(whole));
+          plan.emplace_back("*.wide.up", colwise_parallel({.input_is_prepared = true}));
+        } else {
+          plan.emplace_back("*.wide.up", colwise_parallel(whole));
+        }
+        const auto split = parallelize(*module, plan, mesh, "tp");
+        const at::Tensor input = tests::random_input({kBatch, length, kDim}, 3).requires_grad_();
+        const at::Tensor mine = chunk_of(input.detach(), 1, ranks, self.rank).clone();
+        mine.requires_grad_();
+        const at::Tensor expected = plain->forward(input);
+        const at::Tensor got = modules::forward(module, mine);
+        EXPECT_TRUE(is_close(chunk_of(expected, 1, ranks, self.rank), got));
+        const at::Tensor weights = at::cos(at::arange(input.numel(), at::kDouble)).view_as(input);
+        expected.backward(weights);
+        got.backward(chunk_of(weights, 1, ranks, self.rank));
+        EXPECT_TRUE(is_close(chunk_of(input.grad(), 1, ranks, self.rank), mine.grad()));
+        expect_parts(*plain, *module, " after backward");
+      });
+    }
+  }
+}
+
 // Per layer, forward gathers and reduce-scatters once, and so does the I of a split backward, which
 // also sums the gradients of norms, one small all-reduce per weight. W communicates nothing.
 TEST(SequenceParallel, SplitBackwardCommunicatesInI) {
