@@ -12,6 +12,9 @@ namespace pipewright::tp {
 // gradients of weight and bias are computed. Gradients are bitwise the same. In a split backward I
 // posts and waits, and W communicates nothing.
 //
+// The communication of prepare_input() (parallelize.h) is not hidden: it is that of the sum of
+// several layers' gradients, and follows all their products.
+//
 // Changes nothing if `output` is not that of a Linear whose weight requires a gradient, for example
 // under autocast or in a forward of the user's own: the communication then follows the node.
 void overlap_backward(const at::Tensor& output, const at::Tensor& input);
