@@ -1,15 +1,11 @@
-// What a column-parallel layer's backward does while its communication is under way, seen by a
-// process group and a callback that write down what happens on a rank's thread.
+// What a column-parallel layer's backward does while its communication is under way.
 #include "pipewright/tp/overlap.h"
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "pipewright/autograd/split_backward.h"
@@ -19,6 +15,7 @@
 #include "pipewright/tp/parallelize.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
+#include "tests/tp/noted_group.h"
 
 namespace pipewright::tp {
 namespace {
@@ -28,71 +25,6 @@ using comms::Mesh;
 using comms::TensorPlacement;
 using tests::on_ranks;
 using tests::Rank;
-using Events = std::vector<std::string>;
-
-// Of this thread, which on the CPU also runs backward.
-thread_local Events events;
-
-class NotedWork final : public c10d::Work {
- public:
-  explicit NotedWork(c10::intrusive_ptr<c10d::Work> work) : work_(std::move(work)) {}
-  bool isCompleted() override { return work_->isCompleted(); }
-  bool wait(std::chrono::milliseconds timeout) override {
-    events.emplace_back("wait");
-    return work_->wait(timeout);
-  }
-
- private:
-  const c10::intrusive_ptr<c10d::Work> work_;
-};
-
-// Notes when reductions are posted and waited for.
-class NotedGroup final : public c10d::Backend {
- public:
-  using Work = c10::intrusive_ptr<c10d::Work>;
-  explicit NotedGroup(comms::BackendPtr group)
-      : Backend(group->getRank(), group->getSize()), group_(std::move(group)) {}
-
-  Work allreduce(std::vector<at::Tensor>& sum, const c10d::AllreduceOptions& options) override {
-    events.emplace_back("all-reduce");
-    return c10::make_intrusive<NotedWork>(group_->allreduce(sum, options));
-  }
-  Work _reduce_scatter_base(at::Tensor& part, at::Tensor& whole,
-                            const c10d::ReduceScatterOptions& options) override {
-    events.emplace_back("reduce-scatter");
-    return c10::make_intrusive<NotedWork>(group_->_reduce_scatter_base(part, whole, options));
-  }
-  Work _allgather_base(at::Tensor& whole, at::Tensor& part,
-                       const c10d::AllgatherOptions& options) override {
-    return group_->_allgather_base(whole, part, options);
-  }
-  Work broadcast(std::vector<at::Tensor>& values, const c10d::BroadcastOptions& options) override {
-    return group_->broadcast(values, options);
-  }
-
- private:
-  const comms::BackendPtr group_;
-};
-
-// What `function` does on this thread: one or more matrix products, the start and end of
-// reductions.
-Events events_of(const std::function<void()>& function) {
-  const auto note =
-      [](const at::RecordFunction& operation) -> std::unique_ptr<at::ObserverContext> {
-    // A mark on a weight (modules/part_guard.h) dispatches an operator twice.
-    if (std::string(operation.name()) == "aten::mm" &&
-        (events.empty() || events.back() != "products"))
-      events.emplace_back("products");
-    return nullptr;
-  };
-  events.clear();
-  const at::CallbackHandle handle = at::addThreadLocalCallback(
-      at::RecordFunctionCallback(note).scopes({at::RecordScope::FUNCTION}));
-  function();
-  at::removeCallback(handle);
-  return std::exchange(events, {});
-}
-
 const Events kSum = {"products", "all-reduce", "products", "wait"};
 const Events kScattered = {"products", "reduce-scatter", "products", "wait"};
 const Events kAfterwards = {"products", "all-reduce", "wait"};
@@ -109,9 +41,7 @@ constexpr int64_t kIn = 5, kOut = 7;
 struct Layers {
   Layers(Rank& self, const Case& of)
       : plain(nn::LinearOptions(kIn, kOut).bias(of.bias)), split(plain->options) {
-    world.emplace(self.world->wrapped([](const comms::BackendPtr& group) -> comms::BackendPtr {
-      return c10::make_intrusive<NotedGroup>(group);
-    }));
+    world.emplace(noted(*self.world));
     mesh.emplace(*world, std::vector<comms::MeshDim>{{"tp", 2}});
     for (const auto& each : {plain.ptr(), split.ptr()}) {
       const torch::NoGradGuard no_grad;
