@@ -106,8 +106,7 @@ void simulate_order(benchmark::State& state) {
 void simulate_program(benchmark::State& state) {
   const ir::Program program = make_and_lower(shape_of(state));
   for (auto _ : state)
-    benchmark::DoNotOptimize(schedule::simulate(
-        schedule::ChannelGraph::of_program(program, ir::ChannelModel::kEdge, 0), program, {}));
+    benchmark::DoNotOptimize(schedule::simulate(program, ir::ChannelModel::kEdge, 0, {}));
   report(state, count(program));
 }
 

@@ -106,8 +106,11 @@ Cell find_cell(const At& at, const ir::Schedule& schedule) {
 
 class CellExplanation {
  public:
-  CellExplanation(const ir::Schedule& schedule, const Simulation& simulation, std::ostream& out)
-      : schedule_(schedule), simulation_(simulation), out_(out) {}
+  CellExplanation(const ir::AnySchedule& schedule, const Simulation& simulation, std::ostream& out)
+      : schedule_(ir::schedule_of(schedule)),
+        simulation_(simulation),
+        graph_(schedule::graph_of(schedule)),
+        out_(out) {}
 
   void print(const Cell& cell) {
     const ir::Action& action = schedule_.rows[cell.rank][cell.step];
@@ -115,10 +118,10 @@ class CellExplanation {
       out_ << fmt::format("rank {}, step {} is an idle slot\n", cell.rank, cell.step);
       return;
     }
-    const uint32_t number = simulation_.graph.number_of(cell.rank, cell.step);
+    const uint32_t number = graph_.number_of(cell.rank, cell.step);
     const ir::Interval& interval = simulation_.timeline[number];
-    const double slack = schedule::slack_of(simulation_.graph, schedule_, simulation_.costs,
-                                            simulation_.timeline)[number];
+    const double slack =
+        schedule::slack_of(graph_, schedule_, simulation_.costs, simulation_.timeline)[number];
     out_ << fmt::format("`{}` on rank {}, step {}: from {} to {}\n", ir::to_string(action),
                         cell.rank, cell.step, number_text(interval.start),
                         number_text(interval.end));
@@ -155,7 +158,7 @@ class CellExplanation {
     const schedule::CostTable table(simulation_.costs, schedule_.placement);
     const ir::Timeline::Cell cell = simulation_.timeline.cell_of(number);
     const ir::Action& action = schedule_.rows[cell.rank][cell.step];
-    const auto befores = simulation_.graph.dependencies_of(number);
+    const auto befores = graph_.dependencies_of(number);
     if (befores.empty()) out_ << "waits for nothing\n";
     for (const schedule::Dependency& before : befores) {
       const double end = simulation_.timeline[before.action].end;
@@ -172,8 +175,8 @@ class CellExplanation {
   }
 
   void print_after(uint32_t number) {
-    for (uint32_t action = 0; action < simulation_.graph.size(); ++action) {
-      for (const schedule::Dependency& before : simulation_.graph.dependencies_of(action)) {
+    for (uint32_t action = 0; action < graph_.size(); ++action) {
+      for (const schedule::Dependency& before : graph_.dependencies_of(action)) {
         if (before.action == number) out_ << fmt::format("{} waits for it\n", name(action));
       }
     }
@@ -181,6 +184,7 @@ class CellExplanation {
 
   const ir::Schedule& schedule_;
   const Simulation& simulation_;
+  const schedule::ChannelGraph graph_;
   std::ostream& out_;
 };
 
@@ -189,8 +193,7 @@ int explain_cell(const Invocation& invocation, Console& console) {
   Input input;
   const Simulation simulation =
       simulate_source(invocation, console, ir::Level::kComputeComms, &input);
-  const ir::Schedule& schedule = input.schedule();
-  CellExplanation(schedule, simulation, console.out).print(find_cell(at, schedule));
+  CellExplanation(input.any(), simulation, console.out).print(find_cell(at, input.schedule()));
   return kExitOk;
 }
 

@@ -88,8 +88,9 @@ std::string page_title(const Drawn& one) {
 }
 
 schedule::HtmlRun page_run(const Drawn& one) {
-  return {page_title(one),      one.input.schedule(),    one.simulation.costs,
-          one.simulation.graph, one.simulation.timeline, nullptr,
+  return {page_title(one),         one.input.schedule(),
+          one.simulation.costs,    schedule::graph_of(one.input.any()),
+          one.simulation.timeline, nullptr,
           one.is_measured};
 }
 
@@ -149,7 +150,7 @@ void print_picture(const std::string& format, const Drawn& one,
   } else if (format == "pftrace") {
     schedule::print_perfetto(schedule, simulation.costs, simulation.timeline, out);
   } else if (format == "dot") {
-    schedule::print_dot(schedule, simulation.graph, out);
+    schedule::print_dot(schedule, schedule::graph_of(one.input.any()), out);
   }
 }
 

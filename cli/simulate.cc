@@ -99,6 +99,7 @@ std::string actions_json(const ir::Schedule& schedule, const ir::Timeline& timel
 void print_json(const Invocation& invocation, const Input& input, const Simulation& simulation,
                 const std::optional<schedule::Spread>& spread, const std::optional<RunPair>& drift,
                 std::ostream& out) {
+  const schedule::ChannelGraph graph = schedule::graph_of(input.any());
   const ir::Schedule& schedule = input.schedule();
   const schedule::Report& report = simulation.report;
   const bool sizes = simulation.costs.has_sizes();
@@ -109,9 +110,8 @@ void print_json(const Invocation& invocation, const Input& input, const Simulati
   const std::vector<schedule::ReceiveSlots> slots = receive_slots_of(input);
   const bool with_actions = invocation.has("--actions");
   const std::vector<double> slack =
-      with_actions
-          ? schedule::slack_of(simulation.graph, schedule, simulation.costs, simulation.timeline)
-          : std::vector<double>();
+      with_actions ? schedule::slack_of(graph, schedule, simulation.costs, simulation.timeline)
+                   : std::vector<double>();
   for (size_t rank = 0; rank < report.ranks.size(); ++rank) {
     const RankReport& one = report.ranks[rank];
     ranks += fmt::format(
@@ -131,7 +131,7 @@ void print_json(const Invocation& invocation, const Input& input, const Simulati
   }
   std::string path;
   for (const schedule::CriticalStep& step :
-       schedule::critical_path(simulation.graph, schedule, simulation.costs, simulation.timeline)) {
+       schedule::critical_path(graph, schedule, simulation.costs, simulation.timeline)) {
     const auto rank = static_cast<size_t>(step.rank), at = static_cast<size_t>(step.step);
     const ir::Interval& interval = simulation.timeline.at(rank, at);
     path += fmt::format(
@@ -174,11 +174,13 @@ void print_json(const Invocation& invocation, const Input& input, const Simulati
 // ---- text
 
 // "F 12 + B 21 + transfers 3": where the time of the critical path goes.
-std::string path_text(const ir::Schedule& schedule, const Simulation& simulation) {
+std::string path_text(const ir::AnySchedule& any, const Simulation& simulation) {
+  const schedule::ChannelGraph graph = schedule::graph_of(any);
+  const ir::Schedule& schedule = ir::schedule_of(any);
   std::map<ir::ActionKind, double> by_kind;
   double transfers = 0;
   for (const schedule::CriticalStep& step :
-       schedule::critical_path(simulation.graph, schedule, simulation.costs, simulation.timeline)) {
+       schedule::critical_path(graph, schedule, simulation.costs, simulation.timeline)) {
     const auto rank = static_cast<size_t>(step.rank), at = static_cast<size_t>(step.step);
     const ir::ActionKind kind = schedule.rows[rank][at].kind();
     transfers += step.transfer;
@@ -248,7 +250,7 @@ void print_text(const Input& input, const Simulation& simulation,
   out << fmt::format("cost           {}{}, the longest span of any rank\n",
                      number_text(report.cost), unit);
   out << fmt::format("bubble rate    {:.4f}\n", report.bubble_rate);
-  out << fmt::format("critical path  {}\n", path_text(schedule, simulation));
+  out << fmt::format("critical path  {}\n", path_text(input.any(), simulation));
   const double gap = simulation.bound.gap(report.cost);
   out << fmt::format("lower bound    {}{}, {}: {}\n", number_text(simulation.bound.value), unit,
                      bound_text(simulation.bound),
@@ -295,8 +297,9 @@ int run_simulate(const Invocation& invocation, Console& console) {
   }
   std::optional<schedule::Spread> spread;
   if (jitter)
-    spread = schedule::spread_of_makespan(simulation.graph, input.schedule(), simulation.costs,
-                                          jitter->sigma, jitter->runs, jitter->seed);
+    spread =
+        schedule::spread_of_makespan(schedule::graph_of(input.any()), input.schedule(),
+                                     simulation.costs, jitter->sigma, jitter->runs, jitter->seed);
   if (invocation.has("--json")) {
     print_json(invocation, input, simulation, spread, drift, console.out);
     return kExitOk;

@@ -76,6 +76,7 @@ set(pipewright_schedule_sources
     schedule/simulate/recorded_transfers.cc
     schedule/simulate/report.cc
     schedule/simulate/simulate.cc
+    schedule/simulate/simulate_on_edges.cc
     schedule/simulate_compiled.cc
     schedule/verify/certificate.cc
     schedule/verify/complete_in_order.cc
@@ -212,6 +213,7 @@ set(pipewright_schedule_headers
     schedule/simulate/recorded_transfers.h
     schedule/simulate/report.h
     schedule/simulate/simulate.h
+    schedule/simulate/simulate_on_edges.h
     schedule/turns.h
     schedule/verify/certificate.h
     schedule/verify/passed_actions.h

@@ -33,7 +33,7 @@ Simulation::Simulation(const Schedule& schedule, const schedule::Costs& costs,
                                   .memory = {.activations = memory}})) {}
 
 std::vector<double> Simulation::slack() const {
-  return schedule::slack_of(simulation_.graph, schedule(), simulation_.costs, simulation_.timeline);
+  return schedule::slack_of(graph(), schedule(), simulation_.costs, simulation_.timeline);
 }
 
 std::string Simulation::title() const {
@@ -62,8 +62,8 @@ std::string Simulation::html(const Simulation* against) const {
   std::vector<schedule::HtmlRun> runs;
   for (const Simulation* one : {this, against}) {
     if (one != nullptr)
-      runs.push_back({one->title(), one->schedule(), one->simulation_.costs, one->simulation_.graph,
-                      one->timeline()});
+      runs.push_back(
+          {one->title(), one->schedule(), one->simulation_.costs, one->graph(), one->timeline()});
   }
   std::ostringstream out;
   schedule::print_html(runs, out);

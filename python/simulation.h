@@ -31,6 +31,7 @@ class Simulation {
 
  private:
   const ir::Schedule& schedule() const { return ir::schedule_of(*compiled_.schedule); }
+  schedule::ChannelGraph graph() const { return schedule::graph_of(*compiled_.schedule); }
 
   schedule::CompileResult compiled_;
   schedule::Simulation simulation_;

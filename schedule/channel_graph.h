@@ -26,8 +26,8 @@ struct Dependency {
 
 // The partial order of a schedule's actions: what each action waits for. This is the statement of
 // what ir/channel.h implies for a program: the verifier, the simulator, slack, critical paths and
-// the drawings all walk this graph. (edge_transfers.h has a shorter one, which only finds out that
-// a program with queues per edge runs.)
+// the drawings all walk this graph. (edge_transfers.h has a shorter one for programs with queues
+// per edge, which the common case of verifying and simulating takes.)
 //
 // Actions are numbered along the rows, idle slots included, as in ir::Timeline. An action waits for
 //

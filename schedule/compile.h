@@ -116,11 +116,13 @@ struct CompileResult {
 
 CompileResult compile(CompileRequest request);
 
-// The result of a simulation: when each action runs (timeline), and which dependencies determine
-// that (graph).
+// The graph of a verified schedule, for slack, critical paths and pictures: which dependencies
+// determine when each action runs. A program's is that of its channel model and capacity.
+ChannelGraph graph_of(const ir::AnySchedule& schedule);
+
+// The result of a simulation: when each action runs.
 struct Simulation {
   Costs costs;  // after the what-if changes
-  ChannelGraph graph;
   ir::Timeline timeline;
   Report report;
   ScheduleBound bound;  // of the cost of any order of the same work in the same memory

@@ -16,35 +16,37 @@ namespace pipewright::schedule {
 // for a walk that posts the SENDs and RECVs of each row in order. There, the k-th SEND of an
 // ordered pair of ranks and the k-th RECV wait for nothing but each other and the transfer before
 // theirs. So a transfer takes place once both of its ends are posted, and no ChannelGraph is needed
-// to find out that a program runs.
+// to find out that a program runs, and when each action does.
 //
 //   EdgeTransfers transfers(program);
 //   if (transfers.awaits(compute)) ...                    // its RECV is posted, its SEND is not
-//   if (transfers.post(send_or_receive, number)) ...      // its other end had been posted
+//   if (transfers.post(send_or_receive, number) != EdgeTransfers::kNone) ...  // its other end was
 //   if (!transfers.all_matched()) ...                     // a swap, or an end without the other
 //
 // No SEND or RECV may be posted twice. Numbers of actions are those of ChannelGraph. For programs
 // that fit(). 8 bytes per (stage, microbatch). For one thread.
 class EdgeTransfers {
  public:
+  static constexpr uint32_t kNone = UINT32_MAX;
+
   // Whether a program has fewer than 2^30 actions.
   static bool fit(const ir::Program& program);
 
   explicit EdgeTransfers(const ir::Program& program);
 
-  // Posts a SEND or RECV. Returns whether its other end had been posted.
-  bool post(ir::ActionPart part, uint32_t number) {
+  // Posts a SEND or RECV. Returns the other end if that has been posted before, otherwise kNone.
+  uint32_t post(ir::ActionPart part, uint32_t number) {
     const End& end = ends_[index_of(part)];
     if (end.pair == kNone) {
       all_matched_ = false;
-      return false;
+      return kNone;
     }
     const bool sends = ir::is_send(part.kind());
     uint32_t& cell = cells_[end.first_cell + 2 * static_cast<size_t>(part.microbatch())];
     if (cell == 0) {
       cell = number | (sends ? kSent : kReceived);
       ++num_open_;
-      return false;
+      return kNone;
     }
     --num_open_;
     const uint32_t partner = cell & kNumber;
@@ -52,8 +54,8 @@ class EdgeTransfers {
     Pair& pair = pairs_[end.pair];
     all_matched_ &= (send >= pair.next_send) & (receive >= pair.next_receive);
     pair = {send + 1, receive + 1};
-    cell = kSent | kReceived;
-    return true;
+    cell = kSent | kReceived | receive;
+    return partner;
   }
   // The rank of the other end of a SEND or RECV that has one.
   uint32_t peer_of(ir::ActionPart part) const { return ends_[index_of(part)].peer; }
@@ -64,13 +66,23 @@ class EdgeTransfers {
     return end.pair != kNone && (cell_of(end, compute) & (kSent | kReceived)) == kReceived;
   }
 
+  // The RECV of a compute's input; kNone if it needs none, or if one end has not been posted.
+  uint32_t receive_of(ir::ActionPart compute) const {
+    const End& end = ends_[index_of(compute)];
+    if (end.pair == kNone) return kNone;
+    const uint32_t cell = cell_of(end, compute);
+    return (cell & kSent) && (cell & kReceived) ? cell & kNumber : kNone;
+  }
+  // The ordered pair of ranks of a SEND or RECV that has another end.
+  uint32_t pair_of(ir::ActionPart part) const { return ends_[index_of(part)].pair; }
+  size_t num_pairs() const { return pairs_.size(); }
+
   // Whether each SEND and RECV so far met its own other end, in the order of their pair of ranks.
   bool all_matched() const { return all_matched_ && num_open_ == 0; }
 
  private:
-  static constexpr uint32_t kNone = UINT32_MAX;
-  // The bits of a cell: which ends of its transfer have been posted, and while that is one, its
-  // number.
+  // The bits of a cell: which ends of its transfer have been posted, and the number of that end, or
+  // of the RECV if it is both.
   static constexpr uint32_t kSent = 1u << 31, kReceived = 1u << 30, kNumber = kReceived - 1;
 
   // The transfer that a kind of SEND or RECV at a stage is part of, or that brings the input of a

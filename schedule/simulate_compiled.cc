@@ -63,6 +63,16 @@ bool check_memory(const ir::Schedule& schedule, const search::Problem& problem,
   return diagnostics->total() == before;
 }
 
+ir::Timeline timeline_of(const ir::AnySchedule& schedule, const Costs& costs) {
+  if (const auto* order = std::get_if<ir::ComputeOrder>(&schedule))
+    return simulate(ChannelGraph::of_order(*order), *order, costs);
+  const auto& program = std::get<ir::Program>(schedule);
+  const VerifyOptions options = options_of(program.lowering);
+  return simulate(program, options.channels, options.capacity, costs);
+}
+
+}  // namespace
+
 ChannelGraph graph_of(const ir::AnySchedule& schedule) {
   if (const auto* order = std::get_if<ir::ComputeOrder>(&schedule))
     return ChannelGraph::of_order(*order);
@@ -70,8 +80,6 @@ ChannelGraph graph_of(const ir::AnySchedule& schedule) {
   const VerifyOptions options = options_of(program.lowering);
   return ChannelGraph::of_program(program, options.channels, options.capacity);
 }
-
-}  // namespace
 
 std::optional<Costs> changed_costs(const SimulateRequest& request, const ir::Placement& placement,
                                    int num_microbatches, ir::Diagnostics* diagnostics) {
@@ -98,16 +106,15 @@ SimulateResult run(const CompileResult& compiled, const SimulateRequest& request
       changed_costs(request, placement, schedule.num_microbatches, &result.diagnostics);
   if (!costs) return result;
   *costs = recomputing(std::move(*costs), schedule.recompute, placement.num_stages());
-  ChannelGraph graph = graph_of(*compiled.schedule);
-  ir::Timeline timeline = measured != nullptr ? *measured : simulate(graph, schedule, *costs);
+  ir::Timeline timeline = measured != nullptr ? *measured : timeline_of(*compiled.schedule, *costs);
   Report report = report_on(schedule, *costs, timeline);
   ScheduleBound bound = bound_of(schedule, *costs, report, request.memory);
   if (request.memory.is_set() &&
       !check_memory(schedule, problem_of(schedule, *costs, report, request.memory), request.memory,
                     &result.diagnostics))
     return result;
-  result.simulation = Simulation{std::move(*costs), std::move(graph), std::move(timeline),
-                                 std::move(report), std::move(bound)};
+  result.simulation =
+      Simulation{std::move(*costs), std::move(timeline), std::move(report), std::move(bound)};
   return result;
 }
 

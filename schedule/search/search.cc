@@ -38,7 +38,7 @@ std::optional<Robustness> robustness_of(const ir::ComputeOrder& order,
   const SimulateResult plain = simulate(compiled, {.costs = costs});
   const double makespan = std::max(plain.simulation->report.makespan, kLeastCost);
   const Spread spread =
-      spread_of_makespan(plain.simulation->graph, order, costs, request.noise, kNoisyRuns,
+      spread_of_makespan(ChannelGraph::of_order(order), order, costs, request.noise, kNoisyRuns,
                          /*seed=*/1, request.cancel);
   Robustness result = {.mean = spread.mean / makespan - 1,
                        .percentile_95 = spread.percentile_95 / makespan - 1};

@@ -3,6 +3,9 @@
 #include "pipewright/schedule/simulate/simulate.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "pipewright/schedule/simulate/simulate_on_edges.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -92,6 +95,17 @@ ir::Timeline simulate(const ChannelGraph& graph, const ir::Schedule& schedule, c
       delays.are_none() ? run(graph, none, &timeline) : run(graph, delay, &timeline);
   for (const uint32_t number : blocked) timeline[number] = {};
   return timeline;
+}
+
+ir::Timeline simulate(const ir::Program& program, ir::ChannelModel channels,
+                      ir::ChannelCapacity capacity, const Costs& costs,
+                      std::span<const double> stretch) {
+  if (channels == ir::ChannelModel::kEdge) {
+    const CostTable table(costs, program.placement);
+    if (auto timeline = simulate_on_edges(program, capacity, table, stretch))
+      return *std::move(timeline);
+  }
+  return simulate(ChannelGraph::of_program(program, channels, capacity), program, costs, stretch);
 }
 
 std::vector<double> slack_of(const ChannelGraph& graph, const ir::Schedule& schedule,

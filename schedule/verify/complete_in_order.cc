@@ -72,7 +72,7 @@ bool runs_on_edges(const ir::Program& program) {
       row_valid &= marks.pass(action);
       if (!ir::is_transfer(action.kind())) continue;
       const ir::ActionPart part = action.parts()[0];
-      if (transfers.post(part, row.number) && ir::is_send(part.kind()))
+      if (transfers.post(part, row.number) != EdgeTransfers::kNone && ir::is_send(part.kind()))
         turns.wake(transfers.peer_of(part));
     }
     // By its next turn, the actions after these would no longer be in the cache.

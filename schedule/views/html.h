@@ -17,8 +17,8 @@ namespace pipewright::schedule {
 struct HtmlRun {
   std::string title;  // "ZBV: 4 ranks, ...", shown above the picture
   const ir::Schedule& schedule;
-  const Costs& costs;         // for the memory curve and the unit
-  const ChannelGraph& graph;  // what each action waits for
+  const Costs& costs;  // for the memory curve and the unit
+  ChannelGraph graph;  // what each action waits for
   const ir::Timeline& timeline;
   const Standstill* standstill = nullptr;  // of a schedule that cannot run to its end
   bool is_measured = false;  // its actions do not start as soon as they can, and have no slack
