@@ -10,6 +10,7 @@
 #include <cstring>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
 
 #include "pipewright/comms/group.h"
 
@@ -22,6 +23,23 @@ at::Tensor all_gather(const at::Tensor& mine, c10d::Backend& group) {
   at::Tensor all = at::empty({mine.numel() * group.getSize()}, mine.options());
   wait(group, *group._allgather_base(all, input));
   return all.cpu();
+}
+
+// By rank.
+std::vector<std::string> all_gather_texts(const std::string& text, c10d::Backend& group,
+                                          at::Device device) {
+  const at::Tensor sizes =
+      all_gather(at::full({1}, static_cast<int64_t>(text.size()), at::kLong).to(device), group);
+  const int64_t longest = sizes.max().item<int64_t>();
+  at::Tensor bytes = at::zeros({longest}, at::kByte);
+  std::memcpy(bytes.data_ptr(), text.data(), text.size());
+  const at::Tensor all = all_gather(bytes.to(device), group);
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < group.getSize(); ++rank) {
+    const char* begin = static_cast<const char*>(all.data_ptr()) + rank * longest;
+    texts.emplace_back(begin, static_cast<size_t>(sizes[rank].item<int64_t>()));
+  }
+  return texts;
 }
 
 std::vector<std::string> split_lines(const std::string& text) {
@@ -37,19 +55,10 @@ void compare_lines(const std::vector<std::string>& lines, c10d::Backend& group, 
   if (group.getSize() == 1) return;
   std::string text;
   for (const std::string& line : lines) text += line + '\n';
-  const at::Tensor sizes =
-      all_gather(at::full({1}, static_cast<int64_t>(text.size()), at::kLong).to(device), group);
-  const int64_t longest = sizes.max().item<int64_t>();
-  at::Tensor bytes = at::zeros({longest}, at::kByte);
-  std::memcpy(bytes.data_ptr(), text.data(), text.size());
-  const at::Tensor all = all_gather(bytes.to(device), group);
-  const auto text_of = [&](int rank) {
-    const char* begin = static_cast<const char*>(all.data_ptr()) + rank * longest;
-    return split_lines({begin, static_cast<size_t>(sizes[rank].item<int64_t>())});
-  };
-  const std::vector<std::string> first = text_of(0);
+  const std::vector<std::string> texts = all_gather_texts(text, group, device);
+  const std::vector<std::string> first = split_lines(texts[0]);
   for (int rank = 1; rank < group.getSize(); ++rank) {
-    const std::vector<std::string> theirs = text_of(rank);
+    const std::vector<std::string> theirs = split_lines(texts[static_cast<size_t>(rank)]);
     for (size_t i = 0; i < std::max(first.size(), theirs.size()); ++i) {
       const std::string one = i < first.size() ? first[i] : "nothing";
       const std::string other = i < theirs.size() ? theirs[i] : "nothing";
@@ -58,6 +67,13 @@ void compare_lines(const std::vector<std::string>& lines, c10d::Backend& group, 
                                   other + " on rank " + std::to_string(rank));
     }
   }
+}
+
+std::string first_text(const std::string& text, c10d::Backend& group, at::Device device) {
+  for (std::string& one : all_gather_texts(text, group, device)) {
+    if (!one.empty()) return std::move(one);
+  }
+  return "";
 }
 
 void broadcast_values(const std::vector<at::Tensor>& tensors, c10d::Backend& group) {

@@ -14,6 +14,10 @@ namespace pipewright::comms {
 // which the group's backend must support.
 void compare_lines(const std::vector<std::string>& lines, c10d::Backend& group, at::Device device);
 
+// The text of the first rank of `group` whose text is not empty, on every rank; empty if all are.
+// Collective and blocking, as above.
+std::string first_text(const std::string& text, c10d::Backend& group, at::Device device);
+
 // Copies rank 0's values of `tensors` to all ranks of `group`. Shapes and dtypes must be the same
 // on every rank. Collective and blocking.
 void broadcast_values(const std::vector<at::Tensor>& tensors, c10d::Backend& group);

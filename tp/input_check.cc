@@ -4,6 +4,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -25,7 +26,8 @@ std::string describe(size_t index, const at::Tensor& input) {
 
 class InputCheck final : public modules::ForwardHook {
  public:
-  explicit InputCheck(comms::BackendPtr group) : group_(std::move(group)) {}
+  InputCheck(comms::BackendPtr group, comms::BackendPtr copies, std::string place)
+      : group_(std::move(group)), copies_(std::move(copies)), place_(std::move(place)) {}
 
   modules::Tensors run(const torch::nn::Module* /*module*/, const Function& forward,
                        modules::Tensors inputs) override {
@@ -35,18 +37,27 @@ class InputCheck final : public modules::ForwardHook {
       if (input.defined()) device = input.device();
       lines.push_back(describe(lines.size(), input));
     }
-    comms::compare_lines(lines, *group_, device);
+    std::string wrong;
+    try {
+      comms::compare_lines(lines, *group_, device);
+    } catch (const std::invalid_argument& error) {
+      wrong = place_ + error.what();
+    }
+    if (copies_) wrong = comms::first_text(wrong, *copies_, device);
+    if (!wrong.empty()) throw std::invalid_argument(wrong);
     return forward(inputs);
   }
 
  private:
-  const comms::BackendPtr group_;
+  const comms::BackendPtr group_, copies_;
+  const std::string place_;
 };
 
 }  // namespace
 
-std::shared_ptr<modules::ForwardHook> input_check(comms::BackendPtr group) {
-  return std::make_shared<InputCheck>(std::move(group));
+std::shared_ptr<modules::ForwardHook> input_check(comms::BackendPtr group, comms::BackendPtr copies,
+                                                  std::string place) {
+  return std::make_shared<InputCheck>(std::move(group), std::move(copies), std::move(place));
 }
 
 }  // namespace pipewright::tp

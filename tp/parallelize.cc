@@ -86,9 +86,12 @@ class ParallelizedModule final : public Parallelized,
       : group_(mesh.group({dim})), dim_(dim) {}
 
   // Completes the construction, once shared_from_this() works. Collective.
-  void begin(torch::nn::Module& module, const Plan& plan, const Options& options) {
-    std::string refusal;
+  void begin(comms::Mesh& mesh, torch::nn::Module& module, const Plan& plan,
+             const Options& options) {
+    std::string refusal, place;
     try {
+      for (const std::string& copy : options.copies)
+        place += copy + " " + std::to_string(mesh.coordinate(copy)) + ": ";
       find(module, plan);
     } catch (const std::invalid_argument& error) {
       refusal = "parallelize: " + std::string(error.what());
@@ -97,7 +100,8 @@ class ParallelizedModule final : public Parallelized,
     if (!refusal.empty()) throw std::invalid_argument(refusal);
     split(module);
     if (!options.check_inputs) return;
-    input_check_ = input_check(group_);
+    input_check_ =
+        input_check(group_, options.copies.empty() ? nullptr : mesh.group(options.copies), place);
     modules::register_forward_hook(module, input_check_);
   }
 
@@ -182,6 +186,7 @@ class ParallelizedModule final : public Parallelized,
     if (!refusal.empty()) lines.push_back(refusal);
     lines.insert(lines.end(), styles_.begin(), styles_.end());
     lines.emplace_back(options.check_inputs ? "checked inputs" : "unchecked inputs");
+    for (const std::string& copy : options.copies) lines.push_back("copies along " + copy);
     for (const auto& [name, parameter] : parameters_) {
       lines.push_back(c10::str("`", name, "`, ", parameter.tensor.scalar_type(), " ",
                                parameter.tensor.sizes(), ", ", parameter.placement.text()));
@@ -262,7 +267,7 @@ std::shared_ptr<Parallelized> parallelize(torch::nn::Module& module, const Plan&
                                           comms::Mesh& mesh, const std::string& dim,
                                           const Options& options) {
   const auto result = std::make_shared<ParallelizedModule>(mesh, dim);
-  result->begin(module, plan, options);
+  result->begin(mesh, module, plan, options);
   return result;
 }
 

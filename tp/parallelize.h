@@ -110,6 +110,10 @@ struct Options {
   // To find out why ranks diverge: the host waits for the inputs, and two small all-gathers are
   // added. Not for a module whose style takes a chunk as its input.
   bool check_inputs = false;
+  // Dimensions along which copies of the module run the same forwards, such as {"dp"}. With
+  // check_inputs, all their ranks throw what is wrong with the inputs of one copy; otherwise they
+  // would wait for its ranks in their next collective.
+  std::vector<std::string> copies = {};
 };
 
 // What one call of parallelize() returns. The modules communicate as long as it exists. For one

@@ -6,11 +6,15 @@
 
 #include <regex>
 
+#include "pipewright/comms/agreement.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/threads.h"
+#include "pipewright/ddp/replicate.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/fsdp/fully_shard.h"
+#include "pipewright/modules/distribution.h"
+#include "pipewright/modules/forward.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedules/registry.h"
 #include "pipewright/tp/parallelize.h"
@@ -165,6 +169,67 @@ TEST(WrongBatch, WithoutAPipeline) {
       if (is_checked) step(6);
     });
   }
+}
+
+// Copies of the module have inputs of their own. One rank of one copy is wrong, and the ranks of
+// the other copy throw too, before they wait in a collective of fully_shard or replicate.
+TEST(WrongBatch, WithoutAPipelineOfOneCopy) {
+  for (const bool is_sharded : {true, false}) {
+    for (const int wrong : {1, 2}) {
+      tests::on_ranks(4, [&](tests::Rank& self) {
+        comms::Mesh mesh(*self.world, {{"dp", 2}, {"tp", 2}});
+        const auto plain = tests::make_mlp(kDim, 2, 1), module = tests::make_mlp(kDim, 2, 1);
+        const auto split = parallelize(
+            *module, {{"in_proj", colwise_parallel()}, {"out_proj", rowwise_parallel()}}, mesh,
+            "tp", {.check_inputs = true, .copies = {"dp"}});
+        const std::shared_ptr<void> wrapper =
+            is_sharded ? std::shared_ptr<void>(fsdp::fully_shard(*module, mesh.group({"dp"})))
+                       : ddp::replicate(*module, mesh.group({"dp"}));
+        const auto input = [](int64_t rows, int copy) {
+          return tests::random_input({rows, kDim}, static_cast<uint64_t>(copy));
+        };
+        std::string error = "no error";
+        try {
+          const int64_t rows = self.rank == wrong ? 6 : 4;
+          modules::forward(module, input(rows, mesh.coordinate("dp"))).sum().backward();
+        } catch (const std::invalid_argument& caught) {
+          error = caught.what();
+        }
+        const std::regex expected(
+            "dp " + std::to_string(wrong / 2) +
+            ": ranks disagree: expected input 0 .*, Double \\[[46], 6\\] with "
+            "hash [0-9]+ as on rank 0, got input 0 .*, Double \\[[46], 6\\] "
+            "with hash [0-9]+ on rank 1");
+        EXPECT_TRUE(std::regex_match(error, expected)) << error;
+        comms::compare_lines({error}, *self.by_hand, at::kCPU);  // the same on all ranks
+        // Training goes on.
+        for (int copy = 0; copy < 2; ++copy) (plain->forward(input(4, copy)).sum() / 2).backward();
+        modules::forward(module, input(4, mesh.coordinate("dp"))).sum().backward();
+        for (const auto& named : module->named_parameters()) {
+          const at::Tensor& parameter = named.value();
+          EXPECT_TRUE(at::allclose(plain->named_parameters()[named.key()].grad(),
+                                   modules::full_tensor(parameter, parameter.grad())))
+              << named.key();
+        }
+      });
+    }
+  }
+}
+
+TEST(WrongBatch, ACopyAlongNoDimension) {
+  tests::on_ranks(2, [&](tests::Rank& self) {
+    comms::Mesh mesh(*self.world, {{"tp", 2}});
+    const auto module = tests::make_mlp(kDim, 2, 1);
+    std::string error;
+    try {
+      static_cast<void>(parallelize(*module, {{"in_proj", colwise_parallel()}}, mesh, "tp",
+                                    {.check_inputs = true, .copies = {"dq"}}));
+    } catch (const std::invalid_argument& caught) {
+      error = caught.what();
+    }
+    EXPECT_TRUE(error.starts_with("parallelize: ") && error.find("dq") != std::string::npos)
+        << error;
+  });
 }
 
 }  // namespace
