@@ -175,6 +175,15 @@ std::optional<ir::Source> follow(const ir::Diagnostic& error, const ir::Source& 
   return sheet.source();
 }
 
+// Whether a help says what to edit. Some of those describe more than one edit, or a form.
+bool is_edit(const std::string& help) {
+  static const std::regex edit("(write|did you mean|remove|add|move|set|list|post) .*");
+  static const std::regex left_to_readers(
+      "write (an action|a compound|the parts) .*|remove the quotes|move it before the first row|"
+      "list each rank once.*|post the RECVs of rank.*");
+  return std::regex_match(help, edit) && !std::regex_match(help, left_to_readers);
+}
+
 bool has_error(const ir::Source& source, const ir::Diagnostic& error) {
   const CompileResult result = compile({.source = &source});
   return std::ranges::any_of(result.diagnostics.kept(), [&](const ir::Diagnostic& one) {
@@ -198,6 +207,7 @@ TEST(HelpTest, TheErrorGoesIfItsHelpIsFollowed) {
     const CompileResult result = compile({.source = &source});
     for (const ir::Diagnostic& error : result.diagnostics.kept()) {
       const std::optional<ir::Source> edited = follow(error, source);
+      EXPECT_EQ(edited.has_value(), is_edit(error.help)) << name << ": " << error.help;
       if (!edited) continue;
       EXPECT_NE(edited->text, source.text) << name << ": " << error.help;
       EXPECT_FALSE(has_error(*edited, error))
