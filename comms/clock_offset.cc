@@ -50,20 +50,26 @@ ClockOffset clock_offset(World& world, const std::string& key, int rank, int siz
         store->set(answer(asker, number), to_text(clock.now()));
       }
     }
-    return {};
+    return {.at = clock.now()};
   }
   store->set(question(rank, 0), clock.name);
   const int questions = std::stoi(wait_for(answer(rank, 0), 0));
-  ClockOffset best{0, questions == 0 ? 0 : std::numeric_limits<double>::infinity()};
+  ClockOffset best{0, questions == 0 ? 0 : std::numeric_limits<double>::infinity(), clock.now()};
   for (int number = 1; number <= questions; ++number) {
     const double asked = clock.now();
     store->set(question(rank, number), "?");
     const double theirs = from_text(wait_for(answer(rank, number), 0));
     const double answered = clock.now();
+    const double middle = (asked + answered) / 2;
     const double error = (answered - asked) / 2;
-    if (error < best.error) best = {theirs - (asked + answered) / 2, error};
+    if (error < best.error) best = {theirs - middle, error, middle};
   }
   return best;
+}
+
+double to_other_clock(double time, const ClockOffset& start, const ClockOffset& end) {
+  const double share = (time - start.at) / (end.at - start.at);
+  return time + start.seconds + share * (end.seconds - start.seconds);
 }
 
 }  // namespace pipewright::comms

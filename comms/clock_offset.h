@@ -22,6 +22,7 @@ NamedClock steady_clock_of_machine();
 struct ClockOffset {
   double seconds = 0;
   double error = 0;  // `seconds` is wrong by at most this
+  double at = 0;     // when it was so, by the first clock
 };
 
 // Collective over `size` ranks: by how much this rank's clock differs from rank 0's. Ranks with
@@ -31,6 +32,16 @@ struct ClockOffset {
 // it within `timeout`.
 ClockOffset clock_offset(World& world, const std::string& key, int rank, int size,
                          const NamedClock& clock, std::chrono::milliseconds timeout);
+
+// The other clock's time when the first one says `time`, if one of them has gone faster at a
+// constant rate between two comparisons. For a time between them it is wrong by at most the larger
+// of their errors:
+//
+//   const ClockOffset start = clock_offset(world, "start", ...);
+//   ...  // a while later
+//   const ClockOffset end = clock_offset(world, "end", ...);
+//   to_other_clock(time, start, end);
+double to_other_clock(double time, const ClockOffset& start, const ClockOffset& end);
 
 }  // namespace pipewright::comms
 

@@ -92,6 +92,9 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
   }
   try {
     coordinator_.agree(error, digest);
+    clock_at_start_ =
+        comms::clock_offset(world, coordinator_.key() + "/clock", rank_, placement.num_ranks(),
+                            comms::steady_clock_of_machine(), timeout_);
   } catch (const std::exception& caught) {
     if (!world.failures().failed()) throw;
     fail(caught.what());
@@ -168,7 +171,9 @@ ir::Timeline Executor::recording() {
   ir::Timeline timeline;
   guard([&] {
     const std::string key = coordinator_.key() + "/recording/" + std::to_string(step_);
-    timeline = gather_recording(world_, key, program_, rank_, *recorder_, timeout_);
+    timeline =
+        gather_recording(world_, key, program_, rank_, *recorder_, comms::steady_clock_of_machine(),
+                         clock_at_start_.value(), timeout_);
   });
   return timeline;
 }

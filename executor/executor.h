@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "pipewright/comms/channels.h"
+#include "pipewright/comms/clock_offset.h"
 #include "pipewright/comms/world.h"
 #include "pipewright/executor/action_runner.h"
 #include "pipewright/executor/batch_check.h"
@@ -211,9 +212,10 @@ class Executor {
   void record(bool on = true);
   // Collective over the ranks of the program: when each action of the last recorded step ran, in
   // seconds from the start of its first action, by the clock of program rank 0; see recorder.h for
-  // what counts. Empty on other ranks. Waits until the device has ended the step. Throws
-  // ContractError if no step was recorded since record(), and StepError if a rank fails or does not
-  // call it before the timeout.
+  // what counts. Clocks of other hosts are compared with that one when the executor is created and
+  // here, so their offsets and a steady drift are corrected. Empty on other ranks. Waits until the
+  // device has ended the step. Throws ContractError if no step was recorded since record(), and
+  // StepError if a rank fails or does not call it before the timeout.
   ir::Timeline recording();
 
   // Makes the next step and the next eval learn shapes again. All ranks must call it between the
@@ -251,13 +253,14 @@ class Executor {
   std::optional<Transfers> transfers_;
   std::optional<ActionRunner> runner_;
   std::optional<RowPlan> eval_row_;
-  std::shared_ptr<Watchdog> watchdog_;      // shared with the watcher
-  std::optional<Recorder> recorder_;        // while record() is on
-  int64_t step_ = 0;                        // the running step, or the next one
-  int64_t first_step_ = 0;                  // the first one since the last reset()
-  std::optional<int64_t> confirmed_;        // the first step that is not confirmed
-  const PlannedAction* current_ = nullptr;  // the running action
-  std::string failure_;                     // why no further step can run; empty if it can
+  std::shared_ptr<Watchdog> watchdog_;                // shared with the watcher
+  std::optional<comms::ClockOffset> clock_at_start_;  // from program rank 0's; always set
+  std::optional<Recorder> recorder_;                  // while record() is on
+  int64_t step_ = 0;                                  // the running step, or the next one
+  int64_t first_step_ = 0;                            // the first one since the last reset()
+  std::optional<int64_t> confirmed_;                  // the first step that is not confirmed
+  const PlannedAction* current_ = nullptr;            // the running action
+  std::string failure_;  // why no further step can run; empty if it can
 };
 
 }  // namespace pipewright::executor

@@ -3,21 +3,18 @@
 #include <cstring>
 #include <vector>
 
-#include "pipewright/comms/clock_offset.h"
-
 namespace pipewright::executor {
 
 ir::Timeline gather_recording(comms::World& world, const std::string& key,
                               const ir::Program& program, int rank, const Recorder& recorder,
+                              const comms::NamedClock& clock, const comms::ClockOffset& start,
                               std::chrono::milliseconds timeout) {
-  const double offset =
-      comms::clock_offset(world, key + "/clock", rank, program.placement.num_ranks(),
-                          comms::steady_clock_of_machine(), timeout)
-          .seconds;
+  const comms::ClockOffset end = comms::clock_offset(world, key + "/clock", rank,
+                                                     program.placement.num_ranks(), clock, timeout);
   std::vector<ir::Interval> own = recorder.intervals();
   for (ir::Interval& one : own) {
-    one.start += offset;
-    one.end += offset;
+    one.start = comms::to_other_clock(one.start, start, end);
+    one.end = comms::to_other_clock(one.end, start, end);
   }
   const auto key_of = [&](size_t other) { return key + "/rank/" + std::to_string(other); };
   const comms::StorePtr& store = world.store();

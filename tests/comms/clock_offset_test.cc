@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <thread>
+
 #include "pipewright/comms/threads.h"
 #include "tests/support/ranks/ranks.h"
 
@@ -35,6 +38,30 @@ TEST(ClockOffset, IsWithinItsErrorOfTheTruth) {
     EXPECT_GT(offsets[rank].error, 0);
     EXPECT_LT(offsets[rank].error, 30);  // half of the timeout
   }
+}
+
+TEST(ClockOffset, ASteadyDriftIsWithinTheErrorsOfTheTruth) {
+  std::vector<World> worlds = thread_worlds(2);
+  const auto now = steady_clock_of_machine().now;
+  const auto told = [](double time) { return 1.01 * time + 1000; };
+  const std::string errors = tests::run_ranks(2, [&](int rank) {
+    World& world = worlds[static_cast<size_t>(rank)];
+    const NamedClock clock =
+        rank == 0 ? NamedClock{"true", now} : NamedClock{"fast", [&] { return told(now()); }};
+    const ClockOffset start = clock_offset(world, "test/start", rank, 2, clock, kTimeout);
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));  // a drift of 5 ms
+    const double middle = now();
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    const ClockOffset end = clock_offset(world, "test/end", rank, 2, clock, kTimeout);
+    EXPECT_GT(end.at - start.at, 1);
+    if (rank == 0) {
+      EXPECT_EQ(to_other_clock(middle, start, end), middle);
+    } else {
+      EXPECT_NEAR(to_other_clock(told(middle), start, end), middle,
+                  std::max(start.error, end.error) + 1e-6);
+    }
+  });
+  EXPECT_EQ(errors, "");
 }
 
 TEST(ClockOffset, IsZeroBetweenRanksOfOneMachine) {
