@@ -81,10 +81,12 @@ class Walk {
           unsharded_[static_cast<size_t>(part.stage())] = row.data_parallel;
       }
     }
-    __builtin_prefetch(row.next + kFetchAhead);
-    __builtin_prefetch(&timeline_[0] + row.number + kFetchAhead, 1);
     *rest = row;
-    return row.next == row.end;
+    if (row.next == row.end) return true;
+    // By its next turn, what comes after this would no longer be in the cache.
+    __builtin_prefetch(row.next + kFetchAhead);
+    __builtin_prefetch(&timeline_[row.number] + kFetchAhead, 1);
+    return false;
   }
 
   // Returns whether the inputs of a compute have arrived, or at least been sent; the time is then

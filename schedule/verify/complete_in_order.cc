@@ -75,11 +75,12 @@ bool runs_on_edges(const ir::Program& program) {
       if (transfers.post(part, row.number) != EdgeTransfers::kNone && ir::is_send(part.kind()))
         turns.wake(transfers.peer_of(part));
     }
-    // By its next turn, the actions after these would no longer be in the cache.
-    __builtin_prefetch(row.next + kFetchAhead);
     rest[rank] = row;
     valid &= row_valid;
-    return row.next == row.end;
+    if (row.next == row.end) return true;
+    // By its next turn, the actions after these would no longer be in the cache.
+    __builtin_prefetch(row.next + kFetchAhead);
+    return false;
   };
   return turns.run(go_on) && valid && transfers.all_matched() && passed.is_complete();
 }

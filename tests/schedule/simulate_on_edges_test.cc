@@ -100,6 +100,13 @@ TEST(SimulateOnEdges, EqualsTheGraphOnRandomPrograms) {
   EXPECT_LT(compared, 2 * all - 100);  // some do not run
 }
 
+TEST(SimulateOnEdges, RowsWithoutActions) {
+  const ir::Program program = channel_model::program_of(ir::Placement::loop(2, 2), 1, {"", ""});
+  const auto timeline = simulate_on_edges(program, 0, CostTable(Costs(), program.placement));
+  ASSERT_TRUE(timeline);
+  EXPECT_EQ(timeline->size(), 0u);
+}
+
 TEST(SimulateOnEdges, LeavesAFiniteCapacityToTheGraph) {
   const ir::Program program =
       channel_model::program_of(ir::Placement::loop(2, 2), 1, {"0F0 0SEND_F0", "1RECV_F0 1F0"});
