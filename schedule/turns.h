@@ -7,7 +7,31 @@
 #include <utility>
 #include <vector>
 
+#include "pipewright/ir/schedule.h"
+
 namespace pipewright::schedule {
+
+// Where a rank goes on in its row.
+struct RestOfRow {
+  const ir::Action* next;
+  const ir::Action* end;
+  uint32_t number;  // of the next action, as in ChannelGraph
+
+  // By a rank's next turn, its next actions would no longer be in the cache. Requires one.
+  void fetch_ahead() const { __builtin_prefetch(next + kFetchAhead); }
+  static constexpr size_t kFetchAhead = 16;
+};
+
+// The whole rows, by rank.
+inline std::vector<RestOfRow> whole_rows(const ir::Rows& rows) {
+  std::vector<RestOfRow> all;
+  uint32_t number = 0;
+  for (const ir::Row& row : rows) {
+    all.push_back({row.data(), row.data() + row.size(), number});
+    number += static_cast<uint32_t>(row.size());
+  }
+  return all;
+}
 
 // Lets ranks take turns, for a walk along all rows at once: a rank goes on until it must wait for
 // another one, which wakes it later.

@@ -13,13 +13,8 @@
 namespace pipewright::schedule {
 namespace {
 
-constexpr size_t kFetchAhead = 16;  // actions
-
 // The rest of a rank's row, and when what its next action waits for has ended.
-struct Rest {
-  const ir::Action* next;
-  const ir::Action* end;
-  uint32_t number;           // of the next action
+struct Rest : RestOfRow {
   double compute = 0;        // the last compute
   double data_parallel = 0;  // the last data-parallel action
 };
@@ -41,11 +36,7 @@ class Walk {
         pairs_(transfers_.num_pairs()),
         unsharded_(static_cast<size_t>(program.placement.num_stages())),
         timeline_(program.rows) {
-    uint32_t number = 0;
-    for (const ir::Row& row : program.rows) {
-      rest_.push_back({row.data(), row.data() + row.size(), number});
-      number += static_cast<uint32_t>(row.size());
-    }
+    for (const RestOfRow& row : whole_rows(program.rows)) rest_.push_back({row});
   }
 
   std::optional<ir::Timeline> run() {
@@ -83,9 +74,8 @@ class Walk {
     }
     *rest = row;
     if (row.next == row.end) return true;
-    // By its next turn, what comes after this would no longer be in the cache.
-    __builtin_prefetch(row.next + kFetchAhead);
-    __builtin_prefetch(&timeline_[row.number] + kFetchAhead, 1);
+    row.fetch_ahead();
+    __builtin_prefetch(&timeline_[row.number] + RestOfRow::kFetchAhead, 1);
     return false;
   }
 

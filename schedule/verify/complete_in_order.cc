@@ -17,25 +17,6 @@
 namespace pipewright::schedule {
 namespace {
 
-constexpr size_t kFetchAhead = 16;  // actions
-
-// The rest of a rank's row.
-struct Rest {
-  const ir::Action* next;
-  const ir::Action* end;
-  uint32_t number;  // of the next action
-};
-
-std::vector<Rest> whole_rows(const ir::Schedule& schedule) {
-  std::vector<Rest> rows;
-  uint32_t number = 0;
-  for (const ir::Row& row : schedule.rows) {
-    rows.push_back({row.data(), row.data() + row.size(), number});
-    number += static_cast<uint32_t>(row.size());
-  }
-  return rows;
-}
-
 bool awaits_input(const ir::Action& action, const EdgeTransfers& transfers) {
   return transfers.awaits(action.parts()[0]) ||
          (action.is_compound() && transfers.awaits(action.parts()[1]));
@@ -60,11 +41,11 @@ bool runs_on_edges(const ir::Program& program) {
   EdgeTransfers transfers(program);
   PassedActions passed(program, ir::Level::kComputeComms);
   Turns turns(program.rows.size());
-  std::vector<Rest> rest = whole_rows(program);
+  std::vector<RestOfRow> rest = whole_rows(program.rows);
   bool valid = true;
   const auto go_on = [&](size_t rank) {
     const PassedActions::Marks marks = passed.marks();
-    Rest row = rest[rank];
+    RestOfRow row = rest[rank];
     bool row_valid = true;
     for (; row.next != row.end; ++row.next, ++row.number) {
       const ir::Action action = *row.next;
@@ -78,8 +59,7 @@ bool runs_on_edges(const ir::Program& program) {
     rest[rank] = row;
     valid &= row_valid;
     if (row.next == row.end) return true;
-    // By its next turn, the actions after these would no longer be in the cache.
-    __builtin_prefetch(row.next + kFetchAhead);
+    row.fetch_ahead();
     return false;
   };
   return turns.run(go_on) && valid && transfers.all_matched() && passed.is_complete();
