@@ -97,9 +97,8 @@ std::string actions_json(const ir::Schedule& schedule, const ir::Timeline& timel
 }
 
 void print_json(const Invocation& invocation, const Input& input, const Simulation& simulation,
-                const std::optional<schedule::Spread>& spread, const std::optional<RunPair>& drift,
-                std::ostream& out) {
-  const schedule::ChannelGraph graph = schedule::graph_of(input.any());
+                const schedule::ChannelGraph& graph, const std::optional<schedule::Spread>& spread,
+                const std::optional<RunPair>& drift, std::ostream& out) {
   const ir::Schedule& schedule = input.schedule();
   const schedule::Report& report = simulation.report;
   const bool sizes = simulation.costs.has_sizes();
@@ -174,9 +173,8 @@ void print_json(const Invocation& invocation, const Input& input, const Simulati
 // ---- text
 
 // "F 12 + B 21 + transfers 3": where the time of the critical path goes.
-std::string path_text(const ir::AnySchedule& any, const Simulation& simulation) {
-  const schedule::ChannelGraph graph = schedule::graph_of(any);
-  const ir::Schedule& schedule = ir::schedule_of(any);
+std::string path_text(const ir::Schedule& schedule, const Simulation& simulation,
+                      const schedule::ChannelGraph& graph) {
   std::map<ir::ActionKind, double> by_kind;
   double transfers = 0;
   for (const schedule::CriticalStep& step :
@@ -237,7 +235,8 @@ void print_rank_table(const Simulation& simulation, std::ostream& out) {
 }
 
 void print_text(const Input& input, const Simulation& simulation,
-                const std::optional<schedule::Spread>& spread, std::ostream& out) {
+                const schedule::ChannelGraph& graph, const std::optional<schedule::Spread>& spread,
+                std::ostream& out) {
   const ir::Schedule& schedule = input.schedule();
   const schedule::Report& report = simulation.report;
   const std::string unit = simulation.costs.unit.empty() ? "" : " " + simulation.costs.unit;
@@ -250,7 +249,7 @@ void print_text(const Input& input, const Simulation& simulation,
   out << fmt::format("cost           {}{}, the longest span of any rank\n",
                      number_text(report.cost), unit);
   out << fmt::format("bubble rate    {:.4f}\n", report.bubble_rate);
-  out << fmt::format("critical path  {}\n", path_text(input.any(), simulation));
+  out << fmt::format("critical path  {}\n", path_text(schedule, simulation, graph));
   const double gap = simulation.bound.gap(report.cost);
   out << fmt::format("lower bound    {}{}, {}: {}\n", number_text(simulation.bound.value), unit,
                      bound_text(simulation.bound),
@@ -295,16 +294,16 @@ int run_simulate(const Invocation& invocation, Console& console) {
     measured = recorded_run_of(input, asked, console);
     drift.emplace(RunPair{input.schedule(), simulation, *measured, baseline_of(asked, input)});
   }
+  const schedule::ChannelGraph graph = schedule::graph_of(input.any());
   std::optional<schedule::Spread> spread;
   if (jitter)
-    spread =
-        schedule::spread_of_makespan(schedule::graph_of(input.any()), input.schedule(),
-                                     simulation.costs, jitter->sigma, jitter->runs, jitter->seed);
+    spread = schedule::spread_of_makespan(graph, input.schedule(), simulation.costs, jitter->sigma,
+                                          jitter->runs, jitter->seed);
   if (invocation.has("--json")) {
-    print_json(invocation, input, simulation, spread, drift, console.out);
+    print_json(invocation, input, simulation, graph, spread, drift, console.out);
     return kExitOk;
   }
-  print_text(input, simulation, spread, console.out);
+  print_text(input, simulation, graph, spread, console.out);
   if (drift) {
     console.out << "\nrecorded run\n";
     print_drift(*drift, console.out);
