@@ -31,6 +31,7 @@ std::vector<std::string> all_gather_texts(const std::string& text, c10d::Backend
   const at::Tensor sizes =
       all_gather(at::full({1}, static_cast<int64_t>(text.size()), at::kLong).to(device), group);
   const int64_t longest = sizes.max().item<int64_t>();
+  if (longest == 0) return std::vector<std::string>(static_cast<size_t>(group.getSize()));
   at::Tensor bytes = at::zeros({longest}, at::kByte);
   std::memcpy(bytes.data_ptr(), text.data(), text.size());
   const at::Tensor all = all_gather(bytes.to(device), group);
