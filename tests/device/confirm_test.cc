@@ -4,15 +4,11 @@
 #include <gtest/gtest.h>
 #include <torch/optim/sgd.h>
 
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "pipewright/executor/executor.h"
-#include "pipewright/executor/module_stage.h"
-#include "pipewright/schedules/registry.h"
 #include "tests/device/device.h"
-#include "tests/executor/models.h"
+#include "tests/device/two_stages.h"
 #include "tests/support/ranks/ground.h"
 #include "tests/support/ranks/ranks.h"
 
@@ -20,38 +16,24 @@ namespace pipewright::testdevice {
 namespace {
 
 using executor::ActionContext;
-using executor::Executor;
 using executor::StepError;
 
-constexpr int kMicrobatches = 4;
 constexpr int64_t kSteps = 4, kFailingStep = 2;
 constexpr std::chrono::seconds kTimeout{2};
 
-// y = x w0 w1, one weight per rank; the loss is the sum of y, in which both weights matter.
-struct Trainer {
-  explicit Trainer(int rank, comms::World& world)
-      : weight(at::full({1}, 3.0 + rank, tests::here()).set_requires_grad(true)),
-        optimizer({weight}, torch::optim::SGDOptions(1e-2)) {
-    std::map<int, executor::LocalStage> stages;
-    stages[rank].stage =
-        std::make_shared<executor::ModuleStage>([weight = weight](const executor::Tensors& in) {
-          return executor::Tensors{in[0] * weight};
-        });
-    executor.emplace(
-        executor::make_program(*schedules::find_schedule("1F1B"), {2, 2, kMicrobatches}),
-        std::move(stages), world,
-        executor::ExecutorOptions{.loss = [](const executor::Tensors& out) { return out[0].sum(); },
-                                  .timeout = kTimeout,
-                                  .first_timeout = std::chrono::minutes(1),
-                                  .device = tests::here()});
-  }
+// Both weights matter in the loss.
+struct Trainer : TwoStages {
+  Trainer(int rank, comms::World& world)
+      : TwoStages(rank, world, 3.0 + rank,
+                  {.timeout = kTimeout,
+                   .first_timeout = std::chrono::minutes(1),
+                   .device = tests::here()}),
+        optimizer({weight}, torch::optim::SGDOptions(1e-2)) {}
   executor::Batch batch(int64_t step) const {
     return {{at::ones({kMicrobatches, 2}, tests::here()) * (1 + step)}, {}, {}};
   }
 
-  at::Tensor weight;
   torch::optim::SGD optimizer;
-  std::optional<Executor> executor;
 };
 
 struct Result {
@@ -69,7 +51,7 @@ Result train(bool disturbed) {
     int64_t sends = 0;
     trainer.executor->set_function(ir::ActionKind::kSendB, [&](const ActionContext& context) {
       ++sends;
-      if (!disturbed || sends != (kFailingStep + 1) * kMicrobatches) context.run_default();
+      if (!disturbed || sends != (kFailingStep + 1) * Trainer::kMicrobatches) context.run_default();
     });
     for (int64_t step = 0; step < kSteps;) {
       trainer.optimizer.zero_grad();

@@ -4,45 +4,22 @@
 #include <gtest/gtest.h>
 
 #include <barrier>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "pipewright/executor/executor.h"
-#include "pipewright/executor/module_stage.h"
-#include "pipewright/schedules/registry.h"
 #include "tests/device/device.h"
-#include "tests/executor/models.h"
+#include "tests/device/two_stages.h"
 #include "tests/support/ranks/ground.h"
 #include "tests/support/ranks/ranks.h"
 
 namespace pipewright::testdevice {
 namespace {
 
-using executor::Executor;
+constexpr int kMicrobatches = TwoStages::kMicrobatches;
 
-constexpr int kMicrobatches = 4;
-
-// y = x w0 w1, one weight per rank.
-struct Pipeline {
-  Pipeline(int rank, comms::World& world)
-      : weight(at::full({1}, 2.0 + rank, tests::here()).set_requires_grad(true)) {
-    std::map<int, executor::LocalStage> stages;
-    stages[rank].stage =
-        std::make_shared<executor::ModuleStage>([weight = weight](const executor::Tensors& in) {
-          return executor::Tensors{in[0] * weight};
-        });
-    executor.emplace(
-        executor::make_program(*schedules::find_schedule("1F1B"), {2, 2, kMicrobatches}),
-        std::move(stages), world,
-        executor::ExecutorOptions{.loss = [](const executor::Tensors& out) { return out[0].sum(); },
-                                  .device = tests::here(),
-                                  .dynamic_shapes = true});
-  }
-
-  at::Tensor weight;
-  std::optional<Executor> executor;
-};
+TwoStages make_pipeline(int rank, comms::World& world) {
+  return {rank, world, 2.0 + rank, {.device = tests::here(), .dynamic_shapes = true}};
+}
 
 int64_t total(const std::map<std::string, int64_t>& counts) {
   int64_t sum = 0;
@@ -58,7 +35,7 @@ TEST(DynamicShapes, TheHostWaitsOnlyToReadHeaders) {
   EXPECT_EQ(tests::run_ranks(
                 2,
                 [&](int rank) {
-                  Pipeline pipeline(rank, worlds[static_cast<size_t>(rank)]);
+                  TwoStages pipeline = make_pipeline(rank, worlds[static_cast<size_t>(rank)]);
                   const std::vector<int64_t> many(40, 1);
                   for (const auto& sizes :
                        {std::vector<int64_t>{8}, {12}, {12}, std::vector<int64_t>{8, 1}, many}) {
@@ -83,7 +60,7 @@ TEST(DynamicShapes, TheHostWaitsOnlyToReadHeaders) {
 TEST(DynamicShapes, AnAbortedHeaderIsNotRead) {
   std::vector<comms::World> worlds = tests::make_worlds(2);
   const std::vector<std::string> errors = tests::errors_of_ranks(2, [&](int rank) {
-    Pipeline pipeline(rank, worlds[static_cast<size_t>(rank)]);
+    TwoStages pipeline = make_pipeline(rank, worlds[static_cast<size_t>(rank)]);
     int64_t sends = 0;
     pipeline.executor->set_function(ir::ActionKind::kSendB,
                                     [&](const executor::ActionContext& context) {

@@ -6,50 +6,27 @@
 
 #include <thread>
 
-#include "pipewright/executor/executor.h"
-#include "pipewright/executor/module_stage.h"
-#include "pipewright/schedules/registry.h"
 #include "tests/device/backend.h"
 #include "tests/device/current.h"
 #include "tests/device/device.h"
-#include "tests/executor/models.h"
+#include "tests/device/two_stages.h"
 #include "tests/support/ranks/ranks.h"
 
 namespace pipewright::testdevice {
 namespace {
 
-using executor::Executor;
 using executor::HangError;
-using executor::LocalStage;
-using executor::ModuleStage;
 using executor::StepError;
 
-constexpr int kMicrobatches = 4;
-
-ir::Program one_f_one_b() {
-  return executor::make_program(*schedules::find_schedule("1F1B"), {2, 2, kMicrobatches});
-}
-
-// y = x w0 w1, one weight per rank, both 3; the loss is the sum of y.
-struct Trainer {
+// Both weights are 3.
+struct Trainer : TwoStages {
   Trainer(int rank, comms::World& world,
           std::chrono::milliseconds timeout = std::chrono::minutes(1))
-      : weight(at::full({1}, 3.0, device(rank)).set_requires_grad(true)),
-        batch{{at::ones({kMicrobatches, 2}, device(rank))}, {}, {}} {
-    std::map<int, LocalStage> stages;
-    stages[rank].stage = std::make_shared<ModuleStage>(
-        [weight = weight](const Tensors& in) { return Tensors{in[0] * weight}; });
-    executor.emplace(
-        one_f_one_b(), std::move(stages), world,
-        executor::ExecutorOptions{.loss = [](const Tensors& out) { return out[0].sum(); },
-                                  .scale_grads = false,
-                                  .timeout = timeout,
-                                  .device = device(rank)});
-  }
+      : TwoStages(rank, world, 3.0,
+                  {.scale_grads = false, .timeout = timeout, .device = device(rank)}),
+        batch{{at::ones({kMicrobatches, 2}, device(rank))}, {}, {}} {}
 
-  at::Tensor weight;
   executor::Batch batch;
-  std::optional<Executor> executor;
 };
 
 // Each rank destroys its executor as soon as step() has returned, when nothing of the step may have
@@ -135,7 +112,7 @@ std::vector<std::string> errors_of(int64_t steps, std::chrono::milliseconds time
                   if (rank == 1) {
                     trainer.executor->set_function(ir::ActionKind::kSendB,
                                                    [&](const executor::ActionContext& context) {
-                                                     if (++sends == steps * kMicrobatches)
+                                                     if (++sends == steps * Trainer::kMicrobatches)
                                                        last_send();
                                                      else
                                                        context.run_default();
