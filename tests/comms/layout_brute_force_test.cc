@@ -113,7 +113,7 @@ std::optional<Layout> layout_of(const std::vector<TensorPlacement>& placements,
   }
 }
 
-// Which elements a rank has, in which order, and what follows: who owns an element, local sizes,
+// The elements of each rank, in order, and what they determine: who owns an element, local sizes,
 // the largest of them. Split factors that fit no order are refused, and no others.
 TEST(Layout, IsThatOfTheBruteForceChunker) {
   int layouts = 0, refused = 0;
