@@ -206,21 +206,26 @@ void FailureDomain::expect_by(std::function<std::string()> unfinished,
                               std::chrono::milliseconds limit) {
   const std::lock_guard lock(mutex_);
   std::optional<Expected>& place = oldest_expected_ ? newest_expected_ : oldest_expected_;
-  place = Expected{std::move(unfinished), Clock::now() + limit};
+  place = Expected{std::move(unfinished), limit, Clock::now() + limit};
 }
 
-// The oldest is kept until its time is over; the newest, which replaces those in between, comes
-// after it.
+// The oldest is kept until it has ended; the newest, which replaces those in between, comes after
+// it.
 void FailureDomain::check_expected(int generation) {
-  std::optional<Expected> due;
-  {
+  const std::optional<Expected> oldest = [this] {
     const std::lock_guard lock(mutex_);
-    if (!oldest_expected_ || Clock::now() < oldest_expected_->deadline) return;
-    due = std::exchange(oldest_expected_, std::exchange(newest_expected_, std::nullopt));
-  }
-  const std::string late = due->unfinished();
-  if (!late.empty())
+    return oldest_expected_;
+  }();
+  if (!oldest) return;
+  const std::string late = oldest->unfinished();
+  if (late.empty()) {
+    const std::lock_guard lock(mutex_);
+    if (generation != generation_) return;
+    oldest_expected_ = std::exchange(newest_expected_, std::nullopt);
+    if (oldest_expected_) oldest_expected_->deadline = Clock::now() + oldest_expected_->limit;
+  } else if (Clock::now() >= oldest->deadline) {
     publish("rank " + std::to_string(rank_) + ": " + late, Kind::kHang, generation);
+  }
 }
 
 void FailureDomain::check_progress(int generation) {

@@ -138,10 +138,11 @@ class FailureDomain {
   // and aborts this process's groups. Returns this rank's own text. Does not throw.
   enum class Kind { kError, kHang };
   std::string fail(const std::string& message, Kind kind = Kind::kError);
-  // Sets a time limit for work that a step has queued on a device. When `limit` is over, the
-  // watcher's thread calls `unfinished`, which returns an empty string if the work has ended. Any
-  // other string is the message of a hang. A rank's work must end in the order of these
-  // calls, because not all of them are checked: of those made while one is pending, only the last.
+  // Sets a time limit for work that a step has queued on a device. The watcher's thread calls
+  // `unfinished`, which returns an empty string once the work has ended; any other string is the
+  // message of a hang if `limit` is over. A rank's work must end in the order of these calls. The
+  // time of a call begins when the work of the one before has ended, however long that may take.
+  // Not all of them are checked: of those made while one is pending, only the last.
   void expect_by(std::function<std::string()> unfinished, std::chrono::milliseconds limit);
 
   // After a failure: the first cause, followed by the ranks that do not answer and, after a hang,
@@ -172,9 +173,10 @@ class FailureDomain {
   void dump();
 
  private:
-  // Work that must be done by `deadline`.
+  // Work that must be done by `deadline`, `limit` after it could begin.
   struct Expected {
     std::function<std::string()> unfinished;
+    std::chrono::milliseconds limit;
     std::chrono::steady_clock::time_point deadline;
   };
 

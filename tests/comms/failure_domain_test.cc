@@ -1,4 +1,5 @@
-// What reset() leaves behind: nothing of the failure, and every process is watched again.
+// What reset() leaves behind: nothing of the failure, and every process is watched again. And time
+// limits of work on a device.
 #include "pipewright/comms/failure_domain.h"
 
 #include <gtest/gtest.h>
@@ -108,6 +109,28 @@ TEST(Reset, ALateCheckDoesNotFailTheNextGeneration) {
   ends.set_value();
   EXPECT_TRUE(poll(kTimeout, 1, [&] { return checks > 2; }));
   for (const auto& rank : ranks) EXPECT_EQ(rank->domain().cause(), "");
+}
+
+// A limit of hours, as of a first step, does not hold up the shorter ones after it, and these do
+// not begin before that work has ended.
+TEST(ExpectBy, EachLimitBeginsWhenTheWorkBeforeHasEnded) {
+  const auto ranks = make_ranks(2, c10::make_intrusive<c10d::HashStore>());
+  FailureDomain& domain = ranks[0]->domain();
+  std::atomic<bool> first_ended = false;
+  std::atomic<int> asked = 0;
+  domain.expect_by(
+      [&] {
+        ++asked;
+        return first_ended ? "" : "the first has not ended";
+      },
+      std::chrono::hours(1));
+  domain.expect_by([] { return "the second has not ended"; }, std::chrono::milliseconds(50));
+  ASSERT_TRUE(poll(kTimeout, 1, [&] { return asked > 3; }));  // three tenths of a second
+  EXPECT_FALSE(domain.failed());
+  first_ended = true;
+  ASSERT_TRUE(poll(kTimeout, 1, [&] { return domain.failed(); }));
+  EXPECT_EQ(domain.cause(), "rank 0: the second has not ended");
+  EXPECT_TRUE(domain.hung());
 }
 
 TEST(Reset, NamesARankThatDoesNotCallIt) {
