@@ -129,14 +129,19 @@ std::string drift_json(const RunPair& runs) {
     return fmt::format("{{\"makespan\": {}, \"cost\": {}, \"bubble_rate\": {}}}", report.makespan,
                        report.cost, report.bubble_rate);
   };
-  std::string groups, outliers;
-  for (const Drift::Group& one : drift.groups)
-    groups += fmt::format(
-        "{}\n    {{\"kind\": \"{}\", \"rank\": {}, \"to\": {}, \"actions\": {}, \"predicted\": {}, "
-        "\"measured\": {}, \"predicted_is_bound\": {}, \"measured_is_bound\": {}}}",
-        groups.empty() ? "" : ",", ir::info(one.kind).token, one.rank,
-        one.to < 0 ? "null" : std::to_string(one.to), one.actions, one.predicted, one.measured,
-        one.predicted_is_bound, one.measured_is_bound);
+  const auto groups_json = [](const std::vector<Drift::Group>& groups) {
+    std::string json;
+    for (const Drift::Group& one : groups)
+      json += fmt::format(
+          "{}\n    {{\"kind\": \"{}\", \"rank\": {}, \"to\": {}, \"actions\": {}, \"predicted\": "
+          "{}, "
+          "\"measured\": {}, \"predicted_is_bound\": {}, \"measured_is_bound\": {}}}",
+          json.empty() ? "" : ",", ir::info(one.kind).token, one.rank,
+          one.to < 0 ? "null" : std::to_string(one.to), one.actions, one.predicted, one.measured,
+          one.predicted_is_bound, one.measured_is_bound);
+    return json;
+  };
+  std::string outliers;
   for (const Drift::Outlier& one : drift.outliers)
     outliers += fmt::format(
         "{}\n    {{\"rank\": {}, \"step\": {}, \"action\": \"{}\", \"predicted\": {}, "
@@ -145,10 +150,11 @@ std::string drift_json(const RunPair& runs) {
         one.predicted, one.measured);
   return fmt::format(
       "{{\"unit\": \"{}\", \"predicted\": {}, \"measured\": {},\n   \"groups\": [{}],\n   "
-      "\"largest_differences\": [{}],\n   \"slowness\": [{}], \"straggler\": {}}}",
-      runs.measured.costs.unit, totals(runs.predicted.report), totals(runs.measured.report), groups,
-      outliers, fmt::join(drift.slowness, ", "),
-      drift.straggler ? std::to_string(*drift.straggler) : "null");
+      "\"largest_differences\": [{}],\n   \"slow_links\": [{}],\n   \"slowness\": [{}], "
+      "\"straggler\": {}}}",
+      runs.measured.costs.unit, totals(runs.predicted.report), totals(runs.measured.report),
+      groups_json(drift.groups), outliers, groups_json(drift.slow_links),
+      fmt::join(drift.slowness, ", "), drift.straggler ? std::to_string(*drift.straggler) : "null");
 }
 
 }  // namespace pipewright::cli
