@@ -55,11 +55,17 @@ def saved_step(folder):
         return 0
 
 
+def unfinished(folder):
+    """What is being written, or was when a run ended: names, with their times."""
+    if not os.path.isdir(folder):
+        return set()
+    with os.scandir(folder) as entries:
+        return {(entry.name, entry.stat().st_mtime_ns) for entry in entries if entry.name.endswith(".tmp")}
+
+
 def await_save(folder, process):
-    """Until a checkpoint is being written."""
-    while process.poll() is None:
-        if os.path.isdir(folder) and any(name.endswith(".tmp") for name in os.listdir(folder)):
-            return
+    left = unfinished(folder)  # by an earlier run
+    while process.poll() is None and unfinished(folder) <= left:
         time.sleep(0.0005)
 
 
@@ -105,10 +111,11 @@ def main():
     began = time.monotonic()
     expected = run(*MESH)
     assert sorted(expected) == list(range(STEPS + 1)), expected
-    folder, kills, resumed = os.path.join(scratch, "0"), 0, 0
+    folder, kills, resumed, in_saves = os.path.join(scratch, "0"), 0, 0, 0
     os.mkdir(folder)
     meshes = list(OTHER_MESHES)
     while kills < KILLS:
+        left = unfinished(folder)
         losses, was_killed, first, how, text = killed_run(folder, rng)
         assert losses or was_killed, text
         for step, loss in losses.items():
@@ -122,8 +129,10 @@ def main():
         kills += 1
         last = saved_step(folder)
         resumed += last > 0
-        print(f"kill {kills} ({how}): steps {min(losses, default='-')} to {max(losses, default='-')}, saved {last}",
-              flush=True)
+        hit_save = not unfinished(folder) <= left
+        in_saves += hit_save
+        print(f"kill {kills} ({how}): steps {min(losses, default='-')} to {max(losses, default='-')}, saved {last}"
+              f"{', the next one in part' if hit_save else ''}", flush=True)
         # Spread over the kills, the same checkpoint on each other mesh. The last is due long before the last kill, which may leave
         # no checkpoint.
         if meshes and last > 0 and kills * len(OTHER_MESHES) >= KILLS * (len(OTHER_MESHES) - len(meshes)):
@@ -136,8 +145,9 @@ def main():
     end = run(*MESH, "--save", folder, "--resume", "latest")
     assert STEPS in end and all(loss == expected[step] for step, loss in end.items()), end
     assert resumed > KILLS / 2, resumed
+    assert in_saves >= KILLS / 10, f"only {in_saves} of {kills} kills hit a save"
     shutil.rmtree(scratch)
-    print(f"{kills} kills, {resumed} with a checkpoint; other meshes left out: {meshes}; "
+    print(f"{kills} kills, {resumed} with a checkpoint, {in_saves} within a save; other meshes left out: {meshes}; "
           f"{time.monotonic() - began:.0f} s")
     assert not meshes
 
