@@ -31,8 +31,7 @@ class DataParallel : public testing::TestWithParam<std::string> {};
 
 TEST_P(DataParallel, MatchesASingleRank) {
   const bool both = GetParam() == "both";
-  const std::string args =
-      std::string("--steps ") + (both ? "20" : "10") + " --batch 16 --microbatches 4 ";
+  const std::string args = "--steps 20 --batch 16 --microbatches 4 ";
   const std::string copies = both ? "--dp-replicate 2 --dp-shard 2" : "--dp-" + GetParam() + " 2";
   const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
