@@ -42,6 +42,7 @@ void CollectiveLog::start(const std::string& connection) {
   num_issued_ = waits_for_ = compared_ = 0;
   first_.clear();
   last_.clear();
+  on_device_.clear();
 }
 
 void CollectiveLog::stop() {
@@ -58,6 +59,7 @@ int64_t CollectiveLog::add(const char* op, const at::Tensor& input, const at::Te
   last_.push_back({op, ++num_issued_, sizes(input), sizes(output),
                    input.defined() ? c10::toString(input.scalar_type()) : "", steady_seconds(),
                    false, nullptr});
+  if (output.defined() && !output.is_cpu()) on_device_.called(num_issued_, output.device());
   return num_issued_;
 }
 
@@ -76,6 +78,7 @@ void CollectiveLog::begin_wait(const void* work) {
     if (one.work != work) continue;
     waits_for_ = one.number;
     one.is_done = false;
+    on_device_.begin_wait(one.number);
   }
 }
 
@@ -86,12 +89,33 @@ void CollectiveLog::end_wait(const void* work) {
     if (one.work != work) continue;
     one.is_done = true;
     one.work = nullptr;
+    on_device_.end_wait(one.number);
   }
 }
 
-GroupState CollectiveLog::state() const {
+GroupState CollectiveLog::state() {
   const std::lock_guard lock(mutex_);
-  return {name_, members_, num_issued_, waits_for_, {last_.begin(), last_.end()}};
+  const DeviceCollectives::State device = on_device_.state(steady_seconds());
+  GroupState state{.name = name_,
+                   .members = members_,
+                   .issued = num_issued_,
+                   .joined = device.joined.value_or(num_issued_),
+                   .waits_for = waits_for_ > 0 ? waits_for_ : device.waits_for,
+                   .stream = device.stream,
+                   .last = {last_.begin(), last_.end()}};
+  if (waits_for_ > 0) state.stream.reset();
+  for (Collective& one : state.last) one.is_done &= !on_device_.is_pending(one.number);
+  return state;
+}
+
+std::string CollectiveLog::late(std::chrono::milliseconds timeout) {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::ranges::find(last_, waits_for_, &Collective::number);
+  // Clocks of waits may be a little early.
+  if (found == last_.end() || steady_seconds() - found->seconds < 0.99e-3 * timeout.count())
+    return "";
+  return found->describe() + ", collective " + std::to_string(found->number) + " of group `" +
+         name_ + "`, did not end within " + std::to_string(timeout.count()) + " ms";
 }
 
 std::string CollectiveLog::difference(c10d::Store& store) {
@@ -99,11 +123,11 @@ std::string CollectiveLog::difference(c10d::Store& store) {
   std::string connection, written_before;
   {
     const std::lock_guard lock(mutex_);
-    const auto found = std::ranges::find_if(
-        last_, [&](const Collective& one) { return one.number == waits_for_ && waits_for_ > 0; });
-    if (found == last_.end() || found->number == compared_ || is_stopped_ ||
-        steady_seconds() < found->seconds + kSlow)
-      return "";
+    if (is_stopped_) return "";
+    const double until = steady_seconds() - kSlow;
+    const int64_t number = waits_for_ > 0 ? waits_for_ : on_device_.state(until).waits_for;
+    const auto found = std::ranges::find(last_, number, &Collective::number);
+    if (found == last_.end() || number == compared_ || found->seconds > until) return "";
     mine = *found;
     compared_ = mine.number;
     connection = connection_;

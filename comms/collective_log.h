@@ -3,12 +3,16 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
+
+#include "pipewright/comms/device_collectives.h"
 
 namespace pipewright::comms {
 
@@ -19,7 +23,7 @@ struct Collective {
   std::vector<int64_t> input, output;  // sizes of the first tensors
   std::string dtype;
   double seconds = 0;    // when it was called, by steady_seconds()
-  bool is_done = false;  // this member has waited for it
+  bool is_done = false;  // this member has waited for it, on a device the device
   const void* work = nullptr;
 
   std::string describe() const;  // "allreduce of Float [2, 8]"
@@ -28,9 +32,12 @@ struct Collective {
 // What one member of a group has called.
 struct GroupState {
   std::string name;
-  std::vector<int> members;      // world ranks, by rank in the group
-  int64_t issued = 0;            // collectives
-  int64_t waits_for = 0;         // the number of the one that this member waits for; 0: none
+  std::vector<int> members;  // world ranks, by rank in the group
+  int64_t issued = 0;        // collectives
+  int64_t joined = 0;        // those up to this one; fewer than issued if a device is behind
+  int64_t waits_for = 0;     // the number of the one that this member waits for; 0: none
+  // The stream that waits for it; nullopt if the host does.
+  std::optional<c10::Stream> stream;
   std::vector<Collective> last;  // the latest ones
 };
 
@@ -47,16 +54,19 @@ class CollectiveLog {
   // The group is aborted: nothing is compared any more.
   void stop();
 
-  // A call; returns its number. Undefined tensors are those that it does not have.
+  // A call on this thread; returns its number. Undefined tensors are those that it does not have.
   int64_t add(const char* op, const at::Tensor& input, const at::Tensor& output);
   // What that call returned; compared, never read.
   void set_work(int64_t number, const void* work);
-  // This member begins to wait for the collective that returned `work`; it has waited for it. It
-  // stays in that state if the wait fails.
+  // This member begins to wait for the collective that returned `work`; it has waited for it, or a
+  // device will, on the current stream of this thread. It stays in that state if the wait fails.
   void begin_wait(const void* work);
   void end_wait(const void* work);
 
-  GroupState state() const;
+  GroupState state();
+  // "allreduce of Float [2, 8], collective 3 of group `dp`, did not end within 2000 ms", if this
+  // member waits for a collective that it called so long ago; or empty.
+  std::string late(std::chrono::milliseconds timeout);
   // Why the collective that this member waits for cannot end: another member has called a different
   // one. Empty if that is not known. At most two requests to the store per collective that takes
   // longer than a second. For one thread at a time.
@@ -66,12 +76,13 @@ class CollectiveLog {
   const std::string name_;
   const int rank_;
   const std::vector<int> members_;
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::string connection_;
   bool is_stopped_ = false;
   int64_t num_issued_ = 0;
   int64_t waits_for_ = 0;
   std::deque<Collective> last_;
+  DeviceCollectives on_device_;
   int64_t compared_ = 0;  // the number of the last collective that difference() compared
   std::string first_;     // the key of the last one that this member was the first to compare
 };

@@ -7,13 +7,13 @@
 namespace pipewright::comms {
 
 Group::Group(std::string name, int rank, std::vector<int> members, MakeBackend make_backend,
-             std::weak_ptr<FailureDomain> failures, std::weak_ptr<Groups> groups)
+             std::chrono::milliseconds timeout, std::weak_ptr<FailureDomain> failures)
     : c10d::Backend(rank, static_cast<int>(members.size())),
       name_(std::move(name)),
       members_(std::move(members)),
       make_backend_(std::move(make_backend)),
+      timeout_(timeout),
       failures_(std::move(failures)),
-      groups_(std::move(groups)),
       log_(std::make_shared<CollectiveLog>(name_, rank, members_)) {
   connect_again(0);
 }
@@ -82,11 +82,16 @@ Group::WorkPtr Group::issued(int64_t number, WorkPtr work) {
 void Group::wait(c10d::Work& work) {
   log_->begin_wait(&work);
   try {
-    const Groups::Wait wait(groups_.lock(), log_);
     work.wait();
   } catch (const std::exception&) {
-    // What a backend throws because its connections were closed is a consequence.
-    if (const auto failures = failures_.lock()) failures->throw_if_published();
+    if (const auto failures = failures_.lock()) {
+      // What a backend throws because its connections were closed is a consequence.
+      failures->throw_if_published();
+      if (const std::string late = log_->late(timeout_); !late.empty()) {
+        failures->fail(late, FailureDomain::Kind::kHang);
+        failures->throw_if_failed();
+      }
+    }
     throw;
   }
   log_->end_wait(&work);
@@ -96,8 +101,8 @@ void Group::shutdown() { backend()->shutdown(); }
 
 void Groups::add(const c10::intrusive_ptr<Group>& group) {
   const std::lock_guard lock(mutex_);
-  std::erase_if(groups_, [](const auto& known) { return known.expired(); });
-  groups_.emplace_back(group);
+  std::erase_if(groups_, [](const Known& known) { return known.group.expired(); });
+  groups_.push_back({c10::weak_intrusive_ptr<Group>(group), group->log()});
 }
 
 void Groups::abort() {
@@ -110,30 +115,13 @@ void Groups::connect_again(int generation) {
 
 std::vector<GroupState> Groups::states() {
   std::vector<GroupState> states;
-  for (const auto& group : alive()) states.push_back(group->state());
+  for (const auto& log : logs()) states.push_back(log->state());
   return states;
 }
 
-Groups::Wait::Wait(std::shared_ptr<Groups> groups, std::shared_ptr<CollectiveLog> group)
-    : groups_(std::move(groups)), group_(std::move(group)) {
-  if (!groups_) return;
-  const std::lock_guard lock(groups_->waiting_mutex_);
-  groups_->waiting_.push_back(group_);
-}
-
-Groups::Wait::~Wait() {
-  if (!groups_) return;
-  const std::lock_guard lock(groups_->waiting_mutex_);
-  groups_->waiting_.erase(std::ranges::find(groups_->waiting_, group_));
-}
-
 std::string Groups::difference(c10d::Store& store) {
-  const std::vector<std::shared_ptr<CollectiveLog>> waiting = [this] {
-    const std::lock_guard lock(waiting_mutex_);
-    return waiting_;
-  }();
-  for (const auto& group : waiting) {
-    std::string difference = group->difference(store);
+  for (const auto& log : logs()) {
+    std::string difference = log->difference(store);
     if (!difference.empty()) return difference;
   }
   return "";
@@ -142,10 +130,20 @@ std::string Groups::difference(c10d::Store& store) {
 std::vector<c10::intrusive_ptr<Group>> Groups::alive() {
   const std::lock_guard lock(mutex_);
   std::vector<c10::intrusive_ptr<Group>> alive;
-  for (const auto& known : groups_) {
-    if (auto group = known.lock()) alive.push_back(std::move(group));
+  for (const Known& known : groups_) {
+    if (auto group = known.group.lock()) alive.push_back(std::move(group));
   }
   return alive;
+}
+
+// Without their groups: the last reference to a group shuts it down, on the thread that drops it.
+std::vector<std::shared_ptr<CollectiveLog>> Groups::logs() {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<CollectiveLog>> logs;
+  for (const Known& known : groups_) {
+    if (auto log = known.log.lock()) logs.push_back(std::move(log));
+  }
+  return logs;
 }
 
 void wait(c10d::Backend& group, c10d::Work& work) {

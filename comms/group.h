@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_COMMS_GROUP_H_
 #define PIPEWRIGHT_COMMS_GROUP_H_
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -10,8 +11,6 @@
 #include "pipewright/comms/world.h"
 
 namespace pipewright::comms {
-
-class Groups;
 
 // A process group that survives a failure: a handle that forwards every call to the backend that
 // MakeBackend made, and replaces that backend after World::reset(). fsdp, ddp, channels and
@@ -28,16 +27,17 @@ class Groups;
 class Group final : public c10d::Backend {
  public:
   // Creates the backend, which may block. `members` are world ranks, by rank in the group.
+  // `timeout` is the backend's.
   Group(std::string name, int rank, std::vector<int> members, MakeBackend make_backend,
-        std::weak_ptr<FailureDomain> failures, std::weak_ptr<Groups> groups);
+        std::chrono::milliseconds timeout, std::weak_ptr<FailureDomain> failures);
   ~Group() override;
 
   const std::vector<int>& members() const { return members_; }
-  // On any thread.
-  GroupState state() const { return log_->state(); }
-  // Waits for the work of a collective; while it does, state() says so. Stays in that state if the
-  // wait fails. Throws std::runtime_error with the first cause if the world has failed, or what
-  // work.wait() throws. Any thread.
+  // What this member has called. Thread-safe, and may outlive the group.
+  const std::shared_ptr<CollectiveLog>& log() const { return log_; }
+  // Waits for the work of a collective; while it does, log() says so. Stays in that state if the
+  // wait fails. One that lasts until the timeout is a hang of the world. Throws std::runtime_error
+  // with the first cause if the world has failed, or what work.wait() throws. Any thread.
   void wait(c10d::Work& work);
   // Replaces the backend. Collective over the members, and may block.
   void connect_again(int generation);
@@ -172,9 +172,9 @@ class Group final : public c10d::Backend {
   const std::string name_;
   const std::vector<int> members_;
   const MakeBackend make_backend_;
+  const std::chrono::milliseconds timeout_;
   const std::weak_ptr<FailureDomain> failures_;
-  const std::weak_ptr<Groups> groups_;
-  const std::shared_ptr<CollectiveLog> log_;  // shared with Groups while this member waits
+  const std::shared_ptr<CollectiveLog> log_;  // shared with Groups while it reads it
   mutable std::mutex mutex_;
   BackendPtr backend_;
   bool aborted_ = false;
@@ -189,30 +189,20 @@ class Groups {
   // Connects the groups that still exist again, one after the other.
   void connect_again(int generation);
   std::vector<GroupState> states();
-
-  // While it exists, a thread waits for a collective of that group.
-  class Wait {
-   public:
-    Wait(std::shared_ptr<Groups> groups, std::shared_ptr<CollectiveLog> group);
-    ~Wait();
-    Wait(const Wait&) = delete;
-    Wait& operator=(const Wait&) = delete;
-
-   private:
-    const std::shared_ptr<Groups> groups_;  // may be null
-    const std::shared_ptr<CollectiveLog> group_;
-  };
-  // The first CollectiveLog::difference() of the groups that threads wait for. A thread may end its
-  // wait meanwhile, however long the store takes. For one thread at a time.
+  // The first CollectiveLog::difference() of the groups. Other threads may end their waits and drop
+  // their groups meanwhile, however long the store takes. For one thread at a time.
   std::string difference(c10d::Store& store);
 
  private:
   std::vector<c10::intrusive_ptr<Group>> alive();
+  std::vector<std::shared_ptr<CollectiveLog>> logs();
 
+  struct Known {
+    c10::weak_intrusive_ptr<Group> group;
+    std::weak_ptr<CollectiveLog> log;
+  };
   std::mutex mutex_;
-  std::vector<c10::weak_intrusive_ptr<Group>> groups_;
-  std::mutex waiting_mutex_;
-  std::vector<std::shared_ptr<CollectiveLog>> waiting_;
+  std::vector<Known> groups_;
 };
 
 // Waits for `work`, a collective of `group`. If it never ends, the report of the hang names it.

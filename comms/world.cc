@@ -63,7 +63,7 @@ BackendPtr World::make_group(const std::string& name, std::span<const int> ranks
   }
   const auto group = c10::make_intrusive<Group>(
       unique_name(name + "[" + members + "]"), static_cast<int>(self - ranks.begin()),
-      std::vector<int>(ranks.begin(), ranks.end()), make_backend_, failures_, groups_);
+      std::vector<int>(ranks.begin(), ranks.end()), make_backend_, timeout_, failures_);
   groups_->add(group);
   // Those that existed when the world failed have been aborted.
   if (failures_->failed()) group->abort();

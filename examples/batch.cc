@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "pipewright/comms/group.h"
+
 namespace pipewright::examples {
 
 bool in_first_copy(const comms::Mesh& mesh) {
@@ -35,7 +37,7 @@ executor::LossFunction make_loss(const Options& options, const comms::BackendPtr
 double total_loss(const std::vector<at::Tensor>& losses, c10d::Backend& copies) {
   std::vector<at::Tensor> sum = {at::zeros({}, losses.front().options().dtype(at::kDouble))};
   for (const at::Tensor& loss : losses) sum[0] += loss;
-  if (copies.getSize() > 1) copies.allreduce(sum)->wait();
+  if (copies.getSize() > 1) comms::wait(copies, *copies.allreduce(sum));
   return sum[0].item<double>() / copies.getSize();
 }
 

@@ -18,9 +18,9 @@ namespace {
 constexpr std::chrono::milliseconds kGlance{10};
 constexpr int kPatience = 100;
 
-void record_on_current_stream(at::Device device, c10::Event* event) {
+c10::Stream current_stream(at::Device device) {
   const c10::impl::VirtualGuardImpl backend(device.type());
-  event->record(backend.getStream(device.has_index() ? device : backend.getDevice()));
+  return backend.getStream(device.has_index() ? device : backend.getDevice());
 }
 
 }  // namespace
@@ -59,7 +59,8 @@ void DeviceProgress::record(int action, int transfer) {
   std::vector<Mark>& marks = steps_.back().marks;
   marks.push_back({action, transfer, comms::steady_seconds(), std::move(unused_.back())});
   unused_.pop_back();
-  record_on_current_stream(device_, &marks.back().event);
+  stream_ = current_stream(device_);
+  marks.back().event.record(*stream_);
 }
 
 void DeviceProgress::reuse(Step* step) {
@@ -90,11 +91,16 @@ std::optional<Progress::Moment> DeviceProgress::under_way(const Progress::Moment
   return std::nullopt;
 }
 
+std::optional<c10::Stream> DeviceProgress::stream() const {
+  const std::lock_guard lock(mutex_);
+  return stream_;
+}
+
 // What is aborted ends as well. But groups are aborted after the failure is known, so it is looked
 // at after the device.
 void await_device(at::Device device, const comms::FailureDomain& failures) {
   c10::Event queued(device.type());
-  record_on_current_stream(device, &queued);
+  queued.record(current_stream(device));
   for (bool is_done = false; !is_done;) {
     is_done = comms::poll(kGlance, kPatience, [&] { return queued.query(); });
     failures.throw_if_failed();

@@ -3,6 +3,7 @@
 
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
+#include <c10/core/Stream.h>
 
 #include <deque>
 #include <mutex>
@@ -15,8 +16,8 @@
 namespace pipewright::executor {
 
 // How far a device has come in the steps that a host has queued: an event on the current stream
-// after each compute, and after each wait for a SEND or RECV. The host may be steps ahead of the
-// device. One thread runs the steps; any thread may ask.
+// after each compute, and before and after each wait for a SEND or RECV. The host may be steps
+// ahead of the device. One thread runs the steps; any thread may ask.
 class DeviceProgress {
  public:
   explicit DeviceProgress(at::Device device) : device_(device) {}
@@ -25,8 +26,8 @@ class DeviceProgress {
 
   // Of what the host does next, as in Progress::begin().
   void begin(int64_t step, bool evaluates);
-  // The host has queued a compute, or the wait for a SEND or RECV, on behalf of an action. Both are
-  // indices of the row; -1: none.
+  // The host has queued a compute, what precedes a wait, or the wait for a SEND or RECV, on behalf
+  // of an action. Both are indices of the row; -1: none.
   void mark(int action, int transfer);
   // Everything has been queued. `host` is where the host is.
   void end(const Progress::Moment& host);
@@ -38,6 +39,8 @@ class DeviceProgress {
   // Where the device is in the first step that it has not ended: what it computes or waits for
   // there. nullopt if it has ended all that the host has queued. `host` is where the host is.
   std::optional<Progress::Moment> under_way(const Progress::Moment& host) const;
+  // The stream on which the host has queued its last compute; nullopt before the first.
+  std::optional<c10::Stream> stream() const;
 
  private:
   struct Mark {
@@ -58,6 +61,7 @@ class DeviceProgress {
   mutable std::mutex mutex_;
   std::deque<Step> steps_;  // in order; the device may not have ended them
   std::vector<c10::Event> unused_;
+  std::optional<c10::Stream> stream_;
 };
 
 // Blocks the host until the device has done what was queued on the current stream, whose waits can

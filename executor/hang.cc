@@ -2,7 +2,8 @@
 // long. A rank waits for
 //
 //   the peer of a transfer          until the peer has posted its end
-//   the members of a group          that have not called the collective that the rank waits for
+//   the members of a group          that have not called the collective that the rank waits for,
+//                                   in a step or between two
 //   ranks that are behind           at the start and end of a step, which all ranks reach together
 //
 // and a rank without such an edge is a culprit: its own action or its device has not ended, it does
@@ -62,6 +63,11 @@ const RankReport::Group* awaited_group(const RankReport& report) {
   return nullptr;
 }
 
+// "allreduce 3 of group `dp`"
+std::string name_of(const RankReport::Group& group) {
+  return group.op + " " + std::to_string(group.waits_for) + " of group `" + group.name + "`";
+}
+
 struct AwaitedTransfer {
   ir::Action own, other;
   int peer;  // its rank of the program
@@ -85,15 +91,17 @@ class Walk {
       : reports_(reports), programs_(programs) {}
 
   std::vector<Culprit> run() {
+    const auto waits = [](const std::optional<RankReport>& report) {
+      return report && (report->phase != Phase::kIdle || awaited_group(*report));
+    };
     double longest = 0;
     for (const auto& report : reports_) {
-      if (report && report->phase != Phase::kIdle) longest = std::max(longest, report->seconds);
+      if (waits(report)) longest = std::max(longest, report->seconds);
     }
     for (size_t rank = 0; rank < reports_.size(); ++rank) {
       const auto& report = reports_[rank];
       // Ranks that have just made progress are not part of the hang, unless others wait for them.
-      if (report && report->phase != Phase::kIdle && report->seconds >= longest / 2)
-        visit(static_cast<int>(rank));
+      if (waits(report) && report->seconds >= longest / 2) visit(static_cast<int>(rank));
     }
     if (culprits_.empty()) {
       for (const int rank : foreign_) {
@@ -128,6 +136,10 @@ class Walk {
     path_.push_back(rank);
     switch (report->phase) {
       case Phase::kIdle:
+        if (const RankReport::Group* group = awaited_group(*report)) {
+          visit_members(rank, *report, *group);
+          break;
+        }
         add({rank}, "is between two steps, and has not begun step " + std::to_string(report->step) +
                         for_seconds(report->seconds));
         break;
@@ -223,8 +235,7 @@ class Walk {
 
   void visit_members(int rank, const RankReport& report, const RankReport::Group& group) {
     bool found = false;
-    const std::string which =
-        group.op + " " + std::to_string(group.waits_for) + " of group `" + group.name + "`";
+    const std::string which = name_of(group);
     for (const int member : group.members) {
       if (member == rank) continue;
       const auto& theirs = reports_[static_cast<size_t>(member)];
@@ -285,9 +296,11 @@ std::string place_of(const RankReport& report, const HangPrograms& programs) {
 std::string describe(const RankReport& report, const HangPrograms& programs) {
   const std::string place = place_of(report, programs);
   const std::string since = "," + for_seconds(report.seconds);
+  const RankReport::Group* group = awaited_group(report);
+  const std::string collective = group ? ", waits in " + name_of(*group) : "";
   switch (report.phase) {
     case Phase::kIdle:
-      return "between two steps, before " + place + since;
+      return "between two steps, before " + place + collective + since;
     case Phase::kDrains:
       return "waits for its device to end the step before " + place + since;
     case Phase::kConfirms:
@@ -303,11 +316,7 @@ std::string describe(const RankReport& report, const HangPrograms& programs) {
     return what + ", " + quoted(transfer->own) + " waits for " + quoted(transfer->other) + " of " +
            named(report.ranks[static_cast<size_t>(transfer->peer)]) + since;
   }
-  if (const RankReport::Group* group = awaited_group(report)) {
-    return what + ", waits in " + group->op + " " + std::to_string(group->waits_for) +
-           " of group `" + group->name + "`" + since;
-  }
-  return what + since;
+  return what + collective + since;
 }
 
 }  // namespace pipewright::executor

@@ -22,7 +22,7 @@ struct RankReport {
   struct Group {
     std::string name;  // the same on all members
     std::vector<int> members;
-    int64_t issued = 0;     // collectives that this rank has called
+    int64_t issued = 0;     // collectives that this rank, or its device, has come to call
     int64_t waits_for = 0;  // the number, from 1, of the one it waits for; 0: none
     std::string op;         // of that one
   };

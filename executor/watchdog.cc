@@ -99,7 +99,10 @@ void Watchdog::transfer(ir::ActionPart part, Progress::Transfer state) {
   if (const int index = index_of(part); index >= 0) progress_.transfer(index, state);
 }
 
-void Watchdog::wait_for(ir::ActionPart part) { progress_.wait_for(index_of(part)); }
+void Watchdog::wait_for(ir::ActionPart part) {
+  progress_.wait_for(index_of(part));
+  if (device_) device_->mark(progress_.action(), -1);
+}
 
 void Watchdog::done(ir::ActionPart part) {
   transfer(part, Progress::Transfer::kDone);
@@ -165,9 +168,12 @@ RankReport Watchdog::own_report(const Progress::Moment& now) const {
   }
   for (const comms::GroupState& state : groups_->states()) {
     if (state.issued == 0) continue;
-    RankReport::Group group{state.name, state.members, state.issued, state.waits_for, ""};
+    RankReport::Group group{state.name, state.members, state.joined, state.waits_for, ""};
+    // A stream beside the one that computes may wait without holding up anything.
+    if (state.stream && device_ && now.action >= 0 && state.stream != device_->stream())
+      group.waits_for = 0;
     for (const comms::Collective& one : state.last) {
-      if (one.number == state.waits_for) group.op = one.op;
+      if (one.number == group.waits_for) group.op = one.op;
     }
     report.groups.push_back(std::move(group));
   }

@@ -31,22 +31,47 @@ class SlowStore final : public c10d::HashStore {
   std::atomic<bool> answers = false, is_late = false;
 };
 
+// A collective that lasts until its wait is released.
+class Pending final : public c10d::Work {
+ public:
+  bool wait(std::chrono::milliseconds) override {
+    return poll(kTimeout, 1, [&] { return over.load(); });
+  }
+  std::atomic<bool> over = false;
+};
+
+class PendingBackend final : public c10d::Backend {
+ public:
+  PendingBackend(int rank, int size) : Backend(rank, size) {}
+  const std::string getBackendName() const override { return "pending"; }
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>&,
+                                           const c10d::AllreduceOptions&) override {
+    return work;
+  }
+  void shutdown() override {}
+  const c10::intrusive_ptr<Pending> work = c10::make_intrusive<Pending>();
+};
+
+// The thread that asks holds no lock that a wait needs, and does not keep the group alive.
 TEST(Groups, AWaitEndsWhileTheStoreIsAsked) {
   const auto store = c10::make_intrusive<SlowStore>();
   const auto groups = std::make_shared<Groups>();
-  const auto log = std::make_shared<CollectiveLog>("pair", 0, std::vector{0, 1});
-  log->start("pair");
-  const int work = 0;
-  log->set_work(log->add("allreduce", at::ones({2}), at::ones({2})), &work);
-  log->begin_wait(&work);
-  std::jthread watcher;
-  {
-    const Groups::Wait wait(groups, log);
-    watcher = std::jthread([&] {
-      while (store->asked == 0) EXPECT_EQ(groups->difference(*store), "");
-    });
-    ASSERT_TRUE(poll(kTimeout, 1, [&] { return store->asked > 0; }));
-  }
+  const auto backend = c10::make_intrusive<PendingBackend>(0, 2);
+  auto group = c10::make_intrusive<Group>(
+      "pair", 0, std::vector{0, 1}, [&](const std::string&, int, int) { return backend; }, kTimeout,
+      std::weak_ptr<FailureDomain>());
+  groups->add(group);
+  std::vector<at::Tensor> sum = {at::ones({2})};
+  const auto work = group->allreduce(sum, {});
+  std::jthread waiter([&] { group->wait(*work); });
+  std::jthread watcher([&] {
+    while (store->asked == 0) EXPECT_EQ(groups->difference(*store), "");
+  });
+  ASSERT_TRUE(poll(kTimeout, 1, [&] { return store->asked > 0; }));
+  backend->work->over = true;
+  waiter.join();
+  EXPECT_EQ(group.use_count(), 1u);
+  group.reset();
   store->answers = true;
   watcher.join();
   EXPECT_FALSE(store->is_late);

@@ -267,6 +267,25 @@ std::vector<Hang> hangs() {
                          own.trainer.executor->confirm();
                        },
                    .culprits = {{"rank 1 (", "evaluates, while rank 0 runs a step"}}});
+  hangs.push_back({.name = "a collective between two steps that one rank does not call",
+                   .program = named("1F1B", 1, 2),
+                   .copies = 2,
+                   .parallel = Parallel::kReplicate,
+                   .train =
+                       [](const Rank& own, int64_t step) {
+                         own.trainer.train(step);
+                         if (step != kStep) return;
+                         if (own.rank == 1) sleep_forever(own.world);
+                         const comms::BackendPtr group = own.trainer.mesh.group({"dp"});
+                         std::vector<at::Tensor> sum = {at::zeros({1})};
+                         try {
+                           comms::wait(*group, *group->allreduce(sum));
+                         } catch (const std::exception& error) {
+                           EXPECT_TRUE(own.world.failures().hung());
+                           throw std::runtime_error(own.world.failures().explain(error.what()));
+                         }
+                       },
+                   .culprits = {{"rank 1 (", "is between two steps, and has not begun step 2"}}});
   hangs.push_back({.name = "a rank that does not confirm its step",
                    .program = named("1F1B", 3, 4),
                    .train =

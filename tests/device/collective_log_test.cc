@@ -1,0 +1,101 @@
+// What a group's log says of collectives that a device has not ended.
+#include "pipewright/comms/collective_log.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "pipewright/comms/group.h"
+#include "pipewright/comms/poll.h"
+#include "tests/device/backend.h"
+#include "tests/device/current.h"
+#include "tests/device/device.h"
+#include "tests/support/ranks/ranks.h"
+
+namespace pipewright::testdevice {
+namespace {
+
+constexpr std::chrono::seconds kLimit(20);
+
+struct Member {
+  explicit Member(comms::World& world)
+      : group(world.make_group("pair", std::vector{0, 1})),
+        spare(world.make_group("spare", std::vector{0, 1})),
+        sum({at::ones({2}, device(world.rank()))}) {}
+
+  comms::GroupState state() const { return dynamic_cast<comms::Group&>(*group).log()->state(); }
+  bool comes_to(const std::function<bool(const comms::GroupState&)>& expected) const {
+    return comms::poll(kLimit, 1, [&] { return expected(state()); });
+  }
+
+  const comms::BackendPtr group, spare;
+  std::vector<at::Tensor> sum;
+};
+
+// Two ranks that log what they call, each on its device.
+void run(const std::function<void(int rank, Member& own)>& body) {
+  seed(1);
+  std::vector<comms::World> worlds = device_worlds(2);
+  const std::string errors = tests::run_ranks(2, [&](int rank) {
+    Member own(worlds[static_cast<size_t>(rank)]);
+    body(rank, own);
+  });
+  EXPECT_EQ(errors, "");
+}
+
+// Rank 0 waits for a collective on a stream of its device until rank 1 calls it.
+TEST(CollectiveLog, ADeviceWaits) {
+  std::atomic<bool> joins = false;
+  run([&](int rank, Member& own) {
+    if (rank == 1) comms::poll(kLimit, 1, [&] { return joins.load(); });
+    comms::wait(*own.group, *own.group->allreduce(own.sum));
+    if (rank == 0) {
+      EXPECT_TRUE(own.comes_to([](const comms::GroupState& state) {
+        return state.joined == 1 && state.waits_for == 1;
+      }));
+      const comms::GroupState state = own.state();
+      EXPECT_EQ(state.stream, current_stream(0));
+      EXPECT_FALSE(state.last.at(0).is_done);
+      joins = true;
+    }
+    EXPECT_TRUE(own.comes_to([](const comms::GroupState& state) {
+      return state.waits_for == 0 && state.last.at(0).is_done;
+    }));
+  });
+}
+
+// A device has joined what its streams have come to, and no more. Collectives that nobody waits for
+// are forgotten after 256 others.
+TEST(CollectiveLog, ADeviceIsBehindItsHost) {
+  constexpr int64_t kCalls = 300;
+  std::atomic<bool> sends = false;
+  run([&](int rank, Member& own) {
+    std::vector<at::Tensor> gate = {at::ones({1}, device(rank))};
+    if (rank == 1) {
+      comms::poll(kLimit, 1, [&] { return sends.load(); });
+      own.spare->send(gate, 0, 0)->wait();
+    } else {
+      own.spare->recv(gate, 1, 0)->wait();
+    }
+    for (int64_t call = 0; call < kCalls; ++call) {
+      own.group->allreduce(own.sum)->wait();
+      if (rank == 0 && call == 0) {
+        EXPECT_EQ(own.state().joined, 0);
+      }
+    }
+    if (rank == 0) {
+      EXPECT_EQ(own.state().issued, kCalls);
+      EXPECT_EQ(own.state().joined, kCalls - 256);
+      sends = true;
+    }
+    own.sum[0].cpu();
+    EXPECT_EQ(own.state().joined, kCalls);
+  });
+}
+
+}  // namespace
+}  // namespace pipewright::testdevice
