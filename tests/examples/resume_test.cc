@@ -217,6 +217,34 @@ TEST(Resume, SavesEveryFewStepsAndKeepsTwo) {
     EXPECT_NE(one.text.find(text), std::string::npos) << text << one.text;
 }
 
+// A folder in which nothing can be written any more: one error, and the last checkpoint is whole. A
+// limit on the size of files stands for a full disk. Root may write everywhere, but for the right
+// that is taken from it here.
+TEST(Resume, AfterASaveThatFailed) {
+  const auto folder = scratch_folder("failed_save");
+  const std::string args = "--save " + folder.native() + " --resume latest --steps ";
+  const Trained straight = train("--steps 6");
+  train(args + "3");
+  const auto expect_failure = [&](const std::string& with, const std::string& cause) {
+    const Output output = run_shell(with + kTrain + args + "6 2>&1");
+    EXPECT_EQ(output.status, 1) << output.text;
+    const size_t error = output.text.find("error: ");
+    EXPECT_EQ(output.text.find("rank 0: cannot ", error), error + 7) << output.text;
+    EXPECT_NE(output.text.find(folder.native() + "/step-000006.tmp", error), std::string::npos)
+        << output.text;
+    EXPECT_NE(output.text.find("`: " + cause + "\n", error), std::string::npos) << output.text;
+    EXPECT_EQ(run_shell("cli/pipewright checkpoint verify " + folder.native()).status, 0);
+  };
+  expect_failure("trap '' XFSZ; ulimit -f 8; ", "File too large");
+  using std::filesystem::perms;
+  std::filesystem::permissions(folder, perms::owner_read | perms::owner_exec);
+  expect_failure("$(test $(id -u) != 0 || echo setpriv --bounding-set -dac_override) ",
+                 "Permission denied");
+  std::filesystem::permissions(folder, perms::owner_all);
+  const Trained resumed = train(args + "6");
+  EXPECT_EQ(resumed.losses, from(straight, 3).losses);
+}
+
 // From an export, weights alone.
 TEST(Resume, FromWeights) {
   const auto folder = scratch_folder("weights");
