@@ -362,6 +362,8 @@ set(pipewright_executor_sources
     comms/chunk_gather.cc
     comms/clock_offset.cc
     comms/collective_log.cc
+    comms/device_collectives.cc
+    comms/device_event.cc
     comms/failure_domain.cc
     comms/failure_report.cc
     comms/gloo.cc
@@ -463,6 +465,8 @@ set(pipewright_executor_headers
     comms/chunk_gather.h
     comms/clock_offset.h
     comms/collective_log.h
+    comms/device_collectives.h
+    comms/device_event.h
     comms/failure_domain.h
     comms/gloo.h
     comms/group.h

@@ -1,9 +1,14 @@
 // Comparison: the first member that has waited for a collective for a second writes what it has
 // called to the store, by compareSet; every later one learns that, and compares. A member removes
-// what it wrote when it compares a later collective, which it calls only after this one has ended.
+// what it wrote when it compares a later collective: it waits for that one only after the first has
+// ended.
+//
+// Events are recorded while no lock is held: a host that is far ahead of its device may wait there,
+// and the watcher must go on.
 #include "pipewright/comms/collective_log.h"
 
 #include <algorithm>
+#include <optional>
 #include <sstream>
 #include <utility>
 
@@ -39,7 +44,7 @@ void CollectiveLog::start(const std::string& connection) {
   const std::lock_guard lock(mutex_);
   connection_ = connection;
   is_stopped_ = false;
-  num_issued_ = waits_for_ = compared_ = 0;
+  num_issued_ = waits_for_ = awaited_ = compared_ = 0;
   first_.clear();
   last_.clear();
   on_device_.clear();
@@ -54,13 +59,25 @@ int64_t CollectiveLog::add(const char* op, const at::Tensor& input, const at::Te
   const auto sizes = [](const at::Tensor& tensor) {
     return tensor.defined() ? tensor.sizes().vec() : std::vector<int64_t>();
   };
+  std::optional<c10::Event> joined;
+  if (output.defined() && !output.is_cpu()) joined = recorded(output.device());
   const std::lock_guard lock(mutex_);
-  if (last_.size() == kLast) last_.pop_front();
-  last_.push_back({op, ++num_issued_, sizes(input), sizes(output),
+  const int64_t number = ++num_issued_;
+  if (joined) on_device_.called(number, output.device(), *std::move(joined));
+  while (last_.size() >= kLast && !on_device_.is_pending(last_.front().number)) last_.pop_front();
+  last_.push_back({op, number, sizes(input), sizes(output),
                    input.defined() ? c10::toString(input.scalar_type()) : "", steady_seconds(),
                    false, nullptr});
-  if (output.defined() && !output.is_cpu()) on_device_.called(num_issued_, output.device());
-  return num_issued_;
+  return number;
+}
+
+c10::Event CollectiveLog::recorded(c10::Device device) {
+  c10::Event event = [&] {
+    const std::lock_guard lock(mutex_);
+    return on_device_.take_event(device);
+  }();
+  event.record(current_stream(device));
+  return event;
 }
 
 void CollectiveLog::set_work(int64_t number, const void* work) {
@@ -71,39 +88,55 @@ void CollectiveLog::set_work(int64_t number, const void* work) {
   }
 }
 
+int64_t CollectiveLog::number_of(const void* work) const {
+  const auto found = std::ranges::find(last_, work, &Collective::work);
+  return found == last_.end() ? 0 : found->number;
+}
+
 void CollectiveLog::begin_wait(const void* work) {
-  const std::lock_guard lock(mutex_);
-  waits_for_ = 0;
-  for (Collective& one : last_) {
-    if (one.work != work) continue;
-    waits_for_ = one.number;
-    one.is_done = false;
-    on_device_.begin_wait(one.number);
+  int64_t number = 0;
+  std::optional<c10::Device> device;
+  {
+    const std::lock_guard lock(mutex_);
+    waits_for_ = number = number_of(work);
+    device = on_device_.device_of(number);
   }
+  if (!device) return;
+  c10::Event reached = recorded(*device);
+  const std::lock_guard lock(mutex_);
+  on_device_.begin_wait(number, current_stream(*device), std::move(reached));
 }
 
 void CollectiveLog::end_wait(const void* work) {
-  const std::lock_guard lock(mutex_);
-  waits_for_ = 0;
-  for (Collective& one : last_) {
-    if (one.work != work) continue;
-    one.is_done = true;
-    one.work = nullptr;
-    on_device_.end_wait(one.number);
+  int64_t number = 0;
+  std::optional<c10::Device> device;
+  {
+    const std::lock_guard lock(mutex_);
+    waits_for_ = 0;
+    number = number_of(work);
+    for (Collective& one : last_) {
+      if (one.number != number) continue;
+      one.is_done = true;
+      one.work = nullptr;
+    }
+    device = on_device_.device_of(number);
   }
+  if (!device) return;
+  c10::Event passed = recorded(*device);
+  const std::lock_guard lock(mutex_);
+  on_device_.end_wait(number, std::move(passed));
 }
 
 GroupState CollectiveLog::state() {
   const std::lock_guard lock(mutex_);
-  const DeviceCollectives::State device = on_device_.state(steady_seconds());
+  DeviceCollectives::State device = on_device_.state();
   GroupState state{.name = name_,
                    .members = members_,
                    .issued = num_issued_,
                    .joined = device.joined.value_or(num_issued_),
-                   .waits_for = waits_for_ > 0 ? waits_for_ : device.waits_for,
-                   .stream = device.stream,
+                   .waits_for = waits_for_,
+                   .device_waits = std::move(device.waits),
                    .last = {last_.begin(), last_.end()}};
-  if (waits_for_ > 0) state.stream.reset();
   for (Collective& one : state.last) one.is_done &= !on_device_.is_pending(one.number);
   return state;
 }
@@ -124,10 +157,18 @@ std::string CollectiveLog::difference(c10d::Store& store) {
   {
     const std::lock_guard lock(mutex_);
     if (is_stopped_) return "";
-    const double until = steady_seconds() - kSlow;
-    const int64_t number = waits_for_ > 0 ? waits_for_ : on_device_.state(until).waits_for;
+    int64_t number = waits_for_;
+    if (number == 0) {
+      const std::vector<DeviceWait> waits = on_device_.state().waits;
+      if (!waits.empty()) number = waits.front().number;
+    }
+    const double now = steady_seconds();
+    if (number != awaited_) {
+      awaited_ = number;
+      awaited_since_ = now;
+    }
     const auto found = std::ranges::find(last_, number, &Collective::number);
-    if (found == last_.end() || number == compared_ || found->seconds > until) return "";
+    if (found == last_.end() || number == compared_ || now < awaited_since_ + kSlow) return "";
     mine = *found;
     compared_ = mine.number;
     connection = connection_;

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <deque>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
@@ -35,9 +34,8 @@ struct GroupState {
   std::vector<int> members;  // world ranks, by rank in the group
   int64_t issued = 0;        // collectives
   int64_t joined = 0;        // those up to this one; fewer than issued if a device is behind
-  int64_t waits_for = 0;     // the number of the one that this member waits for; 0: none
-  // The stream that waits for it; nullopt if the host does.
-  std::optional<c10::Stream> stream;
+  int64_t waits_for = 0;     // the number of the one that the host waits for; 0: none
+  std::vector<DeviceWait> device_waits;
   std::vector<Collective> last;  // the latest ones
 };
 
@@ -68,11 +66,17 @@ class CollectiveLog {
   // member waits for a collective that it called so long ago; or empty.
   std::string late(std::chrono::milliseconds timeout);
   // Why the collective that this member waits for cannot end: another member has called a different
-  // one. Empty if that is not known. At most two requests to the store per collective that takes
-  // longer than a second. For one thread at a time.
+  // one. Empty if that is not known. To be called again and again: at most two requests to the
+  // store per collective for which this finds the member waiting for a second. For one thread at a
+  // time.
   std::string difference(c10d::Store& store);
 
  private:
+  // An event, recorded on this thread's current stream.
+  c10::Event recorded(c10::Device device);
+  // The number of the collective that returned `work`; 0 if it is not known.
+  int64_t number_of(const void* work) const;
+
   const std::string name_;
   const int rank_;
   const std::vector<int> members_;
@@ -83,8 +87,11 @@ class CollectiveLog {
   int64_t waits_for_ = 0;
   std::deque<Collective> last_;
   DeviceCollectives on_device_;
-  int64_t compared_ = 0;  // the number of the last collective that difference() compared
-  std::string first_;     // the key of the last one that this member was the first to compare
+  int64_t awaited_ =
+      0;  // the number of the collective that difference() has seen being waited for,
+  double awaited_since_ = 0;  // since then, by steady_seconds()
+  int64_t compared_ = 0;      // the number of the last one that it compared
+  std::string first_;         // the key of the last one that this member was the first to compare
 };
 
 }  // namespace pipewright::comms

@@ -1,94 +1,88 @@
-// Whether events have ended is asked only in state(): a question costs as much as recording one.
+// Whether events have ended is asked only when somebody wants to know, and of the first when there
+// are many: a question costs as much as recording one.
 #include "pipewright/comms/device_collectives.h"
-
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <utility>
-
-#include "pipewright/comms/steady_seconds.h"
 
 namespace pipewright::comms {
 namespace {
 
 constexpr int64_t kMany = 256;  // later calls after which nobody will wait for a collective
 
-c10::Stream current_stream(at::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
 }  // namespace
 
-void DeviceCollectives::called(int64_t number, at::Device device) {
-  while (!calls_.empty() && !calls_.front().reached && calls_.front().number + kMany <= number) {
-    unused_.push_back(std::move(calls_.front().joined));
+void DeviceCollectives::called(int64_t number, c10::Device device, c10::Event joined) {
+  while (!calls_.empty() && calls_.front().number + kMany <= number &&
+         (!calls_.front().reached || has_passed(calls_.front()))) {
+    recycle(&calls_.front());
     calls_.pop_front();
   }
-  calls_.push_back({number, device, steady_seconds(), record(current_stream(device)), {}, {}, {}});
+  calls_.push_back({number, device, std::move(joined), {}, {}, {}});
 }
 
-void DeviceCollectives::begin_wait(int64_t number) {
+void DeviceCollectives::begin_wait(int64_t number, const c10::Stream& stream, c10::Event reached) {
   if (Call* call = find(number)) {
-    call->stream = current_stream(call->device);
-    call->reached = record(*call->stream);
+    call->stream = stream;
+    call->reached = std::move(reached);
   }
 }
 
-void DeviceCollectives::end_wait(int64_t number) {
-  if (Call* call = find(number)) call->passed = record(current_stream(call->device));
+void DeviceCollectives::end_wait(int64_t number, c10::Event passed) {
+  if (Call* call = find(number)) call->passed = std::move(passed);
+}
+
+std::optional<c10::Device> DeviceCollectives::device_of(int64_t number) const {
+  const Call* call = find(number);
+  return call ? std::optional(call->device) : std::nullopt;
 }
 
 void DeviceCollectives::clear() {
-  forget([](const Call&) { return true; });
+  for (Call& call : calls_) recycle(&call);
+  calls_.clear();
 }
 
-DeviceCollectives::State DeviceCollectives::state(double until) {
-  forget([&](const Call& call) { return call.seconds < until && has_passed(call); });
+DeviceCollectives::State DeviceCollectives::state() {
+  std::erase_if(calls_, [this](Call& call) {
+    if (!has_passed(call)) return false;
+    recycle(&call);
+    return true;
+  });
   State state;
   for (const Call& call : calls_) {
-    if (call.seconds >= until) break;
-    if (!call.joined.query()) {
+    if (!has_ended(call.joined)) {
       state.joined = call.number - 1;
       break;
     }
-    if (call.reached && call.reached->query() && !has_passed(call) && state.waits_for == 0) {
-      state.waits_for = call.number;
-      state.stream = call.stream;
-    }
+    if (call.reached && has_ended(*call.reached) && !has_passed(call))
+      state.waits.push_back({call.number, *call.stream});
   }
   return state;
 }
 
-bool DeviceCollectives::is_pending(int64_t number) {
+bool DeviceCollectives::is_pending(int64_t number) const {
   const Call* call = find(number);
   return call && !has_passed(*call);
 }
 
-c10::Event DeviceCollectives::record(const c10::Stream& stream) {
-  if (unused_.empty()) unused_.emplace_back(stream.device_type());
-  c10::Event event = std::move(unused_.back());
-  unused_.pop_back();
-  event.record(stream);
-  return event;
-}
-
-DeviceCollectives::Call* DeviceCollectives::find(int64_t number) {
+const DeviceCollectives::Call* DeviceCollectives::find(int64_t number) const {
   const auto found = std::ranges::lower_bound(calls_, number, {}, &Call::number);
   return found == calls_.end() || found->number != number ? nullptr : &*found;
 }
 
-bool DeviceCollectives::has_passed(const Call& call) { return call.passed && call.passed->query(); }
+DeviceCollectives::Call* DeviceCollectives::find(int64_t number) {
+  return const_cast<Call*>(std::as_const(*this).find(number));
+}
 
-template <typename Predicate>
-void DeviceCollectives::forget(const Predicate& is_over) {
-  std::erase_if(calls_, [&](Call& call) {
-    if (!is_over(call)) return false;
-    unused_.push_back(std::move(call.joined));
-    for (auto* event : {&call.reached, &call.passed}) {
-      if (*event) unused_.push_back(std::move(**event));
-    }
-    return true;
-  });
+bool DeviceCollectives::has_passed(const Call& call) {
+  return call.passed && has_ended(*call.passed);
+}
+
+void DeviceCollectives::recycle(Call* call) {
+  events_.give_back(std::move(call->joined));
+  for (auto* event : {&call->reached, &call->passed}) {
+    if (*event) events_.give_back(std::move(**event));
+  }
 }
 
 }  // namespace pipewright::comms

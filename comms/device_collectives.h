@@ -10,7 +10,15 @@
 #include <optional>
 #include <vector>
 
+#include "pipewright/comms/device_event.h"
+
 namespace pipewright::comms {
+
+// A collective that a stream of a device waits for.
+struct DeviceWait {
+  int64_t number;
+  c10::Stream stream;
+};
 
 // How far a device has come in the collectives of a group. On a device neither a call nor a wait
 // blocks the host, which may be a step ahead, so events tell: one where a collective is called, and
@@ -23,41 +31,41 @@ namespace pipewright::comms {
 // it between `reached` and `passed`. For one thread at a time.
 class DeviceCollectives {
  public:
-  // On the current stream of the thread that calls: a call, and the two sides of a wait.
-  void called(int64_t number, at::Device device);
-  void begin_wait(int64_t number);
-  void end_wait(int64_t number);
+  // An event to record at a call, or on either side of a wait.
+  c10::Event take_event(c10::Device device) { return events_.take(device.type()); }
+  // A call, and the two sides of a wait, with what has been recorded there.
+  void called(int64_t number, c10::Device device, c10::Event joined);
+  void begin_wait(int64_t number, const c10::Stream& stream, c10::Event reached);
+  void end_wait(int64_t number, c10::Event passed);
+  // Of a call that is not forgotten.
+  std::optional<c10::Device> device_of(int64_t number) const;
   // Forgets all of them.
   void clear();
 
   struct State {
-    std::optional<int64_t> joined;      // the device has joined those up to this; nullopt: all
-    int64_t waits_for = 0;              // the number of the first one that it waits for; 0: none
-    std::optional<c10::Stream> stream;  // which waits
+    std::optional<int64_t> joined;  // the device has joined those up to this; nullopt: all
+    std::vector<DeviceWait> waits;  // by number
   };
-  // Of collectives that were called before `until`, by steady_seconds(). Forgets those that have
-  // ended.
-  State state(double until);
+  // Forgets those that have ended.
+  State state();
   // Whether the device may not have ended this one.
-  bool is_pending(int64_t number);
+  bool is_pending(int64_t number) const;
 
  private:
   struct Call {
     int64_t number;
-    at::Device device;
-    double seconds;
+    c10::Device device;
     c10::Event joined;
     std::optional<c10::Event> reached, passed;
     std::optional<c10::Stream> stream;  // of the wait
   };
-  c10::Event record(const c10::Stream& stream);
+  const Call* find(int64_t number) const;
   Call* find(int64_t number);
   static bool has_passed(const Call& call);
-  template <typename Predicate>
-  void forget(const Predicate& is_over);
+  void recycle(Call* call);
 
   std::deque<Call> calls_;  // in order
-  std::vector<c10::Event> unused_;
+  EventPool events_;
 };
 
 }  // namespace pipewright::comms

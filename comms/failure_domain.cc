@@ -204,27 +204,28 @@ void FailureDomain::abort_groups(int generation) {
 
 void FailureDomain::expect_by(std::function<std::string()> unfinished,
                               std::chrono::milliseconds limit) {
+  if (size_ == 1) return;  // nobody watches
   const std::lock_guard lock(mutex_);
-  std::optional<Expected>& place = oldest_expected_ ? newest_expected_ : oldest_expected_;
-  place = Expected{std::move(unfinished), limit, Clock::now() + limit};
+  expected_.push_back({std::move(unfinished), limit, Clock::now() + limit});
 }
 
-// The oldest is kept until it has ended; the newest, which replaces those in between, comes after
-// it.
 void FailureDomain::check_expected(int generation) {
-  const std::optional<Expected> oldest = [this] {
-    const std::lock_guard lock(mutex_);
-    return oldest_expected_;
-  }();
-  if (!oldest) return;
-  const std::string late = oldest->unfinished();
-  if (late.empty()) {
+  for (;;) {
+    const std::optional<Expected> oldest = [this] {
+      const std::lock_guard lock(mutex_);
+      return expected_.empty() ? std::nullopt : std::optional(expected_.front());
+    }();
+    if (!oldest) return;
+    const std::string late = oldest->unfinished();
+    if (!late.empty()) {
+      if (Clock::now() >= oldest->deadline)
+        publish("rank " + std::to_string(rank_) + ": " + late, Kind::kHang, generation);
+      return;
+    }
     const std::lock_guard lock(mutex_);
     if (generation != generation_) return;
-    oldest_expected_ = std::exchange(newest_expected_, std::nullopt);
-    if (oldest_expected_) oldest_expected_->deadline = Clock::now() + oldest_expected_->limit;
-  } else if (Clock::now() >= oldest->deadline) {
-    publish("rank " + std::to_string(rank_) + ": " + late, Kind::kHang, generation);
+    expected_.pop_front();
+    if (!expected_.empty()) expected_.front().deadline = Clock::now() + expected_.front().limit;
   }
 }
 
@@ -360,8 +361,7 @@ int64_t FailureDomain::reset(int64_t value, std::chrono::milliseconds timeout) {
   const std::lock_guard abort(abort_mutex_);
   const std::lock_guard lock(mutex_);
   ++generation_;
-  oldest_expected_.reset();
-  newest_expected_.reset();
+  expected_.clear();
   cause_.clear();
   hung_ = false;
   failed_.store(false, std::memory_order_release);

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -142,7 +143,6 @@ class FailureDomain {
   // `unfinished`, which returns an empty string once the work has ended; any other string is the
   // message of a hang if `limit` is over. A rank's work must end in the order of these calls. The
   // time of a call begins when the work of the one before has ended, however long that may take.
-  // Not all of them are checked: of those made while one is pending, only the last.
   void expect_by(std::function<std::string()> unfinished, std::chrono::milliseconds limit);
 
   // After a failure: the first cause, followed by the ranks that do not answer and, after a hang,
@@ -216,7 +216,7 @@ class FailureDomain {
   std::function<std::string()> place_;
   std::multiset<std::string> awaited_;  // the keys that wait_for() waits for, by any thread
   std::function<std::string(c10d::Store&)> check_;
-  std::optional<Expected> oldest_expected_, newest_expected_;
+  std::deque<Expected> expected_;  // the oldest first
   bool hung_ = false;
   std::shared_ptr<StepObserver> observer_;
   // Only used by the watcher.

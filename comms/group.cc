@@ -141,6 +141,7 @@ std::vector<std::shared_ptr<CollectiveLog>> Groups::logs() {
   const std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<CollectiveLog>> logs;
   for (const Known& known : groups_) {
+    if (known.group.expired()) continue;
     if (auto log = known.log.lock()) logs.push_back(std::move(log));
   }
   return logs;

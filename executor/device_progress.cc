@@ -2,8 +2,6 @@
 // not ended tells where the device is.
 #include "pipewright/executor/device_progress.h"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include <chrono>
 #include <utility>
 
@@ -18,33 +16,24 @@ namespace {
 constexpr std::chrono::milliseconds kGlance{10};
 constexpr int kPatience = 100;
 
-c10::Stream current_stream(at::Device device) {
-  const c10::impl::VirtualGuardImpl backend(device.type());
-  return backend.getStream(device.has_index() ? device : backend.getDevice());
-}
-
 }  // namespace
 
 void DeviceProgress::begin(int64_t step, bool evaluates) {
   const std::lock_guard lock(mutex_);
   const auto is_over = [](const Step& known) {
-    return known.marks.empty() || known.marks.back().event.query();
+    return known.marks.empty() || comms::has_ended(known.marks.back().event);
   };
   while (!steps_.empty() && is_over(steps_.front())) {
     reuse(&steps_.front());
     steps_.pop_front();
   }
   steps_.push_back({step, evaluates, {}, std::nullopt});
-}
-
-void DeviceProgress::mark(int action, int transfer) {
-  const std::lock_guard lock(mutex_);
-  record(action, transfer);
+  stream_ = comms::current_stream(device_);
 }
 
 void DeviceProgress::end(const Progress::Moment& host) {
+  mark(-1, -1);
   const std::lock_guard lock(mutex_);
-  record(-1, -1);
   steps_.back().ended = host;
 }
 
@@ -54,17 +43,22 @@ void DeviceProgress::clear() {
   steps_.clear();
 }
 
-void DeviceProgress::record(int action, int transfer) {
-  if (unused_.empty()) unused_.emplace_back(device_.type());
-  std::vector<Mark>& marks = steps_.back().marks;
-  marks.push_back({action, transfer, comms::steady_seconds(), std::move(unused_.back())});
-  unused_.pop_back();
-  stream_ = current_stream(device_);
-  marks.back().event.record(*stream_);
+// The event is recorded while no lock is held: a host that is far ahead of its device may wait
+// there, and the watcher must go on.
+void DeviceProgress::mark(int action, int transfer) {
+  c10::Event event = [this] {
+    const std::lock_guard lock(mutex_);
+    return events_.take(device_.type());
+  }();
+  const c10::Stream stream = comms::current_stream(device_);
+  event.record(stream);
+  const std::lock_guard lock(mutex_);
+  stream_ = stream;
+  steps_.back().marks.push_back({action, transfer, comms::steady_seconds(), std::move(event)});
 }
 
 void DeviceProgress::reuse(Step* step) {
-  for (Mark& mark : step->marks) unused_.push_back(std::move(mark.event));
+  for (Mark& mark : step->marks) events_.give_back(std::move(mark.event));
 }
 
 std::optional<Progress::Moment> DeviceProgress::under_way(const Progress::Moment& host) const {
@@ -72,7 +66,7 @@ std::optional<Progress::Moment> DeviceProgress::under_way(const Progress::Moment
   for (const Step& step : steps_) {
     for (size_t i = 0; i < step.marks.size(); ++i) {
       const Mark& mark = step.marks[i];
-      if (mark.event.query()) continue;
+      if (comms::has_ended(mark.event)) continue;
       Progress::Moment moment = step.ended.value_or(host);
       moment.phase = mark.action < 0 ? Phase::kEnds : Phase::kRuns;
       moment.step = step.number;
@@ -100,7 +94,7 @@ std::optional<c10::Stream> DeviceProgress::stream() const {
 // at after the device.
 void await_device(at::Device device, const comms::FailureDomain& failures) {
   c10::Event queued(device.type());
-  queued.record(current_stream(device));
+  queued.record(comms::current_stream(device));
   for (bool is_done = false; !is_done;) {
     is_done = comms::poll(kGlance, kPatience, [&] { return queued.query(); });
     failures.throw_if_failed();

@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "pipewright/comms/device_event.h"
 #include "pipewright/comms/failure_domain.h"
 #include "pipewright/executor/progress.h"
 
@@ -39,7 +40,7 @@ class DeviceProgress {
   // Where the device is in the first step that it has not ended: what it computes or waits for
   // there. nullopt if it has ended all that the host has queued. `host` is where the host is.
   std::optional<Progress::Moment> under_way(const Progress::Moment& host) const;
-  // The stream on which the host has queued its last compute; nullopt before the first.
+  // The stream on which the host has queued its last compute; nullopt before the first step.
   std::optional<c10::Stream> stream() const;
 
  private:
@@ -54,13 +55,12 @@ class DeviceProgress {
     std::vector<Mark> marks;
     std::optional<Progress::Moment> ended;  // where the host was then
   };
-  void record(int action, int transfer);
   void reuse(Step* step);
 
   const at::Device device_;
   mutable std::mutex mutex_;
   std::deque<Step> steps_;  // in order; the device may not have ended them
-  std::vector<c10::Event> unused_;
+  comms::EventPool events_;
   std::optional<c10::Stream> stream_;
 };
 

@@ -144,7 +144,11 @@ class Walk {
                         for_seconds(report->seconds));
         break;
       case Phase::kDrains:
-        add({rank}, describe(*report, programs_));
+        // What was queued after the step is waited for here, too.
+        if (const RankReport::Group* group = awaited_group(*report))
+          visit_members(rank, *report, *group);
+        else
+          add({rank}, describe(*report, programs_));
         break;
       case Phase::kConfirms:
       case Phase::kBegins:
@@ -248,8 +252,11 @@ class Walk {
           theirs->groups, [&](const RankReport::Group& one) { return one.name == group.name; });
       if (own != theirs->groups.end() && own->issued >= group.waits_for) continue;
       found = true;
-      const bool is_past = theirs->program == report.program && theirs->rank == report.rank &&
-                           position_of(*theirs) > position_of(report);
+      const bool is_past =
+          report.phase < Phase::kRuns
+              ? std::tuple(theirs->step, theirs->phase) > std::tuple(report.step, report.phase)
+              : theirs->program == report.program && theirs->rank == report.rank &&
+                    position_of(*theirs) > position_of(report);
       if (!is_past) {
         visit(member);
         continue;
@@ -302,7 +309,7 @@ std::string describe(const RankReport& report, const HangPrograms& programs) {
     case Phase::kIdle:
       return "between two steps, before " + place + collective + since;
     case Phase::kDrains:
-      return "waits for its device to end the step before " + place + since;
+      return "waits for its device to end the step before " + place + collective + since;
     case Phase::kConfirms:
       return "waits for all ranks to complete the step before " + place + since;
     case Phase::kBegins:

@@ -143,8 +143,14 @@ Progress::Moment Watchdog::now() const {
 std::string Watchdog::under_way(int64_t step) const {
   const auto late = device_ ? device_->under_way(progress_.now()) : std::nullopt;
   if (!late || late->step > step) return "";
+  RankReport report;
+  report.program = digest_;
+  report.rank = options_.rank;
+  report.step = late->step;
+  report.evaluates = late->evaluates;
+  report.action = late->action;
   const auto running = plan(late->evaluates);
-  return place_of(own_report(*late), {digest_, running->program, running->program});
+  return place_of(report, {digest_, running->program, running->program});
 }
 
 RankReport Watchdog::own_report(const Progress::Moment& now) const {
@@ -169,9 +175,13 @@ RankReport Watchdog::own_report(const Progress::Moment& now) const {
   for (const comms::GroupState& state : groups_->states()) {
     if (state.issued == 0) continue;
     RankReport::Group group{state.name, state.members, state.joined, state.waits_for, ""};
-    // A stream beside the one that computes may wait without holding up anything.
-    if (state.stream && device_ && now.action >= 0 && state.stream != device_->stream())
-      group.waits_for = 0;
+    // While an action runs, a stream beside the one that computes may wait without holding up
+    // anything.
+    const auto computes = device_ && now.action >= 0 ? device_->stream() : std::nullopt;
+    for (const comms::DeviceWait& wait : state.device_waits) {
+      if (group.waits_for == 0 && (!computes || wait.stream == *computes))
+        group.waits_for = wait.number;
+    }
     for (const comms::Collective& one : state.last) {
       if (one.number == group.waits_for) group.op = one.op;
     }

@@ -125,6 +125,7 @@ TEST(ExpectBy, EachLimitBeginsWhenTheWorkBeforeHasEnded) {
       },
       std::chrono::hours(1));
   domain.expect_by([] { return "the second has not ended"; }, std::chrono::milliseconds(50));
+  domain.expect_by([] { return "the third has not ended"; }, std::chrono::milliseconds(50));
   ASSERT_TRUE(poll(kTimeout, 1, [&] { return asked > 3; }));  // three tenths of a second
   EXPECT_FALSE(domain.failed());
   first_ended = true;

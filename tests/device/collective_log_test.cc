@@ -55,15 +55,16 @@ TEST(CollectiveLog, ADeviceWaits) {
     comms::wait(*own.group, *own.group->allreduce(own.sum));
     if (rank == 0) {
       EXPECT_TRUE(own.comes_to([](const comms::GroupState& state) {
-        return state.joined == 1 && state.waits_for == 1;
+        return state.joined == 1 && !state.device_waits.empty();
       }));
       const comms::GroupState state = own.state();
-      EXPECT_EQ(state.stream, current_stream(0));
+      EXPECT_EQ(state.device_waits[0].number, 1);
+      EXPECT_EQ(state.device_waits[0].stream, current_stream(0));
       EXPECT_FALSE(state.last.at(0).is_done);
       joins = true;
     }
     EXPECT_TRUE(own.comes_to([](const comms::GroupState& state) {
-      return state.waits_for == 0 && state.last.at(0).is_done;
+      return state.device_waits.empty() && state.last.at(0).is_done;
     }));
   });
 }

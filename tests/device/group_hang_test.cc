@@ -42,9 +42,11 @@ void allreduce(const Rank& own) {
 }
 
 // The lines of each rank's error that name culprits, after two copies of a pipeline of two stages
-// have trained; ranks 0 and 1 have the first stage. `before` runs before each FORWARD.
+// have trained; ranks 0 and 1 have the first stage. `before` runs before each FORWARD, `after`
+// after the last step.
 std::vector<std::string> culprits(
-    const std::function<void(const Rank&, const ir::Action& forward)>& before) {
+    const std::function<void(const Rank&, const ir::Action& forward)>& before,
+    const std::function<void(const Rank&)>& after = [](const Rank&) {}) {
   std::vector<comms::World> worlds = tests::make_worlds(4);
   std::vector<std::string> found(4);
   const std::string errors = tests::run_ranks(4, [&](int rank) {
@@ -64,10 +66,11 @@ std::vector<std::string> culprits(
         trainer.executor->step(trainer.batch(step));
         if (step < kStep) trainer.executor->confirm();
       }
+      after({rank, kStep, *pair, *spare});
       // A device makes progress while somebody looks at it.
       c10::Event end(kDeviceType);
       end.record(current_stream(rank));
-      comms::poll(std::chrono::seconds(30), 1, [&] {
+      comms::poll(2 * kTimeout, 1, [&] {
         end.query();
         return world.failures().failed();
       });
@@ -83,17 +86,13 @@ std::vector<std::string> culprits(
   return found;
 }
 
-void expect(const std::string& found, const std::vector<std::string>& parts) {
-  EXPECT_EQ(std::ranges::count(found, '\n'), 1) << found;
-  for (const std::string& part : parts) EXPECT_NE(found.find(part), std::string::npos) << found;
-}
-
-TEST(GroupHang, ACollectiveThatOneRankSkips) {
-  for (const std::string& found : culprits([](const Rank&own, const ir::Action&) {
-         if (own.rank != 1 || own.step != kStep) allreduce(own);
-       }))
-    expect(found, {"culprit: rank 1 (", "left out allreduce", "rank 0 waits for at step 1, action",
-                   "`0F0`"});
+// Each rank's error names one culprit, in these words.
+void expect(const std::vector<std::string>& culprits, const std::vector<std::string>& parts) {
+  for (const std::string& found : culprits) {
+    EXPECT_EQ(std::ranges::count(found, '\n'), 1) << found;
+    for (const std::string& part : parts)
+      EXPECT_NE(found.find(part), std::string::npos) << part << " in " << found;
+  }
 }
 
 // In place of a kernel that never ends, the current stream waits for a tensor that nobody sends.
@@ -106,25 +105,43 @@ bool is_second_forward(const Rank& own, const ir::Action& forward) {
   return own.step == kStep && forward.parts()[0].microbatch() == 1;
 }
 
+TEST(GroupHang, ACollectiveThatOneRankSkips) {
+  const auto skip = [](const Rank& own, const ir::Action&) {
+    if (own.rank != 1 || own.step != kStep) allreduce(own);
+  };
+  expect(culprits(skip), {"culprit: rank 1 (", "left out allreduce",
+                          "rank 0 waits for at step 1, action", "`0F0`"});
+}
+
+// After a step, when devices end what hosts have queued: clipping, say.
+TEST(GroupHang, ACollectiveAfterTheStepThatOneRankSkips) {
+  const auto nothing = [](const Rank&, const ir::Action&) {};
+  const auto skip = [](const Rank& own) {
+    if (own.rank != 1) allreduce(own);
+  };
+  expect(culprits(nothing, skip),
+         {"culprit: rank 1 (", "left out allreduce 1 of group `pair[0,1]#0`"});
+}
+
 TEST(GroupHang, ARankWhoseDeviceDoesNotReachTheCollective) {
-  for (const std::string& found : culprits([](const Rank&own, const ir::Action&forward) {
-         if (own.rank == 1 && is_second_forward(own, forward)) compute_forever(own);
-         allreduce(own);
-       }))
-    expect(found, {"culprit: rank 1 (", "`0F1` has not ended"});
+  const auto compute = [](const Rank& own, const ir::Action& forward) {
+    if (own.rank == 1 && is_second_forward(own, forward)) compute_forever(own);
+    allreduce(own);
+  };
+  expect(culprits(compute), {"culprit: rank 1 (", "`0F1` has not ended"});
 }
 
 // A stream beside the one that computes waits too, but holds up nothing.
 TEST(GroupHang, ARankWhoseSideStreamWaits) {
-  for (const std::string& found : culprits([](const Rank&own, const ir::Action&forward) {
-         if (own.rank != 0 || !is_second_forward(own, forward)) return;
-         {
-           const c10::StreamGuard side(new_stream(own.rank));
-           allreduce(own);
-         }
-         compute_forever(own);
-       }))
-    expect(found, {"culprit: rank 0 (", "`0F1` has not ended"});
+  const auto compute = [](const Rank& own, const ir::Action& forward) {
+    if (own.rank != 0 || !is_second_forward(own, forward)) return;
+    {
+      const c10::StreamGuard side(new_stream(own.rank));
+      allreduce(own);
+    }
+    compute_forever(own);
+  };
+  expect(culprits(compute), {"culprit: rank 0 (", "`0F1` has not ended"});
 }
 
 }  // namespace

@@ -69,5 +69,27 @@ TEST(Culprits, ARankWhoseDeviceHasNotEndedTheStep) {
                                "1 waits for its device to end the step before step 3, for 2.0 s"});
 }
 
+// Of all ranks, whichever stage they have: between two steps, and while devices end what was queued
+// after a step.
+TEST(Culprits, ARankThatLeavesOutACollectiveAfterAStep) {
+  for (const auto& [waits, is_past] :
+       {std::pair{Phase::kIdle, Phase::kBegins}, std::pair{Phase::kDrains, Phase::kConfirms}}) {
+    RankReports all = reports();
+    for (size_t rank = 0; rank < 3; ++rank) {
+      const bool skips = rank == 2;
+      all[rank]->phase = skips ? is_past : waits;
+      all[rank]->action = all[rank]->waits_for = -1;
+      all[rank]->seconds = 2;
+      all[rank]->groups = {{"all", {0, 1, 2}, skips ? 1 : 2, skips ? 0 : 2, "allreduce"}};
+    }
+    EXPECT_EQ(culprits(all),
+              std::vector<std::string>{"2 left out allreduce 2 of group `all`, which rank 0 waits "
+                                       "for at step 3; it is at step 3"});
+    EXPECT_NE(describe(*all[0], {"ours", kOurs, kOurs})
+                  .find("step 3, waits in allreduce 2 of group `all`, for 2.0 s"),
+              std::string::npos);
+  }
+}
+
 }  // namespace
 }  // namespace pipewright::executor
