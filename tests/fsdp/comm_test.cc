@@ -11,6 +11,7 @@
 
 #include "pipewright/fsdp/fully_shard.h"
 #include "tests/fsdp/sharding.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 #include "tests/support/training/parity.h"
@@ -371,6 +372,7 @@ TEST(FsdpBackwardPrefetch, test_backward_prefetch) {
   const auto train = [&](Rank& self, const tests::Groups& groups, const Options& options,
                          const Names& want) {
     const auto module = std::make_shared<Seq2Seq>();
+    module->to(tests::here());
     const Sharding sharding(self, *module, groups, options);
     if (groups.empty()) {
       EXPECT_EQ(sharding.units.back()->parameter_names(), kNorms);
@@ -382,7 +384,9 @@ TEST(FsdpBackwardPrefetch, test_backward_prefetch) {
     torch::optim::SGD optimizer(module->parameters(), 1e-2);
     for (int iteration = 0; iteration < 2; ++iteration) {
       optimizer.zero_grad();
-      const at::Tensor loss = forward(module, at::randn({10, 1, 64}), at::randn({20, 1, 64})).sum();
+      const at::Tensor loss = forward(module, at::randn({10, 1, 64}, tests::here()),
+                                      at::randn({20, 1, 64}, tests::here()))
+                                  .sum();
       options.event_log->clear();
       loss.backward();
       EXPECT_EQ(events(*options.event_log, {Event::kPrefetch}), want);

@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "tests/fsdp/sharding.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 #include "tests/support/training/parity.h"
@@ -86,7 +87,7 @@ TEST(FullyShardTraining, test_root_move_forward_input_to_device) {
 TEST(FullyShardTraining, test_root_no_forward_inputs) {
   on_ranks(2, [](Rank& self) {
     struct NoInputs : torch::nn::Module {
-      at::Tensor weight = register_parameter("weight", at::ones({4, 4}, at::kDouble));
+      at::Tensor weight = register_parameter("weight", at::ones({4, 4}, tests::here(at::kDouble)));
       int factor = 1;
       at::Tensor forward() { return weight * factor; }
     };
@@ -94,7 +95,7 @@ TEST(FullyShardTraining, test_root_no_forward_inputs) {
     module->factor = self.rank + 1;
     const auto unit = fully_shard(*module, self.group);
     forward(module).sum().backward();
-    EXPECT_TRUE(at::equal(module->weight.grad(), at::full({2, 4}, 1.5, at::kDouble)));
+    EXPECT_TRUE(at::equal(module->weight.grad(), at::full({2, 4}, 1.5, tests::here(at::kDouble))));
   });
 }
 

@@ -11,6 +11,7 @@
 
 #include "pipewright/fsdp/fully_shard.h"
 #include "tests/fsdp/sharding.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/training/mixed_reference.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
@@ -137,9 +138,11 @@ struct Sees : torch::nn::Module {
 
 TEST(FullyShardMixedPrecision, test_what_modules_see) {
   on_ranks(2, [](Rank& self) {
-    const at::Tensor x = at::zeros({2, 8}), tokens = at::zeros({2}, at::kLong);
+    const at::Tensor x = at::zeros({2, 8}, tests::here()),
+                     tokens = at::zeros({2}, tests::here(at::kLong));
     const auto run = [&](const MixedPrecisionPolicy& policy, const at::Tensor& y) {
       const auto module = std::make_shared<Sees>();
+      module->to(tests::here());
       const auto unit = fully_shard(*module, self.group, {.mixed_precision = policy});
       const at::Tensor out = forward(module, x, y);
       return std::tuple{module->x_dtype, module->y_dtype, out.scalar_type()};
@@ -163,10 +166,12 @@ TEST(FullyShardMixedPrecision, test_norm_modules) {
       const auto norm = std::make_shared<torch::nn::LayerNormImpl>(
           torch::nn::LayerNormOptions(std::vector<int64_t>{8}));
       const auto batch = std::make_shared<torch::nn::BatchNorm1dImpl>(8);
+      norm->to(tests::here());
+      batch->to(tests::here());
       const auto unit = fully_shard(*norm, self.group, {.mixed_precision = {.param_dtype = dtype}});
       const auto other =
           fully_shard(*batch, self.group, {.mixed_precision = {.output_dtype = dtype}});
-      const at::Tensor out = forward(batch, forward(norm, at::ones({4, 8})));
+      const at::Tensor out = forward(batch, forward(norm, at::ones({4, 8}, tests::here())));
       EXPECT_EQ(out.scalar_type(), dtype);
       out.sum().backward();
       EXPECT_EQ(norm->weight.grad().scalar_type(), at::kFloat);
@@ -180,11 +185,12 @@ TEST(FullyShardMixedPrecision, test_dtypes_on_the_wire) {
   on_ranks(2, [](Rank& self) {
     const auto linear =
         std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(8, 8).bias(false));
+    linear->to(tests::here());
     const auto unit = fully_shard(
         *linear, self.group,
         {.mixed_precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}});
     self.log->clear();
-    const at::Tensor out = forward(linear, at::ones({1, 8}));
+    const at::Tensor out = forward(linear, at::ones({1, 8}, tests::here()));
     EXPECT_EQ(linear->weight.scalar_type(), at::kBFloat16);
     out.sum().backward();
     EXPECT_EQ(linear->weight.scalar_type(), at::kFloat);

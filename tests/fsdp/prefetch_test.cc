@@ -7,6 +7,7 @@
 
 #include "pipewright/fsdp/fully_shard.h"
 #include "tests/fsdp/sharding.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 #include "tests/support/training/parity.h"
@@ -71,6 +72,7 @@ struct Double : torch::nn::Module {
 TEST(FullyShardPrefetch, test_backward_prefetch_unused_in_backward) {
   on_ranks(2, [](Rank& self) {
     const auto plain = std::make_shared<Double>(), module = std::make_shared<Double>();
+    for (const auto& each : {plain, module}) each->to(tests::here());
     const auto log = std::make_shared<EventLog>();
     Sharding sharding(self, *module, {{"lin"}, {"lin1"}, {"lin2"}},
                       {.reshard_after_forward = true, .event_log = log});
@@ -218,6 +220,7 @@ struct Pairs : tests::TestModule {
 TEST(FullyShardPrefetch, test_multi_module_unused_module) {
   on_ranks(2, [](Rank& self) {
     const ModulePtr plain = std::make_shared<Pairs>(), module = std::make_shared<Pairs>();
+    for (const ModulePtr& each : {plain, module}) each->to(tests::here());
     const auto log = std::make_shared<EventLog>();
     Parity parity(self, plain, module, shards_of(self));
     Sharding sharding(self, *module, {{"unused0", "used0"}, {"unused1", "used1"}},

@@ -13,6 +13,7 @@
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/modules/clip_grad_norm.h"
 #include "tests/fsdp/sharding.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 #include "tests/support/training/parity.h"
@@ -121,13 +122,13 @@ TEST(FullyShard, HalfPrecision) {
   on_ranks(4, [](Rank& self) {
     const auto linear =
         std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(8, 5).bias(false));
-    linear->to(at::kHalf);
+    linear->to(tests::here(), at::kHalf);
     const auto unit = fully_shard(*linear, self.group);
-    const at::Tensor input = at::full({1, 8}, 4.0 * (self.rank + 1), at::kHalf);
+    const at::Tensor input = at::full({1, 8}, 4.0 * (self.rank + 1), tests::here(at::kHalf));
     forward(linear, input).sum().backward();
-    EXPECT_TRUE(
-        at::equal(linear->weight.grad(),
-                  at::full({self.rank == 3 ? 0 : (self.rank == 2 ? 1 : 2), 8}, 10, at::kHalf)));
+    EXPECT_TRUE(at::equal(
+        linear->weight.grad(),
+        at::full({self.rank == 3 ? 0 : (self.rank == 2 ? 1 : 2), 8}, 10, tests::here(at::kHalf))));
   });
 }
 

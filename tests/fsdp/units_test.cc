@@ -12,6 +12,7 @@
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "tests/fsdp/sharding.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 #include "tests/support/training/parity.h"
@@ -43,7 +44,7 @@ TEST(FullyShard, Sequential) {
   on_ranks(2, [](Rank& self) {
     const auto make = [] {
       torch::nn::Sequential layers(torch::nn::Linear(4, 6), torch::nn::Linear(6, 4));
-      layers->to(at::kDouble);
+      layers->to(tests::here(), at::kDouble);
       for (const at::Tensor& weight : layers->parameters())
         weight.detach().copy_(random_input(weight.sizes(), 42));
       return layers;
