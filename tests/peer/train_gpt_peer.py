@@ -175,16 +175,21 @@ class TrainGptTest(unittest.TestCase):
         run_on_ranks(load_and_save_on_rank, 2, self.folder, self.checkpoint)
         # All of PyTorch's files, Adam's state too, as they were.
         self.assert_same(exported(self.folder, self.path("theirs")), self.saved)
-        # Weights from PyTorch's shards, and from its single file, into other ranks. A step with a learning rate that
-        # changes nothing.
+        # From PyTorch's shards, from our export and from its single file of weights, into other ranks. A step with a
+        # learning rate that changes nothing.
         save_file(self.weights(), self.path("weights.safetensors"), metadata={"format": "pt"})
-        for source in ("theirs", "weights.safetensors"):
+        exported(self.folder, self.checkpoint)
+        states = {}
+        for source in ("theirs", "all.safetensors", "weights.safetensors"):
             loss = train("--pp", "1", "--schedule", "GPipe", "--tp", "2", "--steps", "1", "--lr", "1e-300", "--resume",
                          self.path(source), "--save", self.path("again." + source))
             self.assertAlmostEqual(loss, self.loss, delta=1e-5)
             again = exported(self.folder, self.path(f"again.{source}/step-000001"))
             self.assert_same({name: again[name] for name in self.weights()}, self.weights())
-            self.assert_adam_went_on(again, has_state=source == "theirs")
+            self.assert_adam_went_on(again, has_state=source != "weights.safetensors")
+            states[source] = again
+        # Adam's state that PyTorch wrote does to a step, bit for bit, what ours does.
+        self.assert_same(states["theirs"], states["all.safetensors"])
 
     def assert_adam_went_on(self, after, has_state):
         """The state after one more step is that of Adam's formula, from the saved state or from none."""
