@@ -27,7 +27,7 @@ inline void expect_named_wait(const std::string& op,
       comms::GroupState state;
       comms::poll(std::chrono::seconds(20), 4, [&] {
         const comms::Group* other = waiting;
-        if (other) state = other->state();
+        if (other) state = other->log()->state();
         return state.waits_for > 0;
       });
       EXPECT_GT(state.waits_for, 0);
