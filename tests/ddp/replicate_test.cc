@@ -17,6 +17,7 @@
 #include "pipewright/modules/forward.h"
 #include "tests/ddp/wrap.h"
 #include "tests/support/meter/meter.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 #include "tests/support/training/parity.h"
@@ -171,6 +172,7 @@ TEST(Replicate, RootWithoutParameters) {
       }
     }
     torch::nn::Linear frozen(2, 2);
+    frozen->to(tests::here());
     for (at::Tensor& weight : frozen->parameters()) weight.set_requires_grad(false);
     const auto unit = replicate(*frozen, self.group);
     const auto stage = unit->data_parallel();
@@ -242,7 +244,7 @@ TEST(Replicate, BucketsFillInTheOrderOfReadiness) {
 struct Product : tests::TestModule {
   Product() {
     for (const char* name : {"a", "b", "c"})
-      weights.push_back(register_parameter(name, at::full({2}, 2.0, at::kDouble)));
+      weights.push_back(register_parameter(name, at::full({2}, 2.0, tests::here(at::kDouble))));
   }
   // The gradient of `a` is ready first.
   at::Tensor forward(const at::Tensor& input) override {
@@ -259,11 +261,11 @@ TEST(Replicate, BucketsAreRebuiltInTheOrderOfReadiness) {
     EXPECT_EQ(unit->buckets(), (Names{{"c"}, {"b"}, {"a"}}));
     for (int iteration = 0; iteration < 2; ++iteration) {
       module.zero_grad();
-      module.forward(at::full({2}, self.rank + 1.0, at::kDouble)).sum().backward();
+      module.forward(at::full({2}, self.rank + 1.0, tests::here(at::kDouble))).sum().backward();
       EXPECT_EQ(unit->buckets(), (Names{{"a"}, {"b"}, {"c"}}));
       // The mean of 1 and 2, times the other two weights.
       for (const at::Tensor& weight : module.weights)
-        EXPECT_TRUE(at::equal(weight.grad(), at::full({2}, 6.0, at::kDouble)));
+        EXPECT_TRUE(at::equal(weight.grad(), at::full({2}, 6.0, tests::here(at::kDouble))));
     }
   });
 }
@@ -334,7 +336,7 @@ TEST(Replicate, BackwardThatStopsAfterItsReductionsStarted) {
              replicate(module, self.group, {.bucket_cap_mb = 0, .first_bucket_cap_mb = 0});
          // Gradients are ready in the order of the buckets: c, b, a.
          const auto backward = [&](bool stops) {
-           const at::Tensor x = at::ones({2}, at::kDouble).requires_grad_();
+           const at::Tensor x = at::ones({2}, tests::here(at::kDouble)).requires_grad_();
            if (stops) {
              x.register_hook(
                  [](const at::TensorBase&) { throw std::runtime_error("user hook failed"); });
@@ -376,7 +378,7 @@ TEST(Replicate, NoSyncAccumulates) {
 struct Branches : tests::TestModule {
   Branches() {
     for (const char* name : {"a", "b", "c"})
-      weights.push_back(register_parameter(name, at::ones({2})));
+      weights.push_back(register_parameter(name, at::ones({2}, tests::here())));
   }
   at::Tensor forward(const at::Tensor& input) override { return input * weights[0]; }
   std::vector<at::Tensor> weights;
@@ -390,8 +392,8 @@ TEST(Replicate, UnusedParameters) {
     for (int iteration = 0; iteration < 2; ++iteration) {
       for (at::Tensor& weight : module.parameters()) weight.mutable_grad().reset();
       (module.weights[static_cast<size_t>(self.rank)] * 4).sum().backward();
-      EXPECT_TRUE(at::equal(module.weights[0].grad(), at::full({2}, 2.0)));
-      EXPECT_TRUE(at::equal(module.weights[1].grad(), at::full({2}, 2.0)));
+      EXPECT_TRUE(at::equal(module.weights[0].grad(), at::full({2}, 2.0, tests::here())));
+      EXPECT_TRUE(at::equal(module.weights[1].grad(), at::full({2}, 2.0, tests::here())));
       EXPECT_FALSE(module.weights[2].grad().defined());
     }
   });
@@ -464,10 +466,11 @@ TEST(Replicate, UnusedParametersAndCheckpointedTail) {
       const auto part = [&](const std::vector<at::Tensor>& in) {
         return std::vector{in[0] * module.weights[static_cast<size_t>(self.rank)]};
       };
-      const at::Tensor x = at::full({2}, 4.0).requires_grad_();
+      const at::Tensor x = at::full({2}, 4.0, tests::here()).requires_grad_();
       autograd::checkpoint(part, {x})[0].sum().backward();
       for (const int used : {0, 1}) {
-        EXPECT_TRUE(at::equal(module.weights[static_cast<size_t>(used)].grad(), at::full({2}, 2.0)))
+        EXPECT_TRUE(at::equal(module.weights[static_cast<size_t>(used)].grad(),
+                              at::full({2}, 2.0, tests::here())))
             << iteration;
       }
       EXPECT_FALSE(module.weights[2].grad().defined());
@@ -599,10 +602,10 @@ TEST(Replicate, IgnoredParameters) {
     Branches module;
     module.weights[1].detach().fill_(self.rank);
     const auto unit = replicate(module, self.group, {.ignored_params = {module.weights[1]}});
-    EXPECT_TRUE(at::equal(module.weights[1], at::full({2}, double(self.rank))));
+    EXPECT_TRUE(at::equal(module.weights[1], at::full({2}, double(self.rank), tests::here())));
     (module.weights[0] + module.weights[1] + module.weights[2]).sum().mul(self.rank + 1).backward();
-    EXPECT_TRUE(at::equal(module.weights[0].grad(), at::full({2}, 1.5)));
-    EXPECT_TRUE(at::equal(module.weights[1].grad(), at::full({2}, self.rank + 1.0)));
+    EXPECT_TRUE(at::equal(module.weights[0].grad(), at::full({2}, 1.5, tests::here())));
+    EXPECT_TRUE(at::equal(module.weights[1].grad(), at::full({2}, self.rank + 1.0, tests::here())));
     EXPECT_EQ(unit->buckets(), (std::vector<std::vector<std::string>>{{"c", "a"}}));
   });
 }
@@ -680,21 +683,22 @@ TEST(Replicate, OptionsAndFrozenParametersMustAgree) {
 TEST(Replicate, BuffersAreBroadcastFromRankZero) {
   on_ranks(2, [](Rank& self) {
     torch::nn::BatchNorm1d norm(3);
+    norm->to(tests::here());
     norm->running_mean.fill_(self.rank);
     const auto unit = replicate(*norm, self.group);
-    EXPECT_TRUE(at::equal(norm->running_mean, at::zeros({3})));
+    EXPECT_TRUE(at::equal(norm->running_mean, at::zeros({3}, tests::here())));
     const at::Tensor input = random_input({4, 3}, data_seed(0, self.rank)).to(at::kFloat);
     modules::forward(norm, input).sum().backward();
     norm->eval();  // does not change the buffers
     modules::forward(norm, input);
-    at::Tensor mine = norm->running_mean.clone(), all = at::empty({6});
+    at::Tensor mine = norm->running_mean.clone(), all = at::empty({6}, tests::here());
     self.by_hand->_allgather_base(all, mine)->wait();
     EXPECT_TRUE(at::equal(all.slice(0, 0, 3), all.slice(0, 3, 6)));
-    EXPECT_FALSE(at::equal(norm->running_mean, at::zeros({3})));
+    EXPECT_FALSE(at::equal(norm->running_mean, at::zeros({3}, tests::here())));
     // A step of the executor starts with the same broadcast.
     norm->running_mean.fill_(self.rank + 7);
     unit->data_parallel()->step_begins();
-    EXPECT_TRUE(at::equal(norm->running_mean, at::full({3}, 7.0)));
+    EXPECT_TRUE(at::equal(norm->running_mean, at::full({3}, 7.0, tests::here())));
   });
 }
 
@@ -711,10 +715,11 @@ TEST(Replicate, BuffersAreBroadcastOncePerForward) {
   };
   on_ranks(2, [](Rank& self) {
     const auto model = std::make_shared<Model>();
+    model->to(tests::here());
     const auto inner = replicate(*model->norm, self.group), outer = replicate(*model, self.group);
     const int64_t buffers = static_cast<int64_t>(model->buffers().size());
     for (const bool whole : {true, false}) {
-      const at::Tensor x = at::randn({4, 3}).requires_grad_();
+      const at::Tensor x = at::randn({4, 3}, tests::here()).requires_grad_();
       self.log->clear();
       (whole ? modules::forward(model, x) : modules::forward(model->norm, x)).sum().backward();
       // The first reduction is followed by a broadcast of the order of the buckets.
@@ -737,8 +742,8 @@ TEST(Replicate, UnusedParametersWithAnExecutor) {
       }
       stage->reduce_grad();
       stage->wait_reduce();
-      EXPECT_TRUE(at::equal(module.weights[0].grad(), at::full({2}, 2.0)));
-      EXPECT_TRUE(at::equal(module.weights[1].grad(), at::full({2}, 6.0)));
+      EXPECT_TRUE(at::equal(module.weights[0].grad(), at::full({2}, 2.0, tests::here())));
+      EXPECT_TRUE(at::equal(module.weights[1].grad(), at::full({2}, 6.0, tests::here())));
       EXPECT_FALSE(module.weights[2].grad().defined());
       // Two reductions in one step: `c` is used between them by one rank, and by none before the
       // first.
@@ -751,10 +756,10 @@ TEST(Replicate, UnusedParametersWithAnExecutor) {
         stage->reduce_grad();
       }
       stage->wait_reduce();
-      EXPECT_TRUE(at::equal(module.weights[0].grad(), at::full({2}, 2.0)));
+      EXPECT_TRUE(at::equal(module.weights[0].grad(), at::full({2}, 2.0, tests::here())));
       EXPECT_FALSE(module.weights[1].grad().defined());
       ASSERT_TRUE(module.weights[2].grad().defined());
-      EXPECT_TRUE(at::equal(module.weights[2].grad(), at::full({2}, 2.0)));
+      EXPECT_TRUE(at::equal(module.weights[2].grad(), at::full({2}, 2.0, tests::here())));
     });
     if (find) {
       EXPECT_EQ(errors, std::vector<std::string>(2));

@@ -7,6 +7,7 @@
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/modules/forward.h"
 #include "tests/ddp/wrap.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 #include "tests/support/training/parity.h"
@@ -39,7 +40,7 @@ using Shapes = std::vector<std::pair<int64_t, int64_t>>;
 const Shapes kShapes[] = {{{16, 15}, {15, 8}}, {{7, 15}, {15, 3}}, {{16, 17}, {17, 8}}};
 
 struct NoInputs : torch::nn::Module {
-  at::Tensor weight = register_parameter("weight", at::ones({4, 4}, at::kDouble));
+  at::Tensor weight = register_parameter("weight", at::ones({4, 4}, tests::here(at::kDouble)));
 };
 
 TEST(ReplicateTraining, test_root_no_forward_inputs) {
@@ -47,7 +48,7 @@ TEST(ReplicateTraining, test_root_no_forward_inputs) {
     NoInputs module;
     const auto unit = replicate(module, self.group);
     (module.weight * (self.rank + 1)).sum().backward();
-    EXPECT_TRUE(at::equal(module.weight.grad(), at::full({4, 4}, 1.5, at::kDouble)));
+    EXPECT_TRUE(at::equal(module.weight.grad(), at::full({4, 4}, 1.5, tests::here(at::kDouble))));
     torch::nn::Module nothing;
     const auto empty = replicate(nothing, self.group);
     EXPECT_TRUE(empty->buckets().empty());
@@ -58,7 +59,7 @@ TEST(ReplicateTraining, test_root_move_forward_input_to_device) {
   on_ranks(2, [](Rank& self) {
     torch::nn::Module without_parameters;
     const auto unit = replicate(without_parameters, self.group, {.device = at::kMeta});
-    const at::Tensor x = at::ones({2}), y0 = at::ones({3}), y1;
+    const at::Tensor x = at::ones({2}, tests::here()), y0 = at::ones({3}), y1;
     const auto same = [](const modules::Tensors& inputs) { return inputs; };
     const std::vector<at::Tensor> moved = modules::call(without_parameters, same, {x, y0, y1});
     EXPECT_TRUE(moved[0].is_meta() && moved[1].is_meta());
