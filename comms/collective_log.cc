@@ -93,6 +93,11 @@ int64_t CollectiveLog::number_of(const void* work) const {
   return found == last_.end() ? 0 : found->number;
 }
 
+// A host that waits for a collective of a device waits for room in its queue, if at all.
+int64_t CollectiveLog::host_waits_for() const {
+  return on_device_.device_of(waits_for_) ? 0 : waits_for_;
+}
+
 void CollectiveLog::begin_wait(const void* work) {
   int64_t number = 0;
   std::optional<c10::Device> device;
@@ -134,7 +139,7 @@ GroupState CollectiveLog::state() {
                    .members = members_,
                    .issued = num_issued_,
                    .joined = device.joined.value_or(num_issued_),
-                   .waits_for = waits_for_,
+                   .waits_for = host_waits_for(),
                    .device_waits = std::move(device.waits),
                    .last = {last_.begin(), last_.end()}};
   for (Collective& one : state.last) one.is_done &= !on_device_.is_pending(one.number);
@@ -157,7 +162,7 @@ std::string CollectiveLog::difference(c10d::Store& store) {
   {
     const std::lock_guard lock(mutex_);
     if (is_stopped_) return "";
-    int64_t number = waits_for_;
+    int64_t number = host_waits_for();
     if (number == 0) {
       const std::vector<DeviceWait> waits = on_device_.state().waits;
       if (!waits.empty()) number = waits.front().number;

@@ -76,6 +76,7 @@ class CollectiveLog {
   c10::Event recorded(c10::Device device);
   // The number of the collective that returned `work`; 0 if it is not known.
   int64_t number_of(const void* work) const;
+  int64_t host_waits_for() const;
 
   const std::string name_;
   const int rank_;

@@ -1,5 +1,6 @@
-// Whether events have ended is asked only when somebody wants to know, and of the first when there
-// are many: a question costs as much as recording one.
+// Calls are forgotten when their wait has ended, or if nobody has waited for them for long, when
+// the device has joined them: so there are at most as many as the host is ahead of the device, and
+// kMany.
 #include "pipewright/comms/device_collectives.h"
 
 #include <algorithm>
@@ -14,7 +15,7 @@ constexpr int64_t kMany = 256;  // later calls after which nobody will wait for 
 
 void DeviceCollectives::called(int64_t number, c10::Device device, c10::Event joined) {
   while (!calls_.empty() && calls_.front().number + kMany <= number &&
-         (!calls_.front().reached || has_passed(calls_.front()))) {
+         (calls_.front().reached ? has_passed(calls_.front()) : has_ended(calls_.front().joined))) {
     recycle(&calls_.front());
     calls_.pop_front();
   }

@@ -152,7 +152,10 @@ class Walk {
         break;
       case Phase::kConfirms:
       case Phase::kBegins:
-        visit_those_behind(rank, *report);
+        if (const RankReport::Group* group = awaited_group(*report))
+          visit_members(rank, *report, *group);
+        else
+          visit_those_behind(rank, *report);
         break;
       case Phase::kRuns:
       case Phase::kEnds:
@@ -250,8 +253,16 @@ class Walk {
       }
       const auto own = std::ranges::find_if(
           theirs->groups, [&](const RankReport::Group& one) { return one.name == group.name; });
-      if (own != theirs->groups.end() && own->issued >= group.waits_for) continue;
+      const bool is_known = own != theirs->groups.end();
+      if (is_known && own->joined >= group.waits_for) continue;
       found = true;
+      if (is_known && own->issued >= group.waits_for) {
+        if (theirs->phase >= Phase::kRuns || awaited_group(*theirs))
+          visit(member);
+        else
+          add({member}, "has called " + which + ", but its device has not come to it");
+        continue;
+      }
       const bool is_past =
           report.phase < Phase::kRuns
               ? std::tuple(theirs->step, theirs->phase) > std::tuple(report.step, report.phase)
@@ -313,7 +324,7 @@ std::string describe(const RankReport& report, const HangPrograms& programs) {
     case Phase::kConfirms:
       return "waits for all ranks to complete the step before " + place + since;
     case Phase::kBegins:
-      return "waits for all ranks to begin " + place + since;
+      return "waits for all ranks to begin " + place + collective + since;
     case Phase::kRuns:
     case Phase::kEnds:
       break;

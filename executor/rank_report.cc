@@ -21,8 +21,8 @@ std::string to_text(const RankReport& report) {
     text << ' ' << one.action << ' ' << one.is_queued;
   text << '\n' << report.groups.size() << '\n';
   for (const RankReport::Group& group : report.groups) {
-    text << group.issued << ' ' << group.waits_for << ' ' << (group.op.empty() ? "-" : group.op)
-         << ' ';
+    text << group.issued << ' ' << group.joined << ' ' << group.waits_for << ' '
+         << (group.op.empty() ? "-" : group.op) << ' ';
     list(group.members);
     text << group.name << '\n';
   }
@@ -53,7 +53,7 @@ std::optional<RankReport> parse_report(const std::string& text) {
   for (RankReport::Unposted& one : report.unposted) in >> one.action >> one.is_queued;
   report.groups.resize(count());
   for (RankReport::Group& group : report.groups) {
-    in >> group.issued >> group.waits_for >> group.op;
+    in >> group.issued >> group.joined >> group.waits_for >> group.op;
     group.members = list();
     in.ignore();
     std::getline(in, group.name);

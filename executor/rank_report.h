@@ -22,7 +22,8 @@ struct RankReport {
   struct Group {
     std::string name;  // the same on all members
     std::vector<int> members;
-    int64_t issued = 0;     // collectives that this rank, or its device, has come to call
+    int64_t issued = 0;     // collectives that this rank has called
+    int64_t joined = 0;     // of those, how many its device has come to; on a CPU all
     int64_t waits_for = 0;  // the number, from 1, of the one it waits for; 0: none
     std::string op;         // of that one
   };

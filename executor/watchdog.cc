@@ -174,7 +174,8 @@ RankReport Watchdog::own_report(const Progress::Moment& now) const {
   }
   for (const comms::GroupState& state : groups_->states()) {
     if (state.issued == 0) continue;
-    RankReport::Group group{state.name, state.members, state.joined, state.waits_for, ""};
+    RankReport::Group group{state.name,   state.members,   state.issued,
+                            state.joined, state.waits_for, ""};
     // While an action runs, a stream beside the one that computes may wait without holding up
     // anything.
     const auto computes = device_ && now.action >= 0 ? device_->stream() : std::nullopt;
@@ -183,7 +184,13 @@ RankReport Watchdog::own_report(const Progress::Moment& now) const {
         group.waits_for = wait.number;
     }
     for (const comms::Collective& one : state.last) {
-      if (one.number == group.waits_for) group.op = one.op;
+      if (one.number != group.waits_for) continue;
+      group.op = one.op;
+      // The host has gone on to the step, but its device is still before it.
+      if (device_ && now.phase >= Phase::kRuns && one.seconds < now.begun) {
+        report.phase = Phase::kDrains;
+        report.action = report.waits_for = -1;
+      }
     }
     report.groups.push_back(std::move(group));
   }

@@ -27,7 +27,7 @@ RankReports reports() {
   group.name = "dp";
   group.members = {0, 2};
   all[2]->groups = {group};
-  group.issued = group.waits_for = 1;
+  group.issued = group.joined = group.waits_for = 1;
   group.op = "allreduce";
   all[0]->groups = {group};
   all[0]->seconds = all[2]->seconds = 2;
@@ -80,7 +80,8 @@ TEST(Culprits, ARankThatLeavesOutACollectiveAfterAStep) {
       all[rank]->phase = skips ? is_past : waits;
       all[rank]->action = all[rank]->waits_for = -1;
       all[rank]->seconds = 2;
-      all[rank]->groups = {{"all", {0, 1, 2}, skips ? 1 : 2, skips ? 0 : 2, "allreduce"}};
+      all[rank]->groups = {
+          {"all", {0, 1, 2}, skips ? 1 : 2, skips ? 1 : 2, skips ? 0 : 2, "allreduce"}};
     }
     EXPECT_EQ(culprits(all),
               std::vector<std::string>{"2 left out allreduce 2 of group `all`, which rank 0 waits "
@@ -89,6 +90,20 @@ TEST(Culprits, ARankThatLeavesOutACollectiveAfterAStep) {
                   .find("step 3, waits in allreduce 2 of group `all`, for 2.0 s"),
               std::string::npos);
   }
+}
+
+// It has called the collective, but a kernel before that does not end.
+TEST(Culprits, ARankWhoseDeviceHasNotComeToACollective) {
+  RankReports all = reports();
+  for (size_t rank = 0; rank < 3; ++rank) {
+    all[rank]->phase = rank == 2 ? Phase::kBegins : Phase::kIdle;
+    all[rank]->action = all[rank]->waits_for = -1;
+    all[rank]->seconds = 2;
+    all[rank]->groups = {{"all", {0, 1, 2}, 2, rank == 2 ? 1 : 2, rank == 2 ? 0 : 2, "allreduce"}};
+  }
+  EXPECT_EQ(culprits(all),
+            std::vector<std::string>{
+                "2 has called allreduce 2 of group `all`, but its device has not come to it"});
 }
 
 }  // namespace
