@@ -192,7 +192,7 @@ class FailureDomain {
   bool waits_for_others() const;
   std::optional<std::string> report_hang();
   std::string explain_first();
-  std::string absent_and_verdict(const std::string& first);
+  std::string absent_and_verdict(const std::string& first, int generation);
   void learn(const std::string& cause, int generation);
   void answer();
   void release();

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "pipewright/comms/failure_domain.h"
@@ -24,20 +25,25 @@ std::string FailureDomain::explain(const std::string& own) {
   return explain_first() + (elsewhere ? "\n  and then " + own : "");
 }
 
+// Of one generation throughout: reset() may begin the next one meanwhile, in which nobody answers.
 std::string FailureDomain::explain_first() {
-  const std::string first = cause();
-  if (size_ == 1) return first;
+  const auto [first, generation] = [this] {
+    const std::lock_guard lock(mutex_);
+    return std::pair(cause_, generation_);
+  }();
+  if (size_ == 1 || first.empty()) return first;
   try {
     std::vector<std::string> all;
-    for (int rank = 0; rank < size_; ++rank) all.push_back(key("answer/" + std::to_string(rank)));
+    for (int rank = 0; rank < size_; ++rank)
+      all.push_back(key("answer/" + std::to_string(rank), generation));
+    const std::string absent = key("absent", generation);
     const Clock::time_point deadline = Clock::now() + kRollCall;
-    while (!watch_store_->check(all) && Clock::now() < deadline &&
-           !watch_store_->check({key("absent")}))
+    while (!watch_store_->check(all) && Clock::now() < deadline && !watch_store_->check({absent}))
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     // The first rank to finish its roll call speaks for all.
-    if (!watch_store_->check({key("absent")}))
-      watch_store_->compareSet(key("absent"), "", absent_and_verdict(first) + "\n");
-    std::string agreed = watch_store_->get_to_str(key("absent"));
+    if (!watch_store_->check({absent}))
+      watch_store_->compareSet(absent, "", absent_and_verdict(first, generation) + "\n");
+    std::string agreed = watch_store_->get_to_str(absent);
     agreed.pop_back();
     return first + agreed;
   } catch (const std::exception&) {
@@ -46,7 +52,7 @@ std::string FailureDomain::explain_first() {
 }
 
 // What follows the first cause: where its rank is, who does not answer, and who causes a hang.
-std::string FailureDomain::absent_and_verdict(const std::string& first) {
+std::string FailureDomain::absent_and_verdict(const std::string& first, int generation) {
   const auto identity = [&](int rank) {
     const std::string key = "domain/who/" + std::to_string(rank);
     return watch_store_->check({key}) ? watch_store_->get_to_str(key) : std::string();
@@ -58,7 +64,7 @@ std::string FailureDomain::absent_and_verdict(const std::string& first) {
   std::string absent;
   std::vector<std::optional<std::string>> reports;
   for (int rank = 0; rank < size_; ++rank) {
-    const std::string answer = key("answer/" + std::to_string(rank));
+    const std::string answer = key("answer/" + std::to_string(rank), generation);
     if (watch_store_->check({answer})) {
       reports.emplace_back(watch_store_->get_to_str(answer));
       continue;

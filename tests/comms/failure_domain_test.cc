@@ -111,6 +111,38 @@ TEST(Reset, ALateCheckDoesNotFailTheNextGeneration) {
   for (const auto& rank : ranks) EXPECT_EQ(rank->domain().cause(), "");
 }
 
+// Tells nothing before it may.
+class SlowObserver final : public StepObserver {
+ public:
+  std::string stalled() override { return ""; }
+  std::string report() override { return "-"; }
+  std::string verdict(const Reports&, const Who&) override {
+    begins.set_value();
+    ends.get_future().wait();
+    return "\n  the first verdict";
+  }
+  void dump() override {}
+  void stuck(const std::string&) override {}
+  std::promise<void> begins, ends;
+};
+
+// A watcher that is still explaining a hang after reset() neither waits for what nobody will say
+// any more, nor leaves its explanation to the next failure.
+TEST(Reset, ALateExplanationIsThatOfItsOwnFailure) {
+  const auto observer = std::make_shared<SlowObserver>();
+  const auto ranks = make_ranks(2, c10::make_intrusive<c10d::HashStore>());
+  ranks[0]->domain().set_observer(observer);
+  ranks[1]->domain().fail("out of luck", FailureDomain::Kind::kHang);
+  observer->begins.get_future().wait();
+  reset_all(ranks);
+  observer->ends.set_value();
+  ranks[1]->domain().fail("out of memory");
+  ASSERT_TRUE(all_fail(ranks));
+  const std::string text = ranks[0]->domain().explain();
+  EXPECT_TRUE(text.starts_with("rank 1: out of memory\n")) << text;
+  EXPECT_EQ(text.find("the first verdict"), std::string::npos) << text;
+}
+
 // A limit of hours, as of a first step, does not hold up the shorter ones after it, and these do
 // not begin before that work has ended.
 TEST(ExpectBy, EachLimitBeginsWhenTheWorkBeforeHasEnded) {

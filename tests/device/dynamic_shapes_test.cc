@@ -76,7 +76,9 @@ TEST(DynamicShapes, AnAbortedHeaderIsNotRead) {
   for (const std::string& error : errors) {
     EXPECT_TRUE(error.starts_with("rank 1, step 1, action ")) << error;
     EXPECT_NE(error.find("`1SEND_B1`: out of luck"), std::string::npos) << error;
-    EXPECT_EQ(error.find("and then"), std::string::npos) << error;
+    // A rank that noticed the abort itself may say so, and nothing else.
+    const size_t then = error.find("and then");
+    EXPECT_TRUE(then == std::string::npos || error.ends_with(" was aborted")) << error;
   }
 }
 
