@@ -88,9 +88,8 @@ class CollectiveLog {
   int64_t waits_for_ = 0;
   std::deque<Collective> last_;
   DeviceCollectives on_device_;
-  int64_t awaited_ =
-      0;  // the number of the collective that difference() has seen being waited for,
-  double awaited_since_ = 0;  // since then, by steady_seconds()
+  int64_t awaited_ = 0;       // the number of the collective that difference() has found awaited
+  double awaited_since_ = 0;  // by steady_seconds()
   int64_t compared_ = 0;      // the number of the last one that it compared
   std::string first_;         // the key of the last one that this member was the first to compare
 };

@@ -139,10 +139,10 @@ class FailureDomain {
   // and aborts this process's groups. Returns this rank's own text. Does not throw.
   enum class Kind { kError, kHang };
   std::string fail(const std::string& message, Kind kind = Kind::kError);
-  // Sets a time limit for work that a step has queued on a device. The watcher's thread calls
-  // `unfinished`, which returns an empty string once the work has ended; any other string is the
-  // message of a hang if `limit` is over. A rank's work must end in the order of these calls. The
-  // time of a call begins when the work of the one before has ended, however long that may take.
+  // Work that a step has queued on a device must end within `limit`, counted from the end of the
+  // work of the call before. Until `unfinished`, which the watcher's thread calls at each tick,
+  // returns an empty string, the work has not ended; after `limit` what it returns is the message
+  // of a hang. A rank's work must end in the order of these calls.
   void expect_by(std::function<std::string()> unfinished, std::chrono::milliseconds limit);
 
   // After a failure: the first cause, followed by the ranks that do not answer and, after a hang,

@@ -1,8 +1,8 @@
 #include "pipewright/executor/device_clock.h"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include <limits>
+
+#include "pipewright/comms/device_event.h"
 
 namespace pipewright::executor {
 namespace {
@@ -54,9 +54,6 @@ std::vector<std::optional<double>> DeviceClock::seconds() {
   return seconds;
 }
 
-void DeviceClock::record(c10::Event* event) const {
-  const c10::impl::VirtualGuardImpl device(device_.type());
-  event->record(device.getStream(device_.has_index() ? device_ : device.getDevice()));
-}
+void DeviceClock::record(c10::Event* event) const { event->record(comms::current_stream(device_)); }
 
 }  // namespace pipewright::executor
