@@ -356,6 +356,8 @@ set(pipewright_executor_sources
     checkpoint/torch/optimizer_state.cc
     checkpoint/torch/stored_dtype.cc
     checkpoint/torch/training_state.cc
+    comms/abortable_gloo.cc
+    comms/abortable_waits.cc
     comms/agreement.cc
     comms/bounded_store.cc
     comms/channels.cc
@@ -459,6 +461,8 @@ set(pipewright_executor_headers
     checkpoint/torch/optimizer_state.h
     checkpoint/torch/stored_dtype.h
     checkpoint/torch/training_state.h
+    comms/abortable_gloo.h
+    comms/abortable_waits.h
     comms/agreement.h
     comms/bounded_store.h
     comms/channels.h

@@ -1,4 +1,3 @@
-#define USE_C10D_GLOO 1
 #include "pipewright/comms/gloo.h"
 
 #include <ATen/ATen.h>
@@ -6,11 +5,10 @@
 
 #include <csignal>
 #include <cstdlib>
-#include <limits>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include "pipewright/comms/abortable_gloo.h"
 #include "pipewright/comms/kept_memory.h"
 #include "pipewright/comms/send_queue.h"
 
@@ -94,75 +92,54 @@ class ReductionOfReceived final : public c10d::Work {
   const std::shared_ptr<KeptMemory> memory_;
 };
 
-// torch's Gloo with what it lacks: an abort(), SENDs that are freed when they have been sent, sizes
-// in tags, and reductions in one exchange. torch makes a reduce-scatter an all-reduce, which sends
-// twice as much, and passes every all-reduce around a ring twice, of which a small one is mostly
-// waiting.
+// Gloo with what it lacks: SENDs that are freed when they have been sent, sizes in tags, and
+// reductions in one exchange. torch makes a reduce-scatter an all-reduce, which sends twice as
+// much, and passes every all-reduce around a ring twice, of which a small one is mostly waiting.
 //
 // A message that is longer than its receive makes Gloo throw on its own thread, which ends the
 // process. Messages match by tag, and torch's tags count collectives. Here they also tell how much
 // is sent, so ranks that pass different sizes wait for each other instead, until the watcher finds
 // the difference (group.h).
-class Gloo final : public c10d::ProcessGroupGloo {
+class Gloo final : public AbortableGloo {
  public:
-  using ProcessGroupGloo::ProcessGroupGloo;
+  using AbortableGloo::AbortableGloo;
 
   ~Gloo() override {
-    if (!sends_.empty()) close_connections();  // nobody waits for them any more
+    if (!sends_.empty()) abort();  // nobody waits for them any more
   }
 
-  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override {
-    return sends_.add(ProcessGroupGloo::send(tensors, to, tag), tensors[0].nbytes());
+  WorkPtr send(Tensors& tensors, int to, int tag) override {
+    return sends_.add(AbortableGloo::send(tensors, to, tag), tensors[0].nbytes());
   }
-
-  using Tensors = std::vector<at::Tensor>;
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
     set_tag(tensors);
-    return ProcessGroupGloo::broadcast(tensors, options);
+    return AbortableGloo::broadcast(tensors, options);
   }
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     if (is_small(tensors, options)) return small_allreduce_of(tensors, options);
     set_tag(tensors);
-    return ProcessGroupGloo::allreduce(tensors, options);
+    return AbortableGloo::allreduce(tensors, options);
   }
   WorkPtr allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& options) override {
     set_tag(tensors);
-    return ProcessGroupGloo::allreduce_coalesced(tensors, options);
+    return AbortableGloo::allreduce_coalesced(tensors, options);
   }
-  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+  WorkPtr allgather(Lists& outputs, Tensors& inputs,
                     const c10d::AllgatherOptions& options) override {
     set_tag(inputs);
-    return ProcessGroupGloo::allgather(outputs, inputs, options);
+    return AbortableGloo::allgather(outputs, inputs, options);
   }
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
                           const c10d::AllgatherOptions& options) override {
     set_tag({input});
-    return ProcessGroupGloo::_allgather_base(output, input, options);
+    return AbortableGloo::_allgather_base(output, input, options);
   }
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& options) override {
     set_tag(inputs);
-    return ProcessGroupGloo::allgather_into_tensor_coalesced(outputs, inputs, options);
-  }
-
-  void abort() override { close_connections(); }
-
-  // torch's abort() does nothing. A receive that expires makes Gloo close every connection of the
-  // group: whatever waits here ends with an error, and so does what peers wait for from this rank.
-  // A connection that is closed already refuses the receive, hence a try per peer.
-  void close_connections() {
-    constexpr int kUnusedTag = std::numeric_limits<int>::max();
-    for (int peer = 0; peer < getSize(); ++peer) {
-      if (peer == getRank()) continue;
-      std::vector<at::Tensor> nothing = {at::empty({1}, at::kByte)};
-      try {
-        recv(nothing, peer, kUnusedTag)->wait(std::chrono::milliseconds(1));
-      } catch (const std::exception&) {
-      }
-    }
+    return AbortableGloo::allgather_into_tensor_coalesced(outputs, inputs, options);
   }
 
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,

@@ -1,10 +1,29 @@
 #include "pipewright/comms/group.h"
 
 #include <algorithm>
+#include <future>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
 namespace pipewright::comms {
+namespace {
+
+constexpr std::chrono::seconds kPatience{1};
+
+// Ends a backend that has been aborted. That joins its threads, of which one over Gloo may be stuck
+// until its time limit (abortable_waits.h): then it is left to itself.
+void end_aborted(BackendPtr backend) {
+  std::promise<void> ended;
+  const std::future<void> ends = ended.get_future();
+  std::thread([backend = std::move(backend), ended = std::move(ended)]() mutable {
+    backend.reset();
+    ended.set_value();
+  }).detach();
+  ends.wait_for(kPatience);
+}
+
+}  // namespace
 
 Group::Group(std::string name, int rank, std::vector<int> members, MakeBackend make_backend,
              std::chrono::milliseconds timeout, std::weak_ptr<FailureDomain> failures)
@@ -24,8 +43,12 @@ void Group::release_resources() { end(); }
 
 void Group::end() {
   const auto failures = failures_.lock();
-  const BackendPtr backend = std::exchange(backend_, nullptr);
-  if (backend && !aborted_ && !(failures && failures->failed())) backend->shutdown();
+  BackendPtr backend = std::exchange(backend_, nullptr);
+  if (!backend) return;
+  if (aborted_ || (failures && failures->failed()))
+    end_aborted(std::move(backend));
+  else
+    backend->shutdown();
 }
 
 void Group::connect_again(int generation) {
@@ -34,7 +57,7 @@ void Group::connect_again(int generation) {
     const std::lock_guard lock(mutex_);
     old = std::exchange(backend_, nullptr);
   }
-  old.reset();  // joins the backend's threads, whose operations have ended
+  if (old) end_aborted(std::move(old));
   const std::string name = generation == 0 ? name_ : name_ + "@" + std::to_string(generation);
   const BackendPtr made = make_backend_(name, rank_, size_);
   const std::lock_guard lock(mutex_);

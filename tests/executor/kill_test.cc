@@ -1,33 +1,19 @@
 // Failures of processes: every living rank of pp 2 x dp 2 ends within seconds with an error that
 // names the rank that was killed, that hangs, or whose connections broke. Ranks are processes over
 // Gloo that nobody supervises.
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <regex>
 #include <sstream>
 #include <string>
 
+#include "tests/support/shell/free_port.h"
 #include "tests/support/shell/shell.h"
 
 namespace pipewright::tests {
 namespace {
 
 constexpr int kRanks = 4;
-
-int free_port() {
-  const int listener = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  bind(listener, reinterpret_cast<sockaddr*>(&address), size);
-  getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size);
-  close(listener);
-  return ntohs(address.sin_port);
-}
 
 long long time_after(const std::string& text, const std::string& word) {
   std::smatch found;

@@ -1,0 +1,72 @@
+#ifndef PIPEWRIGHT_COMMS_ABORTABLE_GLOO_H_
+#define PIPEWRIGHT_COMMS_ABORTABLE_GLOO_H_
+
+#ifndef USE_C10D_GLOO
+#define USE_C10D_GLOO 1
+#endif
+
+#include <memory>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <vector>
+
+#include "pipewright/comms/abortable_waits.h"
+
+namespace pipewright::comms {
+
+// torch's Gloo with the abort() that it lacks: it ends every wait for an operation of this group,
+// and closes the group's connections, so that what peers wait for from this rank ends too.
+//
+// The destructor waits for torch's threads, of which one may be stuck until its time limit after an
+// abort (abortable_waits.h): Group lets another thread wait for it.
+class AbortableGloo : public c10d::ProcessGroupGloo {
+ public:
+  using ProcessGroupGloo::ProcessGroupGloo;
+
+  void abort() override;
+
+  using Tensors = std::vector<at::Tensor>;
+  using Lists = std::vector<Tensors>;
+  using Sizes = std::vector<int64_t>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+#define PIPEWRIGHT_COLLECTIVE(op, parameters, arguments) \
+  WorkPtr op parameters override { return abortable(ProcessGroupGloo::op arguments); }
+  PIPEWRIGHT_COLLECTIVE(broadcast, (Tensors & a, const c10d::BroadcastOptions& o), (a, o))
+  PIPEWRIGHT_COLLECTIVE(allreduce, (Tensors & a, const c10d::AllreduceOptions& o), (a, o))
+  PIPEWRIGHT_COLLECTIVE(allreduce_sparse, (Tensors & a, const c10d::AllreduceOptions& o), (a, o))
+  PIPEWRIGHT_COLLECTIVE(allreduce_coalesced,
+                        (Tensors & a, const c10d::AllreduceCoalescedOptions& o), (a, o))
+  PIPEWRIGHT_COLLECTIVE(reduce, (Tensors & a, const c10d::ReduceOptions& o), (a, o))
+  PIPEWRIGHT_COLLECTIVE(allgather, (Lists & a, Tensors& b, const c10d::AllgatherOptions& o),
+                        (a, b, o))
+  PIPEWRIGHT_COLLECTIVE(_allgather_base,
+                        (at::Tensor & a, at::Tensor& b, const c10d::AllgatherOptions& o), (a, b, o))
+  PIPEWRIGHT_COLLECTIVE(allgather_coalesced,
+                        (Lists & a, Tensors& b, const c10d::AllgatherOptions& o), (a, b, o))
+  PIPEWRIGHT_COLLECTIVE(allgather_into_tensor_coalesced,
+                        (Tensors & a, Tensors& b, const c10d::AllgatherOptions& o), (a, b, o))
+  PIPEWRIGHT_COLLECTIVE(gather, (Lists & a, Tensors& b, const c10d::GatherOptions& o), (a, b, o))
+  PIPEWRIGHT_COLLECTIVE(scatter, (Tensors & a, Lists& b, const c10d::ScatterOptions& o), (a, b, o))
+  PIPEWRIGHT_COLLECTIVE(reduce_scatter,
+                        (Tensors & a, Lists& b, const c10d::ReduceScatterOptions& o), (a, b, o))
+  PIPEWRIGHT_COLLECTIVE(alltoall_base,
+                        (at::Tensor & a, at::Tensor& b, Sizes& to, Sizes& from,
+                         const c10d::AllToAllOptions& o),
+                        (a, b, to, from, o))
+  PIPEWRIGHT_COLLECTIVE(barrier, (const c10d::BarrierOptions& o), (o))
+#undef PIPEWRIGHT_COLLECTIVE
+
+ private:
+  WorkPtr abortable(WorkPtr work);
+  void close_connections();
+
+  const std::shared_ptr<AbortableWaits> waits_ = std::make_shared<AbortableWaits>();
+};
+
+}  // namespace pipewright::comms
+
+#endif  // PIPEWRIGHT_COMMS_ABORTABLE_GLOO_H_
