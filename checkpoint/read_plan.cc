@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -50,18 +51,62 @@ StridedCopy copy_of(const Box& both, const StoredBox& stored, const Box& wanted,
   return copy;
 }
 
-void run_copy(const StridedCopy& copy, std::span<const StridedCopy::Dim> dims,
-              const std::byte* from, std::byte* to) {
-  if (dims.empty()) {
-    std::memcpy(to, from, copy.run);
-    return;
+constexpr uint64_t kPage = 4096;  // of most machines
+constexpr uint64_t kReadAhead = 8 << 20;
+
+// Copies out of a file that is read from the disk meanwhile, in pieces of up to kReadAhead. Runs
+// with less than a page between them are read as one.
+class RunCopier {
+ public:
+  RunCopier(const SafetensorsFile& file, uint64_t run) : file_(file), run_(run) {}
+
+  // `dense_end` is where the bytes end that are read as one with the first run; 0 if that is not
+  // known yet.
+  void copy(std::span<const StridedCopy::Dim> dims, uint64_t from, std::byte* to,
+            uint64_t dense_end = 0) {
+    if (dense_end == 0 && is_dense(dims)) dense_end = from + extent(dims);
+    if (dims.empty()) return copy_run(from, to, dense_end);
+    for (int64_t index = 0; index < dims[0].count; ++index) {
+      copy(dims.subspan(1), from, to, dense_end);
+      from += dims[0].from_stride;
+      to += dims[0].to_stride;
+    }
   }
-  for (int64_t index = 0; index < dims[0].count; ++index) {
-    run_copy(copy, dims.subspan(1), from, to);
-    from += dims[0].from_stride;
-    to += dims[0].to_stride;
+
+ private:
+  uint64_t extent(std::span<const StridedCopy::Dim> dims) const {
+    uint64_t extent = run_;
+    for (const StridedCopy::Dim& dim : dims)
+      extent += static_cast<uint64_t>(dim.count - 1) * dim.from_stride;
+    return extent;
   }
-}
+
+  bool is_dense(std::span<const StridedCopy::Dim> dims) const {
+    for (; !dims.empty(); dims = dims.subspan(1)) {
+      if (dims[0].from_stride >= extent(dims.subspan(1)) + kPage) return false;
+    }
+    return true;
+  }
+
+  void copy_run(uint64_t from, std::byte* to, uint64_t dense_end) {
+    const uint64_t end = from + run_;
+    while (from < end) {
+      if (from >= announced_end_ || from < announced_begin_) {
+        announced_begin_ = from;
+        announced_end_ = std::min(dense_end, from + kReadAhead);
+        file_.will_read(from, announced_end_ - from);
+      }
+      const uint64_t size = std::min(end, announced_end_) - from;
+      std::memcpy(to, file_.bytes().data() + from, size);
+      from += size;
+      to += size;
+    }
+  }
+
+  const SafetensorsFile& file_;
+  const uint64_t run_;
+  uint64_t announced_begin_ = 0, announced_end_ = 0;
+};
 
 }  // namespace
 
@@ -115,7 +160,7 @@ ReadPlan plan_reads(const std::map<std::string, WholeTensor>& tensors,
 void read(const ReadPlan& plan, const StoredCheckpoint& checkpoint,
           std::span<const std::span<std::byte>> buffers) {
   for (const StridedCopy& copy : plan.copies) {
-    const std::span<const std::byte> file = checkpoint.files()[copy.file].bytes();
+    const SafetensorsFile& file = checkpoint.files()[copy.file];
     const std::span<std::byte> buffer = buffers[copy.wanted];
     // The end of the last run.
     uint64_t from_end = copy.from + copy.run, to_end = copy.to + copy.run;
@@ -123,8 +168,9 @@ void read(const ReadPlan& plan, const StoredCheckpoint& checkpoint,
       from_end += static_cast<uint64_t>(dim.count - 1) * dim.from_stride;
       to_end += static_cast<uint64_t>(dim.count - 1) * dim.to_stride;
     }
-    PW_CHECK(from_end <= file.size() && to_end <= buffer.size(), "a copy is within its buffers");
-    run_copy(copy, copy.dims, file.data() + copy.from, buffer.data() + copy.to);
+    PW_CHECK(from_end <= file.bytes().size() && to_end <= buffer.size(),
+             "a copy is within its buffers");
+    RunCopier(file, copy.run).copy(copy.dims, copy.from, buffer.data() + copy.to);
   }
 }
 

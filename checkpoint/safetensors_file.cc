@@ -4,12 +4,19 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <stdexcept>
 #include <utility>
 
 namespace pipewright::checkpoint {
+namespace {
+
+constexpr uint64_t kHeader = 64 << 10;  // more than most headers have
+
+}  // namespace
 
 MappedFile::MappedFile(const std::filesystem::path& path) {
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -24,6 +31,16 @@ MappedFile::MappedFile(const std::filesystem::path& path) {
   void* begin = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
   if (begin == MAP_FAILED) throw FileError("read", path.native(), errno);
   bytes_ = {static_cast<const std::byte*>(begin), size};
+  // A hint, so an error of it is no error.
+  (void)::madvise(begin, size, MADV_RANDOM);
+  will_read(0, std::min<uint64_t>(size, kHeader));
+}
+
+void MappedFile::will_read(uint64_t begin, uint64_t size) const {
+  static const auto kPage = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+  const uint64_t before = begin % kPage;
+  auto* const first = const_cast<std::byte*>(bytes_.data()) + (begin - before);
+  (void)::madvise(first, before + size, MADV_WILLNEED);
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}

@@ -2,6 +2,7 @@
 #define PIPEWRIGHT_CHECKPOINT_SAFETENSORS_FILE_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -17,9 +18,9 @@
 
 namespace pipewright::checkpoint {
 
-// A whole file, mapped into memory read-only: only the pages that are touched are read. A program
-// that touches a page of a file that was truncated meanwhile, or that the disk cannot read, is
-// ended by SIGBUS. Immutable; any thread.
+// A whole file, mapped into memory read-only: only the pages that are touched are read, in pieces
+// that will_read() announces. A program that touches a page of a file that was truncated meanwhile,
+// or that the disk cannot read, is ended by SIGBUS. Immutable; any thread.
 class MappedFile {
  public:
   // Throws FileError.
@@ -29,6 +30,9 @@ class MappedFile {
   ~MappedFile();
 
   std::span<const std::byte> bytes() const { return bytes_; }
+  // Begins to read a part of the file from the disk, in as few requests as possible. A page that is
+  // touched before is read by itself, without its neighbours.
+  void will_read(uint64_t begin, uint64_t size) const;
   std::string_view text() const {
     return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()};
   }
@@ -53,6 +57,7 @@ class SafetensorsFile {
   // `tensor` is one of the header's.
   std::span<const std::byte> data(const StoredTensor& tensor) const;
   std::span<const std::byte> bytes() const { return file_.bytes(); }
+  void will_read(uint64_t begin, uint64_t size) const { file_.will_read(begin, size); }
 
  private:
   SafetensorsFile(MappedFile file, SafetensorsHeader header)

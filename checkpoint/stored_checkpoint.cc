@@ -311,6 +311,7 @@ void StoredCheckpoint::verify(CheckpointReport* report,
     std::span<const std::byte> rest = files_[index].bytes();
     while (!rest.empty()) {
       const auto piece = rest.first(std::min(rest.size(), kPiece));
+      files_[index].will_read(files_[index].bytes().size() - rest.size(), piece.size());
       crc = crc32(piece, crc);
       rest = rest.subspan(piece.size());
       done += piece.size();
