@@ -140,6 +140,20 @@ def load_and_save_on_rank(_, folder, checkpoint):
     dcp.save(state, storage_writer=writer)
 
 
+def save_as_hugging_face(weights, folder):
+    """Two files and an index, as save_pretrained writes a model that is too large for one."""
+    os.mkdir(folder)
+    names = sorted(weights)
+    files = {}
+    for number, part in enumerate((names[::2], names[1::2]), 1):
+        file = f"model-{number:05d}-of-00002.safetensors"
+        save_file({name: weights[name] for name in part}, os.path.join(folder, file), metadata={"format": "pt"})
+        files |= dict.fromkeys(part, file)
+    total = sum(weight.nbytes for weight in weights.values())
+    with open(os.path.join(folder, "model.safetensors.index.json"), "w") as index:
+        json.dump({"metadata": {"total_size": total}, "weight_map": files}, index)
+
+
 class TrainGptTest(unittest.TestCase):
 
     def setUp(self):
@@ -175,19 +189,20 @@ class TrainGptTest(unittest.TestCase):
         run_on_ranks(load_and_save_on_rank, 2, self.folder, self.checkpoint)
         # All of PyTorch's files, Adam's state too, as they were.
         self.assert_same(exported(self.folder, self.path("theirs")), self.saved)
-        # From PyTorch's shards, from our export and from its single file of weights, into other ranks. A step with a
-        # learning rate that changes nothing.
+        # From PyTorch's shards, from our export, and from its weights alone, in one file and in a folder of Hugging
+        # Face's, into other ranks. A step with a learning rate that changes nothing.
+        save_as_hugging_face(self.weights(), self.path("hugging_face"))
         save_file(self.weights(), self.path("weights.safetensors"), metadata={"format": "pt"})
         exported(self.folder, self.checkpoint)
         os.rename(self.path("all.safetensors"), self.path("ours.safetensors"))
         states = {}
-        for source in ("theirs", "ours.safetensors", "weights.safetensors"):
+        for source in ("theirs", "ours.safetensors", "weights.safetensors", "hugging_face"):
             loss = train("--pp", "1", "--schedule", "GPipe", "--tp", "2", "--steps", "1", "--lr", "1e-300", "--resume",
                          self.path(source), "--save", self.path("again." + source))
             self.assertAlmostEqual(loss, self.loss, delta=1e-5)
             again = exported(self.folder, self.path(f"again.{source}/step-000001"))
             self.assert_same({name: again[name] for name in self.weights()}, self.weights())
-            self.assert_adam_went_on(again, has_state=source != "weights.safetensors")
+            self.assert_adam_went_on(again, has_state=source in ("theirs", "ours.safetensors"))
             states[source] = again
         # Adam's state that PyTorch wrote does to a step, bit for bit, what ours does.
         self.assert_same(states["theirs"], states["ours.safetensors"])
