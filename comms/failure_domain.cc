@@ -247,11 +247,24 @@ void FailureDomain::check_collectives(int generation) {
   }
 }
 
-// Whether this rank is in a step, or waits in the store: then an end of another process is a
-// failure. Otherwise it may be how a program ends.
+FailureDomain::Waiting::Waiting(std::shared_ptr<FailureDomain> domain)
+    : domain_(std::move(domain)) {
+  if (!domain_) return;
+  const std::lock_guard lock(domain_->mutex_);
+  ++domain_->waiting_;
+}
+
+FailureDomain::Waiting::~Waiting() {
+  if (!domain_) return;
+  const std::lock_guard lock(domain_->mutex_);
+  --domain_->waiting_;
+}
+
+// Whether this rank is in a step, or waits: then an end of another process is a failure. Otherwise
+// it may be how a program ends.
 bool FailureDomain::waits_for_others() const {
   const std::lock_guard lock(mutex_);
-  return place_ || !awaited_.empty();
+  return place_ || waiting_ > 0 || !awaited_.empty();
 }
 
 void FailureDomain::check_lifeline(int generation) {

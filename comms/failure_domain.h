@@ -96,7 +96,7 @@ class Watcher {
 };
 
 // One rank's membership in the failure domain of its world. Thread-safe.
-class FailureDomain {
+class FailureDomain : public std::enable_shared_from_this<FailureDomain> {
  public:
   using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
@@ -160,6 +160,20 @@ class FailureDomain {
   std::string wait_for(const std::string& key, std::chrono::milliseconds timeout,
                        const std::string& late, c10d::Store* connection = nullptr);
 
+  // As long as it lives, this rank waits for others, maybe outside of a step: then the end of
+  // another rank's process is a failure, and not how a program ends.
+  class Waiting {
+   public:
+    // Null: has no effect.
+    explicit Waiting(std::shared_ptr<FailureDomain> domain);
+    ~Waiting();
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    const std::shared_ptr<FailureDomain> domain_;
+  };
+
   // Collective over all ranks of the world, after a failure: waits until every rank has called it,
   // and starts again without a cause, and with new lifelines. Returns the smallest `value` of any
   // rank. Throws std::runtime_error that names a rank that did not call it within `timeout`, or
@@ -214,6 +228,7 @@ class FailureDomain {
   int generation_ = 0;
   std::string cause_;
   std::function<std::string()> place_;
+  int waiting_ = 0;                     // the number of Waiting
   std::multiset<std::string> awaited_;  // the keys that wait_for() waits for, by any thread
   std::function<std::string(c10d::Store&)> check_;
   std::deque<Expected> expected_;  // the oldest first

@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "pipewright/comms/abortable_gloo.h"
+#include "pipewright/comms/failure_domain.h"
 #include "pipewright/comms/kept_memory.h"
 #include "pipewright/comms/send_queue.h"
 
@@ -250,6 +251,29 @@ class Gloo final : public AbortableGloo {
   const std::shared_ptr<KeptMemory> memory_ = std::make_shared<KeptMemory>();
 };
 
+// The keys of one group. While its members connect, they wait for each other's addresses in the
+// store: a failure of the world ends that.
+class GroupStore final : public c10d::PrefixStore {
+ public:
+  GroupStore(const std::string& group, const StorePtr& store, std::weak_ptr<FailureDomain> failures)
+      : PrefixStore(group, store), failures_(std::move(failures)) {}
+
+  void wait(const std::vector<std::string>& keys) override { wait(keys, getTimeout()); }
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override {
+    const auto failures = failures_.lock();
+    if (!failures || failures->failed()) return PrefixStore::wait(keys, timeout);
+    for (const std::string& key : keys) {
+      failures->wait_for(joinKey(key), timeout,
+                         "group `" + prefix_ + "`: not all of its ranks connected within " +
+                             std::to_string(timeout.count()) + " ms");
+    }
+  }
+
+ private:
+  const std::weak_ptr<FailureDomain> failures_;
+};
+
 }  // namespace
 
 World gloo_world(const Environment& environment, std::chrono::milliseconds timeout) {
@@ -260,6 +284,7 @@ World gloo_world(const Environment& environment, std::chrono::milliseconds timeo
   const StorePtr store = connect_store(environment, timeout);
   // One device for all groups: each device runs its own thread.
   const auto device = make_device(environment);
+  const auto failures = std::make_shared<std::weak_ptr<FailureDomain>>();  // of the world below
   const MakeBackend make = [=](const std::string& name, int rank, int size) -> BackendPtr {
     auto options = c10d::ProcessGroupGloo::Options::create(timeout);
     options->devices.push_back(device);
@@ -267,10 +292,12 @@ World gloo_world(const Environment& environment, std::chrono::milliseconds timeo
     // process: each thread then writes the name of its collective to one string, without a lock
     // (ProcessGroupGloo::runLoop in torch 2.11).
     options->threads = 1;
-    return c10::make_intrusive<Gloo>(c10::make_intrusive<c10d::PrefixStore>(name, store), rank,
+    return c10::make_intrusive<Gloo>(c10::make_intrusive<GroupStore>(name, store, *failures), rank,
                                      size, options);
   };
-  return World(environment.rank, environment.world_size, store, make, timeout);
+  World world(environment.rank, environment.world_size, store, make, timeout);
+  *failures = world.failures().weak_from_this();
+  return world;
 }
 
 }  // namespace pipewright::comms

@@ -59,7 +59,10 @@ void Group::connect_again(int generation) {
   }
   if (old) end_aborted(std::move(old));
   const std::string name = generation == 0 ? name_ : name_ + "@" + std::to_string(generation);
-  const BackendPtr made = make_backend_(name, rank_, size_);
+  const BackendPtr made = [&] {
+    const FailureDomain::Waiting waiting(failures_.lock());
+    return make_backend_(name, rank_, size_);
+  }();
   const std::lock_guard lock(mutex_);
   backend_ = made;
   aborted_ = false;
@@ -103,11 +106,13 @@ Group::WorkPtr Group::issued(int64_t number, WorkPtr work) {
 }
 
 void Group::wait(c10d::Work& work) {
+  const auto failures = failures_.lock();
+  const FailureDomain::Waiting waiting(failures);
   log_->begin_wait(&work);
   try {
     work.wait();
   } catch (const std::exception&) {
-    if (const auto failures = failures_.lock()) {
+    if (failures) {
       // What a backend throws because its connections were closed is a consequence.
       failures->throw_if_published();
       if (const std::string late = log_->late(timeout_); !late.empty()) {

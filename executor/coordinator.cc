@@ -77,6 +77,7 @@ void Coordinator::agree(const std::string& error, const std::vector<DigestPart>&
 
 void Coordinator::wait_for_digest(const std::string& key, const std::string& who) const {
   const comms::StorePtr& store = world_.store();
+  const comms::FailureDomain::Waiting waiting(world_.failures().shared_from_this());
   const bool found = comms::poll(timeout_, kPatience, [&] {
     if (store->check({refusal_})) throw std::invalid_argument(store->get_to_str(refusal_));
     world_.failures().throw_if_failed();

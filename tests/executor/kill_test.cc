@@ -58,8 +58,11 @@ void expect_named_errors(const std::string& kind, int victim, int step, const st
     const long long ended = time_after(own, "ended");
     ASSERT_GT(ended, 0) << text;
     EXPECT_LE(ended - killed, limit_ms) << text;
-    const std::string named = "rank " + std::to_string(victim) + ": pp " +
-                              std::to_string(victim / 2) + ", dp " + std::to_string(victim % 2);
+    // Coordinates exist once the mesh does.
+    const std::string named = kind == "+" ? "rank " + std::to_string(victim) + ": host "
+                                          : "rank " + std::to_string(victim) + ": pp " +
+                                                std::to_string(victim / 2) + ", dp " +
+                                                std::to_string(victim % 2);
     const std::string host_of_store = "rank 0, which hosts the store, has ended";
     EXPECT_NE(own.find(victim == 0 ? host_of_store : named), std::string::npos) << text;
     EXPECT_NE(own.find("has ended, or its host is unreachable"), std::string::npos) << text;
@@ -97,6 +100,11 @@ TEST(Kill, BeforeAStepEveryLivingRankNamesTheKilledOne) {
   expect_named_errors("-", 3, 0, "shard");
   expect_named_errors("-", 2, 1, "replicate");
   expect_named_errors("-", 0, 1, "shard");
+}
+
+// All others create their groups with it, or wait for those that do.
+TEST(Kill, BeforeItsGroupsEveryLivingRankNamesTheKilledOne) {
+  for (const int victim : {0, 1, 2, 3}) expect_named_errors("+", victim, 0, "shard");
 }
 
 // The connection that broke first, by which alone rank 0 notices the end of a process then, is

@@ -3,7 +3,9 @@
 //
 // Before its first action of KIND (`F`, `SEND_B`, ...) in step STEP, rank RANK kills itself (HOW is
 // `kill`), stops as if its host hung (`stop`), sleeps forever (`sleep`), or loses its connections
-// to other ranks (`cut`). KIND `-` is a second before the step, when all others wait for it. With
+// to other ranks (`cut`). KIND `-` is a second before the step, when all others wait for it, and
+// KIND
+// `+` a second before it creates its groups, which all others do then. With
 // `cut+kill` all ranks reset after the cut, and rank RANK kills itself a second later, when all
 // others wait for it. WRAP is `replicate` or `shard`. Prints "killed MS" or "ended MS", in Unix
 // milliseconds, and the error. Exits with 1, and with 3 after a hang.
@@ -70,20 +72,8 @@ int run(const std::string& kind, int victim, int64_t victim_step, bool shards,
     std::printf("ended %lld\n%s\n", now_ms(), error);
     std::fflush(stdout);
   };
-  Trainer trainer(program, shards ? Parallel::kShard : Parallel::kReplicate, 2, world, nullptr,
-                  {.on_stuck = [&](const std::string& report) {
-                    ended(report.c_str());
-                    std::_Exit(3);
-                  }});
   int64_t step = 0;
-  const bool before_step = kind == "-";
-  if (world.rank() == victim && !before_step) {
-    trainer.executor->set_function(ir::kind_of_token(kind).value(),
-                                   [&](const ActionContext& context) {
-                                     if (step == victim_step) fail(how, environment.master_port);
-                                     context.run_default();
-                                   });
-  }
+  const bool before_step = kind == "-", before_groups = kind == "+";
   const auto fail_before_step = [&](const std::string& in_which_way) {
     if (world.rank() != victim) return;
     std::this_thread::sleep_for(std::chrono::seconds(1));
@@ -91,6 +81,26 @@ int run(const std::string& kind, int victim, int64_t victim_step, bool shards,
   };
   bool has_reset = false;
   try {
+    if (before_groups) {
+      // A rank that starts later would look for a store that may be gone.
+      const int64_t all = world.size();
+      for (int64_t here = world.store()->add("here", 1); world.rank() == victim && here < all;
+           here = world.store()->add("here", 0))
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      fail_before_step(how);
+    }
+    Trainer trainer(program, shards ? Parallel::kShard : Parallel::kReplicate, 2, world, nullptr,
+                    {.on_stuck = [&](const std::string& report) {
+                      ended(report.c_str());
+                      std::_Exit(3);
+                    }});
+    if (world.rank() == victim && !before_step && !before_groups) {
+      trainer.executor->set_function(ir::kind_of_token(kind).value(),
+                                     [&](const ActionContext& context) {
+                                       if (step == victim_step) fail(how, environment.master_port);
+                                       context.run_default();
+                                     });
+    }
     while (step < 3) {
       if (before_step && step == victim_step) fail_before_step(how);
       try {
@@ -108,6 +118,9 @@ int run(const std::string& kind, int victim, int64_t victim_step, bool shards,
     return 3;
   } catch (const StepError& error) {
     ended(error.what());
+    return 1;
+  } catch (const std::exception& error) {
+    ended(world.failures().explain(world.failures().fail(error.what())).c_str());
     return 1;
   }
   return 0;
