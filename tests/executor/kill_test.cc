@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <regex>
+#include <set>
 #include <sstream>
 #include <string>
+#include <tuple>
 
 #include "tests/support/shell/free_port.h"
 #include "tests/support/shell/shell.h"
@@ -22,7 +24,7 @@ long long time_after(const std::string& text, const std::string& word) {
 }
 
 // What the ranks print, and torchrun's error files. Ends a rank that stays when all others have
-// ended, unless it only sleeps: then it must end itself.
+// ended, unless it only sleeps or has been cut off: then it must end itself.
 std::string run_ranks(const std::string& kind, int victim, int step, const std::string& wrap,
                       const std::string& how) {
   std::ostringstream command;
@@ -32,7 +34,7 @@ std::string run_ranks(const std::string& kind, int victim, int step, const std::
           << kind << ' ' << victim << ' ' << step << ' ' << wrap << ' ' << how
           << " > $d/$r 2>&1 & if [ $r = " << victim
           << " ]; then v=$!; else o=\"$o $!\"; fi; done; wait $o; "
-          << (how == "sleep" ? "" : "sleep 0.2; pkill -9 -P $v; ")
+          << (how == "sleep" || how == "cut+reset" ? "" : "sleep 0.2; pkill -9 -P $v; ")
           << "wait $v; echo \"exit $?\" >> $d/" << victim
           << "; wait; "
              "for r in 0 1 2 3; do echo \"=== $r\"; cat $d/$r; cat $d/$r.json 2>/dev/null; done; "
@@ -43,6 +45,13 @@ std::string run_ranks(const std::string& kind, int victim, int step, const std::
 std::string part_of(const std::string& text, int rank) {
   const size_t begin = text.find("=== " + std::to_string(rank) + "\n");
   return text.substr(begin, text.find("\n=== ", begin) - begin);
+}
+
+// The line that starts with `word`; empty if there is none.
+std::string line_of(const std::string& text, const std::string& word) {
+  const size_t begin = text.find("\n" + word);
+  if (begin == std::string::npos) return "";
+  return text.substr(begin + 1, text.find('\n', begin + 1) - begin - 1);
 }
 
 void expect_named_errors(const std::string& kind, int victim, int step, const std::string& wrap,
@@ -165,6 +174,28 @@ TEST(Cut, EveryRankNamesTheConnection) {
     EXPECT_EQ(cause, first) << text;
     EXPECT_NE(cause.find("rank 2"), std::string::npos) << text;
     EXPECT_EQ(own.find("has ended"), std::string::npos) << text;
+  }
+}
+
+// Every rank then has, in every bit, the weights of a run in which nothing was cut.
+TEST(Cut, AfterAResetTrainingGoesOn) {
+  for (const auto& [kind, victim, step, wrap] :
+       {std::tuple("SEND_F", 1, 0, "replicate"), std::tuple("W", 2, 1, "shard"),
+        std::tuple("REDUCE_GRAD", 3, 2, "shard")}) {
+    SCOPED_TRACE(kind);
+    const std::string undisturbed = run_ranks(kind, victim, 99, wrap, "cut+reset");
+    const std::string text = run_ranks(kind, victim, step, wrap, "cut+reset");
+    EXPECT_GT(time_after(text, "cut"), 0) << text;
+    EXPECT_EQ(time_after(undisturbed, "cut"), -1) << undisturbed;
+    std::set<std::string> different;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const std::string weights = line_of(part_of(text, rank), "weights ");
+      EXPECT_NE(weights, "") << text;
+      EXPECT_EQ(weights, line_of(part_of(undisturbed, rank), "weights ")) << text;
+      different.insert(weights);
+    }
+    // Replicas are equal, and shards are not.
+    EXPECT_EQ(different.size(), wrap == std::string("shard") ? 4u : 2u) << text;
   }
 }
 

@@ -4,11 +4,11 @@
 // Before its first action of KIND (`F`, `SEND_B`, ...) in step STEP, rank RANK kills itself (HOW is
 // `kill`), stops as if its host hung (`stop`), sleeps forever (`sleep`), or loses its connections
 // to other ranks (`cut`). KIND `-` is a second before the step, when all others wait for it, and
-// KIND
-// `+` a second before it creates its groups, which all others do then. With
-// `cut+kill` all ranks reset after the cut, and rank RANK kills itself a second later, when all
-// others wait for it. WRAP is `replicate` or `shard`. Prints "killed MS" or "ended MS", in Unix
-// milliseconds, and the error. Exits with 1, and with 3 after a hang.
+// KIND `+` a second before it creates its groups, which all others do then. With `cut+reset` all
+// ranks reset after the cut, and go on; with `cut+kill` rank RANK kills itself a second later, when
+// all others wait for it. WRAP is `replicate` or `shard`. Prints "killed MS" or "ended MS", in Unix
+// milliseconds, and the error, or "weights" and a hash of the bytes of its weights after three
+// steps. Exits with 1, and with 3 after a hang.
 #include <ATen/Parallel.h>
 #include <arpa/inet.h>
 #include <sys/socket.h>
@@ -18,6 +18,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <thread>
 #include <utility>
 
@@ -50,12 +51,19 @@ void cut_connections(int port_of_store) {
 }
 
 void fail(const std::string& how, int port_of_store) {
-  std::printf("%s %lld\n", how == "cut+kill" ? "cut" : "killed", now_ms());
+  std::printf("%s %lld\n", how.starts_with("cut+") ? "cut" : "killed", now_ms());
   std::fflush(stdout);
   if (how == "kill") std::raise(SIGKILL);
   if (how == "stop") std::raise(SIGSTOP);
   if (how == "sleep") std::this_thread::sleep_for(std::chrono::hours(1));
   if (how.starts_with("cut")) cut_connections(port_of_store);
+}
+
+void print_weights(const std::vector<at::Tensor>& weights) {
+  std::string bytes;
+  for (const at::Tensor& weight : weights)
+    bytes.append(static_cast<const char*>(weight.data_ptr()), weight.nbytes());
+  std::printf("weights %zu\n", std::hash<std::string>()(bytes));
 }
 
 int run(const std::string& kind, int victim, int64_t victim_step, bool shards,
@@ -97,7 +105,8 @@ int run(const std::string& kind, int victim, int64_t victim_step, bool shards,
     if (world.rank() == victim && !before_step && !before_groups) {
       trainer.executor->set_function(ir::kind_of_token(kind).value(),
                                      [&](const ActionContext& context) {
-                                       if (step == victim_step) fail(how, environment.master_port);
+                                       if (step == victim_step && !has_reset)
+                                         fail(how, environment.master_port);
                                        context.run_default();
                                      });
     }
@@ -107,11 +116,12 @@ int run(const std::string& kind, int victim, int64_t victim_step, bool shards,
         trainer.train(step);
         ++step;
       } catch (const StepError&) {
-        if (how != "cut+kill" || std::exchange(has_reset, true)) throw;
+        if (!how.starts_with("cut+") || std::exchange(has_reset, true)) throw;
         step = trainer.executor->reset();
-        fail_before_step("kill");
+        if (how == "cut+kill") fail_before_step("kill");
       }
     }
+    print_weights(trainer.weights);
   } catch (const HangError& error) {
     comms::write_error_file(error.what());
     ended(error.what());
