@@ -79,7 +79,10 @@ bool takes_any_shape(std::string_view op) {
   constexpr std::array kOps = {"aten::cat",     "aten::stack",
                                "aten::copy_",   "aten::set_",
                                "aten::view_as", "aten::_has_compatible_shallow_copy_type"};
-  return std::ranges::find(kOps, op) != kOps.end() || op.starts_with("aten::_foreach");
+  // Optimizers; _fused_adam_, _fused_adamw_ and _fused_adagrad_.
+  const bool updates = op.starts_with("aten::_foreach") || op.starts_with("aten::_fused_ada") ||
+                       op.starts_with("aten::_fused_sgd");
+  return updates || std::ranges::find(kOps, op) != kOps.end();
 }
 
 void throw_if_read(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {

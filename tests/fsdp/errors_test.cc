@@ -187,6 +187,24 @@ TEST(FullyShardErrors, ShardsWorkOutsideTheirUnit) {
     linear->weight.copy_(at::ones({3, 4}));
     EXPECT_EQ(forward(linear, at::ones({1, 4})).size(1), 6);
     EXPECT_TRUE(at::equal(linear->weight, at::ones({3, 4})));
+    // Optimizers that update all parameters at once, whose lists have tensors of many shapes.
+    const std::vector<at::Tensor> shards = {linear->weight, linear->bias};
+    std::vector<at::Tensor> ones, averages, square_averages;
+    for (const at::Tensor& shard : shards) {
+      ones.push_back(at::ones(shard.sizes()));
+      averages.push_back(at::zeros(shard.sizes()));
+      square_averages.push_back(at::zeros(shard.sizes()));
+    }
+    at::_foreach_add_(shards, ones, 2);
+    EXPECT_TRUE(at::equal(linear->weight, at::full({3, 4}, 3.0)));
+    const std::vector<at::Tensor> steps = {at::ones({}), at::ones({})};
+    at::_fused_adamw_(shards, ones, averages, square_averages, {}, steps, /*lr=*/0.5, 0.9, 0.999,
+                      /*weight_decay=*/0, 1e-8, /*amsgrad=*/false, /*maximize=*/false);
+    EXPECT_TRUE(at::allclose(linear->weight, at::full({3, 4}, 2.5)));
+    at::_fused_sgd_(shards, ones, {}, /*weight_decay=*/0, /*momentum=*/0, /*lr=*/0.5,
+                    /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false,
+                    /*is_first_step=*/true);
+    EXPECT_TRUE(at::allclose(linear->weight, at::full({3, 4}, 2.0)));
   });
 }
 
