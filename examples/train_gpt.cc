@@ -9,7 +9,6 @@
 #include <ATen/Parallel.h>
 #include <c10/core/DeviceGuard.h>
 #include <malloc.h>
-#include <torch/optim/adamw.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -25,6 +24,7 @@
 #include "examples/checkpoints.h"
 #include "examples/device.h"
 #include "examples/exit_codes.h"
+#include "examples/fused_adamw.h"
 #include "examples/learning_rate.h"
 #include "examples/local_model.h"
 #include "examples/measured_costs.h"
@@ -170,8 +170,7 @@ void train(Options options, const ir::Program& first, const Text& text, comms::W
   executor::Executor executor(program, model.stages, world, run_of(model));
 
   // The optimizer, and what it and the model were when they were saved.
-  torch::optim::AdamW optimizer(model.parameters,
-                                torch::optim::AdamWOptions(options.learning_rate));
+  FusedAdamW optimizer(model.parameters, torch::optim::AdamWOptions(options.learning_rate));
   model.state.set_optimizer(optimizer);
   checkpoint::Snapshot run;
   run.schedule = options.schedule;
