@@ -141,6 +141,8 @@ std::variant<Options, int> parse_options(int argc, char** argv) {
       "--metrics", options.metrics,
       "File to which one JSON object per step is appended: loss, gradient norm, learning "
       "rate, speed, bubble, memory");
+  app.add_option("--tensorboard", options.tensorboard,
+                 "Folder for an event file with the same, which `tensorboard --logdir` draws");
   app.add_option("--sample", options.sample,
                  "Text that the model of --resume continues, on any mesh, instead of training");
   app.add_flag(

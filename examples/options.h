@@ -47,6 +47,7 @@ struct Options {
   std::string record;        // a file; empty: nothing is recorded
   int64_t record_step = -1;  // -1: the last step
   std::string metrics;       // a file; empty: none
+  std::string tensorboard;   // a folder; empty: none
   std::string sample;        // a text to continue instead of training; empty: none
   bool json = false;
   CheckpointFlags checkpoints;
@@ -64,6 +65,7 @@ struct Options {
   std::chrono::milliseconds world_limit() const {
     return std::max(first_step_limit(), step_limit());
   }
+  bool writes_figures() const { return !metrics.empty() || !tensorboard.empty(); }
   bool searches() const { return schedule == "search"; }
   std::optional<double> search_limit() const {
     return search_memory > 0 ? std::optional(search_memory) : std::nullopt;

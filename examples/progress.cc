@@ -28,6 +28,10 @@ void print(const std::string& text) {
   std::fflush(stdout);
 }
 
+double seconds_since_1970() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
 std::string bubble_json(const RecordedStep& step) {
   return fmt::format(",\"bubble_rate\":{:.6g},\"predicted_bubble_rate\":{:.6g}", step.bubble,
                      step.predicted_bubble);
@@ -53,11 +57,13 @@ std::string search_json(const RunFigures& run) {
 }  // namespace
 
 Progress::Progress(Style style, int64_t first, int64_t steps, int64_t tokens_per_step,
-                   const std::string& metrics)
+                   const Files& files)
     : style_(style), first_(first), steps_(steps), tokens_per_step_(tokens_per_step) {
-  if (metrics.empty()) return;
-  metrics_.open(metrics, std::ios::app);
-  if (!metrics_) throw std::runtime_error("cannot write `" + metrics + "`");
+  if (!files.metrics.empty()) {
+    metrics_.open(files.metrics, std::ios::app);
+    if (!metrics_) throw std::runtime_error("cannot write `" + files.metrics + "`");
+  }
+  if (!files.tensorboard.empty()) events_.emplace(files.tensorboard, first, seconds_since_1970());
 }
 
 void Progress::say(const std::string& line) const {
@@ -71,7 +77,9 @@ void Progress::step(const StepFigures& figures) {
   const double speed = static_cast<double>(tokens_per_step_) / seconds;
   tokens_per_second_ = done_ == first_ ? speed : 0.9 * tokens_per_second_ + 0.1 * speed;
   ++done_;
-  if (metrics_.is_open()) write_metrics(figures, seconds);
+  const double time = seconds_since_1970();
+  if (metrics_.is_open()) write_metrics(figures, time, seconds);
+  if (events_) write_events(figures, time, speed);
   if (style_ == Style::kJson) {
     print(fmt::format(
         "{{\"step\":{},\"loss\":{:.9g},\"grad_norm\":{:.6g},\"tokens_per_s\":{:.6g}}}\n", done_ - 1,
@@ -110,18 +118,30 @@ void Progress::show(const StepFigures& figures) const {
                     done_ == steps_ ? "\n" : ""));
 }
 
-void Progress::write_metrics(const StepFigures& figures, double seconds) {
-  const std::chrono::duration<double> time = std::chrono::system_clock::now().time_since_epoch();
+void Progress::write_metrics(const StepFigures& figures, double time, double seconds) {
   metrics_
       << fmt::format(
              "{{\"step\":{},\"time\":{:.3f},\"loss\":{:.9g},\"grad_norm\":{:.9g},\"lr\":{:.9g},"
              "\"tokens\":{},\"step_seconds\":{:.6g},\"tokens_per_s\":{:.6g},\"peak_bytes\":{}{}}}"
              "\n",
-             done_ - 1, time.count(), figures.loss, figures.gradient_norm, figures.learning_rate,
+             done_ - 1, time, figures.loss, figures.gradient_norm, figures.learning_rate,
              done_ * tokens_per_step_, seconds, static_cast<double>(tokens_per_step_) / seconds,
              peak_process_bytes(), recorded_ ? bubble_json(*recorded_) : "")
       << std::flush;
   if (!metrics_) throw std::runtime_error("cannot write the file of --metrics");
+}
+
+void Progress::write_events(const StepFigures& figures, double time, double speed) {
+  std::vector<Scalar> scalars = {{"loss", figures.loss},
+                                 {"grad_norm", figures.gradient_norm},
+                                 {"lr", figures.learning_rate},
+                                 {"tokens_per_s", speed},
+                                 {"peak_bytes", static_cast<double>(peak_process_bytes())}};
+  if (recorded_) {
+    scalars.push_back({"bubble_rate", recorded_->bubble});
+    scalars.push_back({"predicted_bubble_rate", recorded_->predicted_bubble});
+  }
+  events_->write(done_ - 1, time, scalars);
 }
 
 void Progress::finish(const RunFigures& run) const {

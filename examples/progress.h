@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "examples/event_file.h"
 #include "examples/recorded_step.h"
 
 namespace pipewright::examples {
@@ -40,19 +41,26 @@ struct RunFigures {
 };
 
 // The display of a training run: a progress bar on a terminal, otherwise a line every two seconds
-// in torchtitan's format, or one JSON object per step; and a file with one JSON object per step.
+// in torchtitan's format, or one JSON object per step; and files with the figures of each step.
 // For the rank that has the loss.
 class Progress {
  public:
   enum class Style { kBar, kLines, kJson };
 
-  // `first` steps of `steps` were done by an earlier run. Appends to the file `metrics` unless its
-  // name is empty. Throws std::runtime_error if it cannot be written.
-  Progress(Style style, int64_t first, int64_t steps, int64_t tokens_per_step,
-           const std::string& metrics);
+  // Each is written unless its name is empty.
+  struct Files {
+    std::string metrics;      // a file that one JSON object per step is appended to
+    std::string tensorboard;  // a folder for an event file
+  };
+
+  // `first` steps of `steps` were done by an earlier run. Throws std::runtime_error if a file
+  // cannot be written, as step() does.
+  Progress(Style style, int64_t first, int64_t steps, int64_t tokens_per_step, const Files& files);
 
   // Whether step() shows the gradient norm; otherwise it need not be computed.
-  bool shows_gradient_norm() const { return style_ != Style::kBar || metrics_.is_open(); }
+  bool shows_gradient_norm() const {
+    return style_ != Style::kBar || metrics_.is_open() || events_;
+  }
   // A line before the first step; not shown in JSON.
   void say(const std::string& line) const;
   // To be called after each step. Speed is measured over the time since the previous call.
@@ -65,13 +73,15 @@ class Progress {
   using Clock = std::chrono::steady_clock;
 
   void show(const StepFigures& figures) const;
-  void write_metrics(const StepFigures& figures, double seconds);
+  void write_metrics(const StepFigures& figures, double time, double seconds);
+  void write_events(const StepFigures& figures, double time, double speed);
 
   const Style style_;
   const int64_t first_;
   const int64_t steps_;
   const int64_t tokens_per_step_;
   std::ofstream metrics_;
+  std::optional<EventFile> events_;
   int64_t done_ = first_;
   Clock::time_point last_step_ = Clock::now();
   Clock::time_point last_shown_{};

@@ -106,7 +106,7 @@ class Recording {
   // The display shows the bubble of the second step, and of every fiftieth after it.
   bool is_recorded(int64_t step) const {
     // On a device only the step that is asked for: to read its events, the host waits for it.
-    const bool is_shown = device_.is_cpu() && (!options_.json || !options_.metrics.empty());
+    const bool is_shown = device_.is_cpu() && (!options_.json || options_.writes_figures());
     return (!options_.record.empty() && step == options_.recorded_step()) || is_of_last(step) ||
            (is_shown && (step - first_step_) % 50 == 1);
   }
@@ -199,8 +199,9 @@ void train(Options options, const ir::Program& first, const Text& text, comms::W
                      std::to_string(options.recorded_step()));
   Recording recording(options, first_step, mesh, device);
   const bool reports = has_loss && recording.is_recorder();
-  Progress progress(style_of(options), first_step, options.steps,
-                    options.batch * options.model.context, reports ? options.metrics : "");
+  Progress progress(
+      style_of(options), first_step, options.steps, options.batch * options.model.context,
+      reports ? Progress::Files{options.metrics, options.tensorboard} : Progress::Files{});
   if (!options.json) {
     const std::string summary = summary_of(options, program, model, mesh, world);
     if (reports) progress.say(summary + (found ? '\n' + text_of(tried) : ""));

@@ -1,6 +1,7 @@
 // What a person and other programs see of train_gpt: its lines, metrics, recordings and errors.
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
@@ -81,8 +82,8 @@ TEST(TrainGpt, PlainLinesWithoutATerminal) {
 // Per step, also for the steps of a run that goes on.
 TEST(TrainGpt, WritesMetrics) {
   const std::string file = testing::TempDir() + "/metrics";
-  const std::string args =
-      "--batch 8 --pp 2 --warmup 10 --metrics " + file + ".jsonl --save " + file;
+  const std::string args = "--batch 8 --pp 2 --warmup 10 --metrics " + file + ".jsonl --save " +
+                           file + " --tensorboard " + file + "_events/run";
   const Output output =
       run_shell("rm -rf " + file + "*; " + kTrain + args + " --steps 2 --json && " + kTrain + args +
                 " --steps 4 --resume latest --json 2>/dev/null");
@@ -105,6 +106,14 @@ TEST(TrainGpt, WritesMetrics) {
     EXPECT_EQ(nlohmann::json::parse(same)["loss"], metrics["loss"]);
   }
   EXPECT_EQ(step, 4);
+  const std::string events = run_shell("cat " + file + "_events/run/events.out.tfevents.*").text;
+  for (const char* tag : {"loss", "grad_norm", "lr", "tokens_per_s", "peak_bytes"}) {
+    size_t steps = 0;
+    // A message's field 1 with a tag of that length.
+    const std::string field = std::string("\n") + static_cast<char>(std::strlen(tag)) + tag;
+    for (size_t at = 0; (at = events.find(field, at)) != std::string::npos; ++at) ++steps;
+    EXPECT_EQ(steps, 4) << tag;
+  }
   EXPECT_EQ(
       run_shell(kTrain + "--steps 1 --metrics /nowhere/file 2>&1 >/dev/null").text.find("error: "),
       0u);
