@@ -25,10 +25,9 @@ class BackwardWatch {
   // Returns whether the subclass has seen all that it waits for, whatever the rest of the backward
   // does.
   virtual bool is_complete() = 0;
-  // Called at the end of the outermost backward. Checkpointing runs a backward inside a node of
-  // another one; the end of such an inner backward does not count unless is_complete(). The watch
-  // then continues after that node if the node had a post hook before it ran (the engine calls post
-  // hooks only then), otherwise with the next watch().
+  // Called at the end of the outermost backward. Checkpointing, like any reentrant node, runs a
+  // backward inside a node of another one; the end of such an inner backward does not count unless
+  // is_complete(). The watch then continues after that node.
   virtual void backward_ends() = 0;
 
  private:

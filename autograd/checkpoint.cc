@@ -211,14 +211,6 @@ class CheckpointNode final : public HidesWeights {
   std::optional<variable_list> left_for_w_;  // gradients of the inputs, computed in I
 };
 
-// The engine calls the post hooks of a node only if the node had one before it ran. Because of this
-// one, BackwardWatch can add a hook to the node while the part's own backward runs inside it.
-struct NoHook final : torch::autograd::FunctionPostHook {
-  variable_list operator()(const variable_list& outputs, const variable_list&) override {
-    return outputs;
-  }
-};
-
 }  // namespace
 
 std::vector<at::Tensor> checkpoint_function(Forward forward,
@@ -226,7 +218,6 @@ std::vector<at::Tensor> checkpoint_function(Forward forward,
   if (!c10::GradMode::is_enabled()) return forward(inputs);
   ++count_of_parts;
   const auto node = std::make_shared<CheckpointNode>(forward, inputs);
-  node->add_post_hook(std::make_unique<NoHook>());
   variable_list outputs;
   {
     const FirstForward first_forward;
