@@ -1,11 +1,13 @@
 // The dispatcher runs the fallback of the key with the highest priority among all arguments. For
-// kKey that is throw_if_read(), which looks at the arguments and then runs the operator without the
-// key. Names are found by storage and offset, so views of a shard are found too; an entry keeps the
-// storage's address from being used again (a weak reference) and ends with the storage.
+// kKey that is run_with_parts(), which looks at the arguments, runs the operator without the key,
+// and marks what a cast returns. Names are found by storage and offset, so views of a shard are
+// found too; an entry keeps the storage's address from being used again (a weak reference) and ends
+// with the storage.
 #include "pipewright/modules/part_guard.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -85,7 +87,10 @@ bool takes_any_shape(std::string_view op) {
   return updates || std::ranges::find(kOps, op) != kOps.end();
 }
 
-void throw_if_read(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+// Casts and moves.
+bool converts(std::string_view op) { return op == "aten::to" || op == "aten::_to_copy"; }
+
+void run_with_parts(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   std::vector<at::Tensor> tensors;
   for (const c10::IValue& value : torch::jit::last(*stack, op.schema().arguments().size())) {
     if (value.isTensor()) {
@@ -115,6 +120,22 @@ void throw_if_read(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::ji
   }
   const c10::impl::ExcludeDispatchKeyGuard without_key(kKey);
   op.callBoxed(stack);
+  if (!converts(op.schema().name()) || !is_guarded(tensors.front())) return;
+  const at::Tensor converted = torch::jit::pop(*stack).toTensor();
+  const Names::Part part = names().find(tensors.front());
+  torch::jit::push(*stack,
+                   is_guarded(converted) ? converted : guarded(converted, part.kind, part.name));
+}
+
+// A tensor in the memory of `part`, with the mark and the same place in the autograd graph.
+at::Tensor marked(const at::Tensor& part) {
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(part.storage()), part.key_set().add(kKey), part.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(part.sizes(), part.strides(),
+                                                      part.storage_offset());
+  if (part.requires_grad())
+    torch::autograd::impl::set_gradient_edge(tensor, torch::autograd::impl::gradient_edge(part));
+  return tensor;
 }
 
 // False if another library in this process has taken the key: shards are then not guarded.
@@ -123,7 +144,7 @@ bool has_key() {
     try {
       // Never destroyed: after that every operator on a shard would fail.
       auto* library = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
-      library->fallback(torch::CppFunction::makeFromBoxedFunction<&throw_if_read>());
+      library->fallback(torch::CppFunction::makeFromBoxedFunction<&run_with_parts>());
       return true;
     } catch (const c10::Error&) {
       return false;
@@ -137,11 +158,7 @@ bool has_key() {
 at::Tensor guarded(const at::Tensor& part, PartKind kind, const std::string& name) {
   if (!has_key()) return part;
   name_part(part, kind, name);
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(part.storage()), part.key_set().add(kKey), part.dtype());
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(part.sizes(), part.strides(),
-                                                      part.storage_offset());
-  return tensor;
+  return marked(part);
 }
 
 void name_part(const at::Tensor& part, PartKind kind, const std::string& name) {

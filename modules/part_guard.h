@@ -12,8 +12,8 @@
 // and an Embedding returns wrong rows, silently. Optimizers, clipping, saving and printing work on
 // parts.
 //
-// The mark is a dispatch key that LibTorch does not use. Not noticed: functions of one tensor, such
-// as the sum of a part, tensors of the part's own shape, and parts that a cast has replaced.
+// The mark is a dispatch key that LibTorch does not use. A part that is cast or moved keeps it. Not
+// noticed: functions of one tensor, such as the sum of a part, and tensors of the part's own shape.
 // Thread-safe.
 
 namespace pipewright::modules {

@@ -171,6 +171,27 @@ TEST(FullyShardErrors, AShardThatIsReadOutsideItsUnit) {
   }
 }
 
+// As in a model that is cast between steps.
+TEST(FullyShardErrors, ACastShardThatIsReadOutsideItsUnit) {
+  const std::string expected = "reads parameter `bias` of the root, of which this rank has a shard";
+  for (const bool is_sharded_again : {false, true}) {
+    expect_errors(2, expected, [&](Rank& self) {
+      const auto linear = std::make_shared<torch::nn::LinearImpl>(4, 6);
+      const auto unit = fully_shard(*linear, self.group);
+      linear->to(at::kDouble);
+      const at::Tensor x = at::ones({1, 4}, at::kDouble);
+      if (is_sharded_again) (void)forward(linear, x);
+      unit->reshard();
+      linear->forward(x);
+    });
+  }
+  expect_errors(2, expected, [](Rank& self) {
+    const auto linear = std::make_shared<torch::nn::LinearImpl>(4, 6);
+    const auto unit = fully_shard(*linear, self.group);
+    (void)at::add(linear->bias.to(at::kDouble), at::ones({2, 6}, at::kDouble));
+  });
+}
+
 // What users do with shards between steps.
 TEST(FullyShardErrors, ShardsWorkOutsideTheirUnit) {
   on_ranks(2, [](Rank& self) {

@@ -333,6 +333,22 @@ TEST(Errors, ADirectCall) {
   }
 }
 
+// A part that is cast is still a part, and has a gradient: for a penalty on weights, say.
+TEST(Errors, CastPartsReadOutsideTheirModule) {
+  on_ranks(2, [](Rank& self) {
+    Mesh mesh(*self.world, {{"tp", 2}});
+    nn::Linear linear(4, 6);
+    const auto split = parallelize(*linear, {{"", colwise_parallel()}}, mesh, "tp");
+    const at::Tensor weight = linear->weight.detach().clone();
+    linear->weight.to(at::kDouble).square().sum().backward();
+    EXPECT_TRUE(at::equal(linear->weight.grad(), 2 * weight));
+    linear->to(at::kDouble);
+    const at::Tensor x = at::ones({2, 4}, at::kDouble);
+    EXPECT_THROW(static_cast<void>(linear->forward(x)), ContractError);
+    EXPECT_EQ(modules::forward(linear.ptr(), x).size(1), 3);
+  });
+}
+
 TEST(Errors, WrappersComeAfterwards) {
   on_ranks(2, [](Rank& self) {
     Mesh mesh(*self.world, {{"tp", 2}});
