@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/StringUtil.h>
-#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <stdexcept>
 #include <utility>
@@ -61,10 +61,11 @@ class ThreadWork final : public c10d::Work {
 
  private:
   void block(std::chrono::milliseconds timeout) {
-    if (!operation_->ready.empty() && torch::autograd::get_current_node()) {
-      const std::string cause =
-          operation_->describe() +
-          ": wait() inside a backward would block the autograd thread that all ranks share";
+    if (!operation_->ready.empty() && torch::autograd::get_current_graph_task_id() != -1) {
+      const std::string cause = operation_->describe() +
+                                ": wait() inside a backward would block the autograd thread that "
+                                "all ranks share: train with an Executor, or "
+                                "with a process per rank";
       mailboxes_->fail(cause);
     }
     if (!operation_->wait_until(std::chrono::steady_clock::now() + timeout, spin_)) {

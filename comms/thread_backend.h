@@ -14,6 +14,8 @@ namespace pipewright::comms {
 
 struct TensorOperation;
 
+inline constexpr const char* kThreadBackend = "thread";
+
 // The c10d backend of one rank that is a thread; threads.h describes its semantics. For one thread
 // at a time. Implements send, recv, broadcast, allreduce, allgather, _allgather_base,
 // _reduce_scatter_base, their coalesced forms and barrier, with the reductions SUM, AVG, PRODUCT,
@@ -25,7 +27,7 @@ class ThreadBackend final : public c10d::Backend {
 
   ThreadBackend(std::shared_ptr<Mailboxes> mailboxes, int rank, const ThreadOptions& options);
 
-  const std::string getBackendName() const override { return "thread"; }
+  const std::string getBackendName() const override { return kThreadBackend; }
   c10::intrusive_ptr<Options> getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override { options_.timeout = timeout; }
   bool supportsCoalescing() const override { return false; }

@@ -35,6 +35,10 @@ class Rendezvous {
 
 }  // namespace
 
+bool is_thread_group(const c10d::Backend& group) {
+  return group.getBackendName() == kThreadBackend;
+}
+
 std::vector<World> thread_worlds(int size, const ThreadOptions& options) {
   const StorePtr store =
       options.store ? options.store : StorePtr(c10::make_intrusive<c10d::HashStore>());

@@ -19,7 +19,8 @@
 // Posting never blocks the host. On a device, data moves on the current stream of the thread that
 // posts last, after the streams of both ends. wait() blocks the host until the peer has posted, and
 // makes the current stream wait for the rest. Inside a backward on a device that would block the
-// one autograd thread that serves all ranks, so there wait() is an error.
+// one autograd thread that serves all ranks, so there wait() is an error. With an Executor no
+// backward waits.
 //
 // Posting throws std::invalid_argument for invalid tensors or peers. Every other failure fails the
 // whole group, with a std::runtime_error that names the rank, its operation, its peer and all other
@@ -33,6 +34,9 @@ struct ThreadOptions {
   std::chrono::microseconds spin{50};  // how long a wait polls before it sleeps
   StorePtr store = {};                 // of all ranks; by default a new one in memory
 };
+
+// Whether the ranks of `group` are such threads.
+bool is_thread_group(const c10d::Backend& group);
 
 // Creates the worlds of `size` ranks, one for each thread.
 std::vector<World> thread_worlds(int size, const ThreadOptions& options = {});

@@ -273,8 +273,12 @@ void GradBuckets::reset_unused() {
   unused_.reset();
 }
 
-void GradBuckets::finish() {
+void GradBuckets::wait_for_all() {
   for (Bucket& bucket : buckets_) wait_for(bucket);
+}
+
+void GradBuckets::finish() {
+  wait_for_all();
   reset_unused();
   if (reduced_ && !rebuilt_) rebuild(std::exchange(first_order_, {}));
 }

@@ -83,6 +83,8 @@ class GradBuckets {
   // With find_unused_parameters: starts counting how many ranks used each parameter. To be called
   // after launch_rest() of all GradBuckets that are reduced together with this one.
   void launch_counts();
+  // Waits for the reductions that have started.
+  void wait_for_all();
   // Waits for all reductions. After the first one, rebuilds the buckets, which is collective.
   void finish();
 

@@ -103,7 +103,6 @@ class Replicated {
   // The interface for the executor: before_backward() says which backward averages gradients,
   // reduce_grad() starts the remaining reductions, wait_reduce() waits. Includes nested calls.
   // While the returned object exists, backwards that the executor does not run only accumulate.
-  // With ranks that are threads sharing a GPU, use one REDUCE_GRAD per step.
   virtual std::shared_ptr<modules::DataParallel> data_parallel() = 0;
 
   // The size of the buckets in bytes, without those of nested calls.

@@ -66,6 +66,8 @@ class ReplicatedUnit final : public Replicated,
   void set_driven(bool driven) { sync_.set_driven(driven); }
   modules::GradientSync& gradient_sync() { return sync_; }
   void reduce_all();
+  bool shares_autograd_thread() const;
+  void wait_for_buckets();
   void wait_reduce();
   void abort();
 

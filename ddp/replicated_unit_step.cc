@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "pipewright/comms/group.h"
+#include "pipewright/comms/threads.h"
 #include "pipewright/ddp/replicated_unit.h"
 #include "pipewright/modules/driven_stage.h"
 
@@ -45,6 +46,7 @@ class ReplicatedStage final : public modules::DrivenStage<ReplicatedUnit> {
   void reshard() override { root().reshard(); }
   void before_backward(int microbatch, bool last) override {
     root().unshard();
+    if (root().shares_autograd_thread()) root().wait_for_buckets();
     DrivenStage::before_backward(microbatch, last);
   }
   void wait_reduce() override {
@@ -96,6 +98,16 @@ void ReplicatedUnit::reduce_all() {
   for_each([](ReplicatedUnit& unit) { unit.grads_->check_all_used(); });
   for_each([](ReplicatedUnit& unit) { unit.grads_->launch_rest(); });
   for_each([](ReplicatedUnit& unit) { unit.grads_->launch_counts(); });
+}
+
+// Of ranks that are threads of one device: autograd runs all their backwards on one thread, in
+// which none can wait for another one's reduction. So they wait before.
+bool ReplicatedUnit::shares_autograd_thread() const {
+  return comms::is_thread_group(*group_) && device_ && !device_->is_cpu();
+}
+
+void ReplicatedUnit::wait_for_buckets() {
+  for_each([](ReplicatedUnit& unit) { unit.grads_->wait_for_all(); });
 }
 
 void ReplicatedUnit::wait_reduce() {
