@@ -24,10 +24,10 @@ void MixedReference::begin_step() {
   sums_.assign(to.size(), {});
 }
 
-at::Tensor MixedReference::backward(const at::Tensor& input) {
+at::Tensor MixedReference::backward(const at::Tensor& input, double scale) {
   low_->zero_grad();
   at::Tensor loss = low_->forward(input.to(compute_)).sum();
-  loss.backward();
+  (loss * scale).backward();
   for (size_t i = 0; i < sums_.size(); ++i) {
     const at::Tensor& grad = low_->parameters()[i].grad();
     sums_[i] = sums_[i].defined() ? sums_[i].add_(grad)
@@ -38,9 +38,9 @@ at::Tensor MixedReference::backward(const at::Tensor& input) {
 
 void MixedReference::reduce() {
   const int ranks = self_.world->size();
-  // In fp16 about the square root of the divisor is applied before the sum: 2 for 4 ranks.
+  // In fp16 about the square root of the divisor is applied before the sum: 2 for 2 and 4 ranks.
   const bool average = reduce_ != at::kHalf;
-  const int pre = average ? 1 : ranks / 2;
+  const int pre = average || ranks == 1 ? 1 : 2;
   for (size_t i = 0; i < sums_.size(); ++i) {
     std::vector<at::Tensor> sum = {sums_[i].div_(pre)};
     c10d::AllreduceOptions options;

@@ -20,8 +20,8 @@ class MixedReference {
   at::ScalarType compute_dtype() const { return compute_; }
 
   void begin_step();
-  // One microbatch; returns its loss, the sum of the output.
-  at::Tensor backward(const at::Tensor& input);
+  // One microbatch: a backward of its loss, the sum of the output, times `scale`. Returns the loss.
+  at::Tensor backward(const at::Tensor& input, double scale = 1);
   // Sets the gradients of the plain module. Collective.
   void reduce();
 
