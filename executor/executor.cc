@@ -107,19 +107,23 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
   world.failures().set_observer(watchdog_);
   limit_requests(world, timeout_);
   const std::vector<comms::Edge> edges = edges_of(program_);
-  const ir::ChannelModel model = schedule::options_of(program_.lowering).channels;
+  const schedule::VerifyOptions proved = schedule::options_of(program_.lowering);
+  const ir::ChannelModel model = proved.channels;
+  const bool is_proved =
+      !options_.allow_unverified && model == ir::ChannelModel::kEdge && proved.capacity == 0;
   if (!edges.empty()) {
     try {
       channels_.emplace(world, coordinator_.key(), ranks_, model, edges, options_.device);
     } catch (const std::exception& caught) {  // perhaps of a peer that knows more
       fail(caught.what());
     }
-    transfers_.emplace(placement, *channels_, world.store(), coordinator_.key(),
-                       Transfers::Options{model, timeout_, options_.device, options_.output_metas,
-                                          options_.dynamic_shapes, ranks_, &world.failures(),
-                                          &*watchdog_, [this](ir::ActionPart receive) {
-                                            if (recorder_) recorder_->received(receive);
-                                          }});
+    transfers_.emplace(
+        placement, *channels_, world.store(), coordinator_.key(),
+        Transfers::Options{model, is_proved, timeout_, options_.device, options_.output_metas,
+                           options_.dynamic_shapes, ranks_, &world.failures(), &*watchdog_,
+                           [this](ir::ActionPart receive) {
+                             if (recorder_) recorder_->received(receive);
+                           }});
   }
   runner_.emplace(
       placement, program_.num_microbatches, std::move(stages), transfers_ ? &*transfers_ : nullptr,

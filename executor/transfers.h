@@ -32,6 +32,8 @@ class Transfers {
  public:
   struct Options {
     ir::ChannelModel channels = ir::kDefaultChannels;
+    // The program is proved to end even if each SEND waits for its RECV.
+    bool is_proved = false;
     std::chrono::milliseconds timeout{};  // of each wait for a peer
     at::Device device = at::kCPU;
     // The metadata of each stage's outputs, if it is known in advance.
@@ -104,6 +106,7 @@ class Transfers {
   std::deque<Pending>& queue_of(ir::ActionPart action);
   void post_now(ir::ActionPart send, Tensors tensors);
   void release_sent(int peer);
+  void wait_for_oldest(int peer);
   void wait(Posted& posted, ir::ActionPart action) const;
   void began_to_wait(ir::ActionPart action) const;
   void wait_for(const WorkPtr& work, ir::ActionPart action) const;

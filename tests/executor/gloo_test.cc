@@ -35,6 +35,12 @@ TEST(GlooMemory, PeakEqualsTheCertificate) {
   }
 }
 
+// A rank does not run ahead of a slower one without a bound.
+TEST(GlooMemory, OfAnEvaluationIsBounded) {
+  const Output output = launch(2, "evaluation");
+  EXPECT_EQ(output.status, 0) << output.text;
+}
+
 TEST(GlooErrors, AFailingActionEndsTheStepOnEveryRank) {
   const Output output = launch(3, "throw");
   EXPECT_NE(output.status, 0);

@@ -5,13 +5,16 @@
 //   die      the last rank kills itself in its second step
 //   memory N M STEPS  compares the peak memory of steps of M microbatches, whose messages have N
 //            floats, with the certificate
+//   evaluation  the memory of the first rank while the second one is slow
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <thread>
 
 #include "pipewright/comms/gloo.h"
 #include "pipewright/schedule/verify/certificate.h"
@@ -109,6 +112,33 @@ int memory(comms::World& world, int64_t numel, int microbatches, int steps) {
   return near(peaks[9], expected) && near(peaks.back(), peaks[9]) ? 0 : 1;
 }
 
+// The peak of an evaluation in which the second rank is slow, in messages: of the first rank, which
+// could send all of them before the second has read them.
+int evaluation(comms::World& world) {
+  constexpr int64_t kNumel = 1 << 18;
+  constexpr int kMicrobatches = 64;
+  const ir::Program program =
+      make_program(*schedules::find_schedule("1F1B"), {2, 2, kMicrobatches});
+  std::map<int, LocalStage> stages;
+  stages[world.rank()].stage = std::make_shared<ModuleStage>([&](const Tensors& in) {
+    if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return Tensors{in[0] + 1};
+  });
+  const Batch batch = {.inputs = {at::ones({kMicrobatches, kNumel})}};
+  tests::Meter meter;
+  Executor executor(program, stages, world,
+                    {.loss = [](const Tensors& out) { return out[0].mean(); }});
+  executor.eval(batch, false);  // learns shapes
+  const int64_t before = meter.bytes();
+  meter.restart_peak();
+  const StepResult result = executor.eval(batch, false);
+  const double peak = static_cast<double>(meter.peak() - before) / (kNumel * sizeof(float));
+  bool is_right = true;
+  for (const at::Tensor& loss : result.losses) is_right = is_right && loss.item<float>() == 3;
+  std::printf("peak %.1f messages, %s\n", peak, is_right ? "right" : "wrong");
+  return is_right && peak < 20 ? 0 : 1;
+}
+
 }  // namespace
 }  // namespace pipewright::executor
 
@@ -120,6 +150,7 @@ int main(int argc, char** argv) {
     comms::World world =
         comms::gloo_world(comms::read_environment(), std::chrono::milliseconds(60000));
     if (std::strcmp(argv[1], "parity") == 0) return executor::parity(world);
+    if (argc == 2 && std::strcmp(argv[1], "evaluation") == 0) return executor::evaluation(world);
     if (argc == 5 && std::strcmp(argv[1], "memory") == 0)
       return executor::memory(world, std::atoll(argv[2]), std::atoi(argv[3]), std::atoi(argv[4]));
     return executor::failure(world, std::strcmp(argv[1], "die") == 0);
