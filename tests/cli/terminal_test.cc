@@ -1,6 +1,6 @@
 // On a terminal (a pty) the output is coloured and has the terminal's width; NO_COLOR, TERM=dumb
 // and
-// --color override the colours.
+// --color override the colours. Long work shows how far it is.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/ioctl.h>
@@ -9,6 +9,8 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -132,6 +134,33 @@ TEST(TerminalTest, VerifyShowsHowFarItIs) {
   std::vector<std::string> as_json = words;
   as_json.emplace_back("--json");
   EXPECT_TRUE(on_terminal(as_json, {}, 0).starts_with("{"));
+}
+
+TEST(TerminalTest, SearchShowsHowFarItIs) {
+  std::vector<std::string> words = {
+      "search",      "--ranks", "4",        "--microbatches", "8",         "--memory", "2",
+      "--placement", "v",       "--budget", "3000000",        "--forward", "1.1"};
+  const std::string text = on_terminal(words, {}, 0);
+  // A line that is overwritten, and gone at the end.
+  const std::regex line(
+      "\r(?:first for 4 microbatches: )?cost ([0-9.]+)  bound ([0-9.]+)  gap ([0-9.]+)%  "
+      "evaluations ([0-9.e+]+)\x1B\\[K");
+  const auto begin = std::sregex_iterator(text.begin(), text.end(), line);
+  double cost = 1e9, evaluations = 0;
+  size_t end = 0;
+  for (auto match = begin; match != std::sregex_iterator(); ++match) {
+    EXPECT_LE(std::stod((*match)[1]), cost);
+    EXPECT_GE(std::stod((*match)[4]), evaluations);
+    cost = std::stod((*match)[1]);
+    evaluations = std::stod((*match)[4]);
+    EXPECT_NEAR(100 * (cost / std::stod((*match)[2]) - 1), std::stod((*match)[3]), 0.1);
+    end = static_cast<size_t>(match->position() + match->length());
+  }
+  EXPECT_GE(std::distance(begin, std::sregex_iterator()), 2);
+  EXPECT_EQ(evaluations, 3e6);
+  EXPECT_TRUE(text.substr(end).starts_with("\r\x1B[Kv: 4 ranks")) << text;
+  words.emplace_back("--json");
+  EXPECT_TRUE(on_terminal(words, {}, 0).starts_with("{"));
 }
 
 }  // namespace
