@@ -115,6 +115,48 @@ TEST(FullyShard, GathersOverlapCompute) {
   for (const int count : overlaps) EXPECT_GT(count, 0);
 }
 
+// The backward of a layer does not wait for the reduction of the layer before it: some seeds run it
+// earlier. The host waits for computation alone, because work that nobody waits for runs late.
+TEST(FullyShard, ReductionsOverlapCompute) {
+  int overlaps = 0;
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    testdevice::seed(seed);
+    on_ranks(2, [](Rank& self) {
+      const auto plain = std::make_shared<Layers>(), model = std::make_shared<Layers>();
+      Sharding sharding(self, *model, tests::mlps(Layers::kCount), {.reshard_after_forward = true});
+      const at::Tensor input = tests::random_input({4, 8}, 1);
+      sharding.root().set_is_last_backward(false);
+      testdevice::launch("begins", {}, {}, [] {});
+      modules::forward(model, input).sum().backward();
+      c10::Event computed(testdevice::kDeviceType);
+      computed.record(testdevice::current_stream(self.rank));
+      computed.synchronize();
+      testdevice::launch("ends", {}, {}, [] {});
+      sharding.root().set_is_last_backward(true);
+      modules::forward(model, input).sum().backward();
+      for (int i = 0; i < 2; ++i) plain->forward(input).sum().backward();
+      tests::average_grads(*plain, *self.by_hand);
+      EXPECT_EQ(tests::difference(*plain, *model, tests::shards_of(self)), "");
+    });
+    testdevice::drain();
+    EXPECT_EQ(testdevice::races(), std::vector<std::string>()) << seed;
+    std::vector<std::string> order = testdevice::execution_order(0);
+    order.erase(order.begin(), std::ranges::find(order, "begins"));
+    const auto is_reduction = [](const std::string& kernel) {
+      return kernel.find("reduce-scatter") != std::string::npos;
+    };
+    for (int i = Layers::kCount; i-- > 0;) {
+      const auto backward = std::ranges::find(order, "backward " + std::to_string(i));
+      ASSERT_NE(backward, order.end());
+      const auto reduced = std::count_if(order.begin(), backward, is_reduction);
+      const int computed = Layers::kCount - 1 - i;
+      EXPECT_LE(reduced, computed) << seed;
+      overlaps += reduced < computed;
+    }
+  }
+  EXPECT_GT(overlaps, 0);
+}
+
 // Gathers wait for the optimizer, and for nothing that is computed after it: some seeds run the
 // first one earlier. Nothing here waits for the device, which would order everything.
 TEST(FullyShard, test_post_optim_event) {
