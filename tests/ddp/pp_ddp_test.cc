@@ -8,6 +8,7 @@
 
 #include "pipewright/ddp/replicate.h"
 #include "tests/channel_model/programs.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/training/pipeline.h"
 
 namespace pipewright::ddp {
@@ -120,25 +121,32 @@ TEST(PpDdpOrder, CopiesWithDifferentGradients) {
 // losses, gradients and parameters over five steps.
 TEST_P(PpDdp, test_replicate_pp) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat, at::kDouble}) {
-    PipelineCase pipeline{
-        .schedule = GetParam(), .same_data = true, .steps = 5, .layers = {.dtype = dtype}};
-    const std::vector<Trained> copied = train_pipeline(pipeline, replicate_whole);
-    pipeline.copies = 1;
+    PipelineCase pipeline{.schedule = GetParam(),
+                          .copies = 1,
+                          .same_data = true,
+                          .steps = 5,
+                          .layers = {.dtype = dtype}};
     const std::vector<Trained> alone = train_pipeline(pipeline, nullptr);
-    size_t num_losses = 0;
-    for (size_t rank = 0; rank < copied.size(); ++rank) {
-      const Trained &want = alone[rank % 2], &got = copied[rank];
-      ASSERT_EQ(want.losses.size(), got.losses.size());
-      num_losses += got.losses.size();
-      // The mean of two equal numbers is that number, to the last bit.
-      for (size_t i = 0; i < want.losses.size(); ++i)
-        EXPECT_TRUE(at::equal(want.losses[i], got.losses[i]));
-      for (const auto& [name, grad] : want.grads.pairs()) {
-        EXPECT_TRUE(at::equal(grad, got.grads[name])) << name;
-        EXPECT_TRUE(at::equal(want.parameters[name], got.parameters[name])) << name;
+    for (const int copies : {2, 4}) {
+      if (tests::is_on_test_device() && copies > 2) continue;
+      pipeline.copies = copies;
+      const std::vector<Trained> copied = train_pipeline(pipeline, replicate_whole);
+      ASSERT_EQ(copied.size(), 2 * static_cast<size_t>(copies));
+      size_t num_losses = 0;
+      for (size_t rank = 0; rank < copied.size(); ++rank) {
+        const Trained &want = alone[rank % 2], &got = copied[rank];
+        ASSERT_EQ(want.losses.size(), got.losses.size());
+        num_losses += got.losses.size();
+        // The mean of two or four equal numbers is that number, to the last bit.
+        for (size_t i = 0; i < want.losses.size(); ++i)
+          EXPECT_TRUE(at::equal(want.losses[i], got.losses[i]));
+        for (const auto& [name, grad] : want.grads.pairs()) {
+          EXPECT_TRUE(at::equal(grad, got.grads[name])) << name;
+          EXPECT_TRUE(at::equal(want.parameters[name], got.parameters[name])) << name;
+        }
       }
+      EXPECT_EQ(num_losses, static_cast<size_t>(copies) * 5 * tests::kPipelineMicrobatches);
     }
-    EXPECT_EQ(num_losses, 2u * 5 * tests::kPipelineMicrobatches);  // of the last stages
   }
 }
 
