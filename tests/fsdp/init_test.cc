@@ -23,7 +23,6 @@ using tests::mlps;
 using tests::ModulePtr;
 using tests::on_ranks;
 using tests::Parity;
-using tests::random_input;
 using tests::Rank;
 using tests::Sharding;
 using tests::shards_of;
