@@ -1,13 +1,30 @@
 #include "examples/options.h"
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <map>
+#include <string>
 #include <utility>
 
 #include "examples/recorded_step.h"
 #include "examples/usage_error.h"
 
 namespace pipewright::examples {
+namespace {
+
+// A finite number for which `holds`. (CLI11's ranges accept NaN and print their ends in 300
+// digits.)
+CLI::Validator number(const std::string& expected, bool (*holds)(double)) {
+  return {[=](const std::string& text) {
+            double value = 0;
+            const bool is_right =
+                CLI::detail::lexical_cast(text, value) && std::isfinite(value) && holds(value);
+            return is_right ? "" : "expected a number " + expected + ", got `" + text + "`";
+          },
+          "NUMBER"};
+}
+
+}  // namespace
 
 std::variant<Options, int> parse_options(int argc, char** argv) {
   Options options;
@@ -100,7 +117,7 @@ std::variant<Options, int> parse_options(int argc, char** argv) {
   const CLI::Option* learning_rate =
       app.add_option("--lr", options.learning_rate,
                      "Learning rate of AdamW; a resumed run keeps its own if this is not given")
-          ->check(CLI::PositiveNumber);
+          ->check(number("above 0", [](double value) { return value > 0; }));
   app.add_option("--warmup", options.learning_rate_plan.warmup,
                  "Steps in which the learning rate grows to its full value")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
@@ -108,7 +125,7 @@ std::variant<Options, int> parse_options(int argc, char** argv) {
                "After the warm-up, lower the learning rate to a tenth, along half a cosine to the "
                "last step");
   app.add_option("--clip", options.clip, "Clip gradients to this total norm; 0: do not clip")
-      ->check(CLI::NonNegativeNumber);
+      ->check(number("from 0", [](double value) { return value >= 0; }));
   app.add_option(
       "--save", options.checkpoints.save,
       "Folder for checkpoints: one after the last step, and with --save-every others; SIGUSR1 "

@@ -150,6 +150,11 @@ TEST(TrainGpt, Errors) {
       "error: --context: expected a multiple of --tp 2 with --sequence-parallel, got 63\n");
   expect_error("examples/train_gpt --sequence-parallel", 2,
                "error: --sequence-parallel: expected --tp of at least 2, got 1\n");
+  for (const std::string value : {"-1", "nan", "inf", "x"}) {
+    expect_error("examples/train_gpt --clip " + value, 2,
+                 "--clip: expected a number from 0, got `" + value + "`");
+  }
+  expect_error("examples/train_gpt --lr 0", 2, "--lr: expected a number above 0, got `0`");
   expect_error("examples/train_gpt --data /nowhere", 1, "error: cannot open `/nowhere`\n");
   expect_error("examples/train_gpt --pp none", 2, "--pp: ");
   expect_error("examples/train_gpt --device cuda", 2,
