@@ -64,8 +64,8 @@ class ThreadWork final : public c10d::Work {
     if (!operation_->ready.empty() && torch::autograd::get_current_graph_task_id() != -1) {
       const std::string cause = operation_->describe() +
                                 ": wait() inside a backward would block the autograd thread that "
-                                "all ranks share: train with an Executor, or "
-                                "with a process per rank";
+                                "all ranks share: train with an Executor, or with a process per "
+                                "rank, which tensor parallelism needs";
       mailboxes_->fail(cause);
     }
     if (!operation_->wait_until(std::chrono::steady_clock::now() + timeout, spin_)) {

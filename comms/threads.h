@@ -19,8 +19,8 @@
 // Posting never blocks the host. On a device, data moves on the current stream of the thread that
 // posts last, after the streams of both ends. wait() blocks the host until the peer has posted, and
 // makes the current stream wait for the rest. Inside a backward on a device that would block the
-// one autograd thread that serves all ranks, so there wait() is an error. With an Executor no
-// backward waits.
+// one autograd thread that serves all ranks, so there wait() is an error. Under an Executor, ddp
+// and fsdp wait outside of backwards.
 //
 // Posting throws std::invalid_argument for invalid tensors or peers. Every other failure fails the
 // whole group, with a std::runtime_error that names the rank, its operation, its peer and all other

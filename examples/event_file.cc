@@ -5,8 +5,9 @@
 
 #include <array>
 #include <bit>
-#include <climits>
 #include <stdexcept>
+
+#include "pipewright/comms/host_name.h"
 
 namespace pipewright::examples {
 namespace {
@@ -70,11 +71,9 @@ std::string session_start() { return bytes_field(7, integer_field(1, 1)); }
 EventFile::EventFile(const std::filesystem::path& folder, int64_t first_step, double time) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  std::array<char, HOST_NAME_MAX + 1> host = {};
-  gethostname(host.data(), HOST_NAME_MAX);
   // The pattern that TensorBoard looks for.
   path_ = folder / fmt::format("events.out.tfevents.{}.{}.{}.0", static_cast<int64_t>(time),
-                               host.data(), getpid());
+                               comms::host_name(), getpid());
   file_.open(path_, std::ios::binary);
   write_record(event_of(time, 0) + file_version());
   write_record(event_of(time, first_step) + session_start());

@@ -233,7 +233,6 @@ at::Tensor Transfers::on_host(const at::Tensor& message) const {
 void Transfers::post_now(ir::ActionPart send, Tensors tensors) {
   const ir::Transfer transfer = transfer_of(send);
   release_sent(transfer.to);
-  wait_for_oldest(transfer.to);
   sends_to_[transfer.to].push_back(send);
   const auto [place, is_new] = sends_.try_emplace(send);
   if (!is_new) throw ContractError(quoted(send) + " is already posted in this step");
@@ -262,29 +261,20 @@ void Transfers::post_now(ir::ActionPart send, Tensors tensors) {
   if (options_.device.is_cpu()) posted.tensors.clear();
 }
 
-// Releases the tensors of SENDs to this peer that are done, oldest first.
+// Releases the tensors of SENDs to this peer that are done, oldest first. A rank that is faster
+// than its peer, in an evaluation, say, would keep the tensors of all SENDs, so it waits for the
+// oldest. On a device the host does not wait.
 void Transfers::release_sent(int peer) {
+  constexpr size_t kMostUnsent = 16;
+  const bool may_wait = options_.is_proved && options_.device.is_cpu();
   std::deque<ir::ActionPart>& order = sends_to_[peer];
   for (; !order.empty(); order.pop_front()) {
     const auto sent = sends_.find(order.front());
     if (sent == sends_.end()) continue;
     const auto is_done = [](const auto& work) { return work->isCompleted(); };
-    if (!std::ranges::all_of(sent->second.works, is_done)) break;
+    const bool waits = may_wait && order.size() >= kMostUnsent;
+    if (!waits && !std::ranges::all_of(sent->second.works, is_done)) break;
     wait(sent->second, sent->first);  // throws if it ended with an error
-    sends_.erase(sent);
-  }
-}
-
-// A rank that is faster than this peer, in an evaluation, say, would otherwise keep the tensors of
-// all SENDs. On a device the host does not wait.
-void Transfers::wait_for_oldest(int peer) {
-  constexpr size_t kMostUnsent = 16;
-  if (!options_.is_proved || !options_.device.is_cpu()) return;
-  for (std::deque<ir::ActionPart>& order = sends_to_[peer]; order.size() >= kMostUnsent;
-       order.pop_front()) {
-    const auto sent = sends_.find(order.front());
-    if (sent == sends_.end()) continue;
-    wait(sent->second, sent->first);
     sends_.erase(sent);
   }
 }

@@ -106,7 +106,6 @@ class Transfers {
   std::deque<Pending>& queue_of(ir::ActionPart action);
   void post_now(ir::ActionPart send, Tensors tensors);
   void release_sent(int peer);
-  void wait_for_oldest(int peer);
   void wait(Posted& posted, ir::ActionPart action) const;
   void began_to_wait(ir::ActionPart action) const;
   void wait_for(const WorkPtr& work, ir::ActionPart action) const;

@@ -127,17 +127,6 @@ void run_with_parts(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::j
                    is_guarded(converted) ? converted : guarded(converted, part.kind, part.name));
 }
 
-// A tensor in the memory of `part`, with the mark and the same place in the autograd graph.
-at::Tensor marked(const at::Tensor& part) {
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(part.storage()), part.key_set().add(kKey), part.dtype());
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(part.sizes(), part.strides(),
-                                                      part.storage_offset());
-  if (part.requires_grad())
-    torch::autograd::impl::set_gradient_edge(tensor, torch::autograd::impl::gradient_edge(part));
-  return tensor;
-}
-
 // False if another library in this process has taken the key: shards are then not guarded.
 bool has_key() {
   static const bool registered = [] {
@@ -158,7 +147,13 @@ bool has_key() {
 at::Tensor guarded(const at::Tensor& part, PartKind kind, const std::string& name) {
   if (!has_key()) return part;
   name_part(part, kind, name);
-  return marked(part);
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(part.storage()), part.key_set().add(kKey), part.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(part.sizes(), part.strides(),
+                                                      part.storage_offset());
+  if (part.requires_grad())
+    torch::autograd::impl::set_gradient_edge(tensor, torch::autograd::impl::gradient_edge(part));
+  return tensor;
 }
 
 void name_part(const at::Tensor& part, PartKind kind, const std::string& name) {

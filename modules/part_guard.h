@@ -22,7 +22,8 @@ namespace pipewright::modules {
 // in a MayReadParts and in backward.
 enum class PartKind { kShard, kSplit };
 
-// A tensor in the memory of `part`, with the mark. `name` is for messages.
+// A tensor in the memory of `part`, with the mark, at the same place in autograd's graph. `name` is
+// for messages.
 at::Tensor guarded(const at::Tensor& part, PartKind kind, const std::string& name);
 // Renames it and all tensors in its memory.
 void name_part(const at::Tensor& part, PartKind kind, const std::string& name);
