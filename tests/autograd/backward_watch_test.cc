@@ -129,8 +129,8 @@ TEST_F(BackwardWatchTest, EndsOnceAfterAPartWithoutGradientsOfInputs) {
   EXPECT_EQ(watch_->ends.back(), 1);
 }
 
-// The next backward begins anew after one that stopped on an error inside the node.
-TEST_F(BackwardWatchTest, BeginsAnewAfterAnError) {
+// A backward that fails inside the node has no end, and the next one is a new backward.
+TEST_F(BackwardWatchTest, ABackwardAfterAnErrorIsANewOne) {
   const at::Tensor x = leaf("x");
   bool fails = true;
   const at::Tensor other = at::randn({4}).requires_grad_();

@@ -1,6 +1,5 @@
-// On a terminal (a pty) the output is coloured and has the terminal's width; NO_COLOR, TERM=dumb
-// and
-// --color override the colours. Long work shows how far it is.
+// On a terminal (a pty) the output is coloured and has the terminal's width. NO_COLOR, TERM=dumb
+// and --color override the colours. Long work shows how far it is.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/ioctl.h>

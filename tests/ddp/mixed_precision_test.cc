@@ -28,11 +28,7 @@ using tests::Rank;
 
 constexpr auto kBf16 = at::kBFloat16;
 
-ModulePtr mlps() {
-  const ModulePtr module = tests::make_mlps(8, 3, 42);
-  module->to(at::kFloat);
-  return module;
-}
+ModulePtr mlps() { return tests::in_float(tests::make_mlps(8, 3, 42)); }
 
 struct Case {
   const char* name;

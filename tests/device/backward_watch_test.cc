@@ -3,7 +3,6 @@
 #include "pipewright/autograd/backward_watch.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
 #include <gtest/gtest.h>
@@ -49,14 +48,9 @@ TEST(BackwardWatch, EndsAfterGradientsOfAllStreams) {
     const at::Tensor first = at::full({8}, 2.0, on_device).requires_grad_();
     const at::Tensor second = at::full({8}, 3.0, on_device).requires_grad_();
     const auto sums = std::make_shared<Sums>(first, second);
-    const auto order = [](const c10::Stream& before, const c10::Stream& after) {
-      c10::Event event(testdevice::kDeviceType);
-      event.record(before);
-      event.block(after);
-    };
     const c10::Stream one = testdevice::new_stream(0), other = testdevice::new_stream(0);
-    order(caller, one);
-    order(caller, other);
+    testdevice::order(caller, one);
+    testdevice::order(caller, other);
     at::Tensor x, y;
     {
       const c10::StreamGuard guard(one);
@@ -67,8 +61,8 @@ TEST(BackwardWatch, EndsAfterGradientsOfAllStreams) {
       const c10::StreamGuard guard(other);
       y = second * 7;
     }
-    order(one, caller);
-    order(other, caller);
+    testdevice::order(one, caller);
+    testdevice::order(other, caller);
     (x + y).sum().backward();
     const at::Tensor copied = sums->sum * 1;
     EXPECT_TRUE(at::equal(copied.cpu(), at::full({8}, 12.0))) << "seed " << seed;

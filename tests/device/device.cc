@@ -1,6 +1,7 @@
 #include "tests/device/device.h"
 
 #include <ATen/Context.h>
+#include <c10/core/Event.h>
 
 #include "tests/device/current.h"
 #include "tests/device/host_alias.h"
@@ -44,6 +45,12 @@ void seed(uint64_t seed) {
   m.errors.clear();
   m.sticky_error.clear();
   m.forbid_host_syncs = m.ignore_event_waits = m.ignore_record_stream = false;
+}
+
+void order(const c10::Stream& first, const c10::Stream& second) {
+  c10::Event event(kDeviceType);
+  event.record(first);
+  event.block(second);
 }
 
 c10::Stream new_stream(int index) {

@@ -39,6 +39,8 @@ inline c10::Device device(int index) { return {kDeviceType, static_cast<c10::Dev
 void seed(uint64_t seed);
 
 c10::Stream new_stream(int device);
+// Makes `second` wait for what has been queued on `first`.
+void order(const c10::Stream& first, const c10::Stream& second);
 
 // For the time that a thread is a rank. All ranks create theirs before the first one starts;
 // scheduler.h says what for.

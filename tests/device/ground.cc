@@ -2,7 +2,6 @@
 #include "tests/support/ranks/ground.h"
 
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 
 #include <memory>
@@ -13,15 +12,6 @@
 #include "tests/support/ranks/ranks.h"
 
 namespace pipewright::tests {
-namespace {
-
-void order(const c10::Stream& first, const c10::Stream& second) {
-  c10::Event event(testdevice::kDeviceType);
-  event.record(first);
-  event.block(second);
-}
-
-}  // namespace
 
 at::Device here() {
   return testdevice::RankScope::is_entered() ? testdevice::device(testdevice::current_device())
@@ -46,13 +36,13 @@ RankBody prepare_ranks(int size, const RankBody& body) {
     const c10::DeviceGuard device(testdevice::device(rank));
     const c10::Stream outer = testdevice::current_stream(rank),
                       stream = testdevice::new_stream(rank);
-    order(outer, stream);
+    testdevice::order(outer, stream);
     testdevice::RankScope::enter();
     {
       const c10::StreamGuard guard(stream);
       body(rank);
     }
-    order(stream, outer);
+    testdevice::order(stream, outer);
   };
 }
 

@@ -17,12 +17,6 @@ constexpr uint64_t kSeeds = 20;
 
 const at::TensorOptions kOnDevice(device(0));
 
-void order(const c10::Stream& first, const c10::Stream& second) {
-  c10::Event event(kDeviceType);
-  event.record(first);
-  event.block(second);
-}
-
 c10::Stream current() { return c10::impl::VirtualGuardImpl(kDeviceType).getStream(device(0)); }
 
 // How many of the seeds gave a wrong result, and how many a race.

@@ -20,13 +20,9 @@
 namespace pipewright::fsdp {
 namespace {
 
+using tests::in_float;
 using tests::ModulePtr;
 using tests::Rank;
-
-ModulePtr in_float(ModulePtr module) {
-  module->to(at::kFloat);
-  return module;
-}
 
 bool is_finite(const std::vector<at::Tensor>& parameters) {
   return std::ranges::all_of(parameters, [](const at::Tensor& parameter) {

@@ -206,8 +206,7 @@ TEST(FullyShardHsdp, test_all_reduce_hook) {
 
 TEST(FullyShardHsdp, Errors) {
   const auto expect = [](const std::string& what, const std::function<void(Rank&)>& body) {
-    for (const std::string& error : tests::errors_on_ranks(4, body))
-      EXPECT_NE(error.find(what), std::string::npos) << error << "\nexpected: " << what;
+    tests::expect_errors(4, what, body);
   };
   expect("one to replicate over and one to shard over, got 3 dimensions", [](Rank& self) {
     comms::Mesh mesh(*self.world, {{"a", 2}, {"b", 2}, {"c", 1}});

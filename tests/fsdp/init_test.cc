@@ -17,8 +17,8 @@ namespace {
 
 using tests::blocks;
 using tests::difference;
-using tests::errors_on_ranks;
 using tests::events;
+using tests::expect_errors;
 using tests::mlps;
 using tests::ModulePtr;
 using tests::on_ranks;
@@ -29,11 +29,6 @@ using tests::shards_of;
 using tests::sum_of;
 
 using Names = std::vector<std::string>;
-
-void expect_errors(int ranks, const std::string& what, const std::function<void(Rank&)>& body) {
-  for (const std::string& error : errors_on_ranks(ranks, body))
-    EXPECT_NE(error.find(what), std::string::npos) << error << "\nexpected: " << what;
-}
 
 TEST(FullyShardInit, test_raise_noncontiguous_parameter) {
   expect_errors(2,

@@ -20,7 +20,7 @@
 namespace pipewright::fsdp {
 namespace {
 
-using tests::errors_on_ranks;
+using tests::expect_errors;
 using tests::make_mlps;
 using tests::mlps;
 using tests::ModulePtr;
@@ -151,11 +151,6 @@ TEST(FullyShardMeta, BuffersAndInitialization) {
     EXPECT_TRUE(at::equal(y, plain(x)));
     EXPECT_TRUE(at::equal(norm->running_var, plain->running_var));
   });
-}
-
-void expect_errors(int ranks, const std::string& what, const std::function<void(Rank&)>& body) {
-  for (const std::string& error : errors_on_ranks(ranks, body))
-    EXPECT_NE(error.find(what), std::string::npos) << error << "\nexpected: " << what;
 }
 
 TEST(FullyShardMeta, Errors) {

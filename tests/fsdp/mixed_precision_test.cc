@@ -22,6 +22,7 @@ namespace {
 
 using modules::MixedPrecisionPolicy;
 using tests::data_seed;
+using tests::in_float;
 using tests::kReduce;
 using tests::mlps;
 using tests::ModulePtr;
@@ -32,11 +33,6 @@ using tests::Rank;
 using tests::Sharding;
 using tests::shards_of;
 using tests::sum_of;
-
-ModulePtr in_float(ModulePtr module) {
-  module->to(at::kFloat);
-  return module;
-}
 
 struct Case {
   const char* name;

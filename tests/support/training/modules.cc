@@ -234,6 +234,10 @@ ModulePtr make_mlp(int64_t dim, int64_t multiplier, uint64_t seed) {
 ModulePtr make_mlps(int64_t dim, int mlps, uint64_t seed, bool checkpointed) {
   return drawn(std::make_shared<Mlps>(dim, mlps, checkpointed), seed);
 }
+ModulePtr in_float(ModulePtr module) {
+  module->to(at::kFloat);
+  return module;
+}
 ModulePtr make_vit(uint64_t seed) { return drawn(std::make_shared<VitWithHead>(), seed); }
 ModulePtr make_repeated(uint64_t seed, bool chained) {
   return drawn(std::make_shared<Repeated>(chained), seed);

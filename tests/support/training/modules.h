@@ -27,6 +27,8 @@ ModulePtr make_two_linears(std::vector<std::pair<int64_t, int64_t>> shapes, uint
 ModulePtr make_mlp(int64_t dim, int64_t multiplier, uint64_t seed);
 // A Linear, then MLPs; the MLPs are its parts, in which it may checkpoint activations.
 ModulePtr make_mlps(int64_t dim, int mlps, uint64_t seed, bool checkpointed = false);
+// The module, cast to float: all modules here are made in double.
+ModulePtr in_float(ModulePtr module);
 // Linear(4, 4), called twice, and Linear(4, 5); the inner one is its only part. `chained`: its
 // second call takes the first one's result, not the same input.
 ModulePtr make_repeated(uint64_t seed, bool chained);

@@ -85,6 +85,11 @@ std::vector<std::string> errors_on_ranks(int size, const std::function<void(Rank
   return errors_of_ranks(size, [&](int rank) { run_rank(worlds[static_cast<size_t>(rank)]); });
 }
 
+void expect_errors(int size, const std::string& what, const std::function<void(Rank&)>& body) {
+  for (const std::string& error : errors_on_ranks(size, body))
+    EXPECT_NE(error.find(what), std::string::npos) << error << "\nexpected: " << what;
+}
+
 void on_ranks(int size, const std::function<void(Rank&)>& body) {
   EXPECT_EQ(errors_on_ranks(size, body), std::vector<std::string>(static_cast<size_t>(size)));
 }
