@@ -33,10 +33,8 @@ at::Device nccl_device(const Environment& environment) {
   return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
 
-World nccl_world(const Environment& environment, const NcclOptions& options) {
-  const at::Device device = nccl_device(environment);
-  const StorePtr store = connect_store(environment, options.timeout);
-  const MakeBackend make = [=](const std::string& name, int rank, int size) -> BackendPtr {
+MakeBackend nccl_backends(at::Device device, const StorePtr& store, const NcclOptions& options) {
+  return [=](const std::string& name, int rank, int size) -> BackendPtr {
     const NcclGroupOptions group = options.group ? options.group(name) : NcclGroupOptions();
     auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
         c10::make_intrusive<c10d::PrefixStore>(name, store), rank, size,
@@ -46,7 +44,13 @@ World nccl_world(const Environment& environment, const NcclOptions& options) {
     backend->eagerConnectSingleDevice(device);
     return backend;
   };
-  return World(environment.rank, environment.world_size, store, make, options.timeout);
+}
+
+World nccl_world(const Environment& environment, const NcclOptions& options) {
+  const at::Device device = nccl_device(environment);
+  const StorePtr store = connect_store(environment, options.timeout);
+  return World(environment.rank, environment.world_size, store,
+               nccl_backends(device, store, options), options.timeout);
 }
 
 }  // namespace pipewright::comms

@@ -30,6 +30,11 @@ at::Device nccl_device(const Environment& environment);
 // like nccl_device().
 World nccl_world(const Environment& environment, const NcclOptions& options = {});
 
+// The groups of such a world, for a World that is made by hand: of a rank on `device`, with a store
+// that all ranks share.
+MakeBackend nccl_backends(at::Device device, const StorePtr& store,
+                          const NcclOptions& options = {});
+
 }  // namespace pipewright::comms
 
 #endif  // PIPEWRIGHT_COMMS_NCCL_H_
