@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <future>
+#include <optional>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -11,16 +12,36 @@ namespace {
 
 constexpr std::chrono::seconds kPatience{1};
 
+// Calls `end` on a thread of its own, which then drops the backend.
+std::future<void> end_on_thread(BackendPtr backend, void (c10d::Backend::*end)()) {
+  std::packaged_task<void()> task([backend = std::move(backend), end]() mutable {
+    if (end) (*backend.*end)();
+    backend.reset();
+  });
+  std::future<void> ends = task.get_future();
+  std::thread(std::move(task)).detach();
+  return ends;
+}
+
 // Ends a backend that has been aborted. That joins its threads, of which one over Gloo may be stuck
 // until its time limit (abortable_waits.h): then it is left to itself.
 void end_aborted(BackendPtr backend) {
-  std::promise<void> ended;
-  const std::future<void> ends = ended.get_future();
-  std::thread([backend = std::move(backend), ended = std::move(ended)]() mutable {
-    backend.reset();
-    ended.set_value();
-  }).detach();
-  ends.wait_for(kPatience);
+  end_on_thread(std::move(backend), nullptr).wait_for(kPatience);
+}
+
+// Lets pending operations finish. If the world fails meanwhile they may never do, and no other
+// thread knows the backend any more.
+void end_cleanly(const BackendPtr& backend, const std::shared_ptr<FailureDomain>& failures) {
+  std::future<void> ends = end_on_thread(backend, &c10d::Backend::shutdown);
+  std::optional<FailureDomain::Waiting> waiting;
+  while (ends.wait_for(kPatience) == std::future_status::timeout) {
+    if (!waiting) waiting.emplace(failures);
+    if (!failures || !failures->failed()) continue;
+    end_on_thread(backend, &c10d::Backend::abort).wait_for(kPatience);
+    ends.wait_for(kPatience);
+    return;
+  }
+  ends.get();
 }
 
 }  // namespace
@@ -48,7 +69,7 @@ void Group::end() {
   if (aborted_ || (failures && failures->failed()))
     end_aborted(std::move(backend));
   else
-    backend->shutdown();
+    end_cleanly(backend, failures);
 }
 
 void Group::connect_again(int generation) {
@@ -59,10 +80,7 @@ void Group::connect_again(int generation) {
   }
   if (old) end_aborted(std::move(old));
   const std::string name = generation == 0 ? name_ : name_ + "@" + std::to_string(generation);
-  const BackendPtr made = [&] {
-    const FailureDomain::Waiting waiting(failures_.lock());
-    return make_backend_(name, rank_, size_);
-  }();
+  const BackendPtr made = make(name);
   const std::lock_guard lock(mutex_);
   backend_ = made;
   aborted_ = false;
@@ -71,6 +89,20 @@ void Group::connect_again(int generation) {
   pg_uid_ = name;
   pg_desc_ = !made || made->getGroupDesc().empty() ? name : made->getGroupDesc();
   if (made) bound_device_id_ = made->getBoundDeviceId();
+}
+
+// On a thread of its own: if another member ends before it is connected, nothing ends the wait for
+// it, neither in Gloo nor in NCCL. Then the thread is left to itself.
+BackendPtr Group::make(const std::string& name) const {
+  const auto failures = failures_.lock();
+  const FailureDomain::Waiting waiting(failures);
+  std::packaged_task<BackendPtr()> task(
+      [make = make_backend_, name, rank = rank_, size = size_] { return make(name, rank, size); });
+  std::future<BackendPtr> made = task.get_future();
+  std::thread(std::move(task)).detach();
+  while (made.wait_for(kPatience) == std::future_status::timeout)
+    if (failures) failures->throw_if_failed();
+  return made.get();
 }
 
 int Group::generation() const {

@@ -164,6 +164,7 @@ class Group final : public c10d::Backend {
   static at::Tensor first_of(const Tensors& tensors) {
     return tensors.empty() ? Tensor() : tensors[0];
   }
+  BackendPtr make(const std::string& name) const;
   WorkPtr issued(int64_t number, WorkPtr work);
   void end();
   // Throws std::runtime_error if the group could not be connected again.

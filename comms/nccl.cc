@@ -3,6 +3,7 @@
 #include "pipewright/comms/nccl.h"
 
 #include <ATen/Context.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
@@ -35,6 +36,7 @@ at::Device nccl_device(const Environment& environment) {
 
 MakeBackend nccl_backends(at::Device device, const StorePtr& store, const NcclOptions& options) {
   return [=](const std::string& name, int rank, int size) -> BackendPtr {
+    const c10::DeviceGuard guard(device);  // this may be any thread
     const NcclGroupOptions group = options.group ? options.group(name) : NcclGroupOptions();
     auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
         c10::make_intrusive<c10d::PrefixStore>(name, store), rank, size,

@@ -22,12 +22,11 @@ at::Device nccl_device(const Environment& environment);
 //
 //   const Environment environment = read_environment();
 //   World world = nccl_world(environment);
-//   c10::DeviceGuard guard(nccl_device(environment));  // before make_group()
+//   c10::DeviceGuard guard(nccl_device(environment));
 //
-// The caller must make its device current before it creates groups: a communicator is connected
-// when it is created, not at its first operation. PyTorch's flight recorder and watchdog report a
-// group by its name and the world ranks of its members. Blocks until the store is reachable. Throws
-// like nccl_device().
+// A communicator is connected when its group is made, not at its first operation. PyTorch's flight
+// recorder and watchdog report a group by its name and the world ranks of its members. Blocks until
+// the store is reachable. Throws like nccl_device().
 World nccl_world(const Environment& environment, const NcclOptions& options = {});
 
 // The groups of such a world, for a World that is made by hand: of a rank on `device`, with a store

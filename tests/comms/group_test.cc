@@ -1,0 +1,84 @@
+// How the handle of a group makes and ends its backend.
+#include "pipewright/comms/group.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "pipewright/comms/world.h"
+
+namespace pipewright::comms {
+namespace {
+
+// Its shutdown() lasts until abort(), as with NCCL while an operation's peer does not come.
+class Stuck final : public c10d::Backend {
+ public:
+  using Backend::Backend;
+  void shutdown() override { aborted_.get_future().wait(); }
+  void abort() override { aborted_.set_value(); }
+
+ private:
+  std::promise<void> aborted_;
+};
+
+// A rank that ends cleanly waits for operations that another rank's failure has made endless.
+TEST(Group, ACleanEndIsAbortedByAFailure) {
+  const StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  const auto watcher = std::make_shared<Watcher>();
+  std::vector<BackendPtr> made;
+  const MakeBackend make = [&](const std::string&, int rank, int size) {
+    return made.emplace_back(c10::make_intrusive<Stuck>(rank, size));
+  };
+  World ends(0, 2, store, make, std::chrono::seconds(60), watcher);
+  World fails(1, 2, store, make, std::chrono::seconds(60), watcher);
+  BackendPtr group = ends.make_group("all", std::vector{0, 1});
+  auto ended = std::async(std::launch::async, [&] { group.reset(); });
+  EXPECT_EQ(ended.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  fails.failures().fail("out of luck");
+  const bool has_ended = ended.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+  EXPECT_TRUE(has_ended);
+  if (!has_ended) made[0]->abort();
+}
+
+TEST(Group, OneThatIsDroppedIsForgotten) {
+  const MakeBackend make = [](const std::string&, int, int) { return BackendPtr(); };
+  World world(0, 1, c10::make_intrusive<c10d::HashStore>(), make);
+  const BackendPtr kept = world.make_group("kept", std::vector{0});
+  BackendPtr dropped = world.make_group("dropped", std::vector{0});
+  EXPECT_EQ(world.groups()->states().size(), 2u);
+  dropped.reset();
+  const std::vector<GroupState> states = world.groups()->states();
+  ASSERT_EQ(states.size(), 1u);
+  EXPECT_TRUE(states[0].name.starts_with("kept")) << states[0].name;
+}
+
+// As over Gloo or NCCL if a member ends after the others have found it and before it is connected.
+TEST(Group, MakingABackendEndsWithAFailure) {
+  const StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  const auto watcher = std::make_shared<Watcher>();
+  const auto connected = std::make_shared<std::promise<void>>();
+  const auto connects = std::make_shared<std::shared_future<void>>(connected->get_future());
+  const MakeBackend make = [connects](const std::string&, int, int) -> BackendPtr {
+    connects->wait();
+    return {};
+  };
+  World waits(0, 2, store, make, std::chrono::seconds(60), watcher);
+  World fails(1, 2, store, make, std::chrono::seconds(60), watcher);
+  auto made = std::async(std::launch::async, [&]() -> std::string {
+    try {
+      waits.make_group("all", std::vector{0, 1});
+    } catch (const std::runtime_error& error) {
+      return error.what();
+    }
+    return "no error";
+  });
+  fails.failures().fail("out of luck");
+  const bool has_ended = made.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+  connected->set_value();
+  EXPECT_TRUE(has_ended);
+  EXPECT_NE(made.get().find("rank 1: out of luck"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace pipewright::comms
