@@ -2,6 +2,8 @@
 #include "pipewright/comms/collective_log.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -9,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "pipewright/comms/device_event.h"
 #include "pipewright/comms/group.h"
 #include "pipewright/comms/poll.h"
 #include "tests/device/backend.h"
@@ -95,6 +98,61 @@ TEST(CollectiveLog, ADeviceIsBehindItsHost) {
     own.sum[0].cpu();
     EXPECT_EQ(own.state().joined, kCalls);
   });
+}
+
+// A communicator runs its collectives in the order of the calls, whichever streams they are made
+// on: the device has not joined the second one while the stream of the first one is not there.
+TEST(CollectiveLog, TwoStreamsOfOneGroup) {
+  std::atomic<bool> sends = false;
+  run([&](int rank, Member& own) {
+    if (rank == 1) {
+      comms::poll(kLimit, 1, [&] { return sends.load(); });
+      std::vector<at::Tensor> gate = {at::ones({1}, device(rank))};
+      own.spare->send(gate, 0, 0)->wait();
+    }
+    std::vector<at::Tensor> first = {at::ones({2}, device(rank))};
+    {
+      const c10::Stream own_stream = current_stream(rank), side = new_stream(rank);
+      order(own_stream, side);
+      const c10::StreamGuard on_side(side);
+      if (rank == 0) {
+        std::vector<at::Tensor> gate = {at::ones({1}, device(rank))};
+        own.spare->recv(gate, 1, 0)->wait();
+      }
+      comms::wait(*own.group, *own.group->allreduce(first));
+    }
+    comms::wait(*own.group, *own.group->allreduce(own.sum));
+    if (rank == 0) {
+      // The stream of the second call has nothing to wait for but the collective.
+      c10::Event called(kDeviceType);
+      called.record(current_stream(rank));
+      EXPECT_FALSE(called.query());
+      EXPECT_EQ(own.state().issued, 2);
+      EXPECT_EQ(own.state().joined, 0);
+      sends = true;
+    }
+    EXPECT_EQ(own.sum[0].sum().item<float>(), 4);
+    EXPECT_TRUE(own.comes_to([](const comms::GroupState& state) {
+      return state.joined == 2 && state.device_waits.empty() && state.last.at(0).is_done;
+    }));
+  });
+}
+
+// The watcher's thread asks for the state, and must not get the error of a kernel.
+TEST(CollectiveLog, OfADeviceThatHasFailed) {
+  run([&](int rank, Member& own) {
+    if (rank == 1) return;
+    own.group->allreduce(own.sum);  // rank 1 never comes
+    const at::Tensor outside = at::full({1}, 7, at::TensorOptions(at::kLong).device(device(0)));
+    static_cast<void>(at::ones({2}, device(0)).index_select(0, outside));
+    c10::Event failed(kDeviceType);
+    failed.record(current_stream(0));
+    EXPECT_TRUE(comms::poll(kLimit, 1, [&] { return comms::has_ended(failed); }));
+    EXPECT_THROW(failed.query(), std::runtime_error);
+    EXPECT_EQ(own.state().joined, 1);
+    own.group->abort();
+  });
+  EXPECT_EQ(errors().size(), 1u);
 }
 
 }  // namespace

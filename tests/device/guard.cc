@@ -64,7 +64,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void* event, DeviceIndex) const noexcept override { delete event_of(event); }
   bool queryEvent(void* event) const override {
     const Lock lock(machine().mutex);
-    return has_reached(*event_of(event)->stream, event_of(event)->position);
+    const bool reached = has_reached(*event_of(event)->stream, event_of(event)->position);
+    throw_sticky_error();
+    return reached;
   }
   bool queryStream(const c10::Stream& stream) const override {
     const Lock lock(machine().mutex);
