@@ -25,7 +25,7 @@ using Names = std::vector<std::string>;
 
 // On the test device for its orders of execution, which checkpointing does not change.
 std::vector<Checkpointed> checkpointings() {
-  if (tests::is_on_test_device()) return {Checkpointed::kNot};
+  if (tests::is_on_device()) return {Checkpointed::kNot};
   return {Checkpointed::kNot, Checkpointed::kAround, Checkpointed::kInside, Checkpointed::kWrapper};
 }
 
@@ -94,6 +94,25 @@ void expect_steps(const Case& the, Checkpointed checkpointed) {
 const Names kRoot = {"root"}, kForward = {"0", "1", "2"}, kPostRoot = {"post root"};
 const Names kBackward = {"2", "1", "post 2", "0", "post 1", "post 0"};
 const Names kKept = {"post 2", "post 1", "post 0"};
+
+// A reduction runs beside the next unit's backward, and no longer: each that is under way holds the
+// gradients of a whole unit.
+TEST(FullyShardReductions, AtMostTwoAreUnderWay) {
+  on_ranks(2, [](Rank& self) {
+    const ModulePtr module = tests::make_mlps(8, 4, 42);
+    const auto log = std::make_shared<EventLog>();
+    Sharding sharding(self, *module, tests::mlps(4), {.event_log = log});
+    forward(module, tests::random_input({2, 8}, 1)).sum().backward();
+    Names found;
+    for (const EventRecord& entry : *log) {
+      if (entry.event == Event::kReduce) found.push_back("begin " + entry.unit);
+      if (entry.event == Event::kWaitReduce) found.push_back("end " + entry.unit);
+    }
+    EXPECT_EQ(found, (Names{"begin `mlp3`", "begin `mlp2`", "end `mlp3`", "begin `mlp1`",
+                            "end `mlp2`", "begin `mlp0`", "end `mlp1`", "begin the root",
+                            "end `mlp0`", "end the root"}));
+  });
+}
 
 TEST(FullyShardPrefetch, test_backward_prefetch_forward_backward) {
   for (const Checkpointed checkpointed : checkpointings()) {
