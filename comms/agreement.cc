@@ -7,6 +7,7 @@
 
 #include <ATen/ATen.h>
 
+#include <cctype>
 #include <cstring>
 #include <sstream>
 #include <stdexcept>
@@ -50,12 +51,25 @@ std::vector<std::string> split_lines(const std::string& text) {
   return lines;
 }
 
+// "Float [2] on cuda" of "Float [2] on cuda:1".
+std::string without_index(std::string line, at::Device device) {
+  if (!device.has_index()) return line;
+  const std::string name = device.str();
+  const size_t length = name.find(':');
+  for (size_t at = 0; (at = line.find(name, at)) != std::string::npos; at += length) {
+    const size_t end = at + name.size();
+    if (end == line.size() || !std::isdigit(static_cast<unsigned char>(line[end])))
+      line.erase(at + length, end - at - length);
+  }
+  return line;
+}
+
 }  // namespace
 
 void compare_lines(const std::vector<std::string>& lines, c10d::Backend& group, at::Device device) {
   if (group.getSize() == 1) return;
   std::string text;
-  for (const std::string& line : lines) text += line + '\n';
+  for (const std::string& line : lines) text += without_index(line, device) + '\n';
   const std::vector<std::string> texts = all_gather_texts(text, group, device);
   const std::vector<std::string> first = split_lines(texts[0]);
   for (int rank = 1; rank < group.getSize(); ++rank) {

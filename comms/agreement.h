@@ -10,8 +10,9 @@ namespace pipewright::comms {
 
 // Checks that every rank of `group` passes the same lines, such as "`weight`, Float [3, 4]". If
 // not, throws the same std::invalid_argument on every rank: it shows the first line that differs
-// from rank 0's, on the first such rank. Collective and blocking; communicates through `device`,
-// which the group's backend must support.
+// from rank 0's, on the first such rank. Lines may name `device`: its index does not count, as each
+// rank may have its own. Collective and blocking; communicates through `device`, which the group's
+// backend must support.
 void compare_lines(const std::vector<std::string>& lines, c10d::Backend& group, at::Device device);
 
 // The text of the first rank of `group` whose text is not empty, on every rank; empty if all are.

@@ -11,6 +11,7 @@
 #include "pipewright/ir/errors.h"
 #include "pipewright/modules/forward.h"
 #include "tests/ddp/wrap.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/training/mixed_reference.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
@@ -21,6 +22,7 @@ namespace {
 
 using modules::MixedPrecisionPolicy;
 using tests::data_seed;
+using tests::here;
 using tests::ModulePtr;
 using tests::on_ranks;
 using tests::random_input;
@@ -29,6 +31,12 @@ using tests::Rank;
 constexpr auto kBf16 = at::kBFloat16;
 
 ModulePtr mlps() { return tests::in_float(tests::make_mlps(8, 3, 42)); }
+
+std::shared_ptr<torch::nn::LinearImpl> make_linear() {
+  auto linear = std::make_shared<torch::nn::LinearImpl>(8, 8);
+  linear->to(here());
+  return linear;
+}
 
 struct Case {
   const char* name;
@@ -119,9 +127,10 @@ TEST_P(Policies, OneRank) {
 TEST(ReplicateMixedPrecision, SumsInFp16DoNotOverflow) {
   on_ranks(4, [](Rank& self) {
     const auto linear = std::make_shared<torch::nn::LinearImpl>(1, 1);
+    linear->to(here());
     const auto unit =
         replicate(*linear, self.group, {.mixed_precision = {.param_dtype = at::kHalf}});
-    modules::forward(linear, at::full({1, 1}, 30000.0)).sum().backward();
+    modules::forward(linear, at::full({1, 1}, 30000.0, here())).sum().backward();
     EXPECT_EQ(linear->weight.grad().item<float>(), 30000);
   });
 }
@@ -140,10 +149,11 @@ struct Sees : torch::nn::Module {
 
 TEST(ReplicateMixedPrecision, test_what_modules_see) {
   on_ranks(2, [](Rank& self) {
-    const at::Tensor x = at::zeros({2, 8}), tokens = at::zeros({2}, at::kLong);
+    const at::Tensor x = at::zeros({2, 8}, here()), tokens = at::zeros({2}, here(at::kLong));
     using Dtypes = std::tuple<at::ScalarType, at::ScalarType, at::ScalarType>;
     const auto run = [&](const MixedPrecisionPolicy& policy, const at::Tensor& y) {
       const auto module = std::make_shared<Sees>();
+      module->to(here());
       const auto unit = replicate(*module, self.group, {.mixed_precision = policy});
       const at::Tensor out = modules::forward(module, x, y);
       return Dtypes{module->x_dtype, module->y_dtype, out.scalar_type()};
@@ -185,6 +195,7 @@ struct Norms : torch::nn::Module {
       linears.back()->bias.set_data(values[0].clone());
     }
     unused = register_parameter("unused", at::ones({3}));
+    to(here());
   }
   at::Tensor forward(at::Tensor x) {
     for (size_t i = 0; i < norms.size(); ++i) {
@@ -203,10 +214,15 @@ struct Norms : torch::nn::Module {
 
 constexpr MixedPrecisionPolicy kBf16InFp32 = {.param_dtype = kBf16, .reduce_dtype = at::kFloat};
 
+at::Tensor input_of_norms() { return at::arange(32, here(at::kFloat)).cos_().view({4, 8}); }
+
 // The gradients of a plain module in bf16, in fp32.
-std::vector<at::Tensor> gradients_of(Norms& module) {
+std::vector<at::Tensor> gradients_in_bf16() {
+  Norms plain(false);
+  plain.to(kBf16);
+  plain.forward(input_of_norms().to(kBf16)).sum().backward();
   std::vector<at::Tensor> grads;
-  for (const at::Tensor& weight : module.parameters())
+  for (const at::Tensor& weight : plain.parameters())
     grads.push_back(weight.grad().defined() ? weight.grad().to(at::kFloat) : at::Tensor());
   return grads;
 }
@@ -226,14 +242,11 @@ void expect_gradients(Norms& module, const std::vector<at::Tensor>& want, double
 // The backward of a checkpointed part ends inside that of the model; copies are still needed then,
 // also if nothing is reduced. A parameter that no rank uses has no gradient.
 TEST(ReplicateMixedPrecision, CopiesLastUntilTheOutermostBackwardEnds) {
-  const at::Tensor input = at::arange(32, at::kFloat).cos_().view({4, 8});
-  const auto plain = std::make_shared<Norms>(false);
-  plain->to(kBf16);
-  plain->forward(input.to(kBf16)).sum().backward();
-  const std::vector<at::Tensor> want = gradients_of(*plain);
   for (const bool checkpointed : {false, true}) {
     for (const bool by_parts : {false, true}) {
       on_ranks(2, [&](Rank& self) {
+        const at::Tensor input = input_of_norms();
+        const std::vector<at::Tensor> want = gradients_in_bf16();
         const auto module = std::make_shared<Norms>(checkpointed);
         const Options options = {.find_unused_parameters = true, .mixed_precision = kBf16InFp32};
         std::vector<std::shared_ptr<Replicated>> units;
@@ -259,12 +272,9 @@ TEST(ReplicateMixedPrecision, CopiesLastUntilTheOutermostBackwardEnds) {
 
 // A graph that is passed twice, and two graphs at once.
 TEST(ReplicateMixedPrecision, EachBackwardHasItsCopies) {
-  const at::Tensor input = at::arange(32, at::kFloat).cos_().view({4, 8});
-  const auto plain = std::make_shared<Norms>(false);
-  plain->to(kBf16);
-  plain->forward(input.to(kBf16)).sum().backward();
-  const std::vector<at::Tensor> want = gradients_of(*plain);
-  on_ranks(2, [&](Rank& self) {
+  on_ranks(2, [](Rank& self) {
+    const at::Tensor input = input_of_norms();
+    const std::vector<at::Tensor> want = gradients_in_bf16();
     const auto module = std::make_shared<Norms>(false);
     const auto unit = replicate(*module, self.group,
                                 {.find_unused_parameters = true, .mixed_precision = kBf16InFp32});
@@ -283,7 +293,7 @@ TEST(ReplicateMixedPrecision, EachBackwardHasItsCopies) {
 // evaluation, after reshard(), after a forward that threw, and after the end of the unit.
 TEST(ReplicateMixedPrecision, ParametersComeBack) {
   on_ranks(2, [](Rank& self) {
-    const auto linear = std::make_shared<torch::nn::LinearImpl>(8, 8);
+    const auto linear = make_linear();
     auto unit = replicate(*linear, self.group, {.mixed_precision = {.param_dtype = kBf16}});
     const at::Tensor values = linear->weight.detach().clone();
     const auto expect_parameter = [&] {
@@ -292,14 +302,14 @@ TEST(ReplicateMixedPrecision, ParametersComeBack) {
     };
     {
       const c10::NoGradGuard no_grad;
-      EXPECT_EQ(modules::forward(linear, at::ones({1, 8})).scalar_type(), kBf16);
+      EXPECT_EQ(modules::forward(linear, at::ones({1, 8}, here())).scalar_type(), kBf16);
     }
     expect_parameter();
-    at::Tensor out = modules::forward(linear, at::ones({1, 8}));
+    at::Tensor out = modules::forward(linear, at::ones({1, 8}, here()));
     EXPECT_EQ(linear->weight.scalar_type(), kBf16);
     unit->reshard();
     expect_parameter();
-    EXPECT_ANY_THROW(modules::forward(linear, at::ones({1, 9})));
+    EXPECT_ANY_THROW(modules::forward(linear, at::ones({1, 9}, here())));
     expect_parameter();
     unit->unshard();
     EXPECT_EQ(linear->weight.scalar_type(), kBf16);
@@ -311,9 +321,9 @@ TEST(ReplicateMixedPrecision, ParametersComeBack) {
 // An optimizer step after a forward without a backward would write to a copy.
 TEST(ReplicateMixedPrecision, WritesToCopiesAreAnError) {
   on_ranks(2, [](Rank& self) {
-    const auto linear = std::make_shared<torch::nn::LinearImpl>(8, 8);
+    const auto linear = make_linear();
     const auto unit = replicate(*linear, self.group, {.mixed_precision = {.param_dtype = kBf16}});
-    const auto expect_error = [&](const char* what) {
+    const auto expect_error = [&](const std::string& what) {
       try {
         unit->reshard();
         ADD_FAILURE() << "expected an error";
@@ -333,16 +343,15 @@ TEST(ReplicateMixedPrecision, WritesToCopiesAreAnError) {
     EXPECT_EQ(linear->weight.scalar_type(), at::kFloat);
     unit->unshard();
     linear->to(at::kDouble);
-    expect_error(
-        "was replaced: expected the BFloat16 [8] on cpu that replicate put there, got "
-        "Double [8] on cpu");
+    expect_error("was replaced: expected the BFloat16 [8] on " + here().str() +
+                 " that replicate put there, got Double [8] on " + here().str());
   });
 }
 
 // All ranks must agree on the policy.
 TEST(ReplicateMixedPrecision, PoliciesThatDiffer) {
   const auto errors = tests::errors_on_ranks(2, [](Rank& self) {
-    const auto linear = std::make_shared<torch::nn::LinearImpl>(8, 8);
+    const auto linear = make_linear();
     Options options;
     if (self.rank == 1) options.mixed_precision.reduce_dtype = kBf16;
     const auto unit = replicate(*linear, self.group, options);

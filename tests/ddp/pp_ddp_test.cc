@@ -128,7 +128,7 @@ TEST_P(PpDdp, test_replicate_pp) {
                           .layers = {.dtype = dtype}};
     const std::vector<Trained> alone = train_pipeline(pipeline, nullptr);
     for (const int copies : {2, 4}) {
-      if (tests::is_on_test_device() && copies > 2) continue;
+      if (tests::is_on_device() && copies > 2) continue;
       pipeline.copies = copies;
       const std::vector<Trained> copied = train_pipeline(pipeline, replicate_whole);
       ASSERT_EQ(copied.size(), 2 * static_cast<size_t>(copies));

@@ -1,13 +1,24 @@
-"""Test bodies that run on the CPU and on the test device, there with one or more seeds: orders of execution."""
+"""Test bodies that run on the CPU and on the test device."""
 
 load("//tools:library.bzl", "cc_library", "cc_test")
 
-def cpu_and_device_test(name, srcs, deps, seeds = 1, device_filter = "*", device_size = None, **arguments):
+_CPU_ONLY = "cpu_only:"
+
+def cpu_and_device_test(
+        name,
+        srcs,
+        deps,
+        seeds = 1,
+        cpu_only = [],
+        slow_on_test_device = [],
+        device_size = None,
+        **arguments):
     """A test `name` on the CPU; the same body as `name`_on_device, and with 20 seeds as `name`_20_seeds (manual).
 
     Args:
-      seeds: how many seeds `name`_on_device runs, one after the other.
-      device_filter: gtest's filter of what runs on the device.
+      seeds: how many seeds `name`_on_device runs, one after the other. A seed is an order of execution.
+      cpu_only: patterns of gtest's filter: tests that are about the CPU, such as its memory.
+      slow_on_test_device: patterns of tests that run on the CPU only, to save time.
       device_size: the size of `name`_on_device; by default that of `name`.
       **arguments: of cc_test.
     """
@@ -17,6 +28,7 @@ def cpu_and_device_test(name, srcs, deps, seeds = 1, device_filter = "*", device
         srcs = srcs,
         deps = deps,
         alwayslink = True,
+        tags = [_CPU_ONLY + pattern for pattern in cpu_only],
     )
     cc_test(
         name = name,
@@ -33,7 +45,7 @@ def cpu_and_device_test(name, srcs, deps, seeds = 1, device_filter = "*", device
             visibility = ["//tests/device:__pkg__"],
             **dict(
                 arguments,
-                args = ["--gtest_repeat=" + str(repeat), "--gtest_filter=" + device_filter],
+                args = ["--gtest_repeat=" + str(repeat), "--gtest_filter=-" + ":".join(cpu_only + slow_on_test_device)],
                 size = size,
                 tags = arguments.get("tags", []) + tags
             )

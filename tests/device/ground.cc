@@ -22,7 +22,7 @@ std::vector<comms::World> make_worlds(int size, const comms::ThreadOptions& opti
   return testdevice::device_worlds(size, {.timeout = options.timeout});
 }
 
-bool is_on_test_device() { return true; }
+c10::DeviceType device_type() { return c10::DeviceType::PrivateUse1; }
 
 // A rank uses its own device, and a stream that is not the default one, on which autograd's threads
 // start.

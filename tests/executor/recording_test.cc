@@ -91,7 +91,7 @@ TEST_P(RecordingOfEverySchedule, HasEveryActionAfterWhatItWaitsFor) {
           dependency.kind == schedule::Dependency::kSend ||
           (is_transfer(graph.node(action)) && is_transfer(graph.node(dependency.action)));
       // Devices have clocks of their own: a tensor may seem to arrive before it was sent.
-      const bool was_moved = tests::is_on_test_device() && other.duration() == 0 &&
+      const bool was_moved = tests::is_on_device() && other.duration() == 0 &&
                              is_transfer(graph.node(dependency.action));
       if (was_moved) return false;
       if (starts_together) {
@@ -124,7 +124,7 @@ TEST_P(RecordingOfEverySchedule, HasEveryActionAfterWhatItWaitsFor) {
   const bool has_compounds = std::ranges::any_of(program.rows, [](const ir::Row& row) {
     return std::ranges::any_of(row, [](const ir::Action& action) { return action.is_compound(); });
   });
-  if (has_compounds || tests::is_on_test_device()) return;
+  if (has_compounds || tests::is_on_device()) return;
   const schedule::Costs unit{.unshard = 1, .reshard = 1, .reduce_grad = 1};
   const schedule::CostTable table(unit, program.placement);
   std::vector<double> stretch;

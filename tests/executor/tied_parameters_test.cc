@@ -192,7 +192,7 @@ TEST_P(TiedEmbeddings, EqualsTheModelWithoutAPipeline) {
   const auto [spec, parallel] = GetParam();
   for (const int pp : {1, 2, 3}) {
     // On the test device an operator takes about 20 times as long.
-    if (tests::is_on_test_device() && pp != 2) continue;
+    if (tests::is_on_device() && pp != 2) continue;
     expect_trained(*spec, pp, parallel, /*fails=*/false);
   }
 }

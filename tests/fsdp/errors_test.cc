@@ -7,6 +7,7 @@
 #include "pipewright/comms/recording_backend.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "tests/fsdp/sharding.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/named_wait.h"
 #include "tests/support/training/on_ranks.h"
@@ -31,21 +32,21 @@ TEST(FullyShardErrors, Misuse) {
     const auto unit = fully_shard(*module, self.group);
     (void)fully_shard(*module, self.group);
   });
-  expect_errors(2, "parameter `scale`, Float [] on cpu, is a scalar", [](Rank& self) {
+  expect_errors(2, "parameter `scale`, Float [] on {here}, is a scalar", [](Rank& self) {
     torch::nn::Module module;
-    module.register_parameter("scale", at::ones({}));
+    module.register_parameter("scale", at::ones({}, tests::here()));
     (void)fully_shard(module, self.group);
   });
-  expect_errors(2, "parameter `b`, Double [4] on cpu: expected the dtype and device of `a`",
+  expect_errors(2, "parameter `b`, Double [4] on {here}: expected the dtype and device of `a`",
                 [](Rank& self) {
                   torch::nn::Module module;
-                  module.register_parameter("a", at::ones({4}));
-                  module.register_parameter("b", at::ones({4}, at::kDouble));
+                  module.register_parameter("a", at::ones({4}, tests::here()));
+                  module.register_parameter("b", at::ones({4}, tests::here(at::kDouble)));
                   (void)fully_shard(module, self.group);
                 });
   expect_errors(3, "dimension 1 does not divide evenly by 3 ranks", [](Rank& self) {
     torch::nn::Module module;
-    module.register_parameter("w", at::ones({4, 4}));
+    module.register_parameter("w", at::ones({4, 4}, tests::here()));
     (void)fully_shard(module, self.group,
                       {.shard_placement_fn = [](const at::Tensor&) { return int64_t{1}; }});
   });
@@ -127,10 +128,11 @@ TEST(FullyShardErrors, AChangedParameter) {
                 [](Rank& self) {
                   const ModulePtr module = tests::make_mlps(4, 1, 42);
                   Sharding sharding(self, *module, mlps(1), {});
-                  module->parameters()[2].set_data(at::ones({5, 4}, at::kDouble));
+                  module->parameters()[2].set_data(at::ones({5, 4}, tests::here(at::kDouble)));
                   forward(module, random_input({2, 4}, 1));
                 });
-  expect_errors(2, "became Float on cpu: expected the dtype and device of `in_proj.weight`, Double",
+  expect_errors(2,
+                "became Float on {here}: expected the dtype and device of `in_proj.weight`, Double",
                 [](Rank& self) {
                   const ModulePtr module = tests::make_mlps(4, 1, 42);
                   Sharding sharding(self, *module, mlps(1), {});
@@ -140,7 +142,7 @@ TEST(FullyShardErrors, AChangedParameter) {
   // While it is unsharded.
   expect_errors(2,
                 "parameter `in_proj.weight` of the root, which is unsharded, was replaced: "
-                "expected the Double [8, 4] on cpu that fully_shard put there, got Float [8, 4]",
+                "expected the Double [8, 4] on {here} that fully_shard put there, got Float [8, 4]",
                 [](Rank& self) {
                   const ModulePtr module = tests::make_mlp(4, 2, 42);
                   const auto unit = fully_shard(*module, self.group);

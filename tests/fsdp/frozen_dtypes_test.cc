@@ -9,6 +9,7 @@
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/modules/distribution.h"
 #include "tests/fsdp/sharding.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 #include "tests/support/training/parity.h"
@@ -134,18 +135,19 @@ TEST(FullyShardFrozen, FullTensorOfEachDtype) {
 // Once it is trained, a parameter must have the dtype of the other trained ones.
 TEST(FullyShardFrozen, UnfreezingAnotherDtype) {
   struct TwoDtypes : torch::nn::Module {
-    at::Tensor half = register_parameter("half", at::ones({4}, at::kHalf), false);
-    at::Tensor weight = register_parameter("weight", at::ones({4}));
+    at::Tensor half = register_parameter("half", at::ones({4}, tests::here(at::kHalf)), false);
+    at::Tensor weight = register_parameter("weight", at::ones({4}, tests::here()));
   };
-  expect_errors(2,
-                "parameter `weight` of the root became Float on cpu: expected the dtype and device "
-                "of `half`, Half on cpu",
-                [](Rank& self) {
-                  TwoDtypes module;
-                  const auto unit = fully_shard(module, self.group);
-                  module.half.set_requires_grad(true);
-                  unit->unshard();
-                });
+  expect_errors(
+      2,
+      "parameter `weight` of the root became Float on {here}: expected the dtype and device "
+      "of `half`, Half on {here}",
+      [](Rank& self) {
+        TwoDtypes module;
+        const auto unit = fully_shard(module, self.group);
+        module.half.set_requires_grad(true);
+        unit->unshard();
+      });
 }
 
 }  // namespace

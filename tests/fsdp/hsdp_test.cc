@@ -38,7 +38,7 @@ TEST(FullyShardHsdp, test_train_parity_hsdp) {
          {ReshardAfterForward(true), ReshardAfterForward(false)}) {
       for (const int64_t dim : {3, 16, 17}) {
         // On the device for the order of kernels, which the sizes do not change.
-        if (tests::is_on_test_device() && dim < 17) continue;
+        if (tests::is_on_device() && dim < 17) continue;
         for (const bool checkpointed : {false, true}) {
           for (const auto& [only_last, offloads] :
                {std::pair{true, false}, std::pair{false, false}, std::pair{true, true},

@@ -8,6 +8,7 @@
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/ir/errors.h"
 #include "tests/fsdp/sharding.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 #include "tests/support/training/parity.h"
@@ -31,45 +32,47 @@ using tests::sum_of;
 using Names = std::vector<std::string>;
 
 TEST(FullyShardInit, test_raise_noncontiguous_parameter) {
-  expect_errors(2,
-                "fully_shard: parameter `weight`, Float [4, 3, 2, 2] on cpu: expected a contiguous "
-                "tensor",
-                [](Rank& self) {
-                  const auto conv =
-                      std::make_shared<torch::nn::Conv2dImpl>(torch::nn::Conv2dOptions(3, 4, 2));
-                  conv->weight.set_data(conv->weight.contiguous(at::MemoryFormat::ChannelsLast));
-                  (void)fully_shard(*conv, self.group);
-                });
+  expect_errors(
+      2,
+      "fully_shard: parameter `weight`, Float [4, 3, 2, 2] on {here}: expected a contiguous "
+      "tensor",
+      [](Rank& self) {
+        const auto conv =
+            std::make_shared<torch::nn::Conv2dImpl>(torch::nn::Conv2dOptions(3, 4, 2));
+        conv->to(tests::here());
+        conv->weight.set_data(conv->weight.contiguous(at::MemoryFormat::ChannelsLast));
+        (void)fully_shard(*conv, self.group);
+      });
 }
 
 TEST(FullyShardInit, test_invalid_shard_dim) {
   for (const int64_t dim : {1, -2}) {
-    expect_errors(2,
-                  "fully_shard: parameter `bias`, Double [5] on cpu: shard_placement_fn: expected "
-                  "one of its 1 dimensions, got " +
-                      std::to_string(dim),
-                  [&](Rank& self) {
-                    torch::nn::Linear linear(4, 5);
-                    linear->to(at::kDouble);
-                    (void)fully_shard(*linear, self.group,
-                                      {.shard_placement_fn = [&](const at::Tensor& of) {
-                                        return of.dim() == 1 ? dim : 0;
-                                      }});
-                  });
+    expect_errors(
+        2,
+        "fully_shard: parameter `bias`, Double [5] on {here}: shard_placement_fn: expected "
+        "one of its 1 dimensions, got " +
+            std::to_string(dim),
+        [&](Rank& self) {
+          torch::nn::Linear linear(4, 5);
+          linear->to(tests::here(), at::kDouble);
+          (void)fully_shard(*linear, self.group, {.shard_placement_fn = [&](const at::Tensor& of) {
+            return of.dim() == 1 ? dim : 0;
+          }});
+        });
   }
 }
 
 TEST(FullyShardInit, test_init_1d_uneven_shard_largest_dim) {
-  expect_errors(8,
-                "fully_shard: parameter `layer0.weight`, Double [16, 17] on cpu: dimension 1 does "
-                "not divide evenly by 8 ranks",
-                [&](Rank& self) {
-                  const ModulePtr module = tests::make_two_linears({{17, 16}}, 42);
-                  (void)fully_shard(*module, self.group,
-                                    {.shard_placement_fn = [](const at::Tensor& of) {
-                                      return of.dim() == 2 && of.size(1) > of.size(0) ? 1 : 0;
-                                    }});
-                });
+  expect_errors(
+      8,
+      "fully_shard: parameter `layer0.weight`, Double [16, 17] on {here}: dimension 1 does "
+      "not divide evenly by 8 ranks",
+      [&](Rank& self) {
+        const ModulePtr module = tests::make_two_linears({{17, 16}}, 42);
+        (void)fully_shard(*module, self.group, {.shard_placement_fn = [](const at::Tensor& of) {
+          return of.dim() == 2 && of.size(1) > of.size(0) ? 1 : 0;
+        }});
+      });
 }
 
 TEST(FullyShardInit, test_init_1d_transformer_shard_dim_neg1) {
@@ -182,9 +185,9 @@ TEST(FullyShardInit, test_fully_shard_module_and_param_fqns) {
       if (has_root) units.push_back(fully_shard(*module, self.group));
       const at::Tensor shard = module->named_parameters()[path];
       if (shard.dim() == 2)
-        (void)at::mm(at::ones({2, 8}, at::kDouble), shard.t());
+        (void)at::mm(at::ones({2, 8}, tests::here(at::kDouble)), shard.t());
       else
-        (void)at::add(at::ones({2, 8}, at::kDouble), shard);
+        (void)at::add(at::ones({2, 8}, tests::here(at::kDouble)), shard);
     };
   };
   expect_errors(2, "reads parameter `weight` of `mlp1.in_proj`,",

@@ -30,8 +30,8 @@ using tests::Sharding;
 // state need none there.
 void expect_training_memory(bool reshard, bool offload) {
   constexpr int kLayers = 6, kRanks = 2;
-  const bool on_device = tests::is_on_test_device();
-  const tests::Meter meter(on_device ? c10::DeviceType::PrivateUse1 : c10::DeviceType::CPU);
+  const bool on_device = tests::is_on_device();
+  const tests::Meter meter(tests::device_type());
   on_ranks(kRanks, [&](Rank& self) {
     const tests::Meter counts_here = tests::Meter::together_with(meter);
     const auto measure = [&](const std::function<void()>& check) {

@@ -13,6 +13,7 @@
 #include "pipewright/modules/distribution.h"
 #include "tests/fsdp/sharding.h"
 #include "tests/support/meter/meter.h"
+#include "tests/support/ranks/ground.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 #include "tests/support/training/parity.h"
@@ -54,7 +55,7 @@ TEST(FullyShardMeta, test_meta_device_init) {
           Parity parity(self, plain, module, shards_of(self, nullptr, replicas));
           Sharding sharding(self, *module, mlps(2), options, replicas);
           for (const at::Tensor& parameter : module->parameters()) EXPECT_TRUE(parameter.is_meta());
-          modules::to_empty(*module, at::kCPU);
+          modules::to_empty(*module, offloads ? at::kCPU : tests::here());
           copy_from(*module, *plain);
           EXPECT_EQ(parity.difference(), "");
           parity.train(sum_of({4, dim}));
@@ -71,7 +72,7 @@ TEST(FullyShardMeta, MixedPrecision) {
     const Options options = {
         .mixed_precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}};
     const Sharding of_real(self, *real, mlps(2), options), of_meta(self, *meta, mlps(2), options);
-    modules::to_empty(*meta, at::kCPU);
+    modules::to_empty(*meta, tests::here());
     copy_from(*meta, *whole);
     for (const ModulePtr& module : {real, meta})
       forward(module, tests::random_input({4, 8}, 7)).sum().backward();
@@ -89,8 +90,8 @@ TEST(FullyShardMeta, OneRank) {
     const ModulePtr plain = make_mlps(4, 2, 42), module = make_meta(4, 2);
     Parity parity(self, plain, module);
     const Sharding sharding(self, *module, mlps(2), {});
-    EXPECT_THROW(forward(module, at::ones({2, 4})), ContractError);
-    modules::to_empty(*module, at::kCPU);
+    EXPECT_THROW(forward(module, at::ones({2, 4}, tests::here())), ContractError);
+    modules::to_empty(*module, tests::here());
     copy_from(*module, *plain);
     parity.train(sum_of({4, 4}));
   });
@@ -99,7 +100,7 @@ TEST(FullyShardMeta, OneRank) {
 // Only shards are ever allocated.
 TEST(FullyShardMeta, Memory) {
   constexpr int kRanks = 4;
-  tests::Meter meter;
+  const tests::Meter meter(tests::device_type());
   on_ranks(kRanks, [&](Rank& self) {
     const tests::Meter counts_here = tests::Meter::together_with(meter);
     const ModulePtr module = make_meta(64, 4);
@@ -112,7 +113,7 @@ TEST(FullyShardMeta, Memory) {
     });
     const Sharding sharding(self, *module, mlps(4), {});
     tests::on_first_rank_alone(self, [&] { EXPECT_LE(meter.peak(), slack); });
-    modules::to_empty(*module, at::kCPU);
+    modules::to_empty(*module, tests::here());
     tests::on_first_rank_alone(self, [&] { EXPECT_LE(meter.peak(), 8 * numel + slack); });
   });
 }
@@ -123,7 +124,7 @@ TEST(FullyShardMeta, test_rank0_broadcast) {
     const ModulePtr plain = make_mlps(6, 2, 42), module = make_meta(6, 2);
     Parity parity(self, plain, module, shards_of(self));
     const Sharding sharding(self, *module, mlps(2), {});
-    modules::to_empty(*module, at::kCPU);
+    modules::to_empty(*module, tests::here());
     const auto from = plain->parameters(), to = module->parameters();
     for (size_t i = 0; i < to.size(); ++i) {
       const at::Tensor whole =
@@ -142,12 +143,13 @@ TEST(FullyShardMeta, BuffersAndInitialization) {
     modules::to_meta(*norm);
     for (const at::Tensor& buffer : norm->buffers()) EXPECT_TRUE(buffer.is_meta());
     const auto unit = fully_shard(*norm, self.group);
-    modules::to_empty(*norm, at::kCPU);
+    modules::to_empty(*norm, tests::here());
     norm->reset_parameters();
     norm->reset_running_stats();
     const at::Tensor x = tests::random_input({8, 6}, 3).to(at::kFloat);
     const at::Tensor y = forward(norm, x);
     torch::nn::BatchNorm1d plain(6);
+    plain->to(tests::here());
     EXPECT_TRUE(at::equal(y, plain(x)));
     EXPECT_TRUE(at::equal(norm->running_var, plain->running_var));
   });
@@ -161,16 +163,16 @@ TEST(FullyShardMeta, Errors) {
                   [](Rank& self) {
                     const ModulePtr module = make_meta(4, 2);
                     const Sharding sharding(self, *module, mlps(2), {});
-                    modules::to_empty(*module->named_children()["first"], at::kCPU);
-                    forward(module, at::ones({2, 4}, at::kDouble));
+                    modules::to_empty(*module->named_children()["first"], tests::here());
+                    forward(module, at::ones({2, 4}, tests::here(at::kDouble)));
                   });
   }
-  expect_errors(2, "became Double on cpu: expected the dtype and device of `in_proj.weight`",
+  expect_errors(2, "became Double on {here}: expected the dtype and device of `in_proj.weight`",
                 [](Rank& self) {
                   const ModulePtr module = make_meta(4, 2);
                   const auto part = module->named_children()["mlp0"];
                   const auto unit = fully_shard(*part, self.group);
-                  modules::to_empty(*part->named_children()["out_proj"], at::kCPU);
+                  modules::to_empty(*part->named_children()["out_proj"], tests::here());
                   unit->unshard();
                 });
   expect_errors(2, "ranks disagree: expected `first.weight`, Double [4, 4], along 0 as on rank 0, ",
@@ -186,7 +188,7 @@ TEST(FullyShardMeta, Errors) {
   expect_errors(2, "set_full_tensor: the parameter is on the meta device", [](Rank& self) {
     const ModulePtr module = make_meta(4, 1);
     const auto unit = fully_shard(*module, self.group);
-    modules::set_full_tensor(module->parameters()[0], at::ones({4, 4}, at::kDouble));
+    modules::set_full_tensor(module->parameters()[0], at::ones({4, 4}, tests::here(at::kDouble)));
   });
 }
 

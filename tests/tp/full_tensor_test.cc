@@ -103,6 +103,7 @@ TEST(FullTensor, OfAParameterThatWasCastOrReplaced) {
 TEST(FullTensor, OfBuffersIgnoredParametersAndPlainTensors) {
   on_ranks(2, [](Rank& self) {
     nn::Sequential module(nn::Linear(4, 4), nn::BatchNorm1d(4));
+    module->to(tests::here());
     const at::Tensor weight = module->named_parameters()["0.weight"];
     const auto unit = fsdp::fully_shard(*module, self.group, {.ignored_params = {weight}});
     const auto layouts = modules::layouts(*module);
@@ -122,6 +123,7 @@ TEST(FullTensor, OfBuffersIgnoredParametersAndPlainTensors) {
 TEST(FullTensor, ADistributionEndsWithItsWrapper) {
   on_ranks(2, [](Rank& self) {
     nn::Linear linear(4, 6);
+    linear->to(tests::here());
     auto unit = ddp::replicate(*linear, self.group);
     EXPECT_EQ(layout_of(linear->weight).layout.text(), "[6, 4] dp_replicate=2:replicate");
     unit.reset();
@@ -132,6 +134,7 @@ TEST(FullTensor, ADistributionEndsWithItsWrapper) {
 TEST(FullTensor, Errors) {
   on_ranks(2, [](Rank& self) {
     nn::Linear linear(4, 6);
+    linear->to(tests::here());
     const auto unit = fsdp::fully_shard(*linear, self.group);
     const auto error_of = [](const std::function<void()>& call) {
       try {

@@ -10,6 +10,8 @@ at::TensorOptions here(at::ScalarType dtype) { return at::TensorOptions(here()).
   return comms::thread_worlds(size, options);
 }
 
-[[gnu::weak]] bool is_on_test_device() { return false; }
+[[gnu::weak]] c10::DeviceType device_type() { return c10::DeviceType::CPU; }
+
+bool is_on_device() { return device_type() != c10::DeviceType::CPU; }
 
 }  // namespace pipewright::tests

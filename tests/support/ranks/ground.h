@@ -24,8 +24,9 @@ at::TensorOptions here(at::ScalarType dtype);
 // The worlds of `size` ranks. The options' capacity and spin apply only to the CPU.
 std::vector<comms::World> make_worlds(int size, const comms::ThreadOptions& options = {});
 
-// Whether the binary links the test device.
-bool is_on_test_device();
+// What ranks compute on: the CPU, CUDA, or the test device (PrivateUse1). For any thread.
+c10::DeviceType device_type();
+bool is_on_device();  // not on the CPU
 
 }  // namespace pipewright::tests
 

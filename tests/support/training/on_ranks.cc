@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <numeric>
 #include <random>
+#include <string_view>
 #include <thread>
 
 #include "pipewright/comms/gloo.h"
@@ -14,6 +15,8 @@
 
 namespace pipewright::tests {
 namespace {
+
+constexpr std::string_view kHere = "{here}";
 
 // Null if this process is not one of several ranks.
 comms::World* world_of_processes() {
@@ -86,8 +89,17 @@ std::vector<std::string> errors_on_ranks(int size, const std::function<void(Rank
 }
 
 void expect_errors(int size, const std::string& what, const std::function<void(Rank&)>& body) {
-  for (const std::string& error : errors_on_ranks(size, body))
-    EXPECT_NE(error.find(what), std::string::npos) << error << "\nexpected: " << what;
+  std::vector<std::string> expected(static_cast<size_t>(size), what);
+  const std::vector<std::string> errors = errors_on_ranks(size, [&](Rank& self) {
+    std::string& text = expected[static_cast<size_t>(self.rank)];
+    for (size_t at = 0; (at = text.find(kHere)) != std::string::npos;)
+      text.replace(at, kHere.size(), here().str());
+    body(self);
+  });
+  for (size_t rank = 0; rank < errors.size(); ++rank) {
+    EXPECT_NE(errors[rank].find(expected[rank]), std::string::npos)
+        << errors[rank] << "\nexpected: " << expected[rank];
+  }
 }
 
 void on_ranks(int size, const std::function<void(Rank&)>& body) {

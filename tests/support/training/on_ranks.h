@@ -47,7 +47,8 @@ std::vector<std::string> errors_on_ranks(
     int size, const std::function<void(Rank&)>& body, const comms::Injector& injector = nullptr,
     std::chrono::milliseconds timeout = std::chrono::seconds(30));
 
-// The same, and expects an error on each rank that contains `what`.
+// The same, and expects an error on each rank that contains `what`, in which {here} stands for the
+// rank's device.
 void expect_errors(int size, const std::string& what, const std::function<void(Rank&)>& body);
 
 // The same, and expects no errors.
