@@ -1,4 +1,4 @@
-"""Test bodies that run on the CPU and on the test device."""
+"""Test bodies that run on the CPU, on the test device, and on GPUs."""
 
 load("//tools:library.bzl", "cc_library", "cc_test")
 
@@ -18,7 +18,7 @@ def cpu_and_device_test(
     Args:
       seeds: how many seeds `name`_on_device runs, one after the other. A seed is an order of execution.
       cpu_only: patterns of gtest's filter: tests that are about the CPU, such as its memory.
-      slow_on_test_device: patterns of tests that run on the CPU only, to save time.
+      slow_on_test_device: patterns of tests that run on the CPU and on GPUs only.
       device_size: the size of `name`_on_device; by default that of `name`.
       **arguments: of cc_test.
     """
@@ -50,3 +50,21 @@ def cpu_and_device_test(
                 tags = arguments.get("tags", []) + tags
             )
         )
+
+def gpu_test(name):
+    """Runs all bodies of cpu_and_device_test that stand above it in the package, on GPUs."""
+    bodies = [rule for rule in native.existing_rules().values() if rule["name"].endswith("_body")]
+    cpu_only = [
+        tag[len(_CPU_ONLY):]
+        for body in bodies
+        for tag in body["tags"]
+        if tag.startswith(_CPU_ONLY)
+    ]
+    cc_test(
+        name = name,
+        size = "large",
+        srcs = ["//tests/gpu:main.cc"],
+        local_defines = ['PIPEWRIGHT_CPU_ONLY=\\"%s\\"' % ":".join(cpu_only)],
+        tags = ["exclusive", "gpu"],
+        deps = [":" + body["name"] for body in bodies] + ["//tests/gpu:ground", "//third_party:gtest"],
+    )
