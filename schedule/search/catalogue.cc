@@ -1,13 +1,20 @@
 #include "pipewright/schedule/search/catalogue.h"
 
 #include <algorithm>
-#include <string>
+#include <optional>
+#include <utility>
 
+#include "pipewright/schedule/bounds/bounds.h"
+#include "pipewright/schedule/search/replay.h"
 #include "pipewright/schedule/search/words.h"
 #include "pipewright/schedules/registry.h"
 
 namespace pipewright::schedule::search {
 namespace {
+
+// Plans for different memory limits, multiplied by the ranks, so that they take seconds at most:
+// a plan takes 20 ms on 8 ranks and a second on 32. Enough for all limits of up to 14 ranks.
+constexpr int kMostPlans = 256;
 
 std::vector<schedules::StageTimes> times_of(const Problem& problem) {
   std::vector<schedules::StageTimes> times;
@@ -27,36 +34,90 @@ int live_activations(const Problem& problem) {
   return static_cast<int>(least);
 }
 
+// No schedule with at most `live` activations per rank, from F to the end of W, costs less.
+Ticks bound_with(Problem problem, int live) {
+  for (StageWork& work : problem.stages) {
+    work.activation = 1;
+    work.weight_input = problem.splits_backward ? 1 : 0;
+    work.recomputed = 0;
+  }
+  std::ranges::fill(problem.memory_limits, live);
+  return lower_bound(problem).value;
+}
+
+class Catalogue {
+ public:
+  Catalogue(const Problem& problem, const std::atomic<bool>* cancel)
+      : problem_(problem), cancel_(cancel), times_(times_of(problem)), replay_(problem) {}
+
+  std::vector<Candidate> all() {
+    const schedules::Shape plain = {.ranks = problem_.num_ranks(),
+                                    .stages = problem_.num_stages(),
+                                    .microbatches = problem_.num_microbatches};
+    std::vector<schedules::Shape> shapes = {plain};
+    for (const int rounds : {1, 2}) {
+      schedules::Shape grouped = plain;
+      grouped.group_size = rounds * plain.ranks;
+      shapes.push_back(grouped);
+      grouped.extra_warmup = true;
+      shapes.push_back(grouped);
+    }
+    for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+      for (const schedules::Shape& shape : shapes) add(*spec, shape);
+    }
+    for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) add_plans(*spec, plain);
+    return std::move(candidates_);
+  }
+
+ private:
+  // Tries a plan for every memory limit that may lead to the least cost: a plan for less memory may
+  // be better. Upwards from the memory that there is, as long as plans fit, because a plan's limit
+  // counts activations until W ends, and the problem only a part of them after I. Downwards until a
+  // bound proves that less memory costs at least as much as what is there, or kMostPlans.
+  void add_plans(const schedules::ScheduleSpec& spec, schedules::Shape shape) {
+    const int live = live_activations(problem_);
+    const int least = live + 1 - std::max(1, kMostPlans / shape.ranks);
+    for (shape.memory = live + 1; shape.memory <= 2 * shape.ranks; ++shape.memory) {
+      if (!add(spec, shape)) break;
+    }
+    for (shape.memory = live; shape.memory >= least; --shape.memory) {
+      if (shape.memory == 0 || schedules::shape_error(spec, shape)) break;
+      if (shape.memory < live && best_ && bound_with(problem_, shape.memory) >= *best_) break;
+      add(spec, shape);
+    }
+  }
+
+  // Adds a schedule if it exists for the problem and the search is not cancelled. Returns whether
+  // it was added and fits the problem's memory.
+  bool add(const schedules::ScheduleSpec& spec, const schedules::Shape& shape) {
+    if (is_cancelled() && !candidates_.empty()) return false;
+    if (schedules::shape_error(spec, shape)) return false;
+    if (schedules::placement_of(spec, shape) != problem_.placement) return false;
+    const ir::ComputeOrder order =
+        schedules::make_order(spec, shape, {times_, problem_.microbatch_scale});
+    const Words& words =
+        candidates_.emplace_back(Candidate{order.name, words_of(problem_, order)}).words;
+    if (!fits_memory(problem_, words) || !replay_.run(words)) return false;
+    best_ = std::min(best_.value_or(replay_.cost()), replay_.cost());
+    return true;
+  }
+
+  bool is_cancelled() const {
+    return cancel_ != nullptr && cancel_->load(std::memory_order_relaxed);
+  }
+
+  const Problem& problem_;
+  const std::atomic<bool>* cancel_;
+  std::vector<schedules::StageTimes> times_;
+  Replay replay_;
+  std::vector<Candidate> candidates_;
+  std::optional<Ticks> best_;  // the least cost of the candidates that fit
+};
+
 }  // namespace
 
 std::vector<Candidate> catalogue(const Problem& problem, const std::atomic<bool>* cancel) {
-  const schedules::Shape plain = {.ranks = problem.num_ranks(),
-                                  .stages = problem.num_stages(),
-                                  .microbatches = problem.num_microbatches};
-  schedules::Shape limited = plain;
-  limited.memory = live_activations(problem);
-  std::vector<schedules::Shape> shapes = {plain, limited};
-  for (const int rounds : {1, 2}) {
-    schedules::Shape grouped = plain;
-    grouped.group_size = rounds * plain.ranks;
-    shapes.push_back(grouped);
-    grouped.extra_warmup = true;
-    shapes.push_back(grouped);
-  }
-  const std::vector<schedules::StageTimes> times = times_of(problem);
-  std::vector<Candidate> candidates;
-  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
-    for (const schedules::Shape& shape : shapes) {
-      if (cancel != nullptr && cancel->load(std::memory_order_relaxed) && !candidates.empty())
-        return candidates;
-      if (schedules::shape_error(*spec, shape)) continue;
-      const ir::ComputeOrder order =
-          schedules::make_order(*spec, shape, {times, problem.microbatch_scale});
-      if (order.placement != problem.placement) continue;
-      candidates.push_back({order.name, words_of(problem, order)});
-    }
-  }
-  return candidates;
+  return Catalogue(problem, cancel).all();
 }
 
 }  // namespace pipewright::schedule::search

@@ -11,7 +11,9 @@ namespace pipewright::schedule::search {
 
 // Every named schedule that exists for the problem's placement and number of microbatches, as
 // candidates for solve(), whether its memory fits or not. Interleaved1F1B comes with its usual
-// group sizes, V-Adaptive with the memory of the problem. Once `cancel` is set, which may be null,
+// group sizes. V-Adaptive comes with the memory of the problem, and with less and more: planned for
+// less memory it may be better, so every limit is tried but those that a lower bound rules out; on
+// more than 14 ranks only as many as take some seconds. Once `cancel` is set, which may be null,
 // only those so far, but at least one.
 std::vector<Candidate> catalogue(const Problem& problem, const std::atomic<bool>* cancel = nullptr);
 

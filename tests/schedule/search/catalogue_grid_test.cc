@@ -134,8 +134,6 @@ TEST(CatalogueGrid, NoNamedScheduleThatFitsIsBetter) {
       for (const schedules::Shape& shape : shapes_of(placement, microbatches)) {
         if (schedules::shape_error(*spec, shape)) continue;
         if (schedules::placement_of(*spec, shape) != placement) continue;
-        // V-Adaptive planned for less memory than there is takes the search some evaluations.
-        if (shape.memory > 0 && request.evaluations < 100'000) continue;
         const CompileResult named = compile({.source = std::string(spec->name),
                                              .shape = shape,
                                              .costs = costs,

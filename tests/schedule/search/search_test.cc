@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <vector>
 
 #include "pipewright/schedule/compile.h"
@@ -61,6 +63,46 @@ TEST(Search, IsNeverWorseThanTheCatalogue) {
     }
   }
   EXPECT_GT(compared, 300);
+}
+
+// V-Adaptive planned for less memory may cost less: here for 7 activations per rank, of 8. The
+// smallest budget leaves only the catalogue.
+TEST(Search, IsNeverWorseThanAPlanForLessMemory) {
+  const Costs costs = {
+      .forward = 3.55, .backward_input = 10.76, .backward_weight = 15.81, .link = {.latency = 3}};
+  const SearchResult found = search_schedule({.placement = ir::Placement::v(8, 16),
+                                              .num_microbatches = 8,
+                                              .costs = costs,
+                                              .memory = {.activations = 8},
+                                              .evaluations = 1});
+  std::vector<double> named;
+  for (int live = 8; live <= 16; ++live) {
+    const CompileResult compiled =
+        compile({.source = "V-Adaptive",
+                 .shape = {.ranks = 8, .stages = 16, .microbatches = 8, .memory = live},
+                 .costs = costs,
+                 .level = ir::Level::kComputeOnly});
+    ASSERT_TRUE(compiled.ok());
+    named.push_back(simulate(compiled, {.costs = costs}).simulation->report.cost);
+    EXPECT_LE(found.cost, named.back() * (1 + 1e-9)) << live << " live activations";
+  }
+  EXPECT_LT(named[14 - 8], 0.98 * named[16 - 8]) << "less memory is not better here";
+}
+
+// How many plans the catalogue has for V-Adaptive.
+int64_t plans_of(int ranks, int microbatches, const Costs& costs, double activations) {
+  return std::ranges::count(catalogue(make_problem(ir::Placement::v(ranks, 2 * ranks), microbatches,
+                                                   costs, {.activations = activations})),
+                            "V-Adaptive", &Candidate::name);
+}
+
+// Beside the one for its default memory.
+TEST(Search, PlansForLessMemoryWhereThatMayBeBetter) {
+  const Costs uneven = {.forward = 3.55, .backward_input = 10.76, .backward_weight = 15.81};
+  EXPECT_EQ(plans_of(8, 24, {}, 8), 1 + 1) << "ZBV is optimal: less memory cannot be better";
+  EXPECT_EQ(plans_of(8, 24, uneven, 4), 1 + 2) << "the least, and a plan for more does not fit";
+  EXPECT_GT(plans_of(8, 24, uneven, 8), 1 + 1);
+  EXPECT_EQ(plans_of(32, 2, uneven, 32), 1 + 256 / 32) << "only as many as take some seconds";
 }
 
 // The order is valid, and the simulator computes the same figures from it.
