@@ -16,6 +16,7 @@
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/rules.h"
 #include "pipewright/ir/text/action_text.h"
+#include "pipewright/schedule/simulate/copy_plan.h"
 #include "pipewright/schedule/simulate/simulate.h"
 
 namespace pipewright::cli {
@@ -154,6 +155,20 @@ class CellExplanation {
     return "";
   }
 
+  // The copy back from the host that a backward waits for.
+  void print_copy(const ir::Timeline::Cell& cell, double start) {
+    const schedule::CopyPlan plan(schedule_, simulation_.costs);
+    const std::vector<schedule::Copy> copies = schedule::copies_in(
+        schedule_, plan, simulation_.timeline, cell.rank, schedule_.rows[cell.rank].size());
+    for (const schedule::Copy& copy : copies) {
+      if (!copy.is_reload || copy.step != cell.step) continue;
+      const bool decides =
+          copy.time.end >= start - ir::kTimeTolerance * simulation_.report.makespan;
+      out_ << fmt::format("waits for its activation's copy back: ends at {}{}\n",
+                          number_text(copy.time.end), decides ? ", which decides" : "");
+    }
+  }
+
   void print_before(uint32_t number, const ir::Interval& interval) {
     const schedule::CostTable table(simulation_.costs, schedule_.placement);
     const ir::Timeline::Cell cell = simulation_.timeline.cell_of(number);
@@ -172,6 +187,7 @@ class CellExplanation {
                                   : fmt::format("ends at {}", number_text(end)),
                           decides ? ", which decides" : "");
     }
+    print_copy(cell, interval.start);
   }
 
   void print_after(uint32_t number) {

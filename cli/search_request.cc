@@ -196,6 +196,11 @@ AskedSearch read_search(const Invocation& invocation, Console& console) {
   }
   request.costs = costs_for(read_costs(invocation, console), request.placement,
                             request.num_microbatches, console);
+  try {
+    search::check_searchable(request.costs);
+  } catch (const std::invalid_argument& error) {
+    throw UsageError(std::string("--") + error.what());
+  }
   request.memory = memory_of(invocation, request.costs);
   request.may_recompute = invocation.has("--recompute");
   if (request.may_recompute &&

@@ -172,16 +172,17 @@ void print_json(const Invocation& invocation, const Input& input, const Simulati
 
 // ---- text
 
-// "F 12 + B 21 + transfers 3": where the time of the critical path goes.
+// "F 12 + B 21 + transfers 3 + copies 4": where the time of the critical path goes.
 std::string path_text(const ir::Schedule& schedule, const Simulation& simulation,
                       const schedule::ChannelGraph& graph) {
   std::map<ir::ActionKind, double> by_kind;
-  double transfers = 0;
+  double transfers = 0, copies = 0;
   for (const schedule::CriticalStep& step :
        schedule::critical_path(graph, schedule, simulation.costs, simulation.timeline)) {
     const auto rank = static_cast<size_t>(step.rank), at = static_cast<size_t>(step.step);
     const ir::ActionKind kind = schedule.rows[rank][at].kind();
     transfers += step.transfer;
+    copies += step.copies;
     if (ir::is_send(kind)) {
       transfers += simulation.timeline.at(rank, at).duration();
     } else if (!ir::is_receive(kind)) {
@@ -195,6 +196,7 @@ std::string path_text(const ir::Schedule& schedule, const Simulation& simulation
   };
   for (const auto& [kind, time] : by_kind) add(ir::info(kind).token, time);
   add("transfers", transfers);
+  add("copies", copies);
   return text;
 }
 

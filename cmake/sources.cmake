@@ -65,6 +65,7 @@ set(pipewright_schedule_sources
     schedule/search/solve.cc
     schedule/search/templates.cc
     schedule/search/words.cc
+    schedule/simulate/copy_plan.cc
     schedule/simulate/costs.cc
     schedule/simulate/costs_json.cc
     schedule/simulate/drift.cc
@@ -202,6 +203,7 @@ set(pipewright_schedule_headers
     schedule/search/templates.inc
     schedule/search/wake_queue.h
     schedule/search/words.h
+    schedule/simulate/copy_plan.h
     schedule/simulate/costs.h
     schedule/simulate/costs_json.h
     schedule/simulate/drift.h

@@ -160,7 +160,8 @@ std::optional<Costs> changed_costs(const SimulateRequest& request, const ir::Pla
 SimulateResult simulate(const CompileResult& compiled, const SimulateRequest& request);
 
 // The run that `compiled.recording` has recorded, which must be set: its measured times, in the
-// unit of the costs if they have one, and the report of these times. Sizes are those of the costs.
+// unit of the costs if they have one, and the report of these times. Sizes are those of the costs;
+// no run offloads.
 // As simulate() otherwise; it is also an error if the costs have a unit that is not one of time.
 SimulateResult recorded_run(const CompileResult& compiled, const SimulateRequest& request);
 

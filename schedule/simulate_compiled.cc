@@ -41,11 +41,13 @@ bool change_costs(const SimulateRequest& request, const ir::Placement& placement
 }
 
 // Checks that a schedule keeps to the memory of a problem, which is this budget.
-bool check_memory(const ir::Schedule& schedule, const search::Problem& problem,
-                  const search::MemoryBudget& memory, ir::Diagnostics* diagnostics) {
+bool check_memory(const ir::Schedule& schedule, const search::Problem& problem, const Costs& costs,
+                  const ir::Timeline& timeline, const search::MemoryBudget& memory,
+                  ir::Diagnostics* diagnostics) {
   if (!ir::has_backward(schedule)) return true;
   const size_t before = diagnostics->total();
-  const std::vector<MemoryPeak> peaks = memory_peaks(schedule, problem);
+  const std::vector<MemoryPeak> peaks =
+      memory_peaks(schedule, problem, CopyPlan(schedule, costs), &timeline);
   for (int rank = 0; rank < problem.num_ranks(); ++rank) {
     const MemoryPeak& peak = peaks[static_cast<size_t>(rank)];
     if (peak.amount <= problem.memory_limit(rank)) continue;
@@ -109,8 +111,8 @@ SimulateResult run(const CompileResult& compiled, const SimulateRequest& request
   Report report = report_on(schedule, *costs, timeline);
   ScheduleBound bound = bound_of(schedule, *costs, report, request.memory);
   if (request.memory.is_set() &&
-      !check_memory(schedule, problem_of(schedule, *costs, report, request.memory), request.memory,
-                    &result.diagnostics))
+      !check_memory(schedule, problem_of(schedule, *costs, report, request.memory), *costs,
+                    timeline, request.memory, &result.diagnostics))
     return result;
   result.simulation =
       Simulation{std::move(*costs), std::move(timeline), std::move(report), std::move(bound)};
@@ -127,6 +129,7 @@ SimulateResult recorded_run(const CompileResult& compiled, const SimulateRequest
   PW_CHECK(compiled.recording, "the source has a recording");
   const ir::Recording& recording = *compiled.recording;
   SimulateRequest in_unit = request;
+  in_unit.costs.offload_bytes = 0;
   std::string& unit = in_unit.costs.unit;
   if (unit.empty()) unit = recording.unit;
   const auto seconds = ir::seconds_per(unit);

@@ -252,6 +252,26 @@ Bound whole_microbatches(const Instance& instance) {
   return nested(instance, "whole_microbatches", Pairs::kAll, window);
 }
 
+Bound copies(const Instance& instance) {
+  const Chain& fast = instance.fast;
+  return of_one_rank(instance, "copies",
+                     [&](const std::vector<int>& stages) -> std::vector<BoundTerm> {
+                       Ticks each = 0;
+                       const int first = stages.front();
+                       int outer = -1;  // the first stage with copies
+                       for (const int stage : stages) {
+                         const StageWork& one = instance.problem.work(stage);
+                         each += one.offload + one.reload;
+                         if (outer < 0 && each > 0) outer = stage;
+                       }
+                       if (outer < 0) return {};
+                       return {{"head", fast.head(first, outer) + fast.forward(outer)},
+                               {"copies", instance.problem.num_microbatches * each},
+                               {"tail", fast.backward_input(outer) + fast.tail(first, outer) +
+                                            fast.backward_weight(first)}};
+                     });
+}
+
 }  // namespace
 
 Bound work_bound(const Problem& problem) { return work(Instance(problem)); }
@@ -269,6 +289,7 @@ Bound whole_microbatches_bound(const Problem& problem) {
   return whole_microbatches(Instance(problem));
 }
 Bound first_backwards_bound(const Problem& problem) { return first_backwards(Instance(problem)); }
+Bound copies_bound(const Problem& problem) { return copies(Instance(problem)); }
 
 Problem allowing_whole_backwards(Problem problem) {
   for (StageWork& work : problem.stages)
@@ -281,7 +302,8 @@ std::vector<Bound> lower_bounds(const Problem& problem) {
   const Instance instance(relaxed);
   return {work(instance),          one_microbatch(instance),     warm_up_and_cool_down(instance),
           nested_window(instance), memory_area(instance),        nested_memory_area(instance),
-          lifetimes(instance),     whole_microbatches(instance), first_backwards(instance)};
+          lifetimes(instance),     whole_microbatches(instance), first_backwards(instance),
+          copies(instance)};
 }
 
 Bound lower_bound(const Problem& problem) {

@@ -154,6 +154,20 @@ Bound whole_microbatches_bound(const search::Problem& problem);
 // unless the rank has left a gap for it.
 Bound first_backwards_bound(const search::Problem& problem);
 
+// Copies of a rank that offloads: T >= head + m * sum over its stages of (offload_s + reload_s) +
+// tail, where, with s the first stage on x that has copies,
+//
+//   head   from the start of F_x0 to the end of F_s
+//   tail   from the start of I_s to the end of I_x0, and W_x0
+//
+// Proof. The rank's copy stream runs one copy at a time. The first one comes after F of its
+// microbatch on s or a later stage of x; the last one before I of its microbatch on such a stage.
+// Both microbatches have their F_x0 and their W_x0 in the span of x.
+//
+// The other bounds take for a_s what never leaves the device, StageWork::activation: whatever is
+// offloaded, this much is in use from the start of F to the end of I.
+Bound copies_bound(const search::Problem& problem);
+
 // The problem in which h_s is at most a_s. A schedule may also run I and W of a microbatch as a
 // whole backward B, which has memory a_s until it ends: in this problem it is an I and a W, so what
 // no schedule of this problem can do, no schedule with whole backwards can.

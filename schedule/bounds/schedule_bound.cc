@@ -1,5 +1,6 @@
 #include "pipewright/schedule/bounds/schedule_bound.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "pipewright/schedule/bounds/bounds.h"
@@ -21,6 +22,64 @@ std::vector<bool> split_stages(const ir::Schedule& schedule) {
   return is_split;
 }
 
+// A change of the memory in use.
+struct Change {
+  double time;  // or the step, if times are not known
+  search::Memory amount;
+  int step;
+};
+
+// The changes on a rank: copies to the host, actions in the order of the row, copies back.
+std::vector<Change> changes_on(const ir::Schedule& schedule, const search::Problem& problem,
+                               const CopyPlan& copies, const ir::Timeline* timeline, size_t rank) {
+  std::vector<Change> changes;
+  const ir::Row& row = schedule.rows[rank];
+  const std::vector<Copy> run = timeline == nullptr
+                                    ? std::vector<Copy>()
+                                    : copies_in(schedule, copies, *timeline, rank, row.size());
+  for (const Copy& copy : run) {
+    if (!copy.is_reload)
+      changes.push_back(
+          {copy.time.end, -problem.work(copy.stage).offloaded, static_cast<int>(copy.step)});
+  }
+  for (size_t index = 0; index < row.size(); ++index) {
+    if (!ir::is_compute(row[index].kind())) continue;
+    const int step = static_cast<int>(index);
+    const double now = static_cast<double>(index);
+    const ir::Interval time =
+        timeline != nullptr ? timeline->at(rank, index) : ir::Interval{now, now};
+    for (const ir::ActionPart part : row[index].parts()) {
+      const search::StageWork& work = problem.work(part.stage());
+      const search::Memory whole = work.activation + work.offloaded;
+      if (part.kind() == ir::ActionKind::kForward) changes.push_back({time.start, whole, step});
+      if (ir::gives_input_gradient(part.kind())) {
+        changes.push_back({time.start, work.recomputed, step});
+        changes.push_back({time.end, -work.recomputed - whole, step});
+      }
+      if (part.kind() == ir::ActionKind::kBackwardInput) changes.back().amount += work.weight_input;
+      if (part.kind() == ir::ActionKind::kBackwardWeight)
+        changes.push_back({time.end, -work.weight_input, step});
+    }
+  }
+  for (const Copy& copy : run) {
+    if (copy.is_reload)
+      changes.push_back(
+          {copy.time.start, problem.work(copy.stage).offloaded, static_cast<int>(copy.step)});
+  }
+  return changes;
+}
+
+MemoryPeak peak_of(std::vector<Change> changes) {
+  std::ranges::stable_sort(changes, {}, &Change::time);
+  MemoryPeak peak;
+  search::Memory used = 0;
+  for (const Change& change : changes) {
+    used += change.amount;
+    if (used > peak.amount) peak = {used, change.step};
+  }
+  return peak;
+}
+
 }  // namespace
 
 search::Problem problem_of(const ir::Schedule& schedule, const Costs& costs, const Report& report,
@@ -40,28 +99,11 @@ search::Problem problem_of(const ir::Schedule& schedule, const Costs& costs, con
   return problem;
 }
 
-std::vector<MemoryPeak> memory_peaks(const ir::Schedule& schedule, const search::Problem& problem) {
+std::vector<MemoryPeak> memory_peaks(const ir::Schedule& schedule, const search::Problem& problem,
+                                     const CopyPlan& copies, const ir::Timeline* timeline) {
   std::vector<MemoryPeak> peaks;
-  for (const ir::Row& row : schedule.rows) {
-    MemoryPeak& peak = peaks.emplace_back();
-    search::Memory used = 0;
-    for (size_t step = 0; step < row.size(); ++step) {
-      for (const ir::ActionPart part : row[step].parts()) {
-        if (!ir::is_compute(part.kind())) continue;
-        const search::StageWork& work = problem.work(part.stage());
-        const bool is_backward = part.kind() == ir::ActionKind::kBackward ||
-                                 part.kind() == ir::ActionKind::kBackwardInput;
-        if (is_backward && used + work.recomputed > peak.amount)
-          peak = {used + work.recomputed, static_cast<int>(step)};
-        if (part.kind() == ir::ActionKind::kForward) used += work.activation;
-        if (part.kind() == ir::ActionKind::kBackward) used -= work.activation;
-        if (part.kind() == ir::ActionKind::kBackwardInput)
-          used += work.weight_input - work.activation;
-        if (part.kind() == ir::ActionKind::kBackwardWeight) used -= work.weight_input;
-        if (used > peak.amount) peak = {used, static_cast<int>(step)};
-      }
-    }
-  }
+  for (size_t rank = 0; rank < schedule.rows.size(); ++rank)
+    peaks.push_back(peak_of(changes_on(schedule, problem, copies, timeline, rank)));
   return peaks;
 }
 

@@ -6,8 +6,10 @@
 #include <vector>
 
 #include "pipewright/ir/schedule.h"
+#include "pipewright/ir/timeline.h"
 #include "pipewright/schedule/search/make_problem.h"
 #include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/simulate/copy_plan.h"
 #include "pipewright/schedule/simulate/costs.h"
 #include "pipewright/schedule/simulate/report.h"
 
@@ -21,12 +23,16 @@ search::Problem problem_of(const ir::Schedule& schedule, const Costs& costs, con
                            const search::MemoryBudget& memory);
 
 // The most memory that a rank of a schedule uses, as the problem counts it, and the first step at
-// which it does. One entry per rank. Linear in the number of actions.
+// which it does. One entry per rank. Linear in the number of actions, O(n log n) with copies.
 struct MemoryPeak {
   search::Memory amount = 0;
   int step = 0;
 };
-std::vector<MemoryPeak> memory_peaks(const ir::Schedule& schedule, const search::Problem& problem);
+// `copies` are those of a schedule that offloads, and `timeline` is when it runs: what is on the
+// host follows from both. Without them nothing is offloaded, and the order of the actions decides.
+std::vector<MemoryPeak> memory_peaks(const ir::Schedule& schedule, const search::Problem& problem,
+                                     const CopyPlan& copies = {},
+                                     const ir::Timeline* timeline = nullptr);
 
 // The best lower bound on the cost of any order of a schedule's work in the same memory, in the
 // unit of the costs (see bounds.h). Zero gap proves the schedule optimal.
@@ -37,8 +43,8 @@ struct ScheduleBound {
   int other = -1;
   std::vector<std::pair<std::string_view, double>> terms;  // their sum is the value
   // The memory for which the bound holds: limits by rank, and what a microbatch uses from the start
-  // of F to the end of B or I, from there to the end of W, and in addition while B or I runs, by
-  // stage.
+  // of F to the end of B or I, whatever is offloaded, from there to the end of W, and in addition
+  // while B or I runs, by stage.
   std::vector<double> memory_limits, activations, weight_inputs, recomputed;
 
   // How far a cost is above the bound: 0.1 for 10%.

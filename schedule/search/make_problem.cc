@@ -69,7 +69,8 @@ double add_scaled(const std::vector<double>& microbatch_scale, std::vector<doubl
 }
 
 // `longest` has the same costs, or those with which backwards take longest: they decide the ticks.
-void set_times(const CostTable& table, const CostTable& longest, Problem* problem) {
+void set_times(const Costs& costs, const CostTable& table, const CostTable& longest,
+               Problem* problem) {
   const int stages = problem->num_stages();
   std::vector<double> times, transfers;
   double total = 0;
@@ -81,6 +82,9 @@ void set_times(const CostTable& table, const CostTable& longest, Problem* proble
     }
     transfers.push_back(table.output_transfer(stage));
     transfers.push_back(table.gradient_transfer(stage));
+    if (costs.offload_bytes.at(stage) == 0) continue;
+    transfers.push_back(costs.offload.at(stage));
+    transfers.push_back(costs.reload.at(stage));
   }
   for (const double time : transfers) total += time;
   for (int stage = 0; stage < stages; ++stage)
@@ -96,6 +100,10 @@ void set_times(const CostTable& table, const CostTable& longest, Problem* proble
     work.backward_weight = rounded(table.of_kind(ActionKind::kBackwardWeight, stage));
     work.output_transfer = rounded(table.output_transfer(stage));
     work.gradient_transfer = rounded(table.gradient_transfer(stage));
+    if (costs.offload_bytes.at(stage) > 0) {
+      work.offload = rounded(costs.offload.at(stage));
+      work.reload = rounded(costs.reload.at(stage));
+    }
     if (!problem->splits_backward) {
       work.backward_input += work.backward_weight;
       work.backward_weight = 0;
@@ -122,6 +130,8 @@ void set_memory(const MemoryBudget& memory, const Costs& costs, bool may_recompu
   const auto activation = [&](int stage) {
     return has_sizes ? costs.activation_bytes.at(stage) : 1.0;
   };
+  // The part of it that a stage offloads.
+  const auto offloaded = [&](int stage) { return has_sizes ? costs.offloaded_bytes(stage) : 0.0; };
   const auto weight_input = [&](int stage) {
     if (!problem->splits_backward) return 0.0;
     return has_sizes ? costs.weight_input_bytes.at(stage) : counts_live ? 1.0 : 0.5;
@@ -131,6 +141,7 @@ void set_memory(const MemoryBudget& memory, const Costs& costs, bool may_recompu
   for (int stage = 0; stage < stages; ++stage) {
     sizes.push_back(whole(stage));
     sizes.push_back(weight_input(stage));
+    if (offloaded(stage) > 0) sizes.push_back(activation(stage) - offloaded(stage));
     if (has_sizes && may_recompute) sizes.push_back(costs.checkpoint_bytes.at(stage));
     total += whole(stage) + weight_input(stage);
   }
@@ -145,6 +156,10 @@ void set_memory(const MemoryBudget& memory, const Costs& costs, bool may_recompu
     StageWork& work = problem->stages[static_cast<size_t>(stage)];
     work.activation = rounded_up(activation(stage));
     work.recomputed = rounded_up(whole(stage)) - work.activation;
+    if (offloaded(stage) > 0) {
+      work.offloaded = work.activation - rounded_up(activation(stage) - offloaded(stage));
+      work.activation -= work.offloaded;
+    }
     work.weight_input = rounded_up(weight_input(stage));
     double& own = room[static_cast<size_t>(rank)];
     if (activations) own += *activations * whole(stage);
@@ -171,7 +186,7 @@ Problem make(const ir::Placement& placement, int num_microbatches, const Costs& 
   problem.memory_limits.assign(static_cast<size_t>(placement.num_ranks()), kNoLimit);
   problem.microbatch_scale = costs.microbatch_scale;
   problem.splits_backward = splits_backward;
-  set_times(CostTable(costs, placement), CostTable(longest, placement), &problem);
+  set_times(costs, CostTable(costs, placement), CostTable(longest, placement), &problem);
   set_memory(memory, costs, /*may_recompute=*/costs != longest || !costs.recomputed_bytes.is_zero(),
              &problem);
   return problem;

@@ -48,6 +48,11 @@ struct StageWork {
   Memory activation = 0, weight_input = 0;
   // In use beside `activation` while I runs: what a stage that recomputes restores of F.
   Memory recomputed = 0;
+  // Of a stage that offloads: the times of the copies of an activation to the host and back, and
+  // what they move, which is in use beside `activation` when it is not on the host. The bounds take
+  // such problems; search_schedule() does not.
+  Ticks offload = 0, reload = 0;
+  Memory offloaded = 0;
 
   friend bool operator==(const StageWork&, const StageWork&) = default;
 };
@@ -88,12 +93,12 @@ struct Problem {
   double time(Ticks ticks) const { return in_units(ticks, tick); }
   double size(Memory memory) const { return in_units(memory, memory_unit); }
 
-  // What one microbatch leaves on all stages of a rank if none recomputes: one activation of the
-  // rank.
+  // What one microbatch leaves on all stages of a rank if none recomputes or offloads: one
+  // activation of the rank.
   Memory activation_of(int rank) const {
     Memory sum = 0;
     for (const int stage : placement.stages_of(rank))
-      sum += work(stage).activation + work(stage).recomputed;
+      sum += work(stage).activation + work(stage).recomputed + work(stage).offloaded;
     return sum;
   }
 

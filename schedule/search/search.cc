@@ -1,6 +1,10 @@
 #include "pipewright/schedule/search/search.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <span>
+#include <stdexcept>
 #include <utility>
 
 #include "pipewright/ir/check.h"
@@ -285,7 +289,19 @@ SearchResult search_choices(const SearchRequest& request) {
 
 }  // namespace
 
+void check_searchable(const Costs& costs) {
+  const std::span<const double> sizes = costs.offload_bytes.values();
+  const auto offloads = std::ranges::find_if(sizes, [](double size) { return size > 0; });
+  if (offloads == sizes.end()) return;
+  throw std::invalid_argument(fmt::format(
+      "costs: a search does not count offload: expected `offload_bytes` 0, got {} for {}",
+      *offloads,
+      costs.offload_bytes.is_list() ? fmt::format("stage {}", offloads - sizes.begin())
+                                    : "all stages"));
+}
+
 SearchResult search_schedule(const SearchRequest& request) {
+  check_searchable(request.costs);
   if (request.may_recompute) return search_choices(request);
   const Backwards backwards = backwards_of(request);
   return search(request, backwards, bound_of(request, backwards), {});

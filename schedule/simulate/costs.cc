@@ -19,10 +19,13 @@ constexpr StageCost kStageCosts[] = {
     {"reshard", &Costs::reshard},
     {"reduce_grad", &Costs::reduce_grad},
     {"recompute", &Costs::recompute},
+    {"offload", &Costs::offload},
+    {"reload", &Costs::reload},
     {"output_bytes", &Costs::output_bytes},
     {"input_gradient_bytes", &Costs::input_gradient_bytes},
     {"activation_bytes", &Costs::activation_bytes},
     {"checkpoint_bytes", &Costs::checkpoint_bytes},
+    {"offload_bytes", &Costs::offload_bytes},
     {"weight_input_bytes", &Costs::weight_input_bytes},
     {"parameter_bytes", &Costs::parameter_bytes},
     {"gradient_bytes", &Costs::gradient_bytes},
@@ -53,6 +56,10 @@ bool Costs::has_sizes() const {
   return !output_bytes.is_zero() || !input_gradient_bytes.is_zero() ||
          !activation_bytes.is_zero() || !recomputed_bytes.is_zero() ||
          !weight_input_bytes.is_zero() || !parameter_bytes.is_zero() || !gradient_bytes.is_zero();
+}
+
+double Costs::offloaded_bytes(int stage) const {
+  return std::min(offload_bytes.at(stage), activation_bytes.at(stage));
 }
 
 Costs recomputing(Costs costs, std::span<const int> stages, int num_stages) {

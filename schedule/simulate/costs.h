@@ -63,6 +63,8 @@ struct Costs {
   PerStage unshard = 0, reshard = 0, reduce_grad = 0;
   // The part of F that a stage that recomputes runs again before each I or B: 1 for all of it.
   PerStage recompute = 1;
+  // Copies of an activation to the host and back, of stages with offload_bytes: see copy_plan.h.
+  PerStage offload = 0, reload = 0;
   // Factors on the durations of a rank's compute and data-parallel actions, by rank; empty for 1.
   std::vector<double> rank_scale = {};
   // Factors on the durations of a microbatch's compute actions, by microbatch; empty for 1.
@@ -77,6 +79,7 @@ struct Costs {
   PerStage input_gradient_bytes = 0;  // the gradient that B or I sends to the previous stage
   PerStage activation_bytes = 0;      // what F saves for the backward
   PerStage checkpoint_bytes = 0;      // what F saves instead on a stage that recomputes
+  PerStage offload_bytes = 0;         // the part of activation_bytes that is copied to the host
   PerStage weight_input_bytes = 0;    // activations and gradients that are saved from I until W
   PerStage parameter_bytes = 0;       // unsharded parameters
   PerStage gradient_bytes = 0;        // gradients before they are reduced
@@ -86,6 +89,8 @@ struct Costs {
 
   // Whether any of the sizes is known.
   bool has_sizes() const;
+  // What a stage frees by its copies to the host: at most what F saves.
+  double offloaded_bytes(int stage) const;
   friend bool operator==(const Costs&, const Costs&) = default;
 };
 

@@ -24,6 +24,7 @@ MemoryModel::MemoryModel(const ir::Schedule& schedule, const Costs& costs,
       costs_(costs),
       standstill_(standstill),
       dependencies_(schedule.placement),
+      copies_(schedule, costs),
       has_backward_(ir::has_backward(schedule)),
       has_receives_(has_kind(schedule, ActionKind::kRecvF) ||
                     has_kind(schedule, ActionKind::kRecvB)),
@@ -40,9 +41,20 @@ std::vector<MemorySample> MemoryModel::along(const ir::Timeline& timeline, size_
   std::set<int> has_gradients;  // stages
   double held = held_throughout_[rank];
   const ir::Row& row = schedule_.rows[rank];
+  const auto is_blocked = [&](size_t step) {
+    return standstill_ != nullptr && standstill_->blocked[timeline.index(rank, step)];
+  };
+  size_t steps = 0;  // before the first compute that does not run
+  while (steps < row.size() && !(ir::is_compute(row[steps].kind()) && is_blocked(steps))) ++steps;
+  const std::vector<Copy> copies = copies_in(schedule_, copies_, timeline, rank, steps);
+  for (const Copy& copy : copies) {
+    if (!copy.is_reload)
+      changes.push_back(
+          {copy.time.end, static_cast<int>(copy.step), 0, -costs_.offloaded_bytes(copy.stage)});
+  }
   for (size_t index = 0; index < row.size(); ++index) {
     if (row[index].is_idle()) continue;
-    if (standstill_ != nullptr && standstill_->blocked[timeline.index(rank, index)]) continue;
+    if (is_blocked(index)) continue;
     const int step = static_cast<int>(index);
     MemorySample begins{timeline.at(rank, index).start, step, 0, 0};
     MemorySample ends{timeline.at(rank, index).end, step, 0, 0};
@@ -112,6 +124,11 @@ std::vector<MemorySample> MemoryModel::along(const ir::Timeline& timeline, size_
     }
     changes.push_back(begins);
     changes.push_back(ends);
+  }
+  for (const Copy& copy : copies) {
+    if (copy.is_reload)
+      changes.push_back(
+          {copy.time.start, static_cast<int>(copy.step), 0, costs_.offloaded_bytes(copy.stage)});
   }
   // The sort is stable, so at equal times an action ends before the next one in the row starts.
   std::ranges::stable_sort(changes, {}, &MemorySample::time);

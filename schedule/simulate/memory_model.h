@@ -8,6 +8,7 @@
 #include "pipewright/ir/stage_dependencies.h"
 #include "pipewright/ir/timeline.h"
 #include "pipewright/schedule/deadlock.h"
+#include "pipewright/schedule/simulate/copy_plan.h"
 #include "pipewright/schedule/simulate/costs.h"
 
 namespace pipewright::schedule {
@@ -24,6 +25,8 @@ struct MemorySample {
 //
 //   activation    from F to the end of B; if split, activation_bytes from F to the end of I, then
 //                 weight_input_bytes to the end of W
+//   offloaded     the part of an activation that is not in use from the end of its copy to the host
+//                 to the start of its copy back (copy_plan.h)
 //   recomputed    of a stage that recomputes, while B or I runs
 //   parameters    from UNSHARD to RESHARD; throughout if the program has no UNSHARD
 //   gradients     from a stage's first B or W to its REDUCE_GRAD
@@ -36,8 +39,10 @@ class MemoryModel {
   MemoryModel(const ir::Schedule& schedule, const Costs& costs,
               const Standstill* standstill = nullptr);
 
-  // Samples of one rank by time: one at the start and one at the end of each action. Inside a
-  // compound, F counts before B. O(n log n) in the rank's actions.
+  // Samples of one rank by time: one at the start and one at the end of each action, and one for
+  // each copy, at the step of its F or backward. Of what happens at one time, copies to the host
+  // count first, then actions in the order of the row, then copies back. Inside a compound, F
+  // counts before B. O(n log n) in the rank's actions.
   std::vector<MemorySample> along(const ir::Timeline& timeline, size_t rank) const;
 
  private:
@@ -45,6 +50,7 @@ class MemoryModel {
   const Costs& costs_;
   const Standstill* standstill_;
   ir::StageDependencies dependencies_;
+  CopyPlan copies_;
   bool has_backward_;
   bool has_receives_;                    // false for an order, which has no receive buffers
   std::vector<double> held_throughout_;  // by rank: parameters that are never unsharded

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "pipewright/schedule/simulate/copy_plan.h"
 #include "pipewright/schedule/simulate/simulate_on_edges.h"
 
 namespace pipewright::schedule {
@@ -40,12 +41,36 @@ class Delays {
   bool none_ = true;  // transfers take no time, or are actions
 };
 
-// Turns durations into times; `delay(number, dependency)` is the transfer delay on an edge. Returns
-// the actions that cannot run.
-template <typename Delay>
-std::vector<uint32_t> run(const ChannelGraph& graph, const Delay& delay, ir::Timeline* timeline) {
+// The copy streams of all ranks, as the computes of a graph run.
+class CopyStreams {
+ public:
+  CopyStreams(const ChannelGraph& graph, const ir::Schedule& schedule, const CopyPlan& plan)
+      : graph_(graph) {
+    if (plan.is_empty()) return;
+    for (size_t rank = 0; rank < schedule.rows.size(); ++rank) streams_.emplace_back(plan.of(rank));
+  }
+
+  // When the copy back that an action waits for ends; 0 if there is none.
+  double reloaded(uint32_t number, const ir::Timeline& timeline) {
+    if (graph_.node(number) != ChannelGraph::Node::kCompute) return 0;
+    const ChannelGraph::Cell cell = graph_.cell_of(number);
+    const uint32_t before = graph_.compute_before(number);
+    return streams_[cell.rank].post(cell.step,
+                                    before == ChannelGraph::kNone ? 0 : timeline[before].end);
+  }
+
+ private:
+  const ChannelGraph& graph_;
+  std::vector<CopyStream> streams_;  // by rank
+};
+
+// Turns durations into times; `delay(number, dependency)` is the transfer delay on an edge, and
+// `ready(number)` a time before which an action cannot start. Returns the actions that cannot run.
+template <typename Delay, typename Ready>
+std::vector<uint32_t> run(const ChannelGraph& graph, const Delay& delay, const Ready& ready,
+                          ir::Timeline* timeline) {
   return graph.run([&](uint32_t number) {
-    double start = 0, end = 0;
+    double start = ready(number), end = 0;
     ir::Interval& own = (*timeline)[number];
     __builtin_prefetch(&own + 16, 1);  // as in ChannelGraph::run()
     graph.any_dependency(number, [&](const Dependency& dependency) {
@@ -91,8 +116,13 @@ ir::Timeline simulate(const ChannelGraph& graph, const ir::Schedule& schedule, c
     return delays.of(number, dependency);
   };
   // Without a call in its loop, the pass keeps the times in registers and is twice as fast.
-  const std::vector<uint32_t> blocked =
-      delays.are_none() ? run(graph, none, &timeline) : run(graph, delay, &timeline);
+  const auto at_once = [](uint32_t) { return 0; };
+  const CopyPlan plan(schedule, costs);
+  CopyStreams copies(graph, schedule, plan);
+  const auto reloaded = [&](uint32_t number) { return copies.reloaded(number, timeline); };
+  const std::vector<uint32_t> blocked = !plan.is_empty()    ? run(graph, delay, reloaded, &timeline)
+                                        : delays.are_none() ? run(graph, none, at_once, &timeline)
+                                                            : run(graph, delay, at_once, &timeline);
   for (const uint32_t number : blocked) timeline[number] = {};
   return timeline;
 }
@@ -100,7 +130,7 @@ ir::Timeline simulate(const ChannelGraph& graph, const ir::Schedule& schedule, c
 ir::Timeline simulate(const ir::Program& program, ir::ChannelModel channels,
                       ir::ChannelCapacity capacity, const Costs& costs,
                       std::span<const double> stretch) {
-  if (channels == ir::ChannelModel::kEdge) {
+  if (channels == ir::ChannelModel::kEdge && costs.offload_bytes.is_zero()) {
     const CostTable table(costs, program.placement);
     if (auto timeline = simulate_on_edges(program, capacity, table, stretch))
       return *std::move(timeline);
@@ -112,6 +142,10 @@ std::vector<double> slack_of(const ChannelGraph& graph, const ir::Schedule& sche
                              const Costs& costs, const ir::Timeline& timeline) {
   const CostTable table(costs, schedule.placement);
   const Delays delays(graph, schedule, table);
+  const CopyPlan plan(schedule, costs);
+  std::vector<LatestPosts> posts;  // by rank, if there are copies
+  for (size_t rank = 0; !plan.is_empty() && rank < schedule.rows.size(); ++rank)
+    posts.emplace_back(plan.of(rank));
   const ir::Interval span = ir::span_of(schedule.rows, timeline);
   // By action: the latest end that does not delay the end of the schedule.
   std::vector<double> latest(timeline.size(), span.end);
@@ -127,6 +161,11 @@ std::vector<double> slack_of(const ChannelGraph& graph, const ir::Schedule& sche
       latest[dependency.action] = std::min(latest[dependency.action], limit);
       return false;
     });
+    if (posts.empty() || graph.node(number) != ChannelGraph::Node::kCompute) continue;
+    const ChannelGraph::Cell cell = graph.cell_of(number);
+    const double posted = posts[cell.rank].before(cell.step, latest_start);
+    if (const uint32_t before = graph.compute_before(number); before != ChannelGraph::kNone)
+      latest[before] = std::min(latest[before], posted);
   }
   for (uint32_t number = 0; number < graph.size(); ++number) {
     latest[number] = graph.node(number) == ChannelGraph::Node::kIdle
@@ -140,6 +179,10 @@ std::vector<CriticalStep> critical_path(const ChannelGraph& graph, const ir::Sch
                                         const Costs& costs, const ir::Timeline& timeline) {
   const CostTable table(costs, schedule.placement);
   const Delays delays(graph, schedule, table);
+  const CopyPlan plan(schedule, costs);
+  std::vector<std::vector<Copy>> copies;  // by rank
+  for (size_t rank = 0; rank < schedule.rows.size(); ++rank)
+    copies.push_back(copies_in(schedule, plan, timeline, rank, schedule.rows[rank].size()));
   // Starts at the action that ends last, and goes from each action to the dependency that
   // determined when it could run.
   uint32_t number = ChannelGraph::kNone;
@@ -150,7 +193,7 @@ std::vector<CriticalStep> critical_path(const ChannelGraph& graph, const ir::Sch
   std::vector<CriticalStep> path;
   while (number != ChannelGraph::kNone) {
     uint32_t decided = ChannelGraph::kNone;
-    double latest = -1, transfer = 0;
+    double latest = -1, transfer = 0, copied = 0;
     graph.any_dependency(number, [&](const Dependency& dependency) {
       const double delay = delays.of(number, dependency);
       const double ready = timeline[dependency.action].end + delay;
@@ -162,7 +205,18 @@ std::vector<CriticalStep> critical_path(const ChannelGraph& graph, const ir::Sch
       return false;
     });
     const ChannelGraph::Cell cell = graph.cell_of(number);
-    path.push_back({static_cast<int>(cell.rank), static_cast<int>(cell.step), transfer});
+    const std::vector<Copy>& own = copies[cell.rank];
+    size_t copy = own.empty() ? 0 : plan.of(cell.rank).reload_of[cell.step];
+    if (copy < own.size() && own[copy].time.end > latest) {
+      // The copies before it on the stream, back to one that did not wait for another.
+      transfer = 0;
+      copied = own[copy].time.end;
+      while (own[copy].time.start > own[copy].posted) --copy;
+      copied -= own[copy].posted;
+      decided = graph.compute_before(
+          static_cast<uint32_t>(timeline.index(cell.rank, own[copy].posted_before)));
+    }
+    path.push_back({static_cast<int>(cell.rank), static_cast<int>(cell.step), transfer, copied});
     number = decided;
   }
   std::ranges::reverse(path);

@@ -12,7 +12,8 @@
 // The simulator computes when each action runs, without a GPU. Every action runs as soon as it can,
 // so the times follow from the channel graph and the costs alone. A SEND takes its transfer's time
 // and occupies its queue, and that of its RECV, while it lasts. Pure functions; linear in the
-// number of actions. The costs must fit the schedule (check_costs).
+// number of actions. A backward of a stage that offloads also waits for its copy back
+// (copy_plan.h). The costs must fit the schedule (check_costs).
 
 namespace pipewright::schedule {
 
@@ -43,6 +44,7 @@ struct CriticalStep {
   int rank;
   int step;
   double transfer;  // the transfer delay just before its start; see transfer_of()
+  double copies;    // how long it waited for copies of its rank just before its start
 };
 // A critical path, first to last: a chain of dependent actions without slack, from the start of the
 // schedule to its end. Any action on it that takes longer delays the end.

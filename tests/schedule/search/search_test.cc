@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <stdexcept>
 #include <vector>
 
 #include "pipewright/schedule/compile.h"
@@ -260,6 +261,22 @@ TEST(Search, StopsAtOnceWhenCancelled) {
   EXPECT_FALSE(result.robustness);
   EXPECT_EQ(result.evaluations, 0);
   EXPECT_TRUE(compile({.source = ir::AnySchedule(result.order)}).ok());
+}
+
+TEST(Search, RefusesStagesThatOffload) {
+  SearchRequest request = {.placement = ir::Placement::loop(2, 2), .num_microbatches = 4};
+  request.costs.offload_bytes = PerStage({0, 60});
+  try {
+    search_schedule(request);
+    FAIL() << "accepted";
+  } catch (const std::invalid_argument& error) {
+    EXPECT_STREQ(error.what(),
+                 "costs: a search does not count offload: expected `offload_bytes` 0, got 60 for "
+                 "stage 1");
+  }
+  request.costs.offload_bytes = 0;
+  request.costs.offload = request.costs.reload = 5;
+  EXPECT_GT(search_schedule(request).cost, 0);
 }
 
 TEST(Front, CutsStages) {
