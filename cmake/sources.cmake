@@ -216,6 +216,7 @@ set(pipewright_schedule_headers
     schedule/simulate/report.h
     schedule/simulate/simulate.h
     schedule/simulate/simulate_on_edges.h
+    schedule/tensor_table.h
     schedule/turns.h
     schedule/verify/certificate.h
     schedule/verify/passed_actions.h

@@ -13,13 +13,12 @@ bool EdgeTransfers::fit(const ir::Program& program) {
   return actions <= kNumber;
 }
 
-EdgeTransfers::EdgeTransfers(const ir::Program& program) {
+EdgeTransfers::EdgeTransfers(const ir::Program& program)
+    : cells_(2 * static_cast<size_t>(program.placement.num_stages()), program.num_microbatches, 0) {
   const ir::StageDependencies dependencies(program.placement);
   const ir::RankPairs pairs(program.placement);
   const auto num_stages = static_cast<size_t>(program.placement.num_stages());
-  const auto num_microbatches = static_cast<size_t>(program.num_microbatches);
   ends_.resize(num_stages * kKinds);
-  cells_.resize(2 * num_stages * num_microbatches);
   pairs_.resize(pairs.size());
   for (int stage = 0; stage < program.placement.num_stages(); ++stage) {
     const auto end_of = [&](ActionPart send_or_receive) {
@@ -27,8 +26,8 @@ EdgeTransfers::EdgeTransfers(const ir::Program& program) {
       if (!transfer || transfer->from == transfer->to) return End();
       const bool sends = ir::is_send(send_or_receive.kind());
       const bool gradient = transfer->receive.kind() == ActionKind::kRecvB;
-      const auto receiver = static_cast<size_t>(transfer->receive.stage());
-      return End{2 * receiver * num_microbatches + (gradient ? 1 : 0), pairs.of(send_or_receive),
+      const auto receiver = static_cast<uint32_t>(transfer->receive.stage());
+      return End{2 * receiver + (gradient ? 1 : 0), pairs.of(send_or_receive),
                  static_cast<uint32_t>(sends ? transfer->to : transfer->from)};
     };
     for (const ir::ActionKindInfo& row : ir::action_kinds()) {

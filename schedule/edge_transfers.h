@@ -9,6 +9,7 @@
 
 #include "pipewright/ir/action.h"
 #include "pipewright/ir/schedule.h"
+#include "pipewright/schedule/tensor_table.h"
 
 namespace pipewright::schedule {
 
@@ -42,10 +43,11 @@ class EdgeTransfers {
       return kNone;
     }
     const bool sends = ir::is_send(part.kind());
-    uint32_t& cell = cells_[end.first_cell + 2 * static_cast<size_t>(part.microbatch())];
+    uint32_t& cell = cells_.at(end.flow, part.microbatch());
     if (cell == 0) {
       cell = number | (sends ? kSent : kReceived);
       ++num_open_;
+      cells_.fetch_ahead(end.flow, part.microbatch());
       return kNone;
     }
     --num_open_;
@@ -60,10 +62,9 @@ class EdgeTransfers {
   // The rank of the other end of a SEND or RECV that has one.
   uint32_t peer_of(ir::ActionPart part) const { return ends_[index_of(part)].peer; }
 
-  // Whether the RECV of a compute's input has been posted, but not its SEND.
-  bool awaits(ir::ActionPart compute) const {
-    const End& end = ends_[index_of(compute)];
-    return end.pair != kNone && (cell_of(end, compute) & (kSent | kReceived)) == kReceived;
+  // Whether the RECV of an input of a compute has been posted, but not its SEND.
+  bool awaits(const ir::Action& compute) const {
+    return awaits(compute.parts()[0]) || (compute.is_compound() && awaits(compute.parts()[1]));
   }
 
   // The RECV of a compute's input; kNone if it needs none, or if one end has not been posted.
@@ -88,7 +89,7 @@ class EdgeTransfers {
   // The transfer that a kind of SEND or RECV at a stage is part of, or that brings the input of a
   // kind of compute.
   struct End {
-    size_t first_cell = 0;  // of microbatch 0
+    uint32_t flow = 0;
     uint32_t pair = kNone;  // kNone if there is no transfer between ranks
     uint32_t peer = kNone;
   };
@@ -101,12 +102,16 @@ class EdgeTransfers {
   static size_t index_of(ir::ActionPart part) {
     return static_cast<size_t>(part.stage()) * kKinds + static_cast<size_t>(part.kind());
   }
+  bool awaits(ir::ActionPart compute) const {
+    const End& end = ends_[index_of(compute)];
+    return end.pair != kNone && (cell_of(end, compute) & (kSent | kReceived)) == kReceived;
+  }
   uint32_t cell_of(const End& end, ir::ActionPart part) const {
-    return cells_[end.first_cell + 2 * static_cast<size_t>(part.microbatch())];
+    return cells_.at(end.flow, part.microbatch());
   }
 
   std::vector<End> ends_;        // by stage and kind
-  std::vector<uint32_t> cells_;  // by receiving stage and microbatch, of an output and a gradient
+  TensorTable<uint32_t> cells_;  // two flows per receiving stage
   std::vector<Pair> pairs_;
   size_t num_open_ = 0;  // transfers of which only one end is posted
   bool all_matched_ = true;

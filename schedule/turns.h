@@ -45,26 +45,27 @@ inline std::vector<RestOfRow> whole_rows(const ir::Rows& rows) {
 // If a rank is woken at most once per action, a walk takes time linear in the number of actions.
 class Turns {
  public:
-  explicit Turns(size_t num_ranks) : awake_(num_ranks), waits_(num_ranks, false) {
+  explicit Turns(size_t num_ranks)
+      : awake_(num_ranks), num_awake_(num_ranks), waits_(num_ranks, false) {
     std::iota(awake_.begin(), awake_.end(), 0);
   }
 
   void wake(size_t rank) {
     if (!waits_[rank]) return;
     waits_[rank] = false;
-    awake_.push_back(rank);
+    awake_[num_awake_++] = rank;
   }
 
   // Calls go_on(rank) for each rank, and again after each time that it was woken. Returns whether
   // all ranks reached their ends.
   template <typename GoOn>
   bool run(const GoOn& go_on) {
-    size_t left = awake_.size();
-    std::vector<size_t> round;
-    while (!awake_.empty()) {
-      round.clear();
+    size_t left = num_awake_;
+    std::vector<size_t> round(awake_.size());
+    while (const size_t num_turns = std::exchange(num_awake_, 0)) {
       round.swap(awake_);
-      for (const size_t rank : round) {
+      for (size_t turn = 0; turn < num_turns; ++turn) {
+        const size_t rank = round[turn];
         if (go_on(rank)) {
           --left;
         } else {
@@ -76,7 +77,8 @@ class Turns {
   }
 
  private:
-  std::vector<size_t> awake_;  // in the order in which they go on
+  std::vector<size_t> awake_;  // in the order in which they go on, and room for the others
+  size_t num_awake_;
   std::vector<uint8_t> waits_;
 };
 

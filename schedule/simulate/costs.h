@@ -134,9 +134,9 @@ class CostTable {
   // The duration of a SEND is that of its transfer, of a RECV 0, of a compound the sum of its
   // parts.
   double duration(const ir::Action& action) const {
-    double sum = 0;
-    for (const ir::ActionPart part : action.parts()) sum += duration(part);
-    return sum;
+    if (action.is_idle()) return 0;
+    const double first = duration(action.parts()[0]);
+    return action.is_compound() ? first + duration(action.parts()[1]) : first;
   }
   double duration(ir::ActionPart part) const {
     const double base = of_kind(part.kind(), part.stage());

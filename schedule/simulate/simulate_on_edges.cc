@@ -54,12 +54,10 @@ class Walk {
       const ir::ActionPart part = action.parts()[0];
       double duration = table_.duration(action);
       if (!stretch_.empty()) duration *= stretch_[row.number];
-      if (ir::is_compute(action.kind())) {
-        double ready = row.compute;
-        if (!add_inputs(part, &ready)) break;
-        if (action.is_compound() && !add_inputs(action.parts()[1], &ready)) break;
-        for (const ir::ActionPart one : action.parts())
-          ready = std::max(ready, std::exchange(unsharded_[static_cast<size_t>(one.stage())], 0));
+      if (ir::is_compute(part.kind())) {
+        if (transfers_.awaits(action)) break;
+        double ready = std::max(row.compute, inputs_of(part));
+        if (action.is_compound()) ready = std::max(ready, inputs_of(action.parts()[1]));
         row.compute = ready + duration;
         timeline_[row.number] = {ready, row.compute};
       } else if (ir::is_transfer(part.kind())) {
@@ -79,13 +77,12 @@ class Walk {
     return false;
   }
 
-  // Returns whether the inputs of a compute have arrived, or at least been sent; the time is then
-  // known.
-  bool add_inputs(ir::ActionPart part, double* ready) const {
-    if (transfers_.awaits(part)) return false;
+  // When the input and the parameters of a compute are there. The parameters stay.
+  double inputs_of(ir::ActionPart part) {
+    const double unsharded = std::exchange(unsharded_[static_cast<size_t>(part.stage())], 0);
     const uint32_t receive = transfers_.receive_of(part);
-    if (receive != EdgeTransfers::kNone) *ready = std::max(*ready, timeline_[receive].end);
-    return true;
+    if (receive == EdgeTransfers::kNone) return unsharded;
+    return std::max(unsharded, timeline_[receive].end);
   }
 
   // Until the other end is posted, the interval holds when this one was, and its duration.

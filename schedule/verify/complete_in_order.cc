@@ -15,15 +15,6 @@
 #include "pipewright/schedule/verify/verify_checks.h"
 
 namespace pipewright::schedule {
-namespace {
-
-bool awaits_input(const ir::Action& action, const EdgeTransfers& transfers) {
-  return transfers.awaits(action.parts()[0]) ||
-         (action.is_compound() && transfers.awaits(action.parts()[1]));
-}
-
-}  // namespace
-
 bool is_complete_in_order(const ir::Schedule& schedule, ir::Level level) {
   if (!PassedActions::has_enough(schedule)) return false;
   PassedActions passed(schedule, level);
@@ -49,7 +40,7 @@ bool runs_on_edges(const ir::Program& program) {
     bool row_valid = true;
     for (; row.next != row.end; ++row.next, ++row.number) {
       const ir::Action action = *row.next;
-      if (ir::is_compute(action.kind()) && awaits_input(action, transfers)) break;
+      if (ir::is_compute(action.kind()) && transfers.awaits(action)) break;
       row_valid &= marks.pass(action);
       if (!ir::is_transfer(action.kind())) continue;
       const ir::ActionPart part = action.parts()[0];
