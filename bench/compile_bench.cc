@@ -14,7 +14,6 @@
 #include <optional>
 #include <utility>
 
-#include "pipewright/schedule/channel_graph.h"
 #include "pipewright/schedule/compile.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/simulate/simulate.h"
@@ -96,9 +95,7 @@ void verify_interleaved(benchmark::State& state) {
 void simulate_order(benchmark::State& state) {
   const ir::ComputeOrder order =
       schedules::make_order(*schedules::find_schedule("Interleaved1F1B"), shape_of(state));
-  for (auto _ : state)
-    benchmark::DoNotOptimize(
-        schedule::simulate(schedule::ChannelGraph::of_order(order), order, {}));
+  for (auto _ : state) benchmark::DoNotOptimize(schedule::simulate(order, {}));
   report(state, 2 * static_cast<size_t>(order.placement.num_stages()) *
                     static_cast<size_t>(order.num_microbatches));
 }
@@ -136,6 +133,7 @@ void one_rank_of_4096(benchmark::State& state) {
 
 BENCHMARK(make_and_lower_interleaved)
     ->Args({8, 4, 512})
+    ->Args({32, 4, 128})
     ->Args({32, 4, 512})
     ->Args({32, 4, 8192})
     ->Args({32, 4, 131072})
@@ -143,6 +141,7 @@ BENCHMARK(make_and_lower_interleaved)
 BENCHMARK(compile_interleaved)->Args({32, 4, 512})->Unit(benchmark::kMillisecond);
 BENCHMARK(verify_interleaved)
     ->Args({8, 4, 512})
+    ->Args({32, 4, 128})
     ->Args({32, 4, 512})
     ->Args({32, 4, 8192})
     ->Args({32, 4, 131072})
@@ -150,11 +149,13 @@ BENCHMARK(verify_interleaved)
 // 32, 4, 393216 is a compute order of 100.7 million actions.
 BENCHMARK(simulate_order)
     ->Args({8, 4, 512})
+    ->Args({32, 4, 128})
     ->Args({32, 4, 512})
     ->Args({32, 4, 393216})
     ->Unit(benchmark::kMillisecond);
 BENCHMARK(simulate_program)
     ->Args({8, 4, 512})
+    ->Args({32, 4, 128})
     ->Args({32, 4, 512})
     ->Args({32, 4, 131072})
     ->Unit(benchmark::kMillisecond);

@@ -78,6 +78,7 @@ set(pipewright_schedule_sources
     schedule/simulate/report.cc
     schedule/simulate/simulate.cc
     schedule/simulate/simulate_on_edges.cc
+    schedule/simulate/simulate_order.cc
     schedule/simulate_compiled.cc
     schedule/verify/certificate.cc
     schedule/verify/complete_in_order.cc
@@ -216,6 +217,7 @@ set(pipewright_schedule_headers
     schedule/simulate/report.h
     schedule/simulate/simulate.h
     schedule/simulate/simulate_on_edges.h
+    schedule/simulate/simulate_order.h
     schedule/tensor_table.h
     schedule/turns.h
     schedule/verify/certificate.h

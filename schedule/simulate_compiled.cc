@@ -66,10 +66,10 @@ bool check_memory(const ir::Schedule& schedule, const search::Problem& problem, 
 }
 
 ir::Timeline timeline_of(const ir::AnySchedule& schedule, const Costs& costs) {
-  const auto* program = std::get_if<ir::Program>(&schedule);
-  if (program == nullptr) return simulate(graph_of(schedule), ir::schedule_of(schedule), costs);
-  const VerifyOptions options = options_of(program->lowering);
-  return simulate(*program, options.channels, options.capacity, costs);
+  if (const auto* order = std::get_if<ir::ComputeOrder>(&schedule)) return simulate(*order, costs);
+  const auto& program = std::get<ir::Program>(schedule);
+  const VerifyOptions options = options_of(program.lowering);
+  return simulate(program, options.channels, options.capacity, costs);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ class TensorTable {
  public:
   TensorTable(size_t num_flows, int num_microbatches, Value initial)
       : num_flows_(num_flows),
-        lines_(num_flows * (static_cast<size_t>(num_microbatches) / kPerLine + 1),
+        lines_(num_flows * ((static_cast<size_t>(num_microbatches) + kPerLine - 1) / kPerLine + 1),
                filled_line(initial)) {}
 
   const Value& at(uint32_t flow, int microbatch) const {
@@ -31,7 +31,8 @@ class TensorTable {
   Value& at(uint32_t flow, int microbatch) {
     return lines_[line_of(flow, microbatch)].values[place_of(microbatch)];
   }
-  // Fetches the values of the flow's next microbatches into the cache. Requires one.
+  // Fetches the values of the flow's next microbatches into the cache. The last ones are followed by
+  // a line that is not used.
   void fetch_ahead(uint32_t flow, int microbatch) {
     __builtin_prefetch(lines_.data() + line_of(flow, microbatch) + num_flows_, 1);
   }

@@ -7,6 +7,7 @@
 
 #include "pipewright/schedule/simulate/copy_plan.h"
 #include "pipewright/schedule/simulate/simulate_on_edges.h"
+#include "pipewright/schedule/simulate/simulate_order.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -125,6 +126,15 @@ ir::Timeline simulate(const ChannelGraph& graph, const ir::Schedule& schedule, c
                                                             : run(graph, delay, at_once, &timeline);
   for (const uint32_t number : blocked) timeline[number] = {};
   return timeline;
+}
+
+ir::Timeline simulate(const ir::ComputeOrder& order, const Costs& costs,
+                      std::span<const double> stretch) {
+  if (costs.offload_bytes.is_zero()) {
+    const CostTable table(costs, order.placement);
+    if (auto timeline = simulate_order(order, table, stretch)) return *std::move(timeline);
+  }
+  return simulate(ChannelGraph::of_order(order), order, costs, stretch);
 }
 
 ir::Timeline simulate(const ir::Program& program, ir::ChannelModel channels,

@@ -1,14 +1,15 @@
-// The walk along the rows against the walk along the channel graph, which simulate_test and the
+// The walks along the rows against the walk along the channel graph, which simulate_test and the
 // independent models judge: equal to the last bit.
-#include "pipewright/schedule/simulate/simulate_on_edges.h"
-
 #include <gtest/gtest.h>
 
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/simulate/simulate.h"
+#include "pipewright/schedule/simulate/simulate_on_edges.h"
+#include "pipewright/schedule/simulate/simulate_order.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/channel_model/programs.h"
 
@@ -25,24 +26,26 @@ class Draw {
   std::mt19937 random_{1};
 };
 
-Costs random_costs(const ir::Program& program, Draw* draw) {
+Costs random_costs(const ir::Schedule& schedule, Draw* draw) {
   Costs costs;
   for (PerStage* one : {&costs.forward, &costs.backward_input, &costs.backward_weight,
                         &costs.unshard, &costs.reshard, &costs.reduce_grad}) {
     std::vector<double> values;
-    for (int stage = 0; stage < program.placement.num_stages(); ++stage)
+    for (int stage = 0; stage < schedule.placement.num_stages(); ++stage)
       values.push_back(draw->cost());
     *one = PerStage(values);
   }
   costs.link.latency = draw->cost();
-  for (int microbatch = 0; microbatch < program.num_microbatches; ++microbatch)
+  for (int microbatch = 0; microbatch < schedule.num_microbatches; ++microbatch)
     costs.microbatch_scale.push_back(1 + draw->below(3));
   return costs;
 }
 
-std::vector<double> random_stretch(const ir::Program& program, Draw* draw) {
+// None, or one factor per action.
+std::vector<double> random_stretch(const ir::Schedule& schedule, Draw* draw) {
   std::vector<double> stretch;
-  for (const ir::Row& row : program.rows) {
+  if (draw->below(2) == 0) return stretch;
+  for (const ir::Row& row : schedule.rows) {
     for (size_t step = 0; step < row.size(); ++step) stretch.push_back(1 + draw->below(100) / 99.0);
   }
   return stretch;
@@ -56,8 +59,7 @@ void expect_equal(const ir::Timeline& found, const ir::Timeline& expected, const
 
 void compare(const ir::Program& program, ir::ChannelCapacity capacity, Draw* draw, int* compared) {
   const Costs costs = random_costs(program, draw);
-  const std::vector<double> stretch =
-      draw->below(2) == 0 ? std::vector<double>() : random_stretch(program, draw);
+  const std::vector<double> stretch = random_stretch(program, draw);
   const auto graph = ChannelGraph::of_program(program, ir::ChannelModel::kEdge, capacity);
   const auto found =
       simulate_on_edges(program, capacity, CostTable(costs, program.placement), stretch);
@@ -130,6 +132,79 @@ TEST(SimulateOnEdges, SimulateOfAProgramIsThatOfItsGraph) {
       }
     }
   }
+}
+
+// A schedule of the catalogue with up to 64 microbatches, after up to two changes: an action swaps
+// places with the next one, disappears, or becomes idle.
+ir::ComputeOrder random_order(Draw* draw) {
+  const auto all = schedules::all_schedules();
+  for (;;) {
+    const schedules::ScheduleSpec& spec =
+        *all[static_cast<size_t>(draw->below(static_cast<int>(all.size())))];
+    const int ranks = 1 + draw->below(5);
+    const schedules::Shape shape = {ranks, schedules::default_stages(spec, ranks),
+                                    1 + draw->below(64)};
+    if (schedules::shape_error(spec, shape)) continue;
+    ir::ComputeOrder order = schedules::make_order(spec, shape);
+    for (int changes = draw->below(3); changes > 0; --changes) {
+      ir::Row& row = order.rows[static_cast<size_t>(draw->below(ranks))];
+      if (row.size() < 2) continue;
+      const int step = draw->below(static_cast<int>(row.size()) - 1);
+      const auto at = row.begin() + step;
+      switch (draw->below(4)) {
+        case 0:
+          row.erase(at);
+          break;
+        case 1:
+          *at = ir::Action();
+          break;
+        default:
+          std::swap(at[0], at[1]);
+      }
+    }
+    return order;
+  }
+}
+
+TEST(SimulateOrder, EqualsTheGraph) {
+  Draw draw;
+  int ran = 0, blocked = 0, compounds = 0;
+  for (int round = 0; round < 1500; ++round) {
+    const ir::ComputeOrder order = random_order(&draw);
+    const Costs costs = random_costs(order, &draw);
+    const std::vector<double> stretch = random_stretch(order, &draw);
+    const ChannelGraph graph = ChannelGraph::of_order(order);
+    const ir::Timeline expected = simulate(graph, order, costs, stretch);
+    const auto found = simulate_order(order, CostTable(costs, order.placement), stretch);
+    ASSERT_EQ(found.has_value(), graph.blocked().empty()) << order.name;
+    if (found) expect_equal(*found, expected, order.name.c_str());
+    expect_equal(simulate(order, costs, stretch), expected, order.name.c_str());
+    (found ? ran : blocked) += 1;
+    compounds += found && order.name == "DualPipeV";
+  }
+  EXPECT_GT(ran, 700);
+  EXPECT_GT(blocked, 100);
+  EXPECT_GT(compounds, 10);
+}
+
+TEST(SimulateOrder, RowsWithoutActions) {
+  ir::ComputeOrder order;
+  order.placement = ir::Placement::loop(2, 2);
+  order.num_microbatches = 1;
+  order.rows.resize(2);
+  const auto timeline = simulate_order(order, CostTable(Costs(), order.placement));
+  ASSERT_TRUE(timeline);
+  EXPECT_EQ(timeline->size(), 0u);
+}
+
+// All forwards of a rank run before the next rank's first: all microbatches are in flight.
+TEST(SimulateOrder, ManyMicrobatchesInFlight) {
+  const ir::ComputeOrder order =
+      schedules::make_order(*schedules::find_schedule("GPipe"), {3, 3, 1000});
+  Costs costs;
+  costs.link.latency = 0.25;
+  expect_equal(simulate(order, costs), simulate(ChannelGraph::of_order(order), order, costs),
+               "GPipe");
 }
 
 }  // namespace

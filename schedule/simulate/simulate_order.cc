@@ -1,0 +1,140 @@
+// A rank goes on until the input of a compute has not been made, and the compute that makes it
+// wakes the rank. Linear in the number of actions.
+#include "pipewright/schedule/simulate/simulate_order.h"
+
+#include <algorithm>
+#include <bit>
+#include <iterator>
+#include <utility>
+#include <vector>
+
+#include "pipewright/ir/stage_dependencies.h"
+#include "pipewright/schedule/tensor_table.h"
+#include "pipewright/schedule/turns.h"
+
+namespace pipewright::schedule {
+namespace {
+
+using ir::ActionKind;
+using ir::ActionPart;
+
+class OrderWalk {
+ public:
+  OrderWalk(const ir::ComputeOrder& order, const CostTable& table, std::span<const double> stretch)
+      : table_(table),
+        stretch_(stretch),
+        arrivals_(2 * static_cast<size_t>(order.placement.num_stages()), order.num_microbatches,
+                  kNotMade),
+        turns_(order.rows.size()),
+        timeline_(order.rows) {
+    link_stages(order.placement);
+    for (const RestOfRow& row : whole_rows(order.rows)) rest_.push_back({row});
+  }
+
+  std::optional<ir::Timeline> run() {
+    if (!turns_.run([&](size_t rank) { return go_on(&rest_[rank]); })) return std::nullopt;
+    return std::move(timeline_);
+  }
+
+ private:
+  // The rest of a rank's row, and the end of the compute before it.
+  struct Rest : RestOfRow {
+    double compute = 0;
+  };
+  // Of a kind of compute at a stage: the flow of its input from another stage, and that of its
+  // result to another stage. kNone if there is none.
+  struct Links {
+    uint32_t input = kNone, result = kNone;
+    uint32_t user = kNone;  // the rank that uses the result
+    double delay = 0;       // the transfer delay of the result
+  };
+
+  void link_stages(const ir::Placement& placement) {
+    const ir::StageDependencies dependencies(placement);
+    links_.resize(static_cast<size_t>(placement.num_stages()) * kKinds);
+    for (int stage = 0; stage < placement.num_stages(); ++stage) {
+      for (const ActionKind kind :
+           {ActionKind::kForward, ActionKind::kBackward, ActionKind::kBackwardInput}) {
+        for (const ir::StageDependencies::Need& need : dependencies.of({kind, stage})) {
+          if (need.stage == stage) continue;
+          const bool is_output = need.result == ir::Result::kOutput;
+          const uint32_t flow = 2 * static_cast<uint32_t>(stage) + (is_output ? 0 : 1);
+          links_[index_of({kind, stage})].input = flow;
+          Links& maker = links_[index_of({kind, need.stage})];
+          maker.result = flow;
+          maker.user = static_cast<uint32_t>(placement.rank_of(stage));
+          maker.delay =
+              is_output ? table_.output_transfer(need.stage) : table_.gradient_transfer(need.stage);
+        }
+      }
+    }
+  }
+
+  bool go_on(Rest* rest) {
+    Rest row = *rest;
+    for (; row.next != row.end; ++row.next, ++row.number) {
+      const ir::Action& action = *row.next;
+      if (action.is_idle()) continue;
+      double start = arrival_of_input(action.parts()[0]);
+      if (start == kNotMade) break;
+      if (action.is_compound()) {
+        const double other = arrival_of_input(action.parts()[1]);
+        if (other == kNotMade) break;
+        start = std::max(start, other);
+      }
+      start = std::max(start, row.compute);
+      double duration = table_.duration(action);
+      if (!stretch_.empty()) duration *= stretch_[row.number];
+      row.compute = start + duration;
+      timeline_[row.number] = {start, row.compute};
+      deliver(action.parts()[0], row.compute);
+      if (action.is_compound()) deliver(action.parts()[1], row.compute);
+    }
+    *rest = row;
+    if (row.next == row.end) return true;
+    row.fetch_ahead();
+    __builtin_prefetch(&timeline_[row.number] + RestOfRow::kFetchAhead, 1);
+    return false;
+  }
+
+  // When the input of a compute arrives; 0 if it needs none from another stage.
+  double arrival_of_input(ActionPart part) const {
+    const uint32_t input = links_[index_of(part)].input;
+    return input == kNone ? 0 : arrivals_.at(input, part.microbatch());
+  }
+  // Sends the result of a compute that ends then on its way.
+  void deliver(ActionPart part, double end) {
+    const Links& links = links_[index_of(part)];
+    if (links.result == kNone) return;
+    arrivals_.at(links.result, part.microbatch()) = end + links.delay;
+    arrivals_.fetch_ahead(links.result, part.microbatch());
+    turns_.wake(links.user);
+  }
+
+  static constexpr uint32_t kNone = UINT32_MAX;
+  static constexpr double kNotMade = -1;
+  static constexpr size_t kKinds = std::bit_ceil(std::size(ir::kActionKinds) + 1);
+  static size_t index_of(ActionPart part) {
+    return static_cast<size_t>(part.stage()) * kKinds + static_cast<size_t>(part.kind());
+  }
+
+  const CostTable& table_;
+  const std::span<const double> stretch_;
+  std::vector<Links> links_;      // by stage and kind
+  TensorTable<double> arrivals_;  // of inputs, or kNotMade; two flows per stage that uses them
+  Turns turns_;
+  ir::Timeline timeline_;
+  std::vector<Rest> rest_;  // by rank
+};
+
+}  // namespace
+
+std::optional<ir::Timeline> simulate_order(const ir::ComputeOrder& order, const CostTable& table,
+                                           std::span<const double> stretch) {
+  size_t size = 0;
+  for (const ir::Row& row : order.rows) size += row.size();
+  if (size > UINT32_MAX) return std::nullopt;
+  return OrderWalk(order, table, stretch).run();
+}
+
+}  // namespace pipewright::schedule
