@@ -31,8 +31,8 @@ class TensorTable {
   Value& at(uint32_t flow, int microbatch) {
     return lines_[line_of(flow, microbatch)].values[place_of(microbatch)];
   }
-  // Fetches the values of the flow's next microbatches into the cache. The last ones are followed by
-  // a line that is not used.
+  // Fetches the values of the flow's next microbatches into the cache. The last ones are followed
+  // by a line that is not used.
   void fetch_ahead(uint32_t flow, int microbatch) {
     __builtin_prefetch(lines_.data() + line_of(flow, microbatch) + num_flows_, 1);
   }
