@@ -12,15 +12,21 @@ namespace {
 
 constexpr std::chrono::seconds kPatience{1};
 
+// Calls `function` on a thread of its own, which is left to itself if nobody waits for the result.
+template <typename Function>
+auto on_own_thread(Function function) {
+  std::packaged_task<decltype(function())()> task(std::move(function));
+  auto result = task.get_future();
+  std::thread(std::move(task)).detach();
+  return result;
+}
+
 // Calls `end` on a thread of its own, which then drops the backend.
 std::future<void> end_on_thread(BackendPtr backend, void (c10d::Backend::*end)()) {
-  std::packaged_task<void()> task([backend = std::move(backend), end]() mutable {
+  return on_own_thread([backend = std::move(backend), end]() mutable {
     if (end) (*backend.*end)();
     backend.reset();
   });
-  std::future<void> ends = task.get_future();
-  std::thread(std::move(task)).detach();
-  return ends;
 }
 
 // Ends a backend that has been aborted. That joins its threads, of which one over Gloo may be stuck
@@ -96,10 +102,8 @@ void Group::connect_again(int generation) {
 BackendPtr Group::make(const std::string& name) const {
   const auto failures = failures_.lock();
   const FailureDomain::Waiting waiting(failures);
-  std::packaged_task<BackendPtr()> task(
+  std::future<BackendPtr> made = on_own_thread(
       [make = make_backend_, name, rank = rank_, size = size_] { return make(name, rank, size); });
-  std::future<BackendPtr> made = task.get_future();
-  std::thread(std::move(task)).detach();
   while (made.wait_for(kPatience) == std::future_status::timeout)
     if (failures) failures->throw_if_failed();
   return made.get();

@@ -57,10 +57,10 @@ TEST(Group, OneThatIsDroppedIsForgotten) {
 TEST(Group, MakingABackendEndsWithAFailure) {
   const StorePtr store = c10::make_intrusive<c10d::HashStore>();
   const auto watcher = std::make_shared<Watcher>();
-  const auto connected = std::make_shared<std::promise<void>>();
-  const auto connects = std::make_shared<std::shared_future<void>>(connected->get_future());
+  std::promise<void> connected;
+  const std::shared_future<void> connects = connected.get_future().share();
   const MakeBackend make = [connects](const std::string&, int, int) -> BackendPtr {
-    connects->wait();
+    connects.wait();
     return {};
   };
   World waits(0, 2, store, make, std::chrono::seconds(60), watcher);
@@ -75,7 +75,7 @@ TEST(Group, MakingABackendEndsWithAFailure) {
   });
   fails.failures().fail("out of luck");
   const bool has_ended = made.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
-  connected->set_value();
+  connected.set_value();
   EXPECT_TRUE(has_ended);
   EXPECT_NE(made.get().find("rank 1: out of luck"), std::string::npos);
 }

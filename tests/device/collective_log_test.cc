@@ -50,6 +50,17 @@ void run(const std::function<void(int rank, Member& own)>& body) {
   EXPECT_EQ(errors, "");
 }
 
+// The current stream of rank 0's device waits until `opens`.
+void pass_gate(int rank, const Member& own, const std::atomic<bool>& opens) {
+  std::vector<at::Tensor> gate = {at::ones({1}, device(rank))};
+  if (rank == 1) {
+    comms::poll(kLimit, 1, [&] { return opens.load(); });
+    own.spare->send(gate, 0, 0)->wait();
+  } else {
+    own.spare->recv(gate, 1, 0)->wait();
+  }
+}
+
 // Rank 0 waits for a collective on a stream of its device until rank 1 calls it.
 TEST(CollectiveLog, ADeviceWaits) {
   std::atomic<bool> joins = false;
@@ -77,13 +88,7 @@ TEST(CollectiveLog, ADeviceIsBehindItsHost) {
   constexpr int64_t kCalls = 300;
   std::atomic<bool> sends = false;
   run([&](int rank, Member& own) {
-    std::vector<at::Tensor> gate = {at::ones({1}, device(rank))};
-    if (rank == 1) {
-      comms::poll(kLimit, 1, [&] { return sends.load(); });
-      own.spare->send(gate, 0, 0)->wait();
-    } else {
-      own.spare->recv(gate, 1, 0)->wait();
-    }
+    pass_gate(rank, own, sends);
     for (int64_t call = 0; call < kCalls; ++call) {
       own.group->allreduce(own.sum)->wait();
       if (rank == 0 && call == 0) {
@@ -105,20 +110,12 @@ TEST(CollectiveLog, ADeviceIsBehindItsHost) {
 TEST(CollectiveLog, TwoStreamsOfOneGroup) {
   std::atomic<bool> sends = false;
   run([&](int rank, Member& own) {
-    if (rank == 1) {
-      comms::poll(kLimit, 1, [&] { return sends.load(); });
-      std::vector<at::Tensor> gate = {at::ones({1}, device(rank))};
-      own.spare->send(gate, 0, 0)->wait();
-    }
     std::vector<at::Tensor> first = {at::ones({2}, device(rank))};
     {
       const c10::Stream own_stream = current_stream(rank), side = new_stream(rank);
       order(own_stream, side);
       const c10::StreamGuard on_side(side);
-      if (rank == 0) {
-        std::vector<at::Tensor> gate = {at::ones({1}, device(rank))};
-        own.spare->recv(gate, 1, 0)->wait();
-      }
+      pass_gate(rank, own, sends);
       comms::wait(*own.group, *own.group->allreduce(first));
     }
     comms::wait(*own.group, *own.group->allreduce(own.sum));
