@@ -218,6 +218,7 @@ set(pipewright_schedule_headers
     schedule/simulate/simulate.h
     schedule/simulate/simulate_on_edges.h
     schedule/simulate/simulate_order.h
+    schedule/stage_kinds.h
     schedule/tensor_table.h
     schedule/turns.h
     schedule/verify/certificate.h

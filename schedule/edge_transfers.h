@@ -1,14 +1,13 @@
 #ifndef PIPEWRIGHT_SCHEDULE_EDGE_TRANSFERS_H_
 #define PIPEWRIGHT_SCHEDULE_EDGE_TRANSFERS_H_
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <vector>
 
 #include "pipewright/ir/action.h"
 #include "pipewright/ir/schedule.h"
+#include "pipewright/schedule/stage_kinds.h"
 #include "pipewright/schedule/tensor_table.h"
 
 namespace pipewright::schedule {
@@ -37,7 +36,7 @@ class EdgeTransfers {
 
   // Posts a SEND or RECV. Returns the other end if that has been posted before, otherwise kNone.
   uint32_t post(ir::ActionPart part, uint32_t number) {
-    const End& end = ends_[index_of(part)];
+    const End& end = ends_[stage_kind(part)];
     if (end.pair == kNone) {
       all_matched_ = false;
       return kNone;
@@ -60,7 +59,7 @@ class EdgeTransfers {
     return partner;
   }
   // The rank of the other end of a SEND or RECV that has one.
-  uint32_t peer_of(ir::ActionPart part) const { return ends_[index_of(part)].peer; }
+  uint32_t peer_of(ir::ActionPart part) const { return ends_[stage_kind(part)].peer; }
 
   // Whether the RECV of an input of a compute has been posted, but not its SEND.
   bool awaits(const ir::Action& compute) const {
@@ -69,13 +68,13 @@ class EdgeTransfers {
 
   // The RECV of a compute's input; kNone if it needs none, or if one end has not been posted.
   uint32_t receive_of(ir::ActionPart compute) const {
-    const End& end = ends_[index_of(compute)];
+    const End& end = ends_[stage_kind(compute)];
     if (end.pair == kNone) return kNone;
     const uint32_t cell = cell_of(end, compute);
     return (cell & kSent) && (cell & kReceived) ? cell & kNumber : kNone;
   }
   // The ordered pair of ranks of a SEND or RECV that has another end.
-  uint32_t pair_of(ir::ActionPart part) const { return ends_[index_of(part)].pair; }
+  uint32_t pair_of(ir::ActionPart part) const { return ends_[stage_kind(part)].pair; }
   size_t num_pairs() const { return pairs_.size(); }
 
   // Whether each SEND and RECV so far met its own other end, in the order of their pair of ranks.
@@ -98,12 +97,8 @@ class EdgeTransfers {
     uint32_t next_send = 0, next_receive = 0;
   };
 
-  static constexpr size_t kKinds = std::bit_ceil(std::size(ir::kActionKinds) + 1);
-  static size_t index_of(ir::ActionPart part) {
-    return static_cast<size_t>(part.stage()) * kKinds + static_cast<size_t>(part.kind());
-  }
   bool awaits(ir::ActionPart compute) const {
-    const End& end = ends_[index_of(compute)];
+    const End& end = ends_[stage_kind(compute)];
     return end.pair != kNone && (cell_of(end, compute) & (kSent | kReceived)) == kReceived;
   }
   uint32_t cell_of(const End& end, ir::ActionPart part) const {

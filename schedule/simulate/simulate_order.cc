@@ -3,12 +3,11 @@
 #include "pipewright/schedule/simulate/simulate_order.h"
 
 #include <algorithm>
-#include <bit>
-#include <iterator>
 #include <utility>
 #include <vector>
 
 #include "pipewright/ir/stage_dependencies.h"
+#include "pipewright/schedule/stage_kinds.h"
 #include "pipewright/schedule/tensor_table.h"
 #include "pipewright/schedule/turns.h"
 
@@ -51,7 +50,7 @@ class OrderWalk {
 
   void link_stages(const ir::Placement& placement) {
     const ir::StageDependencies dependencies(placement);
-    links_.resize(static_cast<size_t>(placement.num_stages()) * kKinds);
+    links_.resize(static_cast<size_t>(placement.num_stages()) * kKindsPerStage);
     for (int stage = 0; stage < placement.num_stages(); ++stage) {
       for (const ActionKind kind :
            {ActionKind::kForward, ActionKind::kBackward, ActionKind::kBackwardInput}) {
@@ -59,8 +58,8 @@ class OrderWalk {
           if (need.stage == stage) continue;
           const bool is_output = need.result == ir::Result::kOutput;
           const uint32_t flow = 2 * static_cast<uint32_t>(stage) + (is_output ? 0 : 1);
-          links_[index_of({kind, stage})].input = flow;
-          Links& maker = links_[index_of({kind, need.stage})];
+          links_[stage_kind({kind, stage})].input = flow;
+          Links& maker = links_[stage_kind({kind, need.stage})];
           maker.result = flow;
           maker.user = static_cast<uint32_t>(placement.rank_of(stage));
           maker.delay =
@@ -99,12 +98,12 @@ class OrderWalk {
 
   // When the input of a compute arrives; 0 if it needs none from another stage.
   double arrival_of_input(ActionPart part) const {
-    const uint32_t input = links_[index_of(part)].input;
+    const uint32_t input = links_[stage_kind(part)].input;
     return input == kNone ? 0 : arrivals_.at(input, part.microbatch());
   }
   // Sends the result of a compute that ends then on its way.
   void deliver(ActionPart part, double end) {
-    const Links& links = links_[index_of(part)];
+    const Links& links = links_[stage_kind(part)];
     if (links.result == kNone) return;
     arrivals_.at(links.result, part.microbatch()) = end + links.delay;
     arrivals_.fetch_ahead(links.result, part.microbatch());
@@ -113,10 +112,6 @@ class OrderWalk {
 
   static constexpr uint32_t kNone = UINT32_MAX;
   static constexpr double kNotMade = -1;
-  static constexpr size_t kKinds = std::bit_ceil(std::size(ir::kActionKinds) + 1);
-  static size_t index_of(ActionPart part) {
-    return static_cast<size_t>(part.stage()) * kKinds + static_cast<size_t>(part.kind());
-  }
 
   const CostTable& table_;
   const std::span<const double> stretch_;

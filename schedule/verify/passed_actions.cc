@@ -47,7 +47,7 @@ constexpr uint8_t kForward = bits_of(ActionKind::kForward),
 PassedActions::PassedActions(const ir::Schedule& schedule, ir::Level level)
     : schedule_(schedule),
       num_microbatches_(static_cast<size_t>(schedule.num_microbatches)),
-      entries_(static_cast<size_t>(schedule.placement.num_stages()) * kKinds),
+      entries_(static_cast<size_t>(schedule.placement.num_stages()) * kKindsPerStage),
       cells_(static_cast<size_t>(schedule.placement.num_stages()) * num_microbatches_) {
   for (int stage = 0; stage < schedule.placement.num_stages(); ++stage) {
     for (const ir::ActionKindInfo& row : ir::action_kinds()) {
@@ -58,7 +58,7 @@ PassedActions::PassedActions(const ir::Schedule& schedule, ir::Level level)
 
 void PassedActions::fill(ActionPart part, ir::Level level) {
   const ir::Placement& placement = schedule_.placement;
-  Entry& filled = entries_[index_of(part)];
+  Entry& filled = entries_[stage_kind(part)];
   filled.own = bits_of(part.kind());
   for (const ir::Need& need : ir::needs_of(part, placement)) {
     const bool output = need.result == ir::Result::kOutput;

@@ -1,14 +1,13 @@
 #ifndef PIPEWRIGHT_SCHEDULE_VERIFY_PASSED_ACTIONS_H_
 #define PIPEWRIGHT_SCHEDULE_VERIFY_PASSED_ACTIONS_H_
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <vector>
 
 #include "pipewright/ir/action.h"
 #include "pipewright/ir/schedule.h"
+#include "pipewright/schedule/stage_kinds.h"
 
 namespace pipewright::schedule {
 
@@ -45,14 +44,14 @@ class PassedActions {
     bool pass(const ir::Action& action) const {
       if (action.is_idle()) return true;
       const ir::ActionPart first = action.parts()[0];
-      const Entry& entry = entries_[index_of(first)];
+      const Entry& entry = entries_[stage_kind(first)];
       if (entry.own == 0) return true;  // it may have no cell
       uint8_t* cell = cell_of(first);
       bool is_next = has_needs(entry, cell);
       if (action.is_compound()) {
         // A part of a compound cannot use a result of the other part.
         const ir::ActionPart second = action.parts()[1];
-        const Entry& other = entries_[index_of(second)];
+        const Entry& other = entries_[stage_kind(second)];
         uint8_t* other_cell = cell_of(second);
         is_next &=
             has_needs(other, other_cell) && (cell != other_cell || (entry.own & other.own) == 0);
@@ -89,11 +88,6 @@ class PassedActions {
   bool is_complete() const;
 
  private:
-  static constexpr size_t kKinds = std::bit_ceil(std::size(ir::kActionKinds) + 1);
-
-  static size_t index_of(ir::ActionPart part) {
-    return static_cast<size_t>(part.stage()) * kKinds + static_cast<size_t>(part.kind());
-  }
   void fill(ir::ActionPart part, ir::Level level);
 
   const ir::Schedule& schedule_;
