@@ -140,8 +140,10 @@ Ticks divided(Area area, Memory limit) {
 }
 
 Bound work(const Instance& instance) {
+  const Problem& problem = instance.problem;
   return of_one_rank(instance, "work", [&](const std::vector<int>& stages) {
-    return std::vector<BoundTerm>{{"work", work_of(instance.problem, stages)}};
+    const Work all = work_of(problem, stages);
+    return work_terms(problem, all, all.hidden(problem, 0));
   });
 }
 
@@ -159,10 +161,10 @@ Bound warm_up_and_cool_down(const Instance& instance) {
     const RankTerms terms = terms_of(instance, stages);
     const Ticks cool_down = terms.cool_down;
     const bool both = !terms.all_fit;
-    return std::vector<BoundTerm>{
-        {"work", terms.work},
-        {"warm_up", both || terms.warm_up >= cool_down ? terms.warm_up : 0},
-        {"cool_down", both || terms.warm_up < cool_down ? cool_down : 0}};
+    std::vector<BoundTerm> all = work_terms(instance.problem, terms.work, terms.hidden);
+    all.push_back({"warm_up", both || terms.warm_up >= cool_down ? terms.warm_up : 0});
+    all.push_back({"cool_down", both || terms.warm_up < cool_down ? cool_down : 0});
+    return all;
   });
 }
 
@@ -171,21 +173,25 @@ Bound nested_window(const Instance& instance) {
     const RankTerms terms = terms_of(instance, stages);
     const Ticks cool_down =
         terms.all_fit ? -terms.deferred : std::max(-terms.deferred, terms.chain - terms.pending);
-    return std::vector<BoundTerm>{
-        {"work", terms.work}, {"warm_up", terms.warm_up}, {"cool_down", cool_down}};
+    std::vector<BoundTerm> all = work_terms(instance.problem, terms.work, terms.hidden);
+    all.push_back({"warm_up", terms.warm_up});
+    all.push_back({"cool_down", cool_down});
+    return all;
   });
 }
 
 Bound memory_area(const Instance& instance) {
-  return of_one_rank(instance, "memory_area",
-                     [&](const std::vector<int>& stages) -> std::vector<BoundTerm> {
-                       const Memory limit = terms_of(instance, stages).limit;
-                       if (limit <= 0) return {};
-                       const Area area = lifetimes_area(instance, stages) +
-                                         ramp_of_forwards(instance, stages, limit) +
-                                         ramp_of_backwards(instance, stages, limit);
-                       return {{"memory_area", divided(area, limit)}};
-                     });
+  return of_one_rank(
+      instance, "memory_area", [&](const std::vector<int>& stages) -> std::vector<BoundTerm> {
+        const Memory limit = terms_of(instance, stages).limit;
+        if (limit <= 0) return {};
+        const Area forwards = ramp_of_forwards(instance, stages, limit);
+        const Area backwards = ramp_of_backwards(instance, stages, limit);
+        const Area ramps =
+            instance.problem.overlap == 0 ? forwards + backwards : std::max(forwards, backwards);
+        const Area area = lifetimes_area(instance, stages) + ramps;
+        return {{"memory_area", divided(area, limit)}};
+      });
 }
 
 Bound nested_memory_area(const Instance& instance) {
@@ -240,7 +246,8 @@ Bound whole_microbatches(const Instance& instance) {
       const StageWork& one = instance.problem.work(stage);
       started += one.activation;
       const int64_t others = beside(started);
-      area += Area{fast.forward(stage) + fast.backward_input(stage)} *
+      const Ticks forward = fast.forward(stage), shown = forward - instance.problem.hidden(forward);
+      area += Area{shown + fast.backward_input(stage)} *
               (stage == last ? most * (most - 1) / 2
                              : count * (most - others) + others * (others + 1) / 2);
       const Ticks lost = fast.backward_weight(stage) * (most - beside(one.weight_input));

@@ -24,6 +24,13 @@
 //   work(x)     m * sum of F_s + I_s + W_s over the stages of x
 //   knap(C)     the most work that fits in memory C (knapsack.h)
 //
+// With an overlap o, an F and an I of a rank, or an F and a whole backward, may run at once as a
+// compound, in F + I - o min(F, I). Each of them takes that long then, so paths stay as they are.
+// But the rank is busy for less than work(x): Hidden(f) is o min(all F of x - f, all I and W of x),
+// the most that compounds hide if F work f runs before the first I, because what is alone hides
+// nothing. Bounds with work(x) have work(x) - Hidden(min(Fill, path(x0, xl))) in its place, and
+// say so in a term "hidden"; docs/bounds.md says why.
+//
 // Nothing is assumed about the order of microbatches. Where their costs differ, paths are those of
 // the fastest microbatch and knapsacks those of the slowest. Each function returns its largest
 // bound over all ranks, with value 0 if it says nothing. All take time linear in the number of
@@ -49,7 +56,7 @@ struct Bound {
   friend bool operator==(const Bound&, const Bound&) = default;
 };
 
-// Work: T >= work(x). A rank runs one action at a time.
+// Work: T >= work(x), less Hidden(0). A rank runs one action or compound at a time.
 Bound work_bound(const search::Problem& problem);
 
 // One microbatch: T >= path(x0, x0) + I_x0 + W_x0, of the slowest microbatch. F_x0, I_x0 and W_x0
@@ -101,7 +108,7 @@ Bound nested_window_bound(const search::Problem& problem);
 // use is at most b_s = max(a_s, h_s) for each F started so far. If g is the least F_s / b_s, and b
 // the largest b_s, the area below L that stays unused while they run is at least g L (L - b) / 2;
 // equal stages with L a multiple of b meet this. The same holds for the last Is and Ws, seen
-// backwards in time.
+// backwards in time. With an overlap, only the larger of the two counts: they may be at once.
 Bound memory_area_bound(const search::Problem& problem);
 
 // Memory over time inside a nested window: for r0 < x0, T >= head + E + tail, where
@@ -133,6 +140,8 @@ Bound lifetimes_bound(const search::Problem& problem);
 // N over the window of x, and that is at least m (path(xl, xl) + I_xl). The Ws that are left at the
 // end of the window fit in L together; lost leaves them out.
 //
+// With an overlap o, every F counts with F (1 - o) in `lost`: a compound takes at least that and I.
+//
 // This decides where few whole microbatches fit: the memory area bound counts fractions.
 Bound whole_microbatches_bound(const search::Problem& problem);
 
@@ -148,7 +157,8 @@ Bound whole_microbatches_bound(const search::Problem& problem);
 // ran on r at least path(r0, x0) earlier, from F to F; the first I on r is of a microbatch that ran
 // on x at least as long earlier as a microbatch takes from I_xl to I_rl. Hence late_r >= late_x.
 // Before its first I, x runs nothing but Fs; their work is a multiple of g and at most Fill. The
-// rest is idle, and so is cool after the last F; x is idle for at most T - work(x).
+// rest is idle, and so is cool after the last F; x is idle for at most T - work(x), or with an
+// overlap T - work(x) + Hidden(n g).
 //
 // This decides where memory is plentiful: the first gradient meets an F in progress on every rank,
 // unless the rank has left a gap for it.

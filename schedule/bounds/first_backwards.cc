@@ -17,19 +17,23 @@ using search::Problem;
 using search::Ticks;
 
 struct Rank {
+  const Problem* problem = nullptr;
   int index = 0, first = 0, last = 0;
   RankTerms terms;
   Ticks unit = 1;  // the F work done at any time is a multiple of this
 
+  // The work, if so much of the F work is done before the first I.
+  Ticks work(Ticks alone) const { return terms.work.sum() - terms.work.hidden(*problem, alone); }
   Ticks cool_down() const { return terms.all_fit ? 0 : terms.cool_down; }
 
   // The least time from the first F to the first I that is at least `time` and leaves no more idle
   // time than the cost allows.
   std::optional<Ticks> warm_up(Ticks time, Ticks cost) const {
-    const Ticks idle = cost - terms.work - cool_down();
+    const auto idle = [&](Ticks done) { return cost - work(done) - cool_down(); };
     const Ticks done = std::min(time, terms.fill) / unit * unit;
-    if (time - done <= idle) return time;
-    return idle >= 0 && done + unit <= terms.fill ? std::optional(done + unit) : std::nullopt;
+    if (time - done <= idle(done)) return time;
+    const bool fits = done + unit <= terms.fill && idle(done + unit) >= 0;
+    return fits ? std::optional(done + unit) : std::nullopt;
   }
 };
 
@@ -63,13 +67,14 @@ Bound first_backwards(const Instance& instance) {
   Ticks least = 0, most = 0;
   for (const std::vector<int>& stages : instance.stages_of) {
     if (stages.empty()) continue;
-    Rank rank{.index = instance.problem.placement.rank_of(stages.front()),
+    Rank rank{.problem = &instance.problem,
+              .index = instance.problem.placement.rank_of(stages.front()),
               .first = stages.front(),
               .last = stages.back(),
               .terms = terms_of(instance, stages),
               .unit = unit_of(instance.problem, stages)};
-    least = std::max(least, rank.terms.work);
-    most = std::max(most, rank.terms.work + rank.cool_down());
+    least = std::max(least, rank.work(0));
+    most = std::max(most, rank.terms.work.sum() + rank.cool_down());
     ranks.push_back(rank);
   }
   std::ranges::sort(ranks, std::greater(), &Rank::first);
@@ -86,9 +91,10 @@ Bound first_backwards(const Instance& instance) {
     }
   }
   Bound bound{.value = least, .name = "first_backwards", .rank = late->index};
-  bound.terms = {{"work", late->terms.work},
-                 {"warm_up", least - late->terms.work - late->cool_down()},
-                 {"cool_down", late->cool_down()}};
+  bound.terms = work_terms(instance.problem, late->terms.work, late->terms.hidden);
+  bound.terms.push_back(
+      {"warm_up", least - late->terms.work.sum() + late->terms.hidden - late->cool_down()});
+  bound.terms.push_back({"cool_down", late->cool_down()});
   return bound;
 }
 

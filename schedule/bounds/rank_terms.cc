@@ -34,7 +34,11 @@ Instance::Instance(const Problem& of)
     stages_of[static_cast<size_t>(of.placement.rank_of(stage))].push_back(stage);
 }
 
-Ticks work_of(const Problem& problem, const std::vector<int>& stages) {
+Ticks Work::hidden(const Problem& problem, Ticks alone) const {
+  return problem.hidden(std::clamp<Ticks>(forward - alone, 0, backward));
+}
+
+Work work_of(const Problem& problem, const std::vector<int>& stages) {
   const auto all = [&](Ticks base) {
     if (problem.microbatch_scale.empty()) return base * problem.num_microbatches;
     Ticks sum = 0;
@@ -42,12 +46,19 @@ Ticks work_of(const Problem& problem, const std::vector<int>& stages) {
       sum += problem.scaled(base, microbatch);
     return sum;
   };
-  Ticks work = 0;
+  Work work;
   for (const int stage : stages) {
     const StageWork& one = problem.work(stage);
-    work += all(one.forward) + all(one.backward_input) + all(one.backward_weight);
+    work.forward += all(one.forward);
+    work.backward += all(one.backward_input) + all(one.backward_weight);
   }
   return work;
+}
+
+std::vector<BoundTerm> work_terms(const Problem& problem, const Work& work, Ticks hidden) {
+  std::vector<BoundTerm> terms = {{"work", work.sum()}};
+  if (problem.overlap > 0) terms.push_back({"hidden", -hidden});
+  return terms;
 }
 
 RankTerms terms_of(const Instance& instance, const std::vector<int>& stages) {
@@ -81,6 +92,7 @@ RankTerms terms_of(const Instance& instance, const std::vector<int>& stages) {
                              : std::min(most_work(single_forwards, terms.limit),
                                         forwards + most_work(started, rest));
   terms.warm_up = std::max<Ticks>(0, fast.path(first, last) - terms.fill);
+  terms.hidden = terms.work.hidden(problem, std::min(terms.fill, fast.path(first, last)));
   terms.chain = fast.path(last, first) - fast.forward(last) + fast.backward_input(first);
   terms.deferred = most_work(held, terms.limit);
   unfinished.insert(unfinished.end(), held.begin(), held.end());

@@ -21,17 +21,31 @@ struct Instance {
   std::vector<std::vector<int>> stages_of;  // by rank, ascending
 };
 
-// work(x) of the rank with these stages.
-search::Ticks work_of(const search::Problem& problem, const std::vector<int>& stages);
+// The work of a rank: work(x) is the sum.
+struct Work {
+  search::Ticks forward = 0, backward = 0;  // of all F; of all I and W
+
+  search::Ticks sum() const { return forward + backward; }
+  // Hidden(alone), which bounds.h defines.
+  search::Ticks hidden(const search::Problem& problem, search::Ticks alone) const;
+};
+// That of the rank with these stages.
+Work work_of(const search::Problem& problem, const std::vector<int>& stages);
 
 // The terms of the statements for one rank.
 struct RankTerms {
   search::Memory limit = 0;  // L, at most what all microbatches take
   bool all_fit = false;      // all Fs of the rank fit in memory at once
-  search::Ticks work = 0, fill = 0, warm_up = 0, chain = 0, pending = 0, deferred = 0;
+  Work work;
+  search::Ticks fill = 0, warm_up = 0, chain = 0, pending = 0, deferred = 0;
   search::Ticks cool_down = 0;  // of warm_up_and_cool_down_bound()
+  search::Ticks hidden = 0;     // Hidden(min(Fill, path(x0, xl)))
 };
 RankTerms terms_of(const Instance& instance, const std::vector<int>& stages);
+
+// The first terms of a bound: a rank's work and, if there is an overlap, what compounds hide of it.
+std::vector<BoundTerm> work_terms(const search::Problem& problem, const Work& work,
+                                  search::Ticks hidden);
 
 // first_backwards_bound(), in a file of its own.
 Bound first_backwards(const Instance& instance);

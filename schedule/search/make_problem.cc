@@ -90,6 +90,8 @@ void set_times(const Costs& costs, const CostTable& table, const CostTable& long
   for (int stage = 0; stage < stages; ++stage)
     times.push_back(table.of_kind(ActionKind::kBackwardInput, stage));
   const double scale = add_scaled(problem->microbatch_scale, &times);
+  for (size_t k = 0, size = times.size(); costs.overlap > 0 && k < size; ++k)
+    times.push_back(costs.overlap * times[k]);
   times.insert(times.end(), transfers.begin(), transfers.end());
   const DecimalScale ticks(times, total * scale * problem->num_microbatches);
   const auto rounded = [&](double time) { return std::llround(ticks.apply(time)); };
@@ -186,6 +188,7 @@ Problem make(const ir::Placement& placement, int num_microbatches, const Costs& 
   problem.memory_limits.assign(static_cast<size_t>(placement.num_ranks()), kNoLimit);
   problem.microbatch_scale = costs.microbatch_scale;
   problem.splits_backward = splits_backward;
+  problem.overlap = costs.overlap;
   set_times(costs, CostTable(costs, placement), CostTable(longest, placement), &problem);
   set_memory(memory, costs, /*may_recompute=*/costs != longest || !costs.recomputed_bytes.is_zero(),
              &problem);

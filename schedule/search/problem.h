@@ -71,6 +71,10 @@ struct Problem {
   // backward_input, and `activation` is the checkpoint.
   std::vector<int> recompute = {};
 
+  // A compound, of F and I or of F and a whole backward, takes hidden(its shorter part) less than
+  // both parts: see Costs::overlap.
+  double overlap = 0;
+
   double tick = 1;         // units of time per tick
   double memory_unit = 1;  // bytes, or activations of one stage, per unit of memory
 
@@ -86,6 +90,14 @@ struct Problem {
                ? base
                : std::llround(static_cast<double>(base) *
                               microbatch_scale[static_cast<size_t>(microbatch)]);
+  }
+
+  // What compounds hide whose shorter parts take this long together.
+  Ticks hidden(Ticks shorter) const {
+    if (overlap == 0) return 0;
+    // 0.3 * 10 is a little less than 3.
+    const double part = overlap * static_cast<double>(shorter);
+    return static_cast<Ticks>(std::floor(part * (1 + 1e-12)));
   }
 
   // Times in the unit of the costs, and memory in its unit. A tick of 1/1000 divides, which is

@@ -86,6 +86,8 @@ std::string cost_in_words() {
   return fmt::format("0 or a number from {} to {}", kLeastCost, kMostCost);
 }
 
+std::string overlap_in_words() { return fmt::format("0 or a number from {} to 1", kLeastCost); }
+
 std::span<const StageCost> stage_costs() { return kStageCosts; }
 
 std::span<const std::string_view> scalable_costs() { return kScalable; }
@@ -116,7 +118,8 @@ void slow_rank(int rank, double factor, const ir::Placement& placement, Costs* c
 
 CostTable::CostTable(const Costs& costs, const ir::Placement& placement)
     : durations_(static_cast<size_t>(placement.num_stages()) * kKinds),
-      microbatch_scale_(costs.microbatch_scale) {
+      microbatch_scale_(costs.microbatch_scale),
+      overlap_(costs.overlap) {
   for (int stage = 0; stage < placement.num_stages(); ++stage) {
     const int rank = placement.rank_of(stage);
     const auto set = [&](ActionKind kind, double duration) {
@@ -180,6 +183,11 @@ bool check_costs(const Costs& costs, const CostPlaces& places, const ir::Placeme
   };
   check_scale("rank_scale", costs.rank_scale, placement.num_ranks(), "rank");
   check_scale("microbatch_scale", costs.microbatch_scale, num_microbatches, "microbatch");
+  if (!is_overlap(costs.overlap))
+    diagnostics->error(
+        ir::Rule::kBadValue,
+        fmt::format("`overlap`: expected {}, got {}", overlap_in_words(), costs.overlap),
+        place_of("overlap"));
   // The default, infinity, is not a valid cost, so check_number does not apply.
   const auto check_bandwidth = [&](double bandwidth, const ir::Place& place) {
     if (bandwidth > 0) return;

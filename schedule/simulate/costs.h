@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_SCHEDULE_SIMULATE_COSTS_H_
 #define PIPEWRIGHT_SCHEDULE_SIMULATE_COSTS_H_
 
+#include <algorithm>
 #include <functional>
 #include <limits>
 #include <map>
@@ -54,8 +55,8 @@ struct OwnLink {
 };
 
 // The costs of a schedule's actions: durations per microbatch in any unit of time, sizes in bytes.
-// B takes I + W, a compound the sum of its parts. COSTS.md describes the file format. A plain
-// value.
+// B takes I + W, a compound the sum of its parts less `overlap` times the shorter one. COSTS.md
+// describes the file format. A plain value.
 struct Costs {
   std::string unit = {};  // of time, for output: "ms"; empty if unknown
 
@@ -63,6 +64,9 @@ struct Costs {
   PerStage unshard = 0, reshard = 0, reduce_grad = 0;
   // The part of F that a stage that recomputes runs again before each I or B: 1 for all of it.
   PerStage recompute = 1;
+  // The part of its shorter action that a compound hides, from 0 to 1: with 1 it takes as long as
+  // the longer one.
+  double overlap = 0;
   // Copies of an activation to the host and back, of stages with offload_bytes: see copy_plan.h.
   PerStage offload = 0, reload = 0;
   // Factors on the durations of a rank's compute and data-parallel actions, by rank; empty for 1.
@@ -108,6 +112,11 @@ inline bool is_cost(double value) {
 // "0 or a number from 1e-12 to 1e+18"
 std::string cost_in_words();
 
+// The values of Costs::overlap.
+inline bool is_overlap(double value) { return is_cost(value) && value <= 1; }
+// "0 or a number from 1e-12 to 1"
+std::string overlap_in_words();
+
 // A PerStage field of Costs, with its name in costs files.
 struct StageCost {
   std::string_view name;
@@ -131,12 +140,13 @@ class CostTable {
   // The costs must fit the placement (check_costs).
   CostTable(const Costs& costs, const ir::Placement& placement);
 
-  // The duration of a SEND is that of its transfer, of a RECV 0, of a compound the sum of its
-  // parts.
+  // The duration of a SEND is that of its transfer, of a RECV 0.
   double duration(const ir::Action& action) const {
     if (action.is_idle()) return 0;
     const double first = duration(action.parts()[0]);
-    return action.is_compound() ? first + duration(action.parts()[1]) : first;
+    if (!action.is_compound()) return first;
+    const double second = duration(action.parts()[1]);
+    return first + second - overlap_ * std::min(first, second);
   }
   double duration(ir::ActionPart part) const {
     const double base = of_kind(part.kind(), part.stage());
@@ -158,6 +168,7 @@ class CostTable {
 
   std::vector<double> durations_;  // by stage and kind
   std::vector<double> microbatch_scale_;
+  double overlap_;
 };
 
 // The places of costs in their file, for diagnostics: the values by key, and the links by ranks.

@@ -144,8 +144,8 @@ class CostsReader {
       wrong(ir::Rule::kJsonType, "a costs file", "an object", root);
       return {};
     }
-    std::vector<std::string_view> known = {"version", "unit",      "rank_scale", "microbatch_scale",
-                                           "latency", "bandwidth", "links"};
+    std::vector<std::string_view> known = {"version",          "unit",    "overlap",   "rank_scale",
+                                           "microbatch_scale", "latency", "bandwidth", "links"};
     for (const StageCost& field : stage_costs()) known.push_back(field.name);
     check_keys(root, known, "");
     if (const Value* version = find(root, "version")) {
@@ -162,6 +162,7 @@ class CostsReader {
         parsed_.costs.*(field.values) = per_stage(field.name, *value);
     }
     if (const Value* value = take(root, "unit")) read_unit(*value);
+    if (const Value* value = take(root, "overlap")) parsed_.costs.overlap = overlap(*value);
     if (const Value* value = take(root, "rank_scale"))
       parsed_.costs.rank_scale = numbers("rank_scale", "a list with one factor per rank", *value);
     if (const Value* value = take(root, "microbatch_scale"))
@@ -234,6 +235,13 @@ class CostsReader {
       wrong(ir::Rule::kJsonType, fmt::format("`{}`", key), expected, value);
     for (const Value& item : value.items) all.push_back(number(key, item));
     return all;
+  }
+
+  double overlap(const Value& value) {
+    if (value.kind == Kind::kNumber && is_overlap(value.number)) return value.number;
+    wrong(value.kind == Kind::kNumber ? ir::Rule::kBadValue : ir::Rule::kJsonType, "`overlap`",
+          overlap_in_words(), value);
+    return 0;
   }
 
   double bandwidth(const Value& value) {

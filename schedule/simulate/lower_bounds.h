@@ -11,7 +11,7 @@ namespace pipewright::schedule {
 // Lower bounds on the cost of a schedule (the longest span of any rank): no other order of the same
 // work costs less than any of them. In the unit of the costs.
 struct LowerBounds {
-  double busiest_rank = 0;    // compute time of the rank with the most work
+  double busiest_rank = 0;    // least compute time of the rank with the most work
   double one_microbatch = 0;  // one microbatch forward through all stages and back, with transfers
   // Before its first microbatch comes back, a rank can only run forwards, and no more of them than
   // the activations at its peak (arXiv 2401.10241, appendix B).
@@ -22,7 +22,7 @@ struct LowerBounds {
 
 // The work of one rank, from which the bounds follow.
 struct RankWork {
-  double busy;  // total duration of its compute actions
+  double busy;  // total duration of its compute actions, in the compounds that hide most
   int peak_activations;
 };
 

@@ -40,6 +40,7 @@ void print_costs(const Costs& costs, std::ostream& out) {
     if (values == defaults.*(field.values)) continue;
     add(field.name, values.is_list() ? list(values.values()) : fmt::format("{}", values.at(0)));
   }
+  if (costs.overlap != defaults.overlap) add("overlap", fmt::format("{}", costs.overlap));
   if (!costs.rank_scale.empty()) add("rank_scale", list(costs.rank_scale));
   if (!costs.microbatch_scale.empty()) add("microbatch_scale", list(costs.microbatch_scale));
   if (costs.link.latency != defaults.link.latency)

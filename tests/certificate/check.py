@@ -29,7 +29,7 @@ def read_plan(path):
 class Costs:
     def __init__(self, path, placement, recompute):
         self.file, self.placement = json.load(open(path), parse_float=Fraction, parse_int=Fraction), placement
-        assert "offload_bytes" not in self.file, "stages that offload are not checked"
+        assert not {"offload_bytes", "overlap"} & set(self.file), "neither offload nor compounds are checked"
         stages, scale = range(len(placement)), self.file.get("rank_scale", [1] * len(placement))
         self.F, self.I, self.W = ([self.at(key, s, 1) * scale[placement[s]] for s in stages]
                                   for key in ("forward", "backward_input", "backward_weight"))

@@ -108,7 +108,7 @@ class SchemaTest(unittest.TestCase):
                     "latency": 0.601, "bandwidth": 2.5e7, "links": [{"from": 3, "to": 2, "latency": 4, "bandwidth": 1e6}],
                     "output_bytes": 8388608, "input_gradient_bytes": 8388608, "activation_bytes": 3.4e8,
                     "checkpoint_bytes": [8388608, 0, 0], "offload_bytes": [2e8, 0, 0],
-                    "offload": 4, "reload": [5, 0, 0], "weight_input_bytes": 1.1e8, "parameter_bytes": 1e9, "gradient_bytes": [1e9]}
+                    "overlap": 0.5, "offload": 4, "reload": [5, 0, 0], "weight_input_bytes": 1.1e8, "parameter_bytes": 1e9, "gradient_bytes": [1e9]}
         validator.validate(document)
         self.assertEqual(sorted(document), sorted(validator.schema["properties"]))
         counts = self.agree(validator, lambda text: pw._pipewright.costs("variant.json", text), document)

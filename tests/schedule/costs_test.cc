@@ -57,6 +57,7 @@ TEST(CostsTest, ReadsEveryKey) {
   wanted.unshard = 4;
   wanted.reshard = 5;
   wanted.reduce_grad = 6;
+  wanted.overlap = 0.25;
   wanted.rank_scale = {1, 1.5};
   wanted.microbatch_scale = {1, 2, 3};
   wanted.link = {0.5, 1e6};
@@ -69,7 +70,7 @@ TEST(CostsTest, ReadsEveryKey) {
   wanted.gradient_bytes = 12;
   EXPECT_EQ(read(R"({"version": 1, "unit": "ms", "forward": 2, "backward_input": [1, 2.5],
                      "backward_weight": 3, "unshard": 4, "reshard": 5, "reduce_grad": 6,
-                     "rank_scale": [1, 1.5], "microbatch_scale": [1, 2, 3],
+                     "overlap": 0.25, "rank_scale": [1, 1.5], "microbatch_scale": [1, 2, 3],
                      "links": [{"from": 1, "to": 0, "bandwidth": 10}],
                      "latency": 0.5, "bandwidth": 1e6, "output_bytes": 7,
                      "input_gradient_bytes": 8, "activation_bytes": 9, "weight_input_bytes": 10,
@@ -98,6 +99,9 @@ TEST(CostsTest, WritesWhatItReads) {
   Costs links;
   links.links = {{{0, 1}, {third, {}}}, {{1, 0}, {{}, 1e6}}, {{1, 2}, {2, 0.1}}};
   all.push_back(links);
+  Costs overlap;
+  overlap.overlap = third;
+  all.push_back(overlap);
   all.push_back({.unit = "ms"});
   all.push_back({.rank_scale = {1, third}});
   all.push_back({.microbatch_scale = {third, 2, 1}});
@@ -181,6 +185,10 @@ TEST(CostsTest, EachMistakeIsNamedAtItsPlace) {
        "1:30: PW091: `rank_scale`: expected a list with one factor per rank, got `2`"},
       {R"({"version": 1, "microbatch_scale": 2})",
        "1:36: PW091: `microbatch_scale`: expected a list with one factor per microbatch, got `2`"},
+      {R"({"version": 1, "overlap": 1.5})",
+       "1:27: PW085: `overlap`: expected 0 or a number from 1e-12 to 1, got `1.5`"},
+      {R"({"version": 1, "overlap": [1]})",
+       "1:27: PW091: `overlap`: expected 0 or a number from 1e-12 to 1, got `[1]`"},
       {R"({"version": 1, "bandwidth": 0})",
        "1:29: PW085: `bandwidth`: expected bytes per unit of time, above 0, got `0`"},
       {R"({"version": 1, "unit": "a b"})",
@@ -239,9 +247,11 @@ TEST(CostsTest, ListsMustFitTheSchedule) {
   // Numbers that cannot occur in a file, set in memory.
   costs = {};
   costs.forward = -1;
+  costs.overlap = 2;
   costs.link.bandwidth = 0;
   EXPECT_EQ(misfit_of(costs),
             "PW085: `forward`: expected 0 or a number from 1e-12 to 1e+18, got -1\n"
+            "PW085: `overlap`: expected 0 or a number from 1e-12 to 1, got 2\n"
             "PW085: `bandwidth`: expected bytes per unit of time, above 0, got 0");
 }
 
