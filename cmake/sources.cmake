@@ -52,6 +52,8 @@ set(pipewright_schedule_sources
     schedule/receive_slots.cc
     schedule/requested_policies.cc
     schedule/search/catalogue.cc
+    schedule/search/compound_rows.cc
+    schedule/search/compound_search.cc
     schedule/search/dispatcher.cc
     schedule/search/front.cc
     schedule/search/local_search.cc
@@ -188,6 +190,8 @@ set(pipewright_schedule_headers
     schedule/receive_slots.h
     schedule/requested_policies.h
     schedule/search/catalogue.h
+    schedule/search/compound_rows.h
+    schedule/search/compound_search.h
     schedule/search/dispatcher.h
     schedule/search/front.h
     schedule/search/local_search.h

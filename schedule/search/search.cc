@@ -10,9 +10,9 @@
 #include "pipewright/ir/check.h"
 #include "pipewright/schedule/compile.h"
 #include "pipewright/schedule/search/catalogue.h"
+#include "pipewright/schedule/search/compound_search.h"
 #include "pipewright/schedule/search/recompute.h"
 #include "pipewright/schedule/search/repeat.h"
-#include "pipewright/schedule/search/replay.h"
 #include "pipewright/schedule/search/solve.h"
 #include "pipewright/schedule/search/words.h"
 #include "pipewright/schedule/simulate/jitter.h"
@@ -87,19 +87,6 @@ std::vector<Candidate> by_repetition(const SearchRequest& request, const Problem
   return candidates;
 }
 
-Ticks busiest_work(const Problem& problem) {
-  std::vector<Ticks> work(static_cast<size_t>(problem.num_ranks()));
-  for (int stage = 0; stage < problem.num_stages(); ++stage) {
-    const StageWork& one = problem.work(stage);
-    for (int microbatch = 0; microbatch < problem.num_microbatches; ++microbatch) {
-      for (const Ticks time : {one.forward, one.backward_input, one.backward_weight})
-        work[static_cast<size_t>(problem.placement.rank_of(stage))] +=
-            problem.scaled(time, microbatch);
-    }
-  }
-  return *std::ranges::max_element(work);
-}
-
 // A problem with split backwards, and the same with whole ones: both have the same ticks.
 struct Backwards {
   Problem split, whole;
@@ -162,6 +149,31 @@ std::optional<Shortage> shortage_of(const Problem& problem) {
 
 namespace {
 
+// The schedules of a solution, as rows without compounds.
+std::vector<CompoundFound> found_by(const Solution& solution) {
+  std::vector<CompoundFound> found;
+  for (const Found& one : solution.alternatives) {
+    found.push_back(
+        {one.cost, found.empty() ? solution.candidate : "", compound_rows_of(one.words)});
+  }
+  return found;
+}
+
+// What the search for compounds starts from: schedules without any, and those of the catalogue and
+// of earlier searches that have some.
+std::vector<CompoundStart> compound_starts(const Problem& problem, std::vector<CompoundFound> found,
+                                           const std::vector<Candidate>& candidates,
+                                           const std::vector<ir::ComputeOrder>& known) {
+  std::vector<CompoundStart> starts;
+  for (CompoundFound& one : found) starts.push_back({one.name, std::move(one.rows)});
+  for (const Candidate& candidate : candidates) {
+    if (!candidate.rows.empty()) starts.push_back({candidate.name, candidate.rows});
+  }
+  for (const ir::ComputeOrder& order : known)
+    starts.push_back({"", compound_rows_of(problem, order)});
+  return starts;
+}
+
 // `bound` is one for all schedules that the request allows.
 SearchResult search(const SearchRequest& request, const Problem& problem, const Bound& bound,
                     const std::vector<ir::ComputeOrder>& known) {
@@ -178,49 +190,63 @@ SearchResult search(const SearchRequest& request, const Problem& problem, const 
                           .cancel = request.cancel};
   for (const ir::ComputeOrder& order : known)
     options.candidates.push_back({"search", words_of(problem, order)});
-  // A quarter of the budget for few microbatches, where it goes farther.
+  // With an overlap, half of the budget is for compounds. Of the rest, a quarter is for few
+  // microbatches, where it goes farther.
+  const int64_t budget = problem.overlap > 0 ? (request.evaluations + 1) / 2 : request.evaluations;
   int64_t evaluations = 0;
   SolveOptions brief = options;
-  brief.evaluations = (request.evaluations + 3) / 4;
+  brief.evaluations = (budget + 3) / 4;
   for (Candidate& one : by_repetition(request, problem, brief, &evaluations))
     options.candidates.push_back(std::move(one));
-  options.evaluations = std::max<int64_t>(1, request.evaluations - evaluations);
-  Solution solution = solve(problem, options);
-  Found best = {solution.cost, std::move(solution.words)};
-  result.order = order_of(problem, best.words, "search");
-  result.found_by = solution.candidate.empty() ? "search" : solution.candidate;
-  if (request.noise > 0 && !solution.is_cancelled) {
+  options.evaluations = std::max<int64_t>(1, budget - evaluations);
+  const Solution solution = solve(problem, options);
+  evaluations += solution.evaluations;
+  std::vector<CompoundFound> found = found_by(solution);
+  if (problem.overlap > 0) {
+    CompoundSolution with_compounds = find_compounds(
+        problem, compound_starts(problem, std::move(found), options.candidates, known),
+        {.bound = bound.value,
+         .evaluations = std::max<int64_t>(1, request.evaluations - evaluations),
+         .seed = request.seed,
+         .on_progress = options.on_progress,
+         .cancel = request.cancel});
+    evaluations += with_compounds.evaluations;
+    found = std::move(with_compounds.found);
+  }
+  CompoundReplay replay(problem);
+  const auto run = [&](const CompoundFound& one) {
+    PW_CHECK(replay.run(one.rows), "what the search finds runs");
+  };
+  const CompoundFound* best = &found.front();
+  if (request.noise > 0 && !is_cancelled(request)) {
     // Compared by their makespans under noise, in time rather than relative to their own.
     double least = 0;
-    Replay replay(problem);
-    for (size_t k = 0; k < solution.alternatives.size(); ++k) {
-      Found& other = solution.alternatives[k];
-      const ir::ComputeOrder order = order_of(problem, other.words, "search");
-      const std::optional<Robustness> robustness = robustness_of(order, request);
+    for (const CompoundFound& one : found) {
+      const std::optional<Robustness> robustness =
+          robustness_of(order_of(problem, one.rows, "search"), request);
       if (!robustness) break;
-      PW_CHECK(replay.run(other.words), "what the search finds runs");
+      run(one);
       const double longer =
           request.robust_by == RobustBy::kMean ? robustness->mean : robustness->percentile_95;
       const double makespan = (1 + longer) * static_cast<double>(replay.makespan());
-      if (k > 0 && makespan >= least) continue;
+      if (result.robustness && makespan >= least) continue;
       least = makespan;
-      if (k > 0) result.found_by = "search";
-      best = std::move(other);
-      result.order = order;
+      best = &one;
       result.robustness = robustness;
     }
   }
-  Replay replay(problem);
-  PW_CHECK(replay.run(best.words), "what the search finds runs");
+  run(*best);
+  result.order = order_of(problem, best->rows, "search");
+  result.found_by = best->name.empty() ? "search" : best->name;
   result.cost_in_ticks = replay.cost();
   result.cost = problem.time(replay.cost());
   result.makespan = problem.time(replay.makespan());
-  result.bubble_rate = replay.cost() == 0
-                           ? 0
-                           : static_cast<double>(replay.cost() - busiest_work(problem)) /
-                                 static_cast<double>(replay.cost());
-  result.peak_memory = peak_memory(problem, best.words);
-  result.evaluations = evaluations + solution.evaluations;
+  result.bubble_rate = replay.cost() == 0 ? 0
+                                          : static_cast<double>(replay.cost() - replay.busiest()) /
+                                                static_cast<double>(replay.cost());
+  for (const CompoundRow& row : best->rows)
+    result.peak_memory.push_back(peak_memory(problem, replay.letters(), row));
+  result.evaluations = evaluations;
   result.is_cancelled = is_cancelled(request);
   return result;
 }

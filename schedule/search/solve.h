@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "pipewright/schedule/search/compound_rows.h"
 #include "pipewright/schedule/search/problem.h"
 #include "pipewright/schedule/search/words.h"
 
@@ -29,6 +30,8 @@ inline constexpr int64_t kDefaultEvaluations = 200'000'000;
 struct Candidate {
   std::string name;
   Words words;
+  // If it has compounds and the problem an overlap: for find_compounds(), not for solve().
+  CompoundRows rows = {};
 };
 
 struct Progress {

@@ -6,11 +6,9 @@
 #include "pipewright/ir/check.h"
 
 namespace pipewright::schedule::search {
-namespace {
 
 using ir::ActionKind;
 
-// Appends the letters of one part of an action.
 void append(const Problem& problem, ir::ActionPart part, Word* word) {
   const int stage = part.stage();
   switch (part.kind()) {
@@ -51,8 +49,6 @@ ActionKind kind_of(const Problem& problem, Pass pass) {
   }
   return ActionKind::kIdle;
 }
-
-}  // namespace
 
 std::vector<LetterInfo> letters_of(const Problem& problem) {
   const int stages = problem.num_stages();
@@ -134,12 +130,17 @@ bool fits_memory(const Problem& problem, const Words& words) {
   return std::ranges::equal(peaks, problem.memory_limits, std::less_equal<>());
 }
 
-ir::ComputeOrder order_of(const Problem& problem, const Words& words, std::string name) {
+ir::ComputeOrder empty_order(const Problem& problem, std::string name) {
   ir::ComputeOrder order;
   order.name = std::move(name);
   order.placement = problem.placement;
   order.num_microbatches = problem.num_microbatches;
   order.recompute = problem.recompute;
+  return order;
+}
+
+ir::ComputeOrder order_of(const Problem& problem, const Words& words, std::string name) {
+  ir::ComputeOrder order = empty_order(problem, std::move(name));
   std::vector<int> instances(3 * static_cast<size_t>(problem.num_stages()));
   for (const Word& word : words) {
     ir::Row& row = order.rows.emplace_back();

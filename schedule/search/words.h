@@ -61,6 +61,14 @@ std::vector<Memory> least_memory(const Problem& problem);
 std::vector<Memory> peak_memory(const Problem& problem, const Words& words);
 bool fits_memory(const Problem& problem, const Words& words);
 
+// The letters of one part of an action, which is an F, B, I or W: two for a B of a problem that
+// splits backwards.
+void append(const Problem& problem, ir::ActionPart part, Word* word);
+// The kind of action of a letter: with an unsplit backward, B for an I.
+ir::ActionKind kind_of(const Problem& problem, Pass pass);
+// A compute order for the problem, without rows.
+ir::ComputeOrder empty_order(const Problem& problem, std::string name);
+
 // The compute order with these words. I and W stay separate actions; with an unsplit backward, I is
 // written as B.
 ir::ComputeOrder order_of(const Problem& problem, const Words& words, std::string name);
