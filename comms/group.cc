@@ -35,19 +35,29 @@ void end_aborted(BackendPtr backend) {
   end_on_thread(std::move(backend), nullptr).wait_for(kPatience);
 }
 
-// Lets pending operations finish. If the world fails meanwhile they may never do, and no other
-// thread knows the backend any more.
-void end_cleanly(const BackendPtr& backend, const std::shared_ptr<FailureDomain>& failures) {
-  std::future<void> ends = end_on_thread(backend, &c10d::Backend::shutdown);
+// Calls `end`, which waits for operations. If the world fails meanwhile they may never end, and no
+// other thread knows the backend any more: then it is aborted, and this returns false.
+bool ends_by(void (c10d::Backend::*end)(), const BackendPtr& backend,
+             const std::shared_ptr<FailureDomain>& failures) {
+  std::future<void> ends = end_on_thread(backend, end);
   std::optional<FailureDomain::Waiting> waiting;
   while (ends.wait_for(kPatience) == std::future_status::timeout) {
     if (!waiting) waiting.emplace(failures);
     if (!failures || !failures->failed()) continue;
     end_on_thread(backend, &c10d::Backend::abort).wait_for(kPatience);
     ends.wait_for(kPatience);
-    return;
+    return false;
   }
   ends.get();
+  return true;
+}
+
+// Lets pending operations finish. ProcessGroupNCCL has its communicator locked while shutdown()
+// waits for them, so that abort() would wait too (PyTorch 2.11): they have ended before.
+void end_cleanly(const BackendPtr& backend, const std::shared_ptr<FailureDomain>& failures) {
+  const bool is_nccl = backend->getBackendName() == "nccl";
+  if (is_nccl && !ends_by(&c10d::Backend::waitForPendingWorks, backend, failures)) return;
+  ends_by(&c10d::Backend::shutdown, backend, failures);
 }
 
 }  // namespace

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <future>
+#include <mutex>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "pipewright/comms/world.h"
@@ -11,24 +13,60 @@
 namespace pipewright::comms {
 namespace {
 
-// Its shutdown() lasts until abort(), as with NCCL while an operation's peer does not come.
-class Stuck final : public c10d::Backend {
+// Its shutdown() lasts until abort(), as while an operation's peer does not come.
+class Stuck : public c10d::Backend {
  public:
   using Backend::Backend;
-  void shutdown() override { aborted_.get_future().wait(); }
-  void abort() override { aborted_.set_value(); }
+  const std::string getBackendName() const override { return "stuck"; }
+  void shutdown() override { released_.wait(); }
+  void abort() override {
+    is_aborted_ = true;
+    release();
+  }
+
+  bool is_aborted() const { return is_aborted_; }
+  void release() {
+    if (!is_released_.exchange(true)) release_.set_value();
+  }
+
+ protected:
+  std::promise<void> release_;
+  const std::shared_future<void> released_ = release_.get_future().share();
+  std::atomic<bool> is_aborted_ = false, is_released_ = false;
+};
+
+// As ProcessGroupNCCL of PyTorch 2.11: shutdown() and abort() lock the communicator, and
+// shutdown() has it while it waits for operations.
+class StuckNccl final : public Stuck {
+ public:
+  using Stuck::Stuck;
+  const std::string getBackendName() const override { return "nccl"; }
+  void waitForPendingWorks() override { released_.wait(); }
+  void shutdown() override {
+    const std::lock_guard lock(communicator_);
+    Stuck::shutdown();
+  }
+  void abort() override {
+    const std::lock_guard lock(communicator_);
+    Stuck::abort();
+  }
 
  private:
-  std::promise<void> aborted_;
+  std::mutex communicator_;
 };
 
 // A rank that ends cleanly waits for operations that another rank's failure has made endless.
-TEST(Group, ACleanEndIsAbortedByAFailure) {
+template <typename Backend>
+class GroupEnd : public testing::Test {};
+using StuckBackends = testing::Types<Stuck, StuckNccl>;
+TYPED_TEST_SUITE(GroupEnd, StuckBackends);
+
+TYPED_TEST(GroupEnd, ThatIsCleanIsAbortedByAFailure) {
   const StorePtr store = c10::make_intrusive<c10d::HashStore>();
   const auto watcher = std::make_shared<Watcher>();
-  std::vector<BackendPtr> made;
+  std::vector<c10::intrusive_ptr<TypeParam>> made;
   const MakeBackend make = [&](const std::string&, int rank, int size) {
-    return made.emplace_back(c10::make_intrusive<Stuck>(rank, size));
+    return made.emplace_back(c10::make_intrusive<TypeParam>(rank, size));
   };
   World ends(0, 2, store, make, std::chrono::seconds(60), watcher);
   World fails(1, 2, store, make, std::chrono::seconds(60), watcher);
@@ -38,7 +76,21 @@ TEST(Group, ACleanEndIsAbortedByAFailure) {
   fails.failures().fail("out of luck");
   const bool has_ended = ended.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
   EXPECT_TRUE(has_ended);
-  if (!has_ended) made[0]->abort();
+  EXPECT_TRUE(made[0]->is_aborted());
+  made[0]->release();
+}
+
+// Without a failure, all operations have ended before NCCL is shut down.
+TEST(Group, ACleanEndWaitsForOperations) {
+  const auto backend = c10::make_intrusive<StuckNccl>(0, 1);
+  World world(0, 1, c10::make_intrusive<c10d::HashStore>(),
+              [&](const std::string&, int, int) { return backend; });
+  BackendPtr group = world.make_group("all", std::vector{0});
+  auto ended = std::async(std::launch::async, [&] { group.reset(); });
+  EXPECT_EQ(ended.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  backend->release();
+  ended.get();
+  EXPECT_FALSE(backend->is_aborted());
 }
 
 TEST(Group, OneThatIsDroppedIsForgotten) {
