@@ -49,6 +49,28 @@ class Measured {
       (action.is_compound() ? durations.in_compounds : durations.alone)
           .push_back(duration * weight_of(part) / weight);
     }
+    if (action.is_compound()) compounds_.push_back({action, duration});
+  }
+
+  // The part of their shorter actions that compounds hid, if stages have `costs`; 0 if they hid
+  // hardly anything. Only actions count that also ran alone: the others have no other duration than
+  // their share of the compound.
+  double overlap(const Costs& costs) const {
+    constexpr double kNoise = 0.05;
+    double hidden = 0, shorter = 0;
+    for (const auto& [action, duration] : compounds_) {
+      if (!std::ranges::all_of(action.parts(), [&](ActionPart part) { return ran_alone(part); }))
+        continue;
+      double sum = 0, least = std::numeric_limits<double>::infinity();
+      for (const ActionPart part : action.parts()) {
+        const double alone = cost_of(part, costs);
+        sum += alone;
+        least = std::min(least, alone);
+      }
+      hidden += sum - duration;
+      shorter += least;
+    }
+    return hidden < kNoise * shorter ? 0 : std::min(1.0, hidden / shorter);
   }
 
   std::optional<double> of(ActionKind kind, size_t stage) const {
@@ -57,7 +79,29 @@ class Measured {
   }
 
  private:
+  struct Compound {
+    ir::Action action;
+    double duration;
+  };
+
+  static double cost_of(ActionPart part, const Costs& costs) {
+    const int stage = part.stage();
+    const double input = costs.backward_input.at(stage), weight = costs.backward_weight.at(stage);
+    return part.kind() == ActionKind::kForward         ? costs.forward.at(stage)
+           : part.kind() == ActionKind::kBackwardInput ? input
+                                                       : input + weight;
+  }
+  bool ran_alone(ActionPart part) const {
+    const auto alone = [&](ActionKind kind) {
+      return !by_stage_[static_cast<size_t>(part.stage())][static_cast<size_t>(kind)].alone.empty();
+    };
+    const bool in_passes = part.kind() == ActionKind::kBackward &&
+                           alone(ActionKind::kBackwardInput) && alone(ActionKind::kBackwardWeight);
+    return alone(part.kind()) || in_passes;
+  }
+
   std::vector<std::array<Durations, std::size(ir::kActionKinds) + 1>> by_stage_;
+  std::vector<Compound> compounds_;
 };
 
 // I and W of a stage.
@@ -159,6 +203,7 @@ Costs recorded_costs(const ir::Schedule& schedule, const ir::Recording& recordin
       return std::ranges::count(schedule.recompute, static_cast<int>(stage)) == 0 ? 1 : 0;
     });
   }
+  costs.overlap = measured.overlap(costs);
   costs.unshard = of_kind(ActionKind::kUnshard);
   costs.reshard = of_kind(ActionKind::kReshard);
   costs.reduce_grad = of_kind(ActionKind::kReduceGrad);

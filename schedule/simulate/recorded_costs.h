@@ -18,7 +18,8 @@ namespace pipewright::schedule {
 //
 // A stage with B and without I and W takes half of B for each of them. A compound counts only for a
 // stage whose kinds are in compounds alone; each of its parts gets its share, in which F, I and W
-// count 1 and B 2. A kind that does not occur takes no time.
+// count 1 and B 2. A kind that does not occur takes no time. Compounds whose parts also ran alone
+// say what a compound hides (Costs::overlap); less than a twentieth is taken for noise.
 //
 // A recorded transfer lasts until its receiver looks for it, so the latency of a link is its
 // fastest transfer. If no receiver waited for most of the time of a transfer, then that is how late

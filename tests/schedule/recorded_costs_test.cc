@@ -49,6 +49,29 @@ TEST(RecordedCosts, WhatTheHostDoesBetweenActionsIsPartOfTheCosts) {
   }
 }
 
+// What compounds hide is found again, and both runs take as long. Where almost nothing is hidden,
+// as in an executor that runs one part after the other, nothing is.
+TEST(RecordedCosts, CompoundsHideWhatTheyHid) {
+  for (const double overlap : {0.0, 0.02, 0.5, 1.0}) {
+    const Costs costs{.unit = "ms",
+                      .forward = 1,
+                      .backward_input = 1.25,
+                      .backward_weight = 0.5,
+                      .overlap = overlap,
+                      .link = {.latency = 0.25}};
+    const CompileResult compiled = compile({.source = std::string("DualPipeV"),
+                                            .shape = {.ranks = 4, .microbatches = 12},
+                                            .depth = Depth::kVerify});
+    const ir::Schedule& schedule = ir::schedule_of(*compiled.schedule);
+    const SimulateResult run = simulate(compiled, {.costs = costs});
+    const Costs found = recorded_costs(schedule, {"ms", run.simulation->timeline});
+    EXPECT_NEAR(found.overlap, overlap < 0.1 ? 0 : overlap, 1e-9);
+    EXPECT_NEAR(simulate(compiled, {.costs = found}).simulation->report.makespan,
+                run.simulation->report.makespan, overlap == 0.02 ? 0.5 : 1e-9)
+        << overlap;
+  }
+}
+
 // Rank 1 of a made-up run: its second tensor has been there since 2.5 when it looks for it at 4,
 // and its third arrives at 7, half of a millisecond after it was sent. Rank 0 lasts unequally long.
 TEST(RecordedCosts, AComputeDoesNotCostItsWaitForInputs) {
