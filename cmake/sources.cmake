@@ -52,6 +52,7 @@ set(pipewright_schedule_sources
     schedule/receive_slots.cc
     schedule/requested_policies.cc
     schedule/search/catalogue.cc
+    schedule/search/compound_dispatcher.cc
     schedule/search/compound_rows.cc
     schedule/search/compound_search.cc
     schedule/search/dispatcher.cc
@@ -190,6 +191,7 @@ set(pipewright_schedule_headers
     schedule/receive_slots.h
     schedule/requested_policies.h
     schedule/search/catalogue.h
+    schedule/search/compound_dispatcher.h
     schedule/search/compound_rows.h
     schedule/search/compound_search.h
     schedule/search/dispatcher.h

@@ -1,8 +1,8 @@
-// Each start, as it is and with every neighbouring F and I in a compound, is improved by random
-// moves within one row, under a threshold that falls to 0 (Dueck and Scheuer's threshold
-// accepting): a move that makes the score worse by less is kept. The score is the cost, plus a
-// little of the mean span, because most moves do not change the longest span. Each move is judged
-// by a replay of all rows.
+// Each start, as it is and with every neighbouring F and I in a compound, and the best schedule of
+// the dispatcher are improved by random moves within one row, under a threshold that falls to 0
+// (Dueck and Scheuer's threshold accepting): a move that makes the score worse by less is kept. The
+// score is the cost, plus a little of the mean span, because most moves do not change the longest
+// span. Each move is judged by a replay of all rows.
 #include "pipewright/schedule/search/compound_search.h"
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "pipewright/ir/check.h"
+#include "pipewright/schedule/search/compound_dispatcher.h"
 #include "pipewright/schedule/search/random.h"
 
 namespace pipewright::schedule::search {
@@ -69,6 +70,7 @@ class CompoundSearch {
       try_start(from.back(), "");
       from.push_back(std::move(start.rows));
     }
+    if (auto rows = best_dispatched()) from.push_back(*std::move(rows));
     PW_CHECK(!solution_.found.empty(), "a start runs to its end and fits");
     report();
     const auto rounds = static_cast<int64_t>(std::size(kCoolings));
@@ -110,11 +112,26 @@ class CompoundSearch {
     return replay_.run(rows);
   }
 
-  void try_start(const CompoundRows& rows, const std::string& name) {
+  // Returns the cost, if the rows run and fit.
+  std::optional<Ticks> try_start(const CompoundRows& rows, const std::string& name) {
     for (size_t rank = 0; rank < rows.size(); ++rank) {
-      if (!fits(rows, rank)) return;
+      if (!fits(rows, rank)) return std::nullopt;
     }
-    if (runs(rows)) keep({replay_.cost(), name, rows});
+    if (!runs(rows)) return std::nullopt;
+    keep({replay_.cost(), name, rows});
+    return replay_.cost();
+  }
+
+  std::optional<CompoundRows> best_dispatched() {
+    std::optional<CompoundRows> best;
+    Ticks least = 0;
+    for (CompoundRows& rows : dispatched_compounds(problem_)) {
+      const std::optional<Ticks> cost = try_start(rows, "");
+      if (!cost || (best && *cost >= least)) continue;
+      least = *cost;
+      best = std::move(rows);
+    }
+    return best;
   }
 
   // Of schedules with one cost, the first.

@@ -12,6 +12,8 @@
 
 #include "pipewright/schedule/bounds/bounds.h"
 #include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/search/catalogue.h"
+#include "pipewright/schedule/search/compound_dispatcher.h"
 #include "pipewright/schedule/search/compound_rows.h"
 #include "pipewright/schedule/search/compound_search.h"
 #include "pipewright/schedule/search/search.h"
@@ -338,6 +340,32 @@ TEST(Compounds, SearchMeansWhatItsOrdersCost) {
     expect_sound(problem, static_cast<double>(solution.found[0].cost));
   }
   EXPECT_GT(compounds, kRandomInstances / 2);
+}
+
+// With little memory and much to hide, better than the catalogue.
+TEST(Compounds, DispatcherMakesSchedulesForCompounds) {
+  SearchRequest request = {
+      .placement = ir::Placement::v(8, 16), .num_microbatches = 32, .memory = {.activations = 5}};
+  request.costs.overlap = 1;
+  const Problem problem = problem_of(request);
+  std::optional<double> best, named;
+  for (const CompoundRows& compound_rows : dispatched_compounds(problem)) {
+    const Rows rows = rows_of(order_of(problem, compound_rows, "dispatched"));
+    const std::optional<double> cost = cost_of(problem, rows);
+    ASSERT_TRUE(cost);
+    for (int rank = 0; rank < 8; ++rank)
+      EXPECT_TRUE(fits(problem, rank, rows[static_cast<size_t>(rank)]));
+    EXPECT_TRUE(has_compound(compound_rows));
+    best = std::min(best.value_or(*cost), *cost);
+  }
+  for (const Candidate& one : catalogue(problem)) {
+    if (!fits_memory(problem, one.words)) continue;
+    const auto cost = cost_of(problem, rows_of(order_of(problem, one.words, one.name)));
+    ASSERT_TRUE(cost) << one.name;
+    named = std::min(named.value_or(*cost), *cost);
+  }
+  ASSERT_TRUE(best && named);
+  EXPECT_LT(*best, *named);
 }
 
 // A catalogue's order that has compounds, simulated as above.
