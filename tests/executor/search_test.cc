@@ -1,6 +1,6 @@
 // Schedules that the search found train like the model without a pipeline: a V and a wave in tight
-// memory, uneven stages, whole backwards, and stages that are no multiple of the ranks. They keep
-// as many activations alive as their certificate says.
+// memory, uneven stages, whole backwards, compounds, and stages that are no multiple of the ranks.
+// They keep as many activations alive as their certificate says.
 #include "pipewright/schedule/search/search.h"
 
 #include <ATen/ATen.h>
@@ -72,6 +72,10 @@ void expect_parity(SearchRequest request) {
   request.evaluations = 300'000;
   const schedule::search::SearchResult found = schedule::search::search_schedule(request);
   EXPECT_EQ(found.found_by, "search");  // otherwise parity_test has trained it
+  const auto has_compound = [](const ir::Row& row) {
+    return std::ranges::any_of(row, &ir::Action::is_compound);
+  };
+  EXPECT_EQ(std::ranges::any_of(found.order.rows, has_compound), request.costs.overlap > 0);
   const schedule::CompileResult compiled =
       schedule::compile({.source = ir::AnySchedule(found.order)});
   ASSERT_TRUE(compiled.ok());
@@ -114,6 +118,14 @@ TEST(FoundSchedules, HeterogeneousStages) {
                  .num_microbatches = 8,
                  .costs = costs,
                  .memory = {.activations = 5}});
+}
+
+TEST(FoundSchedules, Compounds) {
+  schedule::Costs costs = kCosts;
+  costs.overlap = 0.75;
+  const SearchRequest request = {
+      .placement = ir::Placement::v(2, 4), .num_microbatches = 6, .costs = costs};
+  expect_parity(request);
 }
 
 TEST(FoundSchedules, WholeBackwards) {
