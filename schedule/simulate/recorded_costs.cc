@@ -70,7 +70,7 @@ class Measured {
       hidden += sum - duration;
       shorter += least;
     }
-    return hidden < kNoise * shorter ? 0 : std::min(1.0, hidden / shorter);
+    return hidden > kNoise * shorter ? std::min(1.0, hidden / shorter) : 0;
   }
 
   std::optional<double> of(ActionKind kind, size_t stage) const {

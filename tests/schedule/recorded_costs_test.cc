@@ -38,6 +38,7 @@ TEST(RecordedCosts, WhatTheHostDoesBetweenActionsIsPartOfTheCosts) {
       }
     }
     const Costs found = recorded_costs(schedule, {"ms", measured});
+    EXPECT_EQ(found.overlap, 0) << name;  // there are no compounds
     for (int stage = 0; stage < schedule.placement.num_stages(); ++stage) {
       EXPECT_NEAR(found.forward.at(stage), 1 + kGap, 1e-9) << name << " " << stage;
       EXPECT_NEAR(found.backward_input.at(stage) + found.backward_weight.at(stage), 2 + kGap, 1e-9)
