@@ -181,17 +181,15 @@ Bound nested_window(const Instance& instance) {
 }
 
 Bound memory_area(const Instance& instance) {
-  return of_one_rank(
-      instance, "memory_area", [&](const std::vector<int>& stages) -> std::vector<BoundTerm> {
-        const Memory limit = terms_of(instance, stages).limit;
-        if (limit <= 0) return {};
-        const Area forwards = ramp_of_forwards(instance, stages, limit);
-        const Area backwards = ramp_of_backwards(instance, stages, limit);
-        const Area ramps =
-            instance.problem.overlap == 0 ? forwards + backwards : std::max(forwards, backwards);
-        const Area area = lifetimes_area(instance, stages) + ramps;
-        return {{"memory_area", divided(area, limit)}};
-      });
+  return of_one_rank(instance, "memory_area",
+                     [&](const std::vector<int>& stages) -> std::vector<BoundTerm> {
+                       const Memory limit = terms_of(instance, stages).limit;
+                       if (limit <= 0) return {};
+                       const Area area = lifetimes_area(instance, stages) +
+                                         ramp_of_forwards(instance, stages, limit) +
+                                         ramp_of_backwards(instance, stages, limit);
+                       return {{"memory_area", divided(area, limit)}};
+                     });
 }
 
 Bound nested_memory_area(const Instance& instance) {

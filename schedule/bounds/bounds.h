@@ -108,7 +108,7 @@ Bound nested_window_bound(const search::Problem& problem);
 // use is at most b_s = max(a_s, h_s) for each F started so far. If g is the least F_s / b_s, and b
 // the largest b_s, the area below L that stays unused while they run is at least g L (L - b) / 2;
 // equal stages with L a multiple of b meet this. The same holds for the last Is and Ws, seen
-// backwards in time. With an overlap, only the larger of the two counts: they may be at once.
+// backwards in time.
 Bound memory_area_bound(const search::Problem& problem);
 
 // Memory over time inside a nested window: for r0 < x0, T >= head + E + tail, where

@@ -208,6 +208,7 @@ class AllRows {
     bool is_complete = true;
     for (const int stage : stages_) {
       for (const Kind kind : {kF, kI, kW}) {
+        if (kind == kW && !problem_.splits_backward) continue;
         const std::optional<Part> part = next(kind, stage);
         is_complete =
             is_complete && done_[static_cast<size_t>(stage)][kind] == problem_.num_microbatches;
@@ -217,6 +218,7 @@ class AllRows {
       if (!forward) continue;
       for (const int other : stages_) {
         for (const Kind kind : {kI, kB}) {
+          if (kind == kB && !problem_.splits_backward) continue;
           const std::optional<Part> backward = next(kind, other);
           if (backward && backward->microbatch != forward->microbatch)
             append({*forward, *backward});
@@ -286,22 +288,49 @@ void expect_sound(const Problem& problem, double cost) {
   }
 }
 
+// Two stages on one rank or on two, which split their backwards.
+Problem split_problem(int instance, std::mt19937* random) {
+  Problem problem = with_overlap(tests::random_problem(random), random);
+  const bool is_v = instance % 4 == 0;
+  problem.placement = is_v ? ir::Placement::v(1, 2) : ir::Placement::loop(2, 2);
+  problem.num_microbatches = instance % 8 == 1 ? 3 : 2;
+  problem.splits_backward = true;
+  problem.stages.resize(2, problem.stages[0]);
+  if (is_v) {
+    for (StageWork& work : problem.stages) work.output_transfer = work.gradient_transfer = 0;
+  }
+  problem.memory_limits = least_memory(problem);
+  for (Memory& limit : problem.memory_limits)
+    limit += static_cast<Memory>((*random)() % (problem.num_microbatches == 3 ? 4 : 7));
+  return problem;
+}
+
+// Two ranks with whole backwards and memory for all of their four microbatches: where the gradients
+// meet forwards in progress (theorem 5 of docs/bounds.md).
+Problem whole_problem(std::mt19937* random) {
+  const auto time = [&](int least, int most) {
+    return Ticks{4} * (least + static_cast<int>((*random)() % static_cast<unsigned>(most - least)));
+  };
+  const StageWork work = {.forward = time(2, 8),
+                          .backward_input = time(2, 12),
+                          .output_transfer = time(0, 4),
+                          .gradient_transfer = time(0, 4),
+                          .activation = 1};
+  Problem problem = {.placement = ir::Placement::loop(2, 2),
+                     .num_microbatches = 4,
+                     .stages = {work, work},
+                     .memory_limits = {4, 4},
+                     .splits_backward = false};
+  problem.overlap = 0.25 * static_cast<double>(1 + (*random)() % 4);
+  return problem;
+}
+
 TEST(Compounds, BoundsAndSearchAgreeWithEveryOrderOfSmallProblems) {
   std::mt19937 random(1);
   int solved = 0, found = 0, met = 0, pays = 0;
   for (int instance = 0; instance < kExactInstances; ++instance) {
-    Problem problem = with_overlap(tests::random_problem(&random), &random);
-    const bool is_v = instance % 4 == 0;
-    problem.placement = is_v ? ir::Placement::v(1, 2) : ir::Placement::loop(2, 2);
-    problem.num_microbatches = instance % 8 == 1 ? 3 : 2;
-    problem.splits_backward = true;
-    problem.stages.resize(2, problem.stages[0]);
-    if (is_v) {
-      for (StageWork& work : problem.stages) work.output_transfer = work.gradient_transfer = 0;
-    }
-    problem.memory_limits = least_memory(problem);
-    for (Memory& limit : problem.memory_limits)
-      limit += static_cast<Memory>(random() % (problem.num_microbatches == 3 ? 4 : 7));
+    const Problem problem =
+        instance % 8 == 2 ? whole_problem(&random) : split_problem(instance, &random);
     const std::optional<double> optimum = optimum_of(problem);
     ASSERT_TRUE(optimum);
     ++solved;
