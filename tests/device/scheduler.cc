@@ -10,6 +10,7 @@
 // Complexity: demand() visits each stream at most once.
 #include "tests/device/scheduler.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/Exception.h>
 
@@ -57,8 +58,11 @@ bool can_run(const Stream& stream) {
          });
 }
 
-// A kernel runs on whichever thread waits for it, so it must not see that thread's modes.
+// A kernel runs on whichever thread waits for it, so it must not see that thread's modes, or the
+// number of threads that it has for a product, on which the bits depend: MKL has one per core on a
+// thread for which nobody has set the number of at::set_num_threads().
 void run_kernel(const std::string& name, const std::function<void()>& kernel) {
+  at::init_num_threads();
   const c10::impl::ExcludeDispatchKeyGuard plain(
       c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
   try {
