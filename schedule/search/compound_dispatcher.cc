@@ -62,9 +62,8 @@ class Dispatcher {
     std::vector<Ticks> work(rows_.size());
     for (int stage = 0; stage < stages; ++stage) {
       const StageWork& one = problem_.work(stage);
-      const Ticks backward = one.backward_input + one.backward_weight;
       work[static_cast<size_t>(problem_.placement.rank_of(stage))] +=
-          one.forward + backward - problem_.hidden(std::min(one.forward, backward));
+          problem_.together(one.forward, one.backward_input + one.backward_weight);
     }
     depth_.resize(problem_.stages.size());
     Ticks path = 0;  // from the start of F to the end of I
@@ -96,8 +95,7 @@ class Dispatcher {
 
   bool fits(size_t rank, Letter letter) const {
     const LetterInfo& info = letters_[letter];
-    return used_[rank] + std::max(info.memory, info.memory + info.temporary) <=
-           problem_.memory_limits[rank];
+    return used_[rank] + info.memory + info.temporary <= problem_.memory_limits[rank];
   }
   // As an F that runs before others: later stages of the rank must have room for its microbatch.
   bool has_room(size_t rank, int stage) const {
@@ -167,7 +165,7 @@ class Dispatcher {
         all.push_back(letter(stage_of(step.partner), Pass::kWeight));
         backward += letters_[all.back()].time;
       }
-      time += backward - problem_.hidden(std::min(time, backward));
+      time = problem_.together(time, backward);
     }
     time_[rank] = choice.start + time;
     for (const Letter one : all) {

@@ -147,7 +147,7 @@ bool CompoundReplay::run(const CompoundRows& rows) {
       if (step.is_compound()) {
         Ticks backward = duration(step.partner);
         if (step.is_whole) backward += duration(weight_of(step.partner));
-        time += backward - problem_.hidden(std::min(time, backward));
+        time = problem_.together(time, backward);
       }
       const Ticks start = std::max({rank.time, input, other});
       if (rank.start < 0) rank.start = start;

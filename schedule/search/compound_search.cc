@@ -107,6 +107,12 @@ class CompoundSearch {
   bool fits(const CompoundRows& rows, size_t rank) const {
     return peak_memory(problem_, replay_.letters(), rows[rank]) <= problem_.memory_limits[rank];
   }
+  bool fits(const CompoundRows& rows) const {
+    for (size_t rank = 0; rank < rows.size(); ++rank) {
+      if (!fits(rows, rank)) return false;
+    }
+    return true;
+  }
   bool runs(const CompoundRows& rows) {
     for (const CompoundRow& row : rows) solution_.evaluations += static_cast<int64_t>(row.size());
     return replay_.run(rows);
@@ -114,15 +120,16 @@ class CompoundSearch {
 
   // Returns the cost, if the rows run and fit.
   std::optional<Ticks> try_start(const CompoundRows& rows, const std::string& name) {
-    for (size_t rank = 0; rank < rows.size(); ++rank) {
-      if (!fits(rows, rank)) return std::nullopt;
-    }
-    if (!runs(rows)) return std::nullopt;
+    if (!fits(rows) || !runs(rows)) return std::nullopt;
     keep({replay_.cost(), name, rows});
     return replay_.cost();
   }
 
+  // nullopt where that would take a large part of the budget.
   std::optional<CompoundRows> best_dispatched() {
+    const int64_t work = int64_t{3} * kDispatcherRules * problem_.num_stages() *
+                         problem_.num_stages() * problem_.num_microbatches;
+    if (work > options_.evaluations / 16 || is_cancelled()) return std::nullopt;
     std::optional<CompoundRows> best;
     Ticks least = 0;
     for (CompoundRows& rows : dispatched_compounds(problem_)) {
@@ -148,10 +155,7 @@ class CompoundSearch {
   }
 
   void anneal(CompoundRows rows, int64_t budget, double threshold) {
-    for (size_t rank = 0; rank < rows.size(); ++rank) {
-      if (!fits(rows, rank)) return;
-    }
-    if (!runs(rows)) return;
+    if (!fits(rows) || !runs(rows)) return;
     const int64_t begin = solution_.evaluations;
     int64_t now = score();
     while (solution_.evaluations - begin < budget && !is_over()) {
