@@ -76,7 +76,7 @@ class Slurm:
         for daemon in reversed(self.daemons):
             daemon.terminate()
         for host in self.hosts:
-            host.holder.kill()  # with whatever has not ended
+            host.end()  # with whatever has not ended: slurmd's own children are not waited for
         for daemon in self.daemons:
             daemon.wait()
         self.scratch.cleanup()
