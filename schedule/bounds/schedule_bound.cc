@@ -4,23 +4,10 @@
 #include <cmath>
 
 #include "pipewright/schedule/bounds/bounds.h"
+#include "pipewright/schedule/simulate/lower_bounds.h"
 
 namespace pipewright::schedule {
 namespace {
-
-// By stage: whether any of its backwards is split into I and W.
-std::vector<bool> split_stages(const ir::Schedule& schedule) {
-  std::vector<bool> is_split(static_cast<size_t>(schedule.placement.num_stages()));
-  for (const ir::Row& row : schedule.rows) {
-    for (const ir::Action& action : row) {
-      for (const ir::ActionPart part : action.parts()) {
-        if (part.kind() == ir::ActionKind::kBackwardInput)
-          is_split[static_cast<size_t>(part.stage())] = true;
-      }
-    }
-  }
-  return is_split;
-}
 
 // A change of the memory in use.
 struct Change {

@@ -16,9 +16,9 @@ struct Rules {
   bool is_whole = false;  // I runs W at once, in compounds
 };
 
-class Dispatcher {
+class CompoundDispatcher {
  public:
-  Dispatcher(const Problem& problem, const Rules& rules)
+  CompoundDispatcher(const Problem& problem, const Rules& rules)
       : problem_(problem),
         rules_(rules),
         letters_(letters_of(problem)),
@@ -197,7 +197,7 @@ std::vector<CompoundRows> dispatched_compounds(const Problem& problem) {
     for (const double patience : {0.0, 0.5, 1.0}) {
       for (const bool is_whole : {false, true}) {
         if (is_whole && !problem.splits_backward) continue;
-        if (auto rows = Dispatcher(problem, {depth, patience, is_whole}).run())
+        if (auto rows = CompoundDispatcher(problem, {depth, patience, is_whole}).run())
           all.push_back(*std::move(rows));
       }
     }

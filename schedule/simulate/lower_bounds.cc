@@ -28,20 +28,6 @@ std::pair<double, double> microbatch_scales(const Costs& costs) {
   return {least, most};
 }
 
-// By stage: whether any backward of it is split into I and W.
-std::vector<bool> split_stages(const ir::Schedule& schedule) {
-  std::vector<bool> is_split(static_cast<size_t>(schedule.placement.num_stages()));
-  for (const ir::Row& row : schedule.rows) {
-    for (const ir::Action& action : row) {
-      for (const ir::ActionPart part : action.parts()) {
-        if (part.kind() == ActionKind::kBackwardInput)
-          is_split[static_cast<size_t>(part.stage())] = true;
-      }
-    }
-  }
-  return is_split;
-}
-
 double one_microbatch_bound(const ir::Schedule& schedule, const CostTable& table,
                             double most_scale) {
   const std::vector<bool> is_split = split_stages(schedule);
@@ -95,6 +81,19 @@ double warm_up_bound(const ir::Placement& placement, const CostTable& table, dou
 }
 
 }  // namespace
+
+std::vector<bool> split_stages(const ir::Schedule& schedule) {
+  std::vector<bool> is_split(static_cast<size_t>(schedule.placement.num_stages()));
+  for (const ir::Row& row : schedule.rows) {
+    for (const ir::Action& action : row) {
+      for (const ir::ActionPart part : action.parts()) {
+        if (part.kind() == ActionKind::kBackwardInput)
+          is_split[static_cast<size_t>(part.stage())] = true;
+      }
+    }
+  }
+  return is_split;
+}
 
 double LowerBounds::largest() const { return std::max({busiest_rank, one_microbatch, warm_up}); }
 

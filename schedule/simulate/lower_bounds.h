@@ -2,6 +2,7 @@
 #define PIPEWRIGHT_SCHEDULE_SIMULATE_LOWER_BOUNDS_H_
 
 #include <span>
+#include <vector>
 
 #include "pipewright/ir/schedule.h"
 #include "pipewright/schedule/simulate/costs.h"
@@ -19,6 +20,9 @@ struct LowerBounds {
 
   double largest() const;
 };
+
+// By stage: whether any of its backwards is split into I and W. Linear in the number of actions.
+std::vector<bool> split_stages(const ir::Schedule& schedule);
 
 // The work of one rank, from which the bounds follow.
 struct RankWork {
