@@ -13,12 +13,11 @@ def read_plan(path):
     head, rows, action = {}, [], r"(\d+)([FBIW])(\d+)"
     for line in open(path):
         key, _, value = line.strip().partition(": ")
+        head[key] = value
         if key.startswith("rank "):
             cells = [cell for cell in value.split() if cell != "."]
             assert all(re.fullmatch(rf"{action}|\({action};{action}\)OVERLAP_F_B", cell) for cell in cells), cells
             rows.append([[(kind, int(s), int(m)) for s, kind, m in re.findall(action, cell)] for cell in cells])
-        else:
-            head[key] = value
     assert head["level"] == "compute_only"
     ranks, stages, name = int(head["ranks"]), int(head["stages"]), head["placement"]
     rule = {"loop": lambda s: s % ranks, "v": lambda s: s % ranks if s // ranks % 2 == 0 else ranks - 1 - s % ranks}
@@ -27,9 +26,10 @@ def read_plan(path):
 
 
 class Costs:
-    def __init__(self, path, placement, recompute):
+    def __init__(self, path, placement, microbatches, recompute):
         self.file, self.placement = json.load(open(path), parse_float=Fraction, parse_int=Fraction), placement
-        assert not {"offload_bytes", "overlap"} & set(self.file), "neither offload nor compounds are checked"
+        assert "offload_bytes" not in self.file, "offload is not checked"
+        self.overlap, self.scales = self.file.get("overlap", Fraction(0)), self.file.get("microbatch_scale", [1] * microbatches)
         stages, scale = range(len(placement)), self.file.get("rank_scale", [1] * len(placement))
         self.F, self.I, self.W = ([self.at(key, s, 1) * scale[placement[s]] for s in stages]
                                   for key in ("forward", "backward_input", "backward_weight"))
@@ -41,8 +41,7 @@ class Costs:
         return value[stage] if isinstance(value := self.file.get(key, Fraction(default)), list) else value
 
     def transfer(self, stage, other, size):
-        if not 0 <= other < len(self.placement) or self.placement[stage] == self.placement[other]:
-            return Fraction(0)
+        if not 0 <= other < len(self.placement) or self.placement[stage] == self.placement[other]: return Fraction(0)
         link = {k: self.file[k] for k in ("latency", "bandwidth") if k in self.file}
         for one in self.file.get("links", []):
             link |= one if (one["from"], one["to"]) == (self.placement[stage], self.placement[other]) else {}
@@ -50,7 +49,7 @@ class Costs:
 
 
 def replay(placement, microbatches, rows, costs):
-    """The cost: every step starts when its rank is free and its inputs have arrived; a compound takes the time of both parts."""
+    """The cost: every step starts when its rank is free and its inputs are there. Compounds hide some of their shorter part."""
     last, ends = len(placement) - 1, {("F", -1, m): Fraction(0) for m in range(microbatches)}
     def need(kind, s, m):  # what has to end before, and how long before
         if kind == "W" or kind != "F" and s == last:
@@ -67,8 +66,8 @@ def replay(placement, microbatches, rows, costs):
                     break
                 begin = max([time[rank], *(ends[action] + delay for action, delay in needs)])
                 start.setdefault(rank, begin)
-                time[rank] = begin + sum(getattr(costs, one)[s] * costs.file.get("microbatch_scale", {m: 1})[m]
-                                         for kind, s, m in parts for one in kind.replace("B", "IW"))
+                times = [costs.scales[m] * sum(getattr(costs, one)[s] for one in kind.replace("B", "IW")) for kind, s, m in parts]
+                time[rank] = begin + sum(times) - costs.overlap * min(times) * (len(parts) - 1)
                 ends.update({("I" if kind == "B" else kind, s, m): time[rank] for kind, s, m in parts})
                 step[rank] += 1
     assert all(step[r] == len(row) for r, row in enumerate(rows)), "deadlock"
@@ -98,13 +97,12 @@ def knapsack(items, capacity):
 class Bounds:
     """The bounds of docs/bounds.md, with integers for a and h."""
     def __init__(self, placement, microbatches, costs, split, memory):
-        scales = costs.file.get("microbatch_scale", [1] * microbatches)
-        self.placement, self.same, self.out, self.back = placement, min(scales) == max(scales) == 1, costs.output, costs.gradient
-        self.m, self.total, (self.a, self.h, self.limits) = microbatches, sum(scales), memory
+        self.m, self.total, (self.a, self.h, self.limits) = microbatches, sum(costs.scales), memory
+        self.placement, self.out, self.back, self.overlap = placement, costs.output, costs.gradient, costs.overlap
         self.on = {r: [s for s, rank in enumerate(placement) if rank == r] for r in placement}
         self.base = (costs.F, [i + w * (not is_split) for i, w, is_split in zip(costs.I, costs.W, split)],
                      [w * is_split for w, is_split in zip(costs.W, split)])
-        self.fast, self.slow = ([[t * k for t in times] for times in self.base] for k in (min(scales), max(scales)))
+        self.fast, self.slow = ([[t * k for t in times] for times in self.base] for k in (min(costs.scales), max(costs.scales)))
 
     def path(self, s, t, times=None):
         F, I, _ = times or self.fast
@@ -114,7 +112,8 @@ class Bounds:
         (F, I, W), (slow_F, slow_I, slow_W) = self.fast, self.slow
         on, m, a, h = self.on[x], self.m, self.a, self.h
         limit, whole = min(self.limits[x], m * sum(max(a[s], h[s]) for s in on)), sum(a[s] for s in on)
-        work = self.total * sum(sum(times[s] for s in on) for times in self.base)
+        forwards, *others = (self.total * sum(times[s] for s in on) for times in self.base)
+        busy = lambda alone: forwards + sum(others) - self.overlap * min(max(0, forwards - alone), sum(others))  # alone: F work
         prefix = lambda times: [(*(sum(of[s] for s in on[:n + 1]) for of in (a, times)), m - 1) for n in range(len(on))]
         both = [i + w for i, w in zip(slow_I, slow_W)]
         held = lambda count: [(h[s], slow_W[s], count) for s in on]
@@ -123,36 +122,36 @@ class Bounds:
                                          once + knapsack(prefix(slow_F), limit - whole))
         warm = max(Fraction(0), self.path(on[0], on[-1]) - fill)
         chain = self.path(on[-1], on[0]) - F[on[-1]] + I[on[0]]
-        pending = sum(both[s] for s in on) + knapsack(prefix(both) + held(m - 1), limit - whole)
-        cool = max(Fraction(0), chain + W[on[0]] - pending)
-        return on, limit, fits, work, fill, warm, cool, chain - pending, knapsack(held(m), limit)
+        rest = chain - sum(both[s] for s in on) - knapsack(prefix(both) + held(m - 1), limit - whole)
+        return on, limit, fits, busy, fill, warm, max(Fraction(0), rest + W[on[0]]), rest, knapsack(held(m), limit)
 
     def is_possible(self, cost):
         """Theorem 5: whether a schedule of this cost may exist."""
         after, late = None, Fraction(0)  # the last stage of the next rank, and how late its first I is
         for on in sorted(self.on.values(), reverse=True):
-            _, _, fits, work, fill, _, cool, _, _ = self.terms(self.placement[on[0]])
+            _, _, fits, busy, fill, _, cool, _, _ = self.terms(self.placement[on[0]])
             late = late if after is not None and on[-1] < after else Fraction(0)
-            least, idle = self.path(on[0], on[-1]) + late, cost - work - (0 if fits else cool)
-            unit = rational_gcd([self.fast[0][s] for s in on]) if self.same else Fraction(1, 10**12)
+            least, idle = self.path(on[0], on[-1]) + late, lambda alone: cost - busy(alone) - (0 if fits else cool)
+            unit = rational_gcd([self.fast[0][s] for s in on]) if self.fast == self.slow == [*self.base] else Fraction(1, 10**12)
             done = min(least, fill) // unit * unit
-            if least - done > idle:
+            if least - done > idle(done):
                 late += done + unit - least
-                if idle < 0 or done + unit > fill:
+                if idle(done + unit) < 0 or done + unit > fill:
                     return False
             after = on[-1]
         return True
 
     def value(self, name, rank, other, claimed):
-        on, limit, fits, work, _, warm, cool, rest, deferred = self.terms(rank if other is None else other)
+        on, limit, fits, busy, fill, warm, cool, rest, deferred = self.terms(rank if other is None else other)
         (F, I, W), first, last, r0 = self.fast, on[0], on[-1], self.on[rank][0]
         area = self.m * sum((self.path(s, s) + I[s]) * self.a[s] + W[s] * self.h[s] for s in on)
         ramp = lambda steps: min(t / size for size, t in steps if size > 0) * limit * max(0, limit - max(steps)[0]) / 2
         up = ramp([(max(self.a[s], self.h[s]), F[s]) for s in on])
         head = sum(F[r0:first]) + sum(self.out[r0:first])
         tail = sum(I[r0:first]) + sum(self.back[r0 + 1:first + 1]) + W[r0]
+        work = busy(min(fill, self.path(first, last)))
         if name in ("work", "warm_up_and_cool_down"):
-            return work + (0 if name == "work" else max(warm, cool) if fits else warm + cool)
+            return busy(0) if name == "work" else work + (max(warm, cool) if fits else warm + cool)
         if name == "one_microbatch":
             return self.path(first, first, self.slow) + self.slow[1][first] + self.slow[2][first]
         if name == "nested_window" and r0 < first:
@@ -167,7 +166,7 @@ class Bounds:
             lost = [self.m * (fit(0) - n) + n * (n + 1) // 2 for n in others] + [fit(0) * (fit(0) - 1) // 2]
             weights = [(self.h[s], W[s] * (fit(0) - fit(self.h[s])), self.m) for s in on]
             most = self.m * (self.path(last, last) + I[last] + sum(one for _, one, _ in weights)) - knapsack(weights, limit)
-            return head + (most + sum((F[s] + I[s]) * n for s, n in zip(on, lost))) / fit(0) + tail
+            return head + (most + sum((F[s] * (1 - self.overlap) + I[s]) * n for s, n in zip(on, lost))) / fit(0) + tail
         if name == "first_backwards":
             least, most = (Fraction(claimed) * (1 + Fraction(error, 10**9)) for error in (-1, 1))
             return least if self.is_possible(most) and not self.is_possible(least) else most * 2
@@ -177,7 +176,7 @@ class Bounds:
 
 def main(plan, costs_file, result_file):
     placement, microbatches, rows, recompute = read_plan(plan)
-    costs, result = Costs(costs_file, placement, recompute), json.load(open(result_file))
+    costs, result = Costs(costs_file, placement, microbatches, recompute), json.load(open(result_file))
     same = lambda exact, printed: abs(float(exact) - printed) <= 1e-9 * max(1, abs(float(exact)))
     cost, ones, sizes = replay(placement, microbatches, rows, costs), [1] * len(placement), result["memory_per_stage"]
     parts = [[Fraction(str(x)) for x in part] for part in (*sizes.values(), result["memory_limits"])]
@@ -188,7 +187,7 @@ def main(plan, costs_file, result_file):
         assert peak(row, *memory[:3]) <= memory[3][rank], f"memory of rank {rank}"
     split = [any(part[:2] == ("I", s) for row in rows for step in row for part in step) for s in range(len(placement))]
     # Every cost is a multiple of what all times are multiples of, so a bound may be rounded up to one.
-    grain = rational_gcd(costs.F + costs.I + costs.W + costs.output + costs.gradient)
+    grain = rational_gcd([t * k for t in costs.F + costs.I + costs.W for k in (1, costs.overlap)] + costs.output + costs.gradient)
     bounds, claim = Bounds(placement, microbatches, costs, split, (*memory[:2], memory[3])), result["bound"]
     bound = bounds.value(*(claim[key] for key in ("name", "rank", "other", "value")))
     assert float(bound) * (1 - 1e-9) <= claim["value"] <= float(-(-bound // grain) * grain) * (1 + 1e-9), \
