@@ -25,7 +25,7 @@ TEST(ReplicateOverGloo, SharedParameters) { run(4, "*with_shared_params", 2); }
 TEST(ReplicateOverGloo, Checkpointing) { run(2, "*with_activation_checkpointing", 18); }
 
 TEST(ReplicateOverGloo, RankThatDies) {
-  const Output output = launch_tests(2, "tests/ddp/replicate_test", "*RankThatDies");
+  const Output output = launch_tests(2, "tests/ddp/replicate_errors_test", "*RankThatDies");
   EXPECT_NE(output.status, 0);
   EXPECT_EQ(count(output.text, "[0] replicate: the reduction of `"), 1) << output.text;
   EXPECT_EQ(count(output.text, "over Gloo: RankThatDies"), 1) << output.text;
