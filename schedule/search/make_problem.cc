@@ -12,20 +12,22 @@ namespace {
 
 using ir::ActionKind;
 
-constexpr double kMostTicks = 1e13;  // in all stages and microbatches together
+// In all stages and microbatches together. The bounds multiply a time with two memories, which has
+// to fit in 128 bits.
+constexpr double kMostTicks = 1e13, kMostMemory = 2e12;
 
 // A power of ten that turns numbers into integers.
 class DecimalScale {
  public:
   // The smallest power, at least 1 / (the largest number), that makes all numbers integers; or, if
-  // none below kMostTicks / total does, the largest below.
-  DecimalScale(const std::vector<double>& numbers, double total) {
+  // none below most / total does, the largest below.
+  DecimalScale(const std::vector<double>& numbers, double total, double most) {
     double largest = 0;
     for (const double number : numbers) largest = std::max(largest, number);
     if (largest == 0) return;
     while (apply(largest) < 1) ++exponent_;
     while (apply(largest) >= 10) --exponent_;
-    while (!fits(numbers) && apply(total) * 10 <= kMostTicks) ++exponent_;
+    while (!fits(numbers) && apply(total) * 10 <= most) ++exponent_;
   }
 
   // 10^exponent is exact up to 22, and a division by it is rounded once.
@@ -68,10 +70,16 @@ double add_scaled(const std::vector<double>& microbatch_scale, std::vector<doubl
   return std::max(1.0, *scales.rbegin());
 }
 
-// `longest` has the same costs, or those with which backwards take longest: they decide the ticks.
-void set_times(const Costs& costs, const CostTable& table, const CostTable& longest,
-               Problem* problem) {
+// The costs that decide the ticks and the unit of memory: those of the problem; or, if stages may
+// recompute, those where none does and those where all do, so that both problems have the same.
+struct Range {
+  const Costs &plain, &longest;
+};
+
+void set_times(const Costs& costs, const Range& range, Problem* problem) {
   const int stages = problem->num_stages();
+  const CostTable table(costs, problem->placement), plain(range.plain, problem->placement),
+      longest(range.longest, problem->placement);
   std::vector<double> times, transfers;
   double total = 0;
   for (int stage = 0; stage < stages; ++stage) {
@@ -88,12 +96,12 @@ void set_times(const Costs& costs, const CostTable& table, const CostTable& long
   }
   for (const double time : transfers) total += time;
   for (int stage = 0; stage < stages; ++stage)
-    times.push_back(table.of_kind(ActionKind::kBackwardInput, stage));
+    times.push_back(plain.of_kind(ActionKind::kBackwardInput, stage));
   const double scale = add_scaled(problem->microbatch_scale, &times);
   for (size_t k = 0, size = times.size(); costs.overlap > 0 && k < size; ++k)
     times.push_back(costs.overlap * times[k]);
   times.insert(times.end(), transfers.begin(), transfers.end());
-  const DecimalScale ticks(times, total * scale * problem->num_microbatches);
+  const DecimalScale ticks(times, total * scale * problem->num_microbatches, kMostTicks);
   const auto rounded = [&](double time) { return std::llround(ticks.apply(time)); };
   for (int stage = 0; stage < stages; ++stage) {
     StageWork& work = problem->stages[static_cast<size_t>(stage)];
@@ -114,73 +122,92 @@ void set_times(const Costs& costs, const CostTable& table, const CostTable& long
   problem->tick = ticks.unit();
 }
 
+// What the stages keep, in the unit of a budget.
+class Sizes {
+ public:
+  Sizes(const MemoryBudget& memory, const Costs& costs, bool splits_backward)
+      : costs_(costs),
+        // Without sizes or a limit, a live activation is 1.
+        counts_live_(!memory.is_set()),
+        has_sizes_(!counts_live_ &&
+                   !(costs.activation_bytes.is_zero() && costs.recomputed_bytes.is_zero())),
+        splits_backward_(splits_backward) {}
+
+  // From F to the end of I if the stage does not recompute.
+  double whole(int stage) const {
+    return activation(stage) + (has_sizes_ ? costs_.recomputed_bytes.at(stage) : 0);
+  }
+  double activation(int stage) const { return has_sizes_ ? costs_.activation_bytes.at(stage) : 1; }
+  // The part of it that a stage offloads.
+  double offloaded(int stage) const { return has_sizes_ ? costs_.offloaded_bytes(stage) : 0; }
+  double weight_input(int stage) const {
+    if (!splits_backward_) return 0;
+    return has_sizes_ ? costs_.weight_input_bytes.at(stage) : counts_live_ ? 1 : 0.5;
+  }
+
+ private:
+  const Costs& costs_;
+  bool counts_live_, has_sizes_, splits_backward_;
+};
+
 // Sizes as integers, and limits so that each rank has room for `bytes`, less what is not
 // activations; or for `activations` of one microbatch on all its stages.
-// The unit fits checkpoints too if stages may recompute.
-void set_memory(const MemoryBudget& memory, const Costs& costs, bool may_recompute,
+void set_memory(const MemoryBudget& memory, const Costs& costs, const Range& range,
                 Problem* problem) {
   const int stages = problem->num_stages();
   const ir::Placement& placement = problem->placement;
-  const std::optional<double>& activations = memory.activations;
-  const bool counts_live = !memory.is_set();
-  const bool has_sizes =
-      !counts_live && !(costs.activation_bytes.is_zero() && costs.recomputed_bytes.is_zero());
-  // From F to the end of I if the stage does not recompute.
-  const auto whole = [&](int stage) {
-    return has_sizes ? costs.activation_bytes.at(stage) + costs.recomputed_bytes.at(stage) : 1.0;
-  };
-  const auto activation = [&](int stage) {
-    return has_sizes ? costs.activation_bytes.at(stage) : 1.0;
-  };
-  // The part of it that a stage offloads.
-  const auto offloaded = [&](int stage) { return has_sizes ? costs.offloaded_bytes(stage) : 0.0; };
-  const auto weight_input = [&](int stage) {
-    if (!problem->splits_backward) return 0.0;
-    return has_sizes ? costs.weight_input_bytes.at(stage) : counts_live ? 1.0 : 0.5;
-  };
-  std::vector<double> sizes;
-  double total = 0;
-  for (int stage = 0; stage < stages; ++stage) {
-    sizes.push_back(whole(stage));
-    sizes.push_back(weight_input(stage));
-    if (offloaded(stage) > 0) sizes.push_back(activation(stage) - offloaded(stage));
-    if (has_sizes && may_recompute) sizes.push_back(costs.checkpoint_bytes.at(stage));
-    total += whole(stage) + weight_input(stage);
+  std::vector<double> numbers;
+  for (const Costs* each : {&range.plain, &range.longest}) {
+    const Sizes sizes(memory, *each, problem->splits_backward);
+    for (int stage = 0; stage < stages; ++stage) {
+      numbers.push_back(sizes.whole(stage));
+      numbers.push_back(sizes.activation(stage));
+      numbers.push_back(sizes.weight_input(stage));
+      if (sizes.offloaded(stage) > 0)
+        numbers.push_back(sizes.activation(stage) - sizes.offloaded(stage));
+    }
   }
-  const DecimalScale scale(sizes, total * problem->num_microbatches);
+  const Sizes sizes(memory, costs, problem->splits_backward);
+  double total = 0;
+  for (int stage = 0; stage < stages; ++stage)
+    total += sizes.whole(stage) + sizes.weight_input(stage);
+  const DecimalScale scale(numbers, total * problem->num_microbatches, kMostMemory);
   problem->memory_unit = scale.unit();
-  const auto rounded_up = [&](double size) {
-    return static_cast<Memory>(std::ceil(scale.apply(size) * (1 - 1e-12)));
+  // 2.4999999999999996 means 2.5. What is not an integer is rounded down, limits too: so whatever
+  // fits in memory fits here, and a bound holds for it.
+  const auto rounded = [&](double size) {
+    return static_cast<Memory>(std::floor(scale.apply(size) * (1 + 1e-12)));
   };
   std::vector<double> room(problem->memory_limits.size(), memory.bytes.value_or(0));
   for (int stage = 0; stage < stages; ++stage) {
     const int rank = placement.rank_of(stage);
     StageWork& work = problem->stages[static_cast<size_t>(stage)];
-    work.activation = rounded_up(activation(stage));
-    work.recomputed = rounded_up(whole(stage)) - work.activation;
-    if (offloaded(stage) > 0) {
-      work.offloaded = work.activation - rounded_up(activation(stage) - offloaded(stage));
+    work.activation = rounded(sizes.activation(stage));
+    work.recomputed = rounded(sizes.whole(stage)) - work.activation;
+    if (sizes.offloaded(stage) > 0) {
+      work.offloaded = work.activation - rounded(sizes.activation(stage) - sizes.offloaded(stage));
       work.activation -= work.offloaded;
     }
-    work.weight_input = rounded_up(weight_input(stage));
+    work.weight_input = rounded(sizes.weight_input(stage));
     double& own = room[static_cast<size_t>(rank)];
-    if (activations) own += *activations * whole(stage);
+    if (memory.activations) own += *memory.activations * sizes.whole(stage);
     if (!memory.bytes) continue;
     own -= costs.parameter_bytes.at(stage) + costs.gradient_bytes.at(stage);
     if (stage > 0 && placement.rank_of(stage - 1) != rank) own -= costs.output_bytes.at(stage - 1);
     if (stage + 1 < stages && placement.rank_of(stage + 1) != rank)
       own -= costs.input_gradient_bytes.at(stage + 1);
   }
-  if (counts_live) return;
+  if (!memory.is_set()) return;
   for (size_t rank = 0; rank < room.size(); ++rank) {
-    // 2.4999999999999996 means 2.5.
-    const double limit = scale.apply(room[rank]) * (1 + 1e-12);
-    problem->memory_limits[rank] = limit < 1e15 ? static_cast<Memory>(std::floor(limit)) : kNoLimit;
+    constexpr double kLeast = -1e18;  // a limit that nothing fits
+    problem->memory_limits[rank] = scale.apply(room[rank]) < 1e15
+                                       ? rounded(std::max(room[rank], kLeast * scale.unit()))
+                                       : kNoLimit;
   }
 }
 
 Problem make(const ir::Placement& placement, int num_microbatches, const Costs& costs,
-             const Costs& longest, const MemoryBudget& memory, bool splits_backward) {
+             const Range& range, const MemoryBudget& memory, bool splits_backward) {
   Problem problem;
   problem.placement = placement;
   problem.num_microbatches = num_microbatches;
@@ -189,9 +216,8 @@ Problem make(const ir::Placement& placement, int num_microbatches, const Costs& 
   problem.microbatch_scale = costs.microbatch_scale;
   problem.splits_backward = splits_backward;
   problem.overlap = costs.overlap;
-  set_times(costs, CostTable(costs, placement), CostTable(longest, placement), &problem);
-  set_memory(memory, costs, /*may_recompute=*/costs != longest || !costs.recomputed_bytes.is_zero(),
-             &problem);
+  set_times(costs, range, &problem);
+  set_memory(memory, costs, range, &problem);
   return problem;
 }
 
@@ -199,7 +225,7 @@ Problem make(const ir::Placement& placement, int num_microbatches, const Costs& 
 
 Problem make_problem(const ir::Placement& placement, int num_microbatches, const Costs& costs,
                      const MemoryBudget& memory, bool splits_backward) {
-  return make(placement, num_microbatches, costs, costs, memory, splits_backward);
+  return make(placement, num_microbatches, costs, {costs, costs}, memory, splits_backward);
 }
 
 Problem RecomputeProblem::with(std::span<const int> stages) const {
@@ -217,7 +243,7 @@ RecomputeProblem make_recompute_problem(const ir::Placement& placement, int num_
   std::iota(all.begin(), all.end(), 0);
   const Costs longest = recomputing(costs, all, placement.num_stages());
   const auto with = [&](const Costs& some) {
-    return make(placement, num_microbatches, some, longest, memory, splits_backward);
+    return make(placement, num_microbatches, some, {costs, longest}, memory, splits_backward);
   };
   RecomputeProblem both = {with(costs), with(longest)};
   both.recomputing.recompute = all;

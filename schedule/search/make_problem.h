@@ -27,7 +27,7 @@ struct MemoryBudget {
 
 // The problem with these costs, which must fit the placement (check_costs). Every rank must have a
 // stage. Times and sizes become integers by a power of ten: exactly where their decimals allow it,
-// otherwise to about 12 digits, sizes rounded up and limits down. Without a limit, stages that
+// otherwise to about 12 digits, sizes and limits rounded down. Without a limit, stages that
 // offload have their copies, and the activations count as live while they are on the host. Linear
 // in the stages.
 Problem make_problem(const ir::Placement& placement, int num_microbatches, const Costs& costs,

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace pipewright::schedule::search {
 namespace {
 
@@ -94,6 +96,70 @@ TEST(MakeProblem, TimesOfAllMicrobatchesAreExact) {
   const Problem fine = make_problem(ir::Placement::loop(1, 1), 200'000,
                                     {.forward = 1, .microbatch_scale = many}, {});
   EXPECT_NEAR(fine.time(fine.scaled(fine.work(0).forward, 777)), many[777], 1e-6);
+}
+
+// As much as a limit is for fits, however many digits the sizes have.
+TEST(MakeProblem, WhatFitsInMemoryFitsInTheProblem) {
+  const int microbatches = 64;
+  for (const double size : {17179869184.0, 16e9, 1e9 / 3, 0.7}) {
+    for (const double share : {0.5, 1.0 / 3, 1e-3}) {
+      const Costs costs = {.activation_bytes = size, .weight_input_bytes = share * size};
+      for (const double count : {1.0, 8.0, 63.0}) {
+        for (const MemoryBudget& memory :
+             {MemoryBudget{.activations = count}, MemoryBudget{.bytes = count * size}}) {
+          const Problem problem =
+              make_problem(ir::Placement::loop(8, 8), microbatches, costs, memory);
+          const StageWork& work = problem.work(0);
+          const Memory limit = problem.memory_limit(0);
+          EXPECT_LE(static_cast<Memory>(count) * work.activation, limit) << size << " " << share;
+          EXPECT_LE(std::lround(count / share) * work.weight_input, limit) << size << " " << share;
+          // One more does not fit.
+          EXPECT_GT(static_cast<Memory>(count + 1) * work.activation, limit);
+        }
+      }
+    }
+  }
+}
+
+// What is kept for W is 10^13 times what F keeps: one whole microbatch and many Fs fit.
+TEST(MakeProblem, SizesOfVeryDifferentOrders) {
+  const Problem problem = make_problem(
+      ir::Placement::loop(2, 2), 6,
+      {.activation_bytes = 1, .weight_input_bytes = PerStage({1, 1e13})}, {.activations = 4});
+  EXPECT_LE(4 * problem.work(0).activation, problem.memory_limit(0));
+  EXPECT_LE(problem.work(0).weight_input + 3 * problem.work(0).activation, problem.memory_limit(0));
+}
+
+TEST(MakeProblem, ParametersThatDoNotFit) {
+  const Problem problem =
+      make_problem(ir::Placement::loop(2, 40), 2, {.activation_bytes = 1, .parameter_bytes = 1e18},
+                   {.bytes = 100});
+  EXPECT_LT(problem.memory_limit(0), 0);
+}
+
+// The plain backward has a decimal that the one with recomputation lacks, and a checkpoint may be
+// as large as the activation.
+TEST(MakeProblem, BothProblemsOfRecomputationHaveTheSameUnits) {
+  const Costs decimals = {.forward = 1,
+                          .backward_input = 1.5,
+                          .recompute = 0.5,
+                          .activation_bytes = 4,
+                          .checkpoint_bytes = 1,
+                          .weight_input_bytes = 1};
+  Costs large = decimals;
+  large.activation_bytes = 1;
+  large.checkpoint_bytes = 2.5;
+  for (const Costs& costs : {decimals, large}) {
+    const RecomputeProblem both =
+        make_recompute_problem(ir::Placement::loop(2, 2), 4, costs, {.activations = 1});
+    EXPECT_EQ(both.plain.tick, both.recomputing.tick);
+    EXPECT_EQ(both.plain.memory_unit, both.recomputing.memory_unit);
+    EXPECT_EQ(both.plain.memory_limits, both.recomputing.memory_limits);
+    EXPECT_EQ(both.plain.time(both.plain.work(0).backward_input), 1.5);
+    EXPECT_EQ(both.recomputing.time(both.recomputing.work(0).backward_input), 2);
+    EXPECT_EQ(both.plain.size(both.plain.work(0).activation), costs.activation_bytes.at(0));
+    EXPECT_EQ(both.recomputing.size(both.recomputing.work(0).activation), 1);
+  }
 }
 
 TEST(MakeProblem, CountsLiveActivations) {
