@@ -74,7 +74,8 @@ class CompoundDispatcher {
       const auto of_rank =
           static_cast<double>(work[static_cast<size_t>(problem_.placement.rank_of(stage))]);
       const double most = rules_.depth * static_cast<double>(path) / std::max(1.0, of_rank);
-      depth_[static_cast<size_t>(stage)] = 1 + static_cast<int>(most);
+      const auto all = static_cast<double>(microbatches_);
+      depth_[static_cast<size_t>(stage)] = 1 + static_cast<int>(std::min(most, all));
     }
   }
 

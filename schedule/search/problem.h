@@ -95,7 +95,7 @@ struct Problem {
   // What compounds hide whose shorter parts take this long together.
   Ticks hidden(Ticks shorter) const {
     if (overlap == 0) return 0;
-    // 0.3 * 10 is a little less than 3.
+    // 0.29 * 100 is a little less than 29.
     const double part = overlap * static_cast<double>(shorter);
     return static_cast<Ticks>(std::floor(part * (1 + 1e-12)));
   }

@@ -74,8 +74,8 @@ ir::ComputeOrder empty_order(const Problem& problem, std::string name);
 ir::ComputeOrder order_of(const Problem& problem, const Words& words, std::string name);
 
 // The words of a compute order for this problem's placement and number of microbatches, which must
-// be complete. B counts as I and W, a compound as its parts in order, so the words never cost more
-// than the order. Instances are renumbered as above.
+// be complete. B counts as I and W, a compound as its parts in order: without an overlap the words
+// never cost more than the order. Instances are renumbered as above.
 Words words_of(const Problem& problem, const ir::Schedule& order);
 
 }  // namespace pipewright::schedule::search
