@@ -166,6 +166,7 @@ int run_diff(const Invocation& invocation, Console& console) {
   const std::string left_channels = channels_text(inputs[0].any()),
                     right_channels = channels_text(inputs[1].any());
   const bool equal = same_shape && left_channels == right_channels &&
+                     left.recompute == right.recompute &&
                      std::ranges::all_of(changes, &RowChange::empty);
   const std::optional<RunPair> drift =
       left.rows == right.rows ? drift_between(inputs, simulations, costs) : std::nullopt;
@@ -197,6 +198,9 @@ int run_diff(const Invocation& invocation, Console& console) {
   if (!same_shape) console.out << fmt::format("- {}\n+ {}\n", shape(left), shape(right));
   if (left_channels != right_channels)
     console.out << fmt::format("- {}\n+ {}\n", left_channels, right_channels);
+  if (left.recompute != right.recompute)
+    console.out << fmt::format("- recompute: {}\n+ recompute: {}\n", recompute_text(left),
+                               recompute_text(right));
   print_changes(changes, console.out);
   if (!ratio.is_one()) console.out << "\n" << describe(ratio) << "\n";
   print_effect(*simulations[0], *simulations[1], ratio, console.out);

@@ -283,4 +283,12 @@ std::string shape_text(const ir::Schedule& schedule) {
                      ir::counted(schedule.num_microbatches, "microbatch", "microbatches"));
 }
 
+std::string recompute_text(const ir::Schedule& schedule) {
+  if (schedule.recompute.empty()) return "no stage";
+  if (schedule.recompute.size() == static_cast<size_t>(schedule.placement.num_stages()))
+    return "all stages";
+  return fmt::format("stage{} {}", schedule.recompute.size() == 1 ? "" : "s",
+                     fmt::join(schedule.recompute, ", "));
+}
+
 }  // namespace pipewright::cli

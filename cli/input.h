@@ -80,6 +80,9 @@ int exit_code_of(const ir::Diagnostics& diagnostics);
 // "4 ranks, 8 stages, 1 microbatch".
 std::string shape_text(const ir::Schedule& schedule);
 
+// The stages that recompute: "no stage", "stages 0, 2" or "all stages".
+std::string recompute_text(const ir::Schedule& schedule);
+
 }  // namespace pipewright::cli
 
 #endif  // PIPEWRIGHT_CLI_INPUT_H_

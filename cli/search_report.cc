@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <ostream>
 
+#include "pipewright/cli/input.h"
 #include "pipewright/cli/search_request.h"
 #include "pipewright/cli/simulation.h"
 
@@ -33,14 +34,6 @@ std::vector<double> memory_per_rank(const search::SearchRequest& request,
                                          : peak / static_cast<double>(problem.activation_of(rank)));
   }
   return peaks;
-}
-
-std::string recompute_text(const ir::Schedule& schedule) {
-  if (schedule.recompute.empty()) return "no stage";
-  if (schedule.recompute.size() == static_cast<size_t>(schedule.placement.num_stages()))
-    return "all stages";
-  return fmt::format("stage{} {}", schedule.recompute.size() == 1 ? "" : "s",
-                     fmt::join(schedule.recompute, ", "));
 }
 
 std::string bound_text(const schedule::Bound& bound) {
