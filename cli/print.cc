@@ -290,6 +290,10 @@ int run_print(const Invocation& invocation, Console& console) {
     if (input.compiled.recording && (format == "csv" || format == "plan"))
       console.err << fmt::format("note: the recording of {} is left out: a {} has no times\n",
                                  input.name, format);
+    if (format == "csv" && !input.schedule().recompute.empty())
+      console.err << fmt::format(
+          "note: `recompute` of {} is left out: a csv cannot say which stages recompute\n",
+          input.name);
     write_output(path, console,
                  [&](std::ostream& out) { print_with_recording(format, input, table, out); });
     return kExitOk;
