@@ -203,10 +203,11 @@ AskedSearch read_search(const Invocation& invocation, Console& console) {
   }
   request.memory = memory_of(invocation, request.costs);
   request.may_recompute = invocation.has("--recompute");
-  if (request.may_recompute &&
-      (request.costs.activation_bytes.is_zero() || request.costs.checkpoint_bytes.is_zero()))
-    throw UsageError(
-        "--recompute requires --costs FILE with activation_bytes and checkpoint_bytes");
+  // A checkpoint of 0 bytes is the default, and allowed.
+  if (request.may_recompute && request.costs.activation_bytes.is_zero())
+    throw UsageError(invocation.has("--costs")
+                         ? "--recompute: expected `activation_bytes` above 0 in --costs, got 0"
+                         : "--recompute requires --costs FILE with activation_bytes");
   if (request.may_recompute && invocation.text("--output").value_or("").ends_with(".csv"))
     throw UsageError(
         "--recompute: a .csv cannot say which stages recompute; write a .plan or .json");
