@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <istream>
+#include <optional>
 #include <ostream>
 #include <streambuf>
 #include <utility>
@@ -145,31 +146,44 @@ bool is_stdout(const std::string& path) {
          named.st_dev == standard.st_dev && named.st_ino == standard.st_ino;
 }
 
-void replace_file(const std::string& path, const std::function<void(std::ostream&)>& write) {
-  // If `path` is a symbolic link, its target is replaced or created, and the link stays.
+// What a path refers to.
+struct Target {
+  std::string path;            // if the given one is a symbolic link, where that leads
+  std::optional<mode_t> mode;  // of what is there; nullopt if nothing is
+
+  bool is_special() const { return mode && !S_ISREG(*mode); }  // a pipe or a device
+};
+
+// Throws FileError for a folder, and for a file that may not be written.
+Target target_of(const std::string& path) {
   std::filesystem::path resolved = path;
   std::error_code error;
   for (int links = 0; std::filesystem::is_symlink(resolved, error) && links < 40; ++links) {
     resolved = resolved.parent_path() / std::filesystem::read_symlink(resolved, error);
   }
-  const std::string target = resolved.string();
+  Target target{resolved.string(), std::nullopt};
   struct stat old {};
-  const bool exists = ::stat(target.c_str(), &old) == 0;
-  if (exists && S_ISDIR(old.st_mode)) fail("write", path, EISDIR);
-  if (exists && !S_ISREG(old.st_mode)) {
-    Descriptor file(::open(target.c_str(), O_WRONLY | O_CLOEXEC));
+  if (::stat(target.path.c_str(), &old) != 0) return target;
+  target.mode = old.st_mode;
+  if (S_ISDIR(old.st_mode)) fail("write", path, EISDIR);
+  // Renaming needs no write permission on the old file, so check it here.
+  if (::access(target.path.c_str(), W_OK) != 0) fail("write", path, errno);
+  return target;
+}
+
+void replace_file(const std::string& path, const std::function<void(std::ostream&)>& write) {
+  const Target target = target_of(path);
+  if (target.is_special()) {
+    Descriptor file(::open(target.path.c_str(), O_WRONLY | O_CLOEXEC));
     if (file.get() < 0) fail("write", path, errno);
     write_all(file.get(), path, write);
     return;
   }
-  // Renaming needs no write permission on the old file, so check it here.
-  if (exists && ::access(target.c_str(), W_OK) != 0) fail("write", path, errno);
-
-  ReplacementFile file(target);
+  ReplacementFile file(target.path);
   if (file.descriptor() < 0) fail("write", path, errno);
   const mode_t mask = ::umask(0);
   ::umask(mask);
-  if (::fchmod(file.descriptor(), exists ? old.st_mode & 07777 : 0666 & ~mask) != 0)
+  if (::fchmod(file.descriptor(), target.mode ? *target.mode & 07777 : 0666 & ~mask) != 0)
     fail("write", path, errno);
   write_all(file.descriptor(), path, write);
   if (!file.replace_target()) fail("write", path, errno);
@@ -215,6 +229,14 @@ void write_output(const std::string& path, Console& console,
   } else {
     replace_file(path, write);
   }
+}
+
+void require_writable(const std::string& path) {
+  if (path == "-" || is_stdout(path)) return;
+  const Target target = target_of(path);
+  if (target.is_special()) return;
+  const ReplacementFile file(target.path);
+  if (file.descriptor() < 0) fail("write", path, errno);
 }
 
 }  // namespace pipewright::cli

@@ -28,6 +28,10 @@ ir::Source read_source(const std::string& path, Console& console);
 void write_output(const std::string& path, Console& console,
                   const std::function<void(std::ostream&)>& write);
 
+// Throws FileError if write_output() could not create or replace the file, so that a long command
+// finds out before its work. Changes nothing.
+void require_writable(const std::string& path);
+
 }  // namespace pipewright::cli
 
 #endif  // PIPEWRIGHT_CLI_FILES_H_

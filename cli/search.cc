@@ -112,6 +112,7 @@ int run_search(const Invocation& invocation, Console& console) {
   const std::string path = invocation.text("--output").value_or("");
   const ir::FormatInfo& format = order_format(path);
   AskedSearch asked = read_search(invocation, console);
+  if (!path.empty()) require_writable(path);
   search::SearchRequest& request = asked.request;
   const bool shows_progress = ::isatty(STDERR_FILENO) != 0 && !invocation.has("--json");
   if (shows_progress)
@@ -152,7 +153,7 @@ int run_search(const Invocation& invocation, Console& console) {
     }
     print_result(asked.placement, best, result, out);
   }
-  // Last, so that a file that cannot be written does not cost the result.
+  // Last, so that an error of writing, such as a full disk, does not cost the result.
   if (!path.empty()) {
     write_output(path, console,
                  [&](std::ostream& file) { format.print(ir::AnySchedule(result.order), file); });
