@@ -137,15 +137,6 @@ class ReplacementFile {
   std::string name_;  // the temporary name; empty while there is none
 };
 
-// Whether the path, such as /dev/stdout, refers to the file that stdout is redirected to. That file
-// must be written through stdout, at its current offset, and not be replaced.
-bool is_stdout(const std::string& path) {
-  struct stat named {
-  }, standard{};
-  return ::stat(path.c_str(), &named) == 0 && ::fstat(STDOUT_FILENO, &standard) == 0 &&
-         named.st_dev == standard.st_dev && named.st_ino == standard.st_ino;
-}
-
 // What a path refers to.
 struct Target {
   std::string path;            // if the given one is a symbolic link, where that leads
@@ -222,9 +213,19 @@ ir::Source read_source(const std::string& path, Console& console) {
   return source;
 }
 
+// The file that stdout is redirected to must be written through stdout, at its current offset, and
+// not be replaced.
+bool writes_to_stdout(const std::string& path) {
+  if (path == "-") return true;
+  struct stat named {
+  }, standard{};
+  return ::stat(path.c_str(), &named) == 0 && ::fstat(STDOUT_FILENO, &standard) == 0 &&
+         named.st_dev == standard.st_dev && named.st_ino == standard.st_ino;
+}
+
 void write_output(const std::string& path, Console& console,
                   const std::function<void(std::ostream&)>& write) {
-  if (path == "-" || is_stdout(path)) {
+  if (writes_to_stdout(path)) {
     write(console.out);
   } else {
     replace_file(path, write);
@@ -232,7 +233,7 @@ void write_output(const std::string& path, Console& console,
 }
 
 void require_writable(const std::string& path) {
-  if (path == "-" || is_stdout(path)) return;
+  if (writes_to_stdout(path)) return;
   const Target target = target_of(path);
   if (target.is_special()) return;
   const ReplacementFile file(target.path);

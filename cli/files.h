@@ -22,6 +22,10 @@ class FileError : public std::runtime_error {
 // FileError.
 ir::Source read_source(const std::string& path, Console& console);
 
+// Whether write_output() writes to stdout: for "-", and for a path such as /dev/stdout that refers
+// to the file of stdout.
+bool writes_to_stdout(const std::string& path);
+
 // Calls `write` with a stream to the file at `path`, or to stdout for "-". The file is
 // replaced atomically once everything is written, and keeps the permissions of the old file; after
 // a failure the old file is unchanged. A pipe or a device is written to directly. Throws FileError.

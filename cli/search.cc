@@ -18,6 +18,7 @@
 #include "pipewright/cli/simulation.h"
 #include "pipewright/cli/usage_error.h"
 #include "pipewright/ir/counted.h"
+#include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/read.h"
 
 namespace pipewright::cli {
@@ -111,6 +112,10 @@ void print_json(const AskedSearch& asked, const std::vector<search::FrontPoint>&
 int run_search(const Invocation& invocation, Console& console) {
   const std::string path = invocation.text("--output").value_or("");
   const ir::FormatInfo& format = order_format(path);
+  const bool to_stdout = !path.empty() && writes_to_stdout(path);
+  if (to_stdout && invocation.has("--json"))
+    throw UsageError(fmt::format("--json cannot be used with --output {}: both write to stdout",
+                                 ir::printable(path)));
   AskedSearch asked = read_search(invocation, console);
   if (!path.empty()) require_writable(path);
   search::SearchRequest& request = asked.request;
@@ -143,7 +148,7 @@ int run_search(const Invocation& invocation, Console& console) {
   }
   if (shows_progress) console.err << "\r\x1b[K" << std::flush;
   if (g_interrupted) console.err << "interrupted: this is the best schedule so far\n";
-  std::ostream& out = path == "-" ? console.err : console.out;
+  std::ostream& out = to_stdout ? console.err : console.out;
   if (invocation.has("--json")) {
     print_json(asked, points, best, result, out);
   } else {

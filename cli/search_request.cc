@@ -150,7 +150,8 @@ std::vector<OptionSpec> search_options() {
       {"--output",
        "-o",
        {ValueKind::kFile, "FILE", {}},
-       "write the schedule to FILE, as .plan, .csv or .json"},
+       "write the schedule to FILE, as .plan, .csv or .json; - is stdout, and the report then goes "
+       "to stderr"},
       {"--json", "", {}, "print the result as JSON"},
   };
 }
