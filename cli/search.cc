@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdint>
 #include <ctime>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -93,15 +94,22 @@ const ir::FormatInfo& order_format(const std::string& path) {
   return found == ir::formats().end() ? ir::info(ir::Format::kPlan) : *found;
 }
 
+// The limit in the unit of `memory_unit`; null without one.
+std::string memory_json(const search::MemoryBudget& memory) {
+  const std::optional<double> limit = memory.bytes ? memory.bytes : memory.activations;
+  return limit ? fmt::format("{}", *limit) : "null";
+}
+
 void print_json(const AskedSearch& asked, const std::vector<search::FrontPoint>& points,
                 const search::SearchRequest& best, const search::SearchResult& result,
                 std::ostream& out) {
   std::string front;
   for (const search::FrontPoint& point : points)
     front += fmt::format(
-        "{}\n    {{\n{},\n      \"is_best\": {}\n    }}", front.empty() ? "" : ",",
+        "{}\n    {{\n{},\n      \"memory\": {},\n      \"is_best\": {}\n    }}",
+        front.empty() ? "" : ",",
         result_json(point.option.name, request_of(asked, point), point.result, "      "),
-        point.is_best);
+        memory_json(point.memory), point.is_best);
   out << fmt::format("{{\n  \"version\": 1,\n{}{}\n}}\n",
                      result_json(asked.placement, best, result, "  "),
                      points.empty() ? "" : fmt::format(",\n  \"front\": [{}\n  ]", front));

@@ -198,8 +198,8 @@ class SearchTest(unittest.TestCase):
         found = pw.search(ranks=4, microbatches=8, placement="free", memory=4, budget="small")
         printed = json.loads(command("search", "--ranks", "4", "--microbatches", "8", "--placement", "free", "--memory", "4",
                                      "--budget", "small", "--json")[0])["front"]
-        self.assertEqual([(one.placement, one.stages, one.cost, one.is_best) for one in found.front],
-                         [(one["placement"], one["stages"], one["cost"], one["is_best"]) for one in printed])
+        self.assertEqual([(one.placement, one.stages, one.memory, one.cost, one.is_best) for one in found.front],
+                         [(one["placement"], one["stages"], one["memory"], one["cost"], one["is_best"]) for one in printed])
         self.assertEqual(found.cost, min(one.cost for one in found.front))
         for one in found.front:
             self.assertTrue(one.schedule.verify())
