@@ -192,9 +192,11 @@ class CellExplanation {
 
   void print_after(uint32_t number) {
     for (uint32_t action = 0; action < graph_.size(); ++action) {
-      for (const schedule::Dependency& before : graph_.dependencies_of(action)) {
-        if (before.action == number) out_ << fmt::format("{} waits for it\n", name(action));
-      }
+      // A compound may wait for both parts of another one.
+      const bool waits = std::ranges::any_of(
+          graph_.dependencies_of(action),
+          [&](const schedule::Dependency& before) { return before.action == number; });
+      if (waits) out_ << fmt::format("{} waits for it\n", name(action));
     }
   }
 
