@@ -5,6 +5,7 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -28,6 +29,33 @@ const WholeTensor& find(const StoredCheckpoint& checkpoint, const std::string& n
 }
 
 uint64_t size_of(const WholeTensor& tensor) { return *bytes_of(tensor.dtype, tensor.shape); }
+
+bool is_inside(const fs::path& path, const fs::path& folder) {
+  return std::ranges::mismatch(folder, path).in1 == folder.end();
+}
+
+// Refuses to write over a file of the checkpoint, or beside its files.
+void check_outside(const StoredCheckpoint& checkpoint, const fs::path& target) {
+  std::vector<fs::path> sources = {fs::canonical(checkpoint.path())};
+  // A folder's files may be links to files elsewhere.
+  if (fs::is_directory(sources[0])) {
+    for (const std::string& name : checkpoint.file_names())
+      sources.push_back(fs::canonical(sources[0] / name));
+  }
+  for (const fs::path& path : {target, fs::path(target.native() + ".tmp")}) {
+    // Renaming replaces a link, and opening follows it.
+    const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
+    for (const fs::path& written :
+         {fs::weakly_canonical(path), fs::weakly_canonical(parent) / path.filename()}) {
+      for (const fs::path& source : sources) {
+        if (is_inside(written, source))
+          throw FileError(fmt::format(
+              "cannot write `{}`: expected a path outside the checkpoint that is exported, `{}`",
+              ir::printable(path.native()), ir::printable(checkpoint.path().native())));
+      }
+    }
+  }
+}
 
 class Exporter {
  public:
@@ -158,6 +186,7 @@ class TemporaryFolder {
 
 void export_file(const StoredCheckpoint& checkpoint, std::span<const std::string> names,
                  const fs::path& path, const ExportProgress& on_progress) {
+  check_outside(checkpoint, path);
   Exporter(checkpoint, on_progress).write(names, path);
   sync_folder(path.parent_path());
 }
@@ -174,6 +203,7 @@ void export_folder(const StoredCheckpoint& checkpoint, std::span<const std::stri
           fmt::format("model-{:05}-of-{:05}.safetensors", index + 1, files.size()));
   }
   const fs::path target = path.has_filename() ? path : path.parent_path();
+  check_outside(checkpoint, target);
   std::error_code error;
   const bool is_taken = fs::exists(target) && !fs::is_empty(target, error);
   if (is_taken || error) throw FileError("write", target.native(), EEXIST);

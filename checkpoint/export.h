@@ -11,6 +11,9 @@
 
 // Writes tensors of a checkpoint whole, as Hugging Face's tools and safetensors.torch expect them.
 // Takes the memory of the largest tensor. Files appear when they are whole and durable.
+//
+// Both functions throw FileError, before they write anything, if that would change the checkpoint:
+// if the path, or `PATH.tmp`, which they write first, is in its folder or is one of its files.
 
 namespace pipewright::checkpoint {
 

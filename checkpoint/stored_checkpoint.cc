@@ -67,6 +67,7 @@ class CheckpointOpener {
  private:
   // Finds the names of the files.
   void list(const fs::path& path) {
+    checkpoint_.path_ = path;
     if (!fs::is_directory(path)) {
       checkpoint_.folder_ = path.parent_path();
       checkpoint_.names_ = {path.filename()};

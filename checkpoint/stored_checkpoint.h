@@ -67,6 +67,7 @@ class StoredCheckpoint {
   static std::optional<StoredCheckpoint> open(const std::filesystem::path& path,
                                               CheckpointReport* report);
 
+  const std::filesystem::path& path() const { return path_; }  // as it was opened
   const std::optional<Manifest>& manifest() const { return manifest_; }
   const std::vector<std::string>& file_names() const { return names_; }
   const std::vector<SafetensorsFile>& files() const { return files_; }
@@ -83,7 +84,7 @@ class StoredCheckpoint {
  private:
   StoredCheckpoint() = default;
 
-  std::filesystem::path folder_;
+  std::filesystem::path path_, folder_;
   std::optional<Manifest> manifest_;
   std::vector<std::string> names_;
   std::vector<SafetensorsFile> files_;

@@ -1,9 +1,12 @@
-// Exports: what another export to the same place left behind, or still writes.
+// Exports: what another export to the same place left behind, or still writes; outputs that would
+// change the checkpoint itself.
 #include "pipewright/checkpoint/export.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
+
+#include <map>
 
 #include "pipewright/checkpoint/descriptor.h"
 #include "pipewright/checkpoint/file_error.h"
@@ -66,6 +69,94 @@ TEST_F(Export, KeepsAFileInItsWay) {
   write_file(folder_ / "out.tmp", "mine");
   EXPECT_THROW(run(), FileError);
   EXPECT_EQ(tests::read_file(folder_ / "out.tmp"), "mine");
+}
+
+// The files of a folder and what is in them.
+std::map<fs::path, std::string> contents(const fs::path& folder) {
+  std::map<fs::path, std::string> all;
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder))
+    all[entry.path()] = entry.is_regular_file() ? tests::read_file(entry.path()) : "";
+  return all;
+}
+
+// `out` is a folder without a manifest, where any other safetensors file would be part of it.
+class ExportOntoItself : public Export {
+ protected:
+  ExportOntoItself() {
+    run();
+    fs::copy_file(out_ / "model.safetensors", single_);
+  }
+  // Exports to a file, and to a folder if the name is not that of a file.
+  std::string error_of(const fs::path& source, const fs::path& target) const {
+    CheckpointReport report;
+    const auto checkpoint = StoredCheckpoint::open(source, &report);
+    const std::vector<std::string> names = {"w"};
+    const auto before = contents(folder_);
+    std::string error;
+    try {
+      if (target.extension() == ".safetensors") {
+        export_file(*checkpoint, names, target, nullptr);
+      } else {
+        export_folder(*checkpoint, names, target, 1000, nullptr);
+      }
+    } catch (const FileError& thrown) {
+      error = thrown.what();
+    }
+    EXPECT_EQ(contents(folder_), before) << target;
+    return error;
+  }
+  static std::string outside(const fs::path& source, const fs::path& target) {
+    return "cannot write `" + target.native() +
+           "`: expected a path outside the checkpoint that is exported, `" + source.native() + "`";
+  }
+  void expect_refused(const fs::path& source, const fs::path& target) const {
+    EXPECT_EQ(error_of(source, target), outside(source, target));
+  }
+
+  const fs::path single_ = folder_ / "single.safetensors";
+};
+
+TEST_F(ExportOntoItself, IntoItsFolder) {
+  fs::create_directory_symlink(out_, folder_ / "link");
+  fs::create_symlink(out_ / "model.safetensors", folder_ / "link.safetensors");
+  for (const char* target : {"out", "out/", "out/model.safetensors", "out/new.safetensors",
+                             "out/new", "out/missing/../new.safetensors", "link/new.safetensors",
+                             "link/../out/new", "link/new", "link.safetensors"}) {
+    const fs::path path = folder_ / target;
+    EXPECT_EQ(error_of(out_, path), outside(out_, path.has_filename() ? path : path.parent_path()));
+  }
+  expect_refused(folder_ / "link", out_ / "new.safetensors");
+}
+
+TEST_F(ExportOntoItself, OverTheFile) {
+  fs::create_symlink(single_, folder_ / "link.safetensors");
+  expect_refused(single_, single_);
+  expect_refused(single_, folder_ / "link.safetensors");
+  expect_refused(folder_ / "link.safetensors", single_);
+  expect_refused(single_, folder_ / "out/../single.safetensors");
+}
+
+// The folder has links, as Hugging Face's cache does.
+TEST_F(ExportOntoItself, OverAFileThatItLinksTo) {
+  fs::remove(out_ / "model.safetensors");
+  fs::create_symlink(single_, out_ / "model.safetensors");
+  expect_refused(out_, single_);
+}
+
+TEST_F(ExportOntoItself, OverItsNameWithTmp) {
+  const fs::path source = folder_ / "new.tmp";
+  fs::rename(out_, source);
+  EXPECT_EQ(error_of(source, folder_ / "new"), outside(source, source));
+}
+
+TEST_F(ExportOntoItself, BesideIt) {
+  CheckpointReport report;
+  const std::vector<std::string> names = {"w"};
+  export_folder(*StoredCheckpoint::open(out_, &report), names, folder_ / "out2", 1000, nullptr);
+  export_file(*StoredCheckpoint::open(single_, &report), names, folder_ / "other.safetensors",
+              nullptr);
+  EXPECT_EQ(tests::read_file(folder_ / "other.safetensors"), tests::read_file(single_));
+  EXPECT_EQ(tests::read_file(folder_ / "out2/model.safetensors"), tests::read_file(single_));
 }
 
 }  // namespace
