@@ -87,7 +87,8 @@ std::optional<Costs> changed_costs(const SimulateRequest& request, const ir::Pla
   Costs costs = request.costs;
   const bool fits = check_costs(costs, request.places, placement, num_microbatches, diagnostics);
   const bool changed = change_costs(request, placement, &costs, diagnostics);
-  return fits && changed ? std::optional(std::move(costs)) : std::nullopt;
+  if (!fits || !changed || !check_factors(costs, placement, diagnostics)) return std::nullopt;
+  return costs;
 }
 
 namespace {

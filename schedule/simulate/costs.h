@@ -178,10 +178,16 @@ struct CostPlaces {
 };
 
 // Checks that costs fit a schedule: each number is a valid cost, each list has one number per
-// stage, rank or microbatch, and links are between ranks of the schedule. Adds an error for each
-// violation. Returns whether there was none.
+// stage, rank or microbatch, links are between ranks of the schedule, and durations are valid costs
+// after rank_scale and microbatch_scale too. Adds an error for each violation. Returns whether
+// there was none.
 bool check_costs(const Costs& costs, const CostPlaces& places, const ir::Placement& placement,
                  int num_microbatches, ir::Diagnostics* diagnostics);
+
+// Checks costs that passed check_costs() and then scale_cost() and slow_rank(), any number of
+// times: products of many factors can overflow.
+bool check_factors(const Costs& costs, const ir::Placement& placement,
+                   ir::Diagnostics* diagnostics);
 
 }  // namespace pipewright::schedule
 

@@ -281,6 +281,61 @@ TEST(CostsTest, WhatDoesNotFitHasItsPlaceInTheFile) {
   EXPECT_EQ(parsed->places.values.at("forward").length, 6u);
 }
 
+// Each number is valid; what they are together is not.
+TEST(CostsTest, ProductsOfFactorsAreCostsToo) {
+  EXPECT_EQ(misfit_of({.forward = PerStage({1, 1e18, 1e18, 1}), .microbatch_scale = {1, 10, 0}}),
+            "PW085: F of stage 1, 1e+18 (`forward`, --forward, --scale F) x 10 (`microbatch_scale` "
+            "of microbatch 1): expected 0 or a number from 1e-12 to 1e+18, got 1e+19");
+  EXPECT_EQ(misfit_of({.backward_weight = 1e-12, .rank_scale = {1, 0.5}}),
+            "PW085: W of stage 1, 1e-12 (`backward_weight`, --backward-weight, --scale W or B) x "
+            "0.5 (`rank_scale`, --slow 1): expected 0 or a number from 1e-12 to 1e+18, got 5e-13");
+  EXPECT_EQ(misfit_of({.forward = 10, .recompute = 1e18}),
+            "PW085: the recomputation of stage 0, 1e+18 (`recompute`) x 10 (`forward`, --forward, "
+            "--scale F): expected 0 or a number from 1e-12 to 1e+18, got 1e+19");
+  EXPECT_EQ(misfit_of({.link = {0, 1e-3}, .output_bytes = 1e18}),
+            "PW085: a transfer from rank 0 to rank 1, 1e+18 bytes (`output_bytes`) by `bandwidth` "
+            "(--scale COMM): expected at most 1e+18, got 1e+21");
+  EXPECT_EQ(misfit_of({.forward = 1e18,
+                       .backward_input = 1e18,
+                       .backward_weight = 0,
+                       .rank_scale = {1, 1e-12},
+                       .microbatch_scale = {0, 1, 1}}),
+            "");
+}
+
+TEST(CostsTest, FactorsThatMultiplyToTooMuch) {
+  const ir::Placement placement = ir::Placement::loop(2, 4);
+  const auto error_after = [&](const char* kind, double factor, int times) {
+    Costs costs = {.link = {1, 1e6}};
+    costs.links[{1, 0}] = {.latency = 0.5};
+    for (int k = 0; k < times; ++k) EXPECT_TRUE(scale_cost(kind, factor, &costs));
+    ir::Diagnostics diagnostics;
+    const bool fits = check_factors(costs, placement, &diagnostics);
+    EXPECT_EQ(fits, !diagnostics.has_errors());
+    return text_of(diagnostics);
+  };
+  const std::string expected = ": expected 0 or a number from 1e-12 to 1e+18, got ";
+  EXPECT_EQ(error_after("F", 1e18, 1), "");
+  EXPECT_EQ(error_after("F", 1e18, 18),
+            "PW085: `forward` of stage 0 after --scale F" + expected + "inf");
+  EXPECT_EQ(error_after("B", 1e-9, 2),
+            "PW085: `backward_input` of stage 0 after --scale I or B" + expected + "1e-18\n" +
+                "PW085: `backward_weight` of stage 0 after --scale W or B" + expected + "1e-18");
+  EXPECT_EQ(error_after("F", 0, 1), "");
+  EXPECT_EQ(error_after("COMM", 1e18, 20),
+            "PW085: `latency` of all links after --scale COMM" + expected + "inf\n" +
+                "PW085: `bandwidth` of all links after --scale COMM: expected bytes per unit of "
+                "time, above 0, got 0\n" +
+                "PW085: `latency` of the link from rank 1 to rank 0 after --scale COMM" + expected +
+                "inf");
+  Costs costs;
+  for (int k = 0; k < 18; ++k) slow_rank(1, 1e18, placement, &costs);
+  ir::Diagnostics diagnostics;
+  EXPECT_FALSE(check_factors(costs, placement, &diagnostics));
+  EXPECT_EQ(text_of(diagnostics),
+            "PW085: `rank_scale` of rank 1 after --slow 1" + expected + "inf");
+}
+
 TEST(CostsTest, DurationsByStageRankMicrobatchAndLink) {
   const ir::Placement placement = ir::Placement::loop(2, 4);
   Costs costs;
