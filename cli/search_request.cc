@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <string_view>
 #include <thread>
@@ -88,10 +89,14 @@ void require_memory(const search::SearchRequest& request) {
                          static_cast<double>(problem.activation_of(shortage->rank))),
         number_text(*request.memory.activations)));
   const double missing =
-      static_cast<double>(shortage->least - shortage->limit) * problem.memory_unit;
-  throw UsageError(fmt::format(
-      "--memory-bytes: no schedule fits rank {}: expected at least {:.0f} bytes, got {:.0f}",
-      shortage->rank, std::ceil(*request.memory.bytes + missing), *request.memory.bytes));
+      (static_cast<double>(shortage->least) - static_cast<double>(shortage->limit)) *
+      problem.memory_unit;
+  // The limit stops at the least number.
+  const bool is_exact = shortage->limit > std::numeric_limits<search::Memory>::min();
+  throw UsageError(
+      fmt::format("--memory-bytes: no schedule fits rank {}: expected {} {:.0f} bytes, got {:.0f}",
+                  shortage->rank, is_exact ? "at least" : "more than",
+                  std::ceil(*request.memory.bytes + missing), *request.memory.bytes));
 }
 
 }  // namespace

@@ -187,6 +187,16 @@ TEST(Search, NamesTheRankThatIsShortOfMemory) {
   EXPECT_FALSE(shortage_of(problem_of(request)));
 }
 
+TEST(Search, NamesARankWhoseParametersAreVeryLarge) {
+  const SearchRequest request = {.placement = ir::Placement::loop(2, 20),
+                                 .num_microbatches = 2,
+                                 .costs = {.activation_bytes = 1, .parameter_bytes = 1e18},
+                                 .memory = {.bytes = 100}};
+  const auto shortage = shortage_of(problem_of(request));
+  ASSERT_TRUE(shortage);
+  EXPECT_LT(shortage->limit, 0);
+}
+
 // Under noise, a schedule with slack keeps its lead; the figures are relative and sensible.
 TEST(Search, ReportsRobustness) {
   SearchRequest request = {.placement = ir::Placement::v(2, 4),
