@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <limits>
 #include <stdexcept>
 #include <string_view>
 #include <thread>
@@ -91,8 +90,7 @@ void require_memory(const search::SearchRequest& request) {
   const double missing =
       (static_cast<double>(shortage->least) - static_cast<double>(shortage->limit)) *
       problem.memory_unit;
-  // The limit stops at the least number.
-  const bool is_exact = shortage->limit > std::numeric_limits<search::Memory>::min();
+  const bool is_exact = shortage->limit > search::kLeastLimit;
   throw UsageError(
       fmt::format("--memory-bytes: no schedule fits rank {}: expected {} {:.0f} bytes, got {:.0f}",
                   shortage->rank, is_exact ? "at least" : "more than",

@@ -199,10 +199,10 @@ void set_memory(const MemoryBudget& memory, const Costs& costs, const Range& ran
   }
   if (!memory.is_set()) return;
   for (size_t rank = 0; rank < room.size(); ++rank) {
-    constexpr double kLeast = -1e18;  // a limit that nothing fits
-    problem->memory_limits[rank] = scale.apply(room[rank]) < 1e15
-                                       ? rounded(std::max(room[rank], kLeast * scale.unit()))
-                                       : kNoLimit;
+    const double limit = scale.apply(room[rank]);
+    problem->memory_limits[rank] = limit >= 1e15                              ? kNoLimit
+                                   : limit < static_cast<double>(kLeastLimit) ? kLeastLimit
+                                                                              : rounded(room[rank]);
   }
 }
 

@@ -25,6 +25,9 @@ struct MemoryBudget {
   bool is_set() const { return activations || bytes; }
 };
 
+// Limits of ranks whose parameters alone need far more than there is stop here.
+inline constexpr Memory kLeastLimit = -(Memory{1} << 61);
+
 // The problem with these costs, which must fit the placement (check_costs). Every rank must have a
 // stage. Times and sizes become integers by a power of ten: exactly where their decimals allow it,
 // otherwise to about 12 digits, sizes and limits rounded down. Without a limit, stages that
