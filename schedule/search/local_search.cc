@@ -6,8 +6,9 @@
 // rank and the node that waits for it follow. Most moves end after a few nodes, because slack
 // absorbs the change. Each node has a latest end, beyond which the cost would rise too far; the
 // move is given up once a node ends later. That also ends moves that deadlock, since times grow
-// with every round of the cycle. The latest ends are those of an earlier state, refreshed now and
-// then: a wrong rejection only loses a move, and accepted costs are always exact.
+// with every round of the cycle; or once it has changed very many, because where transfers take
+// much longer than actions, times may grow slowly. The latest ends are those of an earlier state,
+// refreshed now and then: a wrong rejection only loses a move, and accepted costs are always exact.
 //
 // The score that annealing minimises is the cost plus a fraction of the mean span: without the
 // second part most moves change nothing, and the search stalls.
@@ -24,6 +25,7 @@ namespace {
 constexpr int kEvaluationsPerMove = 6;  // what a move costs beside the nodes it computes
 constexpr int kRefreshMoves = 2000;     // between two refreshes of the latest ends
 constexpr int kPathChanges = 8;         // accepted moves between two critical paths
+constexpr size_t kMostChanges = 4;      // of one move, per node
 
 // -ln((n + 1/2) / 1024) in 1/1024, without the C library, whose results differ between machines.
 Ticks exponential_quantile(int n) {
@@ -208,7 +210,7 @@ bool LocalSearch::propagate(Ticks slack) {
     const Ticks now = ready(node) + info.time;
     Ticks& end = ends_[static_cast<size_t>(node)];
     if (now == end) continue;
-    if (now > latest(node) + slack) return false;
+    if (now > latest(node) + slack || changes_.size() >= kMostChanges * nodes_.size()) return false;
     changes_.emplace_back(node, end);
     end = now;
     const std::vector<Node>& word = words_[static_cast<size_t>(info.rank)];

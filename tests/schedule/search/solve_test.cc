@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "pipewright/schedule/search/make_problem.h"
 #include "pipewright/schedule/search/replay.h"
 #include "tests/schedule/search/cases.h"
 #include "tests/schedule/search/random_problem.h"
@@ -32,6 +33,20 @@ TEST(Solve, ReturnsAScheduleThatRunsAndFits) {
     ASSERT_TRUE(replay.run(found.words));
     EXPECT_EQ(replay.cost(), found.cost);
     EXPECT_TRUE(fits_memory(problem, found.words));
+  }
+}
+
+// Transfers take a million times as long as actions, but only in one direction: the times of a move
+// that deadlocks grow by a millionth of the cost in each round of its cycle.
+TEST(Solve, KeepsToTheBudgetWhereTransfersTakeVeryLong) {
+  for (const bool forward : {true, false}) {
+    const Costs costs = {.link = {.bandwidth = 1},
+                         .output_bytes = forward ? 1e6 : 0,
+                         .input_gradient_bytes = forward ? 0 : 1e6};
+    for (const ir::Placement& placement : {ir::Placement::v(4, 8), ir::Placement::loop(2, 4)}) {
+      const Problem problem = make_problem(placement, 4, costs, {});
+      EXPECT_LT(solve(problem, {.evaluations = 300'000}).evaluations, 600'000);
+    }
   }
 }
 
