@@ -22,8 +22,8 @@ std::string memory_text(const search::SearchRequest& request) {
   return "no memory limit";
 }
 
-// Peaks per rank in the unit of the limit: bytes, or activations of one microbatch on all stages of
-// the rank.
+// Peaks per rank in the unit of the limit: bytes, of activations only, or activations of one
+// microbatch on all stages of the rank.
 std::vector<double> memory_per_rank(const search::SearchRequest& request,
                                     const search::SearchResult& result) {
   const search::Problem& problem = result.problem;
@@ -84,7 +84,7 @@ void print_result(const std::string& placement, const search::SearchRequest& req
   const std::vector<double> peaks = memory_per_rank(request, result);
   const auto [least, most] = std::ranges::minmax(peaks);
   const std::string last =
-      request.memory.bytes ? number_text(most) + " bytes" : activations_text(most);
+      request.memory.bytes ? number_text(most) + " bytes of activations" : activations_text(most);
   out << fmt::format("peak memory    {} per rank\n",
                      least == most ? last : fmt::format("{} to {}", number_text(least), last));
   if (request.may_recompute)
