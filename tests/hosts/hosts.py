@@ -46,7 +46,7 @@ class Host:
                                         "sh", "-c", setup], stdout=subprocess.PIPE, text=True)
         if self.holder.stdout.readline() != "ready\n":
             raise RuntimeError(f"cannot make the namespaces of {self.name}")
-        # The first process of the host. All others end with it, and it is the last to be gone.
+        # The first process of the host: all others end with it.
         self.init = run("ps", "-o", "pid=", "--ppid", str(self.holder.pid)).strip()
         run("ip", "link", "add", self.port, "type", "veth", "peer", "name", "eth0", "netns", self.init)
         run("ip", "link", "set", self.port, "master", "bridge", "up")
@@ -73,20 +73,8 @@ class Host:
 
     def vanish(self):
         self.set_link(False)
-        self.end()
-
-    def end(self):
-        """Kills all its processes, and returns when they are gone: none of them writes to a file afterwards. May be called twice."""
-        if self.holder.returncode is None:
-            self.holder.kill()
-            self.holder.wait()
-            os.waitpid(int(self.init), 0)  # a child of this process now, the first of its own namespace
-
-    def close(self):
-        self.end()
-        self.holder.stdout.close()
-        # Goes with the host's namespace, but later, and so would its name.
-        subprocess.run(["ip", "link", "delete", self.port], stderr=subprocess.DEVNULL)
+        self.holder.kill()
+        self.holder.wait()
 
 
 class Hosts:
@@ -107,6 +95,10 @@ class Hosts:
 
     def __exit__(self, *_):
         for host in self.hosts:
-            host.close()
+            host.holder.kill()
+            host.holder.wait()
+            host.holder.stdout.close()
+            # Goes with the host's namespace, but later, and so would its name.
+            subprocess.run(["ip", "link", "delete", host.port], stderr=subprocess.DEVNULL)
         run("ip", "link", "delete", "bridge")
         self.names.close()

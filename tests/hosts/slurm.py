@@ -46,7 +46,8 @@ class Slurm:
             self.daemons.append(host.start(command, self.variables, stdout=output, stderr=output))
 
     def __enter__(self):
-        self.scratch = tempfile.TemporaryDirectory(dir="/tmp")  # sockets need short paths
+        # Sockets need short paths. A daemon of a step may still write while its host ends, and leaves a log behind then.
+        self.scratch = tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True)
         self.folder = folder = self.scratch.name
         self.variables = {"SLURM_CONF": f"{folder}/slurm.conf"}
         os.mkdir(f"{folder}/own")
@@ -76,7 +77,7 @@ class Slurm:
         for daemon in reversed(self.daemons):
             daemon.terminate()
         for host in self.hosts:
-            host.end()  # with whatever has not ended: slurmd's own children are not waited for
+            host.holder.kill()  # with whatever has not ended
         for daemon in self.daemons:
             daemon.wait()
         self.scratch.cleanup()
