@@ -6,7 +6,6 @@
 #include <csignal>
 #include <cstdint>
 #include <ctime>
-#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -96,8 +95,7 @@ const ir::FormatInfo& order_format(const std::string& path) {
 
 // The limit in the unit of `memory_unit`; null without one.
 std::string memory_json(const search::MemoryBudget& memory) {
-  const std::optional<double> limit = memory.bytes ? memory.bytes : memory.activations;
-  return limit ? fmt::format("{}", *limit) : "null";
+  return memory.is_set() ? fmt::format("{}", *memory.limit()) : "null";
 }
 
 void print_json(const AskedSearch& asked, const std::vector<search::FrontPoint>& points,

@@ -88,8 +88,7 @@ void require_memory(const search::SearchRequest& request) {
                          static_cast<double>(problem.activation_of(shortage->rank))),
         number_text(*request.memory.activations)));
   const double missing =
-      (static_cast<double>(shortage->least) - static_cast<double>(shortage->limit)) *
-      problem.memory_unit;
+      static_cast<double>(shortage->least - shortage->limit) * problem.memory_unit;
   const bool is_exact = shortage->limit > search::kLeastLimit;
   throw UsageError(
       fmt::format("--memory-bytes: no schedule fits rank {}: expected {} {:.0f} bytes, got {:.0f}",

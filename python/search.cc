@@ -74,7 +74,7 @@ SearchOutcome outcome_of(schedule::search::SearchResult result, std::string plac
           result.evaluations,
           std::move(placement),
           stages,
-          memory.activations ? memory.activations : memory.bytes,
+          memory.limit(),
           result.robustness};
 }
 

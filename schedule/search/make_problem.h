@@ -23,6 +23,8 @@ struct MemoryBudget {
   std::optional<double> bytes = {};
 
   bool is_set() const { return activations || bytes; }
+  // The one that is set.
+  std::optional<double> limit() const { return bytes ? bytes : activations; }
 };
 
 // Limits of ranks whose parameters alone need far more than there is stop here.

@@ -139,15 +139,10 @@ Problem problem_of(const SearchRequest& request) {
 std::optional<Shortage> shortage_of(const Problem& problem) {
   const std::vector<Memory> least = least_memory(problem);
   std::optional<Shortage> shortage;
-  double most = 0;
   for (int rank = 0; rank < problem.num_ranks(); ++rank) {
     const Memory needed = least[static_cast<size_t>(rank)], limit = problem.memory_limit(rank);
-    // As doubles: the limit of a rank whose parameters are very large can be the least number.
-    const double missing = static_cast<double>(needed) - static_cast<double>(limit);
-    if (needed > limit && missing > most) {
-      shortage = Shortage{rank, limit, needed};
-      most = missing;
-    }
+    const Memory most = shortage ? shortage->least - shortage->limit : 0;
+    if (needed > limit && needed - limit > most) shortage = Shortage{rank, limit, needed};
   }
   return shortage;
 }
