@@ -68,6 +68,7 @@ set(pipewright_schedule_sources
     schedule/search/solve.cc
     schedule/search/templates.cc
     schedule/search/words.cc
+    schedule/simulate/check_costs.cc
     schedule/simulate/copy_plan.cc
     schedule/simulate/costs.cc
     schedule/simulate/costs_json.cc
