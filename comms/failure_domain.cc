@@ -49,7 +49,12 @@ FailureDomain::FailureDomain(int rank, int size, StorePtr store, std::shared_ptr
   if (size_ > 1) watcher_->add(this);
 }
 
-FailureDomain::~FailureDomain() {
+std::shared_ptr<FailureDomain> FailureDomain::owned(std::shared_ptr<FailureDomain> domain) {
+  FailureDomain* const self = domain.get();
+  return {self, [domain = std::move(domain)](FailureDomain*) { domain->leave(); }};
+}
+
+void FailureDomain::leave() {
   if (size_ == 1) return;
   watcher_->remove(this);
   try {

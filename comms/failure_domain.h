@@ -106,11 +106,13 @@ class FailureDomain : public std::enable_shared_from_this<FailureDomain> {
   FailureDomain(int rank, int size, StorePtr store, std::shared_ptr<Watcher> watcher,
                 bool hosts_store, std::function<void()> abort,
                 std::unique_ptr<Lifeline> lifeline = nullptr);
-  // A clean end: tells the others that this rank needs nothing more. The host of the store gives
-  // them 300 ms to notice.
-  ~FailureDomain();
   FailureDomain(const FailureDomain&) = delete;
   FailureDomain& operator=(const FailureDomain&) = delete;
+
+  // What the rank's world owns: its last copy leaves the domain. That is not left to the
+  // destructor, because the last reference may be one that the watcher's thread holds for a moment,
+  // and leaving waits for that thread. References by weak_from_this() do not count.
+  static std::shared_ptr<FailureDomain> owned(std::shared_ptr<FailureDomain> domain);
 
   // How errors name this rank besides its number, such as "pp 1, dp 0".
   void set_coordinates(const std::string& coordinates);
@@ -193,6 +195,10 @@ class FailureDomain : public std::enable_shared_from_this<FailureDomain> {
     std::chrono::milliseconds limit;
     std::chrono::steady_clock::time_point deadline;
   };
+
+  // A clean end: the watcher no longer uses this, and the others learn that this rank needs nothing
+  // more. The host of the store gives them 300 ms to notice.
+  void leave();
 
   std::shared_ptr<StepObserver> observer() const;
   std::string key(const std::string& name) const;

@@ -34,10 +34,10 @@ World::World(int rank, int size, StorePtr store, MakeBackend make_backend,
       make_backend_(std::move(make_backend)),
       timeout_(timeout),
       groups_(std::make_shared<Groups>()),
-      failures_(std::make_shared<FailureDomain>(
+      failures_(FailureDomain::owned(std::make_shared<FailureDomain>(
           rank_, size_, store_, watcher ? watcher : std::make_shared<Watcher>(),
           /*hosts_store=*/!watcher && hosts(rank_, store_), [groups = groups_] { groups->abort(); },
-          watcher ? nullptr : make_lifeline(rank_, size_, store_, timeout_))),
+          watcher ? nullptr : make_lifeline(rank_, size_, store_, timeout_)))),
       times_used_(std::make_shared<std::map<std::string, int>>()) {
   failures_->set_check([groups = groups_](c10d::Store& at) { return groups->difference(at); });
 }
@@ -63,7 +63,8 @@ BackendPtr World::make_group(const std::string& name, std::span<const int> ranks
   }
   const auto group = c10::make_intrusive<Group>(
       unique_name(name + "[" + members + "]"), static_cast<int>(self - ranks.begin()),
-      std::vector<int>(ranks.begin(), ranks.end()), make_backend_, timeout_, failures_);
+      std::vector<int>(ranks.begin(), ranks.end()), make_backend_, timeout_,
+      failures_->weak_from_this());
   groups_->add(group);
   // Those that existed when the world failed have been aborted.
   if (failures_->failed()) group->abort();

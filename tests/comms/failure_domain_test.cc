@@ -27,13 +27,13 @@ constexpr std::chrono::seconds kTimeout(20);
 class Rank {
  public:
   Rank(int rank, int size, const c10::intrusive_ptr<c10d::Store>& store)
-      : domain_(
+      : domain_(FailureDomain::owned(std::make_shared<FailureDomain>(
             rank, size, store, std::make_shared<Watcher>(), rank == 0, [] {},
-            std::make_unique<Lifeline>(rank, *store, "127.0.0.1", kTimeout)) {}
-  FailureDomain& domain() { return domain_; }
+            std::make_unique<Lifeline>(rank, *store, "127.0.0.1", kTimeout)))) {}
+  FailureDomain& domain() { return *domain_; }
 
  private:
-  FailureDomain domain_;
+  std::shared_ptr<FailureDomain> domain_;
 };
 
 std::vector<std::unique_ptr<Rank>> make_ranks(int size,

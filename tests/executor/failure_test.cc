@@ -4,9 +4,12 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <future>
 #include <mutex>
 #include <random>
 #include <set>
+#include <thread>
 
 #include "pipewright/comms/recording_backend.h"
 #include "pipewright/executor/executor.h"
@@ -89,6 +92,30 @@ TEST(FailureDomain, ARankThatExchangesNothingWithTheFailingOneLearnsToo) {
     throw std::runtime_error(world.failures().cause());
   });
   EXPECT_EQ(errors[0], "rank 2: alone");
+}
+
+// What the watcher's thread holds of a rank while it looks at it may be all that is left of the
+// rank's world by then. Leaving the world is not the watcher's: it would wait for itself.
+TEST(FailureDomain, AWorldThatEndsWhileItIsWatched) {
+  std::vector<comms::World> worlds = tests::make_worlds(2, {});
+  std::promise<void> watched, released;
+  std::promise<void> let_go;
+  std::atomic<bool> once = false;
+  worlds[1].failures().set_check([&, domain = worlds[1].failures().weak_from_this()](c10d::Store&) {
+    if (once.exchange(true)) return std::string();
+    auto held = domain.lock();
+    watched.set_value();
+    let_go.get_future().wait();
+    held.reset();
+    released.set_value();
+    return std::string();
+  });
+  watched.get_future().wait();
+  std::thread end([&] { worlds.pop_back(); });
+  std::this_thread::sleep_for(milliseconds(100));
+  let_go.set_value();
+  EXPECT_EQ(released.get_future().wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  end.join();
 }
 
 // The abort of a world's groups does not reach a group that is made after it.
