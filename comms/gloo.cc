@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "pipewright/comms/abortable_gloo.h"
+#include "pipewright/comms/batch_threads.h"
 #include "pipewright/comms/failure_domain.h"
 #include "pipewright/comms/kept_memory.h"
 #include "pipewright/comms/send_queue.h"
@@ -18,6 +19,7 @@ namespace {
 
 std::shared_ptr<::gloo::transport::Device> make_device(const Environment& environment) {
   using c10d::ProcessGroupGloo;
+  const BatchThreads for_the_device;
   if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME"))
     return ProcessGroupGloo::createDeviceForInterface(interface);
   if (environment.master_addr == "127.0.0.1" || environment.master_addr == "localhost")
