@@ -107,20 +107,22 @@ struct Block {
 struct Target {
   Stream* stream;
   size_t until;
+  bool wants_all = false;  // to be woken by whatever is issued or run, not only at `until`
+  std::condition_variable_any wake = {};
 };
 
 // A rank that waits for something outside of the device, such as a key in the store (store.h).
 struct WaitElsewhere {
   int rank;
   std::function<bool()> is_over;
+  std::condition_variable_any wake = {};
 };
 
 // All state, behind one mutex. There is one machine per process, because c10 has one guard and one
 // allocator per device type.
 struct Machine {
   std::recursive_mutex mutex;
-  std::condition_variable_any changed;
-  uint64_t changes = 0;  // counts what host threads announce by `changed`
+  uint64_t changes = 0;  // counts what is issued, run or announced
 
   uint64_t seed = 0;
   uint64_t run = 0;         // counts calls of seed(); the streams of earlier runs are done

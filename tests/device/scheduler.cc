@@ -7,7 +7,9 @@
 // no other device takes part; all else runs while all ranks are blocked. An operation runs once,
 // with the mutex held.
 //
-// Complexity: demand() visits each stream at most once.
+// Complexity: demand() visits each stream at most once. A blocked thread is woken only if there may
+// be something for it to do (count_change(), wake_all()): threads that look in vain at each
+// operation would cost more than all operations.
 #include "tests/device/scheduler.h"
 
 #include <ATen/Parallel.h>
@@ -34,6 +36,25 @@ constexpr milliseconds kDeadlock{5000};
 
 double host_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::vector<Target*> unreached_targets() {
+  std::vector<Target*> unreached;
+  for (Target* target : machine().targets)
+    if (target->stream->done < target->until) unreached.push_back(target);
+  return unreached;
+}
+
+void wake_all() {
+  for (Target* target : machine().targets) target->wake.notify_all();
+  for (WaitElsewhere* wait : machine().elsewhere) wait->wake.notify_all();
+}
+
+// Something was issued or has run: wakes those who wait for just that.
+void count_change() {
+  ++machine().changes;
+  for (Target* target : machine().targets)
+    if (target->wants_all || target->stream->done >= target->until) target->wake.notify_all();
 }
 
 bool at_meeting(const Meeting& meeting) {
@@ -125,7 +146,7 @@ void step(Stream& stream) {
     run_kernel(head.name, kernel);
     finish_head(stream);
   }
-  machine().changed.notify_all();
+  count_change();
 }
 
 // Whether no other device takes part in the head of the stream.
@@ -183,17 +204,25 @@ std::string describe_heads(const std::set<Stream*>& streams) {
   return text;
 }
 
+// Blocks until anything is issued, run or announced; false if nothing is, for a long time.
+bool wait_for_change(Lock& lock, Target& target) {
+  target.wants_all = true;
+  const bool changed = target.wake.wait_for(lock, kDeadlock) == std::cv_status::no_timeout;
+  target.wants_all = false;
+  return changed;
+}
+
 }  // namespace
 
 void announce() {
   ++machine().changes;
-  machine().changed.notify_all();
+  wake_all();
 }
 
 size_t issue(Stream& stream, Operation operation) {
   operation.host = machine().host[stream.device];
   stream.queue.push_back(std::move(operation));
-  announce();
+  count_change();
   return ++stream.issued;
 }
 
@@ -237,15 +266,13 @@ void run_until(Lock& lock, Stream& stream, size_t until) {
   bool patient = true;
   uint64_t known_changes = m.changes;
   while (stream.done < until) {
-    std::vector<Target*> waiting;
-    for (Target* target : m.targets)
-      if (target->stream->done < target->until) waiting.push_back(target);
+    std::vector<Target*> waiting = unreached_targets();
     const bool anyone_elsewhere =
         std::ranges::any_of(m.elsewhere, [](const auto* wait) { return !wait->is_over(); });
     const bool all_wait = do_all_ranks_wait(waiting);
     if (std::exchange(known_changes, m.changes) != m.changes) patient = true;
     if (!all_wait && patient) {
-      const bool timed_out = m.changed.wait_for(lock, kPatience) == std::cv_status::timeout;
+      const bool timed_out = mine.wake.wait_for(lock, kPatience) == std::cv_status::timeout;
       if (timed_out && m.changes == known_changes) patient = false;
       continue;
     }
@@ -266,12 +293,14 @@ void run_until(Lock& lock, Stream& stream, size_t until) {
     if (!able.empty()) {
       std::ranges::sort(able, {}, [](const Stream* s) { return std::pair(s->device, s->id); });
       step(*able[m.seed == 0 ? 0 : m.choices() % able.size()]);
-    } else if ((all_wait && !anyone_elsewhere) ||
-               m.changed.wait_for(lock, kDeadlock) == std::cv_status::timeout) {
+      known_changes = m.changes;  // its own work is no reason to be patient again
+    } else if ((all_wait && !anyone_elsewhere) || !wait_for_change(lock, mine)) {
       throw std::runtime_error("test device: deadlock, the host waits for streams that are at" +
                                describe_heads(seen));
     }
   }
+  // Another thread of this rank may wait too, so that all ranks still wait: somebody else goes on.
+  if (do_all_ranks_wait(unreached_targets())) wake_all();
 }
 
 bool wait_elsewhere(Lock& lock, const std::function<bool()>& is_over,
@@ -280,8 +309,8 @@ bool wait_elsewhere(Lock& lock, const std::function<bool()>& is_over,
   if (is_over()) return true;
   WaitElsewhere mine{current_device(), is_over};
   m.elsewhere.push_back(&mine);
-  m.changed.notify_all();
-  while (!is_over() && m.changed.wait_until(lock, deadline) == std::cv_status::no_timeout) {
+  wake_all();
+  while (!is_over() && mine.wake.wait_until(lock, deadline) == std::cv_status::no_timeout) {
   }
   std::erase(m.elsewhere, &mine);
   return is_over();
