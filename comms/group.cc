@@ -10,7 +10,8 @@
 namespace pipewright::comms {
 namespace {
 
-constexpr std::chrono::seconds kPatience{1};
+// A wait looks this often whether the world has failed; an aborted backend has as long to end.
+constexpr std::chrono::seconds kBetweenLooks{1};
 
 // Calls `function` on a thread of its own, which is left to itself if nobody waits for the result.
 template <typename Function>
@@ -32,7 +33,7 @@ std::future<void> end_on_thread(BackendPtr backend, void (c10d::Backend::*end)()
 // Ends a backend that has been aborted. That joins its threads, of which one over Gloo may be stuck
 // until its time limit (abortable_waits.h): then it is left to itself.
 void end_aborted(BackendPtr backend) {
-  end_on_thread(std::move(backend), nullptr).wait_for(kPatience);
+  end_on_thread(std::move(backend), nullptr).wait_for(kBetweenLooks);
 }
 
 // Calls `end`, which waits for operations. If the world fails meanwhile they may never end, and no
@@ -41,11 +42,11 @@ bool ends_by(void (c10d::Backend::*end)(), const BackendPtr& backend,
              const std::shared_ptr<FailureDomain>& failures) {
   std::future<void> ends = end_on_thread(backend, end);
   std::optional<FailureDomain::Waiting> waiting;
-  while (ends.wait_for(kPatience) == std::future_status::timeout) {
+  while (ends.wait_for(kBetweenLooks) == std::future_status::timeout) {
     if (!waiting) waiting.emplace(failures);
     if (!failures || !failures->failed()) continue;
-    end_on_thread(backend, &c10d::Backend::abort).wait_for(kPatience);
-    ends.wait_for(kPatience);
+    end_on_thread(backend, &c10d::Backend::abort).wait_for(kBetweenLooks);
+    ends.wait_for(kBetweenLooks);
     return false;
   }
   ends.get();
@@ -114,7 +115,7 @@ BackendPtr Group::make(const std::string& name) const {
   const FailureDomain::Waiting waiting(failures);
   std::future<BackendPtr> made = on_own_thread(
       [make = make_backend_, name, rank = rank_, size = size_] { return make(name, rank, size); });
-  while (made.wait_for(kPatience) == std::future_status::timeout)
+  while (made.wait_for(kBetweenLooks) == std::future_status::timeout)
     if (failures) failures->throw_if_failed();
   return made.get();
 }

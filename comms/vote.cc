@@ -26,7 +26,7 @@ constexpr int64_t kProblem = int64_t{1} << 40;
 constexpr int64_t kVoid = int64_t{1} << 56;
 constexpr std::chrono::milliseconds kLastVoter{1000};
 constexpr std::chrono::milliseconds kBriefly{1};
-constexpr int kPatience = 2;
+constexpr int kVotersPatience = 2;
 
 }  // namespace
 
@@ -63,7 +63,7 @@ std::string Vote::agree(const std::string& problem, std::chrono::milliseconds ti
   // Others may be in the next vote already, and bring problems to it or give it up.
   const auto stands = [&] { return is_complete(votes) && votes < kVoid; };
   if (!is_last) {
-    poll(kBriefly, kPatience, [&] {
+    poll(kBriefly, kVotersPatience, [&] {
       votes = store->add(voters, 0);
       return stands() || world_.failures().failed();
     });
@@ -98,7 +98,7 @@ std::string Vote::wait_for_result(const std::string& result, const std::string& 
       decision = store->get_to_str(result);
       return decision != FailureDomain::kReleased;
     };
-    if (!poll(kLastVoter, kPatience, is_there)) throw;
+    if (!poll(kLastVoter, kVotersPatience, is_there)) throw;
     return decision;
   }
 }

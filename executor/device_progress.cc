@@ -11,10 +11,10 @@
 namespace pipewright::executor {
 namespace {
 
-// A wait for the device looks for failures this often. It pauses for 1 / kPatience of the time
-// waited, because a step may take no longer than this.
+// A wait for the device looks for failures this often. It pauses for 1 / kDevicePatience of the
+// time waited, because a step may take no longer than this.
 constexpr std::chrono::milliseconds kGlance{10};
-constexpr int kPatience = 100;
+constexpr int kDevicePatience = 100;
 
 }  // namespace
 
@@ -96,7 +96,7 @@ void await_device(at::Device device, const comms::FailureDomain& failures) {
   c10::Event queued(device.type());
   queued.record(comms::current_stream(device));
   for (bool is_done = false; !is_done;) {
-    is_done = comms::poll(kGlance, kPatience, [&] { return queued.query(); });
+    is_done = comms::poll(kGlance, kDevicePatience, [&] { return queued.query(); });
     failures.throw_if_failed();
   }
 }

@@ -49,7 +49,7 @@ class Pickle {
   std::string bytes_;
 };
 
-std::string bracketed(const std::vector<int>& numbers) {
+std::string python_list(const std::vector<int>& numbers) {
   std::string text;
   for (const int number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
   return "[" + text + "]";
@@ -122,7 +122,7 @@ std::string to_pickle(const FlightDump& dump) {
         out.dict([&] {
           text("name", group.name);
           text("desc", group.description);
-          text("ranks", bracketed(group.members));
+          text("ranks", python_list(group.members));
         });
       }
     });

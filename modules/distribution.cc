@@ -104,7 +104,7 @@ std::optional<int64_t> sharded_dim(const Alive& distribution) {
   return std::nullopt;
 }
 
-LocalLayout layout_of(const at::Tensor& tensor, const std::vector<Alive>& list) {
+LocalLayout layout_from(const at::Tensor& tensor, const std::vector<Alive>& list) {
   if (list.empty()) return {comms::Layout(comms::MeshLayout({}), {}, tensor.sizes().vec()), 0};
   std::vector<MeshDim> dims;
   std::vector<TensorPlacement> placements;
@@ -150,7 +150,7 @@ void expect_part(const at::Tensor& part, const LocalLayout& layout) {
 }  // namespace
 
 LocalLayout layout_of(const at::Tensor& parameter) {
-  return layout_of(parameter, distributions().find(parameter));
+  return layout_from(parameter, distributions().find(parameter));
 }
 
 std::map<std::string, LocalLayout> layouts(const torch::nn::Module& module) {
@@ -175,7 +175,7 @@ at::Tensor full_tensor(const at::Tensor& parameter, const at::Tensor& part) {
   const std::vector<Alive> list = distributions().find(parameter);
   if (part.is_meta()) throw ContractError("full_tensor: expected values, got a meta tensor");
   at::Tensor result = part.detach().clone();
-  if (!list.empty()) expect_part(result, layout_of(parameter, list));
+  if (!list.empty()) expect_part(result, layout_from(parameter, list));
   for (auto each = list.rbegin(); each != list.rend(); ++each) {
     const std::optional<int64_t> dim = sharded_dim(*each);
     if (!dim || each->group->getSize() == 1) continue;
@@ -202,7 +202,7 @@ void set_full_tensor(const at::Tensor& parameter, const at::Tensor& whole) {
     if (const std::optional<int64_t> dim = sharded_dim(each))
       part = comms::chunk_of(part, *dim, *each.group);
   }
-  if (!list.empty()) expect_part(parameter, layout_of(parameter, list));
+  if (!list.empty()) expect_part(parameter, layout_from(parameter, list));
   if (parameter.is_meta()) {
     throw ContractError(
         "set_full_tensor: the parameter is on the meta device: call modules::to_empty() first");
