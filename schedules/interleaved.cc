@@ -22,23 +22,18 @@ int InterleavedOrder::warmup(int slope) const {
   return static_cast<int>(std::min<int64_t>(operations, num_operations_));
 }
 
-ir::ActionPart InterleavedOrder::forward(int k) const {
-  const auto [local_stage, microbatch] = operation(k);
-  return {ir::ActionKind::kForward, local_stage * ranks_ + rank_, microbatch};
+InterleavedOrder::Walk::Walk(const InterleavedOrder& order) : order_(order) { begin_round(0); }
+
+// The last round may have fewer microbatches.
+void InterleavedOrder::Walk::begin_round(int microbatch) {
+  passed_ = 0;
+  microbatch_ = round_begin_ = microbatch;
+  round_end_ = std::min(microbatch + order_.round_size_, order_.num_microbatches_);
 }
 
-ir::ActionPart InterleavedOrder::backward(int k, ir::ActionKind kind) const {
-  const auto [local_stage, microbatch] = operation(k);
-  return {kind, (stages_per_rank_ - 1 - local_stage) * ranks_ + rank_, microbatch};
-}
-
-InterleavedOrder::Operation InterleavedOrder::operation(int k) const {
-  // A round has V R operations: its R microbatches go through each of the V stages in turn. The
-  // last round may have fewer microbatches.
-  const int first = k / (round_size_ * stages_per_rank_) * round_size_;  // microbatch of the round
-  const int size = std::min(round_size_, num_microbatches_ - first);
-  const int in_round = k - first * stages_per_rank_;
-  return {in_round / size, first + in_round % size};
+void InterleavedOrder::Walk::next_stage() {
+  microbatch_ = round_begin_;
+  if (++passed_ == order_.stages_per_rank_) begin_round(round_end_);
 }
 
 }  // namespace pipewright::schedules

@@ -14,29 +14,46 @@ namespace pipewright::schedules {
 //   forward    0F0 0F1 2F0 2F1   0F2 0F3 2F2 2F3
 //   backward   2B0 2B1 0B0 0B1   2B2 2B3 0B2 0B3
 //
-// This class says which operation comes k-th in either order; the schedules decide how forwards and
-// backwards alternate. Every query takes constant time. P ranks, V stages per rank, M microbatches.
+// P ranks, V stages per rank, M microbatches, in rounds of R.
 class InterleavedOrder {
  public:
   InterleavedOrder(const Shape& shape, int rank);
 
   // The number of forwards in the warm-up of a schedule in which each rank stays `slope` forwards
-  // ahead of the next: min((V-1) R + slope (P-1-r), V M), with R microbatches per round.
+  // ahead of the next: min((V-1) R + slope (P-1-r), V M).
   int warmup(int slope) const;
   // The number of forwards, which is also the number of backwards: V M.
   int num_operations() const { return num_operations_; }
 
-  // The k-th forward and the k-th backward of the rank, k from 0.
-  ir::ActionPart forward(int k) const;
-  ir::ActionPart backward(int k, ir::ActionKind kind) const;
+  // Moves along the forwards or along the backwards, from the first one on; the schedules decide
+  // how the two alternate.
+  class Walk {
+   public:
+    // The next forward if `kind` is kForward, otherwise the next backward. At most
+    // num_operations() calls.
+    ir::ActionPart next(ir::ActionKind kind) {
+      const int local_stage =
+          kind == ir::ActionKind::kForward ? passed_ : order_.stages_per_rank_ - 1 - passed_;
+      const ir::ActionPart part(kind, local_stage * order_.ranks_ + order_.rank_, microbatch_++);
+      if (microbatch_ == round_end_) next_stage();
+      return part;
+    }
+
+   private:
+    friend class InterleavedOrder;
+    explicit Walk(const InterleavedOrder& order);
+    void next_stage();
+    void begin_round(int microbatch);
+
+    const InterleavedOrder& order_;
+    int passed_ = 0;      // stages of the rank that all microbatches of the round have passed
+    int microbatch_ = 0;  // of the next operation
+    int round_begin_ = 0, round_end_ = 0;  // microbatches
+  };
+  // Must not outlive this.
+  Walk walk() const { return Walk(*this); }
 
  private:
-  struct Operation {
-    int local_stage;  // index among the rank's stages, in the direction of the pass
-    int microbatch;
-  };
-  Operation operation(int k) const;
-
   int ranks_, rank_, stages_per_rank_, group_size_, round_size_, num_microbatches_;
   int num_operations_;
 };

@@ -20,16 +20,18 @@ ir::Row make_row(const Shape& shape, int rank) {
   row.reserve(static_cast<size_t>(rank) + static_cast<size_t>(warmup) + static_cast<size_t>(idle) +
               2 * static_cast<size_t>(order.num_operations()));
   if (is_pytorchs) row.resize(static_cast<size_t>(rank));
+  auto forwards = order.walk(), backwards = order.walk();
   int forward = 0;
-  while (forward < warmup) row.emplace_back(order.forward(forward++));
+  for (; forward < warmup; ++forward) row.emplace_back(forwards.next(ir::ActionKind::kForward));
   row.resize(row.size() + static_cast<size_t>(idle));
   for (int backward = 0; backward < order.num_operations(); ++backward) {
     if (forward < order.num_operations()) {
-      row.emplace_back(order.forward(forward++));
+      row.emplace_back(forwards.next(ir::ActionKind::kForward));
+      ++forward;
     } else if (is_pytorchs) {
       row.emplace_back();
     }
-    row.emplace_back(order.backward(backward, ir::ActionKind::kBackward));
+    row.emplace_back(backwards.next(ir::ActionKind::kBackward));
   }
   return row;
 }

@@ -15,16 +15,21 @@ ir::Row make_row(const Shape& shape, int rank) {
   const InterleavedOrder order(shape, rank);
   const int warmup = order.warmup(1);
   ir::Row row(static_cast<size_t>(rank));
+  auto forwards = order.walk(), backwards = order.walk(), weights = order.walk();
   int forward = 0;
-  while (forward < warmup) row.emplace_back(order.forward(forward++));
+  for (; forward < warmup; ++forward) row.emplace_back(forwards.next(ir::ActionKind::kForward));
   if (warmup > 0) row.resize(row.size() + static_cast<size_t>(shape.ranks - 1 - rank));
   int weight = 0;
   const auto add_weight = [&] {
-    row.emplace_back(order.backward(weight++, ir::ActionKind::kBackwardWeight));
+    row.emplace_back(weights.next(ir::ActionKind::kBackwardWeight));
+    ++weight;
   };
   for (int backward = 0; backward < order.num_operations(); ++backward) {
-    if (forward < order.num_operations()) row.emplace_back(order.forward(forward++));
-    row.emplace_back(order.backward(backward, ir::ActionKind::kBackwardInput));
+    if (forward < order.num_operations()) {
+      row.emplace_back(forwards.next(ir::ActionKind::kForward));
+      ++forward;
+    }
+    row.emplace_back(backwards.next(ir::ActionKind::kBackwardInput));
     if (backward >= rank) add_weight();
   }
   while (weight < order.num_operations()) add_weight();
