@@ -7,6 +7,7 @@ set(pipewright_schedule_sources
     ir/diagnostic.cc
     ir/lowering.cc
     ir/placement.cc
+    ir/populate.cc
     ir/printable.cc
     ir/rank_pairs.cc
     ir/rules.cc
@@ -140,6 +141,7 @@ set(pipewright_schedule_headers
     ir/lowering.h
     ir/parse_number.h
     ir/placement.h
+    ir/populate.h
     ir/printable.h
     ir/rank_pairs.h
     ir/recording.h
@@ -477,6 +479,7 @@ set(pipewright_executor_headers
     comms/abortable_gloo.h
     comms/abortable_waits.h
     comms/agreement.h
+    comms/batch_threads.h
     comms/bounded_store.h
     comms/channels.h
     comms/chunk_gather.h

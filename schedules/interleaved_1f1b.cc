@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "pipewright/ir/populate.h"
 #include "pipewright/schedules/constraints.h"
 #include "pipewright/schedules/interleaved.h"
 
@@ -19,6 +20,7 @@ ir::Row make_row(const Shape& shape, int rank) {
   ir::Row row;
   row.reserve(static_cast<size_t>(rank) + static_cast<size_t>(warmup) + static_cast<size_t>(idle) +
               2 * static_cast<size_t>(order.num_operations()));
+  ir::populate(&row, row.capacity());
   if (is_pytorchs) row.resize(static_cast<size_t>(rank));
   auto forwards = order.walk(), backwards = order.walk();
   int forward = 0;

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "pipewright/ir/dependencies.h"
+#include "pipewright/ir/populate.h"
 #include "pipewright/ir/stage_microbatch_table.h"
 
 namespace pipewright::schedule {
@@ -135,7 +136,10 @@ class SendRecvPass {
     for (size_t rank = 0; rank < transfers.size(); ++rank) {
       ir::Row& row = program_.rows[rank];
       const size_t actions = row.size();
-      row.resize(actions + transfers[rank]);
+      const size_t size = actions + transfers[rank];
+      row.reserve(size);
+      ir::populate(&row, size);
+      row.resize(size);
       const ir::Action* moved =
           std::move_backward(row.data(), row.data() + actions, row.data() + row.size());
       turns_.push_back({moved, row.data() + row.size(), row.data()});

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "pipewright/ir/check.h"
+#include "pipewright/ir/populate.h"
 #include "pipewright/schedule/lowering/next_stages.h"
 
 namespace pipewright::schedule {
@@ -115,7 +116,10 @@ class Upcoming {
 class Residency {
  public:
   // With room for a SEND and a RECV per compute, so that add_send_recv() need not copy the row.
-  explicit Residency(size_t num_actions) { row_.reserve(3 * num_actions + num_actions / 4 + 8); }
+  explicit Residency(size_t num_actions) {
+    row_.reserve(3 * num_actions + num_actions / 4 + 8);
+    ir::populate(&row_, num_actions);
+  }
 
   const std::vector<int>& stages() const { return stages_; }
   size_t size() const { return stages_.size(); }
