@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <ostream>
 #include <string>
 #include <utility>
@@ -80,16 +79,11 @@ bool plans_for_memory(const schedules::ScheduleSpec* spec) {
          });
 }
 
-// --memory K as live activations of one stage: K times the stages per rank.
-int memory_of(const Invocation& invocation, const Input& input) {
+double memory_of(const Invocation& invocation, const Input& input) {
   const auto text = invocation.text("--memory");
   if (!text) return 0;
   const double activations = positive_number("--memory", *text);
-  const schedules::ScheduleSpec* spec = spec_of(input);
-  if (input.may_ignore_memory && !plans_for_memory(spec)) return 0;
-  // 2.4999999999999996 means 2.5.
-  const double live = activations * (spec == nullptr ? 1 : spec->default_stages_per_rank);
-  return static_cast<int>(std::clamp(std::floor(live * (1 + 1e-12)), 1.0, 1e9));
+  return input.may_ignore_memory && !plans_for_memory(spec_of(input)) ? 0 : activations;
 }
 
 schedules::Shape shape_of(const Invocation& invocation, const Input& input) {

@@ -148,7 +148,7 @@ void define_schedule(nb::module_& m) {
   m.def(
       "make",
       [](const std::string& name, int ranks, int stages, int microbatches, int group_size,
-         bool extra_warmup, int memory, const schedule::Costs& costs) {
+         bool extra_warmup, double memory, const schedule::Costs& costs) {
         return Schedule::make(name, {ranks, stages, microbatches, group_size, extra_warmup, memory},
                               costs);
       },

@@ -145,6 +145,7 @@ std::optional<ir::Diagnostic> shape_error(const ScheduleSpec& spec, const Shape&
         "{} does not exist for this shape: expected {}, got {}, {}, {}", spec.name, expected,
         ir::counted(shape.ranks, "rank", "ranks"), ir::counted(shape.stages, "stage", "stages"),
         ir::counted(shape.microbatches, "microbatch", "microbatches"));
+    if (shape.memory != 0) diagnostic.message += fmt::format(", memory {}", shape.memory);
     return diagnostic;
   };
   if (shape.ranks < 1 || shape.stages < 1 || shape.microbatches < 1)

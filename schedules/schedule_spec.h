@@ -20,7 +20,8 @@ struct Shape {
   int group_size = 0;  // consecutive microbatches per stage before a rank switches to its next
                        // stage; 0 for the schedule's default
   bool extra_warmup = false;  // one more forward before the first backward
-  int memory = 0;             // limit on live activations of one stage per rank
+  double memory = 0;  // limit in activations per rank: 1 is what one microbatch leaves on all
+                      // stages of a rank
 
   // Stages must be a multiple of ranks.
   int stages_per_rank() const { return stages / ranks; }

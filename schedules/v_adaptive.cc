@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -124,8 +125,15 @@ struct Result {
   friend auto operator<=>(const Result&, const Result&) = default;
 };
 
+// The most live activations that fit, each of one stage.
+int limit_of(const Shape& shape) {
+  if (shape.memory == 0) return 2 * ((shape.ranks + 2) / 2);
+  // 2.4999999999999996 means 2.5.
+  return static_cast<int>(std::clamp(std::floor(2 * shape.memory * (1 + 1e-12)), 0.0, 1e9));
+}
+
 ir::Rows plan_rows(const Shape& shape, const PlanTimes& times) {
-  const int limit = shape.memory > 0 ? shape.memory : 2 * ((shape.ranks + 2) / 2);
+  const int limit = limit_of(shape);
   Shape brief = shape;
   brief.microbatches = std::min(shape.microbatches, 2 * shape.ranks);
   std::vector<Block> blocks = family(shape.ranks, limit);
@@ -162,9 +170,7 @@ constexpr Constraint kConstraints[] = {
      [](const Shape& shape) { return shape.ranks <= kMostRanks; }},
     {"memory >= (ranks + 4) div 3",
      "V-Min needs that much, the building block with the least memory",
-     [](const Shape& shape) {
-       return shape.memory == 0 || shape.memory >= 2 * ((shape.ranks + 4) / 3);
-     }},
+     [](const Shape& shape) { return limit_of(shape) >= 2 * ((shape.ranks + 4) / 3); }},
 };
 
 }  // namespace

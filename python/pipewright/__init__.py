@@ -34,7 +34,7 @@ def schedules() -> list[str]:
 
 
 def make(name: str, *, ranks: int, microbatches: int, stages: int | None = None, group_size: int | None = None,
-         extra_warmup: bool = False, memory: int | None = None, costs: dict | str | os.PathLike | None = None,
+         extra_warmup: bool = False, memory: float | None = None, costs: dict | str | os.PathLike | None = None,
          **times: float) -> Schedule:
     """Generates a schedule of the catalogue by its name or alias, ignoring case, as a compute order.
 
@@ -45,7 +45,7 @@ def make(name: str, *, ranks: int, microbatches: int, stages: int | None = None,
     return Schedule(_pipewright.make(
         _arguments.text("name", name), _arguments.whole("ranks", ranks), _arguments.optional_whole("stages", stages),
         _arguments.whole("microbatches", microbatches), _arguments.optional_whole("group_size", group_size),
-        bool(extra_warmup), _arguments.optional_whole("memory", memory), _arguments.costs(costs, times)))
+        bool(extra_warmup), _arguments.optional_positive("memory", memory) or 0, _arguments.costs(costs, times)))
 
 
 def read(source: str | os.PathLike, *, name: str | None = None) -> Schedule:

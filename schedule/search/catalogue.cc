@@ -13,7 +13,8 @@ namespace pipewright::schedule::search {
 namespace {
 
 // Plans for different memory limits, multiplied by the ranks, so that they take seconds at most:
-// a plan takes 20 ms on 8 ranks and a second on 32. Enough for all limits of up to 14 ranks.
+// a plan takes 20 ms on 8 ranks and a second on 32. Upwards and downwards each, enough for all
+// limits of up to 8 ranks.
 constexpr int kMostPlans = 256;
 
 std::vector<schedules::StageTimes> times_of(const Problem& problem) {
@@ -71,19 +72,30 @@ class Catalogue {
 
  private:
   // Tries a plan for every memory limit that may lead to the least cost: a plan for less memory may
-  // be better. Upwards from the memory that there is, as long as plans fit, because a plan's limit
-  // counts activations until W ends, and the problem only a part of them after I. Downwards until a
-  // bound proves that less memory costs at least as much as what is there, or kMostPlans.
-  void add_plans(const schedules::ScheduleSpec& spec, schedules::Shape shape) {
+  // be better. Upwards from the memory that there is, as long as plans fit and differ, because a
+  // plan's limit counts activations until W ends, and the problem only a part of them after I.
+  // Downwards until a bound proves that less memory costs at least as much as what is there. At
+  // most kMostPlans each.
+  void add_plans(const schedules::ScheduleSpec& spec, const schedules::Shape& shape) {
     const int live = live_activations(problem_);
-    const int least = live + 1 - std::max(1, kMostPlans / shape.ranks);
-    for (shape.memory = live + 1; shape.memory <= 2 * shape.ranks; ++shape.memory) {
-      if (!add(spec, shape)) break;
+    const int plans = std::max(1, kMostPlans / shape.ranks);
+    const int least = live + 1 - plans;
+    // No building block has a use for more.
+    const int most = std::min(
+        {live + plans, 4 * (shape.ranks + 1), shape.stages_per_rank() * shape.microbatches});
+    const auto for_limit = [&](int limit) {
+      schedules::Shape limited = shape;
+      limited.memory = static_cast<double>(limit) / shape.stages_per_rank();
+      return limited;
+    };
+    for (int limit = live + 1; limit <= most; ++limit) {
+      if (!exists(spec, for_limit(limit)) || is_optimal()) break;
+      if (!add(spec, for_limit(limit))) break;
     }
-    for (shape.memory = live; shape.memory >= least; --shape.memory) {
-      if (shape.memory == 0 || schedules::shape_error(spec, shape)) break;
-      if (shape.memory < live && best_ && bound_with(problem_, shape.memory) >= *best_) break;
-      add(spec, shape);
+    for (int limit = live; limit >= std::max(1, least); --limit) {
+      if (!exists(spec, for_limit(limit))) break;
+      if (limit < live && best_ && bound_with(problem_, limit) >= *best_) break;
+      add(spec, for_limit(limit));
     }
   }
 
@@ -91,8 +103,7 @@ class Catalogue {
   // it was added and fits the problem's memory.
   bool add(const schedules::ScheduleSpec& spec, const schedules::Shape& shape) {
     if (is_cancelled() && !candidates_.empty()) return false;
-    if (schedules::shape_error(spec, shape)) return false;
-    if (schedules::placement_of(spec, shape) != problem_.placement) return false;
+    if (!exists(spec, shape)) return false;
     const ir::ComputeOrder order =
         schedules::make_order(spec, shape, {times_, problem_.microbatch_scale});
     Candidate& candidate =
@@ -105,6 +116,17 @@ class Catalogue {
     return true;
   }
 
+  // Whether there is such a schedule for the problem.
+  bool exists(const schedules::ScheduleSpec& spec, const schedules::Shape& shape) const {
+    return !schedules::shape_error(spec, shape) &&
+           schedules::placement_of(spec, shape) == problem_.placement;
+  }
+
+  bool is_optimal() {
+    if (!bound_) bound_ = lower_bound(problem_).value;
+    return best_ && *best_ <= *bound_;
+  }
+
   bool is_cancelled() const {
     return cancel_ != nullptr && cancel_->load(std::memory_order_relaxed);
   }
@@ -114,7 +136,8 @@ class Catalogue {
   std::vector<schedules::StageTimes> times_;
   Replay replay_;
   std::vector<Candidate> candidates_;
-  std::optional<Ticks> best_;  // the least cost of the candidates that fit
+  std::optional<Ticks> best_;   // the least cost of the candidates that fit
+  std::optional<Ticks> bound_;  // no schedule costs less; computed when it is needed
 };
 
 }  // namespace

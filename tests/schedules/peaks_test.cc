@@ -249,7 +249,7 @@ TEST(PeaksTest, VAdaptiveKeepsItsMemoryLimit) {
   for (const int ranks : {1, 2, 3, 4, 6, 8}) {
     for (int memory = 2 * ((ranks + 4) / 3); memory <= 2 * ranks + 1; ++memory) {
       Shape shape{ranks, 2 * ranks, 3 * ranks};
-      shape.memory = memory;
+      shape.memory = memory / 2.0;
       for (const auto& times :
            {std::vector<StageTimes>(), std::vector<StageTimes>(2 * ranks, uneven)}) {
         SCOPED_TRACE(testing::Message() << "P=" << ranks << " memory " << memory);
@@ -261,7 +261,7 @@ TEST(PeaksTest, VAdaptiveKeepsItsMemoryLimit) {
     }
   }
   Shape shape{8, 16, 24};
-  shape.memory = 7;
+  shape.memory = 3.5;
   EXPECT_TRUE(shape_error(spec, shape));
 }
 

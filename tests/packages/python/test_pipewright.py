@@ -39,6 +39,14 @@ class ScheduleTest(unittest.TestCase):
                         printed = command(*arguments, "--level", level, "--format", extension)[0]
                         self.assertEqual(getattr(made, f"to_{extension}")(), printed)
 
+    def test_memory_has_the_unit_of_the_command(self):
+        for memory in (2, 2.5, 4):
+            made = pw.make("V-Adaptive", ranks=4, microbatches=8, memory=memory).to_csv()
+            self.assertEqual(made, command("print", "V-Adaptive", "--ranks", "4", "--microbatches", "8", "--memory",
+                                           str(memory), "--level", "compute_only", "--format", "csv")[0])
+        with self.assertRaisesRegex(pw.ScheduleError, "memory 1.9"):
+            pw.make("V-Adaptive", ranks=4, microbatches=8, memory=1.9)
+
     def test_rows(self):
         order = pw.make("1F1B", ranks=2, microbatches=2)
         self.assertEqual(order.rows, [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]])

@@ -80,7 +80,7 @@ TEST(Search, IsNeverWorseThanAPlanForLessMemory) {
   for (int live = 8; live <= 16; ++live) {
     const CompileResult compiled =
         compile({.source = "V-Adaptive",
-                 .shape = {.ranks = 8, .stages = 16, .microbatches = 8, .memory = live},
+                 .shape = {.ranks = 8, .stages = 16, .microbatches = 8, .memory = live / 2.0},
                  .costs = costs,
                  .level = ir::Level::kComputeOnly});
     ASSERT_TRUE(compiled.ok());
