@@ -139,7 +139,7 @@ class ReplacementFile {
 
 // What a path refers to.
 struct Target {
-  std::string path;            // if the given one is a symbolic link, where that leads
+  std::string path;            // of a file: if the given one is a symbolic link, where that leads
   std::optional<mode_t> mode;  // of what is there; nullopt if nothing is
 
   bool is_special() const { return mode && !S_ISREG(*mode); }  // a pipe or a device
@@ -147,18 +147,22 @@ struct Target {
 
 // Throws FileError for a folder, and for a file that may not be written.
 Target target_of(const std::string& path) {
+  Target target{path, std::nullopt};
+  struct stat old {};
+  if (::stat(path.c_str(), &old) == 0) {
+    target.mode = old.st_mode;
+    if (S_ISDIR(old.st_mode)) fail("write", path, EISDIR);
+    // Renaming needs no write permission on the old file, so check it here.
+    if (::access(path.c_str(), W_OK) != 0) fail("write", path, errno);
+    // The link /dev/fd/3 to a pipe leads to no path.
+    if (target.is_special()) return target;
+  }
   std::filesystem::path resolved = path;
   std::error_code error;
   for (int links = 0; std::filesystem::is_symlink(resolved, error) && links < 40; ++links) {
     resolved = resolved.parent_path() / std::filesystem::read_symlink(resolved, error);
   }
-  Target target{resolved.string(), std::nullopt};
-  struct stat old {};
-  if (::stat(target.path.c_str(), &old) != 0) return target;
-  target.mode = old.st_mode;
-  if (S_ISDIR(old.st_mode)) fail("write", path, EISDIR);
-  // Renaming needs no write permission on the old file, so check it here.
-  if (::access(target.path.c_str(), W_OK) != 0) fail("write", path, errno);
+  target.path = resolved.string();
   return target;
 }
 
