@@ -10,32 +10,12 @@
 
 #include "pipewright/schedule/compile.h"
 #include "pipewright/schedule/lowering/lower.h"
-#include "pipewright/schedule/simulate/jitter.h"
-#include "pipewright/schedule/simulate/memory_model.h"
 #include "pipewright/schedule/simulate/report.h"
-#include "pipewright/schedule/verify/certificate.h"
-#include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedules/registry.h"
+#include "tests/schedule/simulated.h"
 
 namespace pipewright::schedule {
 namespace {
-
-Report report_of(std::string_view name, const schedules::Shape& shape, const Costs& costs,
-                 const schedules::PlanTimes& times = {}) {
-  const ir::ComputeOrder order =
-      schedules::make_order(*schedules::find_schedule(name), shape, times);
-  return report_on(order, costs, simulate(ChannelGraph::of_order(order), order, costs));
-}
-
-// Costs per rank, divided evenly among its stages.
-Costs costs_of(double forward, double input, double weight, double comm, int per_rank = 1) {
-  Costs costs;
-  costs.forward = forward / per_rank;
-  costs.backward_input = input / per_rank;
-  costs.backward_weight = weight / per_rank;
-  costs.link.latency = comm;
-  return costs;
-}
 
 TEST(SimulateTest, GoldenValuesAtUnitCost) {
   struct Golden {
@@ -187,7 +167,7 @@ TEST(SimulateTest, VAdaptiveAtUnitCost) {
   for (const auto& [ranks, microbatches] : {std::pair(4, 8), {8, 16}}) {
     for (int memory = 2 * ((ranks + 4) / 3); memory <= 2 * ranks; ++memory) {
       schedules::Shape shape{ranks, 2 * ranks, microbatches};
-      shape.memory = memory;
+      shape.memory = memory / 2.0;
       const int least = 6 * microbatches + std::max(0, 6 * ranks - 3 * memory - 1);
       EXPECT_EQ(report_of("V-Adaptive", shape, Costs()).cost, least + memory % 2) << memory;
     }
@@ -215,44 +195,6 @@ TEST(SimulateTest, DualPipeVFigure) {
     EXPECT_EQ(report.makespan - rank.busy, 6);
     EXPECT_EQ(rank.peak_activations.amount, 9);
   }
-}
-
-// A schedule of either level with its channel graph.
-struct Simulated {
-  ir::AnySchedule any;
-  ChannelGraph graph;
-
-  const ir::Schedule& schedule() const { return ir::schedule_of(any); }
-};
-
-// Every schedule at a small shape, as an order and as a program under each channel model.
-std::vector<Simulated> all_simulated(int ranks, int microbatches) {
-  std::vector<Simulated> all;
-  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
-    const ir::ComputeOrder order = schedules::make_order(
-        *spec, {ranks, schedules::default_stages(*spec, ranks), microbatches});
-    all.push_back({order, ChannelGraph::of_order(order)});
-    ir::Diagnostics diagnostics;
-    const ir::Program program = *lower(order, {}, &diagnostics);
-    for (const ir::ChannelModelInfo& model : ir::channel_models()) {
-      for (const ir::ChannelCapacity capacity : {0u, 1u, ir::kUnboundedCapacity})
-        all.push_back({program, ChannelGraph::of_program(program, model.model, capacity)});
-    }
-  }
-  return all;
-}
-
-// Costs that are not multiples of each other, with one slow rank and one long microbatch.
-Costs uneven_costs(const ir::Placement& placement, int num_microbatches) {
-  Costs costs = costs_of(3, 2.5, 1.75, 0.375);
-  costs.unshard = 0.5;
-  costs.reduce_grad = 0.75;
-  costs.microbatch_scale.assign(static_cast<size_t>(num_microbatches), 1);
-  costs.microbatch_scale[1] = 1.5;
-  costs.links[{0, 1}] = {1.25, 100};
-  costs.output_bytes = 25;
-  slow_rank(placement.num_ranks() - 1, 1.25, placement, &costs);
-  return costs;
 }
 
 double makespan(const ir::Schedule& schedule, const ir::Timeline& timeline) {
@@ -415,147 +357,6 @@ TEST(SimulateTest, ATransferOccupiesItsQueues) {
   EXPECT_EQ(interval(0, K::kBackward, 0), (Interval{6, 8}));
   EXPECT_EQ(interval(1, K::kBackward, 1), (Interval{6, 8}));
   EXPECT_EQ(interval(0, K::kBackward, 1), (Interval{9, 11}));
-}
-
-// arXiv 2401.10241, section 2.3: in stages counted from 1, rank i of ZB-H1 holds (p-i+1) M_B +
-// (i-1) M_W at its peak, in steady state.
-TEST(ReportTest, MemoryOfZbH1) {
-  Costs costs = costs_of(1, 1, 1, 0);
-  costs.activation_bytes = 100;
-  costs.weight_input_bytes = 30;
-  const Report report = report_of("ZB-H1", {4, 4, 16}, costs);
-  for (int rank = 0; rank < 4; ++rank)
-    EXPECT_EQ(report.ranks[static_cast<size_t>(rank)].peak_bytes.amount,
-              (4 - rank) * 100 + rank * 30);
-}
-
-TEST(ReportTest, BytesOfAProgram) {
-  // Parameters while unsharded, gradients from B to REDUCE_GRAD, receive buffers until their use.
-  ir::Diagnostics diagnostics;
-  const ir::Program program =
-      *lower(schedules::make_order(*schedules::find_schedule("1F1B"), {2, 2, 2}), {}, &diagnostics);
-  Costs costs = costs_of(1, 1, 1, 0);
-  costs.parameter_bytes = 1000;
-  costs.gradient_bytes = 500;
-  costs.activation_bytes = 100;
-  costs.output_bytes = 10;
-  costs.input_gradient_bytes = 7;
-  const auto graph = ChannelGraph::of_program(program, ir::ChannelModel::kEdge, 0);
-  const ir::Timeline timeline = simulate(graph, program, costs);
-  const Report report = report_on(program, costs, timeline);
-  // Rank 0 during 0B0: both activations, the received gradient, parameters, gradients.
-  EXPECT_EQ(report.ranks[0].peak_bytes.amount, 1000 + 500 + 200 + 7);
-  EXPECT_EQ(program.rows[0][static_cast<size_t>(*report.ranks[0].peak_bytes.step)],
-            ir::Action(ir::ActionKind::kBackward, 0, 0));
-  // Rank 1 during 1B0: its activation, and the input of 1F1, which PyTorch receives before it.
-  EXPECT_EQ(report.ranks[1].peak_bytes.amount, 1000 + 500 + 100 + 10);
-  EXPECT_EQ(MemoryModel(program, costs).along(timeline, 0).back().bytes, 0);
-}
-
-TEST(ReportTest, PeaksOfActivationsAreTheCertificates) {
-  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
-    ir::Diagnostics diagnostics;
-    const ir::Program program =
-        *lower(schedules::make_order(*spec, {4, schedules::default_stages(*spec, 4), 8}), {},
-               &diagnostics);
-    const auto graph = ChannelGraph::of_program(program, ir::ChannelModel::kEdge, 0);
-    const Report report = report_on(program, Costs(), simulate(graph, program, Costs()));
-    const std::vector<RankCertificate> certificate = certify(program);
-    for (size_t rank = 0; rank < 4; ++rank) {
-      EXPECT_EQ(report.ranks[rank].peak_activations, certificate[rank].activations);
-    }
-  }
-}
-
-// W alone counts as a backward, for report, certificate and verifier.
-TEST(ReportTest, AWeightBackwardAloneKeepsActivations) {
-  using K = ir::ActionKind;
-  ir::Program program;
-  program.placement = ir::Placement::loop(1, 1);
-  program.num_microbatches = 2;
-  program.rows = {{ir::Action(K::kForward, 0, 0), ir::Action(K::kForward, 0, 1),
-                   ir::Action(K::kBackwardWeight, 0, 0), ir::Action(K::kBackwardWeight, 0, 1)}};
-  const auto graph = ChannelGraph::of_program(program, ir::ChannelModel::kEdge, 0);
-  Costs costs;
-  costs.activation_bytes = 100;
-  const ir::Timeline timeline = simulate(graph, program, costs);
-  EXPECT_EQ(report_on(program, costs, timeline).ranks[0].peak_activations.amount, 2);
-  EXPECT_EQ(certify(program)[0].activations.amount, 2);
-  int most = 0;
-  for (const MemorySample& sample : MemoryModel(program, costs).along(timeline, 0)) {
-    EXPECT_GE(sample.activations, 0);
-    most = std::max(most, sample.activations);
-  }
-  EXPECT_EQ(most, 2);
-  ir::Diagnostics diagnostics;
-  EXPECT_FALSE(verify(program, {}, &diagnostics));
-  ASSERT_EQ(diagnostics.total(), 1U);
-  EXPECT_EQ(diagnostics.kept()[0].rule, ir::Rule::kMissingWork);
-}
-
-// arXiv 2401.10241, appendix B, with k forwards before the first backward of rank 0.
-TEST(ReportTest, TheWarmUpBoundIsThePapers) {
-  const double forward = 3, input = 2.5, weight = 1.75, comm = 0.375;
-  const Costs costs = costs_of(forward, input, weight, comm);
-  for (const auto& [name, held] : {std::pair("1F1B", 4), {"ZB-H1", 4}, {"ZB-H2", 7}}) {
-    const Report report = report_of(name, {4, 4, 16}, costs);
-    const double bubble = std::max(0.0, 3 * (input + 2 * comm) + (4 - held) * forward);
-    EXPECT_NEAR(report.bounds.warm_up, 16 * (forward + input + weight) + bubble, 1e-9) << name;
-  }
-}
-
-TEST(ReportTest, NoBoundIsAboveTheCost) {
-  for (const Simulated& one : all_simulated(4, 8)) {
-    const ir::Schedule& schedule = one.schedule();
-    const Costs costs = uneven_costs(schedule.placement, schedule.num_microbatches);
-    const Report report = report_on(schedule, costs, simulate(one.graph, schedule, costs));
-    EXPECT_LE(report.bounds.busiest_rank, report.cost);
-    EXPECT_LE(report.bounds.one_microbatch, report.cost) << schedule.name;
-    EXPECT_LE(report.bounds.warm_up, report.cost) << schedule.name;
-    EXPECT_GE(report.gap(), 0);
-    EXPECT_LE(report.cost, report.makespan + 1e-9);
-  }
-}
-
-// 2 ranks, one microbatch, transfers 2: rank 0 is idle for transfer, F, B and transfer, 2 + 1 + 2
-// + 2.
-TEST(ReportTest, ExposedCommunication) {
-  const Report report = report_of("1F1B", {2, 2, 1}, costs_of(1, 1, 1, 2));
-  EXPECT_EQ(report.ranks[0].exposed_communication, 2);  // the transfer of the gradient
-  EXPECT_EQ(report.ranks[0].idle(), 7);
-  EXPECT_EQ(report.ranks[1].exposed_communication, 0);  // its span starts after the transfer
-  // Two microbatches: rank 1 receives the input of 1F1 long before it is needed.
-  EXPECT_EQ(report_of("1F1B", {2, 2, 2}, costs_of(1, 1, 1, 2)).ranks[1].exposed_communication, 0);
-}
-
-TEST(JitterTest, SpreadsAroundTheMakespan) {
-  const ir::ComputeOrder order =
-      schedules::make_order(*schedules::find_schedule("1F1B"), {4, 4, 8});
-  const auto graph = ChannelGraph::of_order(order);
-  const Spread none = spread_of_makespan(graph, order, Costs(), 0, 5, 1);
-  EXPECT_EQ(none.least, 33);
-  EXPECT_EQ(none.most, 33);
-  EXPECT_EQ(none.deviation, 0);
-  const Spread some = spread_of_makespan(graph, order, Costs(), 0.2, 200, 7);
-  EXPECT_LT(some.least, some.median);
-  EXPECT_LT(some.median, some.percentile_95);
-  EXPECT_LE(some.percentile_95, some.most);
-  // Delays add up along the critical path, and early actions wait.
-  EXPECT_GT(some.mean, 33);
-  EXPECT_LT(some.mean, 33 * 1.2);
-  const Spread again = spread_of_makespan(graph, order, Costs(), 0.2, 200, 7);
-  EXPECT_EQ(some.mean, again.mean);
-  EXPECT_NE(some.mean, spread_of_makespan(graph, order, Costs(), 0.2, 200, 8).mean);
-}
-
-TEST(ChannelGraphTest, AnOrderThatCannotRunIsBlocked) {
-  ir::ComputeOrder order;
-  order.placement = ir::Placement::loop(2, 2);
-  order.num_microbatches = 1;
-  order.rows = {
-      {ir::Action(ir::ActionKind::kBackward, 0, 0), ir::Action(ir::ActionKind::kForward, 0, 0)},
-      {ir::Action(ir::ActionKind::kForward, 1, 0), ir::Action(ir::ActionKind::kBackward, 1, 0)}};
-  EXPECT_EQ(ChannelGraph::of_order(order).blocked(), (std::vector<uint32_t>{0, 1, 2, 3}));
 }
 
 }  // namespace
