@@ -1,7 +1,8 @@
-"""Runs a comparison of processes under two settings of malloc, each the same for both sides.
+"""Runs a comparison of processes under three settings of malloc, each the same for both sides.
 
-Left to itself, glibc keeps or returns the memory of a freed program depending on what else lies on the heap, down to the
-format in which a benchmark prints its results, and getting 8 MB again from the kernel takes as long as lowering into it.
+Left to itself, as in the first of them, glibc keeps or returns the memory of a freed program depending on what else lies on
+the heap, down to the format in which a benchmark prints its results, and getting 8 MB again from the kernel takes as long as
+lowering into it.
 """
 
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 
 SETTINGS = {
+    "malloc as it is": "",
     "every large block is new memory": "glibc.malloc.mmap_threshold=65536",
     "freed memory is kept": "glibc.malloc.trim_threshold=17179869184:glibc.malloc.mmap_threshold=17179869184",
 }

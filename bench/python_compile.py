@@ -5,7 +5,7 @@ Needs the installed Python package. COMPILE_BENCH is the binary of //bench:compi
   bazel build //bench:compile_bench && python3 bench/python_compile.py bazel-bin/bench/compile_bench
 
 Interleaved1F1B for 32 ranks, 4 stages per rank and 512 microbatches, 393,728 actions. lower() in Python also verifies what
-it returns, and so does the C++ side, schedule::compile(). CPU times, medians of 7 runs in turn, under both settings of
+it returns, and so does the C++ side, schedule::compile(). CPU times, medians of 7 runs in turn, under each setting of
 malloc_settings.py.
 """
 

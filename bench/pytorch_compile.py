@@ -3,8 +3,8 @@
   bazel test --config=peer --nocache_test_results --test_output=all //bench:pytorch_compile
 
 Prints, for alternating pairs, both times and their ratio (PyTorch / pipewright; above 1, pipewright is faster), then the
-median ratio, all under both settings of malloc_settings.py. Both times are measured inside the process, so starting it does not count. Fails only if the two disagree
-about the number of actions; no speed is required.
+median ratio, all under each setting of malloc_settings.py. Both times are measured inside the process, so starting it does
+not count. Fails only if the two disagree about the number of actions; no speed is required.
 """
 
 import statistics
