@@ -22,6 +22,16 @@ void populate(std::vector<Value>* values, size_t size) {
     populate_memory(values->data() + values->size(), values->data() + size);
 }
 
+// `size` copies of `value`, in memory that is populated first.
+template <typename Value>
+std::vector<Value> populated(size_t size, const Value& value) {
+  std::vector<Value> values;
+  values.reserve(size);
+  populate(&values, size);
+  values.assign(size, value);
+  return values;
+}
+
 }  // namespace pipewright::ir
 
 #endif  // PIPEWRIGHT_IR_POPULATE_H_

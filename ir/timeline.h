@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "pipewright/ir/populate.h"
 #include "pipewright/ir/schedule.h"
 
 namespace pipewright::ir {
@@ -34,7 +35,7 @@ class Timeline {
   explicit Timeline(const Rows& rows) {
     first_of_rank_.push_back(0);
     for (const Row& row : rows) first_of_rank_.push_back(first_of_rank_.back() + row.size());
-    intervals_.resize(first_of_rank_.back());
+    intervals_ = populated(first_of_rank_.back(), Interval());
   }
 
   size_t num_ranks() const { return first_of_rank_.empty() ? 0 : first_of_rank_.size() - 1; }

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "pipewright/ir/populate.h"
+
 namespace pipewright::schedule {
 
 // One value per tensor that stages pass on, for a walk along all rows at once. A tensor is named by
@@ -22,8 +24,9 @@ class TensorTable {
  public:
   TensorTable(size_t num_flows, int num_microbatches, Value initial)
       : num_flows_(num_flows),
-        lines_(num_flows * ((static_cast<size_t>(num_microbatches) + kPerLine - 1) / kPerLine + 1),
-               filled_line(initial)) {}
+        lines_(ir::populated(
+            num_flows * ((static_cast<size_t>(num_microbatches) + kPerLine - 1) / kPerLine + 1),
+            filled_line(initial))) {}
 
   const Value& at(uint32_t flow, int microbatch) const {
     return lines_[line_of(flow, microbatch)].values[place_of(microbatch)];

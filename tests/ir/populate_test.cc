@@ -63,6 +63,11 @@ TEST(Populate, KeepsWhatTheRowHas) {
   }
 }
 
+TEST(Populate, FillsANewVector) {
+  for (const size_t size : {size_t{0}, size_t{1}, size_t{100000}})
+    EXPECT_EQ(populated(size, 2.5), std::vector<double>(size, 2.5));
+}
+
 TEST(Populate, RefusesMemoryOfOthers) {
   Row row;
   EXPECT_THROW(populate(&row, 1), InternalError);
