@@ -72,10 +72,10 @@ class Catalogue {
 
  private:
   // Tries a plan for every memory limit that may lead to the least cost: a plan for less memory may
-  // be better. Upwards from the memory that there is, as long as plans fit and differ, because a
-  // plan's limit counts activations until W ends, and the problem only a part of them after I.
-  // Downwards until a bound proves that less memory costs at least as much as what is there. At
-  // most kMostPlans each.
+  // be better. Upwards from the memory that there is, as long as plans fit and none is proved
+  // optimal, because a plan's limit counts activations until W ends, and the problem only a part of
+  // them after I. Downwards until a bound proves that less memory costs at least as much as what is
+  // there. At most kMostPlans each.
   void add_plans(const schedules::ScheduleSpec& spec, const schedules::Shape& shape) {
     const int live = live_activations(problem_);
     const int plans = std::max(1, kMostPlans / shape.ranks);
