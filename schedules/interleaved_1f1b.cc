@@ -18,9 +18,9 @@ ir::Row make_row(const Shape& shape, int rank) {
   const int idle =
       is_pytorchs && warmup > 0 ? std::max(0, until_first_backward - (warmup + rank)) : 0;
   ir::Row row;
-  row.reserve(static_cast<size_t>(rank) + static_cast<size_t>(warmup) + static_cast<size_t>(idle) +
-              2 * static_cast<size_t>(order.num_operations()));
-  ir::populate(&row, row.capacity());
+  ir::reserve_populated(&row, static_cast<size_t>(rank) + static_cast<size_t>(warmup) +
+                                  static_cast<size_t>(idle) +
+                                  2 * static_cast<size_t>(order.num_operations()));
   if (is_pytorchs) row.resize(static_cast<size_t>(rank));
   auto forwards = order.walk(), backwards = order.walk();
   int forward = 0;

@@ -137,8 +137,7 @@ class SendRecvPass {
       ir::Row& row = program_.rows[rank];
       const size_t actions = row.size();
       const size_t size = actions + transfers[rank];
-      row.reserve(size);
-      ir::populate(&row, size);
+      ir::reserve_populated(&row, size);
       row.resize(size);
       const ir::Action* moved =
           std::move_backward(row.data(), row.data() + actions, row.data() + row.size());

@@ -68,6 +68,15 @@ TEST(Populate, FillsANewVector) {
     EXPECT_EQ(populated(size, 2.5), std::vector<double>(size, 2.5));
 }
 
+// What a test of the memory after it shows: nothing was written.
+TEST(Populate, UnwrittenElementsAreWhatTheMemoryWas) {
+  UnwrittenVector<double> values(1000, 2.5);
+  values.clear();
+  values.resize(1000);
+  EXPECT_EQ(values, UnwrittenVector<double>(1000, 2.5));
+  EXPECT_EQ(populated_unwritten<double>(100000).size(), 100000u);
+}
+
 TEST(Populate, RefusesMemoryOfOthers) {
   Row row;
   EXPECT_THROW(populate(&row, 1), InternalError);
