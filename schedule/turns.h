@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_SCHEDULE_TURNS_H_
 #define PIPEWRIGHT_SCHEDULE_TURNS_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
@@ -17,10 +18,20 @@ struct RestOfRow {
   const ir::Action* end;
   uint32_t number;  // of the next action, as in ChannelGraph
 
-  // By a rank's next turn, its next actions would no longer be in the cache. Requires one.
-  void fetch_ahead() const { __builtin_prefetch(next + kFetchAhead); }
-  static constexpr size_t kFetchAhead = 16;
+  // Where a turn ends at the latest. What a rank makes in its turn is then used while it is still
+  // in the cache, even where the rank need not wait for the others.
+  const ir::Action* end_of_turn() const { return next + std::min<ptrdiff_t>(end - next, 64); }
 };
+
+// At the end of a rank's turn: by its next one, what follows in its row, and in values of the same
+// size that go with the row's actions, would no longer be in the cache. A turn passes at most two
+// lines as a rule. What is fetched need not exist.
+template <typename Value>
+void fetch_ahead(const Value* next) {
+  static_assert(sizeof(Value) == sizeof(ir::Action));
+  __builtin_prefetch(next + 16);
+  __builtin_prefetch(next + 20);
+}
 
 // The whole rows, by rank.
 inline std::vector<RestOfRow> whole_rows(const ir::Rows& rows) {
@@ -39,12 +50,20 @@ inline std::vector<RestOfRow> whole_rows(const ir::Rows& rows) {
 //   Turns turns(num_ranks);
 //   turns.run([&](size_t rank) {
 //     // goes on from where the rank stopped; calls turns.wake(other) for ranks that may go on
-//     return is_at_its_end;  // otherwise it waits
+//     return Turns::kWaits;
 //   });
 //
 // If a rank is woken at most once per action, a walk takes time linear in the number of actions.
 class Turns {
  public:
+  // Why a rank's turn is over.
+  enum Stop { kAtEnd, kWaits, kMayGoOn };
+  // That of a rank whose turn was to end at `end_of_turn`.
+  static Stop stop_of(const RestOfRow& row, const ir::Action* end_of_turn) {
+    if (row.next == row.end) return kAtEnd;
+    return row.next == end_of_turn ? kMayGoOn : kWaits;
+  }
+
   explicit Turns(size_t num_ranks)
       : awake_(num_ranks), num_awake_(num_ranks), waits_(num_ranks, false) {
     std::iota(awake_.begin(), awake_.end(), 0);
@@ -56,8 +75,8 @@ class Turns {
     awake_[num_awake_++] = rank;
   }
 
-  // Calls go_on(rank) for each rank, and again after each time that it was woken. Returns whether
-  // all ranks reached their ends.
+  // Calls go_on(rank), which returns a Stop, for each rank, and again after each time that it was
+  // woken or may go on by itself. Returns whether all ranks reached their ends.
   template <typename GoOn>
   bool run(const GoOn& go_on) {
     size_t left = num_awake_;
@@ -66,10 +85,16 @@ class Turns {
       round.swap(awake_);
       for (size_t turn = 0; turn < num_turns; ++turn) {
         const size_t rank = round[turn];
-        if (go_on(rank)) {
-          --left;
-        } else {
-          waits_[rank] = true;
+        switch (go_on(rank)) {
+          case kAtEnd:
+            --left;
+            break;
+          case kWaits:
+            waits_[rank] = true;
+            break;
+          case kMayGoOn:
+            awake_[num_awake_++] = rank;
+            break;
         }
       }
     }

@@ -46,9 +46,10 @@ class Walk {
   }
 
  private:
-  bool go_on(Rest* rest) {
+  Turns::Stop go_on(Rest* rest) {
     Rest row = *rest;
-    for (; row.next != row.end; ++row.next, ++row.number) {
+    const ir::Action* const end = row.end_of_turn();
+    for (; row.next != end; ++row.next, ++row.number) {
       const ir::Action& action = *row.next;
       if (action.is_idle()) continue;
       const ir::ActionPart part = action.parts()[0];
@@ -71,10 +72,12 @@ class Walk {
       }
     }
     *rest = row;
-    if (row.next == row.end) return true;
-    row.fetch_ahead();
-    __builtin_prefetch(&timeline_[row.number] + RestOfRow::kFetchAhead, 1);
-    return false;
+    const Turns::Stop stop = Turns::stop_of(row, end);
+    if (stop != Turns::kAtEnd) {
+      fetch_ahead(row.next);
+      fetch_ahead(&timeline_[row.number]);
+    }
+    return stop;
   }
 
   // When the input and the parameters of a compute are there. The parameters stay.

@@ -69,9 +69,10 @@ class OrderWalk {
     }
   }
 
-  bool go_on(Rest* rest) {
+  Turns::Stop go_on(Rest* rest) {
     Rest row = *rest;
-    for (; row.next != row.end; ++row.next, ++row.number) {
+    const ir::Action* const end = row.end_of_turn();
+    for (; row.next != end; ++row.next, ++row.number) {
       const ir::Action& action = *row.next;
       if (action.is_idle()) continue;
       double start = arrival_of_input(action.parts()[0]);
@@ -90,10 +91,12 @@ class OrderWalk {
       if (action.is_compound()) deliver(action.parts()[1], row.compute);
     }
     *rest = row;
-    if (row.next == row.end) return true;
-    row.fetch_ahead();
-    __builtin_prefetch(&timeline_[row.number] + RestOfRow::kFetchAhead, 1);
-    return false;
+    const Turns::Stop stop = Turns::stop_of(row, end);
+    if (stop != Turns::kAtEnd) {
+      fetch_ahead(row.next);
+      fetch_ahead(&timeline_[row.number]);
+    }
+    return stop;
   }
 
   // When the input of a compute arrives; 0 if it needs none from another stage.

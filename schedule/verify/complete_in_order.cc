@@ -37,8 +37,9 @@ bool runs_on_edges(const ir::Program& program) {
   const auto go_on = [&](size_t rank) {
     const PassedActions::Marks marks = passed.marks();
     RestOfRow row = rest[rank];
+    const ir::Action* const end = row.end_of_turn();
     bool row_valid = true;
-    for (; row.next != row.end; ++row.next, ++row.number) {
+    for (; row.next != end; ++row.next, ++row.number) {
       const ir::Action action = *row.next;
       if (ir::is_compute(action.kind()) && transfers.awaits(action)) break;
       row_valid &= marks.pass(action);
@@ -49,9 +50,8 @@ bool runs_on_edges(const ir::Program& program) {
     }
     rest[rank] = row;
     valid &= row_valid;
-    if (row.next == row.end) return true;
-    row.fetch_ahead();
-    return false;
+    fetch_ahead(row.next);
+    return Turns::stop_of(row, end);
   };
   return turns.run(go_on) && valid && transfers.all_matched() && passed.is_complete();
 }
