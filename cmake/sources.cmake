@@ -217,6 +217,7 @@ set(pipewright_schedule_headers
     schedule/simulate/costs.h
     schedule/simulate/costs_json.h
     schedule/simulate/drift.h
+    schedule/simulate/in_flight.h
     schedule/simulate/jitter.h
     schedule/simulate/lower_bounds.h
     schedule/simulate/median.h

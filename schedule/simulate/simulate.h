@@ -27,8 +27,9 @@ double transfer_of(const Dependency& dependency, const ir::Action& action, const
 ir::Timeline simulate(const ChannelGraph& graph, const ir::Schedule& schedule, const Costs& costs,
                       std::span<const double> stretch = {});
 
-// The same of a compute order. Its actions must be in the rows of their stages' ranks, as the
-// verifier checks. If it runs to its end, this needs no graph, and takes a third of the time.
+// The same of a compute order. Its actions must be in the rows of their stages' ranks, each
+// once, as the verifier checks. If it runs to its end, this needs no graph, and takes a third of
+// the time.
 ir::Timeline simulate(const ir::ComputeOrder& order, const Costs& costs,
                       std::span<const double> stretch = {});
 

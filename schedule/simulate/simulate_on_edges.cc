@@ -35,7 +35,7 @@ class Walk {
         turns_(program.rows.size()),
         pairs_(transfers_.num_pairs()),
         unsharded_(static_cast<size_t>(program.placement.num_stages())),
-        timeline_(program.rows) {
+        timeline_(ir::Timeline::unwritten(program.rows)) {
     for (const RestOfRow& row : whole_rows(program.rows)) rest_.push_back({row});
   }
 
@@ -51,7 +51,10 @@ class Walk {
     const ir::Action* const end = row.end_of_turn();
     for (; row.next != end; ++row.next, ++row.number) {
       const ir::Action& action = *row.next;
-      if (action.is_idle()) continue;
+      if (action.is_idle()) {
+        timeline_[row.number] = {};
+        continue;
+      }
       const ir::ActionPart part = action.parts()[0];
       double duration = table_.duration(action);
       if (!stretch_.empty()) duration *= stretch_[row.number];

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "pipewright/ir/stage_dependencies.h"
+#include "pipewright/schedule/simulate/in_flight.h"
 #include "pipewright/schedule/stage_kinds.h"
-#include "pipewright/schedule/tensor_table.h"
 #include "pipewright/schedule/turns.h"
 
 namespace pipewright::schedule {
@@ -22,10 +22,9 @@ class OrderWalk {
   OrderWalk(const ir::ComputeOrder& order, const CostTable& table, std::span<const double> stretch)
       : table_(table),
         stretch_(stretch),
-        arrivals_(2 * static_cast<size_t>(order.placement.num_stages()), order.num_microbatches,
-                  kNotMade),
+        arrivals_(2 * static_cast<size_t>(order.placement.num_stages())),
         turns_(order.rows.size()),
-        timeline_(order.rows) {
+        timeline_(ir::Timeline::unwritten(order.rows)) {
     link_stages(order.placement);
     for (const RestOfRow& row : whole_rows(order.rows)) rest_.push_back({row});
   }
@@ -74,15 +73,20 @@ class OrderWalk {
     const ir::Action* const end = row.end_of_turn();
     for (; row.next != end; ++row.next, ++row.number) {
       const ir::Action& action = *row.next;
-      if (action.is_idle()) continue;
-      double start = arrival_of_input(action.parts()[0]);
-      if (start == kNotMade) break;
-      if (action.is_compound()) {
-        const double other = arrival_of_input(action.parts()[1]);
-        if (other == kNotMade) break;
-        start = std::max(start, other);
+      if (action.is_idle()) {
+        timeline_[row.number] = {};
+        continue;
       }
-      start = std::max(start, row.compute);
+      InFlight::Tensor* const input = input_of(action.parts()[0]);
+      if (input == nullptr) break;
+      double start = std::max(row.compute, input->arrival);
+      if (action.is_compound()) {
+        InFlight::Tensor* const other = input_of(action.parts()[1]);
+        if (other == nullptr) break;
+        start = std::max(start, other->arrival);
+        InFlight::remove(other);
+      }
+      InFlight::remove(input);
       double duration = table_.duration(action);
       if (!stretch_.empty()) duration *= stretch_[row.number];
       row.compute = start + duration;
@@ -99,27 +103,27 @@ class OrderWalk {
     return stop;
   }
 
-  // When the input of a compute arrives; 0 if it needs none from another stage.
-  double arrival_of_input(ActionPart part) const {
+  // The input of a compute from another stage, or one that is always there if it needs none.
+  // nullptr if it has not been made.
+  InFlight::Tensor* input_of(ActionPart part) {
     const uint32_t input = links_[stage_kind(part)].input;
-    return input == kNone ? 0 : arrivals_.at(input, part.microbatch());
+    return input == kNone ? &no_input_ : arrivals_.find(input, part.microbatch());
   }
   // Sends the result of a compute that ends then on its way.
   void deliver(ActionPart part, double end) {
     const Links& links = links_[stage_kind(part)];
     if (links.result == kNone) return;
-    arrivals_.at(links.result, part.microbatch()) = end + links.delay;
-    arrivals_.fetch_ahead(links.result, part.microbatch());
+    arrivals_.add(links.result, part.microbatch(), end + links.delay);
     turns_.wake(links.user);
   }
 
   static constexpr uint32_t kNone = UINT32_MAX;
-  static constexpr double kNotMade = -1;
 
   const CostTable& table_;
   const std::span<const double> stretch_;
-  std::vector<Links> links_;      // by stage and kind
-  TensorTable<double> arrivals_;  // of inputs, or kNotMade; two flows per stage that uses them
+  std::vector<Links> links_;  // by stage and kind
+  InFlight arrivals_;         // of inputs; two flows per stage that makes them
+  InFlight::Tensor no_input_;
   Turns turns_;
   ir::Timeline timeline_;
   std::vector<Rest> rest_;  // by rank

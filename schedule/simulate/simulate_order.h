@@ -12,8 +12,8 @@ namespace pipewright::schedule {
 
 // What simulate() computes from a ChannelGraph, to the last bit, by one walk along the rows of a
 // compute order: a compute starts when the one before it on its rank has ended and its input has
-// arrived. Each action must be in the row of its stage's rank. nullopt if the order cannot run to
-// its end, or has 2^32 actions or more.
+// arrived. Each action must be in the row of its stage's rank, once. nullopt if the order cannot
+// run to its end, or has 2^32 actions or more.
 std::optional<ir::Timeline> simulate_order(const ir::ComputeOrder& order, const CostTable& table,
                                            std::span<const double> stretch = {});
 
