@@ -1,16 +1,16 @@
-// Gradients are accumulated in the buffer that is reduced. Full gradients are stored in one flat
-// buffer with the layout of the gathered parameters (param_group.cc), which is the input of the
-// reduce-scatter. A hook takes each gradient before autograd accumulates it: the first one of a
-// parameter is copied into the buffer, later ones are added there, so that at most one gradient
-// exists outside of it, and sums over microbatches are in the dtype of the buffer. The output holds
-// one piece per parameter, which becomes the .grad of its shard, or is added to the .grad that
-// exists.
+// A hook takes each gradient before autograd accumulates it. The first one of a parameter is kept
+// as it is if nobody else has it, and is an input of the reduce-scatter in the place where autograd
+// computed it; otherwise it is copied, to the dtype in which gradients are reduced and with zeros
+// up to whole chunks. Later gradients are added to the first one, so that at most one exists beside
+// them. The output holds one piece per parameter, which becomes the .grad of its shard, or is added
+// to the .grad that exists.
 //
-// Ranks may use different parameters, and must post the same collectives: each reduction sends the
-// full buffer, and one flag per parameter that tells whether any rank used it.
+// Ranks may use different parameters, and must post the same collectives: each reduction sends
+// zeros for a parameter that was not used, and one flag per parameter that tells whether any rank
+// used it.
 //
-// Time is linear in the elements of the group. Memory is one full buffer per pending reduction, and
-// one for the backward that accumulates.
+// Time is linear in the elements of the group. Memory is the full gradients of each pending
+// reduction, and those of the backward that accumulates.
 #include "pipewright/fsdp/grad_reducer.h"
 
 #include <ATen/ATen.h>
@@ -27,6 +27,17 @@
 #include "pipewright/ir/errors.h"
 
 namespace pipewright::fsdp {
+namespace {
+
+// Whether nobody has a tensor or its memory but who asks. A view, such as the transposed product
+// that is the gradient of a Linear's weight, itself has the tensor that it is a view of.
+bool is_held_once(const at::Tensor& tensor) {
+  const bool is_view = tensor.is_view();
+  return tensor.use_count() == 1 && (!is_view || tensor._base().use_count() == 1) &&
+         tensor.storage().use_count() == (is_view ? 2u : 1u);
+}
+
+}  // namespace
 
 GradReducer::GradReducer(const ParamGroup& params, comms::BackendPtr replicas)
     : params_(params), replicas_(std::move(replicas)) {
@@ -41,24 +52,38 @@ void GradReducer::lay_out() {
         "gradients first");
   }
   slots_.assign(params_.params().size(), {});
-  numel_ = chunk_numel_ = 0;
+  chunk_numel_ = 0;
   for (size_t i = 0; i < slots_.size(); ++i) {
     const ShardedParam& param = params_.params()[i];
     if (!param.trainable) continue;
     const auto element_size = static_cast<int64_t>(params_.reduce_options().dtype().itemsize());
-    slots_[i].offset = numel_;
     slots_[i].chunk_offset = chunk_numel_;
-    numel_ += aligned_numel(param.chunk_numel * params_.ranks(), element_size);
     chunk_numel_ += aligned_numel(param.chunk_numel, element_size);
   }
 }
 
-at::Tensor GradReducer::place_of(size_t i) const {
-  return alias_of(grads_, slots_[i].offset, params_.params()[i].sizes);
+at::Tensor GradReducer::empty(int64_t numel) const {
+  return empty_flat(numel, params_.reduce_options(), params_.allocator());
 }
 
-void GradReducer::allocate() {
-  if (!grads_.defined()) grads_ = empty_flat(numel_, params_.reduce_options(), params_.allocator());
+// Memory for the full gradient of a parameter; what follows the gradient is zero.
+at::Tensor GradReducer::empty_padded(size_t i) const {
+  const ShardedParam& param = params_.params()[i];
+  const at::Tensor padded = empty(param.chunk_numel * params_.ranks());
+  const int64_t numel = numel_of(param.sizes);
+  padded.narrow(0, numel, padded.numel() - numel).zero_();
+  return padded;
+}
+
+// Whether a gradient is fit to be reduced where it is, and nobody sees that it changes.
+bool GradReducer::may_keep(size_t i, const at::Tensor& grad) const {
+  const ShardedParam& param = params_.params()[i];
+  const at::TensorOptions options = params_.reduce_options();
+  return is_held_once(grad) && !grad.requires_grad() && grad.dtype() == options.dtype() &&
+         grad.device() == options.device() && grad.is_contiguous() &&
+         grad.sizes() == at::IntArrayRef(param.sizes) &&
+         grad.numel() == param.chunk_numel * params_.ranks() &&
+         grad.nbytes() == grad.storage().nbytes() && params_.allocator() == nullptr;
 }
 
 at::Tensor GradReducer::take(size_t i, const at::Tensor& grad) {
@@ -70,13 +95,16 @@ at::Tensor GradReducer::take(size_t i, const at::Tensor& grad) {
                                       grad.layout()));
   }
   const c10::NoGradGuard no_grad;
-  allocate();
-  Slot& slot = slots_[i];
-  if (slot.grad.defined()) {
-    slot.grad.add_(grad);
+  has_grads_ = true;
+  Grad& sum = slots_[i].grad;
+  if (sum.full.defined()) {
+    sum.full.add_(grad);
+  } else if (may_keep(i, grad)) {
+    sum = {grad, grad.view(-1)};
   } else {
-    slot.grad = place_of(i);
-    slot.grad.copy_(grad);
+    sum.padded = empty_padded(i);
+    sum.full = alias_of(sum.padded, 0, param.sizes);
+    sum.full.copy_(grad);
     bytes_copied_ += static_cast<int64_t>(grad.nbytes());
   }
   return {};
@@ -86,61 +114,51 @@ void GradReducer::begin_reduce(bool all_reduces) {
   if (is_direct()) return;
   if (std::ranges::none_of(params_.params(), &ShardedParam::trainable)) return;
   const c10::NoGradGuard no_grad;
-  allocate();
   const int ranks = params_.ranks();
   Pending pending;
   pending.divisor = reduction_.post;
   pending.all_reduces = all_reduces;
-  std::vector<at::Tensor> inputs, outputs;
+  std::vector<at::Tensor> outputs;
   // After the gradients: for each parameter, whether it was used. Each rank gets a copy. They are
   // written on the device: a copy of pageable host memory would make the host wait for it.
   const auto count = static_cast<int64_t>(slots_.size());
   at::Tensor flags;
   if (communicates()) flags = at::ones({ranks, count}, params_.reduce_options());
-  pending.output = communicates() ? empty_flat(chunk_numel_ + count, params_.reduce_options(),
-                                               params_.allocator())
-                                  : grads_;
+  pending.output = empty(chunk_numel_ + (communicates() ? count : 0));
   for (size_t i = 0; i < slots_.size(); ++i) {
-    const Slot& slot = slots_[i];
+    const Grad grad = std::exchange(slots_[i].grad, {});
     const ShardedParam& param = params_.params()[i];
-    pending.used.push_back(slot.grad.defined());
-    if (flags.defined() && !slot.grad.defined()) flags.select(1, static_cast<int64_t>(i)).zero_();
+    pending.used.push_back(grad.full.defined());
+    if (flags.defined() && !grad.full.defined()) flags.select(1, static_cast<int64_t>(i)).zero_();
     if (!param.trainable || param.chunk_numel == 0) continue;
-    const at::Tensor padded = grads_.narrow(0, slot.offset, param.chunk_numel * ranks);
-    const int64_t numel = numel_of(param.sizes);
-    padded.narrow(0, numel, padded.numel() - numel).zero_();
-    if (!slot.grad.defined()) padded.zero_();
-    if (!communicates()) continue;
-    at::Tensor input = padded;
+    at::Tensor input = grad.full.defined() ? grad.padded : empty_padded(i).zero_();
     if (param.dim != 0 && ranks > 1) {
-      const std::vector<at::Tensor> parts = place_of(i).chunk(ranks, param.dim);
+      const std::vector<at::Tensor> parts = input.view(param.sizes).chunk(ranks, param.dim);
       std::vector<int64_t> sizes = parts[0].sizes().vec();
       sizes.insert(sizes.begin(), ranks);
-      input = empty_flat(padded.numel(), padded.options(), params_.allocator());
+      input = empty(input.numel());
       at::Tensor stacked = input.view(sizes);
       at::stack_out(stacked, parts);
       bytes_copied_ += static_cast<int64_t>(input.nbytes());
-      pending.pieces.push_back(input);
     }
     if (reduction_.pre != 1) input.div_(reduction_.pre);
-    inputs.push_back(input);
-    outputs.push_back(pending.output.narrow(0, slot.chunk_offset, param.chunk_numel));
+    pending.inputs.push_back(input);
+    outputs.push_back(pending.output.narrow(0, slots_[i].chunk_offset, param.chunk_numel));
   }
   if (communicates()) {
-    inputs.push_back(flags.view(-1));
+    pending.inputs.push_back(flags.view(-1));
     outputs.push_back(pending.output.narrow(0, chunk_numel_, count));
   }
-  if (communicates() && ranks == 1) {
-    for (size_t i = 0; i < inputs.size(); ++i) outputs[i].copy_(inputs[i]);
-  } else if (ranks > 1) {
+  if (ranks == 1) {
+    for (size_t i = 0; i < outputs.size(); ++i) outputs[i].copy_(pending.inputs[i]);
+  } else {
     c10d::ReduceScatterOptions scatter;
     scatter.reduceOp =
         reduction_.op == modules::ReduceOp::kAverage ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
-    pending.pieces.push_back(inputs.back());
-    pending.work = params_.group()->reduce_scatter_tensor_coalesced(outputs, inputs, scatter);
+    pending.work =
+        params_.group()->reduce_scatter_tensor_coalesced(outputs, pending.inputs, scatter);
   }
-  pending.input = std::exchange(grads_, {});
-  for (Slot& slot : slots_) slot.grad.reset();
+  has_grads_ = false;
   pending_.push_back(std::move(pending));
 }
 
@@ -171,8 +189,7 @@ void GradReducer::wait_reduce() {
   Pending pending = std::move(pending_.front());
   pending_.pop_front();
   if (pending.work) comms::wait(*params_.group(), *pending.work);
-  pending.input.reset();
-  pending.pieces.clear();
+  pending.inputs.clear();
   if (replicas() > 1 && !all_reduce(pending)) return;
   if (hook_) hook_(pending.output.narrow(0, 0, chunk_numel_));
   if (pending.divisor != 1) pending.output.narrow(0, 0, chunk_numel_).div_(pending.divisor);
@@ -216,9 +233,9 @@ at::Tensor GradReducer::to_host(const at::Tensor& reduced) const {
 }
 
 void GradReducer::abandon() {
-  for (Slot& slot : slots_) slot.grad.reset();
+  for (Slot& slot : slots_) slot.grad = {};
+  has_grads_ = false;
   pending_.clear();
-  grads_.reset();
   partial_.reset();
 }
 

@@ -40,15 +40,16 @@ class GradReducer {
 
   // Takes the full gradient of parameter `i` before autograd accumulates it, and returns what
   // autograd should accumulate: nothing, or the gradient itself if gradients stay where autograd
-  // puts them. Throws std::runtime_error for a gradient that is not dense.
+  // puts them. A gradient that only the caller has is kept, others are copied. Throws
+  // std::runtime_error for a gradient that is not dense.
   at::Tensor take(size_t i, const at::Tensor& grad);
   // Whether gradients have been accumulated since the last reduction.
-  bool has_grads() const { return grads_.defined(); }
+  bool has_grads() const { return has_grads_; }
 
   // Posts the reduction of the accumulated gradients. If not `all_reduces`, the result is not
   // reduced over the replicas but added to a partial sum, which joins the next reduction that is.
   // Its size is fixed: parameters without a gradient contribute zeros, so all ranks post the same.
-  // The next backward accumulates into another buffer.
+  // The next backward begins with none.
   void begin_reduce(bool all_reduces);
   // Waits for the oldest posted reduction and adds it to the .grad of the shards. A parameter that
   // no rank used keeps the .grad it had. A no-op if none is pending.
@@ -64,15 +65,19 @@ class GradReducer {
   int64_t bytes_copied() const { return bytes_copied_; }
 
  private:
+  struct Grad {
+    at::Tensor full;    // undefined if there is none
+    at::Tensor padded;  // the memory of `full`, flat, and zeros up to whole chunks
+  };
   struct Slot {
-    int64_t offset = 0, chunk_offset = 0;  // in a buffer of full gradients, and of shards
-    at::Tensor grad;                       // full, in `grads_`; undefined if there is none
+    int64_t chunk_offset = 0;  // in the output of a reduction
+    Grad grad;
   };
   struct Pending {
-    at::Tensor input, output;
-    std::vector<at::Tensor> pieces;  // inputs outside `input`
-    std::vector<bool> used;          // by parameter: on this rank
-    double divisor;                  // of the output
+    std::vector<at::Tensor> inputs;
+    at::Tensor output;
+    std::vector<bool> used;  // by parameter: on this rank
+    double divisor;          // of the output
     bool all_reduces;
     c10::intrusive_ptr<c10d::Work> work;
   };
@@ -81,8 +86,9 @@ class GradReducer {
   bool is_direct() const {
     return !params_.shards() && replicas() == 1 && reduction_.divisor(1) == 1;
   }
-  void allocate();
-  at::Tensor place_of(size_t i) const;
+  bool may_keep(size_t i, const at::Tensor& grad) const;
+  at::Tensor empty(int64_t numel) const;
+  at::Tensor empty_padded(size_t i) const;
   bool all_reduce(Pending& pending);
   at::Tensor to_host(const at::Tensor& reduced) const;
 
@@ -90,12 +96,12 @@ class GradReducer {
   const comms::BackendPtr replicas_;
   std::function<void(const at::Tensor&)> hook_;
   modules::Reduction reduction_;
-  std::vector<Slot> slots_;              // by parameter
-  int64_t numel_ = 0, chunk_numel_ = 0;  // of all slots; frozen parameters take no space
-  at::Tensor grads_;                     // flat; undefined while nothing has been accumulated
-  std::deque<Pending> pending_;          // oldest first
-  at::Tensor partial_;                   // sum of outputs that were not all-reduced
-  std::vector<bool> partial_used_;       // by parameter: on this rank
+  std::vector<Slot> slots_;  // by parameter
+  bool has_grads_ = false;
+  int64_t chunk_numel_ = 0;         // of all slots; frozen parameters take no space
+  std::deque<Pending> pending_;     // oldest first
+  at::Tensor partial_;              // sum of outputs that were not all-reduced
+  std::vector<bool> partial_used_;  // by parameter: on this rank
   int64_t bytes_copied_ = 0;
 };
 

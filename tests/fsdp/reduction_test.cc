@@ -6,8 +6,10 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/utils/clip_grad.h>
 
+#include <functional>
 #include <limits>
 #include <tuple>
+#include <vector>
 
 #include "pipewright/comms/chunk.h"
 #include "pipewright/fsdp/fully_shard.h"
@@ -159,6 +161,54 @@ TEST(FullyShard, test_clip_grad_norm) {
   on_ranks(1, [](Rank& self) {
     EXPECT_THROW(clip_grad_norm_({at::ones({1})}, *self.group, -1), std::invalid_argument);
   });
+}
+
+// Its weights share one gradient, which a hook sees too.
+struct Sum : torch::nn::Module {
+  explicit Sum(at::ScalarType dtype)
+      : a(register_parameter("a", at::ones({4, 3}, dtype))),
+        b(register_parameter("b", at::ones({4, 3}, dtype))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor view = a.view_as(a);
+    if (hook) view.register_hook(hook);
+    return x * (view + b);
+  }
+  at::Tensor a, b;
+  std::function<void(const at::Tensor&)> hook;
+};
+
+// Gradients are kept without a copy where nobody else has them. Adding to them, and dividing them
+// before they are reduced as for fp16, must not change what others have.
+TEST(FullyShard, ReducesGradientsThatOthersHave) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kHalf}) {
+    for (const bool is_seen : {false, true}) {
+      on_ranks(2, [&](Rank& self) {
+        const auto input = [&](int rank, int backward) {
+          return at::arange(12, dtype).view({4, 3}) + rank + 4 * backward;
+        };
+        const auto module = std::make_shared<Sum>(dtype);
+        std::vector<at::Tensor> seen;
+        if (is_seen) module->hook = [&](const at::Tensor& grad) { seen.push_back(grad); };
+        const auto unit = fully_shard(*module, self.group);
+        for (const int backward : {0, 1}) {
+          unit->set_requires_gradient_sync(backward == 1);
+          forward(module, input(self.rank, backward)).sum().backward();
+        }
+        const at::Tensor expected = (input(0, 0) + input(1, 0) + input(0, 1) + input(1, 1)) / 2;
+        for (const at::Tensor& weight : {module->a, module->b}) {
+          EXPECT_TRUE(at::equal(weight.grad(), expected.narrow(0, 2 * self.rank, 2)))
+              << dtype << " " << is_seen << "\n"
+              << weight.grad();
+        }
+        ASSERT_EQ(seen.size(), is_seen ? 2u : 0u);
+        for (size_t backward = 0; backward < seen.size(); ++backward) {
+          EXPECT_TRUE(at::equal(seen[backward], input(self.rank, static_cast<int>(backward))))
+              << dtype << "\n"
+              << seen[backward];
+        }
+      });
+    }
+  }
 }
 
 // The norm of fp16 gradients is computed in fp32, because their squares underflow or overflow.
