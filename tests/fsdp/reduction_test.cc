@@ -184,9 +184,10 @@ TEST(FullyShard, ReducesGradientsThatOthersHave) {
     for (const bool is_seen : {false, true}) {
       on_ranks(2, [&](Rank& self) {
         const auto input = [&](int rank, int backward) {
-          return at::arange(12, dtype).view({4, 3}) + rank + 4 * backward;
+          return (at::arange(12, dtype).view({4, 3}) + rank + 4 * backward).to(tests::here());
         };
         const auto module = std::make_shared<Sum>(dtype);
+        module->to(tests::here());
         std::vector<at::Tensor> seen;
         if (is_seen) module->hook = [&](const at::Tensor& grad) { seen.push_back(grad); };
         const auto unit = fully_shard(*module, self.group);
@@ -196,13 +197,14 @@ TEST(FullyShard, ReducesGradientsThatOthersHave) {
         }
         const at::Tensor expected = (input(0, 0) + input(1, 0) + input(0, 1) + input(1, 1)) / 2;
         for (const at::Tensor& weight : {module->a, module->b}) {
-          EXPECT_TRUE(at::equal(weight.grad(), expected.narrow(0, 2 * self.rank, 2)))
+          EXPECT_TRUE(at::equal(weight.grad().cpu(), expected.narrow(0, 2 * self.rank, 2).cpu()))
               << dtype << " " << is_seen << "\n"
               << weight.grad();
         }
         ASSERT_EQ(seen.size(), is_seen ? 2u : 0u);
         for (size_t backward = 0; backward < seen.size(); ++backward) {
-          EXPECT_TRUE(at::equal(seen[backward], input(self.rank, static_cast<int>(backward))))
+          EXPECT_TRUE(
+              at::equal(seen[backward].cpu(), input(self.rank, static_cast<int>(backward)).cpu()))
               << dtype << "\n"
               << seen[backward];
         }
