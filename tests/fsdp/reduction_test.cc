@@ -177,11 +177,14 @@ struct Sum : torch::nn::Module {
   std::function<void(const at::Tensor&)> hook;
 };
 
+enum class Others { kNothing, kGradient, kItsMemory };
+
 // Gradients are kept without a copy where nobody else has them. Adding to them, and dividing them
 // before they are reduced as for fp16, must not change what others have.
 TEST(FullyShard, ReducesGradientsThatOthersHave) {
   for (const at::ScalarType dtype : {at::kFloat, at::kHalf}) {
-    for (const bool is_seen : {false, true}) {
+    for (const Others others : {Others::kNothing, Others::kGradient, Others::kItsMemory}) {
+      SCOPED_TRACE(testing::Message() << dtype << " " << static_cast<int>(others));
       on_ranks(2, [&](Rank& self) {
         const auto input = [&](int rank, int backward) {
           return (at::arange(12, dtype).view({4, 3}) + rank + 4 * backward).to(tests::here());
@@ -189,7 +192,11 @@ TEST(FullyShard, ReducesGradientsThatOthersHave) {
         const auto module = std::make_shared<Sum>(dtype);
         module->to(tests::here());
         std::vector<at::Tensor> seen;
-        if (is_seen) module->hook = [&](const at::Tensor& grad) { seen.push_back(grad); };
+        if (others != Others::kNothing) {
+          module->hook = [&](const at::Tensor& grad) {
+            seen.push_back(others == Others::kGradient ? grad : grad.detach());
+          };
+        }
         const auto unit = fully_shard(*module, self.group);
         for (const int backward : {0, 1}) {
           unit->set_requires_gradient_sync(backward == 1);
@@ -198,14 +205,12 @@ TEST(FullyShard, ReducesGradientsThatOthersHave) {
         const at::Tensor expected = (input(0, 0) + input(1, 0) + input(0, 1) + input(1, 1)) / 2;
         for (const at::Tensor& weight : {module->a, module->b}) {
           EXPECT_TRUE(at::equal(weight.grad().cpu(), expected.narrow(0, 2 * self.rank, 2).cpu()))
-              << dtype << " " << is_seen << "\n"
               << weight.grad();
         }
-        ASSERT_EQ(seen.size(), is_seen ? 2u : 0u);
+        ASSERT_EQ(seen.size(), others == Others::kNothing ? 0u : 2u);
         for (size_t backward = 0; backward < seen.size(); ++backward) {
           EXPECT_TRUE(
               at::equal(seen[backward].cpu(), input(self.rank, static_cast<int>(backward)).cpu()))
-              << dtype << "\n"
               << seen[backward];
         }
       });
