@@ -15,10 +15,10 @@ namespace pipewright::schedule {
 //   arrivals.add(flow, microbatch, time);
 //   if (InFlight::Tensor* tensor = arrivals.find(flow, microbatch)) InFlight::remove(tensor);
 //
-// Few microbatches of a flow are in flight at once, however many there are, so this stays in the
-// cache where a table of all tensors would not. Each flow has as many slots, and a microbatch has
-// one of them; where two microbatches in flight would share one, all flows get twice as many. For
-// one thread.
+// Only a few microbatches of a flow are in flight at once, whatever their total, so this stays in
+// the cache; a table of all tensors would not. All flows have the same number of slots, and each
+// microbatch belongs to one of them. When two microbatches in flight need the same slot, the number
+// doubles. For one thread.
 class InFlight {
  public:
   static constexpr int kFree = -1;

@@ -68,7 +68,7 @@ TEST(Populate, FillsANewVector) {
     EXPECT_EQ(populated(size, 2.5), std::vector<double>(size, 2.5));
 }
 
-// What a test of the memory after it shows: nothing was written.
+// The values from before clear() show that resize() wrote nothing.
 TEST(Populate, UnwrittenElementsAreWhatTheMemoryWas) {
   UnwrittenVector<double> values(1000, 2.5);
   values.clear();
