@@ -75,6 +75,10 @@ at::Tensor GradReducer::empty_padded(size_t i) const {
   return padded;
 }
 
+at::Tensor GradReducer::unpadded(size_t i, const at::Tensor& grad) const {
+  return alias_of(grad, 0, params_.params()[i].sizes);
+}
+
 // Whether a gradient is fit to be reduced where it is, and nobody sees that it changes.
 bool GradReducer::may_keep(size_t i, const at::Tensor& grad) const {
   const ShardedParam& param = params_.params()[i];
@@ -96,15 +100,14 @@ at::Tensor GradReducer::take(size_t i, const at::Tensor& grad) {
   }
   const c10::NoGradGuard no_grad;
   has_grads_ = true;
-  Grad& sum = slots_[i].grad;
-  if (sum.full.defined()) {
-    sum.full.add_(grad);
+  at::Tensor& sum = slots_[i].grad;
+  if (sum.defined()) {
+    unpadded(i, sum).add_(grad);
   } else if (may_keep(i, grad)) {
-    sum = {grad, grad.view(-1)};
+    sum = grad.view(-1);
   } else {
-    sum.padded = empty_padded(i);
-    sum.full = alias_of(sum.padded, 0, param.sizes);
-    sum.full.copy_(grad);
+    sum = empty_padded(i);
+    unpadded(i, sum).copy_(grad);
     bytes_copied_ += static_cast<int64_t>(grad.nbytes());
   }
   return {};
@@ -126,12 +129,12 @@ void GradReducer::begin_reduce(bool all_reduces) {
   if (communicates()) flags = at::ones({ranks, count}, params_.reduce_options());
   pending.output = empty(chunk_numel_ + (communicates() ? count : 0));
   for (size_t i = 0; i < slots_.size(); ++i) {
-    const Grad grad = std::exchange(slots_[i].grad, {});
+    at::Tensor input = std::exchange(slots_[i].grad, {});
     const ShardedParam& param = params_.params()[i];
-    pending.used.push_back(grad.full.defined());
-    if (flags.defined() && !grad.full.defined()) flags.select(1, static_cast<int64_t>(i)).zero_();
+    pending.used.push_back(input.defined());
+    if (flags.defined() && !input.defined()) flags.select(1, static_cast<int64_t>(i)).zero_();
     if (!param.trainable || param.chunk_numel == 0) continue;
-    at::Tensor input = grad.full.defined() ? grad.padded : empty_padded(i).zero_();
+    if (!input.defined()) input = empty_padded(i).zero_();
     if (param.dim != 0 && ranks > 1) {
       const std::vector<at::Tensor> parts = input.view(param.sizes).chunk(ranks, param.dim);
       std::vector<int64_t> sizes = parts[0].sizes().vec();
@@ -233,7 +236,7 @@ at::Tensor GradReducer::to_host(const at::Tensor& reduced) const {
 }
 
 void GradReducer::abandon() {
-  for (Slot& slot : slots_) slot.grad = {};
+  for (Slot& slot : slots_) slot.grad.reset();
   has_grads_ = false;
   pending_.clear();
   partial_.reset();

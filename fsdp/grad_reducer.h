@@ -65,13 +65,9 @@ class GradReducer {
   int64_t bytes_copied() const { return bytes_copied_; }
 
  private:
-  struct Grad {
-    at::Tensor full;    // undefined if there is none
-    at::Tensor padded;  // the memory of `full`, flat, and zeros up to whole chunks
-  };
   struct Slot {
     int64_t chunk_offset = 0;  // in the output of a reduction
-    Grad grad;
+    at::Tensor grad;  // full, flat, and zeros up to whole chunks; undefined if there is none
   };
   struct Pending {
     std::vector<at::Tensor> inputs;
@@ -89,6 +85,7 @@ class GradReducer {
   bool may_keep(size_t i, const at::Tensor& grad) const;
   at::Tensor empty(int64_t numel) const;
   at::Tensor empty_padded(size_t i) const;
+  at::Tensor unpadded(size_t i, const at::Tensor& grad) const;
   bool all_reduce(Pending& pending);
   at::Tensor to_host(const at::Tensor& reduced) const;
 
