@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numeric>
 #include <vector>
 
@@ -15,7 +16,7 @@ constexpr Memory kLargestTable = 4096;
 
 // best[c] is the most work within c units; an item that can fill the table is added by one
 // ascending pass, another one by a descending pass for 1, 2, 4, ... copies of it.
-Ticks exact(std::span<const MemoryItem> items, Memory capacity, Memory unit) {
+std::vector<Ticks> exact(std::span<const MemoryItem> items, Memory capacity, Memory unit) {
   std::vector<Ticks> best(static_cast<size_t>(capacity / unit) + 1);
   for (const MemoryItem& item : items) {
     const auto size = static_cast<size_t>(item.size / unit);
@@ -32,17 +33,19 @@ Ticks exact(std::span<const MemoryItem> items, Memory capacity, Memory unit) {
         best[used] = std::max(best[used], best[used - step] + copies * item.work);
     }
   }
-  return best.back();
+  return best;
 }
 
-// Takes the items with the most work per size first, and a fraction of the first that does not fit.
-Ticks with_fractions(std::vector<MemoryItem> items, Memory capacity) {
-  const auto density = [](const MemoryItem& item) {
-    return static_cast<double>(item.work) / static_cast<double>(item.size);
-  };
-  std::ranges::sort(items, std::greater(), density);
+double density(const MemoryItem& item) {
+  return static_cast<double>(item.work) / static_cast<double>(item.size);
+}
+
+// Takes the items in this order, and a fraction of the first of which not all fit.
+Ticks with_fractions(std::span<const MemoryItem> items, Memory capacity) {
+  const Memory empty = capacity;
   Ticks work = 0;
   for (const MemoryItem& item : items) {
+    if (item.size > empty) continue;
     const int64_t whole = std::min(item.count, capacity / item.size);
     work += whole * item.work;
     capacity -= whole * item.size;
@@ -54,21 +57,33 @@ Ticks with_fractions(std::vector<MemoryItem> items, Memory capacity) {
 
 }  // namespace
 
-Ticks most_work(std::span<const MemoryItem> items, Memory capacity) {
-  Ticks free = 0;  // work that occupies no memory
+Knapsack::Knapsack(std::span<const MemoryItem> items, Memory largest) {
   Memory unit = 0;
-  std::vector<MemoryItem> sized;
   for (const MemoryItem& item : items) {
     if (item.size == 0) {
-      free += item.count * item.work;
-    } else if (item.count > 0 && item.size <= capacity) {
-      sized.push_back(item);
+      free_ += item.count * item.work;
+    } else if (item.count > 0 && item.size <= largest) {
+      sized_.push_back(item);
       unit = std::gcd(unit, item.size);
     }
   }
-  if (sized.empty()) return free;
-  return free + (capacity / unit <= kLargestTable ? exact(sized, capacity, unit)
-                                                  : with_fractions(std::move(sized), capacity));
+  if (sized_.empty()) return;
+  unit_ = unit;
+  if (largest / unit <= kLargestTable) {
+    best_ = exact(sized_, largest, unit);
+  } else {
+    std::ranges::sort(sized_, std::greater(), density);
+  }
+}
+
+Ticks Knapsack::most_work(Memory capacity) const {
+  if (capacity < 0 || sized_.empty()) return free_;
+  if (best_.empty()) return free_ + with_fractions(sized_, capacity);
+  return free_ + best_[static_cast<size_t>(capacity / unit_)];
+}
+
+Ticks most_work(std::span<const MemoryItem> items, Memory capacity) {
+  return Knapsack(items, capacity).most_work(capacity);
 }
 
 }  // namespace pipewright::schedule
