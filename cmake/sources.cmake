@@ -36,7 +36,9 @@ set(pipewright_schedule_sources
     schedule/bounds/chain.cc
     schedule/bounds/first_backwards.cc
     schedule/bounds/knapsack.cc
+    schedule/bounds/rank_memory.cc
     schedule/bounds/rank_terms.cc
+    schedule/bounds/rest.cc
     schedule/bounds/schedule_bound.cc
     schedule/channel_graph.cc
     schedule/compile.cc
@@ -175,7 +177,9 @@ set(pipewright_schedule_headers
     schedule/bounds/bounds.h
     schedule/bounds/chain.h
     schedule/bounds/knapsack.h
+    schedule/bounds/rank_memory.h
     schedule/bounds/rank_terms.h
+    schedule/bounds/rest.h
     schedule/bounds/schedule_bound.h
     schedule/channel_graph.h
     schedule/compile.h

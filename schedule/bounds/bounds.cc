@@ -158,7 +158,7 @@ Bound one_microbatch(const Instance& instance) {
 
 Bound warm_up_and_cool_down(const Instance& instance) {
   return of_one_rank(instance, "warm_up_and_cool_down", [&](const std::vector<int>& stages) {
-    const RankTerms terms = terms_of(instance, stages);
+    const RankTerms& terms = instance.terms_of(stages);
     const Ticks cool_down = terms.cool_down;
     const bool both = !terms.all_fit;
     std::vector<BoundTerm> all = work_terms(instance.problem, terms.work, terms.hidden);
@@ -170,12 +170,10 @@ Bound warm_up_and_cool_down(const Instance& instance) {
 
 Bound nested_window(const Instance& instance) {
   return nested(instance, "nested_window", Pairs::kDifferent, [&](const std::vector<int>& stages) {
-    const RankTerms terms = terms_of(instance, stages);
-    const Ticks cool_down =
-        terms.all_fit ? -terms.deferred : std::max(-terms.deferred, terms.chain - terms.pending);
+    const RankTerms& terms = instance.terms_of(stages);
     std::vector<BoundTerm> all = work_terms(instance.problem, terms.work, terms.hidden);
     all.push_back({"warm_up", terms.warm_up});
-    all.push_back({"cool_down", cool_down});
+    all.push_back({"cool_down", terms.rest});
     return all;
   });
 }
@@ -183,7 +181,7 @@ Bound nested_window(const Instance& instance) {
 Bound memory_area(const Instance& instance) {
   return of_one_rank(instance, "memory_area",
                      [&](const std::vector<int>& stages) -> std::vector<BoundTerm> {
-                       const Memory limit = terms_of(instance, stages).limit;
+                       const Memory limit = instance.terms_of(stages).limit;
                        if (limit <= 0) return {};
                        const Area area = lifetimes_area(instance, stages) +
                                          ramp_of_forwards(instance, stages, limit) +
@@ -195,7 +193,7 @@ Bound memory_area(const Instance& instance) {
 Bound nested_memory_area(const Instance& instance) {
   return nested(instance, "nested_memory_area", Pairs::kDifferent,
                 [&](const std::vector<int>& stages) -> std::vector<BoundTerm> {
-                  const Memory limit = terms_of(instance, stages).limit;
+                  const Memory limit = instance.terms_of(stages).limit;
                   if (limit <= 0) return {};
                   const Area area =
                       lifetimes_area(instance, stages) + ramp_of_forwards(instance, stages, limit);
@@ -215,7 +213,7 @@ Bound lifetimes(const Instance& instance) {
         const int64_t count = instance.problem.num_microbatches;
         const int64_t colours =
             size == 0 ? count
-                      : std::clamp<int64_t>(terms_of(instance, stages).limit / size, 1, count);
+                      : std::clamp<int64_t>(instance.terms_of(stages).limit / size, 1, count);
         return {{"lifetimes", (count + colours - 1) / colours *
                                   (fast.path(first, first) + fast.backward_input(first))},
                 {"backward_weight", fast.backward_weight(first)}};
@@ -228,7 +226,7 @@ Bound whole_microbatches(const Instance& instance) {
   const auto window = [&](const std::vector<int>& stages) -> std::vector<BoundTerm> {
     const int last = stages.back();
     const int64_t count = instance.problem.num_microbatches;
-    const Memory limit = terms_of(instance, stages).limit;
+    const Memory limit = instance.terms_of(stages).limit;
     Memory whole = 0;
     for (const int stage : stages) whole += instance.problem.work(stage).activation;
     if (whole == 0 || limit < whole) return {};

@@ -83,13 +83,14 @@ Bound warm_up_and_cool_down_bound(const search::Problem& problem);
 
 // Nested window: for ranks r and x with r0 < x0,
 //
-//   T >= head + work(x) + warm + max(-Deferred, chain - Pending) + tail
+//   T >= head + work(x) + warm + rest + tail
 //
 //   head      from the start of F_r0 to the start of F_x0: forwards and transfers between
 //   tail      from the end of I_x0 to the end of I_r0, and W_r0
+//   rest      the least value of max(0, chain - Is) - Ws for I work Is and W work Ws in memory L,
+//             those of one whole microbatch included; at least -Deferred, which it is if the memory
+//             holds all Fs of x at once
 //   Deferred  the most W work in memory L
-//
-// If the memory holds all Fs of x at once, max(...) is -Deferred.
 //
 // Proof. The window of x lasts from the start of its first F to the end of its last I. Every
 // microbatch's first action on x is F_x0, and it comes at least head after F_r0 of that microbatch;
@@ -97,8 +98,8 @@ Bound warm_up_and_cool_down_bound(const search::Problem& problem);
 // the span of r has at least head before and tail after the window. Let q be the W work of x that
 // is left at the end of the window; it is in memory, so q <= Deferred. In the window, work(x) - q
 // is done; warm is idle before the first I as above; after the last F at least chain passes, in
-// which at most Pending - q is done. So the window lasts at least work(x) - q + warm + max(0, chain
-// - Pending + q), which is at least the value for q = Deferred.
+// which what was left then is done, but for q: Is + Ws - q. So the window lasts at least work(x) -
+// q + warm + max(0, chain - Is - Ws + q), which is at least the value for q = Ws.
 Bound nested_window_bound(const search::Problem& problem);
 
 // Memory over time: T * L >= sum over the stages of x of m (life_s a_s + W_s h_s) + ramps, where

@@ -23,6 +23,10 @@ class Chain {
   search::Ticks path(int from, int to) const {
     return turn_ - at(forward_start_, from) + at(backward_end_, to) - backward_input(to);
   }
+  // From the end of F on `from` to the end of I on `to`.
+  search::Ticks chain(int from, int to) const {
+    return path(from, to) - forward(from) + backward_input(to);
+  }
   // From the start of F on `outer` to the start of F on `inner`; outer <= inner.
   search::Ticks head(int outer, int inner) const {
     return at(forward_start_, inner) - at(forward_start_, outer);

@@ -71,7 +71,7 @@ Bound first_backwards(const Instance& instance) {
               .index = instance.problem.placement.rank_of(stages.front()),
               .first = stages.front(),
               .last = stages.back(),
-              .terms = terms_of(instance, stages),
+              .terms = instance.terms_of(stages),
               .unit = unit_of(instance.problem, stages)};
     least = std::max(least, rank.work(0));
     most = std::max(most, rank.terms.work.sum() + rank.cool_down());

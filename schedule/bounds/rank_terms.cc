@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <functional>
+#include <utility>
 
 #include "pipewright/schedule/bounds/knapsack.h"
+#include "pipewright/schedule/bounds/rank_memory.h"
+#include "pipewright/schedule/bounds/rest.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -23,6 +25,49 @@ int extreme(const Problem& problem, Before before) {
   return static_cast<int>(std::ranges::min_element(scale, before) - scale.begin());
 }
 
+// The largest value of a concave function of a whole number from 0 to `last`, and where it is
+// first.
+template <typename Function>
+std::pair<Ticks, Ticks> maximum(Ticks last, Function function) {
+  Ticks first = 0;
+  while (first < last) {
+    const Ticks middle = first + (last - first) / 2;
+    if (function(middle + 1) > function(middle)) {
+      first = middle + 1;
+    } else {
+      last = middle;
+    }
+  }
+  return {function(first), first};
+}
+
+RankTerms make_terms(const Problem& problem, const Chain& fast, const Chain& slow,
+                     const std::vector<int>& stages) {
+  const int first = stages.front(), last = stages.back();
+  const RankMemory memory(problem, slow, stages);
+  const Memory beside_one = memory.limit - memory.whole;
+  const Ticks path = fast.path(first, last), chain = fast.chain(last, first);
+  RankTerms terms;
+  terms.limit = memory.limit;
+  terms.all_fit = memory.all_fit;
+  terms.work = work_of(problem, stages);
+  terms.fill = memory.all_fit ? memory.forwards * memory.microbatches
+                              : std::min(most_work(memory.single_forwards, memory.limit),
+                                         memory.forwards + most_work(memory.started, beside_one));
+  terms.hidden = terms.work.hidden(problem, std::min(terms.fill, path));
+  const auto scaled_rest = [&](Ticks share) {
+    return RestAtShare(memory.unfinished, beside_one, share)
+        .scaled(chain, memory.inputs, memory.weights, beside_one);
+  };
+  const Ticks rest = maximum(kWholeShare, scaled_rest).first;
+  terms.warm_up = std::max<Ticks>(0, path - terms.fill);
+  const Ticks deferred = most_work(memory.held, memory.limit);
+  terms.rest = memory.all_fit ? -deferred : std::max(-deferred, unscaled(rest));
+  terms.cool_down = unscaled(scaled_rest(kWholeShare));
+  terms.cool_down = std::max<Ticks>(0, terms.cool_down + fast.backward_weight(first));
+  return terms;
+}
+
 }  // namespace
 
 Instance::Instance(const Problem& of)
@@ -32,6 +77,12 @@ Instance::Instance(const Problem& of)
       stages_of(static_cast<size_t>(of.num_ranks())) {
   for (int stage = 0; stage < of.num_stages(); ++stage)
     stages_of[static_cast<size_t>(of.placement.rank_of(stage))].push_back(stage);
+  for (const std::vector<int>& stages : stages_of)
+    terms.push_back(stages.empty() ? RankTerms{} : make_terms(of, fast, slow, stages));
+}
+
+const RankTerms& Instance::terms_of(const std::vector<int>& stages) const {
+  return terms[static_cast<size_t>(problem.placement.rank_of(stages.front()))];
 }
 
 Ticks Work::hidden(const Problem& problem, Ticks alone) const {
@@ -58,46 +109,6 @@ Work work_of(const Problem& problem, const std::vector<int>& stages) {
 std::vector<BoundTerm> work_terms(const Problem& problem, const Work& work, Ticks hidden) {
   std::vector<BoundTerm> terms = {{"work", work.sum()}};
   if (problem.overlap > 0) terms.push_back({"hidden", -hidden});
-  return terms;
-}
-
-RankTerms terms_of(const Instance& instance, const std::vector<int>& stages) {
-  const Problem& problem = instance.problem;
-  const Chain &fast = instance.fast, &slow = instance.slow;
-  const int64_t count = problem.num_microbatches;
-  const int first = stages.front(), last = stages.back();
-  // A microbatch goes up through the stages of the rank and comes back down. Its Fs on the rank are
-  // those of the stages up to one, and so are its Is that are left. Hence items that are sums.
-  Memory whole = 0, most = 0;
-  Ticks forwards = 0, backwards = 0;
-  std::vector<MemoryItem> single_forwards, started, unfinished, held;
-  for (const int stage : stages) {
-    const StageWork& one = problem.work(stage);
-    whole += one.activation;
-    most += std::max(one.activation, one.weight_input);
-    forwards += slow.forward(stage);
-    backwards += slow.backward_input(stage) + slow.backward_weight(stage);
-    single_forwards.push_back({one.activation, slow.forward(stage), count});
-    started.push_back({whole, forwards, count - 1});
-    unfinished.push_back({whole, backwards, count - 1});
-    held.push_back({one.weight_input, slow.backward_weight(stage), count});
-  }
-  const Memory given = problem.memory_limit(problem.placement.rank_of(first));
-  RankTerms terms;
-  terms.limit = given / count >= most ? most * count : given;
-  terms.all_fit = given / count >= whole;
-  terms.work = work_of(problem, stages);
-  const Memory rest = terms.limit - whole;  // beside one whole microbatch
-  terms.fill = terms.all_fit ? forwards * count
-                             : std::min(most_work(single_forwards, terms.limit),
-                                        forwards + most_work(started, rest));
-  terms.warm_up = std::max<Ticks>(0, fast.path(first, last) - terms.fill);
-  terms.hidden = terms.work.hidden(problem, std::min(terms.fill, fast.path(first, last)));
-  terms.chain = fast.path(last, first) - fast.forward(last) + fast.backward_input(first);
-  terms.deferred = most_work(held, terms.limit);
-  unfinished.insert(unfinished.end(), held.begin(), held.end());
-  terms.pending = backwards + most_work(unfinished, rest);
-  terms.cool_down = std::max<Ticks>(0, terms.chain + fast.backward_weight(first) - terms.pending);
   return terms;
 }
 

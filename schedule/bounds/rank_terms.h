@@ -11,16 +11,6 @@
 
 namespace pipewright::schedule {
 
-// A problem with the chains of its fastest and slowest microbatch, and the stages of each rank.
-// The problem must outlive it.
-struct Instance {
-  explicit Instance(const search::Problem& of);
-
-  const search::Problem& problem;
-  Chain fast, slow;
-  std::vector<std::vector<int>> stages_of;  // by rank, ascending
-};
-
 // The work of a rank: work(x) is the sum.
 struct Work {
   search::Ticks forward = 0, backward = 0;  // of all F; of all I and W
@@ -37,11 +27,25 @@ struct RankTerms {
   search::Memory limit = 0;  // L, at most what all microbatches take
   bool all_fit = false;      // all Fs of the rank fit in memory at once
   Work work;
-  search::Ticks fill = 0, warm_up = 0, chain = 0, pending = 0, deferred = 0;
+  search::Ticks fill = 0, warm_up = 0;
   search::Ticks cool_down = 0;  // of warm_up_and_cool_down_bound()
+  search::Ticks rest = 0;       // of nested_window_bound(), where it may be negative
   search::Ticks hidden = 0;     // Hidden(min(Fill, path(x0, xl)))
 };
-RankTerms terms_of(const Instance& instance, const std::vector<int>& stages);
+
+// A problem with the chains of its fastest and slowest microbatch, and what is known of each rank.
+// The problem must outlive it.
+struct Instance {
+  explicit Instance(const search::Problem& of);
+
+  // Of the rank with these stages, which are not empty.
+  const RankTerms& terms_of(const std::vector<int>& stages) const;
+
+  const search::Problem& problem;
+  Chain fast, slow;
+  std::vector<std::vector<int>> stages_of;  // by rank, ascending
+  std::vector<RankTerms> terms;             // by rank; of those with stages
+};
 
 // The first terms of a bound: a rank's work and, if there is an overlap, what compounds hide of it.
 std::vector<BoundTerm> work_terms(const search::Problem& problem, const Work& work,

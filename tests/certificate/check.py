@@ -3,10 +3,11 @@
 Reads a compute order of F, B, I, W and compounds, runs it with ideal transfers, counts live activations, and computes the lower
 bound that the result names from the costs alone (docs/bounds.md). All arithmetic is exact. Exits with 1 if anything differs."""
 import json, re, sys
+from bisect import bisect_left
 from fractions import Fraction
+from functools import cache
 from itertools import accumulate
 from math import gcd, lcm
-
 
 def read_plan(path):
     """The placement, the rows (per rank, steps of one (kind, stage, microbatch) or of two), and the stages that recompute."""
@@ -23,7 +24,6 @@ def read_plan(path):
     rule = {"loop": lambda s: s % ranks, "v": lambda s: s % ranks if s // ranks % 2 == 0 else ranks - 1 - s % ranks}
     placement = [rule[name](s) for s in range(stages)] if name in rule else [int(rank) for rank in name.split()]
     return placement, int(head["microbatches"]), rows, [int(stage) for stage in head.get("recompute", "").split()]
-
 
 class Costs:
     def __init__(self, path, placement, microbatches, recompute):
@@ -47,7 +47,6 @@ class Costs:
             link |= one if (one["from"], one["to"]) == (self.placement[stage], self.placement[other]) else {}
         return link.get("latency", Fraction(0)) + (size / link["bandwidth"] if "bandwidth" in link else 0)
 
-
 def replay(placement, microbatches, rows, costs):
     """The cost: every step starts when its rank is free and its inputs are there. Compounds hide some of their shorter part."""
     last, ends = len(placement) - 1, {("F", -1, m): Fraction(0) for m in range(microbatches)}
@@ -62,8 +61,7 @@ def replay(placement, microbatches, rows, costs):
             while step[rank] < len(row):
                 parts = row[step[rank]]
                 needs = [need(*part) for part in parts]
-                if any(action not in ends for action, _ in needs):
-                    break
+                if any(action not in ends for action, _ in needs): break
                 begin = max([time[rank], *(ends[action] + delay for action, delay in needs)])
                 start.setdefault(rank, begin)
                 times = [costs.scales[m] * sum(getattr(costs, one)[s] for one in kind.replace("B", "IW")) for kind, s, m in parts]
@@ -73,26 +71,21 @@ def replay(placement, microbatches, rows, costs):
     assert all(step[r] == len(row) for r, row in enumerate(rows)), "deadlock"
     return max(time[rank] - begin for rank, begin in start.items())
 
-
 def rational_gcd(numbers):
     unit = lcm(*(Fraction(one).denominator for one in numbers))
     return Fraction(gcd(*(int(one * unit) for one in numbers)) or 1, unit)
 
-
 def peak(row, a, h, r):
     changes = lambda s: {"F": [a[s]], "B": [r[s], -a[s] - r[s]], "I": [r[s], h[s] - a[s] - r[s]], "W": [-h[s]]}
     return max(accumulate(change for step in row for kind, s, _ in step for change in changes(s)[kind]))
-
 
 def knapsack(items, capacity):
     """The most value of items (size, value, count) within an integer capacity."""
     best = [Fraction(0)] * (max(capacity, 0) + 1)
     for size, value, count in items:
         for _ in range(min(count, len(best) // size) if size else 0):
-            for used in range(len(best) - 1, size - 1, -1):
-                best[used] = max(best[used], best[used - size] + value)
+            best[size:] = [max(old, other + value) for old, other in zip(best[size:], best)]
     return best[-1] + sum(value * count for size, value, count in items if size == 0)
-
 
 class Bounds:
     """The bounds of docs/bounds.md, with integers for a and h."""
@@ -108,41 +101,42 @@ class Bounds:
         F, I, _ = times or self.fast
         return sum(F[s:]) + sum(self.out[s:-1]) + sum(I[t + 1:]) + sum(self.back[t + 1:])
 
+    @cache
     def terms(self, x):
         (F, I, W), (slow_F, slow_I, slow_W) = self.fast, self.slow
-        on, m, a, h = self.on[x], self.m, self.a, self.h
+        on, m, a, h, last = self.on[x], self.m, self.a, self.h, self.on[x][-1]
         limit, whole = min(self.limits[x], m * sum(max(a[s], h[s]) for s in on)), sum(a[s] for s in on)
         forwards, *others = (self.total * sum(times[s] for s in on) for times in self.base)
         busy = lambda alone: forwards + sum(others) - self.overlap * min(max(0, forwards - alone), sum(others))  # alone: F work
-        prefix = lambda times: [(*(sum(of[s] for s in on[:n + 1]) for of in (a, times)), m - 1) for n in range(len(on))]
-        both = [i + w for i, w in zip(slow_I, slow_W)]
-        held = lambda count: [(h[s], slow_W[s], count) for s in on]
-        fits, once = limit >= m * whole, sum(slow_F[s] for s in on)
-        fill = m * once if fits else min(knapsack([(a[s], slow_F[s], m) for s in on], limit),
-                                         once + knapsack(prefix(slow_F), limit - whole))
-        warm = max(Fraction(0), self.path(on[0], on[-1]) - fill)
-        chain = self.path(on[-1], on[0]) - F[on[-1]] + I[on[0]]
-        rest = chain - sum(both[s] for s in on) - knapsack(prefix(both) + held(m - 1), limit - whole)
-        return on, limit, fits, busy, fill, warm, max(Fraction(0), rest + W[on[0]]), rest, knapsack(held(m), limit)
+        one = lambda times, stages=on: sum(times[s] for s in stages)
+        up_to = lambda *times: [(*(one(of, on[:n + 1]) for of in (a, *times)), m - 1) for n in range(len(on))]
+        started, unfinished, held = up_to(slow_F), up_to(slow_I, slow_W), [(h[s], 0, slow_W[s], m) for s in on]
+        fits, beside_one = limit >= m * whole, knapsack(started, limit - whole)
+        fill = m * one(slow_F) if fits else min(knapsack([(a[s], slow_F[s], m) for s in on], limit), one(slow_F) + beside_one)
+        path, chain = self.path(on[0], last), self.path(last, on[0]) - F[last] + I[on[0]]
+        left = lambda items, room, share=1: knapsack([(size, share * i + w, count) for size, i, w, count in items + held], room)
+        rest = lambda n, share, items: share * (chain - n * one(slow_I)) - n * one(slow_W) - left(items, limit - n * whole, share)
+        at = lambda k: rest(1, Fraction(k, 1024), unfinished)
+        k = bisect_left(range(1024), True, key=lambda k: at(k + 1) <= at(k))
+        warm, cool, least = max(Fraction(0), path - fill), at(1024), -left([], limit) if fits else at(k)
+        return on, limit, fits, busy, fill, warm, max(Fraction(0), cool + W[on[0]]), max(-left([], limit), least)
 
     def is_possible(self, cost):
         """Theorem 5: whether a schedule of this cost may exist."""
         after, late = None, Fraction(0)  # the last stage of the next rank, and how late its first I is
         for on in sorted(self.on.values(), reverse=True):
-            _, _, fits, busy, fill, _, cool, _, _ = self.terms(self.placement[on[0]])
+            _, _, fits, busy, fill, _, cool, _ = self.terms(self.placement[on[0]])
             late = late if after is not None and on[-1] < after else Fraction(0)
             least, idle = self.path(on[0], on[-1]) + late, lambda alone: cost - busy(alone) - (0 if fits else cool)
             unit = rational_gcd([self.fast[0][s] for s in on]) if self.fast == self.slow == [*self.base] else Fraction(1, 10**12)
-            done = min(least, fill) // unit * unit
+            done, after = min(least, fill) // unit * unit, on[-1]
             if least - done > idle(done):
                 late += done + unit - least
-                if idle(done + unit) < 0 or done + unit > fill:
-                    return False
-            after = on[-1]
+                if idle(done + unit) < 0 or done + unit > fill: return False
         return True
 
     def value(self, name, rank, other, claimed):
-        on, limit, fits, busy, fill, warm, cool, rest, deferred = self.terms(rank if other is None else other)
+        on, limit, fits, busy, fill, warm, cool, rest = self.terms(rank if other is None else other)
         (F, I, W), first, last, r0 = self.fast, on[0], on[-1], self.on[rank][0]
         area = self.m * sum((self.path(s, s) + I[s]) * self.a[s] + W[s] * self.h[s] for s in on)
         ramp = lambda steps: min(t / size for size, t in steps if size > 0) * limit * max(0, limit - max(steps)[0]) / 2
@@ -152,14 +146,11 @@ class Bounds:
         work = busy(min(fill, self.path(first, last)))
         if name in ("work", "warm_up_and_cool_down"):
             return busy(0) if name == "work" else work + (max(warm, cool) if fits else warm + cool)
-        if name == "one_microbatch":
-            return self.path(first, first, self.slow) + self.slow[1][first] + self.slow[2][first]
-        if name == "nested_window" and r0 < first:
-            return head + work + warm + (-deferred if fits else max(-deferred, rest)) + tail
+        if name == "one_microbatch": return self.path(first, first, self.slow) + self.slow[1][first] + self.slow[2][first]
+        if name == "nested_window" and r0 < first: return head + work + warm + rest + tail
         if name == "memory_area":
             return (area + up + ramp([(self.a[s] - self.h[s], I[s]) for s in on] + [(self.h[s], W[s]) for s in on])) / limit
-        if name == "nested_memory_area":
-            return head + (area + up) / limit - max(W[s] for s in on) + tail
+        if name == "nested_memory_area": return head + (area + up) / limit - max(W[s] for s in on) + tail
         if name == "whole_microbatches" and r0 <= first:
             fit = lambda used: min(self.m, max(0, limit - used) // sum(self.a[s] for s in on))
             others = [fit(sum(self.a[s] for s in on[:n])) for n in range(1, len(on))]
@@ -172,7 +163,6 @@ class Bounds:
             return least if self.is_possible(most) and not self.is_possible(least) else most * 2
         assert name == "lifetimes", name
         return -(-self.m // min(limit // self.a[first], self.m)) * (self.path(first, first) + I[first]) + W[first]
-
 
 def main(plan, costs_file, result_file):
     placement, microbatches, rows, recompute = read_plan(plan)
@@ -195,6 +185,5 @@ def main(plan, costs_file, result_file):
     assert bound <= cost and same(sum(claim["terms"].values()), claim["value"]), "terms"
     assert abs(result["cost"] / claim["value"] - 1 - result["gap"]) <= 1e-8, "gap"
     print(f"{plan}: cost {float(cost)}, bound {float(bound)} ({claim['name']}), as claimed")
-
 
 main(*sys.argv[1:])

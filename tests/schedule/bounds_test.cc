@@ -525,6 +525,27 @@ TEST(BoundsTest, EachBoundByHand) {
   EXPECT_EQ(nested.value, (3 + 1) + 20 - 2 + (1 + 5 + 2));
 }
 
+// By hand: what rank 1 has left at the end of its last F. Its microbatches take 2 units of memory
+// each before I (10) and 1 before W (4), of 8; the last one is back from rank 2 after 22, and its I
+// ends after 32. With u microbatches before I, and as many others before W as fit, the Is take 10 u
+// and the Ws 4 u + 4 (8 - 2 u). So 22, 12 or 2 are idle where u is 1, 2 or 3, and 28, 24 or 20 of
+// the Ws may be left; with u = 4 there are 16 Ws. The least difference is 2 - 20.
+TEST(BoundsTest, NestedWindowByHand) {
+  const auto rest_with = [](int microbatches) {
+    Problem problem =
+        uniform(ir::Placement::loop(3, 3), microbatches, {1, 1, 1, 1, 1, 2, 1}, search::kNoLimit);
+    problem.stages[1] = {10, 10, 4, 1, 1, 2, 1};
+    problem.stages[2] = {10, 10, 0, 1, 1, 2, 1};
+    problem.memory_limits[1] = 8;
+    const Bound bound = nested_window_bound(problem);
+    EXPECT_EQ(bound.rank, 0);
+    EXPECT_EQ(bound.other, 1);
+    return bound.terms[3];
+  };
+  // A mixture of u = 3 and u = 4 has 3.2 before I and leaves 4 (8 - 3.2) = 19.2, rounded.
+  EXPECT_EQ(rest_with(12), (BoundTerm{"cool_down", -19}));
+}
+
 // By hand: 3 ranks, F 10, I 11, transfers 1. A first I that never waits comes 10, 33 and 56 after
 // the first F of ranks 2, 1 and 0.
 TEST(BoundsTest, FirstBackwardsByHand) {
