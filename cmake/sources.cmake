@@ -36,6 +36,7 @@ set(pipewright_schedule_sources
     schedule/bounds/chain.cc
     schedule/bounds/first_backwards.cc
     schedule/bounds/knapsack.cc
+    schedule/bounds/laps.cc
     schedule/bounds/rank_memory.cc
     schedule/bounds/rank_terms.cc
     schedule/bounds/rest.cc
@@ -177,6 +178,7 @@ set(pipewright_schedule_headers
     schedule/bounds/bounds.h
     schedule/bounds/chain.h
     schedule/bounds/knapsack.h
+    schedule/bounds/laps.h
     schedule/bounds/rank_memory.h
     schedule/bounds/rank_terms.h
     schedule/bounds/rest.h

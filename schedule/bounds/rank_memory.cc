@@ -23,7 +23,12 @@ RankMemory::RankMemory(const search::Problem& problem, const Chain& slow,
     started.push_back({whole, forwards, microbatches - 1});
     unfinished.push_back({whole, inputs, weights, microbatches - 1});
   }
-  for (const MemoryItem& one : held) unfinished.push_back({one.size, 0, one.work, one.count});
+  partly_started.assign(started.begin(), started.end() - 1);
+  partly_finished.assign(unfinished.begin(), unfinished.end() - 1);
+  for (const MemoryItem& one : held) {
+    unfinished.push_back({one.size, 0, one.work, one.count});
+    partly_finished.push_back(unfinished.back());
+  }
   const Memory given = problem.memory_limit(problem.placement.rank_of(stages.front()));
   limit = given / microbatches >= most ? most * microbatches : given;
   all_fit = given / microbatches >= whole;

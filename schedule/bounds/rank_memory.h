@@ -30,6 +30,12 @@ struct RankMemory {
   std::vector<MemoryItem> held;             // Ws, after their I
   std::vector<MemoryItem> started;          // microbatches that have run no I
   std::vector<UnfinishedItem> unfinished;   // microbatches that have run all Fs
+  // Those that have not reached F_xl, and those that have ended I_xl.
+  std::vector<MemoryItem> partly_started;
+  std::vector<UnfinishedItem> partly_finished;
+
+  // How many microbatches can be between their last F and their first I at once.
+  int64_t fit() const { return whole == 0 ? microbatches : limit / whole; }
 };
 
 }  // namespace pipewright::schedule

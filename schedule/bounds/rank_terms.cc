@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "pipewright/schedule/bounds/knapsack.h"
+#include "pipewright/schedule/bounds/laps.h"
 #include "pipewright/schedule/bounds/rank_memory.h"
 #include "pipewright/schedule/bounds/rest.h"
 
@@ -59,11 +60,18 @@ RankTerms make_terms(const Problem& problem, const Chain& fast, const Chain& slo
     return RestAtShare(memory.unfinished, beside_one, share)
         .scaled(chain, memory.inputs, memory.weights, beside_one);
   };
-  const Ticks rest = maximum(kWholeShare, scaled_rest).first;
+  const auto [rest, share] = maximum(kWholeShare, scaled_rest);
   terms.warm_up = std::max<Ticks>(0, path - terms.fill);
   const Ticks deferred = most_work(memory.held, memory.limit);
   terms.rest = memory.all_fit ? -deferred : std::max(-deferred, unscaled(rest));
   terms.cool_down = unscaled(scaled_rest(kWholeShare));
+  if (problem.overlap == 0) {
+    if (const auto idle = lap_idle(fast, slow, stages, memory, share)) {
+      terms.warm_up = std::max(terms.warm_up, idle->warm_up);
+      terms.rest = std::max(terms.rest, idle->rest);
+      terms.cool_down = std::max(terms.cool_down, idle->cool_down);
+    }
+  }
   terms.cool_down = std::max<Ticks>(0, terms.cool_down + fast.backward_weight(first));
   return terms;
 }

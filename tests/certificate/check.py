@@ -119,6 +119,17 @@ class Bounds:
         at = lambda k: rest(1, Fraction(k, 1024), unfinished)
         k = bisect_left(range(1024), True, key=lambda k: at(k + 1) <= at(k))
         warm, cool, least = max(Fraction(0), path - fill), at(1024), -left([], limit) if fits else at(k)
+        fit, lap = limit // whole if whole else m, self.path(last, last) + I[last]
+        if m > 3 * fit > 0 == self.overlap:  # theorem 6
+            early = [s for s in on if self.path(last, s) - self.path(last, last) < lap]
+            late = [s for s in on if self.path(s, s) - F[s] - self.path(last, s) + F[last] < lap]
+            room, fits_n = lambda n, stages: limit - n * (whole - one(a, stages)), range(1, fit + 1)
+            done = lambda n: n * (one(slow_F) + one(slow_I, early) + one(slow_W, early)) + knapsack(started, room(n, early))
+            end = lambda n: chain + lap - n * (one(slow_I) + one(slow_W) + one(slow_F, late)) - left(unfinished, room(n, late))
+            before = lambda n: n * one(slow_F) + knapsack(started[:-1], limit - n * whole)
+            warm = max(warm, min(max(path - before(n), path + lap - done(n)) for n in fits_n))
+            ends = lambda *ks: min(max(end(n), *(rest(n, Fraction(k, 1024), unfinished[:-1]) for k in ks)) for n in fits_n)
+            cool, least = max(cool, ends(1024)), max(least, ends(0, k, 1024))
         return on, limit, fits, busy, fill, warm, max(Fraction(0), cool + W[on[0]]), max(-left([], limit), least)
 
     def is_possible(self, cost):

@@ -79,7 +79,7 @@ found uniform.json 2 6 v 1
 found uniform.json 3 9 v 1.5
 found uneven.json 4 8 v 1.5
 found sizes.json 2 6 v 1
-found unit.json 4 8 loop 2
+found unit.json 4 9 loop 2
 found unit.json 4 8 v 1.25
 
 # Compounds hide a part of their time. The catalogue's, and those that search finds.

@@ -544,6 +544,54 @@ TEST(BoundsTest, NestedWindowByHand) {
   };
   // A mixture of u = 3 and u = 4 has 3.2 before I and leaves 4 (8 - 3.2) = 19.2, rounded.
   EXPECT_EQ(rest_with(12), (BoundTerm{"cool_down", -19}));
+  // With laps, each u for itself.
+  EXPECT_EQ(rest_with(13), (BoundTerm{"cool_down", -18}));
+}
+
+// By hand: V schedules whose rank 1 is slower on its first stage. It has memory for two whole
+// microbatches (K = 2), so more than six have laps.
+TEST(BoundsTest, LapsByHand) {
+  Problem problem = uniform(ir::Placement::v(2, 4), 7, {7, 7, 1, 1, 1, 2, 1}, search::kNoLimit);
+  problem.stages[1] = {10, 6, 3, 0, 1, 2, 1};
+  problem.stages[2] = {4, 2, 1, 1, 0, 2, 1};
+  problem.stages[3] = {17, 17, 0, 0, 1, 2, 1};
+  problem.memory_limits[1] = 8;
+  // The first I of rank 1 comes after 50. With one whole microbatch there is memory for two Fs of
+  // 10 beside it: 16 are idle. With two, 50 - 28 = 22. But with one, the next I comes 42 later; by
+  // then, after 92, its F, I and W (26) and the four Fs of 10 that fit are over: 26 are idle.
+  // After the last F, 44 pass to the end of the last I. With one whole microbatch, and I and W of
+  // 9 of two others, 44 - 12 - 18 are idle. With two, 44 - 24 = 20. But with one, its Fs came in
+  // the 42 before: 44 + 42 - 26, and 4 * 9 that fit in memory.
+  EXPECT_EQ(nested_window_bound(problem).terms,
+            (std::vector<BoundTerm>{
+                {"head", 8}, {"work", 7 * 26}, {"warm_up", 22}, {"cool_down", 20}, {"tail", 9}}));
+  problem.num_microbatches = 6;
+  EXPECT_EQ(nested_window_bound(problem).terms,
+            (std::vector<BoundTerm>{
+                {"head", 8}, {"work", 6 * 26}, {"warm_up", 16}, {"cool_down", 14}, {"tail", 9}}));
+  // Compounds have no laps.
+  problem.num_microbatches = 7;
+  problem.overlap = 0.5;
+  EXPECT_EQ(nested_window_bound(problem).terms[3], (BoundTerm{"warm_up", 16}));
+
+  // An I on the first stage comes 66 after that on the last one, and a lap is 38. So two whole
+  // microbatches have 2 (14 + 3) in the lap and keep 4 of the memory, which leaves room for two Fs:
+  // 50 + 38 - 34 - 20 are idle. (With one: 50 + 38 - 17 - 30.)
+  Problem late = uniform(ir::Placement::v(3, 6), 7, {1, 1, 1, 1, 1, 2, 1}, search::kNoLimit);
+  late.stages[1] = {10, 6, 3, 1, 1, 2, 1};
+  late.stages[2].gradient_transfer = 61;
+  late.stages[4] = {4, 2, 1, 1, 1, 2, 1};
+  late.stages[5] = {15, 15, 0, 0, 1, 2, 1};
+  late.memory_limits[1] = 8;
+  EXPECT_EQ(nested_window_bound(late).terms,
+            (std::vector<BoundTerm>{
+                {"head", 2}, {"work", 7 * 26}, {"warm_up", 34}, {"cool_down", 80}, {"tail", 3}}));
+  // Likewise at the end, if F on the last stage comes long after that on the first: then 44 pass to
+  // the end of the last I, and 44 + 38 - 2 (4 + 12) - 2 * 9 are idle. (With one: 82 - 16 - 3 * 9.)
+  late.stages[2].gradient_transfer = 1;
+  late.stages[2].output_transfer = 0;
+  late.stages[3].output_transfer = 61;
+  EXPECT_EQ(nested_window_bound(late).terms[3], (BoundTerm{"cool_down", 32}));
 }
 
 // By hand: 3 ranks, F 10, I 11, transfers 1. A first I that never waits comes 10, 33 and 56 after
