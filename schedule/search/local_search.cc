@@ -10,8 +10,8 @@
 // much longer than actions, times may grow slowly. The latest ends are those of an earlier state,
 // refreshed now and then: a wrong rejection only loses a move, and accepted costs are always exact.
 //
-// The score that annealing minimises is the cost plus a fraction of the mean span: without the
-// second part most moves change nothing, and the search stalls.
+// The score that annealing minimises is the cost plus the mean span: without the second part most
+// moves change nothing, and the search stalls.
 #include "pipewright/schedule/search/local_search.h"
 
 #include <algorithm>
@@ -183,7 +183,7 @@ void LocalSearch::find_critical_path() {
 }
 
 int64_t LocalSearch::score() const {
-  return cost_weight_ * static_cast<int64_t>(words_.size()) * cost_ + sum_of_spans_;
+  return static_cast<int64_t>(words_.size()) * cost_ + sum_of_spans_;
 }
 
 void LocalSearch::push(Node node) {
@@ -237,8 +237,7 @@ void LocalSearch::refresh() {
 
 void LocalSearch::anneal(const Annealing& annealing) {
   const int64_t begin = evaluations_;
-  cost_weight_ = annealing.cost_weight;
-  const int64_t weight = cost_weight_ * static_cast<int64_t>(words_.size());
+  const auto weight = static_cast<int64_t>(words_.size());
   int moves = 0, changes = 0;
   refresh();
   while (best_cost_ > annealing.bound) {

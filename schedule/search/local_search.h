@@ -34,9 +34,6 @@ class LocalSearch {
     // At the start, in ticks; falls to 0. A move that makes the score worse by as much as one tick
     // of cost for each tick of temperature is accepted with probability 1/e.
     double temperature;
-    // How much the cost counts, relative to the mean span of the ranks: little to come from far,
-    // more to improve words that are good.
-    int cost_weight = 50;
     Ticks bound = 0;                            // stop at this cost
     const std::atomic<bool>* cancel = nullptr;  // stop when it is set; may be null
   };
@@ -118,8 +115,7 @@ class LocalSearch {
   std::vector<Node> block_;
   std::vector<Ticks> exponential_;  // quantiles of the exponential distribution, in 1/1024
   Ticks work_ = 0;                  // of all ranks
-  int64_t cost_weight_ = 1;
-  Ticks reference_cost_ = 0;  // the cost that latest_ is for
+  Ticks reference_cost_ = 0;        // the cost that latest_ is for
   std::vector<std::vector<Node>> best_;
   Ticks best_cost_ = 0;
   Ticks cost_ = 0, sum_of_spans_ = 0;  // of the current words

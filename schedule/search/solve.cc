@@ -24,11 +24,15 @@ namespace {
 
 constexpr int kLanes = 8;
 constexpr size_t kTemplatesKept = 8, kWordsKept = 6;
-// With annealing, few rounds, and most of the budget for it: one long annealing finds more than
-// several short ones, and templates that are tried later rarely beat words that were annealed. The
-// second round starts at the best words of all lanes.
+// With annealing, few rounds and lanes, and most of the budget for it: one long annealing finds
+// more than several short ones, and templates that are tried later rarely beat words that were
+// annealed. The second round starts at the best words of all lanes.
 constexpr int kTemplateRounds = 10, kAnnealingRounds = 2;
 constexpr int kPercentForAnnealing = 75;
+// What the work per microbatch is divided by for the temperature of a lane. Warm and cold lanes:
+// neither alone is the best on all problems of bench/search_table.
+constexpr int kCoolings[] = {75, 1'000, 20'000};
+constexpr int kAnnealingLanes = 3;
 // Larger problems are left to the dispatcher: a local search would not get far.
 constexpr size_t kMostActionsForLocalSearch = 60'000;
 
@@ -100,13 +104,12 @@ class Lane {
 
   // Anneals one of the best words.
   Finds refine(uint64_t seed, int64_t budget, const Words& words, double temperature,
-               int cost_weight, const Pool& pool) {
+               const Pool& pool) {
     begin(pool);
     LocalSearch search(problem_, seed);
     search.start(words);
     search.anneal({.evaluations = budget,
                    .temperature = temperature,
-                   .cost_weight = cost_weight,
                    .bound = options_.bound,
                    .cancel = options_.cancel});
     finds_.evaluations = search.evaluations();
@@ -176,9 +179,9 @@ class Solver {
   bool is_cancelled() const {
     return options_.cancel != nullptr && options_.cancel->load(std::memory_order_relaxed);
   }
-  // Runs work(lane, index) for all lanes and merges what they find.
+  // Runs work(lane, index) for so many lanes and merges what they find.
   template <typename Work>
-  void round(const Work& work);
+  void round(int lanes, const Work& work);
   void explore(int64_t budget);
   void refine(int64_t budget);
 
@@ -211,12 +214,12 @@ void Solver::add_candidates() {
 }
 
 template <typename Work>
-void Solver::round(const Work& work) {
-  std::vector<Finds> finds(kLanes);
-  std::vector<std::exception_ptr> errors(kLanes);
-  std::atomic<int> next = 0, first_done = kLanes;
+void Solver::round(int lanes, const Work& work) {
+  std::vector<Finds> finds(static_cast<size_t>(lanes));
+  std::vector<std::exception_ptr> errors(static_cast<size_t>(lanes));
+  std::atomic<int> next = 0, first_done = lanes;
   const auto run_lanes = [&] {
-    for (int index = next++; index < kLanes; index = next++) {
+    for (int index = next++; index < lanes; index = next++) {
       if (index > first_done) continue;
       std::unique_ptr<Lane>& lane = lanes_[static_cast<size_t>(index)];
       Finds& result = finds[static_cast<size_t>(index)];
@@ -232,7 +235,7 @@ void Solver::round(const Work& work) {
     }
   };
   std::vector<std::thread> threads;
-  for (int thread = 1; thread < std::min(options_.threads, kLanes); ++thread)
+  for (int thread = 1; thread < std::min(options_.threads, lanes); ++thread)
     threads.emplace_back(run_lanes);
   run_lanes();
   for (std::thread& thread : threads) thread.join();
@@ -240,7 +243,7 @@ void Solver::round(const Work& work) {
     if (error != nullptr) std::rethrow_exception(error);
   }
 
-  for (int index = 0; index <= std::min<int>(first_done, kLanes - 1); ++index) {
+  for (int index = 0; index <= std::min<int>(first_done, lanes - 1); ++index) {
     Finds& result = finds[static_cast<size_t>(index)];
     evaluations_ += result.evaluations;
     for (ScoredTemplate& one : result.templates)
@@ -252,7 +255,7 @@ void Solver::round(const Work& work) {
 }
 
 void Solver::explore(int64_t budget) {
-  round([&](Lane& lane, int index) {
+  round(kLanes, [&](Lane& lane, int index) {
     const uint64_t seed =
         Random(options_.seed + 1000 * rounds_ + static_cast<uint64_t>(index)).next();
     return lane.explore(seed, budget / kLanes, pool_);
@@ -265,22 +268,13 @@ void Solver::refine(int64_t budget) {
   for (const StageWork& one : problem_.stages)
     per_microbatch += one.forward + one.backward_input + one.backward_weight;
   per_microbatch /= problem_.num_ranks();
-  round([&](Lane& lane, int index) {
+  round(kAnnealingLanes, [&](Lane& lane, int index) {
     const uint64_t seed =
         Random(options_.seed + 1000 * rounds_ + static_cast<uint64_t>(index)).next();
-    // Most lanes start at the best words, the others at the next best.
-    const size_t start = index < 4 ? 0 : static_cast<size_t>(index) - 3;
-    struct Mode {
-      int cooling;  // the temperature is the work per microbatch divided by this
-      int cost_weight;
-    };
-    // Warm and cold lanes: neither alone is the best on all problems of bench/search_table.
-    constexpr Mode kModes[kLanes] = {{75, 50},    {5'000, 1}, {75, 20},    {200'000, 5},
-                                     {20'000, 1}, {5'000, 5}, {20'000, 5}, {30, 50}};
-    const Mode& mode = kModes[index];
-    return lane.refine(seed, budget / kLanes,
-                       pool_.words[std::min(start, pool_.words.size() - 1)].words,
-                       static_cast<double>(per_microbatch) / mode.cooling, mode.cost_weight, pool_);
+    // Each from other words.
+    const auto start = std::min(static_cast<size_t>(index), pool_.words.size() - 1);
+    return lane.refine(seed, budget / kAnnealingLanes, pool_.words[start].words,
+                       static_cast<double>(per_microbatch) / kCoolings[index], pool_);
   });
 }
 
@@ -291,7 +285,7 @@ Solution Solver::run() {
   const bool refines = actions <= kMostActionsForLocalSearch && !has_free_pass_;
   if (!is_over()) {
     const std::vector<Template> known = known_templates(problem_);
-    round([&](Lane& lane, int index) {
+    round(kLanes, [&](Lane& lane, int index) {
       std::vector<Template> own;
       for (size_t k = static_cast<size_t>(index); k < known.size(); k += kLanes)
         own.push_back(known[k]);

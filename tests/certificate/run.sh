@@ -109,7 +109,7 @@ cat >recompute.json <<'JSON'
  "activation_bytes": [6, 4, 6, 4], "checkpoint_bytes": 1, "weight_input_bytes": 2}
 JSON
 recomputed recompute.json 4 8 loop 2 "0 1"
-recomputed recompute.json 2 6 v 1.25 "0 1"
+recomputed recompute.json 2 6 v 1.25 "0 2"
 
 # Every bound has been checked.
 for name in work one_microbatch warm_up_and_cool_down nested_window memory_area nested_memory_area lifetimes first_backwards \

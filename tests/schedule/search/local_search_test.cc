@@ -39,7 +39,7 @@ TEST(LocalSearch, FindsScheduleWithoutIdleTime) {
   LocalSearch search(problem, 1);
   search.start(one_at_a_time(problem));
   EXPECT_GT(search.best_cost(), 18);
-  search.anneal({.evaluations = 200'000, .temperature = 1, .cost_weight = 1, .bound = 18});
+  search.anneal({.evaluations = 200'000, .temperature = 1, .bound = 18});
   EXPECT_EQ(search.best_cost(), 18);
 }
 
