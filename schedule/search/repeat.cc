@@ -19,7 +19,7 @@
 namespace pipewright::schedule::search {
 namespace {
 
-constexpr int kLeastPerRank = 4, kMostPerRank = 8;
+constexpr int kLeastPerRank = 4, kFewPerRank = 8;
 constexpr int64_t kMostCuts = 200;
 
 // A position in each rank's word, and the length of the part that starts there.
@@ -115,9 +115,7 @@ class Cutter {
 
 int brief_microbatches(const Problem& problem) {
   const int ranks = problem.num_ranks(), microbatches = problem.num_microbatches;
-  if (microbatches / kMostPerRank < ranks || microbatches == kMostPerRank * ranks ||
-      !problem.microbatch_scale.empty())
-    return microbatches;
+  if (microbatches / kFewPerRank < ranks || !problem.microbatch_scale.empty()) return microbatches;
   // What is left out is a multiple of 2 P, so of every k.
   return kLeastPerRank * ranks + (microbatches - kLeastPerRank * ranks) % (2 * ranks);
 }

@@ -20,7 +20,7 @@
 namespace pipewright::schedule::search {
 
 // The number of microbatches to search with in place of the problem's own: between 4 and 6 per
-// rank, or the problem's own if it has at most 8 per rank or microbatches of different cost.
+// rank, or the problem's own if it has fewer than 8 per rank or microbatches of different cost.
 int brief_microbatches(const Problem& problem);
 
 // The cheapest words of `longer` that repeat a part of `words`, the words of `brief`: the same

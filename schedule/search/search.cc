@@ -66,6 +66,12 @@ std::function<void(const Progress&)> progress_of(const SearchRequest& request,
   };
 }
 
+// Whether annealing gets far with the microbatches as they are. It is better not begun at a
+// repetition then, unless that is all but optimal.
+bool anneals_well(const Problem& problem) {
+  return problem.num_microbatches / problem.num_ranks() <= 8;
+}
+
 // Searches with fewer microbatches and repeats what it finds. Nothing for few microbatches, or if
 // nothing can be repeated.
 std::vector<Candidate> by_repetition(const SearchRequest& request, const Problem& problem,
@@ -78,6 +84,7 @@ std::vector<Candidate> by_repetition(const SearchRequest& request, const Problem
   options.on_progress = progress_of(request, brief, options.bound);
   const Solution solution = solve(brief, options);
   *evaluations += solution.evaluations;
+  if (anneals_well(problem) && solution.cost > options.bound + options.bound / 1000) return {};
   std::vector<Candidate> candidates;
   for (const Found& found : solution.alternatives) {
     if (is_cancelled(request)) break;
@@ -191,11 +198,11 @@ SearchResult search(const SearchRequest& request, const Problem& problem, const 
   for (const ir::ComputeOrder& order : known)
     options.candidates.push_back({"search", words_of(problem, order)});
   // With an overlap, half of the budget is for compounds. Of the rest, a quarter is for few
-  // microbatches, where it goes farther.
+  // microbatches, where it goes farther, or an eighth if it goes far with all of them.
   const int64_t budget = problem.overlap > 0 ? (request.evaluations + 1) / 2 : request.evaluations;
   int64_t evaluations = 0;
   SolveOptions brief = options;
-  brief.evaluations = (budget + 3) / 4;
+  brief.evaluations = std::max<int64_t>(1, budget / (anneals_well(problem) ? 8 : 4));
   for (Candidate& one : by_repetition(request, problem, brief, &evaluations))
     options.candidates.push_back(std::move(one));
   options.evaluations = std::max<int64_t>(1, budget - evaluations);

@@ -1,8 +1,8 @@
 // The search with its default budget reaches the best known costs of the Zero Bubble paper's 1.5B
 // model on loops, of V placements at unit costs, of one V in little memory, where annealing has to
-// accept worse schedules, and of one with heterogeneous stages, where it has to be cold and yet
-// leave the first optimum. bench/search_table prints a table of all problems of the file, harder
-// ones included.
+// accept worse schedules, and of those with heterogeneous stages, where it has to be cold and yet
+// leave the first optimum: they come within 0.8% of their bounds. bench/search_table prints a table
+// of all problems of the file, harder ones included.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -29,6 +29,9 @@ TEST_P(KnownCosts, AreReached) {
   EXPECT_LE(static_cast<double>(found.cost), 1.001 * static_cast<double>(known.cost));
   EXPECT_GE(bound.value, known.bound);
   EXPECT_GE(found.cost, bound.value);
+  if (known.name.starts_with("hetero")) {
+    EXPECT_LE(static_cast<double>(found.cost), 1.008 * static_cast<double>(bound.value));
+  }
   Replay replay(known.problem);
   ASSERT_TRUE(replay.run(found.words));
   EXPECT_EQ(replay.cost(), found.cost);
@@ -39,7 +42,7 @@ std::vector<tests::KnownCase> cases() {
   std::vector<tests::KnownCase> cases = tests::read_cases("tests/schedule/search/known_costs.json");
   std::erase_if(cases, [](const tests::KnownCase& known) {
     return !known.name.starts_with("unitV") && !known.name.starts_with("table9_1.5B_loop") &&
-           known.name != "vcm_1.5B_v_8x2_64_limit_8" && known.name != "hetero_1_v_8x2_32_limit_24";
+           !known.name.starts_with("hetero") && known.name != "vcm_1.5B_v_8x2_64_limit_8";
   });
   return cases;
 }
