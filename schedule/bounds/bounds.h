@@ -34,8 +34,8 @@
 // Nothing is assumed about the order of microbatches. Where their costs differ, paths are those of
 // the fastest microbatch and knapsacks those of the slowest. Each function returns its largest
 // bound over all ranks, with value 0 if it says nothing. All take time linear in the number of
-// stages, apart from the knapsacks and a bisection. Pure functions; any thread. docs/bounds.md has
-// the proof of the nested window at length.
+// stages, apart from the knapsacks, bisections, and a loop over the microbatches that fit in the
+// memory of a rank. Pure functions; any thread. docs/bounds.md has the proofs at length.
 
 namespace pipewright::schedule {
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -32,7 +33,7 @@ constexpr int kPercentForAnnealing = 75;
 // What the work per microbatch is divided by for the temperature of a lane. Warm and cold lanes:
 // neither alone is the best on all problems of bench/search_table.
 constexpr int kCoolings[] = {75, 1'000, 20'000};
-constexpr int kAnnealingLanes = 3;
+constexpr int kAnnealingLanes = static_cast<int>(std::size(kCoolings));
 // Larger problems are left to the dispatcher: a local search would not get far.
 constexpr size_t kMostActionsForLocalSearch = 60'000;
 
