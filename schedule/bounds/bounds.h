@@ -80,10 +80,10 @@ Bound one_microbatch_bound(const search::Problem& problem);
 // Fs are over, so the work that is left is that of what is in memory, at most Pending: at least
 // cool is idle. If not all Fs fit, some F comes after the first I, so both idle times are disjoint.
 //
-// Warm and cool are larger where x0 is slower than xl and there are more than three
-// times as many microbatches as fit in memory: the n that have run F_xl before the first I must
-// last for a lap, from F_xl to I_xl, because the next F_xl comes after it. Likewise at the end.
-// Theorem 6 of docs/bounds.md; only without an overlap.
+// Warm and cool are larger where x0 is slower than xl and there are more than three times as many
+// microbatches as fit in memory: the n that have run F_xl before the first I must last for a lap,
+// from F_xl to I_xl, because the next F_xl comes after it. Likewise at the end. Theorem 6 of
+// docs/bounds.md; only without an overlap.
 Bound warm_up_and_cool_down_bound(const search::Problem& problem);
 
 // Nested window: for ranks r and x with r0 < x0,

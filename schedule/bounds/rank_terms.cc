@@ -26,11 +26,17 @@ int extreme(const Problem& problem, Before before) {
   return static_cast<int>(std::ranges::min_element(scale, before) - scale.begin());
 }
 
-// The largest value of a concave function of a whole number from 0 to `last`, and where it is
-// first.
+// The largest value of a concave function of a whole number from 0 to `last`, which is at least 1,
+// and where it is first.
 template <typename Function>
 std::pair<Ticks, Ticks> maximum(Ticks last, Function function) {
   Ticks first = 0;
+  // Mostly it is at an end.
+  if (function(last) > function(last - 1)) {
+    first = last;
+  } else if (function(1) <= function(0)) {
+    last = 0;
+  }
   while (first < last) {
     const Ticks middle = first + (last - first) / 2;
     if (function(middle + 1) > function(middle)) {
