@@ -19,7 +19,7 @@
 namespace pipewright::schedule::search {
 namespace {
 
-constexpr int kLeastPerRank = 4, kFewPerRank = 8;
+constexpr int kLeastPerRank = 4;
 constexpr int64_t kMostCuts = 200;
 
 // A position in each rank's word, and the length of the part that starts there.

@@ -19,8 +19,12 @@
 
 namespace pipewright::schedule::search {
 
+// With so many microbatches per rank, annealing still gets far with all of them, and repeating what
+// fewer have begins to.
+inline constexpr int kFewPerRank = 8;
+
 // The number of microbatches to search with in place of the problem's own: between 4 and 6 per
-// rank, or the problem's own if it has fewer than 8 per rank or microbatches of different cost.
+// rank, or the problem's own if it has fewer than kFewPerRank or microbatches of different cost.
 int brief_microbatches(const Problem& problem);
 
 // The cheapest words of `longer` that repeat a part of `words`, the words of `brief`: the same

@@ -69,7 +69,7 @@ std::function<void(const Progress&)> progress_of(const SearchRequest& request,
 // Whether annealing gets far with the microbatches as they are. It is better not begun at a
 // repetition then, unless that is all but optimal.
 bool anneals_well(const Problem& problem) {
-  return problem.num_microbatches / problem.num_ranks() <= 8;
+  return problem.num_microbatches / problem.num_ranks() <= kFewPerRank;
 }
 
 // Searches with fewer microbatches and repeats what it finds. Nothing for few microbatches, or if
