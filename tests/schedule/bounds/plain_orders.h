@@ -1,0 +1,39 @@
+#ifndef PIPEWRIGHT_TESTS_SCHEDULE_BOUNDS_PLAIN_ORDERS_H_
+#define PIPEWRIGHT_TESTS_SCHEDULE_BOUNDS_PLAIN_ORDERS_H_
+
+#include <optional>
+#include <vector>
+
+#include "pipewright/schedule/search/problem.h"
+
+// Orders of actions and their cost, written out as the statement of the problem in docs/bounds.md
+// has them. They share nothing with the simulator and the search.
+
+namespace pipewright::tests {
+
+// F, I or W of a stage. The k-th occurrence in a row is microbatch k.
+struct Letter {
+  int stage;
+  int kind;  // 0 for F, 1 for I, 2 for W
+};
+using Orders = std::vector<std::vector<Letter>>;  // one row per rank
+
+schedule::search::Ticks time_of(const schedule::search::Problem& problem, Letter letter,
+                                int microbatch);
+
+// By how much the rank has more in use after the action than before.
+schedule::search::Memory change_of(const schedule::search::Problem& problem, Letter letter);
+
+// What the rank has in use while the action runs, beside what it had before.
+schedule::search::Memory peak_change_of(const schedule::search::Problem& problem, Letter letter);
+
+// The cost of running every action as soon as it can; nullopt for a deadlock.
+std::optional<schedule::search::Ticks> cost_of(const schedule::search::Problem& problem,
+                                               const Orders& orders);
+
+// Whether the row keeps to the memory limit of its rank.
+bool fits(const schedule::search::Problem& problem, int rank, const std::vector<Letter>& row);
+
+}  // namespace pipewright::tests
+
+#endif  // PIPEWRIGHT_TESTS_SCHEDULE_BOUNDS_PLAIN_ORDERS_H_
