@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "pipewright/schedule/bounds/bounds.h"
 #include "pipewright/schedule/search/make_problem.h"
 #include "pipewright/schedule/search/replay.h"
 #include "tests/schedule/search/cases.h"
@@ -15,12 +16,13 @@ namespace {
 // finish.
 TEST(Solve, ReachesTheOptimaOfSmallProblems) {
   const auto cases = tests::read_cases("tests/schedule/search/exact_optima.json");
-  ASSERT_EQ(cases.size(), 18u);
+  ASSERT_EQ(cases.size(), 23u);
   for (const tests::KnownCase& one : cases) {
     const Solution found =
         solve(one.problem, {.bound = one.bound, .evaluations = 20'000'000, .threads = 1});
     EXPECT_LE(found.cost, one.cost) << one.name;
     EXPECT_GE(found.cost, one.bound) << one.name;
+    EXPECT_LE(lower_bound(one.problem).value, one.cost) << one.name;
   }
 }
 
