@@ -8,7 +8,7 @@
 #include "pipewright/schedule/search/problem.h"
 
 // Random problems for the soundness of the bounds: also placements that no search is asked for, and
-// memory limits that hardly any schedule meets.
+// memory limits that no schedule may meet. (Those of search/random_problem.h are for the search.)
 
 namespace pipewright::tests {
 
