@@ -17,7 +17,8 @@
 // The fastest is for machines that have other work to do.
 // bench/pytorch_step.py compares them with PyTorch's runtime. With `threads`, ranks are threads, so
 // there is no wire; the overhead per action of the busiest rank is printed too. It includes the
-// time that the schedule makes the rank wait for the other one.
+// time that the schedule makes the rank wait for the other one. They begin each step together, so
+// it does not include what one of them did longer before it.
 //
 // With `recording`, ranks are threads, and steps are timed in threes: a recorded one before two
 // that are not, or after them, by turns. Each has a step before it that is not timed.
@@ -32,6 +33,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -101,6 +103,18 @@ struct Times {
   double median, fastest;
 };
 
+// Where ranks that are threads wait for each other.
+class StartLine {
+ public:
+  void wait() {
+    const int64_t round = arrived_++ / kRanks;
+    while (arrived_.load() < (round + 1) * kRanks) std::this_thread::yield();
+  }
+
+ private:
+  std::atomic<int64_t> arrived_ = 0;
+};
+
 template <typename Body>
 double us_of(const Part& part, const Body& body) {
   for (const at::Tensor& weight : part.weights) weight.mutable_grad().reset();
@@ -164,7 +178,8 @@ Times of_busiest(comms::World& world, Times times) {
   return times;
 }
 
-void run_rank(comms::World& world, const Size& size, int64_t steps, bool threads) {
+// `line` is null if ranks are processes.
+void run_rank(comms::World& world, const Size& size, int64_t steps, StartLine* line) {
   const ir::Program program = make_program();
   const ir::Row& row = program.rows[static_cast<size_t>(world.rank())];
   const Part part(program.placement.stages_of(world.rank()), size);
@@ -174,7 +189,9 @@ void run_rank(comms::World& world, const Size& size, int64_t steps, bool threads
   const at::Tensor microbatch = inputs.narrow(0, 0, size.rows);
   std::vector<double> step_times, compute_times;
   for (int64_t step = -steps; step < steps; ++step) {
+    if (line) line->wait();
     const double step_us = us_of(part, [&] { executor.step(batch); });
+    if (line) line->wait();
     const double compute_us = us_of(part, [&] { compute_alone(row, part, microbatch); });
     if (step < 0) continue;
     step_times.push_back(step_us);
@@ -184,7 +201,7 @@ void run_rank(comms::World& world, const Size& size, int64_t steps, bool threads
   if (!part.stages.contains(kStages - 1)) return;
   std::printf("step_us %.1f %.1f\ncompute_us %.1f %.1f\n", step.median, step.fastest,
               compute.median, compute.fastest);
-  if (threads) {
+  if (line) {
     std::printf("overhead_us_per_action %.2f\n",
                 (step.median - compute.median) / static_cast<double>(row.size()));
   }
@@ -242,15 +259,16 @@ int run(const Size& size, int64_t steps, Mode mode) {
   at::set_num_threads(1);
   if (mode == Mode::kProcesses) {
     comms::World world = comms::gloo_world(comms::read_environment());
-    run_rank(world, size, steps, /*threads=*/false);
+    run_rank(world, size, steps, /*line=*/nullptr);
     return 0;
   }
   std::vector<comms::World> worlds = comms::thread_worlds(kRanks);
+  StartLine line;
   std::vector<std::jthread> ranks;
   for (comms::World& world : worlds) {
     ranks.emplace_back([&] {
       if (mode == Mode::kRecording) return compare_recorded(world, size, steps);
-      run_rank(world, size, steps, /*threads=*/true);
+      run_rank(world, size, steps, &line);
     });
   }
   return 0;
