@@ -175,8 +175,11 @@ void ThreadBackend::check(const TensorOperation& operation) const {
   const size_t num_tensors = operation.inputs.size() + operation.outputs.size();
   expect(!operation.is_transfer() || num_tensors == 1, "one tensor per message, got ", num_tensors);
   for (const Tensors* tensors : {&operation.inputs, &operation.outputs}) {
-    for (const at::Tensor& tensor : *tensors)
+    for (const at::Tensor& tensor : *tensors) {
       expect(tensor.is_contiguous(), "contiguous tensors, got strides ", tensor.strides());
+      expect(!tensor.is_conj() && !tensor.is_neg(),
+             "tensors in memory, got one whose conjugate or negative was not computed");
+    }
   }
   expect(operation.peer < size_ && (operation.peer >= 0 || !operation.is_transfer()),
          "a peer from 0 to ", size_ - 1, ", got ", operation.peer);

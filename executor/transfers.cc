@@ -31,6 +31,14 @@ std::string quoted(ir::ActionPart action) { return "`" + ir::to_string(ir::Actio
 constexpr size_t kHeaderTag = 15;
 constexpr std::chrono::milliseconds kFirstSlice{2}, kSlice{250};
 
+// What a backend can send, which reads the tensor's memory as it is.
+at::Tensor plain(const at::Tensor& tensor) {
+  at::Tensor result = tensor.requires_grad() ? tensor.detach() : tensor;
+  if (result.is_conj()) result = result.resolve_conj();
+  if (result.is_neg()) result = result.resolve_neg();
+  return result.contiguous();
+}
+
 // Returns the SEND_F of the output whose gradient `receive_b` receives. Once the gradient has
 // arrived, that SEND is done.
 ir::ActionPart answered_by(ir::ActionPart receive_b) {
@@ -251,7 +259,7 @@ void Transfers::post_now(ir::ActionPart send, Tensors tensors) {
   for (size_t i = 0; i < posted.tensors.size(); ++i) {
     at::Tensor& tensor = posted.tensors[i];
     if (!tensor.defined() || tensor.numel() == 0) continue;
-    tensor = tensor.detach().contiguous();
+    tensor = plain(tensor);
     messages.push_back({tensor, tag(transfer.receive, i)});
   }
   Works works = naming_peer(send, [&] { return channels_.send(messages, transfer.to); });

@@ -159,10 +159,11 @@ TEST(Threads, ErrorsNameRankAndOperation) {
 TEST(Threads, InvalidArguments) {
   const std::string errors = with_group(2, [](c10d::Backend& group, int) {
     Tensors two = {at::zeros({2}), at::zeros({2})}, strided = {at::zeros({2, 3}).t()};
-    Tensors one = {at::zeros({2})};
+    Tensors one = {at::zeros({2})}, marked = {at::zeros({2}, at::kComplexFloat).conj()};
     std::vector<Tensors> too_few = {{at::zeros({2})}};
     EXPECT_THROW(group.send(two, 1, 0), std::invalid_argument);
     EXPECT_THROW(group.send(one, 2, 0), std::invalid_argument);
+    EXPECT_THROW(group.send(marked, 1, 0), std::invalid_argument);
     EXPECT_THROW(group.recv(one, -1, 0), std::invalid_argument);
     EXPECT_THROW(group.allreduce(strided), std::invalid_argument);
     EXPECT_THROW(group.allgather(too_few, one), std::invalid_argument);

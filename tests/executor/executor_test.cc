@@ -335,6 +335,33 @@ TEST(Executor, SendsExactlyWhatTheProgramSays) {
   }
 }
 
+// Backends send memory as it is, but conj() leaves it alone and marks the tensor. Here outputs and
+// gradients are so marked.
+TEST(Executor, SendsConjugatesAndViewsAsTheirValues) {
+  const ir::Program program = named("1F1B", 2, 2);
+  const at::Tensor x = at::arange(1, 9, at::kFloat).view({4, 2});
+  const at::Tensor factor = at::complex(at::arange(2, at::kFloat), at::ones({2}));
+  const auto apply = [](int stage, const at::Tensor& in, const at::Tensor& weight) {
+    return stage == 0 ? (in * weight).t().conj() : in.t().conj() * weight;
+  };
+  const auto loss_of = [](const at::Tensor& output) { return at::real(output * output).sum(); };
+  at::Tensor expected[2];
+  for (at::Tensor& weight : expected) weight = factor.clone().set_requires_grad(true);
+  (loss_of(apply(1, apply(0, x, expected[0]), expected[1])) / 2).backward();
+  expect_no_errors(2, [&](int rank, comms::World& world) {
+    const at::Tensor weight = factor.clone().to(tests::here()).set_requires_grad(true);
+    Executor executor(program,
+                      stages_of(program, rank,
+                                [&](int stage, const Tensors& in) {
+                                  return Tensors{apply(stage, in[0], weight)};
+                                }),
+                      world, {.loss = [&](const Tensors& outputs) { return loss_of(outputs[0]); }});
+    executor.step({.inputs = {x.to(tests::here())}});
+    EXPECT_TRUE(at::equal(weight.grad().cpu(), expected[rank].grad()))
+        << weight.grad().cpu() << expected[rank].grad();
+  });
+}
+
 // ---------------------------------------------------------------------------------- data parallel
 
 class RecordsCalls final : public modules::DataParallel {
