@@ -19,6 +19,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <utility>
 
@@ -71,7 +72,7 @@ class TensorCarrier final : public Carrier {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     (send.done() ? send.done_at : send.ready).block();
     receive.ready.block();
-    target.view(-1).copy_(source.view(-1), /*non_blocking=*/true);
+    copy(source, target);
     receive.done_at.add({target, source});
     if (!send.done()) send.done_at.add({source});
   }
@@ -95,6 +96,15 @@ class TensorCarrier final : public Carrier {
   }
 
  private:
+  // Both are contiguous, and of one dtype.
+  static void copy(const at::Tensor& from, const at::Tensor& to) {
+    if (from.is_cpu() && to.is_cpu()) {
+      std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
+      return;
+    }
+    to.view(-1).copy_(from.view(-1), /*non_blocking=*/true);
+  }
+
   static bool match(const TensorOperation& a, const TensorOperation& b) {
     const auto equal = [](const Tensors& left, const Tensors& right) {
       return std::ranges::equal(left, right, [](const at::Tensor& l, const at::Tensor& r) {
