@@ -23,6 +23,16 @@
 #include <utility>
 
 namespace pipewright::comms {
+namespace {
+
+template <typename Element>
+Element take_front(std::deque<Element>& queue) {
+  Element front = std::move(queue.front());
+  queue.pop_front();
+  return front;
+}
+
+}  // namespace
 
 bool Operation::wait_until(std::chrono::steady_clock::time_point deadline,
                            std::chrono::microseconds spin) {
@@ -113,36 +123,32 @@ void Mailboxes::advance(int rank) {
 bool Mailboxes::advance_head(int rank, std::vector<int>* unblocked) {
   std::deque<Queued>& queue = queues_[static_cast<size_t>(rank)];
   if (queue.empty()) return false;
-  const Queued head = queue.front();
-  const int from = head.is_send ? rank : head.peer;
-  const int to = head.is_send ? head.peer : rank;
+  const bool is_send = queue.front().is_send;
+  const int peer = queue.front().peer;
+  const int from = is_send ? rank : peer, to = is_send ? peer : rank;
   Buffered& early = buffered(from, to);
-  if (!head.is_send && !early.empty()) {
-    const std::shared_ptr<Operation> send = early.front();
-    early.pop_front();
-    queue.pop_front();
+  if (!is_send && !early.empty()) {
     unblocked->push_back(from);
-    return carry(std::array{head.operation}, [&] { carrier_->deliver(*send, *head.operation); });
+    const std::shared_ptr<Operation> send = take_front(early);
+    const std::array received = {take_front(queue).operation};
+    return carry(received, [&] { carrier_->deliver(*send, *received[0]); });
   }
-  std::deque<Queued>& others = queues_[static_cast<size_t>(head.peer)];
+  std::deque<Queued>& others = queues_[static_cast<size_t>(peer)];
   const bool meets = early.empty() && !others.empty() && others.front().peer == rank &&
-                     others.front().is_send != head.is_send;
+                     others.front().is_send != is_send;
   if (meets) {
-    const std::shared_ptr<Operation> other = others.front().operation;
-    queue.pop_front();
-    others.pop_front();
-    unblocked->push_back(head.peer);
-    return carry(std::array{head.operation, other}, [&] {
-      carrier_->deliver(head.is_send ? *head.operation : *other,
-                        head.is_send ? *other : *head.operation);
-    });
+    unblocked->push_back(peer);
+    std::deque<Queued>& senders = is_send ? queue : others;
+    std::deque<Queued>& receivers = is_send ? others : queue;
+    const std::array both = {take_front(senders).operation, take_front(receivers).operation};
+    return carry(both, [&] { carrier_->deliver(*both[0], *both[1]); });
   }
-  if (!head.is_send || early.size() >= capacity_) return false;
-  queue.pop_front();
+  if (!is_send || early.size() >= capacity_) return false;
   unblocked->push_back(to);
-  return carry(std::array{head.operation}, [&] {
-    carrier_->buffer(*head.operation);
-    early.push_back(head.operation);
+  const std::array sent = {take_front(queue).operation};
+  return carry(sent, [&] {
+    carrier_->buffer(*sent[0]);
+    early.push_back(sent[0]);
   });
 }
 
