@@ -24,6 +24,12 @@ TensorMetas sent_metas(ir::ActionPart receive, const Tensors& tensors) {
   return metas;
 }
 
+// Whether `tensor` has this metadata; what is a gradient need not require one.
+bool fits(const at::Tensor& tensor, const TensorMeta& meta, bool is_gradient) {
+  return tensor.defined() && tensor.scalar_type() == meta.dtype && tensor.sizes() == meta.sizes &&
+         (is_gradient || tensor.requires_grad() == meta.requires_grad);
+}
+
 // The first word of a header: the number of words that follow, in it or in a second message.
 constexpr int64_t kAsBefore = 0;
 
@@ -67,32 +73,32 @@ void TransferShapes::wait(ir::ActionPart receive, std::chrono::milliseconds slic
 
 void TransferShapes::conform(ir::ActionPart send, ir::ActionPart receive, Tensors& tensors) {
   const bool forward = send.kind() == ir::ActionKind::kSendF;
-  TensorMetas found = sent_metas(receive, tensors);
   auto& learned = learned_[with_backward_];
-  if (!learned.contains(receive) && !output_metas_) {
+  if (!output_metas_ && !learned.contains(receive)) {
+    TensorMetas found = sent_metas(receive, tensors);
     store_->set(key_of(receive), encode(found));
     learned.emplace(receive, std::move(found));
     return;
   }
   const TensorMetas& expected = *this->find(receive);
-  const std::string where = "`" + ir::to_string(ir::Action(send)) + "`: expected ";
+  const auto refuse = [&](const std::string& what) {
+    throw std::runtime_error("`" + ir::to_string(ir::Action(send)) + "`: expected " + what);
+  };
   const std::string what = forward ? "output" : "gradient";
-  if (found.size() != expected.size()) {
-    throw std::runtime_error(where + std::to_string(expected.size()) + " " + what + "s, got " +
-                             std::to_string(found.size()));
+  if (tensors.size() != expected.size()) {
+    refuse(std::to_string(expected.size()) + " " + what + "s, got " +
+           std::to_string(tensors.size()));
   }
-  for (size_t i = 0; i < found.size(); ++i) {
-    const bool absent = !forward && !expected[i].requires_grad;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const TensorMeta& meta = expected[i];
+    const bool absent = !forward && !meta.requires_grad;
     if (!forward && !tensors[i].defined()) {
-      if (!absent) {
-        tensors[i] =
-            at::zeros(expected[i].sizes, at::TensorOptions(expected[i].dtype).device(device_));
-      }
-    } else if (absent || found[i] != expected[i]) {
-      throw std::runtime_error(where + what + " " + std::to_string(i) + " to be " +
-                               (absent ? "undefined" : to_string(expected[i])) +
-                               (output_metas_ ? " as in output_metas" : " as in the first step") +
-                               ", got " + to_string(found[i]));
+      if (!absent)
+        tensors[i] = at::zeros(meta.sizes, at::TensorOptions(meta.dtype).device(device_));
+    } else if (absent || !fits(tensors[i], meta, /*is_gradient=*/!forward)) {
+      refuse(what + " " + std::to_string(i) + " to be " + (absent ? "undefined" : to_string(meta)) +
+             (output_metas_ ? " as in output_metas" : " as in the first step") + ", got " +
+             to_string(sent_metas(receive, tensors)[i]));
     }
   }
 }
