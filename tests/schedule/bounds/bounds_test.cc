@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "tests/schedule/search/cases.h"
+
 namespace pipewright::schedule {
 namespace {
 
@@ -34,42 +36,20 @@ Problem uniform(ir::Placement placement, int microbatches, const StageWork& work
   return problem;
 }
 
-// Optima that OR-tools' CP-SAT proved: https://developers.google.com/optimization.
-TEST(BoundsTest, ProvedOptimaOfCpSat) {
-  struct Optimum {
-    int ranks, microbatches;
-    Memory limit;
-    Ticks cost;
-  };
-  // One stage per rank, F 185, I 181, W 93, transfers 6; F takes 2 units of memory, I and W free
-  // one each. All bounds are met.
-  for (const Optimum& one : {Optimum{2, 4, 4, 2133},
-                             {2, 4, 6, 1935},
-                             {2, 4, 8, 1935},
-                             {2, 8, 4, 3969},
-                             {2, 8, 6, 3680},
-                             {2, 8, 8, 3672},
-                             {3, 6, 6, 3348},
-                             {3, 6, 10, 3045},
-                             {3, 6, 12, 3045}}) {
-    const Problem problem = uniform(ir::Placement::loop(one.ranks, one.ranks), one.microbatches,
-                                    {185, 181, 93, 6, 6, 2, 1}, one.limit);
-    EXPECT_EQ(lower_bound(problem).value, one.cost);
-  }
-  // V, all times 1; F takes one unit of memory, W frees it.
-  for (const Optimum& one : {Optimum{2, 4, 2, 33},
-                             {2, 4, 3, 27},
-                             {2, 4, 4, 24},
-                             {3, 5, 3, 44},
-                             {3, 5, 4, 35},
-                             {3, 5, 6, 30},
-                             {4, 6, 8, 37}}) {
-    const Problem problem = uniform(ir::Placement::v(one.ranks, 2 * one.ranks), one.microbatches,
-                                    {1, 1, 1, 0, 0, 1, 1}, one.limit);
+// Optima that a constraint solver proved (solve_test.cc). Where there is one stage per rank, they
+// meet the bounds, or are as far above them as the prototype's.
+TEST(BoundsTest, ProvedOptima) {
+  for (const tests::KnownCase& one : tests::read_cases("tests/schedule/search/exact_optima.json")) {
+    const Problem& problem = one.problem;
     const Ticks value = lower_bound(problem).value;
-    EXPECT_LE(value, one.cost);
-    // arXiv 2405.15362, figure 13, observes this bound for V schedules of these costs.
-    EXPECT_GE(value, 6 * one.microbatches + std::max<Ticks>(0, 6 * one.ranks - 3 * one.limit - 1));
+    EXPECT_LE(value, one.cost) << one.name;
+    if (problem.num_stages() == problem.num_ranks()) {
+      EXPECT_GE(value, one.bound) << one.name;
+    } else if (problem.stages[0].forward == 1) {
+      // arXiv 2405.15362, figure 13, observes this bound for V schedules of these costs.
+      const Ticks idle = 6 * problem.num_ranks() - 3 * problem.memory_limits[0] - 1;
+      EXPECT_GE(value, 6 * problem.num_microbatches + std::max<Ticks>(0, idle)) << one.name;
+    }
   }
 }
 

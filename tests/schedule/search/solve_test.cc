@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include "pipewright/schedule/bounds/bounds.h"
 #include "pipewright/schedule/search/make_problem.h"
 #include "pipewright/schedule/search/replay.h"
 #include "tests/schedule/search/cases.h"
@@ -22,7 +21,6 @@ TEST(Solve, ReachesTheOptimaOfSmallProblems) {
         solve(one.problem, {.bound = one.bound, .evaluations = 20'000'000, .threads = 1});
     EXPECT_LE(found.cost, one.cost) << one.name;
     EXPECT_GE(found.cost, one.bound) << one.name;
-    EXPECT_LE(lower_bound(one.problem).value, one.cost) << one.name;
   }
 }
 
