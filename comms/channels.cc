@@ -14,6 +14,7 @@
 // rounds for D edges per rank, each linear in what remains: O(D E log P) for E edges and P ranks.
 #include "pipewright/comms/channels.h"
 
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -32,6 +33,11 @@ int index_of(std::span<const int> ranks, int rank) {
                                 " is not a rank of the pipeline");
   }
   return static_cast<int>(found - ranks.begin());
+}
+
+// What a backend is given: NCCL has no complex numbers, so they travel as pairs of real ones.
+std::vector<at::Tensor> message_of(const at::Tensor& tensor) {
+  return {tensor.is_complex() ? at::view_as_real(tensor) : tensor};
 }
 
 }  // namespace
@@ -86,13 +92,13 @@ Channels::~Channels() {
 
 c10::intrusive_ptr<c10d::Work> Channels::send(const at::Tensor& tensor, int to, int tag) {
   const Channel& to_peer = channel({rank_, to});
-  std::vector<at::Tensor> tensors = {tensor};
+  std::vector<at::Tensor> tensors = message_of(tensor);
   return to_peer.backend->send(tensors, to_peer.peer, tag);
 }
 
 c10::intrusive_ptr<c10d::Work> Channels::receive(const at::Tensor& tensor, int from, int tag) {
   const Channel& from_peer = channel({from, rank_});
-  std::vector<at::Tensor> tensors = {tensor};
+  std::vector<at::Tensor> tensors = message_of(tensor);
   return from_peer.backend->recv(tensors, from_peer.peer, tag);
 }
 

@@ -46,7 +46,8 @@ class Channels {
   Channels(const Channels&) = delete;
   Channels& operator=(const Channels&) = delete;
 
-  // Post a transfer of one contiguous tensor and return without waiting. `tag` is ignored by
+  // Post a transfer of one contiguous tensor, whose memory is what it says (no lazy conjugate), and
+  // return without waiting. `tag` is ignored by
   // backends without tags (NCCL). Throw ContractError if the edge is not among those of the
   // constructor, or after abort().
   c10::intrusive_ptr<c10d::Work> send(const at::Tensor& tensor, int to, int tag);

@@ -127,6 +127,10 @@ DeviceBackend::WorkPtr DeviceBackend::post_transfer(OpType op, Tensors& tensors,
                                          ": expected one tensor and another rank, got ",
                                          tensors.size(), " tensors and rank ", peer));
   }
+  if (tensors[0].is_complex()) {
+    throw std::invalid_argument(
+        c10::str("expected a dtype that NCCL has, got ", tensors[0].scalar_type()));
+  }
   const int from = sends ? rank_ : peer, to = sends ? peer : rank_;
   return post_request(
       op, {c10::str(from, ">", to), 2, c10::str("transfer of ", describe(tensors)),

@@ -303,7 +303,7 @@ TEST(Executor, SendsExactlyWhatTheProgramSays) {
 }
 
 // Backends send memory as it is, but conj() leaves it alone and marks the tensor. Here outputs and
-// gradients are so marked.
+// gradients are so marked; and NCCL has no complex dtypes.
 TEST(Executor, SendsConjugatesAndViewsAsTheirValues) {
   const ir::Program program = named("1F1B", 2, 2);
   const at::Tensor x = at::arange(1, 9, at::kFloat).view({4, 2});
