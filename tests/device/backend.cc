@@ -128,8 +128,9 @@ DeviceBackend::WorkPtr DeviceBackend::post_transfer(OpType op, Tensors& tensors,
                                          tensors.size(), " tensors and rank ", peer));
   }
   if (tensors[0].is_complex()) {
-    throw std::invalid_argument(
-        c10::str("expected a dtype that NCCL has, got ", tensors[0].scalar_type()));
+    throw std::invalid_argument(c10::str("transfer on rank ", rank_, " of ", size_,
+                                         ": expected a dtype that NCCL has, got ",
+                                         tensors[0].scalar_type()));
   }
   const int from = sends ? rank_ : peer, to = sends ? peer : rank_;
   return post_request(
