@@ -2,10 +2,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <mutex>
-
 #include "tests/channel_model/programs.h"
-#include "tests/executor/models.h"
 #include "tests/executor/small_pipelines.h"
 #include "tests/support/ranks/ground.h"
 

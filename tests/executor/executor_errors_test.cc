@@ -3,12 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "pipewright/comms/recording_backend.h"
-#include "pipewright/schedules/registry.h"
 #include "tests/channel_model/programs.h"
-#include "tests/executor/models.h"
 #include "tests/executor/small_pipelines.h"
 #include "tests/support/ranks/ground.h"
-#include "tests/support/ranks/ranks.h"
 
 namespace pipewright::executor {
 namespace {

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <barrier>
-#include <mutex>
 
 #include "pipewright/comms/recording_backend.h"
 #include "pipewright/schedules/registry.h"

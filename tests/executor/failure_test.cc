@@ -1,7 +1,6 @@
 // Failures: who learns of what, what stays usable, and that reset() repairs everything, over
 // threads. kill_test does the same to processes.
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -13,38 +12,14 @@
 
 #include "pipewright/comms/recording_backend.h"
 #include "pipewright/executor/executor.h"
-#include "pipewright/schedules/registry.h"
-#include "tests/executor/models.h"
+#include "tests/executor/small_pipelines.h"
 #include "tests/executor/trainer.h"
 #include "tests/support/ranks/ground.h"
-#include "tests/support/ranks/ranks.h"
 
 namespace pipewright::executor {
 namespace {
 
 using std::chrono::milliseconds;
-
-ir::Program named(const char* name, int ranks, int microbatches) {
-  const schedules::ScheduleSpec& spec = *schedules::find_schedule(name);
-  return make_program(spec, {ranks, schedules::default_stages(spec, ranks), microbatches});
-}
-
-using Body = std::function<void(int rank, comms::World& world)>;
-std::vector<std::string> errors_of(int ranks, const Body& body,
-                                   milliseconds timeout = std::chrono::seconds(30)) {
-  at::set_num_threads(1);
-  std::vector<comms::World> worlds = tests::make_worlds(ranks, {.timeout = timeout});
-  return tests::errors_of_ranks(ranks,
-                                [&](int rank) { body(rank, worlds[static_cast<size_t>(rank)]); });
-}
-
-void expect_no_errors(int ranks, const Body& body) {
-  EXPECT_EQ(errors_of(ranks, body), std::vector<std::string>(static_cast<size_t>(ranks)));
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // ------------------------------------------------------------------------------ the failure domain
 

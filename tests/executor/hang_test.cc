@@ -14,8 +14,7 @@
 #include "pipewright/comms/steady_seconds.h"
 #include "pipewright/comms/threads.h"
 #include "pipewright/executor/executor.h"
-#include "pipewright/schedules/registry.h"
-#include "tests/executor/models.h"
+#include "tests/executor/small_pipelines.h"
 #include "tests/executor/trainer.h"
 #include "tests/support/ranks/ranks.h"
 
@@ -27,11 +26,6 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kTimeout{2000};
 constexpr int64_t kStep = 1;  // the step that hangs
-
-ir::Program named(const char* name, int ranks, int microbatches) {
-  const schedules::ScheduleSpec& spec = *schedules::find_schedule(name);
-  return make_program(spec, {ranks, schedules::default_stages(spec, ranks), microbatches});
-}
 
 // Does not return before the hang has been noticed.
 void sleep_forever(comms::World& world) {

@@ -3,26 +3,18 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
-#include <mutex>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "pipewright/comms/recording_backend.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
-#include "pipewright/schedules/registry.h"
-#include "tests/executor/models.h"
+#include "tests/executor/small_pipelines.h"
 #include "tests/support/ranks/ground.h"
 #include "tests/support/ranks/ranks.h"
 
 namespace pipewright::executor {
 namespace {
 
-ir::Program named(const char* name, int ranks, int microbatches) {
-  const schedules::ScheduleSpec& spec = *schedules::find_schedule(name);
-  return make_program(spec, {ranks, schedules::default_stages(spec, ranks), microbatches});
-}
-
-using Body = std::function<void(int rank, comms::World& world)>;
 std::string run(int ranks, const Body& body, const comms::ThreadOptions& options = {}) {
   at::set_num_threads(1);
   std::vector<comms::World> worlds = tests::make_worlds(ranks, options);
