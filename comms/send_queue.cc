@@ -18,23 +18,25 @@ SendQueue::~SendQueue() {
 
 SendQueue::WorkPtr SendQueue::add(WorkPtr send, size_t bytes) {
   auto sent = c10::make_intrusive<Sent>(std::move(send), bytes);
-  const std::lock_guard lock(mutex_);
-  // Those that their callers have waited for.
-  while (!pending_.empty() && pending_.front()->isCompleted()) {
-    pending_bytes_ -= pending_.front()->bytes();
-    pending_.pop_front();
+  {
+    const std::lock_guard lock(mutex_);
+    // Those that their callers have waited for.
+    while (!pending_.empty() && pending_.front()->isCompleted()) {
+      pending_bytes_ -= pending_.front()->bytes();
+      pending_.pop_front();
+    }
+    pending_.push_back(sent);
+    pending_bytes_ += bytes;
+    if (pending_bytes_ < kPendingBytes) return sent;
+    if (!thread_.joinable()) {
+      // A profiler of the caller also counts what the thread frees.
+      thread_ = std::thread([this, state = at::ThreadLocalState()] {
+        const at::ThreadLocalStateGuard guard(state);
+        run();
+      });
+    }
   }
-  pending_.push_back(sent);
-  pending_bytes_ += bytes;
-  if (pending_bytes_ < kPendingBytes) return sent;
-  if (!thread_.joinable()) {
-    // A profiler of the caller also counts what the thread frees.
-    thread_ = std::thread([this, state = at::ThreadLocalState()] {
-      const at::ThreadLocalStateGuard guard(state);
-      run();
-    });
-  }
-  changed_.notify_all();
+  changed_.notify_all();  // without the lock, which the thread would wait for at once
   return sent;
 }
 
