@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <mutex>
+#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "pipewright/comms/abortable_gloo.h"
@@ -112,7 +113,13 @@ class Gloo final : public AbortableGloo {
   }
 
   WorkPtr send(Tensors& tensors, int to, int tag) override {
+    let_device_run();
     return sends_.add(AbortableGloo::send(tensors, to, tag), tensors[0].nbytes());
+  }
+
+  WorkPtr recv(Tensors& tensors, int from, int tag) override {
+    let_device_run();
+    return AbortableGloo::recv(tensors, from, tag);
   }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
@@ -158,6 +165,11 @@ class Gloo final : public AbortableGloo {
   }
 
  private:
+  // A thread that has used its time slice loses the processor when it wakes another one that must
+  // share it, as in a write of Gloo's, under the lock of the connection (batch_threads.h). So the
+  // device and whoever else waits for the processor have it before.
+  static void let_device_run() { std::this_thread::yield(); }
+
   // Other arguments are left to torch, whose errors they get if they are wrong.
   bool can_exchange(const Tensors& outputs, const Tensors& inputs,
                     const c10d::ReduceScatterOptions& options) const {
