@@ -70,6 +70,7 @@ set(pipewright_schedule_sources
     schedule/search/replay.cc
     schedule/search/search.cc
     schedule/search/solve.cc
+    schedule/search/solve_in_phases.cc
     schedule/search/templates.cc
     schedule/search/words.cc
     schedule/simulate/check_costs.cc
@@ -215,6 +216,7 @@ set(pipewright_schedule_headers
     schedule/search/replay.h
     schedule/search/search.h
     schedule/search/solve.h
+    schedule/search/solve_in_phases.h
     schedule/search/templates.h
     schedule/search/templates.inc
     schedule/search/wake_queue.h

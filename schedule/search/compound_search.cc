@@ -93,8 +93,10 @@ class CompoundSearch {
 
  private:
   void report() const {
-    if (options_.on_progress)
-      options_.on_progress({solution_.found.front().cost, solution_.evaluations});
+    if (options_.on_progress) {
+      options_.on_progress({solution_.found.front().cost, options_.bound, solution_.evaluations,
+                            problem_.num_microbatches});
+    }
   }
   bool is_over() const {
     return solution_.found.front().cost <= options_.bound ||

@@ -12,8 +12,8 @@
 #include "pipewright/schedule/search/catalogue.h"
 #include "pipewright/schedule/search/compound_search.h"
 #include "pipewright/schedule/search/recompute.h"
-#include "pipewright/schedule/search/repeat.h"
 #include "pipewright/schedule/search/solve.h"
+#include "pipewright/schedule/search/solve_in_phases.h"
 #include "pipewright/schedule/search/words.h"
 #include "pipewright/schedule/simulate/jitter.h"
 
@@ -58,40 +58,12 @@ std::optional<Robustness> robustness_of(const ir::ComputeOrder& order,
 
 // The caller's progress, in units of the costs.
 std::function<void(const Progress&)> progress_of(const SearchRequest& request,
-                                                 const Problem& problem, Ticks bound) {
+                                                 const Problem& problem) {
   if (!request.on_progress) return {};
-  return [&request, &problem, bound](const Progress& progress) {
-    request.on_progress({problem.time(progress.cost), problem.time(bound), progress.evaluations,
-                         problem.num_microbatches});
+  return [&request, &problem](const Progress& progress) {
+    request.on_progress({problem.time(progress.cost), problem.time(progress.bound),
+                         progress.evaluations, progress.num_microbatches});
   };
-}
-
-// Whether annealing gets far with the microbatches as they are. It is better not begun at a
-// repetition then, unless that is all but optimal.
-bool anneals_well(const Problem& problem) {
-  return problem.num_microbatches / problem.num_ranks() <= kFewPerRank;
-}
-
-// Searches with fewer microbatches and repeats what it finds. Nothing for few microbatches, or if
-// nothing can be repeated.
-std::vector<Candidate> by_repetition(const SearchRequest& request, const Problem& problem,
-                                     SolveOptions options, int64_t* evaluations) {
-  Problem brief = problem;
-  brief.num_microbatches = brief_microbatches(problem);
-  if (brief.num_microbatches == problem.num_microbatches) return {};
-  options.bound = lower_bound(brief).value;
-  options.candidates = catalogue(brief, request.cancel);
-  options.on_progress = progress_of(request, brief, options.bound);
-  const Solution solution = solve(brief, options);
-  *evaluations += solution.evaluations;
-  if (anneals_well(problem) && solution.cost > options.bound + options.bound / 1000) return {};
-  std::vector<Candidate> candidates;
-  for (const Found& found : solution.alternatives) {
-    if (is_cancelled(request)) break;
-    if (auto words = repeat(brief, found.words, problem, options.evaluations))
-      candidates.push_back({"search", std::move(*words)});
-  }
-  return candidates;
 }
 
 // A problem with split backwards, and the same with whole ones: both have the same ticks.
@@ -188,26 +160,19 @@ SearchResult search(const SearchRequest& request, const Problem& problem, const 
   SearchResult result;
   result.problem = problem;
   result.bound = bound;
+  // With an overlap, half of the budget is for compounds.
+  const int64_t budget = problem.overlap > 0 ? (request.evaluations + 1) / 2 : request.evaluations;
   SolveOptions options = {.bound = result.bound.value,
-                          .evaluations = request.evaluations,
+                          .evaluations = budget,
                           .threads = request.threads,
                           .seed = request.seed,
                           .candidates = catalogue(problem, request.cancel),
-                          .on_progress = progress_of(request, problem, result.bound.value),
+                          .on_progress = progress_of(request, problem),
                           .cancel = request.cancel};
   for (const ir::ComputeOrder& order : known)
     options.candidates.push_back({"search", words_of(problem, order)});
-  // With an overlap, half of the budget is for compounds. Of the rest, a quarter is for few
-  // microbatches, where it goes farther, or an eighth if it goes far with all of them.
-  const int64_t budget = problem.overlap > 0 ? (request.evaluations + 1) / 2 : request.evaluations;
-  int64_t evaluations = 0;
-  SolveOptions brief = options;
-  brief.evaluations = std::max<int64_t>(1, budget / (anneals_well(problem) ? 8 : 4));
-  for (Candidate& one : by_repetition(request, problem, brief, &evaluations))
-    options.candidates.push_back(std::move(one));
-  options.evaluations = std::max<int64_t>(1, budget - evaluations);
-  const Solution solution = solve(problem, options);
-  evaluations += solution.evaluations;
+  const Solution solution = solve_in_phases(problem, options);
+  int64_t evaluations = solution.evaluations;
   std::vector<CompoundFound> found = found_by(solution);
   if (problem.overlap > 0) {
     CompoundSolution with_compounds = find_compounds(

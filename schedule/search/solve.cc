@@ -175,10 +175,8 @@ class Solver {
  private:
   void add_candidates();
   bool is_over() const {
-    return pool_.best() <= options_.bound || evaluations_ >= options_.evaluations || is_cancelled();
-  }
-  bool is_cancelled() const {
-    return options_.cancel != nullptr && options_.cancel->load(std::memory_order_relaxed);
+    return pool_.best() <= options_.bound || evaluations_ >= options_.evaluations ||
+           options_.is_cancelled();
   }
   // Runs work(lane, index) for so many lanes and merges what they find.
   template <typename Work>
@@ -207,7 +205,7 @@ void Solver::add_candidates() {
     by_memory.emplace_back(std::ranges::max(peak_memory(problem_, candidate.words)), &candidate);
   std::ranges::stable_sort(by_memory, {}, &std::pair<Memory, const Candidate*>::first);
   for (const auto& [_, candidate] : by_memory) {
-    if (is_cancelled() && !pool_.words.empty()) break;
+    if (options_.is_cancelled() && !pool_.words.empty()) break;
     add(candidate->words, candidate->name);
   }
   add(one_at_a_time(problem_), "one microbatch at a time");
@@ -252,7 +250,9 @@ void Solver::round(int lanes, const Work& work) {
     for (ScoredWords& one : result.words) keep_best(std::move(one), kWordsKept, &pool_.words);
   }
   ++rounds_;
-  if (options_.on_progress) options_.on_progress({pool_.best(), evaluations_});
+  if (options_.on_progress) {
+    options_.on_progress({pool_.best(), options_.bound, evaluations_, problem_.num_microbatches});
+  }
 }
 
 void Solver::explore(int64_t budget) {
@@ -301,7 +301,8 @@ Solution Solver::run() {
     if (annealing > 0 && !is_over()) refine(annealing);
   }
   const ScoredWords& best = pool_.words.front();
-  Solution solution = {best.words, best.cost, best.candidate, evaluations_, is_cancelled()};
+  Solution solution = {best.words, best.cost, best.candidate, evaluations_,
+                       options_.is_cancelled()};
   for (const ScoredWords& one : pool_.words) solution.alternatives.push_back({one.cost, one.words});
   return solution;
 }

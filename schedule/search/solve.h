@@ -35,8 +35,10 @@ struct Candidate {
 };
 
 struct Progress {
-  Ticks cost;
+  Ticks cost;   // of the best schedule so far
+  Ticks bound;  // of SolveOptions
   int64_t evaluations;
+  int num_microbatches;
 };
 
 struct SolveOptions {
@@ -51,6 +53,8 @@ struct SolveOptions {
   std::function<void(const Progress&)> on_progress = {};
   // Set by another thread or a signal handler to stop early; may be null.
   const std::atomic<bool>* cancel = nullptr;
+
+  bool is_cancelled() const { return cancel != nullptr && cancel->load(std::memory_order_relaxed); }
 };
 
 // A schedule that the search came across.

@@ -1,0 +1,56 @@
+#include "pipewright/schedule/search/solve_in_phases.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "pipewright/schedule/bounds/bounds.h"
+#include "pipewright/schedule/search/catalogue.h"
+#include "pipewright/schedule/search/repeat.h"
+
+namespace pipewright::schedule::search {
+namespace {
+
+// Whether annealing gets far with the microbatches as they are. It is better not begun at a
+// repetition then, unless that is all but optimal.
+bool anneals_well(const Problem& problem) {
+  return problem.num_microbatches / problem.num_ranks() <= kFewPerRank;
+}
+
+// What a search with fewer microbatches finds, repeated. Nothing for few microbatches, or if
+// nothing can be repeated.
+std::vector<Candidate> by_repetition(const Problem& problem, SolveOptions options,
+                                     int64_t* evaluations) {
+  Problem brief = problem;
+  brief.num_microbatches = brief_microbatches(problem);
+  if (brief.num_microbatches == problem.num_microbatches) return {};
+  options.bound = lower_bound(brief).value;
+  options.candidates = catalogue(brief, options.cancel);
+  const Solution solution = solve(brief, options);
+  *evaluations = solution.evaluations;
+  if (anneals_well(problem) && solution.cost > options.bound + options.bound / 1000) return {};
+  std::vector<Candidate> candidates;
+  for (const Found& found : solution.alternatives) {
+    if (options.is_cancelled()) break;
+    if (auto words = repeat(brief, found.words, problem, options.evaluations))
+      candidates.push_back({"search", std::move(*words)});
+  }
+  return candidates;
+}
+
+}  // namespace
+
+Solution solve_in_phases(const Problem& problem, const SolveOptions& options) {
+  SolveOptions first = options, second = options;
+  first.evaluations = std::max<int64_t>(1, options.evaluations / (anneals_well(problem) ? 8 : 4));
+  int64_t evaluations = 0;
+  for (Candidate& one : by_repetition(problem, std::move(first), &evaluations))
+    second.candidates.push_back(std::move(one));
+  second.evaluations = std::max<int64_t>(1, options.evaluations - evaluations);
+  Solution solution = solve(problem, second);
+  solution.evaluations += evaluations;
+  return solution;
+}
+
+}  // namespace pipewright::schedule::search
