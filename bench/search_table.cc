@@ -13,7 +13,7 @@
 
 #include "pipewright/schedule/bounds/bounds.h"
 #include "pipewright/schedule/search/catalogue.h"
-#include "pipewright/schedule/search/solve.h"
+#include "pipewright/schedule/search/solve_in_phases.h"
 #include "tests/schedule/search/cases.h"
 
 namespace pipewright::schedule::search {
@@ -27,12 +27,12 @@ struct Totals {
   int problems = 0, reached = 0, proved = 0;
 };
 
-void solve_and_print(const tests::KnownCase& known, Totals* totals) {
+void search_and_print(const tests::KnownCase& known, Totals* totals) {
   const Bound bound = lower_bound(known.problem);
   const auto start = std::chrono::steady_clock::now();
-  const Solution found = solve(known.problem, {.bound = bound.value,
-                                               .evaluations = kDefaultEvaluations,
-                                               .candidates = catalogue(known.problem)});
+  const Solution found = solve_in_phases(known.problem, {.bound = bound.value,
+                                                         .evaluations = kDefaultEvaluations,
+                                                         .candidates = catalogue(known.problem)});
   const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
   fmt::print(
       "{:<40} cost {:>9}  known {:>9} {:>+8.4f}%  bound {:>9}  gap {:>7.4f}%  {:>6.2f} s  {}\n",
@@ -54,7 +54,7 @@ int main(int argc, char** argv) {
   for (const tests::KnownCase& known :
        tests::read_cases("tests/schedule/search/known_costs.json")) {
     if (known.name.find(wanted) == std::string::npos) continue;
-    schedule::search::solve_and_print(known, &totals);
+    schedule::search::search_and_print(known, &totals);
   }
   fmt::print("{} problems: {} at most 0.1% above the best known cost, {} proved optimal\n",
              totals.problems, totals.reached, totals.proved);
