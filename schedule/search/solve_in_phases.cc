@@ -1,6 +1,7 @@
 #include "pipewright/schedule/search/solve_in_phases.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -18,8 +19,11 @@ bool anneals_well(const Problem& problem) {
   return problem.num_microbatches / problem.num_ranks() <= kFewPerRank;
 }
 
-// What a search with fewer microbatches finds, repeated. Nothing for few microbatches, or if
-// nothing can be repeated.
+// In evaluated actions: some tenths of a second.
+constexpr int64_t kMoment = 10'000'000;
+
+// What a search with fewer microbatches finds, repeated; only the best of it once the search is
+// cancelled. Nothing for few microbatches, or if nothing can be repeated.
 std::vector<Candidate> by_repetition(const Problem& problem, SolveOptions options,
                                      int64_t* evaluations) {
   Problem brief = problem;
@@ -29,12 +33,15 @@ std::vector<Candidate> by_repetition(const Problem& problem, SolveOptions option
   options.candidates = catalogue(brief, options.cancel);
   const Solution solution = solve(brief, options);
   *evaluations = solution.evaluations;
-  if (anneals_well(problem) && solution.cost > options.bound + options.bound / 1000) return {};
+  const bool will_anneal = anneals_well(problem) && !options.is_cancelled();
+  if (will_anneal && solution.cost > options.bound + options.bound / 1000) return {};
   std::vector<Candidate> candidates;
   for (const Found& found : solution.alternatives) {
-    if (options.is_cancelled()) break;
-    if (auto words = repeat(brief, found.words, problem, options.evaluations))
+    const bool is_last = options.is_cancelled();
+    const int64_t effort = is_last ? std::min(kMoment, options.evaluations) : options.evaluations;
+    if (auto words = repeat(brief, found.words, problem, effort))
       candidates.push_back({"search", std::move(*words)});
+    if (is_last) break;
   }
   return candidates;
 }
@@ -45,8 +52,10 @@ Solution solve_in_phases(const Problem& problem, const SolveOptions& options) {
   SolveOptions first = options, second = options;
   first.evaluations = std::max<int64_t>(1, options.evaluations / (anneals_well(problem) ? 8 : 4));
   int64_t evaluations = 0;
-  for (Candidate& one : by_repetition(problem, std::move(first), &evaluations))
-    second.candidates.push_back(std::move(one));
+  std::vector<Candidate> repeated = by_repetition(problem, std::move(first), &evaluations);
+  // A cancelled solve() takes one candidate without comparing.
+  if (options.is_cancelled() && !repeated.empty()) second.candidates.clear();
+  std::ranges::move(repeated, std::back_inserter(second.candidates));
   second.evaluations = std::max<int64_t>(1, options.evaluations - evaluations);
   Solution solution = solve(problem, second);
   solution.evaluations += evaluations;

@@ -255,6 +255,32 @@ TEST(Search, ReportsProgressOfBothPhases) {
   EXPECT_EQ(microbatches.back(), 40);
 }
 
+// An interrupt while fewer microbatches are searched: what was found for them is repeated.
+TEST(Search, KeepsWhatItFoundForFewerMicrobatchesWhenCancelled) {
+  std::atomic<bool> cancel = false;
+  SearchRequest request = {
+      .placement = ir::Placement::v(4, 8),
+      .num_microbatches = 32,
+      .costs = {.forward = 9, .backward_input = 9, .backward_weight = 5, .link = {.latency = 0.6}},
+      .memory = {.activations = 2},
+      .evaluations = 10'000'000};
+  int rounds = 0, microbatches = 0;
+  double brief_cost = 0;
+  request.on_progress = [&](const SearchProgress& progress) {
+    if (cancel || ++rounds < 2) return;
+    brief_cost = progress.cost;
+    microbatches = progress.num_microbatches;
+    cancel = true;
+  };
+  request.cancel = &cancel;
+  const SearchResult result = search_schedule(request);
+  EXPECT_TRUE(result.is_cancelled);
+  EXPECT_EQ(microbatches, 16);
+  EXPECT_EQ(result.found_by, "search");
+  // Its repetition costs about as much per microbatch as the rest.
+  EXPECT_LE(result.cost, brief_cost * 32 / microbatches);
+}
+
 // An interrupt before anything was tried: one schedule of the catalogue, no noise, and a result
 // that is valid.
 TEST(Search, StopsAtOnceWhenCancelled) {
