@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <future>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <thread>
@@ -220,6 +221,13 @@ std::vector<std::shared_ptr<CollectiveLog>> Groups::logs() {
     if (auto log = known.log.lock()) logs.push_back(std::move(log));
   }
   return logs;
+}
+
+std::vector<int> members_of(const c10d::Backend& group) {
+  if (const auto* handle = dynamic_cast<const Group*>(&group)) return handle->members();
+  std::vector<int> ranks(static_cast<size_t>(group.getSize()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
 }
 
 void wait(c10d::Backend& group, c10d::Work& work) {

@@ -204,9 +204,11 @@ void GradBuckets::unpack(Bucket& bucket) {
 
 void GradBuckets::fail_reduction(const Bucket& bucket, const std::exception& error) {
   const Parameter& first = parameters_[bucket.parameters[0]];
-  fail<std::runtime_error>(c10::str(
-      "the reduction of `", first.name, "` and ", bucket.parameters.size() - 1, " more over ",
-      group_->getSize(), " ranks failed on rank ", group_->getRank(), ": ", error.what()));
+  const std::vector<int> ranks = comms::members_of(*group_);
+  fail<std::runtime_error>(
+      c10::str("the reduction of `", first.name, "` and ", bucket.parameters.size() - 1,
+               " more over ranks ", c10::Join(", ", ranks), " failed on rank ",
+               ranks[static_cast<size_t>(group_->getRank())], ": ", error.what()));
 }
 
 bool GradBuckets::launch_ready() {

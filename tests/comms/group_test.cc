@@ -93,6 +93,14 @@ TEST(Group, ACleanEndWaitsForOperations) {
   EXPECT_FALSE(backend->is_aborted());
 }
 
+TEST(Group, ItsMembersAreRanksOfTheWorld) {
+  const MakeBackend make = [](const std::string&, int, int) { return BackendPtr(); };
+  World world(5, 8, c10::make_intrusive<c10d::HashStore>(), make);
+  const BackendPtr pair = world.make_group("pair", std::vector{5, 7});
+  EXPECT_EQ(members_of(*pair), (std::vector{5, 7}));
+  EXPECT_EQ(members_of(*c10::make_intrusive<StuckNccl>(1, 2)), (std::vector{0, 1}));
+}
+
 TEST(Group, OneThatIsDroppedIsForgotten) {
   const MakeBackend make = [](const std::string&, int, int) { return BackendPtr(); };
   World world(0, 1, c10::make_intrusive<c10d::HashStore>(), make);
