@@ -126,8 +126,7 @@ class Lane {
   }
 
   bool is_over(int64_t budget) const {
-    return finds_.evaluations >= budget || finds_.reached_bound ||
-           (options_.cancel != nullptr && options_.cancel->load(std::memory_order_relaxed));
+    return finds_.evaluations >= budget || finds_.reached_bound || options_.is_cancelled();
   }
 
   void try_template(const Template& numbers) {
