@@ -7,10 +7,14 @@
 // in a whole search with both.
 #include <benchmark/benchmark.h>
 
+#include <vector>
+
 #include "pipewright/schedule/bounds/bounds.h"
 #include "pipewright/schedule/search/dispatcher.h"
+#include "pipewright/schedule/search/random.h"
 #include "pipewright/schedule/search/replay.h"
 #include "pipewright/schedule/search/solve.h"
+#include "pipewright/schedule/search/templates.h"
 
 namespace {
 
@@ -75,6 +79,25 @@ void dispatch_bunched(benchmark::State& state) {
   dispatch_with(state, problem, numbers);
 }
 
+// Random templates in turn, as a search does. A processor that learns one short run by heart does
+// not get that far with 32.
+void dispatch_random(benchmark::State& state) {
+  const Problem problem = problem_of(state);
+  Random random(1);
+  std::vector<Template> templates;
+  for (int i = 0; i < 32; ++i) templates.push_back(random_template(problem, &random));
+  Dispatcher dispatcher(problem);
+  size_t actions = 0;
+  for (auto _ : state) {
+    actions = 0;
+    for (const Template& numbers : templates) {
+      benchmark::DoNotOptimize(dispatcher.run(numbers, WakeQueue::kAsleep));
+      actions += dispatcher.actions();
+    }
+  }
+  report(state, actions);
+}
+
 void replay(benchmark::State& state) {
   const Problem problem = problem_of(state);
   Dispatcher dispatcher(problem);
@@ -105,6 +128,7 @@ void shapes(benchmark::internal::Benchmark* bench) {
 }
 BENCHMARK(dispatch)->Apply(shapes)->Unit(benchmark::kMicrosecond);
 BENCHMARK(dispatch_bunched)->Args({8, 2, 24})->Args({16, 2, 48})->Unit(benchmark::kMicrosecond);
+BENCHMARK(dispatch_random)->Args({8, 2, 24})->Args({16, 2, 48})->Unit(benchmark::kMicrosecond);
 BENCHMARK(replay)->Apply(shapes)->Unit(benchmark::kMicrosecond);
 BENCHMARK(lower_bound)->Apply(shapes)->Unit(benchmark::kMicrosecond);
 BENCHMARK(search)
