@@ -184,6 +184,7 @@ set(pipewright_schedule_headers
     schedule/bounds/rank_terms.h
     schedule/bounds/rest.h
     schedule/bounds/schedule_bound.h
+    schedule/cancel.h
     schedule/channel_graph.h
     schedule/compile.h
     schedule/deadlock.h

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "pipewright/schedule/bounds/bounds.h"
+#include "pipewright/schedule/cancel.h"
 #include "pipewright/schedule/search/replay.h"
 #include "pipewright/schedule/search/words.h"
 #include "pipewright/schedules/registry.h"
@@ -102,7 +103,7 @@ class Catalogue {
   // Adds a schedule if it exists for the problem and the search is not cancelled. Returns whether
   // it was added and fits the problem's memory.
   bool add(const schedules::ScheduleSpec& spec, const schedules::Shape& shape) {
-    if (is_cancelled() && !candidates_.empty()) return false;
+    if (is_cancelled(cancel_) && !candidates_.empty()) return false;
     if (!exists(spec, shape)) return false;
     const ir::ComputeOrder order =
         schedules::make_order(spec, shape, {times_, problem_.microbatch_scale});
@@ -125,10 +126,6 @@ class Catalogue {
   bool is_optimal() {
     if (!bound_) bound_ = lower_bound(problem_).value;
     return best_ && *best_ <= *bound_;
-  }
-
-  bool is_cancelled() const {
-    return cancel_ != nullptr && cancel_->load(std::memory_order_relaxed);
   }
 
   const Problem& problem_;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "pipewright/ir/check.h"
+#include "pipewright/schedule/cancel.h"
 #include "pipewright/schedule/search/compound_dispatcher.h"
 #include "pipewright/schedule/search/random.h"
 
@@ -100,10 +101,7 @@ class CompoundSearch {
   }
   bool is_over() const {
     return solution_.found.front().cost <= options_.bound ||
-           solution_.evaluations >= options_.evaluations || is_cancelled();
-  }
-  bool is_cancelled() const {
-    return options_.cancel != nullptr && options_.cancel->load(std::memory_order_relaxed);
+           solution_.evaluations >= options_.evaluations || is_cancelled(options_.cancel);
   }
 
   bool fits(const CompoundRows& rows, size_t rank) const {
@@ -131,7 +129,7 @@ class CompoundSearch {
   std::optional<CompoundRows> best_dispatched() {
     const int64_t work = int64_t{3} * kDispatcherRules * problem_.num_stages() *
                          problem_.num_stages() * problem_.num_microbatches;
-    if (work > options_.evaluations / 16 || is_cancelled()) return std::nullopt;
+    if (work > options_.evaluations / 16 || is_cancelled(options_.cancel)) return std::nullopt;
     std::optional<CompoundRows> best;
     Ticks least = 0;
     for (CompoundRows& rows : dispatched_compounds(problem_)) {

@@ -18,6 +18,7 @@
 #include <functional>
 
 #include "pipewright/ir/check.h"
+#include "pipewright/schedule/cancel.h"
 
 namespace pipewright::schedule::search {
 namespace {
@@ -243,7 +244,7 @@ void LocalSearch::anneal(const Annealing& annealing) {
   while (best_cost_ > annealing.bound) {
     const int64_t used = evaluations_ - begin;
     if (used >= annealing.evaluations) return;
-    if (annealing.cancel != nullptr && annealing.cancel->load(std::memory_order_relaxed)) return;
+    if (is_cancelled(annealing.cancel)) return;
     if (++moves == kRefreshMoves) {
       refresh();
       moves = 0;

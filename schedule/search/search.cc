@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "pipewright/ir/check.h"
+#include "pipewright/schedule/cancel.h"
 #include "pipewright/schedule/compile.h"
 #include "pipewright/schedule/search/catalogue.h"
 #include "pipewright/schedule/search/compound_search.h"
@@ -27,10 +28,6 @@ double makespan_with(const CompileResult& compiled, SimulateRequest request) {
   return simulate(compiled, request).simulation->report.makespan;
 }
 
-bool is_cancelled(const SearchRequest& request) {
-  return request.cancel != nullptr && request.cancel->load(std::memory_order_relaxed);
-}
-
 // nullopt once the request is cancelled.
 std::optional<Robustness> robustness_of(const ir::ComputeOrder& order,
                                         const SearchRequest& request) {
@@ -47,7 +44,7 @@ std::optional<Robustness> robustness_of(const ir::ComputeOrder& order,
   Robustness result = {.mean = spread.mean / makespan - 1,
                        .percentile_95 = spread.percentile_95 / makespan - 1};
   for (int rank = 0; rank < order.placement.num_ranks(); ++rank) {
-    if (is_cancelled(request)) return std::nullopt;
+    if (is_cancelled(request.cancel)) return std::nullopt;
     const double slow = makespan_with(compiled, {.costs = costs, .slow = {{rank, kSlowRank}}});
     result.slow_rank = std::max(result.slow_rank, slow / makespan - 1);
   }
@@ -190,7 +187,7 @@ SearchResult search(const SearchRequest& request, const Problem& problem, const 
     PW_CHECK(replay.run(one.rows), "what the search finds runs");
   };
   const CompoundFound* best = &found.front();
-  if (request.noise > 0 && !is_cancelled(request)) {
+  if (request.noise > 0 && !is_cancelled(request.cancel)) {
     // Compared by their makespans under noise, in time rather than relative to their own.
     double least = 0;
     for (const CompoundFound& one : found) {
@@ -219,7 +216,7 @@ SearchResult search(const SearchRequest& request, const Problem& problem, const 
   for (const CompoundRow& row : best->rows)
     result.peak_memory.push_back(peak_memory(problem, replay.letters(), row));
   result.evaluations = evaluations;
-  result.is_cancelled = is_cancelled(request);
+  result.is_cancelled = is_cancelled(request.cancel);
   return result;
 }
 

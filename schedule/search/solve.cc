@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "pipewright/ir/check.h"
+#include "pipewright/schedule/cancel.h"
 #include "pipewright/schedule/search/dispatcher.h"
 #include "pipewright/schedule/search/local_search.h"
 #include "pipewright/schedule/search/random.h"
@@ -126,7 +127,7 @@ class Lane {
   }
 
   bool is_over(int64_t budget) const {
-    return finds_.evaluations >= budget || finds_.reached_bound || options_.is_cancelled();
+    return finds_.evaluations >= budget || finds_.reached_bound || is_cancelled(options_.cancel);
   }
 
   void try_template(const Template& numbers) {
@@ -175,7 +176,7 @@ class Solver {
   void add_candidates();
   bool is_over() const {
     return pool_.best() <= options_.bound || evaluations_ >= options_.evaluations ||
-           options_.is_cancelled();
+           is_cancelled(options_.cancel);
   }
   // Runs work(lane, index) for so many lanes and merges what they find.
   template <typename Work>
@@ -204,7 +205,7 @@ void Solver::add_candidates() {
     by_memory.emplace_back(std::ranges::max(peak_memory(problem_, candidate.words)), &candidate);
   std::ranges::stable_sort(by_memory, {}, &std::pair<Memory, const Candidate*>::first);
   for (const auto& [_, candidate] : by_memory) {
-    if (options_.is_cancelled() && !pool_.words.empty()) break;
+    if (is_cancelled(options_.cancel) && !pool_.words.empty()) break;
     add(candidate->words, candidate->name);
   }
   add(one_at_a_time(problem_), "one microbatch at a time");
@@ -301,7 +302,7 @@ Solution Solver::run() {
   }
   const ScoredWords& best = pool_.words.front();
   Solution solution = {best.words, best.cost, best.candidate, evaluations_,
-                       options_.is_cancelled()};
+                       is_cancelled(options_.cancel)};
   for (const ScoredWords& one : pool_.words) solution.alternatives.push_back({one.cost, one.words});
   return solution;
 }

@@ -53,8 +53,6 @@ struct SolveOptions {
   std::function<void(const Progress&)> on_progress = {};
   // Set by another thread or a signal handler to stop early; may be null.
   const std::atomic<bool>* cancel = nullptr;
-
-  bool is_cancelled() const { return cancel != nullptr && cancel->load(std::memory_order_relaxed); }
 };
 
 // A schedule that the search came across.

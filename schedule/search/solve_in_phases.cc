@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "pipewright/schedule/bounds/bounds.h"
+#include "pipewright/schedule/cancel.h"
 #include "pipewright/schedule/search/catalogue.h"
 #include "pipewright/schedule/search/repeat.h"
 
@@ -33,11 +34,11 @@ std::vector<Candidate> by_repetition(const Problem& problem, SolveOptions option
   options.candidates = catalogue(brief, options.cancel);
   const Solution solution = solve(brief, options);
   *evaluations = solution.evaluations;
-  const bool will_anneal = anneals_well(problem) && !options.is_cancelled();
+  const bool will_anneal = anneals_well(problem) && !is_cancelled(options.cancel);
   if (will_anneal && solution.cost > options.bound + options.bound / 1000) return {};
   std::vector<Candidate> candidates;
   for (const Found& found : solution.alternatives) {
-    const bool is_last = options.is_cancelled();
+    const bool is_last = is_cancelled(options.cancel);
     const int64_t effort = is_last ? std::min(kMoment, options.evaluations) : options.evaluations;
     if (auto words = repeat(brief, found.words, problem, effort))
       candidates.push_back({"search", std::move(*words)});
@@ -54,7 +55,7 @@ Solution solve_in_phases(const Problem& problem, const SolveOptions& options) {
   int64_t evaluations = 0;
   std::vector<Candidate> repeated = by_repetition(problem, std::move(first), &evaluations);
   // A cancelled solve() takes one candidate without comparing.
-  if (options.is_cancelled() && !repeated.empty()) second.candidates.clear();
+  if (is_cancelled(options.cancel) && !repeated.empty()) second.candidates.clear();
   std::ranges::move(repeated, std::back_inserter(second.candidates));
   second.evaluations = std::max<int64_t>(1, options.evaluations - evaluations);
   Solution solution = solve(problem, second);

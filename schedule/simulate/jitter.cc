@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "pipewright/schedule/cancel.h"
 #include "pipewright/schedule/simulate/simulate.h"
 
 namespace pipewright::schedule {
@@ -42,7 +43,7 @@ Spread spread_of_makespan(const ChannelGraph& graph, const ir::Schedule& schedul
     for (double& factor : stretch) factor = std::exp(sigma * normal.next() - sigma * sigma / 2);
     const ir::Timeline timeline = simulate(graph, schedule, costs, stretch);
     makespans.push_back(ir::span_of(schedule.rows, timeline).duration());
-    if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) break;
+    if (is_cancelled(cancel)) break;
   }
   runs = static_cast<int>(makespans.size());
   std::ranges::sort(makespans);
