@@ -22,7 +22,10 @@
 namespace pipewright::schedule::search {
 namespace {
 
-constexpr Ticks kAsleep = WakeQueue::kAsleep;
+// Added to a target, it is later than all others, and leaves room for a key's low bits.
+constexpr Ticks kGapsOnly = Ticks{1} << 46;
+
+constexpr size_t index_of(Pass pass) { return static_cast<size_t>(pass); }
 
 Ticks times(Ticks ticks, int factor) { return ticks * factor / Template::kOne; }
 
@@ -54,6 +57,7 @@ Dispatcher::Dispatcher(const Problem& problem)
       // Any other stage has room for the end of its I from F on.
       StageState& one = states_.emplace_back();
       one.stage = stage;
+      one.key = static_cast<Key>(2 * (states_.size() - 1 - state.first));
       one.memory = recomputes ? work.activation : std::max(work.activation, work.weight_input);
       one.input_memory =
           recomputes ? std::max(work.recomputed, work.weight_input - work.activation) : 0;
@@ -70,11 +74,32 @@ Dispatcher::Dispatcher(const Problem& problem)
     const size_t passes = problem.splits_backward ? 3 : 2;
     words_[static_cast<size_t>(rank)].reserve(passes * (state.last - state.first) * microbatches_);
   }
-  for (std::vector<Ticks>& arrivals : arrivals_) arrivals.resize(states_.size() * microbatches_);
+  arrivals_.resize(2 * states_.size() * microbatches_);
+  while ((1 << key_bits_) < 2 * stages_per_rank(problem)) ++key_bits_;
+  weight_bit_ = Key{1} << key_bits_++;
 }
 
 Ticks Dispatcher::time_of(Letter letter, int microbatch) const {
   return problem_.scaled(letters_[letter].time, microbatch);
+}
+
+inline Dispatcher::Key Dispatcher::key(Ticks ticks, const StageState& state, Pass pass) const {
+  const Key bit = pass == Pass::kWeight ? weight_bit_ : pass == Pass::kForward ? 1 : 0;
+  return ticks << key_bits_ | state.key | bit;
+}
+
+inline void Dispatcher::update_weight(StageState* state) {
+  const bool may_run =
+      state->started[index_of(Pass::kWeight)] < state->started[index_of(Pass::kInput)];
+  state->weight = may_run ? state->next_weight : kNone;
+}
+
+inline void Dispatcher::update_arrival(StageState* state, Pass pass) {
+  const size_t at = index_of(pass);
+  const int next = state->started[at];
+  const bool may_come =
+      next < state->sent[at] && (pass == Pass::kInput || state->in_flight < state->cap);
+  state->arrival[at] = may_come ? state->arrivals[at][next] : kNone;
 }
 
 void Dispatcher::prepare(const Template& numbers) {
@@ -86,7 +111,7 @@ void Dispatcher::prepare(const Template& numbers) {
   const Ticks unit = work / (3 * stages);
   const Ticks longest = *std::ranges::max_element(work_);
   period_ = std::max<Ticks>(1, times(longest / problem_.num_microbatches, numbers.period));
-  weight_lag_ = numbers.weight_lag == Template::kNever ? kAsleep / 4
+  weight_lag_ = numbers.weight_lag == Template::kNever ? kGapsOnly
                                                        : times(period_, numbers.weight_lag) * ranks;
   group_ = numbers.group;
   step_ = period_ - times(period_, numbers.bunch);
@@ -114,7 +139,16 @@ void Dispatcher::prepare(const Template& numbers) {
     const int rank = problem_.placement.rank_of(stage);
     const Memory limit = std::max<Memory>(0, ranks_[static_cast<size_t>(rank)].forward_limit);
     const Memory most = state.memory == 0 ? problem_.num_microbatches : limit / state.memory;
-    state = {.stage = stage, .memory = state.memory, .input_memory = state.input_memory};
+    state = {.memory = state.memory,
+             .input_memory = state.input_memory,
+             .key = state.key,
+             .stage = stage,
+             .forwards_left = problem_.num_microbatches};
+    for (const Pass pass : {Pass::kForward, Pass::kInput}) {
+      state.arrivals[index_of(pass)] =
+          &arrivals_[(index_of(pass) * states_.size() + static_cast<size_t>(stage)) *
+                     microbatches_];
+    }
     state.cap = problem_.num_microbatches;
     if (numbers.cap_slope != Template::kNever) {
       const int64_t left = int64_t{stages - stage} * numbers.cap_slope / per_rank;
@@ -126,9 +160,14 @@ void Dispatcher::prepare(const Template& numbers) {
     state.reserve = static_cast<int>(std::clamp<int64_t>(std::min<int64_t>(wished, most / per_rank),
                                                          1, problem_.num_microbatches));
     state.forward_target = target;
-    state.next_forward = stage == 0 ? 0 : kAsleep;
-    state.forwards_ready = stage == 0 ? problem_.num_microbatches : 0;
-    state.next_input = kAsleep;
+    state.order = {key(backward_first_ ? 2 * stages - stage : target, state, Pass::kForward), 0};
+    if (stage == 0) {
+      std::fill_n(state.arrivals[index_of(Pass::kForward)], microbatches_,
+                  key(0, state, Pass::kForward));
+      state.sent[index_of(Pass::kForward)] = problem_.num_microbatches;
+    }
+    state.arrival = {kNone, kNone};
+    update_arrival(&state, Pass::kForward);
     if (stage + 1 == stages)
       target += one.forward + times(unit, numbers.turn_delay[static_cast<size_t>(per_rank - 1)]);
   }
@@ -138,10 +177,12 @@ void Dispatcher::prepare(const Template& numbers) {
       target += next.backward_input + next.gradient_transfer + delay(stages - 1 - stage, per_rank);
     }
     StageState& state = states_[state_of_[static_cast<size_t>(stage)]];
-    state.input_target = target;
-    state.weight_target = target + problem_.work(stage).backward_input + weight_lag_;
+    state.order[index_of(Pass::kInput)] =
+        key(backward_first_ ? stages - stage : target, state, Pass::kInput);
+    const Ticks end = target + problem_.work(stage).backward_input;
+    state.next_weight =
+        problem_.splits_backward ? key(end + weight_lag_, state, Pass::kWeight) : kNone;
   }
-  std::ranges::fill_n(arrivals_[0].begin(), static_cast<std::ptrdiff_t>(microbatches_), 0);
 
   queue_.clear();
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -155,117 +196,93 @@ void Dispatcher::prepare(const Template& numbers) {
   actions_ = 0;
 }
 
-Memory Dispatcher::reserved(const RankState& rank, const StageState& state) const {
+[[gnu::always_inline]] inline Memory Dispatcher::reserved(const RankState& rank, size_t at) const {
   Memory memory = 0;
-  for (size_t at = rank.first; at < rank.last; ++at) {
-    const StageState& other = states_[at];
-    const int left = problem_.num_microbatches - other.forwards;
-    if (&other == &state || left == 0) continue;
-    if (reserves_) {
+  const auto reserve = [&](const StageState& other) {
+    const int missing = std::max(other.reserve - other.in_flight, 0);
+    memory += std::min(missing, other.forwards_left) * other.memory;
+  };
+  if (!reserves_) {
+    for (size_t other = at + 1; other < rank.last; ++other) reserve(states_[other]);
+    return memory;
+  }
+  for (size_t i = rank.first; i < rank.last; ++i) {
+    const StageState& other = states_[i];
+    if (i == at || other.forwards_left == 0) continue;
+    const Ticks ahead = states_[at].forward_target - other.forward_target;
+    if (ahead >= 0) {
       // Forwards of the other stage with an earlier target.
-      const Ticks ahead = state.forward_target - other.forward_target;
-      const int count = ahead < 0 ? 0
-                        : ahead < period_
-                            ? 1
-                            : static_cast<int>(std::min<Ticks>(ahead / period_ + 1, left));
-      if (count > 0) {
-        memory += count * other.memory;
-        continue;
-      }
+      const Ticks count = ahead < period_ ? 1 : ahead / period_ + 1;  // division is slow
+      memory += std::min<Ticks>(count, other.forwards_left) * other.memory;
+    } else if (i > at) {
+      reserve(other);
     }
-    if (other.stage < state.stage) continue;
-    const int missing = other.reserve - (other.forwards - other.inputs);
-    if (missing > 0) memory += std::min(missing, left) * other.memory;
   }
   return memory;
 }
 
-Dispatcher::Choice Dispatcher::choose(const RankState& rank, Ticks now, Ticks* wake) {
-  Choice best, weight;
-  Ticks best_target = kAsleep, weight_target = kAsleep;
-  Ticks next = kAsleep, next_target = kAsleep;  // the next input that comes
+[[gnu::always_inline]] inline Dispatcher::Key Dispatcher::choose(const RankState& rank, Ticks now,
+                                                                 Ticks* wake) const {
+  // A processor cannot foresee which inputs have come and what fits, so minima of keys take the
+  // place of branches.
+  const Key later = (now + 1) << key_bits_;
+  Key best = kNone, weight = kNone;
+  Key next = kNone;  // the next input that comes
   bool no_memory = false;
   for (size_t at = rank.first; at < rank.last; ++at) {
-    StageState& state = states_[at];
-    if (state.next_input <= now && rank.used + state.input_memory > rank.limit) {
-      no_memory = true;
-    } else if (state.next_input <= now) {
-      const Ticks target = backward_first_ ? -1 - state.stage : state.input_target;
-      if (target < best_target) {
-        best_target = target;
-        best = {&state, Pass::kInput};
-      }
-    } else if (state.next_input < next) {
-      next = state.next_input;
-      next_target = state.input_target;
+    const StageState& state = states_[at];
+    weight = std::min(weight, state.weight);
+
+    const Key input = state.arrival[index_of(Pass::kInput)];
+    const bool input_here = input < later;
+    if (state.input_memory > 0 && rank.used + state.input_memory > rank.limit) {
+      no_memory |= input_here;
+    } else {
+      best = std::min(best, input_here ? state.order[index_of(Pass::kInput)] : kNone);
     }
-    if (state.next_forward != kAsleep && state.forwards - state.inputs < state.cap) {
-      if (rank.used + state.memory > rank.forward_limit ||
-          (rank.last - rank.first > 1 &&
-           rank.used + state.memory + reserved(rank, state) > rank.forward_limit)) {
-        no_memory = no_memory || state.next_forward <= now;
-      } else if (state.next_forward <= now) {
-        const Ticks target =
-            backward_first_ ? problem_.num_stages() - state.stage : state.forward_target;
-        if (target < best_target) {
-          best_target = target;
-          best = {&state, Pass::kForward};
-        }
-      } else if (state.next_forward < next) {
-        next = state.next_forward;
-        next_target = state.forward_target;
-      }
-    }
-    if (state.weights < state.inputs && state.weight_target < weight_target &&
-        problem_.splits_backward) {
-      weight_target = state.weight_target;
-      weight = {&state, Pass::kWeight};
-    }
+    next = std::min(next, input_here ? kNone : input);
+
+    const Key forward = state.arrival[index_of(Pass::kForward)];
+    const bool forward_here = forward < later;
+    Memory needed = rank.used + state.memory;
+    if (forward != kNone && needed <= rank.forward_limit) needed += reserved(rank, at);
+    const bool fits = needed <= rank.forward_limit;
+    const Key order = forward_here ? state.order[index_of(Pass::kForward)] : kNone;
+    const Key comes = forward_here ? kNone : forward;
+    no_memory |= forward_here & !fits;
+    best = std::min(best, fits ? order : kNone);
+    next = std::min(next, fits ? comes : kNone);
   }
-  if (best.state != nullptr) {
-    if (weight.state != nullptr && weight_target < best_target && !backward_first_) return weight;
-    if (next_target >= best_target || backward_first_) return best;
-    const Ticks time = letters_[letter(best.state->stage, best.pass)].time;
-    if (next - now >= times(time, patience_)) return best;
+  const auto time_of = [&](Key key) {
+    return letters_[letter(states_[state_of(rank, key)].stage, pass_of(key))].time;
+  };
+  const Ticks next_time = next == kNone ? WakeQueue::kAsleep : ticks_of(next);
+  if (best != kNone) {
+    if (backward_first_) return best;
+    if (weight < best) return weight;
+    if (next == kNone) return best;
+    const StageState& state = states_[state_of(rank, next)];
+    const Ticks next_target = ticks_of(state.order[index_of(pass_of(next))]);
+    if (next_target >= ticks_of(best)) return best;
+    if (next_time - now >= times(time_of(best), patience_)) return best;
   }
-  if (weight.state != nullptr) {
-    const Ticks time = letters_[letter(weight.state->stage, Pass::kWeight)].time;
-    if (next == kAsleep || no_memory || now + time <= next + times(time, overrun_)) return weight;
+  if (weight != kNone) {
+    const Ticks time = time_of(weight);
+    if (next == kNone || no_memory || now + time <= next_time + times(time, overrun_))
+      return weight;
   }
-  *wake = next;
-  return {};
+  *wake = next_time;
+  return kNone;
 }
 
-void Dispatcher::start(int rank_index, Choice choice, Ticks now) {
+[[gnu::always_inline]] inline void Dispatcher::start(int rank_index, Key choice, Ticks now) {
   RankState& rank = ranks_[static_cast<size_t>(rank_index)];
-  StageState& state = *choice.state;
-  const Letter one = letter(state.stage, choice.pass);
+  StageState& state = states_[state_of(rank, choice)];
+  const Pass pass = pass_of(choice);
+  const Letter one = letter(state.stage, pass);
   const LetterInfo& info = letters_[one];
-  int microbatch = 0;
-  switch (choice.pass) {
-    case Pass::kForward: {
-      microbatch = state.forwards++;
-      state.forward_target += step_after(microbatch);
-      rank.used += state.memory;
-      const Ticks* arrivals = &arrivals_[0][static_cast<size_t>(state.stage) * microbatches_];
-      state.next_forward =
-          state.forwards < state.forwards_ready ? arrivals[state.forwards] : kAsleep;
-      break;
-    }
-    case Pass::kInput: {
-      microbatch = state.inputs++;
-      state.input_target += step_after(microbatch);
-      rank.used += problem_.work(state.stage).weight_input - state.memory;
-      const Ticks* arrivals = &arrivals_[1][static_cast<size_t>(state.stage) * microbatches_];
-      state.next_input = state.inputs < state.inputs_ready ? arrivals[state.inputs] : kAsleep;
-      break;
-    }
-    case Pass::kWeight:
-      microbatch = state.weights++;
-      state.weight_target += step_after(microbatch);
-      rank.used -= problem_.work(state.stage).weight_input;
-      break;
-  }
+  const int microbatch = state.started[index_of(pass)]++;
+  const Ticks step = step_after(microbatch);
   const Ticks time = time_of(one, microbatch), end = now + time;
   rank.left -= time;
   rank.end = end;
@@ -273,20 +290,39 @@ void Dispatcher::start(int rank_index, Choice choice, Ticks now) {
   words_[static_cast<size_t>(rank_index)].push_back(one);
   ++actions_;
   queue_.set(rank_index, end);
+  const Memory weight_input = problem_.work(state.stage).weight_input;
+  switch (pass) {
+    case Pass::kForward:
+      rank.used += state.memory;
+      state.forward_target += step;
+      --state.forwards_left;
+      ++state.in_flight;
+      update_arrival(&state, Pass::kForward);
+      break;
+    case Pass::kInput:
+      rank.used += weight_input - state.memory;
+      --state.in_flight;
+      update_arrival(&state, Pass::kInput);
+      update_arrival(&state, Pass::kForward);
+      update_weight(&state);
+      break;
+    case Pass::kWeight:
+      rank.used -= weight_input;
+      state.next_weight += step << key_bits_;
+      update_weight(&state);
+      return;
+  }
+  if (!backward_first_) state.order[index_of(pass)] += step << key_bits_;
   if (info.unlocks < 0) return;
 
   const auto next = static_cast<Letter>(info.unlocks);
+  const Pass next_pass = search::pass_of(next);
   const LetterInfo& next_info = letters_[next];
   const Ticks arrival = end + next_info.delay;
   StageState& receiver = states_[state_of_[static_cast<size_t>(stage_of(next))]];
-  const bool is_forward = pass_of(next) == Pass::kForward;
-  arrivals_[is_forward ? 0 : 1][static_cast<size_t>(receiver.stage) * microbatches_ +
-                                static_cast<size_t>(microbatch)] = arrival;
-  if (is_forward) {
-    if (receiver.forwards == receiver.forwards_ready++) receiver.next_forward = arrival;
-  } else {
-    if (receiver.inputs == receiver.inputs_ready++) receiver.next_input = arrival;
-  }
+  receiver.arrivals[index_of(next_pass)][microbatch] = key(arrival, receiver, next_pass);
+  ++receiver.sent[index_of(next_pass)];
+  update_arrival(&receiver, next_pass);
   // A rank that is busy decides when it ends; one that idles must look at what comes.
   if (next_info.rank != rank_index && ranks_[static_cast<size_t>(next_info.rank)].end <= now)
     queue_.wake_by(next_info.rank, arrival);
@@ -300,9 +336,9 @@ std::optional<Ticks> Dispatcher::run(const Template& numbers, Ticks most) {
     const Ticks now = queue_.time();
     const int index = queue_.rank();
     RankState& rank = ranks_[static_cast<size_t>(index)];
-    Ticks wake = kAsleep;
-    const Choice choice = choose(rank, now, &wake);
-    if (choice.state == nullptr) {
+    Ticks wake = WakeQueue::kAsleep;
+    const Key choice = choose(rank, now, &wake);
+    if (choice == kNone) {
       queue_.set(index, wake);
       continue;
     }

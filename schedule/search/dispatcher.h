@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_SCHEDULE_SEARCH_DISPATCHER_H_
 #define PIPEWRIGHT_SCHEDULE_SEARCH_DISPATCHER_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -64,17 +65,30 @@ class Dispatcher {
   size_t actions() const { return actions_; }
 
  private:
-  // The progress of one stage.
+  // A time in the high bits; in the low bits, which pass of which stage of the rank it belongs to.
+  // So the earliest of several is their least key. Where times are equal, lower stages go first, I
+  // goes before F, and W goes last.
+  using Key = int64_t;
+  static constexpr Key kNone = WakeQueue::kAsleep;
+
+  // The progress of one stage. Arrays are indexed by Pass.
   struct StageState {
+    std::array<Key, 2> arrival = {};  // of the next input; kNone: not sent, or F is at its cap
+    std::array<Key, 2> order = {};    // targets of the next F and I; constant if backward_first
+    Key weight = kNone;               // target of the next W; kNone: its I has not started
+    Key next_weight = 0;              // the same, whether or not its I has started
+    Ticks forward_target = 0;         // of the next F
+    Memory memory = 0;                // of an activation
+    Memory input_memory = 0;          // what I needs in addition
+    Key key = 0;                      // of time 0 and I
     int stage = 0;
-    int forwards = 0, inputs = 0, weights = 0;  // how many have started
-    int forwards_ready = 0, inputs_ready = 0;   // how many inputs have been sent
-    int cap = 0;                                // most microbatches between F and I
-    int reserve = 0;                            // microbatches that other stages keep memory for
-    Ticks forward_target = 0, input_target = 0, weight_target = 0;  // of the next one
-    Ticks next_forward = 0, next_input = 0;  // arrival of the next input; kAsleep if not sent
-    Memory memory = 0;                       // of an activation
-    Memory input_memory = 0;                 // what I needs in addition
+    int cap = 0;                        // most microbatches between F and I
+    int reserve = 0;                    // microbatches that other stages keep memory for
+    int forwards_left = 0;              // that have not started
+    int in_flight = 0;                  // microbatches between F and I
+    std::array<int, 3> started = {};    // how many of each pass have started
+    std::array<int, 2> sent = {};       // how many inputs of F and I have been sent
+    std::array<Key*, 2> arrivals = {};  // of the inputs, by microbatch
   };
   struct RankState {
     size_t first = 0, last = 0;  // its stages in states_
@@ -84,16 +98,28 @@ class Dispatcher {
     Ticks start = -1;          // of the first action
     Ticks end = 0;             // of the last action
   };
-  struct Choice {
-    StageState* state = nullptr;
-    Pass pass = Pass::kForward;
-  };
 
   void prepare(const Template& numbers);
-  Memory reserved(const RankState& rank, const StageState& state) const;
-  // What `rank` starts at `now`, if anything; otherwise sets *wake to the time of its next input.
-  Choice choose(const RankState& rank, Ticks now, Ticks* wake);
-  void start(int rank, Choice choice, Ticks now);
+  Memory reserved(const RankState& rank, size_t at) const;
+  // The key of what `rank` starts at `now`; kNone if nothing, and *wake is the time of its next
+  // input.
+  Key choose(const RankState& rank, Ticks now, Ticks* wake) const;
+  void start(int rank, Key choice, Ticks now);
+  // Bring StageState::arrival and weight up to date after a start or an input that was sent.
+  static void update_arrival(StageState* state, Pass pass);
+  static void update_weight(StageState* state);
+
+  Key key(Ticks ticks, const StageState& state, Pass pass) const;
+  Ticks ticks_of(Key key) const { return key >> key_bits_; }
+  Pass pass_of(Key key) const {
+    return (key & weight_bit_) != 0 ? Pass::kWeight
+           : (key & 1) != 0         ? Pass::kForward
+                                    : Pass::kInput;
+  }
+  // The index in states_.
+  size_t state_of(const RankState& rank, Key key) const {
+    return rank.first + static_cast<size_t>((key & (weight_bit_ - 1)) >> 1);
+  }
   // From the target of a microbatch to that of the next one.
   Ticks step_after(int microbatch) const {
     return group_ == 1 || (microbatch + 1) % group_ == 0 ? group_step_ : step_;
@@ -106,8 +132,10 @@ class Dispatcher {
   std::vector<StageState> states_;  // by rank, stages ascending
   std::vector<size_t> state_of_;    // by stage
   std::vector<RankState> ranks_;
-  std::vector<Ticks> arrivals_[2];  // of the inputs of F and I, by stage and microbatch
-  std::vector<Ticks> work_;         // by rank, in total
+  std::vector<Key> arrivals_;  // what StageState::arrivals points to
+  std::vector<Ticks> work_;    // by rank, in total
+  unsigned key_bits_ = 0;      // of a key, below its time
+  Key weight_bit_ = 0;         // the highest of these
   WakeQueue queue_;
   Words words_;
   size_t actions_ = 0;

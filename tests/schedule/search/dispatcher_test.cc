@@ -97,6 +97,56 @@ TEST(Dispatcher, BunchesMicrobatches) {
   EXPECT_EQ(order(), "FFIFIFIIWWWW");
 }
 
+// Two stages on one rank, all times 1, two microbatches.
+class TwoStages {
+ public:
+  explicit TwoStages(Memory limit) {
+    problem_.placement = ir::Placement::loop(1, 2);
+    problem_.num_microbatches = 2;
+    problem_.stages.assign(2, {.forward = 10,
+                               .backward_input = 10,
+                               .backward_weight = 10,
+                               .activation = 1,
+                               .weight_input = 1});
+    problem_.memory_limits = {limit};
+  }
+  // The rank's word, as in "0F 1F".
+  std::string word(const Template& numbers) const {
+    Dispatcher dispatcher(problem_);
+    EXPECT_EQ(dispatcher.run(numbers, WakeQueue::kAsleep), 120);
+    std::string text;
+    for (const Letter one : dispatcher.words()[0]) {
+      if (!text.empty()) text += ' ';
+      text += std::to_string(stage_of(one)) + "FIW"[static_cast<int>(pass_of(one))];
+    }
+    return text;
+  }
+
+ private:
+  Problem problem_;
+};
+
+// I of microbatch 0 is due 6 after its forwards, and a period is 6: the targets say that the
+// forwards of microbatch 1 come first. backward_first does not ask them: Is come first, then later
+// stages.
+TEST(Dispatcher, PutsBackwardsFirst) {
+  Template numbers = {.pass_delay = {0, 0, 0, 0}, .turn_delay = {0, 6 * Template::kOne, 0}};
+  const TwoStages problem(kNoLimit);
+  EXPECT_EQ(problem.word(numbers), "0F 1F 0F 1F 1I 0I 1I 0I 1W 0W 1W 0W");
+  numbers.backward_first = true;
+  EXPECT_EQ(problem.word(numbers), "0F 1F 1I 0I 0F 1F 1I 0I 1W 0W 1W 0W");
+}
+
+// F of stage 0 keeps memory for two forwards of stage 1. Of microbatch 1 only one is left, so it
+// fits into a memory of 4 beside the two Ws of microbatch 0; into 3 it does not, and a W goes
+// first.
+TEST(Dispatcher, KeepsMemoryForForwardsThatAreLeft) {
+  const Template numbers = {
+      .pass_delay = {0, 0, 0, 0}, .turn_delay = {0, 0, 0}, .reserve_base = 2 * Template::kOne};
+  EXPECT_EQ(TwoStages(4).word(numbers), "0F 1F 1I 0I 0F 1F 1I 0I 1W 0W 1W 0W");
+  EXPECT_EQ(TwoStages(3).word(numbers), "0F 1F 1I 0I 1W 0F 1F 1I 0I 0W 1W 0W");
+}
+
 TEST(WakeQueue, ReturnsTheEarliestRank) {
   std::mt19937 random(4);
   for (const int ranks : {1, 2, 3, 8, 100}) {
