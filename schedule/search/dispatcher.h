@@ -51,7 +51,7 @@ int stages_per_rank(const Problem& problem);
 
 // Makes schedules: simulates all ranks in time order, and whenever a rank is free, starts the ready
 // action with the earliest target of a template, as far as memory allows. Keeps its buffers between
-// calls. Not thread-safe. The problem must outlive it. Linear in the number of actions, at 30 to 60
+// calls. Not thread-safe. The problem must outlive it. Linear in the number of actions, at 30 to 70
 // ns each.
 class Dispatcher {
  public:
