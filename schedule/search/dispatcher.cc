@@ -98,7 +98,7 @@ inline void Dispatcher::update_arrival(StageState* state, Pass pass) {
   const size_t at = index_of(pass);
   const int next = state->started[at];
   const bool may_come =
-      next < state->sent[at] && (pass == Pass::kInput || state->in_flight < state->cap);
+      next < state->sent[at] && (pass == Pass::kInput || state->in_flight() < state->cap);
   state->arrival[at] = may_come ? state->arrivals[at][next] : kNone;
 }
 
@@ -111,8 +111,9 @@ void Dispatcher::prepare(const Template& numbers) {
   const Ticks unit = work / (3 * stages);
   const Ticks longest = *std::ranges::max_element(work_);
   period_ = std::max<Ticks>(1, times(longest / problem_.num_microbatches, numbers.period));
-  weight_lag_ = numbers.weight_lag == Template::kNever ? kGapsOnly
-                                                       : times(period_, numbers.weight_lag) * ranks;
+  const Ticks weight_lag = numbers.weight_lag == Template::kNever
+                               ? kGapsOnly
+                               : times(period_, numbers.weight_lag) * ranks;
   group_ = numbers.group;
   step_ = period_ - times(period_, numbers.bunch);
   group_step_ = group_ * period_ - (group_ - 1) * step_;
@@ -142,8 +143,7 @@ void Dispatcher::prepare(const Template& numbers) {
     state = {.memory = state.memory,
              .input_memory = state.input_memory,
              .key = state.key,
-             .stage = stage,
-             .forwards_left = problem_.num_microbatches};
+             .stage = stage};
     for (const Pass pass : {Pass::kForward, Pass::kInput}) {
       state.arrivals[index_of(pass)] =
           &arrivals_[(index_of(pass) * states_.size() + static_cast<size_t>(stage)) *
@@ -181,7 +181,7 @@ void Dispatcher::prepare(const Template& numbers) {
         key(backward_first_ ? stages - stage : target, state, Pass::kInput);
     const Ticks end = target + problem_.work(stage).backward_input;
     state.next_weight =
-        problem_.splits_backward ? key(end + weight_lag_, state, Pass::kWeight) : kNone;
+        problem_.splits_backward ? key(end + weight_lag, state, Pass::kWeight) : kNone;
   }
 
   queue_.clear();
@@ -198,9 +198,12 @@ void Dispatcher::prepare(const Template& numbers) {
 
 [[gnu::always_inline]] inline Memory Dispatcher::reserved(const RankState& rank, size_t at) const {
   Memory memory = 0;
+  const auto forwards_left = [&](const StageState& other) {
+    return problem_.num_microbatches - other.started[index_of(Pass::kForward)];
+  };
   const auto reserve = [&](const StageState& other) {
-    const int missing = std::max(other.reserve - other.in_flight, 0);
-    memory += std::min(missing, other.forwards_left) * other.memory;
+    const int missing = std::max(other.reserve - other.in_flight(), 0);
+    memory += std::min(missing, forwards_left(other)) * other.memory;
   };
   if (!reserves_) {
     for (size_t other = at + 1; other < rank.last; ++other) reserve(states_[other]);
@@ -208,12 +211,12 @@ void Dispatcher::prepare(const Template& numbers) {
   }
   for (size_t i = rank.first; i < rank.last; ++i) {
     const StageState& other = states_[i];
-    if (i == at || other.forwards_left == 0) continue;
+    if (i == at || forwards_left(other) == 0) continue;
     const Ticks ahead = states_[at].forward_target - other.forward_target;
     if (ahead >= 0) {
       // Forwards of the other stage with an earlier target.
       const Ticks count = ahead < period_ ? 1 : ahead / period_ + 1;  // division is slow
-      memory += std::min<Ticks>(count, other.forwards_left) * other.memory;
+      memory += std::min<Ticks>(count, forwards_left(other)) * other.memory;
     } else if (i > at) {
       reserve(other);
     }
@@ -254,14 +257,14 @@ void Dispatcher::prepare(const Template& numbers) {
     next = std::min(next, fits ? comes : kNone);
   }
   const auto time_of = [&](Key key) {
-    return letters_[letter(states_[state_of(rank, key)].stage, pass_of(key))].time;
+    return letters_[letter(states_[state_index(rank, key)].stage, pass_of(key))].time;
   };
   const Ticks next_time = next == kNone ? WakeQueue::kAsleep : ticks_of(next);
   if (best != kNone) {
     if (backward_first_) return best;
     if (weight < best) return weight;
     if (next == kNone) return best;
-    const StageState& state = states_[state_of(rank, next)];
+    const StageState& state = states_[state_index(rank, next)];
     const Ticks next_target = ticks_of(state.order[index_of(pass_of(next))]);
     if (next_target >= ticks_of(best)) return best;
     if (next_time - now >= times(time_of(best), patience_)) return best;
@@ -277,7 +280,7 @@ void Dispatcher::prepare(const Template& numbers) {
 
 [[gnu::always_inline]] inline void Dispatcher::start(int rank_index, Key choice, Ticks now) {
   RankState& rank = ranks_[static_cast<size_t>(rank_index)];
-  StageState& state = states_[state_of(rank, choice)];
+  StageState& state = states_[state_index(rank, choice)];
   const Pass pass = pass_of(choice);
   const Letter one = letter(state.stage, pass);
   const LetterInfo& info = letters_[one];
@@ -295,13 +298,10 @@ void Dispatcher::prepare(const Template& numbers) {
     case Pass::kForward:
       rank.used += state.memory;
       state.forward_target += step;
-      --state.forwards_left;
-      ++state.in_flight;
       update_arrival(&state, Pass::kForward);
       break;
     case Pass::kInput:
       rank.used += weight_input - state.memory;
-      --state.in_flight;
       update_arrival(&state, Pass::kInput);
       update_arrival(&state, Pass::kForward);
       update_weight(&state);

@@ -84,11 +84,11 @@ class Dispatcher {
     int stage = 0;
     int cap = 0;                        // most microbatches between F and I
     int reserve = 0;                    // microbatches that other stages keep memory for
-    int forwards_left = 0;              // that have not started
-    int in_flight = 0;                  // microbatches between F and I
     std::array<int, 3> started = {};    // how many of each pass have started
     std::array<int, 2> sent = {};       // how many inputs of F and I have been sent
     std::array<Key*, 2> arrivals = {};  // of the inputs, by microbatch
+
+    int in_flight() const { return started[0] - started[1]; }  // microbatches between F and I
   };
   struct RankState {
     size_t first = 0, last = 0;  // its stages in states_
@@ -117,7 +117,7 @@ class Dispatcher {
                                     : Pass::kInput;
   }
   // The index in states_.
-  size_t state_of(const RankState& rank, Key key) const {
+  size_t state_index(const RankState& rank, Key key) const {
     return rank.first + static_cast<size_t>((key & (weight_bit_ - 1)) >> 1);
   }
   // From the target of a microbatch to that of the next one.
@@ -141,7 +141,7 @@ class Dispatcher {
   size_t actions_ = 0;
 
   // Of the template of this run, in ticks.
-  Ticks period_ = 0, weight_lag_ = 0;
+  Ticks period_ = 0;
   Ticks step_ = 0, group_step_ = 0;  // to the target of the next microbatch, of the next group
   int group_ = 1, patience_ = 0, overrun_ = 0;
   bool reserves_ = false, backward_first_ = false;
