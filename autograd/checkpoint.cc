@@ -3,10 +3,9 @@
 // the forward again with grad mode on, and runs an inner backward through the new graph:
 // a full one, or the I half of a split one, whose W half goes to the WeightWork in the context.
 //
-// Invariant: apply() runs the second forward once. On the boundary of a split backward the engine
-// runs the node in I and again in W, on the same gradients, for different edges; the second time it
-// returns the gradients computed in I. Parts nest: the second forward of an outer part creates the
-// nodes of the inner ones, which run theirs inside the outer part's backward.
+// Invariant: apply() runs once, in I or in W (split_backward.h). Parts nest: the second forward of
+// an outer part creates the nodes of the inner ones, which run theirs inside the outer part's
+// backward.
 //
 // A checkpointed part costs one additional forward; with parts nested to depth d, the innermost
 // costs d.
@@ -22,7 +21,6 @@
 
 #include <algorithm>
 #include <mutex>
-#include <optional>
 
 #include "pipewright/autograd/generator_scope.h"
 
@@ -166,8 +164,6 @@ class CheckpointNode final : public HidesWeights {
   std::vector<size_t> differentiable;
 
   variable_list apply(variable_list&& grads) override {
-    // On the boundary of a split backward: I has run before, this is W.
-    if (left_for_w_) return *std::exchange(left_for_w_, std::nullopt);
     TORCH_CHECK(forward_, "checkpoint: backward through a part a second time");
     variable_list inputs;
     for (const torch::autograd::SavedVariable& saved : inputs_) {
@@ -177,6 +173,7 @@ class CheckpointNode final : public HidesWeights {
     }
     const std::shared_ptr<BackwardContext> context = context_;
     torch::autograd::edge_list roots;
+    NodeRange nodes;
     {
       const c10::AutoGradMode enabled(true);
       // This may be another thread than that of the forward.
@@ -188,18 +185,16 @@ class CheckpointNode final : public HidesWeights {
       const variable_list outputs = forward_(inputs);
       for (const size_t output : differentiable) roots.push_back(root_of(outputs.at(output)));
     }
-    if (!context->weight_work) {
-      full_backward(roots, grads);
-      return take_grads(inputs);
-    }
-    left_for_w_ = backward_input(roots, grads, inputs, *context->weight_work);
-    return *left_for_w_;
+    nodes.end();
+    if (context->weight_work)
+      return backward_input(roots, grads, inputs, nodes, *context->weight_work);
+    full_backward(roots, grads, nodes);
+    return take_grads(inputs);
   }
 
   void release_variables() override {
     inputs_.clear();
     forward_ = nullptr;
-    left_for_w_.reset();
   }
 
  private:
@@ -208,7 +203,6 @@ class CheckpointNode final : public HidesWeights {
   const GeneratorStates generators_;
   const AutocastStates autocast_;
   const std::shared_ptr<BackwardContext> context_;
-  std::optional<variable_list> left_for_w_;  // gradients of the inputs, computed in I
 };
 
 }  // namespace

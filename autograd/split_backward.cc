@@ -5,7 +5,13 @@
 // each time for the edges of that half only.
 //
 // Invariant: every edge is evaluated once, with the complete gradient, in the order of a full
-// backward. So results are bitwise equal, also for a weight that is used twice.
+// backward. So results are bitwise equal, also for a weight that is used twice. (A checkpointed
+// part or a loss has a backward of its own, so what it shares with its surroundings receives two
+// gradients, one after the other.)
+//
+// Whatever must run once, or must stay as it is, is kept off the boundary: what a node on path that
+// may not be split leads to is on path as well, and so is every node that is not the microbatch's
+// own, and all that it leads to. Only own nodes get hooks, lose edges and free what they saved.
 //
 // Communication belongs to I, also where it leads to weights only: what receives a communicated
 // gradient is on path, and so is a leaf whose hooks communicate.
@@ -14,18 +20,26 @@
 // least two weights. I then walks the chain of activations, and W is as cheap as on other stages.
 //
 // The graph is walked once per microbatch: O(n log n) time and O(n) memory for n nodes and edges,
-// because nodes are sorted topologically.
+// because nodes are sorted topologically. Marking what is on path takes one pass over them; two or
+// three if there are nodes that may not be split.
 #include "pipewright/autograd/split_backward.h"
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <span>
+#include <string>
 #include <unordered_map>
 #include <utility>
+
+#include "pipewright/ir/errors.h"
 
 namespace pipewright::autograd {
 
@@ -37,31 +51,72 @@ using torch::autograd::variable_list;
 
 namespace {
 
+// Which backward of the engine is that of some hooks. Others may pass through their nodes, such as
+// the backward of a checkpointed part that uses a tensor from outside.
+struct Pass {
+  std::optional<int> id;  // the engine's, if there can be others
+  bool is_cut = false;    // I is over, and has removed edges
+  bool runs_now() const { return !id || *id == torch::autograd::get_current_graph_task_id(); }
+};
+
+// Where the engine starts, if its number for this backward must be known.
+class Start final : public Node {
+ public:
+  Start(const edge_list& roots, variable_list grads, std::shared_ptr<Pass> pass)
+      : grads_(std::move(grads)), pass_(std::move(pass)) {
+    pass_->id = -1;
+    set_next_edges(edge_list(roots));
+  }
+  variable_list apply(variable_list&&) override {
+    pass_->id = torch::autograd::get_current_graph_task_id();
+    return std::move(grads_);
+  }
+
+ private:
+  variable_list grads_;
+  const std::shared_ptr<Pass> pass_;
+};
+
+// Runs the backward that starts at `start`, a node without inputs, on the device and stream of
+// `like`. Without `ends`, as in .backward(), all leaves accumulate.
+void execute_from(const std::shared_ptr<Node>& start, const at::Tensor& like, bool keep_graph,
+                  const edge_list& ends) {
+  const at::Tensor input = at::empty({0}, like.options());
+  start->add_input_metadata(input);
+  Engine::get_default_engine().execute({Edge(start, 0)}, {input}, keep_graph,
+                                       /*create_graph=*/false, /*accumulate_grad=*/true, ends);
+}
+
 // Stores the gradients that enter a node.
 class CaptureGrads final : public torch::autograd::FunctionPreHook {
  public:
-  explicit CaptureGrads(std::shared_ptr<variable_list> to) : to_(std::move(to)) {}
+  CaptureGrads(std::shared_ptr<variable_list> to, std::shared_ptr<const Pass> pass)
+      : to_(std::move(to)), pass_(std::move(pass)) {}
   variable_list operator()(const variable_list& grads) override {
-    *to_ = grads;
+    if (pass_->runs_now()) *to_ = grads;
     return grads;
   }
 
  private:
   std::shared_ptr<variable_list> to_;
+  const std::shared_ptr<const Pass> pass_;
 };
 
 // Frees what a node saved as soon as it has run. Cutting edges does not free it: a saved input owns
 // the node that computed it, which owns what that node saved.
 class ReleaseSaved final : public torch::autograd::FunctionPostHook {
  public:
-  explicit ReleaseSaved(Node* node) : node_(node) {}
+  ReleaseSaved(Node* node, std::shared_ptr<const Pass> pass)
+      : node_(node), pass_(std::move(pass)) {}
   variable_list operator()(const variable_list& outputs, const variable_list&) override {
-    node_->release_variables();
+    if (pass_->runs_now()) node_->release_variables();
     return outputs;
   }
+  bool is_cut() const { return pass_->is_cut; }
 
  private:
   Node* node_;
+  const std::shared_ptr<const Pass> pass_;
 };
 
 // On a leaf that accumulates in I.
@@ -70,39 +125,65 @@ class InIMark final : public torch::autograd::FunctionPreHook {
   variable_list operator()(const variable_list& grads) override { return grads; }
 };
 
-// The I half of the backward from some roots.
-class InputBackward {
+// On a node that may be split.
+class SplitMark final : public torch::autograd::FunctionPreHook {
  public:
-  InputBackward(const edge_list& roots, const variable_list& inputs) {
+  variable_list operator()(const variable_list& grads) override { return grads; }
+};
+
+template <typename Hook, typename Hooks>
+bool has_hook(const Hooks& hooks) {
+  return std::ranges::any_of(
+      hooks, [](const auto& hook) { return dynamic_cast<const Hook*>(hook.get()) != nullptr; });
+}
+
+bool is_leaf(Node* node) { return dynamic_cast<torch::autograd::AccumulateGrad*>(node) != nullptr; }
+
+bool may_split(Node* node) {
+  if (dynamic_cast<const CommunicatesGrad*>(node) || has_hook<SplitMark>(node->pre_hooks()))
+    return true;
+  // LibTorch's derivatives of its operators are traceable, and only these.
+  return node->is_traceable() && node->post_hooks().empty();
+}
+
+// A backward that changes and frees own nodes only: the I half, or a whole one.
+class OwnBackward {
+ public:
+  enum class Half { kInput, kBoth };
+
+  OwnBackward(const edge_list& roots, const variable_list& inputs, const NodeRange& own, Half half)
+      : own_(own), half_(half), own_places_(own.size(), kNone) {
+    for (const Edge& root : roots) place_of(root);
+    for (size_t i = 0; i < places_.size(); ++i) {
+      places_[i].first_child = children_.size();
+      for (const Edge& edge : places_[i].node->next_edges()) children_.push_back(place_of(edge));
+    }
+    bool first_stage = true;
     for (const at::Tensor& input : inputs) {
       if (!input.requires_grad()) continue;
-      ends_.push_back(torch::autograd::impl::gradient_edge(input));
-      leads_to_[ends_.back().function.get()] = &kOnPath;
+      first_stage = false;
+      const size_t place = known(torch::autograd::impl::gradient_edge(input).function.get());
+      if (place != kNone) places_[place].on_path = true;
     }
-    first_stage_ = ends_.empty();
-    for (const Edge& root : roots) visit(root);
-    for (size_t i = 0; i < nodes_.size(); ++i) {
-      for (const Edge& edge : nodes_[i]->next_edges()) visit(edge);
-    }
-    for (Node* node : nodes_) mark_communication(node);
     // Children before parents.
-    std::ranges::sort(nodes_, {}, [](Node* node) { return node->topological_nr(); });
-    for (Node* node : nodes_) classify(node);
+    for (size_t i = 0; i < places_.size(); ++i) order_.push_back(i);
+    std::ranges::sort(order_, {}, [&](size_t i) { return places_[i].node->topological_nr(); });
+    for (const size_t i : order_) mark(places_[i], first_stage);
+    while (close()) {
+    }
+    for (const size_t i : order_) prepare(places_[i]);
   }
 
   void run(const edge_list& roots, const variable_list& grads, WeightWork& work) {
     bool any = false;
     for (size_t i = 0; i < roots.size(); ++i) {
-      if (on_path(roots[i]))
+      if (places_[known(roots[i].function.get())].on_path)
         any = true;
       else
         work.add(roots[i], grads[i]);
     }
-    // With accumulate_grad the end nodes run too, and accumulate into the .grad of the inputs.
-    if (any) {
-      Engine::get_default_engine().execute(roots, grads, /*keep_graph=*/true,
-                                           /*create_graph=*/false, /*accumulate_grad=*/true, ends_);
-    }
+    if (any) execute(roots, grads);
+    if (half_ == Half::kBoth) return;
     cut();
     for (Boundary& boundary : boundary_) {
       Node& node = *boundary.node;
@@ -110,6 +191,7 @@ class InputBackward {
       node.pre_hooks().clear();
       node.tensor_pre_hooks().clear();
       node.retains_grad_hooks().clear();
+      node.add_post_hook(std::make_unique<ReleaseSaved>(&node, pass_));
       for (uint32_t input = 0; input < boundary.grads->size(); ++input) {
         at::Tensor& grad = (*boundary.grads)[input];
         if (grad.defined()) work.add(Edge(boundary.node, input), std::move(grad));
@@ -118,76 +200,178 @@ class InputBackward {
   }
 
  private:
+  // A node in the graph. Its edges lead to the places in children_ from first_child on.
+  struct Place {
+    Node* node;
+    bool own;
+    bool on_path;
+    size_t first_child = 0;
+    const Node* weight = nullptr;  // in a first stage: a leaf that it leads to
+  };
   struct Boundary {
     std::shared_ptr<Node> node;
     std::shared_ptr<variable_list> grads;  // that entered it
   };
+  static constexpr size_t kNone = static_cast<size_t>(-1);
 
-  // Values of leads_to_: &kOnPath for a node on path, otherwise the only weight that the node leads
-  // to, or null if it leads to none.
-  static constexpr char kOnPath = 0;
-
-  bool on_path(const Edge& edge) const {
-    return edge.is_valid() && leads_to_.at(edge.function.get()) == &kOnPath;
+  // kNone for a node that is not in the graph.
+  size_t known(Node* node) const {
+    if (own_.contains(*node)) return own_places_[own_.index_of(*node)];
+    const auto found = other_places_.find(node);
+    return found == other_places_.end() ? kNone : found->second;
   }
 
-  void visit(const Edge& edge) {
-    if (edge.is_valid() && leads_to_.emplace(edge.function.get(), nullptr).second)
-      nodes_.push_back(edge.function.get());
+  // Adds the node to the graph if it is new; kNone for an invalid edge.
+  size_t place_of(const Edge& edge) {
+    if (!edge.is_valid()) return kNone;
+    Node* node = edge.function.get();
+    const bool own = own_.contains(*node);
+    size_t& place = own ? own_places_[own_.index_of(*node)]
+                        : other_places_.try_emplace(node, kNone).first->second;
+    if (place != kNone) return place;
+    const bool shared = !own && !is_leaf(node);
+    if (shared) check_not_cut(node);
+    place = places_.size();
+    places_.push_back({node, own, /*on_path=*/shared});
+    return place;
   }
 
-  void mark_communication(Node* node) {
-    if (const auto* communication = dynamic_cast<const CommunicatesGrad*>(node)) {
+  static void check_not_cut(Node* node) {
+    for (const auto& hook : node->post_hooks()) {
+      const auto* release = dynamic_cast<const ReleaseSaved*>(hook.get());
+      if (!release || !release->is_cut()) continue;
+      throw ContractError("the graph of a microbatch contains `" + node->name() +
+                          "`, which the forward of another microbatch computed and whose I has "
+                          "consumed it: compute it in each forward, or before the step");
+    }
+  }
+
+  std::span<const size_t> children(const Place& place) const {
+    return std::span(children_).subspan(place.first_child, place.node->num_outputs());
+  }
+  bool is_on_path(size_t place) const { return place != kNone && places_[place].on_path; }
+
+  // Marks what is on path by itself.
+  void mark(Place& place, bool first_stage) {
+    if (half_ == Half::kBoth || has_hook<InIMark>(place.node->tensor_pre_hooks()))
+      place.on_path = true;
+    if (const auto* communication = dynamic_cast<const CommunicatesGrad*>(place.node)) {
       const std::optional<size_t> edge = communication->communicated();
-      if (edge && node->next_edge(*edge).is_valid())
-        leads_to_.at(node->next_edge(*edge).function.get()) = &kOnPath;
+      const size_t child = edge ? children(place)[*edge] : kNone;
+      if (child != kNone) places_[child].on_path = true;
     }
-    for (const auto& hook : node->tensor_pre_hooks()) {
-      if (dynamic_cast<const InIMark*>(hook.get())) leads_to_.at(node) = &kOnPath;
+    if (!first_stage) return;
+    bool leaf = true;
+    for (const size_t child : children(place)) {
+      if (child == kNone) continue;
+      leaf = false;
+      const Node* its = places_[child].weight;
+      if (its == nullptr || its == place.weight) continue;
+      if (place.weight != nullptr) place.on_path = true;
+      place.weight = its;
+    }
+    if (leaf) place.weight = place.node;
+    // Its weights are not leaves of this graph: the node runs in I and adds their work to W itself.
+    if (dynamic_cast<HidesWeights*>(place.node)) place.on_path = true;
+  }
+
+  // Marks what is on path because of others. Returns whether it must be called again.
+  bool close() {
+    bool again = false;
+    for (const size_t i : order_) {
+      Place& place = places_[i];
+      const auto of_place = children(place);
+      for (const size_t child : of_place) place.on_path = place.on_path || is_on_path(child);
+      if (!place.on_path || (place.own && may_split(place.node))) continue;
+      for (const size_t child : of_place) {
+        if (child == kNone || places_[child].on_path) continue;
+        places_[child].on_path = again = true;
+      }
+    }
+    return again;
+  }
+
+  void prepare(const Place& place) {
+    if (!place.on_path) return;
+    bool in_input_half = false, in_weight_half = false;
+    for (const size_t child : children(place)) {
+      if (child != kNone) (places_[child].on_path ? in_input_half : in_weight_half) = true;
+    }
+    if (!in_input_half) ends_.emplace_back(place.node->getptr(), 0);  // here the chain ends
+    if (!place.own) return;
+    // It may run a backward of its own, which passes through nodes of this one.
+    if (!may_split(place.node)) starts_at_node_ = true;
+    if (in_weight_half) {
+      boundary_.push_back({place.node->getptr(), std::make_shared<variable_list>()});
+      place.node->add_pre_hook(std::make_unique<CaptureGrads>(boundary_.back().grads, pass_));
+    } else {
+      place.node->add_post_hook(std::make_unique<ReleaseSaved>(place.node, pass_));
     }
   }
 
-  void classify(Node* node) {
-    const void*& mine = leads_to_.at(node);
-    bool in_input_half = false, in_weight_half = false, leaf = true;
-    for (const Edge& edge : node->next_edges()) {
-      if (!edge.is_valid()) continue;
-      leaf = false;
-      const void* its = leads_to_.at(edge.function.get());
-      (its == &kOnPath ? in_input_half : in_weight_half) = true;
-      if (its == nullptr || its == mine) continue;
-      mine = mine == nullptr ? its : &kOnPath;
+  void execute(const edge_list& roots, const variable_list& grads) {
+    if (starts_at_node_) {
+      execute_from(std::make_shared<Start>(roots, grads, pass_), grads[0], /*keep_graph=*/true,
+                   ends_);
+      return;
     }
-    if (first_stage_ && leaf && mine != &kOnPath) mine = node;
-    // Its weights are not leaves of this graph: the node runs in I and adds their work to W itself.
-    if (first_stage_ && dynamic_cast<HidesWeights*>(node)) mine = &kOnPath;
-    if (mine != &kOnPath) return;
-    if (!in_input_half) ends_.emplace_back(node->getptr(), 0);  // here the chain ends
-    if (in_weight_half) {
-      boundary_.push_back({node->getptr(), std::make_shared<variable_list>()});
-      node->add_pre_hook(std::make_unique<CaptureGrads>(boundary_.back().grads));
-    } else if (!dynamic_cast<torch::autograd::AccumulateGrad*>(node)) {
-      node->add_post_hook(std::make_unique<ReleaseSaved>(node));
-    }
+    // With accumulate_grad the end nodes run too, and accumulate into the .grad of the inputs.
+    Engine::get_default_engine().execute(roots, grads, /*keep_graph=*/true,
+                                         /*create_graph=*/false, /*accumulate_grad=*/true, ends_);
   }
 
   // Removes the edges of the I half. This frees what only I needed, and keeps W, a plain backward,
   // from continuing to other boundary nodes. Children first: what a removed edge frees has been
   // visited before.
   void cut() {
-    for (Node* node : nodes_) {
-      for (Edge& edge : node->next_edges()) {
-        if (on_path(edge)) edge = Edge();
+    pass_->is_cut = true;
+    for (const size_t i : order_) {
+      const Place& place = places_[i];
+      if (!place.own) continue;
+      edge_list& edges = place.node->next_edges();
+      for (size_t edge = 0; edge < edges.size(); ++edge) {
+        if (is_on_path(children(place)[edge])) edges[edge] = Edge();
       }
     }
   }
 
-  std::unordered_map<Node*, const void*> leads_to_;
-  std::vector<Node*> nodes_;
-  edge_list ends_;  // of I
+  const NodeRange& own_;
+  const Half half_;
+  const std::shared_ptr<Pass> pass_ = std::make_shared<Pass>();
+  std::vector<Place> places_;       // in the order of discovery
+  std::vector<size_t> children_;    // places, or kNone for an invalid edge
+  std::vector<size_t> order_;       // of places, children first
+  std::vector<size_t> own_places_;  // by NodeRange::index_of()
+  std::unordered_map<Node*, size_t> other_places_;
+  edge_list ends_;
   std::vector<Boundary> boundary_;
-  bool first_stage_ = false;
+  bool starts_at_node_ = false;
 };
+
+// Whether a backward passes through nodes that are neither own nor leaves.
+bool leaves_range(const edge_list& roots, const NodeRange& own) {
+  std::vector<bool> seen(own.size());
+  std::vector<Node*> left;
+  bool leaves = false;
+  const auto visit = [&](const Edge& edge) {
+    if (!edge.is_valid()) return;
+    Node* node = edge.function.get();
+    if (!own.contains(*node)) {
+      leaves = leaves || !is_leaf(node);
+      return;
+    }
+    if (seen[own.index_of(*node)]) return;
+    seen[own.index_of(*node)] = true;
+    left.push_back(node);
+  };
+  for (const Edge& root : roots) visit(root);
+  while (!leaves && !left.empty()) {
+    const Node* node = left.back();
+    left.pop_back();
+    for (const Edge& edge : node->next_edges()) visit(edge);
+  }
+  return leaves;
+}
 
 // Returns the valid roots that have a gradient, and these gradients.
 std::pair<edge_list, variable_list> with_grads(const edge_list& roots, const variable_list& grads) {
@@ -201,6 +385,17 @@ std::pair<edge_list, variable_list> with_grads(const edge_list& roots, const var
 }
 
 }  // namespace
+
+NodeRange::NodeRange()
+    : thread_(at::RecordFunction::currentThreadId()),
+      first_(at::sequence_number::peek()),
+      last_(first_) {}
+
+void NodeRange::end() { last_ = at::sequence_number::peek(); }
+
+void allow_split(const at::Tensor& output) {
+  if (const auto& node = output.grad_fn()) node->add_pre_hook(std::make_unique<SplitMark>());
+}
 
 AccumulatesInI::AccumulatesInI(const at::Tensor& leaf) : leaf_(leaf) {
   auto mark = std::make_unique<InIMark>();
@@ -219,13 +414,7 @@ void WeightWork::add(const Edge& edge, at::Tensor grad) {
 }
 
 void WeightWork::run() {
-  if (grads_.empty()) return;
-  // The engine starts on the device and stream of the node's input.
-  const at::Tensor start = at::empty({0}, grads_[0].options());
-  add_input_metadata(start);
-  // Without `outputs`, as in .backward(), so that AccumulateGrad and its hooks run.
-  Engine::get_default_engine().execute({Edge(getptr(), 0)}, {start}, /*keep_graph=*/false,
-                                       /*create_graph=*/false, /*accumulate_grad=*/true);
+  if (!grads_.empty()) execute_from(getptr(), grads_[0], /*keep_graph=*/false, /*ends=*/{});
 }
 
 size_t WeightWork::bytes() const {
@@ -236,17 +425,22 @@ size_t WeightWork::bytes() const {
 
 variable_list WeightWork::apply(variable_list&&) { return std::exchange(grads_, {}); }
 
-void full_backward(const edge_list& roots, const variable_list& grads) {
+void full_backward(const edge_list& roots, const variable_list& grads, const NodeRange& own) {
   const auto [edges, values] = with_grads(roots, grads);
   if (edges.empty()) return;
+  if (leaves_range(edges, own)) {
+    WeightWork nothing;
+    OwnBackward(edges, {}, own, OwnBackward::Half::kBoth).run(edges, values, nothing);
+    return;
+  }
   Engine::get_default_engine().execute(edges, values, /*keep_graph=*/false, /*create_graph=*/false,
                                        /*accumulate_grad=*/true);
 }
 
 variable_list backward_input(const edge_list& roots, const variable_list& grads,
-                             const variable_list& inputs, WeightWork& work) {
+                             const variable_list& inputs, const NodeRange& own, WeightWork& work) {
   const auto [edges, values] = with_grads(roots, grads);
-  InputBackward(edges, inputs).run(edges, values, work);
+  OwnBackward(edges, inputs, own, OwnBackward::Half::kInput).run(edges, values, work);
   return take_grads(inputs);
 }
 

@@ -135,8 +135,10 @@ void DataFlow::compute_loss(ir::ActionPart part, const Tensors& outputs) {
   // Only an evaluation may lack the targets of its loss.
   if (!options_.loss || (options_.loss.takes_targets() && microbatches_.targets.empty())) return;
   Tensors leaves = hand_over(outputs);
+  autograd::NodeRange nodes;
   const at::Tensor loss =
       options_.loss(leaves, microbatch_of(microbatches_.targets, part.microbatch()));
+  nodes.end();
   if (!loss.defined() || loss.numel() != 1) {
     throw std::invalid_argument(
         "expected a loss with one element, got " +
@@ -150,6 +152,7 @@ void DataFlow::compute_loss(ir::ActionPart part, const Tensors& outputs) {
         "the loss does not depend on the outputs, or was detached from them");
   slot(part).loss = loss;
   slot(part).loss_inputs = std::move(leaves);
+  slot(part).loss_nodes = nodes;
 }
 
 Tensors DataFlow::output_grads(ir::ActionPart part) {
@@ -176,11 +179,11 @@ Tensors DataFlow::loss_grads(Slot& slot, bool split) const {
   slot.loss.reset();
   const Tensors inputs = std::exchange(slot.loss_inputs, {});
   if (!split) {
-    autograd::full_backward(roots, grads);
+    autograd::full_backward(roots, grads, *slot.loss_nodes);
     return autograd::take_grads(inputs);
   }
   const auto work = std::make_shared<autograd::WeightWork>();
-  Tensors input_grads = autograd::backward_input(roots, grads, inputs, *work);
+  Tensors input_grads = autograd::backward_input(roots, grads, inputs, *slot.loss_nodes, *work);
   if (!work->next_edges().empty()) slot.loss_weights = work;
   return input_grads;
 }

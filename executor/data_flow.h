@@ -73,6 +73,7 @@ class DataFlow {
     size_t num_inputs = 0;                // without the extra inputs
     at::Tensor loss;
     Tensors loss_inputs;                                 // leaves of the loss's graph
+    std::optional<autograd::NodeRange> loss_nodes;       // that the loss function created
     std::shared_ptr<autograd::WeightWork> loss_weights;  // from I to W, null if there is nothing
   };
 

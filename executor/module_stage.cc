@@ -24,6 +24,7 @@ void Stage::check_weight_free(int /*microbatch*/) {
 
 // The state of a microbatch between its actions.
 struct ModuleStage::Kept {
+  autograd::NodeRange nodes;  // of its forward
   Tensors inputs;
   torch::autograd::edge_list roots;  // where the outputs' gradients enter; outputs are not kept
   std::shared_ptr<autograd::BackwardContext> context =
@@ -46,6 +47,7 @@ Tensors ModuleStage::forward(int microbatch, const Tensors& inputs) {
   Tensors outputs =
       recomputes_ ? autograd::checkpoint_function(forward_, inputs) : forward_(inputs);
   for (const at::Tensor& output : outputs) kept->roots.push_back(autograd::root_of(output));
+  kept->nodes.end();
   kept->inputs = inputs;
   kept_[microbatch] = std::move(kept);
   return outputs;
@@ -53,7 +55,7 @@ Tensors ModuleStage::forward(int microbatch, const Tensors& inputs) {
 
 Tensors ModuleStage::backward(int microbatch, Tensors output_grads) {
   Kept& work = kept(microbatch, "backward");
-  autograd::full_backward(work.roots, output_grads);
+  autograd::full_backward(work.roots, output_grads, work.nodes);
   output_grads.clear();
   Tensors grads = autograd::take_grads(work.inputs);
   if (make_weight_work_) make_weight_work_()();
@@ -65,13 +67,14 @@ Tensors ModuleStage::backward_input(int microbatch, Tensors output_grads) {
   Kept& work = kept(microbatch, "backward_input");
   Tensors grads;
   if (make_weight_work_) {
-    autograd::full_backward(work.roots, output_grads);
+    autograd::full_backward(work.roots, output_grads, work.nodes);
     grads = autograd::take_grads(work.inputs);
     work.custom_weight_work = make_weight_work_();
   } else {
     work.weight_work = std::make_shared<autograd::WeightWork>();
     work.context->weight_work = work.weight_work.get();
-    grads = autograd::backward_input(work.roots, output_grads, work.inputs, *work.weight_work);
+    grads = autograd::backward_input(work.roots, output_grads, work.inputs, work.nodes,
+                                     *work.weight_work);
     work.context->weight_work = nullptr;
   }
   work.inputs.clear();

@@ -179,8 +179,11 @@ TEST(CommunicationCalls, AreInTheInputHalfOfASplitBackward) {
 
     self.log->clear();
     const auto work = std::make_shared<autograd::WeightWork>();
+    autograd::NodeRange nodes;
+    const at::Tensor output = forward();
+    nodes.end();
     const auto inputs =
-        autograd::backward_input({autograd::root_of(forward())}, {gradient}, {input}, *work);
+        autograd::backward_input({autograd::root_of(output)}, {gradient}, {input}, nodes, *work);
     EXPECT_EQ(self.log->count("allreduce"), 1);
     EXPECT_FALSE(first.grad().defined());
     self.log->clear();

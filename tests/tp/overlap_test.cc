@@ -120,12 +120,15 @@ TEST(Overlap, SplitBackward) {
       const at::Tensor whole_input = tests::random_input({4, 6, kIn}, 3).requires_grad_();
       const at::Tensor input = whole_input.detach().clone().requires_grad_();
       layers.plain->forward(whole_input).sum().backward();
+      autograd::NodeRange nodes;
       const at::Tensor output = modules::forward(layers.split, input);
+      nodes.end();
       const auto work = std::make_shared<autograd::WeightWork>();
       at::Tensor gradient;
       EXPECT_EQ(events_of([&] {
-                  gradient = autograd::backward_input({autograd::root_of(output)},
-                                                      {at::ones_like(output)}, {input}, *work)[0];
+                  gradient =
+                      autograd::backward_input({autograd::root_of(output)}, {at::ones_like(output)},
+                                               {input}, nodes, *work)[0];
                 }),
                 (Events{"products", "all-reduce", "wait"}));
       EXPECT_FALSE(layers.split->weight.grad().defined());
@@ -143,12 +146,14 @@ TEST(Overlap, SplitBackwardFreesWhatOnlyTheInputHalfNeeds) {
     const at::Tensor leaf = tests::random_input({4, 6, kIn}, 3).requires_grad_();
     at::Tensor saved = leaf.detach() + 1;
     const c10::weak_intrusive_ptr<c10::TensorImpl> watched(saved.getIntrusivePtr());
+    autograd::NodeRange nodes;
     at::Tensor output = modules::forward(layers.split, leaf * saved);
+    nodes.end();
     saved.reset();
     EXPECT_FALSE(watched.expired());
     const auto work = std::make_shared<autograd::WeightWork>();
     static_cast<void>(autograd::backward_input({autograd::root_of(output)}, {at::ones_like(output)},
-                                               {leaf}, *work));
+                                               {leaf}, nodes, *work));
     output.reset();
     EXPECT_TRUE(watched.expired());
     work->run();

@@ -177,12 +177,14 @@ TEST(SequenceParallel, SplitBackwardCommunicatesInI) {
       self.log->clear();
     };
     self.log->clear();
+    autograd::NodeRange nodes;
     const at::Tensor output = modules::forward(module, input);
+    nodes.end();
     const std::string gather = "_allgather_base", scatter = "_reduce_scatter_base";
     expect_calls({gather, scatter, gather, scatter});
     const auto work = std::make_shared<autograd::WeightWork>();
     const auto grads = autograd::backward_input({autograd::root_of(output)},
-                                                {at::ones_like(output)}, {input}, *work);
+                                                {at::ones_like(output)}, {input}, nodes, *work);
     EXPECT_EQ(self.log->count("allreduce"), 6);
     EXPECT_EQ(self.log->count(gather), 2);
     EXPECT_EQ(self.log->count(scatter), 2);
@@ -236,10 +238,12 @@ TEST(SequenceParallel, WCommunicatesNothingInAFirstStage) {
       std::vector<std::shared_ptr<autograd::WeightWork>> works;
       for (int i = 0; i < 2; ++i) {
         plain->forward(indices(i)).pow(2).sum().backward();
+        autograd::NodeRange nodes;
         const at::Tensor output = module->forward(indices(i));
+        nodes.end();
         works.push_back(std::make_shared<autograd::WeightWork>());
         self.log->clear();
-        autograd::backward_input({autograd::root_of(output)}, {2 * output.detach()}, {},
+        autograd::backward_input({autograd::root_of(output)}, {2 * output.detach()}, {}, nodes,
                                  *works.back());
         // The second layer's, the first layer's, the tokens', and 6 of norms.
         EXPECT_EQ(self.log->count("_allgather_base"), sequence ? 3 : 0);
