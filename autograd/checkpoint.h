@@ -23,10 +23,11 @@
 // belongs to the process, so ranks that are threads and draw random numbers each need their own
 // (generator_scope.h).
 //
-// Under a split backward the second forward runs once, in I (in W if the part is not on the path to
-// an input), and the part's weights get their gradients in W. In a full backward they get them
-// immediately, so that the activations of only one part exist at a time; the hooks of a weight that
-// is used inside and outside the part are then called once for each.
+// Under a split backward the second forward runs once, in I, and the part's weights get their
+// gradients in W. In a full backward they get them immediately, so that the activations of only one
+// part exist at a time; the hooks of a weight that is used inside and outside the part are then
+// called once for each. What computed a tensor that `forward` captures runs its backward for the
+// part, and again for what else uses the tensor.
 
 namespace pipewright::autograd {
 

@@ -151,18 +151,18 @@ class OwnBackward {
  public:
   enum class Half { kInput, kBoth };
 
-  OwnBackward(const edge_list& roots, const variable_list& inputs, const NodeRange& own, Half half)
+  // `inputs` lead to the leaves whose gradients I computes; `first_stage`: none of them is an input
+  // of this graph.
+  OwnBackward(const edge_list& roots, const edge_list& inputs, bool first_stage,
+              const NodeRange& own, Half half)
       : own_(own), half_(half), own_places_(own.size(), kNone) {
     for (const Edge& root : roots) place_of(root);
     for (size_t i = 0; i < places_.size(); ++i) {
       places_[i].first_child = children_.size();
       for (const Edge& edge : places_[i].node->next_edges()) children_.push_back(place_of(edge));
     }
-    bool first_stage = true;
-    for (const at::Tensor& input : inputs) {
-      if (!input.requires_grad()) continue;
-      first_stage = false;
-      const size_t place = known(torch::autograd::impl::gradient_edge(input).function.get());
+    for (const Edge& input : inputs) {
+      const size_t place = known(input.function.get());
       if (place != kNone) places_[place].on_path = true;
     }
     // Children before parents.
@@ -253,7 +253,9 @@ class OwnBackward {
 
   // Marks what is on path by itself.
   void mark(Place& place, bool first_stage) {
-    if (half_ == Half::kBoth || has_hook<InIMark>(place.node->tensor_pre_hooks()))
+    // A node that hides weights may hide inputs too. It adds its weights' work to W itself.
+    if (half_ == Half::kBoth || has_hook<InIMark>(place.node->tensor_pre_hooks()) ||
+        dynamic_cast<HidesWeights*>(place.node))
       place.on_path = true;
     if (const auto* communication = dynamic_cast<const CommunicatesGrad*>(place.node)) {
       const std::optional<size_t> edge = communication->communicated();
@@ -271,8 +273,6 @@ class OwnBackward {
       place.weight = its;
     }
     if (leaf) place.weight = place.node;
-    // Its weights are not leaves of this graph: the node runs in I and adds their work to W itself.
-    if (dynamic_cast<HidesWeights*>(place.node)) place.on_path = true;
   }
 
   // Marks what is on path because of others. Returns whether it must be called again.
@@ -373,6 +373,15 @@ bool leaves_range(const edge_list& roots, const NodeRange& own) {
   return leaves;
 }
 
+// Of the leaves that require a gradient.
+edge_list edges_of(const variable_list& leaves) {
+  edge_list edges;
+  for (const at::Tensor& leaf : leaves) {
+    if (leaf.requires_grad()) edges.push_back(torch::autograd::impl::gradient_edge(leaf));
+  }
+  return edges;
+}
+
 // Returns the valid roots that have a gradient, and these gradients.
 std::pair<edge_list, variable_list> with_grads(const edge_list& roots, const variable_list& grads) {
   std::pair<edge_list, variable_list> result;
@@ -408,6 +417,8 @@ AccumulatesInI::~AccumulatesInI() {
                 [&](const auto& hook) { return hook.get() == mark_; });
 }
 
+WeightWork::WeightWork(const variable_list& inputs) : inputs_(edges_of(inputs)) {}
+
 void WeightWork::add(const Edge& edge, at::Tensor grad) {
   add_next_edge(edge);
   grads_.push_back(std::move(grad));
@@ -430,7 +441,8 @@ void full_backward(const edge_list& roots, const variable_list& grads, const Nod
   if (edges.empty()) return;
   if (leaves_range(edges, own)) {
     WeightWork nothing;
-    OwnBackward(edges, {}, own, OwnBackward::Half::kBoth).run(edges, values, nothing);
+    OwnBackward(edges, {}, /*first_stage=*/false, own, OwnBackward::Half::kBoth)
+        .run(edges, values, nothing);
     return;
   }
   Engine::get_default_engine().execute(edges, values, /*keep_graph=*/false, /*create_graph=*/false,
@@ -440,8 +452,20 @@ void full_backward(const edge_list& roots, const variable_list& grads, const Nod
 variable_list backward_input(const edge_list& roots, const variable_list& grads,
                              const variable_list& inputs, const NodeRange& own, WeightWork& work) {
   const auto [edges, values] = with_grads(roots, grads);
-  OwnBackward(edges, inputs, own, OwnBackward::Half::kInput).run(edges, values, work);
+  const size_t around = work.inputs_.size();
+  for (const Edge& input : edges_of(inputs)) work.inputs_.push_back(input);
+  const bool first_stage = work.inputs_.size() == around;
+  OwnBackward(edges, work.inputs_, first_stage, own, OwnBackward::Half::kInput)
+      .run(edges, values, work);
+  work.inputs_.resize(around);
   return take_grads(inputs);
+}
+
+at::Tensor as_result(const at::Tensor& leaf) {
+  if (!leaf.defined() || !leaf.requires_grad()) return leaf;
+  at::Tensor result = leaf.detach();
+  torch::autograd::impl::set_gradient_edge(result, torch::autograd::impl::gradient_edge(leaf));
+  return result;
 }
 
 Edge root_of(const at::Tensor& output) {

@@ -67,8 +67,9 @@ class NodeRange {
 // Without effect if `output` does not require a gradient.
 void allow_split(const at::Tensor& output);
 
-// A node whose apply() also accumulates gradients of weights that none of its edges lead to, as
-// activation checkpointing does. In I it must add these to the WeightWork in its BackwardContext.
+// A node whose apply() also accumulates gradients of leaves that none of its edges lead to, as
+// activation checkpointing does. It runs in I, where it must add the weights among them to the
+// WeightWork in its BackwardContext.
 class HidesWeights : public torch::autograd::Node {};
 
 // A node that communicates a gradient with other ranks, which may wait for it. It may run in both
@@ -96,6 +97,11 @@ class AccumulatesInI {
 // The W half of one microbatch: a node whose edges are where W starts.
 class WeightWork final : public torch::autograd::Node {
  public:
+  // `inputs` are leaves whose gradients are due after I, whichever backward_input() reaches them:
+  // the inputs of the stage, for the I of its loss. In the course of backward_input() so are its
+  // own inputs, for the checkpointed parts in its graph.
+  explicit WeightWork(const torch::autograd::variable_list& inputs = {});
+
   // Adds an edge that I has not evaluated, and the gradient that flows along it.
   void add(const torch::autograd::Edge& edge, at::Tensor grad);
   // Accumulates the gradients of the weights. To be called once; frees gradients as it uses them.
@@ -106,7 +112,13 @@ class WeightWork final : public torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& unused) override;
 
  private:
+  friend torch::autograd::variable_list backward_input(const torch::autograd::edge_list&,
+                                                       const torch::autograd::variable_list&,
+                                                       const torch::autograd::variable_list&,
+                                                       const NodeRange&, WeightWork&);
+
   torch::autograd::variable_list grads_;
+  torch::autograd::edge_list inputs_;
 };
 
 // Runs the full backward from `roots`, with one gradient per root, and accumulates into the .grad
@@ -123,6 +135,11 @@ torch::autograd::variable_list backward_input(const torch::autograd::edge_list& 
                                               const torch::autograd::variable_list& grads,
                                               const torch::autograd::variable_list& inputs,
                                               const NodeRange& own, WeightWork& work);
+
+// Returns a tensor in the memory of `leaf` that a function may write to in place, as it may to any
+// result of an operation but not to a leaf. Its gradient is that of the leaf. Returns `leaf` if
+// that is undefined or requires no gradient.
+at::Tensor as_result(const at::Tensor& leaf);
 
 // The edge at which the gradient of `output` enters the graph; invalid if it does not require a
 // gradient.

@@ -68,7 +68,7 @@ void BatchCheck::check(const Microbatches& microbatches, bool with_backward) con
         "targets: expected microbatches on the rank of the last stage, got none");
   }
   const std::optional<Shapes>& first = first_[with_backward];
-  if (!first || !options_.same_shapes) return;
+  if (!first || !options_.same_shapes || !with_backward) return;
   if (options_.needs_inputs) check_shapes(microbatches.inputs, first->inputs, "input");
   check_shapes(microbatches.extra, first->extra, "extra input");
   if (options_.needs_targets) check_shapes(microbatches.targets, first->targets, "target");
@@ -77,7 +77,7 @@ void BatchCheck::check(const Microbatches& microbatches, bool with_backward) con
 std::vector<std::string> BatchCheck::describe(const Microbatches& microbatches,
                                               bool with_backward) const {
   std::vector<std::string> lines;
-  if (first_[with_backward] && options_.same_shapes) return lines;
+  if (first_[with_backward] && options_.same_shapes && with_backward) return lines;
   if (options_.needs_inputs) describe_list(microbatches.inputs, "input", lines);
   describe_list(microbatches.extra, "extra input", lines);
   if (options_.needs_targets) describe_list(microbatches.targets, "target", lines);
@@ -86,13 +86,19 @@ std::vector<std::string> BatchCheck::describe(const Microbatches& microbatches,
 
 void BatchCheck::remember(const Microbatches& microbatches, bool with_backward) {
   std::optional<Shapes>& first = first_[with_backward];
-  if (first) return;
-  first = {metas_of_list(microbatches.inputs), metas_of_list(microbatches.extra),
-           metas_of_list(microbatches.targets)};
+  if (!first || !with_backward) first = shapes_of(microbatches);
 }
 
-void BatchCheck::forget() {
-  for (std::optional<Shapes>& first : first_) first.reset();
+bool BatchCheck::differs_from_last_evaluation(const Microbatches& microbatches) const {
+  return first_[false] && first_[false] != shapes_of(microbatches);
+}
+
+BatchCheck::Shapes BatchCheck::shapes_of(const Microbatches& microbatches) const {
+  const auto needed = [](const std::vector<Tensors>& list, bool needs) {
+    return needs ? metas_of_list(list) : std::vector<TensorMetas>();
+  };
+  return {needed(microbatches.inputs, options_.needs_inputs), metas_of_list(microbatches.extra),
+          needed(microbatches.targets, options_.needs_targets)};
 }
 
 }  // namespace pipewright::executor

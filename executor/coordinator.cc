@@ -89,14 +89,17 @@ void Coordinator::wait_for_digest(const std::string& key, const std::string& who
   }
 }
 
-std::string Coordinator::begin_step(const std::string& problem) {
+std::string Coordinator::begin_step(const std::string& problem) { return vote(problem); }
+
+bool Coordinator::any(bool flag) { return !vote(flag ? "yes" : "").empty(); }
+
+std::string Coordinator::vote(std::string proposal) {
   // Each rank of a pipeline is in one copy of its stages, so what the pipeline knows after its own
   // vote reaches the ranks of all other pipelines in the votes of the data-parallel groups; and
   // what all pipelines with the same tensor-parallel coordinate know reaches the others in the last
   // one.
-  std::string agreed = problem;
-  for (comms::Vote& vote : votes_) agreed = vote.agree(agreed, timeout_);
-  return agreed;
+  for (comms::Vote& vote : votes_) proposal = vote.agree(proposal, timeout_);
+  return proposal;
 }
 
 void Coordinator::confirm_step() { confirmations_.agree("", timeout_); }

@@ -42,11 +42,14 @@ class Coordinator {
   // on all ranks, or an empty string if no rank brings one. Throws std::runtime_error if another
   // rank fails or does not begin the step before the timeout.
   std::string begin_step(const std::string& problem);
+  // Collective, likewise: whether any rank passes true.
+  bool any(bool flag);
   // Collective over the world, after a step: either returns on all ranks, or throws
   // std::runtime_error on all.
   void confirm_step();
 
  private:
+  std::string vote(std::string proposal);
   void wait_for_digest(const std::string& key, const std::string& who) const;
 
   comms::World& world_;

@@ -25,9 +25,16 @@ std::string quoted(ActionKind kind, int stage, int microbatch) {
 Tensors hand_over(const Tensors& tensors) {
   Tensors leaves;
   leaves.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors)
-    leaves.push_back(tensor.detach().set_requires_grad(tensor.requires_grad()));
+  for (const at::Tensor& tensor : tensors) {
+    at::Tensor& leaf = leaves.emplace_back();
+    if (tensor.defined()) leaf = tensor.detach().set_requires_grad(tensor.requires_grad());
+  }
   return leaves;
+}
+
+void add(Tensors& sums, size_t i, const at::Tensor& grad) {
+  if (sums.size() <= i) sums.resize(i + 1);
+  if (grad.defined()) sums[i] = sums[i].defined() ? sums[i] + grad : grad;
 }
 
 const Tensors& microbatch_of(const std::vector<Tensors>& microbatches, int microbatch) {
@@ -62,6 +69,8 @@ void DataFlow::begin(bool with_backward, bool keep_outputs, Microbatches microba
     slots.clear();
     slots.resize(count);
   }
+  input_grads_.assign(count, {});
+  extra_grads_.assign(count, {});
   if (is_local(placement_.num_stages() - 1)) {
     results_.losses.resize(count);
     if (keep_outputs) results_.outputs.resize(count);
@@ -71,14 +80,35 @@ void DataFlow::begin(bool with_backward, bool keep_outputs, Microbatches microba
 
 StepOutputs DataFlow::finish() {
   if (transfers_) transfers_->finish();
+  if (with_backward_) accumulate_into_batch();
   for (auto& [stage, slots] : slots_) slots.clear();
   microbatches_ = {};
   return std::move(results_);
 }
 
+void DataFlow::accumulate_into_batch() {
+  torch::autograd::edge_list roots;
+  Tensors grads;
+  const auto add_roots = [&](const std::vector<Tensors>& of_batch, std::vector<Tensors>& sums) {
+    for (size_t m = 0; m < sums.size(); ++m) {
+      for (size_t i = 0; i < sums[m].size(); ++i) {
+        if (!sums[m][i].defined()) continue;
+        roots.push_back(autograd::root_of(of_batch[m][i]));
+        grads.push_back(std::move(sums[m][i]));
+      }
+    }
+  };
+  add_roots(microbatches_.inputs, input_grads_);
+  add_roots(microbatches_.extra, extra_grads_);
+  // No node is this step's own: the caller may use their graph further.
+  autograd::full_backward(roots, grads, autograd::NodeRange());
+}
+
 void DataFlow::clear() {
   for (auto& [stage, slots] : slots_) slots.clear();
   microbatches_ = {};
+  input_grads_.clear();
+  extra_grads_.clear();
   results_ = {};
 }
 
@@ -92,19 +122,23 @@ DataFlow::Slot& DataFlow::slot(int stage, int microbatch) {
 Tensors DataFlow::inputs(ir::ActionPart part) {
   Tensors inputs = stage_inputs(part);
   slot(part).num_inputs = inputs.size();
-  for (const at::Tensor& extra : microbatch_of(microbatches_.extra, part.microbatch()))
-    inputs.push_back(extra.detach());
+  const Tensors extra = leaves_of(microbatch_of(microbatches_.extra, part.microbatch()));
+  inputs.insert(inputs.end(), extra.begin(), extra.end());
+  if (with_backward_ && is_last(part.stage())) slot(part).leaves = inputs;
   return inputs;
+}
+
+Tensors DataFlow::leaves_of(const Tensors& tensors) const {
+  if (with_backward_) return hand_over(tensors);
+  Tensors leaves;
+  for (const at::Tensor& tensor : tensors)
+    leaves.push_back(tensor.defined() ? tensor.detach() : tensor);
+  return leaves;
 }
 
 Tensors DataFlow::stage_inputs(ir::ActionPart part) {
   const int stage = part.stage(), microbatch = part.microbatch();
-  if (is_first(stage)) {
-    Tensors inputs;
-    for (const at::Tensor& input : microbatch_of(microbatches_.inputs, microbatch))
-      inputs.push_back(input.detach());
-    return inputs;
-  }
+  if (is_first(stage)) return leaves_of(microbatch_of(microbatches_.inputs, microbatch));
   if (is_local(stage - 1)) {
     std::optional<Tensors>& inputs = slot(part).inputs;
     if (!inputs) {
@@ -128,28 +162,39 @@ void DataFlow::put_outputs(ir::ActionPart part, const Tensors& outputs) {
   compute_loss(part, outputs);
   if (!keep_outputs_) return;
   Tensors& kept = results_.outputs[static_cast<size_t>(microbatch)];
-  for (const at::Tensor& output : outputs) kept.push_back(output.detach());
+  for (const at::Tensor& output : outputs)
+    kept.push_back(output.defined() ? output.detach() : output);
 }
 
 void DataFlow::compute_loss(ir::ActionPart part, const Tensors& outputs) {
   // Only an evaluation may lack the targets of its loss.
   if (!options_.loss || (options_.loss.takes_targets() && microbatches_.targets.empty())) return;
-  Tensors leaves = hand_over(outputs);
+  Tensors leaves = with_backward_ ? hand_over(outputs) : outputs;
+  Tensors results;
+  for (const at::Tensor& leaf : leaves) results.push_back(autograd::as_result(leaf));
   autograd::NodeRange nodes;
   const at::Tensor loss =
-      options_.loss(leaves, microbatch_of(microbatches_.targets, part.microbatch()));
+      options_.loss(results, microbatch_of(microbatches_.targets, part.microbatch()));
   nodes.end();
   if (!loss.defined() || loss.numel() != 1) {
     throw std::invalid_argument(
         "expected a loss with one element, got " +
         (loss.defined() ? to_string(meta_of(loss)) : std::string("an undefined tensor")));
   }
-  results_.losses[static_cast<size_t>(part.microbatch())] = loss.detach();
+  // A view may be of a parameter that RESHARD frees.
+  at::Tensor& kept = results_.losses[static_cast<size_t>(part.microbatch())];
+  kept = loss.is_view() ? loss.detach().clone() : loss.detach();
   if (!with_backward_) return;
-  const auto needs_grad = [](const at::Tensor& leaf) { return leaf.requires_grad(); };
-  if (!loss.requires_grad() && std::ranges::any_of(leaves, needs_grad))
+  if (!loss.requires_grad()) {
+    const auto needs_grad = [](const at::Tensor& leaf) {
+      return leaf.defined() && leaf.requires_grad();
+    };
     throw std::invalid_argument(
-        "the loss does not depend on the outputs, or was detached from them");
+        std::ranges::any_of(leaves, needs_grad)
+            ? "the loss does not depend on the outputs, or was detached from them"
+            : "expected a loss that requires a gradient, got one without: all parameters that it "
+              "depends on are frozen, or were used without grad mode");
+  }
   slot(part).loss = loss;
   slot(part).loss_inputs = std::move(leaves);
   slot(part).loss_nodes = nodes;
@@ -178,11 +223,12 @@ Tensors DataFlow::loss_grads(Slot& slot, bool split) const {
   const Tensors grads = {at::full_like(slot.loss, scale)};
   slot.loss.reset();
   const Tensors inputs = std::exchange(slot.loss_inputs, {});
+  const Tensors leaves = std::exchange(slot.leaves, {});
   if (!split) {
     autograd::full_backward(roots, grads, *slot.loss_nodes);
     return autograd::take_grads(inputs);
   }
-  const auto work = std::make_shared<autograd::WeightWork>();
+  const auto work = std::make_shared<autograd::WeightWork>(leaves);
   Tensors input_grads = autograd::backward_input(roots, grads, inputs, *slot.loss_nodes, *work);
   if (!work->next_edges().empty()) slot.loss_weights = work;
   return input_grads;
@@ -202,8 +248,15 @@ void DataFlow::backward_loss_weights(ir::ActionPart part, bool resharded) {
 
 void DataFlow::put_input_grads(ir::ActionPart part, Tensors grads) {
   const int stage = part.stage(), microbatch = part.microbatch();
-  if (is_first(stage)) return;
-  grads.resize(slot(part).num_inputs);
+  const size_t num_inputs = slot(part).num_inputs;
+  for (size_t i = num_inputs; i < grads.size(); ++i)
+    add(extra_grads_[static_cast<size_t>(microbatch)], i - num_inputs, grads[i]);
+  grads.resize(num_inputs);
+  if (is_first(stage)) {
+    for (size_t i = 0; i < grads.size(); ++i)
+      add(input_grads_[static_cast<size_t>(microbatch)], i, grads[i]);
+    return;
+  }
   std::optional<Tensors>& to =
       is_local(stage - 1) ? slot(stage - 1, microbatch).output_grads : slot(part).input_grads;
   to = std::move(grads);

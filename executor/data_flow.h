@@ -40,12 +40,14 @@ class DataFlow {
 
   // Starts a step. Each list of `microbatches` is empty or has num_microbatches elements.
   void begin(bool with_backward, bool keep_outputs, Microbatches microbatches);
-  // Waits for all transfers of the step.
+  // Waits for all transfers of the step. Accumulates the gradients of inputs and extra inputs that
+  // require one, also into what they were computed from.
   StepOutputs finish();
   // After a failure: frees all tensors.
   void clear();
 
-  // F: all inputs of the stage, the rank's extra inputs last.
+  // F: all inputs of the stage, the rank's extra inputs last. Those of the batch require a gradient
+  // in a training step if the caller's tensors do.
   Tensors inputs(ir::ActionPart part);
   // Passes the outputs, detached from the stage's graph, to the next stage or its SEND; on the last
   // stage, computes the loss.
@@ -56,7 +58,8 @@ class DataFlow {
   // W of the last stage: accumulates these gradients. With `resharded` weights, throws
   // ContractError first if that may read them.
   void backward_loss_weights(ir::ActionPart part, bool resharded);
-  // Passes the gradients of the inputs to the previous stage or its SEND.
+  // Passes the gradients of the inputs to the previous stage or its SEND, and stores those of the
+  // batch, which finish() accumulates into the caller's tensors.
   void put_input_grads(ir::ActionPart part, Tensors grads);
   // SEND_F sends the outputs of the stage, SEND_B its input gradients.
   void send(ir::ActionPart part);
@@ -71,6 +74,7 @@ class DataFlow {
     std::optional<Tensors> output_grads;  // from the next stage, on this rank
     std::optional<Tensors> input_grads;   // until they are sent
     size_t num_inputs = 0;                // without the extra inputs
+    Tensors leaves;  // all inputs of the last stage, until the backward of its loss
     at::Tensor loss;
     Tensors loss_inputs;                                 // leaves of the loss's graph
     std::optional<autograd::NodeRange> loss_nodes;       // that the loss function created
@@ -85,6 +89,9 @@ class DataFlow {
   Tensors stage_inputs(ir::ActionPart part);  // without the extra inputs
   void compute_loss(ir::ActionPart part, const Tensors& outputs);
   Tensors loss_grads(Slot& slot, bool split) const;
+  // Leaves in the memory of the caller's tensors.
+  Tensors leaves_of(const Tensors& tensors) const;
+  void accumulate_into_batch();
   Transfers& transfers(ir::ActionPart part) const;
 
   const ir::Placement& placement_;
@@ -96,6 +103,7 @@ class DataFlow {
   bool with_backward_ = false;
   bool keep_outputs_ = false;
   Microbatches microbatches_;
+  std::vector<Tensors> input_grads_, extra_grads_;  // by microbatch, of the caller's tensors
   StepOutputs results_;
 };
 

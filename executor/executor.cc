@@ -19,6 +19,7 @@
 
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <memory>
@@ -183,8 +184,13 @@ ir::Timeline Executor::recording() {
 }
 
 void Executor::forget_shapes() {
-  batches_.forget();
-  if (transfers_) transfers_->forget_shapes();
+  forget_shapes(/*with_backward=*/false);
+  forget_shapes(/*with_backward=*/true);
+}
+
+void Executor::forget_shapes(bool with_backward) {
+  batches_.forget(with_backward);
+  if (transfers_) transfers_->forget_shapes(with_backward);
 }
 
 const RowPlan& Executor::eval_row() {
@@ -218,10 +224,17 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
     wrong = "rank " + std::to_string(world_.rank()) + ", " + place() + ": " + what;
   };
   std::optional<double> bubble;
+  bool has_new_shapes = false;  // which evaluations may have
   try {
+    if (with_backward && c10::InferenceMode::is_enabled()) {
+      throw std::invalid_argument(
+          "a training step under c10::InferenceMode, which records no gradients: expected step() "
+          "outside of it, or eval()");
+    }
     microbatches = prepare();
     batches_.check(microbatches, with_backward);
     shapes = batches_.describe(microbatches, with_backward);
+    has_new_shapes = evaluates && batches_.differs_from_last_evaluation(microbatches);
   } catch (const std::exception& error) {
     refuse(error.what());
   }
@@ -237,6 +250,8 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
     watchdog_->begin(step_, evaluates);
     wrong = coordinator_.begin_step(wrong);
     if (!wrong.empty()) return;
+    if (evaluates && !options_.dynamic_shapes && coordinator_.any(has_new_shapes))
+      forget_shapes(/*with_backward=*/false);
     batches_.remember(microbatches, with_backward);
     if (with_backward && options_.tied) options_.tied->step_begins();
     runner_->begin(row, with_backward, return_outputs, std::move(microbatches));
@@ -314,6 +329,7 @@ int64_t Executor::reset() {
   if (options_.first_timeout) set_timeout(*options_.first_timeout);
   watchdog_->reset();
   forget_shapes();
+  if (transfers_) transfers_->reset_shapes();
   failure_.clear();
   return step_;
 }

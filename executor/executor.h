@@ -40,8 +40,10 @@
 //   const StepResult result = executor.eval({.inputs = {inputs}});  // result.outputs
 //
 // Results. Gradients, losses and outputs are those of the model run microbatch by microbatch
-// without a pipeline. Gradients accumulate over steps until they are zeroed. When step() returns,
-// the current stream is ordered after every reduction of gradients.
+// without a pipeline. Gradients accumulate over steps until they are zeroed. Inputs and extra
+// inputs that require a gradient get it too, at the end of the step, on the rank that passed them;
+// it flows on into whatever they were computed from. When step() returns, the current stream is
+// ordered after every reduction of gradients.
 //
 // Each SEND and RECV is posted at its place in the program. A compute waits only for its own RECVs
 // (ir/channel.h). A LocalStage with a DataParallel (fsdp, ddp) gathers its parameters at UNSHARD,
@@ -177,7 +179,8 @@ class Executor {
 
   // Collective. Runs all actions of the program, on a batch, which is split into microbatches, or
   // on microbatches. Returns when this rank has nothing more to do. Throws BatchError if the batch
-  // of any rank is wrong, and StepError if the step fails on any rank. If the outputs of a complete
+  // of any rank is wrong or a rank is in c10::InferenceMode, and StepError if the step fails on any
+  // rank, also because a loss requires no gradient. If the outputs of a complete
   // step cannot be concatenated, throws std::invalid_argument on this rank alone.
   StepResult step(const Batch& batch, bool return_outputs = false);
   StepResult step(Microbatches microbatches, bool return_outputs = false);
@@ -219,13 +222,15 @@ class Executor {
   ir::Timeline recording();
 
   // Makes the next step and the next eval learn shapes again. All ranks must call it between the
-  // same two steps.
+  // same two steps. Needed before a training step with other shapes. An evaluation whose batch has
+  // other shapes than the last one's learns by itself.
   void forget_shapes();
 
   const ir::Program& program() const { return program_; }
   int rank() const { return rank_; }
 
  private:
+  void forget_shapes(bool with_backward);
   const RowPlan& eval_row();
   // `prepare` returns the microbatches, and throws std::invalid_argument if they are wrong.
   StepResult run(bool evaluates, bool return_outputs, const std::function<Microbatches()>& prepare);

@@ -15,7 +15,8 @@ namespace pipewright::executor {
 //   LossFunction([](const Tensors& outputs, const Tensors& targets) { return ...; })
 //   LossFunction([](const Tensors& outputs) { return outputs[0].sum(); })
 //
-// A step whose loss takes targets is not run without them.
+// It may write to the outputs in place, as it may without a pipeline, and use tensors that the last
+// stage has computed besides its outputs. A step whose loss takes targets is not run without them.
 class LossFunction {
  public:
   LossFunction() = default;

@@ -44,8 +44,10 @@ Tensors ModuleStage::forward(int microbatch, const Tensors& inputs) {
   if (!c10::GradMode::is_enabled()) return forward_(inputs);
   auto kept = std::make_unique<Kept>();
   const autograd::BackwardScope scope(kept->context);
+  Tensors results;
+  for (const at::Tensor& input : inputs) results.push_back(autograd::as_result(input));
   Tensors outputs =
-      recomputes_ ? autograd::checkpoint_function(forward_, inputs) : forward_(inputs);
+      recomputes_ ? autograd::checkpoint_function(forward_, results) : forward_(results);
   for (const at::Tensor& output : outputs) kept->roots.push_back(autograd::root_of(output));
   kept->nodes.end();
   kept->inputs = inputs;

@@ -53,8 +53,9 @@ class Stage {
 
   // F. `inputs` are the outputs of the previous stage, or on the first stage the microbatch's own
   // inputs, followed by this rank's extra inputs. All inputs are leaves; an input requires a
-  // gradient if its gradient flows back to the previous stage. Saves what backward needs if grad
-  // mode is enabled; evaluation disables it.
+  // gradient if its gradient flows back to the previous stage or to the caller of step(). Inputs
+  // and outputs may be undefined. Saves what backward needs if grad mode is enabled; evaluation
+  // disables it.
   virtual Tensors forward(int microbatch, const Tensors& inputs) = 0;
 
   // B. Takes one gradient per output, undefined for outputs without one. Accumulates the gradients

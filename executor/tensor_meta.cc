@@ -18,6 +18,7 @@ TensorMetas metas_of(const Tensors& tensors) {
 }
 
 std::string to_string(const TensorMeta& meta) {
+  if (meta.dtype == at::ScalarType::Undefined) return "undefined";
   std::string text = std::string(c10::toString(meta.dtype)) + " [";
   for (size_t i = 0; i < meta.sizes.size(); ++i)
     text += (i ? ", " : "") + std::to_string(meta.sizes[i]);

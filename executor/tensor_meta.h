@@ -14,7 +14,7 @@ namespace pipewright::executor {
 
 // The metadata that a receiver must know about a tensor before it arrives.
 struct TensorMeta {
-  at::ScalarType dtype = at::kFloat;
+  at::ScalarType dtype = at::ScalarType::Undefined;  // of an undefined tensor
   std::vector<int64_t> sizes;
   // For an output: whether its gradient flows back. For a gradient: whether it exists; if it does
   // not, nothing is sent.
@@ -29,7 +29,7 @@ using TensorMetas = std::vector<TensorMeta>;
 TensorMeta meta_of(const at::Tensor& tensor);
 TensorMetas metas_of(const Tensors& tensors);
 
-// "Float [2, 3]", "Float [2, 3] with gradient".
+// "Float [2, 3]", "Float [2, 3] with gradient", "undefined".
 std::string to_string(const TensorMeta& meta);
 
 // To and from bytes, for a store. decode() throws std::runtime_error for bytes that encode() did

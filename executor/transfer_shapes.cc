@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <utility>
@@ -24,10 +25,16 @@ TensorMetas sent_metas(ir::ActionPart receive, const Tensors& tensors) {
   return metas;
 }
 
-// Whether `tensor` has this metadata; what is a gradient need not require one.
+// Whether `tensor` can be sent where this metadata is expected. A gradient need not require one,
+// and nor need an output whose stage is frozen now.
 bool fits(const at::Tensor& tensor, const TensorMeta& meta, bool is_gradient) {
-  return tensor.defined() && tensor.scalar_type() == meta.dtype && tensor.sizes() == meta.sizes &&
-         (is_gradient || tensor.requires_grad() == meta.requires_grad);
+  if (!tensor.defined()) return meta.dtype == at::ScalarType::Undefined;
+  return tensor.scalar_type() == meta.dtype && tensor.sizes() == meta.sizes &&
+         (is_gradient || !tensor.requires_grad() || meta.requires_grad);
+}
+
+bool is_differentiable(const TensorMeta& meta) {
+  return at::isFloatingType(meta.dtype) || at::isComplexType(meta.dtype);
 }
 
 // The first word of a header: the number of words that follow, in it or in a second message.
@@ -43,27 +50,69 @@ TransferShapes::TransferShapes(comms::StorePtr store, std::string key, at::Devic
       output_metas_(std::move(output_metas)),
       dynamic_(dynamic) {}
 
-void TransferShapes::forget() {
+void TransferShapes::begin_step(bool with_backward) {
+  with_backward_ = with_backward;
+  ++step_;
+}
+
+void TransferShapes::forget(bool with_backward) { learned_[with_backward].clear(); }
+
+void TransferShapes::reset() {
   ++generation_;
+  step_ = 0;
   for (auto& learned : learned_) learned.clear();
 }
 
+bool TransferShapes::misses(ir::ActionPart receive, const TensorMetas& metas) const {
+  if (receive.kind() == ir::ActionKind::kRecvF) {
+    return std::ranges::any_of(
+        metas, [](const TensorMeta& meta) { return meta.dtype == at::ScalarType::Undefined; });
+  }
+  // The gradients of what the next stage has received.
+  const auto outputs = learned_[with_backward_].find(
+      {ir::ActionKind::kRecvF, receive.stage() + 1, receive.microbatch()});
+  if (outputs == learned_[with_backward_].end()) return false;
+  for (size_t i = 0; i < metas.size() && i < outputs->second.metas.size(); ++i) {
+    if (outputs->second.metas[i].requires_grad && !metas[i].requires_grad) return true;
+  }
+  return false;
+}
+
+const TensorMetas* TransferShapes::current(ir::ActionPart receive) const {
+  const auto known = learned_[with_backward_].find(receive);
+  if (known == learned_[with_backward_].end()) return nullptr;
+  const auto& [metas, step, has_missed] = known->second;
+  if (step == step_ || dynamic_ || output_metas_ || !with_backward_) return &metas;
+  const bool may_be_trained = receive.kind() == ir::ActionKind::kRecvF &&
+                              std::ranges::none_of(metas, &TensorMeta::requires_grad) &&
+                              std::ranges::any_of(metas, is_differentiable);
+  return has_missed || may_be_trained || misses(receive, metas) ? nullptr : &metas;
+}
+
+void TransferShapes::know(ir::ActionPart receive, TensorMetas metas) {
+  Known& known = learned_[with_backward_][receive];
+  known.has_missed = known.has_missed || misses(receive, metas);
+  known.metas = std::move(metas);
+  known.step = step_;
+}
+
 const TensorMetas* TransferShapes::find(ir::ActionPart receive) {
-  auto& learned = learned_[with_backward_];
-  const auto known = learned.find(receive);
-  if (known != learned.end()) return &known->second;
-  if (dynamic_) return nullptr;
+  const TensorMetas* known = current(receive);
+  if (known || dynamic_) return known;
   if (output_metas_) {
     // A RECV_F receives outputs of the previous stage, a RECV_B gradients of this stage's outputs.
     const bool forward = receive.kind() == ir::ActionKind::kRecvF;
     const int stage = forward ? receive.stage() - 1 : receive.stage();
     TensorMetas metas = output_metas_(stage, receive.microbatch());
     for (TensorMeta& meta : metas) meta.requires_grad = meta.requires_grad && with_backward_;
-    return &(learned[receive] = std::move(metas));
+    know(receive, std::move(metas));
+  } else {
+    const std::string key = key_of(receive);
+    if (!store_->check({key})) return nullptr;
+    const std::vector<uint8_t> value = store_->get(key);
+    learn(receive, {value.begin(), value.end()});
   }
-  const std::string key = key_of(receive);
-  if (!store_->check({key})) return nullptr;
-  return &(learned[receive] = decode(store_->get(key)));
+  return current(receive);
 }
 
 void TransferShapes::wait(ir::ActionPart receive, std::chrono::milliseconds slice) const {
@@ -73,16 +122,19 @@ void TransferShapes::wait(ir::ActionPart receive, std::chrono::milliseconds slic
 
 void TransferShapes::conform(ir::ActionPart send, ir::ActionPart receive, Tensors& tensors) {
   const bool forward = send.kind() == ir::ActionKind::kSendF;
-  auto& learned = learned_[with_backward_];
-  if (!output_metas_ && !learned.contains(receive)) {
+  if (!output_metas_ && !current(receive)) {
     TensorMetas found = sent_metas(receive, tensors);
     store_->set(key_of(receive), encode(found));
-    learned.emplace(receive, std::move(found));
+    know(receive, std::move(found));
     return;
   }
   const TensorMetas& expected = *this->find(receive);
   const auto refuse = [&](const std::string& what) {
-    throw std::runtime_error("`" + ir::to_string(ir::Action(send)) + "`: expected " + what);
+    throw std::runtime_error(
+        "`" + ir::to_string(ir::Action(send)) + "`: expected " + what +
+        (output_metas_ ? ""
+                       : "; before a step with others, call forget_shapes() on all ranks, or set "
+                         "dynamic_shapes"));
   };
   const std::string what = forward ? "output" : "gradient";
   if (tensors.size() != expected.size()) {
@@ -105,12 +157,11 @@ void TransferShapes::conform(ir::ActionPart send, ir::ActionPart receive, Tensor
 
 Tensors TransferShapes::header(ir::ActionPart receive, const Tensors& tensors) {
   TensorMetas metas = sent_metas(receive, tensors);
-  auto& learned = learned_[with_backward_];
-  const auto [known, is_new] = learned.try_emplace(receive);
+  const TensorMetas* known = current(receive);
   at::Tensor header = at::zeros({kHeaderWords}, at::kLong);
   Tensors messages = {header};
   int64_t* words = header.data_ptr<int64_t>();
-  if (!is_new && known->second == metas) {
+  if (known && *known == metas) {
     words[0] = kAsBefore;
   } else {
     const std::vector<uint8_t> bytes = encode(metas);
@@ -120,7 +171,7 @@ Tensors TransferShapes::header(ir::ActionPart receive, const Tensors& tensors) {
     if (count >= kHeaderWords)
       to = messages.emplace_back(at::empty({count}, at::kLong)).data_ptr<int64_t>();
     std::memcpy(to, bytes.data(), bytes.size());
-    known->second = std::move(metas);
+    know(receive, std::move(metas));
   }
   // Without waiting for the device: memory that is not page-locked has been read on return.
   for (at::Tensor& message : messages) message = message.to(device_, /*non_blocking=*/true);
@@ -139,17 +190,19 @@ void TransferShapes::read_rest(ir::ActionPart receive, const at::Tensor& rest) {
 }
 
 void TransferShapes::learn(ir::ActionPart receive, const std::string& value) {
-  learned_[with_backward_][receive] =
-      decode({reinterpret_cast<const uint8_t*>(value.data()), value.size()});
+  const bool is_again = learned_[with_backward_].contains(receive);
+  know(receive, decode({reinterpret_cast<const uint8_t*>(value.data()), value.size()}));
+  // No other rank reads it, and what is learned in every step would pile up.
+  if (is_again) store_->deleteKey(key_of(receive));
 }
 
 void TransferShapes::learn_words(ir::ActionPart receive, const at::Tensor& words) {
   const auto* bytes = static_cast<const uint8_t*>(words.data_ptr());
-  learned_[with_backward_][receive] = decode({bytes, words.nbytes()});
+  know(receive, decode({bytes, words.nbytes()}));
 }
 
 std::string TransferShapes::key_of(ir::ActionPart receive) const {
-  return key_ + "/shapes/" + std::to_string(generation_) + (with_backward_ ? "/" : "/forward/") +
+  return key_ + "/shapes/" + std::to_string(generation_) + "/" + std::to_string(step_) + "/" +
          ir::to_string(ir::Action(receive));
 }
 

@@ -20,6 +20,12 @@ namespace pipewright::executor {
 // shapes and dtypes. Training and evaluation learn separately, because evaluation sends nothing
 // that requires a gradient.
 //
+// What may be missing is learned again in every step: the gradients of a transfer, once one has
+// been missing, its outputs, once one has been undefined, and while none of them requires a
+// gradient, because frozen parameters may be trained later. In the other direction nothing has to
+// be learned: a gradient that is missing for the first time is sent as zeros (as PyTorch does), and
+// one that a frozen stage receives is ignored.
+//
 // Dynamic shapes may differ in every step and microbatch. Then the store is not used: a header, a
 // message of fixed size, precedes the tensors of each transfer (header(), read_header()). It says
 // "as before" as long as a transfer's metadata do not change. For one thread at a time.
@@ -36,9 +42,12 @@ class TransferShapes {
 
   bool dynamic() const { return dynamic_; }
 
-  void begin_step(bool with_backward) { with_backward_ = with_backward; }
-  // Forgets what was learned. All ranks must call it between the same two steps.
-  void forget();
+  void begin_step(bool with_backward);
+  // Forgets what was learned in training or in evaluation. All ranks must call it between the same
+  // two steps.
+  void forget(bool with_backward);
+  // After a failed step, in which ranks may have come to different places: forgets everything.
+  void reset();
 
   // Returns the metadata of the tensors of `receive`; null until its sender has written it. Queries
   // the store at most once, and does not wait. With dynamic shapes: what the last header said.
@@ -51,9 +60,9 @@ class TransferShapes {
   void learn(ir::ActionPart receive, const std::string& value);
 
   // Checks the tensors of `send` against what its `receive` expects; writes their shapes to the
-  // store the first time. Replaces a missing gradient by zeros where one is expected. Throws
-  // std::runtime_error if number, shape or dtype differ, or if there is a gradient where none is
-  // expected.
+  // store if they are to be learned. Replaces a missing gradient by zeros where one is expected.
+  // Throws std::runtime_error if number, shape or dtype differ, or if one requires a gradient where
+  // only others did.
   void conform(ir::ActionPart send, ir::ActionPart receive, Tensors& tensors);
 
   // With dynamic shapes: the messages before the tensors of a SEND to `receive`. A second one
@@ -65,6 +74,17 @@ class TransferShapes {
   void read_rest(ir::ActionPart receive, const at::Tensor& rest);
 
  private:
+  struct Known {
+    TensorMetas metas;
+    int64_t step = 0;         // in which they were learned
+    bool has_missed = false;  // then or before
+  };
+
+  // What is known and need not be learned again; null if there is nothing.
+  const TensorMetas* current(ir::ActionPart receive) const;
+  // Whether a tensor is missing that may be there in another step.
+  bool misses(ir::ActionPart receive, const TensorMetas& metas) const;
+  void know(ir::ActionPart receive, TensorMetas metas);
   void learn_words(ir::ActionPart receive, const at::Tensor& words);
 
   const comms::StorePtr store_;
@@ -74,8 +94,9 @@ class TransferShapes {
   const bool dynamic_;
 
   bool with_backward_ = true;
-  int generation_ = 0;                                // number of calls of forget()
-  std::map<ir::ActionPart, TensorMetas> learned_[2];  // by with_backward_, then by the RECV
+  int generation_ = 0;                          // number of calls of reset()
+  int64_t step_ = 0;                            // in this generation
+  std::map<ir::ActionPart, Known> learned_[2];  // by with_backward_, then by the RECV
 };
 
 }  // namespace pipewright::executor

@@ -192,14 +192,16 @@ bool Transfers::post(Pending& pending) {
   for (size_t i = 0; i < expected->size(); ++i) {
     const TensorMeta& meta = (*expected)[i];
     at::Tensor& tensor = posted.tensors.emplace_back();
-    if (!forward && !meta.requires_grad) continue;
+    if ((!forward && !meta.requires_grad) || meta.dtype == at::ScalarType::Undefined) continue;
     tensor = at::empty(meta.sizes, at::TensorOptions(meta.dtype).device(options_.device));
     if (tensor.numel() > 0) messages.push_back({tensor, tag(transfer.receive, i)});
   }
   posted.works =
       naming_peer(pending.action, [&] { return channels_.receive(messages, transfer.from); });
-  for (size_t i = 0; forward && i < expected->size(); ++i)
-    posted.tensors[i].set_requires_grad((*expected)[i].requires_grad);
+  for (size_t i = 0; forward && i < expected->size(); ++i) {
+    if (posted.tensors[i].defined())
+      posted.tensors[i].set_requires_grad((*expected)[i].requires_grad);
+  }
   return true;
 }
 

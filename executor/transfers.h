@@ -58,14 +58,14 @@ class Transfers {
   // Between two steps.
   void set_timeout(std::chrono::milliseconds timeout) { options_.timeout = timeout; }
   void begin_step(bool with_backward) { shapes_.begin_step(with_backward); }
-  // Makes the next step learn shapes again. All ranks must call it between the same two steps.
-  void forget_shapes() { shapes_.forget(); }
+  // See TransferShapes.
+  void forget_shapes(bool with_backward) { shapes_.forget(with_backward); }
+  void reset_shapes() { shapes_.reset(); }
 
   // All of these throw std::runtime_error that names the action, its peer action and rank if a
   // transfer fails or times out; post_send() and post_receive() leave out their own action.
 
-  // SEND: one tensor per output (SEND_F) or input (SEND_B) of the stage. Gradients may be
-  // undefined, but the same ones in every step; see TransferShapes::conform() for the exceptions.
+  // SEND: one tensor per output (SEND_F) or input (SEND_B) of the stage; may be undefined.
   // Tensors are released when the backend reports that they are sent.
   void post_send(ir::ActionPart send, Tensors tensors);
   // RECV.

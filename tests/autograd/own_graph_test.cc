@@ -146,6 +146,59 @@ TEST(OwnGraph, ACheckpointedPartUsesTensorsFromOutside) {
   }
 }
 
+// The same with one of the stage's inputs, which the part does not take as its own.
+TEST(OwnGraph, ACheckpointedPartUsesAnInputOfTheStage) {
+  for (const std::string& order : kOrders) {
+    at::manual_seed(0);
+    const at::Tensor w = leaf({4, 4});
+    std::vector<Tensors> inputs, grads, input_grads(2);
+    for (int m = 0; m < 2; ++m) {
+      // Only the input from outside requires a gradient.
+      inputs.push_back({leaf({2, 4}).detach(), leaf({2, 4})});
+      grads.push_back({at::randn({2, 4}, at::kDouble)});
+    }
+    ModuleStage stage([&](const Tensors& in) {
+      const Forward part = [&w, x = in[1]](const Tensors& h) { return Tensors{h[0].mm(w) * x}; };
+      return checkpoint(part, {in[0]});
+    });
+    for (const int m : {0, 1}) stage.forward(m, inputs[static_cast<size_t>(m)]);
+    run(stage, order, grads, &input_grads);
+    for (const size_t m : {0, 1}) {
+      const at::Tensor grad = grads[m][0], product = inputs[m][0].mm(w).detach();
+      expect_close(input_grads[m], {at::Tensor(), grad * product}, order);
+    }
+  }
+}
+
+// As above; the part writes what it takes from outside into a view.
+TEST(OwnGraph, ACheckpointedPartWritesAnInputOfTheStageIntoAView) {
+  for (const std::string& order : kOrders) {
+    at::manual_seed(0);
+    const at::Tensor w = leaf({4, 4});
+    const auto net = [&](const Tensors& in, bool checkpoints) {
+      const Forward part = [&w, x = in[1]](const Tensors& h) {
+        at::Tensor y = h[0] * 1;
+        y.narrow(1, 0, 2).mul_(w.narrow(0, 0, 1).narrow(1, 0, 2)).add_(x.narrow(1, 1, 2));
+        return Tensors{y.tanh()};
+      };
+      return checkpoints ? checkpoint(part, {in[0]})[0] : part({in[0]})[0];
+    };
+    std::vector<Tensors> inputs, grads, input_grads(2), expected;
+    for (int m = 0; m < 2; ++m) {
+      inputs.push_back({leaf({2, 4}), leaf({2, 4})});
+      grads.push_back({at::randn({2, 4}, at::kDouble)});
+      net(inputs.back(), false).backward(grads.back()[0]);
+    }
+    const Tensors expected_weights = take_grads({w});
+    for (const Tensors& in : inputs) expected.push_back(take_grads(in));
+    ModuleStage stage([&](const Tensors& in) { return Tensors{net(in, true)}; });
+    for (const int m : {0, 1}) stage.forward(m, inputs[static_cast<size_t>(m)]);
+    run(stage, order, grads, &input_grads);
+    for (const size_t m : {0, 1}) expect_close(input_grads[m], expected[m], order);
+    expect_close(take_grads({w}), expected_weights, order);
+  }
+}
+
 // What one microbatch's I has consumed cannot be used by another: an error, never a wrong gradient.
 TEST(OwnGraph, WhatAnotherMicrobatchComputedIsAnErrorOnceItIsConsumed) {
   const at::Tensor w1 = leaf({3}), w2 = leaf({3});
