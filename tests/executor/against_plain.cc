@@ -146,6 +146,22 @@ Outcome sum_of_ranks(const std::vector<Outcome>& ranks) {
   return all;
 }
 
+Outcome part_of(const Outcome& all, const ir::Placement& placement, int rank) {
+  Outcome part = all;
+  const auto is_elsewhere = [&](const auto& of_stage) {
+    return placement.rank_of(of_stage.first) != rank;
+  };
+  for (size_t step = 0; step < part.losses.size(); ++step) {
+    if (placement.rank_of(placement.num_stages() - 1) != rank) part.losses[step].clear();
+    if (placement.rank_of(0) != rank)
+      for (at::Tensor& grad : part.input_grads[step]) grad.reset();
+    std::erase_if(part.grads[step], is_elsewhere);
+  }
+  std::erase_if(part.weights, is_elsewhere);
+  std::erase_if(part.buffers, is_elsewhere);
+  return part;
+}
+
 std::string difference(const Outcome& expected, const Outcome& found, bool zeros_are_none) {
   std::string text;
   const auto compare = [&](const std::string& what, const Tensors& a, const Tensors& b) {

@@ -66,6 +66,9 @@ class Numbers {
 // Adds up what ranks have.
 Outcome sum_of_ranks(const std::vector<Outcome>& ranks);
 
+// The part of `all` that one rank of a pipeline has.
+Outcome part_of(const Outcome& all, const ir::Placement& placement, int rank);
+
 // What differs by more than 1e-12 of the largest element; empty if nothing does. A gradient of
 // zeros is not the same as none, unless `zeros_are_none`.
 std::string difference(const Outcome& expected, const Outcome& found, bool zeros_are_none = false);

@@ -57,7 +57,8 @@ TEST(ExecutorErrors, ALostPeerEndsTheStepAfterTheTimeout) {
       [&](int rank, comms::World& world) {
         ExecutorHere executor(
             program,
-            stages_of(program, rank, [](int, const Tensors& in) { return Tensors{in[0] * 2}; }),
+            stages_of(program, rank,
+                      [](int, const Tensors& in) { return Tensors{doubled(in[0])}; }),
             world, {.loss = sum_of});
         executor.step({.inputs = {at::ones({4}, tests::here())}});
         if (rank == 0) executor.step({.inputs = {at::ones({4}, tests::here())}});
@@ -76,8 +77,8 @@ TEST(ExecutorErrors, RanksDisagree) {
           ir::Program program = named("Interleaved1F1B", 2, 4);
           ExecutorOptions options{.loss = sum_of};
           change(rank, program, options);
-          const auto stages =
-              stages_of(program, rank, [](int, const Tensors& in) { return Tensors{in[0] * 2}; });
+          const auto stages = stages_of(
+              program, rank, [](int, const Tensors& in) { return Tensors{doubled(in[0])}; });
           ExecutorHere executor(program, stages, world, options);
         });
       };
@@ -102,7 +103,7 @@ TEST(ExecutorErrors, RanksDisagree) {
 TEST(ExecutorErrors, ShapesChange) {
   const ir::Program program = named("1F1B", 2, 2);
   const auto stages = [&](int rank) {
-    return stages_of(program, rank, [](int, const Tensors& in) { return Tensors{in[0] * 2}; });
+    return stages_of(program, rank, [](int, const Tensors& in) { return Tensors{doubled(in[0])}; });
   };
   for (const std::string& error : errors_of(2, [&](int rank, comms::World&world) {
          ExecutorHere executor(program, stages(rank), world, {.loss = sum_of});
@@ -119,18 +120,20 @@ TEST(ExecutorErrors, ShapesChange) {
   // The same input, but another output.
   for (const std::string& error : errors_of(2, [&](int rank, comms::World&world) {
          int rows = 1;
-         ExecutorHere executor(
-             program,
-             stages_of(program, rank,
-                       [&](int, const Tensors& in) { return Tensors{in[0].repeat({rows})}; }),
-             world, {.loss = sum_of});
+         ExecutorHere executor(program,
+                               stages_of(program, rank,
+                                         [&](int, const Tensors& in) {
+                                           return Tensors{doubled(in[0]).repeat({rows})};
+                                         }),
+                               world, {.loss = sum_of});
          executor.step({.inputs = {at::ones({4})}});
          rows = 2;
          executor.step({.inputs = {at::ones({4})}});
        })) {
-    EXPECT_EQ(error.find("rank 0, step 1, action 2 `0SEND_F0`: `0SEND_F0`: expected output 0 to be "
-                         "Float [2] as in the first step, got Float [4]"),
-              0u)
+    EXPECT_EQ(
+        error.find("rank 0, step 1, action 2 `0SEND_F0`: `0SEND_F0`: expected output 0 to be "
+                   "Float [2] with gradient as in the first step, got Float [4] with gradient"),
+        0u)
         << error;
   }
   for (const std::string& error : errors_of(2, [&](int rank, comms::World&world) {
@@ -154,7 +157,7 @@ std::string error_alone(const std::function<void(comms::World&)>& body) {
 TEST(ExecutorErrors, InvalidArguments) {
   const ir::Program program = named("ZBVZeroBubble", 1, 2);
   const auto stages =
-      stages_of(program, 0, [](int, const Tensors& in) { return Tensors{in[0] * 2}; });
+      stages_of(program, 0, [](int, const Tensors& in) { return Tensors{doubled(in[0])}; });
   EXPECT_EQ(
       error_alone([&](comms::World& world) { ExecutorHere(program, {}, world, {.loss = sum_of}); }),
       "stage 0 is missing, expected stages [0, 1] on rank 0");
@@ -199,7 +202,7 @@ TEST(ExecutorErrors, InvalidArguments) {
 TEST(ExecutorErrors, AWrongBatchOrStageOnOneRankIsReportedOnAll) {
   const ir::Program program = named("1F1B", 2, 4);
   const auto stages = [&](int rank) {
-    return stages_of(program, rank, [](int, const Tensors& in) { return Tensors{in[0] * 2}; });
+    return stages_of(program, rank, [](int, const Tensors& in) { return Tensors{doubled(in[0])}; });
   };
   for (const std::string& error : errors_of(2, [&](int rank, comms::World&world) {
          ExecutorHere executor(program, stages(rank), world, {.loss = sum_of});
@@ -249,8 +252,8 @@ TEST(ExecutorErrors, AFailedSendIsReported) {
     });
     ExecutorHere executor(
         program,
-        stages_of(program, rank, [](int, const Tensors& in) { return Tensors{in[0] * 2}; }), world,
-        {.loss = sum_of});
+        stages_of(program, rank, [](int, const Tensors& in) { return Tensors{doubled(in[0])}; }),
+        world, {.loss = sum_of});
     executor.step({.inputs = {at::ones({8}, tests::here())}});
   });
   for (const std::string& error : errors)
@@ -280,7 +283,7 @@ TEST(ExecutorErrors, APeerThatRefusesAMessageIsNamed) {
       });
       ExecutorHere executor(
           program,
-          stages_of(program, rank, [](int, const Tensors& in) { return Tensors{in[0] * 2}; }),
+          stages_of(program, rank, [](int, const Tensors& in) { return Tensors{doubled(in[0])}; }),
           world, {.loss = sum_of});
       for (int step = 0; step < 2; ++step)
         executor.step({.inputs = {at::ones({8}, tests::here())}});

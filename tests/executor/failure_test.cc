@@ -190,9 +190,8 @@ TEST(WrongBatch, LeavesEverythingUsable) {
           },
           "rank 3, step 1: targets: expected microbatches on the rank of the last stage, got none");
       trainer.executor->eval(trainer.batch(0));
-      expect_batch_error([&] { trainer.executor->eval(trainer.batch(1, rank == 1 ? 6 : 8)); },
-                         "rank 1, step 2: input 0 of microbatch 2: expected Float [2, 6] as in "
-                         "the first step, got Float [1, 6]");
+      // An evaluation may have other shapes, also in one of the pipelines only.
+      trainer.executor->eval(trainer.batch(1, rank == 1 ? 6 : 8));
       for (int step = 1; step < 3; ++step) {
         trainer.train(step);
         undisturbed.train(step);

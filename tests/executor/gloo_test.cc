@@ -26,6 +26,12 @@ TEST_P(Gloo, EveryScheduleEqualsTheModelWithoutAPipeline) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Gloo, testing::Values(2, 4));
 
+TEST(GlooRandomModels, EqualThemselvesWithoutAPipeline) {
+  const Output output = launch(2, "random 150");
+  EXPECT_EQ(output.status, 0) << output.text;
+  EXPECT_EQ(count(output.text, "150 models equal\n"), 2) << output.text;
+}
+
 // What is sent is freed when it has been sent, so memory is what the certificate says, for messages
 // of 64 KiB and of 8 KiB, and step 1,000 needs what step 10 needs.
 TEST(GlooMemory, PeakEqualsTheCertificate) {

@@ -1,6 +1,7 @@
 // One rank of the Gloo tests; gloo_test starts several of them as processes: gloo_worker MODE
 //
 //   parity   trains every schedule on this number of ranks, and compares with the reference
+//   random N trains N random models, and compares with the reference
 //   throw    the stage of the last rank throws in its second step
 //   die      the last rank kills itself in its second step
 //   memory N M STEPS  compares the peak memory of steps of M microbatches, whose messages have N
@@ -19,7 +20,9 @@
 #include "pipewright/comms/gloo.h"
 #include "pipewright/schedule/verify/certificate.h"
 #include "pipewright/schedules/registry.h"
+#include "tests/executor/against_plain.h"
 #include "tests/executor/models.h"
+#include "tests/executor/random_models.h"
 #include "tests/support/meter/meter.h"
 
 namespace pipewright::executor {
@@ -48,6 +51,32 @@ int parity(comms::World& world) {
     }
   }
   return failures == 0 ? 0 : 1;
+}
+
+int random(comms::World& world, int count) {
+  constexpr int kRandomSteps = 2;
+  int compared = 0;
+  for (uint64_t seed = 0; compared < count; ++seed) {
+    const RandomCase drawn = draw_case(seed);
+    const ir::Program& program = drawn.program;
+    Outcome expected;
+    try {
+      expected = train_plain(drawn.make(false), program.placement.num_stages(),
+                             program.num_microbatches, kRandomSteps);
+    } catch (const std::exception&) {
+      continue;  // cannot be trained
+    }
+    const std::string differs =
+        difference(part_of(expected, program.placement, world.rank()),
+                   train_rank_of(program, drawn.make(true), world, kRandomSteps));
+    ++compared;
+    if (differs.empty()) continue;
+    std::printf("seed %d: %s%s", static_cast<int>(seed), differs.c_str(),
+                drawn.description.c_str());
+    return 1;
+  }
+  std::printf("%d models equal\n", compared);
+  return 0;
 }
 
 int failure(comms::World& world, bool dies) {
@@ -150,6 +179,8 @@ int main(int argc, char** argv) {
     comms::World world =
         comms::gloo_world(comms::read_environment(), std::chrono::milliseconds(60000));
     if (std::strcmp(argv[1], "parity") == 0) return executor::parity(world);
+    if (argc == 3 && std::strcmp(argv[1], "random") == 0)
+      return executor::random(world, std::atoi(argv[2]));
     if (argc == 2 && std::strcmp(argv[1], "evaluation") == 0) return executor::evaluation(world);
     if (argc == 5 && std::strcmp(argv[1], "memory") == 0)
       return executor::memory(world, std::atoll(argv[2]), std::atoi(argv[3]), std::atoi(argv[4]));

@@ -1,6 +1,7 @@
 #include "tests/executor/small_pipelines.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/sum.h>
 #include <gtest/gtest.h>
 
@@ -32,6 +33,10 @@ ir::Program named(const char* name, int ranks, int microbatches, const ir::Lower
 }
 
 at::Tensor sum_of(const Tensors& outputs) { return outputs[0].sum(); }
+
+at::Tensor doubled(const at::Tensor& x) {
+  return x * at::full({1}, 2, tests::here(at::kFloat)).set_requires_grad(true);
+}
 
 std::shared_ptr<Stage> stage_of(autograd::Forward forward) {
   return std::make_shared<ModuleStage>(std::move(forward));

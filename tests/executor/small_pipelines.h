@@ -38,6 +38,9 @@ ir::Program named(const char* name, int ranks, int microbatches, const ir::Lower
 // A loss.
 at::Tensor sum_of(const Tensors& outputs);
 
+// Twice `x`, by a weight: something to train.
+at::Tensor doubled(const at::Tensor& x);
+
 std::shared_ptr<Stage> stage_of(autograd::Forward forward);
 
 // The stages of a rank, all from one function of stage and inputs.
