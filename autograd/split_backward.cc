@@ -27,6 +27,7 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -350,8 +351,9 @@ class OwnBackward {
 
 // Whether a backward passes through nodes that are neither own nor leaves.
 bool leaves_range(const edge_list& roots, const NodeRange& own) {
-  std::vector<bool> seen(own.size());
-  std::vector<Node*> left;
+  // Most stages have few nodes.
+  c10::SmallVector<bool, 128> seen(own.size());
+  c10::SmallVector<Node*, 32> left;
   bool leaves = false;
   const auto visit = [&](const Edge& edge) {
     if (!edge.is_valid()) return;
