@@ -375,6 +375,7 @@ set(pipewright_executor_sources
     autograd/checkpoint.cc
     autograd/generator_scope.cc
     autograd/grad_hooks.cc
+    autograd/output_hook.cc
     autograd/split_backward.cc
     autograd/weight_free.cc
     checkpoint/torch/generator_state.cc
@@ -480,6 +481,7 @@ set(pipewright_executor_headers
     autograd/checkpoint.h
     autograd/generator_scope.h
     autograd/grad_hooks.h
+    autograd/output_hook.h
     autograd/split_backward.h
     autograd/weight_free.h
     checkpoint/torch/generator_state.h

@@ -25,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include "pipewright/autograd/output_hook.h"
 #include "pipewright/comms/group.h"
 #include "pipewright/comms/threads.h"
 #include "pipewright/ddp/replicated_unit.h"
@@ -131,8 +132,8 @@ void ReplicatedUnit::watch_backward_of(const modules::Tensors& outputs) {
   });
   if (!is_needed) return;
   for (const at::Tensor& output : outputs) {
-    if (!output.defined() || !output.requires_grad() || output.is_leaf()) continue;
-    output.register_hook([unit = weak_from_this()](const at::TensorBase&) {
+    if (!output.defined()) continue;
+    autograd::on_backward_of(output, [unit = weak_from_this()] {
       if (const auto alive = unit.lock()) alive->backward_enters();
     });
   }

@@ -16,6 +16,7 @@
 #include <string>
 #include <utility>
 
+#include "pipewright/autograd/output_hook.h"
 #include "pipewright/ir/errors.h"
 
 namespace pipewright::fsdp {
@@ -59,11 +60,27 @@ Tensors hook_inputs(const Tensors& inputs, const std::shared_ptr<Call>& call,
   return hooked;
 }
 
+void share_memory(Tensors& outputs, const Tensors& inputs, const Tensors& hooked_inputs) {
+  for (at::Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad()) continue;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const at::Tensor& hooked = hooked_inputs[i];
+      if (inputs[i].is_same(hooked) || !hooked.is_alias_of(output) ||
+          hooked.dtype() != output.dtype())
+        continue;
+      const auto edge = torch::autograd::impl::gradient_edge(output);
+      output = inputs[i].as_strided(output.sizes(), output.strides(), output.storage_offset());
+      torch::autograd::impl::set_gradient_edge(output, edge);
+      break;
+    }
+  }
+}
+
 void hook_outputs(const Tensors& outputs, const std::shared_ptr<Call>& call,
                   const std::weak_ptr<CallListener>& listener) {
   for (const at::Tensor& output : outputs) {
-    if (!output.defined() || !output.requires_grad() || output.is_leaf()) continue;
-    output.register_hook([listener, call](const at::TensorBase&) {
+    if (!output.defined()) continue;
+    autograd::on_backward_of(output, [listener, call] {
       const auto alive = listener.lock();
       if (!alive) {
         throw ContractError(

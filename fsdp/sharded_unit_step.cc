@@ -94,6 +94,7 @@ Tensors ShardedUnit::run_cast(const torch::nn::Module* module, const Function& f
     history.current()->begun.push_back(this);
     if (autograd::is_in_first_forward()) ++history.current()->calls[this].checkpointed;
   }
+  const Tensors passed = inputs;
   if (with_grad) inputs = record(inputs, call);
   Tensors outputs;
   try {
@@ -106,7 +107,10 @@ Tensors ShardedUnit::run_cast(const torch::nn::Module* module, const Function& f
     }
     throw;
   }
-  if (with_grad) hook_outputs(outputs, call, weak_from_this());
+  if (with_grad) {
+    hook_outputs(outputs, call, weak_from_this());
+    share_memory(outputs, passed, inputs);
+  }
   if (!recomputes) call_ends(module, scope.is_outermost());
   return outputs;
 }

@@ -151,17 +151,26 @@ struct TwoParts : tests::TestModule {
   std::vector<ModulePtr> each;
 };
 
-// The rank knows at the end of its backward, and the other does not wait for the time limit.
+// The rank knows at the end of its backward, and the other does not wait for the time limit. Also
+// if the output is a view, which the caller writes to.
 TEST(Replicate, RankThatSkipsAPart) {
-  const std::vector<std::string> errors = errors_on_ranks(2, [](Rank& self) {
-    const auto module = std::make_shared<TwoParts>();
-    const auto units = wrap(*module, self.group);
-    module->skips = self.rank == 1;
-    modules::forward(module, random_input({2, 4}, 1)).sum().backward();
-  });
-  EXPECT_NE(errors[1].find("no gradient in this backward for `in_proj.weight`"), std::string::npos)
-      << errors[1];
-  EXPECT_NE(errors[0].find("rank 1 aborted the group"), std::string::npos) << errors[0];
+  for (const bool writes : {false, true}) {
+    const std::vector<std::string> errors = errors_on_ranks(2, [&](Rank& self) {
+      const auto module = std::make_shared<TwoParts>();
+      const auto units = wrap(*module, self.group);
+      module->skips = self.rank == 1;
+      const auto flat = [&](const modules::Tensors& in) {
+        return modules::Tensors{(module->forward(in[0]) * 2).flatten()};
+      };
+      at::Tensor output = modules::call(*module, flat, {random_input({2, 4}, 1)})[0];
+      if (writes) output += 1;
+      output.sum().backward();
+    });
+    EXPECT_NE(errors[1].find("no gradient in this backward for `in_proj.weight`"),
+              std::string::npos)
+        << errors[1];
+    EXPECT_NE(errors[0].find("rank 1 aborted the group"), std::string::npos) << errors[0];
+  }
 }
 
 // A forward of one part expects that part alone, and backwards need not be in the order of the
