@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "pipewright/ir/errors.h"
@@ -28,6 +29,14 @@ void ComputeCopies::begin() {
     modules::set_contents(param.registered, param.copy);
     param.version = static_cast<uint32_t>(param.registered._version());
   }
+}
+
+at::Tensor ComputeCopies::outlive_end(const at::Tensor& output) const {
+  if (!has_begun_) return output;
+  const bool holds_copy = std::ranges::any_of(params_, [&](const Param& param) {
+    return param.copy.defined() && param.registered.is_same(output);
+  });
+  return holds_copy ? output.view_as(output) : output;
 }
 
 void ComputeCopies::end() {

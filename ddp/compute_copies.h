@@ -24,6 +24,9 @@ class ComputeCopies {
   void add(std::string name, at::Tensor registered) {
     params_.push_back({std::move(name), std::move(registered)});
   }
+  // Returns `output`, or, if it is a registered tensor that holds a copy, a view of it, which shows
+  // that copy also after end().
+  at::Tensor outlive_end(const at::Tensor& output) const;
   bool are_used() const { return dtype_.has_value(); }
   bool has_begun() const { return has_begun_; }
 

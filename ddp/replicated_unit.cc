@@ -217,8 +217,15 @@ modules::Tensors ReplicatedUnit::run(const torch::nn::Module* /*module*/, const 
     inputs = modules::cast_floating(std::move(inputs), policy.param_dtype);
   if (!outermost->is_in_forward_) unshard();
   if (recomputes && copies_.are_used() && !sync_.is_driven()) outermost->watch(outermost);
-  return modules::cast_floating(is_outermost ? run_outermost(forward, inputs) : forward(inputs),
-                                policy.output_dtype);
+  const Function run_forward = [&](const modules::Tensors& in) {
+    modules::Tensors outputs = forward(in);
+    for_each([&](const ReplicatedUnit& unit) {
+      for (at::Tensor& output : outputs) output = unit.copies_.outlive_end(output);
+    });
+    return outputs;
+  };
+  return modules::cast_floating(
+      is_outermost ? run_outermost(run_forward, inputs) : run_forward(inputs), policy.output_dtype);
 }
 
 modules::Tensors ReplicatedUnit::run_outermost(const Function& forward,

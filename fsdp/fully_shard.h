@@ -39,6 +39,9 @@
 //   that names it (modules/part_guard.h says what is noticed).
 // - The registered parameter is the shard, a plain tensor, not a DTensor. Inside forward and
 //   backward the same tensor holds the full parameter.
+// - What a module returns may be written to in place, as without fully_shard. A result that is in
+//   the memory of a parameter, such as the parameter itself or a view of it, is copied, because
+//   that memory is freed; gradients flow through the copy.
 // - Instead of set_custom_all_gather() and set_custom_reduce_scatter(), pass as the group a
 //   c10d::Backend with its own allgather_into_tensor_coalesced(), reduce_scatter_tensor_coalesced()
 //   and allocateTensor().

@@ -105,6 +105,11 @@ class ParamGroup {
   // Frees the full parameters; waits for a pending gather first. `post_forward`: keeps this rank's
   // slice for the smaller group. Throws as wait_unshard() does.
   void reshard(bool post_forward = false);
+  // Returns `output`, or, if it is in the memory of a full parameter, which reshard() frees, a copy
+  // through which gradients flow.
+  at::Tensor outlive_reshard(const at::Tensor& output);
+  // The parameter in whose shard's memory `tensor` is.
+  std::optional<size_t> shard_with(const at::Tensor& tensor) const;
   // Whether gathers and reductions write to memory that the group's backend allocates, if it can.
   void set_allocates_from_group(bool from_group) { allocates_from_group_ = from_group; }
   // That backend, or null.

@@ -214,6 +214,28 @@ void ParamGroup::reshard(bool post_forward) {
   state_ = post_forward ? ShardState::kShardedPostForward : ShardState::kSharded;
 }
 
+at::Tensor ParamGroup::outlive_reshard(const at::Tensor& output) {
+  if (std::ranges::none_of(flats_, [&](const Flat& flat) { return output.is_alias_of(flat.full); }))
+    return output;
+  bytes_copied_ += output.numel() * static_cast<int64_t>(output.element_size());
+  return output.clone();
+}
+
+std::optional<size_t> ParamGroup::shard_with(const at::Tensor& tensor) const {
+  const auto in_shards = std::ranges::find_if(
+      flats_, [&](const Flat& flat) { return tensor.is_alias_of(flat.shards); });
+  const bool smaller = state_ == ShardState::kShardedPostForward;
+  if (in_shards == flats_.end() && !smaller) return std::nullopt;
+  for (size_t i = 0; i < memory_.size(); ++i) {
+    if (smaller && tensor.is_alias_of(memory_[i].post_forward_flat)) return i;
+    const int64_t place = tensor.storage_offset() - memory_[i].chunk_offset;
+    if (memory_[i].flat == static_cast<size_t>(in_shards - flats_.begin()) && place >= 0 &&
+        place < params_[i].chunk_numel)
+      return i;
+  }
+  return std::nullopt;
+}
+
 void ParamGroup::abort() {
   if (params_.empty()) return;
   group_->abort();

@@ -185,6 +185,7 @@ class ShardedUnit final : public Sharded,
   void check_driven_forward() const;
   Tensors run_cast(const torch::nn::Module* module, const Function& function, Tensors inputs);
   Tensors run_driven(const Function& function, const Tensors& inputs);
+  Tensors to_caller(Tensors outputs);
   Tensors record(const Tensors& inputs, const std::shared_ptr<Call>& call);
   void model_forward_begins(bool trains);
   void gather_next();

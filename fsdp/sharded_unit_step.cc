@@ -61,6 +61,26 @@ Tensors ShardedUnit::run(const torch::nn::Module* module, const Function& functi
   return modules::cast_floating(run_cast(module, function, std::move(inputs)), policy.output_dtype);
 }
 
+// Whatever the modules return, the caller may keep it, also when the parameters are freed.
+Tensors ShardedUnit::to_caller(Tensors outputs) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    at::Tensor& output = outputs[i];
+    if (!output.defined() || !output.has_storage()) continue;
+    for_each([&](ShardedUnit& unit) {
+      output = unit.params_.outlive_reshard(output);
+      const std::optional<size_t> param = unit.params_.shard_with(output);
+      if (!param) return;
+      throw ContractError(c10::str("fully_shard: output ", i, " of ", display_name(),
+                                   " is in the memory of parameter `",
+                                   unit.params_.params()[*param].name, "` of ", unit.display_name(),
+                                   ", of which this rank has a shard: expected the full parameter; "
+                                   "return it from a forward of ",
+                                   unit.display_name()));
+    });
+  }
+  return outputs;
+}
+
 Tensors ShardedUnit::run_driven(const Function& function, const Tensors& inputs) {
   check_driven_forward();
   const std::shared_ptr<ShardedUnit> outermost = root();
@@ -69,7 +89,7 @@ Tensors ShardedUnit::run_driven(const Function& function, const Tensors& inputs)
   if (scope.is_outermost() && !recomputes)
     outermost->for_each([](ShardedUnit& unit) { unit.calls_.begin_forward(); });
   const int64_t parts = autograd::checkpoint_count();
-  Tensors outputs = function(inputs);
+  Tensors outputs = to_caller(function(inputs));
   calls_.note_call(c10::GradMode::is_enabled(), autograd::checkpoint_count() > parts, recomputes);
   return outputs;
 }
@@ -98,7 +118,7 @@ Tensors ShardedUnit::run_cast(const torch::nn::Module* module, const Function& f
   if (with_grad) inputs = record(inputs, call);
   Tensors outputs;
   try {
-    outputs = function(inputs);
+    outputs = to_caller(function(inputs));
   } catch (...) {
     // Other ranks may have ended this forward. Units must be gathered on all ranks or on none.
     try {

@@ -360,5 +360,24 @@ TEST(ReplicateMixedPrecision, PoliciesThatDiffer) {
     EXPECT_NE(error.find("reduce_dtype BFloat16"), std::string::npos) << error;
 }
 
+// What the caller has stays a copy in the policy's dtype when the parameter is itself again.
+TEST(ReplicateMixedPrecision, AnOutputThatIsAParameter) {
+  for (const bool trains : {true, false}) {
+    on_ranks(2, [&](Rank& self) {
+      const auto linear = make_linear();
+      const auto unit = replicate(*linear, self.group, {.mixed_precision = {.param_dtype = kBf16}});
+      const c10::AutoGradMode mode(trains);
+      const auto run = [&](const modules::Tensors&) { return modules::Tensors{linear->weight}; };
+      const at::Tensor y = modules::call(*linear, run, {})[0];
+      if (trains) {
+        (y.sum() + linear->bias.sum()).backward();
+        EXPECT_TRUE(at::equal(linear->weight.grad(), at::ones({8, 8}, here())));
+      }
+      EXPECT_EQ(linear->weight.scalar_type(), at::kFloat);
+      EXPECT_TRUE(at::equal(y, linear->weight.to(kBf16)));
+    });
+  }
+}
+
 }  // namespace
 }  // namespace pipewright::ddp

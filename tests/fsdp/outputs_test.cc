@@ -246,5 +246,162 @@ TEST(FullyShardOutputs, AWriteToWhatBackwardNeedsIsAnError) {
   });
 }
 
+// A layer also returns its weight, or what is in the memory of it.
+Tensors and_weight(Layer& layer, const at::Tensor& x) {
+  return {at::linear(x, layer.head), layer.weight};
+}
+
+at::Tensor use_second_output(Model& model, const at::Tensor& input) {
+  at::Tensor x = input;
+  for (size_t i = 0; i < 2; ++i) {
+    const Tensors y = model.call(i, x);
+    x = at::linear(y[0], y[1]).tanh();
+  }
+  return x;
+}
+
+TEST(FullyShardOutputs, AreParameters) {
+  expect_parity({
+      {"a parameter", and_weight, use_second_output},
+      {"a view of it",
+       [](Layer& layer, const at::Tensor& x) {
+         return Tensors{at::linear(x, layer.head), layer.weight.t()};
+       },
+       use_second_output},
+      {"a part of it",
+       [](Layer& layer, const at::Tensor& x) {
+         return Tensors{at::linear(x, layer.head), layer.weight[1].expand({4, 4})};
+       },
+       use_second_output},
+      {"without a gradient",
+       [](Layer& layer, const at::Tensor& x) {
+         return Tensors{at::linear(x, layer.head), layer.weight.detach()};
+       },
+       use_second_output},
+      {"twice",
+       [](Layer& layer, const at::Tensor& x) {
+         return Tensors{x, layer.weight, layer.weight.flatten()};
+       },
+       [](Model& model, const at::Tensor& x) {
+         const Tensors y = model.call(0, x);
+         return at::linear(x, y[1]) * y[2].sum() + model.call(1, x)[2].sum();
+       }},
+      {"alone", [](Layer& layer, const at::Tensor&) { return Tensors{layer.weight}; },
+       [](Model& model, const at::Tensor& x) {
+         return at::linear(x, model.call(0, x)[0]) * model.call(1, x)[0].sum();
+       }},
+      {"of a checkpointed call", and_weight,
+       [](Model& model, const at::Tensor& x) {
+         const auto part = [&model](const Tensors& in) { return model.call(0, in[0]); };
+         const Tensors y = autograd::checkpoint(part, {x});
+         return model.call(1, at::linear(y[0], y[1]))[0];
+       }},
+      {"of the model",
+       [](Layer& layer, const at::Tensor& x) { return Tensors{at::linear(x, layer.weight)}; },
+       [](Model& model, const at::Tensor& x) {
+         model.call(1, model.call(0, x)[0]);
+         return model.p.view({2, 2});
+       }},
+  });
+}
+
+// The caller keeps what it got while the parameters are freed.
+TEST(FullyShardOutputs, AreParametersThatTheCallerKeeps) {
+  for (const bool trains : {true, false}) {
+    for (const ReshardAfterForward& reshard :
+         {ReshardAfterForward(true), ReshardAfterForward(false), ReshardAfterForward(2)}) {
+      on_ranks(4, [&](Rank& self) {
+        const Model plain(and_weight, use_second_output);
+        const auto module = std::make_shared<Model>(and_weight, use_second_output);
+        module->to(tests::here());
+        const Sharding sharding(self, *module, {{"layer0"}, {"layer1"}},
+                                {.reshard_after_forward = reshard});
+        const c10::AutoGradMode mode(trains);
+        const at::Tensor x = random_input({2, 3, 4}, 1);
+        const Tensors y = module->call(0, x);
+        for (const auto& unit : sharding.units) unit->reshard();
+        EXPECT_TRUE(at::equal(y[1], plain.layers[0]->weight.to(tests::here())));
+        EXPECT_EQ(y[1].requires_grad(), trains);
+      });
+    }
+  }
+}
+
+// A unit in a unit returns its weight, which the outer one reads, and returns too.
+TEST(FullyShardOutputs, AreParametersOfANestedUnit) {
+  struct Outer : torch::nn::Module {
+    Outer()
+        : inner(register_module("inner", std::make_shared<Layer>(4))),
+          scale(register_parameter("scale", random_input({4}, 8))) {}
+    Tensors forward(const at::Tensor& x) {
+      const auto run = [this](const Tensors& in) { return and_weight(*inner, in[0]); };
+      const Tensors y = modules::call(*inner, run, {x});
+      return {at::linear(y[0], y[1]) * scale, y[1], scale};
+    }
+    std::shared_ptr<Layer> inner;
+    at::Tensor scale;
+  };
+  struct Whole : tests::TestModule {
+    Whole() : outer(register_module("outer", std::make_shared<Outer>())) {}
+    at::Tensor forward(const at::Tensor& x) override {
+      const Tensors y = modules::forward(outer, x);
+      return at::linear(y[0], y[1]) * y[2];
+    }
+    std::shared_ptr<Outer> outer;
+  };
+  on_ranks(2, [](Rank& self) {
+    const auto plain = std::make_shared<Whole>(), module = std::make_shared<Whole>();
+    for (const auto& model : {plain, module}) model->to(tests::here());
+    Parity parity(self, plain, module, shards_of(self));
+    const Sharding sharding(self, *module, {{"outer.inner"}, {"outer"}},
+                            {.reshard_after_forward = true});
+    for (int iteration = 0; iteration < 3; ++iteration) {
+      parity.zero_grad(iteration);
+      parity.backward(sum_of({2, 3, 4}), iteration);
+      parity.step();
+    }
+  });
+}
+
+// An executor's RESHARD frees them too.
+TEST(FullyShardOutputs, AreParametersOfAStage) {
+  on_ranks(2, [](Rank& self) {
+    const Model plain(and_weight, use_second_output);
+    const auto module = std::make_shared<Model>(and_weight, use_second_output);
+    module->to(tests::here());
+    Sharding sharding(self, *module, {{"layer0"}, {"layer1"}}, {});
+    const auto stage = sharding.root().data_parallel();
+    stage->unshard();
+    stage->wait_unshard();
+    const Tensors y = module->call(0, random_input({2, 3, 4}, 1));
+    stage->reshard();
+    EXPECT_TRUE(at::equal(y[1], plain.layers[0]->weight.to(tests::here())));
+  });
+}
+
+// It would be a part of the parameter, and another one on each rank.
+TEST(FullyShardOutputs, AShardIsAnError) {
+  for (const ReshardAfterForward& reshard : {ReshardAfterForward(true), ReshardAfterForward(2)}) {
+    for (const bool view : {false, true}) {
+      tests::expect_errors(
+          4,
+          "fully_shard: output 1 of the root is in the memory of parameter `head` of `layer0`, of "
+          "which this rank has a shard",
+          [&](Rank& self) {
+            const auto module = std::make_shared<Model>(and_weight, use_second_output);
+            module->to(tests::here());
+            const Sharding sharding(self, *module, {{"layer0"}, {"layer1"}},
+                                    {.reshard_after_forward = reshard});
+            const auto run = [&](const Tensors& in) {
+              module->call(0, in[0]);
+              const at::Tensor& head = module->layers[0]->head;
+              return Tensors{in[0], view ? head.flatten() : head};
+            };
+            call(*module, run, {random_input({2, 3, 4}, 1)});
+          });
+    }
+  }
+}
+
 }  // namespace
 }  // namespace pipewright::fsdp
