@@ -456,6 +456,7 @@ set(pipewright_executor_sources
     fsdp/sharded_unit.cc
     fsdp/sharded_unit_step.cc
     fsdp/side_stream.cc
+    fsdp/zero_grad_watch.cc
     modules/clip_grad_norm.cc
     modules/contents.cc
     modules/distribution.cc
@@ -565,6 +566,7 @@ set(pipewright_executor_headers
     fsdp/sharded_stage.h
     fsdp/sharded_unit.h
     fsdp/side_stream.h
+    fsdp/zero_grad_watch.h
     ir/errors.h
     modules/clip_grad_norm.h
     modules/contents.h

@@ -125,6 +125,7 @@ void BackwardOrder::backward_begins() {
     running_ = true;
   }
   root_.for_each([](ShardedUnit& unit) { unit.begin_backward(); });
+  root_.for_each([](ShardedUnit& unit) { unit.adopt_zero_grad(); });
   ++number_;
   forward_ = 0;
   at_end_ = false;
@@ -153,6 +154,7 @@ void BackwardOrder::backward_ends() {
   order_.clear();
   next_ = 0;
   if (root_.is_last_backward()) complete();
+  root_.for_each([](ShardedUnit& unit) { unit.watch_zero_grad(); });
 }
 
 }  // namespace pipewright::fsdp

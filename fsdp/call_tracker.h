@@ -41,9 +41,9 @@ class CallListener {
 // Returns the inputs, connected to a node of their own in the graph. Sets call->has_input_grads.
 Tensors hook_inputs(const Tensors& inputs, const std::shared_ptr<Call>& call,
                     const std::weak_ptr<CallListener>& listener);
-// Replaces each output that is in the memory of a hooked input, such as that input itself, by a view
-// of the tensor that the caller passed, at the output's place in the graph. A later write in place
-// to one of them then changes the other, and its gradient, as it does without the unit.
+// Replaces each output that is in the memory of a hooked input, such as that input itself, by a
+// view of the tensor that the caller passed, at the output's place in the graph. A later write in
+// place to one of them then changes the other, and its gradient, as it does without the unit.
 void share_memory(Tensors& outputs, const Tensors& inputs, const Tensors& hooked_inputs);
 // The hooks survive writes to the outputs. Backward through the outputs throws ContractError if the
 // listener no longer exists.

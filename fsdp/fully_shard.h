@@ -42,6 +42,7 @@
 // - What a module returns may be written to in place, as without fully_shard. A result that is in
 //   the memory of a parameter, such as the parameter itself or a view of it, is copied, because
 //   that memory is freed; gradients flow through the copy.
+// - zero_grad() drops gradients that are accumulated and not reduced yet; PyTorch keeps them.
 // - Instead of set_custom_all_gather() and set_custom_reduce_scatter(), pass as the group a
 //   c10d::Backend with its own allgather_into_tensor_coalesced(), reduce_scatter_tensor_coalesced()
 //   and allocateTensor().
@@ -165,6 +166,11 @@ class Sharded {
   virtual void set_reshard_after_backward(bool reshard, bool recurse = true) = 0;
   // Whether the following backwards reduce gradients; true by default. If false they accumulate
   // full gradients on this rank (gradient accumulation without communication).
+  //
+  // zero_grad() drops them too, although they are not in .grad. For that purpose a parameter that
+  // has such gradients also has a .grad between two backwards, of zeros if there was none. The next
+  // backward throws ContractError if anything but zeros was written to it. The same holds for what
+  // the next setter and set_is_last_backward() keep out of .grad.
   virtual void set_requires_gradient_sync(bool sync, bool recurse = true) = 0;
   // With replicas (HSDP): whether the following backwards all-reduce the shards of gradients over
   // them; true by default, and set by set_requires_gradient_sync() too. If false they are only

@@ -45,6 +45,7 @@ GradReducer::GradReducer(const ParamGroup& params, comms::BackendPtr replicas)
 }
 
 void GradReducer::lay_out() {
+  backward_begins();
   if (has_grads() || partial_.defined()) {
     throw ContractError(
         "fully_shard: parameters of " + params_.unit_name() +
@@ -52,6 +53,7 @@ void GradReducer::lay_out() {
         "gradients first");
   }
   slots_.assign(params_.params().size(), {});
+  watches_.resize(slots_.size());
   chunk_numel_ = 0;
   for (size_t i = 0; i < slots_.size(); ++i) {
     const ShardedParam& param = params_.params()[i];
@@ -90,6 +92,56 @@ bool GradReducer::may_keep(size_t i, const at::Tensor& grad) const {
          grad.nbytes() == grad.storage().nbytes() && params_.allocator() == nullptr;
 }
 
+void GradReducer::backward_ended() {
+  const bool all = partial_.defined() || !pending_.empty();
+  if (!all && !has_grads_) return;
+  const c10::NoGradGuard no_grad;
+  at::Tensor marks;  // laid out as the output of a reduction
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const ShardedParam& param = params_.params()[i];
+    if (!param.trainable || (!all && !slots_[i].grad.defined())) continue;
+    if (!param.registered.grad().defined() && !marks.defined())
+      marks = ZeroGradWatch::make_mark(chunk_numel_, params_.shard_options());
+    watches_[i].begin(
+        param.registered,
+        marks.defined() ? alias_of(marks, slots_[i].chunk_offset, param.shard_sizes) : marks);
+  }
+}
+
+void GradReducer::backward_begins() {
+  const c10::NoGradGuard no_grad;
+  for (size_t i = 0; i < watches_.size(); ++i) {
+    const ShardedParam& param = params_.params()[i];
+    switch (watches_[i].end(param.registered)) {
+      case ZeroGradWatch::Found::kUntouched:
+        break;
+      case ZeroGradWatch::Found::kCleared:
+        clear(i);
+        break;
+      case ZeroGradWatch::Found::kWritten:
+        throw ContractError(
+            c10::str("fully_shard: the .grad of parameter `", param.name, "` of ",
+                     params_.unit_name(), " was written to while other gradients of it were not ",
+                     "reduced: expected no change but zero_grad() until a backward that reduces"));
+    }
+  }
+}
+
+// Drops the gradients of a parameter that are not in its .grad.
+void GradReducer::clear(size_t i) {
+  slots_[i].grad.reset();
+  has_grads_ = std::ranges::any_of(slots_, [](const Slot& slot) { return slot.grad.defined(); });
+  if (partial_.defined()) clear(i, partial_, partial_used_);
+  for (Pending& pending : pending_) pending.cleared[i] = true;
+}
+
+// In the output of a reduction.
+void GradReducer::clear(size_t i, const at::Tensor& output, std::vector<bool>& used) const {
+  output.narrow(0, slots_[i].chunk_offset, params_.params()[i].chunk_numel).zero_();
+  if (communicates()) output[chunk_numel_ + static_cast<int64_t>(i)].zero_();
+  used[i] = false;
+}
+
 at::Tensor GradReducer::take(size_t i, const at::Tensor& grad) {
   const ShardedParam& param = params_.params()[i];
   if (is_direct() || !grad.defined() || !param.trainable) return grad;
@@ -121,6 +173,7 @@ void GradReducer::begin_reduce(bool all_reduces) {
   Pending pending;
   pending.divisor = reduction_.post;
   pending.all_reduces = all_reduces;
+  pending.cleared.assign(slots_.size(), false);
   std::vector<at::Tensor> outputs;
   // After the gradients: for each parameter, whether it was used. Each rank gets a copy. They are
   // written on the device: a copy of pageable host memory would make the host wait for it.
@@ -193,6 +246,8 @@ void GradReducer::wait_reduce() {
   pending_.pop_front();
   if (pending.work) comms::wait(*params_.group(), *pending.work);
   pending.inputs.clear();
+  for (size_t i = 0; i < slots_.size(); ++i)
+    if (pending.cleared[i]) clear(i, pending.output, pending.used);
   if (replicas() > 1 && !all_reduce(pending)) return;
   if (hook_) hook_(pending.output.narrow(0, 0, chunk_numel_));
   if (pending.divisor != 1) pending.output.narrow(0, 0, chunk_numel_).div_(pending.divisor);
@@ -236,6 +291,7 @@ at::Tensor GradReducer::to_host(const at::Tensor& reduced) const {
 }
 
 void GradReducer::abandon() {
+  for (size_t i = 0; i < watches_.size(); ++i) watches_[i].end(params_.params()[i].registered);
   for (Slot& slot : slots_) slot.grad.reset();
   has_grads_ = false;
   pending_.clear();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "pipewright/fsdp/param_group.h"
+#include "pipewright/fsdp/zero_grad_watch.h"
 #include "pipewright/modules/reduction.h"
 
 namespace pipewright::fsdp {
@@ -37,6 +38,13 @@ class GradReducer {
   // Computes the places of gradients in buffers again, after ParamGroup::settle() has changed
   // dtype, device or trainable parameters. Throws ContractError if gradients have been accumulated.
   void lay_out();
+
+  // Between two backwards: what zero_grad() does to the .grad of a parameter is done to all its
+  // gradients that are not reduced yet. Until backward_begins() such a parameter has a .grad, which
+  // is zero if there was none. backward_begins() throws ContractError, naming the parameter, if
+  // other values have been written to it.
+  void backward_ended();
+  void backward_begins();
 
   // Takes the full gradient of parameter `i` before autograd accumulates it, and returns what
   // autograd should accumulate: nothing, or the gradient itself if gradients stay where autograd
@@ -72,8 +80,9 @@ class GradReducer {
   struct Pending {
     std::vector<at::Tensor> inputs;
     at::Tensor output;
-    std::vector<bool> used;  // by parameter: on this rank
-    double divisor;          // of the output
+    std::vector<bool> used;     // by parameter: on this rank
+    std::vector<bool> cleared;  // by parameter: by zero_grad(), since it was posted
+    double divisor;             // of the output
     bool all_reduces;
     c10::intrusive_ptr<c10d::Work> work;
   };
@@ -82,6 +91,8 @@ class GradReducer {
   bool is_direct() const {
     return !params_.shards() && replicas() == 1 && reduction_.divisor(1) == 1;
   }
+  void clear(size_t i);
+  void clear(size_t i, const at::Tensor& output, std::vector<bool>& used) const;
   bool may_keep(size_t i, const at::Tensor& grad) const;
   at::Tensor empty(int64_t numel) const;
   at::Tensor empty_padded(size_t i) const;
@@ -93,7 +104,8 @@ class GradReducer {
   const comms::BackendPtr replicas_;
   std::function<void(const at::Tensor&)> hook_;
   modules::Reduction reduction_;
-  std::vector<Slot> slots_;  // by parameter
+  std::vector<Slot> slots_;             // by parameter
+  std::vector<ZeroGradWatch> watches_;  // by parameter
   bool has_grads_ = false;
   int64_t chunk_numel_ = 0;         // of all slots; frozen parameters take no space
   std::deque<Pending> pending_;     // oldest first

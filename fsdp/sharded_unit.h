@@ -117,6 +117,9 @@ class ShardedUnit final : public Sharded,
 
   // For BackwardOrder: this unit in the backward that runs.
   void begin_backward() { progress_ = {}; }
+  // Between backwards, gradients that are not reduced yet follow zero_grad().
+  void adopt_zero_grad() { grads_.backward_begins(); }
+  void watch_zero_grad() { grads_.backward_ended(); }
   // Whether this or an earlier backward has reached this unit since its last reduction.
   bool was_reached() const { return is_unreduced_ || grads_.has_grads(); }
   // Whether all gradients of this forward have arrived.
