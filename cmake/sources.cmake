@@ -582,6 +582,7 @@ set(pipewright_executor_headers
     modules/part_guard.h
     modules/reduction.h
     modules/registry.h
+    modules/sparse_gradients.h
     modules/tensors.h
     modules/tied_parameters.h
     modules/unit_tree.h

@@ -123,8 +123,8 @@ class Replicated {
 //
 // Collective over the group and blocking: compares options, shapes and dtypes, and broadcasts rank
 // 0's values. If ranks differ, throws std::invalid_argument on every rank, naming the parameter or
-// option. Also throws std::invalid_argument if parameters are on several devices or managed by
-// another wrapper.
+// option. Also throws std::invalid_argument if parameters are on several devices, managed by
+// another wrapper, or those of an Embedding with sparse gradients.
 [[nodiscard]] std::shared_ptr<Replicated> replicate(const std::vector<torch::nn::Module*>& modules,
                                                     comms::BackendPtr group, Options options = {});
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <stdexcept>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "pipewright/comms/group.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/modules/names.h"
+#include "pipewright/modules/sparse_gradients.h"
 
 namespace pipewright::ddp {
 namespace {
@@ -42,6 +44,15 @@ std::shared_ptr<ReplicatedUnit> owner_of(const std::string& name, const at::Tens
   return unit;
 }
 
+// Finds the weights that get sparse gradients, and the names of their modules.
+void find_sparse(const torch::nn::Module& module, std::map<at::TensorImpl*, std::string>& found) {
+  if (modules::has_sparse_gradient(module)) {
+    for (const at::Tensor& weight : module.parameters(/*recurse=*/false))
+      found.emplace(weight.unsafeGetTensorImpl(), module.name());
+  }
+  for (const auto& child : module.children()) find_sparse(*child, found);
+}
+
 // The outermost forward runs.
 class InForward {
  public:
@@ -63,8 +74,10 @@ ReplicatedUnit::ReplicatedUnit(const std::vector<torch::nn::Module*>& modules,
       copies_(options_.mixed_precision.param_dtype),
       generation_(comms::generation_of(*group_)) {
   std::set<at::TensorImpl*> seen;  // a tied weight counts once
+  std::map<at::TensorImpl*, std::string> sparse;
   for (size_t i = 0; i < modules.size(); ++i) {
     const std::string path = modules::path_in_list(i, modules.size());
+    find_sparse(*modules[i], sparse);
     for (const auto& named : modules[i]->named_parameters()) {
       if (!seen.insert(named.value().unsafeGetTensorImpl()).second) continue;
       if (std::ranges::any_of(options_.ignored_params, [&](const at::Tensor& ignored) {
@@ -80,6 +93,11 @@ ReplicatedUnit::ReplicatedUnit(const std::vector<torch::nn::Module*>& modules,
       if (const std::shared_ptr<ReplicatedUnit> owner = owner_of(name, named.value())) {
         nest(owner->root());
         continue;
+      }
+      const auto embedding = sparse.find(named.value().unsafeGetTensorImpl());
+      if (named.value().requires_grad() && embedding != sparse.end()) {
+        refusal_ = "replicate: parameter `" + name + "` of " + embedding->second +
+                   ": expected dense gradients, got the option sparse(true)";
       }
       parameters_.add(name, named.value());
       // A frozen parameter of another wrapper has no owner here, but copies there.

@@ -16,6 +16,7 @@
 #include "pipewright/modules/distribution.h"
 #include "pipewright/modules/names.h"
 #include "pipewright/modules/part_guard.h"
+#include "pipewright/modules/sparse_gradients.h"
 
 namespace pipewright::fsdp {
 namespace {
@@ -54,6 +55,10 @@ void collect(const torch::nn::Module& module, const std::string& path, const Opt
                             [&](const at::Tensor& ignored) { return ignored.is_same(tensor); })) {
       found.ignored.push_back(tensor);
       continue;
+    }
+    if (tensor.requires_grad() && modules::has_sparse_gradient(module)) {
+      refuse("parameter `" + name + "` of " + module.name() +
+             ": expected dense gradients, got the option sparse(true)");
     }
     const auto [known, is_new] = found.names.try_emplace(tensor.unsafeGetTensorImpl(), name);
     if (is_new)

@@ -237,8 +237,9 @@ class Sharded {
 // they still are. Frozen parameters may have other dtypes than the trainable ones.
 //
 // Throws std::invalid_argument, naming the parameter, for a module that is sharded already, a
-// scalar, trainable parameters of different dtypes, parameters of different devices, a tensor that
-// also belongs to another unit or wrapper, and, on every rank, if ranks differ.
+// scalar, an Embedding with sparse gradients, trainable parameters of different dtypes, parameters
+// of different devices, a tensor that also belongs to another unit or wrapper, and, on every rank,
+// if ranks differ.
 [[nodiscard]] std::shared_ptr<Sharded> fully_shard(const std::vector<torch::nn::Module*>& modules,
                                                    comms::BackendPtr group, Options options = {});
 [[nodiscard]] std::shared_ptr<Sharded> fully_shard(torch::nn::Module& module,

@@ -1,5 +1,6 @@
 // Backwards that fail, ranks that disagree or die, and what replicate refuses.
 #include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/embedding.h>
 
 #include <csignal>
@@ -78,17 +79,23 @@ TEST(Replicate, ErrorsNameTheParameter) {
     for (const std::string& error : errors_on_ranks(2, body))
       EXPECT_NE(error.find(what), std::string::npos) << error;
   };
-  expect("parameter `weight`: expected a dense gradient, got Sparse", [](Rank& self) {
-    torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(4, 2).sparse(true));
-    const auto unit = replicate(*embedding, self.group);
-    embedding->forward(at::arange(3)).sum().backward();
-  });
-  expect("parameter `weight`: expected a dense gradient, got Sparse", [](Rank& self) {
-    torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(4, 2).sparse(true));
-    const auto unit = replicate(*embedding, self.group);
-    unit->set_requires_gradient_sync(false);  // accumulates
-    embedding->forward(at::arange(3)).sum().backward();
-  });
+  expect(
+      "parameter `0.weight` of torch::nn::EmbeddingImpl: expected dense gradients, got the option "
+      "sparse(true)",
+      [](Rank& self) {
+        torch::nn::Sequential layers(
+            torch::nn::Embedding(torch::nn::EmbeddingOptions(4, 2).sparse(true)));
+        (void)replicate(*layers, self.group);
+      });
+  // Only backward sees what a function asks for.
+  for (const bool reduces : {true, false}) {
+    expect("parameter `weight`: expected a dense gradient, got Sparse", [&](Rank& self) {
+      torch::nn::Embedding embedding(4, 2);
+      const auto unit = replicate(*embedding, self.group);
+      unit->set_requires_gradient_sync(reduces);
+      at::embedding(embedding->weight, at::arange(3), -1, false, /*sparse=*/true).sum().backward();
+    });
+  }
   // In a plain call gradients would stay unreduced. One rank may only hear of the other's.
   for (const bool casts : {true, false}) {
     expect(casts ? "was cast, moved or unfrozen: expected a call of the module through "

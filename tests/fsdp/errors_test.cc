@@ -2,6 +2,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
 #include "pipewright/comms/recording_backend.h"
@@ -58,6 +60,23 @@ TEST(FullyShardErrors, Misuse) {
     const ModulePtr module = tests::make_mlp(4, 2, 42);
     (void)fully_shard(*module, self.group, {.reshard_after_forward = 2});
   });
+  expect_errors(
+      2,
+      "parameter `1.weight` of torch::nn::EmbeddingImpl: expected dense gradients, got the "
+      "option sparse(true)",
+      [](Rank& self) {
+        using torch::nn::EmbeddingOptions;
+        torch::nn::Sequential layers(torch::nn::Embedding(4, 2),
+                                     torch::nn::Embedding(EmbeddingOptions(4, 2).sparse(true)));
+        layers->to(tests::here());
+        (void)fully_shard(*layers, self.group);
+      });
+  expect_errors(2, "parameter `weight` of torch::nn::EmbeddingBagImpl: expected dense gradients",
+                [](Rank& self) {
+                  torch::nn::EmbeddingBag bag(torch::nn::EmbeddingBagOptions(4, 2).sparse(true));
+                  bag->to(tests::here());
+                  (void)fully_shard(*bag, self.group);
+                });
   // Tied across two groups: the error names both.
   expect_errors(2, "parameter `output.weight` is also `tokens.weight` of another group",
                 [](Rank& self) {
@@ -73,6 +92,36 @@ TEST(FullyShardErrors, Misuse) {
       [](Rank& self) {
         const ModulePtr module = tests::make_two_linears({{4, self.rank == 2 ? 6 : 5}}, 42);
         (void)fully_shard(*module, self.group);
+      });
+}
+
+// It trains nothing.
+TEST(FullyShardErrors, NotAFrozenSparseEmbedding) {
+  on_ranks(2, [](Rank& self) {
+    torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(4, 2).sparse(true));
+    embedding->to(tests::here(), at::kDouble);
+    embedding->weight.set_requires_grad(false);
+    const at::Tensor weight = random_input({4, 2}, 1);
+    embedding->weight.copy_(weight);
+    const auto unit = fully_shard(*embedding, self.group);
+    const at::Tensor tokens = at::arange(3, tests::here(at::kLong));
+    EXPECT_TRUE(at::equal(forward(embedding, tokens), weight.narrow(0, 0, 3)));
+  });
+}
+
+// A function may ask for them too, which only backward sees.
+TEST(FullyShardErrors, SparseGradients) {
+  expect_errors(
+      2, "gradient of parameter `weight` of the root: expected a dense tensor, got Sparse",
+      [](Rank& self) {
+        torch::nn::Embedding embedding(4, 2);
+        embedding->to(tests::here());
+        const auto unit = fully_shard(*embedding, self.group);
+        const auto run = [&](const modules::Tensors& in) {
+          return modules::Tensors{
+              at::embedding(embedding->weight, in[0], -1, false, /*sparse=*/true)};
+        };
+        call(*embedding, run, {at::arange(3, tests::here(at::kLong))})[0].sum().backward();
       });
 }
 
