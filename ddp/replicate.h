@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_DDP_REPLICATE_H_
 #define PIPEWRIGHT_DDP_REPLICATE_H_
 
+#include <c10/core/Event.h>
 #include <torch/nn/module.h>
 
 #include <memory>
@@ -99,6 +100,7 @@ class Replicated {
   void set_unshard_in_backward(bool /*unshard*/) {}
   void set_modules_to_forward_prefetch(const std::vector<Replicated*>& /*modules*/) {}
   void set_modules_to_backward_prefetch(const std::vector<Replicated*>& /*modules*/) {}
+  void set_post_optim_event(const std::shared_ptr<c10::Event>& /*event*/) {}
 
   // The interface for the executor: before_backward() says which backward averages gradients,
   // reduce_grad() starts the remaining reductions, wait_reduce() waits. Includes nested calls.

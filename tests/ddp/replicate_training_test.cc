@@ -71,13 +71,13 @@ TEST(ReplicateTraining, test_root_move_forward_input_to_device) {
   });
 }
 
-// After forward, and after backward, the parameters are still the same tensors under the same
-// names.
-class Registration : public testing::TestWithParam<bool> {};
+// PyTorch registers other tensors while a module is sharded, computes, or is sharded again. Ours
+// are the same tensors throughout, under the same names, and with the same values.
+class Registration : public testing::TestWithParam<std::tuple<bool, bool>> {};
 
 TEST_P(Registration, test_param_registration) {
-  const bool with_backward = GetParam();
-  on_ranks(4, [&](Rank& self) {
+  const auto [with_backward, in_groups] = GetParam();
+  on_ranks(4, [&, with_backward = with_backward, in_groups = in_groups](Rank& self) {
     const ModulePtr module = tests::make_mlps(8, 2, 42);
     std::vector<std::string> names;
     std::vector<at::Tensor> before, values;
@@ -86,21 +86,31 @@ TEST_P(Registration, test_param_registration) {
       before.push_back(named.value());
       values.push_back(named.value().detach().clone());
     }
-    const auto units = wrap(*module, self.group);
-    const at::Tensor output = module->forward(random_input({2, 8}, data_seed(0, self.rank)));
+    const auto expect_same = [&](bool have_grads) {
+      const auto now = module->named_parameters();
+      ASSERT_EQ(now.size(), names.size());
+      for (size_t i = 0; i < names.size(); ++i) {
+        EXPECT_EQ(now[i].key(), names[i]);
+        EXPECT_TRUE(now[i].value().is_same(before[i]));
+        EXPECT_TRUE(at::equal(now[i].value(), values[i]));
+        EXPECT_EQ(now[i].value().grad().defined(), have_grads);
+      }
+    };
+    const auto units =
+        in_groups ? wrap(*module, self.group) : std::vector{replicate(*module, self.group)};
+    expect_same(false);
+    const at::Tensor output =
+        modules::forward(module, random_input({2, 8}, data_seed(0, self.rank)));
+    expect_same(false);
     if (with_backward) output.sum().backward();
-    const auto after = module->named_parameters();
-    ASSERT_EQ(after.size(), names.size());
-    for (size_t i = 0; i < names.size(); ++i) {
-      EXPECT_EQ(after[i].key(), names[i]);
-      EXPECT_TRUE(after[i].value().is_same(before[i]));
-      EXPECT_TRUE(at::equal(after[i].value(), values[i]));
-      EXPECT_EQ(after[i].value().grad().defined(), with_backward);
-    }
+    expect_same(with_backward);
+    for (const auto& unit : units) unit->reshard();
+    expect_same(with_backward);
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(AfterForwardAndAfterBackward, Registration, testing::Bool());
+INSTANTIATE_TEST_SUITE_P(AfterForwardAndAfterBackward, Registration,
+                         testing::Combine(testing::Bool(), testing::Bool()));
 
 TEST(ReplicateTraining, test_train_parity_single_group) {
   for (const Shapes& shapes : kShapes) {
@@ -167,6 +177,33 @@ TEST(ReplicateTraining, test_explicit_prefetching) {
     for (size_t i = 2; i < units.size(); ++i)
       units[i]->set_modules_to_backward_prefetch({units[i - 1].get(), units[i - 2].get()});
     parity.train(sum_of_tokens({2, 8}, 8));
+  });
+}
+
+// No host waits for the device before the end. The event has no effect.
+TEST(ReplicateTraining, test_post_optim_event) {
+  on_ranks(4, [](Rank& self) {
+    const ModulePtr plain = tests::make_transformer({}, 42),
+                    module = tests::make_transformer({}, 42);
+    const auto units = wrap(*module, self.group);
+    const auto plain_optimizer = tests::adam_w(*plain), optimizer = tests::adam_w(*module);
+    const Loss loss_of = sum_of_tokens({2, 8}, 8);
+    std::vector<at::Tensor> expected, losses;
+    for (int iteration = 0; iteration < 10; ++iteration) {
+      plain_optimizer->zero_grad();
+      optimizer->zero_grad();
+      expected.push_back(loss_of(plain, iteration, self.rank));
+      losses.push_back(loss_of(module, iteration, self.rank));
+      expected.back().backward();
+      losses.back().backward();
+      tests::average_grads(*plain, *self.by_hand);
+      plain_optimizer->step();
+      optimizer->step();
+      units.back()->set_post_optim_event(std::make_shared<c10::Event>(tests::here().type()));
+    }
+    for (size_t i = 0; i < losses.size(); ++i)
+      EXPECT_TRUE(at::allclose(losses[i], expected[i], 1e-9, 1e-11)) << i;
+    EXPECT_EQ(tests::difference(*plain, *module), "");
   });
 }
 

@@ -192,6 +192,44 @@ TEST(FullyShard, test_post_optim_event) {
   EXPECT_GT(overlaps, 0);
 }
 
+// Ten steps of AdamW, each with its event: losses and parameters are a plain copy's. No host waits
+// for the device before the end.
+TEST(FullyShard, TrainsWithPostOptimEvents) {
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    testdevice::seed(seed);
+    on_ranks(2, [seed](Rank& self) {
+      const ModulePtr plain = tests::make_transformer({}, 42);
+      const ModulePtr module = tests::make_transformer({}, 42);
+      Sharding sharding(self, *module, tests::blocks(2), {});
+      const auto plain_optimizer = tests::adam_w(*plain), optimizer = tests::adam_w(*module);
+      const tests::Loss loss_of = tests::sum_of_tokens({2, 8}, 8);
+      std::vector<at::Tensor> losses, expected;
+      for (int iteration = 0; iteration < 10; ++iteration) {
+        optimizer->zero_grad();
+        losses.push_back(loss_of(module, iteration, self.rank));
+        losses.back().backward();
+        optimizer->step();
+        const auto written = std::make_shared<c10::Event>(testdevice::kDeviceType);
+        written->record(testdevice::current_stream(self.rank));
+        sharding.root().set_post_optim_event(written);
+        testdevice::launch("after the optimizer", {}, {}, [] {});
+      }
+      for (int iteration = 0; iteration < 10; ++iteration) {
+        plain_optimizer->zero_grad();
+        expected.push_back(loss_of(plain, iteration, self.rank));
+        expected.back().backward();
+        tests::average_grads(*plain, *self.by_hand);
+        plain_optimizer->step();
+      }
+      for (size_t i = 0; i < losses.size(); ++i)
+        EXPECT_TRUE(at::allclose(losses[i], expected[i], 1e-9, 1e-11)) << seed << " " << i;
+      EXPECT_EQ(tests::difference(*plain, *module, tests::shards_of(self)), "") << seed;
+    });
+    testdevice::drain();
+    EXPECT_EQ(testdevice::races(), std::vector<std::string>()) << seed;
+  }
+}
+
 // Roots gather each on a stream of its own, or with a shared context on one, or with
 // set_unshard_async_op on the current one.
 TEST(FullyShard, test_share_comm_context) {

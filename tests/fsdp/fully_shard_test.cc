@@ -214,7 +214,23 @@ INSTANTIATE_TEST_SUITE_P(
       return std::get<0>(of.param).name + std::string("_") + to_string(std::get<1>(of.param));
     });
 
-TEST(FullyShardTraining, test_train_parity_multi_group_unshard_async_op) {
+class AsyncOp : public testing::TestWithParam<Late> {};
+
+TEST_P(AsyncOp, test_train_parity_multi_group_unshard_async_op) {
+  tests::on_late_ranks(4, GetParam(), [](Rank& self) {
+    expect_parity(self, kThreeLayers, kThreeSequences, blocks(3), {.reshard_after_forward = true},
+                  [](Sharding& wrapped, int) { wrapped.root().set_unshard_async_op(true); });
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(LateRanks, AsyncOp,
+                         testing::Values(Late::kNowhere, Late::kAfterForward, Late::kBeforeGather,
+                                         Late::kBeforeReduction, Late::kBeforeStep,
+                                         Late::kEverywhere),
+                         [](const auto& of) { return std::string("true_") + to_string(of.param); });
+
+// The user gathers all units ahead of each forward.
+TEST(FullyShardTraining, UnshardAsync) {
   on_ranks(4, [](Rank& self) {
     expect_parity(self, kThreeLayers, kThreeSequences, blocks(3), {.reshard_after_forward = true},
                   [](Sharding& wrapped, int) {
@@ -378,62 +394,10 @@ TEST(FullyShardTraining, test_train_parity_with_shared_params) {
   }
 }
 
-enum class Mode { kAll, kSomeMlps, kRootOnly };
-
-struct Accumulation {
-  Mode mode;
-  ReshardAfterForward reshard_after_forward;
-  bool reshard_after_backward;
-  int reductions, gathers;  // -1: not in PyTorch's table
-};
-
-// The counts of PyTorch's table.
 TEST(FullyShardTraining, test_gradient_accumulation) {
-  constexpr int kMlps = 3, kMicrobatches = 3;
-  const Accumulation cases[] = {
-      {Mode::kAll, true, true, 4, 24},        {Mode::kSomeMlps, true, true, 8, 24},
-      {Mode::kRootOnly, true, true, 10, 24},  {Mode::kAll, 2, true, 4, 24},
-      {Mode::kSomeMlps, 2, true, 8, 24},      {Mode::kRootOnly, 2, true, 10, 24},
-      {Mode::kAll, false, true, 4, 12},       {Mode::kSomeMlps, false, true, 8, 12},
-      {Mode::kRootOnly, false, true, 10, 12}, {Mode::kAll, false, false, 4, 4},
-      {Mode::kRootOnly, false, false, 10, 10}};
-  std::vector<std::pair<Accumulation, bool>> rows;
-  for (const Accumulation& row : cases) {
-    rows.emplace_back(row, /*offloads=*/false);
-    if (row.gathers == 24) rows.emplace_back(row, /*offloads=*/true);
-  }
-  for (const auto& [the, offloads] : rows) {
-    on_ranks(4, [&, the = the, offloads = offloads](Rank& self) {
-      const ModulePtr module = tests::make_mlps(32, kMlps, 42);
-      Parity parity(self, tests::make_mlps(32, kMlps, 42), module, shards_of(self));
-      Options options{.reshard_after_forward = the.reshard_after_forward};
-      if (offloads) options.offload_policy.emplace();
-      Sharding wrapped(self, *module, mlps(kMlps), options);
-      for (int iteration = 0; iteration < 5; ++iteration) {
-        parity.zero_grad(iteration);
-        self.log->clear();
-        for (int microbatch = 0; microbatch < kMicrobatches; ++microbatch) {
-          const bool last = microbatch == kMicrobatches - 1;
-          Sharded& root = wrapped.root();
-          root.set_is_last_backward(last);
-          const bool recurse = the.mode != Mode::kRootOnly;
-          const auto set = [&](Sharded& unit) {
-            unit.set_requires_gradient_sync(last, recurse);
-            if (!the.reshard_after_backward) unit.set_reshard_after_backward(last, recurse);
-          };
-          if (the.mode == Mode::kSomeMlps) {
-            set(*wrapped.units[0]);
-            set(*wrapped.units[1]);
-          } else {
-            set(root);
-          }
-          parity.backward(sum_of({2, 32}), 10 * iteration + microbatch);
-        }
-        parity.step();
-        EXPECT_EQ(self.log->count(kReduce), the.reductions) << iteration;
-        EXPECT_EQ(self.log->count(kGather), the.gathers) << iteration;
-        EXPECT_EQ(self.log->count("allreduce"), 0);
-      }
+  for (const tests::AccumulationRow& row : tests::accumulation_rows()) {
+    on_ranks(4, [&](Rank& self) {
+      tests::expect_accumulation(self, row, /*replicas=*/1, /*reduce_scatter_only=*/false);
     });
   }
 }

@@ -17,8 +17,6 @@ namespace {
 
 using tests::data_seed;
 using tests::difference;
-using tests::kGather;
-using tests::kReduce;
 using tests::mlps;
 using tests::ModulePtr;
 using tests::on_ranks;
@@ -28,8 +26,6 @@ using tests::Rank;
 using tests::Sharding;
 using tests::shards_of;
 using tests::sum_of;
-
-constexpr const char* kAllReduce = "allreduce";
 
 TEST(FullyShardHsdp, test_train_parity_hsdp) {
   constexpr int kMicrobatches = 3;
@@ -71,43 +67,13 @@ TEST(FullyShardHsdp, test_train_parity_hsdp) {
   }
 }
 
-// The rows of test_gradient_accumulation for a mesh of (2, 2): with set_requires_gradient_sync as
-// many all-reduces as reduce-scatters, with set_requires_all_reduce the latter in every microbatch.
+// On a mesh of (2, 2): with set_requires_gradient_sync as many all-reduces as reduce-scatters, with
+// set_requires_all_reduce the latter in every microbatch.
 TEST(FullyShardHsdp, test_gradient_accumulation) {
-  constexpr int kMlps = 3, kMicrobatches = 3;
-  enum class Mode { kAll, kSomeMlps, kRootOnly };
-  for (const auto& [mode, reductions] :
-       {std::pair{Mode::kAll, 4}, std::pair{Mode::kSomeMlps, 8}, std::pair{Mode::kRootOnly, 10}}) {
+  for (const tests::AccumulationRow& row : tests::accumulation_rows()) {
     for (const bool reduce_scatter_only : {false, true}) {
-      on_ranks(4, [&, mode = mode, reductions = reductions](Rank& self) {
-        const ModulePtr module = tests::make_mlps(32, kMlps, 42);
-        Parity parity(self, tests::make_mlps(32, kMlps, 42), module, shards_of(self, nullptr, 2));
-        Sharding sharding(self, *module, mlps(kMlps), {.reshard_after_forward = true}, 2);
-        for (int iteration = 0; iteration < 4; ++iteration) {
-          parity.zero_grad(iteration);
-          self.log->clear();
-          for (int m = 0; m < kMicrobatches; ++m) {
-            const bool last = m + 1 == kMicrobatches;
-            sharding.root().set_is_last_backward(last);
-            const auto set = [&](Sharded& unit, bool recurse) {
-              if (reduce_scatter_only)
-                unit.set_requires_all_reduce(last, recurse);
-              else
-                unit.set_requires_gradient_sync(last, recurse);
-            };
-            if (mode == Mode::kSomeMlps) {
-              set(*sharding.units[0], true);
-              set(*sharding.units[1], true);
-            } else {
-              set(sharding.root(), mode == Mode::kAll);
-            }
-            parity.backward(sum_of({2, 32}), 10 * iteration + m);
-          }
-          parity.step();
-          EXPECT_EQ(self.log->count(kReduce), reduce_scatter_only ? 12 : reductions);
-          EXPECT_EQ(self.log->count(kAllReduce), reductions);
-          EXPECT_EQ(self.log->count(kGather), 24);
-        }
+      on_ranks(4, [&](Rank& self) {
+        tests::expect_accumulation(self, row, /*replicas=*/2, reduce_scatter_only);
       });
     }
   }

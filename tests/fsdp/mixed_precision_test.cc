@@ -39,17 +39,30 @@ struct Case {
   MixedPrecisionPolicy policy;
 };
 
-class Policies : public testing::TestWithParam<Case> {};
+const Case kNone = {"none", {}};
+const Case kBf16 = {"bf16", {.param_dtype = at::kBFloat16}};
+const Case kFp16 = {"fp16", {.param_dtype = at::kHalf}};
+const Case kBf16InFp32 = {"bf16_reduced_in_fp32",
+                          {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}};
+const Case kFp32InBf16 = {"fp32_reduced_in_bf16", {.reduce_dtype = at::kBFloat16}};
+const Case kClamped = {"clamped", {.param_dtype = at::kBFloat16, .reduce_dtype = at::kBFloat16}};
 
-INSTANTIATE_TEST_SUITE_P(
-    Dtypes, Policies,
-    testing::Values(Case{"none", {}}, Case{"bf16", {.param_dtype = at::kBFloat16}},
-                    Case{"fp16", {.param_dtype = at::kHalf}},
-                    Case{"bf16_reduced_in_fp32",
-                         {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}},
-                    Case{"fp32_reduced_in_bf16", {.reduce_dtype = at::kBFloat16}},
-                    Case{"clamped", {.param_dtype = at::kBFloat16, .reduce_dtype = at::kBFloat16}}),
-    [](const auto& of) { return std::string(of.param.name); });
+class Policies : public testing::TestWithParam<Case> {};
+class CastPolicies : public Policies {};
+class OneRankPolicies : public Policies {};
+
+std::string name_of(const testing::TestParamInfo<Case>& of) { return of.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, Policies,
+                         testing::Values(kNone, kBf16, kFp16, kBf16InFp32, kFp32InBf16, kClamped),
+                         name_of);
+// Without kFp32InBf16: what is cast would no longer compute in fp32.
+INSTANTIATE_TEST_SUITE_P(Dtypes, CastPolicies,
+                         testing::Values(kNone, kBf16, kFp16, kBf16InFp32, kClamped), name_of);
+// Without kFp16, for which the reference divides and one rank does not.
+INSTANTIATE_TEST_SUITE_P(Dtypes, OneRankPolicies,
+                         testing::Values(kNone, kBf16, kBf16InFp32, kFp32InBf16, kClamped),
+                         name_of);
 
 // test_compute_dtype, test_reduce_dtype, test_grad_acc_with_reduce_dtype: with `microbatches`
 // accumulated before each reduction, and cast to double before the first step if `is_double`.
@@ -105,14 +118,12 @@ TEST_P(Policies, test_parity) {
 
 // A module that is cast after it was sharded: in PyTorch test_to_float64_after_init. The policy
 // stays as it is.
-TEST_P(Policies, test_to_float64_after_init) {
-  if (!GetParam().policy.param_dtype && GetParam().policy.reduce_dtype) return;  // fp32 is compute
+TEST_P(CastPolicies, test_to_float64_after_init) {
   on_ranks(2, [&](Rank& self) { expect_parity(self, GetParam(), true, 1, true); });
 }
 
 // One rank computes in another dtype too, without communication.
-TEST_P(Policies, OneRank) {
-  if (GetParam().policy.param_dtype == at::kHalf) return;  // no divisor
+TEST_P(OneRankPolicies, WithoutCommunication) {
   on_ranks(1, [&](Rank& self) {
     expect_parity(self, GetParam(), true, 2, false);
     EXPECT_TRUE(self.log->calls().empty());

@@ -1,8 +1,10 @@
 #include "tests/fsdp/sharding.h"
 
 #include <ATen/ATen.h>
+#include <gtest/gtest.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "tests/support/training/modules.h"
 
@@ -46,6 +48,58 @@ Part shards_of(const Rank& self, const std::function<int64_t(const at::Tensor&)>
   return [rank = self.rank % ranks, ranks, placement](const at::Tensor& whole) {
     return part_of(whole, rank, ranks, placement ? placement(whole) : 0);
   };
+}
+
+std::vector<AccumulationRow> accumulation_rows() {
+  std::vector<AccumulationRow> rows;
+  for (const auto& [units, reductions] :
+       {std::pair{Accumulates::kAll, 4}, std::pair{Accumulates::kSomeMlps, 8},
+        std::pair{Accumulates::kRootOnly, 10}}) {
+    for (const bool offloads : {false, true})
+      rows.push_back({units, true, true, offloads, reductions, 24});
+    rows.push_back({units, 2, true, false, reductions, 24});
+    rows.push_back({units, false, true, false, reductions, 12});
+    if (units != Accumulates::kSomeMlps)
+      rows.push_back({units, false, false, false, reductions, reductions});
+  }
+  return rows;
+}
+
+void expect_accumulation(Rank& self, const AccumulationRow& row, int replicas,
+                         bool reduce_scatter_only) {
+  constexpr int kMlps = 3, kMicrobatches = 3;
+  const ModulePtr module = make_mlps(32, kMlps, 42);
+  Parity parity(self, make_mlps(32, kMlps, 42), module, shards_of(self, nullptr, replicas));
+  fsdp::Options options{.reshard_after_forward = row.reshard_after_forward};
+  if (row.offloads) options.offload_policy.emplace();
+  Sharding sharding(self, *module, mlps(kMlps), options, replicas);
+  for (int iteration = 0; iteration < 5; ++iteration) {
+    parity.zero_grad(iteration);
+    self.log->clear();
+    for (int microbatch = 0; microbatch < kMicrobatches; ++microbatch) {
+      const bool last = microbatch == kMicrobatches - 1;
+      const bool recurse = row.units != Accumulates::kRootOnly;
+      const auto set = [&](fsdp::Sharded& unit) {
+        if (reduce_scatter_only)
+          unit.set_requires_all_reduce(last, recurse);
+        else
+          unit.set_requires_gradient_sync(last, recurse);
+        if (!row.reshard_after_backward) unit.set_reshard_after_backward(last, recurse);
+      };
+      if (row.units == Accumulates::kSomeMlps) {
+        set(*sharding.units[0]);
+        set(*sharding.units[1]);
+      } else {
+        set(sharding.root());
+      }
+      parity.backward(sum_of({2, 32}), 10 * iteration + microbatch);
+    }
+    parity.step();
+    const int scattered = reduce_scatter_only ? kMicrobatches * (kMlps + 1) : row.reductions;
+    EXPECT_EQ(self.log->count(kReduce), scattered) << iteration;
+    EXPECT_EQ(self.log->count("allreduce"), replicas > 1 ? row.reductions : 0) << iteration;
+    EXPECT_EQ(self.log->count(kGather), row.gathers) << iteration;
+  }
 }
 
 std::vector<std::string> events(const fsdp::EventLog& log, const std::vector<fsdp::Event>& of) {

@@ -47,6 +47,21 @@ Part shards_of(const Rank& self,
                const std::function<int64_t(const at::Tensor&)>& placement = nullptr,
                int replicas = 1);
 
+// A row of PyTorch's test_gradient_accumulation: which units accumulate, and how many reductions
+// and gathers three microbatches post.
+enum class Accumulates { kAll, kSomeMlps, kRootOnly };
+struct AccumulationRow {
+  Accumulates units;
+  fsdp::ReshardAfterForward reshard_after_forward;
+  bool reshard_after_backward, offloads;
+  int reductions, gathers;
+};
+std::vector<AccumulationRow> accumulation_rows();
+// With replicas, as many all-reduces. `reduce_scatter_only`: microbatches are reduced, and not
+// all-reduced.
+void expect_accumulation(Rank& self, const AccumulationRow& row, int replicas,
+                         bool reduce_scatter_only);
+
 // The units of the events `of` in a log, in order: "block0", or "post block0" for kPostBackward.
 std::vector<std::string> events(const fsdp::EventLog& log, const std::vector<fsdp::Event>& of);
 
