@@ -8,6 +8,8 @@
 // parameters. Such a call ends with the whole backward.
 #include "pipewright/fsdp/call_tracker.h"
 
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
@@ -39,6 +41,23 @@ class InputGrads final : public torch::autograd::Node {
   const std::shared_ptr<Call> call_;
 };
 
+// The graph of a view to which the result of another graph has been written: no gradient flows to
+// what was there before. Its base's node leads to it.
+class Overwritten final : public torch::autograd::Node {
+ public:
+  Overwritten(const at::Tensor& view, torch::autograd::Edge written) {
+    add_input_metadata(view);
+    // rebase_history() replaces the first one. It updates the view's own node only if nobody has
+    // asked for that node since the write.
+    set_next_edges({torch::autograd::Edge(), std::move(written)});
+  }
+  std::string name() const override { return "FullyShardOverwritten"; }
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
+    return {at::zeros_like(grads[0]), grads[0]};
+  }
+};
+
 }  // namespace
 
 Tensors hook_inputs(const Tensors& inputs, const std::shared_ptr<Call>& call,
@@ -58,6 +77,21 @@ Tensors hook_inputs(const Tensors& inputs, const std::shared_ptr<Call>& call,
     torch::autograd::create_gradient_edge(input, node);
   }
   return hooked;
+}
+
+void adopt_writes(const Tensors& inputs, const Tensors& hooked_inputs,
+                  const std::shared_ptr<Call>& call, const std::weak_ptr<CallListener>& listener) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const at::Tensor &input = inputs[i], &hooked = hooked_inputs[i];
+    if (!input.defined() || input.is_same(hooked) || !hooked.requires_grad() ||
+        dynamic_cast<const InputGrads*>(hooked.grad_fn().get()))
+      continue;
+    torch::autograd::check_inplace(input, /*requires_grad=*/true);
+    torch::autograd::Edge edge = torch::autograd::impl::gradient_edge(hooked);
+    if (input.is_view()) edge = {std::make_shared<Overwritten>(input, std::move(edge)), 0};
+    torch::autograd::impl::rebase_history(input, std::move(edge));
+    hook_outputs({input}, call, listener);
+  }
 }
 
 void share_memory(Tensors& outputs, const Tensors& inputs, const Tensors& hooked_inputs) {

@@ -41,14 +41,20 @@ class CallListener {
 // Returns the inputs, connected to a node of their own in the graph. Sets call->has_input_grads.
 Tensors hook_inputs(const Tensors& inputs, const std::shared_ptr<Call>& call,
                     const std::weak_ptr<CallListener>& listener);
-// Replaces each output that is in the memory of a hooked input, such as that input itself, by a
-// view of the tensor that the caller passed, at the output's place in the graph. A later write in
-// place to one of them then changes the other, and its gradient, as it does without the unit.
-void share_memory(Tensors& outputs, const Tensors& inputs, const Tensors& hooked_inputs);
 // The hooks survive writes to the outputs. Backward through the outputs throws ContractError if the
 // listener no longer exists.
 void hook_outputs(const Tensors& outputs, const std::shared_ptr<Call>& call,
                   const std::weak_ptr<CallListener>& listener);
+
+// What a call that has ended did to its inputs. Each input that it wrote to in place gets the
+// result's place in the graph, and is hooked like an output, because the caller sees it. Throws
+// c10::Error for an input that autograd does not let anybody write to, such as a leaf.
+void adopt_writes(const Tensors& inputs, const Tensors& hooked_inputs,
+                  const std::shared_ptr<Call>& call, const std::weak_ptr<CallListener>& listener);
+// Replaces each output that is in the memory of a hooked input, such as that input itself, by a
+// view of the tensor that the caller passed, at the output's place in the graph. A later write in
+// place to one of them then changes the other, and its gradient, as it does without the unit.
+void share_memory(Tensors& outputs, const Tensors& inputs, const Tensors& hooked_inputs);
 
 // How far one backward has come in the calls that one unit had in one forward of the model.
 //

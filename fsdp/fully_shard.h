@@ -39,9 +39,9 @@
 //   that names it (modules/part_guard.h says what is noticed).
 // - The registered parameter is the shard, a plain tensor, not a DTensor. Inside forward and
 //   backward the same tensor holds the full parameter.
-// - What a module returns may be written to in place, as without fully_shard. A result that is in
-//   the memory of a parameter, such as the parameter itself or a view of it, is copied, because
-//   that memory is freed; gradients flow through the copy.
+// - A module may write in place to its inputs, and its caller to what it returns, as without
+//   fully_shard. A result in the memory of a parameter, such as the parameter itself or a view of
+//   it, is copied, because that memory is freed; gradients flow through the copy.
 // - zero_grad() drops gradients that are accumulated and not reduced yet; PyTorch keeps them.
 // - Instead of set_custom_all_gather() and set_custom_reduce_scatter(), pass as the group a
 //   c10d::Backend with its own allgather_into_tensor_coalesced(), reduce_scatter_tensor_coalesced()

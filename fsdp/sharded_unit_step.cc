@@ -119,6 +119,11 @@ Tensors ShardedUnit::run_cast(const torch::nn::Module* module, const Function& f
   Tensors outputs;
   try {
     outputs = to_caller(function(inputs));
+    if (with_grad) {
+      hook_outputs(outputs, call, weak_from_this());
+      adopt_writes(passed, inputs, call, weak_from_this());
+      share_memory(outputs, passed, inputs);
+    }
   } catch (...) {
     // Other ranks may have ended this forward. Units must be gathered on all ranks or on none.
     try {
@@ -126,10 +131,6 @@ Tensors ShardedUnit::run_cast(const torch::nn::Module* module, const Function& f
     } catch (const std::exception&) {  // a gather that fails too: the first error tells more
     }
     throw;
-  }
-  if (with_grad) {
-    hook_outputs(outputs, call, weak_from_this());
-    share_memory(outputs, passed, inputs);
   }
   if (!recomputes) call_ends(module, scope.is_outermost());
   return outputs;

@@ -232,6 +232,60 @@ TEST(FullyShardOutputs, ShareMemoryWithAnInput) {
   });
 }
 
+// What a unit writes to its input, the caller sees, and the gradient too.
+TEST(FullyShardOutputs, AreWrittenToAnInput) {
+  const Forward relu_first = [](Layer& layer, const at::Tensor& x) {
+    at::Tensor in = x;
+    return Tensors{at::linear(in.relu_(), layer.weight)};
+  };
+  const Forward scale = [](Layer& layer, const at::Tensor& x) {
+    at::Tensor in = x;
+    in.mul_(layer.weight[0]);
+    return Tensors{in};
+  };
+  const Body use_input = [](Model& model, const at::Tensor& x) {
+    const at::Tensor h = x * model.p, y = model.call(0, h)[0];
+    return model.call(1, h + y)[0] * h;
+  };
+  const Body use_input_alone = [](Model& model, const at::Tensor& x) {
+    const at::Tensor h = x * model.p;
+    model.call(0, h);
+    return (model.call(1, h * 2)[0] + h).square();
+  };
+  const Body use_base = [](Model& model, const at::Tensor& x) {
+    const at::Tensor base = at::cat({x, x}) * model.p, h = base.narrow(0, 1, 2);
+    const at::Tensor y = model.call(0, h)[0];
+    return (base.narrow(0, 0, 2) + h) * (y + base.narrow(0, 2, 2));
+  };
+  expect_parity({
+      {"and used", relu_first, use_input},
+      {"and used alone", scale, use_input_alone},
+      {"a view, whose base is used", relu_first, use_base},
+      {"a view, which is the output", scale, use_base},
+      {"and by the caller", scale,
+       [](Model& model, const at::Tensor& x) {
+         at::Tensor h = x * model.p;
+         const at::Tensor y = model.call(0, h)[0];
+         h += y;
+         return model.call(1, h)[0] * h;
+       }},
+  });
+  // As without the unit.
+  tests::expect_errors(2,
+                       "a leaf Variable that requires grad is being used in an in-place operation",
+                       [](Rank& self) {
+                         const auto module = std::make_shared<Model>(
+                             [](Layer&, const at::Tensor& x) {
+                               at::Tensor in = x;
+                               return Tensors{in.relu_()};
+                             },
+                             nullptr);
+                         module->to(tests::here());
+                         const auto unit = fully_shard(*module->layers[0], self.group);
+                         module->call(0, random_input({2, 3, 4}, 1).requires_grad_());
+                       });
+}
+
 // LibTorch's error, as without units: what is written to was saved for backward.
 TEST(FullyShardOutputs, AWriteToWhatBackwardNeedsIsAnError) {
   tests::expect_errors(2, "modified by an inplace operation", [](Rank& self) {
