@@ -461,6 +461,7 @@ set(pipewright_executor_sources
     modules/contents.cc
     modules/distribution.cc
     modules/forward.cc
+    modules/forward_tensors.cc
     modules/grad_scaler.cc
     modules/meta.cc
     modules/part_guard.cc
@@ -574,6 +575,7 @@ set(pipewright_executor_headers
     modules/distribution.h
     modules/driven_stage.h
     modules/forward.h
+    modules/forward_tensors.h
     modules/grad_scaler.h
     modules/gradient_sync.h
     modules/meta.h

@@ -3,17 +3,13 @@
 
 #include <functional>
 #include <memory>
-#include <stdexcept>
-#include <string>
-#include <type_traits>
 #include <unordered_map>
 #include <utility>
 
 #include "pipewright/autograd/checkpoint.h"
 #include "pipewright/autograd/split_backward.h"
 #include "pipewright/executor/stage.h"
-#include "pipewright/modules/forward.h"
-#include "pipewright/modules/tensors.h"
+#include "pipewright/modules/forward_tensors.h"
 
 namespace pipewright::executor {
 
@@ -62,56 +58,22 @@ class ModuleStage final : public Stage {
   std::unordered_map<int, std::unique_ptr<Kept>> kept_;  // by microbatch
 };
 
-namespace module_stage_internal {
-
-// The number of tensors that a forward takes; 0 if it takes a vector of them.
-template <typename Result, typename Module, typename... Inputs>
-constexpr size_t arity(Result (Module::*)(Inputs...)) {
-  if constexpr (sizeof...(Inputs) == 1)
-    return (std::is_same_v<std::decay_t<Inputs>, Tensors> && ...) ? 0 : 1;
-  return sizeof...(Inputs);
-}
-template <typename Result, typename Module, typename... Inputs>
-constexpr size_t arity(Result (Module::*)(Inputs...) const) {
-  return arity(static_cast<Result (Module::*)(Inputs...)>(nullptr));
-}
-
-template <typename Module>
-constexpr size_t arity_of_forward() {
-  if constexpr (requires { &Module::forward; })
-    return arity(decltype(&Module::forward){});
-  else
-    return 1;  // a template, such as torch::nn::Sequential's
-}
-
-}  // namespace module_stage_internal
-
-// A stage over a module: a shared_ptr or a ModuleHolder, called through its wrappers
-// (modules/forward.h). The module's forward takes tensors or a vector of them, and returns a
-// tensor, a tuple or a vector. The stage's forward throws std::invalid_argument for a different
-// number of tensors.
+// A stage over a module: a shared_ptr or a ModuleHolder, called through its wrappers with the
+// tensors of the stage as arguments (modules/forward_tensors.h). The module's forward takes and
+// returns tensors, or tuples, optionals and vectors of them; defaulted arguments may be left out.
+// The stage's forward throws std::invalid_argument for a number of tensors that the module's does
+// not take.
 template <typename Module>
 std::shared_ptr<ModuleStage> make_stage(Module module) {
-  namespace internal = module_stage_internal;
-  using Plain = std::decay_t<decltype(*module)>;
-  return std::make_shared<ModuleStage>([module](const Tensors& inputs) mutable -> Tensors {
-    constexpr size_t kArity = internal::arity_of_forward<Plain>();
-    if constexpr (kArity == 0) {
-      const auto function = [&module](const Tensors& in) {
-        return modules::to_tensors(module->forward(in));
-      };
-      return modules::call(*module, function, inputs);
-    } else {
-      if (inputs.size() != kArity) {
-        throw std::invalid_argument("forward of the module: expected " + std::to_string(kArity) +
-                                    " tensors, got " + std::to_string(inputs.size()));
-      }
-      return [&]<size_t... I>(std::index_sequence<I...>) {
-        return modules::to_tensors(modules::forward(module, inputs[I]...));
-      }
-      (std::make_index_sequence<kArity>());
-    }
-  });
+  static_assert(modules::TakesTensors<Module>,
+                "make_stage: expected a shared_ptr or a ModuleHolder of a module whose forward "
+                "takes tensors and returns tensors, or tuples, optionals and vectors of them");
+  if constexpr (modules::TakesTensors<Module>) {
+    return std::make_shared<ModuleStage>(
+        [module](const Tensors& inputs) { return modules::forward_tensors(module, inputs); });
+  } else {
+    return nullptr;
+  }
 }
 
 }  // namespace pipewright::executor

@@ -48,26 +48,28 @@ Tensors call(const torch::nn::Module& module, const ForwardHook::Function& funct
 template <typename Module, typename... Inputs>
 auto forward(const Module& module, const Inputs&... inputs);
 
-// Calls the children of a torch::nn::Sequential one after another through their hooks. This is the
-// forward of a class derived from torch::nn::SequentialImpl, such as one that is nested in another
-// Sequential:
+// Calls the children of a torch::nn::Sequential one after another through their hooks, the first
+// one with all inputs. This is the forward of a class derived from torch::nn::SequentialImpl, such
+// as one that is nested in another Sequential:
 //
 //   struct BlockImpl : torch::nn::SequentialImpl {
 //     using SequentialImpl::SequentialImpl;
 //     at::Tensor forward(const at::Tensor& x) { return modules::forward_children(*this, x); }
 //   };
-template <typename Sequential>
-at::Tensor forward_children(Sequential& sequential, const at::Tensor& input) {
+template <typename Sequential, typename... Inputs>
+at::Tensor forward_children(Sequential& sequential, const at::Tensor& input,
+                            const Inputs&... others) {
   at::Tensor x = input;
-  for (const auto& child : sequential) x = forward(child, x);
+  bool is_first = true;
+  for (const auto& child : sequential)
+    x = std::exchange(is_first, false) ? forward(child, x, others...) : forward(child, x);
   return x;
 }
 
 // Calls module->forward(inputs...) through the module's hooks. `module` is a shared_ptr, a
-// ModuleHolder or a torch::nn::AnyModule, the inputs are tensors, and the result is a tensor, a
-// tuple or a vector of tensors; of an AnyModule or a torch::nn::Sequential it is a tensor. The
-// children of a Sequential, which take and return one tensor each, are called through their hooks
-// too.
+// ModuleHolder or a torch::nn::AnyModule, the inputs are tensors, and the result consists of
+// tensors (tensors.h); of an AnyModule or a torch::nn::Sequential it is a tensor. The children of a
+// Sequential, which return one tensor each, are called through their hooks too.
 template <typename Module, typename... Inputs>
 auto forward(const Module& module, const Inputs&... inputs) {
   auto callee = module;  // a ModuleHolder's operator-> is const, the module it returns is not
@@ -81,7 +83,10 @@ auto forward(const Module& module, const Inputs&... inputs) {
     return from_tensors<at::Tensor>(call(*callee.ptr(), function, Tensors{inputs...}));
   } else if constexpr (std::is_same_v<std::decay_t<decltype(*callee)>, torch::nn::SequentialImpl>) {
     const auto function = [&callee](const Tensors& moved) {
-      return Tensors{forward_children(*callee, moved[0])};
+      return [&]<size_t... I>(std::index_sequence<I...>) {
+        return Tensors{forward_children(*callee, moved[I]...)};
+      }
+      (std::make_index_sequence<sizeof...(Inputs)>());
     };
     return from_tensors<at::Tensor>(call(*callee, function, Tensors{inputs...}));
   } else {

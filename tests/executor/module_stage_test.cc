@@ -4,9 +4,13 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/rnn.h>
 #include <torch/optim/adamw.h>
 
+#include <array>
 #include <map>
+#include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -33,6 +37,57 @@ struct Const : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) const { return x * 3; }
 };
 
+struct Overloaded : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return x; }
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& y) { return x + y; }
+  double forward(const at::Tensor&, const at::Tensor&, const at::Tensor&) { return 0; }
+  at::Tensor forward(const Tensors& inputs) { return at::stack(inputs); }
+};
+
+struct Template : torch::nn::Module {
+  template <typename T>
+  at::Tensor forward(const T& x) {
+    return x * 2;
+  }
+};
+
+// An argument of each kind, and as many defaults as there can be.
+struct Rich : torch::nn::Module {
+  std::tuple<at::Tensor, std::optional<at::Tensor>, std::pair<at::Tensor, at::Tensor>, Tensors>
+  forward(at::Tensor& x, const std::optional<at::Tensor>& mask = {},
+          std::array<at::Tensor, 2> two = {}, Tensors&& rest = {}) const {
+    has_mask = mask.has_value();
+    return {x, mask, {two[0], two[1]}, rest};
+  }
+  mutable bool has_mask = false;
+};
+
+struct Static : torch::nn::Module {
+  static at::Tensor forward(at::TensorList list, bool negate = false) {
+    return negate ? -at::stack(list) : at::stack(list);
+  }
+};
+
+struct Flagged : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x, bool negate, const at::Tensor& y = {}) {
+    return negate ? -x : x + y;
+  }
+};
+struct HasAVectorInTheMiddle : torch::nn::Module {
+  at::Tensor forward(const Tensors& inputs, const at::Tensor& x) { return inputs[0] + x; }
+};
+struct ReturnsADouble : torch::nn::Module {
+  double forward(const at::Tensor&) { return 0; }
+};
+struct Hidden : torch::nn::Module {
+ private:
+  at::Tensor forward(const at::Tensor& x) { return x; }
+};
+static_assert(!modules::TakesTensors<std::shared_ptr<Flagged>>);
+static_assert(!modules::TakesTensors<std::shared_ptr<HasAVectorInTheMiddle>>);
+static_assert(!modules::TakesTensors<std::shared_ptr<ReturnsADouble>>);
+static_assert(!modules::TakesTensors<std::shared_ptr<Hidden>>);
+
 TEST(MakeStage, TakesEveryKindOfModule) {
   const at::Tensor x = at::ones({2, 3}), y = at::full({2, 3}, 5.0);
   const Tensors pair = make_stage(std::make_shared<Pair>())->forward(0, {x, y});
@@ -46,13 +101,76 @@ TEST(MakeStage, TakesEveryKindOfModule) {
   EXPECT_TRUE(at::equal(make_stage(sequential)->forward(0, {x}).at(0), sequential->forward(x)));
 }
 
-TEST(MakeStage, WrongNumberOfTensors) {
-  try {
-    make_stage(std::make_shared<Pair>())->forward(0, {at::ones({1})});
-    FAIL();
-  } catch (const std::invalid_argument& error) {
-    EXPECT_STREQ(error.what(), "forward of the module: expected 2 tensors, got 1");
+TEST(MakeStage, ChoosesTheOverloadForTheNumberOfTensors) {
+  const auto stage = make_stage(std::make_shared<Overloaded>());
+  const at::Tensor x = at::ones({3}), y = at::full({3}, 5.0);
+  EXPECT_TRUE(at::equal(stage->forward(0, {x}).at(0), x));
+  EXPECT_TRUE(at::equal(stage->forward(0, {x, y}).at(0), x + y));
+  // The overload for three returns no tensor.
+  EXPECT_TRUE(at::equal(stage->forward(0, {x, y, x}).at(0), at::stack({x, y, x})));
+  EXPECT_TRUE(at::equal(make_stage(std::make_shared<Template>())->forward(0, {x}).at(0), 2 * x));
+  EXPECT_TRUE(at::equal(make_stage(std::make_shared<Static>())->forward(0, {x, y}).at(0),
+                        at::stack({x, y})));
+}
+
+TEST(MakeStage, FillsArgumentsInOrder) {
+  const auto module = std::make_shared<Rich>();
+  const auto stage = make_stage(module);
+  Tensors in;
+  for (int i = 0; i < 6; ++i) in.push_back(at::full({}, i));
+  for (const size_t given : {1, 2, 4, 5, 6}) {
+    const Tensors inputs(in.begin(), in.begin() + static_cast<int64_t>(given));
+    const Tensors outputs = stage->forward(0, inputs);
+    ASSERT_EQ(outputs.size(), std::max<size_t>(given, 4));
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      ASSERT_EQ(outputs[i].defined(), i < given) << given << " " << i;
+      if (i < given) {
+        EXPECT_EQ(outputs[i].item<int>(), i);
+      }
+    }
+    EXPECT_EQ(module->has_mask, given > 1);
   }
+  // What is undefined is absent.
+  EXPECT_FALSE(stage->forward(0, {in[0], at::Tensor(), in[1], in[2]}).at(1).defined());
+  EXPECT_FALSE(module->has_mask);
+}
+
+TEST(MakeStage, RunsTheHooksOfAModuleWithSeveralOutputs) {
+  struct Hook final : modules::ForwardHook {
+    Tensors run(const torch::nn::Module*, const Function& forward, Tensors inputs) override {
+      Tensors outputs = forward(inputs);
+      sizes.push_back(outputs.size());
+      return outputs;
+    }
+    std::vector<size_t> sizes;
+  };
+  torch::nn::LSTM lstm(3, 3);
+  const auto hook = std::make_shared<Hook>();
+  modules::register_forward_hook(*lstm, hook);
+  const at::Tensor x = at::ones({2, 4, 3});
+  const Tensors outputs = make_stage(lstm)->forward(0, {x});
+  const auto [output, state] = modules::forward(lstm, x);
+  EXPECT_EQ(hook->sizes, (std::vector<size_t>{3, 3}));
+  EXPECT_TRUE(at::equal(outputs.at(0), output));
+  EXPECT_TRUE(at::equal(outputs.at(2), std::get<1>(state)));
+}
+
+template <typename Module>
+std::string error_of(size_t num_inputs) {
+  try {
+    make_stage(std::make_shared<Module>())->forward(0, Tensors(num_inputs, at::ones({1})));
+  } catch (const std::invalid_argument& error) {
+    const std::string text = error.what();
+    return text.substr(text.rfind("::") + 2);  // without the namespace
+  }
+  return "";
+}
+
+TEST(MakeStage, WrongNumberOfTensors) {
+  EXPECT_EQ(error_of<Pair>(1), "Pair: expected 2 tensors, got 1");
+  EXPECT_EQ(error_of<Const>(2), "Const: expected 1 tensor, got 2");
+  EXPECT_EQ(error_of<Rich>(3), "Rich: expected 1, 2 or at least 4 tensors, got 3");
+  EXPECT_EQ(error_of<Template>(2), "Template: expected 1 tensor, got 2");
 }
 
 TEST(MakeStage, CheckpointsAModule) {

@@ -98,6 +98,16 @@ TEST(Forward, RunsTheHooksOfASequentialAndItsChildren) {
   EXPECT_EQ(text, "s(a()a)s");
 }
 
+struct Product : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& y) { return x * y; }
+};
+
+TEST(Forward, PassesAllInputsToTheFirstChildOfASequential) {
+  const torch::nn::Sequential sequential(std::make_shared<Product>(), std::make_shared<Twice>());
+  const at::Tensor x = at::full({}, 3.0, at::kDouble), y = at::full({}, 5.0, at::kDouble);
+  EXPECT_EQ(value_of(forward(sequential, x, y)), 30);
+}
+
 // LibTorch's Sequential cannot contain another one, but a class derived from it.
 struct Layers : torch::nn::SequentialImpl {
   using SequentialImpl::SequentialImpl;
