@@ -102,6 +102,9 @@ std::vector<DigestPart> digest_of(const ir::Program& program, const ExecutorOpti
   const auto flag = [](const char* name, bool value) {
     return DigestPart{name, value ? "true" : "false"};
   };
+  std::string extra_of_dims;
+  for (const auto& [stage, dims] : options.extra_of_dims)
+    extra_of_dims += "stage " + std::to_string(stage) + ": " + to_string(dims) + " ";
   return digest_of(program, {flag("scale_grads", options.scale_grads),
                              flag("allow_unverified", options.allow_unverified),
                              flag("weight_free_w", program.lowering.weight_free_w.value_or(false)),
@@ -109,6 +112,7 @@ std::vector<DigestPart> digest_of(const ir::Program& program, const ExecutorOpti
                              flag("dynamic_shapes", options.dynamic_shapes),
                              {"input_dims", to_string(options.input_dims)},
                              {"extra_dims", to_string(options.extra_dims)},
+                             {"extra_of_dims", extra_of_dims},
                              {"target_dims", to_string(options.target_dims)},
                              {"output_dims", to_string(options.output_dims)}});
 }

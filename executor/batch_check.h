@@ -1,35 +1,72 @@
 #ifndef PIPEWRIGHT_EXECUTOR_BATCH_CHECK_H_
 #define PIPEWRIGHT_EXECUTOR_BATCH_CHECK_H_
 
+#include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "pipewright/executor/batch_comparison.h"
 #include "pipewright/executor/microbatches.h"
 #include "pipewright/executor/tensor_meta.h"
 
 namespace pipewright::executor {
 
+// How many rows a batch has: the size of each of its tensors along the dimension in which it is
+// split.
+struct Rows {
+  int64_t count = 0;
+  int dim = 0;         // of the first such tensor,
+  std::string tensor;  // which is "input 0"
+  std::string option;  // that says along which dimension it is split: "input_dims"
+};
+
+struct SplitBatch {
+  Microbatches microbatches;
+  std::optional<Rows> rows = {};  // nullopt if nothing was split
+};
+
+struct WrongRows {
+  int rank = 0;  // the higher one of two that differ
+  std::string text;
+};
+
+// Compares the number of rows with that of the first rank of the pipeline that called this for the
+// same step. To be called like BatchComparison::first.
+std::optional<WrongRows> compare_rows(BatchComparison& comparison, int rank,
+                                      const std::optional<Rows>& rows);
+
 // What one rank's batch must look like: checked before a step, so that a wrong batch is reported
-// before anything has run. For one thread at a time.
+// before anything has run. Inputs and targets that this rank does not need are ignored, and so are
+// extra inputs of stages that are not on this rank. For one thread at a time.
 class BatchCheck {
  public:
   struct Options {
     int num_microbatches = 0;
-    bool needs_inputs = false;   // this rank has the first stage
-    bool needs_targets = false;  // this rank has the last stage, and a loss that takes targets
-    bool same_shapes = false;    // all training steps must have the shapes of the first one
+    int num_stages = 0;
+    std::vector<int> stages = {};  // of this rank
+    bool needs_targets = false;    // this rank has the last stage, and a loss that takes targets
+    bool same_shapes = false;      // all training steps must have the shapes of the first one
+    BatchDims dims = {};
   };
-  explicit BatchCheck(Options options) : options_(options) {}
+  explicit BatchCheck(Options options) : options_(std::move(options)) {}
 
-  // Throws std::invalid_argument if the number of microbatches is wrong, if inputs are missing, or
-  // if targets are missing in a training step; with same_shapes also if a tensor's dtype or shape
-  // differs from the first training step's.
-  // Inputs and targets that this rank does not need are ignored.
+  // Splits a batch. Throws std::invalid_argument if a tensor cannot be split, or has another number
+  // of rows than the others.
+  SplitBatch split(const Batch& batch) const;
+  // Throws std::invalid_argument if the number of microbatches is wrong, if inputs are missing, if
+  // targets are missing in a training step, or for extra inputs of a stage that does not exist;
+  // with same_shapes also if a tensor's dtype or shape differs from the first training step's.
   void check(const Microbatches& microbatches, bool with_backward) const;
-  // The dtypes and shapes of the tensors that this rank needs, one per line; none if check() has
-  // compared them with those of the first step.
-  std::vector<std::string> describe(const Microbatches& microbatches, bool with_backward) const;
+  // Whether check() compares with the shapes of the first step, so that ranks need not compare
+  // theirs.
+  bool is_known(bool with_backward) const {
+    return options_.same_shapes && with_backward && first_[with_backward];
+  }
+  // The dtypes and shapes of the tensors that this rank needs, one per line.
+  std::vector<std::string> describe(const Microbatches& microbatches) const;
   // Makes this batch the first training step's, unless there was one, or the last evaluation's.
   void remember(const Microbatches& microbatches, bool with_backward);
   // Whether the last evaluation had other shapes.
@@ -37,13 +74,17 @@ class BatchCheck {
   void forget(bool with_backward) { first_[with_backward].reset(); }
 
  private:
-  // By microbatch; empty if the batch has no such tensors.
-  struct Shapes {
-    std::vector<TensorMetas> inputs, extra, targets;
-
-    friend bool operator==(const Shapes&, const Shapes&) = default;
+  struct List {
+    std::string what;  // "extra input"
+    const std::vector<Tensors>& microbatches;
   };
-  Shapes shapes_of(const Microbatches& microbatches) const;  // of what this rank needs
+  // Those that this rank needs, without empty ones.
+  std::vector<List> lists_of(const Microbatches& microbatches) const;
+  bool has_stage(int stage) const;
+
+  // Of each list by its name, then by microbatch.
+  using Shapes = std::map<std::string, std::vector<TensorMetas>>;
+  Shapes shapes_of(const Microbatches& microbatches) const;
 
   const Options options_;
   std::optional<Shapes> first_[2];  // by with_backward: the last evaluation, the first step

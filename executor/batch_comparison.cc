@@ -25,29 +25,38 @@ std::vector<std::string> split_lines(const std::string& text) {
 BatchComparison::BatchComparison(comms::World& world, const c10d::Backend& group)
     : world_(world), name_(name_of(world, group)) {}
 
-std::string BatchComparison::difference(const std::vector<std::string>& lines) {
+std::optional<BatchComparison::Lines> BatchComparison::first(
+    const std::vector<std::string>& lines) {
   if (const int now = world_.failures().generation(); now != generation_) {
     generation_ = now;
     number_ = 0;
   }
   const std::string prefix = name_ + "/" + std::to_string(generation_) + "/";
   const int64_t number = number_++;
-  if (lines.empty()) return "";
+  if (lines.empty()) return std::nullopt;
   std::string text = std::to_string(world_.rank()) + "\n";
   for (const std::string& line : lines) text += line + "\n";
-  const std::vector<uint8_t> first = world_.store()->compareSet(
+  const std::vector<uint8_t> found = world_.store()->compareSet(
       prefix + std::to_string(number), {}, std::vector<uint8_t>(text.begin(), text.end()));
-  const std::vector<std::string> theirs = split_lines({first.begin(), first.end()});
-  const std::string& rank = theirs.at(0);
+  std::vector<std::string> theirs = split_lines({found.begin(), found.end()});
+  std::string rank = theirs.at(0);
   if (rank == std::to_string(world_.rank())) {
     // All ranks have voted since then.
     if (number > 0) world_.store()->deleteKey(prefix + std::to_string(number - 1));
-    return "";
+    return std::nullopt;
   }
-  for (size_t i = 0; i < std::max(lines.size(), theirs.size() - 1); ++i) {
+  theirs.erase(theirs.begin());
+  return Lines{std::move(rank), std::move(theirs)};
+}
+
+std::string BatchComparison::difference(const std::vector<std::string>& lines) {
+  const std::optional<Lines> theirs = first(lines);
+  if (!theirs) return "";
+  for (size_t i = 0; i < std::max(lines.size(), theirs->lines.size()); ++i) {
     const std::string got = i < lines.size() ? lines[i] : "nothing";
-    const std::string expected = i + 1 < theirs.size() ? theirs[i + 1] : "nothing";
-    if (got != expected) return "expected " + expected + " as on rank " + rank + ", got " + got;
+    const std::string expected = i < theirs->lines.size() ? theirs->lines[i] : "nothing";
+    if (got != expected)
+      return "expected " + expected + " as on rank " + theirs->rank + ", got " + got;
   }
   return "";
 }

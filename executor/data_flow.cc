@@ -71,6 +71,7 @@ void DataFlow::begin(bool with_backward, bool keep_outputs, Microbatches microba
   }
   input_grads_.assign(count, {});
   extra_grads_.assign(count, {});
+  for (const auto& [stage, list] : microbatches_.extra_of) extra_of_grads_[stage].resize(count);
   if (is_local(placement_.num_stages() - 1)) {
     results_.losses.resize(count);
     if (keep_outputs) results_.outputs.resize(count);
@@ -100,6 +101,8 @@ void DataFlow::accumulate_into_batch() {
   };
   add_roots(microbatches_.inputs, input_grads_);
   add_roots(microbatches_.extra, extra_grads_);
+  for (auto& [stage, sums] : extra_of_grads_) add_roots(microbatches_.extra_of[stage], sums);
+  extra_of_grads_.clear();
   // No node is this step's own: the caller may use their graph further.
   autograd::full_backward(roots, grads, autograd::NodeRange());
 }
@@ -109,6 +112,7 @@ void DataFlow::clear() {
   microbatches_ = {};
   input_grads_.clear();
   extra_grads_.clear();
+  extra_of_grads_.clear();
   results_ = {};
 }
 
@@ -122,8 +126,13 @@ DataFlow::Slot& DataFlow::slot(int stage, int microbatch) {
 Tensors DataFlow::inputs(ir::ActionPart part) {
   Tensors inputs = stage_inputs(part);
   slot(part).num_inputs = inputs.size();
-  const Tensors extra = leaves_of(microbatch_of(microbatches_.extra, part.microbatch()));
-  inputs.insert(inputs.end(), extra.begin(), extra.end());
+  const auto add_extra = [&](const std::vector<Tensors>& list) {
+    const Tensors extra = leaves_of(microbatch_of(list, part.microbatch()));
+    inputs.insert(inputs.end(), extra.begin(), extra.end());
+  };
+  add_extra(microbatches_.extra);
+  const auto own = microbatches_.extra_of.find(part.stage());
+  if (own != microbatches_.extra_of.end()) add_extra(own->second);
   if (with_backward_ && is_last(part.stage())) slot(part).leaves = inputs;
   return inputs;
 }
@@ -249,8 +258,13 @@ void DataFlow::backward_loss_weights(ir::ActionPart part, bool resharded) {
 void DataFlow::put_input_grads(ir::ActionPart part, Tensors grads) {
   const int stage = part.stage(), microbatch = part.microbatch();
   const size_t num_inputs = slot(part).num_inputs;
-  for (size_t i = num_inputs; i < grads.size(); ++i)
-    add(extra_grads_[static_cast<size_t>(microbatch)], i - num_inputs, grads[i]);
+  const size_t end_of_extra = num_inputs + microbatch_of(microbatches_.extra, microbatch).size();
+  for (size_t i = num_inputs; i < grads.size(); ++i) {
+    if (i < end_of_extra)
+      add(extra_grads_[static_cast<size_t>(microbatch)], i - num_inputs, grads[i]);
+    else
+      add(extra_of_grads_.at(stage)[static_cast<size_t>(microbatch)], i - end_of_extra, grads[i]);
+  }
   grads.resize(num_inputs);
   if (is_first(stage)) {
     for (size_t i = 0; i < grads.size(); ++i)

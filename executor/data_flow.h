@@ -103,7 +103,9 @@ class DataFlow {
   bool with_backward_ = false;
   bool keep_outputs_ = false;
   Microbatches microbatches_;
-  std::vector<Tensors> input_grads_, extra_grads_;  // by microbatch, of the caller's tensors
+  // Of the caller's tensors, by microbatch; those of `extra_of` by stage and microbatch.
+  std::vector<Tensors> input_grads_, extra_grads_;
+  std::map<int, std::vector<Tensors>> extra_of_grads_;
   StepOutputs results_;
 };
 

@@ -52,15 +52,6 @@ void limit_requests(const comms::World& world, std::chrono::milliseconds limit) 
     store->limit_requests(limit);
 }
 
-Microbatches split(const Batch& batch, int count, const ExecutorOptions& options) {
-  const auto split_tensors = [&](const Tensors& tensors, const SplitDims& dims, const char* what) {
-    return tensors.empty() ? std::vector<Tensors>() : split_batch(tensors, count, dims, what);
-  };
-  return {split_tensors(batch.inputs, options.input_dims, "input"),
-          split_tensors(batch.extra, options.extra_dims, "extra input"),
-          split_tensors(batch.targets, options.target_dims, "target")};
-}
-
 }  // namespace
 
 Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms::World& world,
@@ -74,16 +65,20 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
       timeout_(options_.first_timeout.value_or(options_.timeout.value_or(world.timeout()))),
       coordinator_(world, id_, ranks_, rank_, groups_of(stages, options_.same_batch), timeout_),
       batches_({.num_microbatches = program_.num_microbatches,
-                .needs_inputs = program_.placement.rank_of(0) == rank_,
+                .num_stages = program_.placement.num_stages(),
+                .stages = program_.placement.stages_of(rank_),
                 .needs_targets =
                     options_.loss.takes_targets() &&
                     program_.placement.rank_of(program_.placement.num_stages() - 1) == rank_,
-                .same_shapes = !options_.dynamic_shapes && !edges_of(program_).empty()}) {
+                .same_shapes = !options_.dynamic_shapes,
+                .dims = {options_.input_dims, options_.extra_dims, options_.target_dims,
+                         options_.extra_of_dims}}) {
   const ir::Placement& placement = program_.placement;
   std::string error;
   std::vector<DigestPart> digest;
   try {
     if (options_.same_batch) same_batch_.emplace(world, *options_.same_batch);
+    if (placement.num_ranks() > 1) rows_.emplace(world, coordinator_.key() + "/rows");
     check_arguments(program_, rank_, stages, options_);
     has_backward_ = ir::has_backward(program_);
     row_ = plan_row(program_.rows[static_cast<size_t>(rank_)]);
@@ -135,21 +130,19 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
 Executor::~Executor() = default;
 
 StepResult Executor::step(const Batch& batch, bool return_outputs) {
-  return run(false, return_outputs,
-             [&] { return split(batch, program_.num_microbatches, options_); });
+  return run(false, return_outputs, [&] { return batches_.split(batch); });
 }
 
 StepResult Executor::step(Microbatches microbatches, bool return_outputs) {
-  return run(false, return_outputs, [&] { return std::move(microbatches); });
+  return run(false, return_outputs, [&] { return SplitBatch{std::move(microbatches)}; });
 }
 
 StepResult Executor::eval(const Batch& batch, bool return_outputs) {
-  return run(true, return_outputs,
-             [&] { return split(batch, program_.num_microbatches, options_); });
+  return run(true, return_outputs, [&] { return batches_.split(batch); });
 }
 
 StepResult Executor::eval(Microbatches microbatches, bool return_outputs) {
-  return run(true, return_outputs, [&] { return std::move(microbatches); });
+  return run(true, return_outputs, [&] { return SplitBatch{std::move(microbatches)}; });
 }
 
 void Executor::set_function(ir::ActionKind kind, ActionFunction function) {
@@ -211,17 +204,18 @@ const RowPlan& Executor::eval_row() {
 }
 
 StepResult Executor::run(bool evaluates, bool return_outputs,
-                         const std::function<Microbatches()>& prepare) {
+                         const std::function<SplitBatch()>& prepare) {
   if (!failure_.empty()) throw StepError("no step can run after a failure: " + failure_);
   // Not earlier: what confirms the first step has its limit too.
   if (step_ > first_step_) set_timeout(options_.timeout.value_or(world_.timeout()));
   const bool with_backward = has_backward_ && !evaluates;
   const c10::AutoGradMode grad_mode(with_backward);
-  Microbatches microbatches;
+  SplitBatch batch;
+  const Microbatches& microbatches = batch.microbatches;
   std::string wrong;
   std::vector<std::string> shapes;
-  const auto refuse = [&](const std::string& what) {
-    wrong = "rank " + std::to_string(world_.rank()) + ", " + place() + ": " + what;
+  const auto refuse = [&](const std::string& what, int rank) {
+    wrong = "rank " + std::to_string(rank) + ", " + place() + ": " + what;
   };
   std::optional<double> bubble;
   bool has_new_shapes = false;  // which evaluations may have
@@ -231,18 +225,26 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
           "a training step under c10::InferenceMode, which records no gradients: expected step() "
           "outside of it, or eval()");
     }
-    microbatches = prepare();
+    batch = prepare();
     batches_.check(microbatches, with_backward);
-    shapes = batches_.describe(microbatches, with_backward);
+    if (batches_.is_known(with_backward))
+      batch.rows.reset();
+    else
+      shapes = batches_.describe(microbatches);
     has_new_shapes = evaluates && batches_.differs_from_last_evaluation(microbatches);
   } catch (const std::exception& error) {
-    refuse(error.what());
+    batch.rows.reset();
+    refuse(error.what(), world_.rank());
   }
   StepOutputs results;
   guard([&] {
     if (same_batch_) {
       const std::string difference = same_batch_->difference(shapes);
-      if (!difference.empty()) refuse(difference);
+      if (!difference.empty()) refuse(difference, world_.rank());
+    }
+    if (rows_) {
+      const std::optional<WrongRows> found = compare_rows(*rows_, world_.rank(), batch.rows);
+      if (found && wrong.empty()) refuse(found->text, found->rank);
     }
     const RowPlan& row = evaluates ? eval_row() : row_;
     // A rank that waits here in vain reports the action that it could not begin.
@@ -254,7 +256,7 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
       forget_shapes(/*with_backward=*/false);
     batches_.remember(microbatches, with_backward);
     if (with_backward && options_.tied) options_.tied->step_begins();
-    runner_->begin(row, with_backward, return_outputs, std::move(microbatches));
+    runner_->begin(row, with_backward, return_outputs, std::move(batch.microbatches));
     Recorder* const recorder = recorder_ && !evaluates ? &*recorder_ : nullptr;
     if (recorder) recorder->begin_step();
     for (const PlannedAction& planned : row.actions) {

@@ -121,6 +121,7 @@ struct ExecutorOptions {
   // How batches are split into microbatches, and outputs concatenated.
   SplitDims input_dims = {};
   SplitDims extra_dims = {};
+  std::map<int, SplitDims> extra_of_dims = {};  // by stage, the same on all ranks
   SplitDims target_dims = {};
   SplitDims output_dims = {};
   // Returns the shapes and dtypes of a stage's outputs, which are then checked from the first step
@@ -141,13 +142,6 @@ struct ExecutorOptions {
   // Parameters that stages share. A training step adds up the gradients of their copies at its end,
   // after all reductions.
   std::shared_ptr<modules::TiedParameters> tied = nullptr;
-};
-
-// One rank's tensors for a step. A list that this rank does not need may be empty.
-struct Batch {
-  Tensors inputs = {};   // of the first stage
-  Tensors extra = {};    // for each stage of this rank, after the outputs of the previous stage
-  Tensors targets = {};  // of the loss, on the rank of the last stage
 };
 
 // What a step returns. Losses and outputs are empty except on the rank of the last stage.
@@ -233,7 +227,7 @@ class Executor {
   void forget_shapes(bool with_backward);
   const RowPlan& eval_row();
   // `prepare` returns the microbatches, and throws std::invalid_argument if they are wrong.
-  StepResult run(bool evaluates, bool return_outputs, const std::function<Microbatches()>& prepare);
+  StepResult run(bool evaluates, bool return_outputs, const std::function<SplitBatch()>& prepare);
   void set_timeout(std::chrono::milliseconds timeout);
   void expect_end_on_device();
   std::string place() const;  // "step 3, action 5 `2F2`"
@@ -251,6 +245,7 @@ class Executor {
   Coordinator coordinator_;
   BatchCheck batches_;
   std::optional<BatchComparison> same_batch_;
+  std::optional<BatchComparison> rows_;  // if there are other ranks in the pipeline
   RowPlan row_;
   bool has_backward_ = false;  // on any rank
 

@@ -8,10 +8,6 @@
 namespace pipewright::executor {
 namespace {
 
-std::optional<int> dim_of(const SplitDims& dims, size_t tensor) {
-  return tensor < dims.size() ? dims[tensor] : 0;
-}
-
 std::string place(const std::string& what, size_t tensor) {
   return what + " " + std::to_string(tensor);
 }
@@ -25,8 +21,12 @@ std::string to_string(const SplitDims& dims) {
   return text;
 }
 
+std::optional<int> dim_of(const SplitDims& dims, size_t tensor) {
+  return tensor < dims.size() ? dims[tensor] : 0;
+}
+
 std::vector<Tensors> split_batch(const Tensors& batch, int num_microbatches, const SplitDims& dims,
-                                 const std::string& what) {
+                                 const std::string& what, const std::string& help) {
   std::vector<Tensors> microbatches(static_cast<size_t>(num_microbatches));
   for (size_t i = 0; i < batch.size(); ++i) {
     const std::optional<int> dim = dim_of(dims, i);
@@ -37,13 +37,13 @@ std::vector<Tensors> split_batch(const Tensors& batch, int num_microbatches, con
     if (*dim < -batch[i].dim() || *dim >= batch[i].dim()) {
       throw std::invalid_argument(place(what, i) + " with " + std::to_string(batch[i].dim()) +
                                   " dimensions cannot be split along dimension " +
-                                  std::to_string(*dim));
+                                  std::to_string(*dim) + help);
     }
     if (batch[i].size(*dim) < num_microbatches) {
       throw std::invalid_argument(place(what, i) + ": expected size at least " +
                                   std::to_string(num_microbatches) + " along dimension " +
                                   std::to_string(*dim) + ", one per microbatch, got " +
-                                  std::to_string(batch[i].size(*dim)));
+                                  std::to_string(batch[i].size(*dim)) + help);
     }
     const Tensors parts = at::tensor_split(batch[i], num_microbatches, *dim);
     for (size_t m = 0; m < parts.size(); ++m) microbatches[m].push_back(parts[m]);

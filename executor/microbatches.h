@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_EXECUTOR_MICROBATCHES_H_
 #define PIPEWRIGHT_EXECUTOR_MICROBATCHES_H_
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,21 +15,43 @@ struct Microbatches {
   std::vector<Tensors> inputs = {};  // of the first stage
   std::vector<Tensors> extra = {};   // of this rank: passed to each of its stages, after its inputs
   std::vector<Tensors> targets = {};  // of the loss
+  // Of single stages of this rank, by stage: after `extra`.
+  std::map<int, std::vector<Tensors>> extra_of = {};
+};
+
+// One rank's tensors for a step. A list that this rank does not need may be empty.
+//
+//   // A mask for all stages of the rank, and for each microbatch its own offsets, of any size.
+//   executor.step({.inputs = {tokens}, .extra = {mask},
+//                  .per_microbatch = {.extra = {{offsets0}, {offsets1}}}});
+struct Batch {
+  Tensors inputs = {};   // of the first stage
+  Tensors extra = {};    // for each stage of this rank, after the outputs of the previous stage
+  Tensors targets = {};  // of the loss, on the rank of the last stage
+  std::map<int, Tensors> extra_of = {};  // for single stages of this rank, after `extra`
+  Microbatches per_microbatch = {};      // split already; after the other tensors of each list
 };
 
 // The dimension along which each tensor of a batch is split; none for a tensor that each microbatch
 // receives whole. Tensors beyond the end of the list are split along dimension 0.
 using SplitDims = std::vector<std::optional<int>>;
 
+// Those of each list of a batch.
+struct BatchDims {
+  SplitDims inputs, extra, targets;
+  std::map<int, SplitDims> extra_of;
+};
+
 // "0 1 none", for messages.
 std::string to_string(const SplitDims& dims);
+std::optional<int> dim_of(const SplitDims& dims, size_t tensor);
 
 // Returns one list of tensors per microbatch, all of them views of the batch. Sizes differ by at
 // most one, the larger ones first, like torch.tensor_split. Throws std::invalid_argument, naming
 // `what` and the tensor, for a dimension that does not exist or that is smaller than the number of
-// microbatches.
+// microbatches; `help` ends the message.
 std::vector<Tensors> split_batch(const Tensors& batch, int num_microbatches, const SplitDims& dims,
-                                 const std::string& what);
+                                 const std::string& what, const std::string& help = "");
 
 // The inverse: concatenates each tensor along its dimension, and takes the mean over microbatches
 // of a tensor that is not split. Throws std::invalid_argument for a scalar with a dimension, and

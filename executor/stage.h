@@ -52,7 +52,7 @@ class Stage {
   virtual ~Stage() = default;
 
   // F. `inputs` are the outputs of the previous stage, or on the first stage the microbatch's own
-  // inputs, followed by this rank's extra inputs. All inputs are leaves; an input requires a
+  // inputs, followed by extra inputs. All inputs are leaves; an input requires a
   // gradient if its gradient flows back to the previous stage or to the caller of step(). Inputs
   // and outputs may be undefined. Saves what backward needs if grad mode is enabled; evaluation
   // disables it.

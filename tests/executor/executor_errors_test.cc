@@ -115,7 +115,8 @@ TEST(ExecutorErrors, ShapesChange) {
        })) {
     EXPECT_EQ(error,
               "rank 0, step 3: input 0 of microbatch 0: expected Float [3] as in the first step, "
-              "got Float [4]");
+              "got Float [4]; before other shapes, call forget_shapes() on all ranks, or set "
+              "dynamic_shapes");
   }
   // The same input, but another output.
   for (const std::string& error : errors_of(2, [&](int rank, comms::World&world) {
