@@ -237,6 +237,7 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
     refuse(error.what(), world_.rank());
   }
   StepOutputs results;
+  Tensors outputs;
   guard([&] {
     if (same_batch_) {
       const std::string difference = same_batch_->difference(shapes);
@@ -271,6 +272,8 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
     current_ = nullptr;
     watchdog_->progress().end();
     results = runner_->finish();
+    if (!results.outputs.empty())
+      outputs = merge_batch(results.outputs, options_.output_dims, "output");
     if (with_backward && options_.tied) options_.tied->add_gradients();
     if (recorder) {
       recorder->end_step();
@@ -283,11 +286,7 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
   if (!wrong.empty()) throw BatchError(wrong);
   ++step_;
   watchdog_->progress().idle(step_);
-  StepResult result{std::move(results.losses), {}, bubble};
-  // All ranks have completed the step; outputs that cannot be merged concern this caller alone.
-  if (!results.outputs.empty())
-    result.outputs = merge_batch(results.outputs, options_.output_dims, "output");
-  return result;
+  return {std::move(results.losses), std::move(outputs), bubble};
 }
 
 void Executor::set_timeout(std::chrono::milliseconds timeout) {

@@ -174,8 +174,7 @@ class Executor {
   // Collective. Runs all actions of the program, on a batch, which is split into microbatches, or
   // on microbatches. Returns when this rank has nothing more to do. Throws BatchError if the batch
   // of any rank is wrong or a rank is in c10::InferenceMode, and StepError if the step fails on any
-  // rank, also because a loss requires no gradient. If the outputs of a complete
-  // step cannot be concatenated, throws std::invalid_argument on this rank alone.
+  // rank, also because a loss requires no gradient or outputs cannot be concatenated.
   StepResult step(const Batch& batch, bool return_outputs = false);
   StepResult step(Microbatches microbatches, bool return_outputs = false);
 

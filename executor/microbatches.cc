@@ -1,8 +1,11 @@
 #include "pipewright/executor/microbatches.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/tensor_split.h>
+#include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace pipewright::executor {
@@ -58,13 +61,15 @@ Tensors merge_batch(const std::vector<Tensors>& microbatches, const SplitDims& d
     Tensors parts;
     for (const Tensors& microbatch : microbatches) parts.push_back(microbatch.at(i));
     const std::optional<int> dim = dim_of(dims, i);
-    if (dim && parts[0].dim() == 0) {
-      throw std::invalid_argument(place(what, i) +
-                                  " is a scalar and cannot be concatenated along dimension " +
-                                  std::to_string(*dim));
-    }
     if (dim) {
-      merged.push_back(at::cat(parts, *dim));
+      const auto is_scalar = [](const at::Tensor& part) { return part.dim() == 0; };
+      const bool scalars = (*dim == 0 || *dim == -1) && std::ranges::all_of(parts, is_scalar);
+      try {
+        merged.push_back(scalars ? at::stack(parts) : at::cat(parts, *dim));
+      } catch (const c10::Error& error) {
+        throw std::invalid_argument(place(what, i) + " cannot be concatenated along dimension " +
+                                    std::to_string(*dim) + ": " + error.what_without_backtrace());
+      }
       continue;
     }
     if (!parts[0].is_floating_point() && !parts[0].is_complex()) {

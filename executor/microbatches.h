@@ -54,8 +54,9 @@ std::vector<Tensors> split_batch(const Tensors& batch, int num_microbatches, con
                                  const std::string& what, const std::string& help = "");
 
 // The inverse: concatenates each tensor along its dimension, and takes the mean over microbatches
-// of a tensor that is not split. Throws std::invalid_argument for a scalar with a dimension, and
-// for the mean of a dtype that is neither floating-point nor complex.
+// of a tensor that is not split. Scalars are concatenated to one element per microbatch. Throws
+// std::invalid_argument for tensors whose shapes do not allow it, and for the mean of a dtype that
+// is neither floating-point nor complex.
 Tensors merge_batch(const std::vector<Tensors>& microbatches, const SplitDims& dims,
                     const std::string& what);
 

@@ -1,5 +1,5 @@
 // How a batch becomes microbatches: extra inputs per stage, tensors that are split already, rows,
-// and shapes that change.
+// shapes that change, and outputs that are merged.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -303,6 +303,44 @@ TEST(Shapes, RefusalsSayWhatAllowsThem) {
         }
       });
     }
+  }
+}
+
+// ----------------------------------------------------------------------------------- outputs
+
+// A model that computes its own loss: one per microbatch.
+TEST(Outputs, ScalarsAreOnePerMicrobatch) {
+  for (const int ranks : {1, 2}) {
+    const ir::Program program = named("1F1B", ranks, 2);
+    expect_no_errors(ranks, [&](int rank, comms::World& world) {
+      const auto stages = stages_of(program, rank, [&](int stage, const Tensors& in) {
+        return Tensors{stage == ranks - 1 ? in[0].sum() : in[0] * 1};
+      });
+      ExecutorHere executor(program, stages, world,
+                            {.loss = [](const Tensors& out) { return out[0]; }});
+      const at::Tensor inputs = at::arange(4.0, tests::here());
+      for (const StepResult& result :
+           {executor.eval({.inputs = {inputs}}), executor.step({.inputs = {inputs}}, true)}) {
+        if (rank != ranks - 1) continue;
+        EXPECT_TRUE(at::equal(result.outputs.at(0).cpu(), at::tensor({1.f, 5.f})));
+        EXPECT_EQ(result.losses.at(1).item<float>(), 5);
+      }
+    });
+  }
+}
+
+// All ranks learn that the last one cannot return its outputs.
+TEST(Outputs, ThatCannotBeMergedEndTheStepOnAllRanks) {
+  const ir::Program program = named("1F1B", 2, 2);
+  for (const std::string& error : errors_of(2, [&](int rank, comms::World&world) {
+         ExecutorHere executor(program, first_of(program, rank), world,
+                               {.loss = sum_of, .output_dims = {1}});
+         executor.eval({.inputs = {ones(4)}});
+         executor.confirm();
+       })) {
+    EXPECT_TRUE(
+        error.starts_with("rank 1, step 0: output 0 cannot be concatenated along dimension 1: "))
+        << error;
   }
 }
 
