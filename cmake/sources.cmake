@@ -308,6 +308,7 @@ set(pipewright_checkpoint_sources
     comms/layout.cc
     comms/mailboxes.cc
     comms/mesh_layout.cc
+    comms/node_list.cc
 )
 
 set(pipewright_checkpoint_headers
@@ -339,6 +340,7 @@ set(pipewright_checkpoint_headers
     comms/layout.h
     comms/mailboxes.h
     comms/mesh_layout.h
+    comms/node_list.h
     comms/steady_seconds.h
 )
 
