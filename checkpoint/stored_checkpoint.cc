@@ -6,11 +6,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
+#include "pipewright/checkpoint/checkpoint_files.h"
 #include "pipewright/checkpoint/crc32.h"
-#include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/in_backticks.h"
 #include "pipewright/checkpoint/sharding_info.h"
 #include "pipewright/ir/counted.h"
@@ -22,25 +22,8 @@ namespace {
 namespace fs = std::filesystem;
 using ir::Rule;
 
-constexpr const char* kIndexName = "model.safetensors.index.json";
-constexpr const char* kExtension = ".safetensors";
-
 std::string shape_text(DType dtype, std::span<const int64_t> shape) {
   return fmt::format("{}[{}]", name(dtype), fmt::join(shape, ", "));
-}
-
-// The names of the safetensors files of a folder, sorted.
-std::vector<std::string> list_files(const fs::path& folder) {
-  std::vector<std::string> names;
-  std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
-       entry.increment(error)) {
-    const std::string name = entry->path().filename();
-    if (name.ends_with(kExtension)) names.push_back(name);
-  }
-  if (error) throw FileError("read", folder.native(), error.value());
-  std::ranges::sort(names);
-  return names;
 }
 
 }  // namespace
@@ -51,7 +34,7 @@ void CheckpointReport::add(FileReport file) {
 
 class CheckpointOpener {
  public:
-  explicit CheckpointOpener(CheckpointReport* report) : report_(*report) {}
+  CheckpointOpener(CheckpointReport* report, Gaps gaps) : report_(*report), gaps_(gaps) {}
 
   std::optional<StoredCheckpoint> open(const fs::path& path) {
     const size_t before = report_.files.size();
@@ -61,91 +44,17 @@ class CheckpointOpener {
     if (!failed()) place_tensors(path);
     if (!failed()) check_manifest_tensors(path);
     if (failed()) return std::nullopt;
+    find_unknown();
     return std::move(checkpoint_);
   }
 
  private:
-  // Finds the names of the files.
   void list(const fs::path& path) {
+    files_ = list_checkpoint_files(path, &report_);
     checkpoint_.path_ = path;
-    if (!fs::is_directory(path)) {
-      checkpoint_.folder_ = path.parent_path();
-      checkpoint_.names_ = {path.filename()};
-      return;
-    }
-    checkpoint_.folder_ = path;
-    const std::vector<std::string> there = list_files(path);
-    if (path.extension() == ".tmp" && step_of(path.stem())) {
-      FileReport file{{path.native(), {}}, {}};
-      file.diagnostics.error(Rule::kManifest, "the checkpoint was never finished");
-      report_.add(std::move(file));
-    } else if (fs::exists(path / kManifestName)) {
-      list_by_manifest(path, there);
-    } else if (fs::exists(path / kIndexName)) {
-      list_by_index(path, there);
-    } else {
-      checkpoint_.names_ = there;
-      if (there.empty()) {
-        FileReport file{{path.native(), {}}, {}};
-        file.diagnostics.error(Rule::kCheckpointFile, fmt::format("expected {} or *{}, got neither",
-                                                                  kManifestName, kExtension));
-        report_.add(std::move(file));
-      }
-    }
-  }
-
-  void list_by_manifest(const fs::path& path, const std::vector<std::string>& there) {
-    FileReport file;
-    file.text = {path / kManifestName, std::string(MappedFile(path / kManifestName).text())};
-    checkpoint_.manifest_ = parse_manifest(file.text, &file.diagnostics);
-    if (checkpoint_.manifest_) {
-      for (const ManifestFile& one : checkpoint_.manifest_->files)
-        checkpoint_.names_.push_back(one.name);
-      check_presence(there, checkpoint_.names_, &file.diagnostics);
-    }
-    report_.add(std::move(file));
-  }
-
-  // Hugging Face's index of a model in several files.
-  void list_by_index(const fs::path& path, const std::vector<std::string>& there) {
-    FileReport file;
-    file.text = {path / kIndexName, std::string(MappedFile(path / kIndexName).text())};
-    const auto json = nlohmann::json::parse(file.text.text, nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
-      file.diagnostics.error(Rule::kManifest, "expected a JSON object with a `weight_map`");
-    } else {
-      for (const auto& [tensor, in] : json["weight_map"].items()) {
-        if (!in.is_string() || in.get<std::string>().find('/') != std::string::npos) {
-          file.diagnostics.error(
-              Rule::kManifest,
-              fmt::format("weight_map: {}: expected the name of a file in the folder, got {}",
-                          in_backticks(tensor), in_backticks(in.dump())));
-        } else {
-          checkpoint_.names_.push_back(in);
-          index_.emplace(tensor, in);
-        }
-      }
-      std::ranges::sort(checkpoint_.names_);
-      checkpoint_.names_.erase(std::unique(checkpoint_.names_.begin(), checkpoint_.names_.end()),
-                               checkpoint_.names_.end());
-      check_presence(there, checkpoint_.names_, &file.diagnostics);
-    }
-    report_.add(std::move(file));
-  }
-
-  static void check_presence(const std::vector<std::string>& there,
-                             const std::vector<std::string>& listed, ir::Diagnostics* diagnostics) {
-    for (const std::string& name : listed) {
-      if (std::ranges::find(there, name) == there.end())
-        diagnostics->error(Rule::kCheckpointFile,
-                           fmt::format("expected file {}, got none", in_backticks(name)));
-    }
-    for (const std::string& name : there) {
-      if (std::ranges::find(listed, name) == listed.end())
-        diagnostics->error(
-            Rule::kCheckpointFile,
-            fmt::format("file {} is in the folder, but not listed", in_backticks(name)));
-    }
+    checkpoint_.folder_ = files_.folder;
+    checkpoint_.names_ = files_.names;
+    checkpoint_.manifest_ = files_.manifest;
   }
 
   void open_files() {
@@ -192,17 +101,19 @@ class CheckpointOpener {
   }
 
   void add_boxes(const SafetensorsHeader& header, size_t index, ir::Diagnostics* diagnostics) {
-    const auto offsets = saved_offsets(header, diagnostics);
-    if (!offsets) return;
-    for (const StoredTensor& tensor : header.tensors) {
-      const Box box{offsets->at(tensor.name), tensor.shape};
+    const auto infos = part_infos(header, diagnostics);
+    if (!infos) return;
+    for (size_t at = 0; at < infos->size(); ++at) {
+      const StoredTensor& tensor = header.tensors[at];
+      const PartInfo& info = (*infos)[at];
+      const Box box{info.offset, tensor.shape};
       const auto [entry, is_new] = checkpoint_.tensors_.try_emplace(
-          tensor.name, WholeTensor{tensor.dtype, std::vector<int64_t>(tensor.shape.size()), {}});
+          info.tensor, WholeTensor{tensor.dtype, std::vector<int64_t>(tensor.shape.size()), {}});
       WholeTensor& whole = entry->second;
       if (whole.dtype != tensor.dtype || whole.shape.size() != tensor.shape.size()) {
         diagnostics->error(Rule::kTensorMismatch,
                            fmt::format("tensor {}: expected {} and {}, as in {}, got {}",
-                                       in_backticks(tensor.name), name(whole.dtype),
+                                       in_backticks(info.tensor), name(whole.dtype),
                                        ir::counted(whole.shape.size(), "dimension", "dimensions"),
                                        checkpoint_.names_[whole.boxes.front().file],
                                        shape_text(tensor.dtype, tensor.shape)));
@@ -211,7 +122,24 @@ class CheckpointOpener {
       for (size_t dim = 0; dim < whole.shape.size(); ++dim)
         whole.shape[dim] = std::max(whole.shape[dim], box.begin[dim] + box.sizes[dim]);
       whole.boxes.push_back({box, index, header.data_begin + tensor.begin});
+      if (info.whole_shape) {
+        check_same_shape(info.tensor, tensor.dtype, *info.whole_shape, index, diagnostics);
+      } else if (!tensor.shape.empty()) {
+        unsized_.insert(info.tensor);
+      }
     }
+  }
+
+  // All files that say how large a tensor is as a whole agree on it.
+  void check_same_shape(const std::string& tensor, DType dtype, const std::vector<int64_t>& shape,
+                        size_t index, ir::Diagnostics* diagnostics) {
+    const auto [said, is_first] = said_.try_emplace(tensor, SaidShape{shape, index});
+    if (said->second.shape == shape) return;
+    diagnostics->error(
+        Rule::kTensorMismatch,
+        fmt::format("tensor {}: expected a part of {}, as in {}, got one of {}",
+                    in_backticks(tensor), shape_text(dtype, said->second.shape),
+                    checkpoint_.names_[said->second.file], shape_text(dtype, shape)));
   }
 
   // Sorts the parts of each tensor, and checks that they cover it.
@@ -219,14 +147,19 @@ class CheckpointOpener {
     FileReport file{{path.native(), {}}, {}};
     if (checkpoint_.manifest_) {
       // A tensor of which a part is missing at the end would look smaller.
-      for (const ManifestTensor& tensor : checkpoint_.manifest_->tensors) {
-        const auto found = checkpoint_.tensors_.find(tensor.name);
-        if (found == checkpoint_.tensors_.end()) continue;
-        std::vector<int64_t>& shape = found->second.shape;
-        if (shape.size() != tensor.shape.size()) continue;
-        for (size_t dim = 0; dim < shape.size(); ++dim)
-          shape[dim] = std::max(shape[dim], tensor.shape[dim]);
-      }
+      for (const ManifestTensor& tensor : checkpoint_.manifest_->tensors)
+        enlarge(tensor.name, tensor.shape);
+    }
+    for (const auto& [name, said] : said_) {
+      enlarge(name, said.shape);
+      const WholeTensor& tensor = checkpoint_.tensors_.at(name);
+      if (tensor.shape != said.shape && !checkpoint_.manifest_)
+        file.diagnostics.error(
+            Rule::kTensorMismatch,
+            fmt::format("tensor {}: expected parts of {}, as in {}, got parts up to {}",
+                        in_backticks(name), shape_text(tensor.dtype, said.shape),
+                        checkpoint_.names_[said.file], shape_text(tensor.dtype, tensor.shape)));
+      unsized_.erase(name);
     }
     for (auto& [name, tensor] : checkpoint_.tensors_) {
       std::ranges::stable_sort(tensor.boxes, [](const StoredBox& left, const StoredBox& right) {
@@ -235,6 +168,14 @@ class CheckpointOpener {
       check_coverage(name, tensor, &file.diagnostics);
     }
     report_.add(std::move(file));
+  }
+
+  void enlarge(const std::string& name, const std::vector<int64_t>& least) {
+    const auto found = checkpoint_.tensors_.find(name);
+    if (found == checkpoint_.tensors_.end()) return;
+    std::vector<int64_t>& shape = found->second.shape;
+    if (shape.size() != least.size()) return;
+    for (size_t dim = 0; dim < shape.size(); ++dim) shape[dim] = std::max(shape[dim], least[dim]);
   }
 
   void check_coverage(const std::string& name, const WholeTensor& tensor,
@@ -249,7 +190,7 @@ class CheckpointOpener {
     std::vector<Box> boxes;
     for (const StoredBox& stored : tensor.boxes) boxes.push_back(stored.box);
     const Coverage coverage = cover(tensor.shape, boxes);
-    if (!coverage.gaps.empty())
+    if (!coverage.gaps.empty() && gaps_ == Gaps::kErrors)
       diagnostics->error(
           Rule::kCoverage,
           fmt::format("{}: no file has elements {}{}", what, text(coverage.gaps.front()),
@@ -259,11 +200,14 @@ class CheckpointOpener {
                                                                "more boxes"))));
     if (coverage.overlaps.empty()) return;
     const auto [later, first] = coverage.overlaps.front();
-    diagnostics->error(Rule::kCoverage,
-                       fmt::format("{}: two files have elements {}: {} and {}", what,
-                                   text(*intersection(boxes[later], boxes[first])),
-                                   checkpoint_.names_[tensor.boxes[first].file],
-                                   checkpoint_.names_[tensor.boxes[later].file]));
+    const std::string both = text(*intersection(boxes[later], boxes[first]));
+    const std::string& one = checkpoint_.names_[tensor.boxes[first].file];
+    const std::string& other = checkpoint_.names_[tensor.boxes[later].file];
+    diagnostics->error(
+        Rule::kCoverage,
+        one == other
+            ? fmt::format("{}: two parts have elements {}, both in {}", what, both, one)
+            : fmt::format("{}: two files have elements {}: {} and {}", what, both, one, other));
   }
 
   // The tensors are those that the manifest or the index lists.
@@ -274,7 +218,7 @@ class CheckpointOpener {
       check_tensors(checkpoint_.tensors_, std::vector<TensorSpec>(tensors.begin(), tensors.end()),
                     /*allow_others=*/false, &file.diagnostics);
     }
-    for (const auto& [tensor, name] : index_) {
+    for (const auto& [tensor, name] : files_.index) {
       const auto found = checkpoint_.tensors_.find(tensor);
       if (found == checkpoint_.tensors_.end() ||
           checkpoint_.names_[found->second.boxes.front().file] != name)
@@ -282,17 +226,54 @@ class CheckpointOpener {
                                fmt::format("expected tensor {} in {}, as the index says, got none",
                                            in_backticks(tensor), in_backticks(name)));
     }
+    if (files_.total_size) check_total_size(path, &file.diagnostics);
     report_.add(std::move(file));
   }
 
+  // Tools that write other tensors than they count are common, so fewer bytes are an error only if
+  // parts can be missing.
+  void check_total_size(const fs::path& path, ir::Diagnostics* diagnostics) {
+    uint64_t bytes = 0;
+    for (const auto& [name, file] : files_.index) {
+      const auto found = checkpoint_.tensors_.find(name);
+      if (found == checkpoint_.tensors_.end()) return;  // which is an error already
+      bytes += *bytes_of(found->second.dtype, found->second.shape);
+    }
+    if (bytes >= *files_.total_size) return;
+    const std::string text =
+        fmt::format("expected {} of tensors, the total_size of {}, got {}",
+                    ir::counted(*files_.total_size, "byte", "bytes"), kIndexName, bytes);
+    if (unsized_.empty())
+      report_.notes.push_back({path.native(), text});
+    else
+      diagnostics->error(Rule::kCoverage,
+                         fmt::format("{}: parts are missing at the end of {}{}", text,
+                                     in_backticks(*unsized_.begin()),
+                                     unsized_.size() == 1 ? "" : " or another tensor"));
+  }
+
+  void find_unknown() {
+    if (files_.manifest || !files_.index.empty()) return;
+    checkpoint_.unknown_.sizes.assign(unsized_.begin(), unsized_.end());
+    checkpoint_.unknown_.tensors = !files_.are_all;
+  }
+
+  struct SaidShape {
+    std::vector<int64_t> shape;
+    size_t file;
+  };
+
   CheckpointReport& report_;
+  const Gaps gaps_;
   StoredCheckpoint checkpoint_;
-  std::map<std::string, std::string> index_;  // Hugging Face's: file by tensor
+  CheckpointFiles files_;
+  std::map<std::string, SaidShape> said_;  // of whole tensors, by the first file that says it
+  std::set<std::string> unsized_;          // tensors with a part whose file does not say it
 };
 
 std::optional<StoredCheckpoint> StoredCheckpoint::open(const fs::path& path,
-                                                       CheckpointReport* report) {
-  return CheckpointOpener(report).open(path);
+                                                       CheckpointReport* report, Gaps gaps) {
+  return CheckpointOpener(report, gaps).open(path);
 }
 
 uint64_t StoredCheckpoint::size() const {

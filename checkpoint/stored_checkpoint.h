@@ -31,8 +31,15 @@ struct FileReport {
   ir::Diagnostics diagnostics;
 };
 
+// What is worth knowing about a checkpoint, but not wrong.
+struct CheckpointNote {
+  std::string file;  // the checkpoint, or a file of it
+  std::string text;
+};
+
 struct CheckpointReport {
   std::vector<FileReport> files;  // those with errors
+  std::vector<CheckpointNote> notes;
 
   bool ok() const { return files.empty(); }
   // Appends a file if there are errors.
@@ -53,25 +60,43 @@ struct WholeTensor {
   std::vector<StoredBox> boxes;  // in row-major order; together they cover it exactly once
 };
 
+// What nothing says about a checkpoint, so that something may be missing from it although open()
+// finds nothing wrong. With a manifest or an index, and of plain tensors, everything is known.
+struct Unknown {
+  std::vector<std::string> sizes;  // tensors that may be larger: parts at their end may be missing
+  bool tensors = false;            // there may be others: no manifest and no index lists them
+};
+
+// Whether a part of a tensor may be missing.
+enum class Gaps {
+  kErrors,
+  kAllowed,  // for looking at a file that is one of several
+};
+
 // Immutable; any thread.
 class StoredCheckpoint {
  public:
   // `path` is one of
   //   - a folder with a manifest (manifest.h), as save.h writes it
   //   - a folder with `*.safetensors` files, as Hugging Face's and PyTorch's tools write them: with
-  //     an index, with DCP_SHARDING_INFO (sharding_info.h), or neither
+  //     an index, with model.safetensors, with DCP_SHARDING_INFO (sharding_info.h), or neither.
+  //     Files that the index does not list, or beside model.safetensors, are not read; the report
+  //     has a note of each.
   //   - a safetensors file
   // All headers are read and checked, the sizes of files, and that the parts of each tensor cover
-  // it exactly once; the data are not read. Returns nullopt, with everything that is wrong in
-  // `report`, if something is. Throws FileError if a file cannot be read.
+  // it exactly once; the data are not read. The size of a tensor is what the manifest, the index or
+  // the files say of the whole; if none does (unknown()), it ends where its last part does. Returns
+  // nullopt, with everything that is wrong in `report`, if something is. Throws FileError if a file
+  // cannot be read.
   static std::optional<StoredCheckpoint> open(const std::filesystem::path& path,
-                                              CheckpointReport* report);
+                                              CheckpointReport* report, Gaps gaps = Gaps::kErrors);
 
   const std::filesystem::path& path() const { return path_; }  // as it was opened
   const std::optional<Manifest>& manifest() const { return manifest_; }
   const std::vector<std::string>& file_names() const { return names_; }
   const std::vector<SafetensorsFile>& files() const { return files_; }
   const std::map<std::string, WholeTensor>& tensors() const { return tensors_; }
+  const Unknown& unknown() const { return unknown_; }
 
   // Reads all data and compares the checksum of each file with that of the manifest; adds those
   // that differ to the report. Calls `on_progress` now and then with the number of bytes read. A
@@ -89,6 +114,7 @@ class StoredCheckpoint {
   std::vector<std::string> names_;
   std::vector<SafetensorsFile> files_;
   std::map<std::string, WholeTensor> tensors_;
+  Unknown unknown_;
 
   friend class CheckpointOpener;
 };

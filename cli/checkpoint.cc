@@ -31,7 +31,7 @@ using checkpoint::StoredCheckpoint;
 constexpr std::string_view kOptimizer = "optim.";
 
 // The checkpoints of a folder, or the one that it is.
-std::vector<CheckpointEntry> open_all(const fs::path& path) {
+std::vector<CheckpointEntry> open_all(const fs::path& path, checkpoint::Gaps gaps) {
   std::vector<CheckpointEntry> entries;
   if (checkpoint::has_checkpoints(path)) {
     for (const checkpoint::FolderEntry& found : checkpoint::list_checkpoints(path))
@@ -40,7 +40,7 @@ std::vector<CheckpointEntry> open_all(const fs::path& path) {
     entries.push_back({path, false, {}, {}});
   }
   for (CheckpointEntry& entry : entries)
-    entry.checkpoint = StoredCheckpoint::open(entry.path, &entry.report);
+    entry.checkpoint = StoredCheckpoint::open(entry.path, &entry.report, gaps);
   return entries;
 }
 
@@ -77,13 +77,17 @@ class Progress {
 };
 
 int run_ls(const Invocation& invocation, Console& console) {
-  const std::vector<CheckpointEntry> entries = open_all(invocation.arguments[1]);
+  const fs::path path = invocation.arguments[1];
+  // A file may be one of several that have the parts of a tensor.
+  const std::vector<CheckpointEntry> entries = open_all(
+      path, fs::is_directory(path) ? checkpoint::Gaps::kErrors : checkpoint::Gaps::kAllowed);
   if (invocation.has("--json")) {
     console.out << checkpoints_json(entries, /*with_tensors=*/true);
-  } else if (checkpoint::has_checkpoints(invocation.arguments[1])) {
+  } else if (checkpoint::has_checkpoints(path)) {
     print_checkpoints(entries, console);
   } else if (entries[0].checkpoint) {
     print_checkpoint(entries[0], console);
+    print_notes(entries[0], console);
   } else {
     print_report(entries[0].report, console);
   }
@@ -91,7 +95,8 @@ int run_ls(const Invocation& invocation, Console& console) {
 }
 
 int run_verify(const Invocation& invocation, Console& console) {
-  std::vector<CheckpointEntry> entries = open_all(invocation.arguments[1]);
+  std::vector<CheckpointEntry> entries =
+      open_all(invocation.arguments[1], checkpoint::Gaps::kErrors);
   for (CheckpointEntry& entry : entries) {
     if (!entry.checkpoint) continue;
     Progress progress("verified", entry.checkpoint->size(), invocation, console);
@@ -104,11 +109,16 @@ int run_verify(const Invocation& invocation, Console& console) {
   for (const CheckpointEntry& entry : entries) {
     print_report(entry.report, console);
     if (!entry.report.ok()) continue;
+    const checkpoint::Unknown& unknown = entry.checkpoint->unknown();
     console.out << fmt::format(
-        "{}: whole: {}, {}, {}\n", ir::printable(entry.path.native()),
+        "{}: {}: {}, {}, {}\n", ir::printable(entry.path.native()),
+        !unknown.sizes.empty() ? "not known whether complete"
+        : unknown.tensors      ? "every tensor is whole"
+                               : "whole",
         ir::counted(entry.checkpoint->files().size(), "file", "files"),
         bytes_text(entry.checkpoint->size()),
         entry.checkpoint->manifest() ? "checksums match" : "no manifest, so no checksums");
+    print_notes(entry, console);
   }
   return all_valid(entries) ? kExitOk : kExitInvalid;
 }
@@ -143,6 +153,7 @@ CheckpointEntry open_one(const fs::path& path, Console& console) {
   }
   print_report(entry.report, console);
   if (!entry.checkpoint) throw Failed{kExitInvalid};
+  print_notes(entry, console);
   return entry;
 }
 

@@ -8,6 +8,7 @@
 
 #include "pipewright/checkpoint/crc32.h"
 #include "pipewright/checkpoint/folder.h"
+#include "pipewright/checkpoint/in_backticks.h"
 #include "pipewright/cli/input.h"
 #include "pipewright/ir/counted.h"
 #include "pipewright/ir/printable.h"
@@ -22,6 +23,15 @@ using Json = nlohmann::ordered_json;
 
 uint64_t size_of(const WholeTensor& tensor) {
   return *checkpoint::bytes_of(tensor.dtype, tensor.shape);
+}
+
+// "64 bytes", or "32 bytes of 64 bytes" of a tensor of which there are not all parts.
+std::string stored_text(const WholeTensor& tensor) {
+  uint64_t stored = 0;
+  for (const checkpoint::StoredBox& box : tensor.boxes)
+    stored += checkpoint::bytes_of(tensor.dtype, box.box.sizes).value_or(0);
+  const uint64_t whole = size_of(tensor);
+  return (stored < whole ? bytes_text(stored) + " of " : "") + bytes_text(whole);
 }
 
 std::string mesh_text(const std::vector<comms::MeshDim>& mesh) {
@@ -66,19 +76,48 @@ Json tensors_json(const StoredCheckpoint& checkpoint) {
   return tensors;
 }
 
+// What nothing says about the checkpoint; empty if everything is known.
+std::string unknown_text(const checkpoint::Unknown& unknown) {
+  std::vector<std::string> texts;
+  if (!unknown.sizes.empty())
+    texts.push_back(fmt::format(
+        "no file says the full size of tensor {}{}, so parts at {} end may be missing",
+        checkpoint::in_backticks(unknown.sizes.front()),
+        unknown.sizes.size() == 1
+            ? ""
+            : fmt::format(" and of {}",
+                          ir::counted(unknown.sizes.size() - 1, "more tensor", "more tensors")),
+        unknown.sizes.size() == 1 ? "its" : "their"));
+  if (unknown.tensors)
+    texts.emplace_back("no index or manifest lists the tensors, so others may be missing");
+  return fmt::format("{}", fmt::join(texts, "; "));
+}
+
+// true, false if it is damaged, null if nothing says that nothing is missing.
+Json is_whole(const CheckpointEntry& entry) {
+  if (!entry.report.ok() || !entry.checkpoint) return false;
+  const checkpoint::Unknown& unknown = entry.checkpoint->unknown();
+  return unknown.sizes.empty() && !unknown.tensors ? Json(true) : Json(nullptr);
+}
+
 Json entry_json(const CheckpointEntry& entry, bool with_tensors) {
   Json json = {{"path", entry.path.native()},  {"valid", entry.report.ok()},
                {"is_latest", entry.is_latest}, {"step", nullptr},
                {"has_checksums", false},       {"bytes", nullptr},
                {"manifest", nullptr},          {"files", Json::array()},
-               {"errors", Json::array()}};
+               {"errors", Json::array()},      {"whole", is_whole(entry)},
+               {"unknown", nullptr},           {"notes", Json::array()}};
   if (const auto step = checkpoint::step_of(entry.path.filename())) json["step"] = *step;
   for (const checkpoint::FileReport& file : entry.report.files)
     json["errors"].push_back(
         {{"file", file.text.name},
          {"diagnostics", Json::parse(ir::diagnostics_json(file.diagnostics, 0))}});
+  for (const checkpoint::CheckpointNote& note : entry.report.notes)
+    json["notes"].push_back(note.text);
   if (!entry.checkpoint) return json;
   const StoredCheckpoint& checkpoint = *entry.checkpoint;
+  if (const std::string unknown = unknown_text(checkpoint.unknown()); !unknown.empty())
+    json["unknown"] = unknown;
   json["bytes"] = checkpoint.size();
   if (checkpoint.manifest()) {
     json["step"] = checkpoint.manifest()->step;
@@ -145,8 +184,18 @@ void print_checkpoint(const CheckpointEntry& entry, Console& console) {
     console.out << fmt::format(
         "{:<{}}  {:<20}  {}\n", names[index++], width,
         fmt::format("{}[{}]", checkpoint::name(tensor.dtype), fmt::join(tensor.shape, ", ")),
-        bytes_text(size_of(tensor)) +
+        stored_text(tensor) +
             (tensor.boxes.size() == 1 ? "" : fmt::format(" in {} parts", tensor.boxes.size())));
+}
+
+void print_notes(const CheckpointEntry& entry, Console& console) {
+  const auto print = [&](const std::string& file, const std::string& text) {
+    console.err << fmt::format("{}: note: {}\n", ir::printable(file), text);
+  };
+  for (const checkpoint::CheckpointNote& note : entry.report.notes) print(note.file, note.text);
+  if (!entry.checkpoint) return;
+  const std::string unknown = unknown_text(entry.checkpoint->unknown());
+  if (!unknown.empty()) print(entry.path.native(), unknown);
 }
 
 void print_report(const checkpoint::CheckpointReport& report, Console& console) {

@@ -29,6 +29,9 @@ std::string bytes_text(uint64_t bytes);
 void print_checkpoints(const std::vector<CheckpointEntry>& entries, Console& console);
 // One checkpoint and its tensors.
 void print_checkpoint(const CheckpointEntry& entry, Console& console);
+// What is not wrong but worth knowing, to stderr: files that are not read, and why something may be
+// missing without being noticed.
+void print_notes(const CheckpointEntry& entry, Console& console);
 // Everything that is wrong, to stderr.
 void print_report(const checkpoint::CheckpointReport& report, Console& console);
 

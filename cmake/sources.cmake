@@ -287,6 +287,7 @@ set(pipewright_checkpoint_sources
     checkpoint/agree.cc
     checkpoint/async_saver.cc
     checkpoint/boxes.cc
+    checkpoint/checkpoint_files.cc
     checkpoint/crc32.cc
     checkpoint/dtype.cc
     checkpoint/durable_file.cc
@@ -316,6 +317,7 @@ set(pipewright_checkpoint_headers
     checkpoint/agreed_error.h
     checkpoint/async_saver.h
     checkpoint/boxes.h
+    checkpoint/checkpoint_files.h
     checkpoint/crc32.h
     checkpoint/descriptor.h
     checkpoint/dtype.h

@@ -71,14 +71,19 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   require(again.header->metadata == parsed.header->metadata, "as are the metadata");
 
   ir::Diagnostics misplaced;
-  const auto offsets = saved_offsets(*parsed.header, &misplaced);
-  require(offsets.has_value() != misplaced.has_errors(), "either offsets or errors");
-  if (!offsets) return 0;
-  for (const StoredTensor& tensor : parsed.header->tensors) {
-    const std::vector<int64_t>& begin = offsets->at(tensor.name);
-    require(begin.size() == tensor.shape.size(), "an offset has the dimensions of its tensor");
-    for (size_t dim = 0; dim < begin.size(); ++dim)
-      require(begin[dim] >= 0 && begin[dim] <= INT64_MAX - tensor.shape[dim], "an offset fits");
+  const auto infos = part_infos(*parsed.header, &misplaced);
+  require(infos.has_value() != misplaced.has_errors(), "either what parts are or errors");
+  if (!infos) return 0;
+  for (size_t index = 0; index < infos->size(); ++index) {
+    const checkpoint::PartInfo& info = (*infos)[index];
+    const std::vector<int64_t>& sizes = parsed.header->tensors[index].shape;
+    require(info.offset.size() == sizes.size(), "an offset has the dimensions of its tensor");
+    for (size_t dim = 0; dim < sizes.size(); ++dim) {
+      const int64_t whole = info.whole_shape ? info.whole_shape->at(dim) : INT64_MAX;
+      require(
+          info.offset[dim] >= 0 && sizes[dim] <= whole && info.offset[dim] <= whole - sizes[dim],
+          "a part is within its tensor");
+    }
   }
   return 0;
 }
