@@ -161,6 +161,7 @@ void TrainingState::add_module(const torch::nn::Module& module,
                                const std::string& prefix,
                                const std::map<std::string, std::string>& tied) {
   std::map<std::string, std::string> unused = tied;
+  const size_t before = entries_.size();
   const auto add_all = [&](const auto& tensors, bool are_buffers) {
     for (const auto& named : tensors) {
       if (!named.value().defined()) continue;
@@ -174,6 +175,10 @@ void TrainingState::add_module(const torch::nn::Module& module,
       stored_dtype(entry.tensor, entry.name);
       check_shape(entry.name, entry.tensor, entry.where);
       const auto [first, is_new] = by_name_.emplace(entry.name, entries_.size());
+      // Not a copy, but the same tensor under another name in the module.
+      if (!is_new && first->second >= before &&
+          entries_[first->second].tensor.is_same(entry.tensor))
+        continue;
       if (!is_new && !are_replicas(entries_[first->second].where, entry.where))
         throw std::invalid_argument("checkpoint: expected different names, got `" + entry.name +
                                     "` twice");
@@ -257,6 +262,7 @@ StateSnapshot TrainingState::take(Copy how, const StateSnapshot& reused) const {
   const OptimizerKind& kind = kind_of(*optimizer_);
   result.snapshot.state[kKind] = kind.name();
   size_t index = 0;
+  std::set<const c10::TensorImpl*> seen;  // Module::parameters() has a tensor once for each name
   for (const auto& group : optimizer_->param_groups()) {
     for (const auto& [option, text] : kind.options(group.options()))
       result.snapshot.state[c10::str(kGroups, index, ".", option)] = text;
@@ -264,6 +270,7 @@ StateSnapshot TrainingState::take(Copy how, const StateSnapshot& reused) const {
     for (const at::Tensor& parameter : group.params()) {
       const auto state = optimizer_->state().find(parameter.unsafeGetTensorImpl());
       if (state == optimizer_->state().end()) continue;
+      if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
       const Entry& owner = entry_of(parameter);
       for (const auto& [key, tensor] : kind.tensors(*state->second)) {
         const bool is_scalar = key == "step";
@@ -301,7 +308,9 @@ void TrainingState::load(const StoredCheckpoint& checkpoint, const Exchange& exc
       for (const at::Tensor& parameter : group.params()) {
         const Entry& owner = entry_of(parameter);
         const std::string prefix = kState + owner.name + ".";
-        ParamState& state = loaded[parameter.unsafeGetTensorImpl()];
+        const auto [entry, is_new] = loaded.try_emplace(parameter.unsafeGetTensorImpl());
+        if (!is_new) continue;
+        ParamState& state = entry->second;
         const bool may_have_none = checkpoint.manifest() || !parameter.requires_grad();
         if (may_have_none && std::ranges::none_of(keys, [&](const std::string& key) {
               return checkpoint.tensors().contains(prefix + key);

@@ -57,6 +57,8 @@ class TrainingState {
   // them is not distributed: it is whole, and on this rank only. `tied` maps a name in the module
   // to the one in the whole model, for copies of tied parameters (modules/tied_parameters.h), such
   // as {"output.weight", "tokens.weight"}. A checkpoint has them once, and all of them are loaded.
+  // One tensor under two names is saved under both, as PyTorch's state_dict() has it, unless `tied`
+  // maps one to the other.
   //
   // Throws std::invalid_argument if a name is added twice, unless for tied copies, or tied without
   // being in the module; if a tensor has a type that checkpoints cannot store, or its name begins

@@ -11,6 +11,7 @@
 
 #include <cstring>
 
+#include "pipewright/checkpoint/export.h"
 #include "pipewright/checkpoint/read_plan.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/store_exchange.h"
@@ -407,6 +408,56 @@ TEST(TrainingState, TiedParametersAreSavedOnce) {
   single.state.load(open(again), alone);
   single.train(0.25);
   EXPECT_TRUE(single.module[0]->parameters()[0].equal(next[0]));
+}
+
+// A module that has one tensor under two names, so that its parameters() list it twice.
+struct TwoNames : nn::Module {
+  TwoNames() : weight(register_parameter("tokens", at::rand({5, 2}))) {
+    register_parameter("out", weight);
+  }
+  at::Tensor weight;
+};
+struct TrainedTwoNames {
+  explicit TrainedTwoNames(double gradient, const std::map<std::string, std::string>& tied = {}) {
+    EXPECT_EQ(optimizer.param_groups()[0].params().size(), 2u);
+    train(gradient);
+    state.add_module(module, {}, "", tied);
+    state.set_optimizer(optimizer);
+  }
+  void train(double gradient) {
+    module.weight.mutable_grad() = at::full({5, 2}, gradient);
+    optimizer.step();
+  }
+  TwoNames module;
+  torch::optim::AdamW optimizer{module.parameters()};
+  TrainingState state;
+};
+
+// It is saved under both names, as in PyTorch's state_dict(), or under one if the other is called
+// tied to it; its optimizer's state once. What is loaded goes on as what was saved.
+TEST(TrainingState, OneTensorUnderTwoNames) {
+  for (const bool is_tied : {false, true}) {
+    std::map<std::string, std::string> tied;
+    if (is_tied) tied = {{"out", "tokens"}};
+    TrainedTwoNames from(0.5, tied), to(7, tied);
+    const fs::path path = save(from.state, scratch_folder("two_names"), 0, alone);
+    const auto saved = contents(path);
+    EXPECT_EQ(saved.size(), is_tied ? 4u : 5u);
+    EXPECT_EQ(saved.contains("out"), !is_tied);
+    expect_bytes(saved.at("tokens"), from.module.weight, "tokens");
+    EXPECT_TRUE(saved.contains("optim.state.tokens.exp_avg"));
+    to.state.load(open(path), alone);
+    EXPECT_TRUE(to.module.weight.equal(from.module.weight));
+    EXPECT_TRUE(to.module.named_parameters()["out"].is_same(to.module.weight));
+    from.train(0.25);
+    to.train(0.25);
+    EXPECT_TRUE(to.module.weight.equal(from.module.weight));
+    std::vector<std::string> names;
+    for (const auto& [name, bytes] : saved) names.push_back(name);
+    const fs::path file = scratch_folder("two_names_out") / "all.safetensors";
+    export_file(open(path), names, file, nullptr);
+    EXPECT_EQ(contents(file), saved);
+  }
 }
 
 std::string error_of(const std::function<void()>& call) {
