@@ -52,7 +52,10 @@ std::optional<ParsedSchedule> parse_csv(const Source& source, Diagnostics* diagn
   rows.reserve(static_cast<size_t>(std::ranges::count(text, '\n')) + 1);
   bool lowered = false;
   size_t line = 1;
-  for (size_t begin = source.mark_size(); begin < text.size(); ++line) {
+  // Blank lines at the end are no rows.
+  const size_t last = text.find_last_not_of(" \t\r\n");
+  const size_t rows_end = last == std::string_view::npos ? 0 : last + 1;
+  for (size_t begin = source.mark_size(); begin < rows_end; ++line) {
     const size_t newline = std::min(text.find('\n', begin), text.size());
     const size_t end = newline > begin && text[newline - 1] == '\r' ? newline - 1 : newline;
     cursor.start_line(line, begin);

@@ -14,6 +14,17 @@ namespace pipewright::ir {
 namespace {
 
 constexpr std::string_view kCompoundHelp = "write a compound as `(0F3;3B1)OVERLAP_F_B`";
+constexpr std::string_view kSeparately = "write the parts as separate actions";
+
+// The tokens of newer versions of PyTorch that programs cannot have here yet.
+struct NewerToken {
+  std::string_view token, meaning;
+};
+constexpr NewerToken kNewerTokens[] = {
+    {"WAIT_SEND_F", "waits for the SEND_F of its stage and microbatch"},
+    {"WAIT_SEND_B", "waits for the SEND_B of its stage and microbatch"},
+    {"WAIT_REDUCE_GRAD", "waits for the REDUCE_GRAD of its stage"},
+};
 
 bool is_any_letter(char letter) {
   return is_token_letter(letter) || (letter >= 'a' && letter <= 'z');
@@ -64,26 +75,49 @@ std::optional<ActionTextError> explain_number(std::string_view text, TextSpan sp
   return std::nullopt;
 }
 
+// The action that was meant by a token which is nearly `token`, as it can be written. Empty if the
+// number is not one that it can have.
+std::string corrected(std::string_view stage, std::string_view token, std::string_view microbatch) {
+  const bool has_microbatch = info(*kind_of_token(token)).has_microbatch;
+  const std::string text = fmt::format("{}{}{}", stage, token,
+                                       !has_microbatch      ? ""
+                                       : microbatch.empty() ? std::string_view("0")
+                                                            : microbatch);
+  ActionPart part;
+  return scan_whole_part(text, {0, text.size()}, &part) ? text : "";
+}
+
 // A token that is not one of a plain action.
 ActionTextError explain_token(std::string_view text, TextSpan span, TextSpan token_span,
                               std::string_view stage) {
   const std::string_view token = token_span.of(text);
   const std::string microbatch = digits_at(text, token_span.end, span.end);
   if (token == "BW") {
+    const std::string current = corrected(stage, "B", microbatch);
     return wrong(
         Rule::kLegacyToken, token_span, "`BW` is a token from before PyTorch 2.6",
-        fmt::format("write `{}B{}`; in files from before PyTorch 2.6 a lone `B` means `I`, so "
+        fmt::format("write `{}`; in files from before PyTorch 2.6 a lone `B` means `I`, so "
                     "replace those first",
-                    stage, microbatch));
+                    current.empty() ? "B" : current));
   }
   if (token == kOverlapToken) return without_parts(text, span);
-  std::vector<std::string_view> tokens;
+  std::vector<std::string_view> tokens, all;
   for (const ActionKindInfo& row : action_kinds()) {
     if (row.kind != ActionKind::kOverlapFB) tokens.push_back(row.token);
   }
-  const std::string_view near = nearest(token, tokens);
-  std::string help = near.empty() ? fmt::format("the tokens are {}", fmt::join(tokens, ", "))
-                                  : fmt::format("did you mean `{}{}{}`?", stage, near, microbatch);
+  all = tokens;
+  for (const NewerToken& newer : kNewerTokens) {
+    all.push_back(newer.token);
+    if (newer.token == token)
+      return wrong(Rule::kUnknownToken, token_span,
+                   fmt::format("{} is a token of PyTorch 2.15, which {}; it is not supported yet",
+                               backticked(token), newer.meaning));
+  }
+  const std::string_view near = nearest(token, all);
+  const bool is_known = std::ranges::find(tokens, near) != tokens.end();
+  const std::string meant = is_known ? corrected(stage, near, microbatch) : "";
+  std::string help = meant.empty() ? fmt::format("the tokens are {}", fmt::join(tokens, ", "))
+                                   : fmt::format("did you mean `{}`?", meant);
   if (token.empty()) {
     return wrong(Rule::kUnknownToken, span,
                  fmt::format("{} has no token after its stage", backticked(span.of(text))),
@@ -101,6 +135,19 @@ ActionTextError explain_missing_stage(std::string_view text, TextSpan span) {
   return wrong(Rule::kNoStage, span,
                fmt::format("{} does not start with a stage", backticked(whole)),
                quoted ? "remove the quotes" : "write an action as `2F0`: stage, token, microbatch");
+}
+
+// How to write the parts of a compound whose parentheses or suffix are wrong: a help that is right,
+// or empty. `inside` is what is, or would be, between the parentheses.
+std::string compound_help(std::string_view text, TextSpan inside) {
+  const size_t divider = std::min(text.find(';', inside.begin), inside.end);
+  ActionPart first, second;
+  if (divider == inside.end ||
+      !scan_whole_part(text, trimmed(text, {inside.begin, divider}), &first) ||
+      !scan_whole_part(text, trimmed(text, {divider + 1, inside.end}), &second))
+    return "";
+  if (compound_rule(first, second)) return std::string(kSeparately);
+  return fmt::format("write `({}){}`", inside.of(text), kOverlapToken);
 }
 
 }  // namespace
@@ -155,9 +202,13 @@ ActionTextError explain_compound(std::string_view text, TextSpan span) {
   const std::string_view whole = span.of(text);
   const size_t close = text.find(')', span.begin);
   if (close == std::string_view::npos || close >= span.end) {
-    return wrong(Rule::kCompoundNotClosed, span,
-                 fmt::format("{} has no closing parenthesis", backticked(whole)),
-                 fmt::format("{}, with a `;` between its parts", kCompoundHelp));
+    TextSpan inside{span.begin + 1, span.end};
+    if (whole.ends_with(kOverlapToken)) inside.end -= kOverlapToken.size();
+    const std::string help = compound_help(text, trimmed(text, inside));
+    return wrong(
+        Rule::kCompoundNotClosed, span,
+        fmt::format("{} has no closing parenthesis", backticked(whole)),
+        help.empty() ? fmt::format("{}, with a `;` between its parts", kCompoundHelp) : help);
   }
   const TextSpan inside{span.begin + 1, close};
   if (inside.of(text).starts_with('(')) {
@@ -167,13 +218,12 @@ ActionTextError explain_compound(std::string_view text, TextSpan span) {
   }
   const TextSpan suffix{close + 1, span.end};
   if (suffix.of(text) != kOverlapToken) {
-    return wrong(
-        Rule::kCompoundSuffix, suffix.empty() ? span : suffix,
-        suffix.empty() ? fmt::format("{} does not end in `OVERLAP_F_B`", backticked(whole))
-                       : fmt::format("expected `OVERLAP_F_B` directly after the parts, got {}",
-                                     backticked(suffix.of(text))),
-        fmt::format("write {}", backticked(std::string(whole.substr(0, close + 1 - span.begin)) +
-                                           std::string(kOverlapToken))));
+    return wrong(Rule::kCompoundSuffix, suffix.empty() ? span : suffix,
+                 suffix.empty()
+                     ? fmt::format("{} does not end in `OVERLAP_F_B`", backticked(whole))
+                     : fmt::format("expected `OVERLAP_F_B` directly after the parts, got {}",
+                                   backticked(suffix.of(text))),
+                 compound_help(text, inside));
   }
   if (trimmed(text, inside).empty()) return without_parts(text, span);
 
@@ -195,7 +245,6 @@ ActionTextError explain_compound(std::string_view text, TextSpan span) {
     return wrong(Rule::kCompoundArity, span,
                  fmt::format("expected 2 parts in {}, got {}", backticked(whole), count));
   }
-  constexpr std::string_view kSeparately = "write the parts as separate actions";
   if (*compound_rule(parts[0], parts[1]) == Rule::kCompoundParts) {
     return wrong(Rule::kCompoundParts, span,
                  fmt::format("{} does not pair one F with one B or I", backticked(whole)),

@@ -103,5 +103,83 @@ TEST(ActionTextTest, ErrorsNameTheRuleAndTheWrongBytes) {
   }
 }
 
+ActionTextError error_of(const std::string& text) {
+  Action action;
+  const auto error = parse_action(text, &action);
+  EXPECT_TRUE(error) << text;
+  return error.value_or(ActionTextError());
+}
+
+// A help never leads to the next error.
+TEST(ActionTextTest, HelpsThatAreFollowedAreValid) {
+  const std::pair<const char*, const char*> kCases[] = {
+      {"0SENDF3", "did you mean `0SEND_F3`?"},
+      {"0SENDF", "did you mean `0SEND_F0`?"},
+      {"0UNSHARDX3", "did you mean `0UNSHARD`?"},
+      {"0f", "did you mean `0F0`?"},
+      {"0BW",
+       "write `0B0`; in files from before PyTorch 2.6 a lone `B` means `I`, so replace those "
+       "first"},
+      {"0SENDF03",
+       "the tokens are F, B, I, W, UNSHARD, RESHARD, REDUCE_GRAD, SEND_F, RECV_F, "
+       "SEND_B, RECV_B"},
+      // The suffix is wrong, and only a compound can have another one.
+      {"(0F3;3B1)F", "write `(0F3;3B1)OVERLAP_F_B`"},
+      {"( 0F3 ; 3B1 )F", "write `( 0F3 ; 3B1 )OVERLAP_F_B`"},
+      {"(0SEND_F0;0RECV_B0)BATCH_P2P", "write the parts as separate actions"},
+      {"(0F3;0F4)F", "write the parts as separate actions"},
+      {"(0F3;0B3)F", "write the parts as separate actions"},
+      {"(0F3;3B1;0F4)F", ""},
+      {"(0X3;3B1)F", ""},
+      {"(0F3)F", ""},
+      {"(0F3;3B1OVERLAP_F_B", "write `(0F3;3B1)OVERLAP_F_B`"},
+      {"(0F3;3B1", "write `(0F3;3B1)OVERLAP_F_B`"},
+      {"(0SEND_F0;0RECV_B0", "write the parts as separate actions"},
+  };
+  for (const auto& [text, help] : kCases) {
+    EXPECT_EQ(error_of(text).help, help) << text;
+  }
+  // Whatever is suggested in place of a wrong token, with any numbers around it.
+  int suggestions = 0;
+  for (const std::string token : {"F", "B", "I", "W", "SEND_F", "RECV_B", "UNSHARD", "REDUCE_GRAD",
+                                  "WAIT_SEND_F", "WAIT_REDUCE_GRAD", "BW"}) {
+    for (size_t at = 0; at <= token.size(); ++at) {
+      for (const std::string& wrong :
+           {std::string(token).insert(at, "X"), std::string(token).replace(at, 1, "x"),
+            std::string(token).erase(std::min(at, token.size() - 1), 1)}) {
+        for (const char* microbatch : {"", "3", "03", "268435456"}) {
+          const std::string text = "7" + wrong + microbatch;
+          Action action;
+          const auto error = parse_action(text, &action);
+          if (!error || !error->help.starts_with("did you mean `")) continue;
+          const std::string meant = error->help.substr(14, error->help.find('`', 14) - 14);
+          EXPECT_FALSE(parse_action(meant, &action)) << text << ": " << error->help;
+          ++suggestions;
+        }
+      }
+    }
+  }
+  EXPECT_GT(suggestions, 100);
+}
+
+TEST(ActionTextTest, TokensOfNewerVersionsAreNamed) {
+  const std::string end = "; it is not supported yet";
+  const std::pair<const char*, const char*> kCases[] = {
+      {"0WAIT_SEND_F3", "waits for the SEND_F of its stage and microbatch"},
+      {"0WAIT_SEND_B3", "waits for the SEND_B of its stage and microbatch"},
+      {"0WAIT_REDUCE_GRAD", "waits for the REDUCE_GRAD of its stage"},
+      {"(0F0;0WAIT_REDUCE_GRAD)OVERLAP_F_B", "waits for the REDUCE_GRAD of its stage"},
+  };
+  for (const auto& [text, meaning] : kCases) {
+    const ActionTextError error = error_of(text);
+    const std::string part = std::string(text).substr(error.offset, error.length);
+    EXPECT_EQ(error.message, "`" + part + "` is a token of PyTorch 2.15, which " + meaning + end);
+    EXPECT_EQ(error.help, "");
+    EXPECT_EQ(code(error.rule), "PW002");
+  }
+  // Nor are they suggested.
+  EXPECT_TRUE(error_of("0WAIT_SENDF3").help.starts_with("the tokens are "));
+}
+
 }  // namespace
 }  // namespace pipewright::ir

@@ -103,6 +103,23 @@ TEST(FormatsTest, LineEndsMarkAndBlanksDoNotMatter) {
   }
 }
 
+// To PyTorch's reader each of them is one more rank, which it then refuses.
+TEST(FormatsTest, BlankLinesAtTheEndOfACsvAreNoRanks) {
+  const AnySchedule expected = read("0F0,0B0\n1F0,1B0", Format::kCsv);
+  for (const char* end : {"\n\n", "\r\n\r\n", "\n\n\n\n", "\n  \t\n", "\n \r\n\n ", "  \n\n"}) {
+    EXPECT_EQ(schedule_of(read(std::string("0F0,0B0\n1F0,1B0") + end, Format::kCsv)),
+              schedule_of(expected));
+  }
+  // Elsewhere they are ranks without actions, and so is a row of idle slots.
+  for (const char* text : {"0F0,0B0\n\n1F0,1B0\n", "\n0F0,0B0\n", "0F0,0B0\n,\n\n"}) {
+    const Source source{"file", text};
+    Diagnostics diagnostics;
+    EXPECT_FALSE(parse_csv(source, &diagnostics)) << text;
+    ASSERT_EQ(diagnostics.total(), 1u);
+    EXPECT_EQ(code(diagnostics.kept()[0].rule), "PW022");
+  }
+}
+
 TEST(FormatsTest, PlanCommentsAndBlankLinesDoNotMatter) {
   const std::string plan =
       "pipewright plan 1\n# a remark\nlevel: compute_only\nranks: 2\n\nstages: 2\nmicrobatches: "
