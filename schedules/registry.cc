@@ -44,6 +44,11 @@ bool is_legal(const ScheduleSpec& spec, const Shape& shape) {
                              [&](const Constraint& one) { return one.holds(shape); });
 }
 
+bool takes(const ScheduleSpec& spec, const ShapeOption& option) {
+  return std::ranges::any_of(spec.options,
+                             [&](const ShapeOption& own) { return own.name == option.name; });
+}
+
 // Checks the limits of an action's fields, and that the schedule fits the memory of a workstation.
 // Returns the violated limit, or nullopt.
 std::optional<std::string> size_error(const Shape& shape) {
@@ -78,7 +83,25 @@ std::string counted(const std::vector<int>& numbers, std::string_view one, std::
   return fmt::format("{} {}", fmt::join(numbers, " or "), numbers.back() == 1 ? one : many);
 }
 
+// The least whole number of activations that is enough where `memory` is not; 0 if none is.
+int least_memory(const ScheduleSpec& spec, Shape shape) {
+  const double given = shape.memory;
+  for (int memory = 1; memory <= 2 * shape.stages; ++memory) {
+    shape.memory = memory;
+    if (memory > given && is_legal(spec, shape)) return memory;
+  }
+  return 0;
+}
+
 std::string nearest_text(const ScheduleSpec& spec, const Shape& shape) {
+  if (shape.group_size != 0) {
+    const std::vector<int> legal = nearest_legal(spec, shape, &Shape::group_size);
+    if (!legal.empty()) return fmt::format("nearest: group-size {}", fmt::join(legal, " or "));
+  }
+  if (shape.memory != 0) {
+    if (const int memory = least_memory(spec, shape))
+      return fmt::format("nearest: memory {}", memory);
+  }
   struct Part {
     int Shape::*number;
     std::string_view one, many;
@@ -95,6 +118,15 @@ std::string nearest_text(const ScheduleSpec& spec, const Shape& shape) {
   if (legal.empty()) return "";
   return fmt::format("nearest: {} and {}", ir::counted(other.stages, "stage", "stages"),
                      counted(legal, "microbatch", "microbatches"));
+}
+
+// The schedules that take an option.
+std::vector<std::string_view> takers(const ShapeOption& option) {
+  std::vector<std::string_view> names;
+  for (const ScheduleSpec* spec : kSchedules) {
+    if (takes(*spec, option)) names.push_back(spec->name);
+  }
+  return names;
 }
 
 void drop_trailing_idle(ir::Row* row) {
@@ -145,7 +177,10 @@ std::optional<ir::Diagnostic> shape_error(const ScheduleSpec& spec, const Shape&
         "{} does not exist for this shape: expected {}, got {}, {}, {}", spec.name, expected,
         ir::counted(shape.ranks, "rank", "ranks"), ir::counted(shape.stages, "stage", "stages"),
         ir::counted(shape.microbatches, "microbatch", "microbatches"));
-    if (shape.memory != 0) diagnostic.message += fmt::format(", memory {}", shape.memory);
+    for (const ShapeOption& option : kShapeOptions) {
+      if (option.is_set(shape))
+        diagnostic.message += fmt::format(", {} {}", option.name, option.value(shape));
+    }
     return diagnostic;
   };
   if (shape.ranks < 1 || shape.stages < 1 || shape.microbatches < 1)
@@ -153,12 +188,12 @@ std::optional<ir::Diagnostic> shape_error(const ScheduleSpec& spec, const Shape&
   if (const auto limit = size_error(shape)) return error(*limit);
   if (shape.group_size < 0) return error("a group size of at least 1");
   for (const ShapeOption& option : kShapeOptions) {
-    const bool takes = std::ranges::any_of(
-        spec.options, [&](const ShapeOption& own) { return own.name == option.name; });
-    if (!option.is_set(shape) || takes) continue;
+    if (!option.is_set(shape) || takes(spec, option)) continue;
     ir::Diagnostic diagnostic;
     diagnostic.rule = ir::Rule::kNotApplicable;
     diagnostic.message = fmt::format("{} does not take `{}`", spec.name, option.name);
+    diagnostic.help =
+        fmt::format("leave it out: it is an option of {}", fmt::join(takers(option), ", "));
     return diagnostic;
   }
   for (const Constraint& constraint : spec.constraints) {

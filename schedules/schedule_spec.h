@@ -64,15 +64,17 @@ struct Constraint {
 struct ShapeOption {
   std::string_view name;  // "group-size"
   std::string_view meaning;
-  bool (*is_set)(const Shape&);
+  double (*value)(const Shape&);  // 0 if it is not given
+
+  bool is_set(const Shape& shape) const { return value(shape) != 0; }
 };
 inline constexpr ShapeOption kShapeOptions[] = {
     {"group-size", "microbatches that run through one stage of a rank before its next",
-     [](const Shape& shape) { return shape.group_size != 0; }},
+     [](const Shape& shape) { return static_cast<double>(shape.group_size); }},
     {"extra-warmup", "one forward more before the first backward",
-     [](const Shape& shape) { return shape.extra_warmup; }},
+     [](const Shape& shape) { return shape.extra_warmup ? 1.0 : 0.0; }},
     {"memory", "plan for K activations per rank, each of one microbatch on all stages of the rank",
-     [](const Shape& shape) { return shape.memory != 0; }},
+     [](const Shape& shape) { return shape.memory; }},
 };
 inline constexpr std::span<const ShapeOption> kInterleavedOptions(kShapeOptions, 2);
 inline constexpr std::span<const ShapeOption> kMemoryOption(kShapeOptions + 2, 1);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <sstream>
 
 namespace pipewright::schedules {
 namespace {
@@ -82,6 +83,44 @@ TEST(RegistryTest, ErrorsNameTheNearestShapes) {
             "PW071: DualPipeV does not exist for this shape: expected that stages = 2 ranks, got 4 "
             "ranks, 4 stages, 4 microbatches; each rank holds two stages, one on each arm of the "
             "V; nearest: 8 stages and 8 microbatches");
+}
+
+// A value that is refused is in the message, and the nearest legal ones are in the help. Megatron's
+// rule: groups of at least P, the last one too.
+TEST(RegistryTest, ErrorsNameTheNearestOptions) {
+  const auto grouped = [](Shape shape, int size) {
+    shape.group_size = size;
+    return error("Interleaved1F1B", shape);
+  };
+  const std::string rule =
+      "PW071: Interleaved1F1B does not exist for this shape: expected that the group size is at "
+      "least ranks, and so is a partial group after full ones, got ";
+  const std::string reason =
+      "; a microbatch returns to a rank only after it has passed all other ranks; nearest: ";
+  EXPECT_EQ(grouped({6, 12, 12}, 3),
+            rule + "6 ranks, 12 stages, 12 microbatches, group-size 3" + reason + "group-size 6");
+  EXPECT_EQ(grouped({4, 8, 10}, 8), rule + "4 ranks, 8 stages, 10 microbatches, group-size 8" +
+                                        reason + "group-size 6 or 10");
+  for (int size = 1; size < 20; ++size) {
+    const std::string text = grouped({4, 8, 10}, size);
+    if (text.empty()) continue;
+    std::istringstream help(text.substr(text.rfind("group-size ") + 11));  // "6 or 10"
+    std::string number;
+    while (help >> number) {
+      if (number == "or") continue;
+      EXPECT_EQ(grouped({4, 8, 10}, std::stoi(number)), "") << text;
+    }
+  }
+  // With another number of stages, no group size is legal.
+  EXPECT_NE(grouped({4, 7, 8}, 4).find("nearest: 4 or 8 stages"), std::string::npos);
+  EXPECT_EQ(error("V-Adaptive", {.ranks = 4, .stages = 8, .microbatches = 8, .memory = 0.1}),
+            "PW071: V-Adaptive does not exist for this shape: expected that memory >= (ranks + 4) "
+            "div 3, got 4 ranks, 8 stages, 8 microbatches, memory 0.1; V-Min needs that much, the "
+            "building block with the least memory; nearest: memory 2");
+  EXPECT_EQ(error("V-Adaptive", {.ranks = 4, .stages = 8, .microbatches = 8, .memory = 2}), "");
+  EXPECT_EQ(error("1F1B", {.ranks = 4, .stages = 4, .microbatches = 8, .group_size = 4}),
+            "PW072: 1F1B does not take `group-size`; leave it out: it is an option of "
+            "Interleaved1F1B");
 }
 
 TEST(RegistryTest, SizesStayInsideAnAction) {
