@@ -82,7 +82,7 @@ bool plans_for_memory(const schedules::ScheduleSpec* spec) {
 double memory_of(const Invocation& invocation, const Input& input) {
   const auto text = invocation.text("--memory");
   if (!text) return 0;
-  const double activations = positive_number("--memory", *text);
+  const double activations = memory_number("--memory", *text);
   return input.may_ignore_memory && !plans_for_memory(spec_of(input)) ? 0 : activations;
 }
 
@@ -147,6 +147,15 @@ double positive_number(const std::string& option, std::string_view text) {
     throw UsageError(fmt::format("{}: expected a number above 0, up to 1e+18, got {}", option,
                                  ir::backticked(text)));
   return value;
+}
+
+double memory_number(const std::string& option, std::string_view text) {
+  if (text.find(',') != std::string_view::npos)
+    throw UsageError(
+        fmt::format("{}: expected one number, which holds for every rank, got {}: "
+                    "limits of single ranks are not supported",
+                    option, ir::backticked(text)));
+  return positive_number(option, text);
 }
 
 bool plans_with_costs(const Input& input) {

@@ -45,6 +45,8 @@ Input read_input(const Invocation& invocation, Console& console, size_t argument
 
 // A number above 0, the value of an option. Throws UsageError.
 double positive_number(const std::string& option, std::string_view text);
+// The same for --memory and --memory-bytes, which hold for all ranks alike.
+double memory_number(const std::string& option, std::string_view text);
 
 // Whether the input is the name of a schedule that plans with costs, so that every command that
 // generates it takes the cost options.

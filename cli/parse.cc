@@ -18,6 +18,7 @@
 #include "pipewright/cli/help.h"
 #include "pipewright/cli/usage_error.h"
 #include "pipewright/ir/diagnostic.h"
+#include "pipewright/ir/text/header.h"
 #include "pipewright/ir/text/spelling.h"
 
 // Parses the command line in two steps, both driven by the command table: split() separates
@@ -51,11 +52,15 @@ void check_value(std::string_view what, const ValueSpec& spec, const std::string
       throw UsageError(fmt::format("{}: expected a whole number from 1 to {}, got {}", what,
                                    spec.most, ir::backticked(value)));
     }
-    case ValueKind::kChoice:
+    case ValueKind::kChoice: {
       if (std::ranges::find(spec.choices, value) != spec.choices.end()) return;
+      std::vector<std::string> choices;
+      for (const std::string_view choice : spec.choices)
+        choices.push_back(ir::value_in_words(choice));
       throw UsageError(with_hint(fmt::format("{}: expected one of {}, got {}", what,
-                                             fmt::join(spec.choices, ", "), ir::backticked(value)),
+                                             fmt::join(choices, ", "), ir::backticked(value)),
                                  ir::did_you_mean(value, spec.choices)));
+    }
   }
 }
 

@@ -189,11 +189,11 @@ schedule::search::MemoryBudget memory_of(const Invocation& invocation,
                                          const schedule::Costs& costs) {
   const auto activations = invocation.text("--memory"), bytes = invocation.text("--memory-bytes");
   if (activations && bytes) throw UsageError("--memory cannot be used with --memory-bytes");
-  if (activations) return {.activations = positive_number("--memory", *activations)};
+  if (activations) return {.activations = memory_number("--memory", *activations)};
   if (!bytes) return {};
   if (costs.activation_bytes.is_zero())
     throw UsageError("--memory-bytes requires --costs FILE with activation_bytes");
-  return {.bytes = positive_number("--memory-bytes", *bytes)};
+  return {.bytes = memory_number("--memory-bytes", *bytes)};
 }
 
 void print_invalid_json(const ir::Diagnostics& diagnostics, Console& console) {

@@ -36,11 +36,6 @@ constexpr HeaderKey kKeys[] = {
      }},
 };
 
-std::string_view in_words(std::string_view value) {
-  if (value == "N") return "a non-negative integer";
-  return value.size() == 1 && value != "v" ? "a positive integer" : value;
-}
-
 }  // namespace
 
 std::span<const HeaderKey> header_keys() { return kKeys; }
@@ -52,6 +47,15 @@ std::vector<std::string_view> header_names() {
   return names;
 }
 
+std::string value_in_words(std::string_view value) {
+  if (value == "N") return "a non-negative integer";
+  if (value.size() == 1 && value != "v") return "a positive integer";
+  for (const ChannelModelInfo& row : channel_models()) {
+    if (value == row.name) return fmt::format("{} ({})", value, row.meaning);
+  }
+  return std::string(value);
+}
+
 std::string values_in_words(std::string_view values) {
   std::string words;
   while (!values.empty()) {
@@ -59,7 +63,7 @@ std::string values_in_words(std::string_view values) {
     const std::string_view one = values.substr(0, size);
     values.remove_prefix(std::min(size + 1, values.size()));
     if (!words.empty()) words += values.empty() ? " or " : ", ";
-    words += in_words(one);
+    words += value_in_words(one);
   }
   return words;
 }

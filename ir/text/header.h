@@ -35,8 +35,9 @@ std::span<const HeaderKey> header_keys();
 // The names of all keys: header_keys() and the lowering policies.
 std::vector<std::string_view> header_names();
 
-// A `values` column in words: "P" is "a positive integer", "pytorch|farthest" is "pytorch or
-// farthest".
+// A value in words: "P" is "a positive integer", a channel model has its meaning in parentheses.
+std::string value_in_words(std::string_view value);
+// A `values` column in words: "pytorch|farthest" is "pytorch or farthest".
 std::string values_in_words(std::string_view values);
 
 }  // namespace pipewright::ir
