@@ -137,7 +137,7 @@ const std::vector<CommandSpec>& table() {
        "deadlocks.\n"
        "A compute order is checked, lowered, and the program checked, unless --level is "
        "compute_only. With --json, a valid program comes with a certificate: its peaks of "
-       "activations, receive buffers and unsharded stages.\n"
+       "activations, receive buffers and unsharded stages, and the communicators of each rank.\n"
        "Several sources are checked one after the other; with --json, the result then has a list "
        "`sources`.\n"
        "Exit code: 0 if all are valid, 1 if one is not, 2 if one cannot be read.",

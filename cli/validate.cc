@@ -14,6 +14,7 @@
 #include "pipewright/cli/usage_error.h"
 #include "pipewright/ir/counted.h"
 #include "pipewright/ir/text/diagnostic_json.h"
+#include "pipewright/schedule/verify/certificate.h"
 #include "pipewright/schedule/verify/verify.h"
 
 namespace pipewright::cli {
@@ -35,11 +36,11 @@ std::string certificate_json(const ir::Program& program,
                              const std::vector<schedule::RankCertificate>& certificate) {
   std::string ranks;
   for (const schedule::RankCertificate& rank : certificate) {
-    ranks += fmt::format("{}\n      {{{}, {}, {}, \"receive_slots\": {}}}",
+    ranks += fmt::format("{}\n      {{{}, {}, {}, \"receive_slots\": {}, \"communicators\": {}}}",
                          ranks.empty() ? "" : ",", peak_json("activations", rank.activations),
                          peak_json("receive_buffers", rank.receive_buffers),
                          peak_json("unsharded_stages", rank.unsharded_stages),
-                         receive_slots_json(rank.receive_slots));
+                         receive_slots_json(rank.receive_slots), rank.communicators);
   }
   const schedule::VerifyOptions options = schedule::options_of(program.lowering);
   const std::string capacity = ir::to_string_capacity(options.capacity);
@@ -54,6 +55,14 @@ std::string judged_text(const Input& input, const ir::Program& program) {
   const bool lowered = input.compiled.source_level == ir::Level::kComputeOnly;
   return fmt::format(" ({}{})", lowered ? "lowered, " : "",
                      ir::describe_channels(options.channels, options.capacity));
+}
+
+// ", 2 to 4 communicators per rank".
+std::string communicators_text(const ir::Program& program) {
+  const std::vector<int> counts = schedule::communicators_per_rank(program);
+  const auto [least, most] = std::ranges::minmax(counts);
+  return fmt::format(", {}{} per rank", least == most ? "" : fmt::format("{} to ", least),
+                     ir::counted(most, "communicator", "communicators"));
 }
 
 // The members of a JSON object, each on a line that begins with two spaces.
@@ -72,9 +81,9 @@ void print_text(const Input& input, Console& console) {
   print_diagnostics(input, console);
   if (!input.compiled.ok()) return;
   const auto* program = std::get_if<ir::Program>(&input.any());
-  console.out << fmt::format("{}: valid{}: {}\n", input.name,
-                             program != nullptr ? judged_text(input, *program) : "",
-                             describe(input));
+  console.out << fmt::format(
+      "{}: valid{}: {}{}\n", input.name, program != nullptr ? judged_text(input, *program) : "",
+      describe(input), program != nullptr ? communicators_text(*program) : "");
 }
 
 // Reads and compiles one source. Throws FileError or UsageError if it cannot be checked.

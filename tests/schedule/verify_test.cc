@@ -106,6 +106,40 @@ TEST(CertificateTest, PeaksOfASmallProgram) {
   EXPECT_EQ(certificate[1].receive_buffers, (Peak<int>{1, 1}));
 }
 
+// By hand: what is connected with what, in each placement.
+TEST(CertificateTest, CommunicatorsPerRank) {
+  const auto counts = [](const char* name, const schedules::Shape& shape, const char* model) {
+    ir::Program program = lowered(schedules::make_order(*schedules::find_schedule(name), shape));
+    EXPECT_TRUE(ir::find_lowering_policy("channels")->set(program.lowering, model));
+    const std::vector<int> found = communicators_per_rank(program);
+    for (size_t rank = 0; rank < found.size(); ++rank)
+      EXPECT_EQ(certify(program)[rank].communicators, found[rank]);
+    return found;
+  };
+  using Counts = std::vector<int>;
+  // A line 0 - 1 - 2 - 3: activations go one way, gradients the other.
+  EXPECT_EQ(counts("1F1B", {4, 4, 8}, "edge"), (Counts{2, 4, 4, 2}));
+  EXPECT_EQ(counts("1F1B", {4, 4, 8}, "peer"), (Counts{1, 2, 2, 1}));
+  EXPECT_EQ(counts("1F1B", {4, 4, 8}, "rank"), (Counts{1, 1, 1, 1}));
+  // A ring: the last rank sends to the first one.
+  EXPECT_EQ(counts("Interleaved1F1B", {4, 8, 8}, "edge"), (Counts{4, 4, 4, 4}));
+  EXPECT_EQ(counts("Interleaved1F1B", {4, 8, 8}, "peer"), (Counts{2, 2, 2, 2}));
+  // On two ranks, both neighbours are the same peer.
+  EXPECT_EQ(counts("Interleaved1F1B", {2, 4, 4}, "edge"), (Counts{2, 2}));
+  EXPECT_EQ(counts("Interleaved1F1B", {2, 4, 4}, "peer"), (Counts{1, 1}));
+  // A V is a line that is walked twice.
+  EXPECT_EQ(counts("ZBV", {3, 6, 6}, "edge"), (Counts{2, 4, 2}));
+  EXPECT_EQ(counts("ZBV", {3, 6, 6}, "peer"), (Counts{1, 2, 1}));
+  // Without backwards, one direction is left.
+  ir::Lowering forward_only;
+  forward_only.forward_only = true;
+  EXPECT_EQ(communicators_per_rank(lowered(
+                schedules::make_order(*schedules::find_schedule("1F1B"), {3, 3, 2}), forward_only)),
+            (Counts{1, 2, 1}));
+  for (const char* model : {"edge", "peer", "rank"})
+    EXPECT_EQ(counts("1F1B", {1, 1, 2}, model), Counts{0});
+}
+
 TEST(CertificateTest, ACompoundHoldsBothOfItsParts) {
   const ir::Program program =
       lowered(schedules::make_order(*schedules::find_schedule("DualPipeV"), {2, 4, 8}));
