@@ -463,6 +463,7 @@ set(pipewright_executor_sources
     fsdp/zero_grad_watch.cc
     modules/clip_grad_norm.cc
     modules/contents.cc
+    modules/distinct.cc
     modules/distribution.cc
     modules/forward.cc
     modules/forward_tensors.cc
@@ -575,6 +576,7 @@ set(pipewright_executor_headers
     ir/errors.h
     modules/clip_grad_norm.h
     modules/contents.h
+    modules/distinct.h
     modules/data_parallel.h
     modules/distribution.h
     modules/driven_stage.h

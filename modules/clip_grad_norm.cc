@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "pipewright/comms/group.h"
+#include "pipewright/modules/distinct.h"
 #include "pipewright/modules/distribution.h"
 
 namespace pipewright::modules {
@@ -18,22 +19,27 @@ namespace {
 // Gradients that a kernel can take together. Squares of fp16 values overflow, so all but those in
 // fp64 are computed with in fp32.
 struct AlikeGrads {
+  int copies;
   at::ScalarType compute;
   std::vector<at::Tensor> grads;
 };
 
-std::vector<AlikeGrads> alike_grads(const std::vector<at::Tensor>& parameters) {
+std::vector<AlikeGrads> alike_grads(const std::vector<GradsToClip>& parts) {
   std::vector<AlikeGrads> result;
-  for (const at::Tensor& parameter : parameters) {
-    const at::Tensor& grad = parameter.grad();
-    if (!grad.defined() || grad.numel() == 0) continue;
-    const at::ScalarType compute = grad.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    const auto is_alike = [&](const AlikeGrads& alike) {
-      return alike.compute == compute && alike.grads[0].device() == grad.device();
-    };
-    auto found = std::find_if(result.begin(), result.end(), is_alike);
-    if (found == result.end()) found = result.insert(found, {compute, {}});
-    found->grads.push_back(grad);
+  DistinctGrads grads;
+  for (const GradsToClip& part : parts) {
+    for (const at::Tensor& parameter : part.parameters) {
+      const at::Tensor grad = grads.take(parameter);
+      if (!grad.defined()) continue;
+      const at::ScalarType compute = grad.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+      const auto is_alike = [&](const AlikeGrads& alike) {
+        return alike.copies == part.copies && alike.compute == compute &&
+               alike.grads[0].device() == grad.device();
+      };
+      auto found = std::find_if(result.begin(), result.end(), is_alike);
+      if (found == result.end()) found = result.insert(found, {part.copies, compute, {}});
+      found->grads.push_back(grad);
+    }
   }
   return result;
 }
@@ -68,12 +74,10 @@ at::Tensor total_grad_norm(const std::vector<GradsToClip>& grads, c10d::Backend&
   }
   // The sum is in fp64, the same on all ranks, whatever the dtypes of their parameters are.
   at::Tensor sum = at::zeros({}, at::TensorOptions(at::kDouble).device(device));
-  for (const GradsToClip& part : grads) {
-    for (const AlikeGrads& alike : alike_grads(part.parameters)) {
-      const at::Tensor norms =
-          at::stack(at::_foreach_norm(alike.grads, norm_type, alike.compute)).to(at::kDouble);
-      sum = is_max ? at::maximum(sum, norms.max()) : sum + norms.pow(norm_type).sum() / part.copies;
-    }
+  for (const AlikeGrads& alike : alike_grads(grads)) {
+    const at::Tensor norms =
+        at::stack(at::_foreach_norm(alike.grads, norm_type, alike.compute)).to(at::kDouble);
+    sum = is_max ? at::maximum(sum, norms.max()) : sum + norms.pow(norm_type).sum() / alike.copies;
   }
   if (group.getSize() > 1) {
     c10d::AllreduceOptions options;
@@ -98,10 +102,8 @@ at::Tensor clip_grad_norm_(const std::vector<GradsToClip>& grads, c10d::Backend&
   // Like PyTorch, this does not read the value of the norm, which would make the host wait for the
   // device.
   const at::Tensor factor = at::clamp_max(max_norm / (norm + 1e-6), 1);
-  for (const GradsToClip& part : grads) {
-    for (const AlikeGrads& alike : alike_grads(part.parameters))
-      at::_foreach_mul_(alike.grads, factor.to(alike.grads[0].device(), alike.compute));
-  }
+  for (const AlikeGrads& alike : alike_grads(grads))
+    at::_foreach_mul_(alike.grads, factor.to(alike.grads[0].device(), alike.compute));
   return norm;
 }
 

@@ -40,7 +40,8 @@ at::Tensor total_grad_norm(const std::vector<GradsToClip>& grads, c10d::Backend&
 //   clip_grad_norm_({{sharded}, {replicated, mesh.size("dp")}}, *mesh.group({"pp", "dp"}), 1.0);
 //
 // Collective over `group`: one all-reduce, also on ranks without parameters. Parameters without a
-// gradient are ignored; list tied parameters once. Does not wait for the device.
+// gradient are ignored, and a parameter that is listed twice counts once. Does not wait for the
+// device.
 //
 // Throws std::invalid_argument if `max_norm` is negative or `norm_type` is not positive.
 at::Tensor clip_grad_norm_(const std::vector<GradsToClip>& grads, c10d::Backend& group,

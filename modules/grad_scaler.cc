@@ -8,6 +8,7 @@
 
 #include "pipewright/comms/group.h"
 #include "pipewright/ir/errors.h"
+#include "pipewright/modules/distinct.h"
 
 namespace pipewright::modules {
 
@@ -31,9 +32,10 @@ void GradScaler::unscale_(const std::vector<at::Tensor>& parameters) {
   const at::Device device =
       parameters.empty() ? group_->getBoundDeviceId().value_or(at::kCPU) : parameters[0].device();
   at::Tensor found = at::zeros({}, at::TensorOptions(at::kFloat).device(device));
+  DistinctGrads grads;
   for (const at::Tensor& parameter : parameters) {
-    const at::Tensor& grad = parameter.grad();
-    if (!grad.defined() || grad.numel() == 0) continue;
+    const at::Tensor grad = grads.take(parameter);
+    if (!grad.defined()) continue;
     grad.div_(scale_);
     // x - x is 0 unless x is infinite or NaN.
     found = at::maximum(found, (grad - grad).ne(0).any().to(at::kFloat));

@@ -36,7 +36,8 @@ class GradScaler {
   double get_scale() const { return scale_; }
 
   // Divides the gradients by the scale, and finds whether one of them is infinite or NaN on any
-  // rank. Collective over the group. Throws ContractError if called twice before update().
+  // rank. A parameter that is listed twice counts once. Collective over the group. Throws
+  // ContractError if called twice before update().
   void unscale_(const std::vector<at::Tensor>& parameters);
   // Steps the optimizer, after unscale_() of its parameters if that was not called, unless
   // found_inf(). Returns whether it stepped.

@@ -17,6 +17,7 @@
 
 #include "pipewright/comms/agreement.h"
 #include "pipewright/comms/group.h"
+#include "pipewright/modules/distinct.h"
 #include "pipewright/modules/distribution.h"
 
 namespace pipewright::modules {
@@ -49,7 +50,8 @@ comms::BackendPtr make_group(comms::World& world, const std::string& name,
 // One parameter.
 class TiedParameters::Tie final : public Distributor {
  public:
-  // `copies` are those of this rank, `has_first` says whether they begin with the first of all.
+  // `copies` are the distinct ones of this rank, `has_first` says whether they begin with the first
+  // of all.
   Tie(std::vector<at::Tensor> copies, bool has_first, comms::BackendPtr group)
       : copies_(std::move(copies)), has_first_(has_first), group_(std::move(group)) {}
 
@@ -104,7 +106,7 @@ void TiedParameters::tie(const std::string& name, const std::vector<int>& ranks,
                                          " has ", expected, " of the copies, got ", copies.size()));
   }
   const comms::BackendPtr group = make_group(world_, name, ranks);
-  const auto tie = std::make_shared<Tie>(copies, ranks[0] == world_.rank(), group);
+  const auto tie = std::make_shared<Tie>(distinct(copies), ranks[0] == world_.rank(), group);
   tie->compare(name);
   tie->copy_first_value();
   ties_.push_back(tie);

@@ -37,8 +37,9 @@ class TiedParameters {
 
   // Ties copies of one parameter, and gives all of them the values of the first. `ranks` are the
   // world ranks that have the copies, one entry per copy, and `copies` those of this rank, in the
-  // same order. Wrap modules before (tp, fsdp, ddp): with them, a copy is this rank's part, and the
-  // ranks of the copies have the same part. They stay tied as long as the object exists.
+  // same order; two may be the same tensor. Wrap modules before (tp, fsdp, ddp): with them, a copy
+  // is this rank's part, and the ranks of the copies have the same part. They stay tied as long as
+  // the object exists.
   //
   // Collective over `ranks`, which tie their parameters in the same order. Throws
   // std::invalid_argument if `copies` are not as many as `ranks` has this rank; and on all ranks if

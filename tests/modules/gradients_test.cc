@@ -1,13 +1,21 @@
 // Clipping and scaling of gradients that are distributed over ranks.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/nn/module.h>
 #include <torch/optim/adam.h>
+#include <torch/optim/sgd.h>
 
+#include <cmath>
+#include <functional>
 #include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "pipewright/comms/mesh.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/modules/clip_grad_norm.h"
+#include "pipewright/modules/distinct.h"
 #include "pipewright/modules/grad_scaler.h"
 #include "tests/support/training/named_wait.h"
 #include "tests/support/training/on_ranks.h"
@@ -83,6 +91,97 @@ TEST(ClipGradNorm, OfGradientsOfSeveralDtypes) {
     }
     EXPECT_FALSE(parameters[5].grad().defined());
     EXPECT_THROW(total_grad_norm({{parameters}}, *self.group, 0), std::invalid_argument);
+  });
+}
+
+// A parameter that is registered under two names is in module->parameters() twice. Every function
+// that takes a list of parameters does the same with such a list as with one without repetitions.
+struct Tied : torch::nn::Module {
+  explicit Tied(bool has_two_names) {
+    weight = register_parameter("weight", at::zeros({3}, at::kDouble));
+    other = register_parameter("other", at::zeros({2}, at::kDouble));
+    if (has_two_names) register_parameter("again", weight);
+    weight.mutable_grad() = at::tensor({3.0, 4.0, 12.0}, at::kDouble);
+    other.mutable_grad() = at::tensor({84.0, -1.0}, at::kDouble);
+  }
+  at::Tensor weight, other;
+};
+
+using ListFunction = std::function<double(const std::vector<at::Tensor>&, Rank&)>;
+const std::vector<std::pair<const char*, ListFunction>> kListFunctions = {
+    {"clip_grad_norm_",
+     [](const auto& list, Rank& self) {
+       return clip_grad_norm_(list, *self.group, 10).template item<double>();
+     }},
+    {"clip_grad_norm_, norm_type 1",
+     [](const auto& list, Rank& self) {
+       return clip_grad_norm_(list, *self.group, 10, 1).template item<double>();
+     }},
+    {"clip_grad_norm_ of parts",
+     [](const auto& list, Rank& self) {
+       std::vector<GradsToClip> parts;
+       for (const at::Tensor& each : list) parts.push_back({{each}});
+       return clip_grad_norm_(parts, *self.group, 10).template item<double>();
+     }},
+    {"grads_to_clip",
+     [](const auto& list, Rank& self) {
+       return clip_grad_norm_(grads_to_clip(list), *self.group, 10).template item<double>();
+     }},
+    {"total_grad_norm",
+     [](const auto& list, Rank& self) {
+       return total_grad_norm({{list}}, *self.group).template item<double>();
+     }},
+    {"GradScaler::unscale_",
+     [](const auto& list, Rank& self) {
+       GradScaler scaler(self.group, {.init_scale = 8});
+       scaler.unscale_(list);
+       return 0.0;
+     }},
+    {"GradScaler::step",
+     [](const auto& list, Rank& self) {
+       GradScaler scaler(self.group, {.init_scale = 8});
+       torch::optim::SGD optimizer(list, torch::optim::SGDOptions(0));
+       EXPECT_TRUE(scaler.step(optimizer));
+       return 0.0;
+     }},
+};
+
+TEST(ListsOfParameters, CountEachTensorOnce) {
+  on_ranks(1, [](Rank& self) {
+    for (const auto& [name, function] : kListFunctions) {
+      const auto plain = std::make_shared<Tied>(false), twice = std::make_shared<Tied>(true);
+      ASSERT_EQ(twice->parameters().size(), 3u);
+      EXPECT_EQ(function(plain->parameters(), self), function(twice->parameters(), self)) << name;
+      EXPECT_TRUE(at::equal(plain->weight.grad(), twice->weight.grad())) << name;
+      EXPECT_TRUE(at::equal(plain->other.grad(), twice->other.grad())) << name;
+      // Two parameters with one gradient.
+      const auto alias = std::make_shared<Tied>(false);
+      const at::Tensor view = alias->weight.detach().view({3, 1}).requires_grad_();
+      view.mutable_grad() = alias->weight.grad().view({3, 1});
+      std::vector<at::Tensor> list = alias->parameters();
+      list.push_back(view);
+      function(list, self);
+      EXPECT_TRUE(at::equal(plain->weight.grad(), alias->weight.grad())) << name;
+    }
+    const auto twice = std::make_shared<Tied>(true);
+    EXPECT_EQ(total_grad_norm({{twice->parameters()}}, *self.group).item<double>(),
+              std::sqrt(13.0 * 13 + 84 * 84 + 1));
+    EXPECT_EQ(distinct(twice->parameters()).size(), 2u);
+  });
+}
+
+// Parts of one buffer, as fully_shard has them, are different gradients.
+TEST(ListsOfParameters, DoNotConfusePartsOfABuffer) {
+  on_ranks(1, [](Rank& self) {
+    const at::Tensor buffer = at::full({4}, 8.0);
+    std::vector<at::Tensor> list;
+    for (const at::Tensor& part : buffer.chunk(2)) {
+      list.push_back(at::zeros({2}).requires_grad_());
+      list.back().mutable_grad() = part;
+    }
+    GradScaler(self.group, {.init_scale = 8}).unscale_(list);
+    EXPECT_TRUE(at::equal(buffer, at::ones({4})));
+    EXPECT_NEAR(total_grad_norm({{list}}, *self.group).item<double>(), 2, 1e-6);
   });
 }
 

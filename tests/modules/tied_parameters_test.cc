@@ -113,6 +113,23 @@ TEST(TiedParameters, ACopyWithoutAGradientCountsAsZero) {
   });
 }
 
+// Both stages of one rank use one tensor, which is two of the copies.
+TEST(TiedParameters, OneTensorMayBeSeveralCopies) {
+  on_ranks(2, [](Rank& self) {
+    TiedParameters tied(*self.world);
+    const at::Tensor weight = at::full({2, 3}, 7.0, here()).requires_grad_();
+    std::vector<at::Tensor> copies = {weight};
+    if (self.rank == 0) copies.push_back(weight);
+    tied.tie("weight", {0, 0, 1}, copies);
+    for (const double sum : {11.0, 22.0}) {  // gradients accumulate
+      tied.step_begins();
+      (weight * (self.rank == 0 ? 1 : 10)).sum().backward();
+      tied.add_gradients();
+      expect_all({weight.grad()}, sum);
+    }
+  });
+}
+
 // A gradient with other strides than the parameter, as of a transposed product.
 TEST(TiedParameters, TakeGradientsWithOtherStrides) {
   on_ranks(2, [](Rank& self) {
