@@ -12,7 +12,10 @@ std::vector<TensorMetas> metas_of_list(const std::vector<Tensors>& list) {
   std::vector<TensorMetas> metas;
   for (const Tensors& tensors : list) {
     metas.push_back(metas_of(tensors));
-    for (TensorMeta& meta : metas.back()) meta.requires_grad = false;  // inputs are detached
+    for (TensorMeta& meta : metas.back()) {
+      meta.requires_grad = false;  // inputs are detached
+      meta.memory_format = at::MemoryFormat::Contiguous;
+    }
   }
   return metas;
 }

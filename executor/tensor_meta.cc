@@ -6,8 +6,11 @@
 namespace pipewright::executor {
 
 TensorMeta meta_of(const at::Tensor& tensor) {
-  if (!tensor.defined()) return {};
-  return {tensor.scalar_type(), tensor.sizes().vec(), tensor.requires_grad()};
+  if (!tensor.defined())
+    return {at::ScalarType::Undefined, {}, false, at::MemoryFormat::Contiguous};
+  const at::MemoryFormat format =
+      tensor.is_contiguous() ? at::MemoryFormat::Contiguous : tensor.suggest_memory_format();
+  return {tensor.scalar_type(), tensor.sizes().vec(), tensor.requires_grad(), format};
 }
 
 TensorMetas metas_of(const Tensors& tensors) {
@@ -25,13 +28,14 @@ std::string to_string(const TensorMeta& meta) {
   return text + (meta.requires_grad ? "] with gradient" : "]");
 }
 
-// A list of int64: the number of tensors, then for each one dtype, requires_grad, number of
-// dimensions and sizes.
+// A list of int64: the number of tensors, then for each one dtype, requires_grad, memory
+// format, number of dimensions and sizes.
 std::vector<uint8_t> encode(const TensorMetas& metas) {
   std::vector<int64_t> words = {static_cast<int64_t>(metas.size())};
   for (const TensorMeta& meta : metas) {
     words.push_back(static_cast<int64_t>(meta.dtype));
     words.push_back(meta.requires_grad ? 1 : 0);
+    words.push_back(static_cast<int64_t>(meta.memory_format));
     words.push_back(static_cast<int64_t>(meta.sizes.size()));
     words.insert(words.end(), meta.sizes.begin(), meta.sizes.end());
   }
@@ -54,6 +58,7 @@ TensorMetas decode(std::span<const uint8_t> bytes) {
   for (TensorMeta& meta : metas) {
     meta.dtype = static_cast<at::ScalarType>(next());
     meta.requires_grad = next() != 0;
+    meta.memory_format = static_cast<at::MemoryFormat>(next());
     meta.sizes.resize(static_cast<size_t>(next()));
     for (int64_t& size : meta.sizes) size = next();
   }

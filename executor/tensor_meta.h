@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_EXECUTOR_TENSOR_META_H_
 #define PIPEWRIGHT_EXECUTOR_TENSOR_META_H_
 
+#include <c10/core/MemoryFormat.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -14,11 +15,12 @@ namespace pipewright::executor {
 
 // The metadata that a receiver must know about a tensor before it arrives.
 struct TensorMeta {
-  at::ScalarType dtype = at::ScalarType::Undefined;  // of an undefined tensor
+  at::ScalarType dtype = at::kFloat;  // Undefined for an undefined tensor
   std::vector<int64_t> sizes;
   // For an output: whether its gradient flows back. For a gradient: whether it exists; if it does
   // not, nothing is sent.
   bool requires_grad = false;
+  at::MemoryFormat memory_format = at::MemoryFormat::Contiguous;  // or one of channels_last
 
   friend bool operator==(const TensorMeta&, const TensorMeta&) = default;
 };

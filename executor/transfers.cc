@@ -32,11 +32,18 @@ constexpr size_t kHeaderTag = 15;
 constexpr std::chrono::milliseconds kFirstSlice{2}, kSlice{250};
 
 // What a backend can send, which reads the tensor's memory as it is.
-at::Tensor plain(const at::Tensor& tensor) {
+at::Tensor plain(const at::Tensor& tensor, at::MemoryFormat format) {
   at::Tensor result = tensor.requires_grad() ? tensor.detach() : tensor;
   if (result.is_conj()) result = result.resolve_conj();
   if (result.is_neg()) result = result.resolve_neg();
-  return result.contiguous();
+  return result.contiguous(format);
+}
+
+// The memory of a tensor in this format, as a contiguous tensor.
+at::Tensor memory_of(const at::Tensor& tensor, at::MemoryFormat format) {
+  if (format == at::MemoryFormat::ChannelsLast) return tensor.permute({0, 2, 3, 1});
+  if (format == at::MemoryFormat::ChannelsLast3d) return tensor.permute({0, 2, 3, 4, 1});
+  return tensor;
 }
 
 // Returns the SEND_F of the output whose gradient `receive_b` receives. Once the gradient has
@@ -193,8 +200,10 @@ bool Transfers::post(Pending& pending) {
     const TensorMeta& meta = (*expected)[i];
     at::Tensor& tensor = posted.tensors.emplace_back();
     if ((!forward && !meta.requires_grad) || meta.dtype == at::ScalarType::Undefined) continue;
-    tensor = at::empty(meta.sizes, at::TensorOptions(meta.dtype).device(options_.device));
-    if (tensor.numel() > 0) messages.push_back({tensor, tag(transfer.receive, i)});
+    tensor = at::empty(meta.sizes, at::TensorOptions(meta.dtype).device(options_.device),
+                       meta.memory_format);
+    if (tensor.numel() > 0)
+      messages.push_back({memory_of(tensor, meta.memory_format), tag(transfer.receive, i)});
   }
   posted.works =
       naming_peer(pending.action, [&] { return channels_.receive(messages, transfer.from); });
@@ -258,11 +267,12 @@ void Transfers::post_now(ir::ActionPart send, Tensors tensors) {
     }
   }
   std::vector<comms::Channels::Message> messages;
+  const TensorMetas& metas = *shapes_.find(transfer.receive);
   for (size_t i = 0; i < posted.tensors.size(); ++i) {
     at::Tensor& tensor = posted.tensors[i];
     if (!tensor.defined() || tensor.numel() == 0) continue;
-    tensor = plain(tensor);
-    messages.push_back({tensor, tag(transfer.receive, i)});
+    tensor = plain(tensor, metas[i].memory_format);
+    messages.push_back({memory_of(tensor, metas[i].memory_format), tag(transfer.receive, i)});
   }
   Works works = naming_peer(send, [&] { return channels_.send(messages, transfer.to); });
   std::ranges::move(works, std::back_inserter(posted.works));

@@ -295,6 +295,36 @@ TEST(Changing, ParametersMayBeFrozenAndTrained) {
   }
 }
 
+// What is channels_last arrives so, forward and backward.
+TEST(MemoryFormats, ChannelsLastStaysSo) {
+  for (const bool dynamic : {false, true}) {
+    const ir::Program program = named("1F1B", 2, 2);
+    expect_no_errors(2, [&](int rank, comms::World& world) {
+      int calls = 0;
+      const auto stage = [&](int index, const Tensors& in) -> Tensors {
+        constexpr auto kChannelsLast = at::MemoryFormat::ChannelsLast;
+        if (index == 1) {
+          EXPECT_TRUE(in[0].is_contiguous(kChannelsLast));
+          EXPECT_TRUE(at::equal(in[0], 2 * at::arange(48., tests::here()).view({2, 3, 4, 2})));
+          return {doubled(in[0])};
+        }
+        const at::Tensor y = doubled(in[0]).contiguous(kChannelsLast);
+        y.register_hook([&](const at::TensorBase& grad) {
+          EXPECT_TRUE(grad.is_contiguous(kChannelsLast));
+          ++calls;
+        });
+        return {y};
+      };
+      ExecutorHere executor(program, stages_of(program, rank, stage), world,
+                            {.loss = [](const Tensors& out) { return out[0].square().sum(); },
+                             .dynamic_shapes = dynamic});
+      const at::Tensor x = at::arange(48., tests::here()).view({2, 3, 4, 2});
+      for (int step = 0; step < 2; ++step) executor.step({.inputs = {at::cat({x, x})}});
+      EXPECT_EQ(calls, rank == 0 ? 4 : 0);
+    });
+  }
+}
+
 // An evaluation may have other shapes than training, and than the last evaluation.
 TEST(Changing, EvaluationsHaveTheirOwnShapes) {
   for (const char* schedule : {"1F1B", "ZBV"}) {
