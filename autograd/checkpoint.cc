@@ -23,6 +23,7 @@
 #include <mutex>
 
 #include "pipewright/autograd/generator_scope.h"
+#include "pipewright/autograd/outside_writes.h"
 
 namespace pipewright::autograd {
 namespace {
@@ -160,6 +161,12 @@ class CheckpointNode final : public HidesWeights {
 
   std::string name() const override { return "Checkpoint"; }
 
+  // With another copy of the function, whose state the second forward must not see.
+  variable_list first_forward(const Forward& forward, const variable_list& inputs) {
+    const FirstForward scope;
+    return writes_.record([&] { return forward(inputs); });
+  }
+
   // Indices of the differentiable outputs.
   std::vector<size_t> differentiable;
 
@@ -173,6 +180,8 @@ class CheckpointNode final : public HidesWeights {
     }
     const std::shared_ptr<BackwardContext> context = context_;
     torch::autograd::edge_list roots;
+    // The first forward has updated running statistics and the like already.
+    const OutsideWrites::Values values = writes_.values();
     NodeRange nodes;
     {
       const c10::AutoGradMode enabled(true);
@@ -186,10 +195,16 @@ class CheckpointNode final : public HidesWeights {
       for (const size_t output : differentiable) roots.push_back(root_of(outputs.at(output)));
     }
     nodes.end();
-    if (context->weight_work)
-      return backward_input(roots, grads, inputs, nodes, *context->weight_work);
-    full_backward(roots, grads, nodes);
-    return take_grads(inputs);
+    variable_list input_grads;
+    if (context->weight_work) {
+      input_grads = backward_input(roots, grads, inputs, nodes, *context->weight_work);
+    } else {
+      full_backward(roots, grads, nodes);
+      input_grads = take_grads(inputs);
+    }
+    // Not earlier: backward may read what the second forward has written.
+    values.restore();
+    return input_grads;
   }
 
   void release_variables() override {
@@ -201,6 +216,7 @@ class CheckpointNode final : public HidesWeights {
   Forward forward_;
   std::vector<torch::autograd::SavedVariable> inputs_;
   const GeneratorStates generators_;
+  OutsideWrites writes_;
   const AutocastStates autocast_;
   const std::shared_ptr<BackwardContext> context_;
 };
@@ -212,11 +228,7 @@ std::vector<at::Tensor> checkpoint_function(Forward forward,
   if (!c10::GradMode::is_enabled()) return forward(inputs);
   ++count_of_parts;
   const auto node = std::make_shared<CheckpointNode>(forward, inputs);
-  variable_list outputs;
-  {
-    const FirstForward first_forward;
-    outputs = forward(inputs);
-  }
+  variable_list outputs = node->first_forward(forward, inputs);
   node->set_next_edges(torch::autograd::collect_next_edges(inputs));
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].defined() || !(outputs[i].is_floating_point() || outputs[i].is_complex()))

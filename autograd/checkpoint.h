@@ -23,6 +23,11 @@
 // belongs to the process, so ranks that are threads and draw random numbers each need their own
 // (generator_scope.h).
 //
+// What the first forward writes in place to tensors that outlive it, such as the running statistics
+// of a batch norm, stays written once: the second forward's writes are undone when its backward is
+// done (PyTorch's stay). It begins with the values of that time. A member that each forward assigns
+// another tensor is assigned twice.
+//
 // Under a split backward the second forward runs once, in I, and the part's weights get their
 // gradients in W. In a full backward they get them immediately, so that the activations of only one
 // part exist at a time; the hooks of a weight that is used inside and outside the part are then

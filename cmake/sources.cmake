@@ -380,6 +380,7 @@ set(pipewright_executor_sources
     autograd/generator_scope.cc
     autograd/grad_hooks.cc
     autograd/output_hook.cc
+    autograd/outside_writes.cc
     autograd/split_backward.cc
     autograd/weight_free.cc
     checkpoint/torch/generator_state.cc
@@ -489,6 +490,7 @@ set(pipewright_executor_headers
     autograd/generator_scope.h
     autograd/grad_hooks.h
     autograd/output_hook.h
+    autograd/outside_writes.h
     autograd/split_backward.h
     autograd/weight_free.h
     checkpoint/torch/generator_state.h

@@ -5,6 +5,8 @@
 #include <mutex>
 #include <vector>
 
+#include "pipewright/autograd/outside_writes.h"
+
 namespace pipewright::modules {
 namespace {
 
@@ -69,7 +71,12 @@ void register_forward_hook(const Module& module, const std::shared_ptr<ForwardHo
 Tensors call(const Module& module, const ForwardHook::Function& function, const Tensors& inputs) {
   const auto found = hooks().find(module);
   if (found.empty()) return function(inputs);
-  ForwardHook::Function inner = function;
+  // A checkpointed part undoes what the module writes in its second forward, not what wrappers do.
+  const autograd::RecordsWrites not_wrappers(false);
+  ForwardHook::Function inner = [&function](const Tensors& in) {
+    const autograd::RecordsWrites but_module(true);
+    return function(in);
+  };
   for (size_t i = 0; i + 1 < found.size(); ++i) {
     inner = [&module, &found, i, inside = std::move(inner)](const Tensors& in) {
       return found[i]->run(&module, inside, in);
