@@ -12,6 +12,7 @@
 #include "pipewright/autograd/checkpoint.h"
 
 #include <ATen/Context.h>
+#include <ATen/Functions.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>
@@ -24,6 +25,7 @@
 
 #include "pipewright/autograd/generator_scope.h"
 #include "pipewright/autograd/outside_writes.h"
+#include "pipewright/ir/errors.h"
 
 namespace pipewright::autograd {
 namespace {
@@ -59,6 +61,8 @@ class GeneratorStates {
 
   const at::Generator& cpu() const { return states_.front().first; }
 
+  at::Tensor cpu_state() const { return state_of(cpu()); }
+
   // Sets the generators to this snapshot, and returns one of what they were.
   GeneratorStates exchange() const {
     GeneratorStates before;
@@ -77,8 +81,12 @@ class GeneratorStates {
     for (const auto& [known, state] : states_) {
       if (known == generator) return;
     }
+    states_.emplace_back(generator, state_of(generator));
+  }
+
+  static at::Tensor state_of(at::Generator generator) {
     const std::lock_guard lock(generator.mutex());
-    states_.emplace_back(generator, generator.get_state());
+    return generator.get_state();
   }
 
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
@@ -164,7 +172,11 @@ class CheckpointNode final : public HidesWeights {
   // With another copy of the function, whose state the second forward must not see.
   variable_list first_forward(const Forward& forward, const variable_list& inputs) {
     const FirstForward scope;
-    return writes_.record([&] { return forward(inputs); });
+    const GeneratorScope generator_scope(generators_.cpu());
+    const int64_t draws = draw_count();
+    variable_list outputs = writes_.record([&] { return forward(inputs); });
+    if (draw_count() != draws) drawn_until_ = generators_.cpu_state();
+    return outputs;
   }
 
   // Indices of the differentiable outputs.
@@ -192,6 +204,7 @@ class CheckpointNode final : public HidesWeights {
       const Replayed autocast(autocast_);
       const BackwardScope scope(context);  // for parts nested in this one
       const variable_list outputs = forward_(inputs);
+      expect_same_draws();
       for (const size_t output : differentiable) roots.push_back(root_of(outputs.at(output)));
     }
     nodes.end();
@@ -213,9 +226,19 @@ class CheckpointNode final : public HidesWeights {
   }
 
  private:
+  void expect_same_draws() const {
+    if (!drawn_until_.defined() || at::equal(drawn_until_, generators_.cpu_state())) return;
+    throw ContractError(
+        "checkpoint: expected a part to draw the same random numbers on the CPU in both forwards, "
+        "got others: another thread draws from the generator of the process too, or the part does "
+        "not repeat what it does. Threads that draw random numbers each need a GeneratorScope "
+        "(autograd/generator_scope.h)");
+  }
+
   Forward forward_;
   std::vector<torch::autograd::SavedVariable> inputs_;
   const GeneratorStates generators_;
+  at::Tensor drawn_until_;  // the state after the first forward; undefined if it drew nothing
   OutsideWrites writes_;
   const AutocastStates autocast_;
   const std::shared_ptr<BackwardContext> context_;

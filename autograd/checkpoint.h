@@ -21,7 +21,8 @@
 // numbers: the default generators of the CPU and of the inputs' devices are rewound for it and
 // restored afterwards. It also runs under the autocast state of the first one. The CPU's generator
 // belongs to the process, so ranks that are threads and draw random numbers each need their own
-// (generator_scope.h).
+// (generator_scope.h): backward throws ContractError if a part's second forward drew other numbers
+// than its first.
 //
 // What the first forward writes in place to tensors that outlive it, such as the running statistics
 // of a batch norm, stays written once: the second forward's writes are undone when its backward is

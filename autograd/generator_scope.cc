@@ -18,6 +18,7 @@ namespace {
 constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 thread_local at::Generator current;  // undefined outside of scopes
+thread_local int64_t draws = 0;
 
 bool takes_generator(const c10::FunctionSchema& schema) {
   return std::ranges::any_of(schema.arguments(), [](const c10::Argument& argument) {
@@ -38,8 +39,10 @@ void fill_in_generator(const c10::OperatorHandle& operation, c10::DispatchKeySet
     for (size_t i = 0; i < arguments.size(); ++i) {
       c10::IValue& value = first[static_cast<std::ptrdiff_t>(i)];
       if (value.isNone() &&
-          *arguments[i].type() == *c10::OptionalType::create(c10::GeneratorType::get()))
+          *arguments[i].type() == *c10::OptionalType::create(c10::GeneratorType::get())) {
         value = current;
+        ++draws;
+      }
     }
   }
   operation.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey),
@@ -79,5 +82,7 @@ GeneratorScope::~GeneratorScope() {
 at::Generator cpu_generator() {
   return current.defined() ? current : at::detail::getDefaultCPUGenerator();
 }
+
+int64_t draw_count() { return draws; }
 
 }  // namespace pipewright::autograd

@@ -35,6 +35,9 @@ class GeneratorScope {
 // the default one of the process.
 at::Generator cpu_generator();
 
+// How many operators of this thread have drawn from the generator of a scope so far.
+int64_t draw_count();
+
 }  // namespace pipewright::autograd
 
 #endif  // PIPEWRIGHT_AUTOGRAD_GENERATOR_SCOPE_H_

@@ -6,10 +6,13 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "pipewright/autograd/checkpoint.h"
+#include "pipewright/ir/errors.h"
 
 namespace pipewright::autograd {
 namespace {
@@ -50,6 +53,34 @@ TEST(GeneratorScope, ThreadsDrawAsIfEachWereAlone) {
       ASSERT_TRUE(at::equal(together[seed][i], alone[seed][i])) << seed << ' ' << i;
   }
   EXPECT_FALSE(at::equal(alone[0][0], alone[1][0]));
+}
+
+// A part during one of whose forwards another thread draws from the generator of the process.
+std::string error_with_another_thread(int in_forward, bool part_draws, bool has_scope) {
+  std::optional<GeneratorScope> scope;
+  if (has_scope) scope.emplace(7);
+  int forwards = 0;
+  const auto part = [&](const Tensors& in) {
+    if (++forwards == in_forward) std::jthread([] { at::rand({3}); }).join();
+    return Tensors{part_draws ? at::dropout(in[0], 0.5, /*train=*/true) : in[0] * 2};
+  };
+  const at::Tensor y = checkpoint(part, Tensors{at::ones({64}).requires_grad_()})[0];
+  try {
+    y.sum().backward();
+  } catch (const ContractError& error) {
+    return error.what();
+  }
+  return forwards == 2 ? "" : "expected two forwards";
+}
+
+TEST(GeneratorScope, IsNamedWhereAnotherThreadDrawsToo) {
+  for (const int in_forward : {1, 2}) {
+    EXPECT_NE(error_with_another_thread(in_forward, true, false).find("GeneratorScope"),
+              std::string::npos);
+    EXPECT_EQ(error_with_another_thread(in_forward, false, false), "");
+    EXPECT_EQ(error_with_another_thread(in_forward, true, true), "");
+  }
+  EXPECT_EQ(error_with_another_thread(0, true, false), "");
 }
 
 TEST(GeneratorScope, EveryOperatorDrawsFromIt) {
