@@ -479,6 +479,7 @@ set(pipewright_executor_sources
     tp/input_check.cc
     tp/overlap.cc
     tp/parallelize.cc
+    tp/part_use.cc
     tp/rank_generator.cc
     tp/sequence_parallel.cc
     tp/split_module.cc
@@ -603,6 +604,7 @@ set(pipewright_executor_headers
     tp/input_check.h
     tp/overlap.h
     tp/parallelize.h
+    tp/part_use.h
     tp/rank_generator.h
     tp/sequence_parallel.h
     tp/split_module.h

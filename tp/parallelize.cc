@@ -17,6 +17,7 @@
 #include "pipewright/modules/names.h"
 #include "pipewright/modules/part_guard.h"
 #include "pipewright/tp/input_check.h"
+#include "pipewright/tp/part_use.h"
 #include "pipewright/tp/sequence_parallel.h"
 #include "pipewright/tp/split_module.h"
 
@@ -99,6 +100,7 @@ class ParallelizedModule final : public Parallelized,
     compare(refusal, options, device_of(module));
     if (!refusal.empty()) throw std::invalid_argument(refusal);
     split(module);
+    if (group_->getSize() > 1) check_uses(module);
     if (!options.check_inputs) return;
     input_check_ =
         input_check(group_, options.copies.empty() ? nullptr : mesh.group(options.copies), place);
@@ -106,6 +108,32 @@ class ParallelizedModule final : public Parallelized,
   }
 
  private:
+  // Watches for parameters that a style should name.
+  void check_uses(torch::nn::Module& module) {
+    const auto uses = std::make_shared<ParameterUses>();
+    for (const auto& named : module.named_parameters()) {
+      if (named.value().defined()) {
+        uses->parameters.emplace(
+            named.value().unsafeGetTensorImpl(),
+            ParameterUses::Parameter{ParameterUses::Use::kUnnamed, named.key()});
+      }
+    }
+    for (const auto& [name, parameter] : parameters_) {
+      const bool meets_parts = parameter.placement.dim() || parameter.has_partial_grad;
+      uses->parameters.at(parameter.tensor.unsafeGetTensorImpl()).use =
+          meets_parts ? ParameterUses::Use::kPart : ParameterUses::Use::kCopy;
+    }
+    std::map<const torch::nn::Module*, bool> take_parts;
+    for (const auto& [part, hook] : hooks_) take_parts[part] = hook->takes_parts();
+    const auto check = [&](const std::string& path, const torch::nn::Module& part) {
+      use_checks_.push_back(part_use_check(uses, path, take_parts[&part]));
+      modules::register_forward_hook(part, use_checks_.back());
+    };
+    check("", module);
+    for (const auto& named : module.named_modules("", /*include_self=*/false))
+      check(named.key(), *named.value());
+  }
+
   // Fills hooks_ and parameters_.
   void find(torch::nn::Module& module, const Plan& plan) {
     Styles styles;
@@ -239,6 +267,7 @@ class ParallelizedModule final : public Parallelized,
   std::vector<std::string> styles_;  // of hooks_, for messages
   std::map<std::string, Parameter> parameters_;
   std::vector<std::unique_ptr<GradientSum>> sums_;
+  std::vector<std::shared_ptr<modules::ForwardHook>> use_checks_;
   std::shared_ptr<modules::ForwardHook> input_check_;  // null if not asked for
 };
 

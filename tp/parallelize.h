@@ -75,9 +75,10 @@ Style colwise_parallel(const Style::Layouts& layouts = {});
 // Linear's input is this rank's features, shard(-1), Embedding's a copy; the output is summed into
 // a copy, unless `layouts` says otherwise: shard(d) makes it this rank's chunk.
 Style rowwise_parallel(const Style::Layouts& layouts = {});
-// Splits nothing: every rank has the whole weights of a norm or dropout, or of any module that
-// treats the positions of a sequence alike, and calls it on its part of the sequence. Gradients of
-// the weights are summed over the ranks, and each rank draws its own random numbers
+// Splits nothing: every rank has the whole weights of a norm, an adapter or a dropout, or of any
+// module that treats the positions of a sequence alike, and calls it on its part of the sequence,
+// or of the heads, as a norm of queries and keys. Gradients of the weights are summed over the
+// ranks, and each rank draws its own random numbers
 // (rank_generator.h), as dropout needs it. The row-parallel layer before makes the parts, the
 // column-parallel one after gathers them, along the sequence, which is dimension 1 here:
 //
@@ -97,7 +98,7 @@ Style sequence_parallel();
 //    {"*.attention.wo", rowwise_parallel({.output = shard(1)})}}
 //
 // Gradients of the copy are partial sums. So nothing but these Linears may use it, and nothing with
-// weights of its own may be in between.
+// weights of its own may be in between; the first forward throws if something does.
 Style prepare_input(const Style::Layouts& layouts = {});
 
 // Paths of modules below the parallelized one, and their styles. A part of a path may have the
@@ -134,6 +135,13 @@ class Parallelized {
 // that has options that its style does not support, a module or weight that is split twice in
 // different ways, a weight that is tied to one of a module that the plan does not name, a weight
 // that has a gradient, and a layout that is not replicate or shard.
+//
+// A parameter that no style names and that meets this rank's part of an activation, as that of an
+// adapter between two layers of sequence parallelism, would get the gradient of that part alone.
+// The first forward that records a graph throws std::invalid_argument on every rank then, which
+// names the parameter; give its module the style sequence_parallel(). Parameters of modules that
+// all ranks call with the same inputs need no style. Noticed at calls through modules::forward(),
+// of modules that the plan names and of those around them or after them.
 [[nodiscard]] std::shared_ptr<Parallelized> parallelize(torch::nn::Module& module, const Plan& plan,
                                                         comms::Mesh& mesh, const std::string& dim,
                                                         const Options& options = {});

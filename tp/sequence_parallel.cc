@@ -20,6 +20,7 @@ class SequenceParallel final : public SplitModule {
     }
   }
   std::vector<SplitWeight> weights() const override { return weights_; }
+  bool takes_parts() const override { return true; }
   modules::Tensors run(const torch::nn::Module* /*module*/, const Function& forward,
                        modules::Tensors inputs) override {
     const RankGenerator generator(*group_, inputs.at(0).device());

@@ -133,6 +133,8 @@ class SplitLinear final : public SplitModule {
     return weights;
   }
 
+  bool takes_parts() const override { return is_prepared_ || !input_.is_copy(); }
+
   modules::Tensors run(const torch::nn::Module* /*module*/, const Function& forward,
                        modules::Tensors inputs) override {
     return is_colwise_ ? colwise(forward, std::move(inputs)) : rowwise(forward, std::move(inputs));
@@ -215,6 +217,8 @@ class SplitEmbedding final : public SplitModule {
     return {{"weight", embedding_.weight, TensorPlacement::shard(is_colwise_ ? 1 : 0)}};
   }
 
+  bool takes_parts() const override { return false; }
+
   modules::Tensors run(const torch::nn::Module* /*module*/, const Function& forward,
                        modules::Tensors inputs) override {
     if (is_colwise_) {
@@ -261,6 +265,7 @@ class PreparedInput final : public SplitModule {
       refuse("expected a layout of the input and nothing else");
   }
   std::vector<SplitWeight> weights() const override { return {}; }
+  bool takes_parts() const override { return !input_.is_copy(); }
   modules::Tensors run(const torch::nn::Module* /*module*/, const Function& forward,
                        modules::Tensors inputs) override {
     inputs.at(0) = input_.gathered(inputs.at(0), name_, group_);

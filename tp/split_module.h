@@ -27,6 +27,9 @@ struct SplitWeight {
 class SplitModule : public modules::ForwardHook {
  public:
   virtual std::vector<SplitWeight> weights() const = 0;
+  // Whether its first input is this rank's part of an activation, or a copy whose gradient is
+  // summed further up only.
+  virtual bool takes_parts() const = 0;
 };
 
 // Changes nothing yet. Throws std::invalid_argument for a module or layouts that the style does not
