@@ -146,7 +146,9 @@ struct ExecutorOptions {
 
 // What a step returns. Losses and outputs are empty except on the rank of the last stage.
 struct StepResult {
-  // One per microbatch, unscaled. In eval() without the targets of the loss, undefined tensors.
+  // One per microbatch, as ExecutorOptions::loss returned it: not divided by the number of
+  // microbatches, but multiplied by the scale of a GradScaler that it calls. In eval() without the
+  // targets of the loss, undefined tensors.
   std::vector<at::Tensor> losses;
   Tensors outputs;  // of the whole batch, if requested
   // The share of this rank's step in which it computed nothing (recorder.h), while record() is on;
@@ -180,7 +182,9 @@ class Executor {
 
   // Collective. Runs only the forward, without gradients, for any schedule: the program's compute
   // order is lowered again without its backwards. If the targets of the loss are missing, no loss
-  // is computed. Throws like step().
+  // is computed. As with PyTorch's schedule.eval(), modules keep their mode: without module->eval()
+  // before it and train() after it, dropout drops and batch norms update their running statistics.
+  // Throws like step().
   StepResult eval(const Batch& batch, bool return_outputs = true);
   StepResult eval(Microbatches microbatches, bool return_outputs = true);
 

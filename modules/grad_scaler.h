@@ -14,7 +14,9 @@ namespace pipewright::modules {
 // If a gradient overflows on any rank, all ranks skip the optimizer's step, and the scale shrinks.
 //
 //   GradScaler scaler(mesh.group({"pp", "dp"}));  // all ranks that step together
-//   scaler.scale(loss).backward();                // in a pipeline: in the loss of the executor
+//   scaler.scale(loss).backward();                // in a pipeline: in the loss of the executor,
+//                                                 // whose StepResult::losses are then scaled:
+//                                                 // divide them by get_scale() before update()
 //   scaler.unscale_(parameters);                  // only needed before clipping
 //   scaler.step(optimizer);
 //   scaler.update();
