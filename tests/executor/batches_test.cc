@@ -24,9 +24,12 @@ std::vector<int64_t> list_of(const at::Tensor& tensor) {
   return {host.data_ptr<int64_t>(), host.data_ptr<int64_t>() + host.numel()};
 }
 
-// Two stages that pass on their first input.
+at::Tensor weight() { return ones(1).set_requires_grad(true); }
+
+// Stages that pass on their first input, times a weight that is 1.
 std::map<int, LocalStage> first_of(const ir::Program& program, int rank) {
-  return stages_of(program, rank, [](int, const Tensors& in) { return Tensors{in[0] * 1}; });
+  return stages_of(program, rank,
+                   [w = weight()](int, const Tensors& in) { return Tensors{in[0] * w}; });
 }
 
 // The same error on each rank, without the part that says where.
@@ -66,7 +69,7 @@ TEST(ExtraInputs, OfSingleStages) {
       if (stage == 3) {
         EXPECT_EQ(list_of(in.at(2)), (std::vector<int64_t>{7, 8}));
       }
-      at::Tensor sum = in[0];
+      at::Tensor sum = in[0] * weight();
       for (size_t i = 1; i < in.size(); ++i) sum = sum + in[i];
       return Tensors{sum};
     });
@@ -120,7 +123,7 @@ TEST(ExtraInputs, OnePerMicrobatch) {
       const auto stages = stages_of(program, rank, [&](int stage, const Tensors& in) {
         EXPECT_EQ(in.size(), stage == 0 ? 4u : 3u);
         offsets.push_back(list_of(in.back()));
-        return Tensors{in[0] * in[1]};
+        return Tensors{in[0] * in[1] * weight()};
       });
       ExecutorHere executor(program, stages, world,
                             {.loss = [](const Tensors& out, const Tensors& targets) {
@@ -314,7 +317,8 @@ TEST(Outputs, ScalarsAreOnePerMicrobatch) {
     const ir::Program program = named("1F1B", ranks, 2);
     expect_no_errors(ranks, [&](int rank, comms::World& world) {
       const auto stages = stages_of(program, rank, [&](int stage, const Tensors& in) {
-        return Tensors{stage == ranks - 1 ? in[0].sum() : in[0] * 1};
+        const at::Tensor out = in[0] * weight();
+        return Tensors{stage == ranks - 1 ? out.sum() : out};
       });
       ExecutorHere executor(program, stages, world,
                             {.loss = [](const Tensors& out) { return out[0]; }});
