@@ -106,7 +106,7 @@ SplitBatch BatchCheck::split(const Batch& batch) const {
     std::vector<Tensors> list = split_batch(whole, options_.num_microbatches, dims, what, help);
     for (size_t i = 0; i < whole.size(); ++i) {
       const std::optional<int> dim = dim_of(dims, i);
-      if (!dim) continue;
+      if (!dim || !whole[i].defined()) continue;
       const Rows rows{whole[i].size(*dim), *dim, what + " " + std::to_string(i), option};
       if (!result.rows) result.rows = rows;
       if (rows.count != result.rows->count)

@@ -33,7 +33,7 @@ std::vector<Tensors> split_batch(const Tensors& batch, int num_microbatches, con
   std::vector<Tensors> microbatches(static_cast<size_t>(num_microbatches));
   for (size_t i = 0; i < batch.size(); ++i) {
     const std::optional<int> dim = dim_of(dims, i);
-    if (!dim) {
+    if (!dim || !batch[i].defined()) {
       for (Tensors& microbatch : microbatches) microbatch.push_back(batch[i]);
       continue;
     }
@@ -56,13 +56,26 @@ std::vector<Tensors> split_batch(const Tensors& batch, int num_microbatches, con
 
 Tensors merge_batch(const std::vector<Tensors>& microbatches, const SplitDims& dims,
                     const std::string& what) {
+  const size_t count = microbatches.front().size();
+  for (const Tensors& microbatch : microbatches) {
+    if (microbatch.size() == count) continue;
+    throw std::invalid_argument(what + "s: expected " + std::to_string(count) +
+                                " in each microbatch, as in the first one, got " +
+                                std::to_string(microbatch.size()));
+  }
   Tensors merged;
-  for (size_t i = 0; i < microbatches.front().size(); ++i) {
+  for (size_t i = 0; i < count; ++i) {
     Tensors parts;
-    for (const Tensors& microbatch : microbatches) parts.push_back(microbatch.at(i));
+    for (const Tensors& microbatch : microbatches) parts.push_back(microbatch[i]);
+    if (std::ranges::none_of(parts, &at::Tensor::defined)) {
+      merged.emplace_back();
+      continue;
+    }
     const std::optional<int> dim = dim_of(dims, i);
     if (dim) {
-      const auto is_scalar = [](const at::Tensor& part) { return part.dim() == 0; };
+      const auto is_scalar = [](const at::Tensor& part) {
+        return part.defined() && part.dim() == 0;
+      };
       const bool scalars = (*dim == 0 || *dim == -1) && std::ranges::all_of(parts, is_scalar);
       try {
         merged.push_back(scalars ? at::stack(parts) : at::cat(parts, *dim));

@@ -47,16 +47,17 @@ std::string to_string(const SplitDims& dims);
 std::optional<int> dim_of(const SplitDims& dims, size_t tensor);
 
 // Returns one list of tensors per microbatch, all of them views of the batch. Sizes differ by at
-// most one, the larger ones first, like torch.tensor_split. Throws std::invalid_argument, naming
-// `what` and the tensor, for a dimension that does not exist or that is smaller than the number of
-// microbatches; `help` ends the message.
+// most one, the larger ones first, like torch.tensor_split; what is undefined stays so. Throws
+// std::invalid_argument, naming `what` and the tensor, for a dimension that does not exist or that
+// is smaller than the number of microbatches; `help` ends the message.
 std::vector<Tensors> split_batch(const Tensors& batch, int num_microbatches, const SplitDims& dims,
                                  const std::string& what, const std::string& help = "");
 
 // The inverse: concatenates each tensor along its dimension, and takes the mean over microbatches
-// of a tensor that is not split. Scalars are concatenated to one element per microbatch. Throws
-// std::invalid_argument for tensors whose shapes do not allow it, and for the mean of a dtype that
-// is neither floating-point nor complex.
+// of a tensor that is not split. Scalars are concatenated to one element per microbatch; what is
+// undefined in all microbatches stays so. Throws std::invalid_argument for another number of
+// tensors than in the first microbatch, for tensors whose shapes do not allow it, and for the mean
+// of a dtype that is neither floating-point nor complex.
 Tensors merge_batch(const std::vector<Tensors>& microbatches, const SplitDims& dims,
                     const std::string& what);
 

@@ -145,6 +145,19 @@ TEST(ExtraInputs, OnePerMicrobatch) {
   }
 }
 
+// A mask that this batch does not need.
+TEST(ExtraInputs, MayBeUndefined) {
+  const ir::Program program = named("1F1B", 2, 2);
+  expect_no_errors(2, [&](int rank, comms::World& world) {
+    const auto stages = stages_of(program, rank, [](int, const Tensors& in) {
+      EXPECT_FALSE(in.at(1).defined());
+      return Tensors{in[0] * in[2] * weight()};
+    });
+    ExecutorHere executor(program, stages, world, {.loss = sum_of});
+    executor.step({.inputs = {ones(4)}, .extra = {at::Tensor(), ones(4)}});
+  });
+}
+
 TEST(ExtraInputs, OfAStageThatDoesNotExist) {
   const ir::Program program = named("1F1B", 2, 2);
   for (const Batch& batch :
@@ -333,6 +346,20 @@ TEST(Outputs, ScalarsAreOnePerMicrobatch) {
   }
 }
 
+TEST(Outputs, MayBeUndefined) {
+  const ir::Program program = named("1F1B", 1, 2);
+  expect_no_errors(1, [&](int rank, comms::World& world) {
+    const auto stages = stages_of(program, rank, [](int, const Tensors& in) {
+      return Tensors{at::Tensor(), in[0]};
+    });
+    ExecutorHere executor(program, stages, world,
+                          {.loss = [](const Tensors& out) { return out[1].sum(); }});
+    const StepResult result = executor.eval({.inputs = {ones(4)}});
+    EXPECT_FALSE(result.outputs.at(0).defined());
+    EXPECT_EQ(result.outputs.at(1).numel(), 4);
+  });
+}
+
 // All ranks learn that the last one cannot return its outputs.
 TEST(Outputs, ThatCannotBeMergedEndTheStepOnAllRanks) {
   const ir::Program program = named("1F1B", 2, 2);
@@ -346,6 +373,26 @@ TEST(Outputs, ThatCannotBeMergedEndTheStepOnAllRanks) {
         error.starts_with("rank 1, step 0: output 0 cannot be concatenated along dimension 1: "))
         << error;
   }
+}
+
+TEST(Outputs, AreAsManyInEachMicrobatch) {
+  const ir::Program program = named("1F1B", 1, 2);
+  expect_no_errors(1, [&](int rank, comms::World& world) {
+    const auto stages = stages_of(program, rank, [](int, const Tensors& in) {
+      return Tensors(static_cast<size_t>(in[0].numel()), in[0]);
+    });
+    ExecutorHere executor(program, stages, world, {.loss = sum_of});
+    try {
+      executor.eval({.inputs = {ones(5)}});
+      ADD_FAILURE() << "expected an error";
+    } catch (const StepError& error) {
+      EXPECT_EQ(std::string(error.what())
+                    .find("rank 0, step 0: outputs: expected 3 in each "
+                          "microbatch, as in the first one, got 2"),
+                0u)
+          << error.what();
+    }
+  });
 }
 
 }  // namespace
