@@ -220,8 +220,6 @@ struct Norms : torch::nn::Module {
   at::Tensor unused;
 };
 
-constexpr MixedPrecisionPolicy kBf16InFp32 = {.param_dtype = kBf16, .reduce_dtype = at::kFloat};
-
 at::Tensor input_of_norms() { return at::arange(32, here(at::kFloat)).cos_().view({4, 8}); }
 
 // The gradients of a plain module in bf16, in fp32.
@@ -256,7 +254,8 @@ TEST(ReplicateMixedPrecision, CopiesLastUntilTheOutermostBackwardEnds) {
         const at::Tensor input = input_of_norms();
         const std::vector<at::Tensor> want = gradients_in_bf16();
         const auto module = std::make_shared<Norms>(checkpointed);
-        const Options options = {.find_unused_parameters = true, .mixed_precision = kBf16InFp32};
+        const Options options = {.find_unused_parameters = true,
+                                 .mixed_precision = kBf16InFp32.policy};
         std::vector<std::shared_ptr<Replicated>> units;
         if (by_parts) units.push_back(replicate(*module->linears[0], self.group, options));
         units.push_back(replicate(*module, self.group, options));
@@ -284,8 +283,9 @@ TEST(ReplicateMixedPrecision, EachBackwardHasItsCopies) {
     const at::Tensor input = input_of_norms();
     const std::vector<at::Tensor> want = gradients_in_bf16();
     const auto module = std::make_shared<Norms>(false);
-    const auto unit = replicate(*module, self.group,
-                                {.find_unused_parameters = true, .mixed_precision = kBf16InFp32});
+    const auto unit =
+        replicate(*module, self.group,
+                  {.find_unused_parameters = true, .mixed_precision = kBf16InFp32.policy});
     const at::Tensor one = modules::forward(module, input).sum();
     const at::Tensor other = modules::forward(module, input).sum();
     one.backward({}, /*retain_graph=*/true);

@@ -55,9 +55,10 @@ std::vector<AccumulationRow> accumulation_rows() {
   for (const auto& [units, reductions] :
        {std::pair{Accumulates::kAll, 4}, std::pair{Accumulates::kSomeMlps, 8},
         std::pair{Accumulates::kRootOnly, 10}}) {
-    for (const bool offloads : {false, true})
+    for (const bool offloads : {false, true}) {
       rows.push_back({units, true, true, offloads, reductions, 24});
-    rows.push_back({units, 2, true, false, reductions, 24});
+      rows.push_back({units, 2, true, offloads, reductions, 24});
+    }
     rows.push_back({units, false, true, false, reductions, 12});
     if (units != Accumulates::kSomeMlps)
       rows.push_back({units, false, false, false, reductions, reductions});
