@@ -45,6 +45,25 @@ comms::BackendPtr make_group(comms::World& world, const std::string& name,
   return members.size() > 1 ? world.make_group("tied." + name, members) : nullptr;
 }
 
+// For each copy of the parameter, on all ranks, whether it is another tensor than those before it.
+std::vector<bool> are_distinct(const std::vector<int>& ranks, const std::vector<at::Tensor>& copies,
+                               int rank, c10d::Backend* group) {
+  const size_t count = ranks.size();
+  std::vector<int64_t> mine(count);
+  size_t own = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (ranks[i] != rank) continue;
+    const auto is_same = [&](const at::Tensor& other) { return other.is_same(copies[own]); };
+    mine[i] = std::none_of(copies.begin(), copies.begin() + static_cast<int64_t>(own), is_same);
+    ++own;
+  }
+  std::vector<at::Tensor> all = {at::tensor(mine, at::kLong).to(copies[0].device())};
+  if (group) comms::wait(*group, *group->allreduce(all));
+  const at::Tensor flags = all[0].cpu();
+  const auto* values = flags.const_data_ptr<int64_t>();
+  return std::vector<bool>(values, values + count);
+}
+
 }  // namespace
 
 // One parameter.
@@ -110,12 +129,22 @@ void TiedParameters::tie(const std::string& name, const std::vector<int>& ranks,
   tie->compare(name);
   tie->copy_first_value();
   ties_.push_back(tie);
-  const comms::MeshLayout mesh({{"tied", static_cast<int>(ranks.size())}});
+  const std::vector<bool> is_distinct = are_distinct(ranks, copies, world_.rank(), group.get());
+  const auto replicas = static_cast<int>(std::ranges::count(is_distinct, true));
+  const comms::MeshLayout mesh({{"tied", replicas}});
   auto copy = copies.begin();
+  int replica = 0;
   for (size_t i = 0; i < ranks.size(); ++i) {
-    if (ranks[i] != world_.rank()) continue;
-    const comms::Layout layout(mesh, {comms::TensorPlacement::replicate()}, copy->sizes().vec());
-    distribute(*copy++, {{layout, static_cast<int>(i)}, group.get(), tie});
+    const bool is_mine = ranks[i] == world_.rank();
+    if (is_distinct[i]) {
+      if (is_mine) {
+        const comms::Layout layout(mesh, {comms::TensorPlacement::replicate()},
+                                   copy->sizes().vec());
+        distribute(*copy, {{layout, replica}, group.get(), tie});
+      }
+      ++replica;
+    }
+    if (is_mine) ++copy;
   }
 }
 

@@ -121,12 +121,16 @@ TEST(TiedParameters, OneTensorMayBeSeveralCopies) {
     std::vector<at::Tensor> copies = {weight};
     if (self.rank == 0) copies.push_back(weight);
     tied.tie("weight", {0, 0, 1}, copies);
+    EXPECT_EQ(layout_of(weight).layout.text(), "[2, 3] tied=2:replicate");
+    EXPECT_EQ(layout_of(weight).rank, self.rank);
     for (const double sum : {11.0, 22.0}) {  // gradients accumulate
       tied.step_begins();
       (weight * (self.rank == 0 ? 1 : 10)).sum().backward();
       tied.add_gradients();
       expect_all({weight.grad()}, sum);
     }
+    const at::Tensor norm = total_grad_norm(grads_to_clip(copies), *self.by_hand);
+    EXPECT_NEAR(norm.item<double>(), std::sqrt(6.0) * 22, 1e-5);
   });
 }
 
