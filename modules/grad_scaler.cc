@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <stdexcept>
 #include <utility>
@@ -11,6 +12,22 @@
 #include "pipewright/modules/distinct.h"
 
 namespace pipewright::modules {
+namespace {
+
+// Returns its input and multiplies the gradient.
+struct ScaledGradient : torch::autograd::Function<ScaledGradient> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            double scale) {
+    context->saved_data["scale"] = scale;
+    return x.view_as(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    return {grads[0] * context->saved_data["scale"].toDouble(), {}};
+  }
+};
+
+}  // namespace
 
 GradScaler::GradScaler(comms::BackendPtr group, Options options)
     : group_(std::move(group)), options_(options), scale_(options.init_scale) {
@@ -23,6 +40,10 @@ GradScaler::GradScaler(comms::BackendPtr group, Options options)
         options.init_scale, ", ", options.growth_factor, ", ", options.backoff_factor, " and ",
         options.growth_interval));
   }
+}
+
+at::Tensor GradScaler::scale_gradient(const at::Tensor& loss) const {
+  return ScaledGradient::apply(loss, scale_);
 }
 
 void GradScaler::unscale_(const std::vector<at::Tensor>& parameters) {

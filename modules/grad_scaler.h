@@ -14,12 +14,17 @@ namespace pipewright::modules {
 // If a gradient overflows on any rank, all ranks skip the optimizer's step, and the scale shrinks.
 //
 //   GradScaler scaler(mesh.group({"pp", "dp"}));  // all ranks that step together
-//   scaler.scale(loss).backward();                // in a pipeline: in the loss of the executor,
-//                                                 // whose StepResult::losses are then scaled:
-//                                                 // divide them by get_scale() before update()
+//   scaler.scale(loss).backward();
 //   scaler.unscale_(parameters);                  // only needed before clipping
 //   scaler.step(optimizer);
 //   scaler.update();
+//
+// In a pipeline, the executor's loss function calls scale_gradient() instead, because what it
+// returns is reported in StepResult::losses:
+//
+//   const auto loss = [&](const Tensors& outputs, const Tensors& targets) {
+//     return scaler.scale_gradient(at::cross_entropy_loss(outputs[0], targets[0]));
+//   };
 //
 // For one thread at a time.
 class GradScaler {
@@ -35,6 +40,8 @@ class GradScaler {
   GradScaler(comms::BackendPtr group, Options options);
 
   at::Tensor scale(const at::Tensor& loss) const { return loss * scale_; }
+  // The value of `loss`, with the backward of scale(loss).
+  at::Tensor scale_gradient(const at::Tensor& loss) const;
   double get_scale() const { return scale_; }
 
   // Divides the gradients by the scale, and finds whether one of them is infinite or NaN on any

@@ -197,6 +197,23 @@ TEST(GradScaler, ItsWaitIsNamed) {
   });
 }
 
+// What the executor reports is the loss, and gradients are those of the scaled loss.
+TEST(GradScaler, ScalesTheGradientOnly) {
+  on_ranks(1, [](Rank& self) {
+    GradScaler scaler(self.group, {.init_scale = 3});
+    const at::Tensor plain = at::arange(1, 4, at::kFloat).requires_grad_();
+    const at::Tensor scaled = plain.detach().clone().requires_grad_();
+    scaler.scale(plain.square().sum()).backward();
+    const at::Tensor loss = scaler.scale_gradient(scaled.square().sum());
+    EXPECT_EQ(loss.item<float>(), 14);
+    loss.backward();
+    EXPECT_TRUE(at::equal(scaled.grad(), plain.grad()));
+    EXPECT_TRUE(at::equal(plain.grad(), 6 * plain.detach()));
+    const at::NoGradGuard evaluation;
+    EXPECT_EQ(scaler.scale_gradient(at::full({}, 2.0f)).item<float>(), 2);
+  });
+}
+
 // test_gradient_scaler: an overflow in one shard of one rank.
 TEST(GradScaler, test_gradient_scaler) {
   for (const float bad :
