@@ -302,6 +302,7 @@ set(pipewright_checkpoint_sources
     checkpoint/save.cc
     checkpoint/sharding_info.cc
     checkpoint/stored_checkpoint.cc
+    comms/addresses.cc
     comms/dump_signal.cc
     comms/environment.cc
     comms/error_file.cc
@@ -334,6 +335,7 @@ set(pipewright_checkpoint_headers
     checkpoint/save.h
     checkpoint/sharding_info.h
     checkpoint/stored_checkpoint.h
+    comms/addresses.h
     comms/chunk.h
     comms/dump_signal.h
     comms/environment.h
@@ -405,6 +407,7 @@ set(pipewright_executor_sources
     comms/lifeline.cc
     comms/mesh.cc
     comms/send_queue.cc
+    comms/store_address.cc
     comms/store_exchange.cc
     comms/stream_mark.cc
     comms/tensor_operation.cc
@@ -518,6 +521,7 @@ set(pipewright_executor_headers
     comms/mesh.h
     comms/poll.h
     comms/send_queue.h
+    comms/store_address.h
     comms/store_exchange.h
     comms/stream_mark.h
     comms/tensor_operation.h

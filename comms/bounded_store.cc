@@ -50,8 +50,10 @@ std::string name_of(const std::string& host, uint16_t port) {
 }  // namespace
 
 BoundedStore::BoundedStore(const std::string& prefix, const std::string& host,
-                           const std::string& owner, const c10d::TCPStoreOptions& options)
-    : BoundedStore(prefix, host, owner, options, connect(host, options),
+                           const std::string& owner, const c10d::TCPStoreOptions& options,
+                           const std::function<void()>& meanwhile)
+    : BoundedStore(prefix, host, owner, options,
+                   connect(host, options.isServer, options, meanwhile),
                    std::make_shared<std::atomic<int64_t>>(options.timeout.count())) {}
 
 BoundedStore::BoundedStore(const std::string& prefix, const std::string& host,
@@ -66,18 +68,29 @@ BoundedStore::BoundedStore(const std::string& prefix, const std::string& host,
 
 // Connecting ends with a first request, which torch does not limit either. So a thread connects,
 // and is left behind if it does not end.
-BoundedStore::Connection BoundedStore::connect(const std::string& host,
-                                               const c10d::TCPStoreOptions& options) {
+BoundedStore::Connection BoundedStore::connect(const std::string& host, bool over_loopback,
+                                               const c10d::TCPStoreOptions& options,
+                                               const std::function<void()>& meanwhile) {
   const std::vector<int> before = sockets_to(options.port);
   const auto task = std::make_shared<std::packaged_task<c10::intrusive_ptr<c10d::TCPStore>()>>(
-      [=] { return c10::make_intrusive<c10d::TCPStore>(host, options); });
+      [to = over_loopback ? "127.0.0.1" : host, options] {
+        return c10::make_intrusive<c10d::TCPStore>(to, options);
+      });
   auto connected = task->get_future();
   std::thread([task] { (*task)(); }).detach();
   // torch itself gives up the attempt to connect after the timeout.
-  const auto limit = options.timeout + std::chrono::seconds(1);
-  if (connected.wait_for(limit) != std::future_status::ready) {
-    throw std::runtime_error(name_of(host, options.port) + " did not answer within " +
-                             std::to_string(options.timeout.count()) + " ms");
+  const auto deadline =
+      std::chrono::steady_clock::now() + options.timeout + std::chrono::seconds(1);
+  while (true) {
+    const auto now = std::chrono::steady_clock::now();
+    const auto pause =
+        std::min<std::chrono::steady_clock::duration>(deadline - now, std::chrono::seconds(1));
+    if (connected.wait_for(pause) == std::future_status::ready) break;
+    if (now + pause >= deadline) {
+      throw std::runtime_error(name_of(host, options.port) + " did not answer within " +
+                               std::to_string(options.timeout.count()) + " ms");
+    }
+    if (meanwhile) meanwhile();
   }
   Connection connection;
   try {
@@ -98,10 +111,11 @@ void BoundedStore::close() {
 }
 
 c10::intrusive_ptr<c10d::Store> BoundedStore::clone() {
-  c10d::TCPStoreOptions options = options_;
-  options.isServer = false;
-  return c10::intrusive_ptr<BoundedStore>::unsafe_steal_from_new(
-      new BoundedStore(prefix_, host_, owner_, options, connect(host_, options), limit_ms_));
+  c10d::TCPStoreOptions client = options_;
+  client.isServer = false;
+  // As a server's process, a clone of this one connects as this does.
+  return c10::intrusive_ptr<BoundedStore>::unsafe_steal_from_new(new BoundedStore(
+      prefix_, host_, owner_, options_, connect(host_, is_server(), client), limit_ms_));
 }
 
 template <typename Request>

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -24,9 +25,11 @@ namespace pipewright::comms {
 class BoundedStore final : public c10d::PrefixStore {
  public:
   // Connects, or throws std::runtime_error. Keys are prefixed by `prefix`. `owner` is whose process
-  // hosts the server, for errors: "rank 0".
+  // hosts the server, for errors: "rank 0". That process connects over loopback, whatever `host`
+  // is. Calls `meanwhile` once a second until it is connected, and throws what that throws.
   BoundedStore(const std::string& prefix, const std::string& host, const std::string& owner,
-               const c10d::TCPStoreOptions& options);
+               const c10d::TCPStoreOptions& options,
+               const std::function<void()>& meanwhile = nullptr);
 
   // Of the server, as they were given to the constructor.
   const std::string& host() const { return host_; }
@@ -65,7 +68,9 @@ class BoundedStore final : public c10d::PrefixStore {
   using Limit = std::shared_ptr<std::atomic<int64_t>>;
   BoundedStore(const std::string& prefix, const std::string& host, const std::string& owner,
                const c10d::TCPStoreOptions& options, Connection connection, Limit limit_ms);
-  static Connection connect(const std::string& host, const c10d::TCPStoreOptions& options);
+  static Connection connect(const std::string& host, bool over_loopback,
+                            const c10d::TCPStoreOptions& options,
+                            const std::function<void()>& meanwhile = nullptr);
   template <typename Request>
   auto bounded(const Request& request);
 

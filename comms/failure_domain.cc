@@ -27,6 +27,7 @@ namespace pipewright::comms {
 namespace {
 
 constexpr std::chrono::milliseconds kLeave{300};
+constexpr std::chrono::milliseconds kArrival{4000};
 constexpr char kHangMark = '\x01';  // starts the value of a failure that is a hang
 constexpr int kPatience = 16;
 
@@ -36,7 +37,7 @@ using Clock = std::chrono::steady_clock;
 
 FailureDomain::FailureDomain(int rank, int size, StorePtr store, std::shared_ptr<Watcher> watcher,
                              bool hosts_store, std::function<void()> abort,
-                             std::unique_ptr<Lifeline> lifeline)
+                             std::shared_ptr<Lifeline> lifeline)
     : rank_(rank),
       size_(size),
       store_(std::move(store)),
@@ -60,10 +61,14 @@ void FailureDomain::leave() {
   try {
     const int64_t left = watch_store_->add("domain/left", 1);
     if (!hosts_store_ || left == size_) return;
+    const auto all_left = [&] { return watch_store_->add("domain/left", 0) >= size_; };
+    if (failed()) {
+      std::vector<std::string> all;
+      for (int rank = 0; rank < size_; ++rank) all.push_back("domain/who/" + std::to_string(rank));
+      poll(kArrival, kPatience, [&] { return watch_store_->check(all) || all_left(); });
+    }
     watch_store_->set("domain/host_left", "1");
-    const Clock::time_point deadline = Clock::now() + kLeave;
-    while (Clock::now() < deadline && watch_store_->add("domain/left", 0) < size_)
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    poll(kLeave, kPatience, all_left);
   } catch (const std::exception&) {  // the store is gone: nobody is left to tell
   }
 }
@@ -90,6 +95,16 @@ void FailureDomain::set_check(std::function<std::string(c10d::Store&)> check) {
 void FailureDomain::set_observer(std::shared_ptr<StepObserver> observer) {
   const std::lock_guard lock(mutex_);
   observer_ = std::move(observer);
+}
+
+void FailureDomain::set_lifeline(std::shared_ptr<Lifeline> lifeline) {
+  const std::lock_guard lock(mutex_);
+  lifeline_ = std::move(lifeline);
+}
+
+std::shared_ptr<Lifeline> FailureDomain::lifeline() const {
+  const std::lock_guard lock(mutex_);
+  return lifeline_;
 }
 
 std::shared_ptr<StepObserver> FailureDomain::observer() const {
@@ -147,6 +162,16 @@ std::string FailureDomain::fail(const std::string& message, Kind kind, int gener
   return publish(
       "rank " + std::to_string(rank_) + (where.empty() ? "" : ", " + where) + ": " + message, kind,
       generation);
+}
+
+void FailureDomain::connect(const std::function<void()>& part) {
+  try {
+    part();
+  } catch (const std::exception& error) {
+    const std::string own = fail(error.what());
+    if (cause() != own) throw_if_failed();
+    throw;
+  }
 }
 
 // Fails this rank with its own text, and returns it. What was found in an earlier generation no
@@ -273,7 +298,8 @@ bool FailureDomain::waits_for_others() const {
 }
 
 void FailureDomain::check_lifeline(int generation) {
-  const std::vector<int> broken = lifeline_ ? lifeline_->broken() : std::vector<int>();
+  const auto lifeline = this->lifeline();
+  const std::vector<int> broken = lifeline ? lifeline->broken() : std::vector<int>();
   if (broken.empty() || !waits_for_others()) return;
   publish("rank " + std::to_string(broken.front()) + ": its connection to rank 0 has closed",
           Kind::kError, generation);
@@ -356,11 +382,12 @@ void FailureDomain::release() {
 int64_t FailureDomain::reset(int64_t value, std::chrono::milliseconds timeout) {
   const Clock::time_point deadline = Clock::now() + timeout;
   const int next = generation() + 1;
+  const auto lifeline = this->lifeline();
   const auto of_rank = [&](int rank) { return key("reset/" + std::to_string(rank)); };
   const auto arrive = [&] { store_->set(of_rank(rank_), std::to_string(value)); };
   const auto is_here = [&](int rank) {
     return store_->check({of_rank(rank)}) &&
-           (rank_ > 0 || rank == 0 || !lifeline_ || lifeline_->has_connected(rank, next));
+           (rank_ > 0 || rank == 0 || !lifeline || lifeline->has_connected(rank, next));
   };
   int64_t least = value;
   const auto await = [&](int rank) {
@@ -371,7 +398,7 @@ int64_t FailureDomain::reset(int64_t value, std::chrono::milliseconds timeout) {
     }
     least = std::min<int64_t>(least, std::stoll(store_->get_to_str(of_rank(rank))));
   };
-  if (rank_ > 0 && lifeline_) lifeline_->connect(next, timeout);
+  if (rank_ > 0 && lifeline) lifeline->connect(next, timeout);
   if (rank_ > 0) arrive();
   for (int rank = 1; rank < size_; ++rank) await(rank);
   if (rank_ == 0) arrive();

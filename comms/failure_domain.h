@@ -102,10 +102,10 @@ class FailureDomain : public std::enable_shared_from_this<FailureDomain> {
 
   // `watcher` is shared by the ranks of this process. `hosts_store`: the store ends with this
   // process. `abort` aborts this rank's groups; it is called on any thread, after a failure.
-  // `lifeline` is null if other ranks' processes are not watched.
+  // `lifeline`: see set_lifeline().
   FailureDomain(int rank, int size, StorePtr store, std::shared_ptr<Watcher> watcher,
                 bool hosts_store, std::function<void()> abort,
-                std::unique_ptr<Lifeline> lifeline = nullptr);
+                std::shared_ptr<Lifeline> lifeline = nullptr);
   FailureDomain(const FailureDomain&) = delete;
   FailureDomain& operator=(const FailureDomain&) = delete;
 
@@ -113,6 +113,9 @@ class FailureDomain : public std::enable_shared_from_this<FailureDomain> {
   // destructor, because the last reference may be one that the watcher's thread holds for a moment,
   // and leaving waits for that thread. References by weak_from_this() do not count.
   static std::shared_ptr<FailureDomain> owned(std::shared_ptr<FailureDomain> domain);
+
+  // Tells of the ends of other ranks' processes. Null: nobody does.
+  void set_lifeline(std::shared_ptr<Lifeline> lifeline);
 
   // How errors name this rank besides its number, such as "pp 1, dp 0".
   void set_coordinates(const std::string& coordinates);
@@ -141,6 +144,9 @@ class FailureDomain : public std::enable_shared_from_this<FailureDomain> {
   // and aborts this process's groups. Returns this rank's own text. Does not throw.
   enum class Kind { kError, kHang };
   std::string fail(const std::string& message, Kind kind = Kind::kError);
+  // Runs a part of connecting this rank, outside of a step. If it throws, this rank has failed.
+  // Throws the first cause of the world then, or what `part` has thrown if it is that.
+  void connect(const std::function<void()>& part);
   // Work that a step has queued on a device must end within `limit`, counted from the end of the
   // work of the call before. Until `unfinished`, which the watcher's thread calls at each tick,
   // returns an empty string, the work has not ended; after `limit` what it returns is the message
@@ -197,10 +203,12 @@ class FailureDomain : public std::enable_shared_from_this<FailureDomain> {
   };
 
   // A clean end: the watcher no longer uses this, and the others learn that this rank needs nothing
-  // more. The host of the store gives them 300 ms to notice.
+  // more. The host of the store gives them 300 ms to notice, and after a failure up to 4 s more to
+  // those that have not connected yet: nobody else could tell them.
   void leave();
 
   std::shared_ptr<StepObserver> observer() const;
+  std::shared_ptr<Lifeline> lifeline() const;
   std::string key(const std::string& name) const;
   static std::string key(const std::string& name, int generation);
   std::string fail(const std::string& message, Kind kind, int generation);
@@ -226,7 +234,6 @@ class FailureDomain : public std::enable_shared_from_this<FailureDomain> {
   const std::shared_ptr<Watcher> watcher_;
   const bool hosts_store_;
   const std::function<void()> abort_;
-  const std::unique_ptr<Lifeline> lifeline_;
   std::atomic<bool> failed_ = false;
 
   std::mutex abort_mutex_;  // held while groups are aborted: reset() must not overtake that
@@ -240,6 +247,7 @@ class FailureDomain : public std::enable_shared_from_this<FailureDomain> {
   std::deque<Expected> expected_;  // the oldest first
   bool hung_ = false;
   std::shared_ptr<StepObserver> observer_;
+  std::shared_ptr<Lifeline> lifeline_;
   // Only used by the watcher.
   bool host_left_ = false;
   std::optional<std::chrono::steady_clock::time_point> hung_at_;

@@ -6,23 +6,42 @@
 #include <csignal>
 #include <cstdlib>
 #include <mutex>
+#include <set>
+#include <stdexcept>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "pipewright/comms/abortable_gloo.h"
+#include "pipewright/comms/addresses.h"
 #include "pipewright/comms/batch_threads.h"
 #include "pipewright/comms/failure_domain.h"
+#include "pipewright/comms/host_name.h"
 #include "pipewright/comms/kept_memory.h"
 #include "pipewright/comms/send_queue.h"
 
 namespace pipewright::comms {
 namespace {
 
+void expect_interface(const std::string& name) {
+  std::set<std::string> names;
+  for (const Interface& one : interfaces()) names.insert(one.name);
+  if (names.contains(name)) return;
+  std::string all;
+  for (const std::string& one : names) all += (all.empty() ? "" : ", ") + one;
+  throw std::invalid_argument(
+      "environment variable GLOO_SOCKET_IFNAME is invalid: expected a "
+      "network interface of host " +
+      host_name() + " (" + all + "), got `" + name + "`");
+}
+
 std::shared_ptr<::gloo::transport::Device> make_device(const Environment& environment) {
   using c10d::ProcessGroupGloo;
   const BatchThreads for_the_device;
-  if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME"))
+  const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
+  if (interface && *interface) {
+    expect_interface(interface);
     return ProcessGroupGloo::createDeviceForInterface(interface);
+  }
   if (environment.master_addr == "127.0.0.1" || environment.master_addr == "localhost")
     return ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
   return ProcessGroupGloo::createDefaultDevice();
@@ -296,21 +315,25 @@ World gloo_world(const Environment& environment, std::chrono::milliseconds timeo
   // several groups are active at once.
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
   const StorePtr store = connect_store(environment, timeout);
-  // One device for all groups: each device runs its own thread.
-  const auto device = make_device(environment);
-  const auto failures = std::make_shared<std::weak_ptr<FailureDomain>>();  // of the world below
+  struct OfWorld {
+    std::weak_ptr<FailureDomain> failures;
+    // One device for all groups: each device runs its own thread.
+    std::shared_ptr<::gloo::transport::Device> device;
+  };
+  const auto of_world = std::make_shared<OfWorld>();  // the one below
   const MakeBackend make = [=](const std::string& name, int rank, int size) -> BackendPtr {
     auto options = c10d::ProcessGroupGloo::Options::create(timeout);
-    options->devices.push_back(device);
+    options->devices.push_back(of_world->device);
     // With more threads, as by default, two collectives of a group that end at once crash the
     // process: each thread then writes the name of its collective to one string, without a lock
     // (ProcessGroupGloo::runLoop in torch 2.11).
     options->threads = 1;
-    return c10::make_intrusive<Gloo>(c10::make_intrusive<GroupStore>(name, store, *failures), rank,
-                                     size, options);
+    return c10::make_intrusive<Gloo>(
+        c10::make_intrusive<GroupStore>(name, store, of_world->failures), rank, size, options);
   };
   World world(environment.rank, environment.world_size, store, make, timeout);
-  *failures = world.failures().weak_from_this();
+  of_world->failures = world.failures().weak_from_this();
+  world.failures().connect([&] { of_world->device = make_device(environment); });
   return world;
 }
 

@@ -16,8 +16,10 @@ namespace pipewright::comms {
 // and that of a SEND until then or until 16 KiB of later SENDs follow. Writing to a rank that has
 // exited raises SIGPIPE, which this call ignores process-wide unless a handler is already
 // installed. Blocks until the store is reachable and throws after `timeout`, which is also the
-// timeout of operations. A rank that dies before it creates a group, or in doing so, fails the
-// world, which ends the others' make_group().
+// timeout of operations. A rank that fails while it connects, for example because
+// GLOO_SOCKET_IFNAME is not an interface of its host (std::invalid_argument), ends all others with
+// its error. A rank that dies before it creates a group, or in doing so, fails the world, which
+// ends the others' make_group().
 World gloo_world(const Environment& environment,
                  std::chrono::milliseconds timeout = kDefaultTimeout);
 

@@ -1,6 +1,5 @@
 #include "pipewright/comms/lifeline.h"
 
-#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -10,16 +9,14 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <stdexcept>
 #include <utility>
 
+#include "pipewright/comms/addresses.h"
 #include "pipewright/comms/keep_alive.h"
 
 namespace pipewright::comms {
 namespace {
-
-constexpr const char* kKey = "lifeline";  // HOST PORT of rank 0
 
 // What a rank says first, as big-endian numbers.
 struct Hello {
@@ -30,24 +27,6 @@ Hello hello_of(const std::string& received) {
   Hello hello{};
   std::memcpy(&hello, received.data(), sizeof hello);
   return {ntohl(hello.rank), ntohl(hello.attempt)};
-}
-
-using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
-
-Addresses resolve(const std::string& host, const std::string& port, int type) {
-  addrinfo hints{};
-  hints.ai_socktype = type;
-  addrinfo* found = nullptr;
-  if (const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found); error != 0)
-    throw std::runtime_error("host `" + host + "`: " + gai_strerror(error));
-  return {found, &freeaddrinfo};
-}
-
-std::string numeric(const sockaddr_storage& address, socklen_t size) {
-  std::array<char, NI_MAXHOST> text{};
-  getnameinfo(reinterpret_cast<const sockaddr*>(&address), size, text.data(), text.size(), nullptr,
-              0, NI_NUMERICHOST);
-  return text.data();
 }
 
 // A name of this host for those who can reach `host`: the address that packets to `host` leave
@@ -63,10 +42,8 @@ std::string own_name(const std::string& host) {
                        getsockname(probe, reinterpret_cast<sockaddr*>(&from), &size) == 0;
     if (probe >= 0) close(probe);
     if (!found) continue;
-    sockaddr_storage target{};
-    std::memcpy(&target, to->ai_addr, to->ai_addrlen);
-    const std::string own = numeric(from, size);
-    return own == numeric(target, to->ai_addrlen) || own.starts_with("127.") ? host : own;
+    const std::string own = numeric(reinterpret_cast<sockaddr*>(&from), size);
+    return own == numeric(to->ai_addr, to->ai_addrlen) || own.starts_with("127.") ? host : own;
   }
   return host;
 }

@@ -21,6 +21,9 @@ namespace pipewright::comms {
 // Thread-safe, except that connect() is for one thread at a time.
 class Lifeline {
  public:
+  // The key by which rank 0 tells where it listens: HOST PORT.
+  static constexpr const char* kKey = "lifeline";
+
   // Collective over all ranks: rank 0 listens on a free port, and tells the others in `store`,
   // which connect. `store_host` is a name or address that all ranks can reach, and need not be rank
   // 0's. Throws std::runtime_error if rank 0 cannot be found or reached within `timeout`.

@@ -6,16 +6,22 @@
 
 #include "pipewright/comms/bounded_store.h"
 #include "pipewright/comms/group.h"
+#include "pipewright/comms/store_address.h"
 
 namespace pipewright::comms {
 namespace {
 
 // Of processes with a store of connect_store(), whose host all of them can reach.
-std::unique_ptr<Lifeline> make_lifeline(int rank, int size, const StorePtr& store,
-                                        std::chrono::milliseconds timeout) {
+std::shared_ptr<Lifeline> make_lifeline(int rank, int size, const StorePtr& store,
+                                        std::chrono::milliseconds timeout,
+                                        FailureDomain& failures) {
   const auto* connection = dynamic_cast<const BoundedStore*>(store.get());
   if (size == 1 || !connection) return nullptr;
-  return std::make_unique<Lifeline>(rank, *store, connection->host(), timeout);
+  if (rank > 0) {
+    failures.wait_for(Lifeline::kKey, timeout,
+                      "rank 0 did not connect within " + std::to_string(timeout.count()) + " ms");
+  }
+  return std::make_shared<Lifeline>(rank, *store, connection->host(), timeout);
 }
 
 // Whether the store ends with this rank, which is a process.
@@ -36,10 +42,13 @@ World::World(int rank, int size, StorePtr store, MakeBackend make_backend,
       groups_(std::make_shared<Groups>()),
       failures_(FailureDomain::owned(std::make_shared<FailureDomain>(
           rank_, size_, store_, watcher ? watcher : std::make_shared<Watcher>(),
-          /*hosts_store=*/!watcher && hosts(rank_, store_), [groups = groups_] { groups->abort(); },
-          watcher ? nullptr : make_lifeline(rank_, size_, store_, timeout_)))),
+          /*hosts_store=*/!watcher && hosts(rank_, store_),
+          [groups = groups_] { groups->abort(); }))),
       times_used_(std::make_shared<std::map<std::string, int>>()) {
   failures_->set_check([groups = groups_](c10d::Store& at) { return groups->difference(at); });
+  if (watcher) return;
+  failures_->connect(
+      [&] { failures_->set_lifeline(make_lifeline(rank_, size_, store_, timeout_, *failures_)); });
 }
 
 BackendPtr World::make_group(const std::string& name, std::span<const int> ranks) {
@@ -99,9 +108,13 @@ StorePtr connect_store(const Environment& environment, std::chrono::milliseconds
   // Rank 0 need not wait for the others: ranks that start later connect to the running server.
   options.waitWorkers = false;
   options.timeout = timeout;
-  return c10::make_intrusive<BoundedStore>(
-      "pipewright/attempt" + std::to_string(environment.restarts), environment.master_addr,
-      environment.agent_has_store ? "torchrun's agent" : "rank 0", options);
+  StoreAddress address(environment, options);
+  auto store =
+      c10::make_intrusive<BoundedStore>(address.prefix(), environment.master_addr,
+                                        environment.agent_has_store ? "torchrun's agent" : "rank 0",
+                                        options, [&] { address.throw_if_wrong(); });
+  if (options.isServer) address.check(store);
+  return store;
 }
 
 }  // namespace pipewright::comms

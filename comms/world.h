@@ -38,7 +38,8 @@ using MakeBackend = std::function<BackendPtr(const std::string& name, int rank, 
 class World {
  public:
   // `watcher` is shared by the worlds of ranks that are threads of one process. If it is null, this
-  // rank is a process, and rank 0 hosts the store.
+  // rank is a process, and rank 0 hosts the store. Throws if this rank cannot connect, or another
+  // one has failed to.
   World(int rank, int size, StorePtr store, MakeBackend make_backend,
         std::chrono::milliseconds timeout = kDefaultTimeout,
         std::shared_ptr<Watcher> watcher = nullptr);
@@ -92,7 +93,8 @@ class World {
 // Connects to the job's TCPStore, which is hosted by rank 0, or by torchrun's agent if it has a
 // store. Keys are prefixed by the number of restarts, so that a restarted job does not read old
 // ones. Blocks; throws if it cannot connect within `timeout`, which is also that of each request
-// (bounded_store.h). In a world of one process, returns a store in memory.
+// (bounded_store.h). Rank 0 throws std::invalid_argument within seconds if the master address is
+// not its own (store_address.h). In a world of one process, returns a store in memory.
 StorePtr connect_store(const Environment& environment,
                        std::chrono::milliseconds timeout = kDefaultTimeout);
 
