@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/batchnorm.h>
 
 #include <algorithm>
 #include <array>
@@ -115,6 +116,35 @@ TEST(Recompute, NothingIsSavedFromForwardToBackward) {
   EXPECT_EQ(most_saved({}), (std::array<int, 2>{4, 4}));
   EXPECT_EQ(most_saved({0}), (std::array<int, 2>{1, 4}));
   EXPECT_EQ(most_saved({0, 1}), (std::array<int, 2>{1, 1}));
+}
+
+// A batch norm whose stage recomputes has the statistics of one that does not.
+TEST(Recompute, RunningStatisticsAreUpdatedOnce) {
+  constexpr int kMicrobatches = 4;
+  for (const char* schedule : {"1F1B", "ZB-H1"}) {
+    const ir::Program program = compiled(schedule, {2, 2, kMicrobatches}, {0, 1});
+    const at::Tensor batch = at::arange(24, at::kFloat).sin().view({8, 3});
+    std::vector<torch::nn::BatchNorm1d> plain, norms;
+    for (int i = 0; i < 2; ++i) {
+      plain.emplace_back(3);
+      norms.emplace_back(3);
+    }
+    for (const at::Tensor& microbatch : batch.chunk(kMicrobatches))
+      plain[1]->forward(plain[0]->forward(microbatch));
+    std::vector<comms::World> worlds = comms::thread_worlds(2);
+    const auto train = [&](int rank) {
+      const auto stage = static_cast<size_t>(rank);
+      Executor executor(program, {{rank, {make_stage(norms[stage])}}}, worlds[stage],
+                        {.loss = [](const Tensors& out) { return out[0].square().sum(); }});
+      executor.step({.inputs = {batch}});
+    };
+    ASSERT_EQ(tests::run_ranks(2, train), "");
+    for (size_t stage = 0; stage < 2; ++stage) {
+      EXPECT_EQ(norms[stage]->num_batches_tracked.item<int64_t>(), kMicrobatches);
+      EXPECT_TRUE(at::equal(norms[stage]->running_mean, plain[stage]->running_mean));
+      EXPECT_TRUE(at::equal(norms[stage]->running_var, plain[stage]->running_var));
+    }
+  }
 }
 
 // An executor for evaluation, say, that shares the stages and was created later.
