@@ -36,12 +36,12 @@ struct Environment {
   int world_size = 1;
   int local_rank = 0;  // among the ranks of this machine; also the index of the GPU
   std::string master_addr = "127.0.0.1";
-  std::string master_variable = "MASTER_ADDR";  // that master_addr was read from, for errors
-  uint16_t master_port = 0;                     // 0 in a world of one process, which needs no port
+  uint16_t master_port = 0;  // 0 in a world of one process, which needs no port
   // Whether torchrun's agent hosts the store, so that rank 0 must not.
   bool agent_has_store = false;
   // How often torchrun has restarted the ranks with the same store.
   int restarts = 0;
+  std::string master_variable = "MASTER_ADDR";  // that master_addr was read from, for errors
 };
 
 // Looks up a variable; nullopt if it is not set.

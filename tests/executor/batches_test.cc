@@ -197,10 +197,12 @@ TEST(ExtraInputs, AnotherNumberOfMicrobatches) {
 // Offsets are no rows. The first and the last rank know how many there are, a middle one does not,
 // and a rank of its own knows only what it has.
 TEST(Rows, OffsetsAreNotSplit) {
-  const at::Tensor offsets = numbers({0, 3, 5, 7, 10});
-  const Batch batch = {.inputs = {ones(4)}, .extra = {offsets}};
+  // Made by each rank, on its device.
+  const auto offsets = [] { return numbers({0, 3, 5, 7, 10}); };
+  const auto batch = [&] { return Batch{.inputs = {ones(4)}, .extra = {offsets()}}; };
   expect_error(
-      named("1F1B", 1, 2), {.loss = sum_of}, [&](int, Executor& executor) { executor.step(batch); },
+      named("1F1B", 1, 2), {.loss = sum_of},
+      [&](int, Executor& executor) { executor.step(batch()); },
       "extra input 0: expected size 4 along dimension 0, the rows of input 0, got 5" + kHow);
   for (const int with_offsets : {0, 1, 2}) {
     const std::string on_rank = with_offsets == 0 ? "" : " on rank 0";
@@ -209,8 +211,8 @@ TEST(Rows, OffsetsAreNotSplit) {
         [&](int rank, Executor& executor) {
           for (int good = 0; good < 2; ++good)
             executor.eval({.inputs = {ones(6)}, .extra = {ones(6)}});
-          executor.step(
-              {.inputs = {ones(4)}, .extra = rank == with_offsets ? Tensors{offsets} : Tensors{}});
+          executor.step({.inputs = {ones(4)},
+                         .extra = rank == with_offsets ? Tensors{offsets()} : Tensors{}});
         },
         "extra input 0: expected size 4 along dimension 0, the rows of input 0" + on_rank +
             ", got 5" + kHow);
@@ -221,7 +223,7 @@ TEST(Rows, OffsetsAreNotSplit) {
     expect_no_errors(ranks, [&](int rank, comms::World& world) {
       ExecutorHere shared(program, first_of(program, rank), world,
                           {.loss = sum_of, .extra_dims = {std::nullopt}});
-      shared.step(batch);
+      shared.step(batch());
       ExecutorHere executor(program, first_of(program, rank), world, {.loss = sum_of});
       executor.step({.inputs = {ones(4)},
                      .per_microbatch = {.extra = {{numbers({0, 3, 5})}, {numbers({0, 2, 5})}}}});
@@ -233,8 +235,8 @@ TEST(Rows, OfInputsAndTargets) {
   const LossFunction loss = [](const Tensors& out, const Tensors& targets) {
     return out[0].sum() + targets[0].sum();
   };
-  const Batch batch = {.inputs = {ones(4)}, .targets = {ones(6)}};
-  const auto step = [&](int, Executor& executor) { executor.step(batch); };
+  const auto batch = [] { return Batch{.inputs = {ones(4)}, .targets = {ones(6)}}; };
+  const auto step = [&](int, Executor& executor) { executor.step(batch()); };
   const std::string how =
       "; for one tensor for all microbatches set nullopt in target_dims, for one per microbatch "
       "use Batch::per_microbatch";
@@ -247,7 +249,7 @@ TEST(Rows, OfInputsAndTargets) {
   expect_no_errors(2, [&](int rank, comms::World& world) {
     const ir::Program program = named("1F1B", 2, 2);
     ExecutorHere executor(program, first_of(program, rank), world, {.loss = sum_of});
-    executor.step(batch);
+    executor.step(batch());
   });
 }
 
