@@ -122,6 +122,12 @@ class Walk {
     culprits_.push_back({std::move(ranks), std::move(problem)});
   }
 
+  // One of two ranks evaluates, the other one does not.
+  void add_evaluation(int rank, const RankReport& report, int other) {
+    add({report.evaluates ? rank : other},
+        "evaluates, while " + named(report.evaluates ? other : rank) + " runs a step");
+  }
+
   void visit(int rank) {
     const auto on_path = std::ranges::find(path_, rank);
     if (on_path != path_.end()) return deadlock({on_path, path_.end()});
@@ -190,8 +196,13 @@ class Walk {
     for (const int other : behind) visit(other);
     if (!behind.empty()) return;
     for (const int other : ahead) {
-      add({other}, "has not joined what " + named(rank) + " waits for: it " +
-                       describe(*reports_[static_cast<size_t>(other)], programs_));
+      const RankReport& theirs = *reports_[static_cast<size_t>(other)];
+      if (theirs.step == report.step && theirs.evaluates != report.evaluates) {
+        add_evaluation(rank, report, other);
+        continue;
+      }
+      add({other},
+          "has not joined what " + named(rank) + " waits for: it " + describe(theirs, programs_));
     }
     if (ahead.empty()) {
       add({rank}, describe(report, programs_) + ": all ranks are there, but the store does not " +
@@ -207,11 +218,7 @@ class Walk {
     // A rank between two steps reports on the transfers of the last one.
     const int64_t their_step = theirs->phase >= Phase::kBegins ? theirs->step : theirs->step - 1;
     const bool in_step = their_step == report.step;
-    if (in_step && theirs->evaluates != report.evaluates) {
-      const int evaluates = theirs->evaluates ? peer : rank;
-      return add({evaluates},
-                 "evaluates, while " + named(theirs->evaluates ? rank : peer) + " runs a step");
-    }
+    if (in_step && theirs->evaluates != report.evaluates) return add_evaluation(rank, report, peer);
     const ir::Row& row = program_of(report, programs_)->rows[static_cast<size_t>(transfer.peer)];
     const auto found = std::ranges::find(row, transfer.other);
     if (found == row.end()) {
