@@ -583,8 +583,8 @@ set(pipewright_executor_headers
     ir/errors.h
     modules/clip_grad_norm.h
     modules/contents.h
-    modules/distinct.h
     modules/data_parallel.h
+    modules/distinct.h
     modules/distribution.h
     modules/driven_stage.h
     modules/forward.h
