@@ -3,9 +3,9 @@
 // the forward again with grad mode on, and runs an inner backward through the new graph:
 // a full one, or the I half of a split one, whose W half goes to the WeightWork in the context.
 //
-// Invariant: apply() runs once, in I or in W (split_backward.h). Parts nest: the second forward of
-// an outer part creates the nodes of the inner ones, which run theirs inside the outer part's
-// backward.
+// Invariant: apply() runs once, under a split backward in I (HidesWeights). Parts nest: the second
+// forward of an outer part creates the nodes of the inner ones, which run theirs inside the outer
+// part's backward.
 //
 // A checkpointed part costs one additional forward; with parts nested to depth d, the innermost
 // costs d.

@@ -11,8 +11,7 @@
 //
 //   torchrun, `pipewright launch`   RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT
 //   mpirun, mpiexec                 OMPI_COMM_WORLD_RANK and _SIZE, MV2_COMM_WORLD_RANK and _SIZE,
-//   or
-//                                   PMI_RANK and PMI_SIZE, each with its variable of the local
+//                                   or PMI_RANK and PMI_SIZE, each with its variable of the local
 //                                   rank; MASTER_ADDR, MASTER_PORT
 //   Slurm's srun                    SLURM_PROCID, SLURM_STEP_NUM_TASKS or else SLURM_NTASKS,
 //                                   SLURM_LOCALID; the master address is the first host of
