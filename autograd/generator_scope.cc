@@ -15,7 +15,7 @@
 namespace pipewright::autograd {
 namespace {
 
-constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+constexpr auto kDrawKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 thread_local at::Generator current;  // undefined outside of scopes
 thread_local int64_t draws = 0;
@@ -45,7 +45,7 @@ void fill_in_generator(const c10::OperatorHandle& operation, c10::DispatchKeySet
       }
     }
   }
-  operation.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey),
+  operation.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kDrawKey),
                             stack);
 }
 
@@ -71,12 +71,12 @@ GeneratorScope::GeneratorScope(uint64_t seed)
 
 GeneratorScope::GeneratorScope(at::Generator generator)
     : outer_(std::exchange(current, std::move(generator))) {
-  c10::impl::tls_set_dispatch_key_included(kKey, true);
+  c10::impl::tls_set_dispatch_key_included(kDrawKey, true);
 }
 
 GeneratorScope::~GeneratorScope() {
   current = std::move(outer_);
-  c10::impl::tls_set_dispatch_key_included(kKey, current.defined());
+  c10::impl::tls_set_dispatch_key_included(kDrawKey, current.defined());
 }
 
 at::Generator cpu_generator() {

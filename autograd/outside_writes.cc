@@ -13,7 +13,6 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 namespace pipewright::autograd {
@@ -22,9 +21,9 @@ class WriteRecording;
 
 namespace {
 
-constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+constexpr auto kWriteKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
-thread_local WriteRecording* current = nullptr;
+thread_local WriteRecording* current_recording = nullptr;
 thread_local bool records = true;
 
 }  // namespace
@@ -33,18 +32,19 @@ thread_local bool records = true;
 class WriteRecording {
  public:
   explicit WriteRecording(OutsideWrites& writes)
-      : writes_(writes), outer_(std::exchange(current, this)) {
-    c10::impl::tls_set_dispatch_key_included(kKey, true);
+      : writes_(writes), outer_(std::exchange(current_recording, this)) {
+    c10::impl::tls_set_dispatch_key_included(kWriteKey, true);
   }
   ~WriteRecording() {
-    current = outer_;
-    c10::impl::tls_set_dispatch_key_included(kKey, current != nullptr);
+    current_recording = outer_;
+    c10::impl::tls_set_dispatch_key_included(kWriteKey, current_recording != nullptr);
   }
   WriteRecording(const WriteRecording&) = delete;
   WriteRecording& operator=(const WriteRecording&) = delete;
 
   static void note(const at::Tensor& tensor) {
-    for (WriteRecording* each = current; each; each = each->outer_) each->writes_.note(tensor);
+    for (WriteRecording* each = current_recording; each; each = each->outer_)
+      each->writes_.note(tensor);
   }
 
  private:
@@ -77,14 +77,14 @@ void note_writes(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
       }
     }
   }
-  operation.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey),
+  operation.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kWriteKey),
                             stack);
 }
 
 // Never destroyed: threads may still run operators when static objects are destroyed.
 void register_kernels() {
   static const bool once = [] {
-    auto* any = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
+    auto* any = new torch::Library(torch::Library::IMPL, "_", kWriteKey, __FILE__, __LINE__);
     any->fallback(torch::CppFunction::makeFallthrough());
     std::map<std::string, torch::Library*> libraries;
     for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -95,7 +95,7 @@ void register_kernels() {
       const std::string space(name.getNamespace().value_or("aten"));
       torch::Library*& library = libraries[space];
       if (!library)
-        library = new torch::Library(torch::Library::IMPL, space, kKey, __FILE__, __LINE__);
+        library = new torch::Library(torch::Library::IMPL, space, kWriteKey, __FILE__, __LINE__);
       const std::string full =
           name.name + (name.overload_name.empty() ? "" : ".") + name.overload_name;
       library->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&note_writes>());
