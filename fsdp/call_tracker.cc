@@ -10,6 +10,7 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
@@ -148,12 +149,16 @@ void Pass::enter(Call& call, int64_t backward) {
   if (call.entered_in == backward && call.left_in != backward) return;  // through another output
   comes_again_ = comes_again_ || done_;
   call.entered_in = backward;
+  call.entered_by = torch::autograd::get_current_graph_task_id();
   call.left_in = 0;
   ++open_;
 }
 
 void Pass::leave(Call& call, int64_t backward) {
   if (call.entered_in != backward || call.left_in == backward) return;
+  // A checkpointed part that captures a tensor of the call reaches the call's inputs in a backward
+  // of its own, inside of the one that has the rest of the call before it.
+  if (call.entered_by != torch::autograd::get_current_graph_task_id()) return;
   call.left_in = backward;
   --open_;
   ++left_;

@@ -25,6 +25,7 @@ struct Call {
   bool has_input_grads = false;  // backward computes gradients of its inputs
   // Numbers of the last backwards that entered and left it; 0: none.
   int64_t entered_in = 0, left_in = 0;
+  int64_t entered_by = -1;  // autograd's id of the backward, which differs for inner ones
 };
 
 // Notified where backward enters and leaves calls. Runs on a thread of the backward; what it throws

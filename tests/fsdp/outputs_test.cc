@@ -211,6 +211,22 @@ TEST(FullyShardOutputs, ASideResultOfACallWhoseOutputIsAView) {
                   }}});
 }
 
+// The part's backward goes on into what computed the captured tensor, and leaves the call's inputs,
+// before the backward of the rest of the call has read the weight.
+TEST(FullyShardOutputs, OfACheckpointedPartThatCapturesATensorOfTheCall) {
+  expect_parity({{"captures",
+                  [](Layer& layer, const at::Tensor& x) {
+                    const at::Tensor captured = x * 2;
+                    const auto part = [captured](const Tensors& in) {
+                      return Tensors{in[0] * captured};
+                    };
+                    return autograd::checkpoint(part, Tensors{at::linear(x, layer.weight)});
+                  },
+                  [](Model& model, const at::Tensor& x) {
+                    return model.call(1, model.call(0, x)[0])[0].square();
+                  }}});
+}
+
 // A unit may return its input. What is written to it then changes the caller's tensor too.
 TEST(FullyShardOutputs, ShareMemoryWithAnInput) {
   const Forward input = [](Layer&, const at::Tensor& x) { return Tensors{x}; };
