@@ -117,11 +117,19 @@ Outcome train_plain(const PlainModel& model, int num_stages, int num_microbatche
 
 Outcome train_rank_of(const ir::Program& program, const PlainModel& model, comms::World& world,
                       int steps, ExecutorOptions options) {
-  const std::vector<int> stages = program.placement.stages_of(world.rank());
   options.loss = model.loss;
   options.device = tests::here();
-  Executor executor(program, stages_of(program, world.rank(), model.forward), world, options);
-  return train(model, stages, steps, [&] {
+  const int rank = options.ranks.empty()
+                       ? world.rank()
+                       : static_cast<int>(std::ranges::find(options.ranks, world.rank()) -
+                                          options.ranks.begin());
+  std::map<int, LocalStage> local = stages_of(program, rank, model.forward);
+  for (auto& [stage, its] : local) {
+    if (!model.data_parallel.empty())
+      its.data_parallel = model.data_parallel[static_cast<size_t>(stage)];
+  }
+  Executor executor(program, std::move(local), world, options);
+  return train(model, program.placement.stages_of(rank), steps, [&] {
     StepResult result = executor.step(model.batch);
     for (at::Tensor& loss : result.losses) loss = loss.cpu();
     return result.losses;
@@ -159,6 +167,19 @@ Outcome part_of(const Outcome& all, const ir::Placement& placement, int rank) {
   }
   std::erase_if(part.weights, is_elsewhere);
   std::erase_if(part.buffers, is_elsewhere);
+  return part;
+}
+
+Outcome shards_of(const Outcome& all, int copy, int copies) {
+  Outcome part = all;
+  const auto shard = [&](std::map<int, Tensors>& by_stage) {
+    for (auto& [stage, tensors] : by_stage) {
+      for (at::Tensor& tensor : tensors)
+        if (tensor.defined()) tensor = tensor.chunk(copies)[static_cast<size_t>(copy)];
+    }
+  };
+  shard(part.weights);
+  for (auto& of_step : part.grads) shard(of_step);
   return part;
 }
 

@@ -6,12 +6,14 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "pipewright/comms/world.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/ir/schedule.h"
+#include "pipewright/modules/data_parallel.h"
 
 // Models whose stages are functions, trained with a pipeline and without one: microbatch by
 // microbatch, through all stages, each loss divided by the number of microbatches, by AdamW, which
@@ -31,6 +33,8 @@ struct PlainModel {
   Batch batch;
   std::function<void(int step)> before_step = {};  // on each rank
   Tensors buffers = {};  // by stage: what backwards write to, besides gradients
+  // By stage, for the executor; empty: only one rank has a stage.
+  std::vector<std::shared_ptr<modules::DataParallel>> data_parallel = {};
   // Without a pipeline: microbatches share a part of the graph.
   bool retains_graph = false;
 };
@@ -68,6 +72,9 @@ Outcome sum_of_ranks(const std::vector<Outcome>& ranks);
 
 // The part of `all` that one rank of a pipeline has.
 Outcome part_of(const Outcome& all, const ir::Placement& placement, int rank);
+
+// The part of `all` that one of `copies` ranks has if they shard each weight along dimension 0.
+Outcome shards_of(const Outcome& all, int copy, int copies);
 
 // What differs by more than 1e-12 of the largest element; empty if nothing does. A gradient of
 // zeros is not the same as none, unless `zeros_are_none`.

@@ -55,6 +55,7 @@ enum class Kind {
   kWrite,
   kScale,
   kDetach,
+  kWeight,
   kNumKinds,
 };
 
@@ -121,9 +122,9 @@ ModelPlan draw_model(Chance& chance, int num_stages) {
 
 // For messages.
 std::string describe(const ModelPlan& plan) {
-  constexpr const char* kNames[] = {"product", "bias",  "add",   "multiply",
-                                    "shared",  "fused", "views", "write to view",
-                                    "write",   "scale", "detach"};
+  constexpr const char* kNames[] = {"product", "bias",  "add",    "multiply",
+                                    "shared",  "fused", "views",  "write to view",
+                                    "write",   "scale", "detach", "weight"};
   static_assert(std::size(kNames) == static_cast<size_t>(Kind::kNumKinds));
   std::string text;
   for (size_t s = 0; s < plan.stages.size(); ++s) {
@@ -149,12 +150,19 @@ std::string describe(const ModelPlan& plan) {
 
 // The tensors of one copy of the model.
 struct Parts {
-  std::vector<Tensors> weights, shared;  // by stage
-  Tensors buffers;                       // likewise
-  at::Tensor value;                      // for the loss
+  std::vector<Tensors> weights;  // by stage
+  std::vector<Tensors> shared;   // likewise, by all microbatches; empty: they share nothing
+  Tensors buffers;               // likewise
+  at::Tensor value;              // for the loss
   bool counts = false;
   bool checkpoints = false;
 };
+
+// An expression of the weights of a stage.
+at::Tensor expression(const Tensors& weights, size_t index) {
+  return index % kSharedPerStage == 0 ? (weights[0] + weights[1]) * 0.5
+                                      : weights[1].mm(weights[2]).tanh();
+}
 
 at::Tensor compute(const Op& op, const Tensors& values, const Parts& parts, size_t stage) {
   const at::Tensor &a = values[op.a], &b = values[op.b], &w = parts.weights[stage][op.w];
@@ -168,7 +176,10 @@ at::Tensor compute(const Op& op, const Tensors& values, const Parts& parts, size
     case Kind::kMultiply:
       return a * b;
     case Kind::kShared:
-      return a.mm(parts.shared[stage][op.w % kSharedPerStage]).tanh();
+      return a
+          .mm(parts.shared.empty() ? expression(parts.weights[stage], op.w)
+                                   : parts.shared[stage][op.w % kSharedPerStage])
+          .tanh();
     case Kind::kFused:
       return Fused::apply(a, w, parts.buffers[stage], parts.counts).tanh();
     case Kind::kViews:
@@ -187,6 +198,8 @@ at::Tensor compute(const Op& op, const Tensors& values, const Parts& parts, size
       return a * (w * w).mean();
     case Kind::kDetach:
       return a + b.detach();
+    case Kind::kWeight:
+      return w;
     case Kind::kNumKinds:
       break;
   }
@@ -215,13 +228,14 @@ Tensors run_stage(const StagePlan& plan, const Tensors& inputs, Parts& parts, si
       values.push_back(result);
   }
   run_ops(std::max(from, to), plan.ops.size(), values);
-  parts.value = values[values.size() / 2];
+  // Not a weight itself, which a loss may not use.
+  parts.value = values[values.size() / 2] * 1;
   Tensors outputs;
   for (const size_t output : plan.outputs) outputs.push_back(values[output]);
   return outputs;
 }
 
-PlainModel make_model(const ModelPlan& plan, uint64_t seed, bool checkpoints) {
+PlainModel make_model(const ModelPlan& plan, uint64_t seed, bool shares, bool checkpoints) {
   Numbers numbers(seed);
   PlainModel model;
   const auto parts = std::make_shared<Parts>();
@@ -246,11 +260,13 @@ PlainModel make_model(const ModelPlan& plan, uint64_t seed, bool checkpoints) {
     model.batch.inputs.back().requires_grad_(plan.inputs_require_grad);
   }
   // Computed once per step, and used by all microbatches.
-  model.before_step = [parts](int) {
-    parts->shared.clear();
-    for (const Tensors& w : parts->weights)
-      parts->shared.push_back({(w[0] + w[1]) * 0.5, w[1].mm(w[2]).tanh()});
-  };
+  if (shares) {
+    model.before_step = [parts](int) {
+      parts->shared.clear();
+      for (const Tensors& w : parts->weights)
+        parts->shared.push_back({expression(w, 0), expression(w, 1)});
+    };
+  }
   model.forward = [parts, plan](int stage, const Tensors& inputs) {
     const auto s = static_cast<size_t>(stage);
     return run_stage(plan.stages[s], inputs, *parts, s);
@@ -261,7 +277,7 @@ PlainModel make_model(const ModelPlan& plan, uint64_t seed, bool checkpoints) {
     if (plan.loss_writes && plan.loss_uses_value) output.mul_(0.5);
     return (output - targets[0]).square().mean();
   };
-  model.retains_graph = true;
+  model.retains_graph = shares;
   return model;
 }
 
@@ -277,11 +293,13 @@ ir::Program draw_program(Chance& chance) {
 
 }  // namespace
 
-RandomCase draw_case(uint64_t seed) {
+RandomCase draw_case(uint64_t seed, bool shares) {
   Chance chance(seed);
   RandomCase drawn{.program = draw_program(chance)};
   const ModelPlan plan = draw_model(chance, drawn.program.placement.num_stages());
-  drawn.make = [plan, seed](bool checkpoints) { return make_model(plan, seed, checkpoints); };
+  drawn.make = [plan, seed, shares](bool checkpoints) {
+    return make_model(plan, seed, shares, checkpoints);
+  };
   drawn.checkpoints = plan.checkpoints();
   drawn.description = drawn.program.name + "\n" + describe(plan);
   return drawn;

@@ -12,8 +12,8 @@ namespace pipewright::executor {
 
 // A random model in two to four stages, and a schedule of the catalogue for two ranks: expressions
 // of weights that all microbatches share, Functions with side effects, views, writes in place,
-// frozen weights, checkpointed parts that use tensors from outside, several inputs and outputs,
-// losses that use tensors of the last stage.
+// weights that are outputs, frozen weights, checkpointed parts that use tensors from outside,
+// several inputs and outputs, losses that use tensors of the last stage.
 struct RandomCase {
   ir::Program program;
   // Makes equal models in each thread and process. Without `checkpoints`, what is checkpointed is
@@ -23,7 +23,8 @@ struct RandomCase {
   std::string description = {};  // for messages
 };
 
-RandomCase draw_case(uint64_t seed);
+// Without `shares`, what microbatches share is computed by each of them.
+RandomCase draw_case(uint64_t seed, bool shares = true);
 
 }  // namespace pipewright::executor
 
