@@ -5,8 +5,8 @@
 //
 // Prints the lower quartiles of B and of I + W in microseconds, over 600 pairs run alternately,
 // then by how many percent I + W is slower: the ratio of the quartiles and the median ratio of the
-// pairs. The same for F and B of these layers as one checkpointed part, against F, F and B. Then the
-// memory that one microbatch uses after F and between I and W, in units of one activation,
+// pairs. The same for F and B of these layers as one checkpointed part, against F, F and B. Then
+// the memory that one microbatch uses after F and between I and W, in units of one activation,
 // [batch, width] floats.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

@@ -61,6 +61,11 @@ Outcome train(const PlainModel& model, const std::vector<int>& stages, int steps
   return plain;
 }
 
+Tensors run_stage(const PlainModel& model, int stage, const Tensors& inputs) {
+  if (model.before_stage) model.before_stage(stage, inputs);
+  return model.forward(stage, inputs);
+}
+
 std::string compared(const at::Tensor& expected, const at::Tensor& found, bool zeros_are_none) {
   if (!expected.defined() || !found.defined()) {
     if (expected.defined() == found.defined()) return "";
@@ -105,7 +110,7 @@ Outcome train_plain(const PlainModel& model, int num_stages, int num_microbatche
       Tensors h = inputs[m];
       for (const int stage : stages) {
         h.insert(h.end(), extra[m].begin(), extra[m].end());
-        h = model.forward(stage, h);
+        h = run_stage(model, stage, h);
       }
       const at::Tensor loss = model.loss(h, targets[m]);
       (loss / num_microbatches).backward({}, model.retains_graph);
@@ -123,7 +128,9 @@ Outcome train_rank_of(const ir::Program& program, const PlainModel& model, comms
                        ? world.rank()
                        : static_cast<int>(std::ranges::find(options.ranks, world.rank()) -
                                           options.ranks.begin());
-  std::map<int, LocalStage> local = stages_of(program, rank, model.forward);
+  std::map<int, LocalStage> local = stages_of(program, rank, [&](int stage, const Tensors& inputs) {
+    return run_stage(model, stage, inputs);
+  });
   for (auto& [stage, its] : local) {
     if (!model.data_parallel.empty())
       its.data_parallel = model.data_parallel[static_cast<size_t>(stage)];

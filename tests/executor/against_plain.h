@@ -31,6 +31,8 @@ struct PlainModel {
   std::function<Tensors(int stage, const Tensors& inputs)> forward;
   LossFunction loss;
   Batch batch;
+  // Writes to what a stage gets, before its forward and outside of its unit.
+  std::function<void(int stage, const Tensors& inputs)> before_stage = {};
   std::function<void(int step)> before_step = {};  // on each rank
   Tensors buffers = {};  // by stage: what backwards write to, besides gradients
   // By stage, for the executor; empty: only one rank has a stage.

@@ -69,7 +69,9 @@ struct Op {
 struct StagePlan {
   std::vector<Op> ops;
   size_t checkpointed_from = 0, checkpointed_to = 0;  // these operations are a checkpointed part
+  bool writes_to_input = false;  // its first input: what another stage has returned
   std::vector<size_t> outputs;
+  bool outputs_are_views = false;  // of what is computed for them
 };
 
 struct ModelPlan {
@@ -92,7 +94,9 @@ ModelPlan draw_model(Chance& chance, int num_stages) {
   ModelPlan plan;
   size_t num_inputs = 1 + static_cast<size_t>(chance.below(2));
   for (int stage = 0; stage < num_stages; ++stage) {
+    const bool follows_views = stage > 0 && plan.stages.back().outputs_are_views;
     StagePlan& of_stage = plan.stages.emplace_back();
+    of_stage.writes_to_input = follows_views && chance.one_in(2);
     size_t values = num_inputs;
     const auto any = [&] { return static_cast<size_t>(chance.below(values)); };
     const size_t num_ops = 2 + static_cast<size_t>(chance.below(6));
@@ -110,6 +114,7 @@ ModelPlan draw_model(Chance& chance, int num_stages) {
     num_inputs = stage == num_stages - 1 ? 1 : 1 + static_cast<size_t>(chance.below(2));
     of_stage.outputs = {values - 1};
     while (of_stage.outputs.size() < num_inputs) of_stage.outputs.push_back(any());
+    of_stage.outputs_are_views = chance.one_in(3);
     std::vector<bool>& frozen = plan.frozen.emplace_back();
     for (int w = 0; w < kWeights; ++w) frozen.push_back(chance.one_in(5));
   }
@@ -129,7 +134,7 @@ std::string describe(const ModelPlan& plan) {
   std::string text;
   for (size_t s = 0; s < plan.stages.size(); ++s) {
     const StagePlan& stage = plan.stages[s];
-    text += "stage " + std::to_string(s) + ":";
+    text += "stage " + std::to_string(s) + ":" + (stage.writes_to_input ? " write to input," : "");
     for (size_t i = 0; i < stage.ops.size(); ++i) {
       const Op& op = stage.ops[i];
       const bool in_part = stage.checkpointed_from <= i && i < stage.checkpointed_to;
@@ -137,7 +142,7 @@ std::string describe(const ModelPlan& plan) {
               std::to_string(op.a) + " " + std::to_string(op.b) + " w" + std::to_string(op.w) +
               (in_part ? "]" : "") + ",";
     }
-    text += " outputs";
+    text += std::string(stage.outputs_are_views ? " views as" : "") + " outputs";
     for (const size_t output : stage.outputs) text += " " + std::to_string(output);
     for (size_t w = 0; w < plan.frozen[s].size(); ++w)
       text += plan.frozen[s][w] ? ", frozen w" + std::to_string(w) : "";
@@ -231,7 +236,10 @@ Tensors run_stage(const StagePlan& plan, const Tensors& inputs, Parts& parts, si
   // Not a weight itself, which a loss may not use.
   parts.value = values[values.size() / 2] * 1;
   Tensors outputs;
-  for (const size_t output : plan.outputs) outputs.push_back(values[output]);
+  for (const size_t output : plan.outputs) {
+    const at::Tensor& value = values[output];
+    outputs.push_back(plan.outputs_are_views ? (value * 1).flatten().view(value.sizes()) : value);
+  }
   return outputs;
 }
 
@@ -270,6 +278,10 @@ PlainModel make_model(const ModelPlan& plan, uint64_t seed, bool shares, bool ch
   model.forward = [parts, plan](int stage, const Tensors& inputs) {
     const auto s = static_cast<size_t>(stage);
     return run_stage(plan.stages[s], inputs, *parts, s);
+  };
+  model.before_stage = [plan](int stage, const Tensors& inputs) {
+    if (plan.stages[static_cast<size_t>(stage)].writes_to_input)
+      at::Tensor(inputs[0]).add_(0.1).mul_(2);
   };
   model.loss = [parts, plan](const Tensors& outputs, const Tensors& targets) {
     at::Tensor output = outputs[0];
