@@ -24,6 +24,7 @@
 #include <mutex>
 
 #include "pipewright/autograd/generator_scope.h"
+#include "pipewright/autograd/node_pointer.h"
 #include "pipewright/autograd/outside_writes.h"
 #include "pipewright/ir/errors.h"
 
@@ -250,7 +251,7 @@ std::vector<at::Tensor> checkpoint_function(Forward forward,
                                             const std::vector<at::Tensor>& inputs) {
   if (!c10::GradMode::is_enabled()) return forward(inputs);
   ++count_of_parts;
-  const auto node = std::make_shared<CheckpointNode>(forward, inputs);
+  const auto node = make_node<CheckpointNode>(forward, inputs);
   variable_list outputs = node->first_forward(forward, inputs);
   node->set_next_edges(torch::autograd::collect_next_edges(inputs));
   for (size_t i = 0; i < outputs.size(); ++i) {

@@ -42,9 +42,8 @@ class After final : public torch::autograd::FunctionPostHook {
 
 }  // namespace
 
-std::shared_ptr<torch::autograd::Node> listen(const at::Tensor& leaf,
-                                              std::weak_ptr<GradListener> listener, size_t number) {
-  auto accumulator = torch::autograd::impl::grad_accumulator(leaf);
+NodePtr listen(const at::Tensor& leaf, std::weak_ptr<GradListener> listener, size_t number) {
+  NodePtr accumulator = torch::autograd::impl::grad_accumulator(leaf);
   accumulator->add_pre_hook(std::make_unique<Before>(listener, number));
   accumulator->add_post_hook(std::make_unique<After>(std::move(listener), number));
   return accumulator;

@@ -2,10 +2,11 @@
 #define PIPEWRIGHT_AUTOGRAD_GRAD_HOOKS_H_
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/function.h>
 
 #include <cstddef>
 #include <memory>
+
+#include "pipewright/autograd/node_pointer.h"
 
 // Hooks around the accumulation into the .grad of a leaf (torch::autograd's AccumulateGrad node).
 // They run in a full backward and in the W half of a split one, but not in torch::autograd::grad,
@@ -30,9 +31,8 @@ class GradListener {
 // Installs hooks on `leaf`; the listener's methods receive `number` as their argument. The hooks
 // exist as long as the returned node: keep it, because a leaf does not own the node that
 // accumulates into it. The node remembers the sizes that `leaf` has when the node is created.
-[[nodiscard]] std::shared_ptr<torch::autograd::Node> listen(const at::Tensor& leaf,
-                                                            std::weak_ptr<GradListener> listener,
-                                                            size_t number);
+[[nodiscard]] NodePtr listen(const at::Tensor& leaf, std::weak_ptr<GradListener> listener,
+                             size_t number);
 
 // Returns the listener of `leaf`; null if it has none or the listener no longer exists.
 std::shared_ptr<GradListener> listener_of(const at::Tensor& leaf);

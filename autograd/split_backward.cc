@@ -40,6 +40,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "pipewright/autograd/node_pointer.h"
 #include "pipewright/ir/errors.h"
 
 namespace pipewright::autograd {
@@ -60,16 +61,17 @@ struct Pass {
   bool runs_now() const { return !id || *id == torch::autograd::get_current_graph_task_id(); }
 };
 
-// Where the engine starts, if its number for this backward must be known.
+// Where the engine starts, if the gradients must be freed as they are used, or if the engine's
+// number for this backward must be known: then `pass` receives it.
 class Start final : public Node {
  public:
-  Start(const edge_list& roots, variable_list grads, std::shared_ptr<Pass> pass)
+  Start(edge_list roots, variable_list grads, std::shared_ptr<Pass> pass)
       : grads_(std::move(grads)), pass_(std::move(pass)) {
-    pass_->id = -1;
-    set_next_edges(edge_list(roots));
+    if (pass_) pass_->id = -1;
+    set_next_edges(std::move(roots));
   }
   variable_list apply(variable_list&&) override {
-    pass_->id = torch::autograd::get_current_graph_task_id();
+    if (pass_) pass_->id = torch::autograd::get_current_graph_task_id();
     return std::move(grads_);
   }
 
@@ -78,11 +80,12 @@ class Start final : public Node {
   const std::shared_ptr<Pass> pass_;
 };
 
-// Runs the backward that starts at `start`, a node without inputs, on the device and stream of
-// `like`. Without `ends`, as in .backward(), all leaves accumulate.
-void execute_from(const std::shared_ptr<Node>& start, const at::Tensor& like, bool keep_graph,
-                  const edge_list& ends) {
-  const at::Tensor input = at::empty({0}, like.options());
+// Runs the backward from `roots` by way of a Start, on the device and stream of the first gradient.
+// Without `ends`, as in .backward(), all leaves accumulate.
+void execute_from(edge_list roots, variable_list grads, const std::shared_ptr<Pass>& pass,
+                  bool keep_graph, const edge_list& ends) {
+  const at::Tensor input = at::empty({0}, grads[0].options());
+  const auto start = make_node<Start>(std::move(roots), std::move(grads), pass);
   start->add_input_metadata(input);
   Engine::get_default_engine().execute({Edge(start, 0)}, {input}, keep_graph,
                                        /*create_graph=*/false, /*accumulate_grad=*/true, ends);
@@ -210,7 +213,7 @@ class OwnBackward {
     const Node* weight = nullptr;  // in a first stage: a leaf that it leads to
   };
   struct Boundary {
-    std::shared_ptr<Node> node;
+    NodePtr node;
     std::shared_ptr<variable_list> grads;  // that entered it
   };
   static constexpr size_t kNone = static_cast<size_t>(-1);
@@ -312,8 +315,7 @@ class OwnBackward {
 
   void execute(const edge_list& roots, const variable_list& grads) {
     if (starts_at_node_) {
-      execute_from(std::make_shared<Start>(roots, grads, pass_), grads[0], /*keep_graph=*/true,
-                   ends_);
+      execute_from(roots, grads, pass_, /*keep_graph=*/true, ends_);
       return;
     }
     // With accumulate_grad the end nodes run too, and accumulate into the .grad of the inputs.
@@ -422,12 +424,14 @@ AccumulatesInI::~AccumulatesInI() {
 WeightWork::WeightWork(const variable_list& inputs) : inputs_(edges_of(inputs)) {}
 
 void WeightWork::add(const Edge& edge, at::Tensor grad) {
-  add_next_edge(edge);
+  edges_.push_back(edge);
   grads_.push_back(std::move(grad));
 }
 
 void WeightWork::run() {
-  if (!grads_.empty()) execute_from(getptr(), grads_[0], /*keep_graph=*/false, /*ends=*/{});
+  if (edges_.empty()) return;
+  execute_from(std::exchange(edges_, {}), std::exchange(grads_, {}), /*pass=*/nullptr,
+               /*keep_graph=*/false, /*ends=*/{});
 }
 
 size_t WeightWork::bytes() const {
@@ -435,8 +439,6 @@ size_t WeightWork::bytes() const {
   for (const at::Tensor& grad : grads_) bytes += grad.nbytes();
   return bytes;
 }
-
-variable_list WeightWork::apply(variable_list&&) { return std::exchange(grads_, {}); }
 
 void full_backward(const edge_list& roots, const variable_list& grads, const NodeRange& own) {
   const auto [edges, values] = with_grads(roots, grads);

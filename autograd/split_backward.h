@@ -94,8 +94,8 @@ class AccumulatesInI {
   const torch::autograd::FunctionPreHook* mark_;  // among the leaf's hooks
 };
 
-// The W half of one microbatch: a node whose edges are where W starts.
-class WeightWork final : public torch::autograd::Node {
+// The W half of one microbatch: the edges where W starts, and the gradients that flow along them.
+class WeightWork {
  public:
   // `inputs` are leaves whose gradients are due after I, whichever backward_input() reaches them:
   // the inputs of the stage, for the I of its loss. In the course of backward_input() so are its
@@ -106,10 +106,9 @@ class WeightWork final : public torch::autograd::Node {
   void add(const torch::autograd::Edge& edge, at::Tensor grad);
   // Accumulates the gradients of the weights. To be called once; frees gradients as it uses them.
   void run();
+  const torch::autograd::edge_list& edges() const { return edges_; }
   // Bytes of the gradients that are stored for W.
   size_t bytes() const;
-
-  torch::autograd::variable_list apply(torch::autograd::variable_list&& unused) override;
 
  private:
   friend torch::autograd::variable_list backward_input(const torch::autograd::edge_list&,
@@ -117,7 +116,8 @@ class WeightWork final : public torch::autograd::Node {
                                                        const torch::autograd::variable_list&,
                                                        const NodeRange&, WeightWork&);
 
-  torch::autograd::variable_list grads_;
+  torch::autograd::edge_list edges_;
+  torch::autograd::variable_list grads_;  // one per edge
   torch::autograd::edge_list inputs_;
 };
 

@@ -13,6 +13,7 @@ namespace pipewright::autograd {
 namespace {
 
 using torch::autograd::Edge;
+using torch::autograd::edge_list;
 using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 
@@ -94,18 +95,18 @@ bool is_weight_free(const Node& node) {
 std::string reads_weights(const WeightWork& work) {
   std::unordered_set<const Node*> seen;
   std::vector<const Node*> left;
-  const auto visit = [&](const Node& from) {
-    for (const Edge& edge : from.next_edges()) {
+  const auto visit = [&](const edge_list& edges) {
+    for (const Edge& edge : edges) {
       if (edge.is_valid() && seen.insert(edge.function.get()).second)
         left.push_back(edge.function.get());
     }
   };
-  visit(work);
+  visit(work.edges());
   while (!left.empty()) {
     const Node& node = *left.back();
     left.pop_back();
     if (!is_weight_free(node)) return node.name();
-    visit(node);
+    visit(node.next_edges());
   }
   return "";
 }

@@ -493,6 +493,7 @@ set(pipewright_executor_headers
     autograd/checkpoint.h
     autograd/generator_scope.h
     autograd/grad_hooks.h
+    autograd/node_pointer.h
     autograd/output_hook.h
     autograd/outside_writes.h
     autograd/split_backward.h

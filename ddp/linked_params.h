@@ -2,7 +2,6 @@
 #define PIPEWRIGHT_DDP_LINKED_PARAMS_H_
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/function.h>
 
 #include <functional>
 #include <memory>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "pipewright/autograd/grad_hooks.h"
+#include "pipewright/autograd/node_pointer.h"
 #include "pipewright/ddp/grad_buckets.h"
 
 namespace pipewright::ddp {
@@ -51,7 +51,7 @@ class LinkedParams {
     at::Tensor tensor;
     // Its gradient accumulator; null before it is trained. A parameter does not own its
     // accumulator, and the hooks live as long as it does.
-    std::shared_ptr<torch::autograd::Node> accumulator = nullptr;
+    autograd::NodePtr accumulator = nullptr;
     std::optional<size_t> linked_index = std::nullopt;
   };
   bool is_ours(size_t i) const;

@@ -239,7 +239,7 @@ Tensors DataFlow::loss_grads(Slot& slot, bool split) const {
   }
   const auto work = std::make_shared<autograd::WeightWork>(leaves);
   Tensors input_grads = autograd::backward_input(roots, grads, inputs, *slot.loss_nodes, *work);
-  if (!work->next_edges().empty()) slot.loss_weights = work;
+  if (!work->edges().empty()) slot.loss_weights = work;
   return input_grads;
 }
 

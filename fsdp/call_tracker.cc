@@ -19,6 +19,7 @@
 #include <string>
 #include <utility>
 
+#include "pipewright/autograd/node_pointer.h"
 #include "pipewright/autograd/output_hook.h"
 #include "pipewright/ir/errors.h"
 
@@ -69,7 +70,7 @@ Tensors hook_inputs(const Tensors& inputs, const std::shared_ptr<Call>& call,
   }
   if (differentiable.empty()) return inputs;
   call->has_input_grads = true;
-  const auto node = std::make_shared<InputGrads>(listener, call);
+  const auto node = autograd::make_node<InputGrads>(listener, call);
   node->set_next_edges(torch::autograd::collect_next_edges(differentiable));
   Tensors hooked = inputs;
   for (at::Tensor& input : hooked) {
@@ -89,7 +90,7 @@ void adopt_writes(const Tensors& inputs, const Tensors& hooked_inputs,
       continue;
     torch::autograd::check_inplace(input, /*requires_grad=*/true);
     torch::autograd::Edge edge = torch::autograd::impl::gradient_edge(hooked);
-    if (input.is_view()) edge = {std::make_shared<Overwritten>(input, std::move(edge)), 0};
+    if (input.is_view()) edge = {autograd::make_node<Overwritten>(input, std::move(edge)), 0};
     torch::autograd::impl::rebase_history(input, std::move(edge));
     hook_outputs({input}, call, listener);
   }

@@ -253,7 +253,7 @@ bool ParamGroup::settle() {
   return changed || after.dtype() != before.dtype() || after.device() != before.device();
 }
 
-void ParamGroup::link(size_t i, const std::shared_ptr<torch::autograd::Node>& node) const {
+void ParamGroup::link(size_t i, const autograd::NodePtr& node) const {
   const at::Tensor& registered = params_[i].registered;
   const at::TensorOptions options = full_options();  // only trainable parameters are linked
   const auto& known = node->input_metadata(0);
@@ -261,7 +261,7 @@ void ParamGroup::link(size_t i, const std::shared_ptr<torch::autograd::Node>& no
       known.options().dtype() == options.dtype() && known.device() == options.device() &&
       (!shards_ || known.is_same_shape(memory_[i].full)))
     return;
-  torch::autograd::impl::set_grad_accumulator(registered, node);
+  torch::autograd::impl::set_grad_accumulator(registered, autograd::WeakNodePtr(node));
   node->clear_input_metadata();
   node->add_input_metadata(shards_ ? memory_[i].full : registered);
   // Gradients arrive in the dtype in which they are computed.

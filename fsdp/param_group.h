@@ -2,13 +2,13 @@
 #define PIPEWRIGHT_FSDP_PARAM_GROUP_H_
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/function.h>
 
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "pipewright/autograd/node_pointer.h"
 #include "pipewright/comms/world.h"
 #include "pipewright/fsdp/offload.h"
 #include "pipewright/fsdp/side_stream.h"
@@ -86,7 +86,7 @@ class ParamGroup {
   bool settle();
   // Has autograd accept gradients of the full parameter for the registered tensor, through `node`,
   // the parameter's gradient accumulator; after settle().
-  void link(size_t i, const std::shared_ptr<torch::autograd::Node>& node) const;
+  void link(size_t i, const autograd::NodePtr& node) const;
 
   // Posts the all-gather unless the parameters are unsharded or a gather is pending. Returns
   // whether it was posted. `beside`: on a device, does not wait for what the current stream

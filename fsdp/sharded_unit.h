@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "pipewright/autograd/grad_hooks.h"
+#include "pipewright/autograd/node_pointer.h"
 #include "pipewright/fsdp/backward_order.h"
 #include "pipewright/fsdp/call_tracker.h"
 #include "pipewright/fsdp/forward_history.h"
@@ -205,7 +206,7 @@ class ShardedUnit final : public Sharded,
   const Options options_;
   std::string name_;  // path in the outermost module
   // By parameter: its gradient accumulator, which owns the hooks; null before it is trained.
-  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
+  std::vector<autograd::NodePtr> accumulators_;
   Settings settings_;
   modules::GradientSync sync_;
   Progress progress_;

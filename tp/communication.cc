@@ -6,10 +6,10 @@
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
-#include <memory>
 #include <stdexcept>
 #include <utility>
 
+#include "pipewright/autograd/node_pointer.h"
 #include "pipewright/tp/collective.h"
 #include "pipewright/tp/communication_node.h"
 
@@ -47,10 +47,9 @@ at::Tensor differentiable(const at::Tensor& x, const Collective& forward,
     result = run(x.detach(), forward, group);
   }
   if (!c10::GradMode::is_enabled() || !x.requires_grad()) return result;
-  const std::shared_ptr<CommunicationNode> node(
-      new CommunicationNode(torch::autograd::collect_next_edges(x), backward, group),
-      torch::autograd::deleteNode);
-  torch::autograd::set_history(result, node);
+  torch::autograd::set_history(
+      result, autograd::make_node<CommunicationNode>(torch::autograd::collect_next_edges(x),
+                                                     backward, group));
   return result;
 }
 

@@ -20,12 +20,12 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "pipewright/autograd/node_pointer.h"
 #include "pipewright/autograd/split_backward.h"
 #include "pipewright/tp/collective.h"
 #include "pipewright/tp/communication_node.h"
@@ -55,7 +55,7 @@ bool is_product(const Node& node) {
 class InputFirst final : public autograd::CommunicatesGrad {
  public:
   // `input`: the index of the product's edge that leads to `communication`.
-  InputFirst(std::shared_ptr<Node> product, size_t input, const CommunicationNode& communication,
+  InputFirst(autograd::NodePtr product, size_t input, const CommunicationNode& communication,
              at::IntArrayRef input_sizes)
       : product_(std::move(product)),
         input_(input),
@@ -108,7 +108,7 @@ class InputFirst final : public autograd::CommunicatesGrad {
     return results;
   }
 
-  const std::shared_ptr<Node> product_;
+  const autograd::NodePtr product_;
   const size_t input_;
   const std::vector<int64_t> input_sizes_;
   const Collective collective_;
@@ -124,7 +124,7 @@ void overlap_backward(const at::Tensor& output, const at::Tensor& input) {
   const auto* communication = dynamic_cast<CommunicationNode*>(input.grad_fn().get());
   if (!communication || !output.grad_fn()) return;
   // Nothing but the nodes above it, and this function, may own a node that is passed.
-  std::shared_ptr<Node> above, product = output.grad_fn();
+  autograd::NodePtr above, product = output.grad_fn();
   while (product && product.use_count() == 2 && (is_view(*product) || is_sum(*product))) {
     above = std::move(product);
     product = above->next_edge(0).function;
@@ -141,9 +141,8 @@ void overlap_backward(const at::Tensor& output, const at::Tensor& input) {
       ++others;
   }
   if (to_input == product->num_outputs() || others == 0) return;
-  const std::shared_ptr<InputFirst> node(
-      new InputFirst(product, to_input, *communication, input.sizes()),
-      torch::autograd::deleteNode);
+  const auto node =
+      autograd::make_node<InputFirst>(product, to_input, *communication, input.sizes());
   if (above)
     above->next_edges()[0] = Edge(node, 0);
   else
