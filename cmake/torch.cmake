@@ -40,3 +40,10 @@ foreach(part MAJOR MINOR)
   string(REGEX REPLACE ".* " "" pipewright_torch_${part} "${line}")
 endforeach()
 set(pipewright_torch_version ${pipewright_torch_MAJOR}.${pipewright_torch_MINOR})
+# The oldest and the newest minor version that are supported. third_party/torch.bzl has them too.
+set(pipewright_torch_oldest 2.11)
+set(pipewright_torch_newest 2.15)
+if(pipewright_torch_version VERSION_LESS pipewright_torch_oldest OR pipewright_torch_version VERSION_GREATER pipewright_torch_newest)
+  message(FATAL_ERROR "${pipewright_torch_dir}: expected LibTorch ${pipewright_torch_oldest} to ${pipewright_torch_newest}, "
+                      "got ${pipewright_torch_version}")
+endif()

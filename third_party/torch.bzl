@@ -1,11 +1,15 @@
 """LibTorch and the Python torch, from PyPI's wheels of torch.lock (checked by hash) or from a site-packages folder.
 
-LIBTORCH_SITE, where set, names a site-packages folder with torch 2.11.0 in it, and nothing is downloaded. For
+LIBTORCH_SITE, where set, names a site-packages folder with a supported torch in it, and nothing is downloaded. For
 --config=cuda and for the tests tagged `peer` it must hold torch's own dependencies too.
 
 `@libtorch` has headers and libraries for CPUs. `@libtorch_cuda` adds those of CUDA and NCCL to it: the objects are the
 same, so a build for CUDA compiles only the files that include CUDA's own headers.
 """
+
+# The oldest and the newest minor version of torch that are supported. cmake/torch.cmake has them too.
+_OLDEST = (2, 11)
+_NEWEST = (2, 15)
 
 # What libtorch_cpu.so of the CUDA build needs beside it, and no more.
 _CPU_WHEELS = ["torch", "nvidia-cuda-runtime", "nvidia-cuda-cupti"]
@@ -13,12 +17,19 @@ _CPU_WHEELS = ["torch", "nvidia-cuda-runtime", "nvidia-cuda-cupti"]
 # Folders under nvidia/ that hold libraries which LibTorch's libraries look for.
 _NVIDIA_FOLDERS = ["cu13", "cudnn", "cusparselt", "nccl", "nvshmem"]
 
+def _locked_lines(ctx):
+    return ctx.read(ctx.path(Label("//third_party:torch.lock"))).split("\n")
+
+def _locked_torch(ctx):
+    """The version of torch in torch.lock, such as "2.11.0"."""
+    return [line for line in _locked_lines(ctx) if line.startswith("torch==")][0].split(" ")[0].split("==")[1]
+
 def _pip_install(ctx, names, options):
     """Installs the wheels of torch.lock called `names` (all of them for None) into ./site."""
     lines = []
     keep = False
     wanted = {name: True for name in names or []}
-    for line in ctx.read(ctx.path(Label("//third_party:torch.lock"))).split("\n"):
+    for line in _locked_lines(ctx):
         if not line.startswith(" "):
             keep = names == None or line.split("==")[0] in wanted
         if keep:
@@ -28,8 +39,9 @@ def _pip_install(ctx, names, options):
     command += ["--no-compile", "--disable-pip-version-check", "--target", "site", "-r", "wheels.lock"]
     done = ctx.execute(command + options, timeout = 3600)
     if done.return_code != 0:
-        fail(("pip could not install torch 2.11.0 from PyPI (it needs python3 with pip; PyPI's wheels are for " +
-              "x86-64 Linux). LIBTORCH_SITE can name a site-packages folder that has it already. pip said:\n") + done.stderr)
+        fail(("pip could not install torch %s from PyPI (it needs python3 with pip; PyPI's wheels are for x86-64 Linux). " +
+              "LIBTORCH_SITE can name a site-packages folder that has torch already. pip said:\n%s") %
+             (_locked_torch(ctx), done.stderr))
     return str(ctx.path("site"))
 
 def _given_site(ctx):
@@ -40,12 +52,14 @@ def _given_site(ctx):
     version = ctx.path(site + "/torch/version.py")
     if not version.exists:
         fail("LIBTORCH_SITE=%s holds no torch: %s is missing" % (site, version))
-    if "__version__ = '2.11.0" not in ctx.read(version):
-        fail("LIBTORCH_SITE=%s: expected torch 2.11.0, got another version in %s" % (site, version))
+    number = ctx.read(version).split("__version__ = '")[1].split("'")[0].split("+")[0]
+    minor = tuple([int(part) for part in number.split(".")[:2]])
+    if minor < _OLDEST or minor > _NEWEST:
+        fail("LIBTORCH_SITE=%s: expected torch %d.%d to %d.%d, got %s" % ((site,) + _OLDEST + _NEWEST + (number,)))
     return site
 
 def _torch_site_impl(ctx):
-    ctx.report_progress("installing torch 2.11.0 with its dependencies (4.7 GB)")
+    ctx.report_progress("installing torch %s with its dependencies (4.7 GB)" % _locked_torch(ctx))
     site = _given_site(ctx) or _pip_install(ctx, None, [])
     ctx.file("site_path", site)
     ctx.file("BUILD", """
@@ -67,7 +81,7 @@ def _libtorch_impl(ctx):
         # Only the libraries are used, so any python3 may fetch the wheel of this one.
         abi = ["--python-version=3.11", "--implementation=cp", "--abi=cp311", "--abi=none"]
         abi += ["--platform=manylinux_2_28_x86_64", "--platform=manylinux_2_25_x86_64", "--platform=manylinux_2_17_x86_64"]
-        ctx.report_progress("installing LibTorch 2.11.0 (530 MB)")
+        ctx.report_progress("installing LibTorch %s (530 MB)" % _locked_torch(ctx))
         site = _given_site(ctx) or _pip_install(ctx, _CPU_WHEELS, abi)
     ctx.symlink(site + "/torch/include", "include")
     ctx.symlink(site + "/nvidia", "nvidia")
