@@ -305,11 +305,12 @@ ir::Program draw_program(Chance& chance) {
 
 }  // namespace
 
-RandomCase draw_case(uint64_t seed, bool shares) {
+RandomCase draw_case(uint64_t seed, const Allowed& allowed) {
   Chance chance(seed);
   RandomCase drawn{.program = draw_program(chance)};
-  const ModelPlan plan = draw_model(chance, drawn.program.placement.num_stages());
-  drawn.make = [plan, seed, shares](bool checkpoints) {
+  ModelPlan plan = draw_model(chance, drawn.program.placement.num_stages());
+  plan.loss_uses_value = plan.loss_uses_value && allowed.side_values;
+  drawn.make = [plan, seed, shares = allowed.shares](bool checkpoints) {
     return make_model(plan, seed, shares, checkpoints);
   };
   drawn.checkpoints = plan.checkpoints();

@@ -23,8 +23,12 @@ struct RandomCase {
   std::string description = {};  // for messages
 };
 
-// Without `shares`, what microbatches share is computed by each of them.
-RandomCase draw_case(uint64_t seed, bool shares = true);
+// What a case may have.
+struct Allowed {
+  bool shares = true;       // microbatches share what is computed once
+  bool side_values = true;  // the loss uses what a forward computes and does not return
+};
+RandomCase draw_case(uint64_t seed, const Allowed& allowed = {});
 
 }  // namespace pipewright::executor
 

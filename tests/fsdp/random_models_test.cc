@@ -55,9 +55,8 @@ struct ShardedModel {
 // What each rank has, next to what it should have. Returns false if the model cannot be trained.
 using TrainRank = std::function<Outcome(const RandomCase& drawn, int rank, comms::World& world)>;
 using Expected = std::function<Outcome(const Outcome& plain, const ir::Program& program, int rank)>;
-bool expect_trained(uint64_t seed, int ranks, const TrainRank& train_rank,
+bool expect_trained(const RandomCase& drawn, int ranks, const TrainRank& train_rank,
                     const Expected& expected) {
-  const RandomCase drawn = executor::draw_case(seed, /*shares=*/false);
   Outcome plain;
   try {
     plain = train_plain(drawn.make(false), drawn.program.placement.num_stages(),
@@ -85,7 +84,7 @@ TEST(RandomModels, ShardedStages) {
   int trained = 0;
   tests::for_each_seed(150, [&](uint64_t seed) {
     trained += expect_trained(
-        seed, 2 * kCopies,
+        executor::draw_case(seed, {.shares = false}), 2 * kCopies,
         [&](const RandomCase& drawn, int, comms::World& world) {
           comms::Mesh mesh(world, {{"dp", kCopies}, {"pp", 2}});
           ShardedModel sharded(drawn.make(true), mesh.group({"dp"}), seed % 2 == 0);
@@ -105,8 +104,8 @@ TEST(RandomModels, WithoutAnExecutor) {
   int trained = 0;
   tests::for_each_seed(300, [&](uint64_t seed) {
     trained += expect_trained(
-        seed, kCopies,
-        [&](const RandomCase& drawn, int, comms::World& world) {
+        executor::draw_case(seed, {.shares = false, .side_values = false}), kCopies,
+        [](const RandomCase& drawn, int, comms::World& world) {
           // Kept parameters would be whole at the end, where no backward reaches a stage.
           const ShardedModel sharded(drawn.make(true), world.make_group("dp", {{0, 1}}), true);
           return train_plain(sharded.model, drawn.program.placement.num_stages(),
