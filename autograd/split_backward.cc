@@ -6,8 +6,8 @@
 //
 // Invariant: every edge is evaluated once, with the complete gradient, in the order of a full
 // backward. So results are bitwise equal, also for a weight that is used twice. (A checkpointed
-// part or a loss has a backward of its own, so what it shares with its surroundings receives two
-// gradients, one after the other.)
+// part has a backward of its own, so what it shares with its surroundings receives two gradients,
+// one after the other.)
 //
 // Whatever must run once, or must stay as it is, is kept off the boundary: what a node on path that
 // may not be split leads to is on path as well, and so is every node that is not the microbatch's
@@ -420,8 +420,6 @@ AccumulatesInI::~AccumulatesInI() {
   std::erase_if(torch::autograd::impl::hooks(leaf_),
                 [&](const auto& hook) { return hook.get() == mark_; });
 }
-
-WeightWork::WeightWork(const variable_list& inputs) : inputs_(edges_of(inputs)) {}
 
 void WeightWork::add(const Edge& edge, at::Tensor grad) {
   edges_.push_back(edge);

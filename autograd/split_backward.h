@@ -97,11 +97,6 @@ class AccumulatesInI {
 // The W half of one microbatch: the edges where W starts, and the gradients that flow along them.
 class WeightWork {
  public:
-  // `inputs` are leaves whose gradients are due after I, whichever backward_input() reaches them:
-  // the inputs of the stage, for the I of its loss. In the course of backward_input() so are its
-  // own inputs, for the checkpointed parts in its graph.
-  explicit WeightWork(const torch::autograd::variable_list& inputs = {});
-
   // Adds an edge that I has not evaluated, and the gradient that flows along it.
   void add(const torch::autograd::Edge& edge, at::Tensor grad);
   // Accumulates the gradients of the weights. To be called once; frees gradients as it uses them.
@@ -118,7 +113,7 @@ class WeightWork {
 
   torch::autograd::edge_list edges_;
   torch::autograd::variable_list grads_;  // one per edge
-  torch::autograd::edge_list inputs_;
+  torch::autograd::edge_list inputs_;     // in the course of I, also for checkpointed parts
 };
 
 // Runs the full backward from `roots`, with one gradient per root, and accumulates into the .grad

@@ -168,7 +168,7 @@ void ActionRunner::forward(ir::ActionPart part) {
   const Tensors inputs = flow_.inputs(part);
   const Tensors outputs = stage.stage->forward(part.microbatch(), inputs);
   phase = with_backward_ ? Phase::kForwardDone : Phase::kDone;
-  flow_.put_outputs(part, outputs);
+  flow_.put_outputs(part, *stage.stage, outputs);
 }
 
 void ActionRunner::backward(ir::ActionPart part, bool last_backward) {
@@ -182,13 +182,13 @@ void ActionRunner::backward(ir::ActionPart part, bool last_backward) {
   stage.residency.need_unsharded();
   const bool whole = part.kind() == ActionKind::kBackward;
   const bool reduces = whole && last_backward;
-  // The backward of the loss runs before the stage's own and may also contribute to the gradients
-  // of the stage's weights: these are not their last contributions.
-  const bool has_loss = part.stage() == last_stage_;
+  Stage& compute = *stage.stage;
+  // The backward of a loss of its own may also contribute to the gradients of the stage's weights:
+  // these are not their last contributions.
+  const bool has_loss = part.stage() == last_stage_ && !compute.joins_loss();
   stage.residency.before_backward(part.microbatch(), reduces && !has_loss);
   Tensors output_grads = flow_.output_grads(part);
   if (reduces && has_loss) stage.residency.before_backward(part.microbatch(), true);
-  Stage& compute = *stage.stage;
   Tensors grads = whole ? compute.backward(part.microbatch(), std::move(output_grads))
                         : compute.backward_input(part.microbatch(), std::move(output_grads));
   if (reduces) stage.residency.after_last_backward();
@@ -211,11 +211,6 @@ void ActionRunner::backward_weight(ir::ActionPart part, bool last_backward) {
     if (part.stage() == 0)
       throw ContractError("W of stage 0 may read its weights, which are resharded");
     stage.stage->check_weight_free(part.microbatch());
-  }
-  // As in backward(): what the loss adds to the stage's weights are not their last contributions.
-  if (part.stage() == last_stage_) {
-    if (last_backward) stage.residency.before_backward(part.microbatch(), false);
-    flow_.backward_loss_weights(part, resharded);
   }
   stage.residency.before_backward(part.microbatch(), last_backward);
   stage.stage->backward_weight(part.microbatch());

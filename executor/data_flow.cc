@@ -7,7 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "pipewright/autograd/weight_free.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/ir/text/action_text.h"
 
@@ -133,7 +132,6 @@ Tensors DataFlow::inputs(ir::ActionPart part) {
   add_extra(microbatches_.extra);
   const auto own = microbatches_.extra_of.find(part.stage());
   if (own != microbatches_.extra_of.end()) add_extra(own->second);
-  if (with_backward_ && is_last(part.stage())) slot(part).leaves = inputs;
   return inputs;
 }
 
@@ -160,26 +158,27 @@ Tensors DataFlow::stage_inputs(ir::ActionPart part) {
   return transfers(part).wait_receive({ActionKind::kRecvF, stage, microbatch});
 }
 
-void DataFlow::put_outputs(ir::ActionPart part, const Tensors& outputs) {
-  const int stage = part.stage(), microbatch = part.microbatch();
-  if (!is_last(stage)) {
+void DataFlow::put_outputs(ir::ActionPart part, Stage& stage, const Tensors& outputs) {
+  if (!is_last(part.stage())) {
+    const int next = part.stage() + 1;
     std::optional<Tensors>& to =
-        is_local(stage + 1) ? slot(stage + 1, microbatch).inputs : slot(part).outputs;
+        is_local(next) ? slot(next, part.microbatch()).inputs : slot(part).outputs;
     to = hand_over(outputs);
     return;
   }
-  compute_loss(part, outputs);
+  compute_loss(part, stage, outputs);
   if (!keep_outputs_) return;
-  Tensors& kept = results_.outputs[static_cast<size_t>(microbatch)];
+  Tensors& kept = results_.outputs[static_cast<size_t>(part.microbatch())];
   for (const at::Tensor& output : outputs)
     kept.push_back(output.defined() ? output.detach() : output);
 }
 
-void DataFlow::compute_loss(ir::ActionPart part, const Tensors& outputs) {
+void DataFlow::compute_loss(ir::ActionPart part, Stage& stage, const Tensors& outputs) {
   // Only an evaluation may lack the targets of its loss.
   if (!options_.loss || (options_.loss.takes_targets() && microbatches_.targets.empty())) return;
-  Tensors leaves = with_backward_ ? hand_over(outputs) : outputs;
-  Tensors results;
+  const bool joined = !with_backward_ || stage.joins_loss();
+  Tensors leaves = joined ? Tensors() : hand_over(outputs);
+  Tensors results = joined ? outputs : Tensors();
   for (const at::Tensor& leaf : leaves) results.push_back(autograd::as_result(leaf));
   autograd::NodeRange nodes;
   const at::Tensor loss =
@@ -195,64 +194,40 @@ void DataFlow::compute_loss(ir::ActionPart part, const Tensors& outputs) {
   kept = loss.is_view() ? loss.detach().clone() : loss.detach();
   if (!with_backward_) return;
   if (!loss.requires_grad()) {
-    const auto needs_grad = [](const at::Tensor& leaf) {
-      return leaf.defined() && leaf.requires_grad();
+    const auto needs_grad = [](const at::Tensor& output) {
+      return output.defined() && output.requires_grad();
     };
     throw std::invalid_argument(
-        std::ranges::any_of(leaves, needs_grad)
+        std::ranges::any_of(outputs, needs_grad)
             ? "the loss does not depend on the outputs, or was detached from them"
             : "expected a loss that requires a gradient, got one without: all parameters that it "
               "depends on are frozen, or were used without grad mode");
   }
-  slot(part).loss = loss;
-  slot(part).loss_inputs = std::move(leaves);
-  slot(part).loss_nodes = nodes;
+  // Gradients are scaled here and nowhere else.
+  const double scale = options_.scale_grads ? 1.0 / num_microbatches_ : 1.0;
+  std::optional<Tensors>& grads = slot(part).output_grads;
+  grads = {at::full_like(loss, scale)};
+  if (joined)
+    stage.set_loss(part.microbatch(), loss);
+  else
+    slot(part).loss = {autograd::root_of(loss), std::move(leaves), nodes};
 }
 
 Tensors DataFlow::output_grads(ir::ActionPart part) {
   const int stage = part.stage(), microbatch = part.microbatch();
-  if (is_last(stage)) return loss_grads(slot(part), part.kind() == ActionKind::kBackwardInput);
-  if (is_local(stage + 1)) {
-    std::optional<Tensors>& grads = slot(part).output_grads;
-    if (!grads) {
-      throw ContractError("needs the gradient of " +
-                          quoted(ActionKind::kBackward, stage + 1, microbatch) +
-                          ", which has not run");
-    }
-    return take(grads);
+  if (!is_last(stage) && !is_local(stage + 1))
+    return transfers(part).wait_receive({ActionKind::kRecvB, stage, microbatch});
+  std::optional<Tensors>& grads = slot(part).output_grads;
+  if (!grads) {
+    throw ContractError(is_last(stage) ? "a backward needs a loss function, got none"
+                                       : "needs the gradient of " +
+                                             quoted(ActionKind::kBackward, stage + 1, microbatch) +
+                                             ", which has not run");
   }
-  return transfers(part).wait_receive({ActionKind::kRecvB, stage, microbatch});
-}
-
-Tensors DataFlow::loss_grads(Slot& slot, bool split) const {
-  if (!slot.loss.defined()) throw ContractError("a backward needs a loss function, got none");
-  // Gradients are scaled here and nowhere else.
-  const double scale = options_.scale_grads ? 1.0 / num_microbatches_ : 1.0;
-  const torch::autograd::edge_list roots = {autograd::root_of(slot.loss)};
-  const Tensors grads = {at::full_like(slot.loss, scale)};
-  slot.loss.reset();
-  const Tensors inputs = std::exchange(slot.loss_inputs, {});
-  const Tensors leaves = std::exchange(slot.leaves, {});
-  if (!split) {
-    autograd::full_backward(roots, grads, *slot.loss_nodes);
-    return autograd::take_grads(inputs);
-  }
-  const auto work = std::make_shared<autograd::WeightWork>(leaves);
-  Tensors input_grads = autograd::backward_input(roots, grads, inputs, *slot.loss_nodes, *work);
-  if (!work->edges().empty()) slot.loss_weights = work;
-  return input_grads;
-}
-
-void DataFlow::backward_loss_weights(ir::ActionPart part, bool resharded) {
-  if (!is_last(part.stage())) return;
-  const auto work = std::exchange(slot(part).loss_weights, nullptr);
-  if (!work) return;
-  const std::string reads = resharded ? autograd::reads_weights(*work) : "";
-  if (!reads.empty()) {
-    throw ContractError("the W of the loss may read a weight in `" + reads +
-                        "`, but the stage is resharded");
-  }
-  work->run();
+  std::optional<Loss> loss = std::exchange(slot(part).loss, std::nullopt);
+  if (!loss) return take(grads);
+  autograd::full_backward({loss->root}, take(grads), loss->nodes);
+  return autograd::take_grads(loss->inputs);
 }
 
 void DataFlow::put_input_grads(ir::ActionPart part, Tensors grads) {

@@ -9,6 +9,7 @@
 #include "pipewright/autograd/split_backward.h"
 #include "pipewright/executor/loss_function.h"
 #include "pipewright/executor/microbatches.h"
+#include "pipewright/executor/stage.h"
 #include "pipewright/executor/transfers.h"
 #include "pipewright/ir/placement.h"
 
@@ -49,15 +50,12 @@ class DataFlow {
   // F: all inputs of the stage, the rank's extra inputs last. Those of the batch require a gradient
   // in a training step if the caller's tensors do.
   Tensors inputs(ir::ActionPart part);
-  // Passes the outputs, detached from the stage's graph, to the next stage or its SEND; on the last
-  // stage, computes the loss.
-  void put_outputs(ir::ActionPart part, const Tensors& outputs);
-  // B and I: one gradient per output. On the last stage this runs the backward of the loss; in I,
-  // the gradients of weights that the loss uses are left to W.
+  // Passes the outputs of `stage`, detached from its graph, to the next stage or its SEND; on the
+  // last stage, computes the loss.
+  void put_outputs(ir::ActionPart part, Stage& stage, const Tensors& outputs);
+  // B and I: one gradient per output; on the last stage that of the loss, if the stage joins it, or
+  // else this runs the backward of the loss.
   Tensors output_grads(ir::ActionPart part);
-  // W of the last stage: accumulates these gradients. With `resharded` weights, throws
-  // ContractError first if that may read them.
-  void backward_loss_weights(ir::ActionPart part, bool resharded);
   // Passes the gradients of the inputs to the previous stage or its SEND, and stores those of the
   // batch, which finish() accumulates into the caller's tensors.
   void put_input_grads(ir::ActionPart part, Tensors grads);
@@ -67,18 +65,20 @@ class DataFlow {
   void receive(ir::ActionPart part);
 
  private:
+  // The graph of a loss that the last stage does not join.
+  struct Loss {
+    torch::autograd::Edge root;
+    Tensors inputs;             // its leaves
+    autograd::NodeRange nodes;  // that the loss function created
+  };
   // The tensors of one stage and microbatch.
   struct Slot {
     std::optional<Tensors> inputs;        // from the previous stage, on this rank
     std::optional<Tensors> outputs;       // until they are sent
-    std::optional<Tensors> output_grads;  // from the next stage, on this rank
+    std::optional<Tensors> output_grads;  // from the next stage, on this rank, or of the loss
     std::optional<Tensors> input_grads;   // until they are sent
     size_t num_inputs = 0;                // without the extra inputs
-    Tensors leaves;  // all inputs of the last stage, until the backward of its loss
-    at::Tensor loss;
-    Tensors loss_inputs;                                 // leaves of the loss's graph
-    std::optional<autograd::NodeRange> loss_nodes;       // that the loss function created
-    std::shared_ptr<autograd::WeightWork> loss_weights;  // from I to W, null if there is nothing
+    std::optional<Loss> loss;             // until its backward
   };
 
   bool is_local(int stage) const { return slots_.contains(stage); }
@@ -87,8 +87,7 @@ class DataFlow {
   Slot& slot(int stage, int microbatch);
   Slot& slot(ir::ActionPart part) { return slot(part.stage(), part.microbatch()); }
   Tensors stage_inputs(ir::ActionPart part);  // without the extra inputs
-  void compute_loss(ir::ActionPart part, const Tensors& outputs);
-  Tensors loss_grads(Slot& slot, bool split) const;
+  void compute_loss(ir::ActionPart part, Stage& stage, const Tensors& outputs);
   // Leaves in the memory of the caller's tensors.
   Tensors leaves_of(const Tensors& tensors) const;
   void accumulate_into_batch();

@@ -24,7 +24,7 @@ void Stage::check_weight_free(int /*microbatch*/) {
 
 // The state of a microbatch between its actions.
 struct ModuleStage::Kept {
-  autograd::NodeRange nodes;  // of its forward
+  autograd::NodeRange nodes;  // of its forward, and on the last stage of its loss
   Tensors inputs;
   torch::autograd::edge_list roots;  // where the outputs' gradients enter; outputs are not kept
   std::shared_ptr<autograd::BackwardContext> context =
@@ -53,6 +53,12 @@ Tensors ModuleStage::forward(int microbatch, const Tensors& inputs) {
   kept->inputs = inputs;
   kept_[microbatch] = std::move(kept);
   return outputs;
+}
+
+void ModuleStage::set_loss(int microbatch, const at::Tensor& loss) {
+  Kept& work = kept(microbatch, "loss");
+  work.nodes.end();
+  work.roots = {autograd::root_of(loss)};
 }
 
 Tensors ModuleStage::backward(int microbatch, Tensors output_grads) {

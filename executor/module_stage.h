@@ -44,6 +44,8 @@ class ModuleStage final : public Stage {
   Tensors backward_input(int microbatch, Tensors output_grads) override;
   void backward_weight(int microbatch) override;
   void check_weight_free(int microbatch) override;
+  bool joins_loss() const override { return true; }
+  void set_loss(int microbatch, const at::Tensor& loss) override;
   bool set_recompute(bool recomputes) override;
   void clear() override;
 

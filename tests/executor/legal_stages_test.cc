@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <atomic>
 #include <memory>
 
 #include "pipewright/autograd/checkpoint.h"
@@ -392,6 +393,42 @@ TEST(SharedGraphs, TheLossUsesTensorsOfTheLastStage) {
     };
     return model;
   });
+}
+
+std::atomic<int> backwards;
+
+struct CountsBackwards : torch::autograd::Function<CountsBackwards> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return x.clone();
+  }
+  static Tensors backward(torch::autograd::AutogradContext*, Tensors grads) {
+    ++backwards;
+    return grads;
+  }
+};
+
+// One backward covers the loss and the last stage.
+TEST(SharedGraphs, ANodeOfTheLossAndTheStageRunsOncePerMicrobatch) {
+  for (const std::string& schedule : kUsualSchedules) {
+    const ir::Program program = named(schedule.c_str(), 2, 4);
+    const int stages = program.placement.num_stages();
+    backwards = 0;
+    expect_no_errors(2, [&](int rank, comms::World& world) {
+      PlainModel model = base(stages);
+      const auto aux = std::make_shared<at::Tensor>();
+      const auto forward = [plain = model.forward, aux, stages](int stage, const Tensors& in) {
+        if (stage != stages - 1) return plain(stage, in);
+        *aux = CountsBackwards::apply(in[0]);
+        return plain(stage, {*aux});
+      };
+      const auto loss = [plain = model.loss, aux](const Tensors& out, const Tensors& targets) {
+        return plain(out, targets) + aux->square().mean();
+      };
+      ExecutorHere executor(program, stages_of(program, rank, forward), world, {.loss = loss});
+      executor.step(model.batch);
+    });
+    EXPECT_EQ(backwards, 4) << schedule;
+  }
 }
 
 }  // namespace
