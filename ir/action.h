@@ -51,6 +51,21 @@ class ActionPart {
   uint64_t bits_ = 0;
 };
 
+// What a WAIT waits for: the SEND_F, SEND_B or REDUCE_GRAD of its stage and microbatch.
+constexpr ActionPart awaited_by(ActionPart wait) {
+  const ActionKind kind = wait.kind() == ActionKind::kWaitSendF   ? ActionKind::kSendF
+                          : wait.kind() == ActionKind::kWaitSendB ? ActionKind::kSendB
+                                                                  : ActionKind::kReduceGrad;
+  return {kind, wait.stage(), wait.microbatch()};
+}
+// The WAIT for a SEND or REDUCE_GRAD.
+constexpr ActionPart wait_for(ActionPart operation) {
+  const ActionKind kind = operation.kind() == ActionKind::kSendF   ? ActionKind::kWaitSendF
+                          : operation.kind() == ActionKind::kSendB ? ActionKind::kWaitSendB
+                                                                   : ActionKind::kWaitReduceGrad;
+  return {kind, operation.stage(), operation.microbatch()};
+}
+
 // An action: idle, a single part, or a compound of exactly two parts.
 class Action {
  public:

@@ -11,9 +11,9 @@
 
 // The kinds of action that a rank can execute: F, B, I, W, SEND_F, UNSHARD, ...
 //
-// The list is ir/action_kinds.def; its tokens are those of torch.distributed.pipelining 2.11
-// (_ComputationType in torch/distributed/pipelining/schedules.py). Constant data and pure
-// functions: safe to use from any thread.
+// The list is ir/action_kinds.def; its tokens are those of torch.distributed.pipelining 2.15
+// (_ComputationType in torch/distributed/pipelining/schedules.py); 2.11 has no WAITs. Constant data
+// and pure functions: safe to use from any thread.
 
 namespace pipewright::ir {
 
@@ -29,6 +29,7 @@ enum class ActionGroup : uint8_t {
   kDataParallel,  // a collective or release of the stage's parameters or gradients
   kSend,          // sends a tensor to the rank of a neighbouring stage
   kReceive,       // receives a tensor from the rank of a neighbouring stage
+  kWait,          // stops the rank until an earlier SEND or REDUCE_GRAD of its own has finished
 };
 
 // One row of ir/action_kinds.def.
@@ -80,6 +81,14 @@ inline bool is_receive(ActionKind kind) {
   return kind == ActionKind::kRecvF || kind == ActionKind::kRecvB;
 }
 inline bool is_transfer(ActionKind kind) { return is_send(kind) || is_receive(kind); }
+
+inline bool is_wait(ActionKind kind) {
+  return kind == ActionKind::kWaitSendF || kind == ActionKind::kWaitSendB ||
+         kind == ActionKind::kWaitReduceGrad;
+}
+inline bool is_wait_send(ActionKind kind) {
+  return kind == ActionKind::kWaitSendF || kind == ActionKind::kWaitSendB;
+}
 
 inline bool is_backward(ActionKind kind) {
   return kind == ActionKind::kBackward || kind == ActionKind::kBackwardInput ||

@@ -11,9 +11,10 @@
 // executor's communicators all implement these rules. Whether a program deadlocks depends on the
 // model: the same program can run with one communicator per direction and hang with one per rank.
 //
-//  * Posting. An action is posted when every compute action before it in its rank's list has ended.
-//    (Hosts may run compute synchronously; a proof then holds for them as well.) Posting takes no
-//    time and never blocks. A compute action waits for its own RECVs only.
+//  * Posting. An action is posted when every compute action and WAIT before it in its rank's list
+//    has ended. (Hosts may run compute synchronously; a proof then holds for them as well.) Posting
+//    takes no time and never blocks. A compute action waits for its own RECVs only, a WAIT for its
+//    own SEND or REDUCE_GRAD.
 //  * Queues. A queue serves its operations in posting order. With capacity 0 (rendezvous) a
 //    transfer takes place when its SEND and its RECV are both at the head of their queues. With
 //    capacity n, up to n SENDs per ordered pair of ranks may complete before their RECVs. Every

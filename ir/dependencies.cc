@@ -51,6 +51,9 @@ Needs needs_of(ActionPart part, const Placement& placement) {
     case ActionKind::kUnshard:
     case ActionKind::kReshard:
     case ActionKind::kReduceGrad:
+    case ActionKind::kWaitSendF:
+    case ActionKind::kWaitSendB:
+    case ActionKind::kWaitReduceGrad:
     case ActionKind::kIdle:
       break;
     case ActionKind::kOverlapFB:
@@ -107,6 +110,9 @@ std::optional<Transfer> partner_of(ActionPart send_or_receive, const Placement& 
     case ActionKind::kUnshard:
     case ActionKind::kReshard:
     case ActionKind::kReduceGrad:
+    case ActionKind::kWaitSendF:
+    case ActionKind::kWaitSendB:
+    case ActionKind::kWaitReduceGrad:
     case ActionKind::kIdle:
       break;
   }

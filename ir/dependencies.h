@@ -33,9 +33,9 @@
 //   transfer_of(1F5)  none: stage 2 is on the same rank and takes the tensor directly
 //
 // A result needed on another rank is transferred by one SEND there and one RECV here (transfer_of,
-// partner_of). UNSHARD, RESHARD and REDUCE_GRAD have no data dependencies; their order is their
-// position in the rank's list. Pure functions, safe to use from any thread. Stages must be in the
-// placement.
+// partner_of). UNSHARD, RESHARD, REDUCE_GRAD and WAITs have no data dependencies; their order is
+// their position in the rank's list. Pure functions, safe to use from any thread. Stages must be in
+// the placement.
 
 namespace pipewright::ir {
 

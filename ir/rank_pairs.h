@@ -43,6 +43,9 @@ class RankPairs {
       case ActionKind::kUnshard:
       case ActionKind::kReshard:
       case ActionKind::kReduceGrad:
+      case ActionKind::kWaitSendF:
+      case ActionKind::kWaitSendB:
+      case ActionKind::kWaitReduceGrad:
         break;
     }
     PW_CHECK(false, "expected a SEND or RECV");

@@ -62,6 +62,7 @@ class ChannelGraphBuilder {
     find_input_slots();
     inputs_ = {schedule_.placement, schedule_.num_microbatches, {kNone, kNone}};
     std::vector<uint32_t> unsharded_by(num_stages(), kNone);  // UNSHARDs that no compute follows
+    make_awaited();
     for (const ir::Row& row : schedule_.rows) {
       uint32_t before = kNone, data_parallel = kNone;
       first_of_row_ = next_number();
@@ -69,8 +70,13 @@ class ChannelGraphBuilder {
         const uint32_t number = next_number();
         const ActionPart part = action.parts().empty() ? ActionPart() : action.parts()[0];
         const auto stage = static_cast<size_t>(part.stage());
+        if (uint32_t* const awaited = awaited_by(part)) *awaited = number;
         if (ir::is_transfer(part.kind())) {
           add_transfer(part, before);
+        } else if (ir::is_wait(part.kind())) {
+          const uint32_t* const awaited = awaited_by(ir::awaited_by(part));
+          add(ChannelGraph::Node::kWait, {before, kNone, *awaited});
+          before = number;
         } else if (ir::is_compute(part.kind())) {
           uint32_t unshard = std::exchange(unsharded_by[stage], kNone);
           uint32_t input = input_of(part);
@@ -190,6 +196,26 @@ class ChannelGraphBuilder {
     return static_cast<size_t>(part.stage()) * kKinds + static_cast<size_t>(part.kind());
   }
 
+  // Tables for the WAITs, if the program has any.
+  void make_awaited() {
+    for (const ir::Row& row : schedule_.rows) {
+      for (const ir::Action& action : row) {
+        if (!ir::is_wait(action.kind())) continue;
+        sends_ = {schedule_.placement, schedule_.num_microbatches, {kNone, kNone}};
+        reductions_.assign(num_stages(), kNone);
+        return;
+      }
+    }
+  }
+  // Where the number of a SEND or REDUCE_GRAD is kept for its WAIT. Null if no WAIT needs it.
+  uint32_t* awaited_by(ActionPart part) {
+    if (reductions_.empty()) return nullptr;
+    if (part.kind() == ActionKind::kReduceGrad)
+      return &reductions_[static_cast<size_t>(part.stage())];
+    if (!ir::is_send(part.kind())) return nullptr;
+    return &sends_.at(part.stage(), part.microbatch())[part.kind() == ActionKind::kSendF ? 0 : 1];
+  }
+
   void add_transfer(ActionPart part, uint32_t poster) {
     const uint32_t number = next_number();
     const bool sends = ir::is_send(part.kind());
@@ -277,6 +303,9 @@ class ChannelGraphBuilder {
   // it; in programs of a stage's input and its output's gradient: the RECV, or the SEND if that is
   // the only one so far.
   Inputs inputs_;
+  // The SENDs and the last REDUCE_GRADs so far, if the program has WAITs.
+  Inputs sends_;                      // by (stage, microbatch): SEND_F, SEND_B
+  std::vector<uint32_t> reductions_;  // by stage
   std::vector<End> ends_;             // by stage and kind
   std::vector<uint8_t> input_slots_;  // by stage and kind: which of inputs_ a compute uses
   uint32_t first_of_row_ = 0;

@@ -31,16 +31,18 @@ struct Dependency {
 //
 // Actions are numbered along the rows, idle slots included, as in ir::Timeline. An action waits for
 //
-//   compute               the compute before it on its rank; the RECVs of its inputs; the
+//   compute               the compute or WAIT before it on its rank; the RECVs of its inputs; the
 //                         UNSHARD of its stage, if it is the first to use it
-//   SEND, RECV            its poster (the compute before it on its rank) and the operation
+//   WAIT                  the compute or WAIT before it on its rank, and the SEND or REDUCE_GRAD
+//                         that it is for
+//   SEND, RECV            its poster (the compute or WAIT before it on its rank) and the operation
 //                         before it in its queue
 //   RECV                  also its SEND: the k-th RECV of an ordered pair of ranks waits for
 //                         the k-th SEND
 //   SEND, capacity 0      also whatever its RECV waits for, since the two run together; the
 //                         RECV itself waits for its SEND only
 //   SEND, capacity n > 0  also the RECV that makes room for it: the k-th SEND for RECV k - n
-//   UNSHARD, RESHARD,     the compute before it and its predecessor in a queue that these
+//   UNSHARD, RESHARD,     its poster and its predecessor in a queue that these
 //   REDUCE_GRAD           actions share, one per rank
 //
 // In a compute order, transfers are ideal: a compute waits for the compute before it on its rank
@@ -72,7 +74,7 @@ class ChannelGraph {
 
   // ---- actions
 
-  enum class Node : uint8_t { kIdle, kCompute, kDataParallel, kSend, kReceive };
+  enum class Node : uint8_t { kIdle, kCompute, kDataParallel, kSend, kReceive, kWait };
 
   size_t size() const { return nodes_.size(); }  // idle slots included
   Node node(uint32_t action) const { return nodes_[action]; }
@@ -103,8 +105,8 @@ class ChannelGraph {
 
   // The links that the edges follow from. kNone if there is no such action.
 
-  // The compute before an action on its rank; for other actions than computes also called its
-  // poster.
+  // The compute or WAIT before an action on its rank; for SENDs, RECVs and data-parallel actions
+  // also called its poster.
   uint32_t compute_before(uint32_t action) const { return links_[action].before; }
   // The operation before a SEND, RECV or data-parallel action in its queue. Compute orders have no
   // queues.
@@ -113,8 +115,9 @@ class ChannelGraph {
   }
   // The other end of a SEND or RECV.
   uint32_t partner_of(uint32_t operation) const { return links_[operation].first; }
-  // What must arrive before a compute starts, or a SEND with a capacity above 0: the inputs, or the
-  // RECV that makes room. At most two; calls visit(action).
+  // What a compute, a WAIT, or a SEND with a capacity above 0 waits for besides its poster and
+  // queue: the inputs, what the WAIT is for, or the RECV that makes room. At most two; calls
+  // visit(action).
   template <typename Visit>
   void for_each_awaited(uint32_t action, const Visit& visit) const;
 
@@ -144,11 +147,12 @@ class ChannelGraph {
   ChannelGraph() = default;
 
   struct Links {
-    uint32_t before;  // the compute before it on its rank
+    uint32_t before;  // the compute or WAIT before it on its rank
     // The operation before it in its queue. Of a compute: its UNSHARD, in compute orders the
     // compute that makes the gradient it uses.
     uint32_t queue;
-    uint32_t first;  // of a SEND its RECV, of a RECV its SEND; of a compute: its input
+    // Of a SEND its RECV, of a RECV its SEND; of a compute: its input; of a WAIT: what it is for.
+    uint32_t first;
   };
   // A pass visits a few actions of a rank before it goes on with another rank. By the time that it
   // comes back, the next actions of the first rank would no longer be in the cache.
@@ -186,6 +190,8 @@ bool ChannelGraph::any_dependency(uint32_t action, const Visit& visit) const {
              waits(links.queue, is_order_ ? Dependency::kGradient : Dependency::kEnd) ||
              waits(links.first, is_order_ ? Dependency::kOutput : Dependency::kEnd) ||
              waits(second(action));
+    case Node::kWait:
+      return waits(links.before) || waits(links.first);
     case Node::kReceive:
       return (!is_rendezvous_ && (waits(links.before) || waits(links.queue))) ||
              waits(links.first, Dependency::kSend);
@@ -240,8 +246,8 @@ std::vector<uint32_t> ChannelGraph::run(const Visit& visit) const {
 
 template <typename Visit>
 void ChannelGraph::for_each_awaited(uint32_t action, const Visit& visit) const {
-  if (nodes_[action] == Node::kCompute && links_[action].first != kNone)
-    visit(links_[action].first);
+  const bool has_first = nodes_[action] == Node::kCompute || nodes_[action] == Node::kWait;
+  if (has_first && links_[action].first != kNone) visit(links_[action].first);
   const uint32_t other = is_order_ ? links_[action].queue : second(action);
   if (other != kNone) visit(other);
 }

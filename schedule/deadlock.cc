@@ -142,6 +142,11 @@ class WaitGraph {
 
 }  // namespace
 
+// Whether what follows it in its row is posted after it.
+static bool is_poster(const ChannelGraph& graph, uint32_t action) {
+  return graph.node(action) == Node::kCompute || graph.node(action) == Node::kWait;
+}
+
 std::vector<Wait> waits_of(const ChannelGraph& graph, std::span<const uint32_t> blocked) {
   std::vector<bool> is_blocked(graph.size());
   for (const uint32_t action : blocked) is_blocked[action] = true;
@@ -152,7 +157,7 @@ std::vector<Wait> waits_of(const ChannelGraph& graph, std::span<const uint32_t> 
   std::vector<uint32_t> first_compute(graph.num_ranks(), kNone);
   for (const uint32_t action : blocked) {
     uint32_t& first = first_compute[graph.cell_of(action).rank];
-    if (graph.node(action) == Node::kCompute && first == kNone) first = action;
+    if (is_poster(graph, action) && first == kNone) first = action;
     const uint32_t before = graph.before_in_queue(action);
     head_of_queue[action] = blocks(before) ? head_of_queue[before] : action;
   }
@@ -192,8 +197,8 @@ std::string describe(const Wait& wait, const ChannelGraph& graph, const ir::Sche
     return placed(wait.action) + " waits for a result that no action computes";
   std::string text = fmt::format("{} waits for {}", placed(wait.action), placed(wait.waits_for));
   if (wait.waits_for != wait.blocked_by) {
-    const bool is_operation = graph.node(wait.waits_for) != Node::kCompute;
-    const bool by_compute = graph.node(wait.blocked_by) == Node::kCompute;
+    const bool is_operation = !is_poster(graph, wait.waits_for);
+    const bool by_compute = is_poster(graph, wait.blocked_by);
     text += fmt::format(", which {} {}",
                         !is_operation ? "comes after"
                         : by_compute  ? "is posted after"

@@ -58,6 +58,11 @@ class EdgeTransfers {
     cell = kSent | kReceived | receive;
     return partner;
   }
+  // Whether a SEND has been posted, but not its RECV.
+  bool is_pending(ir::ActionPart send) const {
+    const End& end = ends_[stage_kind(send)];
+    return end.pair != kNone && (cell_of(end, send) & (kSent | kReceived)) == kSent;
+  }
   // The rank of the other end of a SEND or RECV that has one.
   uint32_t peer_of(ir::ActionPart part) const { return ends_[stage_kind(part)].peer; }
 
@@ -73,7 +78,7 @@ class EdgeTransfers {
     const uint32_t cell = cell_of(end, compute);
     return (cell & kSent) && (cell & kReceived) ? cell & kNumber : kNone;
   }
-  // The ordered pair of ranks of a SEND or RECV that has another end.
+  // The ordered pair of ranks of a SEND or RECV; kNone if it has no other end.
   uint32_t pair_of(ir::ActionPart part) const { return ends_[stage_kind(part)].pair; }
   size_t num_pairs() const { return pairs_.size(); }
 

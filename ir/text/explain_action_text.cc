@@ -16,16 +16,6 @@ namespace {
 constexpr std::string_view kCompoundHelp = "write a compound as `(0F3;3B1)OVERLAP_F_B`";
 constexpr std::string_view kSeparately = "write the parts as separate actions";
 
-// The tokens of newer versions of PyTorch that programs cannot have here yet.
-struct NewerToken {
-  std::string_view token, meaning;
-};
-constexpr NewerToken kNewerTokens[] = {
-    {"WAIT_SEND_F", "waits for the SEND_F of its stage and microbatch"},
-    {"WAIT_SEND_B", "waits for the SEND_B of its stage and microbatch"},
-    {"WAIT_REDUCE_GRAD", "waits for the REDUCE_GRAD of its stage"},
-};
-
 bool is_any_letter(char letter) {
   return is_token_letter(letter) || (letter >= 'a' && letter <= 'z');
 }
@@ -101,21 +91,12 @@ ActionTextError explain_token(std::string_view text, TextSpan span, TextSpan tok
                     current.empty() ? "B" : current));
   }
   if (token == kOverlapToken) return without_parts(text, span);
-  std::vector<std::string_view> tokens, all;
+  std::vector<std::string_view> tokens;
   for (const ActionKindInfo& row : action_kinds()) {
     if (row.kind != ActionKind::kOverlapFB) tokens.push_back(row.token);
   }
-  all = tokens;
-  for (const NewerToken& newer : kNewerTokens) {
-    all.push_back(newer.token);
-    if (newer.token == token)
-      return wrong(Rule::kUnknownToken, token_span,
-                   fmt::format("{} is a token of PyTorch 2.15, which {}; it is not supported yet",
-                               backticked(token), newer.meaning));
-  }
-  const std::string_view near = nearest(token, all);
-  const bool is_known = std::ranges::find(tokens, near) != tokens.end();
-  const std::string meant = is_known ? corrected(stage, near, microbatch) : "";
+  const std::string_view near = nearest(token, tokens);
+  const std::string meant = near.empty() ? "" : corrected(stage, near, microbatch);
   std::string help = meant.empty() ? fmt::format("the tokens are {}", fmt::join(tokens, ", "))
                                    : fmt::format("did you mean `{}`?", meant);
   if (token.empty()) {

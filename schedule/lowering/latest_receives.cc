@@ -9,6 +9,7 @@
 // receive_mover.cc.
 #include "pipewright/schedule/lowering/latest_receives.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -52,7 +53,12 @@ void place_at_first_user(ir::Program* program) {
 
 ir::Program latest_receives(ir::Program program, ir::ChannelModel channels,
                             ir::ChannelCapacity capacity) {
-  if (channels == ir::ChannelModel::kEdge) {
+  // Past a WAIT_SEND, a RECV may be too late even if it comes before its use.
+  const bool awaits_sends = std::ranges::any_of(program.rows, [](const ir::Row& row) {
+    return std::ranges::any_of(
+        row, [](const ir::Action& action) { return ir::is_wait_send(action.kind()); });
+  });
+  if (channels == ir::ChannelModel::kEdge && !awaits_sends) {
     place_at_first_user(&program);
   } else {
     program.rows = move_receives_later(program, channels, capacity);

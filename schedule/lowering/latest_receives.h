@@ -21,8 +21,8 @@ namespace pipewright::schedule {
 //
 // Adjacent RECVs are posted together and form one position. In the result, moving any RECV past the
 // RECVs that follow it and one more action makes the program invalid. Under
-// `edge` there is exactly one such arrangement; under `peer` and `rank`, where RECVs can block each
-// other, it is one of several.
+// `edge` there is exactly one such arrangement, unless there are WAIT_SENDs; under `peer` and
+// `rank`, where RECVs can block each other, it is one of several.
 //
 // verify() must accept the program under this model and capacity; it accepts every program with
 // PyTorch's receives. The result records receives, channels and capacity in its lowering. A pure

@@ -118,7 +118,7 @@ class ReceiveMover {
           queue_[action] = before == kNone ? action : queue_[before];
           if (before != kNone) next_in_queue_[before] = action;
           pair_[action] = pairs_.of(one.parts()[0]);
-        } else if (is_compute(action)) {
+        } else if (graph_.node(action) == ChannelGraph::Node::kCompute) {
           graph_.for_each_awaited(action, [&](uint32_t receive) { user_[receive] = action; });
         }
         ++action;
@@ -149,8 +149,10 @@ class ReceiveMover {
   };
 
   uint32_t head(size_t rank) const { return static_cast<uint32_t>(graph_.size() + rank); }
-  bool is_compute(uint32_t action) const {
-    return graph_.node(action) == ChannelGraph::Node::kCompute;
+  // What is posted after it waits for it.
+  bool is_poster(uint32_t action) const {
+    return graph_.node(action) == ChannelGraph::Node::kCompute ||
+           graph_.node(action) == ChannelGraph::Node::kWait;
   }
   bool is_receive(uint32_t action) const {
     return graph_.node(action) == ChannelGraph::Node::kReceive;
@@ -173,7 +175,7 @@ class ReceiveMover {
   }
   // Whether the graph orders a RECV and an action of its row. Other queues are independent.
   bool is_ordered_with(uint32_t receive, uint32_t action) const {
-    return is_compute(action) || queue_[action] == queue_[receive];
+    return is_poster(action) || queue_[action] == queue_[receive];
   }
 
   Place take_out(uint32_t receive) {
@@ -188,7 +190,7 @@ class ReceiveMover {
     uint32_t left = old_place.previous_in_queue, right = old_place.next_in_queue;
     for (uint32_t action = old_place.previous; action != previous;) {
       action = next(action);
-      if (is_compute(action)) graph_.set_poster(receive, action);
+      if (is_poster(action)) graph_.set_poster(receive, action);
       if (queue_[action] != queue_[receive]) continue;
       left = action;
       right = next_in_queue_[action];

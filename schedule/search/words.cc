@@ -34,6 +34,9 @@ void append(const Problem& problem, ir::ActionPart part, Word* word) {
     case ActionKind::kRecvF:
     case ActionKind::kSendB:
     case ActionKind::kRecvB:
+    case ActionKind::kWaitSendF:
+    case ActionKind::kWaitSendB:
+    case ActionKind::kWaitReduceGrad:
       return;
   }
 }

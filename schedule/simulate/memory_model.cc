@@ -109,6 +109,9 @@ std::vector<MemorySample> MemoryModel::along(const ir::Timeline& timeline, size_
           break;
         case ActionKind::kSendF:
         case ActionKind::kSendB:
+        case ActionKind::kWaitSendF:
+        case ActionKind::kWaitSendB:
+        case ActionKind::kWaitReduceGrad:
         case ActionKind::kIdle:
         case ActionKind::kOverlapFB:
           break;

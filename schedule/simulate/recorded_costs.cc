@@ -148,10 +148,14 @@ void set_links(const RecordedTransfers& transfers, Costs* costs) {
 void add_row(const ir::Schedule& schedule, const ir::Timeline& timeline, size_t rank,
              const RecordedTransfers& transfers, const Costs& costs, Measured* measured) {
   std::vector<double> unsharded(static_cast<size_t>(schedule.placement.num_stages()), kEver);
-  double previous = kEver;  // the end of the compute before
+  double previous = kEver;  // the end of the compute or WAIT before
   for (size_t step = 0; step < schedule.rows[rank].size(); ++step) {
     const ir::Action& action = schedule.rows[rank][step];
     const ir::Interval& interval = timeline.at(rank, step);
+    if (ir::is_wait(action.kind())) {
+      previous = interval.end;
+      continue;
+    }
     if (!ir::is_compute(action.kind())) {
       measured->add(action, interval.duration());
       if (action.kind() == ActionKind::kUnshard)

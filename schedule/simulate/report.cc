@@ -123,7 +123,7 @@ Report report_on(const ir::Schedule& schedule, const Costs& costs, const ir::Tim
     for (size_t step = 0; step < row.size(); ++step) {
       if (row[step].is_idle()) continue;
       const Interval& interval = timeline.at(rank, step);
-      if (ir::is_transfer(row[step].kind())) continue;
+      if (ir::is_transfer(row[step].kind()) || ir::is_wait_send(row[step].kind())) continue;
       // A data-parallel action that takes no time does not extend the span.
       if (interval.duration() > 0 || ir::is_compute(row[step].kind())) {
         one.start = std::min(one.start, interval.start);

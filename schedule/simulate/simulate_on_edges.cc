@@ -1,12 +1,16 @@
-// A rank goes on until a compute awaits an input that has not been sent. A SEND or RECV is posted
-// at the end of the compute before it, and its times are known once the other end is posted: each
-// transfer of a pair of ranks starts after the one before it.
+// A rank goes on until a compute awaits an input that has not been sent, or a WAIT a SEND that has
+// not been received. A SEND or RECV is posted at the end of the compute or WAIT before it, and its
+// times are known once the other end is posted: each transfer of a pair of ranks starts after the
+// one before it. (If SENDs need no RECV, the times of a SEND are known at once.)
 #include "pipewright/schedule/simulate/simulate_on_edges.h"
 
 #include <algorithm>
+#include <array>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "pipewright/ir/stage_microbatch_table.h"
 #include "pipewright/schedule/edge_transfers.h"
 #include "pipewright/schedule/turns.h"
 
@@ -15,7 +19,7 @@ namespace {
 
 // The rest of a rank's row, and when what its next action waits for has ended.
 struct Rest : RestOfRow {
-  double compute = 0;        // the last compute
+  double compute = 0;        // the last compute or WAIT
   double data_parallel = 0;  // the last data-parallel action
 };
 
@@ -35,8 +39,16 @@ class Walk {
         turns_(program.rows.size()),
         pairs_(transfers_.num_pairs()),
         unsharded_(static_cast<size_t>(program.placement.num_stages())),
+        reduced_(static_cast<size_t>(program.placement.num_stages())),
         timeline_(ir::Timeline::unwritten(program.rows)) {
     for (const RestOfRow& row : whole_rows(program.rows)) rest_.push_back({row});
+    const bool awaits_sends = std::ranges::any_of(program.rows, [](const ir::Row& row) {
+      return std::ranges::any_of(
+          row, [](const ir::Action& action) { return ir::is_wait_send(action.kind()); });
+    });
+    if (awaits_sends)
+      sends_.emplace(program.placement, program.num_microbatches,
+                     NumbersOfSends{EdgeTransfers::kNone, EdgeTransfers::kNone});
   }
 
   std::optional<ir::Timeline> run() {
@@ -66,12 +78,20 @@ class Walk {
         timeline_[row.number] = {ready, row.compute};
       } else if (ir::is_transfer(part.kind())) {
         post(part, row.number, row.compute, duration);
+      } else if (ir::is_wait(part.kind())) {
+        const ir::ActionPart awaited = ir::awaited_by(part);
+        if (is_rendezvous_ && ir::is_send(awaited.kind()) && transfers_.is_pending(awaited)) break;
+        const double ready = std::max(row.compute, end_of(awaited));
+        row.compute = ready + duration;
+        timeline_[row.number] = {ready, row.compute};
       } else {
         const double start = std::max(row.compute, row.data_parallel);
         row.data_parallel = start + duration;
         timeline_[row.number] = {start, row.data_parallel};
         if (part.kind() == ir::ActionKind::kUnshard)
           unsharded_[static_cast<size_t>(part.stage())] = row.data_parallel;
+        if (part.kind() == ir::ActionKind::kReduceGrad)
+          reduced_[static_cast<size_t>(part.stage())] = row.data_parallel;
       }
     }
     *rest = row;
@@ -91,23 +111,39 @@ class Walk {
     return std::max(unsharded, timeline_[receive].end);
   }
 
-  // Until the other end is posted, the interval holds when this one was, and its duration.
+  // When a SEND or the last REDUCE_GRAD of a stage ends; 0 if there is none before its WAIT.
+  double end_of(ir::ActionPart awaited) {
+    if (!ir::is_send(awaited.kind())) return reduced_[static_cast<size_t>(awaited.stage())];
+    const uint32_t send = number_of(awaited);
+    return send == EdgeTransfers::kNone ? 0 : timeline_[send].end;
+  }
+  uint32_t& number_of(ir::ActionPart send) {
+    return sends_->at(send.stage(), send.microbatch())[send.kind() == ir::ActionKind::kSendB];
+  }
+
+  // Until its times are known, the interval of a SEND or RECV holds when it was posted, and its
+  // duration.
   void post(ir::ActionPart part, uint32_t number, double posted, double duration) {
     ir::Interval& own = timeline_[number];
     own = {posted, duration};
-    const uint32_t partner = transfers_.post(part, number);
-    if (partner == EdgeTransfers::kNone) return;
     const bool sends = ir::is_send(part.kind());
+    if (sends && sends_) number_of(part) = number;
+    const uint32_t partner = transfers_.post(part, number), index = transfers_.pair_of(part);
+    if (index == EdgeTransfers::kNone) return;
+    Pair& pair = pairs_[index];
+    if (sends && !is_rendezvous_) start(&own, &pair, 0);
+    if (partner == EdgeTransfers::kNone) return;
     ir::Interval& other = timeline_[partner];
     ir::Interval &send = sends ? own : other, &receive = sends ? other : own;
-    Pair& pair = pairs_[transfers_.pair_of(part)];
     const double receive_from = std::max(receive.start, pair.receive);
-    send.start = std::max(send.start, pair.send);
-    if (is_rendezvous_) send.start = std::max(send.start, receive_from);
-    pair.send = send.end = send.start + send.end;
+    if (is_rendezvous_) start(&send, &pair, receive_from);
     receive.start = std::max(receive_from, send.start);
     pair.receive = receive.end = std::max(send.end, receive.start + receive.end);
-    if (sends) turns_.wake(transfers_.peer_of(part));
+    if (sends || sends_) turns_.wake(transfers_.peer_of(part));
+  }
+  static void start(ir::Interval* send, Pair* pair, double earliest) {
+    send->start = std::max({send->start, pair->send, earliest});
+    pair->send = send->end = send->start + send->end;
   }
 
   const bool is_rendezvous_;
@@ -117,6 +153,10 @@ class Walk {
   Turns turns_;
   std::vector<Pair> pairs_;
   std::vector<double> unsharded_;  // by stage: the end of an UNSHARD that no compute follows yet
+  std::vector<double> reduced_;    // by stage: the end of the last REDUCE_GRAD
+  // The numbers of SEND_F and SEND_B, if any are awaited.
+  using NumbersOfSends = std::array<uint32_t, 2>;
+  std::optional<ir::StageMicrobatchTable<NumbersOfSends>> sends_;
   ir::Timeline timeline_;
   std::vector<Rest> rest_;  // by rank
 };

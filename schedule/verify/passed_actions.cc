@@ -11,7 +11,7 @@ using ir::ActionKind;
 using ir::ActionPart;
 
 // The bits of a kind in a cell; 0 for kinds that are not counted. A B is an I and a W.
-constexpr uint8_t bits_of(ActionKind kind) {
+constexpr uint16_t bits_of(ActionKind kind) {
   switch (kind) {
     case ActionKind::kForward:
       return 1;
@@ -29,18 +29,23 @@ constexpr uint8_t bits_of(ActionKind kind) {
       return 32;
     case ActionKind::kRecvB:
       return 64;
+    case ActionKind::kWaitSendF:
+      return 128;
+    case ActionKind::kWaitSendB:
+      return 256;
     case ActionKind::kOverlapFB:
     case ActionKind::kUnshard:
     case ActionKind::kReshard:
     case ActionKind::kReduceGrad:
+    case ActionKind::kWaitReduceGrad:
     case ActionKind::kIdle:
       return 0;
   }
   return 0;
 }
-constexpr uint8_t kForward = bits_of(ActionKind::kForward),
-                  kInput = bits_of(ActionKind::kBackwardInput),
-                  kBackward = bits_of(ActionKind::kBackward);
+constexpr uint16_t kForward = bits_of(ActionKind::kForward),
+                   kInput = bits_of(ActionKind::kBackwardInput),
+                   kBackward = bits_of(ActionKind::kBackward);
 
 }  // namespace
 
@@ -60,9 +65,10 @@ void PassedActions::fill(ActionPart part, ir::Level level) {
   const ir::Placement& placement = schedule_.placement;
   Entry& filled = entries_[stage_kind(part)];
   filled.own = bits_of(part.kind());
+  if (ir::is_wait(part.kind())) filled.of_stage = bits_of(ir::awaited_by(part).kind());
   for (const ir::Need& need : ir::needs_of(part, placement)) {
     const bool output = need.result == ir::Result::kOutput;
-    const uint8_t made = output ? kForward : kInput;
+    const uint16_t made = output ? kForward : kInput;
     if (need.stage == part.stage()) {
       filled.of_stage |= made;
     } else if (need.rank == placement.rank_of(part.stage())) {
@@ -76,9 +82,9 @@ void PassedActions::fill(ActionPart part, ir::Level level) {
 }
 
 bool PassedActions::is_complete() const {
-  const uint8_t complete = ir::has_backward(schedule_) ? kForward | kBackward : kForward;
+  const uint16_t complete = ir::has_backward(schedule_) ? kForward | kBackward : kForward;
   return std::ranges::all_of(
-      cells_, [&](uint8_t cell) { return (cell & (kForward | kBackward)) == complete; });
+      cells_, [&](uint16_t cell) { return (cell & (kForward | kBackward)) == complete; });
 }
 
 bool PassedActions::has_enough(const ir::Schedule& schedule) {

@@ -61,12 +61,15 @@ bool verify(const ir::Program& program, const VerifyOptions& options, ir::Diagno
     }
   }
   if (complete) add("data_flow", checked);
-  const bool flows = complete && diagnostics->total() == before_flow;
+  bool flows = complete && diagnostics->total() == before_flow;
   check_data_parallel(program,
                       options.weight_free_w || program.lowering.weight_free_w.value_or(false),
                       diagnostics);
   add("residency", checked);
   add("reduction", checked);
+  const size_t before_waits = diagnostics->total();
+  if (check_waits(program, runs, diagnostics)) add("waits", checked);
+  flows = flows && diagnostics->total() == before_waits;
   // The channel model is defined only if SENDs and RECVs match one to one.
   if (flows) {
     if (!match) check_pairing(program, *graph, diagnostics);

@@ -20,6 +20,7 @@
 //                  match one to one
 //   residency      stages are unsharded where they are used, if there is any UNSHARD or RESHARD
 //   reduction      the last gradients are reduced, if there is any REDUCE_GRAD
+//   waits          WAITs and what they are for match one to one, if there is any WAIT
 //   channels       under the channel model, SENDs meet their own RECVs and nothing deadlocks
 
 namespace pipewright::schedule {
@@ -41,8 +42,8 @@ bool verify(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics,
 
 // Verifies a program: all of the above. Two policies of the program apply too: reduce-every, and
 // weight-free-w, which holds if either the program or `options` sets it. Returns true if it adds no
-// error. Appends the checks that ran, "completeness", "data_flow", "residency", "reduction" and
-// "channels", to `checked` if it is not null.
+// error. Appends the checks that ran, "completeness", "data_flow", "residency", "reduction",
+// "waits" if it has any, and "channels", to `checked` if it is not null.
 bool verify(const ir::Program& program, const VerifyOptions& options, ir::Diagnostics* diagnostics,
             std::vector<std::string_view>* checked = nullptr);
 

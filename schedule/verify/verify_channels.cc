@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -78,7 +79,50 @@ void check_pairing(const ir::Program& program, const ChannelGraph& graph,
 
 namespace {
 
-std::string deadlock_help(const ir::Program& program, const VerifyOptions& options) {
+// Moves WAITs to the ends of their rows, where they hold up nothing of their ranks.
+void move_to_end(const std::vector<ir::Action>& waits, ir::Program* program) {
+  for (const ir::Action& wait : waits) {
+    ir::Row& row =
+        program->rows[static_cast<size_t>(program->placement.rank_of(wait.parts()[0].stage()))];
+    const auto found = std::ranges::find(row, wait);
+    std::rotate(found, found + 1, row.end());
+  }
+}
+
+// A deadlock that ends if one WAIT_SEND of the cycle, or all of them, come later.
+std::string later_waits_help(const ir::Program& program, const VerifyOptions& options,
+                             const ChannelGraph& graph, std::span<const Wait> cycle) {
+  std::vector<ir::Action> waits;
+  const auto add = [&](uint32_t number) {
+    const ChannelGraph::Cell cell = graph.cell_of(number);
+    const ir::Action& action = program.rows[cell.rank][cell.step];
+    if (ir::is_wait_send(action.kind()) && std::ranges::find(waits, action) == waits.end())
+      waits.push_back(action);
+  };
+  for (const Wait& wait : cycle) {
+    add(wait.action);
+    add(wait.blocked_by);
+  }
+  const auto runs_without = [&](const std::vector<ir::Action>& moved) {
+    ir::Program changed = program;
+    move_to_end(moved, &changed);
+    return ChannelGraph::of_program(changed, options.channels, options.capacity).blocked().empty();
+  };
+  for (const ir::Action& wait : waits) {
+    if (runs_without({wait}))
+      return fmt::format("move `{}` to the end of its row", ir::to_string(wait));
+  }
+  if (waits.size() < 2 || !runs_without(waits)) return "";
+  std::string names;
+  for (const ir::Action& wait : waits)
+    names += fmt::format("{}`{}`", names.empty() ? "" : ", ", ir::to_string(wait));
+  return fmt::format("move {} to the ends of their rows", names);
+}
+
+std::string deadlock_help(const ir::Program& program, const VerifyOptions& options,
+                          const ChannelGraph& graph, std::span<const Wait> cycle) {
+  if (std::string help = later_waits_help(program, options, graph, cycle); !help.empty())
+    return help;
   if (options.channels != ir::ChannelModel::kEdge &&
       ChannelGraph::of_program(program, ir::ChannelModel::kEdge, options.capacity)
           .blocked()
@@ -97,9 +141,10 @@ void check_deadlock(const ir::Program& program, const VerifyOptions& options,
   const std::vector<uint32_t> blocked = graph.blocked();
   if (blocked.empty()) return;
   const std::string model = ir::describe_channels(options.channels, options.capacity);
+  const std::vector<Wait> cycle = short_cycle(waits_of(graph, blocked));
   ir::Diagnostic& error = report_cycle(ir::Rule::kDeadlock, "deadlock", " (" + model + ")", graph,
-                                       short_cycle(waits_of(graph, blocked)), program, diagnostics);
-  error.help = deadlock_help(program, options);
+                                       cycle, program, diagnostics);
+  error.help = deadlock_help(program, options, graph, cycle);
 }
 
 }  // namespace pipewright::schedule

@@ -46,6 +46,11 @@ void check_data_flow(const ir::Program& program, const WorkIndex& index, bool tr
 void check_data_parallel(const ir::Program& program, bool weight_free_w,
                          ir::Diagnostics* diagnostics);
 
+// WAITs: each is after the SEND or REDUCE_GRAD that it is for, and each of those has one, if the
+// program has WAITs of its kind. Returns whether it has any WAITs. `sends_are_checked`: those of
+// SENDs are known to be right.
+bool check_waits(const ir::Program& program, bool sends_are_checked, ir::Diagnostics* diagnostics);
+
 // Swaps, for a program that passed check_data_flow: SENDs that do not meet their own RECVs.
 void check_pairing(const ir::Program& program, const ChannelGraph& graph,
                    ir::Diagnostics* diagnostics);

@@ -13,10 +13,10 @@
 // others have an entry per action (the slacks of a measured run mean nothing):
 //
 //   stages, microbatches   of a compound: of its first part; microbatch -1: none
-//   starts                 after the end of the compute before it in the row
+//   starts                 after the end of the compute or WAIT before it in the row
 //   durations, slacks
 //   dependencies           distances back to the actions that it waits for, each list ended by 0,
-//                          without the compute before it in the row (JavaScript adds it)
+//                          without the compute or WAIT before it in the row (JavaScript adds it)
 //   compounds              three entries per compound: the letters of its parts, stage and
 //                          microbatch of the second
 //   activations, bytes     changes over time: ticks since the last change, amount
@@ -55,7 +55,7 @@ static_assert(std::size(ir::kActionKinds) <= 26);
 std::string_view lane_of(ActionKind kind) {
   if (ir::is_send(kind)) return "send";
   if (ir::is_receive(kind)) return "receive";
-  return ir::is_compute(kind) ? "compute" : "data";
+  return ir::is_compute(kind) || ir::is_wait(kind) ? "compute" : "data";
 }
 
 // JSON that may stand in a <script>: "</script>" would end it.
@@ -213,7 +213,7 @@ class RunWriter {
       const double slack = slacks_[number];
       slacks.add(slack > 0 ? std::max<int64_t>(1, ticks(slack)) : 0);
       add_dependencies(number, &dependencies);
-      if (ir::is_compute(action.kind())) compute_end = end;
+      if (lane_of(action.kind()) == "compute") compute_end = end;
     }
     out_ << fmt::format(
         "{{\"kinds\":\"{}\",\"stages\":{},\"microbatches\":{},\"starts\":{},\"durations\":{},"

@@ -34,15 +34,15 @@ void KinetoTraces::print(size_t rank, std::ostream& out) const {
         "{{\"name\": \"{}\"}}}}",
         rank, track.number(), track.name());
     for (const size_t step : track.steps) {
+      const ir::Action& action = schedule_.rows[rank][step];
       const ir::Interval& interval = timeline_.at(rank, step);
       const auto start = time(interval.start);
       out << fmt::format(
           ",\n{{\"ph\": \"X\", \"cat\": \"kernel\", \"name\": \"{}{}\", \"pid\": {}, \"tid\": {}, "
           "\"ts\": {}, \"dur\": {}, \"args\": {{\"device\": {}, \"stream\": {}, \"correlation\": "
           "{}}}}}",
-          track.kind == TrackKind::kCompute ? "" : "ncclKernel_",
-          ir::to_string(schedule_.rows[rank][step]), rank, track.number(), start,
-          time(interval.end) - start, rank, track.number(), step);
+          ir::is_compute(action.kind()) ? "" : "ncclKernel_", ir::to_string(action), rank,
+          track.number(), start, time(interval.end) - start, rank, track.number(), step);
     }
   }
   out << "\n]}\n";

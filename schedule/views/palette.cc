@@ -7,7 +7,18 @@ constexpr std::array<std::string_view, 3> all(std::string_view color) {
   return {color, color, color};
 }
 
-enum Index { kForward, kBackward, kInput, kWeight, kCompound, kSend, kReceive, kData, kIdle };
+enum Index {
+  kForward,
+  kBackward,
+  kInput,
+  kWeight,
+  kCompound,
+  kSend,
+  kReceive,
+  kData,
+  kWait,
+  kIdle
+};
 constexpr Paint kPalette[] = {
     {"F forward", "34", {"#8fb8e8", "#bcd7f5", "#6d9ed6"}},           // blue
     {"B backward", "32", {"#94cf94", "#c3e6c1", "#6fb56f"}},          // green
@@ -17,6 +28,7 @@ constexpr Paint kPalette[] = {
     {"SEND", "2", all("#9a9a9a")},                                    // dim; grey
     {"RECV", "2", all("#c46a6a")},                                    // dim; red
     {"UNSHARD, RESHARD, REDUCE_GRAD", "", all("#b79ad6")},            // violet in figures
+    {"WAIT", "", all("#e0c9a6")},                                     // tan in figures
     {"idle", "", all("#ffffff")},
 };
 
@@ -46,6 +58,10 @@ const Paint& paint_of(ir::ActionKind kind) {
     case ir::ActionKind::kReshard:
     case ir::ActionKind::kReduceGrad:
       return kPalette[kData];
+    case ir::ActionKind::kWaitSendF:
+    case ir::ActionKind::kWaitSendB:
+    case ir::ActionKind::kWaitReduceGrad:
+      return kPalette[kWait];
     case ir::ActionKind::kIdle:
       break;
   }

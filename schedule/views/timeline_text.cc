@@ -52,6 +52,9 @@ class TimelineText {
         fmt::format("rank {}", schedule.rows.empty() ? 0 : schedule.rows.size() - 1).size();
     for (const ir::Row& row : schedule.rows) {
       std::vector<int> stages;
+      has_waits_ = has_waits_ || std::ranges::any_of(row, [](const Action& action) {
+                     return ir::is_wait(action.kind());
+                   });
       for (const Action& action : row) {
         for (const ActionPart part : action.parts()) stages.push_back(part.stage());
       }
@@ -90,6 +93,7 @@ class TimelineText {
     visit("  send", in_group(ir::ActionGroup::kSend));
     visit("  recv", in_group(ir::ActionGroup::kReceive));
     visit("  data", in_group(ir::ActionGroup::kDataParallel));
+    if (has_waits_) visit("  wait", in_group(ir::ActionGroup::kWait));
   }
 
   bool runs(size_t rank, size_t step) const {
@@ -232,6 +236,7 @@ class TimelineText {
   TimelineTextOptions options_;
   size_t label_width_ = 0, mark_width_ = 0;
   bool with_stage_ = false;  // labels have stages: a rank has several
+  bool has_waits_ = false;
   double end_ = 0, scale_ = 1;
   Form form_ = Form::kLetter;
   size_t columns_ = 0;

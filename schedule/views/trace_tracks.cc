@@ -10,7 +10,9 @@ constexpr std::string_view kNames[] = {"compute", "send", "receive", "data-paral
 TrackKind kind_of(const ir::Action& action) {
   if (ir::is_send(action.kind())) return TrackKind::kSend;
   if (ir::is_receive(action.kind())) return TrackKind::kReceive;
-  return ir::is_compute(action.kind()) ? TrackKind::kCompute : TrackKind::kDataParallel;
+  // A wait stops the computes of its rank.
+  const bool is_on_compute = ir::is_compute(action.kind()) || ir::is_wait(action.kind());
+  return is_on_compute ? TrackKind::kCompute : TrackKind::kDataParallel;
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "pipewright/ir/text/action_text.h"
 #include "pipewright/schedule/compile.h"
 
 namespace pipewright::schedule {
@@ -160,6 +161,10 @@ std::optional<ir::Source> follow(const ir::Diagnostic& error, const ir::Source& 
     sheet.remove(place());
     const auto after = sheet.find(match[1]);
     sheet.insert({after.first, after.second + 1}, cell);
+  } else if (is("move `([^`]+)` to the end of its row$")) {
+    const auto moved = sheet.find(match[1]);
+    sheet.remove(moved);
+    moved.first->push_back(match[1]);
   } else if (is("move `([^`]+)` before `([^`]+)`$")) {
     sheet.remove(sheet.find(match[1]));
     sheet.insert(sheet.find(match[2]), match[1]);
@@ -216,11 +221,77 @@ TEST(HelpTest, TheErrorGoesIfItsHelpIsFollowed) {
       fixed.insert(ir::code(error.rule));
     }
   }
-  for (const char* code :
-       {"PW003", "PW004", "PW005", "PW007", "PW018", "PW020", "PW022", "PW024", "PW025", "PW026",
-        "PW027", "PW029", "PW030", "PW031", "PW032", "PW033", "PW034", "PW035", "PW037", "PW040",
-        "PW050", "PW051", "PW052", "PW053", "PW054", "PW060", "PW061", "PW062", "PW088"})
+  for (const char* code : {"PW003", "PW004", "PW005", "PW007", "PW018", "PW020", "PW022", "PW024",
+                           "PW025", "PW026", "PW027", "PW029", "PW030", "PW031", "PW032", "PW033",
+                           "PW034", "PW035", "PW037", "PW038", "PW039", "PW040", "PW050", "PW051",
+                           "PW052", "PW053", "PW054", "PW060", "PW061", "PW062", "PW063", "PW088"})
     EXPECT_TRUE(fixed.contains(code)) << code << " has no help that can be followed";
+}
+
+// A lowered program with one WAIT changed: missing, twice, before what it waits for, of a SEND that
+// the rank does not have, or after the next REDUCE_GRAD. One rule refuses each, and its help makes
+// the program valid again.
+TEST(HelpTest, WaitsCanBeMended) {
+  int64_t mutants = 0;
+  const auto expect_mended = [&](std::vector<std::vector<std::string>> rows, const char* code) {
+    ir::Source source{"a.csv", ""};
+    for (const auto& row : rows) {
+      for (const std::string& cell : row) source.text += cell + ",";
+      source.text.back() = '\n';
+    }
+    const CompileResult result = compile({.source = &source});
+    ASSERT_FALSE(result.ok()) << code << "\n" << source.text;
+    const ir::Diagnostic& error = result.diagnostics.kept()[0];
+    EXPECT_EQ(ir::code(error.rule), code) << error.message << "\n" << source.text;
+    const std::optional<ir::Source> mended = follow(error, source);
+    ASSERT_TRUE(mended) << error.help;
+    EXPECT_TRUE(compile({.source = &*mended}).ok()) << error.help << "\n" << mended->text;
+    ++mutants;
+  };
+  for (const char* name : {"1F1B", "Interleaved1F1B", "ZBV"}) {
+    const CompileResult lowered =
+        compile({.source = std::string(name), .shape = {.ranks = 3, .microbatches = 3}});
+    std::vector<std::vector<std::string>> rows;
+    for (const ir::Row& row : lowered.program().rows) {
+      rows.emplace_back();
+      for (const ir::Action& action : row) rows.back().push_back(ir::to_string(action));
+    }
+    for (auto& row : rows) {
+      const auto whole = row;
+      for (size_t i = 0; i < whole.size(); ++i) {
+        const std::string& wait = whole[i];
+        if (wait.find("WAIT") == std::string::npos) continue;
+        std::string awaited = wait;
+        awaited.erase(awaited.find("WAIT_"), 5);
+        const auto at = [&](size_t step) {
+          return row.begin() + static_cast<std::ptrdiff_t>(step);
+        };
+        row.erase(at(i));
+        expect_mended(rows, "PW039");
+        row.insert(std::ranges::find(row, awaited), wait);
+        expect_mended(rows, "PW038");
+        row = whole;
+        if (wait.find("REDUCE") == std::string::npos) {
+          row.push_back(wait);
+          expect_mended(rows, "PW033");
+        } else {
+          const auto next = std::find_if(at(i), row.end(), [](const std::string& cell) {
+            return cell.find("REDUCE_GRAD") != std::string::npos &&
+                   cell.find("WAIT") == std::string::npos;
+          });
+          if (next != row.end()) {
+            row.insert(next + 1, wait);
+            row.erase(at(i));
+            expect_mended(rows, "PW063");
+          }
+        }
+        row = whole;
+      }
+    }
+    rows[0].push_back("0WAIT_SEND_B0");
+    expect_mended(rows, "PW038");
+  }
+  EXPECT_GT(mutants, 100);
 }
 
 // PW042: lowered again, the program runs.

@@ -26,7 +26,8 @@ class Interpreter {
       for (const ir::Action& action : program.rows[rank]) {
         // Data-parallel actions wait for nothing here, and nothing waits for them.
         const bool transfers = ir::is_send(action.kind()) || ir::is_receive(action.kind());
-        if (!ir::is_compute(action.kind()) && !transfers) continue;
+        if (!ir::is_compute(action.kind()) && !ir::is_wait_send(action.kind()) && !transfers)
+          continue;
         Item item{static_cast<int>(rank), action, -1, {}, 0};
         if (transfers) {
           const ir::Transfer transfer = *ir::partner_of(action.parts()[0], placement_);
@@ -83,11 +84,15 @@ class Interpreter {
 
   static bool has(uint64_t state, size_t item) { return (state >> item & 1) != 0; }
 
-  // Every compute before it in its rank's row has ended.
+  // What stops its rank until it has ended.
+  static bool stops(const Item& item) {
+    return ir::is_compute(item.action.kind()) || ir::is_wait_send(item.action.kind());
+  }
+
+  // Every compute and wait before it in its rank's row has ended.
   bool posted(uint64_t state, size_t item) const {
     for (size_t before = 0; before < item; ++before) {
-      if (items_[before].rank == items_[item].rank &&
-          ir::is_compute(items_[before].action.kind()) && !has(state, before))
+      if (items_[before].rank == items_[item].rank && stops(items_[before]) && !has(state, before))
         return false;
     }
     return true;
@@ -134,6 +139,19 @@ class Interpreter {
     return true;
   }
 
+  // A wait can end when what precedes it has ended and its SEND has finished.
+  bool can_go_on(uint64_t state, size_t item) const {
+    if (!posted(state, item)) return false;
+    const ir::ActionPart wait = items_[item].action.parts()[0];
+    const ir::Action send(
+        wait.kind() == ir::ActionKind::kWaitSendF ? ir::ActionKind::kSendF : ir::ActionKind::kSendB,
+        wait.stage(), wait.microbatch());
+    for (size_t other = 0; other < items_.size(); ++other) {
+      if (items_[other].action == send) return has(state, other);
+    }
+    return false;
+  }
+
   std::vector<uint64_t> successors(uint64_t state) const {
     std::vector<uint64_t> next;
     const auto bit = [](size_t item) { return uint64_t{1} << item; };
@@ -142,6 +160,8 @@ class Interpreter {
       const ir::ActionKind kind = items_[item].action.kind();
       if (ir::is_compute(kind)) {
         if (can_end(state, item)) next.push_back(state | bit(item));
+      } else if (ir::is_wait_send(kind)) {
+        if (can_go_on(state, item)) next.push_back(state | bit(item));
       } else if (ir::is_send(kind) && at_head(state, item)) {
         uint32_t ahead = 0;  // SENDs of the pair that finished before their RECVs
         for (size_t other = 0; other < items_.size(); ++other) {

@@ -156,6 +156,25 @@ const std::vector<Case>& cases() {
   return kCases;
 }
 
+namespace {
+
+// A WAIT_SEND for each SEND, anywhere after it.
+void add_random_waits(std::mt19937& random, ir::Program* program) {
+  for (ir::Row& row : program->rows) {
+    for (size_t step = row.size(); step-- > 0;) {
+      if (!ir::is_send(row[step].kind())) continue;
+      const ir::ActionPart send = row[step].parts()[0];
+      const auto later = 1 + random() % (row.size() - step);
+      row.insert(row.begin() + static_cast<std::ptrdiff_t>(step + later),
+                 {send.kind() == ir::ActionKind::kSendF ? ir::ActionKind::kWaitSendF
+                                                        : ir::ActionKind::kWaitSendB,
+                  send.stage(), send.microbatch()});
+    }
+  }
+}
+
+}  // namespace
+
 ir::Program random_program(std::mt19937& random) {
   const auto below = [&](int limit) {
     return static_cast<int>(random() % static_cast<unsigned>(limit));
@@ -178,6 +197,7 @@ ir::Program random_program(std::mt19937& random) {
       break;
     }
   }
+  if (below(2) == 0) add_random_waits(random, &program);
   return program;
 }
 

@@ -75,10 +75,12 @@ class TickingClock {
     return false;
   }
 
-  // Every compute before it in its row has ended.
+  // Every compute and wait before it in its row has ended.
   bool is_posted(At at) {
     for (size_t step = 0; step < at.step; ++step) {
-      if (ir::is_compute(kind({at.rank, step})) && !has_ended({at.rank, step})) return false;
+      const bool stops =
+          ir::is_compute(kind({at.rank, step})) || ir::is_wait_send(kind({at.rank, step}));
+      if (stops && !has_ended({at.rank, step})) return false;
     }
     return true;
   }
@@ -139,12 +141,28 @@ class TickingClock {
     return true;
   }
 
+  // The SEND that a wait is for.
+  At awaited(At at) const {
+    const ir::ActionPart wait = action(at).parts()[0];
+    const ir::Action send(
+        wait.kind() == ir::ActionKind::kWaitSendF ? ir::ActionKind::kSendF : ir::ActionKind::kSendB,
+        wait.stage(), wait.microbatch());
+    size_t step = 0;
+    while (action({at.rank, step}) != send) ++step;
+    return {at.rank, step};
+  }
+
   // Returns whether the action started or ended at this tick.
   bool start(At at) {
     if (end(at) != kOpen) return false;
     if (ir::is_compute(kind(at))) {
       if (!is_posted(at) || !has_inputs(at)) return false;
       end(at) = now_ + duration(at) + delay_of(at);
+      return true;
+    }
+    if (ir::is_wait_send(kind(at))) {
+      if (!is_posted(at) || !has_ended(awaited(at))) return false;
+      end(at) = now_ + delay_of(at);
       return true;
     }
     if (!transfers(at)) {

@@ -44,7 +44,7 @@ TEST(ActionKindTest, TokensAreUniqueAndMapToTheirKind) {
     EXPECT_EQ(kind_of_token(row.token), row.kind) << row.token;
     EXPECT_EQ(info(row.kind).token, row.token);
   }
-  EXPECT_EQ(tokens.size(), 12u);
+  EXPECT_EQ(tokens.size(), 15u);
   EXPECT_FALSE(kind_of_token(""));
   EXPECT_FALSE(kind_of_token("BW"));
   EXPECT_FALSE(kind_of_token("f"));

@@ -122,7 +122,7 @@ TEST(ActionTextTest, HelpsThatAreFollowedAreValid) {
        "first"},
       {"0SENDF03",
        "the tokens are F, B, I, W, UNSHARD, RESHARD, REDUCE_GRAD, SEND_F, RECV_F, "
-       "SEND_B, RECV_B"},
+       "SEND_B, RECV_B, WAIT_SEND_F, WAIT_SEND_B, WAIT_REDUCE_GRAD"},
       // The suffix is wrong, and only a compound can have another one.
       {"(0F3;3B1)F", "write `(0F3;3B1)OVERLAP_F_B`"},
       {"( 0F3 ; 3B1 )F", "write `( 0F3 ; 3B1 )OVERLAP_F_B`"},
@@ -162,23 +162,21 @@ TEST(ActionTextTest, HelpsThatAreFollowedAreValid) {
   EXPECT_GT(suggestions, 100);
 }
 
-TEST(ActionTextTest, TokensOfNewerVersionsAreNamed) {
-  const std::string end = "; it is not supported yet";
-  const std::pair<const char*, const char*> kCases[] = {
-      {"0WAIT_SEND_F3", "waits for the SEND_F of its stage and microbatch"},
-      {"0WAIT_SEND_B3", "waits for the SEND_B of its stage and microbatch"},
-      {"0WAIT_REDUCE_GRAD", "waits for the REDUCE_GRAD of its stage"},
-      {"(0F0;0WAIT_REDUCE_GRAD)OVERLAP_F_B", "waits for the REDUCE_GRAD of its stage"},
+TEST(ActionTextTest, Waits) {
+  const std::pair<const char*, ActionPart> kCases[] = {
+      {"0WAIT_SEND_F3", {ActionKind::kWaitSendF, 0, 3}},
+      {"7WAIT_SEND_B12", {ActionKind::kWaitSendB, 7, 12}},
+      {"2WAIT_REDUCE_GRAD", {ActionKind::kWaitReduceGrad, 2}},
   };
-  for (const auto& [text, meaning] : kCases) {
-    const ActionTextError error = error_of(text);
-    const std::string part = std::string(text).substr(error.offset, error.length);
-    EXPECT_EQ(error.message, "`" + part + "` is a token of PyTorch 2.15, which " + meaning + end);
-    EXPECT_EQ(error.help, "");
-    EXPECT_EQ(code(error.rule), "PW002");
+  for (const auto& [text, part] : kCases) {
+    Action action;
+    ASSERT_FALSE(parse_action(text, &action)) << text;
+    EXPECT_EQ(action, Action(part)) << text;
+    EXPECT_EQ(to_string(action), text);
+    EXPECT_EQ(wait_for(awaited_by(part)), part) << text;
   }
-  // Nor are they suggested.
-  EXPECT_TRUE(error_of("0WAIT_SENDF3").help.starts_with("the tokens are "));
+  EXPECT_EQ(error_of("0WAIT_SENDF3").help, "did you mean `0WAIT_SEND_F3`?");
+  EXPECT_EQ(error_of("0WAIT_REDUCE_GRAD1").help, "write `0WAIT_REDUCE_GRAD`");
 }
 
 }  // namespace

@@ -126,7 +126,7 @@ void expect_faithful(const Page& page) {
       expected.erase(std::unique(expected.begin(), expected.end()), expected.end());
       found.erase(std::unique(found.begin(), found.end()), found.end());
       EXPECT_EQ(found, expected) << ir::to_string(row[step]);
-      if (ir::is_compute(row[step].kind())) {
+      if (ir::is_compute(row[step].kind()) || ir::is_wait(row[step].kind())) {
         compute_end = stop;
         compute = number;
       }

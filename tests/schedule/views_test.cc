@@ -184,10 +184,12 @@ TEST(TimelineTextTest, CommunicationHasSeparateRows) {
             "  send     0-\n"
             "  recv                 0-\n"
             "  data  U                      R\n"
+            "  wait                         W\n"
             "rank 1        F0 B0---\n"
             "  send                 0-\n"
             "  recv     0-\n"
-            "  data  U              R\n");
+            "  data  U              R\n"
+            "  wait                 W  0\n");
 }
 
 // ---- traces
@@ -338,7 +340,7 @@ TEST(DotTest, MarksTheCycleOfADeadlock) {
 TEST(PaletteTest, EveryKindHasARowThatTheLegendLists) {
   std::set<const Paint*> listed;
   for (const Paint& paint : palette()) listed.insert(&paint);
-  EXPECT_EQ(listed.size(), 9U);
+  EXPECT_EQ(listed.size(), 10U);
   for (const ir::ActionKindInfo& row : ir::action_kinds()) {
     EXPECT_TRUE(listed.contains(&paint_of(row.kind))) << row.token;
     EXPECT_NE(&paint_of(row.kind), &paint_of(ir::ActionKind::kIdle)) << row.token;
