@@ -50,10 +50,7 @@ class ReplicatedStage final : public modules::DrivenStage<ReplicatedUnit> {
     if (root().shares_autograd_thread()) root().wait_for_buckets();
     DrivenStage::before_backward(microbatch, last);
   }
-  void wait_reduce() override {
-    root().wait_reduce();
-    reshard();  // also after a program that ends without a RESHARD
-  }
+  void wait_reduce() override { root().wait_reduce(); }
 
  protected:
   void reduce_all() override { root().reduce_all(); }

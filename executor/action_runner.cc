@@ -150,12 +150,17 @@ void ActionRunner::run_part(ir::ActionPart part, bool last_backward) {
       return local(part.stage()).residency.reshard();
     case ActionKind::kReduceGrad:
       return local(part.stage()).residency.reduce_grad();
+    case ActionKind::kWaitReduceGrad:
+      return local(part.stage()).residency.wait_reduce();
     case ActionKind::kSendF:
     case ActionKind::kSendB:
       return flow_.send(part);
     case ActionKind::kRecvF:
     case ActionKind::kRecvB:
       return flow_.receive(part);
+    case ActionKind::kWaitSendF:
+    case ActionKind::kWaitSendB:
+      return flow_.wait_send(part);
   }
 }
 

@@ -267,6 +267,11 @@ void DataFlow::receive(ir::ActionPart part) {
   transfers(part).post_receive(part);
 }
 
+void DataFlow::wait_send(ir::ActionPart part) {
+  slot(part);  // throws if the stage is not on this rank
+  transfers(part).wait_send(ir::awaited_by(part));
+}
+
 Transfers& DataFlow::transfers(ir::ActionPart part) const {
   if (!transfers_) {
     throw ContractError("stage " + std::to_string(part.stage()) +

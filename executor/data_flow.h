@@ -63,6 +63,8 @@ class DataFlow {
   void send(ir::ActionPart part);
   // RECV_F and RECV_B.
   void receive(ir::ActionPart part);
+  // WAIT_SEND_F and WAIT_SEND_B.
+  void wait_send(ir::ActionPart part);
 
  private:
   // The graph of a loss that the last stage does not join.

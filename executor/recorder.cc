@@ -70,10 +70,11 @@ double Recorder::bubble() const {
   const std::vector<ir::Interval> intervals = this->intervals();
   double first = std::numeric_limits<double>::infinity(), last = 0, busy = 0;
   for (size_t step = 0; step < row_.size(); ++step) {
-    if (row_[step].is_idle() || ir::is_transfer(row_[step].kind())) continue;
+    const ir::ActionKind kind = row_[step].kind();
+    if (row_[step].is_idle() || ir::is_transfer(kind) || ir::is_wait_send(kind)) continue;
     first = std::min(first, intervals[step].start);
     last = std::max(last, intervals[step].end);
-    if (ir::is_compute(row_[step].kind())) busy += intervals[step].duration();
+    if (ir::is_compute(kind)) busy += intervals[step].duration();
   }
   return last > first ? 1 - busy / (last - first) : 0;
 }
@@ -105,6 +106,14 @@ ir::Timeline merge_recordings(const ir::Program& program,
     receive.start = std::max(receive.start, send.start);
     receive.end = std::max(receive.end, receive.start);
     send.end = receive.end;
+  }
+  // The receiver may look later than its sender, which has waited for the end.
+  for (uint32_t number = 0; number < graph.size(); ++number) {
+    if (graph.node(number) != schedule::ChannelGraph::Node::kWait) continue;
+    graph.for_each_awaited(number, [&](uint32_t awaited) {
+      ir::Interval& operation = timeline[awaited];
+      operation.end = std::clamp(timeline[number].end, operation.start, operation.end);
+    });
   }
   return timeline;
 }

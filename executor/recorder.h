@@ -48,7 +48,8 @@ class Recorder {
   bool is_complete() const { return state_ == State::kComplete; }
 
   // The share of a whole step, from the start of its first action to the end of its last, in which
-  // no compute ran. SENDs and RECVs do not count, as in schedule::Report. Blocks like intervals().
+  // no compute ran. SENDs, their WAITs and RECVs do not count, as in schedule::Report. Blocks like
+  // intervals().
   double bubble() const;
 
   // One interval per step of the row, 0 to 0 for idle slots and for what has not run. A SEND ends
@@ -68,8 +69,9 @@ class Recorder {
 };
 
 // The recordings of all ranks, by one clock, as one timeline that begins at 0. In it a SEND ends
-// when its tensors have arrived, and a RECV starts no sooner than its SEND. Errors of the ranks'
-// clocks may show a tensor that arrives before it was sent; it then arrives at once.
+// when its tensors have arrived, or its WAIT is over, and a RECV starts no sooner than its SEND.
+// Errors of the ranks' clocks may show a tensor that arrives before it was sent; it then arrives at
+// once.
 ir::Timeline merge_recordings(const ir::Program& program,
                               const std::vector<std::vector<ir::Interval>>& ranks);
 

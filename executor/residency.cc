@@ -16,16 +16,16 @@ Residency::Residency(int stage, std::shared_ptr<modules::DataParallel> data_para
 void Residency::begin(bool with_backward, bool whole_step) {
   state_ = State::kResharded;
   whole_step_ = whole_step;
-  reduces_ = false;
+  has_reduced_ = is_reducing_ = false;
   if (with_backward) data_parallel_->step_begins();
   if (whole_step) unshard();
 }
 
 void Residency::finish() {
-  if (reduces_) data_parallel_->wait_reduce();
+  wait_reduce();
   // A program may end with an UNSHARD: nothing stays in flight after the step.
   if (whole_step_ || state_ == State::kGathering) need_unsharded();
-  if (whole_step_) data_parallel_->reshard();
+  if (state_ == State::kUnsharded && (whole_step_ || has_reduced_)) reshard();
 }
 
 void Residency::abort() {
@@ -51,7 +51,11 @@ void Residency::reshard() {
 
 void Residency::reduce_grad() {
   data_parallel_->reduce_grad();
-  reduces_ = true;
+  has_reduced_ = is_reducing_ = true;
+}
+
+void Residency::wait_reduce() {
+  if (std::exchange(is_reducing_, false)) data_parallel_->wait_reduce();
 }
 
 void Residency::need_unsharded() {

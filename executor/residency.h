@@ -21,8 +21,9 @@ class Residency {
   // Starts a step. `whole_step`: the rank's program has no UNSHARD and no RESHARD, so the stage is
   // unsharded from begin() to finish().
   void begin(bool with_backward, bool whole_step);
-  // Waits for the reductions of the step and for a gather in flight, and reshards what begin() has
-  // unsharded.
+  // Waits for reductions and gathers in flight. Reshards what begin() has unsharded, and a stage
+  // that has been reduced: an optimizer must see shards, also after a program without a last
+  // RESHARD.
   void finish();
   // After a failure: aborts pending communication, so that no peer waits for it. Does not throw.
   void abort();
@@ -33,6 +34,8 @@ class Residency {
   void reshard();
   // REDUCE_GRAD: starts to reduce the gradients accumulated since the last one.
   void reduce_grad();
+  // WAIT_REDUCE_GRAD: waits for it. The step ends with one if the program has none.
+  void wait_reduce();
 
   // Before an action that reads the parameters: waits for a gather in flight.
   void need_unsharded();
@@ -53,7 +56,8 @@ class Residency {
   const std::shared_ptr<modules::DataParallel> data_parallel_;
   State state_ = State::kUnsharded;
   bool whole_step_ = false;
-  bool reduces_ = false;  // a REDUCE_GRAD has run in this step
+  bool has_reduced_ = false;  // a REDUCE_GRAD has run in this step
+  bool is_reducing_ = false;  // it has not been waited for
 };
 
 }  // namespace pipewright::executor

@@ -72,10 +72,11 @@ class Stage {
   // a stage that never reads its weights in W overrides it.
   virtual void check_weight_free(int microbatch);
 
-  // Called in F of the last stage in a training step, before its loss is computed. If a stage returns
-  // true, the graph of the loss goes on from that of its outputs, so that one backward covers both:
-  // set_loss() follows, and the backward takes the gradient of the loss instead of those of the
-  // outputs. The default returns false: the loss has a backward of its own before the stage's.
+  // Called in F of the last stage in a training step, before its loss is computed. If a stage
+  // returns true, the graph of the loss goes on from that of its outputs, so that one backward
+  // covers both: set_loss() follows, and the backward takes the gradient of the loss instead of
+  // those of the outputs. The default returns false: the loss has a backward of its own before the
+  // stage's.
   virtual bool joins_loss() const { return false; }
   virtual void set_loss(int /*microbatch*/, const at::Tensor& /*loss*/) {}
 

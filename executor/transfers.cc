@@ -108,6 +108,24 @@ Tensors Transfers::wait_receive(ir::ActionPart receive) {
   return tensors;
 }
 
+void Transfers::wait_send(ir::ActionPart send) {
+  const Clock::time_point deadline = Clock::now() + options_.timeout;
+  std::chrono::milliseconds slice = kFirstSlice;
+  // It may be behind RECVs whose shapes are not known yet.
+  const std::deque<Pending>& queue = queue_of(send);
+  while (std::ranges::find(queue, send, &Pending::action) != queue.end()) {
+    began_to_wait(queue.front().action);
+    flush_all();
+    if (!queue.empty()) pause(deadline, queue.front().action, &slice);
+  }
+  // It has finished already if its answer has arrived, or a later SEND to the same rank found it
+  // so.
+  const auto sent = sends_.find(send);
+  if (sent == sends_.end()) return;
+  wait(sent->second, send);
+  sends_.erase(sent);
+}
+
 void Transfers::finish() {
   const Clock::time_point deadline = Clock::now() + options_.timeout;
   std::chrono::milliseconds slice = kFirstSlice;

@@ -74,6 +74,9 @@ class Transfers {
   // tensors of a RECV_B are undefined if there is no gradient.
   // Throws ContractError if the RECV was not posted.
   Tensors wait_receive(ir::ActionPart receive);
+  // WAIT_SEND: waits until the posted `send` has finished, and frees its tensors. On a device the
+  // current stream waits, the host does not.
+  void wait_send(ir::ActionPart send);
   // The end of a step: waits until everything posted is sent and received.
   void finish();
   // After a failure: releases everything in flight.

@@ -53,8 +53,6 @@ void ShardedStage::reduce_all() {
   root().for_each([](ShardedUnit& unit) { unit.begin_backward(); });
 }
 
-void ShardedStage::wait_reduce() {
-  root().backward().complete();
-  reshard();  // an optimizer must see shards, also after a program that ends without a RESHARD
-}
+void ShardedStage::wait_reduce() { root().backward().complete(); }
+
 }  // namespace pipewright::fsdp

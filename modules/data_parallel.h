@@ -31,7 +31,8 @@ class DataParallel {
   // Whether RESHARD frees the full parameters. A W that the program puts on a resharded stage
   // (weight-free W) must then not read them.
   virtual bool frees_parameters() const { return false; }
-  // RESHARD: frees the gathered parameters. Never called between unshard and wait_unshard.
+  // RESHARD, or the end of a step that has reduced: frees the gathered parameters. Never
+  // called between unshard and wait_unshard.
   virtual void reshard() = 0;
   // Before each B, I and W of the stage; in a B or W of the last stage again after the loss's part.
   // `last`: the stage has no later B or W before its next REDUCE_GRAD, so gradients may be reduced
@@ -46,7 +47,7 @@ class DataParallel {
   // REDUCE_GRAD: starts to reduce the gradients accumulated since the previous one, except those
   // whose reduction has already started.
   virtual void reduce_grad() = 0;
-  // At the end of a step, if the stage had a REDUCE_GRAD in it.
+  // WAIT_REDUCE_GRAD, or the end of a step whose program has none, if the stage had a REDUCE_GRAD.
   virtual void wait_reduce() = 0;
   // The step has failed, on this rank or on another one: aborts pending communication, so that no
   // rank waits for it.

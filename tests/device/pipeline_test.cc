@@ -32,15 +32,18 @@ const schedules::ScheduleSpec& schedule(const char* name) {
 TEST(Pipeline, TrainsLikeTheModelWithoutIt) {
   for (const char* name : {"1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"}) {
     const schedules::Shape shape{2, schedules::default_stages(schedule(name), 2), 4};
-    const ir::Program program = executor::make_program(schedule(name), shape);
     for (const ModelKind kind : {ModelKind::kMlp, ModelKind::kTransformer}) {
-      std::vector<comms::World> worlds = tests::make_worlds(2);
-      executor::Trained trained;
-      ASSERT_EQ(executor::train_threads(program, kind, 8, worlds, &trained), "") << name;
-      EXPECT_EQ(compare(train_reference(executor::make_model(kind, shape.stages, 8), 4), trained,
-                        program, executor::all_stages(program)),
-                "")
-          << name;
+      // With and without WAITs.
+      for (const ir::Torch torch : {ir::Torch::k2_11, ir::Torch::k2_15}) {
+        const ir::Program program = executor::make_program(schedule(name), shape, {.torch = torch});
+        std::vector<comms::World> worlds = tests::make_worlds(2);
+        executor::Trained trained;
+        ASSERT_EQ(executor::train_threads(program, kind, 8, worlds, &trained), "") << name;
+        EXPECT_EQ(compare(train_reference(executor::make_model(kind, shape.stages, 8), 4), trained,
+                          program, executor::all_stages(program)),
+                  "")
+            << name;
+      }
     }
   }
 }
@@ -81,6 +84,44 @@ TEST(Pipeline, TheTensorsOfASendAreOneOperation) {
   EXPECT_EQ(log->count("endCoalescing"), 2 * 2 * kMicrobatches * kSteps);
   const int64_t connecting = 2;
   EXPECT_EQ(log->count("send"), connecting + (3 + 2) * kMicrobatches * kSteps);
+}
+
+// Only the SEND has the output by then: the gradient that would show that it was received is not
+// awaited yet.
+TEST(Pipeline, AWaitFreesWhatItsSendHasSent) {
+  const ir::Program program =
+      executor::make_program(schedule("GPipe"), {.ranks = 2, .stages = 2, .microbatches = 4},
+                             {.max_outstanding_sends = 1});
+  std::vector<comms::World> worlds = tests::make_worlds(2);
+  int waits = 0;
+  EXPECT_EQ(
+      tests::run_ranks(
+          2,
+          [&](int rank) {
+            const at::Tensor weight = at::full({1}, 2.0, tests::here()).set_requires_grad(true);
+            std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> outputs;
+            std::map<int, executor::LocalStage> stages;
+            stages[rank].stage =
+                std::make_shared<executor::ModuleStage>([&](const executor::Tensors& in) {
+                  const at::Tensor out = in[0] * weight;
+                  outputs.push_back(out.storage().getWeakStorageImpl());
+                  return executor::Tensors{out};
+                });
+            executor::Executor executor(
+                program, stages, worlds[static_cast<size_t>(rank)],
+                {.loss = [](const executor::Tensors& out) { return out[0].sum(); },
+                 .device = tests::here()});
+            executor.set_function(
+                ir::ActionKind::kWaitSendF, [&](const executor::ActionContext& context) {
+                  context.run_default();
+                  const auto sent = static_cast<size_t>(context.action().parts()[0].microbatch());
+                  EXPECT_TRUE(outputs[sent].expired()) << sent;
+                  ++waits;
+                });
+            executor.step({.inputs = {at::ones({4}, tests::here())}});
+          }),
+      "");
+  EXPECT_EQ(waits, 4);
 }
 
 TEST(Pipeline, DoesNotSynchronizeTheHost) {

@@ -43,18 +43,26 @@ std::string calls_of_stage0(const ir::Program& program) {
 
 TEST(Executor, CallsDataParallelInProgramOrder) {
   EXPECT_EQ(calls_of_stage0(named("1F1B", 2, 2)),
-            "unshard wait_unshard backward0 backward1! after reduce_grad reshard wait_reduce ");
-  ir::Lowering policies;
-  policies.reduce_every = 2;
-  EXPECT_EQ(calls_of_stage0(named("1F1B", 2, 4, policies)),
+            "unshard wait_unshard backward0 backward1! after reduce_grad wait_reduce reshard ");
+  EXPECT_EQ(calls_of_stage0(named("1F1B", 2, 4, {.reduce_every = 2})),
+            "unshard wait_unshard backward0 backward1! after reduce_grad wait_reduce backward2 "
+            "backward3! after reduce_grad wait_reduce reshard ");
+  // Each B is an I and a W, and only a W can be the last.
+  EXPECT_EQ(calls_of_stage0(named("1F1B", 2, 2, {.split_backward = true})),
+            "unshard wait_unshard backward0 backward0 backward1 backward1! after reduce_grad "
+            "wait_reduce reshard ");
+  // Before the next REDUCE_GRAD, and the last one at the end.
+  EXPECT_EQ(
+      calls_of_stage0(named("1F1B", 2, 4, {.reduce_every = 2, .defer_reduce_grad_wait = true})),
+      "unshard wait_unshard backward0 backward1! after reduce_grad backward2 backward3! "
+      "after wait_reduce reduce_grad reshard wait_reduce ");
+}
+
+// Without WAITs, the end of the step waits.
+TEST(Executor, WaitsForReductionsAtTheEndOfAProgramForTorch211) {
+  EXPECT_EQ(calls_of_stage0(named("1F1B", 2, 4, {.torch = ir::Torch::k2_11, .reduce_every = 2})),
             "unshard wait_unshard backward0 backward1! after reduce_grad backward2 backward3! "
             "after reduce_grad reshard wait_reduce ");
-  policies = {};
-  policies.split_backward = true;
-  // Each B is an I and a W, and only a W can be the last.
-  EXPECT_EQ(calls_of_stage0(named("1F1B", 2, 2, policies)),
-            "unshard wait_unshard backward0 backward0 backward1 backward1! after reduce_grad "
-            "reshard wait_reduce ");
 }
 
 // Reduces when it is waited for.

@@ -68,7 +68,7 @@ struct Policy {
 };
 
 std::vector<Policy> policies() {
-  std::vector<Policy> list(11);
+  std::vector<Policy> list(14);
   auto with = [&, i = size_t{0}](const char* name) mutable -> ir::Lowering& {
     list[i].name = name;
     return list[i++].lowering;
@@ -88,6 +88,9 @@ std::vector<Policy> policies() {
   ir::Lowering& rank = with("ReceivesLatestRank");
   rank.receives = ir::Receives::kLatest;
   rank.channels = ir::ChannelModel::kRank;
+  with("Torch211").torch = ir::Torch::k2_11;
+  with("ReduceWaitsDeferred") = {.reduce_every = 2, .defer_reduce_grad_wait = true};
+  with("FewSends") = {.receives = ir::Receives::kLatest, .max_outstanding_sends = 3};
   with("Capacity3").capacity = 3;
   with("WeightFreeW").weight_free_w = true;
   return list;

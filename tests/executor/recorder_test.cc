@@ -130,6 +130,15 @@ TEST(MergeRecordings, TransfersLastFromSendToArrival) {
       EXPECT_EQ(timeline.at(rank, step), expected[rank][step]) << rank << " " << step;
 }
 
+TEST(MergeRecordings, ASendEndsAtItsWaitAtTheLatest) {
+  const ir::Program program = channel_model::program_of(
+      ir::Placement::loop(2, 2), 1, {"0F0 0SEND_F0 0WAIT_SEND_F0", "1RECV_F0 1F0"});
+  const ir::Timeline timeline =
+      merge_recordings(program, {{{0, 2}, {2, 2}, {2, 5}}, {{1, 9}, {9, 10}}});
+  EXPECT_EQ(timeline.at(0, 1), (Interval{2, 5}));
+  EXPECT_EQ(timeline.at(1, 0), (Interval{2, 9}));
+}
+
 TEST(MergeRecordings, NothingArrivesBeforeItWasSent) {
   const ir::Program program =
       channel_model::program_of(ir::Placement::loop(2, 2), 1, {"0F0 0SEND_F0", "1RECV_F0 1F0"});

@@ -96,7 +96,10 @@ TEST_P(RecordingOfEverySchedule, HasEveryActionAfterWhatItWaitsFor) {
       if (was_moved) return false;
       if (starts_together) {
         EXPECT_GE(own.end, other.start) << name;
-      } else if (program.rows[cell.rank][cell.step].is_compound()) {
+      } else if (program.rows[cell.rank][cell.step].is_compound() ||
+                 (graph.node(action) == ChannelGraph::Node::kWait &&
+                  graph.node(dependency.action) != ChannelGraph::Node::kCompute)) {
+        // A WAIT lasts until what it is for has ended.
         EXPECT_GE(own.end, other.end) << name;
       } else {
         EXPECT_GE(own.start, other.end) << name;
@@ -134,7 +137,8 @@ TEST_P(RecordingOfEverySchedule, HasEveryActionAfterWhatItWaitsFor) {
     for (size_t step = 0; step < program.rows[rank].size(); ++step) {
       const ir::Action& action = program.rows[rank][step];
       const double duration = recorded.at(rank, step).duration();
-      stretch.push_back(is_transfer(graph.node(graph.number_of(rank, step)))
+      stretch.push_back(is_transfer(graph.node(graph.number_of(rank, step))) ||
+                                ir::is_wait(action.kind())
                             ? 0
                             : duration / table.duration(action));
       if (ir::is_compute(action.kind())) busy += duration;

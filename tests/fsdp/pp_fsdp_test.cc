@@ -135,11 +135,7 @@ class Metered final : public modules::DataParallel {
   }
   void after_last_backward() override { stage_->after_last_backward(); }
   void reduce_grad() override { stage_->reduce_grad(); }
-  // Reshards a stage that the program has left unsharded.
-  void wait_reduce() override {
-    reshard();  // before the reductions free their memory
-    stage_->wait_reduce();
-  }
+  void wait_reduce() override { stage_->wait_reduce(); }
   void abort() override { stage_->abort(); }
 
  private:
