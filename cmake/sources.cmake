@@ -48,9 +48,12 @@ set(pipewright_schedule_sources
     schedule/lowering/add_reduce_grad.cc
     schedule/lowering/add_send_recv.cc
     schedule/lowering/add_unshard_reshard.cc
+    schedule/lowering/add_wait_send.cc
     schedule/lowering/backward_passes.cc
     schedule/lowering/latest_receives.cc
+    schedule/lowering/limit_sends.cc
     schedule/lowering/lower.cc
+    schedule/lowering/parity_receives.cc
     schedule/lowering/receive_mover.cc
     schedule/peak.cc
     schedule/receive_slots.cc
@@ -98,6 +101,7 @@ set(pipewright_schedule_sources
     schedule/verify/verify_data_flow.cc
     schedule/verify/verify_data_parallel.cc
     schedule/verify/verify_policies.cc
+    schedule/verify/verify_waits.cc
     schedule/verify/work_index.cc
     schedule/views/diff.cc
     schedule/views/dot.cc
@@ -192,10 +196,13 @@ set(pipewright_schedule_headers
     schedule/lowering/add_reduce_grad.h
     schedule/lowering/add_send_recv.h
     schedule/lowering/add_unshard_reshard.h
+    schedule/lowering/add_wait_send.h
     schedule/lowering/backward_passes.h
     schedule/lowering/latest_receives.h
+    schedule/lowering/limit_sends.h
     schedule/lowering/lower.h
     schedule/lowering/next_stages.h
+    schedule/lowering/parity_receives.h
     schedule/lowering/receive_mover.h
     schedule/lowering/receives_of.h
     schedule/peak.h

@@ -25,8 +25,11 @@ std::string to_text(const Lookahead& value) {
     text += (text.empty() ? "" : ",") + std::to_string(distance);
   return text;
 }
+std::string to_text(Torch value) { return value == Torch::k2_11 ? "2.11" : "2.15"; }
 std::string to_text(Eviction value) { return value == Eviction::kPytorch ? "pytorch" : "farthest"; }
-std::string to_text(Receives value) { return value == Receives::kPytorch ? "pytorch" : "latest"; }
+std::string to_text(Receives value) {
+  return value == Receives::kPytorch ? "pytorch" : value == Receives::kLatest ? "latest" : "parity";
+}
 std::string to_text(ChannelModel value) { return std::string(name(value)); }
 std::string to_text(ChannelCapacity value) { return to_string_capacity(value); }
 
@@ -54,13 +57,18 @@ void from_text(std::string_view text, std::optional<Lookahead>* value) {
   }
   *value = Lookahead(std::move(distances));
 }
+void from_text(std::string_view text, std::optional<Torch>* value) {
+  for (const Torch one : {Torch::k2_11, Torch::k2_15}) {
+    if (text == to_text(one)) *value = one;
+  }
+}
 void from_text(std::string_view text, std::optional<Eviction>* value) {
   for (const Eviction one : {Eviction::kPytorch, Eviction::kFarthest}) {
     if (text == to_text(one)) *value = one;
   }
 }
 void from_text(std::string_view text, std::optional<Receives>* value) {
-  for (const Receives one : {Receives::kPytorch, Receives::kLatest}) {
+  for (const Receives one : {Receives::kPytorch, Receives::kLatest, Receives::kParity}) {
     if (text == to_text(one)) *value = one;
   }
 }
@@ -94,6 +102,7 @@ constexpr LoweringPolicy policy(std::string_view name, std::string_view values,
 }
 
 constexpr LoweringPolicy kPolicies[] = {
+    policy<&Lowering::torch>("torch", "2.11|2.15", "the PyTorch whose rules the program follows"),
     policy<&Lowering::forward_only>("forward-only", "true|false", "leave out B, I and W"),
     policy<&Lowering::merge_backward>("merge-backward", "true|false",
                                       "merge each adjacent I and W into a B"),
@@ -104,8 +113,14 @@ constexpr LoweringPolicy kPolicies[] = {
     policy<&Lowering::lookahead>("lookahead", "K|full|auto|one integer per rank",
                                  "stages to unshard ahead of their use"),
     policy<&Lowering::evict>("evict", "pytorch|farthest", "which stage to reshard to make room"),
-    policy<&Lowering::receives>("receives", "pytorch|latest", "where to post each RECV"),
+    policy<&Lowering::receives>("receives", "pytorch|latest|parity", "where to post each RECV"),
     policy<&Lowering::reduce_every>("reduce-every", "K", "microbatches per REDUCE_GRAD of a stage"),
+    policy<&Lowering::defer_reduce_grad_wait>(
+        "defer-reduce-grad-wait", "true|false",
+        "await a REDUCE_GRAD before the next one, not at once (torch 2.15)"),
+    policy<&Lowering::max_outstanding_sends>("max-outstanding-sends", "K",
+                                             "most SENDs of a rank that are pending at a time "
+                                             "(torch 2.15)"),
     policy<&Lowering::channels>("channels", "rank|peer|edge",
                                 "which SENDs and RECVs share a queue"),
     policy<&Lowering::capacity>("capacity", "N|inf", "SENDs that may complete before their RECVs"),

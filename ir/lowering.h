@@ -24,8 +24,16 @@ namespace pipewright::ir {
 // Which stage to reshard when the residency limit is reached and another stage is needed: PyTorch's
 // rule, or the stage whose next use is farthest away (Belady).
 enum class Eviction : uint8_t { kPytorch, kFarthest };
-// Where to post each RECV: as early as PyTorch does, or as late as is still free of deadlocks.
-enum class Receives : uint8_t { kPytorch, kLatest };
+// Where to post each RECV: as early as PyTorch does; as late as is still free of deadlocks; or just
+// before its use, except that the lower one of two ranks posts it before a SEND to the other
+// (PyTorch's `defer_pp_recv`).
+enum class Receives : uint8_t { kPytorch, kLatest, kParity };
+
+// The version of PyTorch whose rules lowering follows. 2.15 awaits each SEND and REDUCE_GRAD,
+// reshards the stage first that was unsharded first, and looks as far ahead as the residency.
+// Versions from 2.12 to 2.14 read programs of 2.11.
+enum class Torch : uint8_t { k2_11, k2_15 };
+inline constexpr Torch kNewestTorch = Torch::k2_15;  // the default
 
 // How far ahead of their use a rank unshards its stages, in different stages in use, counted from
 // the next action: PyTorch's `unshard_lookahead` (pytorch#196706). In text: `3`, `2,3,4,4`, `full`,
@@ -52,6 +60,7 @@ struct Lookahead {
 };
 
 struct Lowering {
+  std::optional<Torch> torch = {};
   std::optional<bool> forward_only = {};    // B, I and W are left out
   std::optional<bool> merge_backward = {};  // adjacent I and W are merged into B
   std::optional<bool> split_backward = {};  // each B is split into I and W
@@ -59,7 +68,9 @@ struct Lowering {
   std::optional<Lookahead> lookahead = {};  // stages unsharded ahead of their use
   std::optional<Eviction> evict = {};
   std::optional<Receives> receives = {};
-  std::optional<int> reduce_every = {};  // >= 1: microbatches per REDUCE_GRAD of a stage
+  std::optional<int> reduce_every = {};             // >= 1: microbatches per REDUCE_GRAD of a stage
+  std::optional<bool> defer_reduce_grad_wait = {};  // to the next REDUCE_GRAD of the rank
+  std::optional<int> max_outstanding_sends = {};    // >= 1: SENDs of a rank pending at a time
   std::optional<ChannelModel> channels = {};
   std::optional<ChannelCapacity> capacity = {};
   std::optional<bool> weight_free_w = {};  // W may run while its stage is resharded

@@ -201,12 +201,15 @@ class Compilation {
     std::optional<ir::Program> program =
         schedule::lower(order, policies, &result_.diagnostics, request_.observer);
     if (!program ||
-        !check_residency(request_.policies, policies, order, *program, &result_.diagnostics))
+        !check_residency(request_.policies, policies, order, *program, &result_.diagnostics) ||
+        !check_wait_policies(request_.policies, policies, *program, &result_.diagnostics))
       return placed();
     set_channels(policies, &program->lowering);
     result_.schedule = std::move(*program);
     result_.is_verified = false;
-    return request_.depth == Depth::kLower || verify_program();
+    // Of all programs that lowering makes, only those of PyTorch's parity rule may be invalid.
+    const bool may_be_invalid = policies.receives == ir::Receives::kParity;
+    return (request_.depth == Depth::kLower && !may_be_invalid) || verify_program();
   }
 
   // Verifies an order and the header that it came with.

@@ -46,7 +46,7 @@ namespace pipewright::schedule {
 // How far compile() goes.
 enum class Depth {
   kLower,    // reads or generates the schedule, transforms and lowers it; an order that is lowered
-             // is verified first at any depth
+             // is verified first at any depth, and with `receives: parity` the result as well
   kVerify,   // and verifies the result
   kCertify,  // and, for a program, computes its certificate
 };

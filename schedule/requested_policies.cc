@@ -6,6 +6,7 @@
 
 #include "pipewright/ir/text/header.h"
 #include "pipewright/schedule/lowering/add_unshard_reshard.h"
+#include "pipewright/schedule/lowering/limit_sends.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/verify/verify_policies.h"
 
@@ -110,11 +111,7 @@ bool check_residency(const ir::Lowering& requested, const ir::Lowering& policies
                      const ir::ComputeOrder& order, const ir::Program& program,
                      ir::Diagnostics* diagnostics) {
   if (!policies.residency || program.lowering.residency) return true;
-  ResidencyPolicy policy;
-  policy.residency = *policies.residency;
-  policy.lookahead = policies.lookahead.value_or(policy.lookahead);
-  policy.evict = policies.evict.value_or(policy.evict);
-  const int least = least_residency(transform_order(order, requested), policy);
+  const int least = least_residency(transform_order(order, requested), residency_policy(policies));
   diagnostics
       ->error(rule_for(requested.residency.has_value()),
               fmt::format("`residency` is too low for the compounds of the schedule, each of which "
@@ -122,6 +119,32 @@ bool check_residency(const ir::Lowering& requested, const ir::Lowering& policies
                           least, *policies.residency))
       .help = fmt::format("set `residency` to {}", least);
   return false;
+}
+
+bool check_wait_policies(const ir::Lowering& requested, const ir::Lowering& policies,
+                         const ir::Program& program, ir::Diagnostics* diagnostics) {
+  const size_t before = diagnostics->total();
+  const auto refuse = [&](bool was_requested, std::string message, std::string help) {
+    diagnostics->error(rule_for(was_requested), std::move(message)).help = std::move(help);
+  };
+  if (program.lowering.torch == ir::Torch::k2_11) {
+    for (const std::string_view name : {"defer-reduce-grad-wait", "max-outstanding-sends"}) {
+      const ir::LoweringPolicy& policy = *ir::find_lowering_policy(name);
+      if (!policy.get(policies)) continue;
+      refuse(policy.get(requested) || requested.torch,
+             fmt::format("`{}` applies only to programs with WAITs; those for torch 2.11 have none",
+                         name),
+             "set `torch` to 2.15");
+    }
+  } else if (policies.max_outstanding_sends && !program.lowering.max_outstanding_sends) {
+    const int least = least_pending_sends(program);
+    refuse(requested.max_outstanding_sends.has_value(),
+           fmt::format("`max-outstanding-sends` is too low: a rank would wait for a SEND that "
+                       "cannot finish yet; expected at least {}, got {}",
+                       least, *policies.max_outstanding_sends),
+           fmt::format("set `max-outstanding-sends` to {}", least));
+  }
+  return diagnostics->total() == before;
 }
 
 }  // namespace pipewright::schedule

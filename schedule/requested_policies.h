@@ -50,6 +50,11 @@ bool check_residency(const ir::Lowering& requested, const ir::Lowering& policies
                      const ir::ComputeOrder& order, const ir::Program& program,
                      ir::Diagnostics* diagnostics);
 
+// Likewise that the policies of WAITs hold: programs for torch 2.11 have none, and a limit of SENDs
+// can be too low.
+bool check_wait_policies(const ir::Lowering& requested, const ir::Lowering& policies,
+                         const ir::Program& program, ir::Diagnostics* diagnostics);
+
 }  // namespace pipewright::schedule
 
 #endif  // PIPEWRIGHT_SCHEDULE_REQUESTED_POLICIES_H_

@@ -76,10 +76,10 @@ class Schedule:
     __hash__ = None
 
     def lower(self, **policies: Any) -> Schedule:
-        """Returns the schedule as a program: with SEND, RECV, UNSHARD, RESHARD and REDUCE_GRAD.
+        """Returns the schedule as a program: with SEND, RECV, UNSHARD, RESHARD, REDUCE_GRAD and WAITs.
 
-        Policies are those of the command line: residency=3, receives="latest", channels="edge", capacity=0,
-        reduce_every=2, lookahead="auto", ... Raises ScheduleError if the schedule or the result is invalid.
+        Policies are those of the command line: torch="2.11", residency=3, receives="latest", channels="edge",
+        capacity=0, reduce_every=2, lookahead="auto", ... Raises ScheduleError if the schedule or the result is invalid.
         """
         return Schedule(self._native.lower(_arguments.policies(policies)))
 

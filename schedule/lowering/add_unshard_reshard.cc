@@ -111,12 +111,12 @@ class Upcoming {
   std::vector<Use> uses_;
 };
 
-// The unsharded stages of a rank, ascending, and the output row with actions, UNSHARDs and
-// RESHARDs.
+// The unsharded stages of a rank, in the order in which they are resharded, and the output row with
+// actions, UNSHARDs and RESHARDs.
 class Residency {
  public:
   // With room for a SEND and a RECV per compute, so that add_send_recv() need not copy the row.
-  explicit Residency(size_t num_actions) {
+  explicit Residency(size_t num_actions, bool oldest_first = false) : oldest_first_(oldest_first) {
     row_.reserve(3 * num_actions + num_actions / 4 + 8);
     ir::populate(&row_, num_actions);
   }
@@ -124,11 +124,11 @@ class Residency {
   const std::vector<int>& stages() const { return stages_; }
   size_t size() const { return stages_.size(); }
   size_t most() const { return most_; }  // so far
-  bool has(int stage) const { return std::ranges::binary_search(stages_, stage); }
+  bool has(int stage) const { return std::ranges::find(stages_, stage) != stages_.end(); }
 
   void unshard(int stage) {
     row_.emplace_back(ActionKind::kUnshard, stage);
-    stages_.insert(std::ranges::upper_bound(stages_, stage), stage);
+    stages_.insert(oldest_first_ ? stages_.end() : std::ranges::upper_bound(stages_, stage), stage);
     most_ = std::max(most_, stages_.size());
   }
   void reshard(int stage) {
@@ -154,6 +154,7 @@ class Residency {
   }
 
  private:
+  const bool oldest_first_;
   std::vector<int> stages_;
   size_t most_ = 0;
   ir::Row row_;
@@ -173,8 +174,8 @@ struct Sharded {
 };
 
 // `ahead` is null if it is the same window as `kept`.
-Sharded keep_the_next(const ir::Row& row, NextStages kept, NextStages* ahead) {
-  Residency residency(row.size());
+Sharded keep_the_next(const ir::Row& row, NextStages kept, NextStages* ahead, bool oldest_first) {
+  Residency residency(row.size(), oldest_first);
   bool lost = false;
   std::vector<int> gained;
   for (const Action& action : row) {
@@ -298,8 +299,9 @@ ir::Program add_unshard_reshard(const ir::ComputeOrder& order, const ResidencyPo
     switch (policy.evict) {
       case ir::Eviction::kPytorch: {
         NextStages ahead(row, std::min(lookahead, policy.residency), &uses_ahead);
-        sharded = keep_the_next(row, NextStages(row, policy.residency, &uses_kept),
-                                lookahead < policy.residency ? &ahead : nullptr);
+        sharded =
+            keep_the_next(row, NextStages(row, policy.residency, &uses_kept),
+                          lookahead < policy.residency ? &ahead : nullptr, policy.oldest_first);
         break;
       }
       case ir::Eviction::kFarthest:
@@ -315,6 +317,16 @@ ir::Program add_unshard_reshard(const ir::ComputeOrder& order, const ResidencyPo
   const bool holds = most <= static_cast<size_t>(policy.residency);
   program.lowering.residency = holds ? std::optional(policy.residency) : std::nullopt;
   return program;
+}
+
+ResidencyPolicy residency_policy(const ir::Lowering& policies) {
+  ResidencyPolicy policy;
+  policy.residency = policies.residency.value_or(policy.residency);
+  policy.oldest_first = policies.torch.value_or(ir::kNewestTorch) == ir::Torch::k2_15;
+  if (policy.oldest_first) policy.lookahead = ir::Lookahead(ir::Lookahead::Kind::kFull);
+  policy.lookahead = policies.lookahead.value_or(policy.lookahead);
+  policy.evict = policies.evict.value_or(policy.evict);
+  return policy;
 }
 
 int least_residency(const ir::ComputeOrder& order, ResidencyPolicy policy) {

@@ -17,7 +17,13 @@ struct ResidencyPolicy {
   // the next action on. At least 1; a list has one distance per rank.
   ir::Lookahead lookahead = 3;
   ir::Eviction evict = ir::Eviction::kPytorch;
+  // Reshards several stages in the order in which they were unsharded (PyTorch 2.15), instead of
+  // ascending.
+  bool oldest_first = false;
 };
+
+// What unset policies mean.
+ResidencyPolicy residency_policy(const ir::Lowering& policies);
 
 // Adds UNSHARDs and RESHARDs so that each stage is unsharded whenever it is used. Idle slots are
 // dropped. Residency and lookahead 2:
@@ -26,8 +32,7 @@ struct ResidencyPolicy {
 //   after   0UNSHARD 1UNSHARD 0F0 0F1 0RESHARD 2UNSHARD 1F0 1F1 1RESHARD 2F0 2RESHARD
 //
 // kPytorch reshards a stage as soon as it is not among the next `residency` different stages in
-// use, in ascending order if there are several (PyTorch 2.11's _add_unshard_reshard, where
-// residency and lookahead are both 3).
+// use (PyTorch's _add_unshard_reshard; in 2.11 residency and lookahead are both 3).
 //
 // kFarthest reshards a stage when it is not needed again. If another stage needs room, it reshards
 // the one whose next use is farthest away, which results in the fewest UNSHARDs possible (Belady,

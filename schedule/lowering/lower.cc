@@ -8,8 +8,11 @@
 #include "pipewright/schedule/lowering/add_reduce_grad.h"
 #include "pipewright/schedule/lowering/add_send_recv.h"
 #include "pipewright/schedule/lowering/add_unshard_reshard.h"
+#include "pipewright/schedule/lowering/add_wait_send.h"
 #include "pipewright/schedule/lowering/backward_passes.h"
 #include "pipewright/schedule/lowering/latest_receives.h"
+#include "pipewright/schedule/lowering/limit_sends.h"
+#include "pipewright/schedule/lowering/parity_receives.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -18,11 +21,12 @@ constexpr std::string_view kForwardOnly = "forward_only", kMergeBackward = "merg
                            kSplitBackward = "split_backward",
                            kAddUnshardReshard = "add_unshard_reshard",
                            kAddReduceGrad = "add_reduce_grad", kAddSendRecv = "add_send_recv",
-                           kLatestReceives = "latest_receives";
+                           kLatestReceives = "latest_receives", kParityReceives = "parity_receives",
+                           kAddWaitSend = "add_wait_send", kLimitSends = "limit_sends";
 
-constexpr std::string_view kPassNames[] = {kForwardOnly,       kMergeBackward, kSplitBackward,
-                                           kAddUnshardReshard, kAddReduceGrad, kAddSendRecv,
-                                           kLatestReceives};
+constexpr std::string_view kPassNames[] = {
+    kForwardOnly, kMergeBackward,  kSplitBackward,  kAddUnshardReshard, kAddReduceGrad,
+    kAddSendRecv, kLatestReceives, kParityReceives, kAddWaitSend,       kLimitSends};
 
 // A pass that transforms a compute order, and the policy that enables it.
 struct OrderPass {
@@ -59,20 +63,23 @@ std::optional<ir::Program> lower(const ir::ComputeOrder& order, const ir::Loweri
   const auto observe = [&](std::string_view name, const ir::Program& program) {
     if (observer) observer(name, program);
   };
-  ResidencyPolicy residency;
-  residency.residency = policies.residency.value_or(residency.residency);
-  residency.lookahead = policies.lookahead.value_or(residency.lookahead);
-  residency.evict = policies.evict.value_or(residency.evict);
-
+  const ir::Torch torch = policies.torch.value_or(ir::kNewestTorch);
+  const bool waits = torch == ir::Torch::k2_15;
   // The order is copied only if a pass changes it.
   std::optional<ir::ComputeOrder> changed;
   if (std::ranges::any_of(kOrderPasses,
                           [&](const OrderPass& pass) { return is_asked(pass, policies); }))
     changed = transform_order(order, policies, observer);
-  ir::Program program = add_unshard_reshard(changed ? *changed : order, residency);
+  ir::Program program = add_unshard_reshard(changed ? *changed : order, residency_policy(policies));
+  program.lowering.torch = torch;
+  if (waits) program.lowering.defer_reduce_grad_wait = policies.defer_reduce_grad_wait;
   changed.reset();
   observe(kAddUnshardReshard, program);
-  program = add_reduce_grad(std::move(program), policies.reduce_every);
+  program =
+      add_reduce_grad(std::move(program), policies.reduce_every,
+                      !waits                                            ? ReduceWaits::kNone
+                      : policies.defer_reduce_grad_wait.value_or(false) ? ReduceWaits::kDeferred
+                                                                        : ReduceWaits::kAtOnce);
   observe(kAddReduceGrad, program);
   std::optional<ir::Program> lowered = add_send_recv(std::move(program));
   if (!lowered) {
@@ -84,6 +91,19 @@ std::optional<ir::Program> lower(const ir::ComputeOrder& order, const ir::Loweri
     lowered = latest_receives(std::move(*lowered), policies.channels.value_or(ir::kDefaultChannels),
                               policies.capacity.value_or(ir::kDefaultCapacity));
     observe(kLatestReceives, *lowered);
+  }
+  if (policies.receives == ir::Receives::kParity) {
+    lowered = parity_receives(std::move(*lowered));
+    observe(kParityReceives, *lowered);
+  }
+  if (!waits) return lowered;
+  lowered = add_wait_send(std::move(*lowered));
+  observe(kAddWaitSend, *lowered);
+  if (policies.max_outstanding_sends) {
+    if (auto limited = limit_sends(*lowered, *policies.max_outstanding_sends)) {
+      lowered = std::move(limited);
+      observe(kLimitSends, *lowered);
+    }
   }
   return lowered;
 }

@@ -18,6 +18,7 @@
 #include "pipewright/schedule/lowering/latest_receives.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/lowering/next_stages.h"
+#include "pipewright/schedule/lowering/parity_receives.h"
 #include "pipewright/schedule/verify/verify.h"
 
 namespace pipewright::schedule {
@@ -131,7 +132,9 @@ class ResidencyPolicies {
     bool lost = false;
     for (size_t step = 0; step < row.size(); ++step) {
       const Action& action = row[step];
-      if (ir::is_transfer(action.kind()) || action.kind() == ActionKind::kReduceGrad) continue;
+      if (ir::is_transfer(action.kind()) || ir::is_wait(action.kind()) ||
+          action.kind() == ActionKind::kReduceGrad)
+        continue;
       const auto refuse = [&](std::string_view policy, const std::string& what) {
         if (!errors_.has(policy))
           errors_.add(policy, fmt::format("`{}` on rank {} {}", ir::to_string(action), rank, what),
@@ -240,7 +243,9 @@ void check_is_reduced(const ir::Program& program, const ir::Lowering& declared,
                             declared_text("reduce-every", declared)));
 }
 
-// The program with its RECVs where the policy posts them.
+bool is_wait_send(const Action& action) { return ir::is_wait_send(action.kind()); }
+
+// The program, which has no WAIT_SENDs, with its RECVs where the policy posts them.
 ir::Rows with_declared_receives(const ir::Program& program, const ir::Lowering& declared) {
   if (declared.receives == ir::Receives::kLatest) {
     const VerifyOptions options = options_of(declared);
@@ -249,23 +254,70 @@ ir::Rows with_declared_receives(const ir::Program& program, const ir::Lowering& 
   ir::Program without = program;
   for (ir::Row& row : without.rows)
     std::erase_if(row, [](const Action& action) { return ir::is_transfer(action.kind()); });
-  const std::optional<ir::Program> placed = add_send_recv(std::move(without));
-  return placed ? placed->rows : ir::Rows(program.rows.size());
+  std::optional<ir::Program> placed = add_send_recv(std::move(without));
+  if (!placed) return ir::Rows(program.rows.size());
+  return declared.receives == ir::Receives::kParity ? parity_receives(std::move(*placed)).rows
+                                                    : placed->rows;
 }
 
 void check_receives(const ir::Program& program, const ir::Lowering& declared,
                     PolicyErrors* errors) {
-  const ir::Rows expected = with_declared_receives(program, declared);
+  // Lowering adds WAIT_SENDs after all other actions are placed.
+  ir::Program without_waits = program;
+  for (ir::Row& row : without_waits.rows) std::erase_if(row, is_wait_send);
+  const ir::Rows expected = with_declared_receives(without_waits, declared);
   for (size_t rank = 0; rank < program.rows.size(); ++rank) {
-    const auto [found, other] = std::ranges::mismatch(program.rows[rank], expected[rank]);
-    if (found == program.rows[rank].end() || other == expected[rank].end()) continue;
-    const auto step = static_cast<size_t>(found - program.rows[rank].begin());
+    const ir::Row& row = without_waits.rows[rank];
+    const auto [found, other] = std::ranges::mismatch(row, expected[rank]);
+    if (found == row.end() || other == expected[rank].end()) continue;
+    size_t step = 0;
+    for (auto left = found - row.begin(); left > 0 || is_wait_send(program.rows[rank][step]);
+         ++step)
+      left -= is_wait_send(program.rows[rank][step]) ? 0 : 1;
     errors->add("receives",
                 fmt::format("RECVs of rank {} are not where {} posts them: expected `{}`, got `{}`",
                             rank, declared_text("receives", declared), ir::to_string(*other),
                             ir::to_string(*found)),
                 ir::place_at(rank, step));
     return;
+  }
+}
+
+// verify() finds SENDs and REDUCE_GRADs that are not awaited, if others are.
+void check_torch(const ir::Program& program, const ir::Lowering& declared, PolicyErrors* errors) {
+  const bool awaits = declared.torch == ir::Torch::k2_15;
+  bool has_waits = false, has_operations = false;
+  for (const ir::Row& row : program.rows) {
+    for (const Action& action : row) {
+      has_waits = has_waits || ir::is_wait(action.kind());
+      has_operations =
+          has_operations || ir::is_send(action.kind()) || action.kind() == ActionKind::kReduceGrad;
+    }
+  }
+  if (awaits && has_operations && !has_waits)
+    errors->add("torch", "no SEND or REDUCE_GRAD is awaited, but the header declares " +
+                             declared_text("torch", declared));
+  if (!awaits && has_waits)
+    errors->add("torch", "the program has WAITs, but the header declares " +
+                             declared_text("torch", declared));
+}
+
+void check_outstanding_sends(const ir::Program& program, const ir::Lowering& declared,
+                             PolicyErrors* errors) {
+  for (size_t rank = 0; rank < program.rows.size(); ++rank) {
+    const ir::Row& row = program.rows[rank];
+    int pending = 0;
+    for (size_t step = 0; step < row.size(); ++step) {
+      if (is_wait_send(row[step])) --pending;
+      if (!ir::is_send(row[step].kind()) || ++pending <= *declared.max_outstanding_sends) continue;
+      errors->add("max-outstanding-sends",
+                  fmt::format("too many SENDs are pending at `{}` on rank {}: expected at most {} "
+                              "({}), got {}",
+                              ir::to_string(row[step]), rank, *declared.max_outstanding_sends,
+                              declared_text("max-outstanding-sends", declared), pending),
+                  ir::place_at(rank, step));
+      return;
+    }
   }
 }
 
@@ -311,6 +363,8 @@ bool verify_policies(const ir::Program& program, ir::Diagnostics* diagnostics) {
     check_never_resharded(program, declared, &errors);
   }
   if (declared.reduce_every) check_is_reduced(program, declared, &errors);
+  if (declared.torch) check_torch(program, declared, &errors);
+  if (declared.max_outstanding_sends) check_outstanding_sends(program, declared, &errors);
   if (declared.receives) check_receives(program, declared, &errors);
   return diagnostics->total() == before;
 }

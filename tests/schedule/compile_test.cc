@@ -40,9 +40,9 @@ TEST(CompileTest, ANameBecomesAVerifiedProgram) {
   EXPECT_TRUE(result.is_verified);
   ASSERT_EQ(result.certificate.size(), 4u);
   EXPECT_EQ(result.certificate[0].activations.amount, 8);
-  EXPECT_EQ(result.checked,
-            (std::vector<std::string_view>{"text", "shape", "completeness", "order", "lowering",
-                                           "data_flow", "residency", "reduction", "channels"}));
+  EXPECT_EQ(result.checked, (std::vector<std::string_view>{"text", "shape", "completeness", "order",
+                                                           "lowering", "data_flow", "residency",
+                                                           "reduction", "waits", "channels"}));
 }
 
 TEST(CompileTest, TheThreeSourcesMeanTheSame) {
@@ -167,8 +167,9 @@ TEST(CompileTest, TheObserverSeesEachPass) {
            .observer = [&](std::string_view pass, const ir::AnySchedule&) {
              passes.emplace_back(pass);
            }});
-  EXPECT_EQ(passes, (std::vector<std::string>{"forward_only", "add_unshard_reshard",
-                                              "add_reduce_grad", "add_send_recv"}));
+  EXPECT_EQ(passes,
+            (std::vector<std::string>{"forward_only", "add_unshard_reshard", "add_reduce_grad",
+                                      "add_send_recv", "add_wait_send"}));
 }
 
 TEST(CompileTest, WhatIsAskedForWronglyIsADiagnostic) {

@@ -16,6 +16,7 @@
 #include "pipewright/schedule/lowering/add_send_recv.h"
 #include "pipewright/schedule/lowering/add_unshard_reshard.h"
 #include "pipewright/schedule/lowering/backward_passes.h"
+#include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedules/registry.h"
 
 namespace pipewright::schedule {
@@ -42,19 +43,52 @@ std::string csv(const ir::Rows& rows) {
   return out.str();
 }
 
-TEST(LowerTest, IsPyTorchsTokenForToken) {
+// The file holds PyTorch's lowering of an order, which the verifier accepts unless `swaps`.
+void expect_lowers_to(const std::string& lowered, const std::string& order,
+                      const ir::Lowering& policies, bool swaps = false) {
+  ir::Diagnostics diagnostics;
+  const auto program = lower(read_order(order), policies, &diagnostics);
+  ASSERT_TRUE(program) << lowered;
+  EXPECT_EQ(csv(program->rows), read_file(lowered)) << lowered;
+  EXPECT_EQ(verify(*program, {}, &diagnostics), !swaps) << lowered;
+  for (const ir::Diagnostic& error : diagnostics.kept()) EXPECT_EQ(error.rule, ir::Rule::kSwap);
+}
+
+TEST(LowerTest, IsThatOfPyTorch211TokenForToken) {
   int files = 0;
   for (const auto& entry : std::filesystem::directory_iterator("tests/orders")) {
     const std::string path = entry.path().string();
     const std::string lowered_path = path.substr(0, path.size() - 4) + "_comms.csv";
     if (path.find("zb1p") != std::string::npos || !std::filesystem::exists(lowered_path)) continue;
-    ir::Diagnostics diagnostics;
-    const auto program = lower(read_order(path), {}, &diagnostics);
-    ASSERT_TRUE(program) << path;
-    EXPECT_EQ(csv(program->rows), read_file(lowered_path)) << path;
+    ir::Lowering policies;
+    policies.torch = ir::Torch::k2_11;
+    expect_lowers_to(lowered_path, path, policies);
     ++files;
   }
   EXPECT_EQ(files, 24);
+}
+
+// The files ORDER+POLICY=VALUE... .csv.
+TEST(LowerTest, IsThatOfPyTorch215TokenForToken) {
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("tests/orders/torch_2.15")) {
+    std::istringstream name(entry.path().stem().string());
+    std::string order, policy;
+    std::getline(name, order, '+');
+    ir::Lowering policies;
+    while (std::getline(name, policy, '+')) {
+      const size_t equals = policy.find('=');
+      const auto* known = ir::find_lowering_policy(policy.substr(0, equals));
+      ASSERT_TRUE(known && known->set(policies, policy.substr(equals + 1))) << policy;
+    }
+    // PyTorch posts RECVs from one rank in another order than it sends: on NCCL, which has no tags,
+    // they would receive each other's tensors.
+    const bool swaps = policies.receives == ir::Receives::kParity &&
+                       (order.starts_with("ZBV") || order.starts_with("DualPipeV"));
+    expect_lowers_to(entry.path().string(), "tests/orders/" + order + ".csv", policies, swaps);
+    ++files;
+  }
+  EXPECT_EQ(files, 54);
 }
 
 // PyTorch's test_csv: merged and with SENDs and RECVs, without UNSHARD and REDUCE_GRAD.
@@ -72,16 +106,19 @@ TEST(LowerTest, ObserversSeeEachPassAndTheProgramRecordsPolicies) {
   ir::Lowering policies;
   policies.merge_backward = true;
   policies.reduce_every = 2;
+  policies.max_outstanding_sends = 2;
+  policies.receives = ir::Receives::kParity;
   const auto program =
       lower(schedules::make_order(spec, {2, 4, 4}), policies, &diagnostics,
             [&](std::string_view pass, const ir::AnySchedule&) { seen.emplace_back(pass); });
   EXPECT_EQ(seen, (std::vector<std::string>{"merge_backward", "add_unshard_reshard",
-                                            "add_reduce_grad", "add_send_recv"}));
+                                            "add_reduce_grad", "add_send_recv", "parity_receives",
+                                            "add_wait_send", "limit_sends"}));
   ir::Lowering recorded = policies;
+  recorded.torch = ir::Torch::k2_15;
   recorded.residency = 3;
-  recorded.lookahead = 3;
+  recorded.lookahead = ir::Lookahead(ir::Lookahead::Kind::kFull);
   recorded.evict = ir::Eviction::kPytorch;
-  recorded.receives = ir::Receives::kPytorch;
   EXPECT_EQ(program->lowering, recorded);
 }
 

@@ -8,7 +8,10 @@
 #include "pipewright/schedule/lowering/add_reduce_grad.h"
 #include "pipewright/schedule/lowering/add_send_recv.h"
 #include "pipewright/schedule/lowering/add_unshard_reshard.h"
+#include "pipewright/schedule/lowering/add_wait_send.h"
 #include "pipewright/schedule/lowering/backward_passes.h"
+#include "pipewright/schedule/lowering/limit_sends.h"
+#include "pipewright/schedule/lowering/parity_receives.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -161,6 +164,45 @@ TEST(PassesTest, FarthestKeepsTheStageNeededSoonest) {
 
 TEST(PassesTest, AnOrderThatCannotRunHasNoSendsAndReceives) {
   EXPECT_FALSE(add_send_recv({schedule(ir::Placement::loop(2, 2), 1, {",0B0,0F0", "1F0,1B0"})}));
+}
+
+// ---- SENDs and RECVs of PyTorch 2.15
+
+std::vector<std::string> texts(const ir::Program& program) {
+  std::vector<std::string> rows;
+  for (const ir::Row& cells : program.rows) rows.push_back(text(cells));
+  return rows;
+}
+
+ir::Program two_ranks(const std::string& row0, const std::string& row1) {
+  return {schedule(ir::Placement::loop(2, 2), 2, {row0, row1})};
+}
+
+// The rank with the lower number posts its RECVs from the other one before a SEND to it.
+TEST(PassesTest, ParityReceives) {
+  EXPECT_EQ(
+      texts(parity_receives(two_ranks("0F0,0SEND_F0,0RECV_B0,0F1,0SEND_F1,0B0,0RECV_B1,0B1",
+                                      "1RECV_F0,1RECV_F1,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1"))),
+      (std::vector<std::string>{"0F0,0SEND_F0,0F1,0RECV_B0,0SEND_F1,0B0,0RECV_B1,0B1",
+                                "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1"}));
+}
+
+TEST(PassesTest, LimitSends) {
+  const ir::Program program =
+      add_wait_send(two_ranks("0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1",
+                              "1RECV_F0,1RECV_F1,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1"));
+  EXPECT_EQ(texts(limit_sends(program, 2).value()), texts(program));
+  EXPECT_EQ(
+      texts(limit_sends(program, 1).value()),
+      (std::vector<std::string>{
+          "0F0,0SEND_F0,0F1,0WAIT_SEND_F0,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0WAIT_SEND_F1",
+          "1RECV_F0,1RECV_F1,1F0,1B0,1SEND_B0,1F1,1B1,1WAIT_SEND_B0,1SEND_B1,1WAIT_SEND_B1"}));
+  EXPECT_EQ(least_pending_sends(program), 1);
+  // The RECV of the first SEND comes after a RECV that waits for the second one.
+  const ir::Program crossed =
+      add_wait_send(two_ranks("0F0,0SEND_F0,0F1,0SEND_F1", "1RECV_F1,1F1,1RECV_F0,1F0"));
+  EXPECT_FALSE(limit_sends(crossed, 1));
+  EXPECT_EQ(least_pending_sends(crossed), 2);
 }
 
 }  // namespace

@@ -236,6 +236,7 @@ bool is_valid(const ir::Program& mutant, const ir::Program& original, ir::Channe
     const ir::Row& row = mutant.rows[rank];
     std::map<int, bool> unsharded, used;
     std::map<int, int> pending;
+    int reducing = -1;  // the stage whose reduction is not awaited yet
     std::set<Action> seen;
     std::set<int> reduced, with_gradients;
     for (const Action& action : row) {
@@ -287,6 +288,14 @@ bool is_valid(const ir::Program& mutant, const ir::Program& original, ir::Channe
             break;
           case ActionKind::kReduceGrad:
             if (std::exchange(pending[stage], 0) == 0) return false;
+            if (std::exchange(reducing, stage) != -1) return false;
+            break;
+          case ActionKind::kWaitSendF:
+          case ActionKind::kWaitSendB:
+            if (!has(ir::awaited_by(part).kind())) return false;
+            break;
+          case ActionKind::kWaitReduceGrad:
+            if (std::exchange(reducing, -1) != stage) return false;
             break;
           case ActionKind::kRecvF:
           case ActionKind::kRecvB:
@@ -309,6 +318,7 @@ bool is_valid(const ir::Program& mutant, const ir::Program& original, ir::Channe
     for (const auto& [stage, left_over] : pending) {
       if (left_over != 0) return false;
     }
+    if (reducing != -1) return false;
   }
   channel_model::Interpreter interpreter(mutant, model, 0);
   return !interpreter.swaps() && !interpreter.deadlocks();
@@ -436,11 +446,30 @@ constexpr Mutation kMutations[] = {
                                     ActionKind::kOverlapFB}) < 0)
          return false;
        // Moving one SEND past the others would also be a swap, so all of them move, in order.
-       ir::Row sends, rest;
-       for (const Action& one : row)
-         (one.kind() == ActionKind::kSendF ? sends : rest).push_back(one);
+       ir::Row sends, waits, rest;
+       for (const Action& one : row) {
+         (one.kind() == ActionKind::kSendF       ? sends
+          : one.kind() == ActionKind::kWaitSendF ? waits
+                                                 : rest)
+             .push_back(one);
+       }
        rest.insert(rest.end(), sends.begin(), sends.end());
+       rest.insert(rest.end(), waits.begin(), waits.end());
        row = std::move(rest);
+       return true;
+     }},
+    {ir::Rule::kNotAwaited, at_one<first_of, drop, ActionKind::kWaitSendF, ActionKind::kWaitSendB>},
+    {ir::Rule::kNotAwaited, at_one<last_of, drop, ActionKind::kWaitReduceGrad>},
+    {ir::Rule::kWaitsForNothing,
+     at_one<last_of, [](ir::Row* row, Step at) { move(row, at, 0); }, ActionKind::kWaitSendF,
+            ActionKind::kWaitSendB, ActionKind::kWaitReduceGrad>},
+    {ir::Rule::kReductionPending,
+     [](ir::Program* program, size_t rank) {
+       ir::Row& row = program->rows[rank];
+       const Step wait = first_of(row, {ActionKind::kWaitReduceGrad}),
+                  next = last_of(row, {ActionKind::kReduceGrad});
+       if (next < wait) return false;
+       move(&row, wait, next);
        return true;
      }},
     {ir::Rule::kSharded, at_one<first_of, drop, ActionKind::kUnshard>},
