@@ -49,10 +49,9 @@ GradBuckets::GradBuckets(std::vector<NamedTensor> parameters, comms::BackendPtr 
   const modules::MixedPrecisionPolicy& policy = options_.mixed_precision;
   for (NamedTensor& parameter : parameters) {
     const at::ScalarType dtype = parameter.tensor.scalar_type();
-    const at::ScalarType reduce_dtype =
-        policy.reduce_dtype.value_or(policy.param_dtype.value_or(dtype));
+    const bool is_floating = c10::isFloatingType(dtype);
     parameters_.push_back({std::move(parameter.name), std::move(parameter.tensor), dtype,
-                           c10::isFloatingType(dtype) ? reduce_dtype : dtype});
+                           is_floating ? policy.reduce_dtype.value_or(dtype) : dtype});
   }
   make_first_buckets();
 }

@@ -107,8 +107,8 @@ at::TensorOptions ParamGroup::full_options(const at::TensorOptions& shard) const
 at::TensorOptions ParamGroup::full_options() const { return full_options(shard_options()); }
 
 at::TensorOptions ParamGroup::reduce_options() const {
-  const at::TensorOptions options = full_options();
-  return policy_.reduce_dtype ? options.dtype(*policy_.reduce_dtype) : options;
+  const at::TensorOptions shard = shard_options();
+  return full_options(shard).dtype(policy_.reduce_dtype.value_or(shard.dtype().toScalarType()));
 }
 
 void ParamGroup::set_unit_name(std::string name) {

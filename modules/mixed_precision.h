@@ -18,8 +18,8 @@ struct MixedPrecisionPolicy {
   // Forward and backward use copies of the parameters in this dtype, and gather them in it;
   // nullopt: that of the parameters.
   std::optional<at::ScalarType> param_dtype = std::nullopt;
-  // Gradients are accumulated and reduced in this dtype; nullopt: that of the gradients, which is
-  // param_dtype.
+  // Gradients are accumulated and reduced in this dtype; nullopt: that of the parameters, as in
+  // PyTorch from 2.15 on (before, in param_dtype).
   std::optional<at::ScalarType> reduce_dtype = std::nullopt;
   // Floating-point outputs are cast to this dtype; nullopt: they are not cast.
   std::optional<at::ScalarType> output_dtype = std::nullopt;

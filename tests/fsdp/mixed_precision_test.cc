@@ -41,7 +41,7 @@ struct Case {
 
 const Case kNone = {"none", {}};
 const Case kBf16 = {"bf16", {.param_dtype = at::kBFloat16}};
-const Case kFp16 = {"fp16", {.param_dtype = at::kHalf}};
+const Case kFp16 = {"fp16", {.param_dtype = at::kHalf, .reduce_dtype = at::kHalf}};
 const Case kBf16InFp32 = {"bf16_reduced_in_fp32",
                           {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}};
 const Case kFp32InBf16 = {"fp32_reduced_in_bf16", {.reduce_dtype = at::kBFloat16}};

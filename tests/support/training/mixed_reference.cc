@@ -13,7 +13,7 @@ MixedReference::MixedReference(Rank& self, ModulePtr plain, ModulePtr low,
       plain_(std::move(plain)),
       low_(std::move(low)),
       compute_(policy.param_dtype.value_or(plain_->parameters()[0].scalar_type())),
-      reduce_(policy.reduce_dtype.value_or(compute_)) {
+      reduce_(policy.reduce_dtype.value_or(plain_->parameters()[0].scalar_type())) {
   low_->to(compute_);
 }
 
