@@ -14,7 +14,7 @@ def pipewright_repositories():
     # LibTorch for CPUs: three wheels of PyPI, or the folder that LIBTORCH_SITE names.
     libtorch(name = "libtorch")
 
-    # All that torch's metadata requires (4.7 GB): CUDA, cuDNN, NCCL, and torch as Python.
+    # All that torch's metadata requires (5.5 GB): CUDA, cuDNN, NCCL, and torch as Python.
     # Fetched only for --config=cuda and for tests tagged `peer`.
     torch_site(name = "torch_site")
     libtorch(name = "libtorch_cuda", cuda = True)

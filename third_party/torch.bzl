@@ -59,7 +59,7 @@ def _given_site(ctx):
     return site
 
 def _torch_site_impl(ctx):
-    ctx.report_progress("installing torch %s with its dependencies (4.7 GB)" % _locked_torch(ctx))
+    ctx.report_progress("installing torch %s with its dependencies (5.5 GB)" % _locked_torch(ctx))
     site = _given_site(ctx) or _pip_install(ctx, None, [])
     ctx.file("site_path", site)
     ctx.file("BUILD", """
@@ -81,7 +81,7 @@ def _libtorch_impl(ctx):
         # Only the libraries are used, so any python3 may fetch the wheel of this one.
         abi = ["--python-version=3.11", "--implementation=cp", "--abi=cp311", "--abi=none"]
         abi += ["--platform=manylinux_2_28_x86_64", "--platform=manylinux_2_25_x86_64", "--platform=manylinux_2_17_x86_64"]
-        ctx.report_progress("installing LibTorch %s (530 MB)" % _locked_torch(ctx))
+        ctx.report_progress("installing LibTorch %s (550 MB)" % _locked_torch(ctx))
         site = _given_site(ctx) or _pip_install(ctx, _CPU_WHEELS, abi)
     ctx.symlink(site + "/torch/include", "include")
     ctx.symlink(site + "/nvidia", "nvidia")
