@@ -1,4 +1,4 @@
-"""Runs our schedules in PyTorch: torch.distributed.pipelining of PyTorch 2.11, whose runtime takes a program as a file.
+"""Runs our schedules in PyTorch: torch.distributed.pipelining of PyTorch 2.11 to 2.15, whose runtime takes a program as a file.
 
     import pipewright as pw
     import pipewright.torch
@@ -24,13 +24,23 @@ def runtime(schedule: Schedule, stages: list, *, loss_fn=None, channels: str = "
     """Returns PyTorch's runtime for a schedule, after proving that it cannot deadlock there.
 
     `stages` are the PipelineStages of this rank, in the order of its stages in the schedule. A compute order is lowered
-    first. `channels` is the model of the communicators: PyTorch 2.11 has one per rank, "rank". `options` go to PyTorch's
-    constructor. Raises ScheduleError if the schedule is invalid under that model, ValueError if the stages are not those
-    of this rank.
+    first, for the installed PyTorch. `channels` is the model of the communicators: PyTorch has one per rank, "rank", or, from
+    2.15 on with TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P, one per ordered pair of ranks, "edge". `options` go to PyTorch's
+    constructor. Raises ScheduleError if the schedule is invalid under that model, ValueError if a program is not for the
+    installed PyTorch or if the stages are not those of this rank.
     """
+    from torch import __version__ as version
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
-    program = schedule.lower(channels=channels)
+    # 2.15 reads programs in which each SEND and REDUCE_GRAD is awaited, the others read those without.
+    rules = "2.15" if tuple(int(part) for part in version.split(".")[:2]) >= (2, 15) else "2.11"
+    is_order = schedule.level == "compute_only"
+    program = schedule.lower(channels=channels, torch=rules) if is_order else schedule.lower(channels=channels)
+    sends = [action for row in program.rows for action in row if "SEND_" in action or "REDUCE_GRAD" in action]
+    awaits = any("WAIT_" in action for action in sends)
+    if sends and awaits != (rules == "2.15"):
+        raise ValueError(f"schedule: expected a program {'with' if rules == '2.15' else 'without'} WAITs for the installed torch "
+                         f"{version}, got one {'with' if awaits else 'without'}; lower its computes with torch=\"{rules}\"")
     of_stage = program.stage_ranks
     for stage in stages:
         mine = [index for index, rank in enumerate(of_stage) if rank == stage.group_rank]

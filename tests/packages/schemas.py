@@ -17,9 +17,9 @@ import pipewright as pw
 
 FOLDER = sys.argv.pop(1)
 
-VALUES = [None, True, 0, 1, -1, 1.5, 1e-13, 1e19, "", "x y", "0F0", "0f0", "0F", "F0", "0UNSHARD", "0UNSHARD1",
-          "(0F0;0B1)OVERLAP_F_B", "(0F0;0F1)OVERLAP_F_B", "(0F0)OVERLAP_F_B", "full", "2,3", "2,,3", "inf", "loop", "edge", "latest", "compute_only",
-          [], [1], [0.5], [None], {}, {"from": 1}]
+VALUES = [None, True, 0, 1, -1, 1.5, 1e-13, 1e19, "", "x y", "0F0", "0f0", "0F", "F0", "0UNSHARD", "0UNSHARD1", "0WAIT_SEND_F0", "0WAIT_SEND_F", "0WAIT_REDUCE_GRAD",
+          "(0F0;0B1)OVERLAP_F_B", "(0F0;0F1)OVERLAP_F_B", "(0F0)OVERLAP_F_B", "full", "2,3", "2,,3", "inf", "loop", "edge", "latest",
+          "parity", "2.11", "2.12", "compute_only", [], [1], [0.5], [None], {}, {"from": 1}]
 
 
 def schema(name):
@@ -92,9 +92,10 @@ class SchemaTest(unittest.TestCase):
 
     def test_wrong_schedules(self):
         document = json.loads(pw.make("1F1B", ranks=2, microbatches=2).to_json())
-        document["lowering"] = {"residency": 2, "lookahead": "2,3", "evict": "pytorch", "receives": "latest", "reduce-every": 2,
-                                "channels": "edge", "capacity": "inf", "forward-only": False, "merge-backward": False,
-                                "split-backward": False, "weight-free-w": False}
+        document["lowering"] = {"torch": "2.15", "defer-reduce-grad-wait": False, "max-outstanding-sends": 3, "residency": 2, "lookahead": "2,3", "evict": "pytorch",
+                                "receives": "latest", "reduce-every": 2, "channels": "edge", "capacity": "inf",
+                                "forward-only": False, "merge-backward": False, "split-backward": False,
+                                "weight-free-w": False}
         document["rows"][0].append(None)
         counts = self.agree(schema("schedule"), lambda text: pw.read(text + "\n", name="variant.json"), document)
         self.assertGreater(counts[True], 50)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from ranks import run_on_ranks
 from torch.distributed.pipelining import PipelineStage
+from versions import RULES
 
 WIDTH, ROWS, RANKS, MICROBATCHES = 8, 3, 2, 6
 
@@ -21,7 +22,7 @@ def schedules():
     shape = {"ranks": RANKS, "microbatches": MICROBATCHES}
     yield pw.make("ZB-H2", **shape)
     yield pw.make("V-Half", **shape)
-    yield pw.make("1F1B", **shape).lower(receives="latest", channels="rank")
+    yield pw.make("1F1B", **shape).lower(receives="latest", channels="rank", torch=RULES)
     yield pw.search(**shape, placement="v", memory=1.5, backward_weight=0.7, comm=0.1, budget="small").schedule
     yield pw.search(**shape, placement="loop", stages=4, memory=2, budget="small").schedule
 
@@ -80,9 +81,16 @@ class TorchTest(unittest.TestCase):
                 group_rank, stage_index, num_stages = 0, 1, 2
             pipewright.torch.runtime(pw.make("1F1B", ranks=2, microbatches=2), [Stage()])
 
+    # PyTorch 2.15 awaits each SEND, 2.11 to 2.14 have no action for it.
+    def test_program_for_another_torch(self):
+        other = {"2.11": "2.15", "2.15": "2.11"}[RULES]
+        program = pw.make("1F1B", ranks=2, microbatches=2).lower(torch=other)
+        with self.assertRaisesRegex(ValueError, rf'for the installed torch {torch.__version__}.*torch="{RULES}"'.replace("+", r"\+")):
+            pipewright.torch.runtime(program, [])
+
     # What deadlocks on one communicator per rank is refused before PyTorch sees it.
     def test_deadlock_is_refused(self):
-        late = pw.make("1F1B", ranks=2, microbatches=2).lower(receives="latest", channels="edge")
+        late = pw.make("1F1B", ranks=2, microbatches=2).lower(receives="latest", channels="edge", torch=RULES)
         with self.assertRaisesRegex(pw.ScheduleError, "deadlock"):
             pipewright.torch.runtime(late, [])
 
