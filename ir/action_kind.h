@@ -61,19 +61,22 @@ inline const ActionKindInfo& info(ActionKind kind) {
 // The kind whose token is exactly `token` ("F", "SEND_F"), or nullopt.
 std::optional<ActionKind> kind_of_token(std::string_view token);
 
-// A bit mask of the kinds in a group: bit k is set for kind k.
-constexpr uint32_t kinds_of_group(ActionGroup group) {
-  uint32_t kinds = 0;
+// A set of kinds: bit k is set for kind k.
+using KindSet = uint32_t;
+constexpr KindSet bit_of(ActionKind kind) { return KindSet{1} << static_cast<uint32_t>(kind); }
+constexpr KindSet kinds_of_group(ActionGroup group) {
+  KindSet kinds = 0;
   for (const ActionKindInfo& row : kActionKinds) {
-    if (row.group == group) kinds |= 1u << static_cast<uint32_t>(row.kind);
+    if (row.group == group) kinds |= bit_of(row.kind);
   }
   return kinds;
 }
+inline constexpr KindSet kComputes = kinds_of_group(ActionGroup::kCompute);
+inline constexpr KindSet kWaits = kinds_of_group(ActionGroup::kWait);
+inline constexpr KindSet kSendWaits =
+    bit_of(ActionKind::kWaitSendF) | bit_of(ActionKind::kWaitSendB);
 
-inline bool is_compute(ActionKind kind) {
-  constexpr uint32_t kCompute = kinds_of_group(ActionGroup::kCompute);
-  return (kCompute >> static_cast<uint32_t>(kind) & 1) != 0;
-}
+inline bool is_compute(ActionKind kind) { return (kComputes & bit_of(kind)) != 0; }
 inline bool is_send(ActionKind kind) {
   return kind == ActionKind::kSendF || kind == ActionKind::kSendB;
 }
@@ -82,13 +85,8 @@ inline bool is_receive(ActionKind kind) {
 }
 inline bool is_transfer(ActionKind kind) { return is_send(kind) || is_receive(kind); }
 
-inline bool is_wait(ActionKind kind) {
-  return kind == ActionKind::kWaitSendF || kind == ActionKind::kWaitSendB ||
-         kind == ActionKind::kWaitReduceGrad;
-}
-inline bool is_wait_send(ActionKind kind) {
-  return kind == ActionKind::kWaitSendF || kind == ActionKind::kWaitSendB;
-}
+inline bool is_wait(ActionKind kind) { return (kWaits & bit_of(kind)) != 0; }
+inline bool is_wait_send(ActionKind kind) { return (kSendWaits & bit_of(kind)) != 0; }
 
 inline bool is_backward(ActionKind kind) {
   return kind == ActionKind::kBackward || kind == ActionKind::kBackwardInput ||

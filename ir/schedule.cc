@@ -37,6 +37,14 @@ bool has_backward(const Schedule& schedule) {
   return std::ranges::any_of(schedule.rows, [](const Row& row) { return has_backward(row); });
 }
 
+KindSet kinds_in(const Rows& rows) {
+  KindSet kinds = 0;
+  for (const Row& row : rows) {
+    for (const Action& action : row) kinds |= bit_of(action.kind());
+  }
+  return kinds;
+}
+
 AnySchedule make_schedule(Level level, Schedule schedule) {
   if (level == Level::kComputeOnly) return ComputeOrder{std::move(schedule)};
   return Program{std::move(schedule)};

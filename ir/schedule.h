@@ -54,6 +54,9 @@ bool recomputes(const Schedule& schedule, int stage);
 bool has_backward(const Row& row);
 bool has_backward(const Schedule& schedule);
 
+// The kinds of all actions; a compound counts as kOverlapFB. Linear.
+KindSet kinds_in(const Rows& rows);
+
 enum class Level { kComputeOnly, kComputeComms };
 
 // "compute_only" or "compute_comms".

@@ -198,14 +198,9 @@ class ChannelGraphBuilder {
 
   // Tables for the WAITs, if the program has any.
   void make_awaited() {
-    for (const ir::Row& row : schedule_.rows) {
-      for (const ir::Action& action : row) {
-        if (!ir::is_wait(action.kind())) continue;
-        sends_ = {schedule_.placement, schedule_.num_microbatches, {kNone, kNone}};
-        reductions_.assign(num_stages(), kNone);
-        return;
-      }
-    }
+    if ((ir::kinds_in(schedule_.rows) & ir::kWaits) == 0) return;
+    sends_ = {schedule_.placement, schedule_.num_microbatches, {kNone, kNone}};
+    reductions_.assign(num_stages(), kNone);
   }
   // Where the number of a SEND or REDUCE_GRAD is kept for its WAIT. Null if no WAIT needs it.
   uint32_t* awaited_by(ActionPart part) {

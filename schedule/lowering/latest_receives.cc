@@ -9,7 +9,6 @@
 // receive_mover.cc.
 #include "pipewright/schedule/lowering/latest_receives.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -54,10 +53,7 @@ void place_at_first_user(ir::Program* program) {
 ir::Program latest_receives(ir::Program program, ir::ChannelModel channels,
                             ir::ChannelCapacity capacity) {
   // Past a WAIT_SEND, a RECV may be too late even if it comes before its use.
-  const bool awaits_sends = std::ranges::any_of(program.rows, [](const ir::Row& row) {
-    return std::ranges::any_of(
-        row, [](const ir::Action& action) { return ir::is_wait_send(action.kind()); });
-  });
+  const bool awaits_sends = (ir::kinds_in(program.rows) & ir::kSendWaits) != 0;
   if (channels == ir::ChannelModel::kEdge && !awaits_sends) {
     place_at_first_user(&program);
   } else {

@@ -42,11 +42,7 @@ class Walk {
         reduced_(static_cast<size_t>(program.placement.num_stages())),
         timeline_(ir::Timeline::unwritten(program.rows)) {
     for (const RestOfRow& row : whole_rows(program.rows)) rest_.push_back({row});
-    const bool awaits_sends = std::ranges::any_of(program.rows, [](const ir::Row& row) {
-      return std::ranges::any_of(
-          row, [](const ir::Action& action) { return ir::is_wait_send(action.kind()); });
-    });
-    if (awaits_sends)
+    if ((ir::kinds_in(program.rows) & ir::kSendWaits) != 0)
       sends_.emplace(program.placement, program.num_microbatches,
                      NumbersOfSends{EdgeTransfers::kNone, EdgeTransfers::kNone});
   }

@@ -39,7 +39,7 @@ class PassedActions {
    public:
     // Marks an action as passed. Returns whether its turn has come: what it needs of its own rank
     // has been passed, and it has not.
-    bool pass(const ir::Action& action) const {
+    [[gnu::always_inline]] bool pass(const ir::Action& action) const {
       if (action.is_idle()) return true;
       const ir::ActionPart first = action.parts()[0];
       const Entry& entry = entries_[stage_kind(first)];

@@ -233,10 +233,7 @@ void check_never_resharded(const ir::Program& program, const ir::Lowering& decla
 // verify() counts the microbatches of each REDUCE_GRAD, if there is any.
 void check_is_reduced(const ir::Program& program, const ir::Lowering& declared,
                       PolicyErrors* errors) {
-  const bool reduces = std::ranges::any_of(program.rows, [](const ir::Row& row) {
-    return std::ranges::any_of(
-        row, [](const Action& action) { return action.kind() == ActionKind::kReduceGrad; });
-  });
+  const bool reduces = (ir::kinds_in(program.rows) & ir::bit_of(ActionKind::kReduceGrad)) != 0;
   if (!reduces && ir::has_backward(program))
     errors->add("reduce-every",
                 fmt::format("the program has no REDUCE_GRAD, but the header declares {}",
@@ -286,14 +283,10 @@ void check_receives(const ir::Program& program, const ir::Lowering& declared,
 // verify() finds SENDs and REDUCE_GRADs that are not awaited, if others are.
 void check_torch(const ir::Program& program, const ir::Lowering& declared, PolicyErrors* errors) {
   const bool awaits = declared.torch == ir::Torch::k2_15;
-  bool has_waits = false, has_operations = false;
-  for (const ir::Row& row : program.rows) {
-    for (const Action& action : row) {
-      has_waits = has_waits || ir::is_wait(action.kind());
-      has_operations =
-          has_operations || ir::is_send(action.kind()) || action.kind() == ActionKind::kReduceGrad;
-    }
-  }
+  const ir::KindSet kinds = ir::kinds_in(program.rows);
+  const bool has_waits = (kinds & ir::kWaits) != 0;
+  const bool has_operations = (kinds & (ir::kinds_of_group(ir::ActionGroup::kSend) |
+                                        ir::bit_of(ActionKind::kReduceGrad))) != 0;
   if (awaits && has_operations && !has_waits)
     errors->add("torch", "no SEND or REDUCE_GRAD is awaited, but the header declares " +
                              declared_text("torch", declared));

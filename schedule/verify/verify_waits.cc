@@ -133,15 +133,10 @@ class Waits {
 }  // namespace
 
 bool check_waits(const ir::Program& program, bool sends_are_checked, ir::Diagnostics* diagnostics) {
-  bool sends = false, reductions = false;
-  for (const ir::Row& row : program.rows) {
-    for (const Action& action : row) {
-      reductions = reductions || action.kind() == ActionKind::kWaitReduceGrad;
-      sends = sends || ir::is_wait_send(action.kind());
-    }
-  }
-  if (!sends && !reductions) return false;
-  sends = sends && !sends_are_checked;
+  const ir::KindSet kinds = ir::kinds_in(program.rows);
+  if ((kinds & ir::kWaits) == 0) return false;
+  const bool sends = (kinds & ir::kSendWaits) != 0 && !sends_are_checked;
+  const bool reductions = (kinds & ir::bit_of(ActionKind::kWaitReduceGrad)) != 0;
   if (!sends && !reductions) return true;
   for (size_t rank = 0; rank < program.rows.size(); ++rank)
     Waits(program.rows[rank], rank, diagnostics).check(sends, reductions);

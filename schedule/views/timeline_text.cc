@@ -48,13 +48,11 @@ class TimelineText {
   TimelineText(const ir::Schedule& schedule, const ir::Timeline& timeline,
                const TimelineTextOptions& options)
       : schedule_(schedule), timeline_(timeline), options_(options) {
+    has_waits_ = (ir::kinds_in(schedule.rows) & ir::kWaits) != 0;
     label_width_ =
         fmt::format("rank {}", schedule.rows.empty() ? 0 : schedule.rows.size() - 1).size();
     for (const ir::Row& row : schedule.rows) {
       std::vector<int> stages;
-      has_waits_ = has_waits_ || std::ranges::any_of(row, [](const Action& action) {
-                     return ir::is_wait(action.kind());
-                   });
       for (const Action& action : row) {
         for (const ActionPart part : action.parts()) stages.push_back(part.stage());
       }
