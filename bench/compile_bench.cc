@@ -14,7 +14,7 @@
 #include <optional>
 #include <utility>
 
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedule/verify/verify.h"

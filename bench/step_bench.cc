@@ -50,7 +50,7 @@
 #include "pipewright/comms/threads.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/simulate/recorded_costs.h"
 #include "pipewright/schedules/registry.h"

@@ -11,7 +11,7 @@
 #include "pipewright/cli/invocation.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/schedule.h"
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 
 // SOURCE and its options, for all commands that take a schedule: turns command-line words into a
 // call of schedule::compile and prints its diagnostics to stderr.

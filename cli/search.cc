@@ -94,7 +94,7 @@ const ir::FormatInfo& order_format(const std::string& path) {
 }
 
 // The limit in the unit of `memory_unit`; null without one.
-std::string memory_json(const search::MemoryBudget& memory) {
+std::string memory_json(const schedule::MemoryBudget& memory) {
   return memory.is_set() ? fmt::format("{}", *memory.limit()) : "null";
 }
 

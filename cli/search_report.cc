@@ -26,7 +26,7 @@ std::string memory_text(const search::SearchRequest& request) {
 // microbatch on all stages of the rank.
 std::vector<double> memory_per_rank(const search::SearchRequest& request,
                                     const search::SearchResult& result) {
-  const search::Problem& problem = result.problem;
+  const schedule::Problem& problem = result.problem;
   std::vector<double> peaks;
   for (int rank = 0; rank < problem.num_ranks(); ++rank) {
     const auto peak = static_cast<double>(result.peak_memory[static_cast<size_t>(rank)]);
@@ -50,7 +50,7 @@ std::string gap_text(const search::SearchResult& result) {
              : fmt::format("at most {:.2f}% above the optimum", 100 * result.gap());
 }
 
-std::string bound_json(const search::Problem& problem, const schedule::Bound& bound) {
+std::string bound_json(const schedule::Problem& problem, const schedule::Bound& bound) {
   std::string terms;
   for (const schedule::BoundTerm& term : bound.terms)
     terms +=

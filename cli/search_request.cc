@@ -78,7 +78,7 @@ schedule::Costs costs_for(const AskedCosts& asked, const ir::Placement& placemen
 
 // Ends the command if a rank has too little memory for any schedule.
 void require_memory(const search::SearchRequest& request) {
-  const search::Problem problem = search::problem_of(request);
+  const schedule::Problem problem = search::problem_of(request);
   const auto shortage = search::shortage_of(problem);
   if (!shortage) return;
   if (request.memory.activations)
@@ -89,7 +89,7 @@ void require_memory(const search::SearchRequest& request) {
         number_text(*request.memory.activations)));
   const double missing =
       static_cast<double>(shortage->least - shortage->limit) * problem.memory_unit;
-  const bool is_exact = shortage->limit > search::kLeastLimit;
+  const bool is_exact = shortage->limit > schedule::kLeastLimit;
   throw UsageError(
       fmt::format("--memory-bytes: no schedule fits rank {}: expected {} {:.0f} bytes, got {:.0f}",
                   shortage->rank, is_exact ? "at least" : "more than",

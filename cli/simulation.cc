@@ -14,7 +14,7 @@
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/diagnostic_json.h"
 #include "pipewright/ir/text/schedule_json.h"
-#include "pipewright/schedule/simulate/costs_json.h"
+#include "pipewright/schedule/problem/costs_json.h"
 #include "pipewright/schedule/simulate/recorded_costs.h"
 
 namespace pipewright::cli {
@@ -116,7 +116,7 @@ std::vector<OptionSpec> cost_options() {
       {"--costs",
        "",
        {ValueKind::kFile, "FILE", {}},
-       "costs of actions, as JSON (schedule/simulate/COSTS.md), or a schedule with a recording, "
+       "costs of actions, as JSON (schedule/problem/COSTS.md), or a schedule with a recording, "
        "which "
        "has their costs; the times below replace single ones"},
       time("--forward", "time of F; default: 1"),
@@ -185,8 +185,7 @@ void take_recorded_costs(const Invocation& invocation, const Input& input, Asked
   set_single_times(invocation, &asked->request);
 }
 
-schedule::search::MemoryBudget memory_of(const Invocation& invocation,
-                                         const schedule::Costs& costs) {
+schedule::MemoryBudget memory_of(const Invocation& invocation, const schedule::Costs& costs) {
   const auto activations = invocation.text("--memory"), bytes = invocation.text("--memory-bytes");
   if (activations && bytes) throw UsageError("--memory cannot be used with --memory-bytes");
   if (activations) return {.activations = memory_number("--memory", *activations)};

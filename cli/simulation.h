@@ -13,7 +13,7 @@
 #include "pipewright/cli/invocation.h"
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/source.h"
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedule/simulate/drift.h"
 
 // The cost options of all commands that simulate: turns command-line words into a call of
@@ -42,8 +42,7 @@ AskedCosts read_costs(const Invocation& invocation, Console& console);
 // single times that are given.
 void take_recorded_costs(const Invocation& invocation, const Input& input, AskedCosts* asked);
 // --memory or --memory-bytes; the latter requires costs with sizes. Throws UsageError.
-schedule::search::MemoryBudget memory_of(const Invocation& invocation,
-                                         const schedule::Costs& costs);
+schedule::MemoryBudget memory_of(const Invocation& invocation, const schedule::Costs& costs);
 // Throws UsageError if any of cost_options() was given: "--costs requires X".
 void refuse_cost_options(const Invocation& invocation, std::string_view required);
 

@@ -5,7 +5,7 @@
 
 #include "pipewright/cli/invocation.h"
 #include "pipewright/ir/schedule.h"
-#include "pipewright/schedule/simulate/costs.h"
+#include "pipewright/schedule/problem/costs.h"
 
 // Two schedules of one model, cut into different numbers of stages, for commands that compare.
 

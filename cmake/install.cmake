@@ -27,7 +27,7 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/pipewrightConfig.cmake
 file(RELATIVE_PATH prefix_from_pkgconfig /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
 configure_file(cmake/pipewright-schedule.pc.in pipewright-schedule.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/pipewright-schedule.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
-install(FILES ${pipewright_ready_files} ir/text/schedule.schema.json schedule/simulate/costs.schema.json
+install(FILES ${pipewright_ready_files} ir/text/schedule.schema.json schedule/problem/costs.schema.json
         DESTINATION ${CMAKE_INSTALL_DATADIR}/pipewright)
 
 if(PIPEWRIGHT_CLI)

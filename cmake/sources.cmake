@@ -41,10 +41,14 @@ set(pipewright_schedule_sources
     schedule/bounds/rank_terms.cc
     schedule/bounds/rest.cc
     schedule/bounds/schedule_bound.cc
-    schedule/channel_graph.cc
-    schedule/compile.cc
-    schedule/deadlock.cc
-    schedule/edge_transfers.cc
+    schedule/compile/compile.cc
+    schedule/compile/requested_policies.cc
+    schedule/compile/simulate_compiled.cc
+    schedule/graph/channel_graph.cc
+    schedule/graph/deadlock.cc
+    schedule/graph/edge_transfers.cc
+    schedule/graph/peak.cc
+    schedule/graph/receive_slots.cc
     schedule/lowering/add_reduce_grad.cc
     schedule/lowering/add_send_recv.cc
     schedule/lowering/add_unshard_reshard.cc
@@ -55,9 +59,11 @@ set(pipewright_schedule_sources
     schedule/lowering/lower.cc
     schedule/lowering/parity_receives.cc
     schedule/lowering/receive_mover.cc
-    schedule/peak.cc
-    schedule/receive_slots.cc
-    schedule/requested_policies.cc
+    schedule/problem/check_costs.cc
+    schedule/problem/costs.cc
+    schedule/problem/costs_json.cc
+    schedule/problem/make_problem.cc
+    schedule/problem/print_costs_json.cc
     schedule/search/catalogue.cc
     schedule/search/compound_dispatcher.cc
     schedule/search/compound_rows.cc
@@ -66,7 +72,6 @@ set(pipewright_schedule_sources
     schedule/search/front.cc
     schedule/search/local_search.cc
     schedule/search/local_search_moves.cc
-    schedule/search/make_problem.cc
     schedule/search/named_placement.cc
     schedule/search/recompute.cc
     schedule/search/repeat.cc
@@ -76,22 +81,17 @@ set(pipewright_schedule_sources
     schedule/search/solve_in_phases.cc
     schedule/search/templates.cc
     schedule/search/words.cc
-    schedule/simulate/check_costs.cc
     schedule/simulate/copy_plan.cc
-    schedule/simulate/costs.cc
-    schedule/simulate/costs_json.cc
     schedule/simulate/drift.cc
     schedule/simulate/jitter.cc
     schedule/simulate/lower_bounds.cc
     schedule/simulate/memory_model.cc
-    schedule/simulate/print_costs_json.cc
     schedule/simulate/recorded_costs.cc
     schedule/simulate/recorded_transfers.cc
     schedule/simulate/report.cc
     schedule/simulate/simulate.cc
     schedule/simulate/simulate_on_edges.cc
     schedule/simulate/simulate_order.cc
-    schedule/simulate_compiled.cc
     schedule/verify/certificate.cc
     schedule/verify/complete_in_order.cc
     schedule/verify/passed_actions.cc
@@ -188,11 +188,16 @@ set(pipewright_schedule_headers
     schedule/bounds/rank_terms.h
     schedule/bounds/rest.h
     schedule/bounds/schedule_bound.h
-    schedule/cancel.h
-    schedule/channel_graph.h
-    schedule/compile.h
-    schedule/deadlock.h
-    schedule/edge_transfers.h
+    schedule/compile/compile.h
+    schedule/compile/requested_policies.h
+    schedule/graph/channel_graph.h
+    schedule/graph/deadlock.h
+    schedule/graph/edge_transfers.h
+    schedule/graph/peak.h
+    schedule/graph/receive_slots.h
+    schedule/graph/stage_kinds.h
+    schedule/graph/tensor_table.h
+    schedule/graph/turns.h
     schedule/lowering/add_reduce_grad.h
     schedule/lowering/add_send_recv.h
     schedule/lowering/add_unshard_reshard.h
@@ -205,9 +210,11 @@ set(pipewright_schedule_headers
     schedule/lowering/parity_receives.h
     schedule/lowering/receive_mover.h
     schedule/lowering/receives_of.h
-    schedule/peak.h
-    schedule/receive_slots.h
-    schedule/requested_policies.h
+    schedule/problem/cancel.h
+    schedule/problem/costs.h
+    schedule/problem/costs_json.h
+    schedule/problem/make_problem.h
+    schedule/problem/problem.h
     schedule/search/catalogue.h
     schedule/search/compound_dispatcher.h
     schedule/search/compound_rows.h
@@ -215,9 +222,7 @@ set(pipewright_schedule_headers
     schedule/search/dispatcher.h
     schedule/search/front.h
     schedule/search/local_search.h
-    schedule/search/make_problem.h
     schedule/search/named_placement.h
-    schedule/search/problem.h
     schedule/search/random.h
     schedule/search/recompute.h
     schedule/search/repeat.h
@@ -230,8 +235,6 @@ set(pipewright_schedule_headers
     schedule/search/wake_queue.h
     schedule/search/words.h
     schedule/simulate/copy_plan.h
-    schedule/simulate/costs.h
-    schedule/simulate/costs_json.h
     schedule/simulate/drift.h
     schedule/simulate/in_flight.h
     schedule/simulate/jitter.h
@@ -244,9 +247,6 @@ set(pipewright_schedule_headers
     schedule/simulate/simulate.h
     schedule/simulate/simulate_on_edges.h
     schedule/simulate/simulate_order.h
-    schedule/stage_kinds.h
-    schedule/tensor_table.h
-    schedule/turns.h
     schedule/verify/certificate.h
     schedule/verify/passed_actions.h
     schedule/verify/verify.h

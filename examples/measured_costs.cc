@@ -12,8 +12,8 @@
 
 #include "examples/batch.h"
 #include "pipewright/checkpoint/durable_file.h"
-#include "pipewright/schedule/peak.h"
-#include "pipewright/schedule/simulate/costs_json.h"
+#include "pipewright/schedule/graph/peak.h"
+#include "pipewright/schedule/problem/costs_json.h"
 #include "pipewright/schedule/simulate/recorded_costs.h"
 
 namespace pipewright::examples {

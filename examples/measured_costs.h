@@ -8,7 +8,7 @@
 #include "examples/text.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/executor/executor.h"
-#include "pipewright/schedule/simulate/costs.h"
+#include "pipewright/schedule/problem/costs.h"
 
 // What the actions of a schedule cost on this machine, for `--profile` and `--schedule search`.
 
@@ -31,7 +31,7 @@ MeasuredCosts measure_costs(const Options& options, const ir::Program& program, 
                             const executor::ExecutorOptions& run, const Text& text,
                             const comms::Mesh& mesh, comms::World& world);
 
-// Writes a costs file (schedule/simulate/COSTS.md); an older file is replaced at once or stays.
+// Writes a costs file (schedule/problem/COSTS.md); an older file is replaced at once or stays.
 // Throws checkpoint::FileError.
 void write_costs(const std::string& path, const schedule::Costs& costs);
 

@@ -18,7 +18,7 @@
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/modules/clip_grad_norm.h"
 #include "pipewright/modules/distribution.h"
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 
 using namespace pipewright;
 

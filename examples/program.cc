@@ -11,7 +11,7 @@
 #include "examples/usage_error.h"
 #include "pipewright/ir/source.h"
 #include "pipewright/ir/text/render.h"
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedules/registry.h"
 
 namespace pipewright::examples {

@@ -11,7 +11,7 @@
 
 #include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/ir/text/schedule_json.h"
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedule/simulate/recorded_costs.h"
 
 namespace pipewright::examples {

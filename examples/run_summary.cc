@@ -7,7 +7,7 @@
 #include "examples/gpt.h"
 #include "examples/program.h"
 #include "pipewright/comms/store_exchange.h"
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 
 namespace pipewright::examples {
 namespace {

@@ -8,8 +8,8 @@
 #include "examples/usage_error.h"
 #include "pipewright/ir/source.h"
 #include "pipewright/ir/text/plan.h"
-#include "pipewright/schedule/compile.h"
-#include "pipewright/schedule/peak.h"
+#include "pipewright/schedule/compile/compile.h"
+#include "pipewright/schedule/graph/peak.h"
 #include "pipewright/schedule/search/named_placement.h"
 #include "pipewright/schedule/search/search.h"
 
@@ -63,7 +63,7 @@ FoundSchedule find_schedule(const Options& options, int stages_per_rank, Backwar
                             const schedule::Costs& costs, std::optional<double> activations) {
   const search::SearchRequest request =
       request_of(options, stages_per_rank, backwards, costs, activations);
-  const search::Problem problem = search::problem_of(request);
+  const schedule::Problem problem = search::problem_of(request);
   if (const auto shortage = search::shortage_of(problem)) {
     std::ostringstream text;
     text << "--search-memory: expected at least "

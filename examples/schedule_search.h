@@ -7,7 +7,7 @@
 
 #include "examples/options.h"
 #include "pipewright/ir/schedule.h"
-#include "pipewright/schedule/simulate/costs.h"
+#include "pipewright/schedule/problem/costs.h"
 
 // The schedules of `--schedule search`: one to measure costs with, and those to try.
 

@@ -4,7 +4,7 @@
 #include <limits>
 #include <utility>
 
-#include "pipewright/schedule/channel_graph.h"
+#include "pipewright/schedule/graph/channel_graph.h"
 
 namespace pipewright::executor {
 

@@ -11,7 +11,7 @@
 #include "pipewright/ir/text/read.h"
 #include "pipewright/ir/text/render.h"
 #include "pipewright/ir/text/spelling.h"
-#include "pipewright/schedule/simulate/costs_json.h"
+#include "pipewright/schedule/problem/costs_json.h"
 #include "pipewright/schedule/views/diff.h"
 #include "pipewright/schedule/views/table.h"
 

@@ -10,7 +10,7 @@
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/source.h"
 #include "pipewright/python/errors.h"
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedule/verify/certificate.h"
 #include "pipewright/schedules/schedule_spec.h"
 

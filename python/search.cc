@@ -33,7 +33,7 @@ schedule::search::SearchRequest request_of(const SearchArguments& asked) {
   ir::Diagnostics diagnostics;
   if (!schedule::check_costs(asked.costs, {}, request.placement, asked.microbatches, &diagnostics))
     throw ScheduleFailure(diagnostics, nullptr);
-  const schedule::search::Problem problem = schedule::search::problem_of(request);
+  const schedule::Problem problem = schedule::search::problem_of(request);
   if (const auto shortage = schedule::search::shortage_of(problem))
     throw std::invalid_argument(fmt::format(
         "memory: no schedule fits rank {}: its limit is {:.1f}% of the least that one "
@@ -61,7 +61,7 @@ auto run_interruptibly(const Work& work, const std::function<bool()>& interrupte
 }
 
 SearchOutcome outcome_of(schedule::search::SearchResult result, std::string placement,
-                         const schedule::search::MemoryBudget& memory) {
+                         const schedule::MemoryBudget& memory) {
   const int stages = result.order.placement.num_stages();
   return {Schedule(ir::AnySchedule(std::move(result.order))),
           result.cost,

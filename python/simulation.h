@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "pipewright/python/schedule.h"
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 
 namespace pipewright::python {
 

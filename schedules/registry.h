@@ -17,7 +17,7 @@
 //   const Shape shape{.ranks = 4, .stages = default_stages(spec, 4), .microbatches = 8};
 //   if (!shape_error(spec, shape)) order = make_order(spec, shape);
 //
-// schedule/compile.h does this, and lowers and verifies the result. Constant data and pure
+// schedule/compile/compile.h does this, and lowers and verifies the result. Constant data and pure
 // functions, callable from any thread.
 
 namespace pipewright::schedules {

@@ -17,11 +17,6 @@
 namespace pipewright::schedule {
 namespace {
 
-using search::Memory;
-using search::Problem;
-using search::StageWork;
-using search::Ticks;
-
 __extension__ using Area = __int128;
 
 Bound with_sum(Bound bound) {

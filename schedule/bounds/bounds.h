@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/problem/problem.h"
 
 // Lower bounds on the cost of every schedule of a problem: no order of the actions that respects
 // the memory limits costs less, whoever finds it. A schedule whose cost equals a bound is optimal.
@@ -41,13 +41,13 @@ namespace pipewright::schedule {
 
 struct BoundTerm {
   std::string_view name;
-  search::Ticks value;
+  Ticks value;
 
   friend bool operator==(const BoundTerm&, const BoundTerm&) = default;
 };
 
 struct Bound {
-  search::Ticks value = 0;
+  Ticks value = 0;
   std::string_view name = "work";
   int rank = -1;   // whose span is bounded; -1 if the bound says nothing
   int other = -1;  // the rank whose window is inside that span (nested bounds); -1 for none
@@ -57,11 +57,11 @@ struct Bound {
 };
 
 // Work: T >= work(x), less Hidden(0). A rank runs one action or compound at a time.
-Bound work_bound(const search::Problem& problem);
+Bound work_bound(const Problem& problem);
 
 // One microbatch: T >= path(x0, x0) + I_x0 + W_x0, of the slowest microbatch. F_x0, I_x0 and W_x0
 // are all on x.
-Bound one_microbatch_bound(const search::Problem& problem);
+Bound one_microbatch_bound(const Problem& problem);
 
 // Warm-up and cool-down of one rank: T >= work(x) + warm + cool, where
 //
@@ -84,7 +84,7 @@ Bound one_microbatch_bound(const search::Problem& problem);
 // microbatches as fit in memory: the n that have run F_xl before the first I must last for a lap,
 // from F_xl to I_xl, because the next F_xl comes after it. Likewise at the end. Theorem 6 of
 // docs/bounds.md; only without an overlap.
-Bound warm_up_and_cool_down_bound(const search::Problem& problem);
+Bound warm_up_and_cool_down_bound(const Problem& problem);
 
 // Nested window: for ranks r and x with r0 < x0,
 //
@@ -105,7 +105,7 @@ Bound warm_up_and_cool_down_bound(const search::Problem& problem);
 // is done; warm is idle before the first I as above; after the last F at least chain passes, in
 // which what was left then is done, but for q: Is + Ws - q. So the window lasts at least work(x) -
 // q + warm + max(0, chain - Is - Ws + q), which is at least the value for q = Ws.
-Bound nested_window_bound(const search::Problem& problem);
+Bound nested_window_bound(const Problem& problem);
 
 // Memory over time: T * L >= sum over the stages of x of m (life_s a_s + W_s h_s) + ramps, where
 // life_s = path(s, s) + I_s. Each activation is in memory for so long, and the rank has L.
@@ -115,7 +115,7 @@ Bound nested_window_bound(const search::Problem& problem);
 // the largest b_s, the area below L that stays unused while they run is at least g L (L - b) / 2;
 // equal stages with L a multiple of b meet this. The same holds for the last Is and Ws, seen
 // backwards in time.
-Bound memory_area_bound(const search::Problem& problem);
+Bound memory_area_bound(const Problem& problem);
 
 // Memory over time inside a nested window: for r0 < x0, T >= head + E + tail, where
 //
@@ -123,12 +123,12 @@ Bound memory_area_bound(const search::Problem& problem);
 //
 // Proof. The window of x has all F-to-I lifetimes. The Ws that are left at its end are in memory,
 // so the sum of their h_s is at most L, and what they take away from the area is at most L max W_s.
-Bound nested_memory_area_bound(const search::Problem& problem);
+Bound nested_memory_area_bound(const Problem& problem);
 
 // Lifetimes in turn: at most k = L div a_x0 microbatches are between F_x0 and the end of I_x0 at
 // any time, so they can be coloured with k colours such that those of one colour follow each
 // other: T >= ceil(m / k) (path(x0, x0) + I_x0) + W_x0.
-Bound lifetimes_bound(const search::Problem& problem);
+Bound lifetimes_bound(const Problem& problem);
 
 // Whole microbatches in memory: for r0 <= x0 (r may be x), T >= head + E + tail, where
 //
@@ -149,7 +149,7 @@ Bound lifetimes_bound(const search::Problem& problem);
 // With an overlap o, every F counts with F (1 - o) in `lost`: a compound takes at least that and I.
 //
 // This decides where few whole microbatches fit: the memory area bound counts fractions.
-Bound whole_microbatches_bound(const search::Problem& problem);
+Bound whole_microbatches_bound(const Problem& problem);
 
 // First backwards, of all ranks together. Let late_x be how much more time than path(x0, xl) passes
 // from the start of the first F on x to the start of its first I. T is at least the smallest value
@@ -168,7 +168,7 @@ Bound whole_microbatches_bound(const search::Problem& problem);
 //
 // This decides where memory is plentiful: the first gradient meets an F in progress on every rank,
 // unless the rank has left a gap for it.
-Bound first_backwards_bound(const search::Problem& problem);
+Bound first_backwards_bound(const Problem& problem);
 
 // Copies of a rank that offloads: T >= head + m * sum over its stages of (offload_s + reload_s) +
 // tail, where, with s the first stage on x that has copies,
@@ -182,17 +182,17 @@ Bound first_backwards_bound(const search::Problem& problem);
 //
 // The other bounds take for a_s what never leaves the device, StageWork::activation: whatever is
 // offloaded, this much is in use from the start of F to the end of I.
-Bound copies_bound(const search::Problem& problem);
+Bound copies_bound(const Problem& problem);
 
 // The problem in which h_s is at most a_s. A schedule may also run I and W of a microbatch as a
 // whole backward B, which has memory a_s until it ends: in this problem it is an I and a W, so what
 // no schedule of this problem can do, no schedule with whole backwards can.
-search::Problem allowing_whole_backwards(search::Problem problem);
+Problem allowing_whole_backwards(Problem problem);
 
 // All of the above for allowing_whole_backwards(problem), in this order.
-std::vector<Bound> lower_bounds(const search::Problem& problem);
+std::vector<Bound> lower_bounds(const Problem& problem);
 // The largest of them; the first of equals.
-Bound lower_bound(const search::Problem& problem);
+Bound lower_bound(const Problem& problem);
 
 }  // namespace pipewright::schedule
 

@@ -2,10 +2,7 @@
 
 namespace pipewright::schedule {
 
-using search::StageWork;
-using search::Ticks;
-
-Chain::Chain(const search::Problem& problem, int microbatch) {
+Chain::Chain(const Problem& problem, int microbatch) {
   const auto stages = static_cast<size_t>(problem.num_stages());
   for (const StageWork& work : problem.stages) {
     forward_.push_back(problem.scaled(work.forward, microbatch));

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/problem/problem.h"
 
 namespace pipewright::schedule {
 
@@ -12,39 +12,39 @@ namespace pipewright::schedule {
 // times between two of them are differences of sums that are computed once. Immutable.
 class Chain {
  public:
-  Chain(const search::Problem& problem, int microbatch);
+  Chain(const Problem& problem, int microbatch);
 
   // The times of the microbatch's actions.
-  search::Ticks forward(int stage) const { return at(forward_, stage); }
-  search::Ticks backward_input(int stage) const { return at(backward_input_, stage); }
-  search::Ticks backward_weight(int stage) const { return at(backward_weight_, stage); }
+  Ticks forward(int stage) const { return at(forward_, stage); }
+  Ticks backward_input(int stage) const { return at(backward_input_, stage); }
+  Ticks backward_weight(int stage) const { return at(backward_weight_, stage); }
 
   // From the start of F on `from` to the start of I on `to`.
-  search::Ticks path(int from, int to) const {
+  Ticks path(int from, int to) const {
     return turn_ - at(forward_start_, from) + at(backward_end_, to) - backward_input(to);
   }
   // From the end of F on `from` to the end of I on `to`.
-  search::Ticks chain(int from, int to) const {
+  Ticks chain(int from, int to) const {
     return path(from, to) - forward(from) + backward_input(to);
   }
   // From the start of F on `outer` to the start of F on `inner`; outer <= inner.
-  search::Ticks head(int outer, int inner) const {
+  Ticks head(int outer, int inner) const {
     return at(forward_start_, inner) - at(forward_start_, outer);
   }
   // From the end of I on `inner` to the end of I on `outer`; outer <= inner.
-  search::Ticks tail(int outer, int inner) const {
+  Ticks tail(int outer, int inner) const {
     return at(backward_end_, outer) - at(backward_end_, inner);
   }
 
  private:
-  static search::Ticks at(const std::vector<search::Ticks>& values, int stage) {
+  static Ticks at(const std::vector<Ticks>& values, int stage) {
     return values[static_cast<size_t>(stage)];
   }
 
-  std::vector<search::Ticks> forward_, backward_input_, backward_weight_;  // by stage
-  std::vector<search::Ticks> forward_start_;  // by stage, from the start of F on stage 0
-  search::Ticks turn_ = 0;                    // the end of F on the last stage, from there too
-  std::vector<search::Ticks> backward_end_;   // by stage, from the end of F on the last stage
+  std::vector<Ticks> forward_, backward_input_, backward_weight_;  // by stage
+  std::vector<Ticks> forward_start_;  // by stage, from the start of F on stage 0
+  Ticks turn_ = 0;                    // the end of F on the last stage, from there too
+  std::vector<Ticks> backward_end_;   // by stage, from the end of F on the last stage
 };
 
 }  // namespace pipewright::schedule

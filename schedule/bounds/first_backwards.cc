@@ -13,9 +13,6 @@
 namespace pipewright::schedule {
 namespace {
 
-using search::Problem;
-using search::Ticks;
-
 struct Rank {
   const Problem* problem = nullptr;
   int index = 0, first = 0, last = 0;

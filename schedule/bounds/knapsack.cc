@@ -9,9 +9,6 @@
 namespace pipewright::schedule {
 namespace {
 
-using search::Memory;
-using search::Ticks;
-
 constexpr Memory kLargestTable = 4096;
 
 // best[c] is the most work within c units; an item that can fill the table is added by one

@@ -5,14 +5,14 @@
 #include <span>
 #include <vector>
 
-#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/problem/problem.h"
 
 namespace pipewright::schedule {
 
 // Something that occupies memory and stands for work, and how often it can occur.
 struct MemoryItem {
-  search::Memory size;
-  search::Ticks work;
+  Memory size;
+  Ticks work;
   int64_t count;
 };
 
@@ -20,25 +20,24 @@ struct MemoryItem {
 class Knapsack {
  public:
   // Sizes, works and counts must not be negative. O(items * largest / unit).
-  Knapsack(std::span<const MemoryItem> items, search::Memory largest);
+  Knapsack(std::span<const MemoryItem> items, Memory largest);
 
   // At least as much as the work of any selection of items whose sizes sum to at most `capacity`,
   // which is at most `largest`. The largest such work exactly if all sizes are multiples of a unit
   // of which `largest` has at most 4096, so for all memory limits in activations; otherwise with
   // fractions of items allowed, which is more. An item of size 0 is always taken. A negative
   // capacity holds nothing. O(1) if exact, otherwise O(items).
-  search::Ticks most_work(search::Memory capacity) const;
+  Ticks most_work(Memory capacity) const;
 
  private:
-  search::Memory unit_ = 1;
-  search::Ticks free_ = 0;  // work that occupies no memory
-  std::vector<search::Ticks>
-      best_;  // by capacity in units, without free_; empty if there are too many
+  Memory unit_ = 1;
+  Ticks free_ = 0;           // work that occupies no memory
+  std::vector<Ticks> best_;  // by capacity in units, without free_; empty if there are too many
   std::vector<MemoryItem> sized_;  // the others, those with the most work per size first
 };
 
 // Of one capacity.
-search::Ticks most_work(std::span<const MemoryItem> items, search::Memory capacity);
+Ticks most_work(std::span<const MemoryItem> items, Memory capacity);
 
 }  // namespace pipewright::schedule
 

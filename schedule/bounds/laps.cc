@@ -11,9 +11,6 @@
 namespace pipewright::schedule {
 namespace {
 
-using search::Memory;
-using search::Ticks;
-
 constexpr Ticks kMost = std::numeric_limits<Ticks>::max();
 
 }  // namespace

@@ -6,7 +6,7 @@
 
 #include "pipewright/schedule/bounds/chain.h"
 #include "pipewright/schedule/bounds/rank_memory.h"
-#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/problem/problem.h"
 
 namespace pipewright::schedule {
 
@@ -19,9 +19,9 @@ namespace pipewright::schedule {
 // before with less work. Seen backwards in time, the same holds for the n microbatches that have
 // I_xl left when the last F ends.
 struct LapIdle {
-  search::Ticks warm_up;    // until the lap after the first I is over
-  search::Ticks rest;       // from the lap before the last F on, as in RestAtShare
-  search::Ticks cool_down;  // as rest, with all W work done before the last I ends
+  Ticks warm_up;    // until the lap after the first I is over
+  Ticks rest;       // from the lap before the last F on, as in RestAtShare
+  Ticks cool_down;  // as rest, with all W work done before the last I ends
 };
 
 // Of the rank with these stages, ascending, and this memory, without compounds. `share` is one of
@@ -29,7 +29,7 @@ struct LapIdle {
 // microbatches as fit in memory are there: the two idle times may overlap then.
 std::optional<LapIdle> lap_idle(const Chain& fast, const Chain& slow,
                                 const std::vector<int>& stages, const RankMemory& memory,
-                                search::Ticks share);
+                                Ticks share);
 
 }  // namespace pipewright::schedule
 

@@ -4,11 +4,7 @@
 
 namespace pipewright::schedule {
 
-using search::Memory;
-using search::StageWork;
-
-RankMemory::RankMemory(const search::Problem& problem, const Chain& slow,
-                       const std::vector<int>& stages)
+RankMemory::RankMemory(const Problem& problem, const Chain& slow, const std::vector<int>& stages)
     : microbatches(problem.num_microbatches) {
   Memory most = 0;
   for (const int stage : stages) {

@@ -7,7 +7,7 @@
 #include "pipewright/schedule/bounds/chain.h"
 #include "pipewright/schedule/bounds/knapsack.h"
 #include "pipewright/schedule/bounds/rest.h"
-#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/problem/problem.h"
 
 // What the memory of one rank can hold, as items of knapsack problems. bounds.h has the notation.
 //
@@ -18,13 +18,13 @@
 namespace pipewright::schedule {
 
 struct RankMemory {
-  RankMemory(const search::Problem& problem, const Chain& slow, const std::vector<int>& stages);
+  RankMemory(const Problem& problem, const Chain& slow, const std::vector<int>& stages);
 
   int64_t microbatches;
-  search::Memory limit = 0;  // L, at most what all microbatches take
-  search::Memory whole = 0;  // of one microbatch between its last F and its first I: all a_s
-  search::Ticks forwards = 0, inputs = 0, weights = 0;  // of one microbatch
-  bool all_fit = false;                                 // all Fs of the rank fit in memory at once
+  Memory limit = 0;  // L, at most what all microbatches take
+  Memory whole = 0;  // of one microbatch between its last F and its first I: all a_s
+  Ticks forwards = 0, inputs = 0, weights = 0;  // of one microbatch
+  bool all_fit = false;                         // all Fs of the rank fit in memory at once
 
   std::vector<MemoryItem> single_forwards;  // of any stages
   std::vector<MemoryItem> held;             // Ws, after their I

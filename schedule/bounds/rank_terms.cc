@@ -13,11 +13,6 @@
 namespace pipewright::schedule {
 namespace {
 
-using search::Memory;
-using search::Problem;
-using search::StageWork;
-using search::Ticks;
-
 // The microbatch whose times come first.
 template <typename Before>
 int extreme(const Problem& problem, Before before) {

@@ -3,9 +3,6 @@
 namespace pipewright::schedule {
 namespace {
 
-using search::Memory;
-using search::Ticks;
-
 std::vector<MemoryItem> weighed(const std::vector<UnfinishedItem>& items, Ticks share) {
   std::vector<MemoryItem> all;
   all.reserve(items.size());

@@ -5,14 +5,14 @@
 #include <vector>
 
 #include "pipewright/schedule/bounds/knapsack.h"
-#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/problem/problem.h"
 
 namespace pipewright::schedule {
 
 // Is and Ws that are left to do, and their memory.
 struct UnfinishedItem {
-  search::Memory size;
-  search::Ticks inputs, weights;
+  Memory size;
+  Ticks inputs, weights;
   int64_t count;
 };
 
@@ -26,26 +26,24 @@ struct UnfinishedItem {
 // that is at most as large, for any share from 0 to kWholeShare:
 //
 //   share / kWholeShare (chain - I work) - W work
-constexpr search::Ticks kWholeShare = 1024;
+constexpr Ticks kWholeShare = 1024;
 
 class RestAtShare {
  public:
   // Of items that take at most `largest`.
-  RestAtShare(const std::vector<UnfinishedItem>& items, search::Memory largest,
-              search::Ticks share);
+  RestAtShare(const std::vector<UnfinishedItem>& items, Memory largest, Ticks share);
 
   // kWholeShare times the least value where this I and W work is left, and that of items within a
   // capacity of at most `largest`.
-  search::Ticks scaled(search::Ticks chain, search::Ticks inputs, search::Ticks weights,
-                       search::Memory capacity) const;
+  Ticks scaled(Ticks chain, Ticks inputs, Ticks weights, Memory capacity) const;
 
  private:
-  search::Ticks share_;
+  Ticks share_;
   Knapsack items_;
 };
 
 // Divided by kWholeShare, and rounded up, as costs are whole numbers.
-search::Ticks unscaled(search::Ticks scaled);
+Ticks unscaled(Ticks scaled);
 
 }  // namespace pipewright::schedule
 

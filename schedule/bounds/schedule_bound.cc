@@ -12,12 +12,12 @@ namespace {
 // A change of the memory in use.
 struct Change {
   double time;  // or the step, if times are not known
-  search::Memory amount;
+  Memory amount;
   int step;
 };
 
 // The changes on a rank: copies to the host, actions in the order of the row, copies back.
-std::vector<Change> changes_on(const ir::Schedule& schedule, const search::Problem& problem,
+std::vector<Change> changes_on(const ir::Schedule& schedule, const Problem& problem,
                                const CopyPlan& copies, const ir::Timeline* timeline, size_t rank) {
   std::vector<Change> changes;
   const ir::Row& row = schedule.rows[rank];
@@ -36,8 +36,8 @@ std::vector<Change> changes_on(const ir::Schedule& schedule, const search::Probl
     const ir::Interval time =
         timeline != nullptr ? timeline->at(rank, index) : ir::Interval{now, now};
     for (const ir::ActionPart part : row[index].parts()) {
-      const search::StageWork& work = problem.work(part.stage());
-      const search::Memory whole = work.activation + work.offloaded;
+      const StageWork& work = problem.work(part.stage());
+      const Memory whole = work.activation + work.offloaded;
       if (part.kind() == ir::ActionKind::kForward) changes.push_back({time.start, whole, step});
       if (ir::gives_input_gradient(part.kind())) {
         changes.push_back({time.start, work.recomputed, step});
@@ -59,7 +59,7 @@ std::vector<Change> changes_on(const ir::Schedule& schedule, const search::Probl
 MemoryPeak peak_of(std::vector<Change> changes) {
   std::ranges::stable_sort(changes, {}, &Change::time);
   MemoryPeak peak;
-  search::Memory used = 0;
+  Memory used = 0;
   for (const Change& change : changes) {
     used += change.amount;
     if (used > peak.amount) peak = {used, change.step};
@@ -69,15 +69,14 @@ MemoryPeak peak_of(std::vector<Change> changes) {
 
 }  // namespace
 
-search::Problem problem_of(const ir::Schedule& schedule, const Costs& costs, const Report& report,
-                           const search::MemoryBudget& memory) {
-  search::Problem problem =
-      search::make_problem(schedule.placement, schedule.num_microbatches, costs, memory);
+Problem problem_of(const ir::Schedule& schedule, const Costs& costs, const Report& report,
+                   const MemoryBudget& memory) {
+  Problem problem = make_problem(schedule.placement, schedule.num_microbatches, costs, memory);
   const bool has_backward = ir::has_backward(schedule);
   const std::vector<bool> is_split = split_stages(schedule);
   for (size_t stage = 0; stage < problem.stages.size(); ++stage) {
     if (is_split[stage]) continue;
-    search::StageWork& work = problem.stages[stage];
+    StageWork& work = problem.stages[stage];
     work.backward_input = has_backward ? work.backward_input + work.backward_weight : 0;
     work.backward_weight = work.weight_input = 0;
   }
@@ -86,7 +85,7 @@ search::Problem problem_of(const ir::Schedule& schedule, const Costs& costs, con
   return problem;
 }
 
-std::vector<MemoryPeak> memory_peaks(const ir::Schedule& schedule, const search::Problem& problem,
+std::vector<MemoryPeak> memory_peaks(const ir::Schedule& schedule, const Problem& problem,
                                      const CopyPlan& copies, const ir::Timeline* timeline) {
   std::vector<MemoryPeak> peaks;
   for (size_t rank = 0; rank < schedule.rows.size(); ++rank)
@@ -95,9 +94,8 @@ std::vector<MemoryPeak> memory_peaks(const ir::Schedule& schedule, const search:
 }
 
 ScheduleBound bound_of(const ir::Schedule& schedule, const Costs& costs, const Report& report,
-                       const search::MemoryBudget& memory) {
-  const search::Problem problem =
-      allowing_whole_backwards(problem_of(schedule, costs, report, memory));
+                       const MemoryBudget& memory) {
+  const Problem problem = allowing_whole_backwards(problem_of(schedule, costs, report, memory));
   const Bound bound = ir::has_backward(schedule) ? lower_bound(problem) : work_bound(problem);
   ScheduleBound result{.value = problem.time(bound.value),
                        .name = bound.name,
@@ -110,9 +108,9 @@ ScheduleBound bound_of(const ir::Schedule& schedule, const Costs& costs, const R
                        .recomputed = {}};
   for (const BoundTerm& term : bound.terms)
     result.terms.emplace_back(term.name, problem.time(term.value));
-  for (const search::Memory limit : problem.memory_limits)
+  for (const Memory limit : problem.memory_limits)
     result.memory_limits.push_back(problem.size(limit));
-  for (const search::StageWork& work : problem.stages) {
+  for (const StageWork& work : problem.stages) {
     result.activations.push_back(problem.size(work.activation));
     result.weight_inputs.push_back(problem.size(work.weight_input));
     result.recomputed.push_back(problem.size(work.recomputed));

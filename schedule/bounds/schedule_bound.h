@@ -7,10 +7,10 @@
 
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/timeline.h"
-#include "pipewright/schedule/search/make_problem.h"
-#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/problem/costs.h"
+#include "pipewright/schedule/problem/make_problem.h"
+#include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/simulate/copy_plan.h"
-#include "pipewright/schedule/simulate/costs.h"
 #include "pipewright/schedule/simulate/report.h"
 
 namespace pipewright::schedule {
@@ -19,18 +19,18 @@ namespace pipewright::schedule {
 // given memory, or else as many live activations as the schedule has at its peak, each whole from
 // its F to the end of its B or W. A stage whose backwards are all whole has no W. The costs must
 // fit the schedule (check_costs); `report` must be its report.
-search::Problem problem_of(const ir::Schedule& schedule, const Costs& costs, const Report& report,
-                           const search::MemoryBudget& memory);
+Problem problem_of(const ir::Schedule& schedule, const Costs& costs, const Report& report,
+                   const MemoryBudget& memory);
 
 // The most memory that a rank of a schedule uses, as the problem counts it, and the first step at
 // which it does. One entry per rank. Linear in the number of actions, O(n log n) with copies.
 struct MemoryPeak {
-  search::Memory amount = 0;
+  Memory amount = 0;
   int step = 0;
 };
 // `copies` are those of a schedule that offloads, and `timeline` is when it runs: what is on the
 // host follows from both. Without them nothing is offloaded, and the order of the actions decides.
-std::vector<MemoryPeak> memory_peaks(const ir::Schedule& schedule, const search::Problem& problem,
+std::vector<MemoryPeak> memory_peaks(const ir::Schedule& schedule, const Problem& problem,
                                      const CopyPlan& copies = {},
                                      const ir::Timeline* timeline = nullptr);
 
@@ -55,7 +55,7 @@ struct ScheduleBound {
 // less than a billionth of it is taken for the cost. Of a schedule without backwards, only the work
 // is bounded. Linear in the number of actions, and the time of lower_bound().
 ScheduleBound bound_of(const ir::Schedule& schedule, const Costs& costs, const Report& report,
-                       const search::MemoryBudget& memory);
+                       const MemoryBudget& memory);
 
 }  // namespace pipewright::schedule
 

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "pipewright/schedule/deadlock.h"
+#include "pipewright/schedule/graph/deadlock.h"
 #include "pipewright/schedule/lowering/add_reduce_grad.h"
 #include "pipewright/schedule/lowering/add_send_recv.h"
 #include "pipewright/schedule/lowering/add_unshard_reshard.h"

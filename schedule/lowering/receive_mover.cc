@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "pipewright/ir/rank_pairs.h"
-#include "pipewright/schedule/channel_graph.h"
+#include "pipewright/schedule/graph/channel_graph.h"
 
 namespace pipewright::schedule {
 namespace {

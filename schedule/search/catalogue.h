@@ -4,7 +4,7 @@
 #include <atomic>
 #include <vector>
 
-#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/search/solve.h"
 
 namespace pipewright::schedule::search {

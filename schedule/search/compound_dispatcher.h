@@ -3,8 +3,8 @@
 
 #include <vector>
 
+#include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/search/compound_rows.h"
-#include "pipewright/schedule/search/problem.h"
 
 namespace pipewright::schedule::search {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "pipewright/ir/schedule.h"
-#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/search/words.h"
 
 // Schedules with compounds as the search handles them: words (words.h) in which an F may run at the

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "pipewright/ir/check.h"
-#include "pipewright/schedule/cancel.h"
+#include "pipewright/schedule/problem/cancel.h"
 #include "pipewright/schedule/search/compound_dispatcher.h"
 #include "pipewright/schedule/search/random.h"
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/search/compound_rows.h"
-#include "pipewright/schedule/search/problem.h"
 #include "pipewright/schedule/search/solve.h"
 
 // The search for compounds that pay, where the problem has an overlap: from schedules with few

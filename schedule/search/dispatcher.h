@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/search/wake_queue.h"
 #include "pipewright/schedule/search/words.h"
 

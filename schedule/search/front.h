@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "pipewright/ir/placement.h"
+#include "pipewright/schedule/problem/costs.h"
 #include "pipewright/schedule/search/search.h"
-#include "pipewright/schedule/simulate/costs.h"
 
 // What each placement makes of each amount of memory: the search over several placements.
 

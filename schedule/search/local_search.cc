@@ -18,7 +18,7 @@
 #include <functional>
 
 #include "pipewright/ir/check.h"
-#include "pipewright/schedule/cancel.h"
+#include "pipewright/schedule/problem/cancel.h"
 
 namespace pipewright::schedule::search {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/search/random.h"
 #include "pipewright/schedule/search/words.h"
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/search/words.h"
 
 // Schedules for many microbatches from schedules for few: a part of each rank's word in which every

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/search/words.h"
 
 namespace pipewright::schedule::search {

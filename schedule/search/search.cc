@@ -8,8 +8,7 @@
 #include <utility>
 
 #include "pipewright/ir/check.h"
-#include "pipewright/schedule/cancel.h"
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/problem/cancel.h"
 #include "pipewright/schedule/search/catalogue.h"
 #include "pipewright/schedule/search/compound_search.h"
 #include "pipewright/schedule/search/recompute.h"
@@ -17,6 +16,9 @@
 #include "pipewright/schedule/search/solve_in_phases.h"
 #include "pipewright/schedule/search/words.h"
 #include "pipewright/schedule/simulate/jitter.h"
+#include "pipewright/schedule/simulate/report.h"
+#include "pipewright/schedule/simulate/simulate.h"
+#include "pipewright/schedule/verify/verify.h"
 
 namespace pipewright::schedule::search {
 namespace {
@@ -24,32 +26,30 @@ namespace {
 constexpr int kNoisyRuns = 100;
 constexpr double kSlowRank = 1.05, kSlowLinks = 2;
 
-double makespan_with(const CompileResult& compiled, SimulateRequest request) {
-  return simulate(compiled, request).simulation->report.makespan;
+double makespan_of(const ir::ComputeOrder& order, const Costs& costs) {
+  return report_on(order, costs, simulate(order, costs)).makespan;
 }
 
 // nullopt once the request is cancelled.
 std::optional<Robustness> robustness_of(const ir::ComputeOrder& order,
                                         const SearchRequest& request) {
-  const Costs& costs = request.costs;
-  const CompileResult compiled = compile({.source = ir::AnySchedule(order),
-                                          .level = ir::Level::kComputeOnly,
-                                          .depth = Depth::kVerify});
-  PW_CHECK(compiled.ok(), "what the search finds is valid");
-  const SimulateResult plain = simulate(compiled, {.costs = costs});
-  const double makespan = std::max(plain.simulation->report.makespan, kLeastCost);
-  const Spread spread =
-      spread_of_makespan(ChannelGraph::of_order(order), order, costs, request.noise, kNoisyRuns,
-                         /*seed=*/1, request.cancel);
+  ir::Diagnostics errors;
+  PW_CHECK(verify(order, &errors), "what the search finds is valid");
+  const Costs costs = recomputing(request.costs, order.recompute, order.placement.num_stages());
+  const double makespan = std::max(makespan_of(order, costs), kLeastCost);
+  const Spread spread = spread_of_makespan(ChannelGraph::of_order(order), order, costs,
+                                           request.noise, kNoisyRuns, /*seed=*/1, request.cancel);
   Robustness result = {.mean = spread.mean / makespan - 1,
                        .percentile_95 = spread.percentile_95 / makespan - 1};
   for (int rank = 0; rank < order.placement.num_ranks(); ++rank) {
     if (is_cancelled(request.cancel)) return std::nullopt;
-    const double slow = makespan_with(compiled, {.costs = costs, .slow = {{rank, kSlowRank}}});
-    result.slow_rank = std::max(result.slow_rank, slow / makespan - 1);
+    Costs slow = costs;
+    slow_rank(rank, kSlowRank, order.placement, &slow);
+    result.slow_rank = std::max(result.slow_rank, makespan_of(order, slow) / makespan - 1);
   }
-  result.slow_links =
-      makespan_with(compiled, {.costs = costs, .scale = {{"COMM", kSlowLinks}}}) / makespan - 1;
+  Costs slow_links = costs;
+  scale_cost("COMM", kSlowLinks, &slow_links);
+  result.slow_links = makespan_of(order, slow_links) / makespan - 1;
   return result;
 }
 

@@ -10,10 +10,10 @@
 
 #include "pipewright/ir/schedule.h"
 #include "pipewright/schedule/bounds/bounds.h"
-#include "pipewright/schedule/search/make_problem.h"
-#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/problem/costs.h"
+#include "pipewright/schedule/problem/make_problem.h"
+#include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/search/solve.h"
-#include "pipewright/schedule/simulate/costs.h"
 
 // The search's front door: from costs, a placement and a memory limit to a compute order, its cost,
 // and a lower bound on the cost of every other one.

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "pipewright/ir/check.h"
-#include "pipewright/schedule/cancel.h"
+#include "pipewright/schedule/problem/cancel.h"
 #include "pipewright/schedule/search/dispatcher.h"
 #include "pipewright/schedule/search/local_search.h"
 #include "pipewright/schedule/search/random.h"

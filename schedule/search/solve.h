@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/search/compound_rows.h"
-#include "pipewright/schedule/search/problem.h"
 #include "pipewright/schedule/search/words.h"
 
 // The search for one problem: dispatcher with many templates, then local search, until the cost

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "pipewright/schedule/bounds/bounds.h"
-#include "pipewright/schedule/cancel.h"
+#include "pipewright/schedule/problem/cancel.h"
 #include "pipewright/schedule/search/catalogue.h"
 #include "pipewright/schedule/search/repeat.h"
 

@@ -1,7 +1,7 @@
 #ifndef PIPEWRIGHT_SCHEDULE_SEARCH_SOLVE_IN_PHASES_H_
 #define PIPEWRIGHT_SCHEDULE_SEARCH_SOLVE_IN_PHASES_H_
 
-#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/search/solve.h"
 
 namespace pipewright::schedule::search {

@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
+#include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/search/dispatcher.h"
-#include "pipewright/schedule/search/problem.h"
 #include "pipewright/schedule/search/random.h"
 
 namespace pipewright::schedule::search {

@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/problem/problem.h"
 
 namespace pipewright::schedule::search {
 

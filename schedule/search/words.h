@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "pipewright/ir/schedule.h"
-#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/problem/problem.h"
 
 // A schedule as the search handles it: one word per rank over the letters (stage, F|I|W). Letters
 // carry no microbatch: the k-th time that a letter occurs, it is for microbatch k.

@@ -7,7 +7,7 @@
 
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/timeline.h"
-#include "pipewright/schedule/simulate/costs.h"
+#include "pipewright/schedule/problem/costs.h"
 
 // Offload of activations, as in PipeOffload (arXiv 2503.01328): on a stage with offload_bytes, this
 // part of each activation is copied to the host after F and back before B or I.

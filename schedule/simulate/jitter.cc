@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "pipewright/schedule/cancel.h"
+#include "pipewright/schedule/problem/cancel.h"
 #include "pipewright/schedule/simulate/simulate.h"
 
 namespace pipewright::schedule {

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "pipewright/ir/schedule.h"
-#include "pipewright/schedule/channel_graph.h"
-#include "pipewright/schedule/simulate/costs.h"
+#include "pipewright/schedule/graph/channel_graph.h"
+#include "pipewright/schedule/problem/costs.h"
 
 namespace pipewright::schedule {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "pipewright/ir/schedule.h"
-#include "pipewright/schedule/simulate/costs.h"
+#include "pipewright/schedule/problem/costs.h"
 
 namespace pipewright::schedule {
 

@@ -7,9 +7,9 @@
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/stage_dependencies.h"
 #include "pipewright/ir/timeline.h"
-#include "pipewright/schedule/deadlock.h"
+#include "pipewright/schedule/graph/deadlock.h"
+#include "pipewright/schedule/problem/costs.h"
 #include "pipewright/schedule/simulate/copy_plan.h"
-#include "pipewright/schedule/simulate/costs.h"
 
 namespace pipewright::schedule {
 

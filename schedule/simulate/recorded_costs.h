@@ -3,7 +3,7 @@
 
 #include "pipewright/ir/recording.h"
 #include "pipewright/ir/schedule.h"
-#include "pipewright/schedule/simulate/costs.h"
+#include "pipewright/schedule/problem/costs.h"
 
 namespace pipewright::schedule {
 

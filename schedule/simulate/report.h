@@ -5,8 +5,8 @@
 
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/timeline.h"
-#include "pipewright/schedule/peak.h"
-#include "pipewright/schedule/simulate/costs.h"
+#include "pipewright/schedule/graph/peak.h"
+#include "pipewright/schedule/problem/costs.h"
 #include "pipewright/schedule/simulate/lower_bounds.h"
 
 namespace pipewright::schedule {

@@ -6,8 +6,8 @@
 
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/timeline.h"
-#include "pipewright/schedule/channel_graph.h"
-#include "pipewright/schedule/simulate/costs.h"
+#include "pipewright/schedule/graph/channel_graph.h"
+#include "pipewright/schedule/problem/costs.h"
 
 // The simulator computes when each action runs, without a GPU. Every action runs as soon as it can,
 // so the times follow from the channel graph and the costs alone. A SEND takes its transfer's time

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "pipewright/ir/stage_microbatch_table.h"
-#include "pipewright/schedule/edge_transfers.h"
-#include "pipewright/schedule/turns.h"
+#include "pipewright/schedule/graph/edge_transfers.h"
+#include "pipewright/schedule/graph/turns.h"
 
 namespace pipewright::schedule {
 namespace {

@@ -7,7 +7,7 @@
 #include "pipewright/ir/channel.h"
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/timeline.h"
-#include "pipewright/schedule/simulate/costs.h"
+#include "pipewright/schedule/problem/costs.h"
 
 namespace pipewright::schedule {
 

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "pipewright/ir/stage_dependencies.h"
+#include "pipewright/schedule/graph/stage_kinds.h"
+#include "pipewright/schedule/graph/turns.h"
 #include "pipewright/schedule/simulate/in_flight.h"
-#include "pipewright/schedule/stage_kinds.h"
-#include "pipewright/schedule/turns.h"
 
 namespace pipewright::schedule {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/timeline.h"
-#include "pipewright/schedule/simulate/costs.h"
+#include "pipewright/schedule/problem/costs.h"
 
 namespace pipewright::schedule {
 

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "pipewright/ir/schedule.h"
-#include "pipewright/schedule/peak.h"
-#include "pipewright/schedule/receive_slots.h"
+#include "pipewright/schedule/graph/peak.h"
+#include "pipewright/schedule/graph/receive_slots.h"
 
 namespace pipewright::schedule {
 

@@ -10,8 +10,8 @@
 // ChannelGraph decides then. Linear in the number of actions.
 #include <vector>
 
-#include "pipewright/schedule/edge_transfers.h"
-#include "pipewright/schedule/turns.h"
+#include "pipewright/schedule/graph/edge_transfers.h"
+#include "pipewright/schedule/graph/turns.h"
 #include "pipewright/schedule/verify/passed_actions.h"
 #include "pipewright/schedule/verify/verify_checks.h"
 

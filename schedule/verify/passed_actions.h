@@ -7,7 +7,7 @@
 
 #include "pipewright/ir/action.h"
 #include "pipewright/ir/schedule.h"
-#include "pipewright/schedule/stage_kinds.h"
+#include "pipewright/schedule/graph/stage_kinds.h"
 
 namespace pipewright::schedule {
 

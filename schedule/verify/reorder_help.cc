@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "pipewright/ir/text/action_text.h"
-#include "pipewright/schedule/channel_graph.h"
-#include "pipewright/schedule/deadlock.h"
+#include "pipewright/schedule/graph/channel_graph.h"
+#include "pipewright/schedule/graph/deadlock.h"
 #include "pipewright/schedule/verify/verify_checks.h"
 
 namespace pipewright::schedule {

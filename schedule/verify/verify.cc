@@ -1,6 +1,6 @@
 #include "pipewright/schedule/verify/verify.h"
 
-#include "pipewright/schedule/deadlock.h"
+#include "pipewright/schedule/graph/deadlock.h"
 #include "pipewright/schedule/verify/verify_checks.h"
 #include "pipewright/schedule/verify/work_index.h"
 

@@ -6,8 +6,8 @@
 
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/schedule.h"
-#include "pipewright/schedule/channel_graph.h"
-#include "pipewright/schedule/deadlock.h"
+#include "pipewright/schedule/graph/channel_graph.h"
+#include "pipewright/schedule/graph/deadlock.h"
 #include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedule/verify/work_index.h"
 

@@ -4,8 +4,8 @@
 #include <iosfwd>
 
 #include "pipewright/ir/schedule.h"
-#include "pipewright/schedule/channel_graph.h"
-#include "pipewright/schedule/deadlock.h"
+#include "pipewright/schedule/graph/channel_graph.h"
+#include "pipewright/schedule/graph/deadlock.h"
 
 namespace pipewright::schedule {
 

@@ -7,9 +7,9 @@
 
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/timeline.h"
-#include "pipewright/schedule/channel_graph.h"
-#include "pipewright/schedule/deadlock.h"
-#include "pipewright/schedule/simulate/costs.h"
+#include "pipewright/schedule/graph/channel_graph.h"
+#include "pipewright/schedule/graph/deadlock.h"
+#include "pipewright/schedule/problem/costs.h"
 
 namespace pipewright::schedule {
 

@@ -6,7 +6,7 @@
 
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/timeline.h"
-#include "pipewright/schedule/deadlock.h"
+#include "pipewright/schedule/graph/deadlock.h"
 
 namespace pipewright::schedule {
 

@@ -6,8 +6,8 @@
 
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/timeline.h"
-#include "pipewright/schedule/deadlock.h"
-#include "pipewright/schedule/simulate/costs.h"
+#include "pipewright/schedule/graph/deadlock.h"
+#include "pipewright/schedule/problem/costs.h"
 
 namespace pipewright::schedule {
 

@@ -8,7 +8,7 @@
 
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/timeline.h"
-#include "pipewright/schedule/deadlock.h"
+#include "pipewright/schedule/graph/deadlock.h"
 
 // The tracks of a trace: which actions of a rank are drawn in one line.
 

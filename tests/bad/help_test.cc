@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "pipewright/ir/text/action_text.h"
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 
 namespace pipewright::schedule {
 namespace {

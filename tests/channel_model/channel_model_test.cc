@@ -5,7 +5,7 @@
 
 #include <random>
 
-#include "pipewright/schedule/channel_graph.h"
+#include "pipewright/schedule/graph/channel_graph.h"
 #include "pipewright/schedule/lowering/add_send_recv.h"
 #include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedule/verify/verify.h"

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "pipewright/schedule/channel_graph.h"
+#include "pipewright/schedule/graph/channel_graph.h"
 #include "pipewright/schedule/lowering/latest_receives.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/simulate/simulate.h"

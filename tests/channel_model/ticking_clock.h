@@ -7,7 +7,7 @@
 #include "pipewright/ir/channel.h"
 #include "pipewright/ir/dependencies.h"
 #include "pipewright/ir/schedule.h"
-#include "pipewright/schedule/simulate/costs.h"
+#include "pipewright/schedule/problem/costs.h"
 
 // The channel model of ir/channel.h with time, written as plainly as possible, for tests: a clock
 // ticks, and at each tick everything that can start does, without regard for speed. Costs are

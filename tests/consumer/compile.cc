@@ -1,5 +1,5 @@
 // Compiles and simulates a schedule: `@pipewright//:compiler` alone, without LibTorch.
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 
 #include <cstdio>
 

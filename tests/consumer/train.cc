@@ -7,7 +7,7 @@
 #include "pipewright/comms/threads.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 
 int main() {
   using namespace pipewright;

@@ -19,7 +19,7 @@ fs::path root() { return fs::canonical("README.md").parent_path(); }
 
 std::vector<std::string> documents() {
   std::vector<std::string> paths;
-  for (const char* folder : {".", "docs", "ir/text", "schedule/simulate"}) {
+  for (const char* folder : {".", "docs", "ir/text", "schedule/problem"}) {
     for (const auto& entry : fs::directory_iterator(root() / folder)) {
       if (entry.path().extension() == ".md") paths.push_back(entry.path().string());
     }

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "pipewright/comms/threads.h"
-#include "pipewright/schedule/channel_graph.h"
+#include "pipewright/schedule/graph/channel_graph.h"
 #include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/executor/models.h"

@@ -17,7 +17,7 @@
 #include "pipewright/comms/threads.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedule/search/search.h"
 #include "tests/executor/models.h"
 #include "tests/support/ranks/ranks.h"

@@ -14,7 +14,7 @@
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/ir/text/action_text.h"
-#include "pipewright/schedule/channel_graph.h"
+#include "pipewright/schedule/graph/channel_graph.h"
 #include "pipewright/schedule/simulate/report.h"
 #include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedules/registry.h"

@@ -10,7 +10,7 @@
 #include "pipewright/ir/placement.h"
 #include "pipewright/ir/text/diagnostic_json.h"
 #include "pipewright/ir/text/render.h"
-#include "pipewright/schedule/simulate/costs_json.h"
+#include "pipewright/schedule/problem/costs_json.h"
 
 namespace {
 

@@ -117,7 +117,7 @@ class SchemaTest(unittest.TestCase):
         self.assertGreater(counts[False], 500)
 
     def test_documented_example(self):
-        with open(os.path.join(os.path.dirname(__file__), "../../schedule/simulate/COSTS.md"), encoding="utf-8") as file:
+        with open(os.path.join(os.path.dirname(__file__), "../../schedule/problem/COSTS.md"), encoding="utf-8") as file:
             example = re.search(r"```json\n(.*?)```", file.read(), re.DOTALL).group(1)
         schema("costs").validate(json.loads(example))
 

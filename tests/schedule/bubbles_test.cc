@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "pipewright/schedule/channel_graph.h"
+#include "pipewright/schedule/graph/channel_graph.h"
 #include "pipewright/schedule/simulate/report.h"
 #include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedules/registry.h"

@@ -1,4 +1,4 @@
-#include "pipewright/schedule/channel_graph.h"
+#include "pipewright/schedule/graph/channel_graph.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // The front door: sources, levels, policies and depths, and that every error is a diagnostic.
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 
 #include <gtest/gtest.h>
 

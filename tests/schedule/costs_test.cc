@@ -1,5 +1,5 @@
 // Reading and writing costs files, and the error for each possible mistake.
-#include "pipewright/schedule/simulate/costs.h"
+#include "pipewright/schedule/problem/costs.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <sstream>
 #include <vector>
 
-#include "pipewright/schedule/simulate/costs_json.h"
+#include "pipewright/schedule/problem/costs_json.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -365,7 +365,7 @@ TEST(CostsTest, DurationsByStageRankMicrobatchAndLink) {
 
 // The example in COSTS.md is valid, and the table there has every key that the parser accepts.
 TEST(CostsTest, TheDescriptionIsTrue) {
-  std::ifstream file("schedule/simulate/COSTS.md");
+  std::ifstream file("schedule/problem/COSTS.md");
   std::stringstream buffer;
   buffer << file.rdbuf();
   const std::string text = buffer.str();

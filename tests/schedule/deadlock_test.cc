@@ -1,6 +1,6 @@
 // Explanations of deadlocks: the shortest cycle, against a search from every action; and the errors
 // of compute orders that cannot run.
-#include "pipewright/schedule/deadlock.h"
+#include "pipewright/schedule/graph/deadlock.h"
 
 #include <gtest/gtest.h>
 

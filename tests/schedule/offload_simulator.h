@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "pipewright/ir/schedule.h"
-#include "pipewright/schedule/simulate/costs.h"
+#include "pipewright/schedule/problem/costs.h"
 
 // A simulator of compute orders whose stages offload activations, which shares nothing with the one
 // in schedule/simulate. It goes from event to event: what has ended is freed, copies are posted to

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "pipewright/schedule/bounds/bounds.h"
-#include "pipewright/schedule/compile.h"
-#include "pipewright/schedule/search/make_problem.h"
+#include "pipewright/schedule/compile/compile.h"
+#include "pipewright/schedule/problem/make_problem.h"
 #include "pipewright/schedule/simulate/simulate.h"
 #include "tests/schedule/offload_simulator.h"
 
@@ -146,8 +146,7 @@ TEST(OffloadTest, NothingToOffloadChangesNothing) {
     costs.offload_bytes = 0;
     Costs plain = costs;
     plain.offload = plain.reload = 0;
-    for (const search::MemoryBudget& memory :
-         {search::MemoryBudget(), search::MemoryBudget{.activations = 50}}) {
+    for (const MemoryBudget& memory : {MemoryBudget(), MemoryBudget{.activations = 50}}) {
       const SimulateResult with = simulate(one, {.costs = costs, .memory = memory});
       const SimulateResult without = simulate(one, {.costs = plain, .memory = memory});
       ASSERT_TRUE(with.ok() && without.ok());
@@ -328,8 +327,8 @@ TEST(OffloadTest, NoBoundIsAboveTheOptimumOfSmallProblems) {
     for (size_t one = 0; one < found.size(); ++one) {
       best = std::min(best, found[one].second);
       if (one + 1 < found.size() && found[one + 1].first == found[one].first) continue;
-      const search::Problem problem =
-          search::make_problem(placement, microbatches, costs, {.bytes = found[one].first});
+      const Problem problem =
+          make_problem(placement, microbatches, costs, {.bytes = found[one].first});
       for (const Bound& bound : lower_bounds(problem))
         EXPECT_LE(problem.time(bound.value), best) << "run " << run << ", " << bound.name;
       const Bound bound = lower_bound(problem);

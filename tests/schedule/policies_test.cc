@@ -6,7 +6,7 @@
 
 #include "pipewright/ir/text/read.h"
 #include "pipewright/ir/text/render.h"
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedules/registry.h"
 
 namespace pipewright::schedule {

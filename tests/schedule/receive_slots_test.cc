@@ -1,4 +1,4 @@
-#include "pipewright/schedule/receive_slots.h"
+#include "pipewright/schedule/graph/receive_slots.h"
 
 #include <gtest/gtest.h>
 

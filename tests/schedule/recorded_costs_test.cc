@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 
 namespace pipewright::schedule {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "pipewright/ir/text/render.h"
 #include "pipewright/ir/text/schedule_json.h"
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedule/simulate/drift.h"
 #include "pipewright/schedule/simulate/recorded_costs.h"
 #include "pipewright/schedules/registry.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/simulate/report.h"
 #include "pipewright/schedules/registry.h"

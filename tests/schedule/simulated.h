@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "pipewright/ir/schedule.h"
-#include "pipewright/schedule/channel_graph.h"
+#include "pipewright/schedule/graph/channel_graph.h"
 #include "pipewright/schedule/lowering/lower.h"
-#include "pipewright/schedule/simulate/costs.h"
+#include "pipewright/schedule/problem/costs.h"
 #include "pipewright/schedule/simulate/report.h"
 #include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedules/registry.h"

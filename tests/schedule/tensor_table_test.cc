@@ -1,4 +1,4 @@
-#include "pipewright/schedule/tensor_table.h"
+#include "pipewright/schedule/graph/tensor_table.h"
 
 #include <gtest/gtest.h>
 

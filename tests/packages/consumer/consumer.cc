@@ -2,7 +2,7 @@
 #include <iostream>
 
 #include "pipewright/ir/text/render.h"
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 
 int main() {
   using namespace pipewright;

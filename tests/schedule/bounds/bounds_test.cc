@@ -13,11 +13,6 @@
 namespace pipewright::schedule {
 namespace {
 
-using search::Memory;
-using search::Problem;
-using search::StageWork;
-using search::Ticks;
-
 Problem uniform(ir::Placement placement, int microbatches, const StageWork& work, Memory limit) {
   Problem problem{.placement = std::move(placement),
                   .num_microbatches = microbatches,
@@ -98,7 +93,7 @@ TEST(BoundsTest, EachBoundByHand) {
 TEST(BoundsTest, NestedWindowByHand) {
   const auto rest_with = [](int microbatches) {
     Problem problem =
-        uniform(ir::Placement::loop(3, 3), microbatches, {1, 1, 1, 1, 1, 2, 1}, search::kNoLimit);
+        uniform(ir::Placement::loop(3, 3), microbatches, {1, 1, 1, 1, 1, 2, 1}, kNoLimit);
     problem.stages[1] = {10, 10, 4, 1, 1, 2, 1};
     problem.stages[2] = {10, 10, 0, 1, 1, 2, 1};
     problem.memory_limits[1] = 8;
@@ -116,7 +111,7 @@ TEST(BoundsTest, NestedWindowByHand) {
 // By hand: V schedules whose rank 1 is slower on its first stage. It has memory for two whole
 // microbatches (K = 2), so more than six have laps.
 TEST(BoundsTest, LapsByHand) {
-  Problem problem = uniform(ir::Placement::v(2, 4), 7, {7, 7, 1, 1, 1, 2, 1}, search::kNoLimit);
+  Problem problem = uniform(ir::Placement::v(2, 4), 7, {7, 7, 1, 1, 1, 2, 1}, kNoLimit);
   problem.stages[1] = {10, 6, 3, 0, 1, 2, 1};
   problem.stages[2] = {4, 2, 1, 1, 0, 2, 1};
   problem.stages[3] = {17, 17, 0, 0, 1, 2, 1};
@@ -142,7 +137,7 @@ TEST(BoundsTest, LapsByHand) {
   // An I on the first stage comes 66 after that on the last one, and a lap is 38. So two whole
   // microbatches have 2 (14 + 3) in the lap and keep 4 of the memory, which leaves room for two Fs:
   // 50 + 38 - 34 - 20 are idle. (With one: 50 + 38 - 17 - 30.)
-  Problem late = uniform(ir::Placement::v(3, 6), 7, {1, 1, 1, 1, 1, 2, 1}, search::kNoLimit);
+  Problem late = uniform(ir::Placement::v(3, 6), 7, {1, 1, 1, 1, 1, 2, 1}, kNoLimit);
   late.stages[1] = {10, 6, 3, 1, 1, 2, 1};
   late.stages[2].gradient_transfer = 61;
   late.stages[4] = {4, 2, 1, 1, 1, 2, 1};
@@ -221,9 +216,9 @@ TEST(BoundsTest, WholeMicrobatchesByHand) {
   EXPECT_EQ(
       whole_microbatches_bound(uniform(ir::Placement::v(2, 4), 4, {1, 1, 1, 0, 0, 1, 1}, 1)).value,
       0);
-  EXPECT_EQ(whole_microbatches_bound(
-                uniform(ir::Placement::v(2, 4), 4, {1, 1, 1, 0, 0, 1, 1}, search::kNoLimit)),
-            whole_microbatches_bound(uniform(ir::Placement::v(2, 4), 4, {1, 1, 1, 0, 0, 1, 1}, 8)));
+  EXPECT_EQ(
+      whole_microbatches_bound(uniform(ir::Placement::v(2, 4), 4, {1, 1, 1, 0, 0, 1, 1}, kNoLimit)),
+      whole_microbatches_bound(uniform(ir::Placement::v(2, 4), 4, {1, 1, 1, 0, 0, 1, 1}, 8)));
 }
 
 // The W after the tail may make a later rank the better outer one.

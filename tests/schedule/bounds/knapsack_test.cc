@@ -11,9 +11,6 @@
 namespace pipewright::schedule {
 namespace {
 
-using search::Memory;
-using search::Ticks;
-
 TEST(KnapsackTest, MostWork) {
   using Items = std::vector<MemoryItem>;
   EXPECT_EQ(most_work(Items{}, 10), 0);

@@ -4,10 +4,10 @@
 
 namespace pipewright::tests {
 
-using schedule::search::Memory;
-using schedule::search::Problem;
-using schedule::search::StageWork;
-using schedule::search::Ticks;
+using schedule::Memory;
+using schedule::Problem;
+using schedule::StageWork;
+using schedule::Ticks;
 
 Ticks time_of(const Problem& problem, Letter letter, int microbatch) {
   const StageWork& work = problem.work(letter.stage);

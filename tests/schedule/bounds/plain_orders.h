@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/problem/problem.h"
 
 // Orders of actions and their cost, written out as the statement of the problem in docs/bounds.md
 // has them. They share nothing with the simulator and the search.
@@ -18,21 +18,19 @@ struct Letter {
 };
 using Orders = std::vector<std::vector<Letter>>;  // one row per rank
 
-schedule::search::Ticks time_of(const schedule::search::Problem& problem, Letter letter,
-                                int microbatch);
+schedule::Ticks time_of(const schedule::Problem& problem, Letter letter, int microbatch);
 
 // By how much the rank has more in use after the action than before.
-schedule::search::Memory change_of(const schedule::search::Problem& problem, Letter letter);
+schedule::Memory change_of(const schedule::Problem& problem, Letter letter);
 
 // What the rank has in use while the action runs, beside what it had before.
-schedule::search::Memory peak_change_of(const schedule::search::Problem& problem, Letter letter);
+schedule::Memory peak_change_of(const schedule::Problem& problem, Letter letter);
 
 // The cost of running every action as soon as it can; nullopt for a deadlock.
-std::optional<schedule::search::Ticks> cost_of(const schedule::search::Problem& problem,
-                                               const Orders& orders);
+std::optional<schedule::Ticks> cost_of(const schedule::Problem& problem, const Orders& orders);
 
 // Whether the row keeps to the memory limit of its rank.
-bool fits(const schedule::search::Problem& problem, int rank, const std::vector<Letter>& row);
+bool fits(const schedule::Problem& problem, int rank, const std::vector<Letter>& row);
 
 }  // namespace pipewright::tests
 

@@ -5,9 +5,9 @@
 
 namespace pipewright::tests {
 
-using schedule::search::Memory;
-using schedule::search::Problem;
-using schedule::search::StageWork;
+using schedule::Memory;
+using schedule::Problem;
+using schedule::StageWork;
 
 ir::Placement random_placement(Random& random, int ranks) {
   switch (random.number(0, 4)) {
@@ -71,7 +71,7 @@ Problem random_problem(Random& random, ir::Placement placement, int microbatches
     for (const int stage : problem.placement.stages_of(rank))
       whole += problem.work(stage).activation;
     problem.memory_limits.push_back(random.chance(10)
-                                        ? schedule::search::kNoLimit
+                                        ? schedule::kNoLimit
                                         : whole + random.number(0, 4 * problem.num_stages()));
   }
   if (random.chance(15)) {

@@ -5,7 +5,7 @@
 #include <random>
 
 #include "pipewright/ir/placement.h"
-#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/problem/problem.h"
 
 // Random problems for the soundness of the bounds: also placements that no search is asked for, and
 // memory limits that no schedule may meet. (Those of search/random_problem.h are for the search.)
@@ -30,7 +30,7 @@ ir::Placement random_placement(Random& random, int ranks);
 
 // Costs, transfers, sizes and limits that differ everywhere or nowhere. Every limit holds one
 // microbatch at least, which does not mean that a schedule meets all of them.
-schedule::search::Problem random_problem(Random& random, ir::Placement placement, int microbatches);
+schedule::Problem random_problem(Random& random, ir::Placement placement, int microbatches);
 
 }  // namespace pipewright::tests
 

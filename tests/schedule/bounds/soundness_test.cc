@@ -19,10 +19,10 @@ namespace {
 
 using schedule::Bound;
 using schedule::BoundTerm;
-using schedule::search::Memory;
-using schedule::search::Problem;
-using schedule::search::StageWork;
-using schedule::search::Ticks;
+using schedule::Memory;
+using schedule::Problem;
+using schedule::StageWork;
+using schedule::Ticks;
 
 #ifdef PIPEWRIGHT_WHOLE_BOX
 constexpr int kRandomInstances = 100'000, kExactInstances = 20'000, kExactV = 20;

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/problem/problem.h"
 
 // Problems with published or proven costs, from JSON files in this folder. One entry:
 //
@@ -21,9 +21,9 @@ namespace pipewright::tests {
 
 struct KnownCase {
   std::string name;  // "table9_1.5B_loop_8x1_24_limit_16"
-  schedule::search::Problem problem;
-  schedule::search::Ticks cost;
-  schedule::search::Ticks bound;
+  schedule::Problem problem;
+  schedule::Ticks cost;
+  schedule::Ticks bound;
 };
 
 // Reads a file; throws std::runtime_error or json's exceptions if it is not as above.

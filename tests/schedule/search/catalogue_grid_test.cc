@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "pipewright/schedule/bounds/schedule_bound.h"
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedule/search/search.h"
 #include "pipewright/schedules/registry.h"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "pipewright/schedule/bounds/bounds.h"
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedule/search/catalogue.h"
 #include "pipewright/schedule/search/compound_dispatcher.h"
 #include "pipewright/schedule/search/compound_rows.h"

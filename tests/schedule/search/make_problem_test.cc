@@ -1,5 +1,5 @@
 // Costs as integers.
-#include "pipewright/schedule/search/make_problem.h"
+#include "pipewright/schedule/problem/make_problem.h"
 
 #include <gtest/gtest.h>
 

@@ -3,18 +3,18 @@
 
 #include <random>
 
-#include "pipewright/schedule/search/problem.h"
+#include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/search/words.h"
 
 namespace pipewright::tests {
 
 // A small problem: any placement, different costs, transfers, sizes and limits everywhere. Every
 // limit is one that a schedule can meet.
-inline schedule::search::Problem random_problem(std::mt19937* random) {
+inline schedule::Problem random_problem(std::mt19937* random) {
   const auto below = [&](int n) {
     return static_cast<int>((*random)() % static_cast<unsigned>(n));
   };
-  schedule::search::Problem problem;
+  schedule::Problem problem;
   const int ranks = 1 + below(5), per_rank = 1 + below(3);
   const int stages = ranks * per_rank;
   problem.placement =
@@ -23,9 +23,9 @@ inline schedule::search::Problem random_problem(std::mt19937* random) {
   problem.splits_backward = below(5) != 0;
   const int slowest = below(3) == 0 ? 1 : 20;
   for (int stage = 0; stage < stages; ++stage) {
-    schedule::search::StageWork work = {.forward = 1 + below(slowest),
-                                        .backward_input = 1 + below(slowest),
-                                        .backward_weight = below(slowest + 1)};
+    schedule::StageWork work = {.forward = 1 + below(slowest),
+                                .backward_input = 1 + below(slowest),
+                                .backward_weight = below(slowest + 1)};
     work.activation = below(4);
     work.weight_input = below(4);
     if (below(4) == 0) work.recomputed = below(5);
@@ -42,7 +42,7 @@ inline schedule::search::Problem random_problem(std::mt19937* random) {
       problem.microbatch_scale.push_back(0.5 + 0.25 * below(8));
   }
   problem.memory_limits = schedule::search::least_memory(problem);
-  for (schedule::search::Memory& limit : problem.memory_limits) limit += below(3 * per_rank * 3);
+  for (schedule::Memory& limit : problem.memory_limits) limit += below(3 * per_rank * 3);
   return problem;
 }
 

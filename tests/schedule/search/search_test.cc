@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedule/search/catalogue.h"
 #include "pipewright/schedule/search/front.h"
 #include "pipewright/schedule/search/replay.h"

@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include "pipewright/schedule/compile.h"
-#include "pipewright/schedule/search/make_problem.h"
+#include "pipewright/schedule/compile/compile.h"
+#include "pipewright/schedule/problem/make_problem.h"
 #include "pipewright/schedule/search/replay.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/schedule/search/random_problem.h"

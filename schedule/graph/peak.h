@@ -1,5 +1,5 @@
-#ifndef PIPEWRIGHT_SCHEDULE_PEAK_H_
-#define PIPEWRIGHT_SCHEDULE_PEAK_H_
+#ifndef PIPEWRIGHT_SCHEDULE_GRAPH_PEAK_H_
+#define PIPEWRIGHT_SCHEDULE_GRAPH_PEAK_H_
 
 #include <optional>
 
@@ -30,4 +30,4 @@ Peak<int> peak_activations(const ir::Row& row, bool has_backward);
 
 }  // namespace pipewright::schedule
 
-#endif  // PIPEWRIGHT_SCHEDULE_PEAK_H_
+#endif  // PIPEWRIGHT_SCHEDULE_GRAPH_PEAK_H_

@@ -7,7 +7,7 @@
 // the shortest cycle through it is found by a breadth-first search, which stops at the length of
 // the best cycle so far. All searches together look at no more than kStepsPerEdge times the edges,
 // so a graph with many such computes and long cycles takes linear time too.
-#include "pipewright/schedule/deadlock.h"
+#include "pipewright/schedule/graph/deadlock.h"
 
 #include <fmt/format.h>
 

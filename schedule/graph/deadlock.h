@@ -1,5 +1,5 @@
-#ifndef PIPEWRIGHT_SCHEDULE_DEADLOCK_H_
-#define PIPEWRIGHT_SCHEDULE_DEADLOCK_H_
+#ifndef PIPEWRIGHT_SCHEDULE_GRAPH_DEADLOCK_H_
+#define PIPEWRIGHT_SCHEDULE_GRAPH_DEADLOCK_H_
 
 #include <cstdint>
 #include <span>
@@ -9,7 +9,7 @@
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/timeline.h"
-#include "pipewright/schedule/channel_graph.h"
+#include "pipewright/schedule/graph/channel_graph.h"
 
 // Explains why a schedule cannot run to its end, from what the topological pass of its channel
 // graph leaves. Pure functions, linear in the size of the graph unless stated otherwise.
@@ -80,4 +80,4 @@ ir::Diagnostic* check_can_run(const ir::ComputeOrder& order, ir::Diagnostics* di
 
 }  // namespace pipewright::schedule
 
-#endif  // PIPEWRIGHT_SCHEDULE_DEADLOCK_H_
+#endif  // PIPEWRIGHT_SCHEDULE_GRAPH_DEADLOCK_H_

@@ -1,4 +1,4 @@
-#include "pipewright/schedule/requested_policies.h"
+#include "pipewright/schedule/compile/requested_policies.h"
 
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
-#ifndef PIPEWRIGHT_SCHEDULE_TENSOR_TABLE_H_
-#define PIPEWRIGHT_SCHEDULE_TENSOR_TABLE_H_
+#ifndef PIPEWRIGHT_SCHEDULE_GRAPH_TENSOR_TABLE_H_
+#define PIPEWRIGHT_SCHEDULE_GRAPH_TENSOR_TABLE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -63,4 +63,4 @@ class TensorTable {
 
 }  // namespace pipewright::schedule
 
-#endif  // PIPEWRIGHT_SCHEDULE_TENSOR_TABLE_H_
+#endif  // PIPEWRIGHT_SCHEDULE_GRAPH_TENSOR_TABLE_H_

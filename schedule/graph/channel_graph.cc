@@ -7,7 +7,7 @@
 // list. This needs no memory besides the links. The operation that comes first of a transfer also
 // leaves its number in the transfer's cell, so that the one it should meet can tell whether it
 // does.
-#include "pipewright/schedule/channel_graph.h"
+#include "pipewright/schedule/graph/channel_graph.h"
 
 #include <array>
 #include <map>

@@ -1,5 +1,5 @@
-#ifndef PIPEWRIGHT_SCHEDULE_CHANNEL_GRAPH_H_
-#define PIPEWRIGHT_SCHEDULE_CHANNEL_GRAPH_H_
+#ifndef PIPEWRIGHT_SCHEDULE_GRAPH_CHANNEL_GRAPH_H_
+#define PIPEWRIGHT_SCHEDULE_GRAPH_CHANNEL_GRAPH_H_
 
 #include <algorithm>
 #include <cstddef>
@@ -254,4 +254,4 @@ void ChannelGraph::for_each_awaited(uint32_t action, const Visit& visit) const {
 
 }  // namespace pipewright::schedule
 
-#endif  // PIPEWRIGHT_SCHEDULE_CHANNEL_GRAPH_H_
+#endif  // PIPEWRIGHT_SCHEDULE_GRAPH_CHANNEL_GRAPH_H_

@@ -1,5 +1,5 @@
-#ifndef PIPEWRIGHT_SCHEDULE_REQUESTED_POLICIES_H_
-#define PIPEWRIGHT_SCHEDULE_REQUESTED_POLICIES_H_
+#ifndef PIPEWRIGHT_SCHEDULE_COMPILE_REQUESTED_POLICIES_H_
+#define PIPEWRIGHT_SCHEDULE_COMPILE_REQUESTED_POLICIES_H_
 
 #include <string>
 #include <string_view>
@@ -57,4 +57,4 @@ bool check_wait_policies(const ir::Lowering& requested, const ir::Lowering& poli
 
 }  // namespace pipewright::schedule
 
-#endif  // PIPEWRIGHT_SCHEDULE_REQUESTED_POLICIES_H_
+#endif  // PIPEWRIGHT_SCHEDULE_COMPILE_REQUESTED_POLICIES_H_

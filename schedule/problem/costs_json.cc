@@ -1,4 +1,4 @@
-#include "pipewright/schedule/simulate/costs_json.h"
+#include "pipewright/schedule/problem/costs_json.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "pipewright/schedule/compile.h"
+#include "pipewright/schedule/compile/compile.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/read.h"
 #include "pipewright/ir/text/spelling.h"
-#include "pipewright/schedule/search/make_problem.h"
+#include "pipewright/schedule/problem/make_problem.h"
 #include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedule/verify/verify_policies.h"
 #include "pipewright/schedules/registry.h"
@@ -39,9 +39,9 @@ ir::ExpectedShape expected_of(const schedules::Shape& shape) {
 }
 
 // The times that a schedule is planned for.
-std::vector<schedules::StageTimes> times_of(const search::Problem& problem) {
+std::vector<schedules::StageTimes> times_of(const Problem& problem) {
   std::vector<schedules::StageTimes> times;
-  for (const search::StageWork& work : problem.stages)
+  for (const StageWork& work : problem.stages)
     times.push_back({work.forward, work.backward_input, work.backward_weight, work.output_transfer,
                      work.gradient_transfer});
   return times;
@@ -94,7 +94,7 @@ std::optional<ir::ParsedSchedule> generate(const std::string& name, schedules::S
   const ir::Placement placement = schedules::placement_of(*spec, shape);
   if (!check_costs(costs, {}, placement, shape.microbatches, diagnostics)) return std::nullopt;
   const std::vector<schedules::StageTimes> times =
-      times_of(search::make_problem(placement, shape.microbatches, costs, {}));
+      times_of(make_problem(placement, shape.microbatches, costs, {}));
   return ir::ParsedSchedule{schedules::make_order(*spec, shape, {times, costs.microbatch_scale}),
                             {}};
 }

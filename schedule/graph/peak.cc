@@ -1,4 +1,4 @@
-#include "pipewright/schedule/peak.h"
+#include "pipewright/schedule/graph/peak.h"
 
 namespace pipewright::schedule {
 

@@ -1,5 +1,5 @@
-#ifndef PIPEWRIGHT_SCHEDULE_CANCEL_H_
-#define PIPEWRIGHT_SCHEDULE_CANCEL_H_
+#ifndef PIPEWRIGHT_SCHEDULE_PROBLEM_CANCEL_H_
+#define PIPEWRIGHT_SCHEDULE_PROBLEM_CANCEL_H_
 
 #include <atomic>
 
@@ -14,4 +14,4 @@ inline bool is_cancelled(const std::atomic<bool>* cancel) {
 
 }  // namespace pipewright::schedule
 
-#endif  // PIPEWRIGHT_SCHEDULE_CANCEL_H_
+#endif  // PIPEWRIGHT_SCHEDULE_PROBLEM_CANCEL_H_

@@ -1,5 +1,5 @@
-#ifndef PIPEWRIGHT_SCHEDULE_RECEIVE_SLOTS_H_
-#define PIPEWRIGHT_SCHEDULE_RECEIVE_SLOTS_H_
+#ifndef PIPEWRIGHT_SCHEDULE_GRAPH_RECEIVE_SLOTS_H_
+#define PIPEWRIGHT_SCHEDULE_GRAPH_RECEIVE_SLOTS_H_
 
 #include <vector>
 
@@ -36,4 +36,4 @@ std::vector<ReceiveSlots> receive_slots(const ir::Program& program);
 
 }  // namespace pipewright::schedule
 
-#endif  // PIPEWRIGHT_SCHEDULE_RECEIVE_SLOTS_H_
+#endif  // PIPEWRIGHT_SCHEDULE_GRAPH_RECEIVE_SLOTS_H_

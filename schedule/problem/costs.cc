@@ -1,4 +1,4 @@
-#include "pipewright/schedule/simulate/costs.h"
+#include "pipewright/schedule/problem/costs.h"
 
 #include <fmt/format.h>
 

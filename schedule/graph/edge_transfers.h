@@ -1,5 +1,5 @@
-#ifndef PIPEWRIGHT_SCHEDULE_EDGE_TRANSFERS_H_
-#define PIPEWRIGHT_SCHEDULE_EDGE_TRANSFERS_H_
+#ifndef PIPEWRIGHT_SCHEDULE_GRAPH_EDGE_TRANSFERS_H_
+#define PIPEWRIGHT_SCHEDULE_GRAPH_EDGE_TRANSFERS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 #include "pipewright/ir/action.h"
 #include "pipewright/ir/schedule.h"
-#include "pipewright/schedule/stage_kinds.h"
-#include "pipewright/schedule/tensor_table.h"
+#include "pipewright/schedule/graph/stage_kinds.h"
+#include "pipewright/schedule/graph/tensor_table.h"
 
 namespace pipewright::schedule {
 
@@ -119,4 +119,4 @@ class EdgeTransfers {
 
 }  // namespace pipewright::schedule
 
-#endif  // PIPEWRIGHT_SCHEDULE_EDGE_TRANSFERS_H_
+#endif  // PIPEWRIGHT_SCHEDULE_GRAPH_EDGE_TRANSFERS_H_

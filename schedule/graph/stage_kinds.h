@@ -1,5 +1,5 @@
-#ifndef PIPEWRIGHT_SCHEDULE_STAGE_KINDS_H_
-#define PIPEWRIGHT_SCHEDULE_STAGE_KINDS_H_
+#ifndef PIPEWRIGHT_SCHEDULE_GRAPH_STAGE_KINDS_H_
+#define PIPEWRIGHT_SCHEDULE_GRAPH_STAGE_KINDS_H_
 
 #include <bit>
 #include <cstddef>
@@ -24,4 +24,4 @@ inline size_t stage_kind(ir::ActionPart part) {
 
 }  // namespace pipewright::schedule
 
-#endif  // PIPEWRIGHT_SCHEDULE_STAGE_KINDS_H_
+#endif  // PIPEWRIGHT_SCHEDULE_GRAPH_STAGE_KINDS_H_

@@ -3,8 +3,8 @@
 
 #include "pipewright/ir/check.h"
 #include "pipewright/ir/printable.h"
-#include "pipewright/schedule/compile.h"
-#include "pipewright/schedule/search/make_problem.h"
+#include "pipewright/schedule/compile/compile.h"
+#include "pipewright/schedule/problem/make_problem.h"
 #include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedule/verify/verify.h"
 
@@ -41,8 +41,8 @@ bool change_costs(const SimulateRequest& request, const ir::Placement& placement
 }
 
 // Checks that a schedule keeps to the memory of a problem, which is this budget.
-bool check_memory(const ir::Schedule& schedule, const search::Problem& problem, const Costs& costs,
-                  const ir::Timeline& timeline, const search::MemoryBudget& memory,
+bool check_memory(const ir::Schedule& schedule, const Problem& problem, const Costs& costs,
+                  const ir::Timeline& timeline, const MemoryBudget& memory,
                   ir::Diagnostics* diagnostics) {
   if (!ir::has_backward(schedule)) return true;
   const size_t before = diagnostics->total();

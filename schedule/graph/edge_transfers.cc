@@ -1,4 +1,4 @@
-#include "pipewright/schedule/edge_transfers.h"
+#include "pipewright/schedule/graph/edge_transfers.h"
 
 #include "pipewright/ir/rank_pairs.h"
 #include "pipewright/ir/stage_dependencies.h"

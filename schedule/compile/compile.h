@@ -1,5 +1,5 @@
-#ifndef PIPEWRIGHT_SCHEDULE_COMPILE_H_
-#define PIPEWRIGHT_SCHEDULE_COMPILE_H_
+#ifndef PIPEWRIGHT_SCHEDULE_COMPILE_COMPILE_H_
+#define PIPEWRIGHT_SCHEDULE_COMPILE_COMPILE_H_
 
 #include <cstddef>
 #include <optional>
@@ -16,11 +16,11 @@
 #include "pipewright/ir/source.h"
 #include "pipewright/ir/timeline.h"
 #include "pipewright/schedule/bounds/schedule_bound.h"
-#include "pipewright/schedule/channel_graph.h"
-#include "pipewright/schedule/deadlock.h"
+#include "pipewright/schedule/compile/requested_policies.h"
+#include "pipewright/schedule/graph/channel_graph.h"
+#include "pipewright/schedule/graph/deadlock.h"
 #include "pipewright/schedule/lowering/lower.h"
-#include "pipewright/schedule/requested_policies.h"
-#include "pipewright/schedule/simulate/costs.h"
+#include "pipewright/schedule/problem/costs.h"
 #include "pipewright/schedule/simulate/report.h"
 #include "pipewright/schedule/verify/certificate.h"
 #include "pipewright/schedules/schedule_spec.h"
@@ -140,7 +140,7 @@ struct SimulateRequest {
   std::vector<std::pair<int, double>> slow = {};
   // Memory per rank for the lower bound; it is an error if the schedule needs more. Unset: on each
   // rank as many live activations as the schedule has at its peak.
-  search::MemoryBudget memory = {};
+  MemoryBudget memory = {};
 };
 
 struct SimulateResult {
@@ -181,4 +181,4 @@ std::optional<BlockedSimulation> simulate_blocked(const CompileResult& compiled,
 
 }  // namespace pipewright::schedule
 
-#endif  // PIPEWRIGHT_SCHEDULE_COMPILE_H_
+#endif  // PIPEWRIGHT_SCHEDULE_COMPILE_COMPILE_H_

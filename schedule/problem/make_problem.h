@@ -1,14 +1,14 @@
-#ifndef PIPEWRIGHT_SCHEDULE_SEARCH_MAKE_PROBLEM_H_
-#define PIPEWRIGHT_SCHEDULE_SEARCH_MAKE_PROBLEM_H_
+#ifndef PIPEWRIGHT_SCHEDULE_PROBLEM_MAKE_PROBLEM_H_
+#define PIPEWRIGHT_SCHEDULE_PROBLEM_MAKE_PROBLEM_H_
 
 #include <optional>
 #include <span>
 
 #include "pipewright/ir/placement.h"
-#include "pipewright/schedule/search/problem.h"
-#include "pipewright/schedule/simulate/costs.h"
+#include "pipewright/schedule/problem/costs.h"
+#include "pipewright/schedule/problem/problem.h"
 
-namespace pipewright::schedule::search {
+namespace pipewright::schedule {
 
 // How much memory each rank has for activations. At most one of the two is set; without either
 // there is no limit, and the unit of memory is a live activation, from F to the end of B or W.
@@ -52,6 +52,6 @@ RecomputeProblem make_recompute_problem(const ir::Placement& placement, int num_
                                         const Costs& costs, const MemoryBudget& memory,
                                         bool splits_backward = true);
 
-}  // namespace pipewright::schedule::search
+}  // namespace pipewright::schedule
 
-#endif  // PIPEWRIGHT_SCHEDULE_SEARCH_MAKE_PROBLEM_H_
+#endif  // PIPEWRIGHT_SCHEDULE_PROBLEM_MAKE_PROBLEM_H_

@@ -1,5 +1,5 @@
-#ifndef PIPEWRIGHT_SCHEDULE_SEARCH_PROBLEM_H_
-#define PIPEWRIGHT_SCHEDULE_SEARCH_PROBLEM_H_
+#ifndef PIPEWRIGHT_SCHEDULE_PROBLEM_PROBLEM_H_
+#define PIPEWRIGHT_SCHEDULE_PROBLEM_PROBLEM_H_
 
 #include <cmath>
 #include <cstddef>
@@ -31,7 +31,7 @@
 // equal to the bit. make_problem (make_problem.h) converts from costs in any unit. Plain values; no
 // thread rules apply.
 
-namespace pipewright::schedule::search {
+namespace pipewright::schedule {
 
 using Ticks = int64_t;   // time; Problem::tick says how long one is
 using Memory = int64_t;  // memory; Problem::memory_unit says how much 1 is
@@ -128,6 +128,6 @@ struct Problem {
   }
 };
 
-}  // namespace pipewright::schedule::search
+}  // namespace pipewright::schedule
 
-#endif  // PIPEWRIGHT_SCHEDULE_SEARCH_PROBLEM_H_
+#endif  // PIPEWRIGHT_SCHEDULE_PROBLEM_PROBLEM_H_

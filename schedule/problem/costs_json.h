@@ -1,12 +1,12 @@
-#ifndef PIPEWRIGHT_SCHEDULE_SIMULATE_COSTS_JSON_H_
-#define PIPEWRIGHT_SCHEDULE_SIMULATE_COSTS_JSON_H_
+#ifndef PIPEWRIGHT_SCHEDULE_PROBLEM_COSTS_JSON_H_
+#define PIPEWRIGHT_SCHEDULE_PROBLEM_COSTS_JSON_H_
 
 #include <iosfwd>
 #include <optional>
 
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/source.h"
-#include "pipewright/schedule/simulate/costs.h"
+#include "pipewright/schedule/problem/costs.h"
 
 namespace pipewright::schedule {
 
@@ -26,4 +26,4 @@ void print_costs(const Costs& costs, std::ostream& out);
 
 }  // namespace pipewright::schedule
 
-#endif  // PIPEWRIGHT_SCHEDULE_SIMULATE_COSTS_JSON_H_
+#endif  // PIPEWRIGHT_SCHEDULE_PROBLEM_COSTS_JSON_H_

@@ -1,4 +1,4 @@
-#include "pipewright/schedule/search/make_problem.h"
+#include "pipewright/schedule/problem/make_problem.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 #include <set>
 #include <vector>
 
-namespace pipewright::schedule::search {
+namespace pipewright::schedule {
 namespace {
 
 using ir::ActionKind;
@@ -250,4 +250,4 @@ RecomputeProblem make_recompute_problem(const ir::Placement& placement, int num_
   return both;
 }
 
-}  // namespace pipewright::schedule::search
+}  // namespace pipewright::schedule

@@ -1,5 +1,5 @@
-#ifndef PIPEWRIGHT_SCHEDULE_TURNS_H_
-#define PIPEWRIGHT_SCHEDULE_TURNS_H_
+#ifndef PIPEWRIGHT_SCHEDULE_GRAPH_TURNS_H_
+#define PIPEWRIGHT_SCHEDULE_GRAPH_TURNS_H_
 
 #include <algorithm>
 #include <cstddef>
@@ -109,4 +109,4 @@ class Turns {
 
 }  // namespace pipewright::schedule
 
-#endif  // PIPEWRIGHT_SCHEDULE_TURNS_H_
+#endif  // PIPEWRIGHT_SCHEDULE_GRAPH_TURNS_H_

@@ -1,5 +1,5 @@
-#ifndef PIPEWRIGHT_SCHEDULE_SIMULATE_COSTS_H_
-#define PIPEWRIGHT_SCHEDULE_SIMULATE_COSTS_H_
+#ifndef PIPEWRIGHT_SCHEDULE_PROBLEM_COSTS_H_
+#define PIPEWRIGHT_SCHEDULE_PROBLEM_COSTS_H_
 
 #include <algorithm>
 #include <functional>
@@ -191,4 +191,4 @@ bool check_factors(const Costs& costs, const ir::Placement& placement,
 
 }  // namespace pipewright::schedule
 
-#endif  // PIPEWRIGHT_SCHEDULE_SIMULATE_COSTS_H_
+#endif  // PIPEWRIGHT_SCHEDULE_PROBLEM_COSTS_H_

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "pipewright/ir/counted.h"
-#include "pipewright/schedule/simulate/costs.h"
+#include "pipewright/schedule/problem/costs.h"
 
 namespace pipewright::schedule {
 namespace {

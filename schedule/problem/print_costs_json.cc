@@ -4,7 +4,7 @@
 #include <span>
 #include <string>
 
-#include "pipewright/schedule/simulate/costs_json.h"
+#include "pipewright/schedule/problem/costs_json.h"
 
 namespace pipewright::schedule {
 namespace {
