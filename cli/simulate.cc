@@ -149,7 +149,6 @@ void print_json(const Invocation& invocation, const Input& input, const Simulati
   out << fmt::format(
       "{{\n  \"version\": 1,\n  \"level\": \"{}\",\n  \"channels\": {},\n  \"capacity\": {},\n"
       "  \"unit\": {},\n  \"makespan\": {},\n  \"cost\": {},\n  \"bubble_rate\": {},\n"
-      "  \"bounds\": {{\"busiest_rank\": {}, \"one_microbatch\": {}, \"warm_up\": {}}},\n"
       "  \"memory_limits\": [{}],\n  \"memory_per_stage\": {{\"activation\": [{}], "
       "\"weight_input\": [{}], \"recomputed\": [{}]}},\n  \"bound\": {},\n  \"gap\": {},\n  "
       "\"jitter\": {},\n  "
@@ -162,8 +161,7 @@ void print_json(const Invocation& invocation, const Input& input, const Simulati
                           : capacity,
       simulation.costs.unit.empty() ? "null" : fmt::format("\"{}\"", simulation.costs.unit),
       number_json(report.makespan), number_json(report.cost), number_json(report.bubble_rate),
-      number_json(report.bounds.busiest_rank), number_json(report.bounds.one_microbatch),
-      number_json(report.bounds.warm_up), fmt::join(simulation.bound.memory_limits, ", "),
+      fmt::join(simulation.bound.memory_limits, ", "),
       fmt::join(simulation.bound.activations, ", "),
       fmt::join(simulation.bound.weight_inputs, ", "), fmt::join(simulation.bound.recomputed, ", "),
       bound_json(simulation.bound), number_json(simulation.bound.gap(report.cost)), jitter, ranks,

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "pipewright/schedule/bounds/bounds.h"
-#include "pipewright/schedule/simulate/lower_bounds.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -65,6 +64,20 @@ MemoryPeak peak_of(std::vector<Change> changes) {
     if (used > peak.amount) peak = {used, change.step};
   }
   return peak;
+}
+
+// By stage: whether any of its backwards is split into I and W.
+std::vector<bool> split_stages(const ir::Schedule& schedule) {
+  std::vector<bool> is_split(static_cast<size_t>(schedule.placement.num_stages()));
+  for (const ir::Row& row : schedule.rows) {
+    for (const ir::Action& action : row) {
+      for (const ir::ActionPart part : action.parts()) {
+        if (part.kind() == ir::ActionKind::kBackwardInput)
+          is_split[static_cast<size_t>(part.stage())] = true;
+      }
+    }
+  }
+  return is_split;
 }
 
 }  // namespace

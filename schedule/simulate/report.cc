@@ -91,20 +91,6 @@ double exposed_of(const ir::Schedule& schedule, const ir::Timeline& timeline, si
   return exposed;
 }
 
-// How long a rank is busy at least, whichever actions of its row form compounds: each hides at most
-// this part of its F, and of its backward.
-double least_busy(const ir::Row& row, const CostTable& table, double overlap) {
-  double forward = 0, backward = 0, weight = 0;
-  for (const Action& action : row) {
-    for (const ActionPart part : action.parts()) {
-      if (part.kind() == ActionKind::kForward) forward += table.duration(part);
-      if (ir::gives_input_gradient(part.kind())) backward += table.duration(part);
-      if (part.kind() == ActionKind::kBackwardWeight) weight += table.duration(part);
-    }
-  }
-  return forward + backward + weight - overlap * std::min(forward, backward + weight);
-}
-
 }  // namespace
 
 Report report_on(const ir::Schedule& schedule, const Costs& costs, const ir::Timeline& timeline) {
@@ -114,7 +100,6 @@ Report report_on(const ir::Schedule& schedule, const Costs& costs, const ir::Tim
   const bool has_backward = ir::has_backward(schedule);
   const MemoryModel memory(schedule, costs);
   TransferTimes transfers(schedule, table, timeline);
-  std::vector<RankWork> work;
   double busiest = 0;
   for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
     const ir::Row& row = schedule.rows[rank];
@@ -140,12 +125,9 @@ Report report_on(const ir::Schedule& schedule, const Costs& costs, const ir::Tim
         one.peak_bytes.add(sample.bytes, sample.step);
     }
     report.cost = std::max(report.cost, one.span());
-    work.push_back({costs.overlap == 0 ? one.busy : least_busy(row, table, costs.overlap),
-                    one.peak_activations.amount});
     report.ranks.push_back(one);
   }
   report.makespan = ir::span_of(schedule.rows, timeline).duration();
-  report.bounds = lower_bounds_of(schedule, costs, work);
   if (report.cost > 0)
     report.bubble_rate = ir::without_rounding(report.cost - busiest, report.cost) / report.cost;
   return report;

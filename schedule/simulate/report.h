@@ -7,7 +7,6 @@
 #include "pipewright/ir/timeline.h"
 #include "pipewright/schedule/graph/peak.h"
 #include "pipewright/schedule/problem/costs.h"
-#include "pipewright/schedule/simulate/lower_bounds.h"
 
 namespace pipewright::schedule {
 
@@ -31,12 +30,6 @@ struct Report {
   double cost = 0;         // the longest span of any rank
   double bubble_rate = 0;  // (cost - compute time of the busiest rank) / cost
   std::vector<RankReport> ranks;
-  LowerBounds bounds;  // of cost
-
-  // How far the cost is above the largest bound: 0.1 for 10%.
-  double gap() const {
-    return bounds.largest() > 0 ? ir::without_rounding(cost / bounds.largest() - 1, 1) : 0;
-  }
 };
 
 // The timeline may be predicted or measured; the costs must fit the schedule (see costs.h). A pure
