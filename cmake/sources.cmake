@@ -84,14 +84,12 @@ set(pipewright_schedule_sources
     schedule/simulate/copy_plan.cc
     schedule/simulate/drift.cc
     schedule/simulate/jitter.cc
-    schedule/simulate/lower_bounds.cc
     schedule/simulate/memory_model.cc
     schedule/simulate/recorded_costs.cc
     schedule/simulate/recorded_transfers.cc
     schedule/simulate/report.cc
     schedule/simulate/simulate.cc
-    schedule/simulate/simulate_on_edges.cc
-    schedule/simulate/simulate_order.cc
+    schedule/simulate/walks.cc
     schedule/verify/certificate.cc
     schedule/verify/complete_in_order.cc
     schedule/verify/passed_actions.cc
@@ -180,6 +178,7 @@ set(pipewright_schedule_headers
     ir/text/shape.h
     ir/text/spelling.h
     ir/timeline.h
+    ir/walk.h
     schedule/bounds/bounds.h
     schedule/bounds/chain.h
     schedule/bounds/knapsack.h
@@ -196,8 +195,6 @@ set(pipewright_schedule_headers
     schedule/graph/peak.h
     schedule/graph/receive_slots.h
     schedule/graph/stage_kinds.h
-    schedule/graph/tensor_table.h
-    schedule/graph/turns.h
     schedule/lowering/add_reduce_grad.h
     schedule/lowering/add_send_recv.h
     schedule/lowering/add_unshard_reshard.h
@@ -236,17 +233,14 @@ set(pipewright_schedule_headers
     schedule/search/words.h
     schedule/simulate/copy_plan.h
     schedule/simulate/drift.h
-    schedule/simulate/in_flight.h
     schedule/simulate/jitter.h
-    schedule/simulate/lower_bounds.h
     schedule/simulate/median.h
     schedule/simulate/memory_model.h
     schedule/simulate/recorded_costs.h
     schedule/simulate/recorded_transfers.h
     schedule/simulate/report.h
     schedule/simulate/simulate.h
-    schedule/simulate/simulate_on_edges.h
-    schedule/simulate/simulate_order.h
+    schedule/simulate/walks.h
     schedule/verify/certificate.h
     schedule/verify/passed_actions.h
     schedule/verify/verify.h

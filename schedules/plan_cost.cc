@@ -4,17 +4,20 @@
 #include <cstddef>
 #include <vector>
 
+#include "pipewright/ir/walk.h"
+
 namespace pipewright::schedules {
 
-int64_t plan_cost(const Shape& shape, const PlanTimes& times, const ir::Rows& rows) {
+int64_t plan_cost(const ir::Placement& placement, int num_microbatches, const PlanTimes& times,
+                  const ir::Rows& rows) {
+  const int num_stages = placement.num_stages();
   const auto index = [&](int stage, int microbatch) {
-    return static_cast<size_t>(stage) * static_cast<size_t>(shape.microbatches) +
+    return static_cast<size_t>(stage) * static_cast<size_t>(num_microbatches) +
            static_cast<size_t>(microbatch);
   };
   constexpr int64_t kNotDone = -1;
-  std::vector<int64_t> forward_end(index(shape.stages, 0), kNotDone), input_end(forward_end);
+  std::vector<int64_t> forward_end(index(num_stages, 0), kNotDone), input_end(forward_end);
   struct Rank {
-    size_t next = 0;
     int64_t start = kNotDone, time = 0;
   };
   std::vector<Rank> ranks(rows.size());
@@ -29,33 +32,32 @@ int64_t plan_cost(const Shape& shape, const PlanTimes& times, const ir::Rows& ro
     if (action.kind() == ir::ActionKind::kForward)
       return stage == 0 ? 0 : after(forward_end, stage - 1, of(stage - 1).output_transfer);
     if (action.kind() == ir::ActionKind::kBackwardInput)
-      return stage + 1 == shape.stages
-                 ? after(forward_end, stage, 0)
-                 : after(input_end, stage + 1, of(stage + 1).gradient_transfer);
+      return stage + 1 == num_stages ? after(forward_end, stage, 0)
+                                     : after(input_end, stage + 1, of(stage + 1).gradient_transfer);
     return 0;  // W comes after its I in its row
   };
-  for (bool progress = true; progress;) {
-    progress = false;
-    for (size_t number = 0; number < rows.size(); ++number) {
-      Rank& rank = ranks[number];
-      for (; rank.next < rows[number].size(); ++rank.next, progress = true) {
-        const ir::ActionPart action = rows[number][rank.next].parts()[0];
-        const int64_t input = arrival(action);
-        if (input == kNotDone) break;
-        const StageTimes& own = times.stages[static_cast<size_t>(action.stage())];
-        const int64_t begin = std::max(rank.time, input);
-        if (rank.start == kNotDone) rank.start = begin;
-        const bool is_forward = action.kind() == ir::ActionKind::kForward;
-        const bool is_input = action.kind() == ir::ActionKind::kBackwardInput;
-        const int64_t time = is_forward ? own.forward
-                             : is_input ? own.backward_input
-                                        : own.backward_weight;
-        rank.time = begin + times.scaled(time, action.microbatch());
-        if (is_forward) forward_end[index(action.stage(), action.microbatch())] = rank.time;
-        if (is_input) input_end[index(action.stage(), action.microbatch())] = rank.time;
-      }
+  ir::Walk walk(rows);
+  walk.run([&](size_t number, const ir::Action& next, uint32_t) {
+    const ir::ActionPart action = next.parts()[0];
+    const int64_t input = arrival(action);
+    if (input == kNotDone) return false;
+    Rank& rank = ranks[number];
+    const StageTimes& own = times.stages[static_cast<size_t>(action.stage())];
+    const int64_t begin = std::max(rank.time, input);
+    if (rank.start == kNotDone) rank.start = begin;
+    const bool is_forward = action.kind() == ir::ActionKind::kForward;
+    const bool is_input = action.kind() == ir::ActionKind::kBackwardInput;
+    const int64_t time = is_forward ? own.forward
+                         : is_input ? own.backward_input
+                                    : own.backward_weight;
+    rank.time = begin + times.scaled(time, action.microbatch());
+    if (is_forward) forward_end[index(action.stage(), action.microbatch())] = rank.time;
+    if (is_input) input_end[index(action.stage(), action.microbatch())] = rank.time;
+    for (const int user : {action.stage() - 1, action.stage() + 1}) {
+      if (user >= 0 && user < num_stages) walk.wake(static_cast<size_t>(placement.rank_of(user)));
     }
-  }
+    return true;
+  });
   int64_t cost = 0;
   for (const Rank& rank : ranks) cost = std::max(cost, rank.time - rank.start);
   return cost;

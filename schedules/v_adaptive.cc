@@ -144,7 +144,9 @@ ir::Rows plan_rows(const Shape& shape, const PlanTimes& times) {
   blocks.push_back(v_min_block(shape.ranks));
   const auto result_of = [&](const Shape& of, size_t block) {
     const ir::Rows rows = repeat_block(of, blocks[block], true, limit);
-    return Result{peak_of(rows) > limit, plan_cost(of, times, rows), block};
+    return Result{peak_of(rows) > limit,
+                  plan_cost(ir::Placement::v(of.ranks, of.stages), of.microbatches, times, rows),
+                  block};
   };
   std::vector<Result> results;
   for (size_t block = 0; block < blocks.size(); ++block) {

@@ -263,7 +263,8 @@ ir::Rows plan_rows(const Shape& shape, const PlanTimes& times, int memory_limit)
                 {(number & 1) != 0, (number & 2) != 0, (number & 4) != 0});
       if (!plan.run()) continue;
       ir::Rows rows = std::move(plan).rows();
-      const int64_t cost = plan_cost(shape, times, rows);
+      const int64_t cost = plan_cost(ir::Placement::loop(shape.ranks, shape.stages),
+                                     shape.microbatches, times, rows);
       if (!best.empty() && cost >= least) continue;
       least = cost;
       best = std::move(rows);

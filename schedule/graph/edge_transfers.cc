@@ -7,14 +7,15 @@ namespace pipewright::schedule {
 using ir::ActionKind;
 using ir::ActionPart;
 
-bool EdgeTransfers::fit(const ir::Program& program) {
+bool EdgeTransfers::fit(const ir::Schedule& schedule) {
   size_t actions = 0;
-  for (const ir::Row& row : program.rows) actions += row.size();
+  for (const ir::Row& row : schedule.rows) actions += row.size();
   return actions <= kNumber;
 }
 
 EdgeTransfers::EdgeTransfers(const ir::Program& program)
-    : cells_(2 * static_cast<size_t>(program.placement.num_stages()), program.num_microbatches, 0) {
+    : num_microbatches_(static_cast<size_t>(program.num_microbatches)),
+      cells_(2 * static_cast<size_t>(program.placement.num_stages()) * num_microbatches_) {
   const ir::StageDependencies dependencies(program.placement);
   const ir::RankPairs pairs(program.placement);
   const auto num_stages = static_cast<size_t>(program.placement.num_stages());

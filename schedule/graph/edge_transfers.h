@@ -8,7 +8,6 @@
 #include "pipewright/ir/action.h"
 #include "pipewright/ir/schedule.h"
 #include "pipewright/schedule/graph/stage_kinds.h"
-#include "pipewright/schedule/graph/tensor_table.h"
 
 namespace pipewright::schedule {
 
@@ -29,8 +28,8 @@ class EdgeTransfers {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
 
-  // Whether a program has fewer than 2^30 actions.
-  static bool fit(const ir::Program& program);
+  // Whether a schedule has fewer than 2^30 actions.
+  static bool fit(const ir::Schedule& schedule);
 
   explicit EdgeTransfers(const ir::Program& program);
 
@@ -42,11 +41,10 @@ class EdgeTransfers {
       return kNone;
     }
     const bool sends = ir::is_send(part.kind());
-    uint32_t& cell = cells_.at(end.flow, part.microbatch());
+    uint32_t& cell = cells_[cell_index(end, part)];
     if (cell == 0) {
       cell = number | (sends ? kSent : kReceived);
       ++num_open_;
-      cells_.fetch_ahead(end.flow, part.microbatch());
       return kNone;
     }
     --num_open_;
@@ -93,7 +91,7 @@ class EdgeTransfers {
   // The transfer that a kind of SEND or RECV at a stage is part of, or that brings the input of a
   // kind of compute.
   struct End {
-    uint32_t flow = 0;
+    uint32_t flow = 0;      // two per receiving stage: outputs and gradients
     uint32_t pair = kNone;  // kNone if there is no transfer between ranks
     uint32_t peer = kNone;
   };
@@ -107,11 +105,15 @@ class EdgeTransfers {
     return end.pair != kNone && (cell_of(end, compute) & (kSent | kReceived)) == kReceived;
   }
   uint32_t cell_of(const End& end, ir::ActionPart part) const {
-    return cells_.at(end.flow, part.microbatch());
+    return cells_[cell_index(end, part)];
+  }
+  size_t cell_index(const End& end, ir::ActionPart part) const {
+    return end.flow * num_microbatches_ + static_cast<size_t>(part.microbatch());
   }
 
+  size_t num_microbatches_;
   std::vector<End> ends_;        // by stage and kind
-  TensorTable<uint32_t> cells_;  // two flows per receiving stage
+  std::vector<uint32_t> cells_;  // by flow and microbatch
   std::vector<Pair> pairs_;
   size_t num_open_ = 0;  // transfers of which only one end is posted
   bool all_matched_ = true;

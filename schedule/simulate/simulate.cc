@@ -6,8 +6,7 @@
 #include <utility>
 
 #include "pipewright/schedule/simulate/copy_plan.h"
-#include "pipewright/schedule/simulate/simulate_on_edges.h"
-#include "pipewright/schedule/simulate/simulate_order.h"
+#include "pipewright/schedule/simulate/walks.h"
 
 namespace pipewright::schedule {
 namespace {

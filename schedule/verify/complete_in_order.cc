@@ -8,10 +8,8 @@
 // waits for: if all ranks reach their ends, that is an order in which the program runs, whatever
 // the capacity. A walk that stops, or in which a SEND and a RECV do not meet, proves nothing here;
 // ChannelGraph decides then. Linear in the number of actions.
-#include <vector>
-
+#include "pipewright/ir/walk.h"
 #include "pipewright/schedule/graph/edge_transfers.h"
-#include "pipewright/schedule/graph/turns.h"
 #include "pipewright/schedule/verify/passed_actions.h"
 #include "pipewright/schedule/verify/verify_checks.h"
 
@@ -32,39 +30,27 @@ bool runs_on_edges(const ir::Program& program) {
   if (!PassedActions::has_enough(program) || !EdgeTransfers::fit(program)) return false;
   EdgeTransfers transfers(program);
   PassedActions passed(program, ir::Level::kComputeComms);
-  Turns turns(program.rows.size());
-  std::vector<RestOfRow> rest = whole_rows(program.rows);
-  bool valid = true, stops_at_wait = false;
+  const PassedActions::Marks marks = passed.marks();
+  const bool awaits_sends = (ir::kinds_in(program.rows) & ir::kSendWaits) != 0;
+  bool valid = true;
   size_t sends = 0, waits = 0;
-  const auto go_on = [&](size_t rank) {
-    const PassedActions::Marks marks = passed.marks();
-    RestOfRow row = rest[rank];
-    const ir::Action* const end = row.end_of_turn();
-    bool row_valid = true;
-    for (; row.next != end; ++row.next, ++row.number) {
-      const ir::Action action = *row.next;
-      if (ir::is_compute(action.kind()) && transfers.awaits(action)) break;
-      if (ir::is_wait_send(action.kind())) {
-        if (transfers.is_pending(ir::awaited_by(action.parts()[0]))) {
-          stops_at_wait = true;
-          break;
-        }
-        ++waits;
-      }
-      row_valid &= marks.pass(action);
-      if (!ir::is_transfer(action.kind())) continue;
-      const ir::ActionPart part = action.parts()[0];
-      const bool is_send = ir::is_send(part.kind());
-      sends += is_send ? 1 : 0;
-      if (transfers.post(part, row.number) != EdgeTransfers::kNone && (is_send || stops_at_wait))
-        turns.wake(transfers.peer_of(part));
+  ir::Walk walk(program.rows);
+  const auto pass = [&](size_t, const ir::Action& action, uint32_t number) {
+    const ir::ActionKind kind = action.kind();
+    if (ir::is_compute(kind) && transfers.awaits(action)) return false;
+    if (ir::is_wait_send(kind)) {
+      if (transfers.is_pending(ir::awaited_by(action.parts()[0]))) return false;
+      ++waits;
     }
-    rest[rank] = row;
-    valid &= row_valid;
-    fetch_ahead(row.next);
-    return Turns::stop_of(row, end);
+    valid &= marks.pass(action);
+    if (!ir::is_transfer(kind)) return true;
+    const ir::ActionPart part = action.parts()[0];
+    sends += ir::is_send(kind) ? 1 : 0;
+    if (transfers.post(part, number) != EdgeTransfers::kNone && (ir::is_send(kind) || awaits_sends))
+      walk.wake(transfers.peer_of(part));
+    return true;
   };
-  return turns.run(go_on) && valid && transfers.all_matched() && passed.is_complete() &&
+  return walk.run(pass) && valid && transfers.all_matched() && passed.is_complete() &&
          (waits == 0 || waits == sends);
 }
 

@@ -10,8 +10,7 @@
 
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/simulate/simulate.h"
-#include "pipewright/schedule/simulate/simulate_on_edges.h"
-#include "pipewright/schedule/simulate/simulate_order.h"
+#include "pipewright/schedule/simulate/walks.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/channel_model/programs.h"
 
