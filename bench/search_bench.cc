@@ -11,7 +11,7 @@
 
 #include "pipewright/schedule/bounds/bounds.h"
 #include "pipewright/schedule/search/dispatcher.h"
-#include "pipewright/schedule/search/random.h"
+#include "pipewright/schedule/search/local_search.h"
 #include "pipewright/schedule/search/replay.h"
 #include "pipewright/schedule/search/solve.h"
 #include "pipewright/schedule/search/templates.h"

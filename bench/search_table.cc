@@ -13,7 +13,7 @@
 
 #include "pipewright/schedule/bounds/bounds.h"
 #include "pipewright/schedule/search/catalogue.h"
-#include "pipewright/schedule/search/solve_in_phases.h"
+#include "pipewright/schedule/search/solve.h"
 #include "tests/schedule/search/cases.h"
 
 namespace pipewright::schedule::search {

@@ -10,7 +10,6 @@
 
 #include "pipewright/checkpoint/dtype.h"
 #include "pipewright/ir/diagnostic.h"
-#include "pipewright/ir/source.h"
 
 // The header of a safetensors file, as a value, and its two text forms: bytes to header and back.
 // The format (https://github.com/huggingface/safetensors, 0.8):

@@ -7,7 +7,7 @@
 #include <variant>
 
 #include "pipewright/checkpoint/in_backticks.h"
-#include "pipewright/ir/counted.h"
+#include "pipewright/ir/printable.h"
 
 namespace pipewright::checkpoint {
 namespace {

@@ -13,7 +13,7 @@
 #include "pipewright/checkpoint/crc32.h"
 #include "pipewright/checkpoint/in_backticks.h"
 #include "pipewright/checkpoint/sharding_info.h"
-#include "pipewright/ir/counted.h"
+#include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/spelling.h"
 
 namespace pipewright::checkpoint {

@@ -14,7 +14,6 @@
 #include "pipewright/checkpoint/manifest.h"
 #include "pipewright/checkpoint/safetensors_file.h"
 #include "pipewright/ir/diagnostic.h"
-#include "pipewright/ir/source.h"
 
 // A checkpoint on disk, opened for reading: which tensors it has, and where their parts lie.
 //

@@ -18,9 +18,8 @@
 #include "pipewright/cli/commands.h"
 #include "pipewright/cli/files.h"
 #include "pipewright/cli/usage_error.h"
-#include "pipewright/ir/counted.h"
-#include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/printable.h"
+#include "pipewright/ir/diagnostic.h"
 
 namespace pipewright::cli {
 namespace {

@@ -10,9 +10,8 @@
 #include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/in_backticks.h"
 #include "pipewright/cli/input.h"
-#include "pipewright/ir/counted.h"
 #include "pipewright/ir/printable.h"
-#include "pipewright/ir/text/diagnostic_json.h"
+#include "pipewright/ir/text/render.h"
 
 namespace pipewright::cli {
 namespace {

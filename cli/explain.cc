@@ -14,9 +14,8 @@
 #include "pipewright/cli/simulation.h"
 #include "pipewright/cli/usage_error.h"
 #include "pipewright/ir/diagnostic.h"
-#include "pipewright/ir/rules.h"
 #include "pipewright/ir/text/action_text.h"
-#include "pipewright/schedule/simulate/copy_plan.h"
+#include "pipewright/schedule/simulate/memory_model.h"
 #include "pipewright/schedule/simulate/simulate.h"
 
 namespace pipewright::cli {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "pipewright/cli/console.h"
-#include "pipewright/ir/source.h"
+#include "pipewright/ir/diagnostic.h"
 
 // Reads and writes whole files.
 

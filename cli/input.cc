@@ -11,9 +11,8 @@
 
 #include "pipewright/cli/files.h"
 #include "pipewright/cli/usage_error.h"
-#include "pipewright/ir/counted.h"
-#include "pipewright/ir/lowering.h"
 #include "pipewright/ir/printable.h"
+#include "pipewright/ir/lowering.h"
 #include "pipewright/ir/text/header.h"
 #include "pipewright/ir/text/render.h"
 #include "pipewright/ir/text/spelling.h"

@@ -17,18 +17,17 @@
 #include "pipewright/cli/stage_ratio.h"
 #include "pipewright/cli/trace_folder.h"
 #include "pipewright/cli/usage_error.h"
-#include "pipewright/ir/counted.h"
+#include "pipewright/ir/printable.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/read.h"
 #include "pipewright/ir/text/schedule_json.h"
 #include "pipewright/schedule/views/dot.h"
 #include "pipewright/schedule/views/html.h"
-#include "pipewright/schedule/views/kineto.h"
+#include "pipewright/schedule/views/trace.h"
 #include "pipewright/schedule/views/perfetto.h"
 #include "pipewright/schedule/views/svg.h"
 #include "pipewright/schedule/views/table.h"
 #include "pipewright/schedule/views/timeline_text.h"
-#include "pipewright/schedule/views/trace.h"
 
 namespace pipewright::cli {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "pipewright/schedule/graph/receive_slots.h"
+#include "pipewright/schedule/graph/peaks.h"
 
 namespace pipewright::cli {
 

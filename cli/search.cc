@@ -17,7 +17,6 @@
 #include "pipewright/cli/search_request.h"
 #include "pipewright/cli/simulation.h"
 #include "pipewright/cli/usage_error.h"
-#include "pipewright/ir/counted.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/read.h"
 

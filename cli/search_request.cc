@@ -13,7 +13,7 @@
 #include "pipewright/cli/usage_error.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/printable.h"
-#include "pipewright/schedule/search/named_placement.h"
+#include "pipewright/schedule/search/front.h"
 
 namespace pipewright::cli {
 namespace {

@@ -17,11 +17,10 @@
 #include "pipewright/cli/receive_slots_json.h"
 #include "pipewright/cli/simulation.h"
 #include "pipewright/cli/usage_error.h"
-#include "pipewright/ir/counted.h"
+#include "pipewright/ir/printable.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/ir/text/read.h"
-#include "pipewright/schedule/simulate/jitter.h"
 #include "pipewright/schedule/verify/verify.h"
 
 namespace pipewright::cli {

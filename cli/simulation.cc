@@ -12,7 +12,7 @@
 #include "pipewright/cli/usage_error.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/printable.h"
-#include "pipewright/ir/text/diagnostic_json.h"
+#include "pipewright/ir/text/render.h"
 #include "pipewright/ir/text/schedule_json.h"
 #include "pipewright/schedule/problem/costs_json.h"
 #include "pipewright/schedule/simulate/recorded_costs.h"

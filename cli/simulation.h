@@ -12,7 +12,7 @@
 #include "pipewright/cli/input.h"
 #include "pipewright/cli/invocation.h"
 #include "pipewright/ir/schedule.h"
-#include "pipewright/ir/source.h"
+#include "pipewright/ir/diagnostic.h"
 #include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedule/simulate/drift.h"
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "pipewright/cli/console.h"
-#include "pipewright/schedule/views/kineto.h"
+#include "pipewright/schedule/views/trace.h"
 
 namespace pipewright::cli {
 

@@ -12,9 +12,8 @@
 #include "pipewright/cli/input.h"
 #include "pipewright/cli/receive_slots_json.h"
 #include "pipewright/cli/usage_error.h"
-#include "pipewright/ir/counted.h"
-#include "pipewright/ir/text/diagnostic_json.h"
-#include "pipewright/schedule/verify/certificate.h"
+#include "pipewright/ir/printable.h"
+#include "pipewright/ir/text/render.h"
 #include "pipewright/schedule/verify/verify.h"
 
 namespace pipewright::cli {

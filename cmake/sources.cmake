@@ -9,23 +9,23 @@ set(pipewright_schedule_sources
     ir/placement.cc
     ir/populate.cc
     ir/printable.cc
-    ir/rank_pairs.cc
-    ir/rules.cc
+    ir/dependencies.cc
+    ir/diagnostic.cc
     ir/schedule.cc
-    ir/source.cc
-    ir/stage_dependencies.cc
+    ir/diagnostic.cc
+    ir/dependencies.cc
     ir/text/action_text.cc
-    ir/text/cell_index.cc
+    ir/text/shape.cc
     ir/text/csv.cc
-    ir/text/diagnostic_json.cc
-    ir/text/explain_action_text.cc
+    ir/text/render.cc
+    ir/text/action_text.cc
     ir/text/header.cc
-    ir/text/header_reader.cc
-    ir/text/json_cursor.cc
+    ir/text/header.cc
     ir/text/json_scanner.cc
-    ir/text/json_syntax.cc
+    ir/text/json_scanner.cc
+    ir/text/json_scanner.cc
     ir/text/plan.cc
-    ir/text/print_schedule_json.cc
+    ir/text/schedule_json.cc
     ir/text/read.cc
     ir/text/recording_reader.cc
     ir/text/render.cc
@@ -33,37 +33,37 @@ set(pipewright_schedule_sources
     ir/text/shape.cc
     ir/text/spelling.cc
     schedule/bounds/bounds.cc
-    schedule/bounds/chain.cc
-    schedule/bounds/first_backwards.cc
-    schedule/bounds/knapsack.cc
-    schedule/bounds/laps.cc
-    schedule/bounds/rank_memory.cc
     schedule/bounds/rank_terms.cc
-    schedule/bounds/rest.cc
+    schedule/bounds/rank_terms.cc
+    schedule/bounds/knapsack.cc
+    schedule/bounds/rank_terms.cc
+    schedule/bounds/rank_terms.cc
+    schedule/bounds/rank_terms.cc
+    schedule/bounds/rank_terms.cc
     schedule/bounds/schedule_bound.cc
     schedule/compile/compile.cc
     schedule/compile/requested_policies.cc
-    schedule/compile/simulate_compiled.cc
+    schedule/compile/compile.cc
     schedule/graph/channel_graph.cc
     schedule/graph/deadlock.cc
     schedule/graph/edge_transfers.cc
-    schedule/graph/peak.cc
-    schedule/graph/receive_slots.cc
-    schedule/lowering/add_reduce_grad.cc
+    schedule/graph/peaks.cc
+    schedule/graph/peaks.cc
+    schedule/lowering/lower.cc
     schedule/lowering/add_send_recv.cc
     schedule/lowering/add_unshard_reshard.cc
-    schedule/lowering/add_wait_send.cc
-    schedule/lowering/backward_passes.cc
-    schedule/lowering/latest_receives.cc
+    schedule/lowering/lower.cc
+    schedule/lowering/lower.cc
+    schedule/lowering/place_receives.cc
     schedule/lowering/limit_sends.cc
     schedule/lowering/lower.cc
-    schedule/lowering/parity_receives.cc
-    schedule/lowering/receive_mover.cc
-    schedule/problem/check_costs.cc
+    schedule/lowering/place_receives.cc
+    schedule/lowering/place_receives.cc
+    schedule/problem/costs.cc
     schedule/problem/costs.cc
     schedule/problem/costs_json.cc
-    schedule/problem/make_problem.cc
-    schedule/problem/print_costs_json.cc
+    schedule/problem/problem.cc
+    schedule/problem/costs_json.cc
     schedule/search/catalogue.cc
     schedule/search/compound_dispatcher.cc
     schedule/search/compound_rows.cc
@@ -71,47 +71,47 @@ set(pipewright_schedule_sources
     schedule/search/dispatcher.cc
     schedule/search/front.cc
     schedule/search/local_search.cc
-    schedule/search/local_search_moves.cc
-    schedule/search/named_placement.cc
+    schedule/search/local_search.cc
+    schedule/search/front.cc
     schedule/search/recompute.cc
     schedule/search/repeat.cc
     schedule/search/replay.cc
     schedule/search/search.cc
     schedule/search/solve.cc
-    schedule/search/solve_in_phases.cc
+    schedule/search/solve.cc
     schedule/search/templates.cc
     schedule/search/words.cc
-    schedule/simulate/copy_plan.cc
+    schedule/simulate/memory_model.cc
     schedule/simulate/drift.cc
-    schedule/simulate/jitter.cc
+    schedule/simulate/simulate.cc
     schedule/simulate/memory_model.cc
     schedule/simulate/recorded_costs.cc
-    schedule/simulate/recorded_transfers.cc
+    schedule/simulate/recorded_costs.cc
     schedule/simulate/report.cc
     schedule/simulate/simulate.cc
     schedule/simulate/walks.cc
-    schedule/verify/certificate.cc
+    schedule/verify/verify.cc
     schedule/verify/complete_in_order.cc
-    schedule/verify/passed_actions.cc
-    schedule/verify/reorder_help.cc
+    schedule/verify/complete_in_order.cc
+    schedule/verify/verify.cc
     schedule/verify/verify.cc
     schedule/verify/verify_channels.cc
-    schedule/verify/verify_data_flow.cc
+    schedule/verify/verify_checks.cc
     schedule/verify/verify_data_parallel.cc
     schedule/verify/verify_policies.cc
-    schedule/verify/verify_waits.cc
-    schedule/verify/work_index.cc
+    schedule/verify/verify_checks.cc
+    schedule/verify/verify_checks.cc
     schedule/views/diff.cc
     schedule/views/dot.cc
     schedule/views/html.cc
-    schedule/views/kineto.cc
-    schedule/views/palette.cc
+    schedule/views/trace.cc
+    schedule/views/table.cc
     schedule/views/perfetto.cc
     schedule/views/svg.cc
     schedule/views/table.cc
     schedule/views/timeline_text.cc
     schedule/views/trace.cc
-    schedule/views/trace_tracks.cc
+    schedule/views/trace.cc
     schedules/building_block.cc
     schedules/catalogue.cc
     schedules/dualpipe_v.cc
@@ -141,7 +141,7 @@ set(pipewright_schedule_headers
     ir/action_kinds.def
     ir/channel.h
     ir/check.h
-    ir/counted.h
+    ir/printable.h
     ir/dependencies.h
     ir/diagnostic.h
     ir/lowering.h
@@ -149,68 +149,68 @@ set(pipewright_schedule_headers
     ir/placement.h
     ir/populate.h
     ir/printable.h
-    ir/rank_pairs.h
-    ir/recording.h
+    ir/dependencies.h
+    ir/timeline.h
     ir/rules.def
-    ir/rules.h
+    ir/diagnostic.h
     ir/schedule.h
-    ir/source.h
-    ir/stage_dependencies.h
+    ir/diagnostic.h
+    ir/dependencies.h
     ir/stage_microbatch_table.h
     ir/text/action_text.h
-    ir/text/cell_index.h
+    ir/text/shape.h
     ir/text/csv.h
-    ir/text/diagnostic_json.h
-    ir/text/explain_action_text.h
+    ir/text/render.h
+    ir/text/action_text.h
     ir/text/header.h
-    ir/text/header_reader.h
-    ir/text/json_cursor.h
+    ir/text/header.h
     ir/text/json_scanner.h
-    ir/text/json_syntax.h
-    ir/text/parsed_schedule.h
+    ir/text/json_scanner.h
+    ir/text/json_scanner.h
+    ir/text/shape.h
     ir/text/plan.h
     ir/text/read.h
     ir/text/recording_reader.h
     ir/text/render.h
     ir/text/scan_action.h
     ir/text/schedule_json.h
-    ir/text/schedule_json_values.h
+    ir/text/schedule_json.h
     ir/text/shape.h
     ir/text/spelling.h
     ir/timeline.h
     ir/walk.h
     schedule/bounds/bounds.h
-    schedule/bounds/chain.h
-    schedule/bounds/knapsack.h
-    schedule/bounds/laps.h
-    schedule/bounds/rank_memory.h
     schedule/bounds/rank_terms.h
-    schedule/bounds/rest.h
+    schedule/bounds/knapsack.h
+    schedule/bounds/rank_terms.h
+    schedule/bounds/rank_terms.h
+    schedule/bounds/rank_terms.h
+    schedule/bounds/rank_terms.h
     schedule/bounds/schedule_bound.h
     schedule/compile/compile.h
     schedule/compile/requested_policies.h
     schedule/graph/channel_graph.h
     schedule/graph/deadlock.h
     schedule/graph/edge_transfers.h
-    schedule/graph/peak.h
-    schedule/graph/receive_slots.h
-    schedule/graph/stage_kinds.h
-    schedule/lowering/add_reduce_grad.h
+    schedule/graph/peaks.h
+    schedule/graph/peaks.h
+    schedule/graph/edge_transfers.h
+    schedule/lowering/lower.h
     schedule/lowering/add_send_recv.h
     schedule/lowering/add_unshard_reshard.h
-    schedule/lowering/add_wait_send.h
-    schedule/lowering/backward_passes.h
-    schedule/lowering/latest_receives.h
+    schedule/lowering/lower.h
+    schedule/lowering/lower.h
+    schedule/lowering/place_receives.h
     schedule/lowering/limit_sends.h
     schedule/lowering/lower.h
-    schedule/lowering/next_stages.h
-    schedule/lowering/parity_receives.h
-    schedule/lowering/receive_mover.h
-    schedule/lowering/receives_of.h
-    schedule/problem/cancel.h
+    schedule/lowering/add_unshard_reshard.h
+    schedule/lowering/place_receives.h
+    schedule/lowering/place_receives.h
+    schedule/lowering/place_receives.h
+    schedule/problem/problem.h
     schedule/problem/costs.h
     schedule/problem/costs_json.h
-    schedule/problem/make_problem.h
+    schedule/problem/problem.h
     schedule/problem/problem.h
     schedule/search/catalogue.h
     schedule/search/compound_dispatcher.h
@@ -219,45 +219,45 @@ set(pipewright_schedule_headers
     schedule/search/dispatcher.h
     schedule/search/front.h
     schedule/search/local_search.h
-    schedule/search/named_placement.h
-    schedule/search/random.h
+    schedule/search/front.h
+    schedule/search/local_search.h
     schedule/search/recompute.h
     schedule/search/repeat.h
     schedule/search/replay.h
     schedule/search/search.h
     schedule/search/solve.h
-    schedule/search/solve_in_phases.h
+    schedule/search/solve.h
     schedule/search/templates.h
     schedule/search/templates.inc
-    schedule/search/wake_queue.h
+    schedule/search/dispatcher.h
     schedule/search/words.h
-    schedule/simulate/copy_plan.h
+    schedule/simulate/memory_model.h
     schedule/simulate/drift.h
-    schedule/simulate/jitter.h
-    schedule/simulate/median.h
+    schedule/simulate/simulate.h
+    schedule/simulate/recorded_costs.h
     schedule/simulate/memory_model.h
     schedule/simulate/recorded_costs.h
-    schedule/simulate/recorded_transfers.h
+    schedule/simulate/recorded_costs.h
     schedule/simulate/report.h
     schedule/simulate/simulate.h
     schedule/simulate/walks.h
-    schedule/verify/certificate.h
-    schedule/verify/passed_actions.h
+    schedule/verify/verify.h
+    schedule/verify/complete_in_order.h
     schedule/verify/verify.h
     schedule/verify/verify_checks.h
     schedule/verify/verify_policies.h
-    schedule/verify/work_index.h
+    schedule/verify/verify_checks.h
     schedule/views/diff.h
     schedule/views/dot.h
     schedule/views/html.h
-    schedule/views/kineto.h
-    schedule/views/palette.h
+    schedule/views/trace.h
+    schedule/views/table.h
     schedule/views/perfetto.h
     schedule/views/svg.h
     schedule/views/table.h
     schedule/views/timeline_text.h
     schedule/views/trace.h
-    schedule/views/trace_tracks.h
+    schedule/views/trace.h
     schedule/views/viewer_page.h
     schedules/building_block.h
     schedules/catalogue.h

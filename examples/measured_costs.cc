@@ -12,7 +12,7 @@
 
 #include "examples/batch.h"
 #include "pipewright/checkpoint/durable_file.h"
-#include "pipewright/schedule/graph/peak.h"
+#include "pipewright/schedule/graph/peaks.h"
 #include "pipewright/schedule/problem/costs_json.h"
 #include "pipewright/schedule/simulate/recorded_costs.h"
 

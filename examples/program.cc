@@ -9,7 +9,7 @@
 #include <variant>
 
 #include "examples/usage_error.h"
-#include "pipewright/ir/source.h"
+#include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/render.h"
 #include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedules/registry.h"

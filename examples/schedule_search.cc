@@ -6,11 +6,11 @@
 #include <utility>
 
 #include "examples/usage_error.h"
-#include "pipewright/ir/source.h"
+#include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/plan.h"
 #include "pipewright/schedule/compile/compile.h"
-#include "pipewright/schedule/graph/peak.h"
-#include "pipewright/schedule/search/named_placement.h"
+#include "pipewright/schedule/graph/peaks.h"
+#include "pipewright/schedule/search/front.h"
 #include "pipewright/schedule/search/search.h"
 
 namespace pipewright::examples {

@@ -1,8 +1,11 @@
 #include "pipewright/ir/dependencies.h"
 
+#include <map>
+
 #include "pipewright/ir/check.h"
 
 namespace pipewright::ir {
+
 namespace {
 
 // Sends the output of `from_stage` to the next stage.
@@ -118,6 +121,42 @@ std::optional<Transfer> partner_of(ActionPart send_or_receive, const Placement& 
   }
   PW_CHECK(false, "expected a SEND or RECV");
   return std::nullopt;
+}
+
+RankPairs::RankPairs(const Placement& placement) {
+  const auto num_stages = static_cast<size_t>(placement.num_stages());
+  std::map<std::pair<int, int>, uint32_t> ids;
+  const auto id_of = [&](int from, int to) {
+    const auto [entry, is_new] = ids.try_emplace({from, to}, size());
+    if (is_new) pairs_.emplace_back(from, to);
+    return entry->second;
+  };
+  forward_.resize(num_stages);
+  backward_.resize(num_stages);
+  for (int stage = 0; stage + 1 < placement.num_stages(); ++stage) {
+    const int rank = placement.rank_of(stage), next = placement.rank_of(stage + 1);
+    if (rank == next) continue;
+    forward_[static_cast<size_t>(stage)] = id_of(rank, next);
+    backward_[static_cast<size_t>(stage) + 1] = id_of(next, rank);
+  }
+}
+
+StageDependencies::StageDependencies(const Placement& placement)
+    : answers_(static_cast<size_t>(placement.num_stages()) * kKinds) {
+  for (int stage = 0; stage < placement.num_stages(); ++stage) {
+    for (const ActionKindInfo& row : action_kinds()) {
+      if (row.kind == ActionKind::kOverlapFB) continue;
+      const ActionPart part(row.kind, stage);
+      Answer& answer =
+          answers_[static_cast<size_t>(stage) * kKinds + static_cast<size_t>(row.kind)];
+      for (const ir::Need& need : needs_of(part, placement)) {
+        answer.needs[answer.num_needs++] = {need.result, need.rank != placement.rank_of(stage),
+                                            need.stage};
+      }
+      answer.transfer =
+          is_transfer(row.kind) ? partner_of(part, placement) : transfer_of(part, placement);
+    }
+  }
 }
 
 }  // namespace pipewright::ir

@@ -4,8 +4,11 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "pipewright/ir/action.h"
+#include "pipewright/ir/check.h"
 #include "pipewright/ir/placement.h"
 
 // The data dependencies of pipeline training: which results an action needs, which it produces, and
@@ -96,6 +99,93 @@ std::optional<Transfer> transfer_of(ActionPart compute, const Placement& placeme
 // The transfer that a SEND or RECV is part of. nullopt if there is no such neighbouring stage (for
 // example SEND_F of the last stage). Throws InternalError for other kinds.
 std::optional<Transfer> partner_of(ActionPart send_or_receive, const Placement& placement);
+
+// Numbers the ordered pairs of ranks that exchange tensors, so that data about a pair can be kept
+// in a vector instead of a map. With stages 0 1 2 3 on ranks 0 1 1 0 there are two pairs: (0, 1) is
+// 0 and (1, 0) is 1. Immutable after construction; safe to use from any thread.
+class RankPairs {
+ public:
+  explicit RankPairs(const Placement& placement);
+
+  uint32_t size() const { return static_cast<uint32_t>(pairs_.size()); }
+  // The sending and the receiving rank of pair `id`.
+  std::pair<int, int> ranks(uint32_t id) const { return pairs_[id]; }
+  // The pair that a SEND or RECV belongs to; its two stages must be on different ranks. Throws
+  // InternalError for other kinds.
+  uint32_t of(ActionPart send_or_receive) const {
+    const auto stage = static_cast<size_t>(send_or_receive.stage());
+    switch (send_or_receive.kind()) {
+      case ActionKind::kSendF:
+        return forward_[stage];
+      case ActionKind::kRecvF:
+        return forward_[stage - 1];
+      case ActionKind::kSendB:
+        return backward_[stage];
+      case ActionKind::kRecvB:
+        return backward_[stage + 1];
+      case ActionKind::kIdle:
+      case ActionKind::kForward:
+      case ActionKind::kBackward:
+      case ActionKind::kBackwardInput:
+      case ActionKind::kBackwardWeight:
+      case ActionKind::kOverlapFB:
+      case ActionKind::kUnshard:
+      case ActionKind::kReshard:
+      case ActionKind::kReduceGrad:
+      case ActionKind::kWaitSendF:
+      case ActionKind::kWaitSendB:
+      case ActionKind::kWaitReduceGrad:
+        break;
+    }
+    PW_CHECK(false, "expected a SEND or RECV");
+    return 0;
+  }
+
+ private:
+  std::vector<std::pair<int, int>> pairs_;
+  std::vector<uint32_t> forward_, backward_;  // by sending stage
+};
+
+// The functions of pipewright/ir/dependencies.h as a table, one row per stage and kind of action.
+// The dependencies of an action are the same for every microbatch, so passes over large programs
+// look them up here instead of computing them per action. Immutable after construction; safe to use
+// from any thread. Size: linear in the number of stages.
+class StageDependencies {
+ public:
+  explicit StageDependencies(const Placement& placement);
+
+  // An ir::Need without its microbatch, which is that of the action.
+  struct Need {
+    Result result;
+    bool of_other_rank;  // produced on another rank, so received by a RECV
+    int stage;
+
+    // The RECV that brings the result to `compute`, if it comes from another rank.
+    ActionPart receive_for(ActionPart compute) const {
+      const bool forward = result == Result::kOutput;
+      return {forward ? ActionKind::kRecvF : ActionKind::kRecvB, compute.stage(),
+              compute.microbatch()};
+    }
+  };
+  struct Answer {
+    Need needs[2];
+    int num_needs = 0;
+    // For F, B and I: transfer_of; for SEND and RECV: partner_of. Its microbatch is 0.
+    std::optional<Transfer> transfer;
+
+    const Need* begin() const { return needs; }
+    const Need* end() const { return needs + num_needs; }
+  };
+  // The answer for `part`, whose stage must be in the placement.
+  const Answer& of(ActionPart part) const {
+    return answers_[static_cast<size_t>(part.stage()) * kKinds + static_cast<size_t>(part.kind())];
+  }
+
+ private:
+  static constexpr size_t kKinds = std::size(kActionKinds) + 1;  // plus kIdle
+
+  std::vector<Answer> answers_;  // by stage and kind
+};
 
 }  // namespace pipewright::ir
 

@@ -1,12 +1,18 @@
 #ifndef PIPEWRIGHT_IR_PRINTABLE_H_
 #define PIPEWRIGHT_IR_PRINTABLE_H_
 
+#include <concepts>
 #include <string>
 #include <string_view>
 
-// Makes text from a user's file safe to print on a terminal and to put into JSON.
-
 namespace pipewright::ir {
+
+// "1 stage", "2 stages": a number with its noun, for messages. A pure function; any thread.
+std::string counted(std::integral auto number, std::string_view one, std::string_view many) {
+  return std::to_string(number).append(" ").append(number == 1 ? one : many);
+}
+
+// Makes text from a user's file safe to print on a terminal and to put into JSON.
 
 // Removes the first character of `text`, which must not be empty, and returns its printable form:
 // the character itself, or an escape such as \x1B for a control character, a line or paragraph

@@ -1,6 +1,6 @@
 #include "pipewright/python/errors.h"
 
-#include "pipewright/ir/rules.h"
+#include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/render.h"
 
 namespace pipewright::python {

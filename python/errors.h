@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "pipewright/ir/diagnostic.h"
-#include "pipewright/ir/source.h"
 
 // Diagnostics as Python sees them: objects, and the exception that carries them.
 

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "pipewright/ir/schedule.h"
-#include "pipewright/ir/source.h"
+#include "pipewright/ir/diagnostic.h"
 #include "pipewright/python/errors.h"
 #include "pipewright/schedule/compile/compile.h"
-#include "pipewright/schedule/verify/certificate.h"
+#include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedules/schedule_spec.h"
 
 // A schedule as Python sees it: immutable, so that it cannot change between verifying and use. The

@@ -8,7 +8,6 @@
 #include <future>
 
 #include "pipewright/schedule/search/front.h"
-#include "pipewright/schedule/search/named_placement.h"
 
 namespace pipewright::python {
 namespace {

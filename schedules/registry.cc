@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "pipewright/ir/check.h"
-#include "pipewright/ir/counted.h"
+#include "pipewright/ir/printable.h"
 #include "pipewright/schedules/dualpipe_v.h"
 #include "pipewright/schedules/eager_1f1b.h"
 #include "pipewright/schedules/gpipe.h"

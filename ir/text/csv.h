@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "pipewright/ir/diagnostic.h"
-#include "pipewright/ir/text/parsed_schedule.h"
+#include "pipewright/ir/text/shape.h"
 
 // PyTorch's CSV format for schedules, as read by _PipelineScheduleRuntime._load_csv and written by
 // _dump_csv:

@@ -3,8 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "pipewright/ir/parse_number.h"
+#include "pipewright/ir/printable.h"
+#include "pipewright/ir/text/shape.h"
+#include "pipewright/ir/text/spelling.h"
 
 namespace pipewright::ir {
+
 namespace {
 
 constexpr HeaderKey kKeys[] = {
@@ -66,6 +76,198 @@ std::string values_in_words(std::string_view values) {
     words += value_in_words(one);
   }
   return words;
+}
+
+namespace {
+
+// Whether a .plan can represent the text as a value.
+bool is_one_line(const std::string& text) {
+  return printable(text) == text && !text.empty() && text.front() != ' ' && text.back() != ' ';
+}
+
+// "0 1 1 0" as numbers from 0; nullopt for anything else.
+std::optional<std::vector<int>> parse_numbers(std::string_view text) {
+  std::vector<int> numbers;
+  while (!text.empty()) {
+    const size_t size = std::min(text.find(' '), text.size());
+    int number = 0;
+    const auto [stop, error] = std::from_chars(text.data(), text.data() + size, number);
+    if (error != std::errc() || stop != text.data() + size || number < 0) return std::nullopt;
+    numbers.push_back(number);
+    text.remove_prefix(size);
+    text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
+  }
+  return numbers;
+}
+
+void bad_value(std::string_view key, std::string_view expected, std::string_view value,
+               const Place& place, Diagnostics* diagnostics) {
+  diagnostics->error(Rule::kBadValue,
+                     fmt::format("`{}`: expected {}, got {}", key, expected, backticked(value)),
+                     place);
+}
+
+}  // namespace
+
+const HeaderReader::Entry* HeaderReader::find(std::string_view key) const {
+  const auto entry = entries_.find(key);
+  return entry == entries_.end() || entry->second.refused ? nullptr : &entry->second;
+}
+
+void HeaderReader::set(std::string_view key, std::string_view value, const Place& key_place,
+                       const Place& value_place, Diagnostics* diagnostics) {
+  const std::vector<std::string_view> names = header_names();
+  if (std::ranges::find(names, key) == names.end()) {
+    Diagnostic& error = diagnostics->error(
+        Rule::kUnknownKey, fmt::format("unknown key {}", backticked(key)), key_place);
+    error.help = did_you_mean(key, names);
+    if (error.help.empty()) error.help = fmt::format("the keys are {}", fmt::join(names, ", "));
+    return;
+  }
+  const auto [entry, is_new] = entries_.try_emplace(
+      std::string(key), Entry{std::string(value), key_place, value_place, false});
+  if (!is_new) {
+    diagnostics
+        ->error(Rule::kDuplicateKey, fmt::format("duplicate key {}", backticked(key)), key_place)
+        .notes.push_back({"first used here", entry->second.key_place});
+  }
+}
+
+std::string HeaderReader::schedule_name(Diagnostics* diagnostics) const {
+  const Entry* entry = find("name");
+  if (entry == nullptr) return "";
+  if (!is_one_line(entry->value))
+    bad_value("name", "one line of printable text without blanks around it", entry->value,
+              entry->value_place, diagnostics);
+  return entry->value;
+}
+
+std::optional<Level> HeaderReader::level(Diagnostics* diagnostics) const {
+  const Entry* entry = find("level");
+  if (entry == nullptr) return std::nullopt;
+  const std::optional<Level> level = parse_level(entry->value);
+  if (!level)
+    bad_value("level", "compute_only or compute_comms", entry->value, entry->value_place,
+              diagnostics);
+  return level;
+}
+
+std::optional<int> HeaderReader::number(std::string_view key, int most,
+                                        Diagnostics* diagnostics) const {
+  const Entry* entry = find(key);
+  if (entry == nullptr) return std::nullopt;
+  const std::optional<int> number = parse_positive(entry->value, most);
+  if (!number)
+    bad_value(key, fmt::format("an integer from 1 to {}", most), entry->value, entry->value_place,
+              diagnostics);
+  return number;
+}
+
+std::optional<Placement> HeaderReader::placement(int ranks, int stages,
+                                                 Diagnostics* diagnostics) const {
+  const Entry* entry = find("placement");
+  if (entry == nullptr) return std::nullopt;
+  const std::string& value = entry->value;
+  const auto refuse = [&](std::string message, std::string help) {
+    diagnostics->error(Rule::kPlacement, std::move(message), entry->value_place).help =
+        std::move(help);
+    return std::nullopt;
+  };
+  std::optional<Placement> placement;
+  if (value == "loop") {
+    placement = Placement::loop(ranks, stages);
+  } else if (value == "v") {
+    if (stages % ranks != 0) {
+      return refuse(fmt::format("placement `v`: expected a multiple of {}, got {}",
+                                counted(ranks, "stage", "stages"), stages),
+                    "set `placement: loop`");
+    }
+    placement = Placement::v(ranks, stages);
+  } else {
+    std::optional<std::vector<int>> map = parse_numbers(value);
+    if (!map || map->empty()) {
+      bad_value("placement", "`loop`, `v` or the rank of each stage", value, entry->value_place,
+                diagnostics);
+      return std::nullopt;
+    }
+    if (map->size() != static_cast<size_t>(stages)) {
+      return refuse(fmt::format("`placement`: expected the ranks of {}, got {}",
+                                counted(stages, "stage", "stages"), map->size()),
+                    fmt::format("set `stages: {}`, or list the rank of each stage", map->size()));
+    }
+    const int highest = *std::ranges::max_element(*map);
+    for (size_t stage = 0; stage < map->size(); ++stage) {
+      if ((*map)[stage] >= ranks) {
+        return refuse(fmt::format("`placement`: expected a rank from 0 to {} for stage {}, got {}",
+                                  ranks - 1, stage, (*map)[stage]),
+                      fmt::format("set `ranks: {}`, or correct the rank", highest + 1));
+      }
+    }
+    placement = Placement::custom(ranks, std::move(*map));
+  }
+  std::vector<bool> used(static_cast<size_t>(ranks));
+  for (int stage = 0; stage < stages; ++stage)
+    used[static_cast<size_t>(placement->rank_of(stage))] = true;
+  if (const auto unused = std::ranges::find(used, false); unused != used.end()) {
+    const auto rank = static_cast<int>(unused - used.begin());
+    const bool is_beyond = std::find(unused, used.end(), true) == used.end();
+    return refuse(fmt::format("the placement has no stage on rank {}", rank),
+                  is_beyond ? fmt::format("set `ranks: {}`, or place a stage on each rank", rank)
+                            : "place a stage on each rank");
+  }
+  return placement;
+}
+
+std::vector<int> HeaderReader::recompute(int stages, Diagnostics* diagnostics) const {
+  const Entry* entry = find("recompute");
+  if (entry == nullptr) return {};
+  const std::optional<std::vector<int>> numbers = parse_numbers(entry->value);
+  const bool is_ascending =
+      numbers && !numbers->empty() &&
+      std::ranges::adjacent_find(*numbers, std::greater_equal<>()) == numbers->end();
+  if (is_ascending && numbers->back() < stages) return *numbers;
+  bad_value("recompute",
+            fmt::format("different stages from 0 to {} in ascending order", stages - 1),
+            entry->value, entry->value_place, diagnostics);
+  return {};
+}
+
+Lowering HeaderReader::lowering(Diagnostics* diagnostics) const {
+  Lowering lowering;
+  for (const LoweringPolicy& policy : lowering_policies()) {
+    const Entry* entry = find(policy.name);
+    if (entry != nullptr && !policy.set(lowering, entry->value))
+      bad_value(policy.name, values_in_words(policy.values), entry->value, entry->value_place,
+                diagnostics);
+  }
+  return lowering;
+}
+
+std::optional<ParsedSchedule> HeaderReader::finish(const Place& place, size_t errors_before,
+                                                   Rows rows, CellIndex cells,
+                                                   Diagnostics* diagnostics) const {
+  for (const HeaderKey& key : header_keys()) {
+    if (key.required && !entries_.contains(key.name)) {
+      diagnostics
+          ->error(Rule::kMissingKey, fmt::format("the header has no key `{}`", key.name), place)
+          .help = fmt::format("`{}` is {}", key.name, values_in_words(key.values));
+    }
+  }
+  Schedule schedule;
+  schedule.name = schedule_name(diagnostics);
+  const std::optional<Level> level = this->level(diagnostics);
+  const std::optional<int> ranks = number("ranks", kMaxStages, diagnostics);
+  const std::optional<int> stages = number("stages", kMaxStages, diagnostics);
+  schedule.num_microbatches = number("microbatches", kMaxMicrobatches, diagnostics).value_or(0);
+  if (ranks && stages)
+    schedule.placement = placement(*ranks, *stages, diagnostics).value_or(Placement());
+  if (stages) schedule.recompute = recompute(*stages, diagnostics);
+  schedule.lowering = lowering(diagnostics);
+  if (diagnostics->total() > errors_before) return std::nullopt;
+
+  schedule.rows = std::move(rows);
+  if (!check_declared_shape(schedule, *level, cells, place, diagnostics)) return std::nullopt;
+  return ParsedSchedule{make_schedule(*level, std::move(schedule)), std::move(cells)};
 }
 
 }  // namespace pipewright::ir

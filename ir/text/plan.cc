@@ -13,7 +13,6 @@
 
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/ir/text/header.h"
-#include "pipewright/ir/text/header_reader.h"
 
 namespace pipewright::ir {
 namespace {

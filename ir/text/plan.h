@@ -7,7 +7,7 @@
 
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/schedule.h"
-#include "pipewright/ir/text/parsed_schedule.h"
+#include "pipewright/ir/text/shape.h"
 
 // The .plan, pipewright's own text format: the rows of a CSV, with a header that states the shape,
 // name, placement and lowering of the schedule.

@@ -7,7 +7,6 @@
 #include <string_view>
 
 #include "pipewright/ir/diagnostic.h"
-#include "pipewright/ir/text/parsed_schedule.h"
 #include "pipewright/ir/text/shape.h"
 
 // Reads and writes schedules in any of the text formats: CSV, .plan, JSON.

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <charconv>
 
-#include "pipewright/ir/counted.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/action_text.h"
 

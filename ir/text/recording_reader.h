@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/ir/recording.h"
+#include "pipewright/ir/timeline.h"
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/text/json_scanner.h"
 

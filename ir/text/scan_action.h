@@ -9,7 +9,7 @@
 #include "pipewright/ir/action.h"
 
 // The scanner used by parse_action: reads a plain action such as "2SEND_F5" quickly and returns
-// only whether it succeeded. explain_action_text.h finds out what is wrong with a rejected text.
+// only whether it succeeded. action_text.h finds out what is wrong with a rejected text.
 // Inline because reading a CSV spends most of its time here. Pure functions; any thread.
 
 namespace pipewright::ir {

@@ -3,11 +3,12 @@
 
 #include <iosfwd>
 #include <optional>
+#include <string_view>
 
 #include "pipewright/ir/diagnostic.h"
-#include "pipewright/ir/recording.h"
 #include "pipewright/ir/schedule.h"
-#include "pipewright/ir/text/parsed_schedule.h"
+#include "pipewright/ir/text/shape.h"
+#include "pipewright/ir/timeline.h"
 
 // A schedule as JSON, for other programs:
 //

@@ -8,9 +8,8 @@
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/timeline.h"
 #include "pipewright/schedule/problem/costs.h"
-#include "pipewright/schedule/problem/make_problem.h"
 #include "pipewright/schedule/problem/problem.h"
-#include "pipewright/schedule/simulate/copy_plan.h"
+#include "pipewright/schedule/simulate/memory_model.h"
 #include "pipewright/schedule/simulate/report.h"
 
 namespace pipewright::schedule {

@@ -11,10 +11,8 @@
 
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/lowering.h"
-#include "pipewright/ir/recording.h"
-#include "pipewright/ir/schedule.h"
-#include "pipewright/ir/source.h"
 #include "pipewright/ir/timeline.h"
+#include "pipewright/ir/schedule.h"
 #include "pipewright/schedule/bounds/schedule_bound.h"
 #include "pipewright/schedule/compile/requested_policies.h"
 #include "pipewright/schedule/graph/channel_graph.h"
@@ -22,7 +20,7 @@
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/problem/costs.h"
 #include "pipewright/schedule/simulate/report.h"
-#include "pipewright/schedule/verify/certificate.h"
+#include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedules/schedule_spec.h"
 
 // The compiler's front door: from a schedule's name, a file or a schedule in memory to a verified

@@ -14,8 +14,7 @@
 #include <utility>
 
 #include "pipewright/ir/check.h"
-#include "pipewright/ir/rank_pairs.h"
-#include "pipewright/ir/stage_dependencies.h"
+#include "pipewright/ir/dependencies.h"
 #include "pipewright/ir/stage_microbatch_table.h"
 
 namespace pipewright::schedule {

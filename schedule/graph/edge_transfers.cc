@@ -1,9 +1,9 @@
 #include "pipewright/schedule/graph/edge_transfers.h"
 
-#include "pipewright/ir/rank_pairs.h"
-#include "pipewright/ir/stage_dependencies.h"
+#include "pipewright/ir/dependencies.h"
 
 namespace pipewright::schedule {
+
 using ir::ActionKind;
 using ir::ActionPart;
 

@@ -21,9 +21,9 @@
 
 #include "pipewright/ir/check.h"
 #include "pipewright/ir/populate.h"
-#include "pipewright/schedule/lowering/next_stages.h"
 
 namespace pipewright::schedule {
+
 namespace {
 
 using ir::Action;

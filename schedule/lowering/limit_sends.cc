@@ -13,7 +13,7 @@
 
 #include "pipewright/ir/check.h"
 #include "pipewright/ir/dependencies.h"
-#include "pipewright/schedule/lowering/receives_of.h"
+#include "pipewright/schedule/lowering/place_receives.h"
 
 namespace pipewright::schedule {
 namespace {

@@ -1,20 +1,20 @@
 #include "pipewright/schedule/lowering/lower.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "pipewright/ir/check.h"
+#include "pipewright/ir/stage_microbatch_table.h"
 #include "pipewright/schedule/graph/deadlock.h"
-#include "pipewright/schedule/lowering/add_reduce_grad.h"
 #include "pipewright/schedule/lowering/add_send_recv.h"
 #include "pipewright/schedule/lowering/add_unshard_reshard.h"
-#include "pipewright/schedule/lowering/add_wait_send.h"
-#include "pipewright/schedule/lowering/backward_passes.h"
-#include "pipewright/schedule/lowering/latest_receives.h"
 #include "pipewright/schedule/lowering/limit_sends.h"
-#include "pipewright/schedule/lowering/parity_receives.h"
+#include "pipewright/schedule/lowering/place_receives.h"
 
 namespace pipewright::schedule {
+
 namespace {
 
 constexpr std::string_view kForwardOnly = "forward_only", kMergeBackward = "merge_backward",
@@ -113,6 +113,140 @@ ir::ComputeOrder compute_order(ir::Program program) {
   for (ir::Row& row : order.rows)
     std::erase_if(row, [](const ir::Action& action) { return !ir::is_compute(action.kind()); });
   return order;
+}
+
+ir::Program add_reduce_grad(ir::Program program, std::optional<int> every, ReduceWaits waits) {
+  PW_CHECK(!every || *every >= 1, "a REDUCE_GRAD comes after at least one microbatch");
+  program.lowering.reduce_every = every;
+  std::vector<int> gradients(static_cast<size_t>(program.placement.num_stages()));  // B or W so far
+  // An action to insert after the one at this step.
+  struct Insertion {
+    size_t step;
+    ir::Action action;
+  };
+  std::vector<Insertion> insertions;
+  for (ir::Row& row : program.rows) {
+    insertions.clear();
+    std::optional<int> pending;  // a stage
+    const auto wait = [&](size_t step, int stage) {
+      insertions.push_back({step, {ir::ActionKind::kWaitReduceGrad, stage}});
+    };
+    for (size_t step = 0; step < row.size(); ++step) {
+      for (const ir::ActionPart part : row[step].parts()) {
+        if (!ir::completes_backward(part.kind())) continue;
+        const int count = ++gradients[static_cast<size_t>(part.stage())];
+        if (count != program.num_microbatches && !(every && count % *every == 0)) continue;
+        if (pending) wait(step, *pending);
+        insertions.push_back({step, {ir::ActionKind::kReduceGrad, part.stage()}});
+        if (waits == ReduceWaits::kAtOnce) wait(step, part.stage());
+        if (waits == ReduceWaits::kDeferred) pending = part.stage();
+      }
+    }
+    if (pending) wait(row.size() - 1, *pending);
+    // From the end, so that each action moves once and the row is not rebuilt for a few insertions.
+    size_t from = row.size();
+    row.resize(row.size() + insertions.size());
+    size_t to = row.size();
+    for (auto one = insertions.rbegin(); one != insertions.rend(); ++one) {
+      while (from > one->step + 1) row[--to] = row[--from];
+      row[--to] = one->action;
+    }
+  }
+  return program;
+}
+
+ir::Program add_wait_send(ir::Program program) {
+  using ir::ActionKind;
+  // Whether a SEND_F is pending.
+  ir::StageMicrobatchTable<uint8_t> pending(program.placement, program.num_microbatches);
+  ir::Row row;
+  for (ir::Row& actions : program.rows) {
+    row.clear();
+    for (const ir::Action& action : actions) {
+      row.push_back(action);
+      for (const ir::ActionPart part : action.parts()) {
+        if (part.kind() == ActionKind::kSendF) pending.at(part.stage(), part.microbatch()) = 1;
+        if (ir::gives_input_gradient(part.kind()) &&
+            std::exchange(pending.at(part.stage(), part.microbatch()), 0) != 0)
+          row.emplace_back(ActionKind::kWaitSendF, part.stage(), part.microbatch());
+      }
+    }
+    for (const ir::Action& action : actions) {
+      if (!ir::is_send(action.kind())) continue;
+      const ir::ActionPart send = action.parts()[0];
+      if (send.kind() == ActionKind::kSendB || pending.at(send.stage(), send.microbatch()) != 0)
+        row.emplace_back(ir::wait_for(send));
+    }
+    actions = row;
+  }
+  return program;
+}
+
+namespace {
+
+using ir::Action;
+using ir::ActionKind;
+using ir::ActionPart;
+
+// Rebuilds every row: `add(action, row)` appends what one action becomes. Idle slots are dropped.
+template <typename Add>
+ir::ComputeOrder rebuild(ir::ComputeOrder order, Add add) {
+  for (ir::Row& row : order.rows) {
+    ir::Row built;
+    built.reserve(row.size());
+    for (const Action& action : row) {
+      if (!action.is_idle()) add(action, &built);
+    }
+    row = std::move(built);
+  }
+  return order;
+}
+
+ActionPart as(ActionKind kind, ActionPart part) {
+  return {kind, part.stage(), part.microbatch(), part.replica()};
+}
+
+}  // namespace
+
+ir::ComputeOrder merge_backward(ir::ComputeOrder order) {
+  order.lowering.merge_backward = true;
+  order.lowering.split_backward = std::nullopt;  // merging undoes it
+  return rebuild(std::move(order), [](const Action& action, ir::Row* row) {
+    if (action.kind() == ActionKind::kBackwardWeight && !row->empty()) {
+      const ActionPart weight = action.parts()[0];
+      if (row->back() == Action(as(ActionKind::kBackwardInput, weight))) {
+        row->back() = as(ActionKind::kBackward, weight);
+        return;
+      }
+    }
+    row->push_back(action);
+  });
+}
+
+ir::ComputeOrder split_backward(ir::ComputeOrder order) {
+  order.lowering.split_backward = true;
+  return rebuild(std::move(order), [](const Action& action, ir::Row* row) {
+    ActionPart parts[2];
+    ActionPart weights[2];
+    size_t num_parts = 0;
+    size_t num_weights = 0;
+    for (const ActionPart part : action.parts()) {
+      const bool whole = part.kind() == ActionKind::kBackward;
+      parts[num_parts++] = whole ? as(ActionKind::kBackwardInput, part) : part;
+      if (whole) weights[num_weights++] = as(ActionKind::kBackwardWeight, part);
+    }
+    row->push_back(num_parts == 2 ? Action::overlap(parts[0], parts[1]) : Action(parts[0]));
+    for (size_t index = 0; index < num_weights; ++index) row->emplace_back(weights[index]);
+  });
+}
+
+ir::ComputeOrder forward_only(ir::ComputeOrder order) {
+  order.lowering.forward_only = true;
+  return rebuild(std::move(order), [](const Action& action, ir::Row* row) {
+    for (const ActionPart part : action.parts()) {
+      if (part.kind() == ActionKind::kForward) row->emplace_back(part);
+    }
+  });
 }
 
 }  // namespace pipewright::schedule

@@ -5,7 +5,6 @@
 #include <optional>
 
 #include "pipewright/ir/diagnostic.h"
-#include "pipewright/ir/source.h"
 #include "pipewright/schedule/problem/costs.h"
 
 namespace pipewright::schedule {

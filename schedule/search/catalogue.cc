@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "pipewright/schedule/bounds/bounds.h"
-#include "pipewright/schedule/problem/cancel.h"
+#include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/search/replay.h"
 #include "pipewright/schedule/search/words.h"
 #include "pipewright/schedules/registry.h"

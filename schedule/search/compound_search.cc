@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "pipewright/ir/check.h"
-#include "pipewright/schedule/problem/cancel.h"
+#include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/search/compound_dispatcher.h"
-#include "pipewright/schedule/search/random.h"
+#include "pipewright/schedule/search/local_search.h"
 
 namespace pipewright::schedule::search {
 namespace {

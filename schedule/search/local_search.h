@@ -8,10 +8,33 @@
 #include <vector>
 
 #include "pipewright/schedule/problem/problem.h"
-#include "pipewright/schedule/search/random.h"
 #include "pipewright/schedule/search/words.h"
 
 namespace pipewright::schedule::search {
+
+// A generator of pseudo-random numbers (Steele and Vigna's splitmix64) that returns the same
+// numbers on every machine; the distributions of <random> differ between libraries.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+
+  uint64_t next() {
+    uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+  // From 0 to n - 1; n must be from 1 to 2^31.
+  int below(int n) { return static_cast<int>((next() >> 32) * static_cast<uint64_t>(n) >> 32); }
+  size_t index(size_t n) { return static_cast<size_t>(below(static_cast<int>(n))); }
+  // From low to high, both included.
+  int between(int low, int high) { return low + below(high - low + 1); }
+  // True once in n.
+  bool one_in(int n) { return below(n) == 0; }
+
+ private:
+  uint64_t state_;
+};
 
 // Improves words by moving single letters along their rank: simulated annealing with an incremental
 // replay, which computes again only the actions whose times change. Keeps its buffers between

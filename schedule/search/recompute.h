@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "pipewright/schedule/bounds/bounds.h"
-#include "pipewright/schedule/problem/make_problem.h"
+#include "pipewright/schedule/problem/problem.h"
 
 // Which stages should recompute: a lower bound for all choices of stages, and the choices that are
 // worth a search.

@@ -8,16 +8,14 @@
 #include <utility>
 
 #include "pipewright/ir/check.h"
-#include "pipewright/schedule/problem/cancel.h"
+#include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/search/catalogue.h"
 #include "pipewright/schedule/search/compound_search.h"
 #include "pipewright/schedule/search/recompute.h"
 #include "pipewright/schedule/search/solve.h"
-#include "pipewright/schedule/search/solve_in_phases.h"
 #include "pipewright/schedule/search/words.h"
-#include "pipewright/schedule/simulate/jitter.h"
-#include "pipewright/schedule/simulate/report.h"
 #include "pipewright/schedule/simulate/simulate.h"
+#include "pipewright/schedule/simulate/report.h"
 #include "pipewright/schedule/verify/verify.h"
 
 namespace pipewright::schedule::search {

@@ -11,7 +11,6 @@
 #include "pipewright/ir/schedule.h"
 #include "pipewright/schedule/bounds/bounds.h"
 #include "pipewright/schedule/problem/costs.h"
-#include "pipewright/schedule/problem/make_problem.h"
 #include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/search/solve.h"
 

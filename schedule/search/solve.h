@@ -76,6 +76,12 @@ struct Solution {
 // be at least its least_memory(). Throws whatever on_progress throws.
 Solution solve(const Problem& problem, const SolveOptions& options);
 
+// Like solve(), but problems with many microbatches are searched with fewer first, where a budget
+// goes farther. What is found there is repeated (repeat.h) and begun with; it takes a quarter of
+// the budget at most. In the first phase, progress has the bound and the number of the fewer
+// microbatches. If it is cancelled in the first phase, the result is the best of that, repeated.
+Solution solve_in_phases(const Problem& problem, const SolveOptions& options);
+
 }  // namespace pipewright::schedule::search
 
 #endif  // PIPEWRIGHT_SCHEDULE_SEARCH_SOLVE_H_

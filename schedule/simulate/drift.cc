@@ -8,8 +8,7 @@
 #include <map>
 #include <tuple>
 
-#include "pipewright/schedule/simulate/median.h"
-#include "pipewright/schedule/simulate/recorded_transfers.h"
+#include "pipewright/schedule/simulate/recorded_costs.h"
 
 namespace pipewright::schedule {
 namespace {

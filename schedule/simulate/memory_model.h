@@ -2,16 +2,110 @@
 #define PIPEWRIGHT_SCHEDULE_SIMULATE_MEMORY_MODEL_H_
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "pipewright/ir/schedule.h"
-#include "pipewright/ir/stage_dependencies.h"
+#include "pipewright/ir/dependencies.h"
 #include "pipewright/ir/timeline.h"
 #include "pipewright/schedule/graph/deadlock.h"
 #include "pipewright/schedule/problem/costs.h"
-#include "pipewright/schedule/simulate/copy_plan.h"
+
+// Offload of activations, as in PipeOffload (arXiv 2503.01328): on a stage with offload_bytes, this
+// part of each activation is copied to the host after F and back before B or I.
+//
+//   compute   0F0 0F1 0F2 ...          0B0 0B1        rank 0
+//   copies        out0 out1 out2  in0  in1            its copy stream; 0B1 waits for in1
+//
+// Each rank has one copy stream, which runs its copies one after the other, in the order in which
+// they are posted. Copies are posted like transfers: when every compute before their place in the
+// row has ended. A copy to the host has its place right after F. A copy back has the latest place
+// from which it would end in time if the rank ran its computes without a pause and its copies back
+// without others between them; but not before the place of the copy to the host, so no copy waits
+// for one that is posted later. The backward waits for the copy back.
+//
+// Copies take the same time on every rank and for every microbatch: rank_scale and microbatch_scale
+// do not apply to them.
 
 namespace pipewright::schedule {
+
+// A copy of one microbatch's activation of one stage.
+struct Copy {
+  bool is_reload = false;  // back from the host; otherwise to it
+  int stage = 0;
+  size_t posted_before = 0;  // step of the compute that it is posted just before
+  size_t step = 0;           // of the F before a copy to the host, of the B or I after one back
+  double duration = 0;
+  double posted = 0;       // the time; 0 until it is known
+  ir::Interval time = {};  // when it runs, likewise
+};
+
+// The copies of one rank, in the order of its copy stream.
+struct RankCopies {
+  std::vector<Copy> copies;
+  std::vector<size_t> reload_of;  // by step: the copy back that it waits for, or copies.size()
+};
+
+// The copies of all ranks, without their times. Immutable; safe to use from any thread. Empty if no
+// stage has offload_bytes; else O(n log n) in the number of actions per rank.
+class CopyPlan {
+ public:
+  CopyPlan() = default;
+  CopyPlan(const ir::Schedule& schedule, const Costs& costs);
+
+  bool is_empty() const { return ranks_.empty(); }
+  // Requires that the plan is not empty.
+  const RankCopies& of(size_t rank) const { return ranks_[rank]; }
+
+ private:
+  std::vector<RankCopies> ranks_;
+};
+
+// The copy stream of one rank, to which copies are posted as its computes run:
+//
+//   CopyStream stream(plan.of(rank));
+//   for each compute of the rank's row: start = max(start, stream.post(step, end of the last one))
+class CopyStream {
+ public:
+  // `plan` may not change.
+  explicit CopyStream(const RankCopies& plan) : reload_of_(plan.reload_of), copies_(plan.copies) {}
+
+  // Posts the copies whose place is before the compute at `step`, at the time when the compute
+  // before it has ended. Must be called for each compute of the row in order. Returns the end of
+  // the copy back that the compute waits for, or 0.
+  double post(size_t step, double time);
+  // Those that have been posted, with their times.
+  std::span<const Copy> posted() const { return std::span(copies_).first(next_); }
+
+ private:
+  std::span<const size_t> reload_of_;
+  std::vector<Copy> copies_;
+  size_t next_ = 0;
+  double end_ = 0;  // of the last copy
+};
+
+// The copies of a rank in a timeline that simulate() has computed, in the order of its stream, with
+// their times: those that have been posted when the first `steps` steps of the row have run. Empty
+// if the plan is. Linear in the rank's row.
+std::vector<Copy> copies_in(const ir::Schedule& schedule, const CopyPlan& plan,
+                            const ir::Timeline& timeline, size_t rank, size_t steps);
+
+// Backwards in time: the latest that copies may be posted without making computes late. To be asked
+// for each compute of the rank's row, the last one first.
+class LatestPosts {
+ public:
+  // `plan` may not change.
+  explicit LatestPosts(const RankCopies& plan);
+
+  // When the compute before the one at `step`, which may start at `latest_start`, must have ended
+  // for its copies; infinity if none is posted then.
+  double before(size_t step, double latest_start);
+
+ private:
+  const RankCopies& plan_;
+  std::vector<double> ends_;  // of the copies that are left: the latest
+  double start_;              // of the copy after those: the latest
+};
 
 // The memory in use on a rank just after an action has started or ended.
 struct MemorySample {
@@ -26,7 +120,7 @@ struct MemorySample {
 //   activation    from F to the end of B; if split, activation_bytes from F to the end of I, then
 //                 weight_input_bytes to the end of W
 //   offloaded     the part of an activation that is not in use from the end of its copy to the host
-//                 to the start of its copy back (copy_plan.h)
+//                 to the start of its copy back (memory_model.h)
 //   recomputed    of a stage that recomputes, while B or I runs
 //   parameters    from UNSHARD to RESHARD; throughout if the program has no UNSHARD
 //   gradients     from a stage's first B or W to its REDUCE_GRAD

@@ -9,7 +9,7 @@
 #include <limits>
 #include <utility>
 
-#include "pipewright/ir/stage_dependencies.h"
+#include "pipewright/ir/dependencies.h"
 #include "pipewright/ir/stage_microbatch_table.h"
 #include "pipewright/schedule/simulate/memory_model.h"
 

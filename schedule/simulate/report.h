@@ -5,7 +5,7 @@
 
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/timeline.h"
-#include "pipewright/schedule/graph/peak.h"
+#include "pipewright/schedule/graph/peaks.h"
 #include "pipewright/schedule/problem/costs.h"
 
 namespace pipewright::schedule {

@@ -1,6 +1,8 @@
 #ifndef PIPEWRIGHT_SCHEDULE_SIMULATE_SIMULATE_H_
 #define PIPEWRIGHT_SCHEDULE_SIMULATE_SIMULATE_H_
 
+#include <atomic>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -13,7 +15,7 @@
 // so the times follow from the channel graph and the costs alone. A SEND takes its transfer's time
 // and occupies its queue, and that of its RECV, while it lasts. Pure functions; linear in the
 // number of actions. A backward of a stage that offloads also waits for its copy back
-// (copy_plan.h). The costs must fit the schedule (check_costs).
+// (memory_model.h). The costs must fit the schedule (check_costs).
 
 namespace pipewright::schedule {
 
@@ -56,6 +58,20 @@ struct CriticalStep {
 // schedule to its end. Any action on it that takes longer delays the end.
 std::vector<CriticalStep> critical_path(const ChannelGraph& graph, const ir::Schedule& schedule,
                                         const Costs& costs, const ir::Timeline& timeline);
+
+// The distribution of the makespan when the durations of actions vary at random.
+struct Spread {
+  int runs = 0;
+  double least = 0, median = 0, mean = 0, deviation = 0, percentile_95 = 0, most = 0;
+};
+
+// Simulates the schedule `runs` times (at least 1), with the duration of each action multiplied by
+// its own log-normal factor: mean 1, standard deviation of the logarithm `sigma`. The same seed
+// yields the same factors on every platform. Linear in runs times actions. Ends after the current
+// run once `cancel` is set, which may be null.
+Spread spread_of_makespan(const ChannelGraph& graph, const ir::Schedule& schedule,
+                          const Costs& costs, double sigma, int runs, uint64_t seed,
+                          const std::atomic<bool>* cancel = nullptr);
 
 }  // namespace pipewright::schedule
 

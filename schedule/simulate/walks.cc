@@ -12,11 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "pipewright/ir/stage_dependencies.h"
+#include "pipewright/ir/dependencies.h"
 #include "pipewright/ir/stage_microbatch_table.h"
 #include "pipewright/ir/walk.h"
 #include "pipewright/schedule/graph/edge_transfers.h"
-#include "pipewright/schedule/graph/stage_kinds.h"
 
 namespace pipewright::schedule {
 namespace {

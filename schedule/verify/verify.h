@@ -7,6 +7,7 @@
 #include "pipewright/ir/channel.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/schedule.h"
+#include "pipewright/schedule/graph/peaks.h"
 
 // The verifier decides whether a schedule is complete and runs to its end. It reports all errors as
 // diagnostics, each with a rule, a place and notes, and prints nothing. The schedule must have
@@ -46,6 +47,25 @@ bool verify(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics,
 // "waits" if it has any, and "channels", to `checked` if it is not null.
 bool verify(const ir::Program& program, const VerifyOptions& options, ir::Diagnostics* diagnostics,
             std::vector<std::string_view>* checked = nullptr);
+
+// What a verified program needs on one rank.
+struct RankCertificate {
+  Peak<int> activations;       // live activations, see peak_activations()
+  Peak<int> receive_buffers;   // each from its RECV to the end of the compute that uses it
+  ReceiveSlots receive_slots;  // the same with buffers that are allocated once
+  Peak<int> unsharded_stages;  // each from UNSHARD to RESHARD
+  int communicators = 0;       // see communicators_per_rank()
+};
+
+// Certificates by rank, for a program that verify() accepts. A pure function, linear in the number
+// of actions.
+std::vector<RankCertificate> certify(const ir::Program& program);
+
+// The communicators that each rank has for its SENDs and RECVs under the program's channel model
+// (ir/channel.h), as comms/channels.h makes them: with `edge` one per peer and direction that it
+// uses, with `peer` one per peer, with `rank` the one that all ranks share. Linear in the number of
+// actions.
+std::vector<int> communicators_per_rank(const ir::Program& program);
 
 }  // namespace pipewright::schedule
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/ir/stage_dependencies.h"
+#include "pipewright/ir/dependencies.h"
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/schedule/graph/channel_graph.h"
 #include "pipewright/schedule/graph/deadlock.h"

@@ -1,17 +1,163 @@
-#include <fmt/format.h>
-
-#include <string>
-#include <utility>
-
-#include "pipewright/ir/stage_dependencies.h"
-#include "pipewright/ir/text/action_text.h"
 #include "pipewright/schedule/verify/verify_checks.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pipewright/ir/check.h"
+#include "pipewright/ir/printable.h"
+#include "pipewright/ir/dependencies.h"
+#include "pipewright/ir/text/action_text.h"
+
 namespace pipewright::schedule {
+
 namespace {
 
 using ir::ActionKind;
 using ir::ActionPart;
+
+// Ascending numbers as text, with at most four ranges: "3", "3 to 5", "3, 7 to 9, ...".
+std::string ranges(const std::vector<int>& numbers) {
+  std::string text;
+  int shown = 0;
+  for (size_t begin = 0; begin < numbers.size();) {
+    size_t end = begin + 1;
+    while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
+    if (shown++ == 4) return text + ", ...";
+    if (!text.empty()) text += ", ";
+    text += end == begin + 1 ? std::to_string(numbers[begin])
+                             : fmt::format("{} to {}", numbers[begin], numbers[end - 1]);
+    begin = end;
+  }
+  return text;
+}
+
+}  // namespace
+
+std::optional<WorkIndex> WorkIndex::build(const ir::Schedule& schedule,
+                                          ir::Diagnostics* diagnostics) {
+  const size_t errors_before = diagnostics->total();
+  WorkIndex index;
+  index.has_backward_ = ir::has_backward(schedule);
+  size_t num_forwards = 0;
+  for (const ir::Row& row : schedule.rows) {
+    for (const ir::Action& action : row) {
+      for (const ActionPart part : action.parts())
+        num_forwards += part.kind() == ActionKind::kForward;
+    }
+  }
+  // One action with a huge microbatch index must not cost the memory of all the missing ones.
+  const size_t num_cells = static_cast<size_t>(schedule.placement.num_stages()) *
+                           static_cast<size_t>(schedule.num_microbatches);
+  if (num_forwards < num_cells / 2) {
+    diagnostics
+        ->error(
+            ir::Rule::kMissingWork,
+            fmt::format("{} of {} forwards are missing: {} with {} each", num_cells - num_forwards,
+                        num_cells, ir::counted(schedule.placement.num_stages(), "stage", "stages"),
+                        ir::counted(schedule.num_microbatches, "microbatch", "microbatches")))
+        .help = "a microbatch index that is too high makes all below it missing";
+    return std::nullopt;
+  }
+  Cell absent;
+  absent.fill(kAbsent);
+  index.cells_ = {schedule.placement, schedule.num_microbatches, absent};
+  for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
+    const ir::Row& row = schedule.rows[rank];
+    for (size_t step = 0; step < row.size(); ++step) {
+      for (const ActionPart part : row[step].parts()) {
+        const size_t slot = slot_of(part.kind());
+        if (slot == kNoSlot) continue;
+        Cell& steps = index.cells_.at(part.stage(), part.microbatch());
+        if (steps[slot] == kAbsent) {
+          steps[slot] = static_cast<uint32_t>(step);
+          continue;
+        }
+        ir::Diagnostic& error = diagnostics->error(
+            ir::Rule::kDuplicateAction,
+            fmt::format("`{}` appears twice on rank {}", ir::to_string(part), rank),
+            ir::place_at(rank, step));
+        error.notes.push_back({fmt::format("`{}` is here first", ir::to_string(part)),
+                               ir::place_at(rank, steps[slot])});
+        error.help = "remove it";
+      }
+    }
+  }
+  index.check_complete(schedule, diagnostics);
+  if (diagnostics->total() > errors_before) return std::nullopt;
+  return index;
+}
+
+void WorkIndex::check_complete(const ir::Schedule& schedule, ir::Diagnostics* diagnostics) const {
+  for (int stage = 0; stage < schedule.placement.num_stages(); ++stage) {
+    const int rank = schedule.placement.rank_of(stage);
+    std::vector<int> no_forward, no_backward, no_weight;
+    for (int microbatch = 0; microbatch < schedule.num_microbatches; ++microbatch) {
+      const Cell& steps = cells_.at(stage, microbatch);
+      if (steps[kForwardSlot] == kAbsent) no_forward.push_back(microbatch);
+      if (!has_backward_) continue;
+      const bool whole = steps[kBackwardSlot] != kAbsent;
+      if (whole) check_whole(stage, microbatch, rank, diagnostics);
+      if (!whole && steps[kInputSlot] == kAbsent) {
+        no_backward.push_back(microbatch);
+      } else if (!whole && steps[kWeightSlot] == kAbsent) {
+        no_weight.push_back(microbatch);
+      }
+    }
+    const auto report = [&](const std::vector<int>& microbatches, std::string_view what,
+                            ActionKind missing) {
+      if (microbatches.empty()) return;
+      ir::Place place;
+      place.rank = rank;
+      const ActionPart first(missing, stage, microbatches[0]);
+      diagnostics
+          ->error(ir::Rule::kMissingWork,
+                  fmt::format("stage {} on rank {} has no {} of microbatch{} {}", stage, rank, what,
+                              microbatches.size() == 1 ? "" : "es", ranges(microbatches)),
+                  place)
+          .help = fmt::format("add `{}`{} on rank {}", ir::to_string(first),
+                              microbatches.size() == 1 ? "" : " and the others", rank);
+    };
+    report(no_forward, "F", ActionKind::kForward);
+    report(no_backward, "B or I", ActionKind::kBackward);
+    report(no_weight, "W", ActionKind::kBackwardWeight);
+  }
+}
+
+// A B together with an I or a W: one of the two forms of the backward is too many. A complete I and
+// W stay, and otherwise the B.
+void WorkIndex::check_whole(int stage, int microbatch, int rank,
+                            ir::Diagnostics* diagnostics) const {
+  const Cell& steps = cells_.at(stage, microbatch);
+  const bool split = steps[kInputSlot] != kAbsent && steps[kWeightSlot] != kAbsent;
+  const auto name_of = [&](size_t slot) {
+    return ir::to_string(ActionPart(kSlots[slot], stage, microbatch));
+  };
+  for (const size_t rival : {kInputSlot, kWeightSlot}) {
+    if (steps[rival] == kAbsent) continue;
+    const auto [first, second] = std::minmax(steps[rival], steps[kBackwardSlot]);
+    const auto at = [&](size_t step) { return ir::place_at(static_cast<size_t>(rank), step); };
+    const bool rival_first = steps[rival] == first;
+    const std::string earlier = name_of(rival_first ? rival : kBackwardSlot),
+                      later = name_of(rival_first ? kBackwardSlot : rival);
+    ir::Diagnostic& error = diagnostics->error(
+        ir::Rule::kBackwardTwice,
+        fmt::format("`{}` and `{}` both compute {} of stage {} for microbatch {}", earlier, later,
+                    rival == kInputSlot ? "the input gradient" : "the gradients of the weights",
+                    stage, microbatch),
+        at(second));
+    error.notes.push_back({fmt::format("`{}` is here first", earlier), at(first)});
+    error.help = fmt::format("remove `{}`", name_of(split ? kBackwardSlot : rival));
+  }
+}
+
+namespace {
 
 // The kind that computes a result, as the index knows it: I also means B.
 ActionKind maker_of(ir::Result result) {
@@ -162,6 +308,139 @@ void check_data_flow(const ir::Program& program, const WorkIndex& index, bool tr
     flow.check_needs(rank, step, part, true);
     if (!transfers_match && ir::is_transfer(part.kind())) flow.check_transfer(rank, step, part);
   });
+}
+
+// WAITs: each has one SEND or REDUCE_GRAD before it on its rank, and each of those has one WAIT, if
+// the program has any of that kind. The rules are those of PyTorch 2.15, which frees the buffers of
+// a SEND at its WAIT only, and keeps one reduction in flight per rank.
+
+namespace {
+
+using ir::Action;
+
+// One rank's row.
+class Waits {
+ public:
+  Waits(const ir::Row& row, size_t rank, ir::Diagnostics* diagnostics)
+      : row_(row), rank_(rank), diagnostics_(*diagnostics) {}
+
+  void check(bool sends, bool reductions) {
+    for (size_t step = 0; step < row_.size(); ++step) {
+      if (row_[step].is_idle() || row_[step].is_compound()) continue;
+      const ActionPart part = row_[step].parts()[0];
+      if (part.kind() == ActionKind::kWaitReduceGrad || (sends && ir::is_wait_send(part.kind()))) {
+        visit_wait(part, step);
+      } else if (sends && ir::is_send(part.kind())) {
+        open(part, step);
+      } else if (reductions && part.kind() == ActionKind::kReduceGrad) {
+        visit_reduction(part, step);
+      }
+    }
+    for (const auto& [operation, step] : open_) report_not_awaited(operation, step);
+  }
+
+ private:
+  void open(ActionPart operation, size_t step) {
+    if (awaited_too_early_.erase(operation) == 0) open_.try_emplace(operation, step);
+  }
+
+  void visit_wait(ActionPart wait, size_t step) {
+    const ActionPart operation = ir::awaited_by(wait);
+    if (open_.erase(operation) > 0) {
+      closed_[operation] = step;
+      if (operation == reduction_) reduction_.reset();
+      return;
+    }
+    if (const auto closed = closed_.find(operation); closed != closed_.end()) {
+      ir::Diagnostic& error =
+          report(ir::Rule::kDuplicateAction, step,
+                 fmt::format("`{}` appears twice on rank {}", ir::to_string(wait), rank_));
+      error.notes.push_back({fmt::format("`{}` is here first", ir::to_string(wait)),
+                             ir::place_at(rank_, closed->second)});
+      error.help = "remove it";
+      return;
+    }
+    const std::optional<size_t> later = find_after(operation, step);
+    if (!later) {
+      report(ir::Rule::kWaitsForNothing, step,
+             fmt::format("`{}` on rank {} waits for `{}`, which the rank does not have",
+                         ir::to_string(wait), rank_, ir::to_string(operation)))
+          .help = "remove it";
+      return;
+    }
+    awaited_too_early_.insert(operation);
+    ir::Diagnostic& error =
+        report(ir::Rule::kWaitsForNothing, step,
+               fmt::format("`{}` on rank {} comes before `{}`, which it waits for",
+                           ir::to_string(wait), rank_, ir::to_string(operation)));
+    error.notes.push_back(
+        {fmt::format("`{}` is here", ir::to_string(operation)), ir::place_at(rank_, *later)});
+    error.help = fmt::format("move it after `{}`", ir::to_string(operation));
+  }
+
+  // A stage may be reduced several times; each time is awaited.
+  void visit_reduction(ActionPart reduction, size_t step) {
+    closed_.erase(reduction);
+    if (reduction_) {
+      const ActionPart before = *reduction_, wait = ir::wait_for(before);
+      const size_t since = open_.extract(before).mapped();
+      const std::optional<size_t> later = find_after(wait, step);
+      if (!later || before == reduction) {
+        report_not_awaited(before, since);
+      } else {
+        ir::Diagnostic& error =
+            report(ir::Rule::kReductionPending, step,
+                   fmt::format("`{}` on rank {} begins while `{}` is pending",
+                               ir::to_string(reduction), rank_, ir::to_string(before)));
+        error.notes.push_back(
+            {fmt::format("`{}` is here", ir::to_string(before)), ir::place_at(rank_, since)});
+        error.help = fmt::format("move `{}` before it", ir::to_string(wait));
+        open_.emplace(before, since);  // the later wait is its own
+      }
+    }
+    open(reduction, step);
+    reduction_ = open_.contains(reduction) ? std::optional(reduction) : std::nullopt;
+  }
+
+  std::optional<size_t> find_after(ActionPart part, size_t step) const {
+    const auto found =
+        std::find(row_.begin() + static_cast<std::ptrdiff_t>(step) + 1, row_.end(), Action(part));
+    if (found == row_.end()) return std::nullopt;
+    return static_cast<size_t>(found - row_.begin());
+  }
+
+  void report_not_awaited(ActionPart operation, size_t step) {
+    report(ir::Rule::kNotAwaited, step,
+           fmt::format("`{}` on rank {} is never awaited", ir::to_string(operation), rank_))
+        .help =
+        ir::is_send(operation.kind())
+            ? fmt::format("add `{}` on rank {}", ir::to_string(ir::wait_for(operation)), rank_)
+            : fmt::format("add `{}` after it", ir::to_string(ir::wait_for(operation)));
+  }
+
+  ir::Diagnostic& report(ir::Rule rule, size_t step, std::string message) {
+    return diagnostics_.error(rule, std::move(message), ir::place_at(rank_, step));
+  }
+
+  const ir::Row& row_;
+  const size_t rank_;
+  ir::Diagnostics& diagnostics_;
+  std::map<ActionPart, size_t> open_, closed_;  // SENDs and REDUCE_GRADs, and where they are
+  std::set<ActionPart> awaited_too_early_;
+  std::optional<ActionPart> reduction_;  // that is pending
+};
+
+}  // namespace
+
+bool check_waits(const ir::Program& program, bool sends_are_checked, ir::Diagnostics* diagnostics) {
+  const ir::KindSet kinds = ir::kinds_in(program.rows);
+  if ((kinds & ir::kWaits) == 0) return false;
+  const bool sends = (kinds & ir::kSendWaits) != 0 && !sends_are_checked;
+  const bool reductions = (kinds & ir::bit_of(ActionKind::kWaitReduceGrad)) != 0;
+  if (!sends && !reductions) return true;
+  for (size_t rank = 0; rank < program.rows.size(); ++rank)
+    Waits(program.rows[rank], rank, diagnostics).check(sends, reductions);
+  return true;
 }
 
 }  // namespace pipewright::schedule

@@ -15,10 +15,8 @@
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/schedule/lowering/add_send_recv.h"
 #include "pipewright/schedule/lowering/add_unshard_reshard.h"
-#include "pipewright/schedule/lowering/latest_receives.h"
+#include "pipewright/schedule/lowering/place_receives.h"
 #include "pipewright/schedule/lowering/lower.h"
-#include "pipewright/schedule/lowering/next_stages.h"
-#include "pipewright/schedule/lowering/parity_receives.h"
 #include "pipewright/schedule/verify/verify.h"
 
 namespace pipewright::schedule {

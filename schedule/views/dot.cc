@@ -8,7 +8,7 @@
 
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/ir/timeline.h"
-#include "pipewright/schedule/views/palette.h"
+#include "pipewright/schedule/views/table.h"
 
 namespace pipewright::schedule {
 namespace {

@@ -35,10 +35,10 @@
 #include <vector>
 
 #include "pipewright/ir/check.h"
-#include "pipewright/ir/text/diagnostic_json.h"
+#include "pipewright/ir/text/render.h"
 #include "pipewright/schedule/simulate/memory_model.h"
 #include "pipewright/schedule/simulate/simulate.h"
-#include "pipewright/schedule/views/palette.h"
+#include "pipewright/schedule/views/table.h"
 #include "pipewright/schedule/views/viewer_page.h"
 
 namespace pipewright::schedule {

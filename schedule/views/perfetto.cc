@@ -12,11 +12,10 @@
 #include <string_view>
 #include <vector>
 
-#include "pipewright/ir/rank_pairs.h"
+#include "pipewright/ir/dependencies.h"
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/schedule/simulate/memory_model.h"
 #include "pipewright/schedule/views/trace.h"
-#include "pipewright/schedule/views/trace_tracks.h"
 
 namespace pipewright::schedule {
 namespace {

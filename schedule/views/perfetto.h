@@ -12,7 +12,7 @@ namespace pipewright::schedule {
 
 // Prints a timeline in Perfetto's own format, a protocol buffer (perfetto/trace/trace.proto): what
 // print_trace() prints, a fifth of its size, with times in nanoseconds. Each rank is a process,
-// with the tracks of trace_tracks.h. Times are converted as by print_trace(). Linear in the number
+// with the tracks of trace.h. Times are converted as by print_trace(). Linear in the number
 // of actions, but for sorting.
 void print_perfetto(const ir::Schedule& schedule, const Costs& costs, const ir::Timeline& timeline,
                     std::ostream& out, const Standstill* standstill = nullptr);

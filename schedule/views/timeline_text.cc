@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "pipewright/ir/text/action_text.h"
-#include "pipewright/schedule/views/palette.h"
+#include "pipewright/schedule/views/table.h"
 
 namespace pipewright::schedule {
 namespace {

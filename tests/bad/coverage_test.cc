@@ -3,7 +3,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "pipewright/ir/rules.h"
+#include "pipewright/ir/diagnostic.h"
 
 namespace pipewright::ir {
 namespace {

@@ -16,10 +16,9 @@
 #include <vector>
 
 #include "pipewright/schedule/graph/channel_graph.h"
-#include "pipewright/schedule/lowering/latest_receives.h"
+#include "pipewright/schedule/lowering/place_receives.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/simulate/simulate.h"
-#include "pipewright/schedule/verify/certificate.h"
 #include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/channel_model/interpreter.h"

@@ -18,7 +18,7 @@
 #include <thread>
 
 #include "pipewright/comms/gloo.h"
-#include "pipewright/schedule/verify/certificate.h"
+#include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/executor/against_plain.h"
 #include "tests/executor/models.h"

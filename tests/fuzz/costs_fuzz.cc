@@ -8,7 +8,6 @@
 #include <string>
 
 #include "pipewright/ir/placement.h"
-#include "pipewright/ir/text/diagnostic_json.h"
 #include "pipewright/ir/text/render.h"
 #include "pipewright/schedule/problem/costs_json.h"
 

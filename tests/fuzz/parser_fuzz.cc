@@ -6,9 +6,8 @@
 #include <cstdlib>
 #include <sstream>
 
-#include "pipewright/ir/text/diagnostic_json.h"
-#include "pipewright/ir/text/read.h"
 #include "pipewright/ir/text/render.h"
+#include "pipewright/ir/text/read.h"
 
 namespace {
 

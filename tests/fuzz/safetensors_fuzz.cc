@@ -9,7 +9,6 @@
 
 #include "pipewright/checkpoint/safetensors.h"
 #include "pipewright/checkpoint/sharding_info.h"
-#include "pipewright/ir/text/diagnostic_json.h"
 #include "pipewright/ir/text/render.h"
 
 namespace {

@@ -1,5 +1,5 @@
 // The recording of a schedule as JSON: it round-trips, and everything wrong with it has its place.
-#include "pipewright/ir/recording.h"
+#include "pipewright/ir/timeline.h"
 
 #include <gtest/gtest.h>
 

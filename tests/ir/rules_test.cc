@@ -1,4 +1,4 @@
-#include "pipewright/ir/rules.h"
+#include "pipewright/ir/diagnostic.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "pipewright/schedule/simulate/jitter.h"
+#include "pipewright/schedule/simulate/simulate.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // RECVs as late as possible: the verifier accepts the result, and no RECV can move later.
-#include "pipewright/schedule/lowering/latest_receives.h"
+#include "pipewright/schedule/lowering/place_receives.h"
 
 #include <gtest/gtest.h>
 

@@ -15,7 +15,6 @@
 #include "pipewright/ir/text/csv.h"
 #include "pipewright/schedule/lowering/add_send_recv.h"
 #include "pipewright/schedule/lowering/add_unshard_reshard.h"
-#include "pipewright/schedule/lowering/backward_passes.h"
 #include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedules/registry.h"
 

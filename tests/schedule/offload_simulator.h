@@ -34,7 +34,7 @@ struct OffloadRun {
 // With these trips, by rank. The order may not have idle slots. Infinite cost for a deadlock.
 OffloadRun run_of(const ir::ComputeOrder& order, const schedule::Costs& costs,
                   const std::vector<std::vector<Trip>>& trips);
-// With trips whose places follow the rule of schedule/simulate/copy_plan.h.
+// With trips whose places follow the rule of schedule/simulate/memory_model.h.
 OffloadRun run_of(const ir::ComputeOrder& order, const schedule::Costs& costs);
 
 }  // namespace pipewright::tests

@@ -11,7 +11,7 @@
 
 #include "pipewright/schedule/bounds/bounds.h"
 #include "pipewright/schedule/compile/compile.h"
-#include "pipewright/schedule/problem/make_problem.h"
+#include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/simulate/simulate.h"
 #include "tests/schedule/offload_simulator.h"
 

@@ -5,13 +5,11 @@
 
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/ir/text/csv.h"
-#include "pipewright/schedule/lowering/add_reduce_grad.h"
+#include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/lowering/add_send_recv.h"
 #include "pipewright/schedule/lowering/add_unshard_reshard.h"
-#include "pipewright/schedule/lowering/add_wait_send.h"
-#include "pipewright/schedule/lowering/backward_passes.h"
 #include "pipewright/schedule/lowering/limit_sends.h"
-#include "pipewright/schedule/lowering/parity_receives.h"
+#include "pipewright/schedule/lowering/place_receives.h"
 
 namespace pipewright::schedule {
 namespace {

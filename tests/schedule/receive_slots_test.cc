@@ -1,4 +1,4 @@
-#include "pipewright/schedule/graph/receive_slots.h"
+#include "pipewright/schedule/graph/peaks.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <set>
 
 #include "pipewright/schedule/lowering/lower.h"
-#include "pipewright/schedule/verify/certificate.h"
+#include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedules/registry.h"
 
 namespace pipewright::schedule {

@@ -11,7 +11,6 @@
 #include "pipewright/schedule/bounds/schedule_bound.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/simulate/memory_model.h"
-#include "pipewright/schedule/verify/certificate.h"
 #include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/schedule/simulated.h"

@@ -14,8 +14,6 @@
 #include "pipewright/ir/text/csv.h"
 #include "pipewright/ir/text/render.h"
 #include "pipewright/schedule/lowering/lower.h"
-#include "pipewright/schedule/verify/certificate.h"
-#include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/channel_model/interpreter.h"
 

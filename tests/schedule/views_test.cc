@@ -12,7 +12,7 @@
 #include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedule/views/diff.h"
 #include "pipewright/schedule/views/dot.h"
-#include "pipewright/schedule/views/palette.h"
+#include "pipewright/schedule/views/table.h"
 #include "pipewright/schedule/views/svg.h"
 #include "pipewright/schedule/views/timeline_text.h"
 #include "pipewright/schedule/views/trace.h"

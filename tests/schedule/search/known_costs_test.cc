@@ -14,7 +14,7 @@
 #include "pipewright/schedule/bounds/bounds.h"
 #include "pipewright/schedule/search/catalogue.h"
 #include "pipewright/schedule/search/replay.h"
-#include "pipewright/schedule/search/solve_in_phases.h"
+#include "pipewright/schedule/search/solve.h"
 #include "tests/schedule/search/cases.h"
 
 namespace pipewright::schedule::search {

@@ -1,5 +1,5 @@
 // Costs as integers.
-#include "pipewright/schedule/problem/make_problem.h"
+#include "pipewright/schedule/problem/problem.h"
 
 #include <gtest/gtest.h>
 

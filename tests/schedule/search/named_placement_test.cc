@@ -1,4 +1,4 @@
-#include "pipewright/schedule/search/named_placement.h"
+#include "pipewright/schedule/search/front.h"
 
 #include <gtest/gtest.h>
 

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "pipewright/schedule/problem/make_problem.h"
+#include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/search/replay.h"
 #include "tests/schedule/search/cases.h"
 #include "tests/schedule/search/random_problem.h"

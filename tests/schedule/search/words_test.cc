@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "pipewright/schedule/compile/compile.h"
-#include "pipewright/schedule/problem/make_problem.h"
+#include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/search/replay.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/schedule/search/random_problem.h"

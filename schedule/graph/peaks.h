@@ -1,11 +1,33 @@
-#ifndef PIPEWRIGHT_SCHEDULE_GRAPH_RECEIVE_SLOTS_H_
-#define PIPEWRIGHT_SCHEDULE_GRAPH_RECEIVE_SLOTS_H_
+#ifndef PIPEWRIGHT_SCHEDULE_GRAPH_PEAKS_H_
+#define PIPEWRIGHT_SCHEDULE_GRAPH_PEAKS_H_
 
+#include <optional>
 #include <vector>
 
 #include "pipewright/ir/schedule.h"
 
 namespace pipewright::schedule {
+
+// The largest amount of something along a rank's row, and the first step that reaches it.
+template <typename Amount>
+struct Peak {
+  Amount amount = 0;
+  std::optional<int> step;  // not set if the amount is never above 0
+
+  // Takes the amount at the next step into account.
+  void add(Amount amount_at_step, int at_step) {
+    if (amount_at_step <= amount) return;
+    amount = amount_at_step;
+    step = at_step;
+  }
+
+  friend bool operator==(const Peak&, const Peak&) = default;
+};
+
+// The peak number of live activations along a row, each of one microbatch of one stage. F creates
+// an activation, B or W frees it; in a schedule without a backward, F itself frees it at its end.
+// In a compound, F counts before B. Linear in the number of actions.
+Peak<int> peak_activations(const ir::Row& row, bool has_backward);
 
 // The receive buffers that a stage needs at a time, by what it receives.
 struct StageReceiveSlots {
@@ -36,4 +58,4 @@ std::vector<ReceiveSlots> receive_slots(const ir::Program& program);
 
 }  // namespace pipewright::schedule
 
-#endif  // PIPEWRIGHT_SCHEDULE_GRAPH_RECEIVE_SLOTS_H_
+#endif  // PIPEWRIGHT_SCHEDULE_GRAPH_PEAKS_H_

@@ -1,4 +1,4 @@
-#include "pipewright/schedule/problem/make_problem.h"
+#include "pipewright/schedule/problem/problem.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,6 +8,7 @@
 #include <vector>
 
 namespace pipewright::schedule {
+
 namespace {
 
 using ir::ActionKind;

@@ -1,5 +1,5 @@
-#ifndef PIPEWRIGHT_SCHEDULE_VERIFY_PASSED_ACTIONS_H_
-#define PIPEWRIGHT_SCHEDULE_VERIFY_PASSED_ACTIONS_H_
+#ifndef PIPEWRIGHT_SCHEDULE_VERIFY_COMPLETE_IN_ORDER_H_
+#define PIPEWRIGHT_SCHEDULE_VERIFY_COMPLETE_IN_ORDER_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 #include "pipewright/ir/action.h"
 #include "pipewright/ir/schedule.h"
-#include "pipewright/schedule/graph/stage_kinds.h"
+#include "pipewright/schedule/graph/edge_transfers.h"
 
 namespace pipewright::schedule {
 
@@ -96,4 +96,4 @@ class PassedActions {
 
 }  // namespace pipewright::schedule
 
-#endif  // PIPEWRIGHT_SCHEDULE_VERIFY_PASSED_ACTIONS_H_
+#endif  // PIPEWRIGHT_SCHEDULE_VERIFY_COMPLETE_IN_ORDER_H_
