@@ -1,3 +1,104 @@
+// LibTorch looks up the default generator of the CPU inside of its kernels, in a static variable.
+// But a kernel that gets a generator as an argument uses that. So each operator with such an
+// argument has one more kernel, under a dispatch key that comes before all others and that a scope
+// includes on its thread: it fills in the missing argument and calls the next kernel.
+#include "pipewright/autograd/checkpoint.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "pipewright/autograd/node_pointer.h"
+#include "pipewright/autograd/outside_writes.h"
+#include "pipewright/ir/errors.h"
+
+namespace pipewright::autograd {
+
+namespace {
+
+constexpr auto kDrawKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+
+thread_local at::Generator current;  // undefined outside of scopes
+thread_local int64_t draws = 0;
+
+bool takes_generator(const c10::FunctionSchema& schema) {
+  return std::ranges::any_of(schema.arguments(), [](const c10::Argument& argument) {
+    return *argument.type() == *c10::OptionalType::create(c10::GeneratorType::get());
+  });
+}
+
+bool is_elsewhere(const c10::IValue& value) {
+  return (value.isTensor() && value.toTensor().defined() && !value.toTensor().is_cpu()) ||
+         (value.isDevice() && !value.toDevice().is_cpu());
+}
+
+void fill_in_generator(const c10::OperatorHandle& operation, c10::DispatchKeySet keys,
+                       torch::jit::Stack* stack) {
+  const auto& arguments = operation.schema().arguments();
+  const auto first = stack->end() - static_cast<std::ptrdiff_t>(arguments.size());
+  if (current.defined() && std::none_of(first, stack->end(), is_elsewhere)) {
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      c10::IValue& value = first[static_cast<std::ptrdiff_t>(i)];
+      if (value.isNone() &&
+          *arguments[i].type() == *c10::OptionalType::create(c10::GeneratorType::get())) {
+        value = current;
+        ++draws;
+      }
+    }
+  }
+  operation.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kDrawKey),
+                            stack);
+}
+
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) {
+  library.fallback(torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, library) {
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const auto operation = c10::Dispatcher::singleton().findSchema(name);
+    if (name.name.starts_with("aten::") && operation && takes_generator(operation->schema())) {
+      const std::string full =
+          name.name + (name.overload_name.empty() ? "" : ".") + name.overload_name;
+      library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&fill_in_generator>());
+    }
+  }
+}
+
+}  // namespace
+
+GeneratorScope::GeneratorScope(uint64_t seed)
+    : GeneratorScope(at::detail::createCPUGenerator(seed)) {}
+
+GeneratorScope::GeneratorScope(at::Generator generator)
+    : outer_(std::exchange(current, std::move(generator))) {
+  c10::impl::tls_set_dispatch_key_included(kDrawKey, true);
+}
+
+GeneratorScope::~GeneratorScope() {
+  current = std::move(outer_);
+  c10::impl::tls_set_dispatch_key_included(kDrawKey, current.defined());
+}
+
+at::Generator cpu_generator() {
+  return current.defined() ? current : at::detail::getDefaultCPUGenerator();
+}
+
+int64_t draw_count() { return draws; }
+
 // A checkpointed part is one node of the outer graph. Its forward runs without grad mode, so it
 // stores nothing but its inputs. When backward reaches the node, apply() detaches the inputs, runs
 // the forward again with grad mode on, and runs an inner backward through the new graph:
@@ -9,26 +110,7 @@
 //
 // A checkpointed part costs one additional forward; with parts nested to depth d, the innermost
 // costs d.
-#include "pipewright/autograd/checkpoint.h"
 
-#include <ATen/Context.h>
-#include <ATen/Functions.h>
-#include <ATen/autocast_mode.h>
-#include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/saved_variable.h>
-#include <torch/csrc/autograd/variable.h>
-
-#include <algorithm>
-#include <mutex>
-
-#include "pipewright/autograd/generator_scope.h"
-#include "pipewright/autograd/node_pointer.h"
-#include "pipewright/autograd/outside_writes.h"
-#include "pipewright/ir/errors.h"
-
-namespace pipewright::autograd {
 namespace {
 
 using torch::autograd::variable_list;
@@ -233,7 +315,7 @@ class CheckpointNode final : public HidesWeights {
         "checkpoint: expected a part to draw the same random numbers on the CPU in both forwards, "
         "got others: another thread draws from the generator of the process too, or the part does "
         "not repeat what it does. Threads that draw random numbers each need a GeneratorScope "
-        "(autograd/generator_scope.h)");
+        "(autograd/checkpoint.h)");
   }
 
   Forward forward_;

@@ -1,14 +1,49 @@
 #ifndef PIPEWRIGHT_AUTOGRAD_CHECKPOINT_H_
 #define PIPEWRIGHT_AUTOGRAD_CHECKPOINT_H_
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "pipewright/autograd/split_backward.h"
+
+namespace pipewright::autograd {
+
+// A random generator of the calling thread, for ranks that are threads of one process. LibTorch has
+// one default generator of the CPU per process. While a scope lives, operators that its thread
+// calls on the CPU without a generator (dropout, randn, normal_) draw from that of the scope:
+//
+//   std::jthread([&] {
+//     const GeneratorScope generator(seed + rank);
+//     ...  // random numbers do not depend on what other threads draw, or when
+//   });
+//
+// Scopes nest. A device has a default generator of its own, which a scope does not replace. A scope
+// ends on the thread that began it. Operators with a generator as an argument find out through
+// LibTorch's dispatcher (DispatchKey::TESTING_ONLY_GenericMode); others are not slowed down.
+class GeneratorScope {
+ public:
+  explicit GeneratorScope(uint64_t seed);
+  explicit GeneratorScope(at::Generator generator);
+  ~GeneratorScope();
+  GeneratorScope(const GeneratorScope&) = delete;
+  GeneratorScope& operator=(const GeneratorScope&) = delete;
+
+ private:
+  at::Generator outer_;
+};
+
+// The generator that operators of this thread draw from on the CPU: that of the innermost scope, or
+// the default one of the process.
+at::Generator cpu_generator();
+
+// How many operators of this thread have drawn from the generator of a scope so far.
+int64_t draw_count();
 
 // Activation checkpointing: stores only the inputs of a part of a model, and recomputes its forward
 // in backward (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016). LibTorch has no
@@ -21,7 +56,7 @@
 // numbers: the default generators of the CPU and of the inputs' devices are rewound for it and
 // restored afterwards. It also runs under the autocast state of the first one. The CPU's generator
 // belongs to the process, so ranks that are threads and draw random numbers each need their own
-// (generator_scope.h): backward throws ContractError if a part's second forward drew other numbers
+// (checkpoint.h): backward throws ContractError if a part's second forward drew other numbers
 // than its first.
 //
 // What the first forward writes in place to tensors that outlive it, such as the running statistics
@@ -34,8 +69,6 @@
 // part exist at a time; the hooks of a weight that is used inside and outside the part are then
 // called once for each. What computed a tensor that `forward` captures runs its backward for the
 // part, and again for what else uses the tensor.
-
-namespace pipewright::autograd {
 
 using Forward = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
 

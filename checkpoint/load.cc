@@ -9,7 +9,7 @@
 #include <tuple>
 #include <utility>
 
-#include "pipewright/checkpoint/agreed_error.h"
+#include "pipewright/checkpoint/save.h"
 #include "pipewright/checkpoint/read_plan.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/render.h"

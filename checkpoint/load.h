@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/checkpoint/agree.h"
-#include "pipewright/checkpoint/boxes.h"
-#include "pipewright/checkpoint/dtype.h"
+#include "pipewright/checkpoint/save.h"
+#include "pipewright/checkpoint/read_plan.h"
+#include "pipewright/checkpoint/safetensors.h"
 #include "pipewright/checkpoint/folder.h"
 
 // Loading, the counterpart of save.h: each rank reads the bytes that it needs, whatever world saved

@@ -4,12 +4,34 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "pipewright/checkpoint/dtype.h"
 #include "pipewright/ir/diagnostic.h"
+
+// The element types that a safetensors file can store. Constant data; any thread.
+
+namespace pipewright::checkpoint {
+
+enum class DType : uint8_t {
+#define PW_DTYPE(enumerator, name, bits) enumerator,
+#include "pipewright/checkpoint/dtypes.def"
+#undef PW_DTYPE
+};
+
+// "F32".
+std::string_view name(DType dtype);
+// The names of all types, in the order of dtypes.def.
+std::span<const std::string_view> dtype_names();
+// The type with that name; nullopt if there is none.
+std::optional<DType> parse_dtype(std::string_view name);
+// The size of an element: 32 for kF32, 4 for kF4.
+int bits(DType dtype);
+
+// The size of a tensor; nullopt if it does not fit 64 bits or is not a whole number of bytes.
+std::optional<uint64_t> bytes_of(DType dtype, std::span<const int64_t> shape);
 
 // The header of a safetensors file, as a value, and its two text forms: bytes to header and back.
 // The format (https://github.com/huggingface/safetensors, 0.8):
@@ -20,8 +42,6 @@
 //   the rest     the tensors, little-endian and row-major; offsets count from here
 //
 // Pure functions; any thread.
-
-namespace pipewright::checkpoint {
 
 // What a tensor is, without its data.
 struct TensorSpec {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/checkpoint/durable_file.h"
+#include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/safetensors.h"
 #include "pipewright/ir/diagnostic.h"
 
@@ -67,7 +67,7 @@ class SafetensorsFile {
   SafetensorsHeader header_;
 };
 
-// Writes a file from front to back, durably and atomically (durable_file.h).
+// Writes a file from front to back, durably and atomically (folder.h).
 //
 //   SafetensorsWriter writer(path, lay_out_safetensors(tensors, metadata));
 //   for (const StoredTensor& tensor : writer.header().tensors) writer.write(bytes_of(tensor));

@@ -1,12 +1,3 @@
-// The protocol. Each line ends with an exchange, which is a barrier and tells of errors:
-//
-//   rank 0      step-N.tmp is created; the id of the save goes to all
-//   all ranks   step-N.tmp/shard-*.safetensors is written and made durable; rank 0 learns of it
-//   rank 0      the manifest is written last, step-N.tmp becomes step-N, then `latest` names it,
-//               then older checkpoints are removed
-//
-// Invariant: a folder called step-N is whole and durable. It gets its name by one rename, after
-// everything in it is on the disk, and loses it by one rename, before anything in it is removed.
 #include "pipewright/checkpoint/save.h"
 
 #include <fcntl.h>
@@ -21,9 +12,41 @@
 #include <stdexcept>
 #include <utility>
 
-#include "pipewright/checkpoint/sharding_info.h"
+#include "pipewright/checkpoint/manifest.h"
 
 namespace pipewright::checkpoint {
+
+using Json = nlohmann::json;
+
+std::vector<std::string> agree(const Exchange& exchange, const std::function<std::string()>& work) {
+  Json mine = Json::object();
+  try {
+    mine["result"] = work();
+  } catch (const std::exception& error) {
+    mine = {{"error", error.what()}};
+  }
+  const std::vector<std::string> all =
+      exchange(mine.dump(-1, ' ', false, Json::error_handler_t::replace));
+  std::vector<std::string> results;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const Json theirs = Json::parse(all[rank]);
+    if (theirs.contains("error"))
+      throw AgreedError(fmt::format("rank {}: {}", rank, theirs["error"].get<std::string>()));
+    results.push_back(theirs["result"]);
+  }
+  return results;
+}
+
+// The protocol. Each line ends with an exchange, which is a barrier and tells of errors:
+//
+//   rank 0      step-N.tmp is created; the id of the save goes to all
+//   all ranks   step-N.tmp/shard-*.safetensors is written and made durable; rank 0 learns of it
+//   rank 0      the manifest is written last, step-N.tmp becomes step-N, then `latest` names it,
+//               then older checkpoints are removed
+//
+// Invariant: a folder called step-N is whole and durable. It gets its name by one rename, after
+// everything in it is on the disk, and loses it by one rename, before anything in it is removed.
+
 namespace {
 
 namespace fs = std::filesystem;

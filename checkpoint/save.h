@@ -5,17 +5,38 @@
 #include <cstdint>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "pipewright/checkpoint/agree.h"
-#include "pipewright/checkpoint/boxes.h"
-#include "pipewright/checkpoint/dtype.h"
+#include "pipewright/checkpoint/read_plan.h"
 #include "pipewright/checkpoint/folder.h"
-#include "pipewright/comms/mesh_layout.h"
+#include "pipewright/checkpoint/safetensors.h"
+#include "pipewright/comms/layout.h"
+
+namespace pipewright::checkpoint {
+
+// An error that all ranks throw with the same text: none of them waits for another, and the text
+// names the rank that it comes from, if it is one rank's.
+class AgreedError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Agreement between the ranks that save or load together: whether a step of it succeeded on all.
+
+// Sends `mine` to all ranks, and returns what each rank sent, by rank: an all-gather of short texts
+// over the store, and the barrier of the protocol. Throws if a rank does not take part in time.
+using Exchange = std::function<std::vector<std::string>(const std::string& mine)>;
+
+// Collective. Runs `work`, which returns UTF-8, and tells the others how it went. Returns the
+// results of all ranks, by rank. If `work` throws on some rank, throws std::runtime_error on all
+// ranks, with the error of the first such rank.
+std::vector<std::string> agree(const Exchange& exchange, const std::function<std::string()>& work);
 
 // Saving: all ranks write their parts of the tensors, and rank 0 makes them a checkpoint.
 //
@@ -24,8 +45,6 @@
 //
 // A crash at any moment, of a rank or of the machine, leaves the checkpoints that were saved before
 // as they are, and at most a folder *.tmp more, which the next Saver removes.
-
-namespace pipewright::checkpoint {
 
 // A part of a tensor of the whole model.
 struct TensorPart {

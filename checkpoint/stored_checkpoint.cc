@@ -12,7 +12,7 @@
 #include "pipewright/checkpoint/checkpoint_files.h"
 #include "pipewright/checkpoint/crc32.h"
 #include "pipewright/checkpoint/in_backticks.h"
-#include "pipewright/checkpoint/sharding_info.h"
+#include "pipewright/checkpoint/manifest.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/spelling.h"
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/checkpoint/boxes.h"
+#include "pipewright/checkpoint/read_plan.h"
 #include "pipewright/checkpoint/manifest.h"
 #include "pipewright/checkpoint/safetensors_file.h"
 #include "pipewright/ir/diagnostic.h"
@@ -78,7 +78,7 @@ class StoredCheckpoint {
   // `path` is one of
   //   - a folder with a manifest (manifest.h), as save.h writes it
   //   - a folder with `*.safetensors` files, as Hugging Face's and PyTorch's tools write them: with
-  //     an index, with model.safetensors, with DCP_SHARDING_INFO (sharding_info.h), or neither.
+  //     an index, with model.safetensors, with DCP_SHARDING_INFO (manifest.h), or neither.
   //     Files that the index does not list, or beside model.safetensors, are not read; the report
   //     has a note of each.
   //   - a safetensors file

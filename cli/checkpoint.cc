@@ -10,14 +10,13 @@
 #include <vector>
 
 #include "pipewright/checkpoint/export.h"
-#include "pipewright/checkpoint/file_error.h"
 #include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/stored_checkpoint.h"
 #include "pipewright/cli/checkpoint_report.h"
 #include "pipewright/cli/command_table.h"
 #include "pipewright/cli/commands.h"
 #include "pipewright/cli/files.h"
-#include "pipewright/cli/usage_error.h"
+#include "pipewright/cli/invocation.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/diagnostic.h"
 

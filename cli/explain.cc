@@ -12,7 +12,7 @@
 #include "pipewright/cli/commands.h"
 #include "pipewright/cli/input.h"
 #include "pipewright/cli/simulation.h"
-#include "pipewright/cli/usage_error.h"
+#include "pipewright/cli/invocation.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/schedule/simulate/memory_model.h"

@@ -5,9 +5,11 @@
 #include <iosfwd>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 #include "pipewright/cli/console.h"
 #include "pipewright/ir/diagnostic.h"
+#include "pipewright/schedule/views/trace.h"
 
 // Reads and writes whole files.
 
@@ -35,6 +37,20 @@ void write_output(const std::string& path, Console& console,
 // Throws FileError if write_output() could not create or replace the file, so that a long command
 // finds out before its work. Changes nothing.
 void require_writable(const std::string& path);
+
+// The format of an output file follows from its extension.
+
+// Whether a format is a picture of times, such as "svg", rather than one that is read back.
+bool is_picture(std::string_view format);
+
+// The format that the extension of a file names ("out.svg", "OUT.SVG"); empty if it names none.
+std::string format_of_extension(const std::string& path);
+
+// Writes one trace per rank, FOLDER/rank_0.json and so on, and creates the folder if it does not
+// exist. Each file is replaced atomically. Holistic Trace Analysis takes every .json and .gz file
+// of a folder for a rank, so others than these are an error. Throws FileError.
+void write_trace_folder(const std::string& folder, const schedule::KinetoTraces& traces,
+                        Console& console);
 
 }  // namespace pipewright::cli
 

@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "pipewright/cli/files.h"
-#include "pipewright/cli/usage_error.h"
-#include "pipewright/ir/printable.h"
+#include "pipewright/cli/invocation.h"
 #include "pipewright/ir/lowering.h"
+#include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/header.h"
 #include "pipewright/ir/text/render.h"
 #include "pipewright/ir/text/spelling.h"
@@ -20,6 +20,26 @@
 #include "pipewright/schedules/registry.h"
 
 namespace pipewright::cli {
+
+StageRatio ratio_of(const Invocation& invocation, const ir::Schedule& before,
+                    const ir::Schedule& after) {
+  for (const char* option : {"--costs", "--forward", "--backward-input", "--backward-weight"}) {
+    if (invocation.has(option)) return {};
+  }
+  return {before.placement.num_stages(), after.placement.num_stages()};
+}
+
+void scale_stages(const StageRatio& ratio, schedule::Costs* costs) {
+  for (const char* cost : {"F", "I", "W"}) schedule::scale_cost(cost, ratio.value(), costs);
+}
+
+std::string describe(const StageRatio& ratio) {
+  return fmt::format(
+      "compared as one model: a stage of the second is {}/{} of a stage of the first, in time and "
+      "in activations",
+      ratio.before, ratio.after);
+}
+
 namespace {
 
 // The lowering policies as options.

@@ -3,11 +3,22 @@
 
 #include <map>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace pipewright::cli {
+
+// Thrown for an invalid command line; what() is the error message.
+class UsageError : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Thrown to end a command after its errors have been printed.
+struct Failed {
+  int exit_code;
+};
 
 // The arguments and options given to a command, checked against its row in the command table.
 struct Invocation {

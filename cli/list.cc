@@ -7,7 +7,7 @@
 
 #include "pipewright/cli/command_table.h"
 #include "pipewright/cli/commands.h"
-#include "pipewright/cli/usage_error.h"
+#include "pipewright/cli/invocation.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/render.h"

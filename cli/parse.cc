@@ -16,7 +16,7 @@
 #include "pipewright/cli/command_table.h"
 #include "pipewright/cli/files.h"
 #include "pipewright/cli/help.h"
-#include "pipewright/cli/usage_error.h"
+#include "pipewright/cli/invocation.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/header.h"
 #include "pipewright/ir/text/spelling.h"

@@ -11,12 +11,11 @@
 #include <vector>
 
 #include "pipewright/cli/commands.h"
-#include "pipewright/cli/file_format.h"
 #include "pipewright/cli/files.h"
 #include "pipewright/cli/search_report.h"
 #include "pipewright/cli/search_request.h"
 #include "pipewright/cli/simulation.h"
-#include "pipewright/cli/usage_error.h"
+#include "pipewright/cli/invocation.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/read.h"
 

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "pipewright/cli/simulation.h"
-#include "pipewright/cli/usage_error.h"
+#include "pipewright/cli/invocation.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/schedule/search/front.h"

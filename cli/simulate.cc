@@ -16,7 +16,7 @@
 #include "pipewright/cli/input.h"
 #include "pipewright/cli/receive_slots_json.h"
 #include "pipewright/cli/simulation.h"
-#include "pipewright/cli/usage_error.h"
+#include "pipewright/cli/invocation.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/action_text.h"

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "pipewright/cli/files.h"
-#include "pipewright/cli/usage_error.h"
+#include "pipewright/cli/invocation.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/render.h"

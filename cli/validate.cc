@@ -11,7 +11,7 @@
 #include "pipewright/cli/files.h"
 #include "pipewright/cli/input.h"
 #include "pipewright/cli/receive_slots_json.h"
-#include "pipewright/cli/usage_error.h"
+#include "pipewright/cli/invocation.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/render.h"
 #include "pipewright/schedule/verify/verify.h"

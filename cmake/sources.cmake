@@ -285,13 +285,13 @@ set(pipewright_schedule_headers
 )
 
 set(pipewright_checkpoint_sources
-    checkpoint/agree.cc
+    checkpoint/save.cc
     checkpoint/async_saver.cc
-    checkpoint/boxes.cc
+    checkpoint/read_plan.cc
     checkpoint/checkpoint_files.cc
     checkpoint/crc32.cc
-    checkpoint/dtype.cc
-    checkpoint/durable_file.cc
+    checkpoint/safetensors.cc
+    checkpoint/folder.cc
     checkpoint/export.cc
     checkpoint/folder.cc
     checkpoint/load.cc
@@ -301,31 +301,31 @@ set(pipewright_checkpoint_sources
     checkpoint/safetensors.cc
     checkpoint/safetensors_file.cc
     checkpoint/save.cc
-    checkpoint/sharding_info.cc
+    checkpoint/manifest.cc
     checkpoint/stored_checkpoint.cc
     comms/addresses.cc
     comms/dump_signal.cc
     comms/environment.cc
     comms/error_file.cc
-    comms/host_name.cc
+    comms/environment.cc
     comms/layout.cc
     comms/mailboxes.cc
-    comms/mesh_layout.cc
-    comms/node_list.cc
+    comms/layout.cc
+    comms/environment.cc
 )
 
 set(pipewright_checkpoint_headers
-    checkpoint/agree.h
-    checkpoint/agreed_error.h
+    checkpoint/save.h
+    checkpoint/save.h
     checkpoint/async_saver.h
-    checkpoint/boxes.h
+    checkpoint/read_plan.h
     checkpoint/checkpoint_files.h
     checkpoint/crc32.h
-    checkpoint/descriptor.h
-    checkpoint/dtype.h
-    checkpoint/durable_file.h
+    checkpoint/folder.h
+    checkpoint/safetensors.h
+    checkpoint/folder.h
     checkpoint/export.h
-    checkpoint/file_error.h
+    checkpoint/folder.h
     checkpoint/folder.h
     checkpoint/in_backticks.h
     checkpoint/load.h
@@ -334,18 +334,18 @@ set(pipewright_checkpoint_headers
     checkpoint/safetensors.h
     checkpoint/safetensors_file.h
     checkpoint/save.h
-    checkpoint/sharding_info.h
+    checkpoint/manifest.h
     checkpoint/stored_checkpoint.h
     comms/addresses.h
-    comms/chunk.h
+    comms/layout.h
     comms/dump_signal.h
     comms/environment.h
     comms/error_file.h
-    comms/host_name.h
+    comms/environment.h
     comms/layout.h
     comms/mailboxes.h
-    comms/mesh_layout.h
-    comms/node_list.h
+    comms/layout.h
+    comms/environment.h
     comms/steady_seconds.h
 )
 
@@ -358,7 +358,7 @@ set(pipewright_cli_sources
     cli/diff.cc
     cli/drift_report.cc
     cli/explain.cc
-    cli/file_format.cc
+    cli/files.cc
     cli/files.cc
     cli/help.cc
     cli/input.cc
@@ -372,26 +372,26 @@ set(pipewright_cli_sources
     cli/search_request.cc
     cli/simulate.cc
     cli/simulation.cc
-    cli/stage_ratio.cc
-    cli/trace_folder.cc
+    cli/input.cc
+    cli/files.cc
     cli/validate.cc
 )
 
 set(pipewright_executor_sources
-    autograd/backward_watch.cc
+    autograd/hooks.cc
     autograd/checkpoint.cc
-    autograd/generator_scope.cc
-    autograd/grad_hooks.cc
-    autograd/output_hook.cc
+    autograd/checkpoint.cc
+    autograd/hooks.cc
+    autograd/hooks.cc
     autograd/outside_writes.cc
     autograd/split_backward.cc
     autograd/weight_free.cc
-    checkpoint/torch/generator_state.cc
     checkpoint/torch/optimizer_state.cc
-    checkpoint/torch/stored_dtype.cc
+    checkpoint/torch/optimizer_state.cc
+    checkpoint/torch/optimizer_state.cc
     checkpoint/torch/training_state.cc
     comms/abortable_gloo.cc
-    comms/abortable_waits.cc
+    comms/abortable_gloo.cc
     comms/agreement.cc
     comms/bounded_store.cc
     comms/channels.cc
@@ -410,45 +410,45 @@ set(pipewright_executor_sources
     comms/send_queue.cc
     comms/store_address.cc
     comms/store_exchange.cc
-    comms/stream_mark.cc
+    comms/device_event.cc
     comms/tensor_operation.cc
     comms/thread_backend.cc
     comms/threads.cc
     comms/vote.cc
     comms/watcher.cc
     comms/world.cc
-    ddp/buckets.cc
+    ddp/grad_buckets.cc
     ddp/comm_hooks.cc
     ddp/compute_copies.cc
     ddp/grad_buckets.cc
-    ddp/grad_buckets_layout.cc
+    ddp/grad_buckets.cc
     ddp/linked_params.cc
     ddp/replicate.cc
     ddp/replicated_unit.cc
-    ddp/replicated_unit_step.cc
+    ddp/replicated_unit.cc
     executor/action_runner.cc
     executor/arguments.cc
     executor/batch_check.cc
-    executor/batch_comparison.cc
+    executor/batch_check.cc
     executor/coordinator.cc
     executor/data_flow.cc
-    executor/device_clock.cc
+    executor/recorder.cc
     executor/device_progress.cc
     executor/digest.cc
     executor/executor.cc
-    executor/flight_collective.cc
     executor/flight_dump.cc
-    executor/gather_recording.cc
+    executor/flight_dump.cc
+    executor/recorder.cc
     executor/hang.cc
     executor/microbatches.cc
     executor/module_stage.cc
     executor/program_check.cc
-    executor/progress.cc
+    executor/rank_report.cc
     executor/rank_report.cc
     executor/recorder.cc
     executor/residency.cc
-    executor/row_plan.cc
-    executor/tensor_meta.cc
+    executor/residency.cc
+    executor/transfer_shapes.cc
     executor/transfer_shapes.cc
     executor/transfers.cc
     executor/watchdog.cc
@@ -467,7 +467,7 @@ set(pipewright_executor_sources
     fsdp/side_stream.cc
     fsdp/zero_grad_watch.cc
     modules/clip_grad_norm.cc
-    modules/contents.cc
+    modules/meta.cc
     modules/distinct.cc
     modules/distribution.cc
     modules/forward.cc
@@ -477,7 +477,7 @@ set(pipewright_executor_sources
     modules/part_guard.cc
     modules/reduction.cc
     modules/tied_parameters.cc
-    tp/collective.cc
+    tp/communication.cc
     tp/communication.cc
     tp/cross_entropy.cc
     tp/input_check.cc
@@ -490,21 +490,21 @@ set(pipewright_executor_sources
 )
 
 set(pipewright_executor_headers
-    autograd/backward_watch.h
+    autograd/hooks.h
     autograd/checkpoint.h
-    autograd/generator_scope.h
-    autograd/grad_hooks.h
+    autograd/checkpoint.h
+    autograd/hooks.h
     autograd/node_pointer.h
-    autograd/output_hook.h
+    autograd/hooks.h
     autograd/outside_writes.h
     autograd/split_backward.h
     autograd/weight_free.h
-    checkpoint/torch/generator_state.h
     checkpoint/torch/optimizer_state.h
-    checkpoint/torch/stored_dtype.h
+    checkpoint/torch/optimizer_state.h
+    checkpoint/torch/optimizer_state.h
     checkpoint/torch/training_state.h
     comms/abortable_gloo.h
-    comms/abortable_waits.h
+    comms/abortable_gloo.h
     comms/agreement.h
     comms/batch_threads.h
     comms/bounded_store.h
@@ -517,7 +517,7 @@ set(pipewright_executor_headers
     comms/failure_domain.h
     comms/gloo.h
     comms/group.h
-    comms/keep_alive.h
+    comms/device_event.h
     comms/kept_memory.h
     comms/lifeline.h
     comms/mesh.h
@@ -525,13 +525,13 @@ set(pipewright_executor_headers
     comms/send_queue.h
     comms/store_address.h
     comms/store_exchange.h
-    comms/stream_mark.h
+    comms/device_event.h
     comms/tensor_operation.h
     comms/thread_backend.h
     comms/threads.h
     comms/vote.h
     comms/world.h
-    ddp/buckets.h
+    ddp/grad_buckets.h
     ddp/comm_hooks.h
     ddp/compute_copies.h
     ddp/grad_buckets.h
@@ -542,30 +542,30 @@ set(pipewright_executor_headers
     executor/action_runner.h
     executor/arguments.h
     executor/batch_check.h
-    executor/batch_comparison.h
+    executor/batch_check.h
     executor/coordinator.h
     executor/data_flow.h
-    executor/device_clock.h
+    executor/recorder.h
     executor/device_progress.h
     executor/digest.h
     executor/executor.h
-    executor/flight_collective.h
     executor/flight_dump.h
-    executor/gather_recording.h
+    executor/flight_dump.h
+    executor/recorder.h
     executor/hang.h
-    executor/local_stage.h
+    executor/stage.h
     executor/loss_function.h
     executor/microbatches.h
     executor/module_stage.h
     executor/program_check.h
-    executor/progress.h
+    executor/rank_report.h
     executor/rank_report.h
     executor/recorder.h
     executor/residency.h
-    executor/row_plan.h
+    executor/residency.h
     executor/stage.h
-    executor/step_clock.h
-    executor/tensor_meta.h
+    executor/recorder.h
+    executor/transfer_shapes.h
     executor/transfer_shapes.h
     executor/transfers.h
     executor/watchdog.h
@@ -584,28 +584,28 @@ set(pipewright_executor_headers
     fsdp/zero_grad_watch.h
     ir/errors.h
     modules/clip_grad_norm.h
-    modules/contents.h
+    modules/meta.h
     modules/data_parallel.h
     modules/distinct.h
     modules/distribution.h
-    modules/driven_stage.h
+    modules/data_parallel.h
     modules/forward.h
     modules/forward_tensors.h
     modules/grad_scaler.h
-    modules/gradient_sync.h
+    modules/reduction.h
     modules/meta.h
-    modules/mixed_precision.h
-    modules/names.h
+    modules/reduction.h
+    modules/unit_tree.h
     modules/part_guard.h
     modules/reduction.h
-    modules/registry.h
-    modules/sparse_gradients.h
+    modules/unit_tree.h
+    modules/reduction.h
     modules/tensors.h
     modules/tied_parameters.h
     modules/unit_tree.h
-    tp/collective.h
     tp/communication.h
-    tp/communication_node.h
+    tp/communication.h
+    tp/communication.h
     tp/cross_entropy.h
     tp/input_check.h
     tp/overlap.h

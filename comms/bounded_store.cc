@@ -13,7 +13,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "pipewright/comms/keep_alive.h"
+#include "pipewright/comms/device_event.h"
 
 namespace pipewright::comms {
 namespace {

@@ -18,7 +18,7 @@ namespace pipewright::comms {
 //
 // A request that is not answered within a limit, by default the timeout of the options, throws
 // std::runtime_error, as does one whose connection breaks; if the server's host vanishes, it breaks
-// within 15 s (keep_alive.h). The connection is then closed, because a late answer would be taken
+// within 15 s (device_event.h). The connection is then closed, because a late answer would be taken
 // for that of the next request, and all later requests throw at once.
 // wait() and get() have their own timeout, and throw torch's c10::DistStoreError when it is over.
 // Thread-safe; requests of several threads run one after the other.

@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "pipewright/comms/chunk.h"
+#include "pipewright/comms/layout.h"
 #include "pipewright/comms/group.h"
 
 namespace pipewright::comms {

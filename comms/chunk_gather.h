@@ -7,7 +7,7 @@
 
 #include "pipewright/comms/world.h"
 
-// Tensors that are split into one chunk per rank of a group along one dimension (chunk.h).
+// Tensors that are split into one chunk per rank of a group along one dimension (layout.h).
 
 namespace pipewright::comms {
 

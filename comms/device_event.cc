@@ -27,4 +27,18 @@ c10::Event EventPool::take(c10::DeviceType type) {
   return event;
 }
 
+void StreamMark::add(const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || tensor.is_cpu()) continue;
+    const c10::impl::VirtualGuardImpl device(tensor.device().type());
+    const c10::Stream stream = current_stream(tensor.device());
+    device.recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
+    events_.try_emplace(tensor.device(), tensor.device().type()).first->second.record(stream);
+  }
+}
+
+void StreamMark::block() const {
+  for (const auto& [device, event] : events_) event.block(current_stream(device));
+}
+
 }  // namespace pipewright::comms

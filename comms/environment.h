@@ -6,6 +6,16 @@
 #include <optional>
 #include <string>
 
+namespace pipewright::comms {
+
+// The name of this machine, as `uname -n` prints it, or "unknown" if it has none that fits into 255
+// characters. No LibTorch.
+std::string host_name();
+
+// The first host of a Slurm node list, which `scontrol show hostnames` prints first: node03 of
+// "node[03-05,9],x1", rack1n3 of "rack[1-2]n[3-4]". Empty if `list` has no host or is malformed.
+std::string first_host(const std::string& list);
+
 // The rank, world size and rendezvous address of this process, read from the environment variables
 // of its launcher. No LibTorch. The first of these whose variables are set is used:
 //
@@ -27,8 +37,6 @@
 //
 // A process that Slurm's batch script starts without srun is a world of one process if the job has
 // one task. Otherwise it is refused: nobody would start the other ranks.
-
-namespace pipewright::comms {
 
 struct Environment {
   int rank = 0;

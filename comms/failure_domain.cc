@@ -20,7 +20,7 @@
 #include <utility>
 
 #include "pipewright/comms/bounded_store.h"
-#include "pipewright/comms/host_name.h"
+#include "pipewright/comms/environment.h"
 #include "pipewright/comms/poll.h"
 
 namespace pipewright::comms {

@@ -15,7 +15,7 @@
 #include "pipewright/comms/addresses.h"
 #include "pipewright/comms/batch_threads.h"
 #include "pipewright/comms/failure_domain.h"
-#include "pipewright/comms/host_name.h"
+#include "pipewright/comms/environment.h"
 #include "pipewright/comms/kept_memory.h"
 #include "pipewright/comms/send_queue.h"
 

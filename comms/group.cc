@@ -32,7 +32,7 @@ std::future<void> end_on_thread(BackendPtr backend, void (c10d::Backend::*end)()
 }
 
 // Ends a backend that has been aborted. That joins its threads, of which one over Gloo may be stuck
-// until its time limit (abortable_waits.h): then it is left to itself.
+// until its time limit (abortable_gloo.h): then it is left to itself.
 void end_aborted(BackendPtr backend) {
   end_on_thread(std::move(backend), nullptr).wait_for(kBetweenLooks);
 }

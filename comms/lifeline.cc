@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "pipewright/comms/addresses.h"
-#include "pipewright/comms/keep_alive.h"
+#include "pipewright/comms/device_event.h"
 
 namespace pipewright::comms {
 namespace {

@@ -16,7 +16,7 @@ namespace pipewright::comms {
 // Each process keeps a TCP connection to that of rank 0, which the kernel closes when the process
 // ends. While all other ranks wait in the store, nothing else would show that: the store does not
 // tell which of its clients are gone. A process that only stops or hangs keeps its connection. A
-// host that vanishes closes none, which is noticed within 15 s (keep_alive.h).
+// host that vanishes closes none, which is noticed within 15 s (device_event.h).
 //
 // Thread-safe, except that connect() is for one thread at a time.
 class Lifeline {

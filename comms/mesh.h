@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/comms/mesh_layout.h"
+#include "pipewright/comms/layout.h"
 #include "pipewright/comms/world.h"
 
 namespace pipewright::comms {

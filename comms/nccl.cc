@@ -8,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
-#include "pipewright/comms/gpu_index.h"
+#include "pipewright/comms/nccl_settings.h"
 
 namespace pipewright::comms {
 namespace {

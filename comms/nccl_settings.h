@@ -7,7 +7,19 @@
 #include <string>
 #include <vector>
 
+#include "pipewright/comms/environment.h"
+
 namespace pipewright::comms {
+
+// The index of this process's GPU among those that it sees: its local rank, or 0 if the launcher
+// shows each process only its own (Slurm's --gpus-per-task=1). Throws std::invalid_argument if it
+// sees no GPU, or several but none for its local rank.
+int gpu_index(const Environment& environment, int visible_gpus);
+
+// The world ranks of a process group's members, in the order of their ranks in the group. World
+// puts them into the name that a backend receives: {0, 4} for "dp[0,4]#0". Throws
+// std::invalid_argument if the name has none.
+std::vector<int> members_of(const std::string& group_name);
 
 // What a user chooses for a group over NCCL.
 struct NcclGroupOptions {
@@ -38,7 +50,7 @@ struct NcclSettings {
 std::chrono::milliseconds nccl_timeout(std::chrono::milliseconds world);
 
 // The settings of the group `name`, as World names it, in a world with the time limit `world`.
-// Throws std::invalid_argument if the name lacks its members (group_name.h).
+// Throws std::invalid_argument if the name lacks its members (nccl_settings.h).
 NcclSettings nccl_settings(const std::string& name, const NcclGroupOptions& options,
                            std::chrono::milliseconds world);
 

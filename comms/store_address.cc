@@ -13,7 +13,7 @@
 #include "pipewright/comms/addresses.h"
 #include "pipewright/comms/bounded_store.h"
 #include "pipewright/comms/failure_domain.h"
-#include "pipewright/comms/host_name.h"
+#include "pipewright/comms/environment.h"
 
 namespace pipewright::comms {
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "pipewright/comms/mailboxes.h"
-#include "pipewright/comms/stream_mark.h"
+#include "pipewright/comms/device_event.h"
 
 // Operations of Mailboxes that carry tensors, and the Carrier that moves them.
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "pipewright/ir/errors.h"
-#include "pipewright/modules/contents.h"
+#include "pipewright/modules/meta.h"
 #include "pipewright/modules/part_guard.h"
 
 namespace pipewright::ddp {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/autograd/grad_hooks.h"
+#include "pipewright/autograd/hooks.h"
 #include "pipewright/autograd/node_pointer.h"
 #include "pipewright/ddp/grad_buckets.h"
 

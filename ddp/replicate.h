@@ -13,7 +13,7 @@
 #include "pipewright/comms/world.h"
 #include "pipewright/ddp/comm_hooks.h"
 #include "pipewright/modules/data_parallel.h"
-#include "pipewright/modules/mixed_precision.h"
+#include "pipewright/modules/reduction.h"
 
 // Data parallelism with a full copy of the parameters on every rank of a group. Gradients are
 // averaged over the group while backward still runs. The counterpart of PyTorch's `replicate` and

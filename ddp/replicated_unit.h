@@ -7,15 +7,14 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/autograd/backward_watch.h"
-#include "pipewright/autograd/grad_hooks.h"
+#include "pipewright/autograd/hooks.h"
 #include "pipewright/ddp/compute_copies.h"
 #include "pipewright/ddp/grad_buckets.h"
 #include "pipewright/ddp/linked_params.h"
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/modules/distribution.h"
 #include "pipewright/modules/forward.h"
-#include "pipewright/modules/gradient_sync.h"
+#include "pipewright/modules/reduction.h"
 #include "pipewright/modules/unit_tree.h"
 
 namespace pipewright::ddp {

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "examples/usage_error.h"
-#include "pipewright/autograd/generator_scope.h"
+#include "pipewright/autograd/checkpoint.h"
 #include "pipewright/checkpoint/load.h"
-#include "pipewright/checkpoint/torch/generator_state.h"
+#include "pipewright/checkpoint/torch/optimizer_state.h"
 
 namespace pipewright::examples {
 namespace {

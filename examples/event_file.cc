@@ -7,7 +7,7 @@
 #include <bit>
 #include <stdexcept>
 
-#include "pipewright/comms/host_name.h"
+#include "pipewright/comms/environment.h"
 
 namespace pipewright::examples {
 namespace {

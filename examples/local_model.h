@@ -10,7 +10,7 @@
 #include "examples/options.h"
 #include "pipewright/checkpoint/torch/training_state.h"
 #include "pipewright/comms/mesh.h"
-#include "pipewright/executor/local_stage.h"
+#include "pipewright/executor/stage.h"
 #include "pipewright/ir/placement.h"
 #include "pipewright/modules/tied_parameters.h"
 #include "pipewright/tp/parallelize.h"

@@ -11,8 +11,8 @@
 #include "examples/activation_memory.h"
 #include "examples/measured_costs.h"
 #include "examples/memory.h"
-#include "pipewright/checkpoint/agree.h"
-#include "pipewright/comms/host_name.h"
+#include "pipewright/checkpoint/save.h"
+#include "pipewright/comms/environment.h"
 #include "pipewright/comms/store_exchange.h"
 
 namespace pipewright::examples {

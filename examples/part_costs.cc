@@ -9,7 +9,7 @@
 #include <sstream>
 #include <string>
 
-#include "pipewright/checkpoint/agree.h"
+#include "pipewright/checkpoint/save.h"
 #include "pipewright/comms/store_exchange.h"
 
 namespace pipewright::examples {

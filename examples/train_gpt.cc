@@ -40,7 +40,7 @@
 #include "examples/text.h"
 #include "examples/text_generation.h"
 #include "examples/usage_error.h"
-#include "pipewright/checkpoint/agreed_error.h"
+#include "pipewright/checkpoint/save.h"
 #include "pipewright/comms/dump_signal.h"
 #include "pipewright/comms/error_file.h"
 #include "pipewright/comms/group.h"

@@ -12,7 +12,7 @@
 
 #include "pipewright/comms/device_event.h"
 #include "pipewright/comms/failure_domain.h"
-#include "pipewright/executor/progress.h"
+#include "pipewright/executor/rank_report.h"
 
 namespace pipewright::executor {
 

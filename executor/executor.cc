@@ -27,9 +27,8 @@
 
 #include "pipewright/comms/bounded_store.h"
 #include "pipewright/executor/arguments.h"
-#include "pipewright/executor/device_clock.h"
+#include "pipewright/executor/recorder.h"
 #include "pipewright/executor/device_progress.h"
-#include "pipewright/executor/gather_recording.h"
 #include "pipewright/executor/program_check.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/ir/text/action_text.h"

@@ -15,7 +15,6 @@
 #include "pipewright/comms/world.h"
 #include "pipewright/executor/action_runner.h"
 #include "pipewright/executor/batch_check.h"
-#include "pipewright/executor/batch_comparison.h"
 #include "pipewright/executor/coordinator.h"
 #include "pipewright/executor/microbatches.h"
 #include "pipewright/executor/recorder.h"

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "pipewright/comms/collective_log.h"
+
 // Dumps in the format of PyTorch's flight recorder, version 2.10, which this reads:
 //
 //   python -m torch.distributed.flight_recorder.fr_trace FOLDER -p PREFIX
@@ -42,6 +44,11 @@ struct FlightDump {
 
 // The dump as a Python pickle.
 std::string to_pickle(const FlightDump& dump);
+
+// A collective that a member of `group` has called, under PyTorch's name and with the sizes that
+// its flight recorder would have written: fr_trace refuses names that it does not know, and takes
+// sizes that do not fit for errors. Without a group, a time and a place.
+FlightEntry to_flight_entry(const comms::Collective& collective, const comms::GroupState& group);
 
 }  // namespace pipewright::executor
 

@@ -1,12 +1,66 @@
 #include "pipewright/executor/recorder.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <utility>
+#include <vector>
 
+#include "pipewright/comms/device_event.h"
 #include "pipewright/schedule/graph/channel_graph.h"
 
 namespace pipewright::executor {
+
+namespace {
+
+c10::Event timed_event(at::Device device) {
+  return {device.type(), c10::EventFlag::BACKEND_DEFAULT};
+}
+
+}  // namespace
+
+DeviceClock::DeviceClock(at::Device device, size_t num_points)
+    : device_(device), begin_(timed_event(device)), event_of_(num_points) {}
+
+void DeviceClock::begin_step() {
+  event_of_.assign(event_of_.size(), std::nullopt);
+  num_recorded_ = 0;
+  record(&begin_);
+}
+
+void DeviceClock::mark(std::initializer_list<size_t> points) {
+  if (num_recorded_ == events_.size()) events_.push_back(timed_event(device_));
+  record(&events_[num_recorded_]);
+  for (const size_t point : points) event_of_[point] = num_recorded_;
+  ++num_recorded_;
+}
+
+std::vector<std::optional<double>> DeviceClock::seconds() {
+  std::vector<std::optional<double>> seconds(event_of_.size());
+  if (!begin_.was_marked_for_recording()) return seconds;
+  const auto since_begin = [&](const c10::Event& event) {
+    return begin_.elapsedTime(event) * 1e-3;
+  };
+  // The first round waits for the work of the step, so it is never the fastest if there is any.
+  constexpr int kRounds = 6;
+  double fastest = std::numeric_limits<double>::infinity(), host_begin = 0;
+  c10::Event now = timed_event(device_);
+  for (int round = 0; round < kRounds; ++round) {
+    const double before = comms::steady_seconds();
+    record(&now);
+    now.synchronize();
+    const double after = comms::steady_seconds();
+    if (after - before >= fastest) continue;
+    fastest = after - before;
+    host_begin = (before + after) / 2 - since_begin(now);
+  }
+  for (size_t point = 0; point < seconds.size(); ++point) {
+    if (event_of_[point]) seconds[point] = host_begin + since_begin(events_[*event_of_[point]]);
+  }
+  return seconds;
+}
+
+void DeviceClock::record(c10::Event* event) const { event->record(comms::current_stream(device_)); }
 
 namespace {
 
@@ -116,6 +170,44 @@ ir::Timeline merge_recordings(const ir::Program& program,
     });
   }
   return timeline;
+}
+
+ir::Timeline gather_recording(comms::World& world, const std::string& key,
+                              const ir::Program& program, int rank, const Recorder& recorder,
+                              const comms::NamedClock& clock, const comms::ClockOffset& start,
+                              std::chrono::milliseconds timeout) {
+  const comms::ClockOffset end = comms::clock_offset(world, key + "/clock", rank,
+                                                     program.placement.num_ranks(), clock, timeout);
+  std::vector<ir::Interval> own = recorder.intervals();
+  for (ir::Interval& one : own) {
+    one.start = comms::to_other_clock(one.start, start, end);
+    one.end = comms::to_other_clock(one.end, start, end);
+  }
+  const auto key_of = [&](size_t other) { return key + "/rank/" + std::to_string(other); };
+  const comms::StorePtr& store = world.store();
+  if (rank != 0) {
+    std::vector<uint8_t> bytes(own.size() * sizeof(ir::Interval));
+    std::memcpy(bytes.data(), own.data(), bytes.size());
+    store->set(key_of(static_cast<size_t>(rank)), bytes);
+    return {};
+  }
+  std::vector<std::vector<ir::Interval>> all(program.rows.size());
+  all[0] = std::move(own);
+  for (size_t other = 1; other < all.size(); ++other) {
+    const std::string bytes = world.failures().wait_for(
+        key_of(other), timeout,
+        "program rank " + std::to_string(other) + " did not bring its recording within " +
+            std::to_string(timeout.count()) + " ms");
+    store->deleteKey(key_of(other));
+    all[other].resize(program.rows[other].size());
+    if (bytes.size() != all[other].size() * sizeof(ir::Interval))
+      throw std::runtime_error("the recording of program rank " + std::to_string(other) +
+                               ": expected " + std::to_string(all[other].size()) +
+                               " actions, got " +
+                               std::to_string(bytes.size() / sizeof(ir::Interval)));
+    std::memcpy(all[other].data(), bytes.data(), bytes.size());
+  }
+  return merge_recordings(program, all);
 }
 
 }  // namespace pipewright::executor

@@ -1,18 +1,86 @@
 #ifndef PIPEWRIGHT_EXECUTOR_RECORDER_H_
 #define PIPEWRIGHT_EXECUTOR_RECORDER_H_
 
+#include <c10/core/Device.h>
+#include <c10/core/Event.h>
+
+#include <chrono>
+#include <cstddef>
+#include <initializer_list>
 #include <map>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
-#include "pipewright/executor/row_plan.h"
-#include "pipewright/executor/step_clock.h"
+#include "pipewright/comms/clock_offset.h"
+#include "pipewright/comms/steady_seconds.h"
+#include "pipewright/comms/world.h"
+#include "pipewright/executor/residency.h"
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/timeline.h"
 
-// Measured timelines: when the actions of a step really ran. Torch-free.
-
 namespace pipewright::executor {
+
+// Tells when the work of a step reached certain points, which are numbered from 0: HostClock for
+// work that the host does itself, DeviceClock (recorder.h) for what it queues. Torch-free. For
+// one thread.
+class StepClock {
+ public:
+  virtual ~StepClock() = default;
+
+  // Forgets all points.
+  virtual void begin_step() = 0;
+  // The work has come to these points at once, or will when it has done what has been queued.
+  // Marking a point again replaces its time. Never blocks.
+  virtual void mark(std::initializer_list<size_t> points) = 0;
+  // By point, in seconds of the host's steady clock; nullopt for a point that was not marked.
+  // Blocks until the marked points have been reached.
+  virtual std::vector<std::optional<double>> seconds() = 0;
+};
+
+// The time of the host when it marks a point.
+class HostClock final : public StepClock {
+ public:
+  explicit HostClock(size_t num_points) : seconds_(num_points) {}
+
+  void begin_step() override { seconds_.assign(seconds_.size(), std::nullopt); }
+  void mark(std::initializer_list<size_t> points) override {
+    const double now = comms::steady_seconds();
+    for (const size_t point : points) seconds_[point] = now;
+  }
+  std::vector<std::optional<double>> seconds() override { return seconds_; }
+
+ private:
+  std::vector<std::optional<double>> seconds_;
+};
+
+// When a device reached points of its current stream, by its own events, which do not block the
+// host. One code path for all devices of c10 whose events have times.
+//
+// seconds() converts them to the time of the host: it waits for the device, records more events on
+// the idle stream, and takes the middle of the fastest of these round trips. So its error is at
+// most half of a round trip, the same for all points.
+class DeviceClock final : public StepClock {
+ public:
+  DeviceClock(at::Device device, size_t num_points);
+
+  void begin_step() override;
+  void mark(std::initializer_list<size_t> points) override;
+  std::vector<std::optional<double>> seconds() override;
+
+ private:
+  // Records an event with a time on the current stream.
+  void record(c10::Event* event) const;
+
+  const at::Device device_;
+  c10::Event begin_;
+  std::vector<std::optional<size_t>> event_of_;  // by point
+  std::vector<c10::Event> events_;               // reused by the next step
+  size_t num_recorded_ = 0;
+};
+
+// Measured timelines: when the actions of a step really ran. Torch-free.
 
 // Records one step of one rank, in seconds of the host's steady clock.
 //
@@ -74,6 +142,17 @@ class Recorder {
 // once.
 ir::Timeline merge_recordings(const ir::Program& program,
                               const std::vector<std::vector<ir::Interval>>& ranks);
+
+// Collective over the ranks of a program: compares their clocks, and returns the merged recordings
+// on rank 0 of the program, by its clock; on other ranks an empty timeline. `clock` is the one of
+// this rank's recorder, and `start` its offset from program rank 0's before the recording: the rate
+// at which it has drifted since then is taken to be constant. `key` is a prefix in the store that
+// nothing else uses. Throws std::runtime_error if the world fails, or if a rank does not call it
+// within `timeout`.
+ir::Timeline gather_recording(comms::World& world, const std::string& key,
+                              const ir::Program& program, int rank, const Recorder& recorder,
+                              const comms::NamedClock& clock, const comms::ClockOffset& start,
+                              std::chrono::milliseconds timeout);
 
 }  // namespace pipewright::executor
 

@@ -3,7 +3,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <vector>
+
+#include "pipewright/modules/data_parallel.h"
 
 namespace pipewright::executor {
 
@@ -87,6 +90,12 @@ class Stage {
 
   // Frees what is saved for all microbatches, after a failed step or an incomplete program.
   virtual void clear() = 0;
+};
+
+// A stage that this rank runs, and how its parameters are sharded or replicated over other ranks.
+struct LocalStage {
+  std::shared_ptr<Stage> stage;
+  std::shared_ptr<modules::DataParallel> data_parallel = nullptr;  // null: only this rank has them
 };
 
 }  // namespace pipewright::executor

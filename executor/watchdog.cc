@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "pipewright/comms/steady_seconds.h"
-#include "pipewright/executor/flight_collective.h"
+#include "pipewright/executor/flight_dump.h"
 #include "pipewright/executor/program_check.h"
-#include "pipewright/executor/row_plan.h"
+#include "pipewright/executor/residency.h"
 #include "pipewright/ir/dependencies.h"
 #include "pipewright/ir/text/action_text.h"
 

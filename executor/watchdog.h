@@ -15,7 +15,7 @@
 #include "pipewright/executor/device_progress.h"
 #include "pipewright/executor/flight_dump.h"
 #include "pipewright/executor/hang.h"
-#include "pipewright/executor/progress.h"
+#include "pipewright/executor/rank_report.h"
 #include "pipewright/ir/stage_microbatch_table.h"
 
 namespace pipewright::executor {

@@ -5,7 +5,7 @@
 #include <deque>
 #include <vector>
 
-#include "pipewright/autograd/backward_watch.h"
+#include "pipewright/autograd/hooks.h"
 
 namespace pipewright::fsdp {
 

@@ -20,7 +20,7 @@
 #include <utility>
 
 #include "pipewright/autograd/node_pointer.h"
-#include "pipewright/autograd/output_hook.h"
+#include "pipewright/autograd/hooks.h"
 #include "pipewright/ir/errors.h"
 
 namespace pipewright::fsdp {

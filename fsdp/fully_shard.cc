@@ -9,14 +9,14 @@
 #include <stdexcept>
 #include <utility>
 
-#include "pipewright/autograd/grad_hooks.h"
+#include "pipewright/autograd/hooks.h"
 #include "pipewright/comms/agreement.h"
 #include "pipewright/fsdp/sharded_unit.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/modules/distribution.h"
-#include "pipewright/modules/names.h"
+#include "pipewright/modules/unit_tree.h"
 #include "pipewright/modules/part_guard.h"
-#include "pipewright/modules/sparse_gradients.h"
+#include "pipewright/modules/reduction.h"
 
 namespace pipewright::fsdp {
 namespace {

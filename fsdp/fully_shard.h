@@ -17,7 +17,7 @@
 #include "pipewright/fsdp/offload.h"
 #include "pipewright/modules/data_parallel.h"
 #include "pipewright/modules/forward.h"
-#include "pipewright/modules/mixed_precision.h"
+#include "pipewright/modules/reduction.h"
 
 // Fully sharded data parallelism (ZeRO-3) for LibTorch, with the names and semantics of PyTorch's
 // fully_shard (FSDP2; Zhao et al., "PyTorch FSDP", 2023). Each rank stores a shard of every

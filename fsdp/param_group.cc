@@ -1,7 +1,7 @@
 // What a group stores, and how it adopts what users do to the parameters.
 //
 // Invariant: each registered tensor uses the memory that corresponds to the group's state: the
-// shard, the post-forward shard or the full parameter (modules/contents.h). Module::to() and load()
+// shard, the post-forward shard or the full parameter (modules/meta.h). Module::to() and load()
 // drop the gradient accumulator and with it the hooks, silently: settle() adopts what they left.
 // While the group is unsharded they cannot be adopted, so the invariant is checked before each
 // change of state.
@@ -22,10 +22,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "pipewright/comms/chunk.h"
+#include "pipewright/comms/layout.h"
 #include "pipewright/fsdp/flat_buffer.h"
 #include "pipewright/ir/errors.h"
-#include "pipewright/modules/contents.h"
+#include "pipewright/modules/meta.h"
 #include "pipewright/modules/part_guard.h"
 
 namespace pipewright::fsdp {

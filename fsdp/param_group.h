@@ -12,7 +12,7 @@
 #include "pipewright/comms/world.h"
 #include "pipewright/fsdp/offload.h"
 #include "pipewright/fsdp/side_stream.h"
-#include "pipewright/modules/mixed_precision.h"
+#include "pipewright/modules/reduction.h"
 
 namespace pipewright::fsdp {
 

@@ -21,7 +21,7 @@
 #include <optional>
 #include <utility>
 
-#include "pipewright/comms/chunk.h"
+#include "pipewright/comms/layout.h"
 #include "pipewright/comms/group.h"
 #include "pipewright/fsdp/flat_buffer.h"
 #include "pipewright/fsdp/param_group.h"

@@ -2,7 +2,7 @@
 #define PIPEWRIGHT_FSDP_SHARDED_STAGE_H_
 
 #include "pipewright/fsdp/sharded_unit.h"
-#include "pipewright/modules/driven_stage.h"
+#include "pipewright/modules/data_parallel.h"
 
 namespace pipewright::fsdp {
 

@@ -10,7 +10,7 @@
 #include "pipewright/comms/group.h"
 #include "pipewright/fsdp/sharded_stage.h"
 #include "pipewright/ir/errors.h"
-#include "pipewright/modules/names.h"
+#include "pipewright/modules/unit_tree.h"
 
 namespace pipewright::fsdp {
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "pipewright/autograd/grad_hooks.h"
+#include "pipewright/autograd/hooks.h"
 #include "pipewright/autograd/node_pointer.h"
 #include "pipewright/fsdp/backward_order.h"
 #include "pipewright/fsdp/call_tracker.h"
@@ -19,8 +19,7 @@
 #include "pipewright/fsdp/param_group.h"
 #include "pipewright/modules/distribution.h"
 #include "pipewright/modules/forward.h"
-#include "pipewright/modules/gradient_sync.h"
-#include "pipewright/modules/registry.h"
+#include "pipewright/modules/reduction.h"
 #include "pipewright/modules/unit_tree.h"
 
 namespace pipewright::fsdp {

@@ -2,16 +2,83 @@
 #define PIPEWRIGHT_MODULES_UNIT_TREE_H_
 
 #include <algorithm>
+#include <cstddef>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
+
+// Dotted paths of modules and parameters, as in torch::nn::Module::named_parameters().
+
+namespace pipewright::modules {
+
+// "block0" and "weight" make "block0.weight"; an empty part is left out.
+inline std::string join_path(const std::string& outer, const std::string& inner) {
+  if (outer.empty() || inner.empty()) return outer + inner;
+  return outer + "." + inner;
+}
+
+// The path of a module in the list that is wrapped by one call: its index, or the empty string if
+// it is the only one.
+inline std::string path_in_list(size_t index, size_t count) {
+  return count == 1 ? "" : std::to_string(index);
+}
+
+// Finds the unit of a wrapped module. PyTorch stores it in the module; LibTorch's torch::nn::Module
+// has no field for it. `Module` derives from std::enable_shared_from_this. Owns neither modules nor
+// units. Thread-safe.
+template <typename Module, typename Unit>
+class ModuleRegistry {
+ public:
+  void set(const Module* module, const std::shared_ptr<Unit>& unit) {
+    const std::lock_guard lock(mutex_);
+    entries_[module] = {unit, module->weak_from_this(), !module->weak_from_this().expired()};
+  }
+
+  // To be called by the unit's destructor.
+  void forget(const Module* module) {
+    const std::lock_guard lock(mutex_);
+    // Another module may have been allocated at the same address, with a unit that is alive.
+    const auto found = entries_.find(module);
+    if (found != entries_.end() && found->second.unit.expired()) entries_.erase(found);
+  }
+
+  // Null if the module has no unit, or no longer has one.
+  std::shared_ptr<Unit> find(const Module* module) {
+    const std::lock_guard lock(mutex_);
+    const auto found = entries_.find(module);
+    if (found == entries_.end()) return nullptr;
+    const Entry& entry = found->second;
+    // The wrapped module may have been destroyed, and another one allocated at its address.
+    return entry.is_owned && entry.module.expired() ? nullptr : entry.unit.lock();
+  }
+
+  // All units that are alive. A unit of several modules appears once per module.
+  std::vector<std::shared_ptr<Unit>> units() {
+    std::vector<std::shared_ptr<Unit>> units;
+    const std::lock_guard lock(mutex_);
+    for (const auto& [module, entry] : entries_) {
+      if (auto unit = entry.unit.lock()) units.push_back(std::move(unit));
+    }
+    return units;
+  }
+
+ private:
+  struct Entry {
+    std::weak_ptr<Unit> unit;
+    std::weak_ptr<const Module> module;
+    bool is_owned;  // by a shared_ptr, so that `module` tells whether it is alive
+  };
+  std::mutex mutex_;
+  std::map<const Module*, Entry> entries_;
+};
 
 // A unit is what one call of fully_shard() or replicate() returns: it owns the parameters of the
 // wrapped modules that no earlier call owns. Modules are wrapped bottom-up, layers before the
 // model, so units form a tree, as their modules do. The unit around all others is the root; it
 // stores the state of a whole forward or backward.
-
-namespace pipewright::modules {
 
 // The place of a `Unit` in its tree; `Unit` derives from UnitTree<Unit>. A unit owns the units
 // nested in it, and has a weak pointer to the unit around it: when the latter is destroyed, the

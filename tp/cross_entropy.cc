@@ -9,7 +9,7 @@
 #include <limits>
 #include <stdexcept>
 
-#include "pipewright/comms/chunk.h"
+#include "pipewright/comms/layout.h"
 #include "pipewright/comms/group.h"
 #include "pipewright/tp/communication.h"
 

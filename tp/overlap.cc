@@ -27,8 +27,7 @@
 
 #include "pipewright/autograd/node_pointer.h"
 #include "pipewright/autograd/split_backward.h"
-#include "pipewright/tp/collective.h"
-#include "pipewright/tp/communication_node.h"
+#include "pipewright/tp/communication.h"
 
 namespace pipewright::tp {
 namespace {

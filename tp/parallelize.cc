@@ -10,11 +10,11 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "pipewright/autograd/grad_hooks.h"
+#include "pipewright/autograd/hooks.h"
 #include "pipewright/comms/agreement.h"
 #include "pipewright/comms/chunk_gather.h"
 #include "pipewright/modules/distribution.h"
-#include "pipewright/modules/names.h"
+#include "pipewright/modules/unit_tree.h"
 #include "pipewright/modules/part_guard.h"
 #include "pipewright/tp/input_check.h"
 #include "pipewright/tp/part_use.h"

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "pipewright/autograd/split_backward.h"
-#include "pipewright/tp/communication_node.h"
+#include "pipewright/tp/communication.h"
 
 namespace pipewright::tp {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <optional>
 
-#include "pipewright/autograd/generator_scope.h"
+#include "pipewright/autograd/checkpoint.h"
 #include "pipewright/comms/world.h"
 
 namespace pipewright::tp {

@@ -7,7 +7,7 @@
 
 #include <stdexcept>
 
-#include "pipewright/comms/chunk.h"
+#include "pipewright/comms/layout.h"
 #include "pipewright/modules/part_guard.h"
 #include "pipewright/tp/communication.h"
 #include "pipewright/tp/overlap.h"

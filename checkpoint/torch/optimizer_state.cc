@@ -8,9 +8,77 @@
 
 #include <array>
 #include <charconv>
+#include <mutex>
 #include <stdexcept>
+#include <utility>
 
 namespace pipewright::checkpoint {
+
+namespace {
+
+constexpr std::array<std::pair<at::ScalarType, DType>, 15> kTypes = {{
+    {at::kBool, DType::kBool},
+    {at::kByte, DType::kU8},
+    {at::kChar, DType::kI8},
+    {at::kUInt16, DType::kU16},
+    {at::kShort, DType::kI16},
+    {at::kUInt32, DType::kU32},
+    {at::kInt, DType::kI32},
+    {at::kUInt64, DType::kU64},
+    {at::kLong, DType::kI64},
+    {at::kHalf, DType::kF16},
+    {at::kBFloat16, DType::kBF16},
+    {at::kFloat, DType::kF32},
+    {at::kDouble, DType::kF64},
+    {at::kFloat8_e4m3fn, DType::kF8E4M3},
+    {at::kFloat8_e5m2, DType::kF8E5M2},
+}};
+
+}  // namespace
+
+DType stored_dtype(const at::Tensor& tensor, const std::string& name) {
+  for (const auto& [scalar, dtype] : kTypes) {
+    if (tensor.scalar_type() == scalar) return dtype;
+  }
+  throw std::invalid_argument(
+      c10::str("checkpoint: tensor `", name, "`: cannot store a tensor of ", tensor.scalar_type()));
+}
+
+namespace {
+
+constexpr const char* kDigits = "0123456789abcdef";
+
+}  // namespace
+
+std::string generator_state(at::Generator generator) {
+  const std::lock_guard lock(generator.mutex());
+  const at::Tensor state = generator.get_state();
+  const auto* bytes = state.const_data_ptr<uint8_t>();
+  std::string text;
+  for (int64_t i = 0; i < state.numel(); ++i) {
+    text += kDigits[bytes[i] / 16];
+    text += kDigits[bytes[i] % 16];
+  }
+  return text;
+}
+
+void set_generator_state(at::Generator generator, const std::string& text) {
+  const std::lock_guard lock(generator.mutex());
+  const int64_t expected = generator.get_state().numel();
+  if (text.size() != 2 * static_cast<size_t>(expected))
+    throw std::invalid_argument("state of a generator: expected " + std::to_string(2 * expected) +
+                                " hexadecimal digits, got " + std::to_string(text.size()));
+  const at::Tensor state = at::empty({expected}, at::kByte);
+  auto* bytes = state.data_ptr<uint8_t>();
+  for (int64_t i = 0; i < expected; ++i) {
+    const char* digits = text.data() + 2 * i;
+    const auto [stop, error] = std::from_chars(digits, digits + 2, bytes[i], 16);
+    if (error != std::errc() || stop != digits + 2)
+      throw std::invalid_argument("state of a generator: expected hexadecimal digits");
+  }
+  generator.set_state(state);
+}
+
 namespace {
 
 using torch::optim::OptimizerOptions;

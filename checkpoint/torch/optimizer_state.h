@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_CHECKPOINT_TORCH_OPTIMIZER_STATE_H_
 #define PIPEWRIGHT_CHECKPOINT_TORCH_OPTIMIZER_STATE_H_
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
@@ -9,9 +10,24 @@
 #include <string>
 #include <vector>
 
-// The state of LibTorch's optimizers by the names that PyTorch's have for it.
+#include "pipewright/checkpoint/safetensors.h"
 
 namespace pipewright::checkpoint {
+
+// The type that a checkpoint stores the elements of a tensor in. Throws std::invalid_argument,
+// which calls the tensor `name`, if checkpoints have no such type.
+DType stored_dtype(const at::Tensor& tensor, const std::string& name);
+
+// The state of a random number generator as text, for the manifest of a checkpoint.
+//
+//   snapshot.state["generator.cpu." + std::to_string(rank)] = generator_state(generator);
+
+// The bytes of the generator's state, in hexadecimal: about 10,000 characters for a CPU generator.
+std::string generator_state(at::Generator generator);
+// Throws std::invalid_argument if the text is not the state of a generator of that kind.
+void set_generator_state(at::Generator generator, const std::string& text);
+
+// The state of LibTorch's optimizers by the names that PyTorch's have for it.
 
 // What an optimizer has stored for one parameter: `exp_avg` and the like have the parameter's
 // shape; `step` is a scalar.

@@ -18,7 +18,6 @@
 #include <utility>
 
 #include "pipewright/checkpoint/torch/optimizer_state.h"
-#include "pipewright/checkpoint/torch/stored_dtype.h"
 #include "pipewright/ir/errors.h"
 
 namespace pipewright::checkpoint {

@@ -1,5 +1,5 @@
 // The end of a backward of which only a backward inside it, within one node, has called watch().
-#include "pipewright/autograd/backward_watch.h"
+#include "pipewright/autograd/hooks.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Random numbers of ranks that are threads: those of a rank depend on its own seed only.
-#include "pipewright/autograd/generator_scope.h"
+#include "pipewright/autograd/checkpoint.h"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -11,7 +11,6 @@
 #include <thread>
 #include <vector>
 
-#include "pipewright/autograd/checkpoint.h"
 #include "pipewright/ir/errors.h"
 
 namespace pipewright::autograd {

@@ -8,7 +8,7 @@
 #include "pipewright/checkpoint/crc32.h"
 #include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/save.h"
-#include "pipewright/checkpoint/sharding_info.h"
+#include "pipewright/checkpoint/manifest.h"
 #include "tests/checkpoint/scratch.h"
 
 namespace pipewright::checkpoint {

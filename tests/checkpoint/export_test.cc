@@ -8,8 +8,7 @@
 
 #include <map>
 
-#include "pipewright/checkpoint/descriptor.h"
-#include "pipewright/checkpoint/file_error.h"
+#include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/save.h"
 #include "tests/checkpoint/scratch.h"
 

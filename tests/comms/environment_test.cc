@@ -7,7 +7,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "pipewright/comms/node_list.h"
 
 namespace pipewright::comms {
 namespace {

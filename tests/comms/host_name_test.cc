@@ -1,4 +1,4 @@
-#include "pipewright/comms/host_name.h"
+#include "pipewright/comms/environment.h"
 
 #include <gtest/gtest.h>
 #include <sys/utsname.h>

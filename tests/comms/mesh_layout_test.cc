@@ -1,4 +1,4 @@
-#include "pipewright/comms/mesh_layout.h"
+#include "pipewright/comms/layout.h"
 
 #include <gtest/gtest.h>
 

@@ -4,8 +4,6 @@
 #include <stdexcept>
 #include <vector>
 
-#include "pipewright/comms/gpu_index.h"
-#include "pipewright/comms/group_name.h"
 #include "pipewright/comms/nccl_settings.h"
 
 namespace pipewright::comms {

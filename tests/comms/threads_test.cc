@@ -10,7 +10,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "pipewright/comms/channels.h"
-#include "pipewright/comms/group_name.h"
+#include "pipewright/comms/nccl_settings.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/recording_backend.h"
 #include "pipewright/ir/errors.h"

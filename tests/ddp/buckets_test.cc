@@ -1,5 +1,5 @@
 // The assignment of gradients to buckets equals that of c10d.
-#include "pipewright/ddp/buckets.h"
+#include "pipewright/ddp/grad_buckets.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

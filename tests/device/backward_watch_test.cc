@@ -1,6 +1,6 @@
-// The streams on which the end of a backward runs (autograd/backward_watch.h): after all gradients,
+// The streams on which the end of a backward runs (autograd/hooks.h): after all gradients,
 // and before what the caller of backward() does next.
-#include "pipewright/autograd/backward_watch.h"
+#include "pipewright/autograd/hooks.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>

@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "pipewright/comms/failure_domain.h"
-#include "pipewright/comms/group_name.h"
+#include "pipewright/comms/nccl_settings.h"
 #include "tests/device/backend.h"
 #include "tests/device/store.h"
 

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <thread>
 
-#include "pipewright/executor/device_clock.h"
+#include "pipewright/executor/recorder.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/schedules/registry.h"

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "pipewright/autograd/checkpoint.h"
-#include "pipewright/autograd/generator_scope.h"
 #include "pipewright/checkpoint/async_saver.h"
 #include "pipewright/checkpoint/torch/training_state.h"
 #include "pipewright/comms/mesh.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "examples/layer_split.h"
-#include "pipewright/comms/chunk.h"
+#include "pipewright/comms/layout.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/recording_backend.h"
 #include "pipewright/modules/forward.h"

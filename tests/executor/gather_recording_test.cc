@@ -1,5 +1,5 @@
 // Recordings of ranks whose clocks tell different times and go at different rates.
-#include "pipewright/executor/gather_recording.h"
+#include "pipewright/executor/recorder.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // What remains of a step of a rank when its next one begins.
-#include "pipewright/executor/progress.h"
+#include "pipewright/executor/rank_report.h"
 
 #include <gtest/gtest.h>
 

@@ -11,7 +11,7 @@
 #include <tuple>
 #include <vector>
 
-#include "pipewright/comms/chunk.h"
+#include "pipewright/comms/layout.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/modules/clip_grad_norm.h"
 #include "tests/fsdp/sharding.h"

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "pipewright/checkpoint/safetensors.h"
-#include "pipewright/checkpoint/sharding_info.h"
+#include "pipewright/checkpoint/manifest.h"
 #include "pipewright/ir/text/render.h"
 
 namespace {

@@ -8,7 +8,7 @@
 
 #include "pipewright/comms/group.h"
 #include "pipewright/comms/threads.h"
-#include "pipewright/executor/flight_collective.h"
+#include "pipewright/executor/flight_dump.h"
 
 namespace pipewright::executor {
 namespace {

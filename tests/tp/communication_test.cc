@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "pipewright/autograd/split_backward.h"
-#include "pipewright/comms/chunk.h"
+#include "pipewright/comms/layout.h"
 #include "tests/support/ranks/ground.h"
 #include "tests/support/training/on_ranks.h"
 

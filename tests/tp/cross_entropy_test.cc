@@ -7,7 +7,7 @@
 
 #include <limits>
 
-#include "pipewright/comms/chunk.h"
+#include "pipewright/comms/layout.h"
 #include "pipewright/comms/recording_backend.h"
 #include "tests/support/ranks/ground.h"
 #include "tests/support/training/named_wait.h"

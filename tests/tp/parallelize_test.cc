@@ -6,7 +6,7 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
-#include "pipewright/comms/chunk.h"
+#include "pipewright/comms/layout.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/modules/distribution.h"
 #include "pipewright/modules/forward.h"

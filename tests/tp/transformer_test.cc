@@ -7,7 +7,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
-#include "pipewright/autograd/generator_scope.h"
+#include "pipewright/autograd/checkpoint.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/recording_backend.h"
 #include "pipewright/ddp/replicate.h"

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/comms/chunk.h"
 #include "pipewright/comms/layout.h"
 #include "pipewright/modules/distribution.h"
 

@@ -1,5 +1,5 @@
 // The state of a generator goes through text and back.
-#include "pipewright/checkpoint/torch/generator_state.h"
+#include "pipewright/checkpoint/torch/optimizer_state.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
