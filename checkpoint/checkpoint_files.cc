@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/in_backticks.h"
 #include "pipewright/checkpoint/safetensors_file.h"

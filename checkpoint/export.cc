@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "pipewright/checkpoint/folder.h"
+#include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/checkpoint/read_plan.h"
 #include "pipewright/ir/printable.h"
 

@@ -1,100 +1,14 @@
 #ifndef PIPEWRIGHT_CHECKPOINT_FOLDER_H_
 #define PIPEWRIGHT_CHECKPOINT_FOLDER_H_
 
-#include <unistd.h>
-
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
-#include <span>
-#include <stdexcept>
 #include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
+#include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/checkpoint/stored_checkpoint.h"
-
-namespace pipewright::checkpoint {
-
-// Thrown if a file or folder cannot be opened, read or written; what() contains its name and the
-// reason: "cannot write `ckpt/step-000010.tmp/shard-...`: No space left on device".
-class FileError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-  // `what` is a verb, and `error` a value of errno.
-  FileError(std::string_view what, std::string_view path, int error);
-};
-
-// Owns a file descriptor. Move-only; negative if it has none.
-class Descriptor {
- public:
-  explicit Descriptor(int number) : number_(number) {}
-  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(number_, other.number_);
-    return *this;
-  }
-  ~Descriptor() {
-    if (number_ >= 0) ::close(number_);
-  }
-  int get() const { return number_; }
-  // Returns false, with errno set, if written data could not be stored.
-  bool close() { return ::close(std::exchange(number_, -1)) == 0; }
-
- private:
-  int number_;
-};
-
-// Files that survive a crash of the program, and of the machine.
-
-// A file that is written under the name PATH.tmp, and appears as PATH when it is whole:
-//
-//   DurableFile file("model.safetensors");
-//   file.write(header);
-//   file.write(data);
-//   file.commit();            // fsync, then rename; an older file of that name is replaced
-//   sync_folder(".");         // the name is durable too
-//
-// Without commit(), the destructor removes what was written. All functions throw FileError. Not
-// thread-safe.
-class DurableFile {
- public:
-  explicit DurableFile(std::filesystem::path path);
-  ~DurableFile();
-  DurableFile(const DurableFile&) = delete;
-  DurableFile& operator=(const DurableFile&) = delete;
-
-  // Small pieces are collected, so that each need not be a system call.
-  void write(std::span<const std::byte> bytes);
-  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
-  void commit();
-
-  // Of what was written so far.
-  uint64_t size() const { return size_; }
-  uint32_t crc32() const { return crc32_; }
-
- private:
-  void store(std::span<const std::byte> bytes);
-
-  std::filesystem::path path_, temporary_;
-  Descriptor file_;
-  std::vector<std::byte> buffer_;
-  uint64_t size_ = 0;
-  uint64_t stored_ = 0;
-  uint32_t crc32_ = 0;
-  bool is_committed_ = false;
-};
-
-// Writes a whole file durably and atomically, its name included.
-void write_durably(const std::filesystem::path& path, std::string_view text);
-
-// Renames a file or folder. A file that has the new name is replaced.
-void rename_file(const std::filesystem::path& from, const std::filesystem::path& to);
-
-// Makes the names in a folder durable: those of files created, renamed or removed before.
-void sync_folder(const std::filesystem::path& folder);
 
 // The folder in which a job saves its checkpoints:
 //
@@ -104,6 +18,8 @@ void sync_folder(const std::filesystem::path& folder);
 //     latest            "step-000200": the one to resume from
 //     step-000300.tmp/  being written, or left by a crash; never loaded
 //     .lock             locked while a job saves here
+
+namespace pipewright::checkpoint {
 
 // "step-000100".
 std::string step_name(int64_t step);

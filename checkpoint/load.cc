@@ -9,8 +9,8 @@
 #include <tuple>
 #include <utility>
 
-#include "pipewright/checkpoint/save.h"
 #include "pipewright/checkpoint/read_plan.h"
+#include "pipewright/checkpoint/save.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/render.h"
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/checkpoint/folder.h"
+#include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/checkpoint/safetensors.h"
 #include "pipewright/ir/diagnostic.h"
 

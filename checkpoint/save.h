@@ -13,8 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/checkpoint/read_plan.h"
+#include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/checkpoint/folder.h"
+#include "pipewright/checkpoint/read_plan.h"
 #include "pipewright/checkpoint/safetensors.h"
 #include "pipewright/comms/layout.h"
 

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/checkpoint/read_plan.h"
 #include "pipewright/checkpoint/manifest.h"
+#include "pipewright/checkpoint/read_plan.h"
 #include "pipewright/checkpoint/safetensors_file.h"
 #include "pipewright/ir/diagnostic.h"
 

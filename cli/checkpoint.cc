@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/checkpoint/export.h"
 #include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/stored_checkpoint.h"
@@ -17,8 +18,8 @@
 #include "pipewright/cli/commands.h"
 #include "pipewright/cli/files.h"
 #include "pipewright/cli/invocation.h"
-#include "pipewright/ir/printable.h"
 #include "pipewright/ir/diagnostic.h"
+#include "pipewright/ir/printable.h"
 
 namespace pipewright::cli {
 namespace {

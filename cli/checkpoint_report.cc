@@ -7,6 +7,7 @@
 #include <ostream>
 
 #include "pipewright/checkpoint/crc32.h"
+#include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/in_backticks.h"
 #include "pipewright/cli/input.h"

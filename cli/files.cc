@@ -19,7 +19,7 @@
 #include <system_error>
 #include <utility>
 
-#include "pipewright/checkpoint/folder.h"
+#include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/cli/simulation.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/printable.h"

@@ -12,19 +12,19 @@
 #include "pipewright/cli/commands.h"
 #include "pipewright/cli/files.h"
 #include "pipewright/cli/input.h"
-#include "pipewright/cli/simulation.h"
 #include "pipewright/cli/invocation.h"
-#include "pipewright/ir/printable.h"
+#include "pipewright/cli/simulation.h"
 #include "pipewright/ir/diagnostic.h"
+#include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/read.h"
 #include "pipewright/ir/text/schedule_json.h"
 #include "pipewright/schedule/views/dot.h"
 #include "pipewright/schedule/views/html.h"
-#include "pipewright/schedule/views/trace.h"
 #include "pipewright/schedule/views/perfetto.h"
 #include "pipewright/schedule/views/svg.h"
 #include "pipewright/schedule/views/table.h"
 #include "pipewright/schedule/views/timeline_text.h"
+#include "pipewright/schedule/views/trace.h"
 
 namespace pipewright::cli {
 namespace {

@@ -12,10 +12,10 @@
 
 #include "pipewright/cli/commands.h"
 #include "pipewright/cli/files.h"
+#include "pipewright/cli/invocation.h"
 #include "pipewright/cli/search_report.h"
 #include "pipewright/cli/search_request.h"
 #include "pipewright/cli/simulation.h"
-#include "pipewright/cli/invocation.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/read.h"
 

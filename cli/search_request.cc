@@ -9,8 +9,8 @@
 #include <string_view>
 #include <thread>
 
-#include "pipewright/cli/simulation.h"
 #include "pipewright/cli/invocation.h"
+#include "pipewright/cli/simulation.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/schedule/search/front.h"

@@ -11,8 +11,8 @@
 #include "pipewright/cli/console.h"
 #include "pipewright/cli/input.h"
 #include "pipewright/cli/invocation.h"
-#include "pipewright/ir/schedule.h"
 #include "pipewright/ir/diagnostic.h"
+#include "pipewright/ir/schedule.h"
 #include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedule/simulate/drift.h"
 

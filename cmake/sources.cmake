@@ -521,7 +521,7 @@ set(pipewright_executor_headers
     comms/kept_memory.h
     comms/lifeline.h
     comms/mesh.h
-    comms/poll.h
+    comms/sockets.h
     comms/send_queue.h
     comms/store_address.h
     comms/store_exchange.h

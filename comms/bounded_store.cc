@@ -13,7 +13,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "pipewright/comms/device_event.h"
+#include "pipewright/comms/sockets.h"
 
 namespace pipewright::comms {
 namespace {

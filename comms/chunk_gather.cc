@@ -6,8 +6,8 @@
 
 #include <vector>
 
-#include "pipewright/comms/layout.h"
 #include "pipewright/comms/group.h"
+#include "pipewright/comms/layout.h"
 
 namespace pipewright::comms {
 

@@ -21,7 +21,7 @@
 
 #include "pipewright/comms/bounded_store.h"
 #include "pipewright/comms/environment.h"
-#include "pipewright/comms/poll.h"
+#include "pipewright/comms/sockets.h"
 
 namespace pipewright::comms {
 namespace {

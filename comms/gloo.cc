@@ -14,8 +14,8 @@
 #include "pipewright/comms/abortable_gloo.h"
 #include "pipewright/comms/addresses.h"
 #include "pipewright/comms/batch_threads.h"
-#include "pipewright/comms/failure_domain.h"
 #include "pipewright/comms/environment.h"
+#include "pipewright/comms/failure_domain.h"
 #include "pipewright/comms/kept_memory.h"
 #include "pipewright/comms/send_queue.h"
 

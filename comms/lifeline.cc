@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "pipewright/comms/addresses.h"
-#include "pipewright/comms/device_event.h"
+#include "pipewright/comms/sockets.h"
 
 namespace pipewright::comms {
 namespace {

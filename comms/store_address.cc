@@ -12,8 +12,8 @@
 
 #include "pipewright/comms/addresses.h"
 #include "pipewright/comms/bounded_store.h"
-#include "pipewright/comms/failure_domain.h"
 #include "pipewright/comms/environment.h"
+#include "pipewright/comms/failure_domain.h"
 
 namespace pipewright::comms {
 namespace {

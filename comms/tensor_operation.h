@@ -9,8 +9,8 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
-#include "pipewright/comms/mailboxes.h"
 #include "pipewright/comms/device_event.h"
+#include "pipewright/comms/mailboxes.h"
 
 // Operations of Mailboxes that carry tensors, and the Carrier that moves them.
 

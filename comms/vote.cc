@@ -15,7 +15,7 @@
 
 #include <utility>
 
-#include "pipewright/comms/poll.h"
+#include "pipewright/comms/sockets.h"
 
 namespace pipewright::comms {
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "examples/batch.h"
-#include "pipewright/checkpoint/folder.h"
+#include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/schedule/graph/peaks.h"
 #include "pipewright/schedule/problem/costs_json.h"
 #include "pipewright/schedule/simulate/recorded_costs.h"

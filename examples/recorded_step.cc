@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "pipewright/checkpoint/folder.h"
+#include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/ir/text/schedule_json.h"
 #include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedule/simulate/recorded_costs.h"

@@ -6,8 +6,8 @@
 
 #include "pipewright/executor/action_function.h"
 #include "pipewright/executor/data_flow.h"
-#include "pipewright/executor/stage.h"
 #include "pipewright/executor/residency.h"
+#include "pipewright/executor/stage.h"
 
 namespace pipewright::executor {
 

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "pipewright/comms/poll.h"
+#include "pipewright/comms/sockets.h"
 
 namespace pipewright::executor {
 namespace {

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <utility>
 
-#include "pipewright/comms/poll.h"
+#include "pipewright/comms/sockets.h"
 #include "pipewright/comms/steady_seconds.h"
 
 namespace pipewright::executor {

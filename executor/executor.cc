@@ -27,9 +27,9 @@
 
 #include "pipewright/comms/bounded_store.h"
 #include "pipewright/executor/arguments.h"
-#include "pipewright/executor/recorder.h"
 #include "pipewright/executor/device_progress.h"
 #include "pipewright/executor/program_check.h"
+#include "pipewright/executor/recorder.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/schedule/verify/verify.h"

@@ -19,8 +19,8 @@
 #include <string>
 #include <utility>
 
-#include "pipewright/autograd/node_pointer.h"
 #include "pipewright/autograd/hooks.h"
+#include "pipewright/autograd/node_pointer.h"
 #include "pipewright/ir/errors.h"
 
 namespace pipewright::fsdp {

@@ -14,9 +14,9 @@
 #include "pipewright/fsdp/sharded_unit.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/modules/distribution.h"
-#include "pipewright/modules/unit_tree.h"
 #include "pipewright/modules/part_guard.h"
 #include "pipewright/modules/reduction.h"
+#include "pipewright/modules/unit_tree.h"
 
 namespace pipewright::fsdp {
 namespace {

@@ -21,8 +21,8 @@
 #include <optional>
 #include <utility>
 
-#include "pipewright/comms/layout.h"
 #include "pipewright/comms/group.h"
+#include "pipewright/comms/layout.h"
 #include "pipewright/fsdp/flat_buffer.h"
 #include "pipewright/fsdp/param_group.h"
 #include "pipewright/ir/errors.h"

@@ -89,14 +89,6 @@ std::optional<Rule> rule_of_code(std::string_view text) {
   return std::nullopt;
 }
 
-std::string_view name(Severity severity) {
-  switch (severity) {
-    case Severity::kError:
-      return "error";
-  }
-  return "";
-}
-
 Diagnostic& Diagnostics::error(Rule rule, std::string message, Place place) {
   ++total_;
   Diagnostic& added = kept_.size() < kMaxKept ? kept_.emplace_back() : overflow_ = {};

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
-// What is wrong with a user's input: a Diagnostic has the Rule that is broken, a message, a Place in
-// the input's text (Source) or in a schedule, and a help.
+// What is wrong with a user's input: a Diagnostic has the Rule that is broken, a message, a Place
+// in the input's text (Source) or in a schedule, and a help.
 
 namespace pipewright::ir {
 
@@ -92,7 +92,7 @@ std::optional<Rule> rule_of_code(std::string_view code);
 
 // Diagnostics: errors found in a user's input, as values. Parsers and the verifier collect all of
 // them and print nothing; pipewright/ir/text/render.h formats them for people and
-// pipewright/ir/text/render.h for programs.
+// programs.
 //
 //   Diagnostic& error = diagnostics->error(Rule::kRowCount, "expected 2 rows, got 1", place);
 //   error.notes.push_back({"declared here", header_place});
@@ -100,10 +100,6 @@ std::optional<Rule> rule_of_code(std::string_view code);
 //
 // A message stands alone, in lower case and without a full stop, with actions and names in
 // backticks; it says what is wrong, then "expected X, got Y" where that applies.
-
-enum class Severity { kError };
-
-std::string_view name(Severity severity);
 
 // Additional information about a diagnostic, usually another place.
 struct Note {
@@ -113,7 +109,6 @@ struct Note {
 
 struct Diagnostic {
   Rule rule;
-  Severity severity = Severity::kError;
   std::string message;
   Place place;
   std::vector<Note> notes;

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/ir/schedule.h"
 #include "pipewright/ir/diagnostic.h"
+#include "pipewright/ir/schedule.h"
 #include "pipewright/python/errors.h"
 #include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedule/verify/verify.h"

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "pipewright/autograd/node_pointer.h"
-#include "pipewright/comms/layout.h"
 #include "pipewright/comms/chunk_gather.h"
 #include "pipewright/comms/group.h"
+#include "pipewright/comms/layout.h"
 
 namespace pipewright::tp {
 

@@ -9,8 +9,8 @@
 #include <limits>
 #include <stdexcept>
 
-#include "pipewright/comms/layout.h"
 #include "pipewright/comms/group.h"
+#include "pipewright/comms/layout.h"
 #include "pipewright/tp/communication.h"
 
 namespace pipewright::tp {

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/ir/timeline.h"
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/text/json_scanner.h"
+#include "pipewright/ir/timeline.h"
 
 namespace pipewright::ir {
 

@@ -21,8 +21,7 @@ class Renderer {
       : source_(source), options_(options) {}
 
   void add(const Diagnostic& diagnostic) {
-    head(diagnostic.place, name(diagnostic.severity), kRed, code(diagnostic.rule),
-         diagnostic.message);
+    head(diagnostic.place, "error", kRed, code(diagnostic.rule), diagnostic.message);
     excerpt(diagnostic.place);
     for (const Note& note : diagnostic.notes) {
       head(note.place, "note", kCyan, "", note.message);
@@ -188,7 +187,7 @@ std::string diagnostics_json(const Diagnostics& diagnostics, int indent) {
   for (const Diagnostic& diagnostic : diagnostics.kept()) {
     Json one;
     one["code"] = code(diagnostic.rule);
-    one["severity"] = name(diagnostic.severity);
+    one["severity"] = "error";
     one["message"] = printable(diagnostic.message);
     add_place(diagnostic.place, &one);
     one["notes"] = Json::array();

@@ -31,7 +31,6 @@ bool is_kind(std::string_view values, JsonKind kind) {
   return kind == JsonKind::kString;
 }
 
-
 // The `values` column of a header key or policy; empty for an unknown key.
 std::string_view values_of(std::string_view key) {
   for (const HeaderKey& row : header_keys()) {

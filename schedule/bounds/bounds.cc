@@ -10,8 +10,8 @@
 #include <string_view>
 #include <utility>
 
-#include "pipewright/schedule/bounds/rank_terms.h"
 #include "pipewright/schedule/bounds/knapsack.h"
+#include "pipewright/schedule/bounds/rank_terms.h"
 
 namespace pipewright::schedule {
 namespace {

@@ -11,8 +11,8 @@
 
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/lowering.h"
-#include "pipewright/ir/timeline.h"
 #include "pipewright/ir/schedule.h"
+#include "pipewright/ir/timeline.h"
 #include "pipewright/schedule/bounds/schedule_bound.h"
 #include "pipewright/schedule/compile/requested_policies.h"
 #include "pipewright/schedule/graph/channel_graph.h"

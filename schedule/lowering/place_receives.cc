@@ -263,7 +263,7 @@ ir::Rows move_receives_later(const ir::Program& program, ir::ChannelModel channe
 // whose SENDs are later still.
 //
 // Under `peer` and `rank` a RECV also blocks SENDs, and the positions depend on each other: see
-// receive_mover.cc.
+// ReceiveMover.
 
 namespace {
 

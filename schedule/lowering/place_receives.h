@@ -4,8 +4,8 @@
 #include <array>
 
 #include "pipewright/ir/channel.h"
-#include "pipewright/ir/schedule.h"
 #include "pipewright/ir/dependencies.h"
+#include "pipewright/ir/schedule.h"
 #include "pipewright/ir/stage_microbatch_table.h"
 
 namespace pipewright::schedule {

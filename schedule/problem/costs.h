@@ -67,7 +67,7 @@ struct Costs {
   // The part of its shorter action that a compound hides, from 0 to 1: with 1 it takes as long as
   // the longer one.
   double overlap = 0;
-  // Copies of an activation to the host and back, of stages with offload_bytes: see copy_plan.h.
+  // Copies of an activation to the host and back, of stages with offload_bytes: see memory_model.h.
   PerStage offload = 0, reload = 0;
   // Factors on the durations of a rank's compute and data-parallel actions, by rank; empty for 1.
   std::vector<double> rank_scale = {};

@@ -1,5 +1,5 @@
-// The state is one word of nodes per rank and the end of every node. local_search_moves.cc changes
-// the words; this file says what that costs, and what is kept.
+// The state is one word of nodes per rank and the end of every node. Moves change the words; the
+// rest says what that costs, and what is kept.
 //
 // After a move, times are corrected by label correction: nodes whose predecessors changed are taken
 // from a heap, earliest start first, and computed again; if the end changes, the next node of the

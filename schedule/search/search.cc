@@ -14,8 +14,8 @@
 #include "pipewright/schedule/search/recompute.h"
 #include "pipewright/schedule/search/solve.h"
 #include "pipewright/schedule/search/words.h"
-#include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedule/simulate/report.h"
+#include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedule/verify/verify.h"
 
 namespace pipewright::schedule::search {

@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "pipewright/ir/schedule.h"
 #include "pipewright/ir/dependencies.h"
+#include "pipewright/ir/schedule.h"
 #include "pipewright/ir/timeline.h"
 #include "pipewright/schedule/graph/deadlock.h"
 #include "pipewright/schedule/problem/costs.h"

@@ -6,8 +6,8 @@
 #include <optional>
 #include <vector>
 
-#include "pipewright/ir/timeline.h"
 #include "pipewright/ir/schedule.h"
+#include "pipewright/ir/timeline.h"
 #include "pipewright/schedule/problem/costs.h"
 
 namespace pipewright::schedule {

@@ -1,5 +1,3 @@
-#include "pipewright/schedule/verify/verify_checks.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,9 +9,10 @@
 #include <vector>
 
 #include "pipewright/ir/check.h"
-#include "pipewright/ir/printable.h"
 #include "pipewright/ir/dependencies.h"
+#include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/action_text.h"
+#include "pipewright/schedule/verify/verify_checks.h"
 
 namespace pipewright::schedule {
 

@@ -15,8 +15,8 @@
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/schedule/lowering/add_send_recv.h"
 #include "pipewright/schedule/lowering/add_unshard_reshard.h"
-#include "pipewright/schedule/lowering/place_receives.h"
 #include "pipewright/schedule/lowering/lower.h"
+#include "pipewright/schedule/lowering/place_receives.h"
 #include "pipewright/schedule/verify/verify.h"
 
 namespace pipewright::schedule {

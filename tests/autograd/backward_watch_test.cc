@@ -1,6 +1,4 @@
 // The end of a backward of which only a backward inside it, within one node, has called watch().
-#include "pipewright/autograd/hooks.h"
-
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -13,6 +11,7 @@
 #include <vector>
 
 #include "pipewright/autograd/checkpoint.h"
+#include "pipewright/autograd/hooks.h"
 
 namespace pipewright::autograd {
 namespace {

@@ -1,6 +1,4 @@
 // Random numbers of ranks that are threads: those of a rank depend on its own seed only.
-#include "pipewright/autograd/checkpoint.h"
-
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
@@ -11,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "pipewright/autograd/checkpoint.h"
 #include "pipewright/ir/errors.h"
 
 namespace pipewright::autograd {

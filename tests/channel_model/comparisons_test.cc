@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "pipewright/schedule/graph/channel_graph.h"
-#include "pipewright/schedule/lowering/place_receives.h"
 #include "pipewright/schedule/lowering/lower.h"
+#include "pipewright/schedule/lowering/place_receives.h"
 #include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedules/registry.h"

@@ -6,9 +6,10 @@
 #include <stdexcept>
 
 #include "pipewright/checkpoint/crc32.h"
+#include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/checkpoint/folder.h"
-#include "pipewright/checkpoint/save.h"
 #include "pipewright/checkpoint/manifest.h"
+#include "pipewright/checkpoint/save.h"
 #include "tests/checkpoint/scratch.h"
 
 namespace pipewright::checkpoint {

@@ -8,7 +8,7 @@
 
 #include <map>
 
-#include "pipewright/checkpoint/folder.h"
+#include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/checkpoint/save.h"
 #include "tests/checkpoint/scratch.h"
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/checkpoint/export.h"
-#include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/safetensors_file.h"
 #include "pipewright/checkpoint/stored_checkpoint.h"
 #include "tests/checkpoint/scratch.h"

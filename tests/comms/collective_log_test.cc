@@ -10,7 +10,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "pipewright/comms/group.h"
-#include "pipewright/comms/poll.h"
+#include "pipewright/comms/sockets.h"
 
 namespace pipewright::comms {
 namespace {

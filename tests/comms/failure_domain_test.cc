@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "pipewright/comms/lifeline.h"
-#include "pipewright/comms/poll.h"
+#include "pipewright/comms/sockets.h"
 
 namespace pipewright::comms {
 namespace {

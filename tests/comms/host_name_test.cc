@@ -1,7 +1,7 @@
-#include "pipewright/comms/environment.h"
-
 #include <gtest/gtest.h>
 #include <sys/utsname.h>
+
+#include "pipewright/comms/environment.h"
 
 namespace pipewright::comms {
 namespace {

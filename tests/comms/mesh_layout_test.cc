@@ -1,8 +1,8 @@
-#include "pipewright/comms/layout.h"
-
 #include <gtest/gtest.h>
 
 #include <stdexcept>
+
+#include "pipewright/comms/layout.h"
 
 namespace pipewright::comms {
 namespace {

@@ -18,7 +18,7 @@
 
 #include "pipewright/comms/bounded_store.h"
 #include "pipewright/comms/failure_domain.h"
-#include "pipewright/comms/poll.h"
+#include "pipewright/comms/sockets.h"
 #include "pipewright/comms/world.h"
 
 namespace pipewright::comms {

@@ -10,8 +10,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "pipewright/comms/channels.h"
-#include "pipewright/comms/nccl_settings.h"
 #include "pipewright/comms/mesh.h"
+#include "pipewright/comms/nccl_settings.h"
 #include "pipewright/comms/recording_backend.h"
 #include "pipewright/ir/errors.h"
 #include "tests/support/ranks/ranks.h"

@@ -1,11 +1,11 @@
 // The assignment of gradients to buckets equals that of c10d.
-#include "pipewright/ddp/grad_buckets.h"
-
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <random>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
+
+#include "pipewright/ddp/grad_buckets.h"
 
 namespace pipewright::ddp {
 namespace {

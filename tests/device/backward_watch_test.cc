@@ -1,7 +1,5 @@
 // The streams on which the end of a backward runs (autograd/hooks.h): after all gradients,
 // and before what the caller of backward() does next.
-#include "pipewright/autograd/hooks.h"
-
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
@@ -10,6 +8,7 @@
 #include <memory>
 #include <utility>
 
+#include "pipewright/autograd/hooks.h"
 #include "tests/device/device.h"
 
 namespace pipewright {

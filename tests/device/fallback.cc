@@ -126,7 +126,7 @@ class NotMetered final : public c10::MemoryReportingInfoBase {
 Stack run_on_host(const c10::OperatorHandle& op, Stack arguments) {
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE,
                                   std::make_shared<NotMetered>());
-  // A device's kernel does not draw from the caller's generator of the CPU (generator_scope.h).
+  // A device's kernel does not draw from the caller's generator of the CPU (autograd/checkpoint.h).
   const c10::impl::ExcludeDispatchKeyGuard no_scope(c10::DispatchKey::TESTING_ONLY_GenericMode);
   if (op.operator_name().name.ends_with("_overrideable"))
     return call_host_convolution(op, std::move(arguments));

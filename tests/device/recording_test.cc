@@ -6,9 +6,9 @@
 #include <chrono>
 #include <thread>
 
-#include "pipewright/executor/recorder.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
+#include "pipewright/executor/recorder.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/device/device.h"
 #include "tests/device/no_host_sync.h"

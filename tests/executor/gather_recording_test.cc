@@ -1,6 +1,4 @@
 // Recordings of ranks whose clocks tell different times and go at different rates.
-#include "pipewright/executor/recorder.h"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -9,6 +7,7 @@
 #include <utility>
 
 #include "pipewright/comms/threads.h"
+#include "pipewright/executor/recorder.h"
 #include "pipewright/schedule/graph/channel_graph.h"
 #include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedules/registry.h"

@@ -1,11 +1,10 @@
 // What remains of a step of a rank when its next one begins.
-#include "pipewright/executor/rank_report.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "pipewright/comms/steady_seconds.h"
+#include "pipewright/executor/rank_report.h"
 
 namespace pipewright::executor {
 namespace {

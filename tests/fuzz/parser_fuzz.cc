@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <sstream>
 
-#include "pipewright/ir/text/render.h"
 #include "pipewright/ir/text/read.h"
+#include "pipewright/ir/text/render.h"
 
 namespace {
 

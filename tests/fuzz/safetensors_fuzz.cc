@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "pipewright/checkpoint/safetensors.h"
 #include "pipewright/checkpoint/manifest.h"
+#include "pipewright/checkpoint/safetensors.h"
 #include "pipewright/ir/text/render.h"
 
 namespace {

@@ -1,6 +1,4 @@
 // The recording of a schedule as JSON: it round-trips, and everything wrong with it has its place.
-#include "pipewright/ir/timeline.h"
-
 #include <gtest/gtest.h>
 
 #include <sstream>
@@ -8,6 +6,7 @@
 #include "pipewright/ir/text/read.h"
 #include "pipewright/ir/text/render.h"
 #include "pipewright/ir/text/schedule_json.h"
+#include "pipewright/ir/timeline.h"
 
 namespace pipewright::ir {
 namespace {

@@ -1,6 +1,6 @@
-#include "pipewright/ir/diagnostic.h"
-
 #include <gtest/gtest.h>
+
+#include "pipewright/ir/diagnostic.h"
 
 namespace pipewright::ir {
 namespace {

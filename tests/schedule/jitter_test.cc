@@ -1,7 +1,6 @@
-#include "pipewright/schedule/simulate/simulate.h"
-
 #include <gtest/gtest.h>
 
+#include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedules/registry.h"
 
 namespace pipewright::schedule {

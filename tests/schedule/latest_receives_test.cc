@@ -1,6 +1,4 @@
 // RECVs as late as possible: the verifier accepts the result, and no RECV can move later.
-#include "pipewright/schedule/lowering/place_receives.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/ir/text/render.h"
 #include "pipewright/schedule/lowering/lower.h"
+#include "pipewright/schedule/lowering/place_receives.h"
 #include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedules/registry.h"
 

@@ -5,10 +5,10 @@
 
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/ir/text/csv.h"
-#include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/lowering/add_send_recv.h"
 #include "pipewright/schedule/lowering/add_unshard_reshard.h"
 #include "pipewright/schedule/lowering/limit_sends.h"
+#include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/lowering/place_receives.h"
 
 namespace pipewright::schedule {

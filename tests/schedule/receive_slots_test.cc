@@ -1,11 +1,10 @@
-#include "pipewright/schedule/graph/peaks.h"
-
 #include <gtest/gtest.h>
 
 #include <functional>
 #include <map>
 #include <set>
 
+#include "pipewright/schedule/graph/peaks.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedules/registry.h"

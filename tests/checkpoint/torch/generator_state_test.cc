@@ -1,8 +1,8 @@
 // The state of a generator goes through text and back.
-#include "pipewright/checkpoint/torch/optimizer_state.h"
-
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+
+#include "pipewright/checkpoint/torch/optimizer_state.h"
 
 namespace pipewright::checkpoint {
 namespace {

@@ -1,9 +1,9 @@
 // Costs as integers.
-#include "pipewright/schedule/problem/problem.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
+
+#include "pipewright/schedule/problem/problem.h"
 
 namespace pipewright::schedule::search {
 namespace {

@@ -1,9 +1,9 @@
-#include "pipewright/schedule/search/front.h"
-
 #include <gtest/gtest.h>
 
 #include <stdexcept>
 #include <string>
+
+#include "pipewright/schedule/search/front.h"
 
 namespace pipewright::schedule::search {
 namespace {
