@@ -26,7 +26,6 @@
 #include "pipewright/ir/errors.h"
 
 namespace pipewright::autograd {
-
 namespace {
 
 constexpr auto kDrawKey = c10::DispatchKey::TESTING_ONLY_GenericMode;

@@ -73,7 +73,7 @@ class Exporter {
     std::vector<std::byte> data;
     for (const StoredTensor& tensor : writer.header().tensors) {
       data.resize(tensor.end - tensor.begin);
-      const WantedBox wanted{tensor.name, whole_box(tensor.shape)};
+      const WantedBox wanted{tensor.name, layout::whole_box(tensor.shape)};
       const std::span<std::byte> buffer = data;
       read(plan_reads(checkpoint_.tensors(), {&wanted, 1}), checkpoint_, {&buffer, 1});
       writer.write(data);

@@ -12,9 +12,9 @@
 
 #include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/checkpoint/folder.h"
-#include "pipewright/checkpoint/read_plan.h"
 #include "pipewright/checkpoint/safetensors.h"
 #include "pipewright/checkpoint/save.h"
+#include "pipewright/layout/boxes.h"
 
 // Loading, the counterpart of save.h: each rank reads the bytes that it needs, whatever world saved
 // them.

@@ -11,7 +11,6 @@
 #include "pipewright/ir/printable.h"
 
 namespace pipewright::checkpoint {
-
 namespace {
 
 using Json = nlohmann::json;
@@ -161,7 +160,7 @@ std::string manifest_text(const Manifest& manifest) {
                {"schedule", manifest.schedule},
                {"program_digest", manifest.program_digest}};
   for (const char* list : {"mesh", "files", "tensors"}) json[list] = Json::array();
-  for (const comms::MeshDim& dim : manifest.mesh)
+  for (const layout::MeshDim& dim : manifest.mesh)
     json["mesh"].push_back({{"name", dim.name}, {"size", dim.size}});
   for (const ManifestFile& file : manifest.files)
     json["files"].push_back(

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "pipewright/checkpoint/safetensors.h"
-#include "pipewright/comms/layout.h"
 #include "pipewright/ir/diagnostic.h"
+#include "pipewright/layout/layout.h"
 
 // Where the tensors of a safetensors file lie in the tensors of the whole model: metadata that
 // PyTorch's distributed checkpoints (HuggingFaceStorageWriter) store as JSON text.
@@ -70,7 +70,7 @@ struct ManifestFile {
 };
 
 struct ManifestTensor : TensorSpec {  // of the whole model
-  std::string layout;                 // comms::Layout::text(), or empty
+  std::string layout;                 // layout::Layout::text(), or empty
 
   friend bool operator==(const ManifestTensor&, const ManifestTensor&) = default;
 };
@@ -80,7 +80,7 @@ struct Manifest {
   std::string save_id;  // also in the metadata of each file, as kSaveIdKey
   std::string schedule;
   std::string program_digest;
-  std::vector<comms::MeshDim> mesh;  // the one that saved
+  std::vector<layout::MeshDim> mesh;  // the one that saved
   std::vector<ManifestFile> files;
   std::vector<ManifestTensor> tensors;
   std::map<std::string, std::string> state;  // scalars, generator states, the data position, ...

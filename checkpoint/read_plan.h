@@ -3,46 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "pipewright/checkpoint/stored_checkpoint.h"
-#include "pipewright/comms/layout.h"
-
-// Arithmetic of boxes (comms/layout.h). Boxes that meet have the same number of dimensions. Pure
-// functions; any thread.
-
-namespace pipewright::checkpoint {
-
-using comms::Box;
-
-// The whole tensor.
-Box whole_box(std::span<const int64_t> shape);
-// Whether the box is one of a tensor of that shape.
-bool lies_in(const Box& box, std::span<const int64_t> shape);
-// The number of elements. It must fit 64 bits, as that of every tensor in memory does.
-int64_t volume(const Box& box);
-// "[0:3, 4:8]", or "[]" for a scalar.
-std::string text(const Box& box);
-
-// The elements that both have; nullopt if there are none.
-std::optional<Box> intersection(const Box& left, const Box& right);
-// The elements of `box` without those of `cut`, as at most two boxes per dimension.
-std::vector<Box> difference(const Box& box, const Box& cut);
-
-// How boxes cover a tensor: which elements no box has, and which boxes have an element of an
-// earlier one. `boxes` must lie in the tensor. Linear in their number if they come in row-major
-// order and tile the tensor.
-struct Coverage {
-  std::vector<Box> gaps;
-  std::vector<std::pair<size_t, size_t>> overlaps;  // the later box, and the first it overlaps
-
-  bool is_exact() const { return gaps.empty() && overlaps.empty(); }
-};
-Coverage cover(std::span<const int64_t> shape, std::span<const Box> boxes);
+#include "pipewright/layout/boxes.h"
 
 // Resharding: which bytes of which files make up the boxes that a rank needs, whatever the boxes
 // that were saved. A plan has exactly the bytes that are needed.
@@ -52,6 +18,8 @@ Coverage cover(std::span<const int64_t> shape, std::span<const Box> boxes);
 //   read(plan, checkpoint, buffers);      // buffers[0] has room for 4 * 8 elements
 //
 // Pure functions but for read(); any thread.
+
+namespace pipewright::checkpoint {
 
 struct WantedBox {
   std::string name;

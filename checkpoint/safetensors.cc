@@ -11,7 +11,6 @@
 #include "pipewright/ir/check.h"
 
 namespace pipewright::checkpoint {
-
 namespace {
 
 constexpr std::string_view kNames[] = {

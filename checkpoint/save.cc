@@ -92,7 +92,7 @@ struct Collected {
 
   void check_coverage() const {
     for (const auto& [name, tensor] : tensors) {
-      const Coverage coverage = cover(tensor.shape, boxes.at(name));
+      const layout::Coverage coverage = layout::cover(tensor.shape, boxes.at(name));
       if (!coverage.gaps.empty())
         throw std::invalid_argument(
             fmt::format("tensor `{}`: no rank saves elements {}", name, text(coverage.gaps[0])));
@@ -106,7 +106,7 @@ struct Collected {
 void check_part(const TensorPart& part) {
   if (!lies_in(part.box, part.shape))
     throw std::invalid_argument(fmt::format("tensor `{}`: expected a box in {}, got {}", part.name,
-                                            text(whole_box(part.shape)), text(part.box)));
+                                            text(layout::whole_box(part.shape)), text(part.box)));
   const auto bytes = bytes_of(part.dtype, part.box.sizes);
   if (bytes != part.data.size())
     throw std::invalid_argument(fmt::format("tensor `{}`: expected {} bytes of data, got {}",

@@ -15,9 +15,9 @@
 
 #include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/checkpoint/folder.h"
-#include "pipewright/checkpoint/read_plan.h"
 #include "pipewright/checkpoint/safetensors.h"
-#include "pipewright/comms/layout.h"
+#include "pipewright/layout/boxes.h"
+#include "pipewright/layout/layout.h"
 
 namespace pipewright::checkpoint {
 
@@ -54,7 +54,7 @@ struct TensorPart {
   std::vector<int64_t> shape;  // of the whole tensor
   Box box;
   std::span<const std::byte> data;  // row-major, little-endian
-  std::string layout;               // of the whole tensor: comms::Layout::text(), or empty
+  std::string layout;               // of the whole tensor: layout::Layout::text(), or empty
 };
 
 // What one rank saves. Of replicated data, one rank saves each box.
@@ -66,7 +66,7 @@ struct Snapshot {
   // What follows is rank 0's.
   std::string schedule;
   std::string program_digest;
-  std::vector<comms::MeshDim> mesh;
+  std::vector<layout::MeshDim> mesh;
 };
 
 struct SaverOptions {

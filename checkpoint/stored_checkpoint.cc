@@ -189,7 +189,7 @@ class CheckpointOpener {
     }
     std::vector<Box> boxes;
     for (const StoredBox& stored : tensor.boxes) boxes.push_back(stored.box);
-    const Coverage coverage = cover(tensor.shape, boxes);
+    const layout::Coverage coverage = layout::cover(tensor.shape, boxes);
     if (!coverage.gaps.empty() && gaps_ == Gaps::kErrors)
       diagnostics->error(
           Rule::kCoverage,

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "pipewright/checkpoint/manifest.h"
-#include "pipewright/checkpoint/read_plan.h"
 #include "pipewright/checkpoint/safetensors_file.h"
 #include "pipewright/ir/diagnostic.h"
+#include "pipewright/layout/boxes.h"
 
 // A checkpoint on disk, opened for reading: which tensors it has, and where their parts lie.
 //
@@ -23,6 +23,8 @@
 //   checkpoint->tensors().at("layers.0.wq.weight").shape
 
 namespace pipewright::checkpoint {
+
+using layout::Box;
 
 // What is wrong with a file of a checkpoint, or with the checkpoint as a whole.
 struct FileReport {

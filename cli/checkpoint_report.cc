@@ -34,9 +34,9 @@ std::string stored_text(const WholeTensor& tensor) {
   return (stored < whole ? bytes_text(stored) + " of " : "") + bytes_text(whole);
 }
 
-std::string mesh_text(const std::vector<comms::MeshDim>& mesh) {
+std::string mesh_text(const std::vector<layout::MeshDim>& mesh) {
   std::string text;
-  for (const comms::MeshDim& dim : mesh)
+  for (const layout::MeshDim& dim : mesh)
     text += fmt::format("{}{}={}", text.empty() ? "" : " ", dim.name, dim.size);
   return ir::printable(text);
 }
@@ -50,7 +50,7 @@ std::string size_text(const StoredCheckpoint& checkpoint) {
 
 Json manifest_json(const checkpoint::Manifest& manifest) {
   Json mesh = Json::array();
-  for (const comms::MeshDim& dim : manifest.mesh)
+  for (const layout::MeshDim& dim : manifest.mesh)
     mesh.push_back({{"name", dim.name}, {"size", dim.size}});
   return {{"step", manifest.step},
           {"schedule", manifest.schedule},

@@ -26,7 +26,6 @@
 #include "pipewright/ir/text/read.h"
 
 namespace pipewright::cli {
-
 namespace {
 
 [[noreturn]] void fail(std::string_view what, const std::string& path, int error) {

@@ -8,7 +8,6 @@
 #include <utility>
 
 namespace pipewright::comms {
-
 namespace {
 
 [[noreturn]] void throw_aborted() {

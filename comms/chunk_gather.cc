@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "pipewright/comms/group.h"
-#include "pipewright/comms/layout.h"
+#include "pipewright/layout/layout.h"
 
 namespace pipewright::comms {
 
 at::Tensor chunk_of(const at::Tensor& whole, int64_t dim, c10d::Backend& group) {
-  const Chunk chunk = chunk_of(whole.size(dim), group.getSize(), group.getRank());
+  const layout::Chunk chunk = layout::chunk_of(whole.size(dim), group.getSize(), group.getRank());
   return whole.narrow(dim, chunk.begin, chunk.length);
 }
 
@@ -28,7 +28,7 @@ at::Tensor padded_rows(const at::Tensor& x, int64_t dim, int64_t padded) {
 
 at::Tensor gather_chunks(const at::Tensor& mine, int64_t dim, int64_t length,
                          c10d::Backend& group) {
-  at::Tensor part = padded_rows(mine, dim, chunk_length(length, group.getSize()));
+  at::Tensor part = padded_rows(mine, dim, layout::chunk_length(length, group.getSize()));
   std::vector<int64_t> sizes = part.sizes().vec();
   sizes[0] *= group.getSize();
   at::Tensor whole = at::empty(sizes, mine.options());

@@ -6,17 +6,18 @@
 
 namespace pipewright::comms {
 
-Mesh::Mesh(World& world, std::vector<MeshDim> dims) : world_(world), layout_(std::move(dims)) {
+Mesh::Mesh(World& world, std::vector<layout::MeshDim> dims)
+    : world_(world), layout_(std::move(dims)) {
   if (layout_.size() == world.size()) {
     std::string coordinates;
-    for (const MeshDim& dim : layout_.dims())
+    for (const layout::MeshDim& dim : layout_.dims())
       coordinates +=
           (coordinates.empty() ? "" : ", ") + dim.name + " " + std::to_string(coordinate(dim.name));
     world.failures().set_coordinates(coordinates);
     return;
   }
   std::string product;
-  for (const MeshDim& dim : layout_.dims())
+  for (const layout::MeshDim& dim : layout_.dims())
     product += (product.empty() ? "" : " x ") + dim.name + " " + std::to_string(dim.size);
   throw std::invalid_argument("mesh " + product + " does not fit the world: expected " +
                               std::to_string(world.size()) + " ranks, got " +

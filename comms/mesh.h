@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/comms/layout.h"
 #include "pipewright/comms/world.h"
+#include "pipewright/layout/layout.h"
 
 namespace pipewright::comms {
 
@@ -20,9 +20,9 @@ class Mesh {
   // `world` must outlive the mesh. Errors name the coordinates of this rank from now on. Throws
   // std::invalid_argument if a name appears twice, a size is below 1, or the product of the sizes
   // is not the size of the world.
-  Mesh(World& world, std::vector<MeshDim> dims);
+  Mesh(World& world, std::vector<layout::MeshDim> dims);
 
-  const MeshLayout& layout() const { return layout_; }
+  const layout::MeshLayout& layout() const { return layout_; }
   int size(std::string_view dim) const { return layout_.size(dim); }
   int coordinate(std::string_view dim) const { return layout_.coordinate(world_.rank(), dim); }
   // This rank and all ranks that differ from it only along `dims`, ascending.
@@ -38,7 +38,7 @@ class Mesh {
 
  private:
   World& world_;
-  const MeshLayout layout_;
+  const layout::MeshLayout layout_;
   std::map<std::pair<std::vector<std::string>, int>, BackendPtr> groups_;  // by dims and size
 };
 

@@ -23,7 +23,6 @@
 #include "pipewright/modules/unit_tree.h"
 
 namespace pipewright::ddp {
-
 namespace {
 
 std::string describe(const std::string& name, const at::Tensor& tensor) {
@@ -153,8 +152,8 @@ void ReplicatedUnit::begin(const std::vector<torch::nn::Module*>& modules) {
   settle();
   adopt();
   for (const at::Tensor& tensor : values) {
-    const comms::Layout layout(comms::MeshLayout({{"dp_replicate", group_->getSize()}}),
-                               {comms::TensorPlacement::replicate()}, tensor.sizes().vec());
+    const layout::Layout layout(layout::MeshLayout({{"dp_replicate", group_->getSize()}}),
+                                {layout::TensorPlacement::replicate()}, tensor.sizes().vec());
     modules::distribute(tensor, {{layout, group_->getRank()}, group_.get(), weak_from_this()});
   }
   for (const torch::nn::Module* module : modules)

@@ -77,7 +77,7 @@ class Gpt final : public GptStage {
     return {blocks_.begin(), blocks_.end()};
   }
   tp::Plan plan(bool sequence_parallel) const override {
-    using comms::TensorPlacement;
+    using layout::TensorPlacement;
     const TensorPlacement between =  // of the activations between layers
         sequence_parallel ? TensorPlacement::shard(1) : TensorPlacement::replicate();
     const tp::Style columns = tp::colwise_parallel({.input = between});

@@ -175,7 +175,7 @@ void train(Options options, const ir::Program& first, const Text& text, comms::W
   checkpoint::Snapshot run;
   run.schedule = options.schedule;
   run.program_digest = executor::digest_of(program, {}).front().value;
-  for (const comms::MeshDim& dim : mesh.layout().dims()) {
+  for (const layout::MeshDim& dim : mesh.layout().dims()) {
     if (dim.name != "tp" || dim.size > 1) run.mesh.push_back(dim);
   }
   run.state = {{"seed", std::to_string(options.model.seed)}};

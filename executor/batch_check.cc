@@ -7,7 +7,6 @@
 #include <string>
 
 namespace pipewright::executor {
-
 namespace {
 
 std::string name_of(comms::World& world, const c10d::Backend& group) {

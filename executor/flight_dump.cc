@@ -4,7 +4,6 @@
 #include <map>
 
 namespace pipewright::executor {
-
 namespace {
 
 // A pickle of protocol 2, which knows what JSON knows. `dict` and `list` take the function that

@@ -6,7 +6,6 @@
 #include "pipewright/comms/steady_seconds.h"
 
 namespace pipewright::executor {
-
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();

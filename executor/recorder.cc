@@ -10,7 +10,6 @@
 #include "pipewright/schedule/graph/channel_graph.h"
 
 namespace pipewright::executor {
-
 namespace {
 
 c10::Event timed_event(at::Device device) {

@@ -133,7 +133,7 @@ void check(std::vector<ParamSpec>& specs, const Options& options, int ranks) {
     spec.dim = dim;
     if (dim == 0) continue;
     // Parts of a tensor-parallel dimension may be of different sizes: all its ranks decide alike.
-    const comms::Layout layout = modules::layout_of(tensor).layout;
+    const layout::Layout layout = modules::layout_of(tensor).layout;
     for (int rank = 0; rank < layout.mesh().size(); ++rank) {
       const int64_t size = layout.local_shape(rank)[static_cast<size_t>(dim)];
       if (size % ranks == 0) continue;

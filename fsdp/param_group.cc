@@ -22,18 +22,18 @@
 #include <algorithm>
 #include <utility>
 
-#include "pipewright/comms/layout.h"
 #include "pipewright/fsdp/flat_buffer.h"
 #include "pipewright/ir/errors.h"
+#include "pipewright/layout/layout.h"
 #include "pipewright/modules/meta.h"
 #include "pipewright/modules/part_guard.h"
 
 namespace pipewright::fsdp {
 namespace {
 
-using comms::Chunk;
-using comms::chunk_length;
-using comms::chunk_of;
+using layout::Chunk;
+using layout::chunk_length;
+using layout::chunk_of;
 using modules::describe_contents;
 using modules::guarded;
 using modules::has_contents;

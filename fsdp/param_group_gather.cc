@@ -22,15 +22,15 @@
 #include <utility>
 
 #include "pipewright/comms/group.h"
-#include "pipewright/comms/layout.h"
 #include "pipewright/fsdp/flat_buffer.h"
 #include "pipewright/fsdp/param_group.h"
 #include "pipewright/ir/errors.h"
+#include "pipewright/layout/layout.h"
 #include "pipewright/modules/part_guard.h"
 
 namespace pipewright::fsdp {
 
-using comms::chunk_length;
+using layout::chunk_length;
 
 void ParamGroup::share_gather_stream(const ParamGroup& other) { gathers_ = other.gathers_; }
 

@@ -70,12 +70,12 @@ void ShardedUnit::add_prefix(const std::string& prefix) {
 // Says how the ranks of the unit store a tensor of `sizes`: sharded along `dim`, or each the whole.
 void ShardedUnit::distribute(const at::Tensor& tensor, std::vector<int64_t> sizes,
                              std::optional<int64_t> dim) {
-  using comms::TensorPlacement;
-  const comms::MeshLayout mesh(
+  using layout::TensorPlacement;
+  const layout::MeshLayout mesh(
       {{"dp_replicate", grads_.replicas()}, {"dp_shard", params_.ranks()}});
   const TensorPlacement shards =
       dim ? TensorPlacement::shard(static_cast<int>(*dim)) : TensorPlacement::replicate();
-  const comms::Layout layout(mesh, {TensorPlacement::replicate(), shards}, std::move(sizes));
+  const layout::Layout layout(mesh, {TensorPlacement::replicate(), shards}, std::move(sizes));
   const int rank = grads_.replica() * params_.ranks() + params_.group()->getRank();
   modules::distribute(tensor, {{layout, rank}, params_.group().get(), weak_from_this()});
 }

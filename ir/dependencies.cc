@@ -5,7 +5,6 @@
 #include "pipewright/ir/check.h"
 
 namespace pipewright::ir {
-
 namespace {
 
 // Sends the output of `from_stage` to the next stage.

@@ -10,7 +10,6 @@
 #include "pipewright/ir/printable.h"
 
 namespace pipewright::ir {
-
 namespace {
 
 // In UTF-8, a character is a leading byte and up to three continuation bytes 10xxxxxx.

@@ -3,7 +3,6 @@
 #include <cstdint>
 
 namespace pipewright::ir {
-
 namespace {
 
 // Size in bytes of the well-formed UTF-8 character (RFC 3629) at the start of `text`, or 0.

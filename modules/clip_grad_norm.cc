@@ -49,7 +49,7 @@ std::vector<AlikeGrads> alike_grads(const std::vector<GradsToClip>& parts) {
 std::vector<GradsToClip> grads_to_clip(const std::vector<at::Tensor>& parameters) {
   std::map<int, std::vector<at::Tensor>> by_copies;
   for (const at::Tensor& parameter : parameters) {
-    const comms::Layout layout = layout_of(parameter).layout;
+    const layout::Layout layout = layout_of(parameter).layout;
     int copies = 1;
     for (size_t i = 0; i < layout.placements().size(); ++i)
       copies *= layout.placements()[i].dim() ? 1 : layout.mesh().dims()[i].size;

@@ -24,19 +24,19 @@
 namespace pipewright::modules {
 namespace {
 
-using comms::LocalLayout;
-using comms::MeshDim;
-using comms::TensorPlacement;
+using layout::LocalLayout;
+using layout::MeshDim;
+using layout::TensorPlacement;
 
 // A distribution, and its owner, which keeps the group.
 struct Alive {
-  comms::Layout layout;
+  layout::Layout layout;
   int rank;
   c10d::Backend* group;
   std::shared_ptr<Distributor> owner;
 };
 
-bool has_dim(const comms::Layout& layout, const std::string& name) {
+bool has_dim(const layout::Layout& layout, const std::string& name) {
   return std::ranges::any_of(layout.mesh().dims(),
                              [&](const MeshDim& dim) { return dim.name == name; });
 }
@@ -105,13 +105,13 @@ std::optional<int64_t> sharded_dim(const Alive& distribution) {
 }
 
 LocalLayout layout_from(const at::Tensor& tensor, const std::vector<Alive>& list) {
-  if (list.empty()) return {comms::Layout(comms::MeshLayout({}), {}, tensor.sizes().vec()), 0};
+  if (list.empty()) return {layout::Layout(layout::MeshLayout({}), {}, tensor.sizes().vec()), 0};
   std::vector<MeshDim> dims;
   std::vector<TensorPlacement> placements;
   std::map<int, int64_t> pieces;  // by tensor dimension: of the wrappers so far
   int rank = 0, ranks = 1;
   for (const Alive& each : list) {
-    const comms::Layout& layout = each.layout;
+    const layout::Layout& layout = each.layout;
     const auto mesh = layout.mesh().dims();
     std::vector<TensorPlacement> further;
     std::map<int, int64_t> more = pieces;
@@ -129,8 +129,8 @@ LocalLayout layout_from(const at::Tensor& tensor, const std::vector<Alive>& list
     ranks *= layout.mesh().size();
   }
   const auto shape = list.front().layout.shape();
-  return {comms::Layout(comms::MeshLayout(std::move(dims)), std::move(placements),
-                        std::vector<int64_t>(shape.begin(), shape.end())),
+  return {layout::Layout(layout::MeshLayout(std::move(dims)), std::move(placements),
+                         std::vector<int64_t>(shape.begin(), shape.end())),
           rank};
 }
 
@@ -200,7 +200,7 @@ void set_full_tensor(const at::Tensor& parameter, const at::Tensor& whole) {
   at::Tensor part = whole.detach();
   for (const Alive& each : list) {
     if (const std::optional<int64_t> dim = sharded_dim(each))
-      part = comms::chunk_of(part, *dim, *each.group);
+      part = layout::chunk_of(part, *dim, *each.group);
   }
   if (!list.empty()) expect_part(parameter, layout_from(parameter, list));
   if (parameter.is_meta()) {

@@ -7,8 +7,8 @@
 #include <memory>
 #include <string>
 
-#include "pipewright/comms/layout.h"
 #include "pipewright/comms/world.h"
+#include "pipewright/layout/layout.h"
 
 // How the parameters and buffers of wrapped modules are distributed over ranks, by all wrappers
 // together, and their whole values. What PyTorch asks of a DTensor: its placements, full_tensor()
@@ -30,10 +30,10 @@
 namespace pipewright::modules {
 
 // The mesh of a tensor that nothing distributes has no dimensions.
-comms::LocalLayout layout_of(const at::Tensor& parameter);
+layout::LocalLayout layout_of(const at::Tensor& parameter);
 // Of all parameters and buffers, by name in the module: what a checkpoint needs
 // (checkpoint/torch/training_state.h).
-std::map<std::string, comms::LocalLayout> layouts(const torch::nn::Module& module);
+std::map<std::string, layout::LocalLayout> layouts(const torch::nn::Module& module);
 
 // The whole parameter, a new tensor on the device that stores this rank's part. Collective over the
 // ranks that have parts of it; in which order tensors are asked for must be the same on all of
@@ -57,8 +57,8 @@ class Distributor {
 
 // How one wrapper distributes a tensor, which may already be a part of another one.
 struct Distribution {
-  comms::LocalLayout layout;  // over the ranks of the wrapper; shards at most one dimension
-  c10d::Backend* group;       // the ranks over which it is sharded, by chunks; belongs to the owner
+  layout::LocalLayout layout;  // over the ranks of the wrapper; shards at most one dimension
+  c10d::Backend* group;  // the ranks over which it is sharded, by chunks; belongs to the owner
   std::weak_ptr<Distributor> owner;
 };
 

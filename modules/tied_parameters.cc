@@ -27,7 +27,7 @@ namespace {
 std::string text_of(const std::string& name, const std::vector<at::Tensor>& copies) {
   std::vector<std::string> texts;
   for (const at::Tensor& copy : copies) {
-    const comms::LocalLayout where = layout_of(copy);
+    const layout::LocalLayout where = layout_of(copy);
     texts.push_back(c10::str("`", name, "`, ", copy.scalar_type(), " ", where.layout.text(),
                              ", part ", where.rank));
   }
@@ -131,15 +131,15 @@ void TiedParameters::tie(const std::string& name, const std::vector<int>& ranks,
   ties_.push_back(tie);
   const std::vector<bool> is_distinct = are_distinct(ranks, copies, world_.rank(), group.get());
   const auto replicas = static_cast<int>(std::ranges::count(is_distinct, true));
-  const comms::MeshLayout mesh({{"tied", replicas}});
+  const layout::MeshLayout mesh({{"tied", replicas}});
   auto copy = copies.begin();
   int replica = 0;
   for (size_t i = 0; i < ranks.size(); ++i) {
     const bool is_mine = ranks[i] == world_.rank();
     if (is_distinct[i]) {
       if (is_mine) {
-        const comms::Layout layout(mesh, {comms::TensorPlacement::replicate()},
-                                   copy->sizes().vec());
+        const layout::Layout layout(mesh, {layout::TensorPlacement::replicate()},
+                                    copy->sizes().vec());
         distribute(*copy, {{layout, replica}, group.get(), tie});
       }
       ++replica;

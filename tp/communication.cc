@@ -12,17 +12,16 @@
 #include "pipewright/autograd/node_pointer.h"
 #include "pipewright/comms/chunk_gather.h"
 #include "pipewright/comms/group.h"
-#include "pipewright/comms/layout.h"
+#include "pipewright/layout/layout.h"
 
 namespace pipewright::tp {
-
 namespace {
 
 using Kind = Collective::Kind;
 
 // The length of this rank's chunk.
 int64_t length_of_mine(const Collective& collective, const comms::BackendPtr& group) {
-  return comms::chunk_of(collective.length, group->getSize(), group->getRank()).length;
+  return layout::chunk_of(collective.length, group->getSize(), group->getRank()).length;
 }
 
 void check_chunk(const at::Tensor& x, const Collective& collective,
@@ -56,7 +55,7 @@ PostedCollective post(const at::Tensor& x, const Collective& collective,
       posted.output_ = comms::gather_chunks(x, collective.dim, collective.length, *group);
       break;
     case Kind::kReduceScatter: {
-      const int64_t each = comms::chunk_length(collective.length, group->getSize());
+      const int64_t each = layout::chunk_length(collective.length, group->getSize());
       posted.input_ = comms::padded_rows(x, collective.dim, each * group->getSize());
       std::vector<int64_t> sizes = posted.input_.sizes().vec();
       sizes[0] = each;
@@ -65,7 +64,7 @@ PostedCollective post(const at::Tensor& x, const Collective& collective,
       break;
     }
     case Kind::kOwnChunk:
-      posted.output_ = comms::chunk_of(x, collective.dim, *group).contiguous();
+      posted.output_ = layout::chunk_of(x, collective.dim, *group).contiguous();
       break;
   }
   return posted;

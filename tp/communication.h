@@ -69,7 +69,7 @@ class CommunicationNode final : public autograd::CommunicatesGrad {
 // Communication of tensor parallelism as differentiable functions: what each does in forward, and
 // with the gradient in backward. The ranks of a group hold either equal copies of a tensor, or
 // partial sums of it, or chunks of it along one dimension, split as by torch.chunk
-// (comms/layout.h), so that later chunks may be shorter or empty.
+// (layout/layout.h), so that later chunks may be shorter or empty.
 //
 // clang-format off
 //   function         forward          backward         use

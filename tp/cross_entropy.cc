@@ -10,14 +10,14 @@
 #include <stdexcept>
 
 #include "pipewright/comms/group.h"
-#include "pipewright/comms/layout.h"
+#include "pipewright/layout/layout.h"
 #include "pipewright/tp/communication.h"
 
 namespace pipewright::tp {
 namespace {
 
 void check(const at::Tensor& logits, const at::Tensor& targets, int64_t vocabulary,
-           const comms::Chunk& mine) {
+           const layout::Chunk& mine) {
   std::vector<int64_t> expected = targets.sizes().vec();
   expected.push_back(mine.length);
   if (logits.sizes() != at::IntArrayRef(expected)) {
@@ -47,7 +47,7 @@ at::Tensor largest_on_all_ranks(const at::Tensor& logits, const comms::BackendPt
 
 // The logits of the targets in this rank's chunk, and 0 for all others.
 at::Tensor own_target_logits(const at::Tensor& logits, const at::Tensor& targets,
-                             const comms::Chunk& mine) {
+                             const layout::Chunk& mine) {
   if (mine.length == 0) return logits.sum(-1);  // zeros that are connected with the logits
   const at::Tensor local = targets - mine.begin;
   const at::Tensor others = local.lt(0).logical_or(local.ge(mine.length));
@@ -60,7 +60,7 @@ at::Tensor own_target_logits(const at::Tensor& logits, const at::Tensor& targets
 
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, int64_t vocabulary,
                          const comms::BackendPtr& group, const CrossEntropyOptions& options) {
-  const comms::Chunk mine = comms::chunk_of(vocabulary, group->getSize(), group->getRank());
+  const layout::Chunk mine = layout::chunk_of(vocabulary, group->getSize(), group->getRank());
   check(logits, targets, vocabulary, mine);
   const at::Tensor ignored = targets.eq(options.ignore_index);
   const at::Tensor unknown =

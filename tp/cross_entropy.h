@@ -22,7 +22,7 @@ struct CrossEntropyOptions {
 //   at::Tensor loss = tp::cross_entropy(logits, targets, vocabulary, mesh.group({"tp"}));
 //
 // `logits` are this rank's chunk along the last dimension, split as by torch.chunk
-// (comms/layout.h): chunks may be of different length or empty. `targets` has the other dimensions
+// (layout/layout.h): chunks may be of different length or empty. `targets` has the other dimensions
 // and tokens of the whole vocabulary. The result is the same on all ranks of `group`, in fp64 for
 // such logits and otherwise in fp32. On a device, a target outside of the vocabulary makes the loss
 // NaN.

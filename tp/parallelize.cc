@@ -24,7 +24,7 @@
 namespace pipewright::tp {
 namespace {
 
-using comms::TensorPlacement;
+using layout::TensorPlacement;
 
 std::vector<std::string> parts_of(const std::string& path) {
   std::vector<std::string> parts;
@@ -232,7 +232,7 @@ class ParallelizedModule final : public Parallelized,
       distribute(parameter.tensor, parameter.placement);
       if (!along) continue;
       // A copy, because a chunk would keep the whole weight alive.
-      const at::Tensor part = comms::chunk_of(parameter.tensor.detach(), *along, *group_)
+      const at::Tensor part = layout::chunk_of(parameter.tensor.detach(), *along, *group_)
                                   .clone(at::MemoryFormat::Contiguous);
       parameter.tensor.set_data(
           group_->getSize() == 1
@@ -256,8 +256,8 @@ class ParallelizedModule final : public Parallelized,
 
   // Of a tensor that is still whole.
   void distribute(const at::Tensor& tensor, const TensorPlacement& placement) {
-    const comms::Layout layout(comms::MeshLayout({{dim_, group_->getSize()}}), {placement},
-                               tensor.sizes().vec());
+    const layout::Layout layout(layout::MeshLayout({{dim_, group_->getSize()}}), {placement},
+                                tensor.sizes().vec());
     modules::distribute(tensor, {{layout, group_->getRank()}, group_.get(), weak_from_this()});
   }
 

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "pipewright/comms/layout.h"
 #include "pipewright/comms/mesh.h"
+#include "pipewright/layout/layout.h"
 #include "pipewright/modules/forward.h"
 
 // Tensor parallelism for LibTorch: Linear and Embedding modules of a model whose weights are split
@@ -47,8 +47,8 @@ class Style {
   // What differs from the style's default. TensorPlacement::replicate(): a copy on every rank.
   // shard(d): this rank's chunk along dimension d.
   struct Layouts {
-    std::optional<comms::TensorPlacement> input = std::nullopt;
-    std::optional<comms::TensorPlacement> output = std::nullopt;
+    std::optional<layout::TensorPlacement> input = std::nullopt;
+    std::optional<layout::TensorPlacement> output = std::nullopt;
     // Of the whole input along the dimension of shard(d). If it is not said, all chunks are taken
     // to be as long as this rank's.
     std::optional<int64_t> input_length = std::nullopt;

@@ -15,7 +15,7 @@ class SequenceParallel final : public SplitModule {
  public:
   SequenceParallel(torch::nn::Module& module, comms::BackendPtr group) : group_(std::move(group)) {
     for (const auto& named : module.named_parameters()) {
-      weights_.push_back({named.key(), named.value(), comms::TensorPlacement::replicate(),
+      weights_.push_back({named.key(), named.value(), layout::TensorPlacement::replicate(),
                           /*has_partial_grad=*/true});
     }
   }

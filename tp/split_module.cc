@@ -7,7 +7,7 @@
 
 #include <stdexcept>
 
-#include "pipewright/comms/layout.h"
+#include "pipewright/layout/layout.h"
 #include "pipewright/modules/part_guard.h"
 #include "pipewright/tp/communication.h"
 #include "pipewright/tp/overlap.h"
@@ -16,7 +16,7 @@
 namespace pipewright::tp {
 namespace {
 
-using comms::TensorPlacement;
+using layout::TensorPlacement;
 
 const TensorPlacement kCopy = TensorPlacement::replicate();
 const TensorPlacement kFeatures = TensorPlacement::shard(-1);
@@ -233,8 +233,8 @@ class SplitEmbedding final : public SplitModule {
  private:
   // The rows of this rank's part of the vocabulary, and zeros for all other indices.
   at::Tensor rows_of_mine(const Function& forward, const at::Tensor& indices) const {
-    const comms::Chunk mine =
-        comms::chunk_of(embedding_.options.num_embeddings(), group_->getSize(), group_->getRank());
+    const layout::Chunk mine =
+        layout::chunk_of(embedding_.options.num_embeddings(), group_->getSize(), group_->getRank());
     if (mine.length == 0) {  // no index is valid; the sum of no weights keeps the gradient defined
       std::vector<int64_t> sizes = indices.sizes().vec();
       sizes.push_back(embedding_.options.embedding_dim());

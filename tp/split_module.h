@@ -20,7 +20,7 @@ namespace pipewright::tp {
 struct SplitWeight {
   std::string name;  // within the module
   at::Tensor tensor;
-  comms::TensorPlacement placement;
+  layout::TensorPlacement placement;
   bool has_partial_grad = false;  // the sum over ranks is the gradient
 };
 

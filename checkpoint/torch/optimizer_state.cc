@@ -13,7 +13,6 @@
 #include <utility>
 
 namespace pipewright::checkpoint {
-
 namespace {
 
 constexpr std::array<std::pair<at::ScalarType, DType>, 15> kTypes = {{

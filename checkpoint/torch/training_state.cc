@@ -29,21 +29,21 @@ constexpr const char* kGroups = "optim.param_groups.";
 constexpr const char* kKind = "optim.name";
 
 // A tensor that is not distributed.
-comms::LocalLayout whole(const at::Tensor& tensor) {
-  return {comms::Layout(comms::MeshLayout({}), {}, tensor.sizes().vec()), 0};
+layout::LocalLayout whole(const at::Tensor& tensor) {
+  return {layout::Layout(layout::MeshLayout({}), {}, tensor.sizes().vec()), 0};
 }
 
 // Whether these are two copies of one part, as tied parameters are.
-bool are_replicas(const comms::LocalLayout& a, const comms::LocalLayout& b) {
+bool are_replicas(const layout::LocalLayout& a, const layout::LocalLayout& b) {
   return a.layout == b.layout && a.rank != b.rank &&
          a.layout.boxes(a.rank) == b.layout.boxes(b.rank);
 }
 
 // A scalar that each rank has that has the tensor.
-comms::LocalLayout scalar_beside(const comms::LocalLayout& where) {
-  const std::vector<comms::TensorPlacement> replicas(where.layout.placements().size(),
-                                                     comms::TensorPlacement::replicate());
-  return {comms::Layout(where.layout.mesh(), replicas, {}), where.rank};
+layout::LocalLayout scalar_beside(const layout::LocalLayout& where) {
+  const std::vector<layout::TensorPlacement> replicas(where.layout.placements().size(),
+                                                      layout::TensorPlacement::replicate());
+  return {layout::Layout(where.layout.mesh(), replicas, {}), where.rank};
 }
 
 // What this rank has of a tensor: its boxes, and the views of the local tensor that are these.
@@ -51,7 +51,7 @@ struct LocalBox {
   Box box;
   at::Tensor view;
 };
-std::vector<LocalBox> local_boxes(const at::Tensor& tensor, const comms::LocalLayout& where) {
+std::vector<LocalBox> local_boxes(const at::Tensor& tensor, const layout::LocalLayout& where) {
   const std::vector<Box> boxes = where.layout.boxes(where.rank);
   std::vector<LocalBox> result;
   for (const Box& box : boxes) {
@@ -85,7 +85,7 @@ std::span<std::byte> bytes_of(const at::Tensor& contiguous) {
 }
 
 void check_shape(const std::string& name, const at::Tensor& tensor,
-                 const comms::LocalLayout& where) {
+                 const layout::LocalLayout& where) {
   const std::vector<int64_t> local = where.layout.local_shape(where.rank);
   if (tensor.sizes() == at::IntArrayRef(local)) return;
   throw ContractError(c10::str("checkpoint: tensor `", name, "`: expected this rank's part, ",
@@ -96,7 +96,7 @@ void check_shape(const std::string& name, const at::Tensor& tensor,
 // Places that read into tensors: at once where their memory allows it, otherwise by finish().
 class Places {
  public:
-  void add(const std::string& name, const at::Tensor& tensor, const comms::LocalLayout& where) {
+  void add(const std::string& name, const at::Tensor& tensor, const layout::LocalLayout& where) {
     const DType dtype = stored_dtype(tensor, name);
     const std::vector<int64_t> shape(where.layout.shape().begin(), where.layout.shape().end());
     const std::vector<LocalBox> boxes = local_boxes(tensor, where);
@@ -156,7 +156,7 @@ std::vector<GroupOptions> group_options(const std::map<std::string, std::string>
 }  // namespace
 
 void TrainingState::add_module(const torch::nn::Module& module,
-                               const std::map<std::string, comms::LocalLayout>& layouts,
+                               const std::map<std::string, layout::LocalLayout>& layouts,
                                const std::string& prefix,
                                const std::map<std::string, std::string>& tied) {
   std::map<std::string, std::string> unused = tied;
@@ -214,7 +214,7 @@ void TrainingState::add_parts(const Entry& entry, Copy how, const StateSnapshot&
   // Not a structured binding: clang 14 cannot capture those.
   const std::string& name = entry.name;
   const at::Tensor& tensor = entry.tensor;
-  const comms::LocalLayout& where = entry.where;
+  const layout::LocalLayout& where = entry.where;
   check_shape(name, tensor, where);
   const std::vector<int64_t> shape(where.layout.shape().begin(), where.layout.shape().end());
   const auto add = [&](const Box& box, const at::Tensor& view) {
@@ -235,7 +235,8 @@ void TrainingState::add_parts(const Entry& entry, Copy how, const StateSnapshot&
     if (where.layout.owners(box.begin).front() == where.rank) add(box, view);
   }
   // A tensor without elements is nobody's box.
-  if (volume(whole_box(shape)) == 0 && where.rank == 0) add(whole_box(shape), tensor.detach());
+  if (volume(layout::whole_box(shape)) == 0 && where.rank == 0)
+    add(layout::whole_box(shape), tensor.detach());
 }
 
 void StateSnapshot::copy() {

@@ -12,7 +12,7 @@
 
 #include "pipewright/checkpoint/load.h"
 #include "pipewright/checkpoint/save.h"
-#include "pipewright/comms/layout.h"
+#include "pipewright/layout/layout.h"
 
 // What a rank of a training saves and loads: modules, plain or wrapped, and their optimizer.
 //
@@ -65,7 +65,7 @@ class TrainingState {
   // with `optim.`. Throws ContractError if its shape is not that of the rank's part, because the
   // module is not sharded now.
   void add_module(const torch::nn::Module& module,
-                  const std::map<std::string, comms::LocalLayout>& layouts = {},
+                  const std::map<std::string, layout::LocalLayout>& layouts = {},
                   const std::string& prefix = "",
                   const std::map<std::string, std::string>& tied = {});
 
@@ -99,7 +99,7 @@ class TrainingState {
   struct Entry {
     std::string name;
     at::Tensor tensor;  // this rank's part
-    comms::LocalLayout where;
+    layout::LocalLayout where;
     bool is_buffer = false;
   };
   enum class Copy { kNever, kAtOnce, kDeferred };

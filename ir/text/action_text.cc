@@ -14,7 +14,6 @@
 #include "pipewright/ir/text/spelling.h"
 
 namespace pipewright::ir {
-
 namespace {
 
 // `span` starts with a parenthesis.

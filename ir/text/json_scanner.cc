@@ -11,7 +11,6 @@
 #include "pipewright/ir/diagnostic.h"
 
 namespace pipewright::ir {
-
 namespace {
 
 using Json = nlohmann::json;

@@ -10,7 +10,6 @@
 #include "pipewright/ir/printable.h"
 
 namespace pipewright::ir {
-
 namespace {
 
 constexpr std::string_view kBold = "1", kRed = "1;31", kCyan = "1;36", kGreen = "1;32";

@@ -16,7 +16,6 @@
 #include "pipewright/ir/text/recording_reader.h"
 
 namespace pipewright::ir {
-
 namespace {
 
 constexpr std::string_view kJsonVersion = "1";

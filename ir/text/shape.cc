@@ -11,7 +11,6 @@
 #include "pipewright/ir/text/action_text.h"
 
 namespace pipewright::ir {
-
 namespace {
 
 struct Cell {

@@ -15,7 +15,6 @@
 #include "pipewright/schedules/registry.h"
 
 namespace pipewright::schedule {
-
 namespace {
 
 // ---- the source

@@ -23,7 +23,6 @@
 #include "pipewright/ir/populate.h"
 
 namespace pipewright::schedule {
-
 namespace {
 
 using ir::Action;

@@ -14,7 +14,6 @@
 #include "pipewright/schedule/lowering/place_receives.h"
 
 namespace pipewright::schedule {
-
 namespace {
 
 constexpr std::string_view kForwardOnly = "forward_only", kMergeBackward = "merge_backward",

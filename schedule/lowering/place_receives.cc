@@ -29,7 +29,6 @@
 #include "pipewright/schedule/graph/channel_graph.h"
 
 namespace pipewright::schedule {
-
 namespace {
 
 constexpr uint32_t kNone = ChannelGraph::kNone;

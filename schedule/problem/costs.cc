@@ -12,7 +12,6 @@
 #include "pipewright/ir/printable.h"
 
 namespace pipewright::schedule {
-
 namespace {
 
 using ir::ActionKind;

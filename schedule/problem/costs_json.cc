@@ -20,7 +20,6 @@
 #include "pipewright/ir/text/spelling.h"
 
 namespace pipewright::schedule {
-
 namespace {
 
 using Json = nlohmann::json;

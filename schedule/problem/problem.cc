@@ -8,7 +8,6 @@
 #include <vector>
 
 namespace pipewright::schedule {
-
 namespace {
 
 using ir::ActionKind;

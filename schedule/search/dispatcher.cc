@@ -20,7 +20,6 @@
 #include <algorithm>
 
 namespace pipewright::schedule::search {
-
 namespace {
 
 // Added to a target, it is later than all others, and leaves room for a key's low bits.

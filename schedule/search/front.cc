@@ -11,7 +11,6 @@
 #include "pipewright/schedule/search/words.h"
 
 namespace pipewright::schedule::search {
-
 namespace {
 
 struct Family {

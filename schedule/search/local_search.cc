@@ -22,7 +22,6 @@
 #include "pipewright/schedule/problem/problem.h"
 
 namespace pipewright::schedule::search {
-
 namespace {
 
 constexpr int kEvaluationsPerMove = 6;  // what a move costs beside the nodes it computes

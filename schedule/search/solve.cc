@@ -25,7 +25,6 @@
 #include "pipewright/schedule/search/templates.h"
 
 namespace pipewright::schedule::search {
-
 namespace {
 
 constexpr int kLanes = 8;

@@ -7,7 +7,6 @@
 #include <utility>
 
 namespace pipewright::schedule {
-
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();

@@ -14,7 +14,6 @@
 #include <vector>
 
 namespace pipewright::schedule {
-
 namespace {
 
 constexpr double kEver = std::numeric_limits<double>::lowest();

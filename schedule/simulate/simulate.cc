@@ -15,7 +15,6 @@
 #include "pipewright/schedule/simulate/walks.h"
 
 namespace pipewright::schedule {
-
 namespace {
 
 const ir::Action& action_at(uint32_t number, const ChannelGraph& graph,

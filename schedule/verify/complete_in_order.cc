@@ -8,7 +8,6 @@
 #include "pipewright/schedule/verify/verify_checks.h"
 
 namespace pipewright::schedule {
-
 namespace {
 
 using ir::ActionKind;

@@ -17,7 +17,6 @@
 #include "pipewright/schedule/verify/verify_checks.h"
 
 namespace pipewright::schedule {
-
 namespace {
 
 void add(std::string_view check, std::vector<std::string_view>* checked) {

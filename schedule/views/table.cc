@@ -8,7 +8,6 @@
 #include "pipewright/ir/text/action_text.h"
 
 namespace pipewright::schedule {
-
 namespace {
 
 constexpr std::array<std::string_view, 3> all(std::string_view color) {

@@ -14,7 +14,6 @@
 #include "pipewright/schedule/simulate/memory_model.h"
 
 namespace pipewright::schedule {
-
 namespace {
 
 constexpr std::string_view kNames[] = {"compute", "send", "receive", "data-parallel"};

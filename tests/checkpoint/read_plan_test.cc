@@ -11,15 +11,15 @@
 #include <stdexcept>
 
 #include "pipewright/checkpoint/save.h"
-#include "pipewright/comms/layout.h"
+#include "pipewright/layout/layout.h"
 #include "tests/checkpoint/scratch.h"
 
 namespace pipewright::checkpoint {
 namespace {
 
-using comms::Layout;
-using comms::MeshLayout;
-using comms::TensorPlacement;
+using layout::Layout;
+using layout::MeshLayout;
+using layout::TensorPlacement;
 using Index = std::vector<int64_t>;
 
 // All indices of a box, in row-major order.
@@ -81,7 +81,7 @@ TEST(BoxesTest, CoverageCountsEachElement) {
     std::vector<Box> boxes;
     if (run % 2 == 0) {
       // A tiling, of which a box is sometimes missing or there twice.
-      std::vector<Box> parts = {whole_box(shape)};
+      std::vector<Box> parts = {layout::whole_box(shape)};
       for (int cuts = 0; cuts < 3; ++cuts) {
         const Box cut = random_box(&random, shape);
         std::vector<Box> next;
@@ -104,13 +104,13 @@ TEST(BoxesTest, CoverageCountsEachElement) {
     for (const Box& box : boxes) {
       for (const Index& index : indices_of(box)) ++times[index];
     }
-    const Coverage coverage = cover(shape, boxes);
+    const layout::Coverage coverage = layout::cover(shape, boxes);
     std::set<Index> gaps;
     for (const Box& gap : coverage.gaps) {
       for (const Index& index : indices_of(gap)) gaps.insert(index);
     }
     bool overlaps = false;
-    for (const Index& index : indices_of(whole_box(shape))) {
+    for (const Index& index : indices_of(layout::whole_box(shape))) {
       EXPECT_EQ(gaps.contains(index), times[index] == 0);
       overlaps = overlaps || times[index] > 1;
     }
@@ -184,7 +184,7 @@ TEST(ReadPlanTest, AnyLayoutIsLoadedFromAnyOther) {
         snapshot.parts.push_back({"t" + std::to_string(tensor),
                                   DType::kU16,
                                   shapes[tensor],
-                                  whole_box(shapes[tensor]),
+                                  layout::whole_box(shapes[tensor]),
                                   {},
                                   layout.text()});
     }
@@ -220,7 +220,7 @@ TEST(ReadPlanTest, AnyLayoutIsLoadedFromAnyOther) {
 
 // One tensor in one file, saved whole at offset 0.
 std::map<std::string, WholeTensor> whole_tensor(DType dtype, const std::vector<int64_t>& shape) {
-  return {{"w", {dtype, shape, {{whole_box(shape), 0, 0}}}}};
+  return {{"w", {dtype, shape, {{layout::whole_box(shape), 0, 0}}}}};
 }
 
 TEST(ReadPlanTest, AdjacentBytesAreOneRun) {

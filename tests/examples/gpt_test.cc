@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "examples/layer_split.h"
-#include "pipewright/comms/layout.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/recording_backend.h"
+#include "pipewright/layout/layout.h"
 #include "pipewright/modules/forward.h"
 #include "pipewright/tp/parallelize.h"
 #include "tests/support/training/on_ranks.h"
@@ -37,7 +37,7 @@ at::Tensor tokens() { return at::arange(kBatch * 6).mul(31).remainder(kVocabular
 // This rank's part of `whole`, if a local tensor has the sizes of `local`.
 at::Tensor part_of(at::Tensor whole, const at::Tensor& local, const Rank& self) {
   for (int64_t d = 0; d < whole.dim(); ++d) {
-    const comms::Chunk mine = comms::chunk_of(whole.size(d), self.world->size(), self.rank);
+    const layout::Chunk mine = layout::chunk_of(whole.size(d), self.world->size(), self.rank);
     if (local.size(d) != whole.size(d)) whole = whole.narrow(d, mine.begin, mine.length);
   }
   return whole;

@@ -11,8 +11,8 @@
 #include <tuple>
 #include <vector>
 
-#include "pipewright/comms/layout.h"
 #include "pipewright/fsdp/fully_shard.h"
+#include "pipewright/layout/layout.h"
 #include "pipewright/modules/clip_grad_norm.h"
 #include "tests/fsdp/sharding.h"
 #include "tests/support/ranks/ground.h"
@@ -43,7 +43,7 @@ TEST(Chunk, IsTorchChunk) {
     for (int64_t ranks = 1; ranks <= 9; ++ranks) {
       const auto chunks = at::arange(length).chunk(ranks);
       for (int64_t rank = 0; rank < ranks; ++rank) {
-        const comms::Chunk got = comms::chunk_of(length, ranks, rank);
+        const layout::Chunk got = layout::chunk_of(length, ranks, rank);
         const bool there = rank < static_cast<int64_t>(chunks.size()) && length > 0;
         ASSERT_EQ(got.length, there ? chunks[static_cast<size_t>(rank)].numel() : 0);
         if (got.length > 0) {

@@ -174,7 +174,7 @@ TEST(TiedParameters, AreReplicasForClippingAndCheckpoints) {
     size_t own = 0;
     for (size_t i = 0; i < kRanks.size(); ++i) {
       if (kRanks[i] != self.rank) continue;
-      const comms::LocalLayout where = layout_of(copies[own++]);
+      const layout::LocalLayout where = layout_of(copies[own++]);
       EXPECT_EQ(where.layout.text(), "[2, 3] tied=3:replicate");
       EXPECT_EQ(where.rank, i);
     }

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "pipewright/autograd/split_backward.h"
-#include "pipewright/comms/layout.h"
+#include "pipewright/layout/layout.h"
 #include "tests/support/ranks/ground.h"
 #include "tests/support/training/on_ranks.h"
 
@@ -32,7 +32,7 @@ struct Case {
     return sizes;
   }
   at::Tensor chunk(const at::Tensor& whole, int rank) const {
-    const comms::Chunk mine = comms::chunk_of(length, ranks, rank);
+    const layout::Chunk mine = layout::chunk_of(length, ranks, rank);
     return whole.narrow(dim, mine.begin, mine.length);
   }
   std::string text() const {

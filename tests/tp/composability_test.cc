@@ -23,7 +23,7 @@ namespace pipewright::tp {
 namespace {
 
 using comms::Mesh;
-using comms::MeshDim;
+using layout::MeshDim;
 using tests::ModulePtr;
 using tests::on_ranks;
 using tests::Rank;

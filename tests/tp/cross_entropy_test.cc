@@ -7,8 +7,8 @@
 
 #include <limits>
 
-#include "pipewright/comms/layout.h"
 #include "pipewright/comms/recording_backend.h"
+#include "pipewright/layout/layout.h"
 #include "tests/support/ranks/ground.h"
 #include "tests/support/training/named_wait.h"
 #include "tests/support/training/on_ranks.h"
@@ -29,7 +29,7 @@ at::Tensor numbers(at::IntArrayRef sizes) {
 at::Tensor tokens(const std::vector<int64_t>& values) { return at::tensor(values); }
 
 at::Tensor part_of(const at::Tensor& whole, const Rank& self) {
-  const comms::Chunk mine = comms::chunk_of(whole.size(-1), self.world->size(), self.rank);
+  const layout::Chunk mine = layout::chunk_of(whole.size(-1), self.world->size(), self.rank);
   return whole.narrow(-1, mine.begin, mine.length);
 }
 

@@ -24,7 +24,7 @@ namespace {
 
 namespace nn = torch::nn;
 using comms::Mesh;
-using comms::TensorPlacement;
+using layout::TensorPlacement;
 using tests::on_ranks;
 using tests::Rank;
 

@@ -36,9 +36,9 @@ const Plan kPlan = {{"in_proj", colwise_parallel()}, {"out_proj", rowwise_parall
 using Wrap = std::function<std::shared_ptr<void>(tests::TestModule&, Mesh&)>;
 
 // New values for all parameters: every rank has them then, and the forward is that of a plain copy.
-void expect_replaceable(const std::vector<comms::MeshDim>& dims, const Wrap& wrap) {
+void expect_replaceable(const std::vector<layout::MeshDim>& dims, const Wrap& wrap) {
   int ranks = 1;
-  for (const comms::MeshDim& dim : dims) ranks *= dim.size;
+  for (const layout::MeshDim& dim : dims) ranks *= dim.size;
   on_ranks(ranks, [&](Rank& self) {
     Mesh mesh(*self.world, dims);
     for (const int64_t dim : {3, 4}) {

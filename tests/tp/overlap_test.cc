@@ -22,7 +22,7 @@ namespace {
 
 namespace nn = torch::nn;
 using comms::Mesh;
-using comms::TensorPlacement;
+using layout::TensorPlacement;
 using tests::on_ranks;
 using tests::Rank;
 const Events kSum = {"products", "all-reduce", "products", "wait"};
@@ -42,7 +42,7 @@ struct Layers {
   Layers(Rank& self, const Case& of)
       : plain(nn::LinearOptions(kIn, kOut).bias(of.bias)), split(plain->options) {
     world.emplace(noted(*self.world));
-    mesh.emplace(*world, std::vector<comms::MeshDim>{{"tp", 2}});
+    mesh.emplace(*world, std::vector<layout::MeshDim>{{"tp", 2}});
     for (const auto& each : {plain.ptr(), split.ptr()}) {
       const torch::NoGradGuard no_grad;
       each->to(at::kDouble);

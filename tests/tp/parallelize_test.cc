@@ -6,8 +6,8 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
-#include "pipewright/comms/layout.h"
 #include "pipewright/comms/mesh.h"
+#include "pipewright/layout/layout.h"
 #include "pipewright/modules/distribution.h"
 #include "pipewright/modules/forward.h"
 #include "tests/support/training/modules.h"
@@ -19,7 +19,7 @@ namespace {
 
 namespace nn = torch::nn;
 using comms::Mesh;
-using comms::TensorPlacement;
+using layout::TensorPlacement;
 using tests::on_ranks;
 using tests::Rank;
 
@@ -27,7 +27,7 @@ const TensorPlacement kCopy = TensorPlacement::replicate();
 
 at::Tensor chunk(const at::Tensor& whole, const std::optional<int>& dim, const Rank& self) {
   if (!dim) return whole;
-  const comms::Chunk mine = comms::chunk_of(whole.size(*dim), self.world->size(), self.rank);
+  const layout::Chunk mine = layout::chunk_of(whole.size(*dim), self.world->size(), self.rank);
   return whole.narrow(*dim, mine.begin, mine.length);
 }
 

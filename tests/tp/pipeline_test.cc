@@ -111,7 +111,7 @@ Reference train_reference(int copies) {
 }
 
 struct Ranks {
-  std::vector<comms::MeshDim> mesh;  // pp 2, tp 2 and `data_parallel`
+  std::vector<layout::MeshDim> mesh;  // pp 2, tp 2 and `data_parallel`
   std::vector<std::string> data_parallel;
 };
 const Ranks k3d = {{{"dp", 2}, {"pp", 2}, {"tp", 2}}, {"dp"}};
@@ -126,7 +126,7 @@ void expect_parity(const schedules::ScheduleSpec& spec, const Ranks& ranks, bool
                    const fsdp::Options& options) {
   const bool is_rounded = options.mixed_precision.param_dtype.has_value();
   at::set_num_threads(1);
-  const int num_ranks = comms::MeshLayout(ranks.mesh).size();
+  const int num_ranks = layout::MeshLayout(ranks.mesh).size();
   const Reference reference = train_reference(num_ranks / 4);
   const auto whole = reference.model->named_parameters();
   // bf16: not much worse than one process, which rounds fewer sums.

@@ -27,7 +27,7 @@ namespace {
 
 namespace nn = torch::nn;
 using comms::Mesh;
-using comms::TensorPlacement;
+using layout::TensorPlacement;
 using tests::on_ranks;
 using tests::Rank;
 
@@ -201,7 +201,7 @@ TEST(Transformer, test_2d_transformer_shard_diff_dim) {
       int matrices = 0;
       for (const auto& named : module->named_parameters()) {
         const at::Tensor& parameter = named.value();
-        const comms::Layout layout = modules::layout_of(parameter).layout;
+        const layout::Layout layout = modules::layout_of(parameter).layout;
         const bool is_used = !variant.tied || named.key() != "output.weight";
         if (parameter.dim() == 2 && is_used) {
           ++matrices;
@@ -259,11 +259,11 @@ TEST(Transformer, CollectivesOfABlock) {
 
 // The norm over all parameters, and clipped gradients, are those of one process. A parameter that
 // some ranks have alike counts once.
-void expect_clipped(const std::vector<comms::MeshDim>& dims,
+void expect_clipped(const std::vector<layout::MeshDim>& dims,
                     const std::vector<std::string>& data_parallel, bool sequence,
                     bool is_sharded = true) {
   int ranks = 1;
-  for (const comms::MeshDim& dim : dims) ranks *= dim.size;
+  for (const layout::MeshDim& dim : dims) ranks *= dim.size;
   for (const double norm_type : {2.0, 1.0, 3.0, std::numeric_limits<double>::infinity()}) {
     on_ranks(ranks, [&](Rank& self) {
       comms::World recorded = self.world->wrapped(

@@ -29,7 +29,7 @@ using tests::on_ranks;
 using tests::Rank;
 
 constexpr int64_t kBatch = 3, kSequence = 6, kDim = 4, kHidden = 8;
-const comms::TensorPlacement kAlongSequence = comms::TensorPlacement::shard(1);
+const layout::TensorPlacement kAlongSequence = layout::TensorPlacement::shard(1);
 
 struct Scale : nn::Module {
   explicit Scale(int64_t size) { weight = register_parameter("weight", at::ones({size})); }

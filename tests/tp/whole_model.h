@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/comms/layout.h"
+#include "pipewright/layout/layout.h"
 #include "pipewright/modules/distribution.h"
 
 // Compares a model that is spread over ranks with a plain copy, which every rank has.
@@ -21,13 +21,13 @@ inline bool is_close(const at::Tensor& expected, const at::Tensor& got) {
 
 // The chunk of `rank` along `dim`.
 inline at::Tensor chunk_of(const at::Tensor& whole, int64_t dim, int ranks, int rank) {
-  const comms::Chunk mine = comms::chunk_of(whole.size(dim), ranks, rank);
+  const layout::Chunk mine = layout::chunk_of(whole.size(dim), ranks, rank);
   return whole.narrow(dim, mine.begin, mine.length);
 }
 
 // The part of a whole parameter, or of its gradient, that a rank with layout `of` has.
-inline at::Tensor part_of(const at::Tensor& whole, const comms::LocalLayout& of) {
-  const std::vector<comms::Box> boxes = of.layout.boxes(of.rank);
+inline at::Tensor part_of(const at::Tensor& whole, const layout::LocalLayout& of) {
+  const std::vector<layout::Box> boxes = of.layout.boxes(of.rank);
   if (boxes.empty()) return at::empty(of.layout.local_shape(of.rank), whole.options());
   EXPECT_EQ(boxes.size(), 1u);
   at::Tensor part = whole;
@@ -45,7 +45,7 @@ inline void expect_parts(const torch::nn::Module& plain, const torch::nn::Module
   const auto layouts = modules::layouts(module);
   for (const auto& named : plain.named_parameters()) {
     const at::Tensor &expected = named.value(), &got = parameters[named.key()];
-    const comms::LocalLayout& layout = layouts.at(named.key());
+    const layout::LocalLayout& layout = layouts.at(named.key());
     EXPECT_TRUE(is_close(part_of(expected, layout), got)) << named.key() << when;
     ASSERT_EQ(expected.grad().defined(), got.grad().defined()) << named.key() << when;
     if (!expected.grad().defined()) continue;

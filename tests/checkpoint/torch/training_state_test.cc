@@ -129,7 +129,7 @@ std::map<std::string, std::vector<std::byte>> contents(const fs::path& path) {
   for (const auto& [name, tensor] : checkpoint.tensors()) {
     std::vector<std::byte>& data = result[name];
     data.resize(*bytes_of(tensor.dtype, tensor.shape));
-    const WantedBox wanted{name, whole_box(tensor.shape)};
+    const WantedBox wanted{name, layout::whole_box(tensor.shape)};
     const std::span<std::byte> buffer = data;
     read(plan_reads(checkpoint.tensors(), {&wanted, 1}), checkpoint, {&buffer, 1});
   }
@@ -302,8 +302,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Worlds,
 
 // A layout of which a rank has two boxes: rank 1 of 2 has columns 1 and 3.
 TEST(TrainingState, SeveralBoxesOfOneTensor) {
-  const comms::MeshLayout mesh({{"a", 2}});
-  const comms::Layout layout(mesh, {comms::TensorPlacement::strided_shard(1, 2)}, {3, 4});
+  const layout::MeshLayout mesh({{"a", 2}});
+  const layout::Layout layout(mesh, {layout::TensorPlacement::strided_shard(1, 2)}, {3, 4});
   ASSERT_EQ(layout.boxes(1).size(), 2u);
   const at::Tensor whole = at::rand({3, 4});
   const fs::path folder = scratch_folder("boxes");
@@ -607,8 +607,8 @@ TEST(TrainingState, WrongUse) {
   EXPECT_EQ(error_of([&] { state.set_optimizer(stranger); }),
             "checkpoint: the optimizer has a parameter of sizes [7, 5]: expected those of modules "
             "that were added before");
-  const comms::Layout layout(comms::MeshLayout({{"dp_shard", 2}}),
-                             {comms::TensorPlacement::shard(0)}, {7, 5});
+  const layout::Layout layout(layout::MeshLayout({{"dp_shard", 2}}),
+                              {layout::TensorPlacement::shard(0)}, {7, 5});
   TrainingState sharded;
   EXPECT_THROW(sharded.add_module(*net.first, {{"linear.weight", {layout, 0}}}), ContractError);
 

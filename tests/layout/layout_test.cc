@@ -1,11 +1,11 @@
-#include "pipewright/comms/layout.h"
+#include "pipewright/layout/layout.h"
 
 #include <gtest/gtest.h>
 
 #include <numeric>
 #include <stdexcept>
 
-namespace pipewright::comms {
+namespace pipewright::layout {
 namespace {
 
 using Indices = std::vector<int64_t>;
@@ -256,4 +256,4 @@ TEST(Layout, ParsingNamesThePlace) {
 }
 
 }  // namespace
-}  // namespace pipewright::comms
+}  // namespace pipewright::layout

@@ -1,5 +1,5 @@
-#ifndef PIPEWRIGHT_COMMS_LAYOUT_H_
-#define PIPEWRIGHT_COMMS_LAYOUT_H_
+#ifndef PIPEWRIGHT_LAYOUT_LAYOUT_H_
+#define PIPEWRIGHT_LAYOUT_LAYOUT_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -9,10 +9,13 @@
 #include <string_view>
 #include <vector>
 
+// How a tensor lies over the ranks of a mesh, as values: chunks of a dimension, the mesh, and the
+// layout of a whole tensor. Pure arithmetic, without LibTorch or communication.
+
+namespace pipewright::layout {
+
 // How a dimension is split into one chunk per rank, like torch.chunk: all chunks have
 // chunk_length() elements except those at the end, which may be shorter or empty. Without LibTorch.
-
-namespace pipewright::comms {
 
 // The length of the first chunks, which is the largest. `ranks` must be at least 1.
 constexpr int64_t chunk_length(int64_t length, int64_t ranks) {
@@ -33,6 +36,45 @@ constexpr Chunk chunk_of(int64_t length, int64_t ranks, int64_t rank) {
   return {begin, std::min(begin + each, length) - begin};
 }
 
+// The layout of a device mesh: ranks 0 to N-1 in row-major order over named dimensions, as in
+// PyTorch's init_device_mesh. An immutable value without communication or LibTorch, safe to use
+// from any thread.
+//
+//   {{"pp", 2}, {"dp", 3}}     pp 0: ranks 0 1 2     pp 1: ranks 3 4 5
+
+struct MeshDim {
+  std::string name;
+  int size;
+
+  friend bool operator==(const MeshDim&, const MeshDim&) = default;
+};
+
+class MeshLayout {
+ public:
+  // Throws std::invalid_argument if a name appears twice or a size is below 1.
+  explicit MeshLayout(std::vector<MeshDim> dims);
+
+  std::span<const MeshDim> dims() const { return dims_; }
+  int size() const;  // number of ranks
+  // The size of one dimension. This and the following throw std::invalid_argument, listing the
+  // dimensions, if there is no such dimension.
+  int size(std::string_view dim) const;
+
+  // The coordinate of `rank` along `dim`.
+  int coordinate(int rank, std::string_view dim) const;
+  // `rank` and the ranks that differ from it only along `dims`, ascending. For example, the
+  // data-parallel copies of a rank are its peers along {"dp_replicate", "dp_shard"}.
+  std::vector<int> peers(int rank, std::span<const std::string> dims) const;
+
+  friend bool operator==(const MeshLayout&, const MeshLayout&) = default;
+
+ private:
+  size_t index_of(std::string_view dim) const;
+  int stride(size_t index) const;  // distance between adjacent ranks along a dimension
+
+  std::vector<MeshDim> dims_;
+};
+
 // How a tensor is distributed over the ranks of a mesh, as a value: a mesh, one placement per mesh
 // dimension, and the shape of the whole tensor. From these follow the boxes that a rank owns and
 // the ranks that own an element. What PyTorch's DTensor knows about a tensor, without the tensor;
@@ -44,7 +86,7 @@ constexpr Chunk chunk_of(int64_t length, int64_t ranks, int64_t rank) {
 //   layout.boxes(1)   {{begin {5, 0}, sizes {2, 4}}}      dp 0, tp 1 owns rows 5 and 6
 //   layout.text()     "[9, 4] dp=2:strided_shard(0,2) tp=2:shard(0)"
 //
-// Every split is that of torch.chunk (layout.h). Immutable values; safe to use from any thread.
+// Every split is that of torch.chunk (chunk_of). Immutable values; safe to use from any thread.
 
 // What one mesh dimension does with a tensor.
 class TensorPlacement {
@@ -150,45 +192,6 @@ struct LocalLayout {
 // constructor refuses.
 Layout parse_layout(std::string_view text);
 
-// The layout of a device mesh: ranks 0 to N-1 in row-major order over named dimensions, as in
-// PyTorch's init_device_mesh. An immutable value without communication or LibTorch, safe to use
-// from any thread.
-//
-//   {{"pp", 2}, {"dp", 3}}     pp 0: ranks 0 1 2     pp 1: ranks 3 4 5
+}  // namespace pipewright::layout
 
-struct MeshDim {
-  std::string name;
-  int size;
-
-  friend bool operator==(const MeshDim&, const MeshDim&) = default;
-};
-
-class MeshLayout {
- public:
-  // Throws std::invalid_argument if a name appears twice or a size is below 1.
-  explicit MeshLayout(std::vector<MeshDim> dims);
-
-  std::span<const MeshDim> dims() const { return dims_; }
-  int size() const;  // number of ranks
-  // The size of one dimension. This and the following throw std::invalid_argument, listing the
-  // dimensions, if there is no such dimension.
-  int size(std::string_view dim) const;
-
-  // The coordinate of `rank` along `dim`.
-  int coordinate(int rank, std::string_view dim) const;
-  // `rank` and the ranks that differ from it only along `dims`, ascending. For example, the
-  // data-parallel copies of a rank are its peers along {"dp_replicate", "dp_shard"}.
-  std::vector<int> peers(int rank, std::span<const std::string> dims) const;
-
-  friend bool operator==(const MeshLayout&, const MeshLayout&) = default;
-
- private:
-  size_t index_of(std::string_view dim) const;
-  int stride(size_t index) const;  // distance between adjacent ranks along a dimension
-
-  std::vector<MeshDim> dims_;
-};
-
-}  // namespace pipewright::comms
-
-#endif  // PIPEWRIGHT_COMMS_LAYOUT_H_
+#endif  // PIPEWRIGHT_LAYOUT_LAYOUT_H_

@@ -11,9 +11,9 @@
 #include <set>
 #include <stdexcept>
 
-#include "pipewright/comms/layout.h"
+#include "pipewright/layout/layout.h"
 
-namespace pipewright::comms {
+namespace pipewright::layout {
 namespace {
 
 using Indices = std::vector<int64_t>;
@@ -175,4 +175,4 @@ TEST(Layout, EachHasItsOwnTextAndIsReadBack) {
 }
 
 }  // namespace
-}  // namespace pipewright::comms
+}  // namespace pipewright::layout

@@ -2,9 +2,9 @@
 
 #include <stdexcept>
 
-#include "pipewright/comms/layout.h"
+#include "pipewright/layout/layout.h"
 
-namespace pipewright::comms {
+namespace pipewright::layout {
 namespace {
 
 std::vector<int> peers(const MeshLayout& mesh, int rank, std::vector<std::string> dims) {
@@ -43,4 +43,4 @@ TEST(MeshLayout, Errors) {
 }
 
 }  // namespace
-}  // namespace pipewright::comms
+}  // namespace pipewright::layout
