@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "examples/gpt.h"
-#include "pipewright/comms/gloo.h"
+#include "pipewright/comms/gloo/gloo.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/fsdp/fully_shard.h"

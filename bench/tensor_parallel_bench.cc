@@ -23,7 +23,7 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/comms/gloo.h"
+#include "pipewright/comms/gloo/gloo.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/modules/forward.h"
 #include "pipewright/tp/parallelize.h"

@@ -10,7 +10,7 @@
 #include <charconv>
 #include <fstream>
 
-#include "pipewright/comms/environment.h"
+#include "pipewright/comms/process/environment.h"
 #include "pipewright/ir/printable.h"
 
 namespace pipewright::checkpoint {

@@ -303,15 +303,15 @@ set(pipewright_checkpoint_sources
     checkpoint/save.cc
     checkpoint/manifest.cc
     checkpoint/stored_checkpoint.cc
-    comms/addresses.cc
-    comms/dump_signal.cc
-    comms/environment.cc
-    comms/error_file.cc
-    comms/environment.cc
+    comms/process/addresses.cc
+    comms/process/dump_signal.cc
+    comms/process/environment.cc
+    comms/process/error_file.cc
+    comms/process/environment.cc
     comms/layout.cc
-    comms/mailboxes.cc
+    comms/threads/mailboxes.cc
     comms/layout.cc
-    comms/environment.cc
+    comms/process/environment.cc
 )
 
 set(pipewright_checkpoint_headers
@@ -336,17 +336,17 @@ set(pipewright_checkpoint_headers
     checkpoint/save.h
     checkpoint/manifest.h
     checkpoint/stored_checkpoint.h
-    comms/addresses.h
+    comms/process/addresses.h
     comms/layout.h
-    comms/dump_signal.h
-    comms/environment.h
-    comms/error_file.h
-    comms/environment.h
+    comms/process/dump_signal.h
+    comms/process/environment.h
+    comms/process/error_file.h
+    comms/process/environment.h
     comms/layout.h
-    comms/mailboxes.h
+    comms/threads/mailboxes.h
     comms/layout.h
-    comms/environment.h
-    comms/steady_seconds.h
+    comms/process/environment.h
+    comms/process/steady_seconds.h
 )
 
 set(pipewright_cli_sources
@@ -390,32 +390,32 @@ set(pipewright_executor_sources
     checkpoint/torch/optimizer_state.cc
     checkpoint/torch/optimizer_state.cc
     checkpoint/torch/training_state.cc
-    comms/abortable_gloo.cc
-    comms/abortable_gloo.cc
+    comms/torch_gaps/abortable_gloo.cc
+    comms/torch_gaps/abortable_gloo.cc
     comms/agreement.cc
-    comms/bounded_store.cc
+    comms/torch_gaps/bounded_store.cc
     comms/channels.cc
     comms/chunk_gather.cc
     comms/clock_offset.cc
     comms/collective_log.cc
     comms/device_collectives.cc
     comms/device_event.cc
-    comms/failure_domain.cc
-    comms/failure_report.cc
-    comms/gloo.cc
+    comms/failure/failure_domain.cc
+    comms/failure/failure_report.cc
+    comms/gloo/gloo.cc
     comms/group.cc
-    comms/kept_memory.cc
-    comms/lifeline.cc
+    comms/gloo/kept_memory.cc
+    comms/failure/lifeline.cc
     comms/mesh.cc
-    comms/send_queue.cc
+    comms/gloo/send_queue.cc
     comms/store_address.cc
     comms/store_exchange.cc
     comms/device_event.cc
-    comms/tensor_operation.cc
-    comms/thread_backend.cc
-    comms/threads.cc
+    comms/threads/tensor_operation.cc
+    comms/threads/thread_backend.cc
+    comms/threads/threads.cc
     comms/vote.cc
-    comms/watcher.cc
+    comms/failure/watcher.cc
     comms/world.cc
     ddp/grad_buckets.cc
     ddp/comm_hooks.cc
@@ -503,32 +503,32 @@ set(pipewright_executor_headers
     checkpoint/torch/optimizer_state.h
     checkpoint/torch/optimizer_state.h
     checkpoint/torch/training_state.h
-    comms/abortable_gloo.h
-    comms/abortable_gloo.h
+    comms/torch_gaps/abortable_gloo.h
+    comms/torch_gaps/abortable_gloo.h
     comms/agreement.h
-    comms/batch_threads.h
-    comms/bounded_store.h
+    comms/torch_gaps/batch_threads.h
+    comms/torch_gaps/bounded_store.h
     comms/channels.h
     comms/chunk_gather.h
     comms/clock_offset.h
     comms/collective_log.h
     comms/device_collectives.h
     comms/device_event.h
-    comms/failure_domain.h
-    comms/gloo.h
+    comms/failure/failure_domain.h
+    comms/gloo/gloo.h
     comms/group.h
     comms/device_event.h
-    comms/kept_memory.h
-    comms/lifeline.h
+    comms/gloo/kept_memory.h
+    comms/failure/lifeline.h
     comms/mesh.h
-    comms/sockets.h
-    comms/send_queue.h
+    comms/process/sockets.h
+    comms/gloo/send_queue.h
     comms/store_address.h
     comms/store_exchange.h
     comms/device_event.h
-    comms/tensor_operation.h
-    comms/thread_backend.h
-    comms/threads.h
+    comms/threads/tensor_operation.h
+    comms/threads/thread_backend.h
+    comms/threads/threads.h
     comms/vote.h
     comms/world.h
     ddp/grad_buckets.h

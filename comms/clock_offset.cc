@@ -5,7 +5,7 @@
 #include <fstream>
 #include <limits>
 
-#include "pipewright/comms/steady_seconds.h"
+#include "pipewright/comms/process/steady_seconds.h"
 
 namespace pipewright::comms {
 namespace {

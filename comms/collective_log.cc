@@ -12,7 +12,7 @@
 #include <sstream>
 #include <utility>
 
-#include "pipewright/comms/steady_seconds.h"
+#include "pipewright/comms/process/steady_seconds.h"
 
 namespace pipewright::comms {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "pipewright/comms/environment.h"
+#include "pipewright/comms/process/environment.h"
 
 namespace pipewright::comms {
 

@@ -15,7 +15,7 @@
 
 #include <utility>
 
-#include "pipewright/comms/sockets.h"
+#include "pipewright/comms/process/sockets.h"
 
 namespace pipewright::comms {
 namespace {

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "pipewright/comms/bounded_store.h"
+#include "pipewright/comms/torch_gaps/bounded_store.h"
 #include "pipewright/comms/group.h"
 #include "pipewright/comms/store_address.h"
 

@@ -16,7 +16,7 @@
 #include "pipewright/autograd/hooks.h"
 #include "pipewright/comms/agreement.h"
 #include "pipewright/comms/group.h"
-#include "pipewright/comms/threads.h"
+#include "pipewright/comms/threads/threads.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/modules/data_parallel.h"
 #include "pipewright/modules/reduction.h"

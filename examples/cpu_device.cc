@@ -1,6 +1,6 @@
 #include "examples/device.h"
 #include "examples/usage_error.h"
-#include "pipewright/comms/gloo.h"
+#include "pipewright/comms/gloo/gloo.h"
 
 namespace pipewright::examples {
 

@@ -1,7 +1,7 @@
 #include "examples/device.h"
 #include "examples/usage_error.h"
-#include "pipewright/comms/gloo.h"
-#include "pipewright/comms/nccl.h"
+#include "pipewright/comms/gloo/gloo.h"
+#include "pipewright/comms/nccl/nccl.h"
 #include "pipewright/executor/nvtx_ranges.h"
 
 namespace pipewright::examples {

@@ -7,7 +7,7 @@
 #include <bit>
 #include <stdexcept>
 
-#include "pipewright/comms/environment.h"
+#include "pipewright/comms/process/environment.h"
 
 namespace pipewright::examples {
 namespace {

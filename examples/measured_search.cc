@@ -12,7 +12,7 @@
 #include "examples/measured_costs.h"
 #include "examples/memory.h"
 #include "pipewright/checkpoint/save.h"
-#include "pipewright/comms/environment.h"
+#include "pipewright/comms/process/environment.h"
 #include "pipewright/comms/store_exchange.h"
 
 namespace pipewright::examples {

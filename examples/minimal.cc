@@ -10,7 +10,7 @@
 #include <iostream>
 
 #include "pipewright/checkpoint/torch/training_state.h"
-#include "pipewright/comms/gloo.h"
+#include "pipewright/comms/gloo/gloo.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/store_exchange.h"
 #include "pipewright/executor/executor.h"

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "pipewright/comms/sockets.h"
+#include "pipewright/comms/process/sockets.h"
 
 namespace pipewright::executor {
 namespace {

@@ -13,7 +13,7 @@ namespace pipewright::executor {
 
 // Coordinates the ranks of one pipeline through the store. Before the first step they check that
 // all run the same program with the same options; before each step, that no rank has a wrong batch.
-// What happens when a rank fails is decided by the world (comms/failure_domain.h). For one thread
+// What happens when a rank fails is decided by the world (comms/failure/failure_domain.h). For one thread
 // at a time.
 class Coordinator {
  public:

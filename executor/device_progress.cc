@@ -5,8 +5,8 @@
 #include <chrono>
 #include <utility>
 
-#include "pipewright/comms/sockets.h"
-#include "pipewright/comms/steady_seconds.h"
+#include "pipewright/comms/process/sockets.h"
+#include "pipewright/comms/process/steady_seconds.h"
 
 namespace pipewright::executor {
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "pipewright/comms/device_event.h"
-#include "pipewright/comms/failure_domain.h"
+#include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/executor/rank_report.h"
 
 namespace pipewright::executor {

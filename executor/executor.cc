@@ -25,7 +25,7 @@
 #include <memory>
 #include <utility>
 
-#include "pipewright/comms/bounded_store.h"
+#include "pipewright/comms/torch_gaps/bounded_store.h"
 #include "pipewright/executor/arguments.h"
 #include "pipewright/executor/device_progress.h"
 #include "pipewright/executor/program_check.h"

@@ -3,7 +3,7 @@
 #include <limits>
 #include <sstream>
 
-#include "pipewright/comms/steady_seconds.h"
+#include "pipewright/comms/process/steady_seconds.h"
 
 namespace pipewright::executor {
 namespace {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "pipewright/comms/clock_offset.h"
-#include "pipewright/comms/steady_seconds.h"
+#include "pipewright/comms/process/steady_seconds.h"
 #include "pipewright/comms/world.h"
 #include "pipewright/executor/residency.h"
 #include "pipewright/ir/schedule.h"

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "pipewright/comms/sockets.h"
+#include "pipewright/comms/process/sockets.h"
 #include "pipewright/ir/dependencies.h"
 #include "pipewright/ir/text/action_text.h"
 

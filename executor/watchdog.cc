@@ -7,7 +7,7 @@
 #include <map>
 #include <utility>
 
-#include "pipewright/comms/steady_seconds.h"
+#include "pipewright/comms/process/steady_seconds.h"
 #include "pipewright/executor/flight_dump.h"
 #include "pipewright/executor/program_check.h"
 #include "pipewright/executor/residency.h"

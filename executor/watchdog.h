@@ -21,7 +21,7 @@
 namespace pipewright::executor {
 
 // Watches the steps of one executor, and reports on them while its thread is stuck. The executor's
-// thread says where it is; the watcher's thread (comms/failure_domain.h) reads that, and keeps this
+// thread says where it is; the watcher's thread (comms/failure/failure_domain.h) reads that, and keeps this
 // object as long as it needs it.
 //
 // With the variable TORCH_FR_DUMP_TEMP_FILE, PyTorch's own, dump() writes a file of that name

@@ -1,4 +1,4 @@
-#include "pipewright/comms/batch_threads.h"
+#include "pipewright/comms/torch_gaps/batch_threads.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "pipewright/comms/gloo.h"
+#include "pipewright/comms/gloo/gloo.h"
 #include "tests/support/shell/free_port.h"
 
 namespace pipewright::comms {

@@ -12,7 +12,7 @@
 #include <future>
 #include <string>
 
-#include "pipewright/comms/gloo.h"
+#include "pipewright/comms/gloo/gloo.h"
 #include "tests/support/shell/free_port.h"
 
 namespace pipewright::comms {

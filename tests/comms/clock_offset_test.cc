@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "pipewright/comms/threads.h"
+#include "pipewright/comms/threads/threads.h"
 #include "tests/support/ranks/ranks.h"
 
 namespace pipewright::comms {

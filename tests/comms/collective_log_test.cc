@@ -10,7 +10,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "pipewright/comms/group.h"
-#include "pipewright/comms/sockets.h"
+#include "pipewright/comms/process/sockets.h"
 
 namespace pipewright::comms {
 namespace {

@@ -11,7 +11,7 @@
 #include <numeric>
 #include <vector>
 
-#include "pipewright/comms/gloo.h"
+#include "pipewright/comms/gloo/gloo.h"
 
 int main(int argc, char** argv) {
   using namespace pipewright;

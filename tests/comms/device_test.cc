@@ -10,7 +10,7 @@
 
 #include <numeric>
 
-#include "pipewright/comms/threads.h"
+#include "pipewright/comms/threads/threads.h"
 #include "tests/support/ranks/ranks.h"
 
 namespace pipewright::comms {

@@ -1,4 +1,4 @@
-#include "pipewright/comms/environment.h"
+#include "pipewright/comms/process/environment.h"
 
 #include <gtest/gtest.h>
 

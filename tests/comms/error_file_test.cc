@@ -1,5 +1,5 @@
 // The file that torchrun reads; //tests/peer:torchrun_peer_test reads one with PyTorch.
-#include "pipewright/comms/error_file.h"
+#include "pipewright/comms/process/error_file.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // What reset() leaves behind: nothing of the failure, and every process is watched again. And time
 // limits of work on a device.
-#include "pipewright/comms/failure_domain.h"
+#include "pipewright/comms/failure/failure_domain.h"
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -15,8 +15,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
-#include "pipewright/comms/lifeline.h"
-#include "pipewright/comms/sockets.h"
+#include "pipewright/comms/failure/lifeline.h"
+#include "pipewright/comms/process/sockets.h"
 
 namespace pipewright::comms {
 namespace {

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 #include <sys/utsname.h>
 
-#include "pipewright/comms/environment.h"
+#include "pipewright/comms/process/environment.h"
 
 namespace pipewright::comms {
 namespace {

@@ -1,4 +1,4 @@
-#include "pipewright/comms/kept_memory.h"
+#include "pipewright/comms/gloo/kept_memory.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Connections of processes to rank 0: an end without goodbye is told, and nothing else.
-#include "pipewright/comms/lifeline.h"
+#include "pipewright/comms/failure/lifeline.h"
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
-#include "pipewright/comms/sockets.h"
+#include "pipewright/comms/process/sockets.h"
 
 namespace pipewright::comms {
 namespace {

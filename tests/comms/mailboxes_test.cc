@@ -1,6 +1,6 @@
 // The matching of operations between threads: order, capacity, failure, and under tsan the absence
 // of data races. Messages are ints.
-#include "pipewright/comms/mailboxes.h"
+#include "pipewright/comms/threads/mailboxes.h"
 
 #include <gtest/gtest.h>
 

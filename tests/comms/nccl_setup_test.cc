@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "pipewright/comms/nccl_settings.h"
+#include "pipewright/comms/nccl/nccl_settings.h"
 
 namespace pipewright::comms {
 namespace {

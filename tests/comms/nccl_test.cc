@@ -1,11 +1,11 @@
 // The part of the communication over NCCL that one rank on one GPU can test, and ranks as threads
 // that share a GPU.
-#include "pipewright/comms/nccl.h"
+#include "pipewright/comms/nccl/nccl.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "pipewright/comms/threads.h"
+#include "pipewright/comms/threads/threads.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/schedule/lowering/lower.h"

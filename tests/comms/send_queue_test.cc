@@ -1,5 +1,5 @@
 // When SENDs are waited for, and that they are freed then.
-#include "pipewright/comms/send_queue.h"
+#include "pipewright/comms/gloo/send_queue.h"
 
 #include <gtest/gtest.h>
 

@@ -9,7 +9,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "pipewright/comms/threads.h"
+#include "pipewright/comms/threads/threads.h"
 #include "tests/support/ranks/ranks.h"
 
 namespace pipewright::comms {

@@ -1,6 +1,6 @@
 // A store that does not answer: its process has stopped, its host has vanished, or something else
 // listens at its port. Each request then ends with an error that names the store; without the time
-// limits of comms/bounded_store.cc these tests hang.
+// limits of comms/torch_gaps/bounded_store.cc these tests hang.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -16,9 +16,9 @@
 #include <thread>
 #include <vector>
 
-#include "pipewright/comms/bounded_store.h"
-#include "pipewright/comms/failure_domain.h"
-#include "pipewright/comms/sockets.h"
+#include "pipewright/comms/torch_gaps/bounded_store.h"
+#include "pipewright/comms/failure/failure_domain.h"
+#include "pipewright/comms/process/sockets.h"
 #include "pipewright/comms/world.h"
 
 namespace pipewright::comms {

@@ -1,6 +1,6 @@
 // Ranks as threads: collectives, transfers and errors; meshes and channels over them; the calls
 // that a recording backend records, delays, holds and fails.
-#include "pipewright/comms/threads.h"
+#include "pipewright/comms/threads/threads.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@
 
 #include "pipewright/comms/channels.h"
 #include "pipewright/comms/mesh.h"
-#include "pipewright/comms/nccl_settings.h"
-#include "pipewright/comms/recording_backend.h"
+#include "pipewright/comms/nccl/nccl_settings.h"
+#include "tests/support/recording/recording_backend.h"
 #include "pipewright/ir/errors.h"
 #include "tests/support/ranks/ranks.h"
 

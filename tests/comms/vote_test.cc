@@ -8,7 +8,7 @@
 #include <random>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "pipewright/comms/threads.h"
+#include "pipewright/comms/threads/threads.h"
 #include "tests/support/ranks/ranks.h"
 
 namespace pipewright::comms {

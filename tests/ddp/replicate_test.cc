@@ -7,7 +7,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "pipewright/autograd/checkpoint.h"
-#include "pipewright/comms/recording_backend.h"
+#include "tests/support/recording/recording_backend.h"
 #include "pipewright/modules/forward.h"
 #include "tests/ddp/branches.h"
 #include "tests/ddp/wrap.h"

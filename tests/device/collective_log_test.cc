@@ -13,7 +13,7 @@
 
 #include "pipewright/comms/device_event.h"
 #include "pipewright/comms/group.h"
-#include "pipewright/comms/sockets.h"
+#include "pipewright/comms/process/sockets.h"
 #include "tests/device/backend.h"
 #include "tests/device/current.h"
 #include "tests/device/device.h"

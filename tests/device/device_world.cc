@@ -3,8 +3,8 @@
 #include <set>
 #include <thread>
 
-#include "pipewright/comms/failure_domain.h"
-#include "pipewright/comms/nccl_settings.h"
+#include "pipewright/comms/failure/failure_domain.h"
+#include "pipewright/comms/nccl/nccl_settings.h"
 #include "tests/device/backend.h"
 #include "tests/device/store.h"
 

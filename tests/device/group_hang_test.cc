@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "pipewright/comms/group.h"
-#include "pipewright/comms/sockets.h"
+#include "pipewright/comms/process/sockets.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/device/current.h"
 #include "tests/device/device.h"

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <torch/optim/adamw.h>
 
-#include "pipewright/comms/recording_backend.h"
+#include "tests/support/recording/recording_backend.h"
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/fsdp/fully_shard.h"

@@ -14,7 +14,7 @@
 
 #include "examples/layer_split.h"
 #include "pipewright/comms/mesh.h"
-#include "pipewright/comms/recording_backend.h"
+#include "tests/support/recording/recording_backend.h"
 #include "pipewright/layout/layout.h"
 #include "pipewright/modules/forward.h"
 #include "pipewright/tp/parallelize.h"

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "pipewright/comms/threads.h"
+#include "pipewright/comms/threads/threads.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/schedule/verify/verify.h"

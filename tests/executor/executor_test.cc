@@ -5,7 +5,7 @@
 
 #include <barrier>
 
-#include "pipewright/comms/recording_backend.h"
+#include "tests/support/recording/recording_backend.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/channel_model/programs.h"
 #include "tests/executor/models.h"

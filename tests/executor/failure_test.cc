@@ -10,7 +10,7 @@
 #include <set>
 #include <thread>
 
-#include "pipewright/comms/recording_backend.h"
+#include "tests/support/recording/recording_backend.h"
 #include "pipewright/executor/executor.h"
 #include "tests/executor/small_pipelines.h"
 #include "tests/executor/trainer.h"

@@ -6,7 +6,7 @@
 #include <memory>
 #include <utility>
 
-#include "pipewright/comms/threads.h"
+#include "pipewright/comms/threads/threads.h"
 #include "pipewright/executor/recorder.h"
 #include "pipewright/schedule/graph/channel_graph.h"
 #include "pipewright/schedule/simulate/simulate.h"

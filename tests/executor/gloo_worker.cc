@@ -17,7 +17,7 @@
 #include <cstring>
 #include <thread>
 
-#include "pipewright/comms/gloo.h"
+#include "pipewright/comms/gloo/gloo.h"
 #include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/executor/against_plain.h"

@@ -11,8 +11,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "pipewright/comms/group.h"
-#include "pipewright/comms/steady_seconds.h"
-#include "pipewright/comms/threads.h"
+#include "pipewright/comms/process/steady_seconds.h"
+#include "pipewright/comms/threads/threads.h"
 #include "pipewright/executor/executor.h"
 #include "tests/executor/small_pipelines.h"
 #include "tests/executor/trainer.h"

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "pipewright/comms/threads.h"
+#include "pipewright/comms/threads/threads.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedules/registry.h"

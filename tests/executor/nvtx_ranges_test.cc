@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "pipewright/comms/threads.h"
+#include "pipewright/comms/threads/threads.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/schedules/registry.h"

@@ -4,7 +4,7 @@
 
 #include <random>
 
-#include "pipewright/comms/recording_backend.h"
+#include "tests/support/recording/recording_backend.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/executor/models.h"
 #include "tests/support/ranks/ground.h"

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "pipewright/comms/steady_seconds.h"
+#include "pipewright/comms/process/steady_seconds.h"
 #include "pipewright/executor/rank_report.h"
 
 namespace pipewright::executor {

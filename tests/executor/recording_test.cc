@@ -9,7 +9,7 @@
 #include <thread>
 #include <utility>
 
-#include "pipewright/comms/threads.h"
+#include "pipewright/comms/threads/threads.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/ir/errors.h"

@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "pipewright/comms/threads.h"
+#include "pipewright/comms/threads/threads.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/schedule/compile/compile.h"

@@ -5,7 +5,7 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "pipewright/comms/recording_backend.h"
+#include "tests/support/recording/recording_backend.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
 #include "tests/executor/small_pipelines.h"

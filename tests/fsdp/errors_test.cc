@@ -6,7 +6,7 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
-#include "pipewright/comms/recording_backend.h"
+#include "tests/support/recording/recording_backend.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "tests/fsdp/sharding.h"
 #include "tests/support/ranks/ground.h"

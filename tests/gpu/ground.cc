@@ -1,5 +1,5 @@
 // Replaces the weak symbols of tests/support/ranks, so that test bodies run on GPUs: each rank, a
-// thread, on its own one over NCCL; or all ranks on the first one over comms/threads.h, if there
+// thread, on its own one over NCCL; or all ranks on the first one over comms/threads/threads.h, if there
 // are fewer. There data parallelism needs an executor.
 #include "tests/support/ranks/ground.h"
 
@@ -12,7 +12,7 @@
 #include <optional>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "pipewright/comms/nccl.h"
+#include "pipewright/comms/nccl/nccl.h"
 #include "tests/support/ranks/ranks.h"
 
 namespace pipewright::tests {

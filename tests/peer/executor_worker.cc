@@ -12,7 +12,7 @@
 #include <cstdlib>
 #include <fstream>
 
-#include "pipewright/comms/threads.h"
+#include "pipewright/comms/threads/threads.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/schedule/lowering/lower.h"

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "pipewright/comms/group.h"
-#include "pipewright/comms/threads.h"
+#include "pipewright/comms/threads/threads.h"
 #include "pipewright/executor/flight_dump.h"
 
 namespace pipewright::executor {

@@ -17,7 +17,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "pipewright/comms/threads.h"
+#include "pipewright/comms/threads/threads.h"
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/modules/forward.h"
 #include "tests/support/ranks/ranks.h"

@@ -8,7 +8,7 @@
 
 #include "pipewright/comms/agreement.h"
 #include "pipewright/comms/mesh.h"
-#include "pipewright/comms/threads.h"
+#include "pipewright/comms/threads/threads.h"
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"

@@ -7,7 +7,7 @@
 
 #include "pipewright/autograd/checkpoint.h"
 #include "pipewright/comms/mesh.h"
-#include "pipewright/comms/recording_backend.h"
+#include "tests/support/recording/recording_backend.h"
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/modules/distribution.h"

@@ -7,7 +7,7 @@
 
 #include <limits>
 
-#include "pipewright/comms/recording_backend.h"
+#include "tests/support/recording/recording_backend.h"
 #include "pipewright/layout/layout.h"
 #include "tests/support/ranks/ground.h"
 #include "tests/support/training/named_wait.h"

@@ -15,7 +15,7 @@
 #include "pipewright/checkpoint/read_plan.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/store_exchange.h"
-#include "pipewright/comms/threads.h"
+#include "pipewright/comms/threads/threads.h"
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/ir/errors.h"

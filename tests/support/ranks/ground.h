@@ -6,9 +6,9 @@
 
 #include <vector>
 
-#include "pipewright/comms/threads.h"
+#include "pipewright/comms/threads/threads.h"
 
-// What test bodies run on. By default that is the CPU, with ranks as threads (comms/threads.h). A
+// What test bodies run on. By default that is the CPU, with ranks as threads (comms/threads/threads.h). A
 // binary that also links //tests/device:ground runs the same bodies on the test device, one device
 // per rank, over a backend with NCCL's rules: both functions are weak symbols, which it replaces.
 //

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "pipewright/comms/group.h"
-#include "pipewright/comms/sockets.h"
+#include "pipewright/comms/process/sockets.h"
 #include "tests/support/training/on_ranks.h"
 
 namespace pipewright::tests {

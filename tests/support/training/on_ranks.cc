@@ -9,7 +9,7 @@
 #include <string_view>
 #include <thread>
 
-#include "pipewright/comms/gloo.h"
+#include "pipewright/comms/gloo/gloo.h"
 #include "tests/support/ranks/ground.h"
 #include "tests/support/ranks/ranks.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/comms/recording_backend.h"
+#include "tests/support/recording/recording_backend.h"
 #include "pipewright/comms/world.h"
 
 // Runs a test body on several data-parallel ranks: threads of this process, or processes over Gloo

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/comms/recording_backend.h"
+#include "tests/support/recording/recording_backend.h"
 #include "pipewright/ir/schedule.h"
 #include "pipewright/modules/data_parallel.h"
 #include "pipewright/schedules/registry.h"

@@ -1,0 +1,58 @@
+// The only file of comms that includes CUDA headers.
+#define USE_C10D_NCCL 1
+#include "pipewright/comms/nccl/nccl.h"
+
+#include <ATen/Context.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include "pipewright/comms/nccl/nccl_settings.h"
+
+namespace pipewright::comms {
+namespace {
+
+using Options = c10d::ProcessGroupNCCL::Options;
+
+c10::intrusive_ptr<Options> options_of(const NcclSettings& settings) {
+  auto options = Options::create(settings.high_priority_stream);
+  options->timeout = settings.timeout;
+  options->group_name = settings.name;
+  options->group_desc = settings.description;
+  options->global_ranks_in_group = settings.global_ranks;
+  if (settings.min_ctas) options->config.minCTAs = *settings.min_ctas;
+  if (settings.max_ctas) options->config.maxCTAs = *settings.max_ctas;
+  if (settings.blocking) options->config.blocking = *settings.blocking;
+  return options;
+}
+
+}  // namespace
+
+at::Device nccl_device(const Environment& environment) {
+  const int index = gpu_index(environment, static_cast<int>(at::getNumGPUs()));
+  return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
+}
+
+MakeBackend nccl_backends(at::Device device, const StorePtr& store, const NcclOptions& options) {
+  return [=](const std::string& name, int rank, int size) -> BackendPtr {
+    const c10::DeviceGuard guard(device);  // this may be any thread
+    const NcclGroupOptions group = options.group ? options.group(name) : NcclGroupOptions();
+    auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
+        c10::make_intrusive<c10d::PrefixStore>(name, store), rank, size,
+        options_of(nccl_settings(name, group, options.timeout)));
+    backend->setGroupDesc(name);
+    backend->setBoundDeviceId(device);
+    backend->eagerConnectSingleDevice(device);
+    return backend;
+  };
+}
+
+World nccl_world(const Environment& environment, const NcclOptions& options) {
+  const at::Device device = nccl_device(environment);
+  const StorePtr store = connect_store(environment, options.timeout);
+  return World(environment.rank, environment.world_size, store,
+               nccl_backends(device, store, options), options.timeout);
+}
+
+}  // namespace pipewright::comms

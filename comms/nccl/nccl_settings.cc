@@ -1,0 +1,59 @@
+#include "pipewright/comms/nccl/nccl_settings.h"
+
+#include <algorithm>
+#include <cctype>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace pipewright::comms {
+
+int gpu_index(const Environment& environment, int visible_gpus) {
+  if (visible_gpus == 1) return 0;
+  if (environment.local_rank < visible_gpus) return environment.local_rank;
+  throw std::invalid_argument("GPU of local rank " + std::to_string(environment.local_rank) +
+                              ": expected one visible GPU, or at least " +
+                              std::to_string(environment.local_rank + 1) + ", got " +
+                              std::to_string(visible_gpus));
+}
+
+std::vector<int> members_of(const std::string& group_name) {
+  const size_t end = group_name.rfind(']');
+  const size_t begin = end == std::string::npos ? end : group_name.rfind('[', end);
+  std::vector<int> ranks;
+  if (begin != std::string::npos) {
+    std::istringstream list(group_name.substr(begin + 1, end - begin - 1));
+    for (std::string rank; std::getline(list, rank, ',');) {
+      const bool is_number =
+          !rank.empty() && rank.size() < 10 && std::ranges::all_of(rank, [](char c) {
+            return std::isdigit(static_cast<unsigned char>(c)) != 0;
+          });
+      if (!is_number) break;
+      ranks.push_back(std::stoi(rank));
+    }
+  }
+  if (!ranks.empty()) return ranks;
+  throw std::invalid_argument("group `" + group_name +
+                              "`: expected the ranks of its members, as in "
+                              "`dp[0,4]`");
+}
+
+std::chrono::milliseconds nccl_timeout(std::chrono::milliseconds world) {
+  return 2 * world + std::chrono::minutes(1);
+}
+
+NcclSettings nccl_settings(const std::string& name, const NcclGroupOptions& options,
+                           std::chrono::milliseconds world) {
+  NcclSettings settings;
+  settings.high_priority_stream = options.high_priority_stream;
+  settings.timeout = nccl_timeout(world);
+  settings.name = settings.description = name;
+  for (const int rank : members_of(name))
+    settings.global_ranks.push_back(static_cast<uint64_t>(rank));
+  if (options.min_ctas > 0) settings.min_ctas = options.min_ctas;
+  if (options.max_ctas > 0) settings.max_ctas = options.max_ctas;
+  if (options.nonblocking) settings.blocking = 0;
+  return settings;
+}
+
+}  // namespace pipewright::comms

@@ -1,0 +1,59 @@
+#ifndef PIPEWRIGHT_COMMS_NCCL_NCCL_SETTINGS_H_
+#define PIPEWRIGHT_COMMS_NCCL_NCCL_SETTINGS_H_
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "pipewright/comms/process/environment.h"
+
+namespace pipewright::comms {
+
+// The index of this process's GPU among those that it sees: its local rank, or 0 if the launcher
+// shows each process only its own (Slurm's --gpus-per-task=1). Throws std::invalid_argument if it
+// sees no GPU, or several but none for its local rank.
+int gpu_index(const Environment& environment, int visible_gpus);
+
+// The world ranks of a process group's members, in the order of their ranks in the group. World
+// puts them into the name that a backend receives: {0, 4} for "dp[0,4]#0". Throws
+// std::invalid_argument if the name has none.
+std::vector<int> members_of(const std::string& group_name);
+
+// What a user chooses for a group over NCCL.
+struct NcclGroupOptions {
+  bool high_priority_stream = false;
+  // Thread blocks that NCCL may use: fewer leave more of the GPU to computation.
+  int min_ctas = 0, max_ctas = 0;  // 0: NCCL's default
+  // NCCL's calls return before they are done, for example before the group is connected.
+  bool nonblocking = false;
+};
+
+// What nccl.cc sets in the options of a ProcessGroupNCCL: plain values, so that they are tested
+// without CUDA.
+struct NcclSettings {
+  bool high_priority_stream = false;
+  std::chrono::milliseconds timeout{};
+  std::string name, description;
+  std::vector<uint64_t> global_ranks;
+  std::optional<int> min_ctas, max_ctas, blocking;  // nullopt: NCCL's default
+};
+
+// The time limit of NCCL's own watchdog for each operation, in a world with the limit `world`.
+//
+// PyTorch's watchdog for NCCL ends the process when an operation is not done at its limit after it
+// was enqueued. Ours ends the step with an error that names the cause, but its limit begins later:
+// when the host has issued the whole step. So NCCL's comes after a second `world`, for issuing
+// the step, and a minute, in which ranks notice the failure, gather their reports and abort. It
+// ends only what none of ours can end.
+std::chrono::milliseconds nccl_timeout(std::chrono::milliseconds world);
+
+// The settings of the group `name`, as World names it, in a world with the time limit `world`.
+// Throws std::invalid_argument if the name lacks its members (nccl_settings.h).
+NcclSettings nccl_settings(const std::string& name, const NcclGroupOptions& options,
+                           std::chrono::milliseconds world);
+
+}  // namespace pipewright::comms
+
+#endif  // PIPEWRIGHT_COMMS_NCCL_NCCL_SETTINGS_H_

@@ -1,0 +1,102 @@
+#ifndef PIPEWRIGHT_COMMS_TORCH_GAPS_ABORTABLE_GLOO_H_
+#define PIPEWRIGHT_COMMS_TORCH_GAPS_ABORTABLE_GLOO_H_
+
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+namespace pipewright::comms {
+
+// The waits for one Gloo group's operations, all of which abort() ends.
+//
+// Closing a group's connections is not enough. When a connection breaks, Gloo tells whoever waits
+// for a message that has not begun, but forgets the one that is being sent or received
+// (tcp::Pair::signalException). Whoever waits for that one waits until its time limit. Thread-safe.
+class AbortableWaits : public std::enable_shared_from_this<AbortableWaits> {
+ public:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  // Return a Work that is `work`, except that its wait() throws std::runtime_error once abort() has
+  // been called, unless `work` has ended by then. A SEND's or RECV's own abort() must end its
+  // wait(), as for torch's; a collective must have a future.
+  WorkPtr transfer(WorkPtr work);
+  WorkPtr collective(WorkPtr work);
+
+  void abort();
+
+ private:
+  class Transfer;
+  class Collective;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;  // a collective has ended, or aborted_
+  bool aborted_ = false;
+  std::multiset<c10d::Work*> awaited_;  // SENDs and RECVs
+};
+
+#ifndef USE_C10D_GLOO
+#define USE_C10D_GLOO 1
+#endif
+
+// torch's Gloo with the abort() that it lacks: it ends every wait for an operation of this group,
+// and closes the group's connections, so that what peers wait for from this rank ends too.
+//
+// The destructor waits for torch's threads, of which one may be stuck until its time limit after an
+// abort (abortable_gloo.h): Group lets another thread wait for it.
+class AbortableGloo : public c10d::ProcessGroupGloo {
+ public:
+  using ProcessGroupGloo::ProcessGroupGloo;
+
+  void abort() override;
+
+  using Tensors = std::vector<at::Tensor>;
+  using Lists = std::vector<Tensors>;
+  using Sizes = std::vector<int64_t>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+#define PIPEWRIGHT_COLLECTIVE(op, parameters, arguments) \
+  WorkPtr op parameters override { return abortable(ProcessGroupGloo::op arguments); }
+  PIPEWRIGHT_COLLECTIVE(broadcast, (Tensors & a, const c10d::BroadcastOptions& o), (a, o))
+  PIPEWRIGHT_COLLECTIVE(allreduce, (Tensors & a, const c10d::AllreduceOptions& o), (a, o))
+  PIPEWRIGHT_COLLECTIVE(allreduce_sparse, (Tensors & a, const c10d::AllreduceOptions& o), (a, o))
+  PIPEWRIGHT_COLLECTIVE(allreduce_coalesced,
+                        (Tensors & a, const c10d::AllreduceCoalescedOptions& o), (a, o))
+  PIPEWRIGHT_COLLECTIVE(reduce, (Tensors & a, const c10d::ReduceOptions& o), (a, o))
+  PIPEWRIGHT_COLLECTIVE(allgather, (Lists & a, Tensors& b, const c10d::AllgatherOptions& o),
+                        (a, b, o))
+  PIPEWRIGHT_COLLECTIVE(_allgather_base,
+                        (at::Tensor & a, at::Tensor& b, const c10d::AllgatherOptions& o), (a, b, o))
+  PIPEWRIGHT_COLLECTIVE(allgather_coalesced,
+                        (Lists & a, Tensors& b, const c10d::AllgatherOptions& o), (a, b, o))
+  PIPEWRIGHT_COLLECTIVE(allgather_into_tensor_coalesced,
+                        (Tensors & a, Tensors& b, const c10d::AllgatherOptions& o), (a, b, o))
+  PIPEWRIGHT_COLLECTIVE(gather, (Lists & a, Tensors& b, const c10d::GatherOptions& o), (a, b, o))
+  PIPEWRIGHT_COLLECTIVE(scatter, (Tensors & a, Lists& b, const c10d::ScatterOptions& o), (a, b, o))
+  PIPEWRIGHT_COLLECTIVE(reduce_scatter,
+                        (Tensors & a, Lists& b, const c10d::ReduceScatterOptions& o), (a, b, o))
+  PIPEWRIGHT_COLLECTIVE(alltoall_base,
+                        (at::Tensor & a, at::Tensor& b, Sizes& to, Sizes& from,
+                         const c10d::AllToAllOptions& o),
+                        (a, b, to, from, o))
+  PIPEWRIGHT_COLLECTIVE(barrier, (const c10d::BarrierOptions& o), (o))
+#undef PIPEWRIGHT_COLLECTIVE
+
+ private:
+  WorkPtr abortable(WorkPtr work);
+  void close_connections();
+
+  const std::shared_ptr<AbortableWaits> waits_ = std::make_shared<AbortableWaits>();
+};
+
+}  // namespace pipewright::comms
+
+#endif  // PIPEWRIGHT_COMMS_TORCH_GAPS_ABORTABLE_GLOO_H_
