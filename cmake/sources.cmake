@@ -433,25 +433,25 @@ set(pipewright_executor_sources
     executor/coordinator.cc
     executor/data_flow.cc
     executor/recorder.cc
-    executor/device_progress.cc
-    executor/digest.cc
+    executor/hang/device_progress.cc
+    executor/program/digest.cc
     executor/executor.cc
-    executor/flight_dump.cc
-    executor/flight_dump.cc
+    executor/hang/flight_dump.cc
+    executor/hang/flight_dump.cc
     executor/recorder.cc
-    executor/hang.cc
+    executor/hang/hang.cc
     executor/microbatches.cc
     executor/module_stage.cc
-    executor/program_check.cc
-    executor/rank_report.cc
-    executor/rank_report.cc
+    executor/program/program_check.cc
+    executor/hang/rank_report.cc
+    executor/hang/rank_report.cc
     executor/recorder.cc
     executor/residency.cc
     executor/residency.cc
     executor/transfer_shapes.cc
     executor/transfer_shapes.cc
     executor/transfers.cc
-    executor/watchdog.cc
+    executor/hang/watchdog.cc
     fsdp/backward_order.cc
     fsdp/call_tracker.cc
     fsdp/flat_buffer.cc
@@ -546,20 +546,20 @@ set(pipewright_executor_headers
     executor/coordinator.h
     executor/data_flow.h
     executor/recorder.h
-    executor/device_progress.h
-    executor/digest.h
+    executor/hang/device_progress.h
+    executor/program/digest.h
     executor/executor.h
-    executor/flight_dump.h
-    executor/flight_dump.h
+    executor/hang/flight_dump.h
+    executor/hang/flight_dump.h
     executor/recorder.h
-    executor/hang.h
+    executor/hang/hang.h
     executor/stage.h
     executor/loss_function.h
     executor/microbatches.h
     executor/module_stage.h
-    executor/program_check.h
-    executor/rank_report.h
-    executor/rank_report.h
+    executor/program/program_check.h
+    executor/hang/rank_report.h
+    executor/hang/rank_report.h
     executor/recorder.h
     executor/residency.h
     executor/residency.h
@@ -568,7 +568,7 @@ set(pipewright_executor_headers
     executor/transfer_shapes.h
     executor/transfer_shapes.h
     executor/transfers.h
-    executor/watchdog.h
+    executor/hang/watchdog.h
     fsdp/backward_order.h
     fsdp/call_tracker.h
     fsdp/event_log.h

@@ -10,10 +10,10 @@
 #include <stdexcept>
 #include <thread>
 
-#include "pipewright/comms/process/addresses.h"
-#include "pipewright/comms/torch_gaps/bounded_store.h"
-#include "pipewright/comms/process/environment.h"
 #include "pipewright/comms/failure/failure_domain.h"
+#include "pipewright/comms/process/addresses.h"
+#include "pipewright/comms/process/environment.h"
+#include "pipewright/comms/torch_gaps/bounded_store.h"
 
 namespace pipewright::comms {
 namespace {

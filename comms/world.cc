@@ -4,9 +4,9 @@
 #include <stdexcept>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "pipewright/comms/torch_gaps/bounded_store.h"
 #include "pipewright/comms/group.h"
 #include "pipewright/comms/store_address.h"
+#include "pipewright/comms/torch_gaps/bounded_store.h"
 
 namespace pipewright::comms {
 namespace {

@@ -11,8 +11,8 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
-#include "pipewright/comms/process/environment.h"
 #include "pipewright/comms/failure/failure_domain.h"
+#include "pipewright/comms/process/environment.h"
 
 // One rank's view of a job: all of its ranks, and a factory for process groups over some of them.
 // gloo.h, nccl.h and threads.h create one; a cluster with its own c10d backend passes its own

@@ -39,7 +39,8 @@
 // Errors: replicate() throws std::invalid_argument for an invalid argument. Use that this header
 // forbids throws ContractError, from the call or from backward; a reduction that fails throws
 // std::runtime_error. Before backward or a forward throws either of these, it fails the world
-// (comms/failure/failure_domain.h), because the other ranks would wait forever; World::reset() repairs it.
+// (comms/failure/failure_domain.h), because the other ranks would wait forever; World::reset()
+// repairs it.
 
 namespace pipewright::ddp {
 

@@ -7,14 +7,14 @@
 
 #include "pipewright/comms/vote.h"
 #include "pipewright/comms/world.h"
-#include "pipewright/executor/digest.h"
+#include "pipewright/executor/program/digest.h"
 
 namespace pipewright::executor {
 
 // Coordinates the ranks of one pipeline through the store. Before the first step they check that
 // all run the same program with the same options; before each step, that no rank has a wrong batch.
-// What happens when a rank fails is decided by the world (comms/failure/failure_domain.h). For one thread
-// at a time.
+// What happens when a rank fails is decided by the world (comms/failure/failure_domain.h). For one
+// thread at a time.
 class Coordinator {
  public:
   // `id` is the same on all ranks that create their executors in the same order. `ranks`: the world

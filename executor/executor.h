@@ -16,9 +16,9 @@
 #include "pipewright/executor/action_runner.h"
 #include "pipewright/executor/batch_check.h"
 #include "pipewright/executor/coordinator.h"
+#include "pipewright/executor/hang/watchdog.h"
 #include "pipewright/executor/microbatches.h"
 #include "pipewright/executor/recorder.h"
-#include "pipewright/executor/watchdog.h"
 #include "pipewright/ir/schedule.h"
 #include "pipewright/modules/tied_parameters.h"
 
@@ -54,11 +54,11 @@
 //
 // Failures. A wrong batch on any rank is a BatchError on every rank of all pipelines that reduce
 // gradients together, before anything of the step has run: the next step may follow. Any other
-// exception in a step ends it with a StepError on every rank of the world (comms/failure/failure_domain.h),
-// within seconds, and gradients may hold part of the step. If nothing progresses on a rank until a
-// time limit is over, the error is a HangError, and each process prints to stderr who causes it and
-// where all ranks are (watchdog.h). The executor then refuses further steps until all ranks of the
-// world have called reset():
+// exception in a step ends it with a StepError on every rank of the world
+// (comms/failure/failure_domain.h), within seconds, and gradients may hold part of the step. If
+// nothing progresses on a rank until a time limit is over, the error is a HangError, and each
+// process prints to stderr who causes it and where all ranks are (watchdog.h). The executor then
+// refuses further steps until all ranks of the world have called reset():
 //
 //   try {
 //     executor.step(batch);

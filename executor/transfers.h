@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "pipewright/comms/channels.h"
+#include "pipewright/executor/hang/watchdog.h"
 #include "pipewright/executor/transfer_shapes.h"
-#include "pipewright/executor/watchdog.h"
 #include "pipewright/ir/dependencies.h"
 
 namespace pipewright::executor {

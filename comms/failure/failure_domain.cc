@@ -19,9 +19,9 @@
 #include <stdexcept>
 #include <utility>
 
-#include "pipewright/comms/torch_gaps/bounded_store.h"
 #include "pipewright/comms/process/environment.h"
 #include "pipewright/comms/process/sockets.h"
+#include "pipewright/comms/torch_gaps/bounded_store.h"
 
 namespace pipewright::comms {
 namespace {

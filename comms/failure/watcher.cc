@@ -6,9 +6,9 @@
 #include <string>
 #include <thread>
 
+#include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/comms/process/dump_signal.h"
 #include "pipewright/comms/process/error_file.h"
-#include "pipewright/comms/failure/failure_domain.h"
 
 namespace pipewright::comms {
 namespace {

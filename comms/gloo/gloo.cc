@@ -11,13 +11,13 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "pipewright/comms/torch_gaps/abortable_gloo.h"
-#include "pipewright/comms/process/addresses.h"
-#include "pipewright/comms/torch_gaps/batch_threads.h"
-#include "pipewright/comms/process/environment.h"
 #include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/comms/gloo/kept_memory.h"
 #include "pipewright/comms/gloo/send_queue.h"
+#include "pipewright/comms/process/addresses.h"
+#include "pipewright/comms/process/environment.h"
+#include "pipewright/comms/torch_gaps/abortable_gloo.h"
+#include "pipewright/comms/torch_gaps/batch_threads.h"
 
 namespace pipewright::comms {
 namespace {

@@ -16,9 +16,9 @@
 #include <thread>
 #include <vector>
 
-#include "pipewright/comms/torch_gaps/bounded_store.h"
 #include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/comms/process/sockets.h"
+#include "pipewright/comms/torch_gaps/bounded_store.h"
 #include "pipewright/comms/world.h"
 
 namespace pipewright::comms {

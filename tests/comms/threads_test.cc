@@ -12,9 +12,9 @@
 #include "pipewright/comms/channels.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/nccl/nccl_settings.h"
-#include "tests/support/recording/recording_backend.h"
 #include "pipewright/ir/errors.h"
 #include "tests/support/ranks/ranks.h"
+#include "tests/support/recording/recording_backend.h"
 
 namespace pipewright::comms {
 namespace {

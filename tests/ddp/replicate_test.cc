@@ -7,12 +7,12 @@
 #include <torch/nn/modules/linear.h>
 
 #include "pipewright/autograd/checkpoint.h"
-#include "tests/support/recording/recording_backend.h"
 #include "pipewright/modules/forward.h"
 #include "tests/ddp/branches.h"
 #include "tests/ddp/wrap.h"
 #include "tests/support/meter/meter.h"
 #include "tests/support/ranks/ground.h"
+#include "tests/support/recording/recording_backend.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 #include "tests/support/training/parity.h"

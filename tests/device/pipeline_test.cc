@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 #include <torch/optim/adamw.h>
 
-#include "tests/support/recording/recording_backend.h"
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/fsdp/fully_shard.h"
@@ -17,6 +16,7 @@
 #include "tests/fsdp/sharding.h"
 #include "tests/support/ranks/ground.h"
 #include "tests/support/ranks/ranks.h"
+#include "tests/support/recording/recording_backend.h"
 
 namespace pipewright {
 namespace {

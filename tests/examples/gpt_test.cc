@@ -14,10 +14,10 @@
 
 #include "examples/layer_split.h"
 #include "pipewright/comms/mesh.h"
-#include "tests/support/recording/recording_backend.h"
 #include "pipewright/layout/layout.h"
 #include "pipewright/modules/forward.h"
 #include "pipewright/tp/parallelize.h"
+#include "tests/support/recording/recording_backend.h"
 #include "tests/support/training/on_ranks.h"
 
 namespace pipewright::examples {

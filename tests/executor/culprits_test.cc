@@ -1,7 +1,7 @@
 // Culprits among ranks of several programs. hang_test makes real hangs.
 #include <gtest/gtest.h>
 
-#include "pipewright/executor/hang.h"
+#include "pipewright/executor/hang/hang.h"
 #include "tests/channel_model/programs.h"
 
 namespace pipewright::executor {

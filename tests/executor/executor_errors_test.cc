@@ -2,10 +2,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "tests/support/recording/recording_backend.h"
 #include "tests/channel_model/programs.h"
 #include "tests/executor/small_pipelines.h"
 #include "tests/support/ranks/ground.h"
+#include "tests/support/recording/recording_backend.h"
 
 namespace pipewright::executor {
 namespace {

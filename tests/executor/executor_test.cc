@@ -5,12 +5,12 @@
 
 #include <barrier>
 
-#include "tests/support/recording/recording_backend.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/channel_model/programs.h"
 #include "tests/executor/models.h"
 #include "tests/executor/small_pipelines.h"
 #include "tests/support/ranks/ground.h"
+#include "tests/support/recording/recording_backend.h"
 
 namespace pipewright::executor {
 namespace {

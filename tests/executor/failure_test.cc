@@ -10,11 +10,11 @@
 #include <set>
 #include <thread>
 
-#include "tests/support/recording/recording_backend.h"
 #include "pipewright/executor/executor.h"
 #include "tests/executor/small_pipelines.h"
 #include "tests/executor/trainer.h"
 #include "tests/support/ranks/ground.h"
+#include "tests/support/recording/recording_backend.h"
 
 namespace pipewright::executor {
 namespace {

@@ -22,8 +22,8 @@
 #include <thread>
 #include <utility>
 
-#include "pipewright/comms/process/error_file.h"
 #include "pipewright/comms/gloo/gloo.h"
+#include "pipewright/comms/process/error_file.h"
 #include "pipewright/ir/action_kind.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/executor/models.h"

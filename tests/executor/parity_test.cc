@@ -4,10 +4,10 @@
 
 #include <random>
 
-#include "tests/support/recording/recording_backend.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/executor/models.h"
 #include "tests/support/ranks/ground.h"
+#include "tests/support/recording/recording_backend.h"
 
 namespace pipewright::executor {
 namespace {

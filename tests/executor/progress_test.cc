@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "pipewright/comms/process/steady_seconds.h"
-#include "pipewright/executor/rank_report.h"
+#include "pipewright/executor/hang/rank_report.h"
 
 namespace pipewright::executor {
 namespace {

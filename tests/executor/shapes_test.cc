@@ -5,12 +5,12 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "tests/support/recording/recording_backend.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
 #include "tests/executor/small_pipelines.h"
 #include "tests/support/ranks/ground.h"
 #include "tests/support/ranks/ranks.h"
+#include "tests/support/recording/recording_backend.h"
 
 namespace pipewright::executor {
 namespace {

@@ -6,10 +6,10 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
-#include "tests/support/recording/recording_backend.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "tests/fsdp/sharding.h"
 #include "tests/support/ranks/ground.h"
+#include "tests/support/recording/recording_backend.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/named_wait.h"
 #include "tests/support/training/on_ranks.h"

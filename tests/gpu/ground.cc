@@ -1,6 +1,6 @@
 // Replaces the weak symbols of tests/support/ranks, so that test bodies run on GPUs: each rank, a
-// thread, on its own one over NCCL; or all ranks on the first one over comms/threads/threads.h, if there
-// are fewer. There data parallelism needs an executor.
+// thread, on its own one over NCCL; or all ranks on the first one over comms/threads/threads.h, if
+// there are fewer. There data parallelism needs an executor.
 #include "tests/support/ranks/ground.h"
 
 #include <ATen/Context.h>

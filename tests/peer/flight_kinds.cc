@@ -8,7 +8,7 @@
 
 #include "pipewright/comms/group.h"
 #include "pipewright/comms/threads/threads.h"
-#include "pipewright/executor/flight_dump.h"
+#include "pipewright/executor/hang/flight_dump.h"
 
 namespace pipewright::executor {
 namespace {

@@ -7,9 +7,9 @@
 
 #include <limits>
 
-#include "tests/support/recording/recording_backend.h"
 #include "pipewright/layout/layout.h"
 #include "tests/support/ranks/ground.h"
+#include "tests/support/recording/recording_backend.h"
 #include "tests/support/training/named_wait.h"
 #include "tests/support/training/on_ranks.h"
 

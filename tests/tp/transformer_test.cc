@@ -9,7 +9,6 @@
 
 #include "pipewright/autograd/checkpoint.h"
 #include "pipewright/comms/mesh.h"
-#include "tests/support/recording/recording_backend.h"
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/modules/clip_grad_norm.h"
@@ -17,6 +16,7 @@
 #include "pipewright/modules/forward.h"
 #include "pipewright/tp/parallelize.h"
 #include "tests/support/ranks/ground.h"
+#include "tests/support/recording/recording_backend.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 #include "tests/support/training/parity.h"

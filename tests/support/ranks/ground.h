@@ -8,9 +8,10 @@
 
 #include "pipewright/comms/threads/threads.h"
 
-// What test bodies run on. By default that is the CPU, with ranks as threads (comms/threads/threads.h). A
-// binary that also links //tests/device:ground runs the same bodies on the test device, one device
-// per rank, over a backend with NCCL's rules: both functions are weak symbols, which it replaces.
+// What test bodies run on. By default that is the CPU, with ranks as threads
+// (comms/threads/threads.h). A binary that also links //tests/device:ground runs the same bodies on
+// the test device, one device per rank, over a backend with NCCL's rules: both functions are weak
+// symbols, which it replaces.
 //
 //   std::vector<comms::World> worlds = tests::make_worlds(2);
 //   run_ranks(2, [&](int rank) { at::Tensor x = at::ones({4}, tests::here()); ... });

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/recording/recording_backend.h"
 #include "pipewright/comms/world.h"
+#include "tests/support/recording/recording_backend.h"
 
 // Runs a test body on several data-parallel ranks: threads of this process, or processes over Gloo
 // if `pipewright launch` started this process as one of several.

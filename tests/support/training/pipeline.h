@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/recording/recording_backend.h"
 #include "pipewright/ir/schedule.h"
 #include "pipewright/modules/data_parallel.h"
 #include "pipewright/schedules/registry.h"
+#include "tests/support/recording/recording_backend.h"
 
 // The pipelines of PyTorch's test_composability.py: 8 layers of width 10, 8 microbatches, 2
 // pipeline ranks (those of the program) times some data-parallel ranks, as threads. The loss is a

@@ -1,4 +1,4 @@
-#include "pipewright/executor/digest.h"
+#include "pipewright/executor/program/digest.h"
 
 #include <algorithm>
 #include <cstdint>

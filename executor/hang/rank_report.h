@@ -1,5 +1,5 @@
-#ifndef PIPEWRIGHT_EXECUTOR_RANK_REPORT_H_
-#define PIPEWRIGHT_EXECUTOR_RANK_REPORT_H_
+#ifndef PIPEWRIGHT_EXECUTOR_HANG_RANK_REPORT_H_
+#define PIPEWRIGHT_EXECUTOR_HANG_RANK_REPORT_H_
 
 #include <atomic>
 #include <cstdint>
@@ -135,4 +135,4 @@ std::optional<RankReport> parse_report(const std::string& text);
 
 }  // namespace pipewright::executor
 
-#endif  // PIPEWRIGHT_EXECUTOR_RANK_REPORT_H_
+#endif  // PIPEWRIGHT_EXECUTOR_HANG_RANK_REPORT_H_

@@ -1,11 +1,11 @@
-#ifndef PIPEWRIGHT_EXECUTOR_HANG_H_
-#define PIPEWRIGHT_EXECUTOR_HANG_H_
+#ifndef PIPEWRIGHT_EXECUTOR_HANG_HANG_H_
+#define PIPEWRIGHT_EXECUTOR_HANG_HANG_H_
 
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "pipewright/executor/rank_report.h"
+#include "pipewright/executor/hang/rank_report.h"
 #include "pipewright/ir/schedule.h"
 
 // Who causes a hang: a wait-for graph of ranks. Each rank says where it is and what it waits for; a
@@ -44,4 +44,4 @@ std::string describe(const RankReport& report, const HangPrograms& programs);
 
 }  // namespace pipewright::executor
 
-#endif  // PIPEWRIGHT_EXECUTOR_HANG_H_
+#endif  // PIPEWRIGHT_EXECUTOR_HANG_HANG_H_

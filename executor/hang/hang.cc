@@ -13,7 +13,7 @@
 // of another program than ours is a culprit only if there is no other.
 //
 // Invariant: each rank is expanded once.
-#include "pipewright/executor/hang.h"
+#include "pipewright/executor/hang/hang.h"
 
 #include <algorithm>
 #include <cstdio>

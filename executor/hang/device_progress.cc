@@ -1,6 +1,6 @@
 // Invariant: events end in the order in which they were recorded, so that the first one that has
 // not ended tells where the device is.
-#include "pipewright/executor/device_progress.h"
+#include "pipewright/executor/hang/device_progress.h"
 
 #include <chrono>
 #include <utility>

@@ -1,5 +1,5 @@
-#ifndef PIPEWRIGHT_EXECUTOR_WATCHDOG_H_
-#define PIPEWRIGHT_EXECUTOR_WATCHDOG_H_
+#ifndef PIPEWRIGHT_EXECUTOR_HANG_WATCHDOG_H_
+#define PIPEWRIGHT_EXECUTOR_HANG_WATCHDOG_H_
 
 #include <array>
 #include <atomic>
@@ -12,17 +12,17 @@
 #include <vector>
 
 #include "pipewright/comms/group.h"
-#include "pipewright/executor/device_progress.h"
-#include "pipewright/executor/flight_dump.h"
-#include "pipewright/executor/hang.h"
-#include "pipewright/executor/rank_report.h"
+#include "pipewright/executor/hang/device_progress.h"
+#include "pipewright/executor/hang/flight_dump.h"
+#include "pipewright/executor/hang/hang.h"
+#include "pipewright/executor/hang/rank_report.h"
 #include "pipewright/ir/stage_microbatch_table.h"
 
 namespace pipewright::executor {
 
 // Watches the steps of one executor, and reports on them while its thread is stuck. The executor's
-// thread says where it is; the watcher's thread (comms/failure/failure_domain.h) reads that, and keeps this
-// object as long as it needs it.
+// thread says where it is; the watcher's thread (comms/failure/failure_domain.h) reads that, and
+// keeps this object as long as it needs it.
 //
 // With the variable TORCH_FR_DUMP_TEMP_FILE, PyTorch's own, dump() writes a file of that name
 // followed by the world rank, which fr_trace reads (flight_dump.h).
@@ -106,4 +106,4 @@ class Watchdog final : public comms::StepObserver {
 
 }  // namespace pipewright::executor
 
-#endif  // PIPEWRIGHT_EXECUTOR_WATCHDOG_H_
+#endif  // PIPEWRIGHT_EXECUTOR_HANG_WATCHDOG_H_

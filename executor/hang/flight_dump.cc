@@ -1,4 +1,4 @@
-#include "pipewright/executor/flight_dump.h"
+#include "pipewright/executor/hang/flight_dump.h"
 
 #include <functional>
 #include <map>

@@ -1,5 +1,5 @@
-#ifndef PIPEWRIGHT_EXECUTOR_FLIGHT_DUMP_H_
-#define PIPEWRIGHT_EXECUTOR_FLIGHT_DUMP_H_
+#ifndef PIPEWRIGHT_EXECUTOR_HANG_FLIGHT_DUMP_H_
+#define PIPEWRIGHT_EXECUTOR_HANG_FLIGHT_DUMP_H_
 
 #include <cstdint>
 #include <string>
@@ -52,4 +52,4 @@ FlightEntry to_flight_entry(const comms::Collective& collective, const comms::Gr
 
 }  // namespace pipewright::executor
 
-#endif  // PIPEWRIGHT_EXECUTOR_FLIGHT_DUMP_H_
+#endif  // PIPEWRIGHT_EXECUTOR_HANG_FLIGHT_DUMP_H_

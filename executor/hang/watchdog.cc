@@ -1,4 +1,4 @@
-#include "pipewright/executor/watchdog.h"
+#include "pipewright/executor/hang/watchdog.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "pipewright/comms/process/steady_seconds.h"
-#include "pipewright/executor/flight_dump.h"
-#include "pipewright/executor/program_check.h"
-#include "pipewright/executor/residency.h"
+#include "pipewright/executor/hang/flight_dump.h"
+#include "pipewright/executor/program/program_check.h"
+#include "pipewright/executor/program/row_plan.h"
 #include "pipewright/ir/dependencies.h"
 #include "pipewright/ir/text/action_text.h"
 

@@ -1,4 +1,4 @@
-#include "pipewright/executor/program_check.h"
+#include "pipewright/executor/program/program_check.h"
 
 #include <optional>
 #include <stdexcept>

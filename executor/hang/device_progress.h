@@ -1,5 +1,5 @@
-#ifndef PIPEWRIGHT_EXECUTOR_DEVICE_PROGRESS_H_
-#define PIPEWRIGHT_EXECUTOR_DEVICE_PROGRESS_H_
+#ifndef PIPEWRIGHT_EXECUTOR_HANG_DEVICE_PROGRESS_H_
+#define PIPEWRIGHT_EXECUTOR_HANG_DEVICE_PROGRESS_H_
 
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
@@ -12,7 +12,7 @@
 
 #include "pipewright/comms/device_event.h"
 #include "pipewright/comms/failure/failure_domain.h"
-#include "pipewright/executor/rank_report.h"
+#include "pipewright/executor/hang/rank_report.h"
 
 namespace pipewright::executor {
 
@@ -70,4 +70,4 @@ void await_device(at::Device device, const comms::FailureDomain& failures);
 
 }  // namespace pipewright::executor
 
-#endif  // PIPEWRIGHT_EXECUTOR_DEVICE_PROGRESS_H_
+#endif  // PIPEWRIGHT_EXECUTOR_HANG_DEVICE_PROGRESS_H_

@@ -1,4 +1,4 @@
-#include "pipewright/executor/rank_report.h"
+#include "pipewright/executor/hang/rank_report.h"
 
 #include <limits>
 #include <sstream>

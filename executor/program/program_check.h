@@ -1,5 +1,5 @@
-#ifndef PIPEWRIGHT_EXECUTOR_PROGRAM_CHECK_H_
-#define PIPEWRIGHT_EXECUTOR_PROGRAM_CHECK_H_
+#ifndef PIPEWRIGHT_EXECUTOR_PROGRAM_PROGRAM_CHECK_H_
+#define PIPEWRIGHT_EXECUTOR_PROGRAM_PROGRAM_CHECK_H_
 
 #include <string>
 
@@ -25,4 +25,4 @@ ir::Program forward_only(const ir::Program& program);
 
 }  // namespace pipewright::executor
 
-#endif  // PIPEWRIGHT_EXECUTOR_PROGRAM_CHECK_H_
+#endif  // PIPEWRIGHT_EXECUTOR_PROGRAM_PROGRAM_CHECK_H_

@@ -1,5 +1,5 @@
-#ifndef PIPEWRIGHT_EXECUTOR_DIGEST_H_
-#define PIPEWRIGHT_EXECUTOR_DIGEST_H_
+#ifndef PIPEWRIGHT_EXECUTOR_PROGRAM_DIGEST_H_
+#define PIPEWRIGHT_EXECUTOR_PROGRAM_DIGEST_H_
 
 #include <string>
 #include <vector>
@@ -31,4 +31,4 @@ std::string difference(const std::vector<DigestPart>& left, int left_rank,
 
 }  // namespace pipewright::executor
 
-#endif  // PIPEWRIGHT_EXECUTOR_DIGEST_H_
+#endif  // PIPEWRIGHT_EXECUTOR_PROGRAM_DIGEST_H_
