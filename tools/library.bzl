@@ -32,6 +32,20 @@ def cc_binary(**arguments):
 def cc_test(**arguments):
     native.cc_test(**_with_precompiled_header(arguments))
 
+def cc_tests(deps, tests):
+    """A small test per entry of `tests`, with gtest's main and all of `deps`: what one does not use, it does not link.
+
+    Args:
+      deps: of all of them.
+      tests: by name, further arguments of cc_test; `srcs` is [NAME.cc] if it is left out.
+    """
+    for name, arguments in tests.items():
+        cc_test(**dict(test_arguments(name, arguments), deps = deps + ["//third_party:gtest_main"]))
+
+def test_arguments(name, arguments):
+    """The arguments of a test that has these in a table: small, from NAME.cc, unless they say otherwise."""
+    return dict({"name": name, "size": "small", "srcs": [name + ".cc"]}, **arguments)
+
 def pipewright_library(**arguments):
     """A cc_library whose headers are included as `pipewright/<folder>/<header>`.
 

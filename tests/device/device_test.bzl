@@ -1,6 +1,6 @@
 """Test bodies that run on the CPU, on the test device, and on GPUs."""
 
-load("//tools:library.bzl", "cc_library", "cc_test")
+load("//tools:library.bzl", "cc_library", "cc_test", "test_arguments")
 
 _CPU_ONLY = "cpu_only:"
 
@@ -50,6 +50,11 @@ def cpu_and_device_test(
                 tags = arguments.get("tags", []) + tags
             )
         )
+
+def cpu_and_device_tests(deps, tests):
+    """A cpu_and_device_test per entry of `tests`, like cc_tests."""
+    for name, arguments in tests.items():
+        cpu_and_device_test(deps = deps, **test_arguments(name, arguments))
 
 def gpu_test(name):
     """Runs all bodies of cpu_and_device_test that stand above it in the package, on GPUs."""
