@@ -18,9 +18,8 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/checkpoint/async_saver.h"
-#include "pipewright/checkpoint/read_plan.h"
 #include "pipewright/checkpoint/save.h"
+#include "pipewright/checkpoint/read_plan.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <variant>
 
-#include "pipewright/checkpoint/crc32.h"
+#include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/checkpoint/in_backticks.h"
 #include "pipewright/ir/printable.h"
 

@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
-#include "pipewright/checkpoint/crc32.h"
 #include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/in_backticks.h"

@@ -286,10 +286,10 @@ set(pipewright_schedule_headers
 
 set(pipewright_checkpoint_sources
     checkpoint/save.cc
-    checkpoint/async_saver.cc
+    checkpoint/save.cc
     checkpoint/read_plan.cc
-    checkpoint/checkpoint_files.cc
-    checkpoint/crc32.cc
+    checkpoint/folder.cc
+    checkpoint/durable_file.cc
     checkpoint/safetensors.cc
     checkpoint/folder.cc
     checkpoint/export.cc
@@ -304,7 +304,7 @@ set(pipewright_checkpoint_sources
     checkpoint/manifest.cc
     checkpoint/stored_checkpoint.cc
     comms/process/addresses.cc
-    comms/process/dump_signal.cc
+    comms/process/error_file.cc
     comms/process/environment.cc
     comms/process/error_file.cc
     comms/process/environment.cc
@@ -317,10 +317,10 @@ set(pipewright_checkpoint_sources
 set(pipewright_checkpoint_headers
     checkpoint/save.h
     checkpoint/save.h
-    checkpoint/async_saver.h
+    checkpoint/save.h
     checkpoint/read_plan.h
-    checkpoint/checkpoint_files.h
-    checkpoint/crc32.h
+    checkpoint/folder.h
+    checkpoint/durable_file.h
     checkpoint/folder.h
     checkpoint/safetensors.h
     checkpoint/folder.h
@@ -338,7 +338,7 @@ set(pipewright_checkpoint_headers
     checkpoint/stored_checkpoint.h
     comms/process/addresses.h
     comms/layout.h
-    comms/process/dump_signal.h
+    comms/process/error_file.h
     comms/process/environment.h
     comms/process/error_file.h
     comms/process/environment.h
@@ -392,13 +392,13 @@ set(pipewright_executor_sources
     checkpoint/torch/training_state.cc
     comms/torch_gaps/abortable_gloo.cc
     comms/torch_gaps/abortable_gloo.cc
-    comms/agreement.cc
+    comms/group_collectives.cc
     comms/torch_gaps/bounded_store.cc
     comms/channels.cc
-    comms/chunk_gather.cc
+    comms/group_collectives.cc
     comms/clock_offset.cc
     comms/collective_log.cc
-    comms/device_collectives.cc
+    comms/collective_log.cc
     comms/device_event.cc
     comms/failure/failure_domain.cc
     comms/failure/failure_report.cc
@@ -409,12 +409,12 @@ set(pipewright_executor_sources
     comms/mesh.cc
     comms/gloo/send_queue.cc
     comms/store_address.cc
-    comms/store_exchange.cc
+    comms/store_rounds.cc
     comms/device_event.cc
     comms/threads/tensor_operation.cc
     comms/threads/thread_backend.cc
     comms/threads/threads.cc
-    comms/vote.cc
+    comms/store_rounds.cc
     comms/failure/watcher.cc
     comms/world.cc
     ddp/grad_buckets.cc
@@ -434,7 +434,7 @@ set(pipewright_executor_sources
     executor/data_flow.cc
     executor/recorder.cc
     executor/hang/device_progress.cc
-    executor/program/digest.cc
+    executor/program/program.cc
     executor/executor.cc
     executor/hang/flight_dump.cc
     executor/hang/flight_dump.cc
@@ -442,7 +442,7 @@ set(pipewright_executor_sources
     executor/hang/hang.cc
     executor/microbatches.cc
     executor/module_stage.cc
-    executor/program/program_check.cc
+    executor/program/program.cc
     executor/hang/rank_report.cc
     executor/hang/rank_report.cc
     executor/recorder.cc
@@ -455,7 +455,7 @@ set(pipewright_executor_sources
     fsdp/backward_order.cc
     fsdp/call_tracker.cc
     fsdp/flat_buffer.cc
-    fsdp/forward_history.cc
+    fsdp/call_tracker.cc
     fsdp/fully_shard.cc
     fsdp/grad_reducer.cc
     fsdp/offload.cc
@@ -468,7 +468,7 @@ set(pipewright_executor_sources
     fsdp/zero_grad_watch.cc
     modules/clip_grad_norm.cc
     modules/meta.cc
-    modules/distinct.cc
+    modules/tensors.cc
     modules/distribution.cc
     modules/forward.cc
     modules/forward_tensors.cc
@@ -480,7 +480,7 @@ set(pipewright_executor_sources
     tp/communication.cc
     tp/communication.cc
     tp/cross_entropy.cc
-    tp/input_check.cc
+    tp/split_module.cc
     tp/overlap.cc
     tp/parallelize.cc
     tp/part_use.cc
@@ -505,14 +505,14 @@ set(pipewright_executor_headers
     checkpoint/torch/training_state.h
     comms/torch_gaps/abortable_gloo.h
     comms/torch_gaps/abortable_gloo.h
-    comms/agreement.h
+    comms/group_collectives.h
     comms/torch_gaps/batch_threads.h
     comms/torch_gaps/bounded_store.h
     comms/channels.h
-    comms/chunk_gather.h
+    comms/group_collectives.h
     comms/clock_offset.h
     comms/collective_log.h
-    comms/device_collectives.h
+    comms/collective_log.h
     comms/device_event.h
     comms/failure/failure_domain.h
     comms/gloo/gloo.h
@@ -524,12 +524,12 @@ set(pipewright_executor_headers
     comms/process/sockets.h
     comms/gloo/send_queue.h
     comms/store_address.h
-    comms/store_exchange.h
+    comms/store_rounds.h
     comms/device_event.h
     comms/threads/tensor_operation.h
     comms/threads/thread_backend.h
     comms/threads/threads.h
-    comms/vote.h
+    comms/store_rounds.h
     comms/world.h
     ddp/grad_buckets.h
     ddp/comm_hooks.h
@@ -547,7 +547,7 @@ set(pipewright_executor_headers
     executor/data_flow.h
     executor/recorder.h
     executor/hang/device_progress.h
-    executor/program/digest.h
+    executor/program/program.h
     executor/executor.h
     executor/hang/flight_dump.h
     executor/hang/flight_dump.h
@@ -557,7 +557,7 @@ set(pipewright_executor_headers
     executor/loss_function.h
     executor/microbatches.h
     executor/module_stage.h
-    executor/program/program_check.h
+    executor/program/program.h
     executor/hang/rank_report.h
     executor/hang/rank_report.h
     executor/recorder.h
@@ -573,7 +573,7 @@ set(pipewright_executor_headers
     fsdp/call_tracker.h
     fsdp/event_log.h
     fsdp/flat_buffer.h
-    fsdp/forward_history.h
+    fsdp/call_tracker.h
     fsdp/fully_shard.h
     fsdp/grad_reducer.h
     fsdp/offload.h
@@ -586,7 +586,7 @@ set(pipewright_executor_headers
     modules/clip_grad_norm.h
     modules/meta.h
     modules/data_parallel.h
-    modules/distinct.h
+    modules/tensors.h
     modules/distribution.h
     modules/data_parallel.h
     modules/forward.h
@@ -607,7 +607,7 @@ set(pipewright_executor_headers
     tp/communication.h
     tp/communication.h
     tp/cross_entropy.h
-    tp/input_check.h
+    tp/split_module.h
     tp/overlap.h
     tp/parallelize.h
     tp/part_use.h

@@ -14,7 +14,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "pipewright/comms/agreement.h"
+#include "pipewright/comms/group_collectives.h"
 #include "pipewright/comms/group.h"
 #include "pipewright/ir/errors.h"
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "pipewright/autograd/hooks.h"
-#include "pipewright/comms/agreement.h"
+#include "pipewright/comms/group_collectives.h"
 #include "pipewright/comms/group.h"
 #include "pipewright/comms/threads/threads.h"
 #include "pipewright/ir/errors.h"

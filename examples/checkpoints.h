@@ -6,9 +6,9 @@
 #include <optional>
 #include <string>
 
-#include "pipewright/checkpoint/async_saver.h"
+#include "pipewright/checkpoint/save.h"
 #include "pipewright/checkpoint/torch/training_state.h"
-#include "pipewright/comms/store_exchange.h"
+#include "pipewright/comms/store_rounds.h"
 #include "pipewright/comms/world.h"
 
 namespace pipewright::examples {

@@ -13,7 +13,7 @@
 #include "examples/memory.h"
 #include "pipewright/checkpoint/save.h"
 #include "pipewright/comms/process/environment.h"
-#include "pipewright/comms/store_exchange.h"
+#include "pipewright/comms/store_rounds.h"
 
 namespace pipewright::examples {
 namespace {

@@ -12,7 +12,7 @@
 #include "pipewright/checkpoint/torch/training_state.h"
 #include "pipewright/comms/gloo/gloo.h"
 #include "pipewright/comms/mesh.h"
-#include "pipewright/comms/store_exchange.h"
+#include "pipewright/comms/store_rounds.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/fsdp/fully_shard.h"

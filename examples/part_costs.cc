@@ -10,7 +10,7 @@
 #include <string>
 
 #include "pipewright/checkpoint/save.h"
-#include "pipewright/comms/store_exchange.h"
+#include "pipewright/comms/store_rounds.h"
 
 namespace pipewright::examples {
 

@@ -6,7 +6,7 @@
 #include "examples/batch.h"
 #include "examples/gpt.h"
 #include "examples/program.h"
-#include "pipewright/comms/store_exchange.h"
+#include "pipewright/comms/store_rounds.h"
 #include "pipewright/schedule/compile/compile.h"
 
 namespace pipewright::examples {

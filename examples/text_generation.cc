@@ -8,7 +8,7 @@
 
 #include "examples/batch.h"
 #include "examples/gpt.h"
-#include "pipewright/comms/store_exchange.h"
+#include "pipewright/comms/store_rounds.h"
 
 namespace pipewright::examples {
 namespace {

@@ -43,11 +43,10 @@
 #include "pipewright/checkpoint/save.h"
 #include "pipewright/comms/group.h"
 #include "pipewright/comms/mesh.h"
-#include "pipewright/comms/process/dump_signal.h"
 #include "pipewright/comms/process/error_file.h"
 #include "pipewright/comms/threads/threads.h"
 #include "pipewright/executor/executor.h"
-#include "pipewright/executor/program/digest.h"
+#include "pipewright/executor/program/program.h"
 #include "pipewright/modules/clip_grad_norm.h"
 
 namespace pipewright::examples {

@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "pipewright/executor/program/row_plan.h"
+#include "pipewright/executor/program/program.h"
 #include "pipewright/executor/stage.h"
 
 // User functions that replace or surround an action (PyTorch's custom functions of its schedule

@@ -6,7 +6,7 @@
 
 #include "pipewright/executor/action_function.h"
 #include "pipewright/executor/data_flow.h"
-#include "pipewright/executor/program/row_plan.h"
+#include "pipewright/executor/program/program.h"
 #include "pipewright/executor/residency.h"
 #include "pipewright/executor/stage.h"
 

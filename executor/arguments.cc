@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "pipewright/executor/program/program_check.h"
+#include "pipewright/executor/program/program.h"
 #include "pipewright/schedule/verify/verify.h"
 
 namespace pipewright::executor {

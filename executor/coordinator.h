@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/comms/vote.h"
+#include "pipewright/comms/store_rounds.h"
 #include "pipewright/comms/world.h"
-#include "pipewright/executor/program/digest.h"
+#include "pipewright/executor/program/program.h"
 
 namespace pipewright::executor {
 

@@ -28,7 +28,7 @@
 #include "pipewright/comms/torch_gaps/bounded_store.h"
 #include "pipewright/executor/arguments.h"
 #include "pipewright/executor/hang/device_progress.h"
-#include "pipewright/executor/program/program_check.h"
+#include "pipewright/executor/program/program.h"
 #include "pipewright/executor/recorder.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/ir/text/action_text.h"

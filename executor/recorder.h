@@ -16,7 +16,7 @@
 #include "pipewright/comms/clock_offset.h"
 #include "pipewright/comms/process/steady_seconds.h"
 #include "pipewright/comms/world.h"
-#include "pipewright/executor/program/row_plan.h"
+#include "pipewright/executor/program/program.h"
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/timeline.h"
 

@@ -1,11 +1,3 @@
-// Detects where a call's backward begins and ends. LibTorch's modules have no hooks, so hooks are
-// installed on the graph: a tensor hook on each output runs when the output's gradient arrives, and
-// an extra node between the inputs and the call runs when the gradients of all inputs have been
-// computed, which is after everything in the call that leads to an input.
-//
-// A call whose inputs require no gradient has no such node, and no event marks its end identically
-// on all ranks: the last gradient of a parameter does not, because ranks may use different
-// parameters. Such a call ends with the whole backward.
 #include "pipewright/fsdp/call_tracker.h"
 
 #include <ATen/ATen.h>
@@ -24,6 +16,77 @@
 #include "pipewright/ir/errors.h"
 
 namespace pipewright::fsdp {
+
+namespace {
+
+// Forwards without a backward that are remembered. A backward through an older one reduces at its
+// end, in the order of the tree.
+constexpr size_t kRemembered = 256;
+
+}  // namespace
+
+void ForwardHistory::Forward::unit_ended(ShardedUnit& unit) {
+  ended.push_back(&unit);
+  is_passed.push_back(false);
+}
+
+std::optional<size_t> ForwardHistory::Forward::pass(const ShardedUnit& unit) {
+  for (size_t place = ended.size(); place-- > 0;) {
+    if (ended[place] != &unit || is_passed[place]) continue;
+    is_passed[place] = true;
+    return place;
+  }
+  return std::nullopt;
+}
+
+ForwardHistory::Calls ForwardHistory::Forward::calls_of(const ShardedUnit& unit) const {
+  const auto found = calls.find(&unit);
+  return found == calls.end() ? Calls{} : found->second;
+}
+
+void ForwardHistory::begin(bool trains) {
+  std::erase_if(forwards_, [](const Forward& forward) { return forward.has_backward; });
+  while (forwards_.size() >= kRemembered) forwards_.pop_front();
+  ++number_;
+  previous_ = std::exchange(order_, {});
+  follows_previous_ = true;
+  trains_ = trains;
+  if (trains) forwards_.emplace_back().number = number_;
+}
+
+ForwardHistory::Forward* ForwardHistory::find(int64_t number) {
+  const auto found = std::ranges::find(forwards_, number, &Forward::number);
+  return found == forwards_.end() ? nullptr : &*found;
+}
+
+ShardedUnit* ForwardHistory::next_after(ShardedUnit& unit) {
+  if (prefetched_ == &unit) prefetched_ = nullptr;
+  const size_t place = order_.size();
+  order_.push_back(&unit);
+  follows_previous_ = follows_previous_ && place < previous_.size() && previous_[place] == &unit;
+  return follows_previous_ && place + 1 < previous_.size() ? previous_[place + 1] : nullptr;
+}
+
+// After a failed step, ranks may have stopped at different places of a forward: whoever followed
+// its own would prefetch other units than the others. prefetched_ stays: that unit is still to be
+// freed.
+void ForwardHistory::clear() {
+  forwards_.clear();
+  trains_ = false;
+  previous_.clear();
+  order_.clear();
+  follows_previous_ = false;
+}
+
+// Detects where a call's backward begins and ends. LibTorch's modules have no hooks, so hooks are
+// installed on the graph: a tensor hook on each output runs when the output's gradient arrives, and
+// an extra node between the inputs and the call runs when the gradients of all inputs have been
+// computed, which is after everything in the call that leads to an input.
+//
+// A call whose inputs require no gradient has no such node, and no event marks its end identically
+// on all ranks: the last gradient of a parameter does not, because ranks may use different
+// parameters. Such a call ends with the whole backward.
+
 namespace {
 
 // The node on a call's inputs; runs when the call's backward is done.

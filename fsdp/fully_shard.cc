@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "pipewright/autograd/hooks.h"
-#include "pipewright/comms/agreement.h"
+#include "pipewright/comms/group_collectives.h"
 #include "pipewright/fsdp/sharded_unit.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/modules/distribution.h"

@@ -13,7 +13,6 @@
 #include "pipewright/autograd/node_pointer.h"
 #include "pipewright/fsdp/backward_order.h"
 #include "pipewright/fsdp/call_tracker.h"
-#include "pipewright/fsdp/forward_history.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/fsdp/grad_reducer.h"
 #include "pipewright/fsdp/param_group.h"

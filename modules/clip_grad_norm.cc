@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "pipewright/comms/group.h"
-#include "pipewright/modules/distinct.h"
+#include "pipewright/modules/tensors.h"
 #include "pipewright/modules/distribution.h"
 
 namespace pipewright::modules {

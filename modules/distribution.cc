@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "pipewright/comms/chunk_gather.h"
+#include "pipewright/comms/group_collectives.h"
 #include "pipewright/ir/errors.h"
 
 namespace pipewright::modules {

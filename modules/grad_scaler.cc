@@ -9,7 +9,7 @@
 
 #include "pipewright/comms/group.h"
 #include "pipewright/ir/errors.h"
-#include "pipewright/modules/distinct.h"
+#include "pipewright/modules/tensors.h"
 
 namespace pipewright::modules {
 namespace {

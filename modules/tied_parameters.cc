@@ -15,9 +15,9 @@
 #include <stdexcept>
 #include <utility>
 
-#include "pipewright/comms/agreement.h"
+#include "pipewright/comms/group_collectives.h"
 #include "pipewright/comms/group.h"
-#include "pipewright/modules/distinct.h"
+#include "pipewright/modules/tensors.h"
 #include "pipewright/modules/distribution.h"
 
 namespace pipewright::modules {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "pipewright/autograd/node_pointer.h"
-#include "pipewright/comms/chunk_gather.h"
+#include "pipewright/comms/group_collectives.h"
 #include "pipewright/comms/group.h"
 #include "pipewright/layout/layout.h"
 

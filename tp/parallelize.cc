@@ -11,15 +11,13 @@
 #include <stdexcept>
 
 #include "pipewright/autograd/hooks.h"
-#include "pipewright/comms/agreement.h"
-#include "pipewright/comms/chunk_gather.h"
+#include "pipewright/comms/group_collectives.h"
 #include "pipewright/modules/distribution.h"
 #include "pipewright/modules/part_guard.h"
 #include "pipewright/modules/unit_tree.h"
-#include "pipewright/tp/input_check.h"
+#include "pipewright/tp/split_module.h"
 #include "pipewright/tp/part_use.h"
 #include "pipewright/tp/sequence_parallel.h"
-#include "pipewright/tp/split_module.h"
 
 namespace pipewright::tp {
 namespace {

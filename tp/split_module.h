@@ -11,10 +11,17 @@
 #include "pipewright/modules/forward.h"
 #include "pipewright/tp/parallelize.h"
 
+namespace pipewright::tp {
+
+// Compares the inputs of each forward of a module, shapes, dtypes and all bits, between the ranks
+// of `group`. If they differ, all ranks throw the same std::invalid_argument, which names the first
+// input that differs and the rank. So do the ranks of `copies`, which may be null, with `place` of
+// the ranks that differ before the message.
+std::shared_ptr<modules::ForwardHook> input_check(comms::BackendPtr group, comms::BackendPtr copies,
+                                                  std::string place);
+
 // One module of a plan: which of its weights are split along which dimension, and what its forward
 // does before and after.
-
-namespace pipewright::tp {
 
 // A weight of the module. `placement` is replicate or shard(d), along the mesh dimension.
 struct SplitWeight {

@@ -78,7 +78,7 @@ class TrainingState {
   // than 2^24 steps, which its `step`, a float as in PyTorch, cannot store.
   StateSnapshot snapshot() const;
   // The same with memory of its own, so that training can go on while it is saved
-  // (async_saver.h). `reused`, an earlier result that is saved by now, lends its memory.
+  // (AsyncSaver). `reused`, an earlier result that is saved by now, lends its memory.
   StateSnapshot copied_snapshot(StateSnapshot reused = {}) const;
   // The same, at once: copy() then copies the parameters on the CPU and their optimizer state,
   // which must not change before it returns. Forward and backward change buffers only, so another

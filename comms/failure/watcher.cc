@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "pipewright/comms/failure/failure_domain.h"
-#include "pipewright/comms/process/dump_signal.h"
 #include "pipewright/comms/process/error_file.h"
 
 namespace pipewright::comms {

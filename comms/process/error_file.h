@@ -8,6 +8,17 @@
 
 namespace pipewright::comms {
 
+// Makes a signal, by custom SIGUSR2, ask every rank of this process where it is: the watcher's
+// thread answers within a tick (StepObserver::dump in failure_domain.h), and the ranks go on.
+//
+//   comms::dump_on_signal(SIGUSR2);  // then: kill -USR2 PID
+//
+// Throws std::runtime_error if the signal cannot be handled. Any thread.
+void dump_on_signal(int signal);
+
+// How often such a signal has arrived.
+int dumps_requested();
+
 // Tells torchrun why this process is about to fail. A trainer calls it before it exits:
 //
 //   } catch (const std::exception& error) {

@@ -9,8 +9,7 @@
 
 #include "pipewright/comms/process/steady_seconds.h"
 #include "pipewright/executor/hang/flight_dump.h"
-#include "pipewright/executor/program/program_check.h"
-#include "pipewright/executor/program/row_plan.h"
+#include "pipewright/executor/program/program.h"
 #include "pipewright/ir/dependencies.h"
 #include "pipewright/ir/text/action_text.h"
 

@@ -1,4 +1,4 @@
-#include "pipewright/checkpoint/async_saver.h"
+#include "pipewright/checkpoint/save.h"
 
 #include <gtest/gtest.h>
 

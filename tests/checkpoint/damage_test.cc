@@ -5,7 +5,6 @@
 #include <map>
 #include <stdexcept>
 
-#include "pipewright/checkpoint/crc32.h"
 #include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/manifest.h"

@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <random>
 
-#include "pipewright/checkpoint/crc32.h"
+#include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/checkpoint/safetensors_file.h"
 #include "tests/checkpoint/scratch.h"
 

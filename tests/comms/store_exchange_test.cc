@@ -1,5 +1,5 @@
 // Exchanges of texts: all ranks get all texts, a missing rank is named, and a failure ends a wait.
-#include "pipewright/comms/store_exchange.h"
+#include "pipewright/comms/store_rounds.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Votes: all ranks leave with the same result, or none does; and what one costs.
-#include "pipewright/comms/vote.h"
+#include "pipewright/comms/store_rounds.h"
 
 #include <gtest/gtest.h>
 

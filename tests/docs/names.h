@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "pipewright/autograd/checkpoint.h"
-#include "pipewright/checkpoint/async_saver.h"
+#include "pipewright/checkpoint/save.h"
 #include "pipewright/checkpoint/torch/training_state.h"
 #include "pipewright/comms/mesh.h"
-#include "pipewright/comms/store_exchange.h"
+#include "pipewright/comms/store_rounds.h"
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"

@@ -7,7 +7,7 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 
-#include "pipewright/comms/agreement.h"
+#include "pipewright/comms/group_collectives.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/modules/distribution.h"

@@ -15,7 +15,7 @@
 #include "pipewright/comms/mesh.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/modules/clip_grad_norm.h"
-#include "pipewright/modules/distinct.h"
+#include "pipewright/modules/tensors.h"
 #include "pipewright/modules/grad_scaler.h"
 #include "tests/support/training/named_wait.h"
 #include "tests/support/training/on_ranks.h"

@@ -6,7 +6,7 @@
 
 #include <regex>
 
-#include "pipewright/comms/agreement.h"
+#include "pipewright/comms/group_collectives.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/threads/threads.h"
 #include "pipewright/ddp/replicate.h"

@@ -14,7 +14,7 @@
 #include "pipewright/checkpoint/export.h"
 #include "pipewright/checkpoint/read_plan.h"
 #include "pipewright/comms/mesh.h"
-#include "pipewright/comms/store_exchange.h"
+#include "pipewright/comms/store_rounds.h"
 #include "pipewright/comms/threads/threads.h"
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/fsdp/fully_shard.h"

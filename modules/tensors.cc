@@ -1,4 +1,4 @@
-#include "pipewright/modules/distinct.h"
+#include "pipewright/modules/tensors.h"
 
 namespace pipewright::modules {
 

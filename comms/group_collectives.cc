@@ -1,21 +1,53 @@
-// Agreement between ranks. A c10d backend carries only tensors, so text is sent as bytes.
-//
-// Idea: two all-gathers, first of the sizes and then of the texts padded to the longest, give every
-// rank the lines of all ranks. All ranks then make the same comparison, so either all throw the
-// same error or none throws. Complexity: O(ranks * longest text) bytes on every rank.
-#include "pipewright/comms/agreement.h"
+// A gather pads all chunks to the length of the first. Only the last chunk that is not empty can be
+// shorter, so the whole tensor is the beginning of what was gathered.
+#include "pipewright/comms/group_collectives.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Functions.h>
 
 #include <cctype>
 #include <cstring>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "pipewright/comms/group.h"
+#include "pipewright/layout/layout.h"
 
 namespace pipewright::comms {
+
+at::Tensor chunk_of(const at::Tensor& whole, int64_t dim, c10d::Backend& group) {
+  const layout::Chunk chunk = layout::chunk_of(whole.size(dim), group.getSize(), group.getRank());
+  return whole.narrow(dim, chunk.begin, chunk.length);
+}
+
+at::Tensor padded_rows(const at::Tensor& x, int64_t dim, int64_t padded) {
+  const at::Tensor rows = x.movedim(dim, 0);
+  if (rows.size(0) == padded) return rows.contiguous();
+  std::vector<int64_t> sizes = rows.sizes().vec();
+  sizes[0] = padded;
+  at::Tensor result = at::zeros(sizes, x.options());
+  result.narrow(0, 0, rows.size(0)).copy_(rows);
+  return result;
+}
+
+at::Tensor gather_chunks(const at::Tensor& mine, int64_t dim, int64_t length,
+                         c10d::Backend& group) {
+  at::Tensor part = padded_rows(mine, dim, layout::chunk_length(length, group.getSize()));
+  std::vector<int64_t> sizes = part.sizes().vec();
+  sizes[0] *= group.getSize();
+  at::Tensor whole = at::empty(sizes, mine.options());
+  wait(group, *group._allgather_base(whole, part));
+  return whole.narrow(0, 0, length).movedim(0, dim).contiguous();
+}
+
+// Agreement between ranks. A c10d backend carries only tensors, so text is sent as bytes.
+//
+// Idea: two all-gathers, first of the sizes and then of the texts padded to the longest, give every
+// rank the lines of all ranks. All ranks then make the same comparison, so either all throw the
+// same error or none throws. Complexity: O(ranks * longest text) bytes on every rank.
+
 namespace {
 
 // The concatenation, in the order of ranks, of one flat tensor per rank. All have the same size.
