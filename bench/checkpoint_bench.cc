@@ -18,8 +18,8 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/checkpoint/save.h"
 #include "pipewright/checkpoint/read_plan.h"
+#include "pipewright/checkpoint/save.h"
 
 namespace {
 

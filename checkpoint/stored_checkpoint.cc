@@ -9,8 +9,8 @@
 #include <set>
 #include <utility>
 
-#include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/durable_file.h"
+#include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/in_backticks.h"
 #include "pipewright/checkpoint/manifest.h"
 #include "pipewright/ir/printable.h"

@@ -14,8 +14,8 @@
 #include <stdexcept>
 #include <utility>
 
-#include "pipewright/comms/group_collectives.h"
 #include "pipewright/comms/group.h"
+#include "pipewright/comms/group_collectives.h"
 #include "pipewright/ir/errors.h"
 
 namespace pipewright::ddp {

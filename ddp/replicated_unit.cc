@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "pipewright/autograd/hooks.h"
-#include "pipewright/comms/group_collectives.h"
 #include "pipewright/comms/group.h"
+#include "pipewright/comms/group_collectives.h"
 #include "pipewright/comms/threads/threads.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/modules/data_parallel.h"

@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "pipewright/ir/populate.h"
 #include "pipewright/ir/schedule.h"
 
 namespace pipewright::ir {
@@ -35,18 +34,10 @@ class Timeline {
  public:
   Timeline() = default;
   // A timeline with the shape of `rows`, all intervals zero.
-  explicit Timeline(const Rows& rows) : Timeline(unwritten(rows)) {
-    std::ranges::fill(intervals_, Interval());
-  }
-  // A timeline with the shape of `rows` whose intervals can be anything: for a caller that writes
-  // all of them, idle slots too, before any is read.
-  static Timeline unwritten(const Rows& rows) {
-    Timeline timeline;
-    timeline.first_of_rank_.push_back(0);
-    for (const Row& row : rows)
-      timeline.first_of_rank_.push_back(timeline.first_of_rank_.back() + row.size());
-    timeline.intervals_ = populated_unwritten<Interval>(timeline.first_of_rank_.back());
-    return timeline;
+  explicit Timeline(const Rows& rows) {
+    first_of_rank_.push_back(0);
+    for (const Row& row : rows) first_of_rank_.push_back(first_of_rank_.back() + row.size());
+    intervals_.resize(first_of_rank_.back());
   }
 
   size_t num_ranks() const { return first_of_rank_.empty() ? 0 : first_of_rank_.size() - 1; }
@@ -75,7 +66,7 @@ class Timeline {
 
  private:
   std::vector<size_t> first_of_rank_;  // index of each rank's first cell, then size()
-  UnwrittenVector<Interval> intervals_;
+  std::vector<Interval> intervals_;
 };
 
 // From the first start to the last end of the actions of a schedule: its duration is the makespan.

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "pipewright/comms/group.h"
-#include "pipewright/modules/tensors.h"
 #include "pipewright/modules/distribution.h"
+#include "pipewright/modules/tensors.h"
 
 namespace pipewright::modules {
 namespace {

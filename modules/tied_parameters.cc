@@ -15,10 +15,10 @@
 #include <stdexcept>
 #include <utility>
 
-#include "pipewright/comms/group_collectives.h"
 #include "pipewright/comms/group.h"
-#include "pipewright/modules/tensors.h"
+#include "pipewright/comms/group_collectives.h"
 #include "pipewright/modules/distribution.h"
+#include "pipewright/modules/tensors.h"
 
 namespace pipewright::modules {
 namespace {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "pipewright/ir/populate.h"
 #include "pipewright/schedules/constraints.h"
 #include "pipewright/schedules/interleaved.h"
 
@@ -18,9 +17,8 @@ ir::Row make_row(const Shape& shape, int rank) {
   const int idle =
       is_pytorchs && warmup > 0 ? std::max(0, until_first_backward - (warmup + rank)) : 0;
   ir::Row row;
-  ir::reserve_populated(&row, static_cast<size_t>(rank) + static_cast<size_t>(warmup) +
-                                  static_cast<size_t>(idle) +
-                                  2 * static_cast<size_t>(order.num_operations()));
+  row.reserve(static_cast<size_t>(rank) + static_cast<size_t>(warmup) + static_cast<size_t>(idle) +
+              2 * static_cast<size_t>(order.num_operations()));
   if (is_pytorchs) row.resize(static_cast<size_t>(rank));
   auto forwards = order.walk(), backwards = order.walk();
   int forward = 0;

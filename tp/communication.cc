@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "pipewright/autograd/node_pointer.h"
-#include "pipewright/comms/group_collectives.h"
 #include "pipewright/comms/group.h"
+#include "pipewright/comms/group_collectives.h"
 #include "pipewright/layout/layout.h"
 
 namespace pipewright::tp {

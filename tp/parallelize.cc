@@ -15,9 +15,9 @@
 #include "pipewright/modules/distribution.h"
 #include "pipewright/modules/part_guard.h"
 #include "pipewright/modules/unit_tree.h"
-#include "pipewright/tp/split_module.h"
 #include "pipewright/tp/part_use.h"
 #include "pipewright/tp/sequence_parallel.h"
+#include "pipewright/tp/split_module.h"
 
 namespace pipewright::tp {
 namespace {

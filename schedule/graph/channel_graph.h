@@ -154,13 +154,6 @@ class ChannelGraph {
     // Of a SEND its RECV, of a RECV its SEND; of a compute: its input; of a WAIT: what it is for.
     uint32_t first;
   };
-  // A pass visits a few actions of a rank before it goes on with another rank. By the time that it
-  // comes back, the next actions of the first rank would no longer be in the cache.
-  void fetch_ahead(uint32_t action) const {
-    constexpr size_t kActions = 16;
-    __builtin_prefetch(links_.data() + action + kActions);
-    __builtin_prefetch(nodes_.data() + action + 4 * kActions);
-  }
   uint32_t second(uint32_t action) const { return second_.empty() ? kNone : second_[action]; }
 
   std::vector<uint32_t> first_of_rank_;  // number of each rank's first action, then size()
@@ -226,7 +219,6 @@ std::vector<uint32_t> ChannelGraph::run(const Visit& visit) const {
         return true;
       });
       if (open == kNone) {
-        fetch_ahead(action);
         marks[action] = kEnded;
         visit(action);
         path.pop_back();

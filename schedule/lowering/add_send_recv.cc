@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "pipewright/ir/dependencies.h"
-#include "pipewright/ir/populate.h"
 #include "pipewright/ir/stage_microbatch_table.h"
 
 namespace pipewright::schedule {
@@ -70,9 +69,6 @@ class SendRecvPass {
   enum Direction : uint8_t { kForward, kBackward, kNeither };
   static constexpr size_t kBits = 64;
   static constexpr int kNone = -1;
-  // A round touches one place of each row. By the next round, the place after it would no longer be
-  // in the cache.
-  static constexpr size_t kFetchAhead = 8;  // actions
 
   void wake(size_t rank) { awake_[rank / kBits] |= uint64_t{1} << rank % kBits; }
 
@@ -86,7 +82,6 @@ class SendRecvPass {
         still_to_come = bit + 1 == kBits ? 0 : ~uint64_t{0} << (bit + 1);
         const size_t rank = word * kBits + bit;
         Turn& turn = turns_[rank];
-        __builtin_prefetch(turn.next + kFetchAhead);
         const bool taken = take(*turn.next, rank);
         progress = progress || taken;
         if (!taken || ++turn.next == turn.end) awake_[word] &= ~(uint64_t{1} << bit);
@@ -137,7 +132,6 @@ class SendRecvPass {
       ir::Row& row = program_.rows[rank];
       const size_t actions = row.size();
       const size_t size = actions + transfers[rank];
-      ir::reserve_populated(&row, size);
       row.resize(size);
       const ir::Action* moved =
           std::move_backward(row.data(), row.data() + actions, row.data() + row.size());
@@ -177,10 +171,7 @@ class SendRecvPass {
   static ir::Action with_microbatch(ir::ActionPart part, int microbatch) {
     return {part.kind(), part.stage(), microbatch};
   }
-  static void write(const ir::Action& action, Turn* turn) {
-    *turn->written++ = action;
-    __builtin_prefetch(turn->written + kFetchAhead, 1);
-  }
+  static void write(const ir::Action& action, Turn* turn) { *turn->written++ = action; }
 
   ir::Program program_;
   std::vector<Passing> passings_;           // by stage and direction

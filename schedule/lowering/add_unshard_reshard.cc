@@ -20,7 +20,6 @@
 #include <vector>
 
 #include "pipewright/ir/check.h"
-#include "pipewright/ir/populate.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -117,7 +116,6 @@ class Residency {
   // With room for a SEND and a RECV per compute, so that add_send_recv() need not copy the row.
   explicit Residency(size_t num_actions, bool oldest_first = false) : oldest_first_(oldest_first) {
     row_.reserve(3 * num_actions + num_actions / 4 + 8);
-    ir::populate(&row_, num_actions);
   }
 
   const std::vector<int>& stages() const { return stages_; }

@@ -78,7 +78,6 @@ std::vector<uint32_t> run(const ChannelGraph& graph, const Delay& delay, const R
   return graph.run([&](uint32_t number) {
     double start = ready(number), end = 0;
     ir::Interval& own = (*timeline)[number];
-    __builtin_prefetch(&own + 16, 1);  // as in ChannelGraph::run()
     graph.any_dependency(number, [&](const Dependency& dependency) {
       const ir::Interval& other = (*timeline)[dependency.action];
       if (dependency.kind == Dependency::kSend) {

@@ -1,11 +1,10 @@
-#include "pipewright/checkpoint/save.h"
-
 #include <gtest/gtest.h>
 
 #include <latch>
 #include <optional>
 #include <stdexcept>
 
+#include "pipewright/checkpoint/save.h"
 #include "pipewright/checkpoint/stored_checkpoint.h"
 #include "tests/checkpoint/scratch.h"
 

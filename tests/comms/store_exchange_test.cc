@@ -1,6 +1,4 @@
 // Exchanges of texts: all ranks get all texts, a missing rank is named, and a failure ends a wait.
-#include "pipewright/comms/store_rounds.h"
-
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -9,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "pipewright/comms/store_rounds.h"
 #include "pipewright/comms/threads/threads.h"
 #include "tests/support/ranks/ranks.h"
 

@@ -1,6 +1,4 @@
 // Votes: all ranks leave with the same result, or none does; and what one costs.
-#include "pipewright/comms/store_rounds.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 #include <random>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "pipewright/comms/store_rounds.h"
 #include "pipewright/comms/threads/threads.h"
 #include "tests/support/ranks/ranks.h"
 

@@ -15,8 +15,8 @@
 #include "pipewright/comms/mesh.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/modules/clip_grad_norm.h"
-#include "pipewright/modules/tensors.h"
 #include "pipewright/modules/grad_scaler.h"
+#include "pipewright/modules/tensors.h"
 #include "tests/support/training/named_wait.h"
 #include "tests/support/training/on_ranks.h"
 
