@@ -156,7 +156,7 @@ set(pipewright_schedule_headers
     ir/schedule.h
     ir/diagnostic.h
     ir/dependencies.h
-    ir/stage_microbatch_table.h
+    ir/tables.h
     ir/text/action_text.h
     ir/text/shape.h
     ir/text/csv.h

@@ -140,14 +140,12 @@ RankPairs::RankPairs(const Placement& placement) {
   }
 }
 
-StageDependencies::StageDependencies(const Placement& placement)
-    : answers_(static_cast<size_t>(placement.num_stages()) * kKinds) {
+StageDependencies::StageDependencies(const Placement& placement) : answers_(placement) {
   for (int stage = 0; stage < placement.num_stages(); ++stage) {
     for (const ActionKindInfo& row : action_kinds()) {
       if (row.kind == ActionKind::kOverlapFB) continue;
       const ActionPart part(row.kind, stage);
-      Answer& answer =
-          answers_[static_cast<size_t>(stage) * kKinds + static_cast<size_t>(row.kind)];
+      Answer& answer = answers_[part];
       for (const ir::Need& need : needs_of(part, placement)) {
         answer.needs[answer.num_needs++] = {need.result, need.rank != placement.rank_of(stage),
                                             need.stage};

@@ -10,6 +10,7 @@
 #include "pipewright/ir/action.h"
 #include "pipewright/ir/check.h"
 #include "pipewright/ir/placement.h"
+#include "pipewright/ir/tables.h"
 
 // The data dependencies of pipeline training: which results an action needs, which it produces, and
 // on which rank. This is the only statement of these rules ("the oracle"): greedy generators, the
@@ -177,14 +178,10 @@ class StageDependencies {
     const Need* end() const { return needs + num_needs; }
   };
   // The answer for `part`, whose stage must be in the placement.
-  const Answer& of(ActionPart part) const {
-    return answers_[static_cast<size_t>(part.stage()) * kKinds + static_cast<size_t>(part.kind())];
-  }
+  const Answer& of(ActionPart part) const { return answers_[part]; }
 
  private:
-  static constexpr size_t kKinds = std::size(kActionKinds) + 1;  // plus kIdle
-
-  std::vector<Answer> answers_;  // by stage and kind
+  StageKindTable<Answer> answers_;
 };
 
 }  // namespace pipewright::ir

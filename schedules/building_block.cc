@@ -26,7 +26,7 @@
 
 #include "pipewright/ir/check.h"
 #include "pipewright/ir/dependencies.h"
-#include "pipewright/ir/stage_microbatch_table.h"
+#include "pipewright/ir/tables.h"
 
 namespace pipewright::schedules {
 namespace {

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "pipewright/ir/stage_microbatch_table.h"
+#include "pipewright/ir/tables.h"
 #include "pipewright/schedules/constraints.h"
 #include "pipewright/schedules/interleaved.h"
 

@@ -16,7 +16,7 @@
 #include "pipewright/executor/hang/flight_dump.h"
 #include "pipewright/executor/hang/hang.h"
 #include "pipewright/executor/hang/rank_report.h"
-#include "pipewright/ir/stage_microbatch_table.h"
+#include "pipewright/ir/tables.h"
 
 namespace pipewright::executor {
 

@@ -15,7 +15,7 @@
 
 #include "pipewright/ir/check.h"
 #include "pipewright/ir/dependencies.h"
-#include "pipewright/ir/stage_microbatch_table.h"
+#include "pipewright/ir/tables.h"
 
 namespace pipewright::schedule {
 using ir::ActionKind;
@@ -172,7 +172,7 @@ class ChannelGraphBuilder {
   void number_queues(ir::ChannelModel channels) {
     const ir::RankPairs pairs(schedule_.placement);
     std::map<std::pair<int, uint32_t>, uint32_t> ids;
-    ends_.resize(num_stages() * kKinds);
+    ends_ = ir::StageKindTable<End>(schedule_.placement);
     for (int stage = 0; stage < schedule_.placement.num_stages(); ++stage) {
       for (const ActionKind kind :
            {ActionKind::kSendF, ActionKind::kRecvF, ActionKind::kSendB, ActionKind::kRecvB}) {
@@ -185,14 +185,11 @@ class ChannelGraphBuilder {
         const int receiver = (sends ? transfer->receive : part).stage();
         const std::pair key(rank, ir::queue_index(channels, static_cast<uint32_t>(peer), sends));
         const auto id = ids.try_emplace(key, static_cast<uint32_t>(ids.size())).first->second;
-        ends_[part_index(part)] = {pairs.of(part), id, receiver};
+        ends_[part] = {pairs.of(part), id, receiver};
       }
     }
     last_of_queue_.assign(ids.size(), kNone);
     unmatched_.resize(pairs.size());
-  }
-  static size_t part_index(ActionPart part) {
-    return static_cast<size_t>(part.stage()) * kKinds + static_cast<size_t>(part.kind());
   }
 
   // Tables for the WAITs, if the program has any.
@@ -215,7 +212,7 @@ class ChannelGraphBuilder {
     const bool sends = ir::is_send(part.kind());
     const ChannelGraph::Node node =
         sends ? ChannelGraph::Node::kSend : ChannelGraph::Node::kReceive;
-    const End& end = ends_[part_index(part)];
+    const End& end = ends_[part];
     if (end.pair == kNone) {
       transfers_match_ = false;
       add(node, {poster, kNone, kNone});
@@ -249,14 +246,13 @@ class ChannelGraphBuilder {
   }
 
   void find_input_slots() {
-    input_slots_.assign(num_stages() * kKinds, kNoSlot);
+    input_slots_ = ir::StageKindTable<uint8_t>(schedule_.placement, kNoSlot);
     for (int stage = 0; stage < schedule_.placement.num_stages(); ++stage) {
       for (const ActionKind kind :
            {ActionKind::kForward, ActionKind::kBackward, ActionKind::kBackwardInput}) {
         const ActionPart part(kind, stage);
         for (const ir::StageDependencies::Need& need : dependencies_.of(part)) {
-          if (need.of_other_rank)
-            input_slots_[part_index(part)] = need.result == ir::Result::kOutput ? 0 : 1;
+          if (need.of_other_rank) input_slots_[part] = need.result == ir::Result::kOutput ? 0 : 1;
         }
       }
     }
@@ -264,7 +260,7 @@ class ChannelGraphBuilder {
 
   // The RECV, earlier in its row, of the result of another rank that a compute uses.
   uint32_t input_of(ActionPart part) {
-    const uint8_t slot = input_slots_[part_index(part)];
+    const uint8_t slot = input_slots_[part];
     if (slot == kNoSlot) return kNone;
     const uint32_t input = inputs_.at(part.stage(), part.microbatch())[slot];
     if (input == kNone || input < first_of_row_) return kNone;  // so far only its SEND
@@ -278,7 +274,7 @@ class ChannelGraphBuilder {
     for (uint32_t number = 0; number < graph_.size(); ++number) {
       if (graph_.node(number) != ChannelGraph::Node::kSend) continue;
       const ChannelGraph::Cell cell = graph_.cell_of(number);
-      const uint32_t pair = ends_[part_index(schedule_.rows[cell.rank][cell.step].parts()[0])].pair;
+      const uint32_t pair = ends_[schedule_.rows[cell.rank][cell.step].parts()[0]].pair;
       if (pair == kNone) continue;
       std::vector<uint32_t>& of_pair = sends[pair];
       if (of_pair.size() >= capacity)
@@ -288,7 +284,6 @@ class ChannelGraphBuilder {
   }
 
   static constexpr uint8_t kNoSlot = 2;
-  static constexpr size_t kKinds = std::size(ir::kActionKinds) + 1;
 
   const ir::Schedule& schedule_;
   ir::StageDependencies dependencies_{schedule_.placement};
@@ -300,8 +295,8 @@ class ChannelGraphBuilder {
   // The SENDs and the last REDUCE_GRADs so far, if the program has WAITs.
   Inputs sends_;                      // by (stage, microbatch): SEND_F, SEND_B
   std::vector<uint32_t> reductions_;  // by stage
-  std::vector<End> ends_;             // by stage and kind
-  std::vector<uint8_t> input_slots_;  // by stage and kind: which of inputs_ a compute uses
+  ir::StageKindTable<End> ends_;
+  ir::StageKindTable<uint8_t> input_slots_;  // which of inputs_ a compute uses
   uint32_t first_of_row_ = 0;
   bool transfers_match_ = true;    // each SEND and RECV so far meets its own other end
   std::ptrdiff_t num_unused_ = 0;  // RECVs minus inputs of computes

@@ -15,11 +15,10 @@ bool EdgeTransfers::fit(const ir::Schedule& schedule) {
 
 EdgeTransfers::EdgeTransfers(const ir::Program& program)
     : num_microbatches_(static_cast<size_t>(program.num_microbatches)),
+      ends_(program.placement),
       cells_(2 * static_cast<size_t>(program.placement.num_stages()) * num_microbatches_) {
   const ir::StageDependencies dependencies(program.placement);
   const ir::RankPairs pairs(program.placement);
-  const auto num_stages = static_cast<size_t>(program.placement.num_stages());
-  ends_.resize(num_stages * kKindsPerStage);
   pairs_.resize(pairs.size());
   for (int stage = 0; stage < program.placement.num_stages(); ++stage) {
     const auto end_of = [&](ActionPart send_or_receive) {
@@ -34,7 +33,7 @@ EdgeTransfers::EdgeTransfers(const ir::Program& program)
     for (const ir::ActionKindInfo& row : ir::action_kinds()) {
       if (row.kind == ActionKind::kOverlapFB) continue;
       const ActionPart part(row.kind, stage);
-      End& end = ends_[stage_kind(part)];
+      End& end = ends_[part];
       if (ir::is_transfer(row.kind)) {
         end = end_of(part);
       } else if (ir::is_compute(row.kind)) {

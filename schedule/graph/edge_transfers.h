@@ -1,29 +1,15 @@
 #ifndef PIPEWRIGHT_SCHEDULE_GRAPH_EDGE_TRANSFERS_H_
 #define PIPEWRIGHT_SCHEDULE_GRAPH_EDGE_TRANSFERS_H_
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <vector>
 
 #include "pipewright/ir/action.h"
 #include "pipewright/ir/schedule.h"
+#include "pipewright/ir/tables.h"
 
 namespace pipewright::schedule {
-
-// Tables with an entry per stage and kind of action, such as what each RECV_F of stage 3 receives,
-// whatever the microbatch:
-//
-//   std::vector<End> ends(num_stages * kKindsPerStage);
-//   ends[stage_kind(part)] = ...;
-//
-// A power of 2, because walks along rows look up each action.
-inline constexpr size_t kKindsPerStage = std::bit_ceil(std::size(ir::kActionKinds) + 1);
-
-inline size_t stage_kind(ir::ActionPart part) {
-  return static_cast<size_t>(part.stage()) * kKindsPerStage + static_cast<size_t>(part.kind());
-}
 
 // The transfers of a program whose queues are one per peer and direction (ir::ChannelModel::kEdge),
 // for a walk that posts the SENDs and RECVs of each row in order. There, the k-th SEND of an
@@ -49,7 +35,7 @@ class EdgeTransfers {
 
   // Posts a SEND or RECV. Returns the other end if that has been posted before, otherwise kNone.
   uint32_t post(ir::ActionPart part, uint32_t number) {
-    const End& end = ends_[stage_kind(part)];
+    const End& end = ends_[part];
     if (end.pair == kNone) {
       all_matched_ = false;
       return kNone;
@@ -72,11 +58,11 @@ class EdgeTransfers {
   }
   // Whether a SEND has been posted, but not its RECV.
   bool is_pending(ir::ActionPart send) const {
-    const End& end = ends_[stage_kind(send)];
+    const End& end = ends_[send];
     return end.pair != kNone && (cell_of(end, send) & (kSent | kReceived)) == kSent;
   }
   // The rank of the other end of a SEND or RECV that has one.
-  uint32_t peer_of(ir::ActionPart part) const { return ends_[stage_kind(part)].peer; }
+  uint32_t peer_of(ir::ActionPart part) const { return ends_[part].peer; }
 
   // Whether the RECV of an input of a compute has been posted, but not its SEND.
   bool awaits(const ir::Action& compute) const {
@@ -85,13 +71,13 @@ class EdgeTransfers {
 
   // The RECV of a compute's input; kNone if it needs none, or if one end has not been posted.
   uint32_t receive_of(ir::ActionPart compute) const {
-    const End& end = ends_[stage_kind(compute)];
+    const End& end = ends_[compute];
     if (end.pair == kNone) return kNone;
     const uint32_t cell = cell_of(end, compute);
     return (cell & kSent) && (cell & kReceived) ? cell & kNumber : kNone;
   }
   // The ordered pair of ranks of a SEND or RECV; kNone if it has no other end.
-  uint32_t pair_of(ir::ActionPart part) const { return ends_[stage_kind(part)].pair; }
+  uint32_t pair_of(ir::ActionPart part) const { return ends_[part].pair; }
   size_t num_pairs() const { return pairs_.size(); }
 
   // Whether each SEND and RECV so far met its own other end, in the order of their pair of ranks.
@@ -115,7 +101,7 @@ class EdgeTransfers {
   };
 
   bool awaits(ir::ActionPart compute) const {
-    const End& end = ends_[stage_kind(compute)];
+    const End& end = ends_[compute];
     return end.pair != kNone && (cell_of(end, compute) & (kSent | kReceived)) == kReceived;
   }
   uint32_t cell_of(const End& end, ir::ActionPart part) const {
@@ -126,7 +112,7 @@ class EdgeTransfers {
   }
 
   size_t num_microbatches_;
-  std::vector<End> ends_;        // by stage and kind
+  ir::StageKindTable<End> ends_;
   std::vector<uint32_t> cells_;  // by flow and microbatch
   std::vector<Pair> pairs_;
   size_t num_open_ = 0;  // transfers of which only one end is posted

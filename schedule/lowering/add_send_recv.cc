@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "pipewright/ir/dependencies.h"
-#include "pipewright/ir/stage_microbatch_table.h"
+#include "pipewright/ir/tables.h"
 
 namespace pipewright::schedule {
 namespace {

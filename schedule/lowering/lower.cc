@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "pipewright/ir/check.h"
-#include "pipewright/ir/stage_microbatch_table.h"
+#include "pipewright/ir/tables.h"
 #include "pipewright/schedule/graph/deadlock.h"
 #include "pipewright/schedule/lowering/add_send_recv.h"
 #include "pipewright/schedule/lowering/add_unshard_reshard.h"

@@ -6,7 +6,7 @@
 #include "pipewright/ir/channel.h"
 #include "pipewright/ir/dependencies.h"
 #include "pipewright/ir/schedule.h"
-#include "pipewright/ir/stage_microbatch_table.h"
+#include "pipewright/ir/tables.h"
 
 namespace pipewright::schedule {
 

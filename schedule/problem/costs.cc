@@ -122,13 +122,11 @@ void slow_rank(int rank, double factor, const ir::Placement& placement, Costs* c
 }
 
 CostTable::CostTable(const Costs& costs, const ir::Placement& placement)
-    : durations_(static_cast<size_t>(placement.num_stages()) * kKinds),
-      microbatch_scale_(costs.microbatch_scale),
-      overlap_(costs.overlap) {
+    : durations_(placement), microbatch_scale_(costs.microbatch_scale), overlap_(costs.overlap) {
   for (int stage = 0; stage < placement.num_stages(); ++stage) {
     const int rank = placement.rank_of(stage);
     const auto set = [&](ActionKind kind, double duration) {
-      durations_[static_cast<size_t>(stage) * kKinds + static_cast<size_t>(kind)] = duration;
+      durations_[ir::ActionPart(kind, stage)] = duration;
     };
     const double scale = costs.rank_scale.empty() ? 1 : costs.rank_scale[static_cast<size_t>(rank)];
     const double input = costs.backward_input.at(stage), weight = costs.backward_weight.at(stage);

@@ -15,6 +15,7 @@
 #include "pipewright/ir/action.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/placement.h"
+#include "pipewright/ir/tables.h"
 
 namespace pipewright::schedule {
 
@@ -159,14 +160,10 @@ class CostTable {
   double output_transfer(int stage) const { return of_kind(ir::ActionKind::kSendF, stage); }
   double gradient_transfer(int stage) const { return of_kind(ir::ActionKind::kSendB, stage); }
   // The duration of an action of this kind for a microbatch whose scale is 1.
-  double of_kind(ir::ActionKind kind, int stage) const {
-    return durations_[static_cast<size_t>(stage) * kKinds + static_cast<size_t>(kind)];
-  }
+  double of_kind(ir::ActionKind kind, int stage) const { return durations_.at(kind, stage); }
 
  private:
-  static constexpr size_t kKinds = std::size(ir::kActionKinds) + 1;
-
-  std::vector<double> durations_;  // by stage and kind
+  ir::StageKindTable<double> durations_;
   std::vector<double> microbatch_scale_;
   double overlap_;
 };

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "pipewright/ir/dependencies.h"
-#include "pipewright/ir/stage_microbatch_table.h"
+#include "pipewright/ir/tables.h"
 #include "pipewright/schedule/simulate/memory_model.h"
 
 namespace pipewright::schedule {

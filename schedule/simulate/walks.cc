@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "pipewright/ir/dependencies.h"
-#include "pipewright/ir/stage_microbatch_table.h"
+#include "pipewright/ir/tables.h"
 #include "pipewright/ir/walk.h"
 #include "pipewright/schedule/graph/edge_transfers.h"
 
@@ -28,6 +28,7 @@ class OrderWalk {
   OrderWalk(const ir::ComputeOrder& order, const CostTable& table, std::span<const double> stretch)
       : table_(table),
         stretch_(stretch),
+        links_(order.placement),
         walk_(order.rows),
         arrivals_(order.placement, order.num_microbatches, {kNotMade, kNotMade}),
         computed_(order.rows.size()),
@@ -57,17 +58,16 @@ class OrderWalk {
 
   void link_stages(const ir::Placement& placement) {
     const ir::StageDependencies dependencies(placement);
-    links_.resize(static_cast<size_t>(placement.num_stages()) * kKindsPerStage);
     for (int stage = 0; stage < placement.num_stages(); ++stage) {
       for (const ActionKind kind :
            {ActionKind::kForward, ActionKind::kBackward, ActionKind::kBackwardInput}) {
         const bool is_gradient = kind != ActionKind::kForward;
-        Links& links = links_[stage_kind({kind, stage})];
+        Links& links = links_[ActionPart(kind, stage)];
         links.is_gradient = is_gradient;
         for (const ir::StageDependencies::Need& need : dependencies.of({kind, stage})) {
           if (need.stage == stage) continue;
           links.from = need.stage;
-          Links& maker = links_[stage_kind({kind, need.stage})];
+          Links& maker = links_[ActionPart(kind, need.stage)];
           maker.user = placement.rank_of(stage);
           maker.delay = is_gradient ? table_.gradient_transfer(need.stage)
                                     : table_.output_transfer(need.stage);
@@ -79,7 +79,7 @@ class OrderWalk {
   bool compute(size_t rank, const ir::Action& action, uint32_t number) {
     double start = computed_[rank];
     for (const ActionPart part : action.parts()) {
-      const Links& links = links_[stage_kind(part)];
+      const Links& links = links_[part];
       if (links.from == kNone) continue;
       const double arrival = arrivals_.at(links.from, part.microbatch())[links.is_gradient];
       if (arrival == kNotMade) return false;
@@ -90,7 +90,7 @@ class OrderWalk {
     const double end = computed_[rank] = start + duration;
     timeline_[number] = {start, end};
     for (const ActionPart part : action.parts()) {
-      const Links& links = links_[stage_kind(part)];
+      const Links& links = links_[part];
       if (links.user == kNone) continue;
       arrivals_.at(part.stage(), part.microbatch())[links.is_gradient] = end + links.delay;
       walk_.wake(static_cast<size_t>(links.user));
@@ -100,7 +100,7 @@ class OrderWalk {
 
   const CostTable& table_;
   const std::span<const double> stretch_;
-  std::vector<Links> links_;  // by stage and kind
+  ir::StageKindTable<Links> links_;
   ir::Walk walk_;
   // By the stage and microbatch that make them: when an output and a gradient arrive.
   ir::StageMicrobatchTable<std::array<double, 2>> arrivals_;

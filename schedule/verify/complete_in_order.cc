@@ -1,8 +1,20 @@
-#include "pipewright/schedule/verify/complete_in_order.h"
-
+// Valid schedules are the common case, and deciding that one is valid takes less than finding and
+// wording what is wrong. WorkIndex and the other checks look for errors only if these find one.
+//
+// A program whose queues are one per peer and direction is decided by one walk along all of its
+// rows. A rank goes on until a compute awaits an input that has not been sent, or a WAIT a SEND
+// that has not been received, and the other end wakes it. So the walk posts each SEND and RECV
+// after the computes and WAITs before it, and passes each of those after the transfers that it
+// waits for: if all ranks reach their ends, that is an order in which the program runs, whatever
+// the capacity. A walk that stops, or in which a SEND and a RECV do not meet, proves nothing here;
+// ChannelGraph decides then. Linear in the number of actions.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
 
 #include "pipewright/ir/dependencies.h"
+#include "pipewright/ir/tables.h"
 #include "pipewright/ir/walk.h"
 #include "pipewright/schedule/graph/edge_transfers.h"
 #include "pipewright/schedule/verify/verify_checks.h"
@@ -50,47 +62,97 @@ constexpr uint16_t kForward = bits_of(ActionKind::kForward),
                    kInput = bits_of(ActionKind::kBackwardInput),
                    kBackward = bits_of(ActionKind::kBackward);
 
-}  // namespace
-
-PassedActions::PassedActions(const ir::Schedule& schedule, ir::Level level)
-    : schedule_(schedule),
-      num_microbatches_(static_cast<size_t>(schedule.num_microbatches)),
-      entries_(static_cast<size_t>(schedule.placement.num_stages()) * kKindsPerStage),
-      cells_(static_cast<size_t>(schedule.placement.num_stages()) * num_microbatches_) {
-  for (int stage = 0; stage < schedule.placement.num_stages(); ++stage) {
-    for (const ir::ActionKindInfo& row : ir::action_kinds()) {
-      if (bits_of(row.kind) != 0) fill({row.kind, stage}, level);
+// The actions that a walk along rows has passed, as bits per (stage, microbatch).
+class PassedActions {
+ public:
+  PassedActions(const ir::Schedule& schedule, ir::Level level)
+      : schedule_(schedule),
+        num_microbatches_(static_cast<size_t>(schedule.num_microbatches)),
+        entries_(schedule.placement),
+        cells_(static_cast<size_t>(schedule.placement.num_stages()) * num_microbatches_) {
+    for (int stage = 0; stage < schedule.placement.num_stages(); ++stage) {
+      for (const ir::ActionKindInfo& row : ir::action_kinds()) {
+        if (bits_of(row.kind) != 0) fill({row.kind, stage}, level);
+      }
     }
   }
-}
 
-void PassedActions::fill(ActionPart part, ir::Level level) {
-  const ir::Placement& placement = schedule_.placement;
-  Entry& filled = entries_[stage_kind(part)];
-  filled.own = bits_of(part.kind());
-  if (ir::is_wait(part.kind())) filled.of_stage = bits_of(ir::awaited_by(part).kind());
-  for (const ir::Need& need : ir::needs_of(part, placement)) {
-    const bool output = need.result == ir::Result::kOutput;
-    const uint16_t made = output ? kForward : kInput;
-    if (need.stage == part.stage()) {
-      filled.of_stage |= made;
-    } else if (need.rank == placement.rank_of(part.stage())) {
-      filled.of_neighbor = made;
-      filled.to_neighbor =
-          (need.stage - part.stage()) * static_cast<std::ptrdiff_t>(num_microbatches_);
-    } else if (level == ir::Level::kComputeComms) {
-      filled.of_stage |= bits_of(output ? ActionKind::kRecvF : ActionKind::kRecvB);
+  // Marks an action as passed. Returns whether its turn has come: what it needs of its own rank has
+  // been passed, and it has not. Few branches depend on the action.
+  [[gnu::always_inline]] bool pass(const ir::Action& action) {
+    if (action.is_idle()) return true;
+    const ActionPart first = action.parts()[0];
+    const Entry& entry = entries_[first];
+    if (entry.own == 0) return true;  // it may have no cell
+    uint16_t* cell = cell_of(first);
+    bool is_next = has_needs(entry, cell);
+    if (action.is_compound()) {
+      // A part of a compound cannot use a result of the other part.
+      const ActionPart second = action.parts()[1];
+      const Entry& other = entries_[second];
+      uint16_t* other_cell = cell_of(second);
+      is_next &=
+          has_needs(other, other_cell) && (cell != other_cell || (entry.own & other.own) == 0);
+      *other_cell |= other.own;
+    }
+    *cell |= entry.own;
+    return is_next;
+  }
+
+  // Each (stage, microbatch) has one forward, and one backward unless there is none at all.
+  bool is_complete() const {
+    const uint16_t complete = ir::has_backward(schedule_) ? kForward | kBackward : kForward;
+    return std::ranges::all_of(
+        cells_, [&](uint16_t cell) { return (cell & (kForward | kBackward)) == complete; });
+  }
+
+ private:
+  // What an action of a kind and stage requires, the same for every microbatch: that these bits are
+  // set in the cell of its microbatch.
+  struct Entry {
+    uint16_t own = 0;
+    uint16_t of_stage = 0;           // bits of its own stage
+    uint16_t of_neighbor = 0;        // bits of another stage of the rank
+    std::ptrdiff_t to_neighbor = 0;  // from the cell of its own stage to the other one
+  };
+
+  void fill(ActionPart part, ir::Level level) {
+    const ir::Placement& placement = schedule_.placement;
+    Entry& filled = entries_[part];
+    filled.own = bits_of(part.kind());
+    if (ir::is_wait(part.kind())) filled.of_stage = bits_of(ir::awaited_by(part).kind());
+    for (const ir::Need& need : ir::needs_of(part, placement)) {
+      const bool output = need.result == ir::Result::kOutput;
+      const uint16_t made = output ? kForward : kInput;
+      if (need.stage == part.stage()) {
+        filled.of_stage |= made;
+      } else if (need.rank == placement.rank_of(part.stage())) {
+        filled.of_neighbor = made;
+        filled.to_neighbor =
+            (need.stage - part.stage()) * static_cast<std::ptrdiff_t>(num_microbatches_);
+      } else if (level == ir::Level::kComputeComms) {
+        filled.of_stage |= bits_of(output ? ActionKind::kRecvF : ActionKind::kRecvB);
+      }
     }
   }
-}
+  static bool has_needs(const Entry& entry, const uint16_t* cell) {
+    return ((*cell & (entry.own | entry.of_stage)) == entry.of_stage) &
+           ((cell[entry.to_neighbor] & entry.of_neighbor) == entry.of_neighbor);
+  }
+  uint16_t* cell_of(ActionPart part) {
+    return cells_.data() + static_cast<size_t>(part.stage()) * num_microbatches_ +
+           part.microbatch();
+  }
 
-bool PassedActions::is_complete() const {
-  const uint16_t complete = ir::has_backward(schedule_) ? kForward | kBackward : kForward;
-  return std::ranges::all_of(
-      cells_, [&](uint16_t cell) { return (cell & (kForward | kBackward)) == complete; });
-}
+  const ir::Schedule& schedule_;
+  const size_t num_microbatches_;
+  ir::StageKindTable<Entry> entries_;
+  std::vector<uint16_t> cells_;  // by stage and microbatch
+};
 
-bool PassedActions::has_enough(const ir::Schedule& schedule) {
+// Whether a schedule has enough actions to be complete. One action with a huge microbatch index
+// must not cost the memory of all the missing ones.
+bool has_enough(const ir::Schedule& schedule) {
   size_t actions = 0;
   for (const ir::Row& row : schedule.rows) actions += row.size();
   const size_t cells = static_cast<size_t>(schedule.placement.num_stages()) *
@@ -98,34 +160,23 @@ bool PassedActions::has_enough(const ir::Schedule& schedule) {
   return 2 * actions >= cells;  // a compound has two parts
 }
 
-// Valid schedules are the common case, and deciding that one is valid takes less than finding and
-// wording what is wrong. WorkIndex and the other checks look for errors only if these find one.
-//
-// A program whose queues are one per peer and direction is decided by one walk along all of its
-// rows. A rank goes on until a compute awaits an input that has not been sent, or a WAIT a SEND
-// that has not been received, and the other end wakes it. So the walk posts each SEND and RECV
-// after the computes and WAITs before it, and passes each of those after the transfers that it
-// waits for: if all ranks reach their ends, that is an order in which the program runs, whatever
-// the capacity. A walk that stops, or in which a SEND and a RECV do not meet, proves nothing here;
-// ChannelGraph decides then. Linear in the number of actions.
+}  // namespace
 
 bool is_complete_in_order(const ir::Schedule& schedule, ir::Level level) {
-  if (!PassedActions::has_enough(schedule)) return false;
+  if (!has_enough(schedule)) return false;
   PassedActions passed(schedule, level);
-  const PassedActions::Marks marks = passed.marks();
   bool valid = true;
   for (const ir::Row& row : schedule.rows) {
-    for (const ir::Action& action : row) valid &= marks.pass(action);
+    for (const ir::Action& action : row) valid &= passed.pass(action);
     if (!valid) return false;
   }
   return passed.is_complete();
 }
 
 bool runs_on_edges(const ir::Program& program) {
-  if (!PassedActions::has_enough(program) || !EdgeTransfers::fit(program)) return false;
+  if (!has_enough(program) || !EdgeTransfers::fit(program)) return false;
   EdgeTransfers transfers(program);
   PassedActions passed(program, ir::Level::kComputeComms);
-  const PassedActions::Marks marks = passed.marks();
   const bool awaits_sends = (ir::kinds_in(program.rows) & ir::kSendWaits) != 0;
   bool valid = true;
   size_t sends = 0, waits = 0;
@@ -137,7 +188,7 @@ bool runs_on_edges(const ir::Program& program) {
       if (transfers.is_pending(ir::awaited_by(action.parts()[0]))) return false;
       ++waits;
     }
-    valid &= marks.pass(action);
+    valid &= passed.pass(action);
     if (!ir::is_transfer(kind)) return true;
     const ir::ActionPart part = action.parts()[0];
     sends += ir::is_send(kind) ? 1 : 0;

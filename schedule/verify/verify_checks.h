@@ -10,7 +10,7 @@
 
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/schedule.h"
-#include "pipewright/ir/stage_microbatch_table.h"
+#include "pipewright/ir/tables.h"
 #include "pipewright/schedule/graph/channel_graph.h"
 #include "pipewright/schedule/graph/deadlock.h"
 #include "pipewright/schedule/verify/verify.h"

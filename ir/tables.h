@@ -1,7 +1,9 @@
-#ifndef PIPEWRIGHT_IR_STAGE_MICROBATCH_TABLE_H_
-#define PIPEWRIGHT_IR_STAGE_MICROBATCH_TABLE_H_
+#ifndef PIPEWRIGHT_IR_TABLES_H_
+#define PIPEWRIGHT_IR_TABLES_H_
 
+#include <bit>
 #include <cstddef>
+#include <iterator>
 #include <vector>
 
 #include "pipewright/ir/action.h"
@@ -53,6 +55,34 @@ class StageMicrobatchTable {
   std::vector<Value> values_;
 };
 
+// A dense table with one value per (stage, kind of action), such as what each RECV_F of stage 3
+// receives, whatever the microbatch:
+//
+//   StageKindTable<End> ends(placement);
+//   ends[part] = ...;
+//
+// Accesses are not checked. A plain value.
+template <typename Value>
+class StageKindTable {
+ public:
+  StageKindTable() = default;  // no stages
+  explicit StageKindTable(const Placement& placement, const Value& initial = Value())
+      : values_(static_cast<size_t>(placement.num_stages()) * kKinds, initial) {}
+
+  Value& operator[](ActionPart part) { return values_[index(part.kind(), part.stage())]; }
+  const Value& operator[](ActionPart part) const { return at(part.kind(), part.stage()); }
+  const Value& at(ActionKind kind, int stage) const { return values_[index(kind, stage)]; }
+
+ private:
+  // A power of 2, because walks along rows look up each action.
+  static constexpr size_t kKinds = std::bit_ceil(std::size(kActionKinds) + 1);
+  static size_t index(ActionKind kind, int stage) {
+    return static_cast<size_t>(stage) * kKinds + static_cast<size_t>(kind);
+  }
+
+  std::vector<Value> values_;
+};
+
 }  // namespace pipewright::ir
 
-#endif  // PIPEWRIGHT_IR_STAGE_MICROBATCH_TABLE_H_
+#endif  // PIPEWRIGHT_IR_TABLES_H_

@@ -1,4 +1,4 @@
-#include "pipewright/ir/stage_microbatch_table.h"
+#include "pipewright/ir/tables.h"
 
 #include <gtest/gtest.h>
 
