@@ -258,7 +258,7 @@ set(pipewright_schedule_headers
     schedule/views/timeline_text.h
     schedule/views/trace.h
     schedule/views/trace.h
-    schedule/views/viewer_page.h
+    schedule/views/html.h
     schedules/building_block.h
     schedules/catalogue.h
     schedules/constraints.h
@@ -408,17 +408,17 @@ set(pipewright_executor_sources
     comms/failure/lifeline.cc
     comms/mesh.cc
     comms/gloo/send_queue.cc
-    comms/store_address.cc
+    comms/world.cc
     comms/store_rounds.cc
     comms/device_event.cc
     comms/threads/tensor_operation.cc
-    comms/threads/thread_backend.cc
+    comms/threads/threads.cc
     comms/threads/threads.cc
     comms/store_rounds.cc
     comms/failure/watcher.cc
     comms/world.cc
     ddp/grad_buckets.cc
-    ddp/comm_hooks.cc
+    ddp/replicate.cc
     ddp/compute_copies.cc
     ddp/grad_buckets.cc
     ddp/grad_buckets.cc
@@ -446,8 +446,8 @@ set(pipewright_executor_sources
     executor/hang/rank_report.cc
     executor/hang/rank_report.cc
     executor/recorder.cc
-    executor/residency.cc
-    executor/residency.cc
+    executor/action_runner.cc
+    executor/action_runner.cc
     executor/transfer_shapes.cc
     executor/transfer_shapes.cc
     executor/transfers.cc
@@ -461,11 +461,11 @@ set(pipewright_executor_sources
     fsdp/offload.cc
     fsdp/param_group.cc
     fsdp/param_group_gather.cc
-    fsdp/sharded_stage.cc
+    fsdp/sharded_unit.cc
     fsdp/sharded_unit.cc
     fsdp/sharded_unit_step.cc
-    fsdp/side_stream.cc
-    fsdp/zero_grad_watch.cc
+    fsdp/param_group.cc
+    fsdp/grad_reducer.cc
     modules/clip_grad_norm.cc
     modules/meta.cc
     modules/tensors.cc
@@ -523,22 +523,22 @@ set(pipewright_executor_headers
     comms/mesh.h
     comms/process/sockets.h
     comms/gloo/send_queue.h
-    comms/store_address.h
+    comms/world.h
     comms/store_rounds.h
     comms/device_event.h
     comms/threads/tensor_operation.h
-    comms/threads/thread_backend.h
+    comms/threads/threads.h
     comms/threads/threads.h
     comms/store_rounds.h
     comms/world.h
     ddp/grad_buckets.h
-    ddp/comm_hooks.h
+    ddp/replicate.h
     ddp/compute_copies.h
     ddp/grad_buckets.h
     ddp/linked_params.h
     ddp/replicate.h
     ddp/replicated_unit.h
-    executor/action_function.h
+    executor/action_runner.h
     executor/action_runner.h
     executor/arguments.h
     executor/batch_check.h
@@ -554,15 +554,15 @@ set(pipewright_executor_headers
     executor/recorder.h
     executor/hang/hang.h
     executor/stage.h
-    executor/loss_function.h
+    executor/data_flow.h
     executor/microbatches.h
     executor/module_stage.h
     executor/program/program.h
     executor/hang/rank_report.h
     executor/hang/rank_report.h
     executor/recorder.h
-    executor/residency.h
-    executor/residency.h
+    executor/action_runner.h
+    executor/action_runner.h
     executor/stage.h
     executor/recorder.h
     executor/transfer_shapes.h
@@ -578,10 +578,10 @@ set(pipewright_executor_headers
     fsdp/grad_reducer.h
     fsdp/offload.h
     fsdp/param_group.h
-    fsdp/sharded_stage.h
     fsdp/sharded_unit.h
-    fsdp/side_stream.h
-    fsdp/zero_grad_watch.h
+    fsdp/sharded_unit.h
+    fsdp/param_group.h
+    fsdp/grad_reducer.h
     ir/errors.h
     modules/clip_grad_norm.h
     modules/meta.h

@@ -1,14 +1,135 @@
 #include "pipewright/comms/world.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
+#include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/comms/group.h"
-#include "pipewright/comms/store_address.h"
+#include "pipewright/comms/process/addresses.h"
+#include "pipewright/comms/process/environment.h"
 #include "pipewright/comms/torch_gaps/bounded_store.h"
 
 namespace pipewright::comms {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr const char* kLoopback = "127.0.0.1";
+// In a cluster of containers it takes a while until the name or the service of a new one works.
+constexpr std::chrono::seconds kPatience{4};
+constexpr std::chrono::milliseconds kPause{200};
+
+bool listens_here(uint16_t port) {
+  const int probe = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  // A listener whose queue is full answers nothing.
+  const timeval limit{.tv_sec = 0, .tv_usec = 100'000};
+  setsockopt(probe, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const bool connected =
+      connect(probe, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+  close(probe);
+  return connected;
+}
+
+std::string own_addresses() {
+  std::string all;
+  for (const Interface& one : interfaces()) all += (all.empty() ? "" : ", ") + one.address;
+  return all;
+}
+
+}  // namespace
+
+StoreAddress::StoreAddress(const Environment& environment, const c10d::TCPStoreOptions& options)
+    : environment_(environment),
+      options_(options),
+      may_listen_here_(environment.rank > 0 && !environment.agent_has_store) {
+  options_.isServer = false;
+}
+
+std::string StoreAddress::prefix() const {
+  return "pipewright/attempt" + std::to_string(environment_.restarts);
+}
+
+// In the store on this host, which may be that of another job with the same port.
+std::string StoreAddress::key() const { return "wrong_address/" + environment_.master_addr; }
+
+// An address of this host is right. So is any other by which this process reaches its own store,
+// as that of a service in front of a container.
+std::string StoreAddress::difference(c10d::Store& store) const {
+  const std::string& host = environment_.master_addr;
+  const Clock::time_point deadline = Clock::now() + kPatience;
+  std::string found;
+  bool resolved = false;
+  while (!resolved && Clock::now() < deadline) {
+    try {
+      const Addresses addresses = resolve(host, std::to_string(options_.port), SOCK_STREAM);
+      found.clear();
+      for (const addrinfo* one = addresses.get(); one; one = one->ai_next) {
+        if (is_own(*one)) return "";
+        found += (found.empty() ? "" : ", ") + numeric(one->ai_addr, one->ai_addrlen);
+      }
+      resolved = true;
+    } catch (const std::runtime_error& error) {
+      found = error.what();
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+  if (resolved) {
+    const std::string mark = "here/" + host_name() + "/" + std::to_string(getpid());
+    store.set(mark, "");
+    c10d::TCPStoreOptions options = options_;
+    options.timeout = kPatience;
+    try {
+      BoundedStore there(prefix(), host, "rank 0", options);
+      if (there.check({mark})) return "";
+    } catch (const std::runtime_error&) {  // then it is not this process
+    }
+  }
+  const std::string& variable = environment_.master_variable;
+  return "environment variable " + variable + " is invalid: expected the host of rank 0, " +
+         host_name() + " (" + own_addresses() + "), got `" + host + "` (" + found + ")" +
+         (variable == "MASTER_ADDR" ? "" : "; MASTER_ADDR overrides it");
+}
+
+void StoreAddress::check(const c10::intrusive_ptr<c10d::Store>& store) const {
+  const std::string wrong = difference(*store);
+  if (wrong.empty()) return;
+  const auto failures = FailureDomain::owned(std::make_shared<FailureDomain>(
+      0, environment_.world_size, store, std::make_shared<Watcher>(), /*hosts_store=*/true, [] {}));
+  store->set(key(), failures->fail(wrong));
+  throw std::invalid_argument(wrong);
+}
+
+void StoreAddress::throw_if_wrong() {
+  if (!may_listen_here_ || !listens_here(options_.port)) return;
+  std::string wrong;
+  try {
+    c10d::TCPStoreOptions options = options_;
+    options.timeout = std::chrono::seconds(1);
+    BoundedStore here(prefix(), kLoopback, "rank 0", options);
+    if (here.check({key()})) {
+      wrong = here.get_to_str(key());
+      here.add("domain/left", 1);
+    }
+  } catch (const std::runtime_error&) {
+    may_listen_here_ = false;  // something else does
+  }
+  if (!wrong.empty()) throw std::runtime_error(wrong);
+}
+
 namespace {
 
 // Of processes with a store of connect_store(), whose host all of them can reach.

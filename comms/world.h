@@ -9,10 +9,41 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
 #include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/comms/process/environment.h"
+
+namespace pipewright::comms {
+
+// The address at which all ranks look for the store that rank 0 hosts. If it is not rank 0's, the
+// others would try to connect until the time limit.
+class StoreAddress {
+ public:
+  // `options` are those of this rank's connection.
+  StoreAddress(const Environment& environment, const c10d::TCPStoreOptions& options);
+
+  // What keys in the store begin with, so that a restarted job does not read old ones.
+  std::string prefix() const;
+
+  // Rank 0, with the store that it hosts: throws std::invalid_argument that names the variable,
+  // what it means and what this host is, after telling those who can be told: ranks that reach the
+  // store all the same, and those on this host.
+  void check(const c10::intrusive_ptr<c10d::Store>& store) const;
+
+  // Other ranks, while they cannot connect: throws std::runtime_error if rank 0, on the same host,
+  // has found that the address is wrong.
+  void throw_if_wrong();
+
+ private:
+  std::string difference(c10d::Store& store) const;
+  std::string key() const;
+
+  const Environment environment_;
+  c10d::TCPStoreOptions options_;
+  bool may_listen_here_;
+};
 
 // One rank's view of a job: all of its ranks, and a factory for process groups over some of them.
 // gloo.h, nccl.h and threads.h create one; a cluster with its own c10d backend passes its own
@@ -20,8 +51,6 @@
 //
 //   World world = gloo_world(read_environment());
 //   BackendPtr group = world.make_group("dp", std::vector{0, 1});  // on ranks 0 and 1
-
-namespace pipewright::comms {
 
 class Groups;
 
@@ -94,7 +123,7 @@ class World {
 // store. Keys are prefixed by the number of restarts, so that a restarted job does not read old
 // ones. Blocks; throws if it cannot connect within `timeout`, which is also that of each request
 // (bounded_store.h). Rank 0 throws std::invalid_argument within seconds if the master address is
-// not its own (store_address.h). In a world of one process, returns a store in memory.
+// not its own (world.h). In a world of one process, returns a store in memory.
 StorePtr connect_store(const Environment& environment,
                        std::chrono::milliseconds timeout = kDefaultTimeout);
 

@@ -4,6 +4,7 @@
 #include <c10/core/Event.h>
 #include <torch/nn/module.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,9 +12,23 @@
 
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/world.h"
-#include "pipewright/ddp/comm_hooks.h"
 #include "pipewright/modules/data_parallel.h"
 #include "pipewright/modules/reduction.h"
+
+namespace pipewright::ddp {
+
+// A communication hook: the function that averages one bucket, as in PyTorch's
+// DistributedDataParallel.register_comm_hook. It starts a reduction of `bucket`, a flat tensor, and
+// returns a function that waits for it; once that has returned, `bucket` holds the average over the
+// group on the current stream. Called on the thread of backward; it should not block.
+using CommHook = std::function<std::function<void()>(at::Tensor bucket, comms::BackendPtr group)>;
+
+// The default: an all-reduce with AVG; in fp16 as modules/reduction.h says.
+CommHook all_reduce_hook();
+// Communicate in float16 or bfloat16: half the bytes of float32, at the lower precision of that
+// type. Like PyTorch's hooks of the same names.
+CommHook fp16_compress_hook();
+CommHook bf16_compress_hook();
 
 // Data parallelism with a full copy of the parameters on every rank of a group. Gradients are
 // averaged over the group while backward still runs. The counterpart of PyTorch's `replicate` and
@@ -41,8 +56,6 @@
 // std::runtime_error. Before backward or a forward throws either of these, it fails the world
 // (comms/failure/failure_domain.h), because the other ranks would wait forever; World::reset()
 // repairs it.
-
-namespace pipewright::ddp {
 
 struct Options {
   double bucket_cap_mb = 25;       // size limit of a bucket, in MiB

@@ -1,16 +1,105 @@
 #ifndef PIPEWRIGHT_EXECUTOR_ACTION_RUNNER_H_
 #define PIPEWRIGHT_EXECUTOR_ACTION_RUNNER_H_
 
+#include <functional>
 #include <map>
+#include <memory>
 #include <vector>
 
-#include "pipewright/executor/action_function.h"
 #include "pipewright/executor/data_flow.h"
 #include "pipewright/executor/program/program.h"
-#include "pipewright/executor/residency.h"
 #include "pipewright/executor/stage.h"
+#include "pipewright/modules/data_parallel.h"
 
 namespace pipewright::executor {
+
+// Tracks whether the parameters of one stage are resharded, gathering or unsharded during a step.
+// The only caller of the stage's DataParallel:
+//
+//   resharded --unshard()--> gathering --need_unsharded()--> unsharded --reshard()--> resharded
+//
+// Throws ContractError for a call that the state does not allow. For one thread at a time.
+class Residency {
+ public:
+  // `data_parallel` is null if no other rank has the stage's parameters.
+  Residency(int stage, std::shared_ptr<modules::DataParallel> data_parallel);
+
+  // Starts a step. `whole_step`: the rank's program has no UNSHARD and no RESHARD, so the stage is
+  // unsharded from begin() to finish().
+  void begin(bool with_backward, bool whole_step);
+  // Waits for reductions and gathers in flight. Reshards what begin() has unsharded, and a stage
+  // that has been reduced: an optimizer must see shards, also after a program without a last
+  // RESHARD.
+  void finish();
+  // After a failure: aborts pending communication, so that no peer waits for it. Does not throw.
+  void abort();
+
+  // UNSHARD: starts to gather the parameters.
+  void unshard();
+  // RESHARD: frees the gathered parameters.
+  void reshard();
+  // REDUCE_GRAD: starts to reduce the gradients accumulated since the last one.
+  void reduce_grad();
+  // WAIT_REDUCE_GRAD: waits for it. The step ends with one if the program has none.
+  void wait_reduce();
+
+  // Before an action that reads the parameters: waits for a gather in flight.
+  void need_unsharded();
+  // Before a W: like need_unsharded(), but leaves a resharded stage as it is if `weight_free`.
+  // Returns whether the parameters are freed, so that W must not read them.
+  bool prepare_backward_weight(bool weight_free);
+  // Before each B, I and W: see DataParallel::before_backward().
+  void before_backward(int microbatch, bool last) {
+    data_parallel_->before_backward(microbatch, last);
+  }
+  // After the B or W that was the last.
+  void after_last_backward() { data_parallel_->after_last_backward(); }
+
+ private:
+  enum class State { kResharded, kGathering, kUnsharded };
+
+  const int stage_;
+  const std::shared_ptr<modules::DataParallel> data_parallel_;
+  State state_ = State::kUnsharded;
+  bool whole_step_ = false;
+  bool has_reduced_ = false;  // a REDUCE_GRAD has run in this step
+  bool is_reducing_ = false;  // it has not been waited for
+};
+
+// User functions that replace or surround an action (PyTorch's custom functions of its schedule
+// runtime):
+//
+//   executor.set_function(ir::ActionKind::kForward, [](const ActionContext& context) {
+//     const Timer timer("F");
+//     context.run_default();
+//   });
+
+class ActionRunner;
+
+// The action that a user function runs for. Valid during the call.
+class ActionContext {
+ public:
+  ActionContext(ActionRunner& runner, const PlannedAction& planned)
+      : runner_(runner), planned_(planned) {}
+
+  const ir::Action& action() const { return planned_.action; }
+  // A stage of this rank. Throws ContractError for any other stage.
+  Stage& stage(int index) const;
+  // Runs the action as if no function were registered for it. The parts of a compound run one after
+  // the other, in the order in which it lists them, each through the function that is registered
+  // for its kind.
+  void run_default() const;
+  // Runs one part of a compound, through the function that is registered for the part's kind. For
+  // any other action, `part` is the action itself and runs without its function.
+  void run(ir::ActionPart part) const;
+
+ private:
+  ActionRunner& runner_;
+  const PlannedAction& planned_;
+};
+
+// Called instead of an action. An exception ends the step on every rank.
+using ActionFunction = std::function<void(const ActionContext&)>;
 
 // Runs the actions of one rank on real tensors, one call per action. Checks before each action that
 // its inputs exist and that the stage is in the right state, so that an invalid program fails with

@@ -97,7 +97,7 @@ class BatchError : public StepError {
 
 struct ExecutorOptions {
   // Called on the rank of the last stage; required there if the program has a backward. If it takes
-  // targets (loss_function.h), step() requires them.
+  // targets (data_flow.h), step() requires them.
   LossFunction loss = {};
   // Scales the gradient that enters the backward of the last stage by 1 / number of microbatches,
   // which is right for losses that are means. Gradients accumulated before are not scaled.
@@ -201,7 +201,7 @@ class Executor {
   // std::runtime_error if a rank does not call it before the world's timeout.
   int64_t reset();
 
-  // Calls `function` instead of each action of this kind (action_function.h). kOverlapFB stands for
+  // Calls `function` instead of each action of this kind (action_runner.h). kOverlapFB stands for
   // compounds; the parts of a compound run through the functions of their own kinds. An empty
   // function restores the default.
   void set_function(ir::ActionKind kind, ActionFunction function);

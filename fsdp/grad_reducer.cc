@@ -1,16 +1,6 @@
-// A hook takes each gradient before autograd accumulates it. The first one of a parameter is kept
-// as it is if nobody else has it, and is an input of the reduce-scatter in the place where autograd
-// computed it; otherwise it is copied, to the dtype in which gradients are reduced and with zeros
-// up to whole chunks. Later gradients are added to the first one, so that at most one exists beside
-// them. The output holds one piece per parameter, which becomes the .grad of its shard, or is added
-// to the .grad that exists.
-//
-// Ranks may use different parameters, and must post the same collectives: each reduction sends
-// zeros for a parameter that was not used, and one flag per parameter that tells whether any rank
-// used it.
-//
-// Time is linear in the elements of the group. Memory is the full gradients of each pending
-// reduction, and those of the backward that accumulates.
+// A .grad is the same if it has the same memory: zero_grad() detaches it, which makes another
+// tensor that shares memory and version. The version tells whether anybody has written to it; only
+// then are its values read, for which the host waits.
 #include "pipewright/fsdp/grad_reducer.h"
 
 #include <ATen/ATen.h>
@@ -27,6 +17,57 @@
 #include "pipewright/ir/errors.h"
 
 namespace pipewright::fsdp {
+
+namespace {
+
+c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.storage().unsafeGetStorageImpl();
+}
+
+bool is_cleared(const at::Tensor& grad) {
+  const at::Tensor real = grad.is_complex() ? at::view_as_real(grad) : grad;
+  return !at::logical_or(real != 0, real.signbit()).any().item<bool>();
+}
+
+}  // namespace
+
+at::Tensor ZeroGradWatch::make_mark(int64_t numel, const at::TensorOptions& options) {
+  return at::full({numel}, -0.0, options);
+}
+
+void ZeroGradWatch::begin(const at::Tensor& registered, const at::Tensor& mark) {
+  at::Tensor& grad = registered.mutable_grad();
+  is_mark_ = !grad.defined();
+  if (is_mark_) grad = mark;
+  storage_ = WeakStorage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_of(grad)));
+  version_ = grad._version();
+}
+
+ZeroGradWatch::Found ZeroGradWatch::end(const at::Tensor& registered) {
+  if (!storage_) return Found::kUntouched;
+  const c10::NoGradGuard no_grad;
+  const WeakStorage storage = *std::exchange(storage_, std::nullopt);
+  at::Tensor& grad = registered.mutable_grad();
+  if (!grad.defined() || storage_of(grad) != storage._unsafe_get_target()) return Found::kCleared;
+  if (grad._version() != version_) return is_cleared(grad) ? Found::kCleared : Found::kWritten;
+  if (is_mark_) grad.reset();
+  return Found::kUntouched;
+}
+
+// A hook takes each gradient before autograd accumulates it. The first one of a parameter is kept
+// as it is if nobody else has it, and is an input of the reduce-scatter in the place where autograd
+// computed it; otherwise it is copied, to the dtype in which gradients are reduced and with zeros
+// up to whole chunks. Later gradients are added to the first one, so that at most one exists beside
+// them. The output holds one piece per parameter, which becomes the .grad of its shard, or is added
+// to the .grad that exists.
+//
+// Ranks may use different parameters, and must post the same collectives: each reduction sends
+// zeros for a parameter that was not used, and one flag per parameter that tells whether any rank
+// used it.
+//
+// Time is linear in the elements of the group. Memory is the full gradients of each pending
+// reduction, and those of the backward that accumulates.
+
 namespace {
 
 // Whether nobody has a tensor or its memory but who asks. A view, such as the transposed product

@@ -1,21 +1,9 @@
-// What a group stores, and how it adopts what users do to the parameters.
-//
-// Invariant: each registered tensor uses the memory that corresponds to the group's state: the
-// shard, the post-forward shard or the full parameter (modules/meta.h). Module::to() and load()
-// drop the gradient accumulator and with it the hooks, silently: settle() adopts what they left.
-// While the group is unsharded they cannot be adopted, so the invariant is checked before each
-// change of state.
-//
-// Parameters of one dtype are next to each other in memory. Only frozen parameters may have another
-// dtype than the others.
-//
-// The storage object of full parameters is never replaced, only its memory is freed and allocated
-// again, because autograd saves views of it.
 #include "pipewright/fsdp/param_group.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -29,6 +17,45 @@
 #include "pipewright/modules/part_guard.h"
 
 namespace pipewright::fsdp {
+
+using c10::impl::VirtualGuardImpl;
+
+void SideStream::wait_for_current() {
+  if (!stream_) return;
+  if (!event_) event_.emplace(stream_->device_type());
+  event_->record(VirtualGuardImpl(stream_->device_type()).getStream(stream_->device()));
+  event_->block(*stream_);
+}
+
+void SideStream::wait_for(const c10::Event& event) {
+  if (stream_) event.block(*stream_);
+}
+
+SideStream::Scope::Scope(SideStream& side, c10::Device device) {
+  if (device.is_cpu()) return;
+  if (!side.stream_ || side.stream_->device() != device) {
+    // Of high priority, as in PyTorch: a gather is small beside the computation that waits for it.
+    side.stream_ = VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, true);
+    side.event_.reset();
+    side.wait_for_current();
+  }
+  guard_.reset_stream(*side.stream_);
+}
+
+// What a group stores, and how it adopts what users do to the parameters.
+//
+// Invariant: each registered tensor uses the memory that corresponds to the group's state: the
+// shard, the post-forward shard or the full parameter (modules/meta.h). Module::to() and load()
+// drop the gradient accumulator and with it the hooks, silently: settle() adopts what they left.
+// While the group is unsharded they cannot be adopted, so the invariant is checked before each
+// change of state.
+//
+// Parameters of one dtype are next to each other in memory. Only frozen parameters may have another
+// dtype than the others.
+//
+// The storage object of full parameters is never replaced, only its memory is freed and allocated
+// again, because autograd saves views of it.
+
 namespace {
 
 using layout::Chunk;

@@ -7,7 +7,7 @@
 // the gather.
 //
 // On a device, gathers and the memory that they write are on a stream of their own
-// (side_stream.h), so they overlap the computation that was issued before them. The invariant that
+// (param_group.h), so they overlap the computation that was issued before them. The invariant that
 // makes this safe: after order_gathers(), that stream follows the current one; it is called
 // whenever shards have been written, and before memory of that stream is freed that the current
 // stream has used. The latter also limits how far gathers run ahead: never before the computation

@@ -16,6 +16,7 @@
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/fsdp/grad_reducer.h"
 #include "pipewright/fsdp/param_group.h"
+#include "pipewright/modules/data_parallel.h"
 #include "pipewright/modules/distribution.h"
 #include "pipewright/modules/forward.h"
 #include "pipewright/modules/reduction.h"
@@ -33,7 +34,7 @@ namespace pipewright::fsdp {
 //   ForwardHistory  of the root unit: the calls of all units, per forward of the model
 //   BackwardOrder   of the root unit: the order of the reductions of one backward
 //
-// While an executor drives the unit, ShardedStage (sharded_stage.h) makes these decisions.
+// While an executor drives the unit, ShardedStage (sharded_unit.h) makes these decisions.
 //
 // A unit's backward through one forward of the model begins with the first gradient of an output.
 // It ends when backward has left all calls that the unit had in that forward, or with the whole
@@ -218,6 +219,28 @@ class ShardedUnit final : public Sharded,
 
 // The unit of each module that is sharded now. Thread-safe.
 modules::ModuleRegistry<torch::nn::Module, ShardedUnit>& sharded_modules();
+
+// A tree of sharded units as a pipeline stage. While it exists, the executor's program decides when
+// the units gather and free their parameters. Forwards install no hooks on inputs and outputs: a
+// unit is ready to be reduced when all its parameters have accumulated their gradients, in a B or a
+// W. A unit without gradients on this rank is reduced too, as zeros: whether there are any may
+// differ between ranks. A parameter that no rank used keeps its .grad.
+class ShardedStage final : public modules::DrivenStage<ShardedUnit> {
+ public:
+  using DrivenStage::DrivenStage;
+
+  c10d::Backend* group() const override { return root().params().group().get(); }
+  void unshard() override;
+  void wait_unshard() override;
+  void reshard() override;
+  bool frees_parameters() const override { return true; }
+  // Throws ContractError if a resharded unit has frozen parameters, which a W may read.
+  void before_backward(int microbatch, bool last) override;
+  void wait_reduce() override;
+
+ protected:
+  void reduce_all() override;
+};
 
 }  // namespace pipewright::fsdp
 

@@ -39,9 +39,9 @@
 #include "pipewright/schedule/simulate/memory_model.h"
 #include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedule/views/table.h"
-#include "pipewright/schedule/views/viewer_page.h"
 
 namespace pipewright::schedule {
+
 namespace {
 
 using ir::Action;

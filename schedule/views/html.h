@@ -4,6 +4,7 @@
 #include <iosfwd>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/timeline.h"
@@ -12,6 +13,10 @@
 #include "pipewright/schedule/problem/costs.h"
 
 namespace pipewright::schedule {
+
+// The page of html.h, with `@DATA@` where the data belongs: viewer/page.html with the scripts
+// beside it, put together by the build.
+extern const std::string_view kViewerPage;
 
 // A schedule with its times, predicted or measured.
 struct HtmlRun {

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "pipewright/autograd/checkpoint.h"
-#include "pipewright/ddp/comm_hooks.h"
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/modules/clip_grad_norm.h"

@@ -6,7 +6,7 @@ shift
 script=$(mktemp)
 trap 'rm -f "$script"' EXIT
 cat "$@" >"$script"
-echo '#include "pipewright/schedule/views/viewer_page.h"'
+echo '#include "pipewright/schedule/views/html.h"'
 echo 'namespace pipewright::schedule {'
 printf 'const std::string_view kViewerPage = R"viewer('
 sed -e "/^@SCRIPT@\$/{r $script" -e 'd}' "$page"
