@@ -66,7 +66,7 @@ void end_cleanly(const BackendPtr& backend, const std::shared_ptr<FailureDomain>
 
 Group::Group(std::string name, int rank, std::vector<int> members, MakeBackend make_backend,
              std::chrono::milliseconds timeout, std::weak_ptr<FailureDomain> failures)
-    : c10d::Backend(rank, static_cast<int>(members.size())),
+    : ForwardingBackend(rank, static_cast<int>(members.size())),
       name_(std::move(name)),
       members_(std::move(members)),
       make_backend_(std::move(make_backend)),
@@ -142,7 +142,7 @@ void Group::abort() {
   if (aborted) aborted->abort();
 }
 
-BackendPtr Group::backend() const {
+BackendPtr Group::inner() const {
   const std::lock_guard lock(mutex_);
   if (!backend_) throw std::runtime_error("group `" + name_ + "` is not connected");
   return backend_;
@@ -173,7 +173,7 @@ void Group::wait(c10d::Work& work) {
   log_->end_wait(&work);
 }
 
-void Group::shutdown() { backend()->shutdown(); }
+void Group::shutdown() { inner()->shutdown(); }
 
 void Groups::add(const c10::intrusive_ptr<Group>& group) {
   const std::lock_guard lock(mutex_);

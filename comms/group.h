@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "pipewright/comms/collective_log.h"
+#include "pipewright/comms/torch_gaps/forwarding_backend.h"
 #include "pipewright/comms/world.h"
 
 namespace pipewright::comms {
@@ -24,7 +25,7 @@ namespace pipewright::comms {
 // Members must call the same collectives on the same sizes. If wait() takes longer than a second,
 // the watcher of the failure domain compares what they have called, and if it differs, the world
 // fails with an error that names both.
-class Group final : public c10d::Backend {
+class Group final : public ForwardingBackend {
  public:
   // Creates the backend, which may block. `members` are world ranks, by rank in the group.
   // `timeout` is the backend's.
@@ -54,110 +55,28 @@ class Group final : public c10d::Backend {
   // destructor.
   void release_resources() override;
 
-  using Tensor = at::Tensor;
-  using Tensors = std::vector<at::Tensor>;
-  using Lists = std::vector<Tensors>;
-  using Sizes = std::vector<int64_t>;
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  using OptionsPtr = c10::intrusive_ptr<c10d::Backend::Options>;
-
-#define PIPEWRIGHT_FORWARD(op, parameters, arguments) \
-  WorkPtr op parameters override { return backend()->op arguments; }
-#define PIPEWRIGHT_COLLECTIVE(op, parameters, arguments, input, output)       \
+#define PW_COLLECTIVE(op, parameters, arguments, input, output)               \
   WorkPtr op parameters override {                                            \
-    const BackendPtr backend = this->backend();                               \
+    const BackendPtr backend = inner();                                       \
     const int64_t number = log_->add(#op, first_of(input), first_of(output)); \
     return issued(number, backend->op arguments);                             \
   }
-  PIPEWRIGHT_COLLECTIVE(broadcast, (Tensors & a, const c10d::BroadcastOptions& o), (a, o), a, a)
-  PIPEWRIGHT_COLLECTIVE(allreduce, (Tensors & a, const c10d::AllreduceOptions& o), (a, o), a, a)
-  PIPEWRIGHT_COLLECTIVE(allreduce_sparse, (Tensors & a, const c10d::AllreduceOptions& o), (a, o), a,
-                        a)
-  PIPEWRIGHT_COLLECTIVE(allreduce_coalesced,
-                        (Tensors & a, const c10d::AllreduceCoalescedOptions& o), (a, o), a, a)
-  PIPEWRIGHT_COLLECTIVE(reduce, (Tensors & a, const c10d::ReduceOptions& o), (a, o), a, a)
-  PIPEWRIGHT_COLLECTIVE(allgather, (Lists & a, Tensors& b, const c10d::AllgatherOptions& o),
-                        (a, b, o), b, b)
-  PIPEWRIGHT_COLLECTIVE(_allgather_base, (Tensor & a, Tensor& b, const c10d::AllgatherOptions& o),
-                        (a, b, o), b, a)
-  PIPEWRIGHT_COLLECTIVE(allgather_coalesced,
-                        (Lists & a, Tensors& b, const c10d::AllgatherOptions& o), (a, b, o), b, b)
-  PIPEWRIGHT_COLLECTIVE(allgather_into_tensor_coalesced,
-                        (Tensors & a, Tensors& b, const c10d::AllgatherOptions& o), (a, b, o), b, a)
-  PIPEWRIGHT_COLLECTIVE(gather, (Lists & a, Tensors& b, const c10d::GatherOptions& o), (a, b, o), b,
-                        b)
-  PIPEWRIGHT_COLLECTIVE(scatter, (Tensors & a, Lists& b, const c10d::ScatterOptions& o), (a, b, o),
-                        a, a)
-  PIPEWRIGHT_COLLECTIVE(reduce_scatter,
-                        (Tensors & a, Lists& b, const c10d::ReduceScatterOptions& o), (a, b, o), a,
-                        a)
-  PIPEWRIGHT_COLLECTIVE(_reduce_scatter_base,
-                        (Tensor & a, Tensor& b, const c10d::ReduceScatterOptions& o), (a, b, o), b,
-                        a)
-  PIPEWRIGHT_COLLECTIVE(reduce_scatter_tensor_coalesced,
-                        (Tensors & a, Tensors& b, const c10d::ReduceScatterOptions& o), (a, b, o),
-                        b, a)
-  PIPEWRIGHT_COLLECTIVE(alltoall, (Tensors & a, Tensors& b, const c10d::AllToAllOptions& o),
-                        (a, b, o), b, a)
-  PIPEWRIGHT_COLLECTIVE(alltoall_base,
-                        (Tensor & a, Tensor& b, Sizes& to, Sizes& from,
-                         const c10d::AllToAllOptions& o),
-                        (a, b, to, from, o), b, a)
-  PIPEWRIGHT_FORWARD(send, (Tensors & a, int to, int tag), (a, to, tag))
-  PIPEWRIGHT_FORWARD(recv, (Tensors & a, int from, int tag), (a, from, tag))
-  PIPEWRIGHT_FORWARD(recvAnysource, (Tensors & a, int tag), (a, tag))
-  WorkPtr barrier(const c10d::BarrierOptions& o) override {
-    const BackendPtr backend = this->backend();
+#include "pipewright/comms/torch_gaps/collectives.def"
+  WorkPtr send(Tensors& tensors, int to, int tag) override {
+    return inner()->send(tensors, to, tag);
+  }
+  WorkPtr recv(Tensors& tensors, int from, int tag) override {
+    return inner()->recv(tensors, from, tag);
+  }
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override {
+    return inner()->recvAnysource(tensors, tag);
+  }
+  WorkPtr barrier(const c10d::BarrierOptions& options) override {
+    const BackendPtr backend = inner();
     const int64_t number = log_->add("barrier", {}, {});
-    return issued(number, backend->barrier(o));
+    return issued(number, backend->barrier(options));
   }
-  PIPEWRIGHT_FORWARD(endCoalescing, (), ())
-#undef PIPEWRIGHT_COLLECTIVE
-#undef PIPEWRIGHT_FORWARD
-
-  void startCoalescing() override { backend()->startCoalescing(); }
-  BackendPtr split(const StorePtr& store, const std::vector<int>& ranks,
-                   const OptionsPtr& options) override {
-    return backend()->split(store, ranks, options);
-  }
-  BackendPtr merge(const StorePtr& store, const OptionsPtr& options, const int& rank,
-                   const int& size) override {
-    return backend()->merge(store, options, rank, size);
-  }
-  BackendPtr shrink(const Sizes& without, int flags, const OptionsPtr& options) override {
-    return backend()->shrink(without, flags, options);
-  }
-  void registerOnCompletionHook(
-      std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override {
-    backend()->registerOnCompletionHook(std::move(hook));
-  }
-  const std::string getBackendName() const override { return backend()->getBackendName(); }
-  OptionsPtr getBackendOptions() override { return backend()->getBackendOptions(); }
-  bool supportsSplitting() const override { return backend()->supportsSplitting(); }
-  bool supportsCoalescing() const override { return backend()->supportsCoalescing(); }
-  bool supportsTimeEstimation() const override { return backend()->supportsTimeEstimation(); }
-  bool supportsShrinking() const override { return backend()->supportsShrinking(); }
-  bool supportsTensorAlloc(c10::DeviceIndex device) override {
-    return backend()->supportsTensorAlloc(device);
-  }
-  void monitoredBarrier(const c10d::BarrierOptions& options, bool all) override {
-    backend()->monitoredBarrier(options, all);
-  }
-  void setTimeout(std::chrono::milliseconds timeout) override { backend()->setTimeout(timeout); }
-  void setSequenceNumberForGroup() override { backend()->setSequenceNumberForGroup(); }
-  uint64_t getSequenceNumberForGroup() override { return backend()->getSequenceNumberForGroup(); }
-  void waitForPendingWorks() override { backend()->waitForPendingWorks(); }
-  void enableCollectivesTiming() override { backend()->enableCollectivesTiming(); }
-  void eagerConnectSingleDevice(at::Device device) override {
-    backend()->eagerConnectSingleDevice(device);
-  }
-  c10d::ErrorType getError() override { return backend()->getError(); }
-  std::shared_ptr<c10::Allocator> getMemAllocator() override {
-    return backend()->getMemAllocator();
-  }
-  Tensor allocateTensor(long size, at::TensorOptions options) override {
-    return backend()->allocateTensor(size, options);
-  }
+  WorkPtr endCoalescing() override { return inner()->endCoalescing(); }
 
  private:
   static at::Tensor first_of(const Tensor& tensor) { return tensor; }
@@ -168,7 +87,7 @@ class Group final : public c10d::Backend {
   WorkPtr issued(int64_t number, WorkPtr work);
   void end();
   // Throws std::runtime_error if the group could not be connected again.
-  BackendPtr backend() const;
+  BackendPtr inner() const override;
 
   const std::string name_;
   const std::vector<int> members_;

@@ -54,6 +54,7 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
 
   void abort() override;
 
+  using Tensor = at::Tensor;
   using Tensors = std::vector<at::Tensor>;
   using Lists = std::vector<Tensors>;
   using Sizes = std::vector<int64_t>;
@@ -63,32 +64,13 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
   WorkPtr recv(Tensors& tensors, int from, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
-#define PIPEWRIGHT_COLLECTIVE(op, parameters, arguments) \
+#define PW_COLLECTIVE(op, parameters, arguments, input, output) \
   WorkPtr op parameters override { return abortable(ProcessGroupGloo::op arguments); }
-  PIPEWRIGHT_COLLECTIVE(broadcast, (Tensors & a, const c10d::BroadcastOptions& o), (a, o))
-  PIPEWRIGHT_COLLECTIVE(allreduce, (Tensors & a, const c10d::AllreduceOptions& o), (a, o))
-  PIPEWRIGHT_COLLECTIVE(allreduce_sparse, (Tensors & a, const c10d::AllreduceOptions& o), (a, o))
-  PIPEWRIGHT_COLLECTIVE(allreduce_coalesced,
-                        (Tensors & a, const c10d::AllreduceCoalescedOptions& o), (a, o))
-  PIPEWRIGHT_COLLECTIVE(reduce, (Tensors & a, const c10d::ReduceOptions& o), (a, o))
-  PIPEWRIGHT_COLLECTIVE(allgather, (Lists & a, Tensors& b, const c10d::AllgatherOptions& o),
-                        (a, b, o))
-  PIPEWRIGHT_COLLECTIVE(_allgather_base,
-                        (at::Tensor & a, at::Tensor& b, const c10d::AllgatherOptions& o), (a, b, o))
-  PIPEWRIGHT_COLLECTIVE(allgather_coalesced,
-                        (Lists & a, Tensors& b, const c10d::AllgatherOptions& o), (a, b, o))
-  PIPEWRIGHT_COLLECTIVE(allgather_into_tensor_coalesced,
-                        (Tensors & a, Tensors& b, const c10d::AllgatherOptions& o), (a, b, o))
-  PIPEWRIGHT_COLLECTIVE(gather, (Lists & a, Tensors& b, const c10d::GatherOptions& o), (a, b, o))
-  PIPEWRIGHT_COLLECTIVE(scatter, (Tensors & a, Lists& b, const c10d::ScatterOptions& o), (a, b, o))
-  PIPEWRIGHT_COLLECTIVE(reduce_scatter,
-                        (Tensors & a, Lists& b, const c10d::ReduceScatterOptions& o), (a, b, o))
-  PIPEWRIGHT_COLLECTIVE(alltoall_base,
-                        (at::Tensor & a, at::Tensor& b, Sizes& to, Sizes& from,
-                         const c10d::AllToAllOptions& o),
-                        (a, b, to, from, o))
-  PIPEWRIGHT_COLLECTIVE(barrier, (const c10d::BarrierOptions& o), (o))
-#undef PIPEWRIGHT_COLLECTIVE
+#define PW_COLLECTIVE_BY_OTHERS(...)
+#include "pipewright/comms/torch_gaps/collectives.def"
+  WorkPtr barrier(const c10d::BarrierOptions& options) override {
+    return abortable(ProcessGroupGloo::barrier(options));
+  }
 
  private:
   WorkPtr abortable(WorkPtr work);

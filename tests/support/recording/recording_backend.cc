@@ -78,10 +78,10 @@ class FaultyWork final : public c10d::Work {
   WorkPtr inner_;
 };
 
-class RecordingBackend final : public c10d::Backend {
+class RecordingBackend final : public ForwardingBackend {
  public:
   RecordingBackend(BackendPtr inner, std::shared_ptr<CallLog> log, Injector injector)
-      : c10d::Backend(inner->getRank(), inner->getSize()),
+      : ForwardingBackend(inner->getRank(), inner->getSize()),
         inner_(std::move(inner)),
         log_(std::move(log)),
         injector_(std::move(injector)) {
@@ -98,39 +98,9 @@ class RecordingBackend final : public c10d::Backend {
     return pass({rank_, #op, __VA_ARGS__},                                      \
                 [=, inner = inner_]() mutable { return inner->op arguments; }); \
   }
-  PIPEWRIGHT_RECORD(broadcast, (Tensors & a, const c10d::BroadcastOptions& o), (a, o), bytes_of(a))
-  PIPEWRIGHT_RECORD(allreduce, (Tensors & a, const c10d::AllreduceOptions& o), (a, o), bytes_of(a))
-  PIPEWRIGHT_RECORD(allreduce_sparse, (Tensors & a, const c10d::AllreduceOptions& o), (a, o),
-                    bytes_of(a))
-  PIPEWRIGHT_RECORD(allreduce_coalesced, (Tensors & a, const c10d::AllreduceCoalescedOptions& o),
-                    (a, o), bytes_of(a))
-  PIPEWRIGHT_RECORD(reduce, (Tensors & a, const c10d::ReduceOptions& o), (a, o), bytes_of(a))
-  PIPEWRIGHT_RECORD(allgather, (Lists & a, Tensors& b, const c10d::AllgatherOptions& o), (a, b, o),
-                    bytes_of(a))
-  PIPEWRIGHT_RECORD(_allgather_base, (Tensor & a, Tensor& b, const c10d::AllgatherOptions& o),
-                    (a, b, o), bytes_of(a))
-  PIPEWRIGHT_RECORD(allgather_coalesced, (Lists & a, Tensors& b, const c10d::AllgatherOptions& o),
-                    (a, b, o), bytes_of(a))
-  PIPEWRIGHT_RECORD(allgather_into_tensor_coalesced,
-                    (Tensors & a, Tensors& b, const c10d::AllgatherOptions& o), (a, b, o),
-                    bytes_of(a))
-  PIPEWRIGHT_RECORD(gather, (Lists & a, Tensors& b, const c10d::GatherOptions& o), (a, b, o),
-                    bytes_of(a))
-  PIPEWRIGHT_RECORD(scatter, (Tensors & a, Lists& b, const c10d::ScatterOptions& o), (a, b, o),
-                    bytes_of(a))
-  PIPEWRIGHT_RECORD(reduce_scatter, (Tensors & a, Lists& b, const c10d::ReduceScatterOptions& o),
-                    (a, b, o), bytes_of(a))
-  PIPEWRIGHT_RECORD(_reduce_scatter_base,
-                    (Tensor & a, Tensor& b, const c10d::ReduceScatterOptions& o), (a, b, o),
-                    bytes_of(a))
-  PIPEWRIGHT_RECORD(reduce_scatter_tensor_coalesced,
-                    (Tensors & a, Tensors& b, const c10d::ReduceScatterOptions& o), (a, b, o),
-                    bytes_of(a))
-  PIPEWRIGHT_RECORD(alltoall, (Tensors & a, Tensors& b, const c10d::AllToAllOptions& o), (a, b, o),
-                    bytes_of(a))
-  PIPEWRIGHT_RECORD(alltoall_base,
-                    (Tensor & a, Tensor& b, Sizes& to, Sizes& from, const c10d::AllToAllOptions& o),
-                    (a, b, to, from, o), bytes_of(a))
+#define PW_COLLECTIVE(op, parameters, arguments, input, output) \
+  PIPEWRIGHT_RECORD(op, parameters, arguments, bytes_of(a))
+#include "pipewright/comms/torch_gaps/collectives.def"
   PIPEWRIGHT_RECORD(send, (Tensors & a, int to, int tag), (a, to, tag), bytes_of(a), to, tag)
   PIPEWRIGHT_RECORD(recv, (Tensors & a, int from, int tag), (a, from, tag), bytes_of(a), from, tag)
   PIPEWRIGHT_RECORD(recvAnysource, (Tensors & a, int tag), (a, tag), bytes_of(a), -1, tag)
@@ -138,8 +108,7 @@ class RecordingBackend final : public c10d::Backend {
   PIPEWRIGHT_RECORD(endCoalescing, (), (), 0)
 #undef PIPEWRIGHT_RECORD
 
-  // The rest is forwarded without a record. A backend created from this one uses the same log.
-  void startCoalescing() override { inner_->startCoalescing(); }
+  // A backend created from this one uses the same log.
   BackendPtr split(const StorePtr& store, const std::vector<int>& ranks,
                    const OptionsPtr& options) override {
     return wrap(inner_->split(store, ranks, options));
@@ -151,43 +120,15 @@ class RecordingBackend final : public c10d::Backend {
   BackendPtr shrink(const Sizes& without, int flags, const OptionsPtr& options) override {
     return wrap(inner_->shrink(without, flags, options));
   }
-  void registerOnCompletionHook(
-      std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override {
-    inner_->registerOnCompletionHook(std::move(hook));
-  }
-  const std::string getBackendName() const override { return inner_->getBackendName(); }
-  OptionsPtr getBackendOptions() override { return inner_->getBackendOptions(); }
-  bool supportsSplitting() const override { return inner_->supportsSplitting(); }
-  bool supportsCoalescing() const override { return inner_->supportsCoalescing(); }
-  bool supportsTimeEstimation() const override { return inner_->supportsTimeEstimation(); }
-  bool supportsShrinking() const override { return inner_->supportsShrinking(); }
-  bool supportsTensorAlloc(c10::DeviceIndex device) override {
-    return inner_->supportsTensorAlloc(device);
-  }
-  void monitoredBarrier(const c10d::BarrierOptions& options, bool all) override {
-    inner_->monitoredBarrier(options, all);
-  }
-  void setTimeout(std::chrono::milliseconds timeout) override { inner_->setTimeout(timeout); }
-  void setSequenceNumberForGroup() override { inner_->setSequenceNumberForGroup(); }
-  uint64_t getSequenceNumberForGroup() override { return inner_->getSequenceNumberForGroup(); }
-  void waitForPendingWorks() override { inner_->waitForPendingWorks(); }
-  void enableCollectivesTiming() override { inner_->enableCollectivesTiming(); }
   void setGroupUid(const std::string& uid) override {
     c10d::Backend::setGroupUid(uid);
     inner_->setGroupUid(uid);
-  }
-  void eagerConnectSingleDevice(at::Device device) override {
-    inner_->eagerConnectSingleDevice(device);
-  }
-  c10d::ErrorType getError() override { return inner_->getError(); }
-  std::shared_ptr<c10::Allocator> getMemAllocator() override { return inner_->getMemAllocator(); }
-  Tensor allocateTensor(long size, at::TensorOptions options) override {
-    return inner_->allocateTensor(size, options);
   }
   void abort() override { inner_->abort(); }
   void shutdown() override { inner_->shutdown(); }
 
  private:
+  BackendPtr inner() const override { return inner_; }
   BackendPtr wrap(const BackendPtr& made) const {
     return made ? record(made, log_, injector_) : nullptr;
   }
