@@ -10,7 +10,7 @@
 
 #include "pipewright/comms/world.h"
 #include "pipewright/executor/microbatches.h"
-#include "pipewright/executor/transfer_shapes.h"
+#include "pipewright/executor/tensor_meta.h"
 
 namespace pipewright::executor {
 

@@ -25,9 +25,15 @@
 #include <memory>
 #include <utility>
 
+#include "pipewright/comms/channels.h"
+#include "pipewright/comms/clock_offset.h"
 #include "pipewright/comms/torch_gaps/bounded_store.h"
+#include "pipewright/executor/action_runner.h"
 #include "pipewright/executor/arguments.h"
+#include "pipewright/executor/batch_check.h"
+#include "pipewright/executor/coordinator.h"
 #include "pipewright/executor/hang/device_progress.h"
+#include "pipewright/executor/hang/watchdog.h"
 #include "pipewright/executor/program/program.h"
 #include "pipewright/executor/recorder.h"
 #include "pipewright/ir/errors.h"
@@ -53,8 +59,66 @@ void limit_requests(const comms::World& world, std::chrono::milliseconds limit) 
 
 }  // namespace
 
-Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms::World& world,
-                   ExecutorOptions options)
+class Executor::Impl {
+ public:
+  Impl(ir::Program program, std::map<int, LocalStage> stages, comms::World& world,
+       ExecutorOptions options);
+
+  StepResult step(const Batch& batch, bool return_outputs);
+  StepResult step(Microbatches microbatches, bool return_outputs);
+  StepResult eval(const Batch& batch, bool return_outputs);
+  StepResult eval(Microbatches microbatches, bool return_outputs);
+  void confirm();
+  int64_t reset();
+  void set_function(ir::ActionKind kind, ActionFunction function);
+  void record(bool on);
+  ir::Timeline recording();
+  void forget_shapes();
+  const ir::Program& program() const { return program_; }
+  int rank() const { return rank_; }
+
+ private:
+  void forget_shapes(bool with_backward);
+  const RowPlan& eval_row();
+  // `prepare` returns the microbatches, and throws std::invalid_argument if they are wrong.
+  StepResult run(bool evaluates, bool return_outputs, const std::function<SplitBatch()>& prepare);
+  void set_timeout(std::chrono::milliseconds timeout);
+  void expect_end_on_device();
+  std::string place() const;  // "step 3, action 5 `2F2`"
+  // Calls `body`. What it throws ends the step on every rank of the world, with a StepError.
+  void guard(const std::function<void()>& body);
+  [[noreturn]] void fail(const std::string& message);
+
+  comms::World& world_;
+  const std::string id_;  // the same on all ranks
+  const ir::Program program_;
+  const ExecutorOptions options_;
+  const std::vector<int> ranks_;       // world rank of each program rank
+  const int rank_;                     // of the program
+  std::chrono::milliseconds timeout_;  // of the running step, or of the next one
+  Coordinator coordinator_;
+  BatchCheck batches_;
+  std::optional<BatchComparison> same_batch_;
+  std::optional<BatchComparison> rows_;  // if there are other ranks in the pipeline
+  RowPlan row_;
+  bool has_backward_ = false;  // on any rank
+
+  std::optional<comms::Channels> channels_;
+  std::optional<Transfers> transfers_;
+  std::optional<ActionRunner> runner_;
+  std::optional<RowPlan> eval_row_;
+  std::shared_ptr<Watchdog> watchdog_;                // shared with the watcher
+  std::optional<comms::ClockOffset> clock_at_start_;  // from program rank 0's; always set
+  std::optional<Recorder> recorder_;                  // while record() is on
+  int64_t step_ = 0;                                  // the running step, or the next one
+  int64_t first_step_ = 0;                            // the first one since the last reset()
+  std::optional<int64_t> confirmed_;                  // the first step that is not confirmed
+  const PlannedAction* current_ = nullptr;            // the running action
+  std::string failure_;  // why no further step can run; empty if it can
+};
+
+Executor::Impl::Impl(ir::Program program, std::map<int, LocalStage> stages, comms::World& world,
+                     ExecutorOptions options)
     : world_(world),
       id_(world.unique_name("executor")),
       program_(std::move(program)),
@@ -126,29 +190,27 @@ Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms:
                             program_.lowering.weight_free_w.value_or(false), program_.recompute});
 }
 
-Executor::~Executor() = default;
-
-StepResult Executor::step(const Batch& batch, bool return_outputs) {
+StepResult Executor::Impl::step(const Batch& batch, bool return_outputs) {
   return run(false, return_outputs, [&] { return batches_.split(batch); });
 }
 
-StepResult Executor::step(Microbatches microbatches, bool return_outputs) {
+StepResult Executor::Impl::step(Microbatches microbatches, bool return_outputs) {
   return run(false, return_outputs, [&] { return SplitBatch{std::move(microbatches)}; });
 }
 
-StepResult Executor::eval(const Batch& batch, bool return_outputs) {
+StepResult Executor::Impl::eval(const Batch& batch, bool return_outputs) {
   return run(true, return_outputs, [&] { return batches_.split(batch); });
 }
 
-StepResult Executor::eval(Microbatches microbatches, bool return_outputs) {
+StepResult Executor::Impl::eval(Microbatches microbatches, bool return_outputs) {
   return run(true, return_outputs, [&] { return SplitBatch{std::move(microbatches)}; });
 }
 
-void Executor::set_function(ir::ActionKind kind, ActionFunction function) {
+void Executor::Impl::set_function(ir::ActionKind kind, ActionFunction function) {
   runner_->set_function(kind, std::move(function));
 }
 
-void Executor::record(bool on) {
+void Executor::Impl::record(bool on) {
   recorder_.reset();
   if (!on) return;
   const ir::Row& row = program_.rows[static_cast<size_t>(rank_)];
@@ -161,7 +223,7 @@ void Executor::record(bool on) {
   recorder_.emplace(row, std::move(clock));
 }
 
-ir::Timeline Executor::recording() {
+ir::Timeline Executor::Impl::recording() {
   if (!failure_.empty()) throw StepError("no recording after a failure: " + failure_);
   if (!recorder_ || !recorder_->is_complete())
     throw ContractError("recording: expected a step after record(), got none");
@@ -175,17 +237,17 @@ ir::Timeline Executor::recording() {
   return timeline;
 }
 
-void Executor::forget_shapes() {
+void Executor::Impl::forget_shapes() {
   forget_shapes(/*with_backward=*/false);
   forget_shapes(/*with_backward=*/true);
 }
 
-void Executor::forget_shapes(bool with_backward) {
+void Executor::Impl::forget_shapes(bool with_backward) {
   batches_.forget(with_backward);
   if (transfers_) transfers_->forget_shapes(with_backward);
 }
 
-const RowPlan& Executor::eval_row() {
+const RowPlan& Executor::Impl::eval_row() {
   if (eval_row_) return *eval_row_;
   if (!has_backward_) return row_;
   ir::Program program = forward_only(program_);
@@ -202,8 +264,8 @@ const RowPlan& Executor::eval_row() {
   return eval_row_.emplace(plan_row(program.rows[static_cast<size_t>(rank_)]));
 }
 
-StepResult Executor::run(bool evaluates, bool return_outputs,
-                         const std::function<SplitBatch()>& prepare) {
+StepResult Executor::Impl::run(bool evaluates, bool return_outputs,
+                               const std::function<SplitBatch()>& prepare) {
   if (!failure_.empty()) throw StepError("no step can run after a failure: " + failure_);
   // Not earlier: what confirms the first step has its limit too.
   if (step_ > first_step_) set_timeout(options_.timeout.value_or(world_.timeout()));
@@ -288,7 +350,7 @@ StepResult Executor::run(bool evaluates, bool return_outputs,
   return {std::move(results.losses), std::move(outputs), bubble};
 }
 
-void Executor::set_timeout(std::chrono::milliseconds timeout) {
+void Executor::Impl::set_timeout(std::chrono::milliseconds timeout) {
   if (timeout == timeout_) return;
   timeout_ = timeout;
   limit_requests(world_, timeout);
@@ -298,7 +360,7 @@ void Executor::set_timeout(std::chrono::milliseconds timeout) {
 }
 
 // The step has returned, but the device may still wait for transfers that never come.
-void Executor::expect_end_on_device() {
+void Executor::Impl::expect_end_on_device() {
   world_.failures().expect_by(
       [watchdog = watchdog_, step = step_, limit = timeout_] {
         const std::string place = watchdog->under_way(step);
@@ -308,7 +370,7 @@ void Executor::expect_end_on_device() {
       timeout_);
 }
 
-void Executor::confirm() {
+void Executor::Impl::confirm() {
   if (!failure_.empty()) throw StepError("no step can run after a failure: " + failure_);
   // Steps before the first confirm() count as confirmed, except the last one.
   if (!confirmed_) confirmed_ = std::max<int64_t>(0, step_ - 1);
@@ -323,7 +385,7 @@ void Executor::confirm() {
   confirmed_ = step_;
 }
 
-int64_t Executor::reset() {
+int64_t Executor::Impl::reset() {
   step_ = first_step_ = world_.reset(confirmed_.value_or(step_));
   if (confirmed_) confirmed_ = step_;
   if (options_.first_timeout) set_timeout(*options_.first_timeout);
@@ -334,9 +396,9 @@ int64_t Executor::reset() {
   return step_;
 }
 
-std::string Executor::place() const { return place_of(step_, current_); }
+std::string Executor::Impl::place() const { return place_of(step_, current_); }
 
-void Executor::guard(const std::function<void()>& body) {
+void Executor::Impl::guard(const std::function<void()>& body) {
   current_ = nullptr;
   world_.failures().set_observer(watchdog_);
   world_.failures().set_place([this] { return place(); });
@@ -353,7 +415,7 @@ void Executor::guard(const std::function<void()>& body) {
   current_ = nullptr;
 }
 
-void Executor::fail(const std::string& message) {
+void Executor::Impl::fail(const std::string& message) {
   std::string explained = message;
   if (options_.allow_unverified) {
     const std::string problems = problems_of(program_, Check::kVerify);
@@ -374,5 +436,33 @@ void Executor::fail(const std::string& message) {
   if (failures.hung()) throw HangError(failure_);
   throw StepError(failure_);
 }
+
+Executor::Executor(ir::Program program, std::map<int, LocalStage> stages, comms::World& world,
+                   ExecutorOptions options)
+    : impl_(std::make_unique<Impl>(std::move(program), std::move(stages), world,
+                                   std::move(options))) {}
+Executor::~Executor() = default;
+StepResult Executor::step(const Batch& batch, bool return_outputs) {
+  return impl_->step(batch, return_outputs);
+}
+StepResult Executor::step(Microbatches microbatches, bool return_outputs) {
+  return impl_->step(std::move(microbatches), return_outputs);
+}
+StepResult Executor::eval(const Batch& batch, bool return_outputs) {
+  return impl_->eval(batch, return_outputs);
+}
+StepResult Executor::eval(Microbatches microbatches, bool return_outputs) {
+  return impl_->eval(std::move(microbatches), return_outputs);
+}
+void Executor::confirm() { impl_->confirm(); }
+int64_t Executor::reset() { return impl_->reset(); }
+void Executor::set_function(ir::ActionKind kind, ActionFunction function) {
+  impl_->set_function(kind, std::move(function));
+}
+void Executor::record(bool on) { impl_->record(on); }
+ir::Timeline Executor::recording() { return impl_->recording(); }
+void Executor::forget_shapes() { impl_->forget_shapes(); }
+const ir::Program& Executor::program() const { return impl_->program(); }
+int Executor::rank() const { return impl_->rank(); }
 
 }  // namespace pipewright::executor

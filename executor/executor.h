@@ -10,16 +10,14 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/comms/channels.h"
-#include "pipewright/comms/clock_offset.h"
 #include "pipewright/comms/world.h"
-#include "pipewright/executor/action_runner.h"
-#include "pipewright/executor/batch_check.h"
-#include "pipewright/executor/coordinator.h"
-#include "pipewright/executor/hang/watchdog.h"
+#include "pipewright/executor/action_function.h"
+#include "pipewright/executor/loss_function.h"
 #include "pipewright/executor/microbatches.h"
-#include "pipewright/executor/recorder.h"
+#include "pipewright/executor/stage.h"
+#include "pipewright/executor/tensor_meta.h"
 #include "pipewright/ir/schedule.h"
+#include "pipewright/ir/timeline.h"
 #include "pipewright/modules/tied_parameters.h"
 
 // Runs a program on real tensors. Each rank creates an Executor of the same program, with its own
@@ -97,7 +95,7 @@ class BatchError : public StepError {
 
 struct ExecutorOptions {
   // Called on the rank of the last stage; required there if the program has a backward. If it takes
-  // targets (data_flow.h), step() requires them.
+  // targets (loss_function.h), step() requires them.
   LossFunction loss = {};
   // Scales the gradient that enters the backward of the last stage by 1 / number of microbatches,
   // which is right for losses that are means. Gradients accumulated before are not scaled.
@@ -201,7 +199,7 @@ class Executor {
   // std::runtime_error if a rank does not call it before the world's timeout.
   int64_t reset();
 
-  // Calls `function` instead of each action of this kind (action_runner.h). kOverlapFB stands for
+  // Calls `function` instead of each action of this kind (action_function.h). kOverlapFB stands for
   // compounds; the parts of a compound run through the functions of their own kinds. An empty
   // function restores the default.
   void set_function(ir::ActionKind kind, ActionFunction function);
@@ -222,47 +220,12 @@ class Executor {
   // other shapes than the last one's learns by itself.
   void forget_shapes();
 
-  const ir::Program& program() const { return program_; }
-  int rank() const { return rank_; }
+  const ir::Program& program() const;
+  int rank() const;
 
  private:
-  void forget_shapes(bool with_backward);
-  const RowPlan& eval_row();
-  // `prepare` returns the microbatches, and throws std::invalid_argument if they are wrong.
-  StepResult run(bool evaluates, bool return_outputs, const std::function<SplitBatch()>& prepare);
-  void set_timeout(std::chrono::milliseconds timeout);
-  void expect_end_on_device();
-  std::string place() const;  // "step 3, action 5 `2F2`"
-  // Calls `body`. What it throws ends the step on every rank of the world, with a StepError.
-  void guard(const std::function<void()>& body);
-  [[noreturn]] void fail(const std::string& message);
-
-  comms::World& world_;
-  const std::string id_;  // the same on all ranks
-  const ir::Program program_;
-  const ExecutorOptions options_;
-  const std::vector<int> ranks_;       // world rank of each program rank
-  const int rank_;                     // of the program
-  std::chrono::milliseconds timeout_;  // of the running step, or of the next one
-  Coordinator coordinator_;
-  BatchCheck batches_;
-  std::optional<BatchComparison> same_batch_;
-  std::optional<BatchComparison> rows_;  // if there are other ranks in the pipeline
-  RowPlan row_;
-  bool has_backward_ = false;  // on any rank
-
-  std::optional<comms::Channels> channels_;
-  std::optional<Transfers> transfers_;
-  std::optional<ActionRunner> runner_;
-  std::optional<RowPlan> eval_row_;
-  std::shared_ptr<Watchdog> watchdog_;                // shared with the watcher
-  std::optional<comms::ClockOffset> clock_at_start_;  // from program rank 0's; always set
-  std::optional<Recorder> recorder_;                  // while record() is on
-  int64_t step_ = 0;                                  // the running step, or the next one
-  int64_t first_step_ = 0;                            // the first one since the last reset()
-  std::optional<int64_t> confirmed_;                  // the first step that is not confirmed
-  const PlannedAction* current_ = nullptr;            // the running action
-  std::string failure_;  // why no further step can run; empty if it can
+  class Impl;
+  const std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace pipewright::executor
