@@ -377,7 +377,7 @@ bool leaves_range(const edge_list& roots, const NodeRange& own) {
   return leaves;
 }
 
-// Of the leaves that require a gradient.
+// The gradient edges of the leaves that require a gradient.
 edge_list edges_of(const variable_list& leaves) {
   edge_list edges;
   for (const at::Tensor& leaf : leaves) {

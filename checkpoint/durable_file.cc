@@ -16,7 +16,7 @@
 namespace pipewright::checkpoint {
 
 uint32_t crc32(std::span<const std::byte> bytes, uint32_t before) {
-  // Of no bytes, it takes a null pointer for the start of a checksum.
+  // libdeflate takes a null buffer as a request for the initial value.
   return bytes.empty() ? before : libdeflate_crc32(before, bytes.data(), bytes.size());
 }
 

@@ -79,7 +79,7 @@ class DurableFile {
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
   void commit();
 
-  // Of what was written so far.
+  // The size and checksum of what was written so far.
   uint64_t size() const { return size_; }
   uint32_t crc32() const { return crc32_; }
 

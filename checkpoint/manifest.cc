@@ -98,7 +98,7 @@ std::optional<std::vector<PartInfo>> part_infos(const SafetensorsHeader& header,
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::string_view kFormat = "pipewright checkpoint";
 constexpr int kVersion = 1;
@@ -121,14 +121,15 @@ bool is_file_name(const std::string& name) {
          name.find('\0') == std::string::npos;
 }
 
-Manifest read(const Json& json) {
+Manifest read(const OrderedJson& json) {
   Manifest manifest;
   json.at("step").get_to(manifest.step);
   json.at("save_id").get_to(manifest.save_id);
   json.at("schedule").get_to(manifest.schedule);
   json.at("program_digest").get_to(manifest.program_digest);
-  for (const Json& dim : json.at("mesh")) manifest.mesh.push_back({dim.at("name"), dim.at("size")});
-  for (const Json& file : json.at("files")) {
+  for (const OrderedJson& dim : json.at("mesh"))
+    manifest.mesh.push_back({dim.at("name"), dim.at("size")});
+  for (const OrderedJson& file : json.at("files")) {
     const auto crc = parse_crc32(file.at("crc32").get<std::string>());
     ManifestFile& added = manifest.files.emplace_back(
         ManifestFile{file.at("name"), file.at("size"), crc.value_or(0)});
@@ -138,7 +139,7 @@ Manifest read(const Json& json) {
                       "and eight hexadecimal digits",
                       in_backticks(added.name)));
   }
-  for (const Json& tensor : json.at("tensors")) {
+  for (const OrderedJson& tensor : json.at("tensors")) {
     const auto dtype = parse_dtype(tensor.at("dtype").get<std::string>());
     if (!dtype)
       throw std::runtime_error(fmt::format("expected a dtype, got {}", tensor.at("dtype").dump()));
@@ -152,14 +153,14 @@ Manifest read(const Json& json) {
 }  // namespace
 
 std::string manifest_text(const Manifest& manifest) {
-  Json json = {{"format", kFormat},
-               {"version", kVersion},
-               {"checksum", kZeros},
-               {"step", manifest.step},
-               {"save_id", manifest.save_id},
-               {"schedule", manifest.schedule},
-               {"program_digest", manifest.program_digest}};
-  for (const char* list : {"mesh", "files", "tensors"}) json[list] = Json::array();
+  OrderedJson json = {{"format", kFormat},
+                      {"version", kVersion},
+                      {"checksum", kZeros},
+                      {"step", manifest.step},
+                      {"save_id", manifest.save_id},
+                      {"schedule", manifest.schedule},
+                      {"program_digest", manifest.program_digest}};
+  for (const char* list : {"mesh", "files", "tensors"}) json[list] = OrderedJson::array();
   for (const layout::MeshDim& dim : manifest.mesh)
     json["mesh"].push_back({{"name", dim.name}, {"size", dim.size}});
   for (const ManifestFile& file : manifest.files)
@@ -181,12 +182,12 @@ std::optional<Manifest> parse_manifest(const ir::Source& source, ir::Diagnostics
     diagnostics->error(ir::Rule::kManifest, std::move(message));
     return std::nullopt;
   };
-  const Json json = Json::parse(source.text, nullptr, /*allow_exceptions=*/false);
+  const OrderedJson json = OrderedJson::parse(source.text, nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded())
     return fail("expected a JSON object: the manifest is damaged or was cut off");
-  if (!json.is_object() || json.value("format", Json()) != kFormat)
+  if (!json.is_object() || json.value("format", OrderedJson()) != kFormat)
     return fail(fmt::format("expected \"format\": \"{}\"", kFormat));
-  if (const Json version = json.value("version", Json()); version != kVersion)
+  if (const OrderedJson version = json.value("version", OrderedJson()); version != kVersion)
     return fail(fmt::format("expected version {}, got {}", kVersion, version.dump()));
   std::string checksum;
   const std::string actual = crc32_text(crc32_of(without_checksum(source.text, &checksum)));
@@ -195,7 +196,7 @@ std::optional<Manifest> parse_manifest(const ir::Source& source, ir::Diagnostics
                             in_backticks(checksum), actual));
   try {
     return read(json);
-  } catch (const Json::exception& error) {
+  } catch (const OrderedJson::exception& error) {
     return fail(error.what());
   } catch (const std::runtime_error& error) {
     return fail(error.what());

@@ -232,7 +232,7 @@ class HeaderReader : public ir::JsonEvents {
     return diagnostics_.error(rule, std::move(message), place);
   }
 
-  // Of the scalar, or of the bracket that opens an array or object.
+  // The place of a scalar, or of the bracket that opens an array or object.
   ir::Place value_place(JsonKind kind) {
     if (kind == JsonKind::kString) return cursor_.string();
     return kind == JsonKind::kArray || kind == JsonKind::kObject ? cursor_.token(1)

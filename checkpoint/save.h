@@ -59,11 +59,11 @@ struct TensorPart {
   std::string layout;               // of the whole tensor: layout::Layout::text(), or empty
 };
 
-// What one rank saves. Of replicated data, one rank saves each box.
+// What one rank saves. One rank saves each box of replicated data.
 struct Snapshot {
   int64_t step = 0;
   std::vector<TensorPart> parts;
-  // Of all ranks together; the same key has the same value on each. UTF-8.
+  // The state of all ranks together; a key has the same value on each. UTF-8.
   std::map<std::string, std::string> state;
   // What follows is rank 0's.
   std::string schedule;
@@ -122,7 +122,7 @@ class Saver {
 // other thread: it must not be used for anything else.
 class AsyncSaver {
  public:
-  // As Saver's.
+  // See Saver.
   AsyncSaver(SaverOptions options, Exchange exchange);
 
   // Waits for the save under way, if there is one, however long it takes.

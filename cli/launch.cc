@@ -205,7 +205,7 @@ class Launcher {
       if (!is_own) variables.emplace_back(text);
     }
     for (const auto& [name, value] : own) variables.push_back(name + "=" + value);
-    // As torchrun does: ranks share the cores.
+    // torchrun sets it too: ranks share the cores.
     if (std::getenv("OMP_NUM_THREADS") == nullptr) variables.emplace_back("OMP_NUM_THREADS=1");
     return variables;
   }

@@ -42,7 +42,7 @@ class DeviceCollectives {
   void called(int64_t number, c10::Device device, c10::Event joined);
   void begin_wait(int64_t number, const c10::Stream& stream, c10::Event reached);
   void end_wait(int64_t number, c10::Event passed);
-  // Of a call that is not forgotten.
+  // The device of a call that is not forgotten.
   std::optional<c10::Device> device_of(int64_t number) const;
   // Forgets all of them.
   void clear();

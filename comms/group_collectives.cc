@@ -127,7 +127,7 @@ void broadcast_values(const std::vector<at::Tensor>& tensors, c10d::Backend& gro
   if (group.getSize() == 1) return;
   for (const at::Tensor& tensor : tensors) {
     const at::Tensor values = tensor.detach().contiguous();
-    // As bytes: backends need not know dtypes such as fp8.
+    // Sends bytes, so that backends need not know dtypes such as fp8.
     std::vector<at::Tensor> sent = {values.view({-1}).view(at::kByte)};
     wait(group, *group.broadcast(sent));
     if (values.data_ptr() != tensor.data_ptr()) tensor.detach().copy_(values);

@@ -88,7 +88,7 @@ std::string Vote::wait_for_result(const std::string& result, const std::string& 
   try {
     return world_.failures().wait_for(result, timeout,
                                       "not all " + std::to_string(size_) +
-                                          " ranks got here: timed out after " +
+                                          " ranks arrived: timed out after " +
                                           std::to_string(timeout.count()) + " ms");
   } catch (const std::exception&) {
     if (store->add(voters, kVoid) % kProblem < (number + 1) * size_) throw;
@@ -130,7 +130,7 @@ std::string StoreExchange::receive(int64_t number, int rank) {
   try {
     return world_.failures().wait_for(sent, timeout_,
                                       "rank " + std::to_string(rank) +
-                                          " did not get here: timed out after " +
+                                          " did not arrive: timed out after " +
                                           std::to_string(timeout_.count()) + " ms",
                                       store_.get());
   } catch (const std::exception&) {

@@ -132,7 +132,7 @@ void StoreAddress::throw_if_wrong() {
 
 namespace {
 
-// Of processes with a store of connect_store(), whose host all of them can reach.
+// Connects processes whose store is of connect_store(), so that all of them can reach its host.
 std::shared_ptr<Lifeline> make_lifeline(int rank, int size, const StorePtr& store,
                                         std::chrono::milliseconds timeout,
                                         FailureDomain& failures) {

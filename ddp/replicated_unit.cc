@@ -366,7 +366,7 @@ void ReplicatedUnit::reduce_all() {
   for_each([](ReplicatedUnit& unit) { unit.grads_->launch_counts(); });
 }
 
-// Of ranks that are threads of one device: autograd runs all their backwards on one thread, in
+// Whether ranks are threads of one device: autograd runs all their backwards on one thread, in
 // which none can wait for another one's reduction. So they wait before.
 bool ReplicatedUnit::shares_autograd_thread() const {
   return comms::is_thread_group(*group_) && device_ && !device_->is_cpu();

@@ -33,7 +33,7 @@ class BatchComparison {
   // one, or without lines. To be called once per step on all ranks, without lines on a rank that
   // has nothing to compare. The next call must be after a vote of the ranks.
   std::optional<Lines> first(const std::vector<std::string>& lines);
-  // The same, and returns how this rank's lines differ from those; empty if they do not.
+  // Compares likewise, and returns how this rank's lines differ; empty if they do not.
   std::string difference(const std::vector<std::string>& lines);
 
  private:
@@ -111,7 +111,7 @@ class BatchCheck {
   std::vector<List> lists_of(const Microbatches& microbatches) const;
   bool has_stage(int stage) const;
 
-  // Of each list by its name, then by microbatch.
+  // By the list's name, then by microbatch.
   using Shapes = std::map<std::string, std::vector<TensorMetas>>;
   Shapes shapes_of(const Microbatches& microbatches) const;
 

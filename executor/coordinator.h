@@ -24,7 +24,7 @@ class Coordinator {
   Coordinator(comms::World& world, const std::string& id, const std::vector<int>& ranks, int rank,
               const std::vector<c10d::Backend*>& groups, std::chrono::milliseconds timeout);
 
-  // Of later calls.
+  // Applies to later calls.
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
   // A prefix in the store that only this pipeline uses.

@@ -104,7 +104,7 @@ class DataFlow {
   bool with_backward_ = false;
   bool keep_outputs_ = false;
   Microbatches microbatches_;
-  // Of the caller's tensors, by microbatch; those of `extra_of` by stage and microbatch.
+  // The gradients of the caller's tensors, by microbatch; for `extra_of` by stage and microbatch.
   std::vector<Tensors> input_grads_, extra_grads_;
   std::map<int, std::vector<Tensors>> extra_of_grads_;
   StepOutputs results_;

@@ -15,7 +15,7 @@ struct Microbatches {
   std::vector<Tensors> inputs = {};  // of the first stage
   std::vector<Tensors> extra = {};   // of this rank: passed to each of its stages, after its inputs
   std::vector<Tensors> targets = {};  // of the loss
-  // Of single stages of this rank, by stage: after `extra`.
+  // Extra inputs for single stages of this rank, by stage: they follow `extra`.
   std::map<int, std::vector<Tensors>> extra_of = {};
 };
 
@@ -36,7 +36,7 @@ struct Batch {
 // receives whole. Tensors beyond the end of the list are split along dimension 0.
 using SplitDims = std::vector<std::optional<int>>;
 
-// Those of each list of a batch.
+// How each list of a batch is split.
 struct BatchDims {
   SplitDims inputs, extra, targets;
   std::map<int, SplitDims> extra_of;

@@ -16,7 +16,7 @@ namespace pipewright::executor {
 
 namespace {
 
-// Of a gradient, requires_grad says whether it exists.
+// For a gradient, requires_grad says whether it exists.
 TensorMetas sent_metas(ir::ActionPart receive, const Tensors& tensors) {
   TensorMetas metas = metas_of(tensors);
   if (receive.kind() == ir::ActionKind::kRecvB) {

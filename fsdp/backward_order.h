@@ -22,7 +22,7 @@ class BackwardOrder final : public autograd::BackwardWatch {
   // To be called by the units' hooks; notices the start of a backward. Throws std::runtime_error if
   // the previous backward stopped on an error after it had posted reductions.
   void watch();
-  // Of the current or last backward, counted from 1.
+  // The number of the current or last backward, from 1.
   int64_t number() const { return number_; }
   // Backward enters a call of the model's forward `forward`: its units join the order.
   void enters(int64_t forward);

@@ -34,7 +34,7 @@ void SideStream::wait_for(const c10::Event& event) {
 SideStream::Scope::Scope(SideStream& side, c10::Device device) {
   if (device.is_cpu()) return;
   if (!side.stream_ || side.stream_->device() != device) {
-    // Of high priority, as in PyTorch: a gather is small beside the computation that waits for it.
+    // High priority, as in PyTorch: a gather is small beside the computation that waits for it.
     side.stream_ = VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, true);
     side.event_.reset();
     side.wait_for_current();

@@ -136,7 +136,7 @@ class ShardedUnit final : public Sharded,
   // After a failed step: drops its state in this unit.
   void forget();
 
-  // Of the root.
+  // State of the root unit:
   ForwardHistory& forwards() { return forwards_; }
   BackwardOrder& backward() { return backward_; }
   bool is_last_backward() const { return settings_.is_last_backward; }

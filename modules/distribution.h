@@ -31,7 +31,7 @@ namespace pipewright::modules {
 
 // The mesh of a tensor that nothing distributes has no dimensions.
 layout::LocalLayout layout_of(const at::Tensor& parameter);
-// Of all parameters and buffers, by name in the module: what a checkpoint needs
+// The layouts of all parameters and buffers, by name in the module: what a checkpoint needs
 // (checkpoint/torch/training_state.h).
 std::map<std::string, layout::LocalLayout> layouts(const torch::nn::Module& module);
 

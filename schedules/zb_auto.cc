@@ -91,7 +91,7 @@ class Plan {
   int64_t weight_time(size_t rank, int microbatch) const {
     return times_.scaled(stage(rank).backward_weight, microbatch);
   }
-  // Of the rank's next W.
+  // The time of the rank's next W.
   int64_t weight_time(size_t rank) const { return weight_time(rank, ranks_[rank].weights); }
 
   // ---- actions

@@ -71,7 +71,7 @@ class InputFirst final : public autograd::CommunicatesGrad {
   }
 
   std::optional<size_t> communicated() const override { return input_; }
-  // That of the node whose gradients these are, for who looks for products (weight_free.cc).
+  // The name of the node whose gradients these are, so that weight_free.cc can find products.
   std::string name() const override { return product_->name(); }
   void release_variables() override { product_->release_variables(); }
 

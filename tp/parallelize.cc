@@ -41,7 +41,7 @@ bool matches(const std::string& pattern, const std::string& path) {
                     });
 }
 
-// That of its first parameter; modules that the plan names may have none.
+// The device of its first parameter; modules that the plan names may have none.
 at::Device device_of(const torch::nn::Module& module) {
   const std::vector<at::Tensor> parameters = module.parameters();
   return parameters.empty() ? at::Device(at::kCPU) : parameters[0].device();
@@ -252,7 +252,7 @@ class ParallelizedModule final : public Parallelized,
     for (const auto& [part, hook] : hooks_) modules::register_forward_hook(*part, hook);
   }
 
-  // Of a tensor that is still whole.
+  // Distributes a tensor that is still whole.
   void distribute(const at::Tensor& tensor, const TensorPlacement& placement) {
     const layout::Layout layout(layout::MeshLayout({{dim_, group_->getSize()}}), {placement},
                                 tensor.sizes().vec());

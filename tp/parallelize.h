@@ -49,7 +49,7 @@ class Style {
   struct Layouts {
     std::optional<layout::TensorPlacement> input = std::nullopt;
     std::optional<layout::TensorPlacement> output = std::nullopt;
-    // Of the whole input along the dimension of shard(d). If it is not said, all chunks are taken
+    // The length of the whole input along the dimension of shard(d). Unset, all chunks are taken
     // to be as long as this rank's.
     std::optional<int64_t> input_length = std::nullopt;
     bool input_is_prepared = false;  // by prepare_input() of a module around this one

@@ -25,7 +25,7 @@ std::string FailureDomain::explain(const std::string& own) {
   return explain_first() + (elsewhere ? "\n  and then " + own : "");
 }
 
-// Of one generation throughout: reset() may begin the next one meanwhile, in which nobody answers.
+// Stays in one generation: reset() may begin the next one meanwhile, in which nobody answers.
 std::string FailureDomain::explain_first() {
   const auto [first, generation] = [this] {
     const std::lock_guard lock(mutex_);

@@ -7,7 +7,7 @@
 namespace pipewright::comms {
 
 struct NcclOptions {
-  // Of the world. NCCL's own watchdog has a longer one (nccl_timeout()).
+  // The world's timeout. NCCL's own watchdog has a longer one (nccl_timeout()).
   std::chrono::milliseconds timeout = kDefaultTimeout;
   // The settings of a group by its name, for example of "dp[0,4]#0"; null for the defaults.
   std::function<NcclGroupOptions(const std::string& name)> group = nullptr;

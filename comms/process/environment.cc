@@ -273,7 +273,7 @@ Environment read_srun(const Variables& variables, const Job& job) {
   return environment;
 }
 
-// Of a process of a job of Slurm that srun did not start. Without --ntasks, srun would start one
+// Checks a process of a Slurm job that srun did not start. Without --ntasks, srun would start one
 // task per node.
 void expect_one_task(const Variables& variables) {
   const bool has_tasks = variables("SLURM_NTASKS") || !variables("SLURM_JOB_NUM_NODES");

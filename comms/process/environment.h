@@ -53,7 +53,7 @@ struct Environment {
 
 // Looks up a variable; nullopt if it is not set.
 using Variables = std::function<std::optional<std::string>(const std::string& name)>;
-// Those of this process. To be called on any thread, as long as none calls setenv.
+// Looks up variables of this process. Call it on any thread, as long as none calls setenv.
 Variables variables_of_process();
 
 // Throws std::invalid_argument naming the variable, its value and the expected one, or both

@@ -31,7 +31,7 @@ class BoundedStore final : public c10d::PrefixStore {
                const c10d::TCPStoreOptions& options,
                const std::function<void()>& meanwhile = nullptr);
 
-  // Of the server, as they were given to the constructor.
+  // The server's, as they were given to the constructor.
   const std::string& host() const { return host_; }
   const std::string& owner() const { return owner_; }
   // Whether this process hosts it.

@@ -25,7 +25,7 @@ class DeviceProgress {
 
   // ---- the thread that runs the steps
 
-  // Of what the host does next, as in Progress::begin().
+  // What the host does next; see Progress::begin().
   void begin(int64_t step, bool evaluates);
   // The host has queued a compute, what precedes a wait, or the wait for a SEND or RECV, on behalf
   // of an action. Both are indices of the row; -1: none.

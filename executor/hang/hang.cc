@@ -267,7 +267,7 @@ class Walk {
         if (theirs->phase >= Phase::kRuns || awaited_group(*theirs))
           visit(member);
         else
-          add({member}, "has called " + which + ", but its device has not come to it");
+          add({member}, "has called " + which + ", but its device has not reached it");
         continue;
       }
       const bool is_past =

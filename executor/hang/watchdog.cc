@@ -20,7 +20,7 @@ namespace {
 constexpr double kGrace = 1;
 constexpr size_t kMostRanks = 64;  // that a report lists
 
-// Of a SEND or RECV, in Watchdog::Indices.
+// The slot of a SEND or RECV in Watchdog::Indices.
 size_t slot_of(ir::ActionKind kind) {
   return (ir::is_send(kind) ? 0u : 2u) +
          (kind == ir::ActionKind::kSendB || kind == ir::ActionKind::kRecvB ? 1u : 0u);

@@ -47,7 +47,7 @@ class Watchdog final : public comms::StepObserver {
   // The program that evaluation runs, once it is known. Called between steps.
   void set_evaluation(const ir::Program& program);
   void begin(int64_t step, bool evaluates);
-  // Of later steps.
+  // Applies to later steps.
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ms_ = timeout.count(); }
   // What has become of a SEND or RECV of this rank.
   void transfer(ir::ActionPart part, Progress::Transfer state);

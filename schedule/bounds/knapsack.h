@@ -36,7 +36,7 @@ class Knapsack {
   std::vector<MemoryItem> sized_;  // the others, those with the most work per size first
 };
 
-// Of one capacity.
+// For a single capacity.
 Ticks most_work(std::span<const MemoryItem> items, Memory capacity);
 
 }  // namespace pipewright::schedule

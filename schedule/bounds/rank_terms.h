@@ -72,7 +72,7 @@ constexpr Ticks kWholeShare = 1024;
 
 class RestAtShare {
  public:
-  // Of items that take at most `largest`.
+  // For items that take at most `largest`.
   RestAtShare(const std::vector<UnfinishedItem>& items, Memory largest, Ticks share);
 
   // kWholeShare times the least value where this I and W work is left, and that of items within a
@@ -128,7 +128,7 @@ struct LapIdle {
   Ticks cool_down;  // as rest, with all W work done before the last I ends
 };
 
-// Of the rank with these stages, ascending, and this memory, without compounds. `share` is one of
+// For the rank with these stages, ascending, and this memory, without compounds. `share` is one of
 // RestAtShare that is tried besides 0 and kWholeShare. Null if no more than three times as many
 // microbatches as fit in memory are there: the two idle times may overlap then.
 std::optional<LapIdle> lap_idle(const Chain& fast, const Chain& slow,
@@ -145,7 +145,7 @@ struct Work {
   // Hidden(alone), which bounds.h defines.
   Ticks hidden(const Problem& problem, Ticks alone) const;
 };
-// That of the rank with these stages.
+// The work of the rank with these stages.
 Work work_of(const Problem& problem, const std::vector<int>& stages);
 
 // The terms of the statements for one rank.
@@ -164,7 +164,7 @@ struct RankTerms {
 struct Instance {
   explicit Instance(const Problem& of);
 
-  // Of the rank with these stages, which are not empty.
+  // The terms of the rank with these stages, which are not empty.
   const RankTerms& terms_of(const std::vector<int>& stages) const;
 
   const Problem& problem;

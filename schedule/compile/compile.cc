@@ -207,7 +207,7 @@ class Compilation {
     set_channels(policies, &program->lowering);
     result_.schedule = std::move(*program);
     result_.is_verified = false;
-    // Of all programs that lowering makes, only those of PyTorch's parity rule may be invalid.
+    // Only programs by PyTorch's parity rule may be invalid after lowering.
     const bool may_be_invalid = policies.receives == ir::Receives::kParity;
     return (request_.depth == Depth::kLower && !may_be_invalid) || verify_program();
   }

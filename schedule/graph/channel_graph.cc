@@ -112,7 +112,7 @@ class ChannelGraphBuilder {
   static constexpr uint32_t kNone = ChannelGraph::kNone;
   using Inputs = ir::StageMicrobatchTable<std::array<uint32_t, 2>>;
 
-  // Of a kind of SEND or RECV at a stage: its ordered pair of ranks, its queue, and the stage that
+  // For a kind of SEND or RECV at a stage: its ordered pair of ranks, its queue, and the stage that
   // receives.
   struct End {
     uint32_t pair = kNone, queue = kNone;

@@ -100,7 +100,7 @@ class ChannelGraph {
   // whether it did. There are at most four.
   template <typename Visit>
   bool any_dependency(uint32_t action, const Visit& visit) const;
-  // The same as a list.
+  // Returns them as a list.
   std::vector<Dependency> dependencies_of(uint32_t action) const;
 
   // The links that the edges follow from. kNone if there is no such action.
@@ -134,7 +134,7 @@ class ChannelGraph {
   // actions that cannot run, in ascending order: each of them is on a cycle or waits for one.
   template <typename Visit>
   std::vector<uint32_t> run(const Visit& visit) const;
-  // The same without a visitor.
+  // Runs without a visitor.
   std::vector<uint32_t> blocked() const {
     return run([](uint32_t) {});
   }
@@ -151,7 +151,7 @@ class ChannelGraph {
     // The operation before it in its queue. Of a compute: its UNSHARD, in compute orders the
     // compute that makes the gradient it uses.
     uint32_t queue;
-    // Of a SEND its RECV, of a RECV its SEND; of a compute: its input; of a WAIT: what it is for.
+    // For a SEND its RECV, for a RECV its SEND, for a compute its input, for a WAIT what it is for.
     uint32_t first;
   };
   uint32_t second(uint32_t action) const { return second_.empty() ? kNone : second_[action]; }

@@ -136,7 +136,7 @@ class WaitGraph {
   std::vector<size_t> targets_;  // by edge
   std::vector<Wait> best_;
   size_t steps_left_ = 0;  // edges that searches may still look at
-  // Of the search: by node, the edge that reached it and where that edge starts.
+  // The search's path: by node, the edge that reached it and where that edge starts.
   std::vector<size_t> came_by_, came_from_;
 };
 

@@ -52,7 +52,7 @@ struct StageWork {
   Memory activation = 0, weight_input = 0;
   // In use beside `activation` while I runs: what a stage that recomputes restores of F.
   Memory recomputed = 0;
-  // Of a stage that offloads: the times of the copies of an activation to the host and back, and
+  // For a stage that offloads: the times of the copies of an activation to the host and back, and
   // what they move, which is in use beside `activation` when it is not on the host. The bounds take
   // such problems; search_schedule() does not.
   Ticks offload = 0, reload = 0;
@@ -176,7 +176,7 @@ struct RecomputeProblem {
   // The problem in which these stages recompute; ascending.
   Problem with(std::span<const int> stages) const;
 };
-// As make_problem(). Without activation_bytes, recomputing takes time and saves nothing.
+// Converts like make_problem(). Without activation_bytes, recomputing takes time and saves nothing.
 RecomputeProblem make_recompute_problem(const ir::Placement& placement, int num_microbatches,
                                         const Costs& costs, const MemoryBudget& memory,
                                         bool splits_backward = true);

@@ -193,8 +193,6 @@ std::pair<double, double> backward_of(const Measured& measured, size_t stage) {
   return {whole.value_or(0) / 2, whole.value_or(0) / 2};
 }
 
-constexpr double kEver = std::numeric_limits<double>::lowest();
-
 // The latency of each link. Transfers of which nobody knows how long they took only bound it from
 // above.
 void set_links(const RecordedTransfers& transfers, Costs* costs) {

@@ -57,7 +57,7 @@ class RecordedTransfers {
 
  private:
   bool comes_from_another_rank(ir::ActionPart compute) const;
-  // Of a compute, or of the RECV of its input.
+  // The index of a compute, or of the RECV of its input.
   size_t index(ir::ActionPart part) const;
 
   const ir::Schedule& schedule_;

@@ -29,14 +29,14 @@ double transfer_of(const Dependency& dependency, const ir::Action& action, const
 ir::Timeline simulate(const ChannelGraph& graph, const ir::Schedule& schedule, const Costs& costs,
                       std::span<const double> stretch = {});
 
-// The same of a compute order. Its actions must be in the rows of their stages' ranks, each
-// once, as the verifier checks. If it runs to its end, this needs no graph, and takes a third of
+// Simulates a compute order. Its actions must be in the rows of their stages' ranks, each
+// once, as the verifier checks. If it runs to its end, it builds no graph, and takes a third of
 // the time.
 ir::Timeline simulate(const ir::ComputeOrder& order, const Costs& costs,
                       std::span<const double> stretch = {});
 
-// The same of a program under a channel model and capacity. Where queues are edges this needs no
-// graph, and takes half the time.
+// Simulates a program under a channel model and capacity. With ChannelModel::kEdge it builds no
+// graph and is twice as fast.
 ir::Timeline simulate(const ir::Program& program, ir::ChannelModel channels,
                       ir::ChannelCapacity capacity, const Costs& costs,
                       std::span<const double> stretch = {});

@@ -236,7 +236,7 @@ class SvgWriter {
   std::set<const Paint*> shown_;  // the colours used, for the legend
   bool has_comms_ = false;
   double end_ = 0, plot_ = 0, scale_ = 1, pitch_ = 0;
-  // Of a schedule that cannot run to its end.
+  // For a schedule that cannot run to its end.
   const Standstill* standstill_;
   std::vector<StopBox> stops_;  // by rank
   double stops_width_ = 0;      // beyond the plot

@@ -15,7 +15,7 @@ struct TimelineTextOptions {
   // ANSI colours by kind of action. Labels then omit the kind if the width does not suffice.
   bool color = false;
   bool comms = false;  // rows of SENDs, RECVs and data-parallel actions below each rank
-  // Of a schedule that cannot run to its end: a row that stops ends with `!` and the first of its
+  // For a schedule that cannot run to its end: a row that stops ends with `!` and the first of its
   // actions that never runs. Null for a schedule that runs.
   const Standstill* standstill = nullptr;
 };

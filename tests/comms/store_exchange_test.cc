@@ -44,7 +44,7 @@ TEST(StoreExchange, NamesTheRankThatIsMissing) {
     StoreExchange exchange(at(worlds, rank), "test", std::chrono::milliseconds(200));
     if (rank == 0) exchange("");
   });
-  EXPECT_EQ(errors[0], "rank 1 did not get here: timed out after 200 ms");
+  EXPECT_EQ(errors[0], "rank 1 did not arrive: timed out after 200 ms");
 }
 
 TEST(StoreExchange, AFailureOfTheWorldEndsIt) {

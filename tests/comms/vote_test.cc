@@ -111,7 +111,7 @@ TEST(Vote, WithoutOneRankNobodyLeaves) {
   const auto errors = errors_of(3, [](World& world, Vote& vote) {
     if (world.rank() != 1) vote.agree("", std::chrono::milliseconds(50));
   });
-  EXPECT_EQ(errors[0], "not all 3 ranks got here: timed out after 50 ms");
+  EXPECT_EQ(errors[0], "not all 3 ranks arrived: timed out after 50 ms");
   EXPECT_EQ(errors[2], errors[0]);
 }
 

@@ -103,7 +103,7 @@ TEST(Culprits, ARankWhoseDeviceHasNotComeToACollective) {
   }
   EXPECT_EQ(culprits(all),
             std::vector<std::string>{
-                "2 has called allreduce 2 of group `all`, but its device has not come to it"});
+                "2 has called allreduce 2 of group `all`, but its device has not reached it"});
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 namespace pipewright::tests {
 namespace {
 
-using namespace schedule::search;
+using namespace schedule;
 
 KnownCase read_case(const nlohmann::json& entry) {
   KnownCase one;
