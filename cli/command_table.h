@@ -3,6 +3,7 @@
 
 #include <limits>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -27,7 +28,7 @@ enum class ValueKind {
 
 struct ValueSpec {
   ValueKind kind = ValueKind::kNone;
-  std::string_view shown;  // in help: "FILE", "P"
+  std::string shown;  // in help: "FILE", "P"
   std::vector<std::string_view> choices;
   int most = std::numeric_limits<int>::max();  // kNumber: the largest value
 };

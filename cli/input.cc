@@ -58,18 +58,21 @@ const std::vector<PolicyOption>& policy_options() {
   return kOptions;
 }
 
-ValueSpec value_of(const ir::LoweringPolicy& policy) {
-  if (policy.values == "true|false") return {};
-  if (policy.values == "K") return {ValueKind::kNumber, "K", {}};
-  if (policy.values.starts_with("K|")) return {ValueKind::kText, "K|full|auto|K,K,...", {}};
-  if (policy.values == "N|inf") return {ValueKind::kText, policy.values, {}};
-  ValueSpec choice{ValueKind::kChoice, "POLICY", {}};
-  for (std::string_view rest = policy.values; !rest.empty();) {
-    const size_t size = std::min(rest.find('|'), rest.size());
-    choice.choices.push_back(rest.substr(0, size));
-    rest.remove_prefix(std::min(size + 1, rest.size()));
+// "K", "K|full|auto|K,K,...", "N|inf"
+ValueSpec value_of(const ir::PolicyValues& values) {
+  std::string shown = values.least == 0 ? "N" : "K";
+  for (const std::string_view choice : values.choices) shown.append("|").append(choice);
+  switch (values.kind) {
+    case ir::PolicyKind::kFlag:
+      return {};
+    case ir::PolicyKind::kCount:
+      return {values.choices.empty() ? ValueKind::kNumber : ValueKind::kText, shown, {}};
+    case ir::PolicyKind::kCounts:
+      return {ValueKind::kText, shown + "|K,K,...", {}};
+    case ir::PolicyKind::kChoice:
+      return {ValueKind::kChoice, "POLICY", {values.choices.begin(), values.choices.end()}};
   }
-  return choice;
+  return {};
 }
 
 ir::Lowering policies_of(const Invocation& invocation) {
@@ -77,11 +80,10 @@ ir::Lowering policies_of(const Invocation& invocation) {
   for (const PolicyOption& option : policy_options()) {
     const std::optional<std::string> value = invocation.text(option.flag);
     if (!value) continue;
-    const bool is_flag = value_of(*option.policy).kind == ValueKind::kNone;
+    const bool is_flag = option.policy->values.kind == ir::PolicyKind::kFlag;
     if (!option.policy->set(policies, is_flag ? "true" : *value)) {
       throw UsageError(fmt::format("{}: expected {}, got {}", option.flag,
-                                   ir::values_in_words(option.policy->values),
-                                   ir::backticked(*value)));
+                                   ir::values_in_words(*option.policy), ir::backticked(*value)));
     }
   }
   return policies;
@@ -220,7 +222,7 @@ std::vector<OptionSpec> shape_options() {
 std::vector<OptionSpec> lowering_options() {
   std::vector<OptionSpec> options;
   for (const PolicyOption& option : policy_options()) {
-    options.push_back({option.flag, "", value_of(*option.policy), option.policy->meaning});
+    options.push_back({option.flag, "", value_of(option.policy->values), option.policy->meaning});
   }
   return options;
 }
@@ -252,7 +254,7 @@ void compile_input(const Invocation& invocation, const DefaultLevels& levels, sc
     console.err << fmt::format("note: the recording of {} is left out: it is of another order\n",
                                input->name);
   for (const schedule::OverriddenPolicy& one : input->compiled.overridden) {
-    const bool is_flag = value_of(*ir::find_lowering_policy(one.name)).kind == ValueKind::kNone;
+    const bool is_flag = ir::find_lowering_policy(one.name)->values.kind == ir::PolicyKind::kFlag;
     console.err << fmt::format("note: --{}{} overrides `{}: {}` of {}\n", one.name,
                                is_flag ? "" : " " + one.requested, one.name, one.recorded,
                                input->name);

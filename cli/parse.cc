@@ -56,7 +56,7 @@ void check_value(std::string_view what, const ValueSpec& spec, const std::string
       if (std::ranges::find(spec.choices, value) != spec.choices.end()) return;
       std::vector<std::string> choices;
       for (const std::string_view choice : spec.choices)
-        choices.push_back(ir::value_in_words(choice));
+        choices.push_back(ir::choice_in_words(choice));
       throw UsageError(with_hint(fmt::format("{}: expected one of {}, got {}", what,
                                              fmt::join(choices, ", "), ir::backticked(value)),
                                  ir::did_you_mean(value, spec.choices)));

@@ -3,17 +3,6 @@
 #include <charconv>
 
 namespace pipewright::ir {
-namespace {
-
-constexpr ChannelModelInfo kChannelModels[] = {
-    {ChannelModel::kRank, "rank", "one queue per rank: all peers, both directions"},
-    {ChannelModel::kPeer, "peer", "one queue per peer at each rank: both directions"},
-    {ChannelModel::kEdge, "edge", "one queue per peer and direction at each rank"},
-};
-
-}  // namespace
-
-std::span<const ChannelModelInfo> channel_models() { return kChannelModels; }
 
 std::string_view name(ChannelModel model) {
   return kChannelModels[static_cast<size_t>(model)].name;

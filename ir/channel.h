@@ -49,8 +49,13 @@ struct ChannelModelInfo {
   std::string_view meaning;  // one line, for help
 };
 
-// All models, strictest first. Constant data; any thread.
-std::span<const ChannelModelInfo> channel_models();
+// All models, strictest first.
+inline constexpr ChannelModelInfo kChannelModels[] = {
+    {ChannelModel::kRank, "rank", "one queue per rank: all peers, both directions"},
+    {ChannelModel::kPeer, "peer", "one queue per peer at each rank: both directions"},
+    {ChannelModel::kEdge, "edge", "one queue per peer and direction at each rank"},
+};
+constexpr std::span<const ChannelModelInfo> channel_models() { return kChannelModels; }
 std::string_view name(ChannelModel model);
 
 // How many SENDs per ordered pair of ranks may complete before their RECVs: 0 or more, or

@@ -1,16 +1,46 @@
 #include "pipewright/ir/lowering.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
+#include <type_traits>
 
 #include "pipewright/ir/parse_number.h"
 
 namespace pipewright::ir {
 namespace {
 
+constexpr std::string_view kTorchNames[] = {"2.11", "2.15"};
+constexpr std::string_view kEvictionNames[] = {"pytorch", "farthest"};
+constexpr std::string_view kReceivesNames[] = {"pytorch", "latest", "parity"};
+constexpr auto kChannelNames = [] {
+  std::array<std::string_view, std::size(kChannelModels)> names;
+  std::ranges::transform(kChannelModels, names.begin(), &ChannelModelInfo::name);
+  return names;
+}();
+constexpr std::string_view kCapacityNames[] = {"inf"};
+constexpr std::string_view kLookaheadNames[] = {"full", "auto"};
+
+// The values of each type of field. The choices of an enum are in the order of its values.
+template <typename Value>
+using Type = std::type_identity<Value>;
+constexpr PolicyValues values_of(Type<bool>) { return {PolicyKind::kFlag}; }
+constexpr PolicyValues values_of(Type<int>) { return {PolicyKind::kCount}; }
+constexpr PolicyValues values_of(Type<ChannelCapacity>) {
+  return {PolicyKind::kCount, kCapacityNames, 0};
+}
+constexpr PolicyValues values_of(Type<Lookahead>) { return {PolicyKind::kCounts, kLookaheadNames}; }
+constexpr PolicyValues values_of(Type<Torch>) { return {PolicyKind::kChoice, kTorchNames}; }
+constexpr PolicyValues values_of(Type<Eviction>) { return {PolicyKind::kChoice, kEvictionNames}; }
+constexpr PolicyValues values_of(Type<Receives>) { return {PolicyKind::kChoice, kReceivesNames}; }
+constexpr PolicyValues values_of(Type<ChannelModel>) {
+  return {PolicyKind::kChoice, kChannelNames};
+}
+
 // The text form of each type of value; from_text is the inverse of to_text.
 std::string to_text(bool value) { return value ? "true" : "false"; }
 std::string to_text(int value) { return std::to_string(value); }
+std::string to_text(ChannelCapacity value) { return to_string_capacity(value); }
 std::string to_text(const Lookahead& value) {
   switch (value.kind) {
     case Lookahead::Kind::kFull:
@@ -25,13 +55,10 @@ std::string to_text(const Lookahead& value) {
     text += (text.empty() ? "" : ",") + std::to_string(distance);
   return text;
 }
-std::string to_text(Torch value) { return value == Torch::k2_11 ? "2.11" : "2.15"; }
-std::string to_text(Eviction value) { return value == Eviction::kPytorch ? "pytorch" : "farthest"; }
-std::string to_text(Receives value) {
-  return value == Receives::kPytorch ? "pytorch" : value == Receives::kLatest ? "latest" : "parity";
+template <typename Enum>
+requires std::is_enum_v<Enum> std::string to_text(Enum value) {
+  return std::string(values_of(Type<Enum>()).choices[static_cast<size_t>(value)]);
 }
-std::string to_text(ChannelModel value) { return std::string(name(value)); }
-std::string to_text(ChannelCapacity value) { return to_string_capacity(value); }
 
 void from_text(std::string_view text, std::optional<bool>* value) {
   if (text == "true") *value = true;
@@ -39,6 +66,9 @@ void from_text(std::string_view text, std::optional<bool>* value) {
 }
 void from_text(std::string_view text, std::optional<int>* value) {
   *value = parse_positive(text, std::numeric_limits<int>::max());
+}
+void from_text(std::string_view text, std::optional<ChannelCapacity>* value) {
+  *value = parse_capacity(text);
 }
 void from_text(std::string_view text, std::optional<Lookahead>* value) {
   if (text == "full" || text == "auto") {
@@ -57,28 +87,12 @@ void from_text(std::string_view text, std::optional<Lookahead>* value) {
   }
   *value = Lookahead(std::move(distances));
 }
-void from_text(std::string_view text, std::optional<Torch>* value) {
-  for (const Torch one : {Torch::k2_11, Torch::k2_15}) {
-    if (text == to_text(one)) *value = one;
-  }
-}
-void from_text(std::string_view text, std::optional<Eviction>* value) {
-  for (const Eviction one : {Eviction::kPytorch, Eviction::kFarthest}) {
-    if (text == to_text(one)) *value = one;
-  }
-}
-void from_text(std::string_view text, std::optional<Receives>* value) {
-  for (const Receives one : {Receives::kPytorch, Receives::kLatest, Receives::kParity}) {
-    if (text == to_text(one)) *value = one;
-  }
-}
-void from_text(std::string_view text, std::optional<ChannelModel>* value) {
-  for (const ChannelModelInfo& row : channel_models()) {
-    if (text == row.name) *value = row.model;
-  }
-}
-void from_text(std::string_view text, std::optional<ChannelCapacity>* value) {
-  *value = parse_capacity(text);
+template <typename Enum>
+requires std::is_enum_v<Enum>
+void from_text(std::string_view text, std::optional<Enum>* value) {
+  const std::span<const std::string_view> choices = values_of(Type<Enum>()).choices;
+  const auto found = std::ranges::find(choices, text);
+  if (found != choices.end()) *value = static_cast<Enum>(found - choices.begin());
 }
 
 template <auto member>
@@ -95,36 +109,38 @@ bool set(Lowering& lowering, std::string_view text) {
   return value.has_value();
 }
 
+// The type of the field determines the values.
 template <auto member>
-constexpr LoweringPolicy policy(std::string_view name, std::string_view values,
-                                std::string_view meaning) {
-  return {name, values, meaning, get<member>, set<member>};
+constexpr LoweringPolicy policy(std::string_view name, PolicyStep step, std::string_view meaning) {
+  using Value = typename std::remove_cvref_t<decltype(Lowering().*member)>::value_type;
+  return {name, step, values_of(Type<Value>()), meaning, get<member>, set<member>};
 }
 
+using enum PolicyStep;
 constexpr LoweringPolicy kPolicies[] = {
-    policy<&Lowering::torch>("torch", "2.11|2.15", "the PyTorch whose rules the program follows"),
-    policy<&Lowering::forward_only>("forward-only", "true|false", "leave out B, I and W"),
-    policy<&Lowering::merge_backward>("merge-backward", "true|false",
+    policy<&Lowering::torch>("torch", kLower, "the PyTorch whose rules the program follows"),
+    policy<&Lowering::forward_only>("forward-only", kTransform, "leave out B, I and W"),
+    policy<&Lowering::merge_backward>("merge-backward", kTransform,
                                       "merge each adjacent I and W into a B"),
-    policy<&Lowering::split_backward>("split-backward", "true|false",
+    policy<&Lowering::split_backward>("split-backward", kTransform,
                                       "split each B into an I and a W"),
-    policy<&Lowering::residency>("residency", "K",
+    policy<&Lowering::residency>("residency", kLower,
                                  "most stages of a rank that are unsharded at a time"),
-    policy<&Lowering::lookahead>("lookahead", "K|full|auto|one integer per rank",
-                                 "stages to unshard ahead of their use"),
-    policy<&Lowering::evict>("evict", "pytorch|farthest", "which stage to reshard to make room"),
-    policy<&Lowering::receives>("receives", "pytorch|latest|parity", "where to post each RECV"),
-    policy<&Lowering::reduce_every>("reduce-every", "K", "microbatches per REDUCE_GRAD of a stage"),
+    policy<&Lowering::lookahead>("lookahead", kLower, "stages to unshard ahead of their use"),
+    policy<&Lowering::evict>("evict", kLower, "which stage to reshard to make room"),
+    policy<&Lowering::receives>("receives", kLower, "where to post each RECV"),
+    policy<&Lowering::reduce_every>("reduce-every", kLower,
+                                    "microbatches per REDUCE_GRAD of a stage"),
     policy<&Lowering::defer_reduce_grad_wait>(
-        "defer-reduce-grad-wait", "true|false",
+        "defer-reduce-grad-wait", kLower,
         "await a REDUCE_GRAD before the next one, not at once (torch 2.15)"),
-    policy<&Lowering::max_outstanding_sends>("max-outstanding-sends", "K",
-                                             "most SENDs of a rank that are pending at a time "
-                                             "(torch 2.15)"),
-    policy<&Lowering::channels>("channels", "rank|peer|edge",
-                                "which SENDs and RECVs share a queue"),
-    policy<&Lowering::capacity>("capacity", "N|inf", "SENDs that may complete before their RECVs"),
-    policy<&Lowering::weight_free_w>("weight-free-w", "true|false",
+    policy<&Lowering::max_outstanding_sends>(
+        "max-outstanding-sends", kLower,
+        "most SENDs of a rank that are pending at a time (torch 2.15)"),
+    policy<&Lowering::channels>("channels", kChannels, "which SENDs and RECVs share a queue"),
+    policy<&Lowering::capacity>("capacity", kChannels,
+                                "SENDs that may complete before their RECVs"),
+    policy<&Lowering::weight_free_w>("weight-free-w", kChannels,
                                      "allow W while its stage is resharded"),
 };
 
@@ -143,7 +159,7 @@ int Lookahead::of_rank(size_t rank, int residency) const {
 }
 
 Lowering overlay(Lowering first, const Lowering& second) {
-  for (const LoweringPolicy& policy : lowering_policies()) {
+  for (const LoweringPolicy& policy : kPolicies) {
     if (policy.get(first)) continue;
     if (const auto value = policy.get(second)) policy.set(first, *value);
   }

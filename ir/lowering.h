@@ -78,10 +78,31 @@ struct Lowering {
   friend bool operator==(const Lowering&, const Lowering&) = default;
 };
 
+// What the value of a policy is.
+enum class PolicyKind : uint8_t {
+  kFlag,    // true or false
+  kCount,   // an integer, or one of the choices
+  kCounts,  // the same, or one integer per rank
+  kChoice,  // one of the choices
+};
+struct PolicyValues {
+  PolicyKind kind;
+  std::span<const std::string_view> choices = {};  // words: "pytorch", "farthest"
+  int least = 1;                                   // of integers
+};
+
+// The step that a policy affects.
+enum class PolicyStep : uint8_t {
+  kTransform,  // a pass on compute orders
+  kLower,      // a pass from compute orders to programs
+  kChannels,   // verification and simulation of programs
+};
+
 // The text form of one field of Lowering, for files, flags and help.
 struct LoweringPolicy {
-  std::string_view name;     // "reduce-every"
-  std::string_view values;   // "K", "pytorch|farthest", "true|false"
+  std::string_view name;  // "reduce-every"
+  PolicyStep step;
+  PolicyValues values;
   std::string_view meaning;  // one line, for help
   // Returns the value as text, or nullopt if it is unset.
   std::optional<std::string> (*get)(const Lowering&);

@@ -30,8 +30,8 @@ ir::Lowering lowering_of(const Policies& policies) {
                                   (hint.empty() ? "" : "; " + hint));
     }
     if (!policy->set(lowering, value))
-      throw std::invalid_argument(name + ": expected " + ir::values_in_words(policy->values) +
-                                  ", got " + ir::backticked(value));
+      throw std::invalid_argument(name + ": expected " + ir::values_in_words(*policy) + ", got " +
+                                  ir::backticked(value));
   }
   return lowering;
 }

@@ -17,27 +17,27 @@ namespace pipewright::ir {
 namespace {
 
 constexpr HeaderKey kKeys[] = {
-    {"name", false, "any text",
+    {"name", false, false, "any text",
      [](const Schedule& schedule, Level) {
        return schedule.name.empty() ? std::nullopt : std::optional(schedule.name);
      }},
-    {"level", true, "compute_only|compute_comms",
+    {"level", true, false, "compute_only or compute_comms",
      [](const Schedule&, Level level) { return std::optional(std::string(name(level))); }},
-    {"ranks", true, "P",
+    {"ranks", true, true, "a positive integer",
      [](const Schedule& schedule, Level) {
        return std::optional(std::to_string(schedule.placement.num_ranks()));
      }},
-    {"stages", true, "S",
+    {"stages", true, true, "a positive integer",
      [](const Schedule& schedule, Level) {
        return std::optional(std::to_string(schedule.placement.num_stages()));
      }},
-    {"microbatches", true, "M",
+    {"microbatches", true, true, "a positive integer",
      [](const Schedule& schedule, Level) {
        return std::optional(std::to_string(schedule.num_microbatches));
      }},
-    {"placement", true, "loop|v|the rank of each stage",
+    {"placement", true, false, "loop, v or the rank of each stage",
      [](const Schedule& schedule, Level) { return std::optional(schedule.placement.to_string()); }},
-    {"recompute", false, "different stages in ascending order",
+    {"recompute", false, false, "different stages in ascending order",
      [](const Schedule& schedule, Level) {
        return schedule.recompute.empty()
                   ? std::nullopt
@@ -56,25 +56,24 @@ std::vector<std::string_view> header_names() {
   return names;
 }
 
-std::string value_in_words(std::string_view value) {
-  if (value == "N") return "a non-negative integer";
-  if (value.size() == 1 && value != "v") return "a positive integer";
+std::string choice_in_words(std::string_view choice) {
   for (const ChannelModelInfo& row : channel_models()) {
-    if (value == row.name) return fmt::format("{} ({})", value, row.meaning);
+    if (choice == row.name) return fmt::format("{} ({})", choice, row.meaning);
   }
-  return std::string(value);
+  return std::string(choice);
 }
 
-std::string values_in_words(std::string_view values) {
-  std::string words;
-  while (!values.empty()) {
-    const size_t size = std::min(values.find('|'), values.size());
-    const std::string_view one = values.substr(0, size);
-    values.remove_prefix(std::min(size + 1, values.size()));
-    if (!words.empty()) words += values.empty() ? " or " : ", ";
-    words += value_in_words(one);
-  }
-  return words;
+std::string values_in_words(const LoweringPolicy& policy) {
+  const PolicyValues& values = policy.values;
+  std::vector<std::string> words;
+  if (values.kind == PolicyKind::kFlag) words = {"true", "false"};
+  if (values.kind == PolicyKind::kCount || values.kind == PolicyKind::kCounts)
+    words.emplace_back(values.least == 0 ? "a non-negative integer" : "a positive integer");
+  for (const std::string_view choice : values.choices) words.push_back(choice_in_words(choice));
+  if (values.kind == PolicyKind::kCounts) words.emplace_back("one integer per rank");
+  const std::string last = words.back();
+  words.pop_back();
+  return words.empty() ? last : fmt::format("{} or {}", fmt::join(words, ", "), last);
 }
 
 namespace {
@@ -236,7 +235,7 @@ Lowering HeaderReader::lowering(Diagnostics* diagnostics) const {
   for (const LoweringPolicy& policy : lowering_policies()) {
     const Entry* entry = find(policy.name);
     if (entry != nullptr && !policy.set(lowering, entry->value))
-      bad_value(policy.name, values_in_words(policy.values), entry->value, entry->value_place,
+      bad_value(policy.name, values_in_words(policy), entry->value, entry->value_place,
                 diagnostics);
   }
   return lowering;
@@ -249,7 +248,7 @@ std::optional<ParsedSchedule> HeaderReader::finish(const Place& place, size_t er
     if (key.required && !entries_.contains(key.name)) {
       diagnostics
           ->error(Rule::kMissingKey, fmt::format("the header has no key `{}`", key.name), place)
-          .help = fmt::format("`{}` is {}", key.name, values_in_words(key.values));
+          .help = fmt::format("`{}` is {}", key.name, key.values);
     }
   }
   Schedule schedule;

@@ -27,7 +27,8 @@ namespace pipewright::ir {
 struct HeaderKey {
   std::string_view name;
   bool required;
-  std::string_view values;  // "compute_only|compute_comms"; one capital letter: a positive integer
+  bool is_number;           // in JSON
+  std::string_view values;  // in words: "a positive integer"
   // Returns the value as text, or nullopt if the schedule has none.
   std::optional<std::string> (*get)(const Schedule&, Level);
 };
@@ -38,10 +39,10 @@ std::span<const HeaderKey> header_keys();
 // The names of all keys: header_keys() and the lowering policies.
 std::vector<std::string_view> header_names();
 
-// A value in words: "P" is "a positive integer", a channel model has its meaning in parentheses.
-std::string value_in_words(std::string_view value);
-// A `values` column in words: "pytorch|farthest" is "pytorch or farthest".
-std::string values_in_words(std::string_view values);
+// A choice in words: a channel model has its meaning in parentheses.
+std::string choice_in_words(std::string_view choice);
+// The values of a policy: "pytorch or farthest", "a non-negative integer or inf".
+std::string values_in_words(const LoweringPolicy& policy);
 
 // Collects the header keys of one .plan or JSON file (pipewright/ir/text/header.h), checks them,
 // and puts the schedule together. A parser calls set() for each key as it comes and finish() at the

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <string>
@@ -20,23 +21,27 @@ namespace {
 
 constexpr std::string_view kJsonVersion = "1";
 
-// Whether a key whose `values` column (HeaderKey, LoweringPolicy) reads "K", "K|...", "N|inf",
-// "true|false" or words can have a JSON value of this kind.
-bool is_kind(std::string_view values, JsonKind kind) {
-  if (values.size() == 1) return kind == JsonKind::kNumber;
-  if (values == "N|inf" || values.starts_with("K|"))
-    return kind == JsonKind::kNumber || kind == JsonKind::kString;
-  if (values == "true|false") return kind == JsonKind::kBoolean;
-  return kind == JsonKind::kString;
+// Whether the value of a policy can be a JSON value of this kind.
+bool is_kind(const PolicyValues& values, JsonKind kind) {
+  switch (values.kind) {
+    case PolicyKind::kFlag:
+      return kind == JsonKind::kBoolean;
+    case PolicyKind::kCount:
+    case PolicyKind::kCounts:
+      return kind == JsonKind::kNumber || (kind == JsonKind::kString && !values.choices.empty());
+    case PolicyKind::kChoice:
+      return kind == JsonKind::kString;
+  }
+  return false;
+}
+bool is_kind(const HeaderKey& key, JsonKind kind) {
+  return kind == (key.is_number ? JsonKind::kNumber : JsonKind::kString);
 }
 
-// The `values` column of a header key or policy; empty for an unknown key.
-std::string_view values_of(std::string_view key) {
-  for (const HeaderKey& row : header_keys()) {
-    if (row.name == key) return row.values;
-  }
-  const LoweringPolicy* policy = find_lowering_policy(key);
-  return policy == nullptr ? "" : policy->values;
+// The key of that name, which is not a policy, or null.
+const HeaderKey* find_header_key(std::string_view name) {
+  const auto found = std::ranges::find(header_keys(), name, &HeaderKey::name);
+  return found == header_keys().end() ? nullptr : &*found;
 }
 
 class ScheduleReader : public JsonEvents {
@@ -211,7 +216,8 @@ class ScheduleReader : public JsonEvents {
       diagnostics_
           ->error(Rule::kUnknownKey, fmt::format("unknown key {}", backticked(key_)), key_place_)
           .help = key_list();
-    } else if (!is_kind(values_of(key_), kind)) {
+    } else if (in_ == In::kLowering ? !is_kind(find_lowering_policy(key_)->values, kind)
+                                    : !is_kind(*find_header_key(key_), kind)) {
       wrong_type(kind, place);
     } else {
       header_.set(key_, text, key_place_, place, diagnostics_);
@@ -254,9 +260,9 @@ class ScheduleReader : public JsonEvents {
         if (key_ == "lowering" || key_ == "recording") return std::string(name(JsonKind::kObject));
         if (key_ == "version") return std::string(name(JsonKind::kNumber));
         if (key_ == "placement") return "\"loop\", \"v\" or an array";
-        return values_in_words(values_of(key_));
+        return std::string(find_header_key(key_)->values);
       case In::kLowering:
-        return values_in_words(values_of(key_));
+        return values_in_words(*find_lowering_policy(key_));
       case In::kNumbers:
         return key_ == "placement" ? "a rank as an integer" : "a stage as an integer";
       case In::kRows:
@@ -275,10 +281,9 @@ class ScheduleReader : public JsonEvents {
 
   // Policies are known inside "lowering" only, all other keys outside it only.
   bool is_known_key() const {
-    const bool is_policy = find_lowering_policy(key_) != nullptr;
-    if (in_ == In::kLowering) return is_policy;
+    if (in_ == In::kLowering) return find_lowering_policy(key_) != nullptr;
     return key_ == "rows" || key_ == "lowering" || key_ == "recording" || key_ == "version" ||
-           (!values_of(key_).empty() && !is_policy);
+           find_header_key(key_) != nullptr;
   }
 
   std::string key_list() const {
@@ -358,12 +363,13 @@ namespace {
 
 using Json = nlohmann::json;
 
-// A header value as JSON.
-Json to_json(std::string_view values, const std::string& text) {
-  if (is_kind(values, JsonKind::kBoolean)) return text == "true";
-  const bool digits = text.find_first_not_of("0123456789") == std::string::npos;
-  if (digits && is_kind(values, JsonKind::kNumber)) return std::stoll(text);
-  return text;
+// The value of a header key or a policy as JSON.
+template <typename Key>
+Json to_json(const Key& key, const std::string& text) {
+  if (is_kind(key, JsonKind::kNumber) && text.find_first_not_of("0123456789") == std::string::npos)
+    return std::stoll(text);
+  if (is_kind(key, JsonKind::kString)) return text;
+  return text == "true";
 }
 
 Json placement_json(const Placement& placement) {
@@ -400,7 +406,7 @@ void print(const AnySchedule& any, const Recording* recording, std::ostream& out
     if (!value) continue;
     const Json json = key.name == "placement"   ? placement_json(schedule.placement)
                       : key.name == "recompute" ? Json(schedule.recompute)
-                                                : to_json(key.values, *value);
+                                                : to_json(key, *value);
     out << ",\n  \"" << key.name << "\": " << json.dump();
   }
   Json lowering = Json::object();

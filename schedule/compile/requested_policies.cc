@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "pipewright/ir/text/header.h"
@@ -12,19 +13,6 @@
 
 namespace pipewright::schedule {
 namespace {
-
-// The step that a policy affects: passes on compute orders, other passes, or verification.
-enum class PolicyUse { kTransform, kLower, kChannels };
-
-PolicyUse use_of(std::string_view policy) {
-  for (const std::string_view name : {"forward-only", "merge-backward", "split-backward"}) {
-    if (policy == name) return PolicyUse::kTransform;
-  }
-  for (const std::string_view name : {"channels", "capacity", "weight-free-w"}) {
-    if (policy == name) return PolicyUse::kChannels;
-  }
-  return PolicyUse::kLower;
-}
 
 ir::Rule rule_for(bool was_requested) {
   return was_requested ? ir::Rule::kNotApplicable : ir::Rule::kDeclaredPolicy;
@@ -48,7 +36,6 @@ bool check_policies(const ir::Lowering& requested, ir::Level from, ir::Level to,
   const bool to_order = to == ir::Level::kComputeOnly;
   const bool is_lowered = from == ir::Level::kComputeComms && !to_order;
   for (const ir::LoweringPolicy& policy : ir::lowering_policies()) {
-    const PolicyUse use = use_of(policy.name);
     const std::optional<std::string> value = policy.get(requested);
     if (!value) continue;
     // A value that was set in memory may be out of range: it must survive a round trip through
@@ -56,14 +43,14 @@ bool check_policies(const ir::Lowering& requested, ir::Level from, ir::Level to,
     if (ir::Lowering scratch; !policy.set(scratch, *value)) {
       diagnostics->error(ir::Rule::kBadValue,
                          fmt::format("`{}`: expected {}, got `{}`", policy.name,
-                                     ir::values_in_words(policy.values), *value));
-    } else if (is_lowered && use != PolicyUse::kChannels) {
+                                     ir::values_in_words(policy), *value));
+    } else if (is_lowered && policy.step != ir::PolicyStep::kChannels) {
       ir::Diagnostic& error = diagnostics->error(
           ir::Rule::kNotApplicable,
           fmt::format("`{}` applies only to compute orders; {} is already lowered", policy.name,
                       source));
       error.help = "print it with `--level compute_only` first, and lower the result";
-    } else if (to_order && use != PolicyUse::kTransform) {
+    } else if (to_order && policy.step != ir::PolicyStep::kTransform) {
       diagnostics->error(
           ir::Rule::kNotApplicable,
           fmt::format("`{}` applies only to programs; the level is compute_only", policy.name));
@@ -73,18 +60,19 @@ bool check_policies(const ir::Lowering& requested, ir::Level from, ir::Level to,
 }
 
 ir::Lowering combined_policies(const ir::Lowering& requested, const ir::Lowering& recorded) {
-  ir::Lowering policies = ir::overlay(requested, recorded);
-  policies.forward_only = requested.forward_only;
-  policies.merge_backward = requested.merge_backward;
-  policies.split_backward = requested.split_backward;
-  return policies;
+  ir::Lowering to_lower;
+  for (const ir::LoweringPolicy& policy : ir::lowering_policies()) {
+    const std::optional<std::string> value = policy.get(recorded);
+    if (value && policy.step != ir::PolicyStep::kTransform) policy.set(to_lower, *value);
+  }
+  return ir::overlay(requested, to_lower);
 }
 
 void set_channels(const ir::Lowering& requested, ir::Lowering* recorded) {
   const ir::Lowering before = *recorded;
   for (const ir::LoweringPolicy& policy : ir::lowering_policies()) {
     const std::optional<std::string> value = policy.get(requested);
-    if (value && use_of(policy.name) == PolicyUse::kChannels) policy.set(*recorded, *value);
+    if (value && policy.step == ir::PolicyStep::kChannels) policy.set(*recorded, *value);
   }
   const bool other_model =
       recorded->channels != before.channels || recorded->capacity != before.capacity;
@@ -93,8 +81,9 @@ void set_channels(const ir::Lowering& requested, ir::Lowering* recorded) {
 }
 
 bool changes_order(const ir::Lowering& policies) {
-  return policies.forward_only.value_or(false) || policies.merge_backward.value_or(false) ||
-         policies.split_backward.value_or(false);
+  return std::ranges::any_of(ir::lowering_policies(), [&](const ir::LoweringPolicy& policy) {
+    return policy.step == ir::PolicyStep::kTransform && policy.get(policies) == "true";
+  });
 }
 
 bool check_lookahead(const ir::Lowering& requested, const ir::Lowering& policies, int num_ranks,

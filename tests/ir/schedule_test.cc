@@ -28,5 +28,28 @@ TEST(HasBackward, IsFalseOfForwardsIdleSlotsAndCommunication) {
                    Action(ActionKind::kReshard, 1)})));
 }
 
+// Each row of the table: its choices and numbers are read, and written as they were read.
+TEST(LoweringTest, PoliciesTakeTheirValuesOnly) {
+  for (const LoweringPolicy& policy : lowering_policies()) {
+    const auto& [kind, choices, least] = policy.values;
+    std::vector<std::string> values(choices.begin(), choices.end());
+    if (kind == PolicyKind::kFlag) values = {"true", "false"};
+    if (kind == PolicyKind::kCount || kind == PolicyKind::kCounts)
+      values.insert(values.end(), {std::to_string(least), "7"});
+    if (kind == PolicyKind::kCounts) values.emplace_back("2,3,4");
+    EXPECT_GE(values.size(), 2U) << policy.name;
+    for (const std::string& value : values) {
+      Lowering lowering;
+      EXPECT_TRUE(policy.set(lowering, value)) << policy.name << ": " << value;
+      EXPECT_EQ(policy.get(lowering), value) << policy.name;
+    }
+    for (const std::string& value : {std::string("other"), std::to_string(least - 1)}) {
+      Lowering lowering;
+      EXPECT_FALSE(policy.set(lowering, value)) << policy.name << ": " << value;
+      EXPECT_EQ(lowering, Lowering());
+    }
+  }
+}
+
 }  // namespace
 }  // namespace pipewright::ir
