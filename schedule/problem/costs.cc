@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <initializer_list>
 #include <optional>
 #include <string>
@@ -36,8 +37,27 @@ constexpr StageCost kStageCosts[] = {
     {"gradient_bytes", &Costs::gradient_bytes},
 };
 
-constexpr std::string_view kScalable[] = {"F",       "B",       "I",           "W",
-                                          "UNSHARD", "RESHARD", "REDUCE_GRAD", "COMM"};
+// The names of scale_cost(), and the fields that each of them scales. COMM scales links instead.
+struct ScalableCost {
+  std::string_view name;
+  PerStage Costs::*first = nullptr;
+  PerStage Costs::*second = nullptr;
+};
+constexpr ScalableCost kScalable[] = {
+    {"F", &Costs::forward},
+    {"B", &Costs::backward_input, &Costs::backward_weight},
+    {"I", &Costs::backward_input},
+    {"W", &Costs::backward_weight},
+    {"UNSHARD", &Costs::unshard},
+    {"RESHARD", &Costs::reshard},
+    {"REDUCE_GRAD", &Costs::reduce_grad},
+    {"COMM"},
+};
+constexpr auto kScalableNames = [] {
+  std::array<std::string_view, std::size(kScalable)> names;
+  std::ranges::transform(kScalable, names.begin(), &ScalableCost::name);
+  return names;
+}();
 
 double transfer(const Costs& costs, int from, int to, double bytes) {
   if (from == to) return 0;
@@ -95,17 +115,15 @@ std::string overlap_in_words() { return fmt::format("0 or a number from {} to 1"
 
 std::span<const StageCost> stage_costs() { return kStageCosts; }
 
-std::span<const std::string_view> scalable_costs() { return kScalable; }
+std::span<const std::string_view> scalable_costs() { return kScalableNames; }
 
 bool scale_cost(std::string_view name, double factor, Costs* costs) {
-  if (std::ranges::find(kScalable, name) == std::end(kScalable)) return false;
-  if (name == "F") costs->forward.scale(factor);
-  if (name == "I" || name == "B") costs->backward_input.scale(factor);
-  if (name == "W" || name == "B") costs->backward_weight.scale(factor);
-  if (name == "UNSHARD") costs->unshard.scale(factor);
-  if (name == "RESHARD") costs->reshard.scale(factor);
-  if (name == "REDUCE_GRAD") costs->reduce_grad.scale(factor);
-  if (name == "COMM") {
+  const auto cost = std::ranges::find(kScalable, name, &ScalableCost::name);
+  if (cost == std::end(kScalable)) return false;
+  for (PerStage Costs::*field : {cost->first, cost->second}) {
+    if (field != nullptr) (costs->*field).scale(factor);
+  }
+  if (cost->first == nullptr) {
     costs->link.latency *= factor;
     costs->link.bandwidth /= factor;
     for (auto& [ranks, link] : costs->links) {
