@@ -74,7 +74,7 @@ struct Drawn {
 // The title of a page, which also says how far a simulated schedule is from the best.
 std::string page_title(const Drawn& one) {
   if (one.is_measured) return title_of(one.input, one.simulation, true);
-  const schedule::ScheduleBound& bound = one.simulation.bound;
+  const schedule::ScheduleBound& bound = *one.simulation.bound;
   const double cost = one.simulation.report.cost;
   const double gap = ir::without_rounding(bound.gap(cost), 1);
   return title_of(one.input, one.simulation, false) +

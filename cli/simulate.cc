@@ -160,11 +160,12 @@ void print_json(const Invocation& invocation, const Input& input, const Simulati
                           : capacity,
       simulation.costs.unit.empty() ? "null" : fmt::format("\"{}\"", simulation.costs.unit),
       number_json(report.makespan), number_json(report.cost), number_json(report.bubble_rate),
-      fmt::join(simulation.bound.memory_limits, ", "),
-      fmt::join(simulation.bound.activations, ", "),
-      fmt::join(simulation.bound.weight_inputs, ", "), fmt::join(simulation.bound.recomputed, ", "),
-      bound_json(simulation.bound), number_json(simulation.bound.gap(report.cost)), jitter, ranks,
-      path, drift ? "  \"drift\": " + drift_json(*drift) + ",\n" : "");
+      fmt::join(simulation.bound->memory_limits, ", "),
+      fmt::join(simulation.bound->activations, ", "),
+      fmt::join(simulation.bound->weight_inputs, ", "),
+      fmt::join(simulation.bound->recomputed, ", "), bound_json(*simulation.bound),
+      number_json(simulation.bound->gap(report.cost)), jitter, ranks, path,
+      drift ? "  \"drift\": " + drift_json(*drift) + ",\n" : "");
 }
 
 // ---- text
@@ -249,9 +250,9 @@ void print_text(const Input& input, const Simulation& simulation,
                      number_text(report.cost), unit);
   out << fmt::format("bubble rate    {:.4f}\n", report.bubble_rate);
   out << fmt::format("critical path  {}\n", path_text(schedule, simulation, graph));
-  const double gap = simulation.bound.gap(report.cost);
-  out << fmt::format("lower bound    {}{}, {}: {}\n", number_text(simulation.bound.value), unit,
-                     bound_text(simulation.bound),
+  const double gap = simulation.bound->gap(report.cost);
+  out << fmt::format("lower bound    {}{}, {}: {}\n", number_text(simulation.bound->value), unit,
+                     bound_text(*simulation.bound),
                      gap == 0 ? "this cost is optimal for its work and memory"
                               : fmt::format("the cost is {} above it", percent_text(gap)));
   const std::vector<schedule::ReceiveSlots> slots = receive_slots_of(input);

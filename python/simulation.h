@@ -20,7 +20,7 @@ class Simulation {
              std::optional<double> memory);
 
   const schedule::Report& report() const { return simulation_.report; }
-  const schedule::ScheduleBound& bound() const { return simulation_.bound; }
+  const schedule::ScheduleBound& bound() const { return *simulation_.bound; }
   const ir::Timeline& timeline() const { return simulation_.timeline; }
   std::vector<double> slack() const;  // by action, along the rows
   std::string title() const;

@@ -55,8 +55,9 @@ std::string all_names() {
   return names;
 }
 
-std::optional<ir::ParsedSchedule> generate(const std::string& name, schedules::Shape shape,
-                                           const Costs& costs, ir::Diagnostics* diagnostics) {
+// Finds a schedule of the catalogue and completes its shape.
+std::optional<ReadSource::Named> find(const std::string& name, schedules::Shape shape,
+                                      ir::Diagnostics* diagnostics) {
   const schedules::ScheduleSpec* spec = schedules::find_schedule(name);
   if (spec == nullptr) {
     const std::vector<std::string_view> names = schedules::schedule_names();
@@ -89,6 +90,12 @@ std::optional<ir::ParsedSchedule> generate(const std::string& name, schedules::S
     added.help = std::move(error->help);
     return std::nullopt;
   }
+  return ReadSource::Named{spec, shape};
+}
+
+std::optional<ir::ParsedSchedule> generate(const ReadSource::Named& named, const Costs& costs,
+                                           ir::Diagnostics* diagnostics) {
+  const auto& [spec, shape] = named;
   if (spec->plan_rows == nullptr)
     return ir::ParsedSchedule{schedules::make_order(*spec, shape), {}};
   const ir::Placement placement = schedules::placement_of(*spec, shape);
@@ -102,6 +109,7 @@ std::optional<ir::ParsedSchedule> generate(const std::string& name, schedules::S
 // Checks a schedule in memory like a file that declares its shape.
 std::optional<ir::ParsedSchedule> take(ir::AnySchedule any, const schedules::Shape& shape,
                                        ir::Diagnostics* diagnostics) {
+  if (!check_no_shape_options(shape, "this one is given", diagnostics)) return std::nullopt;
   const ir::Schedule& schedule = ir::schedule_of(any);
   if (schedule.rows.empty() || schedule.placement.num_stages() < 1 ||
       schedule.num_microbatches < 1) {
@@ -121,19 +129,11 @@ std::optional<ir::ParsedSchedule> take(ir::AnySchedule any, const schedules::Sha
   return ir::ParsedSchedule{std::move(any), {}};
 }
 
-std::optional<ir::ParsedSchedule> read(CompileRequest* request, ir::Diagnostics* diagnostics) {
-  if (const auto* name = std::get_if<std::string>(&request->source))
-    return generate(*name, request->shape, request->costs, diagnostics);
-  if (const auto* file = std::get_if<const ir::Source*>(&request->source)) {
-    const ir::Source& source = **file;
-    if (!check_no_shape_options(request->shape, ir::printable(source.name) + " is a file",
-                                diagnostics))
-      return std::nullopt;
-    return ir::read_schedule(source, expected_of(request->shape), diagnostics);
-  }
-  if (!check_no_shape_options(request->shape, "this one is given", diagnostics))
+std::optional<ir::ParsedSchedule> parse(const ir::Source& file, const schedules::Shape& shape,
+                                        ir::Diagnostics* diagnostics) {
+  if (!check_no_shape_options(shape, ir::printable(file.name) + " is a file", diagnostics))
     return std::nullopt;
-  return take(std::move(std::get<ir::AnySchedule>(request->source)), request->shape, diagnostics);
+  return ir::read_schedule(file, expected_of(shape), diagnostics);
 }
 
 // Leaves the times of computes, as compute_order() leaves computes.
@@ -156,8 +156,9 @@ void drop_communication(const ir::Rows& rows, ir::Timeline* timeline) {
 
 class Compilation {
  public:
-  Compilation(const CompileRequest& request, ir::CellIndex cells, CompileResult* result)
-      : request_(request), cells_(std::move(cells)), result_(*result) {}
+  Compilation(const CompileRequest& request, bool is_file, ir::CellIndex cells,
+              CompileResult* result)
+      : request_(request), is_file_(is_file), cells_(std::move(cells)), result_(*result) {}
 
   // Returns false and adds errors if the schedule is invalid.
   bool run(ir::Level to) {
@@ -239,9 +240,7 @@ class Compilation {
   // those of the passes that made it.
   template <typename Schedule>
   bool keeps_policies(const Schedule& schedule) {
-    if (!std::holds_alternative<const ir::Source*>(request_.source) ||
-        schedule.lowering == ir::Lowering())
-      return true;
+    if (!is_file_ || schedule.lowering == ir::Lowering()) return true;
     add_checked("policies");
     result_.is_verified = verify_policies(schedule, &result_.diagnostics);
     return result_.is_verified;
@@ -265,6 +264,7 @@ class Compilation {
   }
 
   const CompileRequest& request_;
+  const bool is_file_;
   ir::CellIndex cells_;
   CompileResult& result_;
 };
@@ -291,23 +291,62 @@ const ir::Program& CompileResult::program() const {
   return std::get<ir::Program>(*schedule);
 }
 
+ir::Level ReadSource::level() const {
+  const auto* parsed = std::get_if<ir::ParsedSchedule>(&schedule);
+  return parsed != nullptr ? ir::level_of(parsed->schedule) : ir::Level::kComputeOnly;
+}
+
+int ReadSource::num_stages() const {
+  const auto* parsed = std::get_if<ir::ParsedSchedule>(&schedule);
+  return parsed != nullptr ? ir::schedule_of(parsed->schedule).placement.num_stages()
+                           : std::get<Named>(schedule).shape.stages;
+}
+
+const ir::Recording* ReadSource::recording() const {
+  const auto* parsed = std::get_if<ir::ParsedSchedule>(&schedule);
+  return parsed != nullptr && parsed->recording ? &*parsed->recording : nullptr;
+}
+
+ReadSource read_source(CompileRequest request) {
+  if (auto* read = std::get_if<ReadSource>(&request.source)) return std::move(*read);
+  ReadSource result;
+  const auto store = [&](auto schedule) {
+    if (schedule) result.schedule = std::move(*schedule);
+  };
+  if (const auto* name = std::get_if<std::string>(&request.source)) {
+    store(find(*name, request.shape, &result.diagnostics));
+  } else if (const auto* file = std::get_if<const ir::Source*>(&request.source)) {
+    result.file = *file;
+    store(parse(**file, request.shape, &result.diagnostics));
+  } else {
+    store(take(std::move(std::get<ir::AnySchedule>(request.source)), request.shape,
+               &result.diagnostics));
+  }
+  return result;
+}
+
 CompileResult compile(CompileRequest request) {
   CompileResult result;
   result.checked = {"text", "shape"};
-  std::optional<ir::ParsedSchedule> parsed = read(&request, &result.diagnostics);
+  ReadSource source = read_source({.source = std::move(request.source), .shape = request.shape});
+  result.diagnostics = std::move(source.diagnostics);
+  std::optional<ir::ParsedSchedule> parsed;
+  if (auto* known = std::get_if<ir::ParsedSchedule>(&source.schedule)) parsed = std::move(*known);
+  if (const auto* named = std::get_if<ReadSource::Named>(&source.schedule))
+    parsed = generate(*named, request.costs, &result.diagnostics);
   if (!parsed) return result;
   result.schedule = std::move(parsed->schedule);
   result.recording = std::move(parsed->recording);
   const ir::Level from = ir::level_of(*result.schedule), to = request.level.value_or(from);
   result.source_level = from;
   result.source_actions = num_actions(ir::schedule_of(*result.schedule));
-  const auto* file = std::get_if<const ir::Source*>(&request.source);
+  const bool is_file = source.file != nullptr;
   if (check_policies(request.policies, from, to,
-                     file != nullptr ? ir::printable((*file)->name) : "the schedule",
+                     is_file ? ir::printable(source.file->name) : "the schedule",
                      &result.diagnostics)) {
     result.overridden =
         overridden_policies(request.policies, ir::schedule_of(*result.schedule).lowering);
-    if (Compilation(request, std::move(parsed->cells), &result).run(to)) return result;
+    if (Compilation(request, is_file, std::move(parsed->cells), &result).run(to)) return result;
   }
   result.diagnostics.sort();
   if (cannot_run(result.diagnostics)) result.blocked = std::move(result.schedule);
@@ -419,7 +458,8 @@ SimulateResult run(const CompileResult& compiled, const SimulateRequest& request
   *costs = recomputing(std::move(*costs), schedule.recompute, placement.num_stages());
   ir::Timeline timeline = measured != nullptr ? *measured : timeline_of(*compiled.schedule, *costs);
   Report report = report_on(schedule, *costs, timeline);
-  ScheduleBound bound = bound_of(schedule, *costs, report, request.memory);
+  std::optional<ScheduleBound> bound;
+  if (request.with_bound) bound = bound_of(schedule, *costs, report, request.memory);
   if (request.memory.is_set() &&
       !check_memory(schedule, problem_of(schedule, *costs, report, request.memory), *costs,
                     timeline, request.memory, &result.diagnostics))

@@ -12,6 +12,7 @@
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/lowering.h"
 #include "pipewright/ir/schedule.h"
+#include "pipewright/ir/text/shape.h"
 #include "pipewright/ir/timeline.h"
 #include "pipewright/schedule/bounds/schedule_bound.h"
 #include "pipewright/schedule/compile/requested_policies.h"
@@ -49,10 +50,30 @@ enum class Depth {
   kCertify,  // and, for a program, computes its certificate
 };
 
+// A source that has been read, but not compiled. Its level, shape and recording may decide how to
+// compile it: see read_source().
+struct ReadSource {
+  // A schedule of the catalogue. It is not generated yet, as that may need costs.
+  struct Named {
+    const schedules::ScheduleSpec* spec;
+    schedules::Shape shape;
+  };
+  // monostate if there are errors.
+  std::variant<std::monostate, Named, ir::ParsedSchedule> schedule = {};
+  ir::Diagnostics diagnostics = {};
+  const ir::Source* file = nullptr;  // null if it is no file; must outlive this
+
+  bool ok() const { return schedule.index() != 0; }
+  // These require ok().
+  ir::Level level() const;
+  int num_stages() const;
+  const ir::Recording* recording() const;  // null if there is none
+};
+
 struct CompileRequest {
   // One of: a schedule's name or alias, ignoring case ("ZBV"); a .csv, .plan or .json file, whose
-  // Source must outlive the call; a schedule in memory.
-  std::variant<std::string, const ir::Source*, ir::AnySchedule> source = {};
+  // Source must outlive the call; a schedule in memory; any of them that has been read.
+  std::variant<std::string, const ir::Source*, ir::AnySchedule, ReadSource> source = {};
 
   // For a name, the shape to generate: ranks and microbatches are required, stages default to the
   // schedule's own number. For a file or a schedule in memory, the expected shape; numbers that are
@@ -114,6 +135,14 @@ struct CompileResult {
 
 CompileResult compile(CompileRequest request);
 
+// The first step of compile(): reads and checks the source of a request, for which only `source`
+// and `shape` matter.
+//
+//   ReadSource read = read_source({.source = &file});
+//   if (read.ok()) level = read.level();
+//   const CompileResult compiled = compile({.source = std::move(read), .level = level});
+ReadSource read_source(CompileRequest request);
+
 // The graph of a verified schedule, for slack, critical paths and pictures: which dependencies
 // determine when each action runs. A program's is that of its channel model and capacity.
 ChannelGraph graph_of(const ir::AnySchedule& schedule);
@@ -123,7 +152,8 @@ struct Simulation {
   Costs costs;  // after the what-if changes
   ir::Timeline timeline;
   Report report;
-  ScheduleBound bound;  // of the cost of any order of the same work in the same memory
+  // Of the cost of any order of the same work in the same memory; nullopt if it was not asked for.
+  std::optional<ScheduleBound> bound;
 };
 
 struct SimulateRequest {
@@ -139,6 +169,8 @@ struct SimulateRequest {
   // Memory per rank for the lower bound; it is an error if the schedule needs more. Unset: on each
   // rank as many live activations as the schedule has at its peak.
   MemoryBudget memory = {};
+  // Whether to compute the lower bound, which can take longer than the simulation.
+  bool with_bound = true;
 };
 
 struct SimulateResult {

@@ -109,7 +109,7 @@ TEST(OffloadTest, AgreesWithAnIndependentSimulator) {
     // The limit is kept, and an error otherwise; the bound for it holds.
     const SimulateResult fits = simulate(one, {.costs = costs, .memory = {.bytes = most}});
     ASSERT_TRUE(fits.ok()) << named.name;
-    EXPECT_LE(fits.simulation->bound.value, expected.cost * (1 + 1e-9));
+    EXPECT_LE(fits.simulation->bound->value, expected.cost * (1 + 1e-9));
     too_large += !simulate(one, {.costs = costs, .memory = {.bytes = most - 1}}).ok();
     Costs none = costs;
     none.offload_bytes = 0;
@@ -151,7 +151,7 @@ TEST(OffloadTest, NothingToOffloadChangesNothing) {
       const SimulateResult without = simulate(one, {.costs = plain, .memory = memory});
       ASSERT_TRUE(with.ok() && without.ok());
       EXPECT_EQ(with.simulation->timeline, without.simulation->timeline);
-      EXPECT_EQ(with.simulation->bound.value, without.simulation->bound.value);
+      EXPECT_EQ(with.simulation->bound->value, without.simulation->bound->value);
       for (size_t rank = 0; rank < with.simulation->report.ranks.size(); ++rank)
         EXPECT_EQ(with.simulation->report.ranks[rank].peak_bytes,
                   without.simulation->report.ranks[rank].peak_bytes);
@@ -178,7 +178,7 @@ TEST(OffloadTest, CopiesWithoutTimeMakeActivationsSmaller) {
     const SimulateResult expected = simulate(one, {.costs = smaller, .memory = {.bytes = 1000}});
     ASSERT_TRUE(with.ok() && expected.ok());
     EXPECT_EQ(with.simulation->timeline, expected.simulation->timeline) << named.name;
-    EXPECT_EQ(with.simulation->bound.value, expected.simulation->bound.value) << named.name;
+    EXPECT_EQ(with.simulation->bound->value, expected.simulation->bound->value) << named.name;
     for (size_t rank = 0; rank < with.simulation->report.ranks.size(); ++rank)
       EXPECT_EQ(with.simulation->report.ranks[rank].peak_bytes.amount,
                 expected.simulation->report.ranks[rank].peak_bytes.amount + 70)
@@ -199,8 +199,8 @@ TEST(OffloadTest, ACopyStreamThatIsAlwaysBusyMeetsTheBound) {
                                                          .offload_bytes = 10}});
   ASSERT_TRUE(result.ok());
   EXPECT_EQ(result.simulation->report.cost, 1 + 4 * (3 + 4) + 2);
-  EXPECT_EQ(result.simulation->bound.value, 1 + 4 * (3 + 4) + 2);
-  EXPECT_EQ(result.simulation->bound.name, "copies");
+  EXPECT_EQ(result.simulation->bound->value, 1 + 4 * (3 + 4) + 2);
+  EXPECT_EQ(result.simulation->bound->name, "copies");
 }
 
 // The times on a critical path add up to the makespan; an action may take longer by its slack, and

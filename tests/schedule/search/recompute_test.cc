@@ -313,8 +313,8 @@ TEST(Recompute, OrdersSimulateToTheCostAndTheBytes) {
     ASSERT_TRUE(simulated.ok());
     const Report& report = simulated.simulation->report;
     EXPECT_NEAR(report.cost, found.cost, 1e-9 * found.cost);
-    EXPECT_LE(simulated.simulation->bound.value, report.cost);
-    EXPECT_GE(simulated.simulation->bound.value, found.problem.time(found.bound.value) - 1e-9);
+    EXPECT_LE(simulated.simulation->bound->value, report.cost);
+    EXPECT_GE(simulated.simulation->bound->value, found.problem.time(found.bound.value) - 1e-9);
     double most = 0;
     for (const RankReport& rank : report.ranks) most = std::max(most, rank.peak_bytes.amount);
     EXPECT_LE(most, bytes);
