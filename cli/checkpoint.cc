@@ -15,7 +15,6 @@
 #include "pipewright/checkpoint/stored_checkpoint.h"
 #include "pipewright/cli/checkpoint_report.h"
 #include "pipewright/cli/command_table.h"
-#include "pipewright/cli/commands.h"
 #include "pipewright/cli/files.h"
 #include "pipewright/cli/invocation.h"
 #include "pipewright/ir/diagnostic.h"
@@ -134,8 +133,7 @@ uint64_t parse_file_size(const std::string& text) {
                                          : 0;
   uint64_t bytes = 0;
   if (error != std::errc() || __builtin_mul_overflow(number, factor, &bytes) || bytes == 0)
-    throw UsageError(fmt::format(
-        "--max-file-size: expected bytes, as in 5GB, 200MB or 4096, got {}", ir::backticked(text)));
+    throw wrong_value("--max-file-size", "bytes, as in 5GB, 200MB or 4096", text);
   return bytes;
 }
 
@@ -218,8 +216,6 @@ int run_checkpoint(const Invocation& invocation, Console& console) {
     return what == "ls"       ? run_ls(invocation, console)
            : what == "verify" ? run_verify(invocation, console)
                               : run_export(invocation, console);
-  } catch (const checkpoint::FileError& error) {
-    throw FileError(error.what());
   } catch (const std::filesystem::filesystem_error& error) {
     throw FileError(error.what());
   } catch (const std::invalid_argument& error) {  // parts that cannot be put together

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "pipewright/cli/console.h"
@@ -43,6 +44,24 @@ struct OptionSpec {
   bool accumulates = false;
 };
 
+// Options without a short name.
+inline OptionSpec flag_option(std::string_view name, std::string_view help) {
+  return {name, "", {}, help};
+}
+inline OptionSpec text_option(std::string_view name, std::string shown, std::string_view help) {
+  return {name, "", {ValueKind::kText, std::move(shown), {}}, help};
+}
+inline OptionSpec number_option(std::string_view name, std::string shown, std::string_view help) {
+  return {name, "", {ValueKind::kNumber, std::move(shown), {}}, help};
+}
+inline OptionSpec file_option(std::string_view name, std::string shown, std::string_view help) {
+  return {name, "", {ValueKind::kFile, std::move(shown), {}}, help};
+}
+inline OptionSpec choice_option(std::string_view name, std::string shown,
+                                std::vector<std::string_view> choices, std::string_view help) {
+  return {name, "", {ValueKind::kChoice, std::move(shown), std::move(choices)}, help};
+}
+
 struct ArgumentSpec {
   ValueSpec value;
   std::string_view help;
@@ -71,6 +90,19 @@ struct CommandSpec {
 };
 
 std::span<const CommandSpec> commands();
+
+// The commands, each in the file of its name. They return an exit code, and throw UsageError,
+// FileError or Failed, which run_program catches.
+int run_list(const Invocation& invocation, Console& console);
+int run_print(const Invocation& invocation, Console& console);
+int run_validate(const Invocation& invocation, Console& console);
+int run_simulate(const Invocation& invocation, Console& console);
+int run_search(const Invocation& invocation, Console& console);
+int run_diff(const Invocation& invocation, Console& console);
+int run_explain(const Invocation& invocation, Console& console);
+int run_checkpoint(const Invocation& invocation, Console& console);
+int run_launch(const Invocation& invocation, Console& console);
+int run_completion(const Invocation& invocation, Console& console);
 
 // Options that every command takes.
 std::span<const OptionSpec> common_options();

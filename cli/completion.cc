@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "pipewright/cli/command_table.h"
-#include "pipewright/cli/commands.h"
 #include "pipewright/schedules/registry.h"
 
 namespace pipewright::cli {
@@ -32,6 +31,29 @@ std::string schedule_words() {
   return words;
 }
 
+// What completes a value, for COMPREPLY=(...); empty if nothing does.
+std::string bash_words(const ValueSpec& value) {
+  const auto words = [](const std::string& list) {
+    return fmt::format("$(compgen -W '{}' -- \"$word\")", list);
+  };
+  const std::string files = "$(compgen -f -- \"$word\")";
+  switch (value.kind) {
+    case ValueKind::kNone:
+    case ValueKind::kText:
+    case ValueKind::kNumber:
+      return "";
+    case ValueKind::kFile:
+      return files;
+    case ValueKind::kName:
+      return words(schedule_words());
+    case ValueKind::kSource:
+      return words(schedule_words()) + " " + files;
+    case ValueKind::kChoice:
+      return words(fmt::format("{}", fmt::join(value.choices, " ")));
+  }
+  return "";
+}
+
 // Completes the word at the cursor: as an option's value if the previous word is that option, as an
 // option if it starts with a dash, otherwise as an argument.
 std::string bash_completion() {
@@ -52,32 +74,16 @@ std::string bash_completion() {
     for (const OptionSpec& option : options_of(command)) {
       flags += (flags.empty() ? "" : " ") + std::string(option.name);
       if (!option.short_name.empty()) flags += " " + std::string(option.short_name);
+      if (option.value.kind == ValueKind::kNone) continue;
       const std::string pattern = option.short_name.empty()
                                       ? std::string(option.name)
                                       : fmt::format("{}|{}", option.short_name, option.name);
-      switch (option.value.kind) {
-        case ValueKind::kNone:
-          break;
-        case ValueKind::kText:
-        case ValueKind::kNumber:
-          text += fmt::format("        {}) return ;;\n", pattern);
-          break;
-        case ValueKind::kName:
-          text +=
-              fmt::format("        {}) COMPREPLY=($(compgen -W '{}' -- \"$word\")); return ;;\n",
-                          pattern, schedule_words());
-          break;
-        case ValueKind::kFile:
-        case ValueKind::kSource:
-          text += fmt::format("        {}) COMPREPLY=($(compgen -f -- \"$word\")); return ;;\n",
-                              pattern);
-          break;
-        case ValueKind::kChoice:
-          text +=
-              fmt::format("        {}) COMPREPLY=($(compgen -W '{}' -- \"$word\")); return ;;\n",
-                          pattern, fmt::join(option.value.choices, " "));
-          break;
-      }
+      const bool is_source = option.value.kind == ValueKind::kSource;  // completed as a file
+      const std::string words =
+          bash_words(is_source ? ValueSpec{ValueKind::kFile, "", {}} : option.value);
+      text += words.empty()
+                  ? fmt::format("        {}) return ;;\n", pattern)
+                  : fmt::format("        {}) COMPREPLY=({}); return ;;\n", pattern, words);
     }
     text += "      esac\n";
     text += fmt::format(
@@ -85,21 +91,8 @@ std::string bash_completion() {
         "fi\n",
         flags);
     for (const ArgumentSpec& argument : command.arguments) {
-      if (argument.value.kind == ValueKind::kSource) {
-        text += fmt::format(
-            "      COMPREPLY=($(compgen -W '{}' -- \"$word\") $(compgen -f -- \"$word\"))\n",
-            schedule_words());
-      }
-      if (argument.value.kind == ValueKind::kName) {
-        text +=
-            fmt::format("      COMPREPLY=($(compgen -W '{}' -- \"$word\"))\n", schedule_words());
-      }
-      if (argument.value.kind == ValueKind::kFile)
-        text += "      COMPREPLY=($(compgen -f -- \"$word\"))\n";
-      if (argument.value.kind == ValueKind::kChoice) {
-        text += fmt::format("      COMPREPLY=($(compgen -W '{}' -- \"$word\"))\n",
-                            fmt::join(argument.value.choices, " "));
-      }
+      const std::string words = bash_words(argument.value);
+      if (!words.empty()) text += fmt::format("      COMPREPLY=({})\n", words);
     }
     text += "      ;;\n";
   }

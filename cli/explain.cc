@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "pipewright/cli/command_table.h"
-#include "pipewright/cli/commands.h"
 #include "pipewright/cli/input.h"
 #include "pipewright/cli/invocation.h"
 #include "pipewright/cli/simulation.h"
@@ -41,8 +40,7 @@ At parse_at(std::string_view text) {
     return cell;
   ir::Action action;
   if (!ir::parse_action(text, &action) && !action.is_idle()) return action;
-  throw UsageError(fmt::format("--at: expected RANK:STEP or an action, as in 2:14 or 0F1, got {}",
-                               ir::backticked(text)));
+  throw wrong_value("--at", "RANK:STEP or an action, as in 2:14 or 0F1", text);
 }
 
 // "0I1, 0W1": the computes of the action's stage and microbatch, for an action that does not exist.

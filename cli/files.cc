@@ -9,7 +9,6 @@
 #include <array>
 #include <cctype>
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <istream>
 #include <optional>
@@ -27,11 +26,6 @@
 
 namespace pipewright::cli {
 namespace {
-
-[[noreturn]] void fail(std::string_view what, const std::string& path, int error) {
-  throw FileError(
-      fmt::format("cannot {} `{}`: {}", what, ir::printable(path), std::strerror(error)));
-}
 
 using checkpoint::Descriptor;
 
@@ -79,7 +73,7 @@ void write_all(int descriptor, const std::string& path,
   std::ostream stream(&buffer);
   write(stream);
   stream.flush();
-  if (!stream) fail("write", path, buffer.error());
+  if (!stream) throw FileError("write", path, buffer.error());
 }
 
 // A file without a name in the folder of `target`, which it then replaces. It vanishes with the
@@ -158,9 +152,9 @@ Target target_of(const std::string& path) {
   struct stat old {};
   if (::stat(path.c_str(), &old) == 0) {
     target.mode = old.st_mode;
-    if (S_ISDIR(old.st_mode)) fail("write", path, EISDIR);
+    if (S_ISDIR(old.st_mode)) throw FileError("write", path, EISDIR);
     // Renaming needs no write permission on the old file, so check it here.
-    if (::access(path.c_str(), W_OK) != 0) fail("write", path, errno);
+    if (::access(path.c_str(), W_OK) != 0) throw FileError("write", path, errno);
     // The link /dev/fd/3 to a pipe leads to no path.
     if (target.is_special()) return target;
   }
@@ -177,18 +171,18 @@ void replace_file(const std::string& path, const std::function<void(std::ostream
   const Target target = target_of(path);
   if (target.is_special()) {
     Descriptor file(::open(target.path.c_str(), O_WRONLY | O_CLOEXEC));
-    if (file.get() < 0) fail("write", path, errno);
+    if (file.get() < 0) throw FileError("write", path, errno);
     write_all(file.get(), path, write);
     return;
   }
   ReplacementFile file(target.path);
-  if (file.descriptor() < 0) fail("write", path, errno);
+  if (file.descriptor() < 0) throw FileError("write", path, errno);
   const mode_t mask = ::umask(0);
   ::umask(mask);
   if (::fchmod(file.descriptor(), target.mode ? *target.mode & 07777 : 0666 & ~mask) != 0)
-    fail("write", path, errno);
+    throw FileError("write", path, errno);
   write_all(file.descriptor(), path, write);
-  if (!file.replace_target()) fail("write", path, errno);
+  if (!file.replace_target()) throw FileError("write", path, errno);
 }
 
 }  // namespace
@@ -204,10 +198,10 @@ ir::Source read_source(const std::string& path, Console& console) {
     return source;
   }
   Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) fail("open", path, errno);
+  if (file.get() < 0) throw FileError("open", path, errno);
   struct stat status {};
-  if (::fstat(file.get(), &status) != 0) fail("open", path, errno);
-  if (S_ISDIR(status.st_mode)) fail("open", path, EISDIR);
+  if (::fstat(file.get(), &status) != 0) throw FileError("open", path, errno);
+  if (S_ISDIR(status.st_mode)) throw FileError("open", path, EISDIR);
   ir::Source source{path, {}};
   // One extra byte, so that the read that finds the end of the file needs no larger buffer.
   size_t size = 0;
@@ -216,7 +210,7 @@ ir::Source read_source(const std::string& path, Console& console) {
     if (size == source.text.size()) source.text.resize(2 * size);
     const ssize_t got = ::read(file.get(), source.text.data() + size, source.text.size() - size);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) fail("read", path, errno);
+    if (got < 0) throw FileError("read", path, errno);
     if (got == 0) break;
     size += static_cast<size_t>(got);
   }
@@ -248,7 +242,7 @@ void require_writable(const std::string& path) {
   const Target target = target_of(path);
   if (target.is_special()) return;
   const ReplacementFile file(target.path);
-  if (file.descriptor() < 0) fail("write", path, errno);
+  if (file.descriptor() < 0) throw FileError("write", path, errno);
 }
 
 bool is_picture(std::string_view format) {

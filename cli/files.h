@@ -3,10 +3,10 @@
 
 #include <functional>
 #include <iosfwd>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 
+#include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/cli/console.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/schedule/views/trace.h"
@@ -16,9 +16,7 @@
 namespace pipewright::cli {
 
 // Thrown if a file cannot be opened, read or written; what() contains its name and the reason.
-class FileError : public std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
+using checkpoint::FileError;
 
 // Reads a whole file, or stdin for "-". A regular file takes no more memory than its size. Throws
 // FileError.

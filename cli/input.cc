@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <ostream>
 #include <string>
 #include <utility>
@@ -81,10 +80,8 @@ ir::Lowering policies_of(const Invocation& invocation) {
     const std::optional<std::string> value = invocation.text(option.flag);
     if (!value) continue;
     const bool is_flag = option.policy->values.kind == ir::PolicyKind::kFlag;
-    if (!option.policy->set(policies, is_flag ? "true" : *value)) {
-      throw UsageError(fmt::format("{}: expected {}, got {}", option.flag,
-                                   ir::values_in_words(*option.policy), ir::backticked(*value)));
-    }
+    if (!option.policy->set(policies, is_flag ? "true" : *value))
+      throw wrong_value(option.flag, ir::values_in_words(*option.policy), *value);
   }
   return policies;
 }
@@ -162,12 +159,8 @@ bool is_file(const std::string& word) {
 }  // namespace
 
 double positive_number(const std::string& option, std::string_view text) {
-  double value = 0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || stop != text.data() + text.size() || !(value > 0) || value > 1e18)
-    throw UsageError(fmt::format("{}: expected a number above 0, up to 1e+18, got {}", option,
-                                 ir::backticked(text)));
-  return value;
+  return number_of<double>(option, text, "a number above 0, up to 1e+18",
+                           [](double value) { return value > 0 && value <= 1e18; });
 }
 
 double memory_number(const std::string& option, std::string_view text) {
@@ -193,29 +186,19 @@ ArgumentSpec source_argument() {
 
 std::vector<OptionSpec> shape_options() {
   return {
-      {"--ranks",
-       "",
-       {ValueKind::kNumber, "P", {}},
-       "number of ranks: to generate a named schedule, or expected of a file"},
-      {"--stages",
-       "",
-       {ValueKind::kNumber, "S", {}},
-       "number of stages; default: P, or 2P for looped and V schedules"},
-      {"--microbatches", "", {ValueKind::kNumber, "M", {}}, "number of microbatches"},
-      {"--group-size",
-       "",
-       {ValueKind::kNumber, "N", {}},
-       "Interleaved1F1B only: microbatches per stage before a rank turns to its next stage, as in "
-       "Megatron-LM"},
-      {"--extra-warmup",
-       "",
-       {},
-       "Interleaved1F1B only: one more forward before the first backward"},
-      {"--memory",
-       "",
-       {ValueKind::kText, "K", {}},
-       "V-Adaptive only: plan for K activations per rank, each of one microbatch on all stages of "
-       "the rank; default: the memory of V-Half"},
+      number_option("--ranks", "P",
+                    "number of ranks: to generate a named schedule, or expected of a file"),
+      number_option("--stages", "S",
+                    "number of stages; default: P, or 2P for looped and V schedules"),
+      number_option("--microbatches", "M", "number of microbatches"),
+      number_option("--group-size", "N",
+                    "Interleaved1F1B only: microbatches per stage before a rank turns to its next "
+                    "stage, as in Megatron-LM"),
+      flag_option("--extra-warmup",
+                  "Interleaved1F1B only: one more forward before the first backward"),
+      text_option("--memory", "K",
+                  "V-Adaptive only: plan for K activations per rank, each of one microbatch on all "
+                  "stages of the rank; default: the memory of V-Half"),
   };
 }
 

@@ -1,5 +1,3 @@
-#include "pipewright/cli/launch.h"
-
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -20,44 +18,25 @@
 #include <cstring>
 #include <optional>
 #include <ostream>
+#include <string>
 #include <string_view>
 #include <system_error>
 #include <utility>
+#include <vector>
 
+#include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/cli/command_table.h"
-#include "pipewright/cli/commands.h"
 
 namespace pipewright::cli {
 namespace {
 
+using checkpoint::Descriptor;
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kGrace{5};
 
 [[noreturn]] void fail(const char* what) {
   throw std::system_error(errno, std::generic_category(), what);
 }
-
-// A file descriptor that is closed on destruction.
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int number) : number_(number) {}
-  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(number_, other.number_);
-    return *this;
-  }
-  ~Descriptor() { close(); }
-
-  int number() const { return number_; }
-  bool is_open() const { return number_ >= 0; }
-  void close() {
-    if (number_ >= 0) ::close(std::exchange(number_, -1));
-  }
-
- private:
-  int number_ = -1;
-};
 
 // A free TCP port of this machine. While this object exists, other programs do not get it: the
 // kernel gives a port that is bound to nobody who asks for any, and refuses it to those who ask for
@@ -70,10 +49,10 @@ class Port {
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_ANY);
     socklen_t size = sizeof address;
-    if (!socket_.is_open() ||
-        setsockopt(socket_.number(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
-        bind(socket_.number(), reinterpret_cast<sockaddr*>(&address), size) != 0 ||
-        getsockname(socket_.number(), reinterpret_cast<sockaddr*>(&address), &size) != 0)
+    if (socket_.get() < 0 ||
+        setsockopt(socket_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
+        bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 ||
+        getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0)
       fail("cannot find a free port");
     number_ = ntohs(address.sin_port);
   }
@@ -87,7 +66,7 @@ class Port {
 
 // One output stream of a rank, forwarded line by line.
 struct Output {
-  Descriptor pipe;
+  Descriptor pipe{-1};
   std::string line;  // the current line, still incomplete
   bool is_error;     // stderr, not stdout
 };
@@ -98,13 +77,28 @@ struct Rank {
   std::array<Output, 2> outputs;
 };
 
+// Runs a program as ranks on this machine, one process per rank, with torchrun's environment
+// variables (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT;
+// OMP_NUM_THREADS=1 unless it is set). Forwards their output line by line, prefixed with the rank,
+// stdout to stdout and stderr to stderr. Their stdin is empty.
+//
+// If a rank fails, prints an error that names it, sends SIGTERM to the others, and returns its exit
+// code, or 128 + N if signal N ended it. Forwards SIGINT, SIGTERM and SIGHUP to all ranks and then
+// returns 128 + N. Ranks that still run five seconds after that are killed. At the end, processes
+// that a rank started and left in its process group are killed too. If this process itself is
+// killed, so are the ranks. Returns 0 if all ranks exit with 0.
+//
+// Only for a process without other threads or children.
 class Launcher {
  public:
-  Launcher(const LaunchOptions& options, Console& console)
-      : options_(options),
+  // Rank 0 listens on `master_port`; 0: a free port, which no other program gets meanwhile.
+  // `program` is the program and its arguments.
+  Launcher(int num_ranks, int master_port, std::vector<std::string> program, Console& console)
+      : master_port_(master_port),
+        program_(std::move(program)),
         console_(console),
-        ranks_(static_cast<size_t>(options.num_ranks)),
-        label_width_(std::to_string(options.num_ranks - 1).size()) {}
+        ranks_(static_cast<size_t>(num_ranks)),
+        label_width_(std::to_string(num_ranks - 1).size()) {}
   // Kills and reaps all ranks that still run, on exceptions too.
   ~Launcher() {
     signal_all(SIGKILL);
@@ -123,10 +117,10 @@ class Launcher {
     for (const int one : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, one);
     sigprocmask(SIG_BLOCK, &signals, &old_mask_);
     signals_ = Descriptor(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
-    if (!signals_.is_open()) fail("cannot wait for signals");
+    if (signals_.get() < 0) fail("cannot wait for signals");
     std::optional<Port> own;
-    if (options_.master_port == 0) own.emplace();
-    const int port = own ? own->number() : options_.master_port;
+    if (master_port_ == 0) own.emplace();
+    const int port = own ? own->number() : master_port_;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) start(rank, port);
     while (any_running()) wait();
     // All ranks have exited; kill the processes that they left in their groups, as they could still
@@ -152,8 +146,7 @@ class Launcher {
     std::vector<char*> environment_words, words;
     for (std::string& variable : variables) environment_words.push_back(variable.data());
     environment_words.push_back(nullptr);
-    std::vector<std::string> program = options_.program;
-    for (std::string& word : program) words.push_back(word.data());
+    for (std::string& word : program_) words.push_back(word.data());
     words.push_back(nullptr);
     const pid_t parent = getpid();
     const pid_t child = fork();
@@ -183,9 +176,9 @@ class Launcher {
       started.outputs[which] = {Descriptor(pipes[which][0]), "", which == 1};
     }
     int why = 0;
-    if (read(reason.number(), &why, sizeof why) == sizeof why) {
+    if (read(reason.get(), &why, sizeof why) == sizeof why) {
       errno = why;
-      fail(("cannot run " + options_.program[0]).c_str());
+      fail(("cannot run " + program_[0]).c_str());
     }
   }
 
@@ -226,12 +219,12 @@ class Launcher {
 
   // Waits for output, the exit of a rank, a signal or the deadline, and handles it.
   void wait() {
-    std::vector<pollfd> descriptors = {{signals_.number(), POLLIN, 0}};
+    std::vector<pollfd> descriptors = {{signals_.get(), POLLIN, 0}};
     std::vector<std::pair<size_t, Output*>> behind;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       for (Output& output : ranks_[rank].outputs) {
-        if (!output.pipe.is_open()) continue;
-        descriptors.push_back({output.pipe.number(), POLLIN, 0});
+        if (output.pipe.get() < 0) continue;
+        descriptors.push_back({output.pipe.get(), POLLIN, 0});
         behind.emplace_back(rank, &output);
       }
     }
@@ -257,7 +250,7 @@ class Launcher {
 
   void take_signals() {
     signalfd_siginfo info{};
-    while (read(signals_.number(), &info, sizeof info) == sizeof info) {
+    while (read(signals_.get(), &info, sizeof info) == sizeof info) {
       const int signal = static_cast<int>(info.ssi_signo);
       if (signal == SIGCHLD) continue;
       end_all(signal);
@@ -291,8 +284,8 @@ class Launcher {
 
   void read_from(size_t rank, Output* output) {
     char chunk[4096];
-    while (output->pipe.is_open()) {
-      const ssize_t got = read(output->pipe.number(), chunk, sizeof chunk);
+    while (output->pipe.get() >= 0) {
+      const ssize_t got = read(output->pipe.get(), chunk, sizeof chunk);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0 && errno == EAGAIN) return;
       if (got <= 0) {
@@ -319,11 +312,12 @@ class Launcher {
     output->line.clear();
   }
 
-  LaunchOptions options_;
+  const int master_port_;
+  std::vector<std::string> program_;
   Console& console_;
   std::vector<Rank> ranks_;
   size_t label_width_;
-  Descriptor signals_;
+  Descriptor signals_{-1};
   sigset_t old_mask_{};
   int exit_code_ = 0;
   std::optional<Clock::time_point> kill_at_;
@@ -331,15 +325,11 @@ class Launcher {
 
 }  // namespace
 
-int launch(const LaunchOptions& options, Console& console) {
-  return Launcher(options, console).run();
-}
-
 int run_launch(const Invocation& invocation, Console& console) {
-  const LaunchOptions options{invocation.number("--num-ranks").value_or(1),
-                              invocation.number("--master-port").value_or(0), invocation.arguments};
   try {
-    return launch(options, console);
+    return Launcher(invocation.number("--num-ranks").value_or(1),
+                    invocation.number("--master-port").value_or(0), invocation.arguments, console)
+        .run();
   } catch (const std::system_error& error) {
     print_trouble(error.what(), console);
     return kExitTrouble;

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "pipewright/cli/command_table.h"
-#include "pipewright/cli/commands.h"
 #include "pipewright/cli/invocation.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/printable.h"

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <exception>
 #include <new>
 #include <optional>
@@ -42,16 +41,11 @@ void check_value(std::string_view what, const ValueSpec& spec, const std::string
     case ValueKind::kName:
     case ValueKind::kSource:
       if (!value.empty()) return;
-      throw UsageError(fmt::format("{}: expected a name, got ``", what));
-    case ValueKind::kNumber: {
-      int number = 0;
-      const auto [stop, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-      if (error == std::errc() && stop == value.data() + value.size() && number >= 1 &&
-          number <= spec.most)
-        return;
-      throw UsageError(fmt::format("{}: expected a whole number from 1 to {}, got {}", what,
-                                   spec.most, ir::backticked(value)));
-    }
+      throw wrong_value(what, "a name", value);
+    case ValueKind::kNumber:
+      number_of<int>(what, value, fmt::format("a whole number from 1 to {}", spec.most),
+                     [&](int number) { return number >= 1 && number <= spec.most; });
+      return;
     case ValueKind::kChoice: {
       if (std::ranges::find(spec.choices, value) != spec.choices.end()) return;
       std::vector<std::string> choices;

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "pipewright/cli/command_table.h"
-#include "pipewright/cli/commands.h"
 #include "pipewright/cli/files.h"
 #include "pipewright/cli/input.h"
 #include "pipewright/cli/invocation.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/cli/commands.h"
+#include "pipewright/cli/command_table.h"
 #include "pipewright/cli/files.h"
 #include "pipewright/cli/invocation.h"
 #include "pipewright/cli/search_report.h"

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <stdexcept>
 #include <string_view>
@@ -34,13 +33,8 @@ int64_t budget_of(const Invocation& invocation) {
   for (const Budget& budget : kBudgets) {
     if (text == budget.name) return budget.evaluations;
   }
-  int64_t number = 0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || stop != text.data() + text.size() || number < 1)
-    throw UsageError(
-        fmt::format("--budget: expected small, medium, large or a whole number from 1, got {}",
-                    ir::backticked(text)));
-  return number;
+  return number_of<int64_t>("--budget", text, "small, medium, large or a whole number from 1",
+                            [](int64_t number) { return number >= 1; });
 }
 
 // Every search needs these; all that are missing are named at once.
@@ -100,61 +94,43 @@ void require_memory(const search::SearchRequest& request) {
 
 std::vector<OptionSpec> search_options() {
   return std::vector<OptionSpec>{
-      {"--ranks", "", {ValueKind::kNumber, "P", {}}, "number of ranks; required"},
-      {"--microbatches", "", {ValueKind::kNumber, "M", {}}, "number of microbatches; required"},
-      {"--placement",
-       "",
-       {ValueKind::kChoice, "PLACEMENT", {"loop", "v", "wave", "free"}},
-       "how stages are placed on ranks; wave goes back and forth twice or more, free tries them "
-       "all "
-       "with several amounts of memory; default: loop"},
-      {"--stages",
-       "",
-       {ValueKind::kNumber, "S", {}},
-       "number of stages; default: P for loop and free, 2P for v, 4P for wave"},
-      {"--memory",
-       "",
-       {ValueKind::kText, "K", {}},
-       "activations per rank: 1 is one microbatch on all stages of a rank; I frees half of it and "
-       "W "
-       "the rest, unless --costs has sizes; default: no limit"},
-      {"--memory-bytes",
-       "",
-       {ValueKind::kText, "BYTES", {}},
-       "memory per rank for activations, parameters, gradients and receive buffers, with the sizes "
-       "of --costs"},
-      {"--budget",
-       "",
-       {ValueKind::kText, "N", {}},
-       "actions to evaluate: small (1e7), medium (2e8, the default), large (2e9) or a number; "
-       "1e8 take some 3 seconds"},
-      {"--robust",
-       "",
-       {ValueKind::kText, "SIGMA", {}},
-       "of the good schedules, take the one with the least makespan under log-normal noise of "
-       "standard deviation SIGMA"},
-      {"--robust-by",
-       "",
-       {ValueKind::kChoice, "BY", {"mean", "p95"}},
-       "which makespan --robust compares: the mean, or the 95th percentile; default: mean"},
-      {"--merge-backward", "", {}, "use whole backwards (B) only"},
-      {"--recompute",
-       "",
-       {},
-       "choose stages that recompute: they keep checkpoint_bytes between F and the backward, and "
-       "the "
-       "backward takes `recompute` longer (see --costs); up to three times the budget"},
-      {"--threads",
-       "",
-       {ValueKind::kNumber, "N", {}},
-       "threads to use, which does not change the result; default: one per core"},
-      {"--seed", "", {ValueKind::kNumber, "N", {}}, "seed of the search; default: 1"},
+      number_option("--ranks", "P", "number of ranks; required"),
+      number_option("--microbatches", "M", "number of microbatches; required"),
+      choice_option(
+          "--placement", "PLACEMENT", {"loop", "v", "wave", "free"},
+          "how stages are placed on ranks; wave goes back and forth twice or more, free tries them "
+          "all with several amounts of memory; default: loop"),
+      number_option("--stages", "S",
+                    "number of stages; default: P for loop and free, 2P for v, 4P for wave"),
+      text_option("--memory", "K",
+                  "activations per rank: 1 is one microbatch on all stages of a rank; I frees half "
+                  "of it and W the rest, unless --costs has sizes; default: no limit"),
+      text_option("--memory-bytes", "BYTES",
+                  "memory per rank for activations, parameters, gradients and receive buffers, "
+                  "with the sizes of --costs"),
+      text_option("--budget", "N",
+                  "actions to evaluate: small (1e7), medium (2e8, the default), large (2e9) or a "
+                  "number; 1e8 take some 3 seconds"),
+      text_option("--robust", "SIGMA",
+                  "of the good schedules, take the one with the least makespan under log-normal "
+                  "noise of standard deviation SIGMA"),
+      choice_option(
+          "--robust-by", "BY", {"mean", "p95"},
+          "which makespan --robust compares: the mean, or the 95th percentile; default: mean"),
+      flag_option("--merge-backward", "use whole backwards (B) only"),
+      flag_option(
+          "--recompute",
+          "choose stages that recompute: they keep checkpoint_bytes between F and the backward, "
+          "and the backward takes `recompute` longer (see --costs); up to three times the budget"),
+      number_option("--threads", "N",
+                    "threads to use, which does not change the result; default: one per core"),
+      number_option("--seed", "N", "seed of the search; default: 1"),
       {"--output",
        "-o",
        {ValueKind::kFile, "FILE", {}},
        "write the schedule to FILE, as .plan, .csv or .json; - is stdout, and the report then goes "
        "to stderr"},
-      {"--json", "", {}, "print the result as JSON"},
+      flag_option("--json", "print the result as JSON"),
   };
 }
 
@@ -172,10 +148,9 @@ AskedSearch read_search(const Invocation& invocation, Console& console) {
   asked.stages = static_cast<int>(stages);
   const int64_t actions = 3 * stages * request.num_microbatches;
   if (stages <= search::kMaxSearchStages && actions > kMostActions)
-    throw UsageError(
-        fmt::format("expected at most {} actions, got {}: 3 for each of {} stages and "
-                    "{} microbatches",
-                    kMostActions, actions, stages, request.num_microbatches));
+    throw UsageError(fmt::format(
+        "expected at most {} actions, got {}: 3 for each of {} stages and {} microbatches",
+        kMostActions, actions, stages, request.num_microbatches));
   if (is_free && stages > search::kMaxSearchStages)
     throw UsageError(fmt::format("--placement free: expected at most {} stages, got {}",
                                  search::kMaxSearchStages, stages));
@@ -193,9 +168,7 @@ AskedSearch read_search(const Invocation& invocation, Console& console) {
   if (invocation.text("--robust-by") == "p95") request.robust_by = search::RobustBy::kPercentile95;
   if (const auto sigma = invocation.text("--robust")) {
     request.noise = positive_number("--robust", *sigma);
-    if (request.noise > 2)
-      throw UsageError(fmt::format("--robust: expected a number above 0, up to 2, got {}",
-                                   ir::backticked(*sigma)));
+    if (request.noise > 2) throw wrong_value("--robust", "a number above 0, up to 2", *sigma);
   }
   request.costs = costs_for(read_costs(invocation, console), request.placement,
                             request.num_microbatches, console);

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <ostream>
 #include <string>
@@ -11,7 +10,6 @@
 #include <vector>
 
 #include "pipewright/cli/command_table.h"
-#include "pipewright/cli/commands.h"
 #include "pipewright/cli/drift_report.h"
 #include "pipewright/cli/input.h"
 #include "pipewright/cli/invocation.h"
@@ -43,13 +41,8 @@ std::optional<Jitter> jitter_of(const Invocation& invocation) {
     }
     return std::nullopt;
   }
-  double sigma = -1;
-  const auto [stop, error] =
-      std::from_chars(sigma_text->data(), sigma_text->data() + sigma_text->size(), sigma);
-  if (error != std::errc() || stop != sigma_text->data() + sigma_text->size() ||
-      !(sigma >= 0 && sigma <= 2))
-    throw UsageError(fmt::format("--jitter: expected a number from 0 to 2, got {}",
-                                 ir::backticked(*sigma_text)));
+  const auto sigma = number_of<double>("--jitter", *sigma_text, "a number from 0 to 2",
+                                       [](double value) { return value >= 0 && value <= 2; });
   return Jitter{sigma, invocation.number("--runs").value_or(100),
                 static_cast<uint64_t>(invocation.number("--seed").value_or(1))};
 }

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <ostream>
 #include <string_view>
 #include <utility>
@@ -21,12 +20,7 @@ namespace pipewright::cli {
 namespace {
 
 double time_of(const std::string& option, std::string_view text) {
-  double value = 0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || stop != text.data() + text.size() || !schedule::is_cost(value))
-    throw UsageError(fmt::format("{}: expected {}, got {}", option, schedule::cost_in_words(),
-                                 ir::backticked(text)));
-  return value;
+  return number_of<double>(option, text, schedule::cost_in_words(), schedule::is_cost);
 }
 
 // "NAME=FACTOR,NAME=FACTOR"
@@ -37,22 +31,12 @@ std::vector<std::pair<std::string, double>> factors(const std::string& option,
     const size_t comma = std::min(text.find(','), text.size());
     const std::string_view one = text.substr(0, comma);
     const size_t equals = one.find('=');
-    if (equals == std::string_view::npos)
-      throw UsageError(
-          fmt::format("{}: expected NAME=FACTOR, got {}", option, ir::backticked(one)));
+    if (equals == std::string_view::npos) throw wrong_value(option, "NAME=FACTOR", one);
     all.emplace_back(one.substr(0, equals), time_of(option, one.substr(equals + 1)));
     more = comma < text.size();
     text.remove_prefix(std::min(comma + 1, text.size()));
   }
   return all;
-}
-
-int rank_of(const std::string& option, const std::string& text) {
-  int rank = -1;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
-  if (error != std::errc() || stop != text.data() + text.size() || rank < 0)
-    throw UsageError(fmt::format("{}: expected a rank, got {}", option, ir::backticked(text)));
-  return rank;
 }
 
 // Errors without a place are those of options, not of the file.
@@ -85,19 +69,33 @@ schedule::Costs costs_of_schedule(const ir::Source& file, Console& console) {
   return schedule::recorded_costs(ir::schedule_of(*compiled.schedule), *compiled.recording);
 }
 
+// The options for single times, and the costs that they replace.
+struct TimeOption {
+  std::string_view name;
+  std::string_view key;  // in a costs file
+  std::string_view help;
+  void (*set)(schedule::Costs*, double);
+};
+constexpr TimeOption kTimeOptions[] = {
+    {"--forward", "forward", "time of F; default: 1",
+     [](schedule::Costs* costs, double time) { costs->forward = time; }},
+    {"--backward-input", "backward_input", "time of I; default: 1. B takes I + W",
+     [](schedule::Costs* costs, double time) { costs->backward_input = time; }},
+    {"--backward-weight", "backward_weight", "time of W; default: 1",
+     [](schedule::Costs* costs, double time) { costs->backward_weight = time; }},
+    {"--comm", "latency", "time of a transfer between two ranks; default: 0",
+     [](schedule::Costs* costs, double time) { costs->link.latency = time; }},
+};
+
 // Replaces the times that are given one by one. Such a time no longer has a place in the file.
 void set_single_times(const Invocation& invocation, schedule::SimulateRequest* request) {
-  const auto set = [&](const std::string& option, const char* key, auto* cost) {
-    const auto text = invocation.text(option);
-    if (!text) return;
-    *cost = time_of(option, *text);
-    request->places.values.erase(key);
-  };
-  schedule::Costs& costs = request->costs;
-  set("--forward", "forward", &costs.forward);
-  set("--backward-input", "backward_input", &costs.backward_input);
-  set("--backward-weight", "backward_weight", &costs.backward_weight);
-  set("--comm", "latency", &costs.link.latency);
+  for (const TimeOption& option : kTimeOptions) {
+    const std::string name(option.name);
+    const auto text = invocation.text(name);
+    if (!text) continue;
+    option.set(&request->costs, time_of(name, *text));
+    request->places.values.erase(std::string(option.key));
+  }
 }
 
 // The simulation of a request for these costs. Throws Failed after printing its errors.
@@ -109,33 +107,26 @@ Simulation take(schedule::SimulateResult result, const AskedCosts& asked, Consol
 }  // namespace
 
 std::vector<OptionSpec> cost_options() {
-  const auto time = [](std::string_view name, std::string_view help) {
-    return OptionSpec{name, "", {ValueKind::kText, "T", {}}, help};
-  };
-  return {
-      {"--costs",
-       "",
-       {ValueKind::kFile, "FILE", {}},
-       "costs of actions, as JSON (schedule/problem/COSTS.md), or a schedule with a recording, "
-       "which "
-       "has their costs; the times below replace single ones"},
-      time("--forward", "time of F; default: 1"),
-      time("--backward-input", "time of I; default: 1. B takes I + W"),
-      time("--backward-weight", "time of W; default: 1"),
-      time("--comm", "time of a transfer between two ranks; default: 0"),
+  std::vector<OptionSpec> options = {
+      file_option("--costs", "FILE",
+                  "costs of actions, as JSON (schedule/problem/COSTS.md), or a schedule with a "
+                  "recording, which has their costs; the times below replace single ones")};
+  for (const TimeOption& time : kTimeOptions)
+    options.push_back({time.name, "", {ValueKind::kText, "T", {}}, time.help});
+  options.push_back(
       {"--scale",
        "",
        {ValueKind::kText, "KIND=X", {}},
        "what if: multiply a cost by X; KIND is F, B, I, W, UNSHARD, RESHARD, REDUCE_GRAD or COMM; "
        "may be repeated, or separate several by commas; factors of one cost multiply",
-       true},
-      {"--slow",
-       "",
-       {ValueKind::kText, "RANK=X", {}},
-       "what if: a rank takes X times as long; may be repeated, or separate several by commas; "
-       "factors of one rank multiply",
-       true},
-  };
+       true});
+  options.push_back({"--slow",
+                     "",
+                     {ValueKind::kText, "RANK=X", {}},
+                     "what if: a rank takes X times as long; may be repeated, or separate several "
+                     "by commas; factors of one rank multiply",
+                     true});
+  return options;
 }
 
 bool has_cost_options(const Invocation& invocation) {
@@ -173,7 +164,8 @@ AskedCosts read_costs(const Invocation& invocation, Console& console) {
   if (const auto text = invocation.text("--scale")) asked.request.scale = factors("--scale", *text);
   if (const auto text = invocation.text("--slow")) {
     for (const auto& [rank, factor] : factors("--slow", *text))
-      asked.request.slow.emplace_back(rank_of("--slow", rank), factor);
+      asked.request.slow.emplace_back(
+          number_of<int>("--slow", rank, "a rank", [](int one) { return one >= 0; }), factor);
   }
   return asked;
 }
