@@ -1,9 +1,9 @@
 #include "pipewright/cli/command_table.h"
 
 #include "pipewright/cli/input.h"
+#include "pipewright/cli/run.h"
 #include "pipewright/cli/search_request.h"
-#include "pipewright/cli/simulation.h"
-#include "pipewright/ir/text/read.h"
+#include "pipewright/cli/views.h"
 #include "pipewright/schedule/lowering/lower.h"
 
 namespace pipewright::cli {
@@ -51,10 +51,9 @@ std::vector<std::string_view> passes() {
   return {schedule::pass_names().begin(), schedule::pass_names().end()};
 }
 
-std::vector<std::string_view> print_formats() {
-  std::vector<std::string_view> names(picture_formats().begin(), picture_formats().end());
-  names.emplace_back("table");
-  for (const ir::FormatInfo& format : ir::formats()) names.push_back(format.name);
+std::vector<std::string_view> view_names() {
+  std::vector<std::string_view> names;
+  for (const View& view : views()) names.push_back(view.name);
   return names;
 }
 
@@ -86,7 +85,7 @@ const std::vector<CommandSpec>& table() {
                {level_option("level to print; default: a file's own, compute_comms for a name. "
                              "compute_only drops the communication of a program"),
                 choice_option(
-                    "--format", "FORMAT", print_formats(),
+                    "--format", "FORMAT", view_names(),
                     "output format; default: that of the extension of FILE, which it must not "
                     "contradict; otherwise timeline on a terminal, table elsewhere"),
                 flag_option("--comms",

@@ -1,11 +1,14 @@
 #include "pipewright/cli/console.h"
 
+#include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <ostream>
 #include <string_view>
+
+#include "pipewright/ir/printable.h"
 
 namespace pipewright::cli {
 namespace {
@@ -54,6 +57,30 @@ void configure(const ConsoleOptions& options, Console* console) {
 void print_trouble(std::string_view message, Console& console) {
   console.err << "pipewright: " << (console.err_color ? "\x1B[1;31merror:\x1B[0m " : "error: ")
               << message << '\n';
+}
+
+std::string number_text(double number) { return fmt::format("{:.6g}", number); }
+
+std::string percent_text(double fraction) { return fmt::format("{:.1f}%", 100 * fraction); }
+
+std::string unit_text(const std::string& unit) { return unit.empty() ? "" : " " + unit; }
+
+std::string activations_text(double number) {
+  return number_text(number) + (number == 1 ? " activation" : " activations");
+}
+
+std::string shape_text(const ir::Schedule& schedule) {
+  return fmt::format("{}, {}, {}", ir::counted(schedule.placement.num_ranks(), "rank", "ranks"),
+                     ir::counted(schedule.placement.num_stages(), "stage", "stages"),
+                     ir::counted(schedule.num_microbatches, "microbatch", "microbatches"));
+}
+
+std::string recompute_text(const ir::Schedule& schedule) {
+  if (schedule.recompute.empty()) return "no stage";
+  if (schedule.recompute.size() == static_cast<size_t>(schedule.placement.num_stages()))
+    return "all stages";
+  return fmt::format("stage{} {}", schedule.recompute.size() == 1 ? "" : "s",
+                     fmt::join(schedule.recompute, ", "));
 }
 
 }  // namespace pipewright::cli

@@ -5,7 +5,10 @@
 #include <iosfwd>
 #include <limits>
 #include <optional>
+#include <string>
 #include <string_view>
+
+#include "pipewright/ir/schedule.h"
 
 namespace pipewright::cli {
 
@@ -38,6 +41,21 @@ void configure(const ConsoleOptions& options, Console* console);
 
 // "pipewright: error: MESSAGE" to stderr.
 void print_trouble(std::string_view message, Console& console);
+
+// How all commands write a value.
+
+// "12.5", "0.3333": a time with up to six significant digits.
+std::string number_text(double number);
+// "25.0%"
+std::string percent_text(double fraction);
+// " ms", or "" without a unit.
+std::string unit_text(const std::string& unit);
+// "1 activation", "2.5 activations".
+std::string activations_text(double number);
+// "4 ranks, 8 stages, 1 microbatch".
+std::string shape_text(const ir::Schedule& schedule);
+// The stages that recompute: "no stage", "stages 0, 2" or "all stages".
+std::string recompute_text(const ir::Schedule& schedule);
 
 }  // namespace pipewright::cli
 

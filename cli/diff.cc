@@ -4,15 +4,21 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <ostream>
+#include <ranges>
 #include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "pipewright/cli/command_table.h"
 #include "pipewright/cli/drift_report.h"
 #include "pipewright/cli/input.h"
 #include "pipewright/cli/invocation.h"
-#include "pipewright/cli/simulation.h"
+#include "pipewright/cli/json.h"
+#include "pipewright/cli/run.h"
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/ir/text/read.h"
 #include "pipewright/schedule/verify/verify.h"
@@ -24,17 +30,13 @@ using schedule::Report;
 using schedule::RowChange;
 
 int peak_activations(const Report& report) {
-  int peak = 0;
-  for (const schedule::RankReport& rank : report.ranks)
-    peak = std::max(peak, rank.peak_activations.amount);
-  return peak;
+  const auto peak = [](const schedule::RankReport& rank) { return rank.peak_activations.amount; };
+  return std::ranges::max(report.ranks | std::views::transform(peak));
 }
 
 double peak_bytes(const Report& report) {
-  double peak = 0;
-  for (const schedule::RankReport& rank : report.ranks)
-    peak = std::max(peak, rank.peak_bytes.amount);
-  return peak;
+  const auto peak = [](const schedule::RankReport& rank) { return rank.peak_bytes.amount; };
+  return std::ranges::max(report.ranks | std::views::transform(peak));
 }
 
 std::string tokens(const std::vector<ir::Action>& actions) {
@@ -46,26 +48,31 @@ std::string tokens(const std::vector<ir::Action>& actions) {
   return text;
 }
 
-std::string tokens_json(const std::vector<ir::Action>& actions) {
-  std::string text;
-  for (const ir::Action& action : actions)
-    text += fmt::format("{}\"{}\"", text.empty() ? "" : ", ", ir::to_string(action));
-  return text;
+Json tokens_json(const std::vector<ir::Action>& actions) {
+  return list_json(actions, [](const ir::Action& action) { return ir::to_string(action); });
 }
 
-std::string side_json(const Simulation& simulation) {
+Json changes_json(const std::vector<RowChange>& changes) {
+  return list_json(changes, [](const RowChange& change) {
+    return Json{{"removed", tokens_json(change.removed)},
+                {"added", tokens_json(change.added)},
+                {"moved", tokens_json(change.moved)}};
+  });
+}
+
+Json side_json(const Simulation& simulation) {
   const Report& report = simulation.report;
-  return fmt::format(
-      "{{\"makespan\": {}, \"cost\": {}, \"bubble_rate\": {}, \"peak_activations\": {}, "
-      "\"peak_bytes\": {}}}",
-      report.makespan, report.cost, report.bubble_rate, peak_activations(report),
-      simulation.costs.has_sizes() ? fmt::format("{}", peak_bytes(report)) : "null");
+  return {{"makespan", report.makespan},
+          {"cost", report.cost},
+          {"bubble_rate", report.bubble_rate},
+          {"peak_activations", peak_activations(report)},
+          {"peak_bytes", simulation.costs.has_sizes() ? Json(peak_bytes(report)) : Json(nullptr)}};
 }
 
 // The channel model of a program, as text; empty for an order.
-std::string channels_text(const ir::AnySchedule& schedule) {
-  if (!std::holds_alternative<ir::Program>(schedule)) return "";
-  const schedule::VerifyOptions options = schedule::options_of(ir::schedule_of(schedule).lowering);
+std::string channels_text(const Run& run) {
+  if (run.program() == nullptr) return "";
+  const schedule::VerifyOptions options = schedule::options_of(run.program()->lowering);
   return ir::describe_channels(options.channels, options.capacity) +
          (options.weight_free_w ? ", weight-free W" : "");
 }
@@ -105,18 +112,27 @@ void print_effect(const Simulation& left, const Simulation& right, const StageRa
     line("peak MiB", peak_bytes(left.report) / (1 << 20), peak_bytes(right.report) / (1 << 20));
 }
 
+// A schedule and its times, measured if it has a recording.
+struct Side {
+  Run run;
+  Simulation simulation;
+};
+
+Side simulated(Run run) {
+  run.require_ok();
+  Simulation simulation = run.is_recorded() ? run.recorded() : run.predicted();
+  return {std::move(run), std::move(simulation)};
+}
+
 // The drift of a measured run from a prediction or from an earlier run; nullopt if no run is
 // measured.
-std::optional<RunPair> drift_between(const Input (&inputs)[2],
-                                     const std::optional<Simulation> (&simulations)[2],
-                                     const AskedCosts& costs) {
-  const bool first = inputs[0].compiled.recording.has_value(),
-             second = inputs[1].compiled.recording.has_value();
-  if (!first && !second) return std::nullopt;
-  const size_t measured = second ? 1 : 0;
-  RunPair runs{inputs[0].schedule(), *simulations[1 - measured], *simulations[measured],
-               baseline_of(costs, inputs[measured])};
-  if (first && second) {
+std::optional<RunPair> drift_between(const Side& left, const Side& right) {
+  if (!left.run.is_recorded() && !right.run.is_recorded()) return std::nullopt;
+  const auto& [predicted, measured] =
+      right.run.is_recorded() ? std::tie(left, right) : std::tie(right, left);
+  RunPair runs{left.run.schedule(), predicted.simulation, measured.simulation,
+               measured.run.baseline()};
+  if (predicted.run.is_recorded()) {
     runs.baseline = schedule::Baseline::kEarlierRun;
     runs.first_name = "before";
     runs.second_name = "after";
@@ -127,82 +143,78 @@ std::optional<RunPair> drift_between(const Input (&inputs)[2],
 }  // namespace
 
 int run_diff(const Invocation& invocation, Console& console) {
-  Input inputs[2] = {read_input(invocation, console, 0), read_input(invocation, console, 1)};
-  for (Input& input : inputs) input.may_ignore_memory = true;
+  const auto read = [&](const std::string& word) {
+    return read_input(invocation, word, console, MemoryOption::kOfCommand);
+  };
+  Input inputs[2] = {read(invocation.arguments[0]), read(invocation.arguments[1])};
   // Compare at one level: if either schedule is a program, the other one is lowered.
   ir::Level level = ir::Level::kComputeOnly;
-  for (Input& input : inputs) {
-    parse_input(invocation, &input);
+  for (const Input& input : inputs) {
     require_ok(input, console);
-    if (input.compiled.source_level == ir::Level::kComputeComms) level = ir::Level::kComputeComms;
+    if (input.source.level() == ir::Level::kComputeComms) level = ir::Level::kComputeComms;
   }
-  const auto is_recorded = [](const Input& input) { return input.compiled.recording.has_value(); };
-  if (std::ranges::all_of(inputs, is_recorded) && has_cost_options(invocation))
+  const bool all_recorded = std::ranges::all_of(
+      inputs, [](const Input& input) { return input.source.recording() != nullptr; });
+  if (all_recorded && given_cost_option(invocation))
     throw UsageError("costs require a schedule without a recording: both are measured");
   AskedCosts costs = read_costs(invocation, console);
   // What is not measured takes the time that is.
   for (const Input& input : inputs) take_recorded_costs(invocation, input, &costs);
-  const StageRatio ratio = costs.recorded_in.empty()
-                               ? ratio_of(invocation, inputs[0].schedule(), inputs[1].schedule())
-                               : StageRatio();
-  std::optional<Simulation> simulations[2];
-  for (size_t side = 0; side < 2; ++side) {
-    if (side == 1) scale_stages(ratio, &costs.request.costs);
-    inputs[side].costs = costs.request.costs;
-    compile_input(invocation, {level, level}, schedule::Depth::kVerify, &inputs[side], console);
-    require_ok(inputs[side], console);
-    simulations[side] = is_recorded(inputs[side]) ? recorded_run_of(inputs[side], costs, console)
-                                                  : simulate_input(inputs[side], costs, console);
-  }
-  const ir::Schedule& left = inputs[0].schedule();
-  const ir::Schedule& right = inputs[1].schedule();
-  const std::vector<RowChange> changes = schedule::changes_of(left.rows, right.rows);
+  const int stages = inputs[0].source.num_stages(), stages_after = inputs[1].source.num_stages();
+  const RunOptions options{.level_of_name = level, .level_of_file = level};
+  const Side left = simulated(Run(invocation, console, std::move(inputs[0]), costs, options));
+  const StageRatio ratio = scale_stages(invocation, stages, stages_after, &costs);
+  const Side right = simulated(Run(invocation, console, std::move(inputs[1]), costs, options));
+
+  const ir::Schedule& before = left.run.schedule();
+  const ir::Schedule& after = right.run.schedule();
+  const std::vector<RowChange> changes = schedule::changes_of(before.rows, after.rows);
   const bool same_shape =
-      left.placement == right.placement && left.num_microbatches == right.num_microbatches;
+      before.placement == after.placement && before.num_microbatches == after.num_microbatches;
   // Programs are verified and simulated under a channel model, so a different model is a
   // difference.
-  const std::string left_channels = channels_text(inputs[0].any()),
-                    right_channels = channels_text(inputs[1].any());
-  const bool equal = same_shape && left_channels == right_channels &&
-                     left.recompute == right.recompute &&
+  const std::string channels_before = channels_text(left.run),
+                    channels_after = channels_text(right.run);
+  const bool equal = same_shape && channels_before == channels_after &&
+                     before.recompute == after.recompute &&
                      std::ranges::all_of(changes, &RowChange::empty);
   const std::optional<RunPair> drift =
-      left.rows == right.rows ? drift_between(inputs, simulations, costs) : std::nullopt;
+      before.rows == after.rows ? drift_between(left, right) : std::nullopt;
+  const int exit_code = equal ? kExitOk : kExitInvalid;
   if (invocation.has("--json")) {
-    std::string ranks;
-    for (const RowChange& change : changes) {
-      ranks += fmt::format("{}\n    {{\"removed\": [{}], \"added\": [{}], \"moved\": [{}]}}",
-                           ranks.empty() ? "" : ",", tokens_json(change.removed),
-                           tokens_json(change.added), tokens_json(change.moved));
-    }
-    console.out << fmt::format(
-        "{{\n  \"version\": 1,\n  \"equal\": {},\n  \"stage_ratio\": {},\n  \"before\": {},\n  "
-        "\"after\": {},\n{}  \"ranks\": [{}\n  ]\n}}\n",
-        equal, ratio.value(), side_json(*simulations[0]), side_json(*simulations[1]),
-        drift ? "  \"drift\": " + drift_json(*drift) + ",\n" : "", ranks);
-    return equal ? kExitOk : kExitInvalid;
+    Json json = {{"version", 1},
+                 {"equal", equal},
+                 {"stage_ratio", ratio.value()},
+                 {"before", side_json(left.simulation)},
+                 {"after", side_json(right.simulation)}};
+    if (drift) json["drift"] = drift_json(*drift);
+    json["ranks"] = changes_json(changes);
+    print_json(json, console.out);
+    return exit_code;
   }
   const auto shape = [](const ir::Schedule& schedule) {
     return fmt::format("{}, placement {}", shape_text(schedule), schedule.placement.to_string());
   };
   if (equal) {
-    console.out << fmt::format("equal: {}\n", shape(left));
+    console.out << fmt::format("equal: {}\n", shape(before));
     if (drift) {
       console.out << '\n';
       print_drift(*drift, console.out);
     }
-    return kExitOk;
+    return exit_code;
   }
-  if (!same_shape) console.out << fmt::format("- {}\n+ {}\n", shape(left), shape(right));
-  if (left_channels != right_channels)
-    console.out << fmt::format("- {}\n+ {}\n", left_channels, right_channels);
-  if (left.recompute != right.recompute)
-    console.out << fmt::format("- recompute: {}\n+ recompute: {}\n", recompute_text(left),
-                               recompute_text(right));
+  const auto print_both = [&](std::string_view what, const std::string& one,
+                              const std::string& other) {
+    console.out << fmt::format("- {0}{1}\n+ {0}{2}\n", what, one, other);
+  };
+  if (!same_shape) print_both("", shape(before), shape(after));
+  if (channels_before != channels_after) print_both("", channels_before, channels_after);
+  if (before.recompute != after.recompute)
+    print_both("recompute: ", recompute_text(before), recompute_text(after));
   print_changes(changes, console.out);
-  if (!ratio.is_one()) console.out << "\n" << describe(ratio) << "\n";
-  print_effect(*simulations[0], *simulations[1], ratio, console.out);
-  return kExitInvalid;
+  if (!ratio.is_one()) console.out << "\n" << ratio.text() << "\n";
+  print_effect(left.simulation, right.simulation, ratio, console.out);
+  return exit_code;
 }
 
 }  // namespace pipewright::cli

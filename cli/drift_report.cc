@@ -93,8 +93,8 @@ void print_slow_links(const RunPair& runs, const Drift& drift, std::ostream& out
     const std::string& unit = runs.measured.costs.unit;
     out << fmt::format(
         "slow link: rank {} to rank {}: the shortest {} takes {}{}, {:.1f}x as long as {}\n",
-        link.rank, link.to, ir::info(link.kind).token, number_text(link.measured),
-        unit.empty() ? "" : " " + unit, link.measured / link.predicted, runs.first_name);
+        link.rank, link.to, ir::info(link.kind).token, number_text(link.measured), unit_text(unit),
+        link.measured / link.predicted, runs.first_name);
   }
 }
 
@@ -123,38 +123,37 @@ void print_drift(const RunPair& runs, std::ostream& out) {
   }
 }
 
-std::string drift_json(const RunPair& runs) {
+Json drift_json(const RunPair& runs) {
   const Drift drift = drift_of(runs);
-  const auto totals = [](const schedule::Report& report) {
-    return fmt::format("{{\"makespan\": {}, \"cost\": {}, \"bubble_rate\": {}}}", report.makespan,
-                       report.cost, report.bubble_rate);
+  const auto totals_json = [](const schedule::Report& report) {
+    return Json{
+        {"makespan", report.makespan}, {"cost", report.cost}, {"bubble_rate", report.bubble_rate}};
   };
-  const auto groups_json = [](const std::vector<Drift::Group>& groups) {
-    std::string json;
-    for (const Drift::Group& one : groups)
-      json += fmt::format(
-          "{}\n    {{\"kind\": \"{}\", \"rank\": {}, \"to\": {}, \"actions\": {}, \"predicted\": "
-          "{}, "
-          "\"measured\": {}, \"predicted_is_bound\": {}, \"measured_is_bound\": {}}}",
-          json.empty() ? "" : ",", ir::info(one.kind).token, one.rank,
-          one.to < 0 ? "null" : std::to_string(one.to), one.actions, one.predicted, one.measured,
-          one.predicted_is_bound, one.measured_is_bound);
-    return json;
+  const auto group_json = [](const Drift::Group& one) {
+    return Json{{"kind", ir::info(one.kind).token},
+                {"rank", one.rank},
+                {"to", rank_json(one.to)},
+                {"actions", one.actions},
+                {"predicted", one.predicted},
+                {"measured", one.measured},
+                {"predicted_is_bound", one.predicted_is_bound},
+                {"measured_is_bound", one.measured_is_bound}};
   };
-  std::string outliers;
-  for (const Drift::Outlier& one : drift.outliers)
-    outliers += fmt::format(
-        "{}\n    {{\"rank\": {}, \"step\": {}, \"action\": \"{}\", \"predicted\": {}, "
-        "\"measured\": {}}}",
-        outliers.empty() ? "" : ",", one.rank, one.step, ir::to_string(action_at(runs, one)),
-        one.predicted, one.measured);
-  return fmt::format(
-      "{{\"unit\": \"{}\", \"predicted\": {}, \"measured\": {},\n   \"groups\": [{}],\n   "
-      "\"largest_differences\": [{}],\n   \"slow_links\": [{}],\n   \"slowness\": [{}], "
-      "\"straggler\": {}}}",
-      runs.measured.costs.unit, totals(runs.predicted.report), totals(runs.measured.report),
-      groups_json(drift.groups), outliers, groups_json(drift.slow_links),
-      fmt::join(drift.slowness, ", "), drift.straggler ? std::to_string(*drift.straggler) : "null");
+  const auto outlier_json = [&](const Drift::Outlier& one) {
+    return Json{{"rank", one.rank},
+                {"step", one.step},
+                {"action", ir::to_string(action_at(runs, one))},
+                {"predicted", one.predicted},
+                {"measured", one.measured}};
+  };
+  return {{"unit", runs.measured.costs.unit},
+          {"predicted", totals_json(runs.predicted.report)},
+          {"measured", totals_json(runs.measured.report)},
+          {"groups", list_json(drift.groups, group_json)},
+          {"largest_differences", list_json(drift.outliers, outlier_json)},
+          {"slow_links", list_json(drift.slow_links, group_json)},
+          {"slowness", drift.slowness},
+          {"straggler", or_null(drift.straggler)}};
 }
 
 }  // namespace pipewright::cli

@@ -2,9 +2,10 @@
 #define PIPEWRIGHT_CLI_DRIFT_REPORT_H_
 
 #include <iosfwd>
-#include <string>
+#include <string_view>
 
-#include "pipewright/cli/simulation.h"
+#include "pipewright/cli/json.h"
+#include "pipewright/cli/run.h"
 #include "pipewright/ir/schedule.h"
 #include "pipewright/schedule/simulate/drift.h"
 
@@ -24,7 +25,7 @@ struct RunPair {
 // straggler.
 void print_drift(const RunPair& runs, std::ostream& out);
 // The same as a JSON object.
-std::string drift_json(const RunPair& runs);
+Json drift_json(const RunPair& runs);
 
 }  // namespace pipewright::cli
 

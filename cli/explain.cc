@@ -5,13 +5,14 @@
 #include <ostream>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
 #include "pipewright/cli/command_table.h"
 #include "pipewright/cli/input.h"
 #include "pipewright/cli/invocation.h"
-#include "pipewright/cli/simulation.h"
+#include "pipewright/cli/run.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/schedule/simulate/memory_model.h"
@@ -205,10 +206,12 @@ class CellExplanation {
 
 int explain_cell(const Invocation& invocation, Console& console) {
   const At at = parse_at(*invocation.text("--at"));
-  Input input;
-  const Simulation simulation =
-      simulate_source(invocation, console, ir::Level::kComputeComms, &input);
-  CellExplanation(input.any(), simulation, console.out).print(find_cell(at, input.schedule()));
+  AskedCosts costs = read_costs(invocation, console);
+  const Run run(invocation, console, read_input(invocation, invocation.arguments[0], console),
+                std::move(costs), {});
+  run.require_ok();
+  const Simulation simulation = run.predicted();
+  CellExplanation(run.any(), simulation, console.out).print(find_cell(at, run.schedule()));
   return kExitOk;
 }
 

@@ -5,9 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
-#include <cctype>
 #include <cerrno>
 #include <filesystem>
 #include <istream>
@@ -19,10 +17,8 @@
 #include <utility>
 
 #include "pipewright/checkpoint/durable_file.h"
-#include "pipewright/cli/simulation.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/printable.h"
-#include "pipewright/ir/text/read.h"
 
 namespace pipewright::cli {
 namespace {
@@ -245,21 +241,6 @@ void require_writable(const std::string& path) {
   if (file.descriptor() < 0) throw FileError("write", path, errno);
 }
 
-bool is_picture(std::string_view format) {
-  const auto pictures = picture_formats();
-  return std::ranges::find(pictures, format) != pictures.end();
-}
-
-std::string format_of_extension(const std::string& path) {
-  std::string extension = std::filesystem::path(path).extension().string();
-  if (!extension.empty()) extension.erase(0, 1);
-  for (char& letter : extension)
-    letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
-  const bool is_file_format = std::ranges::find(ir::formats(), std::string_view(extension),
-                                                &ir::FormatInfo::name) != ir::formats().end();
-  return is_file_format || is_picture(extension) ? extension : "";
-}
-
 void write_trace_folder(const std::string& folder, const schedule::KinetoTraces& traces,
                         Console& console) {
   std::error_code error;
@@ -274,10 +255,10 @@ void write_trace_folder(const std::string& folder, const schedule::KinetoTraces&
     const std::string extension = entry.path().extension().string();
     if ((extension == ".json" || extension == ".gz") &&
         !names.contains(entry.path().filename().string()))
-      throw FileError(fmt::format(
-          "cannot write traces to {}: expected no others there, got {}, which a reader would take "
-          "for that of a rank",
-          ir::backticked(folder), ir::backticked(entry.path().filename().string())));
+      throw FileError(
+          fmt::format("cannot write traces to {}: expected no others there, got {}, which a reader "
+                      "would take for that of a rank",
+                      ir::backticked(folder), ir::backticked(entry.path().filename().string())));
   }
   for (size_t rank = 0; rank < traces.num_ranks(); ++rank) {
     write_output((std::filesystem::path(folder) / fmt::format("rank_{}.json", rank)).string(),

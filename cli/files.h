@@ -4,7 +4,6 @@
 #include <functional>
 #include <iosfwd>
 #include <string>
-#include <string_view>
 
 #include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/cli/console.h"
@@ -35,14 +34,6 @@ void write_output(const std::string& path, Console& console,
 // Throws FileError if write_output() could not create or replace the file, so that a long command
 // finds out before its work. Changes nothing.
 void require_writable(const std::string& path);
-
-// The format of an output file follows from its extension.
-
-// Whether a format is a picture of times, such as "svg", rather than one that is read back.
-bool is_picture(std::string_view format);
-
-// The format that the extension of a file names ("out.svg", "OUT.SVG"); empty if it names none.
-std::string format_of_extension(const std::string& path);
 
 // Writes one trace per rank, FOLDER/rank_0.json and so on, and creates the folder if it does not
 // exist. Each file is replaced atomically. Holistic Trace Analysis takes every .json and .gz file

@@ -20,42 +20,7 @@
 
 namespace pipewright::cli {
 
-StageRatio ratio_of(const Invocation& invocation, const ir::Schedule& before,
-                    const ir::Schedule& after) {
-  for (const char* option : {"--costs", "--forward", "--backward-input", "--backward-weight"}) {
-    if (invocation.has(option)) return {};
-  }
-  return {before.placement.num_stages(), after.placement.num_stages()};
-}
-
-void scale_stages(const StageRatio& ratio, schedule::Costs* costs) {
-  for (const char* cost : {"F", "I", "W"}) schedule::scale_cost(cost, ratio.value(), costs);
-}
-
-std::string describe(const StageRatio& ratio) {
-  return fmt::format(
-      "compared as one model: a stage of the second is {}/{} of a stage of the first, in time and "
-      "in activations",
-      ratio.before, ratio.after);
-}
-
 namespace {
-
-// The lowering policies as options.
-struct PolicyOption {
-  std::string flag;
-  const ir::LoweringPolicy* policy;
-};
-
-const std::vector<PolicyOption>& policy_options() {
-  static const std::vector<PolicyOption> kOptions = [] {
-    std::vector<PolicyOption> options;
-    for (const ir::LoweringPolicy& policy : ir::lowering_policies())
-      options.push_back({"--" + std::string(policy.name), &policy});
-    return options;
-  }();
-  return kOptions;
-}
 
 // "K", "K|full|auto|K,K,...", "N|inf"
 ValueSpec value_of(const ir::PolicyValues& values) {
@@ -74,61 +39,36 @@ ValueSpec value_of(const ir::PolicyValues& values) {
   return {};
 }
 
-ir::Lowering policies_of(const Invocation& invocation) {
-  ir::Lowering policies;
-  for (const PolicyOption& option : policy_options()) {
-    const std::optional<std::string> value = invocation.text(option.flag);
-    if (!value) continue;
-    const bool is_flag = option.policy->values.kind == ir::PolicyKind::kFlag;
-    if (!option.policy->set(policies, is_flag ? "true" : *value))
-      throw wrong_value(option.flag, ir::values_in_words(*option.policy), *value);
-  }
-  return policies;
+// The lowering policies as options.
+struct PolicyOption {
+  std::string flag;
+  const ir::LoweringPolicy* policy;
+};
+
+const std::vector<PolicyOption>& policy_options() {
+  static const std::vector<PolicyOption> kOptions = [] {
+    std::vector<PolicyOption> options;
+    for (const ir::LoweringPolicy& policy : ir::lowering_policies())
+      options.push_back({"--" + std::string(policy.name), &policy});
+    return options;
+  }();
+  return kOptions;
 }
 
-// The schedule of the catalogue that the input names, or null.
-const schedules::ScheduleSpec* spec_of(const Input& input) {
-  return input.file ? nullptr : schedules::find_schedule(input.name);
-}
-
-bool plans_for_memory(const schedules::ScheduleSpec* spec) {
-  return spec != nullptr && std::ranges::any_of(spec->options, [](const auto& option) {
-           return option.name == "memory";
-         });
-}
-
-double memory_of(const Invocation& invocation, const Input& input) {
-  const auto text = invocation.text("--memory");
-  if (!text) return 0;
-  const double activations = memory_number("--memory", *text);
-  return input.may_ignore_memory && !plans_for_memory(spec_of(input)) ? 0 : activations;
-}
-
-schedules::Shape shape_of(const Invocation& invocation, const Input& input) {
+schedules::Shape shape_of(const Invocation& invocation, const schedules::ScheduleSpec* spec,
+                          MemoryOption memory_option) {
+  const auto memory = invocation.text("--memory");
+  const double activations = memory ? memory_number("--memory", *memory) : 0;
+  const bool takes_memory =
+      memory_option == MemoryOption::kOfSchedule ||
+      (spec != nullptr &&
+       std::ranges::any_of(spec->options, [](const auto& one) { return one.name == "memory"; }));
   return {.ranks = invocation.number("--ranks").value_or(0),
           .stages = invocation.number("--stages").value_or(0),
           .microbatches = invocation.number("--microbatches").value_or(0),
           .group_size = invocation.number("--group-size").value_or(0),
           .extra_warmup = invocation.has("--extra-warmup"),
-          .memory = memory_of(invocation, input)};
-}
-
-schedule::CompileRequest request_of(const Invocation& invocation, const Input& input) {
-  schedule::CompileRequest request;
-  if (input.file) {
-    request.source = &*input.file;
-  } else {
-    request.source = input.name;
-  }
-  request.shape = shape_of(invocation, input);
-  request.costs = input.costs;
-  return request;
-}
-
-void compile(schedule::CompileRequest request, Input* input) {
-  input->compiled = {};  // free the previous result before compiling again
-  input->compiled = schedule::compile(std::move(request));
-  if (!input->file && input->compiled.ok()) input->name = input->schedule().name;
+          .memory = takes_memory ? activations : 0};
 }
 
 // A file that is built in: "ready:zb_h1".
@@ -147,8 +87,6 @@ ir::Source ready_source(const std::string& word) {
   throw FileError(message);
 }
 
-bool is_name(const std::string& word) { return schedules::find_schedule(word) != nullptr; }
-
 bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 
 // What is not a schedule's name is a file if it is `-`, contains a slash or a dot, or exists.
@@ -166,22 +104,16 @@ double positive_number(const std::string& option, std::string_view text) {
 double memory_number(const std::string& option, std::string_view text) {
   if (text.find(',') != std::string_view::npos)
     throw UsageError(
-        fmt::format("{}: expected one number, which holds for every rank, got {}: "
-                    "limits of single ranks are not supported",
+        fmt::format("{}: expected one number, which holds for every rank, got {}: limits of single "
+                    "ranks are not supported",
                     option, ir::backticked(text)));
   return positive_number(option, text);
 }
 
-bool plans_with_costs(const Input& input) {
-  const schedules::ScheduleSpec* spec = spec_of(input);
-  return spec != nullptr && spec->plan_rows != nullptr;
-}
-
 ArgumentSpec source_argument() {
-  return {
-      {ValueKind::kSource, "SOURCE", {}},
-      "a schedule's name, a file (.csv, .plan, .json), ready:NAME for a built-in file, or - for "
-      "stdin"};
+  return {{ValueKind::kSource, "SOURCE", {}},
+          "a schedule's name, a file (.csv, .plan, .json), ready:NAME for a built-in file, or - "
+          "for stdin"};
 }
 
 std::vector<OptionSpec> shape_options() {
@@ -204,57 +136,54 @@ std::vector<OptionSpec> shape_options() {
 
 std::vector<OptionSpec> lowering_options() {
   std::vector<OptionSpec> options;
-  for (const PolicyOption& option : policy_options()) {
-    options.push_back({option.flag, "", value_of(option.policy->values), option.policy->meaning});
-  }
+  for (const auto& [flag, policy] : policy_options())
+    options.push_back({flag, "", value_of(policy->values), policy->meaning});
   return options;
 }
 
-Input read_input(const Invocation& invocation, Console& console, size_t argument) {
-  return read_input(invocation.arguments[argument], console);
+ir::Lowering policies_of(const Invocation& invocation) {
+  ir::Lowering policies;
+  for (const auto& [flag, policy] : policy_options()) {
+    const std::optional<std::string> value = invocation.text(flag);
+    if (!value) continue;
+    const bool is_flag = policy->values.kind == ir::PolicyKind::kFlag;
+    if (!policy->set(policies, is_flag ? "true" : *value))
+      throw wrong_value(flag, ir::values_in_words(*policy), *value);
+  }
+  return policies;
 }
 
-Input read_input(const std::string& word, Console& console) {
-  if (is_name(word) && exists(word))
+bool Input::plans_with_costs() const {
+  const schedules::ScheduleSpec* spec = file ? nullptr : schedules::find_schedule(name);
+  return spec != nullptr && spec->plan_rows != nullptr;
+}
+
+Input read_input(const Invocation& invocation, const std::string& word, Console& console,
+                 MemoryOption memory) {
+  const schedules::ScheduleSpec* spec = schedules::find_schedule(word);
+  if (spec != nullptr && exists(word))
     console.err << fmt::format("note: `{0}` is a schedule's name; the file is `./{0}`\n", word);
   const bool is_ready = word.starts_with(kReady);
-  if (is_name(word) || (!is_ready && !is_file(word))) return {std::nullopt, word};
-  Input input{is_ready ? ready_source(word) : read_source(word, console), ""};
-  input.name = ir::printable(input.file->name);
+  Input input{word, nullptr, {}};
+  schedule::CompileRequest request;
+  if (spec != nullptr || (!is_ready && !is_file(word))) {
+    request.source = word;
+  } else {
+    input.file = std::make_shared<const ir::Source>(is_ready ? ready_source(word)
+                                                             : read_source(word, console));
+    input.name = ir::printable(input.file->name);
+    request.source = input.file.get();
+  }
+  request.shape = shape_of(invocation, spec, memory);
+  input.source = schedule::read_source(std::move(request));
   return input;
 }
 
-void compile_input(const Invocation& invocation, const DefaultLevels& levels, schedule::Depth depth,
-                   Input* input, Console& console, const schedule::PassObserver& observer) {
-  schedule::CompileRequest request = request_of(invocation, *input);
-  request.policies = policies_of(invocation);
-  request.level = input->file ? levels.of_file : levels.of_name;
-  if (const auto level = invocation.text("--level")) request.level = ir::parse_level(*level);
-  request.depth = depth;
-  request.observer = observer;
-  compile(std::move(request), input);
-  if (input->compiled.lost_recording)
-    console.err << fmt::format("note: the recording of {} is left out: it is of another order\n",
-                               input->name);
-  for (const schedule::OverriddenPolicy& one : input->compiled.overridden) {
-    const bool is_flag = ir::find_lowering_policy(one.name)->values.kind == ir::PolicyKind::kFlag;
-    console.err << fmt::format("note: --{}{} overrides `{}: {}` of {}\n", one.name,
-                               is_flag ? "" : " " + one.requested, one.name, one.recorded,
-                               input->name);
-  }
-}
-
-void parse_input(const Invocation& invocation, Input* input) {
-  schedule::CompileRequest request = request_of(invocation, *input);
-  request.level = std::nullopt;
-  request.depth = schedule::Depth::kLower;
-  compile(std::move(request), input);
-}
-
 void require_ok(const Input& input, Console& console) {
-  if (input.compiled.ok()) return;
-  print_diagnostics(input, console);
-  throw Failed{exit_code_of(input.compiled.diagnostics)};
+  const ir::Diagnostics& diagnostics = input.source.diagnostics;
+  if (input.source.ok()) return;
+  print_diagnostics(diagnostics, input.file.get(), input.name, console);
+  throw Failed{exit_code_of(diagnostics)};
 }
 
 void print_diagnostics(const ir::Diagnostics& diagnostics, const ir::Source* file,
@@ -270,11 +199,6 @@ void print_diagnostics(const ir::Diagnostics& diagnostics, const ir::Source* fil
                              ir::counted(total, "error", "errors"), name, ir::code(first));
 }
 
-void print_diagnostics(const Input& input, Console& console) {
-  print_diagnostics(input.compiled.diagnostics, input.file ? &*input.file : nullptr, input.name,
-                    console);
-}
-
 int exit_code_of(const ir::Diagnostics& diagnostics) {
   constexpr ir::Rule kRequests[] = {ir::Rule::kUnknownSchedule, ir::Rule::kUnsupportedShape,
                                     ir::Rule::kNotApplicable};
@@ -282,20 +206,6 @@ int exit_code_of(const ir::Diagnostics& diagnostics) {
     return std::ranges::find(kRequests, one.rule) != std::end(kRequests);
   });
   return is_request ? kExitTrouble : kExitInvalid;
-}
-
-std::string shape_text(const ir::Schedule& schedule) {
-  return fmt::format("{}, {}, {}", ir::counted(schedule.placement.num_ranks(), "rank", "ranks"),
-                     ir::counted(schedule.placement.num_stages(), "stage", "stages"),
-                     ir::counted(schedule.num_microbatches, "microbatch", "microbatches"));
-}
-
-std::string recompute_text(const ir::Schedule& schedule) {
-  if (schedule.recompute.empty()) return "no stage";
-  if (schedule.recompute.size() == static_cast<size_t>(schedule.placement.num_stages()))
-    return "all stages";
-  return fmt::format("stage{} {}", schedule.recompute.size() == 1 ? "" : "s",
-                     fmt::join(schedule.recompute, ", "));
 }
 
 }  // namespace pipewright::cli

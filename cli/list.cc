@@ -7,9 +7,9 @@
 
 #include "pipewright/cli/command_table.h"
 #include "pipewright/cli/invocation.h"
+#include "pipewright/cli/json.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/printable.h"
-#include "pipewright/ir/text/render.h"
 #include "pipewright/ir/text/spelling.h"
 #include "pipewright/schedules/catalogue.h"
 #include "pipewright/schedules/registry.h"
@@ -52,36 +52,26 @@ void print_text(const ScheduleSpec& spec, std::ostream& out) {
   line("ready file", ready_file_of(spec));
 }
 
-std::string or_null(std::string_view text) { return text.empty() ? "null" : ir::quoted_json(text); }
-
-// "[...]" with the text of each item.
-template <typename Items, typename Text>
-std::string list_json(const Items& items, const Text& text_of) {
-  std::vector<std::string> texts;
-  for (const auto& item : items) texts.push_back(text_of(item));
-  return fmt::format("[{}]", fmt::join(texts, ", "));
-}
-
-std::string spec_json(const ScheduleSpec& spec) {
-  const std::string constraints = list_json(spec.constraints, [](const auto& one) {
-    return fmt::format("{{\"rule\": {}, \"reason\": {}}}", ir::quoted_json(one.rule),
-                       ir::quoted_json(one.reason));
-  });
-  const std::string options = list_json(spec.options, [](const auto& one) {
-    return fmt::format("{{\"name\": {}, \"meaning\": {}}}", ir::quoted_json(one.name),
-                       ir::quoted_json(one.meaning));
-  });
-  return fmt::format(
-      "    {{\n      \"name\": {},\n      \"aliases\": {},\n      \"placement\": \"{}\",\n      "
-      "\"stages_per_rank\": {},\n      \"backward\": \"{}\",\n      \"constraints\": {},\n      "
-      "\"options\": {},\n      \"bubble\": {},\n      \"bubble_where\": {},\n      "
-      "\"bubble_note\": {},\n      \"memory\": {},\n      \"source\": {},\n     "
-      " "
-      "\"ready_file\": {}\n    }}",
-      ir::quoted_json(spec.name), list_json(spec.aliases, ir::quoted_json), placement_of(spec),
-      spec.default_stages_per_rank, spec.splits_backward ? "split" : "whole", constraints, options,
-      ir::quoted_json(spec.bubble), or_null(spec.bubble_where), or_null(spec.bubble_note),
-      ir::quoted_json(spec.memory), ir::quoted_json(spec.source), or_null(ready_file_of(spec)));
+Json spec_json(const ScheduleSpec* spec) {
+  const auto constraint_json = [](const schedules::Constraint& one) {
+    return Json{{"rule", one.rule}, {"reason", one.reason}};
+  };
+  const auto option_json = [](const schedules::ShapeOption& one) {
+    return Json{{"name", one.name}, {"meaning", one.meaning}};
+  };
+  return {{"name", spec->name},
+          {"aliases", spec->aliases},
+          {"placement", placement_of(*spec)},
+          {"stages_per_rank", spec->default_stages_per_rank},
+          {"backward", spec->splits_backward ? "split" : "whole"},
+          {"constraints", list_json(spec->constraints, constraint_json)},
+          {"options", list_json(spec->options, option_json)},
+          {"bubble", spec->bubble},
+          {"bubble_where", or_null(spec->bubble_where)},
+          {"bubble_note", or_null(spec->bubble_note)},
+          {"memory", spec->memory},
+          {"source", spec->source},
+          {"ready_file", or_null(ready_file_of(*spec))}};
 }
 
 std::vector<const ScheduleSpec*> asked_schedules(const Invocation& invocation) {
@@ -99,21 +89,16 @@ std::vector<const ScheduleSpec*> asked_schedules(const Invocation& invocation) {
 int run_list(const Invocation& invocation, Console& console) {
   const std::vector<const ScheduleSpec*> specs = asked_schedules(invocation);
   if (invocation.has("--json")) {
-    std::vector<std::string> texts;
-    for (const ScheduleSpec* spec : specs) texts.push_back(spec_json(*spec));
-    console.out << fmt::format("{{\n  \"version\": 1,\n  \"schedules\": [\n{}\n  ]\n}}\n",
-                               fmt::join(texts, ",\n"));
+    print_json({{"version", 1}, {"schedules", list_json(specs, spec_json)}}, console.out);
     return kExitOk;
   }
-  console.out
-      << "P ranks, S stages, V stages per rank, M microbatches, r a rank. F, B, I, W: times "
-         "of one stage's forward,\n"
-         "backward and its two halves; F&B of a forward and a backward that overlap. Bubble: idle "
-         "time per rank and\n"
-         "step, with ideal transfers that take no time. Memory: peak of live activations on rank "
-         "r, in "
-         "microbatches of\n"
-         "one stage.\n";
+  console.out << "P ranks, S stages, V stages per rank, M microbatches, r a rank. F, B, I, W: "
+                 "times of one stage's forward,\n"
+                 "backward and its two halves; F&B of a forward and a backward that overlap. "
+                 "Bubble: idle time per rank and\n"
+                 "step, with ideal transfers that take no time. Memory: peak of live activations "
+                 "on rank r, in microbatches of\n"
+                 "one stage.\n";
   for (const ScheduleSpec* spec : specs) print_text(*spec, console.out);
   return kExitOk;
 }

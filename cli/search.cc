@@ -13,9 +13,9 @@
 #include "pipewright/cli/command_table.h"
 #include "pipewright/cli/files.h"
 #include "pipewright/cli/invocation.h"
-#include "pipewright/cli/search_report.h"
+#include "pipewright/cli/json.h"
 #include "pipewright/cli/search_request.h"
-#include "pipewright/cli/simulation.h"
+#include "pipewright/cli/views.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/read.h"
 
@@ -79,36 +79,143 @@ void show_progress(const search::SearchProgress& progress, int num_microbatches,
               << std::flush;
 }
 
+std::string memory_text(const search::SearchRequest& request) {
+  if (request.memory.bytes)
+    return fmt::format("{} bytes per rank", number_text(*request.memory.bytes));
+  if (request.memory.activations)
+    return activations_text(*request.memory.activations) + " per rank";
+  return "no memory limit";
+}
+
+// Peaks per rank in the unit of the limit: bytes, of activations only, or activations of one
+// microbatch on all stages of the rank.
+std::vector<double> memory_per_rank(const search::SearchRequest& request,
+                                    const search::SearchResult& result) {
+  const schedule::Problem& problem = result.problem;
+  std::vector<double> peaks;
+  for (int rank = 0; rank < problem.num_ranks(); ++rank) {
+    const auto peak = static_cast<double>(result.peak_memory[static_cast<size_t>(rank)]);
+    peaks.push_back(request.memory.bytes ? peak * problem.memory_unit
+                                         : peak / static_cast<double>(problem.activation_of(rank)));
+  }
+  return peaks;
+}
+
+std::string bound_text(const schedule::Bound& bound) {
+  std::string name(bound.name);
+  std::ranges::replace(name, '_', ' ');
+  std::string text = bound.rank < 0 ? name : fmt::format("{}, rank {}", name, bound.rank);
+  if (bound.other >= 0) text += fmt::format(" around rank {}", bound.other);
+  return text;
+}
+
+std::string gap_text(const search::SearchResult& result) {
+  return result.cost_in_ticks == result.bound.value
+             ? "optimal"
+             : fmt::format("at most {:.2f}% above the optimum", 100 * result.gap());
+}
+
+Json robustness_json(const search::Robustness& robust) {
+  return {{"mean", robust.mean},
+          {"percentile_95", robust.percentile_95},
+          {"slow_rank", robust.slow_rank},
+          {"slow_links", robust.slow_links}};
+}
+
+// The result of one search. `placement` is its name on the command line.
+void print_result(const std::string& placement, const search::SearchRequest& request,
+                  const search::SearchResult& result, std::ostream& out) {
+  const std::string unit = unit_text(request.costs.unit);
+  out << fmt::format("{}: {}, {}\n", placement, shape_text(result.order), memory_text(request));
+  out << fmt::format("cost           {}{}, {}\n", number_text(result.cost), unit, gap_text(result));
+  out << fmt::format("bound          {}{}: {}\n",
+                     number_text(result.problem.time(result.bound.value)), unit,
+                     bound_text(result.bound));
+  out << fmt::format("makespan       {}{}\n", number_text(result.makespan), unit);
+  out << fmt::format("bubble rate    {:.4f}\n", result.bubble_rate);
+  const std::vector<double> peaks = memory_per_rank(request, result);
+  const auto [least, most] = std::ranges::minmax(peaks);
+  const std::string last =
+      request.memory.bytes ? number_text(most) + " bytes of activations" : activations_text(most);
+  out << fmt::format("peak memory    {} per rank\n",
+                     least == most ? last : fmt::format("{} to {}", number_text(least), last));
+  if (request.may_recompute)
+    out << fmt::format("recompute      {}\n", recompute_text(result.order));
+  out << fmt::format("found by       {}, {} evaluations\n", result.found_by, result.evaluations);
+  if (result.robustness) {
+    const search::Robustness& robust = *result.robustness;
+    out << fmt::format(
+        "robustness     noise of {}: makespan +{} on average, 95% below +{}; a rank 5% slower "
+        "+{}, transfers twice as slow +{}\n",
+        number_text(request.noise), percent_text(robust.mean), percent_text(robust.percentile_95),
+        percent_text(robust.slow_rank), percent_text(robust.slow_links));
+  }
+}
+
+// Adds the result of one search to a JSON object.
+void add_result(const std::string& placement, const search::SearchRequest& request,
+                const search::SearchResult& result, Json* json) {
+  const auto time = [&](schedule::Ticks ticks) { return result.problem.time(ticks); };
+  json->update(
+      {{"cost", result.cost},
+       {"makespan", result.makespan},
+       {"bubble_rate", result.bubble_rate},
+       {"bound", bound_json(result.bound, time)},
+       {"gap", result.gap()},
+       {"evaluations", result.evaluations},
+       {"placement", placement},
+       {"stages", result.order.placement.num_stages()},
+       {"recompute", result.order.recompute},
+       {"memory_per_rank", memory_per_rank(request, result)},
+       {"memory_unit", request.memory.bytes ? "bytes" : "activations"},
+       {"found_by", result.found_by},
+       {"robustness", result.robustness ? robustness_json(*result.robustness) : Json(nullptr)},
+       {"interrupted", result.is_cancelled}});
+}
+
+// One line per search, and a bar for its idle time: the picture of the front.
+void print_front(const std::vector<search::FrontPoint>& points, std::ostream& out) {
+  out << fmt::format("  {:>12}  {:<9}  {:>6}  {:>10}  {:>10}  {:>6}  {:>6}\n", "memory",
+                     "placement", "stages", "cost", "bound", "gap", "bubble");
+  for (const search::FrontPoint& point : points) {
+    const search::SearchResult& result = point.result;
+    const double memory =
+        point.memory.bytes ? *point.memory.bytes : point.memory.activations.value_or(0);
+    const auto bar = static_cast<size_t>(50 * result.bubble_rate + 0.5);
+    out << fmt::format("{} {:>12}  {:<9}  {:>6}  {:>10}  {:>10}  {:>6}  {:>6}{}{}\n",
+                       point.is_best ? "*" : " ", memory > 0 ? number_text(memory) : "unlimited",
+                       point.option.name, point.option.placement.num_stages(),
+                       number_text(result.cost), number_text(result.cost / (1 + result.gap())),
+                       fmt::format("{:.2f}%", 100 * result.gap()), percent_text(result.bubble_rate),
+                       bar > 0 ? "  " : "", std::string(bar, '#'));
+  }
+  out << "* nothing else found needs no more memory and costs less\n";
+}
+
 // The format of the compute order that is found: that of the path's extension, or .plan.
 const ir::FormatInfo& order_format(const std::string& path) {
-  const std::string extension = format_of_extension(path);
-  if (is_picture(extension))
+  const View* view = view_of_extension(path);
+  if (view == nullptr) return ir::info(ir::Format::kPlan);
+  if (view->needs_times)
     throw UsageError(
-        fmt::format("--output: expected a .plan, .csv or .json file, got {}; "
-                    "`pipewright print` draws what is found",
+        fmt::format("--output: expected a .plan, .csv or .json file, got {}; `pipewright print` "
+                    "draws what is found",
                     ir::backticked(path)));
-  const auto found = std::ranges::find(ir::formats(), extension, &ir::FormatInfo::name);
-  return found == ir::formats().end() ? ir::info(ir::Format::kPlan) : *found;
+  return *std::ranges::find(ir::formats(), view->name, &ir::FormatInfo::name);
 }
 
-// The limit in the unit of `memory_unit`; null without one.
-std::string memory_json(const schedule::MemoryBudget& memory) {
-  return memory.is_set() ? fmt::format("{}", *memory.limit()) : "null";
-}
-
-void print_json(const AskedSearch& asked, const std::vector<search::FrontPoint>& points,
-                const search::SearchRequest& best, const search::SearchResult& result,
-                std::ostream& out) {
-  std::string front;
-  for (const search::FrontPoint& point : points)
-    front += fmt::format(
-        "{}\n    {{\n{},\n      \"memory\": {},\n      \"is_best\": {}\n    }}",
-        front.empty() ? "" : ",",
-        result_json(point.option.name, request_of(asked, point), point.result, "      "),
-        memory_json(point.memory), point.is_best);
-  out << fmt::format("{{\n  \"version\": 1,\n{}{}\n}}\n",
-                     result_json(asked.placement, best, result, "  "),
-                     points.empty() ? "" : fmt::format(",\n  \"front\": [{}\n  ]", front));
+void print_result_json(const AskedSearch& asked, const std::vector<search::FrontPoint>& points,
+                       const search::SearchRequest& best, const search::SearchResult& result,
+                       std::ostream& out) {
+  Json json = {{"version", 1}};
+  add_result(asked.placement, best, result, &json);
+  for (const search::FrontPoint& point : points) {
+    Json& one = json["front"].emplace_back();
+    add_result(point.option.name, request_of(asked, point), point.result, &one);
+    one["memory"] = or_null(point.memory.limit());  // in the unit of `memory_unit`
+    one["is_best"] = point.is_best;
+  }
+  print_json(json, out);
 }
 
 }  // namespace
@@ -154,7 +261,7 @@ int run_search(const Invocation& invocation, Console& console) {
   if (g_interrupted) console.err << "interrupted: this is the best schedule so far\n";
   std::ostream& out = to_stdout ? console.err : console.out;
   if (invocation.has("--json")) {
-    print_json(asked, points, best, result, out);
+    print_result_json(asked, points, best, result, out);
   } else {
     if (!points.empty()) {
       print_front(points, out);

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "pipewright/cli/invocation.h"
-#include "pipewright/cli/simulation.h"
+#include "pipewright/cli/run.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/schedule/search/front.h"

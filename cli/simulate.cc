@@ -13,8 +13,8 @@
 #include "pipewright/cli/drift_report.h"
 #include "pipewright/cli/input.h"
 #include "pipewright/cli/invocation.h"
-#include "pipewright/cli/receive_slots_json.h"
-#include "pipewright/cli/simulation.h"
+#include "pipewright/cli/json.h"
+#include "pipewright/cli/run.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/action_text.h"
@@ -47,137 +47,134 @@ std::optional<Jitter> jitter_of(const Invocation& invocation) {
                 static_cast<uint64_t>(invocation.number("--seed").value_or(1))};
 }
 
-// By rank; empty for a compute order, which has no RECVs.
-std::vector<schedule::ReceiveSlots> receive_slots_of(const Input& input) {
-  const auto* program = std::get_if<ir::Program>(&input.any());
-  return program == nullptr ? std::vector<schedule::ReceiveSlots>()
-                            : schedule::receive_slots(*program);
-}
+// A simulation and what is derived from it.
+struct Result {
+  const Run& run;
+  const Simulation& simulation;
+  const schedule::ChannelGraph graph = schedule::graph_of(run.any());
+  const std::vector<schedule::CriticalStep> path =
+      schedule::critical_path(graph, run.schedule(), simulation.costs, simulation.timeline);
+  // By rank; empty for a compute order, which has no RECVs.
+  const std::vector<schedule::ReceiveSlots> slots = run.program()
+                                                        ? schedule::receive_slots(*run.program())
+                                                        : std::vector<schedule::ReceiveSlots>();
+  std::optional<schedule::Spread> spread = {};  // with --jitter
+  std::optional<RunPair> drift = {};            // of a recorded run
+};
 
 // ---- JSON
 
-std::string number_json(double number) { return fmt::format("{}", number); }
-
-std::string step_json(const std::optional<int>& step) {
-  return step ? std::to_string(*step) : "null";
+// A step of a rank, and when it runs.
+void add_action(const Result& result, size_t rank, size_t step, Json* json) {
+  const ir::Interval& interval = result.simulation.timeline.at(rank, step);
+  (*json)["step"] = step;
+  (*json)["action"] = ir::to_string(result.run.schedule().rows[rank][step]);
+  (*json)["start"] = interval.start;
+  (*json)["end"] = interval.end;
 }
 
-std::string rank_json(int rank) { return rank < 0 ? "null" : std::to_string(rank); }
-
-std::string bound_json(const schedule::ScheduleBound& bound) {
-  std::string terms;
-  for (const auto& [name, value] : bound.terms)
-    terms += fmt::format("{}\"{}\": {}", terms.empty() ? "" : ", ", name, number_json(value));
-  return fmt::format(
-      "{{\"value\": {}, \"name\": \"{}\", \"rank\": {}, \"other\": {}, \"terms\": {{{}}}}}",
-      number_json(bound.value), bound.name, rank_json(bound.rank), rank_json(bound.other), terms);
-}
-
-std::string actions_json(const ir::Schedule& schedule, const ir::Timeline& timeline,
-                         const std::vector<double>& slack, size_t rank) {
-  std::string all;
-  for (size_t step = 0; step < schedule.rows[rank].size(); ++step) {
-    if (schedule.rows[rank][step].is_idle()) continue;
-    const ir::Interval& interval = timeline.at(rank, step);
-    all += fmt::format(
-        "{}\n      {{\"step\": {}, \"action\": \"{}\", \"start\": {}, \"end\": {}, \"slack\": {}}}",
-        all.empty() ? "" : ",", step, ir::to_string(schedule.rows[rank][step]),
-        number_json(interval.start), number_json(interval.end),
-        number_json(slack[timeline.index(rank, step)]));
+Json actions_json(const Result& result, const std::vector<double>& slack, size_t rank) {
+  const ir::Row& row = result.run.schedule().rows[rank];
+  Json all = Json::array();
+  for (size_t step = 0; step < row.size(); ++step) {
+    if (row[step].is_idle()) continue;
+    Json& json = all.emplace_back();
+    add_action(result, rank, step, &json);
+    json["slack"] = slack[result.simulation.timeline.index(rank, step)];
   }
   return all;
 }
 
-void print_json(const Invocation& invocation, const Input& input, const Simulation& simulation,
-                const schedule::ChannelGraph& graph, const std::optional<schedule::Spread>& spread,
-                const std::optional<RunPair>& drift, std::ostream& out) {
-  const ir::Schedule& schedule = input.schedule();
-  const schedule::Report& report = simulation.report;
+Json ranks_json(const Result& result, bool with_actions) {
+  const Simulation& simulation = result.simulation;
   const bool sizes = simulation.costs.has_sizes();
-  const bool program = std::holds_alternative<ir::Program>(input.any());
-  const schedule::VerifyOptions channels = schedule::options_of(schedule.lowering);
-  const std::string capacity = ir::to_string_capacity(channels.capacity);
-  std::string ranks;
-  const std::vector<schedule::ReceiveSlots> slots = receive_slots_of(input);
-  const bool with_actions = invocation.has("--actions");
-  const std::vector<double> slack =
-      with_actions ? schedule::slack_of(graph, schedule, simulation.costs, simulation.timeline)
-                   : std::vector<double>();
-  for (size_t rank = 0; rank < report.ranks.size(); ++rank) {
-    const RankReport& one = report.ranks[rank];
-    ranks += fmt::format(
-        "{}\n    {{\"span\": {}, \"busy\": {}, \"idle\": {}, \"exposed_communication\": {}, "
-        "\"peak_activations\": {}, \"peak_activations_step\": {}, \"peak_bytes\": {}, "
-        "\"peak_bytes_step\": {}, \"receive_slots\": {}",
-        rank == 0 ? "" : ",", number_json(one.span()), number_json(one.busy),
-        number_json(one.idle()), number_json(one.exposed_communication),
-        one.peak_activations.amount, step_json(one.peak_activations.step),
-        sizes ? number_json(one.peak_bytes.amount) : "null",
-        sizes ? step_json(one.peak_bytes.step) : "null",
-        slots.empty() ? "null" : receive_slots_json(slots[rank]));
-    if (with_actions)
-      ranks += fmt::format(", \"actions\": [{}\n    ]",
-                           actions_json(schedule, simulation.timeline, slack, rank));
-    ranks += "}";
+  std::vector<double> slack;
+  if (with_actions)
+    slack = schedule::slack_of(result.graph, result.run.schedule(), simulation.costs,
+                               simulation.timeline);
+  Json ranks = Json::array();
+  for (size_t rank = 0; rank < simulation.report.ranks.size(); ++rank) {
+    const RankReport& one = simulation.report.ranks[rank];
+    ranks.push_back(
+        {{"span", one.span()},
+         {"busy", one.busy},
+         {"idle", one.idle()},
+         {"exposed_communication", one.exposed_communication},
+         {"peak_activations", one.peak_activations.amount},
+         {"peak_activations_step", or_null(one.peak_activations.step)},
+         {"peak_bytes", sizes ? Json(one.peak_bytes.amount) : Json(nullptr)},
+         {"peak_bytes_step", sizes ? or_null(one.peak_bytes.step) : Json(nullptr)},
+         {"receive_slots",
+          result.slots.empty() ? Json(nullptr) : receive_slots_json(result.slots[rank])}});
+    if (with_actions) ranks.back()["actions"] = actions_json(result, slack, rank);
   }
-  std::string path;
-  for (const schedule::CriticalStep& step :
-       schedule::critical_path(graph, schedule, simulation.costs, simulation.timeline)) {
-    const auto rank = static_cast<size_t>(step.rank), at = static_cast<size_t>(step.step);
-    const ir::Interval& interval = simulation.timeline.at(rank, at);
-    path += fmt::format(
-        "{}\n    {{\"rank\": {}, \"step\": {}, \"action\": \"{}\", \"start\": {}, \"end\": {}}}",
-        path.empty() ? "" : ",", step.rank, step.step, ir::to_string(schedule.rows[rank][at]),
-        number_json(interval.start), number_json(interval.end));
-  }
-  std::string jitter = "null";
-  if (spread)
-    jitter = fmt::format(
-        "{{\"runs\": {}, \"min\": {}, \"median\": {}, \"mean\": {}, \"deviation\": {}, "
-        "\"percentile_95\": {}, \"max\": {}}}",
-        spread->runs, number_json(spread->least), number_json(spread->median),
-        number_json(spread->mean), number_json(spread->deviation),
-        number_json(spread->percentile_95), number_json(spread->most));
-  out << fmt::format(
-      "{{\n  \"version\": 1,\n  \"level\": \"{}\",\n  \"channels\": {},\n  \"capacity\": {},\n"
-      "  \"unit\": {},\n  \"makespan\": {},\n  \"cost\": {},\n  \"bubble_rate\": {},\n"
-      "  \"memory_limits\": [{}],\n  \"memory_per_stage\": {{\"activation\": [{}], "
-      "\"weight_input\": [{}], \"recomputed\": [{}]}},\n  \"bound\": {},\n  \"gap\": {},\n  "
-      "\"jitter\": {},\n  "
-      "\"ranks\": [{}\n  ],\n  "
-      "\"critical_path\": [{}\n  ],\n{}  \"diagnostics\": []\n}}\n",
-      ir::name(ir::level_of(input.any())),
-      program ? fmt::format("\"{}\"", ir::name(channels.channels)) : "null",
-      !program            ? "null"
-      : capacity == "inf" ? "\"inf\""
-                          : capacity,
-      simulation.costs.unit.empty() ? "null" : fmt::format("\"{}\"", simulation.costs.unit),
-      number_json(report.makespan), number_json(report.cost), number_json(report.bubble_rate),
-      fmt::join(simulation.bound->memory_limits, ", "),
-      fmt::join(simulation.bound->activations, ", "),
-      fmt::join(simulation.bound->weight_inputs, ", "),
-      fmt::join(simulation.bound->recomputed, ", "), bound_json(*simulation.bound),
-      number_json(simulation.bound->gap(report.cost)), jitter, ranks, path,
-      drift ? "  \"drift\": " + drift_json(*drift) + ",\n" : "");
+  return ranks;
+}
+
+Json path_json(const Result& result) {
+  return list_json(result.path, [&](const schedule::CriticalStep& step) {
+    Json json;
+    json["rank"] = step.rank;
+    add_action(result, static_cast<size_t>(step.rank), static_cast<size_t>(step.step), &json);
+    return json;
+  });
+}
+
+Json spread_json(const schedule::Spread& spread) {
+  return {{"runs", spread.runs},
+          {"min", spread.least},
+          {"median", spread.median},
+          {"mean", spread.mean},
+          {"deviation", spread.deviation},
+          {"percentile_95", spread.percentile_95},
+          {"max", spread.most}};
+}
+
+void print_json(const Result& result, bool with_actions, std::ostream& out) {
+  const Simulation& simulation = result.simulation;
+  const schedule::Report& report = simulation.report;
+  const schedule::ScheduleBound& bound = *simulation.bound;
+  const schedule::VerifyOptions channels = schedule::options_of(result.run.schedule().lowering);
+  const bool is_program = result.run.program() != nullptr;
+  Json json = {{"version", 1},
+               {"level", ir::name(ir::level_of(result.run.any()))},
+               {"channels", is_program ? Json(ir::name(channels.channels)) : Json(nullptr)},
+               {"capacity", is_program ? capacity_json(channels.capacity) : Json(nullptr)},
+               {"unit", or_null(simulation.costs.unit)},
+               {"makespan", report.makespan},
+               {"cost", report.cost},
+               {"bubble_rate", report.bubble_rate},
+               {"memory_limits", bound.memory_limits},
+               {"memory_per_stage",
+                {{"activation", bound.activations},
+                 {"weight_input", bound.weight_inputs},
+                 {"recomputed", bound.recomputed}}},
+               {"bound", bound_json(bound, [](double time) { return time; })},
+               {"gap", bound.gap(report.cost)},
+               {"jitter", result.spread ? spread_json(*result.spread) : Json(nullptr)},
+               {"ranks", ranks_json(result, with_actions)},
+               {"critical_path", path_json(result)}};
+  if (result.drift) json["drift"] = drift_json(*result.drift);
+  json["diagnostics"] = Json::array();
+  cli::print_json(json, out);
 }
 
 // ---- text
 
 // "F 12 + B 21 + transfers 3 + copies 4": where the time of the critical path goes.
-std::string path_text(const ir::Schedule& schedule, const Simulation& simulation,
-                      const schedule::ChannelGraph& graph) {
+std::string path_text(const Result& result) {
   std::map<ir::ActionKind, double> by_kind;
   double transfers = 0, copies = 0;
-  for (const schedule::CriticalStep& step :
-       schedule::critical_path(graph, schedule, simulation.costs, simulation.timeline)) {
+  for (const schedule::CriticalStep& step : result.path) {
     const auto rank = static_cast<size_t>(step.rank), at = static_cast<size_t>(step.step);
-    const ir::ActionKind kind = schedule.rows[rank][at].kind();
+    const ir::ActionKind kind = result.run.schedule().rows[rank][at].kind();
+    const double duration = result.simulation.timeline.at(rank, at).duration();
     transfers += step.transfer;
     copies += step.copies;
     if (ir::is_send(kind)) {
-      transfers += simulation.timeline.at(rank, at).duration();
+      transfers += duration;
     } else if (!ir::is_receive(kind)) {
-      by_kind[kind] += simulation.timeline.at(rank, at).duration();
+      by_kind[kind] += duration;
     }
   }
   std::string text;
@@ -214,43 +211,42 @@ std::string bound_text(const schedule::ScheduleBound& bound) {
 }
 
 void print_rank_table(const Simulation& simulation, std::ostream& out) {
+  const auto line = [&](const auto&... columns) {
+    out << fmt::format("{:>4}  {:>10}  {:>10}  {:>10}  {:>10}  {:>11}", columns...);
+  };
   const bool sizes = simulation.costs.has_sizes();
-  out << fmt::format("{:>4}  {:>10}  {:>10}  {:>10}  {:>10}  {:>11}", "rank", "span", "busy",
-                     "idle", "exposed", "activations");
+  line("rank", "span", "busy", "idle", "exposed", "activations");
   out << (sizes ? fmt::format("  {:>12}\n", "peak MiB") : "\n");
   for (size_t rank = 0; rank < simulation.report.ranks.size(); ++rank) {
     const RankReport& one = simulation.report.ranks[rank];
-    out << fmt::format("{:>4}  {:>10}  {:>10}  {:>10}  {:>10}  {:>11}", rank,
-                       number_text(one.span()), number_text(one.busy), number_text(one.idle()),
-                       number_text(one.exposed_communication), one.peak_activations.amount);
+    line(rank, number_text(one.span()), number_text(one.busy), number_text(one.idle()),
+         number_text(one.exposed_communication), one.peak_activations.amount);
     out << (sizes ? fmt::format("  {:>12.1f}\n", one.peak_bytes.amount / (1 << 20)) : "\n");
   }
 }
 
-void print_text(const Input& input, const Simulation& simulation,
-                const schedule::ChannelGraph& graph, const std::optional<schedule::Spread>& spread,
-                std::ostream& out) {
-  const ir::Schedule& schedule = input.schedule();
+void print_text(const Result& result, std::ostream& out) {
+  const Simulation& simulation = result.simulation;
   const schedule::Report& report = simulation.report;
-  const std::string unit = simulation.costs.unit.empty() ? "" : " " + simulation.costs.unit;
-  const schedule::VerifyOptions channels = schedule::options_of(schedule.lowering);
-  out << fmt::format("{}: {}, {}\n", input.name, shape_text(schedule),
-                     std::holds_alternative<ir::Program>(input.any())
+  const std::string unit = unit_text(simulation.costs.unit);
+  const schedule::VerifyOptions channels = schedule::options_of(result.run.schedule().lowering);
+  out << fmt::format("{}: {}, {}\n", result.run.name(), shape_text(result.run.schedule()),
+                     result.run.program() != nullptr
                          ? ir::describe_channels(channels.channels, channels.capacity)
                          : "ideal transfers");
   out << fmt::format("makespan       {}{}\n", number_text(report.makespan), unit);
   out << fmt::format("cost           {}{}, the longest span of any rank\n",
                      number_text(report.cost), unit);
   out << fmt::format("bubble rate    {:.4f}\n", report.bubble_rate);
-  out << fmt::format("critical path  {}\n", path_text(schedule, simulation, graph));
-  const double gap = simulation.bound->gap(report.cost);
-  out << fmt::format("lower bound    {}{}, {}: {}\n", number_text(simulation.bound->value), unit,
-                     bound_text(*simulation.bound),
+  out << fmt::format("critical path  {}\n", path_text(result));
+  const schedule::ScheduleBound& bound = *simulation.bound;
+  const double gap = bound.gap(report.cost);
+  out << fmt::format("lower bound    {}{}, {}: {}\n", number_text(bound.value), unit,
+                     bound_text(bound),
                      gap == 0 ? "this cost is optimal for its work and memory"
                               : fmt::format("the cost is {} above it", percent_text(gap)));
-  const std::vector<schedule::ReceiveSlots> slots = receive_slots_of(input);
-  if (!slots.empty()) print_receive_slots(slots, out);
-  if (spread)
+  if (!result.slots.empty()) print_receive_slots(result.slots, out);
+  if (const auto& spread = result.spread)
     out << fmt::format(
         "with jitter    {}: makespan {} to {}, median {}, mean {} +- {}, 95% below {}\n",
         ir::counted(spread->runs, "run", "runs"), number_text(spread->least),
@@ -258,48 +254,42 @@ void print_text(const Input& input, const Simulation& simulation,
         number_text(spread->deviation), number_text(spread->percentile_95));
   out << '\n';
   print_rank_table(simulation, out);
+  if (!result.drift) return;
+  out << "\nrecorded run\n";
+  print_drift(*result.drift, out);
 }
 
 }  // namespace
 
 int run_simulate(const Invocation& invocation, Console& console) {
-  if (invocation.has("--actions") && !invocation.has("--json"))
-    throw UsageError("--actions requires --json");
+  const bool as_json = invocation.has("--json");
+  if (invocation.has("--actions") && !as_json) throw UsageError("--actions requires --json");
   const std::optional<Jitter> jitter = jitter_of(invocation);
-  AskedCosts asked = read_costs(invocation, console);
-  asked.request.memory = memory_of(invocation, asked.request.costs);
-  Input input = read_input(invocation, console);
-  input.may_ignore_memory = true;
-  input.costs = asked.request.costs;
-  compile_input(invocation, {.of_name = std::nullopt}, schedule::Depth::kVerify, &input, console);
-  const ir::Diagnostics& diagnostics = input.compiled.diagnostics;
-  if (!input.compiled.ok() && invocation.has("--json") &&
-      exit_code_of(diagnostics) == kExitInvalid) {
-    print_invalid_json(diagnostics, console);
+  AskedCosts costs = read_costs(invocation, console);
+  costs.request.memory = memory_of(invocation, costs.request.costs);
+  costs.request.with_bound = true;
+  const Run run(invocation, console,
+                read_input(invocation, invocation.arguments[0], console, MemoryOption::kOfCommand),
+                std::move(costs), {.level_of_name = std::nullopt});
+  if (as_json && run.exit_code() == kExitInvalid) {
+    print_invalid_json(run.compiled().diagnostics, console);
     return kExitInvalid;
   }
-  require_ok(input, console);
-  take_recorded_costs(invocation, input, &asked);
-  const Simulation simulation = simulate_input(input, asked, console, invocation.has("--json"));
+  run.require_ok();
+  const Simulation simulation = run.predicted();
+  Result result{run, simulation};
   std::optional<Simulation> measured;
-  std::optional<RunPair> drift;
-  if (input.compiled.recording) {
-    measured = recorded_run_of(input, asked, console);
-    drift.emplace(RunPair{input.schedule(), simulation, *measured, baseline_of(asked, input)});
+  if (run.is_recorded()) {
+    measured = run.recorded();
+    result.drift.emplace(RunPair{run.schedule(), simulation, *measured, run.baseline()});
   }
-  const schedule::ChannelGraph graph = schedule::graph_of(input.any());
-  std::optional<schedule::Spread> spread;
   if (jitter)
-    spread = schedule::spread_of_makespan(graph, input.schedule(), simulation.costs, jitter->sigma,
-                                          jitter->runs, jitter->seed);
-  if (invocation.has("--json")) {
-    print_json(invocation, input, simulation, graph, spread, drift, console.out);
-    return kExitOk;
-  }
-  print_text(input, simulation, graph, spread, console.out);
-  if (drift) {
-    console.out << "\nrecorded run\n";
-    print_drift(*drift, console.out);
+    result.spread = schedule::spread_of_makespan(result.graph, run.schedule(), simulation.costs,
+                                                 jitter->sigma, jitter->runs, jitter->seed);
+  if (as_json) {
+    print_json(result, invocation.has("--actions"), console.out);
+  } else {
+    print_text(result, console.out);
   }
   return kExitOk;
 }

@@ -3,54 +3,49 @@
 #include <algorithm>
 #include <ostream>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "pipewright/cli/command_table.h"
 #include "pipewright/cli/files.h"
 #include "pipewright/cli/input.h"
 #include "pipewright/cli/invocation.h"
-#include "pipewright/cli/receive_slots_json.h"
+#include "pipewright/cli/json.h"
+#include "pipewright/cli/run.h"
 #include "pipewright/ir/printable.h"
-#include "pipewright/ir/text/render.h"
 #include "pipewright/schedule/verify/verify.h"
 
 namespace pipewright::cli {
 namespace {
 
 // "compute_only, 4 ranks, 8 stages, 8 microbatches, 125 actions": the source, before lowering.
-std::string describe(const Input& input) {
-  return fmt::format("{}, {}, {}", ir::name(*input.compiled.source_level),
-                     shape_text(input.schedule()),
-                     ir::counted(input.compiled.source_actions, "action", "actions"));
+std::string describe(const Run& run) {
+  return fmt::format("{}, {}, {}", ir::name(*run.compiled().source_level),
+                     shape_text(run.schedule()),
+                     ir::counted(run.compiled().source_actions, "action", "actions"));
 }
 
-std::string peak_json(std::string_view name, const schedule::Peak<int>& peak) {
-  return fmt::format("\"{}\": {{\"peak\": {}, \"step\": {}}}", name, peak.amount,
-                     peak.step ? std::to_string(*peak.step) : "null");
+Json peak_json(const schedule::Peak<int>& peak) {
+  return {{"peak", peak.amount}, {"step", or_null(peak.step)}};
 }
 
-std::string certificate_json(const ir::Program& program,
-                             const std::vector<schedule::RankCertificate>& certificate) {
-  std::string ranks;
-  for (const schedule::RankCertificate& rank : certificate) {
-    ranks += fmt::format("{}\n      {{{}, {}, {}, \"receive_slots\": {}, \"communicators\": {}}}",
-                         ranks.empty() ? "" : ",", peak_json("activations", rank.activations),
-                         peak_json("receive_buffers", rank.receive_buffers),
-                         peak_json("unsharded_stages", rank.unsharded_stages),
-                         receive_slots_json(rank.receive_slots), rank.communicators);
-  }
-  const schedule::VerifyOptions options = schedule::options_of(program.lowering);
-  const std::string capacity = ir::to_string_capacity(options.capacity);
-  return fmt::format(
-      "{{\n    \"channels\": \"{}\",\n    \"capacity\": {},\n    \"ranks\": [{}\n    ]\n  }}",
-      ir::name(options.channels), capacity == "inf" ? "\"inf\"" : capacity, ranks);
+Json certificate_json(const Run& run) {
+  const schedule::VerifyOptions options = schedule::options_of(run.program()->lowering);
+  return {
+      {"channels", ir::name(options.channels)},
+      {"capacity", capacity_json(options.capacity)},
+      {"ranks", list_json(run.compiled().certificate, [](const schedule::RankCertificate& rank) {
+         return Json{{"activations", peak_json(rank.activations)},
+                     {"receive_buffers", peak_json(rank.receive_buffers)},
+                     {"unsharded_stages", peak_json(rank.unsharded_stages)},
+                     {"receive_slots", receive_slots_json(rank.receive_slots)},
+                     {"communicators", rank.communicators}};
+       })}};
 }
 
 // " (lowered, channels edge, capacity 0)": the channel model that a program was verified under.
-std::string judged_text(const Input& input, const ir::Program& program) {
-  const schedule::VerifyOptions options = schedule::options_of(program.lowering);
-  const bool lowered = input.compiled.source_level == ir::Level::kComputeOnly;
+std::string judged_text(const Run& run) {
+  const schedule::VerifyOptions options = schedule::options_of(run.program()->lowering);
+  const bool lowered = run.compiled().source_level == ir::Level::kComputeOnly;
   return fmt::format(" ({}{})", lowered ? "lowered, " : "",
                      ir::describe_channels(options.channels, options.capacity));
 }
@@ -63,101 +58,78 @@ std::string communicators_text(const ir::Program& program) {
                      ir::counted(most, "communicator", "communicators"));
 }
 
-// The members of a JSON object, each on a line that begins with two spaces.
-std::string result_json(const Input& input) {
-  const schedule::CompileResult& compiled = input.compiled;
-  const auto* program = compiled.ok() ? std::get_if<ir::Program>(&input.any()) : nullptr;
+// Adds what is known of a source. `valid` is null if the request is wrong, and nothing was checked.
+void add_result(const Run& run, Json* json) {
+  const schedule::CompileResult& compiled = run.compiled();
+  const Json diagnostics = diagnostics_json(compiled.diagnostics);
+  if (run.exit_code() == kExitTrouble) {
+    (*json)["valid"] = nullptr;
+    (*json)["diagnostics"] = diagnostics;
+    return;
+  }
+  (*json)["valid"] = run.ok();
   // A check that is not in `checked` did not run. Later versions may add checks.
-  return fmt::format(
-      "  \"valid\": {},\n  \"checked\": [\"{}\"],\n  \"diagnostics\": {},\n  \"certificate\": {}",
-      compiled.ok(), fmt::join(compiled.checked, "\", \""),
-      ir::diagnostics_json(compiled.diagnostics, 2),
-      program != nullptr ? certificate_json(*program, compiled.certificate) : "null");
+  (*json)["checked"] = compiled.checked;
+  (*json)["diagnostics"] = diagnostics;
+  const bool has_certificate = run.ok() && run.program() != nullptr;
+  (*json)["certificate"] = has_certificate ? certificate_json(run) : Json(nullptr);
 }
 
-void print_text(const Input& input, Console& console) {
-  print_diagnostics(input, console);
-  if (!input.compiled.ok()) return;
-  const auto* program = std::get_if<ir::Program>(&input.any());
-  console.out << fmt::format(
-      "{}: valid{}: {}{}\n", input.name, program != nullptr ? judged_text(input, *program) : "",
-      describe(input), program != nullptr ? communicators_text(*program) : "");
+void print_text(const Run& run, Console& console) {
+  run.print_diagnostics();
+  if (!run.ok()) return;
+  const ir::Program* program = run.program();
+  console.out << fmt::format("{}: valid{}: {}{}\n", run.name(),
+                             program != nullptr ? judged_text(run) : "", describe(run),
+                             program != nullptr ? communicators_text(*program) : "");
 }
 
 // Reads and compiles one source. Throws FileError or UsageError if it cannot be checked.
-Input check(const Invocation& invocation, Console& console, size_t argument) {
+Run check(const Invocation& invocation, const std::string& word, Console& console) {
   // A compute order is also lowered, and the program verified, unless --level is compute_only.
-  Input input = read_input(invocation, console, argument);
-  compile_input(invocation, {.of_file = ir::Level::kComputeComms},
-                invocation.has("--json") ? schedule::Depth::kCertify : schedule::Depth::kVerify,
-                &input, console);
-  return input;
-}
-
-std::string indented(std::string_view text, size_t indent) {
-  std::string result(indent, ' ');
-  for (const char letter : text) {
-    result += letter;
-    if (letter == '\n') result.append(indent, ' ');
-  }
-  return result;
-}
-
-// kExitTrouble if the request is wrong, and nothing was checked.
-int exit_code(const Input& input) {
-  return input.compiled.ok() ? kExitOk : exit_code_of(input.compiled.diagnostics);
-}
-
-int validate_one(const Invocation& invocation, Console& console) {
-  const Input input = check(invocation, console, 0);
-  if (exit_code(input) == kExitTrouble) require_ok(input, console);
-  if (invocation.has("--json")) {
-    console.out << fmt::format("{{\n  \"version\": 1,\n{}\n}}\n", result_json(input));
-  } else {
-    print_text(input, console);
-  }
-  return exit_code(input);
-}
-
-// Checks all sources, also after one that cannot be read or compiled: its `valid` is null in the
-// JSON list, with the `error` or the diagnostics that say why.
-int validate_several(const Invocation& invocation, Console& console) {
-  int code = kExitOk;
-  std::string sources;
-  for (size_t argument = 0; argument < invocation.arguments.size(); ++argument) {
-    std::string result;
-    try {
-      const Input input = check(invocation, console, argument);
-      code = std::max(code, exit_code(input));
-      if (!invocation.has("--json")) {
-        print_text(input, console);
-      } else if (exit_code(input) == kExitTrouble) {
-        result = fmt::format("  \"valid\": null,\n  \"diagnostics\": {}",
-                             ir::diagnostics_json(input.compiled.diagnostics, 2));
-      } else {
-        result = result_json(input);
-      }
-    } catch (const FileError& error) {
-      print_trouble(error.what(), console);
-      result = fmt::format("  \"valid\": null,\n  \"error\": {}", ir::quoted_json(error.what()));
-      code = kExitTrouble;
-    }
-    sources +=
-        fmt::format("{}\n    {{\n      \"source\": {},\n{}\n    }}", argument == 0 ? "" : ",",
-                    ir::quoted_json(invocation.arguments[argument]), indented(result, 4));
-  }
-  if (invocation.has("--json"))
-    console.out << fmt::format(
-        "{{\n  \"version\": 1,\n  \"valid\": {},\n  \"sources\": [{}\n  ]\n}}\n", code == kExitOk,
-        sources);
-  return code;
+  return {
+      invocation,
+      console,
+      read_input(invocation, word, console),
+      {},
+      {.level_of_file = ir::Level::kComputeComms,
+       .depth = invocation.has("--json") ? schedule::Depth::kCertify : schedule::Depth::kVerify}};
 }
 
 }  // namespace
 
+// Checks all sources. If there are several, also after one that cannot be read or compiled: its
+// `valid` is null in the JSON list, with the `error` or the diagnostics that say why.
 int run_validate(const Invocation& invocation, Console& console) {
-  return invocation.arguments.size() == 1 ? validate_one(invocation, console)
-                                          : validate_several(invocation, console);
+  const bool as_json = invocation.has("--json"), is_one = invocation.arguments.size() == 1;
+  int code = kExitOk;
+  Json sources = Json::array();
+  for (const std::string& word : invocation.arguments) {
+    Json& source = sources.emplace_back();
+    if (is_one) {
+      source["version"] = 1;
+    } else {
+      source["source"] = ir::printable(word);
+    }
+    try {
+      const Run run = check(invocation, word, console);
+      if (is_one && run.exit_code() == kExitTrouble) run.require_ok();
+      code = std::max(code, run.exit_code());
+      add_result(run, &source);
+      if (!as_json) print_text(run, console);
+    } catch (const FileError& error) {
+      if (is_one) throw;
+      print_trouble(error.what(), console);
+      source["valid"] = nullptr;
+      source["error"] = ir::printable(error.what());
+      code = kExitTrouble;
+    }
+  }
+  if (as_json)
+    print_json(is_one ? sources[0]
+                      : Json{{"version", 1}, {"valid", code == kExitOk}, {"sources", sources}},
+               console.out);
+  return code;
 }
 
 }  // namespace pipewright::cli

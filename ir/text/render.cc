@@ -181,7 +181,7 @@ void add_place(const Place& place, Json* json) {
 
 std::string quoted_json(std::string_view text) { return Json(printable(text)).dump(); }
 
-std::string diagnostics_json(const Diagnostics& diagnostics, int indent) {
+std::string diagnostics_json(const Diagnostics& diagnostics) {
   Json list = Json::array();
   for (const Diagnostic& diagnostic : diagnostics.kept()) {
     Json one;
@@ -199,13 +199,7 @@ std::string diagnostics_json(const Diagnostics& diagnostics, int indent) {
     one["help"] = diagnostic.help.empty() ? Json(nullptr) : Json(printable(diagnostic.help));
     list.push_back(std::move(one));
   }
-  const std::string text = list.dump(2);
-  std::string indented;
-  for (const char letter : text) {
-    indented += letter;
-    if (letter == '\n') indented.append(static_cast<size_t>(indent), ' ');
-  }
-  return indented;
+  return list.dump();
 }
 
 }  // namespace pipewright::ir

@@ -43,8 +43,8 @@ std::string render_place(const Place& place, const Source* source);
 //     "rank": 1, "step": 4, "line": 2, "column": 45,
 //     "notes": [{"message": "...", "rank": 0, "step": 3, "line": 1, "column": 9}], "help": null}]
 //
-// Each line after the first is indented by `indent` spaces. A pure function; any thread.
-std::string diagnostics_json(const Diagnostics& diagnostics, int indent);
+// A pure function; any thread.
+std::string diagnostics_json(const Diagnostics& diagnostics);
 
 // A text as a JSON string, quotes included, with what is not printable escaped as on a terminal
 // (pipewright/ir/printable.h). A pure function; any thread.

@@ -33,7 +33,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   require(render(diagnostics, &source, {}).size() >= diagnostics.kept().size(),
           "every error is shown");
-  require(!diagnostics_json(diagnostics, 0).empty(), "errors are JSON");
+  require(!diagnostics_json(diagnostics).empty(), "errors are JSON");
   if (!parsed) return 0;
 
   std::ostringstream printed;

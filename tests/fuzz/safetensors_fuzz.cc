@@ -29,7 +29,7 @@ void require_places(const ir::Diagnostics& diagnostics, const ir::Source& source
   }
   require(render(diagnostics, &source, {}).size() >= diagnostics.kept().size(),
           "every error is shown");
-  require(!diagnostics_json(diagnostics, 0).empty(), "errors are JSON");
+  require(!diagnostics_json(diagnostics).empty(), "errors are JSON");
 }
 
 void require_tiling(const checkpoint::SafetensorsHeader& header, size_t file_size) {

@@ -1,4 +1,4 @@
-#include "pipewright/cli/simulation.h"
+#include "pipewright/cli/run.h"
 
 #include <fmt/format.h>
 
@@ -9,9 +9,9 @@
 
 #include "pipewright/cli/files.h"
 #include "pipewright/cli/invocation.h"
+#include "pipewright/cli/json.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/printable.h"
-#include "pipewright/ir/text/render.h"
 #include "pipewright/ir/text/schedule_json.h"
 #include "pipewright/schedule/problem/costs_json.h"
 #include "pipewright/schedule/simulate/recorded_costs.h"
@@ -37,19 +37,6 @@ std::vector<std::pair<std::string, double>> factors(const std::string& option,
     text.remove_prefix(std::min(comma + 1, text.size()));
   }
   return all;
-}
-
-// Errors without a place are those of options, not of the file.
-[[noreturn]] void fail_for_costs(const ir::Diagnostics& diagnostics, const AskedCosts& asked,
-                                 Console& console) {
-  ir::Diagnostics in_file, in_options;
-  for (const ir::Diagnostic& one : diagnostics.kept())
-    (one.place.offset ? in_file : in_options).error(one.rule, one.message, one.place).help =
-        one.help;
-  if (in_file.has_errors())
-    print_diagnostics(in_file, &*asked.file, ir::printable(asked.file->name), console);
-  if (in_options.has_errors()) print_diagnostics(in_options, nullptr, "the costs", console);
-  throw Failed{kExitTrouble};
 }
 
 // The costs of the recording in a schedule file that --costs names.
@@ -98,10 +85,13 @@ void set_single_times(const Invocation& invocation, schedule::SimulateRequest* r
   }
 }
 
-// The simulation of a request for these costs. Throws Failed after printing its errors.
-Simulation take(schedule::SimulateResult result, const AskedCosts& asked, Console& console) {
-  if (!result.ok()) fail_for_costs(result.diagnostics, asked, console);
-  return std::move(*result.simulation);
+void take_recording(const Invocation& invocation, const std::string& name,
+                    const ir::Schedule& schedule, const ir::Recording& recording,
+                    AskedCosts* asked) {
+  if (invocation.has("--costs")) return;
+  asked->request.costs = schedule::recorded_costs(schedule, recording);
+  asked->recorded_in = name;
+  set_single_times(invocation, &asked->request);
 }
 
 }  // namespace
@@ -129,17 +119,11 @@ std::vector<OptionSpec> cost_options() {
   return options;
 }
 
-bool has_cost_options(const Invocation& invocation) {
-  return std::ranges::any_of(cost_options(), [&](const OptionSpec& option) {
-    return invocation.has(std::string(option.name));
-  });
-}
-
-void refuse_cost_options(const Invocation& invocation, std::string_view required) {
+std::optional<std::string> given_cost_option(const Invocation& invocation) {
   for (const OptionSpec& option : cost_options()) {
-    if (invocation.has(std::string(option.name)))
-      throw UsageError(fmt::format("{} requires {}", option.name, required));
+    if (std::string name(option.name); invocation.has(name)) return name;
   }
+  return std::nullopt;
 }
 
 AskedCosts read_costs(const Invocation& invocation, Console& console) {
@@ -171,10 +155,10 @@ AskedCosts read_costs(const Invocation& invocation, Console& console) {
 }
 
 void take_recorded_costs(const Invocation& invocation, const Input& input, AskedCosts* asked) {
-  if (invocation.has("--costs") || !input.compiled.recording) return;
-  asked->request.costs = schedule::recorded_costs(input.schedule(), *input.compiled.recording);
-  asked->recorded_in = input.name;
-  set_single_times(invocation, &asked->request);
+  const ir::Recording* recording = input.source.ok() ? input.source.recording() : nullptr;
+  if (recording == nullptr) return;
+  const auto& parsed = std::get<ir::ParsedSchedule>(input.source.schedule);
+  take_recording(invocation, input.name, ir::schedule_of(parsed.schedule), *recording, asked);
 }
 
 schedule::MemoryBudget memory_of(const Invocation& invocation, const schedule::Costs& costs) {
@@ -187,74 +171,122 @@ schedule::MemoryBudget memory_of(const Invocation& invocation, const schedule::C
   return {.bytes = memory_number("--memory-bytes", *bytes)};
 }
 
-void print_invalid_json(const ir::Diagnostics& diagnostics, Console& console) {
-  console.out << fmt::format(
-      "{{\n  \"version\": 1,\n  \"makespan\": null,\n  \"diagnostics\": {}\n}}\n",
-      ir::diagnostics_json(diagnostics, 2));
+Run::Run(const Invocation& invocation, Console& console, Input input, AskedCosts costs,
+         const RunOptions& options)
+    : invocation_(invocation),
+      console_(console),
+      input_(std::move(input)),
+      costs_(std::move(costs)) {
+  const auto level = invocation.text("--level");
+  compiled_ = schedule::compile({.source = std::move(input_.source),
+                                 .costs = costs_.request.costs,
+                                 .policies = policies_of(invocation),
+                                 .level = level         ? ir::parse_level(*level)
+                                          : input_.file ? options.level_of_file
+                                                        : options.level_of_name,
+                                 .depth = options.depth,
+                                 .observer = options.observer});
+  if (!input_.file && ok()) input_.name = schedule().name;
+  if (compiled_.lost_recording)
+    console.err << fmt::format("note: the recording of {} is left out: it is of another order\n",
+                               name());
+  for (const schedule::OverriddenPolicy& one : compiled_.overridden) {
+    const bool is_flag = ir::find_lowering_policy(one.name)->values.kind == ir::PolicyKind::kFlag;
+    console.err << fmt::format("note: --{}{} overrides `{}: {}` of {}\n", one.name,
+                               is_flag ? "" : " " + one.requested, one.name, one.recorded, name());
+  }
+  if (is_recorded() && costs_.recorded_in.empty())
+    take_recording(invocation, name(), schedule(), *compiled_.recording, &costs_);
 }
 
-Simulation simulate_input(const Input& input, const AskedCosts& asked, Console& console,
-                          bool as_json) {
-  schedule::SimulateResult result = schedule::simulate(input.compiled, asked.request);
+int Run::exit_code() const { return ok() ? kExitOk : exit_code_of(compiled_.diagnostics); }
+
+void Run::print_diagnostics(const ir::Diagnostics& diagnostics) const {
+  cli::print_diagnostics(diagnostics, input_.file.get(), name(), console_);
+}
+
+void Run::require_ok() const {
+  if (ok()) return;
+  print_diagnostics();
+  throw Failed{exit_code()};
+}
+
+Simulation Run::predicted() const {
+  schedule::SimulateResult result = schedule::simulate(compiled_, costs_.request);
   if (!result.ok() && result.diagnostics.kept().front().rule == ir::Rule::kMemoryExceeded) {
-    if (as_json) {
-      print_invalid_json(result.diagnostics, console);
+    if (invocation_.has("--json")) {
+      print_invalid_json(result.diagnostics, console_);
     } else {
-      print_diagnostics(result.diagnostics, input.file ? &*input.file : nullptr, input.name,
-                        console);
+      print_diagnostics(result.diagnostics);
     }
     throw Failed{kExitInvalid};
   }
-  return take(std::move(result), asked, console);
+  return take(std::move(result));
 }
 
-Simulation recorded_run_of(const Input& input, const AskedCosts& asked, Console& console) {
-  schedule::SimulateRequest request;
-  if (asked.file) {
-    request.costs = asked.request.costs;
-    request.places = asked.request.places;
+Simulation Run::recorded() const {
+  schedule::SimulateRequest request{.with_bound = false};
+  if (costs_.file) {
+    request.costs = costs_.request.costs;
+    request.places = costs_.request.places;
   } else {
-    request.costs = schedule::recorded_costs(input.schedule(), *input.compiled.recording);
+    request.costs = schedule::recorded_costs(schedule(), *compiled_.recording);
   }
-  return take(schedule::recorded_run(input.compiled, request), asked, console);
+  return take(schedule::recorded_run(compiled_, request));
 }
 
-schedule::Baseline baseline_of(const AskedCosts& asked, const Input& measured) {
-  return asked.recorded_in == measured.name ? schedule::Baseline::kMedianOfKind
-                                            : schedule::Baseline::kPredicted;
-}
-
-schedule::BlockedSimulation simulate_blocked_input(const Input& input, const AskedCosts& asked,
-                                                   Console& console) {
+schedule::BlockedSimulation Run::blocked() const {
   ir::Diagnostics diagnostics;
   std::optional<schedule::BlockedSimulation> simulation =
-      schedule::simulate_blocked(input.compiled, asked.request, &diagnostics);
-  if (!simulation) fail_for_costs(diagnostics, asked, console);
+      schedule::simulate_blocked(compiled_, costs_.request, &diagnostics);
+  if (!simulation) fail_for_costs(diagnostics);
   return std::move(*simulation);
 }
 
-Simulation simulate_source(const Invocation& invocation, Console& console,
-                           std::optional<ir::Level> level_of_name, Input* input) {
-  const AskedCosts asked = read_costs(invocation, console);
-  *input = read_input(invocation, console);
-  input->costs = asked.request.costs;
-  compile_input(invocation, {.of_name = level_of_name}, schedule::Depth::kVerify, input, console);
-  require_ok(*input, console);
-  return simulate_input(*input, asked, console);
+schedule::Baseline Run::baseline() const {
+  return costs_.recorded_in == name() ? schedule::Baseline::kMedianOfKind
+                                      : schedule::Baseline::kPredicted;
 }
 
-std::span<const std::string_view> picture_formats() {
-  static constexpr std::string_view kFormats[] = {"timeline", "svg",    "html", "trace",
-                                                  "pftrace",  "kineto", "dot"};
-  return kFormats;
+Simulation Run::take(schedule::SimulateResult result) const {
+  if (!result.ok()) fail_for_costs(result.diagnostics);
+  return std::move(*result.simulation);
 }
 
-std::string number_text(double number) { return fmt::format("{:.6g}", number); }
-
-std::string activations_text(double number) {
-  return number_text(number) + (number == 1 ? " activation" : " activations");
+// Errors without a place are those of options, not of the file.
+void Run::fail_for_costs(const ir::Diagnostics& diagnostics) const {
+  ir::Diagnostics in_file, in_options;
+  for (const ir::Diagnostic& one : diagnostics.kept())
+    (one.place.offset ? in_file : in_options).error(one.rule, one.message, one.place).help =
+        one.help;
+  if (in_file.has_errors())
+    cli::print_diagnostics(in_file, &*costs_.file, ir::printable(costs_.file->name), console_);
+  if (in_options.has_errors()) cli::print_diagnostics(in_options, nullptr, "the costs", console_);
+  throw Failed{kExitTrouble};
 }
 
-std::string percent_text(double fraction) { return fmt::format("{:.1f}%", 100 * fraction); }
+void print_invalid_json(const ir::Diagnostics& diagnostics, Console& console) {
+  print_json(
+      {{"version", 1}, {"makespan", nullptr}, {"diagnostics", diagnostics_json(diagnostics)}},
+      console.out);
+}
+
+std::string StageRatio::text() const {
+  return fmt::format(
+      "compared as one model: a stage of the second is {}/{} of a stage of the first, in time and "
+      "in activations",
+      before, after);
+}
+
+StageRatio scale_stages(const Invocation& invocation, int before, int after, AskedCosts* costs) {
+  if (!costs->recorded_in.empty()) return {};
+  for (const char* option : {"--costs", "--forward", "--backward-input", "--backward-weight"}) {
+    if (invocation.has(option)) return {};
+  }
+  const StageRatio ratio{before, after};
+  for (const char* cost : {"F", "I", "W"})
+    schedule::scale_cost(cost, ratio.value(), &costs->request.costs);
+  return ratio;
+}
 
 }  // namespace pipewright::cli
