@@ -7,25 +7,13 @@ set(pipewright_schedule_sources
     ir/diagnostic.cc
     ir/lowering.cc
     ir/placement.cc
-    ir/populate.cc
     ir/printable.cc
-    ir/dependencies.cc
-    ir/diagnostic.cc
     ir/schedule.cc
-    ir/diagnostic.cc
-    ir/dependencies.cc
     ir/text/action_text.cc
-    ir/text/shape.cc
     ir/text/csv.cc
-    ir/text/render.cc
-    ir/text/action_text.cc
     ir/text/header.cc
-    ir/text/header.cc
-    ir/text/json_scanner.cc
-    ir/text/json_scanner.cc
     ir/text/json_scanner.cc
     ir/text/plan.cc
-    ir/text/schedule_json.cc
     ir/text/read.cc
     ir/text/recording_reader.cc
     ir/text/render.cc
@@ -33,37 +21,23 @@ set(pipewright_schedule_sources
     ir/text/shape.cc
     ir/text/spelling.cc
     schedule/bounds/bounds.cc
-    schedule/bounds/rank_terms.cc
-    schedule/bounds/rank_terms.cc
     schedule/bounds/knapsack.cc
-    schedule/bounds/rank_terms.cc
-    schedule/bounds/rank_terms.cc
-    schedule/bounds/rank_terms.cc
     schedule/bounds/rank_terms.cc
     schedule/bounds/schedule_bound.cc
     schedule/compile/compile.cc
     schedule/compile/requested_policies.cc
-    schedule/compile/compile.cc
     schedule/graph/channel_graph.cc
     schedule/graph/deadlock.cc
     schedule/graph/edge_transfers.cc
     schedule/graph/peaks.cc
-    schedule/graph/peaks.cc
-    schedule/lowering/lower.cc
     schedule/lowering/add_send_recv.cc
     schedule/lowering/add_unshard_reshard.cc
-    schedule/lowering/lower.cc
-    schedule/lowering/lower.cc
-    schedule/lowering/place_receives.cc
     schedule/lowering/limit_sends.cc
     schedule/lowering/lower.cc
     schedule/lowering/place_receives.cc
-    schedule/lowering/place_receives.cc
-    schedule/problem/costs.cc
     schedule/problem/costs.cc
     schedule/problem/costs_json.cc
     schedule/problem/problem.cc
-    schedule/problem/costs_json.cc
     schedule/search/catalogue.cc
     schedule/search/compound_dispatcher.cc
     schedule/search/compound_rows.cc
@@ -71,46 +45,32 @@ set(pipewright_schedule_sources
     schedule/search/dispatcher.cc
     schedule/search/front.cc
     schedule/search/local_search.cc
-    schedule/search/local_search.cc
-    schedule/search/front.cc
     schedule/search/recompute.cc
     schedule/search/repeat.cc
     schedule/search/replay.cc
     schedule/search/search.cc
     schedule/search/solve.cc
-    schedule/search/solve.cc
     schedule/search/templates.cc
     schedule/search/words.cc
-    schedule/simulate/memory_model.cc
     schedule/simulate/drift.cc
-    schedule/simulate/simulate.cc
     schedule/simulate/memory_model.cc
-    schedule/simulate/recorded_costs.cc
     schedule/simulate/recorded_costs.cc
     schedule/simulate/report.cc
     schedule/simulate/simulate.cc
     schedule/simulate/walks.cc
-    schedule/verify/verify.cc
     schedule/verify/complete_in_order.cc
-    schedule/verify/complete_in_order.cc
-    schedule/verify/verify.cc
     schedule/verify/verify.cc
     schedule/verify/verify_channels.cc
-    schedule/verify/verify_checks.cc
+    schedule/verify/verify_data_flow.cc
     schedule/verify/verify_data_parallel.cc
     schedule/verify/verify_policies.cc
-    schedule/verify/verify_checks.cc
-    schedule/verify/verify_checks.cc
     schedule/views/diff.cc
     schedule/views/dot.cc
     schedule/views/html.cc
-    schedule/views/trace.cc
-    schedule/views/table.cc
     schedule/views/perfetto.cc
     schedule/views/svg.cc
     schedule/views/table.cc
     schedule/views/timeline_text.cc
-    schedule/views/trace.cc
     schedule/views/trace.cc
     schedules/building_block.cc
     schedules/catalogue.cc
@@ -141,50 +101,32 @@ set(pipewright_schedule_headers
     ir/action_kinds.def
     ir/channel.h
     ir/check.h
-    ir/printable.h
     ir/dependencies.h
     ir/diagnostic.h
+    ir/errors.h
     ir/lowering.h
     ir/parse_number.h
     ir/placement.h
-    ir/populate.h
     ir/printable.h
-    ir/dependencies.h
-    ir/timeline.h
     ir/rules.def
-    ir/diagnostic.h
     ir/schedule.h
-    ir/diagnostic.h
-    ir/dependencies.h
     ir/tables.h
     ir/text/action_text.h
-    ir/text/shape.h
     ir/text/csv.h
-    ir/text/render.h
-    ir/text/action_text.h
-    ir/text/header.h
     ir/text/header.h
     ir/text/json_scanner.h
-    ir/text/json_scanner.h
-    ir/text/json_scanner.h
-    ir/text/shape.h
     ir/text/plan.h
     ir/text/read.h
     ir/text/recording_reader.h
     ir/text/render.h
     ir/text/scan_action.h
     ir/text/schedule_json.h
-    ir/text/schedule_json.h
     ir/text/shape.h
     ir/text/spelling.h
     ir/timeline.h
     ir/walk.h
     schedule/bounds/bounds.h
-    schedule/bounds/rank_terms.h
     schedule/bounds/knapsack.h
-    schedule/bounds/rank_terms.h
-    schedule/bounds/rank_terms.h
-    schedule/bounds/rank_terms.h
     schedule/bounds/rank_terms.h
     schedule/bounds/schedule_bound.h
     schedule/compile/compile.h
@@ -193,24 +135,13 @@ set(pipewright_schedule_headers
     schedule/graph/deadlock.h
     schedule/graph/edge_transfers.h
     schedule/graph/peaks.h
-    schedule/graph/peaks.h
-    schedule/graph/edge_transfers.h
-    schedule/lowering/lower.h
     schedule/lowering/add_send_recv.h
     schedule/lowering/add_unshard_reshard.h
-    schedule/lowering/lower.h
-    schedule/lowering/lower.h
-    schedule/lowering/place_receives.h
     schedule/lowering/limit_sends.h
     schedule/lowering/lower.h
-    schedule/lowering/add_unshard_reshard.h
     schedule/lowering/place_receives.h
-    schedule/lowering/place_receives.h
-    schedule/lowering/place_receives.h
-    schedule/problem/problem.h
     schedule/problem/costs.h
     schedule/problem/costs_json.h
-    schedule/problem/problem.h
     schedule/problem/problem.h
     schedule/search/catalogue.h
     schedule/search/compound_dispatcher.h
@@ -219,46 +150,31 @@ set(pipewright_schedule_headers
     schedule/search/dispatcher.h
     schedule/search/front.h
     schedule/search/local_search.h
-    schedule/search/front.h
-    schedule/search/local_search.h
     schedule/search/recompute.h
     schedule/search/repeat.h
     schedule/search/replay.h
     schedule/search/search.h
     schedule/search/solve.h
-    schedule/search/solve.h
     schedule/search/templates.h
     schedule/search/templates.inc
-    schedule/search/dispatcher.h
     schedule/search/words.h
-    schedule/simulate/memory_model.h
     schedule/simulate/drift.h
-    schedule/simulate/simulate.h
-    schedule/simulate/recorded_costs.h
     schedule/simulate/memory_model.h
-    schedule/simulate/recorded_costs.h
     schedule/simulate/recorded_costs.h
     schedule/simulate/report.h
     schedule/simulate/simulate.h
     schedule/simulate/walks.h
     schedule/verify/verify.h
-    schedule/verify/complete_in_order.h
-    schedule/verify/verify.h
     schedule/verify/verify_checks.h
     schedule/verify/verify_policies.h
-    schedule/verify/verify_checks.h
     schedule/views/diff.h
     schedule/views/dot.h
     schedule/views/html.h
-    schedule/views/trace.h
-    schedule/views/table.h
     schedule/views/perfetto.h
     schedule/views/svg.h
     schedule/views/table.h
     schedule/views/timeline_text.h
     schedule/views/trace.h
-    schedule/views/trace.h
-    schedule/views/html.h
     schedules/building_block.h
     schedules/catalogue.h
     schedules/constraints.h
@@ -285,13 +201,7 @@ set(pipewright_schedule_headers
 )
 
 set(pipewright_checkpoint_sources
-    checkpoint/save.cc
-    checkpoint/save.cc
-    checkpoint/read_plan.cc
-    checkpoint/folder.cc
     checkpoint/durable_file.cc
-    checkpoint/safetensors.cc
-    checkpoint/folder.cc
     checkpoint/export.cc
     checkpoint/folder.cc
     checkpoint/load.cc
@@ -301,31 +211,15 @@ set(pipewright_checkpoint_sources
     checkpoint/safetensors.cc
     checkpoint/safetensors_file.cc
     checkpoint/save.cc
-    checkpoint/manifest.cc
     checkpoint/stored_checkpoint.cc
     comms/process/addresses.cc
-    comms/process/error_file.cc
     comms/process/environment.cc
     comms/process/error_file.cc
-    comms/process/environment.cc
-    comms/layout.cc
-    comms/threads/mailboxes.cc
-    comms/layout.cc
-    comms/process/environment.cc
 )
 
 set(pipewright_checkpoint_headers
-    checkpoint/save.h
-    checkpoint/save.h
-    checkpoint/save.h
-    checkpoint/read_plan.h
-    checkpoint/folder.h
     checkpoint/durable_file.h
-    checkpoint/folder.h
-    checkpoint/safetensors.h
-    checkpoint/folder.h
     checkpoint/export.h
-    checkpoint/folder.h
     checkpoint/folder.h
     checkpoint/in_backticks.h
     checkpoint/load.h
@@ -334,24 +228,16 @@ set(pipewright_checkpoint_headers
     checkpoint/safetensors.h
     checkpoint/safetensors_file.h
     checkpoint/save.h
-    checkpoint/manifest.h
     checkpoint/stored_checkpoint.h
     comms/process/addresses.h
-    comms/layout.h
-    comms/process/error_file.h
     comms/process/environment.h
     comms/process/error_file.h
-    comms/process/environment.h
-    comms/layout.h
-    comms/threads/mailboxes.h
-    comms/layout.h
-    comms/process/environment.h
+    comms/process/sockets.h
     comms/process/steady_seconds.h
 )
 
 set(pipewright_cli_sources
     cli/checkpoint.cc
-    cli/checkpoint_report.cc
     cli/command_table.cc
     cli/completion.cc
     cli/console.cc
@@ -359,116 +245,85 @@ set(pipewright_cli_sources
     cli/drift_report.cc
     cli/explain.cc
     cli/files.cc
-    cli/files.cc
     cli/help.cc
     cli/input.cc
+    cli/json.cc
     cli/launch.cc
     cli/list.cc
     cli/parse.cc
     cli/print.cc
-    cli/receive_slots_json.cc
+    cli/run.cc
     cli/search.cc
-    cli/search_report.cc
     cli/search_request.cc
     cli/simulate.cc
-    cli/simulation.cc
-    cli/input.cc
-    cli/files.cc
     cli/validate.cc
+    cli/views.cc
 )
 
 set(pipewright_executor_sources
-    autograd/hooks.cc
     autograd/checkpoint.cc
-    autograd/checkpoint.cc
-    autograd/hooks.cc
     autograd/hooks.cc
     autograd/outside_writes.cc
     autograd/split_backward.cc
     autograd/weight_free.cc
     checkpoint/torch/optimizer_state.cc
-    checkpoint/torch/optimizer_state.cc
-    checkpoint/torch/optimizer_state.cc
     checkpoint/torch/training_state.cc
-    comms/torch_gaps/abortable_gloo.cc
-    comms/torch_gaps/abortable_gloo.cc
-    comms/group_collectives.cc
-    comms/torch_gaps/bounded_store.cc
     comms/channels.cc
-    comms/group_collectives.cc
     comms/clock_offset.cc
-    comms/collective_log.cc
     comms/collective_log.cc
     comms/device_event.cc
     comms/failure/failure_domain.cc
     comms/failure/failure_report.cc
-    comms/gloo/gloo.cc
-    comms/group.cc
-    comms/gloo/kept_memory.cc
     comms/failure/lifeline.cc
-    comms/mesh.cc
-    comms/gloo/send_queue.cc
-    comms/world.cc
-    comms/store_rounds.cc
-    comms/device_event.cc
-    comms/threads/tensor_operation.cc
-    comms/threads/threads.cc
-    comms/threads/threads.cc
-    comms/store_rounds.cc
     comms/failure/watcher.cc
+    comms/gloo/gloo.cc
+    comms/gloo/kept_memory.cc
+    comms/gloo/send_queue.cc
+    comms/group.cc
+    comms/group_collectives.cc
+    comms/mesh.cc
+    comms/store_rounds.cc
+    comms/threads/mailboxes.cc
+    comms/threads/tensor_operation.cc
+    comms/threads/thread_backend.cc
+    comms/threads/threads.cc
+    comms/torch_gaps/abortable_gloo.cc
+    comms/torch_gaps/bounded_store.cc
     comms/world.cc
-    ddp/grad_buckets.cc
-    ddp/replicate.cc
     ddp/compute_copies.cc
-    ddp/grad_buckets.cc
     ddp/grad_buckets.cc
     ddp/linked_params.cc
     ddp/replicate.cc
     ddp/replicated_unit.cc
-    ddp/replicated_unit.cc
     executor/action_runner.cc
     executor/arguments.cc
     executor/batch_check.cc
-    executor/batch_check.cc
     executor/coordinator.cc
     executor/data_flow.cc
-    executor/recorder.cc
-    executor/hang/device_progress.cc
-    executor/program/program.cc
     executor/executor.cc
+    executor/hang/device_progress.cc
     executor/hang/flight_dump.cc
-    executor/hang/flight_dump.cc
-    executor/recorder.cc
     executor/hang/hang.cc
+    executor/hang/rank_report.cc
+    executor/hang/watchdog.cc
     executor/microbatches.cc
     executor/module_stage.cc
     executor/program/program.cc
-    executor/hang/rank_report.cc
-    executor/hang/rank_report.cc
     executor/recorder.cc
-    executor/action_runner.cc
-    executor/action_runner.cc
-    executor/transfer_shapes.cc
+    executor/tensor_meta.cc
     executor/transfer_shapes.cc
     executor/transfers.cc
-    executor/hang/watchdog.cc
     fsdp/backward_order.cc
     fsdp/call_tracker.cc
     fsdp/flat_buffer.cc
-    fsdp/call_tracker.cc
     fsdp/fully_shard.cc
     fsdp/grad_reducer.cc
     fsdp/offload.cc
     fsdp/param_group.cc
     fsdp/param_group_gather.cc
     fsdp/sharded_unit.cc
-    fsdp/sharded_unit.cc
     fsdp/sharded_unit_step.cc
-    fsdp/param_group.cc
-    fsdp/grad_reducer.cc
     modules/clip_grad_norm.cc
-    modules/meta.cc
-    modules/tensors.cc
     modules/distribution.cc
     modules/forward.cc
     modules/forward_tensors.cc
@@ -476,11 +331,10 @@ set(pipewright_executor_sources
     modules/meta.cc
     modules/part_guard.cc
     modules/reduction.cc
+    modules/tensors.cc
     modules/tied_parameters.cc
     tp/communication.cc
-    tp/communication.cc
     tp/cross_entropy.cc
-    tp/split_module.cc
     tp/overlap.cc
     tp/parallelize.cc
     tp/part_use.cc
@@ -490,124 +344,85 @@ set(pipewright_executor_sources
 )
 
 set(pipewright_executor_headers
-    autograd/hooks.h
-    autograd/checkpoint.h
     autograd/checkpoint.h
     autograd/hooks.h
     autograd/node_pointer.h
-    autograd/hooks.h
     autograd/outside_writes.h
     autograd/split_backward.h
     autograd/weight_free.h
     checkpoint/torch/optimizer_state.h
-    checkpoint/torch/optimizer_state.h
-    checkpoint/torch/optimizer_state.h
     checkpoint/torch/training_state.h
-    comms/torch_gaps/abortable_gloo.h
-    comms/torch_gaps/abortable_gloo.h
-    comms/group_collectives.h
-    comms/torch_gaps/batch_threads.h
-    comms/torch_gaps/bounded_store.h
     comms/channels.h
-    comms/group_collectives.h
     comms/clock_offset.h
-    comms/collective_log.h
     comms/collective_log.h
     comms/device_event.h
     comms/failure/failure_domain.h
-    comms/gloo/gloo.h
-    comms/group.h
-    comms/device_event.h
-    comms/gloo/kept_memory.h
     comms/failure/lifeline.h
-    comms/mesh.h
-    comms/process/sockets.h
+    comms/gloo/gloo.h
+    comms/gloo/kept_memory.h
     comms/gloo/send_queue.h
-    comms/world.h
+    comms/group.h
+    comms/group_collectives.h
+    comms/mesh.h
     comms/store_rounds.h
-    comms/device_event.h
+    comms/threads/mailboxes.h
     comms/threads/tensor_operation.h
+    comms/threads/thread_backend.h
     comms/threads/threads.h
-    comms/threads/threads.h
-    comms/store_rounds.h
+    comms/torch_gaps/abortable_gloo.h
+    comms/torch_gaps/batch_threads.h
+    comms/torch_gaps/bounded_store.h
+    comms/torch_gaps/forwarding_backend.h
     comms/world.h
-    ddp/grad_buckets.h
-    ddp/replicate.h
     ddp/compute_copies.h
     ddp/grad_buckets.h
     ddp/linked_params.h
     ddp/replicate.h
     ddp/replicated_unit.h
-    executor/action_runner.h
+    executor/action_function.h
     executor/action_runner.h
     executor/arguments.h
     executor/batch_check.h
-    executor/batch_check.h
     executor/coordinator.h
     executor/data_flow.h
-    executor/recorder.h
-    executor/hang/device_progress.h
-    executor/program/program.h
     executor/executor.h
+    executor/hang/device_progress.h
     executor/hang/flight_dump.h
-    executor/hang/flight_dump.h
-    executor/recorder.h
     executor/hang/hang.h
-    executor/stage.h
-    executor/data_flow.h
+    executor/hang/rank_report.h
+    executor/hang/watchdog.h
+    executor/loss_function.h
     executor/microbatches.h
     executor/module_stage.h
     executor/program/program.h
-    executor/hang/rank_report.h
-    executor/hang/rank_report.h
     executor/recorder.h
-    executor/action_runner.h
-    executor/action_runner.h
     executor/stage.h
-    executor/recorder.h
-    executor/transfer_shapes.h
+    executor/tensor_meta.h
     executor/transfer_shapes.h
     executor/transfers.h
-    executor/hang/watchdog.h
     fsdp/backward_order.h
     fsdp/call_tracker.h
     fsdp/event_log.h
     fsdp/flat_buffer.h
-    fsdp/call_tracker.h
     fsdp/fully_shard.h
     fsdp/grad_reducer.h
     fsdp/offload.h
     fsdp/param_group.h
     fsdp/sharded_unit.h
-    fsdp/sharded_unit.h
-    fsdp/param_group.h
-    fsdp/grad_reducer.h
-    ir/errors.h
     modules/clip_grad_norm.h
-    modules/meta.h
     modules/data_parallel.h
-    modules/tensors.h
     modules/distribution.h
-    modules/data_parallel.h
     modules/forward.h
     modules/forward_tensors.h
     modules/grad_scaler.h
-    modules/reduction.h
     modules/meta.h
-    modules/reduction.h
-    modules/unit_tree.h
     modules/part_guard.h
-    modules/reduction.h
-    modules/unit_tree.h
     modules/reduction.h
     modules/tensors.h
     modules/tied_parameters.h
     modules/unit_tree.h
     tp/communication.h
-    tp/communication.h
-    tp/communication.h
     tp/cross_entropy.h
-    tp/split_module.h
     tp/overlap.h
     tp/parallelize.h
     tp/part_use.h
