@@ -171,7 +171,7 @@ void print_checkpoints(const std::vector<CheckpointEntry>& entries, Console& con
   for (const CheckpointEntry& entry : entries) {
     console.out << fmt::format(
         "{}: {}{}\n", ir::printable(entry.path.native()),
-        entry.checkpoint ? size_text(*entry.checkpoint) : "damaged: `verify` tells more",
+        entry.checkpoint ? size_text(*entry.checkpoint) : "damaged: for details, run `verify`",
         entry.is_latest ? ", latest" : "");
   }
 }

@@ -195,7 +195,7 @@ void print_diagnostics(const ir::Diagnostics& diagnostics, const ir::Source* fil
   const ir::Rule first = diagnostics.kept().front().rule;
   if (first == ir::Rule::kUnknownSchedule)
     console.err << fmt::format("note: there is no file `{}` either\n", ir::printable(name));
-  console.err << fmt::format("{} in {}; `pipewright explain {}` tells more\n",
+  console.err << fmt::format("{} in {}; for details, run `pipewright explain {}`\n",
                              ir::counted(total, "error", "errors"), name, ir::code(first));
 }
 

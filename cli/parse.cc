@@ -234,7 +234,7 @@ int run_program(int argc, const char* const* argv, Console& console) {
     return failed.exit_code;
   } catch (const UsageError& error) {
     print_trouble(error.what(), console);
-    console.err << fmt::format("`{} --help` tells more\n", where);
+    console.err << fmt::format("for details, run `{} --help`\n", where);
   } catch (const FileError& error) {
     print_trouble(error.what(), console);
   } catch (const std::bad_alloc&) {
