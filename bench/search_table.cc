@@ -20,7 +20,7 @@ namespace pipewright::schedule::search {
 namespace {
 
 double percent_above(Ticks cost, Ticks reference) {
-  return 100 * (static_cast<double>(cost) / static_cast<double>(reference) - 1);
+  return 100 * gap(static_cast<double>(cost), static_cast<double>(reference));
 }
 
 struct Totals {

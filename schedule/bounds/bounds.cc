@@ -82,7 +82,7 @@ struct Ramp {
 };
 
 // The area below `limit` that is unused while such actions fill an empty memory one by one: see
-// memory_area_bound().
+// memory_area in bounds.h.
 Area ramp_area(const std::vector<Ramp>& actions, Memory limit) {
   Ramp fastest{0, 0};
   Memory largest = 0;
@@ -272,21 +272,6 @@ Bound copies(const Instance& instance) {
 }  // namespace
 
 Bound work_bound(const Problem& problem) { return work(Instance(problem)); }
-Bound one_microbatch_bound(const Problem& problem) { return one_microbatch(Instance(problem)); }
-Bound warm_up_and_cool_down_bound(const Problem& problem) {
-  return warm_up_and_cool_down(Instance(problem));
-}
-Bound nested_window_bound(const Problem& problem) { return nested_window(Instance(problem)); }
-Bound memory_area_bound(const Problem& problem) { return memory_area(Instance(problem)); }
-Bound nested_memory_area_bound(const Problem& problem) {
-  return nested_memory_area(Instance(problem));
-}
-Bound lifetimes_bound(const Problem& problem) { return lifetimes(Instance(problem)); }
-Bound whole_microbatches_bound(const Problem& problem) {
-  return whole_microbatches(Instance(problem));
-}
-Bound first_backwards_bound(const Problem& problem) { return first_backwards(Instance(problem)); }
-Bound copies_bound(const Problem& problem) { return copies(Instance(problem)); }
 
 Problem allowing_whole_backwards(Problem problem) {
   for (StageWork& work : problem.stages)

@@ -32,10 +32,10 @@
 // say so in a term "hidden"; docs/bounds.md says why.
 //
 // Nothing is assumed about the order of microbatches. Where their costs differ, paths are those of
-// the fastest microbatch and knapsacks those of the slowest. Each function returns its largest
-// bound over all ranks, with value 0 if it says nothing. All take time linear in the number of
-// stages, apart from the knapsacks, bisections, and a loop over the microbatches that fit in the
-// memory of a rank. Pure functions; any thread. docs/bounds.md has the proofs at length.
+// the fastest microbatch and knapsacks those of the slowest. Each bound is the largest over all
+// ranks, with value 0 if it says nothing. All take time linear in the number of stages, apart from
+// the knapsacks, bisections, and a loop over the microbatches that fit in the memory of a rank.
+// Pure functions; any thread. docs/bounds.md has the proofs at length.
 
 namespace pipewright::schedule {
 
@@ -56,14 +56,14 @@ struct Bound {
   friend bool operator==(const Bound&, const Bound&) = default;
 };
 
-// Work: T >= work(x), less Hidden(0). A rank runs one action or compound at a time.
-Bound work_bound(const Problem& problem);
-
-// One microbatch: T >= path(x0, x0) + I_x0 + W_x0, of the slowest microbatch. F_x0, I_x0 and W_x0
+// The bounds, by Bound::name.
+//
+// work: T >= work(x), less Hidden(0). A rank runs one action or compound at a time.
+//
+// one_microbatch: T >= path(x0, x0) + I_x0 + W_x0, of the slowest microbatch. F_x0, I_x0 and W_x0
 // are all on x.
-Bound one_microbatch_bound(const Problem& problem);
-
-// Warm-up and cool-down of one rank: T >= work(x) + warm + cool, where
+//
+// warm_up_and_cool_down, of one rank: T >= work(x) + warm + cool, where
 //
 //   warm = max(0, path(x0, xl) - Fill)      Fill: the most F work in memory L that includes all Fs
 //                                           of one microbatch
@@ -84,9 +84,8 @@ Bound one_microbatch_bound(const Problem& problem);
 // microbatches as fit in memory: the n that have run F_xl before the first I must last for a lap,
 // from F_xl to I_xl, because the next F_xl comes after it. Likewise at the end. Theorem 6 of
 // docs/bounds.md; only without an overlap.
-Bound warm_up_and_cool_down_bound(const Problem& problem);
-
-// Nested window: for ranks r and x with r0 < x0,
+//
+// nested_window: for ranks r and x with r0 < x0,
 //
 //   T >= head + work(x) + warm + rest + tail
 //
@@ -105,32 +104,29 @@ Bound warm_up_and_cool_down_bound(const Problem& problem);
 // is done; warm is idle before the first I as above; after the last F at least chain passes, in
 // which what was left then is done, but for q: Is + Ws - q. So the window lasts at least work(x) -
 // q + warm + max(0, chain - Is - Ws + q), which is at least the value for q = Ws.
-Bound nested_window_bound(const Problem& problem);
-
-// Memory over time: T * L >= sum over the stages of x of m (life_s a_s + W_s h_s) + ramps, where
-// life_s = path(s, s) + I_s. Each activation is in memory for so long, and the rank has L.
+//
+// memory_area, memory over time: T * L >= sum over the stages of x of m (life_s a_s + W_s h_s) +
+// ramps, where life_s = path(s, s) + I_s. Each activation is in memory for so long, and the rank
+// has L.
 //
 // Ramps: memory cannot be full at the start and at the end. While the first Fs run, the memory in
 // use is at most b_s = max(a_s, h_s) for each F started so far. If g is the least F_s / b_s, and b
 // the largest b_s, the area below L that stays unused while they run is at least g L (L - b) / 2;
 // equal stages with L a multiple of b meet this. The same holds for the last Is and Ws, seen
 // backwards in time.
-Bound memory_area_bound(const Problem& problem);
-
-// Memory over time inside a nested window: for r0 < x0, T >= head + E + tail, where
+//
+// nested_memory_area, the same inside a nested window: for r0 < x0, T >= head + E + tail, where
 //
 //   E * L >= sum of m (life_s a_s + W_s h_s) + ramp at the start - L * max W_s
 //
 // Proof. The window of x has all F-to-I lifetimes. The Ws that are left at its end are in memory,
 // so the sum of their h_s is at most L, and what they take away from the area is at most L max W_s.
-Bound nested_memory_area_bound(const Problem& problem);
-
-// Lifetimes in turn: at most k = L div a_x0 microbatches are between F_x0 and the end of I_x0 at
+//
+// lifetimes, in turn: at most k = L div a_x0 microbatches are between F_x0 and the end of I_x0 at
 // any time, so they can be coloured with k colours such that those of one colour follow each
 // other: T >= ceil(m / k) (path(x0, x0) + I_x0) + W_x0.
-Bound lifetimes_bound(const Problem& problem);
-
-// Whole microbatches in memory: for r0 <= x0 (r may be x), T >= head + E + tail, where
+//
+// whole_microbatches, in memory: for r0 <= x0 (r may be x), T >= head + E + tail, where
 //
 //   K * E >= m (path(xl, xl) + I_xl) + lost
 //   K        the most microbatches whose a_s of all stages of x fit in L together
@@ -149,9 +145,8 @@ Bound lifetimes_bound(const Problem& problem);
 // With an overlap o, every F counts with F (1 - o) in `lost`: a compound takes at least that and I.
 //
 // This decides where few whole microbatches fit: the memory area bound counts fractions.
-Bound whole_microbatches_bound(const Problem& problem);
-
-// First backwards, of all ranks together. Let late_x be how much more time than path(x0, xl) passes
+//
+// first_backwards, of all ranks together. Let late_x be how much more time than path(x0, xl) passes
 // from the start of the first F on x to the start of its first I. T is at least the smallest value
 // for which these have a solution:
 //
@@ -168,9 +163,8 @@ Bound whole_microbatches_bound(const Problem& problem);
 //
 // This decides where memory is plentiful: the first gradient meets an F in progress on every rank,
 // unless the rank has left a gap for it.
-Bound first_backwards_bound(const Problem& problem);
-
-// Copies of a rank that offloads: T >= head + m * sum over its stages of (offload_s + reload_s) +
+//
+// copies, of a rank that offloads: T >= head + m * sum over its stages of (offload_s + reload_s) +
 // tail, where, with s the first stage on x that has copies,
 //
 //   head   from the start of F_x0 to the end of F_s
@@ -182,7 +176,6 @@ Bound first_backwards_bound(const Problem& problem);
 //
 // The other bounds take for a_s what never leaves the device, StageWork::activation: whatever is
 // offloaded, this much is in use from the start of F to the end of I.
-Bound copies_bound(const Problem& problem);
 
 // The problem in which h_s is at most a_s. A schedule may also run I and W of a microbatch as a
 // whole backward B, which has memory a_s until it ends: in this problem it is an I and a W, so what
@@ -193,6 +186,11 @@ Problem allowing_whole_backwards(Problem problem);
 std::vector<Bound> lower_bounds(const Problem& problem);
 // The largest of them; the first of equals.
 Bound lower_bound(const Problem& problem);
+// That with the name work, for the problem as it is.
+Bound work_bound(const Problem& problem);
+
+// How far a cost is above a bound in the same unit: 0.1 for 10%; 0 if the bound says nothing.
+constexpr double gap(double cost, double bound) { return bound > 0 ? cost / bound - 1 : 0; }
 
 }  // namespace pipewright::schedule
 

@@ -63,9 +63,9 @@ struct UnfinishedItem {
 //
 //   max(0, chain - I work) - W work
 //
-// of what is left to do when the last F ends: nested_window_bound() says why. The least value for
-// anything that fits in memory is a knapsack problem of two values. This is one of a single value
-// that is at most as large, for any share from 0 to kWholeShare:
+// of what is left to do when the last F ends: nested_window in bounds.h says why. The least value
+// for anything that fits in memory is a knapsack problem of two values. This is one of a single
+// value that is at most as large, for any share from 0 to kWholeShare:
 //
 //   share / kWholeShare (chain - I work) - W work
 constexpr Ticks kWholeShare = 1024;
@@ -154,8 +154,8 @@ struct RankTerms {
   bool all_fit = false;  // all Fs of the rank fit in memory at once
   Work work;
   Ticks fill = 0, warm_up = 0;
-  Ticks cool_down = 0;  // of warm_up_and_cool_down_bound()
-  Ticks rest = 0;       // of nested_window_bound(), where it may be negative
+  Ticks cool_down = 0;  // of the bound warm_up_and_cool_down
+  Ticks rest = 0;       // of nested_window, where it may be negative
   Ticks hidden = 0;     // Hidden(min(Fill, path(x0, xl)))
 };
 
@@ -176,7 +176,7 @@ struct Instance {
 // The first terms of a bound: a rank's work and, if there is an overlap, what compounds hide of it.
 std::vector<BoundTerm> work_terms(const Problem& problem, const Work& work, Ticks hidden);
 
-// first_backwards_bound(), in a file of its own.
+// The bound of this name, in a file of its own.
 Bound first_backwards(const Instance& instance);
 
 }  // namespace pipewright::schedule

@@ -7,6 +7,7 @@
 
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/timeline.h"
+#include "pipewright/schedule/bounds/bounds.h"
 #include "pipewright/schedule/problem/costs.h"
 #include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/simulate/memory_model.h"
@@ -46,8 +47,7 @@ struct ScheduleBound {
   // while B or I runs, by stage.
   std::vector<double> memory_limits, activations, weight_inputs, recomputed;
 
-  // How far a cost is above the bound: 0.1 for 10%.
-  double gap(double cost) const { return value > 0 ? cost / value - 1 : 0; }
+  double gap(double cost) const { return schedule::gap(cost, value); }
 };
 
 // Of problem_of(). Times are rounded there, so a value that differs from the schedule's cost by

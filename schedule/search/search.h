@@ -92,9 +92,7 @@ struct SearchResult {
 
   // How far the cost is above the bound: 0.1 for 10%.
   double gap() const {
-    return bound.value > 0
-               ? static_cast<double>(cost_in_ticks) / static_cast<double>(bound.value) - 1
-               : 0;
+    return schedule::gap(static_cast<double>(cost_in_ticks), static_cast<double>(bound.value));
   }
 };
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,14 @@
 
 namespace pipewright::schedule {
 namespace {
+
+Bound bound_named(std::string_view name, const Problem& problem) {
+  for (Bound& bound : lower_bounds(problem)) {
+    if (bound.name == name) return std::move(bound);
+  }
+  ADD_FAILURE() << "no bound is called " << name;
+  return {};
+}
 
 Problem uniform(ir::Placement placement, int microbatches, const StageWork& work, Memory limit) {
   Problem problem{.placement = std::move(placement),
@@ -69,17 +78,17 @@ TEST(BoundsTest, ZbH1IsOptimal) {
 TEST(BoundsTest, EachBoundByHand) {
   const Problem one = uniform(ir::Placement::loop(1, 1), 2, {3, 5, 2, 0, 0, 1, 1}, 1);
   EXPECT_EQ(work_bound(one).value, 20);
-  EXPECT_EQ(one_microbatch_bound(one).value, 10);
-  EXPECT_EQ(memory_area_bound(one).value, 20);
-  EXPECT_EQ(lifetimes_bound(one).value, 18);  // twice F and I, and the last W
+  EXPECT_EQ(bound_named("one_microbatch", one).value, 10);
+  EXPECT_EQ(bound_named("memory_area", one).value, 20);
+  EXPECT_EQ(bound_named("lifetimes", one).value, 18);  // twice F and I, and the last W
   // Two ranks, transfers 1: a microbatch takes 2 (3 + 5) + 2 and W; memory for one on each rank.
   const Problem two = uniform(ir::Placement::loop(2, 2), 2, {3, 5, 2, 1, 1, 1, 1}, 1);
-  EXPECT_EQ(one_microbatch_bound(two).value, 20);
-  EXPECT_EQ(memory_area_bound(two).value, 40);
-  EXPECT_EQ(memory_area_bound(two).rank, 0);
-  EXPECT_EQ(lifetimes_bound(two).value, 38);
+  EXPECT_EQ(bound_named("one_microbatch", two).value, 20);
+  EXPECT_EQ(bound_named("memory_area", two).value, 40);
+  EXPECT_EQ(bound_named("memory_area", two).rank, 0);
+  EXPECT_EQ(bound_named("lifetimes", two).value, 38);
   // Rank 1 starts after F and a transfer; after its last I come a transfer, I and W of rank 0.
-  const Bound nested = nested_window_bound(two);
+  const Bound nested = bound_named("nested_window", two);
   EXPECT_EQ(nested.rank, 0);
   EXPECT_EQ(nested.other, 1);
   EXPECT_EQ(nested.value, (3 + 1) + 20 - 2 + (1 + 5 + 2));
@@ -97,7 +106,7 @@ TEST(BoundsTest, NestedWindowByHand) {
     problem.stages[1] = {10, 10, 4, 1, 1, 2, 1};
     problem.stages[2] = {10, 10, 0, 1, 1, 2, 1};
     problem.memory_limits[1] = 8;
-    const Bound bound = nested_window_bound(problem);
+    const Bound bound = bound_named("nested_window", problem);
     EXPECT_EQ(bound.rank, 0);
     EXPECT_EQ(bound.other, 1);
     return bound.terms[3];
@@ -122,17 +131,17 @@ TEST(BoundsTest, LapsByHand) {
   // After the last F, 44 pass to the end of the last I. With one whole microbatch, and I and W of
   // 9 of two others, 44 - 12 - 18 are idle. With two, 44 - 24 = 20. But with one, its Fs came in
   // the 42 before: 44 + 42 - 26, and 4 * 9 that fit in memory.
-  EXPECT_EQ(nested_window_bound(problem).terms,
+  EXPECT_EQ(bound_named("nested_window", problem).terms,
             (std::vector<BoundTerm>{
                 {"head", 8}, {"work", 7 * 26}, {"warm_up", 22}, {"cool_down", 20}, {"tail", 9}}));
   problem.num_microbatches = 6;
-  EXPECT_EQ(nested_window_bound(problem).terms,
+  EXPECT_EQ(bound_named("nested_window", problem).terms,
             (std::vector<BoundTerm>{
                 {"head", 8}, {"work", 6 * 26}, {"warm_up", 16}, {"cool_down", 14}, {"tail", 9}}));
   // Compounds have no laps.
   problem.num_microbatches = 7;
   problem.overlap = 0.5;
-  EXPECT_EQ(nested_window_bound(problem).terms[3], (BoundTerm{"warm_up", 16}));
+  EXPECT_EQ(bound_named("nested_window", problem).terms[3], (BoundTerm{"warm_up", 16}));
 
   // An I on the first stage comes 66 after that on the last one, and a lap is 38. So two whole
   // microbatches have 2 (14 + 3) in the lap and keep 4 of the memory, which leaves room for two Fs:
@@ -143,7 +152,7 @@ TEST(BoundsTest, LapsByHand) {
   late.stages[4] = {4, 2, 1, 1, 1, 2, 1};
   late.stages[5] = {15, 15, 0, 0, 1, 2, 1};
   late.memory_limits[1] = 8;
-  EXPECT_EQ(nested_window_bound(late).terms,
+  EXPECT_EQ(bound_named("nested_window", late).terms,
             (std::vector<BoundTerm>{
                 {"head", 2}, {"work", 7 * 26}, {"warm_up", 34}, {"cool_down", 80}, {"tail", 3}}));
   // Likewise at the end, if F on the last stage comes long after that on the first: then 44 pass to
@@ -151,7 +160,7 @@ TEST(BoundsTest, LapsByHand) {
   late.stages[2].gradient_transfer = 1;
   late.stages[2].output_transfer = 0;
   late.stages[3].output_transfer = 61;
-  EXPECT_EQ(nested_window_bound(late).terms[3], (BoundTerm{"cool_down", 32}));
+  EXPECT_EQ(bound_named("nested_window", late).terms[3], (BoundTerm{"cool_down", 32}));
 }
 
 // By hand: 3 ranks, F 10, I 11, transfers 1. A first I that never waits comes 10, 33 and 56 after
@@ -162,29 +171,29 @@ TEST(BoundsTest, FirstBackwardsByHand) {
   };
   // Rank 1 idles for 3 after three Fs, or the I waits there for a fourth, comes to rank 0 after 63,
   // and finds it idle after six Fs for 3. Six Fs are all that fit.
-  const Bound six = first_backwards_bound(with_memory_for(6));
+  const Bound six = bound_named("first_backwards", with_memory_for(6));
   EXPECT_EQ(six.value, 10 * 26 + 3);
   EXPECT_EQ(six.terms, (std::vector<BoundTerm>{{"work", 260}, {"warm_up", 3}, {"cool_down", 0}}));
-  EXPECT_EQ(warm_up_and_cool_down_bound(with_memory_for(6)).value, 260);
+  EXPECT_EQ(bound_named("warm_up_and_cool_down", with_memory_for(6)).value, 260);
   // A seventh F fills rank 0 until 70.
-  EXPECT_EQ(first_backwards_bound(with_memory_for(7)).value, 260);
+  EXPECT_EQ(bound_named("first_backwards", with_memory_for(7)).value, 260);
   // After five Fs, rank 0 idles from 50 to 56.
-  EXPECT_EQ(first_backwards_bound(with_memory_for(5)).value, 266);
+  EXPECT_EQ(bound_named("first_backwards", with_memory_for(5)).value, 266);
   // With a V, no rank's first I comes after that of a rank that starts later.
   const Problem v = uniform(ir::Placement::v(3, 6), 10, {10, 11, 5, 1, 1, 1, 1}, 12);
-  EXPECT_EQ(first_backwards_bound(v).value, work_bound(v).value);
+  EXPECT_EQ(bound_named("first_backwards", v).value, work_bound(v).value);
   // Without equal Fs there is no grid to meet.
   Problem uneven = with_memory_for(6);
   uneven.microbatch_scale.assign(10, 1.0);
   uneven.microbatch_scale[3] = 1.1;
-  EXPECT_EQ(first_backwards_bound(uneven).value, work_bound(uneven).value);
+  EXPECT_EQ(bound_named("first_backwards", uneven).value, work_bound(uneven).value);
 }
 
 // Quotients are rounded up: 3 microbatches for 10 each, in memory for 2 that fills while an F runs
 // and empties while a W runs.
 TEST(BoundsTest, MemoryAreaIsRoundedUp) {
   const Problem problem = uniform(ir::Placement::loop(1, 1), 3, {3, 5, 2, 0, 0, 1, 1}, 2);
-  EXPECT_EQ(memory_area_bound(problem).value, (3 * 10 + 3 + 2 + 1) / 2);
+  EXPECT_EQ(bound_named("memory_area", problem).value, (3 * 10 + 3 + 2 + 1) / 2);
 }
 
 // By hand: whole microbatches in memory, of which V schedules have two activations per rank.
@@ -192,7 +201,7 @@ TEST(BoundsTest, WholeMicrobatchesByHand) {
   // Memory for one microbatch, so rank 1 runs F F I W I W of one after the other, and between its
   // second F and its first I the F and I of rank 0. The Ws of the last microbatch may be left.
   const Problem one = uniform(ir::Placement::v(2, 4), 4, {1, 1, 1, 0, 0, 1, 1}, 2);
-  const Bound bound = whole_microbatches_bound(one);
+  const Bound bound = bound_named("whole_microbatches", one);
   EXPECT_EQ(bound.rank, 0);
   EXPECT_EQ(bound.other, 1);
   EXPECT_EQ(bound.terms, (std::vector<BoundTerm>{
@@ -203,31 +212,33 @@ TEST(BoundsTest, WholeMicrobatchesByHand) {
   const Problem two = uniform(ir::Placement::v(4, 8), 4, {93, 90, 47, 6, 6, 2, 1}, 8);
   const Ticks life = 4 * (93 + 90) + 6 * 6;
   const Ticks lost = (93 + 90) * ((4 + 1) + 1) + 47 * (2 * 4 - 8);
-  EXPECT_EQ(whole_microbatches_bound(two).terms[1],
+  EXPECT_EQ(bound_named("whole_microbatches", two).terms[1],
             (BoundTerm{"whole_microbatches", (4 * life + lost) / 2}));
   // On one rank the window is its own.
-  const Bound own =
-      whole_microbatches_bound(uniform(ir::Placement::loop(1, 1), 2, {3, 5, 2, 0, 0, 1, 1}, 1));
+  const Bound own = bound_named("whole_microbatches",
+                                uniform(ir::Placement::loop(1, 1), 2, {3, 5, 2, 0, 0, 1, 1}, 1));
   EXPECT_EQ(own.rank, 0);
   EXPECT_EQ(own.other, -1);
   EXPECT_EQ(own.terms, (std::vector<BoundTerm>{
                            {"head", 0}, {"whole_microbatches", 3 + 5 + 2 + 3 + 5}, {"tail", 2}}));
   // Memory that holds no microbatch, or more than there are.
-  EXPECT_EQ(
-      whole_microbatches_bound(uniform(ir::Placement::v(2, 4), 4, {1, 1, 1, 0, 0, 1, 1}, 1)).value,
-      0);
-  EXPECT_EQ(
-      whole_microbatches_bound(uniform(ir::Placement::v(2, 4), 4, {1, 1, 1, 0, 0, 1, 1}, kNoLimit)),
-      whole_microbatches_bound(uniform(ir::Placement::v(2, 4), 4, {1, 1, 1, 0, 0, 1, 1}, 8)));
+  EXPECT_EQ(bound_named("whole_microbatches",
+                        uniform(ir::Placement::v(2, 4), 4, {1, 1, 1, 0, 0, 1, 1}, 1))
+                .value,
+            0);
+  EXPECT_EQ(bound_named("whole_microbatches",
+                        uniform(ir::Placement::v(2, 4), 4, {1, 1, 1, 0, 0, 1, 1}, kNoLimit)),
+            bound_named("whole_microbatches",
+                        uniform(ir::Placement::v(2, 4), 4, {1, 1, 1, 0, 0, 1, 1}, 8)));
 }
 
 // The W after the tail may make a later rank the better outer one.
 TEST(BoundsTest, TheOuterRankIsTheBestOne) {
   Problem problem = uniform(ir::Placement::loop(3, 3), 4, {1, 1, 1, 0, 0, 1, 1}, 8);
-  EXPECT_EQ(nested_window_bound(problem).rank, 0);
+  EXPECT_EQ(bound_named("nested_window", problem).rank, 0);
   problem.stages[1].backward_weight = 5;
   problem.stages[2].forward = 100;
-  const Bound bound = nested_window_bound(problem);
+  const Bound bound = bound_named("nested_window", problem);
   EXPECT_EQ(bound.rank, 1);
   EXPECT_EQ(bound.other, 2);
   EXPECT_EQ(bound.terms.front(), (BoundTerm{"head", 1}));
@@ -238,11 +249,11 @@ TEST(BoundsTest, TheOuterRankIsTheBestOne) {
 // 0 comes 10 + 10 + 1 after its first F, and two Fs of the slowest microbatches take longer.
 TEST(BoundsTest, MicrobatchesOfDifferentCosts) {
   Problem problem = uniform(ir::Placement::loop(2, 2), 3, {10, 1, 1, 0, 0, 1, 1}, 2);
-  const auto warm_up = [&] { return warm_up_and_cool_down_bound(problem).terms[1]; };
+  const auto warm_up = [&] { return bound_named("warm_up_and_cool_down", problem).terms[1]; };
   EXPECT_EQ(warm_up(), (BoundTerm{"warm_up", 1}));
   problem.microbatch_scale = {1, 2, 2};
   EXPECT_EQ(warm_up(), (BoundTerm{"warm_up", 0}));
-  EXPECT_EQ(one_microbatch_bound(problem).value, 2 * (10 + 10 + 1 + 1 + 1));
+  EXPECT_EQ(bound_named("one_microbatch", problem).value, 2 * (10 + 10 + 1 + 1 + 1));
 }
 
 }  // namespace
