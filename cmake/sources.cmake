@@ -39,9 +39,6 @@ set(pipewright_schedule_sources
     schedule/problem/costs_json.cc
     schedule/problem/problem.cc
     schedule/search/catalogue.cc
-    schedule/search/compound_dispatcher.cc
-    schedule/search/compound_rows.cc
-    schedule/search/compound_search.cc
     schedule/search/dispatcher.cc
     schedule/search/front.cc
     schedule/search/local_search.cc
@@ -144,12 +141,10 @@ set(pipewright_schedule_headers
     schedule/problem/costs_json.h
     schedule/problem/problem.h
     schedule/search/catalogue.h
-    schedule/search/compound_dispatcher.h
-    schedule/search/compound_rows.h
-    schedule/search/compound_search.h
     schedule/search/dispatcher.h
     schedule/search/front.h
     schedule/search/local_search.h
+    schedule/search/random.h
     schedule/search/recompute.h
     schedule/search/repeat.h
     schedule/search/replay.h

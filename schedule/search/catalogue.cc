@@ -107,11 +107,8 @@ class Catalogue {
     if (!exists(spec, shape)) return false;
     const ir::ComputeOrder order =
         schedules::make_order(spec, shape, {times_, problem_.microbatch_scale});
-    Candidate& candidate =
-        candidates_.emplace_back(Candidate{order.name, words_of(problem_, order)});
-    if (problem_.overlap > 0) candidate.rows = compound_rows_of(problem_, order);
-    if (!has_compound(candidate.rows)) candidate.rows.clear();
-    const Words& words = candidate.words;
+    const Words& words =
+        candidates_.emplace_back(Candidate{order.name, words_of(problem_, order)}).words;
     if (!fits_memory(problem_, words) || !replay_.run(words)) return false;
     best_ = std::min(best_.value_or(replay_.cost()), replay_.cost());
     return true;

@@ -6,6 +6,8 @@
 //   2. a W whose target has passed goes first
 //   3. if an input with an earlier target is on its way and comes soon enough, wait for it
 //   4. a rank that waits, or that has no memory for F, fills the gap with a W that fits
+//   5. for compounds: the F or I that was chosen takes the I or F with the earliest target whose
+//      input has come, and for which there is memory beside it; or it waits for one that comes soon
 //
 // Where a stage recomputes, I takes memory and F leaves room for the largest one. An I that finds
 // the room taken by Ws that are left waits for them: so memory alone never stops a rank there.
@@ -94,12 +96,15 @@ inline void Dispatcher::update_weight(StageState* state) {
   state->weight = may_run ? state->next_weight : kNone;
 }
 
-inline void Dispatcher::update_arrival(StageState* state, Pass pass) {
+inline Dispatcher::Key Dispatcher::input_of(const StageState& state, Pass pass) {
   const size_t at = index_of(pass);
-  const int next = state->started[at];
-  const bool may_come =
-      next < state->sent[at] && (pass == Pass::kInput || state->in_flight() < state->cap);
-  state->arrival[at] = may_come ? state->arrivals[at][next] : kNone;
+  const int next = state.started[at];
+  return next < state.sent[at] ? state.arrivals[at][next] : kNone;
+}
+
+inline void Dispatcher::update_arrival(StageState* state, Pass pass) {
+  const bool may_come = pass == Pass::kInput || state->in_flight() < state->cap;
+  state->arrival[index_of(pass)] = may_come ? input_of(*state, pass) : kNone;
 }
 
 void Dispatcher::prepare(const Template& numbers) {
@@ -109,7 +114,11 @@ void Dispatcher::prepare(const Template& numbers) {
   for (const StageWork& one : problem_.stages)
     work += one.forward + one.backward_input + one.backward_weight;
   const Ticks unit = work / (3 * stages);
-  const Ticks longest = *std::ranges::max_element(work_);
+  makes_compounds_ = problem_.overlap > 0 && numbers.partner_patience != Template::kNever;
+  partner_patience_ = numbers.partner_patience;
+  whole_partners_ = problem_.splits_backward && numbers.whole_partners;
+  Ticks longest = *std::ranges::max_element(work_);
+  if (makes_compounds_) longest -= problem_.hidden(longest / 2);
   period_ = std::max<Ticks>(1, times(longest / problem_.num_microbatches, numbers.period));
   const Ticks weight_lag = numbers.weight_lag == Template::kNever
                                ? kGapsOnly
@@ -278,7 +287,63 @@ void Dispatcher::prepare(const Template& numbers) {
   return kNone;
 }
 
-[[gnu::always_inline]] inline void Dispatcher::start(int rank_index, Key choice, Ticks now) {
+Dispatcher::Key Dispatcher::partner_of(const RankState& rank, Key choice, Ticks now,
+                                       Ticks* wake) const {
+  if (choice == kNone || pass_of(choice) == Pass::kWeight) return kNone;
+  const Pass own = pass_of(choice);
+  const Pass pass = own == Pass::kForward ? Pass::kInput : Pass::kForward;
+  const StageState& chosen = states_[state_index(rank, choice)];
+  const auto time_of = [&](const StageState& state, Pass of) {
+    return letters_[letter(state.stage, of)].time;
+  };
+  const Key later = (now + 1) << key_bits_;
+  Key best = kNone;
+  for (size_t at = rank.first; at < rank.last; ++at) {
+    const StageState& state = states_[at];
+    // An F may exceed its cap, because the I ends a microbatch.
+    const Key input = input_of(state, pass);
+    if (input == kNone || state.started[index_of(pass)] == chosen.started[index_of(own)]) continue;
+    if (pass == Pass::kForward &&
+        rank.used + state.memory + reserved(rank, at) > rank.forward_limit)
+      continue;
+    if (input < later) {
+      best = std::min(best, state.order[index_of(pass)]);
+      continue;
+    }
+    const Ticks shorter = std::min(time_of(chosen, own), time_of(state, pass));
+    const Ticks comes = ticks_of(input);
+    if (comes - now <= times(shorter, partner_patience_)) *wake = std::min(*wake, comes);
+  }
+  return best;
+}
+
+void Dispatcher::start_compound(int rank_index, Key choice, Key partner, Ticks now) {
+  const RankState& rank = ranks_[static_cast<size_t>(rank_index)];
+  Word& word = words_[static_cast<size_t>(rank_index)];
+  const auto [input, forward] = std::minmax(choice, partner, [&](Key a, Key b) {
+    return pass_of(a) == Pass::kInput && pass_of(b) == Pass::kForward;
+  });
+  const StageState& of_forward = states_[state_index(rank, forward)];
+  const StageState& of_input = states_[state_index(rank, input)];
+  const auto next_time = [&](const StageState& state, Pass pass) {
+    return time_of(letter(state.stage, pass), state.started[index_of(pass)]);
+  };
+  Ticks backward = next_time(of_input, Pass::kInput);
+  // A whole backward has I and W of one microbatch.
+  const bool is_whole = whole_partners_ && of_input.started[index_of(Pass::kInput)] ==
+                                               of_input.started[index_of(Pass::kWeight)];
+  if (is_whole) backward += next_time(of_input, Pass::kWeight);
+  const Ticks time = problem_.together(next_time(of_forward, Pass::kForward), backward);
+  start(rank_index, forward, now, time);
+  word.back() |= kTogether;
+  start(rank_index, input, now, time);
+  if (!is_whole) return;
+  word.back() |= kTogether;
+  start(rank_index, of_input.weight, now, time);
+}
+
+[[gnu::always_inline]] inline void Dispatcher::start(int rank_index, Key choice, Ticks now,
+                                                     Ticks compound) {
   RankState& rank = ranks_[static_cast<size_t>(rank_index)];
   StageState& state = states_[state_index(rank, choice)];
   const Pass pass = pass_of(choice);
@@ -286,7 +351,7 @@ void Dispatcher::prepare(const Template& numbers) {
   const LetterInfo& info = letters_[one];
   const int microbatch = state.started[index_of(pass)]++;
   const Ticks step = step_after(microbatch);
-  const Ticks time = time_of(one, microbatch), end = now + time;
+  const Ticks time = time_of(one, microbatch), end = now + std::max(time, compound);
   rank.left -= time;
   rank.end = end;
   if (rank.start < 0) rank.start = now;
@@ -338,12 +403,17 @@ std::optional<Ticks> Dispatcher::run(const Template& numbers, Ticks most) {
     RankState& rank = ranks_[static_cast<size_t>(index)];
     Ticks wake = WakeQueue::kAsleep;
     const Key choice = choose(rank, now, &wake);
-    if (choice == kNone) {
+    const Key partner = makes_compounds_ ? partner_of(rank, choice, now, &wake) : kNone;
+    if (partner != kNone) {
+      start_compound(index, choice, partner, now);
+    } else if (choice != kNone && wake == WakeQueue::kAsleep) {
+      start(index, choice, now);
+    } else {
       queue_.set(index, wake);
       continue;
     }
-    start(index, choice, now);
-    if (rank.end + rank.left - rank.start > most) return std::nullopt;
+    const Ticks hidden = makes_compounds_ ? problem_.hidden(rank.left / 2) : 0;
+    if (rank.end + rank.left - hidden - rank.start > most) return std::nullopt;
   }
   if (actions_ < total) return std::nullopt;
   Ticks cost = 0;

@@ -85,6 +85,10 @@ struct Template {
   int cap_slope = kNever;   // microbatches in flight at a stage: at most slope * (stages left) /
   int cap_offset = 0;       // (stages per rank) + offset; kNever: no cap
   bool backward_first = false;  // I before F, later stages first, whatever the targets
+  // Compounds, of problems with an overlap: how long an F or I waits for an I or F of its rank that
+  // can run at once with it, relative to the shorter of both; kNever: they run alone.
+  int partner_patience = kNever;
+  bool whole_partners = false;  // whether compounds run W at once where they can
   // Microbatches come in groups of this size, each closer to the previous one of its group by this
   // part of the period. The mean distance stays one period.
   int group = 1, bunch = 0;
@@ -96,9 +100,9 @@ struct Template {
 int stages_per_rank(const Problem& problem);
 
 // Makes schedules: simulates all ranks in time order, and whenever a rank is free, starts the ready
-// action with the earliest target of a template, as far as memory allows. Keeps its buffers between
-// calls. Not thread-safe. The problem must outlive it. Linear in the number of actions, at 30 to 70
-// ns each.
+// action with the earliest target of a template, as far as memory allows; or, where the template
+// asks for compounds, that action and a partner. Keeps its buffers between calls. Not thread-safe.
+// The problem must outlive it. Linear in the number of actions, at 30 to 70 ns each.
 class Dispatcher {
  public:
   explicit Dispatcher(const Problem& problem);
@@ -147,10 +151,17 @@ class Dispatcher {
 
   void prepare(const Template& numbers);
   Memory reserved(const RankState& rank, size_t at) const;
-  // The key of what `rank` starts at `now`; kNone if nothing, and *wake is the time of its next
-  // input.
+  // The key of what `rank` starts at `now`; kNone if nothing, and *wake becomes the time of its
+  // next input.
   Key choose(const RankState& rank, Ticks now, Ticks* wake) const;
-  void start(int rank, Key choice, Ticks now);
+  // The F or I that can run at once with `choice`; kNone if there is none. If `choice` should wait
+  // for one that comes, *wake becomes its time.
+  Key partner_of(const RankState& rank, Key choice, Ticks now, Ticks* wake) const;
+  // Starts a letter, for the time of its compound where that is longer than its own.
+  void start(int rank, Key choice, Ticks now, Ticks compound = 0);
+  void start_compound(int rank, Key choice, Key partner, Ticks now);
+  // The arrival of the next input; kNone if it has not been sent.
+  static Key input_of(const StageState& state, Pass pass);
   // Bring StageState::arrival and weight up to date after a start or an input that was sent.
   static void update_arrival(StageState* state, Pass pass);
   static void update_weight(StageState* state);
@@ -189,8 +200,9 @@ class Dispatcher {
   // Of the template of this run, in ticks.
   Ticks period_ = 0;
   Ticks step_ = 0, group_step_ = 0;  // to the target of the next microbatch, of the next group
-  int group_ = 1, patience_ = 0, overrun_ = 0;
-  bool reserves_ = false, backward_first_ = false;
+  int group_ = 1, patience_ = 0, overrun_ = 0, partner_patience_ = 0;
+  bool reserves_ = false, backward_first_ = false, makes_compounds_ = false,
+       whole_partners_ = false;
 };
 
 }  // namespace pipewright::schedule::search

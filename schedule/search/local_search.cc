@@ -1,9 +1,10 @@
-// The state is one word of nodes per rank and the end of every node. Moves change the words; the
-// rest says what that costs, and what is kept.
+// The state is one word of nodes per rank and the end of every node. The nodes of a compound are
+// neighbours in the word and have the same times; its first node stands for it. Moves change the
+// words; the rest says what that costs, and what is kept.
 //
-// After a move, times are corrected by label correction: nodes whose predecessors changed are taken
-// from a heap, earliest start first, and computed again; if the end changes, the next node of the
-// rank and the node that waits for it follow. Most moves end after a few nodes, because slack
+// After a move, times are corrected by label correction: steps whose predecessors changed are taken
+// from a heap, earliest start first, and computed again; if the end changes, the next step of the
+// rank and the steps that wait for it follow. Most moves end after a few steps, because slack
 // absorbs the change. Each node has a latest end, beyond which the cost would rise too far; the
 // move is given up once a node ends later. That also ends moves that deadlock, since times grow
 // with every round of the cycle; or once it has changed very many, because where transfers take
@@ -28,18 +29,7 @@ constexpr int kEvaluationsPerMove = 6;  // what a move costs beside the nodes it
 constexpr int kRefreshMoves = 2000;     // between two refreshes of the latest ends
 constexpr int kPathChanges = 8;         // accepted moves between two critical paths
 constexpr size_t kMostChanges = 4;      // of one move, per node
-
-// -ln((n + 1/2) / 1024) in 1/1024, without the C library, whose results differ between machines.
-Ticks exponential_quantile(int n) {
-  // ln x = 2 artanh((x - 1) / (x + 1)), after halving x into [1/2, 1].
-  double x = (n + 0.5) / 1024;
-  int halvings = 0;
-  for (; x < 0.5; x *= 2) ++halvings;
-  const double z = (1 - x) / (1 + x);
-  double sum = 0, power = z;
-  for (int k = 1; k < 60; k += 2, power *= z * z) sum += power / k;
-  return static_cast<Ticks>(1024 * (2 * sum + halvings * 0.6931471805599453));
-}
+constexpr int kJoinReach = 8;           // how many steps away a partner may be
 
 }  // namespace
 
@@ -54,88 +44,127 @@ LocalSearch::LocalSearch(const Problem& problem, uint64_t seed)
   const auto node = [&](int letter, size_t instance) {
     return static_cast<Node>(static_cast<size_t>(letter) * microbatches_ + instance);
   };
-  for (size_t one = 0; one < letters.size(); ++one) {
+  for (Letter one = 0; one < letters.size(); ++one) {
     const LetterInfo& info = letters[one];
-    memory_change_.push_back(info.memory);
-    temporary_.push_back(info.temporary);
+    uses_.push_back(memory_use(problem.work(stage_of(one)), pass_of(one)));
     const auto rank_of = [&](int other) { return letters[static_cast<size_t>(other)].rank; };
-    const bool is_unused =
-        !problem.splits_backward && pass_of(static_cast<Letter>(one)) == Pass::kWeight;
+    const bool is_unused = !problem.splits_backward && pass_of(one) == Pass::kWeight;
     for (size_t instance = 0; instance < microbatches_; ++instance) {
       const bool near = info.need >= 0 && rank_of(info.need) == info.rank;
       const bool sends = info.unlocks >= 0 && rank_of(info.unlocks) != info.rank;
       NodeInfo& one_node = nodes_[one * microbatches_ + instance];
-      one_node = {.letter = static_cast<Letter>(one),
-                  .time = problem.scaled(info.time, static_cast<int>(instance)),
+      one_node = {.time = problem.scaled(info.time, static_cast<int>(instance)),
                   .delay = info.delay,
                   .need = info.need >= 0 && !near ? node(info.need, instance) : kNone,
                   .unlocks = sends ? node(info.unlocks, instance) : kNone,
                   .before = near ? node(info.need, instance) : kNone,
                   .rank = info.rank,
-                  .position = -1};
-      if (!is_unused) work_ += one_node.time;
+                  .position = -1,
+                  .letter = one};
+      times_.push_back(one_node.time);
+      if (!is_unused) least_spans_ += one_node.time;
     }
   }
+  least_spans_ -= problem.hidden(least_spans_ / 2);
   for (int n = 0; n < 1024; ++n) exponential_.push_back(exponential_quantile(n));
 }
 
-Ticks LocalSearch::ready(Node node) const {
+inline Ticks LocalSearch::ready(Node node) const {
   const NodeInfo& info = at(node);
   Ticks time = 0;
-  if (info.position > 0)
-    time = end(words_[static_cast<size_t>(info.rank)][static_cast<size_t>(info.position - 1)]);
+  if (info.position > 0) time = end(word_of(info)[static_cast<size_t>(info.position - 1)]);
   if (info.need != kNone) time = std::max(time, end(info.need) + info.delay);
+  if (info.parts > 1) {
+    const NodeInfo& partner = at(step_of(node)[1]);
+    if (partner.need != kNone) time = std::max(time, end(partner.need) + partner.delay);
+  }
   return time;
+}
+
+inline bool LocalSearch::ends_at(Node node, Ticks time) const {
+  return end(node) == time &&
+         (at(node).parts == 1 ||
+          std::ranges::all_of(step_of(node), [&](Node one) { return end(one) == time; }));
+}
+
+bool LocalSearch::has_inputs(Node node) const {
+  return std::ranges::all_of(
+      step_of(node), [&](Node one) { return at(one).need == kNone || end(at(one).need) >= 0; });
+}
+
+Ticks LocalSearch::time_of(std::span<const Node> step) const {
+  const auto alone = [&](Node node) { return times_[static_cast<size_t>(node)]; };
+  if (step.size() == 1) return alone(step[0]);
+  return problem_.together(alone(step[0]),
+                           alone(step[1]) + (step.size() == 3 ? alone(step[2]) : 0));
+}
+
+inline MemoryUse LocalSearch::use_of(const NodeInfo& info) const {
+  if (info.parts < 3 || info.part == 0) return uses_[info.letter];
+  return memory_use(problem_.work(stage_of(info.letter)), pass_of(info.letter), /*is_whole=*/true);
 }
 
 void LocalSearch::start(const Words& words) {
   words_.assign(words.size(), {});
   memory_.assign(words.size(), {});
-  std::vector<int> instances(memory_change_.size());
+  std::vector<int> instances(uses_.size());
   for (size_t rank = 0; rank < words.size(); ++rank) {
-    Memory used = 0;
-    for (const Letter one : words[rank]) {
+    const Word& from = words[rank];
+    std::vector<Node>& word = words_[rank];
+    for (const Letter marked : from) {
+      const Letter one = plain(marked);
       const auto node = static_cast<Node>(one * microbatches_) + instances[one]++;
-      at(node).position = static_cast<int32_t>(words_[rank].size());
-      words_[rank].push_back(node);
-      memory_[rank].push_back(used += memory_change_[one]);
+      at(node).position = static_cast<int32_t>(word.size());
+      word.push_back(node);
+    }
+    memory_[rank].resize(word.size());
+    for (size_t k = 0, size = 0; k < word.size(); k += size) {
+      size = step_size(&from[k]);
+      const int first = static_cast<int>(k), last = static_cast<int>(k + size);
+      apply({static_cast<int>(rank), first, first, last, static_cast<uint8_t>(size)});
     }
   }
   replay();
   evaluations_ = static_cast<int64_t>(order_.size());
-  best_ = words_;
+  best_ = words;
   best_cost_ = cost_;
 }
 
-// Computes all ends, and an order in which the nodes can run.
+// Computes all ends, and an order in which the steps can run.
 void LocalSearch::replay() {
   order_.clear();
   std::ranges::fill(ends_, -1);
   std::vector<size_t> next(words_.size());
   std::vector<int> queue;
   std::vector<bool> is_queued(words_.size(), true);
-  size_t total = 0;
+  size_t left = 0;
   for (size_t rank = words_.size(); rank-- > 0;) {
     queue.push_back(static_cast<int>(rank));
-    total += words_[rank].size();
+    left += words_[rank].size();
   }
   while (!queue.empty()) {
     const auto rank = static_cast<size_t>(queue.back());
     queue.pop_back();
     is_queued[rank] = false;
-    for (; next[rank] < words_[rank].size(); ++next[rank]) {
+    while (next[rank] < words_[rank].size()) {
       const Node node = words_[rank][next[rank]];
-      if (at(node).need != kNone && end(at(node).need) < 0) break;
-      ends_[static_cast<size_t>(node)] = ready(node) + at(node).time;
+      if (!has_inputs(node)) break;
+      const std::span<const Node> step = step_of(node);
+      const Ticks time = ready(node) + at(node).time;
       order_.push_back(node);
-      if (at(node).unlocks == kNone) continue;
-      const int other = at(at(node).unlocks).rank;
-      if (is_queued[static_cast<size_t>(other)]) continue;
-      is_queued[static_cast<size_t>(other)] = true;
-      queue.push_back(other);
+      next[rank] += step.size();
+      left -= step.size();
+      for (const Node one : step) {
+        ends_[static_cast<size_t>(one)] = time;
+        if (at(one).unlocks == kNone) continue;
+        const int other = at(at(one).unlocks).rank;
+        if (is_queued[static_cast<size_t>(other)]) continue;
+        is_queued[static_cast<size_t>(other)] = true;
+        queue.push_back(other);
+      }
     }
   }
-  PW_CHECK(order_.size() == total, "the words run to their end");
+  PW_CHECK(left == 0, "the words run to their end");
   measure();
 }
 
@@ -156,16 +185,17 @@ void LocalSearch::measure() {
 void LocalSearch::find_latest() {
   reference_cost_ = cost_;
   for (auto node = order_.rbegin(); node != order_.rend(); ++node) {
-    const NodeInfo& info = at(*node);
-    const std::vector<Node>& word = words_[static_cast<size_t>(info.rank)];
-    const auto next = static_cast<size_t>(info.position) + 1;
+    const std::span<const Node> step = step_of(*node);
+    const std::vector<Node>& word = word_of(at(*node));
+    const size_t next = static_cast<size_t>(at(*node).position) + step.size();
     Ticks latest = next < word.size() ? this->latest(word[next]) - at(word[next]).time
                                       : cost_ + start_of(word.front());
-    if (info.unlocks != kNone) {
-      const NodeInfo& other = at(info.unlocks);
-      latest = std::min(latest, this->latest(info.unlocks) - other.time - other.delay);
+    for (const Node one : step) {
+      if (at(one).unlocks == kNone) continue;
+      const NodeInfo& other = at(at(one).unlocks);
+      latest = std::min(latest, this->latest(at(one).unlocks) - other.time - other.delay);
     }
-    latest_[static_cast<size_t>(*node)] = latest;
+    for (const Node one : step) latest_[static_cast<size_t>(one)] = latest;
   }
 }
 
@@ -174,13 +204,21 @@ void LocalSearch::find_critical_path() {
   path_.clear();
   Node node = words_[static_cast<size_t>(longest_rank_)].back();
   while (node != kNone) {
+    node = head(node);
     path_.push_back(node);
     const NodeInfo& info = at(node);
+    const Ticks start = start_of(node);
     const Node previous =
-        info.position == 0
-            ? kNone
-            : words_[static_cast<size_t>(info.rank)][static_cast<size_t>(info.position) - 1];
-    node = previous != kNone && end(previous) == start_of(node) ? previous : info.need;
+        info.position == 0 ? kNone : word_of(info)[static_cast<size_t>(info.position) - 1];
+    if (previous != kNone && end(previous) == start) {
+      node = previous;
+      continue;
+    }
+    const auto step = step_of(node);
+    const auto late = std::ranges::find_if(step, [&](Node one) {
+      return at(one).need != kNone && end(at(one).need) + at(one).delay == start;
+    });
+    node = late == step.end() ? kNone : at(*late).need;
   }
 }
 
@@ -188,21 +226,19 @@ int64_t LocalSearch::score() const {
   return static_cast<int64_t>(words_.size()) * cost_ + sum_of_spans_;
 }
 
-void LocalSearch::push(Node node) {
+inline void LocalSearch::push(Node node) {
   const Ticks start = ready(node);
-  if (start == start_of(node)) return;
+  if (ends_at(node, start + at(node).time)) return;
   heap_.push_back({start, node});
   std::ranges::push_heap(heap_, std::greater<>(), &Pending::start);
 }
 
 bool LocalSearch::propagate(Ticks slack) {
   heap_.clear();
-  for (const Shift& move : shifts_) {
+  for (const Move& move : moves_) {
     const std::vector<Node>& word = words_[static_cast<size_t>(move.rank)];
-    const auto first = static_cast<size_t>(std::min(move.from, move.to));
-    const size_t last =
-        std::min(static_cast<size_t>(std::max(move.from, move.to)) + 1, word.size() - 1);
-    for (size_t k = first; k <= last; ++k) push(word[k]);
+    const size_t last = std::min(static_cast<size_t>(move.last), word.size() - 1);
+    for (auto k = static_cast<size_t>(move.first); k <= last; ++k) push(head(word[k]));
   }
   while (!heap_.empty()) {
     std::ranges::pop_heap(heap_, std::greater<>(), &Pending::start);
@@ -210,15 +246,23 @@ bool LocalSearch::propagate(Ticks slack) {
     heap_.pop_back();
     const NodeInfo& info = at(node);
     const Ticks now = ready(node) + info.time;
-    Ticks& end = ends_[static_cast<size_t>(node)];
-    if (now == end) continue;
-    if (now > latest(node) + slack || changes_.size() >= kMostChanges * nodes_.size()) return false;
-    changes_.emplace_back(node, end);
-    end = now;
-    const std::vector<Node>& word = words_[static_cast<size_t>(info.rank)];
-    const auto next = static_cast<size_t>(info.position) + 1;
+    if (ends_at(node, now)) continue;
+    if (changes_.size() >= kMostChanges * nodes_.size()) return false;
+    const std::span<const Node> step = step_of(node);
+    Ticks latest = this->latest(node);
+    for (const Node one : step.subspan(1)) latest = std::max(latest, this->latest(one));
+    if (now > latest + slack) return false;
+    for (const Node one : step) {
+      Ticks& end = ends_[static_cast<size_t>(one)];
+      changes_.emplace_back(one, end);
+      end = now;
+    }
+    const std::vector<Node>& word = word_of(info);
+    const size_t next = static_cast<size_t>(info.position) + step.size();
     if (next < word.size()) push(word[next]);
-    if (info.unlocks != kNone) push(info.unlocks);
+    for (const Node one : step) {
+      if (at(one).unlocks != kNone) push(head(at(one).unlocks));
+    }
   }
   return true;
 }
@@ -226,8 +270,9 @@ bool LocalSearch::propagate(Ticks slack) {
 void LocalSearch::undo() {
   for (auto change = changes_.rbegin(); change != changes_.rend(); ++change)
     ends_[static_cast<size_t>(change->first)] = change->second;
-  for (auto move = shifts_.rbegin(); move != shifts_.rend(); ++move)
-    apply({move->rank, move->to, move->from});
+  for (auto move = moves_.rbegin(); move != moves_.rend(); ++move)
+    apply({move->rank, move->first, move->first + move->last - move->middle, move->last,
+           move->parts_before, move->parts});
 }
 
 void LocalSearch::refresh() {
@@ -251,7 +296,7 @@ void LocalSearch::anneal(const Annealing& annealing) {
       moves = 0;
     }
     evaluations_ += kEvaluationsPerMove;
-    if (!make_random_shifts()) {
+    if (!make_random_moves()) {
       undo();
       continue;
     }
@@ -261,7 +306,7 @@ void LocalSearch::anneal(const Annealing& annealing) {
                                        exponential_[random_.index(exponential_.size())] / 1024;
     const Ticks cost = cost_, sum_of_spans = sum_of_spans_;
     const int longest_rank = longest_rank_;
-    const bool runs = propagate((most - work_) / weight - reference_cost_);
+    const bool runs = propagate((most - least_spans_) / weight - reference_cost_);
     evaluations_ += static_cast<int64_t>(changes_.size());
     if (runs) measure();
     if (!runs || score() > most) {
@@ -273,7 +318,7 @@ void LocalSearch::anneal(const Annealing& annealing) {
     }
     if (cost_ < best_cost_) {
       best_cost_ = cost_;
-      best_ = words_;
+      best_ = current();
     }
     if (!changes_.empty() && ++changes == kPathChanges) {
       find_critical_path();
@@ -282,11 +327,15 @@ void LocalSearch::anneal(const Annealing& annealing) {
   }
 }
 
-Words LocalSearch::best() const {
+Words LocalSearch::current() const {
   Words words;
-  for (const std::vector<Node>& nodes : best_) {
+  for (const std::vector<Node>& nodes : words_) {
     Word& word = words.emplace_back();
-    for (const Node node : nodes) word.push_back(at(node).letter);
+    word.reserve(nodes.size());
+    for (const Node node : nodes) {
+      const NodeInfo& info = at(node);
+      word.push_back(info.letter | (info.part + 1 < info.parts ? kTogether : 0));
+    }
   }
   return words;
 }
@@ -299,84 +348,167 @@ bool LocalSearch::is_consistent() {
   for (size_t rank = 0; rank < words_.size(); ++rank) {
     Memory used = 0;
     for (size_t k = 0; k < words_[rank].size(); ++k) {
-      const Letter letter = at(words_[rank][k]).letter;
-      used += memory_change_[letter];
+      const MemoryUse use = use_of(at(words_[rank][k]));
+      used += use.change;
       if (used != memory[rank][k] ||
-          used + temporary_[letter] > problem_.memory_limit(static_cast<int>(rank)))
+          used + use.temporary > problem_.memory_limit(static_cast<int>(rank)))
         return false;
     }
   }
   return ends == ends_ && cost == cost_ && sum == sum_of_spans_;
 }
 
-// The moves of the local search. One takes a node out of its word and puts it back a few places
-// away. It may not pass another instance of its letter or a node of its rank that it depends on, so
-// both stay in order.
+// The moves of the local search. One takes a step out of its word and puts it back a few places
+// away. It may not pass another instance of its letters or a node of its rank that it depends on,
+// so both stay in order.
 //
-// A move is one to a few such shifts: of one node, of the same letter in consecutive microbatches,
-// of two nodes that change places, or of a block. Memory is checked after all of them.
+// A move is one to a few such shifts: of one step, of the same letter in consecutive microbatches,
+// of two steps that change places, or of a block. Or it makes a compound of an F and an I near each
+// other, splits one, or moves a W into one or out of it. Memory is checked after all of them.
 
-// Whether the node may pass those between.
-bool LocalSearch::can_shift(const Shift& move) const {
+// Whether the nodes may pass each other.
+bool LocalSearch::may_swap(const Move& move) const {
   const std::vector<Node>& word = words_[static_cast<size_t>(move.rank)];
-  const Node node = word[static_cast<size_t>(move.from)];
-  const NodeInfo& info = at(node);
-  for (int k = move.from; k < move.to; ++k) {
-    const NodeInfo& passed = at(word[static_cast<size_t>(k) + 1]);
-    if (passed.letter == info.letter || passed.before == node) return false;
-  }
-  for (int k = move.to; k < move.from; ++k) {
-    const Node passed = word[static_cast<size_t>(k)];
-    if (at(passed).letter == info.letter || info.before == passed) return false;
-  }
-  return true;
-}
-
-// Shifts one node by `distance` places, if it may.
-bool LocalSearch::try_shift(Node node, int distance) {
-  const NodeInfo& info = at(node);
-  const Shift move = {info.rank, info.position, info.position + distance};
-  const auto size = static_cast<int>(words_[static_cast<size_t>(info.rank)].size());
-  if (move.to < 0 || move.to >= size || !can_shift(move)) return false;
-  apply(move);
-  shifts_.push_back(move);
-  return true;
-}
-
-bool LocalSearch::fits() const {
-  for (const Shift& move : shifts_) {
-    const std::vector<Node>& word = words_[static_cast<size_t>(move.rank)];
-    const std::vector<Memory>& memory = memory_[static_cast<size_t>(move.rank)];
-    const Memory limit = problem_.memory_limit(move.rank);
-    for (int k = std::min(move.from, move.to); k <= std::max(move.from, move.to); ++k) {
-      const auto position = static_cast<size_t>(k);
-      if (memory[position] > limit - temporary_[at(word[position]).letter]) return false;
+  for (auto k = static_cast<size_t>(move.first); k < static_cast<size_t>(move.middle); ++k) {
+    const Node node = word[k];
+    const Letter letter = at(node).letter;
+    for (auto other = static_cast<size_t>(move.middle); other < static_cast<size_t>(move.last);
+         ++other) {
+      const NodeInfo& passed = at(word[other]);
+      if (passed.letter == letter || passed.before == node) return false;
     }
   }
   return true;
 }
 
-void LocalSearch::apply(const Shift& move) {
+void LocalSearch::apply(const Move& move) {
   std::vector<Node>& word = words_[static_cast<size_t>(move.rank)];
   std::vector<Memory>& memory = memory_[static_cast<size_t>(move.rank)];
-  const auto from = static_cast<size_t>(move.from), to = static_cast<size_t>(move.to);
-  const Node node = word[from];
-  const auto put = [&](size_t position, Node one) {
-    word[position] = one;
-    at(one).position = static_cast<int32_t>(position);
-  };
-  for (size_t k = from; k < to; ++k) put(k, word[k + 1]);
-  for (size_t k = from; k > to; --k) put(k, word[k - 1]);
-  put(to, node);
-  const size_t first = std::min(from, to), last = std::max(from, to);
+  const auto first = static_cast<size_t>(move.first), last = static_cast<size_t>(move.last);
+  if (move.parts == 0) {
+    std::rotate(word.begin() + move.first, word.begin() + move.middle, word.begin() + move.last);
+  } else {
+    for (size_t k = first; k < last; ++k) {
+      NodeInfo& info = at(word[k]);
+      const bool is_in = k - first < move.parts;
+      info.part = static_cast<uint8_t>(is_in ? k - first : 0);
+      info.parts = is_in ? move.parts : 1;
+    }
+    for (size_t k = first; k < last; ++k) at(word[k]).time = time_of(step_of(head(word[k])));
+  }
   Memory used = first == 0 ? 0 : memory[first - 1];
-  for (size_t k = first; k <= last; ++k) memory[k] = used += memory_change_[at(word[k]).letter];
+  for (size_t k = first; k < last; ++k) {
+    NodeInfo& info = at(word[k]);
+    info.position = static_cast<int32_t>(k);
+    memory[k] = used += use_of(info).change;
+  }
 }
 
-// Starts at a node of the critical path or at any node, and mostly moves it by one place. False if
-// the order or the memory forbids the move; the caller undoes what was shifted.
-bool LocalSearch::make_random_shifts() {
-  shifts_.clear();
+void LocalSearch::make(const Move& move) {
+  apply(move);
+  moves_.push_back(move);
+}
+
+bool LocalSearch::try_swap(const Move& move) {
+  if (!may_swap(move)) return false;
+  make(move);
+  return true;
+}
+
+// Shifts a step by `distance` steps, if it may.
+bool LocalSearch::try_shift(Node node, int distance) {
+  const NodeInfo& info = at(node);
+  const std::vector<Node>& word = word_of(info);
+  const auto parts_at = [&](int position) { return at(word[static_cast<size_t>(position)]).parts; };
+  const auto size = static_cast<int>(word.size());
+  int first = info.position, last = first + info.parts;
+  const int middle = distance > 0 ? last : first;
+  for (; distance > 0; --distance) {
+    if (last == size) return false;
+    last += parts_at(last);
+  }
+  for (; distance < 0; ++distance) {
+    if (first == 0) return false;
+    first -= parts_at(first - 1);
+  }
+  return try_swap({info.rank, first, middle, last});
+}
+
+// Takes the next letters into the step, or lets its last letters run alone.
+void LocalSearch::resize(Node node, uint8_t parts) {
+  const NodeInfo& info = at(node);
+  make({info.rank, info.position, info.position, info.position + std::max(parts, info.parts), parts,
+        info.parts});
+}
+
+// Makes a compound of an F or I alone and the nearest I or F alone within `distance` steps.
+bool LocalSearch::try_join(Node node, int distance) {
+  const NodeInfo& info = at(node);
+  const std::vector<Node>& word = word_of(info);
+  if (info.parts > 1 || pass_of(info.letter) == Pass::kWeight) return false;
+  const Pass wanted = pass_of(info.letter) == Pass::kForward ? Pass::kInput : Pass::kForward;
+  const int sign = distance > 0 ? 1 : -1, size = static_cast<int>(word.size());
+  int steps = 0;
+  for (int k = info.position + sign; k >= 0 && k < size; k += sign) {
+    const Node other = word[static_cast<size_t>(k)];
+    const NodeInfo& found = at(other);
+    if (found.part > 0) continue;
+    if (++steps > std::abs(distance)) return false;
+    if (found.parts > 1 || pass_of(found.letter) != wanted) continue;
+    // The partner comes here; F is first.
+    if (steps > 1 && !try_shift(other, sign * (1 - steps))) return false;
+    const Node forward = wanted == Pass::kInput ? node : other;
+    const Node input = wanted == Pass::kInput ? other : node;
+    if (at(input).before == forward) return false;
+    if (at(forward).position > at(input).position && !try_shift(forward, -1)) return false;
+    resize(forward, 2);
+    return true;
+  }
+  return false;
+}
+
+// Takes W of the microbatch of the compound's I into the compound.
+bool LocalSearch::try_add_weight(Node node) {
+  const NodeInfo& info = at(node);
+  const Node weight = step_of(node)[1] + static_cast<Node>(microbatches_);
+  const int begin = info.position + 2, position = at(weight).position;
+  if (begin < position && !try_swap({info.rank, begin, position, position + 1})) return false;
+  resize(node, 3);
+  return true;
+}
+
+bool LocalSearch::change_compound(Node node) {
+  const int parts = at(node).parts;
+  if (parts == 1) {
+    const int reach = random_.one_in(2) ? kJoinReach : -kJoinReach;
+    if (!try_join(node, reach)) return false;
+    return !problem_.splits_backward || random_.one_in(2) || try_add_weight(head(node));
+  }
+  if (parts == 3) {
+    resize(node, 2);
+    return true;
+  }
+  if (problem_.splits_backward && random_.one_in(2)) return try_add_weight(node);
+  resize(node, 1);
+  return random_.one_in(2) || try_shift(node, 1);
+}
+
+bool LocalSearch::fits() const {
+  for (const Move& move : moves_) {
+    const std::vector<Node>& word = words_[static_cast<size_t>(move.rank)];
+    const std::vector<Memory>& memory = memory_[static_cast<size_t>(move.rank)];
+    const Memory limit = problem_.memory_limit(move.rank);
+    for (auto k = static_cast<size_t>(move.first); k < static_cast<size_t>(move.last); ++k) {
+      if (memory[k] > limit - use_of(at(word[k])).temporary) return false;
+    }
+  }
+  return true;
+}
+
+// Starts at a step of the critical path or at any step, and mostly moves it by one place. False if
+// the order or the memory forbids the move; the caller undoes what was done of it.
+bool LocalSearch::make_random_moves() {
+  moves_.clear();
   changes_.clear();
   Node node;
   if (random_.below(4) != 0) {
@@ -385,34 +517,40 @@ bool LocalSearch::make_random_shifts() {
     const std::vector<Node>& word = words_[random_.index(words_.size())];
     node = word[random_.index(word.size())];
   }
+  node = head(node);
+  if (problem_.overlap > 0 && random_.one_in(3)) return change_compound(node) && fits();
   int distance = random_.below(10) < 6 ? 1 : random_.between(1, 6);
   if (random_.one_in(2)) distance = -distance;
   const NodeInfo& info = at(node);
-  const std::vector<Node>& word = words_[static_cast<size_t>(info.rank)];
+  const std::vector<Node>& word = word_of(info);
   const int kind = random_.below(20);
   if (kind < 12) return try_shift(node, distance) && fits();
   if (kind < 15) {
     // The following instances of the letter too.
     const int instance = node - static_cast<Node>(info.letter * microbatches_);
     const int count = std::min(random_.between(2, 8), problem_.num_microbatches - instance);
-    for (int k = 0; k < count && try_shift(node + k, distance);) ++k;
-    return !shifts_.empty() && fits();
+    for (int k = 0; k < count && try_shift(head(node + k), distance);) ++k;
+    return !moves_.empty() && fits();
   }
   const int position = info.position, size = static_cast<int>(word.size());
   if (kind < 18) {
-    // Two nodes change places.
+    // Two steps change places.
     const int other = position + distance;
     if (other < 0 || other >= size) return false;
-    const Node second = word[static_cast<size_t>(other)];
+    const Node second = head(word[static_cast<size_t>(other)]);
     return try_shift(node, distance) &&
            (std::abs(distance) == 1 ||
             try_shift(second, distance > 0 ? 1 - distance : -1 - distance)) &&
            fits();
   }
-  // A block of nodes, the one that moves first in front.
+  // A block of steps, the one that moves first in front.
   const int count = random_.between(2, 4), first = distance > 0 ? position - count + 1 : position;
   if (first < 0 || first + count > size) return false;
-  block_.assign(word.begin() + first, word.begin() + first + count);
+  block_.clear();
+  for (int k = first; k < first + count; ++k) {
+    const Node one = word[static_cast<size_t>(k)];
+    if (at(one).part == 0) block_.push_back(one);
+  }
   if (distance > 0) std::ranges::reverse(block_);
   return std::ranges::all_of(block_, [&](Node one) { return try_shift(one, distance); }) && fits();
 }

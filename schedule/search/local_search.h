@@ -4,41 +4,20 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "pipewright/schedule/problem/problem.h"
+#include "pipewright/schedule/search/random.h"
 #include "pipewright/schedule/search/words.h"
 
 namespace pipewright::schedule::search {
 
-// A generator of pseudo-random numbers (Steele and Vigna's splitmix64) that returns the same
-// numbers on every machine; the distributions of <random> differ between libraries.
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed) {}
-
-  uint64_t next() {
-    uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-  }
-  // From 0 to n - 1; n must be from 1 to 2^31.
-  int below(int n) { return static_cast<int>((next() >> 32) * static_cast<uint64_t>(n) >> 32); }
-  size_t index(size_t n) { return static_cast<size_t>(below(static_cast<int>(n))); }
-  // From low to high, both included.
-  int between(int low, int high) { return low + below(high - low + 1); }
-  // True once in n.
-  bool one_in(int n) { return below(n) == 0; }
-
- private:
-  uint64_t state_;
-};
-
-// Improves words by moving single letters along their rank: simulated annealing with an incremental
-// replay, which computes again only the actions whose times change. Keeps its buffers between
-// calls. Not thread-safe. The problem must outlive it; F and I must take time on every stage.
+// Improves words by moving single steps along their rank, and where the problem has an overlap, by
+// making compounds and splitting them: simulated annealing with an incremental replay, which
+// computes again only the actions whose times change. Keeps its buffers between calls. Not
+// thread-safe. The problem must outlive it; F and I must take time on every stage.
 //
 //   LocalSearch search(problem, seed);
 //   search.start(words);
@@ -65,7 +44,7 @@ class LocalSearch {
 
   // Since start().
   Ticks best_cost() const { return best_cost_; }
-  Words best() const;
+  const Words& best() const { return best_; }
   int64_t evaluations() const { return evaluations_; }
 
   // The times and memory of the current words must be those of a replay. For tests; linear.
@@ -77,16 +56,22 @@ class LocalSearch {
   static constexpr Node kNone = -1;
 
   struct NodeInfo {
-    Letter letter;
-    Ticks time, delay;  // delay: after the end of `need`
-    Node need;          // on another rank, or kNone: on the same rank the word keeps the order
-    Node unlocks;       // on another rank, or kNone
-    Node before;        // on the same rank, must stay before this one; or kNone
+    Ticks time;    // of its step
+    Ticks delay;   // after the end of `need`
+    Node need;     // on another rank, or kNone: on the same rank the word keeps the order
+    Node unlocks;  // on another rank, or kNone
+    Node before;   // on the same rank, must stay before this one; or kNone
     int32_t rank;
     int32_t position;  // in the rank's word
+    Letter letter;
+    uint8_t part = 0, parts = 1;  // which letter of its step it is, and how many that has
   };
-  struct Shift {
-    int rank, from, to;
+  // Positions of a word: [first, middle) and [middle, last) change places; or, if `parts` is not 0,
+  // the first so many letters of [first, last) become a step, where it were `parts_before`, and the
+  // others run alone.
+  struct Move {
+    int rank, first, middle, last;
+    uint8_t parts = 0, parts_before = 0;
   };
   struct Pending {
     Ticks start;
@@ -97,10 +82,29 @@ class LocalSearch {
   const NodeInfo& at(Node node) const { return nodes_[static_cast<size_t>(node)]; }
   Ticks end(Node node) const { return ends_[static_cast<size_t>(node)]; }
   Ticks start_of(Node node) const { return end(node) - at(node).time; }
-  // When the node can start, given the ends of what it waits for.
-  Ticks ready(Node node) const;
-
   Ticks latest(Node node) const { return latest_[static_cast<size_t>(node)]; }
+  const std::vector<Node>& word_of(const NodeInfo& info) const {
+    return words_[static_cast<size_t>(info.rank)];
+  }
+  // The first node of the node's step.
+  Node head(Node node) const {
+    const NodeInfo& info = at(node);
+    return info.part == 0 ? node : word_of(info)[static_cast<size_t>(info.position - info.part)];
+  }
+  std::span<const Node> step_of(Node head) const {
+    const NodeInfo& info = at(head);
+    return {&word_of(info)[static_cast<size_t>(info.position)], info.parts};
+  }
+
+  // In these, a node is the first one of its step.
+  // When the step can start, given the ends of what it waits for.
+  Ticks ready(Node node) const;
+  bool ends_at(Node node, Ticks end) const;  // all of its nodes
+  bool has_inputs(Node node) const;
+
+  // How long the letters of a step take together, and what a node does to the memory of its rank.
+  Ticks time_of(std::span<const Node> step) const;
+  MemoryUse use_of(const NodeInfo& info) const;
 
   void replay();       // all ends, and an order in which the nodes can run
   void measure();      // cost and spans from the ends
@@ -108,38 +112,45 @@ class LocalSearch {
   void find_critical_path();
   void refresh();  // all of these
   int64_t score() const;
-  // Moves of one node within its rank.
-  bool can_shift(const Shift& move) const;
-  void apply(const Shift& move);
+  // Moves of one step within its rank.
+  bool may_swap(const Move& move) const;
+  void apply(const Move& move);
+  void make(const Move& move);
+  bool try_swap(const Move& move);
   bool try_shift(Node node, int distance);
-  bool fits() const;  // whether the shifts keep to the memory limit
-  bool make_random_shifts();
-  // Computes the ends after the shifts. False once a node ends more than `slack` after its latest
+  void resize(Node node, uint8_t parts);
+  bool try_join(Node node, int distance);
+  bool try_add_weight(Node node);
+  bool change_compound(Node node);
+  bool fits() const;  // whether the moves keep to the memory limit
+  bool make_random_moves();
+  // Computes the ends after the moves. False once a node ends more than `slack` after its latest
   // end.
   bool propagate(Ticks slack);
   void push(Node node);  // to the heap, if its start has changed
-  void undo();           // the shifts and their changes
+  void undo();           // the moves and their changes
+  Words current() const;
 
   const Problem& problem_;
   Random random_;
   size_t microbatches_;
   std::vector<NodeInfo> nodes_;
-  std::vector<Memory> memory_change_;        // by letter
-  std::vector<Memory> temporary_;            // by letter: LetterInfo::temporary
+  std::vector<Ticks> times_;                 // by node: how long it runs alone
+  std::vector<MemoryUse> uses_;              // by letter
   std::vector<std::vector<Node>> words_;     // by rank
   std::vector<std::vector<Memory>> memory_;  // by rank: in use after each position
   std::vector<Ticks> ends_;
   std::vector<Ticks> latest_;  // end by which each node must end for the cost at the last refresh
-  std::vector<Node> order_;    // nodes in an order in which the replay can run them
-  std::vector<Node> path_;     // a critical path
+  std::vector<Node> order_;    // first nodes of steps in an order in which the replay can run them
+  std::vector<Node> path_;     // a critical path, of first nodes
   std::vector<Pending> heap_;
   std::vector<std::pair<Node, Ticks>> changes_;  // old ends, in the order of the changes
-  std::vector<Shift> shifts_;
+  std::vector<Move> moves_;
   std::vector<Node> block_;
   std::vector<Ticks> exponential_;  // quantiles of the exponential distribution, in 1/1024
-  Ticks work_ = 0;                  // of all ranks
+  Ticks least_spans_ = 0;           // the sum of the spans is never less
   Ticks reference_cost_ = 0;        // the cost that latest_ is for
-  std::vector<std::vector<Node>> best_;
+  Words best_;
   Ticks best_cost_ = 0;
   Ticks cost_ = 0, sum_of_spans_ = 0;  // of the current words
   int longest_rank_ = 0;

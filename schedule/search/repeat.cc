@@ -27,13 +27,14 @@ struct Cut {
   std::vector<size_t> positions, lengths;
 };
 
-// By position of a word: whether each of its letters occurs `count` times in the next `length`.
+// By position of a word: whether a step begins there, another one `length` letters later, and each
+// of its letters occurs `count` times between.
 std::vector<bool> even_positions(const Word& word, size_t num_letters, size_t length, int count) {
   std::vector<bool> is_even(word.size());
   std::vector<int> occurrences(num_letters);
   int wrong = static_cast<int>(length) / count;  // letters that do not occur `count` times
   const auto change = [&](Letter letter, int by) {
-    int& own = occurrences[letter];
+    int& own = occurrences[plain(letter)];
     wrong += own == count;
     own += by;
     wrong -= own == count;
@@ -41,7 +42,9 @@ std::vector<bool> even_positions(const Word& word, size_t num_letters, size_t le
   for (size_t end = 0; end < word.size(); ++end) {
     change(word[end], 1);
     if (end >= length) change(word[end - length], -1);
-    if (end + 1 >= length && wrong == 0) is_even[end + 1 - length] = true;
+    if (end + 1 < length || wrong != 0 || is_together(word[end])) continue;
+    const size_t begin = end + 1 - length;
+    is_even[begin] = begin == 0 || !is_together(word[begin - 1]);
   }
   return is_even;
 }
@@ -54,8 +57,10 @@ class Cutter {
     std::vector<int> instances(letters_.size());
     for (const Word& word : words) {
       std::vector<Ticks>& starts = starts_.emplace_back();
-      for (const Letter one : word)
+      for (const Letter marked : word) {
+        const Letter one = plain(marked);
         starts.push_back(replay.end(one, instances[one]++) - letters_[one].time);
+      }
     }
     end_ = replay.makespan();
   }

@@ -4,6 +4,7 @@
 #include "pipewright/schedule/search/replay.h"
 
 #include <algorithm>
+#include <array>
 
 namespace pipewright::schedule::search {
 
@@ -17,27 +18,75 @@ Replay::Replay(const Problem& problem)
   queue_.reserve(ranks_.size());
 }
 
-bool Replay::run(const Words& words) {
+[[gnu::always_inline]] inline void Replay::wake(const LetterInfo& info) {
+  if (info.unlocks < 0) return;
+  const int other = letters_[static_cast<size_t>(info.unlocks)].rank;
+  RankState& waiting = ranks_[static_cast<size_t>(other)];
+  if (other == info.rank || waiting.queued) return;
+  waiting.queued = true;
+  queue_.push_back(other);
+}
+
+// Runs the compound at *next, on a rank that is free at *time, and moves on both. False if an input
+// is missing.
+bool Replay::run_compound(RankState* rank, const Letter** next, Ticks* time) {
+  const size_t size = step_size(*next);
+  const std::array letters = {plain((*next)[0]), plain((*next)[1]), plain((*next)[size - 1])};
+  const auto instance = [&](Letter one) { return static_cast<size_t>(instances_[one]); };
+  std::array<Ticks, 3> own = {};
+  Ticks start = *time;
+  for (size_t part = 0; part < size; ++part) {
+    const LetterInfo& info = letters_[letters[part]];
+    own[part] = problem_.scaled(info.time, instances_[letters[part]]);
+    if (info.need < 0 || part == 2) continue;
+    const Ticks input =
+        ends_[static_cast<size_t>(info.need) * microbatches_ + instance(letters[part])];
+    if (input < 0) return false;
+    start = std::max(start, input + info.delay);
+  }
+  // A whole backward has I and W of one microbatch.
+  if (size == 3 && instance(letters[1]) != instance(letters[2])) return false;
+  const Ticks length = problem_.together(own[0], own[1] + own[2]);
+  if (rank->start < 0) rank->start = start;
+  rank->hidden += own[0] + own[1] + own[2] - length;
+  *time = start + length;
+  *next += size;
+  for (size_t part = 0; part < size; ++part) {
+    const Letter one = letters[part];
+    ends_[one * microbatches_ + instance(one)] = *time;
+    ++instances_[one];
+    wake(letters_[one]);
+  }
+  return true;
+}
+
+template <bool kCompounds>
+bool Replay::run_steps(const Words& words) {
   std::ranges::fill(ends_, -1);
   std::ranges::fill(instances_, 0);
   size_t left = 0;
   queue_.clear();
   for (size_t rank = ranks_.size(); rank-- > 0;) {
     const Word& word = words[rank];
-    ranks_[rank] = {word.data(), word.data() + word.size(), 0, -1, true};
+    ranks_[rank] = {word.data(), word.data() + word.size(), 0, -1, true, 0};
     left += word.size();
     queue_.push_back(static_cast<int>(rank));
   }
   const bool is_scaled = !problem_.microbatch_scale.empty();
   while (!queue_.empty()) {
-    const int this_rank = queue_.back();
+    RankState& rank = ranks_[static_cast<size_t>(queue_.back())];
     queue_.pop_back();
-    RankState& rank = ranks_[static_cast<size_t>(this_rank)];
     rank.queued = false;
     const Letter* next = rank.next;
     Ticks time = rank.time;
-    for (; next != rank.stop; ++next) {
+    while (next != rank.stop) {
       const Letter one = *next;
+      if constexpr (kCompounds) {
+        if (is_together(one)) {
+          if (!run_compound(&rank, &next, &time)) break;
+          continue;
+        }
+      }
       const LetterInfo& info = letters_[one];
       const auto instance = static_cast<size_t>(instances_[one]);
       Ticks start = time;
@@ -51,31 +100,34 @@ bool Replay::run(const Words& words) {
           start + (is_scaled ? problem_.scaled(info.time, static_cast<int>(instance)) : info.time);
       ends_[one * microbatches_ + instance] = time;
       ++instances_[one];
-      if (info.unlocks >= 0) {
-        const int other = letters_[static_cast<size_t>(info.unlocks)].rank;
-        RankState& waiting = ranks_[static_cast<size_t>(other)];
-        if (other != this_rank && !waiting.queued) {
-          waiting.queued = true;
-          queue_.push_back(other);
-        }
-      }
+      wake(info);
+      ++next;
     }
     left -= static_cast<size_t>(next - rank.next);
     rank.next = next;
     rank.time = time;
   }
   if (left > 0) return false;
-  cost_ = sum_of_spans_ = makespan_ = 0;
-  longest_rank_ = 0;
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    const Ticks span = ranks_[rank].time - std::max<Ticks>(ranks_[rank].start, 0);
-    sum_of_spans_ += span;
-    makespan_ = std::max(makespan_, ranks_[rank].time);
-    if (span <= cost_) continue;
-    cost_ = span;
-    longest_rank_ = static_cast<int>(rank);
+  cost_ = makespan_ = 0;
+  for (const RankState& rank : ranks_) {
+    cost_ = std::max(cost_, rank.time - std::max<Ticks>(rank.start, 0));
+    makespan_ = std::max(makespan_, rank.time);
   }
   return true;
+}
+
+bool Replay::run(const Words& words) {
+  return problem_.overlap > 0 ? run_steps<true>(words) : run_steps<false>(words);
+}
+
+Ticks Replay::busiest() const {
+  std::vector<Ticks> busy(ranks_.size());
+  for (const LetterInfo& one : letters_) {
+    for (int microbatch = 0; microbatch < problem_.num_microbatches; ++microbatch)
+      busy[static_cast<size_t>(one.rank)] += problem_.scaled(one.time, microbatch);
+  }
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) busy[rank] -= ranks_[rank].hidden;
+  return *std::ranges::max_element(busy);
 }
 
 }  // namespace pipewright::schedule::search

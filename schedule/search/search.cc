@@ -10,8 +10,8 @@
 #include "pipewright/ir/check.h"
 #include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/search/catalogue.h"
-#include "pipewright/schedule/search/compound_search.h"
 #include "pipewright/schedule/search/recompute.h"
+#include "pipewright/schedule/search/replay.h"
 #include "pipewright/schedule/search/solve.h"
 #include "pipewright/schedule/search/words.h"
 #include "pipewright/schedule/simulate/report.h"
@@ -123,42 +123,15 @@ std::optional<Shortage> shortage_of(const Problem& problem) {
 
 namespace {
 
-// The schedules of a solution, as rows without compounds.
-std::vector<CompoundFound> found_by(const Solution& solution) {
-  std::vector<CompoundFound> found;
-  for (const Found& one : solution.alternatives) {
-    found.push_back(
-        {one.cost, found.empty() ? solution.candidate : "", compound_rows_of(one.words)});
-  }
-  return found;
-}
-
-// What the search for compounds starts from: schedules without any, and those of the catalogue and
-// of earlier searches that have some.
-std::vector<CompoundStart> compound_starts(const Problem& problem, std::vector<CompoundFound> found,
-                                           const std::vector<Candidate>& candidates,
-                                           const std::vector<ir::ComputeOrder>& known) {
-  std::vector<CompoundStart> starts;
-  for (CompoundFound& one : found) starts.push_back({one.name, std::move(one.rows)});
-  for (const Candidate& candidate : candidates) {
-    if (!candidate.rows.empty()) starts.push_back({candidate.name, candidate.rows});
-  }
-  for (const ir::ComputeOrder& order : known)
-    starts.push_back({"", compound_rows_of(problem, order)});
-  return starts;
-}
-
-// `bound` is one for all schedules that the request allows.
+// `bound` is one for all schedules that the request allows; `known` are schedules to try first.
 SearchResult search(const SearchRequest& request, const Problem& problem, const Bound& bound,
                     const std::vector<ir::ComputeOrder>& known) {
   PW_CHECK(!shortage_of(problem), "every rank has the memory that a schedule needs");
   SearchResult result;
   result.problem = problem;
   result.bound = bound;
-  // With an overlap, half of the budget is for compounds.
-  const int64_t budget = problem.overlap > 0 ? (request.evaluations + 1) / 2 : request.evaluations;
   SolveOptions options = {.bound = result.bound.value,
-                          .evaluations = budget,
+                          .evaluations = request.evaluations,
                           .threads = request.threads,
                           .seed = request.seed,
                           .candidates = catalogue(problem, request.cancel),
@@ -167,32 +140,19 @@ SearchResult search(const SearchRequest& request, const Problem& problem, const 
   for (const ir::ComputeOrder& order : known)
     options.candidates.push_back({"search", words_of(problem, order)});
   const Solution solution = solve_in_phases(problem, options);
-  int64_t evaluations = solution.evaluations;
-  std::vector<CompoundFound> found = found_by(solution);
-  if (problem.overlap > 0) {
-    CompoundSolution with_compounds = find_compounds(
-        problem, compound_starts(problem, std::move(found), options.candidates, known),
-        {.bound = bound.value,
-         .evaluations = std::max<int64_t>(1, request.evaluations - evaluations),
-         .seed = request.seed,
-         .on_progress = options.on_progress,
-         .cancel = request.cancel});
-    evaluations += with_compounds.evaluations;
-    found = std::move(with_compounds.found);
-  }
-  CompoundReplay replay(problem);
-  const auto run = [&](const CompoundFound& one) {
-    PW_CHECK(replay.run(one.rows), "what the search finds runs");
+  Replay replay(problem);
+  const auto run = [&](const Words& words) {
+    PW_CHECK(replay.run(words), "what the search finds runs");
   };
-  const CompoundFound* best = &found.front();
+  const Found* best = &solution.alternatives.front();
   if (request.noise > 0 && !is_cancelled(request.cancel)) {
     // Compared by their makespans under noise, in time rather than relative to their own.
     double least = 0;
-    for (const CompoundFound& one : found) {
+    for (const Found& one : solution.alternatives) {
       const std::optional<Robustness> robustness =
-          robustness_of(order_of(problem, one.rows, "search"), request);
+          robustness_of(order_of(problem, one.words, "search"), request);
       if (!robustness) break;
-      run(one);
+      run(one.words);
       const double longer =
           request.robust_by == RobustBy::kMean ? robustness->mean : robustness->percentile_95;
       const double makespan = (1 + longer) * static_cast<double>(replay.makespan());
@@ -202,18 +162,17 @@ SearchResult search(const SearchRequest& request, const Problem& problem, const 
       result.robustness = robustness;
     }
   }
-  run(*best);
-  result.order = order_of(problem, best->rows, "search");
-  result.found_by = best->name.empty() ? "search" : best->name;
+  run(best->words);
+  result.order = order_of(problem, best->words, "search");
+  result.found_by = best->candidate.empty() ? "search" : best->candidate;
   result.cost_in_ticks = replay.cost();
   result.cost = problem.time(replay.cost());
   result.makespan = problem.time(replay.makespan());
   result.bubble_rate = replay.cost() == 0 ? 0
                                           : static_cast<double>(replay.cost() - replay.busiest()) /
                                                 static_cast<double>(replay.cost());
-  for (const CompoundRow& row : best->rows)
-    result.peak_memory.push_back(peak_memory(problem, replay.letters(), row));
-  result.evaluations = evaluations;
+  result.peak_memory = peak_memory(problem, best->words);
+  result.evaluations = solution.evaluations;
   result.is_cancelled = is_cancelled(request.cancel);
   return result;
 }

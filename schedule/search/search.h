@@ -55,7 +55,7 @@ struct SearchRequest {
   bool may_recompute = false;
 
   int64_t evaluations = kDefaultEvaluations;  // budget; see SolveOptions
-  int threads = 1;                            // the search for compounds takes one
+  int threads = 1;
   uint64_t seed = 1;
   // Above 0: of the good schedules found, take the one with the least makespan, on average or at
   // the 95th percentile, when the time of each action varies by log-normal noise of this standard

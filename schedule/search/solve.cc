@@ -45,11 +45,6 @@ struct ScoredTemplate {
   Ticks cost;
   Template numbers;
 };
-struct ScoredWords {
-  Ticks cost;
-  Words words;
-  std::string candidate = {};
-};
 
 // Keeps the `most` cheapest entries, cheapest first, and only the first of several with one cost.
 template <typename Entry>
@@ -62,7 +57,7 @@ void keep_best(Entry entry, size_t most, std::vector<Entry>* kept) {
 
 struct Pool {
   std::vector<ScoredTemplate> templates;
-  std::vector<ScoredWords> words;
+  std::vector<Found> words;
 
   Ticks best() const { return words.front().cost; }
   // Templates that cost more are of no use.
@@ -74,7 +69,7 @@ struct Pool {
 // What one lane has found in a round.
 struct Finds {
   std::vector<ScoredTemplate> templates;
-  std::vector<ScoredWords> words;
+  std::vector<Found> words;
   int64_t evaluations = 0;
   bool reached_bound = false;
 };
@@ -147,7 +142,7 @@ class Lane {
   }
 
   void found(Ticks cost, const Words& words) {
-    keep_best(ScoredWords{cost, words}, kWordsKept, &finds_.words);
+    keep_best(Found{cost, words}, kWordsKept, &finds_.words);
     if (finds_.words.size() == kWordsKept)
       worst_words_ = std::min(worst_words_, finds_.words.back().cost);
     finds_.reached_bound = finds_.words.front().cost <= options_.bound;
@@ -200,7 +195,7 @@ void Solver::add_candidates() {
   Replay replay(problem_);
   const auto add = [&](const Words& words, const std::string& name) {
     if (!fits_memory(problem_, words) || !replay.run(words)) return;
-    keep_best(ScoredWords{replay.cost(), words, name}, kWordsKept, &pool_.words);
+    keep_best(Found{replay.cost(), words, name}, kWordsKept, &pool_.words);
   };
   // Of candidates with one cost the pool keeps the first.
   std::vector<std::pair<Memory, const Candidate*>> by_memory;
@@ -210,6 +205,7 @@ void Solver::add_candidates() {
   for (const auto& [_, candidate] : by_memory) {
     if (is_cancelled(options_.cancel) && !pool_.words.empty()) break;
     add(candidate->words, candidate->name);
+    if (problem_.overlap > 0) add(joined(problem_, candidate->words), "");
   }
   add(one_at_a_time(problem_), "one microbatch at a time");
   PW_CHECK(!pool_.words.empty(), "the memory limits are at least least_memory()");
@@ -250,7 +246,7 @@ void Solver::round(int lanes, const Work& work) {
     evaluations_ += result.evaluations;
     for (ScoredTemplate& one : result.templates)
       keep_best(std::move(one), kTemplatesKept, &pool_.templates);
-    for (ScoredWords& one : result.words) keep_best(std::move(one), kWordsKept, &pool_.words);
+    for (Found& one : result.words) keep_best(std::move(one), kWordsKept, &pool_.words);
   }
   ++rounds_;
   if (options_.on_progress) {
@@ -303,11 +299,7 @@ Solution Solver::run() {
     explore(left - annealing);
     if (annealing > 0 && !is_over()) refine(annealing);
   }
-  const ScoredWords& best = pool_.words.front();
-  Solution solution = {best.words, best.cost, best.candidate, evaluations_,
-                       is_cancelled(options_.cancel)};
-  for (const ScoredWords& one : pool_.words) solution.alternatives.push_back({one.cost, one.words});
-  return solution;
+  return {pool_.words.front(), evaluations_, is_cancelled(options_.cancel), std::move(pool_.words)};
 }
 
 }  // namespace

@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "pipewright/schedule/problem/problem.h"
-#include "pipewright/schedule/search/compound_rows.h"
 #include "pipewright/schedule/search/words.h"
 
 // The search for one problem: dispatcher with many templates, then local search, until the cost
-// equals the lower bound or the budget is spent.
+// equals the lower bound or the budget is spent. Both make compounds where the problem has an
+// overlap.
 //
 //   SolveOptions options = {.bound = lower_bound(problem).value, .evaluations = 100'000'000};
 //   const Solution best = solve(problem, options);
@@ -30,8 +30,6 @@ inline constexpr int64_t kDefaultEvaluations = 200'000'000;
 struct Candidate {
   std::string name;
   Words words;
-  // If it has compounds and the problem an overlap: for find_compounds(), not for solve().
-  CompoundRows rows = {};
 };
 
 struct Progress {
@@ -59,13 +57,10 @@ struct SolveOptions {
 struct Found {
   Ticks cost = 0;
   Words words;
+  std::string candidate = {};  // the name of the candidate that it is, or "" if the search found it
 };
 
-struct Solution {
-  Words words;
-  Ticks cost = 0;
-  // Where the words come from: the name of a candidate, or "" if the search found them.
-  std::string candidate;
+struct Solution : Found {  // the cheapest
   int64_t evaluations = 0;
   bool is_cancelled = false;
   // Good schedules of different costs, cheapest first, beginning with this one.

@@ -12,6 +12,12 @@ int fixed(double number) { return static_cast<int>(number * kOne + (number < 0 ?
 // From 0 to `most`, in units of 1/kOne.
 int fraction(int most, Random* random) { return random->between(0, most); }
 
+void choose_partners(const Problem& problem, Random* random, Template* numbers) {
+  if (problem.overlap == 0 || random->one_in(4)) return;
+  numbers->partner_patience = random->one_in(3) ? 0 : fraction(kOne * 3 / 2, random);
+  numbers->whole_partners = random->one_in(2);
+}
+
 int random_lag(Random* random) {
   const int kind = random->below(3);
   return kind == 0 ? 0 : kind == 1 ? Template::kNever : fraction(kOne, random);
@@ -44,6 +50,7 @@ Template random_template(const Problem& problem, Random* random) {
     numbers.group = random->between(2, 4);
     numbers.bunch = fraction(kOne, random);
   }
+  choose_partners(problem, random, &numbers);
   return numbers;
 }
 
@@ -93,6 +100,7 @@ Template mutated(const Problem& problem, Template numbers, Random* random) {
         break;
     }
   }
+  if (problem.overlap > 0 && random->one_in(4)) choose_partners(problem, random, &numbers);
   return numbers;
 }
 
@@ -109,6 +117,22 @@ std::vector<Template> known_templates(const Problem& problem) {
   const auto add = [&](const Template& numbers) {
     if (std::ranges::find(all, numbers) == all.end()) all.push_back(numbers);
   };
+  // Compounds first: most of them pay. "I and F at once where both come soon".
+  if (problem.overlap > 0) {
+    for (const double slope : {1.0, 1.25, 1.6, 2.0, 3.0}) {
+      for (const double patience : {0.0, 0.5, 1.0}) {
+        for (const bool is_whole : {false, true}) {
+          add({.pass_delay = std::vector<int>(passes),
+               .turn_delay = std::vector<int>(passes - 1),
+               .overrun = kOne / 2,
+               .cap_slope = fixed(slope),
+               .backward_first = true,
+               .partner_patience = fixed(patience),
+               .whole_partners = is_whole});
+        }
+      }
+    }
+  }
   for (const Template& found : kFound) {
     if (found.pass_delay.size() != passes) continue;
     add(found);

@@ -7,7 +7,7 @@
 
 #include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/search/dispatcher.h"
-#include "pipewright/schedule/search/local_search.h"
+#include "pipewright/schedule/search/random.h"
 
 namespace pipewright::schedule::search {
 

@@ -1,46 +1,17 @@
 #include "pipewright/schedule/search/words.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "pipewright/ir/check.h"
 
 namespace pipewright::schedule::search {
+namespace {
 
 using ir::ActionKind;
 
-void append(const Problem& problem, ir::ActionPart part, Word* word) {
-  const int stage = part.stage();
-  switch (part.kind()) {
-    case ActionKind::kForward:
-      word->push_back(letter(stage, Pass::kForward));
-      return;
-    case ActionKind::kBackward:
-      word->push_back(letter(stage, Pass::kInput));
-      if (problem.splits_backward) word->push_back(letter(stage, Pass::kWeight));
-      return;
-    case ActionKind::kBackwardInput:
-      word->push_back(letter(stage, Pass::kInput));
-      return;
-    case ActionKind::kBackwardWeight:
-      if (problem.splits_backward) word->push_back(letter(stage, Pass::kWeight));
-      return;
-    case ActionKind::kIdle:
-    case ActionKind::kOverlapFB:
-    case ActionKind::kUnshard:
-    case ActionKind::kReshard:
-    case ActionKind::kReduceGrad:
-    case ActionKind::kSendF:
-    case ActionKind::kRecvF:
-    case ActionKind::kSendB:
-    case ActionKind::kRecvB:
-    case ActionKind::kWaitSendF:
-    case ActionKind::kWaitSendB:
-    case ActionKind::kWaitReduceGrad:
-      return;
-  }
-}
-
+// The kind of action of a letter: with an unsplit backward, B for an I.
 ActionKind kind_of(const Problem& problem, Pass pass) {
   switch (pass) {
     case Pass::kForward:
@@ -53,43 +24,60 @@ ActionKind kind_of(const Problem& problem, Pass pass) {
   return ActionKind::kIdle;
 }
 
+// The letters of one part of an action, which is an F, B, I or W: two for a B of a problem that
+// splits backwards.
+void append(const Problem& problem, ir::ActionPart part, Word* word) {
+  const ActionKind kind = part.kind();
+  const auto add = [&](Pass pass) { word->push_back(letter(part.stage(), pass)); };
+  if (kind == ActionKind::kForward) add(Pass::kForward);
+  if (ir::gives_input_gradient(kind)) add(Pass::kInput);
+  if (ir::completes_backward(kind) && problem.splits_backward) add(Pass::kWeight);
+}
+
+bool has_earlier_pass(Letter a, Letter b) { return pass_of(a) < pass_of(b); }
+
+}  // namespace
+
 std::vector<LetterInfo> letters_of(const Problem& problem) {
   const int stages = problem.num_stages();
-  PW_CHECK(stages <= kMaxSearchStages, "letters have 16 bits");
+  PW_CHECK(stages <= kMaxSearchStages, "a problem has at most kMaxSearchStages stages");
   std::vector<LetterInfo> letters(3 * static_cast<size_t>(stages));
   for (int stage = 0; stage < stages; ++stage) {
     const StageWork& work = problem.work(stage);
     const int rank = problem.placement.rank_of(stage);
-    const Letter f = letter(stage, Pass::kForward), i = letter(stage, Pass::kInput),
-                 w = letter(stage, Pass::kWeight);
-    LetterInfo& forward = letters[f];
-    LetterInfo& input = letters[i];
-    LetterInfo& weight = letters[w];
-    forward = {.time = work.forward, .rank = rank, .memory = work.activation};
-    input = {
-        .time = work.backward_input,
-        .need = f,
-        .rank = rank,
-        .memory = work.weight_input - work.activation,
-        .temporary = std::max<Memory>(0, work.activation + work.recomputed - work.weight_input)};
-    weight = {.time = work.backward_weight,
-              .need = i,
-              .rank = rank,
-              .memory = -work.weight_input,
-              .temporary = work.weight_input};
-    forward.unlocks = i;
+    const auto number = [](int of, Pass pass) { return static_cast<int>(letter(of, pass)); };
+    const int f = number(stage, Pass::kForward), i = number(stage, Pass::kInput);
+    LetterInfo& forward = letters[letter(stage, Pass::kForward)];
+    LetterInfo& input = letters[letter(stage, Pass::kInput)];
+    forward = {.time = work.forward, .unlocks = i, .rank = rank};
+    input = {.time = work.backward_input, .need = f, .rank = rank};
+    letters[letter(stage, Pass::kWeight)] = {.time = work.backward_weight, .need = i, .rank = rank};
     if (stage > 0) {
-      forward.need = letter(stage - 1, Pass::kForward);
+      forward.need = number(stage - 1, Pass::kForward);
       forward.delay = problem.work(stage - 1).output_transfer;
-      input.unlocks = letter(stage - 1, Pass::kInput);
+      input.unlocks = number(stage - 1, Pass::kInput);
     }
     if (stage + 1 < stages) {
-      forward.unlocks = letter(stage + 1, Pass::kForward);
-      input.need = letter(stage + 1, Pass::kInput);
+      forward.unlocks = number(stage + 1, Pass::kForward);
+      input.need = number(stage + 1, Pass::kInput);
       input.delay = problem.work(stage + 1).gradient_transfer;
     }
   }
   return letters;
+}
+
+MemoryUse memory_use(const StageWork& work, Pass pass, bool is_whole) {
+  const Memory left = is_whole ? 0 : work.weight_input;  // from the end of I to that of W
+  switch (pass) {
+    case Pass::kForward:
+      return {work.activation, 0};
+    case Pass::kInput:
+      return {left - work.activation,
+              std::max<Memory>(0, work.activation + work.recomputed - left)};
+    case Pass::kWeight:
+      return {-left, left};
+  }
+  return {};
 }
 
 Words one_at_a_time(const Problem& problem) {
@@ -115,13 +103,17 @@ std::vector<Memory> least_memory(const Problem& problem) {
 }
 
 std::vector<Memory> peak_memory(const Problem& problem, const Words& words) {
-  const std::vector<LetterInfo> letters = letters_of(problem);
   std::vector<Memory> peaks;
   for (const Word& word : words) {
     Memory used = 0, peak = 0;
-    for (const Letter one : word) {
-      used += letters[one].memory;
-      peak = std::max(peak, used + letters[one].temporary);
+    for (size_t k = 0, size = 0; k < word.size(); k += size) {
+      size = step_size(&word[k]);
+      for (size_t part = k; part < k + size; ++part) {
+        const MemoryUse use = memory_use(problem.work(stage_of(word[part])), pass_of(word[part]),
+                                         /*is_whole=*/part > k && size == 3);
+        used += use.change;
+        peak = std::max(peak, used + use.temporary);
+      }
     }
     peaks.push_back(peak);
   }
@@ -133,23 +125,62 @@ bool fits_memory(const Problem& problem, const Words& words) {
   return std::ranges::equal(peaks, problem.memory_limits, std::less_equal<>());
 }
 
-ir::ComputeOrder empty_order(const Problem& problem, std::string name) {
+bool has_compound(const Words& words) {
+  return std::ranges::any_of(
+      words, [](const Word& word) { return std::ranges::any_of(word, is_together); });
+}
+
+Words joined(const Problem& problem, const Words& words) {
+  Words result;
+  std::vector<int> instances(3 * static_cast<size_t>(problem.num_stages()));
+  for (const Word& from : words) {
+    Word& word = result.emplace_back();
+    bool is_alone = false;  // the last letter of `word`
+    for (size_t k = 0, size = 0; k < from.size(); k += size) {
+      size = step_size(&from[k]);
+      for (size_t part = k; part < k + size; ++part) ++instances[plain(from[part])];
+      if (is_alone && size == 1) {
+        const auto [forward, input] = std::minmax({word.back(), from[k]}, has_earlier_pass);
+        if (pass_of(forward) == Pass::kForward && pass_of(input) == Pass::kInput &&
+            instances[forward] != instances[input]) {
+          word.back() = forward | kTogether;
+          word.push_back(input);
+          is_alone = false;
+          continue;
+        }
+      }
+      word.insert(word.end(), &from[k], &from[k] + size);
+      is_alone = size == 1;
+    }
+  }
+  return result;
+}
+
+ir::ComputeOrder order_of(const Problem& problem, const Words& words, std::string name) {
   ir::ComputeOrder order;
   order.name = std::move(name);
   order.placement = problem.placement;
   order.num_microbatches = problem.num_microbatches;
   order.recompute = problem.recompute;
-  return order;
-}
-
-ir::ComputeOrder order_of(const Problem& problem, const Words& words, std::string name) {
-  ir::ComputeOrder order = empty_order(problem, std::move(name));
   std::vector<int> instances(3 * static_cast<size_t>(problem.num_stages()));
+  const auto part_of = [&](Letter one, ActionKind kind) {
+    return ir::ActionPart(kind, stage_of(one), instances[plain(one)]++);
+  };
   for (const Word& word : words) {
     ir::Row& row = order.rows.emplace_back();
     row.reserve(word.size());
-    for (const Letter one : word)
-      row.emplace_back(kind_of(problem, pass_of(one)), stage_of(one), instances[one]++);
+    for (size_t k = 0, size = 0; k < word.size(); k += size) {
+      size = step_size(&word[k]);
+      const ir::ActionPart first = part_of(word[k], kind_of(problem, pass_of(word[k])));
+      if (size == 1) {
+        row.emplace_back(first);
+        continue;
+      }
+      const ActionKind backward =
+          size == 3 ? ActionKind::kBackward : kind_of(problem, Pass::kInput);
+      row.push_back(ir::Action::overlap(first, part_of(word[k + 1], backward)));
+      if (size == 3) ++instances[word[k + 2]];
+    }
   }
   return order;
 }
@@ -160,7 +191,12 @@ Words words_of(const Problem& problem, const ir::Schedule& order) {
     Word& word = words.emplace_back();
     word.reserve(row.size());
     for (const ir::Action& action : row) {
+      const size_t begin = word.size();
       for (const ir::ActionPart part : action.parts()) append(problem, part, &word);
+      if (!action.is_compound() || problem.overlap == 0) continue;
+      const auto first = word.begin() + static_cast<std::ptrdiff_t>(begin);
+      std::sort(first, word.end(), has_earlier_pass);
+      std::for_each(first, word.end() - 1, [](Letter& one) { one |= kTogether; });
     }
   }
   return words;

@@ -14,27 +14,46 @@
 //
 //   rank 0 of 2, 4 microbatches   0F 0F 0I 0F 0I 0W 0F 0I 0W 0W 0I 0W
 //
-// Nothing is lost by that. If costs do not depend on the microbatch, some optimal schedule runs F,
-// I and W of every stage in microbatch order: give the k-th instance that runs of a letter to
-// microbatch k. Sorting keeps every dependency, because each start follows the end that it needs,
-// and sorted ends stay below sorted starts; memory and occupancy do not know microbatches. With
-// Problem::microbatch_scale it is a restriction.
+// A step is what a rank runs at one time: a letter alone, or a compound. A compound is an F and an
+// I, or an F and a whole backward (F, I, W, with I and W of one microbatch), in this order; each of
+// its letters but the last is marked `together` with the next one, here by a +.
+//
+//   rank 0 of 2, 4 microbatches   0F 0F 0F+0I 0F+0I+0W 0W 0I 0W 0I 0W
+//
+// Nothing is lost by leaving microbatches out. If costs do not depend on the microbatch, some
+// optimal schedule runs F, I and W of every stage in microbatch order: give the k-th instance that
+// runs of a letter to microbatch k. Sorting keeps every dependency, because each start follows the
+// end that it needs, and sorted ends stay below sorted starts; memory and occupancy do not know
+// microbatches. With Problem::microbatch_scale it is a restriction.
+//
+// Pure functions on plain values; any thread. All of them take linear time.
 
 namespace pipewright::schedule::search {
 
 enum class Pass : uint8_t { kForward = 0, kInput = 1, kWeight = 2 };  // F, I, W
 
-using Letter = uint16_t;  // 3 * stage + pass
+using Letter = uint32_t;  // 3 * stage + pass, and kTogether
 using Word = std::vector<Letter>;
 using Words = std::vector<Word>;  // one per rank
 
-inline constexpr int kMaxSearchStages = 16'384;  // 3 * stage + 2 fits a Letter
+inline constexpr Letter kTogether = Letter{1} << 31;  // runs at once with the next letter
+inline constexpr int kMaxSearchStages = 16'384;       // of the dispatcher: see WakeQueue
 
 constexpr Letter letter(int stage, Pass pass) {
-  return static_cast<Letter>(3 * stage + static_cast<int>(pass));
+  return 3 * static_cast<Letter>(stage) + static_cast<Letter>(pass);
 }
-constexpr int stage_of(Letter letter) { return letter / 3; }
-constexpr Pass pass_of(Letter letter) { return static_cast<Pass>(letter % 3); }
+// The letter without its mark: an index into letters_of().
+constexpr Letter plain(Letter letter) { return letter & ~kTogether; }
+constexpr bool is_together(Letter letter) { return (letter & kTogether) != 0; }
+constexpr int stage_of(Letter letter) { return static_cast<int>(plain(letter) / 3); }
+constexpr Pass pass_of(Letter letter) { return static_cast<Pass>(plain(letter) % 3); }
+
+// How many letters the step has that begins here.
+constexpr size_t step_size(const Letter* first) {
+  size_t size = 1;
+  while (is_together(first[size - 1])) ++size;
+  return size;
+}
 
 // What the engine needs to know about a letter, without its stage's neighbours and placement.
 struct LetterInfo {
@@ -43,11 +62,18 @@ struct LetterInfo {
   int need = -1;     // the letter whose same instance must end before this one starts, or -1
   int unlocks = -1;  // the other letter than W that needs this one, or -1
   int rank = 0;
-  Memory memory = 0;     // change of the rank's memory by this letter
-  Memory temporary = 0;  // how much more than after it the rank has in use while it runs
 };
-// One entry per letter of the problem: 3 * num_stages. Linear.
+// One entry per letter of the problem: 3 * num_stages.
 std::vector<LetterInfo> letters_of(const Problem& problem);
+
+// What a letter does to the memory of its rank.
+struct MemoryUse {
+  Memory change = 0;     // from before it runs to after it
+  Memory temporary = 0;  // how much more than after it is in use while it runs
+};
+// A whole backward of a compound has the memory of F until it ends. Of other compounds, each letter
+// uses what it does alone: F comes first, so its memory is there while the backward runs.
+MemoryUse memory_use(const StageWork& work, Pass pass, bool is_whole = false);
 
 // The words of the schedule that runs one microbatch at a time. It needs the least memory of all
 // schedules: least_memory().
@@ -61,21 +87,19 @@ std::vector<Memory> least_memory(const Problem& problem);
 std::vector<Memory> peak_memory(const Problem& problem, const Words& words);
 bool fits_memory(const Problem& problem, const Words& words);
 
-// The letters of one part of an action, which is an F, B, I or W: two for a B of a problem that
-// splits backwards.
-void append(const Problem& problem, ir::ActionPart part, Word* word);
-// The kind of action of a letter: with an unsplit backward, B for an I.
-ir::ActionKind kind_of(const Problem& problem, Pass pass);
-// A compute order for the problem, without rows.
-ir::ComputeOrder empty_order(const Problem& problem, std::string name);
+bool has_compound(const Words& words);
+// The words with each F and I alone that are neighbours in a compound, from left to right, unless
+// they are of one microbatch.
+Words joined(const Problem& problem, const Words& words);
 
-// The compute order with these words. I and W stay separate actions; with an unsplit backward, I is
-// written as B.
+// The compute order with these words. I and W stay separate actions but in a whole backward of a
+// compound; with an unsplit backward, I is written as B. F comes first in its compounds.
 ir::ComputeOrder order_of(const Problem& problem, const Words& words, std::string name);
 
 // The words of a compute order for this problem's placement and number of microbatches, which must
-// be complete. B counts as I and W, a compound as its parts in order: without an overlap the words
-// never cost more than the order. Instances are renumbered as above.
+// be complete. B counts as I and W. Compounds stay compounds if the problem has an overlap; else
+// they count as their parts in order. Without an overlap the words never cost more than the order.
+// Instances are renumbered as above.
 Words words_of(const Problem& problem, const ir::Schedule& order);
 
 }  // namespace pipewright::schedule::search

@@ -13,11 +13,12 @@
 #include "pipewright/schedule/bounds/bounds.h"
 #include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedule/search/catalogue.h"
-#include "pipewright/schedule/search/compound_dispatcher.h"
-#include "pipewright/schedule/search/compound_rows.h"
-#include "pipewright/schedule/search/compound_search.h"
+#include "pipewright/schedule/search/dispatcher.h"
+#include "pipewright/schedule/search/repeat.h"
+#include "pipewright/schedule/search/replay.h"
 #include "pipewright/schedule/search/search.h"
 #include "pipewright/schedule/search/solve.h"
+#include "pipewright/schedule/search/templates.h"
 #include "pipewright/schedule/search/words.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/schedule/search/random_problem.h"
@@ -132,14 +133,18 @@ std::pair<Memory, Memory> memory_of(const Problem& problem, const Parts& parts) 
   return {during, after};
 }
 
-bool fits(const Problem& problem, int rank, const std::vector<Parts>& row) {
-  Memory used = 0;
+Memory peak_of(const Problem& problem, const std::vector<Parts>& row) {
+  Memory used = 0, peak = 0;
   for (const Parts& parts : row) {
     const auto [during, after] = memory_of(problem, parts);
-    if (used + during > problem.memory_limit(rank)) return false;
+    peak = std::max(peak, used + during);
     used += after;
   }
-  return true;
+  return peak;
+}
+
+bool fits(const Problem& problem, int rank, const std::vector<Parts>& row) {
+  return peak_of(problem, row) <= problem.memory_limit(rank);
 }
 
 Rows rows_of(const ir::Schedule& order) {
@@ -268,15 +273,6 @@ Problem with_overlap(Problem problem, std::mt19937* random) {
   return problem;
 }
 
-// As search_schedule() does.
-CompoundSolution search_for(const Problem& problem, int64_t evaluations) {
-  const Ticks bound = lower_bound(problem).value;
-  std::vector<CompoundStart> starts;
-  for (const Found& one : solve(problem, {.bound = bound, .evaluations = evaluations}).alternatives)
-    starts.push_back({"", compound_rows_of(one.words)});
-  return find_compounds(problem, starts, {.bound = bound, .evaluations = evaluations});
-}
-
 void expect_sound(const Problem& problem, double cost) {
   for (const Bound& bound : lower_bounds(problem)) {
     EXPECT_LE(static_cast<double>(bound.value), cost)
@@ -325,6 +321,15 @@ Problem whole_problem(std::mt19937* random) {
   return problem;
 }
 
+// F comes first in a compound, whichever of the two ran first; those of one microbatch stay alone.
+TEST(Compounds, AreJoinedFromNeighbours) {
+  const Problem problem = make_problem(ir::Placement::loop(1, 1), 2, Costs(), MemoryBudget());
+  const Letter f = letter(0, Pass::kForward), i = letter(0, Pass::kInput),
+               w = letter(0, Pass::kWeight);
+  EXPECT_EQ(joined(problem, {{f, i, f, w, i, w}}), (Words{{f, f | kTogether, i, w, i, w}}));
+  EXPECT_EQ(joined(problem, {{f, f, i, w, i, w}}), (Words{{f, f | kTogether, i, w, i, w}}));
+}
+
 TEST(Compounds, BoundsAndSearchAgreeWithEveryOrderOfSmallProblems) {
   std::mt19937 random(1);
   int solved = 0, found = 0, met = 0, pays = 0;
@@ -336,11 +341,11 @@ TEST(Compounds, BoundsAndSearchAgreeWithEveryOrderOfSmallProblems) {
     ++solved;
     expect_sound(problem, *optimum);
     met += static_cast<double>(lower_bound(problem).value) == *optimum;
-    const CompoundSolution solution = search_for(problem, 200'000);
-    ASSERT_FALSE(solution.found.empty());
-    EXPECT_GE(static_cast<double>(solution.found[0].cost), *optimum);
-    found += static_cast<double>(solution.found[0].cost) == *optimum;
-    pays += has_compound(solution.found[0].rows);
+    const Solution solution =
+        solve(problem, {.bound = lower_bound(problem).value, .evaluations = 400'000});
+    EXPECT_GE(static_cast<double>(solution.cost), *optimum);
+    found += static_cast<double>(solution.cost) == *optimum;
+    pays += has_compound(solution.words);
   }
   EXPECT_GE(found, solved * 95 / 100) << "small problems are rarely solved";
   EXPECT_GT(met, solved / 4) << "the bounds say little";
@@ -352,23 +357,48 @@ TEST(Compounds, SearchMeansWhatItsOrdersCost) {
   int compounds = 0;
   for (int instance = 0; instance < kRandomInstances; ++instance) {
     const Problem problem = with_overlap(tests::random_problem(&random), &random);
-    const CompoundSolution solution = search_for(problem, 20'000);
-    for (const CompoundFound& one : solution.found) {
-      const ir::ComputeOrder order = order_of(problem, one.rows, "search");
+    const Solution solution =
+        solve(problem, {.bound = lower_bound(problem).value, .evaluations = 40'000});
+    for (const Found& one : solution.alternatives) {
+      const ir::ComputeOrder order = order_of(problem, one.words, "search");
       const Rows rows = rows_of(order);
-      for (int rank = 0; rank < problem.num_ranks(); ++rank)
-        EXPECT_TRUE(fits(problem, rank, rows[static_cast<size_t>(rank)]));
+      const std::vector<Memory> peaks = peak_memory(problem, one.words);
+      for (size_t rank = 0; rank < rows.size(); ++rank) {
+        EXPECT_TRUE(fits(problem, static_cast<int>(rank), rows[rank]));
+        EXPECT_EQ(peaks[rank], peak_of(problem, rows[rank]));
+      }
       EXPECT_EQ(cost_of(problem, rows), static_cast<double>(one.cost));
       EXPECT_TRUE(compile({.source = ir::AnySchedule(order),
                            .level = ir::Level::kComputeOnly,
                            .depth = Depth::kVerify})
                       .ok());
-      EXPECT_EQ(compound_rows_of(problem, order), one.rows);
-      compounds += has_compound(one.rows);
+      EXPECT_EQ(words_of(problem, order), one.words);
+      compounds += has_compound(one.words);
     }
-    expect_sound(problem, static_cast<double>(solution.found[0].cost));
+    expect_sound(problem, static_cast<double>(solution.cost));
   }
   EXPECT_GT(compounds, kRandomInstances / 2);
+}
+
+// A schedule with compounds, repeated for more microbatches.
+TEST(Compounds, AreRepeated) {
+  SearchRequest request = {.placement = ir::Placement::v(4, 8), .num_microbatches = 16};
+  request.costs.overlap = 0.5;
+  const Problem brief = problem_of(request);
+  request.num_microbatches = 40;
+  const Problem longer = problem_of(request);
+  int repeated = 0;
+  for (const Found& one : solve(brief, {.evaluations = 1'000'000}).alternatives) {
+    const std::optional<Words> words = repeat(brief, one.words, longer, 10'000'000);
+    if (!words || !has_compound(*words)) continue;
+    ++repeated;
+    Replay replay(longer);
+    ASSERT_TRUE(replay.run(*words));
+    EXPECT_EQ(cost_of(longer, rows_of(order_of(longer, *words, ""))),
+              static_cast<double>(replay.cost()));
+    EXPECT_EQ(peak_memory(longer, *words), peak_memory(brief, one.words));
+  }
+  EXPECT_GT(repeated, 0);
 }
 
 // With little memory and much to hide, better than the catalogue.
@@ -378,13 +408,18 @@ TEST(Compounds, DispatcherMakesSchedulesForCompounds) {
   request.costs.overlap = 1;
   const Problem problem = problem_of(request);
   std::optional<double> best, named;
-  for (const CompoundRows& compound_rows : dispatched_compounds(problem)) {
-    const Rows rows = rows_of(order_of(problem, compound_rows, "dispatched"));
+  Dispatcher dispatcher(problem);
+  for (const Template& numbers : known_templates(problem)) {
+    if (numbers.partner_patience == Template::kNever) continue;
+    const std::optional<Ticks> planned = dispatcher.run(numbers, WakeQueue::kAsleep);
+    if (!planned) continue;
+    const Rows rows = rows_of(order_of(problem, dispatcher.words(), "dispatched"));
     const std::optional<double> cost = cost_of(problem, rows);
     ASSERT_TRUE(cost);
+    EXPECT_LE(*cost, static_cast<double>(*planned));
     for (int rank = 0; rank < 8; ++rank)
       EXPECT_TRUE(fits(problem, rank, rows[static_cast<size_t>(rank)]));
-    EXPECT_TRUE(has_compound(compound_rows));
+    EXPECT_TRUE(has_compound(dispatcher.words()));
     best = std::min(best.value_or(*cost), *cost);
   }
   for (const Candidate& one : catalogue(problem)) {

@@ -14,12 +14,13 @@ namespace {
 
 // Whatever the template: every letter once per microbatch, memory within the limits, and a replay
 // that ends no later than the dispatcher says.
-TEST(Dispatcher, MakesCompleteSchedulesThatFit) {
+void expect_complete_schedules_that_fit(double overlap) {
   std::mt19937 problems(2);
   Random random(3);
-  int finished = 0;
+  int finished = 0, compounds = 0;
   for (int run = 0; run < 400; ++run) {
-    const Problem problem = tests::random_problem(&problems);
+    Problem problem = tests::random_problem(&problems);
+    problem.overlap = overlap;
     Dispatcher dispatcher(problem);
     Replay replay(problem);
     Template numbers = random_template(problem, &random);
@@ -30,7 +31,7 @@ TEST(Dispatcher, MakesCompleteSchedulesThatFit) {
       const Words& words = dispatcher.words();
       std::vector<int> count(3 * static_cast<size_t>(problem.num_stages()));
       for (const Word& word : words) {
-        for (const Letter one : word) ++count[one];
+        for (const Letter one : word) ++count[plain(one)];
       }
       for (size_t one = 0; one < count.size(); ++one) {
         const bool is_used =
@@ -45,9 +46,16 @@ TEST(Dispatcher, MakesCompleteSchedulesThatFit) {
       ASSERT_EQ(dispatcher.run(numbers, *cost), cost);
       ASSERT_EQ(dispatcher.words(), copy);
       ASSERT_EQ(dispatcher.run(numbers, *cost - 1), std::nullopt);
+      compounds += has_compound(copy);
     }
   }
   EXPECT_GT(finished, 3000);
+  EXPECT_EQ(compounds > 1000, overlap > 0) << compounds;
+}
+
+TEST(Dispatcher, MakesCompleteSchedulesThatFit) { expect_complete_schedules_that_fit(0); }
+TEST(Dispatcher, MakesCompleteSchedulesOfCompoundsThatFit) {
+  expect_complete_schedules_that_fit(0.6);
 }
 
 // ZB-H1's rule, F while fewer than P - r microbatches are in flight: (P - 1)(F + I - W) of idle

@@ -9,10 +9,12 @@
 namespace pipewright::schedule::search {
 namespace {
 
-TEST(LocalSearch, KeepsTimesAndMemoryOfAReplay) {
+void expect_times_and_memory_of_a_replay(double overlap) {
   std::mt19937 problems(5);
+  int compounds = 0;
   for (int run = 0; run < 300; ++run) {
-    const Problem problem = tests::random_problem(&problems);
+    Problem problem = tests::random_problem(&problems);
+    problem.overlap = overlap;
     LocalSearch search(problem, static_cast<uint64_t>(run));
     search.start(one_at_a_time(problem));
     const Ticks start = search.best_cost();
@@ -25,8 +27,17 @@ TEST(LocalSearch, KeepsTimesAndMemoryOfAReplay) {
     ASSERT_EQ(replay.cost(), search.best_cost());
     ASSERT_TRUE(fits_memory(problem, search.best()));
     ASSERT_LE(search.best_cost(), start);
+    compounds += has_compound(search.best());
+    // From words with compounds.
+    search.start(search.best());
+    ASSERT_EQ(replay.cost(), search.best_cost());
+    ASSERT_TRUE(search.is_consistent());
   }
+  EXPECT_EQ(compounds > 100, overlap > 0) << compounds;
 }
+
+TEST(LocalSearch, KeepsTimesAndMemoryOfAReplay) { expect_times_and_memory_of_a_replay(0); }
+TEST(LocalSearch, KeepsTimesAndMemoryOfCompounds) { expect_times_and_memory_of_a_replay(0.3); }
 
 // One rank never idles, so its cost is its work from the start; two ranks with enough memory reach
 // the load of the longer one when W can fill all gaps.
