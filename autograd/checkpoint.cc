@@ -255,9 +255,9 @@ class CheckpointNode final : public HidesWeights {
   variable_list first_forward(const Forward& forward, const variable_list& inputs) {
     const FirstForward scope;
     const GeneratorScope generator_scope(generators_.cpu());
-    const int64_t draws = draw_count();
+    const int64_t drawn = draw_count();
     variable_list outputs = writes_.record([&] { return forward(inputs); });
-    if (draw_count() != draws) drawn_until_ = generators_.cpu_state();
+    if (draw_count() != drawn) drawn_until_ = generators_.cpu_state();
     return outputs;
   }
 

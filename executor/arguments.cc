@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "pipewright/executor/coordinator.h"
 #include "pipewright/executor/program/program.h"
 #include "pipewright/schedule/verify/verify.h"
 

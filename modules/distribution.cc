@@ -200,7 +200,7 @@ void set_full_tensor(const at::Tensor& parameter, const at::Tensor& whole) {
   at::Tensor part = whole.detach();
   for (const Alive& each : list) {
     if (const std::optional<int64_t> dim = sharded_dim(each))
-      part = layout::chunk_of(part, *dim, *each.group);
+      part = comms::chunk_of(part, *dim, *each.group);
   }
   if (!list.empty()) expect_part(parameter, layout_from(parameter, list));
   if (parameter.is_meta()) {

@@ -64,7 +64,7 @@ PostedCollective post(const at::Tensor& x, const Collective& collective,
       break;
     }
     case Kind::kOwnChunk:
-      posted.output_ = layout::chunk_of(x, collective.dim, *group).contiguous();
+      posted.output_ = comms::chunk_of(x, collective.dim, *group).contiguous();
       break;
   }
   return posted;

@@ -230,7 +230,7 @@ class ParallelizedModule final : public Parallelized,
       distribute(parameter.tensor, parameter.placement);
       if (!along) continue;
       // A copy, because a chunk would keep the whole weight alive.
-      const at::Tensor part = layout::chunk_of(parameter.tensor.detach(), *along, *group_)
+      const at::Tensor part = comms::chunk_of(parameter.tensor.detach(), *along, *group_)
                                   .clone(at::MemoryFormat::Contiguous);
       parameter.tensor.set_data(
           group_->getSize() == 1

@@ -1,6 +1,10 @@
 #ifndef PIPEWRIGHT_COMMS_TORCH_GAPS_ABORTABLE_GLOO_H_
 #define PIPEWRIGHT_COMMS_TORCH_GAPS_ABORTABLE_GLOO_H_
 
+#ifndef USE_C10D_GLOO
+#define USE_C10D_GLOO 1
+#endif
+
 #include <chrono>
 #include <condition_variable>
 #include <memory>
@@ -39,15 +43,11 @@ class AbortableWaits : public std::enable_shared_from_this<AbortableWaits> {
   std::multiset<c10d::Work*> awaited_;  // SENDs and RECVs
 };
 
-#ifndef USE_C10D_GLOO
-#define USE_C10D_GLOO 1
-#endif
-
 // torch's Gloo with the abort() that it lacks: it ends every wait for an operation of this group,
 // and closes the group's connections, so that what peers wait for from this rank ends too.
 //
 // The destructor waits for torch's threads, of which one may be stuck until its time limit after an
-// abort (abortable_gloo.h): Group lets another thread wait for it.
+// abort (AbortableWaits): Group lets another thread wait for it.
 class AbortableGloo : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;

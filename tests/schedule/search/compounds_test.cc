@@ -456,7 +456,7 @@ TEST(Compounds, SimulationHidesPartOfTheShorterAction) {
       const SimulateResult result = simulate(compiled, {.costs = costs});
       ASSERT_TRUE(result.simulation);
       EXPECT_DOUBLE_EQ(result.simulation->report.cost, *cost * problem.tick);
-      EXPECT_LE(result.simulation->bound.value, result.simulation->report.cost);
+      EXPECT_LE(result.simulation->bound->value, result.simulation->report.cost);
       EXPECT_GE(result.simulation->report.bubble_rate, 0);
     }
   }

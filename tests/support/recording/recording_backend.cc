@@ -14,6 +14,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "pipewright/comms/torch_gaps/forwarding_backend.h"
+
 namespace pipewright::comms {
 namespace {
 
