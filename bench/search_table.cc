@@ -52,7 +52,7 @@ int main(int argc, char** argv) {
   const std::string_view wanted = argc > 1 ? argv[1] : "";
   schedule::search::Totals totals;
   for (const tests::KnownCase& known :
-       tests::read_cases("tests/schedule/search/known_costs.json")) {
+       tests::read_known_costs("tests/schedule/search/known_costs.json")) {
     if (known.name.find(wanted) == std::string::npos) continue;
     schedule::search::search_and_print(known, &totals);
   }

@@ -40,15 +40,18 @@ Problem uniform(ir::Placement placement, int microbatches, const StageWork& work
   return problem;
 }
 
-// Optima that a constraint solver proved (solve_test.cc). Where there is one stage per rank, they
-// meet the bounds, or are as far above them as the prototype's.
+// No bound exceeds the cost of a schedule. With one stage per rank, the bounds meet all optima that
+// a constraint solver proved (exact_optima.py), except one.
 TEST(BoundsTest, ProvedOptima) {
-  for (const tests::KnownCase& one : tests::read_cases("tests/schedule/search/exact_optima.json")) {
+  for (const tests::KnownCase& one :
+       tests::read_exact_optima("tests/schedule/search/exact_optima.json")) {
     const Problem& problem = one.problem;
     const Ticks value = lower_bound(problem).value;
     EXPECT_LE(value, one.cost) << one.name;
+    if (!one.is_proved()) continue;
     if (problem.num_stages() == problem.num_ranks()) {
-      EXPECT_GE(value, one.bound) << one.name;
+      const bool is_met = one.name != "exact_loop_3x1_6_limit_8";
+      EXPECT_GE(value, is_met ? one.cost : 3045) << one.name;
     } else if (problem.stages[0].forward == 1) {
       // arXiv 2405.15362, figure 13, observes this bound for V schedules of these costs.
       const Ticks idle = 6 * problem.num_ranks() - 3 * problem.memory_limits[0] - 1;

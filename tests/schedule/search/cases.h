@@ -6,16 +6,23 @@
 
 #include "pipewright/schedule/problem/problem.h"
 
-// Problems with published or proven costs, from JSON files in this folder. One entry:
+// Problems whose costs are known, from the JSON files in this folder. A file has a text, "about",
+// and "cases", one per line:
 //
 //   {"name": "table9_1.5B", "placement": "loop", "ranks": 8, "stages": 8, "microbatches": 24,
 //    "work": [[18522, 18086, 9337]], "transfers": [601], "activation": 2, "weight_input": 1,
 //    "limit": 16, "cost": 1310405, "bound": 1310405}
 //
-// `work` has F, I and W, of all stages or one entry per stage; `transfers` between a stage and the
-// next, in both directions; `activation` and `weight_input` the units of memory per stage that are
-// in use from F to I and from I to W; `limit` the units per rank. `cost` is the best known, and no
-// schedule costs less than `bound`; both are equal for a proven optimum.
+// `placement` is "loop" or "v". `work` has F, I and W, of all stages or one entry per stage;
+// `transfers` between a stage and the next, in both directions, likewise; `activation` and
+// `weight_input` the units of memory per stage that are in use from F to I and from I to W; `limit`
+// the units per rank. `cost` is the least that is known. What the last fields say depends on the
+// file:
+//
+//   exact_optima.json  "proved": true if no schedule costs less. Otherwise "proved": false and
+//                      "proved_bound", which no schedule costs less than. A constraint solver says
+//                      so, which knows nothing of our bounds; exact_optima.py writes the file.
+//   known_costs.json   "bound": a lower bound.
 
 namespace pipewright::tests {
 
@@ -23,11 +30,15 @@ struct KnownCase {
   std::string name;  // "table9_1.5B_loop_8x1_24_limit_16"
   schedule::Problem problem;
   schedule::Ticks cost;
-  schedule::Ticks bound;
+  schedule::Ticks bound;  // no schedule costs less
+
+  bool is_proved() const { return cost == bound; }
 };
 
-// Reads a file; throws std::runtime_error or json's exceptions if it is not as above.
-std::vector<KnownCase> read_cases(const std::string& path);
+// Read a file; throw std::runtime_error or json's exceptions if it is not as above: every field
+// must be there, and no others.
+std::vector<KnownCase> read_exact_optima(const std::string& path);
+std::vector<KnownCase> read_known_costs(const std::string& path);
 
 }  // namespace pipewright::tests
 

@@ -54,7 +54,8 @@ TEST_P(KnownCosts, AreReached) {
 }
 
 std::vector<tests::KnownCase> cases() {
-  std::vector<tests::KnownCase> cases = tests::read_cases("tests/schedule/search/known_costs.json");
+  std::vector<tests::KnownCase> cases =
+      tests::read_known_costs("tests/schedule/search/known_costs.json");
   std::erase_if(cases, [](const tests::KnownCase& known) {
     return !known.name.starts_with("unitV") && !known.name.starts_with("table9_1.5B_loop") &&
            !known.name.starts_with("hetero") && memory_of_table_9_v(known) <= 0.5 &&

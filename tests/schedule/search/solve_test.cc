@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/search/replay.h"
 #include "tests/schedule/search/cases.h"
@@ -11,10 +13,14 @@
 namespace pipewright::schedule::search {
 namespace {
 
-// Optima that a constraint solver (OR-tools CP-SAT) proved, or the best known where it did not
-// finish.
+std::vector<tests::KnownCase> exact_optima() {
+  return tests::read_exact_optima("tests/schedule/search/exact_optima.json");
+}
+
+// Optima that a constraint solver proved, or the best known where it did not finish
+// (exact_optima.py).
 TEST(Solve, ReachesTheOptimaOfSmallProblems) {
-  const auto cases = tests::read_cases("tests/schedule/search/exact_optima.json");
+  const auto cases = exact_optima();
   ASSERT_EQ(cases.size(), 23u);
   for (const tests::KnownCase& one : cases) {
     const Solution found =
@@ -22,6 +28,12 @@ TEST(Solve, ReachesTheOptimaOfSmallProblems) {
     EXPECT_LE(found.cost, one.cost) << one.name;
     EXPECT_GE(found.cost, one.bound) << one.name;
   }
+}
+
+// The search above stops where the solver's proof says that it may. This one goes on.
+TEST(Solve, FindsNothingBelowWhatIsProved) {
+  for (const tests::KnownCase& one : exact_optima())
+    EXPECT_GE(solve(one.problem, {.evaluations = 1'000'000}).cost, one.bound) << one.name;
 }
 
 TEST(Solve, ReturnsAScheduleThatRunsAndFits) {
