@@ -22,7 +22,8 @@
 //   exact_optima.json  "proved": true if no schedule costs less. Otherwise "proved": false and
 //                      "proved_bound", which no schedule costs less than. A constraint solver says
 //                      so, which knows nothing of our bounds; exact_optima.py writes the file.
-//   known_costs.json   "bound": a lower bound.
+//   known_costs.json   "bound": what lower_bound() returned when the file was written, by
+//                      `bazel run //bench:search_table -- --update`.
 
 namespace pipewright::tests {
 

@@ -3,7 +3,8 @@
 // accept worse schedules, of the paper's models on V placements, which come within 0.05% of their
 // bounds in the memory of 1F1B and 0.5% in five eighths of it, and of those with heterogeneous
 // stages, where it has to be cold and yet leave the first optimum: they come within 0.8%.
-// bench/search_table prints a table of all problems of the file, harder ones included.
+// known_costs.json says where its problems and costs come from. bench/search_table prints a table
+// of all of them, harder ones included, and updates the file.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
