@@ -210,6 +210,8 @@ set(pipewright_checkpoint_sources
     comms/process/addresses.cc
     comms/process/environment.cc
     comms/process/error_file.cc
+    layout/boxes.cc
+    layout/layout.cc
 )
 
 set(pipewright_checkpoint_headers
@@ -229,6 +231,8 @@ set(pipewright_checkpoint_headers
     comms/process/error_file.h
     comms/process/sockets.h
     comms/process/steady_seconds.h
+    layout/boxes.h
+    layout/layout.h
 )
 
 set(pipewright_cli_sources
@@ -367,6 +371,7 @@ set(pipewright_executor_headers
     comms/torch_gaps/abortable_gloo.h
     comms/torch_gaps/batch_threads.h
     comms/torch_gaps/bounded_store.h
+    comms/torch_gaps/collectives.def
     comms/torch_gaps/forwarding_backend.h
     comms/world.h
     ddp/compute_copies.h
