@@ -25,8 +25,8 @@ class ShardedUnit;
 // order, and prefetches in the reverse of the second; the next forward prefetches in the first.
 // State of the root unit; for one thread at a time.
 //
-// The history depends only on calls, which all ranks share, and never on whether a rank has kept
-// the outputs of a forward. So a forward without a backward stays until it is one of the oldest.
+// All ranks must have the same history, and they make the same calls, but one rank may drop outputs
+// that another keeps. So a forward without a backward stays until it is one of the oldest.
 class ForwardHistory {
  public:
   // A forward of a unit, inside the forward of the unit around it. The outermost one is the forward
