@@ -1,5 +1,7 @@
 #include "pipewright/comms/group.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <future>
 #include <numeric>
@@ -23,6 +25,20 @@ auto on_own_thread(Function function) {
   return result;
 }
 
+// Aborts a backend on a thread of its own, which then drops it. Over NCCL that lasts until the
+// whole device is idle, so until all other groups that wait for the failed rank have been aborted
+// too (https://github.com/pytorch/pytorch/issues/173815).
+std::future<void> abort_on_thread(const std::string& name, BackendPtr backend) {
+  return on_own_thread([name, backend = std::move(backend)]() mutable {
+    try {
+      backend->abort();
+    } catch (const std::exception& error) {
+      TORCH_WARN("abort of group `", name, "`: ", error.what());
+    }
+    backend.reset();
+  });
+}
+
 // Calls `end` on a thread of its own, which then drops the backend.
 std::future<void> end_on_thread(BackendPtr backend, void (c10d::Backend::*end)()) {
   return on_own_thread([backend = std::move(backend), end]() mutable {
@@ -39,14 +55,14 @@ void end_aborted(BackendPtr backend) {
 
 // Calls `end`, which waits for operations. If the world fails meanwhile they may never end, and no
 // other thread knows the backend any more: then it is aborted, and this returns false.
-bool ends_by(void (c10d::Backend::*end)(), const BackendPtr& backend,
+bool ends_by(void (c10d::Backend::*end)(), const std::string& name, const BackendPtr& backend,
              const std::shared_ptr<FailureDomain>& failures) {
   std::future<void> ends = end_on_thread(backend, end);
   std::optional<FailureDomain::Waiting> waiting;
   while (ends.wait_for(kBetweenLooks) == std::future_status::timeout) {
     if (!waiting) waiting.emplace(failures);
     if (!failures || !failures->failed()) continue;
-    end_on_thread(backend, &c10d::Backend::abort).wait_for(kBetweenLooks);
+    abort_on_thread(name, backend).wait_for(kBetweenLooks);
     ends.wait_for(kBetweenLooks);
     return false;
   }
@@ -56,10 +72,11 @@ bool ends_by(void (c10d::Backend::*end)(), const BackendPtr& backend,
 
 // Lets pending operations finish. ProcessGroupNCCL has its communicator locked while shutdown()
 // waits for them, so that abort() would wait too (PyTorch 2.11): they have ended before.
-void end_cleanly(const BackendPtr& backend, const std::shared_ptr<FailureDomain>& failures) {
+void end_cleanly(const std::string& name, const BackendPtr& backend,
+                 const std::shared_ptr<FailureDomain>& failures) {
   const bool is_nccl = backend->getBackendName() == "nccl";
-  if (is_nccl && !ends_by(&c10d::Backend::waitForPendingWorks, backend, failures)) return;
-  ends_by(&c10d::Backend::shutdown, backend, failures);
+  if (is_nccl && !ends_by(&c10d::Backend::waitForPendingWorks, name, backend, failures)) return;
+  ends_by(&c10d::Backend::shutdown, name, backend, failures);
 }
 
 }  // namespace
@@ -87,7 +104,7 @@ void Group::end() {
   if (aborted_ || (failures && failures->failed()))
     end_aborted(std::move(backend));
   else
-    end_cleanly(backend, failures);
+    end_cleanly(name_, backend, failures);
 }
 
 void Group::connect_again(int generation) {
@@ -132,14 +149,15 @@ void Group::fail(const std::string& message) {
   abort();
 }
 
-void Group::abort() {
-  BackendPtr aborted;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!std::exchange(aborted_, true)) aborted = backend_;
-    log_->stop();
-  }
-  if (aborted) aborted->abort();
+void Group::abort() { begin_abort().wait_for(kBetweenLooks); }
+
+std::future<void> Group::begin_abort() {
+  const std::lock_guard lock(mutex_);
+  log_->stop();
+  if (!std::exchange(aborted_, true) && backend_) return abort_on_thread(name_, backend_);
+  std::promise<void> nothing_to_do;
+  nothing_to_do.set_value();
+  return nothing_to_do.get_future();
 }
 
 BackendPtr Group::inner() const {
@@ -182,7 +200,10 @@ void Groups::add(const c10::intrusive_ptr<Group>& group) {
 }
 
 void Groups::abort() {
-  for (const auto& group : alive()) group->abort();
+  std::vector<std::future<void>> aborts;
+  for (const auto& group : alive()) aborts.push_back(group->begin_abort());
+  const auto deadline = std::chrono::steady_clock::now() + kBetweenLooks;
+  for (const auto& abort : aborts) abort.wait_until(deadline);
 }
 
 void Groups::connect_again(int generation) {

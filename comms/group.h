@@ -2,6 +2,7 @@
 #define PIPEWRIGHT_COMMS_GROUP_H_
 
 #include <chrono>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -48,8 +49,12 @@ class Group final : public ForwardingBackend {
   // Publishes `message` as a failure of this rank, and aborts all groups of the world. To be called
   // before an exception leaves a collective that the other members will wait in.
   void fail(const std::string& message);
-  // Ends pending operations. Only the first call since connect_again() has an effect.
+  // Ends pending operations. Only the first call since connect_again() has an effect. Returns when
+  // the backend has been aborted, or after a second: over NCCL it may never be. What the backend's
+  // abort() throws is a warning of c10.
   void abort() override;
+  // Starts abort(); ready when it has ended.
+  std::future<void> begin_abort();
   void shutdown() override;
   // Called by c10 when the last reference is dropped: weak pointers, as Groups has, put off the
   // destructor.
@@ -105,6 +110,8 @@ class Group final : public ForwardingBackend {
 class Groups {
  public:
   void add(const c10::intrusive_ptr<Group>& group);
+  // Aborts all groups at once, as an abort over NCCL may have to wait for the others. Takes at most
+  // a second.
   void abort();
   // Connects the groups that still exist again, one after the other.
   void connect_again(int generation);

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <future>
+#include <latch>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
@@ -78,6 +79,54 @@ TYPED_TEST(GroupEnd, ThatIsCleanIsAbortedByAFailure) {
   EXPECT_TRUE(has_ended);
   EXPECT_TRUE(made[0]->is_aborted());
   made[0]->release();
+}
+
+// As ProcessGroupNCCL on a device that is idle only when all of its groups have been aborted.
+class AbortsWithOthers final : public c10d::Backend {
+ public:
+  AbortsWithOthers(int rank, int size, std::shared_ptr<std::latch> all)
+      : Backend(rank, size), all_(std::move(all)) {}
+  const std::string getBackendName() const override { return "together"; }
+  void abort() override {
+    all_->arrive_and_wait();
+    throw std::runtime_error("remote error");
+  }
+
+ private:
+  const std::shared_ptr<std::latch> all_;
+};
+
+TEST(Group, AFailureAbortsAllGroupsAtOnceAndLosesNoError) {
+  const StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  const auto all = std::make_shared<std::latch>(3);
+  World world(0, 1, store, [&](const std::string&, int rank, int size) {
+    return c10::make_intrusive<AbortsWithOthers>(rank, size, all);
+  });
+  std::vector<BackendPtr> groups;
+  for (const char* name : {"a", "b", "c"}) groups.push_back(world.make_group(name, std::vector{0}));
+  testing::internal::CaptureStderr();
+  world.failures().fail("out of luck");
+  EXPECT_TRUE(all->try_wait());
+  const std::string errors = testing::internal::GetCapturedStderr();
+  for (const char* name : {"a", "b", "c"}) {
+    EXPECT_NE(errors.find(std::string("abort of group `") + name + "[0]#0`: remote error"),
+              std::string::npos)
+        << errors;
+  }
+}
+
+// A communicator that is stuck for good: whoever learns of the failure goes on.
+TEST(Group, NobodyWaitsForAnAbortThatDoesNotEnd) {
+  const auto never = std::make_shared<std::latch>(2);
+  World world(0, 1, c10::make_intrusive<c10d::HashStore>(),
+              [&](const std::string&, int rank, int size) {
+                return c10::make_intrusive<AbortsWithOthers>(rank, size, never);
+              });
+  const BackendPtr group = world.make_group("a", std::vector{0});
+  auto failed = std::async(std::launch::async, [&] { world.failures().fail("out of luck"); });
+  const bool has_returned = failed.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+  EXPECT_TRUE(has_returned);
+  never->count_down();
 }
 
 // Without a failure, all operations have ended before NCCL is shut down.

@@ -34,6 +34,7 @@ struct BackendOptions {
 // - startCoalescing() .. endCoalescing() makes several operations one, so two ranks can send to
 //   each other on one communicator.
 // - abort(), or destruction before the end, leaves garbage in what is in flight; shutdown() waits.
+//   abort() blocks until the rank's device is idle.
 class DeviceBackend final : public c10d::Backend {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;

@@ -94,8 +94,9 @@ size_t Member::issue(std::vector<Request> requests) {
 }
 
 void Member::abort() {
-  const Lock lock(machine().mutex);
+  Lock lock(machine().mutex);
   abort_because("was aborted");
+  await_idle(lock, device());
 }
 
 void Member::abort_because(const std::string& cause) {

@@ -60,7 +60,9 @@ class Member {
   size_t issue(std::vector<Request> requests);
 
   // Ends this rank's part of operations that have not taken place: leaves garbage in their outputs.
-  // Local, like ncclCommAbort: other ranks wait on.
+  // Local, like ncclCommAbort: other ranks wait on. Blocks until the rank's device is idle, as
+  // ncclCommAbort may: until what other communicators of the rank wait for has come, or they have
+  // been aborted too.
   void abort();
   // Blocks the host until everything that was issued is done; aborts what can never complete.
   void shutdown();

@@ -133,6 +133,35 @@ TEST(Failure, EndsWhatADeviceWaitsFor) {
   }
 }
 
+// Rank 0's device waits for rank 1 in two groups. An abort of one blocks until the device is idle,
+// so until the other has been aborted.
+TEST(Failure, AbortsAllGroupsAtOnce) {
+  seed(3);
+  std::vector<comms::World> worlds = device_worlds(2);
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_EQ(tests::run_ranks(2,
+                             [&](int rank) {
+                               comms::World& world = worlds[static_cast<size_t>(rank)];
+                               const std::vector<int> all = {0, 1};
+                               const auto first = world.make_group("first", all);
+                               const auto second = world.make_group("second", all);
+                               std::vector<at::Tensor> sum = {at::ones({4}, device(rank))};
+                               if (rank == 1) {
+                                 world.failures().fail("out of luck");
+                               } else {
+                                 first->allreduce(sum)->wait();
+                                 second->allreduce(sum)->wait();
+                                 c10::Event end(kDeviceType);
+                                 end.record(current_stream(rank));
+                                 while (!end.query())
+                                   std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                               }
+                               EXPECT_EQ(world.failures().cause(), "rank 1: out of luck");
+                             }),
+            "");
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(30));
+}
+
 // Rank 1 leaves a SEND out: nothing fails, and nothing would ever end.
 TEST(TimeLimit, AHangOfADeviceNamesItsCulprit) {
   for (const std::string& error : errors_of(3, std::chrono::seconds(2), [] {})) {

@@ -20,6 +20,7 @@
 #include <chrono>
 #include <set>
 #include <stdexcept>
+#include <thread>
 
 #include "tests/device/current.h"
 #include "tests/device/races.h"
@@ -33,6 +34,7 @@ using std::chrono::milliseconds;
 // device does not know, and how long it waits before it calls that a deadlock.
 constexpr milliseconds kPatience{50};
 constexpr milliseconds kDeadlock{5000};
+constexpr milliseconds kAbort{10};  // at least
 
 double host_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -314,6 +316,23 @@ bool wait_elsewhere(Lock& lock, const std::function<bool()>& is_over,
   }
   std::erase(m.elsewhere, &mine);
   return is_over();
+}
+
+void await_idle(Lock& lock, int device) {
+  std::vector<std::pair<Stream*, size_t>> issued;
+  for (const auto& [place, stream] : machine().streams)
+    if (place.first == device) issued.emplace_back(stream.get(), stream->issued);
+  const auto is_idle = [&] {
+    return std::ranges::all_of(
+        issued, [](const auto& known) { return try_to_reach(*known.first, known.second); });
+  };
+  // It takes its time: what has begun at once has begun before any of it shows.
+  do {
+    lock.unlock();
+    std::this_thread::sleep_for(kAbort);
+    lock.lock();
+  } while (!is_idle());
+  for (const auto& [stream, until] : issued) merge(machine().host[device], stream->clock);
 }
 
 bool has_reached(Stream& stream, size_t until) {

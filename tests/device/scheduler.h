@@ -42,6 +42,9 @@ void run_until(Lock& lock, Stream& stream, size_t until);
 // it is over.
 bool wait_elsewhere(Lock& lock, const std::function<bool()>& is_over,
                     std::chrono::steady_clock::time_point deadline);
+// Blocks until all that has been issued on the device has run. Any thread, of which the scheduler
+// then knows nothing.
+void await_idle(Lock& lock, int device);
 // Wakes blocked ranks, which look again.
 void announce();
 // Whether the stream has run `until` operations, without blocking. Runs at most one operation, now
