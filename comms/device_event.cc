@@ -1,5 +1,6 @@
 #include "pipewright/comms/device_event.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <exception>
@@ -14,6 +15,7 @@ c10::Stream current_stream(c10::Device device) {
 
 bool has_ended(const c10::Event& event) noexcept {
   try {
+    const c10::OptionalDeviceGuard guard(event.device());
     return event.query();
   } catch (const std::exception&) {
     return true;

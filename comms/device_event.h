@@ -17,7 +17,8 @@ namespace pipewright::comms {
 c10::Stream current_stream(c10::Device device);
 
 // Whether the device has come to the event. A device that has failed has: whoever uses it next gets
-// the error, on a thread that can handle it. Does not throw.
+// the error, on a thread that can handle it. Does not throw. Any thread: on one that has set no
+// device, a query would create a context on GPU 0, which costs every rank some 500 MiB there.
 bool has_ended(const c10::Event& event) noexcept;
 
 // Events that are recorded again and again. Not thread-safe; record an event after taking it, when

@@ -7,13 +7,19 @@ namespace pipewright::testdevice {
 namespace {
 
 thread_local int device_now = 0;
+thread_local bool is_device_set = false;
 thread_local std::array<int64_t, kNumDevices> stream_ids_now = {};
 
 }  // namespace
 
 int current_device() { return device_now; }
 
-int exchange_current_device(int device) { return std::exchange(device_now, device); }
+int exchange_current_device(int device) {
+  is_device_set = true;
+  return std::exchange(device_now, device);
+}
+
+bool has_set_device() { return is_device_set; }
 
 c10::Stream current_stream(int device) {
   return c10::Stream(c10::Stream::UNSAFE,

@@ -13,6 +13,9 @@ namespace pipewright::testdevice {
 int current_device();
 // Returns the previous one.
 int exchange_current_device(int device);
+// Whether the thread has set its device. With CUDA, one that has not makes a context on device 0
+// when it queries or destroys an event of another device, which costs every rank memory there.
+bool has_set_device();
 c10::Stream current_stream(int device);
 c10::Stream exchange_current_stream(const c10::Stream& stream);
 

@@ -6,6 +6,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
+#include <thread>
 
 #include "tests/device/current.h"
 #include "tests/device/device.h"
@@ -21,6 +22,17 @@ using c10::DeviceIndex;
 Event* event_of(void* event) { return static_cast<Event*>(event); }
 
 int index_of(c10::Device device) { return device.has_index() ? device.index() : current_device(); }
+
+const std::thread::id main_thread = std::this_thread::get_id();  // which has ranks as threads
+
+// An error of the run where CUDA would make a context on device 0.
+void check_device(const std::string& what, const Event& event) {
+  if (has_set_device() || std::this_thread::get_id() == main_thread || !event.stream ||
+      event.stream->device == current_device())
+    return;
+  machine().errors.push_back("an event of device " + std::to_string(event.stream->device) +
+                             " was " + what + " on a thread that has set no device");
+}
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kDeviceType; }
@@ -61,9 +73,15 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     const Lock lock(machine().mutex);
     wait_event(stream_of(stream), *event_of(event));
   }
-  void destroyEvent(void* event, DeviceIndex) const noexcept override { delete event_of(event); }
+  void destroyEvent(void* event, DeviceIndex) const noexcept override {
+    if (!event) return;
+    const Lock lock(machine().mutex);
+    check_device("destroyed", *event_of(event));
+    delete event_of(event);
+  }
   bool queryEvent(void* event) const override {
     const Lock lock(machine().mutex);
+    check_device("queried", *event_of(event));
     const bool reached = has_reached(*event_of(event)->stream, event_of(event)->position);
     throw_sticky_error();
     return reached;

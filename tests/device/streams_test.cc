@@ -8,6 +8,9 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/nn/init.h>
 
+#include <thread>
+
+#include "pipewright/comms/device_event.h"
 #include "tests/device/device.h"
 
 namespace pipewright::testdevice {
@@ -126,6 +129,21 @@ TEST(Streams, NothingRunsBeforeItIsNeededWithSeedZero) {
   EXPECT_FALSE(ran);
   const at::Tensor copy = x.cpu();
   EXPECT_TRUE(ran);
+}
+
+// With CUDA this makes a context on device 0, however the event is used.
+TEST(Events, AreQueriedOnThreadsThatHaveSetADevice) {
+  seed(1);
+  c10::Event event(kDeviceType);
+  event.record(c10::impl::VirtualGuardImpl(kDeviceType).getStream(device(3)));
+  std::thread([&] { comms::has_ended(event); }).join();
+  EXPECT_EQ(errors(), std::vector<std::string>());
+  std::thread([&] { event.query(); }).join();
+  std::thread([own = std::move(event)]() mutable { c10::Event dies(std::move(own)); }).join();
+  EXPECT_EQ(errors(),
+            (std::vector<std::string>{
+                "an event of device 3 was queried on a thread that has set no device",
+                "an event of device 3 was destroyed on a thread that has set no device"}));
 }
 
 TEST(Memory, IsGarbageWhenNewAndWhenFreed) {
