@@ -118,22 +118,26 @@ Channels::Works Channels::post_all(c10d::Backend& backend, const std::vector<Mes
   const bool grouped = messages.size() > 1 && backend.supportsCoalescing();
   if (grouped) backend.startCoalescing();
   Works works;
-  for (const Message& message : messages) works.push_back(post(message));
+  try {
+    for (const Message& message : messages) works.push_back(post(message));
+  } catch (const std::exception&) {
+    // NCCL's group belongs to the thread: if it stayed open, nothing that is issued later would
+    // start.
+    try {
+      if (grouped) backend.endCoalescing();
+    } catch (const std::exception&) {  // a consequence
+    }
+    throw;
+  }
   if (grouped) works = {backend.endCoalescing()};
   return works;
-}
-
-void Channels::abort() {
-  for (auto& [edge, channel] : channels_) channel.backend->abort();
-  channels_.clear();
 }
 
 const Channels::Channel& Channels::channel(const Edge& edge) const {
   const auto found = channels_.find(edge);
   if (found == channels_.end()) {
     throw ContractError("no channel from rank " + std::to_string(edge.first) + " to rank " +
-                        std::to_string(edge.second) +
-                        ": expected an edge of the pipeline that was not aborted");
+                        std::to_string(edge.second) + ": expected an edge of the pipeline");
   }
   return found->second;
 }

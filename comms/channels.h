@@ -63,10 +63,6 @@ class Channels {
   Works send(const std::vector<Message>& messages, int to);
   Works receive(const std::vector<Message>& messages, int from);
 
-  // Aborts pending operations on this rank and on its peers. Nothing can be sent afterwards. After
-  // a failure of the world, which aborts all groups, World::reset() connects them again instead.
-  void abort();
-
  private:
   struct Channel {
     BackendPtr backend;
