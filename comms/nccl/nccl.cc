@@ -5,6 +5,10 @@
 #include <ATen/Context.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <torch/csrc/distributed/c10d/FlightRecorder.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
@@ -27,6 +31,19 @@ c10::intrusive_ptr<Options> options_of(const NcclSettings& settings) {
   return options;
 }
 
+// PyTorch's default writer ends its path with the rank in the first group of the process.
+struct TraceWriter final : c10d::DebugInfoWriter {
+  explicit TraceWriter(int world_rank)
+      : DebugInfoWriter(nccl_trace_prefix(variables_of_process()), world_rank) {}
+};
+
+void name_traces_by(int world_rank) {
+  static std::once_flag once;  // a process has one writer
+  std::call_once(once, [&] {
+    c10d::DebugInfoWriter::registerWriter(std::make_unique<TraceWriter>(world_rank));
+  });
+}
+
 }  // namespace
 
 at::Device nccl_device(const Environment& environment) {
@@ -35,6 +52,8 @@ at::Device nccl_device(const Environment& environment) {
 }
 
 MakeBackend nccl_backends(at::Device device, const StorePtr& store, const NcclOptions& options) {
+  for (const auto& [name, value] : nccl_environment(variables_of_process()))
+    setenv(name.c_str(), value.c_str(), 1);
   return [=](const std::string& name, int rank, int size) -> BackendPtr {
     const c10::DeviceGuard guard(device);  // this may be any thread
     const NcclGroupOptions group = options.group ? options.group(name) : NcclGroupOptions();
@@ -50,6 +69,7 @@ MakeBackend nccl_backends(at::Device device, const StorePtr& store, const NcclOp
 
 World nccl_world(const Environment& environment, const NcclOptions& options) {
   const at::Device device = nccl_device(environment);
+  name_traces_by(environment.rank);
   const StorePtr store = connect_store(environment, options.timeout);
   return World(environment.rank, environment.world_size, store,
                nccl_backends(device, store, options), options.timeout);

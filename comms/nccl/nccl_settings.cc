@@ -38,6 +38,22 @@ std::vector<int> members_of(const std::string& group_name) {
                               "`dp[0,4]`");
 }
 
+std::map<std::string, std::string> nccl_environment(const Variables& variables) {
+  const std::string name = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
+  const std::optional<std::string> value = variables(name);
+  const bool is_torchruns = value == "1" && variables("TORCHELASTIC_RUN_ID");
+  if (value && !is_torchruns) return {};
+  return {{name, "0"}};
+}
+
+std::string nccl_trace_prefix(const Variables& variables) {
+  if (auto prefix = variables("TORCH_FR_DUMP_TEMP_FILE"))
+    return prefix->insert(prefix->rfind('/') + 1, "nccl_");  // from 0 if there is no folder
+  if (const auto prefix = variables("TORCH_NCCL_DEBUG_INFO_TEMP_FILE")) return *prefix;
+  const std::string home = variables("HOME").value_or("/tmp");
+  return variables("XDG_CACHE_HOME").value_or(home + "/.cache") + "/torch/comm_lib_trace_rank_";
+}
+
 std::chrono::milliseconds nccl_timeout(std::chrono::milliseconds world) {
   return 2 * world + std::chrono::minutes(1);
 }

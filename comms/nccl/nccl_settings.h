@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,6 +21,18 @@ int gpu_index(const Environment& environment, int visible_gpus);
 // puts them into the name that a backend receives: {0, 4} for "dp[0,4]#0". Throws
 // std::invalid_argument if the name has none.
 std::vector<int> members_of(const std::string& group_name);
+
+// The variables that nccl_backends() sets in the environment of this process, and their values:
+// TORCH_NCCL_ASYNC_ERROR_HANDLING = 0, as PyTorch asks of those who abort communicators
+// (torch.distributed._abort_process_group). Otherwise its watchdog ends the process a minute after
+// an error that World::reset() has mended long ago. A variable that the user has set stays as it
+// is; torchrun sets this one to 1 for all its processes, so that is no choice of the user's.
+std::map<std::string, std::string> nccl_environment(const Variables& variables);
+
+// The path of PyTorch's flight recorder of NCCL's operations, less the world rank that ends it:
+// that of PyTorch, but with `nccl_` before the file's name where TORCH_FR_DUMP_TEMP_FILE is set:
+// the executor's own dump has that name (executor/hang/watchdog.h).
+std::string nccl_trace_prefix(const Variables& variables);
 
 // What a user chooses for a group over NCCL.
 struct NcclGroupOptions {

@@ -1,7 +1,10 @@
 // What nccl.cc decides without CUDA.
 #include <gtest/gtest.h>
 
+#include <map>
+#include <optional>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "pipewright/comms/nccl/nccl_settings.h"
@@ -28,6 +31,36 @@ TEST(GpuIndex, IsTheLocalRankOrTheOnlyGpu) {
   };
   EXPECT_EQ(error_of(4, 4), "GPU of local rank 4: expected one visible GPU, or at least 5, got 4");
   EXPECT_EQ(error_of(0, 0), "GPU of local rank 0: expected one visible GPU, or at least 1, got 0");
+}
+
+// How variables are looked up that have these values.
+Variables lookup(std::map<std::string, std::string> values) {
+  return [values = std::move(values)](const std::string& name) -> std::optional<std::string> {
+    const auto found = values.find(name);
+    return found == values.end() ? std::nullopt : std::optional(found->second);
+  };
+}
+
+TEST(NcclTraces, HavePyTorchsPathUnlessTheExecutorsDumpHasIt) {
+  EXPECT_EQ(nccl_trace_prefix(lookup({{"TORCH_FR_DUMP_TEMP_FILE", "/tmp/rank_"}})),
+            "/tmp/nccl_rank_");
+  EXPECT_EQ(nccl_trace_prefix(lookup({{"TORCH_FR_DUMP_TEMP_FILE", "rank_"}})), "nccl_rank_");
+  EXPECT_EQ(nccl_trace_prefix(lookup({{"TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "/tmp/x_"}})), "/tmp/x_");
+  EXPECT_EQ(nccl_trace_prefix(lookup({{"HOME", "/home/a"}})),
+            "/home/a/.cache/torch/comm_lib_trace_rank_");
+  EXPECT_EQ(nccl_trace_prefix(lookup({{"HOME", "/home/a"}, {"XDG_CACHE_HOME", "/c"}})),
+            "/c/torch/comm_lib_trace_rank_");
+}
+
+TEST(NcclEnvironment, TurnsPyTorchsErrorHandlingOffUnlessTheUserHasChosen) {
+  const std::string name = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
+  using Values = std::map<std::string, std::string>;
+  const auto set_by = [](const Values& values) { return nccl_environment(lookup(values)); };
+  const Values off = {{name, "0"}}, nothing;
+  EXPECT_EQ(set_by({}), off);
+  EXPECT_EQ(set_by({{name, "1"}}), nothing);
+  EXPECT_EQ(set_by({{name, "1"}, {"TORCHELASTIC_RUN_ID", "7"}}), off);  // torchrun's default
+  EXPECT_EQ(set_by({{name, "3"}, {"TORCHELASTIC_RUN_ID", "7"}}), nothing);
 }
 
 TEST(GroupName, HasTheRanksOfItsMembers) {
