@@ -86,6 +86,7 @@ void BackwardOrder::finish(size_t left) {
 void BackwardOrder::complete() {
   finish(0);
   root_.for_each([](ShardedUnit& unit) {
+    unit.join_reductions();
     if (OffloadCopies* const copies = unit.params().offload()) copies->wait();
   });
 }

@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "pipewright/comms/device_event.h"
 #include "pipewright/comms/group.h"
 #include "pipewright/fsdp/flat_buffer.h"
 #include "pipewright/ir/errors.h"
@@ -172,7 +173,11 @@ void GradReducer::backward_begins() {
 void GradReducer::clear(size_t i) {
   slots_[i].grad.reset();
   has_grads_ = std::ranges::any_of(slots_, [](const Slot& slot) { return slot.grad.defined(); });
-  if (partial_.defined()) clear(i, partial_, partial_used_);
+  if (partial_.defined()) {
+    std::optional<SideStream::Scope> scope;
+    go_beside(&scope);
+    clear(i, partial_, partial_used_);
+  }
   for (Pending& pending : pending_) pending.cleared[i] = true;
 }
 
@@ -257,27 +262,45 @@ void GradReducer::begin_reduce(bool all_reduces) {
   }
   has_grads_ = false;
   pending_.push_back(std::move(pending));
+  if (goes_beside()) {
+    std::optional<SideStream::Scope> scope;
+    go_beside(&scope);
+    if (pending_.back().work) comms::wait(*params_.group(), *pending_.back().work);
+    reduce_over_replicas(pending_.back());
+  }
+}
+
+bool GradReducer::goes_beside() const {
+  return replicas() > 1 && !params_.reduce_options().device().is_cpu();
+}
+
+void GradReducer::go_beside(std::optional<SideStream::Scope>* scope) {
+  if (!goes_beside()) return;
+  beside_.wait_for_current();
+  scope->emplace(beside_, params_.reduce_options().device());
 }
 
 // Reduces the output over the replicas, together with the partial sum of earlier ones; or adds it
-// to that sum, and returns false.
-bool GradReducer::all_reduce(Pending& pending) {
+// to that sum.
+void GradReducer::reduce_over_replicas(Pending& pending) {
+  pending.is_posted = true;
   if (partial_.defined()) {
-    pending.output.add_(std::exchange(partial_, {}));
+    pending.output.add_(partial_);
+    const at::Tensor added = std::exchange(partial_, {});
+    if (goes_beside()) used_beside_.push_back(added);
     for (size_t i = 0; i < partial_used_.size(); ++i)
       pending.used[i] = pending.used[i] || partial_used_[i];
   }
   if (!pending.all_reduces) {
     partial_ = pending.output;
     partial_used_ = pending.used;
-    return false;
+    return;
   }
   c10d::AllreduceOptions options;
   options.reduceOp =
       reduction_.across == modules::ReduceOp::kAverage ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
   std::vector<at::Tensor> outputs = {pending.output};
   comms::wait(*replicas_, *replicas_->allreduce(outputs, options));
-  return true;
 }
 
 void GradReducer::wait_reduce() {
@@ -287,9 +310,13 @@ void GradReducer::wait_reduce() {
   pending_.pop_front();
   if (pending.work) comms::wait(*params_.group(), *pending.work);
   pending.inputs.clear();
+  std::optional<SideStream::Scope> scope;
+  go_beside(&scope);  // after what has been done to .grad
+  if (scope) used_beside_.push_back(pending.output);
   for (size_t i = 0; i < slots_.size(); ++i)
     if (pending.cleared[i]) clear(i, pending.output, pending.used);
-  if (replicas() > 1 && !all_reduce(pending)) return;
+  if (replicas() > 1 && !pending.is_posted) reduce_over_replicas(pending);
+  if (replicas() > 1 && !pending.all_reduces) return;
   if (hook_) hook_(pending.output.narrow(0, 0, chunk_numel_));
   if (pending.divisor != 1) pending.output.narrow(0, 0, chunk_numel_).div_(pending.divisor);
   at::Tensor reduced =
@@ -320,6 +347,20 @@ void GradReducer::wait_reduce() {
   }
 }
 
+void GradReducer::join() {
+  if (used_beside_.empty()) return;  // as without parameters, which have no device
+  if (goes_beside()) {
+    const c10::Device device = params_.reduce_options().device();
+    if (!done_) done_.emplace(device.type());
+    {
+      const SideStream::Scope scope(beside_, device);
+      done_->record(comms::current_stream(device));
+    }
+    done_->block(comms::current_stream(device));
+  }
+  used_beside_.clear();
+}
+
 // Copies reduced gradients to the host. It waits for them only if they are to be added there.
 at::Tensor GradReducer::to_host(const at::Tensor& reduced) const {
   at::Tensor copied = params_.offload()->empty_host(reduced.numel(), reduced.scalar_type());
@@ -335,8 +376,10 @@ void GradReducer::abandon() {
   for (size_t i = 0; i < watches_.size(); ++i) watches_[i].end(params_.params()[i].registered);
   for (Slot& slot : slots_) slot.grad.reset();
   has_grads_ = false;
+  for (Pending& pending : pending_) used_beside_.push_back(std::move(pending.output));
+  if (partial_.defined()) used_beside_.push_back(std::exchange(partial_, {}));
+  join();
   pending_.clear();
-  partial_.reset();
 }
 
 void GradReducer::abort() {

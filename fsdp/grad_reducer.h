@@ -2,6 +2,7 @@
 #define PIPEWRIGHT_FSDP_GRAD_REDUCER_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 
 #include <cstdint>
 #include <deque>
@@ -45,7 +46,9 @@ class ZeroGradWatch {
 // The gradients of one ParamGroup: accumulates full gradients over backwards, in the dtype in which
 // they are reduced, and reduces them into the .grad of the shards, one reduce-scatter per group.
 //
-// With one rank and no division, gradients stay where autograd puts them. For one thread at a time.
+// With one rank and no division, gradients stay where autograd puts them. On a device, the
+// all-reduce over replicas and all that follows it run on a stream of their own, behind what is
+// computed later, as in FSDP2 (all_reduce_stream). For one thread at a time.
 class GradReducer {
  public:
   // `params` must outlive the reducer. `replicas`: the ranks that have the same shards as this one;
@@ -56,7 +59,7 @@ class GradReducer {
   int replica() const { return replicas_ ? replicas_->getRank() : 0; }
   // Whether a reduction is a collective.
   bool communicates() const { return params_.ranks() > 1 || replicas() > 1; }
-  // Called with each reduced shard before the final division.
+  // Called with each reduced shard before the final division; on the stream of the all-reduce.
   void set_all_reduce_hook(std::function<void(const at::Tensor&)> hook) { hook_ = std::move(hook); }
 
   // Applies to later reductions. Must not change between a backward that only accumulates and the
@@ -87,10 +90,12 @@ class GradReducer {
   // Its size is fixed: parameters without a gradient contribute zeros, so all ranks post the same.
   // The next backward begins with none.
   void begin_reduce(bool all_reduces);
-  // Waits for the oldest posted reduction and adds it to the .grad of the shards. A parameter that
-  // no rank used keeps the .grad it had. A no-op if none is pending.
+  // Waits for the oldest posted reduction and adds it to the .grad of the shards, which may be read
+  // after join(). A parameter that no rank used keeps the .grad it had. A no-op if none is pending.
   void wait_reduce();
   bool is_reducing() const { return !pending_.empty(); }
+  // Makes the current stream wait for the gradients of wait_reduce(). Never blocks the host.
+  void join();
 
   // After a failed step: drops pending reductions and accumulated gradients.
   void abandon();
@@ -112,6 +117,7 @@ class GradReducer {
     std::vector<bool> cleared;  // by parameter: by zero_grad(), since it was posted
     double divisor;             // of the output
     bool all_reduces;
+    bool is_posted = false;  // reduce_over_replicas() has been called
     c10::intrusive_ptr<c10d::Work> work;
   };
 
@@ -125,7 +131,11 @@ class GradReducer {
   at::Tensor empty(int64_t numel) const;
   at::Tensor empty_padded(size_t i) const;
   at::Tensor unpadded(size_t i, const at::Tensor& grad) const;
-  bool all_reduce(Pending& pending);
+  // Enters the stream of all-reduces, after what the current stream has been given so far. Does
+  // nothing on CPUs and without replicas.
+  void go_beside(std::optional<SideStream::Scope>* scope);
+  bool goes_beside() const;
+  void reduce_over_replicas(Pending& pending);
   at::Tensor to_host(const at::Tensor& reduced) const;
 
   const ParamGroup& params_;
@@ -139,6 +149,9 @@ class GradReducer {
   std::deque<Pending> pending_;     // oldest first
   at::Tensor partial_;              // sum of outputs that were not all-reduced
   std::vector<bool> partial_used_;  // by parameter: on this rank
+  SideStream beside_;               // of all-reduces and what follows
+  std::optional<c10::Event> done_;
+  std::vector<at::Tensor> used_beside_;  // by what join() waits for
   int64_t bytes_copied_ = 0;
 };
 

@@ -132,6 +132,7 @@ class ShardedUnit final : public Sharded,
   // again, although some may have nothing to add.
   void reduce_rest();
   void wait_reduce();
+  void join_reductions() { grads_.join(); }
   void end_backward();
   // After a failed step: drops its state in this unit.
   void forget();

@@ -318,6 +318,7 @@ void ShardedUnit::wait_reduce() {
 }
 
 void ShardedUnit::end_backward() {
+  join_reductions();
   if (settings_.reshard_after_backward) reshard();
   begin_backward();
 }

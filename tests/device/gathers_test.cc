@@ -157,6 +157,39 @@ TEST(FullyShard, ReductionsOverlapCompute) {
   EXPECT_GT(overlaps, 0);
 }
 
+// The backward waits for no all-reduce over replicas: with some seeds all of it runs before the
+// first one. PyTorch's FSDP2 has a stream for them (all_reduce_stream).
+TEST(FullyShard, AllReducesOverReplicasOverlapCompute) {
+  int overlaps = 0;
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    testdevice::seed(seed);
+    on_ranks(4, [](Rank& self) {
+      constexpr int kReplicas = 2;
+      const auto plain = std::make_shared<Layers>(), model = std::make_shared<Layers>();
+      Sharding sharding(self, *model, tests::mlps(Layers::kCount), {.reshard_after_forward = true},
+                        kReplicas);
+      const at::Tensor input = tests::random_input({4, 8}, 1);
+      for (int i = 0; i < 2; ++i) {  // the second adds to the gradients of the first
+        testdevice::launch("begins " + std::to_string(i), {}, {}, [] {});
+        modules::forward(model, input).sum().backward();
+        plain->forward(input).sum().backward();
+      }
+      tests::average_grads(*plain, *self.by_hand);
+      EXPECT_EQ(tests::difference(*plain, *model, tests::shards_of(self, nullptr, kReplicas)), "");
+    });
+    testdevice::drain();
+    EXPECT_EQ(testdevice::races(), std::vector<std::string>()) << seed;
+    std::vector<std::string> order = testdevice::execution_order(0);
+    order.erase(order.begin(), std::ranges::find(order, "begins 1"));
+    const auto last = std::ranges::find(order, "backward 0");
+    ASSERT_NE(last, order.end());
+    overlaps += std::none_of(order.begin(), last, [](const std::string& kernel) {
+      return kernel.find("all-reduce") != std::string::npos;
+    });
+  }
+  EXPECT_GT(overlaps, 0);
+}
+
 // Gathers wait for the optimizer, and for nothing that is computed after it: some seeds run the
 // first one earlier. Nothing here waits for the device, which would order everything.
 TEST(FullyShard, test_post_optim_event) {
