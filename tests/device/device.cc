@@ -45,6 +45,7 @@ void seed(uint64_t seed) {
   m.errors.clear();
   m.sticky_error.clear();
   m.forbid_host_syncs = m.ignore_event_waits = m.ignore_record_stream = false;
+  m.rounds_otherwise = false;
 }
 
 void order(const c10::Stream& first, const c10::Stream& second) {
@@ -139,6 +140,16 @@ void ignore_event_waits(bool ignore) {
 void ignore_record_stream(bool ignore) {
   const Lock lock(machine().mutex);
   machine().ignore_record_stream = ignore;
+}
+
+void round_otherwise(bool otherwise) {
+  const Lock lock(machine().mutex);
+  machine().rounds_otherwise = otherwise;
+}
+
+bool rounds_otherwise() {
+  const Lock lock(machine().mutex);
+  return machine().rounds_otherwise;
 }
 
 void launch(const std::string& name, const std::vector<at::Tensor>& reads,

@@ -14,9 +14,9 @@
 
 // A device that exists on every machine: c10's PrivateUse1 on host memory, with CUDA's rules for
 // streams, events, memory and host synchronisation. Programs written for a GPU run on it unchanged
-// and compute the host's bits, but kernels are queued and run late, in an order that a seed
-// chooses. So a missing wait, a tensor that is freed too early and a hidden host synchronisation
-// are found without a GPU:
+// and compute the host's bits (see round_otherwise()), but kernels are queued and run late, in an
+// order that a seed chooses. So a missing wait, a tensor that is freed too early and a hidden host
+// synchronisation are found without a GPU:
 //
 //   testdevice::seed(7);
 //   at::Tensor x = at::ones({4}, testdevice::device(0));  // queued
@@ -82,6 +82,11 @@ std::vector<std::string> execution_order(int device);
 // Faults to inject until the next seed(): events order nothing; recordStream does nothing.
 void ignore_event_waits(bool ignore);
 void ignore_record_stream(bool ignore);
+
+// Until the next seed(): products and tanh round otherwise than on the host, as on a GPU. So a test
+// that passes on a GPU too compares no bits with what the host has computed.
+void round_otherwise(bool otherwise);
+bool rounds_otherwise();
 
 // Queues a kernel on the current stream of the current device. `reads` and `writes` are what it
 // accesses, through on_host().

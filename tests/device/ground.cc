@@ -24,6 +24,8 @@ std::vector<comms::World> make_worlds(int size, const comms::ThreadOptions& opti
 
 c10::DeviceType device_type() { return c10::DeviceType::PrivateUse1; }
 
+bool has_hosts_bits() { return !testdevice::rounds_otherwise(); }
+
 // A rank uses its own device, and a stream that is not the default one, on which autograd's threads
 // start.
 RankBody prepare_ranks(int size, const RankBody& body) {

@@ -152,6 +152,7 @@ struct Machine {
   bool forbid_host_syncs = false;
   bool ignore_event_waits = false;
   bool ignore_record_stream = false;
+  bool rounds_otherwise = false;
 };
 Machine& machine();
 

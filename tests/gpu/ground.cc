@@ -32,6 +32,8 @@ at::Device here() { return own_device.value_or(at::Device(at::kCPU)); }
 
 c10::DeviceType device_type() { return c10::DeviceType::CUDA; }
 
+bool has_hosts_bits() { return false; }
+
 std::vector<comms::World> make_worlds(int size, const comms::ThreadOptions& options) {
   if (!have_one_each(size)) return comms::thread_worlds(size, options);
   const comms::StorePtr store = c10::make_intrusive<c10d::HashStore>();

@@ -12,6 +12,8 @@ at::TensorOptions here(at::ScalarType dtype) { return at::TensorOptions(here()).
 
 [[gnu::weak]] c10::DeviceType device_type() { return c10::DeviceType::CPU; }
 
+[[gnu::weak]] bool has_hosts_bits() { return true; }
+
 bool is_on_device() { return device_type() != c10::DeviceType::CPU; }
 
 }  // namespace pipewright::tests

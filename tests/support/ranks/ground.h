@@ -10,8 +10,8 @@
 
 // What test bodies run on. By default that is the CPU, with ranks as threads
 // (comms/threads/threads.h). A binary that also links //tests/device:ground runs the same bodies on
-// the test device, one device per rank, over a backend with NCCL's rules: both functions are weak
-// symbols, which it replaces.
+// the test device, one device per rank, over a backend with NCCL's rules: its functions replace
+// weak symbols.
 //
 //   std::vector<comms::World> worlds = tests::make_worlds(2);
 //   run_ranks(2, [&](int rank) { at::Tensor x = at::ones({4}, tests::here()); ... });
@@ -28,6 +28,8 @@ std::vector<comms::World> make_worlds(int size, const comms::ThreadOptions& opti
 // What ranks compute on: the CPU, CUDA, or the test device (PrivateUse1). For any thread.
 c10::DeviceType device_type();
 bool is_on_device();  // not on the CPU
+// Whether products and the like have the bits that the CPU computes; not on a GPU.
+bool has_hosts_bits();
 
 }  // namespace pipewright::tests
 
