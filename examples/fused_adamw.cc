@@ -6,6 +6,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <tuple>
 #include <vector>
@@ -18,10 +19,13 @@ using torch::optim::AdamWParamState;
 using Tensors = std::vector<at::Tensor>;
 
 bool can_fuse(const torch::optim::OptimizerParamGroup& group) {
-  const at::ScalarType type = group.params().empty() ? at::kFloat : group.params()[0].scalar_type();
+  if (group.params().empty()) return true;
+  const at::Tensor& first = group.params()[0];
   const auto fits = [&](const at::Tensor& tensor) {
-    return tensor.is_cpu() && tensor.is_contiguous() && tensor.scalar_type() == type;
+    return tensor.device() == first.device() && tensor.scalar_type() == first.scalar_type() &&
+           tensor.is_contiguous();
   };
+  if (!first.is_cpu() && !first.is_cuda()) return false;
   return !static_cast<const AdamWOptions&>(group.options()).amsgrad() &&
          std::ranges::all_of(group.params(), [&](const at::Tensor& parameter) {
            return fits(parameter) && (!parameter.grad().defined() || fits(parameter.grad()));
@@ -35,6 +39,8 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
   const c10::NoGradGuard no_grad;
   for (const auto& group : param_groups_) {
     Tensors parameters, gradients, averages, square_averages, steps;
+    std::map<int64_t, at::Tensor>
+        by_number;  // of steps, on the device: one kernel for all, not each
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
       auto& slot = state_[parameter.unsafeGetTensorImpl()];
@@ -50,7 +56,10 @@ at::Tensor FusedAdamW::step(LossClosure closure) {
       gradients.push_back(parameter.grad());
       averages.push_back(state.exp_avg());
       square_averages.push_back(state.exp_avg_sq());
-      steps.push_back(at::scalar_tensor(static_cast<float>(state.step())));
+      at::Tensor& step = by_number[state.step()];
+      if (!step.defined())
+        step = at::scalar_tensor(state.step(), parameter.options().dtype(at::kFloat));
+      steps.push_back(step);
     }
     if (parameters.empty()) continue;
     const auto& options = static_cast<const AdamWOptions&>(group.options());
