@@ -50,7 +50,31 @@ std::shared_ptr<Replicated> replicate(const std::vector<torch::nn::Module*>& mod
                                       comms::BackendPtr group, Options options) {
   const auto unit = std::make_shared<ReplicatedUnit>(modules, std::move(group), std::move(options));
   unit->begin(modules);
-  return unit;
+  return std::make_shared<Replicated>(unit);
+}
+
+Replicated::Replicated(std::shared_ptr<ReplicatedUnit> unit) : unit_(std::move(unit)) {}
+
+void Replicated::set_requires_gradient_sync(bool sync, bool recurse) {
+  unit_->for_each_if(recurse,
+                     [=](ReplicatedUnit& unit) { unit.gradient_sync().set_required(sync); });
+}
+bool Replicated::requires_gradient_sync() const { return unit_->gradient_sync().is_required(); }
+void Replicated::unshard() { unit_->unshard(); }
+void Replicated::reshard() { unit_->reshard(); }
+std::shared_ptr<modules::DataParallel> Replicated::data_parallel() {
+  return unit_->data_parallel();
+}
+size_t Replicated::bucket_bytes() const { return unit_->grads().bytes(); }
+std::vector<std::vector<std::string>> Replicated::buckets() const {
+  return unit_->grads().names_by_bucket();
+}
+
+NoSync::NoSync(Replicated& replicated) : unit_(*replicated.unit_) {
+  unit_.for_each([](ReplicatedUnit& unit) { unit.gradient_sync().hold(1); });
+}
+NoSync::~NoSync() {
+  unit_.for_each([](ReplicatedUnit& unit) { unit.gradient_sync().hold(-1); });
 }
 
 }  // namespace pipewright::ddp

@@ -1,7 +1,6 @@
 #ifndef PIPEWRIGHT_DDP_REPLICATE_H_
 #define PIPEWRIGHT_DDP_REPLICATE_H_
 
-#include <c10/core/Event.h>
 #include <torch/nn/module.h>
 
 #include <functional>
@@ -13,9 +12,11 @@
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/world.h"
 #include "pipewright/modules/data_parallel.h"
-#include "pipewright/modules/reduction.h"
+#include "pipewright/modules/mixed_precision.h"
 
 namespace pipewright::ddp {
+
+class ReplicatedUnit;
 
 // A communication hook: the function that averages one bucket, as in PyTorch's
 // DistributedDataParallel.register_comm_hook. It starts a reduction of `bucket`, a flat tensor, and
@@ -85,51 +86,37 @@ struct Options {
 
 // The parameters of one replicate() call. Must live as long as the module is trained. For one
 // thread at a time.
-class Replicated {
+class Replicated final {
  public:
-  virtual ~Replicated() = default;
+  explicit Replicated(std::shared_ptr<ReplicatedUnit> unit);
+  Replicated(const Replicated&) = delete;
+  Replicated& operator=(const Replicated&) = delete;
 
   // Sets whether later backwards average gradients or only accumulate them on this rank. Applies to
   // nested calls too, unless `recurse` is false. Ignored while an executor runs the module, because
   // its program decides.
-  virtual void set_requires_gradient_sync(bool sync, bool recurse = true) = 0;
-  virtual bool requires_gradient_sync() const = 0;
-  // As set_requires_gradient_sync(): an all-reduce is all that a reduction does.
-  void set_requires_all_reduce(bool all_reduce, bool recurse = true) {
-    set_requires_gradient_sync(all_reduce, recurse);
-  }
-  // The rest has no effect; it exists for code written for fully_shard. A backward that averages
-  // gradients is complete when it returns.
-  void set_is_last_backward(bool /*last*/) {}
-  // Parameters are never sharded, so there is nothing to gather or prefetch. With mixed precision,
-  // unshard() has the registered tensors hold copies in param_dtype, and reshard() the parameters
-  // again, also in nested calls; a forward and the end of backward do so themselves. reshard()
-  // throws ContractError if a copy was written to.
-  virtual void unshard() = 0;
-  void unshard_async() { unshard(); }
-  void wait_unshard() {}
-  virtual void reshard() = 0;
-  void set_reshard_after_forward(bool /*reshard*/, bool /*recurse*/ = true) {}
-  void set_reshard_after_backward(bool /*reshard*/, bool /*recurse*/ = true) {}
-  void set_unshard_in_backward(bool /*unshard*/) {}
-  void set_modules_to_forward_prefetch(const std::vector<Replicated*>& /*modules*/) {}
-  void set_modules_to_backward_prefetch(const std::vector<Replicated*>& /*modules*/) {}
-  void set_post_optim_event(const std::shared_ptr<c10::Event>& /*event*/) {}
+  void set_requires_gradient_sync(bool sync, bool recurse = true);
+  bool requires_gradient_sync() const;
+
+  // With mixed precision, unshard() has the registered tensors hold copies in param_dtype, and
+  // reshard() the parameters again, also in nested calls; a forward and the end of backward do so
+  // themselves. reshard() throws ContractError if a copy was written to.
+  void unshard();
+  void reshard();
 
   // The interface for the executor: before_backward() says which backward averages gradients,
   // reduce_grad() starts the remaining reductions, wait_reduce() waits. Includes nested calls.
   // While the returned object exists, backwards that the executor does not run only accumulate.
-  virtual std::shared_ptr<modules::DataParallel> data_parallel() = 0;
+  std::shared_ptr<modules::DataParallel> data_parallel();
 
   // The size of the buckets in bytes, without those of nested calls.
-  virtual size_t bucket_bytes() const = 0;
+  size_t bucket_bytes() const;
   // The parameter names of each bucket, in the order of reduction.
-  virtual std::vector<std::vector<std::string>> buckets() const = 0;
+  std::vector<std::vector<std::string>> buckets() const;
 
- protected:
+ private:
   friend class NoSync;
-  // Adds `change` to the number of NoSync objects that apply to this call and to nested ones.
-  virtual void hold_sync(int change) = 0;
+  const std::shared_ptr<ReplicatedUnit> unit_;
 };
 
 // Replicates the parameters and buffers of `modules` that no earlier call has replicated. Calls go
@@ -167,13 +154,13 @@ inline std::shared_ptr<Replicated> replicate(torch::nn::Module& module, comms::M
 //   loss_of_last_microbatch.backward();  // averages the sum of both
 class NoSync {
  public:
-  explicit NoSync(Replicated& replicated) : replicated_(replicated) { replicated_.hold_sync(1); }
-  ~NoSync() { replicated_.hold_sync(-1); }
+  explicit NoSync(Replicated& replicated);
+  ~NoSync();
   NoSync(const NoSync&) = delete;
   NoSync& operator=(const NoSync&) = delete;
 
  private:
-  Replicated& replicated_;
+  ReplicatedUnit& unit_;
 };
 
 }  // namespace pipewright::ddp

@@ -272,7 +272,7 @@ modules::Tensors ReplicatedUnit::run_outermost(const Function& forward,
 void ReplicatedUnit::prepare_forward() {
   for (const std::shared_ptr<ReplicatedUnit>& unit : nested()) unit->prepare_forward();
   settle();
-  if (!options_.broadcast_buffers || !requires_gradient_sync()) return;
+  if (!options_.broadcast_buffers || !sync_.is_required()) return;
   std::vector<at::Tensor> values;
   for (const auto& [name, buffer] : buffers_) values.push_back(buffer);
   comms::broadcast_values(values, *group_);
@@ -325,14 +325,6 @@ class ReplicatedStage final : public modules::DrivenStage<ReplicatedUnit> {
 };
 
 }  // namespace
-
-void ReplicatedUnit::set_requires_gradient_sync(bool sync, bool recurse) {
-  for_each_if(recurse, [sync](ReplicatedUnit& unit) { unit.sync_.set_required(sync); });
-}
-
-void ReplicatedUnit::hold_sync(int change) {
-  for_each([change](ReplicatedUnit& unit) { unit.sync_.hold(change); });
-}
 
 std::shared_ptr<modules::DataParallel> ReplicatedUnit::data_parallel() {
   return std::make_shared<ReplicatedStage>(shared_from_this());
@@ -409,7 +401,7 @@ void ReplicatedUnit::backward_enters() {
   unshard();  // an earlier backward may have freed the copies
   const std::shared_ptr<ReplicatedUnit> outermost = root();
   outermost->watch(outermost);
-  if (is_alone() || options_.find_unused_parameters || !requires_gradient_sync()) return;
+  if (is_alone() || options_.find_unused_parameters || !sync_.is_required()) return;
   for_each([](ReplicatedUnit& unit) { unit.is_expected_ = true; });
 }
 
@@ -454,7 +446,7 @@ bool ReplicatedUnit::launch_in_order() {
 // Whether this unit reduces at the end of the current backward, which runs without an executor:
 // it averages gradients, and its parameters are expected to be used or some of them are.
 bool ReplicatedUnit::takes_part() const {
-  return grads_->is_needed() && requires_gradient_sync() &&
+  return grads_->is_needed() && sync_.is_required() &&
          (options_.find_unused_parameters || is_expected_ || grads_->is_any_ready());
 }
 

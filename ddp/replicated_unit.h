@@ -22,8 +22,7 @@ namespace pipewright::ddp {
 // The unit of one replicate() call: finds its parameters and keeps hold of them (LinkedParams), and
 // decides when their gradients are reduced (GradBuckets). Units form a tree, as their modules do;
 // the root stores the state of a whole backward.
-class ReplicatedUnit final : public Replicated,
-                             public autograd::GradListener,
+class ReplicatedUnit final : public autograd::GradListener,
                              public autograd::BackwardWatch,
                              public modules::ForwardHook,
                              public modules::Distributor,
@@ -36,17 +35,11 @@ class ReplicatedUnit final : public Replicated,
   ~ReplicatedUnit() override { drop_copies(); }
   c10d::Backend* group() const { return group_.get(); }
 
-  // Replicated:
-  void unshard() override;
-  void reshard() override;
-  void set_requires_gradient_sync(bool sync, bool recurse) override;
-  bool requires_gradient_sync() const override { return sync_.is_required(); }
-  void hold_sync(int change) override;
-  std::shared_ptr<modules::DataParallel> data_parallel() override;
-  size_t bucket_bytes() const override { return grads_->bytes(); }
-  std::vector<std::vector<std::string>> buckets() const override {
-    return grads_->names_by_bucket();
-  }
+  // See Replicated.
+  void unshard();
+  void reshard();
+  std::shared_ptr<modules::DataParallel> data_parallel();
+  const GradBuckets& grads() const { return *grads_; }
 
   // ForwardHook:
   modules::Tensors run(const torch::nn::Module* module, const Function& forward,

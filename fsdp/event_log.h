@@ -1,11 +1,15 @@
 #ifndef PIPEWRIGHT_FSDP_EVENT_LOG_H_
 #define PIPEWRIGHT_FSDP_EVENT_LOG_H_
 
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace pipewright::fsdp {
 
+class Sharded;
+
+// What happens in a unit, for tests.
 enum class Event {
   kUnshard,       // an all-gather is posted
   kWaitUnshard,   // an all-gather is waited for
@@ -25,6 +29,9 @@ struct EventRecord {
 
 // The events of all units of one model on one rank, in order.
 using EventLog = std::vector<EventRecord>;
+
+// Records the events of `unit` and of those nested in it, as long as it is the root.
+void record_events(const Sharded& unit, std::shared_ptr<EventLog> log);
 
 }  // namespace pipewright::fsdp
 

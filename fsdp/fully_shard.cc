@@ -11,6 +11,7 @@
 
 #include "pipewright/autograd/hooks.h"
 #include "pipewright/comms/group_collectives.h"
+#include "pipewright/fsdp/event_log.h"
 #include "pipewright/fsdp/sharded_unit.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/modules/distribution.h"
@@ -222,15 +223,15 @@ void compare(std::vector<std::string> lines, const Groups& groups, at::Device de
   if (disagreement) std::rethrow_exception(disagreement);
 }
 
-std::shared_ptr<Sharded> shard(const std::vector<torch::nn::Module*>& modules, Groups groups,
-                               Options options);
+std::shared_ptr<ShardedUnit> shard(const std::vector<torch::nn::Module*>& modules, Groups groups,
+                                   Options options);
 
 // Makes units of the submodules that the policy chooses, inner ones first. The unit around them
 // will own them.
-std::vector<std::shared_ptr<Sharded>> auto_wrap(const std::vector<torch::nn::Module*>& modules,
-                                                const Groups& groups, Options options) {
+std::vector<std::shared_ptr<ShardedUnit>> auto_wrap(const std::vector<torch::nn::Module*>& modules,
+                                                    const Groups& groups, Options options) {
   const auto policy = std::exchange(options.auto_wrap_policy, nullptr);
-  std::vector<std::shared_ptr<Sharded>> units;
+  std::vector<std::shared_ptr<ShardedUnit>> units;
   if (!policy) return units;
   for (const torch::nn::Module* module : modules) {
     const auto inner = module->modules(/*include_self=*/false);
@@ -242,11 +243,11 @@ std::vector<std::shared_ptr<Sharded>> auto_wrap(const std::vector<torch::nn::Mod
   return units;
 }
 
-std::shared_ptr<Sharded> shard(const std::vector<torch::nn::Module*>& modules, Groups groups,
-                               Options options) {
+std::shared_ptr<ShardedUnit> shard(const std::vector<torch::nn::Module*>& modules, Groups groups,
+                                   Options options) {
   const comms::BackendPtr& group = groups.shards;
   if (modules.empty()) refuse("expected at least one module, got none");
-  const std::vector<std::shared_ptr<Sharded>> parts = auto_wrap(modules, groups, options);
+  const std::vector<std::shared_ptr<ShardedUnit>> parts = auto_wrap(modules, groups, options);
   Found found;
   std::string refusal;
   try {
@@ -269,7 +270,7 @@ std::shared_ptr<Sharded> shard(const std::vector<torch::nn::Module*>& modules, G
   }
   const at::Device device = device_of(found, *group);
   auto offload = options.offload_policy
-                     ? std::make_shared<OffloadCopies>(*options.offload_policy, device)
+                     ? std::make_shared<OffloadCopies>(options.offload_policy->pin_memory, device)
                      : nullptr;
   const auto unit = std::make_shared<ShardedUnit>(
       std::vector<const torch::nn::Module*>(modules.begin(), modules.end()),
@@ -289,16 +290,93 @@ std::shared_ptr<Sharded> shard(const std::vector<torch::nn::Module*>& modules, G
   return unit;
 }
 
+std::vector<ShardedUnit*> parts_of(const std::vector<Sharded*>& units) {
+  std::vector<ShardedUnit*> parts;
+  for (const Sharded* unit : units) parts.push_back(&unit->unit());
+  return parts;
+}
+
 }  // namespace
+
+Sharded::Sharded(std::shared_ptr<ShardedUnit> unit) : unit_(std::move(unit)) {}
+
+void Sharded::unshard_async() { unit_->unshard_async(); }
+void Sharded::wait_unshard() { unit_->wait_unshard(); }
+void Sharded::reshard() { unit_->reshard(); }
+bool Sharded::is_unsharded() const { return unit_->is_unsharded(); }
+
+void Sharded::set_reshard_after_forward(bool reshard, bool recurse) {
+  unit_->for_each_if(recurse,
+                     [=](ShardedUnit& unit) { unit.settings().reshard_after_forward = reshard; });
+}
+void Sharded::set_reshard_after_backward(bool reshard, bool recurse) {
+  unit_->for_each_if(recurse,
+                     [=](ShardedUnit& unit) { unit.settings().reshard_after_backward = reshard; });
+}
+void Sharded::set_requires_gradient_sync(bool sync, bool recurse) {
+  unit_->for_each_if(recurse, [=](ShardedUnit& unit) { unit.gradient_sync().set_required(sync); });
+  set_requires_all_reduce(sync, recurse);
+}
+void Sharded::set_requires_all_reduce(bool all_reduce, bool recurse) {
+  unit_->for_each_if(recurse, [=](ShardedUnit& unit) { unit.settings().all_reduce = all_reduce; });
+}
+void Sharded::set_all_reduce_hook(std::function<void(const at::Tensor&)> hook) {
+  unit_->set_all_reduce_hook(std::move(hook));
+}
+void Sharded::set_is_last_backward(bool last) { unit_->settings().is_last_backward = last; }
+void Sharded::set_unshard_in_backward(bool unshard) {
+  unit_->settings().unshard_in_backward = unshard;
+}
+void Sharded::set_unshard_async_op(bool async_op) {
+  unit_->for_each([=](ShardedUnit& unit) { unit.settings().unshard_async_op = async_op; });
+}
+void Sharded::set_post_optim_event(std::shared_ptr<c10::Event> event) {
+  unit_->set_post_optim_event(std::move(event));
+}
+void Sharded::set_modules_to_forward_prefetch(const std::vector<Sharded*>& units) {
+  unit_->settings().forward_prefetch = parts_of(units);
+}
+void Sharded::set_modules_to_backward_prefetch(const std::vector<Sharded*>& units) {
+  unit_->settings().backward_prefetch = parts_of(units);
+}
+void Sharded::set_gradient_divide_factor(double factor) {
+  unit_->set_gradient_divide_factor(factor);
+}
+void Sharded::set_force_sum_reduction_for_comms(bool force) {
+  unit_->set_force_sum_reduction_for_comms(force);
+}
+void Sharded::set_allocate_memory_from_process_group_for_comm(bool enable) {
+  unit_->set_allocates_from_group(enable);
+}
+
+std::shared_ptr<modules::DataParallel> Sharded::data_parallel() {
+  if (!unit_->is_root()) {
+    throw ContractError("fully_shard: data_parallel() of " + unit_->display_name() +
+                        ", which is nested in another unit: expected the outermost unit");
+  }
+  return std::make_shared<ShardedStage>(unit_);
+}
+
+std::vector<std::string> Sharded::parameter_names() const {
+  std::vector<std::string> names;
+  for (const ShardedParam& param : unit_->params().params()) names.push_back(param.name);
+  return names;
+}
+int64_t Sharded::bytes_copied() const { return unit_->bytes_copied(); }
+
+void record_events(const Sharded& unit, std::shared_ptr<EventLog> log) {
+  unit.unit().set_event_log(std::move(log));
+}
 
 std::shared_ptr<Sharded> fully_shard(const std::vector<torch::nn::Module*>& modules,
                                      comms::BackendPtr group, Options options) {
-  return shard(modules, {.shards = std::move(group)}, std::move(options));
+  return std::make_shared<Sharded>(
+      shard(modules, {.shards = std::move(group)}, std::move(options)));
 }
 
 std::shared_ptr<Sharded> fully_shard(torch::nn::Module& module, comms::BackendPtr group,
                                      Options options) {
-  return shard({&module}, {.shards = std::move(group)}, std::move(options));
+  return fully_shard(std::vector{&module}, std::move(group), std::move(options));
 }
 
 std::shared_ptr<Sharded> fully_shard(const std::vector<torch::nn::Module*>& modules,
@@ -315,7 +393,7 @@ std::shared_ptr<Sharded> fully_shard(const std::vector<torch::nn::Module*>& modu
   const int ranks = options.reshard_after_forward.ranks(true, all);
   if (ranks > 1 && ranks < all && all % ranks == 0)
     groups.post_forward = mesh.neighbours(sharded, ranks);
-  return shard(modules, std::move(groups), std::move(options));
+  return std::make_shared<Sharded>(shard(modules, std::move(groups), std::move(options)));
 }
 
 std::shared_ptr<Sharded> fully_shard(torch::nn::Module& module, comms::Mesh& mesh,
@@ -325,12 +403,12 @@ std::shared_ptr<Sharded> fully_shard(torch::nn::Module& module, comms::Mesh& mes
 
 void share_comm_ctx(const std::vector<Sharded*>& units) {
   for (Sharded* unit : units) {
-    auto& root = static_cast<ShardedUnit&>(*unit);
+    ShardedUnit& root = unit->unit();
     if (!root.is_root()) {
       throw ContractError("fully_shard: share_comm_ctx of " + root.display_name() +
                           ", which is nested in another unit: expected outermost units");
     }
-    root.share_gather_stream(static_cast<ShardedUnit&>(*units[0]));
+    root.share_gather_stream(units[0]->unit());
   }
 }
 

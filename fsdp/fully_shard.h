@@ -13,11 +13,9 @@
 
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/world.h"
-#include "pipewright/fsdp/event_log.h"
-#include "pipewright/fsdp/offload.h"
 #include "pipewright/modules/data_parallel.h"
 #include "pipewright/modules/forward.h"
-#include "pipewright/modules/reduction.h"
+#include "pipewright/modules/mixed_precision.h"
 
 // Fully sharded data parallelism (ZeRO-3) for LibTorch, with the names and semantics of PyTorch's
 // fully_shard (FSDP2; Zhao et al., "PyTorch FSDP", 2023). Each rank stores a shard of every
@@ -70,6 +68,8 @@
 
 namespace pipewright::fsdp {
 
+class ShardedUnit;
+
 // What happens to a unit's full parameters between its forward and its backward.
 class ReshardAfterForward {
  public:
@@ -102,6 +102,17 @@ class ReshardAfterForward {
 // (BACKWARD_POST): when it has ended, with less memory and less overlap. kNone: never.
 enum class BackwardPrefetch { kNone, kPre, kPost };
 
+// Stores shards, their gradients and so the optimizer's state in host memory: PyTorch's
+// CPUOffloadPolicy. Each gather copies the shards to the device, each reduction copies its result
+// to the host. Clipping and the optimizer run on the host.
+// Parameters on the meta device must be allocated on the host; the device to compute on is then the
+// one that the group is bound to.
+struct CPUOffloadPolicy {
+  // Page-locked host memory: copies do not block the host, which waits for them at the end of
+  // backward. Without effect on modules that compute on the CPU.
+  bool pin_memory = true;
+};
+
 struct Options {
   ReshardAfterForward reshard_after_forward = {};
   // The root unit's value applies to all units.
@@ -122,8 +133,6 @@ struct Options {
   bool sync_module_states = true;
   // The device to which forward moves its inputs; nullopt: that of the parameters.
   std::optional<at::Device> device = std::nullopt;
-  // Records the events of the units, for tests. The root unit's value applies to all units.
-  std::shared_ptr<EventLog> event_log = nullptr;
 };
 
 // For Options::auto_wrap_policy: modules of these types (PyTorch's ModuleWrapPolicy).
@@ -140,9 +149,11 @@ std::function<bool(const torch::nn::Module&)> wrap_types() {
 // all-gather and reduced by one reduce-scatter. The module stays sharded as long as this object
 // exists, and must be called only through modules::forward() or call(). For one thread at a time,
 // besides autograd's threads during backward.
-class Sharded {
+class Sharded final {
  public:
-  virtual ~Sharded() = default;
+  explicit Sharded(std::shared_ptr<ShardedUnit> unit);
+  Sharded(const Sharded&) = delete;
+  Sharded& operator=(const Sharded&) = delete;
 
   // All-gathers the parameters of this unit, but not of units nested in it. A no-op if they are
   // gathered.
@@ -151,19 +162,19 @@ class Sharded {
     wait_unshard();
   }
   // Posts the all-gather and returns. The unit's next forward or wait_unshard() waits for it.
-  virtual void unshard_async() = 0;
-  virtual void wait_unshard() = 0;
+  void unshard_async();
+  void wait_unshard();
   // Frees the full parameters. A backward through results computed with them still works. Needed
   // before optimizer.step() only if a forward kept the parameters and no backward follows. A
   // forward with grad mode off reshards by itself.
-  virtual void reshard() = 0;
-  virtual bool is_unsharded() const = 0;
+  void reshard();
+  bool is_unsharded() const;
 
   // The next three apply to this unit and, unless `recurse` is false, to all units nested in it.
   // Replaces Options::reshard_after_forward.
-  virtual void set_reshard_after_forward(bool reshard, bool recurse = true) = 0;
+  void set_reshard_after_forward(bool reshard, bool recurse = true);
   // Whether backward frees the full parameters; true by default.
-  virtual void set_reshard_after_backward(bool reshard, bool recurse = true) = 0;
+  void set_reshard_after_backward(bool reshard, bool recurse = true);
   // Whether the following backwards reduce gradients; true by default. If false they accumulate
   // full gradients on this rank (gradient accumulation without communication).
   //
@@ -171,45 +182,45 @@ class Sharded {
   // has such gradients also has a .grad between two backwards, of zeros if there was none. The next
   // backward throws ContractError if anything but zeros was written to it. The same holds for what
   // the next setter and set_is_last_backward() keep out of .grad.
-  virtual void set_requires_gradient_sync(bool sync, bool recurse = true) = 0;
+  void set_requires_gradient_sync(bool sync, bool recurse = true);
   // With replicas (HSDP): whether the following backwards all-reduce the shards of gradients over
   // them; true by default, and set by set_requires_gradient_sync() too. If false they are only
   // reduce-scattered, and added up until a backward that all-reduces; .grad does not change.
-  virtual void set_requires_all_reduce(bool all_reduce, bool recurse = true) = 0;
+  void set_requires_all_reduce(bool all_reduce, bool recurse = true);
   // Called with this unit's reduced gradients, flat and in the dtype of the reduction, before the
   // final division: after the all-reduce over replicas, or the reduce-scatter if there are none.
   // May change them in place, for example by an all-reduce over another group. Of this unit only.
-  virtual void set_all_reduce_hook(std::function<void(const at::Tensor&)> hook) = 0;
+  void set_all_reduce_hook(std::function<void(const at::Tensor&)> hook);
   // Affects the root unit only; true by default. If false, backward returns while reductions are
   // pending, and .grad is not complete until a later backward with true has run.
-  virtual void set_is_last_backward(bool last) = 0;
+  void set_is_last_backward(bool last);
   // Whether backward gathers this unit; true by default. Set it to false for parameters that
   // backward does not read, such as those of embeddings.
-  virtual void set_unshard_in_backward(bool unshard) = 0;
+  void set_unshard_in_backward(bool unshard);
   // Whether gathers of this unit and of those nested in it are posted on the current stream, false
   // by default. They then wait for computation issued before them, but need no memory of another
   // stream. Without effect on devices without streams. PyTorch's _set_unshard_async_op.
-  virtual void set_unshard_async_op(bool async_op) = 0;
+  void set_unshard_async_op(bool async_op);
   // Of the root: the gathers of the next forward wait for `event` instead of all that the current
   // stream has been given. Record it after the optimizer's step, which writes the shards. For one
   // forward; on devices with streams.
-  virtual void set_post_optim_event(std::shared_ptr<c10::Event> event) = 0;
+  void set_post_optim_event(std::shared_ptr<c10::Event> event);
   // Units to gather ahead when this unit's forward or backward begins, after its own gather. The
   // forward list replaces the default, which is the unit that began next in the last forward; the
   // backward list replaces Options::backward_prefetch for this unit.
-  virtual void set_modules_to_forward_prefetch(const std::vector<Sharded*>& units) = 0;
-  virtual void set_modules_to_backward_prefetch(const std::vector<Sharded*>& units) = 0;
+  void set_modules_to_forward_prefetch(const std::vector<Sharded*>& units);
+  void set_modules_to_backward_prefetch(const std::vector<Sharded*>& units);
   // Divides the sum of gradients by `factor` instead of the number of ranks, replicas included. Of
   // this unit only.
   // Throws std::invalid_argument if it is not positive.
-  virtual void set_gradient_divide_factor(double factor) = 0;
+  void set_gradient_divide_factor(double factor);
   // Reduces with SUM and divides afterwards, for backends without a usable AVG. Of this unit only.
-  virtual void set_force_sum_reduction_for_comms(bool force) = 0;
+  void set_force_sum_reduction_for_comms(bool force);
   // Whether gathers write the full parameters to memory that the group's backend allocates
   // (c10d::Backend::allocateTensor), and reductions read and write gradients there; false by
   // default, and without effect if the backend cannot. NCCL needs it to communicate without copies
   // of its own. Of this unit only.
-  virtual void set_allocate_memory_from_process_group_for_comm(bool enable) = 0;
+  void set_allocate_memory_from_process_group_for_comm(bool enable);
 
   // This unit and those nested in it as a pipeline stage for executor::Executor. While the returned
   // object exists, the executor's program decides: UNSHARD and RESHARD replace
@@ -218,15 +229,21 @@ class Sharded {
   // become ready; a unit with checkpointed parts in its forward, or that is called several times of
   // which one is in a checkpointed part, only after that backward. Throws ContractError if this is
   // not the root unit.
-  virtual std::shared_ptr<modules::DataParallel> data_parallel() = 0;
+  std::shared_ptr<modules::DataParallel> data_parallel();
 
   // The names of the unit's parameters in the wrapped module, in the order of its buffers. With
   // several modules, names begin with the index of the module: "1.weight".
-  virtual std::vector<std::string> parameter_names() const = 0;
+  std::vector<std::string> parameter_names() const;
 
   // Bytes of parameters and gradients that this rank has copied so far, without copies inside
   // backends.
-  virtual int64_t bytes_copied() const = 0;
+  int64_t bytes_copied() const;
+
+  // What it consists of, for fsdp's own files.
+  ShardedUnit& unit() const { return *unit_; }
+
+ private:
+  const std::shared_ptr<ShardedUnit> unit_;
 };
 
 // Shards the parameters of `modules` that no earlier call has sharded, as one unit. Call it

@@ -15,6 +15,7 @@
 #include "pipewright/autograd/node_pointer.h"
 #include "pipewright/comms/world.h"
 #include "pipewright/fsdp/offload.h"
+#include "pipewright/modules/mixed_precision.h"
 #include "pipewright/modules/reduction.h"
 
 namespace pipewright::fsdp {

@@ -79,17 +79,9 @@ void ShardedUnit::distribute(const at::Tensor& tensor, std::vector<int64_t> size
   modules::distribute(tensor, {{layout, rank}, params_.group().get(), weak_from_this()});
 }
 
-std::vector<std::string> ShardedUnit::parameter_names() const {
-  std::vector<std::string> names;
-  for (const ShardedParam& param : params_.params()) names.push_back(param.name);
-  return names;
-}
-
-int64_t ShardedUnit::bytes_copied() const { return params_.bytes_copied() + grads_.bytes_copied(); }
-
 void ShardedUnit::note(Event event) {
   const std::shared_ptr<ShardedUnit> outermost = root();
-  if (const auto& log = outermost->options_.event_log) log->push_back({event, display_name()});
+  if (const auto& log = outermost->event_log_) log->push_back({event, display_name()});
 }
 
 void ShardedUnit::update_reduction() {
@@ -100,38 +92,6 @@ void ShardedUnit::update_reduction() {
 }
 
 // Setters.
-
-void ShardedUnit::set_reshard_after_forward(bool reshard, bool recurse) {
-  for_each_if(recurse,
-              [reshard](ShardedUnit& unit) { unit.settings_.reshard_after_forward = reshard; });
-}
-
-void ShardedUnit::set_reshard_after_backward(bool reshard, bool recurse) {
-  for_each_if(recurse,
-              [reshard](ShardedUnit& unit) { unit.settings_.reshard_after_backward = reshard; });
-}
-
-void ShardedUnit::set_requires_gradient_sync(bool sync, bool recurse) {
-  for_each_if(recurse, [sync](ShardedUnit& unit) {
-    unit.sync_.set_required(sync);
-    unit.settings_.all_reduce = sync;
-  });
-}
-
-void ShardedUnit::set_requires_all_reduce(bool all_reduce, bool recurse) {
-  for_each_if(recurse, [all_reduce](ShardedUnit& unit) { unit.settings_.all_reduce = all_reduce; });
-}
-
-void ShardedUnit::set_modules_to_forward_prefetch(const std::vector<Sharded*>& units) {
-  settings_.forward_prefetch.clear();
-  for (Sharded* unit : units) settings_.forward_prefetch.push_back(static_cast<ShardedUnit*>(unit));
-}
-
-void ShardedUnit::set_modules_to_backward_prefetch(const std::vector<Sharded*>& units) {
-  settings_.backward_prefetch.emplace();
-  for (Sharded* unit : units)
-    settings_.backward_prefetch->push_back(static_cast<ShardedUnit*>(unit));
-}
 
 void ShardedUnit::set_gradient_divide_factor(double factor) {
   if (!(factor > 0)) {
@@ -228,14 +188,6 @@ void ShardedUnit::abort() {
   forget();
   grads_.abort();
   params_.abort();
-}
-
-std::shared_ptr<modules::DataParallel> ShardedUnit::data_parallel() {
-  if (!is_root()) {
-    throw ContractError("fully_shard: data_parallel() of " + display_name() +
-                        ", which is nested in another unit: expected the outermost unit");
-  }
-  return std::make_shared<ShardedStage>(shared_from_this());
 }
 
 namespace {

@@ -13,6 +13,7 @@
 #include "pipewright/autograd/node_pointer.h"
 #include "pipewright/fsdp/backward_order.h"
 #include "pipewright/fsdp/call_tracker.h"
+#include "pipewright/fsdp/event_log.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/fsdp/grad_reducer.h"
 #include "pipewright/fsdp/param_group.h"
@@ -40,13 +41,26 @@ namespace pipewright::fsdp {
 // It ends when backward has left all calls that the unit had in that forward, or with the whole
 // backward if it never leaves one (call_tracker.h). A backward through several forwards reduces the
 // unit once for each.
-class ShardedUnit final : public Sharded,
-                          public autograd::GradListener,
+class ShardedUnit final : public autograd::GradListener,
                           public CallListener,
                           public modules::ForwardHook,
                           public modules::Distributor,
                           public modules::UnitTree<ShardedUnit> {
  public:
+  // The values set by the setters of Sharded.
+  struct Settings {
+    std::optional<bool> reshard_after_forward;  // replaces the option
+    bool reshard_after_backward = true;
+    bool all_reduce = true;
+    bool is_last_backward = true;
+    bool unshard_in_backward = true;
+    bool unshard_async_op = false;
+    std::vector<ShardedUnit*> forward_prefetch;
+    std::optional<std::vector<ShardedUnit*>> backward_prefetch;  // replaces the option
+    std::optional<double> divide_factor;
+    bool force_sum = false;
+  };
+
   // `replicas`: the ranks that have the same shards; null if this is the only one.
   ShardedUnit(std::vector<const torch::nn::Module*> modules, ParamGroup params,
               comms::BackendPtr replicas, Options options);
@@ -72,39 +86,27 @@ class ShardedUnit final : public Sharded,
     settle();
   }
 
-  // Sharded:
-  void unshard_async() override;
-  void wait_unshard() override;
-  void reshard() override {
+  // What Sharded calls; it sets the settings too.
+  void unshard_async();
+  void wait_unshard();
+  void reshard() {
     recover();
     reshard(/*post_forward=*/false);
   }
-  bool is_unsharded() const override { return params_.is_unsharded(); }
-  void set_reshard_after_forward(bool reshard, bool recurse) override;
-  void set_reshard_after_backward(bool reshard, bool recurse) override;
-  void set_requires_gradient_sync(bool sync, bool recurse) override;
-  void set_requires_all_reduce(bool all_reduce, bool recurse) override;
-  void set_all_reduce_hook(std::function<void(const at::Tensor&)> hook) override {
+  bool is_unsharded() const { return params_.is_unsharded(); }
+  Settings& settings() { return settings_; }
+  void set_all_reduce_hook(std::function<void(const at::Tensor&)> hook) {
     grads_.set_all_reduce_hook(std::move(hook));
   }
-  void set_is_last_backward(bool last) override { settings_.is_last_backward = last; }
-  void set_unshard_in_backward(bool unshard) override { settings_.unshard_in_backward = unshard; }
-  void set_unshard_async_op(bool async_op) override {
-    for_each([=](ShardedUnit& unit) { unit.settings_.unshard_async_op = async_op; });
-  }
-  void set_post_optim_event(std::shared_ptr<c10::Event> event) override {
+  void set_post_optim_event(std::shared_ptr<c10::Event> event) {
     post_optim_event_ = std::move(event);
   }
-  void set_modules_to_forward_prefetch(const std::vector<Sharded*>& units) override;
-  void set_modules_to_backward_prefetch(const std::vector<Sharded*>& units) override;
-  void set_gradient_divide_factor(double factor) override;
-  void set_force_sum_reduction_for_comms(bool force) override;
-  void set_allocate_memory_from_process_group_for_comm(bool enable) override {
-    params_.set_allocates_from_group(enable);
-  }
-  std::shared_ptr<modules::DataParallel> data_parallel() override;
-  std::vector<std::string> parameter_names() const override;
-  int64_t bytes_copied() const override;
+  void set_gradient_divide_factor(double factor);
+  void set_force_sum_reduction_for_comms(bool force);
+  void set_allocates_from_group(bool enable) { params_.set_allocates_from_group(enable); }
+  int64_t bytes_copied() const { return params_.bytes_copied() + grads_.bytes_copied(); }
+  // See event_log.h.
+  void set_event_log(std::shared_ptr<EventLog> log) { event_log_ = std::move(log); }
 
   // GradListener:
   at::Tensor take(size_t parameter, const at::Tensor& grad) override {
@@ -153,19 +155,6 @@ class ShardedUnit final : public Sharded,
   void abort();
 
  private:
-  // The values set by the setters of Sharded.
-  struct Settings {
-    std::optional<bool> reshard_after_forward;  // replaces the option
-    bool reshard_after_backward = true;
-    bool all_reduce = true;
-    bool is_last_backward = true;
-    bool unshard_in_backward = true;
-    bool unshard_async_op = false;
-    std::vector<ShardedUnit*> forward_prefetch;
-    std::optional<std::vector<ShardedUnit*>> backward_prefetch;  // replaces the option
-    std::optional<double> divide_factor;
-    bool force_sum = false;
-  };
   // In the backward that runs.
   struct Progress {
     bool running = false;      // backward is between entering and leaving this unit
@@ -209,6 +198,7 @@ class ShardedUnit final : public Sharded,
   std::vector<autograd::NodePtr> accumulators_;
   Settings settings_;
   modules::GradientSync sync_;
+  std::shared_ptr<EventLog> event_log_;  // of the root unit: of all units; null unless recorded
   Progress progress_;
   bool is_unreduced_ = false;  // backward has entered it since its last reduction
   int generation_;             // of the group, as of the last recover()

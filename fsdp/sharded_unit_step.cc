@@ -252,7 +252,7 @@ void ShardedUnit::prefetch_backward() {
   if (target && (target->progress_.running || !target->settings_.unshard_in_backward ||
                  target->is_unsharded() || target->params_.is_gathering()))
     target = nullptr;
-  if (const auto& log = outermost->options_.event_log)
+  if (const auto& log = outermost->event_log_)
     log->push_back({Event::kPrefetch, target ? target->display_name() : ""});
   if (target) target->gather();
 }

@@ -46,26 +46,6 @@ inline bool has_sparse_gradient(const torch::nn::Module& module) {
   return bag && bag->options.sparse();
 }
 
-// Which dtypes a wrapped module computes and communicates in: PyTorch's MixedPrecisionPolicy. The
-// registered parameters, their gradients and the optimizer's state keep the dtype that the
-// parameters have. Buffers are never cast.
-//
-//   .mixed_precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}
-struct MixedPrecisionPolicy {
-  // Forward and backward use copies of the parameters in this dtype, and gather them in it;
-  // nullopt: that of the parameters.
-  std::optional<at::ScalarType> param_dtype = std::nullopt;
-  // Gradients are accumulated and reduced in this dtype; nullopt: that of the parameters, as in
-  // PyTorch from 2.15 on (before, in param_dtype).
-  std::optional<at::ScalarType> reduce_dtype = std::nullopt;
-  // Floating-point outputs are cast to this dtype; nullopt: they are not cast.
-  std::optional<at::ScalarType> output_dtype = std::nullopt;
-  // Whether forward casts its floating-point inputs to param_dtype.
-  bool cast_forward_inputs = true;
-
-  bool operator==(const MixedPrecisionPolicy&) const = default;
-};
-
 // Casts the floating-point tensors among `tensors`; a no-op without a dtype.
 inline Tensors cast_floating(Tensors tensors, std::optional<at::ScalarType> dtype) {
   if (!dtype) return tensors;

@@ -172,15 +172,11 @@ TEST(ReplicateTraining, test_explicit_prefetching) {
     const ModulePtr module = tests::make_transformer(args, 42);
     Parity parity(self, tests::make_transformer(args, 42), module, nullptr, tests::adam_w);
     const auto units = wrap(*module, self.group);
-    for (size_t i = 0; i + 2 < units.size(); ++i)
-      units[i]->set_modules_to_forward_prefetch({units[i + 1].get(), units[i + 2].get()});
-    for (size_t i = 2; i < units.size(); ++i)
-      units[i]->set_modules_to_backward_prefetch({units[i - 1].get(), units[i - 2].get()});
     parity.train(sum_of_tokens({2, 8}, 8));
   });
 }
 
-// No host waits for the device before the end. The event has no effect.
+// No host waits for the device before the end.
 TEST(ReplicateTraining, test_post_optim_event) {
   on_ranks(4, [](Rank& self) {
     const ModulePtr plain = tests::make_transformer({}, 42),
@@ -199,7 +195,6 @@ TEST(ReplicateTraining, test_post_optim_event) {
       tests::average_grads(*plain, *self.by_hand);
       plain_optimizer->step();
       optimizer->step();
-      units.back()->set_post_optim_event(std::make_shared<c10::Event>(tests::here().type()));
     }
     for (size_t i = 0; i < losses.size(); ++i)
       EXPECT_TRUE(at::allclose(losses[i], expected[i], 1e-9, 1e-11)) << i;
@@ -270,7 +265,6 @@ TEST(ReplicateTraining, test_gradient_accumulation) {
         self.log->clear();
         for (int microbatch = 0; microbatch < kMicrobatches; ++microbatch) {
           const bool last = microbatch == kMicrobatches - 1;
-          root.set_is_last_backward(last);
           if (mode == Mode::kAll) root.set_requires_gradient_sync(last);
           if (mode == Mode::kRootOnly) root.set_requires_gradient_sync(last, /*recurse=*/false);
           if (mode == Mode::kSomeMlps) {
@@ -293,24 +287,20 @@ TEST(ReplicateTraining, test_gradient_accumulation) {
 
 TEST(ReplicateTraining, test_1f1b_microbatching) {
   for (const bool unshards_first : {false, true}) {
-    for (const bool reshards_last : {false, true}) {
-      on_ranks(4, [&](Rank& self) {
-        const ModulePtr module = tests::make_transformer({}, 42);
-        Parity parity(self, tests::make_transformer({}, 42), module, nullptr, tests::adam_w);
-        const auto units = wrap(*module, self.group);
-        if (unshards_first) {
-          for (const auto& unit : units) unit->unshard_async();
-        }
-        for (int microbatch = 0; microbatch < 3; ++microbatch) {
-          const bool last = microbatch == 2;
-          units.back()->set_requires_all_reduce(last);
-          units.back()->set_is_last_backward(last);
-          if (reshards_last) units.back()->set_reshard_after_backward(last);
-          parity.backward(sum_of_tokens({2, 16}, 8), microbatch);
-        }
-        parity.step();
-      });
-    }
+    on_ranks(4, [&](Rank& self) {
+      const ModulePtr module = tests::make_transformer({}, 42);
+      Parity parity(self, tests::make_transformer({}, 42), module, nullptr, tests::adam_w);
+      const auto units = wrap(*module, self.group);
+      if (unshards_first) {
+        for (const auto& unit : units) unit->unshard();
+      }
+      for (int microbatch = 0; microbatch < 3; ++microbatch) {
+        const bool last = microbatch == 2;
+        units.back()->set_requires_gradient_sync(last);
+        parity.backward(sum_of_tokens({2, 16}, 8), microbatch);
+      }
+      parity.step();
+    });
   }
 }
 

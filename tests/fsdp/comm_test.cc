@@ -122,9 +122,8 @@ TEST(FullyShardComm, test_backward_prefetch_order) {
     on_ranks(2, [&](Rank& self) {
       const tests::TransformerArgs args{.layers = 3, .checkpointed = checkpointed};
       const ModulePtr module = tests::make_transformer(args, 42);
-      const auto log = std::make_shared<EventLog>();
-      Sharding sharding(self, *module, blocks(3),
-                        {.reshard_after_forward = true, .event_log = log});
+      Sharding sharding(self, *module, blocks(3), {.reshard_after_forward = true});
+      const auto log = sharding.record_events();
       for (int iteration = 0; iteration < 2; ++iteration) {
         log->clear();
         const at::Tensor loss = forward(module, random_tokens({2, 8}, 8, 1)).sum();
@@ -172,9 +171,9 @@ TEST(FullyShardComm, test_backward_order) {
       on_ranks(2, [&](Rank& self) {
         const ModulePtr module =
             tests::make_transformer({.layers = 3, .checkpointed = checkpointed}, 42);
-        const auto log = std::make_shared<EventLog>();
         Sharding sharding(self, *module, blocks(3),
-                          {.reshard_after_forward = the.reshard_after_forward, .event_log = log});
+                          {.reshard_after_forward = the.reshard_after_forward});
+        const auto log = sharding.record_events();
         for (int iteration = 0; iteration < 2; ++iteration) {
           at::Tensor loss = at::zeros({}, at::kDouble);
           for (int i = 0; i < the.forwards; ++i)
@@ -195,9 +194,8 @@ TEST(FullyShard, ExplicitPrefetchGathersAhead) {
     on_ranks(2, [&](Rank& self) {
       const tests::TransformerArgs args{.layers = 4, .checkpointed = checkpointed};
       const ModulePtr module = tests::make_transformer(args, 42);
-      const auto log = std::make_shared<EventLog>();
-      Sharding sharding(self, *module, blocks(4),
-                        {.reshard_after_forward = true, .event_log = log});
+      Sharding sharding(self, *module, blocks(4), {.reshard_after_forward = true});
+      const auto log = sharding.record_events();
       auto& units = sharding.units;
       units[0]->set_modules_to_forward_prefetch({units[1].get(), units[2].get()});
       units[3]->set_modules_to_backward_prefetch({units[2].get(), units[1].get()});
@@ -221,9 +219,8 @@ TEST(FullyShardComm, test_forward_prefetch) {
     on_ranks(2, [&](Rank& self) {
       const tests::TransformerArgs args{.layers = 4, .checkpointed = checkpointed};
       const ModulePtr module = tests::make_transformer(args, 42);
-      const auto log = std::make_shared<EventLog>();
-      Sharding sharding(self, *module, blocks(4),
-                        {.reshard_after_forward = true, .event_log = log});
+      Sharding sharding(self, *module, blocks(4), {.reshard_after_forward = true});
+      const auto log = sharding.record_events();
       const auto run = [&](bool trains) {
         const c10::AutoGradMode mode(trains);
         log->clear();
@@ -266,8 +263,8 @@ class Chosen final : public tests::TestModule {
 TEST(FullyShardComm, ForwardPrefetchFollowsTheLastForward) {
   on_ranks(2, [](Rank& self) {
     const auto module = std::make_shared<Chosen>();
-    const auto log = std::make_shared<EventLog>();
-    Sharding sharding(self, *module, mlps(4), {.reshard_after_forward = true, .event_log = log});
+    Sharding sharding(self, *module, mlps(4), {.reshard_after_forward = true});
+    const auto log = sharding.record_events();
     const auto run = [&](std::vector<size_t> order) {
       module->order = std::move(order);
       log->clear();
@@ -374,6 +371,7 @@ TEST(FsdpBackwardPrefetch, test_backward_prefetch) {
     const auto module = std::make_shared<Seq2Seq>();
     module->to(tests::here());
     const Sharding sharding(self, *module, groups, options);
+    const auto log = sharding.record_events();
     if (groups.empty()) {
       EXPECT_EQ(sharding.units.back()->parameter_names(), kNorms);
     }
@@ -387,9 +385,9 @@ TEST(FsdpBackwardPrefetch, test_backward_prefetch) {
       const at::Tensor loss = forward(module, at::randn({10, 1, 64}, tests::here()),
                                       at::randn({20, 1, 64}, tests::here()))
                                   .sum();
-      options.event_log->clear();
+      log->clear();
       loss.backward();
-      EXPECT_EQ(events(*options.event_log, {Event::kPrefetch}), want);
+      EXPECT_EQ(events(*log, {Event::kPrefetch}), want);
       optimizer.step();
     }
   };
@@ -399,7 +397,7 @@ TEST(FsdpBackwardPrefetch, test_backward_prefetch) {
        {std::pair{BackwardPrefetch::kNone, Names{}}, std::pair{BackwardPrefetch::kPre, pre},
         std::pair{BackwardPrefetch::kPost, post}}) {
     on_ranks(2, [&, mode = mode, want = want](Rank& self) {
-      Options options{.backward_prefetch = mode, .event_log = std::make_shared<EventLog>()};
+      Options options{.backward_prefetch = mode};
       train(self, by_hand, options, want);
       options.auto_wrap_policy = wrap_types<torch::nn::TransformerEncoderLayerImpl,
                                             torch::nn::TransformerDecoderLayerImpl>();

@@ -63,10 +63,10 @@ void expect_steps(const Case& the, Checkpointed checkpointed) {
     const ModulePtr plain = tests::make_transformer({.layers = the.layers}, 42);
     const ModulePtr module =
         tests::make_transformer({.layers = the.layers, .checkpointed = checkpointed}, 42);
-    const auto log = std::make_shared<EventLog>();
     tests::Parity parity(self, plain, module, tests::shards_of(self));
     Sharding sharding(self, *module, blocks(the.layers),
-                      {.reshard_after_forward = the.reshard_after_forward, .event_log = log});
+                      {.reshard_after_forward = the.reshard_after_forward});
+    const auto log = sharding.record_events();
     if (the.set) the.set(sharding);
     const tests::Loss loss = [&](const ModulePtr& each, int iteration, int rank) {
       log->clear();
@@ -100,8 +100,8 @@ const Names kKept = {"post 2", "post 1", "post 0"};
 TEST(FullyShardReductions, AtMostTwoAreUnderWay) {
   on_ranks(2, [](Rank& self) {
     const ModulePtr module = tests::make_mlps(8, 4, 42);
-    const auto log = std::make_shared<EventLog>();
-    Sharding sharding(self, *module, tests::mlps(4), {.event_log = log});
+    Sharding sharding(self, *module, tests::mlps(4), {});
+    const auto log = sharding.record_events();
     forward(module, tests::random_input({2, 8}, 1)).sum().backward();
     Names found;
     for (const EventRecord& entry : *log) {

@@ -104,10 +104,11 @@ TEST(FullyShardInit, test_fully_shard_is_root) {
     };
     const ModulePtr part = part_of(module), plain_part = part_of(plain);
     const auto log = std::make_shared<EventLog>();
-    const Options options{.reshard_after_forward = true, .event_log = log};
+    const Options options{.reshard_after_forward = true};
     std::vector<std::shared_ptr<Sharded>> units;
     units.push_back(fully_shard(*part->named_children()["in_proj"], self.group, options));
     units.push_back(fully_shard(*part, self.group, options));
+    fsdp::record_events(*units[1], log);
     EXPECT_THROW((void)units[0]->data_parallel(), ContractError);
     (void)units[1]->data_parallel();
     {
@@ -120,6 +121,7 @@ TEST(FullyShardInit, test_fully_shard_is_root) {
     }
     log->clear();
     units.push_back(fully_shard(*module, self.group, options));
+    fsdp::record_events(*units[2], log);
     EXPECT_THROW((void)units[1]->data_parallel(), ContractError);
     (void)units[2]->data_parallel();
     Parity parity(self, plain, module, shards_of(self));

@@ -73,9 +73,9 @@ TEST(FullyShardPrefetch, test_backward_prefetch_unused_in_backward) {
   on_ranks(2, [](Rank& self) {
     const auto plain = std::make_shared<Double>(), module = std::make_shared<Double>();
     for (const auto& each : {plain, module}) each->to(tests::here());
-    const auto log = std::make_shared<EventLog>();
     Sharding sharding(self, *module, {{"lin"}, {"lin1"}, {"lin2"}},
-                      {.reshard_after_forward = true, .event_log = log});
+                      {.reshard_after_forward = true});
+    const auto log = sharding.record_events();
     const at::Tensor input = random_input({4, 8}, static_cast<uint64_t>(1 + self.rank));
     const auto [want1, want2] = plain->forward(input);
     (want1.sum() + want2.sum()).backward();
@@ -108,14 +108,14 @@ TEST(FullyShardPrefetch, test_multi_module_backward_prefetch) {
       const tests::TransformerArgs args{.layers = 5, .tied = false, .checkpointed = checkpointed};
       const ModulePtr plain = tests::make_transformer(args, 42);
       const ModulePtr module = tests::make_transformer(args, 42);
-      const auto log = std::make_shared<EventLog>();
       Sharding sharding(self, *module,
                         {{"block0"},
                          {"block1", "block2"},
                          {"block3", "block4"},
                          {"tokens", "positions"},
                          {"norm", "output"}},
-                        {.reshard_after_forward = true, .event_log = log});
+                        {.reshard_after_forward = true});
+      const auto log = sharding.record_events();
       sharding.units[4]->set_reshard_after_forward(false);
       const at::Tensor tokens = tests::random_tokens({2, 8}, 8, static_cast<uint64_t>(self.rank));
       for (int iteration = 0; iteration < 2; ++iteration) {
@@ -158,7 +158,6 @@ TEST(FullyShardPrefetch, test_set_modules_to_backward_prefetch_inside_ac) {
                                         .ffn_checkpointed = true};
       const ModulePtr plain = tests::make_transformer({.layers = 3, .tied = false}, 42);
       const ModulePtr module = tests::make_transformer(args, 42);
-      const auto log = std::make_shared<EventLog>();
       Parity parity(self, plain, module, shards_of(self));
       tests::Groups groups = {{"tokens", "positions"}};
       for (const std::string block : {"block0", "block1", "block2"}) {
@@ -166,7 +165,8 @@ TEST(FullyShardPrefetch, test_set_modules_to_backward_prefetch_inside_ac) {
         groups.push_back({block});
       }
       groups.push_back({"norm", "output"});
-      Sharding sharding(self, *module, groups, {.reshard_after_forward = true, .event_log = log});
+      Sharding sharding(self, *module, groups, {.reshard_after_forward = true});
+      const auto log = sharding.record_events();
       if (lists) {
         const auto unit = [&](size_t i) { return sharding.units[i].get(); };
         unit(7)->set_modules_to_backward_prefetch({unit(6)});
@@ -221,10 +221,10 @@ TEST(FullyShardPrefetch, test_multi_module_unused_module) {
   on_ranks(2, [](Rank& self) {
     const ModulePtr plain = std::make_shared<Pairs>(), module = std::make_shared<Pairs>();
     for (const ModulePtr& each : {plain, module}) each->to(tests::here());
-    const auto log = std::make_shared<EventLog>();
     Parity parity(self, plain, module, shards_of(self));
     Sharding sharding(self, *module, {{"unused0", "used0"}, {"unused1", "used1"}},
-                      {.reshard_after_forward = true, .event_log = log});
+                      {.reshard_after_forward = true});
+    const auto log = sharding.record_events();
     for (int iteration = 0; iteration < 3; ++iteration) {
       parity.zero_grad(iteration);
       log->clear();

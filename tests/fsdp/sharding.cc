@@ -36,6 +36,12 @@ Sharding::Sharding(Rank& self, torch::nn::Module& module, const Groups& groups,
   self.log->clear();
 }
 
+std::shared_ptr<fsdp::EventLog> Sharding::record_events() const {
+  auto log = std::make_shared<fsdp::EventLog>();
+  fsdp::record_events(*units.back(), log);
+  return log;
+}
+
 at::Tensor part_of(const at::Tensor& whole, int rank, int ranks, int64_t dim) {
   const auto chunks = whole.chunk(ranks, dim);
   if (rank < static_cast<int>(chunks.size())) return chunks[static_cast<size_t>(rank)];

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "pipewright/comms/mesh.h"
+#include "pipewright/fsdp/event_log.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "tests/support/training/on_ranks.h"
 #include "tests/support/training/parity.h"
@@ -33,6 +34,8 @@ class Sharding {
 
   std::vector<std::shared_ptr<fsdp::Sharded>> units;
   fsdp::Sharded& root() { return *units.back(); }
+  // From now on.
+  std::shared_ptr<fsdp::EventLog> record_events() const;
 
  private:
   comms::World world_;

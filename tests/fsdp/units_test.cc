@@ -269,8 +269,8 @@ TEST(FullyShard, StemsThatSeeData) {
 TEST(FullyShard, TwoForwardsThenTwoBackwards) {
   on_ranks(2, [](Rank& self) {
     const ModulePtr plain = tests::make_mlps(4, 3, 42), module = tests::make_mlps(4, 3, 42);
-    const auto log = std::make_shared<EventLog>();
-    Sharding sharding(self, *module, mlps(3), {.reshard_after_forward = true, .event_log = log});
+    Sharding sharding(self, *module, mlps(3), {.reshard_after_forward = true});
+    const auto log = sharding.record_events();
     for (int iteration = 0; iteration < 2; ++iteration) {
       for (const ModulePtr& each : {plain, module}) {
         each->zero_grad();
@@ -306,9 +306,9 @@ TEST(FullyShard, AForwardWithoutBackwardWhoseOutputIsKept) {
   for (const int keeps : {1, 2, 3}) {
     on_ranks(3, [keeps](Rank& self) {
       const ModulePtr plain = tests::make_mlps(4, 3, 42), module = tests::make_mlps(4, 3, 42);
-      const auto log = std::make_shared<EventLog>();
       Parity parity(self, plain, module, shards_of(self));
-      Sharding sharding(self, *module, mlps(3), {.reshard_after_forward = true, .event_log = log});
+      Sharding sharding(self, *module, mlps(3), {.reshard_after_forward = true});
+      const auto log = sharding.record_events();
       std::vector<at::Tensor> kept;
       for (int iteration = 0; iteration < 3; ++iteration) {
         const at::Tensor output = forward(module, random_input({2, 4}, 7));
@@ -376,8 +376,8 @@ TEST(FullyShard, ABackwardThatStopsOnAnError) {
 TEST(FullyShard, EvaluationBetweenSteps) {
   on_ranks(2, [](Rank& self) {
     const ModulePtr plain = tests::make_mlps(4, 2, 42), module = tests::make_mlps(4, 2, 42);
-    const auto log = std::make_shared<EventLog>();
-    Sharding sharding(self, *module, mlps(2), {.event_log = log});
+    Sharding sharding(self, *module, mlps(2), {});
+    const auto log = sharding.record_events();
     for (int iteration = 0; iteration < 3; ++iteration) {
       {
         const c10::NoGradGuard no_grad;

@@ -96,14 +96,14 @@ TEST(FullyShardUnshard, test_unshard_async) {
       const auto plain = std::make_shared<ReduceAndMlps>(own);
       const auto module = std::make_shared<ReduceAndMlps>(comms::record(own, self.log));
       for (const auto& each : {plain, module}) each->to(tests::here());
-      const auto log = std::make_shared<EventLog>();
       const tests::Part part = [&](const at::Tensor& whole) {
         // The weights of the replicated modules are the only ones of this shape.
         return whole.sizes() == at::IntArrayRef{8, 8} ? whole : part_of(whole, self.rank, 2);
       };
       tests::Parity parity(self, plain, module, part);
       Sharding sharding(self, *module->mlps, {{"mlp0"}, {"mlp1"}, {"mlp2"}},
-                        {.reshard_after_forward = false, .event_log = log});
+                        {.reshard_after_forward = false});
+      const auto log = sharding.record_events();
       EXPECT_TRUE(sharding.root().parameter_names().empty());
       const auto replicated =
           ddp::replicate(*module, self.group, {.ignored_params = module->mlps->parameters()});

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "pipewright/modules/reduction.h"
+#include "pipewright/modules/mixed_precision.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 
