@@ -22,6 +22,7 @@
 
 #include "pipewright/schedule/bounds/bounds.h"
 #include "pipewright/schedule/search/catalogue.h"
+#include "pipewright/schedule/search/search.h"
 #include "pipewright/schedule/search/solve.h"
 #include "tests/schedule/search/cases.h"
 

@@ -14,7 +14,9 @@
 
 #include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/checkpoint/read_plan.h"
+#include "pipewright/checkpoint/safetensors_file.h"
 #include "pipewright/ir/printable.h"
+#include "pipewright/layout/boxes.h"
 
 namespace pipewright::checkpoint {
 namespace {

@@ -64,10 +64,6 @@ bool has_checkpoints(const std::filesystem::path& folder);
 
 // Opens the first of newest_checkpoints() that is whole, but for its data, which are not read.
 // Returns nullopt if there is none. `report` says what is wrong with those that were passed over.
-struct LatestCheckpoint {
-  std::filesystem::path path;
-  StoredCheckpoint checkpoint;
-};
 std::optional<LatestCheckpoint> open_latest(const std::filesystem::path& folder,
                                             CheckpointReport* report);
 

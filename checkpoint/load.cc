@@ -9,6 +9,8 @@
 #include <tuple>
 #include <utility>
 
+#include "pipewright/checkpoint/durable_file.h"
+#include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/read_plan.h"
 #include "pipewright/checkpoint/save.h"
 #include "pipewright/ir/printable.h"

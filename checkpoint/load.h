@@ -10,11 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "pipewright/checkpoint/durable_file.h"
-#include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/safetensors.h"
 #include "pipewright/checkpoint/save.h"
-#include "pipewright/layout/boxes.h"
+#include "pipewright/checkpoint/stored_checkpoint.h"
+#include "pipewright/layout/layout.h"
 
 // Loading, the counterpart of save.h: each rank reads the bytes that it needs, whatever world saved
 // them.

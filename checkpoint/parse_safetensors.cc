@@ -12,6 +12,7 @@
 
 #include "pipewright/checkpoint/in_backticks.h"
 #include "pipewright/checkpoint/safetensors.h"
+#include "pipewright/checkpoint/safetensors_file.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/json_scanner.h"
 #include "pipewright/ir/text/spelling.h"

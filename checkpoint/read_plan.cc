@@ -9,7 +9,9 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "pipewright/checkpoint/safetensors_file.h"
 #include "pipewright/ir/check.h"
+#include "pipewright/layout/boxes.h"
 
 namespace pipewright::checkpoint {
 namespace {

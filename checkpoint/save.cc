@@ -13,7 +13,11 @@
 #include <stdexcept>
 #include <utility>
 
+#include "pipewright/checkpoint/durable_file.h"
+#include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/manifest.h"
+#include "pipewright/checkpoint/safetensors_file.h"
+#include "pipewright/layout/boxes.h"
 
 namespace pipewright::checkpoint {
 
@@ -121,7 +125,7 @@ Saver::Saver(SaverOptions options, Exchange exchange)
   if (options_.keep < 1) throw std::invalid_argument("keep: expected at least 1");
   agree(exchange_, [&]() -> std::string {
     if (options_.rank != 0) return "";
-    lock_.emplace(options_.folder);
+    lock_ = std::make_unique<SaveLock>(options_.folder);
     for (const fs::directory_entry& entry : fs::directory_iterator(options_.folder)) {
       const fs::path& path = entry.path();
       if (path.extension() == ".tmp" && step_of(path.stem())) remove_folder(path);
@@ -133,6 +137,8 @@ Saver::Saver(SaverOptions options, Exchange exchange)
 fs::path Saver::temporary_folder(int64_t step) const {
   return options_.folder / (step_name(step) + ".tmp");
 }
+
+Saver::~Saver() = default;
 
 fs::path Saver::save(const Snapshot& snapshot, std::exception_ptr error) {
   const bool is_first = options_.rank == 0;

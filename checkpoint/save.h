@@ -9,19 +9,19 @@
 #include <future>
 #include <map>
 #include <memory>
-#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "pipewright/checkpoint/durable_file.h"
-#include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/safetensors.h"
-#include "pipewright/layout/boxes.h"
 #include "pipewright/layout/layout.h"
 
 namespace pipewright::checkpoint {
+
+using layout::Box;
+
+class SaveLock;
 
 // An error that all ranks throw with the same text: none of them waits for another, and the text
 // names the rank that it comes from, if it is one rank's.
@@ -86,6 +86,7 @@ class Saver {
   // Rank 0 creates the folder, locks it for the lifetime of the Saver, and removes what a crash
   // left there.
   Saver(SaverOptions options, Exchange exchange);
+  ~Saver();
 
   // Returns the folder of the checkpoint, once it is durable. One of the same step is replaced.
   // Afterwards removes checkpoints of earlier steps, but for the `keep` latest. Throws also if the
@@ -103,7 +104,7 @@ class Saver {
 
   SaverOptions options_;
   Exchange exchange_;
-  std::optional<SaveLock> lock_;  // rank 0's
+  std::unique_ptr<SaveLock> lock_;  // rank 0's
 };
 
 // Saves beside training: a thread of its own writes the checkpoint while the caller goes on.

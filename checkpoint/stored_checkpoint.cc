@@ -13,8 +13,10 @@
 #include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/in_backticks.h"
 #include "pipewright/checkpoint/manifest.h"
+#include "pipewright/checkpoint/safetensors_file.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/spelling.h"
+#include "pipewright/layout/boxes.h"
 
 namespace pipewright::checkpoint {
 namespace {
@@ -41,6 +43,7 @@ class CheckpointOpener {
     const auto failed = [&] { return report_.files.size() != before; };
     list(path);
     if (!failed()) open_files();
+    checkpoint_.files_ = std::make_shared<const std::vector<SafetensorsFile>>(std::move(opened_));
     if (!failed()) place_tensors(path);
     if (!failed()) check_manifest_tensors(path);
     if (failed()) return std::nullopt;
@@ -70,7 +73,7 @@ class CheckpointOpener {
       if (opened) {
         check_save_id(opened->header(), &file.diagnostics);
         add_boxes(opened->header(), index, &file.diagnostics);
-        checkpoint_.files_.push_back(*std::move(opened));
+        opened_.push_back(*std::move(opened));
       }
       report_.add(std::move(file));
     }
@@ -267,6 +270,7 @@ class CheckpointOpener {
   const Gaps gaps_;
   StoredCheckpoint checkpoint_;
   CheckpointFiles files_;
+  std::vector<SafetensorsFile> opened_;
   std::map<std::string, SaidShape> said_;  // of whole tensors, by the first file that says it
   std::set<std::string> unsized_;          // tensors with a part whose file does not say it
 };
@@ -278,7 +282,7 @@ std::optional<StoredCheckpoint> StoredCheckpoint::open(const fs::path& path,
 
 uint64_t StoredCheckpoint::size() const {
   uint64_t total = 0;
-  for (const SafetensorsFile& file : files_) total += file.bytes().size();
+  for (const SafetensorsFile& file : files()) total += file.bytes().size();
   return total;
 }
 
@@ -288,12 +292,12 @@ void StoredCheckpoint::verify(CheckpointReport* report,
   if (!manifest_) return;
   constexpr size_t kPiece = 8 << 20;
   uint64_t done = 0;
-  for (size_t index = rank; index < files_.size(); index += ranks) {
+  for (size_t index = rank; index < files().size(); index += ranks) {
     uint32_t crc = 0;
-    std::span<const std::byte> rest = files_[index].bytes();
+    std::span<const std::byte> rest = files()[index].bytes();
     while (!rest.empty()) {
       const auto piece = rest.first(std::min(rest.size(), kPiece));
-      files_[index].will_read(files_[index].bytes().size() - rest.size(), piece.size());
+      files()[index].will_read(files()[index].bytes().size() - rest.size(), piece.size());
       crc = crc32(piece, crc);
       rest = rest.subspan(piece.size());
       done += piece.size();

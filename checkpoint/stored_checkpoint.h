@@ -6,14 +6,16 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "pipewright/checkpoint/manifest.h"
-#include "pipewright/checkpoint/safetensors_file.h"
+#include "pipewright/checkpoint/safetensors.h"
 #include "pipewright/ir/diagnostic.h"
-#include "pipewright/layout/boxes.h"
+#include "pipewright/layout/layout.h"
 
 // A checkpoint on disk, opened for reading: which tensors it has, and where their parts lie.
 //
@@ -25,6 +27,8 @@
 namespace pipewright::checkpoint {
 
 using layout::Box;
+
+class SafetensorsFile;
 
 // What is wrong with a file of a checkpoint, or with the checkpoint as a whole.
 struct FileReport {
@@ -95,7 +99,8 @@ class StoredCheckpoint {
   const std::filesystem::path& path() const { return path_; }  // as it was opened
   const std::optional<Manifest>& manifest() const { return manifest_; }
   const std::vector<std::string>& file_names() const { return names_; }
-  const std::vector<SafetensorsFile>& files() const { return files_; }
+  // See safetensors_file.h.
+  const std::vector<SafetensorsFile>& files() const { return *files_; }
   const std::map<std::string, WholeTensor>& tensors() const { return tensors_; }
   const Unknown& unknown() const { return unknown_; }
 
@@ -113,11 +118,17 @@ class StoredCheckpoint {
   std::filesystem::path path_, folder_;
   std::optional<Manifest> manifest_;
   std::vector<std::string> names_;
-  std::vector<SafetensorsFile> files_;
+  std::shared_ptr<const std::vector<SafetensorsFile>> files_;
   std::map<std::string, WholeTensor> tensors_;
   Unknown unknown_;
 
   friend class CheckpointOpener;
+};
+
+// A checkpoint that was looked for in a folder of them, and where it is.
+struct LatestCheckpoint {
+  std::filesystem::path path;
+  StoredCheckpoint checkpoint;
 };
 
 // Adds an error (PW113) for each tensor of `expected` that `tensors` does not have or has with

@@ -14,6 +14,7 @@
 #include "pipewright/checkpoint/export.h"
 #include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/in_backticks.h"
+#include "pipewright/checkpoint/safetensors_file.h"
 #include "pipewright/checkpoint/stored_checkpoint.h"
 #include "pipewright/cli/command_table.h"
 #include "pipewright/cli/files.h"

@@ -13,6 +13,7 @@
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/schedule/search/front.h"
+#include "pipewright/schedule/search/words.h"
 
 namespace pipewright::cli {
 namespace {

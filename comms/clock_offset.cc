@@ -5,6 +5,7 @@
 #include <fstream>
 #include <limits>
 
+#include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/comms/process/steady_seconds.h"
 
 namespace pipewright::comms {

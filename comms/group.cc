@@ -10,6 +10,8 @@
 #include <thread>
 #include <utility>
 
+#include "pipewright/comms/failure/failure_domain.h"
+
 namespace pipewright::comms {
 namespace {
 

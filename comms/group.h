@@ -135,9 +135,6 @@ class Groups {
 // Group::members() of `group`, or its own ranks, from 0, if it is a backend of another kind.
 std::vector<int> members_of(const c10d::Backend& group);
 
-// Waits for `work`, a collective of `group`. If it never ends, the report of the hang names it.
-void wait(c10d::Backend& group, c10d::Work& work);
-
 // Group::fail() of `group`, or abort() if it is a backend of another kind.
 void fail(c10d::Backend& group, const std::string& message);
 

@@ -4,6 +4,8 @@
 #include <span>
 #include <stdexcept>
 
+#include "pipewright/comms/failure/failure_domain.h"
+
 namespace pipewright::comms {
 
 Mesh::Mesh(World& world, std::vector<layout::MeshDim> dims)

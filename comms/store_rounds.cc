@@ -16,6 +16,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/comms/process/sockets.h"
 
 namespace pipewright::comms {

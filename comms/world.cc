@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/comms/group.h"
@@ -50,7 +51,33 @@ std::string own_addresses() {
   return all;
 }
 
-}  // namespace
+// The address at which all ranks look for the store that rank 0 hosts. If it is not rank 0's, the
+// others would try to connect until the time limit.
+class StoreAddress {
+ public:
+  // `options` are those of this rank's connection.
+  StoreAddress(const Environment& environment, const c10d::TCPStoreOptions& options);
+
+  // What keys in the store begin with, so that a restarted job does not read old ones.
+  std::string prefix() const;
+
+  // Rank 0, with the store that it hosts: throws std::invalid_argument that names the variable,
+  // what it means and what this host is, after telling those who can be told: ranks that reach the
+  // store all the same, and those on this host.
+  void check(const c10::intrusive_ptr<c10d::Store>& store) const;
+
+  // Other ranks, while they cannot connect: throws std::runtime_error if rank 0, on the same host,
+  // has found that the address is wrong.
+  void throw_if_wrong();
+
+ private:
+  std::string difference(c10d::Store& store) const;
+  std::string key() const;
+
+  const Environment environment_;
+  c10d::TCPStoreOptions options_;
+  bool may_listen_here_;
+};
 
 StoreAddress::StoreAddress(const Environment& environment, const c10d::TCPStoreOptions& options)
     : environment_(environment),
@@ -129,8 +156,6 @@ void StoreAddress::throw_if_wrong() {
   }
   if (!wrong.empty()) throw std::runtime_error(wrong);
 }
-
-namespace {
 
 // Connects processes whose store is of connect_store(), so that all of them can reach its host.
 std::shared_ptr<Lifeline> make_lifeline(int rank, int size, const StorePtr& store,
@@ -216,6 +241,11 @@ World World::wrapped(std::function<BackendPtr(BackendPtr)> wrap) const {
   world.make_backend_ = make;
   return world;
 }
+
+bool World::failed() const { return failures_->failed(); }
+bool World::hung() const { return failures_->hung(); }
+std::string World::fail(const std::string& message) { return failures_->fail(message); }
+std::string World::explain(const std::string& own) { return failures_->explain(own); }
 
 std::string World::unique_name(const std::string& name) {
   return name + "#" + std::to_string((*times_used_)[name]++);

@@ -9,50 +9,16 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
-#include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/comms/process/environment.h"
 
 namespace pipewright::comms {
 
-// The address at which all ranks look for the store that rank 0 hosts. If it is not rank 0's, the
-// others would try to connect until the time limit.
-class StoreAddress {
- public:
-  // `options` are those of this rank's connection.
-  StoreAddress(const Environment& environment, const c10d::TCPStoreOptions& options);
-
-  // What keys in the store begin with, so that a restarted job does not read old ones.
-  std::string prefix() const;
-
-  // Rank 0, with the store that it hosts: throws std::invalid_argument that names the variable,
-  // what it means and what this host is, after telling those who can be told: ranks that reach the
-  // store all the same, and those on this host.
-  void check(const c10::intrusive_ptr<c10d::Store>& store) const;
-
-  // Other ranks, while they cannot connect: throws std::runtime_error if rank 0, on the same host,
-  // has found that the address is wrong.
-  void throw_if_wrong();
-
- private:
-  std::string difference(c10d::Store& store) const;
-  std::string key() const;
-
-  const Environment environment_;
-  c10d::TCPStoreOptions options_;
-  bool may_listen_here_;
-};
-
-// One rank's view of a job: all of its ranks, and a factory for process groups over some of them.
-// gloo.h, nccl.h and threads.h create one; a cluster with its own c10d backend passes its own
-// MakeBackend.
-//
-//   World world = gloo_world(read_environment());
-//   BackendPtr group = world.make_group("dp", std::vector{0, 1});  // on ranks 0 and 1
-
+class FailureDomain;
 class Groups;
+class Watcher;
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
@@ -63,7 +29,14 @@ inline constexpr std::chrono::milliseconds kDefaultTimeout{std::chrono::minutes(
 // within the group. It may block until the other members do.
 using MakeBackend = std::function<BackendPtr(const std::string& name, int rank, int size)>;
 
-// One rank's view of the job. For one thread at a time.
+// One rank's view of a job: all of its ranks, and a factory for process groups over some of them.
+// gloo.h, nccl.h and threads.h create one; a cluster with its own c10d backend passes its own
+// MakeBackend.
+//
+//   World world = gloo_world(read_environment());
+//   BackendPtr group = world.make_group("dp", std::vector{0, 1});  // on ranks 0 and 1
+//
+// For one thread at a time.
 class World {
  public:
   // `watcher` is shared by the worlds of ranks that are threads of one process. If it is null, this
@@ -78,7 +51,25 @@ class World {
   const StorePtr& store() const { return store_; }
   // The timeout of operations that do not set their own.
   std::chrono::milliseconds timeout() const { return timeout_; }
-  // What all ranks of the world share when one of them fails.
+
+  // Whether a rank of the world has failed, as far as this process knows, and whether it was a
+  // hang. A step then ends on every rank, with the same first cause (executor.h). A trainer calls
+  // fail() for an error outside of a step, which ends the other ranks' steps too:
+  //
+  //   } catch (const std::exception& error) {
+  //     const std::string own = world.fail(error.what());
+  //     throw std::runtime_error(world.explain(own));
+  bool failed() const;
+  bool hung() const;
+  // Publishes "rank R: message" as the cause, unless another failure was first, and aborts the
+  // groups of this process. Returns this rank's own text. Does not throw.
+  std::string fail(const std::string& message);
+  // After a failure: the first cause, followed by the ranks that do not answer and, after a hang,
+  // by who causes it. Waits for all ranks' answers, but at most 1.5 s. `own`, what fail() has
+  // returned, comes last, unless it is the first cause or only repeats it.
+  std::string explain(const std::string& own = "");
+
+  // What stands behind these four, for our own files (failure/failure_domain.h).
   FailureDomain& failures() const { return *failures_; }
 
   // The groups of this rank. For any thread, also when this world is gone.
@@ -118,6 +109,11 @@ class World {
   std::shared_ptr<FailureDomain> failures_;
   std::shared_ptr<std::map<std::string, int>> times_used_;  // by name
 };
+
+// Waits for `work`, a collective of `group`. If it never ends, the report of the hang names it.
+// Throws std::runtime_error with the first cause if the world has failed, or what work.wait()
+// throws. Any thread.
+void wait(c10d::Backend& group, c10d::Work& work);
 
 // Connects to the job's TCPStore, which is hosted by rank 0, or by torchrun's agent if it has a
 // store. Keys are prefixed by the number of restarts, so that a restarted job does not read old

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "pipewright/comms/group.h"
+#include "pipewright/comms/world.h"
 
 namespace pipewright::examples {
 

@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "pipewright/comms/group.h"
+#include "pipewright/comms/world.h"
 
 namespace pipewright::examples {
 

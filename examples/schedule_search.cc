@@ -7,7 +7,7 @@
 
 #include "examples/usage_error.h"
 #include "pipewright/ir/diagnostic.h"
-#include "pipewright/ir/text/plan.h"
+#include "pipewright/ir/text/read.h"
 #include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedule/graph/peaks.h"
 #include "pipewright/schedule/search/front.h"
@@ -120,7 +120,7 @@ std::string to_text(const FoundSchedule& found) {
   text << found.found_by << '\n'
        << found.activations.value_or(0) << ' ' << found.seconds << ' ' << found.bubble << ' '
        << found.measured_seconds << '\n';
-  ir::print_plan(ir::AnySchedule(found.program), text);
+  ir::info(ir::Format::kPlan).print(found.program, text);
   return text.str();
 }
 

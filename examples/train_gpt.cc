@@ -41,12 +41,11 @@
 #include "examples/text_generation.h"
 #include "examples/usage_error.h"
 #include "pipewright/checkpoint/save.h"
-#include "pipewright/comms/group.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/process/error_file.h"
 #include "pipewright/comms/threads/threads.h"
+#include "pipewright/comms/world.h"
 #include "pipewright/executor/executor.h"
-#include "pipewright/executor/program/program.h"
 #include "pipewright/modules/clip_grad_norm.h"
 
 namespace pipewright::examples {
@@ -173,7 +172,7 @@ void train(Options options, const ir::Program& first, const Text& text, comms::W
   model.state.set_optimizer(optimizer);
   checkpoint::Snapshot run;
   run.schedule = options.schedule;
-  run.program_digest = executor::digest_of(program, {}).front().value;
+  run.program_digest = executor.program_digest();
   for (const layout::MeshDim& dim : mesh.layout().dims()) {
     if (dim.name != "tp" || dim.size > 1) run.mesh.push_back(dim);
   }
@@ -265,18 +264,18 @@ void train_or_fail(const Options& options, const ir::Program& program, const Tex
   try {
     train(options, program, text, world, device);
   } catch (const executor::StepError& error) {
-    if (!world.failures().failed()) world.failures().fail(error.what());
+    if (!world.failed()) world.fail(error.what());
     throw;
   } catch (const UsageError& error) {
-    world.failures().fail(error.what());
+    world.fail(error.what());
     throw;
   } catch (const checkpoint::AgreedError& error) {  // no rank was the first
-    world.failures().fail(error.what());
+    world.fail(error.what());
     throw;
   } catch (const std::exception& error) {
-    const std::string own = world.failures().fail(error.what());
-    const std::string explained = world.failures().explain(own);
-    if (world.failures().hung()) throw executor::HangError(explained);
+    const std::string own = world.fail(error.what());
+    const std::string explained = world.explain(own);
+    if (world.hung()) throw executor::HangError(explained);
     throw std::runtime_error(explained);
   }
 }

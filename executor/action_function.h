@@ -3,8 +3,8 @@
 
 #include <functional>
 
-#include "pipewright/executor/program/program.h"
 #include "pipewright/executor/stage.h"
+#include "pipewright/ir/action.h"
 
 // User functions that replace or surround an action (PyTorch's custom functions of its schedule
 // runtime):
@@ -17,6 +17,7 @@
 namespace pipewright::executor {
 
 class ActionRunner;
+struct PlannedAction;
 
 // The action that a user function runs for. Valid during the call.
 class ActionContext {
@@ -24,7 +25,7 @@ class ActionContext {
   ActionContext(ActionRunner& runner, const PlannedAction& planned)
       : runner_(runner), planned_(planned) {}
 
-  const ir::Action& action() const { return planned_.action; }
+  const ir::Action& action() const;
   // A stage of this rank. Throws ContractError for any other stage.
   Stage& stage(int index) const;
   // Runs the action as if no function were registered for it. The parts of a compound run one after

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "pipewright/executor/program/program.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/ir/text/action_text.h"
 
@@ -103,6 +104,7 @@ std::vector<int> indices_of(const std::map<int, LocalStage>& stages) {
 
 }  // namespace
 
+const ir::Action& ActionContext::action() const { return planned_.action; }
 Stage& ActionContext::stage(int index) const { return *runner_.local(index).stage; }
 void ActionContext::run_default() const { runner_.run_default(planned_); }
 void ActionContext::run(ir::ActionPart part) const {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "pipewright/executor/executor.h"
+#include "pipewright/executor/program/program.h"
 
 // What the arguments of an Executor must satisfy, and what follows from them. Nothing here
 // communicates, except that ranks_of() tells the other ranks of an error.

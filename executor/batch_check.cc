@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "pipewright/comms/failure/failure_domain.h"
+
 namespace pipewright::executor {
 namespace {
 

@@ -4,7 +4,9 @@
 #include <stdexcept>
 #include <thread>
 
+#include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/comms/process/sockets.h"
+#include "pipewright/executor/program/program.h"
 
 namespace pipewright::executor {
 namespace {

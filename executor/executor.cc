@@ -27,6 +27,7 @@
 
 #include "pipewright/comms/channels.h"
 #include "pipewright/comms/clock_offset.h"
+#include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/comms/torch_gaps/bounded_store.h"
 #include "pipewright/executor/action_runner.h"
 #include "pipewright/executor/arguments.h"
@@ -463,6 +464,9 @@ void Executor::record(bool on) { impl_->record(on); }
 ir::Timeline Executor::recording() { return impl_->recording(); }
 void Executor::forget_shapes() { impl_->forget_shapes(); }
 const ir::Program& Executor::program() const { return impl_->program(); }
+std::string Executor::program_digest() const {
+  return digest_of(program(), std::vector<DigestPart>()).front().value;
+}
 int Executor::rank() const { return impl_->rank(); }
 
 }  // namespace pipewright::executor

@@ -221,6 +221,8 @@ class Executor {
   void forget_shapes();
 
   const ir::Program& program() const;
+  // A short text that is equal for programs with equal rows: checkpoint::Snapshot::program_digest.
+  std::string program_digest() const;
   int rank() const;
 
  private:

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "pipewright/comms/device_event.h"
+#include "pipewright/comms/failure/failure_domain.h"
+#include "pipewright/executor/program/program.h"
 #include "pipewright/schedule/graph/channel_graph.h"
 
 namespace pipewright::executor {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "pipewright/comms/channels.h"
+#include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/executor/hang/watchdog.h"
 #include "pipewright/executor/transfer_shapes.h"
 #include "pipewright/ir/dependencies.h"

@@ -19,6 +19,7 @@
 
 #include "pipewright/checkpoint/torch/optimizer_state.h"
 #include "pipewright/ir/errors.h"
+#include "pipewright/layout/boxes.h"
 
 namespace pipewright::checkpoint {
 namespace {

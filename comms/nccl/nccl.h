@@ -1,7 +1,12 @@
 #ifndef PIPEWRIGHT_COMMS_NCCL_NCCL_H_
 #define PIPEWRIGHT_COMMS_NCCL_NCCL_H_
 
-#include "pipewright/comms/nccl/nccl_settings.h"
+#include <chrono>
+#include <functional>
+#include <string>
+
+#include "pipewright/comms/nccl/nccl_options.h"
+#include "pipewright/comms/process/environment.h"
 #include "pipewright/comms/world.h"
 
 namespace pipewright::comms {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "pipewright/comms/nccl/nccl_options.h"
 #include "pipewright/comms/process/environment.h"
 
 namespace pipewright::comms {
@@ -33,15 +34,6 @@ std::map<std::string, std::string> nccl_environment(const Variables& variables);
 // that of PyTorch, but with `nccl_` before the file's name where TORCH_FR_DUMP_TEMP_FILE is set:
 // the executor's own dump has that name (executor/hang/watchdog.h).
 std::string nccl_trace_prefix(const Variables& variables);
-
-// What a user chooses for a group over NCCL.
-struct NcclGroupOptions {
-  bool high_priority_stream = false;
-  // Thread blocks that NCCL may use: fewer leave more of the GPU to computation.
-  int min_ctas = 0, max_ctas = 0;  // 0: NCCL's default
-  // NCCL's calls return before they are done, for example before the group is connected.
-  bool nonblocking = false;
-};
 
 // What nccl.cc sets in the options of a ProcessGroupNCCL: plain values, so that they are tested
 // without CUDA.

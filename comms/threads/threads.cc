@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
 
+#include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/comms/threads/mailboxes.h"
 #include "pipewright/comms/threads/tensor_operation.h"
 #include "pipewright/comms/threads/thread_backend.h"

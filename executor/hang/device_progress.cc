@@ -5,6 +5,7 @@
 #include <chrono>
 #include <utility>
 
+#include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/comms/process/sockets.h"
 #include "pipewright/comms/process/steady_seconds.h"
 

@@ -16,6 +16,16 @@
 namespace pipewright::ir {
 namespace {
 
+// Finds out why a text is not an action: the rule that it violates, the bytes that are wrong, and
+// how to fix them. parse_action calls this once its fast path has failed, so speed does not matter
+// here.
+
+// For a `span` that is not a plain action: scan_whole_part returned false. Not empty.
+ActionTextError explain_part(std::string_view text, TextSpan span);
+
+// For a `span` that starts with a parenthesis and is not a valid compound.
+ActionTextError explain_compound(std::string_view text, TextSpan span);
+
 // `span` starts with a parenthesis.
 std::optional<ActionTextError> parse_compound(std::string_view text, TextSpan span,
                                               Action* action) {
@@ -222,8 +232,6 @@ std::string compound_help(std::string_view text, TextSpan inside) {
   return fmt::format("write `({}){}`", inside.of(text), kOverlapToken);
 }
 
-}  // namespace
-
 ActionTextError explain_part(std::string_view text, TextSpan span) {
   const std::string stage = digits_at(text, span.begin, span.end);
   if (stage.empty()) return explain_missing_stage(text, span);
@@ -328,5 +336,7 @@ ActionTextError explain_compound(std::string_view text, TextSpan span) {
                            backticked(whole)),
                std::string(kSeparately));
 }
+
+}  // namespace
 
 }  // namespace pipewright::ir

@@ -8,7 +8,6 @@
 
 #include "pipewright/ir/action.h"
 #include "pipewright/ir/diagnostic.h"
-#include "pipewright/ir/text/scan_action.h"
 
 // The text form of an action, which is PyTorch's: "2F0", "1UNSHARD", "(0F3;3B1)OVERLAP_F_B". The
 // grammar is in FORMAT.md. Stricter than PyTorch's _Action.from_str, which accepts texts such as
@@ -43,16 +42,6 @@ std::string to_string(const Action& action);
 
 // The rule that a compound of these two parts violates, or nullopt.
 std::optional<Rule> compound_rule(ActionPart first, ActionPart second);
-
-// Finds out why a text is not an action: the rule that it violates, the bytes that are wrong, and
-// how to fix them. parse_action calls this once its fast path has failed, so speed does not matter
-// here. Pure functions; any thread.
-
-// For a `span` that is not a plain action: scan_whole_part returned false. Not empty.
-ActionTextError explain_part(std::string_view text, TextSpan span);
-
-// For a `span` that starts with a parenthesis and is not a valid compound.
-ActionTextError explain_compound(std::string_view text, TextSpan span);
 
 }  // namespace pipewright::ir
 

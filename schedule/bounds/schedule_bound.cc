@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "pipewright/schedule/bounds/bounds.h"
+#include "pipewright/schedule/simulate/memory_model.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -17,12 +18,12 @@ struct Change {
 
 // The changes on a rank: copies to the host, actions in the order of the row, copies back.
 std::vector<Change> changes_on(const ir::Schedule& schedule, const Problem& problem,
-                               const CopyPlan& copies, const ir::Timeline* timeline, size_t rank) {
+                               const CopyPlan* copies, const ir::Timeline* timeline, size_t rank) {
   std::vector<Change> changes;
   const ir::Row& row = schedule.rows[rank];
-  const std::vector<Copy> run = timeline == nullptr
+  const std::vector<Copy> run = copies == nullptr || timeline == nullptr
                                     ? std::vector<Copy>()
-                                    : copies_in(schedule, copies, *timeline, rank, row.size());
+                                    : copies_in(schedule, *copies, *timeline, rank, row.size());
   for (const Copy& copy : run) {
     if (!copy.is_reload)
       changes.push_back(
@@ -99,7 +100,7 @@ Problem problem_of(const ir::Schedule& schedule, const Costs& costs, const Repor
 }
 
 std::vector<MemoryPeak> memory_peaks(const ir::Schedule& schedule, const Problem& problem,
-                                     const CopyPlan& copies, const ir::Timeline* timeline) {
+                                     const CopyPlan* copies, const ir::Timeline* timeline) {
   std::vector<MemoryPeak> peaks;
   for (size_t rank = 0; rank < schedule.rows.size(); ++rank)
     peaks.push_back(peak_of(changes_on(schedule, problem, copies, timeline, rank)));

@@ -10,10 +10,11 @@
 #include "pipewright/schedule/bounds/bounds.h"
 #include "pipewright/schedule/problem/costs.h"
 #include "pipewright/schedule/problem/problem.h"
-#include "pipewright/schedule/simulate/memory_model.h"
 #include "pipewright/schedule/simulate/report.h"
 
 namespace pipewright::schedule {
+
+class CopyPlan;
 
 // The problem that a schedule solves: its stages, microbatches and costs, and on each rank the
 // given memory, or else as many live activations as the schedule has at its peak, each whole from
@@ -29,9 +30,10 @@ struct MemoryPeak {
   int step = 0;
 };
 // `copies` are those of a schedule that offloads, and `timeline` is when it runs: what is on the
-// host follows from both. Without them nothing is offloaded, and the order of the actions decides.
+// host follows from both (simulate/memory_model.h). Without them nothing is offloaded, and the
+// order of the actions decides.
 std::vector<MemoryPeak> memory_peaks(const ir::Schedule& schedule, const Problem& problem,
-                                     const CopyPlan& copies = {},
+                                     const CopyPlan* copies = nullptr,
                                      const ir::Timeline* timeline = nullptr);
 
 // The best lower bound on the cost of any order of a schedule's work in the same memory, in the

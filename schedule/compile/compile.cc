@@ -8,7 +8,9 @@
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/read.h"
 #include "pipewright/ir/text/spelling.h"
+#include "pipewright/schedule/compile/requested_policies.h"
 #include "pipewright/schedule/problem/problem.h"
+#include "pipewright/schedule/simulate/memory_model.h"
 #include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedule/verify/verify_policies.h"
@@ -394,8 +396,8 @@ bool check_memory(const ir::Schedule& schedule, const Problem& problem, const Co
                   ir::Diagnostics* diagnostics) {
   if (!ir::has_backward(schedule)) return true;
   const size_t before = diagnostics->total();
-  const std::vector<MemoryPeak> peaks =
-      memory_peaks(schedule, problem, CopyPlan(schedule, costs), &timeline);
+  const CopyPlan copies(schedule, costs);
+  const std::vector<MemoryPeak> peaks = memory_peaks(schedule, problem, &copies, &timeline);
   for (int rank = 0; rank < problem.num_ranks(); ++rank) {
     const MemoryPeak& peak = peaks[static_cast<size_t>(rank)];
     if (peak.amount <= problem.memory_limit(rank)) continue;

@@ -15,7 +15,6 @@
 #include "pipewright/ir/text/shape.h"
 #include "pipewright/ir/timeline.h"
 #include "pipewright/schedule/bounds/schedule_bound.h"
-#include "pipewright/schedule/compile/requested_policies.h"
 #include "pipewright/schedule/graph/channel_graph.h"
 #include "pipewright/schedule/graph/deadlock.h"
 #include "pipewright/schedule/lowering/lower.h"
@@ -97,6 +96,15 @@ struct CompileRequest {
 
   // Called after each pass; may be empty.
   PassObserver observer = {};
+};
+
+// A policy of the source that the request replaces by another value, both as text.
+struct OverriddenPolicy {
+  std::string_view name;  // "residency"
+  std::string recorded;   // "3"
+  std::string requested;  // "2"
+
+  friend bool operator==(const OverriddenPolicy&, const OverriddenPolicy&) = default;
 };
 
 struct CompileResult {

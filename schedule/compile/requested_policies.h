@@ -8,20 +8,13 @@
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/lowering.h"
 #include "pipewright/ir/schedule.h"
+#include "pipewright/schedule/compile/compile.h"
 
 // How the lowering policies of a request combine with those that its source records; part of
 // compile(). A requested policy wins over a recorded one. Pure functions.
 
 namespace pipewright::schedule {
 
-// A policy of the source that the request replaces by another value, both as text.
-struct OverriddenPolicy {
-  std::string_view name;  // "residency"
-  std::string recorded;   // "3"
-  std::string requested;  // "2"
-
-  friend bool operator==(const OverriddenPolicy&, const OverriddenPolicy&) = default;
-};
 std::vector<OverriddenPolicy> overridden_policies(const ir::Lowering& requested,
                                                   const ir::Lowering& recorded);
 

@@ -12,7 +12,6 @@
 #include "pipewright/schedule/bounds/bounds.h"
 #include "pipewright/schedule/problem/costs.h"
 #include "pipewright/schedule/problem/problem.h"
-#include "pipewright/schedule/search/solve.h"
 
 // The search's front door: from costs, a placement and a memory limit to a compute order, its cost,
 // and a lower bound on the cost of every other one.
@@ -30,6 +29,9 @@
 // of threads or the machine, unless it is cancelled.
 
 namespace pipewright::schedule::search {
+
+// Takes some seconds on one core.
+inline constexpr int64_t kDefaultEvaluations = 200'000'000;
 
 struct SearchProgress {
   double cost;   // of the best schedule so far
@@ -54,7 +56,7 @@ struct SearchRequest {
   // The budget is that of each of: no stage, all stages, and all other choices together.
   bool may_recompute = false;
 
-  int64_t evaluations = kDefaultEvaluations;  // budget; see SolveOptions
+  int64_t evaluations = kDefaultEvaluations;  // budget, in evaluated actions: about 30 ns each
   int threads = 1;
   uint64_t seed = 1;
   // Above 0: of the good schedules found, take the one with the least makespan, on average or at
@@ -64,7 +66,8 @@ struct SearchRequest {
   RobustBy robust_by = RobustBy::kMean;
 
   std::function<void(const SearchProgress&)> on_progress = {};  // may be empty
-  const std::atomic<bool>* cancel = nullptr;                    // see SolveOptions
+  // Set by another thread or a signal handler to stop early; may be null.
+  const std::atomic<bool>* cancel = nullptr;
 };
 
 // How a schedule's makespan changes when times are not as planned, relative to its makespan: 0.02

@@ -23,9 +23,6 @@
 
 namespace pipewright::schedule::search {
 
-// Takes some seconds on one core.
-inline constexpr int64_t kDefaultEvaluations = 200'000'000;
-
 // A schedule that is known before the search starts.
 struct Candidate {
   std::string name;

@@ -4,6 +4,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/save.h"
 #include "pipewright/checkpoint/stored_checkpoint.h"
 #include "tests/checkpoint/scratch.h"

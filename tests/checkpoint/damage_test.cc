@@ -8,6 +8,7 @@
 #include "pipewright/checkpoint/durable_file.h"
 #include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/manifest.h"
+#include "pipewright/checkpoint/safetensors_file.h"
 #include "pipewright/checkpoint/save.h"
 #include "tests/checkpoint/scratch.h"
 

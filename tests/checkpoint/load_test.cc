@@ -8,6 +8,7 @@
 #include <barrier>
 #include <thread>
 
+#include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/save.h"
 #include "tests/checkpoint/scratch.h"
 

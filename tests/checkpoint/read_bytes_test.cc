@@ -11,6 +11,7 @@
 
 #include "pipewright/checkpoint/read_plan.h"
 #include "pipewright/checkpoint/save.h"
+#include "pipewright/layout/boxes.h"
 #include "tests/checkpoint/scratch.h"
 
 namespace pipewright::checkpoint {

@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "pipewright/checkpoint/save.h"
+#include "pipewright/layout/boxes.h"
 #include "pipewright/layout/layout.h"
 #include "tests/checkpoint/scratch.h"
 

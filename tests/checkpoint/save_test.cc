@@ -13,7 +13,9 @@
 #include <stdexcept>
 #include <thread>
 
+#include "pipewright/checkpoint/folder.h"
 #include "pipewright/checkpoint/read_plan.h"
+#include "pipewright/checkpoint/safetensors_file.h"
 #include "tests/checkpoint/faults.h"
 #include "tests/checkpoint/scratch.h"
 

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/comms/world.h"
 
 namespace pipewright::comms {

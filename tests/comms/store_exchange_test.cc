@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/comms/store_rounds.h"
 #include "pipewright/comms/threads/threads.h"
 #include "tests/support/ranks/ranks.h"

@@ -6,6 +6,7 @@
 #include <random>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/comms/store_rounds.h"
 #include "pipewright/comms/threads/threads.h"
 #include "tests/support/ranks/ranks.h"

@@ -6,6 +6,7 @@
 
 #include <thread>
 
+#include "pipewright/comms/failure/failure_domain.h"
 #include "tests/device/backend.h"
 #include "tests/device/current.h"
 #include "tests/device/device.h"

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/comms/group.h"
 #include "pipewright/comms/process/sockets.h"
 #include "pipewright/schedules/registry.h"

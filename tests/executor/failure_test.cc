@@ -10,6 +10,7 @@
 #include <set>
 #include <thread>
 
+#include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/executor/executor.h"
 #include "tests/executor/small_pipelines.h"
 #include "tests/executor/trainer.h"

@@ -10,6 +10,7 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/comms/group.h"
 #include "pipewright/comms/process/steady_seconds.h"
 #include "pipewright/comms/threads/threads.h"

@@ -22,6 +22,7 @@
 #include <thread>
 #include <utility>
 
+#include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/comms/gloo/gloo.h"
 #include "pipewright/comms/process/error_file.h"
 #include "pipewright/ir/action_kind.h"

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <thread>
 
+#include "pipewright/executor/program/program.h"
 #include "tests/channel_model/programs.h"
 
 namespace pipewright::executor {

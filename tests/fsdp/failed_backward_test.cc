@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/modules/distribution.h"

@@ -12,6 +12,7 @@
 #include <optional>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/comms/nccl/nccl.h"
 #include "tests/support/ranks/ranks.h"
 

@@ -19,6 +19,7 @@
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/ir/errors.h"
+#include "pipewright/layout/boxes.h"
 #include "pipewright/modules/distribution.h"
 #include "pipewright/modules/tied_parameters.h"
 #include "tests/checkpoint/scratch.h"

@@ -15,6 +15,7 @@
 #include "pipewright/schedule/bounds/bounds.h"
 #include "pipewright/schedule/search/catalogue.h"
 #include "pipewright/schedule/search/replay.h"
+#include "pipewright/schedule/search/search.h"
 #include "pipewright/schedule/search/solve.h"
 #include "tests/schedule/search/cases.h"
 
