@@ -1,4 +1,4 @@
-# What `cmake --install` puts where: libraries, headers and package files; command, man page and completions; the
+# What `cmake --install` puts where: libraries, public headers and package files; command, man page and completions; the
 # ready-made schedules and the JSON schemas.
 function(install_headers)
   foreach(header IN LISTS ARGN)
@@ -13,7 +13,7 @@ install_headers(${pipewright_schedule_headers})
 install(EXPORT pipewrightTargets NAMESPACE pipewright:: DESTINATION ${package_dir})
 if(PIPEWRIGHT_EXECUTOR)
   install(TARGETS pipewright_checkpoint pipewright_executor EXPORT pipewrightExecutorTargets)
-  install_headers(${pipewright_checkpoint_headers} ${pipewright_executor_headers})
+  install_headers(${pipewright_executor_headers})
   install(EXPORT pipewrightExecutorTargets NAMESPACE pipewright:: DESTINATION ${package_dir})
   install(FILES cmake/torch.cmake cmake/libdeflate.cmake DESTINATION ${package_dir})
 endif()

@@ -102,97 +102,39 @@ set(pipewright_schedule_headers
     ir/diagnostic.h
     ir/errors.h
     ir/lowering.h
-    ir/parse_number.h
     ir/placement.h
-    ir/printable.h
     ir/rules.def
     ir/schedule.h
     ir/tables.h
+    ir/timeline.h
     ir/text/action_text.h
-    ir/text/csv.h
-    ir/text/header.h
-    ir/text/json_scanner.h
-    ir/text/plan.h
     ir/text/read.h
-    ir/text/recording_reader.h
     ir/text/render.h
-    ir/text/scan_action.h
     ir/text/schedule_json.h
     ir/text/shape.h
-    ir/text/spelling.h
-    ir/timeline.h
-    ir/walk.h
-    schedule/bounds/bounds.h
-    schedule/bounds/knapsack.h
-    schedule/bounds/rank_terms.h
-    schedule/bounds/schedule_bound.h
+    schedules/registry.h
+    schedules/schedule_spec.h
     schedule/compile/compile.h
-    schedule/compile/requested_policies.h
     schedule/graph/channel_graph.h
     schedule/graph/deadlock.h
-    schedule/graph/edge_transfers.h
     schedule/graph/peaks.h
-    schedule/lowering/add_send_recv.h
-    schedule/lowering/add_unshard_reshard.h
-    schedule/lowering/limit_sends.h
     schedule/lowering/lower.h
-    schedule/lowering/place_receives.h
+    schedule/simulate/report.h
+    schedule/verify/verify.h
     schedule/problem/costs.h
     schedule/problem/costs_json.h
-    schedule/problem/problem.h
-    schedule/search/catalogue.h
-    schedule/search/dispatcher.h
-    schedule/search/front.h
-    schedule/search/local_search.h
-    schedule/search/random.h
-    schedule/search/recompute.h
-    schedule/search/repeat.h
-    schedule/search/replay.h
-    schedule/search/search.h
-    schedule/search/solve.h
-    schedule/search/templates.h
-    schedule/search/templates.inc
-    schedule/search/words.h
-    schedule/simulate/drift.h
-    schedule/simulate/memory_model.h
     schedule/simulate/recorded_costs.h
-    schedule/simulate/report.h
-    schedule/simulate/simulate.h
-    schedule/simulate/walks.h
-    schedule/verify/verify.h
-    schedule/verify/verify_checks.h
-    schedule/verify/verify_policies.h
+    schedule/bounds/bounds.h
+    schedule/bounds/schedule_bound.h
+    schedule/problem/problem.h
+    schedule/search/front.h
+    schedule/search/search.h
     schedule/views/diff.h
-    schedule/views/dot.h
     schedule/views/html.h
-    schedule/views/perfetto.h
     schedule/views/svg.h
     schedule/views/table.h
     schedule/views/timeline_text.h
     schedule/views/trace.h
-    schedules/building_block.h
-    schedules/catalogue.h
-    schedules/constraints.h
-    schedules/dualpipe_v.h
-    schedules/eager_1f1b.h
-    schedules/gpipe.h
-    schedules/interleaved.h
-    schedules/interleaved_1f1b.h
-    schedules/interleaved_zero_bubble.h
-    schedules/looped_bfs.h
-    schedules/one_f_one_b.h
-    schedules/one_f_one_b_v.h
-    schedules/plan_cost.h
-    schedules/registry.h
-    schedules/schedule_spec.h
-    schedules/v_adaptive.h
-    schedules/v_half.h
-    schedules/v_min.h
-    schedules/warm_up_and_steady.h
-    schedules/zb_auto.h
-    schedules/zb_h1.h
-    schedules/zb_h2.h
-    schedules/zbv_zero_bubble.h
 )
 
 set(pipewright_checkpoint_sources
@@ -212,27 +154,6 @@ set(pipewright_checkpoint_sources
     comms/process/error_file.cc
     layout/boxes.cc
     layout/layout.cc
-)
-
-set(pipewright_checkpoint_headers
-    checkpoint/durable_file.h
-    checkpoint/export.h
-    checkpoint/folder.h
-    checkpoint/in_backticks.h
-    checkpoint/load.h
-    checkpoint/manifest.h
-    checkpoint/read_plan.h
-    checkpoint/safetensors.h
-    checkpoint/safetensors_file.h
-    checkpoint/save.h
-    checkpoint/stored_checkpoint.h
-    comms/process/addresses.h
-    comms/process/environment.h
-    comms/process/error_file.h
-    comms/process/sockets.h
-    comms/process/steady_seconds.h
-    layout/boxes.h
-    layout/layout.h
 )
 
 set(pipewright_cli_sources
@@ -343,72 +264,25 @@ set(pipewright_executor_sources
 )
 
 set(pipewright_executor_headers
-    autograd/checkpoint.h
-    autograd/hooks.h
-    autograd/node_pointer.h
-    autograd/outside_writes.h
-    autograd/split_backward.h
-    autograd/weight_free.h
-    checkpoint/torch/optimizer_state.h
-    checkpoint/torch/training_state.h
-    comms/channels.h
-    comms/clock_offset.h
-    comms/collective_log.h
-    comms/device_event.h
-    comms/failure/failure_domain.h
-    comms/failure/lifeline.h
     comms/gloo/gloo.h
-    comms/gloo/kept_memory.h
-    comms/gloo/send_queue.h
-    comms/group.h
-    comms/group_collectives.h
     comms/mesh.h
+    comms/process/environment.h
+    comms/process/error_file.h
     comms/store_rounds.h
-    comms/threads/mailboxes.h
-    comms/threads/tensor_operation.h
-    comms/threads/thread_backend.h
     comms/threads/threads.h
-    comms/torch_gaps/abortable_gloo.h
-    comms/torch_gaps/batch_threads.h
-    comms/torch_gaps/bounded_store.h
-    comms/torch_gaps/collectives.def
-    comms/torch_gaps/forwarding_backend.h
     comms/world.h
-    ddp/compute_copies.h
-    ddp/grad_buckets.h
-    ddp/linked_params.h
-    ddp/replicate.h
-    ddp/replicated_unit.h
     executor/action_function.h
-    executor/action_runner.h
-    executor/arguments.h
-    executor/batch_check.h
-    executor/coordinator.h
-    executor/data_flow.h
     executor/executor.h
-    executor/hang/device_progress.h
-    executor/hang/flight_dump.h
-    executor/hang/hang.h
-    executor/hang/rank_report.h
-    executor/hang/watchdog.h
     executor/loss_function.h
     executor/microbatches.h
     executor/module_stage.h
-    executor/program/program.h
-    executor/recorder.h
     executor/stage.h
     executor/tensor_meta.h
-    executor/transfer_shapes.h
-    executor/transfers.h
-    fsdp/backward_order.h
-    fsdp/call_tracker.h
-    fsdp/event_log.h
-    fsdp/flat_buffer.h
+    autograd/checkpoint.h
+    autograd/split_backward.h
+    ddp/replicate.h
     fsdp/fully_shard.h
-    fsdp/grad_reducer.h
-    fsdp/offload.h
-    fsdp/param_group.h
-    fsdp/sharded_unit.h
+    layout/layout.h
     modules/clip_grad_norm.h
     modules/data_parallel.h
     modules/distribution.h
@@ -416,19 +290,20 @@ set(pipewright_executor_headers
     modules/forward_tensors.h
     modules/grad_scaler.h
     modules/meta.h
-    modules/part_guard.h
-    modules/reduction.h
+    modules/mixed_precision.h
     modules/tensors.h
     modules/tied_parameters.h
-    modules/unit_tree.h
-    tp/communication.h
     tp/cross_entropy.h
-    tp/overlap.h
     tp/parallelize.h
-    tp/part_use.h
-    tp/rank_generator.h
-    tp/sequence_parallel.h
-    tp/split_module.h
+    checkpoint/dtypes.def
+    checkpoint/durable_file.h
+    checkpoint/load.h
+    checkpoint/manifest.h
+    checkpoint/safetensors.h
+    checkpoint/save.h
+    checkpoint/stored_checkpoint.h
+    checkpoint/torch/optimizer_state.h
+    checkpoint/torch/training_state.h
 )
 
 set(pipewright_ready_files

@@ -1,4 +1,5 @@
-"""cc_library, cc_binary and cc_test as this tree uses them, and `pipewright_library` for its public headers.
+"""cc_library, cc_binary and cc_test as this tree uses them, `pipewright_library` for the libraries of its folders, and
+`public_library` for what others may depend on.
 
 Targets with //third_party:libtorch in their deps are compiled with LibTorch's precompiled header: see
 third_party/precompiled_header.bzl.
@@ -52,3 +53,40 @@ def pipewright_library(**arguments):
     The same path works in this tree, from another Bazel workspace and after an installation.
     """
     cc_library(include_prefix = "pipewright", strip_include_prefix = "/", **arguments)
+
+def _linked_impl(ctx):
+    infos = cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in ctx.attr.deps])
+    return [CcInfo(linking_context = infos.linking_context)]
+
+# What `deps` link, without their headers: who depends on this cannot include them. (Bazel 4 has no implementation_deps.)
+_linked = rule(
+    implementation = _linked_impl,
+    attrs = {"deps": attr.label_list(providers = [CcInfo])},
+    provides = [CcInfo],
+)
+
+def public_library(name, headers, parts, deps = [], **arguments):
+    """A library for other workspaces and for examples: what it has is `parts`, and what users may include is `headers`.
+
+    Args:
+      name: its name.
+      headers: their paths in this tree, as in public_headers.bzl.
+      parts: the libraries that it links.
+      deps: other people's libraries, and public libraries, whose headers `headers` include.
+      **arguments: as of cc_library.
+    """
+    _linked(name = name + "_parts", deps = parts, tags = arguments.get("tags", []))
+    native.cc_library(
+        name = name,
+        hdrs = [label_of(header) for header in headers],
+        include_prefix = "pipewright",
+        strip_include_prefix = "/",
+        visibility = ["//visibility:public"],
+        deps = deps + [":" + name + "_parts"],
+        **arguments
+    )
+
+def label_of(path):
+    """The label of a file in a folder that is a package: `//ir:action.h` of `ir/action.h`."""
+    folder, _, file = path.rpartition("/")
+    return "//" + folder + ":" + file

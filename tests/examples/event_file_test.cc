@@ -1,6 +1,5 @@
 #include "examples/event_file.h"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -22,8 +21,9 @@ std::vector<fs::path> files_of(const fs::path& folder) {
 }
 
 std::string hex_of(const std::string& bytes) {
+  constexpr char kDigits[] = "0123456789abcdef";
   std::string text;
-  for (const char byte : bytes) text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  for (const unsigned char byte : bytes) text += {kDigits[byte / 16], kDigits[byte % 16]};
   return text;
 }
 
