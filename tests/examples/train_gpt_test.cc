@@ -12,16 +12,16 @@ namespace pipewright::examples {
 namespace {
 
 TEST(TrainGpt, EveryScheduleMatchesASingleRank) {
-  const std::string args = "--steps 20 --batch 16 --microbatches 8 ";
+  const std::string args = "--steps 8 --batch 16 --microbatches 8 ";
   const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
-  EXPECT_EQ(alone.losses.size(), 20u);
+  EXPECT_EQ(alone.losses.size(), 8u);
   EXPECT_LT(alone.losses.back(), alone.losses.front());
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
     const std::string schedule = " --schedule " + std::string(spec->name);
     expect_close(train(kTrain + args + "--pp 2" + schedule), alone, schedule);
   }
   // A single microbatch changes only the order in which the mean is taken.
-  expect_close(train(kTrain + "--steps 20 --batch 16 --microbatches 1 --pp 1 --schedule GPipe"),
+  expect_close(train(kTrain + "--steps 8 --batch 16 --microbatches 1 --pp 1 --schedule GPipe"),
                alone, "one microbatch");
 }
 
@@ -31,7 +31,7 @@ class DataParallel : public testing::TestWithParam<std::string> {};
 
 TEST_P(DataParallel, MatchesASingleRank) {
   const bool both = GetParam() == "both";
-  const std::string args = "--steps 20 --batch 16 --microbatches 4 ";
+  const std::string args = "--steps 8 --batch 16 --microbatches 4 ";
   const std::string copies = both ? "--dp-replicate 2 --dp-shard 2" : "--dp-" + GetParam() + " 2";
   const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
@@ -40,7 +40,7 @@ TEST_P(DataParallel, MatchesASingleRank) {
   }
   if (both) return;
   // A longer training, over processes.
-  const std::string longer = "--steps 50 --batch 16 --microbatches 4 ";
+  const std::string longer = "--steps 20 --batch 16 --microbatches 4 ";
   const std::string schedule = "--pp 2 --dp-" + GetParam() + " 2 --schedule ZBV";
   expect_close(train("cli/pipewright launch -n 4 -- " + kTrain + longer + schedule),
                train(kTrain + longer + "--pp 1 --schedule GPipe"), "launch");
@@ -50,7 +50,7 @@ INSTANTIATE_TEST_SUITE_P(TrainGpt, DataParallel, testing::Values("replicate", "s
 
 // Pipelines of two ranks whose layers are split over two ranks and sharded over two.
 TEST(TrainGpt, TensorParallelMatchesASingleRank) {
-  const std::string args = "--steps 20 --batch 16 --microbatches 4 ";
+  const std::string args = "--steps 8 --batch 16 --microbatches 4 ";
   const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
     const std::string schedule = "--pp 2 --tp 2 --dp-shard 2 --schedule " + std::string(spec->name);
@@ -69,9 +69,9 @@ TEST(TrainGpt, TensorParallelMatchesASingleRank) {
 // The first and the last stage share the token embedding: on two ranks or on one, replicated,
 // sharded and split, whose gradients are clipped once.
 TEST(TrainGpt, TiedEmbeddingsMatchASingleRank) {
-  const std::string args = "--tie --steps 20 --batch 16 --microbatches 4 --clip 0.5 ";
+  const std::string args = "--tie --steps 8 --batch 16 --microbatches 4 --clip 0.5 ";
   const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
-  EXPECT_NE(alone.losses, train(kTrain + "--steps 20 --pp 1 --schedule GPipe --clip 0.5").losses);
+  EXPECT_NE(alone.losses, train(kTrain + "--steps 8 --pp 1 --schedule GPipe --clip 0.5").losses);
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
     const std::string schedule = "--pp 2 --schedule " + std::string(spec->name);
     expect_close(train(kTrain + args + schedule), alone, schedule);
@@ -92,7 +92,7 @@ TEST(TrainGpt, TiedEmbeddingsMatchASingleRank) {
 // changes: against one rank with one microbatch, which stores everything. 19 windows are 9 and 10
 // on two copies of the pipeline, in microbatches of two and three.
 TEST(TrainGpt, EveryOptionOfTheModelMatchesASingleRank) {
-  const std::string args = "--norm rms --rope --tie --warmup 5 --cosine --steps 20 --batch 19 ";
+  const std::string args = "--norm rms --rope --tie --warmup 5 --cosine --steps 8 --batch 19 ";
   const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe --microbatches 1");
   const std::string parallel =
       kTrain + args + "--activation-checkpointing --microbatches 4 --pp 2 --schedule ";
