@@ -189,7 +189,8 @@ class Sharded final {
   void set_requires_all_reduce(bool all_reduce, bool recurse = true);
   // Called with this unit's reduced gradients, flat and in the dtype of the reduction, before the
   // final division: after the all-reduce over replicas, or the reduce-scatter if there are none.
-  // May change them in place, for example by an all-reduce over another group. Of this unit only.
+  // May change them in place, for example by an all-reduce over another group. On a device with
+  // replicas, the current stream is then that of the all-reduce. Of this unit only.
   void set_all_reduce_hook(std::function<void(const at::Tensor&)> hook);
   // Affects the root unit only; true by default. If false, backward returns while reductions are
   // pending, and .grad is not complete until a later backward with true has run.
