@@ -25,7 +25,6 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::minutes kTimeout{2};
 constexpr std::chrono::seconds kAtOnce{10};
 constexpr int64_t kElements = 32 << 20;  // 128 MiB, far more than sockets hold
-constexpr const char* kIssued = "issued";
 constexpr const char* kPortVariable = "BROKEN_CONNECTION_PORT";
 
 World world_of(int rank, int port) {
@@ -42,13 +41,25 @@ Work issue(const std::string& operation, c10d::Backend& group, at::Tensor& tenso
   return group.broadcast(tensors, of_rank_1);
 }
 
-// Rank 1, until it is killed.
+// Returns when the first bytes of a message are in `tensor`, which was filled with zeros.
+void wait_for_first(const at::Tensor& tensor) {
+  const volatile float* const first = tensor.data_ptr<float>();
+  while (*first == 0) {
+  }
+}
+
+// Rank 1, until it is killed. If it receives, it stops in the middle of the message.
 TEST(Peer, DISABLED_Issues) {
   World world = world_of(1, std::atoi(std::getenv(kPortVariable)));
   const BackendPtr group = world.make_group("pair", std::vector<int>{0, 1});
-  at::Tensor ones = at::ones({kElements});
-  const Work work = issue(std::getenv("OPERATION"), *group, ones);
-  world.store()->set(kIssued, "");
+  const std::string operation = std::getenv("OPERATION");
+  const bool receives = operation == "receive";
+  at::Tensor tensor = receives ? at::zeros({kElements}) : at::ones({kElements});
+  const Work work = issue(operation, *group, tensor);
+  if (receives) {
+    wait_for_first(tensor);
+    raise(SIGSTOP);
+  }
   work->wait();
   pause();
 }
@@ -73,18 +84,18 @@ TEST_P(BrokenConnection, AbortEndsTheWait) {
   {
     World world = world_of(0, port);
     BackendPtr group = world.make_group("pair", std::vector<int>{0, 1});
-    at::Tensor tensor = at::zeros({kElements});
+    const bool sends = own == std::string("send");
+    at::Tensor tensor = sends ? at::ones({kElements}) : at::zeros({kElements});
     auto waits =
         std::async(std::launch::async, [work = issue(own, *group, tensor)] { work->wait(); });
-    // Stops rank 1 in the middle of the message.
-    if (own == std::string("send")) {
-      world.store()->wait({kIssued}, kTimeout);
+    if (sends) {
+      int status = 0;
+      ASSERT_EQ(waitpid(peer, &status, WUNTRACED), peer);
+      ASSERT_TRUE(WIFSTOPPED(status));
     } else {
-      const volatile float* const first = tensor.data_ptr<float>();
-      while (*first == 0) {
-      }
+      wait_for_first(tensor);
+      kill(peer, SIGSTOP);
     }
-    kill(peer, SIGSTOP);
     EXPECT_EQ(waits.wait_for(std::chrono::milliseconds(500)), std::future_status::timeout);
 
     const Clock::time_point aborted = Clock::now();
