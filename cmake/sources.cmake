@@ -306,6 +306,12 @@ set(pipewright_executor_headers
     checkpoint/torch/training_state.h
 )
 
+set(pipewright_nccl_headers
+    comms/nccl/nccl.h
+    comms/nccl/nccl_options.h
+    executor/nvtx_ranges.h
+)
+
 set(pipewright_ready_files
     schedules/1f1b.plan
     schedules/1f1b_v.plan

@@ -85,6 +85,7 @@ TEST(PublicHeaders, AreThoseThatCMakeInstalls) {
   const std::string file = "cmake/sources.cmake";
   EXPECT_EQ(list_in(file, "set(pipewright_schedule_headers", ")"), table("COMPILER_HEADERS"));
   EXPECT_EQ(list_in(file, "set(pipewright_executor_headers", ")"), table("TRAINING_HEADERS"));
+  EXPECT_EQ(list_in(file, "set(pipewright_nccl_headers", ")"), table("CUDA_HEADERS"));
 }
 
 TEST(PublicHeaders, AreAllThatExamplesAndDocumentsInclude) {
