@@ -2,8 +2,12 @@
 // evaluated and saved. docs/training.md explains each part.
 //
 //   pipewright launch -n 4 -- minimal
+//
+// On GPUs, one per process, it is the same program, built with //:pipewright_cuda or
+// pipewright::nccl (minimal_cuda): the lines that name `device` are all that differs.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 
@@ -19,6 +23,10 @@
 #include "pipewright/modules/clip_grad_norm.h"
 #include "pipewright/modules/distribution.h"
 #include "pipewright/schedule/compile/compile.h"
+#if __has_include("pipewright/comms/nccl/nccl.h")
+#include "pipewright/comms/nccl/nccl.h"
+#define MINIMAL_NCCL
+#endif
 
 using namespace pipewright;
 
@@ -27,7 +35,15 @@ at::Tensor loss(const executor::Tensors& outputs, const executor::Tensors& targe
 }
 
 int main() {
-  comms::World world = comms::gloo_world(comms::read_environment());
+  const comms::Environment environment = comms::read_environment();
+#ifdef MINIMAL_NCCL
+  const at::Device device = comms::nccl_device(environment);
+  comms::World world = comms::nccl_world(environment);
+#else
+  const at::Device device = at::kCPU;
+  comms::World world = comms::gloo_world(environment);
+#endif
+  const c10::DeviceGuard current(device);  // for all groups and stages
   comms::Mesh mesh(world, {{"pp", 2}, {"dp", world.size() / 2}});
   const schedule::CompileResult compiled =
       schedule::compile({.source = "ZBV", .shape = {.ranks = 2, .microbatches = 4}});
@@ -39,20 +55,21 @@ int main() {
   for (const int stage : program.placement.stages_of(mesh.coordinate("pp"))) {
     at::manual_seed(static_cast<uint64_t>(stage));  // the same weights in every run
     torch::nn::Linear module(16, 16);
+    module->to(device);
     stages[stage] = {executor::make_stage(module),
                      fsdp::fully_shard(*module, mesh, {"dp"})->data_parallel()};
     state.add_module(*module, modules::layouts(*module), "layer" + std::to_string(stage) + ".");
     for (const at::Tensor& parameter : module->parameters()) parameters.push_back(parameter);
   }
   executor::Executor executor(program, std::move(stages), world,
-                              {.loss = loss, .ranks = mesh.ranks({"pp"})});
+                              {.loss = loss, .device = device, .ranks = mesh.ranks({"pp"})});
   torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(0.01));
   state.set_optimizer(optimizer);
   const auto gradients = modules::grads_to_clip(parameters);
   const comms::BackendPtr everyone = mesh.group({"pp", "dp"});
 
-  const auto rows = [](uint64_t seed) {
-    return at::randn({48, 16}, at::detail::createCPUGenerator(seed));
+  const auto rows = [&](uint64_t seed) {
+    return at::randn({48, 16}, at::detail::createCPUGenerator(seed)).to(device);
   };
   for (uint64_t step = 0; step < 30; ++step) {
     const at::Tensor x = rows(step).chunk(mesh.size("dp"))[mesh.coordinate("dp")];
