@@ -54,6 +54,13 @@ std::string nccl_trace_prefix(const Variables& variables) {
   return variables("XDG_CACHE_HOME").value_or(home + "/.cache") + "/torch/comm_lib_trace_rank_";
 }
 
+bool is_channel(const std::string& name) { return name.starts_with("executor."); }
+
+NcclGroupOptions nccl_defaults(const std::string& name) {
+  if (is_channel(name)) return {.max_ctas = 4};
+  return {.high_priority_stream = true};
+}
+
 std::chrono::milliseconds nccl_timeout(std::chrono::milliseconds world) {
   return 2 * world + std::chrono::minutes(1);
 }

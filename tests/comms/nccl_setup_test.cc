@@ -52,6 +52,15 @@ TEST(NcclTraces, HavePyTorchsPathUnlessTheExecutorsDumpHasIt) {
             "/c/torch/comm_lib_trace_rank_");
 }
 
+TEST(NcclDefaults, KeepWaitingChannelsSmall) {
+  EXPECT_EQ(nccl_defaults("executor.0.1#0[0,1]#0").max_ctas, 4);
+  EXPECT_FALSE(nccl_defaults("executor.0.1#0[0,1]#0").high_priority_stream);
+  for (const char* name : {"mesh.dp_shard[0,4]#0", "tied.weight[0,1]#0", "executors[0,1]#0"}) {
+    EXPECT_EQ(nccl_defaults(name).max_ctas, 0) << name;
+    EXPECT_TRUE(nccl_defaults(name).high_priority_stream) << name;
+  }
+}
+
 TEST(NcclEnvironment, TurnsPyTorchsErrorHandlingOffUnlessTheUserHasChosen) {
   const std::string name = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
   using Values = std::map<std::string, std::string>;
