@@ -13,6 +13,12 @@ c10::Stream current_stream(c10::Device device) {
   return backend.getStream(device.has_index() ? device : backend.getDevice());
 }
 
+void use_on_current_stream(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl device(tensor.device().type());
+  device.recordDataPtrOnStream(tensor.storage().data_ptr(), current_stream(tensor.device()));
+}
+
 bool has_ended(const c10::Event& event) noexcept {
   try {
     const c10::OptionalDeviceGuard guard(event.device());
@@ -32,10 +38,9 @@ c10::Event EventPool::take(c10::DeviceType type) {
 void StreamMark::add(const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.defined() || tensor.is_cpu()) continue;
-    const c10::impl::VirtualGuardImpl device(tensor.device().type());
-    const c10::Stream stream = current_stream(tensor.device());
-    device.recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
-    events_.try_emplace(tensor.device(), tensor.device().type()).first->second.record(stream);
+    use_on_current_stream(tensor);
+    c10::Event& event = events_.try_emplace(tensor.device(), tensor.device().type()).first->second;
+    event.record(current_stream(tensor.device()));
   }
 }
 

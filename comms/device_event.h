@@ -16,6 +16,11 @@ namespace pipewright::comms {
 // The calling thread's, on `device`, or on its current device if that has no index.
 c10::Stream current_stream(c10::Device device);
 
+// Tells the device's allocator that the current stream uses the tensor's memory, so that it is not
+// given away before that stream has come to this point. To be called before the last reference to
+// memory is dropped that another stream has allocated. Does nothing for tensors on the CPU.
+void use_on_current_stream(const at::Tensor& tensor);
+
 // Whether the device has come to the event. A device that has failed has: whoever uses it next gets
 // the error, on a thread that can handle it. Does not throw. Any thread: on one that has set no
 // device, a query would create a context on GPU 0, which costs every rank some 500 MiB there.

@@ -14,6 +14,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "pipewright/comms/device_event.h"
 #include "pipewright/comms/group.h"
 #include "pipewright/comms/group_collectives.h"
 #include "pipewright/ir/errors.h"
@@ -233,6 +234,7 @@ void GradBuckets::unpack(Bucket& bucket) {
     else
       grad = reduced.to(parameter.dtype);
   }
+  comms::use_on_current_stream(bucket.flat);  // autograd's hooks may run on another one
   bucket.flat.reset();
 }
 
@@ -414,6 +416,7 @@ void GradBuckets::rebuild(const std::vector<size_t>& ready) {
       at::Tensor& grad = parameters_[index].tensor.mutable_grad();
       if (!grad.defined()) continue;
       parameters_[index].view.copy_(grad);
+      comms::use_on_current_stream(grad);  // as above
       grad = parameters_[index].view;
     }
   }

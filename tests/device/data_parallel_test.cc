@@ -2,6 +2,7 @@
 // host synchronisation within a step. tools/mutations removes waits and stashes, and expects this
 // test to notice.
 #include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
@@ -16,6 +17,8 @@
 #include "pipewright/modules/clip_grad_norm.h"
 #include "pipewright/modules/distribution.h"
 #include "tests/ddp/wrap.h"
+#include "tests/device/current.h"
+#include "tests/device/device.h"
 #include "tests/device/no_host_sync.h"
 #include "tests/fsdp/sharding.h"
 #include "tests/support/ranks/ground.h"
@@ -56,10 +59,10 @@ class CheckpointedParts final : public tests::TestModule {
   std::vector<ModulePtr> mlps_;
 };
 
-void train(Parity& parity) {
+void train(Parity& parity, const tests::Loss& loss = tests::sum_of({4, 8})) {
   for (int iteration = 0; iteration < 3; ++iteration) {
     parity.zero_grad(iteration);
-    parity.backward(tests::sum_of({4, 8}), iteration);
+    parity.backward(loss, iteration);
     parity.step();
   }
 }
@@ -106,6 +109,38 @@ TEST(FullyShard, TrainsLikeAPlainCopy) {
       });
     }
   }
+}
+
+// Runs what follows on a new stream, after what the current one has been given.
+c10::StreamGuard on_new_stream(int device) {
+  const c10::Stream stream = testdevice::new_stream(device);
+  testdevice::order(testdevice::current_stream(device), stream);
+  return c10::StreamGuard(stream);
+}
+
+// A weight's AccumulateGrad node keeps the stream on which it was made.
+TEST(FullyShard, TrainsOnAnotherStreamThanItWasShardedOn) {
+  on_ranks(2, [](Rank& self) {
+    const tests::TransformerArgs args{.layers = 3, .tied = false};
+    const ModulePtr plain = tests::make_transformer(args, 42);
+    const ModulePtr module = tests::make_transformer(args, 42);
+    Parity parity(self, plain, module, tests::shards_of(self));
+    const Sharding sharding(self, *module, tests::blocks(3), {.reshard_after_forward = true});
+    const c10::StreamGuard trains = on_new_stream(self.rank);
+    train(parity, tests::sum_of_tokens({2, 8}, 8));
+  });
+}
+
+TEST(Replicate, TrainsOnAnotherStreamThanItWasReplicatedOn) {
+  on_ranks(2, [](Rank& self) {
+    const tests::TransformerArgs args{.layers = 3, .tied = false};
+    const ModulePtr plain = tests::make_transformer(args, 42);
+    const ModulePtr module = tests::make_transformer(args, 42);
+    Parity parity(self, plain, module);
+    const auto unit = ddp::replicate(*module, self.group, {.bucket_cap_mb = 0.001});
+    const c10::StreamGuard trains = on_new_stream(self.rank);
+    train(parity, tests::sum_of_tokens({2, 8}, 8));
+  });
 }
 
 // Inputs on the host arrive on the device of the parameters.
