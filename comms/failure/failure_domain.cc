@@ -192,8 +192,8 @@ std::string FailureDomain::publish(const std::string& own, Kind kind, int genera
     }
     first = marked;
   }
+  watcher_->wake();  // other ranks of this process need not wait until this one has aborted
   learn(first, generation);
-  watcher_->wake();
   return own;
 }
 
