@@ -56,7 +56,7 @@ MakeBackend nccl_backends(at::Device device, const StorePtr& store, const NcclOp
     setenv(name.c_str(), value.c_str(), 1);
   return [=](const std::string& name, int rank, int size) -> BackendPtr {
     const c10::DeviceGuard guard(device);  // this may be any thread
-    const NcclGroupOptions group = options.group(name);
+    const NcclGroupOptions group = options.group ? options.group(name) : nccl_defaults(name);
     auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
         c10::make_intrusive<c10d::PrefixStore>(name, store), rank, size,
         options_of(nccl_settings(name, group, options.timeout)));

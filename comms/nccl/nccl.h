@@ -14,8 +14,8 @@ namespace pipewright::comms {
 struct NcclOptions {
   // The world's timeout. NCCL's own watchdog has a longer one (nccl_timeout()).
   std::chrono::milliseconds timeout = kDefaultTimeout;
-  // The settings of a group by its name (nccl_options.h).
-  std::function<NcclGroupOptions(const std::string& name)> group = nccl_defaults;
+  // The settings of a group by its name; null for nccl_defaults().
+  std::function<NcclGroupOptions(const std::string& name)> group = nullptr;
 };
 
 // The GPU of this process: that of its local rank, or the only one that it sees. Throws
