@@ -26,7 +26,7 @@ std::vector<int> members_of(const std::string& group_name);
 // The variables that nccl_backends() sets in the environment of this process, and their values:
 // TORCH_NCCL_ASYNC_ERROR_HANDLING = 0, as PyTorch asks of those who abort communicators
 // (torch.distributed._abort_process_group). Otherwise its watchdog ends the process a minute after
-// an error that World::reset() has mended long ago. A variable that the user has set stays as it
+// an error, even if World::reset() has succeeded. A variable that the user has set stays as it
 // is; torchrun sets this one to 1 for all its processes, so that is no choice of the user's.
 std::map<std::string, std::string> nccl_environment(const Variables& variables);
 
