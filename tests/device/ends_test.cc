@@ -4,6 +4,7 @@
 #include <c10/core/Event.h>
 #include <gtest/gtest.h>
 
+#include <latch>
 #include <thread>
 
 #include "pipewright/comms/failure/failure_domain.h"
@@ -139,6 +140,7 @@ TEST(Failure, EndsWhatADeviceWaitsFor) {
 TEST(Failure, AbortsAllGroupsAtOnce) {
   seed(3);
   std::vector<comms::World> worlds = device_worlds(2);
+  std::latch waiting(2);
   const auto began = std::chrono::steady_clock::now();
   EXPECT_EQ(tests::run_ranks(2,
                              [&](int rank) {
@@ -148,10 +150,12 @@ TEST(Failure, AbortsAllGroupsAtOnce) {
                                const auto second = world.make_group("second", all);
                                std::vector<at::Tensor> sum = {at::ones({4}, device(rank))};
                                if (rank == 1) {
+                                 waiting.arrive_and_wait();
                                  world.failures().fail("out of luck");
                                } else {
                                  first->allreduce(sum)->wait();
                                  second->allreduce(sum)->wait();
+                                 waiting.arrive_and_wait();
                                  c10::Event end(kDeviceType);
                                  end.record(current_stream(rank));
                                  while (!end.query())
