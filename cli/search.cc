@@ -193,15 +193,15 @@ void print_front(const std::vector<search::FrontPoint>& points, std::ostream& ou
 }
 
 // The format of the compute order that is found: that of the path's extension, or .plan.
-const ir::FormatInfo& order_format(const std::string& path) {
+const ir::Format& order_format(const std::string& path) {
   const View* view = view_of_extension(path);
-  if (view == nullptr) return ir::info(ir::Format::kPlan);
+  if (view == nullptr) return *ir::find_format("plan");
   if (view->needs_times)
     throw UsageError(
         fmt::format("--output: expected a .plan, .csv or .json file, got {}; `pipewright print` "
                     "draws what is found",
                     ir::backticked(path)));
-  return *std::ranges::find(ir::formats(), view->name, &ir::FormatInfo::name);
+  return *ir::find_format(view->name);
 }
 
 void print_result_json(const AskedSearch& asked, const std::vector<search::FrontPoint>& points,
@@ -222,7 +222,7 @@ void print_result_json(const AskedSearch& asked, const std::vector<search::Front
 
 int run_search(const Invocation& invocation, Console& console) {
   const std::string path = invocation.text("--output").value_or("");
-  const ir::FormatInfo& format = order_format(path);
+  const ir::Format& format = order_format(path);
   const bool to_stdout = !path.empty() && writes_to_stdout(path);
   if (to_stdout && invocation.has("--json"))
     throw UsageError(fmt::format("--json cannot be used with --output {}: both write to stdout",

@@ -8,7 +8,8 @@
 #include <ostream>
 #include <vector>
 
-#include "pipewright/ir/text/read.h"
+#include "pipewright/ir/text/csv.h"
+#include "pipewright/ir/text/plan.h"
 #include "pipewright/ir/text/schedule_json.h"
 #include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedule/views/dot.h"
@@ -58,9 +59,12 @@ void print_table(const Picture& one, const Options& options, std::ostream& out) 
   schedule::print_table(one.schedule(), {options.width, options.color}, out);
 }
 
-template <ir::Format format>
-void print_format(const Picture& one, const Options&, std::ostream& out) {
-  ir::info(format).print(one.any, out);
+void print_csv(const Picture& one, const Options&, std::ostream& out) {
+  ir::print_csv(one.schedule().rows, out);
+}
+
+void print_plan(const Picture& one, const Options&, std::ostream& out) {
+  ir::print_plan(one.any, out);
 }
 
 void print_json(const Picture& one, const Options&, std::ostream& out) {
@@ -103,11 +107,8 @@ constexpr View kViews[] = {
      .extension = "csv",
      .loses_times = true,
      .loses_recompute = true,
-     .print = print_format<ir::Format::kCsv>},
-    {.name = "plan",
-     .extension = "plan",
-     .loses_times = true,
-     .print = print_format<ir::Format::kPlan>},
+     .print = print_csv},
+    {.name = "plan", .extension = "plan", .loses_times = true, .print = print_plan},
     {.name = "json", .extension = "json", .print = print_json},
 };
 

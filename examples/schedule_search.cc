@@ -120,7 +120,7 @@ std::string to_text(const FoundSchedule& found) {
   text << found.found_by << '\n'
        << found.activations.value_or(0) << ' ' << found.seconds << ' ' << found.bubble << ' '
        << found.measured_seconds << '\n';
-  ir::info(ir::Format::kPlan).print(found.program, text);
+  ir::find_format("plan")->print(found.program, text);
   return text.str();
 }
 

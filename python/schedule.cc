@@ -125,9 +125,8 @@ std::string Schedule::text(const std::string& format) const {
     schedule::print_table(base(), {}, out);
     return out.str();
   }
-  for (const ir::FormatInfo& one : ir::formats()) {
-    if (one.name != format) continue;
-    one.print(schedule_, out);
+  if (const ir::Format* const one = ir::find_format(format)) {
+    one->print(schedule_, out);
     return out.str();
   }
   throw std::invalid_argument("format: expected csv, plan, json or table, got " +

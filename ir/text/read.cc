@@ -17,12 +17,11 @@ void print_rows(const AnySchedule& schedule, std::ostream& out) {
   print_csv(schedule_of(schedule).rows, out);
 }
 
-constexpr FormatInfo kFormats[] = {
-    {Format::kCsv, "csv", ".csv", "PyTorch's CSV: one row per rank, no header", parse_csv,
-     print_rows},
-    {Format::kPlan, "plan", ".plan", "pipewright's text format: a header, then one row per rank",
-     parse_plan, print_plan},
-    {Format::kJson, "json", ".json", "versioned JSON", parse_json, print_json},
+constexpr Format kFormats[] = {
+    {"csv", ".csv", "PyTorch's CSV: one row per rank, no header", parse_csv, print_rows},
+    {"plan", ".plan", "pipewright's text format: a header, then one row per rank", parse_plan,
+     print_plan},
+    {"json", ".json", "versioned JSON", parse_json, print_json},
 };
 
 // Reports text that no format allows. Returns whether the text is worth parsing.
@@ -86,27 +85,29 @@ bool check_is_schedule(const Source& source, Diagnostics* diagnostics) {
 
 }  // namespace
 
-std::span<const FormatInfo> formats() { return kFormats; }
+std::span<const Format> formats() { return kFormats; }
 
-const FormatInfo& info(Format format) { return kFormats[static_cast<size_t>(format)]; }
+const Format* find_format(std::string_view name) {
+  const auto found = std::ranges::find(kFormats, name, &Format::name);
+  return found == std::end(kFormats) ? nullptr : found;
+}
 
-Format detect_format(const Source& source) {
-  for (const FormatInfo& row : kFormats) {
-    if (source.name.ends_with(row.extension)) return row.format;
+const Format& detect_format(const Source& source) {
+  for (const Format& row : kFormats) {
+    if (source.name.ends_with(row.extension)) return row;
   }
   std::string_view text = source.text;
   text.remove_prefix(source.mark_size());
   text.remove_prefix(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
-  if (text.starts_with('{')) return Format::kJson;
-  return looks_like_plan(text) ? Format::kPlan : Format::kCsv;
+  return *find_format(text.starts_with('{') ? "json" : looks_like_plan(text) ? "plan" : "csv");
 }
 
 std::optional<ParsedSchedule> read_schedule(const Source& source, const ExpectedShape& expected,
                                             Diagnostics* diagnostics) {
   if (!check_text(source, diagnostics)) return std::nullopt;
-  const Format format = detect_format(source);
-  if (format == Format::kCsv && !check_is_schedule(source, diagnostics)) return std::nullopt;
-  std::optional<ParsedSchedule> parsed = info(format).parse(source, diagnostics);
+  const Format& format = detect_format(source);
+  if (format.parse == parse_csv && !check_is_schedule(source, diagnostics)) return std::nullopt;
+  std::optional<ParsedSchedule> parsed = format.parse(source, diagnostics);
   if (parsed && !check_expected_shape(schedule_of(parsed->schedule), expected, diagnostics))
     parsed.reset();
   diagnostics->sort();

@@ -15,15 +15,13 @@
 //   Diagnostics diagnostics;
 //   const auto parsed = read_schedule(source, {.ranks = 4}, &diagnostics);
 //   if (!parsed) std::cerr << render(diagnostics, &source, {});
+//   find_format("plan")->print(parsed->schedule, std::cout);
 //
 // Pure functions; any thread.
 
 namespace pipewright::ir {
 
-enum class Format { kCsv, kPlan, kJson };
-
-struct FormatInfo {
-  Format format;
+struct Format {
   std::string_view name;       // "csv"
   std::string_view extension;  // ".csv"
   std::string_view meaning;    // one line, for help
@@ -34,12 +32,13 @@ struct FormatInfo {
   void (*print)(const AnySchedule&, std::ostream&);
 };
 
-// All formats.
-std::span<const FormatInfo> formats();
-const FormatInfo& info(Format format);
+// All formats. Constant data.
+std::span<const Format> formats();
+// The format of that name, or null.
+const Format* find_format(std::string_view name);
 
 // Determines the format from the extension of the file's name, or else from its first bytes.
-Format detect_format(const Source& source);
+const Format& detect_format(const Source& source);
 
 // Parses a file in its detected format and checks its shape against `expected`. Returns nullopt and
 // adds errors, sorted by place, if there are any. The result refers to `source`, which must outlive

@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "pipewright/cli/views.h"
+#include "pipewright/ir/text/read.h"
 #include "tests/support/shell/shell.h"
 
 namespace {
@@ -12,6 +14,15 @@ using pipewright::tests::run_shell;
 
 std::string list(const std::string& arguments) {
   return run_shell("cli/pipewright list " + arguments).text;
+}
+
+// `print --format` and `-o FILE` know every format that is read.
+TEST(ListTest, EveryFormatOfSchedulesIsAView) {
+  for (const pipewright::ir::Format& format : pipewright::ir::formats()) {
+    const pipewright::cli::View* const view = pipewright::cli::find_view(format.name);
+    ASSERT_NE(view, nullptr) << format.name;
+    EXPECT_EQ("." + std::string(view->extension), format.extension);
+  }
 }
 
 TEST(ListTest, TheDataAreThoseOfTheText) {

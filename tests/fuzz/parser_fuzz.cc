@@ -22,7 +22,7 @@ void require(bool condition, const char* what) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const FormatInfo& format = info(Format::PW_FUZZ_FORMAT);
+  const Format& format = *find_format(PW_FUZZ_FORMAT);
   const Source source{"fuzz", std::string(reinterpret_cast<const char*>(data), size)};
   Diagnostics diagnostics;
   const auto parsed = format.parse(source, &diagnostics);

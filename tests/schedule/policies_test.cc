@@ -14,7 +14,7 @@ namespace {
 
 std::string as_plan(const ir::AnySchedule& schedule) {
   std::ostringstream out;
-  ir::info(ir::Format::kPlan).print(schedule, out);
+  ir::find_format("plan")->print(schedule, out);
   return out.str();
 }
 
