@@ -2,6 +2,7 @@
 // judged against the rows.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <sstream>
 
 #include "pipewright/ir/text/read.h"
@@ -86,6 +87,48 @@ TEST(PoliciesTest, ARequestedOneWinsAndIsNamed) {
   EXPECT_EQ(lowering.receives, ir::Receives::kLatest);
   EXPECT_EQ(lowering.reduce_every, 2);
   EXPECT_EQ(lowering.capacity, 1);
+}
+
+// What becomes of a source under some policies: its rows without the header, and how long they run
+// where a transfer takes as long as an F. Empty if there are errors.
+std::string outcome_of(const std::string& plan, const ir::Lowering& policies) {
+  const ir::Source file{"a.plan", plan};
+  const CompileResult result = compile({.source = &file, .policies = policies});
+  if (!result.ok()) return "";
+  std::ostringstream out;
+  ir::find_format("csv")->print(*result.schedule, out);
+  const SimulateResult run = simulate(result, {.costs = {.link = {.latency = 1}}});
+  out << run.simulation.value().report.cost;
+  return out.str();
+}
+
+// A policy that no pass and no check reads would be accepted, recorded and dropped.
+TEST(PoliciesTest, EveryPolicyHasAnEffect) {
+  std::vector<std::string> sources = {
+      // A W on a stage that is not unsharded.
+      "pipewright plan 1\nlevel: compute_comms\nranks: 1\nstages: 1\nmicrobatches: 1\n"
+      "placement: loop\nrank 0: 0UNSHARD 0F0 0I0 0RESHARD 0W0 0REDUCE_GRAD\n"};
+  for (const char* name : {"Interleaved1F1B", "InterleavedZeroBubble"}) {
+    const schedules::Shape shape{.ranks = 4, .stages = 16, .microbatches = 8};
+    sources.push_back(as_plan(schedules::make_order(*schedules::find_schedule(name), shape)));
+  }
+  for (const ir::LoweringPolicy& policy : ir::lowering_policies()) {
+    std::vector<std::string_view> values = {"true", "1", "2"};
+    values.insert(values.end(), policy.values.choices.begin(), policy.values.choices.end());
+    const auto has_effect = [&](const std::string& source, std::string_view value) {
+      ir::Lowering lowering;
+      if (!policy.set(lowering, value)) return false;
+      const std::string outcome = outcome_of(source, lowering);
+      return !outcome.empty() && outcome != outcome_of(source, {});
+    };
+    EXPECT_TRUE(std::ranges::any_of(sources,
+                                    [&](const std::string& source) {
+                                      return std::ranges::any_of(values, [&](auto value) {
+                                        return has_effect(source, value);
+                                      });
+                                    }))
+        << policy.name << ": expected a pass or a check to read it";
+  }
 }
 
 // What lowering records is true: it survives a round trip through a file, which is judged.
