@@ -4,12 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <regex>
 #include <sstream>
 #include <vector>
 
+#include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedule/problem/costs_json.h"
+#include "pipewright/schedules/registry.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -77,6 +80,54 @@ TEST(CostsTest, ReadsEveryKey) {
                      "parameter_bytes": 11, "gradient_bytes": 12})"),
             wanted);
   EXPECT_EQ(read(R"({"version": 1})"), Costs());
+}
+
+// The cost and the peak memory per rank of a program that has what any cost is for: compounds,
+// stages that recompute, and UNSHARDs. Empty if the costs do not fit it.
+std::string outcome_of(const Costs& costs) {
+  static const CompileResult program = [] {
+    const schedules::Shape shape{.ranks = 4, .stages = 8, .microbatches = 8};
+    ir::ComputeOrder order = schedules::make_order(*schedules::find_schedule("DualPipeV"), shape);
+    order.recompute = {0, 5};
+    return compile({.source = std::move(order)});
+  }();
+  const SimulateResult result = simulate(program, {.costs = costs, .with_bound = false});
+  if (!result.ok()) return "";
+  std::ostringstream out;
+  out << result.simulation->report.cost;
+  for (const RankReport& rank : result.simulation->report.ranks)
+    out << ' ' << rank.peak_bytes.amount;
+  return out.str();
+}
+
+// A key that only the table of keys knows would be read from files and ignored.
+TEST(CostsTest, EveryKeyChangesTheSimulation) {
+  const Costs base = read(R"({"version": 1, "overlap": 0.5, "output_bytes": 1, "bandwidth": 2,
+      "activation_bytes": 10, "checkpoint_bytes": 5, "offload_bytes": [0, 1, 0, 0, 0, 0, 0, 0]})");
+  const std::string expected = outcome_of(base);
+  ASSERT_NE(expected, "");
+  const std::string help = error_of(R"({"version": 1, "?": 1})");
+  std::istringstream keys(help.substr(help.find("keys are ") + 9));
+  size_t checked = 0;
+  for (std::string key; std::getline(keys >> std::ws, key, ',');) {
+    if (key == "version" || key == "unit") continue;  // not costs
+    std::ostringstream text;
+    print_costs(base, text);
+    const auto is_read = [&](const char* value) {
+      auto file = nlohmann::json::parse(text.str());
+      file[key] = nlohmann::json::parse(value);
+      ir::Diagnostics diagnostics;
+      const auto parsed = parse_costs({"costs.json", file.dump()}, &diagnostics);
+      const std::string outcome = parsed ? outcome_of(parsed->costs) : "";
+      return !outcome.empty() && outcome != expected;
+    };
+    EXPECT_TRUE(is_read("1000") || is_read("1") || is_read("[1, 2, 3, 4]") ||
+                is_read("[1, 2, 3, 4, 5, 6, 7, 8]") ||
+                is_read(R"([{"from": 0, "to": 1, "latency": 1000}])"))
+        << "`" << key << "`: expected the simulator to read it";
+    ++checked;
+  }
+  EXPECT_GT(checked, stage_costs().size()) << help;
 }
 
 // What is written reads back as equal costs: every key on its own, and all at once.
