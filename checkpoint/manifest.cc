@@ -123,16 +123,17 @@ bool is_file_name(const std::string& name) {
 
 Manifest read(const OrderedJson& json) {
   Manifest manifest;
-  json.at("step").get_to(manifest.step);
-  json.at("save_id").get_to(manifest.save_id);
-  json.at("schedule").get_to(manifest.schedule);
-  json.at("program_digest").get_to(manifest.program_digest);
-  for (const OrderedJson& dim : json.at("mesh"))
-    manifest.mesh.push_back({dim.at("name"), dim.at("size")});
+  // All fields, here and in manifest_text(): one more does not compile before it is in both.
+  auto& [step, save_id, schedule, program_digest, mesh, files, tensors, state] = manifest;
+  json.at("step").get_to(step);
+  json.at("save_id").get_to(save_id);
+  json.at("schedule").get_to(schedule);
+  json.at("program_digest").get_to(program_digest);
+  for (const OrderedJson& dim : json.at("mesh")) mesh.push_back({dim.at("name"), dim.at("size")});
   for (const OrderedJson& file : json.at("files")) {
     const auto crc = parse_crc32(file.at("crc32").get<std::string>());
-    ManifestFile& added = manifest.files.emplace_back(
-        ManifestFile{file.at("name"), file.at("size"), crc.value_or(0)});
+    ManifestFile& added =
+        files.emplace_back(ManifestFile{file.at("name"), file.at("size"), crc.value_or(0)});
     if (!crc || !is_file_name(added.name))
       throw std::runtime_error(
           fmt::format("file {}: expected the name of a file in the folder, "
@@ -143,35 +144,35 @@ Manifest read(const OrderedJson& json) {
     const auto dtype = parse_dtype(tensor.at("dtype").get<std::string>());
     if (!dtype)
       throw std::runtime_error(fmt::format("expected a dtype, got {}", tensor.at("dtype").dump()));
-    manifest.tensors.push_back(
-        {{tensor.at("name"), *dtype, tensor.at("shape")}, tensor.at("layout")});
+    tensors.push_back({{tensor.at("name"), *dtype, tensor.at("shape")}, tensor.at("layout")});
   }
-  json.at("state").get_to(manifest.state);
+  json.at("state").get_to(state);
   return manifest;
 }
 
 }  // namespace
 
 std::string manifest_text(const Manifest& manifest) {
+  const auto& [step, save_id, schedule, program_digest, mesh, files, tensors, state] = manifest;
   OrderedJson json = {{"format", kFormat},
                       {"version", kVersion},
                       {"checksum", kZeros},
-                      {"step", manifest.step},
-                      {"save_id", manifest.save_id},
-                      {"schedule", manifest.schedule},
-                      {"program_digest", manifest.program_digest}};
+                      {"step", step},
+                      {"save_id", save_id},
+                      {"schedule", schedule},
+                      {"program_digest", program_digest}};
   for (const char* list : {"mesh", "files", "tensors"}) json[list] = OrderedJson::array();
-  for (const layout::MeshDim& dim : manifest.mesh)
+  for (const layout::MeshDim& dim : mesh)
     json["mesh"].push_back({{"name", dim.name}, {"size", dim.size}});
-  for (const ManifestFile& file : manifest.files)
+  for (const ManifestFile& file : files)
     json["files"].push_back(
         {{"name", file.name}, {"size", file.size}, {"crc32", crc32_text(file.crc32)}});
-  for (const ManifestTensor& tensor : manifest.tensors)
+  for (const ManifestTensor& tensor : tensors)
     json["tensors"].push_back({{"name", tensor.name},
                                {"dtype", name(tensor.dtype)},
                                {"shape", tensor.shape},
                                {"layout", tensor.layout}});
-  json["state"] = manifest.state;
+  json["state"] = state;
   std::string text = json.dump(1) + "\n";
   return text.replace(text.find(kChecksum) + kChecksum.size(), kZeros.size(),
                       crc32_text(crc32_of(text)));

@@ -212,17 +212,19 @@ void Saver::commit(const Snapshot& snapshot, const std::string& save_id,
   const fs::path temporary = temporary_folder(snapshot.step);
   const fs::path folder = options_.folder / step_name(snapshot.step);
   Manifest manifest;
-  manifest.step = snapshot.step;
-  manifest.save_id = save_id;
-  manifest.schedule = snapshot.schedule;
-  manifest.program_digest = snapshot.program_digest;
-  manifest.mesh = snapshot.mesh;
+  // All fields: one more does not compile before it is set here.
+  auto& [step, id, schedule, program_digest, mesh, files, tensors, state] = manifest;
+  step = snapshot.step;
+  id = save_id;
+  schedule = snapshot.schedule;
+  program_digest = snapshot.program_digest;
+  mesh = snapshot.mesh;
   Collected collected;
   for (const std::string& text : records) {
     const Json record = Json::parse(text);
     collected.add(record);
     for (const auto& [key, value] : record.at("state").items()) {
-      const auto [entry, is_new] = manifest.state.emplace(key, value);
+      const auto [entry, is_new] = state.emplace(key, value);
       if (entry->second != value.get<std::string>())
         throw std::invalid_argument(
             fmt::format("state `{}`: expected one value on all ranks, got two", key));
@@ -236,11 +238,11 @@ void Saver::commit(const Snapshot& snapshot, const std::string& save_id,
             fmt::format("{}: expected {} bytes, got {}: do all ranks see the same folder?",
                         (temporary / added.name).native(), added.size,
                         error ? error.message() : std::to_string(size)));
-      manifest.files.push_back(added);
+      files.push_back(added);
     }
   }
   collected.check_coverage();
-  for (auto& [name, tensor] : collected.tensors) manifest.tensors.push_back(std::move(tensor));
+  for (auto& [name, tensor] : collected.tensors) tensors.push_back(std::move(tensor));
 
   write_durably(temporary / kManifestName, manifest_text(manifest));
   rename_or_exchange(temporary, folder);
