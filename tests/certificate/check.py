@@ -1,7 +1,8 @@
 """Checks the result of `pipewright simulate PLAN --costs COSTS --json` without pipewright: check.py PLAN COSTS RESULT.
 
-Reads a compute order of F, B, I, W and compounds, runs it with ideal transfers, counts live activations, and computes the lower
-bound that the result names from the costs alone (docs/bounds.md). All arithmetic is exact. Exits with 1 if anything differs."""
+Reads a compute order of F, B, I, W and compounds, runs it with ideal transfers and copies to the host, adds up what is in memory,
+and computes the lower bound that the result names from the costs alone (docs/bounds.md). All arithmetic is exact. Exits with 1 if
+anything differs; a key that the result has and this does not know is an error, too."""
 import json, re, sys
 from bisect import bisect_left
 from fractions import Fraction
@@ -10,12 +11,14 @@ from itertools import accumulate
 from math import gcd, lcm
 
 def read_plan(path):
-    """The placement, the rows (per rank, steps of one (kind, stage, microbatch) or of two), and the stages that recompute."""
-    head, rows, action = {}, [], r"(\d+)([FBIW])(\d+)"
+    """The placement, the rows (per rank, steps of one (kind, stage, microbatch) or of two), where in its row in the file each step
+    is, and the stages that recompute."""
+    head, rows, places, action = {}, [], [], r"(\d+)([FBIW])(\d+)"
     for line in open(path):
         key, _, value = line.strip().partition(": ")
         head[key] = value
         if key.startswith("rank "):
+            places.append([place for place, cell in enumerate(value.split()) if cell != "."])
             cells = [cell for cell in value.split() if cell != "."]
             assert all(re.fullmatch(rf"{action}|\({action};{action}\)OVERLAP_F_B", cell) for cell in cells), cells
             rows.append([[(kind, int(s), int(m)) for s, kind, m in re.findall(action, cell)] for cell in cells])
@@ -23,12 +26,11 @@ def read_plan(path):
     ranks, stages, name = int(head["ranks"]), int(head["stages"]), head["placement"]
     rule = {"loop": lambda s: s % ranks, "v": lambda s: s % ranks if s // ranks % 2 == 0 else ranks - 1 - s % ranks}
     placement = [rule[name](s) for s in range(stages)] if name in rule else [int(rank) for rank in name.split()]
-    return placement, int(head["microbatches"]), rows, [int(stage) for stage in head.get("recompute", "").split()]
+    return placement, int(head["microbatches"]), rows, places, [int(stage) for stage in head.get("recompute", "").split()]
 
 class Costs:
     def __init__(self, path, placement, microbatches, recompute):
         self.file, self.placement = json.load(open(path), parse_float=Fraction, parse_int=Fraction), placement
-        assert "offload_bytes" not in self.file, "offload is not checked"
         self.overlap, self.scales = self.file.get("overlap", Fraction(0)), self.file.get("microbatch_scale", [1] * microbatches)
         stages, scale = range(len(placement)), self.file.get("rank_scale", [1] * len(placement))
         self.F, self.I, self.W = ([self.at(key, s, 1) * scale[placement[s]] for s in stages]
@@ -36,6 +38,14 @@ class Costs:
         self.I = [i + self.F[s] * self.at("recompute", s, 1) * (s in recompute) for s, i in enumerate(self.I)]
         self.output = [self.transfer(s, s + 1, self.at("output_bytes", s, 0)) for s in stages]
         self.gradient = [self.transfer(s, s - 1, self.at("input_gradient_bytes", s, 0)) for s in stages]
+        self.a, self.h, self.held, self.gradient_bytes = (
+            [self.at(key, s, 0) for s in stages]
+            for key in ("activation_bytes", "weight_input_bytes", "parameter_bytes", "gradient_bytes"))
+        kept = [min(a, self.at("checkpoint_bytes", s, 0)) if s in recompute else a for s, a in enumerate(self.a)]
+        self.a, self.r = kept, [a - k for a, k in zip(self.a, kept)]
+        self.offloads = [self.at("offload_bytes", s, 0) > 0 for s in stages]
+        self.o = [min(self.at("offload_bytes", s, 0), a) for s, a in enumerate(self.a)]
+        self.copy_out, self.copy_in = ([self.at(key, s, 0) * self.offloads[s] for s in stages] for key in ("offload", "reload"))
 
     def at(self, key, stage, default):
         return value[stage] if isinstance(value := self.file.get(key, Fraction(default)), list) else value
@@ -47,37 +57,79 @@ class Costs:
             link |= one if (one["from"], one["to"]) == (self.placement[stage], self.placement[other]) else {}
         return link.get("latency", Fraction(0)) + (size / link["bandwidth"] if "bandwidth" in link else 0)
 
+    def time(self, parts):
+        """Of one step: compounds hide some of their shorter part."""
+        times = [self.scales[m] * sum(getattr(self, one)[s] for one in kind.replace("B", "IW")) for kind, s, m in parts]
+        return sum(times) - self.overlap * min(times) * (len(parts) - 1)
+
+def copies_of(row, costs):
+    """By step, the copies that are posted before it, in order: (stage, the step whose backward needs it or None)."""
+    begins, forward, trips = [Fraction(0), *accumulate(costs.time(parts) for parts in row)], {}, []
+    for step, parts in enumerate(row):
+        for kind, s, m in parts:
+            if kind == "F" and costs.offloads[s]: forward[s, m] = step
+            elif kind in "BI" and costs.offloads[s]: trips.append((s, forward[s, m], step))
+    back, end = [[] for _ in row], None  # a copy back has the latest place from which it is in time, before the later ones
+    for s, first, step in reversed(trips):
+        start = min(begins[step], begins[step] if end is None else end) - costs.copy_in[s]
+        place = max([first + 1, *(one for one in range(first + 1, step + 1) if begins[one] <= start)])
+        back[place].insert(0, (s, step))
+        end = max(start, begins[place])
+    out = [[(s, None) for s, first, _ in trips if first + 1 == step] for step in range(len(row))]
+    return [one + other for one, other in zip(out, back)]
+
 def replay(placement, microbatches, rows, costs):
-    """The cost: every step starts when its rank is free and its inputs are there. Compounds hide some of their shorter part."""
+    """When each step runs, as (begin, end), each copy, as (begin, end, stage, the step that it is for, whether it is back), and the
+    exposed communication of each rank. A step starts when its rank is free and its inputs are there. Copies are posted when the step before has ended, and run one after the other."""
     last, ends = len(placement) - 1, {("F", -1, m): Fraction(0) for m in range(microbatches)}
     def need(kind, s, m):  # what has to end before, and how long before
         if kind == "W" or kind != "F" and s == last:
             return ("I" if kind == "W" else "F", s, m), 0
         return (("F", s - 1, m), costs.output[s - 1]) if kind == "F" else (("I", s + 1, m), costs.gradient[s + 1])
 
-    time, start, step, before = [Fraction(0)] * len(rows), {}, [0] * len(rows), None
+    plans, before, step = [copies_of(row, costs) for row in rows], None, [0] * len(rows)
+    times, copies, returned, exposed = [[] for _ in rows], [[] for _ in rows], {}, [Fraction(0)] * len(rows)
     while before != (before := list(step)):
         for rank, row in enumerate(rows):
             while step[rank] < len(row):
                 parts = row[step[rank]]
                 needs = [need(*part) for part in parts]
                 if any(action not in ends for action, _ in needs): break
-                begin = max([time[rank], *(ends[action] + delay for action, delay in needs)])
-                start.setdefault(rank, begin)
-                times = [costs.scales[m] * sum(getattr(costs, one)[s] for one in kind.replace("B", "IW")) for kind, s, m in parts]
-                time[rank] = begin + sum(times) - costs.overlap * min(times) * (len(parts) - 1)
-                ends.update({("I" if kind == "B" else kind, s, m): time[rank] for kind, s, m in parts})
+                free = times[rank][-1][1] if times[rank] else Fraction(0)
+                for s, of in plans[rank][step[rank]]:
+                    begin = max([free, *(copy[1] for copy in copies[rank][-1:])])
+                    copies[rank].append((begin, begin + (costs.copy_out if of is None else costs.copy_in)[s], s, of))
+                    if of is not None: returned[rank, of] = copies[rank][-1][1]
+                begin = max([free, returned.get((rank, step[rank]), 0), *(ends[action] + delay for action, delay in needs)])
+                if times[rank]:  # how long the transfers of its inputs, one after the other or at once, kept the rank idle
+                    until = free
+                    for sent, come in sorted((ends[action], ends[action] + delay) for action, delay in needs):
+                        exposed[rank] += max(Fraction(0), min(come, begin) - max(sent, until))
+                        until = max(until, come)
+                times[rank].append((begin, begin + costs.time(parts)))
+                ends.update({("I" if kind == "B" else kind, s, m): times[rank][-1][1] for kind, s, m in parts})
                 step[rank] += 1
     assert all(step[r] == len(row) for r, row in enumerate(rows)), "deadlock"
-    return max(time[rank] - begin for rank, begin in start.items())
+    return times, copies, exposed
+
+def peak(row, times, copies, a, h, r, o, gradients=None):
+    """The most that is in use at a time, and the first step at which it is: a from F to the end of B or I, but for o on the host; h from there to the end of W; r beside
+    both while B or I runs; gradients of a stage from its first B or W on."""
+    changes, accumulated = [(end, 0, -o[s], None) for _, end, s, of in copies if of is None], set()
+    for step, (parts, (begin, end)) in enumerate(zip(row, times)):
+        for kind, s, _ in parts:
+            if kind in "BW" and gradients and s not in accumulated:
+                accumulated.add(s)
+                changes.append((begin, 1, gradients[s], step))
+        changes += [(begin, 1, {"F": a[s], "W": 0}.get(kind, r[s]), step) for kind, s, _ in parts]
+        changes += [(end, 1, {"F": 0, "B": -a[s] - r[s], "I": h[s] - a[s] - r[s], "W": -h[s]}[kind], step) for kind, s, _ in parts]
+    changes = sorted(changes + [(begin, 2, o[s], of) for begin, _, s, of in copies if of is not None], key=lambda change: change[:2])
+    used = [*accumulate(amount for _, _, amount, _ in changes)]
+    return max(used), changes[used.index(max(used))][3]
 
 def rational_gcd(numbers):
     unit = lcm(*(Fraction(one).denominator for one in numbers))
     return Fraction(gcd(*(int(one * unit) for one in numbers)) or 1, unit)
-
-def peak(row, a, h, r):
-    changes = lambda s: {"F": [a[s]], "B": [r[s], -a[s] - r[s]], "I": [r[s], h[s] - a[s] - r[s]], "W": [-h[s]]}
-    return max(accumulate(change for step in row for kind, s, _ in step for change in changes(s)[kind]))
 
 def knapsack(items, capacity):
     """The most value of items (size, value, count) within an integer capacity."""
@@ -92,6 +144,7 @@ class Bounds:
     def __init__(self, placement, microbatches, costs, split, memory):
         self.m, self.total, (self.a, self.h, self.limits) = microbatches, sum(costs.scales), memory
         self.placement, self.out, self.back, self.overlap = placement, costs.output, costs.gradient, costs.overlap
+        self.copies = [out + back for out, back in zip(costs.copy_out, costs.copy_in)]
         self.on = {r: [s for s, rank in enumerate(placement) if rank == r] for r in placement}
         self.base = (costs.F, [i + w * (not is_split) for i, w, is_split in zip(costs.I, costs.W, split)],
                      [w * is_split for w, is_split in zip(costs.W, split)])
@@ -169,32 +222,93 @@ class Bounds:
             weights = [(self.h[s], W[s] * (fit(0) - fit(self.h[s])), self.m) for s in on]
             most = self.m * (self.path(last, last) + I[last] + sum(one for _, one, _ in weights)) - knapsack(weights, limit)
             return head + (most + sum((F[s] * (1 - self.overlap) + I[s]) * n for s, n in zip(on, lost))) / fit(0) + tail
+        if name == "copies":
+            outer = next(s for s in on if self.copies[s] > 0)
+            there = sum(F[first:outer + 1]) + sum(self.out[first:outer])
+            back = sum(I[first:outer + 1]) + sum(self.back[first + 1:outer + 1]) + W[first]
+            return there + self.m * sum(self.copies[s] for s in on) + back
         if name == "first_backwards":
             least, most = (Fraction(claimed) * (1 + Fraction(error, 10**9)) for error in (-1, 1))
             return least if self.is_possible(most) and not self.is_possible(least) else most * 2
         assert name == "lifetimes", name
         return -(-self.m // min(limit // self.a[first], self.m)) * (self.path(first, first) + I[first]) + W[first]
 
+KEYS = ("version level channels capacity unit makespan cost bubble_rate memory_limits memory_per_stage bound gap jitter ranks"
+        " critical_path diagnostics")
+RANK_KEYS = ("span busy idle exposed_communication peak_activations peak_activations_step peak_bytes peak_bytes_step"
+             " receive_slots")
+
 def main(plan, costs_file, result_file):
-    placement, microbatches, rows, recompute = read_plan(plan)
+    placement, microbatches, rows, places, recompute = read_plan(plan)
     costs, result = Costs(costs_file, placement, microbatches, recompute), json.load(open(result_file))
+    assert set(result) == set(KEYS.split()) and all(set(one) == set(RANK_KEYS.split()) for one in result["ranks"]), "keys"
     same = lambda exact, printed: abs(float(exact) - printed) <= 1e-9 * max(1, abs(float(exact)))
-    cost, ones, sizes = replay(placement, microbatches, rows, costs), [1] * len(placement), result["memory_per_stage"]
-    parts = [[Fraction(str(x)) for x in part] for part in (*sizes.values(), result["memory_limits"])]
-    memory = [[int(x // rational_gcd(parts[0] + parts[1] + parts[2])) for x in part] for part in parts]
-    assert same(cost, result["cost"]), f"cost: {float(cost)}, not {result['cost']}"
+    def claim(what, exact, printed):
+        assert same(exact, printed), f"{what}: {float(exact)}, not {printed}"
+    times, copies, exposed = replay(placement, microbatches, rows, costs)
+    spans, busy = [row[-1][1] - row[0][0] for row in times], [sum(end - begin for begin, end in row) for row in times]
+    cost, last = max(spans), max(row[-1][1] for row in times)
+    claim("cost", cost, result["cost"])
+    claim("makespan", last - min(row[0][0] for row in times), result["makespan"])
+    claim("bubble rate", (cost - max(busy)) / cost, result["bubble_rate"])
+    stages, zeros, split = range(len(placement)), [0] * len(placement), [False] * len(placement)
+    for kind, s, _ in (part for row in rows for step in row for part in step): split[s] |= kind == "I"
+    has_sizes = any(costs.a + costs.r)
+    for rank, (row, printed) in enumerate(zip(rows, result["ranks"])):
+        for key, exact in (("span", spans[rank]), ("busy", busy[rank]), ("idle", spans[rank] - busy[rank]),
+                           ("exposed_communication", exposed[rank])):
+            claim(f"{key} of rank {rank}", exact, printed[key])
+        ones = [1] * len(placement)
+        most, step = peak(row, times[rank], [], ones, ones, zeros, zeros)
+        assert (most, places[rank][step]) == (printed["peak_activations"], printed["peak_activations_step"]), \
+            f"activations of rank {rank}: {most} at step {places[rank][step]}"
+        most, step = peak(row, times[rank], copies[rank], costs.a, costs.h, costs.r, costs.o, costs.gradient_bytes)
+        held = sum(costs.held[s] for s in stages if placement[s] == rank)
+        if printed["peak_bytes"] is None:
+            assert most + held == 0, f"bytes of rank {rank}"
+        else:
+            claim(f"bytes of rank {rank}", most + held, printed["peak_bytes"])
+            assert most == 0 or places[rank][step] == printed["peak_bytes_step"], f"step of the bytes of rank {rank}: {places[rank][step]}"
+
+    # Each action of the critical path runs when it is said to, and follows from the one before.
+    runs = {(rank, place): (row[step], *times[rank][step]) for rank, row in enumerate(rows) for step, place in enumerate(places[rank])}
+    before, reached = [], 0
+    for one in result["critical_path"]:
+        parts, begin, end = runs[one["rank"], one["step"]]
+        assert re.findall(r"\d+[FBIW]\d+", one["action"]) == [f"{s}{kind}{m}" for kind, s, m in parts], f"path: {one}"
+        claim(f"path: start of {one['action']}", begin, one["start"])
+        claim(f"path: end of {one['action']}", end, one["end"])
+        delays = {0} | {delay[s] for _, s, _ in before for delay in (costs.output, costs.gradient)}
+        assert any(costs.offloads) or begin - reached in delays, f"path: {one['action']} starts later"
+        before, reached = parts, end
+    assert reached == last, "path: does not end last"
+
+    # The memory of the bound: live activations, or sizes and limits in their unit, without what is on the host.
+    limits = [Fraction(str(x)) for x in result["memory_limits"]]
+    on_device = [a - o for a, o in zip(costs.a, costs.o)] if has_sizes else [1] * len(placement)
+    weight = [min(h, a) * is_split for h, a, is_split in zip(costs.h if has_sizes else [Fraction(1, 2)] * len(placement), on_device, split)]
+    live, sizes = ([1] * len(placement), [*map(int, split)], zeros, zeros), (on_device, weight, costs.r, costs.o)
+    if not has_sizes: sizes = (on_device, weight, zeros, zeros)
+    counts_live = limits == [one["peak_activations"] for one in result["ranks"]] and result["memory_per_stage"]["activation"] == live[0] \
+        and result["memory_per_stage"]["weight_input"] == live[1]
+    a, h, r, o = live if counts_live else sizes
+    for exact, (key, printed) in zip((a, h, r), result["memory_per_stage"].items()):
+        for s in stages: claim(f"{key} of stage {s}", exact[s], printed[s])
+    grain = rational_gcd([*a, *h, *r, *o])
+    a, h, r, o, limits = ([int(x // grain) for x in part] for part in (a, h, r, o, limits))
     for rank, row in enumerate(rows):
-        assert peak(row, ones, ones, [0] * len(ones)) == result["ranks"][rank]["peak_activations"], f"activations of rank {rank}"
-        assert peak(row, *memory[:3]) <= memory[3][rank], f"memory of rank {rank}"
-    split = [any(part[:2] == ("I", s) for row in rows for step in row for part in step) for s in range(len(placement))]
+        most, _ = peak(row, times[rank], copies[rank], [x + y for x, y in zip(a, o)], h, r, o)
+        assert most <= limits[rank], f"memory of rank {rank}"
+
     # Every cost is a multiple of what all times are multiples of, so a bound may be rounded up to one.
-    grain = rational_gcd([t * k for t in costs.F + costs.I + costs.W for k in (1, costs.overlap)] + costs.output + costs.gradient)
-    bounds, claim = Bounds(placement, microbatches, costs, split, (*memory[:2], memory[3])), result["bound"]
-    bound = bounds.value(*(claim[key] for key in ("name", "rank", "other", "value")))
-    assert float(bound) * (1 - 1e-9) <= claim["value"] <= float(-(-bound // grain) * grain) * (1 + 1e-9), \
-        f"bound {claim['name']}: {float(bound)}, not {claim['value']}"
-    assert bound <= cost and same(sum(claim["terms"].values()), claim["value"]), "terms"
-    assert abs(result["cost"] / claim["value"] - 1 - result["gap"]) <= 1e-8, "gap"
-    print(f"{plan}: cost {float(cost)}, bound {float(bound)} ({claim['name']}), as claimed")
+    grain = rational_gcd([t * k for t in costs.F + costs.I + costs.W for k in (1, costs.overlap)] + costs.output + costs.gradient
+                         + costs.copy_out + costs.copy_in)
+    bounds, bound_claim = Bounds(placement, microbatches, costs, split, (a, h, limits)), result["bound"]
+    bound = bounds.value(*(bound_claim[key] for key in ("name", "rank", "other", "value")))
+    assert float(bound) * (1 - 1e-9) <= bound_claim["value"] <= float(-(-bound // grain) * grain) * (1 + 1e-9), \
+        f"bound {bound_claim['name']}: {float(bound)}, not {bound_claim['value']}"
+    assert bound <= cost and same(sum(bound_claim["terms"].values()), bound_claim["value"]), "terms"
+    assert abs(result["cost"] / bound_claim["value"] - 1 - result["gap"]) <= 1e-8, "gap"
+    print(f"{plan}: cost {float(cost)}, bound {float(bound)} ({bound_claim['name']}), as claimed")
 
 main(*sys.argv[1:])
