@@ -26,6 +26,7 @@ set(pipewright_schedule_sources
     schedule/bounds/schedule_bound.cc
     schedule/compile/compile.cc
     schedule/compile/requested_policies.cc
+    schedule/compile/simulate_compiled.cc
     schedule/graph/channel_graph.cc
     schedule/graph/deadlock.cc
     schedule/graph/edge_transfers.cc
@@ -42,6 +43,7 @@ set(pipewright_schedule_sources
     schedule/search/dispatcher.cc
     schedule/search/front.cc
     schedule/search/local_search.cc
+    schedule/search/moves.cc
     schedule/search/recompute.cc
     schedule/search/repeat.cc
     schedule/search/replay.cc

@@ -67,8 +67,8 @@ class LocalSearch {
     uint8_t part = 0, parts = 1;  // which letter of its step it is, and how many that has
   };
   // Positions of a word: [first, middle) and [middle, last) change places; or, if `parts` is not 0,
-  // the first so many letters of [first, last) become a step, where it were `parts_before`, and the
-  // others run alone.
+  // the first `parts` letters of [first, last) become one step, in place of the first
+  // `parts_before`, and the others run alone.
   struct Move {
     int rank, first, middle, last;
     uint8_t parts = 0, parts_before = 0;
@@ -104,7 +104,11 @@ class LocalSearch {
 
   // How long the letters of a step take together, and what a node does to the memory of its rank.
   Ticks time_of(std::span<const Node> step) const;
-  MemoryUse use_of(const NodeInfo& info) const;
+  MemoryUse use_of(const NodeInfo& info) const {
+    if (info.parts < 3 || info.part == 0) return uses_[info.letter];
+    return memory_use(problem_.work(stage_of(info.letter)), pass_of(info.letter),
+                      /*is_whole=*/true);
+  }
 
   void replay();       // all ends, and an order in which the nodes can run
   void measure();      // cost and spans from the ends
@@ -112,7 +116,7 @@ class LocalSearch {
   void find_critical_path();
   void refresh();  // all of these
   int64_t score() const;
-  // Moves of one step within its rank.
+  // Moves of one step within its rank, in moves.cc.
   bool may_swap(const Move& move) const;
   void apply(const Move& move);
   void make(const Move& move);
