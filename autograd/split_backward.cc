@@ -80,7 +80,7 @@ class Start final : public Node {
   const std::shared_ptr<Pass> pass_;
 };
 
-// Runs the backward from `roots` by way of a Start, on the device and stream of the first gradient.
+// Runs the backward from `roots` through a Start, on the device and stream of the first gradient.
 // Without `ends`, as in .backward(), all leaves accumulate.
 void execute_from(edge_list roots, variable_list grads, const std::shared_ptr<Pass>& pass,
                   bool keep_graph, const edge_list& ends) {

@@ -78,7 +78,7 @@ void DurableFile::store(std::span<const std::byte> bytes) {
     }
     const uint64_t before = stored_;
     stored_ += piece.size();
-    // Only a hint, so an error of it is no error: fsync follows.
+    // Only a hint, whose errors do not matter: fsync follows.
     if (stored_ / kWindow != before / kWindow)
       (void)::sync_file_range(file_.get(), 0, 0, SYNC_FILE_RANGE_WRITE);
     bytes = bytes.subspan(piece.size());

@@ -31,7 +31,7 @@ MappedFile::MappedFile(const std::filesystem::path& path) {
   void* begin = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
   if (begin == MAP_FAILED) throw FileError("read", path.native(), errno);
   bytes_ = {static_cast<const std::byte*>(begin), size};
-  // A hint, so an error of it is no error.
+  // A hint, whose errors do not matter.
   (void)::madvise(begin, size, MADV_RANDOM);
   will_read(0, std::min<uint64_t>(size, kHeader));
 }

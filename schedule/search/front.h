@@ -27,8 +27,8 @@ ir::Placement named_placement(std::string_view name, int ranks, int stages);
 
 // What each placement makes of each amount of memory: the search over several placements.
 
-// The costs of a model whose stages are each cut into `parts` equal stages, for `stages` stages
-// before. Activations, parameters and times of a stage are divided; what passes between stages, and
+// The costs of a model of `stages` stages after each of them is cut into `parts` equal stages.
+// Activations, parameters and times of a stage are divided; what passes between stages, and
 // so a checkpoint, is not.
 Costs cut_stages(const Costs& costs, int stages, int parts);
 

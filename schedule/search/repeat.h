@@ -19,8 +19,8 @@
 
 namespace pipewright::schedule::search {
 
-// With so many microbatches per rank, annealing still gets far with all of them, and repeating what
-// fewer have begins to.
+// From this many microbatches per rank on, repeating a schedule for fewer of them is tried. With
+// this many, annealing all of them still works well, too.
 inline constexpr int kFewPerRank = 8;
 
 // The number of microbatches to search with in place of the problem's own: between 4 and 6 per

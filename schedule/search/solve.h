@@ -68,10 +68,11 @@ struct Solution : Found {  // the cheapest
 // be at least its least_memory(). Throws whatever on_progress throws.
 Solution solve(const Problem& problem, const SolveOptions& options);
 
-// Like solve(), but problems with many microbatches are searched with fewer first, where a budget
-// goes farther. What is found there is repeated (repeat.h) and begun with; it takes a quarter of
-// the budget at most. In the first phase, progress has the bound and the number of the fewer
-// microbatches. If it is cancelled in the first phase, the result is the best of that, repeated.
+// Like solve(), but in two phases if there are many microbatches. The first phase solves the
+// problem with fewer of them, for which a budget goes farther, within a quarter of the budget; its
+// progress has the bound and the microbatches of that problem. Its results are repeated (repeat.h),
+// and are candidates of the second phase. If it is cancelled, the best of them, repeated, is the
+// result.
 Solution solve_in_phases(const Problem& problem, const SolveOptions& options);
 
 }  // namespace pipewright::schedule::search

@@ -21,8 +21,8 @@
 //   rank 0 of 2, 4 microbatches   0F 0F 0F+0I 0F+0I+0W 0W 0I 0W 0I 0W
 //
 // Nothing is lost by leaving microbatches out. If costs do not depend on the microbatch, some
-// optimal schedule runs F, I and W of every stage in microbatch order: give the k-th instance that
-// runs of a letter to microbatch k. Sorting keeps every dependency, because each start follows the
+// optimal schedule runs F, I and W of every stage in microbatch order: assign the k-th run of each
+// letter to microbatch k. Sorting keeps every dependency, because each start follows the
 // end that it needs, and sorted ends stay below sorted starts; memory and occupancy do not know
 // microbatches. With Problem::microbatch_scale it is a restriction.
 //
@@ -88,8 +88,8 @@ std::vector<Memory> peak_memory(const Problem& problem, const Words& words);
 bool fits_memory(const Problem& problem, const Words& words);
 
 bool has_compound(const Words& words);
-// The words with each F and I alone that are neighbours in a compound, from left to right, unless
-// they are of one microbatch.
+// The words in which each F and I that are neighbours and alone form a compound, from left to
+// right, unless they are of one microbatch.
 Words joined(const Problem& problem, const Words& words);
 
 // The compute order with these words. I and W stay separate actions but in a whole backward of a

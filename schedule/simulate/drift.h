@@ -35,8 +35,8 @@ struct Drift {
   };
   std::vector<Outlier> outliers;
 
-  // By rank: how many times as long its median compute action takes as expected, in multiples of
-  // the median rank, which has 1.
+  // By rank: the median of measured over expected duration of its compute actions, divided by that
+  // of the median rank, which so has 1.
   std::vector<double> slowness;
   // The slowest rank, if it is at least kStragglerSlowness times as slow as the median.
   std::optional<int> straggler;

@@ -83,9 +83,10 @@ int receiving_stage(ir::ActionPart send);
 // say what a compound hides (Costs::overlap); less than a twentieth is taken for noise.
 //
 // A recorded transfer lasts until its receiver looks for it, so the latency of a link is its
-// fastest transfer. If no receiver waited for most of the time of a transfer, then that is how late
-// they looked, and the latency is at most the median of the links whose receivers did. Such is also
-// that of a pair of ranks without a transfer.
+// fastest transfer. If none of a link's receivers waited for most of a transfer, even the fastest
+// shows only how late they looked: then the latency is at most the median of the links whose
+// receivers did wait. A pair of ranks without a transfer gets that median.
+//
 // Sizes and bandwidths are unknown. The schedule must be verified. A pure function; linear in the
 // number of actions.
 Costs recorded_costs(const ir::Schedule& schedule, const ir::Recording& recording);
