@@ -242,6 +242,10 @@ def main(plan, costs_file, result_file):
     placement, microbatches, rows, places, recompute = read_plan(plan)
     costs, result = Costs(costs_file, placement, microbatches, recompute), json.load(open(result_file))
     assert set(result) == set(KEYS.split()) and all(set(one) == set(RANK_KEYS.split()) for one in result["ranks"]), "keys"
+    for key, value in {"version": 1, "level": "compute_only", "channels": None, "capacity": None, "unit": costs.file.get("unit"),
+                       "jitter": None, "diagnostics": []}.items():
+        assert result[key] == value, f"{key}: {value}, not {result[key]}"
+    assert all(one["receive_slots"] is None for one in result["ranks"]), "an order has no receive slots"
     same = lambda exact, printed: abs(float(exact) - printed) <= 1e-9 * max(1, abs(float(exact)))
     def claim(what, exact, printed):
         assert same(exact, printed), f"{what}: {float(exact)}, not {printed}"

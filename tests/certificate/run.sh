@@ -164,6 +164,7 @@ wrong 'bytes of rank 0' 's/"peak_bytes": null/"peak_bytes": 5/'
 wrong 'path: start of 0F0: ' 's/"action": "0F0", "start": 0/"action": "0F0", "start": 1/'
 wrong 'path: ' '0,/{"rank": 0, "step": 0, "action"/{/{"rank": 0, "step": 0, "action"/d}'
 wrong 'keys' 's/"gap"/"proof": 1, "gap"/'
+wrong 'unit: ' 's/"unit": null/"unit": "ms"/'
 wrong 'activation of stage 0: ' 's/"activation": \[1/"activation": [2/'
 # More memory makes the bound smaller, and the schedule does not fit into less.
 wrong 'bound warm_up_and_cool_down: ' 's/"memory_limits": \[4, 4, 4, 4\]/"memory_limits": [5, 5, 5, 5]/'
