@@ -9,6 +9,7 @@
 #include "tests/device/collectives.h"
 #include "tests/device/current.h"
 #include "tests/device/device.h"
+#include "tests/device/memory.h"
 #include "tests/device/scheduler.h"
 
 namespace pipewright::testdevice {
@@ -132,6 +133,8 @@ DeviceBackend::WorkPtr DeviceBackend::post_transfer(OpType op, Tensors& tensors,
                                          ": expected a dtype that NCCL has, got ",
                                          tensors[0].scalar_type()));
   }
+  if (options_.records_transfers)
+    device_allocator().recordStream(tensors[0].storage().data_ptr(), member_->stream());
   const int from = sends ? rank_ : peer, to = sends ? peer : rank_;
   return post_request(
       op, {c10::str(from, ">", to), 2, c10::str("transfer of ", describe(tensors)),

@@ -23,6 +23,9 @@ struct BackendOptions {
   // called recordStream instead). Without, a caller that frees a tensor before it has waited is
   // reported as a race.
   bool stash = false;
+  // Whether SENDs and RECVs call recordStream() for their tensors, as PyTorch's NCCL backend does:
+  // memory that is freed is not used again before the channel has done all that was queued by then.
+  bool records_transfers = true;
 };
 
 // A c10d backend of one rank:

@@ -38,6 +38,7 @@ void seed(uint64_t seed) {
   m.host.clear();
   m.free_blocks.clear();
   for (auto& [address, block] : m.blocks) block->accesses.clear();
+  m.bytes.clear();
   m.host_syncs.clear();
   m.kernels.clear();
   m.ran.clear();
@@ -46,6 +47,8 @@ void seed(uint64_t seed) {
   m.sticky_error.clear();
   m.forbid_host_syncs = m.ignore_event_waits = m.ignore_record_stream = false;
   m.rounds_otherwise = false;
+  m.hardware_queues = 0;
+  m.queued.clear();
 }
 
 void order(const c10::Stream& first, const c10::Stream& second) {
@@ -124,6 +127,16 @@ std::map<std::string, int64_t> kernels() {
   return machine().kernels;
 }
 
+int64_t peak_bytes(int device) {
+  const Lock lock(machine().mutex);
+  return machine().bytes[device].peak;
+}
+
+void restart_peak(int device) {
+  const Lock lock(machine().mutex);
+  machine().bytes[device].peak = machine().bytes[device].now;
+}
+
 std::vector<std::string> execution_order(int device) {
   const Lock lock(machine().mutex);
   std::vector<std::string> names;
@@ -140,6 +153,12 @@ void ignore_event_waits(bool ignore) {
 void ignore_record_stream(bool ignore) {
   const Lock lock(machine().mutex);
   machine().ignore_record_stream = ignore;
+}
+
+void limit_hardware_queues(int queues) {
+  const Lock lock(machine().mutex);
+  machine().hardware_queues = queues;
+  machine().queued.clear();
 }
 
 void round_otherwise(bool otherwise) {

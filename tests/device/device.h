@@ -75,6 +75,11 @@ std::vector<std::string> errors();
 // The number of kernels issued in this run, by name.
 std::map<std::string, int64_t> kernels();
 
+// The most bytes that one device has needed at a time since restart_peak(): those of tensors, and
+// of freed ones that recordStream() keeps from being allocated again.
+int64_t peak_bytes(int device);
+void restart_peak(int device);
+
 // The names of the communication of one device and of its kernels from launch(), in the order in
 // which they ran.
 std::vector<std::string> execution_order(int device);
@@ -82,6 +87,12 @@ std::vector<std::string> execution_order(int device);
 // Faults to inject until the next seed(): events order nothing; recordStream does nothing.
 void ignore_event_waits(bool ignore);
 void ignore_record_stream(bool ignore);
+
+// Until the next seed(): the streams of a device share so many hardware queues (with CUDA, at most
+// CUDA_DEVICE_MAX_CONNECTIONS, 8 by default). A queue begins operations in the order in which they
+// were issued: one that waits for its stream or for an event holds up those of other streams. To be
+// called while the devices are idle.
+void limit_hardware_queues(int queues);
 
 // Until the next seed(): products and tanh round otherwise than on the host, as on a GPU. So a test
 // that passes on a GPU too compares no bits with what the host has computed.

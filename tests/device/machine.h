@@ -81,6 +81,7 @@ struct Stream {
   uint64_t run;  // Machine::run in which it was created
   std::deque<Operation> queue;
   size_t issued = 0, done = 0;
+  size_t begun = 0;      // the last operation that left the hardware queue to wait for peers
   double eagerness = 0;  // the probability that it runs its next operation by itself
   Clock clock;           // what is ordered before its last operation that ran, which is included
 };
@@ -133,6 +134,10 @@ struct Machine {
   std::vector<std::unique_ptr<Stream>> old_streams;  // of earlier runs; events may refer to them
   std::map<int, int64_t> last_stream_id;             // by device, so that thread timing is no input
 
+  int hardware_queues = 0;  // per device; 0: each stream has its own
+  // By device and number of the queue: what has not begun, by stream and position.
+  std::map<std::pair<int, int64_t>, std::deque<std::pair<Stream*, size_t>>> queued;
+
   std::map<int, Clock> host;  // by device: what its host thread knows to be done
   std::set<int> ranks;        // by device: the threads that are ranks
   std::vector<Target*> targets;
@@ -141,6 +146,11 @@ struct Machine {
   std::map<Stream*, std::map<size_t, std::vector<Block*>>> free_blocks;  // by size; last freed last
   std::deque<Block*> deferred;                                           // wait for `pending`
   std::map<const char*, Block*> blocks;                                  // by address
+
+  struct Bytes {
+    int64_t now = 0, peak = 0;
+  };
+  std::map<int, Bytes> bytes;  // by device: what cannot be allocated again
 
   std::map<std::string, int64_t> host_syncs;
   std::map<std::string, int64_t> kernels;

@@ -27,6 +27,8 @@ void report(const Block& block, int64_t bytes) {
 // Returns a block to its stream's free list. Its memory becomes garbage when the stream gets there.
 void give_back(Block* block) {
   Stream& stream = *block->stream;
+  if (stream.run == machine().run)
+    machine().bytes[stream.device].now -= static_cast<int64_t>(block->requested);
   issue(stream, {.name = "the free of a tensor",
                  .kernel = [block] { poison(block->memory, block->size); },
                  .uses = {{block, 0, block->size, true}}});
@@ -152,6 +154,9 @@ c10::DataPtr allocate_on(int device, size_t bytes) {
   }
   block->requested = bytes;
   report(*block, static_cast<int64_t>(bytes));
+  Machine::Bytes& used = machine().bytes[device];
+  used.now += static_cast<int64_t>(bytes);
+  used.peak = std::max(used.peak, used.now);
   return {block->memory, block, &free_block, c10_device};
 }
 

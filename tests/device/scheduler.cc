@@ -1,5 +1,6 @@
 // Idea: an operation can run if it is at the head of its stream and nothing holds it up: a wait if
-// its event has been reached, a meeting if all of its parties are at it. To reach a point of a
+// its event has been reached, a meeting if all of its parties are at it; with a limited number of
+// hardware queues, if all before it in its queue have begun too. To reach a point of a
 // stream, the scheduler follows what the head is held up by (demand()), which finds all operations
 // that can run and are needed.
 //
@@ -59,10 +60,35 @@ void count_change() {
     if (target->wants_all || target->stream->done >= target->until) target->wake.notify_all();
 }
 
+// The next operation of the hardware queue of a stream; null if there is none, or no limit.
+const std::pair<Stream*, size_t>* head_of_queue(const Stream& stream) {
+  const int queues = machine().hardware_queues;
+  if (queues == 0) return nullptr;
+  std::deque<std::pair<Stream*, size_t>>& queue =
+      machine().queued[{stream.device, stream.id % queues}];
+  for (; !queue.empty(); queue.pop_front()) {
+    const auto [next, position] = queue.front();
+    const bool has_run = next->done >= position;
+    // What waits for peers leaves the queue when it begins to wait.
+    const bool has_begun = next->done + 1 == position && !next->queue.front().meetings.empty();
+    if (has_begun) next->begun = position;
+    if (!has_run && !has_begun) return &queue.front();
+  }
+  return nullptr;
+}
+
+// What the head of a stream waits for in its hardware queue; null if it can begin.
+const std::pair<Stream*, size_t>* held_up_by(const Stream& stream) {
+  const auto* head = head_of_queue(stream);
+  const bool can_begin = !head || stream.begun > stream.done || head->first == &stream;
+  return can_begin ? nullptr : head;
+}
+
 bool at_meeting(const Meeting& meeting) {
   return meeting.parties.size() == meeting.expected &&
          std::ranges::all_of(meeting.parties, [](const Meeting::Party& party) {
-           return !party.aborted && party.stream->done + 1 == party.position;
+           return !party.aborted && party.stream->done + 1 == party.position &&
+                  !held_up_by(*party.stream);
          });
 }
 
@@ -73,7 +99,7 @@ Meeting::Party& part_of(Meeting& meeting, const Stream& stream) {
 }
 
 bool can_run(const Stream& stream) {
-  if (stream.queue.empty()) return false;
+  if (stream.queue.empty() || held_up_by(stream)) return false;
   const Operation& head = stream.queue.front();
   if (head.awaited) return head.awaited->stream->done >= head.awaited->position;
   return head.meetings.empty() || std::ranges::any_of(head.meetings, [&](const auto& meeting) {
@@ -165,12 +191,17 @@ void demand(Stream& stream, size_t until, std::set<Stream*>& seen, std::vector<S
   const Operation& head = stream.queue.front();
   if (can_run(stream)) {
     able.push_back(&stream);
+  } else if (const auto* before = held_up_by(stream)) {
+    demand(*before->first, before->second, seen, able);
   } else if (head.awaited) {
     demand(*head.awaited->stream, head.awaited->position, seen, able);
   } else {
     for (const auto& meeting : head.meetings) {
-      for (const Meeting::Party& party : meeting->parties)
+      for (const Meeting::Party& party : meeting->parties) {
         demand(*party.stream, party.position - 1, seen, able);
+        if (const auto* other = held_up_by(*party.stream))
+          demand(*other->first, other->second, seen, able);
+      }
     }
   }
 }
@@ -224,8 +255,11 @@ void announce() {
 size_t issue(Stream& stream, Operation operation) {
   operation.host = machine().host[stream.device];
   stream.queue.push_back(std::move(operation));
+  ++stream.issued;
+  if (const int queues = machine().hardware_queues)
+    machine().queued[{stream.device, stream.id % queues}].emplace_back(&stream, stream.issued);
   count_change();
-  return ++stream.issued;
+  return stream.issued;
 }
 
 Event record_event(Stream& stream) {

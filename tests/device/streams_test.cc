@@ -242,5 +242,28 @@ TEST(Autograd, RunsOnTheStreamsOfForward) {
   EXPECT_EQ(counted.raced, 0u) << counted.race;
 }
 
+// On one hardware queue, a wait for an event that is recorded later in another stream holds up that
+// stream as well; on two it does not. Nothing is held up by a kernel.
+TEST(HardwareQueues, AWaitHoldsUpOtherStreams) {
+  for (const int queues : {1, 2}) {
+    seed(0);
+    const c10::Stream first = new_stream(0), second = new_stream(0), third = new_stream(0);
+    limit_hardware_queues(queues);
+    const auto launch_on = [](const c10::Stream& stream, const std::string& name) {
+      const c10::StreamGuard guard(stream);
+      launch(name, {}, {}, [] {});
+    };
+    launch_on(third, "before");
+    order(third, first);          // queues: first and third, second
+    launch_on(second, "beside");  // behind the wait only on one queue
+    c10::Event end(kDeviceType);
+    end.record(second);
+    end.synchronize();
+    EXPECT_EQ(execution_order(0), queues == 1 ? (std::vector<std::string>{"before", "beside"})
+                                              : std::vector<std::string>{"beside"});
+    drain();
+  }
+}
+
 }  // namespace
 }  // namespace pipewright::testdevice
