@@ -204,6 +204,7 @@ set(pipewright_executor_sources
     comms/group.cc
     comms/group_collectives.cc
     comms/mesh.cc
+    comms/side_stream.cc
     comms/store_rounds.cc
     comms/threads/mailboxes.cc
     comms/threads/tensor_operation.cc

@@ -174,7 +174,7 @@ void GradReducer::clear(size_t i) {
   slots_[i].grad.reset();
   has_grads_ = std::ranges::any_of(slots_, [](const Slot& slot) { return slot.grad.defined(); });
   if (partial_.defined()) {
-    std::optional<SideStream::Scope> scope;
+    std::optional<comms::SideStream::Scope> scope;
     go_beside(&scope);
     clear(i, partial_, partial_used_);
   }
@@ -263,7 +263,7 @@ void GradReducer::begin_reduce(bool all_reduces) {
   has_grads_ = false;
   pending_.push_back(std::move(pending));
   if (goes_beside()) {
-    std::optional<SideStream::Scope> scope;
+    std::optional<comms::SideStream::Scope> scope;
     go_beside(&scope);
     if (pending_.back().work) comms::wait(*params_.group(), *pending_.back().work);
     reduce_over_replicas(pending_.back());
@@ -274,7 +274,7 @@ bool GradReducer::goes_beside() const {
   return replicas() > 1 && !params_.reduce_options().device().is_cpu();
 }
 
-void GradReducer::go_beside(std::optional<SideStream::Scope>* scope) {
+void GradReducer::go_beside(std::optional<comms::SideStream::Scope>* scope) {
   if (!goes_beside()) return;
   beside_.wait_for_current();
   scope->emplace(beside_, params_.reduce_options().device());
@@ -310,7 +310,7 @@ void GradReducer::wait_reduce() {
   pending_.pop_front();
   if (pending.work) comms::wait(*params_.group(), *pending.work);
   pending.inputs.clear();
-  std::optional<SideStream::Scope> scope;
+  std::optional<comms::SideStream::Scope> scope;
   go_beside(&scope);  // after what has been done to .grad
   if (scope) used_beside_.push_back(pending.output);
   for (size_t i = 0; i < slots_.size(); ++i)
@@ -353,7 +353,7 @@ void GradReducer::join() {
     const c10::Device device = params_.reduce_options().device();
     if (!done_) done_.emplace(device.type());
     {
-      const SideStream::Scope scope(beside_, device);
+      const comms::SideStream::Scope scope(beside_, device);
       done_->record(comms::current_stream(device));
     }
     done_->block(comms::current_stream(device));

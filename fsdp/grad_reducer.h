@@ -133,7 +133,7 @@ class GradReducer {
   at::Tensor unpadded(size_t i, const at::Tensor& grad) const;
   // Enters the stream of all-reduces, after what the current stream has been given so far. Does
   // nothing on CPUs and without replicas.
-  void go_beside(std::optional<SideStream::Scope>* scope);
+  void go_beside(std::optional<comms::SideStream::Scope>* scope);
   bool goes_beside() const;
   void reduce_over_replicas(Pending& pending);
   at::Tensor to_host(const at::Tensor& reduced) const;
@@ -149,7 +149,7 @@ class GradReducer {
   std::deque<Pending> pending_;     // oldest first
   at::Tensor partial_;              // sum of outputs that were not all-reduced
   std::vector<bool> partial_used_;  // by parameter: on this rank
-  SideStream beside_;               // of all-reduces and what follows
+  comms::SideStream beside_;        // of all-reduces and what follows
   std::optional<c10::Event> done_;
   std::vector<at::Tensor> used_beside_;  // by what join() waits for
   int64_t bytes_copied_ = 0;

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -17,30 +16,6 @@
 #include "pipewright/modules/part_guard.h"
 
 namespace pipewright::fsdp {
-
-using c10::impl::VirtualGuardImpl;
-
-void SideStream::wait_for_current() {
-  if (!stream_) return;
-  if (!event_) event_.emplace(stream_->device_type());
-  event_->record(VirtualGuardImpl(stream_->device_type()).getStream(stream_->device()));
-  event_->block(*stream_);
-}
-
-void SideStream::wait_for(const c10::Event& event) {
-  if (stream_) event.block(*stream_);
-}
-
-SideStream::Scope::Scope(SideStream& side, c10::Device device) {
-  if (device.is_cpu()) return;
-  if (!side.stream_ || side.stream_->device() != device) {
-    // High priority, as in PyTorch: a gather is small beside the computation that waits for it.
-    side.stream_ = VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, true);
-    side.event_.reset();
-    side.wait_for_current();
-  }
-  guard_.reset_stream(*side.stream_);
-}
 
 // What a group stores, and how it adopts what users do to the parameters.
 //

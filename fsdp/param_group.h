@@ -3,9 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
-#include <c10/core/Event.h>
-#include <c10/core/Stream.h>
-#include <c10/core/StreamGuard.h>
 
 #include <memory>
 #include <optional>
@@ -13,49 +10,13 @@
 #include <vector>
 
 #include "pipewright/autograd/node_pointer.h"
+#include "pipewright/comms/side_stream.h"
 #include "pipewright/comms/world.h"
 #include "pipewright/fsdp/offload.h"
 #include "pipewright/modules/mixed_precision.h"
 #include "pipewright/modules/reduction.h"
 
 namespace pipewright::fsdp {
-
-// A stream beside the current one. Backends order communication after the stream on which it is
-// posted, so communication posted on a side stream does not wait for computation issued before it.
-// Does nothing on devices without streams, such as the CPU.
-//
-//   side.wait_for_current();        // the optimizer has written the shards
-//   {
-//     const SideStream::Scope scope(side, device);
-//     gather = group->allgather_into_tensor_coalesced(full, shards);
-//   }
-//   compute();                      // at the same time as the all-gather
-//   gather->wait();                 // orders the current stream after it
-//
-// Memory that is allocated on the side stream returns to it when it is freed, and what is posted
-// next may use it. So call wait_for_current() before each free of memory that the current stream
-// has used. Never blocks the host. For one thread at a time.
-class SideStream {
- public:
-  // Orders what is posted later after what the current stream has been given so far.
-  void wait_for_current();
-  // Orders it after `event` alone.
-  void wait_for(const c10::Event& event);
-
-  // While it exists, the side stream is the thread's current one. The first one creates the stream,
-  // on `device`, and calls wait_for_current().
-  class Scope {
-   public:
-    Scope(SideStream& side, c10::Device device);
-
-   private:
-    c10::OptionalStreamGuard guard_;
-  };
-
- private:
-  std::optional<c10::Stream> stream_;
-  std::optional<c10::Event> event_;
-};
 
 // kShardedPostForward: over fewer ranks than kSharded, between forward and backward.
 enum class ShardState { kSharded, kShardedPostForward, kUnsharded };
@@ -202,7 +163,7 @@ class ParamGroup {
   const comms::BackendPtr post_forward_;
   const modules::MixedPrecisionPolicy policy_;
   const std::shared_ptr<OffloadCopies> offload_;
-  std::shared_ptr<SideStream> gathers_ = std::make_shared<SideStream>();
+  std::shared_ptr<comms::SideStream> gathers_ = std::make_shared<comms::SideStream>();
   bool shards_ = false;
   bool allocates_from_group_ = false;
   std::string unit_;

@@ -54,7 +54,7 @@ bool ParamGroup::begin_unshard(bool beside) {
   for (size_t i = 0; i < params_.size(); ++i)
     expect(i, smaller ? memory_[i].post_forward_shard : memory_[i].held);
   // Without communication there is nothing to overlap.
-  std::optional<SideStream::Scope> scope;
+  std::optional<comms::SideStream::Scope> scope;
   if (beside && ranks() > 1) scope.emplace(*gathers_, full_options().device());
   if (abandoned_gather_) {
     try {
