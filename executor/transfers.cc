@@ -235,6 +235,7 @@ bool Transfers::post(Pending& pending) {
 void Transfers::post_header(Pending& pending) {
   if (pending.header.defined()) return;
   const ir::Transfer transfer = transfer_of(pending.action);
+  const comms::SideStream::Scope scope(headers_, options_.device);
   pending.header = at::empty({TransferShapes::kHeaderWords},
                              at::TensorOptions(at::kLong).device(options_.device));
   pending.header_work = naming_peer(pending.action, [&] {
@@ -247,6 +248,7 @@ void Transfers::wait_header(Pending& pending) {
   if (pending.is_read || ir::is_send(pending.action.kind())) return;
   post_header(pending);
   const ir::Transfer transfer = transfer_of(pending.action);
+  const comms::SideStream::Scope scope(headers_, options_.device);
   wait_for(pending.header_work, pending.action);
   const int64_t words = shapes_.read_header(pending.action, on_host(pending.header));
   if (words > 0) {
@@ -276,14 +278,7 @@ void Transfers::post_now(ir::ActionPart send, Tensors tensors) {
   Posted& posted = place->second;
   posted.tensors = std::move(tensors);
   Tensors headers;
-  if (shapes_.dynamic()) {
-    headers = shapes_.header(transfer.receive, posted.tensors);
-    for (const at::Tensor& header : headers) {
-      posted.works.push_back(naming_peer(send, [&] {
-        return channels_.send(header, transfer.to, tag(transfer.receive, kHeaderTag));
-      }));
-    }
-  }
+  if (shapes_.dynamic()) headers = post_headers(send, posted);
   std::vector<comms::Channels::Message> messages;
   const TensorMetas& metas = *shapes_.find(transfer.receive);
   for (size_t i = 0; i < posted.tensors.size(); ++i) {
@@ -297,6 +292,19 @@ void Transfers::post_now(ir::ActionPart send, Tensors tensors) {
   std::ranges::move(headers, std::back_inserter(posted.tensors));
   // On a CPU the backend keeps what it sends, and frees it as soon as it is sent.
   if (options_.device.is_cpu()) posted.tensors.clear();
+}
+
+// They need not wait for what is computed.
+Tensors Transfers::post_headers(ir::ActionPart send, Posted& posted) {
+  const ir::Transfer transfer = transfer_of(send);
+  const comms::SideStream::Scope scope(headers_, options_.device);
+  Tensors headers = shapes_.header(transfer.receive, posted.tensors);
+  for (const at::Tensor& header : headers) {
+    posted.works.push_back(naming_peer(send, [&] {
+      return channels_.send(header, transfer.to, tag(transfer.receive, kHeaderTag));
+    }));
+  }
+  return headers;
 }
 
 // Releases the tensors of SENDs to this peer that are done, oldest first. A rank that is faster
@@ -318,9 +326,13 @@ void Transfers::release_sent(int peer) {
 }
 
 // After an error the report still says what this rank waited for.
-void Transfers::wait(Posted& posted, ir::ActionPart action) const {
+void Transfers::wait(Posted& posted, ir::ActionPart action) {
   began_to_wait(action);
   for (const WorkPtr& work : posted.works) wait_for(work, action);
+  if (shapes_.dynamic() && ir::is_send(action.kind()) && !options_.device.is_cpu()) {
+    const comms::SideStream::Scope scope(headers_, options_.device);  // to which headers return
+    for (const WorkPtr& work : posted.works) wait_for(work, action);
+  }
   if (options_.watchdog) options_.watchdog->done(action);
 }
 

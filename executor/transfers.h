@@ -10,6 +10,7 @@
 
 #include "pipewright/comms/channels.h"
 #include "pipewright/comms/failure/failure_domain.h"
+#include "pipewright/comms/side_stream.h"
 #include "pipewright/executor/hang/watchdog.h"
 #include "pipewright/executor/transfer_shapes.h"
 #include "pipewright/ir/dependencies.h"
@@ -26,7 +27,9 @@ namespace pipewright::executor {
 //
 // With dynamic shapes every transfer is preceded by a header, which the receiver waits for before
 // it posts the RECV of the tensors. Queues of the edge model hold SENDs or RECVs, never both, so a
-// wait for a header delays no SEND.
+// wait for a header delays no SEND. On a device, headers travel on a stream beside the current one:
+// the host waits until the header has come, not until the device has computed what was queued
+// before.
 //
 // For the thread that runs the step.
 class Transfers {
@@ -104,13 +107,14 @@ class Transfers {
   void flush(std::deque<Pending>& queue);
   void flush_all();
   bool post(Pending& pending);
+  Tensors post_headers(ir::ActionPart send, Posted& posted);
   void post_header(Pending& pending);
   void wait_header(Pending& pending);
   at::Tensor on_host(const at::Tensor& message) const;
   std::deque<Pending>& queue_of(ir::ActionPart action);
   void post_now(ir::ActionPart send, Tensors tensors);
   void release_sent(int peer);
-  void wait(Posted& posted, ir::ActionPart action) const;
+  void wait(Posted& posted, ir::ActionPart action);
   void began_to_wait(ir::ActionPart action) const;
   void wait_for(const WorkPtr& work, ir::ActionPart action) const;
   void pause(Clock::time_point deadline, ir::ActionPart action, std::chrono::milliseconds* slice);
@@ -126,6 +130,7 @@ class Transfers {
   comms::Channels& channels_;
   Options options_;
   TransferShapes shapes_;
+  comms::SideStream headers_;  // on which they are sent, received, and copied to the host
 
   std::map<uint32_t, std::deque<Pending>> queues_;  // not posted yet, by queue_index
   size_t num_pending_ = 0;

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <barrier>
 #include <string>
 #include <vector>
@@ -19,6 +20,12 @@ constexpr int kMicrobatches = TwoStages::kMicrobatches;
 
 TwoStages make_pipeline(int rank, comms::World& world) {
   return {rank, world, 2.0 + rank, {.device = tests::here(), .dynamic_shapes = true}};
+}
+
+// Whether rank 1 has run a kernel of launch().
+bool ran(const std::string& name) {
+  const std::vector<std::string> order = execution_order(1);
+  return std::ranges::find(order, name) != order.end();
 }
 
 int64_t total(const std::map<std::string, int64_t>& counts) {
@@ -54,6 +61,34 @@ TEST(DynamicShapes, TheHostWaitsOnlyToReadHeaders) {
                   }
                 }),
             "");
+}
+
+// The host waits for the header alone: what rank 1 computes for a microbatch need not have run when
+// the host knows the shapes of the next one. Seed 0 runs only what a host waits for.
+TEST(DynamicShapes, AHeaderDoesNotDrainTheComputeStream) {
+  seed(0);
+  std::vector<comms::World> worlds = tests::make_worlds(2);
+  int reads = 0;
+  EXPECT_EQ(tests::run_ranks(
+                2,
+                [&](int rank) {
+                  TwoStages pipeline = make_pipeline(rank, worlds[static_cast<size_t>(rank)]);
+                  if (rank == 1) {
+                    pipeline.executor->set_function(
+                        ir::ActionKind::kForward, [&](const executor::ActionContext& context) {
+                          context.run_default();
+                          const int microbatch = context.action().parts()[0].microbatch();
+                          launch("compute " + std::to_string(microbatch), {}, {}, [] {});
+                          if (microbatch == 0) return;
+                          const std::string before = "compute " + std::to_string(microbatch - 1);
+                          EXPECT_FALSE(ran(before)) << before;
+                          ++reads;
+                        });
+                  }
+                  pipeline.executor->step({.inputs = {at::ones({kMicrobatches}, tests::here())}});
+                }),
+            "");
+  EXPECT_EQ(reads, kMicrobatches - 1);
 }
 
 // The abort that ends the wait for a header leaves garbage in it, which nobody takes for shapes.
