@@ -14,6 +14,7 @@
 // rounds for D edges per rank, each linear in what remains: O(D E log P) for E edges and P ranks.
 #include "pipewright/comms/channels.h"
 
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 
@@ -35,9 +36,17 @@ int index_of(std::span<const int> ranks, int rank) {
   return static_cast<int>(found - ranks.begin());
 }
 
-// What a backend is given: NCCL has no complex numbers, so they travel as pairs of real ones.
+// What a backend is given: NCCL has no complex numbers, so they travel as pairs of real ones. On a
+// device, a tensor on the same memory that the allocator does not know: PyTorch's NCCL backend
+// calls recordStream() for every SEND and RECV. Then memory that is freed could not be used again
+// before the channel has done all that was queued by then: with a host that runs ahead, a whole
+// step.
 std::vector<at::Tensor> message_of(const at::Tensor& tensor) {
-  return {tensor.is_complex() ? at::view_as_real(tensor) : tensor};
+  const at::Tensor real = tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+  if (real.is_cpu()) return {real};
+  return {at::from_blob(
+      real.data_ptr(), real.sizes(), real.strides(), [real](void*) {}, real.options(),
+      real.device())};
 }
 
 }  // namespace

@@ -47,8 +47,9 @@ class Channels {
   Channels& operator=(const Channels&) = delete;
 
   // Post a transfer of one contiguous tensor, whose memory is what it says (no lazy conjugate), and
-  // return without waiting. `tag` is ignored by
-  // backends without tags (NCCL). Throw ContractError if the edge is not among those of the
+  // return without waiting. `tag` is ignored by backends without tags (NCCL). On a device, keep the
+  // tensor until the stream on which it was allocated has waited for the transfer: its allocator is
+  // not told that another stream uses it. Throw ContractError if the edge is not among those of the
   // constructor, or after abort().
   c10::intrusive_ptr<c10d::Work> send(const at::Tensor& tensor, int to, int tag);
   c10::intrusive_ptr<c10d::Work> receive(const at::Tensor& tensor, int from, int tag);

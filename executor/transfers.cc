@@ -151,6 +151,19 @@ void Transfers::finish() {
 
 void Transfers::clear() {
   running_ = {};
+  // An aborted RECV may still be writing, and the allocator does not know of it (channels.h).
+  if (!options_.device.is_cpu()) {
+    const auto order = [](const WorkPtr& work) {
+      try {
+        if (work) work->synchronize();
+      } catch (const std::exception&) {  // a consequence of the failure
+      }
+    };
+    for (const auto& [action, posted] : receives_) std::ranges::for_each(posted.works, order);
+    const comms::SideStream::Scope scope(headers_, options_.device);
+    for (const auto& [index, queue] : queues_)
+      for (const Pending& pending : queue) order(pending.header_work);
+  }
   queues_.clear();
   num_pending_ = 0;
   receives_.clear();
@@ -309,16 +322,15 @@ Tensors Transfers::post_headers(ir::ActionPart send, Posted& posted) {
 
 // Releases the tensors of SENDs to this peer that are done, oldest first. A rank that is faster
 // than its peer, in an evaluation, say, would keep the tensors of all SENDs, so it waits for the
-// oldest. On a device the host does not wait.
+// oldest: on a device its current stream does.
 void Transfers::release_sent(int peer) {
   constexpr size_t kMostUnsent = 16;
-  const bool may_wait = options_.is_proved && options_.device.is_cpu();
   std::deque<ir::ActionPart>& order = sends_to_[peer];
   for (; !order.empty(); order.pop_front()) {
     const auto sent = sends_.find(order.front());
     if (sent == sends_.end()) continue;
     const auto is_done = [](const auto& work) { return work->isCompleted(); };
-    const bool waits = may_wait && order.size() >= kMostUnsent;
+    const bool waits = options_.is_proved && order.size() >= kMostUnsent;
     if (!waits && !std::ranges::all_of(sent->second.works, is_done)) break;
     wait(sent->second, sent->first);  // throws if it ended with an error
     sends_.erase(sent);

@@ -31,6 +31,10 @@ namespace pipewright::executor {
 // the host waits until the header has come, not until the device has computed what was queued
 // before.
 //
+// Memory. A rank that is faster than its peer keeps the tensors of at most 16 SENDs to it, if the
+// program is proved to end then: before the next SEND to that peer the rank waits for the oldest,
+// on a device its current stream, so that the host still runs ahead.
+//
 // For the thread that runs the step.
 class Transfers {
  public:

@@ -7,10 +7,16 @@
 #include <gtest/gtest.h>
 #include <torch/optim/adamw.h>
 
+#include <barrier>
+#include <map>
+#include <memory>
+#include <vector>
+
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/schedules/registry.h"
+#include "tests/device/device.h"
 #include "tests/device/no_host_sync.h"
 #include "tests/executor/models.h"
 #include "tests/fsdp/sharding.h"
@@ -45,6 +51,21 @@ TEST(Pipeline, TrainsLikeTheModelWithoutIt) {
             << name;
       }
     }
+  }
+}
+
+// Streams may share a hardware queue, as with CUDA_DEVICE_MAX_CONNECTIONS=1: in PyTorch's order,
+// the default, a RECV that waits holds up nothing that its SEND needs.
+TEST(Pipeline, TrainsOnOneHardwareQueue) {
+  for (const char* name : {"1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"}) {
+    const schedules::Shape shape{4, schedules::default_stages(schedule(name), 4), 8};
+    const ir::Program program = executor::make_program(schedule(name), shape);
+    std::vector<comms::World> worlds = tests::make_worlds(4);
+    testdevice::limit_hardware_queues(1);
+    executor::Trained trained;
+    EXPECT_EQ(executor::train_threads(program, ModelKind::kMlp, 16, worlds, &trained), "") << name;
+    testdevice::drain();
+    testdevice::limit_hardware_queues(0);
   }
 }
 
@@ -122,6 +143,54 @@ TEST(Pipeline, AWaitFreesWhatItsSendHasSent) {
           }),
       "");
   EXPECT_EQ(waits, 4);
+}
+
+// The most bytes that each of two ranks needs in a step of `microbatches`, whose results are of
+// kResult bytes each, on a device that has run nothing when the host has issued the whole step.
+constexpr int64_t kResult = 16 << 10;
+std::vector<int64_t> peaks(int microbatches, bool trains) {
+  testdevice::seed(0);
+  const ir::Program program = executor::make_program(schedule("1F1B"), {2, 2, microbatches});
+  std::vector<comms::World> worlds = tests::make_worlds(2);
+  std::vector<int64_t> peaks(2);
+  std::barrier all(2);
+  EXPECT_EQ(
+      tests::run_ranks(
+          2,
+          [&](int rank) {
+            const at::Tensor weight =
+                at::ones({kResult / 4}, tests::here()).set_requires_grad(true);
+            std::map<int, executor::LocalStage> stages;
+            stages[rank].stage =
+                std::make_shared<executor::ModuleStage>([=](const executor::Tensors& in) {
+                  if (rank == 0) return executor::Tensors{in[0].unsqueeze(1) * weight};
+                  return executor::Tensors{(in[0] * weight).sum()};
+                });
+            executor::Executor executor(
+                program, stages, worlds[static_cast<size_t>(rank)],
+                {.loss = [](const executor::Tensors& out) { return out[0]; },
+                 .device = tests::here()});
+            const executor::Batch batch = {.inputs = {at::ones({microbatches}, tests::here())}};
+            const auto step = [&] { trains ? executor.step(batch) : executor.eval(batch); };
+            step();  // learns shapes
+            testdevice::synchronize(rank);
+            testdevice::restart_peak(rank);
+            expect_no_host_sync(all, step);
+            peaks[static_cast<size_t>(rank)] = testdevice::peak_bytes(rank);
+          }),
+      "");
+  return peaks;
+}
+
+// However far the host is ahead, a device keeps the tensors of at most 16 SENDs, and what it has
+// received until it has used it.
+TEST(Pipeline, MemoryDoesNotGrowWithTheMicrobatches) {
+  for (const bool trains : {true, false}) {
+    const std::vector<int64_t> few = peaks(32, trains), many = peaks(64, trains);
+    for (const size_t rank : {0, 1})
+      EXPECT_LT(many[rank], few[rank] + kResult)
+          << (trains ? "step" : "eval") << " on rank " << rank;
+  }
 }
 
 TEST(Pipeline, DoesNotSynchronizeTheHost) {
