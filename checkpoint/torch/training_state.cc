@@ -9,6 +9,9 @@
 #include "pipewright/checkpoint/torch/training_state.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/grad_mode.h>
 
@@ -72,13 +75,15 @@ std::vector<LocalBox> local_boxes(const at::Tensor& tensor, const layout::LocalL
   return result;
 }
 
-// Memory for a copy, as the tensor `index` of a snapshot: that of `reused` if it fits.
+// Memory for a copy, as the tensor `index` of a snapshot: that of `reused` if it fits. Page-locked
+// for a tensor on a device: only then does a copy not block the host.
 at::Tensor memory_like(const at::Tensor& tensor, size_t index, const StateSnapshot& reused) {
   if (index < reused.memory.size()) {
     const at::Tensor& old = reused.memory[index];
     if (old.sizes() == tensor.sizes() && old.scalar_type() == tensor.scalar_type()) return old;
   }
-  return at::empty_like(tensor);
+  return at::empty(tensor.sizes(),
+                   tensor.options().device(at::kCPU).pinned_memory(!tensor.is_cpu()));
 }
 
 std::span<std::byte> bytes_of(const at::Tensor& contiguous) {
@@ -219,13 +224,13 @@ void TrainingState::add_parts(const Entry& entry, Copy how, const StateSnapshot&
   check_shape(name, tensor, where);
   const std::vector<int64_t> shape(where.layout.shape().begin(), where.layout.shape().end());
   const auto add = [&](const Box& box, const at::Tensor& view) {
-    at::Tensor memory = view.cpu().contiguous();
+    at::Tensor memory = how == Copy::kNever || view.is_cpu() ? view.cpu().contiguous() : view;
     if (how != Copy::kNever && memory.is_alias_of(view)) {
       const at::Tensor copy = memory_like(memory, snapshot.memory.size(), reused);
       if (how == Copy::kDeferred && !entry.is_buffer)
         snapshot.uncopied.emplace_back(copy, memory);
       else
-        copy.copy_(memory);
+        copy.copy_(memory, /*non_blocking=*/true);
       memory = copy;
     }
     snapshot.memory.push_back(memory);
@@ -242,7 +247,13 @@ void TrainingState::add_parts(const Entry& entry, Copy how, const StateSnapshot&
 
 void StateSnapshot::copy() {
   const torch::NoGradGuard no_grad;
-  for (const auto& [to, from] : std::exchange(uncopied, {})) to.copy_(from);
+  if (copied) {
+    const c10::OptionalDeviceGuard guard(copied->device());  // this may be any thread
+    copied->synchronize();
+    copied.reset();
+  }
+  for (const auto& [to, from] : std::exchange(uncopied, {}))
+    if (from.is_cpu()) to.copy_(from);
 }
 
 StateSnapshot TrainingState::snapshot() const { return take(Copy::kNever, {}); }
@@ -259,7 +270,31 @@ StateSnapshot TrainingState::take(Copy how, const StateSnapshot& reused) const {
   const torch::NoGradGuard no_grad;
   StateSnapshot result;
   for (const Entry& entry : entries_) add_parts(entry, how, reused, result);
-  if (!optimizer_) return result;
+  if (optimizer_) add_optimizer(how, reused, result);
+  const auto on_device =
+      std::ranges::find_if(entries_, [](const Entry& entry) { return !entry.tensor.is_cpu(); });
+  if (how == Copy::kNever || on_device == entries_.end()) return result;
+  // What copies beside the current stream begins after what that has been given so far.
+  const c10::Device device = on_device->tensor.device();
+  const c10::impl::VirtualGuardImpl streams(device.type());
+  c10::Stream stream = streams.getStream(device);
+  result.copied.emplace(device.type());
+  result.copied->record(stream);
+  if (how == Copy::kAtOnce) {
+    result.copy();
+    return result;
+  }
+  stream = streams.getStreamFromGlobalPool(device);
+  result.copied->block(stream);
+  const c10::StreamGuard beside(stream);
+  for (const auto& [to, from] : result.uncopied)
+    if (!from.is_cpu()) to.copy_(from, /*non_blocking=*/true);
+  result.copied->record(stream);
+  return result;
+}
+
+void TrainingState::add_optimizer(Copy how, const StateSnapshot& reused,
+                                  StateSnapshot& result) const {
   const OptimizerKind& kind = kind_of(*optimizer_);
   result.snapshot.state[kKind] = kind.name();
   size_t index = 0;
@@ -281,7 +316,6 @@ StateSnapshot TrainingState::take(Copy how, const StateSnapshot& reused) const {
       }
     }
   }
-  return result;
 }
 
 void TrainingState::load_weights(const StoredCheckpoint& checkpoint,

@@ -2,6 +2,7 @@
 #define PIPEWRIGHT_CHECKPOINT_TORCH_TRAINING_STATE_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
@@ -41,6 +42,7 @@ struct StateSnapshot {
   Snapshot snapshot;
   std::vector<at::Tensor> memory;
   std::vector<std::pair<at::Tensor, at::Tensor>> uncopied;  // to, from: what copy() copies
+  std::optional<c10::Event> copied = {};                    // what it waits for on a device
 
   // Completes a deferred_snapshot(); nothing is left to do for others, nor a second time. Any
   // thread.
@@ -82,7 +84,9 @@ class TrainingState {
   StateSnapshot copied_snapshot(StateSnapshot reused = {}) const;
   // The same, at once: copy() then copies the parameters on the CPU and their optimizer state,
   // which must not change before it returns. Forward and backward change buffers only, so another
-  // thread can copy during the next step, up to its update (AsyncSaver::wait_copied()).
+  // thread can copy during the next step, up to its update (AsyncSaver::wait_copied()). From a
+  // device, a stream beside the current one copies into page-locked memory, and copy() waits for
+  // that: the host does not wait here, and the device computes meanwhile.
   StateSnapshot deferred_snapshot(StateSnapshot reused = {}) const;
 
   // Collective over the ranks that share `exchange`. Replaces the values of parameters and buffers,
@@ -106,6 +110,7 @@ class TrainingState {
 
   // A copy has the memory of `reused` where that fits.
   StateSnapshot take(Copy how, const StateSnapshot& reused) const;
+  void add_optimizer(Copy how, const StateSnapshot& reused, StateSnapshot& result) const;
   static void add_parts(const Entry& entry, Copy how, const StateSnapshot& reused,
                         StateSnapshot& snapshot);
   const Entry& entry_of(const at::Tensor& parameter) const;
