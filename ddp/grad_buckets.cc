@@ -259,7 +259,10 @@ void GradBuckets::launch_rest() {
   if (options_.find_unused_parameters) {
     reset_unused();
     Unused unused;
-    at::Tensor used = at::ones({static_cast<int64_t>(parameters_.size())}, at::kFloat);
+    const at::Device device = parameters_[0].tensor.device();
+    // In page-locked memory, from which a copy to a device does not wait for it.
+    const at::Tensor used = at::ones({static_cast<int64_t>(parameters_.size())},
+                                     at::TensorOptions(at::kFloat).pinned_memory(!device.is_cpu()));
     for (size_t i = 0; i < parameters_.size(); ++i) {
       if (parameters_[i].ready) continue;
       unused.parameters.push_back(i);
@@ -268,7 +271,7 @@ void GradBuckets::launch_rest() {
                                           : parameters_[i].tensor.grad().defined());
       used[static_cast<int64_t>(i)] = unused.had_grad.back() ? 1 : 0;
     }
-    unused.counts = {used.to(parameters_[0].tensor.device())};
+    unused.counts = {used.to(device, /*non_blocking=*/true)};
     unused_ = std::move(unused);
   }
   for (Parameter& parameter : parameters_) {
@@ -285,27 +288,37 @@ void GradBuckets::launch_counts() {
   if (unused_ && group_->getSize() > 1) unused_->work = group_->allreduce(unused_->counts);
 }
 
+void GradBuckets::wait_for_counts() {
+  if (unused_->work) comms::wait(*group_, *std::exchange(unused_->work, nullptr));
+}
+
 // Waits for the counts, and copies them to the host.
 void GradBuckets::read_counts() {
-  if (!unused_ || unused_->is_read) return;
-  if (unused_->work) comms::wait(*group_, *unused_->work);
+  if (unused_->is_read) return;
+  wait_for_counts();
   unused_->counts[0] = unused_->counts[0].cpu();
   unused_->is_read = true;
 }
 
-// Without find_unused_parameters, all are.
+// Without find_unused_parameters, all are. Only for one that this rank did not use does the host
+// wait for the counts.
 bool GradBuckets::is_used_by_any(size_t i) {
+  if (!unused_) return true;
+  const auto unused = std::ranges::lower_bound(unused_->parameters, i);
+  if (unused == unused_->parameters.end() || *unused != i) return true;
+  const auto k = static_cast<size_t>(unused - unused_->parameters.begin());
+  if (unused_->had_grad[k]) return true;
   read_counts();
-  return !unused_ || unused_->counts[0][static_cast<int64_t>(i)].item<float>() > 0;
+  return unused_->counts[0][static_cast<int64_t>(i)].item<float>() > 0;
 }
 
 // Undoes the zeros: a parameter that no rank used and that had no .grad has none again.
 void GradBuckets::reset_unused() {
   if (!unused_) return;
-  read_counts();
+  wait_for_counts();
   for (size_t k = 0; !is_mixed_ && k < unused_->parameters.size(); ++k) {
     Parameter& parameter = parameters_[unused_->parameters[k]];
-    if (!is_used_by_any(unused_->parameters[k]) && !unused_->had_grad[k] && !parameter.used)
+    if (!unused_->had_grad[k] && !parameter.used && !is_used_by_any(unused_->parameters[k]))
       parameter.tensor.mutable_grad().reset();
   }
   unused_.reset();

@@ -155,6 +155,7 @@ class GradBuckets {
   void wait_for(Bucket& bucket);
   void unpack(Bucket& bucket);
   [[noreturn]] void fail_reduction(const Bucket& bucket, const std::exception& error);
+  void wait_for_counts();
   void read_counts();
   bool is_used_by_any(size_t i);
   void reset_unused();

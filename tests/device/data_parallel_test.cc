@@ -7,8 +7,10 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pipewright/autograd/checkpoint.h"
@@ -236,11 +238,15 @@ constexpr modules::MixedPrecisionPolicy kFloatInDouble = {.param_dtype = at::kFl
                                                           .reduce_dtype = at::kDouble};
 
 TEST(Replicate, DoesNotSynchronizeTheHost) {
-  for (const modules::MixedPrecisionPolicy& policy : {{}, kFloatInDouble}) {
+  const modules::MixedPrecisionPolicy none;
+  for (const auto& of :
+       {std::pair(none, false), {kFloatInDouble, false}, {none, true}, {kFloatInDouble, true}}) {
     std::barrier all(2);
     on_ranks(2, [&](Rank& self) {
       const ModulePtr module = tests::make_mlps(8, 3, 42);
-      const auto units = tests::wrap(*module, self.group, {.mixed_precision = policy});
+      const auto units = tests::wrap(
+          *module, self.group,
+          {.find_unused_parameters = of.second, .mixed_precision = of.first});
       torch::optim::AdamW optimizer(module->parameters());
       const at::Tensor input = tests::random_input({4, 8}, 1);
       const auto step = [&] {
@@ -252,6 +258,30 @@ TEST(Replicate, DoesNotSynchronizeTheHost) {
       expect_no_host_sync(all, step);
     });
   }
+}
+
+// A rank that did not use a parameter reads how many did. Nothing else makes its host wait.
+TEST(Replicate, OnlyAnUnusedParameterMakesTheHostWait) {
+  std::barrier all(2);
+  on_ranks(2, [&](Rank& self) {
+    const ModulePtr module = tests::make_mlps(8, 3, 42);
+    const at::Tensor unused = module->register_parameter("unused", at::ones({8}, tests::here()));
+    const auto units = tests::wrap(*module, self.group, {.find_unused_parameters = true});
+    const at::Tensor input = tests::random_input({4, 8}, 1);
+    const auto step = [&] {
+      for (at::Tensor& parameter : module->parameters()) parameter.mutable_grad().reset();
+      modules::forward(module, input).sum().backward();
+    };
+    step();  // rebuilds the buckets
+    all.arrive_and_wait();
+    std::map<std::string, int64_t> expected = testdevice::host_syncs();
+    all.arrive_and_wait();
+    step();
+    all.arrive_and_wait();
+    expected["copy to host"] += 2;  // once on each rank
+    EXPECT_EQ(testdevice::host_syncs(), expected);
+    EXPECT_FALSE(unused.grad().defined());
+  });
 }
 
 // Copies in float are made and freed on the streams that use them.
@@ -276,6 +306,18 @@ TEST(Replicate, MixedPrecision) {
       plain_optimizer->step();
       optimizer->step();
     }
+  });
+}
+
+// Only for races: hooks that fill a bucket run on the stream of the weights, the end of backward on
+// that of the training.
+TEST(Replicate, MixedPrecisionOnAnotherStreamThanItWasReplicatedOn) {
+  on_ranks(2, [](Rank& self) {
+    const ModulePtr module = tests::make_mlps(8, 3, 42);
+    const auto units = tests::wrap(*module, self.group, {.mixed_precision = kFloatInDouble});
+    const c10::StreamGuard trains = on_new_stream(self.rank);
+    for (int iteration = 0; iteration < 3; ++iteration)
+      modules::forward(module, tests::random_input({4, 8}, 1)).sum().backward();
   });
 }
 
