@@ -4,8 +4,10 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <map>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "pipewright/comms/group.h"
 #include "pipewright/ir/errors.h"
@@ -53,14 +55,17 @@ void GradScaler::unscale_(const std::vector<at::Tensor>& parameters) {
   const at::Device device =
       parameters.empty() ? group_->getBoundDeviceId().value_or(at::kCPU) : parameters[0].device();
   at::Tensor found = at::zeros({}, at::TensorOptions(at::kFloat).device(device));
+  std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;  // one kernel each
   DistinctGrads grads;
   for (const at::Tensor& parameter : parameters) {
-    const at::Tensor grad = grads.take(parameter);
+    at::Tensor grad = grads.take(parameter);
     if (!grad.defined()) continue;
-    grad.div_(scale_);
-    // x - x is 0 unless x is infinite or NaN.
-    found = at::maximum(found, (grad - grad).ne(0).any().to(at::kFloat));
+    if (grad.is_complex()) grad = at::view_as_real(grad);
+    by_dtype[grad.scalar_type()].push_back(grad);
   }
+  const at::Tensor inverse = at::full({}, 1 / scale_, at::TensorOptions(at::kFloat).device(device));
+  for (const auto& [dtype, same] : by_dtype)
+    at::_amp_foreach_non_finite_check_and_unscale_(same, found, inverse);
   if (group_->getSize() > 1) {
     c10d::AllreduceOptions options;
     options.reduceOp = c10d::ReduceOp::MAX;
@@ -70,7 +75,11 @@ void GradScaler::unscale_(const std::vector<at::Tensor>& parameters) {
   found_inf_ = found;
 }
 
-bool GradScaler::found_inf() { return found_inf_.defined() && found_inf_.item<float>() != 0; }
+bool GradScaler::found_inf() {
+  if (!found_inf_.defined()) return false;
+  if (!found_inf_.is_cpu()) found_inf_ = found_inf_.cpu();  // waits once for each unscale_()
+  return found_inf_.item<float>() != 0;
+}
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   if (!found_inf_.defined()) {

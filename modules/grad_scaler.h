@@ -45,8 +45,9 @@ class GradScaler {
   double get_scale() const { return scale_; }
 
   // Divides the gradients by the scale, and finds whether one of them is infinite or NaN on any
-  // rank. A parameter that is listed twice counts once. Collective over the group. Throws
-  // ContractError if called twice before update().
+  // rank. As in PyTorch, one kernel does both for all gradients of a dtype, and multiplies by the
+  // scale's reciprocal, a float. A parameter that is listed twice counts once. Collective over the
+  // group. Throws ContractError if called twice before update().
   void unscale_(const std::vector<at::Tensor>& parameters);
   // Steps the optimizer, after unscale_() of its parameters if that was not called, unless
   // found_inf(). Returns whether it stepped.
@@ -54,8 +55,8 @@ class GradScaler {
   // Makes the scale smaller after an overflow, and larger after growth_interval steps without.
   // Throws ContractError if no unscale_() or step() came before.
   void update();
-  // Whether the last unscale_() has found an overflow, on this rank or on another one. Waits for
-  // the device.
+  // Whether the last unscale_() has found an overflow, on this rank or on another one. The first
+  // call after unscale_() waits for the device.
   bool found_inf();
 
  private:

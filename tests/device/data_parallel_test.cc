@@ -18,6 +18,7 @@
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/modules/clip_grad_norm.h"
 #include "pipewright/modules/distribution.h"
+#include "pipewright/modules/grad_scaler.h"
 #include "tests/ddp/wrap.h"
 #include "tests/device/current.h"
 #include "tests/device/device.h"
@@ -281,6 +282,34 @@ TEST(Replicate, OnlyAnUnusedParameterMakesTheHostWait) {
     expected["copy to host"] += 2;  // once on each rank
     EXPECT_EQ(testdevice::host_syncs(), expected);
     EXPECT_FALSE(unused.grad().defined());
+  });
+}
+
+// In PyTorch's way: one kernel for all gradients of a dtype, and one wait for what it has found.
+TEST(GradScaler, UnscalesAllGradientsAtOnce) {
+  on_ranks(1, [](Rank& self) {
+    std::vector<at::Tensor> parameters;
+    for (int i = 0; i < 20; ++i) {
+      const at::ScalarType dtype = i % 2 == 0 ? at::kFloat : at::kHalf;
+      parameters.push_back(at::ones({3}, at::TensorOptions(dtype).device(tests::here())));
+      parameters.back().mutable_grad() = at::full_like(parameters.back(), 6);
+    }
+    modules::GradScaler scaler(self.group, {.init_scale = 4});
+    const std::string name = "aten::_amp_foreach_non_finite_check_and_unscale_";
+    std::map<std::string, int64_t> kernels = testdevice::kernels();
+    std::map<std::string, int64_t> syncs = testdevice::host_syncs();
+    scaler.unscale_(parameters);
+    EXPECT_EQ(testdevice::host_syncs(), syncs);
+    int64_t launched = 0;
+    for (const auto& [kernel, count] : testdevice::kernels()) launched += count - kernels[kernel];
+    EXPECT_EQ(testdevice::kernels()[name] - kernels[name], 2);
+    EXPECT_LE(launched, 2 + 2);  // 0 for what is found, and the reciprocal of the scale
+    EXPECT_FALSE(scaler.found_inf());
+    scaler.update();
+    ++syncs["copy to host"];
+    EXPECT_EQ(testdevice::host_syncs(), syncs);
+    for (const at::Tensor& parameter : parameters)
+      EXPECT_TRUE(parameter.grad().cpu().to(at::kFloat).equal(at::full({3}, 1.5)));
   });
 }
 
