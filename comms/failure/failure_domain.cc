@@ -10,7 +10,9 @@
 // then it says so. Groups are aborted after cause_ is set. reset() raises G once all ranks have
 // arrived, so a late writer of an old generation cannot fail the new one: it writes to the old key.
 //
-// Complexity: one or two store requests per rank and tick; on a failure a few per rank.
+// Complexity: one store request per rank and tick, whether there is news/G, so that rank 0's store,
+// which has one thread, serves thousands of ranks; on a failure a few per rank. Whoever writes
+// failure/G, or is the host of the store and leaves, writes news/G afterwards.
 #include "pipewright/comms/failure/failure_domain.h"
 
 #include <unistd.h>
@@ -68,6 +70,7 @@ void FailureDomain::leave() {
       poll(kArrival, kPatience, [&] { return watch_store_->check(all) || all_left(); });
     }
     watch_store_->set("domain/host_left", "1");
+    watch_store_->set(key("news"), "1");
     poll(kLeave, kPatience, all_left);
   } catch (const std::exception&) {  // the store is gone: nobody is left to tell
   }
@@ -191,6 +194,10 @@ std::string FailureDomain::publish(const std::string& own, Kind kind, int genera
       return own;
     }
     first = marked;
+  }
+  try {
+    watch_store_->set(key("news", generation), "1");
+  } catch (const std::exception&) {  // the store is gone: whoever needs it next notices
   }
   watcher_->wake();  // other ranks of this process need not wait until this one has aborted
   learn(first, generation);
@@ -316,6 +323,7 @@ std::optional<std::string> FailureDomain::tick() {
   check_collectives(generation);
   check_lifeline(generation);
   try {
+    if (!watch_store_->check({key("news", generation)})) return std::nullopt;
     const std::string failure = key("failure", generation);
     if (watch_store_->check({failure}))
       learn(watch_store_->get_to_str(failure), generation);

@@ -166,6 +166,32 @@ TEST(ExpectBy, EachLimitBeginsWhenTheWorkBeforeHasEnded) {
   EXPECT_TRUE(domain.hung());
 }
 
+class CountingStore final : public c10d::HashStore {
+ public:
+  std::atomic<int> checks = 0;
+  bool check(const std::vector<std::string>& keys) override {
+    ++checks;
+    return HashStore::check(keys);
+  }
+};
+
+// With 4096 ranks, each request is 40000 per second for the store of rank 0.
+TEST(Tick, AsksTheStoreOnce) {
+  std::atomic<int> ticks = 0;
+  const auto store = c10::make_intrusive<CountingStore>();
+  const auto ranks = make_ranks(2, store);
+  for (const auto& rank : ranks) {
+    rank->domain().set_check([&](c10d::Store&) -> std::string {
+      ++ticks;
+      return "";
+    });
+  }
+  const int asked = store->checks, begin = ticks;
+  ASSERT_TRUE(poll(kTimeout, 1, [&] { return ticks >= begin + 20; }));
+  // Each rank may be in the middle of a tick at both counts.
+  EXPECT_LE(store->checks - asked, ticks - begin + 4);
+}
+
 TEST(Reset, NamesARankThatDoesNotCallIt) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto ranks = make_ranks(3, store);
