@@ -87,7 +87,8 @@ Channels::Channels(World& world, const std::string& name, std::span<const int> r
       created = back->second;
     } else {
       const std::vector<int> pair = {world_rank(from), world_rank(to)};
-      created = {world.make_group(name, pair), from == rank_ ? 1 : 0};
+      const std::string ends = std::to_string(from) + "-" + std::to_string(to);
+      created = {world.make_group(name + "." + ends, pair), from == rank_ ? 1 : 0};
     }
     const at::Tensor nothing = at::zeros({1}, at::TensorOptions(device));
     (from == rank_ ? send(nothing, to, 0) : receive(nothing, from, 0))->wait();

@@ -34,10 +34,11 @@ std::vector<Edge> creation_order(std::vector<Edge> edges);
 class Channels {
  public:
   // `ranks` maps each rank of the program to its rank in the world; `edges` lists all pairs of
-  // program ranks between which the program sends. Collective over the pipeline's ranks, which must
-  // all pass the same arguments, and blocking: sends one message along each edge to connect it,
-  // because the first message of a communicator can be slow. Throws std::invalid_argument if this
-  // world's rank is not in `ranks`.
+  // program ranks between which the program sends. The group of the channel from rank 0 to rank 1
+  // is called `name`.0-1, for PEER that of both directions, for RANK there is one, `name`.
+  // Collective over the pipeline's ranks, which must all pass the same arguments, and blocking:
+  // sends one message along each edge to connect it, because the first message of a communicator
+  // can be slow. Throws std::invalid_argument if this world's rank is not in `ranks`.
   Channels(World& world, const std::string& name, std::span<const int> ranks,
            ir::ChannelModel model, std::vector<Edge> edges, at::Device device);
   // Shuts the communicators down, or drops aborted ones after a failure.

@@ -173,7 +173,7 @@ Executor::Impl::Impl(ir::Program program, std::map<int, LocalStage> stages, comm
       !options_.allow_unverified && model == ir::ChannelModel::kEdge && proved.capacity == 0;
   if (!edges.empty()) {
     try {
-      channels_.emplace(world, coordinator_.key(), ranks_, model, edges, options_.device);
+      channels_.emplace(world, "channel", ranks_, model, edges, options_.device);
     } catch (const std::exception& caught) {  // perhaps of a peer that knows more
       fail(caught.what());
     }

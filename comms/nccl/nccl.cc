@@ -54,9 +54,12 @@ at::Device nccl_device(const Environment& environment) {
 MakeBackend nccl_backends(at::Device device, const StorePtr& store, const NcclOptions& options) {
   for (const auto& [name, value] : nccl_environment(variables_of_process()))
     setenv(name.c_str(), value.c_str(), 1);
+  if (const std::string warning = nccl_warning(variables_of_process()); !warning.empty())
+    TORCH_WARN(warning);
   return [=](const std::string& name, int rank, int size) -> BackendPtr {
     const c10::DeviceGuard guard(device);  // this may be any thread
-    const NcclGroupOptions group = options.group ? options.group(name) : nccl_defaults(name);
+    const NcclGroupOptions group =
+        options.group ? options.group(name) : nccl_defaults(kind_of(name));
     auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
         c10::make_intrusive<c10d::PrefixStore>(name, store), rank, size,
         options_of(nccl_settings(name, group, options.timeout)));

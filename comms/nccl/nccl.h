@@ -14,7 +14,8 @@ namespace pipewright::comms {
 struct NcclOptions {
   // The world's timeout. NCCL's own watchdog has a longer one (nccl_timeout()).
   std::chrono::milliseconds timeout = kDefaultTimeout;
-  // The settings of a group by its name; null for nccl_defaults().
+  // The settings of a group by its name, such as "channel.0-1[0,4]#0" (nccl_options.h); null for
+  // nccl_defaults(kind_of(name)).
   std::function<NcclGroupOptions(const std::string& name)> group = nullptr;
 };
 

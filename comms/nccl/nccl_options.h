@@ -14,19 +14,31 @@ struct NcclGroupOptions {
   bool nonblocking = false;
 };
 
-// Whether the group `name` is a channel of an executor: "executor.0.1#0[0,1]#0". All others have
-// the name of what made them: "mesh.dp_shard[0,4]#0", "tied.weight[0,1]#0", or that of
-// make_group().
-bool is_channel(const std::string& name);
-
-// The defaults of the group `name`. None was measured.
+// What a group is for, by its name:
 //
-// A channel has at most 4 CTAs: a RECV that is posted early is a kernel that spins until the peer
-// has computed, and with NCCL's default of up to 32 CTAs two of them may take half of an H100 from
-// computation. Where transfers over NVLink limit a step, allow more. Every other group has a stream
-// of high priority, as FSDP2's collectives have: kernels that were queued before would else delay
-// what the next layer waits for.
-NcclGroupOptions nccl_defaults(const std::string& name);
+//   channel.0-1[0,4]#0      kChannel: from rank 0 to rank 1 of the program (channels.h)
+//   mesh.dp_shard[0,1]#0    kShard: "shard" is in the name of a mesh dimension
+//   mesh.dp_replicate[0,2]#0  kReplicate: "replicate" is, and "shard" is not
+//   mesh.tp[0,1]#0          kTensorParallel: the dimension "tp" alone
+//   all others              kOther: other dimensions, tied parameters, make_group()
+//
+// In brackets are the world ranks of the members, after # how many groups had the same name and
+// members before.
+enum class GroupKind { kChannel, kShard, kReplicate, kTensorParallel, kOther };
+GroupKind kind_of(const std::string& name);
+
+// The defaults of a kind. None was measured.
+//
+//   kChannel         at most 4 CTAs: a RECV that is posted early is a kernel that spins until the
+//                    peer has computed, and with NCCL's default of up to 32 CTAs two of them may
+//                    take half of an H100 from computation. Where transfers over NVLink limit a
+//                    step, allow more.
+//   kReplicate       normal priority, as FSDP2's all-reduce over replicas has: nothing waits for it
+//                    before the end of the backward
+//   kShard, kTensorParallel, kOther
+//                    high priority, as FSDP2's all-gathers have: kernels that were queued before
+//                    would else delay what the next layer waits for
+NcclGroupOptions nccl_defaults(GroupKind kind);
 
 }  // namespace pipewright::comms
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -54,11 +55,37 @@ std::string nccl_trace_prefix(const Variables& variables) {
   return variables("XDG_CACHE_HOME").value_or(home + "/.cache") + "/torch/comm_lib_trace_rank_";
 }
 
-bool is_channel(const std::string& name) { return name.starts_with("executor."); }
+GroupKind kind_of(const std::string& name) {
+  const std::string first = name.substr(0, name.find('['));
+  if (first == "channel" || first.starts_with("channel.")) return GroupKind::kChannel;
+  if (!first.starts_with("mesh.")) return GroupKind::kOther;
+  if (first == "mesh.tp") return GroupKind::kTensorParallel;
+  if (first.find("shard") != std::string::npos) return GroupKind::kShard;
+  if (first.find("replicate") != std::string::npos) return GroupKind::kReplicate;
+  return GroupKind::kOther;
+}
 
-NcclGroupOptions nccl_defaults(const std::string& name) {
-  if (is_channel(name)) return {.max_ctas = 4};
+NcclGroupOptions nccl_defaults(GroupKind kind) {
+  switch (kind) {
+    case GroupKind::kChannel:
+      return {.max_ctas = 4};
+    case GroupKind::kReplicate:
+      return {};
+    case GroupKind::kShard:
+    case GroupKind::kTensorParallel:
+    case GroupKind::kOther:
+      break;
+  }
   return {.high_priority_stream = true};
+}
+
+std::string nccl_warning(const Variables& variables) {
+  const std::string name = "CUDA_DEVICE_MAX_CONNECTIONS";
+  const std::optional<std::string> value = variables(name);
+  if (!value || std::atoi(value->c_str()) >= 8) return "";
+  return name + ": expected it unset, got " + *value +
+         ": streams then share hardware queues, so that a RECV that waits may hold up computation, "
+         "and a program with --receives latest may deadlock";
 }
 
 std::chrono::milliseconds nccl_timeout(std::chrono::milliseconds world) {

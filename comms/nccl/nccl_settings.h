@@ -30,6 +30,10 @@ std::vector<int> members_of(const std::string& group_name);
 // is; torchrun sets this one to 1 for all its processes, so that is no choice of the user's.
 std::map<std::string, std::string> nccl_environment(const Variables& variables);
 
+// What nccl_backends() warns of: CUDA_DEVICE_MAX_CONNECTIONS below CUDA's default of 8. Empty:
+// nothing.
+std::string nccl_warning(const Variables& variables);
+
 // The path of PyTorch's flight recorder of NCCL's operations, less the world rank that ends it:
 // that of PyTorch, but with `nccl_` before the file's name where TORCH_FR_DUMP_TEMP_FILE is set:
 // the executor's own dump has that name (executor/hang/watchdog.h).

@@ -4,7 +4,11 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <vector>
+
+#include "pipewright/comms/group.h"
 
 namespace pipewright::comms {
 namespace {
@@ -32,8 +36,31 @@ class Grouping final : public c10d::Backend {
     return c10::make_intrusive<Done>();
   }
 
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>&, int, int) override {
+    return c10::make_intrusive<Done>();
+  }
+
   int open = 0, sent = 0;
 };
+
+// So that a user can choose the settings of one (NcclOptions::group).
+TEST(Channels, AreNamedByTheirEnds) {
+  const auto names_of = [](ir::ChannelModel model) {
+    World world(0, 2, c10::make_intrusive<c10d::HashStore>(),
+                [&](const std::string&, int rank, int size) {
+                  return c10::make_intrusive<Grouping>(rank, size);
+                });
+    const std::vector<int> ranks = {0, 1};
+    const Channels channels(world, "channel", ranks, model, {{0, 1}, {1, 0}}, at::kCPU);
+    std::vector<std::string> names;
+    for (const GroupState& state : world.groups()->states()) names.push_back(state.name);
+    return names;
+  };
+  EXPECT_EQ(names_of(ir::ChannelModel::kEdge),
+            (std::vector<std::string>{"channel.0-1[0,1]#0", "channel.1-0[0,1]#0"}));
+  EXPECT_EQ(names_of(ir::ChannelModel::kPeer), std::vector<std::string>{"channel.0-1[0,1]#0"});
+  EXPECT_EQ(names_of(ir::ChannelModel::kRank), std::vector<std::string>{"channel[0,1]#0"});
+}
 
 TEST(Channels, CloseTheGroupOfAPostThatThrows) {
   c10::intrusive_ptr<Grouping> made;

@@ -52,13 +52,40 @@ TEST(NcclTraces, HavePyTorchsPathUnlessTheExecutorsDumpHasIt) {
             "/c/torch/comm_lib_trace_rank_");
 }
 
-TEST(NcclDefaults, KeepWaitingChannelsSmall) {
-  EXPECT_EQ(nccl_defaults("executor.0.1#0[0,1]#0").max_ctas, 4);
-  EXPECT_FALSE(nccl_defaults("executor.0.1#0[0,1]#0").high_priority_stream);
-  for (const char* name : {"mesh.dp_shard[0,4]#0", "tied.weight[0,1]#0", "executors[0,1]#0"}) {
-    EXPECT_EQ(nccl_defaults(name).max_ctas, 0) << name;
-    EXPECT_TRUE(nccl_defaults(name).high_priority_stream) << name;
+TEST(GroupKind, IsInTheName) {
+  const std::map<std::string, GroupKind> kinds = {
+      {"channel.0-1[0,4]#0", GroupKind::kChannel},
+      {"channel[0,1]#0", GroupKind::kChannel},
+      {"channels[0,1]#0", GroupKind::kOther},
+      {"mesh.dp_shard[0,1]#0", GroupKind::kShard},
+      {"mesh.dp_replicate.dp_shard[0,1]#0", GroupKind::kShard},
+      {"mesh.dp_shard/2[0,1]#0", GroupKind::kShard},
+      {"mesh.dp_replicate[0,2]#1", GroupKind::kReplicate},
+      {"mesh.tp[0,1]#0", GroupKind::kTensorParallel},
+      {"mesh.pp.tp[0,1]#0", GroupKind::kOther},
+      {"tied.shard[0,1]#0", GroupKind::kOther},
+  };
+  for (const auto& [name, kind] : kinds) EXPECT_EQ(kind_of(name), kind) << name;
+}
+
+TEST(NcclDefaults, KeepWaitingChannelsSmallAndWhatIsAwaitedFast) {
+  EXPECT_EQ(nccl_defaults(GroupKind::kChannel).max_ctas, 4);
+  EXPECT_FALSE(nccl_defaults(GroupKind::kChannel).high_priority_stream);
+  EXPECT_FALSE(nccl_defaults(GroupKind::kReplicate).high_priority_stream);
+  for (const GroupKind kind : {GroupKind::kShard, GroupKind::kTensorParallel, GroupKind::kOther}) {
+    EXPECT_EQ(nccl_defaults(kind).max_ctas, 0);
+    EXPECT_TRUE(nccl_defaults(kind).high_priority_stream);
   }
+}
+
+TEST(NcclWarning, OfStreamsThatShareAHardwareQueue) {
+  const auto warning = [](const std::string& value) {
+    return nccl_warning(lookup({{"CUDA_DEVICE_MAX_CONNECTIONS", value}}));
+  };
+  EXPECT_EQ(nccl_warning(lookup({})), "");
+  EXPECT_EQ(warning("8"), "");
+  EXPECT_EQ(warning("32"), "");
+  EXPECT_TRUE(warning("1").starts_with("CUDA_DEVICE_MAX_CONNECTIONS: expected it unset, got 1: "));
 }
 
 TEST(NcclEnvironment, TurnsPyTorchsErrorHandlingOffUnlessTheUserHasChosen) {
