@@ -25,7 +25,6 @@ bool can_fuse(const torch::optim::OptimizerParamGroup& group) {
     return tensor.device() == first.device() && tensor.scalar_type() == first.scalar_type() &&
            tensor.is_contiguous();
   };
-  if (!first.is_cpu() && !first.is_cuda()) return false;
   return !static_cast<const AdamWOptions&>(group.options()).amsgrad() &&
          std::ranges::all_of(group.params(), [&](const at::Tensor& parameter) {
            return fits(parameter) && (!parameter.grad().defined() || fits(parameter.grad()));

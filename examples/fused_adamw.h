@@ -11,8 +11,8 @@ class FusedAdamW final : public torch::optim::AdamW {
  public:
   using AdamW::AdamW;
 
-  // On CPUs and GPUs. Does what torch does if a parameter is not contiguous, or not of the first
-  // one's type, or for amsgrad.
+  // Never waits for a device. Does what torch does if a parameter is not contiguous, or not of the
+  // first one's type, or for amsgrad.
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 

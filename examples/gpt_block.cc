@@ -1,6 +1,9 @@
 #include "examples/gpt_block.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+
+#include <vector>
 
 #include "pipewright/modules/forward.h"
 
@@ -20,14 +23,20 @@ at::Tensor Norm::forward(const at::Tensor& x) {
                         : at::rms_norm(x, dims, weight, kEpsilon);
 }
 
-at::Tensor rotated(const at::Tensor& x) {
+at::Tensor RotaryEmbedding::rotated(const at::Tensor& x) {
   const int64_t half = x.size(-1) / 2;
-  const auto fp32 = x.options().dtype(at::kFloat);
-  const at::Tensor frequencies = at::pow(10000.0, at::arange(half, fp32) / -half);
-  const at::Tensor angles = at::outer(at::arange(x.size(-2), fp32), frequencies);
-  const at::Tensor cos = angles.cos().to(x.dtype()), sin = angles.sin().to(x.dtype());
+  const std::vector<int64_t> sizes = {x.size(-2), half};
+  if (!cos_.defined() || cos_.sizes() != at::IntArrayRef(sizes) ||
+      cos_.scalar_type() != x.scalar_type() || cos_.device() != x.device()) {
+    const c10::InferenceMode usual(false);  // what an evaluation makes, a later backward may need
+    const auto fp32 = x.options().dtype(at::kFloat);
+    const at::Tensor frequencies = at::pow(10000.0, at::arange(half, fp32) / -half);
+    const at::Tensor angles = at::outer(at::arange(x.size(-2), fp32), frequencies);
+    cos_ = angles.cos().to(x.dtype());
+    sin_ = angles.sin().to(x.dtype());
+  }
   const at::Tensor first = x.narrow(-1, 0, half), second = x.narrow(-1, half, half);
-  return at::cat({first * cos - second * sin, second * cos + first * sin}, -1);
+  return at::cat({first * cos_ - second * sin_, second * cos_ + first * sin_}, -1);
 }
 
 Block::Block(int64_t dim, NormKind kind, bool rope)
@@ -46,7 +55,7 @@ at::Tensor Block::forward(const at::Tensor& x) {
                    .permute({3, 0, 2, 1, 4})
                    .unbind(0);
   if (rotates) {
-    for (const size_t part : {0, 1}) parts[part] = rotated(parts[part]);
+    for (const size_t part : {0, 1}) parts[part] = rotary_.rotated(parts[part]);
   }
   const at::Tensor mixed = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0,
                                                             /*is_causal=*/true);

@@ -30,7 +30,15 @@ struct Norm : torch::nn::Module {
 // context, head dim]: rotates the pair of elements i and i + head dim / 2 of position p by p *
 // 10000^(-2i / head dim), as Llama does. A product of a query and a key then depends on their
 // distance alone. The head dimension must be even.
-at::Tensor rotated(const at::Tensor& x);
+//
+// Keeps the cosines and sines of the last shape and dtype. For one thread at a time.
+class RotaryEmbedding {
+ public:
+  at::Tensor rotated(const at::Tensor& x);
+
+ private:
+  at::Tensor cos_, sin_;  // [context, half the head dim]
+};
 
 // Causal attention and an MLP, each after a norm and with a residual connection: [batch, context,
 // dim] to the same. With tensor parallelism (plan() of gpt.h), attention runs on this rank's heads.
@@ -41,6 +49,9 @@ struct Block : torch::nn::Module {
   std::shared_ptr<Norm> attention_norm, mlp_norm;
   torch::nn::Linear qkv, mix, up, down;
   const bool rotates;  // queries and keys
+
+ private:
+  RotaryEmbedding rotary_;
 };
 
 }  // namespace pipewright::examples

@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/meter/calls.h"
+
 namespace pipewright::examples {
 namespace {
 
@@ -84,6 +86,15 @@ TEST_P(Fused, StepsAreThoseOfTorch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, Fused, testing::Values(at::kFloat, at::kDouble));
+
+TEST(Fused, OneOperationPerGroup) {
+  const Tensors parameters = make_parameters(at::kFloat);
+  auto optimizer = make_optimizer<FusedAdamW>(parameters);
+  set_gradients(parameters, 1);
+  tests::Calls calls = tests::calls_of([&] { optimizer.step(); });
+  EXPECT_EQ(calls["aten::_fused_adamw_"], 2);
+  EXPECT_EQ(calls["aten::addcdiv_"], 0);
+}
 
 // What cannot be fused is left to torch.
 TEST(Fused, TakesWhatTorchTakes) {

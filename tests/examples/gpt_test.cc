@@ -3,6 +3,7 @@
 #include "examples/gpt.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include "pipewright/layout/layout.h"
 #include "pipewright/modules/forward.h"
 #include "pipewright/tp/parallelize.h"
+#include "tests/support/meter/calls.h"
 #include "tests/support/recording/recording_backend.h"
 #include "tests/support/training/on_ranks.h"
 
@@ -117,7 +119,8 @@ TEST(Gpt, RotatesPairsByTheirPosition) {
                            .view({2, 3, kContext, kHeadDim})
                            .mul(0.37)
                            .sin();
-  const at::Tensor y = rotated(x);
+  RotaryEmbedding rotary;
+  const at::Tensor y = rotary.rotated(x);
   for (int64_t position = 0; position < kContext; ++position) {
     for (int64_t pair = 0; pair < kHalf; ++pair) {
       const double angle =
@@ -130,6 +133,27 @@ TEST(Gpt, RotatesPairsByTheirPosition) {
       EXPECT_LT(std::abs(number(y) - expected), 1e-6) << position << " " << pair;
     }
   }
+}
+
+// An evaluation may come first, in inference mode.
+TEST(Gpt, RotatesByTablesThatAreComputedOnce) {
+  RotaryEmbedding rotary;
+  at::Tensor x = at::ones({1, 1, 7, kHeadDim});
+  const auto cosines = [&](const at::Tensor& of) {
+    return tests::calls_of([&] { rotary.rotated(of); })["aten::cos"];
+  };
+  {
+    const c10::InferenceMode inference;
+    EXPECT_EQ(cosines(x), 1);
+  }
+  EXPECT_EQ(cosines(x), 0);
+  x.requires_grad_();
+  rotary.rotated(x).sum().backward();
+  EXPECT_TRUE(x.grad().defined());
+  // Another context, another dtype.
+  EXPECT_EQ(rotary.rotated(x.detach().narrow(2, 0, 3)).sizes(),
+            (at::IntArrayRef{1, 1, 3, kHeadDim}));
+  EXPECT_EQ(rotary.rotated(x.detach().to(at::kHalf)).scalar_type(), at::kHalf);
 }
 
 TEST(Gpt, SplitsBlocksEvenlyOrByCost) {

@@ -2,37 +2,22 @@
 // stopwatch that counts operators, of which some are dearer than the estimate knows.
 #include "examples/part_costs.h"
 
-#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <functional>
 #include <limits>
 #include <map>
-#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
 
+#include "tests/support/meter/calls.h"
+
 namespace pipewright::examples {
 namespace {
 
-using Calls = std::map<std::string, int>;
-thread_local Calls* calls = nullptr;  // a callback has no state of its own
-
-// The operators that `work` calls on this thread, in forward and backward.
-Calls calls_of(const std::function<void()>& work) {
-  Calls counted;
-  calls = &counted;
-  const at::CallbackHandle handle = at::addThreadLocalCallback(at::RecordFunctionCallback(
-      [](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
-        ++(*calls)[call.name()];
-        return nullptr;
-      }));
-  work();
-  at::removeCallback(handle);
-  return counted;
-}
+using tests::calls_of;
 
 // An operator costs its price, all others nothing.
 Stopwatch priced(const std::map<std::string, double>& prices) {
