@@ -3,8 +3,8 @@
 //
 //   pipewright launch -n 4 -- minimal
 //
-// On GPUs, one per process, it is the same program, built with //:pipewright_cuda or
-// pipewright::nccl (minimal_cuda): the lines that name `device` are all that differs.
+// Built with //:pipewright_cuda or pipewright::nccl (minimal_cuda), `minimal --device cuda` trains
+// on GPUs, one per process: the lines that name `device` are all that differs.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <c10/core/DeviceGuard.h>
@@ -12,6 +12,8 @@
 #include <torch/optim/adamw.h>
 
 #include <iostream>
+#include <string>
+#include <vector>
 
 #include "pipewright/checkpoint/torch/training_state.h"
 #include "pipewright/comms/gloo/gloo.h"
@@ -34,12 +36,22 @@ at::Tensor loss(const executor::Tensors& outputs, const executor::Tensors& targe
   return at::mse_loss(outputs[0], targets[0]);
 }
 
-int main() {
+int main(int argc, char** argv) {
+  const std::vector<std::string> flags(argv + 1, argv + argc);
+  const bool on_gpus = flags == std::vector<std::string>{"--device", "cuda"};
+  if (!flags.empty() && !on_gpus) {
+    std::cerr << "expected no arguments or `--device cuda`\n";
+    return 2;
+  }
   const comms::Environment environment = comms::read_environment();
 #ifdef MINIMAL_NCCL
-  const at::Device device = comms::nccl_device(environment);
-  comms::World world = comms::nccl_world(environment);
+  const at::Device device = on_gpus ? comms::nccl_device(environment) : at::kCPU;
+  comms::World world = on_gpus ? comms::nccl_world(environment) : comms::gloo_world(environment);
 #else
+  if (on_gpus) {
+    std::cerr << "--device cuda: this program was built without NCCL\n";
+    return 2;
+  }
   const at::Device device = at::kCPU;
   comms::World world = comms::gloo_world(environment);
 #endif

@@ -1,6 +1,8 @@
 // Replaces the weak symbols of tests/support/ranks, so that test bodies run on GPUs: each rank, a
-// thread, on its own one over NCCL; or all ranks on the first one over comms/threads/threads.h, if
-// there are fewer. There data parallelism needs an executor.
+// thread, on its own one over NCCL. If there are fewer, ranks share GPUs: over NCCL where it takes
+// several ranks per GPU (2.30 or newer, with NCCL_MULTI_RANK_GPU_ENABLE=1), otherwise all on the
+// first one over comms/threads/threads.h, where data parallelism needs an executor. Says on stdout
+// which.
 #include "tests/support/ranks/ground.h"
 
 #include <ATen/Context.h>
@@ -9,7 +11,10 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <optional>
+#include <string_view>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "pipewright/comms/failure/failure_domain.h"
@@ -21,10 +26,14 @@ namespace {
 
 thread_local std::optional<at::Device> own_device;
 
-bool have_one_each(int ranks) { return static_cast<int>(at::getNumGPUs()) >= ranks; }
+bool use_nccl(int ranks) {
+  const char* shares = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  return static_cast<int>(at::getNumGPUs()) >= ranks || (shares && std::string_view(shares) == "1");
+}
 
 at::Device device_of(int rank, int ranks) {
-  return {at::kCUDA, static_cast<c10::DeviceIndex>(have_one_each(ranks) ? rank : 0)};
+  const int index = use_nccl(ranks) ? rank % static_cast<int>(at::getNumGPUs()) : 0;
+  return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
 
 }  // namespace
@@ -36,7 +45,11 @@ c10::DeviceType device_type() { return c10::DeviceType::CUDA; }
 bool has_hosts_bits() { return false; }
 
 std::vector<comms::World> make_worlds(int size, const comms::ThreadOptions& options) {
-  if (!have_one_each(size)) return comms::thread_worlds(size, options);
+  const int gpus = static_cast<int>(at::getNumGPUs());
+  std::printf("ranks: %s\n", !use_nccl(size) ? "threads that share a GPU"
+                             : gpus < size   ? "NCCL, several per GPU"
+                                             : "NCCL");
+  if (!use_nccl(size)) return comms::thread_worlds(size, options);
   const comms::StorePtr store = c10::make_intrusive<c10d::HashStore>();
   const auto watcher = std::make_shared<comms::Watcher>();
   std::vector<comms::World> worlds;
