@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "examples/late_copy.h"
 #include "pipewright/comms/world.h"
 
 namespace pipewright::examples {
@@ -22,7 +23,8 @@ executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts,
     inputs.push_back(at::tensor(input));
     targets.push_back(at::tensor(target));
   }
-  return {.inputs = {at::stack(inputs).to(device)}, .targets = {at::stack(targets).to(device)}};
+  return {.inputs = {to_device(at::stack(inputs), device)},
+          .targets = {to_device(at::stack(targets), device)}};
 }
 
 executor::LossFunction make_loss(const Options& options, const comms::BackendPtr& tp) {
@@ -34,11 +36,11 @@ executor::LossFunction make_loss(const Options& options, const comms::BackendPtr
   };
 }
 
-double total_loss(const std::vector<at::Tensor>& losses, c10d::Backend& copies) {
+at::Tensor total_loss(const std::vector<at::Tensor>& losses, c10d::Backend& copies) {
   std::vector<at::Tensor> sum = {at::zeros({}, losses.front().options().dtype(at::kDouble))};
   for (const at::Tensor& loss : losses) sum[0] += loss;
   if (copies.getSize() > 1) comms::wait(copies, *copies.allreduce(sum));
-  return sum[0].item<double>() / copies.getSize();
+  return sum[0] / copies.getSize();
 }
 
 }  // namespace pipewright::examples

@@ -18,7 +18,8 @@ namespace pipewright::examples {
 bool in_first_copy(const comms::Mesh& mesh);
 
 // This rank's part of a batch whose windows start at `starts`: inputs and targets, each [windows,
-// context], on `device`. Copies of the pipeline have as many windows, or one more.
+// context], on `device`, for which this does not wait. Copies of the pipeline have as many windows,
+// or one more.
 executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts,
                          const comms::Mesh& mesh, at::Device device);
 
@@ -27,9 +28,9 @@ executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts,
 // not scale gradients. `tp` as in gpt_loss().
 executor::LossFunction make_loss(const Options& options, const comms::BackendPtr& tp);
 
-// The loss of the step, from those of this rank's microbatches. Collective over `copies`, the ranks
-// that have the last stage.
-double total_loss(const std::vector<at::Tensor>& losses, c10d::Backend& copies);
+// The loss of the step, a scalar on the device, from those of this rank's microbatches. Collective
+// over `copies`, the ranks that have the last stage. Does not wait for the device.
+at::Tensor total_loss(const std::vector<at::Tensor>& losses, c10d::Backend& copies);
 
 }  // namespace pipewright::examples
 

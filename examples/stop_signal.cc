@@ -21,8 +21,11 @@ void listen_for_stop() {
   for (const int signal : {SIGUSR1, SIGTERM}) sigaction(signal, &action, nullptr);
 }
 
-bool should_stop(c10d::Backend& ranks, at::Device device) {
-  return on_any_rank(signalled, ranks, device);
+bool StopVote::should_stop() {
+  LateCopy now(any_rank(signalled, *ranks_, device_));
+  if (device_.is_cpu()) return now.wait().item<float>() > 0;
+  const std::optional<LateCopy> before = std::exchange(last_, std::move(now));
+  return before && before->wait().item<float>() > 0;
 }
 
 }  // namespace pipewright::examples

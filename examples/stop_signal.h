@@ -3,7 +3,11 @@
 
 #include <c10/core/Device.h>
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <optional>
+#include <utility>
+
+#include "examples/late_copy.h"
+#include "pipewright/comms/world.h"
 
 // A run that is about to be preempted saves and stops: SIGUSR1 (Slurm's --signal=USR1@120) and
 // SIGTERM (torchrun, scancel) ask for it.
@@ -16,9 +20,21 @@ struct SavedAndStopped {};
 // From now on the two signals do not end this process.
 void listen_for_stop();
 
-// Collective over `ranks`, which communicate tensors of `device`: whether one of them has got such
-// a signal.
-bool should_stop(c10d::Backend& ranks, at::Device device);
+// Agrees on whether one of the ranks of a group has got such a signal. On a device the host would
+// wait for the step that it has just queued, so there each answer is that of the call before.
+class StopVote {
+ public:
+  // `ranks` communicate tensors of `device`.
+  StopVote(comms::BackendPtr ranks, at::Device device)
+      : ranks_(std::move(ranks)), device_(device) {}
+  // Collective. To be called after each step.
+  bool should_stop();
+
+ private:
+  const comms::BackendPtr ranks_;
+  const at::Device device_;
+  std::optional<LateCopy> last_;
+};
 
 }  // namespace pipewright::examples
 

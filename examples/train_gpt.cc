@@ -14,6 +14,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -25,6 +26,7 @@
 #include "examples/device.h"
 #include "examples/exit_codes.h"
 #include "examples/fused_adamw.h"
+#include "examples/late_copy.h"
 #include "examples/learning_rate.h"
 #include "examples/local_model.h"
 #include "examples/measured_costs.h"
@@ -117,6 +119,42 @@ class Recording {
   std::optional<RecordedStep> latest_, asked_, fastest_;
 };
 
+// Shows the figures of steps in their order, each when its device has them: the host goes on and
+// queues the next steps.
+class LateFigures {
+ public:
+  explicit LateFigures(Progress& progress) : progress_(progress) {}
+
+  void add(const at::Tensor& loss, const at::Tensor& norm, double learning_rate,
+           const std::optional<RecordedStep>& recorded) {
+    steps_.push_back({LateCopy(loss), LateCopy(norm), learning_rate, recorded});
+    while (!steps_.empty() && steps_.front().norm.is_there() && steps_.front().loss.is_there())
+      show_first();
+  }
+  // Waits for all that are left.
+  void finish() {
+    while (!steps_.empty()) show_first();
+  }
+
+ private:
+  struct Step {
+    LateCopy loss, norm;
+    double learning_rate;
+    std::optional<RecordedStep> recorded;
+  };
+
+  void show_first() {
+    const Step& step = steps_.front();
+    if (step.recorded) progress_.recorded(*step.recorded);
+    progress_.step(
+        {step.loss.wait().item<double>(), step.norm.wait().item<double>(), step.learning_rate});
+    steps_.pop_front();
+  }
+
+  Progress& progress_;
+  std::deque<Step> steps_;
+};
+
 Progress::Style style_of(const Options& options) {
   if (options.json) return Progress::Style::kJson;
   return isatty(STDOUT_FILENO) != 0 ? Progress::Style::kBar : Progress::Style::kLines;
@@ -206,6 +244,8 @@ void train(Options options, const ir::Program& first, const Text& text, comms::W
   }
   const bool shows_norm =
       on_any_rank(reports && progress.shows_gradient_norm(), *all_ranks, device);
+  LateFigures figures(progress);
+  StopVote stop(all_ranks, device);
   for (int64_t step = first_step; step < options.steps; ++step) {
     optimizer.zero_grad();
     const std::vector<int64_t> starts = text.batch(options.model.seed, step, options.batch);
@@ -219,17 +259,20 @@ void train(Options options, const ir::Program& first, const Text& text, comms::W
     const double factor = learning_rate_factor(options.learning_rate_plan, step, options.steps);
     checkpoints.before_update();
     if (!model.parameters.empty()) scaled_step(optimizer, factor);
-    const double loss = has_loss ? total_loss(result.losses, *copies) : 0;
+    const at::Tensor loss = has_loss ? total_loss(result.losses, *copies) : at::zeros({});
     if (reports) {
-      if (recording.latest()) progress.recorded(*recording.latest());
       const double rate = optimizer.param_groups().front().options().get_lr() * factor;
-      progress.step({loss, norm.item<double>(), rate});
+      figures.add(loss, norm, rate, recording.latest());
     }
-    const bool stops = !options.checkpoints.save.empty() && step + 1 < options.steps &&
-                       should_stop(*all_ranks, device);
+    const bool stops =
+        !options.checkpoints.save.empty() && step + 1 < options.steps && stop.should_stop();
     checkpoints.save(step + 1, stops ? step + 1 : options.steps);
-    if (stops) throw SavedAndStopped();
+    if (stops) {
+      figures.finish();
+      throw SavedAndStopped();
+    }
   }
+  figures.finish();
 
   // The loss on the held-back text.
   constexpr int64_t kBatches = 4;
@@ -237,7 +280,7 @@ void train(Options options, const ir::Program& first, const Text& text, comms::W
   for (int64_t batch = 0; batch < kBatches; ++batch) {
     const std::vector<int64_t> starts = text.held_back(options.batch, batch, kBatches);
     const executor::StepResult result = executor.eval(batch_of(text, starts, mesh, device));
-    if (has_loss) held_back += total_loss(result.losses, *copies) / kBatches;
+    if (has_loss) held_back += total_loss(result.losses, *copies).item<double>() / kBatches;
   }
   constexpr int64_t kSampleBytes = 64;
   const std::string prompt = text.held_back_begin(options.model.context / 2);
