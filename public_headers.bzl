@@ -74,6 +74,7 @@ TRAINING_HEADERS = [
     "executor/microbatches.h",
     "executor/module_stage.h",
     "executor/stage.h",
+    "executor/step_lock.h",
     "executor/tensor_meta.h",
     # Wrappers of modules, and how wrapped modules are called, stored, clipped and scaled.
     "autograd/checkpoint.h",

@@ -280,6 +280,7 @@ set(pipewright_executor_headers
     executor/microbatches.h
     executor/module_stage.h
     executor/stage.h
+    executor/step_lock.h
     executor/tensor_meta.h
     autograd/checkpoint.h
     autograd/split_backward.h

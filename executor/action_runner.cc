@@ -120,7 +120,7 @@ ActionRunner::ActionRunner(const ir::Placement& placement, int num_microbatches,
       num_microbatches_(num_microbatches),
       weight_free_w_(options.weight_free_w),
       flow_(placement, num_microbatches, indices_of(stages), transfers,
-            {std::move(options.loss), options.scale_grads}) {
+            {std::move(options.loss), options.scale_grads, options.lock}) {
   for (auto& [index, stage] : stages) {
     stages_.emplace(index,
                     Local{std::move(stage.stage), Residency(index, std::move(stage.data_parallel)),

@@ -10,6 +10,7 @@
 #include "pipewright/executor/data_flow.h"
 #include "pipewright/executor/program/program.h"
 #include "pipewright/executor/stage.h"
+#include "pipewright/executor/step_lock.h"
 #include "pipewright/modules/data_parallel.h"
 
 namespace pipewright::executor {
@@ -77,6 +78,7 @@ class ActionRunner {
     bool scale_grads = true;
     bool weight_free_w = false;       // W may run while the stage is resharded
     std::vector<int> recompute = {};  // the stages that recompute, ascending
+    StepLock* lock = nullptr;         // held by who calls run(); may be null
   };
 
   // `placement` must outlive this object; `transfers` may be null if this rank sends and receives

@@ -155,6 +155,7 @@ Tensors DataFlow::stage_inputs(ir::ActionPart part) {
     }
     return take(inputs);
   }
+  const StepLockReleased released(options_.lock);
   return transfers(part).wait_receive({ActionKind::kRecvF, stage, microbatch});
 }
 
@@ -215,8 +216,10 @@ void DataFlow::compute_loss(ir::ActionPart part, Stage& stage, const Tensors& ou
 
 Tensors DataFlow::output_grads(ir::ActionPart part) {
   const int stage = part.stage(), microbatch = part.microbatch();
-  if (!is_last(stage) && !is_local(stage + 1))
+  if (!is_last(stage) && !is_local(stage + 1)) {
+    const StepLockReleased released(options_.lock);
     return transfers(part).wait_receive({ActionKind::kRecvB, stage, microbatch});
+  }
   std::optional<Tensors>& grads = slot(part).output_grads;
   if (!grads) {
     throw ContractError(is_last(stage) ? "a backward needs a loss function, got none"
@@ -226,6 +229,7 @@ Tensors DataFlow::output_grads(ir::ActionPart part) {
   }
   std::optional<Loss> loss = std::exchange(slot(part).loss, std::nullopt);
   if (!loss) return take(grads);
+  const StepLockReleased released(options_.lock);
   autograd::full_backward({loss->root}, take(grads), loss->nodes);
   return autograd::take_grads(loss->inputs);
 }
@@ -259,6 +263,7 @@ void DataFlow::send(ir::ActionPart part) {
     throw ContractError(std::string(forward ? "no output" : "no gradient") + " of " +
                         quoted(source, part.stage(), part.microbatch()) + " to send");
   }
+  const StepLockReleased released(options_.lock);  // a rank that is far ahead waits in a SEND
   transfers(part).post_send(part, take(tensors));
 }
 
@@ -269,6 +274,7 @@ void DataFlow::receive(ir::ActionPart part) {
 
 void DataFlow::wait_send(ir::ActionPart part) {
   slot(part);  // throws if the stage is not on this rank
+  const StepLockReleased released(options_.lock);
   transfers(part).wait_send(ir::awaited_by(part));
 }
 

@@ -10,6 +10,7 @@
 #include "pipewright/executor/loss_function.h"
 #include "pipewright/executor/microbatches.h"
 #include "pipewright/executor/stage.h"
+#include "pipewright/executor/step_lock.h"
 #include "pipewright/executor/transfers.h"
 #include "pipewright/ir/placement.h"
 
@@ -31,7 +32,8 @@ class DataFlow {
  public:
   struct Options {
     LossFunction loss = {};
-    bool scale_grads = true;  // scale the gradient of each loss by 1 / number of microbatches
+    bool scale_grads = true;   // scale the gradient of each loss by 1 / number of microbatches
+    StepLock* lock = nullptr;  // held between begin() and finish(), except in waits; may be null
   };
 
   // `stages` lists this rank's stages. `placement` must outlive this object; `transfers` may be

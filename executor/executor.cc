@@ -185,10 +185,11 @@ Executor::Impl::Impl(ir::Program program, std::map<int, LocalStage> stages, comm
                              if (recorder_) recorder_->received(receive);
                            }});
   }
-  runner_.emplace(
-      placement, program_.num_microbatches, std::move(stages), transfers_ ? &*transfers_ : nullptr,
-      ActionRunner::Options{options_.loss, options_.scale_grads,
-                            program_.lowering.weight_free_w.value_or(false), program_.recompute});
+  runner_.emplace(placement, program_.num_microbatches, std::move(stages),
+                  transfers_ ? &*transfers_ : nullptr,
+                  ActionRunner::Options{options_.loss, options_.scale_grads,
+                                        program_.lowering.weight_free_w.value_or(false),
+                                        program_.recompute, options_.lock.get()});
 }
 
 StepResult Executor::Impl::step(const Batch& batch, bool return_outputs) {
@@ -319,17 +320,20 @@ StepResult Executor::Impl::run(bool evaluates, bool return_outputs,
       forget_shapes(/*with_backward=*/false);
     batches_.remember(microbatches, with_backward);
     if (with_backward && options_.tied) options_.tied->step_begins();
-    runner_->begin(row, with_backward, return_outputs, std::move(batch.microbatches));
     Recorder* const recorder = recorder_ && !evaluates ? &*recorder_ : nullptr;
-    if (recorder) recorder->begin_step();
-    for (const PlannedAction& planned : row.actions) {
-      current_ = &planned;
-      watchdog_->progress().run(planned.step);
-      RECORD_USER_SCOPE("PP:" + ir::to_string(planned.action));
-      if (recorder) recorder->begin(planned);
-      runner_->run(planned);
-      if (recorder) recorder->end();
-      if (ir::is_compute(planned.action.kind())) watchdog_->computed(planned.step);
+    {
+      const StepLockHeld held(options_.lock.get());
+      runner_->begin(row, with_backward, return_outputs, std::move(batch.microbatches));
+      if (recorder) recorder->begin_step();
+      for (const PlannedAction& planned : row.actions) {
+        current_ = &planned;
+        watchdog_->progress().run(planned.step);
+        RECORD_USER_SCOPE("PP:" + ir::to_string(planned.action));
+        if (recorder) recorder->begin(planned);
+        runner_->run(planned);
+        if (recorder) recorder->end();
+        if (ir::is_compute(planned.action.kind())) watchdog_->computed(planned.step);
+      }
     }
     current_ = nullptr;
     watchdog_->progress().end();
@@ -407,7 +411,7 @@ void Executor::Impl::guard(const std::function<void()>& body) {
     world_.failures().throw_if_failed();
     body();
   } catch (const std::exception& error) {
-    fail(error.what());
+    fail(options_.describe ? options_.describe(error) : error.what());
   } catch (...) {
     fail("expected a std::exception, got an exception of another type");
   }

@@ -2,6 +2,7 @@
 #define PIPEWRIGHT_EXECUTOR_EXECUTOR_H_
 
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -15,6 +16,7 @@
 #include "pipewright/executor/loss_function.h"
 #include "pipewright/executor/microbatches.h"
 #include "pipewright/executor/stage.h"
+#include "pipewright/executor/step_lock.h"
 #include "pipewright/executor/tensor_meta.h"
 #include "pipewright/ir/schedule.h"
 #include "pipewright/ir/timeline.h"
@@ -139,6 +141,12 @@ struct ExecutorOptions {
   // Parameters that stages share. A training step adds up the gradients of their copies at its end,
   // after all reductions.
   std::shared_ptr<modules::TiedParameters> tied = nullptr;
+  // Returns the text of an exception that ends the step, for the errors of all ranks; by default
+  // its what(). Called on the thread of the step. For exceptions of another language, whose what()
+  // lacks their type.
+  std::function<std::string(const std::exception&)> describe = {};
+  // What the thread of a step holds while it runs actions (step_lock.h); null: nothing.
+  std::shared_ptr<StepLock> lock = nullptr;
 };
 
 // What a step returns. Losses and outputs are empty except on the rank of the last stage.

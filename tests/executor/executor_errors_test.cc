@@ -50,6 +50,32 @@ TEST(ExecutorErrors, AFailingActionEndsTheStepOnEveryRank) {
   EXPECT_TRUE(contains(errors[1], "\n  and then rank 1, step 1, ")) << errors[1];
 }
 
+// Exceptions of other languages: their what() lacks what a person needs to know.
+TEST(ExecutorErrors, AnExceptionIsDescribedToEveryRank) {
+  struct OutOfLuck : std::runtime_error {
+    using std::runtime_error::runtime_error;
+  };
+  const ir::Program program = named("1F1B", 2, 2);
+  for (const std::string& error : errors_of(2, [&](int rank, comms::World&world) {
+         ExecutorHere executor(
+             program,
+             stages_of(program, rank,
+                       [&](int stage, const Tensors& in) {
+                         if (stage == 1) throw OutOfLuck("no luck");
+                         return Tensors{doubled(in[0])};
+                       }),
+             world, {.loss = sum_of, .describe = [](const std::exception& error) {
+                       // On rank 0 it is what the failure of rank 1 has ended.
+                       const bool is_cause = dynamic_cast<const OutOfLuck*>(&error) != nullptr;
+                       return std::string(is_cause ? "OutOfLuck: " : "") + error.what();
+                     }});
+         executor.step({.inputs = {at::ones({4}, tests::here())}});
+       })) {
+    EXPECT_EQ(error.find("rank 1, step 0, action "), 0u) << error;
+    EXPECT_TRUE(contains(error, " `1F0`: OutOfLuck: no luck")) << error;
+  }
+}
+
 TEST(ExecutorErrors, ALostPeerEndsTheStepAfterTheTimeout) {
   const ir::Program program = named("1F1B", 2, 2);
   const std::vector<std::string> errors = errors_of(

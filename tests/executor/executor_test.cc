@@ -3,7 +3,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <barrier>
+#include <mutex>
+#include <thread>
 
 #include "pipewright/schedules/registry.h"
 #include "tests/channel_model/programs.h"
@@ -327,6 +330,49 @@ TEST(Executor, SendsConjugatesAndViewsAsTheirValues) {
                              tests::has_hosts_bits() ? 0 : 1e-6, 0))
         << weight.grad().cpu() << expected[rank].grad();
   });
+}
+
+// All ranks share one, as threads of one interpreter do. A rank that kept it while it waits would
+// keep the other from computing what it waits for.
+TEST(Executor, ALockIsHeldInActionsAndReleasedInWaits) {
+  class Shared final : public StepLock {
+   public:
+    void lock() override {
+      mutex_.lock();
+      owner_ = std::this_thread::get_id();
+    }
+    void unlock() override {
+      EXPECT_TRUE(is_mine());
+      owner_ = std::thread::id();
+      mutex_.unlock();
+    }
+    bool is_mine() const { return owner_ == std::this_thread::get_id(); }
+
+   private:
+    std::mutex mutex_;
+    std::atomic<std::thread::id> owner_;
+  };
+  const auto lock = std::make_shared<Shared>();
+  const ir::Program program = named("ZB-H1", 2, 4);
+  std::atomic<int> num_calls = 0;
+  expect_no_errors(2, [&](int rank, comms::World& world) {
+    const auto stages = stages_of(program, rank, [&](int, const Tensors& in) {
+      EXPECT_TRUE(lock->is_mine());
+      ++num_calls;
+      return Tensors{doubled(in[0])};
+    });
+    const auto loss = [&](const Tensors& outputs) {
+      EXPECT_TRUE(lock->is_mine());
+      return sum_of(outputs);
+    };
+    ExecutorHere executor(program, stages, world, {.loss = loss, .lock = lock});
+    for (int step = 0; step < 2; ++step) {
+      executor.step({.inputs = {at::ones({8}, tests::here())}});
+      executor.eval({.inputs = {at::ones({8}, tests::here())}});
+      EXPECT_FALSE(lock->is_mine());
+    }
+  });
+  EXPECT_EQ(num_calls, 2 * 2 * 2 * 4);
 }
 
 // --------------------------------------------------------------------------------- user functions
