@@ -1,6 +1,7 @@
 #include "pipewright/comms/gloo/gloo.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/ivalue.h>
 #include <c10/core/GradMode.h>
 
 #include <csignal>
@@ -77,11 +78,30 @@ class ReductionOfReceived final : public c10d::Work {
 
   bool wait(std::chrono::milliseconds timeout) override {
     const bool done = exchange_->wait(timeout);
+    reduce();
+    return done;
+  }
+
+  // For torch's DistributedDataParallel. Its callback reduces, unless somebody has waited before.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    const auto future =
+        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    const auto self = c10::intrusive_ptr<ReductionOfReceived>::unsafe_reclaim_from_nonowning(this);
+    exchange_->getFuture()->addCallback([self, future](c10::ivalue::Future& exchange) {
+      if (exchange.hasError()) return future->setError(exchange.exception_ptr());
+      self->reduce();
+      future->markCompleted(self->outputs_);
+    });
+    return future;
+  }
+
+ private:
+  void reduce() {
     const std::lock_guard lock(written_mutex_);
-    if (written_) return done;
+    if (written_) return;
     const c10::NoGradGuard no_grad;
     int64_t offset = 0;
-    for (at::Tensor& output : outputs_) {
+    for (const at::Tensor& output : outputs_) {
       at::Tensor reduced = output.view({-1});
       const at::Tensor rows = received_.narrow(1, offset, output.numel());
       if (op_ == c10d::ReduceOp::MAX)
@@ -92,14 +112,11 @@ class ReductionOfReceived final : public c10d::Work {
       offset += output.numel();
     }
     written_ = true;
-    outputs_.clear();
     received_.reset();
     for (at::Tensor& borrowed : borrowed_) memory_->give_back(std::move(borrowed));
     borrowed_.clear();
-    return done;
   }
 
- private:
   bool is_written() const {
     const std::lock_guard lock(written_mutex_);
     return written_;
@@ -109,7 +126,7 @@ class ReductionOfReceived final : public c10d::Work {
   mutable std::mutex written_mutex_;
   bool written_ = false;
   at::Tensor received_;
-  std::vector<at::Tensor> outputs_;
+  const std::vector<at::Tensor> outputs_;
   const c10d::ReduceOp::RedOpType op_;
   std::vector<at::Tensor> borrowed_;
   const std::shared_ptr<KeptMemory> memory_;
