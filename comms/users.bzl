@@ -10,6 +10,7 @@ COMMS_USERS = [
     "//executor:__subpackages__",
     "//fsdp:__subpackages__",
     "//modules:__pkg__",
+    "//python:__subpackages__",
     "//tests:__subpackages__",
     "//tp:__subpackages__",
 ]

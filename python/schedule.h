@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "pipewright/ir/diagnostic.h"
@@ -43,6 +44,8 @@ class Schedule {
 
   const ir::Schedule& base() const { return ir::schedule_of(schedule_); }
   ir::Level level() const;
+  // Requires level kComputeComms.
+  const ir::Program& program() const { return std::get<ir::Program>(schedule_); }
   std::vector<std::vector<std::string>> rows() const;  // tokens; "" for an idle slot
   Policies policies() const;                           // recorded in the schedule
 

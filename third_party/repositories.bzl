@@ -6,6 +6,7 @@
 """
 
 load("//third_party:bazel4.bzl", "bazel4_repositories")
+load("//third_party:python.bzl", "python_headers")
 load("//third_party:torch.bzl", "libtorch", "torch_site")
 
 def pipewright_repositories():
@@ -18,6 +19,9 @@ def pipewright_repositories():
     # Fetched only for --config=cuda and for tests tagged `peer`.
     torch_site(name = "torch_site")
     libtorch(name = "libtorch_cuda", cuda = True)
+
+    # Of the python3 that runs torch's Python; fetched only for targets tagged `peer`.
+    python_headers(name = "python_headers")
 
     # Libraries that Debian packages: tools/setup installs them.
     native.new_local_repository(

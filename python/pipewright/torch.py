@@ -1,13 +1,14 @@
-"""Runs our schedules in PyTorch: torch.distributed.pipelining of PyTorch 2.11 to 2.15, whose runtime takes a program as a file.
+"""Runs our schedules on PyTorch modules: with our executor, or in torch.distributed.pipelining of PyTorch 2.11 to 2.15.
 
-    import pipewright as pw
-    import pipewright.torch
+    import pipewright.torch as pw
 
-    order = pw.search(ranks=4, microbatches=16, placement="v", memory=3).schedule
-    schedule = pipewright.torch.runtime(order, stages, loss_fn=loss_fn)   # stages: this rank's PipelineStages
+    found = pw.search(ranks=4, microbatches=16, placement="v", memory=3)
+    schedule = pw.Schedule(found, stages, loss_fn=loss_fn)           # stages: this rank's PipelineStages
+    schedule = pw.runtime(found.schedule, stages, loss_fn=loss_fn)   # the same in PyTorch's runtime
     schedule.step(inputs)
 
-The names that this module uses are private in PyTorch and may change; an ImportError or AttributeError says so.
+Schedule and what else is not of this module is that of the package `pipewright_torch`, which has the executor and is installed
+separately. runtime() uses names that are private in PyTorch and may change; an ImportError or AttributeError says so.
 """
 
 from __future__ import annotations
@@ -16,11 +17,23 @@ import os
 import tempfile
 from typing import Any
 
-from . import ScheduleError
-from ._schedule import Schedule
+from . import ScheduleError, make, read, schedules, search
+from . import _schedule
 
 
-def runtime(schedule: Schedule, stages: list, *, loss_fn=None, channels: str = "rank", **options: Any):
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        import pipewright_torch
+    except ModuleNotFoundError as error:
+        if error.name != "pipewright_torch":
+            raise
+        raise AttributeError(f"{__name__}.{name} needs the package pipewright-torch: pip install --no-build-isolation CHECKOUT/python/torch") from None
+    return getattr(pipewright_torch, name)
+
+
+def runtime(schedule: _schedule.Schedule, stages: list, *, loss_fn=None, channels: str = "rank", **options: Any):
     """Returns PyTorch's runtime for a schedule, after proving that it cannot deadlock there.
 
     `stages` are the PipelineStages of this rank, in the order of its stages in the schedule. A compute order is lowered
@@ -62,4 +75,4 @@ def runtime(schedule: Schedule, stages: list, *, loss_fn=None, channels: str = "
     return result
 
 
-__all__ = ["ScheduleError", "runtime"]
+__all__ = ["ScheduleError", "make", "read", "runtime", "schedules", "search"]

@@ -1,0 +1,22 @@
+"""A measured step."""
+
+from __future__ import annotations
+
+import os
+
+
+class Recording:
+    """When each action of a step ran on each rank, with the program, as `pipewright print` and pipewright.read take it."""
+
+    def __init__(self, text: str):
+        self._text = text
+
+    def to_json(self) -> str:
+        return self._text
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes a .json file: `pipewright print FILE --format html` draws it."""
+        temporary = f"{os.fspath(path)}.{os.getpid()}.tmp"
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(self._text)
+        os.replace(temporary, path)
