@@ -36,6 +36,7 @@ COMPILER_HEADERS = [
     "schedule/graph/deadlock.h",
     "schedule/graph/peaks.h",
     "schedule/lowering/lower.h",
+    "schedule/simulate/memory_parts.h",
     "schedule/simulate/report.h",
     "schedule/verify/verify.h",
     # Costs: written by hand, read from files, taken from a recording.

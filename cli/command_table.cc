@@ -38,12 +38,13 @@ std::vector<OptionSpec> simulate_shape_options() {
     if (option.name == "--memory")
       option.help =
           "memory of the lower bound: K activations per rank, as search counts them; an error if "
-          "the schedule needs more; default: each rank's own peak of live activations. V-Adaptive "
-          "is planned for K";
+          "the schedule needs more; K,K,... is one per rank; default: each rank's own peak of live "
+          "activations. V-Adaptive is planned for K";
   }
   options.push_back(
       text_option("--memory-bytes", "BYTES",
-                  "memory of the lower bound in bytes per rank, as search counts them"));
+                  "memory of the lower bound in bytes per rank, as search counts them; default: "
+                  "rank_memory_bytes of --costs"));
   return options;
 }
 

@@ -58,7 +58,6 @@ const std::vector<PolicyOption>& policy_options() {
 schedules::Shape shape_of(const Invocation& invocation, const schedules::ScheduleSpec* spec,
                           MemoryOption memory_option) {
   const auto memory = invocation.text("--memory");
-  const double activations = memory ? memory_number("--memory", *memory) : 0;
   const bool takes_memory =
       memory_option == MemoryOption::kOfSchedule ||
       (spec != nullptr &&
@@ -68,7 +67,7 @@ schedules::Shape shape_of(const Invocation& invocation, const schedules::Schedul
           .microbatches = invocation.number("--microbatches").value_or(0),
           .group_size = invocation.number("--group-size").value_or(0),
           .extra_warmup = invocation.has("--extra-warmup"),
-          .memory = takes_memory ? activations : 0};
+          .memory = memory && takes_memory ? positive_number("--memory", *memory) : 0};
 }
 
 // A file that is built in: "ready:zb_h1".
@@ -101,13 +100,16 @@ double positive_number(const std::string& option, std::string_view text) {
                            [](double value) { return value > 0 && value <= 1e18; });
 }
 
-double memory_number(const std::string& option, std::string_view text) {
-  if (text.find(',') != std::string_view::npos)
-    throw UsageError(
-        fmt::format("{}: expected one number, which holds for every rank, got {}: limits of single "
-                    "ranks are not supported",
-                    option, ir::backticked(text)));
-  return positive_number(option, text);
+schedule::PerRank memory_numbers(const std::string& option, std::string_view text) {
+  if (text.find(',') == std::string_view::npos) return positive_number(option, text);
+  std::vector<double> numbers;
+  for (bool more = true; more;) {
+    const size_t comma = std::min(text.find(','), text.size());
+    numbers.push_back(positive_number(option, text.substr(0, comma)));
+    more = comma < text.size();
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  return schedule::PerRank(std::move(numbers));
 }
 
 ArgumentSpec source_argument() {

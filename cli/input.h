@@ -12,6 +12,7 @@
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/lowering.h"
 #include "pipewright/schedule/compile/compile.h"
+#include "pipewright/schedule/problem/costs.h"
 
 // SOURCE and its options, for all commands that take a schedule.
 
@@ -52,8 +53,8 @@ void require_ok(const Input& input, Console& console);
 
 // A number above 0, the value of an option. Throws UsageError.
 double positive_number(const std::string& option, std::string_view text);
-// The same for --memory and --memory-bytes, which hold for all ranks alike.
-double memory_number(const std::string& option, std::string_view text);
+// The same for --memory and --memory-bytes: one number, or one per rank, separated by commas.
+schedule::PerRank memory_numbers(const std::string& option, std::string_view text);
 
 // Prints diagnostics to stderr as text. `file` is the file that their places refer to, or null.
 void print_diagnostics(const ir::Diagnostics& diagnostics, const ir::Source* file,

@@ -164,11 +164,11 @@ void take_recorded_costs(const Invocation& invocation, const Input& input, Asked
 schedule::MemoryBudget memory_of(const Invocation& invocation, const schedule::Costs& costs) {
   const auto activations = invocation.text("--memory"), bytes = invocation.text("--memory-bytes");
   if (activations && bytes) throw UsageError("--memory cannot be used with --memory-bytes");
-  if (activations) return {.activations = memory_number("--memory", *activations)};
-  if (!bytes) return {};
+  if (activations) return {.activations = memory_numbers("--memory", *activations)};
+  if (!bytes) return schedule::budget_of({}, costs);
   if (costs.activation_bytes.is_zero())
     throw UsageError("--memory-bytes requires --costs FILE with activation_bytes");
-  return {.bytes = memory_number("--memory-bytes", *bytes)};
+  return {.bytes = memory_numbers("--memory-bytes", *bytes)};
 }
 
 Run::Run(const Invocation& invocation, Console& console, Input input, AskedCosts costs,

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdint>
 #include <ctime>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -79,12 +80,26 @@ void show_progress(const search::SearchProgress& progress, int num_microbatches,
               << std::flush;
 }
 
-std::string memory_text(const search::SearchRequest& request) {
-  if (request.memory.bytes)
-    return fmt::format("{} bytes per rank", number_text(*request.memory.bytes));
-  if (request.memory.activations)
-    return activations_text(*request.memory.activations) + " per rank";
-  return "no memory limit";
+// "2e+09", "8, 4, 4"
+std::string numbers_text(const schedule::PerRank& numbers) {
+  std::string text;
+  for (const double number : numbers.values())
+    text.append(text.empty() ? "" : ", ").append(number_text(number));
+  return text;
+}
+
+std::string memory_text(const schedule::MemoryBudget& memory) {
+  if (memory.bytes) return numbers_text(*memory.bytes) + " bytes per rank";
+  if (!memory.activations) return "no memory limit";
+  return (memory.activations->is_list() ? numbers_text(*memory.activations) + " activations"
+                                        : activations_text(memory.activations->at(0))) +
+         " per rank";
+}
+
+Json memory_json(const schedule::MemoryBudget& memory) {
+  const std::optional<schedule::PerRank> limit = memory.limit();
+  if (!limit) return nullptr;
+  return limit->is_list() ? Json(limit->values()) : Json(limit->at(0));
 }
 
 // Peaks per rank in the unit of the limit: bytes, of activations only, or activations of one
@@ -126,7 +141,8 @@ Json robustness_json(const search::Robustness& robust) {
 void print_result(const std::string& placement, const search::SearchRequest& request,
                   const search::SearchResult& result, std::ostream& out) {
   const std::string unit = unit_text(request.costs.unit);
-  out << fmt::format("{}: {}, {}\n", placement, shape_text(result.order), memory_text(request));
+  out << fmt::format("{}: {}, {}\n", placement, shape_text(result.order),
+                     memory_text(request.memory));
   out << fmt::format("cost           {}{}, {}\n", number_text(result.cost), unit, gap_text(result));
   out << fmt::format("bound          {}{}: {}\n",
                      number_text(result.problem.time(result.bound.value)), unit,
@@ -179,11 +195,10 @@ void print_front(const std::vector<search::FrontPoint>& points, std::ostream& ou
                      "placement", "stages", "cost", "bound", "gap", "bubble");
   for (const search::FrontPoint& point : points) {
     const search::SearchResult& result = point.result;
-    const double memory =
-        point.memory.bytes ? *point.memory.bytes : point.memory.activations.value_or(0);
+    const std::optional<schedule::PerRank> memory = point.memory.limit();
     const auto bar = static_cast<size_t>(50 * result.bubble_rate + 0.5);
     out << fmt::format("{} {:>12}  {:<9}  {:>6}  {:>10}  {:>10}  {:>6}  {:>6}{}{}\n",
-                       point.is_best ? "*" : " ", memory > 0 ? number_text(memory) : "unlimited",
+                       point.is_best ? "*" : " ", memory ? numbers_text(*memory) : "unlimited",
                        point.option.name, point.option.placement.num_stages(),
                        number_text(result.cost), number_text(result.cost / (1 + result.gap())),
                        fmt::format("{:.2f}%", 100 * result.gap()), percent_text(result.bubble_rate),
@@ -212,7 +227,7 @@ void print_result_json(const AskedSearch& asked, const std::vector<search::Front
   for (const search::FrontPoint& point : points) {
     Json& one = json["front"].emplace_back();
     add_result(point.option.name, request_of(asked, point), point.result, &one);
-    one["memory"] = or_null(point.memory.limit());  // in the unit of `memory_unit`
+    one["memory"] = memory_json(point.memory);  // in the unit of `memory_unit`
     one["is_best"] = point.is_best;
   }
   print_json(json, out);

@@ -71,8 +71,15 @@ schedule::Costs costs_for(const AskedCosts& asked, const ir::Placement& placemen
   return *costs;
 }
 
+void require_budget(const schedule::MemoryBudget& memory, int ranks, const Invocation& invocation) {
+  ir::Diagnostics diagnostics;
+  if (schedule::check_budget(memory, ranks, &diagnostics)) return;
+  throw UsageError(fmt::format("{}: {}", invocation.has("--memory") ? "--memory" : "--memory-bytes",
+                               diagnostics.kept().front().message));
+}
+
 // Ends the command if a rank has too little memory for any schedule.
-void require_memory(const search::SearchRequest& request) {
+void require_memory(const search::SearchRequest& request, bool has_option) {
   const schedule::Problem problem = search::problem_of(request);
   const auto shortage = search::shortage_of(problem);
   if (!shortage) return;
@@ -81,14 +88,15 @@ void require_memory(const search::SearchRequest& request) {
         "--memory: no schedule fits rank {}: expected at least {}, got {}", shortage->rank,
         activations_text(static_cast<double>(shortage->least) /
                          static_cast<double>(problem.activation_of(shortage->rank))),
-        number_text(*request.memory.activations)));
+        number_text(request.memory.activations->at(shortage->rank))));
   const double missing =
       static_cast<double>(shortage->least - shortage->limit) * problem.memory_unit;
   const bool is_exact = shortage->limit > schedule::kLeastLimit;
-  throw UsageError(
-      fmt::format("--memory-bytes: no schedule fits rank {}: expected {} {:.0f} bytes, got {:.0f}",
-                  shortage->rank, is_exact ? "at least" : "more than",
-                  std::ceil(*request.memory.bytes + missing), *request.memory.bytes));
+  const double limit = request.memory.bytes->at(shortage->rank);
+  throw UsageError(fmt::format("{}: no schedule fits rank {}: expected {} {:.0f} bytes, got {:.0f}",
+                               has_option ? "--memory-bytes" : "`rank_memory_bytes`",
+                               shortage->rank, is_exact ? "at least" : "more than",
+                               std::ceil(limit + missing), limit));
 }
 
 }  // namespace
@@ -105,10 +113,12 @@ std::vector<OptionSpec> search_options() {
                     "number of stages; default: P for loop and free, 2P for v, 4P for wave"),
       text_option("--memory", "K",
                   "activations per rank: 1 is one microbatch on all stages of a rank; I frees half "
-                  "of it and W the rest, unless --costs has sizes; default: no limit"),
+                  "of it and W the rest, unless --costs has sizes; K,K,... is a limit per rank; "
+                  "default: no limit"),
       text_option("--memory-bytes", "BYTES",
                   "memory per rank for activations, parameters, gradients and receive buffers, "
-                  "with the sizes of --costs"),
+                  "with the sizes of --costs; B,B,... is a limit per rank; default: "
+                  "rank_memory_bytes of --costs"),
       text_option("--budget", "N",
                   "actions to evaluate: small (1e7), medium (2e8, the default), large (2e9) or a "
                   "number; 1e8 take some 3 seconds"),
@@ -179,6 +189,7 @@ AskedSearch read_search(const Invocation& invocation, Console& console) {
     throw UsageError(std::string("--") + error.what());
   }
   request.memory = memory_of(invocation, request.costs);
+  require_budget(request.memory, asked.ranks, invocation);
   request.may_recompute = invocation.has("--recompute");
   // A checkpoint of 0 bytes is the default, and allowed.
   if (request.may_recompute && request.costs.activation_bytes.is_zero())
@@ -188,7 +199,7 @@ AskedSearch read_search(const Invocation& invocation, Console& console) {
   if (request.may_recompute && invocation.text("--output").value_or("").ends_with(".csv"))
     throw UsageError(
         "--recompute: a .csv cannot say which stages recompute; write a .plan or .json");
-  require_memory(request);
+  require_memory(request, invocation.has("--memory-bytes"));
   return asked;
 }
 

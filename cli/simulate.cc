@@ -85,6 +85,14 @@ Json actions_json(const Result& result, const std::vector<double>& slack, size_t
   return all;
 }
 
+// What is in use at the peak of bytes, by use.
+Json memory_json(const schedule::MemoryParts& memory) {
+  Json json;
+  for (size_t use = 0; use < std::size(schedule::kMemoryUses); ++use)
+    json[std::string(schedule::kMemoryUses[use])] = memory.bytes[use];
+  return json;
+}
+
 Json ranks_json(const Result& result, bool with_actions) {
   const Simulation& simulation = result.simulation;
   const bool sizes = simulation.costs.has_sizes();
@@ -104,6 +112,7 @@ Json ranks_json(const Result& result, bool with_actions) {
          {"peak_activations_step", or_null(one.peak_activations.step)},
          {"peak_bytes", sizes ? Json(one.peak_bytes.amount) : Json(nullptr)},
          {"peak_bytes_step", sizes ? or_null(one.peak_bytes.step) : Json(nullptr)},
+         {"memory", sizes ? memory_json(one.memory) : Json(nullptr)},
          {"receive_slots",
           result.slots.empty() ? Json(nullptr) : receive_slots_json(result.slots[rank])}});
     if (with_actions) ranks.back()["actions"] = actions_json(result, slack, rank);
@@ -214,14 +223,27 @@ void print_rank_table(const Simulation& simulation, std::ostream& out) {
   const auto line = [&](const auto&... columns) {
     out << fmt::format("{:>4}  {:>10}  {:>10}  {:>10}  {:>10}  {:>11}", columns...);
   };
-  const bool sizes = simulation.costs.has_sizes();
   line("rank", "span", "busy", "idle", "exposed", "activations");
-  out << (sizes ? fmt::format("  {:>12}\n", "peak MiB") : "\n");
+  out << '\n';
   for (size_t rank = 0; rank < simulation.report.ranks.size(); ++rank) {
     const RankReport& one = simulation.report.ranks[rank];
     line(rank, number_text(one.span()), number_text(one.busy), number_text(one.idle()),
          number_text(one.exposed_communication), one.peak_activations.amount);
-    out << (sizes ? fmt::format("  {:>12.1f}\n", one.peak_bytes.amount / (1 << 20)) : "\n");
+    out << '\n';
+  }
+}
+
+// What the memory of each rank is used for at its peak.
+void print_memory_table(const Simulation& simulation, std::ostream& out) {
+  out << "\npeak memory, in MiB\nrank";
+  for (const std::string_view use : schedule::kMemoryUses) out << fmt::format("  {:>11}", use);
+  out << fmt::format("  {:>11}\n", "sum");
+  for (size_t rank = 0; rank < simulation.report.ranks.size(); ++rank) {
+    const RankReport& one = simulation.report.ranks[rank];
+    out << fmt::format("{:>4}", rank);
+    for (const double bytes : one.memory.bytes)
+      out << fmt::format("  {:>11.1f}", bytes / (1 << 20));
+    out << fmt::format("  {:>11.1f}\n", one.peak_bytes.amount / (1 << 20));
   }
 }
 
@@ -254,6 +276,7 @@ void print_text(const Result& result, std::ostream& out) {
         number_text(spread->deviation), number_text(spread->percentile_95));
   out << '\n';
   print_rank_table(simulation, out);
+  if (simulation.costs.has_sizes()) print_memory_table(simulation, out);
   if (!result.drift) return;
   out << "\nrecorded run\n";
   print_drift(*result.drift, out);

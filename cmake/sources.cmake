@@ -121,6 +121,7 @@ set(pipewright_schedule_headers
     schedule/graph/deadlock.h
     schedule/graph/peaks.h
     schedule/lowering/lower.h
+    schedule/simulate/memory_parts.h
     schedule/simulate/report.h
     schedule/verify/verify.h
     schedule/problem/costs.h

@@ -175,6 +175,15 @@ void define_simulation(nb::module_& m) {
                    [](const schedule::RankReport& one) { return one.peak_activations.amount; })
       .def_prop_ro("peak_bytes",
                    [](const schedule::RankReport& one) { return one.peak_bytes.amount; })
+      .def_prop_ro(
+          "memory",
+          [](const schedule::RankReport& one) {
+            std::map<std::string, double> parts;
+            for (size_t use = 0; use < std::size(schedule::kMemoryUses); ++use)
+              parts.emplace(schedule::kMemoryUses[use], one.memory.bytes[use]);
+            return parts;
+          },
+          "What is in use at the peak of bytes, by use; the sum is peak_bytes.")
       .def("__repr__", [](nb::handle self) {
         return repr_of(self, {"start", "end", "busy", "idle", "peak_activations", "peak_bytes"});
       });
@@ -215,7 +224,9 @@ void define_simulation(nb::module_& m) {
       "simulate",
       [](const Schedule& schedule, const schedule::Costs& costs,
          const std::map<std::string, double>& scale, const std::map<int, double>& slow,
-         std::optional<double> memory) { return Simulation(schedule, costs, scale, slow, memory); },
+         const std::vector<double>& memory) {
+        return Simulation(schedule, costs, scale, slow, memory);
+      },
       NoGil());
 }
 
@@ -244,8 +255,8 @@ void define_search(nb::module_& m) {
       .def_ro("front", &SearchOutcome::front)
       .def_ro("is_best", &SearchOutcome::is_best);
   m.def("search", [](int ranks, int microbatches, const std::string& placement, int stages,
-                     const schedule::Costs& costs, std::optional<double> memory,
-                     std::optional<double> memory_bytes, int64_t evaluations, double robust,
+                     const schedule::Costs& costs, const std::vector<double>& memory,
+                     const std::vector<double>& memory_bytes, int64_t evaluations, double robust,
                      bool robust_by_percentile_95, bool merge_backward, int threads,
                      uint64_t seed) {
     const nb::gil_scoped_release no_gil;

@@ -10,6 +10,12 @@
 #include "pipewright/schedule/search/front.h"
 
 namespace pipewright::python {
+
+std::optional<schedule::PerRank> per_rank(const std::vector<double>& limits) {
+  if (limits.empty()) return std::nullopt;
+  return limits.size() == 1 ? schedule::PerRank(limits.front()) : schedule::PerRank(limits);
+}
+
 namespace {
 
 schedule::search::SearchRequest request_of(const SearchArguments& asked) {
@@ -22,7 +28,8 @@ schedule::search::SearchRequest request_of(const SearchArguments& asked) {
   request.placement = schedule::search::named_placement(placement, asked.ranks, stages);
   request.num_microbatches = asked.microbatches;
   request.costs = asked.costs;
-  request.memory = {.activations = asked.memory, .bytes = asked.memory_bytes};
+  request.memory = schedule::budget_of(
+      {.activations = per_rank(asked.memory), .bytes = per_rank(asked.memory_bytes)}, asked.costs);
   request.splits_backward = !asked.merge_backward;
   request.evaluations = asked.evaluations;
   request.threads = asked.threads;
@@ -30,7 +37,9 @@ schedule::search::SearchRequest request_of(const SearchArguments& asked) {
   request.noise = asked.robust;
   request.robust_by = asked.robust_by;
   ir::Diagnostics diagnostics;
-  if (!schedule::check_costs(asked.costs, {}, request.placement, asked.microbatches, &diagnostics))
+  if (!schedule::check_costs(asked.costs, {}, request.placement, asked.microbatches,
+                             &diagnostics) ||
+      !schedule::check_budget(request.memory, asked.ranks, &diagnostics))
     throw ScheduleFailure(diagnostics, nullptr);
   const schedule::Problem problem = schedule::search::problem_of(request);
   if (const auto shortage = schedule::search::shortage_of(problem))
@@ -73,7 +82,9 @@ SearchOutcome outcome_of(schedule::search::SearchResult result, std::string plac
           result.evaluations,
           std::move(placement),
           stages,
-          memory.limit(),
+          memory.limit() ? std::vector<double>(memory.limit()->values().begin(),
+                                               memory.limit()->values().end())
+                         : std::vector<double>(),
           result.robustness};
 }
 

@@ -4,18 +4,22 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "pipewright/python/schedule.h"
 #include "pipewright/schedule/search/search.h"
 
 namespace pipewright::python {
 
+// A memory limit: one for all ranks, or one per rank; empty for none.
+std::optional<schedule::PerRank> per_rank(const std::vector<double>& limits);
+
 struct SearchArguments {
   int ranks = 0, microbatches = 0;
   std::string placement;  // "loop", "v", "wave", "free"
   int stages = 0;         // 0: as many as the placement needs at least
   schedule::Costs costs;
-  std::optional<double> memory, memory_bytes;
+  std::vector<double> memory, memory_bytes;  // one for all ranks, or one per rank; empty for none
   int64_t evaluations = 0;
   double robust = 0;
   schedule::search::RobustBy robust_by = schedule::search::RobustBy::kMean;
@@ -31,7 +35,7 @@ struct SearchOutcome {
   int64_t evaluations;
   std::string placement;  // "loop", "v", "wave"
   int stages;
-  std::optional<double> memory;                            // the limit, in activations or bytes
+  std::vector<double> memory;  // the limit, in activations or bytes: as in SearchArguments
   std::optional<schedule::search::Robustness> robustness;  // if SearchArguments::robust is set
   // Of a search with "free": one for each placement and part of the memory, as in search_front().
   std::vector<SearchOutcome> front = {};

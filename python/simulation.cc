@@ -5,6 +5,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "pipewright/python/search.h"
 #include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedule/views/html.h"
 #include "pipewright/schedule/views/svg.h"
@@ -25,12 +26,12 @@ schedule::Simulation run(const schedule::CompileResult& compiled,
 
 Simulation::Simulation(const Schedule& schedule, const schedule::Costs& costs,
                        const std::map<std::string, double>& scale,
-                       const std::map<int, double>& slow, std::optional<double> memory)
+                       const std::map<int, double>& slow, const std::vector<double>& memory)
     : compiled_(schedule.compiled()),
       simulation_(run(compiled_, {.costs = costs,
                                   .scale = {scale.begin(), scale.end()},
                                   .slow = {slow.begin(), slow.end()},
-                                  .memory = {.activations = memory}})) {}
+                                  .memory = {.activations = per_rank(memory)}})) {}
 
 std::vector<double> Simulation::slack() const {
   return schedule::slack_of(graph(), schedule(), simulation_.costs, simulation_.timeline);

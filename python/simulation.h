@@ -17,7 +17,7 @@ class Simulation {
   // Throws ScheduleFailure if the schedule is invalid or the costs do not fit it.
   Simulation(const Schedule& schedule, const schedule::Costs& costs,
              const std::map<std::string, double>& scale, const std::map<int, double>& slow,
-             std::optional<double> memory);
+             const std::vector<double>& memory);
 
   const schedule::Report& report() const { return simulation_.report; }
   const schedule::ScheduleBound& bound() const { return *simulation_.bound; }

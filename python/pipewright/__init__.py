@@ -85,7 +85,7 @@ class SearchResult:
     evaluations: int
     placement: str  # loop, v or wave
     stages: int
-    memory: float | None  # the limit that it keeps to, in activations per rank or in bytes
+    memory: float | list[float] | None  # the limit that it keeps to, in activations or in bytes, of each rank if it is a list
     robustness: Robustness | None = None  # of search(robust=...)
     front: tuple[SearchResult, ...] = ()  # of placement="free": each placement with 8/8 to 2/8 of the memory
     is_best: bool = True  # in a front: no other result needs no more memory and costs less
@@ -95,15 +95,15 @@ class SearchResult:
 
 
 def search(*, ranks: int, microbatches: int, placement: str = "loop", stages: int | None = None,
-           costs: dict | str | os.PathLike | None = None, memory: float | None = None, memory_bytes: float | None = None,
-           budget: str | int = "medium", robust: float | None = None, robust_by: str | None = None,
+           costs: dict | str | os.PathLike | None = None, memory: float | list[float] | None = None,
+           memory_bytes: float | list[float] | None = None, budget: str | int = "medium", robust: float | None = None, robust_by: str | None = None,
            merge_backward: bool = False,
            threads: int | None = None, seed: int = 1, **times: float) -> SearchResult:
     """Finds a schedule of low cost within a memory limit, and a lower bound on the cost of every other one.
 
     `placement` is loop, v, wave, or free: all of these, each with several amounts of memory, in the result's `front`;
     costs are those of `stages` stages, which free may cut further. `memory` is in activations per rank, `memory_bytes`
-    in bytes; `budget` is small, medium, large or a number of evaluated actions. With `robust`, the good schedule with
+    in bytes, a list of either has a limit per rank; `budget` is small, medium, large or a number of evaluated actions. With `robust`, the good schedule with
     the least makespan is chosen when the time of each action varies by log-normal noise of this standard deviation:
     the least mean, or with `robust_by="p95"` the least 95th percentile. The result is the same for any number of
     threads. See `pipewright search --help`.
@@ -122,8 +122,8 @@ def search(*, ranks: int, microbatches: int, placement: str = "loop", stages: in
     found = _pipewright.search(
         _arguments.whole("ranks", ranks), _arguments.whole("microbatches", microbatches),
         placement, _arguments.optional_whole("stages", stages),
-        _arguments.costs(costs, times), _arguments.optional_positive("memory", memory),
-        _arguments.optional_positive("memory_bytes", memory_bytes), evaluations,
+        _arguments.costs(costs, times), _arguments.per_rank("memory", memory),
+        _arguments.per_rank("memory_bytes", memory_bytes), evaluations,
         _arguments.optional_positive("robust", robust) or 0.0, robust_by == "p95", bool(merge_backward),
         _arguments.optional_whole("threads", threads) or os.cpu_count() or 1, _arguments.whole("seed", seed, least=0))
     return _result(found)
@@ -134,5 +134,6 @@ def _result(found) -> SearchResult:
         found.robustness.mean, found.robustness.percentile_95, found.robustness.slow_rank, found.robustness.slow_links)
     return SearchResult(
         Schedule(found.schedule), found.cost, found.makespan, found.bubble_rate, found.bound, found.bound_name, found.gap,
-        found.found_by, found.evaluations, found.placement, found.stages, found.memory, robustness,
+        found.found_by, found.evaluations, found.placement, found.stages,
+        (found.memory[0] if len(found.memory) == 1 else found.memory or None), robustness,
         tuple(_result(one) for one in found.front), found.is_best)

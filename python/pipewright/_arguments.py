@@ -37,6 +37,17 @@ def optional_positive(name, value):
     return float(value)
 
 
+def per_rank(name, value):
+    """A list of one number for all ranks, or of one per rank; empty for None."""
+    if value is None:
+        return []
+    if not isinstance(value, (list, tuple)):
+        return [optional_positive(name, value)]
+    if not value:
+        raise ValueError(f"{name}: expected a number, or a list with one per rank, got `{value!r}`")
+    return [optional_positive(f"{name}[{rank}]", one) for rank, one in enumerate(value)]
+
+
 def factors(name, value):
     """What-if factors by cost or rank."""
     if value is None:

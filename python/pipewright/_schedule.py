@@ -95,16 +95,17 @@ class Schedule:
         return self._native.verify(_arguments.policies(policies))
 
     def simulate(self, costs: dict | str | os.PathLike | None = None, *, scale: dict[str, float] | None = None,
-                 slow: dict[int, float] | None = None, memory: float | None = None, **times: float) -> Simulation:
+                 slow: dict[int, float] | None = None, memory: float | list[float] | None = None, **times: float) -> Simulation:
         """Predicts when each action runs. A compute order has ideal transfers, a program its channel model.
 
         `costs` is a dict, as in a costs file, or the path of one; the times forward, backward_input, backward_weight
         and comm replace single ones; all are 1 by default, transfers 0. What if: scale={"COMM": 2} multiplies a cost,
-        slow={2: 1.5} the times of a rank. `memory` is for the lower bound, in activations per rank.
+        slow={2: 1.5} the times of a rank. `memory` is for the lower bound, in activations per rank, or a list of one
+        number per rank.
         """
         return Simulation(_pipewright.simulate(
             self._native, _arguments.costs(costs, times), _arguments.factors("scale", scale),
-            _arguments.factors("slow", slow), _arguments.optional_positive("memory", memory)))
+            _arguments.factors("slow", slow), _arguments.per_rank("memory", memory)))
 
     def diff(self, other: Schedule) -> list[Change]:
         """Compares with another schedule: a Change per rank, which is false if there is none."""
@@ -185,7 +186,7 @@ class Simulation:
 
     @property
     def ranks(self) -> list[RankReport]:
-        """Per rank: start, end, busy, idle, peak_activations, peak_bytes."""
+        """Per rank: start, end, busy, idle, peak_activations, peak_bytes, memory (what peak_bytes are used for)."""
         return self._native.ranks
 
     def times(self, rank: int):

@@ -53,12 +53,12 @@ bool check_memory(const ir::Schedule& schedule, const Problem& problem, const Co
     const MemoryPeak& peak = peaks[static_cast<size_t>(rank)];
     if (peak.amount <= problem.memory_limit(rank)) continue;
     const std::string amounts =
-        memory.bytes
-            ? fmt::format("{:.0f} bytes, got {:.0f}", *memory.bytes,
-                          *memory.bytes + problem.size(peak.amount - problem.memory_limit(rank)))
-            : fmt::format("{:.6g} activations, got {:.6g}", *memory.activations,
-                          static_cast<double>(peak.amount) /
-                              static_cast<double>(problem.activation_of(rank)));
+        memory.bytes ? fmt::format("{:.0f} bytes, got {:.0f}", memory.bytes->at(rank),
+                                   memory.bytes->at(rank) +
+                                       problem.size(peak.amount - problem.memory_limit(rank)))
+                     : fmt::format("{:.6g} activations, got {:.6g}", memory.activations->at(rank),
+                                   static_cast<double>(peak.amount) /
+                                       static_cast<double>(problem.activation_of(rank)));
     diagnostics->error(
         ir::Rule::kMemoryExceeded,
         fmt::format("rank {}, step {}: expected at most {}", rank, peak.step, amounts));
@@ -109,13 +109,14 @@ SimulateResult run(const CompileResult& compiled, const SimulateRequest& request
       changed_costs(request, placement, schedule.num_microbatches, &result.diagnostics);
   if (!costs) return result;
   *costs = recomputing(std::move(*costs), schedule.recompute, placement.num_stages());
+  const MemoryBudget memory = budget_of(request.memory, *costs);
+  if (!check_budget(memory, placement.num_ranks(), &result.diagnostics)) return result;
   ir::Timeline timeline = measured != nullptr ? *measured : timeline_of(*compiled.schedule, *costs);
   Report report = report_on(schedule, *costs, timeline);
   std::optional<ScheduleBound> bound;
-  if (request.with_bound) bound = bound_of(schedule, *costs, report, request.memory);
-  if (request.memory.is_set() &&
-      !check_memory(schedule, problem_of(schedule, *costs, report, request.memory), *costs,
-                    timeline, request.memory, &result.diagnostics))
+  if (request.with_bound) bound = bound_of(schedule, *costs, report, memory);
+  if (memory.is_set() && !check_memory(schedule, problem_of(schedule, *costs, report, memory),
+                                       *costs, timeline, memory, &result.diagnostics))
     return result;
   result.simulation =
       Simulation{std::move(*costs), std::move(timeline), std::move(report), std::move(bound)};

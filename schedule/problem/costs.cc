@@ -35,6 +35,8 @@ constexpr StageCost kStageCosts[] = {
     {"weight_input_bytes", &Costs::weight_input_bytes},
     {"parameter_bytes", &Costs::parameter_bytes},
     {"gradient_bytes", &Costs::gradient_bytes},
+    {"shard_bytes", &Costs::shard_bytes},
+    {"optimizer_bytes", &Costs::optimizer_bytes},
 };
 
 // The names of scale_cost(), and the fields that each of them scales. COMM scales links instead.
@@ -80,7 +82,13 @@ void PerStage::scale(double factor) {
 bool Costs::has_sizes() const {
   return !output_bytes.is_zero() || !input_gradient_bytes.is_zero() ||
          !activation_bytes.is_zero() || !recomputed_bytes.is_zero() ||
-         !weight_input_bytes.is_zero() || !parameter_bytes.is_zero() || !gradient_bytes.is_zero();
+         !weight_input_bytes.is_zero() || !parameter_bytes.is_zero() || !gradient_bytes.is_zero() ||
+         !shard_bytes.is_zero() || !optimizer_bytes.is_zero();
+}
+
+double Costs::model_bytes(int stage) const {
+  return parameter_bytes.at(stage) + gradient_bytes.at(stage) + shard_bytes.at(stage) +
+         optimizer_bytes.at(stage);
 }
 
 double Costs::offloaded_bytes(int stage) const {
@@ -357,13 +365,18 @@ bool check_costs(const Costs& costs, const CostPlaces& places, const ir::Placeme
                  "one number instead of the list holds for all stages");
     for (const double value : values.values()) check_number(name, value, place_of(name, places));
   }
-  const auto check_scale = [&](std::string_view key, const std::vector<double>& scale, int expected,
-                               std::string_view each) {
-    if (!scale.empty()) check_size(key, scale.size(), expected, each, "");
-    for (const double factor : scale) check_number(key, factor, place_of(key, places));
+  const auto check_list = [&](std::string_view key, const std::vector<double>& list, int expected,
+                              std::string_view each) {
+    if (!list.empty()) check_size(key, list.size(), expected, each, "");
+    for (const double number : list) check_number(key, number, place_of(key, places));
   };
-  check_scale("rank_scale", costs.rank_scale, placement.num_ranks(), "rank");
-  check_scale("microbatch_scale", costs.microbatch_scale, num_microbatches, "microbatch");
+  check_list("rank_scale", costs.rank_scale, placement.num_ranks(), "rank");
+  check_list("microbatch_scale", costs.microbatch_scale, num_microbatches, "microbatch");
+  check_list("rank_memory_bytes", costs.rank_memory_bytes, placement.num_ranks(), "rank");
+  if (!costs.rank_memory_bytes.empty() && costs.activation_bytes.is_zero())
+    diagnostics->error(ir::Rule::kBadValue,
+                       "`rank_memory_bytes`: expected `activation_bytes` above 0 beside it, got 0",
+                       place_of("rank_memory_bytes", places));
   if (!is_overlap(costs.overlap))
     diagnostics->error(
         ir::Rule::kBadValue,

@@ -39,6 +39,9 @@ class PerStage {
   bool is_list_ = false;
 };
 
+// One number per rank, or a single number for all ranks.
+using PerRank = PerStage;
+
 // A connection between two ranks. A transfer takes latency + bytes / bandwidth.
 struct Link {
   double latency = 0;
@@ -74,6 +77,8 @@ struct Costs {
   std::vector<double> rank_scale = {};
   // Factors on the durations of a microbatch's compute actions, by microbatch; empty for 1.
   std::vector<double> microbatch_scale = {};
+  // The memory of each rank, by rank; empty if unknown. See MemoryBudget::bytes.
+  std::vector<double> rank_memory_bytes = {};
 
   Link link = {};  // between any two ranks
   std::map<std::pair<int, int>, OwnLink> links =
@@ -88,6 +93,9 @@ struct Costs {
   PerStage weight_input_bytes = 0;    // activations and gradients that are saved from I until W
   PerStage parameter_bytes = 0;       // unsharded parameters
   PerStage gradient_bytes = 0;        // gradients before they are reduced
+  // What the stage's rank holds throughout: its shards of parameters and reduced gradients, if they
+  // are sharded, and the optimizer's state (master weights too), sharded or not.
+  PerStage shard_bytes = 0, optimizer_bytes = 0;
   // What I or B allocates and frees again, beside activation_bytes. Not in costs files:
   // recomputing() sets it.
   PerStage recomputed_bytes = 0;
@@ -96,6 +104,8 @@ struct Costs {
   bool has_sizes() const;
   // What a stage frees by its copies to the host: at most what F saves.
   double offloaded_bytes(int stage) const;
+  // What a stage needs beside activations and receive buffers.
+  double model_bytes(int stage) const;
   friend bool operator==(const Costs&, const Costs&) = default;
 };
 

@@ -147,7 +147,8 @@ class CostsReader {
       return {};
     }
     std::vector<std::string_view> known = {"version",          "unit",    "overlap",   "rank_scale",
-                                           "microbatch_scale", "latency", "bandwidth", "links"};
+                                           "microbatch_scale", "latency", "bandwidth", "links",
+                                           "rank_memory_bytes"};
     for (const StageCost& field : stage_costs()) known.push_back(field.name);
     check_keys(root, known, "");
     if (const Value* version = find(root, "version")) {
@@ -170,6 +171,9 @@ class CostsReader {
     if (const Value* value = take(root, "microbatch_scale"))
       parsed_.costs.microbatch_scale =
           numbers("microbatch_scale", "a list with one factor per microbatch", *value);
+    if (const Value* value = take(root, "rank_memory_bytes"))
+      parsed_.costs.rank_memory_bytes =
+          numbers("rank_memory_bytes", "a list with one number per rank", *value);
     if (const Value* value = take(root, "latency"))
       parsed_.costs.link.latency = number("latency", *value);
     if (const Value* value = take(root, "bandwidth"))
@@ -356,6 +360,7 @@ void print_costs(const Costs& costs, std::ostream& out) {
   if (costs.overlap != defaults.overlap) add("overlap", fmt::format("{}", costs.overlap));
   if (!costs.rank_scale.empty()) add("rank_scale", list(costs.rank_scale));
   if (!costs.microbatch_scale.empty()) add("microbatch_scale", list(costs.microbatch_scale));
+  if (!costs.rank_memory_bytes.empty()) add("rank_memory_bytes", list(costs.rank_memory_bytes));
   if (costs.link.latency != defaults.link.latency)
     add("latency", fmt::format("{}", costs.link.latency));
   if (costs.link.bandwidth != defaults.link.bandwidth)

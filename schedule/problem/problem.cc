@@ -1,5 +1,7 @@
 #include "pipewright/schedule/problem/problem.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -178,7 +180,9 @@ void set_memory(const MemoryBudget& memory, const Costs& costs, const Range& ran
   const auto rounded = [&](double size) {
     return static_cast<Memory>(std::floor(scale.apply(size) * (1 + 1e-12)));
   };
-  std::vector<double> room(problem->memory_limits.size(), memory.bytes.value_or(0));
+  std::vector<double> room(problem->memory_limits.size());
+  for (size_t rank = 0; memory.bytes && rank < room.size(); ++rank)
+    room[rank] = memory.bytes->at(static_cast<int>(rank));
   for (int stage = 0; stage < stages; ++stage) {
     const int rank = placement.rank_of(stage);
     StageWork& work = problem->stages[static_cast<size_t>(stage)];
@@ -190,9 +194,9 @@ void set_memory(const MemoryBudget& memory, const Costs& costs, const Range& ran
     }
     work.weight_input = rounded(sizes.weight_input(stage));
     double& own = room[static_cast<size_t>(rank)];
-    if (memory.activations) own += *memory.activations * sizes.whole(stage);
+    if (memory.activations) own += memory.activations->at(rank) * sizes.whole(stage);
     if (!memory.bytes) continue;
-    own -= costs.parameter_bytes.at(stage) + costs.gradient_bytes.at(stage);
+    own -= costs.model_bytes(stage);
     if (stage > 0 && placement.rank_of(stage - 1) != rank) own -= costs.output_bytes.at(stage - 1);
     if (stage + 1 < stages && placement.rank_of(stage + 1) != rank)
       own -= costs.input_gradient_bytes.at(stage + 1);
@@ -222,6 +226,22 @@ Problem make(const ir::Placement& placement, int num_microbatches, const Costs& 
 }
 
 }  // namespace
+
+MemoryBudget budget_of(const MemoryBudget& asked, const Costs& costs) {
+  if (asked.is_set() || costs.rank_memory_bytes.empty()) return asked;
+  return {.bytes = PerRank(costs.rank_memory_bytes)};
+}
+
+bool check_budget(const MemoryBudget& memory, int num_ranks, ir::Diagnostics* diagnostics) {
+  const std::optional<PerRank> limit = memory.limit();
+  if (!limit || !limit->is_list() || limit->values().size() == static_cast<size_t>(num_ranks))
+    return true;
+  diagnostics->error(ir::Rule::kCostsMismatch,
+                     fmt::format("{}: expected one number, or {}, one per rank, got {}",
+                                 memory.bytes ? "memory in bytes" : "memory in activations",
+                                 num_ranks, limit->values().size()));
+  return false;
+}
 
 Problem make_problem(const ir::Placement& placement, int num_microbatches, const Costs& costs,
                      const MemoryBudget& memory, bool splits_backward) {

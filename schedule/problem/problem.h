@@ -145,16 +145,23 @@ struct MemoryBudget {
   // Activations: 1 is what one microbatch leaves on all stages of a rank, so the number means the
   // same for every placement. I frees one half of a stage's activation and W the other, as the
   // zero-bubble papers count; with sizes in the costs, I frees down to weight_input_bytes.
-  std::optional<double> activations = {};
+  std::optional<PerRank> activations = {};
   // Bytes, in the sizes of the costs: activation_bytes from F to the end of I, weight_input_bytes
-  // from there to the end of W. The rank's parameters and gradients, and one receive buffer per
-  // input of its stages that comes from another rank, are subtracted.
-  std::optional<double> bytes = {};
+  // from there to the end of W. What the rank's stages need beside (Costs::model_bytes), and one
+  // receive buffer per input of its stages that comes from another rank, are subtracted.
+  std::optional<PerRank> bytes = {};
 
   bool is_set() const { return activations || bytes; }
   // The one that is set.
-  std::optional<double> limit() const { return bytes ? bytes : activations; }
+  std::optional<PerRank> limit() const { return bytes ? bytes : activations; }
 };
+
+// The budget that is asked for, or else the memory of the ranks that the costs have.
+MemoryBudget budget_of(const MemoryBudget& asked, const Costs& costs);
+
+// Adds an error if the budget is a list and does not have one number per rank. Returns whether
+// there was none.
+bool check_budget(const MemoryBudget& memory, int num_ranks, ir::Diagnostics* diagnostics);
 
 // Limits of ranks whose parameters alone need far more than there is stop here.
 inline constexpr Memory kLeastLimit = -(Memory{1} << 61);

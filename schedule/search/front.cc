@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -57,16 +58,15 @@ namespace {
 
 constexpr int kLevels = 8, kLeastLevel = 2;
 
-double amount(const MemoryBudget& memory) {
-  return memory.bytes ? *memory.bytes : memory.activations.value_or(0);
+MemoryBudget part_of(MemoryBudget memory, int level) {
+  for (std::optional<PerRank>* limit : {&memory.bytes, &memory.activations}) {
+    if (*limit) (*limit)->scale(static_cast<double>(level) / kLevels);
+  }
+  return memory;
 }
 
-MemoryBudget part_of(const MemoryBudget& memory, int level) {
-  const double part = static_cast<double>(level) / kLevels;
-  if (memory.bytes) return {.bytes = *memory.bytes * part};
-  if (memory.activations) return {.activations = *memory.activations * part};
-  return {};
-}
+// Limits of one search are parts of one another.
+double amount(const MemoryBudget& memory) { return memory.limit().value_or(0).at(0); }
 
 }  // namespace
 

@@ -10,6 +10,7 @@
 #include "pipewright/ir/timeline.h"
 #include "pipewright/schedule/graph/deadlock.h"
 #include "pipewright/schedule/problem/costs.h"
+#include "pipewright/schedule/simulate/memory_parts.h"
 
 // Offload of activations, as in PipeOffload (arXiv 2503.01328): on a stage with offload_bytes, this
 // part of each activation is copied to the host after F and back before B or I.
@@ -112,7 +113,8 @@ struct MemorySample {
   double time;
   int step;         // of the action
   int activations;  // live activations, each of one microbatch of one stage
-  double bytes;  // activations, receive buffers, unsharded parameters, gradients; 0 without sizes
+  MemoryParts parts = {};
+  double bytes = 0;  // the sum of the parts; 0 without sizes
 };
 
 // The memory of each rank over time, from the sizes in the costs:
@@ -122,8 +124,10 @@ struct MemorySample {
 //   offloaded     the part of an activation that is not in use from the end of its copy to the host
 //                 to the start of its copy back (memory_model.h)
 //   recomputed    of a stage that recomputes, while B or I runs
-//   parameters    from UNSHARD to RESHARD; throughout if the program has no UNSHARD
+//   parameters    throughout if the program has no UNSHARD, and shard_bytes of shards
+//   unsharded     parameters from UNSHARD to RESHARD
 //   gradients     from a stage's first B or W to its REDUCE_GRAD
+//   optimizer     throughout
 //   receive       from RECV to the end of the compute that uses it
 //
 // Immutable after construction; safe to use from any thread. What it is made of must outlive it.
@@ -146,8 +150,8 @@ class MemoryModel {
   ir::StageDependencies dependencies_;
   CopyPlan copies_;
   bool has_backward_;
-  bool has_receives_;                    // false for an order, which has no receive buffers
-  std::vector<double> held_throughout_;  // by rank: parameters that are never unsharded
+  bool has_receives_;                         // false for an order, which has no receive buffers
+  std::vector<MemoryParts> held_throughout_;  // by rank
 };
 
 }  // namespace pipewright::schedule

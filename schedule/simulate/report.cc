@@ -121,8 +121,10 @@ Report report_on(const ir::Schedule& schedule, const Costs& costs, const ir::Tim
     one.exposed_communication = exposed_of(schedule, timeline, rank, dependencies, &transfers);
     one.peak_activations = peak_activations(row, has_backward);
     if (costs.has_sizes()) {
-      for (const MemorySample& sample : memory.along(timeline, rank))
+      for (const MemorySample& sample : memory.along(timeline, rank)) {
+        if (sample.bytes > one.peak_bytes.amount) one.memory = sample.parts;
         one.peak_bytes.add(sample.bytes, sample.step);
+      }
     }
     report.cost = std::max(report.cost, one.span());
     report.ranks.push_back(one);

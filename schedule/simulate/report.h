@@ -7,6 +7,7 @@
 #include "pipewright/ir/timeline.h"
 #include "pipewright/schedule/graph/peaks.h"
 #include "pipewright/schedule/problem/costs.h"
+#include "pipewright/schedule/simulate/memory_parts.h"
 
 namespace pipewright::schedule {
 
@@ -18,6 +19,7 @@ struct RankReport {
   double exposed_communication = 0;  // compute stalled on transfers
   Peak<int> peak_activations;        // live activations, see peak_activations()
   Peak<double> peak_bytes;           // see MemoryModel; 0 if the costs have no sizes
+  MemoryParts memory;                // what is in use then
 
   // The zero-bubble papers' cost of a rank.
   double span() const { return end - start; }

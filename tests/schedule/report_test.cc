@@ -53,6 +53,35 @@ TEST(ReportTest, BytesOfAProgram) {
   EXPECT_EQ(MemoryModel(program, costs).along(timeline, 0).back().bytes, 0);
 }
 
+// What each rank's peak is made of, for stages that differ, counted by hand.
+TEST(ReportTest, MemoryByUse) {
+  ir::Diagnostics diagnostics;
+  const ir::Program program =
+      *lower(schedules::make_order(*schedules::find_schedule("1F1B"), {2, 2, 2}), {}, &diagnostics);
+  Costs costs = costs_of(1, 1, 1, 0);
+  costs.parameter_bytes = PerStage({1000, 3000});
+  costs.gradient_bytes = PerStage({500, 1700});
+  costs.shard_bytes = PerStage({20, 60});
+  costs.optimizer_bytes = PerStage({80, 240});
+  costs.activation_bytes = PerStage({100, 900});
+  costs.output_bytes = 10;
+  costs.input_gradient_bytes = 7;
+  const auto graph = ChannelGraph::of_program(program, ir::ChannelModel::kEdge, 0);
+  const Report report = report_on(program, costs, simulate(graph, program, costs));
+  // Rank 0 in 0B0: two activations and a gradient that came. Rank 1 in 1B0: one activation, and the
+  // input of the next microbatch. Parameters are unsharded, their shards stay.
+  //                             parameters, unsharded, gradients, optimizer, receive, activations
+  const MemoryParts expected[] = {{{20, 1000, 500, 80, 7, 200}}, {{60, 3000, 1700, 240, 10, 900}}};
+  for (size_t rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(report.ranks[rank].memory, expected[rank]);
+    EXPECT_EQ(report.ranks[rank].peak_bytes.amount, expected[rank].sum());
+  }
+  // An order has neither UNSHARD nor receive buffers.
+  const auto order = schedules::make_order(*schedules::find_schedule("1F1B"), {2, 2, 2});
+  const Report plain = report_on(order, costs, simulate(order, costs));
+  EXPECT_EQ(plain.ranks[1].memory, (MemoryParts{{3060, 0, 1700, 240, 0, 900}}));
+}
+
 TEST(ReportTest, PeaksOfActivationsAreTheCertificates) {
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
     ir::Diagnostics diagnostics;

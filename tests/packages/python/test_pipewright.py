@@ -169,6 +169,19 @@ class SearchTest(unittest.TestCase):
         other = pw.search(ranks=4, microbatches=8, placement="v", memory=4, budget="small", threads=1)
         self.assertEqual(other.schedule, found.schedule)
 
+    def test_memory_of_each_rank(self):
+        limits = [4, 3, 3, 2]
+        found = pw.search(ranks=4, microbatches=8, memory=limits, budget="small")
+        self.assertEqual(found.memory, limits)
+        self.assertGreater(found.cost, pw.search(ranks=4, microbatches=8, memory=4, budget="small").cost)
+        self.assertEqual(found.schedule.simulate(memory=limits).cost, found.cost)
+        with self.assertRaisesRegex(pw.ScheduleError, "one per rank, got 2"):
+            found.schedule.simulate(memory=[4, 4])
+        costs = {"activation_bytes": 100, "parameter_bytes": 1000, "optimizer_bytes": 50}
+        rank = found.schedule.simulate(costs).ranks[0]
+        self.assertEqual(sum(rank.memory.values()), rank.peak_bytes)
+        self.assertEqual(rank.memory["optimizer"], 50)
+
     def test_wrong_arguments(self):
         for arguments, message in (
             ({"ranks": 0}, "ranks: expected a whole number from 1"),

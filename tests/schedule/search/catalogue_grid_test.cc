@@ -119,7 +119,7 @@ TEST(CatalogueGrid, NoNamedScheduleThatFitsIsBetter) {
     const Problem problem = make_problem(placement, microbatches, costs, memory);
     const SearchResult found = search_schedule(request);
     SCOPED_TRACE(fmt::format("run {}: {}, {} microbatches, {} activations, {} evaluations", run,
-                             placement.to_string(), microbatches, *memory.activations,
+                             placement.to_string(), microbatches, memory.activations->at(0),
                              request.evaluations));
     // What was found is valid, costs what it says, and needs no more memory than there is.
     const CompileResult own = compile({.source = ir::AnySchedule(found.order),

@@ -183,5 +183,34 @@ TEST(MakeProblem, SubtractsWhatIsNotActivations) {
   EXPECT_EQ(problem.memory_limits, std::vector<Memory>(2, 10 * (5000 - 2 * 1500 - 30)));
 }
 
+// A list of limits is one of each rank, as if the rank's had been given alone.
+TEST(MakeProblemTest, MemoryOfEachRank) {
+  const ir::Placement placement = ir::Placement::v(2, 4);
+  Costs costs = {.output_bytes = 3,
+                 .activation_bytes = PerStage({10, 20, 30, 40}),
+                 .weight_input_bytes = 5,
+                 .parameter_bytes = PerStage({100, 200, 300, 400}),
+                 .shard_bytes = 7,
+                 .optimizer_bytes = PerStage({1, 2, 3, 4})};
+  const auto limits = [&](const MemoryBudget& memory) {
+    return make_problem(placement, 4, costs, memory).memory_limits;
+  };
+  const std::vector<Memory> both = limits({.bytes = PerRank({5000.0, 900.0})});
+  EXPECT_EQ(both[0], limits({.bytes = 5000})[0]);
+  EXPECT_EQ(both[1], limits({.bytes = 900})[1]);
+  // Stages 1 and 2 on rank 1: parameters, shards, optimizer, and the input of stage 1.
+  EXPECT_EQ(both[1], 900 - 200 - 300 - 2 * 7 - 2 - 3 - 3);
+  EXPECT_EQ(limits({.activations = PerRank({2.0, 3.0})}), (std::vector<Memory>{100, 150}));
+  // Without a budget, the memory that the costs have.
+  costs.rank_memory_bytes = {5000, 900};
+  EXPECT_EQ(limits(budget_of({}, costs)), both);
+  EXPECT_EQ(limits(budget_of({.bytes = 1000}, costs))[1], 1000 - 522);
+  ir::Diagnostics diagnostics;
+  EXPECT_FALSE(check_budget({.bytes = PerRank({1.0, 2.0, 3.0})}, 2, &diagnostics));
+  EXPECT_EQ(diagnostics.kept()[0].message,
+            "memory in bytes: expected one number, or 2, one per rank, got 3");
+  EXPECT_TRUE(check_budget({.bytes = 1}, 2, &diagnostics));
+}
+
 }  // namespace
 }  // namespace pipewright::schedule::search

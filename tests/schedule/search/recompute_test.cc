@@ -73,7 +73,7 @@ struct Enumeration {
             after = used - kept(stage) + held;
           }
           if (kind == 2) after = used - held;
-          if (std::max(during, after) > *request.memory.bytes) continue;
+          if (std::max(during, after) > request.memory.bytes->at(0)) continue;
           ++count;
           row.emplace_back(stage, kind);
           self(self, after);

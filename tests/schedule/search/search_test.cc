@@ -341,8 +341,9 @@ TEST(Front, SearchesEveryPlacementAndAmount) {
     EXPECT_GE(point.result.cost, 6 * 3);
     bool is_beaten = false;
     for (const FrontPoint& other : points)
-      is_beaten = is_beaten || (*other.memory.activations <= *point.memory.activations &&
-                                other.result.cost < point.result.cost);
+      is_beaten =
+          is_beaten || (other.memory.activations->at(0) <= point.memory.activations->at(0) &&
+                        other.result.cost < point.result.cost);
     if (is_beaten) {
       EXPECT_FALSE(point.is_best);
     }
