@@ -42,6 +42,7 @@ COMPILER_HEADERS = [
     # Costs: written by hand, read from files, taken from a recording.
     "schedule/problem/costs.h",
     "schedule/problem/costs_json.h",
+    "schedule/problem/layers.h",
     "schedule/simulate/recorded_costs.h",
     # Search, and lower bounds.
     "schedule/bounds/bounds.h",

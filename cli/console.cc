@@ -83,4 +83,8 @@ std::string recompute_text(const ir::Schedule& schedule) {
                      fmt::join(schedule.recompute, ", "));
 }
 
+std::string cut_text(const std::vector<int>& cut) {
+  return cut.empty() ? "none" : fmt::format("{}", fmt::join(cut, ","));
+}
+
 }  // namespace pipewright::cli

@@ -56,6 +56,8 @@ std::string activations_text(double number);
 std::string shape_text(const ir::Schedule& schedule);
 // The stages that recompute: "no stage", "stages 0, 2" or "all stages".
 std::string recompute_text(const ir::Schedule& schedule);
+// The layers of each stage: "5,4,4,3", or "none".
+std::string cut_text(const std::vector<int>& cut);
 
 }  // namespace pipewright::cli
 

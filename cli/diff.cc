@@ -176,7 +176,7 @@ int run_diff(const Invocation& invocation, Console& console) {
   const std::string channels_before = channels_text(left.run),
                     channels_after = channels_text(right.run);
   const bool equal = same_shape && channels_before == channels_after &&
-                     before.recompute == after.recompute &&
+                     before.recompute == after.recompute && before.cut == after.cut &&
                      std::ranges::all_of(changes, &RowChange::empty);
   const std::optional<RunPair> drift =
       before.rows == after.rows ? drift_between(left, right) : std::nullopt;
@@ -211,6 +211,7 @@ int run_diff(const Invocation& invocation, Console& console) {
   if (channels_before != channels_after) print_both("", channels_before, channels_after);
   if (before.recompute != after.recompute)
     print_both("recompute: ", recompute_text(before), recompute_text(after));
+  if (before.cut != after.cut) print_both("cut: ", cut_text(before.cut), cut_text(after.cut));
   print_changes(changes, console.out);
   if (!ratio.is_one()) console.out << "\n" << ratio.text() << "\n";
   print_effect(left.simulation, right.simulation, ratio, console.out);

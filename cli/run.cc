@@ -39,6 +39,20 @@ std::vector<std::pair<std::string, double>> factors(const std::string& option,
   return all;
 }
 
+// "5,4,4,3"
+std::vector<int> counts(const std::string& option, std::string_view text) {
+  std::vector<int> all;
+  for (bool more = true; more;) {
+    const size_t comma = std::min(text.find(','), text.size());
+    all.push_back(number_of<int>(option, text.substr(0, comma),
+                                 "whole numbers from 0, with commas between",
+                                 [](int number) { return number >= 0; }));
+    more = comma < text.size();
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  return all;
+}
+
 // The costs of the recording in a schedule file that --costs names.
 schedule::Costs costs_of_schedule(const ir::Source& file, Console& console) {
   const std::string name = ir::printable(file.name);
@@ -80,6 +94,8 @@ void set_single_times(const Invocation& invocation, schedule::SimulateRequest* r
     const std::string name(option.name);
     const auto text = invocation.text(name);
     if (!text) continue;
+    if (option.key != "latency" && !request->costs.layers.empty())
+      throw UsageError(fmt::format("{} cannot be used with layers in --costs", name));
     option.set(&request->costs, time_of(name, *text));
     request->places.values.erase(std::string(option.key));
   }
@@ -103,6 +119,12 @@ std::vector<OptionSpec> cost_options() {
                   "recording, which has their costs; the times below replace single ones")};
   for (const TimeOption& time : kTimeOptions)
     options.push_back({time.name, "", {ValueKind::kText, "T", {}}, time.help});
+  options.push_back(
+      {"--cut",
+       "",
+       {ValueKind::kText, "N,N,...", {}},
+       "how many layers of --costs each stage has; default: the schedule's own cut, or "
+       "an even one"});
   options.push_back(
       {"--scale",
        "",
@@ -145,6 +167,12 @@ AskedCosts read_costs(const Invocation& invocation, Console& console) {
     }
   }
   set_single_times(invocation, &asked.request);
+  if (const auto text = invocation.text("--cut")) {
+    if (asked.request.costs.layers.empty())
+      throw UsageError("--cut requires --costs FILE with layers");
+    asked.request.costs.cut = counts("--cut", *text);
+    asked.request.places.values.erase("cut");
+  }
   if (const auto text = invocation.text("--scale")) asked.request.scale = factors("--scale", *text);
   if (const auto text = invocation.text("--slow")) {
     for (const auto& [rank, factor] : factors("--slow", *text))
@@ -166,7 +194,7 @@ schedule::MemoryBudget memory_of(const Invocation& invocation, const schedule::C
   if (activations && bytes) throw UsageError("--memory cannot be used with --memory-bytes");
   if (activations) return {.activations = memory_numbers("--memory", *activations)};
   if (!bytes) return schedule::budget_of({}, costs);
-  if (costs.activation_bytes.is_zero())
+  if (costs.activation_bytes.is_zero() && costs.layers.empty())
     throw UsageError("--memory-bytes requires --costs FILE with activation_bytes");
   return {.bytes = memory_numbers("--memory-bytes", *bytes)};
 }

@@ -62,7 +62,7 @@ schedule::Costs costs_for(const AskedCosts& asked, const ir::Placement& placemen
                           int num_microbatches, Console& console) {
   ir::Diagnostics diagnostics;
   const auto costs =
-      schedule::changed_costs(asked.request, placement, num_microbatches, &diagnostics);
+      schedule::changed_costs(asked.request, placement, num_microbatches, {}, &diagnostics);
   if (!costs) {
     print_diagnostics(diagnostics, asked.file ? &*asked.file : nullptr,
                       asked.file ? ir::printable(asked.file->name) : "the costs", console);

@@ -38,6 +38,7 @@ set(pipewright_schedule_sources
     schedule/lowering/place_receives.cc
     schedule/problem/costs.cc
     schedule/problem/costs_json.cc
+    schedule/problem/layers.cc
     schedule/problem/problem.cc
     schedule/search/catalogue.cc
     schedule/search/dispatcher.cc
@@ -126,6 +127,7 @@ set(pipewright_schedule_headers
     schedule/verify/verify.h
     schedule/problem/costs.h
     schedule/problem/costs_json.h
+    schedule/problem/layers.h
     schedule/simulate/recorded_costs.h
     schedule/bounds/bounds.h
     schedule/bounds/schedule_bound.h

@@ -38,6 +38,8 @@ struct Schedule {
   // Stages that recompute, ascending: their F keeps a checkpoint only, and each of their B or I
   // runs the forward again (activation checkpointing).
   std::vector<int> recompute = {};
+  // Layers of the model per stage, if the schedule was made for a cut of a model; else empty.
+  std::vector<int> cut = {};
   Rows rows;  // placement.num_ranks() rows
 
   friend bool operator==(const Schedule&, const Schedule&) = default;

@@ -43,6 +43,11 @@ constexpr HeaderKey kKeys[] = {
                   ? std::nullopt
                   : std::optional(fmt::format("{}", fmt::join(schedule.recompute, " ")));
      }},
+    {"cut", false, false, "the number of layers of each stage",
+     [](const Schedule& schedule, Level) {
+       return schedule.cut.empty() ? std::nullopt
+                                   : std::optional(fmt::format("{}", fmt::join(schedule.cut, " ")));
+     }},
 };
 
 }  // namespace
@@ -230,6 +235,16 @@ std::vector<int> HeaderReader::recompute(int stages, Diagnostics* diagnostics) c
   return {};
 }
 
+std::vector<int> HeaderReader::cut(int stages, Diagnostics* diagnostics) const {
+  const Entry* entry = find("cut");
+  if (entry == nullptr) return {};
+  const std::optional<std::vector<int>> numbers = parse_numbers(entry->value);
+  if (numbers && numbers->size() == static_cast<size_t>(stages)) return *numbers;
+  bad_value("cut", fmt::format("a number of layers for each of {} stages", stages), entry->value,
+            entry->value_place, diagnostics);
+  return {};
+}
+
 Lowering HeaderReader::lowering(Diagnostics* diagnostics) const {
   Lowering lowering;
   for (const LoweringPolicy& policy : lowering_policies()) {
@@ -260,6 +275,7 @@ std::optional<ParsedSchedule> HeaderReader::finish(const Place& place, size_t er
   if (ranks && stages)
     schedule.placement = placement(*ranks, *stages, diagnostics).value_or(Placement());
   if (stages) schedule.recompute = recompute(*stages, diagnostics);
+  if (stages) schedule.cut = cut(*stages, diagnostics);
   schedule.lowering = lowering(diagnostics);
   if (diagnostics->total() > errors_before) return std::nullopt;
 

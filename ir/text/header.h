@@ -81,6 +81,7 @@ class HeaderReader {
   std::optional<int> number(std::string_view key, int most, Diagnostics* diagnostics) const;
   std::optional<Placement> placement(int ranks, int stages, Diagnostics* diagnostics) const;
   std::vector<int> recompute(int stages, Diagnostics* diagnostics) const;
+  std::vector<int> cut(int stages, Diagnostics* diagnostics) const;
   std::string schedule_name(Diagnostics* diagnostics) const;
   Lowering lowering(Diagnostics* diagnostics) const;
 

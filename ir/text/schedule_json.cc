@@ -67,7 +67,7 @@ class ScheduleReader : public JsonEvents {
   }
 
  private:
-  // kNumbers: in the array of `placement` or `recompute`.
+  // kNumbers: in the array of `placement`, `recompute` or `cut`.
   enum class In { kFile, kObject, kLowering, kNumbers, kRows, kRow, kRecording, kDone };
 
   bool enter(JsonKind kind) override {
@@ -80,7 +80,7 @@ class ScheduleReader : public JsonEvents {
       in_ = In::kObject;
     } else if (object && at_key("lowering")) {
       in_ = In::kLowering;
-    } else if (!object && (at_key("placement") || at_key("recompute"))) {
+    } else if (!object && (at_key("placement") || at_key("recompute") || at_key("cut"))) {
       in_ = In::kNumbers;
       numbers_.clear();
       numbers_place_ = place;
@@ -154,7 +154,8 @@ class ScheduleReader : public JsonEvents {
       case In::kObject:
         if (key_ == "version") return version(kind, text);
         if (key_ == "placement" && text != "loop" && text != "v") break;
-        if (key_ == "rows" || key_ == "recompute" || key_ == "lowering" || key_ == "recording")
+        if (key_ == "rows" || key_ == "recompute" || key_ == "cut" || key_ == "lowering" ||
+            key_ == "recording")
           break;
         header_value(kind, text);
         return true;
@@ -256,7 +257,8 @@ class ScheduleReader : public JsonEvents {
       case In::kDone:
         return std::string(name(JsonKind::kObject));
       case In::kObject:
-        if (key_ == "rows" || key_ == "recompute") return std::string(name(JsonKind::kArray));
+        if (key_ == "rows" || key_ == "recompute" || key_ == "cut")
+          return std::string(name(JsonKind::kArray));
         if (key_ == "lowering" || key_ == "recording") return std::string(name(JsonKind::kObject));
         if (key_ == "version") return std::string(name(JsonKind::kNumber));
         if (key_ == "placement") return "\"loop\", \"v\" or an array";
@@ -264,7 +266,9 @@ class ScheduleReader : public JsonEvents {
       case In::kLowering:
         return values_in_words(*find_lowering_policy(key_));
       case In::kNumbers:
-        return key_ == "placement" ? "a rank as an integer" : "a stage as an integer";
+        return key_ == "placement" ? "a rank as an integer"
+               : key_ == "cut"     ? "a number of layers"
+                                   : "a stage as an integer";
       case In::kRows:
         return "an array for each rank";
       case In::kRow:
@@ -406,6 +410,7 @@ void print(const AnySchedule& any, const Recording* recording, std::ostream& out
     if (!value) continue;
     const Json json = key.name == "placement"   ? placement_json(schedule.placement)
                       : key.name == "recompute" ? Json(schedule.recompute)
+                      : key.name == "cut"       ? Json(schedule.cut)
                                                 : to_json(key, *value);
     out << ",\n  \"" << key.name << "\": " << json.dump();
   }

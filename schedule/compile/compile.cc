@@ -9,6 +9,7 @@
 #include "pipewright/ir/text/read.h"
 #include "pipewright/ir/text/spelling.h"
 #include "pipewright/schedule/compile/requested_policies.h"
+#include "pipewright/schedule/problem/layers.h"
 #include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedule/verify/verify_policies.h"
@@ -99,9 +100,12 @@ std::optional<ir::ParsedSchedule> generate(const ReadSource::Named& named, const
   if (spec->plan_rows == nullptr)
     return ir::ParsedSchedule{schedules::make_order(*spec, shape), {}};
   const ir::Placement placement = schedules::placement_of(*spec, shape);
-  if (!check_costs(costs, {}, placement, shape.microbatches, diagnostics)) return std::nullopt;
+  const std::optional<Costs> of_stages =
+      cut_layers(costs, {}, {}, placement.num_stages(), diagnostics);
+  if (!of_stages || !check_costs(*of_stages, {}, placement, shape.microbatches, diagnostics))
+    return std::nullopt;
   const std::vector<schedules::StageTimes> times =
-      times_of(make_problem(placement, shape.microbatches, costs, {}));
+      times_of(make_problem(placement, shape.microbatches, *of_stages, {}));
   return ir::ParsedSchedule{schedules::make_order(*spec, shape, {times, costs.microbatch_scale}),
                             {}};
 }

@@ -190,8 +190,14 @@ struct SimulateResult {
 
 // The costs after the what-if changes, if they fit a schedule with this placement; otherwise
 // nullopt, and errors are added.
+// `cut` is the schedule's own, for costs with layers (layers.h).
 std::optional<Costs> changed_costs(const SimulateRequest& request, const ir::Placement& placement,
-                                   int num_microbatches, ir::Diagnostics* diagnostics);
+                                   int num_microbatches, const std::vector<int>& cut,
+                                   ir::Diagnostics* diagnostics);
+
+// The same for costs with layers, which stay as they are: for a search for the cut.
+std::optional<Costs> changed_layers(const SimulateRequest& request, const ir::Placement& placement,
+                                    int num_microbatches, ir::Diagnostics* diagnostics);
 
 // Simulates a compute order with ideal transfers, or a program under its channel model and capacity
 // (channel_graph.h). `compiled` must be verified; if it is not ok, its diagnostics are returned.

@@ -4,6 +4,7 @@
 #include "pipewright/ir/check.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/schedule/compile/compile.h"
+#include "pipewright/schedule/problem/layers.h"
 #include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/simulate/memory_model.h"
 #include "pipewright/schedule/simulate/simulate.h"
@@ -84,11 +85,23 @@ ChannelGraph graph_of(const ir::AnySchedule& schedule) {
 }
 
 std::optional<Costs> changed_costs(const SimulateRequest& request, const ir::Placement& placement,
-                                   int num_microbatches, ir::Diagnostics* diagnostics) {
-  Costs costs = request.costs;
+                                   int num_microbatches, const std::vector<int>& cut,
+                                   ir::Diagnostics* diagnostics) {
+  const std::optional<Costs> of_stages =
+      cut_layers(request.costs, cut, request.places, placement.num_stages(), diagnostics);
+  if (!of_stages) return std::nullopt;
+  Costs costs = *of_stages;
   const bool fits = check_costs(costs, request.places, placement, num_microbatches, diagnostics);
   const bool changed = change_costs(request, placement, &costs, diagnostics);
   if (!fits || !changed || !check_factors(costs, placement, diagnostics)) return std::nullopt;
+  return costs;
+}
+
+std::optional<Costs> changed_layers(const SimulateRequest& request, const ir::Placement& placement,
+                                    int num_microbatches, ir::Diagnostics* diagnostics) {
+  if (!changed_costs(request, placement, num_microbatches, {}, diagnostics)) return std::nullopt;
+  Costs costs = request.costs;
+  change_costs(request, placement, &costs, diagnostics);
   return costs;
 }
 
@@ -105,8 +118,8 @@ SimulateResult run(const CompileResult& compiled, const SimulateRequest& request
   PW_CHECK(compiled.is_verified, "what is simulated is verified: Depth::kVerify or more");
   const ir::Schedule& schedule = ir::schedule_of(*compiled.schedule);
   const ir::Placement& placement = schedule.placement;
-  std::optional<Costs> costs =
-      changed_costs(request, placement, schedule.num_microbatches, &result.diagnostics);
+  std::optional<Costs> costs = changed_costs(request, placement, schedule.num_microbatches,
+                                             schedule.cut, &result.diagnostics);
   if (!costs) return result;
   *costs = recomputing(std::move(*costs), schedule.recompute, placement.num_stages());
   const MemoryBudget memory = budget_of(request.memory, *costs);
@@ -158,8 +171,8 @@ std::optional<BlockedSimulation> simulate_blocked(const CompileResult& compiled,
                                                   ir::Diagnostics* diagnostics) {
   PW_CHECK(compiled.blocked, "the schedule cannot run to its end");
   const ir::Schedule& schedule = ir::schedule_of(*compiled.blocked);
-  std::optional<Costs> costs =
-      changed_costs(request, schedule.placement, schedule.num_microbatches, diagnostics);
+  std::optional<Costs> costs = changed_costs(request, schedule.placement, schedule.num_microbatches,
+                                             schedule.cut, diagnostics);
   if (!costs) return std::nullopt;
   *costs = recomputing(std::move(*costs), schedule.recompute, schedule.placement.num_stages());
   ChannelGraph graph = graph_of(*compiled.blocked);

@@ -279,8 +279,13 @@ Sharded keep_the_nearest(const ir::Row& row, int most, int lookahead,
 
 ir::Program add_unshard_reshard(const ir::ComputeOrder& order, const ResidencyPolicy& policy) {
   PW_CHECK(policy.residency >= 1, "residency is at least 1");
-  ir::Program program{
-      {order.name, order.placement, order.num_microbatches, order.lowering, order.recompute, {}}};
+  ir::Program program{{order.name,
+                       order.placement,
+                       order.num_microbatches,
+                       order.lowering,
+                       order.recompute,
+                       order.cut,
+                       {}}};
   program.lowering.lookahead = policy.lookahead;
   program.lowering.evict = policy.evict;
   program.rows.reserve(order.rows.size());

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "pipewright/ir/printable.h"
+#include "pipewright/schedule/problem/layers.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -38,6 +39,8 @@ constexpr StageCost kStageCosts[] = {
     {"shard_bytes", &Costs::shard_bytes},
     {"optimizer_bytes", &Costs::optimizer_bytes},
 };
+
+static_assert(std::size(kStageCosts) == kNumStageCosts);
 
 // The names of scale_cost(), and the fields that each of them scales. COMM scales links instead.
 struct ScalableCost {
@@ -78,6 +81,19 @@ bool PerStage::is_zero() const {
 void PerStage::scale(double factor) {
   for (double& value : values_) value *= factor;
 }
+
+LayerRun::LayerRun() {
+  const Costs defaults;
+  for (size_t row = 0; row < kNumStageCosts; ++row)
+    values[row] = (defaults.*kStageCosts[row].values).at(0);
+}
+
+double& LayerRun::operator[](PerStage Costs::*cost) {
+  return values[static_cast<size_t>(std::ranges::find(kStageCosts, cost, &StageCost::values) -
+                                    std::begin(kStageCosts))];
+}
+
+double LayerRun::operator[](PerStage Costs::*cost) const { return LayerRun(*this)[cost]; }
 
 bool Costs::has_sizes() const {
   return !output_bytes.is_zero() || !input_gradient_bytes.is_zero() ||
@@ -129,7 +145,9 @@ bool scale_cost(std::string_view name, double factor, Costs* costs) {
   const auto cost = std::ranges::find(kScalable, name, &ScalableCost::name);
   if (cost == std::end(kScalable)) return false;
   for (PerStage Costs::*field : {cost->first, cost->second}) {
-    if (field != nullptr) (costs->*field).scale(factor);
+    if (field == nullptr) continue;
+    (costs->*field).scale(factor);
+    for (LayerRun& run : costs->layers) run[field] *= factor;
   }
   if (cost->first == nullptr) {
     costs->link.latency *= factor;
@@ -341,6 +359,11 @@ class DurationChecker {
 
 bool check_costs(const Costs& costs, const CostPlaces& places, const ir::Placement& placement,
                  int num_microbatches, ir::Diagnostics* diagnostics) {
+  if (!costs.layers.empty()) {
+    const std::optional<Costs> of_stages =
+        cut_layers(costs, {}, places, placement.num_stages(), diagnostics);
+    return of_stages && check_costs(*of_stages, places, placement, num_microbatches, diagnostics);
+  }
   const size_t before = diagnostics->total();
   const auto check_number = [&](std::string_view key, double number, const ir::Place& place) {
     if (is_cost(number)) return;

@@ -2,6 +2,8 @@
 #define PIPEWRIGHT_SCHEDULE_PROBLEM_COSTS_H_
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <functional>
 #include <limits>
 #include <map>
@@ -58,6 +60,24 @@ struct OwnLink {
   friend bool operator==(const OwnLink&, const OwnLink&) = default;
 };
 
+struct Costs;
+inline constexpr size_t kNumStageCosts = 19;
+
+// Equal layers of a model, one after the other. The costs of each are those of a stage that has it
+// alone.
+struct LayerRun {
+  LayerRun();  // one layer with the default costs of a stage
+
+  // The cost of one layer, which must be one of stage_costs().
+  double& operator[](PerStage Costs::*cost);
+  double operator[](PerStage Costs::*cost) const;
+
+  int count = 1;
+  std::array<double, kNumStageCosts> values;  // in the order of stage_costs()
+
+  friend bool operator==(const LayerRun&, const LayerRun&) = default;
+};
+
 // The costs of a schedule's actions: durations per microbatch in any unit of time, sizes in bytes.
 // B takes I + W, a compound the sum of its parts less `overlap` times the shorter one. COSTS.md
 // describes the file format. A plain value.
@@ -99,6 +119,11 @@ struct Costs {
   // What I or B allocates and frees again, beside activation_bytes. Not in costs files:
   // recomputing() sets it.
   PerStage recomputed_bytes = 0;
+
+  // The layers of a model, in place of what is per stage, which is then as by default; and how many
+  // of them each stage has, empty for the schedule's own cut. See layers.h.
+  std::vector<LayerRun> layers = {};
+  std::vector<int> cut = {};
 
   // Whether any of the sizes is known.
   bool has_sizes() const;

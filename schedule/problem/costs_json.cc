@@ -146,9 +146,10 @@ class CostsReader {
       wrong(ir::Rule::kJsonType, "a costs file", "an object", root);
       return {};
     }
-    std::vector<std::string_view> known = {"version",          "unit",    "overlap",   "rank_scale",
-                                           "microbatch_scale", "latency", "bandwidth", "links",
-                                           "rank_memory_bytes"};
+    std::vector<std::string_view> known = {
+        "version",           "unit",    "overlap",   "rank_scale",
+        "microbatch_scale",  "latency", "bandwidth", "links",
+        "rank_memory_bytes", "layers",  "cut"};
     for (const StageCost& field : stage_costs()) known.push_back(field.name);
     check_keys(root, known, "");
     if (const Value* version = find(root, "version")) {
@@ -174,6 +175,8 @@ class CostsReader {
     if (const Value* value = take(root, "rank_memory_bytes"))
       parsed_.costs.rank_memory_bytes =
           numbers("rank_memory_bytes", "a list with one number per rank", *value);
+    if (const Value* value = take(root, "layers")) read_layers(*value);
+    if (const Value* value = take(root, "cut")) read_cut(*value);
     if (const Value* value = take(root, "latency"))
       parsed_.costs.link.latency = number("latency", *value);
     if (const Value* value = take(root, "bandwidth"))
@@ -278,6 +281,45 @@ class CostsReader {
     return std::nullopt;
   }
 
+  // Returns nullopt and adds an error if the value is not one.
+  std::optional<int> whole(std::string_view what, int least, const Value& value) {
+    if (value.kind == Kind::kNumber && value.number >= least && value.number < 1e9 &&
+        value.number == std::floor(value.number))
+      return static_cast<int>(value.number);
+    wrong(ir::Rule::kBadValue, what, fmt::format("a whole number from {}", least), value);
+    return std::nullopt;
+  }
+
+  void read_layers(const Value& value) {
+    if (value.kind != Kind::kArray || value.items.empty())
+      return wrong(ir::Rule::kJsonType, "`layers`",
+                   "a list of objects, one per layer or run of equal layers", value);
+    std::vector<std::string_view> known = {"count"};
+    for (const StageCost& field : stage_costs()) known.push_back(field.name);
+    for (const Value& item : value.items) {
+      if (item.kind != Kind::kObject) {
+        wrong(ir::Rule::kJsonType, "`layers`", "objects", item);
+        continue;
+      }
+      check_keys(item, known, " in a layer");
+      LayerRun run;
+      if (const Value* count = find(item, "count"))
+        run.count = whole("`count` of layers", 1, *count).value_or(1);
+      for (const StageCost& field : stage_costs()) {
+        if (const Value* cost = find(item, field.name))
+          run[field.values] = number(field.name, *cost);
+      }
+      parsed_.costs.layers.push_back(run);
+    }
+  }
+
+  void read_cut(const Value& value) {
+    if (value.kind != Kind::kArray || value.items.empty())
+      return wrong(ir::Rule::kJsonType, "`cut`", "a list with the layers of each stage", value);
+    for (const Value& item : value.items)
+      parsed_.costs.cut.push_back(whole("`cut`", 0, item).value_or(0));
+  }
+
   void read_links(const Value& value) {
     if (value.kind != Kind::kArray) return wrong(ir::Rule::kJsonType, "`links`", "a list", value);
     for (const Value& link : value.items) read_link(link);
@@ -345,6 +387,25 @@ std::string links_json(const Costs& costs) {
 
 }  // namespace
 
+namespace {
+
+std::string layers_json(const Costs& costs) {
+  const LayerRun defaults;
+  std::string text;
+  for (const LayerRun& run : costs.layers) {
+    text += text.empty() ? "[\n    {" : ",\n    {";
+    text += fmt::format("\"count\": {}", run.count);
+    for (const StageCost& field : stage_costs()) {
+      if (const double cost = run[field.values]; cost != defaults[field.values])
+        text += fmt::format(", \"{}\": {}", field.name, cost);
+    }
+    text += "}";
+  }
+  return text + "\n  ]";
+}
+
+}  // namespace
+
 void print_costs(const Costs& costs, std::ostream& out) {
   const Costs defaults;
   out << "{\n  \"version\": 1";
@@ -357,6 +418,8 @@ void print_costs(const Costs& costs, std::ostream& out) {
     if (values == defaults.*(field.values)) continue;
     add(field.name, values.is_list() ? list(values.values()) : fmt::format("{}", values.at(0)));
   }
+  if (!costs.layers.empty()) add("layers", layers_json(costs));
+  if (!costs.cut.empty()) add("cut", fmt::format("[{}]", fmt::join(costs.cut, ", ")));
   if (costs.overlap != defaults.overlap) add("overlap", fmt::format("{}", costs.overlap));
   if (!costs.rank_scale.empty()) add("rank_scale", list(costs.rank_scale));
   if (!costs.microbatch_scale.empty()) add("microbatch_scale", list(costs.microbatch_scale));

@@ -84,6 +84,25 @@ TEST(FormatsTest, StagesThatRecompute) {
   EXPECT_EQ(diagnostics.kept()[0].message, "`recompute`: expected an array, got a string");
 }
 
+// A cut has a number of layers for each stage.
+TEST(FormatsTest, CutsOfModels) {
+  const auto plan = [](const std::string& cut) {
+    return "pipewright plan 1\nlevel: compute_only\nranks: 1\nstages: 2\nmicrobatches: 1\n"
+           "placement: loop\ncut: " +
+           cut + "\nrank 0: 0F0 1F0 1B0 0B0\n";
+  };
+  EXPECT_EQ(schedule_of(read(plan("5 0"), Format::kPlan)).cut, (std::vector<int>{5, 0}));
+  for (const char* cut : {"5", "5 0 1", "-1 2", "even"}) {
+    const Source source{"plan", plan(cut)};
+    Diagnostics diagnostics;
+    EXPECT_FALSE(info(Format::kPlan).parse(source, &diagnostics)) << cut;
+    ASSERT_EQ(diagnostics.total(), 1u) << cut;
+    EXPECT_EQ(
+        diagnostics.kept()[0].message,
+        "`cut`: expected a number of layers for each of 2 stages, got `" + std::string(cut) + "`");
+  }
+}
+
 TEST(FormatsTest, AShapeIsFoundFromTheRows) {
   const AnySchedule any = read("0F0,0F1,,3F0\r\n,1F0,2F0\r\n", "csv");
   const Schedule& schedule = schedule_of(any);
@@ -144,6 +163,7 @@ TEST(FormatsTest, EveryFieldRoundTrips) {
   program.placement = Placement::custom(2, {0, 1, 1});
   program.num_microbatches = 3;
   program.recompute = {0, 2};
+  program.cut = {5, 0, 4};
   program.rows = {{Action(ActionKind::kUnshard, 0), Action(ActionKind::kForward, 0, 2)},
                   {Action::overlap(ActionPart(ActionKind::kForward, 1, 2),
                                    ActionPart(ActionKind::kBackwardInput, 2, 0))}};

@@ -1,0 +1,69 @@
+#ifndef PIPEWRIGHT_SCHEDULE_PROBLEM_LAYERS_H_
+#define PIPEWRIGHT_SCHEDULE_PROBLEM_LAYERS_H_
+
+#include <cstddef>
+#include <initializer_list>
+#include <optional>
+#include <vector>
+
+#include "pipewright/ir/diagnostic.h"
+#include "pipewright/ir/placement.h"
+#include "pipewright/schedule/problem/costs.h"
+
+// Cuts: how the layers of a model become stages. A cut says how many layers each stage has, in the
+// order of the pipeline; a stage may have none.
+//
+//   Costs costs;                                    // a model of 16 equal layers
+//   costs.layers = {LayerRun()};
+//   costs.layers[0].count = 16;
+//   const Costs stages = cut_layers(costs, {5, 4, 4, 3});
+//   stages.forward.at(0)  5
+//
+// Times and sizes of a stage are the sums over its layers, with these exceptions. Its output_bytes
+// are those of its last layer, its input_gradient_bytes those of its first one; a stage without
+// layers passes on what it gets. Its `recompute` is the mean over its layers, weighted by their
+// forwards. Pure functions; any thread.
+
+namespace pipewright::schedule {
+
+using Cut = std::vector<int>;  // layers by stage
+
+int num_layers(const Costs& costs);
+
+// Stages of equal numbers of layers; the first ones have one more if it does not come out even.
+Cut even_cut(int num_layers, int num_stages);
+
+// The cut with the least work, F + I + W, on the stage with the most, as long as that takes on its
+// rank (rank_scale).
+Cut least_maximum_cut(const Costs& costs, const ir::Placement& placement);
+
+// The costs of stages with these layers; the cut must have all of them. The result has no layers.
+Costs cut_layers(const Costs& costs, const Cut& cut);
+
+// The costs for a schedule with so many stages: of costs with layers, those of the stages of
+// costs.cut, or else of the schedule's own cut, or else of the even one; otherwise the costs as
+// they are. nullopt, and an error is added, if a number is no cost, the cut does not have all
+// layers, or there are costs per stage beside them.
+std::optional<Costs> cut_layers(const Costs& costs, const Cut& own_cut, const CostPlaces& places,
+                                int num_stages, ir::Diagnostics* diagnostics);
+
+// Sums of a cost over the layers from `first` to before `last`, in constant time.
+class LayerSums {
+ public:
+  // Of the sum of these costs.
+  LayerSums(const Costs& costs, std::initializer_list<PerStage Costs::*> summed);
+
+  double over(int first, int last) const {
+    return sums_[static_cast<size_t>(last)] - sums_[static_cast<size_t>(first)];
+  }
+  // Of one layer.
+  double at(int layer) const { return over(layer, layer + 1); }
+  int num_layers() const { return static_cast<int>(sums_.size()) - 1; }
+
+ private:
+  std::vector<double> sums_ = {0};
+};
+
+}  // namespace pipewright::schedule
+
+#endif  // PIPEWRIGHT_SCHEDULE_PROBLEM_LAYERS_H_
