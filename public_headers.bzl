@@ -48,6 +48,7 @@ COMPILER_HEADERS = [
     "schedule/bounds/bounds.h",
     "schedule/bounds/schedule_bound.h",
     "schedule/problem/problem.h",
+    "schedule/search/cuts.h",
     "schedule/search/front.h",
     "schedule/search/search.h",
     # Views of schedules and timelines.

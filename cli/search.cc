@@ -19,6 +19,8 @@
 #include "pipewright/cli/views.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/read.h"
+#include "pipewright/schedule/problem/layers.h"
+#include "pipewright/schedule/search/cuts.h"
 
 namespace pipewright::cli {
 namespace {
@@ -155,6 +157,8 @@ void print_result(const std::string& placement, const search::SearchRequest& req
       request.memory.bytes ? number_text(most) + " bytes of activations" : activations_text(most);
   out << fmt::format("peak memory    {} per rank\n",
                      least == most ? last : fmt::format("{} to {}", number_text(least), last));
+  if (!result.order.cut.empty())
+    out << fmt::format("cut            {}\n", cut_text(result.order.cut));
   if (request.may_recompute)
     out << fmt::format("recompute      {}\n", recompute_text(result.order));
   out << fmt::format("found by       {}, {} evaluations\n", result.found_by, result.evaluations);
@@ -182,11 +186,22 @@ void add_result(const std::string& placement, const search::SearchRequest& reque
        {"placement", placement},
        {"stages", result.order.placement.num_stages()},
        {"recompute", result.order.recompute},
+       {"cut", result.order.cut.empty() ? Json(nullptr) : Json(result.order.cut)},
        {"memory_per_rank", memory_per_rank(request, result)},
        {"memory_unit", request.memory.bytes ? "bytes" : "activations"},
        {"found_by", result.found_by},
        {"robustness", result.robustness ? robustness_json(*result.robustness) : Json(nullptr)},
        {"interrupted", result.is_cancelled}});
+}
+
+// Ends the command because no cut fits the memory.
+[[noreturn]] void require_fit(const search::SearchRequest& request) {
+  const schedule::Cut even =
+      schedule::even_cut(schedule::num_layers(request.costs), request.placement.num_stages());
+  const auto shortage = search::shortage_of(search::problem_of(search::with_cut(request, even)));
+  throw UsageError(
+      fmt::format("--layers: found no cut that fits {}: of the even one {}, rank {} does not fit",
+                  memory_text(request.memory), cut_text(even), shortage ? shortage->rank : 0));
 }
 
 // One line per search, and a bar for its idle time: the picture of the front.
@@ -257,10 +272,12 @@ int run_search(const Invocation& invocation, Console& console) {
   search::SearchResult result;
   search::SearchRequest best = request;
   if (asked.placement == "free") {
-    points = search::search_front(request, asked.stages,
-                                  search::placement_options(asked.ranks, asked.stages));
+    const auto options = search::placement_options(asked.ranks, asked.stages);
+    points = asked.cuts_layers ? search::search_cut_front(request, options)
+                               : search::search_front(request, asked.stages, options);
     const auto cheapest = std::ranges::min_element(
         points, {}, [](const search::FrontPoint& point) { return point.result.cost; });
+    if (cheapest == points.end() && asked.cuts_layers) require_fit(request);
     if (cheapest == points.end())
       throw UsageError(
           fmt::format("--placement free: expected stages that can be cut into 1, 2 or 4 per rank, "
@@ -269,8 +286,13 @@ int run_search(const Invocation& invocation, Console& console) {
     best = request_of(asked, *cheapest);
     asked.placement = cheapest->option.name;
     result = cheapest->result;
+  } else if (asked.cuts_layers) {
+    auto found = search::search_cuts(request);
+    if (!found) require_fit(request);
+    result = std::move(found->result);
   } else {
     result = search::search_schedule(request);
+    result.order.cut = asked.cut;
   }
   if (shows_progress) console.err << "\r\x1b[K" << std::flush;
   if (g_interrupted) console.err << "interrupted: this is the best schedule so far\n";

@@ -12,6 +12,7 @@
 #include "pipewright/cli/run.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/printable.h"
+#include "pipewright/schedule/problem/layers.h"
 #include "pipewright/schedule/search/front.h"
 #include "pipewright/schedule/search/words.h"
 
@@ -59,16 +60,39 @@ ir::Placement placement_of(const AskedSearch& asked) {
 // The costs after the what-if options. They must fit a schedule with this placement; otherwise
 // prints the errors and throws Failed.
 schedule::Costs costs_for(const AskedCosts& asked, const ir::Placement& placement,
-                          int num_microbatches, Console& console) {
+                          int num_microbatches, bool keeps_layers, Console& console) {
   ir::Diagnostics diagnostics;
   const auto costs =
-      schedule::changed_costs(asked.request, placement, num_microbatches, {}, &diagnostics);
+      keeps_layers
+          ? schedule::changed_layers(asked.request, placement, num_microbatches, &diagnostics)
+          : schedule::changed_costs(asked.request, placement, num_microbatches, {}, &diagnostics);
   if (!costs) {
     print_diagnostics(diagnostics, asked.file ? &*asked.file : nullptr,
                       asked.file ? ir::printable(asked.file->name) : "the costs", console);
     throw Failed{kExitTrouble};
   }
   return *costs;
+}
+
+// Ends the command if the layers cannot be cut for the search.
+void require_layers(const schedule::Costs& costs, const AskedSearch& asked,
+                    const Invocation& invocation) {
+  if (costs.layers.empty()) throw UsageError("--layers requires --costs FILE with layers");
+  if (invocation.has("--cut")) throw UsageError("--layers cannot be used with --cut");
+  if (const int layers = num_layers(costs); asked.stages > layers)
+    throw UsageError(
+        fmt::format("--layers: expected at most {} stages, one per layer of --costs, "
+                    "got {}",
+                    layers, asked.stages));
+  if (invocation.text("--output").value_or("").ends_with(".csv"))
+    throw UsageError("--layers: a .csv cannot say how layers are cut; write a .plan or .json");
+}
+
+bool has_activations(const schedule::Costs& costs) {
+  return !costs.activation_bytes.is_zero() ||
+         std::ranges::any_of(costs.layers, [](const schedule::LayerRun& run) {
+           return run[&schedule::Costs::activation_bytes] > 0;
+         });
 }
 
 void require_budget(const schedule::MemoryBudget& memory, int ranks, const Invocation& invocation) {
@@ -128,6 +152,10 @@ std::vector<OptionSpec> search_options() {
       choice_option(
           "--robust-by", "BY", {"mean", "p95"},
           "which makespan --robust compares: the mean, or the 95th percentile; default: mean"),
+      flag_option(
+          "--layers",
+          "also cut the layers of --costs into stages; the bound is one for all cuts; up to "
+          "four times the budget. Without it they are cut as --cut says, or evenly"),
       flag_option("--merge-backward", "use whole backwards (B) only"),
       flag_option(
           "--recompute",
@@ -181,8 +209,15 @@ AskedSearch read_search(const Invocation& invocation, Console& console) {
     request.noise = positive_number("--robust", *sigma);
     if (request.noise > 2) throw wrong_value("--robust", "a number above 0, up to 2", *sigma);
   }
-  request.costs = costs_for(read_costs(invocation, console), request.placement,
-                            request.num_microbatches, console);
+  const AskedCosts costs = read_costs(invocation, console);
+  asked.cuts_layers = invocation.has("--layers");
+  if (asked.cuts_layers) require_layers(costs.request.costs, asked, invocation);
+  request.costs =
+      costs_for(costs, request.placement, request.num_microbatches, asked.cuts_layers, console);
+  if (!asked.cuts_layers && !costs.request.costs.layers.empty())
+    asked.cut = costs.request.costs.cut.empty()
+                    ? schedule::even_cut(num_layers(costs.request.costs), asked.stages)
+                    : costs.request.costs.cut;
   try {
     search::check_searchable(request.costs);
   } catch (const std::invalid_argument& error) {
@@ -192,21 +227,22 @@ AskedSearch read_search(const Invocation& invocation, Console& console) {
   require_budget(request.memory, asked.ranks, invocation);
   request.may_recompute = invocation.has("--recompute");
   // A checkpoint of 0 bytes is the default, and allowed.
-  if (request.may_recompute && request.costs.activation_bytes.is_zero())
+  if (request.may_recompute && !has_activations(request.costs))
     throw UsageError(invocation.has("--costs")
                          ? "--recompute: expected `activation_bytes` above 0 in --costs, got 0"
                          : "--recompute requires --costs FILE with activation_bytes");
   if (request.may_recompute && invocation.text("--output").value_or("").ends_with(".csv"))
     throw UsageError(
         "--recompute: a .csv cannot say which stages recompute; write a .plan or .json");
-  require_memory(request, invocation.has("--memory-bytes"));
+  if (!asked.cuts_layers) require_memory(request, invocation.has("--memory-bytes"));
   return asked;
 }
 
 search::SearchRequest request_of(const AskedSearch& asked, const search::FrontPoint& point) {
   search::SearchRequest request = asked.request;
   request.placement = point.option.placement;
-  request.costs = search::cut_stages(asked.request.costs, asked.stages, point.option.parts);
+  if (!asked.cuts_layers)
+    request.costs = search::cut_stages(asked.request.costs, asked.stages, point.option.parts);
   request.memory = point.memory;
   return request;
 }

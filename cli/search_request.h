@@ -7,6 +7,7 @@
 #include "pipewright/cli/command_table.h"
 #include "pipewright/cli/console.h"
 #include "pipewright/cli/invocation.h"
+#include "pipewright/schedule/problem/layers.h"
 #include "pipewright/schedule/search/front.h"
 #include "pipewright/schedule/search/search.h"
 
@@ -20,6 +21,8 @@ std::vector<OptionSpec> search_options();
 struct AskedSearch {
   std::string placement;  // "loop", "v", "wave" or "free"
   int ranks = 0, stages = 0;
+  bool cuts_layers = false;  // --layers
+  schedule::Cut cut = {};    // of costs with layers otherwise
   schedule::search::SearchRequest request;
 };
 

@@ -41,6 +41,8 @@ set(pipewright_schedule_sources
     schedule/problem/layers.cc
     schedule/problem/problem.cc
     schedule/search/catalogue.cc
+    schedule/search/cut_bound.cc
+    schedule/search/cuts.cc
     schedule/search/dispatcher.cc
     schedule/search/front.cc
     schedule/search/local_search.cc
@@ -132,6 +134,7 @@ set(pipewright_schedule_headers
     schedule/bounds/bounds.h
     schedule/bounds/schedule_bound.h
     schedule/problem/problem.h
+    schedule/search/cuts.h
     schedule/search/front.h
     schedule/search/search.h
     schedule/views/diff.h

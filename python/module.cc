@@ -126,6 +126,9 @@ void define_schedule(nb::module_& m) {
       .def_prop_ro(
           "level", [](const Schedule& one) { return std::string(ir::name(one.level())); },
           "\"compute_only\" or \"compute_comms\".")
+      .def_prop_ro(
+          "cut", [](const Schedule& one) { return one.base().cut; },
+          "The layers of each stage; empty if it is for no cut of a model.")
       .def_prop_ro("policies", &Schedule::policies, "The lowering policies that it records.")
       .def_prop_ro("rows", &Schedule::rows, "Per rank, its actions as text; \"\" for an idle slot.")
       .def("__len__",
@@ -257,13 +260,13 @@ void define_search(nb::module_& m) {
   m.def("search", [](int ranks, int microbatches, const std::string& placement, int stages,
                      const schedule::Costs& costs, const std::vector<double>& memory,
                      const std::vector<double>& memory_bytes, int64_t evaluations, double robust,
-                     bool robust_by_percentile_95, bool merge_backward, int threads,
+                     bool robust_by_percentile_95, bool merge_backward, bool layers, int threads,
                      uint64_t seed) {
     const nb::gil_scoped_release no_gil;
     using schedule::search::RobustBy;
     return search({ranks, microbatches, placement, stages, costs, memory, memory_bytes, evaluations,
                    robust, robust_by_percentile_95 ? RobustBy::kPercentile95 : RobustBy::kMean,
-                   merge_backward, threads, seed},
+                   merge_backward, layers, threads, seed},
                   [] {
                     const nb::gil_scoped_acquire gil;
                     if (PyErr_CheckSignals() != 0) throw nb::python_error();

@@ -7,6 +7,8 @@
 #include <chrono>
 #include <future>
 
+#include "pipewright/schedule/problem/layers.h"
+#include "pipewright/schedule/search/cuts.h"
 #include "pipewright/schedule/search/front.h"
 
 namespace pipewright::python {
@@ -41,6 +43,14 @@ schedule::search::SearchRequest request_of(const SearchArguments& asked) {
                              &diagnostics) ||
       !schedule::check_budget(request.memory, asked.ranks, &diagnostics))
     throw ScheduleFailure(diagnostics, nullptr);
+  if (asked.layers) {
+    const int layers = schedule::num_layers(asked.costs);
+    if (layers < stages)
+      throw std::invalid_argument(fmt::format(
+          "layers: expected costs with a layer for each of {} stages, got {}", stages, layers));
+    return request;
+  }
+  request.costs = *schedule::cut_layers(asked.costs, {}, {}, stages, &diagnostics);
   const schedule::Problem problem = schedule::search::problem_of(request);
   if (const auto shortage = schedule::search::shortage_of(problem))
     throw std::invalid_argument(fmt::format(
@@ -94,6 +104,12 @@ SearchOutcome search(const SearchArguments& arguments, const std::function<bool(
   schedule::search::SearchRequest request = request_of(arguments);
   std::atomic<bool> cancel = false;
   request.cancel = &cancel;
+  if (arguments.placement != "free" && arguments.layers) {
+    auto found = run_interruptibly([&] { return schedule::search::search_cuts(request); },
+                                   interrupted, &cancel);
+    if (!found) throw std::invalid_argument("memory: found no cut that fits");
+    return outcome_of(std::move(found->result), arguments.placement, request.memory);
+  }
   if (arguments.placement != "free")
     return outcome_of(run_interruptibly([&] { return schedule::search::search_schedule(request); },
                                         interrupted, &cancel),
@@ -101,9 +117,12 @@ SearchOutcome search(const SearchArguments& arguments, const std::function<bool(
   const int stages = request.placement.num_stages();
   const auto options = schedule::search::placement_options(arguments.ranks, stages);
   std::vector<SearchOutcome> front;
-  for (schedule::search::FrontPoint& point :
-       run_interruptibly([&] { return schedule::search::search_front(request, stages, options); },
-                         interrupted, &cancel)) {
+  for (schedule::search::FrontPoint& point : run_interruptibly(
+           [&] {
+             return arguments.layers ? schedule::search::search_cut_front(request, options)
+                                     : schedule::search::search_front(request, stages, options);
+           },
+           interrupted, &cancel)) {
     front.push_back(outcome_of(std::move(point.result), point.option.name, point.memory));
     front.back().is_best = point.is_best;
   }

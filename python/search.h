@@ -24,6 +24,7 @@ struct SearchArguments {
   double robust = 0;
   schedule::search::RobustBy robust_by = schedule::search::RobustBy::kMean;
   bool merge_backward = false;
+  bool layers = false;  // cut the layers of the costs too
   int threads = 1;
   uint64_t seed = 1;
 };

@@ -96,17 +96,18 @@ class SearchResult:
 
 def search(*, ranks: int, microbatches: int, placement: str = "loop", stages: int | None = None,
            costs: dict | str | os.PathLike | None = None, memory: float | list[float] | None = None,
-           memory_bytes: float | list[float] | None = None, budget: str | int = "medium", robust: float | None = None, robust_by: str | None = None,
-           merge_backward: bool = False,
+           memory_bytes: float | list[float] | None = None, budget: str | int = "medium",
+           robust: float | None = None, robust_by: str | None = None, merge_backward: bool = False, layers: bool = False,
            threads: int | None = None, seed: int = 1, **times: float) -> SearchResult:
     """Finds a schedule of low cost within a memory limit, and a lower bound on the cost of every other one.
 
     `placement` is loop, v, wave, or free: all of these, each with several amounts of memory, in the result's `front`;
     costs are those of `stages` stages, which free may cut further. `memory` is in activations per rank, `memory_bytes`
-    in bytes, a list of either has a limit per rank; `budget` is small, medium, large or a number of evaluated actions. With `robust`, the good schedule with
-    the least makespan is chosen when the time of each action varies by log-normal noise of this standard deviation:
-    the least mean, or with `robust_by="p95"` the least 95th percentile. The result is the same for any number of
-    threads. See `pipewright search --help`.
+    in bytes; a list of either has a limit per rank. `budget` is small, medium, large or a number of evaluated actions. With
+    `robust`, the good schedule with the least makespan is chosen when the time of each action varies by log-normal noise of
+    this standard deviation: the least mean, or with `robust_by="p95"` the least 95th percentile. With `layers`, the layers
+    of the costs are cut into stages too, and `schedule.cut` says how; otherwise they are cut evenly, or as `cut` of the costs
+    says. The result is the same for any number of threads. See `pipewright search --help`.
     """
     if _arguments.text("placement", placement) not in ("loop", "v", "wave", "free"):
         raise ValueError(f"placement: expected loop, v, wave or free, got `{placement}`")
@@ -124,7 +125,7 @@ def search(*, ranks: int, microbatches: int, placement: str = "loop", stages: in
         placement, _arguments.optional_whole("stages", stages),
         _arguments.costs(costs, times), _arguments.per_rank("memory", memory),
         _arguments.per_rank("memory_bytes", memory_bytes), evaluations,
-        _arguments.optional_positive("robust", robust) or 0.0, robust_by == "p95", bool(merge_backward),
+        _arguments.optional_positive("robust", robust) or 0.0, robust_by == "p95", bool(merge_backward), bool(layers),
         _arguments.optional_whole("threads", threads) or os.cpu_count() or 1, _arguments.whole("seed", seed, least=0))
     return _result(found)
 

@@ -57,6 +57,11 @@ class Schedule:
         return self._native.level
 
     @property
+    def cut(self) -> list[int]:
+        """The layers of each stage; empty if the schedule is for no cut of a model."""
+        return self._native.cut
+
+    @property
     def policies(self) -> dict[str, str]:
         """The lowering policies that the schedule records."""
         return self._native.policies

@@ -182,6 +182,18 @@ class SearchTest(unittest.TestCase):
         self.assertEqual(sum(rank.memory.values()), rank.peak_bytes)
         self.assertEqual(rank.memory["optimizer"], 50)
 
+    def test_layers(self):
+        costs = {"layers": [{"count": 7}, {"forward": 2, "backward_input": 2, "backward_weight": 2}]}
+        found = pw.search(ranks=4, microbatches=8, costs=costs, layers=True, budget="small")
+        self.assertEqual(sum(found.schedule.cut), 8)
+        self.assertEqual(pw.read(found.schedule.to_plan()).cut, found.schedule.cut)
+        self.assertEqual(found.schedule.simulate(costs).cost, found.cost)
+        even = pw.search(ranks=4, microbatches=8, costs=costs, budget="small")
+        self.assertLessEqual(found.cost, even.cost)
+        self.assertLessEqual(found.bound, even.bound)
+        with self.assertRaisesRegex(ValueError, "a layer for each of 9 stages, got 8"):
+            pw.search(ranks=3, stages=9, microbatches=8, costs=costs, layers=True)
+
     def test_wrong_arguments(self):
         for arguments, message in (
             ({"ranks": 0}, "ranks: expected a whole number from 1"),

@@ -32,6 +32,10 @@ std::optional<schedule::Ticks> cost_of(const schedule::Problem& problem, const O
 // Whether the row keeps to the memory limit of its rank.
 bool fits(const schedule::Problem& problem, int rank, const std::vector<Letter>& row);
 
+// The least cost of any orders, by trying all of them; nullopt if none fits in memory. For a few
+// actions.
+std::optional<schedule::Ticks> optimum_of(const schedule::Problem& problem);
+
 }  // namespace pipewright::tests
 
 #endif  // PIPEWRIGHT_TESTS_SCHEDULE_BOUNDS_PLAIN_ORDERS_H_

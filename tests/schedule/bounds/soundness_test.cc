@@ -59,60 +59,6 @@ bool expect_sound(const Problem& problem, Ticks cost) {
 
 // ---- every order of a small problem
 
-// All rows of a rank that keep to the order of each microbatch on it and fit in memory.
-std::vector<std::vector<Letter>> all_rows(const Problem& problem, int rank) {
-  const std::vector<int> stages = problem.placement.stages_of(rank);
-  std::vector<std::vector<Letter>> rows;
-  std::vector<Letter> row;
-  std::vector<std::vector<int>> done(3, std::vector<int>(stages.size()));
-  Memory used = 0;
-  const auto extend = [&](const auto& self) -> void {
-    bool complete = true;
-    for (size_t at = 0; at < stages.size(); ++at) {
-      for (int kind = 0; kind < 3; ++kind) {
-        int& count = done[static_cast<size_t>(kind)][at];
-        if (count == problem.num_microbatches) continue;
-        complete = false;
-        const int before = kind == 2                              ? done[1][at]
-                           : kind == 1 && at + 1 == stages.size() ? done[0][at]
-                           : kind == 1                            ? done[1][at + 1]
-                           : at == 0                              ? problem.num_microbatches
-                                                                  : done[0][at - 1];
-        const Letter letter{stages[at], kind};
-        const Memory change = change_of(problem, letter);
-        if (count >= before || used + peak_change_of(problem, letter) > problem.memory_limit(rank))
-          continue;
-        ++count, used += change, row.push_back(letter);
-        self(self);
-        --count, used -= change, row.pop_back();
-      }
-    }
-    if (complete) rows.push_back(row);
-  };
-  extend(extend);
-  return rows;
-}
-
-// The least cost of any orders; nullopt if none fits in memory.
-std::optional<Ticks> optimum_of(const Problem& problem) {
-  std::vector<std::vector<std::vector<Letter>>> rows;
-  for (int rank = 0; rank < problem.num_ranks(); ++rank) rows.push_back(all_rows(problem, rank));
-  std::optional<Ticks> best;
-  Orders orders(rows.size());
-  const auto choose = [&](const auto& self, size_t rank) -> void {
-    if (rank == rows.size()) {
-      if (const auto cost = cost_of(problem, orders); cost && (!best || *cost < *best)) best = cost;
-      return;
-    }
-    for (const std::vector<Letter>& row : rows[rank]) {
-      orders[rank] = row;
-      self(self, rank + 1);
-    }
-  };
-  choose(choose, 0);
-  return best;
-}
-
 TEST(SoundnessTest, NoBoundIsAboveTheOptimumOfSmallProblems) {
   Random random(1);
   int solved = 0, met = 0;
