@@ -34,9 +34,10 @@ std::string describe(const modules::MixedPrecisionPolicy& policy) {
   const auto name = [](std::optional<at::ScalarType> dtype) {
     return dtype ? c10::toString(*dtype) : "none";
   };
-  return c10::str(", param_dtype ", name(policy.param_dtype), ", reduce_dtype ",
-                  name(policy.reduce_dtype), ", output_dtype ", name(policy.output_dtype),
-                  ", cast_forward_inputs ", policy.cast_forward_inputs);
+  const auto& [param_dtype, reduce_dtype, output_dtype, cast_forward_inputs] = policy;
+  return c10::str(", param_dtype ", name(param_dtype), ", reduce_dtype ", name(reduce_dtype),
+                  ", output_dtype ", name(output_dtype), ", cast_forward_inputs ",
+                  cast_forward_inputs);
 }
 
 std::shared_ptr<ReplicatedUnit> owner_of(const std::string& name, const at::Tensor& parameter) {
@@ -126,12 +127,15 @@ ReplicatedUnit::ReplicatedUnit(const std::vector<torch::nn::Module*>& modules,
 }
 
 void ReplicatedUnit::begin(const std::vector<torch::nn::Module*>& modules) {
+  // Taken apart, so that one more does not compile before it is compared here or found to be a
+  // rank's own. What the list leaves out is in the lines of the parameters.
+  const auto& [bucket_cap_mb, first_bucket_cap_mb, find_unused_parameters, broadcast_buffers,
+               comm_hook, mixed_precision, ignored_params, device] = options_;
   std::vector<std::string> lines;
-  lines.push_back(c10::str("options: bucket_cap_mb ", options_.bucket_cap_mb,
-                           ", first_bucket_cap_mb ", options_.first_bucket_cap_mb,
-                           ", find_unused_parameters ", options_.find_unused_parameters,
-                           ", broadcast_buffers ", options_.broadcast_buffers, ", comm_hook ",
-                           options_.comm_hook != nullptr, describe(options_.mixed_precision)));
+  lines.push_back(c10::str("options: bucket_cap_mb ", bucket_cap_mb, ", first_bucket_cap_mb ",
+                           first_bucket_cap_mb, ", find_unused_parameters ", find_unused_parameters,
+                           ", broadcast_buffers ", broadcast_buffers, ", comm_hook ",
+                           comm_hook != nullptr, describe(mixed_precision)));
   std::vector<at::Tensor> values;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     lines.push_back(describe("`" + parameters_.name(i) + "`", parameters_.tensor(i)));

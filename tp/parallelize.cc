@@ -206,13 +206,15 @@ class ParallelizedModule final : public Parallelized,
     styles_.push_back(describe(style) + " of " + describe(path));
   }
 
-  // Ranks whose plans differ would call different collectives.
+  // Ranks whose plans differ would call different collectives. Takes the options apart, so that one
+  // more does not compile before it is compared here.
   void compare(const std::string& refusal, const Options& options, at::Device device) {
+    const auto& [check_inputs, copies] = options;
     std::vector<std::string> lines;
     if (!refusal.empty()) lines.push_back(refusal);
     lines.insert(lines.end(), styles_.begin(), styles_.end());
-    lines.emplace_back(options.check_inputs ? "checked inputs" : "unchecked inputs");
-    for (const std::string& copy : options.copies) lines.push_back("copies along " + copy);
+    lines.emplace_back(check_inputs ? "checked inputs" : "unchecked inputs");
+    for (const std::string& copy : copies) lines.push_back("copies along " + copy);
     for (const auto& [name, parameter] : parameters_) {
       lines.push_back(c10::str("`", name, "`, ", parameter.tensor.scalar_type(), " ",
                                parameter.tensor.sizes(), ", ", parameter.placement.text()));
