@@ -43,7 +43,7 @@ class Grouping final : public c10d::Backend {
   int open = 0, sent = 0;
 };
 
-// So that a user can choose the settings of one (NcclOptions::group).
+// So that a user can choose the settings of one (NcclOptions::group). The sender is the first member.
 TEST(Channels, AreNamedByTheirEnds) {
   const auto names_of = [](ir::ChannelModel model) {
     World world(0, 2, c10::make_intrusive<c10d::HashStore>(),
@@ -57,7 +57,7 @@ TEST(Channels, AreNamedByTheirEnds) {
     return names;
   };
   EXPECT_EQ(names_of(ir::ChannelModel::kEdge),
-            (std::vector<std::string>{"channel.0-1[0,1]#0", "channel.1-0[0,1]#0"}));
+            (std::vector<std::string>{"channel.0-1[0,1]#0", "channel.1-0[1,0]#0"}));
   EXPECT_EQ(names_of(ir::ChannelModel::kPeer), std::vector<std::string>{"channel.0-1[0,1]#0"});
   EXPECT_EQ(names_of(ir::ChannelModel::kRank), std::vector<std::string>{"channel[0,1]#0"});
 }
