@@ -43,7 +43,8 @@ class Grouping final : public c10d::Backend {
   int open = 0, sent = 0;
 };
 
-// So that a user can choose the settings of one (NcclOptions::group). The sender is the first member.
+// So that a user can choose the settings of one (NcclOptions::group). The sender is the first
+// member.
 TEST(Channels, AreNamedByTheirEnds) {
   const auto names_of = [](ir::ChannelModel model) {
     World world(0, 2, c10::make_intrusive<c10d::HashStore>(),

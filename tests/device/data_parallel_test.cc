@@ -246,8 +246,7 @@ TEST(Replicate, DoesNotSynchronizeTheHost) {
     on_ranks(2, [&](Rank& self) {
       const ModulePtr module = tests::make_mlps(8, 3, 42);
       const auto units = tests::wrap(
-          *module, self.group,
-          {.find_unused_parameters = of.second, .mixed_precision = of.first});
+          *module, self.group, {.find_unused_parameters = of.second, .mixed_precision = of.first});
       torch::optim::AdamW optimizer(module->parameters());
       const at::Tensor input = tests::random_input({4, 8}, 1);
       const auto step = [&] {
