@@ -1,6 +1,7 @@
 #include "pipewright/cli/command_table.h"
 
 #include "pipewright/cli/input.h"
+#include "pipewright/cli/model_options.h"
 #include "pipewright/cli/run.h"
 #include "pipewright/cli/search_request.h"
 #include "pipewright/cli/views.h"
@@ -189,6 +190,43 @@ const std::vector<CommandSpec>& table() {
         {"pipewright search --ranks 4 --microbatches 8 --placement free --memory 4 --budget small",
          "what each placement makes of each amount of memory"}},
        run_search},
+      {"costs",
+       "Predict the costs of a model's layers",
+       "Writes a costs file with the layers of a transformer: the embedding, the blocks, the head. "
+       "Times, sizes and transfers follow from its shape, the way it is trained, and a machine; "
+       "docs/costs.md has the formulas, how near they are to measurements, and what they leave "
+       "out. "
+       "`search --layers`, `simulate` and the other commands take the file, for any number of "
+       "stages.",
+       {},
+       costs_options(),
+       {{"pipewright costs --model config.json --gpu h100 --seq 8192 --tp 8 -o costs.json",
+         "one microbatch of a model from Hugging Face"},
+        {"pipewright costs --blocks 96 --hidden-size 12288 --heads 96 --vocabulary 51200 --seq "
+         "2048 "
+         "--gpu a100 --tp 8",
+         "a shape"},
+        {"pipewright search --layers --costs costs.json --ranks 8 --microbatches 32 -o found.plan",
+         "cut it into stages and schedule them"}},
+       run_costs},
+      {"plan",
+       "Choose how to divide a training run over GPUs",
+       "Predicts the step of every division of a model over so many GPUs that fits their memory: "
+       "pipeline, tensor and data parallelism, stages per rank, microbatch size, recomputation; "
+       "the "
+       "fastest first. Costs are those of `pipewright costs`, stages are cut by the least maximum "
+       "of "
+       "work, and the schedule is 1F1B or Interleaved1F1B; the bound is one for every cut and "
+       "schedule of the division. `search --layers` with the costs that --output writes may find a "
+       "better one.",
+       {},
+       plan_options(),
+       {{"pipewright plan --model config.json --gpu h100 --gpus 64 --batch 512 --seq 8192",
+         "what fits on 64 GPUs, best first"},
+        {"pipewright plan --model config.json --gpu h100 --gpus 64 --batch 512 --seq 8192 -o "
+         "run.plan",
+         "write the best one, and its costs as run.plan.costs.json"}},
+       run_plan},
       {"diff",
        "Compare two schedules",
        "Compares two schedules rank by rank, and reports the effect of the change on makespan, "

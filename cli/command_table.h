@@ -98,6 +98,8 @@ int run_print(const Invocation& invocation, Console& console);
 int run_validate(const Invocation& invocation, Console& console);
 int run_simulate(const Invocation& invocation, Console& console);
 int run_search(const Invocation& invocation, Console& console);
+int run_costs(const Invocation& invocation, Console& console);
+int run_plan(const Invocation& invocation, Console& console);
 int run_diff(const Invocation& invocation, Console& console);
 int run_explain(const Invocation& invocation, Console& console);
 int run_checkpoint(const Invocation& invocation, Console& console);

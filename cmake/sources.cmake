@@ -36,6 +36,10 @@ set(pipewright_schedule_sources
     schedule/lowering/limit_sends.cc
     schedule/lowering/lower.cc
     schedule/lowering/place_receives.cc
+    schedule/model/config_json.cc
+    schedule/model/machine.cc
+    schedule/model/model_costs.cc
+    schedule/plan/plan.cc
     schedule/problem/costs.cc
     schedule/problem/costs_json.cc
     schedule/problem/layers.cc
@@ -169,6 +173,7 @@ set(pipewright_cli_sources
     cli/command_table.cc
     cli/completion.cc
     cli/console.cc
+    cli/costs.cc
     cli/diff.cc
     cli/drift_report.cc
     cli/explain.cc
@@ -178,7 +183,9 @@ set(pipewright_cli_sources
     cli/json.cc
     cli/launch.cc
     cli/list.cc
+    cli/model_options.cc
     cli/parse.cc
+    cli/plan.cc
     cli/print.cc
     cli/run.cc
     cli/search.cc
