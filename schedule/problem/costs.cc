@@ -146,7 +146,7 @@ bool scale_cost(std::string_view name, double factor, Costs* costs) {
   if (cost == std::end(kScalable)) return false;
   for (PerStage Costs::*field : {cost->first, cost->second}) {
     if (field == nullptr) continue;
-    (costs->*field).scale(factor);
+    if (costs->layers.empty()) (costs->*field).scale(factor);
     for (LayerRun& run : costs->layers) run[field] *= factor;
   }
   if (cost->first == nullptr) {

@@ -60,6 +60,14 @@ TEST(LayersTest, PrintAndParseAreInverse) {
   EXPECT_EQ(parsed(out.str()), costs);
 }
 
+// What-if factors scale the layers, and leave what is per stage as by default.
+TEST(LayersTest, Scale) {
+  Costs costs = parsed(kModel);
+  ASSERT_TRUE(scale_cost("F", 3, &costs));
+  EXPECT_EQ(costs.forward, PerStage(1));
+  EXPECT_EQ(cut_layers(costs, {2, 3}).forward, PerStage({7.5, 24}));
+}
+
 TEST(LayersTest, WhichCut) {
   Costs costs = parsed(kModel);
   ir::Diagnostics diagnostics;
