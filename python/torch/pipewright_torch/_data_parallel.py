@@ -66,8 +66,9 @@ class Fsdp:
             root.set_is_last_backward(on)
 
     def step_begins(self) -> None:
-        self._mixed = [parameter for unit in self._units for group in _param_groups_of(unit) if group.mp_policy.reduce_dtype
-                       for parameter in group.fsdp_params if hasattr(parameter, "to_accumulated_grad_if_needed")]
+        parameters = [parameter for unit in self._units for group in _param_groups_of(unit) for parameter in group.fsdp_params]
+        self._mixed = [parameter for parameter in parameters if hasattr(parameter, "to_accumulated_grad_if_needed")
+                       and parameter.mp_policy.reduce_dtype]
         for root in self._roots:
             self._set_sync(root, False)
             if self._finalizes:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
-from . import _data_parallel, _native, _world
+from . import _data_parallel, _native, _tensor_parallel, _world
 from ._errors import describe
 from ._program import program_of
 from ._recording import Recording
@@ -31,6 +31,8 @@ class _Stage:
         self.index = index
         self.module = module
         self.data_parallel = _data_parallel.driver_of(module)
+        # FSDP2's parameters are DTensors too, but its modules take and return plain tensors.
+        self.is_tensor_parallel = _tensor_parallel.is_tensor_parallel(module)
         self.inputs: dict[bool, Structure] = {}  # what the stage before returns, by whether it evaluates
         self.outputs: dict[bool, Structure] = {}
 
@@ -209,6 +211,8 @@ class Schedule:
 
     def _forward(self, index: int, microbatch: int, tensors: list) -> list:
         stage = self._stages[index]
+        if stage.is_tensor_parallel:
+            _tensor_parallel.wait_for_gradients(tensors)
         kwargs = _of_microbatch(self._kwargs, microbatch)
         if index == 0:
             args = _of_microbatch(self._args, microbatch)
@@ -219,7 +223,7 @@ class Schedule:
         outputs, structure = Structure.of(stage.module(*arguments, **kwargs.filled(rest)), stage.outputs.get(self._evaluates))
         if structure is not stage.outputs.get(self._evaluates):
             self._publish(stage, structure)
-        return outputs
+        return _tensor_parallel.waited(outputs) if stage.is_tensor_parallel else outputs
 
     def _learn(self, stage: _Stage) -> Structure:
         """The structure of what the stage before returns, which has told it when it ran first."""
