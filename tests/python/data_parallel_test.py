@@ -1,0 +1,170 @@
+"""Pipelines over PyTorch's own data and tensor parallelism, on 2 x 2 processes with the backend `pipewright`.
+
+Run by Bazel with tag `peer`.
+"""
+
+import os
+import tempfile
+import unittest
+
+import pipewright_torch as pw
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from pipelines import DTYPE, Mlp, build, mse, placement
+from torch.distributed._composable.replicate import replicate
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+SCHEDULES = {"1F1B": 2, "Interleaved1F1B": 4, "ZB-H1": 2, "ZBV": 4, "DualPipeV": 4}
+MICROBATCHES = 4
+
+
+def nested(module, mesh):
+    for unit in (module.first, module.second):
+        fully_shard(unit, mesh=mesh)
+    return fully_shard(module, mesh=mesh)
+
+
+WRAPPERS = {
+    "fully_shard": nested,
+    "DistributedDataParallel": lambda module, mesh: DistributedDataParallel(module, process_group=mesh.get_group()),
+    "replicate": lambda module, mesh: replicate(module, process_group=mesh.get_group()),
+}
+
+
+def batch(replica):
+    torch.manual_seed(70 + replica)
+    return tuple(torch.randn(2 * MICROBATCHES, 8, dtype=DTYPE) for _ in range(2))
+
+
+def expected_gradients(num_stages):
+    """The mean over both replicas of the gradients of the plain model."""
+    modules = [build(lambda index: Mlp(), index) for index in range(num_stages)]
+    for replica in range(2):
+        inputs, target = batch(replica)
+        for x, y in zip(inputs.split(2), target.split(2)):
+            for module in modules:
+                x = module(x)
+            (mse(x, y) / MICROBATCHES / 2).backward()
+    return [{name: parameter.grad for name, parameter in module.named_parameters()} for module in modules]
+
+
+def assert_close(module, expected, **tolerance):
+    for name, parameter in module.named_parameters():
+        gradient = parameter.grad
+        assert gradient is not None, name
+        if isinstance(gradient, DTensor):
+            gradient = gradient.full_tensor()
+        torch.testing.assert_close(gradient, expected[name.removeprefix("module.")], **(tolerance or {"rtol": 1e-10, "atol": 1e-12}),
+                                   msg=lambda text: f"{name}: {text}")
+
+
+def step(schedule, name, modules, num_stages, replica):
+    inputs, target = batch(replica)
+    schedule.step(*([inputs] if 0 in modules else []), target=target if num_stages - 1 in modules else None)
+
+
+def data_parallel(mesh, wrapper):
+    for name, num_stages in SCHEDULES.items():
+        mine = [index for index, rank in enumerate(placement(name, 2, num_stages)) if rank == mesh["pp"].get_local_rank()]
+        modules = {index: WRAPPERS[wrapper](build(lambda index: Mlp(), index), mesh["dp"]) for index in mine}
+        schedule = pw.Schedule(name, modules, MICROBATCHES, mse, group=mesh["pp"])
+        for _ in range(2):
+            for module in modules.values():
+                module.zero_grad()
+            step(schedule, name, modules, num_stages, mesh["dp"].get_local_rank())
+            expected = expected_gradients(num_stages)
+            for index, module in modules.items():
+                assert_close(module, expected[index])
+        schedule.close()
+
+
+def mixed_precision(mesh):
+    """The sum over microbatches is in reduce_dtype, also under split backwards: as in FSDP2 without a pipeline."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    shard = lambda index: fully_shard(build(lambda index: Mlp(), index).float(), mesh=mesh["dp"], mp_policy=policy)  # noqa: E731
+    inputs, target = (tensor.float() for tensor in batch(mesh["dp"].get_local_rank()))
+    for name, num_stages in SCHEDULES.items():
+        plain = [shard(index) for index in range(num_stages)]
+        for number, (x, y) in enumerate(zip(inputs.split(2), target.split(2))):
+            for module in plain:
+                module.set_requires_gradient_sync(number == MICROBATCHES - 1)
+                module.set_is_last_backward(number == MICROBATCHES - 1)
+                x = module(x)
+            (mse(x.float(), y) / MICROBATCHES).backward()
+        mine = [index for index, rank in enumerate(placement(name, 2, num_stages)) if rank == mesh["pp"].get_local_rank()]
+        modules = {index: shard(index) for index in mine}
+        schedule = pw.Schedule(name, modules, MICROBATCHES, lambda output, target: mse(output.float(), target), group=mesh["pp"])
+        schedule.step(*([inputs] if 0 in modules else []), target=target if num_stages - 1 in modules else None)
+        for index, module in modules.items():
+            assert_close(module, {n: p.grad.full_tensor() for n, p in plain[index].named_parameters()}, rtol=1e-6, atol=1e-7)
+        schedule.close()
+
+
+def tensor_parallel(mesh):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
+    for name, num_stages in SCHEDULES.items():
+        modules = {}
+        for index, rank in enumerate(placement(name, 2, num_stages)):
+            if rank == mesh["pp"].get_local_rank():
+                modules[index] = parallelize_module(build(lambda index: Mlp(), index), mesh["tp"],
+                                                    {"first": ColwiseParallel(), "second": RowwiseParallel()})
+        schedule = pw.Schedule(name, modules, MICROBATCHES, mse, group=mesh["pp"], same_batch=mesh["tp"])
+        step(schedule, name, modules, num_stages, 0)
+        plain = [build(lambda index: Mlp(), index) for index in range(num_stages)]
+        for x, y in zip(*(tensor.split(2) for tensor in batch(0))):
+            for module in plain:
+                x = module(x)
+            (mse(x, y) / MICROBATCHES).backward()
+        for index, module in modules.items():
+            assert_close(module, {n: p.grad for n, p in plain[index].named_parameters()})
+        schedule.close()
+
+
+def a_failure_ends_collectives(mesh):
+    """Rank 3 raises before its reduce-scatter, which rank 2 waits for: all four end with its error."""
+    rank = dist.get_rank()
+
+    class Failing(Mlp):
+        def forward(self, x):
+            if rank == 3:
+                raise ValueError("out of luck")
+            return super().forward(x)
+
+    mine = mesh["pp"].get_local_rank()
+    module = nested(build(lambda index: Failing(), mine), mesh["dp"])
+    schedule = pw.Schedule("1F1B", {mine: module}, MICROBATCHES, mse, group=mesh["pp"])
+    try:
+        step(schedule, "1F1B", {mine: module}, 2, mesh["dp"].get_local_rank())
+        schedule.confirm()
+    except pw.StepError as error:
+        assert str(error).startswith("rank 3, step 0, action "), error
+    else:
+        raise AssertionError("expected an error")
+
+
+def run_rank(rank, store):
+    torch.set_num_threads(1)
+    pw.register_backend()
+    dist.init_process_group("pipewright", init_method=f"file://{store}", rank=rank, world_size=4)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    for wrapper in WRAPPERS:
+        data_parallel(mesh, wrapper)
+    mixed_precision(mesh)
+    tensor_parallel(mesh)
+    a_failure_ends_collectives(mesh)
+    os._exit(0)
+
+
+class DataParallelTest(unittest.TestCase):
+    def test_two_by_two_ranks(self):
+        with tempfile.TemporaryDirectory() as folder:
+            mp.spawn(run_rank, (os.path.join(folder, "store"),), nprocs=4)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
