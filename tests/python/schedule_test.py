@@ -4,6 +4,7 @@ Run by Bazel with tag `peer`.
 """
 
 import gc
+import json
 import os
 import tempfile
 import unittest
@@ -218,6 +219,61 @@ def split_backward_runs_user_functions_once(rank):
         assert Scale.backwards == times, (name, Scale.backwards)
 
 
+class Recomputed(torch.nn.Module):
+    """A part that stores its inputs only, with random numbers, a structure and None."""
+
+    calls = 0
+
+    def __init__(self, index):
+        super().__init__()
+        self.mlp = Mlp()
+
+    def part(self, x, factors, none=None):
+        Recomputed.calls += 1
+        assert none is None
+        return {"out": torch.nn.functional.dropout(self.mlp(x), 0.5) * factors[0], "none": None}
+
+    def forward(self, x):
+        found = pw.checkpoint(self.part, x, [2.0], none=None)
+        assert found["none"] is None
+        return found["out"]
+
+
+def checkpoint_recomputes_once(rank):
+    x, y, split = batch(4)
+    for name in ("1F1B", "ZB-H1"):
+        torch.manual_seed(11)
+        modules, schedule = make_schedule(name, Recomputed, 2, 4)
+        torch.manual_seed(12)
+        Recomputed.calls = 0
+        losses = []
+        schedule.step(*([x] if rank == 0 else []), target=y, losses=losses)
+        assert Recomputed.calls == 2 * 4, (name, Recomputed.calls)
+        # Without checkpointing, the same random numbers give the same gradients.
+        found = {n: p.grad.clone() for n, p in modules[rank].named_parameters()}
+        modules[rank].zero_grad()
+        plain_modules = {rank: modules[rank]}
+        modules[rank].forward = lambda x, module=modules[rank]: module.part(x, [2.0])["out"]
+        torch.manual_seed(12)
+        schedule.step(*([x] if rank == 0 else []), target=y)
+        for n, p in plain_modules[rank].named_parameters():
+            assert torch.equal(p.grad, found[n]), (name, n)
+
+
+def a_step_is_recorded(rank):
+    x, y, _ = batch(4)
+    modules, schedule = make_schedule("ZBV", lambda index: Mlp(), 4, 4)
+    schedule.record()
+    schedule.step(*([x] if rank == 0 else []), target=y)
+    recording = schedule.recording()
+    if rank == 0:
+        found = json.loads(recording.to_json())
+        assert found["microbatches"] == 4 and len(found["recording"]["times"]) == 2, found
+        assert all(len(times) == len(row) for times, row in zip(found["recording"]["times"], found["rows"]))
+    else:
+        assert recording is None
+
+
 def wrong_arguments(rank):
     """Errors before anything runs, on the rank that made the mistake or on all; the pipeline goes on."""
 
@@ -266,7 +322,7 @@ def a_schedule_is_garbage(rank):
 
 def on_two_ranks(rank):
     for body in (structures, chunk_specs, arguments_get_gradients, kinds_of_stages, split_backward_runs_user_functions_once,
-                 wrong_arguments, a_schedule_is_garbage):
+                 checkpoint_recomputes_once, a_step_is_recorded, wrong_arguments, a_schedule_is_garbage):
         if rank == 0:
             print(body.__name__, flush=True)
         body(rank)
