@@ -33,24 +33,19 @@ void check_chunk(const at::Tensor& x, const Collective& collective,
       " elements on rank ", group->getRank(), " of ", group->getSize(), ", got ", x.sizes()));
 }
 
-// Whether `x` is the only reference to its memory, which has nothing else.
-bool is_alone(const at::Tensor& x) {
-  return x.use_count() == 1 && x.has_storage() && x.storage().use_count() == 1 && x.is_contiguous();
-}
-
 }  // namespace
 
-PostedCollective post(at::Tensor x, const Collective& collective, const comms::BackendPtr& group) {
+PostedCollective post(const at::Tensor& x, const Collective& collective,
+                      const comms::BackendPtr& group) {
   PostedCollective posted;
   posted.collective_ = collective;
   posted.group_ = group;
   switch (collective.kind) {
     case Kind::kNothing:
-      posted.output_ = std::move(x);
+      posted.output_ = x;
       break;
     case Kind::kAllReduce: {
-      std::vector<at::Tensor> sum = {is_alone(x) ? std::move(x)
-                                                 : x.clone(at::MemoryFormat::Contiguous)};
+      std::vector<at::Tensor> sum = {x.clone(at::MemoryFormat::Contiguous)};
       posted.output_ = sum[0];
       posted.work_ = group->allreduce(sum);
       break;
@@ -102,30 +97,25 @@ std::optional<size_t> CommunicationNode::communicated() const {
 torch::autograd::variable_list CommunicationNode::apply(torch::autograd::variable_list&& grads) {
   if (!grads[0].defined()) return {at::Tensor()};
   const c10::NoGradGuard no_grad;
-  return {run(std::move(grads[0]), collective_, group_)};
+  return {run(grads[0], collective_, group_)};
 }
 
 namespace {
 
 using Kind = Collective::Kind;
 
-at::Tensor differentiable(at::Tensor x, const Collective& forward, const Collective& backward,
-                          const comms::BackendPtr& group) {
+at::Tensor differentiable(const at::Tensor& x, const Collective& forward,
+                          const Collective& backward, const comms::BackendPtr& group) {
   if (group->getSize() == 1) return x;
-  const bool is_recorded = c10::GradMode::is_enabled() && x.requires_grad();
-  torch::autograd::edge_list next;
-  if (is_recorded) next = torch::autograd::collect_next_edges(x);
-  // On the same memory. A detached view keeps `x`, which then is not alone.
-  x = forward.kind == Kind::kAllReduce ? x.variable_data() : x.detach();
   at::Tensor result;
   {
     const c10::NoGradGuard no_grad;
-    result = run(std::move(x), forward, group);
+    result = run(x.detach(), forward, group);
   }
-  if (is_recorded) {
-    torch::autograd::set_history(
-        result, autograd::make_node<CommunicationNode>(std::move(next), backward, group));
-  }
+  if (!c10::GradMode::is_enabled() || !x.requires_grad()) return result;
+  torch::autograd::set_history(
+      result, autograd::make_node<CommunicationNode>(torch::autograd::collect_next_edges(x),
+                                                     backward, group));
   return result;
 }
 
@@ -142,8 +132,8 @@ at::Tensor copy_to(const at::Tensor& x, const comms::BackendPtr& group) {
   return differentiable(x, {Kind::kNothing}, {Kind::kAllReduce}, group);
 }
 
-at::Tensor reduce_from(at::Tensor x, const comms::BackendPtr& group) {
-  return differentiable(std::move(x), {Kind::kAllReduce}, {Kind::kNothing}, group);
+at::Tensor reduce_from(const at::Tensor& x, const comms::BackendPtr& group) {
+  return differentiable(x, {Kind::kAllReduce}, {Kind::kNothing}, group);
 }
 
 at::Tensor gather_from(const at::Tensor& x, int64_t dim, int64_t length,

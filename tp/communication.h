@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "pipewright/autograd/split_backward.h"
 #include "pipewright/comms/world.h"
@@ -31,7 +30,7 @@ class PostedCollective {
   at::Tensor finish();
 
  private:
-  friend PostedCollective post(at::Tensor x, const Collective& collective,
+  friend PostedCollective post(const at::Tensor& x, const Collective& collective,
                                const comms::BackendPtr& group);
   at::Tensor input_, output_;  // of the backend
   Collective collective_;
@@ -39,13 +38,15 @@ class PostedCollective {
   c10::intrusive_ptr<c10d::Work> work_;  // null if nothing is communicated
 };
 
-// Reductions are under way when this returns, an all-gather has ended. Leaves `x` as it is, unless
-// nobody else has its memory: then an all-reduce is in place. To be called without grad mode.
-// Throws std::invalid_argument for kAllGather if `x` is not this rank's chunk.
-PostedCollective post(at::Tensor x, const Collective& collective, const comms::BackendPtr& group);
+// Reductions are under way when this returns, an all-gather has ended. Leaves `x` as it is, and is
+// to be called without grad mode. Throws std::invalid_argument for kAllGather if `x` is not this
+// rank's chunk.
+PostedCollective post(const at::Tensor& x, const Collective& collective,
+                      const comms::BackendPtr& group);
 
-inline at::Tensor run(at::Tensor x, const Collective& collective, const comms::BackendPtr& group) {
-  return post(std::move(x), collective, group).finish();
+inline at::Tensor run(const at::Tensor& x, const Collective& collective,
+                      const comms::BackendPtr& group) {
+  return post(x, collective, group).finish();
 }
 
 // The node of a function of communication.h in the autograd graph: a collective on the gradient.
@@ -88,15 +89,13 @@ class CommunicationNode final : public autograd::CommunicatesGrad {
 // Backward communicates only if `x` requires a gradient, which must be the same on all ranks. A
 // split backward (autograd/split_backward.h) communicates in I, also above weights only. On one
 // rank they return `x`. What copy_to returns is in the memory of `x`: do not write to it in place.
-// What reduce_from() returns is there too if it takes the last reference to that memory, so move
-// it.
 //
 // `dim` may be negative; `length` is the size of the whole tensor along it.
 // Errors: std::invalid_argument if there is no such dimension or `x` is not this rank's chunk;
 // std::runtime_error for a failed collective.
 
 at::Tensor copy_to(const at::Tensor& x, const comms::BackendPtr& group);
-at::Tensor reduce_from(at::Tensor x, const comms::BackendPtr& group);
+at::Tensor reduce_from(const at::Tensor& x, const comms::BackendPtr& group);
 at::Tensor gather_from(const at::Tensor& x, int64_t dim, int64_t length,
                        const comms::BackendPtr& group);
 at::Tensor scatter_to(const at::Tensor& x, int64_t dim, const comms::BackendPtr& group);

@@ -16,7 +16,6 @@
 // the counts of its owners show; whatever else leads to the CommunicationNode goes on to use it.
 #include "pipewright/tp/overlap.h"
 
-#include <ATen/ops/_unsafe_view.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
@@ -79,14 +78,10 @@ class InputFirst final : public autograd::CommunicatesGrad {
   variable_list apply(variable_list&& grads) override {
     std::optional<PostedCollective> posted;
     if (task_should_compute_output(input_)) {
-      at::Tensor partial = compute(grads, [&](size_t edge) { return edge == input_; })[input_];
+      const at::Tensor partial =
+          compute(grads, [&](size_t edge) { return edge == input_; })[input_];
       const c10::NoGradGuard no_grad;
-      if (partial.defined()) {
-        // Not a view, which would keep `partial`.
-        partial = partial.is_contiguous() ? at::_unsafe_view(partial, input_sizes_)
-                                          : partial.reshape(input_sizes_);
-        posted = post(std::move(partial), collective_, group_);
-      }
+      if (partial.defined()) posted = post(partial.reshape(input_sizes_), collective_, group_);
     }
     variable_list results = compute(grads, [&](size_t edge) { return edge != input_; });
     const c10::NoGradGuard no_grad;

@@ -149,9 +149,9 @@ class Input {
 };
 
 // The sum of the ranks' `partial`, as a copy or as this rank's chunk along a dimension.
-at::Tensor sum_of(at::Tensor partial, const TensorPlacement& placement, const std::string& name,
-                  const comms::BackendPtr& group) {
-  if (!placement.dim()) return reduce_from(std::move(partial), group);
+at::Tensor sum_of(const at::Tensor& partial, const TensorPlacement& placement,
+                  const std::string& name, const comms::BackendPtr& group) {
+  if (!placement.dim()) return reduce_from(partial, group);
   return reduce_scatter(partial, sharded_dim(partial, placement, name + ": output "), group);
 }
 
@@ -217,7 +217,7 @@ class SplitLinear final : public SplitModule {
     const at::Tensor& bias = linear_.bias;
     at::Tensor& y = outputs[0];
     if (output_.dim() && bias.defined()) y = y + share_of(bias, group_->getSize());
-    y = sum_of(std::move(y), output_, name_, group_);
+    y = sum_of(y, output_, name_, group_);
     if (!output_.dim() && bias.defined()) y = y + bias;
     return outputs;
   }

@@ -85,37 +85,6 @@ TEST_P(Communication, ReduceFrom) {
       reduce_from, each, [&](int) { return sum_over_ranks(each); }, weights, weights);
 }
 
-// A sum takes the place of what nobody else has, and leaves all else as it is: a copy costs a pass
-// over the activations.
-TEST(ReduceFrom, TakesTheMemoryOfItsLastReference) {
-  on_ranks(2, [](Rank& self) {
-    const at::Tensor sum = numbers({2, 3}, 0) + numbers({2, 3}, 1);
-    at::Tensor x = numbers({2, 3}, self.rank).clone();
-    const void* const memory = x.data_ptr();
-    const at::Tensor copied = reduce_from(x, self.group);
-    EXPECT_NE(copied.data_ptr(), memory);
-    EXPECT_TRUE(x.cpu().equal(numbers({2, 3}, self.rank).cpu()));
-    const at::Tensor row = x[0];
-    EXPECT_NE(reduce_from(std::move(x), self.group).data_ptr(), memory);
-    EXPECT_TRUE(row.cpu().equal(numbers({2, 3}, self.rank)[0].cpu()));
-
-    const at::Tensor weight = at::ones({2, 3}, sum.options()).requires_grad_();
-    at::Tensor product = weight * numbers({2, 3}, self.rank);
-    const void* const products = product.data_ptr();
-    const at::Tensor reduced = reduce_from(std::move(product), self.group);
-    EXPECT_EQ(reduced.data_ptr(), products);
-    EXPECT_TRUE(at::allclose(reduced.detach().cpu(), sum.cpu()));
-    reduced.sum().backward();
-    EXPECT_TRUE(at::allclose(weight.grad().cpu(), numbers({2, 3}, self.rank).cpu()));
-    // A node that needs its result keeps the memory.
-    at::Tensor root = (weight + static_cast<double>(self.rank)).sqrt();
-    const at::Tensor expected = 0.5 / root.detach().clone();
-    weight.mutable_grad().reset();
-    reduce_from(std::move(root), self.group).sum().backward();
-    EXPECT_TRUE(at::allclose(weight.grad().cpu(), expected.cpu()));
-  });
-}
-
 TEST_P(Communication, GatherFrom) {
   const Case& of = GetParam();
   const auto whole = [&](int) { return numbers(of.sizes(), 1); };

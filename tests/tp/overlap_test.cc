@@ -13,7 +13,6 @@
 #include "pipewright/modules/forward.h"
 #include "pipewright/tp/communication.h"
 #include "pipewright/tp/parallelize.h"
-#include "tests/support/meter/calls.h"
 #include "tests/support/training/modules.h"
 #include "tests/support/training/on_ranks.h"
 #include "tests/tp/noted_group.h"
@@ -104,23 +103,6 @@ TEST(Overlap, OfAllReduceAndWeightGradient) {
   expect_overlap({.bias = false}, kSum);
   expect_overlap({.rows = {6}}, kSum);
   expect_overlap({.bias = false, .rows = {6}}, kSum);
-}
-
-// Neither the gradient of a column-parallel layer's input nor the output of a row-parallel layer is
-// copied before it is reduced.
-TEST(Overlap, ReducesInPlace) {
-  on_ranks(2, [](Rank& self) {
-    Layers column(self, {});
-    const at::Tensor input = tests::random_input({4, 6, kIn}, 3).requires_grad_();
-    const at::Tensor output = modules::forward(column.split, input);
-    const at::Tensor gradient = at::ones_like(output);
-    EXPECT_EQ(tests::calls_of([&] { output.backward(gradient); })["aten::clone"], 0);
-    nn::Linear row(nn::LinearOptions(kIn + 1, kOut));
-    row->to(at::kDouble);
-    const auto parallelized = parallelize(*row, {{"", rowwise_parallel()}}, *column.mesh, "tp");
-    const at::Tensor part = tests::random_input({4, 6, (kIn + 1) / 2}, 3);
-    EXPECT_EQ(tests::calls_of([&] { modules::forward(row, part); })["aten::clone"], 0);
-  });
 }
 
 TEST(Overlap, OfReduceScatterAndWeightGradient) {
