@@ -160,7 +160,6 @@ void Transfers::clear() {
       }
     };
     for (const auto& [action, posted] : receives_) std::ranges::for_each(posted.works, order);
-    const comms::SideStream::Scope scope(headers_, options_.device);
     for (const auto& [index, queue] : queues_)
       for (const Pending& pending : queue) order(pending.header_work);
   }
@@ -248,7 +247,6 @@ bool Transfers::post(Pending& pending) {
 void Transfers::post_header(Pending& pending) {
   if (pending.header.defined()) return;
   const ir::Transfer transfer = transfer_of(pending.action);
-  const comms::SideStream::Scope scope(headers_, options_.device);
   pending.header = at::empty({TransferShapes::kHeaderWords},
                              at::TensorOptions(at::kLong).device(options_.device));
   pending.header_work = naming_peer(pending.action, [&] {
@@ -261,7 +259,6 @@ void Transfers::wait_header(Pending& pending) {
   if (pending.is_read || ir::is_send(pending.action.kind())) return;
   post_header(pending);
   const ir::Transfer transfer = transfer_of(pending.action);
-  const comms::SideStream::Scope scope(headers_, options_.device);
   wait_for(pending.header_work, pending.action);
   const int64_t words = shapes_.read_header(pending.action, on_host(pending.header));
   if (words > 0) {
@@ -307,10 +304,8 @@ void Transfers::post_now(ir::ActionPart send, Tensors tensors) {
   if (options_.device.is_cpu()) posted.tensors.clear();
 }
 
-// They need not wait for what is computed.
 Tensors Transfers::post_headers(ir::ActionPart send, Posted& posted) {
   const ir::Transfer transfer = transfer_of(send);
-  const comms::SideStream::Scope scope(headers_, options_.device);
   Tensors headers = shapes_.header(transfer.receive, posted.tensors);
   for (const at::Tensor& header : headers) {
     posted.works.push_back(naming_peer(send, [&] {
@@ -341,10 +336,6 @@ void Transfers::release_sent(int peer) {
 void Transfers::wait(Posted& posted, ir::ActionPart action) {
   began_to_wait(action);
   for (const WorkPtr& work : posted.works) wait_for(work, action);
-  if (shapes_.dynamic() && ir::is_send(action.kind()) && !options_.device.is_cpu()) {
-    const comms::SideStream::Scope scope(headers_, options_.device);  // to which headers return
-    for (const WorkPtr& work : posted.works) wait_for(work, action);
-  }
   if (options_.watchdog) options_.watchdog->done(action);
 }
 

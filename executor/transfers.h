@@ -10,7 +10,6 @@
 
 #include "pipewright/comms/channels.h"
 #include "pipewright/comms/failure/failure_domain.h"
-#include "pipewright/comms/side_stream.h"
 #include "pipewright/executor/hang/watchdog.h"
 #include "pipewright/executor/transfer_shapes.h"
 #include "pipewright/ir/dependencies.h"
@@ -27,9 +26,7 @@ namespace pipewright::executor {
 //
 // With dynamic shapes every transfer is preceded by a header, which the receiver waits for before
 // it posts the RECV of the tensors. Queues of the edge model hold SENDs or RECVs, never both, so a
-// wait for a header delays no SEND. On a device, headers travel on a stream beside the current one:
-// the host waits until the header has come, not until the device has computed what was queued
-// before.
+// wait for a header delays no SEND.
 //
 // Memory. A rank that is faster than its peer keeps the tensors of at most 16 SENDs to it, if the
 // program is proved to end then: before the next SEND to that peer the rank waits for the oldest,
@@ -134,7 +131,6 @@ class Transfers {
   comms::Channels& channels_;
   Options options_;
   TransferShapes shapes_;
-  comms::SideStream headers_;  // on which they are sent, received, and copied to the host
 
   std::map<uint32_t, std::deque<Pending>> queues_;  // not posted yet, by queue_index
   size_t num_pending_ = 0;

@@ -83,7 +83,7 @@ TEST(Backend, Collectives) {
 // Rank 0 sends a product to rank 1, which sends a gradient back; then both gather. `skipped` is the
 // wait that is left out. Returns whether the result is right.
 bool exchange(int skipped) {
-  std::vector<comms::World> worlds = device_worlds(2);
+  std::vector<comms::World> worlds = device_worlds(2, {.records_transfers = false});
   std::atomic<bool> right = true;
   const std::string errors = tests::run_ranks(2, [&](int rank) {
     const comms::BackendPtr down = group_of(worlds, rank, "down"),
@@ -320,7 +320,8 @@ TEST(Backend, TheWatchdogEndsWhatCannotComplete) {
 TEST(Backend, AStashKeepsTensorsUntilWait) {
   for (const bool stash : {false, true}) {
     seed(0);
-    std::vector<comms::World> worlds = device_worlds(2, {.stash = stash});
+    std::vector<comms::World> worlds =
+        device_worlds(2, {.stash = stash, .records_transfers = false});
     const comms::BackendPtr a = group_of(worlds, 0, "pair"), b = group_of(worlds, 1, "pair");
     Tensors out = {filled(0, 1)}, in = {filled(1, 1)};
     const auto sent = a->send(out, 1, 0);

@@ -63,34 +63,6 @@ TEST(DynamicShapes, TheHostWaitsOnlyToReadHeaders) {
             "");
 }
 
-// The host waits for the header alone: what rank 1 computes for a microbatch need not have run when
-// the host knows the shapes of the next one. Seed 0 runs only what a host waits for.
-TEST(DynamicShapes, AHeaderDoesNotDrainTheComputeStream) {
-  seed(0);
-  std::vector<comms::World> worlds = tests::make_worlds(2);
-  int reads = 0;
-  EXPECT_EQ(tests::run_ranks(
-                2,
-                [&](int rank) {
-                  TwoStages pipeline = make_pipeline(rank, worlds[static_cast<size_t>(rank)]);
-                  if (rank == 1) {
-                    pipeline.executor->set_function(
-                        ir::ActionKind::kForward, [&](const executor::ActionContext& context) {
-                          context.run_default();
-                          const int microbatch = context.action().parts()[0].microbatch();
-                          launch("compute " + std::to_string(microbatch), {}, {}, [] {});
-                          if (microbatch == 0) return;
-                          const std::string before = "compute " + std::to_string(microbatch - 1);
-                          EXPECT_FALSE(ran(before)) << before;
-                          ++reads;
-                        });
-                  }
-                  pipeline.executor->step({.inputs = {at::ones({kMicrobatches}, tests::here())}});
-                }),
-            "");
-  EXPECT_EQ(reads, kMicrobatches - 1);
-}
-
 // The abort that ends the wait for a header leaves garbage in it, which nobody takes for shapes.
 TEST(DynamicShapes, AnAbortedHeaderIsNotRead) {
   std::vector<comms::World> worlds = tests::make_worlds(2);

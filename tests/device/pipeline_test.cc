@@ -54,21 +54,6 @@ TEST(Pipeline, TrainsLikeTheModelWithoutIt) {
   }
 }
 
-// Streams may share a hardware queue, as with CUDA_DEVICE_MAX_CONNECTIONS=1: in PyTorch's order,
-// the default, a RECV that waits holds up nothing that its SEND needs.
-TEST(Pipeline, TrainsOnOneHardwareQueue) {
-  for (const char* name : {"1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"}) {
-    const schedules::Shape shape{4, schedules::default_stages(schedule(name), 4), 8};
-    const ir::Program program = executor::make_program(schedule(name), shape);
-    std::vector<comms::World> worlds = tests::make_worlds(4);
-    testdevice::limit_hardware_queues(1);
-    executor::Trained trained;
-    EXPECT_EQ(executor::train_threads(program, ModelKind::kMlp, 16, worlds, &trained), "") << name;
-    testdevice::drain();
-    testdevice::limit_hardware_queues(0);
-  }
-}
-
 // A backend that can group operations moves all tensors of a SEND at once.
 TEST(Pipeline, TheTensorsOfASendAreOneOperation) {
   constexpr int kMicrobatches = 4, kSteps = 2;

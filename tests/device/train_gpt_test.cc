@@ -15,12 +15,12 @@ namespace {
 
 using tests::run_shell;
 
-struct Run {
+struct Training {
   std::vector<double> losses;
   std::string waits;  // and races
 };
 
-Run train(const std::string& program, int steps, const std::string& flags) {
+Training train(const std::string& program, int steps, const std::string& flags) {
   const std::string errors = testing::TempDir() + "/stderr";
   const tests::Output output =
       run_shell(program +
@@ -28,27 +28,27 @@ Run train(const std::string& program, int steps, const std::string& flags) {
                 "--microbatches 2 --pp 2 --clip 1 --steps " +
                 std::to_string(steps) + " " + flags + " 2> " + errors);
   EXPECT_EQ(output.status, 0) << output.text;
-  Run run;
+  Training training;
   std::istringstream lines(output.text);
   for (std::string line; std::getline(lines, line);) {
     const auto figures = nlohmann::json::parse(line);
-    if (figures.contains("loss")) run.losses.push_back(figures["loss"].get<double>());
+    if (figures.contains("loss")) training.losses.push_back(figures["loss"].get<double>());
   }
   std::ifstream file(errors);
   for (std::string line; std::getline(file, line);)
-    if (line.starts_with("waits: ") || line.starts_with("race: ")) run.waits += line + "\n";
-  return run;
+    if (line.starts_with("waits: ") || line.starts_with("race: ")) training.waits += line + "\n";
+  return training;
 }
 
 // Ten steps more, and not one wait more.
 TEST(TrainGptOnDevice, NoStepMakesTheHostWait) {
   const std::string device = "tests/device/train_gpt_on_device --device cuda";
   for (const std::string flags : {"--schedule 1F1B", "--schedule ZBV --dp-shard 2"}) {
-    const Run few = train(device, 3, flags), many = train(device, 13, flags);
+    const Training few = train(device, 3, flags), many = train(device, 13, flags);
     EXPECT_EQ(many.waits, few.waits) << flags;
     EXPECT_NE(few.waits.find("waits: "), std::string::npos) << flags;
     EXPECT_EQ(many.waits.find("race: "), std::string::npos) << flags;
-    const Run cpu = train("examples/train_gpt", 13, flags);
+    const Training cpu = train("examples/train_gpt", 13, flags);
     ASSERT_EQ(many.losses.size(), 13U) << flags;
     ASSERT_EQ(cpu.losses.size(), 13U) << flags;
     for (size_t i = 0; i < cpu.losses.size(); ++i) EXPECT_NEAR(many.losses[i], cpu.losses[i], 1e-4);
