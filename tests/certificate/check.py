@@ -38,9 +38,9 @@ class Costs:
         self.I = [i + self.F[s] * self.at("recompute", s, 1) * (s in recompute) for s, i in enumerate(self.I)]
         self.output = [self.transfer(s, s + 1, self.at("output_bytes", s, 0)) for s in stages]
         self.gradient = [self.transfer(s, s - 1, self.at("input_gradient_bytes", s, 0)) for s in stages]
-        self.a, self.h, self.held, self.gradient_bytes = (
-            [self.at(key, s, 0) for s in stages]
-            for key in ("activation_bytes", "weight_input_bytes", "parameter_bytes", "gradient_bytes"))
+        self.a, self.h, self.parameters, self.shards, self.optimizer, self.gradient_bytes = (
+            [self.at(key, s, 0) for s in stages] for key in ("activation_bytes", "weight_input_bytes", "parameter_bytes",
+                                                             "shard_bytes", "optimizer_bytes", "gradient_bytes"))
         kept = [min(a, self.at("checkpoint_bytes", s, 0)) if s in recompute else a for s, a in enumerate(self.a)]
         self.a, self.r = kept, [a - k for a, k in zip(self.a, kept)]
         self.offloads = [self.at("offload_bytes", s, 0) > 0 for s in stages]
@@ -236,7 +236,7 @@ class Bounds:
 KEYS = ("version level channels capacity unit makespan cost bubble_rate memory_limits memory_per_stage bound gap jitter ranks"
         " critical_path diagnostics")
 RANK_KEYS = ("span busy idle exposed_communication peak_activations peak_activations_step peak_bytes peak_bytes_step"
-             " receive_slots")
+             " memory receive_slots")
 
 def main(plan, costs_file, result_file):
     placement, microbatches, rows, places, recompute = read_plan(plan)
@@ -267,11 +267,16 @@ def main(plan, costs_file, result_file):
         assert (most, places[rank][step]) == (printed["peak_activations"], printed["peak_activations_step"]), \
             f"activations of rank {rank}: {most} at step {places[rank][step]}"
         most, step = peak(row, times[rank], copies[rank], costs.a, costs.h, costs.r, costs.o, costs.gradient_bytes)
-        held = sum(costs.held[s] for s in stages if placement[s] == rank)
+        on, accumulated = [s for s in stages if placement[s] == rank], {s for parts in row[:(step or 0) + 1] for kind, s, _ in parts if kind in "BW"}
+        uses = {"parameters": sum(costs.parameters[s] + costs.shards[s] for s in on), "unsharded": 0,
+                "gradients": sum(costs.gradient_bytes[s] for s in accumulated), "optimizer": sum(costs.optimizer[s] for s in on), "receive": 0}
+        held = uses["parameters"] + uses["optimizer"]
         if printed["peak_bytes"] is None:
-            assert most + held == 0, f"bytes of rank {rank}"
+            assert most + held == 0 and printed["memory"] is None, f"bytes of rank {rank}"
         else:
             claim(f"bytes of rank {rank}", most + held, printed["peak_bytes"])
+            uses["activations"] = most - uses["gradients"]
+            for use in {*uses, *printed["memory"]}: claim(f"{use} of rank {rank}", uses[use], printed["memory"][use])
             assert most == 0 or places[rank][step] == printed["peak_bytes_step"], f"step of the bytes of rank {rank}: {places[rank][step]}"
 
     # Each action of the critical path runs when it is said to, and follows from the one before.

@@ -116,7 +116,7 @@ offload() {  # NAME LINK COSTS [OPTION...]: a copy takes LINK
   sed "s/LINK/$2/g" >offload.json <<<"$3"
   run "$1" offload.json 4 8 "${@:4}"
 }
-sizes='"activation_bytes": 96, "weight_input_bytes": 16, "parameter_bytes": 64, "gradient_bytes": 32'
+sizes='"activation_bytes": 96, "weight_input_bytes": 16, "parameter_bytes": 64, "gradient_bytes": 32, "shard_bytes": 8, "optimizer_bytes": 24'
 some='{"version": 1, "latency": 0.25, "offload_bytes": [0, 64, 128, 32], "offload": LINK, "reload": [LINK, LINK, 0.5, LINK], '$sizes'}'
 two='{"version": 1, "overlap": 0.5, "offload_bytes": [96, 0, 32, 0, 64, 8, 0, 0], "offload": LINK, "reload": LINK, '$sizes'}'
 for name in 1F1B ZB-H1 GPipe; do
@@ -171,6 +171,7 @@ wrong 'bound warm_up_and_cool_down: ' 's/"memory_limits": \[4, 4, 4, 4\]/"memory
 wrong 'memory of rank 1' 's/"memory_limits": \[4, 4, 4, 4\]/"memory_limits": [4, 2, 4, 4]/'
 # What is on the host is not on the device, and copies take their time.
 offload 1F1B 4 "$some" --memory-bytes 1000
+wrong 'gradients of rank 0: ' '0,/"gradients": 32/s/"gradients": 32/"gradients": 16/'
 wrong 'bound copies: ' 's/"value": \([0-9]*\)/"value": \11/'
 wrong 'bound work: ' 's/"name": "copies"/"name": "work"/'
 wrong 'terms' 's/"copies": \([0-9]*\)/"copies": 1\1/'

@@ -91,11 +91,11 @@ TEST(FormatsTest, CutsOfModels) {
            "placement: loop\ncut: " +
            cut + "\nrank 0: 0F0 1F0 1B0 0B0\n";
   };
-  EXPECT_EQ(schedule_of(read(plan("5 0"), Format::kPlan)).cut, (std::vector<int>{5, 0}));
+  EXPECT_EQ(schedule_of(read(plan("5 0"), "plan")).cut, (std::vector<int>{5, 0}));
   for (const char* cut : {"5", "5 0 1", "-1 2", "even"}) {
     const Source source{"plan", plan(cut)};
     Diagnostics diagnostics;
-    EXPECT_FALSE(info(Format::kPlan).parse(source, &diagnostics)) << cut;
+    EXPECT_FALSE(find_format("plan")->parse(source, &diagnostics)) << cut;
     ASSERT_EQ(diagnostics.total(), 1u) << cut;
     EXPECT_EQ(
         diagnostics.kept()[0].message,

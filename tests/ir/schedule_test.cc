@@ -6,7 +6,11 @@ namespace pipewright::ir {
 namespace {
 
 Schedule schedule_of(const Row& row) {
-  return {"", Placement::loop(2, 2), 1, {}, {}, {{Action(ActionKind::kForward, 0, 0)}, row}};
+  return {.name = "",
+          .placement = Placement::loop(2, 2),
+          .num_microbatches = 1,
+          .lowering = {},
+          .rows = {{Action(ActionKind::kForward, 0, 0)}, row}};
 }
 
 TEST(HasBackward, AnyOfBInputAndWeightCounts) {
