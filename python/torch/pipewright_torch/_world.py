@@ -59,7 +59,7 @@ def register_backend() -> None:
     """Registers the backend `pipewright`: init_process_group("pipewright") makes every group one of our world.
 
     It communicates over Gloo, so its tensors are on the CPU. A failure on any rank ends the collectives of all of its groups
-    with the first cause, also those of FSDP2, DDP and DTensor, and Schedule.reset() connects them again.
+    with the first cause, also those of FSDP2, DDP and DTensor.
     """
     dist.Backend.register_backend("pipewright", _make_group, extended_api=True, devices=["cpu"])
 
