@@ -22,12 +22,6 @@ TwoStages make_pipeline(int rank, comms::World& world) {
   return {rank, world, 2.0 + rank, {.device = tests::here(), .dynamic_shapes = true}};
 }
 
-// Whether rank 1 has run a kernel of launch().
-bool ran(const std::string& name) {
-  const std::vector<std::string> order = execution_order(1);
-  return std::ranges::find(order, name) != order.end();
-}
-
 int64_t total(const std::map<std::string, int64_t>& counts) {
   int64_t sum = 0;
   for (const auto& [name, count] : counts) sum += count;
