@@ -81,6 +81,7 @@ auto run_interruptibly(const Work& work, const std::function<bool()>& interrupte
 SearchOutcome outcome_of(schedule::search::SearchResult result, std::string placement,
                          const schedule::MemoryBudget& memory) {
   const int stages = result.order.placement.num_stages();
+  const std::optional<schedule::PerRank> limit = memory.limit();
   return {Schedule(ir::AnySchedule(std::move(result.order))),
           result.cost,
           result.makespan,
@@ -92,9 +93,8 @@ SearchOutcome outcome_of(schedule::search::SearchResult result, std::string plac
           result.evaluations,
           std::move(placement),
           stages,
-          memory.limit() ? std::vector<double>(memory.limit()->values().begin(),
-                                               memory.limit()->values().end())
-                         : std::vector<double>(),
+          limit ? std::vector<double>(limit->values().begin(), limit->values().end())
+                : std::vector<double>(),
           result.robustness};
 }
 
