@@ -109,9 +109,14 @@ class SchemaTest(unittest.TestCase):
                     "latency": 0.601, "bandwidth": 2.5e7, "links": [{"from": 3, "to": 2, "latency": 4, "bandwidth": 1e6}],
                     "output_bytes": 8388608, "input_gradient_bytes": 8388608, "activation_bytes": 3.4e8,
                     "checkpoint_bytes": [8388608, 0, 0], "offload_bytes": [2e8, 0, 0],
-                    "overlap": 0.5, "offload": 4, "reload": [5, 0, 0], "weight_input_bytes": 1.1e8, "parameter_bytes": 1e9, "gradient_bytes": [1e9]}
+                    "overlap": 0.5, "offload": 4, "reload": [5, 0, 0], "weight_input_bytes": 1.1e8, "parameter_bytes": 1e9, "gradient_bytes": [1e9],
+                    "shard_bytes": 5e8, "optimizer_bytes": [2e9, 0, 0], "rank_memory_bytes": [8e10, 4e10]}
         validator.validate(document)
-        self.assertEqual(sorted(document), sorted(validator.schema["properties"]))
+        # Layers and their cut stand in the place of costs by stage.
+        model = {"version": 1, "layers": [{"count": 3, "forward": 2, "activation_bytes": 7}, {"parameter_bytes": 1e9}], "cut": [2, 2]}
+        validator.validate(model)
+        pw._pipewright.costs("model.json", json.dumps(model))
+        self.assertEqual(sorted({*document, *model}), sorted(validator.schema["properties"]))
         counts = self.agree(validator, lambda text: pw._pipewright.costs("variant.json", text), document)
         self.assertGreater(counts[True], 100)
         self.assertGreater(counts[False], 500)
