@@ -3,8 +3,8 @@
 
 namespace pipewright::executor {
 
-// A lock that the thread of a step holds while it runs actions, except while it waits for another
-// rank. Stages, losses and DataParallels that call an interpreter pass the interpreter's global
+// The thread of a step holds this lock while it runs actions, and releases it in waits for other
+// ranks. Stages, losses and DataParallels that call an interpreter pass the interpreter's global
 // lock, such as Python's GIL: they need not take it per action, and the interpreter's other threads
 // run during waits. A stage unlocks it around work of its own that needs no interpreter.
 //

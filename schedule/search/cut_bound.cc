@@ -236,7 +236,7 @@ class Model {
     return work;
   }
 
-  // What a rank has for activations.
+  // The memory that a rank has left for activations.
   double room(int rank, const std::vector<int>& stages, const std::vector<int>& bounds) const {
     double room = request_.memory.bytes ? request_.memory.bytes->at(rank) : 0;
     for (const int stage : stages) {
