@@ -47,10 +47,20 @@ Ticks bound_with(Problem problem, int live) {
   return lower_bound(problem).value;
 }
 
+// Whether the schedule is planned for a memory limit.
+bool takes_memory_limit(const schedules::ScheduleSpec& spec) {
+  return std::ranges::find(spec.options, "memory", &schedules::ShapeOption::name) !=
+         spec.options.end();
+}
+
 class Catalogue {
  public:
-  Catalogue(const Problem& problem, const std::atomic<bool>* cancel)
-      : problem_(problem), cancel_(cancel), times_(times_of(problem)), replay_(problem) {}
+  Catalogue(const Problem& problem, const std::atomic<bool>* cancel, bool memory_plans)
+      : problem_(problem),
+        cancel_(cancel),
+        memory_plans_(memory_plans),
+        times_(times_of(problem)),
+        replay_(problem) {}
 
   std::vector<Candidate> all() {
     const schedules::Shape plain = {.ranks = problem_.num_ranks(),
@@ -64,10 +74,14 @@ class Catalogue {
       grouped.extra_warmup = true;
       shapes.push_back(grouped);
     }
+    std::vector<const schedules::ScheduleSpec*> planned;
     for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+      const bool takes_memory = takes_memory_limit(*spec);
+      if (takes_memory && !memory_plans_) continue;
       for (const schedules::Shape& shape : shapes) add(*spec, shape);
+      if (takes_memory) planned.push_back(spec);
     }
-    for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) add_plans(*spec, plain);
+    for (const schedules::ScheduleSpec* spec : planned) add_plans(*spec, plain);
     return std::move(candidates_);
   }
 
@@ -127,6 +141,7 @@ class Catalogue {
 
   const Problem& problem_;
   const std::atomic<bool>* cancel_;
+  bool memory_plans_;
   std::vector<schedules::StageTimes> times_;
   Replay replay_;
   std::vector<Candidate> candidates_;
@@ -136,8 +151,9 @@ class Catalogue {
 
 }  // namespace
 
-std::vector<Candidate> catalogue(const Problem& problem, const std::atomic<bool>* cancel) {
-  return Catalogue(problem, cancel).all();
+std::vector<Candidate> catalogue(const Problem& problem, const std::atomic<bool>* cancel,
+                                 bool memory_plans) {
+  return Catalogue(problem, cancel, memory_plans).all();
 }
 
 }  // namespace pipewright::schedule::search

@@ -1,8 +1,10 @@
 // A few cuts to begin with, then a climb: from the best cut so far, move a layer from one stage to
 // another (all stages between shift by a layer), or two or three if that does not help. Of these
-// neighbours, those with the least bounds are searched with a small part of the budget, until none
-// is better. Then the best cut gets the whole budget, and so do the two cuts that the result must
-// not be worse than, unless their bounds say that they cannot be better.
+// neighbours, those for which the best order so far costs least are probed, until none is better: a
+// probe is a search with a small part of the budget and without the plans of V-Adaptive, which take
+// most of the time on many ranks. It starts from the best orders of other cuts. Then the best cut
+// gets a whole search, and so do the two cuts that the result must not be worse than, unless their
+// bounds say that they cannot be better.
 #include "pipewright/schedule/search/cuts.h"
 
 #include <algorithm>
@@ -18,6 +20,8 @@
 #include "pipewright/ir/check.h"
 #include "pipewright/schedule/bounds/bounds.h"
 #include "pipewright/schedule/search/cut_bound.h"
+#include "pipewright/schedule/search/replay.h"
+#include "pipewright/schedule/search/words.h"
 
 namespace pipewright::schedule::search {
 namespace {
@@ -26,12 +30,14 @@ constexpr int kProbePart = 64;         // the budget of a probe is that part of 
 constexpr int kMostProbes = 64;        // so the climb takes the budget once at most
 constexpr size_t kProbesPerStep = 16;  // of the neighbours with the least bounds
 constexpr size_t kMostNeighbours = 2'000;
+constexpr size_t kMostKnown = 4;  // orders that a probe starts from
 
 class CutSearch {
  public:
   explicit CutSearch(const SearchRequest& request) : request_(request), probe_(request) {
     probe_.evaluations = std::max<int64_t>(1, request.evaluations / kProbePart);
     probe_.noise = 0;
+    probe_.memory_plans = false;
     if (request.on_progress) {
       request_.on_progress = probe_.on_progress = [this](SearchProgress progress) {
         if (best_) progress.cost = std::min(progress.cost, best_->result.cost);
@@ -52,9 +58,13 @@ class CutSearch {
     bound_ = cut_bound(request_, best_->result.cost);
     if (bound_.cut) probe(*bound_.cut);
     climb();
-    if (!is_optimal()) search(best_->cut);
+    if (!is_optimal() && std::ranges::find(known, best_->cut) == known.end()) {
+      request_.known = probe_.known;
+      search(best_->cut);
+      request_.known.clear();
+    }
     for (const Cut& cut : known) {
-      if (!is_optimal() && bound_of(cut) < best_->result.cost) search(cut);
+      if (!is_optimal() && bound_of(problem_of_cut(cut)) < best_->result.cost) search(cut);
     }
     finish();
     return std::move(best_);
@@ -63,24 +73,30 @@ class CutSearch {
  private:
   bool is_done() const { return is_optimal() || is_cancelled(request_.cancel); }
   bool is_optimal() const {
-    return best_ && best_->result.cost <= bound_.value * (1 + 2e-9) && request_.noise == 0;
+    return best_ && is_same(bound_.value, best_->result.cost) && request_.noise == 0;
   }
 
   Problem problem_of_cut(const Cut& cut) const { return problem_of(with_cut(request_, cut)); }
-  // What no schedule of the cut is below; of no choice of stages that recompute.
-  double bound_of(const Cut& cut) const {
+  // What no schedule of a cut is below; of no choice of stages that recompute.
+  double bound_of(const Problem& problem) const {
     if (request_.may_recompute) return 0;
-    const Problem problem = problem_of_cut(cut);
     return shortage_of(problem) ? best_->result.cost : problem.time(lower_bound(problem).value);
+  }
+  // What the best order costs with the cut of this problem, whether its memory fits or not.
+  double estimate_of(const Problem& problem) const {
+    Replay replay(problem);
+    PW_CHECK(replay.run(words_of(problem, best_->result.order)), "an order runs at any times");
+    return problem.time(replay.cost());
   }
 
   // The cut, or one that is near and fits the memory: layers move from the rank that is the
   // shortest of memory to the next stages on either side, as long as that helps.
   Cut fitting(Cut cut) const {
     const auto missing = [&](const Cut& one) {
-      const auto shortage = shortage_of(problem_of_cut(one));
+      const Problem problem = problem_of_cut(one);
+      const auto shortage = shortage_of(problem);
       return shortage ? std::pair(static_cast<double>(shortage->least - shortage->limit) *
-                                      problem_of_cut(one).memory_unit,
+                                      problem.memory_unit,
                                   shortage->rank)
                       : std::pair(0.0, -1);
     };
@@ -122,8 +138,10 @@ class CutSearch {
     evaluations_ += result.evaluations;
     // With noise, a result of the whole budget has been chosen by its robustness.
     const bool is_chosen = result.robustness && !(best_ && best_->result.robustness);
-    if (!best_ || result.cost < best_->result.cost || is_chosen)
-      best_ = CutResult{cut, std::move(result)};
+    if (best_ && result.cost >= best_->result.cost && !is_chosen) return;
+    probe_.known.insert(probe_.known.begin(), result.order);
+    if (probe_.known.size() > kMostKnown) probe_.known.pop_back();
+    best_ = CutResult{cut, std::move(result)};
   }
 
   // Moves one layer at a time, and more where one does not help.
@@ -141,8 +159,8 @@ class CutSearch {
     }
   }
 
-  // Those so many moves away with the least bounds, if these are below the cost of the best
-  // schedule. Near stages first, as far as there are too many.
+  // Those so many moves away with the least estimates, if their bounds are below the cost of the
+  // best schedule. Near stages first, as far as there are too many.
   std::vector<Cut> neighbours(int moves) const {
     const int stages = request_.placement.num_stages();
     std::set<Cut> seen = {best_->cut};
@@ -166,12 +184,14 @@ class CutSearch {
     }
     std::vector<std::pair<double, Cut>> all;
     for (const Cut& cut : reached) {
-      if (!probed_.contains(cut)) all.emplace_back(bound_of(cut), cut);
+      if (probed_.contains(cut)) continue;
+      const Problem problem = problem_of_cut(cut);
+      if (bound_of(problem) < best_->result.cost) all.emplace_back(estimate_of(problem), cut);
     }
     std::ranges::stable_sort(all, {}, &std::pair<double, Cut>::first);
     std::vector<Cut> cuts;
-    for (const auto& [bound, cut] : all) {
-      if (bound < best_->result.cost && cuts.size() < kProbesPerStep) cuts.push_back(cut);
+    for (const auto& [_, cut] : all) {
+      if (cuts.size() < kProbesPerStep) cuts.push_back(cut);
     }
     return cuts;
   }

@@ -134,11 +134,14 @@ SearchResult search(const SearchRequest& request, const Problem& problem, const 
                           .evaluations = request.evaluations,
                           .threads = request.threads,
                           .seed = request.seed,
-                          .candidates = catalogue(problem, request.cancel),
+                          .candidates = catalogue(problem, request.cancel, request.memory_plans),
+                          .memory_plans = request.memory_plans,
                           .on_progress = progress_of(request, problem),
                           .cancel = request.cancel};
-  for (const ir::ComputeOrder& order : known)
-    options.candidates.push_back({"search", words_of(problem, order)});
+  for (const auto& orders : {&known, &request.known}) {
+    for (const ir::ComputeOrder& order : *orders)
+      options.candidates.push_back({"search", words_of(problem, order)});
+  }
   const Solution solution = solve_in_phases(problem, options);
   Replay replay(problem);
   const auto run = [&](const Words& words) {

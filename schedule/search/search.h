@@ -24,9 +24,10 @@
 //   }
 //
 // The catalogue's schedules are tried first, so the result is never worse than one of them that
-// fits. The costs must fit the placement and the microbatches (check_costs). Prints nothing, does
-// no I/O; safe to call from any thread. The result depends on the request alone, not on the number
-// of threads or the machine, unless it is cancelled.
+// fits (but for V-Adaptive without SearchRequest::memory_plans). The costs must fit the placement
+// and the microbatches (check_costs). Prints nothing, does no I/O; safe to call from any thread.
+// The result depends on the request alone, not on the number of threads or the machine, unless it
+// is cancelled.
 
 namespace pipewright::schedule::search {
 
@@ -59,6 +60,11 @@ struct SearchRequest {
   int64_t evaluations = kDefaultEvaluations;  // budget, in evaluated actions: about 30 ns each
   int threads = 1;
   uint64_t seed = 1;
+  // Orders to try beside the catalogue, of the same placement and microbatches; those that deadlock
+  // or do not fit are ignored.
+  std::vector<ir::ComputeOrder> known = {};
+  // false: a quick search, without V-Adaptive, whose plans take seconds on more than 8 ranks.
+  bool memory_plans = true;
   // Above 0: of the good schedules found, take the one with the least makespan, on average or at
   // the 95th percentile, when the time of each action varies by log-normal noise of this standard
   // deviation.

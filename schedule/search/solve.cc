@@ -327,7 +327,7 @@ std::vector<Candidate> by_repetition(const Problem& problem, SolveOptions option
   brief.num_microbatches = brief_microbatches(problem);
   if (brief.num_microbatches == problem.num_microbatches) return {};
   options.bound = lower_bound(brief).value;
-  options.candidates = catalogue(brief, options.cancel);
+  options.candidates = catalogue(brief, options.cancel, options.memory_plans);
   const Solution solution = solve(brief, options);
   *evaluations = solution.evaluations;
   const bool will_anneal = anneals_well(problem) && !is_cancelled(options.cancel);

@@ -44,6 +44,7 @@ struct SolveOptions {
   // Those that deadlock or do not fit are ignored; of several with one cost, all but the one that
   // needs least memory.
   std::vector<Candidate> candidates = {};
+  bool memory_plans = true;  // of the first phase of solve_in_phases(): see catalogue()
   // Called from the calling thread whenever a round has ended; may be empty.
   std::function<void(const Progress&)> on_progress = {};
   // Set by another thread or a signal handler to stop early; may be null.

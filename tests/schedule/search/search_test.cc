@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "pipewright/schedule/compile/compile.h"
@@ -104,6 +105,37 @@ TEST(Search, PlansForLessMemoryWhereThatMayBeBetter) {
   EXPECT_EQ(plans_of(8, 24, uneven, 4), 1 + 2) << "the least, and a plan for more does not fit";
   EXPECT_GT(plans_of(8, 24, uneven, 8), 1 + 1);
   EXPECT_EQ(plans_of(32, 2, uneven, 32), 1 + 256 / 32) << "only as many as take some seconds";
+}
+
+// A search with almost no budget keeps an order that a longer one found, where it fits.
+TEST(Search, StartsFromKnownOrders) {
+  SearchRequest request = {
+      .placement = ir::Placement::v(4, 8),
+      .num_microbatches = 12,
+      .costs = {.forward = 3.55, .backward_input = 10.76, .backward_weight = 15.81},
+      .memory = {.activations = 4},
+      .memory_plans = false};
+  request.evaluations = 1'000'000;
+  const SearchResult longer = search_schedule(request);
+  request.evaluations = 1;
+  EXPECT_GT(search_schedule(request).cost, longer.cost);
+  request.known = {longer.order};
+  EXPECT_EQ(search_schedule(request).cost, longer.cost);
+  request.memory = {.activations = 2};  // which is too little for it
+  EXPECT_GT(search_schedule(request).cost, longer.cost);
+}
+
+TEST(Search, LeavesOutMemoryPlans) {
+  const Problem problem =
+      make_problem(ir::Placement::v(4, 8), 12, {.forward = 2}, {.activations = 4});
+  std::vector<std::string> all, quick;
+  for (const Candidate& one : catalogue(problem)) {
+    if (one.name != "V-Adaptive") all.push_back(one.name);
+  }
+  for (const Candidate& one : catalogue(problem, nullptr, /*memory_plans=*/false))
+    quick.push_back(one.name);
+  EXPECT_LT(all.size(), catalogue(problem).size());
+  EXPECT_EQ(quick, all);
 }
 
 // The order is valid, and the simulator computes the same figures from it.
