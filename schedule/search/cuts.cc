@@ -58,8 +58,9 @@ class CutSearch {
     bound_ = cut_bound(request_, best_->result.cost);
     if (bound_.cut) probe(*bound_.cut);
     climb();
-    if (!is_optimal() && std::ranges::find(known, best_->cut) == known.end()) {
-      request_.known = probe_.known;
+    if (!is_optimal()) {
+      // One of the two is searched as if it were the only cut.
+      if (std::ranges::find(known, best_->cut) == known.end()) request_.known = probe_.known;
       search(best_->cut);
       request_.known.clear();
     }
@@ -128,7 +129,7 @@ class CutSearch {
     take(probe_, cut);
   }
   void search(const Cut& cut) {
-    if (is_cancelled(request_.cancel)) return;
+    if (is_cancelled(request_.cancel) || !searched_.insert(cut).second) return;
     take(request_, cut);
   }
   void take(const SearchRequest& request, const Cut& cut) {
@@ -221,7 +222,7 @@ class CutSearch {
   std::function<void(const SearchProgress&)> on_progress_;
   std::optional<CutResult> best_;
   CutBound bound_;
-  std::set<Cut> probed_;
+  std::set<Cut> probed_, searched_;
   int64_t evaluations_ = 0;
 };
 

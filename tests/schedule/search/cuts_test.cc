@@ -193,6 +193,19 @@ TEST(CutsTest, KeepsToTheMemoryOfEachRank) {
   EXPECT_FALSE(search_cuts(request));
 }
 
+// Also where the even cut is the best and a probe has found its optimum.
+TEST(CutsTest, ChoosesByRobustness) {
+  SearchRequest request = headed(ir::Placement::loop(2, 2), 9, 4);
+  request.costs.layers.pop_back();
+  request.evaluations = 100'000;
+  request.noise = 0.05;
+  const std::optional<CutResult> found = search_cuts(request);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->cut, (Cut{4, 4}));
+  EXPECT_EQ(found->result.gap(), 0);
+  EXPECT_TRUE(found->result.robustness);
+}
+
 TEST(CutsTest, PlacementsWithSeveralStagesPerRank) {
   const SearchRequest v = headed(ir::Placement::v(4, 8), 20, 16);
   // All work on four ranks, and no rank can have less than its share.
