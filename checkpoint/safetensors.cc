@@ -51,15 +51,15 @@ std::optional<uint64_t> bytes_of(DType dtype, std::span<const int64_t> shape) {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr size_t kSizeBytes = 8;  // the header's size, at the start of the file
 
 std::string header_text(const SafetensorsHeader& header) {
   std::string text = "{";
-  const auto add = [&](std::string_view key, const Json& value) {
+  const auto add = [&](std::string_view key, const OrderedJson& value) {
     if (text.size() > 1) text += ',';
-    text += Json(key).dump() + ":" + value.dump();
+    text += OrderedJson(key).dump() + ":" + value.dump();
   };
   try {
     if (!header.metadata.empty()) add("__metadata__", header.metadata);
@@ -67,7 +67,7 @@ std::string header_text(const SafetensorsHeader& header) {
       add(tensor.name, {{"dtype", name(tensor.dtype)},
                         {"shape", tensor.shape},
                         {"data_offsets", {tensor.begin, tensor.end}}});
-  } catch (const Json::type_error& error) {
+  } catch (const OrderedJson::type_error& error) {
     throw std::invalid_argument(
         fmt::format("expected names and metadata in UTF-8: {}", error.what()));
   }

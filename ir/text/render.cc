@@ -166,37 +166,40 @@ std::string render(const Diagnostics& diagnostics, const Source* source,
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-Json or_null(std::optional<int> number) { return number ? Json(*number) : Json(nullptr); }
+OrderedJson or_null(std::optional<int> number) {
+  return number ? OrderedJson(*number) : OrderedJson(nullptr);
+}
 
-void add_place(const Place& place, Json* json) {
+void add_place(const Place& place, OrderedJson* json) {
   (*json)["rank"] = or_null(place.rank);
   (*json)["step"] = or_null(place.step);
-  (*json)["line"] = place.offset ? Json(place.line) : Json(nullptr);
-  (*json)["column"] = place.offset ? Json(place.column) : Json(nullptr);
+  (*json)["line"] = place.offset ? OrderedJson(place.line) : OrderedJson(nullptr);
+  (*json)["column"] = place.offset ? OrderedJson(place.column) : OrderedJson(nullptr);
 }
 
 }  // namespace
 
-std::string quoted_json(std::string_view text) { return Json(printable(text)).dump(); }
+std::string quoted_json(std::string_view text) { return OrderedJson(printable(text)).dump(); }
 
 std::string diagnostics_json(const Diagnostics& diagnostics) {
-  Json list = Json::array();
+  OrderedJson list = OrderedJson::array();
   for (const Diagnostic& diagnostic : diagnostics.kept()) {
-    Json one;
+    OrderedJson one;
     one["code"] = code(diagnostic.rule);
     one["severity"] = "error";
     one["message"] = printable(diagnostic.message);
     add_place(diagnostic.place, &one);
-    one["notes"] = Json::array();
+    one["notes"] = OrderedJson::array();
     for (const Note& note : diagnostic.notes) {
-      Json noted;
+      OrderedJson noted;
       noted["message"] = printable(note.message);
       add_place(note.place, &noted);
       one["notes"].push_back(std::move(noted));
     }
-    one["help"] = diagnostic.help.empty() ? Json(nullptr) : Json(printable(diagnostic.help));
+    one["help"] =
+        diagnostic.help.empty() ? OrderedJson(nullptr) : OrderedJson(printable(diagnostic.help));
     list.push_back(std::move(one));
   }
   return list.dump();

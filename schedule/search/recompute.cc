@@ -25,15 +25,15 @@ constexpr size_t kMostChoices = 8;
 
 enum class Mode : uint8_t { kPlain, kRecomputes, kUndecided };
 
-struct Node {
+struct PartialChoice {
   std::vector<Mode> modes;  // by stage
   Bound bound;
   int undecided = 0;
 
   // The one to take first; among equals the one that is nearest to a choice, then the one where
   // fewer stages recompute.
-  bool operator>(const Node& other) const {
-    const auto key = [](const Node& one) {
+  bool operator>(const PartialChoice& other) const {
+    const auto key = [](const PartialChoice& one) {
       return std::tuple(one.bound.value, one.undecided,
                         std::ranges::count(one.modes, Mode::kRecomputes));
     };
@@ -67,7 +67,7 @@ class Tree {
     RecomputeChoices choices;
     const auto stages = static_cast<size_t>(bounded_.plain.num_stages());
     if (auto root = node_of(std::vector<Mode>(stages, Mode::kUndecided), {})) {
-      const Node dive = dive_from(*root);
+      const PartialChoice dive = dive_from(*root);
       nodes_.push(std::move(*root));
       choices.bound = expand(&choices.promising);
       add(dive, &choices.promising);
@@ -84,20 +84,20 @@ class Tree {
 
  private:
   // nullopt if one microbatch does not fit.
-  std::optional<Node> node_of(std::vector<Mode> modes, const Bound& parent) const {
+  std::optional<PartialChoice> node_of(std::vector<Mode> modes, const Bound& parent) const {
     const Problem least = relaxed(least_, modes);
     if (!std::ranges::equal(least_memory(least), least.memory_limits, std::less_equal<>()))
       return std::nullopt;
-    Node node{.modes = std::move(modes), .bound = parent};
+    PartialChoice node{.modes = std::move(modes), .bound = parent};
     if (Bound own = lower_bound(relaxed(bounded_, node.modes)); own.value > parent.value)
       node.bound = std::move(own);
     node.undecided = static_cast<int>(std::ranges::count(node.modes, Mode::kUndecided));
     return node;
   }
 
-  std::vector<Node> children(const Node& node) const {
+  std::vector<PartialChoice> children(const PartialChoice& node) const {
     const size_t stage = stage_to_decide(node);
-    std::vector<Node> children;
+    std::vector<PartialChoice> children;
     for (const Mode mode : {Mode::kPlain, Mode::kRecomputes}) {
       std::vector<Mode> modes = node.modes;
       modes[stage] = mode;
@@ -107,7 +107,7 @@ class Tree {
   }
 
   // On the rank whose span or window is bounded, where it changes the bound most likely.
-  size_t stage_to_decide(const Node& node) const {
+  size_t stage_to_decide(const PartialChoice& node) const {
     const int rank = node.bound.other >= 0 ? node.bound.other : node.bound.rank;
     std::optional<size_t> first;
     for (size_t stage = 0; stage < node.modes.size(); ++stage) {
@@ -120,11 +120,11 @@ class Tree {
 
   // Decides for one stage after the other, by the bounds. Some child always fits: where an
   // undecided stage fits, one that recomputes does.
-  Node dive_from(Node node) const {
+  PartialChoice dive_from(PartialChoice node) const {
     while (node.undecided > 0) {
-      std::vector<Node> next = children(node);
-      node = std::move(
-          *std::ranges::min_element(next, {}, [](const Node& one) { return one.bound.value; }));
+      std::vector<PartialChoice> next = children(node);
+      node = std::move(*std::ranges::min_element(
+          next, {}, [](const PartialChoice& one) { return one.bound.value; }));
     }
     return node;
   }
@@ -132,7 +132,7 @@ class Tree {
   Bound expand(std::vector<RecomputeChoice>* choices) {
     std::optional<Bound> bound;
     while (!nodes_.empty() && choices->size() < kMostChoices) {
-      const Node node = nodes_.top();
+      const PartialChoice node = nodes_.top();
       if (!bound && (node.undecided == 0 || left_ <= 0)) bound = node.bound;
       if (left_ <= 0) break;
       nodes_.pop();
@@ -140,7 +140,7 @@ class Tree {
         add(node, choices);
         continue;
       }
-      for (Node& child : children(node)) {
+      for (PartialChoice& child : children(node)) {
         --left_;
         nodes_.push(std::move(child));
       }
@@ -148,7 +148,7 @@ class Tree {
     return *bound;
   }
 
-  void add(const Node& node, std::vector<RecomputeChoice>* choices) const {
+  void add(const PartialChoice& node, std::vector<RecomputeChoice>* choices) const {
     RecomputeChoice choice;
     for (size_t stage = 0; stage < node.modes.size(); ++stage) {
       if (node.modes[stage] == Mode::kRecomputes) choice.stages.push_back(static_cast<int>(stage));
@@ -161,7 +161,7 @@ class Tree {
 
   const RecomputeProblem& bounded_;
   const RecomputeProblem& least_;
-  std::priority_queue<Node, std::vector<Node>, std::greater<>> nodes_;
+  std::priority_queue<PartialChoice, std::vector<PartialChoice>, std::greater<>> nodes_;
   int64_t left_ = 0;
 };
 

@@ -109,8 +109,8 @@ std::optional<double> mean(const std::vector<double>& values) {
   return std::reduce(values.begin(), values.end()) / static_cast<double>(values.size());
 }
 
-// The durations of one kind on one stage.
-struct Durations {
+// Of one kind of action on one stage.
+struct StageDurations {
   std::vector<double> alone, in_compounds;
 };
 
@@ -122,7 +122,7 @@ class Measured {
     double weight = 0;
     for (const ActionPart part : action.parts()) weight += weight_of(part);
     for (const ActionPart part : action.parts()) {
-      Durations& durations =
+      StageDurations& durations =
           by_stage_[static_cast<size_t>(part.stage())][static_cast<size_t>(part.kind())];
       (action.is_compound() ? durations.in_compounds : durations.alone)
           .push_back(duration * weight_of(part) / weight);
@@ -152,7 +152,7 @@ class Measured {
   }
 
   std::optional<double> of(ActionKind kind, size_t stage) const {
-    const Durations& durations = by_stage_[stage][static_cast<size_t>(kind)];
+    const StageDurations& durations = by_stage_[stage][static_cast<size_t>(kind)];
     return mean(durations.alone.empty() ? durations.in_compounds : durations.alone);
   }
 
@@ -178,7 +178,7 @@ class Measured {
     return alone(part.kind()) || in_passes;
   }
 
-  std::vector<std::array<Durations, std::size(ir::kActionKinds) + 1>> by_stage_;
+  std::vector<std::array<StageDurations, std::size(ir::kActionKinds) + 1>> by_stage_;
   std::vector<Compound> compounds_;
 };
 

@@ -23,7 +23,7 @@ using ir::ActionPart;
 // Sizes in pixels.
 constexpr double kLeft = 62, kTop = 34, kRow = 26, kComms = 8, kGap = 6, kAxis = 34, kLegend = 26,
                  kRight = 16;
-constexpr double kLetter = 6.2;                 // width of a digit in a label
+constexpr double kDigitWidth = 6.2;             // width of a digit in a label
 constexpr double kLongestBend = 90;             // of an arrow, to the right of the boxes
 constexpr std::string_view kAlarm = "#c03030";  // where a rank stops
 
@@ -113,7 +113,7 @@ class SvgWriter {
   void find_stops() {
     for (Stop& stop : stops_of(schedule_, timeline_, *standstill_)) {
       const double left = x(stop.time) + 2;
-      const double right = left + kLetter * static_cast<double>(stop.label.size()) + 12;
+      const double right = left + kDigitWidth * static_cast<double>(stop.label.size()) + 12;
       if (!stop.label.empty())
         stops_width_ = std::max(stops_width_, right - kLeft - plot_ + kLongestBend);
       stops_.push_back({std::move(stop), left, right});
@@ -208,7 +208,7 @@ class SvgWriter {
                         paint_of(part.kind()).shades[static_cast<size_t>(nth % 3)],
                         compute ? " stroke=\"white\" stroke-width=\"0.8\"" : "");
     const std::string number = std::to_string(part.microbatch());
-    if (!compute || static_cast<double>(number.size()) * kLetter > width - 2) return;
+    if (!compute || static_cast<double>(number.size()) * kDigitWidth > width - 2) return;
     out_ << fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"middle\"{}>{}</text>",
                         px(x(interval.start) + width / 2), px(y + height / 2 + 4),
                         height < 16 ? " font-size=\"9.5\"" : "", number);
@@ -222,7 +222,7 @@ class SvgWriter {
                           px(at), px(y), paint.shades[0]);
       out_ << fmt::format("<text x=\"{}\" y=\"{}\">{}</text>\n", px(at + 17), px(y + 10),
                           paint.legend);
-      at += 17 + static_cast<double>(paint.legend.size()) * kLetter + 20;
+      at += 17 + static_cast<double>(paint.legend.size()) * kDigitWidth + 20;
     }
     if (schedule_.placement.num_stages() > schedule_.placement.num_ranks())
       out_ << fmt::format("<text x=\"{}\" y=\"{}\" fill=\"#555\">shades: stages of a rank</text>\n",
