@@ -5,6 +5,8 @@ Targets with //third_party:libtorch in their deps are compiled with LibTorch's p
 third_party/precompiled_header.bzl.
 """
 
+load(":batches.bzl", "in_batches")
+
 _PRECOMPILED_TORCH = [
     "-Winvalid-pch",
     "-include",
@@ -47,12 +49,20 @@ def test_arguments(name, arguments):
     """The arguments of a test that has these in a table: small, from NAME.cc, unless they say otherwise."""
     return dict({"name": name, "size": "small", "srcs": [name + ".cc"]}, **arguments)
 
-def pipewright_library(**arguments):
+def pipewright_library(batches = True, **arguments):
     """A cc_library whose headers are included as `pipewright/<folder>/<header>`.
 
     The same path works in this tree, from another Bazel workspace and after an installation.
+
+    Args:
+      batches: whether several files are compiled at a time (batches.bzl).
+      **arguments: as of cc_library.
     """
-    cc_library(include_prefix = "pipewright", strip_include_prefix = "/", **arguments)
+    cc_library(
+        include_prefix = "pipewright",
+        strip_include_prefix = "/",
+        **(in_batches(arguments) if batches else arguments)
+    )
 
 def _linked_impl(ctx):
     infos = cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in ctx.attr.deps])
