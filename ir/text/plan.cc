@@ -13,6 +13,7 @@
 
 #include "pipewright/ir/text/action_text.h"
 #include "pipewright/ir/text/header.h"
+#include "pipewright/ir/text/scan_action.h"
 
 namespace pipewright::ir {
 namespace {
@@ -20,8 +21,6 @@ namespace {
 constexpr std::string_view kMagic = "pipewright plan ";
 constexpr std::string_view kVersion = "1";
 constexpr std::string_view kIdle = ".";
-
-bool is_blank(char letter) { return letter == ' ' || letter == '\t' || letter == '\r'; }
 
 std::string_view trim(std::string_view text) {
   while (!text.empty() && is_blank(text.front())) text.remove_prefix(1);

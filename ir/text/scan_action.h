@@ -30,11 +30,14 @@ inline bool is_token_letter(char letter) {
   return (letter >= 'A' && letter <= 'Z') || letter == '_';
 }
 
+// Between the words of a line, the end of which may be that of Windows.
+inline bool is_blank(char letter) { return letter == ' ' || letter == '\t' || letter == '\r'; }
+
 // `span` without the spaces and tabs at both ends.
 inline TextSpan trimmed(std::string_view text, TextSpan span) {
-  const auto is_blank = [](char letter) { return letter == ' ' || letter == '\t'; };
-  while (span.begin < span.end && is_blank(text[span.begin])) ++span.begin;
-  while (span.end > span.begin && is_blank(text[span.end - 1])) --span.end;
+  const auto is_space = [](char letter) { return letter == ' ' || letter == '\t'; };
+  while (span.begin < span.end && is_space(text[span.begin])) ++span.begin;
+  while (span.end > span.begin && is_space(text[span.end - 1])) --span.end;
   return span;
 }
 

@@ -9,6 +9,7 @@
 
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/action_text.h"
+#include "pipewright/ir/text/scan_action.h"
 
 namespace pipewright::ir {
 namespace {
@@ -17,8 +18,6 @@ struct Cell {
   size_t begin;
   size_t end;
 };
-
-bool is_blank(char letter) { return letter == ' ' || letter == '\t' || letter == '\r'; }
 
 // The text between two commas, without the blanks around it.
 Cell find_csv_cell(std::string_view text, size_t at, int step) {

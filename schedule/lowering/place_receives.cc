@@ -31,8 +31,6 @@
 namespace pipewright::schedule {
 namespace {
 
-constexpr uint32_t kNone = ChannelGraph::kNone;
-
 // A topological order of a channel graph that follows its changes.
 class TopologicalOrder {
  public:
@@ -138,6 +136,8 @@ class ReceiveMover {
   }
 
  private:
+  static constexpr uint32_t kNone = ChannelGraph::kNone;
+
   // Each row is a ring with a head, numbered after the actions.
   struct Links {
     uint32_t next, previous;
