@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "pipewright/comms/nccl/nccl_settings.h"
+#include "pipewright/comms/threads/thread_backend.h"
 
 namespace pipewright::comms {
 namespace {
@@ -74,8 +75,9 @@ World nccl_world(const Environment& environment, const NcclOptions& options) {
   const at::Device device = nccl_device(environment);
   name_traces_by(environment.rank);
   const StorePtr store = connect_store(environment, options.timeout);
-  return World(environment.rank, environment.world_size, store,
-               nccl_backends(device, store, options), options.timeout);
+  const MakeBackend make = with_local_groups(nccl_backends(device, store, options),
+                                             environment.world_size, options.timeout);
+  return World(environment.rank, environment.world_size, store, make, options.timeout);
 }
 
 }  // namespace pipewright::comms

@@ -30,7 +30,8 @@ at::Device nccl_device(const Environment& environment);
 //   World world = nccl_world(environment);
 //   c10::DeviceGuard guard(nccl_device(environment));
 //
-// A communicator is connected when its group is made, not at its first operation. PyTorch's flight
+// A communicator is connected when its group is made, not at its first operation; a group of one
+// rank has none, unless that is the whole world (thread_backend.h). PyTorch's flight
 // recorder and watchdog report a group by its name and the world ranks of its members. Blocks until
 // the store is reachable. Throws like nccl_device().
 World nccl_world(const Environment& environment, const NcclOptions& options = {});

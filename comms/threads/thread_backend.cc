@@ -206,4 +206,14 @@ ThreadBackend::WorkPtr ThreadBackend::post(Call call, std::function<void()> when
                                          options_.spin, std::move(when_done));
 }
 
+MakeBackend with_local_groups(MakeBackend make, int world_size, std::chrono::milliseconds timeout) {
+  if (world_size == 1) return make;
+  return [=](const std::string& name, int rank, int size) -> BackendPtr {
+    if (size > 1) return make(name, rank, size);
+    return c10::make_intrusive<ThreadBackend>(
+        std::make_shared<Mailboxes>(name, 1, ir::kDefaultCapacity, make_tensor_carrier()), 0,
+        ThreadOptions{.timeout = timeout});
+  };
+}
+
 }  // namespace pipewright::comms

@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_COMMS_THREADS_THREAD_BACKEND_H_
 #define PIPEWRIGHT_COMMS_THREADS_THREAD_BACKEND_H_
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -63,6 +64,11 @@ class ThreadBackend final : public c10d::Backend {
   const std::shared_ptr<Mailboxes> mailboxes_;
   ThreadOptions options_;
 };
+
+// `make`, but for groups of one rank in a world of more: these have nobody to connect to, so they
+// need no communicator, with its threads, its memory and its start, but are ThreadBackends. Of
+// c10d's operations these have no reduction by PREMUL_SUM, no all-to-all, gather and scatter.
+MakeBackend with_local_groups(MakeBackend make, int world_size, std::chrono::milliseconds timeout);
 
 }  // namespace pipewright::comms
 

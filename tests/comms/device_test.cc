@@ -10,6 +10,7 @@
 
 #include <numeric>
 
+#include "pipewright/comms/threads/thread_backend.h"
 #include "pipewright/comms/threads/threads.h"
 #include "tests/support/ranks/ranks.h"
 
@@ -145,7 +146,7 @@ TEST(ThreadsOnADevice, PostingNeverBlocksTheHost) {
   EXPECT_TRUE(testdevice::host_syncs().empty());
 }
 
-// A function whose backward waits for a peer.
+// A function whose backward waits for all ranks.
 struct Waits : torch::autograd::Function<Waits> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             int64_t group) {
@@ -156,8 +157,8 @@ struct Waits : torch::autograd::Function<Waits> {
                                                  torch::autograd::variable_list grads) {
     auto* group = reinterpret_cast<c10d::Backend*>(context->saved_data["group"].toInt());
     Tensors tensors = {filled(1, 4)};
-    group->recv(tensors, 1, 0)->wait();
-    return {grads[0], at::Tensor()};
+    group->allreduce(tensors)->wait();
+    return {grads[0] * tensors[0][0], at::Tensor()};
   }
 };
 
@@ -174,6 +175,20 @@ TEST(ThreadsOnADevice, WaitInsideABackwardIsAnError) {
                      "share"),
       std::string::npos)
       << errors[0];
+}
+
+TEST(ThreadsOnADevice, AGroupOfOneRankWaitsForNobodyInABackward) {
+  for (uint64_t of = 0; of < kSeeds; ++of) {
+    testdevice::seed(of);
+    const BackendPtr alone =
+        with_local_groups(nullptr, 2, std::chrono::minutes(1))("mesh.dp[1]#0", 0, 1);
+    const c10::StreamGuard guard(testdevice::new_stream(0));
+    const at::Tensor x = filled(1, 2).set_requires_grad(true);
+    Waits::apply(x, reinterpret_cast<int64_t>(alone.get())).sum().backward();
+    EXPECT_TRUE(testdevice::host_syncs().empty());
+    EXPECT_TRUE(at::equal(x.grad().cpu(), at::ones({2})));
+    EXPECT_EQ(testdevice::races(), std::vector<std::string>());
+  }
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "pipewright/comms/channels.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/nccl/nccl_settings.h"
+#include "pipewright/comms/threads/thread_backend.h"
 #include "pipewright/ir/errors.h"
 #include "tests/support/ranks/ranks.h"
 #include "tests/support/recording/recording_backend.h"
@@ -40,6 +41,34 @@ std::string with_group(int size, const std::function<void(c10d::Backend&, int)>&
 }
 
 at::Tensor row(int rank, int64_t size = 4) { return at::arange(size) + 10 * rank; }
+
+// Every rank of a mesh has such groups along dimensions of size 1.
+TEST(LocalGroups, NeedNoConnection) {
+  std::vector<std::string> connected;
+  const MakeBackend connect = [&](const std::string& name, int, int) {
+    connected.push_back(name);
+    return BackendPtr();
+  };
+  const MakeBackend make = with_local_groups(connect, 2, std::chrono::minutes(1));
+  const BackendPtr alone = make("mesh.tp[1]#0", 0, 1);
+  ASSERT_TRUE(alone);
+  make("mesh.pp[0,1]#0", 1, 2);
+  with_local_groups(connect, 1, std::chrono::minutes(1))("world", 0, 1);
+  EXPECT_EQ(connected, (std::vector<std::string>{"mesh.pp[0,1]#0", "world"}));
+
+  c10d::AllreduceOptions average;
+  average.reduceOp = c10d::ReduceOp::AVG;
+  Tensors mean = {row(7).to(at::kDouble)};
+  alone->allreduce(mean, average)->wait();
+  at::Tensor input = row(7), gathered = at::zeros(4, at::kLong), reduced = at::zeros(4, at::kLong);
+  alone->_allgather_base(gathered, input)->wait();
+  alone->_reduce_scatter_base(reduced, input)->wait();
+  Tensors sent = {row(7)};
+  alone->broadcast(sent)->wait();
+  alone->barrier()->wait();
+  for (const at::Tensor& result : {mean[0].to(at::kLong), gathered, reduced, sent[0]})
+    EXPECT_TRUE(at::equal(result, row(7))) << result;
+}
 
 TEST(Threads, Collectives) {
   EXPECT_EQ(
