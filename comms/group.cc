@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "pipewright/comms/failure/failure_domain.h"
+#include "pipewright/comms/torch_gaps/forwarding_work.h"
 
 namespace pipewright::comms {
 namespace {
@@ -168,30 +169,50 @@ BackendPtr Group::inner() const {
   return backend_;
 }
 
+class Group::Issued final : public ForwardingWork {
+ public:
+  Issued(WorkPtr work, const Group& group)
+      : ForwardingWork(std::move(work)),
+        log_(group.log_),
+        failures_(group.failures_),
+        timeout_(group.timeout_) {}
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    const auto failures = failures_.lock();
+    const FailureDomain::Waiting waiting(failures);
+    log_->begin_wait(this);
+    bool done = false;
+    try {
+      done = work_->wait(timeout);
+    } catch (const std::exception&) {
+      if (failures) {
+        // What a backend throws because its connections were closed is a consequence.
+        failures->throw_if_published();
+        if (const std::string late = log_->late(timeout_); !late.empty()) {
+          failures->fail(late, FailureDomain::Kind::kHang);
+          failures->throw_if_failed();
+        }
+      }
+      throw;
+    }
+    log_->end_wait(this);
+    return done;
+  }
+
+ private:
+  const std::shared_ptr<CollectiveLog> log_;
+  const std::weak_ptr<FailureDomain> failures_;
+  const std::chrono::milliseconds timeout_;
+};
+
 Group::WorkPtr Group::issued(int64_t number, WorkPtr work) {
-  log_->set_work(number, work.get());
-  return work;
+  if (!work) return work;
+  auto issued = c10::make_intrusive<Issued>(std::move(work), *this);
+  log_->set_work(number, issued.get());
+  return issued;
 }
 
-void Group::wait(c10d::Work& work) {
-  const auto failures = failures_.lock();
-  const FailureDomain::Waiting waiting(failures);
-  log_->begin_wait(&work);
-  try {
-    work.wait();
-  } catch (const std::exception&) {
-    if (failures) {
-      // What a backend throws because its connections were closed is a consequence.
-      failures->throw_if_published();
-      if (const std::string late = log_->late(timeout_); !late.empty()) {
-        failures->fail(late, FailureDomain::Kind::kHang);
-        failures->throw_if_failed();
-      }
-    }
-    throw;
-  }
-  log_->end_wait(&work);
-}
+void Group::wait(c10d::Work& work) { work.wait(); }
 
 void Group::shutdown() { inner()->shutdown(); }
 

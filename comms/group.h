@@ -23,9 +23,9 @@ namespace pipewright::comms {
 // failures abort. Like its backend for one thread at a time, except abort(), which is for any
 // thread.
 //
-// Members must call the same collectives on the same sizes. If wait() takes longer than a second,
-// the watcher of the failure domain compares what they have called, and if it differs, the world
-// fails with an error that names both.
+// Members must call the same collectives on the same sizes. If the wait for one takes longer than a
+// second, the watcher of the failure domain compares what they have called, and if it differs, the
+// world fails with an error that names both.
 class Group final : public ForwardingBackend {
  public:
   // Creates the backend, which may block. `members` are world ranks, by rank in the group.
@@ -37,9 +37,10 @@ class Group final : public ForwardingBackend {
   const std::vector<int>& members() const { return members_; }
   // What this member has called. Thread-safe, and may outlive the group.
   const std::shared_ptr<CollectiveLog>& log() const { return log_; }
-  // Waits for the work of a collective; while it does, log() says so. Stays in that state if the
-  // wait fails. One that lasts until the timeout is a hang of the world. Throws std::runtime_error
-  // with the first cause if the world has failed, or what work.wait() throws. Any thread.
+  // Waits for the work of a collective, as that work's own wait() does; while it does, log() says
+  // so. Stays in that state if the wait fails. One that lasts until the timeout is a hang of the
+  // world. Throws std::runtime_error with the first cause if the world has failed, or what the
+  // backend's work throws. Any thread.
   void wait(c10d::Work& work);
   // Replaces the backend. Collective over the members, and may block.
   void connect_again(int generation);
@@ -88,6 +89,9 @@ class Group final : public ForwardingBackend {
   static at::Tensor first_of(const Tensors& tensors) {
     return tensors.empty() ? Tensor() : tensors[0];
   }
+  // A collective of this group.
+  class Issued;
+
   BackendPtr make(const std::string& name) const;
   WorkPtr issued(int64_t number, WorkPtr work);
   void end();

@@ -3,47 +3,30 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty.h>
 
+#include <atomic>
+#include <exception>
 #include <limits>
 #include <stdexcept>
 #include <utility>
 
+#include "pipewright/comms/torch_gaps/forwarding_work.h"
+
 namespace pipewright::comms {
 namespace {
 
-[[noreturn]] void throw_aborted() {
-  throw std::runtime_error("the group was aborted before this operation had ended");
-}
-
-// Another Work, under the same name.
-class Wrapped : public c10d::Work {
- public:
-  explicit Wrapped(AbortableWaits::WorkPtr work)
-      : Work(-1, work->retrieveOpType()), work_(std::move(work)) {}
-
-  bool isCompleted() override { return work_->isCompleted(); }
-  bool isSuccess() const override { return work_->isSuccess(); }
-  std::exception_ptr exception() const override { return work_->exception(); }
-  int sourceRank() const override { return work_->sourceRank(); }
-  std::vector<at::Tensor> result() override { return work_->result(); }
-  void synchronize() override { wait(kNoTimeout); }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return work_->getFuture(); }
-  uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
-
- protected:
-  const AbortableWaits::WorkPtr work_;
-};
+const std::runtime_error kAborted("the group was aborted before this operation had ended");
 
 }  // namespace
 
-class AbortableWaits::Transfer final : public Wrapped {
+class AbortableWaits::Transfer final : public ForwardingWork {
  public:
   Transfer(WorkPtr work, std::shared_ptr<AbortableWaits> waits)
-      : Wrapped(std::move(work)), waits_(std::move(waits)) {}
+      : ForwardingWork(std::move(work)), waits_(std::move(waits)) {}
 
   bool wait(std::chrono::milliseconds timeout) override {
     {
       const std::lock_guard lock(waits_->mutex_);
-      if (waits_->aborted_) throw_aborted();
+      if (waits_->aborted_) throw kAborted;
       waits_->awaited_.insert(work_.get());
     }
     const auto end_wait = [this] {
@@ -58,7 +41,7 @@ class AbortableWaits::Transfer final : public Wrapped {
       throw;
     }
     end_wait();
-    if (!done) throw_aborted();
+    if (!done) throw kAborted;
     return true;
   }
 
@@ -66,10 +49,34 @@ class AbortableWaits::Transfer final : public Wrapped {
   const std::shared_ptr<AbortableWaits> waits_;
 };
 
-class AbortableWaits::Collective final : public Wrapped {
+// A future that ends as another one does, or with abort().
+class AbortableWaits::Ending {
+ public:
+  using Future = c10::ivalue::Future;
+
+  explicit Ending(const c10::TypePtr& type) : future_(c10::make_intrusive<Future>(type)) {}
+
+  const c10::intrusive_ptr<Future>& future() const { return future_; }
+  void end(Future& other) {
+    if (has_ended_.exchange(true)) return;
+    if (other.hasError())
+      future_->setError(other.exception_ptr());
+    else
+      future_->markCompleted(other.value());
+  }
+  void abort() {
+    if (!has_ended_.exchange(true)) future_->setError(std::make_exception_ptr(kAborted));
+  }
+
+ private:
+  const c10::intrusive_ptr<Future> future_;
+  std::atomic<bool> has_ended_ = false;
+};
+
+class AbortableWaits::Collective final : public ForwardingWork {
  public:
   Collective(WorkPtr work, std::shared_ptr<AbortableWaits> waits)
-      : Wrapped(std::move(work)), waits_(std::move(waits)) {
+      : ForwardingWork(std::move(work)), waits_(std::move(waits)) {
     work_->getFuture()->addCallback([waits = waits_, ended = ended_](c10::ivalue::Future&) {
       {
         const std::lock_guard lock(waits->mutex_);
@@ -88,9 +95,29 @@ class AbortableWaits::Collective final : public Wrapped {
       else if (!waits_->changed_.wait_for(lock, timeout, is_over))
         throw std::runtime_error("the operation did not end within " +
                                  std::to_string(timeout.count()) + " ms");
-      if (!*ended_) throw_aborted();
+      if (!*ended_) throw kAborted;
     }
     return work_->wait(kNoTimeout);
+  }
+
+  // torch's DistributedDataParallel waits for it.
+  FuturePtr getFuture() override {
+    const FuturePtr inner = work_->getFuture();
+    const auto ending = std::make_shared<Ending>(inner->elementType());
+    const bool aborted = [&] {
+      const std::lock_guard lock(waits_->mutex_);
+      if (!waits_->aborted_) waits_->endings_.insert(ending);
+      return waits_->aborted_;
+    }();
+    if (aborted) ending->abort();
+    inner->addCallback([waits = waits_, ending](c10::ivalue::Future& ended) {
+      {
+        const std::lock_guard lock(waits->mutex_);
+        waits->endings_.erase(ending);
+      }
+      ending->end(ended);
+    });
+    return ending->future();
   }
 
  private:
@@ -107,12 +134,15 @@ AbortableWaits::WorkPtr AbortableWaits::collective(WorkPtr work) {
 }
 
 void AbortableWaits::abort() {
+  std::set<std::shared_ptr<Ending>> endings;
   {
     const std::lock_guard lock(mutex_);
     aborted_ = true;
     for (c10d::Work* work : awaited_) work->abort();
+    endings.swap(endings_);
   }
   changed_.notify_all();
+  for (const auto& ending : endings) ending->abort();
 }
 
 void AbortableGloo::abort() {

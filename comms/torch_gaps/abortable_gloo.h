@@ -27,7 +27,8 @@ class AbortableWaits : public std::enable_shared_from_this<AbortableWaits> {
 
   // Return a Work that is `work`, except that its wait() throws std::runtime_error once abort() has
   // been called, unless `work` has ended by then. A SEND's or RECV's own abort() must end its
-  // wait(), as for torch's; a collective must have a future.
+  // wait(), as for torch's; a collective must have a future, and an abort() also ends that of what
+  // is returned, with the same error.
   WorkPtr transfer(WorkPtr work);
   WorkPtr collective(WorkPtr work);
 
@@ -36,11 +37,13 @@ class AbortableWaits : public std::enable_shared_from_this<AbortableWaits> {
  private:
   class Transfer;
   class Collective;
+  class Ending;
 
   std::mutex mutex_;
   std::condition_variable changed_;  // a collective has ended, or aborted_
   bool aborted_ = false;
   std::multiset<c10d::Work*> awaited_;  // SENDs and RECVs
+  std::set<std::shared_ptr<Ending>> endings_;
 };
 
 // torch's Gloo with the abort() that it lacks: it ends every wait for an operation of this group,
