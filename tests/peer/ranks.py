@@ -8,13 +8,15 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
-def run_on_ranks(work, ranks, *arguments):
+def run_on_ranks(work, ranks, *arguments, start_method="spawn"):
     """Calls work(rank, *arguments) on each rank of a new group. What a rank raises is raised here.
 
+    With "fork" none of them has to import torch again, but the calling process must not have run a backward.
     What a rank puts into a multiprocessing.SimpleQueue arrives; what it puts into a Queue may be lost.
     """
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_run_on_rank, (ranks, os.path.join(folder, "store"), work, arguments), nprocs=ranks)
+        mp.start_processes(_run_on_rank, (ranks, os.path.join(folder, "store"), work, arguments), nprocs=ranks,
+                           start_method=start_method)
 
 
 def _run_on_rank(rank, ranks, store, work, arguments):

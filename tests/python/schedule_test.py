@@ -330,13 +330,13 @@ def on_two_ranks(rank):
 
 class ScheduleTest(unittest.TestCase):
     def test_every_schedule_on_two_ranks(self):
-        run_on_ranks(every_schedule_on_two_ranks, 2)
+        run_on_ranks(every_schedule_on_two_ranks, 2, start_method="fork")
 
     def test_every_schedule_on_four_ranks(self):
-        run_on_ranks(every_schedule_on_four_ranks, 4)
+        run_on_ranks(every_schedule_on_four_ranks, 4, start_method="fork")
 
     def test_arguments_and_stages(self):
-        run_on_ranks(on_two_ranks, 2)
+        run_on_ranks(on_two_ranks, 2, start_method="fork")
 
 
 if __name__ == "__main__":
