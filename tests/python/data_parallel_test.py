@@ -4,7 +4,9 @@ Run by Bazel with tag `peer`.
 """
 
 import os
+import re
 import tempfile
+import time
 import unittest
 
 import pipewright_torch as pw
@@ -14,7 +16,7 @@ import torch.multiprocessing as mp
 from pipelines import DTYPE, Mlp, build, mse, placement
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -41,15 +43,15 @@ def batch(replica):
     return tuple(torch.randn(2 * MICROBATCHES, 8, dtype=DTYPE) for _ in range(2))
 
 
-def expected_gradients(num_stages):
-    """The mean over both replicas of the gradients of the plain model."""
+def expected_gradients(num_stages, replicas=2):
+    """The mean over all replicas of the gradients of the plain model."""
     modules = [build(lambda index: Mlp(), index) for index in range(num_stages)]
-    for replica in range(2):
+    for replica in range(replicas):
         inputs, target = batch(replica)
         for x, y in zip(inputs.split(2), target.split(2)):
             for module in modules:
                 x = module(x)
-            (mse(x, y) / MICROBATCHES / 2).backward()
+            (mse(x, y) / MICROBATCHES / replicas).backward()
     return [{name: parameter.grad for name, parameter in module.named_parameters()} for module in modules]
 
 
@@ -125,26 +127,79 @@ def tensor_parallel(mesh):
         schedule.close()
 
 
-def a_failure_ends_collectives(mesh):
-    """Rank 3 raises before its reduce-scatter, which rank 2 waits for: all four end with its error."""
-    rank = dist.get_rank()
+class Failing(torch.autograd.Function):
+    """Raises on rank 3, in the `calls`-th forward or backward from now."""
 
-    class Failing(Mlp):
-        def forward(self, x):
-            if rank == 3:
+    where, calls = None, 0
+
+    @staticmethod
+    def count(where):
+        if dist.get_rank() == 3 and Failing.where == where:
+            Failing.calls -= 1
+            if Failing.calls == 0:
                 raise ValueError("out of luck")
-            return super().forward(x)
 
-    mine = mesh["pp"].get_local_rank()
-    module = nested(build(lambda index: Failing(), mine), mesh["dp"])
-    schedule = pw.Schedule("1F1B", {mine: module}, MICROBATCHES, mse, group=mesh["pp"])
-    try:
-        step(schedule, "1F1B", {mine: module}, 2, mesh["dp"].get_local_rank())
+    @staticmethod
+    def forward(ctx, x):
+        Failing.count("forward")
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        Failing.count("backward")
+        return grad
+
+
+class FailingMlp(Mlp):
+    def forward(self, x):
+        return Failing.apply(super().forward(x))
+
+
+FAILURES = (("fully_shard", "1F1B", "forward"), ("fully_shard", "ZBV", "backward"), ("DistributedDataParallel", "1F1B", "backward"),
+            ("replicate", "1F1B", "forward"))
+
+
+def a_failure_ends_collectives(mesh):
+    """Rank 3 raises before a collective that rank 2 waits for: all four end with its error, and train on after reset()."""
+    replica = mesh["dp"].get_local_rank()
+    for wrapper, name, where in FAILURES:
+        num_stages = SCHEDULES[name]
+        mine = [index for index, rank in enumerate(placement(name, 2, num_stages)) if rank == mesh["pp"].get_local_rank()]
+        modules = {index: WRAPPERS[wrapper](build(lambda index: FailingMlp(), index), mesh["dp"]) for index in mine}
+        schedule = pw.Schedule(name, modules, MICROBATCHES, mse, group=mesh["pp"])
+        step(schedule, name, modules, num_stages, replica)
+        Failing.where, Failing.calls = where, 1 if where == "forward" else MICROBATCHES * len(mine)  # the last backward
+        try:
+            step(schedule, name, modules, num_stages, replica)
+            schedule.confirm()
+        except pw.StepError as error:
+            assert str(error).startswith("rank 3, step 1, action "), error
+        else:
+            raise AssertionError("expected an error")
+        assert schedule.reset() == 1
+        for module in modules.values():
+            module.zero_grad()
+        step(schedule, name, modules, num_stages, replica)
         schedule.confirm()
-    except pw.StepError as error:
-        assert str(error).startswith("rank 3, step 0, action "), error
+        expected = expected_gradients(num_stages)
+        for index, module in modules.items():
+            assert_close(module, expected[index])
+        schedule.close()
+
+
+def different_collectives_are_an_error(mesh):
+    """Otherwise ranks would wait for each other, as FSDP2's do where one gathers and another does not."""
+    try:
+        dist.all_reduce(torch.ones(2 + dist.get_rank() // 3))
+    except RuntimeError as error:
+        assert re.search(r"collective \d+ of group `.*`: expected allreduce of Float \[\d\] as on rank \d, got allreduce", str(error)), error
     else:
         raise AssertionError("expected an error")
+    # The process of rank 0, which has the store, ends last.
+    store = dist.distributed_c10d._get_default_store()
+    store.add("has failed", 1)
+    while store.add("has failed", 0) < 4:
+        time.sleep(0.01)
 
 
 def run_rank(rank, store):
@@ -157,13 +212,51 @@ def run_rank(rank, store):
     mixed_precision(mesh)
     tensor_parallel(mesh)
     a_failure_ends_collectives(mesh)
+    different_collectives_are_an_error(mesh)
+    os._exit(0)
+
+
+def run_hybrid_rank(rank, store):
+    """HSDP: 2 stages, each sharded over 2 ranks and replicated on 2. A wrong batch of one replica reaches all 8 ranks."""
+    torch.set_num_threads(1)
+    pw.register_backend()
+    dist.init_process_group("pipewright", init_method=f"file://{store}", rank=rank, world_size=8)
+    mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "replicate", "shard"))
+    replica = rank % 4
+    for name in ("1F1B", "ZBV"):
+        num_stages = SCHEDULES[name]
+        mine = [index for index, rank in enumerate(placement(name, 2, num_stages)) if rank == mesh["pp"].get_local_rank()]
+        offload = CPUOffloadPolicy(pin_memory=False) if name == "1F1B" else OffloadPolicy()
+        modules = {index: fully_shard(build(lambda index: Mlp(), index), mesh=mesh["replicate", "shard"], offload_policy=offload) for index in mine}
+        schedule = pw.Schedule(name, modules, MICROBATCHES, mse, group=mesh["pp"])
+        inputs, target = batch(replica)
+        wrong = inputs[:6] if rank == 3 else inputs
+        try:
+            schedule.step(*([wrong] if 0 in modules else []), target=target if num_stages - 1 in modules else None)
+        except pw.BatchError as error:
+            assert "got 6" in str(error) or "expected size 6" in str(error), error
+        else:
+            raise AssertionError("expected an error")
+        for _ in range(2):
+            for module in modules.values():
+                module.zero_grad()
+            step(schedule, name, modules, num_stages, replica)
+            expected = expected_gradients(num_stages, 4)
+            for index, module in modules.items():
+                assert_close(module, expected[index])
+        schedule.close()
+    dist.barrier()
     os._exit(0)
 
 
 class DataParallelTest(unittest.TestCase):
+    def test_hybrid_sharding_on_eight_ranks(self):
+        with tempfile.TemporaryDirectory() as folder:
+            mp.start_processes(run_hybrid_rank, (os.path.join(folder, "store"),), nprocs=8, start_method="fork")
+
     def test_two_by_two_ranks(self):
         with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(run_rank, (os.path.join(folder, "store"),), nprocs=4)
+            mp.start_processes(run_rank, (os.path.join(folder, "store"),), nprocs=4, start_method="fork")
 
 
 if __name__ == "__main__":

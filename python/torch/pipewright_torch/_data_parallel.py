@@ -1,7 +1,7 @@
 """PyTorch's data parallelism under a pipeline, found by the type of a stage's module.
 
 A driver has the methods of DataParallel that it needs (modules/data_parallel.h), which the actions UNSHARD, RESHARD and
-REDUCE_GRAD of the program call; `group`, over which it reduces, and `frees_parameters`. A module that is none of PyTorch's
+REDUCE_GRAD of the program call; `group`, over which it reduces, or its ranks; and `frees_parameters`. A module that is none of PyTorch's
 wrappers may be its own driver, by an attribute `pipeline_data_parallel`.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.nn.parallel import DistributedDataParallel
 
 METHODS = ("step_begins", "unshard", "wait_unshard", "reshard", "before_backward", "after_last_backward", "reduce_grad",
@@ -115,7 +116,15 @@ class Fsdp:
                 root.set_manual_backward_finalization(False)
 
     def abort(self) -> None:
+        """Drops what the step was doing. Otherwise some ranks would find parameters gathered in the next one, and others not."""
         self._gathers, self._reductions = [], []
+        for group in [group for unit in self._units for group in _param_groups_of(unit)]:
+            group._all_gather_result = None  # its collective was aborted: nobody waits for it
+            group._training_state = TrainingState.IDLE
+        for root in self._roots:
+            if hasattr(root, "reset_iter_state"):  # since torch 2.15
+                root.reset_iter_state()
+        self.reshard()
 
 
 class Ddp:
@@ -132,14 +141,22 @@ class Ddp:
         if last:
             self._module.reducer.prepare_for_backward([])
 
+    def abort(self) -> None:
+        _reset_ddp(self._module)
+
 
 class ReplicateByDdp:
-    """torch.distributed._composable.replicate over DDP, which makes its DDP in the first forward."""
+    """torch.distributed._composable.replicate over DDP.
+
+    It would make its DDP in the first forward. A failure there would leave a rank with half of it, so it is made before.
+    """
 
     group = None
 
     def __init__(self, module: torch.nn.Module):
         self._state = _ddp_state_of(module)
+        if self._state._init_args:
+            self._state.lazy_init()
 
     def step_begins(self) -> None:
         self._state._no_sync = True
@@ -147,6 +164,15 @@ class ReplicateByDdp:
     def before_backward(self, microbatch: int, last: bool) -> None:
         if last:
             self._state._ddp.reducer.prepare_for_backward([])
+
+    def abort(self) -> None:
+        _reset_ddp(self._state._ddp)
+
+
+def _reset_ddp(module: DistributedDataParallel) -> None:
+    """As _update_process_group() does. A rank whose backward ended has buckets to rebuild, which is collective; others do not."""
+    module._has_rebuilt_buckets = False
+    module.reducer._reset_state()
 
 
 def _ddp_state_of(module: torch.nn.Module) -> Any:
@@ -164,9 +190,12 @@ def _param_groups_of(unit: FSDPModule) -> list:
 
 
 def _group_of(units: list[FSDPModule]) -> Any:
-    """The group of the ranks that step together; of HSDP the one that shards."""
+    """The group of the ranks that step together; of HSDP, which has a group to shard and one to replicate, all of its ranks."""
     for unit in units:
         for group in _param_groups_of(unit):
             info = group.mesh_info
-            return getattr(info, "shard_process_group", None) or getattr(info, "replicate_process_group", None)
+            shards, replicates = (getattr(info, f"{kind}_process_group", None) for kind in ("shard", "replicate"))
+            if shards and replicates and info.mesh.ndim == 2:
+                return info.mesh.mesh.flatten().tolist()
+            return shards or replicates
     return None

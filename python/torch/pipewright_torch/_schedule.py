@@ -266,6 +266,8 @@ def _native_data_parallel(this: weakref.ref, index: int, driver: Any, device: to
     group = getattr(driver, "group", None)
     if isinstance(group, dist.ProcessGroup):
         group = group._get_backend(device)
+    elif isinstance(group, list):
+        group = _world.world().make_group("data_parallel", group)
     return _native.DataParallel(functools.partial(_call_data_parallel, this, index), methods, group, getattr(driver, "frees_parameters", False))
 
 
