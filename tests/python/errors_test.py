@@ -3,20 +3,23 @@
 Run by Bazel with tag `peer`.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 import unittest
 
 import pipewright_torch as pw
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from pipelines import DTYPE, Mlp, assert_gradients, build, make_schedule, mse, plain
 from ranks import run_on_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 
 class Bad(torch.autograd.Function):
@@ -122,10 +125,10 @@ def a_hang_is_reported(rank):
     class Slow(Mlp):
         def forward(self, x):
             if rank == 1:
-                slow.wait(4)
+                slow.wait(2)
             return super().forward(x)
 
-    _, schedule = make_schedule("1F1B", lambda index: Slow(), 2, 4, timeout=1.0)
+    _, schedule = make_schedule("1F1B", lambda index: Slow(), 2, 4, timeout=0.5)
     try:
         schedule.step(*([x] if rank == 0 else []), target=y)
     except pw.HangError as error:
@@ -149,10 +152,9 @@ def interrupted(rank):
     modules, schedule = make_schedule("1F1B", lambda index: Slow(), 2, 4)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if rank == 0:
-        threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     else:
-        threading.Timer(2, busy.set).start()
-    start = time.monotonic()
+        threading.Timer(1, busy.set).start()
     try:
         schedule.step(*([x] if rank == 0 else []), target=y)
     except KeyboardInterrupt as error:
@@ -161,7 +163,6 @@ def interrupted(rank):
         assert rank == 1 and str(error).startswith("rank 0, step 0, action ") and "KeyboardInterrupt" in str(error), error
     else:
         raise AssertionError("expected an interrupt")
-    assert time.monotonic() - start < 40
     schedule.reset()
     modules[rank].zero_grad()
     schedule.step(*([x] if rank == 0 else []), target=y)
@@ -175,63 +176,195 @@ def on_two_ranks(rank):
         body(rank)
 
 
+# ---- kills
+
+
+class Killed(torch.autograd.Function):
+    """Its backward runs in I."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        Mortal.may_die("I")
+        return grad
+
+
+class Mortal(torch.nn.Module):
+    """A stage, and its own data parallelism, of a rank that is killed at its second action of a kind."""
+
+    dies_at, calls = None, 0
+
+    @staticmethod
+    def may_die(kind):
+        if Mortal.dies_at == kind:
+            Mortal.calls += 1
+            if Mortal.calls == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def __init__(self):
+        super().__init__()
+        self.mlp = Mlp()
+        self.mlp.first.weight.register_post_accumulate_grad_hook(lambda parameter: Mortal.may_die("W"))
+        self.pipeline_data_parallel = _Driver()
+
+    def forward(self, x):
+        Mortal.may_die("F")
+        return self.mlp(Killed.apply(x))
+
+
+class _Driver:
+    group, frees_parameters = None, True
+
+    def unshard(self):
+        Mortal.may_die("UNSHARD")
+
+    def reduce_grad(self):
+        Mortal.may_die("REDUCE_GRAD")
+
+
+# By the kind of action, the rank that is killed. Rank 0 hosts the store, and dies while its first SEND may be in flight.
+KILLS = {"F": 1, "I": 1, "W": 1, "UNSHARD": 1, "REDUCE_GRAD": 1, "SEND": 0}
+
+
+def a_rank_is_killed(rank, kind):
+    torch.manual_seed(7)
+    x, y = torch.randn(8, 8, dtype=DTYPE), torch.randn(8, 8, dtype=DTYPE)
+    modules, schedule = make_schedule("ZB-H1", lambda index: Mortal(), 2, 4)
+    Mortal.dies_at = {"SEND": "F"}.get(kind, kind) if rank == KILLS[kind] else None
+    for _ in range(3):  # stages are unsharded and reduced once per step
+        schedule.step(*([x] if rank == 0 else []), target=y)
+
+
+def a_sharded_rank_is_killed(rank, kind):
+    """Rank 3 of 2 x 2, before a collective of FSDP2 that rank 2 waits for."""
+    from pipewright_torch._data_parallel import Fsdp
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    index = rank // 2
+    if rank == 3:
+        method = getattr(Fsdp, kind)
+        setattr(Fsdp, kind, lambda self: (Mortal.may_die(kind), method(self)))
+        Mortal.dies_at = kind
+    module = fully_shard(build(lambda index: Mlp(), index), mesh=mesh["dp"])
+    schedule = pw.Schedule("1F1B", {index: module}, 4, mse, group=mesh["pp"])
+    x, y = torch.randn(8, 8, dtype=DTYPE), torch.randn(8, 8, dtype=DTYPE)
+    for _ in range(3):
+        schedule.step(*([x] if index == 0 else []), target=y)
+
+
+def run_and_note(rank, ranks, backend, folder, work, arguments):
+    """Writes what a rank raises to a file."""
+    torch.set_num_threads(1)
+    pw.register_backend()
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    try:
+        work(rank, *arguments)
+    except pw.StepError as error:
+        with open(f"{folder}/{rank}", "w") as file:
+            file.write(str(error))
+    os._exit(0)
+
+
+def errors_of(work, ranks, backend, *arguments):
+    """Returns the text of each rank's StepError; "" of a rank that was killed."""
+    with tempfile.TemporaryDirectory() as folder:
+        processes = mp.start_processes(run_and_note, (ranks, backend, folder, work, arguments), nprocs=ranks, join=False,
+                                       start_method="fork").processes
+        for process in processes:
+            process.join(60)  # nobody waits for the time limits, which are ten minutes
+        codes = [process.exitcode for process in processes]
+        for process in processes:
+            if process.exitcode is None:
+                process.kill()
+        texts = []
+        for rank, code in enumerate(codes):
+            with contextlib.suppress(FileNotFoundError), open(f"{folder}/{rank}") as file:
+                texts.append(file.read())
+            if len(texts) == rank:
+                texts.append("" if code == -signal.SIGKILL else f"no error, and code {code}")
+        return texts
+
+
+# Each process is a fork of one that has imported torch, and ends as any Python program, by finalizing the interpreter.
 PROGRAM = """
-import os, signal, sys, threading
+import os, sys
 import torch, torch.distributed as dist
 import pipewright_torch as pw
-
-rank = int(os.environ["RANK"])
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
-how = sys.argv[2]
 
 class Stage(torch.nn.Linear):
     calls = 0
     def forward(self, x):
         Stage.calls += 1
-        if how == "killed" and rank == 1 and Stage.calls > 4:
-            os.kill(os.getpid(), signal.SIGKILL)
         if how == "raises" and rank == 1 and Stage.calls > 4:
             raise ValueError("out of luck")
         return super().forward(x)
 
-schedule = pw.Schedule("1F1B", {rank: Stage(4, 4)}, 4, torch.nn.functional.mse_loss)
-for _ in range(2):
-    schedule.step(*([torch.ones(8, 4)] if rank == 0 else []), target=torch.ones(8, 4))
-if how == "destroys":
-    dist.destroy_process_group()
-print("done")
+folder, how, rank = sys.argv[1], None, None
+children = []
+for how in sys.argv[2:]:
+    for rank in range(2):
+        child = os.fork()
+        if child == 0:
+            break
+        children.append((how, rank, child))
+    if child == 0:
+        break
+if child:
+    for how, rank, child in children:
+        _, status = os.waitpid(child, 0)
+        print(how, rank, os.waitstatus_to_exitcode(status))
+else:
+    error = os.open(f"{folder}/{how}.{rank}", os.O_CREAT | os.O_WRONLY)
+    os.dup2(error, 2)
+    if how.startswith("pipewright"):
+        pw.register_backend()
+    dist.init_process_group("pipewright" if how.startswith("pipewright") else "gloo", init_method=f"file://{folder}/{how}.store",
+                            rank=rank, world_size=2)
+    schedule = pw.Schedule("1F1B", {rank: Stage(4, 4)}, 4, torch.nn.functional.mse_loss)
+    for _ in range(2):
+        schedule.step(*([torch.ones(8, 4)] if rank == 0 else []), target=torch.ones(8, 4))
+    if how.endswith("destroys"):
+        dist.destroy_process_group()
 """
 
 
 class ErrorsTest(unittest.TestCase):
     def test_exceptions_hangs_and_interrupts(self):
-        run_on_ranks(on_two_ranks, 2)
-
-    def ends(self, how):
-        """Exit codes, and what the two processes have printed to stderr."""
-        with tempfile.TemporaryDirectory() as folder:
-            ranks = [subprocess.Popen([sys.executable, "-c", PROGRAM, os.path.join(folder, "store"), how], stdout=subprocess.PIPE,
-                                      stderr=subprocess.PIPE, text=True, env={**os.environ, "RANK": str(rank)}) for rank in range(2)]
-            outputs = [rank.communicate(timeout=120) for rank in ranks]
-        return [rank.returncode for rank in ranks], [stderr for _, stderr in outputs]
-
-    def test_processes_end_quietly(self):
-        for how in ("returns", "destroys"):
-            codes, texts = self.ends(how)
-            self.assertEqual(codes, [0, 0], texts)
-            self.assertEqual([[line for line in text.split("\n") if line] for text in texts], [[], []], how)
-
-    def test_an_error_that_nobody_catches_ends_both(self):
-        codes, texts = self.ends("raises")
-        self.assertEqual(codes, [1, 1], texts)
-        for text in texts:
-            self.assertRegex(text, r"pipewright_torch.StepError: rank 1, step 1, action \d+ `1F0`: ValueError: out of luck")
-        self.assertIn("The above exception was the direct cause", texts[1])
+        run_on_ranks(on_two_ranks, 2, start_method="fork")
 
     def test_a_killed_rank_is_named(self):
-        codes, texts = self.ends("killed")
-        self.assertEqual(codes, [1, -signal.SIGKILL], texts)
-        self.assertRegex(texts[0], r"pipewright_torch.StepError: rank 0, step 1, action(.|\n)*\n\[rank0\]:   rank 1: host .*: has ended")
+        for kind, dead in KILLS.items():
+            texts = errors_of(a_rank_is_killed, 2, "gloo", kind)
+            self.assertEqual(texts[dead], "", kind)
+            lost = r"\n  rank 1: host .*: has ended" if dead else "rank 0, which hosts the store, has ended"
+            self.assertRegex(texts[1 - dead], lost, kind)
+
+    def test_a_killed_rank_ends_collectives(self):
+        for method in ("unshard", "reduce_grad"):
+            texts = errors_of(a_sharded_rank_is_killed, 4, "pipewright", method)
+            self.assertEqual(texts[3], "", method)
+            for text in texts[:3]:
+                self.assertRegex(text, r"\n  rank 3: host .*: has ended", method)
+
+    def test_ends_of_processes(self):
+        """Without a word after success, with or without destroy_process_group(); with the cause after an error that nobody catches."""
+        quiet = ("returns", "destroys", "pipewright returns", "pipewright destroys")
+        with tempfile.TemporaryDirectory() as folder:
+            run = subprocess.run([sys.executable, "-c", PROGRAM, folder, *quiet, "raises"], stdout=subprocess.PIPE, text=True, timeout=120)
+            texts = {}
+            for name in os.listdir(folder):
+                if not name.endswith("store"):
+                    with open(os.path.join(folder, name)) as file:
+                        texts[name] = file.read()
+        self.assertEqual(run.stdout.split("\n")[:-1], [f"{how} {rank} {int(how == 'raises')}" for how in (*quiet, "raises") for rank in (0, 1)],
+                         texts)
+        for how in quiet:
+            self.assertEqual([texts[f"{how}.{rank}"] for rank in (0, 1)], ["", ""], how)
+        for rank in (0, 1):
+            self.assertRegex(texts[f"raises.{rank}"], r"pipewright_torch.StepError: rank 1, step 1, action \d+ `1F0`: ValueError: out of luck")
+        self.assertIn("The above exception was the direct cause", texts["raises.1"])
 
 
 if __name__ == "__main__":
