@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from typing import Any, Callable
+
+from torch.utils import checkpoint as torch_checkpoint
 
 from . import _native
 from ._values import Structure, Values
@@ -27,3 +31,36 @@ def checkpoint(function: Callable, *args: Any, **kwargs: Any) -> Any:
 
     outputs = _native.checkpoint(run, tensors)
     return structure.value(outputs)
+
+
+@contextlib.contextmanager
+def notices_second_recomputations():
+    """Warns once if a torch.utils.checkpoint(use_reentrant=False) of this context recomputes twice, as both halves of a
+    split backward make it do."""
+    hook = getattr(torch_checkpoint, "_checkpoint_hook", None)  # private: without it there is no notice
+    if hook is None:
+        yield
+        return
+    warned = False
+
+    class Counting(hook):
+        def __init__(self, frame, *args, **kwargs):
+            recompute, calls = frame.recompute_fn, 0
+
+            def counted(*inputs):
+                nonlocal calls, warned
+                calls += 1
+                if calls == 2 and not warned:
+                    warned = True
+                    warnings.warn("torch.utils.checkpoint recomputes twice, as the backward is split into I and W; pipewright_torch.checkpoint "
+                                  "recomputes once, and a Schedule with split=False has whole backwards", stacklevel=2)
+                return recompute(*inputs)
+
+            frame.recompute_fn = counted
+            super().__init__(frame, *args, **kwargs)
+
+    torch_checkpoint._checkpoint_hook = Counting
+    try:
+        yield
+    finally:
+        torch_checkpoint._checkpoint_hook = hook

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from typing import Any, Callable
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
-from . import _data_parallel, _native, _tensor_parallel, _world
+from . import _checkpoint, _data_parallel, _native, _tensor_parallel, _world
 from ._errors import describe
 from ._program import program_of
 from ._recording import Recording
@@ -83,7 +84,7 @@ class Schedule:
         self._args: list[Values] | Values = Values(())
         self._kwargs: list[Values] | Values = Values({})
         self._target: Values | None = None
-        self._evaluates = False
+        self._evaluates, self._has_trained = False, False
         number = _schedules_by_ranks[tuple(ranks)] = _schedules_by_ranks.get(tuple(ranks), 0) + 1
         self._structures = dist.PrefixStore(f"pipewright/{ranks}/{number}", dist.distributed_c10d._get_default_store())
 
@@ -179,8 +180,11 @@ class Schedule:
                 self._target = self._values(batch, "target", "targets", target, target_mbs, "target_mbs", None)
         self._evaluates = evaluates
         self._loss_kwargs = loss_kwargs or {}
+        notices = contextlib.nullcontext() if evaluates or self._has_trained else _checkpoint.notices_second_recomputations()
         try:
-            found, outputs, _ = self._executor.step(batch, return_outputs, evaluates)
+            with notices:
+                found, outputs, _ = self._executor.step(batch, return_outputs, evaluates)
+            self._has_trained |= not evaluates
         finally:
             self._args, self._kwargs, self._target, self._loss_kwargs = Values(()), Values({}), None, {}
         if losses is not None and self._has_last:
