@@ -82,6 +82,17 @@ TEST(Snapshot, IsCopiedBesideTheNextStep) {
   }
 }
 
+// Some seeds run the copies as early as their stream allows.
+TEST(Snapshot, SeesTheUpdateBeforeIt) {
+  for (uint64_t of = 0; of < 10; ++of) {
+    seed(of);
+    Trained trained;
+    checkpoint::StateSnapshot taken = trained.state.deferred_snapshot();
+    taken.copy();
+    expect_equal(taken.memory, copies_of(trained.state.snapshot()));
+  }
+}
+
 // Seed 0 runs only what a host waits for.
 TEST(Snapshot, DoesNotWaitForTheNextStep) {
   seed(0);
