@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -109,6 +110,15 @@ void define_schedule(nb::module_& m) {
   nb::class_<schedule::Costs>(m, "Costs", "Costs of actions, read from the text of a costs file.")
       .def_ro("unit", &schedule::Costs::unit);
   m.def("costs", &costs_of, "name"_a, "text"_a, NoGil());
+  m.def(
+      "cut",
+      [](const schedule::Costs& costs, const Schedule& one) {
+        std::vector<std::pair<int, int>> ranges;
+        for (const schedule::LayerRange& own : cut_of(costs, one))
+          ranges.emplace_back(own.first, own.last);
+        return ranges;
+      },
+      "Returns the first layer of each stage, and the one after its last.");
   nb::class_<Schedule>(m, "Schedule")
       .def_prop_ro("name", [](const Schedule& one) { return one.base().name; })
       .def_prop_ro("ranks", [](const Schedule& one) { return one.base().placement.num_ranks(); })

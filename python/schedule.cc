@@ -154,4 +154,13 @@ schedule::Costs costs_of(const std::string& name, const std::string& text) {
   return parsed->costs;
 }
 
+std::vector<schedule::LayerRange> cut_of(const schedule::Costs& costs, const Schedule& schedule) {
+  if (costs.layers.empty()) throw std::invalid_argument("costs: expected `layers`, got none");
+  ir::Diagnostics diagnostics;
+  const std::optional<schedule::Cut> cut = schedule::cut_of(
+      costs, schedule.base().cut, {}, schedule.base().placement.num_stages(), &diagnostics);
+  if (!cut) throw ScheduleFailure(diagnostics, nullptr);
+  return schedule::layer_ranges(*cut);
+}
+
 }  // namespace pipewright::python

@@ -12,6 +12,7 @@
 #include "pipewright/ir/schedule.h"
 #include "pipewright/python/errors.h"
 #include "pipewright/schedule/compile/compile.h"
+#include "pipewright/schedule/problem/layers.h"
 #include "pipewright/schedule/verify/verify.h"
 #include "pipewright/schedules/schedule_spec.h"
 
@@ -71,6 +72,9 @@ class Schedule {
 
 // Costs from the JSON text of a costs file, which messages call `name`.
 schedule::Costs costs_of(const std::string& name, const std::string& text);
+
+// The layers of each stage of a schedule: schedule::cut_of(). The costs must have layers.
+std::vector<schedule::LayerRange> cut_of(const schedule::Costs& costs, const Schedule& schedule);
 
 }  // namespace pipewright::python
 

@@ -23,7 +23,7 @@ from ._schedule import Schedule, Simulation
 
 __version__ = _pipewright.__version__
 __all__ = ["Change", "Diagnostic", "RankCertificate", "RankReport", "Robustness", "Schedule", "ScheduleError",
-           "SearchResult", "Simulation", "Verdict", "make", "read", "schedules", "search"]
+           "SearchResult", "Simulation", "Verdict", "cut", "make", "read", "schedules", "search"]
 
 _BUDGETS = {"small": 10_000_000, "medium": 200_000_000, "large": 2_000_000_000}
 
@@ -58,6 +58,16 @@ def read(source: str | os.PathLike, *, name: str | None = None) -> Schedule:
         return Schedule(_pipewright.read(name or "<text>", source))
     path = os.fspath(source)
     return Schedule(_pipewright.read(name or path, _arguments.read_file(path)))
+
+
+def cut(costs: dict | str | os.PathLike, plan: Schedule) -> list[range]:
+    """The layers of each stage of a plan, as ranges of indices into the layers of the costs.
+
+    A stage's module is `torch.nn.Sequential(*(layers[index] for index in pw.cut(costs, plan)[stage]))`. The cut is that of
+    the costs, or else the plan's own, or else an even one; a stage may have no layers. Raises ScheduleError if the cut is
+    not one of these layers.
+    """
+    return [range(first, last) for first, last in _pipewright.cut(_arguments.costs(costs, {}), plan._native)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -107,6 +107,31 @@ Cut least_maximum_cut(const Costs& costs, const ir::Placement& placement) {
   return best;
 }
 
+// Blocks are alike, so each goes to the stage that is the cheapest so far: any other choice would
+// make some stage at least as expensive.
+Cut balanced_cut(int num_blocks, int num_stages, const PartCosts& costs) {
+  Cut cut(static_cast<size_t>(num_stages), 0);
+  std::vector<double> stages(cut.size(), 0);
+  stages.front() += costs.embedding;
+  stages.back() += costs.output;
+  for (int block = 0; block < num_blocks; ++block) {
+    const auto cheapest = std::min_element(stages.rbegin(), stages.rend());
+    *cheapest += costs.block;
+    ++cut[static_cast<size_t>(stages.rend() - cheapest) - 1];
+  }
+  return cut;
+}
+
+std::vector<LayerRange> layer_ranges(const Cut& cut) {
+  std::vector<LayerRange> ranges;
+  int first = 0;
+  for (const int count : cut) {
+    ranges.push_back({first, first + count});
+    first += count;
+  }
+  return ranges;
+}
+
 Costs cut_layers(const Costs& costs, const Cut& cut) {
   const std::vector<const LayerRun*> layers = layers_of(costs);
   PW_CHECK(std::accumulate(cut.begin(), cut.end(), size_t{0}) == layers.size(),
@@ -131,13 +156,20 @@ Costs cut_layers(const Costs& costs, const Cut& cut) {
 
 std::optional<Costs> cut_layers(const Costs& costs, const Cut& own_cut, const CostPlaces& places,
                                 int num_stages, ir::Diagnostics* diagnostics) {
+  const std::optional<Cut> cut = cut_of(costs, own_cut, places, num_stages, diagnostics);
+  if (!cut) return std::nullopt;
+  return costs.layers.empty() ? costs : cut_layers(costs, *cut);
+}
+
+std::optional<Cut> cut_of(const Costs& costs, const Cut& own_cut, const CostPlaces& places,
+                          int num_stages, ir::Diagnostics* diagnostics) {
   const size_t before = diagnostics->total();
   const auto refuse = [&](ir::Rule rule, std::string_view key, const std::string& message) {
     const auto place = places.values.find(key);
     diagnostics->error(rule, message, place == places.values.end() ? ir::Place() : place->second);
   };
   if (costs.layers.empty()) {
-    if (costs.cut.empty()) return costs;
+    if (costs.cut.empty()) return Cut();
     refuse(ir::Rule::kCostsMismatch, "cut", "`cut`: expected `layers` beside it, got none");
     return std::nullopt;
   }
@@ -178,8 +210,7 @@ std::optional<Costs> cut_layers(const Costs& costs, const Cut& own_cut, const Co
            fmt::format("the cut {}: expected {} layers in all, got {}", fmt::join(cut, ","), layers,
                        sum));
   }
-  if (diagnostics->total() > before) return std::nullopt;
-  return cut_layers(costs, cut);
+  return diagnostics->total() > before ? std::nullopt : std::optional(cut);
 }
 
 LayerSums::LayerSums(const Costs& costs, std::initializer_list<PerStage Costs::*> summed) {

@@ -18,6 +18,7 @@
 //   costs.layers[0].count = 16;
 //   const Costs stages = cut_layers(costs, {5, 4, 4, 3});
 //   stages.forward.at(0)  5
+//   layer_ranges({5, 4, 4, 3})[1]  from layer 5 to before layer 9: what stage 1 is made of
 //
 // Times and sizes of a stage are the sums over its layers, with these exceptions. Its output_bytes
 // are those of its last layer, its input_gradient_bytes those of its first one; a stage without
@@ -37,13 +38,39 @@ Cut even_cut(int num_layers, int num_stages);
 // rank (rank_scale).
 Cut least_maximum_cut(const Costs& costs, const ir::Placement& placement);
 
+// What the ends of a model of equal blocks cost, in any unit.
+struct PartCosts {
+  double embedding = 0;  // of the first stage
+  double block = 1;
+  double output = 0;  // of the last stage, with the loss
+};
+
+// The number of blocks of each stage so that the stage with the most work has as little as
+// possible, with the embedding and the output layer beside the blocks. With an expensive one, the
+// first or last stage has fewer blocks, or none. Where there is a choice, later stages have more,
+// as they store fewer activations.
+Cut balanced_cut(int num_blocks, int num_stages, const PartCosts& costs = {});
+
+// The layers of one stage: from `first` to before `last`, of which there may be none.
+struct LayerRange {
+  int first = 0, last = 0;
+
+  friend bool operator==(const LayerRange&, const LayerRange&) = default;
+};
+// By stage.
+std::vector<LayerRange> layer_ranges(const Cut& cut);
+
+// The cut for a schedule with so many stages: that of the costs, or else the schedule's own, or
+// else the even one; empty for costs without layers. nullopt, and an error is added, if a number is
+// no cost, the cut does not have all layers, or there are costs per stage beside them.
+std::optional<Cut> cut_of(const Costs& costs, const Cut& own_cut, const CostPlaces& places,
+                          int num_stages, ir::Diagnostics* diagnostics);
+
 // The costs of stages with these layers; the cut must have all of them. The result has no layers.
 Costs cut_layers(const Costs& costs, const Cut& cut);
 
 // The costs for a schedule with so many stages: of costs with layers, those of the stages of
-// costs.cut, or else of the schedule's own cut, or else of the even one; otherwise the costs as
-// they are. nullopt, and an error is added, if a number is no cost, the cut does not have all
-// layers, or there are costs per stage beside them.
+// cut_of(); otherwise the costs as they are. Errors as in cut_of().
 std::optional<Costs> cut_layers(const Costs& costs, const Cut& own_cut, const CostPlaces& places,
                                 int num_stages, ir::Diagnostics* diagnostics);
 

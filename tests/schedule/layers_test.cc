@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedule/problem/costs_json.h"
@@ -60,6 +62,35 @@ TEST(LayersTest, PrintAndParseAreInverse) {
   EXPECT_EQ(parsed(out.str()), costs);
 }
 
+TEST(LayersTest, BalancesBlocksEvenlyOrByCost) {
+  EXPECT_EQ(balanced_cut(7, 4), (Cut{1, 2, 2, 2}));
+  EXPECT_EQ(balanced_cut(1, 3), (Cut{0, 0, 1}));
+  EXPECT_EQ(balanced_cut(7, 1, {.output = 100}), Cut{7});
+  EXPECT_EQ(balanced_cut(6, 3, {.output = 2}), (Cut{2, 3, 1}));
+  EXPECT_EQ(balanced_cut(4, 3, {.output = 9}), (Cut{2, 2, 0}));
+  // Against all splits.
+  for (const double output : {0.0, 0.4, 1.7, 5.2}) {
+    for (const double embedding : {0.0, 1.2}) {
+      const PartCosts costs{embedding, 1, output};
+      const auto worst = [&](Cut blocks) {
+        const double first = embedding + static_cast<double>(blocks[0]);
+        const double last = output + static_cast<double>(blocks[2]);
+        return std::max({first, static_cast<double>(blocks[1]), last});
+      };
+      double best = 1e9;
+      for (int first = 0; first <= 8; ++first) {
+        for (int last = 0; first + last <= 8; ++last)
+          best = std::min(best, worst({first, 8 - first - last, last}));
+      }
+      EXPECT_DOUBLE_EQ(worst(balanced_cut(8, 3, costs)), best) << embedding << " " << output;
+    }
+  }
+}
+
+TEST(LayersTest, RangesOfStages) {
+  EXPECT_EQ(layer_ranges({2, 0, 3}), (std::vector<LayerRange>{{0, 2}, {2, 2}, {2, 5}}));
+}
+
 // What-if factors scale the layers, and leave what is per stage as by default.
 TEST(LayersTest, Scale) {
   Costs costs = parsed(kModel);
@@ -75,6 +106,8 @@ TEST(LayersTest, WhichCut) {
   EXPECT_EQ(cut_layers(costs, {1, 4}, {}, 2, &diagnostics), cut_layers(costs, {1, 4}));
   costs.cut = {5, 0};
   EXPECT_EQ(cut_layers(costs, {1, 4}, {}, 2, &diagnostics), cut_layers(costs, {5, 0}));
+  EXPECT_EQ(cut_of(costs, {1, 4}, {}, 2, &diagnostics), costs.cut);
+  EXPECT_EQ(cut_of({}, {1, 4}, {}, 2, &diagnostics), Cut()) << "no layers to cut";
   EXPECT_EQ(diagnostics.total(), 0U);
 }
 

@@ -191,6 +191,15 @@ class SearchTest(unittest.TestCase):
         even = pw.search(ranks=4, microbatches=8, costs=costs, budget="small")
         self.assertLessEqual(found.cost, even.cost)
         self.assertLessEqual(found.bound, even.bound)
+        ranges = pw.cut(costs, found.schedule)
+        self.assertEqual([len(one) for one in ranges], found.schedule.cut)
+        self.assertEqual([layer for one in ranges for layer in one], list(range(8)))
+        self.assertEqual(pw.cut(costs, even.schedule.lower()), [range(0, 2), range(2, 4), range(4, 6), range(6, 8)])
+        self.assertEqual(pw.cut({**costs, "cut": [5, 0, 2, 1]}, found.schedule)[2], range(5, 7))
+        with self.assertRaisesRegex(pw.ScheduleError, "expected 9 layers in all, got 8"):
+            pw.cut({"layers": [{"count": 9}]}, found.schedule)
+        with self.assertRaisesRegex(ValueError, "costs: expected `layers`, got none"):
+            pw.cut({"forward": 2}, found.schedule)
         with self.assertRaisesRegex(ValueError, "a layer for each of 9 stages, got 8"):
             pw.search(ranks=3, stages=9, microbatches=8, costs=costs, layers=True)
 
