@@ -241,20 +241,21 @@ std::optional<CutResult> search_cuts(const SearchRequest& request) {
 
 std::vector<FrontPoint> search_cut_front(const SearchRequest& request,
                                          const std::vector<PlacementOption>& options) {
+  auto searches = front_searches(request, options);
+  std::erase_if(searches, [](const auto& search) {
+    return num_layers(search.second.costs) < search.second.placement.num_stages();
+  });
   std::vector<FrontPoint> points;
-  for (const PlacementOption& option : options) {
-    SearchRequest one = request;
-    one.placement = option.placement;
+  for (auto& [point, one] : searches) {
     one.evaluations =
-        std::max<int64_t>(1, request.evaluations / static_cast<int64_t>(options.size()));
-    if (num_layers(request.costs) < one.placement.num_stages()) continue;
-    if (auto found = search_cuts(one))
-      points.push_back({option, request.memory, std::move(found->result)});
+        std::max<int64_t>(1, request.evaluations / static_cast<int64_t>(searches.size()));
+    if (auto found = search_cuts(one)) {
+      point.result = std::move(found->result);
+      points.push_back(std::move(point));
+    }
     if (is_cancelled(request.cancel) && !points.empty()) break;
   }
-  const auto best = std::ranges::min_element(
-      points, {}, [](const FrontPoint& point) { return point.result.cost; });
-  if (best != points.end()) best->is_best = true;
+  mark_best(&points);
   return points;
 }
 

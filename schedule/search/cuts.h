@@ -32,8 +32,8 @@ struct CutResult {
 // from stages of ranks with too little memory. The costs must have layers, at least one per stage.
 std::optional<CutResult> search_cuts(const SearchRequest& request);
 
-// search_cuts() for every option that the layers are enough for, with a share of the budget each,
-// in the order of the options. The cheapest is_best; empty if none fits.
+// search_cuts() for those front_searches() that the layers are enough for, with a share of the
+// budget each. Without those for which no cut was found that fits.
 std::vector<FrontPoint> search_cut_front(const SearchRequest& request,
                                          const std::vector<PlacementOption>& options);
 

@@ -104,20 +104,38 @@ std::vector<PlacementOption> placement_options(int ranks, int stages) {
   return options;
 }
 
-std::vector<FrontPoint> search_front(const SearchRequest& request, int stages,
-                                     const std::vector<PlacementOption>& options) {
-  const bool has_limit = request.memory.is_set();
+std::vector<std::pair<FrontPoint, SearchRequest>> front_searches(
+    const SearchRequest& request, const std::vector<PlacementOption>& options) {
   std::vector<std::pair<FrontPoint, SearchRequest>> searches;
-  for (int level = kLevels; level >= (has_limit ? kLeastLevel : kLevels); --level) {
+  for (int level = kLevels; level >= (request.memory.is_set() ? kLeastLevel : kLevels); --level) {
     for (const PlacementOption& option : options) {
       SearchRequest one = request;
       one.placement = option.placement;
-      one.costs = cut_stages(request.costs, stages, option.parts);
       one.memory = part_of(request.memory, level);
-      if (shortage_of(problem_of(one))) continue;
       searches.push_back({{option, one.memory, {}}, one});
     }
   }
+  return searches;
+}
+
+void mark_best(std::vector<FrontPoint>* points) {
+  for (FrontPoint& point : *points) {
+    point.is_best = std::ranges::none_of(*points, [&](const FrontPoint& other) {
+      const double memory = amount(point.memory), other_memory = amount(other.memory);
+      const double cost = point.result.cost, other_cost = other.result.cost;
+      return other_memory <= memory && other_cost <= cost &&
+             (other_memory < memory || other_cost < cost);
+    });
+  }
+}
+
+std::vector<FrontPoint> search_front(const SearchRequest& request, int stages,
+                                     const std::vector<PlacementOption>& options) {
+  auto searches = front_searches(request, options);
+  for (auto& [point, one] : searches)
+    one.costs = cut_stages(request.costs, stages, point.option.parts);
+  std::erase_if(searches,
+                [](const auto& search) { return shortage_of(problem_of(search.second)); });
   std::vector<FrontPoint> points;
   for (auto& [point, one] : searches) {
     one.evaluations =
@@ -126,14 +144,7 @@ std::vector<FrontPoint> search_front(const SearchRequest& request, int stages,
     points.push_back(std::move(point));
     if (points.back().result.is_cancelled) break;
   }
-  for (FrontPoint& point : points) {
-    point.is_best = std::ranges::none_of(points, [&](const FrontPoint& other) {
-      const double memory = amount(point.memory), other_memory = amount(other.memory);
-      const double cost = point.result.cost, other_cost = other.result.cost;
-      return other_memory <= memory && other_cost <= cost &&
-             (other_memory < memory || other_cost < cost);
-    });
-  }
+  mark_best(&points);
   return points;
 }
 

@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "pipewright/ir/placement.h"
@@ -39,10 +40,6 @@ struct PlacementOption {
   int parts = 1;            // how many stages each given stage is cut into
 };
 
-// loop and v with up to two stages per rank, and wave (a v that goes back and forth twice), as far
-// as they are multiples of `stages` and of `ranks`.
-std::vector<PlacementOption> placement_options(int ranks, int stages);
-
 // One search: a placement with a part of the memory.
 struct FrontPoint {
   PlacementOption option;
@@ -51,10 +48,21 @@ struct FrontPoint {
   bool is_best = false;  // no other point needs no more memory and costs less
 };
 
-// Searches every option with 8/8, 7/8, ..., 2/8 of the memory of `request`, whose placement is
-// ignored and whose budget is shared among all; the costs are those of `stages` stages. Options and
-// amounts that no schedule fits are left out. By memory, largest first, then in the order of the
-// options. Stops early, with the points so far, once the request is cancelled.
+// The searches of a front: every option with 8/8, 7/8, ..., 2/8 of the memory of `request`, or once
+// without a limit. By memory, largest first, then in the order of the options. Placement and memory
+// are set; costs and budget are those of `request`.
+std::vector<std::pair<FrontPoint, SearchRequest>> front_searches(
+    const SearchRequest& request, const std::vector<PlacementOption>& options);
+
+// Sets is_best of each point.
+void mark_best(std::vector<FrontPoint>* points);
+
+// loop and v with up to two stages per rank, and wave (a v that goes back and forth twice), as far
+// as they are multiples of `stages` and of `ranks`.
+std::vector<PlacementOption> placement_options(int ranks, int stages);
+
+// Runs the front_searches() that fit, which share the budget; the costs are those of `stages`
+// stages. Stops early, with the points so far, once the request is cancelled.
 std::vector<FrontPoint> search_front(const SearchRequest& request, int stages,
                                      const std::vector<PlacementOption>& options);
 

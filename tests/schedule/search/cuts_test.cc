@@ -220,7 +220,25 @@ TEST(CutsTest, PlacementsWithSeveralStagesPerRank) {
   request.evaluations = 50'000;
   const std::vector<FrontPoint> points = search_cut_front(request, options);
   ASSERT_EQ(points.size(), 2U);
-  EXPECT_NE(points[0].is_best, points[1].is_best);
+  for (const FrontPoint& point : points)
+    EXPECT_EQ(point.is_best,
+              point.result.cost <= std::min(points[0].result.cost, points[1].result.cost));
+  // With 8/8 to 2/8 of a memory that differs by rank.
+  request.memory.bytes = PerRank({300.0, 400.0});
+  const std::vector<FrontPoint> limited = search_cut_front(request, options);
+  ASSERT_GT(limited.size(), 8U);
+  double cost = 0;
+  for (const FrontPoint& point : limited) {
+    EXPECT_NEAR(point.memory.bytes->at(1), 4.0 / 3 * point.memory.bytes->at(0), 1e-9);
+    for (size_t rank = 0; rank < 2; ++rank)
+      EXPECT_LE(point.result.peak_memory[rank], point.result.problem.memory_limits[rank]);
+    if (point.option.name == "loop" && point.is_best) {
+      EXPECT_GT(point.result.cost, cost) << "less memory, and no less cost";
+      cost = point.result.cost;
+    }
+  }
+  EXPECT_EQ(limited.front().memory.bytes->at(0), 300);
+  EXPECT_LE(limited.back().memory.bytes->at(0), 300 * 5.0 / 8);
 }
 
 }  // namespace
