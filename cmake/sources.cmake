@@ -49,6 +49,7 @@ set(pipewright_schedule_sources
     schedule/search/cuts.cc
     schedule/search/dispatcher.cc
     schedule/search/front.cc
+    schedule/search/least_work.cc
     schedule/search/local_search.cc
     schedule/search/moves.cc
     schedule/search/recompute.cc

@@ -5,7 +5,8 @@
 // which layers the first ranks have, as far as that matters to the others (Node::key), and a step
 // adds a rank. The nodes are taken by their bounds, least first, so the first one in which all
 // ranks have their layers has the least bound of all cuts. A node's bound is cheap at first, the
-// work alone, and computed in full when the node would be taken.
+// work alone, and computed in full when the node would be taken. It is at least what the busiest of
+// the ranks that are left must do (least_work.h).
 //
 // If that takes too long, the least bound of the nodes that are left is one for all cuts.
 #include "pipewright/schedule/search/cut_bound.h"
@@ -23,6 +24,7 @@
 #include <vector>
 
 #include "pipewright/schedule/bounds/bounds.h"
+#include "pipewright/schedule/search/least_work.h"
 
 namespace pipewright::schedule::search {
 namespace {
@@ -60,11 +62,6 @@ class Decimals {
   double scale_ = 1;
 };
 
-// The layers from `first` to before `last`.
-struct Range {
-  int first, last;
-};
-
 class Model {
  public:
   explicit Model(const SearchRequest& request)
@@ -92,7 +89,7 @@ class Model {
   int num_layers() const { return forward_.num_layers(); }
 
   // The least that these layers keep a rank busy, compounds or not.
-  double work(Range layers, int rank) const {
+  double work(LayerRange layers, int rank) const {
     return scale(rank) * microbatches_ * (1 - costs_.overlap / 2) *
            (forward_.over(layers.first, layers.last) + input_.over(layers.first, layers.last) +
             weight_.over(layers.first, layers.last));
@@ -183,7 +180,7 @@ class Model {
   struct Between {
     double forward = 0, backward = 0;
   };
-  Between between(int from, int to, Range layers) const {
+  Between between(int from, int to, LayerRange layers) const {
     Between least;
     double scale = kInfinity;
     for (int stage = from + 1; stage < to; ++stage)
@@ -209,7 +206,7 @@ class Model {
   }
 
   // One stage with these layers, without transfers.
-  StageWork stage_work(Range layers, int rank) const {
+  StageWork stage_work(LayerRange layers, int rank) const {
     StageWork work;
     const auto time = [&](const LayerSums& sums) {
       return ticks_.down(scale(rank) * sums.over(layers.first, layers.last));
@@ -241,7 +238,7 @@ class Model {
     double room = request_.memory.bytes ? request_.memory.bytes->at(rank) : 0;
     for (const int stage : stages) {
       const auto at = static_cast<size_t>(stage);
-      const Range layers{bounds[at], bounds[at + 1]};
+      const LayerRange layers{bounds[at], bounds[at + 1]};
       if (request_.memory.activations)
         room += request_.memory.activations->at(rank) *
                 (has_sizes() ? activation_.over(layers.first, layers.last) : 1);
@@ -280,7 +277,7 @@ Bound Model::bound_of(int rank, const std::vector<int>& bounds) const {
     ranks.insert(ranks.begin(), kOuter);
   }
   const auto layers_of = [&](int stage) {
-    return Range{bounds[static_cast<size_t>(stage)], bounds[static_cast<size_t>(stage) + 1]};
+    return LayerRange{bounds[static_cast<size_t>(stage)], bounds[static_cast<size_t>(stage) + 1]};
   };
   for (size_t k = 0; k < stages.size(); ++k) {
     StageWork work = stage_work(layers_of(stages[k]), placement_.rank_of(stages[k]));
@@ -318,9 +315,10 @@ Bound Model::bound_of(int rank, const std::vector<int>& bounds) const {
 struct Node {
   std::vector<int> bounds;  // the first layer of each stage, and the number of layers; or -1
   int rank = 0;             // the first one whose stages are not known
-  double bound = 0;
-  bool is_cheap = false;  // the bound of rank - 1 is that of its work
-  std::string name = {};  // of the bound that decides, and its rank
+  double bound = 0;         // with that of the ranks that are left
+  double known = 0;         // of the ranks that have their layers
+  bool is_cheap = false;    // the bound of rank - 1 is that of its work
+  std::string name = {};    // of the bound that decides `known`, and its rank
   int decides = -1;
 
   // The one to take first; among equals the one that is farthest.
@@ -333,29 +331,22 @@ class Search {
  public:
   Search(const SearchRequest& request, double limit)
       : model_(request), placement_(request.placement), limit_(limit) {
-    const int stages = placement_.num_stages();
-    for (int rank = 0; rank < placement_.num_ranks(); ++rank) {
-      const std::vector<int> own = placement_.stages_of(rank);
-      std::set<int> open;
-      for (const int stage : own) {
-        for (const int bound : {stage, stage + 1}) {
-          if (bound > 0 && bound < stages) open.insert(bound);
-        }
-      }
-      stages_.push_back(own);
-      bounds_of_.emplace_back(open.begin(), open.end());
+    // With a limit that is near, few cuts are looked at.
+    double share = 0;
+    for (double factor = 1; !least_work_ || least_ > limit_of_work_; factor *= 1.05) {
+      limit_of_work_ = std::min(limit, share * factor);
+      least_work_.emplace(
+          placement_, model_.num_layers(),
+          [this](LayerRange layers, int rank) { return model_.work(layers, rank); },
+          limit_of_work_);
+      share = least_work_->shared(0, root().bounds);
+      least_ = least_work_->from(0, root().bounds);
+      if (limit_of_work_ >= limit) break;
     }
-    speed_.assign(stages_.size() + 1, 0);
-    for (size_t rank = stages_.size(); rank-- > 0;)
-      speed_[rank] = speed_[rank + 1] + 1 / std::max(1e-12, model_.scale(static_cast<int>(rank)));
   }
 
   CutBound run(const std::atomic<bool>* cancel) {
-    Node root;
-    root.bounds.assign(static_cast<size_t>(placement_.num_stages()) + 1, -1);
-    root.bounds.front() = 0;
-    root.bounds.back() = model_.num_layers();
-    nodes_.push(root);
+    nodes_.push(root());
     while (!nodes_.empty()) {
       Node node = nodes_.top();
       if (node.rank == placement_.num_ranks() && !node.is_cheap) return result_of(node);
@@ -375,6 +366,14 @@ class Search {
   }
 
  private:
+  Node root() const {
+    Node root;
+    root.bounds.assign(static_cast<size_t>(placement_.num_stages()) + 1, -1);
+    root.bounds.front() = 0;
+    root.bounds.back() = model_.num_layers();
+    return root;
+  }
+
   // What matters to the ranks that come: stage 0, and the ends of their stages that are known.
   std::vector<int> key_of(const Node& node) const {
     std::vector<int> key = {node.rank, node.bounds[1]};
@@ -403,67 +402,40 @@ class Search {
     if (bound.value == std::numeric_limits<Ticks>::max()) return;
     // Times are rounded to 12 digits.
     const double value = model_.time(bound.value) * (1 - 1e-9);
-    if (value > node->bound || node->decides < 0) {
-      node->bound = std::max(value, node->bound);
+    if (value > node->known || node->decides < 0) {
+      node->known = std::max(value, node->known);
       node->name = bound.name;
       node->decides = node->rank - 1;
     }
+    node->bound = std::max(node->bound, node->known);
     node->is_cheap = false;
     if (node->bound <= limit_) nodes_.push(*node);
   }
 
   // Chooses what is open of the bounds of the next rank, from the k-th on.
   void expand(Node& node, size_t k) {
-    const auto rank = static_cast<size_t>(node.rank);
     if (pushed_ >= kMostNodes) return;
-    if (k == bounds_of_[rank].size()) return push(node);
-    const auto at = static_cast<size_t>(bounds_of_[rank][k]);
+    const std::vector<int>& open = least_work_->bounds_of(node.rank);
+    if (k == open.size()) return push(node);
+    const auto at = static_cast<size_t>(open[k]);
     if (node.bounds[at] >= 0) return expand(node, k + 1);
-    size_t before = at, after = at;
-    while (node.bounds[before] < 0) --before;
-    while (node.bounds[after] < 0) ++after;
-    for (int layer = node.bounds[before]; layer <= node.bounds[after]; ++layer) {
-      node.bounds[at] = layer;
-      // Where this is the end of a stage, more layers are more work.
-      if (node.bounds[at - 1] >= 0 && work_of(node, static_cast<int>(rank)) > limit_) break;
-      expand(node, k + 1);
-    }
-    node.bounds[at] = -1;
-  }
-
-  // Of the stages of the rank whose layers are known.
-  double work_of(const Node& node, int rank) const {
-    double work = 0;
-    for (const int stage : stages_[static_cast<size_t>(rank)]) {
-      const auto at = static_cast<size_t>(stage);
-      if (node.bounds[at] >= 0 && node.bounds[at + 1] >= 0)
-        work += model_.work({node.bounds[at], node.bounds[at + 1]}, rank);
-    }
-    return work;
+    least_work_->each_layer(node.rank, at, limit_, &node.bounds, [&] { expand(node, k + 1); });
   }
 
   void push(const Node& node) {
     Node next = node;
     ++next.rank;
     next.is_cheap = true;
-    // The ranks that are left share the work that is left.
-    double left = 0;
-    for (size_t stage = 0; stage + 1 < node.bounds.size(); ++stage) {
-      if (node.bounds[stage] < 0 || node.bounds[stage + 1] >= 0) continue;
-      size_t after = stage + 1;
-      while (node.bounds[after] < 0) ++after;
-      left += model_.work({node.bounds[stage], node.bounds[after]}, 0) /
-              std::max(1e-12, model_.scale(0));
-    }
-    double cheap = work_of(node, node.rank);
-    if (const double speed = speed_[static_cast<size_t>(next.rank)]; speed > 0)
-      cheap = std::max(cheap, left / speed);
-    cheap *= 1 - 1e-9;
-    if (cheap > next.bound) {
-      next.bound = cheap;
+    const double own = least_work_->work_of(node.rank, node.bounds) * (1 - 1e-9);
+    if (own > next.known) {
+      next.known = own;
       next.name = "work";
       next.decides = node.rank;
     }
+    double rest = least_work_->from(next.rank, node.bounds);
+    // It does not tell apart what is above the least of all cuts.
+    if (limit_of_work_ < limit_) rest = std::min(rest, limit_of_work_);
+    next.bound = std::max({next.bound, next.known, rest * (1 - 1e-9)});
     if (next.bound > limit_) return;
     ++pushed_;
     nodes_.push(std::move(next));
@@ -472,9 +444,9 @@ class Search {
   Model model_;
   const ir::Placement& placement_;
   double limit_;
-  std::vector<std::vector<int>> stages_;     // by rank
-  std::vector<std::vector<int>> bounds_of_;  // by rank: the ends of its stages inside the pipeline
-  std::vector<double> speed_;                // by rank: of it and the ones after it
+  std::optional<LeastWork> least_work_;  // up to
+  double limit_of_work_ = 0;             // which some cut has at most on each rank, or `limit_`
+  double least_ = 0;
   std::priority_queue<Node, std::vector<Node>, std::greater<>> nodes_;
   std::set<std::vector<int>> taken_;
   int bounds_ = 0;

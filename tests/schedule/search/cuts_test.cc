@@ -15,6 +15,7 @@
 #include "pipewright/schedule/bounds/bounds.h"
 #include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedule/search/cut_bound.h"
+#include "pipewright/schedule/search/least_work.h"
 #include "tests/schedule/bounds/plain_orders.h"
 
 namespace pipewright::schedule::search {
@@ -140,6 +141,39 @@ TEST(CutsTest, TheSearchFindsTheOptimumOfAllCutsAndOrders) {
   RecordProperty("uneven", uneven);
 }
 
+// Against all cuts.
+TEST(CutsTest, LeastWorkOfTheBusiestRank) {
+  Random random(3);
+  for (int instance = 0; instance < 60; ++instance) {
+    const ir::Placement placement = instance % 3 == 0   ? ir::Placement::loop(3, 5)
+                                    : instance % 3 == 1 ? ir::Placement::v(2, 4)
+                                                        : ir::Placement::loop(4, 4);
+    Costs costs;
+    for (int layer = 0; layer < 7; ++layer)
+      costs.layers.emplace_back()[&Costs::forward] = random.number(0, 9);
+    const LayerSums work(costs, {&Costs::forward});
+    const auto work_of = [&](LayerRange layers, int rank) {
+      return (1 + rank % 2) * work.over(layers.first, layers.last);
+    };
+    double least = std::numeric_limits<double>::infinity();
+    for (const Cut& cut : all_cuts(7, placement.num_stages())) {
+      std::vector<double> ranks(static_cast<size_t>(placement.num_ranks()), 0);
+      const std::vector<LayerRange> ranges = layer_ranges(cut);
+      for (int stage = 0; stage < placement.num_stages(); ++stage) {
+        const int rank = placement.rank_of(stage);
+        ranks[static_cast<size_t>(rank)] += work_of(ranges[static_cast<size_t>(stage)], rank);
+      }
+      least = std::min(least, std::ranges::max(ranks));
+    }
+    std::vector<int> bounds(static_cast<size_t>(placement.num_stages()) + 1, -1);
+    bounds.front() = 0;
+    bounds.back() = 7;
+    EXPECT_EQ(LeastWork(placement, 7, work_of, least).from(0, bounds), least);
+    if (least == 0) continue;
+    EXPECT_EQ(LeastWork(placement, 7, work_of, least / 2).from(0, bounds), LeastWork::kNoCut);
+  }
+}
+
 // A model with a head that is as much work as several layers.
 SearchRequest headed(ir::Placement placement, int layers, int microbatches) {
   SearchRequest request = {.placement = std::move(placement), .num_microbatches = microbatches};
@@ -214,6 +248,10 @@ TEST(CutsTest, PlacementsWithSeveralStagesPerRank) {
   SearchRequest loop = headed(ir::Placement::loop(4, 8), 20, 16);
   EXPECT_GE(cut_bound(loop, 1e9).value, work * (1 - 1e-9));
   EXPECT_LE(cut_bound(loop, 100).value, 100);  // a limit is the most that it says
+  // With six layers per rank, and three beside the head, which is 18 and 16.5 of work, two of 95
+  // are left over. One has seven.
+  const SearchRequest deep = headed(ir::Placement::v(16, 32), 96, 64);
+  EXPECT_GE(cut_bound(deep, 1e9).value, 64 * 7 * 3 * (1 - 1e-8));
   std::vector<PlacementOption> options;
   for (const char* name : {"loop", "v"}) options.push_back({name, named_placement(name, 2, 4), 1});
   SearchRequest request = headed(options[0].placement, 9, 4);
