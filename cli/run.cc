@@ -39,20 +39,6 @@ std::vector<std::pair<std::string, double>> factors(const std::string& option,
   return all;
 }
 
-// "5,4,4,3"
-std::vector<int> counts(const std::string& option, std::string_view text) {
-  std::vector<int> all;
-  for (bool more = true; more;) {
-    const size_t comma = std::min(text.find(','), text.size());
-    all.push_back(number_of<int>(option, text.substr(0, comma),
-                                 "whole numbers from 0, with commas between",
-                                 [](int number) { return number >= 0; }));
-    more = comma < text.size();
-    text.remove_prefix(std::min(comma + 1, text.size()));
-  }
-  return all;
-}
-
 // The costs of the recording in a schedule file that --costs names.
 schedule::Costs costs_of_schedule(const ir::Source& file, Console& console) {
   const std::string name = ir::printable(file.name);
@@ -111,6 +97,19 @@ void take_recording(const Invocation& invocation, const std::string& name,
 }
 
 }  // namespace
+
+std::vector<int> counts(const std::string& option, std::string_view text) {
+  std::vector<int> all;
+  for (bool more = true; more;) {
+    const size_t comma = std::min(text.find(','), text.size());
+    all.push_back(number_of<int>(option, text.substr(0, comma),
+                                 "whole numbers from 0, with commas between",
+                                 [](int number) { return number >= 0; }));
+    more = comma < text.size();
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  return all;
+}
 
 std::vector<OptionSpec> cost_options() {
   std::vector<OptionSpec> options = {

@@ -19,6 +19,7 @@
 #include "pipewright/cli/views.h"
 #include "pipewright/ir/printable.h"
 #include "pipewright/ir/text/read.h"
+#include "pipewright/schedule/problem/costs_json.h"
 #include "pipewright/schedule/problem/layers.h"
 #include "pipewright/schedule/search/cuts.h"
 
@@ -234,14 +235,68 @@ const ir::Format& order_format(const std::string& path) {
   return *ir::find_format(view->name);
 }
 
-void print_result_json(const AskedSearch& asked, const std::vector<search::FrontPoint>& points,
-                       const search::SearchRequest& best, const search::SearchResult& result,
-                       std::ostream& out) {
+// What the search for one size of microbatches has found.
+struct Outcome {
+  std::string placement;          // its name on the command line
+  search::SearchRequest request;  // for that placement and memory
+  search::SearchResult result;
+  std::vector<search::FrontPoint> points;  // with --placement free
+};
+
+// nullopt if no cut was found that fits the memory.
+std::optional<Outcome> outcome_of(const AskedSearch& asked, const search::SearchRequest& request) {
+  if (asked.placement == "free") {
+    const auto options = search::placement_options(asked.ranks, asked.stages);
+    std::vector<search::FrontPoint> points =
+        asked.cuts_layers ? search::search_cut_front(request, options)
+                          : search::search_front(request, asked.stages, options);
+    const auto cheapest = std::ranges::min_element(
+        points, {}, [](const search::FrontPoint& point) { return point.result.cost; });
+    if (cheapest == points.end() && asked.cuts_layers) return std::nullopt;
+    if (cheapest == points.end())
+      throw UsageError(
+          fmt::format("--placement free: expected stages that can be cut into 1, 2 or 4 per rank, "
+                      "got {} on {} ranks",
+                      asked.stages, asked.ranks));
+    return Outcome{cheapest->option.name, request_of(asked, request, *cheapest), cheapest->result,
+                   std::move(points)};
+  }
+  if (asked.cuts_layers) {
+    auto found = search::search_cuts(request);
+    if (!found) return std::nullopt;
+    return Outcome{asked.placement, request, std::move(found->result), {}};
+  }
+  search::SearchResult result = search::search_schedule(request);
+  result.order.cut = asked.cut;
+  return Outcome{asked.placement, request, std::move(result), {}};
+}
+
+// The sizes that were searched: for each its cost, if a cut fits the memory.
+struct SizeCost {
+  int size, microbatches;
+  std::optional<double> cost;
+};
+
+void print_sizes(const std::vector<SizeCost>& sizes, const Outcome& best, std::ostream& out) {
+  const std::string unit = unit_text(best.request.costs.unit);
+  for (const SizeCost& one : sizes) {
+    out << fmt::format("{} microbatches of {:<4}  {}\n",
+                       one.size == best.request.costs.microbatch_size ? "*" : " ", one.size,
+                       one.cost ? number_text(*one.cost) + unit : "no cut found that fits");
+  }
+}
+
+void print_result_json(const AskedSearch& asked, const Outcome& best,
+                       const std::vector<SizeCost>& sizes, std::ostream& out) {
   Json json = {{"version", 1}};
-  add_result(asked.placement, best, result, &json);
-  for (const search::FrontPoint& point : points) {
+  add_result(best.placement, best.request, best.result, &json);
+  for (const SizeCost& one : sizes)
+    json["microbatch_sizes"].push_back({{"size", one.size},
+                                        {"microbatches", one.microbatches},
+                                        {"cost", one.cost ? Json(*one.cost) : Json(nullptr)}});
+  for (const search::FrontPoint& point : best.points) {
     Json& one = json["front"].emplace_back();
-    add_result(point.option.name, request_of(asked, point), point.result, &one);
+    add_result(point.option.name, request_of(asked, best.request, point), point.result, &one);
     one["memory"] = memory_json(point.memory);  // in the unit of `memory_unit`
     one["is_best"] = point.is_best;
   }
@@ -259,57 +314,57 @@ int run_search(const Invocation& invocation, Console& console) {
                                  ir::printable(path)));
   AskedSearch asked = read_search(invocation, console);
   if (!path.empty()) require_writable(path);
-  search::SearchRequest& request = asked.request;
+  const bool has_sizes = invocation.has("--microbatch-sizes");
+  if (has_sizes && to_stdout)
+    throw UsageError(
+        "--microbatch-sizes: expected a file for --output, beside which costs are "
+        "written, got -");
+  if (has_sizes && !path.empty()) require_writable(path + ".costs.json");
   const bool shows_progress = ::isatty(STDERR_FILENO) != 0 && !invocation.has("--json");
-  if (shows_progress)
-    request.on_progress = [&](const search::SearchProgress& progress) {
-      show_progress(progress, request.num_microbatches, console);
-    };
   StopOnInterrupt stop;
-  request.cancel = &g_interrupted;
 
-  std::vector<search::FrontPoint> points;
-  search::SearchResult result;
-  search::SearchRequest best = request;
-  if (asked.placement == "free") {
-    const auto options = search::placement_options(asked.ranks, asked.stages);
-    points = asked.cuts_layers ? search::search_cut_front(request, options)
-                               : search::search_front(request, asked.stages, options);
-    const auto cheapest = std::ranges::min_element(
-        points, {}, [](const search::FrontPoint& point) { return point.result.cost; });
-    if (cheapest == points.end() && asked.cuts_layers) require_fit(request);
-    if (cheapest == points.end())
-      throw UsageError(
-          fmt::format("--placement free: expected stages that can be cut into 1, 2 or 4 per rank, "
-                      "got {} on {} ranks",
-                      asked.stages, asked.ranks));
-    best = request_of(asked, *cheapest);
-    asked.placement = cheapest->option.name;
-    result = cheapest->result;
-  } else if (asked.cuts_layers) {
-    auto found = search::search_cuts(request);
-    if (!found) require_fit(request);
-    result = std::move(found->result);
-  } else {
-    result = search::search_schedule(request);
-    result.order.cut = asked.cut;
-  }
+  std::optional<Outcome> best;
+  std::vector<SizeCost> sizes;
+  const auto try_size = [&](search::SearchRequest& one) {
+    if (best && g_interrupted) return;
+    one.cancel = &g_interrupted;
+    if (shows_progress)
+      one.on_progress = [&](const search::SearchProgress& progress) {
+        show_progress(progress, one.num_microbatches, console);
+      };
+    std::optional<Outcome> outcome = outcome_of(asked, one);
+    sizes.push_back({one.costs.microbatch_size, one.num_microbatches,
+                     outcome ? std::optional(outcome->result.cost) : std::nullopt});
+    if (outcome && (!best || outcome->result.cost < best->result.cost)) best = std::move(outcome);
+  };
+  try_size(asked.request);
+  for (search::SearchRequest& one : asked.other_sizes) try_size(one);
+  if (!best) require_fit(asked.request);
+  if (!has_sizes) sizes.clear();
   if (shows_progress) console.err << "\r\x1b[K" << std::flush;
   if (g_interrupted) console.err << "interrupted: this is the best schedule so far\n";
   std::ostream& out = to_stdout ? console.err : console.out;
   if (invocation.has("--json")) {
-    print_result_json(asked, points, best, result, out);
+    print_result_json(asked, *best, sizes, out);
   } else {
-    if (!points.empty()) {
-      print_front(points, out);
+    if (!sizes.empty()) {
+      print_sizes(sizes, *best, out);
       out << '\n';
     }
-    print_result(asked.placement, best, result, out);
+    if (!best->points.empty()) {
+      print_front(best->points, out);
+      out << '\n';
+    }
+    print_result(best->placement, best->request, best->result, out);
   }
   // Last, so that an error of writing, such as a full disk, does not cost the result.
-  if (!path.empty()) {
-    write_output(path, console,
-                 [&](std::ostream& file) { format.print(ir::AnySchedule(result.order), file); });
+  if (path.empty()) return kExitOk;
+  write_output(path, console, [&](std::ostream& file) {
+    format.print(ir::AnySchedule(best->result.order), file);
+  });
+  if (has_sizes && !to_stdout) {
+    write_output(path + ".costs.json", console,
+                 [&](std::ostream& file) { schedule::print_costs(best->request.costs, file); });
   }
   return kExitOk;
 }

@@ -42,11 +42,43 @@ int64_t budget_of(const Invocation& invocation) {
 // Every search needs these; all that are missing are named at once.
 void require_shape(const Invocation& invocation) {
   std::string missing;
-  for (const char* option : {"--ranks", "--microbatches"}) {
+  for (const char* option :
+       {"--ranks", invocation.has("--batch") ? "--microbatch-sizes" : "--microbatches"}) {
     if (invocation.has(option)) continue;
     missing.append(missing.empty() ? "" : " and ").append(option);
   }
   if (!missing.empty()) throw UsageError("search requires " + missing);
+  for (const char* option : {"--microbatches", "--microbatch-sizes"}) {
+    const bool is_of_batch = option == std::string_view("--microbatch-sizes");
+    if (invocation.has(option) && invocation.has("--batch") != is_of_batch)
+      throw UsageError(
+          fmt::format("{} {} --batch", option, is_of_batch ? "requires" : "cannot be used with"));
+  }
+}
+
+// The sequences per microbatch to try; empty without --microbatch-sizes.
+std::vector<int> microbatch_sizes(const Invocation& invocation) {
+  if (!invocation.has("--microbatch-sizes")) return {};
+  if (!invocation.has("--layers")) throw UsageError("--microbatch-sizes requires --layers");
+  const int batch = *invocation.number("--batch");
+  const std::vector<int> sizes =
+      counts("--microbatch-sizes", *invocation.text("--microbatch-sizes"));
+  for (const int size : sizes) {
+    if (size < 1 || batch % size != 0)
+      throw UsageError(
+          fmt::format("--microbatch-sizes: expected divisors of --batch {}, got {}", batch, size));
+  }
+  return sizes;
+}
+
+// The costs of microbatches of that size.
+AskedCosts resized(AskedCosts costs, int size) {
+  if (costs.request.costs.microbatch_size == 0)
+    throw UsageError(
+        "--microbatch-sizes requires --costs FILE with `microbatch_size`, the sequences per "
+        "microbatch that the costs are of");
+  schedule::resize_microbatches(size, &costs.request.costs);
+  return costs;
 }
 
 ir::Placement placement_of(const AskedSearch& asked) {
@@ -128,7 +160,14 @@ void require_memory(const search::SearchRequest& request, bool has_option) {
 std::vector<OptionSpec> search_options() {
   return std::vector<OptionSpec>{
       number_option("--ranks", "P", "number of ranks; required"),
-      number_option("--microbatches", "M", "number of microbatches; required"),
+      number_option("--microbatches", "M", "number of microbatches; required without --batch"),
+      number_option("--batch", "B",
+                    "sequences per step and pipeline, for --microbatch-sizes in place of "
+                    "--microbatches"),
+      text_option("--microbatch-sizes", "N,N,...",
+                  "with --layers, also choose the sequences per microbatch: --costs, which say "
+                  "their `microbatch_size`, are scaled in proportion, and those of the best size "
+                  "are written beside --output as FILE.costs.json; the sizes share the budget"),
       choice_option(
           "--placement", "PLACEMENT", {"loop", "v", "wave", "free"},
           "how stages are placed on ranks; wave goes back and forth twice or more, free tries them "
@@ -179,7 +218,10 @@ AskedSearch read_search(const Invocation& invocation, Console& console) {
   require_shape(invocation);
   asked.ranks = *invocation.number("--ranks");
   search::SearchRequest& request = asked.request;
-  request.num_microbatches = *invocation.number("--microbatches");
+  const std::vector<int> sizes = microbatch_sizes(invocation);
+  request.num_microbatches = sizes.empty()
+                                 ? *invocation.number("--microbatches")
+                                 : *invocation.number("--batch") / std::ranges::min(sizes);
   const bool is_free = asked.placement == "free";
   const int per_rank = is_free ? 1 : search::default_stages_per_rank(asked.placement);
   const int64_t stages = invocation.number("--stages")
@@ -213,7 +255,8 @@ AskedSearch read_search(const Invocation& invocation, Console& console) {
   asked.cuts_layers = invocation.has("--layers");
   if (asked.cuts_layers) require_layers(costs.request.costs, asked, invocation);
   request.costs =
-      costs_for(costs, request.placement, request.num_microbatches, asked.cuts_layers, console);
+      costs_for(sizes.empty() ? costs : resized(costs, sizes.front()), request.placement,
+                request.num_microbatches, asked.cuts_layers, console);
   if (!asked.cuts_layers && !costs.request.costs.layers.empty())
     asked.cut = costs.request.costs.cut.empty()
                     ? schedule::even_cut(num_layers(costs.request.costs), asked.stages)
@@ -235,14 +278,27 @@ AskedSearch read_search(const Invocation& invocation, Console& console) {
     throw UsageError(
         "--recompute: a .csv cannot say which stages recompute; write a .plan or .json");
   if (!asked.cuts_layers) require_memory(request, invocation.has("--memory-bytes"));
+  if (sizes.empty()) return asked;
+  request.evaluations =
+      std::max<int64_t>(1, request.evaluations / static_cast<int64_t>(sizes.size()));
+  for (const int size : sizes) {
+    search::SearchRequest one = request;
+    one.num_microbatches = *invocation.number("--batch") / size;
+    one.costs = costs_for(resized(costs, size), one.placement, one.num_microbatches,
+                          /*keeps_layers=*/true, console);
+    asked.other_sizes.push_back(std::move(one));
+  }
+  request = std::move(asked.other_sizes.front());
+  asked.other_sizes.erase(asked.other_sizes.begin());
   return asked;
 }
 
-search::SearchRequest request_of(const AskedSearch& asked, const search::FrontPoint& point) {
-  search::SearchRequest request = asked.request;
+search::SearchRequest request_of(const AskedSearch& asked, const search::SearchRequest& whole,
+                                 const search::FrontPoint& point) {
+  search::SearchRequest request = whole;
   request.placement = point.option.placement;
   if (!asked.cuts_layers)
-    request.costs = search::cut_stages(asked.request.costs, asked.stages, point.option.parts);
+    request.costs = search::cut_stages(whole.costs, asked.stages, point.option.parts);
   request.memory = point.memory;
   return request;
 }

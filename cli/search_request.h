@@ -24,14 +24,18 @@ struct AskedSearch {
   bool cuts_layers = false;  // --layers
   schedule::Cut cut = {};    // of costs with layers otherwise
   schedule::search::SearchRequest request;
+  // The same for the other sizes of --microbatch-sizes, with a share of the budget each.
+  std::vector<schedule::search::SearchRequest> other_sizes = {};
 };
 
 // Throws UsageError, FileError, or Failed after printing the errors in a costs file. At least one
 // schedule fits the memory of the request.
 AskedSearch read_search(const Invocation& invocation, Console& console);
 
-// The request of one point of the front of `asked`, whose placement is "free".
+// The request of one point of the front of `whole`, one of the requests of `asked`, whose placement
+// is "free".
 schedule::search::SearchRequest request_of(const AskedSearch& asked,
+                                           const schedule::search::SearchRequest& whole,
                                            const schedule::search::FrontPoint& point);
 
 }  // namespace pipewright::cli

@@ -95,6 +95,7 @@ class Prediction {
   Costs costs(bool stages_share_nodes) const {
     Costs costs;
     costs.unit = "ms";
+    costs.microbatch_size = static_cast<int>(training_.microbatch_size);
     costs.link.latency =
         kMilliseconds * (stages_share_nodes ? machine_.nvlink_latency : machine_.network_latency);
     costs.link.bandwidth =

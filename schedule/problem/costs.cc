@@ -160,6 +160,20 @@ bool scale_cost(std::string_view name, double factor, Costs* costs) {
   return true;
 }
 
+void resize_microbatches(int size, Costs* costs) {
+  PW_CHECK(costs->microbatch_size > 0, "the size of the microbatches is known");
+  const double factor = static_cast<double>(size) / costs->microbatch_size;
+  for (PerStage Costs::*field :
+       {&Costs::forward, &Costs::backward_input, &Costs::backward_weight, &Costs::offload,
+        &Costs::reload, &Costs::output_bytes, &Costs::input_gradient_bytes,
+        &Costs::activation_bytes, &Costs::checkpoint_bytes, &Costs::offload_bytes,
+        &Costs::weight_input_bytes}) {
+    if (costs->layers.empty()) (costs->*field).scale(factor);
+    for (LayerRun& run : costs->layers) run[field] *= factor;
+  }
+  costs->microbatch_size = size;
+}
+
 void slow_rank(int rank, double factor, const ir::Placement& placement, Costs* costs) {
   costs->rank_scale.resize(static_cast<size_t>(placement.num_ranks()), 1);
   costs->rank_scale[static_cast<size_t>(rank)] *= factor;

@@ -82,7 +82,8 @@ struct LayerRun {
 // B takes I + W, a compound the sum of its parts less `overlap` times the shorter one. COSTS.md
 // describes the file format. A plain value.
 struct Costs {
-  std::string unit = {};  // of time, for output: "ms"; empty if unknown
+  std::string unit = {};    // of time, for output: "ms"; empty if unknown
+  int microbatch_size = 0;  // sequences per microbatch; 0 if unknown
 
   PerStage forward = 1, backward_input = 1, backward_weight = 1;
   PerStage unshard = 0, reshard = 0, reduce_grad = 0;
@@ -165,6 +166,10 @@ std::span<const StageCost> stage_costs();
 std::span<const std::string_view> scalable_costs();
 // Multiplies a cost by `factor`. Returns false for an unknown name.
 bool scale_cost(std::string_view name, double factor, Costs* costs);
+// Makes these the costs of microbatches of `size` sequences, from 1. What a microbatch computes,
+// keeps and sends is in proportion to its size; latencies are not, and kernels that are slower for
+// small sizes are not modelled. Requires microbatch_size.
+void resize_microbatches(int size, Costs* costs);
 // Multiplies the durations of one rank's compute and data-parallel actions by `factor`. Transfers
 // do not change.
 void slow_rank(int rank, double factor, const ir::Placement& placement, Costs* costs);

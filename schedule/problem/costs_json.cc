@@ -149,7 +149,7 @@ class CostsReader {
     std::vector<std::string_view> known = {
         "version",           "unit",    "overlap",   "rank_scale",
         "microbatch_scale",  "latency", "bandwidth", "links",
-        "rank_memory_bytes", "layers",  "cut"};
+        "rank_memory_bytes", "layers",  "cut",       "microbatch_size"};
     for (const StageCost& field : stage_costs()) known.push_back(field.name);
     check_keys(root, known, "");
     if (const Value* version = find(root, "version")) {
@@ -166,6 +166,8 @@ class CostsReader {
         parsed_.costs.*(field.values) = per_stage(field.name, *value);
     }
     if (const Value* value = take(root, "unit")) read_unit(*value);
+    if (const Value* value = take(root, "microbatch_size"))
+      parsed_.costs.microbatch_size = whole("`microbatch_size`", 1, *value).value_or(1);
     if (const Value* value = take(root, "overlap")) parsed_.costs.overlap = overlap(*value);
     if (const Value* value = take(root, "rank_scale"))
       parsed_.costs.rank_scale = numbers("rank_scale", "a list with one factor per rank", *value);
@@ -413,6 +415,7 @@ void print_costs(const Costs& costs, std::ostream& out) {
     out << fmt::format(",\n  \"{}\": {}", key, value);
   };
   if (!costs.unit.empty()) add("unit", '"' + costs.unit + '"');
+  if (costs.microbatch_size > 0) add("microbatch_size", fmt::format("{}", costs.microbatch_size));
   for (const StageCost& field : stage_costs()) {
     const PerStage& values = costs.*(field.values);
     if (values == defaults.*(field.values)) continue;

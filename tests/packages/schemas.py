@@ -103,7 +103,7 @@ class SchemaTest(unittest.TestCase):
 
     def test_costs(self):
         validator = schema("costs")
-        document = {"version": 1, "unit": "ms", "forward": 18.522, "backward_input": [18.1, 0, 18.1], "backward_weight": 9.337,
+        document = {"version": 1, "unit": "ms", "microbatch_size": 2, "forward": 18.522, "backward_input": [18.1, 0, 18.1], "backward_weight": 9.337,
                     "recompute": [1, 0.5, 0], "unshard": 1, "reshard": 0, "reduce_grad": 2, "rank_scale": [1, 1.1],
                     "microbatch_scale": [1, 1.5],
                     "latency": 0.601, "bandwidth": 2.5e7, "links": [{"from": 3, "to": 2, "latency": 4, "bandwidth": 1e6}],

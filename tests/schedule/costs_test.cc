@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <regex>
 #include <sstream>
+#include <string_view>
 #include <vector>
 
 #include "pipewright/schedule/compile/compile.h"
@@ -54,6 +56,7 @@ std::string misfit_of(const Costs& costs, const CostPlaces& places = {}) {
 TEST(CostsTest, ReadsEveryKey) {
   Costs wanted;
   wanted.unit = "ms";
+  wanted.microbatch_size = 4;
   wanted.forward = 2;
   wanted.backward_input = PerStage({1, 2.5});
   wanted.backward_weight = 3;
@@ -71,14 +74,16 @@ TEST(CostsTest, ReadsEveryKey) {
   wanted.weight_input_bytes = 10;
   wanted.parameter_bytes = 11;
   wanted.gradient_bytes = 12;
-  EXPECT_EQ(read(R"({"version": 1, "unit": "ms", "forward": 2, "backward_input": [1, 2.5],
+  EXPECT_EQ(
+      read(
+          R"({"version": 1, "unit": "ms", "microbatch_size": 4, "forward": 2, "backward_input": [1, 2.5],
                      "backward_weight": 3, "unshard": 4, "reshard": 5, "reduce_grad": 6,
                      "overlap": 0.25, "rank_scale": [1, 1.5], "microbatch_scale": [1, 2, 3],
                      "links": [{"from": 1, "to": 0, "bandwidth": 10}],
                      "latency": 0.5, "bandwidth": 1e6, "output_bytes": 7,
                      "input_gradient_bytes": 8, "activation_bytes": 9, "weight_input_bytes": 10,
                      "parameter_bytes": 11, "gradient_bytes": 12})"),
-            wanted);
+      wanted);
   EXPECT_EQ(read(R"({"version": 1})"), Costs());
 }
 
@@ -116,7 +121,7 @@ TEST(CostsTest, EveryKeyIsWrittenAndSimulated) {
   std::istringstream keys(help.substr(help.find("keys are ") + 9));
   size_t checked = 0;
   for (std::string key; std::getline(keys >> std::ws, key, ',');) {
-    if (key == "version" || key == "unit") continue;  // not costs
+    if (key == "version" || key == "unit" || key == "microbatch_size") continue;  // not costs
     const Costs& others = key == "layers" || key == "cut" ? model : base;
     std::ostringstream text;
     print_costs(others, text);
@@ -166,6 +171,7 @@ TEST(CostsTest, WritesWhatItReads) {
   overlap.overlap = third;
   all.push_back(overlap);
   all.push_back({.unit = "ms"});
+  all.push_back({.microbatch_size = 3});
   all.push_back({.rank_scale = {1, third}});
   all.push_back({.microbatch_scale = {third, 2, 1}});
   all.push_back({.link = {third}});
@@ -180,6 +186,31 @@ TEST(CostsTest, WritesWhatItReads) {
   together.link = {0.1, 3};
   together.rank_scale = {third};
   EXPECT_EQ(read(printed(together)), together) << printed(together);
+}
+
+// What a microbatch computes, keeps and sends grows with it; what a stage has once does not.
+TEST(CostsTest, ResizesMicrobatches) {
+  const std::vector<std::string_view> once = {"unshard",     "reshard",         "reduce_grad",
+                                              "recompute",   "parameter_bytes", "gradient_bytes",
+                                              "shard_bytes", "optimizer_bytes"};
+  Costs costs;
+  costs.microbatch_size = 2;
+  costs.link.latency = 5;
+  for (const StageCost& field : stage_costs()) costs.*(field.values) = PerStage({4, 6});
+  Costs layers;
+  layers.microbatch_size = 2;
+  layers.layers.resize(2);
+  for (double& value : layers.layers[1].values) value = 4;
+  resize_microbatches(3, &costs);
+  resize_microbatches(3, &layers);
+  EXPECT_EQ(costs.microbatch_size, 3);
+  EXPECT_EQ(costs.link.latency, 5);
+  EXPECT_EQ(layers.forward, PerStage(1)) << "of stages, beside layers";
+  for (const StageCost& field : stage_costs()) {
+    const bool grows = std::ranges::find(once, field.name) == once.end();
+    EXPECT_EQ(costs.*(field.values), grows ? PerStage({6, 9}) : PerStage({4, 6})) << field.name;
+    EXPECT_EQ(layers.layers[1][field.values], grows ? 6 : 4) << field.name;
+  }
 }
 
 // Each with the place and the words of the first error. Text of the file in the parser's message
@@ -248,6 +279,8 @@ TEST(CostsTest, EachMistakeIsNamedAtItsPlace) {
        "1:30: PW091: `rank_scale`: expected a list with one factor per rank, got `2`"},
       {R"({"version": 1, "microbatch_scale": 2})",
        "1:36: PW091: `microbatch_scale`: expected a list with one factor per microbatch, got `2`"},
+      {R"({"version": 1, "microbatch_size": 0})",
+       "1:35: PW085: `microbatch_size`: expected a whole number from 1, got `0`"},
       {R"({"version": 1, "overlap": 1.5})",
        "1:27: PW085: `overlap`: expected 0 or a number from 1e-12 to 1, got `1.5`"},
       {R"({"version": 1, "overlap": [1]})",
