@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "pipewright/schedule/model/machine.h"
 #include "pipewright/schedule/model/model_costs.h"
@@ -14,28 +15,17 @@
 #include "pipewright/schedule/simulate/report.h"
 #include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedules/registry.h"
+#include "tests/schedule/model/shapes.h"
 
 namespace pipewright::schedule {
 namespace {
+
+using tests::gpt;
 
 Machine a100() {
   Machine machine = *find_gpu("a100");
   machine.achieved = 0.796;
   return machine;
-}
-
-ModelShape gpt(int layers, int64_t hidden, int64_t heads) {
-  return {.architecture = "gpt",
-          .layers = layers,
-          .hidden = hidden,
-          .heads = heads,
-          .kv_heads = heads,
-          .head_size = hidden / heads,
-          .ffn = 4 * hidden,
-          .is_gated = false,
-          .has_dropout = true,
-          .vocabulary = 51200,
-          .positions = 2048};
 }
 
 // What was measured, and how far the prediction is from it, in percent.
@@ -137,6 +127,53 @@ TEST(AgainstPublishedTest, MegatronsIterations) {
       compare(std::string(row.name) + (recomputes ? " all recomputed, s" : " selective, s"),
               report.makespan / 1e3, recomputes ? row.recomputing : row.selective);
     }
+  }
+}
+
+// The same, table 4: a block of the 22B model with 8 tensor-parallel ranks, in ms.
+TEST(AgainstPublishedTest, MegatronsBlock) {
+  TrainingShape training = {.sequence = 2048, .microbatch_size = 4};
+  training.tp = 8;
+  for (const bool parallel : {false, true}) {
+    training.sequence_parallel = parallel;
+    training.attention = Attention::kMaterialized;
+    const LayerRun block = model_costs(gpt(48, 6144, 64), training, a100()).layers[1];
+    compare(parallel ? "22B F, sequence parallel" : "22B F", block[&Costs::forward],
+            parallel ? Published{7.2, 0.9} : Published{7.7, 8.1});
+    compare(parallel ? "22B B, sequence parallel" : "22B B",
+            block[&Costs::backward_input] + block[&Costs::backward_weight],
+            parallel ? Published{11.8, 0} : Published{11.9, 3.1});
+  }
+}
+
+// arXiv 2407.21783, table 4: Llama 3 405B on H100s, TFLOP/s per GPU, with sequences of 8192, a
+// batch of 16M tokens, 8 tensor-parallel and 16 pipeline ranks. The part of the peak that products
+// reach is from the first row. Data-parallel communication is left out: most of it is hidden. The
+// paper does not say how many stages a rank has; here a block is a stage.
+TEST(AgainstPublishedTest, Llama3) {
+  const ModelShape model = {.architecture = "llama",
+                            .layers = 126,
+                            .hidden = 16384,
+                            .heads = 128,
+                            .kv_heads = 8,
+                            .head_size = 128,
+                            .ffn = 53248,
+                            .vocabulary = 128256};
+  EXPECT_NEAR(static_cast<double>(model.parameters()), 405e9, 1e9);
+  constexpr int kTp = 8, kPp = 16, kBatch = 2048;
+  Machine h100 = *find_gpu("h100");
+  h100.achieved = 0.5505;
+  for (const auto& [gpus, published] :
+       {std::pair(8192, Published{430, 0}), {16384, Published{400, 1.3}}}) {
+    TrainingShape training = {.sequence = 8192, .tp = kTp};
+    training.dp = gpus / kTp / kPp;
+    training.shard = Shard::kAll;
+    const Report report =
+        simulated(model_costs(model, training, h100), "Interleaved1F1B", kPp, 8 * kPp,
+                  kBatch / training.dp, even_cut(model.layers + 2, 8 * kPp));
+    const double flops = kBatch * model_flops(model, training.sequence);
+    compare(fmt::format("Llama 3 405B, {} GPUs", gpus),
+            flops / gpus / (report.makespan / 1e3) / 1e12, published);
   }
 }
 

@@ -8,9 +8,12 @@
 
 #include "pipewright/schedule/model/config_json.h"
 #include "pipewright/schedule/problem/layers.h"
+#include "tests/schedule/model/shapes.h"
 
 namespace pipewright::schedule {
 namespace {
+
+using tests::gpt;
 
 constexpr const char* kLlama8B = R"({"model_type": "llama", "num_hidden_layers": 32,
  "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -48,19 +51,6 @@ TEST(ModelCostsTest, ParametersOfPublishedModels) {
   for (int layer = 0; layer < deepseek.layers; ++layer)
     active += static_cast<double>(deepseek.active_parameters(layer));
   EXPECT_NEAR(active / 1e9, 37.5, 0.5);
-}
-
-ModelShape gpt(int layers, int64_t hidden, int64_t heads) {
-  return {.architecture = "gpt",
-          .layers = layers,
-          .hidden = hidden,
-          .heads = heads,
-          .kv_heads = heads,
-          .head_size = hidden / heads,
-          .ffn = 4 * hidden,
-          .is_gated = false,
-          .has_dropout = true,
-          .vocabulary = 51200};
 }
 
 // Equations 1 to 4 of Korthikanti et al. (arXiv 2205.05198).
