@@ -46,10 +46,9 @@ class Gpt final : public GptStage {
         init_weights(*positions_, config.seed, config.layers + 2, deviation);
       }
     }
-    const std::vector<int64_t> blocks = blocks_of_stages(config, num_stages);
-    const int64_t begin = std::accumulate(blocks.begin(), blocks.begin() + stage, int64_t{0});
-    const int64_t end = begin + blocks[static_cast<size_t>(stage)];
-    for (int64_t layer = begin; layer < end; ++layer) {
+    const schedule::LayerRange own =
+        schedule::layer_ranges(blocks_of_stages(config, num_stages))[static_cast<size_t>(stage)];
+    for (int64_t layer = own.first; layer < own.last; ++layer) {
       blocks_.push_back(
           register_module("block" + std::to_string(layer),
                           std::make_shared<Block>(config.dim, config.norm, config.rope)));
@@ -124,8 +123,9 @@ class Gpt final : public GptStage {
 
 }  // namespace
 
-std::vector<int64_t> blocks_of_stages(const GptConfig& config, int num_stages) {
-  return split_layers(config.layers, num_stages, config.costs);
+schedule::Cut blocks_of_stages(const GptConfig& config, int num_stages) {
+  if (!config.blocks.empty()) return config.blocks;
+  return schedule::balanced_cut(static_cast<int>(config.layers), num_stages, config.costs);
 }
 
 std::shared_ptr<GptStage> make_gpt_stage(const GptConfig& config, int stage, int num_stages) {

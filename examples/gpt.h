@@ -8,13 +8,15 @@
 #include <vector>
 
 #include "examples/gpt_block.h"
-#include "examples/layer_split.h"
 #include "pipewright/comms/world.h"
+#include "pipewright/schedule/problem/layers.h"
 #include "pipewright/tp/parallelize.h"
 
 // A small GPT over bytes, as pipeline stages.
 
 namespace pipewright::examples {
+
+using schedule::PartCosts;
 
 inline constexpr int64_t kVocabulary = 256;
 
@@ -28,6 +30,7 @@ struct GptConfig {
   bool tie = false;   // the output layer has the weights of the token embedding, and no bias
   bool activation_checkpointing = false;  // of each block
   PartCosts costs = {};  // by which blocks are distributed over stages; by default as many each
+  schedule::Cut blocks = {};  // of each stage; empty: by `costs`
 };
 
 // One stage of the model. The first has the embeddings, the last the output layer, and blocks are
@@ -51,8 +54,8 @@ class GptStage : public torch::nn::Module {
 };
 inline constexpr const char* kTokenWeights = "tokens.weight";
 inline constexpr const char* kTiedOutput = "output.weight";
-// The number of blocks in each stage (layer_split.h).
-std::vector<int64_t> blocks_of_stages(const GptConfig& config, int num_stages);
+// The number of blocks in each stage (schedule/problem/layers.h).
+schedule::Cut blocks_of_stages(const GptConfig& config, int num_stages);
 // `dim` must be a multiple of kHeadDim.
 std::shared_ptr<GptStage> make_gpt_stage(const GptConfig& config, int stage, int num_stages);
 

@@ -5,7 +5,6 @@
 #include <functional>
 
 #include "examples/gpt.h"
-#include "examples/layer_split.h"
 #include "examples/options.h"
 #include "pipewright/comms/world.h"
 

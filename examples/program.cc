@@ -1,8 +1,10 @@
 #include "examples/program.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -62,7 +64,26 @@ ir::Program make_program(const Options& options) {
         "--activation-checkpointing: expected a schedule without stages that "
         "recompute, got " +
         recompute_text(program) + "; leave out the flag, and only these do");
+  if (program.cut.empty()) return program;
+  const int64_t layers = std::accumulate(program.cut.begin(), program.cut.end(), int64_t{0});
+  if (const int64_t blocks = options.model.layers; layers != blocks && layers != blocks + 2)
+    throw UsageError("--schedule: expected a cut of " + std::to_string(blocks) +
+                     " blocks, or of these between embedding and output layer, got one of " +
+                     std::to_string(layers) + " layers");
+  if (options.balance != Balance::kCount)
+    throw UsageError("--balance: expected a schedule without a cut, got one with " +
+                     std::to_string(layers) + " layers");
   return program;
+}
+
+schedule::Cut blocks_of(const ir::Program& program, int64_t num_blocks) {
+  schedule::Cut blocks = program.cut;
+  const int64_t layers = std::accumulate(blocks.begin(), blocks.end(), int64_t{0});
+  if (layers <= num_blocks) return blocks;
+  const auto has_layers = [](int count) { return count > 0; };
+  --*std::find_if(blocks.begin(), blocks.end(), has_layers);
+  --*std::find_if(blocks.rbegin(), blocks.rend(), has_layers);
+  return blocks;
 }
 
 }  // namespace pipewright::examples

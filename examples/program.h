@@ -5,15 +5,22 @@
 
 #include "examples/options.h"
 #include "pipewright/ir/schedule.h"
+#include "pipewright/schedule/problem/layers.h"
 
 namespace pipewright::examples {
 
 // The verified program of --schedule: a name of the catalogue, or a file that `pipewright` writes
 // or that is written by hand, whose ranks and microbatches are those of --pp and --microbatches.
 // Throws UsageError for a name or a shape that there is not, for a file with errors, all of which
-// it shows, and for one that names stages that recompute if --activation-checkpointing does so too;
-// std::runtime_error if the file cannot be read.
+// it shows, for one that names stages that recompute if --activation-checkpointing does so too, and
+// for one whose cut is not of this model or comes with --balance; std::runtime_error if the file
+// cannot be read.
 ir::Program make_program(const Options& options);
+
+// The blocks of each stage for the program's cut, which is of the blocks, or of all layers: the
+// embedding, the blocks, the output layer, as `pipewright costs` has them. Empty if it has no cut.
+// Embedding and output layer are in the first and the last stage whatever it says.
+schedule::Cut blocks_of(const ir::Program& program, int64_t num_blocks);
 
 // "stages 0, 2": those of program.recompute.
 std::string recompute_text(const ir::Program& program);

@@ -31,10 +31,10 @@ std::string mesh_text(const Options& options) {
 }
 
 std::string rank_text(const Options& options, const LocalModel& model, int num_stages) {
-  const std::vector<int64_t> blocks = blocks_of_stages(options.model, num_stages);
+  const schedule::Cut blocks = blocks_of_stages(options.model, num_stages);
   std::string text;
   for (const auto& [stage, local] : model.stages) {
-    const int64_t count = blocks[static_cast<size_t>(stage)];
+    const int count = blocks[static_cast<size_t>(stage)];
     text += (text.empty() ? "stage " : ", stage ") + std::to_string(stage) + " (";
     if (stage == 0) text += "embedding, ";
     text += std::to_string(count) + (count == 1 ? " block" : " blocks");

@@ -193,6 +193,7 @@ void train(Options options, const ir::Program& first, const Text& text, comms::W
   const FoundSchedule* const found = tried.empty() ? nullptr : &tried.front();
   const ir::Program& program = found ? found->program : first;
 
+  options.model.blocks = blocks_of(program, options.model.layers);
   LocalModel model = make_local_model(options, program.placement, mesh, world, device);
   const bool has_loss = model.stages.contains(program.placement.num_stages() - 1);
   if (!options.profile.empty()) {

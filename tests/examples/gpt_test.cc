@@ -13,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "examples/layer_split.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/layout/layout.h"
 #include "pipewright/modules/forward.h"
@@ -154,31 +153,6 @@ TEST(Gpt, RotatesByTablesThatAreComputedOnce) {
   EXPECT_EQ(rotary.rotated(x.detach().narrow(2, 0, 3)).sizes(),
             (at::IntArrayRef{1, 1, 3, kHeadDim}));
   EXPECT_EQ(rotary.rotated(x.detach().to(at::kHalf)).scalar_type(), at::kHalf);
-}
-
-TEST(Gpt, SplitsBlocksEvenlyOrByCost) {
-  EXPECT_EQ(split_layers(7, 4), (std::vector<int64_t>{1, 2, 2, 2}));
-  EXPECT_EQ(split_layers(1, 3), (std::vector<int64_t>{0, 0, 1}));
-  EXPECT_EQ(split_layers(7, 1, {.output = 100}), std::vector<int64_t>{7});
-  EXPECT_EQ(split_layers(6, 3, {.output = 2}), (std::vector<int64_t>{2, 3, 1}));
-  EXPECT_EQ(split_layers(4, 3, {.output = 9}), (std::vector<int64_t>{2, 2, 0}));
-  // Against all splits.
-  for (const double output : {0.0, 0.4, 1.7, 5.2}) {
-    for (const double embedding : {0.0, 1.2}) {
-      const PartCosts costs{embedding, 1, output};
-      const auto worst = [&](std::vector<int64_t> blocks) {
-        const double first = embedding + static_cast<double>(blocks[0]);
-        const double last = output + static_cast<double>(blocks[2]);
-        return std::max({first, static_cast<double>(blocks[1]), last});
-      };
-      double best = 1e9;
-      for (int64_t first = 0; first <= 8; ++first) {
-        for (int64_t last = 0; first + last <= 8; ++last)
-          best = std::min(best, worst({first, 8 - first - last, last}));
-      }
-      EXPECT_DOUBLE_EQ(worst(split_layers(8, 3, costs)), best) << embedding << " " << output;
-    }
-  }
 }
 
 // Calls by name and their bytes.

@@ -46,9 +46,9 @@ double best_of_all(int64_t layers, const PartCosts& costs) {
 }
 
 // The dearest stage of a split.
-double dearest(const std::vector<int64_t>& blocks, const PartCosts& costs) {
+double dearest(const schedule::Cut& blocks, const PartCosts& costs) {
   std::vector<double> stages;
-  for (const int64_t count : blocks) stages.push_back(costs.block * static_cast<double>(count));
+  for (const int count : blocks) stages.push_back(costs.block * static_cast<double>(count));
   stages.front() += costs.embedding;
   stages.back() += costs.output;
   return *std::max_element(stages.begin(), stages.end());
@@ -57,9 +57,9 @@ double dearest(const std::vector<int64_t>& blocks, const PartCosts& costs) {
 TEST(PartCosts, EstimatedCountsTheOutputLayer) {
   // With a small width, it costs more than a block.
   GptConfig small{.layers = 4, .dim = 16, .context = 16};
-  EXPECT_EQ(blocks_of_stages(small, 2), (std::vector<int64_t>{2, 2}));
+  EXPECT_EQ(blocks_of_stages(small, 2), (schedule::Cut{2, 2}));
   small.costs = estimated_costs(small);
-  EXPECT_EQ(blocks_of_stages(small, 2), (std::vector<int64_t>{3, 1}));
+  EXPECT_EQ(blocks_of_stages(small, 2), (schedule::Cut{3, 1}));
 }
 
 // Each part runs once in its measurement, forward and backward, and no other part with it.
@@ -101,8 +101,8 @@ TEST(PartCosts, MeasuredFindsADearHead) {
   measured.costs = costs;
   estimated.costs = estimated_costs(kSmall);
   EXPECT_LT(estimated.costs.output, estimated.costs.block);
-  const std::vector<int64_t> blocks = blocks_of_stages(measured, 3);
-  EXPECT_EQ(blocks, (std::vector<int64_t>{4, 5, 0}));
+  const schedule::Cut blocks = blocks_of_stages(measured, 3);
+  EXPECT_EQ(blocks, (schedule::Cut{4, 5, 0}));
   EXPECT_EQ(dearest(blocks, costs), best_of_all(kSmall.layers, costs));
   EXPECT_GT(dearest(blocks_of_stages(estimated, 3), costs), dearest(blocks, costs));
 }
@@ -117,8 +117,8 @@ TEST(PartCosts, MeasuredSplitsAreTheBest) {
                                                      {"aten::cross_entropy_loss", output}}));
       GptConfig config = kSmall;
       config.costs = costs;
-      const std::vector<int64_t> blocks = blocks_of_stages(config, 3);
-      EXPECT_EQ(std::accumulate(blocks.begin(), blocks.end(), int64_t{0}), kSmall.layers);
+      const schedule::Cut blocks = blocks_of_stages(config, 3);
+      EXPECT_EQ(std::accumulate(blocks.begin(), blocks.end(), 0), kSmall.layers);
       EXPECT_DOUBLE_EQ(dearest(blocks, costs), best_of_all(kSmall.layers, costs))
           << embedding << " " << output;
     }

@@ -8,6 +8,7 @@
 #include <sstream>
 #include <string>
 
+#include "tests/checkpoint/scratch.h"
 #include "tests/examples/training.h"
 
 namespace pipewright::examples {
@@ -165,6 +166,17 @@ TEST(TrainGpt, Errors) {
   expect_error("examples/train_gpt --device cuda --balance measured", 2,
                "error: --balance measured: expected --device cpu, got cuda\n");
   expect_error("examples/train_gpt --balance guessed", 2, "--balance: ");
+  const std::string plan = tests::scratch_folder("cut") / "cut.plan";
+  const tests::Output made = tests::run_shell(
+      "cli/pipewright costs --blocks 5 --hidden-size 64 --heads 4 --vocabulary 256 --seq 64 --gpu "
+      "a100 | cli/pipewright search --costs - --ranks 2 --microbatches 4 --cut 3,4 -o " +
+      plan);
+  EXPECT_EQ(made.status, 0) << made.text;
+  expect_error("examples/train_gpt --schedule " + plan, 2,
+               "error: --schedule: expected a cut of 4 blocks, or of these between embedding and "
+               "output layer, got one of 7 layers\n");
+  expect_error("examples/train_gpt --layers 5 --balance --schedule " + plan, 2,
+               "error: --balance: expected a schedule without a cut, got one with 7 layers\n");
   expect_error("examples/train_gpt --schedule ZBV --stages-per-rank 3", 2, "error: ");
   expect_error(
       "WORLD_SIZE=3 RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 examples/train_gpt "

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "pipewright/schedules/registry.h"
+#include "tests/checkpoint/scratch.h"
 #include "tests/examples/training.h"
 
 namespace pipewright::examples {
@@ -64,6 +65,29 @@ TEST(TrainGpt, TensorParallelMatchesASingleRank) {
                                  "--pp 2 --tp 2 --dp-replicate 2 --schedule ZBV",
                                  "--pp 1 --tp 2 --dp-replicate 2 --dp-shard 2"})
     expect_close(train(kTrain + args + mesh), alone, mesh);
+}
+
+// Plans that cut the layers of kTrain's model, found with the costs that are predicted for it; the
+// last one has stages without blocks, and the output layer beside the embedding's rank.
+TEST(TrainGpt, CutsOfPlansMatchASingleRank) {
+  const auto folder = tests::scratch_folder("cuts");
+  const std::string costs = folder / "costs.json", plan = folder / "found.plan";
+  const auto run = [](const std::string& command) {
+    const tests::Output output = tests::run_shell("cli/pipewright " + command);
+    ASSERT_EQ(output.status, 0) << output.text;
+  };
+  run("costs --blocks 3 --hidden-size 32 --heads 2 --vocabulary 256 --seq 32 --gpu a100 -o " +
+      costs);
+  const std::string args = "--steps 8 --batch 16 --microbatches 4 ";
+  const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
+  for (const std::string search :
+       {"--ranks 2 --layers", "--ranks 3 --layers --merge-backward",
+        "--ranks 2 --layers --placement v", "--ranks 2 --layers --stages 4 --memory 2",
+        "--ranks 2 --layers --placement v --recompute", "--ranks 2 --placement v --cut 0,4,0,1"}) {
+    run("search --costs " + costs + " --microbatches 4 --budget 20000 " + search + " -o " + plan);
+    const std::string pp = search.substr(search.find("--ranks ") + 8, 1);
+    expect_close(train(kTrain + args + "--pp " + pp + " --schedule " + plan), alone, search);
+  }
 }
 
 // The first and the last stage share the token embedding: on two ranks or on one, replicated,
