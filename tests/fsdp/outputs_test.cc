@@ -269,6 +269,11 @@ TEST(FullyShardOutputs, AreWrittenToAnInput) {
     in.mul_(layer.weight[0]);
     return Tensors{in};
   };
+  const Forward scale_beside = [](Layer& layer, const at::Tensor& x) {
+    at::Tensor in = x;
+    in.mul_(layer.weight[0]);
+    return Tensors{layer.weight.sum()};
+  };
   const Body use_input = [](Model& model, const at::Tensor& x) {
     const at::Tensor h = x * model.p, y = model.call(0, h)[0];
     return model.call(1, h + y)[0] * h;
@@ -286,6 +291,12 @@ TEST(FullyShardOutputs, AreWrittenToAnInput) {
   expect_parity({
       {"and used", relu_first, use_input},
       {"and used alone", scale, use_input_alone},
+      {"and used, but no output is", scale_beside,
+       [](Model& model, const at::Tensor& x) {
+         const at::Tensor h = x * model.p;
+         model.call(0, h);
+         return h.square();
+       }},
       {"a view, whose base is used", relu_first, use_base},
       {"a view, which is the output", scale, use_base},
       {"and by the caller", scale,
