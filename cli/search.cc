@@ -362,7 +362,7 @@ int run_search(const Invocation& invocation, Console& console) {
   write_output(path, console, [&](std::ostream& file) {
     format.print(ir::AnySchedule(best->result.order), file);
   });
-  if (has_sizes && !to_stdout) {
+  if (has_sizes) {
     write_output(path + ".costs.json", console,
                  [&](std::ostream& file) { schedule::print_costs(best->request.costs, file); });
   }

@@ -349,7 +349,7 @@ class ErrorsTest(unittest.TestCase):
                 self.assertRegex(text, r"\n  rank 3: host .*: has ended", method)
 
     def test_ends_of_processes(self):
-        """Without a word after success, with or without destroy_process_group(); with the cause after an error that nobody catches."""
+        """A process prints nothing after success, with or without destroy_process_group(), and the cause after an uncaught error."""
         quiet = ("returns", "destroys", "pipewright returns", "pipewright destroys")
         with tempfile.TemporaryDirectory() as folder:
             run = subprocess.run([sys.executable, "-c", PROGRAM, folder, *quiet, "raises"], stdout=subprocess.PIPE, text=True, timeout=120)

@@ -188,7 +188,7 @@ TEST(CostsTest, WritesWhatItReads) {
   EXPECT_EQ(read(printed(together)), together) << printed(together);
 }
 
-// What a microbatch computes, keeps and sends grows with it; what a stage has once does not.
+// The costs of a microbatch grow with its size; those that a stage has once stay as they are.
 TEST(CostsTest, ResizesMicrobatches) {
   const std::vector<std::string_view> once = {"unshard",     "reshard",         "reduce_grad",
                                               "recompute",   "parameter_bytes", "gradient_bytes",

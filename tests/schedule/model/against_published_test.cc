@@ -149,7 +149,7 @@ TEST(AgainstPublishedTest, MegatronsBlock) {
 // arXiv 2407.21783, table 4: Llama 3 405B on H100s, TFLOP/s per GPU, with sequences of 8192, a
 // batch of 16M tokens, 8 tensor-parallel and 16 pipeline ranks. The part of the peak that products
 // reach is from the first row. Data-parallel communication is left out: most of it is hidden. The
-// paper does not say how many stages a rank has; here a block is a stage.
+// paper does not say how many stages a rank has; this test assumes one stage per block.
 TEST(AgainstPublishedTest, Llama3) {
   const ModelShape model = {.architecture = "llama",
                             .layers = 126,
