@@ -416,6 +416,7 @@ int64_t FailureDomain::reset(int64_t value, std::chrono::milliseconds timeout) {
   ++generation_;
   expected_.clear();
   cause_.clear();
+  explained_.clear();
   hung_ = false;
   failed_.store(false, std::memory_order_release);
   return least;

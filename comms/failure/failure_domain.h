@@ -155,8 +155,9 @@ class FailureDomain : public std::enable_shared_from_this<FailureDomain> {
 
   // After a failure: the first cause, followed by the ranks that do not answer and, after a hang,
   // by the observer's verdict. Waits for all ranks' answers, but at most 1.5 s. All ranks get the
-  // same text as long as the store lives; what this rank's fail() returned, `own`, comes last,
-  // unless it is the first cause or only repeats it.
+  // same text as long as the store lives, so its host waits, again at most 1.5 s, until those that
+  // answered have got it. What this rank's fail() returned, `own`, comes last, unless it is the
+  // first cause or only repeats it.
   std::string explain(const std::string& own = "");
 
   // Blocks until `key` is in the store, and returns its value. Throws std::runtime_error if the
@@ -220,6 +221,7 @@ class FailureDomain : public std::enable_shared_from_this<FailureDomain> {
   bool waits_for_others() const;
   std::optional<std::string> report_hang();
   std::string explain_first();
+  void await_readers(int generation);
   std::string absent_and_verdict(const std::string& first, int generation);
   void learn(const std::string& cause, int generation);
   void answer();
@@ -240,6 +242,7 @@ class FailureDomain : public std::enable_shared_from_this<FailureDomain> {
   mutable std::mutex mutex_;
   int generation_ = 0;
   std::string cause_;
+  std::string explained_;  // what explain_first() returned; empty until it has
   std::function<std::string()> place_;
   int waiting_ = 0;                     // the number of Waiting
   std::multiset<std::string> awaited_;  // the keys that wait_for() waits for, by any thread

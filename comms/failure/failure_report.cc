@@ -4,15 +4,18 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "pipewright/comms/failure/failure_domain.h"
+#include "pipewright/comms/process/sockets.h"
 
 namespace pipewright::comms {
 namespace {
 
 constexpr std::chrono::milliseconds kRollCall{1500};
+constexpr int kReadPatience = 16;
 constexpr std::chrono::milliseconds kStuck{1500};  // from the report of a hang
 
 using Clock = std::chrono::steady_clock;
@@ -27,11 +30,12 @@ std::string FailureDomain::explain(const std::string& own) {
 
 // Stays in one generation: reset() may begin the next one meanwhile, in which nobody answers.
 std::string FailureDomain::explain_first() {
-  const auto [first, generation] = [this] {
+  const auto [first, generation, explained] = [this] {
     const std::lock_guard lock(mutex_);
-    return std::pair(cause_, generation_);
+    return std::tuple(cause_, generation_, explained_);
   }();
   if (size_ == 1 || first.empty()) return first;
+  if (!explained.empty()) return explained;
   try {
     std::vector<std::string> all;
     for (int rank = 0; rank < size_; ++rank)
@@ -45,10 +49,29 @@ std::string FailureDomain::explain_first() {
       watch_store_->compareSet(absent, "", absent_and_verdict(first, generation) + "\n");
     std::string agreed = watch_store_->get_to_str(absent);
     agreed.pop_back();
+    {
+      const std::lock_guard lock(mutex_);
+      if (generation == generation_) explained_ = first + agreed;
+    }
+    await_readers(generation);
     return first + agreed;
   } catch (const std::exception&) {
     return first;  // without the store nobody answers
   }
+}
+
+// The store's host may exit as soon as it has its error: it waits until all who answered have read
+// theirs.
+void FailureDomain::await_readers(int generation) {
+  const auto read = [&](int rank) { return key("read/" + std::to_string(rank), generation); };
+  watch_store_->set(read(rank_), "1");
+  if (!hosts_store_) return;
+  std::vector<std::string> readers;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (watch_store_->check({key("answer/" + std::to_string(rank), generation)}))
+      readers.push_back(read(rank));
+  }
+  poll(kRollCall, kReadPatience, [&] { return watch_store_->check(readers); });
 }
 
 // What follows the first cause: where its rank is, who does not answer, and who causes a hang.

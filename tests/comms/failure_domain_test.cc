@@ -143,6 +143,38 @@ TEST(Reset, ALateExplanationIsThatOfItsOwnFailure) {
   EXPECT_EQ(text.find("the first verdict"), std::string::npos) << text;
 }
 
+// A store whose host may have ended.
+class ClosableStore final : public c10d::HashStore {
+ public:
+  std::atomic<bool> closed = false;
+  bool check(const std::vector<std::string>& keys) override {
+    if (closed) throw std::runtime_error("closed");
+    return HashStore::check(keys);
+  }
+};
+
+// A program may end as soon as it has its error, and the store with it. A rank that asks again
+// needs no store.
+TEST(Explain, TheHostOfTheStoreWaitsUntilTheOthersHaveReadWhoIsAbsent) {
+  const auto store = c10::make_intrusive<ClosableStore>();
+  const auto ranks = make_ranks(3, store);
+  ranks[1]->domain().fail("out of luck");
+  ASSERT_TRUE(all_fail(ranks));
+  std::string text;
+  {
+    const std::jthread late([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      ranks[1]->domain().explain();
+      text = ranks[2]->domain().explain();
+    });
+    ranks[0]->domain().explain();
+    store->closed = true;
+  }
+  EXPECT_TRUE(text.starts_with("rank 1: out of luck\n  rank 1: host ")) << text;
+  EXPECT_EQ(ranks[2]->domain().explain(), text);
+  store->closed = false;
+}
+
 // A limit of hours, as of a first step, does not hold up the shorter ones after it, and these do
 // not begin before that work has ended.
 TEST(ExpectBy, EachLimitBeginsWhenTheWorkBeforeHasEnded) {
