@@ -16,7 +16,8 @@ namespace pipewright::comms {
 // Each process keeps a TCP connection to that of rank 0, which the kernel closes when the process
 // ends. While all other ranks wait in the store, nothing else would show that: the store does not
 // tell which of its clients are gone. A process that only stops or hangs keeps its connection. A
-// host that vanishes closes none, which is noticed within 15 s (device_event.h).
+// host that vanishes closes none, which is noticed within 15 s (sockets.h). Children that the
+// process forks do not keep it alive.
 //
 // Thread-safe, except that connect() is for one thread at a time.
 class Lifeline {
@@ -49,7 +50,8 @@ class Lifeline {
   // Owns a file descriptor.
   class Socket {
    public:
-    explicit Socket(int descriptor = -1) : descriptor_(descriptor) {}
+    Socket() = default;
+    explicit Socket(int descriptor);
     ~Socket();
     Socket(Socket&& other) noexcept;
     Socket& operator=(Socket&& other) noexcept;
@@ -57,7 +59,7 @@ class Lifeline {
     bool is_open() const { return descriptor_ >= 0; }
 
    private:
-    int descriptor_;
+    int descriptor_ = -1;
   };
   // One that rank 0 has accepted.
   struct Connection {

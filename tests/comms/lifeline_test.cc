@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -83,6 +84,33 @@ TEST(Lifeline, TellsOfAProcessThatIsKilled) {
   killed.kill_it();
   EXPECT_EQ(wait_for_broken(first, kTimeout), (std::vector{258}));
   EXPECT_EQ(first.broken(), (std::vector{258}));  // until it connects again
+}
+
+// A data loader outlives the process that it was forked from.
+TEST(Lifeline, AForkedChildDoesNotStandInForItsParent) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  Lifeline first(0, *store, kHost, kTimeout);
+  std::array<int, 2> forked{}, ends{};
+  ASSERT_EQ(pipe(forked.data()), 0);
+  ASSERT_EQ(pipe(ends.data()), 0);
+  const pid_t parent = fork();
+  if (parent == 0) {
+    const Lifeline own(1, *store, kHost, kTimeout);
+    char byte = 0;
+    if (fork() == 0) {
+      close(ends[1]);
+      const bool ok = write(forked[1], &byte, 1) == 1;
+      _exit(ok && read(ends[0], &byte, 1) == 0 ? 0 : 1);  // when the test ends
+    }
+    while (true) pause();
+  }
+  char byte = 0;
+  ASSERT_EQ(read(forked[0], &byte, 1), 1);
+  EXPECT_TRUE(wait_for_broken(first, 100ms).empty());
+  kill(parent, SIGKILL);
+  waitpid(parent, nullptr, 0);
+  EXPECT_EQ(wait_for_broken(first, kTimeout), std::vector{1});
+  for (const int end : {forked[0], forked[1], ends[0], ends[1]}) close(end);
 }
 
 // The connection to that port breaks, as if its process had been killed, or its link were cut.
