@@ -17,8 +17,12 @@ namespace pipewright::testdevice {
 
 struct BackendOptions {
   // After this, the watchdog reports an operation that cannot complete as an error of the run
-  // (device.h) and aborts this rank's part. NCCL's watchdog also ends the process.
+  // (device.h) and aborts this rank's part.
   std::chrono::milliseconds timeout{std::chrono::seconds(60)};
+  // PyTorch's watchdog ends the process some time, by default a minute, after a peer has aborted a
+  // communicator on which this rank waits, unless TORCH_NCCL_ASYNC_ERROR_HANDLING is 0. Here that
+  // is an error of the run. nullopt: never.
+  std::optional<std::chrono::milliseconds> ends_process_after = std::nullopt;
   // Whether a Work keeps its tensors until wait(), as PyTorch's NCCL backend does today (it once
   // called recordStream instead). Without, a caller that frees a tensor before it has waited is
   // reported as a race.

@@ -101,6 +101,7 @@ void Member::abort() {
 
 void Member::abort_because(const std::string& cause) {
   if (failure_.empty()) failure_ = cause;
+  communicator_->set_broken();
   for (Operation& operation : state_.queue) {
     for (const auto& meeting : operation.meetings) {
       for (Meeting::Party& party : meeting->parties)
@@ -123,6 +124,14 @@ void Member::shutdown() {
 std::string Member::failure() const {
   const Lock lock(machine().mutex);
   return failure_;
+}
+
+std::string Member::asynchronous_error() const {
+  const Lock lock(machine().mutex);
+  const bool waits = failure_.empty() && state_.run == machine().run && state_.done < state_.issued;
+  if (!waits || !communicator_->is_broken()) return "";
+  return "watchdog of communicator " + communicator_->name() +
+         ": ends the process, because a peer of rank " + std::to_string(rank_) + " has aborted";
 }
 
 void Member::check_progress(std::chrono::steady_clock::time_point now) {

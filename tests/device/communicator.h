@@ -69,6 +69,8 @@ class Member {
   // Why it was aborted; empty if it was not.
   std::string failure() const;
 
+  // What NCCL reports of this end: that it waits for a peer that has aborted; empty if not.
+  std::string asynchronous_error() const;
   // Called by the watchdog. Aborts if an operation has not completed within its timeout.
   void check_progress(std::chrono::steady_clock::time_point now);
 
@@ -99,6 +101,9 @@ class Communicator {
   const std::vector<int>& devices() const { return devices_; }
   // Finds or creates the meeting of the rank's next request in its queue.
   std::shared_ptr<Meeting> match(int rank, const Request& request);
+  // Whether a member has aborted its part, of which NCCL tells the others.
+  bool is_broken() const { return is_broken_; }
+  void set_broken() { is_broken_ = true; }
 
  private:
   struct Pairing {
@@ -116,6 +121,7 @@ class Communicator {
   const std::string name_;
   const std::vector<int> devices_;  // by rank
   std::map<std::string, Queue> queues_;
+  bool is_broken_ = false;
 };
 
 }  // namespace pipewright::testdevice

@@ -27,8 +27,9 @@
 // machine.h has the state; scheduler.h runs operations, races.h detects races, memory.h allocates,
 // fallback.h turns operators into kernels, communicator.h and backend.h communicate like NCCL.
 //
-// It differs from a GPU in this: kernels take no time, memory never runs out, and convolutions are
-// the host's. It cannot be linked together with CUDA, because a process has one accelerator.
+// It differs from a GPU in this: kernels take no time, so a RECV that waits, which occupies compute
+// units on a GPU, costs nothing; memory never runs out; convolutions are the host's. It cannot be
+// linked together with CUDA, because a process has one accelerator.
 
 namespace pipewright::testdevice {
 

@@ -4,10 +4,12 @@
 #include <c10/core/Event.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <latch>
 #include <thread>
 
 #include "pipewright/comms/failure/failure_domain.h"
+#include "pipewright/comms/nccl/nccl_settings.h"
 #include "tests/device/backend.h"
 #include "tests/device/current.h"
 #include "tests/device/device.h"
@@ -165,6 +167,46 @@ TEST(Failure, AbortsAllGroupsAtOnce) {
                              }),
             "");
   EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(30));
+}
+
+// Rank 1 aborts a group on which rank 0 waits. The world fails, is reset and trains on. Returns
+// what has gone wrong on the device some time later.
+std::vector<std::string> errors_after_a_reset() {
+  constexpr std::chrono::milliseconds kEndsProcessAfter{200};
+  seed(3);
+  std::vector<comms::World> worlds = device_worlds(2, {.ends_process_after = kEndsProcessAfter});
+  EXPECT_EQ(tests::run_ranks(2,
+                             [&](int rank) {
+                               comms::World& world = worlds[static_cast<size_t>(rank)];
+                               const auto group = world.make_group("all", std::vector<int>{0, 1});
+                               std::vector<at::Tensor> sum = {at::ones({4}, device(rank))};
+                               if (rank == 0) {
+                                 group->allreduce(sum);
+                                 // Longer than the watchdog needs to notice rank 1's abort.
+                                 std::this_thread::sleep_for(kEndsProcessAfter);
+                                 world.failures().fail("out of luck");
+                               } else {
+                                 group->abort();
+                               }
+                               world.reset();
+                               group->allreduce(sum)->wait();
+                               synchronize(rank);
+                               std::this_thread::sleep_for(2 * kEndsProcessAfter);
+                             }),
+            "");
+  return errors();
+}
+
+// PyTorch's watchdog would end the process after the world has recovered. What nccl_world sets in
+// the environment prevents that.
+TEST(Failure, PyTorchsWatchdogDoesNotEndAProcessThatWasReset) {
+  EXPECT_EQ(errors_after_a_reset(),
+            std::vector<std::string>{"watchdog of communicator all[0,1]#0: ends the process, "
+                                     "because a peer of rank 0 has aborted"});
+  for (const auto& [name, value] : comms::nccl_environment(comms::variables_of_process()))
+    setenv(name.c_str(), value.c_str(), 1);
+  EXPECT_EQ(errors_after_a_reset(), std::vector<std::string>());
+  unsetenv("TORCH_NCCL_ASYNC_ERROR_HANDLING");
 }
 
 // Rank 1 leaves a SEND out: nothing fails, and nothing would ever end.
