@@ -22,7 +22,6 @@ namespace pipewright::ir {
 
 inline constexpr int kMaxStages = 1 << 20;        // stage < kMaxStages
 inline constexpr int kMaxMicrobatches = 1 << 28;  // microbatch < kMaxMicrobatches
-inline constexpr int kMaxReplicas = 1 << 4;       // replica < kMaxReplicas
 
 // An action that is not a compound, or one of the two parts of a compound. Eight bytes.
 class ActionPart {
@@ -31,23 +30,20 @@ class ActionPart {
 
   // Indices must be in range, which is not checked. `microbatch` must be 0 for kinds that have no
   // microbatch; `kind` must not be kOverlapFB.
-  constexpr ActionPart(ActionKind kind, int stage, int microbatch = 0, int replica = 0)
-      : bits_(static_cast<uint64_t>(kind) | static_cast<uint64_t>(replica) << 8 |
-              static_cast<uint64_t>(stage) << 12 | static_cast<uint64_t>(microbatch) << 32) {}
+  constexpr ActionPart(ActionKind kind, int stage, int microbatch = 0)
+      : bits_(static_cast<uint64_t>(kind) | static_cast<uint64_t>(stage) << 8 |
+              static_cast<uint64_t>(microbatch) << 32) {}
 
   constexpr ActionKind kind() const { return static_cast<ActionKind>(bits_ & 0xff); }
-  constexpr int stage() const { return static_cast<int>(bits_ >> 12 & (kMaxStages - 1)); }
+  constexpr int stage() const { return static_cast<int>(bits_ >> 8 & (kMaxStages - 1)); }
   // 0 for kinds that have no microbatch.
   constexpr int microbatch() const { return static_cast<int>(bits_ >> 32); }
-  // Which replica of the stage, for placements with several replicas (DualPipe). Not part of the
-  // text form, since PyTorch has no notation for it.
-  constexpr int replica() const { return static_cast<int>(bits_ >> 8 & (kMaxReplicas - 1)); }
 
-  // Orders by microbatch, stage, replica, kind.
+  // Orders by microbatch, stage, kind.
   friend constexpr auto operator<=>(const ActionPart&, const ActionPart&) = default;
 
  private:
-  // From the most significant bit: 4 zero bits, microbatch 28, stage 20, replica 4, kind 8.
+  // From the most significant bit: 4 zero bits, microbatch 28, 4 zero bits, stage 20, kind 8.
   uint64_t bits_ = 0;
 };
 
@@ -71,8 +67,8 @@ class Action {
  public:
   constexpr Action() = default;                            // an idle slot
   constexpr Action(ActionPart part) : parts_{part, {}} {}  // NOLINT: implicit on purpose
-  constexpr Action(ActionKind kind, int stage, int microbatch = 0, int replica = 0)
-      : parts_{ActionPart(kind, stage, microbatch, replica), {}} {}
+  constexpr Action(ActionKind kind, int stage, int microbatch = 0)
+      : parts_{ActionPart(kind, stage, microbatch), {}} {}
 
   // Returns `(first;second)OVERLAP_F_B`. Neither part may be idle.
   static constexpr Action overlap(ActionPart first, ActionPart second) {

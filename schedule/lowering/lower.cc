@@ -201,9 +201,7 @@ ir::ComputeOrder rebuild(ir::ComputeOrder order, Add add) {
   return order;
 }
 
-ActionPart as(ActionKind kind, ActionPart part) {
-  return {kind, part.stage(), part.microbatch(), part.replica()};
-}
+ActionPart as(ActionKind kind, ActionPart part) { return {kind, part.stage(), part.microbatch()}; }
 
 }  // namespace
 

@@ -84,8 +84,8 @@ void check_backwards(const ir::Schedule& schedule, const ir::Lowering& declared,
         if (split && part.kind() == ActionKind::kBackward)
           refuse("split-backward", "is not split into I and W");
         if (merged && part.kind() == ActionKind::kBackwardWeight &&
-            previous == Action(ActionPart(ActionKind::kBackwardInput, part.stage(),
-                                          part.microbatch(), part.replica())))
+            previous ==
+                Action(ActionPart(ActionKind::kBackwardInput, part.stage(), part.microbatch())))
           refuse("merge-backward", "directly follows its I");
       }
       previous = row[step];

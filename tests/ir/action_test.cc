@@ -9,17 +9,16 @@ namespace pipewright::ir {
 namespace {
 
 TEST(ActionTest, StoresTheLargestIndices) {
-  const ActionPart part(ActionKind::kRecvB, kMaxStages - 1, kMaxMicrobatches - 1, kMaxReplicas - 1);
+  const ActionPart part(ActionKind::kRecvB, kMaxStages - 1, kMaxMicrobatches - 1);
   EXPECT_EQ(part.kind(), ActionKind::kRecvB);
   EXPECT_EQ(part.stage(), kMaxStages - 1);
   EXPECT_EQ(part.microbatch(), kMaxMicrobatches - 1);
-  EXPECT_EQ(part.replica(), kMaxReplicas - 1);
 }
 
 TEST(ActionTest, FieldsDoNotOverlap) {
   const ActionPart stage(ActionKind::kForward, kMaxStages - 1, 0);
   EXPECT_EQ(stage.microbatch(), 0);
-  EXPECT_EQ(stage.replica(), 0);
+  EXPECT_EQ(stage.kind(), ActionKind::kForward);
   const ActionPart microbatch(ActionKind::kForward, 0, kMaxMicrobatches - 1);
   EXPECT_EQ(microbatch.stage(), 0);
   EXPECT_EQ(microbatch.kind(), ActionKind::kForward);
