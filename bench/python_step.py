@@ -4,7 +4,8 @@
 
 Interleaved1F1B with 2 stages per rank and 8 microbatches, of the same Python modules on both sides, one intra-op thread per
 rank. Both sides run in the same two processes, in turn; of FSDP2, on 2 x 2 processes, PyTorch's runs on Gloo's groups and
-ours on the groups of the backend `pipewright`, in turn too. Prints the median step of each pair and its ratio (PyTorch /
+ours on the groups of the backend `pipewright`, in turn too, and then the stages alone, each with one gather and one reduction
+and without a pipeline, which no runtime can do without. Prints the median step of each pair and its ratio (PyTorch /
 pipewright; above 1, pipewright is faster), then the median of the ratios. Fails only if one side fails.
 """
 
@@ -58,6 +59,24 @@ def theirs(stages):
 
 def ours(stages):
     return pw.Schedule("Interleaved1F1B", stages, MICROBATCHES, torch.nn.functional.mse_loss)
+
+
+class Alone:
+    """In the place of a schedule: forwards and backwards of each stage, one after the other."""
+
+    def __init__(self, stages):
+        self.modules = [stage.submod for stage in stages]
+        for module in self.modules:
+            module.set_reshard_after_forward(False)
+
+    def step(self, inputs=None, target=None, **_):
+        for module in self.modules:
+            for number, rows in enumerate((target if inputs is None else inputs).chunk(MICROBATCHES)):
+                is_last = number == MICROBATCHES - 1
+                module.set_requires_gradient_sync(is_last)
+                module.set_is_last_backward(is_last)
+                module.set_reshard_after_backward(is_last)
+                torch.nn.functional.mse_loss(module(rows.detach().requires_grad_()), rows).backward()
 
 
 def layers_of(width, layers):
@@ -132,7 +151,12 @@ def main():
     what, *case, _ = OVERHEAD
     report(f"{what}, beside a Python thread that never rests", run(in_turn, 2, *case, 10, True))
     for what, *case in SHARDED:
-        report(what, [(run(sharded, 4, theirs, "gloo", *case), run(sharded, 4, ours, "pipewright", *case)) for _ in range(PAIRS)])
+        times = [[run(sharded, 4, theirs, "gloo", *case), run(sharded, 4, ours, "pipewright", *case), run(sharded, 4, Alone, "pipewright", *case)]
+                 for _ in range(PAIRS)]
+        report(what, [one[:2] for one in times])
+        alone = statistics.median(one[2] for one in times)
+        print(f"  the stages alone {alone:.0f} us, of which PyTorch's step is {statistics.median(one[0] for one in times) / alone:.2f} times, "
+              f"ours {statistics.median(one[1] for one in times) / alone:.2f}", flush=True)
 
 
 if __name__ == "__main__":
