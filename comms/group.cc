@@ -212,8 +212,6 @@ Group::WorkPtr Group::issued(int64_t number, WorkPtr work) {
   return issued;
 }
 
-void Group::wait(c10d::Work& work) { work.wait(); }
-
 void Group::shutdown() { inner()->shutdown(); }
 
 void Groups::add(const c10::intrusive_ptr<Group>& group) {
@@ -272,13 +270,6 @@ std::vector<int> members_of(const c10d::Backend& group) {
   std::vector<int> ranks(static_cast<size_t>(group.getSize()));
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
-}
-
-void wait(c10d::Backend& group, c10d::Work& work) {
-  if (auto* handle = dynamic_cast<Group*>(&group))
-    handle->wait(work);
-  else
-    work.wait();
 }
 
 void fail(c10d::Backend& group, const std::string& message) {

@@ -25,7 +25,10 @@ namespace pipewright::comms {
 //
 // Members must call the same collectives on the same sizes. If the wait for one takes longer than a
 // second, the watcher of the failure domain compares what they have called, and if it differs, the
-// world fails with an error that names both.
+// world fails with an error that names both. While the wait() of a collective's work lasts, log()
+// says so, and still does after it has failed. One that lasts until the timeout is a hang of the
+// world. It throws std::runtime_error with the first cause if the world has failed, or what the
+// backend's work throws; any thread may call it.
 class Group final : public ForwardingBackend {
  public:
   // Creates the backend, which may block. `members` are world ranks, by rank in the group.
@@ -37,11 +40,6 @@ class Group final : public ForwardingBackend {
   const std::vector<int>& members() const { return members_; }
   // What this member has called. Thread-safe, and may outlive the group.
   const std::shared_ptr<CollectiveLog>& log() const { return log_; }
-  // Waits for the work of a collective, as that work's own wait() does; while it does, log() says
-  // so. Stays in that state if the wait fails. One that lasts until the timeout is a hang of the
-  // world. Throws std::runtime_error with the first cause if the world has failed, or what the
-  // backend's work throws. Any thread.
-  void wait(c10d::Work& work);
   // Replaces the backend. Collective over the members, and may block.
   void connect_again(int generation);
   // The number of the World::reset() that has connected the group last; 0 if none has.

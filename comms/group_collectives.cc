@@ -38,7 +38,7 @@ at::Tensor gather_chunks(const at::Tensor& mine, int64_t dim, int64_t length,
   std::vector<int64_t> sizes = part.sizes().vec();
   sizes[0] *= group.getSize();
   at::Tensor whole = at::empty(sizes, mine.options());
-  wait(group, *group._allgather_base(whole, part));
+  group._allgather_base(whole, part)->wait();
   return whole.narrow(0, 0, length).movedim(0, dim).contiguous();
 }
 
@@ -54,7 +54,7 @@ namespace {
 at::Tensor all_gather(const at::Tensor& mine, c10d::Backend& group) {
   at::Tensor input = mine;
   at::Tensor all = at::empty({mine.numel() * group.getSize()}, mine.options());
-  wait(group, *group._allgather_base(all, input));
+  group._allgather_base(all, input)->wait();
   return all.cpu();
 }
 
@@ -129,7 +129,7 @@ void broadcast_values(const std::vector<at::Tensor>& tensors, c10d::Backend& gro
     const at::Tensor values = tensor.detach().contiguous();
     // Sends bytes, so that backends need not know dtypes such as fp8.
     std::vector<at::Tensor> sent = {values.view({-1}).view(at::kByte)};
-    wait(group, *group.broadcast(sent));
+    group.broadcast(sent)->wait();
     if (values.data_ptr() != tensor.data_ptr()) tensor.detach().copy_(values);
   }
 }

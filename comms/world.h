@@ -110,11 +110,6 @@ class World {
   std::shared_ptr<std::map<std::string, int>> times_used_;  // by name
 };
 
-// Waits for `work`, a collective of `group`. If it never ends, the report of the hang names it.
-// Throws std::runtime_error with the first cause if the world has failed, or what work.wait()
-// throws. Any thread.
-void wait(c10d::Backend& group, c10d::Work& work);
-
 // Connects to the job's TCPStore, which is hosted by rank 0, or by torchrun's agent if it has a
 // store. Keys are prefixed by the number of restarts, so that a restarted job does not read old
 // ones. Blocks; throws if it cannot connect within `timeout`, which is also that of each request

@@ -289,7 +289,7 @@ void GradBuckets::launch_counts() {
 }
 
 void GradBuckets::wait_for_counts() {
-  if (unused_->work) comms::wait(*group_, *std::exchange(unused_->work, nullptr));
+  if (unused_->work) std::exchange(unused_->work, nullptr)->wait();
 }
 
 // Waits for the counts, and copies them to the host.

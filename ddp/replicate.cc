@@ -5,7 +5,6 @@
 #include <optional>
 #include <utility>
 
-#include "pipewright/comms/group.h"
 #include "pipewright/ddp/replicated_unit.h"
 #include "pipewright/modules/reduction.h"
 
@@ -18,7 +17,7 @@ CommHook compress_hook(at::ScalarType dtype) {
     std::vector<at::Tensor> small = {bucket.to(dtype).div_(group->getSize())};
     const auto work = group->allreduce(small);
     return [bucket, small = small[0], group, work] {
-      comms::wait(*group, *work);
+      work->wait();
       bucket.copy_(small);
     };
   };
@@ -37,7 +36,7 @@ CommHook all_reduce_hook() {
     std::vector<at::Tensor> tensors = {bucket};
     const auto work = group->allreduce(tensors, options);
     return [bucket, group, work, post = reduction.post] {
-      comms::wait(*group, *work);
+      work->wait();
       if (post != 1) bucket.div_(post);
     };
   };

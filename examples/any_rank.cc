@@ -13,7 +13,7 @@ at::Tensor any_rank(bool mine, c10d::Backend& ranks, at::Device device) {
   if (ranks.getSize() > 1) {
     c10d::AllreduceOptions options;
     options.reduceOp = c10d::ReduceOp::MAX;
-    comms::wait(ranks, *ranks.allreduce(any, options));
+    ranks.allreduce(any, options)->wait();
   }
   return any[0];
 }

@@ -39,7 +39,7 @@ executor::LossFunction make_loss(const Options& options, const comms::BackendPtr
 at::Tensor total_loss(const std::vector<at::Tensor>& losses, c10d::Backend& copies) {
   std::vector<at::Tensor> sum = {at::zeros({}, losses.front().options().dtype(at::kDouble))};
   for (const at::Tensor& loss : losses) sum[0] += loss;
-  if (copies.getSize() > 1) comms::wait(copies, *copies.allreduce(sum));
+  if (copies.getSize() > 1) copies.allreduce(sum)->wait();
   return sum[0] / copies.getSize();
 }
 

@@ -84,7 +84,7 @@ class Recording {
     // The first rank has the figures, the others have zeros.
     std::vector<at::Tensor> sum = {
         torch::tensor({own.seconds, own.bubble, own.predicted_bubble}, at::kDouble).to(device_)};
-    if (pipeline_->getSize() > 1) comms::wait(*pipeline_, *pipeline_->allreduce(sum));
+    if (pipeline_->getSize() > 1) pipeline_->allreduce(sum)->wait();
     const auto figure = [&](int64_t at) { return sum[0][at].item<double>(); };
     latest_ = RecordedStep{step, figure(0), figure(1), figure(2)};
     if (is_asked) asked_ = latest_;

@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "pipewright/comms/device_event.h"
-#include "pipewright/comms/group.h"
 #include "pipewright/fsdp/flat_buffer.h"
 #include "pipewright/ir/errors.h"
 
@@ -265,7 +264,7 @@ void GradReducer::begin_reduce(bool all_reduces) {
   if (goes_beside()) {
     std::optional<comms::SideStream::Scope> scope;
     go_beside(&scope);
-    if (pending_.back().work) comms::wait(*params_.group(), *pending_.back().work);
+    if (pending_.back().work) pending_.back().work->wait();
     reduce_over_replicas(pending_.back());
   }
 }
@@ -300,7 +299,7 @@ void GradReducer::reduce_over_replicas(Pending& pending) {
   options.reduceOp =
       reduction_.across == modules::ReduceOp::kAverage ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
   std::vector<at::Tensor> outputs = {pending.output};
-  comms::wait(*replicas_, *replicas_->allreduce(outputs, options));
+  replicas_->allreduce(outputs, options)->wait();
 }
 
 void GradReducer::wait_reduce() {
@@ -308,7 +307,7 @@ void GradReducer::wait_reduce() {
   const c10::NoGradGuard no_grad;
   Pending pending = std::move(pending_.front());
   pending_.pop_front();
-  if (pending.work) comms::wait(*params_.group(), *pending.work);
+  if (pending.work) pending.work->wait();
   pending.inputs.clear();
   std::optional<comms::SideStream::Scope> scope;
   go_beside(&scope);  // after what has been done to .grad

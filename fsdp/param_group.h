@@ -173,7 +173,6 @@ class ParamGroup {
   ShardState state_ = ShardState::kSharded;
   bool gather_posted_ = false;
   c10::intrusive_ptr<c10d::Work> gather_;  // null if there was nothing to send
-  comms::BackendPtr gather_group_;         // that gather_ is of
   c10::intrusive_ptr<c10d::Work>
       abandoned_gather_;  // of a failed step: may still write to the full ones
   int64_t bytes_copied_ = 0;

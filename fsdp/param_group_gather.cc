@@ -21,7 +21,6 @@
 #include <optional>
 #include <utility>
 
-#include "pipewright/comms/group.h"
 #include "pipewright/fsdp/flat_buffer.h"
 #include "pipewright/fsdp/param_group.h"
 #include "pipewright/ir/errors.h"
@@ -124,15 +123,14 @@ void ParamGroup::post_gather() {
       for (at::Tensor& tensor : *tensors) tensor = tensor.view(at::kByte);
     }
   }
-  gather_group_ = smaller ? post_forward_ : group_;
-  gather_ = gather_group_->allgather_into_tensor_coalesced(outputs, inputs);
+  gather_ = (smaller ? post_forward_ : group_)->allgather_into_tensor_coalesced(outputs, inputs);
 }
 
 bool ParamGroup::wait_unshard() {
   if (!gather_posted_) return false;
   const c10::NoGradGuard no_grad;
   gather_posted_ = false;
-  if (gather_) comms::wait(*gather_group_, *std::exchange(gather_, nullptr));
+  if (gather_) std::exchange(gather_, nullptr)->wait();
   std::vector<at::Tensor> temporaries;  // of the gather
   for (Flat& flat : flats_) {
     if (flat.sent.defined()) temporaries.push_back(std::exchange(flat.sent, {}));

@@ -9,7 +9,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "pipewright/comms/group.h"
 #include "pipewright/modules/distribution.h"
 #include "pipewright/modules/tensors.h"
 
@@ -84,7 +83,7 @@ at::Tensor total_grad_norm(const std::vector<GradsToClip>& grads, c10d::Backend&
     options.reduceOp = is_max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
     // Gradients may be on the host and the group's tensors on a device (CPUOffloadPolicy).
     std::vector<at::Tensor> sums = {sum.to(group.getBoundDeviceId().value_or(device))};
-    comms::wait(group, *group.allreduce(sums, options));
+    group.allreduce(sums, options)->wait();
     sum = sums[0];
   }
   return is_max ? sum : sum.pow(1 / norm_type);

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "pipewright/comms/group.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/modules/tensors.h"
 
@@ -70,7 +69,7 @@ void GradScaler::unscale_(const std::vector<at::Tensor>& parameters) {
     c10d::AllreduceOptions options;
     options.reduceOp = c10d::ReduceOp::MAX;
     std::vector<at::Tensor> all = {found};
-    comms::wait(*group_, *group_->allreduce(all, options));
+    group_->allreduce(all, options)->wait();
   }
   found_inf_ = found;
 }

@@ -15,7 +15,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "pipewright/comms/group.h"
 #include "pipewright/comms/group_collectives.h"
 #include "pipewright/modules/distribution.h"
 #include "pipewright/modules/tensors.h"
@@ -58,7 +57,7 @@ std::vector<bool> are_distinct(const std::vector<int>& ranks, const std::vector<
     ++own;
   }
   std::vector<at::Tensor> all = {at::tensor(mine, at::kLong).to(copies[0].device())};
-  if (group) comms::wait(*group, *group->allreduce(all));
+  if (group) group->allreduce(all)->wait();
   const at::Tensor flags = all[0].cpu();
   const auto* values = flags.const_data_ptr<int64_t>();
   return std::vector<bool>(values, values + count);
@@ -100,7 +99,7 @@ class TiedParameters::Tie final : public Distributor {
     if (!sum.defined()) sum = at::zeros_like(copies_[0]);
     if (group_ && sum.numel() > 0) {
       std::vector<at::Tensor> sums = {sum};
-      comms::wait(*group_, *group_->allreduce(sums));
+      group_->allreduce(sums)->wait();
     }
     for (at::Tensor& copy : copies_) {
       if (!copy.requires_grad()) continue;

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "pipewright/autograd/node_pointer.h"
-#include "pipewright/comms/group.h"
 #include "pipewright/comms/group_collectives.h"
 #include "pipewright/layout/layout.h"
 
@@ -71,7 +70,7 @@ PostedCollective post(const at::Tensor& x, const Collective& collective,
 }
 
 at::Tensor PostedCollective::finish() {
-  if (work_) comms::wait(*group_, *std::exchange(work_, nullptr));
+  if (work_) std::exchange(work_, nullptr)->wait();
   if (collective_.kind != Kind::kReduceScatter) return output_;
   return output_.narrow(0, 0, length_of_mine(collective_, group_))
       .movedim(0, collective_.dim)

@@ -9,7 +9,6 @@
 #include <limits>
 #include <stdexcept>
 
-#include "pipewright/comms/group.h"
 #include "pipewright/layout/layout.h"
 #include "pipewright/tp/communication.h"
 
@@ -40,7 +39,7 @@ at::Tensor largest_on_all_ranks(const at::Tensor& logits, const comms::BackendPt
   if (group->getSize() > 1) {
     c10d::AllreduceOptions options;
     options.reduceOp = c10d::ReduceOp::MAX;
-    comms::wait(*group, *group->allreduce(largest, options));
+    group->allreduce(largest, options)->wait();
   }
   return largest[0];
 }

@@ -64,7 +64,7 @@ TEST(Groups, AWaitEndsWhileTheStoreIsAsked) {
   groups->add(group);
   std::vector<at::Tensor> sum = {at::ones({2})};
   const auto work = group->allreduce(sum, {});
-  std::jthread waiter([&] { group->wait(*work); });
+  std::jthread waiter([&] { work->wait(); });
   std::jthread watcher([&] {
     while (store->asked == 0) EXPECT_EQ(groups->difference(*store), "");
   });

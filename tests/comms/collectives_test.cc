@@ -91,10 +91,10 @@ TEST(Collectives, ThatDiffer) {
   for (const Case& one_case : cases) {
     on_ranks(3, [&](Rank& self) {
       const BackendPtr group = self.world->make_group("tp", std::vector{0, 1, 2});
-      wait(*group, *one_case.call(*group, 2));
+      one_case.call(*group, 2)->wait();
       std::string error = "no error";
       try {
-        wait(*group, *one_case.call(*group, self.rank == 1 ? 1000 : 2));
+        one_case.call(*group, self.rank == 1 ? 1000 : 2)->wait();
       } catch (const std::runtime_error& caught) {
         error = caught.what();
       }
@@ -107,7 +107,7 @@ TEST(Collectives, ThatDiffer) {
       EXPECT_TRUE(std::regex_match(error, std::regex(pattern))) << error;
       if (!tests::ranks_are_processes()) return;
       self.world->reset();
-      wait(*group, *one_case.call(*group, 2));
+      one_case.call(*group, 2)->wait();
     });
   }
 }

@@ -66,7 +66,7 @@ TEST(CollectiveLog, ADeviceWaits) {
   std::atomic<bool> joins = false;
   run([&](int rank, Member& own) {
     if (rank == 1) comms::poll(kLimit, 1, [&] { return joins.load(); });
-    comms::wait(*own.group, *own.group->allreduce(own.sum));
+    own.group->allreduce(own.sum)->wait();
     if (rank == 0) {
       EXPECT_TRUE(own.comes_to([](const comms::GroupState& state) {
         return state.joined == 1 && !state.device_waits.empty();
@@ -116,9 +116,9 @@ TEST(CollectiveLog, TwoStreamsOfOneGroup) {
       order(own_stream, side);
       const c10::StreamGuard on_side(side);
       pass_gate(rank, own, sends);
-      comms::wait(*own.group, *own.group->allreduce(first));
+      own.group->allreduce(first)->wait();
     }
-    comms::wait(*own.group, *own.group->allreduce(own.sum));
+    own.group->allreduce(own.sum)->wait();
     if (rank == 0) {
       // The stream of the second call has nothing to wait for but the collective.
       c10::Event called(kDeviceType);

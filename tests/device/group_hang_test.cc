@@ -39,7 +39,7 @@ struct Rank {
 
 void allreduce(const Rank& own) {
   std::vector<at::Tensor> sum = {at::zeros({1}, tests::here())};
-  comms::wait(own.pair, *own.pair.allreduce(sum));
+  own.pair.allreduce(sum)->wait();
 }
 
 // The lines of each rank's error that name culprits, after two copies of a pipeline of two stages

@@ -180,8 +180,7 @@ std::vector<Hang> hangs() {
                              ActionKind::kForward, [&own, step](const ActionContext& context) {
                                const comms::BackendPtr group = own.trainer.mesh.group({"dp"});
                                std::vector<at::Tensor> sum = {at::zeros({1})};
-                               if (own.rank != 1 || step != kStep)
-                                 comms::wait(*group, *group->allreduce(sum));
+                               if (own.rank != 1 || step != kStep) group->allreduce(sum)->wait();
                                context.run_default();
                              });
                          own.trainer.train(step);
@@ -274,7 +273,7 @@ std::vector<Hang> hangs() {
                          const comms::BackendPtr group = own.trainer.mesh.group({"dp"});
                          std::vector<at::Tensor> sum = {at::zeros({1})};
                          try {
-                           comms::wait(*group, *group->allreduce(sum));
+                           group->allreduce(sum)->wait();
                          } catch (const std::exception& error) {
                            EXPECT_TRUE(own.world.failures().hung());
                            throw std::runtime_error(own.world.failures().explain(error.what()));
