@@ -53,7 +53,10 @@ std::string FailureDomain::explain_first() {
       const std::lock_guard lock(mutex_);
       if (generation == generation_) explained_ = first + agreed;
     }
-    await_readers(generation);
+    try {
+      await_readers(generation);
+    } catch (const std::exception&) {  // the host has ended: it waits for nobody
+    }
     return first + agreed;
   } catch (const std::exception&) {
     return first;  // without the store nobody answers

@@ -147,6 +147,12 @@ TEST(Reset, ALateExplanationIsThatOfItsOwnFailure) {
 class ClosableStore final : public c10d::HashStore {
  public:
   std::atomic<bool> closed = false;
+  bool closes_on_reading = false;  // when a rank says that it has read
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    if (closes_on_reading && key.find("read/") != std::string::npos)
+      throw std::runtime_error("closed");
+    HashStore::set(key, value);
+  }
   bool check(const std::vector<std::string>& keys) override {
     if (closed) throw std::runtime_error("closed");
     return HashStore::check(keys);
@@ -173,6 +179,17 @@ TEST(Explain, TheHostOfTheStoreWaitsUntilTheOthersHaveReadWhoIsAbsent) {
   EXPECT_TRUE(text.starts_with("rank 1: out of luck\n  rank 1: host ")) << text;
   EXPECT_EQ(ranks[2]->domain().explain(), text);
   store->closed = false;
+}
+
+// The host waits for a limited time only.
+TEST(Explain, ARankThatHasReadWhoIsAbsentKeepsItWhenTheStoreEnds) {
+  const auto store = c10::make_intrusive<ClosableStore>();
+  const auto ranks = make_ranks(2, store);
+  ranks[1]->domain().fail("out of luck");
+  ASSERT_TRUE(all_fail(ranks));
+  store->closes_on_reading = true;
+  const std::string text = ranks[1]->domain().explain();
+  EXPECT_TRUE(text.starts_with("rank 1: out of luck\n  rank 1: host ")) << text;
 }
 
 // A limit of hours, as of a first step, does not hold up the shorter ones after it, and these do
