@@ -40,6 +40,10 @@ struct Schedule {
   std::vector<int> recompute = {};
   // Layers of the model per stage, if the schedule was made for a cut of a model; else empty.
   std::vector<int> cut = {};
+  // The slices that each microbatch is cut into along its sequence. With more than one, a slice has
+  // the place of a microbatch: num_microbatches counts all slices, and the microbatch u of an
+  // action is slice u mod `slices` of microbatch u div `slices` (slice_before() in dependencies.h).
+  int slices = 1;
   Rows rows;  // placement.num_ranks() rows
 
   friend bool operator==(const Schedule&, const Schedule&) = default;

@@ -33,7 +33,11 @@ constexpr HeaderKey kKeys[] = {
      }},
     {"microbatches", true, true, "a positive integer",
      [](const Schedule& schedule, Level) {
-       return std::optional(std::to_string(schedule.num_microbatches));
+       return std::optional(std::to_string(schedule.num_microbatches / schedule.slices));
+     }},
+    {"slices", false, true, "a positive integer",
+     [](const Schedule& schedule, Level) {
+       return schedule.slices == 1 ? std::nullopt : std::optional(std::to_string(schedule.slices));
      }},
     {"placement", true, false, "loop, v or the rank of each stage",
      [](const Schedule& schedule, Level) { return std::optional(schedule.placement.to_string()); }},
@@ -272,6 +276,9 @@ std::optional<ParsedSchedule> HeaderReader::finish(const Place& place, size_t er
   const std::optional<int> ranks = number("ranks", kMaxStages, diagnostics);
   const std::optional<int> stages = number("stages", kMaxStages, diagnostics);
   schedule.num_microbatches = number("microbatches", kMaxMicrobatches, diagnostics).value_or(0);
+  const int most_slices = kMaxMicrobatches / std::max(1, schedule.num_microbatches);
+  schedule.slices = number("slices", most_slices, diagnostics).value_or(1);
+  schedule.num_microbatches *= schedule.slices;
   if (ranks && stages)
     schedule.placement = placement(*ranks, *stages, diagnostics).value_or(Placement());
   if (stages) schedule.recompute = recompute(*stages, diagnostics);

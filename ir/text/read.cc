@@ -83,6 +83,20 @@ bool check_is_schedule(const Source& source, Diagnostics* diagnostics) {
   return false;
 }
 
+// A CSV does not say into how many slices microbatches are cut.
+bool cut_into_slices(int slices, AnySchedule* schedule, Diagnostics* diagnostics) {
+  return std::visit(
+      [&](Schedule& rows) {
+        rows.slices = slices;
+        if (rows.num_microbatches % slices == 0) return true;
+        diagnostics->error(Rule::kShapeDiffers,
+                           fmt::format("expected microbatches of {} slices each, got {} slices",
+                                       slices, rows.num_microbatches));
+        return false;
+      },
+      *schedule);
+}
+
 }  // namespace
 
 std::span<const Format> formats() { return kFormats; }
@@ -108,6 +122,9 @@ std::optional<ParsedSchedule> read_schedule(const Source& source, const Expected
   const Format& format = detect_format(source);
   if (format.parse == parse_csv && !check_is_schedule(source, diagnostics)) return std::nullopt;
   std::optional<ParsedSchedule> parsed = format.parse(source, diagnostics);
+  if (parsed && format.parse == parse_csv &&
+      !cut_into_slices(expected.slices.value_or(1), &parsed->schedule, diagnostics))
+    parsed.reset();
   if (parsed && !check_expected_shape(schedule_of(parsed->schedule), expected, diagnostics))
     parsed.reset();
   diagnostics->sort();

@@ -40,9 +40,9 @@ const Format* find_format(std::string_view name);
 // Determines the format from the extension of the file's name, or else from its first bytes.
 const Format& detect_format(const Source& source);
 
-// Parses a file in its detected format and checks its shape against `expected`. Returns nullopt and
-// adds errors, sorted by place, if there are any. The result refers to `source`, which must outlive
-// it.
+// Parses a file in its detected format and checks its shape against `expected`, where a CSV takes
+// the slices from `expected`. Returns nullopt and adds errors, sorted by place, if there are any.
+// The result refers to `source`, which must outlive it.
 std::optional<ParsedSchedule> read_schedule(const Source& source, const ExpectedShape& expected,
                                             Diagnostics* diagnostics);
 

@@ -297,7 +297,7 @@ bool check_declared_shape(const Schedule& schedule, Level level, const CellIndex
                                   part.microbatch()),
                       place())
               .help = fmt::format("set `microbatches: {}`, or correct the action",
-                                  highest().microbatch + 1);
+                                  highest().microbatch / schedule.slices + 1);
         }
       }
     }
@@ -317,7 +317,8 @@ bool check_expected_shape(const Schedule& schedule, const ExpectedShape& expecte
   };
   check("ranks", expected.ranks, schedule.placement.num_ranks());
   check("stages", expected.stages, schedule.placement.num_stages());
-  check("microbatches", expected.microbatches, schedule.num_microbatches);
+  check("microbatches", expected.microbatches, schedule.num_microbatches / schedule.slices);
+  check("slices", expected.slices, schedule.slices);
   return good;
 }
 

@@ -70,6 +70,7 @@ struct ExpectedShape {
   std::optional<int> ranks;
   std::optional<int> stages;
   std::optional<int> microbatches;
+  std::optional<int> slices = {};
 };
 
 struct FoundShape {

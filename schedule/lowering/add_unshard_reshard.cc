@@ -285,6 +285,7 @@ ir::Program add_unshard_reshard(const ir::ComputeOrder& order, const ResidencyPo
                        order.lowering,
                        order.recompute,
                        order.cut,
+                       order.slices,
                        {}}};
   program.lowering.lookahead = policy.lookahead;
   program.lowering.evict = policy.evict;

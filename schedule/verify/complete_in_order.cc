@@ -85,14 +85,15 @@ class PassedActions {
     const Entry& entry = entries_[first];
     if (entry.own == 0) return true;  // it may have no cell
     uint16_t* cell = cell_of(first);
-    bool is_next = has_needs(entry, cell);
+    bool is_next = has_needs(entry, cell) && follows_slice(first, cell);
     if (action.is_compound()) {
       // A part of a compound cannot use a result of the other part.
       const ActionPart second = action.parts()[1];
       const Entry& other = entries_[second];
       uint16_t* other_cell = cell_of(second);
-      is_next &=
-          has_needs(other, other_cell) && (cell != other_cell || (entry.own & other.own) == 0);
+      is_next &= has_needs(other, other_cell) &&
+                 (cell != other_cell || (entry.own & other.own) == 0) &&
+                 follows_slice(second, other_cell);
       *other_cell |= other.own;
     }
     *cell |= entry.own;
@@ -138,6 +139,13 @@ class PassedActions {
   static bool has_needs(const Entry& entry, const uint16_t* cell) {
     return ((*cell & (entry.own | entry.of_stage)) == entry.of_stage) &
            ((cell[entry.to_neighbor] & entry.of_neighbor) == entry.of_neighbor);
+  }
+  // Whether the slice that must come before `part`, whose cell is given, has been passed.
+  bool follows_slice(ActionPart part, const uint16_t* cell) const {
+    if (schedule_.slices == 1) return true;
+    const auto before = ir::slice_before(part, schedule_.slices);
+    const uint16_t made = part.kind() == ActionKind::kForward ? kForward : kInput;
+    return !before || (cell[*before - part.microbatch()] & made) != 0;
   }
   uint16_t* cell_of(ActionPart part) {
     return cells_.data() + static_cast<size_t>(part.stage()) * num_microbatches_ +

@@ -188,8 +188,8 @@ class DataFlow {
         diagnostics_(*diagnostics),
         dependencies_(schedule.placement) {}
 
-  // Results of the part's own rank must be computed before it; in a program, results of other ranks
-  // must be received before it.
+  // Results of the part's own rank, and of the slice that it follows, must be computed before it;
+  // in a program, results of other ranks must be received before it.
   void check_needs(size_t rank, size_t step, ActionPart part, bool in_program) {
     for (const ir::StageDependencies::Need& need : dependencies_.of(part)) {
       if (need.of_other_rank) {
@@ -207,6 +207,12 @@ class DataFlow {
                                ir::to_string(part), rank));
         if (ir::is_send(part.kind())) error.help = "remove it and its other end";
       }
+    }
+    if (const auto before = ir::slice_before(part, schedule_.slices)) {
+      const ActionKind kind =
+          part.kind() == ActionKind::kForward ? part.kind() : ActionKind::kBackwardInput;
+      const std::optional<int> made = index_.step_of(kind, part.stage(), *before);
+      if (made && static_cast<size_t>(*made) >= step) report_too_early(rank, step, part, *made);
     }
   }
 

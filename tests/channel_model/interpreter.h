@@ -20,7 +20,7 @@ namespace pipewright::channel_model {
 class Interpreter {
  public:
   Interpreter(const ir::Program& program, ir::ChannelModel model, ir::ChannelCapacity capacity)
-      : placement_(program.placement), model_(model), capacity_(capacity) {
+      : placement_(program.placement), slices_(program.slices), model_(model), capacity_(capacity) {
     std::map<std::pair<int, int>, int> sends, receives;
     for (size_t rank = 0; rank < program.rows.size(); ++rank) {
       for (const ir::Action& action : program.rows[rank]) {
@@ -135,8 +135,28 @@ class Interpreter {
           received = received || (items_[other].action == receive && has(state, other));
         if (!received) return false;
       }
+      if (!has_slice_before(state, item, part)) return false;
     }
     return true;
+  }
+
+  // The slice that `part` follows on its stage, keys and values or their gradients, has ended: F of
+  // slice k-1 for an F, B or I of slice k+1 for a B or I.
+  bool has_slice_before(uint64_t state, size_t item, ir::ActionPart part) const {
+    const bool is_forward = part.kind() == ir::ActionKind::kForward;
+    const int slice = part.microbatch() % slices_, first = is_forward ? 0 : slices_ - 1;
+    if (part.kind() == ir::ActionKind::kBackwardWeight || slice == first) return true;
+    for (size_t other = 0; other < items_.size(); ++other) {
+      for (const ir::ActionPart before : items_[other].action.parts()) {
+        const bool is_alike = is_forward ? before.kind() == ir::ActionKind::kForward
+                                         : before.kind() == ir::ActionKind::kBackward ||
+                                               before.kind() == ir::ActionKind::kBackwardInput;
+        if (is_alike && before.stage() == part.stage() &&
+            before.microbatch() == part.microbatch() + (is_forward ? -1 : 1))
+          return other != item && has(state, other);
+      }
+    }
+    return false;
   }
 
   // A wait can end when what precedes it has ended and its SEND has finished.
@@ -190,6 +210,7 @@ class Interpreter {
   }
 
   ir::Placement placement_;
+  int slices_;
   ir::ChannelModel model_;
   ir::ChannelCapacity capacity_;
   std::vector<Item> items_;

@@ -179,11 +179,16 @@ ir::Program random_program(std::mt19937& random) {
   const auto below = [&](int limit) {
     return static_cast<int>(random() % static_cast<unsigned>(limit));
   };
-  const char* names[] = {"GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "ZBVZeroBubble"};
-  const schedules::ScheduleSpec& spec = *schedules::find_schedule(names[below(5)]);
-  const int ranks = 2 + below(2);
-  const schedules::Shape shape{ranks, schedules::default_stages(spec, ranks),
-                               1 + below(ranks == 2 ? 2 : 1)};
+  const char* names[] = {"GPipe",         "1F1B",    "Interleaved1F1B", "LoopedBFS",
+                         "ZBVZeroBubble", "Seq1F1B", "Seq1F1B-I"};
+  const std::string name = names[below(7)];
+  const schedules::ScheduleSpec& spec = *schedules::find_schedule(name);
+  const int ranks = 2 + below(2), units = 1 + below(ranks == 2 ? 2 : 1);
+  const bool has_slices = name.starts_with("Seq");
+  const schedules::Shape shape{.ranks = ranks,
+                               .stages = schedules::default_stages(spec, ranks),
+                               .microbatches = has_slices ? 1 : units,
+                               .slices = has_slices ? units : 1};
   ir::Program program = *schedule::add_send_recv({schedules::make_order(spec, shape)});
   for (int move = below(40); move > 0; --move) {
     ir::Row& row = program.rows[static_cast<size_t>(below(ranks))];

@@ -37,8 +37,10 @@ TEST(FormatDocTest, ExamplesAreValid) {
     ASSERT_TRUE(parsed) << render(diagnostics, &source, {});
     schedules.push_back(parsed->schedule);
   }
-  ASSERT_EQ(schedules.size(), 4u);  // a CSV, a .plan, JSON, JSON with a recording
-  EXPECT_EQ(schedule_of(schedules[1]), schedule_of(schedules[2]));
+  // A CSV, a .plan with slices, one without, JSON, JSON with a recording.
+  ASSERT_EQ(schedules.size(), 5u);
+  EXPECT_EQ(schedule_of(schedules[2]), schedule_of(schedules[3]));
+  EXPECT_EQ(schedule_of(schedules[1]).slices, 2);
 }
 
 }  // namespace

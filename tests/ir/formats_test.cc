@@ -157,11 +157,46 @@ TEST(FormatsTest, PlanCommentsAndBlankLinesDoNotMatter) {
   EXPECT_EQ(schedule_of(read("\xEF\xBB\xBF" + windows, "plan")), schedule);
 }
 
+// `microbatches` counts whole ones, and an action a slice.
+TEST(FormatsTest, Slices) {
+  const auto plan = [](const std::string& slices) {
+    return "pipewright plan 1\nlevel: compute_only\nranks: 1\nstages: 1\nmicrobatches: "
+           "1\nslices: " +
+           slices + "\nplacement: loop\nrank 0: 0F0 0F1 0B1 0B0\n";
+  };
+  const AnySchedule schedule = read(plan("2"), "plan");
+  EXPECT_EQ(schedule_of(schedule).slices, 2);
+  EXPECT_EQ(schedule_of(schedule).num_microbatches, 2);
+  EXPECT_EQ(print(schedule, "csv"), "0F0,0F1,0B1,0B0\r\n");
+  const auto shaped = [](std::optional<int> microbatches, int slices) {
+    return ExpectedShape{{}, {}, microbatches, slices};
+  };
+  const auto error_of = [](const Source& source, const ExpectedShape& expected) {
+    Diagnostics diagnostics;
+    EXPECT_FALSE(read_schedule(source, expected, &diagnostics));
+    return diagnostics.total() > 0 ? diagnostics.kept()[0].message : "no error";
+  };
+  EXPECT_EQ(error_of({"a.plan", plan("0")}, {}),
+            "`slices`: expected an integer from 1 to 268435456, got `0`");
+  EXPECT_EQ(error_of({"a.plan", plan("1")}, {}),
+            "microbatch out of range in `0F1`: expected 0 to 0, got 1");
+  EXPECT_EQ(error_of({"a.plan", plan("2")}, shaped({}, 3)), "expected 3 slices, got 2");
+  // A CSV gets them from whoever reads it.
+  const Source csv{"a.csv", print(schedule, "csv")};
+  Diagnostics diagnostics;
+  const auto parsed = read_schedule(csv, shaped(1, 2), &diagnostics);
+  ASSERT_TRUE(parsed);
+  EXPECT_EQ(schedule_of(parsed->schedule).rows, schedule_of(schedule).rows);
+  EXPECT_EQ(schedule_of(parsed->schedule).slices, 2);
+  EXPECT_EQ(error_of(csv, shaped({}, 3)), "expected microbatches of 3 slices each, got 2 slices");
+}
+
 TEST(FormatsTest, EveryFieldRoundTrips) {
   Program program;
   program.name = "A name: with \"signs\" # and \xC3\xA9";
   program.placement = Placement::custom(2, {0, 1, 1});
   program.num_microbatches = 3;
+  program.slices = 3;
   program.recompute = {0, 2};
   program.cut = {5, 0, 4};
   program.rows = {{Action(ActionKind::kUnshard, 0), Action(ActionKind::kForward, 0, 2)},
