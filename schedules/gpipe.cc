@@ -9,8 +9,9 @@ ir::Row make_row(const Shape& shape, int rank) {
   ir::Row row(2 * static_cast<size_t>(shape.microbatches));
   ir::Action* next = row.data();
   for (const ir::ActionKind kind : {ir::ActionKind::kForward, ir::ActionKind::kBackward}) {
-    for (int microbatch = 0; microbatch < shape.microbatches; ++microbatch) {
-      *next++ = {kind, rank, microbatch};
+    for (int index = 0; index < shape.microbatches; ++index) {
+      const bool is_forward = kind == ir::ActionKind::kForward;
+      *next++ = {kind, rank, is_forward ? index : backward_at(index, shape.slices)};
     }
   }
   return row;
@@ -28,9 +29,10 @@ const ScheduleSpec kGPipe = {
     .pattern = Pattern::kLoop,
     .default_stages_per_rank = 1,
     .splits_backward = false,
-    .bubble = "(P-1)(F+B)",
+    .bubble = "(P-1)(F+B)/K",
     .memory = "M",
     .constraints = kConstraints,
+    .options = kSlicesOption,
     .make_row = make_row,
 };
 

@@ -12,7 +12,10 @@ namespace pipewright::schedules {
 //   rank 1     F0 F1 F2 F3       B0    B1    B2    B3
 //   rank 2        F0 F1 F2 F3 B0    B1    B2    B3
 //
-// Idle time per rank: (P-1)(F+B). Peak activations per rank: M. In the picture 2(F+B) and 4.
+// With K slices per microbatch the backwards of a microbatch run from its last slice to its first,
+// as in TeraPipe (Li et al., arXiv 2102.07988).
+//
+// Idle time per rank: (P-1)(F+B)/K. Peak activations per rank: M. In the picture 2(F+B) and 4.
 //
 // This is the order that PyTorch 2.11's ScheduleGPipe executes. The order that it exports differs:
 // it ends in REDUCE_GRAD, which is not a compute action. Generated in linear time.

@@ -14,6 +14,7 @@ InterleavedOrder::InterleavedOrder(const Shape& shape, int rank)
       group_size_(shape.group_size > 0 ? shape.group_size : microbatches_per_round(shape)),
       round_size_(std::min(group_size_, shape.microbatches)),
       num_microbatches_(shape.microbatches),
+      slices_(shape.slices),
       num_operations_(shape.stages_per_rank() * shape.microbatches) {}
 
 int InterleavedOrder::warmup(int slope) const {

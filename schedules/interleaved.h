@@ -14,7 +14,8 @@ namespace pipewright::schedules {
 //   forward    0F0 0F1 2F0 2F1   0F2 0F3 2F2 2F3
 //   backward   2B0 2B1 0B0 0B1   2B2 2B3 0B2 0B3
 //
-// P ranks, V stages per rank, M microbatches, in rounds of R.
+// P ranks, V stages per rank, M microbatches, in rounds of R. With slices, the backwards of one
+// microbatch are in the opposite order, and rounds must have whole microbatches.
 class InterleavedOrder {
  public:
   InterleavedOrder(const Shape& shape, int rank);
@@ -32,9 +33,11 @@ class InterleavedOrder {
     // The next forward if `kind` is kForward, otherwise the next backward. At most
     // num_operations() calls.
     ir::ActionPart next(ir::ActionKind kind) {
-      const int local_stage =
-          kind == ir::ActionKind::kForward ? passed_ : order_.stages_per_rank_ - 1 - passed_;
-      const ir::ActionPart part(kind, local_stage * order_.ranks_ + order_.rank_, microbatch_++);
+      const bool is_forward = kind == ir::ActionKind::kForward;
+      const int local_stage = is_forward ? passed_ : order_.stages_per_rank_ - 1 - passed_;
+      const int microbatch = is_forward ? microbatch_ : backward_at(microbatch_, order_.slices_);
+      const ir::ActionPart part(kind, local_stage * order_.ranks_ + order_.rank_, microbatch);
+      ++microbatch_;
       if (microbatch_ == round_end_) next_stage();
       return part;
     }
@@ -54,7 +57,7 @@ class InterleavedOrder {
   Walk walk() const { return Walk(*this); }
 
  private:
-  int ranks_, rank_, stages_per_rank_, group_size_, round_size_, num_microbatches_;
+  int ranks_, rank_, stages_per_rank_, group_size_, round_size_, num_microbatches_, slices_;
   int num_operations_;
 };
 

@@ -16,6 +16,7 @@
 #include "pipewright/schedules/looped_bfs.h"
 #include "pipewright/schedules/one_f_one_b.h"
 #include "pipewright/schedules/one_f_one_b_v.h"
+#include "pipewright/schedules/seq_1f1b.h"
 #include "pipewright/schedules/v_adaptive.h"
 #include "pipewright/schedules/v_half.h"
 #include "pipewright/schedules/v_min.h"
@@ -30,7 +31,7 @@ namespace {
 constexpr const ScheduleSpec* kSchedules[] = {
     &kGPipe, &kOneFOneB, &kEager1F1B, &kLoopedBfs, &kInterleaved1F1B, &kInterleavedZeroBubble,
     &kZbH1,  &kZbH2,     &kZb1p,      &kZb2p,      &kZbvZeroBubble,   &kDualPipeV,
-    &kVHalf, &kVMin,     &kVAdaptive, &kOneFOneBV,
+    &kVHalf, &kVMin,     &kVAdaptive, &kOneFOneBV, &kSeq1F1B,         &kSeq1F1BI,
 };
 
 bool same_word(std::string_view left, std::string_view right) {
@@ -39,9 +40,16 @@ bool same_word(std::string_view left, std::string_view right) {
   });
 }
 
+// The shape that constraints and generators get.
+Shape in_slices(Shape shape) {
+  shape.slices = std::max(1, shape.slices);
+  shape.microbatches *= shape.slices;
+  return shape;
+}
+
 bool is_legal(const ScheduleSpec& spec, const Shape& shape) {
   return std::ranges::all_of(spec.constraints,
-                             [&](const Constraint& one) { return one.holds(shape); });
+                             [&](const Constraint& one) { return one.holds(in_slices(shape)); });
 }
 
 bool takes(const ScheduleSpec& spec, const ShapeOption& option) {
@@ -57,7 +65,10 @@ std::optional<std::string> size_error(const Shape& shape) {
   if (shape.microbatches > ir::kMaxMicrobatches)
     return fmt::format("at most {} microbatches", ir::kMaxMicrobatches);
   constexpr int64_t kMostForwards = int64_t{1} << 28;  // 8 GiB of actions with their backwards
-  const int64_t forwards = int64_t{shape.stages} * shape.microbatches;
+  const int slices = std::max(1, shape.slices);
+  if (slices > ir::kMaxMicrobatches / std::max(1, shape.microbatches))
+    return fmt::format("at most {} slices of all microbatches", ir::kMaxMicrobatches);
+  const int64_t forwards = int64_t{shape.stages} * shape.microbatches * slices;
   if (forwards > kMostForwards) return fmt::format("at most {} forwards", kMostForwards);
   return std::nullopt;
 }
@@ -187,6 +198,7 @@ std::optional<ir::Diagnostic> shape_error(const ScheduleSpec& spec, const Shape&
     return error("at least 1 of each");
   if (const auto limit = size_error(shape)) return error(*limit);
   if (shape.group_size < 0) return error("a group size of at least 1");
+  if (shape.slices < 0) return error("at least 1 slice");
   for (const ShapeOption& option : kShapeOptions) {
     if (!option.is_set(shape) || takes(spec, option)) continue;
     ir::Diagnostic diagnostic;
@@ -197,7 +209,7 @@ std::optional<ir::Diagnostic> shape_error(const ScheduleSpec& spec, const Shape&
     return diagnostic;
   }
   for (const Constraint& constraint : spec.constraints) {
-    if (constraint.holds(shape)) continue;
+    if (constraint.holds(in_slices(shape))) continue;
     ir::Diagnostic diagnostic = error(fmt::format("that {}", constraint.rule));
     diagnostic.notes.push_back({std::string(constraint.reason), {}});
     diagnostic.help = nearest_text(spec, shape);
@@ -216,12 +228,15 @@ ir::Placement placement_of(const ScheduleSpec& spec, const Shape& shape) {
   PW_CHECK(false, "every pattern has a placement");
 }
 
-ir::ComputeOrder make_order(const ScheduleSpec& spec, const Shape& shape, const PlanTimes& times) {
-  PW_CHECK(!shape_error(spec, shape), "the shape keeps to the schedule's constraints");
+ir::ComputeOrder make_order(const ScheduleSpec& spec, const Shape& of_microbatches,
+                            const PlanTimes& times) {
+  PW_CHECK(!shape_error(spec, of_microbatches), "the shape keeps to the schedule's constraints");
+  const Shape shape = in_slices(of_microbatches);
   ir::ComputeOrder order;
   order.name = spec.name;
   order.placement = placement_of(spec, shape);
   order.num_microbatches = shape.microbatches;
+  order.slices = shape.slices;
   if (spec.make_row == nullptr) order.rows = all_rows(spec, shape, times);
   order.rows.reserve(static_cast<size_t>(shape.ranks));
   for (int rank = 0; spec.make_row != nullptr && rank < shape.ranks; ++rank) {
@@ -233,9 +248,10 @@ ir::ComputeOrder make_order(const ScheduleSpec& spec, const Shape& shape, const 
   return order;
 }
 
-ir::Row make_row(const ScheduleSpec& spec, const Shape& shape, int rank) {
-  PW_CHECK(!shape_error(spec, shape) && rank >= 0 && rank < shape.ranks,
+ir::Row make_row(const ScheduleSpec& spec, const Shape& of_microbatches, int rank) {
+  PW_CHECK(!shape_error(spec, of_microbatches) && rank >= 0 && rank < of_microbatches.ranks,
            "the shape is legal and has the rank");
+  const Shape shape = in_slices(of_microbatches);
   if (spec.make_row == nullptr) return all_rows(spec, shape, {})[static_cast<size_t>(rank)];
   ir::Row row = spec.make_row(shape, rank);
   drop_trailing_idle(&row);

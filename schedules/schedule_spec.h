@@ -22,6 +22,7 @@ struct Shape {
   bool extra_warmup = false;  // one more forward before the first backward
   double memory = 0;  // limit in activations per rank: 1 is what one microbatch leaves on all
                       // stages of a rank
+  int slices = 0;     // parts of each microbatch along its sequence; 0 for one, or those of a file
 
   // Stages must be a multiple of ranks.
   int stages_per_rank() const { return stages / ranks; }
@@ -65,6 +66,7 @@ struct ShapeOption {
   std::string_view name;  // "group-size"
   std::string_view meaning;
   double (*value)(const Shape&);  // 0 if it is not given
+  bool of_files = false;          // files may have it too
 
   bool is_set(const Shape& shape) const { return value(shape) != 0; }
 };
@@ -75,9 +77,19 @@ inline constexpr ShapeOption kShapeOptions[] = {
      [](const Shape& shape) { return shape.extra_warmup ? 1.0 : 0.0; }},
     {"memory", "plan for K activations per rank, each of one microbatch on all stages of the rank",
      [](const Shape& shape) { return shape.memory; }},
+    {"slices", "cut each microbatch into K parts along its sequence",
+     [](const Shape& shape) { return shape.slices > 1 ? static_cast<double>(shape.slices) : 0; },
+     true},
 };
 inline constexpr std::span<const ShapeOption> kInterleavedOptions(kShapeOptions, 2);
 inline constexpr std::span<const ShapeOption> kMemoryOption(kShapeOptions + 2, 1);
+inline constexpr std::span<const ShapeOption> kSlicesOption(kShapeOptions + 3, 1);
+
+// With slices: the slice whose backward comes in the place of slice `index`, which counts those of
+// all microbatches. The slices of a microbatch run their backwards from the last to the first.
+constexpr int backward_at(int index, int slices) {
+  return index + slices - 1 - 2 * (index % slices);
+}
 
 // One schedule of the catalogue: its description, constraints and generator. Constant data; the
 // functions are pure and callable from any thread. CONTRIBUTING.md says how to add one.
@@ -96,7 +108,8 @@ struct ScheduleSpec {
   std::span<const ShapeOption> options = {};  // the options that it takes
 
   // Generates the order of one rank for a valid shape, in time linear in its length. Null if the
-  // ranks can only be generated together.
+  // ranks can only be generated together. Constraints and all generators get the slices of all
+  // microbatches as Shape::microbatches, and the slices of one as Shape::slices.
   ir::Row (*make_row)(const Shape&, int rank) = nullptr;
   // Generates the orders of all ranks, in linear time.
   ir::Rows (*make_rows)(const Shape&) = nullptr;

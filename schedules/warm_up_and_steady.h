@@ -14,7 +14,9 @@
 
 namespace pipewright::schedules {
 
-// The row of `rank` with whole backwards. The warm-up has min(warm_up, M) forwards.
+// The row of `rank` with whole backwards. The warm-up has min(warm_up, M) forwards. With slices,
+// the backwards of a microbatch are in the opposite order, and the warm-up must have all of its
+// slices but one.
 ir::Row warm_up_and_steady(const Shape& shape, int rank, int warm_up);
 
 // The same with split backwards: from microbatch `first_weight` on, each I is followed by the

@@ -35,12 +35,13 @@ int expected_peak(std::string_view name, const Shape& shape, int rank) {
   const int P = shape.ranks, V = shape.stages / P, M = shape.microbatches, r = rank;
   const int g = M / std::max(1, M / P);
   if (name == "GPipe") return M;
-  if (name == "1F1B") return std::min(M, P - r);
+  if (name == "1F1B" || name == "Seq1F1B") return std::min(M, P - r);  // of whole microbatches
   if (name == "Eager1F1B") return std::min(M, 2 * (P - r) - 1);
   if (name == "ZB-H1") return std::min(M, P);
   if (name == "ZB-H2") return std::min(M, 2 * P - 1);
   if (name == "LoopedBFS") return V * M;
-  if (name == "Interleaved1F1B") return std::min(V * M, (V - 1) * g + 2 * (P - 1 - r) + 1);
+  if (name == "Interleaved1F1B" || name == "Seq1F1B-I")
+    return std::min(V * M, (V - 1) * g + 2 * (P - 1 - r) + 1);
   if (name == "InterleavedZeroBubble") return std::min(V * M, (V - 1) * g + P);
   if (name == "ZBVZeroBubble") return std::min({2 * P, 2 * M, M + 1 + r});
   if (name == "DualPipeV") return 2 * P + 1;

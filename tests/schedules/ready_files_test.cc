@@ -23,8 +23,10 @@ TEST(ReadyFilesTest, EachEqualsTheGeneratedSchedule) {
     const ir::Schedule& ready = ir::schedule_of(parsed->schedule);
     const ScheduleSpec* spec = find_schedule(ready.name);
     ASSERT_NE(spec, nullptr);
-    const Shape shape{ready.placement.num_ranks(), ready.placement.num_stages(),
-                      ready.num_microbatches};
+    const Shape shape{.ranks = ready.placement.num_ranks(),
+                      .stages = ready.placement.num_stages(),
+                      .microbatches = ready.num_microbatches / ready.slices,
+                      .slices = ready.slices};
     std::ostringstream text;
     ir::print_plan(make_order(*spec, shape), text);
     EXPECT_EQ(text.str(), file.text);
