@@ -190,10 +190,11 @@ struct SimulateResult {
 
 // The costs after the what-if changes, if they fit a schedule with this placement; otherwise
 // nullopt, and errors are added.
-// `cut` is the schedule's own, for costs with layers (layers.h).
+// `cut` is the schedule's own, for costs with layers (layers.h). With slices, num_microbatches
+// counts them, and the result is sliced().
 std::optional<Costs> changed_costs(const SimulateRequest& request, const ir::Placement& placement,
                                    int num_microbatches, const std::vector<int>& cut,
-                                   ir::Diagnostics* diagnostics);
+                                   ir::Diagnostics* diagnostics, int slices = 1);
 
 // The same for costs with layers, which stay as they are: for a search for the cut.
 std::optional<Costs> changed_layers(const SimulateRequest& request, const ir::Placement& placement,

@@ -86,15 +86,16 @@ ChannelGraph graph_of(const ir::AnySchedule& schedule) {
 
 std::optional<Costs> changed_costs(const SimulateRequest& request, const ir::Placement& placement,
                                    int num_microbatches, const std::vector<int>& cut,
-                                   ir::Diagnostics* diagnostics) {
+                                   ir::Diagnostics* diagnostics, int slices) {
   const std::optional<Costs> of_stages =
       cut_layers(request.costs, cut, request.places, placement.num_stages(), diagnostics);
   if (!of_stages) return std::nullopt;
   Costs costs = *of_stages;
-  const bool fits = check_costs(costs, request.places, placement, num_microbatches, diagnostics);
+  const bool fits =
+      check_costs(costs, request.places, placement, num_microbatches / slices, diagnostics, slices);
   const bool changed = change_costs(request, placement, &costs, diagnostics);
   if (!fits || !changed || !check_factors(costs, placement, diagnostics)) return std::nullopt;
-  return costs;
+  return sliced(std::move(costs), slices, num_microbatches);
 }
 
 std::optional<Costs> changed_layers(const SimulateRequest& request, const ir::Placement& placement,
@@ -119,7 +120,7 @@ SimulateResult run(const CompileResult& compiled, const SimulateRequest& request
   const ir::Schedule& schedule = ir::schedule_of(*compiled.schedule);
   const ir::Placement& placement = schedule.placement;
   std::optional<Costs> costs = changed_costs(request, placement, schedule.num_microbatches,
-                                             schedule.cut, &result.diagnostics);
+                                             schedule.cut, &result.diagnostics, schedule.slices);
   if (!costs) return result;
   *costs = recomputing(std::move(*costs), schedule.recompute, placement.num_stages());
   const MemoryBudget memory = budget_of(request.memory, *costs);
@@ -172,7 +173,7 @@ std::optional<BlockedSimulation> simulate_blocked(const CompileResult& compiled,
   PW_CHECK(compiled.blocked, "the schedule cannot run to its end");
   const ir::Schedule& schedule = ir::schedule_of(*compiled.blocked);
   std::optional<Costs> costs = changed_costs(request, schedule.placement, schedule.num_microbatches,
-                                             schedule.cut, diagnostics);
+                                             schedule.cut, diagnostics, schedule.slices);
   if (!costs) return std::nullopt;
   *costs = recomputing(std::move(*costs), schedule.recompute, schedule.placement.num_stages());
   ChannelGraph graph = graph_of(*compiled.blocked);

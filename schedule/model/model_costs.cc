@@ -111,10 +111,26 @@ class Prediction {
       }
     }
     costs.layers.push_back(head());
+    if (training_.slices > 1) costs.slice_scale = slice_scale();
     return costs;
   }
 
  private:
+  // Slice k attends to itself by half and to k slices before it, so 2k+1 of K^2 parts of the scores
+  // are its own.
+  std::vector<double> slice_scale() const {
+    double products = 0, scores = 0;
+    for (int layer = 0; layer < model_.layers; ++layer) {
+      const Block block = block_of(model_, training_, layer);
+      products += block.products;
+      scores += block.scores;
+    }
+    const double share = scores / (products + scores);
+    std::vector<double> scale;
+    for (int k = 0; k < training_.slices; ++k)
+      scale.push_back(1 - share + share * (2 * k + 1) / training_.slices);
+    return scale;
+  }
   double tokens() const {
     return static_cast<double>(training_.sequence * training_.microbatch_size);
   }

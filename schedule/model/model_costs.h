@@ -57,6 +57,7 @@ struct TrainingShape {
   Attention attention = Attention::kFlash;
   Shard shard = Shard::kOptimizer;
   bool recomputes = false;      // every block keeps its input only
+  int slices = 1;               // that each sequence is cut into: Costs::slice_scale
   double value_bytes = 2;       // of parameters and activations
   double gradient_bytes = 4;    // per parameter
   double optimizer_bytes = 12;  // per parameter: master weights and two moments

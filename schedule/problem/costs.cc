@@ -131,6 +131,28 @@ Costs recomputing(Costs costs, std::span<const int> stages, int num_stages) {
   return costs;
 }
 
+Costs sliced(Costs costs, int slices, int num_microbatches) {
+  if (slices == 1) return costs;
+  std::vector<double> scale;
+  for (int u = 0; u < num_microbatches; ++u) {
+    const auto slice = static_cast<size_t>(u % slices),
+               microbatch = static_cast<size_t>(u / slices);
+    scale.push_back((costs.slice_scale.empty() ? 1 : costs.slice_scale[slice]) *
+                    (costs.microbatch_scale.empty() ? 1 : costs.microbatch_scale[microbatch]));
+  }
+  const bool is_even = std::ranges::all_of(scale, [](double factor) { return factor == 1; });
+  costs.microbatch_scale = is_even ? std::vector<double>() : std::move(scale);
+  costs.slice_scale.clear();
+  costs.slices = slices;
+  for (PerStage Costs::*of_microbatch :
+       {&Costs::forward, &Costs::backward_input, &Costs::backward_weight, &Costs::offload,
+        &Costs::reload, &Costs::output_bytes, &Costs::input_gradient_bytes,
+        &Costs::activation_bytes, &Costs::checkpoint_bytes, &Costs::offload_bytes,
+        &Costs::weight_input_bytes, &Costs::recomputed_bytes})
+    (costs.*of_microbatch).scale(1.0 / slices);
+  return costs;
+}
+
 std::string cost_in_words() {
   return fmt::format("0 or a number from {} to {}", kLeastCost, kMostCost);
 }
@@ -372,11 +394,12 @@ class DurationChecker {
 }  // namespace
 
 bool check_costs(const Costs& costs, const CostPlaces& places, const ir::Placement& placement,
-                 int num_microbatches, ir::Diagnostics* diagnostics) {
+                 int num_microbatches, ir::Diagnostics* diagnostics, int slices) {
   if (!costs.layers.empty()) {
     const std::optional<Costs> of_stages =
         cut_layers(costs, {}, places, placement.num_stages(), diagnostics);
-    return of_stages && check_costs(*of_stages, places, placement, num_microbatches, diagnostics);
+    return of_stages &&
+           check_costs(*of_stages, places, placement, num_microbatches, diagnostics, slices);
   }
   const size_t before = diagnostics->total();
   const auto check_number = [&](std::string_view key, double number, const ir::Place& place) {
@@ -409,6 +432,9 @@ bool check_costs(const Costs& costs, const CostPlaces& places, const ir::Placeme
   };
   check_list("rank_scale", costs.rank_scale, placement.num_ranks(), "rank");
   check_list("microbatch_scale", costs.microbatch_scale, num_microbatches, "microbatch");
+  // Whole microbatches do not read it.
+  const int scales = slices > 1 ? slices : static_cast<int>(costs.slice_scale.size());
+  check_list("slice_scale", costs.slice_scale, scales, "slice");
   check_list("rank_memory_bytes", costs.rank_memory_bytes, placement.num_ranks(), "rank");
   if (!costs.rank_memory_bytes.empty() && costs.activation_bytes.is_zero())
     diagnostics->error(ir::Rule::kBadValue,

@@ -98,6 +98,13 @@ struct Costs {
   std::vector<double> rank_scale = {};
   // Factors on the durations of a microbatch's compute actions, by microbatch; empty for 1.
   std::vector<double> microbatch_scale = {};
+  // The same of a slice, by slice of its microbatch: a slice takes slice_scale / K of what the
+  // whole microbatch takes, where there are K. Empty for 1; not read for whole microbatches. Later
+  // slices attend to more.
+  std::vector<double> slice_scale = {};
+  // How many slices each microbatch is cut into, of which the costs are then. Not in costs files:
+  // sliced() sets it.
+  int slices = 1;
   // The memory of each rank, by rank; empty if unknown. See MemoryBudget::bytes.
   std::vector<double> rank_memory_bytes = {};
 
@@ -139,6 +146,11 @@ struct Costs {
 // take the recomputation too, F saves checkpoint_bytes, and all of activation_bytes is in use only
 // while I or B runs. A checkpoint counts as at most activation_bytes.
 Costs recomputing(Costs costs, std::span<const int> stages, int num_stages);
+
+// The costs of one slice in the place of a microbatch, for a schedule whose microbatches are cut
+// into so many slices: what a microbatch computes, keeps, copies and sends, divided by `slices`,
+// and microbatch_scale by slice. The scales must have the lengths that check_costs() checks.
+Costs sliced(Costs costs, int slices, int num_microbatches);
 
 // A cost is 0 or within these limits, so that sums and products of costs neither overflow nor
 // underflow.
@@ -215,11 +227,11 @@ struct CostPlaces {
 };
 
 // Checks that costs fit a schedule: each number is a valid cost, each list has one number per
-// stage, rank or microbatch, links are between ranks of the schedule, and durations are valid costs
-// after rank_scale and microbatch_scale too. Adds an error for each violation. Returns whether
-// there was none.
+// stage, rank, microbatch (not counting slices) or slice, links are between ranks of the schedule,
+// and durations are valid costs after rank_scale and microbatch_scale too. Adds an error for each
+// violation. Returns whether there was none.
 bool check_costs(const Costs& costs, const CostPlaces& places, const ir::Placement& placement,
-                 int num_microbatches, ir::Diagnostics* diagnostics);
+                 int num_microbatches, ir::Diagnostics* diagnostics, int slices = 1);
 
 // Checks costs that passed check_costs() and then scale_cost() and slow_rank(), any number of
 // times: products of many factors can overflow.

@@ -149,7 +149,8 @@ class CostsReader {
     std::vector<std::string_view> known = {
         "version",           "unit",    "overlap",   "rank_scale",
         "microbatch_scale",  "latency", "bandwidth", "links",
-        "rank_memory_bytes", "layers",  "cut",       "microbatch_size"};
+        "rank_memory_bytes", "layers",  "cut",       "microbatch_size",
+        "slice_scale"};
     for (const StageCost& field : stage_costs()) known.push_back(field.name);
     check_keys(root, known, "");
     if (const Value* version = find(root, "version")) {
@@ -174,6 +175,9 @@ class CostsReader {
     if (const Value* value = take(root, "microbatch_scale"))
       parsed_.costs.microbatch_scale =
           numbers("microbatch_scale", "a list with one factor per microbatch", *value);
+    if (const Value* value = take(root, "slice_scale"))
+      parsed_.costs.slice_scale =
+          numbers("slice_scale", "a list with one factor per slice", *value);
     if (const Value* value = take(root, "rank_memory_bytes"))
       parsed_.costs.rank_memory_bytes =
           numbers("rank_memory_bytes", "a list with one number per rank", *value);
@@ -426,6 +430,7 @@ void print_costs(const Costs& costs, std::ostream& out) {
   if (costs.overlap != defaults.overlap) add("overlap", fmt::format("{}", costs.overlap));
   if (!costs.rank_scale.empty()) add("rank_scale", list(costs.rank_scale));
   if (!costs.microbatch_scale.empty()) add("microbatch_scale", list(costs.microbatch_scale));
+  if (!costs.slice_scale.empty()) add("slice_scale", list(costs.slice_scale));
   if (!costs.rank_memory_bytes.empty()) add("rank_memory_bytes", list(costs.rank_memory_bytes));
   if (costs.link.latency != defaults.link.latency)
     add("latency", fmt::format("{}", costs.link.latency));

@@ -194,7 +194,8 @@ void set_memory(const MemoryBudget& memory, const Costs& costs, const Range& ran
     }
     work.weight_input = rounded(sizes.weight_input(stage));
     double& own = room[static_cast<size_t>(rank)];
-    if (memory.activations) own += memory.activations->at(rank) * sizes.whole(stage);
+    if (memory.activations)
+      own += memory.activations->at(rank) * problem->slices * sizes.whole(stage);
     if (!memory.bytes) continue;
     own -= costs.model_bytes(stage);
     if (stage > 0 && placement.rank_of(stage - 1) != rank) own -= costs.output_bytes.at(stage - 1);
@@ -215,6 +216,7 @@ Problem make(const ir::Placement& placement, int num_microbatches, const Costs& 
   Problem problem;
   problem.placement = placement;
   problem.num_microbatches = num_microbatches;
+  problem.slices = costs.slices;
   problem.stages.resize(static_cast<size_t>(placement.num_stages()));
   problem.memory_limits.assign(static_cast<size_t>(placement.num_ranks()), kNoLimit);
   problem.microbatch_scale = costs.microbatch_scale;

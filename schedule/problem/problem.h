@@ -64,6 +64,8 @@ struct StageWork {
 struct Problem {
   ir::Placement placement;
   int num_microbatches = 0;
+  // Into which each microbatch is cut; each then has the place of a microbatch (ir/dependencies.h).
+  int slices = 1;
   std::vector<StageWork> stages;      // one entry per stage
   std::vector<Memory> memory_limits;  // one entry per rank; kNoLimit for no limit
   // Factors on the times of F, I and W of a microbatch, by microbatch; empty for 1.
@@ -114,13 +116,17 @@ struct Problem {
   double time(Ticks ticks) const { return in_units(ticks, tick); }
   double size(Memory memory) const { return in_units(memory, memory_unit); }
 
+  // The microbatch whose backward is the k-th of a stage. A schedule may run the backwards of whole
+  // microbatches in order, and those of the slices of one must be in the opposite order.
+  int backward_at(int k) const { return k + slices - 1 - 2 * (k % slices); }
+
   // What one microbatch leaves on all stages of a rank if none recomputes or offloads: one
   // activation of the rank.
   Memory activation_of(int rank) const {
     Memory sum = 0;
     for (const int stage : placement.stages_of(rank))
       sum += work(stage).activation + work(stage).recomputed + work(stage).offloaded;
-    return sum;
+    return slices * sum;
   }
 
   friend bool operator==(const Problem&, const Problem&) = default;

@@ -277,6 +277,10 @@ Costs recorded_costs(const ir::Schedule& schedule, const ir::Recording& recordin
       per_stage([&](size_t stage) { return backward_of(measured, stage).first; });
   costs.backward_weight =
       per_stage([&](size_t stage) { return backward_of(measured, stage).second; });
+  // What was recorded of a slice is a part of its microbatch.
+  for (PerStage Costs::*of_microbatch :
+       {&Costs::forward, &Costs::backward_input, &Costs::backward_weight})
+    (costs.*of_microbatch).scale(schedule.slices);
   // A recorded backward contains what its stage recomputed.
   if (!schedule.recompute.empty()) {
     costs.recompute = per_stage([&](size_t stage) {

@@ -70,7 +70,7 @@ int receiving_stage(ir::ActionPart send);
 
 // The costs of a schedule's actions in a recording of it, in the unit of the recording: per stage,
 // the mean of each kind over its microbatches. A simulation with them takes as long as the recorded
-// run, as far as all microbatches cost the same.
+// run, as far as all microbatches, and all slices, cost the same.
 //
 // A compute costs the time from when it could start, because the compute before it on its rank had
 // ended and its inputs and parameters were there, until it ends. So what the host does between two

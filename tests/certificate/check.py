@@ -11,8 +11,8 @@ from itertools import accumulate
 from math import gcd, lcm
 
 def read_plan(path):
-    """The placement, the rows (per rank, steps of one (kind, stage, microbatch) or of two), where in its row in the file each step
-    is, and the stages that recompute."""
+    """The placement, the slices of all microbatches and of each, the rows (per rank, steps of one (kind, stage, slice) or of two),
+    where in its row in the file each step is, and the stages that recompute."""
     head, rows, places, action = {}, [], [], r"(\d+)([FBIW])(\d+)"
     for line in open(path):
         key, _, value = line.strip().partition(": ")
@@ -26,12 +26,17 @@ def read_plan(path):
     ranks, stages, name = int(head["ranks"]), int(head["stages"]), head["placement"]
     rule = {"loop": lambda s: s % ranks, "v": lambda s: s % ranks if s // ranks % 2 == 0 else ranks - 1 - s % ranks}
     placement = [rule[name](s) for s in range(stages)] if name in rule else [int(rank) for rank in name.split()]
-    return placement, int(head["microbatches"]), rows, places, [int(stage) for stage in head.get("recompute", "").split()]
+    slices = int(head.get("slices", 1))
+    return placement, slices * int(head["microbatches"]), slices, rows, places, [int(stage) for stage in head.get("recompute", "").split()]
+
+OF_SLICES = ("forward backward_input backward_weight output_bytes input_gradient_bytes activation_bytes weight_input_bytes"
+             " checkpoint_bytes offload_bytes offload reload").split()  # each has a part of them
 
 class Costs:
-    def __init__(self, path, placement, microbatches, recompute):
-        self.file, self.placement = json.load(open(path), parse_float=Fraction, parse_int=Fraction), placement
-        self.overlap, self.scales = self.file.get("overlap", Fraction(0)), self.file.get("microbatch_scale", [1] * microbatches)
+    def __init__(self, path, placement, microbatches, slices, recompute):
+        self.file, self.placement, self.slices = json.load(open(path), parse_float=Fraction, parse_int=Fraction), placement, slices
+        self.overlap, of = self.file.get("overlap", Fraction(0)), lambda key, at: self.file[key][at] if key in self.file else Fraction(1)
+        self.scales = [of("microbatch_scale", m // slices) * of("slice_scale", m % slices) for m in range(microbatches)]
         stages, scale = range(len(placement)), self.file.get("rank_scale", [1] * len(placement))
         self.F, self.I, self.W = ([self.at(key, s, 1) * scale[placement[s]] for s in stages]
                                   for key in ("forward", "backward_input", "backward_weight"))
@@ -48,7 +53,8 @@ class Costs:
         self.copy_out, self.copy_in = ([self.at(key, s, 0) * self.offloads[s] for s in stages] for key in ("offload", "reload"))
 
     def at(self, key, stage, default):
-        return value[stage] if isinstance(value := self.file.get(key, Fraction(default)), list) else value
+        value = self.file.get(key, Fraction(default))
+        return (value[stage] if isinstance(value, list) else value) / (self.slices if key in OF_SLICES else 1)
 
     def transfer(self, stage, other, size):
         if not 0 <= other < len(self.placement) or self.placement[stage] == self.placement[other]: return Fraction(0)
@@ -86,6 +92,9 @@ def replay(placement, microbatches, rows, costs):
         if kind == "W" or kind != "F" and s == last:
             return ("I" if kind == "W" else "F", s, m), 0
         return (("F", s - 1, m), costs.output[s - 1]) if kind == "F" else (("I", s + 1, m), costs.gradient[s + 1])
+    def slice_before(kind, s, m):  # of its microbatch
+        if kind == "F" and m % costs.slices: yield ("F", s, m - 1), 0
+        if kind in "BI" and (m + 1) % costs.slices: yield ("I", s, m + 1), 0
 
     plans, before, step = [copies_of(row, costs) for row in rows], None, [0] * len(rows)
     times, copies, returned, exposed = [[] for _ in rows], [[] for _ in rows], {}, [Fraction(0)] * len(rows)
@@ -93,7 +102,7 @@ def replay(placement, microbatches, rows, costs):
         for rank, row in enumerate(rows):
             while step[rank] < len(row):
                 parts = row[step[rank]]
-                needs = [need(*part) for part in parts]
+                needs = [need(*part) for part in parts] + [one for part in parts for one in slice_before(*part)]
                 if any(action not in ends for action, _ in needs): break
                 free = times[rank][-1][1] if times[rank] else Fraction(0)
                 for s, of in plans[rank][step[rank]]:
@@ -239,8 +248,8 @@ RANK_KEYS = ("span busy idle exposed_communication peak_activations peak_activat
              " memory receive_slots")
 
 def main(plan, costs_file, result_file):
-    placement, microbatches, rows, places, recompute = read_plan(plan)
-    costs, result = Costs(costs_file, placement, microbatches, recompute), json.load(open(result_file))
+    placement, microbatches, slices, rows, places, recompute = read_plan(plan)
+    costs, result = Costs(costs_file, placement, microbatches, slices, recompute), json.load(open(result_file))
     assert set(result) == set(KEYS.split()) and all(set(one) == set(RANK_KEYS.split()) for one in result["ranks"]), "keys"
     for key, value in {"version": 1, "level": "compute_only", "channels": None, "capacity": None, "unit": costs.file.get("unit"),
                        "jitter": None, "diagnostics": []}.items():

@@ -38,9 +38,9 @@ recomputed() {  # COSTS RANKS MICROBATCHES PLACEMENT MEMORY STAGES: the same; th
   python3 -c 'import json; a, b = (json.load(open(f)) for f in ("claim.json", "result.json"))
 assert abs(a["cost"] - b["cost"]) < 1e-9 * a["cost"] and a["bound"]["value"] <= b["bound"]["value"] * (1 + 1e-9)'
 }
-found() {  # COSTS RANKS MICROBATCHES PLACEMENT MEMORY: what search finds, and the bound that it claims
+found() {  # COSTS RANKS MICROBATCHES PLACEMENT MEMORY [OPTION...]: what search finds, and the bound that it claims
   "$pipewright" search --costs "$1" --ranks "$2" --microbatches "$3" --placement "$4" --memory "$5" --budget small --json \
-    -o schedule.plan >claim.json
+    -o schedule.plan "${@:6}" >claim.json
   judge "$1" --memory "$5"
   python3 -c 'import json; a, b = (json.load(open(f)) for f in ("claim.json", "result.json"))
 same = lambda x, y: abs(x - y) < 1e-9 * x
@@ -80,6 +80,23 @@ found uneven.json 4 8 v 1.5
 found sizes.json 2 6 v 1
 found unit.json 4 9 loop 2
 found unit.json 4 8 v 1.25
+
+# Slices, of which later ones take longer.
+cat >slices.json <<'JSON'
+{"version": 1, "forward": [2, 3, 2, 2], "backward_input": 2.5, "backward_weight": 1.5, "latency": 0.125, "bandwidth": 1e4,
+ "microbatch_scale": [1, 1, 2, 1], "slice_scale": [0.75, 1.25], "activation_bytes": 600, "weight_input_bytes": 200,
+ "output_bytes": 200, "input_gradient_bytes": 100, "parameter_bytes": 700, "gradient_bytes": 400}
+JSON
+sed 's/\[2, 3, 2, 2\]/2/' slices.json >slices_i.json
+for name in GPipe Seq1F1B; do
+  "$pipewright" print $name --ranks 4 --microbatches 4 --slices 2 --level compute_only --format plan >schedule.plan
+  judge slices.json
+  judge slices.json --memory 4
+done
+"$pipewright" print Seq1F1B-I --ranks 4 --microbatches 4 --slices 2 --level compute_only --format plan >schedule.plan
+judge slices_i.json --memory-bytes 6000
+found slices.json 4 4 loop 1.5 --slices 2
+found slices.json 2 4 v 1 --slices 2
 
 # Compounds hide a part of their time. The catalogue's, and those that search finds.
 sed 's/{"version": 1/{"version": 1, "overlap": 0.35/' uniform.json >overlap.json

@@ -105,7 +105,7 @@ class SchemaTest(unittest.TestCase):
         validator = schema("costs")
         document = {"version": 1, "unit": "ms", "microbatch_size": 2, "forward": 18.522, "backward_input": [18.1, 0, 18.1], "backward_weight": 9.337,
                     "recompute": [1, 0.5, 0], "unshard": 1, "reshard": 0, "reduce_grad": 2, "rank_scale": [1, 1.1],
-                    "microbatch_scale": [1, 1.5],
+                    "microbatch_scale": [1, 1.5], "slice_scale": [0.5, 1.5],
                     "latency": 0.601, "bandwidth": 2.5e7, "links": [{"from": 3, "to": 2, "latency": 4, "bandwidth": 1e6}],
                     "output_bytes": 8388608, "input_gradient_bytes": 8388608, "activation_bytes": 3.4e8,
                     "checkpoint_bytes": [8388608, 0, 0], "offload_bytes": [2e8, 0, 0],

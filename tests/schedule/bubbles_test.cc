@@ -41,11 +41,14 @@ double whole(const Case& c) { return (c.P - 1) * (c.F + c.I + c.W); }
 double zero_bubble(const Case& c) { return (c.P - 1) * (c.F + c.I - c.W); }
 
 constexpr Formula kFormulas[] = {
-    {"GPipe", "(P-1)(F+B)", "", whole, always},
+    {"GPipe", "(P-1)(F+B)/K", "", whole, always},
     {"1F1B", "(P-1)(F+B)", "", whole, always},
     {"Eager1F1B", "(P-1)(F+B)", "", whole, always},
+    // Here of whole microbatches; slices_test has others.
+    {"Seq1F1B", "(P-1)(F+B)/K", "", whole, always},
     {"LoopedBFS", "(P-1)(F+B)", "M >= P or V = 1", whole, enough_to_fill},
     {"Interleaved1F1B", "(P-1)(F+B)", "M >= P or V = 1", whole, enough_to_fill},
+    {"Seq1F1B-I", "(P-1)(F+B)/K", "M K >= P or V = 1", whole, enough_to_fill},
     {"InterleavedZeroBubble", "(P-1)(F+I-W)", "M >= P, W <= F and W <= I", zero_bubble,
      [](const Case& c) { return c.M >= c.P && small_w(c); }},
     {"ZB-H1", "(P-1)(F+I-W)", "M >= P, W <= F and W <= I", zero_bubble,

@@ -82,6 +82,18 @@ TEST(ModelCostsTest, FlopsOfAStep) {
   EXPECT_NEAR(model_flops(model, 2048), expected, 1e-9 * expected);
 }
 
+// Of GPT's blocks the scores are s/(6h) of all else, by the same formula. Slice k attends to half
+// of itself and to k others.
+TEST(ModelCostsTest, LaterSlicesAttendToMore) {
+  const double s = 2048, h = 12288, share = s / (6 * h) / (1 + s / (6 * h));
+  const Costs costs =
+      model_costs(gpt(96, 12288, 96), {.sequence = 2048, .slices = 4}, *find_gpu("h100"));
+  ASSERT_EQ(costs.slice_scale.size(), 4U);
+  const double parts[] = {1, 3, 5, 7};  // of 16
+  for (size_t k = 0; k < 4; ++k)
+    EXPECT_NEAR(costs.slice_scale[k], 1 - share + 4 * share * parts[k] / 16, 1e-12);
+}
+
 TEST(ModelCostsTest, LayersOfAModel) {
   const Machine machine = *find_gpu("h100");
   const Costs dense = model_costs(parse_config(kLlama8B), {.sequence = 8192}, machine);
