@@ -65,7 +65,7 @@ class Catalogue {
   std::vector<Candidate> all() {
     const schedules::Shape plain = {.ranks = problem_.num_ranks(),
                                     .stages = problem_.num_stages(),
-                                    .microbatches = problem_.num_microbatches};
+                                    .microbatches = problem_.num_microbatches / problem_.slices};
     std::vector<schedules::Shape> shapes = {plain};
     for (const int rounds : {1, 2}) {
       schedules::Shape grouped = plain;
@@ -116,7 +116,8 @@ class Catalogue {
 
   // Adds a schedule if it exists for the problem and the search is not cancelled. Returns whether
   // it was added and fits the problem's memory.
-  bool add(const schedules::ScheduleSpec& spec, const schedules::Shape& shape) {
+  bool add(const schedules::ScheduleSpec& spec, schedules::Shape shape) {
+    shape.slices = problem_.slices;
     if (is_cancelled(cancel_) && !candidates_.empty()) return false;
     if (!exists(spec, shape)) return false;
     const ir::ComputeOrder order =

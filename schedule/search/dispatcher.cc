@@ -82,7 +82,7 @@ Dispatcher::Dispatcher(const Problem& problem)
 }
 
 Ticks Dispatcher::time_of(Letter letter, int microbatch) const {
-  return problem_.scaled(letters_[letter].time, microbatch);
+  return problem_.scaled(letters_[letter].time, microbatch_of(problem_, letter, microbatch));
 }
 
 inline Dispatcher::Key Dispatcher::key(Ticks ticks, const StageState& state, Pass pass) const {
@@ -302,7 +302,10 @@ Dispatcher::Key Dispatcher::partner_of(const RankState& rank, Key choice, Ticks 
     const StageState& state = states_[at];
     // An F may exceed its cap, because the I ends a microbatch.
     const Key input = input_of(state, pass);
-    if (input == kNone || state.started[index_of(pass)] == chosen.started[index_of(own)]) continue;
+    const auto next_of = [&](const StageState& of, Pass its) {
+      return microbatch_of(problem_, letter(of.stage, its), of.started[index_of(its)]);
+    };
+    if (input == kNone || next_of(state, pass) == next_of(chosen, own)) continue;
     if (pass == Pass::kForward &&
         rank.used + state.memory + reserved(rank, at) > rank.forward_limit)
       continue;
@@ -385,8 +388,13 @@ void Dispatcher::start_compound(int rank_index, Key choice, Key partner, Ticks n
   const LetterInfo& next_info = letters_[next];
   const Ticks arrival = end + next_info.delay;
   StageState& receiver = states_[state_of_[static_cast<size_t>(stage_of(next))]];
-  receiver.arrivals[index_of(next_pass)][microbatch] = key(arrival, receiver, next_pass);
-  ++receiver.sent[index_of(next_pass)];
+  int& sent = receiver.sent[index_of(next_pass)];
+  if (!next_info.needs_last_slice) {
+    receiver.arrivals[index_of(next_pass)][sent++] = key(arrival, receiver, next_pass);
+  } else if ((microbatch + 1) % problem_.slices == 0) {
+    while (sent <= microbatch)
+      receiver.arrivals[index_of(next_pass)][sent++] = key(arrival, receiver, next_pass);
+  }
   update_arrival(&receiver, next_pass);
   // A rank that is busy decides when it ends; one that idles must look at what comes.
   if (next_info.rank != rank_index && ranks_[static_cast<size_t>(next_info.rank)].end <= now)

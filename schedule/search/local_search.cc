@@ -51,11 +51,14 @@ LocalSearch::LocalSearch(const Problem& problem, uint64_t seed)
       const bool near = info.need >= 0 && rank_of(info.need) == info.rank;
       const bool sends = info.unlocks >= 0 && rank_of(info.unlocks) != info.rank;
       NodeInfo& one_node = nodes_[one * microbatches_ + instance];
-      one_node = {.time = problem.scaled(info.time, static_cast<int>(instance)),
+      const int k = static_cast<int>(instance);
+      const auto needed = static_cast<size_t>(
+          info.needs_last_slice ? problem.backward_at(k - k % problem.slices) : k);
+      one_node = {.time = problem.scaled(info.time, microbatch_of(problem, one, k)),
                   .delay = info.delay,
-                  .need = info.need >= 0 && !near ? node(info.need, instance) : kNone,
+                  .need = info.need >= 0 && !near ? node(info.need, needed) : kNone,
                   .unlocks = sends ? node(info.unlocks, instance) : kNone,
-                  .before = near ? node(info.need, instance) : kNone,
+                  .before = near ? node(info.need, needed) : kNone,
                   .rank = info.rank,
                   .position = -1,
                   .letter = one};

@@ -18,6 +18,12 @@ Replay::Replay(const Problem& problem)
   queue_.reserve(ranks_.size());
 }
 
+// When what the k-th action of a letter needs has ended; negative if it has not.
+[[gnu::always_inline]] inline Ticks Replay::end_of_need(const LetterInfo& info, int k) const {
+  const int instance = info.needs_last_slice ? problem_.backward_at(k - k % problem_.slices) : k;
+  return ends_[static_cast<size_t>(info.need) * microbatches_ + static_cast<size_t>(instance)];
+}
+
 [[gnu::always_inline]] inline void Replay::wake(const LetterInfo& info) {
   if (info.unlocks < 0) return;
   const int other = letters_[static_cast<size_t>(info.unlocks)].rank;
@@ -37,10 +43,10 @@ bool Replay::run_compound(RankState* rank, const Letter** next, Ticks* time) {
   Ticks start = *time;
   for (size_t part = 0; part < size; ++part) {
     const LetterInfo& info = letters_[letters[part]];
-    own[part] = problem_.scaled(info.time, instances_[letters[part]]);
+    own[part] = problem_.scaled(info.time,
+                                microbatch_of(problem_, letters[part], instances_[letters[part]]));
     if (info.need < 0 || part == 2) continue;
-    const Ticks input =
-        ends_[static_cast<size_t>(info.need) * microbatches_ + instance(letters[part])];
+    const Ticks input = end_of_need(info, instances_[letters[part]]);
     if (input < 0) return false;
     start = std::max(start, input + info.delay);
   }
@@ -91,13 +97,15 @@ bool Replay::run_steps(const Words& words) {
       const auto instance = static_cast<size_t>(instances_[one]);
       Ticks start = time;
       if (info.need >= 0) {
-        const Ticks input = ends_[static_cast<size_t>(info.need) * microbatches_ + instance];
+        const Ticks input = end_of_need(info, static_cast<int>(instance));
         if (input < 0) break;
         start = std::max(start, input + info.delay);
       }
       if (rank.start < 0) rank.start = start;
-      time =
-          start + (is_scaled ? problem_.scaled(info.time, static_cast<int>(instance)) : info.time);
+      time = start + (is_scaled
+                          ? problem_.scaled(
+                                info.time, microbatch_of(problem_, one, static_cast<int>(instance)))
+                          : info.time);
       ends_[one * microbatches_ + instance] = time;
       ++instances_[one];
       wake(info);

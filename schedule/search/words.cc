@@ -51,6 +51,7 @@ std::vector<LetterInfo> letters_of(const Problem& problem) {
     LetterInfo& input = letters[letter(stage, Pass::kInput)];
     forward = {.time = work.forward, .unlocks = i, .rank = rank};
     input = {.time = work.backward_input, .need = f, .rank = rank};
+    input.needs_last_slice = problem.slices > 1 && stage + 1 == stages;
     letters[letter(stage, Pass::kWeight)] = {.time = work.backward_weight, .need = i, .rank = rank};
     if (stage > 0) {
       forward.need = number(stage - 1, Pass::kForward);
@@ -85,11 +86,14 @@ Words one_at_a_time(const Problem& problem) {
   for (int rank = 0; rank < problem.num_ranks(); ++rank) {
     Word& word = words[static_cast<size_t>(rank)];
     const std::vector<int> stages = problem.placement.stages_of(rank);
-    for (int microbatch = 0; microbatch < problem.num_microbatches; ++microbatch) {
-      for (const int stage : stages) word.push_back(letter(stage, Pass::kForward));
-      for (auto stage = stages.rbegin(); stage != stages.rend(); ++stage) {
-        word.push_back(letter(*stage, Pass::kInput));
-        if (problem.splits_backward) word.push_back(letter(*stage, Pass::kWeight));
+    for (int first = 0; first < problem.num_microbatches; first += problem.slices) {
+      for (int slice = 0; slice < problem.slices; ++slice)
+        for (const int stage : stages) word.push_back(letter(stage, Pass::kForward));
+      for (int slice = 0; slice < problem.slices; ++slice) {
+        for (auto stage = stages.rbegin(); stage != stages.rend(); ++stage) {
+          word.push_back(letter(*stage, Pass::kInput));
+          if (problem.splits_backward) word.push_back(letter(*stage, Pass::kWeight));
+        }
       }
     }
   }
@@ -98,7 +102,7 @@ Words one_at_a_time(const Problem& problem) {
 
 std::vector<Memory> least_memory(const Problem& problem) {
   Problem one = problem;
-  one.num_microbatches = 1;
+  one.num_microbatches = problem.slices;
   return peak_memory(one, one_at_a_time(one));
 }
 
@@ -142,7 +146,7 @@ Words joined(const Problem& problem, const Words& words) {
       if (is_alone && size == 1) {
         const auto [forward, input] = std::minmax({word.back(), from[k]}, has_earlier_pass);
         if (pass_of(forward) == Pass::kForward && pass_of(input) == Pass::kInput &&
-            instances[forward] != instances[input]) {
+            instances[forward] - 1 != problem.backward_at(instances[input] - 1)) {
           word.back() = forward | kTogether;
           word.push_back(input);
           is_alone = false;
@@ -161,10 +165,12 @@ ir::ComputeOrder order_of(const Problem& problem, const Words& words, std::strin
   order.name = std::move(name);
   order.placement = problem.placement;
   order.num_microbatches = problem.num_microbatches;
+  order.slices = problem.slices;
   order.recompute = problem.recompute;
   std::vector<int> instances(3 * static_cast<size_t>(problem.num_stages()));
   const auto part_of = [&](Letter one, ActionKind kind) {
-    return ir::ActionPart(kind, stage_of(one), instances[plain(one)]++);
+    return ir::ActionPart(kind, stage_of(one),
+                          microbatch_of(problem, one, instances[plain(one)]++));
   };
   for (const Word& word : words) {
     ir::Row& row = order.rows.emplace_back();

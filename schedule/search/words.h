@@ -24,7 +24,10 @@
 // optimal schedule runs F, I and W of every stage in microbatch order: assign the k-th run of each
 // letter to microbatch k. Sorting keeps every dependency, because each start follows the
 // end that it needs, and sorted ends stay below sorted starts; memory and occupancy do not know
-// microbatches. With Problem::microbatch_scale it is a restriction.
+// microbatches. With Problem::microbatch_scale it is a restriction. With slices the k-th I and W of
+// a stage are those of Problem::backward_at(k), which is the order that slices need. Between stages
+// nothing changes, because all of them have one order of I. On the last stage, the Is of a
+// microbatch need the F of its last slice.
 //
 // Pure functions on plain values; any thread. All of them take linear time.
 
@@ -48,6 +51,11 @@ constexpr bool is_together(Letter letter) { return (letter & kTogether) != 0; }
 constexpr int stage_of(Letter letter) { return static_cast<int>(plain(letter) / 3); }
 constexpr Pass pass_of(Letter letter) { return static_cast<Pass>(plain(letter) % 3); }
 
+// The microbatch of the k-th time that a letter occurs.
+inline int microbatch_of(const Problem& problem, Letter letter, int k) {
+  return pass_of(letter) == Pass::kForward ? k : problem.backward_at(k);
+}
+
 // How many letters the step has that begins here.
 constexpr size_t step_size(const Letter* first) {
   size_t size = 1;
@@ -61,6 +69,7 @@ struct LetterInfo {
   Ticks delay = 0;   // from the end of `need` to the earliest start of this letter
   int need = -1;     // the letter whose same instance must end before this one starts, or -1
   int unlocks = -1;  // the other letter than W that needs this one, or -1
+  bool needs_last_slice = false;  // of its microbatch, rather than the same instance
   int rank = 0;
 };
 // One entry per letter of the problem: 3 * num_stages.
