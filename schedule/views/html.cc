@@ -1,7 +1,7 @@
 // The data of the page, as JSON that viewer/model.js decodes:
 //
 //   {"kinds": {LETTER: {"token", "lane", "legend", "colors", "compound"}},
-//    "runs": [{"title", "unit", "measured", "program", "rendezvous", "end", "per_unit",
+//    "runs": [{"title", "unit", "measured", "program", "slices", "rendezvous", "end", "per_unit",
 //              "stages": [[...]], "stops": [[action, tick, [text of a wait, ...]], ...], "ranks":
 //              [{...}]}]}
 //
@@ -133,10 +133,11 @@ class RunWriter {
 
   void print() {
     out_ << fmt::format(
-        "{{\"title\":{},\"unit\":{},\"measured\":{},\"program\":{},\"rendezvous\":{},\"end\":{},"
+        "{{\"title\":{},\"unit\":{},\"measured\":{},\"program\":{},\"slices\":{},\"rendezvous\":{},"
+        "\"end\":{},"
         "\"per_unit\":{},\"stages\":[",
         json_string(run_.title), json_string(run_.costs.unit), run_.is_measured, has_operations(),
-        run_.graph.is_rendezvous(), ticks(end_), per_unit_);
+        run_.schedule.slices, run_.graph.is_rendezvous(), ticks(end_), per_unit_);
     for (size_t rank = 0; rank < rows_.size(); ++rank) {
       Column stages;
       for (const int stage : run_.schedule.placement.stages_of(static_cast<int>(rank)))

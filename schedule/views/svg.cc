@@ -1,12 +1,14 @@
 #include "pipewright/schedule/views/svg.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <ostream>
 #include <set>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -71,7 +73,8 @@ class SvgWriter {
         for (const ActionPart part : action.parts()) shown_.insert(&paint_of(part.kind()));
       }
     }
-    const double wide_enough = end_ > 0 && std::isfinite(shortest) ? 20 * end_ / shortest : 0;
+    const double room = schedule.slices > 1 ? 26 : 20;  // for the label of a compute
+    const double wide_enough = end_ > 0 && std::isfinite(shortest) ? room * end_ / shortest : 0;
     plot_ = std::clamp(wide_enough, 640.0, 6000.0);
     scale_ = end_ > 0 ? plot_ / end_ : 1;
     pitch_ = kRow + (has_comms_ ? kComms : 0) + kGap;
@@ -207,7 +210,7 @@ class SvgWriter {
                         px(x(interval.start)), px(y), px(width), px(height),
                         paint_of(part.kind()).shades[static_cast<size_t>(nth % 3)],
                         compute ? " stroke=\"white\" stroke-width=\"0.8\"" : "");
-    const std::string number = std::to_string(part.microbatch());
+    const std::string number = microbatch_text(part.microbatch(), schedule_.slices);
     if (!compute || static_cast<double>(number.size()) * kDigitWidth > width - 2) return;
     out_ << fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"middle\"{}>{}</text>",
                         px(x(interval.start) + width / 2), px(y + height / 2 + 4),
@@ -224,9 +227,13 @@ class SvgWriter {
                           paint.legend);
       at += 17 + static_cast<double>(paint.legend.size()) * kDigitWidth + 20;
     }
+    std::vector<std::string> notes;
     if (schedule_.placement.num_stages() > schedule_.placement.num_ranks())
-      out_ << fmt::format("<text x=\"{}\" y=\"{}\" fill=\"#555\">shades: stages of a rank</text>\n",
-                          px(at), px(y + 10));
+      notes.push_back("shades: stages of a rank");
+    if (schedule_.slices > 1) notes.push_back("1.0: slice 0 of microbatch 1");
+    if (!notes.empty())
+      out_ << fmt::format("<text x=\"{}\" y=\"{}\" fill=\"#555\">{}</text>\n", px(at), px(y + 10),
+                          fmt::join(notes, "; "));
   }
 
   const ir::Schedule& schedule_;

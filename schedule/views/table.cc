@@ -43,6 +43,11 @@ constexpr Paint kPalette[] = {
 
 std::span<const Paint> palette() { return kPalette; }
 
+std::string microbatch_text(int microbatch, int slices) {
+  if (slices == 1) return std::to_string(microbatch);
+  return std::to_string(microbatch / slices) + "." + std::to_string(microbatch % slices);
+}
+
 const Paint& paint_of(ir::ActionKind kind) {
   switch (kind) {
     case ir::ActionKind::kForward:

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <iosfwd>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "pipewright/ir/action_kind.h"
@@ -26,6 +27,9 @@ std::span<const Paint> palette();
 
 // The row of a kind. kIdle has a row without colours.
 const Paint& paint_of(ir::ActionKind kind);
+
+// The microbatch of an action as pictures show it: "3", or "1.1" for slice 1 of microbatch 1.
+std::string microbatch_text(int microbatch, int slices);
 
 struct TableOptions {
   size_t width = 0;    // characters per line; 0 for no limit

@@ -30,7 +30,7 @@ struct Line {
 // What a cell shows, from the longest to the shortest: "2F10", "F10", "10", "F".
 enum class Form { kStage, kKind, kMicrobatch, kLetter };
 
-std::string label_of(const Action& action, Form form) {
+std::string label_of(const Action& action, Form form, int slices) {
   if (form == Form::kLetter)
     return std::string(1, action.is_compound() ? '&' : ir::info(action.kind()).token[0]);
   std::string text;
@@ -38,7 +38,7 @@ std::string label_of(const Action& action, Form form) {
     if (!text.empty()) text += '&';
     if (form == Form::kStage) text += std::to_string(part.stage());
     if (form != Form::kMicrobatch) text += ir::info(part.kind()).token;
-    if (ir::info(part.kind()).has_microbatch) text += std::to_string(part.microbatch());
+    if (ir::info(part.kind()).has_microbatch) text += microbatch_text(part.microbatch(), slices);
   }
   return text;
 }
@@ -129,7 +129,7 @@ class TimelineText {
     const Form full = with_stage_ ? Form::kStage : Form::kKind;
     double columns_per_unit = 0, shortest = std::numeric_limits<double>::infinity();
     for_each_compute([&](const Action& action, const ir::Interval& interval) {
-      const auto columns = static_cast<double>(label_of(action, full).size() + 1);
+      const auto columns = static_cast<double>(label_of(action, full, schedule_.slices).size() + 1);
       columns_per_unit = std::max(columns_per_unit, columns / interval.duration());
       shortest = std::min(shortest, interval.duration());
     });
@@ -158,7 +158,7 @@ class TimelineText {
       for_each_compute([&](const Action& action, const ir::Interval& interval) {
         // A label that starts with a letter needs no blank before it.
         const size_t blank = form == Form::kKind && !options_.color ? 0 : 1;
-        fits = fits && label_of(action, form).size() + blank <=
+        fits = fits && label_of(action, form, schedule_.slices).size() + blank <=
                            column_of(interval.end) - column_of(interval.start);
       });
       form_ = form;
@@ -212,12 +212,13 @@ class TimelineText {
     const size_t first = std::min(column_of(interval.start), columns_ == 0 ? 0 : columns_ - 1);
     const size_t last = std::max(first + 1, column_of(interval.end));
     const size_t room = last - first;
-    std::string text = label_of(action, form_);
+    std::string text = label_of(action, form_, schedule_.slices);
     if (!ir::is_compute(action.kind())) {
       // The name of the row shows the kind.
-      text = ir::info(action.kind()).has_microbatch ? label_of(action, Form::kMicrobatch)
-                                                    : label_of(action, Form::kLetter);
-      if (text.size() > room) text = label_of(action, Form::kLetter);
+      text = ir::info(action.kind()).has_microbatch
+                 ? label_of(action, Form::kMicrobatch, schedule_.slices)
+                 : label_of(action, Form::kLetter, schedule_.slices);
+      if (text.size() > room) text = label_of(action, Form::kLetter, schedule_.slices);
     }
     for (size_t column = first; column < last && column < columns_; ++column) {
       const size_t at = column - first;

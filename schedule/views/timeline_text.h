@@ -25,10 +25,10 @@ struct TimelineTextOptions {
 //   rank 0  F0 F1 F2          B0--  F3 B1--
 //   rank 1     F0 F1       B0--  F2 B1--
 //
-// A cell shows kind and microbatch, preceded by the stage if a rank has several stages; less if the
-// width does not suffice. To fit the width (with at least one column for time), an action may
-// shrink to one letter, and several may share a column. Linear in the number of actions and
-// columns.
+// A cell shows kind and microbatch, or slice (microbatch_text() in table.h), preceded by the stage
+// if a rank has several stages; less if the width does not suffice. To fit the width (with at least
+// one column for time), an action may shrink to one letter, and several may share a column. Linear
+// in the number of actions and columns.
 void print_timeline(const ir::Schedule& schedule, const ir::Timeline& timeline,
                     const TimelineTextOptions& options, std::ostream& out);
 

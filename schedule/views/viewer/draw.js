@@ -183,7 +183,7 @@ class Painter {
       context.fillStyle = theme.label;
       context.font = (each < 14 ? 9 : 11) + 'px sans-serif';
       context.textAlign = 'center';
-      const number = part.microbatch < 0 ? '' : String(part.microbatch);
+      const number = part.microbatch < 0 ? '' : microbatchText(part.microbatch, run.slices);
       const text = part.kind.token.length === 1 && width > 7 * (number.length + 1) + 6 ? part.kind.token + number : number;
       if (width > 6.5 * text.length + 2)
         context.fillText(text, left + width / 2, top + each / 2 + (each < 14 ? 3 : 4));

@@ -55,7 +55,7 @@ function decodeRun(data, kinds) {
   const size = data.ranks.reduce((sum, row) => sum + row.kinds.length, 0);
   const run = {
     title: data.title, unit: data.unit, measured: data.measured, makespan: data.end / data.per_unit, size,
-    rendezvous: data.rendezvous, isProgram: data.program,
+    rendezvous: data.rendezvous, isProgram: data.program, slices: data.slices,
     kind: new Array(size), token: new Array(size), parts: new Map(),
     rank: new Int32Array(size), step: new Int32Array(size),
     stage: new Int32Array(size), microbatch: new Int32Array(size),
@@ -119,6 +119,11 @@ function partText(token, stage, microbatch) {
 }
 
 // '3B7', '3UNSHARD', '(0F3;3B1)OVERLAP_F_B'
+// As in the other pictures: "1.1" for slice 1 of microbatch 1.
+function microbatchText(microbatch, slices) {
+  return slices === 1 ? String(microbatch) : Math.floor(microbatch / slices) + '.' + microbatch % slices;
+}
+
 function actionText(run, action) {
   const parts = run.parts.get(action);
   if (!parts) return partText(run.token[action], run.stage[action], run.microbatch[action]);
