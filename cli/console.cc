@@ -70,9 +70,11 @@ std::string activations_text(double number) {
 }
 
 std::string shape_text(const ir::Schedule& schedule) {
-  return fmt::format("{}, {}, {}", ir::counted(schedule.placement.num_ranks(), "rank", "ranks"),
-                     ir::counted(schedule.placement.num_stages(), "stage", "stages"),
-                     ir::counted(schedule.num_microbatches, "microbatch", "microbatches"));
+  return fmt::format(
+      "{}, {}, {}", ir::counted(schedule.placement.num_ranks(), "rank", "ranks"),
+      ir::counted(schedule.placement.num_stages(), "stage", "stages"),
+      ir::counted(schedule.num_microbatches / schedule.slices, "microbatch", "microbatches") +
+          (schedule.slices == 1 ? "" : fmt::format(" of {} slices", schedule.slices)));
 }
 
 std::string recompute_text(const ir::Schedule& schedule) {

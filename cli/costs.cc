@@ -60,6 +60,9 @@ std::vector<OptionSpec> costs_options() {
       flag_option("--no-sequence-parallel", "tensor parallelism without it"),
       number_option("--dp", "N", "data-parallel ranks; default: 1"),
       number_option("--ep", "N", "of them, ranks that share the experts; default: 1"),
+      number_option("--slices", "K",
+                    "also say how the K slices of a sequence differ, of which later ones attend to "
+                    "more: `slice_scale`"),
       flag_option("--recompute", "every block keeps its input only and runs its forward again"),
       file_option(
           "--fit", "FILE",
@@ -80,6 +83,10 @@ int run_costs(const Invocation& invocation, Console& console) {
   training.ep = invocation.number("--ep").value_or(1);
   training.sequence_parallel = !invocation.has("--no-sequence-parallel");
   training.recomputes = invocation.has("--recompute");
+  training.slices = invocation.number("--slices").value_or(1);
+  if (training.sequence % training.slices != 0)
+    throw UsageError(fmt::format("--slices: expected a divisor of --seq {}, got {}",
+                                 training.sequence, training.slices));
   if (asked.model.heads % training.tp != 0)
     throw UsageError(fmt::format("--tp: expected a divisor of the {} heads, got {}",
                                  asked.model.heads, training.tp));

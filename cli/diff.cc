@@ -169,8 +169,9 @@ int run_diff(const Invocation& invocation, Console& console) {
   const ir::Schedule& before = left.run.schedule();
   const ir::Schedule& after = right.run.schedule();
   const std::vector<RowChange> changes = schedule::changes_of(before.rows, after.rows);
-  const bool same_shape =
-      before.placement == after.placement && before.num_microbatches == after.num_microbatches;
+  const bool same_shape = before.placement == after.placement &&
+                          before.num_microbatches == after.num_microbatches &&
+                          before.slices == after.slices;
   // Programs are verified and simulated under a channel model, so a different model is a
   // difference.
   const std::string channels_before = channels_text(left.run),

@@ -67,7 +67,8 @@ schedules::Shape shape_of(const Invocation& invocation, const schedules::Schedul
           .microbatches = invocation.number("--microbatches").value_or(0),
           .group_size = invocation.number("--group-size").value_or(0),
           .extra_warmup = invocation.has("--extra-warmup"),
-          .memory = memory && takes_memory ? positive_number("--memory", *memory) : 0};
+          .memory = memory && takes_memory ? positive_number("--memory", *memory) : 0,
+          .slices = invocation.number("--slices").value_or(0)};
 }
 
 // A file that is built in: "ready:zb_h1".
@@ -130,6 +131,10 @@ std::vector<OptionSpec> shape_options() {
                     "stage, as in Megatron-LM"),
       flag_option("--extra-warmup",
                   "Interleaved1F1B only: one more forward before the first backward"),
+      number_option(
+          "--slices", "K",
+          "GPipe, Seq1F1B, Seq1F1B-I: cut each microbatch into K parts along its sequence; "
+          "default: 1; or what a file must have, and a CSV has"),
       text_option("--memory", "K",
                   "V-Adaptive only: plan for K activations per rank, each of one microbatch on all "
                   "stages of the rank; default: the memory of V-Half"),

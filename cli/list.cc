@@ -92,13 +92,14 @@ int run_list(const Invocation& invocation, Console& console) {
     print_json({{"version", 1}, {"schedules", list_json(specs, spec_json)}}, console.out);
     return kExitOk;
   }
-  console.out << "P ranks, S stages, V stages per rank, M microbatches, r a rank. F, B, I, W: "
-                 "times of one stage's forward,\n"
-                 "backward and its two halves; F&B of a forward and a backward that overlap. "
-                 "Bubble: idle time per rank and\n"
-                 "step, with ideal transfers that take no time. Memory: peak of live activations "
-                 "on rank r, in microbatches of\n"
-                 "one stage.\n";
+  console.out
+      << "P ranks, S stages, V stages per rank, M microbatches of K slices that take the same "
+         "time, r a rank. F, B, I, W:\n"
+         "times of one stage's forward, backward and its two halves, for a microbatch; F&B of "
+         "a forward and a backward\n"
+         "that overlap. Bubble: idle time per rank and step, with ideal transfers that take no "
+         "time. Memory: peak of\n"
+         "live activations on rank r, in microbatches of one stage.\n";
   for (const ScheduleSpec* spec : specs) print_text(*spec, console.out);
   return kExitOk;
 }

@@ -140,6 +140,10 @@ void print_without_times(const View& view, const Run& run, const Invocation& inv
     console.err << fmt::format(
         "note: `cut` of {} is left out: a {} cannot say how layers are cut\n", run.name(),
         view.name);
+  if (view.loses_recompute && run.schedule().slices > 1)
+    console.err << fmt::format(
+        "note: `slices` of {} is left out: give --slices {} where the {} is read\n", run.name(),
+        run.schedule().slices, view.name);
   const auto& recording = run.compiled().recording;
   write(view, {run.any(), recording ? &*recording : nullptr}, invocation, console);
 }

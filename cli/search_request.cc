@@ -92,12 +92,14 @@ ir::Placement placement_of(const AskedSearch& asked) {
 // The costs after the what-if options. They must fit a schedule with this placement; otherwise
 // prints the errors and throws Failed.
 schedule::Costs costs_for(const AskedCosts& asked, const ir::Placement& placement,
-                          int num_microbatches, bool keeps_layers, Console& console) {
+                          int num_microbatches, bool keeps_layers, Console& console,
+                          int slices = 1) {
   ir::Diagnostics diagnostics;
   const auto costs =
       keeps_layers
           ? schedule::changed_layers(asked.request, placement, num_microbatches, &diagnostics)
-          : schedule::changed_costs(asked.request, placement, num_microbatches, {}, &diagnostics);
+          : schedule::changed_costs(asked.request, placement, num_microbatches, {}, &diagnostics,
+                                    slices);
   if (!costs) {
     print_diagnostics(diagnostics, asked.file ? &*asked.file : nullptr,
                       asked.file ? ir::printable(asked.file->name) : "the costs", console);
@@ -164,6 +166,8 @@ std::vector<OptionSpec> search_options() {
       number_option("--batch", "B",
                     "sequences per step and pipeline, for --microbatch-sizes in place of "
                     "--microbatches"),
+      number_option("--slices", "K",
+                    "parts that each microbatch is cut into along its sequence; default: 1"),
       text_option("--microbatch-sizes", "N,N,...",
                   "with --layers, also choose the sequences per microbatch: --costs, which say "
                   "their `microbatch_size`, are scaled in proportion, and those of the best size "
@@ -222,6 +226,13 @@ AskedSearch read_search(const Invocation& invocation, Console& console) {
   request.num_microbatches = sizes.empty()
                                  ? *invocation.number("--microbatches")
                                  : *invocation.number("--batch") / std::ranges::min(sizes);
+  const int slices = invocation.number("--slices").value_or(1);
+  if (slices > 1 && invocation.has("--layers"))
+    throw UsageError("--slices cannot be used with --layers: cut the layers first, with --cut");
+  if (request.num_microbatches > ir::kMaxMicrobatches / slices)
+    throw UsageError(fmt::format("--slices: expected at most {} slices of all microbatches, got {}",
+                                 ir::kMaxMicrobatches, int64_t{slices} * request.num_microbatches));
+  request.num_microbatches *= slices;
   const bool is_free = asked.placement == "free";
   const int per_rank = is_free ? 1 : search::default_stages_per_rank(asked.placement);
   const int64_t stages = invocation.number("--stages")
@@ -256,7 +267,7 @@ AskedSearch read_search(const Invocation& invocation, Console& console) {
   if (asked.cuts_layers) require_layers(costs.request.costs, asked, invocation);
   request.costs =
       costs_for(sizes.empty() ? costs : resized(costs, sizes.front()), request.placement,
-                request.num_microbatches, asked.cuts_layers, console);
+                request.num_microbatches, asked.cuts_layers, console, slices);
   if (!asked.cuts_layers && !costs.request.costs.layers.empty())
     asked.cut = costs.request.costs.cut.empty()
                     ? schedule::even_cut(num_layers(costs.request.costs), asked.stages)
