@@ -123,7 +123,10 @@ void define_schedule(nb::module_& m) {
       .def_prop_ro("name", [](const Schedule& one) { return one.base().name; })
       .def_prop_ro("ranks", [](const Schedule& one) { return one.base().placement.num_ranks(); })
       .def_prop_ro("stages", [](const Schedule& one) { return one.base().placement.num_stages(); })
-      .def_prop_ro("microbatches", [](const Schedule& one) { return one.base().num_microbatches; })
+      .def_prop_ro(
+          "microbatches",
+          [](const Schedule& one) { return one.base().num_microbatches / one.base().slices; })
+      .def_prop_ro("slices", [](const Schedule& one) { return one.base().slices; })
       .def_prop_ro("placement",
                    [](const Schedule& one) { return one.base().placement.to_string(); })
       .def_prop_ro("stage_ranks",
@@ -161,9 +164,9 @@ void define_schedule(nb::module_& m) {
   m.def(
       "make",
       [](const std::string& name, int ranks, int stages, int microbatches, int group_size,
-         bool extra_warmup, double memory, const schedule::Costs& costs) {
-        return Schedule::make(name, {ranks, stages, microbatches, group_size, extra_warmup, memory},
-                              costs);
+         bool extra_warmup, double memory, int slices, const schedule::Costs& costs) {
+        return Schedule::make(
+            name, {ranks, stages, microbatches, group_size, extra_warmup, memory, slices}, costs);
       },
       NoGil());
   m.def("read", &Schedule::read, NoGil());
@@ -270,13 +273,13 @@ void define_search(nb::module_& m) {
   m.def("search", [](int ranks, int microbatches, const std::string& placement, int stages,
                      const schedule::Costs& costs, const std::vector<double>& memory,
                      const std::vector<double>& memory_bytes, int64_t evaluations, double robust,
-                     bool robust_by_percentile_95, bool merge_backward, bool layers, int threads,
-                     uint64_t seed) {
+                     bool robust_by_percentile_95, bool merge_backward, bool layers, int slices,
+                     int threads, uint64_t seed) {
     const nb::gil_scoped_release no_gil;
     using schedule::search::RobustBy;
     return search({ranks, microbatches, placement, stages, costs, memory, memory_bytes, evaluations,
                    robust, robust_by_percentile_95 ? RobustBy::kPercentile95 : RobustBy::kMean,
-                   merge_backward, layers, threads, seed},
+                   merge_backward, layers, slices, threads, seed},
                   [] {
                     const nb::gil_scoped_acquire gil;
                     if (PyErr_CheckSignals() != 0) throw nb::python_error();

@@ -28,7 +28,12 @@ schedule::search::SearchRequest request_of(const SearchArguments& asked) {
                          ? asked.stages
                          : schedule::search::default_stages_per_rank(placement) * asked.ranks;
   request.placement = schedule::search::named_placement(placement, asked.ranks, stages);
-  request.num_microbatches = asked.microbatches;
+  if (asked.slices > 1 && asked.layers)
+    throw std::invalid_argument("slices cannot be used with layers: cut the layers first");
+  if (asked.microbatches > ir::kMaxMicrobatches / asked.slices)
+    throw std::invalid_argument(
+        fmt::format("slices: expected at most {} of all microbatches", ir::kMaxMicrobatches));
+  request.num_microbatches = asked.microbatches * asked.slices;
   request.costs = asked.costs;
   request.memory = schedule::budget_of(
       {.activations = per_rank(asked.memory), .bytes = per_rank(asked.memory_bytes)}, asked.costs);
@@ -39,8 +44,8 @@ schedule::search::SearchRequest request_of(const SearchArguments& asked) {
   request.noise = asked.robust;
   request.robust_by = asked.robust_by;
   ir::Diagnostics diagnostics;
-  if (!schedule::check_costs(asked.costs, {}, request.placement, asked.microbatches,
-                             &diagnostics) ||
+  if (!schedule::check_costs(asked.costs, {}, request.placement, asked.microbatches, &diagnostics,
+                             asked.slices) ||
       !schedule::check_budget(request.memory, asked.ranks, &diagnostics))
     throw ScheduleFailure(diagnostics, nullptr);
   if (asked.layers) {
@@ -50,7 +55,8 @@ schedule::search::SearchRequest request_of(const SearchArguments& asked) {
           "layers: expected costs with a layer for each of {} stages, got {}", stages, layers));
     return request;
   }
-  request.costs = *schedule::cut_layers(asked.costs, {}, {}, stages, &diagnostics);
+  request.costs = schedule::sliced(*schedule::cut_layers(asked.costs, {}, {}, stages, &diagnostics),
+                                   asked.slices, request.num_microbatches);
   const schedule::Problem problem = schedule::search::problem_of(request);
   if (const auto shortage = schedule::search::shortage_of(problem))
     throw std::invalid_argument(fmt::format(

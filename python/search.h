@@ -25,6 +25,7 @@ struct SearchArguments {
   schedule::search::RobustBy robust_by = schedule::search::RobustBy::kMean;
   bool merge_backward = false;
   bool layers = false;  // cut the layers of the costs too
+  int slices = 1;       // that each microbatch is cut into
   int threads = 1;
   uint64_t seed = 1;
 };

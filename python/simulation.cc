@@ -41,7 +41,7 @@ std::string Simulation::title() const {
   const ir::Schedule& of = schedule();
   return fmt::format("{}: {} ranks, {} stages, {} microbatches; makespan {:.6g}, bubble {:.1f}%",
                      of.name.empty() ? "schedule" : of.name, of.placement.num_ranks(),
-                     of.placement.num_stages(), of.num_microbatches, report().makespan,
+                     of.placement.num_stages(), of.num_microbatches / of.slices, report().makespan,
                      100 * report().bubble_rate);
 }
 

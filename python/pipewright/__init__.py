@@ -34,30 +34,31 @@ def schedules() -> list[str]:
 
 
 def make(name: str, *, ranks: int, microbatches: int, stages: int | None = None, group_size: int | None = None,
-         extra_warmup: bool = False, memory: float | None = None, costs: dict | str | os.PathLike | None = None,
-         **times: float) -> Schedule:
+         extra_warmup: bool = False, memory: float | None = None, slices: int | None = None,
+         costs: dict | str | os.PathLike | None = None, **times: float) -> Schedule:
     """Generates a schedule of the catalogue by its name or alias, ignoring case, as a compute order.
 
     `stages` defaults to the schedule's own number. `group_size` and `extra_warmup` are Interleaved1F1B's, `memory`, in
-    activations per rank, V-Adaptive's. `costs` and `times` (see Schedule.simulate) are for schedules that plan with
-    costs: ZB-1p, ZB-2p.
+    activations per rank, V-Adaptive's; `slices` of each microbatch, along its sequence, are GPipe's, Seq1F1B's and
+    Seq1F1B-I's. `costs` and `times` (see Schedule.simulate) are for schedules that plan with costs: ZB-1p, ZB-2p.
     """
     return Schedule(_pipewright.make(
         _arguments.text("name", name), _arguments.whole("ranks", ranks), _arguments.optional_whole("stages", stages),
         _arguments.whole("microbatches", microbatches), _arguments.optional_whole("group_size", group_size),
-        bool(extra_warmup), _arguments.optional_positive("memory", memory) or 0, _arguments.costs(costs, times)))
+        bool(extra_warmup), _arguments.optional_positive("memory", memory) or 0,
+        _arguments.optional_whole("slices", slices), _arguments.costs(costs, times)))
 
 
-def read(source: str | os.PathLike, *, name: str | None = None) -> Schedule:
+def read(source: str | os.PathLike, *, name: str | None = None, slices: int | None = None) -> Schedule:
     """Reads a schedule from a .csv, .plan or .json file, or from a text of several lines.
 
-    `name` is the file's name in messages; its extension says the format, or else the first bytes do. Raises
-    ScheduleError if the text is malformed; whether a schedule can run is for verify() to say.
+    `name` is the file's name in messages; its extension says the format, or else the first bytes do. A CSV does not say
+    into how many `slices` each microbatch is cut; of another file they are what it must say. Raises ScheduleError if the text is malformed; whether a schedule can run is for verify() to say.
     """
     if isinstance(source, str) and "\n" in source:
-        return Schedule(_pipewright.read(name or "<text>", source))
+        return Schedule(_pipewright.read(name or "<text>", source, _arguments.optional_whole("slices", slices)))
     path = os.fspath(source)
-    return Schedule(_pipewright.read(name or path, _arguments.read_file(path)))
+    return Schedule(_pipewright.read(name or path, _arguments.read_file(path), _arguments.optional_whole("slices", slices)))
 
 
 def cut(costs: dict | str | os.PathLike, plan: Schedule) -> list[range]:
@@ -108,7 +109,7 @@ def search(*, ranks: int, microbatches: int, placement: str = "loop", stages: in
            costs: dict | str | os.PathLike | None = None, memory: float | list[float] | None = None,
            memory_bytes: float | list[float] | None = None, budget: str | int = "medium",
            robust: float | None = None, robust_by: str | None = None, merge_backward: bool = False, layers: bool = False,
-           threads: int | None = None, seed: int = 1, **times: float) -> SearchResult:
+           slices: int = 1, threads: int | None = None, seed: int = 1, **times: float) -> SearchResult:
     """Finds a schedule of low cost within a memory limit, and a lower bound on the cost of every other one.
 
     `placement` is loop, v, wave, or free: all of these, each with several amounts of memory, in the result's `front`;
@@ -117,7 +118,7 @@ def search(*, ranks: int, microbatches: int, placement: str = "loop", stages: in
     `robust`, the good schedule with the least makespan is chosen when the time of each action varies by log-normal noise of
     this standard deviation: the least mean, or with `robust_by="p95"` the least 95th percentile. With `layers`, the layers
     of the costs are cut into stages too, and `schedule.cut` says how; otherwise they are cut evenly, or as `cut` of the costs
-    says. The result is the same for any number of threads. See `pipewright search --help`.
+    says. Each microbatch is cut into `slices` along its sequence. The result is the same for any number of threads. See `pipewright search --help`.
     """
     if _arguments.text("placement", placement) not in ("loop", "v", "wave", "free"):
         raise ValueError(f"placement: expected loop, v, wave or free, got `{placement}`")
@@ -136,6 +137,7 @@ def search(*, ranks: int, microbatches: int, placement: str = "loop", stages: in
         _arguments.costs(costs, times), _arguments.per_rank("memory", memory),
         _arguments.per_rank("memory_bytes", memory_bytes), evaluations,
         _arguments.optional_positive("robust", robust) or 0.0, robust_by == "p95", bool(merge_backward), bool(layers),
+        _arguments.whole("slices", slices),
         _arguments.optional_whole("threads", threads) or os.cpu_count() or 1, _arguments.whole("seed", seed, least=0))
     return _result(found)
 

@@ -42,6 +42,11 @@ class Schedule:
         return self._native.microbatches
 
     @property
+    def slices(self) -> int:
+        """The parts that each microbatch is cut into along its sequence."""
+        return self._native.slices
+
+    @property
     def placement(self) -> str:
         """Where the stages are, as in a .plan file."""
         return self._native.placement

@@ -54,6 +54,8 @@ def runtime(schedule: _schedule.Schedule, stages: list, *, loss_fn=None, channel
     if sends and awaits != (rules == "2.15"):
         raise ValueError(f"schedule: expected a program {'with' if rules == '2.15' else 'without'} WAITs for the installed torch "
                          f"{version}, got one {'with' if awaits else 'without'}; lower its computes with torch=\"{rules}\"")
+    if program.slices > 1:
+        raise ValueError(f"schedule: expected whole microbatches, got {program.slices} slices of each, which PyTorch does not run")
     of_stage = program.stage_ranks
     for stage in stages:
         mine = [index for index, rank in enumerate(of_stage) if rank == stage.group_rank]

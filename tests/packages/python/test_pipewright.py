@@ -66,6 +66,25 @@ class ScheduleTest(unittest.TestCase):
         self.assertEqual(pw.read("0F0,0B0\n").rows, [["0F0", "0B0"]])
         self.assertEqual(program.compute_order().lower(receives="latest"), program)
 
+    def test_slices(self):
+        order = pw.make("Seq1F1B", ranks=4, microbatches=8, slices=2)
+        self.assertEqual((order.microbatches, order.slices), (8, 2))
+        self.assertEqual(order.simulate().cost, 28.5)  # 8 * 3 + (4 - 1) * 3 / 2
+        self.assertTrue(order.lower().verify())
+        self.assertEqual(pw.read(order.to_plan()), order)
+        self.assertEqual(pw.read(order.to_csv(), slices=2).rows, order.rows)
+        self.assertEqual(pw.read(order.to_csv(), slices=2).simulate().cost, 28.5)
+        self.assertEqual(pw.read(order.to_csv()).microbatches, 16)
+        with self.assertRaisesRegex(pw.ScheduleError, "expected microbatches of 3 slices each, got 16 slices"):
+            pw.read(order.to_csv(), slices=3)
+        with self.assertRaisesRegex(pw.ScheduleError, "1F1B does not take `slices`"):
+            pw.make("1F1B", ranks=4, microbatches=8, slices=2)
+        found = pw.search(ranks=4, microbatches=8, slices=2, memory=2.5, budget=10_000)
+        self.assertEqual((found.schedule.slices, found.schedule.microbatches), (2, 8))
+        self.assertLessEqual(found.cost, 28.5)
+        with self.assertRaisesRegex(ValueError, "slices cannot be used with layers"):
+            pw.search(ranks=2, microbatches=2, slices=2, layers=True, costs={"version": 1, "layers": [{"count": 4}]})
+
     def test_diff(self):
         one, other = (pw.make(name, ranks=2, microbatches=4) for name in ("GPipe", "1F1B"))
         self.assertFalse(any(one.diff(one)))
