@@ -76,6 +76,7 @@ TRAINING_HEADERS = [
     "executor/loss_function.h",
     "executor/microbatches.h",
     "executor/module_stage.h",
+    "executor/slice_cache.h",
     "executor/stage.h",
     "executor/step_lock.h",
     "executor/tensor_meta.h",

@@ -92,6 +92,7 @@ set(pipewright_schedule_sources
     schedules/one_f_one_b_v.cc
     schedules/plan_cost.cc
     schedules/registry.cc
+    schedules/seq_1f1b.cc
     schedules/v_adaptive.cc
     schedules/v_half.cc
     schedules/v_min.cc
@@ -247,6 +248,7 @@ set(pipewright_executor_sources
     executor/module_stage.cc
     executor/program/program.cc
     executor/recorder.cc
+    executor/slice_cache.cc
     executor/tensor_meta.cc
     executor/transfer_shapes.cc
     executor/transfers.cc
@@ -293,6 +295,7 @@ set(pipewright_executor_headers
     executor/loss_function.h
     executor/microbatches.h
     executor/module_stage.h
+    executor/slice_cache.h
     executor/stage.h
     executor/step_lock.h
     executor/tensor_meta.h
@@ -339,6 +342,8 @@ set(pipewright_ready_files
     schedules/interleaved_1f1b.plan
     schedules/interleaved_zero_bubble.plan
     schedules/looped_bfs.plan
+    schedules/seq_1f1b.plan
+    schedules/seq_1f1b_i.plan
     schedules/v_adaptive.plan
     schedules/v_half.plan
     schedules/v_min.plan

@@ -118,6 +118,7 @@ ActionRunner::ActionRunner(const ir::Placement& placement, int num_microbatches,
                            std::map<int, LocalStage> stages, Transfers* transfers, Options options)
     : last_stage_(placement.num_stages() - 1),
       num_microbatches_(num_microbatches),
+      slices_(options.slices),
       weight_free_w_(options.weight_free_w),
       flow_(placement, num_microbatches, indices_of(stages), transfers,
             {std::move(options.loss), options.scale_grads, options.lock}) {
@@ -140,6 +141,7 @@ void ActionRunner::begin(const RowPlan& row, bool with_backward, bool keep_outpu
     stage.phases.assign(static_cast<size_t>(num_microbatches_), Phase::kNotRun);
     stage.residency.begin(with_backward, /*whole_step=*/!row.has_residency);
     // Another executor may run the same stages.
+    stage.stage->set_slices(slices_);
     if (with_backward) stage.stage->set_recompute(stage.recomputes);
   }
   flow_.begin(with_backward, keep_outputs, std::move(microbatches));

@@ -78,6 +78,7 @@ class ActionRunner {
     bool scale_grads = true;
     bool weight_free_w = false;       // W may run while the stage is resharded
     std::vector<int> recompute = {};  // the stages that recompute, ascending
+    int slices = 1;                   // that each microbatch is cut into
     StepLock* lock = nullptr;         // held by who calls run(); may be null
   };
 
@@ -128,6 +129,7 @@ class ActionRunner {
 
   const int last_stage_;
   const int num_microbatches_;
+  const int slices_;
   const bool weight_free_w_;
   std::map<int, Local> stages_;
   DataFlow flow_;

@@ -90,6 +90,12 @@ void check_arguments(const ir::Program& program, int rank, const std::map<int, L
       throw std::invalid_argument("stage " + std::to_string(index) +
                                   ": expected one that recomputes, as the program says, got one "
                                   "without Stage::set_recompute");
+    if (!local.stage->set_slices(program.slices))
+      throw std::invalid_argument("stage " + std::to_string(index) +
+                                  ": expected one that runs slices of microbatches, of which the "
+                                  "program has " +
+                                  std::to_string(program.slices) +
+                                  ", got one without ModuleStage::set_slice_cache");
   }
   if (stages.contains(program.placement.num_stages() - 1) && ir::has_backward(program) &&
       !options.loss) {
@@ -111,6 +117,7 @@ std::vector<DigestPart> digest_of(const ir::Program& program, const ExecutorOpti
                              flag("weight_free_w", program.lowering.weight_free_w.value_or(false)),
                              flag("output_metas given", options.output_metas != nullptr),
                              flag("dynamic_shapes", options.dynamic_shapes),
+                             {"slice_dim", std::to_string(options.slice_dim)},
                              {"input_dims", to_string(options.input_dims)},
                              {"extra_dims", to_string(options.extra_dims)},
                              {"extra_of_dims", extra_of_dims},

@@ -162,7 +162,8 @@ SplitBatch BatchCheck::split(const Batch& batch) const {
                               const std::string& option, const std::string& help) {
     check_count(per_microbatch, options_.num_microbatches, what);
     if (whole.empty()) return per_microbatch;
-    std::vector<Tensors> list = split_batch(whole, options_.num_microbatches, dims, what, help);
+    std::vector<Tensors> list =
+        split_batch(whole, options_.num_microbatches, dims, what, help, options_.slices);
     for (size_t i = 0; i < whole.size(); ++i) {
       const std::optional<int> dim = dim_of(dims, i);
       if (!dim || !whole[i].defined()) continue;

@@ -73,7 +73,8 @@ std::optional<WrongRows> compare_rows(BatchComparison& comparison, int rank,
 class BatchCheck {
  public:
   struct Options {
-    int num_microbatches = 0;
+    int num_microbatches = 0;  // or slices of all microbatches
+    Slicing slices = {};
     int num_stages = 0;
     std::vector<int> stages = {};  // of this rank
     bool needs_targets = false;    // this rank has the last stage, and a loss that takes targets

@@ -129,6 +129,7 @@ Executor::Impl::Impl(ir::Program program, std::map<int, LocalStage> stages, comm
       timeout_(options_.first_timeout.value_or(options_.timeout.value_or(world.timeout()))),
       coordinator_(world, id_, ranks_, rank_, groups_of(stages, options_.same_batch), timeout_),
       batches_({.num_microbatches = program_.num_microbatches,
+                .slices = {program_.slices, options_.slice_dim},
                 .num_stages = program_.placement.num_stages(),
                 .stages = program_.placement.stages_of(rank_),
                 .needs_targets =
@@ -189,7 +190,7 @@ Executor::Impl::Impl(ir::Program program, std::map<int, LocalStage> stages, comm
                   transfers_ ? &*transfers_ : nullptr,
                   ActionRunner::Options{options_.loss, options_.scale_grads,
                                         program_.lowering.weight_free_w.value_or(false),
-                                        program_.recompute, options_.lock.get()});
+                                        program_.recompute, program_.slices, options_.lock.get()});
 }
 
 StepResult Executor::Impl::step(const Batch& batch, bool return_outputs) {
@@ -339,7 +340,8 @@ StepResult Executor::Impl::run(bool evaluates, bool return_outputs,
     watchdog_->progress().end();
     results = runner_->finish();
     if (!results.outputs.empty())
-      outputs = merge_batch(results.outputs, options_.output_dims, "output");
+      outputs = merge_batch(results.outputs, options_.output_dims, "output",
+                            {program_.slices, options_.slice_dim});
     if (with_backward && options_.tied) options_.tied->add_gradients();
     if (recorder) {
       recorder->end_step();

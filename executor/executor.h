@@ -50,6 +50,11 @@
 // in `recompute` store their inputs only, and run their forward again in backward
 // (Stage::set_recompute); clear the list of a program whose modules checkpoint themselves.
 //
+// Slices. If the program cuts microbatches into slices, each slice has the place of a microbatch:
+// in losses, which are then means over slices, in `per_microbatch`, and in the scale of gradients.
+// Attention gets the slices before its own from a SliceCache (slice_cache.h), which each stage
+// names (ModuleStage::set_slice_cache). Gradients are those of whole sequences.
+//
 // Each action is a range of LibTorch's profiler, named as PyTorch names it: `PP:0F3`.
 //
 // Failures. A wrong batch on any rank is a BatchError on every rank of all pipelines that reduce
@@ -123,6 +128,9 @@ struct ExecutorOptions {
   std::map<int, SplitDims> extra_of_dims = {};  // by stage, the same on all ranks
   SplitDims target_dims = {};
   SplitDims output_dims = {};
+  // The dimension, of the sequence, along which each tensor that is split into microbatches is then
+  // cut into slices (ir::Schedule::slices), and along which their outputs are concatenated.
+  int slice_dim = 1;
   // Returns the shapes and dtypes of a stage's outputs, which are then checked from the first step
   // on. By default they are learned in the first step and checked in later ones, and so are those
   // of batches.

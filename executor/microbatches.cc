@@ -15,6 +15,38 @@ std::string place(const std::string& what, size_t tensor) {
   return what + " " + std::to_string(tensor);
 }
 
+// `dim` for each tensor that `dims` split.
+SplitDims along(int dim, const SplitDims& dims, size_t tensors) {
+  SplitDims result;
+  for (size_t i = 0; i < tensors; ++i)
+    result.push_back(dim_of(dims, i) ? std::optional(dim) : std::nullopt);
+  return result;
+}
+
+std::vector<Tensors> split_into_slices(const Tensors& batch, int num_slices, const SplitDims& dims,
+                                       const std::string& what, const std::string& help,
+                                       const Slicing& slices) {
+  for (size_t i = 0; i < batch.size(); ++i) {
+    if (!dim_of(dims, i) || !batch[i].defined()) continue;
+    const bool exists = slices.dim >= -batch[i].dim() && slices.dim < batch[i].dim();
+    if (exists && batch[i].size(slices.dim) % slices.count == 0) continue;
+    throw std::invalid_argument(place(what, i) + ": expected a multiple of " +
+                                std::to_string(slices.count) + " slices along dimension " +
+                                std::to_string(slices.dim) + ", got " +
+                                (exists ? std::to_string(batch[i].size(slices.dim))
+                                        : std::to_string(batch[i].dim()) + " dimensions") +
+                                help);
+  }
+  std::vector<Tensors> result;
+  for (const Tensors& microbatch :
+       split_batch(batch, num_slices / slices.count, dims, what, help)) {
+    for (Tensors& slice : split_batch(microbatch, slices.count,
+                                      along(slices.dim, dims, microbatch.size()), what, help))
+      result.push_back(std::move(slice));
+  }
+  return result;
+}
+
 }  // namespace
 
 std::string to_string(const SplitDims& dims) {
@@ -29,7 +61,9 @@ std::optional<int> dim_of(const SplitDims& dims, size_t tensor) {
 }
 
 std::vector<Tensors> split_batch(const Tensors& batch, int num_microbatches, const SplitDims& dims,
-                                 const std::string& what, const std::string& help) {
+                                 const std::string& what, const std::string& help,
+                                 const Slicing& slices) {
+  if (slices.count > 1) return split_into_slices(batch, num_microbatches, dims, what, help, slices);
   std::vector<Tensors> microbatches(static_cast<size_t>(num_microbatches));
   for (size_t i = 0; i < batch.size(); ++i) {
     const std::optional<int> dim = dim_of(dims, i);
@@ -55,7 +89,15 @@ std::vector<Tensors> split_batch(const Tensors& batch, int num_microbatches, con
 }
 
 Tensors merge_batch(const std::vector<Tensors>& microbatches, const SplitDims& dims,
-                    const std::string& what) {
+                    const std::string& what, const Slicing& slices) {
+  if (slices.count > 1) {
+    std::vector<Tensors> whole;
+    for (auto first = microbatches.begin(); first != microbatches.end(); first += slices.count) {
+      const std::vector<Tensors> parts(first, first + slices.count);
+      whole.push_back(merge_batch(parts, along(slices.dim, dims, parts[0].size()), what));
+    }
+    return merge_batch(whole, dims, what);
+  }
   const size_t count = microbatches.front().size();
   for (const Tensors& microbatch : microbatches) {
     if (microbatch.size() == count) continue;

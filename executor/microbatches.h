@@ -42,16 +42,25 @@ struct BatchDims {
   std::map<int, SplitDims> extra_of;
 };
 
+// How each microbatch is cut further (ir::Schedule::slices): tensors that are split at all are cut
+// along `dim`, of the sequence, into `count` equal parts.
+struct Slicing {
+  int count = 1;
+  int dim = 1;
+};
+
 // "0 1 none", for messages.
 std::string to_string(const SplitDims& dims);
 std::optional<int> dim_of(const SplitDims& dims, size_t tensor);
 
-// Returns one list of tensors per microbatch, all of them views of the batch. Sizes differ by at
-// most one, the larger ones first, like torch.tensor_split; what is undefined stays so. Throws
-// std::invalid_argument, naming `what` and the tensor, for a dimension that does not exist or that
-// is smaller than the number of microbatches; `help` ends the message.
+// Returns one list of tensors per microbatch, or per slice, all of them views of the batch. Sizes
+// of microbatches differ by at most one, the larger ones first, like torch.tensor_split; what is
+// undefined stays so. Throws std::invalid_argument, naming `what` and the tensor, for a dimension
+// that does not exist, that is smaller than the number of microbatches, or that slices do not
+// divide; `help` ends the message. `num_microbatches` counts all slices.
 std::vector<Tensors> split_batch(const Tensors& batch, int num_microbatches, const SplitDims& dims,
-                                 const std::string& what, const std::string& help = "");
+                                 const std::string& what, const std::string& help = "",
+                                 const Slicing& slices = {});
 
 // The inverse: concatenates each tensor along its dimension, and takes the mean over microbatches
 // of a tensor that is not split. Scalars are concatenated to one element per microbatch; what is
@@ -59,7 +68,7 @@ std::vector<Tensors> split_batch(const Tensors& batch, int num_microbatches, con
 // tensors than in the first microbatch, for tensors whose shapes do not allow it, and for the mean
 // of a dtype that is neither floating-point nor complex.
 Tensors merge_batch(const std::vector<Tensors>& microbatches, const SplitDims& dims,
-                    const std::string& what);
+                    const std::string& what, const Slicing& slices = {});
 
 }  // namespace pipewright::executor
 

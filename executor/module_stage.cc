@@ -40,7 +40,19 @@ void ModuleStage::set_weight_work(std::function<std::function<void()>()> make_we
   make_weight_work_ = std::move(make_weight_work);
 }
 
+void ModuleStage::set_slice_cache(std::shared_ptr<SliceCache> cache) {
+  runs_slices_ = true;
+  slices_ = std::move(cache);
+}
+
 Tensors ModuleStage::forward(int microbatch, const Tensors& inputs) {
+  if (slices_) slices_->begin(SliceCache::Phase::kForward, microbatch);
+  Tensors outputs = recorded_forward(microbatch, inputs);
+  if (slices_) slices_->end(/*keeps=*/c10::GradMode::is_enabled());
+  return outputs;
+}
+
+Tensors ModuleStage::recorded_forward(int microbatch, const Tensors& inputs) {
   if (!c10::GradMode::is_enabled()) return forward_(inputs);
   auto kept = std::make_unique<Kept>();
   const autograd::BackwardScope scope(kept->context);
@@ -63,10 +75,12 @@ void ModuleStage::set_loss(int microbatch, const at::Tensor& loss) {
 
 Tensors ModuleStage::backward(int microbatch, Tensors output_grads) {
   Kept& work = kept(microbatch, "backward");
+  if (slices_) slices_->begin(SliceCache::Phase::kBackward, microbatch);
   autograd::full_backward(work.roots, output_grads, work.nodes);
   output_grads.clear();
   Tensors grads = autograd::take_grads(work.inputs);
   if (make_weight_work_) make_weight_work_()();
+  if (slices_) slices_->end(/*keeps=*/true);
   kept_.erase(microbatch);
   return grads;
 }
@@ -74,6 +88,7 @@ Tensors ModuleStage::backward(int microbatch, Tensors output_grads) {
 Tensors ModuleStage::backward_input(int microbatch, Tensors output_grads) {
   Kept& work = kept(microbatch, "backward_input");
   Tensors grads;
+  if (slices_) slices_->begin(SliceCache::Phase::kBackward, microbatch);
   if (make_weight_work_) {
     autograd::full_backward(work.roots, output_grads, work.nodes);
     grads = autograd::take_grads(work.inputs);
@@ -85,6 +100,7 @@ Tensors ModuleStage::backward_input(int microbatch, Tensors output_grads) {
                                      *work.weight_work);
     work.context->weight_work = nullptr;
   }
+  if (slices_) slices_->end(/*keeps=*/true);
   work.inputs.clear();
   work.roots.clear();
   return grads;
@@ -110,7 +126,15 @@ bool ModuleStage::set_recompute(bool recomputes) {
   return true;
 }
 
-void ModuleStage::clear() { kept_.clear(); }
+bool ModuleStage::set_slices(int slices) {
+  if (slices_) slices_->set_slices(slices);
+  return slices == 1 || runs_slices_;
+}
+
+void ModuleStage::clear() {
+  kept_.clear();
+  if (slices_) slices_->clear();
+}
 
 ModuleStage::Kept& ModuleStage::kept(int microbatch, const char* what) {
   const auto found = kept_.find(microbatch);

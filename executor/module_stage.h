@@ -8,6 +8,7 @@
 
 #include "pipewright/autograd/checkpoint.h"
 #include "pipewright/autograd/split_backward.h"
+#include "pipewright/executor/slice_cache.h"
 #include "pipewright/executor/stage.h"
 #include "pipewright/modules/forward_tensors.h"
 
@@ -39,6 +40,11 @@ class ModuleStage final : public Stage {
   // The autograd graph is not split then.
   void set_weight_work(std::function<std::function<void()>()> make_weight_work);
 
+  // For programs whose microbatches are cut into slices: what the stage's modules extend, or null
+  // for a stage that computes each position of the sequence without the others, as an MLP does.
+  // Without this call the stage runs whole microbatches only.
+  void set_slice_cache(std::shared_ptr<SliceCache> cache);
+
   Tensors forward(int microbatch, const Tensors& inputs) override;
   Tensors backward(int microbatch, Tensors output_grads) override;
   Tensors backward_input(int microbatch, Tensors output_grads) override;
@@ -47,16 +53,20 @@ class ModuleStage final : public Stage {
   bool joins_loss() const override { return true; }
   void set_loss(int microbatch, const at::Tensor& loss) override;
   bool set_recompute(bool recomputes) override;
+  bool set_slices(int slices) override;
   void clear() override;
 
  private:
   struct Kept;
+  Tensors recorded_forward(int microbatch, const Tensors& inputs);
   // Throws ContractError, naming the method `what`, for a microbatch without a forward.
   Kept& kept(int microbatch, const char* what);
 
   const autograd::Forward forward_;
   std::function<std::function<void()>()> make_weight_work_;
   bool recomputes_ = false;
+  bool runs_slices_ = false;
+  std::shared_ptr<SliceCache> slices_;                   // null without slices
   std::unordered_map<int, std::unique_ptr<Kept>> kept_;  // by microbatch
 };
 

@@ -88,6 +88,11 @@ class Stage {
   // whether the stage can do what is asked; the default cannot recompute.
   virtual bool set_recompute(bool recomputes) { return !recomputes; }
 
+  // Called before each step: into how many slices microbatches are cut (ir::Schedule::slices). With
+  // more than one, each has the place of a microbatch in all methods, and `microbatch` counts the
+  // slices of all. Returns whether the stage can do it; the default cannot.
+  virtual bool set_slices(int slices) { return slices == 1; }
+
   // Frees what is saved for all microbatches, after a failed step or an incomplete program.
   virtual void clear() = 0;
 };

@@ -130,6 +130,7 @@ std::vector<DigestPart> digest_of(const ir::Program& program, std::vector<Digest
       {"program", hash_of(program.rows)},
       {"placement", program.placement.to_string()},
       {"microbatches", std::to_string(program.num_microbatches)},
+      {"slices", std::to_string(program.slices)},
       {"channels",
        std::string(ir::name(channels.channels)) + " " + ir::to_string_capacity(channels.capacity)},
   };
