@@ -34,7 +34,9 @@ void init_weights(nn::Module& layer, uint64_t seed, int64_t index, double deviat
 
 class Gpt final : public GptStage {
  public:
-  Gpt(const GptConfig& config, int stage, int num_stages) : config_(config) {
+  Gpt(const GptConfig& config, int stage, int num_stages,
+      std::shared_ptr<executor::SliceCache> slices)
+      : config_(config), slices_(std::move(slices)) {
     // Layer indices: token embedding 0, blocks 1 to L, output layer L + 1, position embedding L
     // + 2.
     const double deviation = 1 / std::sqrt(static_cast<double>(config.dim));
@@ -51,7 +53,7 @@ class Gpt final : public GptStage {
     for (int64_t layer = own.first; layer < own.last; ++layer) {
       blocks_.push_back(
           register_module("block" + std::to_string(layer),
-                          std::make_shared<Block>(config.dim, config.norm, config.rope)));
+                          std::make_shared<Block>(config.dim, config.norm, config.rope, slices_)));
       init_weights(*blocks_.back(), config.seed, 1 + layer, deviation / std::sqrt(2.0));
     }
     if (stage == num_stages - 1) {
@@ -65,7 +67,8 @@ class Gpt final : public GptStage {
   at::Tensor forward(at::Tensor input) override {
     at::Tensor x = std::move(input);
     if (tokens_) {
-      const at::Tensor places = at::arange(x.size(1), x.options());
+      const int64_t first = slices_ ? slices_->index() * x.size(1) : 0;
+      const at::Tensor places = at::arange(first, first + x.size(1), x.options());
       x = modules::forward(tokens_, x);
       if (positions_) x = x + modules::forward(positions_, places);
     }
@@ -115,6 +118,7 @@ class Gpt final : public GptStage {
   }
 
   const GptConfig config_;
+  const std::shared_ptr<executor::SliceCache> slices_;  // null if the context is whole
   nn::Embedding tokens_{nullptr}, positions_{nullptr};
   std::vector<std::shared_ptr<Block>> blocks_;
   std::shared_ptr<Norm> norm_;
@@ -128,8 +132,9 @@ schedule::Cut blocks_of_stages(const GptConfig& config, int num_stages) {
   return schedule::balanced_cut(static_cast<int>(config.layers), num_stages, config.costs);
 }
 
-std::shared_ptr<GptStage> make_gpt_stage(const GptConfig& config, int stage, int num_stages) {
-  return std::make_shared<Gpt>(config, stage, num_stages);
+std::shared_ptr<GptStage> make_gpt_stage(const GptConfig& config, int stage, int num_stages,
+                                         std::shared_ptr<executor::SliceCache> slices) {
+  return std::make_shared<Gpt>(config, stage, num_stages, std::move(slices));
 }
 
 at::Tensor gpt_loss(const at::Tensor& logits, const at::Tensor& targets,

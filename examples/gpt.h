@@ -56,8 +56,10 @@ inline constexpr const char* kTokenWeights = "tokens.weight";
 inline constexpr const char* kTiedOutput = "output.weight";
 // The number of blocks in each stage (schedule/problem/layers.h).
 schedule::Cut blocks_of_stages(const GptConfig& config, int num_stages);
-// `dim` must be a multiple of kHeadDim.
-std::shared_ptr<GptStage> make_gpt_stage(const GptConfig& config, int stage, int num_stages);
+// `dim` must be a multiple of kHeadDim. If the context is cut into slices, `slices` is the cache of
+// the stage.
+std::shared_ptr<GptStage> make_gpt_stage(const GptConfig& config, int stage, int num_stages,
+                                         std::shared_ptr<executor::SliceCache> slices = nullptr);
 
 // Mean cross entropy in nats per byte, computed in fp32. `tp` has the ranks over which the
 // vocabulary is split; null if it is not.

@@ -60,15 +60,18 @@ LocalModel make_local_model(const Options& options, const ir::Placement& placeme
   LocalModel model;
   std::map<int, std::shared_ptr<GptStage>> stages;
   for (const int index : placement.stages_of(mesh.coordinate("pp"))) {
-    const auto stage = make_gpt_stage(options.model, index, placement.num_stages());
+    const auto slices = std::make_shared<executor::SliceCache>();
+    const auto stage = make_gpt_stage(options.model, index, placement.num_stages(), slices);
     stage->to(device);  // the weights are those of a CPU's generator
     stages[index] = stage;
     if (options.tp > 1)
       model.split.push_back(
           tp::parallelize(*stage, stage->plan(options.sequence_parallel), mesh, "tp"));
-    model.stages[index] = {executor::make_stage(stage), options.dp_shard > 1
-                                                            ? shard(*stage, mesh, options)
-                                                            : replicate(*stage, mesh, options)};
+    const auto runs = executor::make_stage(stage);
+    // Embeddings of positions and attention read it; an output layer alone does not.
+    runs->set_slice_cache(index > 0 && stage->blocks().empty() ? nullptr : slices);
+    model.stages[index] = {runs, options.dp_shard > 1 ? shard(*stage, mesh, options)
+                                                      : replicate(*stage, mesh, options)};
   }
   if (options.model.tie) model.tied = tie_embeddings(stages, placement, mesh, world);
   for (const auto& [index, stage] : stages) {

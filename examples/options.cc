@@ -78,6 +78,11 @@ std::variant<Options, int> parse_options(int argc, char** argv) {
       ->check(CLI::Range(0, 1024));
   app.add_option("--microbatches", options.microbatches, "Microbatches per step and replica")
       ->check(CLI::Range(1, 1 << 20));
+  app.add_option(
+         "--slices", options.slices,
+         "Parts that each microbatch is cut into along the context, which then need the memory "
+         "of fewer tokens: for GPipe, Seq1F1B and Seq1F1B-I; default: 1, or those of a file")
+      ->check(CLI::Range(1, 1 << 20));
   app.add_option("--steps", options.steps, "Training steps, with those of a resumed run")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   app.add_option("--seed", options.model.seed, "Seed of the weights and batches");
@@ -225,6 +230,9 @@ void check(const Options& options) {
   }
   if (options.search_memory > 0 && !options.searches())
     throw UsageError("--search-memory requires --schedule search");
+  if (options.searches() && options.slices > 1)
+    throw UsageError("--schedule search: expected no --slices, got " +
+                     std::to_string(options.slices));
   if (options.searches() && options.device != "cpu")
     throw UsageError("--schedule search: expected --device cpu, got " + options.device);
   if (options.balance == Balance::kMeasured && options.device != "cpu")

@@ -31,6 +31,7 @@ struct Options {
   bool sequence_parallel = false;  // needs a `tp` above 1 that divides the context
   int stages_per_rank = 0;         // 0: the schedule's default
   int microbatches = 4;
+  int slices = 0;  // that each microbatch is cut into along the context; 0: one, or those of a file
   double search_memory = 0;  // activations per rank, of --schedule search; 0: what is left
   int64_t steps = 200;
   int64_t batch = 16;

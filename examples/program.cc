@@ -51,7 +51,8 @@ ir::Program make_program(const Options& options) {
   const std::optional<ir::Source> file = file_of(options.schedule);
   schedule::CompileRequest request = {.shape = {.ranks = options.pp,
                                                 .stages = options.pp * options.stages_per_rank,
-                                                .microbatches = options.microbatches}};
+                                                .microbatches = options.microbatches,
+                                                .slices = options.slices}};
   if (file)
     request.source = &*file;
   else
@@ -59,6 +60,18 @@ ir::Program make_program(const Options& options) {
   schedule::CompileResult result = schedule::compile(std::move(request));
   if (!result.ok()) refuse(result.diagnostics, file ? &*file : nullptr);
   ir::Program program = std::get<ir::Program>(std::move(*result.schedule));
+  const int64_t slice = options.model.context / program.slices;
+  if (options.model.context % program.slices != 0 ||
+      (options.sequence_parallel && slice % options.tp != 0))
+    throw UsageError("--context: expected a multiple of " + std::to_string(program.slices) +
+                     " slices" +
+                     (options.sequence_parallel
+                          ? " of a multiple of --tp " + std::to_string(options.tp) + " tokens"
+                          : "") +
+                     ", got " + std::to_string(options.model.context));
+  if (!options.profile.empty() && program.slices > 1)
+    throw UsageError("--profile: expected whole microbatches, got " +
+                     std::to_string(program.slices) + " slices of each");
   if (options.model.activation_checkpointing && !program.recompute.empty())
     throw UsageError(
         "--activation-checkpointing: expected a schedule without stages that "

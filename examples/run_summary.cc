@@ -68,7 +68,9 @@ std::string summary_of(const Options& options, const ir::Program& program, const
   text += "mesh:     " + mesh_text(options) + "\n";
   text += "schedule: " + (program.name.empty() ? options.schedule : program.name) + ", " +
           std::to_string(stages) + " stages, " + std::to_string(options.microbatches) +
-          " microbatches; bubble " + with_decimals(100 * predicted_bubble(program), 1) +
+          " microbatches" +
+          (program.slices > 1 ? " of " + std::to_string(program.slices) + " slices" : "") +
+          "; bubble " + with_decimals(100 * predicted_bubble(program), 1) +
           "% if F, I and W take equally long";
   if (!program.recompute.empty()) text += "; recomputes " + recompute_text(program);
   text += '\n';

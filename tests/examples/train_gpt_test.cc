@@ -12,15 +12,24 @@
 namespace pipewright::examples {
 namespace {
 
+// What follows --schedule: "1F1B"; what runs slices gets two per microbatch.
+std::string flags_of(const schedules::ScheduleSpec& spec) {
+  const bool has_slices = spec.options.data() == schedules::kSlicesOption.data();
+  return std::string(spec.name) + (has_slices ? " --slices 2" : "");
+}
+
 TEST(TrainGpt, EveryScheduleMatchesASingleRank) {
   const std::string args = "--steps 8 --batch 16 --microbatches 8 ";
   const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
   EXPECT_EQ(alone.losses.size(), 8u);
   EXPECT_LT(alone.losses.back(), alone.losses.front());
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
-    const std::string schedule = " --schedule " + std::string(spec->name);
+    const std::string schedule = " --schedule " + flags_of(*spec);
     expect_close(train(kTrain + args + "--pp 2" + schedule), alone, schedule);
   }
+  expect_close(train("cli/pipewright launch -n 2 -- " + kTrain + args +
+                     "--pp 2 --schedule Seq1F1B --slices 4"),
+               alone, "launch");
   // A single microbatch changes only the order in which the mean is taken.
   expect_close(train(kTrain + "--steps 8 --batch 16 --microbatches 1 --pp 1 --schedule GPipe"),
                alone, "one microbatch");
@@ -36,7 +45,7 @@ TEST_P(DataParallel, MatchesASingleRank) {
   const std::string copies = both ? "--dp-replicate 2 --dp-shard 2" : "--dp-" + GetParam() + " 2";
   const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
-    const std::string schedule = "--pp 2 " + copies + " --schedule " + std::string(spec->name);
+    const std::string schedule = "--pp 2 " + copies + " --schedule " + flags_of(*spec);
     expect_close(train(kTrain + args + schedule), alone, schedule);
   }
   if (both) return;
@@ -54,7 +63,7 @@ TEST(TrainGpt, TensorParallelMatchesASingleRank) {
   const std::string args = "--steps 8 --batch 16 --microbatches 4 ";
   const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
-    const std::string schedule = "--pp 2 --tp 2 --dp-shard 2 --schedule " + std::string(spec->name);
+    const std::string schedule = "--pp 2 --tp 2 --dp-shard 2 --schedule " + flags_of(*spec);
     expect_close(train(kTrain + args + schedule), alone, schedule);
   }
   for (const char* schedule : {"1F1B", "Interleaved1F1B", "ZBV", "InterleavedZeroBubble"}) {
@@ -97,7 +106,7 @@ TEST(TrainGpt, TiedEmbeddingsMatchASingleRank) {
   const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe");
   EXPECT_NE(alone.losses, train(kTrain + "--steps 8 --pp 1 --schedule GPipe --clip 0.5").losses);
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
-    const std::string schedule = "--pp 2 --schedule " + std::string(spec->name);
+    const std::string schedule = "--pp 2 --schedule " + flags_of(*spec);
     expect_close(train(kTrain + args + schedule), alone, schedule);
   }
   for (const std::string mesh :
@@ -121,10 +130,11 @@ TEST(TrainGpt, EveryOptionOfTheModelMatchesASingleRank) {
   const std::string parallel =
       kTrain + args + "--activation-checkpointing --microbatches 4 --pp 2 --schedule ";
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules())
-    expect_close(train(parallel + std::string(spec->name) + " --dp-shard 2 --balance"), alone,
+    expect_close(train(parallel + flags_of(*spec) + " --dp-shard 2 --balance"), alone,
                  std::string(spec->name));
   for (const std::string mesh :
-       {"1F1B --tp 2 --sequence-parallel --balance", "ZBV --dp-replicate 2 --balance estimated",
+       {"1F1B --tp 2 --sequence-parallel --balance",
+        "Seq1F1B --slices 4 --tp 2 --sequence-parallel", "ZBV --dp-replicate 2 --balance estimated",
         "ZBV --tp 2 --dp-replicate 2", "InterleavedZeroBubble --balance measured"})
     expect_close(train(parallel + mesh), alone, mesh);
   const std::string measured = "ZBV --dp-replicate 2 --balance measured";
@@ -186,9 +196,10 @@ TEST(TrainGpt, ClipsTheNormOfTheWholeModel) {
 TEST(TrainGpt, LearnsInMixedPrecision) {
   const std::string args = kTrain + "--steps 60 ";
   const Trained exact = train(args);
-  for (const std::string copies : {"--dp-replicate 2", "--dp-shard 2", "--tp 2 --dp-replicate 2"}) {
-    const Trained mixed =
-        train(args + copies + " --schedule ZBV --param-dtype bf16 --reduce-dtype fp32");
+  for (const std::string copies :
+       {"--dp-replicate 2 --schedule ZBV", "--dp-shard 2 --schedule ZBV",
+        "--tp 2 --dp-replicate 2 --schedule ZBV", "--dp-shard 2 --schedule Seq1F1B --slices 4"}) {
+    const Trained mixed = train(args + copies + " --param-dtype bf16 --reduce-dtype fp32");
     EXPECT_NE(mixed.losses, exact.losses);
     EXPECT_NEAR(mixed.losses[0], exact.losses[0], 0.01);
     EXPECT_NEAR(mixed.held_back, exact.held_back, 0.02) << copies;
