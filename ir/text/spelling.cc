@@ -38,6 +38,8 @@ std::string_view nearest(std::string_view word, std::span<const std::string_view
   std::string_view best;
   size_t best_distance = 0;
   if (word.size() > 64) return best;  // the table is quadratic, and no name is that long
+  const auto is_letter = [](unsigned char letter) { return std::isalpha(letter) != 0; };
+  if (std::ranges::none_of(word, is_letter)) return best;  // another number is not meant
   for (const std::string_view candidate : known) {
     const size_t changes = distance(word, candidate);
     if (changes * 3 > std::max(word.size(), candidate.size())) continue;

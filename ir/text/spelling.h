@@ -14,7 +14,7 @@ namespace pipewright::ir {
 // word) are changed, missing or added. Two swapped neighbours count as one change
 // (Damerau-Levenshtein distance, optimal string alignment). Empty if no word is near enough; the
 // first wins among equals. Quadratic in the length of the words, so words over 64 letters match
-// nothing.
+// nothing, and a word without letters matches none: another number is not meant.
 std::string_view nearest(std::string_view word, std::span<const std::string_view> known);
 
 // "did you mean `microbatches`?", or empty.

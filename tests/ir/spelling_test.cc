@@ -24,6 +24,12 @@ TEST(SpellingTest, FindsNothingTooFarAway) {
   EXPECT_EQ(nearest(std::string(1000, 'p'), known), "");
 }
 
+TEST(SpellingTest, ANumberIsNotMisspelled) {
+  const std::vector<std::string_view> known = {"2.11", "2.15", "1F1B"};
+  EXPECT_EQ(nearest("2.16", known), "");
+  EXPECT_EQ(nearest("1F1C", known), "1F1B");
+}
+
 TEST(SpellingTest, AsAQuestion) {
   const std::vector<std::string_view> known = {"print"};
   EXPECT_EQ(did_you_mean("prin", known), "did you mean `print`?");
