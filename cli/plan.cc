@@ -38,9 +38,11 @@ std::vector<ShownRow> with_bounds(std::vector<PlanRow> rows, size_t most,
 
 void print_rows(const AskedModel& asked, const schedule::PlanRequest& request,
                 const std::vector<ShownRow>& rows, size_t fitting, std::ostream& out) {
-  out << fmt::format("{}\n{} GPUs, {} sequences of {} tokens per step; {} divisions fit\n\n",
-                     model_text(asked), request.gpus, request.batch, request.training.sequence,
-                     fitting);
+  out << fmt::format(
+      "{}\n{}, {} of {} per step; {} fit{}\n\n", model_text(asked),
+      ir::counted(request.gpus, "GPU", "GPUs"), ir::counted(request.batch, "sequence", "sequences"),
+      ir::counted(request.training.sequence, "token", "tokens"),
+      ir::counted(static_cast<int64_t>(fitting), "division", "divisions"), fitting == 1 ? "s" : "");
   out << fmt::format(
       "{:>4}  {:>4} {:>4} {:>5} {:>7} {:>6} {:>10}  {:>9} {:>9} {:>7} {:>9} {:>8}  {}\n", "row",
       "pp", "tp", "dp", "stages", "mb", "recompute", "step ms", "bound ms", "bubble", "exposed",
@@ -127,10 +129,10 @@ int run_plan(const Invocation& invocation, Console& console) {
   if (shows_progress) console.err << "\r\x1b[K" << std::flush;
   if (fitting.empty())
     throw UsageError(fmt::format(
-        "no division of {:.3g}e9 parameters over {} GPUs of {:.4g} GB fits their memory: expected "
+        "no division of {:.3g}e9 parameters over {} of {:.4g} GB fits their memory: expected "
         "more GPUs, a larger --gpu, or --shard all",
-        static_cast<double>(asked.model.parameters()) / 1e9, request.gpus,
-        asked.machine.memory / 1e9));
+        static_cast<double>(asked.model.parameters()) / 1e9,
+        ir::counted(request.gpus, "GPU", "GPUs"), asked.machine.memory / 1e9));
   if (choice > fitting.size())
     throw UsageError(
         fmt::format("--choose: expected a row from 1 to {}, got {}", fitting.size(), choice));
