@@ -137,9 +137,10 @@ TEST(Failure, EndsWhatADeviceWaitsFor) {
   }
 }
 
-// Rank 0's device waits for rank 1 in two groups. An abort of one blocks until the device is idle,
-// so until the other has been aborted.
+// Rank 0's device waits for rank 1 in many groups. An abort of one blocks until the device is idle,
+// so until all others have been aborted.
 TEST(Failure, AbortsAllGroupsAtOnce) {
+  constexpr int kGroups = 40;  // one after the other, each takes the second that an abort may take
   seed(3);
   std::vector<comms::World> worlds = device_worlds(2);
   std::latch waiting(2);
@@ -147,16 +148,16 @@ TEST(Failure, AbortsAllGroupsAtOnce) {
   EXPECT_EQ(tests::run_ranks(2,
                              [&](int rank) {
                                comms::World& world = worlds[static_cast<size_t>(rank)];
-                               const std::vector<int> all = {0, 1};
-                               const auto first = world.make_group("first", all);
-                               const auto second = world.make_group("second", all);
+                               std::vector<comms::BackendPtr> groups;
+                               for (int i = 0; i < kGroups; ++i)
+                                 groups.push_back(world.make_group("group " + std::to_string(i),
+                                                                   std::vector<int>{0, 1}));
                                std::vector<at::Tensor> sum = {at::ones({4}, device(rank))};
                                if (rank == 1) {
                                  waiting.arrive_and_wait();
                                  world.failures().fail("out of luck");
                                } else {
-                                 first->allreduce(sum)->wait();
-                                 second->allreduce(sum)->wait();
+                                 for (const auto& group : groups) group->allreduce(sum)->wait();
                                  waiting.arrive_and_wait();
                                  c10::Event end(kDeviceType);
                                  end.record(current_stream(rank));
