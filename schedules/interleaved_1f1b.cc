@@ -6,20 +6,16 @@
 #include "pipewright/schedules/interleaved.h"
 
 namespace pipewright::schedules {
-namespace {
 
-ir::Row make_row(const Shape& shape, int rank) {
+ir::Row interleaved_1f1b_row(const Shape& shape, int rank, int extra_warmup, bool has_idle) {
   const InterleavedOrder order(shape, rank);
-  // With options it is Megatron-LM's schedule, which has no idle slots.
-  const bool is_pytorchs = shape.group_size == 0 && !shape.extra_warmup;
-  const int warmup = std::min(order.warmup(2) + shape.extra_warmup, order.num_operations());
+  const int warmup = std::min(order.warmup(2) + extra_warmup, order.num_operations());
   const int until_first_backward = shape.stages + 2 * (shape.ranks - 1 - rank);
-  const int idle =
-      is_pytorchs && warmup > 0 ? std::max(0, until_first_backward - (warmup + rank)) : 0;
+  const int idle = has_idle && warmup > 0 ? std::max(0, until_first_backward - (warmup + rank)) : 0;
   ir::Row row;
   row.reserve(static_cast<size_t>(rank) + static_cast<size_t>(warmup) + static_cast<size_t>(idle) +
               2 * static_cast<size_t>(order.num_operations()));
-  if (is_pytorchs) row.resize(static_cast<size_t>(rank));
+  if (has_idle) row.resize(static_cast<size_t>(rank));
   auto forwards = order.walk(), backwards = order.walk();
   int forward = 0;
   for (; forward < warmup; ++forward) row.emplace_back(forwards.next(ir::ActionKind::kForward));
@@ -28,12 +24,20 @@ ir::Row make_row(const Shape& shape, int rank) {
     if (forward < order.num_operations()) {
       row.emplace_back(forwards.next(ir::ActionKind::kForward));
       ++forward;
-    } else if (is_pytorchs) {
+    } else if (has_idle) {
       row.emplace_back();
     }
     row.emplace_back(backwards.next(ir::ActionKind::kBackward));
   }
   return row;
+}
+
+namespace {
+
+ir::Row make_row(const Shape& shape, int rank) {
+  // With options it is Megatron-LM's schedule, which has no idle slots.
+  const bool is_pytorchs = shape.group_size == 0 && !shape.extra_warmup;
+  return interleaved_1f1b_row(shape, rank, shape.extra_warmup, is_pytorchs);
 }
 
 constexpr Constraint kConstraints[] = {kSameNumberOfStages, kWholeRounds, kGroups};

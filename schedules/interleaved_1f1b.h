@@ -27,6 +27,10 @@ namespace pipewright::schedules {
 // second term of the minimum for the peak. Generated in linear time.
 extern const ScheduleSpec kInterleaved1F1B;
 
+// The row of `rank` with so many forwards more in the warm-up, with PyTorch's idle slots or
+// without.
+ir::Row interleaved_1f1b_row(const Shape& shape, int rank, int extra_warmup, bool has_idle);
+
 }  // namespace pipewright::schedules
 
 #endif  // PIPEWRIGHT_SCHEDULES_INTERLEAVED_1F1B_H_

@@ -1,9 +1,7 @@
 #include "pipewright/schedules/seq_1f1b.h"
 
-#include <algorithm>
-
 #include "pipewright/schedules/constraints.h"
-#include "pipewright/schedules/interleaved.h"
+#include "pipewright/schedules/interleaved_1f1b.h"
 #include "pipewright/schedules/warm_up_and_steady.h"
 
 namespace pipewright::schedules {
@@ -14,19 +12,7 @@ ir::Row make_row(const Shape& shape, int rank) {
 }
 
 ir::Row make_interleaved_row(const Shape& shape, int rank) {
-  const InterleavedOrder order(shape, rank);
-  const int warmup = std::min(order.warmup(2) + shape.slices - 1, order.num_operations());
-  ir::Row row;
-  row.reserve(2 * static_cast<size_t>(order.num_operations()));
-  auto forwards = order.walk(), backwards = order.walk();
-  int forward = 0;
-  for (; forward < warmup; ++forward) row.emplace_back(forwards.next(ir::ActionKind::kForward));
-  for (int backward = 0; backward < order.num_operations(); ++backward) {
-    if (forward++ < order.num_operations())
-      row.emplace_back(forwards.next(ir::ActionKind::kForward));
-    row.emplace_back(backwards.next(ir::ActionKind::kBackward));
-  }
-  return row;
+  return interleaved_1f1b_row(shape, rank, shape.slices - 1, /*has_idle=*/false);
 }
 
 constexpr Constraint kConstraints[] = {kOneStageARank};
