@@ -52,8 +52,7 @@ LocalSearch::LocalSearch(const Problem& problem, uint64_t seed)
       const bool sends = info.unlocks >= 0 && rank_of(info.unlocks) != info.rank;
       NodeInfo& one_node = nodes_[one * microbatches_ + instance];
       const int k = static_cast<int>(instance);
-      const auto needed = static_cast<size_t>(
-          info.needs_last_slice ? problem.backward_at(k - k % problem.slices) : k);
+      const auto needed = static_cast<size_t>(needed_instance(problem, info, k));
       one_node = {.time = problem.scaled(info.time, microbatch_of(problem, one, k)),
                   .delay = info.delay,
                   .need = info.need >= 0 && !near ? node(info.need, needed) : kNone,

@@ -20,8 +20,8 @@ Replay::Replay(const Problem& problem)
 
 // When what the k-th action of a letter needs has ended; negative if it has not.
 [[gnu::always_inline]] inline Ticks Replay::end_of_need(const LetterInfo& info, int k) const {
-  const int instance = info.needs_last_slice ? problem_.backward_at(k - k % problem_.slices) : k;
-  return ends_[static_cast<size_t>(info.need) * microbatches_ + static_cast<size_t>(instance)];
+  return ends_[static_cast<size_t>(info.need) * microbatches_ +
+               static_cast<size_t>(needed_instance(problem_, info, k))];
 }
 
 [[gnu::always_inline]] inline void Replay::wake(const LetterInfo& info) {

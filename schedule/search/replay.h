@@ -47,8 +47,8 @@ class Replay {
   template <bool kCompounds>  // false: every letter is a step
   bool run_steps(const Words& words);
   bool run_compound(RankState* rank, const Letter** next, Ticks* time);
-  // Queues the rank that may wait for an instance of the letter.
   Ticks end_of_need(const LetterInfo& info, int k) const;
+  // Queues the rank that may wait for an instance of the letter.
   void wake(const LetterInfo& info);
 
   const Problem& problem_;

@@ -72,6 +72,10 @@ struct LetterInfo {
   bool needs_last_slice = false;  // of its microbatch, rather than the same instance
   int rank = 0;
 };
+// Which instance of `need` must end before the k-th of this letter starts.
+inline int needed_instance(const Problem& problem, const LetterInfo& info, int k) {
+  return info.needs_last_slice ? problem.backward_at(k - k % problem.slices) : k;
+}
 // One entry per letter of the problem: 3 * num_stages.
 std::vector<LetterInfo> letters_of(const Problem& problem);
 
