@@ -12,7 +12,7 @@
 //   rank 0: 0F0 0F1 0F2 0B1 0F3 0B0 0B3 0B2
 //   rank 1: 1F0 1F1 1B1 1F2 1B0 1F3 1B3 1B2
 //
-// A rank keeps the activations of P-r+K-1 slices, each 1/K of a microbatch's, where 1F1B keeps
+// A rank keeps the activations of P-r+K-1 slices, each with 1/K of a microbatch, while 1F1B keeps
 // those of P-r microbatches, and waits for (P-1)(F+B)/K.
 //
 // Seq1F1B-I is the same of Interleaved1F1B (interleaved.h).

@@ -53,7 +53,8 @@ def read(source: str | os.PathLike, *, name: str | None = None, slices: int | No
     """Reads a schedule from a .csv, .plan or .json file, or from a text of several lines.
 
     `name` is the file's name in messages; its extension says the format, or else the first bytes do. A CSV does not say
-    into how many `slices` each microbatch is cut; of another file they are what it must say. Raises ScheduleError if the text is malformed; whether a schedule can run is for verify() to say.
+    into how many `slices` each microbatch is cut; of another file they are what it must say. Raises ScheduleError if the
+    text is malformed; whether a schedule can run is for verify() to say.
     """
     if isinstance(source, str) and "\n" in source:
         return Schedule(_pipewright.read(name or "<text>", source, _arguments.optional_whole("slices", slices)))
@@ -118,7 +119,8 @@ def search(*, ranks: int, microbatches: int, placement: str = "loop", stages: in
     `robust`, the good schedule with the least makespan is chosen when the time of each action varies by log-normal noise of
     this standard deviation: the least mean, or with `robust_by="p95"` the least 95th percentile. With `layers`, the layers
     of the costs are cut into stages too, and `schedule.cut` says how; otherwise they are cut evenly, or as `cut` of the costs
-    says. Each microbatch is cut into `slices` along its sequence. The result is the same for any number of threads. See `pipewright search --help`.
+    says. Each microbatch is cut into `slices` along its sequence. The result is the same for any number of threads. See
+    `pipewright search --help`.
     """
     if _arguments.text("placement", placement) not in ("loop", "v", "wave", "free"):
         raise ValueError(f"placement: expected loop, v, wave or free, got `{placement}`")
