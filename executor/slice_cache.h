@@ -10,9 +10,9 @@
 
 namespace pipewright::executor {
 
-// What the slices of a microbatch leave for later ones on a stage: the keys and values that these
-// attend to, and the gradients that come back for them (ir::Schedule::slices). A stage has one
-// cache for all of its modules:
+// Keeps the keys and values of earlier slices, to which later slices of a microbatch attend, and
+// collects the gradients that these return for them (ir::Schedule::slices). A stage has one cache
+// for all of its modules:
 //
 //   struct Attention : torch::nn::Module {
 //     explicit Attention(std::shared_ptr<SliceCache> slices)

@@ -36,9 +36,9 @@
 //   transfer_of(2F5)  2SEND_F5 on rank 1, 3RECV_F5 on rank 0
 //   transfer_of(1F5)  none: stage 2 is on the same rank and takes the tensor directly
 //
-// With slices (Schedule::slices), a stage keeps of each slice what later slices of the microbatch
-// attend to, keys and values, and their backwards leave the gradients of that. So two more rules
-// hold for the slices of one microbatch on one stage (Seq1F1B, arXiv 2406.03488, section 3.1):
+// With slices (Schedule::slices), later slices of a microbatch attend to the keys and values of
+// earlier ones, and their backwards return gradients for these. So two more rules hold for the
+// slices of one microbatch on one stage (Seq1F1B, arXiv 2406.03488, section 3.1):
 //
 //   F of slice k        comes after F of slice k-1
 //   B or I of slice k   comes after B or I of slice k+1
@@ -46,8 +46,8 @@
 // For example, one rank with `slices: 2`, whose microbatch 0 is slices 0 and 1, and microbatch 1
 // slices 2 and 3:
 //
-//   0F0 0F1 0B1 0F2 0B0 0F3 0B3 0B2    as it may be
-//   0F0 0F1 0B0 0B1 ...                not: 0B0 needs the gradients that 0B1 leaves
+//   0F0 0F1 0B1 0F2 0B0 0F3 0B3 0B2    valid
+//   0F0 0F1 0B0 0B1 ...                not valid: 0B0 needs the gradients that 0B1 returns
 //
 // A result needed on another rank is transferred by one SEND there and one RECV here (transfer_of,
 // partner_of). UNSHARD, RESHARD, REDUCE_GRAD and WAITs have no data dependencies; their order is
