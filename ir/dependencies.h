@@ -102,6 +102,13 @@ inline std::optional<int> slice_before(ActionPart part, int slices) {
   return std::nullopt;
 }
 
+// The slice whose backward comes in the place of slice `index`, which counts those of all
+// microbatches, if backwards run microbatch by microbatch: from the last slice of each to its
+// first.
+constexpr int backward_at(int index, int slices) {
+  return index + slices - 1 - 2 * (index % slices);
+}
+
 // Whether an action of this kind produces this result for its stage and microbatch.
 bool makes(ActionKind kind, Result result);
 

@@ -1,5 +1,6 @@
 #include "pipewright/schedules/gpipe.h"
 
+#include "pipewright/ir/dependencies.h"
 #include "pipewright/schedules/constraints.h"
 
 namespace pipewright::schedules {
@@ -11,7 +12,7 @@ ir::Row make_row(const Shape& shape, int rank) {
   for (const ir::ActionKind kind : {ir::ActionKind::kForward, ir::ActionKind::kBackward}) {
     for (int index = 0; index < shape.microbatches; ++index) {
       const bool is_forward = kind == ir::ActionKind::kForward;
-      *next++ = {kind, rank, is_forward ? index : backward_at(index, shape.slices)};
+      *next++ = {kind, rank, is_forward ? index : ir::backward_at(index, shape.slices)};
     }
   }
   return row;

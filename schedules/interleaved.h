@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_SCHEDULES_INTERLEAVED_H_
 #define PIPEWRIGHT_SCHEDULES_INTERLEAVED_H_
 
+#include "pipewright/ir/dependencies.h"
 #include "pipewright/schedules/schedule_spec.h"
 
 namespace pipewright::schedules {
@@ -35,7 +36,8 @@ class InterleavedOrder {
     ir::ActionPart next(ir::ActionKind kind) {
       const bool is_forward = kind == ir::ActionKind::kForward;
       const int local_stage = is_forward ? passed_ : order_.stages_per_rank_ - 1 - passed_;
-      const int microbatch = is_forward ? microbatch_ : backward_at(microbatch_, order_.slices_);
+      const int microbatch =
+          is_forward ? microbatch_ : ir::backward_at(microbatch_, order_.slices_);
       const ir::ActionPart part(kind, local_stage * order_.ranks_ + order_.rank_, microbatch);
       ++microbatch_;
       if (microbatch_ == round_end_) next_stage();

@@ -85,12 +85,6 @@ inline constexpr std::span<const ShapeOption> kInterleavedOptions(kShapeOptions,
 inline constexpr std::span<const ShapeOption> kMemoryOption(kShapeOptions + 2, 1);
 inline constexpr std::span<const ShapeOption> kSlicesOption(kShapeOptions + 3, 1);
 
-// With slices: the slice whose backward comes in the place of slice `index`, which counts those of
-// all microbatches. The slices of a microbatch run their backwards from the last to the first.
-constexpr int backward_at(int index, int slices) {
-  return index + slices - 1 - 2 * (index % slices);
-}
-
 // One schedule of the catalogue: its description, constraints and generator. Constant data; the
 // functions are pure and callable from any thread. CONTRIBUTING.md says how to add one.
 struct ScheduleSpec {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "pipewright/ir/dependencies.h"
+
 namespace pipewright::schedules {
 namespace {
 
@@ -28,7 +30,7 @@ ir::Action* write_row(const Shape& shape, int rank, int warm_up, ir::Action* nex
 ir::Row warm_up_and_steady(const Shape& shape, int rank, int warm_up) {
   ir::Row row(2 * static_cast<size_t>(shape.microbatches));
   write_row(shape, rank, warm_up, row.data(), [&](int backward, ir::Action* next) {
-    *next++ = {ActionKind::kBackward, rank, backward_at(backward, shape.slices)};
+    *next++ = {ActionKind::kBackward, rank, ir::backward_at(backward, shape.slices)};
     return next;
   });
   return row;

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "pipewright/ir/dependencies.h"
 #include "pipewright/ir/placement.h"
 #include "pipewright/schedule/problem/costs.h"
 
@@ -118,7 +119,7 @@ struct Problem {
 
   // The microbatch whose backward is the k-th of a stage. A schedule may run the backwards of whole
   // microbatches in order, and those of the slices of one must be in the opposite order.
-  int backward_at(int k) const { return k + slices - 1 - 2 * (k % slices); }
+  int backward_at(int k) const { return ir::backward_at(k, slices); }
 
   // What one microbatch leaves on all stages of a rank if none recomputes or offloads: one
   // activation of the rank.
