@@ -40,6 +40,7 @@ set(pipewright_schedule_sources
     schedule/model/machine.cc
     schedule/model/model_costs.cc
     schedule/plan/plan.cc
+    schedule/problem/check_costs.cc
     schedule/problem/costs.cc
     schedule/problem/costs_json.cc
     schedule/problem/layers.cc
