@@ -72,11 +72,13 @@ constexpr KindSet kinds_of_group(ActionGroup group) {
   return kinds;
 }
 inline constexpr KindSet kComputes = kinds_of_group(ActionGroup::kCompute);
+inline constexpr KindSet kDataParallel = kinds_of_group(ActionGroup::kDataParallel);
 inline constexpr KindSet kWaits = kinds_of_group(ActionGroup::kWait);
 inline constexpr KindSet kSendWaits =
     bit_of(ActionKind::kWaitSendF) | bit_of(ActionKind::kWaitSendB);
 
 inline bool is_compute(ActionKind kind) { return (kComputes & bit_of(kind)) != 0; }
+inline bool is_data_parallel(ActionKind kind) { return (kDataParallel & bit_of(kind)) != 0; }
 inline bool is_send(ActionKind kind) {
   return kind == ActionKind::kSendF || kind == ActionKind::kSendB;
 }

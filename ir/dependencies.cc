@@ -10,15 +10,15 @@ namespace {
 // Sends the output of `from_stage` to the next stage.
 Transfer forward_transfer(int from_stage, int microbatch, const Placement& placement) {
   return {ActionPart(ActionKind::kSendF, from_stage, microbatch),
-          ActionPart(ActionKind::kRecvF, from_stage + 1, microbatch), placement.rank_of(from_stage),
-          placement.rank_of(from_stage + 1)};
+          ActionPart(ActionKind::kRecvF, from_stage + 1, microbatch),
+          placement.rank_of(from_stage, microbatch), placement.rank_of(from_stage + 1, microbatch)};
 }
 
 // Sends the input gradient of `from_stage` to the previous stage.
 Transfer backward_transfer(int from_stage, int microbatch, const Placement& placement) {
   return {ActionPart(ActionKind::kSendB, from_stage, microbatch),
-          ActionPart(ActionKind::kRecvB, from_stage - 1, microbatch), placement.rank_of(from_stage),
-          placement.rank_of(from_stage - 1)};
+          ActionPart(ActionKind::kRecvB, from_stage - 1, microbatch),
+          placement.rank_of(from_stage, microbatch), placement.rank_of(from_stage - 1, microbatch)};
 }
 
 }  // namespace
@@ -27,7 +27,7 @@ Needs needs_of(ActionPart part, const Placement& placement) {
   const int stage = part.stage();
   const int microbatch = part.microbatch();
   const auto need = [&](Result result, int of_stage) {
-    return Need{result, of_stage, microbatch, placement.rank_of(of_stage)};
+    return Need{result, of_stage, microbatch, placement.rank_of(of_stage, microbatch)};
   };
   Needs needs;
   switch (part.kind()) {
@@ -122,33 +122,34 @@ std::optional<Transfer> partner_of(ActionPart send_or_receive, const Placement& 
   return std::nullopt;
 }
 
-RankPairs::RankPairs(const Placement& placement) {
-  const auto num_stages = static_cast<size_t>(placement.num_stages());
+RankPairs::RankPairs(const Placement& placement) : instances_(placement.instances()) {
+  const auto num_instances = static_cast<size_t>(placement.num_instances());
   std::map<std::pair<int, int>, uint32_t> ids;
   const auto id_of = [&](int from, int to) {
     const auto [entry, is_new] = ids.try_emplace({from, to}, size());
     if (is_new) pairs_.emplace_back(from, to);
     return entry->second;
   };
-  forward_.resize(num_stages);
-  backward_.resize(num_stages);
-  for (int stage = 0; stage + 1 < placement.num_stages(); ++stage) {
-    const int rank = placement.rank_of(stage), next = placement.rank_of(stage + 1);
-    if (rank == next) continue;
-    forward_[static_cast<size_t>(stage)] = id_of(rank, next);
-    backward_[static_cast<size_t>(stage) + 1] = id_of(next, rank);
+  forward_.resize(num_instances);
+  backward_.resize(num_instances);
+  for (int one = 0; one + 1 < placement.num_instances(); ++one) {
+    const int rank = placement.rank_of_instance(one), next = placement.rank_of_instance(one + 1);
+    const bool is_last = placement.stage_of_instance(one) + 1 == placement.num_stages();
+    if (rank == next || is_last) continue;
+    forward_[static_cast<size_t>(one)] = id_of(rank, next);
+    backward_[static_cast<size_t>(one) + 1] = id_of(next, rank);
   }
 }
 
 StageDependencies::StageDependencies(const Placement& placement) : answers_(placement) {
-  for (int stage = 0; stage < placement.num_stages(); ++stage) {
+  for (int instance = 0; instance < placement.num_instances(); ++instance) {
     for (const ActionKindInfo& row : action_kinds()) {
       if (row.kind == ActionKind::kOverlapFB) continue;
-      const ActionPart part(row.kind, stage);
-      Answer& answer = answers_[part];
+      const ActionPart part = part_of(row.kind, instance, placement);
+      Answer& answer = answers_.at(row.kind, instance);
       for (const ir::Need& need : needs_of(part, placement)) {
-        answer.needs[answer.num_needs++] = {need.result, need.rank != placement.rank_of(stage),
-                                            need.stage};
+        answer.needs[answer.num_needs++] = {
+            need.result, need.rank != placement.rank_of_instance(instance), need.stage};
       }
       answer.transfer =
           is_transfer(row.kind) ? partner_of(part, placement) : transfer_of(part, placement);

@@ -49,6 +49,10 @@
 //   0F0 0F1 0B1 0F2 0B0 0F3 0B3 0B2    valid
 //   0F0 0F1 0B0 0B1 ...                not valid: 0B0 needs the gradients that 0B1 returns
 //
+// With two replicas of the model (placement.h) each microbatch runs on the stages of its own, so
+// these rules hold as they are, and ranks are those of that replica. Only the gradients of a stage
+// are those of both: who runs the program adds them up once per step.
+//
 // A result needed on another rank is transferred by one SEND there and one RECV here (transfer_of,
 // partner_of). UNSHARD, RESHARD, REDUCE_GRAD and WAITs have no data dependencies; their order is
 // their position in the rank's list. Pure functions, safe to use from any thread. Stages must be in
@@ -88,6 +92,12 @@ class Needs {
   std::array<Need, 2> needs_{};
   int size_ = 0;
 };
+
+// The action of this kind and instance of a stage, for the first microbatch of the instance: it
+// stands for all of them.
+inline ActionPart part_of(ActionKind kind, int instance, const Placement& placement) {
+  return {kind, placement.stage_of_instance(instance), placement.microbatch_of_instance(instance)};
+}
 
 // The results that `part` needs. Throws InternalError for a compound; query its parts instead.
 Needs needs_of(ActionPart part, const Placement& placement);
@@ -144,16 +154,17 @@ class RankPairs {
   // The pair that a SEND or RECV belongs to; its two stages must be on different ranks. Throws
   // InternalError for other kinds.
   uint32_t of(ActionPart send_or_receive) const {
-    const auto stage = static_cast<size_t>(send_or_receive.stage());
+    const auto instance =
+        static_cast<size_t>(instances_.of(send_or_receive.stage(), send_or_receive.microbatch()));
     switch (send_or_receive.kind()) {
       case ActionKind::kSendF:
-        return forward_[stage];
+        return forward_[instance];
       case ActionKind::kRecvF:
-        return forward_[stage - 1];
+        return forward_[instance - 1];
       case ActionKind::kSendB:
-        return backward_[stage];
+        return backward_[instance];
       case ActionKind::kRecvB:
-        return backward_[stage + 1];
+        return backward_[instance + 1];
       case ActionKind::kIdle:
       case ActionKind::kForward:
       case ActionKind::kBackward:
@@ -173,14 +184,15 @@ class RankPairs {
   }
 
  private:
+  InstanceNumbers instances_;
   std::vector<std::pair<int, int>> pairs_;
-  std::vector<uint32_t> forward_, backward_;  // by sending stage
+  std::vector<uint32_t> forward_, backward_;  // by the instance that sends
 };
 
-// The functions of pipewright/ir/dependencies.h as a table, one row per stage and kind of action.
-// The dependencies of an action are the same for every microbatch, so passes over large programs
-// look them up here instead of computing them per action. Immutable after construction; safe to use
-// from any thread. Size: linear in the number of stages.
+// The functions of pipewright/ir/dependencies.h as a table, one row per instance of a stage and
+// kind of action. The dependencies of an action are the same for every microbatch of it, so passes
+// over large programs look them up here instead of computing them per action. Immutable after
+// construction; safe to use from any thread. Size: linear in the number of stages.
 class StageDependencies {
  public:
   explicit StageDependencies(const Placement& placement);
@@ -201,7 +213,8 @@ class StageDependencies {
   struct Answer {
     Need needs[2];
     int num_needs = 0;
-    // For F, B and I: transfer_of; for SEND and RECV: partner_of. Its microbatch is 0.
+    // For F, B and I: transfer_of; for SEND and RECV: partner_of. Its microbatch is the first one
+    // of the instance.
     std::optional<Transfer> transfer;
 
     const Need* begin() const { return needs; }

@@ -1,5 +1,6 @@
 #include "pipewright/ir/placement.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "pipewright/ir/action.h"
@@ -8,7 +9,9 @@
 namespace pipewright::ir {
 
 Placement::Placement(int num_ranks, std::vector<int> rank_of_stage)
-    : num_ranks_(num_ranks), rank_of_stage_(std::move(rank_of_stage)) {}
+    : num_ranks_(num_ranks),
+      numbers_{.num_stages = static_cast<int>(rank_of_stage.size())},
+      rank_of_stage_(std::move(rank_of_stage)) {}
 
 Placement Placement::loop(int num_ranks, int num_stages) {
   PW_CHECK(num_ranks >= 1 && num_stages >= 1 && num_stages <= kMaxStages,
@@ -40,15 +43,48 @@ Placement Placement::custom(int num_ranks, std::vector<int> rank_of_stage) {
   return {num_ranks, std::move(rank_of_stage)};
 }
 
+Placement Placement::replicas(const Placement& first, const Placement& second, int second_from) {
+  PW_CHECK(first.num_replicas() == 1 && second.num_replicas() == 1 &&
+               first.num_ranks_ == second.num_ranks_ && first.num_stages() == second.num_stages(),
+           "both replicas have the same ranks and stages");
+  PW_CHECK(second_from >= 1 && second_from < InstanceNumbers::kNoSecond,
+           "replica 0 has at least one microbatch");
+  for (int stage = 0; stage < first.num_stages(); ++stage)
+    PW_CHECK(first.rank_of(stage) != second.rank_of(stage), "no rank holds one stage twice");
+  Placement both = first;
+  both.numbers_.second_from = second_from;
+  both.rank_of_stage_.insert(both.rank_of_stage_.end(), second.rank_of_stage_.begin(),
+                             second.rank_of_stage_.end());
+  return both;
+}
+
+std::vector<int> Placement::ranks_of(int stage) const {
+  std::vector<int> ranks;
+  for (int instance = stage; instance < num_instances(); instance += num_stages())
+    ranks.push_back(rank_of_instance(instance));
+  return ranks;
+}
+
 std::vector<int> Placement::stages_of(int rank) const {
   std::vector<int> stages;
-  for (int stage = 0; stage < num_stages(); ++stage) {
-    if (rank_of(stage) == rank) stages.push_back(stage);
+  for (int instance = 0; instance < num_instances(); ++instance) {
+    if (rank_of_instance(instance) == rank) stages.push_back(stage_of_instance(instance));
   }
   return stages;
 }
 
+int Placement::microbatches_of_instance(int instance, int num_microbatches) const {
+  const int before = std::min(numbers_.second_from, num_microbatches);
+  return instance < num_stages() ? before : num_microbatches - before;
+}
+
+Placement Placement::replica(int index) const {
+  const auto begin = rank_of_stage_.begin() + index * num_stages();
+  return {num_ranks_, std::vector<int>(begin, begin + num_stages())};
+}
+
 std::string Placement::to_string() const {
+  if (num_replicas() > 1) return replica(0).to_string();
   if (num_stages() == 0) return "";
   if (*this == loop(num_ranks_, num_stages())) return "loop";
   if (num_stages() % num_ranks_ == 0 && *this == v(num_ranks_, num_stages())) return "v";

@@ -55,31 +55,36 @@ class StageMicrobatchTable {
   std::vector<Value> values_;
 };
 
-// A dense table with one value per (stage, kind of action), such as what each RECV_F of stage 3
-// receives, whatever the microbatch:
+// A dense table with one value per instance of a stage (placement.h) and kind of action, such as
+// what each RECV_F of stage 3 receives:
 //
 //   StageKindTable<End> ends(placement);
 //   ends[part] = ...;
 //
-// Accesses are not checked. A plain value.
+// The microbatch of an action determines the instance. Kinds without a microbatch have the entry of
+// replica 0, unless they are asked for by instance. Accesses are not checked. A plain value.
 template <typename Value>
 class StageKindTable {
  public:
   StageKindTable() = default;  // no stages
   explicit StageKindTable(const Placement& placement, const Value& initial = Value())
-      : values_(static_cast<size_t>(placement.num_stages()) * kKinds, initial) {}
+      : instances_(placement.instances()),
+        values_(static_cast<size_t>(placement.num_instances()) * kKinds, initial) {}
 
-  Value& operator[](ActionPart part) { return values_[index(part.kind(), part.stage())]; }
-  const Value& operator[](ActionPart part) const { return at(part.kind(), part.stage()); }
-  const Value& at(ActionKind kind, int stage) const { return values_[index(kind, stage)]; }
+  Value& operator[](ActionPart part) { return at(part.kind(), instance_of(part)); }
+  const Value& operator[](ActionPart part) const { return at(part.kind(), instance_of(part)); }
+  Value& at(ActionKind kind, int instance) { return values_[index(kind, instance)]; }
+  const Value& at(ActionKind kind, int instance) const { return values_[index(kind, instance)]; }
 
  private:
   // A power of 2, because walks along rows look up each action.
   static constexpr size_t kKinds = std::bit_ceil(std::size(kActionKinds) + 1);
-  static size_t index(ActionKind kind, int stage) {
-    return static_cast<size_t>(stage) * kKinds + static_cast<size_t>(kind);
+  static size_t index(ActionKind kind, int instance) {
+    return static_cast<size_t>(instance) * kKinds + static_cast<size_t>(kind);
   }
+  int instance_of(ActionPart part) const { return instances_.of(part.stage(), part.microbatch()); }
 
+  InstanceNumbers instances_;
   std::vector<Value> values_;
 };
 

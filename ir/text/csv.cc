@@ -42,7 +42,8 @@ bool parse_row(std::string_view text, size_t begin, size_t end, PlaceCursor& cur
 
 }  // namespace
 
-std::optional<ParsedSchedule> parse_csv(const Source& source, Diagnostics* diagnostics) {
+std::optional<ParsedSchedule> parse_csv(const Source& source, Diagnostics* diagnostics,
+                                        const ExpectedShape& expected) {
   const std::string_view text = source.text;
   const size_t errors_before = diagnostics->total();
   ParsedSchedule parsed;
@@ -71,12 +72,15 @@ std::optional<ParsedSchedule> parse_csv(const Source& source, Diagnostics* diagn
   if (diagnostics->total() > errors_before) return std::nullopt;
 
   const bool complete = !lowered || check_no_idle(rows, parsed.cells, diagnostics);
-  std::optional<FoundShape> shape = find_shape(rows, parsed.cells, diagnostics);
+  const int slices = expected.slices.value_or(1);
+  std::optional<FoundShape> shape =
+      find_shape(rows, slices, expected.replicas.value_or(1), parsed.cells, diagnostics);
   if (!shape || !complete) return std::nullopt;
   Schedule schedule{.name = "",
                     .placement = std::move(shape->placement),
                     .num_microbatches = shape->num_microbatches,
                     .lowering = {},
+                    .slices = slices,
                     .rows = std::move(rows)};
   parsed.schedule =
       make_schedule(lowered ? Level::kComputeComms : Level::kComputeOnly, std::move(schedule));

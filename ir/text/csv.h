@@ -13,13 +13,17 @@
 //   0F0,0F1,,0B0,,0B1          one row per rank, one cell per step; an empty cell is an idle slot
 //   ,1F0,1B0,1F1,1B1
 //
-// It has no header: level and shape are inferred from the rows. The grammar is in FORMAT.md.
+// It has no header: level and shape are inferred from the rows, but for what only a caller can say:
+// into how many slices microbatches are cut, and that there are two replicas of the model. The
+// grammar is in FORMAT.md.
 
 namespace pipewright::ir {
 
-// Parses the whole text. Returns nullopt and adds all errors if it is not valid. Allocates 16 bytes
-// per cell in addition to the text.
-std::optional<ParsedSchedule> parse_csv(const Source& source, Diagnostics* diagnostics);
+// Parses the whole text. Takes the slices and replicas of `expected`, by default one, and checks
+// nothing else of it. Returns nullopt and adds all errors if the text is not valid. Allocates 16
+// bytes per cell in addition to the text.
+std::optional<ParsedSchedule> parse_csv(const Source& source, Diagnostics* diagnostics,
+                                        const ExpectedShape& expected = {});
 
 // Writes the rows, with CRLF line ends like Python's csv module. parse_csv reads back the same
 // rows.

@@ -16,6 +16,9 @@
 namespace pipewright::ir {
 namespace {
 
+// The map of replica 1.
+constexpr std::string_view kSecondMap = "placement 1";
+
 constexpr HeaderKey kKeys[] = {
     {"name", false, false, "any text",
      [](const Schedule& schedule, Level) {
@@ -39,8 +42,19 @@ constexpr HeaderKey kKeys[] = {
      [](const Schedule& schedule, Level) {
        return schedule.slices == 1 ? std::nullopt : std::optional(std::to_string(schedule.slices));
      }},
+    {"replicas", false, true, "1 or 2",
+     [](const Schedule& schedule, Level) {
+       const int replicas = schedule.placement.num_replicas();
+       return replicas == 1 ? std::nullopt : std::optional(std::to_string(replicas));
+     }},
     {"placement", true, false, "loop, v or the rank of each stage",
      [](const Schedule& schedule, Level) { return std::optional(schedule.placement.to_string()); }},
+    {kSecondMap, false, false, "loop, v or the rank of each stage",
+     [](const Schedule& schedule, Level) {
+       return schedule.placement.num_replicas() == 1
+                  ? std::nullopt
+                  : std::optional(schedule.placement.replica(1).to_string());
+     }},
     {"recompute", false, false, "different stages in ascending order",
      [](const Schedule& schedule, Level) {
        return schedule.recompute.empty()
@@ -170,9 +184,9 @@ std::optional<int> HeaderReader::number(std::string_view key, int most,
   return number;
 }
 
-std::optional<Placement> HeaderReader::placement(int ranks, int stages,
-                                                 Diagnostics* diagnostics) const {
-  const Entry* entry = find("placement");
+std::optional<Placement> HeaderReader::map(std::string_view key, int ranks, int stages,
+                                           Diagnostics* diagnostics) const {
+  const Entry* entry = find(key);
   if (entry == nullptr) return std::nullopt;
   const std::string& value = entry->value;
   const auto refuse = [&](std::string message, std::string help) {
@@ -185,36 +199,68 @@ std::optional<Placement> HeaderReader::placement(int ranks, int stages,
     placement = Placement::loop(ranks, stages);
   } else if (value == "v") {
     if (stages % ranks != 0) {
-      return refuse(fmt::format("placement `v`: expected a multiple of {}, got {}",
+      return refuse(fmt::format("{} `v`: expected a multiple of {}, got {}", key,
                                 counted(ranks, "stage", "stages"), stages),
-                    "set `placement: loop`");
+                    fmt::format("set `{}: loop`", key));
     }
     placement = Placement::v(ranks, stages);
   } else {
     std::optional<std::vector<int>> map = parse_numbers(value);
     if (!map || map->empty()) {
-      bad_value("placement", "`loop`, `v` or the rank of each stage", value, entry->value_place,
+      bad_value(key, "`loop`, `v` or the rank of each stage", value, entry->value_place,
                 diagnostics);
       return std::nullopt;
     }
     if (map->size() != static_cast<size_t>(stages)) {
-      return refuse(fmt::format("`placement`: expected the ranks of {}, got {}",
+      return refuse(fmt::format("`{}`: expected the ranks of {}, got {}", key,
                                 counted(stages, "stage", "stages"), map->size()),
                     fmt::format("set `stages: {}`, or list the rank of each stage", map->size()));
     }
     const int highest = *std::ranges::max_element(*map);
     for (size_t stage = 0; stage < map->size(); ++stage) {
       if ((*map)[stage] >= ranks) {
-        return refuse(fmt::format("`placement`: expected a rank from 0 to {} for stage {}, got {}",
+        return refuse(fmt::format("`{}`: expected a rank from 0 to {} for stage {}, got {}", key,
                                   ranks - 1, stage, (*map)[stage]),
                       fmt::format("set `ranks: {}`, or correct the rank", highest + 1));
       }
     }
     placement = Placement::custom(ranks, std::move(*map));
   }
+  return placement;
+}
+
+std::optional<Placement> HeaderReader::placement(const Schedule& schedule, int ranks, int stages,
+                                                 Diagnostics* diagnostics) const {
+  std::optional<Placement> placement = map("placement", ranks, stages, diagnostics);
+  const int replicas = number("replicas", 2, diagnostics).value_or(1);
+  const Entry* second = find(kSecondMap);
+  if (replicas == 1 && second != nullptr) {
+    diagnostics
+        ->error(Rule::kPlacement,
+                fmt::format("`{}`: expected it with `replicas: 2` only", kSecondMap),
+                second->key_place)
+        .help = "add `replicas: 2`, or remove the key";
+  } else if (replicas == 2 && second == nullptr && !entries_.contains(kSecondMap)) {
+    diagnostics
+        ->error(Rule::kMissingKey, fmt::format("the header has no key `{}`", kSecondMap),
+                find("replicas")->key_place)
+        .help = "it has the ranks of the second replica";
+  } else if (replicas == 2) {
+    const std::optional<Placement> other = map(kSecondMap, ranks, stages, diagnostics);
+    if (!placement || !other) return std::nullopt;
+    placement = join_replicas(*placement, *other, schedule.num_microbatches, schedule.slices,
+                              second->value_place, diagnostics);
+  }
+  const Entry* entry = find("placement");
+  if (!placement || entry == nullptr) return std::nullopt;
+  const auto refuse = [&](std::string message, std::string help) {
+    diagnostics->error(Rule::kPlacement, std::move(message), entry->value_place).help =
+        std::move(help);
+    return std::nullopt;
+  };
   std::vector<bool> used(static_cast<size_t>(ranks));
-  for (int stage = 0; stage < stages; ++stage)
-    used[static_cast<size_t>(placement->rank_of(stage))] = true;
+  for (int one = 0; one < placement->num_instances(); ++one)
+    used[static_cast<size_t>(placement->rank_of_instance(one))] = true;
   if (const auto unused = std::ranges::find(used, false); unused != used.end()) {
     const auto rank = static_cast<int>(unused - used.begin());
     const bool is_beyond = std::find(unused, used.end(), true) == used.end();
@@ -280,7 +326,7 @@ std::optional<ParsedSchedule> HeaderReader::finish(const Place& place, size_t er
   schedule.slices = number("slices", most_slices, diagnostics).value_or(1);
   schedule.num_microbatches *= schedule.slices;
   if (ranks && stages)
-    schedule.placement = placement(*ranks, *stages, diagnostics).value_or(Placement());
+    schedule.placement = placement(schedule, *ranks, *stages, diagnostics).value_or(Placement());
   if (stages) schedule.recompute = recompute(*stages, diagnostics);
   if (stages) schedule.cut = cut(*stages, diagnostics);
   schedule.lowering = lowering(diagnostics);

@@ -79,7 +79,12 @@ class HeaderReader {
   // The value of one key, checked; nullopt after reporting an error, or if the key is missing.
   std::optional<Level> level(Diagnostics* diagnostics) const;
   std::optional<int> number(std::string_view key, int most, Diagnostics* diagnostics) const;
-  std::optional<Placement> placement(int ranks, int stages, Diagnostics* diagnostics) const;
+  // The map of one replica, under `key`.
+  std::optional<Placement> map(std::string_view key, int ranks, int stages,
+                               Diagnostics* diagnostics) const;
+  // The maps of all replicas.
+  std::optional<Placement> placement(const Schedule& schedule, int ranks, int stages,
+                                     Diagnostics* diagnostics) const;
   std::vector<int> recompute(int stages, Diagnostics* diagnostics) const;
   std::vector<int> cut(int stages, Diagnostics* diagnostics) const;
   std::string schedule_name(Diagnostics* diagnostics) const;

@@ -18,7 +18,9 @@ void print_rows(const AnySchedule& schedule, std::ostream& out) {
 }
 
 constexpr Format kFormats[] = {
-    {"csv", ".csv", "PyTorch's CSV: one row per rank, no header", parse_csv, print_rows},
+    {"csv", ".csv", "PyTorch's CSV: one row per rank, no header",
+     [](const Source& source, Diagnostics* diagnostics) { return parse_csv(source, diagnostics); },
+     print_rows},
     {"plan", ".plan", "pipewright's text format: a header, then one row per rank", parse_plan,
      print_plan},
     {"json", ".json", "versioned JSON", parse_json, print_json},
@@ -83,20 +85,6 @@ bool check_is_schedule(const Source& source, Diagnostics* diagnostics) {
   return false;
 }
 
-// A CSV does not say into how many slices microbatches are cut.
-bool cut_into_slices(int slices, AnySchedule* schedule, Diagnostics* diagnostics) {
-  return std::visit(
-      [&](Schedule& rows) {
-        rows.slices = slices;
-        if (rows.num_microbatches % slices == 0) return true;
-        diagnostics->error(Rule::kShapeDiffers,
-                           fmt::format("expected microbatches of {} slices each, got {} slices",
-                                       slices, rows.num_microbatches));
-        return false;
-      },
-      *schedule);
-}
-
 }  // namespace
 
 std::span<const Format> formats() { return kFormats; }
@@ -120,11 +108,10 @@ std::optional<ParsedSchedule> read_schedule(const Source& source, const Expected
                                             Diagnostics* diagnostics) {
   if (!check_text(source, diagnostics)) return std::nullopt;
   const Format& format = detect_format(source);
-  if (format.parse == parse_csv && !check_is_schedule(source, diagnostics)) return std::nullopt;
-  std::optional<ParsedSchedule> parsed = format.parse(source, diagnostics);
-  if (parsed && format.parse == parse_csv &&
-      !cut_into_slices(expected.slices.value_or(1), &parsed->schedule, diagnostics))
-    parsed.reset();
+  const bool is_csv = format.name == "csv";
+  if (is_csv && !check_is_schedule(source, diagnostics)) return std::nullopt;
+  std::optional<ParsedSchedule> parsed =
+      is_csv ? parse_csv(source, diagnostics, expected) : format.parse(source, diagnostics);
   if (parsed && !check_expected_shape(schedule_of(parsed->schedule), expected, diagnostics))
     parsed.reset();
   diagnostics->sort();

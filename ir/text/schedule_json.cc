@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <sstream>
 #include <string>
 #include <utility>
 
@@ -43,6 +44,10 @@ const HeaderKey* find_header_key(std::string_view name) {
   const auto found = std::ranges::find(header_keys(), name, &HeaderKey::name);
   return found == header_keys().end() ? nullptr : &*found;
 }
+
+// The keys whose values are arrays of numbers; those of placements may also be patterns.
+bool is_placement(std::string_view key) { return key.starts_with("placement"); }
+bool is_array(std::string_view key) { return key == "recompute" || key == "cut"; }
 
 class ScheduleReader : public JsonEvents {
  public:
@@ -80,7 +85,7 @@ class ScheduleReader : public JsonEvents {
       in_ = In::kObject;
     } else if (object && at_key("lowering")) {
       in_ = In::kLowering;
-    } else if (!object && (at_key("placement") || at_key("recompute") || at_key("cut"))) {
+    } else if (!object && in_ == In::kObject && (is_placement(key_) || is_array(key_))) {
       in_ = In::kNumbers;
       numbers_.clear();
       numbers_place_ = place;
@@ -153,10 +158,8 @@ class ScheduleReader : public JsonEvents {
         return true;
       case In::kObject:
         if (key_ == "version") return version(kind, text);
-        if (key_ == "placement" && text != "loop" && text != "v") break;
-        if (key_ == "rows" || key_ == "recompute" || key_ == "cut" || key_ == "lowering" ||
-            key_ == "recording")
-          break;
+        if (is_placement(key_) && text != "loop" && text != "v") break;
+        if (key_ == "rows" || is_array(key_) || key_ == "lowering" || key_ == "recording") break;
         header_value(kind, text);
         return true;
       case In::kLowering:
@@ -257,18 +260,17 @@ class ScheduleReader : public JsonEvents {
       case In::kDone:
         return std::string(name(JsonKind::kObject));
       case In::kObject:
-        if (key_ == "rows" || key_ == "recompute" || key_ == "cut")
-          return std::string(name(JsonKind::kArray));
+        if (key_ == "rows" || is_array(key_)) return std::string(name(JsonKind::kArray));
         if (key_ == "lowering" || key_ == "recording") return std::string(name(JsonKind::kObject));
         if (key_ == "version") return std::string(name(JsonKind::kNumber));
-        if (key_ == "placement") return "\"loop\", \"v\" or an array";
+        if (is_placement(key_)) return "\"loop\", \"v\" or an array";
         return std::string(find_header_key(key_)->values);
       case In::kLowering:
         return values_in_words(*find_lowering_policy(key_));
       case In::kNumbers:
-        return key_ == "placement" ? "a rank as an integer"
-               : key_ == "cut"     ? "a number of layers"
-                                   : "a stage as an integer";
+        return is_placement(key_) ? "a rank as an integer"
+               : key_ == "cut"    ? "a number of layers"
+                                  : "a stage as an integer";
       case In::kRows:
         return "an array for each rank";
       case In::kRow:
@@ -376,12 +378,12 @@ Json to_json(const Key& key, const std::string& text) {
   return text == "true";
 }
 
-Json placement_json(const Placement& placement) {
-  const std::string pattern = placement.to_string();
-  if (pattern == "loop" || pattern == "v") return pattern;
+// "0 1 1 0" as an array, or a pattern as a string.
+Json placement_json(const std::string& text) {
+  if (text == "loop" || text == "v") return text;
   Json ranks = Json::array();
-  for (int stage = 0; stage < placement.num_stages(); ++stage)
-    ranks.push_back(placement.rank_of(stage));
+  std::istringstream numbers(text);
+  for (int rank = 0; numbers >> rank;) ranks.push_back(rank);
   return ranks;
 }
 
@@ -408,7 +410,7 @@ void print(const AnySchedule& any, const Recording* recording, std::ostream& out
   for (const HeaderKey& key : header_keys()) {
     const auto value = key.get(schedule, level_of(any));
     if (!value) continue;
-    const Json json = key.name == "placement"   ? placement_json(schedule.placement)
+    const Json json = is_placement(key.name)    ? placement_json(*value)
                       : key.name == "recompute" ? Json(schedule.recompute)
                       : key.name == "cut"       ? Json(schedule.cut)
                                                 : to_json(key, *value);

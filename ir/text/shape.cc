@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <climits>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -116,27 +117,33 @@ constexpr int kNoRank = -1;
 
 std::string quoted_action(const Action& action) { return backticked(to_string(action)); }
 
-// The first use of a stage, for the notes of find_shape.
+// "stage 3", or "stage 3 of replica 1" if there are two.
+std::string name_of_instance(int instance, int num_stages, bool has_replicas) {
+  std::string name = fmt::format("stage {}", instance % num_stages);
+  if (has_replicas) name += fmt::format(" of replica {}", instance / num_stages);
+  return name;
+}
+
+// The first use of an instance of a stage, for the notes of find_shape.
 struct FirstUse {
   int rank = kNoRank;
   int step = 0;
   int last_reported_rank = kNoRank;
 };
 
-void report_two_ranks(const Action& action, int stage, FirstUse& first, const Rows& rows, int rank,
-                      int step, Diagnostics* diagnostics) {
+void report_two_ranks(const Action& action, const std::string& stage, FirstUse& first,
+                      const Rows& rows, int rank, int step, Diagnostics* diagnostics) {
   if (first.last_reported_rank == rank) return;  // one error per stage and rank
   first.last_reported_rank = rank;
   Diagnostic& error =
       diagnostics->error(Rule::kStageOnTwoRanks,
-                         fmt::format("{} is on rank {}, but stage {} is on rank {}",
+                         fmt::format("{} is on rank {}, but {} is on rank {}",
                                      quoted_action(action), rank, stage, first.rank),
                          place_at(static_cast<size_t>(rank), static_cast<size_t>(step)));
   error.help = fmt::format("move it to rank {}", first.rank);
   const Action& before = rows[static_cast<size_t>(first.rank)][static_cast<size_t>(first.step)];
   error.notes.push_back(
-      {fmt::format("stage {} is first used by {} on rank {}", stage, quoted_action(before),
-                   first.rank),
+      {fmt::format("{} is first used by {} on rank {}", stage, quoted_action(before), first.rank),
        place_at(static_cast<size_t>(first.rank), static_cast<size_t>(first.step))});
 }
 
@@ -186,6 +193,65 @@ std::string wrong_rank_help(const Action& action, ActionPart part, int rank) {
                      to_string(parts[parts[0] == part ? 1 : 0]), to_string(part), rank);
 }
 
+// Whether `rank` holds the instance of the stage that an action is for: the one of its microbatch,
+// or any if it has none.
+bool is_on(ActionPart part, size_t rank, const Placement& placement) {
+  const int own = static_cast<int>(rank);
+  const int instance = info(part.kind()).has_microbatch
+                           ? placement.instances().of(part.stage(), part.microbatch())
+                           : placement.instance_on(own, part.stage());
+  return placement.rank_of_instance(instance) == own;
+}
+
+void report_wrong_rank(const Action& action, ActionPart part, size_t rank,
+                       const Placement& placement, const Place& place, Diagnostics* diagnostics) {
+  const int instance = placement.instances().of(part.stage(), part.microbatch());
+  const int expected = placement.rank_of_instance(instance);
+  std::string puts = fmt::format(
+      "{} on rank {}",
+      name_of_instance(instance, placement.num_stages(), placement.num_replicas() > 1), expected);
+  if (placement.num_replicas() > 1 && !info(part.kind()).has_microbatch)
+    puts = fmt::format("stage {} on ranks {} and {}", part.stage(), expected,
+                       placement.rank_of_instance(instance + placement.num_stages()));
+  diagnostics
+      ->error(Rule::kWrongRank,
+              fmt::format("{} is on rank {}, but the placement puts {}", quoted_action(action),
+                          rank, puts),
+              place)
+      .help = wrong_rank_help(action, part, expected);
+}
+
+// The first microbatch of replica 1, if there are two: each runs one half. At least 1.
+int second_from(int num_microbatches, int slices) {
+  return std::max(1, num_microbatches / slices / 2 * slices);
+}
+
+bool check_halves(int num_microbatches, int slices, const Place& place, Diagnostics* diagnostics) {
+  if (num_microbatches / slices % 2 == 0) return true;
+  diagnostics
+      ->error(Rule::kPlacement,
+              fmt::format("2 replicas: expected an even number of microbatches, got {}",
+                          num_microbatches / slices),
+              place)
+      .help = "each replica runs one half of them";
+  return false;
+}
+
+bool report_missing_instances(const std::vector<FirstUse>& instances,
+                              const InstanceNumbers& numbers, Diagnostics* diagnostics) {
+  bool complete = true;
+  for (size_t one = 0; one < instances.size(); ++one) {
+    if (instances[one].rank != kNoRank) continue;
+    diagnostics
+        ->error(Rule::kStageMissing,
+                fmt::format("{} has no action on any rank",
+                            name_of_instance(static_cast<int>(one), numbers.num_stages, true)))
+        .help = fmt::format("replica 1 runs the microbatches from {} on", numbers.second_from);
+    complete = false;
+  }
+  return complete;
+}
+
 bool has_action(const Row& row) {
   return std::ranges::any_of(row, [](const Action& action) { return !action.is_idle(); });
 }
@@ -205,42 +271,94 @@ bool report_empty_ranks(const Rows& rows, const CellIndex& cells, Diagnostics* d
 
 }  // namespace
 
-std::optional<FoundShape> find_shape(const Rows& rows, const CellIndex& cells,
-                                     Diagnostics* diagnostics) {
+std::optional<FoundShape> find_shape(const Rows& rows, int slices, int replicas,
+                                     const CellIndex& cells, Diagnostics* diagnostics) {
   if (rows.empty()) {
     diagnostics->error(Rule::kEmptyFile, "the file has no rows");
     return std::nullopt;
   }
   bool good = report_empty_ranks(rows, cells, diagnostics);
-  std::vector<FirstUse> stages;
+  const bool has_replicas = replicas > 1;
+  InstanceNumbers numbers;  // with one replica, the stages
+  std::vector<FirstUse> instances;
+  if (has_replicas) {
+    const Highest highest = highest_in(rows);
+    if (!check_halves(highest.microbatch + 1, slices, {}, diagnostics)) return std::nullopt;
+    numbers = {highest.stage + 1, second_from(highest.microbatch + 1, slices)};
+    instances.resize(2 * (static_cast<size_t>(highest.stage) + 1));
+  }
   int num_microbatches = 0;
   for (size_t rank = 0; rank < rows.size(); ++rank) {
     const Row& row = rows[rank];
     for (size_t step = 0; step < row.size(); ++step) {
       for (const ActionPart part : row[step].parts()) {
         num_microbatches = std::max(num_microbatches, part.microbatch() + 1);
-        const auto stage = static_cast<size_t>(part.stage());
-        if (stage >= stages.size()) stages.resize(stage + 1);
-        FirstUse& first = stages[stage];
+        if (has_replicas && !info(part.kind()).has_microbatch) continue;  // of either replica
+        const auto instance = static_cast<size_t>(numbers.of(part.stage(), part.microbatch()));
+        if (instance >= instances.size()) instances.resize(instance + 1);
+        FirstUse& first = instances[instance];
         if (first.rank == kNoRank) {
           first.rank = static_cast<int>(rank);
           first.step = static_cast<int>(step);
         } else if (first.rank != static_cast<int>(rank)) {
-          report_two_ranks(row[step], part.stage(), first, rows, static_cast<int>(rank),
-                           static_cast<int>(step), diagnostics);
+          const int num_stages = has_replicas ? numbers.num_stages : INT_MAX;
+          report_two_ranks(
+              row[step], name_of_instance(static_cast<int>(instance), num_stages, has_replicas),
+              first, rows, static_cast<int>(rank), static_cast<int>(step), diagnostics);
           good = false;
         }
       }
     }
   }
   diagnostics->find_places([&](int rank, int step) { return cells.place(rank, step); });
-  good = report_missing_stages(stages, diagnostics) && good;
+  good = (has_replicas ? report_missing_instances(instances, numbers, diagnostics)
+                       : report_missing_stages(instances, diagnostics)) &&
+         good;
+  if (num_microbatches % slices != 0) {
+    diagnostics->error(Rule::kShapeDiffers,
+                       fmt::format("expected microbatches of {} slices each, got {} slices", slices,
+                                   num_microbatches));
+    good = false;
+  }
   if (!good) return std::nullopt;
-  std::vector<int> rank_of_stage;
-  rank_of_stage.reserve(stages.size());
-  for (const FirstUse& first : stages) rank_of_stage.push_back(first.rank);
-  return FoundShape{Placement::custom(static_cast<int>(rows.size()), std::move(rank_of_stage)),
-                    num_microbatches};
+  const auto map_of = [&](size_t begin, size_t end) {
+    std::vector<int> ranks;
+    for (size_t one = begin; one < end; ++one) ranks.push_back(instances[one].rank);
+    return Placement::custom(static_cast<int>(rows.size()), std::move(ranks));
+  };
+  if (!has_replicas) return FoundShape{map_of(0, instances.size()), num_microbatches};
+  const size_t half = instances.size() / 2;
+  const std::optional<Placement> both = join_replicas(map_of(0, half), map_of(half, 2 * half),
+                                                      num_microbatches, slices, {}, diagnostics);
+  if (!both) return std::nullopt;
+  for (size_t rank = 0; rank < rows.size(); ++rank) {
+    for (size_t step = 0; step < rows[rank].size(); ++step) {
+      for (const ActionPart part : rows[rank][step].parts()) {
+        if (is_on(part, rank, *both)) continue;
+        report_wrong_rank(rows[rank][step], part, rank, *both,
+                          cells.place(static_cast<int>(rank), static_cast<int>(step)), diagnostics);
+        good = false;
+      }
+    }
+  }
+  return good ? std::optional(FoundShape{*both, num_microbatches}) : std::nullopt;
+}
+
+std::optional<Placement> join_replicas(const Placement& first, const Placement& second,
+                                       int num_microbatches, int slices, const Place& place,
+                                       Diagnostics* diagnostics) {
+  if (!check_halves(num_microbatches, slices, place, diagnostics)) return std::nullopt;
+  for (int stage = 0; stage < first.num_stages(); ++stage) {
+    if (first.rank_of(stage) != second.rank_of(stage)) continue;
+    diagnostics
+        ->error(Rule::kPlacement,
+                fmt::format("both replicas of stage {} are on rank {}: expected different ranks",
+                            stage, first.rank_of(stage)),
+                place)
+        .help = "a rank holds one copy of the parameters of a stage";
+    return std::nullopt;
+  }
+  return Placement::replicas(first, second, second_from(num_microbatches, slices));
 }
 
 bool check_declared_shape(const Schedule& schedule, Level level, const CellIndex& cells,
@@ -280,14 +398,8 @@ bool check_declared_shape(const Schedule& schedule, Level level, const CellIndex
                                   quoted_action(action), placement.num_stages() - 1, part.stage()),
                       place())
               .help = fmt::format("set `stages: {}`, or correct the action", highest().stage + 1);
-        } else if (placement.rank_of(part.stage()) != static_cast<int>(rank)) {
-          diagnostics
-              ->error(Rule::kWrongRank,
-                      fmt::format("{} is on rank {}, but the placement puts stage {} on rank {}",
-                                  quoted_action(action), rank, part.stage(),
-                                  placement.rank_of(part.stage())),
-                      place())
-              .help = wrong_rank_help(action, part, placement.rank_of(part.stage()));
+        } else if (!is_on(part, rank, placement)) {
+          report_wrong_rank(action, part, rank, placement, place(), diagnostics);
         }
         if (part.microbatch() >= schedule.num_microbatches) {
           diagnostics
@@ -319,6 +431,7 @@ bool check_expected_shape(const Schedule& schedule, const ExpectedShape& expecte
   check("stages", expected.stages, schedule.placement.num_stages());
   check("microbatches", expected.microbatches, schedule.num_microbatches / schedule.slices);
   check("slices", expected.slices, schedule.slices);
+  check("replicas", expected.replicas, schedule.placement.num_replicas());
   return good;
 }
 

@@ -67,10 +67,11 @@ class CellIndex {
 
 // The shape that the caller expects; unset fields are not checked.
 struct ExpectedShape {
-  std::optional<int> ranks;
-  std::optional<int> stages;
-  std::optional<int> microbatches;
+  std::optional<int> ranks = {};
+  std::optional<int> stages = {};
+  std::optional<int> microbatches = {};
   std::optional<int> slices = {};
+  std::optional<int> replicas = {};
 };
 
 struct FoundShape {
@@ -79,10 +80,19 @@ struct FoundShape {
 };
 
 // Infers the shape from the rows: a stage is on the rank that has its actions, and the numbers of
-// stages and microbatches are one more than the highest in use. Returns nullopt and adds errors if
-// a stage is on two ranks or on none, or if a rank has no actions.
-std::optional<FoundShape> find_shape(const Rows& rows, const CellIndex& cells,
-                                     Diagnostics* diagnostics);
+// stages and microbatches are one more than the highest in use. With two replicas, replica 0 runs
+// the first half of the microbatches. Returns nullopt and adds errors if a replica of a stage is on
+// two ranks or on none, if both are on one rank, if a rank has no actions, or if microbatches
+// cannot be divided so.
+std::optional<FoundShape> find_shape(const Rows& rows, int slices, int replicas,
+                                     const CellIndex& cells, Diagnostics* diagnostics);
+
+// Joins the maps of two replicas, the first of which runs the first half of the microbatches.
+// Returns nullopt and adds an error at `place` if the number of microbatches is odd or a stage is
+// on the same rank in both. `num_microbatches` counts slices.
+std::optional<Placement> join_replicas(const Placement& first, const Placement& second,
+                                       int num_microbatches, int slices, const Place& place,
+                                       Diagnostics* diagnostics);
 
 // Checks the rows against the level, ranks, stages, microbatches and placement that the schedule
 // declares. Adds an error for each action that violates them, and for a wrong number of rows at the

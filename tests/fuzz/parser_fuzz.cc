@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <sstream>
 
+#include "pipewright/ir/text/csv.h"
 #include "pipewright/ir/text/read.h"
 #include "pipewright/ir/text/render.h"
 
@@ -34,6 +35,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   require(render(diagnostics, &source, {}).size() >= diagnostics.kept().size(),
           "every error is shown");
   require(!diagnostics_json(diagnostics).empty(), "errors are JSON");
+  if (format.name == "csv") {
+    Diagnostics of_two;
+    const auto two = parse_csv(source, &of_two, {.replicas = 2});
+    require(two.has_value() != of_two.has_errors(), "either two replicas or errors");
+  }
   if (!parsed) return 0;
 
   std::ostringstream printed;

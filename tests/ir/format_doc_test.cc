@@ -37,10 +37,11 @@ TEST(FormatDocTest, ExamplesAreValid) {
     ASSERT_TRUE(parsed) << render(diagnostics, &source, {});
     schedules.push_back(parsed->schedule);
   }
-  // A CSV, a .plan with slices, one without, JSON, JSON with a recording.
-  ASSERT_EQ(schedules.size(), 5u);
-  EXPECT_EQ(schedule_of(schedules[2]), schedule_of(schedules[3]));
+  // A CSV, a .plan with slices, one with replicas, one without, JSON, JSON with a recording.
+  ASSERT_EQ(schedules.size(), 6u);
+  EXPECT_EQ(schedule_of(schedules[3]), schedule_of(schedules[4]));
   EXPECT_EQ(schedule_of(schedules[1]).slices, 2);
+  EXPECT_EQ(schedule_of(schedules[2]).placement.num_replicas(), 2);
 }
 
 }  // namespace

@@ -22,10 +22,11 @@ std::string print(const AnySchedule& schedule, std::string_view format) {
 }
 
 // The schedule in a text, which must be valid.
-AnySchedule read(const std::string& text, std::string_view format) {
-  const Source source{"file", text};
+AnySchedule read(const std::string& text, std::string_view format,
+                 const ExpectedShape& expected = {}) {
+  const Source source{"file." + std::string(format), text};
   Diagnostics diagnostics;
-  auto parsed = find_format(format)->parse(source, &diagnostics);
+  auto parsed = read_schedule(source, expected, &diagnostics);
   EXPECT_TRUE(parsed) << render(diagnostics, &source, {}) << text;
   return parsed ? parsed->schedule : AnySchedule();
 }
@@ -47,7 +48,8 @@ TEST(FormatsTest, PyTorchsFilesRoundTripByteForByte) {
     std::ifstream file(entry.path(), std::ios::binary);
     std::stringstream text;
     text << file.rdbuf();
-    const AnySchedule schedule = read(text.str(), "csv");
+    const bool has_replicas = entry.path().stem().string().starts_with("DualPipe_");
+    const AnySchedule schedule = read(text.str(), "csv", {.replicas = has_replicas ? 2 : 1});
     EXPECT_EQ(print(schedule, "csv"), text.str()) << entry.path();
     const bool lowered = entry.path().stem().string().ends_with("_comms") ||
                          entry.path().parent_path().filename() == "torch_2.15";
@@ -56,7 +58,7 @@ TEST(FormatsTest, PyTorchsFilesRoundTripByteForByte) {
     expect_round_trips(schedule);
     ++files;
   }
-  EXPECT_EQ(files, 104);
+  EXPECT_EQ(files, 110);
 }
 
 // Stages that recompute are in ascending order, once each, in range, and an array in JSON.
@@ -189,6 +191,71 @@ TEST(FormatsTest, Slices) {
   EXPECT_EQ(schedule_of(parsed->schedule).rows, schedule_of(schedule).rows);
   EXPECT_EQ(schedule_of(parsed->schedule).slices, 2);
   EXPECT_EQ(error_of(csv, shaped({}, 3)), "expected microbatches of 3 slices each, got 2 slices");
+}
+
+// Microbatch 0 runs on stages 0 and 1 of ranks 0 and 1, microbatch 1 the other way round.
+TEST(FormatsTest, Replicas) {
+  const auto plan = [](const std::string& keys, const std::string& rows) {
+    return "pipewright plan 1\nlevel: compute_only\nranks: 2\nstages: 2\n" + keys + rows;
+  };
+  const std::string keys = "microbatches: 2\nreplicas: 2\nplacement: loop\nplacement 1: 1 0\n";
+  const std::string rows = "rank 0: 0F0 1F1 1B1 0B0\nrank 1: 0F1 1F0 1B0 0B1\n";
+  const AnySchedule schedule = read(plan(keys, rows), "plan");
+  const Placement back = Placement::custom(2, {1, 0});
+  EXPECT_EQ(schedule_of(schedule).placement, Placement::replicas(Placement::loop(2, 2), back, 1));
+  for (const char* format : {"plan", "json"})
+    EXPECT_EQ(schedule_of(read(print(schedule, format), format)), schedule_of(schedule));
+  // With slices, each replica runs whole microbatches.
+  const AnySchedule sliced = read(
+      plan("microbatches: 2\nslices: 2\nreplicas: 2\nplacement: loop\nplacement 1: 1 0\n",
+           "rank 0: 0F0 0F1 1F2 1F3 1B3 1B2 0B1 0B0\nrank 1: 0F2 0F3 1F0 1F1 1B1 1B0 0B3 0B2\n"),
+      "plan");
+  EXPECT_EQ(schedule_of(sliced).placement, Placement::replicas(Placement::loop(2, 2), back, 2));
+
+  const auto error_of = [](const Source& source, const ExpectedShape& expected = {}) {
+    Diagnostics diagnostics;
+    EXPECT_FALSE(read_schedule(source, expected, &diagnostics));
+    return diagnostics.total() > 0 ? diagnostics.kept()[0].message : "no error";
+  };
+  const auto plan_error = [&](const std::string& of_keys, const std::string& of_rows) {
+    return error_of({"a.plan", plan(of_keys, of_rows)});
+  };
+  EXPECT_EQ(plan_error("microbatches: 2\nplacement: loop\nplacement 1: 1 0\n", rows),
+            "`placement 1`: expected it with `replicas: 2` only");
+  EXPECT_EQ(plan_error("microbatches: 2\nreplicas: 2\nplacement: loop\n", rows),
+            "the header has no key `placement 1`");
+  EXPECT_EQ(plan_error("microbatches: 2\nreplicas: 3\nplacement: loop\nplacement 1: 1 0\n", rows),
+            "`replicas`: expected an integer from 1 to 2, got `3`");
+  EXPECT_EQ(plan_error("microbatches: 2\nreplicas: 2\nplacement: loop\nplacement 1: 1 0 1\n", rows),
+            "`placement 1`: expected the ranks of 2 stages, got 3");
+  EXPECT_EQ(plan_error("microbatches: 3\nreplicas: 2\nplacement: loop\nplacement 1: 1 0\n", rows),
+            "2 replicas: expected an even number of microbatches, got 3");
+  EXPECT_EQ(plan_error("microbatches: 2\nreplicas: 2\nplacement: loop\nplacement 1: 0 1\n", rows),
+            "both replicas of stage 0 are on rank 0: expected different ranks");
+  EXPECT_EQ(plan_error(keys, "rank 0: 0F0 0F1 1B1 0B0\nrank 1: 1F1 1F0 1B0 0B1\n"),
+            "`0F1` is on rank 0, but the placement puts stage 0 of replica 1 on rank 1");
+
+  // A CSV gets them from whoever reads it.
+  const Source csv{"a.csv", print(schedule, "csv")};
+  Diagnostics diagnostics;
+  const auto parsed = read_schedule(csv, {.replicas = 2}, &diagnostics);
+  ASSERT_TRUE(parsed);
+  EXPECT_EQ(schedule_of(parsed->schedule), schedule_of(schedule));
+  EXPECT_EQ(error_of(csv), "`0F1` is on rank 1, but stage 0 is on rank 0");
+  const auto csv_error = [&](const std::string& text) {
+    return error_of({"a.csv", text}, {.replicas = 2});
+  };
+  EXPECT_EQ(csv_error("0F0,1F1,1B1,0B0\n1F0,1B0\n"),
+            "stage 0 of replica 1 has no action on any rank");
+  EXPECT_EQ(csv_error("0F0,1F1,1B1,0B0\n0F1,1F0,1B0,0B1,1F1\n"),
+            "`1F1` is on rank 1, but stage 1 of replica 1 is on rank 0");
+  EXPECT_EQ(csv_error("0F0,0F1,0F2\n1F0,1F1,1F2\n"),
+            "2 replicas: expected an even number of microbatches, got 3");
+  EXPECT_EQ(csv_error("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n"),
+            "both replicas of stage 0 are on rank 0: expected different ranks");
+  EXPECT_EQ(csv_error("0F0\n0F1\n0UNSHARD\n"),
+            "`0UNSHARD` is on rank 2, but the placement puts stage 0 on ranks 0 and 1");
+  EXPECT_EQ(error_of({"a.plan", plan(keys, rows)}, {.replicas = 1}), "expected 1 replicas, got 2");
 }
 
 TEST(FormatsTest, EveryFieldRoundTrips) {
