@@ -271,7 +271,51 @@ Bound copies(const Instance& instance) {
 
 }  // namespace
 
-Bound work_bound(const Problem& problem) { return work(Instance(problem)); }
+namespace {
+
+// The problem of one replica: its microbatches on its stages.
+Problem replica_of(const Problem& problem, int index) {
+  const ir::Placement& placement = problem.placement;
+  const int first = index * placement.num_stages();
+  Problem part = problem;
+  part.placement = placement.replica(index);
+  part.stages.assign(problem.stages.begin() + first,
+                     problem.stages.begin() + first + placement.num_stages());
+  part.num_microbatches = placement.microbatches_of_instance(first, problem.num_microbatches);
+  if (!problem.microbatch_scale.empty()) {
+    const auto scale = problem.microbatch_scale.begin() + placement.microbatch_of_instance(first);
+    part.microbatch_scale.assign(scale, scale + part.num_microbatches);
+  }
+  return part;
+}
+
+// The larger of what `bound` says of a replica alone and of the work of a rank for both: a schedule
+// of both contains one of each, whose ranks are busy for a part of their spans.
+Bound of_replicas(const Problem& problem, Bound (*bound)(const Problem&)) {
+  const Problem replicas[] = {replica_of(problem, 0), replica_of(problem, 1)};
+  Bound best;
+  for (int rank = 0; rank < problem.num_ranks(); ++rank) {
+    Work both;
+    for (const Problem& one : replicas) {
+      const Work work = work_of(one, one.placement.stages_of(rank));
+      both.forward += work.forward;
+      both.backward += work.backward;
+    }
+    keep_larger(with_sum({.name = "work",
+                          .rank = rank,
+                          .terms = work_terms(problem, both, both.hidden(problem, 0))}),
+                &best);
+  }
+  for (const Problem& one : replicas) keep_larger(bound(one), &best);
+  return best;
+}
+
+}  // namespace
+
+Bound work_bound(const Problem& problem) {
+  if (problem.placement.num_replicas() > 1) return of_replicas(problem, work_bound);
+  return work(Instance(problem));
+}
 
 Problem allowing_whole_backwards(Problem problem) {
   for (StageWork& work : problem.stages)
@@ -289,6 +333,7 @@ std::vector<Bound> lower_bounds(const Problem& problem) {
 }
 
 Bound lower_bound(const Problem& problem) {
+  if (problem.placement.num_replicas() > 1) return of_replicas(problem, lower_bound);
   const std::vector<Bound> all = lower_bounds(problem);
   return *std::ranges::max_element(all, {}, &Bound::value);
 }

@@ -88,9 +88,10 @@ Problem problem_of(const ir::Schedule& schedule, const Costs& costs, const Repor
   Problem problem = make_problem(schedule.placement, schedule.num_microbatches, costs, memory);
   const bool has_backward = ir::has_backward(schedule);
   const std::vector<bool> is_split = split_stages(schedule);
-  for (size_t stage = 0; stage < problem.stages.size(); ++stage) {
-    if (is_split[stage]) continue;
-    StageWork& work = problem.stages[stage];
+  for (size_t one = 0; one < problem.stages.size(); ++one) {
+    const int stage = schedule.placement.stage_of_instance(static_cast<int>(one));
+    if (is_split[static_cast<size_t>(stage)]) continue;
+    StageWork& work = problem.stages[one];
     work.backward_input = has_backward ? work.backward_input + work.backward_weight : 0;
     work.backward_weight = work.weight_input = 0;
   }
@@ -124,7 +125,8 @@ ScheduleBound bound_of(const ir::Schedule& schedule, const Costs& costs, const R
     result.terms.emplace_back(term.name, problem.time(term.value));
   for (const Memory limit : problem.memory_limits)
     result.memory_limits.push_back(problem.size(limit));
-  for (const StageWork& work : problem.stages) {
+  for (int stage = 0; stage < problem.num_stages(); ++stage) {
+    const StageWork& work = problem.work(stage);  // the same for all replicas
     result.activations.push_back(problem.size(work.activation));
     result.weight_inputs.push_back(problem.size(work.weight_input));
     result.recomputed.push_back(problem.size(work.recomputed));

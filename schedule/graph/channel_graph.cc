@@ -60,30 +60,29 @@ class ChannelGraphBuilder {
     number_queues(channels);
     find_input_slots();
     inputs_ = {schedule_.placement, schedule_.num_microbatches, {kNone, kNone}};
-    std::vector<uint32_t> unsharded_by(num_stages(), kNone);  // UNSHARDs that no compute follows
+    // By instance: UNSHARDs that no compute follows.
+    std::vector<uint32_t> unsharded_by(num_instances(), kNone);
     make_awaited();
-    for (const ir::Row& row : schedule_.rows) {
+    for (size_t rank = 0; rank < schedule_.rows.size(); ++rank) {
       uint32_t before = kNone, data_parallel = kNone;
       first_of_row_ = next_number();
-      for (const ir::Action& action : row) {
+      for (const ir::Action& action : schedule_.rows[rank]) {
         const uint32_t number = next_number();
         const ActionPart part = action.parts().empty() ? ActionPart() : action.parts()[0];
-        const auto stage = static_cast<size_t>(part.stage());
-        if (uint32_t* const awaited = awaited_by(part)) *awaited = number;
+        if (uint32_t* const awaited = awaited_by(part, rank)) *awaited = number;
         if (ir::is_transfer(part.kind())) {
           add_transfer(part, before);
         } else if (ir::is_wait(part.kind())) {
-          const uint32_t* const awaited = awaited_by(ir::awaited_by(part));
+          const uint32_t* const awaited = awaited_by(ir::awaited_by(part), rank);
           add(ChannelGraph::Node::kWait, {before, kNone, *awaited});
           before = number;
         } else if (ir::is_compute(part.kind())) {
-          uint32_t unshard = std::exchange(unsharded_by[stage], kNone);
+          uint32_t unshard = std::exchange(unsharded_by[instance_on(rank, part)], kNone);
           uint32_t input = input_of(part);
           if (action.is_compound()) {
             // Their UNSHARDs share a queue, so the second is enough.
             const ActionPart other = action.parts()[1];
-            const uint32_t late =
-                std::exchange(unsharded_by[static_cast<size_t>(other.stage())], kNone);
+            const uint32_t late = std::exchange(unsharded_by[instance_on(rank, other)], kNone);
             if (unshard == kNone || (late != kNone && late > unshard)) unshard = late;
             if (input == kNone) {
               input = input_of(other);
@@ -98,7 +97,7 @@ class ChannelGraphBuilder {
         } else {
           add(ChannelGraph::Node::kDataParallel, {before, data_parallel, kNone});
           data_parallel = number;
-          if (part.kind() == ActionKind::kUnshard) unsharded_by[stage] = number;
+          if (part.kind() == ActionKind::kUnshard) unsharded_by[instance_on(rank, part)] = number;
         }
       }
     }
@@ -124,7 +123,11 @@ class ChannelGraphBuilder {
     bool are_sends = false;
   };
 
-  size_t num_stages() const { return static_cast<size_t>(schedule_.placement.num_stages()); }
+  size_t num_instances() const { return static_cast<size_t>(schedule_.placement.num_instances()); }
+  size_t instance_on(size_t rank, ActionPart part) const {
+    return static_cast<size_t>(
+        schedule_.placement.instance_on(static_cast<int>(rank), part.stage()));
+  }
   uint32_t next_number() const { return static_cast<uint32_t>(graph_.links_.size()); }
   void add(ChannelGraph::Node node, const ChannelGraph::Links& links) {
     graph_.nodes_.push_back(node);
@@ -173,10 +176,10 @@ class ChannelGraphBuilder {
     const ir::RankPairs pairs(schedule_.placement);
     std::map<std::pair<int, uint32_t>, uint32_t> ids;
     ends_ = ir::StageKindTable<End>(schedule_.placement);
-    for (int stage = 0; stage < schedule_.placement.num_stages(); ++stage) {
+    for (size_t instance = 0; instance < num_instances(); ++instance) {
       for (const ActionKind kind :
            {ActionKind::kSendF, ActionKind::kRecvF, ActionKind::kSendB, ActionKind::kRecvB}) {
-        const ActionPart part(kind, stage);
+        const ActionPart part = ir::part_of(kind, static_cast<int>(instance), schedule_.placement);
         const auto& transfer = dependencies_.of(part).transfer;
         if (!transfer || transfer->from == transfer->to) continue;
         const bool sends = ir::is_send(kind);
@@ -196,13 +199,12 @@ class ChannelGraphBuilder {
   void make_awaited() {
     if ((ir::kinds_in(schedule_.rows) & ir::kWaits) == 0) return;
     sends_ = {schedule_.placement, schedule_.num_microbatches, {kNone, kNone}};
-    reductions_.assign(num_stages(), kNone);
+    reductions_.assign(num_instances(), kNone);
   }
   // Where the number of a SEND or REDUCE_GRAD is kept for its WAIT. Null if no WAIT needs it.
-  uint32_t* awaited_by(ActionPart part) {
+  uint32_t* awaited_by(ActionPart part, size_t rank) {
     if (reductions_.empty()) return nullptr;
-    if (part.kind() == ActionKind::kReduceGrad)
-      return &reductions_[static_cast<size_t>(part.stage())];
+    if (part.kind() == ActionKind::kReduceGrad) return &reductions_[instance_on(rank, part)];
     if (!ir::is_send(part.kind())) return nullptr;
     return &sends_.at(part.stage(), part.microbatch())[part.kind() == ActionKind::kSendF ? 0 : 1];
   }
@@ -247,10 +249,10 @@ class ChannelGraphBuilder {
 
   void find_input_slots() {
     input_slots_ = ir::StageKindTable<uint8_t>(schedule_.placement, kNoSlot);
-    for (int stage = 0; stage < schedule_.placement.num_stages(); ++stage) {
+    for (size_t instance = 0; instance < num_instances(); ++instance) {
       for (const ActionKind kind :
            {ActionKind::kForward, ActionKind::kBackward, ActionKind::kBackwardInput}) {
-        const ActionPart part(kind, stage);
+        const ActionPart part = ir::part_of(kind, static_cast<int>(instance), schedule_.placement);
         for (const ir::StageDependencies::Need& need : dependencies_.of(part)) {
           if (need.of_other_rank) input_slots_[part] = need.result == ir::Result::kOutput ? 0 : 1;
         }
@@ -294,7 +296,7 @@ class ChannelGraphBuilder {
   Inputs inputs_;
   // The SENDs and the last REDUCE_GRADs so far, if the program has WAITs.
   Inputs sends_;                      // by (stage, microbatch): SEND_F, SEND_B
-  std::vector<uint32_t> reductions_;  // by stage
+  std::vector<uint32_t> reductions_;  // by instance
   ir::StageKindTable<End> ends_;
   ir::StageKindTable<uint8_t> input_slots_;  // which of inputs_ a compute uses
   uint32_t first_of_row_ = 0;

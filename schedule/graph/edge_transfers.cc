@@ -20,7 +20,7 @@ EdgeTransfers::EdgeTransfers(const ir::Program& program)
   const ir::StageDependencies dependencies(program.placement);
   const ir::RankPairs pairs(program.placement);
   pairs_.resize(pairs.size());
-  for (int stage = 0; stage < program.placement.num_stages(); ++stage) {
+  for (int instance = 0; instance < program.placement.num_instances(); ++instance) {
     const auto end_of = [&](ActionPart send_or_receive) {
       const auto& transfer = dependencies.of(send_or_receive).transfer;
       if (!transfer || transfer->from == transfer->to) return End();
@@ -32,8 +32,8 @@ EdgeTransfers::EdgeTransfers(const ir::Program& program)
     };
     for (const ir::ActionKindInfo& row : ir::action_kinds()) {
       if (row.kind == ActionKind::kOverlapFB) continue;
-      const ActionPart part(row.kind, stage);
-      End& end = ends_[part];
+      const ActionPart part = ir::part_of(row.kind, instance, program.placement);
+      End& end = ends_.at(row.kind, instance);
       if (ir::is_transfer(row.kind)) {
         end = end_of(part);
       } else if (ir::is_compute(row.kind)) {

@@ -45,20 +45,22 @@ int ReceiveSlots::separate() const {
 
 std::vector<ReceiveSlots> receive_slots(const ir::Program& program) {
   const ir::StageDependencies dependencies(program.placement);
-  std::vector<std::array<Level, 2>> stages(static_cast<size_t>(program.placement.num_stages()));
+  const ir::Placement& placement = program.placement;
+  std::vector<std::array<Level, 2>> instances(static_cast<size_t>(placement.num_instances()));
   std::vector<ReceiveSlots> slots(program.rows.size());
   for (size_t rank = 0; rank < program.rows.size(); ++rank) {
     Level pool;
     for (const ir::Action& action : program.rows[rank]) {
       for (const ir::ActionPart part : action.parts()) {
-        std::array<Level, 2>& stage = stages[static_cast<size_t>(part.stage())];
+        std::array<Level, 2>& instance = instances[static_cast<size_t>(
+            placement.instances().of(part.stage(), part.microbatch()))];
         if (ir::is_receive(part.kind())) {
-          stage[direction_of(part.kind())].add();
+          instance[direction_of(part.kind())].add();
           pool.add();
         } else if (ir::is_compute(part.kind())) {
           for (const ir::StageDependencies::Need& need : dependencies.of(part)) {
             if (!need.of_other_rank) continue;
-            --stage[direction_of(need.receive_for(part).kind())].now;
+            --instance[direction_of(need.receive_for(part).kind())].now;
             --pool.now;
           }
         }
@@ -66,11 +68,14 @@ std::vector<ReceiveSlots> receive_slots(const ir::Program& program) {
     }
     slots[rank].pooled = pool.most;
   }
-  for (int stage = 0; stage < program.placement.num_stages(); ++stage) {
-    const std::array<Level, 2>& of = stages[static_cast<size_t>(stage)];
-    if (of[0].most + of[1].most == 0) continue;
-    slots[static_cast<size_t>(program.placement.rank_of(stage))].stages.push_back(
-        {stage, of[0].most, of[1].most});
+  // By stage, then replica, so that each rank's stages ascend.
+  for (int stage = 0; stage < placement.num_stages(); ++stage) {
+    for (int one = stage; one < placement.num_instances(); one += placement.num_stages()) {
+      const std::array<Level, 2>& of = instances[static_cast<size_t>(one)];
+      if (of[0].most + of[1].most == 0) continue;
+      slots[static_cast<size_t>(placement.rank_of_instance(one))].stages.push_back(
+          {stage, of[0].most, of[1].most});
+    }
   }
   return slots;
 }

@@ -59,12 +59,12 @@ class SendRecvPass {
     const ir::Action* end;
     ir::Action* written;  // the end of what is written
   };
-  // How a stage passes outputs on, in F, or gradients back, in B and I: the same for every
-  // microbatch.
+  // How an instance of a stage passes outputs on, in F, or gradients back, in B and I: the same for
+  // every microbatch of it.
   struct Passing {
     int from_stage = kNone;        // whose result the compute uses
     int to_rank = kNone;           // that receives its own result; kNone if no other rank does
-    ir::ActionPart send, receive;  // of microbatch 0
+    ir::ActionPart send, receive;  // of its first microbatch
   };
   enum Direction : uint8_t { kForward, kBackward, kNeither };
   static constexpr size_t kBits = 64;
@@ -94,18 +94,19 @@ class SendRecvPass {
     if (kind == ir::ActionKind::kForward) return kForward;
     return ir::gives_input_gradient(kind) ? kBackward : kNeither;
   }
-  const Passing& passing(int stage, Direction direction) const {
-    return passings_[2 * static_cast<size_t>(stage) + direction];
+  const Passing& passing(ir::ActionPart part, Direction direction) const {
+    const int instance = program_.placement.instances().of(part.stage(), part.microbatch());
+    return passings_[2 * static_cast<size_t>(instance) + direction];
   }
 
   void find_passings() {
     const ir::Placement& placement = program_.placement;
-    for (int stage = 0; stage < placement.num_stages(); ++stage) {
+    for (int instance = 0; instance < placement.num_instances(); ++instance) {
       for (const ir::ActionKind kind : {ir::ActionKind::kForward, ir::ActionKind::kBackwardInput}) {
-        const ir::ActionPart part(kind, stage);
+        const ir::ActionPart part = ir::part_of(kind, instance, placement);
         Passing& passing = passings_.emplace_back();
         for (const ir::Need& need : ir::needs_of(part, placement)) {
-          if (need.stage != stage) passing.from_stage = need.stage;
+          if (need.stage != part.stage()) passing.from_stage = need.stage;
         }
         if (const auto transfer = ir::transfer_of(part, placement))
           passing = {passing.from_stage, transfer->to, transfer->send, transfer->receive};
@@ -121,7 +122,7 @@ class SendRecvPass {
         for (const ir::ActionPart part : action.parts()) {
           const Direction direction = direction_of(part.kind());
           if (direction == kNeither) continue;
-          const int to = passing(part.stage(), direction).to_rank;
+          const int to = passing(part, direction).to_rank;
           if (to == kNone) continue;
           ++transfers[rank];
           ++transfers[static_cast<size_t>(to)];
@@ -144,7 +145,7 @@ class SendRecvPass {
   bool is_ready(ir::ActionPart part) const {
     const Direction direction = direction_of(part.kind());
     if (direction == kNeither) return true;
-    const int from = passing(part.stage(), direction).from_stage;
+    const int from = passing(part, direction).from_stage;
     return from == kNone || (made_.at(from, part.microbatch()) & 1u << direction) != 0;
   }
 
@@ -159,7 +160,7 @@ class SendRecvPass {
       if (direction == kNeither) continue;
       uint8_t& made = made_.at(part.stage(), part.microbatch());
       made = static_cast<uint8_t>(made | 1u << direction);
-      const Passing& pass = passing(part.stage(), direction);
+      const Passing& pass = passing(part, direction);
       if (pass.to_rank == kNone) continue;
       const auto to = static_cast<size_t>(pass.to_rank);
       write(with_microbatch(pass.send, part.microbatch()), &turns_[rank]);
@@ -174,7 +175,7 @@ class SendRecvPass {
   static void write(const ir::Action& action, Turn* turn) { *turn->written++ = action; }
 
   ir::Program program_;
-  std::vector<Passing> passings_;           // by stage and direction
+  std::vector<Passing> passings_;           // by instance and direction
   ir::StageMicrobatchTable<uint8_t> made_;  // one bit per direction
   std::vector<Turn> turns_;                 // by rank
   std::vector<uint64_t> awake_;             // one bit per rank

@@ -117,7 +117,8 @@ ir::ComputeOrder compute_order(ir::Program program) {
 ir::Program add_reduce_grad(ir::Program program, std::optional<int> every, ReduceWaits waits) {
   PW_CHECK(!every || *every >= 1, "a REDUCE_GRAD comes after at least one microbatch");
   program.lowering.reduce_every = every;
-  std::vector<int> gradients(static_cast<size_t>(program.placement.num_stages()));  // B or W so far
+  const ir::Placement& placement = program.placement;
+  std::vector<int> gradients(static_cast<size_t>(placement.num_instances()));  // B or W so far
   // An action to insert after the one at this step.
   struct Insertion {
     size_t step;
@@ -133,8 +134,10 @@ ir::Program add_reduce_grad(ir::Program program, std::optional<int> every, Reduc
     for (size_t step = 0; step < row.size(); ++step) {
       for (const ir::ActionPart part : row[step].parts()) {
         if (!ir::completes_backward(part.kind())) continue;
-        const int count = ++gradients[static_cast<size_t>(part.stage())];
-        if (count != program.num_microbatches && !(every && count % *every == 0)) continue;
+        const int instance = placement.instances().of(part.stage(), part.microbatch());
+        const int count = ++gradients[static_cast<size_t>(instance)];
+        const int all = placement.microbatches_of_instance(instance, program.num_microbatches);
+        if (count != all && !(every && count % *every == 0)) continue;
         if (pending) wait(step, *pending);
         insertions.push_back({step, {ir::ActionKind::kReduceGrad, part.stage()}});
         if (waits == ReduceWaits::kAtOnce) wait(step, part.stage());

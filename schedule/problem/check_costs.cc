@@ -114,20 +114,21 @@ class DurationChecker {
     return {(costs_.*values).at(stage), name, fmt::format("`{}`, {}", name, timed.options())};
   }
 
-  Factor rank_factor(int stage) const {
-    const int rank = placement_.rank_of(stage);
+  Factor rank_factor(int instance) const {
+    const int rank = placement_.rank_of_instance(instance);
     return {costs_.rank_scale.empty() ? 1 : costs_.rank_scale[static_cast<size_t>(rank)],
             "rank_scale", fmt::format("`rank_scale`, --slow {}", rank)};
   }
 
   bool check_time(const TimedCost& timed) {
-    for (int stage = 0; stage < placement_.num_stages(); ++stage) {
-      const double time = table_.of_kind(timed.kind, stage);
+    for (int instance = 0; instance < placement_.num_instances(); ++instance) {
+      const int stage = placement_.stage_of_instance(instance);
+      const double time = table_.of_kind(timed.kind, instance);
       for (const Factor* microbatch : {&one_, &least_, &most_}) {
         if (!ir::is_compute(timed.kind) && microbatch != &one_) break;
         if (is_cost(time * microbatch->value)) continue;
         return check_product(fmt::format("{} of stage {}", timed.name, stage),
-                             {cost(timed, stage), rank_factor(stage), *microbatch});
+                             {cost(timed, stage), rank_factor(instance), *microbatch});
       }
     }
     return true;
@@ -135,35 +136,37 @@ class DurationChecker {
 
   // Takes as long as F, which is checked, unless `recompute` is above 1.
   bool check_recomputation() {
-    for (int stage = 0; stage < placement_.num_stages(); ++stage) {
+    for (int instance = 0; instance < placement_.num_instances(); ++instance) {
+      const int stage = placement_.stage_of_instance(instance);
       const Factor part = {costs_.recompute.at(stage), "recompute", "`recompute`"};
       if (part.value > 1 &&
           !check_product(fmt::format("the recomputation of stage {}", stage),
-                         {part, cost(kTimedCosts[0], stage), rank_factor(stage), most_}))
+                         {part, cost(kTimedCosts[0], stage), rank_factor(instance), most_}))
         return false;
     }
     return true;
   }
 
   void check_transfers() {
-    for (int stage = 0; stage < placement_.num_stages(); ++stage) {
-      if (!check_transfer(stage, stage + 1, "output_bytes", costs_.output_bytes,
-                          table_.output_transfer(stage)) ||
-          !check_transfer(stage, stage - 1, "input_gradient_bytes", costs_.input_gradient_bytes,
-                          table_.gradient_transfer(stage)))
+    for (int one = 0; one < placement_.num_instances(); ++one) {
+      if (!check_transfer(one, one + 1, "output_bytes", costs_.output_bytes,
+                          table_.output_transfer(one)) ||
+          !check_transfer(one, one - 1, "input_gradient_bytes", costs_.input_gradient_bytes,
+                          table_.gradient_transfer(one)))
         return;
     }
   }
 
-  bool check_transfer(int stage, int to, std::string_view key, const PerStage& bytes, double time) {
+  // Between two instances.
+  bool check_transfer(int from, int to, std::string_view key, const PerStage& bytes, double time) {
     // A latency of 1e18 is valid, and so is what `bytes` add to it.
     if (time <= 2 * kMostCost) return true;
     diagnostics_.error(
         ir::Rule::kBadValue,
         fmt::format("a transfer from rank {} to rank {}, {} bytes (`{}`) by `bandwidth` (--scale "
                     "COMM): expected at most {}, got {}",
-                    placement_.rank_of(stage), placement_.rank_of(to), bytes.at(stage), key,
-                    kMostCost, time),
+                    placement_.rank_of_instance(from), placement_.rank_of_instance(to),
+                    bytes.at(placement_.stage_of_instance(from)), key, kMostCost, time),
         place_of("bandwidth", places_));
     return false;
   }

@@ -197,11 +197,15 @@ void slow_rank(int rank, double factor, const ir::Placement& placement, Costs* c
 }
 
 CostTable::CostTable(const Costs& costs, const ir::Placement& placement)
-    : durations_(placement), microbatch_scale_(costs.microbatch_scale), overlap_(costs.overlap) {
-  for (int stage = 0; stage < placement.num_stages(); ++stage) {
-    const int rank = placement.rank_of(stage);
+    : placement_(placement),
+      durations_(placement),
+      microbatch_scale_(costs.microbatch_scale),
+      overlap_(costs.overlap) {
+  for (int instance = 0; instance < placement.num_instances(); ++instance) {
+    const int stage = placement.stage_of_instance(instance);
+    const int rank = placement.rank_of_instance(instance);
     const auto set = [&](ActionKind kind, double duration) {
-      durations_[ir::ActionPart(kind, stage)] = duration;
+      durations_.at(kind, instance) = duration;
     };
     const double scale = costs.rank_scale.empty() ? 1 : costs.rank_scale[static_cast<size_t>(rank)];
     const double input = costs.backward_input.at(stage), weight = costs.backward_weight.at(stage);
@@ -214,11 +218,11 @@ CostTable::CostTable(const Costs& costs, const ir::Placement& placement)
     set(ActionKind::kReduceGrad, scale * costs.reduce_grad.at(stage));
     // rank_scale does not apply to transfers.
     if (stage + 1 < placement.num_stages()) {
-      set(ActionKind::kSendF,
-          transfer(costs, rank, placement.rank_of(stage + 1), costs.output_bytes.at(stage)));
+      set(ActionKind::kSendF, transfer(costs, rank, placement.rank_of_instance(instance + 1),
+                                       costs.output_bytes.at(stage)));
     }
     if (stage > 0) {
-      set(ActionKind::kSendB, transfer(costs, rank, placement.rank_of(stage - 1),
+      set(ActionKind::kSendB, transfer(costs, rank, placement.rank_of_instance(instance - 1),
                                        costs.input_gradient_bytes.at(stage)));
     }
   }

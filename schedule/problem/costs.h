@@ -186,14 +186,20 @@ void resize_microbatches(int size, Costs* costs);
 // do not change.
 void slow_rank(int rank, double factor, const ir::Placement& placement, Costs* costs);
 
-// Durations for one placement, computed once per stage and kind, so that the duration of an action
-// is a table lookup. Immutable; safe to use from any thread.
+// Durations for one placement, computed once per instance of a stage and kind, so that the duration
+// of an action is a table lookup. Immutable; safe to use from any thread.
 class CostTable {
  public:
   // The costs must fit the placement (check_costs).
   CostTable(const Costs& costs, const ir::Placement& placement);
 
-  // The duration of a SEND is that of its transfer, of a RECV 0.
+  // The duration of a SEND is that of its transfer, of a RECV 0. A data-parallel action names no
+  // replica: if there are two, only its rank says which one it is of.
+  double duration(const ir::Action& action, size_t rank) const {
+    if (action.is_idle() || !ir::is_data_parallel(action.kind())) return duration(action);
+    const int stage = action.parts()[0].stage();
+    return of_kind(action.kind(), placement_.instance_on(static_cast<int>(rank), stage));
+  }
   double duration(const ir::Action& action) const {
     if (action.is_idle()) return 0;
     const double first = duration(action.parts()[0]);
@@ -202,19 +208,21 @@ class CostTable {
     return first + second - overlap_ * std::min(first, second);
   }
   double duration(ir::ActionPart part) const {
-    const double base = of_kind(part.kind(), part.stage());
+    const double base = durations_[part];
     return microbatch_scale_.empty() || !ir::is_compute(part.kind())
                ? base
                : base * microbatch_scale_[static_cast<size_t>(part.microbatch())];
   }
   // How long the transfer of a stage's output takes to the rank of the next stage, and of its input
-  // gradient to the rank of the previous stage. 0 if both stages are on one rank.
-  double output_transfer(int stage) const { return of_kind(ir::ActionKind::kSendF, stage); }
-  double gradient_transfer(int stage) const { return of_kind(ir::ActionKind::kSendB, stage); }
+  // gradient to the rank of the previous stage. 0 if both stages are on one rank. Of an instance,
+  // which is the stage if there is one replica.
+  double output_transfer(int instance) const { return of_kind(ir::ActionKind::kSendF, instance); }
+  double gradient_transfer(int instance) const { return of_kind(ir::ActionKind::kSendB, instance); }
   // The duration of an action of this kind for a microbatch whose scale is 1.
-  double of_kind(ir::ActionKind kind, int stage) const { return durations_.at(kind, stage); }
+  double of_kind(ir::ActionKind kind, int instance) const { return durations_.at(kind, instance); }
 
  private:
+  ir::Placement placement_;
   ir::StageKindTable<double> durations_;
   std::vector<double> microbatch_scale_;
   double overlap_;

@@ -79,39 +79,42 @@ struct Range {
 };
 
 void set_times(const Costs& costs, const Range& range, Problem* problem) {
-  const int stages = problem->num_stages();
+  const ir::Placement& placement = problem->placement;
+  const int instances = placement.num_instances();
   const CostTable table(costs, problem->placement), plain(range.plain, problem->placement),
       longest(range.longest, problem->placement);
   std::vector<double> times, transfers;
   double total = 0;
-  for (int stage = 0; stage < stages; ++stage) {
+  for (int one = 0; one < instances; ++one) {
     for (const ActionKind kind :
          {ActionKind::kForward, ActionKind::kBackwardInput, ActionKind::kBackwardWeight}) {
-      times.push_back(longest.of_kind(kind, stage));
+      times.push_back(longest.of_kind(kind, one));
       total += times.back();
     }
-    transfers.push_back(table.output_transfer(stage));
-    transfers.push_back(table.gradient_transfer(stage));
+    transfers.push_back(table.output_transfer(one));
+    transfers.push_back(table.gradient_transfer(one));
+    const int stage = placement.stage_of_instance(one);
     if (costs.offload_bytes.at(stage) == 0) continue;
     transfers.push_back(costs.offload.at(stage));
     transfers.push_back(costs.reload.at(stage));
   }
   for (const double time : transfers) total += time;
-  for (int stage = 0; stage < stages; ++stage)
-    times.push_back(plain.of_kind(ActionKind::kBackwardInput, stage));
+  for (int one = 0; one < instances; ++one)
+    times.push_back(plain.of_kind(ActionKind::kBackwardInput, one));
   const double scale = add_scaled(problem->microbatch_scale, &times);
   for (size_t k = 0, size = times.size(); costs.overlap > 0 && k < size; ++k)
     times.push_back(costs.overlap * times[k]);
   times.insert(times.end(), transfers.begin(), transfers.end());
   const DecimalScale ticks(times, total * scale * problem->num_microbatches, kMostTicks);
   const auto rounded = [&](double time) { return std::llround(ticks.apply(time)); };
-  for (int stage = 0; stage < stages; ++stage) {
-    StageWork& work = problem->stages[static_cast<size_t>(stage)];
-    work.forward = rounded(table.of_kind(ActionKind::kForward, stage));
-    work.backward_input = rounded(table.of_kind(ActionKind::kBackwardInput, stage));
-    work.backward_weight = rounded(table.of_kind(ActionKind::kBackwardWeight, stage));
-    work.output_transfer = rounded(table.output_transfer(stage));
-    work.gradient_transfer = rounded(table.gradient_transfer(stage));
+  for (int one = 0; one < instances; ++one) {
+    const int stage = placement.stage_of_instance(one);
+    StageWork& work = problem->stages[static_cast<size_t>(one)];
+    work.forward = rounded(table.of_kind(ActionKind::kForward, one));
+    work.backward_input = rounded(table.of_kind(ActionKind::kBackwardInput, one));
+    work.backward_weight = rounded(table.of_kind(ActionKind::kBackwardWeight, one));
+    work.output_transfer = rounded(table.output_transfer(one));
+    work.gradient_transfer = rounded(table.gradient_transfer(one));
     if (costs.offload_bytes.at(stage) > 0) {
       work.offload = rounded(costs.offload.at(stage));
       work.reload = rounded(costs.reload.at(stage));
@@ -183,9 +186,10 @@ void set_memory(const MemoryBudget& memory, const Costs& costs, const Range& ran
   std::vector<double> room(problem->memory_limits.size());
   for (size_t rank = 0; memory.bytes && rank < room.size(); ++rank)
     room[rank] = memory.bytes->at(static_cast<int>(rank));
-  for (int stage = 0; stage < stages; ++stage) {
-    const int rank = placement.rank_of(stage);
-    StageWork& work = problem->stages[static_cast<size_t>(stage)];
+  for (int one = 0; one < placement.num_instances(); ++one) {
+    const int stage = placement.stage_of_instance(one);
+    const int rank = placement.rank_of_instance(one);
+    StageWork& work = problem->stages[static_cast<size_t>(one)];
     work.activation = rounded(sizes.activation(stage));
     work.recomputed = rounded(sizes.whole(stage)) - work.activation;
     if (sizes.offloaded(stage) > 0) {
@@ -198,8 +202,9 @@ void set_memory(const MemoryBudget& memory, const Costs& costs, const Range& ran
       own += memory.activations->at(rank) * problem->slices * sizes.whole(stage);
     if (!memory.bytes) continue;
     own -= costs.model_bytes(stage);
-    if (stage > 0 && placement.rank_of(stage - 1) != rank) own -= costs.output_bytes.at(stage - 1);
-    if (stage + 1 < stages && placement.rank_of(stage + 1) != rank)
+    if (stage > 0 && placement.rank_of_instance(one - 1) != rank)
+      own -= costs.output_bytes.at(stage - 1);
+    if (stage + 1 < stages && placement.rank_of_instance(one + 1) != rank)
       own -= costs.input_gradient_bytes.at(stage + 1);
   }
   if (!memory.is_set()) return;
@@ -217,7 +222,7 @@ Problem make(const ir::Placement& placement, int num_microbatches, const Costs& 
   problem.placement = placement;
   problem.num_microbatches = num_microbatches;
   problem.slices = costs.slices;
-  problem.stages.resize(static_cast<size_t>(placement.num_stages()));
+  problem.stages.resize(static_cast<size_t>(placement.num_instances()));
   problem.memory_limits.assign(static_cast<size_t>(placement.num_ranks()), kNoLimit);
   problem.microbatch_scale = costs.microbatch_scale;
   problem.splits_backward = splits_backward;

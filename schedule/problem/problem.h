@@ -67,7 +67,7 @@ struct Problem {
   int num_microbatches = 0;
   // Into which each microbatch is cut; each then has the place of a microbatch (ir/dependencies.h).
   int slices = 1;
-  std::vector<StageWork> stages;      // one entry per stage
+  std::vector<StageWork> stages;      // one entry per stage; with two replicas, per instance
   std::vector<Memory> memory_limits;  // one entry per rank; kNoLimit for no limit
   // Factors on the times of F, I and W of a microbatch, by microbatch; empty for 1.
   std::vector<double> microbatch_scale = {};

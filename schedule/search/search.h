@@ -46,7 +46,7 @@ struct SearchProgress {
 enum class RobustBy { kMean, kPercentile95 };
 
 struct SearchRequest {
-  ir::Placement placement;
+  ir::Placement placement;  // of one replica of the model
   int num_microbatches = 0;
   Costs costs = {};
   MemoryBudget memory = {};

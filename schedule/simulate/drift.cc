@@ -76,7 +76,9 @@ std::vector<Drift::Group> groups_of(const Runs& runs) {
     const ActionKind kind = action.kind();
     if (ir::is_receive(kind)) return;
     const bool sends = ir::is_send(kind);
-    const int to = sends ? runs.schedule.placement.rank_of(receiving_stage(action.parts()[0])) : -1;
+    const ir::ActionPart part = action.parts()[0];
+    const int to =
+        sends ? runs.schedule.placement.rank_of(receiving_stage(part), part.microbatch()) : -1;
     const int from = static_cast<int>(rank);
     Drift::Group& group =
         groups.try_emplace({kind, from, to}, Drift::Group{kind, from, to}).first->second;

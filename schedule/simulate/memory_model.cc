@@ -171,8 +171,10 @@ MemoryModel::MemoryModel(const ir::Schedule& schedule, const Costs& costs,
                     has_kind(schedule, ActionKind::kRecvB)),
       held_throughout_(schedule.rows.size()) {
   const bool has_unshard = has_kind(schedule, ActionKind::kUnshard);
-  for (int stage = 0; stage < schedule.placement.num_stages(); ++stage) {
-    MemoryParts& held = held_throughout_[static_cast<size_t>(schedule.placement.rank_of(stage))];
+  for (int one = 0; one < schedule.placement.num_instances(); ++one) {
+    const int stage = schedule.placement.stage_of_instance(one);
+    MemoryParts& held =
+        held_throughout_[static_cast<size_t>(schedule.placement.rank_of_instance(one))];
     held[MemoryUse::kParameters] +=
         costs.shard_bytes.at(stage) + (has_unshard ? 0 : costs.parameter_bytes.at(stage));
     held[MemoryUse::kOptimizer] += costs.optimizer_bytes.at(stage);

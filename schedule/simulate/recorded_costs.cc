@@ -82,7 +82,8 @@ bool RecordedTransfers::comes_from_another_rank(ir::ActionPart compute) const {
   const int from = compute.stage() + (is_gradient ? 1 : -1);
   const ir::Placement& placement = schedule_.placement;
   return from >= 0 && from < placement.num_stages() &&
-         placement.rank_of(from) != placement.rank_of(compute.stage());
+         placement.rank_of(from, compute.microbatch()) !=
+             placement.rank_of(compute.stage(), compute.microbatch());
 }
 
 size_t RecordedTransfers::index(ir::ActionPart part) const {

@@ -40,8 +40,9 @@ class TransferTimes {
             transfer_time = timeline.at(rank, step);
           } else if (ir::is_compute(part.kind()) && transfer_time == Interval()) {
             const double end = timeline.at(rank, step).end;
-            transfer_time = {end, end + (forward ? table.output_transfer(part.stage())
-                                                 : table.gradient_transfer(part.stage()))};
+            const ActionKind send = forward ? ActionKind::kSendF : ActionKind::kSendB;
+            transfer_time = {
+                end, end + table.duration(ActionPart(send, part.stage(), part.microbatch()))};
           }
         }
       }

@@ -29,8 +29,8 @@ class Delays {
   Delays(const ChannelGraph& graph, const ir::Schedule& schedule, const CostTable& table)
       : graph_(graph), schedule_(schedule), table_(table) {
     if (!graph.is_order()) return;
-    for (int stage = 0; stage < schedule.placement.num_stages(); ++stage)
-      none_ = none_ && table.output_transfer(stage) == 0 && table.gradient_transfer(stage) == 0;
+    for (int one = 0; one < schedule.placement.num_instances(); ++one)
+      none_ = none_ && table.output_transfer(one) == 0 && table.gradient_transfer(one) == 0;
   }
 
   bool are_none() const { return none_; }  // all are 0
@@ -97,9 +97,11 @@ std::vector<uint32_t> run(const ChannelGraph& graph, const Delay& delay, const R
 double transfer_of(const Dependency& dependency, const ir::Action& action, const CostTable& table) {
   for (const ir::ActionPart part : action.parts()) {
     if (dependency.kind == Dependency::kOutput && part.kind() == ir::ActionKind::kForward)
-      return table.output_transfer(part.stage() - 1);
+      return table.duration(
+          ir::ActionPart(ir::ActionKind::kSendF, part.stage() - 1, part.microbatch()));
     if (dependency.kind == Dependency::kGradient && ir::gives_input_gradient(part.kind()))
-      return table.gradient_transfer(part.stage() + 1);
+      return table.duration(
+          ir::ActionPart(ir::ActionKind::kSendB, part.stage() + 1, part.microbatch()));
   }
   return 0;
 }
@@ -110,9 +112,9 @@ ir::Timeline simulate(const ChannelGraph& graph, const ir::Schedule& schedule, c
   const Delays delays(graph, schedule, table);
   ir::Timeline timeline(schedule.rows);
   size_t cell = 0;
-  for (const ir::Row& row : schedule.rows) {
-    for (const ir::Action& action : row) {
-      timeline[cell].end = table.duration(action) * (stretch.empty() ? 1 : stretch[cell]);
+  for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
+    for (const ir::Action& action : schedule.rows[rank]) {
+      timeline[cell].end = table.duration(action, rank) * (stretch.empty() ? 1 : stretch[cell]);
       ++cell;
     }
   }

@@ -48,8 +48,8 @@ class OrderWalk {
   static constexpr int kNone = -1;
   static constexpr double kNotMade = -1;
 
-  // For a kind of compute at a stage: the stage of the result that it needs from another one, and
-  // the rank that needs its own result.
+  // For a kind of compute at an instance of a stage: the stage of the result that it needs from
+  // another one, and the rank that needs its own result.
   struct Links {
     int from = kNone, user = kNone;
     uint8_t is_gradient = 0;  // what it needs and makes: an output or a gradient
@@ -58,19 +58,20 @@ class OrderWalk {
 
   void link_stages(const ir::Placement& placement) {
     const ir::StageDependencies dependencies(placement);
-    for (int stage = 0; stage < placement.num_stages(); ++stage) {
+    for (int instance = 0; instance < placement.num_instances(); ++instance) {
       for (const ActionKind kind :
            {ActionKind::kForward, ActionKind::kBackward, ActionKind::kBackwardInput}) {
         const bool is_gradient = kind != ActionKind::kForward;
-        Links& links = links_[ActionPart(kind, stage)];
+        const ActionPart part = ir::part_of(kind, instance, placement);
+        Links& links = links_[part];
         links.is_gradient = is_gradient;
-        for (const ir::StageDependencies::Need& need : dependencies.of({kind, stage})) {
-          if (need.stage == stage) continue;
+        for (const ir::StageDependencies::Need& need : dependencies.of(part)) {
+          if (need.stage == part.stage()) continue;
           links.from = need.stage;
-          Links& maker = links_[ActionPart(kind, need.stage)];
-          maker.user = placement.rank_of(stage);
-          maker.delay = is_gradient ? table_.gradient_transfer(need.stage)
-                                    : table_.output_transfer(need.stage);
+          const int from = instance + need.stage - part.stage();
+          Links& maker = links_.at(kind, from);
+          maker.user = placement.rank_of_instance(instance);
+          maker.delay = is_gradient ? table_.gradient_transfer(from) : table_.output_transfer(from);
         }
       }
     }
@@ -113,14 +114,15 @@ class ProgramWalk {
   ProgramWalk(const ir::Program& program, bool is_rendezvous, const CostTable& table,
               std::span<const double> stretch)
       : is_rendezvous_(is_rendezvous),
+        placement_(program.placement),
         table_(table),
         stretch_(stretch),
         walk_(program.rows),
         transfers_(program),
         ranks_(program.rows.size()),
         pairs_(transfers_.num_pairs()),
-        unsharded_(static_cast<size_t>(program.placement.num_stages())),
-        reduced_(static_cast<size_t>(program.placement.num_stages())),
+        unsharded_(static_cast<size_t>(placement_.num_instances())),
+        reduced_(static_cast<size_t>(placement_.num_instances())),
         timeline_(program.rows) {
     if ((ir::kinds_in(program.rows) & ir::kSendWaits) != 0)
       sends_.emplace(program.placement, program.num_microbatches,
@@ -129,7 +131,7 @@ class ProgramWalk {
 
   std::optional<ir::Timeline> run() {
     const auto pass = [&](size_t rank, const ir::Action& action, uint32_t number) {
-      return action.is_idle() || run(action, number, &ranks_[rank]);
+      return action.is_idle() || run(action, number, rank);
     };
     if (!walk_.run(pass) || !transfers_.all_matched()) return std::nullopt;
     return std::move(timeline_);
@@ -147,14 +149,15 @@ class ProgramWalk {
   };
 
   // False if the action has to wait.
-  bool run(const ir::Action& action, uint32_t number, Rank* rank) {
+  bool run(const ir::Action& action, uint32_t number, size_t of_rank) {
     const ActionPart part = action.parts()[0];
-    double duration = table_.duration(action);
+    Rank* const rank = &ranks_[of_rank];
+    double duration = table_.duration(action, of_rank);
     if (!stretch_.empty()) duration *= stretch_[number];
     if (ir::is_compute(part.kind())) {
       if (transfers_.awaits(action)) return false;
-      double ready = std::max(rank->compute, inputs_of(part));
-      if (action.is_compound()) ready = std::max(ready, inputs_of(action.parts()[1]));
+      double ready = std::max(rank->compute, inputs_of(part, of_rank));
+      if (action.is_compound()) ready = std::max(ready, inputs_of(action.parts()[1], of_rank));
       rank->compute = ready + duration;
       timeline_[number] = {ready, rank->compute};
     } else if (ir::is_transfer(part.kind())) {
@@ -163,7 +166,7 @@ class ProgramWalk {
       const ActionPart awaited = ir::awaited_by(part);
       if (is_rendezvous_ && ir::is_send(awaited.kind()) && transfers_.is_pending(awaited))
         return false;
-      const double ready = std::max(rank->compute, end_of(awaited));
+      const double ready = std::max(rank->compute, end_of(awaited, of_rank));
       rank->compute = ready + duration;
       timeline_[number] = {ready, rank->compute};
     } else {
@@ -171,24 +174,28 @@ class ProgramWalk {
       rank->data_parallel = start + duration;
       timeline_[number] = {start, rank->data_parallel};
       if (part.kind() == ActionKind::kUnshard)
-        unsharded_[static_cast<size_t>(part.stage())] = rank->data_parallel;
+        unsharded_[instance_on(of_rank, part)] = rank->data_parallel;
       if (part.kind() == ActionKind::kReduceGrad)
-        reduced_[static_cast<size_t>(part.stage())] = rank->data_parallel;
+        reduced_[instance_on(of_rank, part)] = rank->data_parallel;
     }
     return true;
   }
 
+  size_t instance_on(size_t rank, ActionPart part) const {
+    return static_cast<size_t>(placement_.instance_on(static_cast<int>(rank), part.stage()));
+  }
+
   // When the input and the parameters of a compute are there. The parameters stay.
-  double inputs_of(ActionPart part) {
-    const double unsharded = std::exchange(unsharded_[static_cast<size_t>(part.stage())], 0);
+  double inputs_of(ActionPart part, size_t rank) {
+    const double unsharded = std::exchange(unsharded_[instance_on(rank, part)], 0);
     const uint32_t receive = transfers_.receive_of(part);
     if (receive == EdgeTransfers::kNone) return unsharded;
     return std::max(unsharded, timeline_[receive].end);
   }
 
   // When a SEND or the last REDUCE_GRAD of a stage ends; 0 if there is none before its WAIT.
-  double end_of(ActionPart awaited) {
-    if (!ir::is_send(awaited.kind())) return reduced_[static_cast<size_t>(awaited.stage())];
+  double end_of(ActionPart awaited, size_t rank) {
+    if (!ir::is_send(awaited.kind())) return reduced_[instance_on(rank, awaited)];
     const uint32_t send = number_of(awaited);
     return send == EdgeTransfers::kNone ? 0 : timeline_[send].end;
   }
@@ -222,14 +229,15 @@ class ProgramWalk {
   }
 
   const bool is_rendezvous_;
+  const ir::Placement& placement_;
   const CostTable& table_;
   const std::span<const double> stretch_;
   ir::Walk walk_;
   EdgeTransfers transfers_;
   std::vector<Rank> ranks_;
   std::vector<Pair> pairs_;
-  std::vector<double> unsharded_;  // by stage: the end of an UNSHARD that no compute follows yet
-  std::vector<double> reduced_;    // by stage: the end of the last REDUCE_GRAD
+  // By instance: the end of an UNSHARD that no compute follows yet, and of the last REDUCE_GRAD.
+  std::vector<double> unsharded_, reduced_;
   // The numbers of SEND_F and SEND_B, if any are awaited.
   using NumbersOfSends = std::array<uint32_t, 2>;
   std::optional<ir::StageMicrobatchTable<NumbersOfSends>> sends_;

@@ -70,9 +70,10 @@ class PassedActions {
         num_microbatches_(static_cast<size_t>(schedule.num_microbatches)),
         entries_(schedule.placement),
         cells_(static_cast<size_t>(schedule.placement.num_stages()) * num_microbatches_) {
-    for (int stage = 0; stage < schedule.placement.num_stages(); ++stage) {
+    for (int instance = 0; instance < schedule.placement.num_instances(); ++instance) {
       for (const ir::ActionKindInfo& row : ir::action_kinds()) {
-        if (bits_of(row.kind) != 0) fill({row.kind, stage}, level);
+        if (bits_of(row.kind) != 0)
+          fill(ir::part_of(row.kind, instance, schedule.placement), level);
       }
     }
   }
@@ -108,8 +109,8 @@ class PassedActions {
   }
 
  private:
-  // What an action of a kind and stage requires, the same for every microbatch: that these bits are
-  // set in the cell of its microbatch.
+  // What an action of a kind and instance requires, the same for every microbatch: that these bits
+  // are set in the cell of its microbatch.
   struct Entry {
     uint16_t own = 0;
     uint16_t of_stage = 0;           // bits of its own stage
@@ -127,7 +128,7 @@ class PassedActions {
       const uint16_t made = output ? kForward : kInput;
       if (need.stage == part.stage()) {
         filled.of_stage |= made;
-      } else if (need.rank == placement.rank_of(part.stage())) {
+      } else if (need.rank == placement.rank_of(part.stage(), part.microbatch())) {
         filled.of_neighbor = made;
         filled.to_neighbor =
             (need.stage - part.stage()) * static_cast<std::ptrdiff_t>(num_microbatches_);

@@ -82,8 +82,9 @@ namespace {
 // Moves WAITs to the ends of their rows, where they hold up nothing of their ranks.
 void move_to_end(const std::vector<ir::Action>& waits, ir::Program* program) {
   for (const ir::Action& wait : waits) {
-    ir::Row& row =
-        program->rows[static_cast<size_t>(program->placement.rank_of(wait.parts()[0].stage()))];
+    const ActionPart part = wait.parts()[0];
+    ir::Row& row = program->rows[static_cast<size_t>(
+        program->placement.rank_of(part.stage(), part.microbatch()))];
     const auto found = std::ranges::find(row, wait);
     std::rotate(found, found + 1, row.end());
   }

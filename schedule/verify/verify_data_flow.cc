@@ -93,10 +93,14 @@ std::optional<WorkIndex> WorkIndex::build(const ir::Schedule& schedule,
 }
 
 void WorkIndex::check_complete(const ir::Schedule& schedule, ir::Diagnostics* diagnostics) const {
-  for (int stage = 0; stage < schedule.placement.num_stages(); ++stage) {
-    const int rank = schedule.placement.rank_of(stage);
+  const ir::Placement& placement = schedule.placement;
+  for (int instance = 0; instance < placement.num_instances(); ++instance) {
+    const int stage = placement.stage_of_instance(instance);
+    const int rank = placement.rank_of_instance(instance);
+    const int begin = placement.microbatch_of_instance(instance);
+    const int end = begin + placement.microbatches_of_instance(instance, schedule.num_microbatches);
     std::vector<int> no_forward, no_backward, no_weight;
-    for (int microbatch = 0; microbatch < schedule.num_microbatches; ++microbatch) {
+    for (int microbatch = begin; microbatch < end; ++microbatch) {
       const Cell& steps = cells_.at(stage, microbatch);
       if (steps[kForwardSlot] == kAbsent) no_forward.push_back(microbatch);
       if (!has_backward_) continue;
@@ -264,7 +268,8 @@ class DataFlow {
     if (!received) {
       report(ir::Rule::kNeedsEarlier, rank, step,
              fmt::format("`{}` on rank {} needs a result of rank {}, but no `{}` receives it",
-                         ir::to_string(compute), rank, schedule_.placement.rank_of(need.stage),
+                         ir::to_string(compute), rank,
+                         schedule_.placement.rank_of(need.stage, compute.microbatch()),
                          ir::to_string(receive)))
           .help = fmt::format("add `{}` before it", ir::to_string(receive));
     } else if (static_cast<size_t>(*received) > step) {

@@ -33,10 +33,11 @@ class Residency {
       : placement_(program.placement),
         weight_free_w_(weight_free_w),
         diagnostics_(*diagnostics),
-        stages_(static_cast<size_t>(placement_.num_stages())) {}
+        instances_(static_cast<size_t>(placement_.num_instances())) {}
 
   void visit(size_t rank, size_t step, ActionPart part) {
-    Parameters& stage = stages_[static_cast<size_t>(part.stage())];
+    Parameters& stage = instances_[static_cast<size_t>(
+        placement_.instance_on(static_cast<int>(rank), part.stage()))];
     if (ir::is_compute(part.kind())) {
       if (!stage.unsharded && !(weight_free_w_ && part.kind() == ActionKind::kBackwardWeight)) {
         refuse(ir::Rule::kSharded, rank, step,
@@ -73,10 +74,11 @@ class Residency {
   }
 
   void finish() {
-    for (size_t stage = 0; stage < stages_.size(); ++stage) {
-      if (!stages_[stage].unsharded) continue;
-      const auto rank = static_cast<size_t>(placement_.rank_of(static_cast<int>(stage)));
-      refuse(ir::Rule::kLeftUnsharded, rank, stages_[stage].unsharded_at,
+    for (size_t one = 0; one < instances_.size(); ++one) {
+      if (!instances_[one].unsharded) continue;
+      const int stage = placement_.stage_of_instance(static_cast<int>(one));
+      const auto rank = static_cast<size_t>(placement_.rank_of_instance(static_cast<int>(one)));
+      refuse(ir::Rule::kLeftUnsharded, rank, instances_[one].unsharded_at,
              fmt::format("stage {} on rank {} is unsharded at the end", stage, rank))
           .help = fmt::format("add `{}RESHARD` after its last use", stage);
     }
@@ -97,7 +99,7 @@ class Residency {
   const ir::Placement& placement_;
   const bool weight_free_w_;
   ir::Diagnostics& diagnostics_;
-  std::vector<Parameters> stages_;
+  std::vector<Parameters> instances_;
 };
 
 // Reduction: each gradient is reduced, at the declared intervals.
@@ -108,10 +110,11 @@ class Reduction {
         num_microbatches_(program.num_microbatches),
         every_(program.lowering.reduce_every),
         diagnostics_(*diagnostics),
-        stages_(static_cast<size_t>(placement_.num_stages())) {}
+        instances_(static_cast<size_t>(placement_.num_instances())) {}
 
   void visit(size_t rank, size_t step, ActionPart part) {
-    Gradients& stage = stages_[static_cast<size_t>(part.stage())];
+    const int instance = placement_.instance_on(static_cast<int>(rank), part.stage());
+    Gradients& stage = instances_[static_cast<size_t>(instance)];
     if (ir::completes_backward(part.kind())) {
       ++stage.total;
       ++stage.since_reduce;
@@ -124,7 +127,9 @@ class Reduction {
                            ir::to_string(part), rank))
             .help = "remove it";
       } else if (every_ && stage.since_reduce != *every_ &&
-                 !(stage.total == num_microbatches_ && stage.since_reduce < *every_)) {
+                 !(stage.total ==
+                       placement_.microbatches_of_instance(instance, num_microbatches_) &&
+                   stage.since_reduce < *every_)) {
         refuse(ir::Rule::kReduceCount, rank, step,
                fmt::format("`{}` on rank {} reduces a wrong number of microbatches: expected {} "
                            "(reduce-every), got {}",
@@ -137,12 +142,13 @@ class Reduction {
   }
 
   void finish() {
-    for (size_t stage = 0; stage < stages_.size(); ++stage) {
-      if (stages_[stage].since_reduce == 0) continue;
-      const auto rank = static_cast<size_t>(placement_.rank_of(static_cast<int>(stage)));
-      refuse(ir::Rule::kReduceMissing, rank, stages_[stage].last_added,
+    for (size_t one = 0; one < instances_.size(); ++one) {
+      if (instances_[one].since_reduce == 0) continue;
+      const int stage = placement_.stage_of_instance(static_cast<int>(one));
+      const auto rank = static_cast<size_t>(placement_.rank_of_instance(static_cast<int>(one)));
+      refuse(ir::Rule::kReduceMissing, rank, instances_[one].last_added,
              fmt::format("stage {} on rank {} has no REDUCE_GRAD{}", stage, rank,
-                         stages_[stage].reduced ? " after its last gradient" : " at all"))
+                         instances_[one].reduced ? " after its last gradient" : " at all"))
           .help = fmt::format("add `{}REDUCE_GRAD` after it", stage);
     }
   }
@@ -164,7 +170,7 @@ class Reduction {
   const int num_microbatches_;
   const std::optional<int> every_;
   ir::Diagnostics& diagnostics_;
-  std::vector<Gradients> stages_;
+  std::vector<Gradients> instances_;
 };
 
 }  // namespace

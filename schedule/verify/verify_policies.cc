@@ -216,8 +216,8 @@ void check_never_resharded(const ir::Program& program, const ir::Lowering& decla
                            PolicyErrors* errors) {
   const ir::Placement& placement = program.placement;
   std::vector<int> stages(program.rows.size());
-  for (int stage = 0; stage < placement.num_stages(); ++stage)
-    ++stages[static_cast<size_t>(placement.rank_of(stage))];
+  for (int one = 0; one < placement.num_instances(); ++one)
+    ++stages[static_cast<size_t>(placement.rank_of_instance(one))];
   const auto most = std::ranges::max_element(stages);
   if (*most <= *declared.residency) return;
   errors

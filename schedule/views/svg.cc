@@ -228,8 +228,11 @@ class SvgWriter {
       at += 17 + static_cast<double>(paint.legend.size()) * kDigitWidth + 20;
     }
     std::vector<std::string> notes;
-    if (schedule_.placement.num_stages() > schedule_.placement.num_ranks())
+    if (schedule_.placement.num_replicas() > 1) {
+      notes.push_back("shades: replicas 0 and 1");
+    } else if (schedule_.placement.num_stages() > schedule_.placement.num_ranks()) {
       notes.push_back("shades: stages of a rank");
+    }
     if (schedule_.slices > 1) notes.push_back("1.0: slice 0 of microbatch 1");
     if (!notes.empty())
       out_ << fmt::format("<text x=\"{}\" y=\"{}\" fill=\"#555\">{}</text>\n", px(at), px(y + 10),
