@@ -72,7 +72,8 @@ std::string activations_text(double number) {
 std::string shape_text(const ir::Schedule& schedule) {
   return fmt::format(
       "{}, {}, {}", ir::counted(schedule.placement.num_ranks(), "rank", "ranks"),
-      ir::counted(schedule.placement.num_stages(), "stage", "stages"),
+      ir::counted(schedule.placement.num_stages(), "stage", "stages") +
+          (schedule.placement.num_replicas() == 1 ? "" : " in 2 replicas"),
       ir::counted(schedule.num_microbatches / schedule.slices, "microbatch", "microbatches") +
           (schedule.slices == 1 ? "" : fmt::format(" of {} slices", schedule.slices)));
 }

@@ -68,7 +68,8 @@ schedules::Shape shape_of(const Invocation& invocation, const schedules::Schedul
           .group_size = invocation.number("--group-size").value_or(0),
           .extra_warmup = invocation.has("--extra-warmup"),
           .memory = memory && takes_memory ? positive_number("--memory", *memory) : 0,
-          .slices = invocation.number("--slices").value_or(0)};
+          .slices = invocation.number("--slices").value_or(0),
+          .replicas = invocation.number("--replicas").value_or(0)};
 }
 
 // A file that is built in: "ready:zb_h1".
@@ -135,6 +136,8 @@ std::vector<OptionSpec> shape_options() {
           "--slices", "K",
           "GPipe, Seq1F1B, Seq1F1B-I: cut each microbatch into K parts along its sequence; "
           "default: 1; or what a file must have, and a CSV has"),
+      number_option("--replicas", "R",
+                    "1 or 2 replicas of the model: what a file must have, and a CSV has"),
       text_option("--memory", "K",
                   "V-Adaptive only: plan for K activations per rank, each of one microbatch on all "
                   "stages of the rank; default: the memory of V-Half"),

@@ -20,7 +20,15 @@ namespace {
 using schedules::ScheduleSpec;
 
 std::string_view placement_of(const ScheduleSpec& spec) {
-  return spec.pattern == schedules::Pattern::kLoop ? "loop" : "v";
+  switch (spec.pattern) {
+    case schedules::Pattern::kLoop:
+      return "loop";
+    case schedules::Pattern::kV:
+      return "v";
+    case schedules::Pattern::kBothWays:
+      return "both ways, with two replicas";
+  }
+  return "";
 }
 
 // "ready:zb_h1", or empty.

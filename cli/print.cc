@@ -144,6 +144,10 @@ void print_without_times(const View& view, const Run& run, const Invocation& inv
     console.err << fmt::format(
         "note: `slices` of {} is left out: give --slices {} where the {} is read\n", run.name(),
         run.schedule().slices, view.name);
+  if (view.loses_recompute && run.schedule().placement.num_replicas() > 1)
+    console.err << fmt::format(
+        "note: `replicas` of {} is left out: give --replicas 2 where the {} is read\n", run.name(),
+        view.name);
   const auto& recording = run.compiled().recording;
   write(view, {run.any(), recording ? &*recording : nullptr}, invocation, console);
 }

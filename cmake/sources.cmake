@@ -82,7 +82,8 @@ set(pipewright_schedule_sources
     schedule/views/trace.cc
     schedules/building_block.cc
     schedules/catalogue.cc
-    schedules/dualpipe_v.cc
+    schedules/chimera.cc
+    schedules/dualpipe.cc
     schedules/eager_1f1b.cc
     schedules/gpipe.cc
     schedules/interleaved.cc
@@ -269,6 +270,7 @@ set(pipewright_executor_sources
     modules/forward_tensors.cc
     modules/grad_scaler.cc
     modules/meta.cc
+    modules/mixed_precision.cc
     modules/part_guard.cc
     modules/reduction.cc
     modules/tensors.cc
@@ -337,6 +339,8 @@ set(pipewright_nccl_headers
 set(pipewright_ready_files
     schedules/1f1b.plan
     schedules/1f1b_v.plan
+    schedules/chimera.plan
+    schedules/dualpipe.plan
     schedules/dualpipe_v.plan
     schedules/eager_1f1b.plan
     schedules/gpipe.plan

@@ -17,6 +17,15 @@ inline constexpr Constraint kTwoStagesARank = {
     "stages = 2 ranks", "each rank holds two stages, one on each arm of the V",
     [](const Shape& shape) { return shape.stages == 2 * shape.ranks; }};
 
+// With two replicas, an odd middle rank would hold one stage twice.
+inline constexpr Constraint kEvenRanks = {"ranks are even",
+                                          "no rank holds both replicas of a stage",
+                                          [](const Shape& shape) { return shape.ranks % 2 == 0; }};
+
+inline constexpr Constraint kEvenMicrobatches = {
+    "microbatches are even", "each replica runs one half of them",
+    [](const Shape& shape) { return shape.microbatches % 2 == 0; }};
+
 inline constexpr Constraint kSameNumberOfStages = {
     "stages are a multiple of ranks", "each rank holds the same number of stages",
     [](const Shape& shape) { return shape.stages % shape.ranks == 0; }};

@@ -8,7 +8,8 @@
 
 #include "pipewright/ir/check.h"
 #include "pipewright/ir/printable.h"
-#include "pipewright/schedules/dualpipe_v.h"
+#include "pipewright/schedules/chimera.h"
+#include "pipewright/schedules/dualpipe.h"
 #include "pipewright/schedules/eager_1f1b.h"
 #include "pipewright/schedules/gpipe.h"
 #include "pipewright/schedules/interleaved_1f1b.h"
@@ -29,9 +30,10 @@ namespace pipewright::schedules {
 namespace {
 
 constexpr const ScheduleSpec* kSchedules[] = {
-    &kGPipe, &kOneFOneB, &kEager1F1B, &kLoopedBfs, &kInterleaved1F1B, &kInterleavedZeroBubble,
-    &kZbH1,  &kZbH2,     &kZb1p,      &kZb2p,      &kZbvZeroBubble,   &kDualPipeV,
-    &kVHalf, &kVMin,     &kVAdaptive, &kOneFOneBV, &kSeq1F1B,         &kSeq1F1BI,
+    &kGPipe,   &kOneFOneB, &kEager1F1B, &kLoopedBfs, &kInterleaved1F1B, &kInterleavedZeroBubble,
+    &kZbH1,    &kZbH2,     &kZb1p,      &kZb2p,      &kZbvZeroBubble,   &kDualPipeV,
+    &kVHalf,   &kVMin,     &kVAdaptive, &kOneFOneBV, &kSeq1F1B,         &kSeq1F1BI,
+    &kChimera, &kDualPipe,
 };
 
 bool same_word(std::string_view left, std::string_view right) {
@@ -224,6 +226,14 @@ ir::Placement placement_of(const ScheduleSpec& spec, const Shape& shape) {
       return ir::Placement::loop(shape.ranks, shape.stages);
     case Pattern::kV:
       return ir::Placement::v(shape.ranks, shape.stages);
+    case Pattern::kBothWays: {
+      std::vector<int> back(static_cast<size_t>(shape.stages));
+      for (size_t stage = 0; stage < back.size(); ++stage)
+        back[stage] = shape.ranks - 1 - static_cast<int>(stage);
+      return ir::Placement::replicas(ir::Placement::loop(shape.ranks, shape.stages),
+                                     ir::Placement::custom(shape.ranks, std::move(back)),
+                                     shape.microbatches / 2);
+    }
   }
   PW_CHECK(false, "every pattern has a placement");
 }

@@ -23,6 +23,7 @@ struct Shape {
   double memory = 0;  // limit in activations per rank: 1 is what one microbatch leaves on all
                       // stages of a rank
   int slices = 0;     // parts of each microbatch along its sequence; 0 for one, or those of a file
+  int replicas = 0;   // of the model, in a file; 0 for those of the schedule or file
 
   // Stages must be a multiple of ranks.
   int stages_per_rank() const { return stages / ranks; }
@@ -51,8 +52,9 @@ struct PlanTimes {
   }
 };
 
-// How stages are placed on ranks: round robin, or up and down again (ir/placement.h).
-enum class Pattern { kLoop, kV };
+// How stages are placed on ranks: round robin, up and down again, or one replica of the model
+// forth and one back, where stage s is on ranks s and P-1-s (ir/placement.h).
+enum class Pattern { kLoop, kV, kBothWays };
 
 // A condition on the shape of a schedule.
 struct Constraint {
@@ -80,6 +82,9 @@ inline constexpr ShapeOption kShapeOptions[] = {
     {"slices", "cut each microbatch into K parts along its sequence",
      [](const Shape& shape) { return shape.slices > 1 ? static_cast<double>(shape.slices) : 0; },
      true},
+    {"replicas",
+     "the number of replicas of the model, of which each runs a part of the microbatches",
+     [](const Shape& shape) { return static_cast<double>(shape.replicas); }, true},
 };
 inline constexpr std::span<const ShapeOption> kInterleavedOptions(kShapeOptions, 2);
 inline constexpr std::span<const ShapeOption> kMemoryOption(kShapeOptions + 2, 1);

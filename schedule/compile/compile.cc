@@ -36,7 +36,8 @@ bool check_no_shape_options(const schedules::Shape& shape, std::string_view sour
 
 ir::ExpectedShape expected_of(const schedules::Shape& shape) {
   const auto given = [](int number) { return number == 0 ? std::nullopt : std::optional(number); };
-  return {given(shape.ranks), given(shape.stages), given(shape.microbatches), given(shape.slices)};
+  return {given(shape.ranks), given(shape.stages), given(shape.microbatches), given(shape.slices),
+          given(shape.replicas)};
 }
 
 // The times that a schedule is planned for.

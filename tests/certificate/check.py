@@ -5,14 +5,16 @@ and computes the lower bound that the result names from the costs alone (docs/bo
 anything differs; a key that the result has and this does not know is an error, too."""
 import json, re, sys
 from bisect import bisect_left
+from copy import copy
 from fractions import Fraction
 from functools import cache
 from itertools import accumulate
 from math import gcd, lcm
 
 def read_plan(path):
-    """The placement, the slices of all microbatches and of each, the rows (per rank, steps of one (kind, stage, slice) or of two),
-    where in its row in the file each step is, and the stages that recompute."""
+    """The placement, the number of stages, the slices of all microbatches and of each, the rows (per rank, steps of one (kind, stage,
+    slice) or of two), where in its row in the file each step is, and the stages that recompute. With two replicas of S stages, the
+    second one, which runs the second half of the microbatches, has stages S to 2S-1 here."""
     head, rows, places, action = {}, [], [], r"(\d+)([FBIW])(\d+)"
     for line in open(path):
         key, _, value = line.strip().partition(": ")
@@ -23,23 +25,30 @@ def read_plan(path):
             assert all(re.fullmatch(rf"{action}|\({action};{action}\)OVERLAP_F_B", cell) for cell in cells), cells
             rows.append([[(kind, int(s), int(m)) for s, kind, m in re.findall(action, cell)] for cell in cells])
     assert head["level"] == "compute_only"
-    ranks, stages, name = int(head["ranks"]), int(head["stages"]), head["placement"]
+    ranks, stages, replicas = int(head["ranks"]), int(head["stages"]), int(head.get("replicas", 1))
     rule = {"loop": lambda s: s % ranks, "v": lambda s: s % ranks if s // ranks % 2 == 0 else ranks - 1 - s % ranks}
-    placement = [rule[name](s) for s in range(stages)] if name in rule else [int(rank) for rank in name.split()]
-    slices = int(head.get("slices", 1))
-    return placement, slices * int(head["microbatches"]), slices, rows, places, [int(stage) for stage in head.get("recompute", "").split()]
+    placement = [rank for name in (head["placement"], head.get("placement 1", ""))[:replicas]
+                 for rank in ([rule[name](s) for s in range(stages)] if name in rule else [int(rank) for rank in name.split()])]
+    slices, microbatches = int(head.get("slices", 1)), int(head["microbatches"])
+    if replicas == 2:
+        rows = [[[(kind, s + stages * (m >= microbatches // 2 * slices), m) for kind, s, m in parts] for parts in row] for row in rows]
+    for rank, row in enumerate(rows): assert all(placement[s] == rank for parts in row for _, s, _ in parts), f"rank {rank}"
+    recompute = [int(stage) for stage in head.get("recompute", "").split()]
+    return placement, stages, slices * microbatches, slices, rows, places, recompute
 
 OF_SLICES = ("forward backward_input backward_weight output_bytes input_gradient_bytes activation_bytes weight_input_bytes"
              " checkpoint_bytes offload_bytes offload reload").split()  # each has a part of them
 
 class Costs:
-    def __init__(self, path, placement, microbatches, slices, recompute):
+    def __init__(self, path, placement, num_stages, microbatches, slices, recompute):
+        self.num_stages = num_stages  # of the model
         self.file, self.placement, self.slices = json.load(open(path), parse_float=Fraction, parse_int=Fraction), placement, slices
         self.overlap, of = self.file.get("overlap", Fraction(0)), lambda key, at: self.file[key][at] if key in self.file else Fraction(1)
         self.scales = [of("microbatch_scale", m // slices) * of("slice_scale", m % slices) for m in range(microbatches)]
         stages, scale = range(len(placement)), self.file.get("rank_scale", [1] * len(placement))
         self.F, self.I, self.W = ([self.at(key, s, 1) * scale[placement[s]] for s in stages]
                                   for key in ("forward", "backward_input", "backward_weight"))
+        recompute = [s for s in stages if s % num_stages in recompute]
         self.I = [i + self.F[s] * self.at("recompute", s, 1) * (s in recompute) for s, i in enumerate(self.I)]
         self.output = [self.transfer(s, s + 1, self.at("output_bytes", s, 0)) for s in stages]
         self.gradient = [self.transfer(s, s - 1, self.at("input_gradient_bytes", s, 0)) for s in stages]
@@ -54,14 +63,22 @@ class Costs:
 
     def at(self, key, stage, default):
         value = self.file.get(key, Fraction(default))
-        return (value[stage] if isinstance(value, list) else value) / (self.slices if key in OF_SLICES else 1)
+        return (value[stage % self.num_stages] if isinstance(value, list) else value) / (self.slices if key in OF_SLICES else 1)
 
     def transfer(self, stage, other, size):
-        if not 0 <= other < len(self.placement) or self.placement[stage] == self.placement[other]: return Fraction(0)
+        if other // self.num_stages != stage // self.num_stages or self.placement[stage] == self.placement[other]: return Fraction(0)
         link = {k: self.file[k] for k in ("latency", "bandwidth") if k in self.file}
         for one in self.file.get("links", []):
             link |= one if (one["from"], one["to"]) == (self.placement[stage], self.placement[other]) else {}
         return link.get("latency", Fraction(0)) + (size / link["bandwidth"] if "bandwidth" in link else 0)
+
+    def of_replica(self, number, replicas):
+        """The costs of one replica: its stages, and the scales of its microbatches."""
+        part, mine = copy(self), slice(number * self.num_stages, (number + 1) * self.num_stages)
+        for key in ("F", "I", "W", "output", "gradient", "copy_out", "copy_in", "placement"): setattr(part, key, getattr(self, key)[mine])
+        half = len(self.scales) // self.slices // replicas * self.slices
+        part.scales = self.scales[number * half:(number + 1) * half]
+        return part
 
     def time(self, parts):
         """Of one step: compounds hide some of their shorter part."""
@@ -87,9 +104,10 @@ def copies_of(row, costs):
 def replay(placement, microbatches, rows, costs):
     """When each step runs, as (begin, end), each copy, as (begin, end, stage, the step that it is for, whether it is back), and the
     exposed communication of each rank. A step starts when its rank is free and its inputs are there. Copies are posted when the step before has ended, and run one after the other."""
-    last, ends = len(placement) - 1, {("F", -1, m): Fraction(0) for m in range(microbatches)}
+    stages, ends = costs.num_stages, {("F", -1, m): Fraction(0) for m in range(microbatches)}
     def need(kind, s, m):  # what has to end before, and how long before
-        if kind == "W" or kind != "F" and s == last:
+        if kind == "F" and s % stages == 0: return ("F", -1, m), 0
+        if kind == "W" or kind != "F" and (s + 1) % stages == 0:
             return ("I" if kind == "W" else "F", s, m), 0
         return (("F", s - 1, m), costs.output[s - 1]) if kind == "F" else (("I", s + 1, m), costs.gradient[s + 1])
     def slice_before(kind, s, m):  # of its microbatch
@@ -242,14 +260,20 @@ class Bounds:
         assert name == "lifetimes", name
         return -(-self.m // min(limit // self.a[first], self.m)) * (self.path(first, first) + I[first]) + W[first]
 
+def bound_of_work(costs, rows):
+    """By rank: how long it is busy at least."""
+    all_of = lambda row, kinds: sum((costs.time([part]) for parts in row for part in parts if part[0] in kinds), Fraction(0))
+    sums = [(all_of(row, "F"), all_of(row, "BIW")) for row in rows]
+    return [forwards + others - costs.overlap * min(forwards, others) for forwards, others in sums]
+
 KEYS = ("version level channels capacity unit makespan cost bubble_rate memory_limits memory_per_stage bound gap jitter ranks"
         " critical_path diagnostics")
 RANK_KEYS = ("span busy idle exposed_communication peak_activations peak_activations_step peak_bytes peak_bytes_step"
              " memory receive_slots")
 
 def main(plan, costs_file, result_file):
-    placement, microbatches, slices, rows, places, recompute = read_plan(plan)
-    costs, result = Costs(costs_file, placement, microbatches, slices, recompute), json.load(open(result_file))
+    placement, num_stages, microbatches, slices, rows, places, recompute = read_plan(plan)
+    costs, result = Costs(costs_file, placement, num_stages, microbatches, slices, recompute), json.load(open(result_file))
     assert set(result) == set(KEYS.split()) and all(set(one) == set(RANK_KEYS.split()) for one in result["ranks"]), "keys"
     for key, value in {"version": 1, "level": "compute_only", "channels": None, "capacity": None, "unit": costs.file.get("unit"),
                        "jitter": None, "diagnostics": []}.items():
@@ -265,7 +289,8 @@ def main(plan, costs_file, result_file):
     claim("makespan", last - min(row[0][0] for row in times), result["makespan"])
     claim("bubble rate", (cost - max(busy)) / cost, result["bubble_rate"])
     stages, zeros, split = range(len(placement)), [0] * len(placement), [False] * len(placement)
-    for kind, s, _ in (part for row in rows for step in row for part in step): split[s] |= kind == "I"
+    for kind, s, _ in (part for row in rows for step in row for part in step): split[s % num_stages] |= kind == "I"
+    split = split[:num_stages] * (len(placement) // num_stages)
     has_sizes = any(costs.a + costs.r)
     for rank, (row, printed) in enumerate(zip(rows, result["ranks"])):
         for key, exact in (("span", spans[rank]), ("busy", busy[rank]), ("idle", spans[rank] - busy[rank]),
@@ -293,7 +318,7 @@ def main(plan, costs_file, result_file):
     before, reached = [], 0
     for one in result["critical_path"]:
         parts, begin, end = runs[one["rank"], one["step"]]
-        assert re.findall(r"\d+[FBIW]\d+", one["action"]) == [f"{s}{kind}{m}" for kind, s, m in parts], f"path: {one}"
+        assert re.findall(r"\d+[FBIW]\d+", one["action"]) == [f"{s % num_stages}{kind}{m}" for kind, s, m in parts], f"path: {one}"
         claim(f"path: start of {one['action']}", begin, one["start"])
         claim(f"path: end of {one['action']}", end, one["end"])
         delays = {0} | {delay[s] for _, s, _ in before for delay in (costs.output, costs.gradient)}
@@ -307,11 +332,12 @@ def main(plan, costs_file, result_file):
     weight = [min(h, a) * is_split for h, a, is_split in zip(costs.h if has_sizes else [Fraction(1, 2)] * len(placement), on_device, split)]
     live, sizes = ([1] * len(placement), [*map(int, split)], zeros, zeros), (on_device, weight, costs.r, costs.o)
     if not has_sizes: sizes = (on_device, weight, zeros, zeros)
-    counts_live = limits == [one["peak_activations"] for one in result["ranks"]] and result["memory_per_stage"]["activation"] == live[0] \
-        and result["memory_per_stage"]["weight_input"] == live[1]
+    counts_live = limits == [one["peak_activations"] for one in result["ranks"]] and result["memory_per_stage"]["activation"] == live[0][:num_stages] \
+        and result["memory_per_stage"]["weight_input"] == live[1][:num_stages]
     a, h, r, o = live if counts_live else sizes
     for exact, (key, printed) in zip((a, h, r), result["memory_per_stage"].items()):
-        for s in stages: claim(f"{key} of stage {s}", exact[s], printed[s])
+        assert len(printed) == num_stages
+        for s in stages: claim(f"{key} of stage {s % num_stages}", exact[s], printed[s % num_stages])
     grain = rational_gcd([*a, *h, *r, *o])
     a, h, r, o, limits = ([int(x // grain) for x in part] for part in (a, h, r, o, limits))
     for rank, row in enumerate(rows):
@@ -321,8 +347,12 @@ def main(plan, costs_file, result_file):
     # Every cost is a multiple of what all times are multiples of, so a bound may be rounded up to one.
     grain = rational_gcd([t * k for t in costs.F + costs.I + costs.W for k in (1, costs.overlap)] + costs.output + costs.gradient
                          + costs.copy_out + costs.copy_in)
-    bounds, bound_claim = Bounds(placement, microbatches, costs, split, (a, h, limits)), result["bound"]
-    bound = bounds.value(*(bound_claim[key] for key in ("name", "rank", "other", "value")))
+    bound_claim, replicas, of_work = result["bound"], len(placement) // num_stages, bound_of_work(costs, rows)
+    bound = of_work[result["bound"]["rank"]] if result["bound"]["name"] == "work" else 0
+    for number in range(replicas):  # a schedule of two replicas contains one of each
+        one = costs.of_replica(number, replicas)
+        bounds = Bounds(one.placement, len(one.scales), one, split[:num_stages], (a[:num_stages], h[:num_stages], limits))
+        if bound_claim["rank"] in bounds.on: bound = max(bound, bounds.value(*(bound_claim[key] for key in ("name", "rank", "other", "value"))))
     assert float(bound) * (1 - 1e-9) <= bound_claim["value"] <= float(-(-bound // grain) * grain) * (1 + 1e-9), \
         f"bound {bound_claim['name']}: {float(bound)}, not {bound_claim['value']}"
     assert bound <= cost and same(sum(bound_claim["terms"].values()), bound_claim["value"]), "terms"

@@ -256,8 +256,9 @@ TEST(ComparisonsTest, CertificatesOfTheCatalogueAreCounts) {
 std::vector<std::vector<int>> ends_by_sweeps(const ir::ComputeOrder& order,
                                              const schedule::Costs& costs) {
   const schedule::CostTable table(costs, order.placement);
-  const auto latency = [&](int from, int to) {
-    const int source = order.placement.rank_of(from), sink = order.placement.rank_of(to);
+  const auto latency = [&](int from, int to, int microbatch) {
+    const int source = order.placement.rank_of(from, microbatch),
+              sink = order.placement.rank_of(to, microbatch);
     if (source == sink) return 0;
     const auto link = costs.links.find({source, sink});
     return static_cast<int>(link != costs.links.end() ? *link->second.latency : costs.link.latency);
@@ -276,8 +277,8 @@ std::vector<std::vector<int>> ends_by_sweeps(const ir::ComputeOrder& order,
             const bool forward = part.kind() == ir::ActionKind::kForward;
             const int from = part.stage() + (forward ? -1 : 1);
             if (part.kind() == ir::ActionKind::kBackwardWeight || from < 0 || from > last) continue;
-            now = std::max(now,
-                           made[{forward, from, part.microbatch()}] + latency(from, part.stage()));
+            now = std::max(now, made[{forward, from, part.microbatch()}] +
+                                    latency(from, part.stage(), part.microbatch()));
           }
           now += static_cast<int>(table.duration(action));
           for (const ir::ActionPart part : action.parts()) {

@@ -180,10 +180,12 @@ ir::Program random_program(std::mt19937& random) {
     return static_cast<int>(random() % static_cast<unsigned>(limit));
   };
   const char* names[] = {"GPipe",         "1F1B",    "Interleaved1F1B", "LoopedBFS",
-                         "ZBVZeroBubble", "Seq1F1B", "Seq1F1B-I"};
-  const std::string name = names[below(7)];
+                         "ZBVZeroBubble", "Seq1F1B", "Seq1F1B-I",       "Chimera"};
+  const std::string name = names[below(8)];
   const schedules::ScheduleSpec& spec = *schedules::find_schedule(name);
-  const int ranks = 2 + below(2), units = 1 + below(ranks == 2 ? 2 : 1);
+  const bool has_replicas = spec.pattern == schedules::Pattern::kBothWays;
+  const int ranks = has_replicas ? 2 : 2 + below(2);
+  const int units = (1 + below(ranks == 2 ? 2 : 1)) * (has_replicas ? 2 : 1);
   const bool has_slices = name.starts_with("Seq");
   const schedules::Shape shape{.ranks = ranks,
                                .stages = schedules::default_stages(spec, ranks),

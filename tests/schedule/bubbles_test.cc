@@ -65,6 +65,15 @@ constexpr Formula kFormulas[] = {
        return (c.P - 1) * (c.F + B + B - 3 * c.W);
      },
      [](const Case& c) { return c.F == c.I && c.W <= c.F; }},
+    {"DualPipe", "(P/2-1)(F&B + B - 3W)", "F&B = F+B, F = I and W <= F",
+     [](const Case& c) {
+       const double B = c.I + c.W;
+       return (c.P / 2 - 1) * (c.F + B + B - 3 * c.W);
+     },
+     [](const Case& c) { return c.F == c.I && c.W <= c.F; }},
+    {"Chimera", "(P/2-1)(F+B)", "F = B and P divides M",
+     [](const Case& c) { return (c.P / 2 - 1) * (c.F + c.I + c.W); },
+     [](const Case& c) { return c.F == c.I + c.W && c.M % c.P == 0; }},
     {"V-Half", "(3P-4) F for odd P, (3P-7) F for even P", "F = I = W, P >= 3 and M >= P",
      [](const Case& c) { return (c.P % 2 == 1 ? 3 * c.P - 4 : 3 * c.P - 7) * c.F; },
      [](const Case& c) { return unit(c) && c.P >= 3 && c.M >= c.P; }, true},

@@ -150,7 +150,7 @@ TEST(PoliciesTest, EveryLoweredProgramKeepsItsHeader) {
           if (!lowered.ok() && policies.receives == ir::Receives::kParity) continue;
           // A compound needs two stages.
           if (!lowered.ok()) {
-            EXPECT_EQ(spec->name, std::string_view("DualPipeV"));
+            EXPECT_TRUE(spec->name.starts_with("DualPipe")) << spec->name;
             EXPECT_EQ(policies.residency, 1);
             continue;
           }

@@ -46,8 +46,11 @@ struct Simulated {
 inline std::vector<Simulated> all_simulated(int ranks, int microbatches) {
   std::vector<Simulated> all;
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
-    const ir::ComputeOrder order = schedules::make_order(
-        *spec, {ranks, schedules::default_stages(*spec, ranks), microbatches});
+    // No odd number of ranks holds two replicas.
+    const bool has_replicas = spec->pattern == schedules::Pattern::kBothWays;
+    const int used = has_replicas ? ranks - ranks % 2 : ranks;
+    const ir::ComputeOrder order =
+        schedules::make_order(*spec, {used, schedules::default_stages(*spec, used), microbatches});
     all.push_back({order, ChannelGraph::of_order(order)});
     ir::Diagnostics diagnostics;
     const ir::Program program = *lower(order, {}, &diagnostics);

@@ -106,10 +106,11 @@ bool is_valid(const ir::Program& mutant, const ir::Program& original, ir::Channe
         };
         const bool first_stage = stage == 0,
                    last_stage = stage + 1 == mutant.placement.num_stages();
-        const bool input_local =
-            !first_stage && mutant.placement.rank_of(stage - 1) == static_cast<int>(rank);
+        const bool input_local = !first_stage && mutant.placement.rank_of(stage - 1, microbatch) ==
+                                                     static_cast<int>(rank);
         const bool gradient_local =
-            !last_stage && mutant.placement.rank_of(stage + 1) == static_cast<int>(rank);
+            !last_stage &&
+            mutant.placement.rank_of(stage + 1, microbatch) == static_cast<int>(rank);
         const auto made_at = [&](int other, std::initializer_list<ActionKind> kinds) {
           return std::ranges::any_of(kinds, [&](ActionKind kind) {
             return seen.contains(Action(kind, other, microbatch));
@@ -279,7 +280,7 @@ constexpr Mutation kMutations[] = {
      [](ir::Program* program, size_t rank) {
        program->rows[rank].push_back(
            Action(ActionKind::kSendF, program->placement.num_stages() - 1, 0));
-       return program->placement.rank_of(program->placement.num_stages() - 1) ==
+       return program->placement.rank_of(program->placement.num_stages() - 1, 0) ==
               static_cast<int>(rank);
      }},
     {ir::Rule::kSwap,  // two RECVs of one kind and stage, each before the use of both
@@ -355,8 +356,9 @@ TEST(VerifyMutantsTest, TheBrokenRuleIsReported) {
   std::map<ir::Rule, int> applied;
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
     for (const int ranks : {2, 3}) {
-      const ir::Program program = lowered(
-          schedules::make_order(*spec, {ranks, schedules::default_stages(*spec, ranks), 6}));
+      const schedules::Shape shape{ranks, schedules::default_stages(*spec, ranks), 6};
+      if (schedules::shape_error(*spec, shape)) continue;  // three ranks and two replicas
+      const ir::Program program = lowered(schedules::make_order(*spec, shape));
       for (const Mutation& mutation : kMutations) {
         for (size_t rank = 0; rank < program.rows.size(); ++rank) {
           ir::Program mutant = program;

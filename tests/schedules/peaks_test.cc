@@ -45,6 +45,8 @@ int expected_peak(std::string_view name, const Shape& shape, int rank) {
   if (name == "InterleavedZeroBubble") return std::min(V * M, (V - 1) * g + P);
   if (name == "ZBVZeroBubble") return std::min({2 * P, 2 * M, M + 1 + r});
   if (name == "DualPipeV") return 2 * P + 1;
+  if (name == "DualPipe") return P + 1;
+  if (name == "Chimera") return std::min(M, P) / 2 + std::min({M / 2, r + 1, P - r});
   ADD_FAILURE() << "no formula for " << name;
   return -1;
 }
@@ -108,7 +110,7 @@ void expect_complete(const ir::ComputeOrder& order) {
   for (size_t rank = 0; rank < order.rows.size(); ++rank) {
     for (const ir::Action& action : order.rows[rank]) {
       for (const ir::ActionPart part : action.parts()) {
-        ASSERT_EQ(order.placement.rank_of(part.stage()), static_cast<int>(rank));
+        ASSERT_EQ(order.placement.rank_of(part.stage(), part.microbatch()), static_cast<int>(rank));
         ++count[{part.stage(), part.microbatch()}][part.kind()];
       }
     }

@@ -8,6 +8,7 @@
 #include "pipewright/schedule/search/replay.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/schedule/search/random_problem.h"
+#include "tests/support/catalogue/catalogue.h"
 
 namespace pipewright::schedule::search {
 namespace {
@@ -47,7 +48,7 @@ TEST(Words, Of1F1B) {
 TEST(Words, ReplayAgreesWithTheSimulator) {
   const Costs costs = {
       .forward = 10, .backward_input = 11, .backward_weight = 7, .link = {.latency = 1}};
-  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+  for (const schedules::ScheduleSpec* spec : tests::schedules_of_one_replica()) {
     for (const int microbatches : {4, 8, 13}) {
       const schedules::Shape shape = {
           .ranks = 4, .stages = schedules::default_stages(*spec, 4), .microbatches = microbatches};
