@@ -129,11 +129,16 @@ void define_schedule(nb::module_& m) {
       .def_prop_ro("slices", [](const Schedule& one) { return one.base().slices; })
       .def_prop_ro("placement",
                    [](const Schedule& one) { return one.base().placement.to_string(); })
-      .def_prop_ro("stage_ranks",
+      .def_prop_ro("replica_ranks",
                    [](const Schedule& one) {
-                     std::vector<int> ranks;
-                     for (int stage = 0; stage < one.base().placement.num_stages(); ++stage)
-                       ranks.push_back(one.base().placement.rank_of(stage));
+                     std::vector<std::vector<int>> ranks;
+                     const ir::Placement& placement = one.base().placement;
+                     for (int replica = 0; replica < placement.num_replicas(); ++replica) {
+                       const ir::Placement map = placement.replica(replica);
+                       std::vector<int>& of_stages = ranks.emplace_back();
+                       for (int stage = 0; stage < map.num_stages(); ++stage)
+                         of_stages.push_back(map.rank_of(stage));
+                     }
                      return ranks;
                    })
       .def_prop_ro(

@@ -56,12 +56,14 @@ Schedule Schedule::make(const std::string& name, const schedules::Shape& shape,
   return Schedule(std::move(*result.schedule));
 }
 
-Schedule Schedule::read(const std::string& name, const std::string& text, int slices) {
+Schedule Schedule::read(const std::string& name, const std::string& text, int slices,
+                        int replicas) {
   const auto source = std::make_shared<const ir::Source>(ir::Source{name, text});
-  schedule::CompileResult result = schedule::compile({.source = source.get(),
-                                                      .shape = {.slices = slices},
-                                                      .level = std::nullopt,
-                                                      .depth = schedule::Depth::kLower});
+  schedule::CompileResult result =
+      schedule::compile({.source = source.get(),
+                         .shape = {.slices = slices, .replicas = replicas},
+                         .level = std::nullopt,
+                         .depth = schedule::Depth::kLower});
   if (!result.ok()) throw ScheduleFailure(result.diagnostics, source.get());
   Schedule schedule(std::move(*result.schedule));
   schedule.source_ = source;
@@ -92,7 +94,9 @@ schedule::CompileResult Schedule::compile(const Policies& policies, std::optiona
   schedule::CompileRequest request;
   if (source_) {
     request.source = source_.get();
-    request.shape.slices = base().slices;  // which a CSV does not say
+    // Which a CSV does not say.
+    request.shape.slices = base().slices;
+    request.shape.replicas = base().placement.num_replicas();
   } else {
     request.source = schedule_;
   }

@@ -40,8 +40,8 @@ class Schedule {
   static Schedule make(const std::string& name, const schedules::Shape& shape,
                        const schedule::Costs& costs);
   // Parses a text in the format of the extension of `name`, or else of its first bytes.
-  // `slices` are those that it must have, or that a CSV has; 0: not checked, or 1.
-  static Schedule read(const std::string& name, const std::string& text, int slices);
+  // `slices` and `replicas` are those that it must have, or that a CSV has; 0: not checked, or 1.
+  static Schedule read(const std::string& name, const std::string& text, int slices, int replicas);
   explicit Schedule(ir::AnySchedule schedule) : schedule_(std::move(schedule)) {}
 
   const ir::Schedule& base() const { return ir::schedule_of(schedule_); }

@@ -49,17 +49,19 @@ def make(name: str, *, ranks: int, microbatches: int, stages: int | None = None,
         _arguments.optional_whole("slices", slices), _arguments.costs(costs, times)))
 
 
-def read(source: str | os.PathLike, *, name: str | None = None, slices: int | None = None) -> Schedule:
+def read(source: str | os.PathLike, *, name: str | None = None, slices: int | None = None,
+         replicas: int | None = None) -> Schedule:
     """Reads a schedule from a .csv, .plan or .json file, or from a text of several lines.
 
     `name` is the file's name in messages; its extension says the format, or else the first bytes do. A CSV does not say
-    into how many `slices` each microbatch is cut; of another file they are what it must say. Raises ScheduleError if the
-    text is malformed; whether a schedule can run is for verify() to say.
+    into how many `slices` each microbatch is cut, and that there are two `replicas` of the model; of another file they are
+    what it must say. Raises ScheduleError if the text is malformed; whether a schedule can run is for verify() to say.
     """
+    shape = _arguments.optional_whole("slices", slices), _arguments.optional_whole("replicas", replicas)
     if isinstance(source, str) and "\n" in source:
-        return Schedule(_pipewright.read(name or "<text>", source, _arguments.optional_whole("slices", slices)))
+        return Schedule(_pipewright.read(name or "<text>", source, *shape))
     path = os.fspath(source)
-    return Schedule(_pipewright.read(name or path, _arguments.read_file(path), _arguments.optional_whole("slices", slices)))
+    return Schedule(_pipewright.read(name or path, _arguments.read_file(path), *shape))
 
 
 def cut(costs: dict | str | os.PathLike, plan: Schedule) -> list[range]:

@@ -53,8 +53,13 @@ class Schedule:
 
     @property
     def stage_ranks(self) -> list[int]:
-        """The rank of each stage."""
-        return self._native.stage_ranks
+        """The rank of each stage; of replica 0, if there are two."""
+        return self.replica_ranks[0]
+
+    @property
+    def replica_ranks(self) -> list[list[int]]:
+        """Per replica of the model, the rank of each stage."""
+        return self._native.replica_ranks
 
     @property
     def level(self) -> str:

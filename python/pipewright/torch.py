@@ -56,6 +56,8 @@ def runtime(schedule: _schedule.Schedule, stages: list, *, loss_fn=None, channel
                          f"{version}, got one {'with' if awaits else 'without'}; lower its computes with torch=\"{rules}\"")
     if program.slices > 1:
         raise ValueError(f"schedule: expected whole microbatches, got {program.slices} slices of each, which PyTorch does not run")
+    if len(program.replica_ranks) > 1:
+        raise ValueError("schedule: expected one replica of the model, got 2, which PyTorch does not run")
     of_stage = program.stage_ranks
     for stage in stages:
         mine = [index for index, rank in enumerate(of_stage) if rank == stage.group_rank]

@@ -93,7 +93,7 @@ void define_program(py::module_& m) {
       .def_static(
           "read",
           [](const std::string& name, const std::string& text, const Policies& policies) {
-            return Schedule::read(name, text, 0).lower(policies);
+            return Schedule::read(name, text, 0, 0).lower(policies);
           },
           NoGil())
       .def_property_readonly("name", [](const Schedule& one) { return one.base().name; })

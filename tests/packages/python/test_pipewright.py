@@ -66,6 +66,21 @@ class ScheduleTest(unittest.TestCase):
         self.assertEqual(pw.read("0F0,0B0\n").rows, [["0F0", "0B0"]])
         self.assertEqual(program.compute_order().lower(receives="latest"), program)
 
+    def test_replicas(self):
+        order = pw.make("DualPipe", ranks=4, microbatches=12)
+        self.assertEqual(order.replica_ranks, [[0, 1, 2, 3], [3, 2, 1, 0]])
+        self.assertEqual(order.stage_ranks, [0, 1, 2, 3])
+        self.assertEqual(order.simulate().cost, 38)  # 12 * 3 + (4 / 2 - 1) * (3 + 2 - 3)
+        self.assertTrue(order.lower().verify())
+        self.assertEqual(pw.read(order.to_plan()), order)
+        read = pw.read(order.to_csv(), replicas=2)
+        self.assertEqual((read.rows, read.simulate().cost), (order.rows, 38))
+        self.assertTrue(read.lower().verify())
+        with self.assertRaisesRegex(pw.ScheduleError, "is on rank"):
+            pw.read(order.to_csv())
+        with self.assertRaisesRegex(pw.ScheduleError, "expected that ranks are even"):
+            pw.make("DualPipe", ranks=3, microbatches=12)
+
     def test_slices(self):
         order = pw.make("Seq1F1B", ranks=4, microbatches=8, slices=2)
         self.assertEqual((order.microbatches, order.slices), (8, 2))
