@@ -4,7 +4,7 @@
 //
 // Invariant: between steps all copies have equal values and equal gradients, so clipping, scaling
 // and the optimizer keep them equal. All ranks go through their ties in the same order, so none
-// waits for a rank that waits for it.
+// waits for a rank that waits for it. They start all sums before they wait for the first.
 #include "pipewright/modules/tied_parameters.h"
 
 #include <ATen/ATen.h>
@@ -32,16 +32,6 @@ std::string text_of(const std::string& name, const std::vector<at::Tensor>& copi
   }
   texts.erase(std::unique(texts.begin(), texts.end()), texts.end());
   return c10::Join(" and ", texts);
-}
-
-// Null if all copies are on one rank.
-comms::BackendPtr make_group(comms::World& world, const std::string& name,
-                             const std::vector<int>& ranks) {
-  std::vector<int> members;
-  for (const int rank : ranks) {
-    if (std::ranges::find(members, rank) == members.end()) members.push_back(rank);
-  }
-  return members.size() > 1 ? world.make_group("tied." + name, members) : nullptr;
 }
 
 // For each copy of the parameter, on all ranks, whether it is another tensor than those before it.
@@ -89,7 +79,7 @@ class TiedParameters::Tie final : public Distributor {
     for (size_t i = has_first_ ? 1 : 0; i < copies_.size(); ++i) copies_[i].mutable_grad().reset();
   }
 
-  void add_gradients() {
+  void start_sum() {
     const c10::NoGradGuard no_grad;
     at::Tensor sum;
     for (const at::Tensor& copy : copies_) {
@@ -97,24 +87,41 @@ class TiedParameters::Tie final : public Distributor {
         sum = sum.defined() ? sum + grad : grad.contiguous();
     }
     if (!sum.defined()) sum = at::zeros_like(copies_[0]);
-    if (group_ && sum.numel() > 0) {
-      std::vector<at::Tensor> sums = {sum};
-      group_->allreduce(sums)->wait();
-    }
+    sums_ = {std::move(sum)};
+    work_ = group_ && sums_[0].numel() > 0 ? group_->allreduce(sums_) : nullptr;
+  }
+  void finish_sum() {
+    if (work_) work_->wait();
+    work_.reset();
+    const c10::NoGradGuard no_grad;
     for (at::Tensor& copy : copies_) {
       if (!copy.requires_grad()) continue;
       if (copy.grad().defined())
-        copy.mutable_grad().copy_(sum);
+        copy.mutable_grad().copy_(sums_[0]);
       else
-        copy.mutable_grad() = sum.clone();
+        copy.mutable_grad() = sums_[0].clone();
     }
+    sums_.clear();
   }
 
  private:
   std::vector<at::Tensor> copies_;
   const bool has_first_;
   const comms::BackendPtr group_;  // null: no other rank has copies
+  std::vector<at::Tensor> sums_;   // one, between start_sum() and finish_sum()
+  c10::intrusive_ptr<c10d::Work> work_;
 };
+
+comms::BackendPtr TiedParameters::group_of(const std::string& name, const std::vector<int>& ranks) {
+  std::vector<int> members;
+  for (const int rank : ranks) {
+    if (std::ranges::find(members, rank) == members.end()) members.push_back(rank);
+  }
+  if (members.size() == 1) return nullptr;
+  comms::BackendPtr& group = groups_[members];
+  if (!group) group = world_.make_group("tied." + name, members);
+  return group;
+}
 
 void TiedParameters::tie(const std::string& name, const std::vector<int>& ranks,
                          const std::vector<at::Tensor>& copies) {
@@ -123,7 +130,7 @@ void TiedParameters::tie(const std::string& name, const std::vector<int>& ranks,
     throw std::invalid_argument(c10::str("tied parameter `", name, "`: rank ", world_.rank(),
                                          " has ", expected, " of the copies, got ", copies.size()));
   }
-  const comms::BackendPtr group = make_group(world_, name, ranks);
+  const comms::BackendPtr group = group_of(name, ranks);
   const auto tie = std::make_shared<Tie>(distinct(copies), ranks[0] == world_.rank(), group);
   tie->compare(name);
   tie->copy_first_value();
@@ -152,7 +159,8 @@ void TiedParameters::step_begins() {
 }
 
 void TiedParameters::add_gradients() {
-  for (const auto& tie : ties_) tie->add_gradients();
+  for (const auto& tie : ties_) tie->start_sum();
+  for (const auto& tie : ties_) tie->finish_sum();
 }
 
 }  // namespace pipewright::modules

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,6 +23,12 @@ namespace pipewright::modules {
 //   if (last) copies.push_back(last->output->weight);
 //   if (!copies.empty()) tied->tie("tokens.weight", ranks, copies);
 //   Executor executor(program, stages, world, {.loss = loss, .tied = tied});
+//
+// Two replicas of a stage, as DualPipe has them (ir/placement.h), are tied parameter by parameter:
+//
+//   for (const auto& [stage, module] : modules)  // a map, so ascending on all ranks
+//     for (const auto& parameter : module->named_parameters())
+//       tied->tie(parameter.key(), placement.ranks_of(stage), {parameter.value()});
 //
 // The executor calls step_begins() and add_gradients(). A trainer without an executor does so
 // itself, before the first and after the last backward of a step.
@@ -57,7 +64,11 @@ class TiedParameters {
  private:
   class Tie;
 
+  // Of the ranks of a parameter, for all that have the same; null if it is one rank.
+  comms::BackendPtr group_of(const std::string& name, const std::vector<int>& ranks);
+
   comms::World& world_;
+  std::map<std::vector<int>, comms::BackendPtr> groups_;  // by ranks, each once
   std::vector<std::shared_ptr<Tie>> ties_;
 };
 
