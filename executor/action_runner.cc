@@ -96,12 +96,6 @@ std::string quoted(ActionKind kind, ir::ActionPart part) {
   return "`" + ir::to_string(ir::Action(kind, part.stage(), part.microbatch())) + "`";
 }
 
-std::vector<int> indices_of(const std::map<int, LocalStage>& stages) {
-  std::vector<int> indices;
-  for (const auto& [index, stage] : stages) indices.push_back(index);
-  return indices;
-}
-
 }  // namespace
 
 const ir::Action& ActionContext::action() const { return planned_.action; }
@@ -114,13 +108,13 @@ void ActionContext::run(ir::ActionPart part) const {
     runner_.run_part(part, planned_.last_backward);
 }
 
-ActionRunner::ActionRunner(const ir::Placement& placement, int num_microbatches,
+ActionRunner::ActionRunner(const ir::Placement& placement, int num_microbatches, int rank,
                            std::map<int, LocalStage> stages, Transfers* transfers, Options options)
     : last_stage_(placement.num_stages() - 1),
       num_microbatches_(num_microbatches),
       slices_(options.slices),
       weight_free_w_(options.weight_free_w),
-      flow_(placement, num_microbatches, indices_of(stages), transfers,
+      flow_(placement, num_microbatches, rank, transfers,
             {std::move(options.loss), options.scale_grads, options.lock}) {
   for (auto& [index, stage] : stages) {
     stages_.emplace(index,

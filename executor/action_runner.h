@@ -82,9 +82,9 @@ class ActionRunner {
     StepLock* lock = nullptr;         // held by who calls run(); may be null
   };
 
-  // `placement` must outlive this object; `transfers` may be null if this rank sends and receives
-  // nothing.
-  ActionRunner(const ir::Placement& placement, int num_microbatches,
+  // `stages` are those of program rank `rank`. `placement` must outlive this object; `transfers`
+  // may be null if this rank sends and receives nothing.
+  ActionRunner(const ir::Placement& placement, int num_microbatches, int rank,
                std::map<int, LocalStage> stages, Transfers* transfers, Options options);
   ActionRunner(const ActionRunner&) = delete;
   ActionRunner& operator=(const ActionRunner&) = delete;

@@ -97,6 +97,9 @@ void check_arguments(const ir::Program& program, int rank, const std::map<int, L
                                   std::to_string(program.slices) +
                                   ", got one without ModuleStage::set_slice_cache");
   }
+  if (program.placement.num_replicas() > 1 && ir::has_backward(program) && !options.tied)
+    throw std::invalid_argument(
+        "tied: expected the parameters of both replicas of each stage (TiedParameters), got none");
   if (stages.contains(program.placement.num_stages() - 1) && ir::has_backward(program) &&
       !options.loss) {
     throw std::invalid_argument(

@@ -49,13 +49,14 @@ Tensors take(std::optional<Tensors>& from) {
 
 }  // namespace
 
-DataFlow::DataFlow(const ir::Placement& placement, int num_microbatches,
-                   const std::vector<int>& stages, Transfers* transfers, Options options)
+DataFlow::DataFlow(const ir::Placement& placement, int num_microbatches, int rank,
+                   Transfers* transfers, Options options)
     : placement_(placement),
       num_microbatches_(num_microbatches),
+      rank_(rank),
       transfers_(transfers),
       options_(std::move(options)) {
-  for (const int stage : stages) slots_[stage] = {};
+  for (const int stage : placement.stages_of(rank)) slots_[stage] = {};
 }
 
 void DataFlow::begin(bool with_backward, bool keep_outputs, Microbatches microbatches) {
@@ -71,9 +72,14 @@ void DataFlow::begin(bool with_backward, bool keep_outputs, Microbatches microba
   input_grads_.assign(count, {});
   extra_grads_.assign(count, {});
   for (const auto& [stage, list] : microbatches_.extra_of) extra_of_grads_[stage].resize(count);
-  if (is_local(placement_.num_stages() - 1)) {
-    results_.losses.resize(count);
-    if (keep_outputs) results_.outputs.resize(count);
+  const int last = placement_.num_stages() - 1;
+  if (slots_.contains(last)) {
+    const int instance = placement_.instance_on(rank_, last);
+    first_result_ = placement_.microbatch_of_instance(instance);
+    const auto results =
+        static_cast<size_t>(placement_.microbatches_of_instance(instance, num_microbatches_));
+    results_.losses.resize(results);
+    if (keep_outputs) results_.outputs.resize(results);
   }
   if (transfers_) transfers_->begin_step(with_backward);
 }
@@ -146,7 +152,7 @@ Tensors DataFlow::leaves_of(const Tensors& tensors) const {
 Tensors DataFlow::stage_inputs(ir::ActionPart part) {
   const int stage = part.stage(), microbatch = part.microbatch();
   if (is_first(stage)) return leaves_of(microbatch_of(microbatches_.inputs, microbatch));
-  if (is_local(stage - 1)) {
+  if (is_local(stage - 1, microbatch)) {
     std::optional<Tensors>& inputs = slot(part).inputs;
     if (!inputs) {
       throw ContractError("needs the output of " +
@@ -161,15 +167,15 @@ Tensors DataFlow::stage_inputs(ir::ActionPart part) {
 
 void DataFlow::put_outputs(ir::ActionPart part, Stage& stage, const Tensors& outputs) {
   if (!is_last(part.stage())) {
-    const int next = part.stage() + 1;
+    const int next = part.stage() + 1, microbatch = part.microbatch();
     std::optional<Tensors>& to =
-        is_local(next) ? slot(next, part.microbatch()).inputs : slot(part).outputs;
+        is_local(next, microbatch) ? slot(next, microbatch).inputs : slot(part).outputs;
     to = hand_over(outputs);
     return;
   }
   compute_loss(part, stage, outputs);
   if (!keep_outputs_) return;
-  Tensors& kept = results_.outputs[static_cast<size_t>(part.microbatch())];
+  Tensors& kept = results_.outputs[static_cast<size_t>(part.microbatch() - first_result_)];
   for (const at::Tensor& output : outputs)
     kept.push_back(output.defined() ? output.detach() : output);
 }
@@ -191,7 +197,7 @@ void DataFlow::compute_loss(ir::ActionPart part, Stage& stage, const Tensors& ou
         (loss.defined() ? to_string(meta_of(loss)) : std::string("an undefined tensor")));
   }
   // A view may be of a parameter that RESHARD frees.
-  at::Tensor& kept = results_.losses[static_cast<size_t>(part.microbatch())];
+  at::Tensor& kept = results_.losses[static_cast<size_t>(part.microbatch() - first_result_)];
   kept = loss.is_view() ? loss.detach().clone() : loss.detach();
   if (!with_backward_) return;
   if (!loss.requires_grad()) {
@@ -216,7 +222,7 @@ void DataFlow::compute_loss(ir::ActionPart part, Stage& stage, const Tensors& ou
 
 Tensors DataFlow::output_grads(ir::ActionPart part) {
   const int stage = part.stage(), microbatch = part.microbatch();
-  if (!is_last(stage) && !is_local(stage + 1)) {
+  if (!is_last(stage) && !is_local(stage + 1, microbatch)) {
     const StepLockReleased released(options_.lock);
     return transfers(part).wait_receive({ActionKind::kRecvB, stage, microbatch});
   }
@@ -250,8 +256,9 @@ void DataFlow::put_input_grads(ir::ActionPart part, Tensors grads) {
       add(input_grads_[static_cast<size_t>(microbatch)], i, grads[i]);
     return;
   }
-  std::optional<Tensors>& to =
-      is_local(stage - 1) ? slot(stage - 1, microbatch).output_grads : slot(part).input_grads;
+  std::optional<Tensors>& to = is_local(stage - 1, microbatch)
+                                   ? slot(stage - 1, microbatch).output_grads
+                                   : slot(part).input_grads;
   to = std::move(grads);
 }
 

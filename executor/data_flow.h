@@ -18,8 +18,9 @@ namespace pipewright::executor {
 
 // What a step returns to one rank.
 struct StepOutputs {
-  std::vector<at::Tensor> losses;  // per microbatch; only on the rank of the last stage
-  std::vector<Tensors> outputs;    // per microbatch, of the last stage, if requested
+  // Per microbatch that this rank's last stage runs; only on a rank that has it.
+  std::vector<at::Tensor> losses;
+  std::vector<Tensors> outputs;  // of the last stage, if requested
 };
 
 // The tensors between the stages of one rank during a step: where the inputs and output gradients
@@ -36,10 +37,10 @@ class DataFlow {
     StepLock* lock = nullptr;  // held between begin() and finish(), except in waits; may be null
   };
 
-  // `stages` lists this rank's stages. `placement` must outlive this object; `transfers` may be
+  // Of the stages of program rank `rank`. `placement` must outlive this object; `transfers` may be
   // null if this rank sends and receives nothing.
-  DataFlow(const ir::Placement& placement, int num_microbatches, const std::vector<int>& stages,
-           Transfers* transfers, Options options);
+  DataFlow(const ir::Placement& placement, int num_microbatches, int rank, Transfers* transfers,
+           Options options);
 
   // Starts a step. Each list of `microbatches` is empty or has num_microbatches elements.
   void begin(bool with_backward, bool keep_outputs, Microbatches microbatches);
@@ -85,7 +86,10 @@ class DataFlow {
     std::optional<Loss> loss;             // until its backward
   };
 
-  bool is_local(int stage) const { return slots_.contains(stage); }
+  // Whether this rank runs `stage` for a microbatch.
+  bool is_local(int stage, int microbatch) const {
+    return placement_.rank_of(stage, microbatch) == rank_;
+  }
   bool is_first(int stage) const { return stage == 0; }
   bool is_last(int stage) const { return stage == placement_.num_stages() - 1; }
   Slot& slot(int stage, int microbatch);
@@ -99,6 +103,7 @@ class DataFlow {
 
   const ir::Placement& placement_;
   const int num_microbatches_;
+  const int rank_;
   Transfers* const transfers_;
   const Options options_;
 
@@ -110,6 +115,7 @@ class DataFlow {
   std::vector<Tensors> input_grads_, extra_grads_;
   std::map<int, std::vector<Tensors>> extra_of_grads_;
   StepOutputs results_;
+  int first_result_ = 0;  // its microbatch
 };
 
 }  // namespace pipewright::executor

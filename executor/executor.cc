@@ -132,9 +132,8 @@ Executor::Impl::Impl(ir::Program program, std::map<int, LocalStage> stages, comm
                 .slices = {program_.slices, options_.slice_dim},
                 .num_stages = program_.placement.num_stages(),
                 .stages = program_.placement.stages_of(rank_),
-                .needs_targets =
-                    options_.loss.takes_targets() &&
-                    program_.placement.rank_of(program_.placement.num_stages() - 1) == rank_,
+                .needs_targets = options_.loss.takes_targets() &&
+                                 stages.contains(program_.placement.num_stages() - 1),
                 .same_shapes = !options_.dynamic_shapes,
                 .dims = {options_.input_dims, options_.extra_dims, options_.target_dims,
                          options_.extra_of_dims}}) {
@@ -186,7 +185,7 @@ Executor::Impl::Impl(ir::Program program, std::map<int, LocalStage> stages, comm
                              if (recorder_) recorder_->received(receive);
                            }});
   }
-  runner_.emplace(placement, program_.num_microbatches, std::move(stages),
+  runner_.emplace(placement, program_.num_microbatches, rank_, std::move(stages),
                   transfers_ ? &*transfers_ : nullptr,
                   ActionRunner::Options{options_.loss, options_.scale_grads,
                                         program_.lowering.weight_free_w.value_or(false),

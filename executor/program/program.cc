@@ -122,13 +122,19 @@ std::string hash_of(const ir::Rows& rows) {
   return hash.to_string();
 }
 
+std::string text_of(const ir::Placement& placement) {
+  std::string text = placement.replica(0).to_string();
+  if (placement.num_replicas() > 1) text += " and " + placement.replica(1).to_string();
+  return text;
+}
+
 }  // namespace
 
 std::vector<DigestPart> digest_of(const ir::Program& program, std::vector<DigestPart> options) {
   const schedule::VerifyOptions channels = schedule::options_of(program.lowering);
   std::vector<DigestPart> digest = {
       {"program", hash_of(program.rows)},
-      {"placement", program.placement.to_string()},
+      {"placement", text_of(program.placement)},
       {"microbatches", std::to_string(program.num_microbatches)},
       {"slices", std::to_string(program.slices)},
       {"channels",

@@ -8,6 +8,7 @@
 
 #include "pipewright/ddp/replicate.h"
 #include "tests/channel_model/programs.h"
+#include "tests/support/catalogue/catalogue.h"
 #include "tests/support/ranks/ground.h"
 #include "tests/support/training/pipeline.h"
 
@@ -150,9 +151,7 @@ TEST_P(PpDdp, test_replicate_pp) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Schedules, PpDdp,
-                         testing::ValuesIn(schedules::all_schedules().begin(),
-                                           schedules::all_schedules().end()),
+INSTANTIATE_TEST_SUITE_P(Schedules, PpDdp, testing::ValuesIn(tests::schedules_of_one_replica()),
                          [](const auto& of) { return tests::name_of_schedule(*of.param); });
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "tests/device/device.h"
 #include "tests/device/no_host_sync.h"
 #include "tests/executor/models.h"
+#include "tests/support/catalogue/catalogue.h"
 #include "tests/support/ranks/ground.h"
 #include "tests/support/ranks/ranks.h"
 
@@ -64,7 +65,7 @@ TEST(DeviceClock, ItsTimesAreThoseOfTheDevice) {
 }
 
 TEST(RecordingOnADevice, NeverMakesTheHostWaitInAStep) {
-  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+  for (const schedules::ScheduleSpec* spec : tests::schedules_of_one_replica()) {
     const schedules::Shape shape{2, schedules::default_stages(*spec, 2), 4};
     const ir::Program program = make_program(*spec, shape);
     std::vector<comms::World> worlds = tests::make_worlds(2);

@@ -35,6 +35,7 @@ namespace snippets {
 
 extern pipewright::ir::Program program;
 extern torch::nn::Linear module, first, last;
+extern std::map<int, torch::nn::Linear> stage_modules;
 extern torch::optim::AdamW optimizer;
 extern at::Tensor inputs, targets;
 extern std::vector<int> ranks;

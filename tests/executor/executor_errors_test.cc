@@ -2,7 +2,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "pipewright/schedules/registry.h"
 #include "tests/channel_model/programs.h"
+#include "tests/executor/models.h"
 #include "tests/executor/small_pipelines.h"
 #include "tests/support/ranks/ground.h"
 #include "tests/support/recording/recording_backend.h"
@@ -329,6 +331,21 @@ TEST(ExecutorErrors, AnInvalidProgramIsRejected) {
   EXPECT_EQ(error.find("the program is not valid:\n"), 0u) << error;
   EXPECT_TRUE(contains(error, "error[PW030]: stage 0 on rank 0 has no B or I of microbatch 1"))
       << error;
+}
+
+// Nothing else would add up the gradients of the two copies of each stage.
+TEST(ExecutorErrors, TwoReplicasWithoutTiedParametersAreRefused) {
+  const ir::Program program = make_program(*schedules::find_schedule("Chimera"),
+                                           {.ranks = 2, .stages = 2, .microbatches = 2});
+  for (const std::string& error : errors_of(2, [&](int rank, comms::World&world) {
+         ExecutorHere(program, stages_of(program, rank, [](int, const Tensors& in) { return in; }),
+                      world, {.loss = sum_of});
+       })) {
+    EXPECT_TRUE(contains(error,
+                         "tied: expected the parameters of both replicas of each stage "
+                         "(TiedParameters), got none"))
+        << error;
+  }
 }
 
 // Fragments that were not verified: the state of each action is checked.

@@ -12,6 +12,7 @@
 #include "tests/channel_model/programs.h"
 #include "tests/executor/models.h"
 #include "tests/executor/small_pipelines.h"
+#include "tests/support/catalogue/catalogue.h"
 #include "tests/support/ranks/ground.h"
 #include "tests/support/recording/recording_backend.h"
 
@@ -69,9 +70,7 @@ TEST_P(EvalOfEverySchedule, ReturnsOutputsAndLossesAndLeavesGradientsAlone) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Schedules, EvalOfEverySchedule,
-                         testing::ValuesIn(schedules::all_schedules().begin(),
-                                           schedules::all_schedules().end()),
-                         [](const auto& of) {
+                         testing::ValuesIn(tests::schedules_of_one_replica()), [](const auto& of) {
                            std::string name(of.param->name);
                            std::erase(name, '-');
                            return name;
@@ -277,7 +276,7 @@ TEST(Executor, WeightsOfTheLossReceiveTheirGradientsInW) {
 // --------------------------------------------------------------------------------------- messages
 
 TEST(Executor, SendsExactlyWhatTheProgramSays) {
-  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+  for (const schedules::ScheduleSpec* spec : tests::schedules_of_one_replica()) {
     const ir::Program program = make_program(*spec, {2, schedules::default_stages(*spec, 2), 4});
     int sends = 0;
     for (const ir::Row& row : program.rows)

@@ -23,6 +23,7 @@
 #include "tests/executor/against_plain.h"
 #include "tests/executor/models.h"
 #include "tests/executor/random_models.h"
+#include "tests/support/catalogue/catalogue.h"
 #include "tests/support/meter/meter.h"
 
 namespace pipewright::executor {
@@ -31,7 +32,7 @@ namespace {
 int parity(comms::World& world) {
   constexpr int kMicrobatches = 8;
   int failures = 0;
-  for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
+  for (const schedules::ScheduleSpec* spec : tests::schedules_of_one_replica()) {
     const schedules::Shape shape{world.size(), schedules::default_stages(*spec, world.size()),
                                  kMicrobatches};
     for (const ModelKind kind : {ModelKind::kMlp, ModelKind::kTransformer}) {

@@ -108,7 +108,9 @@ Tensors on_host(const Tensors& tensors) {
   return copies;
 }
 
+// Whether the gradients of a stage are added up in the order of the microbatches.
 bool ascending(const ir::Program& program, int stage) {
+  if (program.placement.num_replicas() > 1) return false;  // two sums, which are added up
   int last = -1;
   for (const ir::Action& action :
        program.rows[static_cast<size_t>(program.placement.rank_of(stage))]) {
@@ -153,8 +155,7 @@ Trained train_reference(Model model, int num_microbatches) {
     optimizer.zero_grad();
     const auto inputs = at::tensor_split(model.inputs[0], num_microbatches);
     const auto targets = at::tensor_split(model.targets[0], num_microbatches);
-    std::vector<at::Tensor>& losses = trained.losses.emplace_back();
-    Tensors outputs;
+    Tensors losses, outputs;
     for (size_t m = 0; m < inputs.size(); ++m) {
       Tensors h = {inputs[m]};
       for (const autograd::Forward& stage : model.stages) h = stage(h);
@@ -163,7 +164,7 @@ Trained train_reference(Model model, int num_microbatches) {
       losses.push_back(loss.detach());
       outputs.push_back(h[0].detach());
     }
-    trained.outputs.push_back({at::cat(outputs)});
+    trained.results[0].push_back({losses, {at::cat(outputs)}});
     trained.grads.clear();
     for (const Tensors& weights : model.weights) trained.grads.push_back(grads_of(weights));
     optimizer.step();
@@ -175,9 +176,24 @@ Trained train_reference(Model model, int num_microbatches) {
   return trained;
 }
 
+// Ties the weights of the stages that this rank shares with the other replica of the model.
+std::shared_ptr<modules::TiedParameters> tie_replicas(const ir::Placement& placement,
+                                                      const Model& model,
+                                                      const std::map<int, LocalStage>& stages,
+                                                      comms::World& world) {
+  auto tied = std::make_shared<modules::TiedParameters>(world);
+  for (const auto& [stage, local] : stages) {
+    for (const at::Tensor& weight : model.weights[static_cast<size_t>(stage)])
+      tied->tie("weight", placement.ranks_of(stage), {weight});
+  }
+  return tied;
+}
+
 void train_rank(const ir::Program& program, Model model, comms::World& world,
                 ExecutorOptions options, Trained* trained) {
-  const std::vector<int> stages = program.placement.stages_of(world.rank());
+  const ir::Placement& placement = program.placement;
+  const int last = placement.num_stages() - 1;
+  std::vector<int> stages = placement.stages_of(world.rank());
   std::map<int, LocalStage> local;
   Tensors all;
   for (const int stage : stages) {
@@ -185,18 +201,21 @@ void train_rank(const ir::Program& program, Model model, comms::World& world,
     local[stage] = {std::make_shared<ModuleStage>(model.stages[index]), nullptr};
     all.insert(all.end(), model.weights[index].begin(), model.weights[index].end());
   }
+  if (placement.num_replicas() > 1) options.tied = tie_replicas(placement, model, local, world);
   options.loss = model.loss;
   options.device = tests::here();
   Executor executor(program, local, world, options);
   torch::optim::AdamW optimizer = optimizer_of(all);
-  const bool has_last = local.contains(program.placement.num_stages() - 1);
+  // Of two replicas, replica 0 writes the gradients and weights, and each its own results.
+  std::erase_if(stages, [&](int stage) { return placement.ranks_of(stage)[0] != world.rank(); });
+  const bool has_last = local.contains(last);
+  const auto replica =
+      static_cast<size_t>(placement.instance_on(world.rank(), last) / placement.num_stages());
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
     const StepResult result = executor.step({model.inputs, {}, model.targets}, true);
-    if (has_last) {
-      trained->losses.push_back(on_host(result.losses));
-      trained->outputs.push_back(on_host(result.outputs));
-    }
+    if (has_last)
+      trained->results[replica].push_back({on_host(result.losses), on_host(result.outputs)});
     for (const int stage : stages)
       trained->grads[static_cast<size_t>(stage)] =
           grads_of(model.weights[static_cast<size_t>(stage)]);
@@ -243,15 +262,22 @@ std::string compare(const Trained& reference, const Trained& trained, const ir::
       add(what, reference.weights[s][i], trained.weights[s][i], all_ascending);
     }
     if (stage != program.placement.num_stages() - 1) continue;
-    if (trained.losses.size() != kSteps || trained.outputs.size() != kSteps)
-      return "losses are missing\n";
     for (size_t step = 0; step < kSteps; ++step) {
       const bool bits = all_ascending || step == 0;
       const std::string what = " of step " + std::to_string(step);
-      for (size_t m = 0; m < reference.losses[step].size(); ++m)
-        add("loss " + std::to_string(m) + what, reference.losses[step][m],
-            trained.losses[step].at(m), bits);
-      add("output" + what, reference.outputs[step][0], trained.outputs[step].at(0), bits);
+      // Replica 0 has the first microbatches.
+      Tensors losses, outputs;
+      for (int replica = 0; replica < program.placement.num_replicas(); ++replica) {
+        const std::vector<Trained::Step>& steps = trained.results[static_cast<size_t>(replica)];
+        if (steps.size() != kSteps) return "losses are missing\n";
+        losses.insert(losses.end(), steps[step].losses.begin(), steps[step].losses.end());
+        outputs.push_back(steps[step].outputs.at(0));
+      }
+      const Trained::Step& expected = reference.results[0][step];
+      if (losses.size() != expected.losses.size()) return "losses are missing\n";
+      for (size_t m = 0; m < losses.size(); ++m)
+        add("loss " + std::to_string(m) + what, expected.losses[m], losses[m], bits);
+      add("output" + what, expected.outputs[0], at::cat(outputs), bits);
     }
   }
   return text;

@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_TESTS_EXECUTOR_MODELS_H_
 #define PIPEWRIGHT_TESTS_EXECUTOR_MODELS_H_
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -31,10 +32,13 @@ Model make_model(ModelKind kind, int num_stages, int64_t batch, uint64_t seed = 
 
 // The results of training, on the CPU.
 struct Trained {
-  std::vector<std::vector<at::Tensor>> losses;  // by step and microbatch
-  std::vector<Tensors> outputs;                 // by step
-  std::vector<Tensors> grads;                   // by stage, of the last step
-  std::vector<Tensors> weights;                 // by stage, at the end
+  struct Step {
+    Tensors losses;  // by microbatch
+    Tensors outputs;
+  };
+  std::array<std::vector<Step>, 2> results;  // by replica of the model and step
+  std::vector<Tensors> grads;                // by stage, of the last step
+  std::vector<Tensors> weights;              // by stage, at the end
 };
 
 inline constexpr int kSteps = 3;

@@ -9,6 +9,7 @@
 #include "pipewright/autograd/checkpoint.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/executor/models.h"
+#include "tests/support/catalogue/catalogue.h"
 #include "tests/support/fuzz/fuzz.h"
 
 namespace pipewright::executor {
@@ -294,7 +295,7 @@ PlainModel make_model(const ModelPlan& plan, uint64_t seed, bool shares, bool ch
 }
 
 ir::Program draw_program(Chance& chance) {
-  const auto schedules = schedules::all_schedules();
+  const auto schedules = tests::schedules_of_one_replica();
   while (true) {
     const schedules::ScheduleSpec& spec =
         *schedules[static_cast<size_t>(chance.below(schedules.size()))];

@@ -19,6 +19,7 @@
 #include "pipewright/schedule/simulate/simulate.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/executor/models.h"
+#include "tests/support/catalogue/catalogue.h"
 #include "tests/support/ranks/ground.h"
 #include "tests/support/ranks/ranks.h"
 
@@ -186,8 +187,7 @@ TEST_P(RecordingOfEverySchedule, NamesTheActionsOfTheProgramInOrder) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RecordingOfEverySchedule,
-                         testing::ValuesIn(schedules::all_schedules().begin(),
-                                           schedules::all_schedules().end()),
+                         testing::ValuesIn(tests::schedules_of_one_replica()),
                          [](const auto& parameter) {
                            std::string name(parameter.param->name);
                            std::erase_if(name, [](char letter) { return !std::isalnum(letter); });

@@ -122,10 +122,18 @@ void train_rank(const ir::Program& program, Parallel parallel, int copies, comms
   if (all.contains(0)) embeddings.push_back(all[0]->tokens);
   if (all.contains(last)) embeddings.push_back(all[last]->output);
   const std::vector<int> pipeline = mesh.ranks({"pp"});
-  const auto rank_of = [&](int stage) {
-    return pipeline[static_cast<size_t>(placement.rank_of(stage))];
+  const auto ranks_of = [&](std::initializer_list<int> of_stages) {
+    std::vector<int> ranks;
+    for (const int stage : of_stages) {
+      for (const int rank : placement.ranks_of(stage))
+        ranks.push_back(pipeline[static_cast<size_t>(rank)]);
+    }
+    return ranks;
   };
-  if (!embeddings.empty()) tied->tie("tokens", {rank_of(0), rank_of(last)}, embeddings);
+  if (!embeddings.empty()) tied->tie("tokens", ranks_of({0, last}), embeddings);
+  if (placement.num_replicas() > 1) {
+    for (const auto& [stage, module] : all) tied->tie("layer", ranks_of({stage}), {module->layer});
+  }
   for (const auto& [stage, module] : all) {
     for (const at::Tensor& parameter : module->parameters()) parameters.push_back(parameter);
   }

@@ -13,6 +13,7 @@
 #include "pipewright/fsdp/fully_shard.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "tests/fsdp/sharding.h"
+#include "tests/support/catalogue/catalogue.h"
 #include "tests/support/fuzz/fuzz.h"
 #include "tests/support/training/pipeline.h"
 
@@ -27,7 +28,7 @@ using tests::PipelineCase;
 
 // A valid program for `ranks` pipeline ranks.
 ir::Program draw_program(Chance& chance, int ranks) {
-  const auto schedules = schedules::all_schedules();
+  const auto schedules = tests::schedules_of_one_replica();
   while (true) {
     const auto& spec = *schedules[static_cast<size_t>(chance.below(schedules.size()))];
     const schedules::Shape shape{ranks, schedules::default_stages(spec, ranks),

@@ -11,6 +11,7 @@
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/fsdp/fully_shard.h"
 #include "tests/channel_model/programs.h"
+#include "tests/support/catalogue/catalogue.h"
 #include "tests/support/meter/meter.h"
 #include "tests/support/ranks/ground.h"
 #include "tests/support/ranks/ranks.h"
@@ -350,8 +351,7 @@ TEST(PpFsdp, WeightFreeW) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Schedules, PpFsdpSchedules,
-                         testing::ValuesIn(schedules::all_schedules().begin(),
-                                           schedules::all_schedules().end()),
+                         testing::ValuesIn(tests::schedules_of_one_replica()),
                          [](const auto& of) { return tests::name_of_schedule(*of.param); });
 
 }  // namespace

@@ -27,7 +27,7 @@ class ExecutorPeerTest(unittest.TestCase):
     def test_every_schedule(self):
         listing = subprocess.run([PIPEWRIGHT, "list"], check=True, capture_output=True, text=True).stdout
         names = [name for name in re.findall(r"^(\S+)", listing, re.M) if name != "P" and (name[0].isupper() or name[0].isdigit())]
-        self.assertEqual(len(names), 18, names)
+        self.assertEqual(len(names), 20, names)
         for name in names:
             with self.subTest(name=name), tempfile.TemporaryDirectory() as folder:
                 self.compare(name, folder)

@@ -8,9 +8,12 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <map>
+#include <memory>
 
 #include "pipewright/comms/threads/threads.h"
 #include "pipewright/executor/executor.h"
@@ -54,22 +57,36 @@ int run(char** argv) {
     }
   }
   const Batch batch = {{read(in, {rows, width})}, {}, {read(in, {rows, width})}};
-  std::vector<at::Tensor> losses;
+  const ir::Placement& placement = program.placement;
+  std::vector<at::Tensor> losses(static_cast<size_t>(program.num_microbatches));
   std::vector<comms::World> worlds = comms::thread_worlds(ranks);
   const std::string errors = tests::run_ranks(ranks, [&](int rank) {
+    comms::World& world = worlds[static_cast<size_t>(rank)];
+    const auto tied = std::make_shared<modules::TiedParameters>(world);
+    std::map<int, Tensors> own;  // of two replicas of the model, the second one has copies
+    for (const int stage : placement.stages_of(rank)) {
+      own[stage] = weights[static_cast<size_t>(stage)];
+      if (placement.ranks_of(stage)[0] == rank) continue;
+      for (at::Tensor& weight : own[stage])
+        weight = weight.detach().clone().set_requires_grad(true);
+    }
     std::map<int, LocalStage> stages;
-    for (const int stage : program.placement.stages_of(rank)) {
-      const Tensors& w = weights[static_cast<size_t>(stage)];
-      stages[stage].stage = std::make_shared<ModuleStage>([&w](const Tensors& x) {
+    for (const auto& [stage, w] : own) {
+      stages[stage].stage = std::make_shared<ModuleStage>([&w = w](const Tensors& x) {
         return Tensors{at::linear(at::gelu(at::linear(x[0], w[0], w[1])), w[2], w[3]) + x[0]};
       });
+      if (placement.num_replicas() == 1) continue;
+      for (const at::Tensor& weight : w) tied->tie("weight", placement.ranks_of(stage), {weight});
     }
-    Executor executor(program, stages, worlds[static_cast<size_t>(rank)],
-                      {.loss = [](const Tensors& out, const Tensors& targets) {
-                        return at::mse_loss(out[0], targets[0]);
-                      }});
+    Executor executor(
+        program, stages, world,
+        {.loss = [](const Tensors& out,
+                    const Tensors& targets) { return at::mse_loss(out[0], targets[0]); },
+         .tied = tied});
     const StepResult result = executor.step(batch);
-    if (!result.losses.empty()) losses = result.losses;
+    if (result.losses.empty()) return;
+    const int instance = placement.instance_on(rank, placement.num_stages() - 1);
+    std::ranges::copy(result.losses, losses.begin() + placement.microbatch_of_instance(instance));
   });
   if (!errors.empty()) throw std::runtime_error(errors);
   std::ofstream out(argv[7], std::ios::binary);

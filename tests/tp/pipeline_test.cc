@@ -17,6 +17,7 @@
 #include "pipewright/modules/forward.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/tp/parallelize.h"
+#include "tests/support/catalogue/catalogue.h"
 #include "tests/support/ranks/ground.h"
 #include "tests/support/ranks/ranks.h"
 #include "tests/support/training/modules.h"
@@ -231,9 +232,7 @@ TEST(PpTpHsdp, test_4d) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Schedules, PpTp,
-                         testing::ValuesIn(schedules::all_schedules().begin(),
-                                           schedules::all_schedules().end()),
+INSTANTIATE_TEST_SUITE_P(Schedules, PpTp, testing::ValuesIn(tests::schedules_of_one_replica()),
                          [](const auto& of) { return tests::name_of_schedule(*of.param); });
 
 }  // namespace
