@@ -36,11 +36,11 @@ executor::LossFunction make_loss(const Options& options, const comms::BackendPtr
   };
 }
 
-at::Tensor total_loss(const std::vector<at::Tensor>& losses, c10d::Backend& copies) {
+at::Tensor total_loss(const std::vector<at::Tensor>& losses, c10d::Backend& ranks, int copies) {
   std::vector<at::Tensor> sum = {at::zeros({}, losses.front().options().dtype(at::kDouble))};
   for (const at::Tensor& loss : losses) sum[0] += loss;
-  if (copies.getSize() > 1) copies.allreduce(sum)->wait();
-  return sum[0] / copies.getSize();
+  if (ranks.getSize() > 1) ranks.allreduce(sum)->wait();
+  return sum[0] / copies;
 }
 
 }  // namespace pipewright::examples

@@ -29,8 +29,9 @@ executor::Batch batch_of(const Text& text, const std::vector<int64_t>& starts,
 executor::LossFunction make_loss(const Options& options, const comms::BackendPtr& tp);
 
 // The loss of the step, a scalar on the device, from those of this rank's microbatches. Collective
-// over `copies`, the ranks that have the last stage. Does not wait for the device.
-at::Tensor total_loss(const std::vector<at::Tensor>& losses, c10d::Backend& copies);
+// over `ranks`, those with the last stage of so many copies of the pipeline. Does not wait for the
+// device.
+at::Tensor total_loss(const std::vector<at::Tensor>& losses, c10d::Backend& ranks, int copies);
 
 }  // namespace pipewright::examples
 

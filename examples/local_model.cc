@@ -1,6 +1,8 @@
 #include "examples/local_model.h"
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "examples/gpt.h"
 #include "pipewright/ddp/replicate.h"
@@ -28,20 +30,37 @@ std::shared_ptr<modules::DataParallel> shard(GptStage& stage, comms::Mesh& mesh,
   return fsdp::fully_shard(stage, mesh, dims, sharding)->data_parallel();
 }
 
-// The first and the last stage have copies of the token embedding.
-std::shared_ptr<modules::TiedParameters> tie_embeddings(
-    const std::map<int, std::shared_ptr<GptStage>>& stages, const ir::Placement& placement,
-    const comms::Mesh& mesh, comms::World& world) {
+// With --tie, the first and the last stage have copies of the token embedding; and with two
+// replicas of the model, each parameter has one in both.
+std::shared_ptr<modules::TiedParameters> tie_parameters(
+    const std::map<int, std::shared_ptr<GptStage>>& stages, bool ties_tokens,
+    const ir::Placement& placement, const comms::Mesh& mesh, comms::World& world) {
   const std::vector<int> pipeline = mesh.ranks({"pp"});
-  std::vector<int> ranks;
-  for (const int stage : {0, placement.num_stages() - 1})
-    ranks.push_back(pipeline[static_cast<size_t>(placement.rank_of(stage))]);
-  std::vector<at::Tensor> copies;
-  for (const auto& [index, stage] : stages) {
-    for (const at::Tensor& copy : stage->token_weights()) copies.push_back(copy);
-  }
+  const auto ranks_of = [&](int stage) {
+    std::vector<int> ranks = placement.ranks_of(stage);
+    for (int& rank : ranks) rank = pipeline[static_cast<size_t>(rank)];
+    return ranks;
+  };
   auto tied = std::make_shared<modules::TiedParameters>(world);
-  if (!copies.empty()) tied->tie(kTokenWeights, ranks, copies);
+  std::vector<at::Tensor> tokens;
+  if (ties_tokens) {
+    for (const auto& [index, stage] : stages) {
+      for (const at::Tensor& copy : stage->token_weights()) tokens.push_back(copy);
+    }
+  }
+  if (!tokens.empty()) {
+    std::vector<int> ranks = ranks_of(0);
+    for (const int rank : ranks_of(placement.num_stages() - 1)) ranks.push_back(rank);
+    tied->tie(kTokenWeights, ranks, tokens);
+  }
+  if (placement.num_replicas() == 1) return tied;
+  for (const auto& [index, stage] : stages) {
+    for (const auto& parameter : stage->named_parameters()) {
+      const bool is_tied = std::ranges::any_of(
+          tokens, [&](const at::Tensor& copy) { return copy.is_same(parameter.value()); });
+      if (!is_tied) tied->tie(parameter.key(), ranks_of(index), {parameter.value()});
+    }
+  }
   return tied;
 }
 
@@ -73,7 +92,8 @@ LocalModel make_local_model(const Options& options, const ir::Placement& placeme
     model.stages[index] = {runs, options.dp_shard > 1 ? shard(*stage, mesh, options)
                                                       : replicate(*stage, mesh, options)};
   }
-  if (options.model.tie) model.tied = tie_embeddings(stages, placement, mesh, world);
+  if (options.model.tie || placement.num_replicas() > 1)
+    model.tied = tie_parameters(stages, options.model.tie, placement, mesh, world);
   for (const auto& [index, stage] : stages) {
     std::map<std::string, std::string> tied;
     if (options.model.tie && index == placement.num_stages() - 1) tied[kTiedOutput] = kTokenWeights;

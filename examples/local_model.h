@@ -23,11 +23,12 @@ struct LocalModel {
   std::vector<at::Tensor> parameters;
   checkpoint::TrainingState state;
   std::vector<std::shared_ptr<tp::Parallelized>> split;  // one per stage, with --tp
-  std::shared_ptr<modules::TiedParameters> tied;         // with --tie
+  // With --tie, or two replicas of the model; else null.
+  std::shared_ptr<modules::TiedParameters> tied;
 };
 
 // Makes this rank's stages: split over "tp", and then replicated over "dp_replicate", sharded over
-// "dp_shard", or both; the first and the last one tied. Collective over the mesh of `world`.
+// "dp_shard", or both; tied with others' as `tied` says. Collective over the mesh of `world`.
 LocalModel make_local_model(const Options& options, const ir::Placement& placement,
                             comms::Mesh& mesh, comms::World& world, at::Device device);
 

@@ -11,6 +11,7 @@
 #include <malloc.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -160,6 +161,19 @@ Progress::Style style_of(const Options& options) {
   return isatty(STDOUT_FILENO) != 0 ? Progress::Style::kBar : Progress::Style::kLines;
 }
 
+// The ranks with the last stage, of this rank's part of tensor parallelism. With two replicas of
+// the model, each of them has the losses of its microbatches. To be called on these ranks.
+comms::BackendPtr group_of_losses(const ir::Placement& placement, const comms::Mesh& mesh,
+                                  const comms::BackendPtr& copies, comms::World& world) {
+  if (placement.num_replicas() == 1) return copies;
+  const std::vector<int> with_last = placement.ranks_of(placement.num_stages() - 1);
+  std::vector<int> ranks = mesh.ranks({"pp", "dp_replicate", "dp_shard"});
+  std::erase_if(ranks, [&](int rank) {
+    return std::ranges::count(with_last, mesh.layout().coordinate(rank, "pp")) == 0;
+  });
+  return world.make_group("losses", ranks);
+}
+
 // One rank.
 void train(Options options, const ir::Program& first, const Text& text, comms::World& world,
            at::Device device) {
@@ -195,7 +209,13 @@ void train(Options options, const ir::Program& first, const Text& text, comms::W
 
   options.model.blocks = blocks_of(program, options.model.layers);
   LocalModel model = make_local_model(options, program.placement, mesh, world, device);
-  const bool has_loss = model.stages.contains(program.placement.num_stages() - 1);
+  const int last_stage = program.placement.num_stages() - 1;
+  const bool has_loss = model.stages.contains(last_stage);
+  const comms::BackendPtr with_losses =
+      has_loss ? group_of_losses(program.placement, mesh, copies, world) : nullptr;
+  const auto loss_of = [&](const executor::StepResult& result) {
+    return total_loss(result.losses, *with_losses, copies->getSize());
+  };
   if (!options.profile.empty()) {
     const schedule::Costs costs =
         found ? found->costs
@@ -235,7 +255,8 @@ void train(Options options, const ir::Program& first, const Text& text, comms::W
                      ", where the checkpoint goes on, got " +
                      std::to_string(options.recorded_step()));
   Recording recording(options, first_step, mesh, device);
-  const bool reports = has_loss && recording.is_recorder();
+  const bool reports =
+      mesh.coordinate("pp") == program.placement.ranks_of(last_stage)[0] && recording.is_recorder();
   Progress progress(
       style_of(options), first_step, options.steps, options.batch * options.model.context,
       reports ? Progress::Files{options.metrics, options.tensorboard} : Progress::Files{});
@@ -260,7 +281,7 @@ void train(Options options, const ir::Program& first, const Text& text, comms::W
     const double factor = learning_rate_factor(options.learning_rate_plan, step, options.steps);
     checkpoints.before_update();
     if (!model.parameters.empty()) scaled_step(optimizer, factor);
-    const at::Tensor loss = has_loss ? total_loss(result.losses, *copies) : at::zeros({});
+    const at::Tensor loss = has_loss ? loss_of(result) : at::zeros({});
     if (reports) {
       const double rate = optimizer.param_groups().front().options().get_lr() * factor;
       figures.add(loss, norm, rate, recording.latest());
@@ -281,7 +302,7 @@ void train(Options options, const ir::Program& first, const Text& text, comms::W
   for (int64_t batch = 0; batch < kBatches; ++batch) {
     const std::vector<int64_t> starts = text.held_back(options.batch, batch, kBatches);
     const executor::StepResult result = executor.eval(batch_of(text, starts, mesh, device));
-    if (has_loss) held_back += total_loss(result.losses, *copies).item<double>() / kBatches;
+    if (has_loss) held_back += loss_of(result).item<double>() / kBatches;
   }
   constexpr int64_t kSampleBytes = 64;
   const std::string prompt = text.held_back_begin(options.model.context / 2);

@@ -30,6 +30,9 @@ TEST(TrainGpt, EveryScheduleMatchesASingleRank) {
   expect_close(train("cli/pipewright launch -n 2 -- " + kTrain + args +
                      "--pp 2 --schedule Seq1F1B --slices 4"),
                alone, "launch");
+  expect_close(
+      train("cli/pipewright launch -n 4 -- " + kTrain + args + "--pp 4 --schedule DualPipe"), alone,
+      "launch DualPipe");
   // A single microbatch changes only the order in which the mean is taken.
   expect_close(train(kTrain + "--steps 8 --batch 16 --microbatches 1 --pp 1 --schedule GPipe"),
                alone, "one microbatch");
