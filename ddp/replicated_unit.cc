@@ -30,16 +30,6 @@ std::string describe(const std::string& name, const at::Tensor& tensor) {
                   tensor.requires_grad() ? "" : ", frozen");
 }
 
-std::string describe(const modules::MixedPrecisionPolicy& policy) {
-  const auto name = [](std::optional<at::ScalarType> dtype) {
-    return dtype ? c10::toString(*dtype) : "none";
-  };
-  const auto& [param_dtype, reduce_dtype, output_dtype, cast_forward_inputs] = policy;
-  return c10::str(", param_dtype ", name(param_dtype), ", reduce_dtype ", name(reduce_dtype),
-                  ", output_dtype ", name(output_dtype), ", cast_forward_inputs ",
-                  cast_forward_inputs);
-}
-
 std::shared_ptr<ReplicatedUnit> owner_of(const std::string& name, const at::Tensor& parameter) {
   const auto listener = autograd::listener_of(parameter);
   auto unit = std::dynamic_pointer_cast<ReplicatedUnit>(listener);
@@ -135,7 +125,7 @@ void ReplicatedUnit::begin(const std::vector<torch::nn::Module*>& modules) {
   lines.push_back(c10::str("options: bucket_cap_mb ", bucket_cap_mb, ", first_bucket_cap_mb ",
                            first_bucket_cap_mb, ", find_unused_parameters ", find_unused_parameters,
                            ", broadcast_buffers ", broadcast_buffers, ", comm_hook ",
-                           comm_hook != nullptr, describe(mixed_precision)));
+                           comm_hook != nullptr, ", ", modules::to_string(mixed_precision)));
   std::vector<at::Tensor> values;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     lines.push_back(describe("`" + parameters_.name(i) + "`", parameters_.tensor(i)));

@@ -169,17 +169,12 @@ void find_parameters(const std::vector<torch::nn::Module*>& modules, const Optio
   }
 }
 
-std::string text_of(const std::optional<at::ScalarType>& dtype) {
-  return dtype ? c10::toString(*dtype) : "none";
-}
-
 // Describes what must be equal on all ranks, as text. Takes the options apart, so that one more
 // does not compile before it is compared here or found to be a rank's own.
 std::vector<std::string> describe(const Found& found, const Options& options, int ranks) {
   // What the functions and the list choose is in the lines of the parameters.
   const auto& [reshard, prefetch, auto_wrap_policy, shard_placement_fn, precision, offload,
                ignored_params, sync_states, device] = options;
-  const auto& [param_dtype, reduce_dtype, output_dtype, cast_forward_inputs] = precision;
   std::vector<std::string> lines = {"parameters"};
   for (const ParamSpec& spec : found.specs) {
     lines.push_back(c10::str("`", spec.name, "`, ", spec.parameter.scalar_type(), " ",
@@ -192,9 +187,9 @@ std::vector<std::string> describe(const Found& found, const Options& options, in
                              buffer.is_meta() ? ", on meta" : ""));
   lines.push_back(c10::str("options: sync_module_states ", sync_states, ", reshard_after_forward ",
                            reshard.ranks(true, ranks), "|", reshard.ranks(false, ranks),
-                           ", backward_prefetch ", static_cast<int>(prefetch), ", param_dtype ",
-                           text_of(param_dtype), ", reduce_dtype ", text_of(reduce_dtype),
-                           ", offload_policy ", offload.has_value()));
+                           ", backward_prefetch ", static_cast<int>(prefetch), ", ",
+                           modules::to_string(precision), ", offload_policy ",
+                           offload.has_value()));
   return lines;
 }
 

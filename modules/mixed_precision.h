@@ -4,6 +4,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <optional>
+#include <string>
 
 namespace pipewright::modules {
 
@@ -26,6 +27,9 @@ struct MixedPrecisionPolicy {
 
   bool operator==(const MixedPrecisionPolicy&) const = default;
 };
+
+// "param_dtype BFloat16, reduce_dtype none, ...": what ranks compare.
+std::string to_string(const MixedPrecisionPolicy& policy);
 
 }  // namespace pipewright::modules
 

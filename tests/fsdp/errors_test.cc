@@ -56,6 +56,16 @@ TEST(FullyShardErrors, Misuse) {
     const ModulePtr module = tests::make_mlp(4, 2, 42);
     (void)fully_shard(*module, self.group, {.reshard_after_forward = 3});
   });
+  for (const modules::MixedPrecisionPolicy& policy :
+       {modules::MixedPrecisionPolicy{.output_dtype = at::kFloat},
+        modules::MixedPrecisionPolicy{.cast_forward_inputs = false}}) {
+    expect_errors(2, "ranks disagree", [&](Rank& self) {
+      const ModulePtr module = tests::make_mlp(4, 2, 42);
+      Options options;
+      if (self.rank == 1) options.mixed_precision = policy;
+      (void)fully_shard(*module, self.group, options);
+    });
+  }
   expect_errors(4, "expected a mesh, got a process group", [](Rank& self) {
     const ModulePtr module = tests::make_mlp(4, 2, 42);
     (void)fully_shard(*module, self.group, {.reshard_after_forward = 2});
