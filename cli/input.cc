@@ -58,6 +58,8 @@ const std::vector<PolicyOption>& policy_options() {
 schedules::Shape shape_of(const Invocation& invocation, const schedules::ScheduleSpec* spec,
                           MemoryOption memory_option) {
   const auto memory = invocation.text("--memory");
+  const int replicas = invocation.number("--replicas").value_or(0);
+  if (replicas > 2) throw wrong_value("--replicas", "1 or 2", std::to_string(replicas));
   const bool takes_memory =
       memory_option == MemoryOption::kOfSchedule ||
       (spec != nullptr &&
@@ -69,7 +71,7 @@ schedules::Shape shape_of(const Invocation& invocation, const schedules::Schedul
           .extra_warmup = invocation.has("--extra-warmup"),
           .memory = memory && takes_memory ? positive_number("--memory", *memory) : 0,
           .slices = invocation.number("--slices").value_or(0),
-          .replicas = invocation.number("--replicas").value_or(0)};
+          .replicas = replicas};
 }
 
 // A file that is built in: "ready:zb_h1".

@@ -206,8 +206,10 @@ std::optional<ir::Diagnostic> shape_error(const ScheduleSpec& spec, const Shape&
     ir::Diagnostic diagnostic;
     diagnostic.rule = ir::Rule::kNotApplicable;
     diagnostic.message = fmt::format("{} does not take `{}`", spec.name, option.name);
+    const std::vector<std::string_view> names = takers(option);
     diagnostic.help =
-        fmt::format("leave it out: it is an option of {}", fmt::join(takers(option), ", "));
+        names.empty() ? "leave it out: it is for files"
+                      : fmt::format("leave it out: it is an option of {}", fmt::join(names, ", "));
     return diagnostic;
   }
   for (const Constraint& constraint : spec.constraints) {
