@@ -38,8 +38,11 @@ struct InstanceNumbers {
   int num_stages = 0;           // of the model
   int second_from = kNoSecond;  // the first microbatch of replica 1
 
+  // Walks along rows ask for each action: a branch that is predicted, and nothing to compute.
   int of(int stage, int microbatch) const {
-    return microbatch < second_from ? stage : num_stages + stage;
+    if (microbatch >= second_from) [[unlikely]]
+      return num_stages + stage;
+    return stage;
   }
 
   friend bool operator==(const InstanceNumbers&, const InstanceNumbers&) = default;
