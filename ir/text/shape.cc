@@ -355,7 +355,7 @@ std::optional<Placement> join_replicas(const Placement& first, const Placement& 
                 fmt::format("both replicas of stage {} are on rank {}: expected different ranks",
                             stage, first.rank_of(stage)),
                 place)
-        .help = "a rank holds one copy of the parameters of a stage";
+        .help = "place the two replicas of a stage on different ranks";
     return std::nullopt;
   }
   return Placement::replicas(first, second, second_from(num_microbatches, slices));

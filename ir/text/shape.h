@@ -81,9 +81,9 @@ struct FoundShape {
 
 // Infers the shape from the rows: a stage is on the rank that has its actions, and the numbers of
 // stages and microbatches are one more than the highest in use. With two replicas, replica 0 runs
-// the first half of the microbatches. Returns nullopt and adds errors if a replica of a stage is on
-// two ranks or on none, if both are on one rank, if a rank has no actions, or if microbatches
-// cannot be divided so.
+// the first half of the microbatches. Returns nullopt and adds errors for a stage of a replica that
+// is on two ranks or on none, a rank that holds one stage twice or has no actions, a microbatch
+// that lacks slices, and an odd number of microbatches with two replicas.
 std::optional<FoundShape> find_shape(const Rows& rows, int slices, int replicas,
                                      const CellIndex& cells, Diagnostics* diagnostics);
 

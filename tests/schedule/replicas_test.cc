@@ -13,6 +13,7 @@
 #include "pipewright/schedule/bounds/bounds.h"
 #include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedules/registry.h"
+#include "tests/schedule/simulated.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -20,10 +21,6 @@ namespace {
 using ir::Action;
 using ir::ActionKind;
 using ir::ActionPart;
-
-CompileResult compiled(const ir::ComputeOrder& order) {
-  return compile({.source = ir::AnySchedule(order), .level = ir::Level::kComputeOnly});
-}
 
 // Table 2 of arXiv 2107.06925, where a backward takes twice as long as a forward: a bubble ratio of
 // (D-2)/(3N/2+D-2), and from D/2+1 to D activations, for D ranks and as many microbatches.
@@ -148,13 +145,7 @@ ir::ComputeOrder random_order(std::mt19937* random) {
       {.ranks = ranks,
        .stages = ranks,
        .microbatches = 2 * static_cast<int>(below(3)) + (is_dualpipe ? 2 * ranks : 2)});
-  for (size_t changes = below(4); changes > 0; --changes) {
-    ir::Row& row = order.rows[below(order.rows.size())];
-    const size_t from = below(row.size()), to = below(row.size());
-    const Action moved = row[from];
-    row.erase(row.begin() + static_cast<std::ptrdiff_t>(from));
-    row.insert(row.begin() + static_cast<std::ptrdiff_t>(to), moved);
-  }
+  move_actions(random, &order);
   return order;
 }
 

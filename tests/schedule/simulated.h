@@ -1,10 +1,12 @@
 #ifndef PIPEWRIGHT_TESTS_SCHEDULE_SIMULATED_H_
 #define PIPEWRIGHT_TESTS_SCHEDULE_SIMULATED_H_
 
+#include <random>
 #include <string_view>
 #include <vector>
 
 #include "pipewright/ir/schedule.h"
+#include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedule/graph/channel_graph.h"
 #include "pipewright/schedule/lowering/lower.h"
 #include "pipewright/schedule/problem/costs.h"
@@ -32,6 +34,22 @@ inline Costs costs_of(double forward, double input, double weight, double comm, 
   costs.backward_weight = weight / per_rank;
   costs.link.latency = comm;
   return costs;
+}
+
+inline CompileResult compiled(const ir::ComputeOrder& order) {
+  return compile({.source = ir::AnySchedule(order), .level = ir::Level::kComputeOnly});
+}
+
+// Moves up to three actions to other places of their rows, which may break the order.
+inline void move_actions(std::mt19937* random, ir::ComputeOrder* order) {
+  const auto below = [&](size_t limit) { return static_cast<size_t>((*random)() % limit); };
+  for (size_t changes = below(4); changes > 0; --changes) {
+    ir::Row& row = order->rows[below(order->rows.size())];
+    const size_t from = below(row.size()), to = below(row.size());
+    const ir::Action moved = row[from];
+    row.erase(row.begin() + static_cast<std::ptrdiff_t>(from));
+    row.insert(row.begin() + static_cast<std::ptrdiff_t>(to), moved);
+  }
 }
 
 // A schedule of either level with its channel graph.

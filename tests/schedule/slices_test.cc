@@ -14,6 +14,7 @@
 #include "pipewright/schedule/compile/compile.h"
 #include "pipewright/schedule/problem/costs_json.h"
 #include "pipewright/schedules/registry.h"
+#include "tests/schedule/simulated.h"
 
 namespace pipewright::schedule {
 namespace {
@@ -21,10 +22,6 @@ namespace {
 using ir::Action;
 using ir::ActionKind;
 using ir::ActionPart;
-
-CompileResult compiled(const ir::ComputeOrder& order) {
-  return compile({.source = ir::AnySchedule(order), .level = ir::Level::kComputeOnly});
-}
 
 // The idle time of each rank is (P-1)(F+B)/K, and rank r keeps min(M K, P-r+K-1) slices.
 TEST(Seq1F1B, HasTheBubbleAndTheMemoryOfThePaper) {
@@ -192,13 +189,7 @@ TEST(Slices, RandomOrdersAreValidIfTheyRun) {
                                .stages = ranks,
                                .microbatches = 1 + static_cast<int>(below(3)),
                                .slices = 1 + static_cast<int>(below(3))});
-    for (size_t changes = below(4); changes > 0; --changes) {
-      ir::Row& row = order.rows[below(order.rows.size())];
-      const size_t from = below(row.size()), to = below(row.size());
-      const Action moved = row[from];
-      row.erase(row.begin() + static_cast<std::ptrdiff_t>(from));
-      row.insert(row.begin() + static_cast<std::ptrdiff_t>(to), moved);
-    }
+    move_actions(&random, &order);
     const bool expected = runs(order);
     const CompileResult result = compiled(order);
     EXPECT_EQ(result.ok(), expected) << round;
