@@ -6,6 +6,7 @@
 // this process; under `pipewright launch`, torchrun or srun, each process is one rank, and ranks
 // communicate over Gloo, or with --device cuda over NCCL (device.h). Equal seeds produce equal
 // weights and batches either way.
+#include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <c10/core/DeviceGuard.h>
 #include <malloc.h>
@@ -375,9 +376,18 @@ void keep_freed_memory() {
   mallopt(M_TRIM_THRESHOLD, kNever);
 }
 
+// Lets MKL find its kernels for the functions of vectors that a model calls. It does so when each
+// is first called, without a lock: of two ranks that are first at once, one may get another kernel,
+// whose last bits differ, and a run is no longer the same every time.
+void find_kernels() {
+  const at::Tensor numbers = at::ones({64});
+  for (const auto function : {at::cos, at::sin, at::exp, at::log}) function(numbers);
+}
+
 void run(const Options& options) {
   check(options);
   keep_freed_memory();
+  find_kernels();
   comms::dump_on_signal(SIGUSR2);
   if (!options.checkpoints.save.empty()) listen_for_stop();
   const ir::Program program = options.searches()
