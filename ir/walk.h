@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "pipewright/ir/action.h"
+#include "pipewright/ir/placement.h"
 #include "pipewright/ir/schedule.h"
 
 namespace pipewright::ir {
@@ -79,6 +81,25 @@ class Walk {
   std::vector<size_t> awake_;   // ranks, in the order in which they go on
   std::vector<uint8_t> waits_;  // by rank
 };
+
+// What a walk looks up for each action is kept by instance of a stage (placement.h). With one
+// replica that is the stage, and asking for it must cost nothing; with two, rank and stage name it.
+struct StagesOfRows {
+  int on(size_t /*rank*/, ActionPart part) const { return part.stage(); }
+};
+struct InstancesOfRows {
+  const Placement& placement;
+  int on(size_t rank, ActionPart part) const {
+    return placement.instance_on(static_cast<int>(rank), part.stage());
+  }
+};
+
+// Calls function(instances) with one of the two.
+template <typename Function>
+auto with_instances(const Placement& placement, const Function& function) {
+  return placement.num_replicas() == 1 ? function(StagesOfRows())
+                                       : function(InstancesOfRows{placement});
+}
 
 }  // namespace pipewright::ir
 

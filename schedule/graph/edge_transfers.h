@@ -18,9 +18,10 @@ namespace pipewright::schedule {
 // to find out that a program runs, and when each action does.
 //
 //   EdgeTransfers transfers(program);
-//   if (transfers.awaits(compute)) ...                    // its RECV is posted, its SEND is not
-//   if (transfers.post(send_or_receive, number) != EdgeTransfers::kNone) ...  // its other end was
-//   if (!transfers.all_matched()) ...                     // a swap, or an end without the other
+//   const EdgeTransfers::End& end = transfers.end_of(part.kind(), instance);
+//   if (transfers.awaits(end, part)) ...        // of a compute: its RECV is posted, its SEND is
+//   not if (transfers.post(end, part, number) != EdgeTransfers::kNone) ...  // its other end was
+//   posted if (!transfers.all_matched()) ...           // a swap, or an end without the other
 //
 // No SEND or RECV may be posted twice. Numbers of actions are those of ChannelGraph. For programs
 // that fit(). 8 bytes per (stage, microbatch). For one thread.
@@ -33,9 +34,18 @@ class EdgeTransfers {
 
   explicit EdgeTransfers(const ir::Program& program);
 
+  // The transfer that a kind of SEND or RECV at an instance of a stage is part of, or that brings
+  // the input of a kind of compute.
+  struct End {
+    uint32_t flow = 0;  // two per receiving stage: outputs and gradients
+    uint32_t pair =
+        kNone;  // the ordered pair of ranks; kNone if there is no transfer between ranks
+    uint32_t peer = kNone;  // of a SEND or RECV: the rank of the other end
+  };
+  const End& end_of(ir::ActionKind kind, int instance) const { return ends_.at(kind, instance); }
+
   // Posts a SEND or RECV. Returns the other end if that has been posted before, otherwise kNone.
-  uint32_t post(ir::ActionPart part, uint32_t number) {
-    const End& end = ends_[part];
+  uint32_t post(const End& end, ir::ActionPart part, uint32_t number) {
     if (end.pair == kNone) {
       all_matched_ = false;
       return kNone;
@@ -57,27 +67,19 @@ class EdgeTransfers {
     return partner;
   }
   // Whether a SEND has been posted, but not its RECV.
-  bool is_pending(ir::ActionPart send) const {
-    const End& end = ends_[send];
+  bool is_pending(const End& end, ir::ActionPart send) const {
     return end.pair != kNone && (cell_of(end, send) & (kSent | kReceived)) == kSent;
   }
-  // The rank of the other end of a SEND or RECV that has one.
-  uint32_t peer_of(ir::ActionPart part) const { return ends_[part].peer; }
-
   // Whether the RECV of an input of a compute has been posted, but not its SEND.
-  bool awaits(const ir::Action& compute) const {
-    return awaits(compute.parts()[0]) || (compute.is_compound() && awaits(compute.parts()[1]));
+  bool awaits(const End& end, ir::ActionPart compute) const {
+    return end.pair != kNone && (cell_of(end, compute) & (kSent | kReceived)) == kReceived;
   }
-
   // The RECV of a compute's input; kNone if it needs none, or if one end has not been posted.
-  uint32_t receive_of(ir::ActionPart compute) const {
-    const End& end = ends_[compute];
+  uint32_t receive_of(const End& end, ir::ActionPart compute) const {
     if (end.pair == kNone) return kNone;
     const uint32_t cell = cell_of(end, compute);
     return (cell & kSent) && (cell & kReceived) ? cell & kNumber : kNone;
   }
-  // The ordered pair of ranks of a SEND or RECV; kNone if it has no other end.
-  uint32_t pair_of(ir::ActionPart part) const { return ends_[part].pair; }
   size_t num_pairs() const { return pairs_.size(); }
 
   // Whether each SEND and RECV so far met its own other end, in the order of their pair of ranks.
@@ -88,22 +90,11 @@ class EdgeTransfers {
   // of the RECV if it is both.
   static constexpr uint32_t kSent = 1u << 31, kReceived = 1u << 30, kNumber = kReceived - 1;
 
-  // The transfer that a kind of SEND or RECV at a stage is part of, or that brings the input of a
-  // kind of compute.
-  struct End {
-    uint32_t flow = 0;      // two per receiving stage: outputs and gradients
-    uint32_t pair = kNone;  // kNone if there is no transfer between ranks
-    uint32_t peer = kNone;
-  };
   // The numbers after the last ones that met.
   struct Pair {
     uint32_t next_send = 0, next_receive = 0;
   };
 
-  bool awaits(ir::ActionPart compute) const {
-    const End& end = ends_[compute];
-    return end.pair != kNone && (cell_of(end, compute) & (kSent | kReceived)) == kReceived;
-  }
   uint32_t cell_of(const End& end, ir::ActionPart part) const {
     return cells_[cell_index(end, part)];
   }

@@ -193,26 +193,29 @@ class CostTable {
   // The costs must fit the placement (check_costs).
   CostTable(const Costs& costs, const ir::Placement& placement);
 
-  // The duration of a SEND is that of its transfer, of a RECV 0. A data-parallel action names no
-  // replica: if there are two, only its rank says which one it is of.
+  // The duration of an action that `rank` runs: of a SEND that of its transfer, of a RECV 0.
   double duration(const ir::Action& action, size_t rank) const {
-    if (action.is_idle() || !ir::is_data_parallel(action.kind())) return duration(action);
-    const int stage = action.parts()[0].stage();
-    return of_kind(action.kind(), placement_.instance_on(static_cast<int>(rank), stage));
+    return duration_by(action, [&](ir::ActionPart part) {
+      return placement_.instance_on(static_cast<int>(rank), part.stage());
+    });
   }
-  double duration(const ir::Action& action) const {
+  // The same if instance_of(part) is the instance that runs a part of it.
+  template <typename InstanceOf>
+  double duration_by(const ir::Action& action, const InstanceOf& instance_of) const {
     if (action.is_idle()) return 0;
-    const double first = duration(action.parts()[0]);
+    const auto of = [&](ir::ActionPart part) {
+      const double base = of_kind(part.kind(), instance_of(part));
+      return microbatch_scale_.empty() || !ir::is_compute(part.kind())
+                 ? base
+                 : base * microbatch_scale_[static_cast<size_t>(part.microbatch())];
+    };
+    const double first = of(action.parts()[0]);
     if (!action.is_compound()) return first;
-    const double second = duration(action.parts()[1]);
+    const double second = of(action.parts()[1]);
     return first + second - overlap_ * std::min(first, second);
   }
-  double duration(ir::ActionPart part) const {
-    const double base = durations_[part];
-    return microbatch_scale_.empty() || !ir::is_compute(part.kind())
-               ? base
-               : base * microbatch_scale_[static_cast<size_t>(part.microbatch())];
-  }
+  // How long the transfer of a SEND takes.
+  double of_send(ir::ActionPart send) const { return durations_[send]; }
   // How long the transfer of a stage's output takes to the rank of the next stage, and of its input
   // gradient to the rank of the previous stage. 0 if both stages are on one rank. Of an instance,
   // which is the stage if there is one replica.

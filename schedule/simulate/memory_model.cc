@@ -14,7 +14,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // Plans the copies of one rank. Computes are numbered along its row, without other actions.
 class RowPlan {
  public:
-  RowPlan(const ir::Row& row, const Costs& costs, const CostTable& table)
+  RowPlan(const ir::Row& row, size_t rank, const Costs& costs, const CostTable& table)
       : costs_(costs), num_steps_(row.size()) {
     double begin = 0;
     for (size_t step = 0; step < row.size(); ++step) {
@@ -22,7 +22,7 @@ class RowPlan {
       for (const ir::ActionPart part : row[step].parts()) add(part);
       steps_.push_back(step);
       begins_.push_back(begin);
-      begin += table.duration(row[step]);
+      begin += table.duration(row[step], rank);
     }
   }
 
@@ -100,7 +100,8 @@ class RowPlan {
 CopyPlan::CopyPlan(const ir::Schedule& schedule, const Costs& costs) {
   if (costs.offload_bytes.is_zero()) return;
   const CostTable table(costs, schedule.placement);
-  for (const ir::Row& row : schedule.rows) ranks_.push_back(RowPlan(row, costs, table).copies());
+  for (size_t rank = 0; rank < schedule.rows.size(); ++rank)
+    ranks_.push_back(RowPlan(schedule.rows[rank], rank, costs, table).copies());
 }
 
 double CopyStream::post(size_t step, double time) {

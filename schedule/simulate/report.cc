@@ -41,8 +41,7 @@ class TransferTimes {
           } else if (ir::is_compute(part.kind()) && transfer_time == Interval()) {
             const double end = timeline.at(rank, step).end;
             const ActionKind send = forward ? ActionKind::kSendF : ActionKind::kSendB;
-            transfer_time = {
-                end, end + table.duration(ActionPart(send, part.stage(), part.microbatch()))};
+            transfer_time = {end, end + table.of_send({send, part.stage(), part.microbatch()})};
           }
         }
       }

@@ -97,11 +97,9 @@ std::vector<uint32_t> run(const ChannelGraph& graph, const Delay& delay, const R
 double transfer_of(const Dependency& dependency, const ir::Action& action, const CostTable& table) {
   for (const ir::ActionPart part : action.parts()) {
     if (dependency.kind == Dependency::kOutput && part.kind() == ir::ActionKind::kForward)
-      return table.duration(
-          ir::ActionPart(ir::ActionKind::kSendF, part.stage() - 1, part.microbatch()));
+      return table.of_send({ir::ActionKind::kSendF, part.stage() - 1, part.microbatch()});
     if (dependency.kind == Dependency::kGradient && ir::gives_input_gradient(part.kind()))
-      return table.duration(
-          ir::ActionPart(ir::ActionKind::kSendB, part.stage() + 1, part.microbatch()));
+      return table.of_send({ir::ActionKind::kSendB, part.stage() + 1, part.microbatch()});
   }
   return 0;
 }

@@ -23,10 +23,13 @@ namespace {
 using ir::ActionKind;
 using ir::ActionPart;
 
+template <typename Instances>
 class OrderWalk {
  public:
-  OrderWalk(const ir::ComputeOrder& order, const CostTable& table, std::span<const double> stretch)
-      : table_(table),
+  OrderWalk(const ir::ComputeOrder& order, const Instances& instances, const CostTable& table,
+            std::span<const double> stretch)
+      : instances_(instances),
+        table_(table),
         stretch_(stretch),
         links_(order.placement),
         walk_(order.rows),
@@ -77,21 +80,26 @@ class OrderWalk {
     }
   }
 
+  const Links& links_of(ActionPart part, size_t rank) const {
+    return links_.at(part.kind(), instances_.on(rank, part));
+  }
+
   bool compute(size_t rank, const ir::Action& action, uint32_t number) {
     double start = computed_[rank];
     for (const ActionPart part : action.parts()) {
-      const Links& links = links_[part];
+      const Links& links = links_of(part, rank);
       if (links.from == kNone) continue;
       const double arrival = arrivals_.at(links.from, part.microbatch())[links.is_gradient];
       if (arrival == kNotMade) return false;
       start = std::max(start, arrival);
     }
-    double duration = table_.duration(action);
+    double duration =
+        table_.duration_by(action, [&](ActionPart part) { return instances_.on(rank, part); });
     if (!stretch_.empty()) duration *= stretch_[number];
     const double end = computed_[rank] = start + duration;
     timeline_[number] = {start, end};
     for (const ActionPart part : action.parts()) {
-      const Links& links = links_[part];
+      const Links& links = links_of(part, rank);
       if (links.user == kNone) continue;
       arrivals_.at(part.stage(), part.microbatch())[links.is_gradient] = end + links.delay;
       walk_.wake(static_cast<size_t>(links.user));
@@ -99,6 +107,7 @@ class OrderWalk {
     return true;
   }
 
+  const Instances instances_;
   const CostTable& table_;
   const std::span<const double> stretch_;
   ir::StageKindTable<Links> links_;
@@ -109,20 +118,21 @@ class OrderWalk {
   ir::Timeline timeline_;
 };
 
+template <typename Instances>
 class ProgramWalk {
  public:
-  ProgramWalk(const ir::Program& program, bool is_rendezvous, const CostTable& table,
-              std::span<const double> stretch)
+  ProgramWalk(const ir::Program& program, const Instances& instances, bool is_rendezvous,
+              const CostTable& table, std::span<const double> stretch)
       : is_rendezvous_(is_rendezvous),
-        placement_(program.placement),
+        instances_(instances),
         table_(table),
         stretch_(stretch),
         walk_(program.rows),
         transfers_(program),
         ranks_(program.rows.size()),
         pairs_(transfers_.num_pairs()),
-        unsharded_(static_cast<size_t>(placement_.num_instances())),
-        reduced_(static_cast<size_t>(placement_.num_instances())),
+        unsharded_(static_cast<size_t>(program.placement.num_instances())),
+        reduced_(static_cast<size_t>(program.placement.num_instances())),
         timeline_(program.rows) {
     if ((ir::kinds_in(program.rows) & ir::kSendWaits) != 0)
       sends_.emplace(program.placement, program.num_microbatches,
@@ -152,21 +162,24 @@ class ProgramWalk {
   bool run(const ir::Action& action, uint32_t number, size_t of_rank) {
     const ActionPart part = action.parts()[0];
     Rank* const rank = &ranks_[of_rank];
-    double duration = table_.duration(action, of_rank);
+    double duration =
+        table_.duration_by(action, [&](ActionPart one) { return instances_.on(of_rank, one); });
     if (!stretch_.empty()) duration *= stretch_[number];
     if (ir::is_compute(part.kind())) {
-      if (transfers_.awaits(action)) return false;
+      if (awaits(part, of_rank)) return false;
+      if (action.is_compound() && awaits(action.parts()[1], of_rank)) return false;
       double ready = std::max(rank->compute, inputs_of(part, of_rank));
       if (action.is_compound()) ready = std::max(ready, inputs_of(action.parts()[1], of_rank));
       rank->compute = ready + duration;
       timeline_[number] = {ready, rank->compute};
     } else if (ir::is_transfer(part.kind())) {
-      post(part, number, rank->compute, duration);
+      post(end_of(part, of_rank), part, number, rank->compute, duration);
     } else if (ir::is_wait(part.kind())) {
       const ActionPart awaited = ir::awaited_by(part);
-      if (is_rendezvous_ && ir::is_send(awaited.kind()) && transfers_.is_pending(awaited))
+      if (is_rendezvous_ && ir::is_send(awaited.kind()) &&
+          transfers_.is_pending(end_of(awaited, of_rank), awaited))
         return false;
-      const double ready = std::max(rank->compute, end_of(awaited, of_rank));
+      const double ready = std::max(rank->compute, time_of(awaited, of_rank));
       rank->compute = ready + duration;
       timeline_[number] = {ready, rank->compute};
     } else {
@@ -182,19 +195,25 @@ class ProgramWalk {
   }
 
   size_t instance_on(size_t rank, ActionPart part) const {
-    return static_cast<size_t>(placement_.instance_on(static_cast<int>(rank), part.stage()));
+    return static_cast<size_t>(instances_.on(rank, part));
+  }
+  const EdgeTransfers::End& end_of(ActionPart part, size_t rank) const {
+    return transfers_.end_of(part.kind(), instances_.on(rank, part));
   }
 
+  bool awaits(ActionPart compute, size_t rank) const {
+    return transfers_.awaits(end_of(compute, rank), compute);
+  }
   // When the input and the parameters of a compute are there. The parameters stay.
   double inputs_of(ActionPart part, size_t rank) {
     const double unsharded = std::exchange(unsharded_[instance_on(rank, part)], 0);
-    const uint32_t receive = transfers_.receive_of(part);
+    const uint32_t receive = transfers_.receive_of(end_of(part, rank), part);
     if (receive == EdgeTransfers::kNone) return unsharded;
     return std::max(unsharded, timeline_[receive].end);
   }
 
   // When a SEND or the last REDUCE_GRAD of a stage ends; 0 if there is none before its WAIT.
-  double end_of(ActionPart awaited, size_t rank) {
+  double time_of(ActionPart awaited, size_t rank) {
     if (!ir::is_send(awaited.kind())) return reduced_[instance_on(rank, awaited)];
     const uint32_t send = number_of(awaited);
     return send == EdgeTransfers::kNone ? 0 : timeline_[send].end;
@@ -205,14 +224,15 @@ class ProgramWalk {
 
   // Until its times are known, the interval of a SEND or RECV holds when it was posted, and its
   // duration.
-  void post(ActionPart part, uint32_t number, double posted, double duration) {
+  void post(const EdgeTransfers::End& end, ActionPart part, uint32_t number, double posted,
+            double duration) {
     ir::Interval& own = timeline_[number];
     own = {posted, duration};
     const bool sends = ir::is_send(part.kind());
     if (sends && sends_) number_of(part) = number;
-    const uint32_t partner = transfers_.post(part, number), index = transfers_.pair_of(part);
-    if (index == EdgeTransfers::kNone) return;
-    Pair& pair = pairs_[index];
+    const uint32_t partner = transfers_.post(end, part, number);
+    if (end.pair == EdgeTransfers::kNone) return;
+    Pair& pair = pairs_[end.pair];
     if (sends && !is_rendezvous_) start(&own, &pair, 0);
     if (partner == EdgeTransfers::kNone) return;
     ir::Interval& other = timeline_[partner];
@@ -221,7 +241,7 @@ class ProgramWalk {
     if (is_rendezvous_) start(&send, &pair, receive_from);
     receive.start = std::max(receive_from, send.start);
     pair.receive = receive.end = std::max(send.end, receive.start + receive.end);
-    if (sends || sends_) walk_.wake(transfers_.peer_of(part));
+    if (sends || sends_) walk_.wake(end.peer);
   }
   static void start(ir::Interval* send, Pair* pair, double earliest) {
     send->start = std::max({send->start, pair->send, earliest});
@@ -229,7 +249,7 @@ class ProgramWalk {
   }
 
   const bool is_rendezvous_;
-  const ir::Placement& placement_;
+  const Instances instances_;
   const CostTable& table_;
   const std::span<const double> stretch_;
   ir::Walk walk_;
@@ -249,7 +269,9 @@ class ProgramWalk {
 std::optional<ir::Timeline> simulate_order(const ir::ComputeOrder& order, const CostTable& table,
                                            std::span<const double> stretch) {
   if (!EdgeTransfers::fit(order)) return std::nullopt;
-  return OrderWalk(order, table, stretch).run();
+  return ir::with_instances(order.placement, [&](const auto& instances) {
+    return OrderWalk(order, instances, table, stretch).run();
+  });
 }
 
 std::optional<ir::Timeline> simulate_on_edges(const ir::Program& program,
@@ -258,7 +280,9 @@ std::optional<ir::Timeline> simulate_on_edges(const ir::Program& program,
   const bool is_rendezvous = capacity == 0;
   if (!is_rendezvous && capacity != ir::kUnboundedCapacity) return std::nullopt;
   if (!EdgeTransfers::fit(program)) return std::nullopt;
-  return ProgramWalk(program, is_rendezvous, table, stretch).run();
+  return ir::with_instances(program.placement, [&](const auto& instances) {
+    return ProgramWalk(program, instances, is_rendezvous, table, stretch).run();
+  });
 }
 
 }  // namespace pipewright::schedule

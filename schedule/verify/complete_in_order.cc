@@ -67,6 +67,7 @@ class PassedActions {
  public:
   PassedActions(const ir::Schedule& schedule, ir::Level level)
       : schedule_(schedule),
+        one_slice_(schedule.slices == 1),
         num_microbatches_(static_cast<size_t>(schedule.num_microbatches)),
         entries_(schedule.placement),
         cells_(static_cast<size_t>(schedule.placement.num_stages()) * num_microbatches_) {
@@ -80,21 +81,23 @@ class PassedActions {
 
   // Marks an action as passed. Returns whether its turn has come: what it needs of its own rank has
   // been passed, and it has not. Few branches depend on the action.
-  [[gnu::always_inline]] bool pass(const ir::Action& action) {
+  template <typename Instances>
+  [[gnu::always_inline]] bool pass(const ir::Action& action, size_t rank,
+                                   const Instances& instances) {
     if (action.is_idle()) return true;
     const ActionPart first = action.parts()[0];
-    const Entry& entry = entries_[first];
+    const Entry& entry = entries_.at(first.kind(), instances.on(rank, first));
     if (entry.own == 0) return true;  // it may have no cell
     uint16_t* cell = cell_of(first);
-    bool is_next = has_needs(entry, cell) && follows_slice(first, cell);
+    bool is_next = has_needs(entry, cell) && (one_slice_ || follows_slice(first, cell));
     if (action.is_compound()) {
       // A part of a compound cannot use a result of the other part.
       const ActionPart second = action.parts()[1];
-      const Entry& other = entries_[second];
+      const Entry& other = entries_.at(second.kind(), instances.on(rank, second));
       uint16_t* other_cell = cell_of(second);
       is_next &= has_needs(other, other_cell) &&
                  (cell != other_cell || (entry.own & other.own) == 0) &&
-                 follows_slice(second, other_cell);
+                 (one_slice_ || follows_slice(second, other_cell));
       *other_cell |= other.own;
     }
     *cell |= entry.own;
@@ -143,7 +146,6 @@ class PassedActions {
   }
   // Whether the slice that must come before `part`, whose cell is given, has been passed.
   bool follows_slice(ActionPart part, const uint16_t* cell) const {
-    if (schedule_.slices == 1) return true;
     const auto before = ir::slice_before(part, schedule_.slices);
     const uint16_t made = part.kind() == ActionKind::kForward ? kForward : kInput;
     return !before || (cell[*before - part.microbatch()] & made) != 0;
@@ -154,6 +156,7 @@ class PassedActions {
   }
 
   const ir::Schedule& schedule_;
+  const bool one_slice_;
   const size_t num_microbatches_;
   ir::StageKindTable<Entry> entries_;
   std::vector<uint16_t> cells_;  // by stage and microbatch
@@ -173,40 +176,53 @@ bool has_enough(const ir::Schedule& schedule) {
 
 bool is_complete_in_order(const ir::Schedule& schedule, ir::Level level) {
   if (!has_enough(schedule)) return false;
-  PassedActions passed(schedule, level);
-  bool valid = true;
-  for (const ir::Row& row : schedule.rows) {
-    for (const ir::Action& action : row) valid &= passed.pass(action);
-    if (!valid) return false;
-  }
-  return passed.is_complete();
+  return ir::with_instances(schedule.placement, [&](const auto& instances) {
+    PassedActions passed(schedule, level);
+    bool valid = true;
+    for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
+      for (const ir::Action& action : schedule.rows[rank])
+        valid &= passed.pass(action, rank, instances);
+      if (!valid) return false;
+    }
+    return passed.is_complete();
+  });
 }
 
-bool runs_on_edges(const ir::Program& program) {
+bool runs_on_edges(const ir::Program& program, ir::KindSet kinds) {
   if (!has_enough(program) || !EdgeTransfers::fit(program)) return false;
-  EdgeTransfers transfers(program);
-  PassedActions passed(program, ir::Level::kComputeComms);
-  const bool awaits_sends = (ir::kinds_in(program.rows) & ir::kSendWaits) != 0;
-  bool valid = true;
-  size_t sends = 0, waits = 0;
-  ir::Walk walk(program.rows);
-  const auto pass = [&](size_t, const ir::Action& action, uint32_t number) {
-    const ir::ActionKind kind = action.kind();
-    if (ir::is_compute(kind) && transfers.awaits(action)) return false;
-    if (ir::is_wait_send(kind)) {
-      if (transfers.is_pending(ir::awaited_by(action.parts()[0]))) return false;
-      ++waits;
-    }
-    valid &= passed.pass(action);
-    if (!ir::is_transfer(kind)) return true;
-    const ir::ActionPart part = action.parts()[0];
-    sends += ir::is_send(kind) ? 1 : 0;
-    if (transfers.post(part, number) != EdgeTransfers::kNone && (ir::is_send(kind) || awaits_sends))
-      walk.wake(transfers.peer_of(part));
-    return true;
-  };
-  return walk.run(pass) && valid && transfers.all_matched() && passed.is_complete() &&
-         (waits == 0 || waits == sends);
+  return ir::with_instances(program.placement, [&](const auto& instances) {
+    EdgeTransfers transfers(program);
+    PassedActions passed(program, ir::Level::kComputeComms);
+    const bool awaits_sends = (kinds & ir::kSendWaits) != 0;
+    bool valid = true;
+    size_t sends = 0, waits = 0;
+    ir::Walk walk(program.rows);
+    const auto pass = [&](size_t rank, const ir::Action& action, uint32_t number) {
+      const auto end_of = [&](ActionPart part) -> const EdgeTransfers::End& {
+        return transfers.end_of(part.kind(), instances.on(rank, part));
+      };
+      const auto awaits = [&](ActionPart part) { return transfers.awaits(end_of(part), part); };
+      const ir::ActionKind kind = action.kind();
+      const ActionPart part = action.parts()[0];
+      if (ir::is_compute(kind)) {
+        if (awaits(part) || (action.is_compound() && awaits(action.parts()[1]))) return false;
+      } else if (ir::is_wait_send(kind)) {
+        const ActionPart send = ir::awaited_by(part);
+        if (transfers.is_pending(end_of(send), send)) return false;
+        ++waits;
+      }
+      valid &= passed.pass(action, rank, instances);
+      if (!ir::is_transfer(kind)) return true;
+      const EdgeTransfers::End& end = end_of(part);
+      sends += ir::is_send(kind) ? 1 : 0;
+      if (transfers.post(end, part, number) != EdgeTransfers::kNone &&
+          (ir::is_send(kind) || awaits_sends))
+        walk.wake(end.peer);
+      return true;
+    };
+    return walk.run(pass) && valid && transfers.all_matched() && passed.is_complete() &&
+           (waits == 0 || waits == sends);
+  });
 }
 
 }  // namespace pipewright::schedule

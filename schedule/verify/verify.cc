@@ -54,7 +54,8 @@ bool verify(const ir::ComputeOrder& order, ir::Diagnostics* diagnostics,
 bool verify(const ir::Program& program, const VerifyOptions& options, ir::Diagnostics* diagnostics,
             std::vector<std::string_view>* checked) {
   const size_t before = diagnostics->total();
-  const bool runs = options.channels == ir::ChannelModel::kEdge && runs_on_edges(program);
+  const ir::KindSet kinds = ir::kinds_in(program.rows);
+  const bool runs = options.channels == ir::ChannelModel::kEdge && runs_on_edges(program, kinds);
   const bool in_order = runs || is_complete_in_order(program, ir::Level::kComputeComms);
   std::optional<WorkIndex> index;
   if (!in_order) index = WorkIndex::build(program, diagnostics);
@@ -73,13 +74,13 @@ bool verify(const ir::Program& program, const VerifyOptions& options, ir::Diagno
   }
   if (complete) add("data_flow", checked);
   bool flows = complete && diagnostics->total() == before_flow;
-  check_data_parallel(program,
+  check_data_parallel(program, kinds,
                       options.weight_free_w || program.lowering.weight_free_w.value_or(false),
                       diagnostics);
   add("residency", checked);
   add("reduction", checked);
   const size_t before_waits = diagnostics->total();
-  if (check_waits(program, runs, diagnostics)) add("waits", checked);
+  if (check_waits(program, kinds, runs, diagnostics)) add("waits", checked);
   flows = flows && diagnostics->total() == before_waits;
   // The channel model is defined only if SENDs and RECVs match one to one.
   if (flows) {

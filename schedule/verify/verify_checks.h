@@ -78,7 +78,8 @@ bool is_complete_in_order(const ir::Schedule& schedule, ir::Level level);
 
 // Whether a program has no error under ir::ChannelModel::kEdge, with any capacity, except those
 // that check_data_parallel() finds. Also false if the program has 2^30 actions or more.
-bool runs_on_edges(const ir::Program& program);
+// `kinds`, here and below, are those in the program.
+bool runs_on_edges(const ir::Program& program, ir::KindSet kinds);
 
 // Inside each rank of an order: the inputs of an action that its own rank computes are computed
 // before it.
@@ -98,13 +99,14 @@ void check_data_flow(const ir::Program& program, const WorkIndex& index, bool tr
 
 // Residency: UNSHARD and RESHARD, if the program has any. Then reduction: REDUCE_GRAD, if the
 // program has any.
-void check_data_parallel(const ir::Program& program, bool weight_free_w,
+void check_data_parallel(const ir::Program& program, ir::KindSet kinds, bool weight_free_w,
                          ir::Diagnostics* diagnostics);
 
 // WAITs: each is after the SEND or REDUCE_GRAD that it is for, and each of those has one, if the
 // program has WAITs of its kind. Returns whether it has any WAITs. `sends_are_checked`: those of
 // SENDs are known to be right.
-bool check_waits(const ir::Program& program, bool sends_are_checked, ir::Diagnostics* diagnostics);
+bool check_waits(const ir::Program& program, ir::KindSet kinds, bool sends_are_checked,
+                 ir::Diagnostics* diagnostics);
 
 // Swaps, for a program that passed check_data_flow: SENDs that do not meet their own RECVs.
 void check_pairing(const ir::Program& program, const ChannelGraph& graph,

@@ -441,8 +441,8 @@ class Waits {
 
 }  // namespace
 
-bool check_waits(const ir::Program& program, bool sends_are_checked, ir::Diagnostics* diagnostics) {
-  const ir::KindSet kinds = ir::kinds_in(program.rows);
+bool check_waits(const ir::Program& program, ir::KindSet kinds, bool sends_are_checked,
+                 ir::Diagnostics* diagnostics) {
   if ((kinds & ir::kWaits) == 0) return false;
   const bool sends = (kinds & ir::kSendWaits) != 0 && !sends_are_checked;
   const bool reductions = (kinds & ir::bit_of(ActionKind::kWaitReduceGrad)) != 0;

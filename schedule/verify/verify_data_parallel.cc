@@ -17,15 +17,6 @@ using ir::Action;
 using ir::ActionKind;
 using ir::ActionPart;
 
-bool has_any(const ir::Program& program, ActionKind first, ActionKind second) {
-  for (const ir::Row& row : program.rows) {
-    for (const Action& action : row) {
-      if (action.kind() == first || action.kind() == second) return true;
-    }
-  }
-  return false;
-}
-
 // Residency: UNSHARD and RESHARD, and that what a compute uses is unsharded.
 class Residency {
  public:
@@ -35,9 +26,8 @@ class Residency {
         diagnostics_(*diagnostics),
         instances_(static_cast<size_t>(placement_.num_instances())) {}
 
-  void visit(size_t rank, size_t step, ActionPart part) {
-    Parameters& stage = instances_[static_cast<size_t>(
-        placement_.instance_on(static_cast<int>(rank), part.stage()))];
+  void visit(size_t rank, size_t step, ActionPart part, int instance) {
+    Parameters& stage = instances_[static_cast<size_t>(instance)];
     if (ir::is_compute(part.kind())) {
       if (!stage.unsharded && !(weight_free_w_ && part.kind() == ActionKind::kBackwardWeight)) {
         refuse(ir::Rule::kSharded, rank, step,
@@ -112,8 +102,7 @@ class Reduction {
         diagnostics_(*diagnostics),
         instances_(static_cast<size_t>(placement_.num_instances())) {}
 
-  void visit(size_t rank, size_t step, ActionPart part) {
-    const int instance = placement_.instance_on(static_cast<int>(rank), part.stage());
+  void visit(size_t rank, size_t step, ActionPart part, int instance) {
     Gradients& stage = instances_[static_cast<size_t>(instance)];
     if (ir::completes_backward(part.kind())) {
       ++stage.total;
@@ -175,10 +164,11 @@ class Reduction {
 
 }  // namespace
 
-void check_data_parallel(const ir::Program& program, bool weight_free_w,
+void check_data_parallel(const ir::Program& program, ir::KindSet kinds, bool weight_free_w,
                          ir::Diagnostics* diagnostics) {
-  const bool unshards = has_any(program, ActionKind::kUnshard, ActionKind::kReshard);
-  const bool reduces = has_any(program, ActionKind::kReduceGrad, ActionKind::kReduceGrad);
+  const bool reduces = (kinds & ir::bit_of(ActionKind::kReduceGrad)) != 0;
+  const bool unshards =
+      (kinds & (ir::bit_of(ActionKind::kUnshard) | ir::bit_of(ActionKind::kReshard))) != 0;
   if (!unshards && !reduces) return;
   ir::Diagnostics of_reduction;  // reported after those of residency
   Residency residency(program, weight_free_w, diagnostics);
@@ -188,8 +178,9 @@ void check_data_parallel(const ir::Program& program, bool weight_free_w,
     for (size_t step = 0; step < row.size(); ++step) {
       if (ir::is_transfer(row[step].kind())) continue;  // the most frequent, and irrelevant here
       for (const ActionPart part : row[step].parts()) {
-        if (unshards) residency.visit(rank, step, part);
-        if (reduces) reduction.visit(rank, step, part);
+        const int instance = program.placement.instance_on(static_cast<int>(rank), part.stage());
+        if (unshards) residency.visit(rank, step, part, instance);
+        if (reduces) reduction.visit(rank, step, part, instance);
       }
     }
   }

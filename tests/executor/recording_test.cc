@@ -141,7 +141,7 @@ TEST_P(RecordingOfEverySchedule, HasEveryActionAfterWhatItWaitsFor) {
       stretch.push_back(is_transfer(graph.node(graph.number_of(rank, step))) ||
                                 ir::is_wait(action.kind())
                             ? 0
-                            : duration / table.duration(action));
+                            : duration / table.duration(action, rank));
       if (ir::is_compute(action.kind())) busy += duration;
     }
     busiest = std::max(busiest, busy);

@@ -57,7 +57,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!fits) return 0;
   const schedule::CostTable table(parsed->costs, ir::Placement::loop(2, 4));
   for (int stage = 0; stage < 4; ++stage) {
-    const double duration = table.duration(ir::ActionPart(ir::ActionKind::kBackward, stage, 0));
+    const double duration = table.duration(ir::Action(ir::ActionKind::kBackward, stage),
+                                           static_cast<size_t>(stage) % 2);
     require(duration >= 0 && duration <= 2 * schedule::kMostCost, "a duration is finite");
   }
   return 0;

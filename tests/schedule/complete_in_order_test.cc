@@ -158,10 +158,11 @@ TEST_F(CompleteInOrderTest, RunsOnEdgesIfNoCheckFindsAnError) {
     ir::Program program = round % 2 == 0 ? *lower(random_order(), {}, &diagnostics)
                                          : channel_model::random_program(random_);
     for (size_t changes = below(3); changes > 0; --changes) change(&program);
-    const bool runs = runs_on_edges(program);
+    const bool runs = runs_on_edges(program, ir::kinds_in(program.rows));
     const auto index = WorkIndex::build(program, &diagnostics);
     if (index) check_data_flow(program, *index, false, &diagnostics);
-    check_waits(without_reductions(program), false, &diagnostics);
+    const ir::Program of_sends = without_reductions(program);
+    check_waits(of_sends, ir::kinds_in(of_sends.rows), false, &diagnostics);
     if (diagnostics.has_errors()) {
       ASSERT_FALSE(runs) << program.name << " round " << round;
       ++misordered;
@@ -182,7 +183,9 @@ TEST_F(CompleteInOrderTest, RunsOnEdgesIfNoCheckFindsAnError) {
 }
 
 bool rows_run(const std::vector<std::string>& rows, int microbatches) {
-  return runs_on_edges(channel_model::program_of(ir::Placement::loop(2, 2), microbatches, rows));
+  const ir::Program program =
+      channel_model::program_of(ir::Placement::loop(2, 2), microbatches, rows);
+  return runs_on_edges(program, ir::kinds_in(program.rows));
 }
 
 TEST(RunsOnEdgesTest, EachTransferHasTwoEnds) {

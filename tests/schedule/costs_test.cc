@@ -446,17 +446,18 @@ TEST(CostsTest, DurationsByStageRankMicrobatchAndLink) {
   costs.output_bytes = 20;
   const CostTable table(costs, placement);
   using K = ir::ActionKind;
-  EXPECT_EQ(table.duration(ir::Action(K::kForward, 2, 0)), 3);
-  EXPECT_EQ(table.duration(ir::Action(K::kForward, 2, 1)), 9);
-  EXPECT_EQ(table.duration(ir::Action(K::kForward, 3, 0)), 8);  // on the slow rank
-  EXPECT_EQ(table.duration(ir::Action(K::kBackward, 0, 0)), 15);
-  EXPECT_EQ(table.duration(ir::Action::overlap({K::kForward, 0, 1}, {K::kBackward, 2, 0})), 3 + 15);
-  EXPECT_EQ(table.duration(ir::Action(K::kSendF, 0, 1)), 0.5 + 2);
-  EXPECT_EQ(table.duration(ir::Action(K::kSendF, 1, 0)), 2 + 2);
-  EXPECT_EQ(table.duration(ir::Action(K::kSendB, 2, 0)), 0.5);  // to rank 1, no bytes
-  EXPECT_EQ(table.duration(ir::Action(K::kRecvF, 1, 0)), 0);
+  EXPECT_EQ(table.duration(ir::Action(K::kForward, 2, 0), 0), 3);
+  EXPECT_EQ(table.duration(ir::Action(K::kForward, 2, 1), 0), 9);
+  EXPECT_EQ(table.duration(ir::Action(K::kForward, 3, 0), 1), 8);  // on the slow rank
+  EXPECT_EQ(table.duration(ir::Action(K::kBackward, 0, 0), 0), 15);
+  EXPECT_EQ(table.duration(ir::Action::overlap({K::kForward, 0, 1}, {K::kBackward, 2, 0}), 0),
+            3 + 15);
+  EXPECT_EQ(table.duration(ir::Action(K::kSendF, 0, 1), 0), 0.5 + 2);
+  EXPECT_EQ(table.duration(ir::Action(K::kSendF, 1, 0), 1), 2 + 2);
+  EXPECT_EQ(table.duration(ir::Action(K::kSendB, 2, 0), 0), 0.5);  // to rank 1, no bytes
+  EXPECT_EQ(table.duration(ir::Action(K::kRecvF, 1, 0), 1), 0);
   scale_cost("COMM", 2, &costs);
-  EXPECT_EQ(CostTable(costs, placement).duration(ir::Action(K::kSendF, 0, 0)), 5);
+  EXPECT_EQ(CostTable(costs, placement).duration(ir::Action(K::kSendF, 0, 0), 0), 5);
   EXPECT_FALSE(scale_cost("X", 2, &costs));
 }
 
