@@ -13,12 +13,14 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "pipewright/autograd/node_pointer.h"
@@ -116,18 +118,19 @@ using torch::autograd::variable_list;
 
 thread_local std::shared_ptr<BackwardContext> current_context;
 thread_local int64_t count_of_parts = 0;
-thread_local bool in_first_forward = false;
+thread_local bool in_first_forward = false, in_second_forward = false;
 
-class FirstForward {
+// Sets a flag of the thread while it lives.
+class FlagScope {
  public:
-  FirstForward() : outer_(std::exchange(in_first_forward, true)) {}
-  ~FirstForward() { in_first_forward = outer_; }
-  FirstForward(const FirstForward&) = delete;
-  FirstForward& operator=(const FirstForward&) = delete;
+  explicit FlagScope(bool* flag) : flag_(*flag), outer_(std::exchange(*flag, true)) {}
+  ~FlagScope() { flag_ = outer_; }
+  FlagScope(const FlagScope&) = delete;
+  FlagScope& operator=(const FlagScope&) = delete;
 
  private:
+  bool& flag_;
   const bool outer_;
-  const c10::AutoGradMode disabled_{false};
 };
 
 // A snapshot of the random generators that a part may draw from.
@@ -253,7 +256,8 @@ class CheckpointNode final : public HidesWeights {
 
   // With another copy of the function, whose state the second forward must not see.
   variable_list first_forward(const Forward& forward, const variable_list& inputs) {
-    const FirstForward scope;
+    const FlagScope scope(&in_first_forward);
+    const c10::AutoGradMode disabled(false);
     const GeneratorScope generator_scope(generators_.cpu());
     const int64_t drawn = draw_count();
     variable_list outputs = writes_.record([&] { return forward(inputs); });
@@ -264,50 +268,68 @@ class CheckpointNode final : public HidesWeights {
   // Indices of the differentiable outputs.
   std::vector<size_t> differentiable;
 
-  variable_list apply(variable_list&& grads) override {
-    TORCH_CHECK(forward_, "checkpoint: backward through a part a second time");
+  // The second forward; apply() runs it if it has not run.
+  void recompute() {
+    if (second_) return;
     variable_list inputs;
     for (const torch::autograd::SavedVariable& saved : inputs_) {
       const at::Tensor input = saved.unpack();
       inputs.push_back(input.defined() ? input.detach().set_requires_grad(input.requires_grad())
                                        : input);
     }
-    const std::shared_ptr<BackwardContext> context = context_;
-    torch::autograd::edge_list roots;
     // The first forward has updated running statistics and the like already.
-    const OutsideWrites::Values values = writes_.values();
-    NodeRange nodes;
+    SecondForward second{.inputs = std::move(inputs), .values = writes_.values()};
     {
+      const FlagScope in_second(&in_second_forward);
       const c10::AutoGradMode enabled(true);
       // This may be another thread than that of the forward.
       const GeneratorScope generator_scope(generators_.cpu());
       const Replayed generators(generators_);
       const AutocastScope autocast_scope;
       const Replayed autocast(autocast_);
-      const BackwardScope scope(context);  // for parts nested in this one
-      const variable_list outputs = forward_(inputs);
+      const BackwardScope scope(context_);  // for parts nested in this one
+      const variable_list outputs = forward_(second.inputs);
       expect_same_draws();
-      for (const size_t output : differentiable) roots.push_back(root_of(outputs.at(output)));
+      for (const size_t output : differentiable)
+        second.roots.push_back(root_of(outputs.at(output)));
     }
-    nodes.end();
+    second.nodes.end();
+    second_ = std::move(second);
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    TORCH_CHECK(forward_, "checkpoint: backward through a part a second time");
+    const std::shared_ptr<BackwardContext> context = context_;
+    recompute();
+    SecondForward second = *std::exchange(second_, std::nullopt);
     variable_list input_grads;
     if (context->weight_work) {
-      input_grads = backward_input(roots, grads, inputs, nodes, *context->weight_work);
+      input_grads =
+          backward_input(second.roots, grads, second.inputs, second.nodes, *context->weight_work);
     } else {
-      full_backward(roots, grads, nodes);
-      input_grads = take_grads(inputs);
+      full_backward(second.roots, grads, second.nodes);
+      input_grads = take_grads(second.inputs);
     }
     // Not earlier: backward may read what the second forward has written.
-    values.restore();
+    second.values.restore();
     return input_grads;
   }
 
   void release_variables() override {
     inputs_.clear();
     forward_ = nullptr;
+    second_.reset();
   }
 
  private:
+  // The graph of the second forward, until backward has gone through it.
+  struct SecondForward {
+    variable_list inputs;
+    OutsideWrites::Values values;  // from before it
+    NodeRange nodes = {};
+    torch::autograd::edge_list roots = {};
+  };
+
   void expect_same_draws() const {
     if (!drawn_until_.defined() || at::equal(drawn_until_, generators_.cpu_state())) return;
     throw ContractError(
@@ -324,6 +346,7 @@ class CheckpointNode final : public HidesWeights {
   OutsideWrites writes_;
   const AutocastStates autocast_;
   const std::shared_ptr<BackwardContext> context_;
+  std::optional<SecondForward> second_;
 };
 
 }  // namespace
@@ -354,6 +377,16 @@ std::vector<at::Tensor> checkpoint_function(Forward forward,
 int64_t checkpoint_count() { return count_of_parts; }
 
 bool is_in_first_forward() { return in_first_forward; }
+
+bool may_be_second_forward() {
+  return in_second_forward || torch::autograd::get_current_graph_task_id() != -1;
+}
+
+void recompute(const torch::autograd::edge_list& roots) {
+  for (const torch::autograd::Edge& root : roots) {
+    if (auto* const part = dynamic_cast<CheckpointNode*>(root.function.get())) part->recompute();
+  }
+}
 
 BackwardScope::BackwardScope(std::shared_ptr<BackwardContext> context)
     : outer_(std::exchange(current_context, std::move(context))) {}

@@ -85,6 +85,14 @@ int64_t checkpoint_count();
 // Whether the calling thread is in the first forward of a part, which backward will repeat.
 bool is_in_first_forward();
 
+// Whether the calling thread is in a second forward, or in the backward that may contain one.
+bool may_be_second_forward();
+
+// Runs the second forward of the parts that end in these roots (root_of() of outputs) now, if it
+// has not run, so that their backward need not: for one who has nothing else to do until the
+// gradients are there. Roots of other nodes are ignored.
+void recompute(const torch::autograd::edge_list& roots);
+
 // A shared_ptr to a module or a ModuleHolder.
 template <typename T>
 concept PointsToModule = requires(T& pointer) {

@@ -2,7 +2,6 @@
 
 #include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
-#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <exception>
@@ -13,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "pipewright/autograd/checkpoint.h"
 #include "pipewright/autograd/hooks.h"
 #include "pipewright/comms/group.h"
 #include "pipewright/comms/group_collectives.h"
@@ -220,7 +220,7 @@ void ReplicatedUnit::recover() {
 modules::Tensors ReplicatedUnit::run(const torch::nn::Module* /*module*/, const Function& forward,
                                      modules::Tensors inputs) {
   const std::shared_ptr<ReplicatedUnit> outermost = root();
-  const bool recomputes = torch::autograd::get_current_graph_task_id() != -1;
+  const bool recomputes = autograd::may_be_second_forward();
   const bool is_outermost = !outermost->is_in_forward_ && !sync_.is_driven() && !recomputes;
   if (is_outermost) {
     recover();

@@ -114,6 +114,7 @@ ActionRunner::ActionRunner(const ir::Placement& placement, int num_microbatches,
       num_microbatches_(num_microbatches),
       slices_(options.slices),
       weight_free_w_(options.weight_free_w),
+      on_recomputed_(std::move(options.on_recomputed)),
       flow_(placement, num_microbatches, rank, transfers,
             {std::move(options.loss), options.scale_grads, options.lock}) {
   for (auto& [index, stage] : stages) {
@@ -254,6 +255,10 @@ void ActionRunner::backward(ir::ActionPart part, bool last_backward) {
   // these are not their last contributions.
   const bool has_loss = part.stage() == last_stage_ && !compute.joins_loss();
   stage.residency.before_backward(part.microbatch(), reduces && !has_loss);
+  if (stage.recomputes) {
+    compute.recompute(part.microbatch());
+    if (on_recomputed_) on_recomputed_();
+  }
   Tensors output_grads = flow_.output_grads(part);
   if (reduces && has_loss) stage.residency.before_backward(part.microbatch(), true);
   Tensors grads = whole ? compute.backward(part.microbatch(), std::move(output_grads))

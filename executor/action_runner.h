@@ -76,10 +76,11 @@ class ActionRunner {
   struct Options {
     LossFunction loss = {};
     bool scale_grads = true;
-    bool weight_free_w = false;       // W may run while the stage is resharded
-    std::vector<int> recompute = {};  // the stages that recompute, ascending
-    int slices = 1;                   // that each microbatch is cut into
-    StepLock* lock = nullptr;         // held by who calls run(); may be null
+    bool weight_free_w = false;                // W may run while the stage is resharded
+    std::vector<int> recompute = {};           // the stages that recompute, ascending
+    int slices = 1;                            // that each microbatch is cut into
+    StepLock* lock = nullptr;                  // held by who calls run(); may be null
+    std::function<void()> on_recomputed = {};  // called between Stage::recompute() and the backward
   };
 
   // `stages` are those of program rank `rank`. `placement` must outlive this object; `transfers`
@@ -131,6 +132,7 @@ class ActionRunner {
   const int num_microbatches_;
   const int slices_;
   const bool weight_free_w_;
+  const std::function<void()> on_recomputed_;
   std::map<int, Local> stages_;
   DataFlow flow_;
   std::map<ir::ActionKind, ActionFunction> functions_;

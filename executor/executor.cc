@@ -185,11 +185,14 @@ Executor::Impl::Impl(ir::Program program, std::map<int, LocalStage> stages, comm
                              if (recorder_) recorder_->received(receive);
                            }});
   }
-  runner_.emplace(placement, program_.num_microbatches, rank_, std::move(stages),
-                  transfers_ ? &*transfers_ : nullptr,
-                  ActionRunner::Options{options_.loss, options_.scale_grads,
-                                        program_.lowering.weight_free_w.value_or(false),
-                                        program_.recompute, program_.slices, options_.lock.get()});
+  runner_.emplace(
+      placement, program_.num_microbatches, rank_, std::move(stages),
+      transfers_ ? &*transfers_ : nullptr,
+      ActionRunner::Options{options_.loss, options_.scale_grads,
+                            program_.lowering.weight_free_w.value_or(false), program_.recompute,
+                            program_.slices, options_.lock.get(), [this] {
+                              if (recorder_) recorder_->recomputed();
+                            }});
 }
 
 StepResult Executor::Impl::step(const Batch& batch, bool return_outputs) {

@@ -31,6 +31,7 @@ struct ModuleStage::Kept {
       std::make_shared<autograd::BackwardContext>();
   std::shared_ptr<autograd::WeightWork> weight_work;  // from I to W
   std::function<void()> custom_weight_work;           // from I to W, see set_weight_work
+  bool is_recomputed = false;                         // before its backward
 };
 
 ModuleStage::ModuleStage(autograd::Forward forward) : forward_(std::move(forward)) {}
@@ -75,7 +76,7 @@ void ModuleStage::set_loss(int microbatch, const at::Tensor& loss) {
 
 Tensors ModuleStage::backward(int microbatch, Tensors output_grads) {
   Kept& work = kept(microbatch, "backward");
-  if (slices_) slices_->begin(SliceCache::Phase::kBackward, microbatch);
+  begin_backward(work, microbatch);
   autograd::full_backward(work.roots, output_grads, work.nodes);
   output_grads.clear();
   Tensors grads = autograd::take_grads(work.inputs);
@@ -88,7 +89,7 @@ Tensors ModuleStage::backward(int microbatch, Tensors output_grads) {
 Tensors ModuleStage::backward_input(int microbatch, Tensors output_grads) {
   Kept& work = kept(microbatch, "backward_input");
   Tensors grads;
-  if (slices_) slices_->begin(SliceCache::Phase::kBackward, microbatch);
+  begin_backward(work, microbatch);
   if (make_weight_work_) {
     autograd::full_backward(work.roots, output_grads, work.nodes);
     grads = autograd::take_grads(work.inputs);
@@ -124,6 +125,19 @@ void ModuleStage::check_weight_free(int microbatch) {
 bool ModuleStage::set_recompute(bool recomputes) {
   recomputes_ = recomputes;
   return true;
+}
+
+// Before its backward waits for the gradient. The parts of a model that checkpoint themselves, and
+// what comes before a loss, which waits for none, recompute in the backward.
+void ModuleStage::recompute(int microbatch) {
+  Kept& work = kept(microbatch, "recompute");
+  begin_backward(work, microbatch);
+  autograd::recompute(work.roots);
+  work.is_recomputed = true;
+}
+
+void ModuleStage::begin_backward(const Kept& work, int microbatch) {
+  if (slices_ && !work.is_recomputed) slices_->begin(SliceCache::Phase::kBackward, microbatch);
 }
 
 bool ModuleStage::set_slices(int slices) {

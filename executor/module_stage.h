@@ -53,12 +53,14 @@ class ModuleStage final : public Stage {
   bool joins_loss() const override { return true; }
   void set_loss(int microbatch, const at::Tensor& loss) override;
   bool set_recompute(bool recomputes) override;
+  void recompute(int microbatch) override;
   bool set_slices(int slices) override;
   void clear() override;
 
  private:
   struct Kept;
   Tensors recorded_forward(int microbatch, const Tensors& inputs);
+  void begin_backward(const Kept& work, int microbatch);
   // Throws ContractError, naming the method `what`, for a microbatch without a forward.
   Kept& kept(int microbatch, const char* what);
 

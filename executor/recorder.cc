@@ -65,8 +65,10 @@ void DeviceClock::record(c10::Event* event) const { event->record(comms::current
 
 namespace {
 
-size_t start_of(size_t step) { return 2 * step; }
-size_t end_of(size_t step) { return 2 * step + 1; }
+size_t start_of(size_t step) { return 4 * step; }
+size_t end_of(size_t step) { return 4 * step + 1; }
+size_t recomputed_of(size_t step) { return 4 * step + 2; }
+size_t resumed_of(size_t step) { return 4 * step + 3; }
 
 bool is_input_of(ir::ActionPart receive, ir::ActionPart compute) {
   if (receive.stage() != compute.stage() || receive.microbatch() != compute.microbatch())
@@ -92,6 +94,7 @@ void Recorder::begin_step() {
 void Recorder::begin(const PlannedAction& planned) {
   current_ = planned.action;
   step_ = static_cast<size_t>(planned.step);
+  has_recomputed_ = false;
   clock_->mark({start_of(step_)});
 }
 
@@ -101,9 +104,15 @@ void Recorder::received(ir::ActionPart receive) {
   if (posted == receives_.end()) return;
   const size_t arrival = end_of(posted->second);
   if (!current_.is_idle() && is_input_of(receive, current_.parts()[0]))
-    clock_->mark({arrival, start_of(step_)});
+    clock_->mark({arrival, has_recomputed_ ? resumed_of(step_) : start_of(step_)});
   else
     clock_->mark({arrival});
+}
+
+void Recorder::recomputed() {
+  if (state_ != State::kRunning || current_.is_compound()) return;
+  has_recomputed_ = true;
+  clock_->mark({recomputed_of(step_)});
 }
 
 void Recorder::end() {
@@ -116,8 +125,13 @@ void Recorder::end_step() { state_ = State::kComplete; }
 std::vector<ir::Interval> Recorder::intervals() const {
   const std::vector<std::optional<double>> seconds = clock_->seconds();
   std::vector<ir::Interval> intervals;
-  for (size_t step = 0; step < row_.size(); ++step)
-    intervals.push_back({seconds[start_of(step)].value_or(0), seconds[end_of(step)].value_or(0)});
+  for (size_t step = 0; step < row_.size(); ++step) {
+    const std::optional<double> recomputed = seconds[recomputed_of(step)];
+    const double waited =
+        recomputed ? seconds[resumed_of(step)].value_or(*recomputed) - *recomputed : 0;
+    intervals.push_back(
+        {seconds[start_of(step)].value_or(0) + waited, seconds[end_of(step)].value_or(0)});
+  }
   return intervals;
 }
 

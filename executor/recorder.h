@@ -95,20 +95,23 @@ class DeviceClock final : public StepClock {
 //   recorder.intervals();  // by step of the row
 //
 // A compute starts when the last tensor that it waits for is there, and so does not include the
-// wait. A compound does not include the wait of its first part. What a compute waits for within
-// itself, such as parameters that are still being gathered, counts as compute. On a device, the
-// times are those of the stream on which the computes run (DeviceClock), whenever the host queued
-// them. For one thread.
+// wait. Of a backward that recomputes and then waits, the recomputation is recorded as if it had
+// run just before the tensor came. A compound does not include the wait of its first part. What a
+// compute waits for within itself, such as parameters that are still being gathered, counts as
+// compute. On a device, the times are those of the stream on which the computes run (DeviceClock),
+// whenever the host queued them. For one thread.
 class Recorder {
  public:
   // `clock` has num_points(row) points.
   Recorder(const ir::Row& row, std::unique_ptr<StepClock> clock);
-  // The start and the end of each action.
-  static size_t num_points(const ir::Row& row) { return 2 * row.size(); }
+  // The start and the end of each action; when it has recomputed, and what it then waited for.
+  static size_t num_points(const ir::Row& row) { return 4 * row.size(); }
 
   void begin_step();
   void begin(const PlannedAction& planned);
   void received(ir::ActionPart receive);  // ignored outside of a step
+  // The current action has recomputed, and now waits for its gradient.
+  void recomputed();
   void end();
   void end_step();
 
@@ -134,6 +137,7 @@ class Recorder {
   std::map<ir::ActionPart, size_t> receives_;  // the steps of RECVs
   ir::Action current_;
   size_t step_ = 0;
+  bool has_recomputed_ = false;  // the current action
 };
 
 // The recordings of all ranks, by one clock, as one timeline that begins at 0. In it a SEND ends

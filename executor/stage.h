@@ -88,6 +88,10 @@ class Stage {
   // whether the stage can do what is asked; the default cannot recompute.
   virtual bool set_recompute(bool recomputes) { return !recomputes; }
 
+  // Called before B or I of such a stage, which then waits for its gradient: the stage may run its
+  // forward again here, if it likes. The default leaves it to the backward.
+  virtual void recompute(int /*microbatch*/) {}
+
   // Called before each step: into how many slices microbatches are cut (ir::Schedule::slices). With
   // more than one, each has the place of a microbatch in all methods, and `microbatch` counts the
   // slices of all. Returns whether the stage can do it; the default cannot.

@@ -17,7 +17,6 @@
 // outermost forward also in the number of units.
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <utility>
@@ -32,8 +31,6 @@ namespace {
 // Reductions of one backward that may be pending when the next one is posted: each keeps a buffer
 // of full gradients.
 constexpr size_t kPendingReductions = 1;
-
-bool is_in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
 }  // namespace
 
@@ -85,7 +82,7 @@ Tensors ShardedUnit::run_driven(const Function& function, const Tensors& inputs)
   check_driven_forward();
   const std::shared_ptr<ShardedUnit> outermost = root();
   const ForwardHistory::Scope scope(outermost->forwards_);
-  const bool recomputes = is_in_backward();
+  const bool recomputes = autograd::may_be_second_forward();
   if (scope.is_outermost() && !recomputes)
     outermost->for_each([](ShardedUnit& unit) { unit.calls_.begin_forward(); });
   const int64_t parts = autograd::checkpoint_count();
@@ -98,7 +95,7 @@ Tensors ShardedUnit::run_cast(const torch::nn::Module* module, const Function& f
                               Tensors inputs) {
   const CallTracker::Running running(calls_, module);
   if (sync_.is_driven()) return run_driven(function, inputs);
-  const bool recomputes = is_in_backward();
+  const bool recomputes = autograd::may_be_second_forward();
   const auto call = std::make_shared<Call>();
   const std::shared_ptr<ShardedUnit> outermost = root();
   ForwardHistory& history = outermost->forwards_;

@@ -8,9 +8,12 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -116,6 +119,35 @@ TEST(Recompute, NothingIsSavedFromForwardToBackward) {
   EXPECT_EQ(most_saved({}), (std::array<int, 2>{4, 4}));
   EXPECT_EQ(most_saved({0}), (std::array<int, 2>{1, 4}));
   EXPECT_EQ(most_saved({0, 1}), (std::array<int, 2>{1, 1}));
+}
+
+// It need not wait for the gradient: the last stage computes its loss only when the first one has
+// run its forward again.
+TEST(Recompute, RunsWhileTheGradientIsOnItsWay) {
+  for (const char* schedule : {"1F1B", "ZB-H1"}) {
+    const ir::Program program = compiled(schedule, {2, 2, 1}, {0});
+    std::vector<comms::World> worlds = comms::thread_worlds(2);
+    std::atomic<int> forwards = 0;
+    const auto train = [&](int rank) {
+      const at::Tensor weight = at::ones({1}).set_requires_grad(true);
+      const auto forward = [&, rank](const Tensors& in) {
+        if (rank == 0) ++forwards;
+        return Tensors{in[0] * weight};
+      };
+      const auto loss = [&](const Tensors& out) {
+        const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        while (forwards < 2 && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
+        EXPECT_EQ(forwards, 2);
+        return out[0].sum();
+      };
+      Executor executor(program, {{rank, {std::make_shared<ModuleStage>(forward)}}},
+                        worlds[static_cast<size_t>(rank)], {.loss = loss});
+      executor.step({.inputs = {at::full({4}, 3.)}});
+      EXPECT_EQ(weight.grad().item<double>(), 12);
+    };
+    ASSERT_EQ(tests::run_ranks(2, train), "");
+    EXPECT_EQ(forwards, 2);
+  }
 }
 
 // A batch norm whose stage recomputes has the statistics of one that does not.

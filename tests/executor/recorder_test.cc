@@ -55,6 +55,36 @@ TEST(Recorder, AComputeDoesNotIncludeTheWaitForItsInputs) {
   EXPECT_TRUE(recorder.is_complete());
 }
 
+// What it recomputed before it waited counts, as if it had come just before the gradient.
+TEST(Recorder, ABackwardIncludesItsRecomputationButNotTheWaitAfterIt) {
+  const ir::Row backward = {ir::Action(ActionKind::kRecvB, 1, 0),
+                            ir::Action(ActionKind::kBackward, 1, 0)};
+  for (const bool is_late : {true, false}) {
+    Recorder recorder = recorder_of(backward);
+    const std::vector<PlannedAction> row = plan_row(backward).actions;
+    recorder.begin_step();
+    recorder.begin(row[0]);
+    recorder.end();
+    if (!is_late) recorder.received({ActionKind::kRecvB, 1, 0});
+    recorder.begin(row[1]);
+    const double begin = recorder.intervals()[1].start;
+    pass();
+    const double before = comms::steady_seconds();
+    recorder.recomputed();
+    const double recomputed = comms::steady_seconds();
+    pass();
+    const double waited = comms::steady_seconds();
+    if (is_late) recorder.received({ActionKind::kRecvB, 1, 0});
+    const double resumed = comms::steady_seconds();
+    pass();
+    recorder.end();
+    const double shift = recorder.intervals()[1].start - begin;
+    EXPECT_GE(shift, is_late ? waited - recomputed : 0);
+    EXPECT_LE(shift, is_late ? resumed - before : 0);
+    EXPECT_GE(recorder.intervals()[1].duration(), 2e-3);
+  }
+}
+
 TEST(Recorder, ACompoundIncludesWhatItsSecondPartWaitsFor) {
   Recorder recorder = recorder_of(kRow);
   const std::vector<PlannedAction> row = plan_row(kRow).actions;
