@@ -179,11 +179,17 @@ class CellExplanation {
       // A SEND limits the end of its RECV; any other dependency limits the start of the action.
       const double limit =
           before.kind == schedule::Dependency::kSend ? interval.end : interval.start;
-      const bool decides = end + way >= limit - ir::kTimeTolerance * simulation_.report.makespan;
-      out_ << fmt::format("waits for {}{}: {}{}\n", name_of(before.kind), name(before.action),
-                          way > 0 ? fmt::format("arrives at {}", number_text(end + way))
-                                  : fmt::format("ends at {}", number_text(end)),
-                          decides ? ", which decides" : "");
+      const ir::Timeline::Cell from = simulation_.timeline.cell_of(before.action);
+      const double lead =
+          schedule::lead_of(before, schedule_.rows[from.rank][from.step], action, cell.rank, table);
+      const bool decides =
+          end + way - lead >= limit - ir::kTimeTolerance * simulation_.report.makespan;
+      out_ << fmt::format(
+          "waits for {}{}: {}{}{}\n", name_of(before.kind), name(before.action),
+          way > 0 ? fmt::format("arrives at {}", number_text(end + way))
+                  : fmt::format("ends at {}", number_text(end)),
+          lead > 0 ? fmt::format(", recomputes for {} before", number_text(lead)) : "",
+          decides ? ", which decides" : "");
     }
     print_copy(cell, interval.start);
   }

@@ -32,6 +32,7 @@ Chain::Chain(const Problem& problem, int microbatch) {
   Ticks time = 0;
   for (size_t stage = stages; stage-- > 0;) {
     if (stage + 1 < stages) time += problem.stages[stage + 1].gradient_transfer;
+    time -= problem.scaled(problem.stages[stage].recomputation, microbatch);
     time += backward_input_[stage];
     backward_end_[stage] = time;
   }

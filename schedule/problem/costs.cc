@@ -108,14 +108,16 @@ double Costs::offloaded_bytes(int stage) const {
 
 Costs recomputing(Costs costs, std::span<const int> stages, int num_stages) {
   if (stages.empty()) return costs;
-  std::vector<double> backward_input, activation, recomputed(static_cast<size_t>(num_stages));
+  std::vector<double> backward_input, activation;
+  std::vector<double> recomputed(static_cast<size_t>(num_stages)), recomputation = recomputed;
   for (int stage = 0; stage < num_stages; ++stage) {
     backward_input.push_back(costs.backward_input.at(stage));
     activation.push_back(costs.activation_bytes.at(stage));
   }
   for (const int stage : stages) {
     const auto at = static_cast<size_t>(stage);
-    backward_input[at] += costs.recompute.at(stage) * costs.forward.at(stage);
+    recomputation[at] = costs.recompute.at(stage) * costs.forward.at(stage);
+    backward_input[at] += recomputation[at];
     const double whole = activation[at];
     activation[at] = std::min(costs.checkpoint_bytes.at(stage), whole);
     recomputed[at] = whole - activation[at];
@@ -123,6 +125,7 @@ Costs recomputing(Costs costs, std::span<const int> stages, int num_stages) {
   costs.backward_input = PerStage(std::move(backward_input));
   costs.activation_bytes = PerStage(std::move(activation));
   costs.recomputed_bytes = PerStage(std::move(recomputed));
+  costs.recomputation = PerStage(std::move(recomputation));
   return costs;
 }
 
@@ -143,7 +146,7 @@ Costs sliced(Costs costs, int slices, int num_microbatches) {
        {&Costs::forward, &Costs::backward_input, &Costs::backward_weight, &Costs::offload,
         &Costs::reload, &Costs::output_bytes, &Costs::input_gradient_bytes,
         &Costs::activation_bytes, &Costs::checkpoint_bytes, &Costs::offload_bytes,
-        &Costs::weight_input_bytes, &Costs::recomputed_bytes})
+        &Costs::weight_input_bytes, &Costs::recomputed_bytes, &Costs::recomputation})
     (costs.*of_microbatch).scale(1.0 / slices);
   return costs;
 }
@@ -209,6 +212,8 @@ CostTable::CostTable(const Costs& costs, const ir::Placement& placement)
     };
     const double scale = costs.rank_scale.empty() ? 1 : costs.rank_scale[static_cast<size_t>(rank)];
     const double input = costs.backward_input.at(stage), weight = costs.backward_weight.at(stage);
+    leads_.push_back(scale * costs.recomputation.at(stage));
+    has_leads_ = has_leads_ || leads_.back() > 0;
     set(ActionKind::kForward, scale * costs.forward.at(stage));
     set(ActionKind::kBackwardInput, scale * input);
     set(ActionKind::kBackwardWeight, scale * weight);

@@ -124,9 +124,9 @@ struct Costs {
   // What the stage's rank holds throughout: its shards of parameters and reduced gradients, if they
   // are sharded, and the optimizer's state (master weights too), sharded or not.
   PerStage shard_bytes = 0, optimizer_bytes = 0;
-  // What I or B allocates and frees again, beside activation_bytes. Not in costs files:
-  // recomputing() sets it.
-  PerStage recomputed_bytes = 0;
+  // What I or B allocates and frees again, beside activation_bytes, and the part of it that needs
+  // no gradient: the recomputation. Not in costs files: recomputing() sets them.
+  PerStage recomputed_bytes = 0, recomputation = 0;
 
   // The layers of a model, in place of what is per stage, which is then as by default; and how many
   // of them each stage has, empty for the schedule's own cut. See layers.h.
@@ -144,7 +144,8 @@ struct Costs {
 
 // The costs of a schedule in which these stages recompute, which must be in range: there, I and B
 // take the recomputation too, F saves checkpoint_bytes, and all of activation_bytes is in use only
-// while I or B runs. A checkpoint counts as at most activation_bytes.
+// while I or B runs. A checkpoint counts as at most activation_bytes. A recomputation needs no
+// gradient: it runs while that is on its way, if the rank has nothing else to do.
 Costs recomputing(Costs costs, std::span<const int> stages, int num_stages);
 
 // The costs of one slice in the place of a microbatch, for a schedule whose microbatches are cut
@@ -195,9 +196,10 @@ class CostTable {
 
   // The duration of an action that `rank` runs: of a SEND that of its transfer, of a RECV 0.
   double duration(const ir::Action& action, size_t rank) const {
-    return duration_by(action, [&](ir::ActionPart part) {
-      return placement_.instance_on(static_cast<int>(rank), part.stage());
-    });
+    return duration_by(action, [&](ir::ActionPart part) { return instance_on(rank, part); });
+  }
+  int instance_on(size_t rank, ir::ActionPart part) const {
+    return placement_.instance_on(static_cast<int>(rank), part.stage());
   }
   // The same if instance_of(part) is the instance that runs a part of it.
   template <typename InstanceOf>
@@ -221,12 +223,23 @@ class CostTable {
   // which is the stage if there is one replica.
   double output_transfer(int instance) const { return of_kind(ir::ActionKind::kSendF, instance); }
   double gradient_transfer(int instance) const { return of_kind(ir::ActionKind::kSendB, instance); }
+  // How long before its gradient arrives an I or B of an instance can start: it recomputes first.
+  double lead(ir::ActionPart backward, int instance) const {
+    const double base = lead(instance);
+    return microbatch_scale_.empty()
+               ? base
+               : base * microbatch_scale_[static_cast<size_t>(backward.microbatch())];
+  }
+  double lead(int instance) const { return leads_[static_cast<size_t>(instance)]; }  // at scale 1
+  bool has_leads() const { return has_leads_; }
   // The duration of an action of this kind for a microbatch whose scale is 1.
   double of_kind(ir::ActionKind kind, int instance) const { return durations_.at(kind, instance); }
 
  private:
   ir::Placement placement_;
   ir::StageKindTable<double> durations_;
+  std::vector<double> leads_;  // by instance
+  bool has_leads_ = false;     // whether any is not 0
   std::vector<double> microbatch_scale_;
   double overlap_;
 };

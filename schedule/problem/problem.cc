@@ -91,6 +91,7 @@ void set_times(const Costs& costs, const Range& range, Problem* problem) {
       times.push_back(longest.of_kind(kind, one));
       total += times.back();
     }
+    times.push_back(longest.lead(one));
     transfers.push_back(table.output_transfer(one));
     transfers.push_back(table.gradient_transfer(one));
     const int stage = placement.stage_of_instance(one);
@@ -115,6 +116,10 @@ void set_times(const Costs& costs, const Range& range, Problem* problem) {
     work.backward_weight = rounded(table.of_kind(ActionKind::kBackwardWeight, one));
     work.output_transfer = rounded(table.output_transfer(one));
     work.gradient_transfer = rounded(table.gradient_transfer(one));
+    const bool receives_gradient =
+        stage + 1 < placement.num_stages() &&
+        placement.rank_of_instance(one + 1) != placement.rank_of_instance(one);
+    if (receives_gradient) work.recomputation = rounded(table.lead(one));
     if (costs.offload_bytes.at(stage) > 0) {
       work.offload = rounded(costs.offload.at(stage));
       work.reload = rounded(costs.reload.at(stage));

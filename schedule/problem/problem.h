@@ -51,8 +51,11 @@ struct StageWork {
   Ticks output_transfer = 0, gradient_transfer = 0;
   // Memory in use from the start of F to the end of I, and from the end of I to the end of W.
   Memory activation = 0, weight_input = 0;
-  // In use beside `activation` while I runs: what a stage that recomputes restores of F.
+  // In use beside `activation` while I runs: what a stage that recomputes restores of F. The
+  // recomputation is part of backward_input; where the gradient comes from another rank, I may
+  // start so long before it arrives.
   Memory recomputed = 0;
+  Ticks recomputation = 0;  // 0 where the gradient is of the same rank
   // For a stage that offloads: the times of the copies of an activation to the host and back, and
   // what they move, which is in use beside `activation` when it is not on the host. The bounds take
   // such problems; search_schedule() does not.

@@ -183,7 +183,8 @@ void Dispatcher::prepare(const Template& numbers) {
   for (int stage = stages - 1; stage >= 0; --stage) {
     if (stage + 1 < stages) {
       const StageWork& next = problem_.work(stage + 1);
-      target += next.backward_input + next.gradient_transfer + delay(stages - 1 - stage, per_rank);
+      target += next.backward_input + next.gradient_transfer - problem_.work(stage).recomputation +
+                delay(stages - 1 - stage, per_rank);
     }
     StageState& state = states_[state_of_[static_cast<size_t>(stage)]];
     state.order[index_of(Pass::kInput)] =
@@ -386,7 +387,8 @@ void Dispatcher::start_compound(int rank_index, Key choice, Key partner, Ticks n
   const auto next = static_cast<Letter>(info.unlocks);
   const Pass next_pass = search::pass_of(next);
   const LetterInfo& next_info = letters_[next];
-  const Ticks arrival = end + next_info.delay;
+  // One that could have started before now starts now.
+  const Ticks arrival = std::max(now, end + delay_of(problem_, next_info, next, microbatch));
   StageState& receiver = states_[state_of_[static_cast<size_t>(stage_of(next))]];
   int& sent = receiver.sent[index_of(next_pass)];
   if (!next_info.needs_last_slice) {

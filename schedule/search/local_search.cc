@@ -54,7 +54,7 @@ LocalSearch::LocalSearch(const Problem& problem, uint64_t seed)
       const int k = static_cast<int>(instance);
       const auto needed = static_cast<size_t>(needed_instance(problem, info, k));
       one_node = {.time = problem.scaled(info.time, microbatch_of(problem, one, k)),
-                  .delay = info.delay,
+                  .delay = delay_of(problem, info, one, k),
                   .need = info.need >= 0 && !near ? node(info.need, needed) : kNone,
                   .unlocks = sends ? node(info.unlocks, instance) : kNone,
                   .before = near ? node(info.need, needed) : kNone,

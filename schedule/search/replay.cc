@@ -48,7 +48,8 @@ bool Replay::run_compound(RankState* rank, const Letter** next, Ticks* time) {
     if (info.need < 0 || part == 2) continue;
     const Ticks input = end_of_need(info, instances_[letters[part]]);
     if (input < 0) return false;
-    start = std::max(start, input + info.delay);
+    const int k = instances_[letters[part]];
+    start = std::max(start, input + delay_of(problem_, info, letters[part], k));
   }
   // A whole backward has I and W of one microbatch.
   if (size == 3 && instance(letters[1]) != instance(letters[2])) return false;
@@ -99,7 +100,9 @@ bool Replay::run_steps(const Words& words) {
       if (info.need >= 0) {
         const Ticks input = end_of_need(info, static_cast<int>(instance));
         if (input < 0) break;
-        start = std::max(start, input + info.delay);
+        start = std::max(
+            start, input + (is_scaled ? delay_of(problem_, info, one, static_cast<int>(instance))
+                                      : info.delay));
       }
       if (rank.start < 0) rank.start = start;
       time = start + (is_scaled

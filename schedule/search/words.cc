@@ -62,6 +62,10 @@ std::vector<LetterInfo> letters_of(const Problem& problem) {
       forward.unlocks = number(stage + 1, Pass::kForward);
       input.need = number(stage + 1, Pass::kInput);
       input.delay = problem.work(stage + 1).gradient_transfer;
+      if (problem.microbatch_scale.empty())
+        input.delay -= work.recomputation;
+      else
+        input.lead = work.recomputation;
     }
   }
   return letters;

@@ -65,8 +65,11 @@ constexpr size_t step_size(const Letter* first) {
 
 // What the engine needs to know about a letter, without its stage's neighbours and placement.
 struct LetterInfo {
-  Ticks time = 0;    // of a microbatch whose scale is 1
-  Ticks delay = 0;   // from the end of `need` to the earliest start of this letter
+  Ticks time = 0;   // of a microbatch whose scale is 1
+  Ticks delay = 0;  // from the end of `need` to the earliest start of this letter; see delay_of()
+  // How much sooner this letter may start, at scale 1: 0 if no microbatch has another scale, as
+  // `delay` then is less by it.
+  Ticks lead = 0;
   int need = -1;     // the letter whose same instance must end before this one starts, or -1
   int unlocks = -1;  // the other letter than W that needs this one, or -1
   bool needs_last_slice = false;  // of its microbatch, rather than the same instance
@@ -75,6 +78,11 @@ struct LetterInfo {
 // Which instance of `need` must end before the k-th of this letter starts.
 inline int needed_instance(const Problem& problem, const LetterInfo& info, int k) {
   return info.needs_last_slice ? problem.backward_at(k - k % problem.slices) : k;
+}
+// The delay of the k-th of a letter.
+inline Ticks delay_of(const Problem& problem, const LetterInfo& info, Letter letter, int k) {
+  return info.lead == 0 ? info.delay
+                        : info.delay - problem.scaled(info.lead, microbatch_of(problem, letter, k));
 }
 // One entry per letter of the problem: 3 * num_stages.
 std::vector<LetterInfo> letters_of(const Problem& problem);

@@ -57,14 +57,20 @@ RecordedTransfers::RecordedTransfers(const ir::Schedule& schedule, const ir::Tim
       for (const ir::ActionPart part : action.parts()) {
         if (!comes_from_another_rank(part) || !send_of[index(part)]) continue;
         const size_t cell = *send_of[index(part)];
-        const ir::Interval& send = timeline[cell];
+        const ir::Interval &send = timeline[cell], &compute = timeline.at(rank, step);
+        // One that recomputes looks after that, and its interval begins so much before it went on.
+        const double recomputed = !action.is_compound() && is_of_gradient(part.kind()) &&
+                                          ir::recomputes(schedule, part.stage())
+                                      ? std::max(0.0, send.end - compute.start)
+                                      : 0;
         RecordedTransfer transfer{
             .from = static_cast<int>(timeline.cell_of(cell).rank),
             .to = static_cast<int>(rank),
             .send = cell,
             .start = send.start,
             .end = send.end,
-            .waited_from = std::max({previous, received_from[index(part)], send.start})};
+            .waited_from =
+                std::max({previous + recomputed, received_from[index(part)], send.start})};
         double& last = arrived.try_emplace({transfer.from, transfer.to}, kEver).first->second;
         if (last <= transfer.end) transfer.start = std::max(transfer.start, last);
         if (transfer.is_known()) last = transfer.end;
@@ -282,10 +288,21 @@ Costs recorded_costs(const ir::Schedule& schedule, const ir::Recording& recordin
   for (PerStage Costs::*of_microbatch :
        {&Costs::forward, &Costs::backward_input, &Costs::backward_weight})
     (costs.*of_microbatch).scale(schedule.slices);
-  // A recorded backward contains what its stage recomputed.
+  // A recorded backward contains what its stage recomputed: its forward, if there is time for it.
   if (!schedule.recompute.empty()) {
-    costs.recompute = per_stage([&](size_t stage) {
-      return std::ranges::count(schedule.recompute, static_cast<int>(stage)) == 0 ? 1 : 0;
+    const auto again = [&](int stage) {
+      return ir::recomputes(schedule, stage)
+                 ? std::min(costs.forward.at(stage), costs.backward_input.at(stage))
+                 : 0;
+    };
+    costs.recompute = per_stage([&](size_t of_stage) {
+      const auto stage = static_cast<int>(of_stage);
+      const double forward = costs.forward.at(stage);
+      return ir::recomputes(schedule, stage) && forward > 0 ? again(stage) / forward : 1;
+    });
+    costs.backward_input = per_stage([&](size_t of_stage) {
+      const auto stage = static_cast<int>(of_stage);
+      return costs.backward_input.at(stage) - again(stage);
     });
   }
   costs.overlap = measured.overlap(costs);

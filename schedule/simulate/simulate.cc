@@ -23,11 +23,13 @@ const ir::Action& action_at(uint32_t number, const ChannelGraph& graph,
   return schedule.rows[cell.rank][cell.step];
 }
 
-// The transfer delay on an edge of a graph.
+// The delay on an edge of a graph: its transfer, less the lead of a backward that recomputes.
 class Delays {
  public:
-  Delays(const ChannelGraph& graph, const ir::Schedule& schedule, const CostTable& table)
-      : graph_(graph), schedule_(schedule), table_(table) {
+  Delays(const ChannelGraph& graph, const ir::Schedule& schedule, const CostTable& table,
+         std::span<const double> stretch = {})
+      : graph_(graph), schedule_(schedule), table_(table), stretch_(stretch) {
+    none_ = !table.has_leads();
     if (!graph.is_order()) return;
     for (int one = 0; one < schedule.placement.num_instances(); ++one)
       none_ = none_ && table.output_transfer(one) == 0 && table.gradient_transfer(one) == 0;
@@ -35,16 +37,32 @@ class Delays {
 
   bool are_none() const { return none_; }  // all are 0
   double of(uint32_t number, const Dependency& dependency) const {
+    return after(0, number, dependency);
+  }
+  // The earliest start after something that ended at `end`.
+  double after(double end, uint32_t number, const Dependency& dependency) const {
+    return none_ ? end : end + transfer(number, dependency) - lead(number, dependency);
+  }
+  double transfer(uint32_t number, const Dependency& dependency) const {
     if (dependency.kind == Dependency::kEnd || dependency.kind == Dependency::kSend || none_)
       return 0;
     return transfer_of(dependency, action_at(number, graph_, schedule_), table_);
   }
 
  private:
+  double lead(uint32_t number, const Dependency& dependency) const {
+    if (!table_.has_leads() || graph_.node(number) != ChannelGraph::Node::kCompute) return 0;
+    const double lead =
+        lead_of(dependency, action_at(dependency.action, graph_, schedule_),
+                action_at(number, graph_, schedule_), graph_.cell_of(number).rank, table_);
+    return stretch_.empty() ? lead : lead * stretch_[number];
+  }
+
   const ChannelGraph& graph_;
   const ir::Schedule& schedule_;
   const CostTable& table_;
-  bool none_ = true;  // transfers take no time, or are actions
+  const std::span<const double> stretch_;
+  bool none_ = true;  // transfers take no time, or are actions, and no stage recomputes
 };
 
 // The copy streams of all ranks, as the computes of a graph run.
@@ -70,10 +88,11 @@ class CopyStreams {
   std::vector<CopyStream> streams_;  // by rank
 };
 
-// Turns durations into times; `delay(number, dependency)` is the transfer delay on an edge, and
-// `ready(number)` a time before which an action cannot start. Returns the actions that cannot run.
-template <typename Delay, typename Ready>
-std::vector<uint32_t> run(const ChannelGraph& graph, const Delay& delay, const Ready& ready,
+// Turns durations into times; `after(end, number, dependency)` is the earliest start after what has
+// ended at `end`, and `ready(number)` a time before which an action cannot start. Returns the
+// actions that cannot run.
+template <typename After, typename Ready>
+std::vector<uint32_t> run(const ChannelGraph& graph, const After& after, const Ready& ready,
                           ir::Timeline* timeline) {
   return graph.run([&](uint32_t number) {
     double start = ready(number), end = 0;
@@ -84,7 +103,7 @@ std::vector<uint32_t> run(const ChannelGraph& graph, const Delay& delay, const R
         start = std::max(start, other.start);
         end = other.end;
       } else {
-        start = std::max(start, other.end + delay(number, dependency));
+        start = std::max(start, after(other.end, number, dependency));
       }
       return false;
     });
@@ -104,10 +123,23 @@ double transfer_of(const Dependency& dependency, const ir::Action& action, const
   return 0;
 }
 
+double lead_of(const Dependency& dependency, const ir::Action& before, const ir::Action& action,
+               size_t rank, const CostTable& table) {
+  const bool brings_gradient =
+      dependency.kind == Dependency::kGradient ||
+      (dependency.kind == Dependency::kEnd && before.kind() == ir::ActionKind::kRecvB);
+  if (!brings_gradient) return 0;
+  for (const ir::ActionPart part : action.parts()) {
+    if (ir::gives_input_gradient(part.kind()))
+      return table.lead(part, table.instance_on(rank, part));
+  }
+  return 0;
+}
+
 ir::Timeline simulate(const ChannelGraph& graph, const ir::Schedule& schedule, const Costs& costs,
                       std::span<const double> stretch) {
   const CostTable table(costs, schedule.placement);
-  const Delays delays(graph, schedule, table);
+  const Delays delays(graph, schedule, table, stretch);
   ir::Timeline timeline(schedule.rows);
   size_t cell = 0;
   for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
@@ -116,18 +148,19 @@ ir::Timeline simulate(const ChannelGraph& graph, const ir::Schedule& schedule, c
       ++cell;
     }
   }
-  const auto none = [](uint32_t, const Dependency&) { return 0; };
-  const auto delay = [&](uint32_t number, const Dependency& dependency) {
-    return delays.of(number, dependency);
+  const auto at_end = [](double end, uint32_t, const Dependency&) { return end; };
+  const auto delayed = [&](double end, uint32_t number, const Dependency& dependency) {
+    return delays.after(end, number, dependency);
   };
   // Without a call in its loop, the pass keeps the times in registers and is twice as fast.
   const auto at_once = [](uint32_t) { return 0; };
   const CopyPlan plan(schedule, costs);
   CopyStreams copies(graph, schedule, plan);
   const auto reloaded = [&](uint32_t number) { return copies.reloaded(number, timeline); };
-  const std::vector<uint32_t> blocked = !plan.is_empty()    ? run(graph, delay, reloaded, &timeline)
-                                        : delays.are_none() ? run(graph, none, at_once, &timeline)
-                                                            : run(graph, delay, at_once, &timeline);
+  const std::vector<uint32_t> blocked = !plan.is_empty() ? run(graph, delayed, reloaded, &timeline)
+                                        : delays.are_none()
+                                            ? run(graph, at_end, at_once, &timeline)
+                                            : run(graph, delayed, at_once, &timeline);
   for (const uint32_t number : blocked) timeline[number] = {};
   return timeline;
 }
@@ -209,11 +242,10 @@ std::vector<CriticalStep> critical_path(const ChannelGraph& graph, const ir::Sch
     uint32_t decided = ChannelGraph::kNone;
     double latest = -1, transfer = 0, copied = 0;
     graph.any_dependency(number, [&](const Dependency& dependency) {
-      const double delay = delays.of(number, dependency);
-      const double ready = timeline[dependency.action].end + delay;
+      const double ready = delays.after(timeline[dependency.action].end, number, dependency);
       if (ready > latest) {
         latest = ready;
-        transfer = delay;
+        transfer = delays.transfer(number, dependency);
         decided = dependency.action;
       }
       return false;

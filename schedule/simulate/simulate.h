@@ -23,6 +23,12 @@ namespace pipewright::schedule {
 // orders have one; in programs transfers are actions. `action` is the one that waits.
 double transfer_of(const Dependency& dependency, const ir::Action& action, const CostTable& table);
 
+// How long before what an edge is from has ended, and after its transfer has arrived, the action
+// that waits can start: an I or B that recomputes, before its gradient arrives. 0 for other edges.
+// `before` is the action that it waits for, and `rank` the one that runs it.
+double lead_of(const Dependency& dependency, const ir::Action& before, const ir::Action& action,
+               size_t rank, const CostTable& table);
+
 // When each action runs. `stretch` multiplies the durations of single actions: one factor per cell,
 // along the rows; empty for none. Actions that cannot run, because the schedule deadlocks, have the
 // interval 0 to 0.

@@ -80,6 +80,11 @@ class OrderWalk {
     }
   }
 
+  // How long before its gradient arrives a part can start.
+  double lead_of(ActionPart part, size_t rank, uint32_t number) const {
+    if (!table_.has_leads() || !ir::gives_input_gradient(part.kind())) return 0;
+    return table_.lead(part, instances_.on(rank, part)) * (stretch_.empty() ? 1 : stretch_[number]);
+  }
   const Links& links_of(ActionPart part, size_t rank) const {
     return links_.at(part.kind(), instances_.on(rank, part));
   }
@@ -91,7 +96,7 @@ class OrderWalk {
       if (links.from == kNone) continue;
       const double arrival = arrivals_.at(links.from, part.microbatch())[links.is_gradient];
       if (arrival == kNotMade) return false;
-      start = std::max(start, arrival);
+      start = std::max(start, arrival - lead_of(part, rank, number));
     }
     double duration =
         table_.duration_by(action, [&](ActionPart part) { return instances_.on(rank, part); });
@@ -168,8 +173,10 @@ class ProgramWalk {
     if (ir::is_compute(part.kind())) {
       if (awaits(part, of_rank)) return false;
       if (action.is_compound() && awaits(action.parts()[1], of_rank)) return false;
-      double ready = std::max(rank->compute, inputs_of(part, of_rank));
-      if (action.is_compound()) ready = std::max(ready, inputs_of(action.parts()[1], of_rank));
+      const double stretch = stretch_.empty() ? 1 : stretch_[number];
+      double ready = std::max(rank->compute, inputs_of(part, of_rank, stretch));
+      if (action.is_compound())
+        ready = std::max(ready, inputs_of(action.parts()[1], of_rank, stretch));
       rank->compute = ready + duration;
       timeline_[number] = {ready, rank->compute};
     } else if (ir::is_transfer(part.kind())) {
@@ -205,11 +212,14 @@ class ProgramWalk {
     return transfers_.awaits(end_of(compute, rank), compute);
   }
   // When the input and the parameters of a compute are there. The parameters stay.
-  double inputs_of(ActionPart part, size_t rank) {
+  double inputs_of(ActionPart part, size_t rank, double stretch) {
     const double unsharded = std::exchange(unsharded_[instance_on(rank, part)], 0);
     const uint32_t receive = transfers_.receive_of(end_of(part, rank), part);
     if (receive == EdgeTransfers::kNone) return unsharded;
-    return std::max(unsharded, timeline_[receive].end);
+    double arrival = timeline_[receive].end;
+    if (table_.has_leads() && ir::gives_input_gradient(part.kind()))
+      arrival -= table_.lead(part, instances_.on(rank, part)) * stretch;
+    return std::max(unsharded, arrival);
   }
 
   // When a SEND or the last REDUCE_GRAD of a stage ends; 0 if there is none before its WAIT.

@@ -73,6 +73,34 @@ TEST(RecordedCosts, CompoundsHideWhatTheyHid) {
   }
 }
 
+// A recorded backward has its recomputation before the gradient came, and its costs too.
+TEST(RecordedCosts, ARecomputationRunsBeforeItsGradientComes) {
+  for (const char* source : {"1F1B", "ZBV"}) {
+    for (const double latency : {0.25, 1.5}) {
+      const Costs costs{.unit = "ms",
+                        .forward = 1,
+                        .backward_input = 1.25,
+                        .backward_weight = 0.5,
+                        .link = {.latency = latency}};
+      CompileResult compiled = compile({.source = std::string(source),
+                                        .shape = {.ranks = 4, .microbatches = 8},
+                                        .depth = Depth::kVerify});
+      ir::Program program = compiled.program();
+      program.recompute = {0, 2, 3};
+      compiled = compile({.source = ir::AnySchedule(program), .depth = Depth::kVerify});
+      const double makespan = simulate(compiled, {.costs = costs}).simulation->report.makespan;
+      const SimulateResult run = simulate(compiled, {.costs = costs});
+      const Costs found = recorded_costs(program, {"ms", run.simulation->timeline});
+      EXPECT_NEAR(simulate(compiled, {.costs = found}).simulation->report.makespan, makespan, 1e-9)
+          << source << " " << latency;
+      EXPECT_NEAR(found.backward_input.at(0) +
+                      (std::string(source) == "1F1B" ? found.backward_weight.at(0) : 0),
+                  std::string(source) == "1F1B" ? 1.75 : 1.25, 1e-9);
+      EXPECT_NEAR(found.recompute.at(0), 1, 1e-9);
+    }
+  }
+}
+
 // Rank 1 of a made-up run: its second tensor has been there since 2.5 when it looks for it at 4,
 // and its third arrives at 7, half of a millisecond after it was sent. Rank 0 lasts unequally long.
 TEST(RecordedCosts, AComputeDoesNotCostItsWaitForInputs) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -309,7 +310,8 @@ TEST(SimulateTest, AProgramWithFreeTransfersRunsAsItsOrder) {
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules()) {
     const ir::ComputeOrder order =
         schedules::make_order(*spec, {4, schedules::default_stages(*spec, 4), 8});
-    const Costs costs = costs_of(3, 2.5, 1.75, 0);
+    const Costs costs = recomputing(costs_of(3, 2.5, 1.75, 0), std::vector<int>{1, 2},
+                                    order.placement.num_stages());
     const ir::Timeline of_order = simulate(ChannelGraph::of_order(order), order, costs);
     for (const ir::Receives receives : {ir::Receives::kPytorch, ir::Receives::kLatest}) {
       ir::Lowering policies;
@@ -327,6 +329,27 @@ TEST(SimulateTest, AProgramWithFreeTransfersRunsAsItsOrder) {
           EXPECT_EQ(of_program.at(rank, at), of_order.at(rank, step++)) << spec->name;
         }
       }
+    }
+  }
+}
+
+// Where every stage recomputes, and each recomputation fits in the wait for a gradient, 1F1B takes
+// M times all work of a stage, and P-1 times the rest once more.
+TEST(SimulateTest, ARecomputationDoesNotWaitForTheGradient) {
+  for (const int ranks : {2, 4, 7}) {
+    for (const int microbatches : {ranks, 3 * ranks}) {
+      const double f = 3, b = 5, transfer = 0.25;
+      Costs costs{.forward = f, .backward_input = 4, .backward_weight = 1};
+      costs.link.latency = transfer;
+      std::vector<int> all(static_cast<size_t>(ranks));
+      std::iota(all.begin(), all.end(), 0);
+      const Costs again = recomputing(costs, all, ranks);
+      const auto order =
+          schedules::make_order(*schedules::find_schedule("1F1B"), {ranks, ranks, microbatches});
+      const double expected = microbatches * (2 * f + b) + (ranks - 1) * (f + b + 2 * transfer);
+      EXPECT_NEAR(report_on(order, again, simulate(order, again)).makespan, expected, 1e-9);
+      const auto graph = ChannelGraph::of_order(order);
+      EXPECT_NEAR(report_on(order, again, simulate(graph, order, again)).makespan, expected, 1e-9);
     }
   }
 }

@@ -39,7 +39,10 @@ Costs random_costs(const ir::Schedule& schedule, Draw* draw) {
   costs.link.latency = draw->cost();
   for (int microbatch = 0; microbatch < schedule.num_microbatches; ++microbatch)
     costs.microbatch_scale.push_back(1 + draw->below(3));
-  return costs;
+  std::vector<int> recompute;
+  for (int stage = 0; stage < schedule.placement.num_stages(); ++stage)
+    if (draw->below(4) == 0) recompute.push_back(stage);
+  return recomputing(std::move(costs), recompute, schedule.placement.num_stages());
 }
 
 // None, or one factor per action.

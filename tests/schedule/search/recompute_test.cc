@@ -32,9 +32,12 @@ struct Enumeration {
     const double weight = costs.backward_weight.at(stage);
     if (kind == 0) return costs.forward.at(stage);
     if (kind == 2) return weight;
-    const double again = costs.recompute.at(stage) * costs.forward.at(stage);
-    return costs.backward_input.at(stage) + (splits ? 0 : weight) +
-           (recomputes[static_cast<size_t>(stage)] ? again : 0);
+    return costs.backward_input.at(stage) + (splits ? 0 : weight) + recomputation(stage);
+  }
+  double recomputation(int stage) const {
+    return recomputes[static_cast<size_t>(stage)]
+               ? request.costs.recompute.at(stage) * request.costs.forward.at(stage)
+               : 0;
   }
 
   // What F of a stage keeps.
@@ -109,9 +112,11 @@ struct Enumeration {
                 request.placement.rank_of(from) != request.placement.rank_of(stage);
             ready = inputs[own.size()] + (crosses ? request.costs.link.latency : 0);
           }
-          const double begin = std::max(time[rank], ready);
-          if (start[rank] < 0) start[rank] = begin;
-          own.push_back(time[rank] = begin + duration(stage, kind));
+          // The recomputation does not wait for the gradient; what follows does.
+          const double again = kind == 1 ? recomputation(stage) : 0;
+          const double end = std::max(time[rank] + again, ready) + duration(stage, kind) - again;
+          if (start[rank] < 0) start[rank] = end - duration(stage, kind);
+          own.push_back(time[rank] = end);
         }
       }
     }
