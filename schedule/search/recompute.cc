@@ -21,7 +21,8 @@
 namespace pipewright::schedule::search {
 namespace {
 
-constexpr size_t kMostChoices = 8;
+constexpr size_t kMostByBound = 4;
+constexpr size_t kMostPrefixes = 8;
 
 enum class Mode : uint8_t { kPlain, kRecomputes, kUndecided };
 
@@ -75,6 +76,13 @@ class Tree {
     for (const Mode mode : {Mode::kPlain, Mode::kRecomputes}) {
       if (const auto all = node_of(std::vector<Mode>(stages, mode), {}))
         add(*all, &choices.promising);
+    }
+    // Often many choices have one bound. The first stages keep their activations longest.
+    const size_t prefixes = std::min(kMostPrefixes, stages - 1);
+    for (size_t k = 1; k <= prefixes; ++k) {
+      std::vector<Mode> modes(stages, Mode::kPlain);
+      std::fill_n(modes.begin(), k * stages / (prefixes + 1), Mode::kRecomputes);
+      if (const auto prefix = node_of(std::move(modes), {})) add(*prefix, &choices.promising);
     }
     std::ranges::stable_sort(choices.promising, {}, [](const RecomputeChoice& one) {
       return std::pair(one.bound.value, one.stages.size());
@@ -131,7 +139,7 @@ class Tree {
 
   Bound expand(std::vector<RecomputeChoice>* choices) {
     std::optional<Bound> bound;
-    while (!nodes_.empty() && choices->size() < kMostChoices) {
+    while (!nodes_.empty() && choices->size() < kMostByBound) {
       const PartialChoice node = nodes_.top();
       if (!bound && (node.undecided == 0 || left_ <= 0)) bound = node.bound;
       if (left_ <= 0) break;
