@@ -15,6 +15,19 @@
 
 namespace pipewright::schedule {
 
+namespace {
+
+// How long before its gradient arrives any I of a stage can start. Of the microbatch with the
+// greatest scale, so that a chain takes no less for one with a greater scale.
+Ticks longest_lead(const Problem& problem, size_t stage) {
+  const Ticks one = problem.stages[stage].recomputation;
+  if (one == 0 || problem.microbatch_scale.empty()) return one;
+  const auto greatest = std::ranges::max_element(problem.microbatch_scale);
+  return problem.scaled(one, static_cast<int>(greatest - problem.microbatch_scale.begin()));
+}
+
+}  // namespace
+
 Chain::Chain(const Problem& problem, int microbatch) {
   const auto stages = static_cast<size_t>(problem.num_stages());
   for (const StageWork& work : problem.stages) {
@@ -32,7 +45,7 @@ Chain::Chain(const Problem& problem, int microbatch) {
   Ticks time = 0;
   for (size_t stage = stages; stage-- > 0;) {
     if (stage + 1 < stages) time += problem.stages[stage + 1].gradient_transfer;
-    time -= problem.scaled(problem.stages[stage].recomputation, microbatch);
+    time -= longest_lead(problem, stage);
     time += backward_input_[stage];
     backward_end_[stage] = time;
   }

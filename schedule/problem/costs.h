@@ -207,9 +207,7 @@ class CostTable {
     if (action.is_idle()) return 0;
     const auto of = [&](ir::ActionPart part) {
       const double base = of_kind(part.kind(), instance_of(part));
-      return microbatch_scale_.empty() || !ir::is_compute(part.kind())
-                 ? base
-                 : base * microbatch_scale_[static_cast<size_t>(part.microbatch())];
+      return ir::is_compute(part.kind()) ? scaled(base, part) : base;
     };
     const double first = of(action.parts()[0]);
     if (!action.is_compound()) return first;
@@ -224,11 +222,10 @@ class CostTable {
   double output_transfer(int instance) const { return of_kind(ir::ActionKind::kSendF, instance); }
   double gradient_transfer(int instance) const { return of_kind(ir::ActionKind::kSendB, instance); }
   // How long before its gradient arrives an I or B of an instance can start: it recomputes first.
-  double lead(ir::ActionPart backward, int instance) const {
-    const double base = lead(instance);
-    return microbatch_scale_.empty()
-               ? base
-               : base * microbatch_scale_[static_cast<size_t>(backward.microbatch())];
+  // 0 for other kinds.
+  double lead(ir::ActionPart part, int instance) const {
+    if (!has_leads_ || !ir::gives_input_gradient(part.kind())) return 0;
+    return scaled(lead(instance), part);
   }
   double lead(int instance) const { return leads_[static_cast<size_t>(instance)]; }  // at scale 1
   bool has_leads() const { return has_leads_; }
@@ -236,6 +233,12 @@ class CostTable {
   double of_kind(ir::ActionKind kind, int instance) const { return durations_.at(kind, instance); }
 
  private:
+  double scaled(double base, ir::ActionPart part) const {
+    return microbatch_scale_.empty()
+               ? base
+               : base * microbatch_scale_[static_cast<size_t>(part.microbatch())];
+  }
+
   ir::Placement placement_;
   ir::StageKindTable<double> durations_;
   std::vector<double> leads_;  // by instance

@@ -82,7 +82,6 @@ class OrderWalk {
 
   // How long before its gradient arrives a part can start.
   double lead_of(ActionPart part, size_t rank, uint32_t number) const {
-    if (!table_.has_leads() || !ir::gives_input_gradient(part.kind())) return 0;
     return table_.lead(part, instances_.on(rank, part)) * (stretch_.empty() ? 1 : stretch_[number]);
   }
   const Links& links_of(ActionPart part, size_t rank) const {
@@ -216,10 +215,8 @@ class ProgramWalk {
     const double unsharded = std::exchange(unsharded_[instance_on(rank, part)], 0);
     const uint32_t receive = transfers_.receive_of(end_of(part, rank), part);
     if (receive == EdgeTransfers::kNone) return unsharded;
-    double arrival = timeline_[receive].end;
-    if (table_.has_leads() && ir::gives_input_gradient(part.kind()))
-      arrival -= table_.lead(part, instances_.on(rank, part)) * stretch;
-    return std::max(unsharded, arrival);
+    const double lead = table_.lead(part, instances_.on(rank, part)) * stretch;
+    return std::max(unsharded, timeline_[receive].end - lead);
   }
 
   // When a SEND or the last REDUCE_GRAD of a stage ends; 0 if there is none before its WAIT.

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "pipewright/schedule/bounds/rank_terms.h"
 #include "tests/schedule/search/cases.h"
 
 namespace pipewright::schedule {
@@ -257,6 +258,23 @@ TEST(BoundsTest, MicrobatchesOfDifferentCosts) {
   problem.microbatch_scale = {1, 2, 2};
   EXPECT_EQ(warm_up(), (BoundTerm{"warm_up", 0}));
   EXPECT_EQ(bound_named("one_microbatch", problem).value, 2 * (10 + 10 + 1 + 1 + 1));
+}
+
+// From F on the last stage to I on the first, which recomputes for long: what holds for the
+// smallest microbatch must hold for the others.
+TEST(ChainTest, TakesNoLessForALargerMicrobatch) {
+  const StageWork first = {.forward = 10, .backward_input = 11, .recomputation = 10};
+  const StageWork last = {.forward = 1, .backward_input = 1};
+  const Problem problem = {.placement = ir::Placement::loop(2, 2),
+                           .num_microbatches = 2,
+                           .stages = {first, last},
+                           .memory_limits = {kNoLimit, kNoLimit},
+                           .microbatch_scale = {1, 3}};
+  const Chain small(problem, 0), large(problem, 1);
+  EXPECT_EQ(large.path(1, 0), 3 + 3 - 30);
+  for (const int from : {0, 1}) {
+    for (const int to : {0, 1}) EXPECT_LE(small.path(from, to), large.path(from, to));
+  }
 }
 
 }  // namespace

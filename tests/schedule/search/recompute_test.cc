@@ -113,9 +113,12 @@ struct Enumeration {
             ready = inputs[own.size()] + (crosses ? request.costs.link.latency : 0);
           }
           // The recomputation does not wait for the gradient; what follows does.
-          const double again = kind == 1 ? recomputation(stage) : 0;
-          const double end = std::max(time[rank] + again, ready) + duration(stage, kind) - again;
-          if (start[rank] < 0) start[rank] = end - duration(stage, kind);
+          const std::vector<double>& scales = request.costs.microbatch_scale;
+          const double scale = scales.empty() ? 1 : scales[own.size()];
+          const double again = kind == 1 ? scale * recomputation(stage) : 0;
+          const double whole = scale * duration(stage, kind);
+          const double end = std::max(time[rank] + again, ready) + whole - again;
+          if (start[rank] < 0) start[rank] = end - whole;
           own.push_back(time[rank] = end);
         }
       }
@@ -151,6 +154,19 @@ struct Enumeration {
 double optimum_of(const SearchRequest& request, const std::vector<bool>& recomputes) {
   return std::min(Enumeration{request, recomputes, true}.optimum(),
                   Enumeration{request, recomputes, false}.optimum());
+}
+
+// Of every choice of stages that recompute, the one of none first.
+std::vector<double> optima_of_choices(const SearchRequest& request) {
+  const int stages = request.placement.num_stages();
+  std::vector<double> optima;
+  for (unsigned choice = 0; choice < 1u << static_cast<unsigned>(stages); ++choice) {
+    std::vector<bool> recomputes;
+    for (int stage = 0; stage < stages; ++stage)
+      recomputes.push_back((choice >> static_cast<unsigned>(stage) & 1) != 0);
+    optima.push_back(optimum_of(request, recomputes));
+  }
+  return optima;
 }
 
 SearchRequest random_request(std::mt19937* random) {
@@ -197,15 +213,8 @@ TEST(Recompute, ReachesTheOptimumOfSmallProblems) {
     const SearchRequest request = random_request(&random);
     if (shortage_of(problem_of(request))) continue;
     const int stages = request.placement.num_stages();
-    double optimum = kNever, plain = kNever;
-    for (unsigned choice = 0; choice < 1u << static_cast<unsigned>(stages); ++choice) {
-      std::vector<bool> recomputes;
-      for (int stage = 0; stage < stages; ++stage)
-        recomputes.push_back((choice >> static_cast<unsigned>(stage) & 1) != 0);
-      const double one = optimum_of(request, recomputes);
-      if (choice == 0) plain = one;
-      optimum = std::min(optimum, one);
-    }
+    const std::vector<double> optima = optima_of_choices(request);
+    const double optimum = std::ranges::min(optima), plain = optima.front();
     const SearchResult found = search_schedule(request);
     EXPECT_LE(found.problem.time(found.bound.value), optimum + 1e-9) << instance;
     EXPECT_GE(found.cost, optimum - 1e-9) << instance;
@@ -219,6 +228,28 @@ TEST(Recompute, ReachesTheOptimumOfSmallProblems) {
   EXPECT_GE(reached, solved * 99 / 100);
   EXPECT_GT(mixed, 30);
   EXPECT_GT(only_recomputing, 5);
+}
+
+// Recomputations of up to five forwards, which a longer microbatch starts sooner before its
+// gradient.
+TEST(Recompute, MicrobatchesOfDifferentSizes) {
+  std::mt19937 random(3);
+  int solved = 0, reached = 0;
+  for (int instance = 0; instance < 200; ++instance) {
+    SearchRequest request = random_request(&random);
+    for (int k = 0; k < request.num_microbatches; ++k)
+      request.costs.microbatch_scale.push_back(1 + static_cast<double>(random() % 3));
+    request.costs.recompute.scale(5);
+    if (shortage_of(problem_of(request))) continue;
+    const double optimum = std::ranges::min(optima_of_choices(request));
+    const SearchResult found = search_schedule(request);
+    EXPECT_LE(found.problem.time(found.bound.value), optimum + 1e-9) << instance;
+    EXPECT_GE(found.cost, optimum - 1e-9) << instance;
+    reached += found.cost <= optimum + 1e-9;
+    ++solved;
+  }
+  EXPECT_GT(solved, 150);
+  EXPECT_GE(reached, solved * 99 / 100);
 }
 
 // The bound for all choices is the least of the bounds of the single ones, and each holds.
