@@ -49,7 +49,9 @@ class Costs:
         self.F, self.I, self.W = ([self.at(key, s, 1) * scale[placement[s]] for s in stages]
                                   for key in ("forward", "backward_input", "backward_weight"))
         recompute = [s for s in stages if s % num_stages in recompute]
-        self.I = [i + self.F[s] * self.at("recompute", s, 1) * (s in recompute) for s, i in enumerate(self.I)]
+        again = [self.F[s] * self.at("recompute", s, 1) * (s in recompute) for s in stages]
+        self.I = [i + more for i, more in zip(self.I, again)]
+        self.lead = [more * self.is_link(s, s + 1) for s, more in enumerate(again)]  # what needs no gradient
         self.output = [self.transfer(s, s + 1, self.at("output_bytes", s, 0)) for s in stages]
         self.gradient = [self.transfer(s, s - 1, self.at("input_gradient_bytes", s, 0)) for s in stages]
         self.a, self.h, self.parameters, self.shards, self.optimizer, self.gradient_bytes = (
@@ -65,8 +67,11 @@ class Costs:
         value = self.file.get(key, Fraction(default))
         return (value[stage % self.num_stages] if isinstance(value, list) else value) / (self.slices if key in OF_SLICES else 1)
 
+    def is_link(self, stage, other):
+        return other // self.num_stages == stage // self.num_stages and self.placement[stage] != self.placement[other]
+
     def transfer(self, stage, other, size):
-        if other // self.num_stages != stage // self.num_stages or self.placement[stage] == self.placement[other]: return Fraction(0)
+        if not self.is_link(stage, other): return Fraction(0)
         link = {k: self.file[k] for k in ("latency", "bandwidth") if k in self.file}
         for one in self.file.get("links", []):
             link |= one if (one["from"], one["to"]) == (self.placement[stage], self.placement[other]) else {}
@@ -75,10 +80,15 @@ class Costs:
     def of_replica(self, number, replicas):
         """The costs of one replica: its stages, and the scales of its microbatches."""
         part, mine = copy(self), slice(number * self.num_stages, (number + 1) * self.num_stages)
-        for key in ("F", "I", "W", "output", "gradient", "copy_out", "copy_in", "placement"): setattr(part, key, getattr(self, key)[mine])
+        for key in ("F", "I", "W", "lead", "output", "gradient", "copy_out", "copy_in", "placement"): setattr(part, key, getattr(self, key)[mine])
         half = len(self.scales) // self.slices // replicas * self.slices
         part.scales = self.scales[number * half:(number + 1) * half]
         return part
+
+    def back(self, s, m=None):
+        """From the end of I of a stage to the start of that of the stage before, which may be earlier if that recomputes: of a
+        microbatch, or the least."""
+        return self.gradient[s] - (self.lead[s - 1] * (max(self.scales) if m is None else self.scales[m]) if s % self.num_stages else 0)
 
     def time(self, parts):
         """Of one step: compounds hide some of their shorter part."""
@@ -109,7 +119,7 @@ def replay(placement, microbatches, rows, costs):
         if kind == "F" and s % stages == 0: return ("F", -1, m), 0
         if kind == "W" or kind != "F" and (s + 1) % stages == 0:
             return ("I" if kind == "W" else "F", s, m), 0
-        return (("F", s - 1, m), costs.output[s - 1]) if kind == "F" else (("I", s + 1, m), costs.gradient[s + 1])
+        return (("F", s - 1, m), costs.output[s - 1]) if kind == "F" else (("I", s + 1, m), costs.back(s + 1, m))
     def slice_before(kind, s, m):  # of its microbatch
         if kind == "F" and m % costs.slices: yield ("F", s, m - 1), 0
         if kind in "BI" and (m + 1) % costs.slices: yield ("I", s, m + 1), 0
@@ -170,7 +180,8 @@ class Bounds:
     """The bounds of docs/bounds.md, with integers for a and h."""
     def __init__(self, placement, microbatches, costs, split, memory):
         self.m, self.total, (self.a, self.h, self.limits) = microbatches, sum(costs.scales), memory
-        self.placement, self.out, self.back, self.overlap = placement, costs.output, costs.gradient, costs.overlap
+        self.placement, self.out, self.overlap = placement, costs.output, costs.overlap
+        self.back = [costs.back(s) for s in range(len(placement))]
         self.copies = [out + back for out, back in zip(costs.copy_out, costs.copy_in)]
         self.on = {r: [s for s, rank in enumerate(placement) if rank == r] for r in placement}
         self.base = (costs.F, [i + w * (not is_split) for i, w, is_split in zip(costs.I, costs.W, split)],
@@ -321,7 +332,7 @@ def main(plan, costs_file, result_file):
         assert re.findall(r"\d+[FBIW]\d+", one["action"]) == [f"{s % num_stages}{kind}{m}" for kind, s, m in parts], f"path: {one}"
         claim(f"path: start of {one['action']}", begin, one["start"])
         claim(f"path: end of {one['action']}", end, one["end"])
-        delays = {0} | {delay[s] for _, s, _ in before for delay in (costs.output, costs.gradient)}
+        delays = {0} | {delay for _, s, m in before for delay in (costs.output[s], costs.back(s, m))}
         assert any(costs.offloads) or begin - reached in delays, f"path: {one['action']} starts later"
         before, reached = parts, end
     assert reached == last, "path: does not end last"
@@ -345,8 +356,8 @@ def main(plan, costs_file, result_file):
         assert most <= limits[rank], f"memory of rank {rank}"
 
     # Every cost is a multiple of what all times are multiples of, so a bound may be rounded up to one.
-    grain = rational_gcd([t * k for t in costs.F + costs.I + costs.W for k in (1, costs.overlap)] + costs.output + costs.gradient
-                         + costs.copy_out + costs.copy_in)
+    grain = rational_gcd([t * k for t in costs.F + costs.I + costs.W + costs.lead for k in (1, costs.overlap)] + costs.output
+                         + costs.gradient + costs.copy_out + costs.copy_in)
     bound_claim, replicas, of_work = result["bound"], len(placement) // num_stages, bound_of_work(costs, rows)
     bound = of_work[result["bound"]["rank"]] if result["bound"]["name"] == "work" else 0
     for number in range(replicas):  # a schedule of two replicas contains one of each

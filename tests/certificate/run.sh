@@ -125,7 +125,7 @@ cat >recompute.json <<'JSON'
  "activation_bytes": [6, 4, 6, 4], "checkpoint_bytes": 1, "weight_input_bytes": 2}
 JSON
 recomputed recompute.json 4 8 loop 2 "0 1"
-recomputed recompute.json 2 6 v 1.25 "0 2"
+recomputed recompute.json 2 6 v 1.25 "2"
 
 # Stages that offload, of one or more stages per rank: some copies are hidden, others are what takes longest. Times are sums of
 # powers of two, because what begins when something else ends is decided by the last bit.

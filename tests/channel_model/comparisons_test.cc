@@ -280,7 +280,7 @@ std::vector<std::vector<int>> ends_by_sweeps(const ir::ComputeOrder& order,
             now = std::max(now, made[{forward, from, part.microbatch()}] +
                                     latency(from, part.stage(), part.microbatch()));
           }
-          now += static_cast<int>(table.duration(action));
+          now += static_cast<int>(table.duration(action, rank));
           for (const ir::ActionPart part : action.parts()) {
             if (part.kind() == ir::ActionKind::kBackwardWeight) continue;
             made[{part.kind() == ir::ActionKind::kForward, part.stage(), part.microbatch()}] = now;

@@ -59,7 +59,7 @@ class TickingClock {
   const ir::Action& action(At at) const { return program_.rows[at.rank][at.step]; }
   ir::ActionKind kind(At at) const { return action(at).kind(); }
   bool transfers(At at) const { return ir::is_send(kind(at)) || ir::is_receive(kind(at)); }
-  int duration(At at) const { return static_cast<int>(table_.duration(action(at))); }
+  int duration(At at) const { return static_cast<int>(table_.duration(action(at), at.rank)); }
   int delay_of(At at) const {
     return at.rank == delayed_.rank && at.step == delayed_.step ? delay_ : 0;
   }

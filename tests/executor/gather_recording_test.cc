@@ -4,7 +4,9 @@
 #include <atomic>
 #include <barrier>
 #include <memory>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "pipewright/comms/threads/threads.h"
 #include "pipewright/executor/recorder.h"
@@ -59,7 +61,9 @@ TEST(GatherRecording, CorrectsClocksThatDrift) {
     for (size_t step = 0; step < row.size(); ++step) {
       const ir::Interval& one = truth.at(static_cast<size_t>(rank), step);
       for (const double time : {one.start, one.end}) seconds.push_back(told(rank, kBegin + time));
+      seconds.insert(seconds.end(), 2, std::nullopt);  // nothing recomputes
     }
+    ASSERT_EQ(seconds.size(), Recorder::num_points(row));
     const Recorder recorder(row, std::make_unique<GivenTimes>(seconds));
     all.arrive_and_wait();
     const ir::Timeline timeline =
