@@ -82,6 +82,7 @@ TRAINING_HEADERS = [
     "executor/tensor_meta.h",
     # Wrappers of modules, and how wrapped modules are called, stored, clipped and scaled.
     "autograd/checkpoint.h",
+    "autograd/kept_results.h",
     "autograd/split_backward.h",
     "ddp/replicate.h",
     "fsdp/fully_shard.h",

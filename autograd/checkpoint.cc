@@ -101,9 +101,10 @@ at::Generator cpu_generator() {
 int64_t draw_count() { return draws; }
 
 // A checkpointed part is one node of the outer graph. Its forward runs without grad mode, so it
-// stores nothing but its inputs. When backward reaches the node, apply() detaches the inputs, runs
-// the forward again with grad mode on, and runs an inner backward through the new graph:
-// a full one, or the I half of a split one, whose W half goes to the WeightWork in the context.
+// stores nothing but its inputs, and the results that a policy keeps. When backward reaches the
+// node, apply() detaches the inputs, runs the forward again with grad mode on, and runs an inner
+// backward through the new graph: a full one, or the I half of a split one, whose W half goes to
+// the WeightWork in the context.
 //
 // Invariant: apply() runs once, under a split backward in I (HidesWeights). Parts nest: the second
 // forward of an outer part creates the nodes of the inner ones, which run theirs inside the outer
@@ -244,8 +245,9 @@ struct AutocastScope {
 
 class CheckpointNode final : public HidesWeights {
  public:
-  CheckpointNode(Forward forward, const variable_list& inputs)
+  CheckpointNode(Forward forward, const variable_list& inputs, const KeepPolicy& policy)
       : forward_(std::move(forward)),
+        kept_(policy),
         generators_(inputs),
         autocast_(inputs),
         context_(current_context ? current_context : std::make_shared<BackwardContext>()) {
@@ -260,7 +262,8 @@ class CheckpointNode final : public HidesWeights {
     const c10::AutoGradMode disabled(false);
     const GeneratorScope generator_scope(generators_.cpu());
     const int64_t drawn = draw_count();
-    variable_list outputs = writes_.record([&] { return forward(inputs); });
+    variable_list outputs =
+        writes_.record([&] { return kept_.keep([&] { return forward(inputs); }); });
     if (draw_count() != drawn) drawn_until_ = generators_.cpu_state();
     return outputs;
   }
@@ -288,7 +291,7 @@ class CheckpointNode final : public HidesWeights {
       const AutocastScope autocast_scope;
       const Replayed autocast(autocast_);
       const BackwardScope scope(context_);  // for parts nested in this one
-      const variable_list outputs = forward_(second.inputs);
+      const variable_list outputs = kept_.reuse([&] { return forward_(second.inputs); });
       expect_same_draws();
       for (const size_t output : differentiable)
         second.roots.push_back(root_of(outputs.at(output)));
@@ -317,6 +320,7 @@ class CheckpointNode final : public HidesWeights {
 
   void release_variables() override {
     inputs_.clear();
+    kept_.clear();
     forward_ = nullptr;
     second_.reset();
   }
@@ -340,6 +344,7 @@ class CheckpointNode final : public HidesWeights {
   }
 
   Forward forward_;
+  KeptResults kept_;
   std::vector<torch::autograd::SavedVariable> inputs_;
   const GeneratorStates generators_;
   at::Tensor drawn_until_;  // the state after the first forward; undefined if it drew nothing
@@ -351,11 +356,12 @@ class CheckpointNode final : public HidesWeights {
 
 }  // namespace
 
-std::vector<at::Tensor> checkpoint_function(Forward forward,
-                                            const std::vector<at::Tensor>& inputs) {
-  if (!c10::GradMode::is_enabled()) return forward(inputs);
+std::vector<at::Tensor> checkpoint_function(Forward forward, const std::vector<at::Tensor>& inputs,
+                                            const KeepPolicy& policy) {
+  // The second forward of a part around this one will find a part here.
+  if (!c10::GradMode::is_enabled()) return KeptResults({}).keep([&] { return forward(inputs); });
   ++count_of_parts;
-  const auto node = make_node<CheckpointNode>(forward, inputs);
+  const auto node = make_node<CheckpointNode>(forward, inputs, policy);
   variable_list outputs = node->first_forward(forward, inputs);
   node->set_next_edges(torch::autograd::collect_next_edges(inputs));
   for (size_t i = 0; i < outputs.size(); ++i) {

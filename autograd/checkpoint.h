@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "pipewright/autograd/kept_results.h"
 #include "pipewright/autograd/split_backward.h"
 
 namespace pipewright::autograd {
@@ -59,6 +60,10 @@ int64_t draw_count();
 // (checkpoint.h): backward throws ContractError if a part's second forward drew other numbers
 // than its first.
 //
+// With a policy, the part keeps the results of some operators too, and computes the others again:
+//
+//   x = checkpoint(forward, {x}, KeepPolicy::matrix_products())[0];
+//
 // What the first forward writes in place to tensors that outlive it, such as the running statistics
 // of a batch norm, stays written once: the second forward's writes are undone when its backward is
 // done (PyTorch's stay). It begins with the values of that time. A member that each forward assigns
@@ -74,9 +79,12 @@ using Forward = std::function<std::vector<at::Tensor>(const std::vector<at::Tens
 
 // Returns forward(inputs). Gradients flow to `inputs` and to all weights that `forward` uses.
 // `forward` is stored until backward, and must compute the same both times. With grad mode off this
-// is a plain call. All floating-point outputs require a gradient, except inputs (and views of them)
-// that need none. A second backward throws c10::Error, unless the first one kept the graph.
-std::vector<at::Tensor> checkpoint_function(Forward forward, const std::vector<at::Tensor>& inputs);
+// is a plain call. Results of the operators that `policy` names are kept, and not computed again;
+// backward throws ContractError if something has written to one. All floating-point outputs require
+// a gradient, except inputs (and views of them) that need none. A second backward throws
+// c10::Error, unless the first one kept the graph.
+std::vector<at::Tensor> checkpoint_function(Forward forward, const std::vector<at::Tensor>& inputs,
+                                            const KeepPolicy& policy = {});
 
 // How many checkpointed parts the calling thread has created so far. Parts inside parts count when
 // the second forward of the outer one creates them.
@@ -101,8 +109,8 @@ concept PointsToModule = requires(T& pointer) {
 
 template <typename Function>
 requires(!PointsToModule<Function>) std::vector<at::Tensor> checkpoint(
-    Function forward, const std::vector<at::Tensor>& inputs) {
-  return checkpoint_function(Forward(std::move(forward)), inputs);
+    Function forward, const std::vector<at::Tensor>& inputs, const KeepPolicy& policy = {}) {
+  return checkpoint_function(Forward(std::move(forward)), inputs, policy);
 }
 
 // For a module whose forward takes tensors and returns a tensor.

@@ -15,6 +15,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "pipewright/autograd/kept_results.h"
+
 namespace pipewright::autograd {
 
 class WriteRecording;
@@ -43,6 +45,7 @@ class WriteRecording {
   WriteRecording& operator=(const WriteRecording&) = delete;
 
   static void note(const at::Tensor& tensor) {
+    KeptResults::before_write(tensor);
     for (WriteRecording* each = current_recording; each; each = each->outer_)
       each->writes_.note(tensor);
   }

@@ -202,6 +202,7 @@ set(pipewright_cli_sources
 set(pipewright_executor_sources
     autograd/checkpoint.cc
     autograd/hooks.cc
+    autograd/kept_results.cc
     autograd/outside_writes.cc
     autograd/split_backward.cc
     autograd/weight_free.cc
@@ -303,6 +304,7 @@ set(pipewright_executor_headers
     executor/step_lock.h
     executor/tensor_meta.h
     autograd/checkpoint.h
+    autograd/kept_results.h
     autograd/split_backward.h
     ddp/replicate.h
     fsdp/fully_shard.h

@@ -60,7 +60,7 @@ Tensors ModuleStage::recorded_forward(int microbatch, const Tensors& inputs) {
   Tensors results;
   for (const at::Tensor& input : inputs) results.push_back(autograd::as_result(input));
   Tensors outputs =
-      recomputes_ ? autograd::checkpoint_function(forward_, results) : forward_(results);
+      recomputes_ ? autograd::checkpoint_function(forward_, results, keeps_) : forward_(results);
   for (const at::Tensor& output : outputs) kept->roots.push_back(autograd::root_of(output));
   kept->nodes.end();
   kept->inputs = inputs;

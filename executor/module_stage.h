@@ -40,6 +40,10 @@ class ModuleStage final : public Stage {
   // The autograd graph is not split then.
   void set_weight_work(std::function<std::function<void()>()> make_weight_work);
 
+  // Where the program says that the stage recomputes, it keeps the results of these operators, and
+  // computes the others again.
+  void set_keep_policy(autograd::KeepPolicy policy) { keeps_ = std::move(policy); }
+
   // For programs whose microbatches are cut into slices: what the stage's modules extend, or null
   // for a stage that computes each position of the sequence without the others, as an MLP does.
   // Without this call the stage runs whole microbatches only.
@@ -67,6 +71,7 @@ class ModuleStage final : public Stage {
   const autograd::Forward forward_;
   std::function<std::function<void()>()> make_weight_work_;
   bool recomputes_ = false;
+  autograd::KeepPolicy keeps_;  // when it recomputes
   bool runs_slices_ = false;
   std::shared_ptr<SliceCache> slices_;                   // null without slices
   std::unordered_map<int, std::unique_ptr<Kept>> kept_;  // by microbatch
