@@ -36,7 +36,11 @@ class Gpt final : public GptStage {
  public:
   Gpt(const GptConfig& config, int stage, int num_stages,
       std::shared_ptr<executor::SliceCache> slices)
-      : config_(config), slices_(std::move(slices)) {
+      : config_(config),
+        keeps_(config.activation_checkpointing == Checkpointing::kSelective
+                   ? autograd::KeepPolicy::matrix_products()
+                   : autograd::KeepPolicy()),
+        slices_(std::move(slices)) {
     // Layer indices: token embedding 0, blocks 1 to L, output layer L + 1, position embedding L
     // + 2.
     const double deviation = 1 / std::sqrt(static_cast<double>(config.dim));
@@ -110,14 +114,15 @@ class Gpt final : public GptStage {
 
  private:
   at::Tensor call(const std::shared_ptr<Block>& block, const at::Tensor& x) const {
-    if (!config_.activation_checkpointing) return modules::forward(block, x);
+    if (config_.activation_checkpointing == Checkpointing::kNone) return modules::forward(block, x);
     const auto forward = [block](const std::vector<at::Tensor>& inputs) {
       return std::vector<at::Tensor>{modules::forward(block, inputs[0])};
     };
-    return autograd::checkpoint(forward, {x})[0];
+    return autograd::checkpoint(forward, {x}, keeps_)[0];
   }
 
   const GptConfig config_;
+  const autograd::KeepPolicy keeps_;
   const std::shared_ptr<executor::SliceCache> slices_;  // null if the context is whole
   nn::Embedding tokens_{nullptr}, positions_{nullptr};
   std::vector<std::shared_ptr<Block>> blocks_;

@@ -20,6 +20,10 @@ using schedule::PartCosts;
 
 inline constexpr int64_t kVocabulary = 256;
 
+// What a block computes again in backward: everything, or what is not a matrix product or
+// attention.
+enum class Checkpointing { kNone, kFull, kSelective };
+
 struct GptConfig {
   int64_t layers = 4;
   int64_t dim = 64;      // a multiple of kHeadDim
@@ -28,7 +32,7 @@ struct GptConfig {
   NormKind norm = NormKind::kLayer;
   bool rope = false;  // positions: rotates queries and keys instead of adding embeddings
   bool tie = false;   // the output layer has the weights of the token embedding, and no bias
-  bool activation_checkpointing = false;  // of each block
+  Checkpointing activation_checkpointing = Checkpointing::kNone;  // of each block
   PartCosts costs = {};  // by which blocks are distributed over stages; by default as many each
   schedule::Cut blocks = {};  // of each stage; empty: by `costs`
 };

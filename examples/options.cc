@@ -101,9 +101,19 @@ std::variant<Options, int> parse_options(int argc, char** argv) {
       ->default_str("layer");
   app.add_flag("--rope", options.model.rope,
                "Rotary position embedding, instead of one that is learned");
-  app.add_flag("--activation-checkpointing", options.model.activation_checkpointing,
-               "Store only the inputs of each block, of all stages, and recompute it in backward; "
-               "not with a file that names stages that recompute");
+  const std::map<std::string, Checkpointing> checkpointing = {
+      {"full", Checkpointing::kFull}, {"selective", Checkpointing::kSelective}};
+  app.add_option_function<std::string>(
+         "--activation-checkpointing",
+         [&](const std::string& name) {
+           options.model.activation_checkpointing = checkpointing.at(name);
+         },
+         "Store only the inputs of each block, of all stages, and recompute it in backward; with "
+         "`selective` store the results of matrix products and attention too, and recompute the "
+         "rest; not with a file that names stages that recompute")
+      ->check(CLI::IsMember(checkpointing))
+      ->expected(0, 1)
+      ->default_str("full");
   const std::map<std::string, Balance> balances = {{"estimated", Balance::kEstimated},
                                                    {"measured", Balance::kMeasured}};
   app.add_option_function<std::string>(

@@ -72,7 +72,7 @@ ir::Program make_program(const Options& options) {
   if (!options.profile.empty() && program.slices > 1)
     throw UsageError("--profile: expected whole microbatches, got " +
                      std::to_string(program.slices) + " slices of each");
-  if (options.model.activation_checkpointing && !program.recompute.empty())
+  if (options.model.activation_checkpointing != Checkpointing::kNone && !program.recompute.empty())
     throw UsageError(
         "--activation-checkpointing: expected a schedule without stages that "
         "recompute, got " +

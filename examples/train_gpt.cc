@@ -44,6 +44,7 @@
 #include "examples/text.h"
 #include "examples/text_generation.h"
 #include "examples/usage_error.h"
+#include "pipewright/autograd/kept_results.h"
 #include "pipewright/checkpoint/save.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/comms/process/error_file.h"
@@ -379,15 +380,17 @@ void keep_freed_memory() {
 // Lets MKL find its kernels for the functions of vectors that a model calls. It does so when each
 // is first called, without a lock: of two ranks that are first at once, one may get another kernel,
 // whose last bits differ, and a run is no longer the same every time.
-void find_kernels() {
+void find_kernels(Checkpointing checkpointing) {
   const at::Tensor numbers = at::ones({64});
   for (const auto function : {at::cos, at::sin, at::exp, at::log}) function(numbers);
+  // The same of LibTorch and the operators of a policy.
+  if (checkpointing == Checkpointing::kSelective) autograd::KeepPolicy::matrix_products();
 }
 
 void run(const Options& options) {
   check(options);
   keep_freed_memory();
-  find_kernels();
+  find_kernels(options.model.activation_checkpointing);
   comms::dump_on_signal(SIGUSR2);
   if (!options.checkpoints.save.empty()) listen_for_stop();
   const ir::Program program = options.searches()

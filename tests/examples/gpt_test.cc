@@ -13,11 +13,13 @@
 #include <string>
 #include <vector>
 
+#include "pipewright/autograd/checkpoint.h"
 #include "pipewright/comms/mesh.h"
 #include "pipewright/layout/layout.h"
 #include "pipewright/modules/forward.h"
 #include "pipewright/tp/parallelize.h"
 #include "tests/support/meter/calls.h"
+#include "tests/support/meter/meter.h"
 #include "tests/support/recording/recording_backend.h"
 #include "tests/support/training/on_ranks.h"
 
@@ -58,7 +60,7 @@ TEST_P(SplitGpt, IsTheWholeModel) {
     if (modern) config.norm = NormKind::kRms;
     config.rope = modern;
     const auto whole = make_gpt_stage(config, 0, 1);
-    config.activation_checkpointing = modern;
+    if (modern) config.activation_checkpointing = Checkpointing::kSelective;
     const auto part = make_gpt_stage(config, 0, 1);
     const auto split = tp::parallelize(*part, part->plan(sequence_parallel), mesh, "tp");
     auto parameters = part->named_parameters();
@@ -153,6 +155,56 @@ TEST(Gpt, RotatesByTablesThatAreComputedOnce) {
   EXPECT_EQ(rotary.rotated(x.detach().narrow(2, 0, 3)).sizes(),
             (at::IntArrayRef{1, 1, 3, kHeadDim}));
   EXPECT_EQ(rotary.rotated(x.detach().to(at::kHalf)).scalar_type(), at::kHalf);
+}
+
+TEST(Gpt, CheckpointingChangesNoBit) {
+  const auto grads_of = [&](Checkpointing checkpointing) {
+    GptConfig config = config_of(2);
+    config.activation_checkpointing = checkpointing;
+    const auto part = make_gpt_stage(config, 0, 1);
+    for (const at::Tensor& parameter : part->parameters())
+      parameter.data().add_(0.01);  // biases are 0 before
+    const at::Tensor logits = modules::forward(part, tokens()).flatten(0, 1);
+    at::cross_entropy_loss(logits, tokens().flatten()).backward();
+    std::map<std::string, at::Tensor> grads;
+    for (const auto& named : part->named_parameters()) grads[named.key()] = named.value().grad();
+    return grads;
+  };
+  const auto plain = grads_of(Checkpointing::kNone);
+  for (const Checkpointing how : {Checkpointing::kFull, Checkpointing::kSelective}) {
+    for (const auto& [name, grad] : grads_of(how))
+      EXPECT_TRUE(at::equal(grad, plain.at(name))) << name;
+  }
+}
+
+// What one more block holds from its forward to its backward.
+int64_t bytes_per_block(Checkpointing checkpointing) {
+  int64_t bytes = 0;
+  for (const int64_t layers : {1, 2}) {
+    GptConfig config = config_of(layers);
+    config.activation_checkpointing = checkpointing;
+    const auto part = make_gpt_stage(config, 0, 1);
+    const tests::Meter meter;
+    const at::Tensor logits = modules::forward(part, tokens());
+    bytes = meter.bytes() - bytes;
+  }
+  return bytes;
+}
+
+TEST(Gpt, ABlockKeepsWhatItDoesNotComputeAgain) {
+  constexpr int64_t kRows = kBatch * 6, kDim = 2 * kHeadDim;
+  const int64_t none = bytes_per_block(Checkpointing::kNone),
+                full = bytes_per_block(Checkpointing::kFull),
+                selective = bytes_per_block(Checkpointing::kSelective);
+  // Queries, keys and values; attention, with a number per token and head; the layer that mixes
+  // heads; the MLP's two.
+  EXPECT_EQ(selective - full, kRows * (3 * kDim + kDim + 2 + kDim + 4 * kDim + kDim) * 4);
+  // Without parts, not the outputs of two of these layers, but those of norms, with two numbers per
+  // token, of GELU and of the first sum; and not the state of a generator.
+  const auto generator = static_cast<int64_t>(autograd::cpu_generator().get_state().nbytes());
+  EXPECT_EQ(none + generator - selective,
+            kRows * (2 * (kDim + 2) + 4 * kDim + kDim - 2 * kDim) * 4);
+  EXPECT_EQ(full, kRows * kDim * 4 + generator);
 }
 
 // Calls by name and their bytes.

@@ -82,7 +82,7 @@ TEST(PartCosts, MeasuresEachPartAlone) {
   expect(kSmall, "aten::_log_softmax_backward_data", 0, 0, 1);
   expect(kSmall, "aten::native_layer_norm", 0, 2, 1);
   GptConfig recomputed = kSmall;
-  recomputed.activation_checkpointing = true;
+  recomputed.activation_checkpointing = Checkpointing::kFull;
   expect(recomputed, "aten::gelu", 0, 2, 0);
 }
 
@@ -128,7 +128,8 @@ TEST(PartCosts, MeasuredSplitsAreTheBest) {
 // In half precision as in training, and with every option of a block.
 TEST(PartCosts, MeasuresSeconds) {
   GptConfig config{.layers = 4, .dim = 32, .context = 8, .norm = NormKind::kRms, .rope = true};
-  config.tie = config.activation_checkpointing = true;
+  config.tie = true;
+  config.activation_checkpointing = Checkpointing::kSelective;
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const PartCosts costs = measured_costs(config, 2, dtype);
     for (const double seconds : {costs.embedding, costs.block, costs.output}) EXPECT_GT(seconds, 0);

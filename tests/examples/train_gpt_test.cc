@@ -130,18 +130,21 @@ TEST(TrainGpt, TiedEmbeddingsMatchASingleRank) {
 TEST(TrainGpt, EveryOptionOfTheModelMatchesASingleRank) {
   const std::string args = "--norm rms --rope --tie --warmup 5 --cosine --steps 8 --batch 19 ";
   const Trained alone = train(kTrain + args + "--pp 1 --schedule GPipe --microbatches 1");
-  const std::string parallel =
-      kTrain + args + "--activation-checkpointing --microbatches 4 --pp 2 --schedule ";
+  const auto parallel = [&](const std::string& checkpointing) {
+    return kTrain + args + "--activation-checkpointing " + checkpointing +
+           " --microbatches 4 --pp 2 --schedule ";
+  };
   for (const schedules::ScheduleSpec* spec : schedules::all_schedules())
-    expect_close(train(parallel + flags_of(*spec) + " --dp-shard 2 --balance"), alone,
+    expect_close(train(parallel("") + flags_of(*spec) + " --dp-shard 2 --balance"), alone,
                  std::string(spec->name));
   for (const std::string mesh :
        {"1F1B --tp 2 --sequence-parallel --balance",
         "Seq1F1B --slices 4 --tp 2 --sequence-parallel", "ZBV --dp-replicate 2 --balance estimated",
         "ZBV --tp 2 --dp-replicate 2", "InterleavedZeroBubble --balance measured"})
-    expect_close(train(parallel + mesh), alone, mesh);
+    expect_close(train(parallel("selective") + mesh), alone, mesh);
   const std::string measured = "ZBV --dp-replicate 2 --balance measured";
-  expect_close(train("cli/pipewright launch -n 4 -- " + parallel + measured), alone, "launch");
+  expect_close(train("cli/pipewright launch -n 4 -- " + parallel("full") + measured), alone,
+               "launch");
 }
 
 TEST(TrainGpt, EachOptionOfTheModelMatters) {
@@ -152,7 +155,8 @@ TEST(TrainGpt, EachOptionOfTheModelMatters) {
     all.push_back(train(args + flag).losses);
     for (size_t i = 0; i + 1 < all.size(); ++i) EXPECT_NE(all[i], all.back()) << flag;
   }
-  EXPECT_EQ(train(args + "--activation-checkpointing").losses, all[0]);
+  for (const char* how : {"", " full", " selective"})
+    EXPECT_EQ(train(args + "--activation-checkpointing" + how).losses, all[0]) << how;
 }
 
 // Over processes, and with heads, MLPs and a vocabulary of which each of three ranks has a part:
