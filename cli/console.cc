@@ -78,12 +78,10 @@ std::string shape_text(const ir::Schedule& schedule) {
           (schedule.slices == 1 ? "" : fmt::format(" of {} slices", schedule.slices)));
 }
 
-std::string recompute_text(const ir::Schedule& schedule) {
-  if (schedule.recompute.empty()) return "no stage";
-  if (schedule.recompute.size() == static_cast<size_t>(schedule.placement.num_stages()))
-    return "all stages";
-  return fmt::format("stage{} {}", schedule.recompute.size() == 1 ? "" : "s",
-                     fmt::join(schedule.recompute, ", "));
+std::string stages_text(const std::vector<int>& stages, const ir::Schedule& schedule) {
+  if (stages.empty()) return "no stage";
+  if (stages.size() == static_cast<size_t>(schedule.placement.num_stages())) return "all stages";
+  return fmt::format("stage{} {}", stages.size() == 1 ? "" : "s", fmt::join(stages, ", "));
 }
 
 std::string cut_text(const std::vector<int>& cut) {

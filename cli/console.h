@@ -54,8 +54,8 @@ std::string unit_text(const std::string& unit);
 std::string activations_text(double number);
 // "4 ranks, 8 stages, 1 microbatch".
 std::string shape_text(const ir::Schedule& schedule);
-// The stages that recompute: "no stage", "stages 0, 2" or "all stages".
-std::string recompute_text(const ir::Schedule& schedule);
+// Those of a schedule that recompute or offload: "no stage", "stages 0, 2" or "all stages".
+std::string stages_text(const std::vector<int>& stages, const ir::Schedule& schedule);
 // The layers of each stage: "5,4,4,3", or "none".
 std::string cut_text(const std::vector<int>& cut);
 

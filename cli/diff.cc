@@ -177,8 +177,8 @@ int run_diff(const Invocation& invocation, Console& console) {
   const std::string channels_before = channels_text(left.run),
                     channels_after = channels_text(right.run);
   const bool equal = same_shape && channels_before == channels_after &&
-                     before.recompute == after.recompute && before.cut == after.cut &&
-                     std::ranges::all_of(changes, &RowChange::empty);
+                     before.recompute == after.recompute && before.offload == after.offload &&
+                     before.cut == after.cut && std::ranges::all_of(changes, &RowChange::empty);
   const std::optional<RunPair> drift =
       before.rows == after.rows ? drift_between(left, right) : std::nullopt;
   const int exit_code = equal ? kExitOk : kExitInvalid;
@@ -211,7 +211,10 @@ int run_diff(const Invocation& invocation, Console& console) {
   if (!same_shape) print_both("", shape(before), shape(after));
   if (channels_before != channels_after) print_both("", channels_before, channels_after);
   if (before.recompute != after.recompute)
-    print_both("recompute: ", recompute_text(before), recompute_text(after));
+    print_both("recompute: ", stages_text(before.recompute, before),
+               stages_text(after.recompute, after));
+  if (before.offload != after.offload)
+    print_both("offload: ", stages_text(before.offload, before), stages_text(after.offload, after));
   if (before.cut != after.cut) print_both("cut: ", cut_text(before.cut), cut_text(after.cut));
   print_changes(changes, console.out);
   if (!ratio.is_one()) console.out << "\n" << ratio.text() << "\n";

@@ -140,6 +140,11 @@ std::vector<OptionSpec> shape_options() {
           "default: 1; or what a file must have, and a CSV has"),
       number_option("--replicas", "R",
                     "1 or 2 replicas of the model: what a file must have, and a CSV has"),
+      text_option("--recompute", "STAGES",
+                  "the stages that recompute, such as 0,2, or `all`; default: those that a file "
+                  "names"),
+      text_option("--offload", "STAGES",
+                  "the stages that offload what F saves to the host, likewise"),
       text_option("--memory", "K",
                   "V-Adaptive only: plan for K activations per rank, each of one microbatch on all "
                   "stages of the rank; default: the memory of V-Half"),

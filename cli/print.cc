@@ -136,6 +136,10 @@ void print_without_times(const View& view, const Run& run, const Invocation& inv
     console.err << fmt::format(
         "note: `recompute` of {} is left out: a {} cannot say which stages recompute\n", run.name(),
         view.name);
+  if (view.loses_recompute && !run.schedule().offload.empty())
+    console.err << fmt::format(
+        "note: `offload` of {} is left out: a {} cannot say which stages offload\n", run.name(),
+        view.name);
   if (view.loses_recompute && !run.schedule().cut.empty())
     console.err << fmt::format(
         "note: `cut` of {} is left out: a {} cannot say how layers are cut\n", run.name(),

@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <ostream>
 #include <string_view>
 #include <utility>
+#include <variant>
 
 #include "pipewright/cli/files.h"
 #include "pipewright/cli/invocation.h"
@@ -98,12 +101,12 @@ void take_recording(const Invocation& invocation, const std::string& name,
 
 }  // namespace
 
-std::vector<int> counts(const std::string& option, std::string_view text) {
+std::vector<int> counts(const std::string& option, std::string_view text,
+                        std::string_view expected) {
   std::vector<int> all;
   for (bool more = true; more;) {
     const size_t comma = std::min(text.find(','), text.size());
-    all.push_back(number_of<int>(option, text.substr(0, comma),
-                                 "whole numbers from 0, with commas between",
+    all.push_back(number_of<int>(option, text.substr(0, comma), expected,
                                  [](int number) { return number >= 0; }));
     more = comma < text.size();
     text.remove_prefix(std::min(comma + 1, text.size()));
@@ -198,6 +201,33 @@ schedule::MemoryBudget memory_of(const Invocation& invocation, const schedule::C
   return {.bytes = memory_numbers("--memory-bytes", *bytes)};
 }
 
+namespace {
+
+// Those of --recompute and --offload in place of those that the source names.
+void choose_stages(const Invocation& invocation, ir::Schedule* schedule) {
+  const int num_stages = schedule->placement.num_stages();
+  const auto choose = [&](const std::string& option, std::vector<int>* stages) {
+    const auto text = invocation.text(option);
+    if (!text) return;
+    if (*text == "all") {
+      stages->resize(static_cast<size_t>(num_stages));
+      std::iota(stages->begin(), stages->end(), 0);
+      return;
+    }
+    const std::string expected = fmt::format(
+        "`all`, or different stages from 0 to {} in ascending order with commas between",
+        num_stages - 1);
+    *stages = counts(option, *text, expected);
+    const bool is_ascending =
+        std::ranges::adjacent_find(*stages, std::greater_equal<>()) == stages->end();
+    if (!is_ascending || stages->back() >= num_stages) throw wrong_value(option, expected, *text);
+  };
+  choose("--recompute", &schedule->recompute);
+  choose("--offload", &schedule->offload);
+}
+
+}  // namespace
+
 Run::Run(const Invocation& invocation, Console& console, Input input, AskedCosts costs,
          const RunOptions& options)
     : invocation_(invocation),
@@ -213,6 +243,10 @@ Run::Run(const Invocation& invocation, Console& console, Input input, AskedCosts
                                                         : options.level_of_name,
                                  .depth = options.depth,
                                  .observer = options.observer});
+  for (std::optional<ir::AnySchedule>* one : {&compiled_.schedule, &compiled_.blocked}) {
+    if (!*one) continue;
+    std::visit([&](auto& schedule) { choose_stages(invocation, &schedule); }, **one);
+  }
   if (!input_.file && ok()) input_.name = schedule().name;
   if (compiled_.lost_recording)
     console.err << fmt::format("note: the recording of {} is left out: it is of another order\n",

@@ -25,8 +25,10 @@ using schedule::Simulation;
 // --costs, --forward, ..., --comm, --scale, --slow.
 std::vector<OptionSpec> cost_options();
 
-// The whole numbers from 0 of an option such as --cut 5,4,4,3. Throws UsageError.
-std::vector<int> counts(const std::string& option, std::string_view text);
+// The whole numbers from 0 of an option such as --cut 5,4,4,3. Throws UsageError, which says what
+// is expected.
+std::vector<int> counts(const std::string& option, std::string_view text,
+                        std::string_view expected = "whole numbers from 0, with commas between");
 
 // The first of them that was given; nullopt if none was.
 std::optional<std::string> given_cost_option(const Invocation& invocation);

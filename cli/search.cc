@@ -161,7 +161,7 @@ void print_result(const std::string& placement, const search::SearchRequest& req
   if (!result.order.cut.empty())
     out << fmt::format("cut            {}\n", cut_text(result.order.cut));
   if (request.may_recompute)
-    out << fmt::format("recompute      {}\n", recompute_text(result.order));
+    out << fmt::format("recompute      {}\n", stages_text(result.order.recompute, result.order));
   out << fmt::format("found by       {}, {} evaluations\n", result.found_by, result.evaluations);
   if (result.robustness) {
     const search::Robustness& robust = *result.robustness;

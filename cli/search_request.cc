@@ -272,11 +272,6 @@ AskedSearch read_search(const Invocation& invocation, Console& console) {
     asked.cut = costs.request.costs.cut.empty()
                     ? schedule::even_cut(num_layers(costs.request.costs), asked.stages)
                     : costs.request.costs.cut;
-  try {
-    search::check_searchable(request.costs);
-  } catch (const std::invalid_argument& error) {
-    throw UsageError(std::string("--") + error.what());
-  }
   request.memory = memory_of(invocation, request.costs);
   require_budget(request.memory, asked.ranks, invocation);
   request.may_recompute = invocation.has("--recompute");

@@ -85,6 +85,11 @@ void check_arguments(const ir::Program& program, int rank, const std::map<int, L
                      const ExecutorOptions& options) {
   check_program(program, options.allow_unverified);
   check_stages(program.placement, rank, stages);
+  if (!program.offload.empty())
+    throw std::invalid_argument(
+        "program: expected one in which no stage offloads, which the executor cannot do yet, got "
+        "stage " +
+        std::to_string(program.offload.front()));
   for (const auto& [index, local] : stages) {
     if (!local.stage->set_recompute(ir::recomputes(program, index)))
       throw std::invalid_argument("stage " + std::to_string(index) +

@@ -26,6 +26,10 @@ bool recomputes(const Schedule& schedule, int stage) {
   return std::ranges::binary_search(schedule.recompute, stage);
 }
 
+bool offloads(const Schedule& schedule, int stage) {
+  return std::ranges::binary_search(schedule.offload, stage);
+}
+
 bool has_backward(const Row& row) {
   return std::ranges::any_of(row, [](const Action& action) {
     return std::ranges::any_of(action.parts(),

@@ -38,6 +38,9 @@ struct Schedule {
   // Stages that recompute, ascending: their F keeps a checkpoint only, and each of their B or I
   // runs the forward again (activation checkpointing).
   std::vector<int> recompute = {};
+  // Stages that offload, ascending: what their F saves is copied to the host, and back before their
+  // B or I.
+  std::vector<int> offload = {};
   // Layers of the model per stage, if the schedule was made for a cut of a model; else empty.
   std::vector<int> cut = {};
   // The slices that each microbatch is cut into along its sequence. With more than one, a slice has
@@ -52,8 +55,9 @@ struct Schedule {
 struct ComputeOrder : Schedule {};
 struct Program : Schedule {};
 
-// Whether a stage is one of schedule.recompute.
+// Whether a stage is one of schedule.recompute, or of schedule.offload.
 bool recomputes(const Schedule& schedule, int stage);
+bool offloads(const Schedule& schedule, int stage);
 
 // Whether there is any B, I or W, in compounds too. A schedule without one is forward-only: it
 // evaluates and keeps no activations. Linear in the actions before the first backward.

@@ -18,6 +18,13 @@ namespace {
 
 // The map of replica 1.
 constexpr std::string_view kSecondMap = "placement 1";
+constexpr std::string_view kDifferentStages = "different stages in ascending order";
+
+// Of an empty list, nullopt.
+std::optional<std::string> joined(const std::vector<int>& numbers) {
+  if (numbers.empty()) return std::nullopt;
+  return fmt::format("{}", fmt::join(numbers, " "));
+}
 
 constexpr HeaderKey kKeys[] = {
     {"name", false, false, "any text",
@@ -55,17 +62,12 @@ constexpr HeaderKey kKeys[] = {
                   ? std::nullopt
                   : std::optional(schedule.placement.replica(1).to_string());
      }},
-    {"recompute", false, false, "different stages in ascending order",
-     [](const Schedule& schedule, Level) {
-       return schedule.recompute.empty()
-                  ? std::nullopt
-                  : std::optional(fmt::format("{}", fmt::join(schedule.recompute, " ")));
-     }},
+    {"recompute", false, false, kDifferentStages,
+     [](const Schedule& schedule, Level) { return joined(schedule.recompute); }},
+    {"offload", false, false, kDifferentStages,
+     [](const Schedule& schedule, Level) { return joined(schedule.offload); }},
     {"cut", false, false, "the number of layers of each stage",
-     [](const Schedule& schedule, Level) {
-       return schedule.cut.empty() ? std::nullopt
-                                   : std::optional(fmt::format("{}", fmt::join(schedule.cut, " ")));
-     }},
+     [](const Schedule& schedule, Level) { return joined(schedule.cut); }},
 };
 
 }  // namespace
@@ -271,16 +273,16 @@ std::optional<Placement> HeaderReader::placement(const Schedule& schedule, int r
   return placement;
 }
 
-std::vector<int> HeaderReader::recompute(int stages, Diagnostics* diagnostics) const {
-  const Entry* entry = find("recompute");
+std::vector<int> HeaderReader::different_stages(std::string_view key, int stages,
+                                                Diagnostics* diagnostics) const {
+  const Entry* entry = find(key);
   if (entry == nullptr) return {};
   const std::optional<std::vector<int>> numbers = parse_numbers(entry->value);
   const bool is_ascending =
       numbers && !numbers->empty() &&
       std::ranges::adjacent_find(*numbers, std::greater_equal<>()) == numbers->end();
   if (is_ascending && numbers->back() < stages) return *numbers;
-  bad_value("recompute",
-            fmt::format("different stages from 0 to {} in ascending order", stages - 1),
+  bad_value(key, fmt::format("different stages from 0 to {} in ascending order", stages - 1),
             entry->value, entry->value_place, diagnostics);
   return {};
 }
@@ -327,7 +329,8 @@ std::optional<ParsedSchedule> HeaderReader::finish(const Place& place, size_t er
   schedule.num_microbatches *= schedule.slices;
   if (ranks && stages)
     schedule.placement = placement(schedule, *ranks, *stages, diagnostics).value_or(Placement());
-  if (stages) schedule.recompute = recompute(*stages, diagnostics);
+  if (stages) schedule.recompute = different_stages("recompute", *stages, diagnostics);
+  if (stages) schedule.offload = different_stages("offload", *stages, diagnostics);
   if (stages) schedule.cut = cut(*stages, diagnostics);
   schedule.lowering = lowering(diagnostics);
   if (diagnostics->total() > errors_before) return std::nullopt;

@@ -85,7 +85,8 @@ class HeaderReader {
   // The maps of all replicas.
   std::optional<Placement> placement(const Schedule& schedule, int ranks, int stages,
                                      Diagnostics* diagnostics) const;
-  std::vector<int> recompute(int stages, Diagnostics* diagnostics) const;
+  std::vector<int> different_stages(std::string_view key, int stages,
+                                    Diagnostics* diagnostics) const;
   std::vector<int> cut(int stages, Diagnostics* diagnostics) const;
   std::string schedule_name(Diagnostics* diagnostics) const;
   Lowering lowering(Diagnostics* diagnostics) const;

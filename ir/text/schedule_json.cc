@@ -47,7 +47,9 @@ const HeaderKey* find_header_key(std::string_view name) {
 
 // The keys whose values are arrays of numbers; those of placements may also be patterns.
 bool is_placement(std::string_view key) { return key.starts_with("placement"); }
-bool is_array(std::string_view key) { return key == "recompute" || key == "cut"; }
+bool is_array(std::string_view key) {
+  return key == "recompute" || key == "offload" || key == "cut";
+}
 
 class ScheduleReader : public JsonEvents {
  public:
@@ -72,7 +74,7 @@ class ScheduleReader : public JsonEvents {
   }
 
  private:
-  // kNumbers: in the array of `placement`, `recompute` or `cut`.
+  // kNumbers: in the array of a placement or of is_array().
   enum class In { kFile, kObject, kLowering, kNumbers, kRows, kRow, kRecording, kDone };
 
   bool enter(JsonKind kind) override {
@@ -379,12 +381,12 @@ Json to_json(const Key& key, const std::string& text) {
 }
 
 // "0 1 1 0" as an array, or a pattern as a string.
-Json placement_json(const std::string& text) {
+Json array_json(const std::string& text) {
   if (text == "loop" || text == "v") return text;
-  Json ranks = Json::array();
+  Json array = Json::array();
   std::istringstream numbers(text);
-  for (int rank = 0; numbers >> rank;) ranks.push_back(rank);
-  return ranks;
+  for (int number = 0; numbers >> number;) array.push_back(number);
+  return array;
 }
 
 // One line per rank.
@@ -410,10 +412,8 @@ void print(const AnySchedule& any, const Recording* recording, std::ostream& out
   for (const HeaderKey& key : header_keys()) {
     const auto value = key.get(schedule, level_of(any));
     if (!value) continue;
-    const Json json = is_placement(key.name)    ? placement_json(*value)
-                      : key.name == "recompute" ? Json(schedule.recompute)
-                      : key.name == "cut"       ? Json(schedule.cut)
-                                                : to_json(key, *value);
+    const bool is_numbers = is_placement(key.name) || is_array(key.name);
+    const Json json = is_numbers ? array_json(*value) : to_json(key, *value);
     out << ",\n  \"" << key.name << "\": " << json.dump();
   }
   Json lowering = Json::object();

@@ -108,6 +108,26 @@ std::optional<Costs> changed_layers(const SimulateRequest& request, const ir::Pl
 
 namespace {
 
+// The costs as the stages of a schedule recompute and, where copies are simulated, offload.
+std::optional<Costs> costs_of(const ir::Schedule& schedule, const SimulateRequest& request,
+                              bool has_copies, ir::Diagnostics* diagnostics) {
+  const int num_stages = schedule.placement.num_stages();
+  std::optional<Costs> costs = changed_costs(request, schedule.placement, schedule.num_microbatches,
+                                             schedule.cut, diagnostics, schedule.slices);
+  if (!costs) return std::nullopt;
+  const std::vector<int> offload = has_copies ? schedule.offload : std::vector<int>();
+  for (const int stage : offload) {
+    if (costs->offload_bytes.at(stage) > 0) continue;
+    diagnostics->error(
+        ir::Rule::kCostsMismatch,
+        fmt::format("`offload_bytes`: expected a size above 0 for stage {}, which offloads, got 0",
+                    stage));
+    return std::nullopt;
+  }
+  return offloading(recomputing(std::move(*costs), schedule.recompute, num_stages), offload,
+                    num_stages);
+}
+
 // simulate(), or with a timeline that has been measured, in the unit of the costs.
 SimulateResult run(const CompileResult& compiled, const SimulateRequest& request,
                    const ir::Timeline* measured) {
@@ -119,10 +139,9 @@ SimulateResult run(const CompileResult& compiled, const SimulateRequest& request
   PW_CHECK(compiled.is_verified, "what is simulated is verified: Depth::kVerify or more");
   const ir::Schedule& schedule = ir::schedule_of(*compiled.schedule);
   const ir::Placement& placement = schedule.placement;
-  std::optional<Costs> costs = changed_costs(request, placement, schedule.num_microbatches,
-                                             schedule.cut, &result.diagnostics, schedule.slices);
+  std::optional<Costs> costs =
+      costs_of(schedule, request, measured == nullptr, &result.diagnostics);
   if (!costs) return result;
-  *costs = recomputing(std::move(*costs), schedule.recompute, placement.num_stages());
   const MemoryBudget memory = budget_of(request.memory, *costs);
   if (!check_budget(memory, placement.num_ranks(), &result.diagnostics)) return result;
   ir::Timeline timeline = measured != nullptr ? *measured : timeline_of(*compiled.schedule, *costs);
@@ -147,7 +166,6 @@ SimulateResult recorded_run(const CompileResult& compiled, const SimulateRequest
   PW_CHECK(compiled.recording, "the source has a recording");
   const ir::Recording& recording = *compiled.recording;
   SimulateRequest in_unit = request;
-  in_unit.costs.offload_bytes = 0;
   std::string& unit = in_unit.costs.unit;
   if (unit.empty()) unit = recording.unit;
   const auto seconds = ir::seconds_per(unit);
@@ -172,10 +190,8 @@ std::optional<BlockedSimulation> simulate_blocked(const CompileResult& compiled,
                                                   ir::Diagnostics* diagnostics) {
   PW_CHECK(compiled.blocked, "the schedule cannot run to its end");
   const ir::Schedule& schedule = ir::schedule_of(*compiled.blocked);
-  std::optional<Costs> costs = changed_costs(request, schedule.placement, schedule.num_microbatches,
-                                             schedule.cut, diagnostics, schedule.slices);
+  std::optional<Costs> costs = costs_of(schedule, request, /*has_copies=*/true, diagnostics);
   if (!costs) return std::nullopt;
-  *costs = recomputing(std::move(*costs), schedule.recompute, schedule.placement.num_stages());
   ChannelGraph graph = graph_of(*compiled.blocked);
   ir::Timeline timeline = simulate(graph, schedule, *costs);
   Standstill standstill = standstill_of(graph, schedule);

@@ -284,6 +284,7 @@ ir::Program add_unshard_reshard(const ir::ComputeOrder& order, const ResidencyPo
                        order.num_microbatches,
                        order.lowering,
                        order.recompute,
+                       order.offload,
                        order.cut,
                        order.slices,
                        {}}};

@@ -106,6 +106,14 @@ double Costs::offloaded_bytes(int stage) const {
   return std::min(offload_bytes.at(stage), activation_bytes.at(stage));
 }
 
+Costs offloading(Costs costs, std::span<const int> stages, int num_stages) {
+  if (costs.offload_bytes.is_zero()) return costs;
+  std::vector<double> bytes(static_cast<size_t>(num_stages));
+  for (const int stage : stages) bytes[static_cast<size_t>(stage)] = costs.offload_bytes.at(stage);
+  costs.offload_bytes = PerStage(std::move(bytes));
+  return costs;
+}
+
 Costs recomputing(Costs costs, std::span<const int> stages, int num_stages) {
   if (stages.empty()) return costs;
   std::vector<double> backward_input, activation;

@@ -92,7 +92,7 @@ struct Costs {
   // The part of its shorter action that a compound hides, from 0 to 1: with 1 it takes as long as
   // the longer one.
   double overlap = 0;
-  // Copies of an activation to the host and back, of stages with offload_bytes: see memory_model.h.
+  // Copies of an activation to the host and back, of stages that offload: see memory_model.h.
   PerStage offload = 0, reload = 0;
   // Factors on the durations of a rank's compute and data-parallel actions, by rank; empty for 1.
   std::vector<double> rank_scale = {};
@@ -117,7 +117,7 @@ struct Costs {
   PerStage input_gradient_bytes = 0;  // the gradient that B or I sends to the previous stage
   PerStage activation_bytes = 0;      // what F saves for the backward
   PerStage checkpoint_bytes = 0;      // what F saves instead on a stage that recomputes
-  PerStage offload_bytes = 0;         // the part of activation_bytes that is copied to the host
+  PerStage offload_bytes = 0;         // the part of that which a stage that offloads copies
   PerStage weight_input_bytes = 0;    // activations and gradients that are saved from I until W
   PerStage parameter_bytes = 0;       // unsharded parameters
   PerStage gradient_bytes = 0;        // gradients before they are reduced
@@ -147,6 +147,9 @@ struct Costs {
 // while I or B runs. A checkpoint counts as at most activation_bytes. A recomputation needs no
 // gradient: it runs while that is on its way, if the rank has nothing else to do.
 Costs recomputing(Costs costs, std::span<const int> stages, int num_stages);
+
+// The costs of a schedule in which only these stages offload: for the others, offload_bytes is 0.
+Costs offloading(Costs costs, std::span<const int> stages, int num_stages);
 
 // The costs of one slice in the place of a microbatch, for a schedule whose microbatches are cut
 // into so many slices: what a microbatch computes, keeps, copies and sends, divided by `slices`,

@@ -33,7 +33,9 @@ std::optional<Robustness> robustness_of(const ir::ComputeOrder& order,
                                         const SearchRequest& request) {
   ir::Diagnostics errors;
   PW_CHECK(verify(order, &errors), "what the search finds is valid");
-  const Costs costs = recomputing(request.costs, order.recompute, order.placement.num_stages());
+  const int num_stages = order.placement.num_stages();
+  const Costs costs = offloading(recomputing(request.costs, order.recompute, num_stages),
+                                 order.offload, num_stages);
   const double makespan = std::max(makespan_of(order, costs), kLeastCost);
   const Spread spread = spread_of_makespan(ChannelGraph::of_order(order), order, costs,
                                            request.noise, kNoisyRuns, /*seed=*/1, request.cancel);
@@ -66,10 +68,15 @@ struct Backwards {
   Problem split, whole;
 };
 
+// No stage of what a search finds offloads.
+Costs costs_in(const SearchRequest& request) {
+  return offloading(request.costs, {}, request.placement.num_stages());
+}
+
 Backwards backwards_of(const SearchRequest& request) {
   const auto with = [&](bool splits) {
-    return make_problem(request.placement, request.num_microbatches, request.costs, request.memory,
-                        splits);
+    return make_problem(request.placement, request.num_microbatches, costs_in(request),
+                        request.memory, splits);
   };
   return {with(true), with(false)};
 }
@@ -85,7 +92,7 @@ struct RecomputeBackwards {
 
 RecomputeBackwards recompute_of(const SearchRequest& request) {
   const auto with = [&](bool splits) {
-    return make_recompute_problem(request.placement, request.num_microbatches, request.costs,
+    return make_recompute_problem(request.placement, request.num_microbatches, costs_in(request),
                                   request.memory, splits);
   };
   return {with(true), with(false)};
@@ -244,19 +251,7 @@ SearchResult search_choices(const SearchRequest& request) {
 
 }  // namespace
 
-void check_searchable(const Costs& costs) {
-  const std::span<const double> sizes = costs.offload_bytes.values();
-  const auto offloads = std::ranges::find_if(sizes, [](double size) { return size > 0; });
-  if (offloads == sizes.end()) return;
-  throw std::invalid_argument(fmt::format(
-      "costs: a search does not count offload: expected `offload_bytes` 0, got {} for {}",
-      *offloads,
-      costs.offload_bytes.is_list() ? fmt::format("stage {}", offloads - sizes.begin())
-                                    : "all stages"));
-}
-
 SearchResult search_schedule(const SearchRequest& request) {
-  check_searchable(request.costs);
   if (request.may_recompute) return search_choices(request);
   const Backwards backwards = backwards_of(request);
   return search(request, backwards, bound_of(request, backwards), {});

@@ -116,10 +116,7 @@ struct Shortage {
 };
 std::optional<Shortage> shortage_of(const Problem& problem);
 
-// Throws std::invalid_argument if the costs have what a search cannot count: stages that offload.
-void check_searchable(const Costs& costs);
-
-// Requires that no rank is short of memory. Throws as check_searchable().
+// Requires that no rank is short of memory. No stage of the result offloads.
 SearchResult search_schedule(const SearchRequest& request);
 
 }  // namespace pipewright::schedule::search

@@ -13,7 +13,7 @@ from math import gcd, lcm
 
 def read_plan(path):
     """The placement, the number of stages, the slices of all microbatches and of each, the rows (per rank, steps of one (kind, stage,
-    slice) or of two), where in its row in the file each step is, and the stages that recompute. With two replicas of S stages, the
+    slice) or of two), where in its row in the file each step is, and the stages that recompute and that offload. With two replicas of S stages, the
     second one, which runs the second half of the microbatches, has stages S to 2S-1 here."""
     head, rows, places, action = {}, [], [], r"(\d+)([FBIW])(\d+)"
     for line in open(path):
@@ -33,14 +33,14 @@ def read_plan(path):
     if replicas == 2:
         rows = [[[(kind, s + stages * (m >= microbatches // 2 * slices), m) for kind, s, m in parts] for parts in row] for row in rows]
     for rank, row in enumerate(rows): assert all(placement[s] == rank for parts in row for _, s, _ in parts), f"rank {rank}"
-    recompute = [int(stage) for stage in head.get("recompute", "").split()]
-    return placement, stages, slices * microbatches, slices, rows, places, recompute
+    recompute, offload = ([int(stage) for stage in head.get(key, "").split()] for key in ("recompute", "offload"))
+    return placement, stages, slices * microbatches, slices, rows, places, recompute, offload
 
 OF_SLICES = ("forward backward_input backward_weight output_bytes input_gradient_bytes activation_bytes weight_input_bytes"
              " checkpoint_bytes offload_bytes offload reload").split()  # each has a part of them
 
 class Costs:
-    def __init__(self, path, placement, num_stages, microbatches, slices, recompute):
+    def __init__(self, path, placement, num_stages, microbatches, slices, recompute, offload):
         self.num_stages = num_stages  # of the model
         self.file, self.placement, self.slices = json.load(open(path), parse_float=Fraction, parse_int=Fraction), placement, slices
         self.overlap, of = self.file.get("overlap", Fraction(0)), lambda key, at: self.file[key][at] if key in self.file else Fraction(1)
@@ -59,8 +59,8 @@ class Costs:
                                                              "shard_bytes", "optimizer_bytes", "gradient_bytes"))
         kept = [min(a, self.at("checkpoint_bytes", s, 0)) if s in recompute else a for s, a in enumerate(self.a)]
         self.a, self.r = kept, [a - k for a, k in zip(self.a, kept)]
-        self.offloads = [self.at("offload_bytes", s, 0) > 0 for s in stages]
-        self.o = [min(self.at("offload_bytes", s, 0), a) for s, a in enumerate(self.a)]
+        self.offloads = [s % num_stages in offload for s in stages]
+        self.o = [min(self.at("offload_bytes", s, 0), a) * self.offloads[s] for s, a in enumerate(self.a)]
         self.copy_out, self.copy_in = ([self.at(key, s, 0) * self.offloads[s] for s in stages] for key in ("offload", "reload"))
 
     def at(self, key, stage, default):
@@ -283,8 +283,8 @@ RANK_KEYS = ("span busy idle exposed_communication peak_activations peak_activat
              " memory receive_slots")
 
 def main(plan, costs_file, result_file):
-    placement, num_stages, microbatches, slices, rows, places, recompute = read_plan(plan)
-    costs, result = Costs(costs_file, placement, num_stages, microbatches, slices, recompute), json.load(open(result_file))
+    placement, num_stages, microbatches, slices, rows, places, recompute, offload = read_plan(plan)
+    costs, result = Costs(costs_file, placement, num_stages, microbatches, slices, recompute, offload), json.load(open(result_file))
     assert set(result) == set(KEYS.split()) and all(set(one) == set(RANK_KEYS.split()) for one in result["ranks"]), "keys"
     for key, value in {"version": 1, "level": "compute_only", "channels": None, "capacity": None, "unit": costs.file.get("unit"),
                        "jitter": None, "diagnostics": []}.items():

@@ -129,23 +129,25 @@ recomputed recompute.json 2 6 v 1.25 "2"
 
 # Stages that offload, of one or more stages per rank: some copies are hidden, others are what takes longest. Times are sums of
 # powers of two, because what begins when something else ends is decided by the last bit.
-offload() {  # NAME LINK COSTS [OPTION...]: a copy takes LINK
+offload() {  # NAME LINK COSTS STAGES [OPTION...]: a copy takes LINK
   sed "s/LINK/$2/g" >offload.json <<<"$3"
-  run "$1" offload.json 4 8 "${@:4}"
+  "$pipewright" print "$1" --ranks 4 --microbatches 8 --level compute_only --offload "$4" --format plan >schedule.plan
+  judge offload.json "${@:5}"
 }
 sizes='"activation_bytes": 96, "weight_input_bytes": 16, "parameter_bytes": 64, "gradient_bytes": 32, "shard_bytes": 8, "optimizer_bytes": 24'
 some='{"version": 1, "latency": 0.25, "offload_bytes": [0, 64, 128, 32], "offload": LINK, "reload": [LINK, LINK, 0.5, LINK], '$sizes'}'
 two='{"version": 1, "overlap": 0.5, "offload_bytes": [96, 0, 32, 0, 64, 8, 0, 0], "offload": LINK, "reload": LINK, '$sizes'}'
 for name in 1F1B ZB-H1 GPipe; do
-  offload $name 0.5 "$some"
-  offload $name 4 "$some"
+  offload $name 0.5 "$some" 1,2,3
+  offload $name 4 "$some" 1,2,3
+  offload $name 4 "$some" 2
 done
 for name in Interleaved1F1B V-Half DualPipeV; do
-  offload $name 4 "$two"
-  offload $name 2 "$two" --memory-bytes 4000
+  offload $name 4 "$two" 0,2,4,5
+  offload $name 2 "$two" 0,2,4,5 --memory-bytes 4000
 done
 recomputing=${some/\"version\": 1/\"version\": 1, \"checkpoint_bytes\": 48, \"recompute\": 0.5}
-"$pipewright" print 1F1B --ranks 4 --microbatches 8 --level compute_only --format plan | sed '/^placement/a recompute: 1 3' >schedule.plan
+"$pipewright" print 1F1B --ranks 4 --microbatches 8 --level compute_only --format plan | sed '/^placement/a recompute: 1 3\noffload: 1 2 3' >schedule.plan
 sed "s/LINK/1/g" <<<"$recomputing" >offload.json
 judge offload.json --memory-bytes 1000
 
@@ -187,7 +189,7 @@ wrong 'activation of stage 0: ' 's/"activation": \[1/"activation": [2/'
 wrong 'bound warm_up_and_cool_down: ' 's/"memory_limits": \[4, 4, 4, 4\]/"memory_limits": [5, 5, 5, 5]/'
 wrong 'memory of rank 1' 's/"memory_limits": \[4, 4, 4, 4\]/"memory_limits": [4, 2, 4, 4]/'
 # What is on the host is not on the device, and copies take their time.
-offload 1F1B 4 "$some" --memory-bytes 1000
+offload 1F1B 4 "$some" 1,2,3 --memory-bytes 1000
 wrong 'gradients of rank 0: ' '0,/"gradients": 32/s/"gradients": 32/"gradients": 16/'
 wrong 'bound copies: ' 's/"value": \([0-9]*\)/"value": \11/'
 wrong 'bound work: ' 's/"name": "copies"/"name": "work"/'

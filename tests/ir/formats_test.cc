@@ -61,29 +61,34 @@ TEST(FormatsTest, PyTorchsFilesRoundTripByteForByte) {
   EXPECT_EQ(files, 110);
 }
 
-// Stages that recompute are in ascending order, once each, in range, and an array in JSON.
-TEST(FormatsTest, StagesThatRecompute) {
-  const auto plan = [](const std::string& stages) {
-    return "pipewright plan 1\nlevel: compute_only\nranks: 1\nstages: 3\nmicrobatches: 1\n"
-           "placement: loop\nrecompute: " +
-           stages + "\nrank 0: 0F0 1F0 2F0 2B0 1B0 0B0\n";
-  };
-  EXPECT_EQ(schedule_of(read(plan("0 2"), "plan")).recompute, (std::vector<int>{0, 2}));
-  for (const char* stages : {"2 0", "1 1", "3", "-1", "all"}) {
-    const Source source{"plan", plan(stages)};
+// Stages that recompute or offload are in ascending order, once each, in range, and an array in
+// JSON.
+TEST(FormatsTest, StagesThatRecomputeOrOffload) {
+  const std::pair<std::string, std::vector<int> Schedule::*> keys[] = {
+      {"recompute", &Schedule::recompute}, {"offload", &Schedule::offload}};
+  for (const auto& [key, field] : keys) {
+    const auto plan = [&key = key](const std::string& stages) {
+      return "pipewright plan 1\nlevel: compute_only\nranks: 1\nstages: 3\nmicrobatches: 1\n"
+             "placement: loop\n" +
+             key + ": " + stages + "\nrank 0: 0F0 1F0 2F0 2B0 1B0 0B0\n";
+    };
+    EXPECT_EQ(schedule_of(read(plan("0 2"), "plan")).*field, (std::vector<int>{0, 2}));
+    for (const char* stages : {"2 0", "1 1", "3", "-1", "all"}) {
+      const Source source{"plan", plan(stages)};
+      Diagnostics diagnostics;
+      EXPECT_FALSE(find_format("plan")->parse(source, &diagnostics)) << stages;
+      ASSERT_EQ(diagnostics.total(), 1u) << stages;
+      EXPECT_EQ(diagnostics.kept()[0].message,
+                "`" + key + "`: expected different stages from 0 to 2 in ascending order, got `" +
+                    stages + "`");
+    }
+    const Source text{"json", R"({"version": 1, "level": "compute_only", "ranks": 1, "stages": 1,
+ "microbatches": 1, "placement": "loop", ")" +
+                                  key + R"(": "0", "rows": [["0F0", "0B0"]]})"};
     Diagnostics diagnostics;
-    EXPECT_FALSE(find_format("plan")->parse(source, &diagnostics)) << stages;
-    ASSERT_EQ(diagnostics.total(), 1u) << stages;
-    EXPECT_EQ(diagnostics.kept()[0].message,
-              "`recompute`: expected different stages from 0 to 2 in ascending order, got `" +
-                  std::string(stages) + "`");
+    EXPECT_FALSE(find_format("json")->parse(text, &diagnostics));
+    EXPECT_EQ(diagnostics.kept()[0].message, "`" + key + "`: expected an array, got a string");
   }
-  const Source text{"json",
-                    R"({"version": 1, "level": "compute_only", "ranks": 1, "stages": 1,
- "microbatches": 1, "placement": "loop", "recompute": "0", "rows": [["0F0", "0B0"]]})"};
-  Diagnostics diagnostics;
-  EXPECT_FALSE(find_format("json")->parse(text, &diagnostics));
-  EXPECT_EQ(diagnostics.kept()[0].message, "`recompute`: expected an array, got a string");
 }
 
 // A cut has a number of layers for each stage.
@@ -265,6 +270,7 @@ TEST(FormatsTest, EveryFieldRoundTrips) {
   program.num_microbatches = 3;
   program.slices = 3;
   program.recompute = {0, 2};
+  program.offload = {1, 2};
   program.cut = {5, 0, 4};
   program.rows = {{Action(ActionKind::kUnshard, 0), Action(ActionKind::kForward, 0, 2)},
                   {Action::overlap(ActionPart(ActionKind::kForward, 1, 2),

@@ -88,15 +88,19 @@ TEST(CostsTest, ReadsEveryKey) {
 }
 
 // The cost and the peak memory per rank of a program that has what any cost is for: compounds,
-// stages that recompute, and UNSHARDs; or what memory it lacks. Empty if the costs do not fit it.
+// stages that recompute and, if they have sizes, offload, and UNSHARDs; or what memory it lacks.
+// Empty if the costs do not fit it.
 std::string outcome_of(const Costs& costs) {
-  static const CompileResult program = [] {
+  const auto compiled = [](std::vector<int> offload) {
     const schedules::Shape shape{.ranks = 4, .stages = 8, .microbatches = 8};
     ir::ComputeOrder order = schedules::make_order(*schedules::find_schedule("DualPipeV"), shape);
     order.recompute = {0, 5};
+    order.offload = std::move(offload);
     return compile({.source = std::move(order)});
-  }();
-  const SimulateResult result = simulate(program, {.costs = costs, .with_bound = false});
+  };
+  static const CompileResult plain = compiled({}), offloads = compiled({1});
+  const SimulateResult result = simulate(costs.offload_bytes.at(1) > 0 ? offloads : plain,
+                                         {.costs = costs, .with_bound = false});
   if (!result.ok()) {
     const ir::Diagnostic& first = result.diagnostics.kept()[0];
     return first.rule == ir::Rule::kMemoryExceeded ? first.message : "";

@@ -73,6 +73,18 @@ CompileResult compiled(const std::string& name, int ranks, int stages, int micro
   return compile({.source = ir::AnySchedule(std::move(order)), .level = level});
 }
 
+// Every stage with offload_bytes offloads.
+SimulateResult simulated(CompileResult one, const SimulateRequest& request) {
+  std::visit(
+      [&](ir::Schedule& schedule) {
+        for (int stage = 0; stage < schedule.placement.num_stages(); ++stage) {
+          if (request.costs.offload_bytes.at(stage) > 0) schedule.offload.push_back(stage);
+        }
+      },
+      *one.schedule);
+  return simulate(one, request);
+}
+
 struct Named {
   const char* name;
   int ranks, stages;
@@ -93,7 +105,7 @@ TEST(OffloadTest, AgreesWithAnIndependentSimulator) {
     ASSERT_TRUE(one.ok()) << named.name;
     const Costs costs = random_costs(&random, named.stages);
     const OffloadRun expected = run_of(order_of(one), costs);
-    const SimulateResult result = simulate(one, {.costs = costs});
+    const SimulateResult result = simulated(one, {.costs = costs});
     ASSERT_TRUE(result.ok());
     const Report& report = result.simulation->report;
     EXPECT_EQ(report.cost, expected.cost) << named.name;
@@ -107,13 +119,13 @@ TEST(OffloadTest, AgreesWithAnIndependentSimulator) {
             << named.name << ", rank " << rank << ", step " << step;
     }
     // The limit is kept, and an error otherwise; the bound for it holds.
-    const SimulateResult fits = simulate(one, {.costs = costs, .memory = {.bytes = most}});
+    const SimulateResult fits = simulated(one, {.costs = costs, .memory = {.bytes = most}});
     ASSERT_TRUE(fits.ok()) << named.name;
     EXPECT_LE(fits.simulation->bound->value, expected.cost * (1 + 1e-9));
-    too_large += !simulate(one, {.costs = costs, .memory = {.bytes = most - 1}}).ok();
+    too_large += !simulated(one, {.costs = costs, .memory = {.bytes = most - 1}}).ok();
     Costs none = costs;
     none.offload_bytes = 0;
-    longer += report.cost > simulate(one, {.costs = none}).simulation->report.cost;
+    longer += report.cost > simulated(one, {.costs = none}).simulation->report.cost;
   }
   EXPECT_EQ(too_large, 300);
   EXPECT_GT(longer, 100) << "copies rarely matter";
@@ -126,10 +138,10 @@ TEST(OffloadTest, ProgramsRunAsTheirOrders) {
     Costs costs = random_costs(&random, named.stages);
     costs.link.latency = 0;
     const SimulateResult order =
-        simulate(compiled(named.name, named.ranks, named.stages, 6), {.costs = costs});
+        simulated(compiled(named.name, named.ranks, named.stages, 6), {.costs = costs});
     const SimulateResult program =
-        simulate(compiled(named.name, named.ranks, named.stages, 6, ir::Level::kComputeComms),
-                 {.costs = costs});
+        simulated(compiled(named.name, named.ranks, named.stages, 6, ir::Level::kComputeComms),
+                  {.costs = costs});
     ASSERT_TRUE(order.ok() && program.ok());
     EXPECT_EQ(order.simulation->report.cost, program.simulation->report.cost) << named.name;
     for (size_t rank = 0; rank < order.simulation->report.ranks.size(); ++rank)
@@ -147,8 +159,8 @@ TEST(OffloadTest, NothingToOffloadChangesNothing) {
     Costs plain = costs;
     plain.offload = plain.reload = 0;
     for (const MemoryBudget& memory : {MemoryBudget(), MemoryBudget{.activations = 50}}) {
-      const SimulateResult with = simulate(one, {.costs = costs, .memory = memory});
-      const SimulateResult without = simulate(one, {.costs = plain, .memory = memory});
+      const SimulateResult with = simulated(one, {.costs = costs, .memory = memory});
+      const SimulateResult without = simulated(one, {.costs = plain, .memory = memory});
       ASSERT_TRUE(with.ok() && without.ok());
       EXPECT_EQ(with.simulation->timeline, without.simulation->timeline);
       EXPECT_EQ(with.simulation->bound->value, without.simulation->bound->value);
@@ -174,8 +186,8 @@ TEST(OffloadTest, CopiesWithoutTimeMakeActivationsSmaller) {
     Costs smaller = costs;
     smaller.offload_bytes = 0;
     smaller.activation_bytes = 30;
-    const SimulateResult with = simulate(one, {.costs = costs, .memory = {.bytes = 1000}});
-    const SimulateResult expected = simulate(one, {.costs = smaller, .memory = {.bytes = 1000}});
+    const SimulateResult with = simulated(one, {.costs = costs, .memory = {.bytes = 1000}});
+    const SimulateResult expected = simulated(one, {.costs = smaller, .memory = {.bytes = 1000}});
     ASSERT_TRUE(with.ok() && expected.ok());
     EXPECT_EQ(with.simulation->timeline, expected.simulation->timeline) << named.name;
     EXPECT_EQ(with.simulation->bound->value, expected.simulation->bound->value) << named.name;
@@ -190,13 +202,13 @@ TEST(OffloadTest, CopiesWithoutTimeMakeActivationsSmaller) {
 // first F to the start of the last B.
 TEST(OffloadTest, ACopyStreamThatIsAlwaysBusyMeetsTheBound) {
   const CompileResult one = compiled("GPipe", 1, 1, 4);
-  const SimulateResult result = simulate(one, {.costs = {.forward = 1,
-                                                         .backward_input = 1,
-                                                         .backward_weight = 1,
-                                                         .offload = 3,
-                                                         .reload = 4,
-                                                         .activation_bytes = 10,
-                                                         .offload_bytes = 10}});
+  const SimulateResult result = simulated(one, {.costs = {.forward = 1,
+                                                          .backward_input = 1,
+                                                          .backward_weight = 1,
+                                                          .offload = 3,
+                                                          .reload = 4,
+                                                          .activation_bytes = 10,
+                                                          .offload_bytes = 10}});
   ASSERT_TRUE(result.ok());
   EXPECT_EQ(result.simulation->report.cost, 1 + 4 * (3 + 4) + 2);
   EXPECT_EQ(result.simulation->bound->value, 1 + 4 * (3 + 4) + 2);
