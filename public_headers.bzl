@@ -67,6 +67,7 @@ TRAINING_HEADERS = [
     "comms/mesh.h",
     "comms/process/environment.h",
     "comms/process/error_file.h",
+    "comms/side_stream.h",
     "comms/store_rounds.h",
     "comms/threads/threads.h",
     "comms/world.h",

@@ -249,6 +249,7 @@ set(pipewright_executor_sources
     executor/hang/watchdog.cc
     executor/microbatches.cc
     executor/module_stage.cc
+    executor/offload.cc
     executor/program/program.cc
     executor/recorder.cc
     executor/slice_cache.cc
@@ -291,6 +292,7 @@ set(pipewright_executor_headers
     comms/mesh.h
     comms/process/environment.h
     comms/process/error_file.h
+    comms/side_stream.h
     comms/store_rounds.h
     comms/threads/threads.h
     comms/world.h

@@ -120,7 +120,8 @@ ActionRunner::ActionRunner(const ir::Placement& placement, int num_microbatches,
   for (auto& [index, stage] : stages) {
     stages_.emplace(index,
                     Local{std::move(stage.stage), Residency(index, std::move(stage.data_parallel)),
-                          std::ranges::binary_search(options.recompute, index)});
+                          std::ranges::binary_search(options.recompute, index),
+                          std::ranges::binary_search(options.offload, index)});
   }
 }
 
@@ -138,11 +139,38 @@ void ActionRunner::begin(const RowPlan& row, bool with_backward, bool keep_outpu
     // Another executor may run the same stages.
     stage.stage->set_slices(slices_);
     if (with_backward) stage.stage->set_recompute(stage.recomputes);
+    if (with_backward) stage.stage->set_offload(stage.offloads);
   }
+  copies_ = with_backward ? row.copies : std::span<const PlannedCopy>();
+  leaving_.clear();
+  copied_before_ = -1;
   flow_.begin(with_backward, keep_outputs, std::move(microbatches));
 }
 
+// A copy to the host has the time of one compute: then the device waits for it, so memory is
+// bounded by the plan and not by how far the host is ahead.
+void ActionRunner::post_copies(int step) {
+  if (step == copied_before_) return;  // parts of one compound
+  copied_before_ = step;
+  for (const PlannedCopy& copy : leaving_) local(copy.stage).stage->free_on_device(copy.microbatch);
+  leaving_.clear();
+  for (; !copies_.empty() && copies_.front().before <= step; copies_ = copies_.subspan(1)) {
+    const PlannedCopy& copy = copies_.front();
+    Stage& stage = *local(copy.stage).stage;
+    if (copy.is_back) {
+      stage.copy_back(copy.microbatch, copy_stream_);
+      std::erase_if(leaving_, [&](const PlannedCopy& one) {
+        return one.stage == copy.stage && one.microbatch == copy.microbatch;
+      });
+    } else {
+      stage.copy_to_host(copy.microbatch, copy_stream_);
+      leaving_.push_back(copy);
+    }
+  }
+}
+
 void ActionRunner::run(const PlannedAction& planned) {
+  if (ir::is_compute(planned.action.kind())) post_copies(planned.step);
   const auto function = functions_.find(planned.action.kind());
   if (function == functions_.end())
     run_default(planned);

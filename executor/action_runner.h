@@ -4,8 +4,10 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <vector>
 
+#include "pipewright/comms/side_stream.h"
 #include "pipewright/executor/action_function.h"
 #include "pipewright/executor/data_flow.h"
 #include "pipewright/executor/program/program.h"
@@ -81,6 +83,7 @@ class ActionRunner {
     int slices = 1;                            // that each microbatch is cut into
     StepLock* lock = nullptr;                  // held by who calls run(); may be null
     std::function<void()> on_recomputed = {};  // called between Stage::recompute() and the backward
+    std::vector<int> offload = {};             // the stages that offload, ascending
   };
 
   // `stages` are those of program rank `rank`. `placement` must outlive this object; `transfers`
@@ -113,12 +116,15 @@ class ActionRunner {
   struct Local {
     std::shared_ptr<Stage> stage;
     Residency residency;
-    bool recomputes;
+    bool recomputes, offloads;
     std::vector<Phase> phases = {};  // by microbatch
   };
 
   Local& local(int stage);
   static Phase& phase_of(Local& stage, ir::ActionPart part);
+
+  // The copies that come before `step`.
+  void post_copies(int step);
 
   void run_default(const PlannedAction& planned);
   void run_part(ir::ActionPart part, bool last_backward);
@@ -137,6 +143,10 @@ class ActionRunner {
   DataFlow flow_;
   std::map<ir::ActionKind, ActionFunction> functions_;
   bool with_backward_ = false;
+  comms::SideStream copy_stream_;
+  std::span<const PlannedCopy> copies_;  // of the step that are left
+  std::vector<PlannedCopy> leaving_;     // to the host, not yet freed on the device
+  int copied_before_ = -1;               // the step before which copies were posted last
 };
 
 }  // namespace pipewright::executor

@@ -85,16 +85,15 @@ void check_arguments(const ir::Program& program, int rank, const std::map<int, L
                      const ExecutorOptions& options) {
   check_program(program, options.allow_unverified);
   check_stages(program.placement, rank, stages);
-  if (!program.offload.empty())
-    throw std::invalid_argument(
-        "program: expected one in which no stage offloads, which the executor cannot do yet, got "
-        "stage " +
-        std::to_string(program.offload.front()));
   for (const auto& [index, local] : stages) {
     if (!local.stage->set_recompute(ir::recomputes(program, index)))
       throw std::invalid_argument("stage " + std::to_string(index) +
                                   ": expected one that recomputes, as the program says, got one "
                                   "without Stage::set_recompute");
+    if (!local.stage->set_offload(!options.device.is_cpu() && ir::offloads(program, index)))
+      throw std::invalid_argument("stage " + std::to_string(index) +
+                                  ": expected one that offloads, as the program says, got one "
+                                  "without Stage::set_offload");
     if (!local.stage->set_slices(program.slices))
       throw std::invalid_argument("stage " + std::to_string(index) +
                                   ": expected one that runs slices of microbatches, of which the "

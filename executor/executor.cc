@@ -146,6 +146,13 @@ Executor::Impl::Impl(ir::Program program, std::map<int, LocalStage> stages, comm
     check_arguments(program_, rank_, stages, options_);
     has_backward_ = ir::has_backward(program_);
     row_ = plan_row(program_.rows[static_cast<size_t>(rank_)]);
+    if (!options_.device.is_cpu()) {
+      row_.copies = plan_copies(program_, rank_);
+    } else if (!program_.offload.empty()) {
+      TORCH_WARN_ONCE(
+          "the stages that the program names in `offload` do not: on the CPU, what they save is on "
+          "the host already");
+    }
     digest = digest_of(program_, options_);
   } catch (const std::invalid_argument& caught) {
     error = caught.what();
@@ -190,9 +197,11 @@ Executor::Impl::Impl(ir::Program program, std::map<int, LocalStage> stages, comm
       transfers_ ? &*transfers_ : nullptr,
       ActionRunner::Options{options_.loss, options_.scale_grads,
                             program_.lowering.weight_free_w.value_or(false), program_.recompute,
-                            program_.slices, options_.lock.get(), [this] {
+                            program_.slices, options_.lock.get(),
+                            [this] {
                               if (recorder_) recorder_->recomputed();
-                            }});
+                            },
+                            options_.device.is_cpu() ? std::vector<int>() : program_.offload});
 }
 
 StepResult Executor::Impl::step(const Batch& batch, bool return_outputs) {

@@ -11,7 +11,10 @@
 
 #include <c10/core/GradMode.h>
 
+#include <optional>
+
 #include "pipewright/autograd/weight_free.h"
+#include "pipewright/executor/offload.h"
 #include "pipewright/ir/errors.h"
 
 namespace pipewright::executor {
@@ -32,6 +35,7 @@ struct ModuleStage::Kept {
   std::shared_ptr<autograd::WeightWork> weight_work;  // from I to W
   std::function<void()> custom_weight_work;           // from I to W, see set_weight_work
   bool is_recomputed = false;                         // before its backward
+  std::optional<SavedActivations> saved;              // if the stage offloads
 };
 
 ModuleStage::ModuleStage(autograd::Forward forward) : forward_(std::move(forward)) {}
@@ -59,13 +63,22 @@ Tensors ModuleStage::recorded_forward(int microbatch, const Tensors& inputs) {
   const autograd::BackwardScope scope(kept->context);
   Tensors results;
   for (const at::Tensor& input : inputs) results.push_back(autograd::as_result(input));
-  Tensors outputs =
-      recomputes_ ? autograd::checkpoint_function(forward_, results, keeps_) : forward_(results);
+  Tensors outputs = saving_forward(results, *kept);
   for (const at::Tensor& output : outputs) kept->roots.push_back(autograd::root_of(output));
   kept->nodes.end();
   kept->inputs = inputs;
   kept_[microbatch] = std::move(kept);
   return outputs;
+}
+
+Tensors ModuleStage::saving_forward(const Tensors& inputs, Kept& kept) {
+  std::optional<SavedActivations::Recording> recording;
+  if (offloads_) {
+    Tensors stay = weights_ ? weights_() : Tensors();
+    stay.insert(stay.end(), inputs.begin(), inputs.end());
+    recording.emplace(kept.saved.emplace(least_offload_bytes_), stay);
+  }
+  return recomputes_ ? autograd::checkpoint_function(forward_, inputs, keeps_) : forward_(inputs);
 }
 
 void ModuleStage::set_loss(int microbatch, const at::Tensor& loss) {
@@ -136,8 +149,34 @@ void ModuleStage::recompute(int microbatch) {
   work.is_recomputed = true;
 }
 
-void ModuleStage::begin_backward(const Kept& work, int microbatch) {
+void ModuleStage::begin_backward(Kept& work, int microbatch) {
+  if (work.saved) work.saved->await();
   if (slices_ && !work.is_recomputed) slices_->begin(SliceCache::Phase::kBackward, microbatch);
+}
+
+bool ModuleStage::set_offload(bool offloads) {
+  if (offloads) install_offload();
+  offloads_ = offloads;
+  return true;
+}
+
+void ModuleStage::copy_to_host(int microbatch, comms::SideStream& stream) {
+  Kept& work = kept(microbatch, "copy_to_host");
+  if (work.saved->bytes() == 0) {
+    throw ContractError(
+        "offload: expected a forward that saves tensors of at least " +
+        std::to_string(least_offload_bytes_) +
+        " bytes beside its inputs and weights (ModuleStage::set_least_offload), got none");
+  }
+  work.saved->copy_to_host(stream);
+}
+
+void ModuleStage::free_on_device(int microbatch) {
+  kept(microbatch, "free_on_device").saved->free_on_device();
+}
+
+void ModuleStage::copy_back(int microbatch, comms::SideStream& stream) {
+  kept(microbatch, "copy_back").saved->copy_back(stream);
 }
 
 bool ModuleStage::set_slices(int slices) {

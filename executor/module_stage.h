@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_EXECUTOR_MODULE_STAGE_H_
 #define PIPEWRIGHT_EXECUTOR_MODULE_STAGE_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <unordered_map>
@@ -44,6 +45,14 @@ class ModuleStage final : public Stage {
   // computes the others again.
   void set_keep_policy(autograd::KeepPolicy policy) { keeps_ = std::move(policy); }
 
+  // Where the program says that the stage offloads, what its F saves is copied to the host, but for
+  // tensors of less than `least_bytes` (64 KiB by default), weights, the stage's inputs, and what
+  // shares memory with these.
+  void set_least_offload(int64_t least_bytes) { least_offload_bytes_ = least_bytes; }
+  // The weights that require no gradient, which would be taken for results otherwise. make_stage()
+  // sets this for a module.
+  void set_weights(std::function<Tensors()> weights) { weights_ = std::move(weights); }
+
   // For programs whose microbatches are cut into slices: what the stage's modules extend, or null
   // for a stage that computes each position of the sequence without the others, as an MLP does.
   // Without this call the stage runs whole microbatches only.
@@ -58,13 +67,18 @@ class ModuleStage final : public Stage {
   void set_loss(int microbatch, const at::Tensor& loss) override;
   bool set_recompute(bool recomputes) override;
   void recompute(int microbatch) override;
+  bool set_offload(bool offloads) override;
+  void copy_to_host(int microbatch, comms::SideStream& stream) override;
+  void free_on_device(int microbatch) override;
+  void copy_back(int microbatch, comms::SideStream& stream) override;
   bool set_slices(int slices) override;
   void clear() override;
 
  private:
   struct Kept;
   Tensors recorded_forward(int microbatch, const Tensors& inputs);
-  void begin_backward(const Kept& work, int microbatch);
+  Tensors saving_forward(const Tensors& inputs, Kept& kept);
+  void begin_backward(Kept& work, int microbatch);
   // Throws ContractError, naming the method `what`, for a microbatch without a forward.
   Kept& kept(int microbatch, const char* what);
 
@@ -72,6 +86,9 @@ class ModuleStage final : public Stage {
   std::function<std::function<void()>()> make_weight_work_;
   bool recomputes_ = false;
   autograd::KeepPolicy keeps_;  // when it recomputes
+  bool offloads_ = false;
+  int64_t least_offload_bytes_ = 1 << 16;
+  std::function<Tensors()> weights_;  // that never are offloaded
   bool runs_slices_ = false;
   std::shared_ptr<SliceCache> slices_;                   // null without slices
   std::unordered_map<int, std::unique_ptr<Kept>> kept_;  // by microbatch
@@ -88,8 +105,10 @@ std::shared_ptr<ModuleStage> make_stage(Module module) {
                 "make_stage: expected a shared_ptr or a ModuleHolder of a module whose forward "
                 "takes tensors and returns tensors, or tuples, optionals and vectors of them");
   if constexpr (modules::TakesTensors<Module>) {
-    return std::make_shared<ModuleStage>(
+    auto stage = std::make_shared<ModuleStage>(
         [module](const Tensors& inputs) { return modules::forward_tensors(module, inputs); });
+    stage->set_weights([module] { return module->parameters(); });
+    return stage;
   } else {
     return nullptr;
   }

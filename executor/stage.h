@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "pipewright/comms/side_stream.h"
 #include "pipewright/modules/data_parallel.h"
 
 namespace pipewright::executor {
@@ -91,6 +92,16 @@ class Stage {
   // Called before B or I of such a stage, which then waits for its gradient: the stage may run its
   // forward again here, if it likes. The default leaves it to the backward.
   virtual void recompute(int /*microbatch*/) {}
+
+  // Called before each training step on a device: whether the program says that the stage offloads
+  // (ir::Schedule::offload). If so, the executor calls copy_to_host() for a microbatch after its F,
+  // free_on_device() later, and copy_back() ahead of its B or I, which the stage must have wait for
+  // the copy. Both copies run on the given stream, and neither call blocks the host. Returns
+  // whether the stage can do it; the default cannot.
+  virtual bool set_offload(bool offloads) { return !offloads; }
+  virtual void copy_to_host(int /*microbatch*/, comms::SideStream& /*stream*/) {}
+  virtual void free_on_device(int /*microbatch*/) {}
+  virtual void copy_back(int /*microbatch*/, comms::SideStream& /*stream*/) {}
 
   // Called before each step: into how many slices microbatches are cut (ir::Schedule::slices). With
   // more than one, each has the place of a microbatch in all methods, and `microbatch` counts the

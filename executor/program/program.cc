@@ -14,6 +14,8 @@
 #include "pipewright/ir/text/render.h"
 #include "pipewright/ir/text/shape.h"
 #include "pipewright/schedule/lowering/lower.h"
+#include "pipewright/schedule/problem/costs.h"
+#include "pipewright/schedule/simulate/memory_model.h"
 #include "pipewright/schedule/verify/verify.h"
 
 namespace pipewright::executor {
@@ -40,6 +42,26 @@ RowPlan plan_row(const ir::Row& row) {
     }
   }
   return plan;
+}
+
+std::vector<PlannedCopy> plan_copies(const ir::Program& program, int rank) {
+  if (program.offload.empty()) return {};
+  const int num_stages = program.placement.num_stages();
+  const schedule::Costs costs = schedule::offloading(
+      {.offload = 1, .reload = 1, .offload_bytes = 1}, program.offload, num_stages);
+  const schedule::CopyPlan plan(program, costs);
+  const auto index = static_cast<size_t>(rank);
+  std::vector<PlannedCopy> copies;
+  for (const schedule::Copy& copy : plan.of(index).copies) {
+    for (const ir::ActionPart part : program.rows[index][copy.step].parts()) {
+      const bool is_its =
+          part.stage() == copy.stage && (part.kind() == ActionKind::kForward) != copy.is_reload;
+      if (is_its)
+        copies.push_back(
+            {copy.is_reload, copy.stage, part.microbatch(), static_cast<int>(copy.posted_before)});
+    }
+  }
+  return copies;
 }
 
 std::vector<std::pair<int, int>> edges_of(const ir::Program& program) {

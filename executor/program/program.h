@@ -19,14 +19,26 @@ struct PlannedAction {
   bool last_backward = false;
 };
 
+// A copy of what F of one microbatch saved on one stage.
+struct PlannedCopy {
+  bool is_back = false;  // from the host; otherwise to it
+  int stage = 0, microbatch = 0;
+  int before = 0;  // the step in the row that it is posted just before
+};
+
 // One rank's row of a program.
 struct RowPlan {
   std::vector<PlannedAction> actions;  // without idle slots
+  std::vector<PlannedCopy> copies;     // in the order in which they are posted
   bool has_backward = false;
   bool has_residency = false;  // contains UNSHARD or RESHARD
 };
 
 RowPlan plan_row(const ir::Row& row);
+
+// The copies of a rank whose stages offload, at the places where the simulator has them
+// (schedule/simulate/memory_model.h) if a copy takes as long as a forward, or half of a backward.
+std::vector<PlannedCopy> plan_copies(const ir::Program& program, int rank);
 
 // The ordered pairs of ranks along which a program sends, each once, in ascending order.
 std::vector<std::pair<int, int>> edges_of(const ir::Program& program);

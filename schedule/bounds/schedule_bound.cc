@@ -51,7 +51,7 @@ std::vector<Change> changes_on(const ir::Schedule& schedule, const Problem& prob
   for (const Copy& copy : run) {
     if (copy.is_reload)
       changes.push_back(
-          {copy.time.start, problem.work(copy.stage).offloaded, static_cast<int>(copy.step)});
+          {copy.takes, problem.work(copy.stage).offloaded, static_cast<int>(copy.step)});
   }
   return changes;
 }

@@ -30,18 +30,22 @@ class RowPlan {
     place_reloads();
     // At one place, copies to the host come first: their F is the compute before it.
     std::vector<std::pair<size_t, Copy>> placed;
-    for (const Trip& trip : trips_) {
+    for (size_t number = 0; number < trips_.size(); ++number) {
+      const Trip& trip = trips_[number];
       placed.emplace_back(trip.forward + 1, Copy{.is_reload = false,
                                                  .stage = trip.stage,
                                                  .posted_before = steps_[trip.forward + 1],
                                                  .step = steps_[trip.forward],
+                                                 .trip = number,
                                                  .duration = costs_.offload.at(trip.stage)});
     }
-    for (const Trip& trip : trips_) {
+    for (size_t number = 0; number < trips_.size(); ++number) {
+      const Trip& trip = trips_[number];
       placed.emplace_back(trip.place, Copy{.is_reload = true,
                                            .stage = trip.stage,
                                            .posted_before = steps_[trip.place],
                                            .step = steps_[trip.backward],
+                                           .trip = number,
                                            .duration = costs_.reload.at(trip.stage)});
     }
     std::ranges::stable_sort(placed, {}, &std::pair<size_t, Copy>::first);
@@ -79,7 +83,10 @@ class RowPlan {
     double end = kInfinity;
     for (auto trip = trips_.rbegin(); trip != trips_.rend(); ++trip) {
       const double start = std::min(end, begins_[trip->backward]) - costs_.reload.at(trip->stage);
-      const auto first = begins_.begin() + static_cast<std::ptrdiff_t>(trip->forward + 1);
+      const auto before = trip + 1;  // the one that is back before it
+      const size_t earliest =
+          std::max(trip->forward + 1, before == trips_.rend() ? 0 : before->backward);
+      const auto first = begins_.begin() + static_cast<std::ptrdiff_t>(earliest);
       const auto last = begins_.begin() + static_cast<std::ptrdiff_t>(trip->backward + 1);
       const auto after = std::upper_bound(first, last, start);
       trip->place = static_cast<size_t>(std::max(first, after - 1) - begins_.begin());
@@ -110,6 +117,11 @@ double CopyStream::post(size_t step, double time) {
     copy.posted = time;
     const double start = std::max(end_, time);
     copy.time = {start, end_ = start + copy.duration};
+    if (copy.is_reload) {
+      copy.takes = std::max(time, left_[copy.trip]);
+    } else {
+      left_[copy.trip] = end_;
+    }
   }
   return reload_of_[step] < copies_.size() ? copies_[reload_of_[step]].time.end : 0;
 }
@@ -279,7 +291,7 @@ std::vector<MemorySample> MemoryModel::along(const ir::Timeline& timeline, size_
   }
   for (const Copy& copy : copies) {
     if (copy.is_reload)
-      changes.push_back({copy.time.start, static_cast<int>(copy.step), 0,
+      changes.push_back({copy.takes, static_cast<int>(copy.step), 0,
                          activation_part(costs_.offloaded_bytes(copy.stage))});
   }
   // The sort is stable, so at equal times an action ends before the next one in the row starts.

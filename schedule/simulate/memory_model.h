@@ -23,7 +23,11 @@
 // row has ended. A copy to the host has its place right after F. A copy back has the latest place
 // from which it would end in time if the rank ran its computes without a pause and its copies back
 // without others between them; but not before the place of the copy to the host, so no copy waits
-// for one that is posted later. The backward waits for the copy back.
+// for one that is posted later, nor before the backward that needs the copy back before it, so the
+// activations of at most two are back. The backward waits for the copy back.
+//
+// A copy to the host frees memory when it ends, and a copy back takes it when it is posted, or when
+// the copy to the host ends if that is later.
 //
 // Copies take the same time on every rank and for every microbatch: rank_scale and microbatch_scale
 // do not apply to them.
@@ -36,9 +40,11 @@ struct Copy {
   int stage = 0;
   size_t posted_before = 0;  // step of the compute that it is posted just before
   size_t step = 0;           // of the F before a copy to the host, of the B or I after one back
+  size_t trip = 0;           // its activation: that of the other copy, too
   double duration = 0;
   double posted = 0;       // the time; 0 until it is known
   ir::Interval time = {};  // when it runs, likewise
+  double takes = 0;        // of a copy back: when it takes memory, likewise
 };
 
 // The copies of one rank, in the order of its copy stream.
@@ -69,7 +75,8 @@ class CopyPlan {
 class CopyStream {
  public:
   // `plan` may not change.
-  explicit CopyStream(const RankCopies& plan) : reload_of_(plan.reload_of), copies_(plan.copies) {}
+  explicit CopyStream(const RankCopies& plan)
+      : reload_of_(plan.reload_of), copies_(plan.copies), left_(plan.copies.size()) {}
 
   // Posts the copies whose place is before the compute at `step`, at the time when the compute
   // before it has ended. Must be called for each compute of the row in order. Returns the end of
@@ -81,6 +88,7 @@ class CopyStream {
  private:
   std::span<const size_t> reload_of_;
   std::vector<Copy> copies_;
+  std::vector<double> left_;  // by trip: the end of the copy to the host
   size_t next_ = 0;
   double end_ = 0;  // of the last copy
 };
@@ -122,7 +130,7 @@ struct MemorySample {
 //   activation    from F to the end of B; if split, activation_bytes from F to the end of I, then
 //                 weight_input_bytes to the end of W
 //   offloaded     the part of an activation that is not in use from the end of its copy to the host
-//                 to the start of its copy back (memory_model.h)
+//                 until its copy back takes memory
 //   recomputed    of a stage that recomputes, while B or I runs
 //   parameters    throughout if the program has no UNSHARD, and shard_bytes of shards
 //   unsharded     parameters from UNSHARD to RESHARD

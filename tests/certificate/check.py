@@ -96,23 +96,24 @@ class Costs:
         return sum(times) - self.overlap * min(times) * (len(parts) - 1)
 
 def copies_of(row, costs):
-    """By step, the copies that are posted before it, in order: (stage, the step whose backward needs it or None)."""
+    """By step, the copies that are posted before it, in order: (stage, the step whose backward needs it or None, that of its F)."""
     begins, forward, trips = [Fraction(0), *accumulate(costs.time(parts) for parts in row)], {}, []
     for step, parts in enumerate(row):
         for kind, s, m in parts:
             if kind == "F" and costs.offloads[s]: forward[s, m] = step
             elif kind in "BI" and costs.offloads[s]: trips.append((s, forward[s, m], step))
-    back, end = [[] for _ in row], None  # a copy back has the latest place from which it is in time, before the later ones
-    for s, first, step in reversed(trips):
+    back, end = [[] for _ in row], None  # a copy back has the latest place from which it is in time, before the later ones, and
+    for number, (s, first, step) in reversed([*enumerate(trips)]):  # not before the backward that needs the one before it
+        earliest = max(first + 1, trips[number - 1][2] if number else 0)
         start = min(begins[step], begins[step] if end is None else end) - costs.copy_in[s]
-        place = max([first + 1, *(one for one in range(first + 1, step + 1) if begins[one] <= start)])
-        back[place].insert(0, (s, step))
+        place = max([earliest, *(one for one in range(earliest, step + 1) if begins[one] <= start)])
+        back[place].insert(0, (s, step, first))
         end = max(start, begins[place])
-    out = [[(s, None) for s, first, _ in trips if first + 1 == step] for step in range(len(row))]
+    out = [[(s, None, first) for s, first, _ in trips if first + 1 == step] for step in range(len(row))]
     return [one + other for one, other in zip(out, back)]
 
 def replay(placement, microbatches, rows, costs):
-    """When each step runs, as (begin, end), each copy, as (begin, end, stage, the step that it is for, whether it is back), and the
+    """When each step runs, as (begin, end), each copy, as (when it takes memory, end, stage, the step that it is for, whether it is back), and the
     exposed communication of each rank. A step starts when its rank is free and its inputs are there. Copies are posted when the step before has ended, and run one after the other."""
     stages, ends = costs.num_stages, {("F", -1, m): Fraction(0) for m in range(microbatches)}
     def need(kind, s, m):  # what has to end before, and how long before
@@ -126,6 +127,7 @@ def replay(placement, microbatches, rows, costs):
 
     plans, before, step = [copies_of(row, costs) for row in rows], None, [0] * len(rows)
     times, copies, returned, exposed = [[] for _ in rows], [[] for _ in rows], {}, [Fraction(0)] * len(rows)
+    left = {}  # when each copy to the host ends
     while before != (before := list(step)):
         for rank, row in enumerate(rows):
             while step[rank] < len(row):
@@ -133,10 +135,11 @@ def replay(placement, microbatches, rows, costs):
                 needs = [need(*part) for part in parts] + [one for part in parts for one in slice_before(*part)]
                 if any(action not in ends for action, _ in needs): break
                 free = times[rank][-1][1] if times[rank] else Fraction(0)
-                for s, of in plans[rank][step[rank]]:
+                for s, of, first in plans[rank][step[rank]]:
                     begin = max([free, *(copy[1] for copy in copies[rank][-1:])])
-                    copies[rank].append((begin, begin + (costs.copy_out if of is None else costs.copy_in)[s], s, of))
-                    if of is not None: returned[rank, of] = copies[rank][-1][1]
+                    takes = None if of is None else max(free, left[rank, s, first])
+                    copies[rank].append((takes, begin + (costs.copy_out if of is None else costs.copy_in)[s], s, of))
+                    (left if of is None else returned)[(rank, s, first) if of is None else (rank, of)] = copies[rank][-1][1]
                 begin = max([free, returned.get((rank, step[rank]), 0), *(ends[action] + delay for action, delay in needs)])
                 if times[rank]:  # how long the transfers of its inputs, one after the other or at once, kept the rank idle
                     until = free
@@ -150,19 +153,20 @@ def replay(placement, microbatches, rows, costs):
     return times, copies, exposed
 
 def peak(row, times, copies, a, h, r, o, gradients=None):
-    """The most that is in use at a time, and the first step at which it is: a from F to the end of B or I, but for o on the host; h from there to the end of W; r beside
+    """The most that is in use at a time, the first step at which it is, and the gradients among it: a from F to the end of B or I, but for o on the host; h from there to the end of W; r beside
     both while B or I runs; gradients of a stage from its first B or W on."""
-    changes, accumulated = [(end, 0, -o[s], None) for _, end, s, of in copies if of is None], set()
+    changes, accumulated = [(end, 0, -o[s], None, 0) for _, end, s, of in copies if of is None], set()
     for step, (parts, (begin, end)) in enumerate(zip(row, times)):
         for kind, s, _ in parts:
             if kind in "BW" and gradients and s not in accumulated:
                 accumulated.add(s)
-                changes.append((begin, 1, gradients[s], step))
-        changes += [(begin, 1, {"F": a[s], "W": 0}.get(kind, r[s]), step) for kind, s, _ in parts]
-        changes += [(end, 1, {"F": 0, "B": -a[s] - r[s], "I": h[s] - a[s] - r[s], "W": -h[s]}[kind], step) for kind, s, _ in parts]
-    changes = sorted(changes + [(begin, 2, o[s], of) for begin, _, s, of in copies if of is not None], key=lambda change: change[:2])
-    used = [*accumulate(amount for _, _, amount, _ in changes)]
-    return max(used), changes[used.index(max(used))][3]
+                changes.append((begin, 1, gradients[s], step, gradients[s]))
+        changes += [(begin, 1, {"F": a[s], "W": 0}.get(kind, r[s]), step, 0) for kind, s, _ in parts]
+        changes += [(end, 1, {"F": 0, "B": -a[s] - r[s], "I": h[s] - a[s] - r[s], "W": -h[s]}[kind], step, 0) for kind, s, _ in parts]
+    changes = sorted(changes + [(takes, 2, o[s], of, 0) for takes, _, s, of in copies if of is not None], key=lambda change: change[:2])
+    used = [*accumulate(change[2] for change in changes)]
+    at = used.index(max(used))
+    return used[at], changes[at][3], sum(change[4] for change in changes[:at + 1])
 
 def rational_gcd(numbers):
     unit = lcm(*(Fraction(one).denominator for one in numbers))
@@ -308,13 +312,13 @@ def main(plan, costs_file, result_file):
                            ("exposed_communication", exposed[rank])):
             claim(f"{key} of rank {rank}", exact, printed[key])
         ones = [1] * len(placement)
-        most, step = peak(row, times[rank], [], ones, ones, zeros, zeros)
+        most, step, _ = peak(row, times[rank], [], ones, ones, zeros, zeros)
         assert (most, places[rank][step]) == (printed["peak_activations"], printed["peak_activations_step"]), \
             f"activations of rank {rank}: {most} at step {places[rank][step]}"
-        most, step = peak(row, times[rank], copies[rank], costs.a, costs.h, costs.r, costs.o, costs.gradient_bytes)
-        on, accumulated = [s for s in stages if placement[s] == rank], {s for parts in row[:(step or 0) + 1] for kind, s, _ in parts if kind in "BW"}
+        most, step, gradients = peak(row, times[rank], copies[rank], costs.a, costs.h, costs.r, costs.o, costs.gradient_bytes)
+        on = [s for s in stages if placement[s] == rank]
         uses = {"parameters": sum(costs.parameters[s] + costs.shards[s] for s in on), "unsharded": 0,
-                "gradients": sum(costs.gradient_bytes[s] for s in accumulated), "optimizer": sum(costs.optimizer[s] for s in on), "receive": 0}
+                "gradients": gradients, "optimizer": sum(costs.optimizer[s] for s in on), "receive": 0}
         held = uses["parameters"] + uses["optimizer"]
         if printed["peak_bytes"] is None:
             assert most + held == 0 and printed["memory"] is None, f"bytes of rank {rank}"
@@ -352,7 +356,7 @@ def main(plan, costs_file, result_file):
     grain = rational_gcd([*a, *h, *r, *o])
     a, h, r, o, limits = ([int(x // grain) for x in part] for part in (a, h, r, o, limits))
     for rank, row in enumerate(rows):
-        most, _ = peak(row, times[rank], copies[rank], [x + y for x, y in zip(a, o)], h, r, o)
+        most, *_ = peak(row, times[rank], copies[rank], [x + y for x, y in zip(a, o)], h, r, o)
         assert most <= limits[rank], f"memory of rank {rank}"
 
     # Every cost is a multiple of what all times are multiples of, so a bound may be rounded up to one.

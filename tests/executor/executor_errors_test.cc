@@ -333,18 +333,6 @@ TEST(ExecutorErrors, AnInvalidProgramIsRejected) {
       << error;
 }
 
-TEST(ExecutorErrors, StagesThatOffloadAreRefused) {
-  ir::Program program = named("GPipe", 1, 2);
-  program.offload = {0};
-  EXPECT_EQ(error_alone([&](comms::World& world) {
-              ExecutorHere(program,
-                           stages_of(program, 0, [](int, const Tensors& in) { return in; }), world,
-                           {.loss = sum_of});
-            }),
-            "program: expected one in which no stage offloads, which the executor cannot do yet, "
-            "got stage 0");
-}
-
 // Nothing else would add up the gradients of the two copies of each stage.
 TEST(ExecutorErrors, TwoReplicasWithoutTiedParametersAreRefused) {
   const ir::Program program = make_program(*schedules::find_schedule("Chimera"),

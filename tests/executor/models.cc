@@ -198,7 +198,9 @@ void train_rank(const ir::Program& program, Model model, comms::World& world,
   Tensors all;
   for (const int stage : stages) {
     const auto index = static_cast<size_t>(stage);
-    local[stage] = {std::make_shared<ModuleStage>(model.stages[index]), nullptr};
+    auto made = std::make_shared<ModuleStage>(model.stages[index]);
+    made->set_least_offload(1);  // the tensors of these models are small
+    local[stage] = {std::move(made), nullptr};
     all.insert(all.end(), model.weights[index].begin(), model.weights[index].end());
   }
   if (placement.num_replicas() > 1) options.tied = tie_replicas(placement, model, local, world);

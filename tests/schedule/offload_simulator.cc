@@ -51,7 +51,10 @@ void place_late(const ir::Row& row, const Costs& costs, std::vector<Trip>* trips
   for (auto trip = trips->rbegin(); trip != trips->rend(); ++trip) {
     const double start = std::min(next, busy_before(trip->backward)) - costs.reload.at(trip->stage);
     trip->place = trip->backward;
-    while (trip->place > trip->forward + 1 && busy_before(trip->place) > start) --trip->place;
+    const auto before = trip + 1;
+    const size_t earliest =
+        std::max(trip->forward + 1, before == trips->rend() ? 0 : before->backward);
+    while (trip->place > earliest && busy_before(trip->place) > start) --trip->place;
     next = std::max(start, busy_before(trip->place));
   }
 }
@@ -87,8 +90,9 @@ OffloadRun run_of(const ir::ComputeOrder& order, const Costs& costs,
     std::deque<Transit> queue;  // the first one runs if copying
     bool copying = false;
     double copied = 0;
-    std::map<size_t, bool> is_back;  // by step of the backward
-    bool posted = false;             // what is posted before `next`
+    std::map<size_t, bool> is_back;   // by step of the backward
+    bool posted = false;              // what is posted before `next`
+    std::map<size_t, bool> may_take;  // by the same: whether one of two things has happened
     double used = 0;
   };
   const int stages = order.placement.num_stages();
@@ -97,6 +101,15 @@ OffloadRun run_of(const ir::ComputeOrder& order, const Costs& costs,
   OffloadRun run;
   run.peaks.resize(ranks.size());
   run.starts.resize(ranks.size());
+  const auto offloaded = [&](const Trip& trip) {
+    return std::min(costs.offload_bytes.at(trip.stage), costs.activation_bytes.at(trip.stage));
+  };
+  // The copy back takes memory when it has been posted and the copy to the host has ended.
+  const auto take_back = [&](Rank* rank, const Trip& trip) {
+    bool& other_has_happened = rank->may_take[trip.backward];
+    if (other_has_happened) rank->used += offloaded(trip);
+    other_has_happened = true;
+  };
   const auto is_ready = [&](ir::ActionPart part, double now) {
     const auto arrived = [&](ir::Result result, int stage) {
       const auto found = arrivals.find({result, {stage, part.microbatch()}});
@@ -143,25 +156,26 @@ OffloadRun run_of(const ir::ComputeOrder& order, const Costs& costs,
           rank.queue.pop_front();
           rank.copying = false;
           if (done.back) rank.is_back[done.trip->backward] = true;
-          if (!done.back)
-            rank.used -= std::min(costs.offload_bytes.at(done.trip->stage),
-                                  costs.activation_bytes.at(done.trip->stage));
+          if (!done.back) {
+            rank.used -= offloaded(*done.trip);
+            take_back(&rank, *done.trip);
+          }
           progress = true;
         }
         if (!rank.runs && !rank.posted) {
           for (const Trip& trip : trips[number])
             if (trip.forward + 1 == rank.next) rank.queue.push_back({&trip, false});
-          for (const Trip& trip : trips[number])
-            if (trip.place == rank.next) rank.queue.push_back({&trip, true});
+          for (const Trip& trip : trips[number]) {
+            if (trip.place != rank.next) continue;
+            rank.queue.push_back({&trip, true});
+            take_back(&rank, trip);
+          }
           rank.posted = true;
         }
         if (!rank.copying && !rank.queue.empty()) {
           const Transit& next = rank.queue.front();
           rank.copying = true;
           rank.copied = now + (next.back ? costs.reload : costs.offload).at(next.trip->stage);
-          if (next.back)
-            rank.used += std::min(costs.offload_bytes.at(next.trip->stage),
-                                  costs.activation_bytes.at(next.trip->stage));
           progress = true;
         }
         if (!rank.runs && rank.next < row.size()) {

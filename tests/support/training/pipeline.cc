@@ -153,7 +153,9 @@ std::vector<Trained> train_pipeline(const PipelineCase& pipeline, const Wrap& wr
       const auto module =
           std::make_shared<Layers>(stage * each, (stage + 1) * each, pipeline.layers);
       module->set_copy(mesh.coordinate("dp"));
-      stages[stage] = {executor::make_stage(module), wrap ? wrap(module, group) : nullptr};
+      const auto made = executor::make_stage(module);
+      made->set_least_offload(1);  // its tensors are small
+      stages[stage] = {made, wrap ? wrap(module, group) : nullptr};
       modules.push_back(module);
       for (const at::Tensor& weight : module->parameters()) weights.push_back(weight);
     }
