@@ -48,7 +48,9 @@
 // (ir/channel.h). A LocalStage with a DataParallel (fsdp, ddp) gathers its parameters at UNSHARD,
 // frees them at RESHARD and reduces their gradients at REDUCE_GRAD. Stages that the program names
 // in `recompute` store their inputs only, and run their forward again in backward
-// (Stage::set_recompute); clear the list of a program whose modules checkpoint themselves.
+// (Stage::set_recompute); clear the list of a program whose modules checkpoint themselves. What
+// stages in `offload` save is on the host in between (Stage::set_offload), unless the device is the
+// CPU.
 //
 // Slices. If the program cuts microbatches into slices, each slice has the place of a microbatch:
 // in losses, which are then means over slices, in `per_microbatch`, and in the scale of gradients.
