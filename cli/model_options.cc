@@ -44,6 +44,7 @@ constexpr MachineOption kMachineOptions[] = {
     {"--gpu-memory-bandwidth", "GB/s", &Machine::memory_bandwidth, 1e9},
     {"--nvlink", "GB/s between GPUs of a node, per direction", &Machine::nvlink_bandwidth, 1e9},
     {"--network", "GB/s between nodes, per GPU and direction", &Machine::network_bandwidth, 1e9},
+    {"--pcie", "GB/s between a GPU and its host, per direction", &Machine::host_bandwidth, 1e9},
     {"--nvlink-latency", "microseconds", &Machine::nvlink_latency, 1e-6},
     {"--network-latency", "microseconds", &Machine::network_latency, 1e-6},
 };

@@ -8,7 +8,7 @@ namespace {
 
 struct Gpu {
   std::string_view name;
-  double teraflops, memory, memory_bandwidth, nvlink, network;
+  double teraflops, memory, memory_bandwidth, nvlink, network, host;
   int per_node;
 };
 constexpr Gpu kGpus[] = {
@@ -28,6 +28,7 @@ std::optional<Machine> find_gpu(std::string_view name) {
                  .memory_bandwidth = gpu->memory_bandwidth * 1e9,
                  .nvlink_bandwidth = gpu->nvlink * 1e9,
                  .network_bandwidth = gpu->network * 1e9,
+                 .host_bandwidth = gpu->host * 1e9,
                  .gpus_per_node = gpu->per_node};
 }
 

@@ -21,6 +21,7 @@ struct Machine {
   double memory_bandwidth = 0;  // bytes/s
   // Per GPU and direction, in bytes/s, and in seconds per transfer.
   double nvlink_bandwidth = 0, network_bandwidth = 0;
+  double host_bandwidth = 0;  // to the host's memory and back, likewise
   double nvlink_latency = 5e-6, network_latency = 2e-5;
   int gpus_per_node = 8;
 

@@ -212,6 +212,9 @@ class Prediction {
       one[&Costs::backward_input] += one[&Costs::forward];
       one[&Costs::activation_bytes] = vectors();
     }
+    one[&Costs::offload_bytes] = one[&Costs::activation_bytes];
+    one[&Costs::offload] = one[&Costs::reload] =
+        kMilliseconds * one[&Costs::offload_bytes] / machine_.host_bandwidth;
     const double all = static_cast<double>(model_.block_parameters(layer));
     const double experts =
         is_sparse(model_, layer)

@@ -89,7 +89,7 @@ bool evaluate(const PlanRequest& request, PlanRow* row) {
   row->order = schedules::make_order(spec, shape);
   for (const Cut& cut : {least_maximum_cut(row->costs, placement),
                          even_cut(num_layers(row->costs), placement.num_stages())}) {
-    const Costs stages = cut_layers(row->costs, cut);
+    const Costs stages = offloading(cut_layers(row->costs, cut), {}, placement.num_stages());
     const Report report = report_on(row->order, stages, simulate(row->order, stages));
     double memory = 0, busiest = 0, exchange = 0, exposed = 0;
     for (int rank = 0; rank < row->pp; ++rank) {

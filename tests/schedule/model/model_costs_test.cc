@@ -112,6 +112,18 @@ TEST(ModelCostsTest, LayersOfAModel) {
   EXPECT_TRUE(check_costs(experts, {}, ir::Placement::loop(8, 8), 4, &diagnostics));
 }
 
+// Over PCIe 5, and over PCIe 4 in twice the time.
+TEST(ModelCostsTest, OffloadsWhatABlockSaves) {
+  Machine machine = *find_gpu("h100");
+  const TrainingShape training = {.sequence = 8192};
+  const LayerRun fast = model_costs(parse_config(kLlama8B), training, machine).layers[1];
+  EXPECT_EQ(fast[&Costs::offload_bytes], fast[&Costs::activation_bytes]);
+  EXPECT_DOUBLE_EQ(fast[&Costs::offload], 1e3 * fast[&Costs::offload_bytes] / 64e9);
+  machine.host_bandwidth = find_gpu("a100")->host_bandwidth;
+  const LayerRun slow = model_costs(parse_config(kLlama8B), training, machine).layers[1];
+  EXPECT_DOUBLE_EQ(slow[&Costs::reload], 2 * fast[&Costs::reload]);
+}
+
 TEST(ModelCostsTest, WhatParallelismDivides) {
   const ModelShape model = parse_config(kMixtral);
   const Machine machine = *find_gpu("h100");
