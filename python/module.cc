@@ -147,6 +147,13 @@ void define_schedule(nb::module_& m) {
       .def_prop_ro(
           "cut", [](const Schedule& one) { return one.base().cut; },
           "The layers of each stage; empty if it is for no cut of a model.")
+      .def_prop_ro(
+          "recompute", [](const Schedule& one) { return one.base().recompute; },
+          "The stages that recompute.")
+      .def_prop_ro(
+          "offload", [](const Schedule& one) { return one.base().offload; },
+          "The stages that offload.")
+      .def("with_stages", &Schedule::with_stages, "recompute"_a, "offload"_a)
       .def_prop_ro("policies", &Schedule::policies, "The lowering policies that it records.")
       .def_prop_ro("rows", &Schedule::rows, "Per rank, its actions as text; \"\" for an idle slot.")
       .def("__len__",

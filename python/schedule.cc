@@ -4,6 +4,8 @@
 #include <ostream>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
+#include <variant>
 
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/action_text.h"
@@ -87,6 +89,17 @@ Policies Schedule::policies() const {
     if (const auto value = policy.get(base().lowering)) all[std::string(policy.name)] = *value;
   }
   return all;
+}
+
+Schedule Schedule::with_stages(std::vector<int> recompute, std::vector<int> offload) const {
+  ir::AnySchedule other = schedule_;
+  std::visit(
+      [&](ir::Schedule& schedule) {
+        schedule.recompute = std::move(recompute);
+        schedule.offload = std::move(offload);
+      },
+      other);
+  return Schedule(std::move(other));
 }
 
 schedule::CompileResult Schedule::compile(const Policies& policies, std::optional<ir::Level> level,

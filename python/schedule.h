@@ -51,6 +51,9 @@ class Schedule {
   std::vector<std::vector<std::string>> rows() const;  // tokens; "" for an idle slot
   Policies policies() const;                           // recorded in the schedule
 
+  // The same schedule with these stages that recompute and offload, different ones in ascending
+  // order.
+  Schedule with_stages(std::vector<int> recompute, std::vector<int> offload) const;
   // The same schedule as a program; as a compute order.
   Schedule lower(const Policies& policies) const;
   Schedule compute_order() const;

@@ -48,6 +48,15 @@ def per_rank(name, value):
     return [optional_positive(f"{name}[{rank}]", one) for rank, one in enumerate(value)]
 
 
+def stages(name, value, count):
+    """Different stages in ascending order."""
+    if not isinstance(value, (list, tuple, range)) or any(isinstance(one, bool) or not isinstance(one, int) for one in value):
+        raise TypeError(f"{name}: expected a list of stages, got `{value!r}`")
+    if list(value) != sorted({*value} & {*range(count)}):
+        raise ValueError(f"{name}: expected different stages from 0 to {count - 1} in ascending order, got `{list(value)}`")
+    return list(value)
+
+
 def factors(name, value):
     """What-if factors by cost or rank."""
     if value is None:

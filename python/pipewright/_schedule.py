@@ -72,6 +72,16 @@ class Schedule:
         return self._native.cut
 
     @property
+    def recompute(self) -> list[int]:
+        """The stages that recompute, ascending: their F keeps a checkpoint, and their B or I runs the forward again."""
+        return self._native.recompute
+
+    @property
+    def offload(self) -> list[int]:
+        """The stages that offload, ascending: what their F saves is on the host until their B or I."""
+        return self._native.offload
+
+    @property
     def policies(self) -> dict[str, str]:
         """The lowering policies that the schedule records."""
         return self._native.policies
@@ -89,6 +99,15 @@ class Schedule:
         return isinstance(other, Schedule) and self._native == other._native
 
     __hash__ = None
+
+    def with_stages(self, *, recompute: list[int] | None = None, offload: list[int] | None = None) -> Schedule:
+        """Returns the schedule with these stages that recompute or offload, in place of its own; None leaves its own.
+
+        Stages are different ones in ascending order; others raise ValueError.
+        """
+        return Schedule(self._native.with_stages(
+            self.recompute if recompute is None else _arguments.stages("recompute", recompute, self.stages),
+            self.offload if offload is None else _arguments.stages("offload", offload, self.stages)))
 
     def lower(self, **policies: Any) -> Schedule:
         """Returns the schedule as a program: with SEND, RECV, UNSHARD, RESHARD, REDUCE_GRAD and WAITs.

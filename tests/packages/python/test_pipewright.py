@@ -216,6 +216,27 @@ class SearchTest(unittest.TestCase):
         self.assertEqual(sum(rank.memory.values()), rank.peak_bytes)
         self.assertEqual(rank.memory["optimizer"], 50)
 
+    def test_stages_that_recompute_or_offload(self):
+        one = pw.make("GPipe", ranks=1, microbatches=2)
+        self.assertEqual((one.recompute, one.offload), ([], []))
+        self.assertEqual(one.with_stages(recompute=[0]).simulate().cost, 2 * 1 + 2 * 3)
+        plain = pw.make("GPipe", ranks=2, microbatches=8)
+        both = plain.with_stages(recompute=[1], offload=range(2))
+        self.assertEqual((both.recompute, both.offload), ([1], [0, 1]))
+        self.assertEqual(pw.read(both.to_plan()), both)
+        self.assertEqual(both.with_stages(recompute=[]), plain.with_stages(offload=[0, 1]))
+        costs = {"activation_bytes": 100, "offload_bytes": [40, 0], "offload": 1, "reload": 1}
+        self.assertEqual(plain.simulate(costs).ranks[0].peak_bytes, 800)
+        self.assertLess(plain.with_stages(offload=[0]).simulate(costs).ranks[0].peak_bytes, 800)
+        with self.assertRaisesRegex(pw.ScheduleError, "expected a size above 0 for stage 1, which offloads, got 0"):
+            both.simulate(costs)
+        for stages in ([2], [1, 0], [0, 0], [-1]):
+            with self.assertRaisesRegex(ValueError, "offload: expected different stages from 0 to 1 in ascending order, got"):
+                plain.with_stages(offload=stages)
+        for stages in ("0", [0.0], 0, [True]):
+            with self.assertRaisesRegex(TypeError, "recompute: expected a list of stages, got"):
+                plain.with_stages(recompute=stages)
+
     def test_layers(self):
         costs = {"layers": [{"count": 7}, {"forward": 2, "backward_input": 2, "backward_weight": 2}]}
         found = pw.search(ranks=4, microbatches=8, costs=costs, layers=True, budget="small")
