@@ -40,11 +40,10 @@ std::optional<ir::Source> file_of(const std::string& schedule) {
 
 }  // namespace
 
-std::string recompute_text(const ir::Program& program) {
+std::string stages_text(const std::vector<int>& stages) {
   std::string text;
-  for (const int stage : program.recompute)
-    text += (text.empty() ? "" : ", ") + std::to_string(stage);
-  return (program.recompute.size() == 1 ? "stage " : "stages ") + text;
+  for (const int stage : stages) text += (text.empty() ? "" : ", ") + std::to_string(stage);
+  return (stages.size() == 1 ? "stage " : "stages ") + text;
 }
 
 ir::Program make_program(const Options& options) {
@@ -76,7 +75,7 @@ ir::Program make_program(const Options& options) {
     throw UsageError(
         "--activation-checkpointing: expected a schedule without stages that "
         "recompute, got " +
-        recompute_text(program) + "; leave out the flag, and only these do");
+        stages_text(program.recompute) + "; leave out the flag, and only these do");
   if (program.cut.empty()) return program;
   const int64_t layers = std::accumulate(program.cut.begin(), program.cut.end(), int64_t{0});
   if (const int64_t blocks = options.model.layers; layers != blocks && layers != blocks + 2)

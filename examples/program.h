@@ -22,8 +22,8 @@ ir::Program make_program(const Options& options);
 // Embedding and output layer are in the first and the last stage whatever it says.
 schedule::Cut blocks_of(const ir::Program& program, int64_t num_blocks);
 
-// "stages 0, 2": those of program.recompute.
-std::string recompute_text(const ir::Program& program);
+// "stage 1", "stages 0, 2": those of program.recompute or program.offload.
+std::string stages_text(const std::vector<int>& stages);
 
 }  // namespace pipewright::examples
 

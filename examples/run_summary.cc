@@ -1,6 +1,7 @@
 #include "examples/run_summary.h"
 
 #include <cstdio>
+#include <utility>
 #include <vector>
 
 #include "examples/batch.h"
@@ -47,8 +48,9 @@ std::string rank_text(const Options& options, const LocalModel& model, int num_s
 }
 
 // Of a schedule whose F, I and W all take equally long, without communication.
-double predicted_bubble(const ir::Program& program) {
-  const auto compiled = schedule::compile({.source = ir::AnySchedule(program)});
+double predicted_bubble(ir::Program program) {
+  program.offload.clear();  // nothing is known of copies
+  const auto compiled = schedule::compile({.source = ir::AnySchedule(std::move(program))});
   return schedule::simulate(compiled, {}).simulation->report.bubble_rate;
 }
 
@@ -72,7 +74,8 @@ std::string summary_of(const Options& options, const ir::Program& program, const
           (program.slices > 1 ? " of " + std::to_string(program.slices) + " slices" : "") +
           "; bubble " + with_decimals(100 * predicted_bubble(program), 1) +
           "% if F, I and W take equally long";
-  if (!program.recompute.empty()) text += "; recomputes " + recompute_text(program);
+  if (!program.recompute.empty()) text += "; recomputes " + stages_text(program.recompute);
+  if (!program.offload.empty()) text += "; offloads " + stages_text(program.offload);
   text += '\n';
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     if (!ranks[rank].empty())

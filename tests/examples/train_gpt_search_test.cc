@@ -76,6 +76,21 @@ TEST(TrainGpt, RecomputesTheStagesThatAFileNames) {
   }
 }
 
+// On the CPU there is nothing to copy.
+TEST(TrainGpt, RunsAFileWhoseStagesOffload) {
+  const std::string file = testing::TempDir() + "/offload.plan";
+  ASSERT_EQ(run_shell("cli/pipewright print ZBV --ranks 2 --microbatches 4 --offload 1,2 -o " +
+                      file + " 2>&1")
+                .status,
+            0);
+  const std::string args = kTrain + "--steps 4 --microbatches 4 --pp 2 --schedule ";
+  EXPECT_EQ(train(args + file).losses, train(args + "ZBV").losses);
+  const std::string text = run_shell(args + file + " 2>&1").text;
+  EXPECT_NE(text.find("; offloads stages 1, 2\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("on the CPU, what they save is on the host already"), std::string::npos)
+      << text;
+}
+
 // Measures, searches and trains, with equal results: searching changes no weight. Ranks would
 // refuse to run different programs.
 TEST(TrainGpt, SearchesASchedule) {
