@@ -95,6 +95,7 @@ void take_recording(const Invocation& invocation, const std::string& name,
                     AskedCosts* asked) {
   if (invocation.has("--costs")) return;
   asked->request.costs = schedule::recorded_costs(schedule, recording);
+  asked->request.with_copies = false;
   asked->recorded_in = name;
   set_single_times(invocation, &asked->request);
 }
@@ -156,6 +157,7 @@ AskedCosts read_costs(const Invocation& invocation, Console& console) {
     asked.file = read_source(*path, console);
     if (ir::is_schedule_json(*asked.file)) {
       asked.request.costs = costs_of_schedule(*asked.file, console);
+      asked.request.with_copies = false;
       asked.recorded_in = ir::printable(asked.file->name);
     } else {
       ir::Diagnostics diagnostics;

@@ -34,11 +34,9 @@ RecordedStep take_recording(const std::string& path, int64_t step, const ir::Pro
   }
 
   const schedule::Costs costs = schedule::recorded_costs(program, recording);
-  ir::Program without_copies = program;  // of which a recording says nothing
-  without_copies.offload.clear();
-  const schedule::CompileResult compiled =
-      schedule::compile({.source = ir::AnySchedule(std::move(without_copies))});
-  const schedule::SimulateResult predicted = schedule::simulate(compiled, {.costs = costs});
+  const schedule::CompileResult compiled = schedule::compile({.source = ir::AnySchedule(program)});
+  const schedule::SimulateResult predicted =
+      schedule::simulate(compiled, {.costs = costs, .with_copies = false});
   if (!predicted.ok()) throw std::runtime_error(predicted.diagnostics.kept().front().message);
   const schedule::Report report = schedule::report_on(program, costs, recording.timeline);
   return {step, report.makespan * *ir::seconds_per(recording.unit), report.bubble_rate,

@@ -1,7 +1,6 @@
 #include "examples/run_summary.h"
 
 #include <cstdio>
-#include <utility>
 #include <vector>
 
 #include "examples/batch.h"
@@ -47,11 +46,10 @@ std::string rank_text(const Options& options, const LocalModel& model, int num_s
   return text + "; " + with_decimals(kCopies * static_cast<double>(bytes) / (1 << 20), 2) + " MiB";
 }
 
-// Of a schedule whose F, I and W all take equally long, without communication.
-double predicted_bubble(ir::Program program) {
-  program.offload.clear();  // nothing is known of copies
-  const auto compiled = schedule::compile({.source = ir::AnySchedule(std::move(program))});
-  return schedule::simulate(compiled, {}).simulation->report.bubble_rate;
+// Of a schedule whose F, I and W all take equally long, without communication and copies.
+double predicted_bubble(const ir::Program& program) {
+  const auto compiled = schedule::compile({.source = ir::AnySchedule(program)});
+  return schedule::simulate(compiled, {.with_copies = false}).simulation->report.bubble_rate;
 }
 
 }  // namespace

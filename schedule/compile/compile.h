@@ -179,6 +179,9 @@ struct SimulateRequest {
   MemoryBudget memory = {};
   // Whether to compute the lower bound, which can take longer than the simulation.
   bool with_bound = true;
+  // Whether stages that the schedule names offload, which needs their offload_bytes. False for
+  // costs of a recording, which says nothing of copies.
+  bool with_copies = true;
 };
 
 struct SimulateResult {

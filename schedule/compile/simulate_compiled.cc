@@ -108,14 +108,14 @@ std::optional<Costs> changed_layers(const SimulateRequest& request, const ir::Pl
 
 namespace {
 
-// The costs as the stages of a schedule recompute and, where copies are simulated, offload.
+// The costs as the stages of a schedule recompute and offload.
 std::optional<Costs> costs_of(const ir::Schedule& schedule, const SimulateRequest& request,
-                              bool has_copies, ir::Diagnostics* diagnostics) {
+                              ir::Diagnostics* diagnostics) {
   const int num_stages = schedule.placement.num_stages();
   std::optional<Costs> costs = changed_costs(request, schedule.placement, schedule.num_microbatches,
                                              schedule.cut, diagnostics, schedule.slices);
   if (!costs) return std::nullopt;
-  const std::vector<int> offload = has_copies ? schedule.offload : std::vector<int>();
+  const std::vector<int> offload = request.with_copies ? schedule.offload : std::vector<int>();
   for (const int stage : offload) {
     if (costs->offload_bytes.at(stage) > 0) continue;
     diagnostics->error(
@@ -139,8 +139,7 @@ SimulateResult run(const CompileResult& compiled, const SimulateRequest& request
   PW_CHECK(compiled.is_verified, "what is simulated is verified: Depth::kVerify or more");
   const ir::Schedule& schedule = ir::schedule_of(*compiled.schedule);
   const ir::Placement& placement = schedule.placement;
-  std::optional<Costs> costs =
-      costs_of(schedule, request, measured == nullptr, &result.diagnostics);
+  std::optional<Costs> costs = costs_of(schedule, request, &result.diagnostics);
   if (!costs) return result;
   const MemoryBudget memory = budget_of(request.memory, *costs);
   if (!check_budget(memory, placement.num_ranks(), &result.diagnostics)) return result;
@@ -166,6 +165,7 @@ SimulateResult recorded_run(const CompileResult& compiled, const SimulateRequest
   PW_CHECK(compiled.recording, "the source has a recording");
   const ir::Recording& recording = *compiled.recording;
   SimulateRequest in_unit = request;
+  in_unit.with_copies = false;
   std::string& unit = in_unit.costs.unit;
   if (unit.empty()) unit = recording.unit;
   const auto seconds = ir::seconds_per(unit);
@@ -190,7 +190,7 @@ std::optional<BlockedSimulation> simulate_blocked(const CompileResult& compiled,
                                                   ir::Diagnostics* diagnostics) {
   PW_CHECK(compiled.blocked, "the schedule cannot run to its end");
   const ir::Schedule& schedule = ir::schedule_of(*compiled.blocked);
-  std::optional<Costs> costs = costs_of(schedule, request, /*has_copies=*/true, diagnostics);
+  std::optional<Costs> costs = costs_of(schedule, request, diagnostics);
   if (!costs) return std::nullopt;
   ChannelGraph graph = graph_of(*compiled.blocked);
   ir::Timeline timeline = simulate(graph, schedule, *costs);
