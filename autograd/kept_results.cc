@@ -96,9 +96,10 @@ ContractError other_operators(const std::string& what) {
       what);
 }
 
-bool is_in(const at::Tensor& tensor, const c10::StorageImpl* storage) {
-  return tensor.defined() && tensor.has_storage() &&
-         tensor.storage().unsafeGetStorageImpl() == storage;
+bool share_memory(const c10::IValue& value, const at::Tensor& other) {
+  if (!value.isTensor() || !other.defined() || !other.has_storage()) return false;
+  const at::Tensor& tensor = value.toTensor();
+  return tensor.defined() && tensor.has_storage() && tensor.is_alias_of(other);
 }
 
 }  // namespace
@@ -143,7 +144,13 @@ KeepPolicy::KeepPolicy(const std::vector<std::string>& operators) {
   }
 }
 
+// Made once: it looks through the names of all operators.
 KeepPolicy KeepPolicy::matrix_products() {
+  static const KeepPolicy policy = make_matrix_products();
+  return policy;
+}
+
+KeepPolicy KeepPolicy::make_matrix_products() {
   std::vector<std::string> operators = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm",
                                         "aten::convolution"};
   // Not every version of LibTorch has each of these.
@@ -163,24 +170,20 @@ std::vector<at::Tensor> KeptResults::keep(const Function& forward) {
   std::vector<at::Tensor> outputs = forward();
   for (const at::Tensor& output : outputs) {
     for (Result& result : results_) {
-      const bool shares = std::ranges::any_of(result.values, [&](const c10::IValue& value) {
-        return value.isTensor() && output.defined() && output.has_storage() &&
-               is_in(value.toTensor(), output.storage().unsafeGetStorageImpl());
-      });
-      if (shares) result.watch(without_graph(output).toTensor());
+      if (std::ranges::any_of(
+              result.values, [&](const c10::IValue& value) { return share_memory(value, output); }))
+        result.watch(without_graph(output).toTensor());
     }
   }
   return outputs;
 }
 
 void KeptResults::before_write(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.has_storage()) return;
   const Scope* const scope = Scope::current;
   if (scope == nullptr || scope->results == nullptr || scope->reuses) return;
-  const c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
   for (Result& result : scope->results->results_) {
     for (c10::IValue& value : result.values) {
-      if (!value.isTensor() || !is_in(value.toTensor(), storage)) continue;
+      if (!share_memory(value, tensor)) continue;
       const at::AutoDispatchBelowADInplaceOrView guard;
       value = value.toTensor().clone();
       result.watch_values();

@@ -36,6 +36,8 @@ class KeepPolicy {
   bool keeps(const c10::OperatorName& name) const { return operators_.contains(name.name); }
 
  private:
+  static KeepPolicy make_matrix_products();
+
   std::set<std::string, std::less<>> operators_;
 };
 
