@@ -132,18 +132,15 @@ void print_without_times(const View& view, const Run& run, const Invocation& inv
   if (run.is_recorded() && view.loses_times)
     console.err << fmt::format("note: the recording of {} is left out: a {} has no times\n",
                                run.name(), view.name);
-  if (view.loses_recompute && !run.schedule().recompute.empty())
-    console.err << fmt::format(
-        "note: `recompute` of {} is left out: a {} cannot say which stages recompute\n", run.name(),
-        view.name);
-  if (view.loses_recompute && !run.schedule().offload.empty())
-    console.err << fmt::format(
-        "note: `offload` of {} is left out: a {} cannot say which stages offload\n", run.name(),
-        view.name);
-  if (view.loses_recompute && !run.schedule().cut.empty())
-    console.err << fmt::format(
-        "note: `cut` of {} is left out: a {} cannot say how layers are cut\n", run.name(),
-        view.name);
+  const auto note_loss = [&](std::string_view key, const std::vector<int>& lost,
+                             std::string_view what) {
+    if (!view.loses_recompute || lost.empty()) return;
+    console.err << fmt::format("note: `{}` of {} is left out: a {} cannot say {}\n", key,
+                               run.name(), view.name, what);
+  };
+  note_loss("recompute", run.schedule().recompute, "which stages recompute");
+  note_loss("offload", run.schedule().offload, "which stages offload");
+  note_loss("cut", run.schedule().cut, "how layers are cut");
   if (view.loses_recompute && run.schedule().slices > 1)
     console.err << fmt::format(
         "note: `slices` of {} is left out: give --slices {} where the {} is read\n", run.name(),

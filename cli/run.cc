@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
 #include <ostream>
 #include <string_view>
@@ -220,9 +219,7 @@ void choose_stages(const Invocation& invocation, ir::Schedule* schedule) {
         "`all`, or different stages from 0 to {} in ascending order with commas between",
         num_stages - 1);
     *stages = counts(option, *text, expected);
-    const bool is_ascending =
-        std::ranges::adjacent_find(*stages, std::greater_equal<>()) == stages->end();
-    if (!is_ascending || stages->back() >= num_stages) throw wrong_value(option, expected, *text);
+    if (!ir::are_ascending_stages(*stages, num_stages)) throw wrong_value(option, expected, *text);
   };
   choose("--recompute", &schedule->recompute);
   choose("--offload", &schedule->offload);

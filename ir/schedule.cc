@@ -1,6 +1,7 @@
 #include "pipewright/ir/schedule.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 namespace pipewright::ir {
@@ -28,6 +29,11 @@ bool recomputes(const Schedule& schedule, int stage) {
 
 bool offloads(const Schedule& schedule, int stage) {
   return std::ranges::binary_search(schedule.offload, stage);
+}
+
+bool are_ascending_stages(const std::vector<int>& stages, int num_stages) {
+  return std::ranges::adjacent_find(stages, std::greater_equal<>()) == stages.end() &&
+         (stages.empty() || (stages.front() >= 0 && stages.back() < num_stages));
 }
 
 bool has_backward(const Row& row) {

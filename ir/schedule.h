@@ -58,6 +58,8 @@ struct Program : Schedule {};
 // Whether a stage is one of schedule.recompute, or of schedule.offload.
 bool recomputes(const Schedule& schedule, int stage);
 bool offloads(const Schedule& schedule, int stage);
+// Whether these are different stages in ascending order, of `num_stages`, as those two lists have.
+bool are_ascending_stages(const std::vector<int>& stages, int num_stages);
 
 // Whether there is any B, I or W, in compounds too. A schedule without one is forward-only: it
 // evaluates and keeps no activations. Linear in the actions before the first backward.

@@ -278,10 +278,7 @@ std::vector<int> HeaderReader::different_stages(std::string_view key, int stages
   const Entry* entry = find(key);
   if (entry == nullptr) return {};
   const std::optional<std::vector<int>> numbers = parse_numbers(entry->value);
-  const bool is_ascending =
-      numbers && !numbers->empty() &&
-      std::ranges::adjacent_find(*numbers, std::greater_equal<>()) == numbers->end();
-  if (is_ascending && numbers->back() < stages) return *numbers;
+  if (numbers && !numbers->empty() && are_ascending_stages(*numbers, stages)) return *numbers;
   bad_value(key, fmt::format("different stages from 0 to {} in ascending order", stages - 1),
             entry->value, entry->value_place, diagnostics);
   return {};
