@@ -54,7 +54,7 @@ Report simulated(const Costs& costs, const char* schedule, int ranks, int stages
   const auto order =
       schedules::make_order(*schedules::find_schedule(schedule),
                             {.ranks = ranks, .stages = stages, .microbatches = microbatches});
-  const Costs of_stages = cut_layers(costs, cut);
+  const Costs of_stages = offloading(cut_layers(costs, cut), {}, stages);
   return report_on(order, of_stages, simulate(order, of_stages));
 }
 
