@@ -56,13 +56,17 @@ std::vector<Change> changes_on(const ir::Schedule& schedule, const Problem& prob
   return changes;
 }
 
-MemoryPeak peak_of(std::vector<Change> changes) {
+MemoryPeak peak_of(std::vector<Change> changes, Memory limit) {
   std::ranges::stable_sort(changes, {}, &Change::time);
   MemoryPeak peak;
   Memory used = 0;
   for (const Change& change : changes) {
     used += change.amount;
-    if (used > peak.amount) peak = {used, change.step};
+    if (used > peak.amount) {
+      peak.amount = used;
+      peak.step = change.step;
+    }
+    if (change.amount > 0 && used > limit) peak.excess += used - limit;
   }
   return peak;
 }
@@ -104,7 +108,8 @@ std::vector<MemoryPeak> memory_peaks(const ir::Schedule& schedule, const Problem
                                      const CopyPlan* copies, const ir::Timeline* timeline) {
   std::vector<MemoryPeak> peaks;
   for (size_t rank = 0; rank < schedule.rows.size(); ++rank)
-    peaks.push_back(peak_of(changes_on(schedule, problem, copies, timeline, rank)));
+    peaks.push_back(peak_of(changes_on(schedule, problem, copies, timeline, rank),
+                            problem.memory_limits[rank]));
   return peaks;
 }
 

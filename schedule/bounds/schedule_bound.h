@@ -28,6 +28,8 @@ Problem problem_of(const ir::Schedule& schedule, const Costs& costs, const Repor
 struct MemoryPeak {
   Memory amount = 0;
   int step = 0;
+  // How far above the problem's limit it is whenever it has grown, summed up: 0 if it fits.
+  Memory excess = 0;
 };
 // `copies` are those of a schedule that offloads, and `timeline` is when it runs: what is on the
 // host follows from both (simulate/memory_model.h). Without them nothing is offloaded, and the

@@ -124,8 +124,7 @@ std::optional<Costs> costs_of(const ir::Schedule& schedule, const SimulateReques
                     stage));
     return std::nullopt;
   }
-  return offloading(recomputing(std::move(*costs), schedule.recompute, num_stages), offload,
-                    num_stages);
+  return costs_with({schedule.recompute, offload}, *costs, num_stages);
 }
 
 // simulate(), or with a timeline that has been measured, in the unit of the costs.

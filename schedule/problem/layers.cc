@@ -54,6 +54,11 @@ int num_layers(const Costs& costs) {
   return static_cast<int>(std::min<int64_t>(layers, std::numeric_limits<int>::max()));
 }
 
+bool is_above_zero(const Costs& costs, PerStage Costs::*cost) {
+  return !(costs.*cost).is_zero() ||
+         std::ranges::any_of(costs.layers, [cost](const LayerRun& run) { return run[cost] > 0; });
+}
+
 Cut even_cut(int num_layers, int num_stages) {
   Cut cut;
   for (int stage = 0; stage < num_stages; ++stage)

@@ -31,6 +31,9 @@ using Cut = std::vector<int>;  // layers by stage
 
 int num_layers(const Costs& costs);
 
+// Whether a cost of some stage or layer is above 0.
+bool is_above_zero(const Costs& costs, PerStage Costs::*cost);
+
 // Stages of equal numbers of layers; the first ones have one more if it does not come out even.
 Cut even_cut(int num_layers, int num_stages);
 

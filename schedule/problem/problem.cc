@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <numeric>
 #include <set>
+#include <span>
+#include <utility>
 #include <vector>
 
 namespace pipewright::schedule {
@@ -73,35 +76,36 @@ double add_scaled(const std::vector<double>& microbatch_scale, std::vector<doubl
 }
 
 // The costs that decide the ticks and the unit of memory: those of the problem; or, if stages may
-// recompute, those where none does and those where all do, so that both problems have the same.
-struct Range {
-  const Costs &plain, &longest;
-};
+// recompute or offload, those of each such problem, so that all have the same.
+using Range = std::span<const Costs>;
 
 void set_times(const Costs& costs, const Range& range, Problem* problem) {
   const ir::Placement& placement = problem->placement;
   const int instances = placement.num_instances();
-  const CostTable table(costs, problem->placement), plain(range.plain, problem->placement),
-      longest(range.longest, problem->placement);
+  const CostTable table(costs, placement);
   std::vector<double> times, transfers;
   double total = 0;
-  for (int one = 0; one < instances; ++one) {
-    for (const ActionKind kind :
-         {ActionKind::kForward, ActionKind::kBackwardInput, ActionKind::kBackwardWeight}) {
-      times.push_back(longest.of_kind(kind, one));
-      total += times.back();
+  for (const Costs& each : range) {
+    const CostTable own(each, placement);
+    double sum = 0;
+    for (int one = 0; one < instances; ++one) {
+      for (const ActionKind kind :
+           {ActionKind::kForward, ActionKind::kBackwardInput, ActionKind::kBackwardWeight}) {
+        times.push_back(own.of_kind(kind, one));
+        sum += times.back();
+      }
+      times.push_back(own.lead(one));
+      const int stage = placement.stage_of_instance(one);
+      const bool offloads = each.offload_bytes.at(stage) > 0;
+      for (const double time :
+           {own.output_transfer(one), own.gradient_transfer(one),
+            offloads ? each.offload.at(stage) : 0, offloads ? each.reload.at(stage) : 0}) {
+        transfers.push_back(time);
+        sum += time;
+      }
     }
-    times.push_back(longest.lead(one));
-    transfers.push_back(table.output_transfer(one));
-    transfers.push_back(table.gradient_transfer(one));
-    const int stage = placement.stage_of_instance(one);
-    if (costs.offload_bytes.at(stage) == 0) continue;
-    transfers.push_back(costs.offload.at(stage));
-    transfers.push_back(costs.reload.at(stage));
+    total = std::max(total, sum);
   }
-  for (const double time : transfers) total += time;
-  for (int one = 0; one < instances; ++one)
-    times.push_back(plain.of_kind(ActionKind::kBackwardInput, one));
   const double scale = add_scaled(problem->microbatch_scale, &times);
   for (size_t k = 0, size = times.size(); costs.overlap > 0 && k < size; ++k)
     times.push_back(costs.overlap * times[k]);
@@ -167,8 +171,8 @@ void set_memory(const MemoryBudget& memory, const Costs& costs, const Range& ran
   const int stages = problem->num_stages();
   const ir::Placement& placement = problem->placement;
   std::vector<double> numbers;
-  for (const Costs* each : {&range.plain, &range.longest}) {
-    const Sizes sizes(memory, *each, problem->splits_backward);
+  for (const Costs& each : range) {
+    const Sizes sizes(memory, each, problem->splits_backward);
     for (int stage = 0; stage < stages; ++stage) {
       numbers.push_back(sizes.whole(stage));
       numbers.push_back(sizes.activation(stage));
@@ -257,29 +261,39 @@ bool check_budget(const MemoryBudget& memory, int num_ranks, ir::Diagnostics* di
 
 Problem make_problem(const ir::Placement& placement, int num_microbatches, const Costs& costs,
                      const MemoryBudget& memory, bool splits_backward) {
-  return make(placement, num_microbatches, costs, {costs, costs}, memory, splits_backward);
+  return make(placement, num_microbatches, costs, {&costs, 1}, memory, splits_backward);
 }
 
-Problem RecomputeProblem::with(std::span<const int> stages) const {
+Problem SavingProblem::with(const Saving& saving) const {
   Problem problem = plain;
-  for (const int stage : stages)
+  for (const int stage : saving.recompute)
     problem.stages[static_cast<size_t>(stage)] = recomputing.work(stage);
-  problem.recompute.assign(stages.begin(), stages.end());
+  for (const int stage : saving.offload)
+    problem.stages[static_cast<size_t>(stage)] = offloading.work(stage);
+  problem.saving = saving;
   return problem;
 }
 
-RecomputeProblem make_recompute_problem(const ir::Placement& placement, int num_microbatches,
-                                        const Costs& costs, const MemoryBudget& memory,
-                                        bool splits_backward) {
-  std::vector<int> all(static_cast<size_t>(placement.num_stages()));
+Costs costs_with(const Saving& saving, const Costs& costs, int num_stages) {
+  return offloading(recomputing(costs, saving.recompute, num_stages), saving.offload, num_stages);
+}
+
+SavingProblem make_saving_problem(const ir::Placement& placement, int num_microbatches,
+                                  const Costs& costs, const MemoryBudget& memory,
+                                  bool splits_backward) {
+  const int stages = placement.num_stages();
+  std::vector<int> all(static_cast<size_t>(stages));
   std::iota(all.begin(), all.end(), 0);
-  const Costs longest = recomputing(costs, all, placement.num_stages());
-  const auto with = [&](const Costs& some) {
-    return make(placement, num_microbatches, some, {costs, longest}, memory, splits_backward);
-  };
-  RecomputeProblem both = {with(costs), with(longest)};
-  both.recomputing.recompute = all;
-  return both;
+  const std::array savings = {Saving{}, Saving{.recompute = all}, Saving{.offload = all}};
+  std::vector<Costs> choices;
+  for (const Saving& saving : savings) choices.push_back(costs_with(saving, costs, stages));
+  std::vector<Problem> problems;
+  for (size_t k = 0; k < savings.size(); ++k) {
+    problems.push_back(
+        make(placement, num_microbatches, choices[k], choices, memory, splits_backward));
+    problems.back().saving = savings[k];
+  }
+  return {std::move(problems[0]), std::move(problems[1]), std::move(problems[2])};
 }
 
 }  // namespace pipewright::schedule

@@ -57,12 +57,21 @@ struct StageWork {
   Memory recomputed = 0;
   Ticks recomputation = 0;  // 0 where the gradient is of the same rank
   // For a stage that offloads: the times of the copies of an activation to the host and back, and
-  // what they move, which is in use beside `activation` when it is not on the host. The bounds take
-  // such problems; search_schedule() does not.
+  // what they move, which is in use beside `activation` when it is not on the host.
   Ticks offload = 0, reload = 0;
   Memory offloaded = 0;
 
+  // In use beside `activation` while I runs.
+  Memory restored() const { return recomputed + offloaded; }
+
   friend bool operator==(const StageWork&, const StageWork&) = default;
+};
+
+// The stages that do not keep all that their F saves, ascending: some recompute, others offload.
+struct Saving {
+  std::vector<int> recompute = {}, offload = {};
+
+  friend bool operator==(const Saving&, const Saving&) = default;
 };
 
 struct Problem {
@@ -77,9 +86,9 @@ struct Problem {
   // false: the backward is not split. I stands for B: its time is that of the whole backward, W
   // does not exist, and backward_weight and weight_input are 0.
   bool splits_backward = true;
-  // Stages that recompute, ascending. Their StageWork says so already: the recomputation is part of
-  // backward_input, and `activation` is the checkpoint.
-  std::vector<int> recompute = {};
+  // Stages that recompute or offload. Their StageWork says so already: a recomputation is part of
+  // backward_input, and `activation` is the checkpoint, or what never leaves the device.
+  Saving saving = {};
 
   // A compound, of F and I or of F and a whole backward, takes hidden(its shorter part) less than
   // both parts: see Costs::overlap.
@@ -129,7 +138,7 @@ struct Problem {
   Memory activation_of(int rank) const {
     Memory sum = 0;
     for (const int stage : placement.stages_of(rank))
-      sum += work(stage).activation + work(stage).recomputed + work(stage).offloaded;
+      sum += work(stage).activation + work(stage).restored();
     return slices * sum;
   }
 
@@ -184,19 +193,23 @@ inline constexpr Memory kLeastLimit = -(Memory{1} << 61);
 Problem make_problem(const ir::Placement& placement, int num_microbatches, const Costs& costs,
                      const MemoryBudget& memory, bool splits_backward = true);
 
-// A problem in which each stage may recompute (Costs::recompute, checkpoint_bytes). Both have the
-// same ticks, unit of memory and limits, so every choice of stages is a mix of the two.
-struct RecomputeProblem {
-  Problem plain;        // no stage recomputes
-  Problem recomputing;  // all do
+// A problem in which each stage may recompute (Costs::recompute, checkpoint_bytes) or offload
+// (Costs::offload_bytes). All three have the same ticks, unit of memory and limits, so every choice
+// of stages is a mix of them.
+struct SavingProblem {
+  Problem plain;        // no stage does
+  Problem recomputing;  // all recompute
+  Problem offloading;   // all offload
 
-  // The problem in which these stages recompute; ascending.
-  Problem with(std::span<const int> stages) const;
+  // The problem in which these stages do. No stage may be in both lists.
+  Problem with(const Saving& saving) const;
 };
 // Converts like make_problem(). Without activation_bytes, recomputing takes time and saves nothing.
-RecomputeProblem make_recompute_problem(const ir::Placement& placement, int num_microbatches,
-                                        const Costs& costs, const MemoryBudget& memory,
-                                        bool splits_backward = true);
+SavingProblem make_saving_problem(const ir::Placement& placement, int num_microbatches,
+                                  const Costs& costs, const MemoryBudget& memory,
+                                  bool splits_backward = true);
+// The costs of such a choice, of costs that know of none.
+Costs costs_with(const Saving& saving, const Costs& costs, int num_stages);
 
 }  // namespace pipewright::schedule
 

@@ -9,8 +9,9 @@
 //   5. for compounds: the F or I that was chosen takes the I or F with the earliest target whose
 //      input has come, and for which there is memory beside it; or it waits for one that comes soon
 //
-// Where a stage recomputes, I takes memory and F leaves room for the largest one. An I that finds
-// the room taken by Ws that are left waits for them: so memory alone never stops a rank there.
+// Where a stage recomputes or offloads, I takes memory and F leaves room for the largest one. An I
+// that finds the room taken by Ws that are left waits for them: so memory alone never stops a rank
+// there.
 //
 // The reservation for later stages of the rank keeps schedules with several stages per rank from
 // filling memory with activations of microbatches that cannot finish. Sending an input to a rank
@@ -55,14 +56,14 @@ Dispatcher::Dispatcher(const Problem& problem)
     for (const int stage : problem.placement.stages_of(rank)) {
       state_of_[static_cast<size_t>(stage)] = states_.size();
       const StageWork& work = problem.work(stage);
-      const bool recomputes = work.recomputed > 0;
+      const bool restores = work.restored() > 0;
       // Any other stage has room for the end of its I from F on.
       StageState& one = states_.emplace_back();
       one.stage = stage;
       one.key = static_cast<Key>(2 * (states_.size() - 1 - state.first));
-      one.memory = recomputes ? work.activation : std::max(work.activation, work.weight_input);
+      one.memory = restores ? work.activation : std::max(work.activation, work.weight_input);
       one.input_memory =
-          recomputes ? std::max(work.recomputed, work.weight_input - work.activation) : 0;
+          restores ? std::max(work.restored(), work.weight_input - work.activation) : 0;
       for (const Pass pass : {Pass::kForward, Pass::kInput, Pass::kWeight}) {
         if (pass == Pass::kWeight && !problem.splits_backward) continue;
         for (int microbatch = 0; microbatch < problem.num_microbatches; ++microbatch)

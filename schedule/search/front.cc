@@ -140,7 +140,12 @@ std::vector<FrontPoint> search_front(const SearchRequest& request, int stages,
   for (auto& [point, one] : searches) {
     one.evaluations =
         std::max<int64_t>(1, request.evaluations / static_cast<int64_t>(searches.size()));
-    point.result = search_schedule(one);
+    try {
+      point.result = search_schedule(one);
+    } catch (const NothingFits&) {
+      if (points.empty() && &one == &searches.back().second) throw;
+      continue;
+    }
     points.push_back(std::move(point));
     if (points.back().result.is_cancelled) break;
   }

@@ -3,15 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <span>
-#include <stdexcept>
 #include <utility>
 
 #include "pipewright/ir/check.h"
 #include "pipewright/schedule/problem/problem.h"
 #include "pipewright/schedule/search/catalogue.h"
-#include "pipewright/schedule/search/recompute.h"
-#include "pipewright/schedule/search/replay.h"
+#include "pipewright/schedule/search/copies.h"
+#include "pipewright/schedule/search/saving.h"
 #include "pipewright/schedule/search/solve.h"
 #include "pipewright/schedule/search/words.h"
 #include "pipewright/schedule/simulate/report.h"
@@ -23,6 +21,8 @@ namespace {
 
 constexpr int kNoisyRuns = 100;
 constexpr double kSlowRank = 1.05, kSlowLinks = 2;
+// Schedules that need so much more memory than there is may fit if some stages offload.
+constexpr double kMoreMemory[] = {1.15, 1.3, 1.5, 1.75, 2, 3};
 
 double makespan_of(const ir::ComputeOrder& order, const Costs& costs) {
   return report_on(order, costs, simulate(order, costs)).makespan;
@@ -34,8 +34,7 @@ std::optional<Robustness> robustness_of(const ir::ComputeOrder& order,
   ir::Diagnostics errors;
   PW_CHECK(verify(order, &errors), "what the search finds is valid");
   const int num_stages = order.placement.num_stages();
-  const Costs costs = offloading(recomputing(request.costs, order.recompute, num_stages),
-                                 order.offload, num_stages);
+  const Costs costs = costs_with({order.recompute, order.offload}, request.costs, num_stages);
   const double makespan = std::max(makespan_of(order, costs), kLeastCost);
   const Spread spread = spread_of_makespan(ChannelGraph::of_order(order), order, costs,
                                            request.noise, kNoisyRuns, /*seed=*/1, request.cancel);
@@ -68,32 +67,35 @@ struct Backwards {
   Problem split, whole;
 };
 
-// No stage of what a search finds offloads.
+AllowedSaving allowed_in(const SearchRequest& request) {
+  return {request.may_recompute, request.may_offload};
+}
+
+// Those in which no stage offloads, unless some may.
 Costs costs_in(const SearchRequest& request) {
+  if (request.may_offload) return request.costs;
   return offloading(request.costs, {}, request.placement.num_stages());
+}
+
+// The same where each stage may recompute or offload.
+struct SavingBackwards {
+  SavingProblem split, whole;
+
+  Backwards with(const Saving& saving) const { return {split.with(saving), whole.with(saving)}; }
+};
+
+SavingBackwards saving_of(const SearchRequest& request) {
+  const auto with = [&](bool splits) {
+    return make_saving_problem(request.placement, request.num_microbatches, costs_in(request),
+                               request.memory, splits);
+  };
+  return {with(true), with(false)};
 }
 
 Backwards backwards_of(const SearchRequest& request) {
   const auto with = [&](bool splits) {
     return make_problem(request.placement, request.num_microbatches, costs_in(request),
                         request.memory, splits);
-  };
-  return {with(true), with(false)};
-}
-
-// The same where each stage may recompute.
-struct RecomputeBackwards {
-  RecomputeProblem split, whole;
-
-  Backwards with(std::span<const int> stages) const {
-    return {split.with(stages), whole.with(stages)};
-  }
-};
-
-RecomputeBackwards recompute_of(const SearchRequest& request) {
-  const auto with = [&](bool splits) {
-    return make_recompute_problem(request.placement, request.num_microbatches, costs_in(request),
-                                  request.memory, splits);
   };
   return {with(true), with(false)};
 }
@@ -112,9 +114,10 @@ Problem problem_of(const SearchRequest& request) {
         request.splits_backward && !(adds_memory(backwards.split) && shortage_of(backwards.split));
     return splits ? std::move(backwards.split) : std::move(backwards.whole);
   };
-  if (!request.may_recompute) return chosen(backwards_of(request));
-  RecomputeBackwards both = recompute_of(request);
-  return chosen({std::move(both.split.recomputing), std::move(both.whole.recomputing)});
+  const AllowedSaving allowed = allowed_in(request);
+  if (!allowed.recompute && !allowed.offload) return chosen(backwards_of(request));
+  const SavingBackwards both = saving_of(request);
+  return chosen({undecided(both.split, allowed), undecided(both.whole, allowed)});
 }
 
 std::optional<Shortage> shortage_of(const Problem& problem) {
@@ -130,9 +133,22 @@ std::optional<Shortage> shortage_of(const Problem& problem) {
 
 namespace {
 
+// Those of the order, in the ticks of the result's problem.
+void set_figures(const Measured& figures, SearchResult* result) {
+  const Problem& problem = result->problem;
+  result->cost_in_ticks = figures.cost;
+  result->cost = problem.time(figures.cost);
+  result->makespan = problem.time(figures.makespan);
+  result->bubble_rate = figures.cost == 0 ? 0
+                                          : static_cast<double>(figures.cost - figures.busiest) /
+                                                static_cast<double>(figures.cost);
+  result->peak_memory = figures.peaks;
+}
+
 // `bound` is one for all schedules that the request allows; `known` are schedules to try first.
-SearchResult search(const SearchRequest& request, const Problem& problem, const Bound& bound,
-                    const std::vector<ir::ComputeOrder>& known) {
+// nullopt if stages offload and nothing that was found fits.
+std::optional<SearchResult> search(const SearchRequest& request, const Problem& problem,
+                                   const Bound& bound, const std::vector<ir::ComputeOrder>& known) {
   PW_CHECK(!shortage_of(problem), "every rank has the memory that a schedule needs");
   SearchResult result;
   result.problem = problem;
@@ -149,40 +165,38 @@ SearchResult search(const SearchRequest& request, const Problem& problem, const 
     for (const ir::ComputeOrder& order : *orders)
       options.candidates.push_back({"search", words_of(problem, order)});
   }
-  const Solution solution = solve_in_phases(problem, options);
-  Replay replay(problem);
-  const auto run = [&](const Words& words) {
-    PW_CHECK(replay.run(words), "what the search finds runs");
+  const Costs costs = costs_with(problem.saving, request.costs, problem.num_stages());
+  const bool has_copies = !problem.saving.offload.empty();
+  const std::optional<Solution> solution =
+      has_copies ? solve_with_copies(problem, costs, options) : solve_in_phases(problem, options);
+  if (!solution) return std::nullopt;
+  const auto measured = [&](const Words& words) {
+    const auto figures = has_copies ? measure(problem, costs, words) : measure(problem, words);
+    PW_CHECK(figures, "what the search finds runs");
+    return *figures;
   };
-  const Found* best = &solution.alternatives.front();
+  const Found* best = &solution->alternatives.front();
   if (request.noise > 0 && !is_cancelled(request.cancel)) {
     // Compared by their makespans under noise, in time rather than relative to their own.
     double least = 0;
-    for (const Found& one : solution.alternatives) {
+    for (const Found& one : solution->alternatives) {
       const std::optional<Robustness> robustness =
           robustness_of(order_of(problem, one.words, "search"), request);
       if (!robustness) break;
-      run(one.words);
       const double longer =
           request.robust_by == RobustBy::kMean ? robustness->mean : robustness->percentile_95;
-      const double makespan = (1 + longer) * static_cast<double>(replay.makespan());
+      const double makespan = (1 + longer) * static_cast<double>(measured(one.words).makespan);
       if (result.robustness && makespan >= least) continue;
       least = makespan;
       best = &one;
       result.robustness = robustness;
     }
   }
-  run(best->words);
+  const Measured figures = measured(best->words);
   result.order = order_of(problem, best->words, "search");
   result.found_by = best->candidate.empty() ? "search" : best->candidate;
-  result.cost_in_ticks = replay.cost();
-  result.cost = problem.time(replay.cost());
-  result.makespan = problem.time(replay.makespan());
-  result.bubble_rate = replay.cost() == 0 ? 0
-                                          : static_cast<double>(replay.cost() - replay.busiest()) /
-                                                static_cast<double>(replay.cost());
-  result.peak_memory = peak_memory(problem, best->words);
-  result.evaluations = solution.evaluations;
+  set_figures(figures, &result);
+  result.evaluations = solution->evaluations;
   result.is_cancelled = is_cancelled(request.cancel);
   return result;
 }
@@ -195,10 +209,18 @@ double figure_of(const SearchResult& result, const SearchRequest& request) {
   return (1 + longer) * result.makespan;
 }
 
+// The better of two results of a request.
+std::optional<SearchResult> better(std::optional<SearchResult> one,
+                                   std::optional<SearchResult> other,
+                                   const SearchRequest& request) {
+  if (!one || !other) return one ? std::move(one) : std::move(other);
+  return figure_of(*other, request) < figure_of(*one, request) ? std::move(other) : std::move(one);
+}
+
 // The better of split and whole backwards. `bound` is one for all of their schedules; `known` are
 // schedules to try first.
-SearchResult search(const SearchRequest& request, const Backwards& backwards, const Bound& bound,
-                    const std::vector<ir::ComputeOrder>& known) {
+std::optional<SearchResult> search(const SearchRequest& request, const Backwards& backwards,
+                                   const Bound& bound, const std::vector<ir::ComputeOrder>& known) {
   const bool adds = adds_memory(backwards.split);
   if (!request.splits_backward || (adds && shortage_of(backwards.split)))
     return search(request, backwards.whole, bound, known);
@@ -206,55 +228,126 @@ SearchResult search(const SearchRequest& request, const Backwards& backwards, co
   // Half of the budget for each.
   SearchRequest half = request;
   half.evaluations = (request.evaluations + 1) / 2;
-  SearchResult split = search(half, backwards.split, bound, known);
-  if (split.gap() == 0 || split.is_cancelled) return split;
-  SearchResult whole = search(half, backwards.whole, bound, known);
-  SearchResult& best = figure_of(whole, request) < figure_of(split, request) ? whole : split;
-  best.evaluations = split.evaluations + whole.evaluations;
-  return std::move(best);
+  std::optional<SearchResult> split = search(half, backwards.split, bound, known);
+  if (split && (split->gap() == 0 || split->is_cancelled)) return split;
+  std::optional<SearchResult> whole = search(half, backwards.whole, bound, known);
+  const int64_t evaluations = (split ? split->evaluations : 0) + (whole ? whole->evaluations : 0);
+  std::optional<SearchResult> best = better(std::move(split), std::move(whole), request);
+  if (best) best->evaluations = evaluations;
+  return best;
 }
 
 Bound bound_of(const SearchRequest& request, const Backwards& backwards) {
   return lower_bound(request.splits_backward ? backwards.split : backwards.whole);
 }
 
-// The best over the choices of stages that recompute, the one with the least bound first. No stage
-// and all stages are searched as if they were the only choice, so the result is never worse. What
-// has been found is a schedule to try for the other choices, which it may fit.
-SearchResult search_choices(const SearchRequest& request) {
-  const RecomputeBackwards both = recompute_of(request);
-  const RecomputeChoices choices =
-      recompute_choices(request.splits_backward ? both.split : both.whole, both.whole);
-  PW_CHECK(!choices.promising.empty(), "every rank has the memory that a schedule needs");
-  const auto stages = static_cast<size_t>(request.placement.num_stages());
-  const auto is_mixed = [&](const RecomputeChoice& one) {
-    return !one.stages.empty() && one.stages.size() < stages;
-  };
-  const int64_t mixed = std::ranges::count_if(choices.promising, is_mixed);
+MemoryBudget scaled(MemoryBudget memory, double factor) {
+  for (std::optional<PerRank>* limit : {&memory.bytes, &memory.activations}) {
+    if (*limit) (*limit)->scale(factor);
+  }
+  return memory;
+}
+
+// What the choices of stages that were searched so far have given.
+struct Findings {
   std::optional<SearchResult> best;
-  std::vector<ir::ComputeOrder> known;
+  std::vector<ir::ComputeOrder> orders;  // of each choice: to be tried for others, which it may fit
+  std::vector<Saving> tried;
   int64_t evaluations = 0;
-  for (const RecomputeChoice& choice : choices.promising) {
+
+  void add(const Saving& saving, std::optional<SearchResult> result, const SearchRequest& request) {
+    tried.push_back(saving);
+    if (!result) return;
+    evaluations += result->evaluations;
+    orders.push_back(result->order);
+    best = better(std::move(best), std::move(result), request);
+  }
+};
+
+// Searches for the choices of stages that recompute or offload, the one with the least bound first.
+// No stage, and all stages that can in one way, are searched as if they were the only choice, so
+// what is found is never worse than for those. Returns the bound of all choices.
+Bound search_choices(const SearchRequest& request, const SavingBackwards& both,
+                     AllowedSaving allowed, Findings* findings) {
+  SavingChoices choices =
+      saving_choices(request.splits_backward ? both.split : both.whole, both.whole, allowed);
+  PW_CHECK(!choices.promising.empty(), "every rank has the memory that a schedule needs");
+  const auto is_mixed = [&](const SavingChoice& one) {
+    const auto can_offload = std::ranges::count_if(
+        both.split.offloading.stages, [](const StageWork& work) { return work.offloaded > 0; });
+    const auto recompute = std::ssize(one.saving.recompute);
+    const auto offload = std::ssize(one.saving.offload);
+    if (recompute > 0 && offload > 0) return true;
+    return (recompute > 0 && recompute < request.placement.num_stages()) ||
+           (offload > 0 && offload < can_offload);
+  };
+  std::erase_if(choices.promising, [&](const SavingChoice& one) {
+    return std::ranges::find(findings->tried, one.saving) != findings->tried.end();
+  });
+  const int64_t mixed = std::ranges::count_if(choices.promising, is_mixed);
+  for (const SavingChoice& choice : choices.promising) {
+    const std::optional<SearchResult>& best = findings->best;
     if (best && (best->is_cancelled || choice.bound.value >= best->cost_in_ticks)) continue;
     SearchRequest one = request;
-    if (is_mixed(choice)) one.evaluations = std::max<int64_t>(1, request.evaluations / mixed);
-    SearchResult result = search(one, both.with(choice.stages), choice.bound,
-                                 is_mixed(choice) ? known : std::vector<ir::ComputeOrder>());
-    evaluations += result.evaluations;
-    known.push_back(result.order);
-    if (!best || figure_of(result, request) < figure_of(*best, request)) best = std::move(result);
+    if (is_mixed(choice)) {
+      one.evaluations = std::max<int64_t>(1, request.evaluations / mixed);
+      one.memory_plans = false;
+    }
+    findings->add(choice.saving,
+                  search(one, both.with(choice.saving), choice.bound,
+                         is_mixed(choice) || allowed.offload ? findings->orders
+                                                             : std::vector<ir::ComputeOrder>()),
+                  request);
   }
-  best->bound = choices.bound;
-  best->evaluations = evaluations;
-  return std::move(*best);
+  return choices.bound;
 }
 
 }  // namespace
 
 SearchResult search_schedule(const SearchRequest& request) {
-  if (request.may_recompute) return search_choices(request);
-  const Backwards backwards = backwards_of(request);
-  return search(request, backwards, bound_of(request, backwards), {});
+  const AllowedSaving allowed = allowed_in(request);
+  if (!allowed.recompute && !allowed.offload) {
+    const Backwards backwards = backwards_of(request);
+    return *search(request, backwards, bound_of(request, backwards), {});
+  }
+  const SavingBackwards both = saving_of(request);
+  Findings findings;
+  if (allowed.offload) {
+    // The same search without offload first, so that the result is never worse.
+    SearchRequest without = request;
+    without.may_offload = false;
+    if (!shortage_of(problem_of(without))) {
+      SearchResult result = search_schedule(without);
+      const Saving saving = result.problem.saving;
+      const Backwards backwards = both.with(saving);
+      result.problem = result.problem.splits_backward ? backwards.split : backwards.whole;
+      set_figures(*measure(result.problem, words_of(result.problem, result.order)), &result);
+      findings.add(saving, std::move(result), request);
+      findings.tried.emplace_back();
+    }
+    for (const double factor : kMoreMemory) {
+      if (findings.best && findings.best->is_cancelled) break;
+      SearchRequest more = without;
+      more.may_recompute = false;
+      more.noise = 0;
+      more.memory_plans = false;
+      more.on_progress = {};
+      more.memory = scaled(request.memory, factor);
+      more.evaluations =
+          std::max<int64_t>(1, request.evaluations / static_cast<int64_t>(std::size(kMoreMemory)));
+      if (shortage_of(problem_of(more))) continue;
+      SearchResult result = search_schedule(more);
+      findings.evaluations += result.evaluations;
+      findings.orders.push_back(std::move(result.order));
+    }
+    if (allowed.recompute && !(findings.best && findings.best->is_cancelled))
+      search_choices(request, both, {.offload = true}, &findings);
+  }
+  const Bound bound = search_choices(request, both, allowed, &findings);
+  if (!findings.best) throw NothingFits("no schedule was found that fits the memory");
+  findings.best->bound = bound;
+  findings.best->evaluations = findings.evaluations;
+  return std::move(*findings.best);
 }
 
 }  // namespace pipewright::schedule::search

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -53,9 +54,10 @@ struct SearchRequest {
   // false: every backward is a whole B. true: all are I and W, or all are B where that is better:
   // it may be if I adds memory, because B has that of F until it ends.
   bool splits_backward = true;
-  // Lets the search choose the stages that recompute: see Costs::recompute and checkpoint_bytes.
-  // The budget is that of each of: no stage, all stages, and all other choices together.
-  bool may_recompute = false;
+  // Let the search choose the stages that recompute (see Costs::recompute and checkpoint_bytes) or
+  // offload (see Costs::offload_bytes and simulate/memory_model.h). The budget is that of each of:
+  // no stage, all stages that can in one way, and all other choices together.
+  bool may_recompute = false, may_offload = false;
 
   int64_t evaluations = kDefaultEvaluations;  // budget, in evaluated actions: about 30 ns each
   int threads = 1;
@@ -63,7 +65,8 @@ struct SearchRequest {
   // Orders to try beside the catalogue, of the same placement and microbatches; those that deadlock
   // or do not fit are ignored.
   std::vector<ir::ComputeOrder> known = {};
-  // false: a quick search, without V-Adaptive, whose plans take seconds on more than 8 ranks.
+  // false: a quick search, without V-Adaptive, whose plans take seconds on more than 8 ranks. Where
+  // stages may recompute or offload, only the choices that are searched on their own have it.
   bool memory_plans = true;
   // Above 0: of the good schedules found, take the one with the least makespan, on average or at
   // the 95th percentile, when the time of each action varies by log-normal noise of this standard
@@ -92,7 +95,7 @@ struct SearchResult {
   double makespan = 0;
   double bubble_rate = 0;  // (cost - work of the busiest rank) / cost
   Ticks cost_in_ticks = 0;
-  Bound bound;  // in ticks; of every choice of stages that recompute, if there is a choice
+  Bound bound;  // in ticks; of every choice of stages that recompute or offload, if there is one
   std::vector<Memory> peak_memory;  // per rank, in the problem's unit
   int64_t evaluations = 0;
   bool is_cancelled = false;
@@ -106,7 +109,8 @@ struct SearchResult {
 };
 
 // With split backwards if the request allows them and their memory is there. If stages may
-// recompute, with all of them doing so, which takes the least memory.
+// recompute or offload, with the memory of the choice that takes least: see undecided() in
+// saving.h.
 Problem problem_of(const SearchRequest& request);
 
 // The rank whose limit is the farthest below what any schedule needs.
@@ -116,7 +120,14 @@ struct Shortage {
 };
 std::optional<Shortage> shortage_of(const Problem& problem);
 
-// Requires that no rank is short of memory. No stage of the result offloads.
+// Nothing that a search has found fits the memory. How much a schedule needs whose stages offload
+// depends on its times, so no shortage says it before.
+class NothingFits : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Requires that no rank is short of memory. Throws NothingFits only if stages may offload.
 SearchResult search_schedule(const SearchRequest& request);
 
 }  // namespace pipewright::schedule::search

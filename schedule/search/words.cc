@@ -78,7 +78,7 @@ MemoryUse memory_use(const StageWork& work, Pass pass, bool is_whole) {
       return {work.activation, 0};
     case Pass::kInput:
       return {left - work.activation,
-              std::max<Memory>(0, work.activation + work.recomputed - left)};
+              std::max<Memory>(0, work.activation + work.restored() - left)};
     case Pass::kWeight:
       return {-left, left};
   }
@@ -170,7 +170,8 @@ ir::ComputeOrder order_of(const Problem& problem, const Words& words, std::strin
   order.placement = problem.placement;
   order.num_microbatches = problem.num_microbatches;
   order.slices = problem.slices;
-  order.recompute = problem.recompute;
+  order.recompute = problem.saving.recompute;
+  order.offload = problem.saving.offload;
   std::vector<int> instances(3 * static_cast<size_t>(problem.num_stages()));
   const auto part_of = [&](Letter one, ActionKind kind) {
     return ir::ActionPart(kind, stage_of(one),

@@ -85,9 +85,6 @@ bool fits(const Problem& problem, int rank, const std::vector<Letter>& row) {
   return true;
 }
 
-namespace {
-
-// All rows of a rank that keep to the order of each microbatch on it and fit in memory.
 std::vector<std::vector<Letter>> all_rows(const schedule::Problem& problem, int rank) {
   const std::vector<int> stages = problem.placement.stages_of(rank);
   std::vector<std::vector<Letter>> rows;
@@ -120,8 +117,6 @@ std::vector<std::vector<Letter>> all_rows(const schedule::Problem& problem, int 
   extend(extend);
   return rows;
 }
-
-}  // namespace
 
 std::optional<schedule::Ticks> optimum_of(const schedule::Problem& problem) {
   std::vector<std::vector<std::vector<Letter>>> rows;

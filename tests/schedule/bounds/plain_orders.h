@@ -32,6 +32,9 @@ std::optional<schedule::Ticks> cost_of(const schedule::Problem& problem, const O
 // Whether the row keeps to the memory limit of its rank.
 bool fits(const schedule::Problem& problem, int rank, const std::vector<Letter>& row);
 
+// All rows of a rank that keep to the order of each microbatch on it and fit in memory.
+std::vector<std::vector<Letter>> all_rows(const schedule::Problem& problem, int rank);
+
 // The least cost of any orders, by trying all of them; nullopt if none fits in memory. For a few
 // actions.
 std::optional<schedule::Ticks> optimum_of(const schedule::Problem& problem);

@@ -150,8 +150,8 @@ TEST(MakeProblem, BothProblemsOfRecomputationHaveTheSameUnits) {
   large.activation_bytes = 1;
   large.checkpoint_bytes = 2.5;
   for (const Costs& costs : {decimals, large}) {
-    const RecomputeProblem both =
-        make_recompute_problem(ir::Placement::loop(2, 2), 4, costs, {.activations = 1});
+    const SavingProblem both =
+        make_saving_problem(ir::Placement::loop(2, 2), 4, costs, {.activations = 1});
     EXPECT_EQ(both.plain.tick, both.recomputing.tick);
     EXPECT_EQ(both.plain.memory_unit, both.recomputing.memory_unit);
     EXPECT_EQ(both.plain.memory_limits, both.recomputing.memory_limits);

@@ -1,7 +1,5 @@
 // Stages that recompute: against every order and every choice of stages of small problems, with
 // times and memory counted here; and what a plan says.
-#include "pipewright/schedule/search/recompute.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "pipewright/schedule/compile/compile.h"
+#include "pipewright/schedule/search/saving.h"
 #include "pipewright/schedule/search/search.h"
 
 namespace pipewright::schedule::search {
@@ -258,9 +257,9 @@ TEST(Recompute, BoundsEveryChoice) {
   int bounded = 0;
   for (int instance = 0; instance < 200; ++instance) {
     const SearchRequest request = random_request(&random);
-    const auto problem = make_recompute_problem(request.placement, request.num_microbatches,
-                                                request.costs, request.memory);
-    const RecomputeChoices choices = recompute_choices(problem, problem);
+    const auto problem = make_saving_problem(request.placement, request.num_microbatches,
+                                             request.costs, request.memory);
+    const SavingChoices choices = saving_choices(problem, problem, {.recompute = true});
     const int stages = request.placement.num_stages();
     Ticks least = kNoLimit;
     for (unsigned choice = 0; choice < 1u << static_cast<unsigned>(stages); ++choice) {
@@ -271,7 +270,7 @@ TEST(Recompute, BoundsEveryChoice) {
         chosen.push_back(stage);
         recomputes[static_cast<size_t>(stage)] = true;
       }
-      const Problem one = problem.with(chosen);
+      const Problem one = problem.with({.recompute = chosen});
       if (shortage_of(one)) continue;
       const Ticks bound = lower_bound(one).value;
       least = std::min(least, bound);

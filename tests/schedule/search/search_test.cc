@@ -331,7 +331,7 @@ TEST(Search, StopsAtOnceWhenCancelled) {
   EXPECT_TRUE(compile({.source = ir::AnySchedule(result.order)}).ok());
 }
 
-TEST(Search, NoStageOffloads) {
+TEST(Search, NoStageOffloadsUnlessItMay) {
   SearchRequest request = {.placement = ir::Placement::loop(2, 2), .num_microbatches = 4};
   const SearchResult plain = search_schedule(request);
   request.costs.offload_bytes = PerStage({0, 60});
