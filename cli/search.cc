@@ -162,6 +162,8 @@ void print_result(const std::string& placement, const search::SearchRequest& req
     out << fmt::format("cut            {}\n", cut_text(result.order.cut));
   if (request.may_recompute)
     out << fmt::format("recompute      {}\n", stages_text(result.order.recompute, result.order));
+  if (request.may_offload)
+    out << fmt::format("offload        {}\n", stages_text(result.order.offload, result.order));
   out << fmt::format("found by       {}, {} evaluations\n", result.found_by, result.evaluations);
   if (result.robustness) {
     const search::Robustness& robust = *result.robustness;
@@ -187,6 +189,7 @@ void add_result(const std::string& placement, const search::SearchRequest& reque
        {"placement", placement},
        {"stages", result.order.placement.num_stages()},
        {"recompute", result.order.recompute},
+       {"offload", result.order.offload},
        {"cut", result.order.cut.empty() ? Json(nullptr) : Json(result.order.cut)},
        {"memory_per_rank", memory_per_rank(request, result)},
        {"memory_unit", request.memory.bytes ? "bytes" : "activations"},
@@ -332,7 +335,13 @@ int run_search(const Invocation& invocation, Console& console) {
       one.on_progress = [&](const search::SearchProgress& progress) {
         show_progress(progress, one.num_microbatches, console);
       };
-    std::optional<Outcome> outcome = outcome_of(asked, one);
+    std::optional<Outcome> outcome;
+    try {
+      outcome = outcome_of(asked, one);
+    } catch (const search::NothingFits&) {
+      throw UsageError(
+          fmt::format("--offload: found no schedule that fits {}", memory_text(one.memory)));
+    }
     sizes.push_back({one.costs.microbatch_size, one.num_microbatches,
                      outcome ? std::optional(outcome->result.cost) : std::nullopt});
     if (outcome && (!best || outcome->result.cost < best->result.cost)) best = std::move(outcome);

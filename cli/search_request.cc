@@ -122,11 +122,17 @@ void require_layers(const schedule::Costs& costs, const AskedSearch& asked,
     throw UsageError("--layers: a .csv cannot say how layers are cut; write a .plan or .json");
 }
 
-bool has_activations(const schedule::Costs& costs) {
-  return !costs.activation_bytes.is_zero() ||
-         std::ranges::any_of(costs.layers, [](const schedule::LayerRun& run) {
-           return run[&schedule::Costs::activation_bytes] > 0;
-         });
+// Ends the command if the costs, per stage or layer, do not have the sizes that an option needs.
+void require_sizes(const char* option, const char* field,
+                   schedule::PerStage schedule::Costs::*sizes, const search::SearchRequest& request,
+                   const Invocation& invocation) {
+  if (!schedule::is_above_zero(request.costs, sizes))
+    throw UsageError(invocation.has("--costs")
+                         ? fmt::format("{}: expected `{}` above 0 in --costs, got 0", option, field)
+                         : fmt::format("{} requires --costs FILE with {}", option, field));
+  if (invocation.text("--output").value_or("").ends_with(".csv"))
+    throw UsageError(fmt::format("{}: a .csv cannot say which stages {}; write a .plan or .json",
+                                 option, option + 2));
 }
 
 void require_budget(const schedule::MemoryBudget& memory, int ranks, const Invocation& invocation) {
@@ -204,6 +210,11 @@ std::vector<OptionSpec> search_options() {
           "--recompute",
           "choose stages that recompute: they keep checkpoint_bytes between F and the backward, "
           "and the backward takes `recompute` longer (see --costs); up to three times the budget"),
+      flag_option("--offload",
+                  "choose stages that offload: offload_bytes of their activations are on the host "
+                  "between F and the backward, if the copies, which take `offload` and `reload`, "
+                  "have the time (see --costs); up to four times the budget, seven with "
+                  "--recompute"),
       number_option("--threads", "N",
                     "threads to use, which does not change the result; default: one per core"),
       number_option("--seed", "N", "seed of the search; default: 1"),
@@ -275,14 +286,16 @@ AskedSearch read_search(const Invocation& invocation, Console& console) {
   request.memory = memory_of(invocation, request.costs);
   require_budget(request.memory, asked.ranks, invocation);
   request.may_recompute = invocation.has("--recompute");
+  request.may_offload = invocation.has("--offload");
   // A checkpoint of 0 bytes is the default, and allowed.
-  if (request.may_recompute && !has_activations(request.costs))
-    throw UsageError(invocation.has("--costs")
-                         ? "--recompute: expected `activation_bytes` above 0 in --costs, got 0"
-                         : "--recompute requires --costs FILE with activation_bytes");
-  if (request.may_recompute && invocation.text("--output").value_or("").ends_with(".csv"))
-    throw UsageError(
-        "--recompute: a .csv cannot say which stages recompute; write a .plan or .json");
+  if (request.may_recompute)
+    require_sizes("--recompute", "activation_bytes", &schedule::Costs::activation_bytes, request,
+                  invocation);
+  if (request.may_offload)
+    require_sizes("--offload", "offload_bytes", &schedule::Costs::offload_bytes, request,
+                  invocation);
+  if (request.may_offload && asked.cuts_layers)
+    throw UsageError("--offload cannot be used with --layers: cut the layers first, with --cut");
   if (!asked.cuts_layers) require_memory(request, invocation.has("--memory-bytes"));
   if (sizes.empty()) return asked;
   request.evaluations =
