@@ -285,13 +285,13 @@ void define_search(nb::module_& m) {
   m.def("search", [](int ranks, int microbatches, const std::string& placement, int stages,
                      const schedule::Costs& costs, const std::vector<double>& memory,
                      const std::vector<double>& memory_bytes, int64_t evaluations, double robust,
-                     bool robust_by_percentile_95, bool merge_backward, bool layers, int slices,
-                     int threads, uint64_t seed) {
+                     bool robust_by_percentile_95, bool merge_backward, bool layers, bool recompute,
+                     bool offload, int slices, int threads, uint64_t seed) {
     const nb::gil_scoped_release no_gil;
     using schedule::search::RobustBy;
     return search({ranks, microbatches, placement, stages, costs, memory, memory_bytes, evaluations,
                    robust, robust_by_percentile_95 ? RobustBy::kPercentile95 : RobustBy::kMean,
-                   merge_backward, layers, slices, threads, seed},
+                   merge_backward, layers, recompute, offload, slices, threads, seed},
                   [] {
                     const nb::gil_scoped_acquire gil;
                     if (PyErr_CheckSignals() != 0) throw nb::python_error();

@@ -38,6 +38,18 @@ schedule::search::SearchRequest request_of(const SearchArguments& asked) {
   request.memory = schedule::budget_of(
       {.activations = per_rank(asked.memory), .bytes = per_rank(asked.memory_bytes)}, asked.costs);
   request.splits_backward = !asked.merge_backward;
+  request.may_recompute = asked.recompute;
+  request.may_offload = asked.offload;
+  const auto require = [&](bool is_asked, const char* name, const char* field,
+                           schedule::PerStage schedule::Costs::*sizes) {
+    if (is_asked && !schedule::is_above_zero(asked.costs, sizes))
+      throw std::invalid_argument(
+          fmt::format("{}: expected costs with `{}` above 0, got 0", name, field));
+  };
+  require(asked.recompute, "recompute", "activation_bytes", &schedule::Costs::activation_bytes);
+  require(asked.offload, "offload", "offload_bytes", &schedule::Costs::offload_bytes);
+  if (asked.offload && asked.layers)
+    throw std::invalid_argument("offload cannot be used with layers: cut the layers first");
   request.evaluations = asked.evaluations;
   request.threads = asked.threads;
   request.seed = asked.seed;
@@ -106,7 +118,10 @@ SearchOutcome outcome_of(schedule::search::SearchResult result, std::string plac
 
 }  // namespace
 
-SearchOutcome search(const SearchArguments& arguments, const std::function<bool()>& interrupted) {
+namespace {
+
+SearchOutcome search_as(const SearchArguments& arguments,
+                        const std::function<bool()>& interrupted) {
   schedule::search::SearchRequest request = request_of(arguments);
   std::atomic<bool> cancel = false;
   request.cancel = &cancel;
@@ -140,6 +155,16 @@ SearchOutcome search(const SearchArguments& arguments, const std::function<bool(
   SearchOutcome best = *std::ranges::min_element(front, {}, &SearchOutcome::cost);
   best.front = std::move(front);
   return best;
+}
+
+}  // namespace
+
+SearchOutcome search(const SearchArguments& arguments, const std::function<bool()>& interrupted) {
+  try {
+    return search_as(arguments, interrupted);
+  } catch (const schedule::search::NothingFits&) {
+    throw std::invalid_argument("memory: found no schedule that fits");
+  }
 }
 
 }  // namespace pipewright::python

@@ -24,8 +24,9 @@ struct SearchArguments {
   double robust = 0;
   schedule::search::RobustBy robust_by = schedule::search::RobustBy::kMean;
   bool merge_backward = false;
-  bool layers = false;  // cut the layers of the costs too
-  int slices = 1;       // that each microbatch is cut into
+  bool layers = false;                      // cut the layers of the costs too
+  bool recompute = false, offload = false;  // choose the stages that do
+  int slices = 1;                           // that each microbatch is cut into
   int threads = 1;
   uint64_t seed = 1;
 };

@@ -237,6 +237,30 @@ class SearchTest(unittest.TestCase):
             with self.assertRaisesRegex(TypeError, "recompute: expected a list of stages, got"):
                 plain.with_stages(recompute=stages)
 
+    def test_search_chooses_stages(self):
+        costs = {"forward": 10, "backward_input": 11, "backward_weight": 9, "activation_bytes": 100, "checkpoint_bytes": 10,
+                 "weight_input_bytes": 40, "offload_bytes": 90, "offload": 6, "reload": 6}
+
+        def found(memory_bytes, **arguments):
+            return pw.search(ranks=4, stages=8, microbatches=8, costs=costs, memory_bytes=memory_bytes, budget=1_000_000,
+                             **arguments)
+
+        offload, recompute, neither = found(350, offload=True), found(350, recompute=True), found(350)
+        self.assertLess(offload.cost, neither.cost)
+        self.assertLess(recompute.cost, neither.cost)
+        self.assertEqual((offload.schedule.recompute, recompute.schedule.offload, neither.schedule.offload), ([], [], []))
+        self.assertTrue(offload.schedule.offload and recompute.schedule.recompute)
+        self.assertEqual(offload.schedule.simulate(costs, memory_bytes=350).cost, offload.cost)
+        self.assertLessEqual(found(350, recompute=True, offload=True).cost, recompute.cost)
+        for arguments, message in (
+            ({"offload": True, "costs": {}}, "offload: expected costs with `offload_bytes` above 0, got 0"),
+            ({"recompute": True, "costs": {}}, "recompute: expected costs with `activation_bytes` above 0, got 0"),
+            ({"offload": True, "layers": True, "costs": {"layers": [{"count": 9, "offload_bytes": 1}]}},
+             "offload cannot be used with layers"),
+        ):
+            with self.assertRaisesRegex(ValueError, message):
+                pw.search(ranks=4, microbatches=8, **arguments)
+
     def test_layers(self):
         costs = {"layers": [{"count": 7}, {"forward": 2, "backward_input": 2, "backward_weight": 2}]}
         found = pw.search(ranks=4, microbatches=8, costs=costs, layers=True, budget="small")
